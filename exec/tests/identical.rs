@@ -586,10 +586,10 @@ fn a_gradient_factor_scales_updates() {
     }
 }
 
-/// Frozen weights in four bits: the same bits for every sharding, and losses near those of the
+/// Packed frozen weights: the same bits for every sharding, and losses near those of the
 /// weights they stand for.
 #[test]
-fn weights_in_four_bits_train_alike_everywhere() {
+fn packed_weights_train_alike_everywhere() {
     let losses = |name: &str, set: &[&str]| -> Vec<f64> {
         let steps = Some(6);
         let options = RunOptions {
@@ -623,6 +623,17 @@ fn weights_in_four_bits_train_alike_everywhere() {
         "{sharded:?} {float:?}"
     );
     let plain = losses("small-lora", &[]);
+    // Codes of eight bits are nearer to the weights, and the same bits for every sharding.
+    let int8 = ["precision.frozen_params=int8"];
+    let eight = losses("small-qlora", &int8);
+    assert!(
+        near(&eight, &plain, 2e-3) && eight != plain,
+        "{eight:?} {plain:?}"
+    );
+    for set in more {
+        let all = [set, &int8].concat();
+        assert_eq!(losses("small-qlora", &all), eight, "{set:?}");
+    }
     assert!(
         near(&sharded, &plain, 1e-2) && sharded != plain,
         "{sharded:?} {plain:?}"

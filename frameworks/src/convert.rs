@@ -16,7 +16,8 @@ pub(crate) const VALUES: &str = "changes numbers, not time or memory";
 pub(crate) const KERNELS: &str = "attention is predicted as a fused kernel";
 pub(crate) const ADAPTER: &str = "other adapters than LoRA are not modeled";
 pub(crate) const DROPOUT: &str = "adapters are predicted without dropout";
-pub(crate) const QUANTIZED: &str = "quantized weights other than in NF4 are not modeled";
+pub(crate) const QUANTIZED: &str =
+    "quantized weights other than in NF4 and in int8 of bitsandbytes are not modeled";
 pub(crate) const NF4: &str = "weights in four bits are predicted as NF4";
 pub(crate) const STORAGE: &str = "the type that holds bytes of weights in four bits";
 pub(crate) const FLOAT8_GATHER: &str = "gathers are predicted in 16 bits";
@@ -38,6 +39,11 @@ pub(crate) fn four_bits(node: &Node) -> Converted {
 /// Keeps the frozen model in four bits, by default with scales of eight bits.
 pub(crate) fn four_bits_twice(node: &Node) -> Converted {
     if_true(node, Effect::Fact(Fact::FourBits, 2))
+}
+
+/// Keeps the frozen model in int8.
+pub(crate) fn eight_bits(node: &Node) -> Converted {
+    if_true(node, Effect::Fact(Fact::EightBits, 1))
 }
 
 /// Reads whether the scales of weights in four bits have eight bits.

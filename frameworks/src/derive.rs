@@ -45,6 +45,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     reentrant(draft)?;
     adapters(draft)?;
     four_bits(draft)?;
+    eight_bits(draft)?;
     let engine = engine::decide(draft, &reader.formats, accelerated)?;
     precision::decide(draft, engine, accelerated)?;
     precision::float8(draft)?;
@@ -180,6 +181,22 @@ fn four_bits(draft: &mut Draft) -> Result<(), ConfigError> {
         draft.set(row, "precision.frozen_params", name.clone())?;
     }
     Ok(())
+}
+
+/// Keeps the frozen model in int8.
+///
+/// # Errors
+/// Another key that decides the same differently.
+fn eight_bits(draft: &mut Draft) -> Result<(), ConfigError> {
+    let Some(given) = draft.fact(Fact::EightBits) else {
+        return Ok(());
+    };
+    if draft.value("lora.r").is_none() {
+        let why = "weights in eight bits are modeled under adapters alone";
+        draft.none(given.row, Lack::Everything, why);
+        return Ok(());
+    }
+    draft.set(given.row, "precision.frozen_params", quoted("int8"))
 }
 
 /// Decides micro-batch and accumulation.

@@ -109,6 +109,8 @@ pub(crate) enum Fact {
     /// The frozen model has four bits per element. 1: with float32 scales, 2: with scales of eight
     /// bits, unless [`Fact::DoubleQuantization`] says which.
     FourBits,
+    /// The frozen model is kept in int8.
+    EightBits,
     /// 1: the scales of weights in four bits have eight bits; 0: they are float32.
     DoubleQuantization,
     /// 1: whole blocks are recomputed, unless another key says which operations.

@@ -459,7 +459,7 @@ fn expert_parallel_sizes_of_three_frameworks() {
 }
 
 #[test]
-fn adapters_and_weights_in_four_bits_are_read() {
+fn adapters_and_packed_weights_are_read() {
     let base =
         "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nlora_r: 16\nlora_target_linear: true\n";
     let read = |more: &str| try_text("job.yaml", &format!("{base}{more}"), &eight()).unwrap();
@@ -483,9 +483,11 @@ fn adapters_and_weights_in_four_bits_are_read() {
     );
     assert_eq!(frozen(&job).as_deref(), Some("nf4_f32"));
     assert_eq!(frozen(&read("adapter: lora\nload_in_4bit: false\n")), None);
-    // Four bits without adapters, and eight bits.
-    for (more, key) in [("", "load_in_4bit"), ("adapter: lora\n", "load_in_8bit")] {
-        let job = read(&format!("{more}{key}: true\n"));
+    let job = read("adapter: lora\nload_in_8bit: true\n");
+    assert_eq!(frozen(&job).as_deref(), Some("int8"));
+    // Packed weights without adapters.
+    for key in ["load_in_4bit", "load_in_8bit"] {
+        let job = read(&format!("{key}: true\n"));
         let keys: Vec<&str> = job.decisive().map(|r| r.key.as_str()).collect();
         assert_eq!(keys, [key]);
     }
@@ -496,7 +498,11 @@ fn adapters_and_weights_in_four_bits_are_read() {
         frozen(&of(&format!("{factory}4\n"))).as_deref(),
         Some("nf4")
     );
-    assert_eq!(of(&format!("{factory}8\n")).decisive().count(), 1);
+    assert_eq!(
+        frozen(&of(&format!("{factory}8\n"))).as_deref(),
+        Some("int8")
+    );
+    assert_eq!(of(&format!("{factory}3\n")).decisive().count(), 1);
     let tune = "model:\n  _component_: torchtune.models.llama3_1.qlora_llama3_1_8b\n  lora_rank: 8\n\
                 tokenizer:\n  max_seq_len: 512\nbatch_size: 2\n";
     let job = of(tune);

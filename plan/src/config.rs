@@ -24,7 +24,7 @@ mod rope;
 mod train;
 mod vision;
 
-use crate::ir::{AxisId, DeviceMesh, Nf4Scales};
+use crate::ir::{AxisId, DeviceMesh, PackedScales};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use decoder::{
     Activation, Head, Implementation, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding,
@@ -90,13 +90,13 @@ impl Scenario {
         self.model.options.implementation.unwrap_or(default)
     }
 
-    /// Returns where the scales of weights in four bits are: transformers has those of
+    /// Returns where the scales of packed weights are: transformers has those of
     /// bitsandbytes, torchtitan and torchtune those of torchao.
     #[must_use]
-    pub fn nf4_scales(&self) -> Nf4Scales {
+    pub fn packed_scales(&self) -> PackedScales {
         match self.implementation() {
-            Implementation::Transformers => Nf4Scales::Replicated,
-            Implementation::Torchtitan | Implementation::Native => Nf4Scales::Sharded,
+            Implementation::Transformers => PackedScales::Replicated,
+            Implementation::Torchtitan | Implementation::Native => PackedScales::Sharded,
         }
     }
 

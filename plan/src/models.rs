@@ -155,9 +155,8 @@ pub(crate) fn declare(s: &Scenario, layers: u32) -> Declared {
     }
     tree.freeze(&s.fsdp.frozen);
     tree.group(&s.train);
-    if let Some(frozen @ (FrozenType::Nf4 | FrozenType::Nf4F32)) = s.precision.frozen_params {
-        let double = frozen == FrozenType::Nf4;
-        tree.quantize(s.precision.compute, s.nf4_scales(), double);
+    if let Some(format) = s.precision.frozen_params.and_then(FrozenType::packed) {
+        tree.quantize(s.precision.compute, s.packed_scales(), format);
     }
     Declared { tree, code }
 }

@@ -65,10 +65,10 @@ impl ParamTypes {
         self.main.unwrap_or(self.compute)
     }
 
-    /// Returns the type of the shard of torch's sharded parameter. Bytes of a weight in four bits
+    /// Returns the type of the shard of torch's sharded parameter. Bytes of a packed weight
     /// are never converted.
     pub(crate) fn shard(self, p: &Param) -> DType {
-        if p.nf4.is_some() {
+        if p.packed.is_some() {
             return self.compute;
         }
         let frozen = self.frozen.filter(|_| !p.requires_grad);

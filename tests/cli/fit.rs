@@ -181,6 +181,8 @@ fn frozen_weights_in_four_bits_are_predicted() {
     let sixteen = with(&["--set", "precision.frozen_params=bf16"]);
     let free = |answer: &Value| answer["verdict"]["free_bytes"].as_i64().unwrap();
     assert!(free(&four) > free(&sixteen), "{four:#}");
+    let eight = with(&["--set", "precision.frozen_params=int8"]);
+    assert!(free(&four) > free(&eight) && free(&eight) > free(&sixteen));
 }
 
 #[test]

@@ -7,7 +7,7 @@
 //! blocks of [`NF4_SCALES`].
 
 use super::blockwise;
-use shardlab_plan::ir::{NF4_BLOCK, NF4_SCALES, Nf4};
+use shardlab_plan::ir::{NF4_BLOCK, NF4_SCALES, Packed, PackedFormat};
 
 const BLOCK: usize = NF4_BLOCK as usize;
 const SCALES: usize = NF4_SCALES as usize;
@@ -58,7 +58,7 @@ fn code(x: f32) -> u8 {
 
 /// Returns the bytes that hold a weight: its codes and its scales; with double quantization the
 /// factors, the mean and the codes of the scales.
-pub(crate) fn quantize(nf4: &Nf4, weight: &[f32]) -> Vec<u8> {
+pub(crate) fn quantize(nf4: &Packed, weight: &[f32]) -> Vec<u8> {
     let magnitude = |block: &[f32]| block.iter().fold(0.0f32, |a, x| a.max(x.abs()));
     let scales: Vec<f32> = weight.chunks(BLOCK).map(magnitude).collect();
     let mut out = Vec::with_capacity(nf4.stored_bytes() as usize);
@@ -70,7 +70,7 @@ pub(crate) fn quantize(nf4: &Nf4, weight: &[f32]) -> Vec<u8> {
     let pair = |two: &[u8]| two[0] << 4 | two.get(1).copied().unwrap_or(0);
     out.extend(codes.chunks(2).map(pair));
     out.resize(nf4.code_bytes() as usize, 0);
-    if !nf4.double {
+    if nf4.format == PackedFormat::Nf4F32 {
         out.extend(scales.iter().flat_map(|s| s.to_le_bytes()));
         return out;
     }
@@ -88,7 +88,7 @@ pub(crate) fn quantize(nf4: &Nf4, weight: &[f32]) -> Vec<u8> {
 
 /// Writes the elements of a weight, from the bytes that hold it, in parts of at most a block: calls
 /// `write(first element, elements)`.
-pub(crate) fn dequantize(nf4: &Nf4, stored: &[u8], mut write: impl FnMut(usize, &[f32])) {
+pub(crate) fn dequantize(nf4: &Packed, stored: &[u8], mut write: impl FnMut(usize, &[f32])) {
     let numel = nf4.numel() as usize;
     let (codes, rest) = stored.split_at(nf4.code_bytes() as usize);
     let scales = Scales::new(nf4, rest);
@@ -116,8 +116,8 @@ enum Scales<'b> {
 }
 
 impl<'b> Scales<'b> {
-    fn new(nf4: &Nf4, bytes: &'b [u8]) -> Self {
-        if !nf4.double {
+    fn new(nf4: &Packed, bytes: &'b [u8]) -> Self {
+        if nf4.format == PackedFormat::Nf4F32 {
             return Self::Float(bytes);
         }
         let (factors, rest) = bytes.split_at(4 * nf4.factor_count() as usize);
@@ -154,17 +154,17 @@ fn float(bytes: &[u8], n: usize) -> f32 {
 mod tests {
     use super::*;
     use serde_json::Value;
-    use shardlab_plan::ir::Nf4Scales;
+    use shardlab_plan::ir::PackedScales;
 
-    fn nf4(rows: u64, columns: u64) -> Nf4 {
-        Nf4 {
+    fn nf4(rows: u64, columns: u64) -> Packed {
+        Packed {
             shape: [rows, columns].into_iter().collect(),
-            scales: Nf4Scales::Sharded,
-            double: true,
+            format: PackedFormat::Nf4,
+            scales: PackedScales::Sharded,
         }
     }
 
-    fn read(nf4: &Nf4, stored: &[u8]) -> Vec<f32> {
+    fn read(nf4: &Packed, stored: &[u8]) -> Vec<f32> {
         let mut out = vec![0.0; nf4.numel() as usize];
         dequantize(nf4, stored, |first, part| {
             out[first..first + part.len()].copy_from_slice(part);
@@ -246,9 +246,9 @@ mod tests {
     #[test]
     fn odd_sizes_are_read_to_their_end() {
         let weight: Vec<f32> = (0..129).map(|i| (i as f32 * 0.7).sin()).collect();
-        for double in [false, true] {
-            let of = Nf4 {
-                double,
+        for format in [PackedFormat::Nf4F32, PackedFormat::Nf4] {
+            let of = Packed {
+                format,
                 ..nf4(3, 43)
             };
             let stored = quantize(&of, &weight);

@@ -385,8 +385,8 @@ impl<'a> Map<'a> {
             let param = &self.program.params[content.param.index()];
             let first = content.elements.start;
             let runs = param.full_ranges(mesh, rank, content.elements.clone());
-            // Elements of a weight in four bits are its bytes, whatever type holds them.
-            let (bytes, each) = match param.nf4 {
+            // Elements of a packed weight are its bytes, whatever type holds them.
+            let (bytes, each) = match param.packed {
                 Some(_) => (DType::U8, dtype.size()),
                 None => (dtype, 1),
             };

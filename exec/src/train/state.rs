@@ -3,7 +3,7 @@
 use super::TrainError;
 use super::data::{encode, floats};
 use super::layout::{Kind, Span, StateLayout};
-use crate::base::nf4;
+use crate::base::packed;
 use crate::process::{Reader, Writer};
 use rayon::iter::ParallelIterator;
 use rayon::slice::ParallelSlice;
@@ -114,7 +114,7 @@ impl StateLayout {
         Ok(())
     }
 
-    /// Like [`StateLayout::set_weights`]; a weight in four bits is quantized first, as a whole.
+    /// Like [`StateLayout::set_weights`]; a packed weight is quantized first, as a whole.
     ///
     /// # Errors
     /// Errors of `values` and of the memory.
@@ -124,16 +124,16 @@ impl StateLayout {
         (id, param): (ParamId, &Param),
         values: &mut dyn FnMut(Range<u64>) -> Result<Vec<f32>, TrainError>,
     ) -> Result<(), TrainError> {
-        let Some(of) = &param.nf4 else {
+        let Some(of) = &param.packed else {
             return self.set_weights(io, id, values);
         };
-        let bytes = nf4::quantize(of, &values(0..of.numel())?);
+        let bytes = packed::quantize(of, &values(0..of.numel())?);
         let byte = |at: u64| f32::from(bytes.get(at as usize).copied().unwrap_or(0));
         self.set_weights(io, id, &mut |range| Ok(range.map(byte).collect()))
     }
 
     /// Returns a parameter's whole optimizer weights on process 0, and `None` on the others. Those
-    /// of a weight in four bits are its bytes.
+    /// of a packed weight are its bytes.
     ///
     /// # Errors
     /// Errors of the memory and of the processes.

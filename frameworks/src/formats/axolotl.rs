@@ -5,7 +5,7 @@ use super::fsdp;
 use crate::convert::{
     ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, FLOAT8_GATHER, KERNELS, LAUNCH, LOGGING, NF4,
     PREFERENCES, QUANTIZED, SAVING, STORAGE, TENSOR, VALUES, all_linear, chunked_loss, clip,
-    compiled_regions, decay_of_matrices, double_quantization, float8, four_bits_twice,
+    compiled_regions, decay_of_matrices, double_quantization, eight_bits, float8, four_bits_twice,
     full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16, offloaded_activations, optimizer,
     rank_stabilized, reentrant, replicas, schedule, shard_ranks, targets, warmup,
 };
@@ -117,7 +117,7 @@ const KEYS: &[Key] = &[
         "bnb_config_kwargs.bnb_4bit_use_double_quant",
         double_quantization,
     ),
-    decisive("load_in_8bit", QUANTIZED),
+    with("load_in_8bit", eight_bits),
     decisive("gptq", QUANTIZED),
     decisive("rl", PREFERENCES),
     decisive("reward_model", PREFERENCES),

@@ -75,6 +75,7 @@ const KEYS: &[Key] = &[
     with("quantization_bit", |node| {
         Ok(match node.integer()? {
             4 => Effect::Fact(Fact::FourBits, 2),
+            8 => Effect::Fact(Fact::EightBits, 1),
             _ => Effect::Decisive(QUANTIZED),
         })
     }),

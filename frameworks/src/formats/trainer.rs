@@ -3,9 +3,9 @@
 use super::deepspeed::DEEPSPEED;
 use super::fsdp::{self, FSDP};
 use crate::convert::{
-    ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES, QUANTIZED,
-    SAVING, STORAGE, VALUES, adapter, clip, compiled_regions, decay_of_matrices,
-    double_quantization, four_bits, full_recompute, liger_kernels, mixed_bf16, mixed_f16,
+    ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES, SAVING,
+    STORAGE, VALUES, adapter, clip, compiled_regions, decay_of_matrices, double_quantization,
+    eight_bits, four_bits, full_recompute, liger_kernels, mixed_bf16, mixed_f16,
     offloaded_activations, optimizer, rank_stabilized, reentrant, replicas, schedule, shard_ranks,
     targets, warmup, weights,
 };
@@ -268,7 +268,7 @@ const TRL: &[Key] = &[
     with("load_in_4bit", four_bits),
     with("use_bnb_nested_quant", double_quantization),
     with("bnb_4bit_use_double_quant", double_quantization),
-    decisive("load_in_8bit", QUANTIZED),
+    with("load_in_8bit", eight_bits),
     decisive("beta", PREFERENCES),
     with("activation_offloading", offloaded_activations),
     with("packing", |node| {

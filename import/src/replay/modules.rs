@@ -132,7 +132,7 @@ fn parameters(unit: &UnitFacts, module: ModuleId, units: &mut Units) {
             placements: Placements::REPLICATED,
             requires_grad: true,
             group: 0,
-            nf4: None,
+            packed: None,
             init: Init::Zeros,
             hf: None,
         });

@@ -1,7 +1,7 @@
 //! `[precision]`.
 
 use super::Float8;
-use crate::ir::DType;
+use crate::ir::{DType, PackedFormat};
 use serde::Serialize;
 
 /// Type of an optimizer's states.
@@ -48,10 +48,12 @@ pub enum FrozenType {
     /// float16.
     F16,
     /// NF4 with double quantization, for the weights of linear layers (QLoRA): see
-    /// [`Nf4`](crate::ir::Nf4). The others are kept as they are gathered.
+    /// [`Packed`](crate::ir::Packed). The others are kept as they are gathered.
     Nf4,
     /// The same with scales in float32.
     Nf4F32,
+    /// int8 with a scale per row, for the same weights (`load_in_8bit`).
+    Int8,
 }
 
 words!(FrozenType {
@@ -60,17 +62,29 @@ words!(FrozenType {
     F16 = "f16",
     Nf4 = "nf4",
     Nf4F32 = "nf4_f32",
+    Int8 = "int8",
 });
 
 impl FrozenType {
-    /// Returns the type of one element; `None` for four bits.
+    /// Returns the type of one element; `None` for packed weights.
     #[must_use]
     pub const fn dtype(self) -> Option<DType> {
         match self {
             Self::F32 => Some(DType::F32),
             Self::Bf16 => Some(DType::Bf16),
             Self::F16 => Some(DType::F16),
-            Self::Nf4 | Self::Nf4F32 => None,
+            Self::Nf4 | Self::Nf4F32 | Self::Int8 => None,
+        }
+    }
+
+    /// Returns the format of packed weights; `None` for types of elements.
+    #[must_use]
+    pub const fn packed(self) -> Option<PackedFormat> {
+        match self {
+            Self::F32 | Self::Bf16 | Self::F16 => None,
+            Self::Nf4 => Some(PackedFormat::Nf4),
+            Self::Nf4F32 => Some(PackedFormat::Nf4F32),
+            Self::Int8 => Some(PackedFormat::Int8),
         }
     }
 }
@@ -84,8 +98,8 @@ pub struct Precision {
     /// the compute weights.
     pub main_params: Option<DType>,
     /// Type in which policy fsdp2 and compile mode full keep the shards of parameters that are not
-    /// trained; `None` for that of trained ones. Other policies keep them as they compute, or in
-    /// four bits.
+    /// trained; `None` for that of trained ones. Other policies keep them as they compute, or
+    /// packed.
     pub frozen_params: Option<FrozenType>,
     /// Dtype in which gradients are kept between micro-batches.
     pub main_grads: DType,

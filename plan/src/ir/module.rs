@@ -1,6 +1,6 @@
 //! The module tree of a model and its parameters.
 
-use super::{AxisId, DeviceMesh, ModuleId, Nf4, Placement, Placements, Shape};
+use super::{AxisId, DeviceMesh, ModuleId, Packed, Placement, Placements, Shape};
 use serde::Serialize;
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -59,10 +59,10 @@ pub struct Param {
     /// [`Train::group_settings`](crate::config::Train::group_settings).
     #[serde(skip_serializing_if = "is_zero")]
     pub group: u8,
-    /// The weight that its bytes hold in four bits per element; `None` if its elements are those
+    /// The weight that its bytes hold in fewer bits per element; `None` if its elements are those
     /// of the weight.
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub nf4: Option<Nf4>,
+    pub packed: Option<Packed>,
     /// Values before the first step. They are not part of the program: digests do not depend on
     /// them.
     #[serde(skip)]
@@ -153,16 +153,16 @@ impl Param {
         self.full_shape(mesh).iter().product()
     }
 
-    /// Returns the shape of the whole weight, also of one in four bits.
+    /// Returns the shape of the whole weight, also of a packed one.
     #[must_use]
     pub fn weight_shape(&self, mesh: &DeviceMesh) -> Shape {
-        match &self.nf4 {
+        match &self.packed {
             Some(nf4) => nf4.shape.clone(),
             None => self.full_shape(mesh),
         }
     }
 
-    /// Returns the number of elements of the whole weight, also of one in four bits.
+    /// Returns the number of elements of the whole weight, also of a packed one.
     #[must_use]
     pub fn weight_numel(&self, mesh: &DeviceMesh) -> u64 {
         self.weight_shape(mesh).iter().product()
@@ -249,7 +249,7 @@ mod tests {
             placements,
             requires_grad: true,
             group: 0,
-            nf4: None,
+            packed: None,
             init: Init::Zeros,
             hf: None,
         }

@@ -10,7 +10,7 @@
 //! crate, in `kernels/ops/<family>.rs`. Both dispatch through [`match_op!`](crate::match_op): an
 //! operation that lacks a part does not compile.
 
-use super::{DType, Documents, Nf4Scales, Real, ScoreMod, ShardOp};
+use super::{DType, Documents, PackedFormat, PackedScales, Real, ScoreMod, ShardOp};
 use serde::Serialize;
 
 /// Generates a struct per operation, [`OpKind`] and `match_op!` from the list of operations. The
@@ -507,12 +507,12 @@ ops! {
         /// Factor of the sum.
         scale: Real = Real(0.5),
     };
-    /// `stored -> weight`: a weight in NF4 ([`Nf4`](super::Nf4)), from the bytes of a parameter.
-    DequantizeNf4 {
+    /// `stored -> weight`: a [packed](super::Packed) weight, from the bytes of a parameter.
+    Dequantize {
         /// Place of the scales: only sharded ones are among the bytes.
-        scales: Nf4Scales = Nf4Scales::Replicated,
-        /// Scales have eight bits.
-        double: bool = true,
+        scales: PackedScales = PackedScales::Replicated,
+        /// Format.
+        format: PackedFormat = PackedFormat::Nf4,
     };
     /// `x -> amax`: the largest absolute value of each row, `[rows, 1]`. NaN does not count.
     RowAmax;

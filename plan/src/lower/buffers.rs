@@ -4,7 +4,7 @@ use super::builder::NewBuffer;
 use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
 use crate::ir::{
-    BufferId, COMPUTE, ConstId, DType, Holds, Nf4, Role, StorageId, StorageRole, UnitId,
+    BufferId, COMPUTE, ConstId, DType, Holds, Packed, Role, StorageId, StorageRole, UnitId,
 };
 use crate::program::Rule;
 
@@ -13,7 +13,7 @@ pub(crate) struct TapeBuffers {
     pub(super) storages: Vec<BufferId>,
     /// Buffers of each constant: one, or one per micro-batch.
     pub(super) consts: Vec<Vec<BufferId>>,
-    /// Scales of weights in four bits that are no parameters.
+    /// Scales of packed weights that are no parameters.
     quantization_state: Option<BufferId>,
     /// Bases of library workspaces, allocated in the first step.
     pub(super) workspaces: Vec<BufferId>,
@@ -69,8 +69,8 @@ impl TapeBuffers {
                     .collect()
             })
             .collect();
-        let nf4 = tape.params.iter().filter_map(|p| p.nf4.as_ref());
-        let replicated: u64 = nf4.map(Nf4::replicated_bytes).sum();
+        let packed = tape.params.iter().filter_map(|p| p.packed.as_ref());
+        let replicated: u64 = packed.map(Packed::replicated_bytes).sum();
         let quantization_state = (replicated > 0).then(|| {
             let holds = Holds::Named("quantization state");
             out.persistent(Role::Input, replicated, DType::U8, UnitId(0), holds)

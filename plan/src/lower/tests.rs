@@ -8,7 +8,7 @@ mod lora;
 mod megatron_v2;
 mod micro_batches;
 mod moments;
-mod nf4;
+mod packed;
 mod param_groups;
 mod recompute;
 

@@ -7,8 +7,8 @@ use super::spec::Inputs;
 use crate::config::{CompileMode, Implementation, Lora, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{
-    AxisId, CollectiveKind, Const, DType, ModelCollective, ModuleId, ModuleKind, Nf4, Nf4Scales,
-    OpKind, ParamId, Real, ScoreMod, op,
+    AxisId, CollectiveKind, Const, DType, ModelCollective, ModuleId, ModuleKind, OpKind, Packed,
+    PackedFormat, PackedScales, ParamId, Real, ScoreMod, op,
 };
 use crate::recipes::{self, Recipe};
 use crate::units::Bytes;
@@ -199,23 +199,24 @@ impl<'s> Builder<'s> {
         })
     }
 
-    /// Returns the matrix of a linear layer: its weight, dequantized if it is stored in four bits.
+    /// Returns the matrix of a linear layer: its weight, dequantized if it is packed.
     fn matrix(&mut self, layer: Layer) -> ValueId {
         let id = self.tree.weight(layer);
         let stored = self.params[id.index()];
-        let Some(nf4) = self.tree.params[id.index()].nf4.clone() else {
+        let Some(packed) = self.tree.params[id.index()].packed.clone() else {
             return stored;
         };
-        let Nf4 {
+        let Packed {
             shape,
+            format,
             scales,
-            double,
-        } = nf4;
+        } = packed;
         self.within(layer.module(), |s| {
-            let kind = OpKind::DequantizeNf4(op::DequantizeNf4 { scales, double });
+            let kind = OpKind::Dequantize(op::Dequantize { scales, format });
             let w = s.compute(kind, &[stored], &[&shape])[0];
-            // bitsandbytes dequantizes the scales, and adds their mean, in operations of their own.
-            let apart = double && scales == Nf4Scales::Replicated;
+            // bitsandbytes dequantizes scales of eight bits, and adds their mean, in operations of
+            // their own. Codes of eight bits are cast and multiplied by scales over 127.
+            let apart = scales == PackedScales::Replicated && format != PackedFormat::Nf4F32;
             s.g.dispatches(if apart { 3 } else { 1 });
             w
         })

@@ -3,8 +3,8 @@
 use crate::config::pattern::covers;
 use crate::config::{Lora, Model, Train};
 use crate::ir::{
-    AxisId, DType, DeviceMesh, HfName, Init, Module, ModuleId, ModuleKind, Nf4, Nf4Scales, Param,
-    ParamId, Placement, Placements, Shape,
+    AxisId, DType, DeviceMesh, HfName, Init, Module, ModuleId, ModuleKind, Packed, PackedFormat,
+    PackedScales, Param, ParamId, Placement, Placements, Shape,
 };
 use crate::recipes::BlockPlace;
 use smallvec::{SmallVec, smallvec};
@@ -164,25 +164,25 @@ impl Tree {
         }
     }
 
-    /// Keeps the weights of linear layers that are not trained in four bits, in parameters of this
-    /// type. The output projection, tables and stacks of experts stay as they are, as in
+    /// Keeps the weights of linear layers that are not trained in a packed format, in parameters of
+    /// this type. The output projection, tables and stacks of experts stay as they are, as in
     /// bitsandbytes and torchtune.
-    pub(crate) fn quantize(&mut self, dtype: DType, scales: Nf4Scales, double: bool) {
+    pub(crate) fn quantize(&mut self, dtype: DType, scales: PackedScales, format: PackedFormat) {
         for linear in &self.linears {
             let Some(weight) = self.own[linear.layer.index()][0] else {
                 continue;
             };
             let p = &mut self.params[weight.index()];
-            if p.requires_grad || p.nf4.is_some() {
+            if p.requires_grad || p.packed.is_some() {
                 continue;
             }
-            let nf4 = Nf4 {
+            let packed = Packed {
                 shape: p.shape.clone(),
+                format,
                 scales,
-                double,
             };
-            p.shape = smallvec![nf4.stored_numel(dtype)];
-            p.nf4 = Some(nf4);
+            p.shape = smallvec![packed.stored_numel(dtype)];
+            p.packed = Some(packed);
         }
     }
 
@@ -693,7 +693,7 @@ impl Declare {
             placements: new.placements,
             requires_grad: !self.untrained.contains(&module),
             group: 0,
-            nf4: None,
+            packed: None,
             init: new.init,
             hf: new.hf,
         });

@@ -50,7 +50,7 @@ impl Backward {
                 _ => continue,
             };
             let stored = match graph.computed_by(weight) {
-                Some((OpKind::DequantizeNf4(_), op)) => op.inputs[0],
+                Some((OpKind::Dequantize(_), op)) => op.inputs[0],
                 _ => weight,
             };
             if let Root::Param(p) = graph.value(stored).root {
@@ -73,9 +73,9 @@ pub(super) fn active(numel: u64, p: &Param, m: &Model) -> u64 {
     }
 }
 
-/// Returns the shape of a rank's part of a weight, also of one in four bits.
+/// Returns the shape of a rank's part of a weight, also of a packed one.
 fn weight(p: &Param) -> &[u64] {
-    p.nf4.as_ref().map_or(&p.shape, |nf4| &nf4.shape)
+    p.packed.as_ref().map_or(&p.shape, |packed| &packed.shape)
 }
 
 /// Returns the model FLOPs of forward and backward, and the tokens, of one micro-batch. Each matmul

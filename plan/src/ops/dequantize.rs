@@ -1,13 +1,16 @@
-//! Weights in four bits, as matmuls read them.
+//! Packed weights, as matmuls read them.
 
 use super::signature::{Signature, any};
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::graph::{Graph, ValueId};
-use crate::ir::{KernelClass, Nf4, Nf4Scales, OpKind, op};
+use crate::ir::{KernelClass, OpKind, Packed, PackedFormat, PackedScales, op};
 
-impl OpDef for op::DequantizeNf4 {
+impl OpDef for op::Dequantize {
     fn name(&self) -> &'static str {
-        "dequantize_4bit"
+        match self.format {
+            PackedFormat::Nf4 | PackedFormat::Nf4F32 => "dequantize_4bit",
+            PackedFormat::Int8 => "dequantize_int8",
+        }
     }
 
     fn signature(&self) -> Signature {
@@ -29,12 +32,12 @@ impl OpDef for op::DequantizeNf4 {
 
     /// Scales that are not among the stored bytes are read, too.
     fn bytes_read(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
-        let nf4 = Nf4 {
+        let packed = Packed {
             shape: at.output(0).shape.clone(),
+            format: self.format,
             scales: self.scales,
-            double: self.double,
         };
-        Some(nf4.code_bytes() + nf4.scale_bytes())
+        Some(packed.code_bytes() + packed.scale_bytes())
     }
 
     fn differentiable(&self, _: usize) -> bool {
@@ -48,15 +51,15 @@ impl OpDef for op::DequantizeNf4 {
 
     /// Scales that are no parameters have no values in `exec`.
     fn is_priced_only(&self) -> bool {
-        self.scales == Nf4Scales::Replicated
+        self.scales == PackedScales::Replicated
     }
 }
 
 /// Returns the factor that a backward operation multiplies by, given that of the forward operation:
-/// a weight in four bits is dequantized again (`MatMul4Bit.backward` of bitsandbytes, and
-/// `LinearNF4.backward` of torchao, which save the stored weight).
+/// a packed weight is dequantized again (`MatMul4Bit.backward` and `MatMul8bitLt.backward` of
+/// bitsandbytes, and `LinearNF4.backward` of torchao, which save the stored weight).
 pub(super) fn again(g: &mut Graph, w: ValueId) -> ValueId {
-    let Some((kind @ OpKind::DequantizeNf4(_), op)) = g.computed_by(w) else {
+    let Some((kind @ OpKind::Dequantize(_), op)) = g.computed_by(w) else {
         return w;
     };
     let (stored, dispatches) = (op.inputs[0], op.dispatches);

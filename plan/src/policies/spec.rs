@@ -1,7 +1,8 @@
 //! Facts about a policy that need no lowering.
 
 use crate::config::{
-    AllocatorKind, CompileMode, GradientSync, PolicyKind, Prefetch, Reshard, Scenario, Strategy,
+    AllocatorKind, CompileMode, FrozenType, GradientSync, PolicyKind, Prefetch, Reshard, Scenario,
+    Strategy,
 };
 use crate::ir::DType;
 use crate::lower::Lowering;
@@ -90,11 +91,8 @@ pub(crate) struct WithoutEffect {
 /// Returns whether parameters that are not trained are kept in the type of computation, whatever
 /// `precision.frozen_params` says.
 pub(crate) fn keeps_frozen_as_gathered(s: &Scenario) -> bool {
-    let four_bits = s
-        .precision
-        .frozen_params
-        .is_some_and(|f| f.dtype().is_none());
-    !fully_compiled(s) && !four_bits
+    let packed = s.precision.frozen_params.and_then(FrozenType::packed);
+    !fully_compiled(s) && packed.is_none()
 }
 
 /// Returns whether the schedule of compile mode full replaces the policy's own.

@@ -7,7 +7,7 @@ use crate::shard::Group;
 use std::collections::BTreeSet;
 
 /// Outputs of launches and collectives that may keep elements of what was in memory before, or that
-/// hold weights in four bits, whose bytes are no numbers. A check for NaN skips them: a NaN among
+/// hold packed weights, whose bytes are no numbers. A check for NaN skips them: a NaN among
 /// the elements that were written shows in the results that use them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnfilledWrites(BTreeSet<(InstrId, u8)>);
@@ -90,7 +90,7 @@ impl Program {
         self.buffers[buffer.index()].dtype.is_float() && !self.is_packed(buffer)
     }
 
-    /// Returns whether a buffer holds weights in four bits.
+    /// Returns whether a buffer holds packed weights.
     fn is_packed(&self, buffer: BufferId) -> bool {
         is_packed(
             self.buffers[buffer.index()].holds,
@@ -100,9 +100,9 @@ impl Program {
     }
 }
 
-/// Returns whether a buffer with these contents holds weights in four bits.
+/// Returns whether a buffer with these contents holds packed weights.
 pub(crate) fn is_packed(holds: Holds, params: &[Param], groups: &[Group]) -> bool {
-    let packed = |p: &ParamId| params[p.index()].nf4.is_some();
+    let packed = |p: &ParamId| params[p.index()].packed.is_some();
     match holds {
         Holds::Param(p) => packed(&p),
         Holds::Group(g) => groups[g.index()].params.iter().any(packed),

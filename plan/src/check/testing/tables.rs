@@ -130,7 +130,7 @@ pub(super) fn program(shape: Shape) -> ProgramBuilder {
         placements: Default::default(),
         requires_grad: true,
         group: 0,
-        nf4: None,
+        packed: None,
         init: Init::Zeros,
         hf: None,
     };

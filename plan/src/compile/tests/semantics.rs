@@ -356,7 +356,7 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         | OpKind::BiasedAttention(_)
         | OpKind::BiasedAttentionGrad(_)
         | OpKind::Indexer(_) => unreachable!("nothing runs operations that are only priced"),
-        OpKind::DequantizeNf4(_) => unreachable!("bytes are no numbers: `exec` tests it"),
+        OpKind::Dequantize(_) => unreachable!("bytes are no numbers: `exec` tests it"),
         OpKind::CrossEntropy(op::CrossEntropy { scale, gradient }) => {
             let d = dims(&ins[0]).1;
             let (mut grad, mut loss) = (x[0].clone(), x[2][0]);

@@ -187,7 +187,7 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             ];
             (of.to_vec(), vec![q, kv.clone(), kv, bias])
         }
-        OpKind::DequantizeNf4(_) => (vec![numbers(&[64])], vec![numbers(&[4, 64])]),
+        OpKind::Dequantize(_) => (vec![numbers(&[64])], vec![numbers(&[4, 64])]),
         OpKind::Indexer(_) => (
             vec![
                 numbers(&[2, 6, 3, 8]),

@@ -78,9 +78,12 @@ fn without_rank(d: &Document) -> Checked {
 fn frozen_params(s: &Scenario, d: &Document) -> Checked {
     let p = &s.precision;
     let stored = p.main_params.unwrap_or(p.compute);
-    let in_four_bits = p.frozen_params.is_some_and(|f| f.dtype().is_none());
-    if in_four_bits && s.lora.is_none() {
-        let message = "`frozen_params` is in four bits, but there are no adapters: weights in four bits are those under adapters (QLoRA)";
+    let packed = p.frozen_params.filter(|f| f.dtype().is_none());
+    if let Some(packed) = packed.filter(|_| s.lora.is_none()) {
+        let message = format!(
+            "`frozen_params` is {}, but there are no adapters: weights in four or eight bits are those under adapters (QLoRA)",
+            packed.name()
+        );
         let error = d.conflict(&[Key::FrozenParams, Key::LoraR], message);
         return Err(error.with_help("set lora.r, for example to 16"));
     }

@@ -32,7 +32,7 @@ fn param(name: &str, modules: &[u32], shape: &[u64]) -> Param {
         placements: Default::default(),
         requires_grad: true,
         group: 0,
-        nf4: None,
+        packed: None,
         init: crate::ir::Init::Zeros,
         hf: None,
     }

@@ -1,11 +1,13 @@
-//! Weights in NF4 (QLoRA): a code of four bits per element, and a scale per block. Scales are
-//! float32, or numbers of eight bits with a float32 factor per block of scales ("double
-//! quantization").
+//! Frozen weights in fewer bits than a type of computation has: NF4 (QLoRA) and int8 (`LLM.int8`).
+//!
+//! NF4 has a code of four bits per element and a scale per block. Scales are float32, or numbers of
+//! eight bits with a float32 factor per block of scales ("double quantization"). int8 has a code of
+//! eight bits per element and a float32 scale per row.
 
 use super::{DType, Shape};
 use serde::Serialize;
 
-/// Elements that share a scale (`bnb_4bit_blocksize`; `block_size` of torchao).
+/// Elements of NF4 that share a scale (`bnb_4bit_blocksize`; `block_size` of torchao).
 pub const NF4_BLOCK: u64 = 64;
 /// Scales that share a factor (`scaler_block_size` of torchao).
 pub const NF4_SCALES: u64 = 256;
@@ -14,10 +16,22 @@ const NF4_TABLE: u64 = 512;
 /// Bytes of its table of codes of scales, and of the mean of its scales.
 const NF4_SCALE_TABLE: u64 = 1024 + 512;
 
+/// Format of a packed weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PackedFormat {
+    /// NF4 with double quantization (`bnb_4bit_use_double_quant`).
+    Nf4,
+    /// NF4 with scales in float32.
+    Nf4F32,
+    /// int8 with a scale per row, as `Linear8bitLt` of bitsandbytes stores it.
+    Int8,
+}
+
 /// Place of the scales of a weight, their factors and their mean (`QuantState`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Nf4Scales {
+pub enum PackedScales {
     /// In the parameter, behind the codes: they are sharded and gathered with them, as those of
     /// torchao's `NF4Tensor`.
     Sharded,
@@ -26,19 +40,19 @@ pub enum Nf4Scales {
     Replicated,
 }
 
-/// A weight in NF4. The parameter that holds it has elements of another type, of which only the
-/// bytes count (`bnb_4bit_quant_storage`).
+/// A weight in fewer bits. The parameter that holds it has elements of another type, of which only
+/// the bytes count (`bnb_4bit_quant_storage`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Nf4 {
+pub struct Packed {
     /// Shape of the weight.
     pub shape: Shape,
+    /// Format.
+    pub format: PackedFormat,
     /// Place of the scales.
-    pub scales: Nf4Scales,
-    /// Scales have eight bits (`bnb_4bit_use_double_quant`).
-    pub double: bool,
+    pub scales: PackedScales,
 }
 
-impl Nf4 {
+impl Packed {
     /// Returns the number of elements of the weight.
     #[must_use]
     pub fn numel(&self) -> u64 {
@@ -48,13 +62,20 @@ impl Nf4 {
     /// Returns the bytes of the codes, rounded up to whole float32.
     #[must_use]
     pub fn code_bytes(&self) -> u64 {
-        self.numel().div_ceil(2).next_multiple_of(4)
+        let bytes = match self.format {
+            PackedFormat::Nf4 | PackedFormat::Nf4F32 => self.numel().div_ceil(2),
+            PackedFormat::Int8 => self.numel(),
+        };
+        bytes.next_multiple_of(4)
     }
 
     /// Returns the number of scales.
     #[must_use]
     pub fn scale_count(&self) -> u64 {
-        self.numel().div_ceil(NF4_BLOCK)
+        match self.format {
+            PackedFormat::Nf4 | PackedFormat::Nf4F32 => self.numel().div_ceil(NF4_BLOCK),
+            PackedFormat::Int8 => self.shape.first().copied().unwrap_or(1),
+        }
     }
 
     /// Returns the number of factors of scales, if these have eight bits.
@@ -67,10 +88,9 @@ impl Nf4 {
     /// which follow each other in this order.
     #[must_use]
     pub fn scale_bytes(&self) -> u64 {
-        if self.double {
-            4 * self.factor_count() + 4 + self.scale_count()
-        } else {
-            4 * self.scale_count()
+        match self.format {
+            PackedFormat::Nf4 => 4 * self.factor_count() + 4 + self.scale_count(),
+            PackedFormat::Nf4F32 | PackedFormat::Int8 => 4 * self.scale_count(),
         }
     }
 
@@ -78,8 +98,8 @@ impl Nf4 {
     #[must_use]
     pub fn stored_bytes(&self) -> u64 {
         match self.scales {
-            Nf4Scales::Sharded => self.code_bytes() + self.scale_bytes(),
-            Nf4Scales::Replicated => self.code_bytes(),
+            PackedScales::Sharded => self.code_bytes() + self.scale_bytes(),
+            PackedScales::Replicated => self.code_bytes(),
         }
     }
 
@@ -94,13 +114,16 @@ impl Nf4 {
     #[must_use]
     pub fn replicated_bytes(&self) -> u64 {
         let step = |bytes: u64| bytes.next_multiple_of(512);
-        match self.scales {
-            Nf4Scales::Sharded => 0,
-            Nf4Scales::Replicated if self.double => {
+        match (self.scales, self.format) {
+            (PackedScales::Sharded, _) => 0,
+            (PackedScales::Replicated, PackedFormat::Nf4) => {
                 let factors = step(4 * self.factor_count());
                 step(self.scale_count()) + factors + NF4_TABLE + NF4_SCALE_TABLE
             }
-            Nf4Scales::Replicated => step(4 * self.scale_count()) + NF4_TABLE,
+            (PackedScales::Replicated, PackedFormat::Nf4F32) => {
+                step(4 * self.scale_count()) + NF4_TABLE
+            }
+            (PackedScales::Replicated, PackedFormat::Int8) => step(4 * self.scale_count()),
         }
     }
 }
@@ -113,21 +136,21 @@ mod tests {
     /// 4.127 bits per element: 4, 8 per 64, and 32 per 64 * 256.
     #[test]
     fn bytes_are_those_of_double_quantization() {
-        let of = |scales| Nf4 {
+        let of = |scales| Packed {
             shape: smallvec![14_336, 4096],
+            format: PackedFormat::Nf4,
             scales,
-            double: true,
         };
-        let (numel, sharded) = (14_336 * 4096, of(Nf4Scales::Sharded));
+        let (numel, sharded) = (14_336 * 4096, of(PackedScales::Sharded));
         let scales = numel / 64 + numel / 64 / 256 * 4;
         assert_eq!(sharded.stored_bytes(), numel / 2 + scales + 4);
         assert_eq!(sharded.replicated_bytes(), 0);
-        let replicated = of(Nf4Scales::Replicated);
+        let replicated = of(PackedScales::Replicated);
         assert_eq!(replicated.stored_bytes(), numel / 2);
         assert_eq!(replicated.stored_numel(DType::Bf16), numel / 4);
         assert_eq!(replicated.replicated_bytes(), scales + 2048);
-        let float = Nf4 {
-            double: false,
+        let float = Packed {
+            format: PackedFormat::Nf4F32,
             ..replicated
         };
         assert_eq!(float.scale_bytes(), numel / 64 * 4);
@@ -136,13 +159,31 @@ mod tests {
 
     #[test]
     fn sizes_that_are_no_multiple_of_a_block_are_rounded_up() {
-        let odd = Nf4 {
+        let odd = Packed {
             shape: smallvec![3, 43],
-            scales: Nf4Scales::Sharded,
-            double: true,
+            format: PackedFormat::Nf4,
+            scales: PackedScales::Sharded,
         };
         assert_eq!((odd.code_bytes(), odd.scale_count()), (68, 3));
         assert_eq!(odd.stored_bytes(), 68 + 4 + 4 + 3);
         assert_eq!(odd.stored_numel(DType::F32), 20);
+    }
+
+    /// `CB` and `SCB` of a layer of bitsandbytes.
+    #[test]
+    fn int8_has_a_scale_per_row() {
+        let of = |scales| Packed {
+            shape: smallvec![3, 43],
+            format: PackedFormat::Int8,
+            scales,
+        };
+        let sharded = of(PackedScales::Sharded);
+        assert_eq!((sharded.code_bytes(), sharded.scale_count()), (132, 3));
+        assert_eq!(sharded.stored_bytes(), 132 + 12);
+        let replicated = of(PackedScales::Replicated);
+        assert_eq!(
+            (replicated.stored_bytes(), replicated.replicated_bytes()),
+            (132, 512)
+        );
     }
 }

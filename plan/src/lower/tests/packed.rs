@@ -1,4 +1,4 @@
-//! Frozen weights in four bits (QLoRA): bytes, gathers and kernels.
+//! Packed frozen weights (QLoRA, `LLM.int8`): bytes, gathers and kernels.
 
 use super::{LLAMA, at_rest, program};
 use crate::check::check;
@@ -6,34 +6,33 @@ use crate::ir::{DType, Holds, OpKind, Role};
 use crate::program::{Op, Program};
 use crate::units::Bytes;
 
-/// Elements of the linear layers of a block: queries, keys, values, output, and the feed-forward
+/// Shapes of the linear layers of a block: queries, keys, values, output, and the feed-forward
 /// network.
-const LINEARS: [u64; 7] = [
-    64 * 64,
-    32 * 64,
-    32 * 64,
-    64 * 64,
-    176 * 64,
-    176 * 64,
-    64 * 176,
+const LINEARS: [[u64; 2]; 7] = [
+    [64, 64],
+    [32, 64],
+    [32, 64],
+    [64, 64],
+    [176, 64],
+    [176, 64],
+    [64, 176],
 ];
 
 /// Returns the bytes of a weight: 4 bits per element, and scales of 8 bits with a float32 mean and
-/// a float32 factor per 256, or float32 scales.
-fn stored(numel: u64, double: bool) -> u64 {
+/// a float32 factor per 256, or float32 scales; or 8 bits per element, and a float32 scale per row.
+fn stored(word: &str, numel: u64, rows: u64) -> u64 {
     let scales = numel / 64;
-    numel / 2
-        + if double {
-            scales + 4 + scales.div_ceil(256) * 4
-        } else {
-            4 * scales
-        }
+    match word {
+        "nf4" => numel / 2 + scales + 4 + scales.div_ceil(256) * 4,
+        "nf4_f32" => numel / 2 + 4 * scales,
+        _ => numel + 4 * rows,
+    }
 }
 
 /// Counts the launches of a program's steady step that dequantize.
 fn dequantized(p: &Program) -> usize {
     let steady = super::steady(p).iter();
-    let is = |k: &crate::ir::Kernel| matches!(k.body[..], [ref b] if matches!(b.op, OpKind::DequantizeNf4(_)));
+    let is = |k: &crate::ir::Kernel| matches!(k.body[..], [ref b] if matches!(b.op, OpKind::Dequantize(_)));
     steady
         .filter(|i| matches!(i.op, Op::Launch { kernel, .. } if is(&p.kernels[kernel.index()])))
         .count()
@@ -43,7 +42,7 @@ fn dequantized(p: &Program) -> usize {
 /// reads it: twice, but once where backward needs no gradient of the input (the first block's
 /// queries, keys and values).
 #[test]
-fn weights_in_four_bits_are_gathered_as_they_are_stored() {
+fn packed_weights_are_gathered_as_they_are_stored() {
     for set in [
         &["fsdp.policy=native"][..],
         &["fsdp.policy=megatron"],
@@ -52,17 +51,18 @@ fn weights_in_four_bits_are_gathered_as_they_are_stored() {
         &["fsdp.policy=fsdp2", "compile.mode=blocks"],
         &["fsdp.policy=fsdp2", "precision.param_dtype=f32"],
     ] {
-        for (word, double) in [("nf4", true), ("nf4_f32", false)] {
+        for word in ["nf4", "nf4_f32", "int8"] {
             let frozen = format!("precision.frozen_params={word}");
             let all = [set, &["lora.r=4", &frozen]].concat();
             let p = program(LLAMA, &all);
             let report = check(&p);
             assert!(report.is_ok(), "{all:?}: {report:?}");
             let size = p.meta.compute.size();
-            let quantized: Vec<_> = p.params.iter().filter(|p| p.nf4.is_some()).collect();
+            let quantized: Vec<_> = p.params.iter().filter(|p| p.packed.is_some()).collect();
             assert_eq!(quantized.len(), 14);
-            for (param, numel) in quantized.iter().zip(LINEARS.repeat(2)) {
-                let bytes = stored(numel, double).next_multiple_of(size);
+            for (param, [rows, columns]) in quantized.iter().zip(LINEARS.repeat(2)) {
+                let numel = rows * columns;
+                let bytes = stored(word, numel, rows).next_multiple_of(size);
                 assert_eq!(param.numel() * size, bytes, "{}", param.name);
                 assert!(!param.requires_grad);
             }
@@ -80,8 +80,8 @@ fn a_gather_has_a_quarter_of_the_bytes() {
         let of = |b: &&crate::ir::Buffer| b.role == Role::GatherBuffer && b.unit.0 == 1;
         p.buffers.iter().find(of).unwrap().bytes.0
     };
-    let full: u64 = LINEARS.iter().map(|n| 2 * n).sum();
-    let four: u64 = LINEARS.iter().map(|n| stored(*n, true)).sum();
+    let full: u64 = LINEARS.iter().map(|[r, c]| 2 * r * c).sum();
+    let four: u64 = LINEARS.iter().map(|[r, c]| stored("nf4", r * c, *r)).sum();
     // Shards are whole elements of two bytes, so up to three are added.
     let less = gathered(&[]) - gathered(&["precision.frozen_params=nf4"]);
     assert!((full - four - less) <= 7 * 6, "{full} {four} {less}");
@@ -101,13 +101,13 @@ fn scales_of_bitsandbytes_are_replicated() {
     let state = |b: &&crate::ir::Buffer| b.holds == Holds::Named("quantization state");
     let state = p.buffers.iter().find(state).unwrap();
     // In steps of 512 bytes: scales, factors, and tables and a mean of 2,048 bytes.
-    let each = |n: &u64| (n / 64).next_multiple_of(512) + 512 + 2048;
+    let each = |[r, c]: &[u64; 2]| (r * c / 64).next_multiple_of(512) + 512 + 2048;
     let all: u64 = LINEARS.iter().map(each).sum();
     assert_eq!(state.bytes, Bytes(2 * all));
     assert!(at_rest(&p)[&Role::Input] >= Bytes(2 * all));
-    let quantized = p.params.iter().filter(|p| p.nf4.is_some());
-    for (param, numel) in quantized.zip(LINEARS.repeat(2)) {
-        assert_eq!(param.numel() * DType::Bf16.size(), numel / 2);
+    let quantized = p.params.iter().filter(|p| p.packed.is_some());
+    for (param, [r, c]) in quantized.zip(LINEARS.repeat(2)) {
+        assert_eq!(param.numel() * DType::Bf16.size(), r * c / 2);
     }
 }
 
@@ -118,5 +118,7 @@ fn figures_are_those_of_the_model() {
         let p = program(LLAMA, &[&["lora.r=4"][..], more].concat());
         (p.parameter_count(), p.meta.model_flops)
     };
-    assert_eq!(of(&["precision.frozen_params=nf4"]), of(&[]));
+    for word in ["nf4", "int8"] {
+        assert_eq!(of(&[&format!("precision.frozen_params={word}")]), of(&[]));
+    }
 }
