@@ -11,8 +11,6 @@ pub(crate) mod element;
 pub(crate) mod failure;
 pub(crate) mod fault;
 pub(crate) mod float8;
-pub(crate) mod int8;
-pub(crate) mod nf4;
 pub mod operand;
 pub(crate) mod options;
 pub(crate) mod packed;

@@ -6,7 +6,7 @@ mod precision;
 
 use crate::Options;
 use crate::adapters::Targets;
-use crate::draft::Draft;
+use crate::draft::{Draft, Given};
 use crate::error::ConfigError;
 use crate::model::{self, Model};
 use crate::reader::Reader;
@@ -44,8 +44,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     compilation(draft)?;
     reentrant(draft)?;
     adapters(draft)?;
-    four_bits(draft)?;
-    eight_bits(draft)?;
+    packed_weights(draft)?;
     let engine = engine::decide(draft, &reader.formats, accelerated)?;
     precision::decide(draft, engine, accelerated)?;
     precision::float8(draft)?;
@@ -161,42 +160,37 @@ fn adapters(draft: &mut Draft) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Keeps the frozen model in four bits (QLoRA).
+/// Keeps the frozen model in four bits (QLoRA) or in int8.
 ///
 /// # Errors
 /// Another key that decides the same differently.
-fn four_bits(draft: &mut Draft) -> Result<(), ConfigError> {
-    let Some(given) = draft.fact(Fact::FourBits) else {
-        return Ok(());
-    };
-    if draft.value("lora.r").is_none() {
-        let why = "weights in four bits are modeled under adapters alone (QLoRA)";
-        draft.none(given.row, Lack::Everything, why);
-        return Ok(());
+fn packed_weights(draft: &mut Draft) -> Result<(), ConfigError> {
+    const KEY: &str = "precision.frozen_params";
+    let why = "weights in four bits are modeled under adapters alone (QLoRA)";
+    if let Some(given) = under_adapters(draft, Fact::FourBits, why) {
+        let said = draft.fact(Fact::DoubleQuantization);
+        let double = said.map_or(given.value == 2, |s| s.value == 1);
+        let name = quoted(if double { "nf4" } else { "nf4_f32" });
+        for row in std::iter::once(given.row).chain(said.map(|s| s.row)) {
+            draft.set(row, KEY, name.clone())?;
+        }
     }
-    let said = draft.fact(Fact::DoubleQuantization);
-    let double = said.map_or(given.value == 2, |s| s.value == 1);
-    let name = quoted(if double { "nf4" } else { "nf4_f32" });
-    for row in std::iter::once(given.row).chain(said.map(|s| s.row)) {
-        draft.set(row, "precision.frozen_params", name.clone())?;
+    let why = "weights in eight bits are modeled under adapters alone";
+    match under_adapters(draft, Fact::EightBits, why) {
+        Some(given) => draft.set(given.row, KEY, quoted("int8")),
+        None => Ok(()),
     }
-    Ok(())
 }
 
-/// Keeps the frozen model in int8.
-///
-/// # Errors
-/// Another key that decides the same differently.
-fn eight_bits(draft: &mut Draft) -> Result<(), ConfigError> {
-    let Some(given) = draft.fact(Fact::EightBits) else {
-        return Ok(());
-    };
+/// Returns a fact about the frozen model, if adapters are trained. Without them it has no
+/// counterpart, for this reason.
+fn under_adapters(draft: &mut Draft, fact: Fact, why: &str) -> Option<Given<u64>> {
+    let given = draft.fact(fact)?;
     if draft.value("lora.r").is_none() {
-        let why = "weights in eight bits are modeled under adapters alone";
         draft.none(given.row, Lack::Everything, why);
-        return Ok(());
+        return None;
     }
-    draft.set(given.row, "precision.frozen_params", quoted("int8"))
+    Some(given)
 }
 
 /// Decides micro-batch and accumulation.

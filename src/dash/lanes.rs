@@ -135,8 +135,8 @@ impl Lanes {
         let mut length = run.recorded_to.0.saturating_sub(from).max(1);
         let instrs: Vec<Option<&InstrView>> =
             run.spans.iter().map(|s| view.instr(s.instr)).collect();
-        for (i, span) in run.spans.iter().enumerate() {
-            let work = instrs[i].and_then(|i| i.work);
+        for (i, (span, instr)) in run.spans.iter().zip(&instrs).enumerate() {
+            let work = instr.and_then(|i| i.work);
             let item = Item {
                 start: span.start.0.saturating_sub(from),
                 end: span.end.0.saturating_sub(from),

@@ -1,6 +1,8 @@
 //! Packed weights: the codec of each format.
 
-use super::{int8, nf4};
+mod int8;
+mod nf4;
+
 use shardlab_plan::ir::{Packed, PackedFormat};
 
 /// Returns the bytes that hold a weight: its codes, then its scales.
@@ -18,4 +20,25 @@ pub(crate) fn dequantize(packed: &Packed, stored: &[u8], write: impl FnMut(usize
         PackedFormat::Nf4 | PackedFormat::Nf4F32 => nf4::dequantize(packed, stored, write),
         PackedFormat::Int8 => int8::dequantize(packed, stored, write),
     }
+}
+
+/// Returns the largest magnitude of some numbers.
+fn magnitude(numbers: &[f32]) -> f32 {
+    numbers.iter().fold(0.0f32, |a, x| a.max(x.abs()))
+}
+
+/// Returns the `n`-th float of some bytes.
+fn float(bytes: &[u8], n: usize) -> f32 {
+    let mut out = [0; 4];
+    out.copy_from_slice(&bytes[4 * n..4 * n + 4]);
+    f32::from_le_bytes(out)
+}
+
+#[cfg(test)]
+fn read(packed: &Packed, stored: &[u8]) -> Vec<f32> {
+    let mut out = vec![f32::NAN; packed.numel() as usize];
+    dequantize(packed, stored, |first, part| {
+        out[first..first + part.len()].copy_from_slice(part);
+    });
+    out
 }

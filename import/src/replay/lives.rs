@@ -4,15 +4,12 @@ use super::modules::Units;
 use crate::measured::Activation;
 use shardlab_plan::compile::tape::TapeOp;
 use shardlab_plan::ir::{DType, ModuleId, Storage, StorageId, StorageRole};
+use shardlab_plan::memory::caching::GRANULE;
 use shardlab_plan::units::{Bytes, Picos};
 use std::cmp::Reverse;
 
-/// Bytes to which PyTorch's allocator rounds sizes.
-const ROUNDING: u64 = 512;
-
 /// Allocations and frees in the order of a tape's kernels.
 pub(super) struct Lives {
-    storages: Vec<Storage>,
     /// Operations with the number of the kernel that they precede, the last first.
     left: Vec<(usize, TapeOp)>,
     /// Number of kernels that were launched.
@@ -25,22 +22,23 @@ impl Lives {
     /// An allocation comes before the kernel that the host launched next, a free too. Later kernels
     /// of a unit join its first run, so a free can come before its allocation in the order of the
     /// tape; such a tensor lives during one kernel. Tensors that no kernel separates are left out.
+    /// Also returns the storages of the activations.
     pub(super) fn new(
         activations: &[Activation],
         units: &Units,
         element: u64,
         issued: impl Iterator<Item = Picos>,
-    ) -> Self {
+    ) -> (Self, Vec<Storage>) {
         let gradients = gradients(activations, units, element);
         let kept = activations.iter().zip(gradients).filter(|a| !a.1);
-        Self::between(kept.map(|(a, _)| (*a, module(a, units))), issued)
+        Self::between(kept.map(|(a, _)| (*a, units.module(a.unit))), issued)
     }
 
     /// Places activations with their modules between kernels that were issued at these times.
     fn between(
         activations: impl Iterator<Item = (Activation, ModuleId)>,
         issued: impl Iterator<Item = Picos>,
-    ) -> Self {
+    ) -> (Self, Vec<Storage>) {
         let mut issued: Vec<(Picos, usize)> = issued.zip(0..).collect();
         let count = issued.len();
         issued.sort_unstable();
@@ -71,16 +69,11 @@ impl Lives {
             ops.push((to, a.to, TapeOp::Free(id)));
         }
         ops.sort_by_key(|&(position, at, _)| (position, at));
-        Self {
-            storages,
+        let lives = Self {
             left: ops.into_iter().rev().map(|(p, _, op)| (p, op)).collect(),
             launched: 0,
-        }
-    }
-
-    /// Returns the storages of all activations.
-    pub(super) fn storages(&self) -> Vec<Storage> {
-        self.storages.clone()
+        };
+        (lives, storages)
     }
 
     /// Returns what precedes the next kernel of the tape.
@@ -97,11 +90,6 @@ impl Lives {
     }
 }
 
-/// Returns the module of an activation. Units that are not modules belong to the root.
-fn module(a: &Activation, units: &Units) -> ModuleId {
-    units.of_unit.get(&a.unit).copied().unwrap_or(ModuleId(0))
-}
-
 /// Returns which activations are gradients of parameters: the policy allocates them. If the trace
 /// does not show that an engine takes them, they are those of a parameter's size that live longest.
 fn gradients(activations: &[Activation], units: &Units, element: u64) -> Vec<bool> {
@@ -116,10 +104,10 @@ fn gradients(activations: &[Activation], units: &Units, element: u64) -> Vec<boo
     for (m, params) in units.owned.iter().enumerate() {
         for p in params {
             let bytes = units.params[p.index()].numel() * element;
-            let bytes = bytes.next_multiple_of(ROUNDING);
+            let bytes = bytes.next_multiple_of(GRANULE);
             let gradient = longest.iter().copied().find(|&i| {
                 let a = &activations[i];
-                !found[i] && module(a, units).index() == m && a.bytes == bytes
+                !found[i] && units.module(a.unit).index() == m && a.bytes == bytes
             });
             if let Some(i) = gradient {
                 found[i] = true;
@@ -155,7 +143,7 @@ mod tests {
             life(5, 17),
         ];
         let issued = [10, 30, 20].map(Picos);
-        let mut lives = Lives::between(lives.into_iter(), issued.into_iter());
+        let (mut lives, storages) = Lives::between(lives.into_iter(), issued.into_iter());
         let ops = |found: Vec<TapeOp>| -> Vec<(bool, u32)> {
             let id = |op: &TapeOp| match *op {
                 TapeOp::Alloc(s) => (true, s.0),
@@ -165,7 +153,7 @@ mod tests {
             found.iter().map(id).collect()
         };
         // The fourth has no kernel; frees before the second kernel issued come before the third.
-        assert_eq!(lives.storages().len(), 4);
+        assert_eq!(storages.len(), 4);
         assert_eq!(ops(lives.before_next()), [(true, 0), (true, 3)]);
         assert_eq!(ops(lives.before_next()), [(true, 2)]);
         assert_eq!(

@@ -22,6 +22,13 @@ pub(super) struct Units {
     pub(super) patterns: Vec<UnitPattern>,
 }
 
+impl Units {
+    /// Returns the module of a unit of the run. Units that are not modules belong to the root.
+    pub(super) fn module(&self, unit: u32) -> ModuleId {
+        self.of_unit.get(&unit).copied().unwrap_or(ModuleId(0))
+    }
+}
+
 /// Builds the modules of the units in forward order.
 pub(super) fn build(facts: &Facts, measured: &Measured) -> Result<Units, String> {
     if facts.units.iter().all(|u| elements(u) == 0) {

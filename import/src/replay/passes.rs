@@ -96,8 +96,9 @@ pub(super) fn build(run: &RunImport, units: &Units) -> Result<Passes, String> {
         element,
     };
     let all = forward.iter().chain(&backward).flat_map(|r| &r.kernels);
-    let mut lives = Lives::new(&m.activations, units, element, all.map(|k| k.issued));
-    passes.storages = lives.storages();
+    let issued = all.map(|k| k.issued);
+    let (mut lives, storages) = Lives::new(&m.activations, units, element, issued);
+    passes.storages = storages;
     passes.forward(&forward, units, &visit, &mut lives);
     passes.backward(&backward, units, &visit, &mut lives);
     Ok(passes)
@@ -106,8 +107,7 @@ pub(super) fn build(run: &RunImport, units: &Units) -> Result<Passes, String> {
 /// Returns the module of a kernel. `loss` are the times between which the root's kernels are those
 /// of the loss.
 fn module_of(kernel: &Measured<'_>, units: &Units, loss: Option<[Picos; 2]>) -> ModuleId {
-    let unit = u32::from(kernel.instr.unit.0);
-    let module = units.of_unit.get(&unit).copied().unwrap_or(ModuleId(0));
+    let module = units.module(u32::from(kernel.instr.unit.0));
     let outside = loss.is_some_and(|[left, entered]| (left..entered).contains(&kernel.issued));
     match units.loss {
         Some(loss) if outside && module == ModuleId(0) => loss,

@@ -4,7 +4,7 @@ use super::{number, text};
 use crate::pickle::Value;
 use shardlab_plan::ir::StreamId;
 use shardlab_plan::memory::AllocatorSettings;
-use shardlab_plan::memory::caching::SegmentState;
+use shardlab_plan::memory::caching::{GRANULE, SegmentState};
 use shardlab_plan::units::Bytes;
 use std::collections::{BTreeMap, HashMap};
 
@@ -47,9 +47,6 @@ pub struct Change {
     /// Reserved bytes after it.
     pub reserved: u64,
 }
-
-/// Bytes to which PyTorch's allocator rounds sizes.
-const ROUNDING: u64 = 512;
 
 /// Memory of a device over time.
 #[derive(Clone, Debug, Default)]
@@ -182,7 +179,7 @@ impl History {
 
     /// Returns the allocations and frees with their times.
     pub(super) fn changes(&self) -> Vec<Change> {
-        let rounded = |bytes: u64| bytes.next_multiple_of(ROUNDING);
+        let rounded = |bytes: u64| bytes.next_multiple_of(GRANULE);
         let live = self.start.iter().flat_map(|s| &s.live);
         let mut allocated: u64 = live.map(|block| rounded(block.1)).sum();
         let mut reserved: u64 = self.start.iter().map(|s| s.size).sum();

@@ -38,7 +38,7 @@ use std::hash::{BuildHasherDefault, Hasher};
 
 const MIB: u64 = 1 << 20;
 /// Granularity of block sizes.
-pub(super) const GRANULE: u64 = 512;
+pub const GRANULE: u64 = 512;
 /// Largest request of the small pool, and largest rest that stays with a large block.
 const SMALL: u64 = MIB;
 /// Segment (and page) size of the small pool.

@@ -2,6 +2,7 @@
 //! Multiplication for Transformers at Scale", Dettmers et al. 2022): `int8_vectorwise_quant`, and
 //! `CB * (SCB / 127)` in `MatMul8bitLt.backward`.
 
+use super::{float, magnitude};
 use shardlab_plan::ir::Packed;
 
 /// Largest magnitude of a code.
@@ -17,7 +18,7 @@ pub(super) fn quantize(of: &Packed, weight: &[f32]) -> Vec<u8> {
     let mut out = Vec::with_capacity(of.stored_bytes() as usize);
     let mut scales = Vec::new();
     for row in weight.chunks(columns(of)) {
-        let largest = row.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+        let largest = magnitude(row);
         // A row of zeros has codes of zero.
         let factor = if largest > 0.0 {
             LARGEST / largest
@@ -40,12 +41,8 @@ pub(super) fn dequantize(of: &Packed, stored: &[u8], mut write: impl FnMut(usize
     let (codes, scales) = stored.split_at(of.code_bytes() as usize);
     let columns = columns(of);
     let mut row = vec![0.0; columns];
-    for (i, scale) in scales
-        .chunks_exact(4)
-        .take(of.scale_count() as usize)
-        .enumerate()
-    {
-        let scale = f32::from_le_bytes([scale[0], scale[1], scale[2], scale[3]]) / LARGEST;
+    for i in 0..of.scale_count() as usize {
+        let scale = float(scales, i) / LARGEST;
         let first = i * columns;
         for (x, code) in row.iter_mut().zip(&codes[first..first + columns]) {
             *x = f32::from(*code as i8) * scale;
@@ -56,6 +53,7 @@ pub(super) fn dequantize(of: &Packed, stored: &[u8], mut write: impl FnMut(usize
 
 #[cfg(test)]
 mod tests {
+    use super::super::read;
     use super::*;
     use shardlab_plan::ir::{PackedFormat, PackedScales};
 
@@ -65,14 +63,6 @@ mod tests {
             format: PackedFormat::Int8,
             scales: PackedScales::Sharded,
         }
-    }
-
-    fn read(of: &Packed, stored: &[u8]) -> Vec<f32> {
-        let mut out = vec![f32::NAN; of.numel() as usize];
-        dequantize(of, stored, |first, part| {
-            out[first..first + part.len()].copy_from_slice(part);
-        });
-        out
     }
 
     /// Values by hand: the largest magnitude of a row has code 127.
@@ -100,7 +90,7 @@ mod tests {
             .collect();
         let again = read(&of, &quantize(&of, &weight));
         for (row, read) in weight.chunks(67).zip(again.chunks(67)) {
-            let largest = row.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+            let largest = magnitude(row);
             for (x, y) in row.iter().zip(read) {
                 assert!((x - y).abs() <= 0.5001 * largest / 127.0, "{x} {y}");
             }

@@ -6,7 +6,8 @@
 //! With double quantization, scales less their mean are numbers in 8 bits ([`blockwise`]), in
 //! blocks of [`NF4_SCALES`].
 
-use super::blockwise;
+use super::{float, magnitude};
+use crate::base::blockwise;
 use shardlab_plan::ir::{NF4_BLOCK, NF4_SCALES, Packed, PackedFormat};
 
 const BLOCK: usize = NF4_BLOCK as usize;
@@ -58,8 +59,7 @@ fn code(x: f32) -> u8 {
 
 /// Returns the bytes that hold a weight: its codes and its scales; with double quantization the
 /// factors, the mean and the codes of the scales.
-pub(crate) fn quantize(nf4: &Packed, weight: &[f32]) -> Vec<u8> {
-    let magnitude = |block: &[f32]| block.iter().fold(0.0f32, |a, x| a.max(x.abs()));
+pub(super) fn quantize(nf4: &Packed, weight: &[f32]) -> Vec<u8> {
     let scales: Vec<f32> = weight.chunks(BLOCK).map(magnitude).collect();
     let mut out = Vec::with_capacity(nf4.stored_bytes() as usize);
     let mut codes = Vec::with_capacity(weight.len());
@@ -88,7 +88,7 @@ pub(crate) fn quantize(nf4: &Packed, weight: &[f32]) -> Vec<u8> {
 
 /// Writes the elements of a weight, from the bytes that hold it, in parts of at most a block: calls
 /// `write(first element, elements)`.
-pub(crate) fn dequantize(nf4: &Packed, stored: &[u8], mut write: impl FnMut(usize, &[f32])) {
+pub(super) fn dequantize(nf4: &Packed, stored: &[u8], mut write: impl FnMut(usize, &[f32])) {
     let numel = nf4.numel() as usize;
     let (codes, rest) = stored.split_at(nf4.code_bytes() as usize);
     let scales = Scales::new(nf4, rest);
@@ -143,15 +143,9 @@ impl<'b> Scales<'b> {
     }
 }
 
-/// Returns the `n`-th float of some bytes.
-fn float(bytes: &[u8], n: usize) -> f32 {
-    let mut out = [0; 4];
-    out.copy_from_slice(&bytes[4 * n..4 * n + 4]);
-    f32::from_le_bytes(out)
-}
-
 #[cfg(test)]
 mod tests {
+    use super::super::read;
     use super::*;
     use serde_json::Value;
     use shardlab_plan::ir::PackedScales;
@@ -162,14 +156,6 @@ mod tests {
             format: PackedFormat::Nf4,
             scales: PackedScales::Sharded,
         }
-    }
-
-    fn read(nf4: &Packed, stored: &[u8]) -> Vec<f32> {
-        let mut out = vec![0.0; nf4.numel() as usize];
-        dequantize(nf4, stored, |first, part| {
-            out[first..first + part.len()].copy_from_slice(part);
-        });
-        out
     }
 
     fn floats(value: &Value) -> Vec<f32> {
@@ -187,7 +173,7 @@ mod tests {
     /// Codes and scales of bitsandbytes, bit by bit, and what it reads (`nf4.py`).
     #[test]
     fn bytes_and_values_are_those_of_bitsandbytes() {
-        let text = include_str!("../../tests/kernels/nf4.json");
+        let text = include_str!("../../../tests/kernels/nf4.json");
         let cases: Value = serde_json::from_str(text).unwrap();
         let cases = cases.as_array().unwrap();
         assert_eq!(cases.len(), 3);

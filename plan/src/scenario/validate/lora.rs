@@ -78,7 +78,7 @@ fn without_rank(d: &Document) -> Checked {
 fn frozen_params(s: &Scenario, d: &Document) -> Checked {
     let p = &s.precision;
     let stored = p.main_params.unwrap_or(p.compute);
-    let packed = p.frozen_params.filter(|f| f.dtype().is_none());
+    let packed = p.frozen_params.filter(|f| f.packed().is_some());
     if let Some(packed) = packed.filter(|_| s.lora.is_none()) {
         let message = format!(
             "`frozen_params` is {}, but there are no adapters: weights in four or eight bits are those under adapters (QLoRA)",
