@@ -192,17 +192,6 @@ pub fn check_frozen(globs: &[String], modules: &[Module]) -> Result<(), ShardErr
     }
 }
 
-/// Refuses a glob of `precision.float8_exclude` that covers no module.
-///
-/// # Errors
-/// [`ShardError::NoSuchModule`].
-pub fn check_excluded(glob: &str, modules: &[Module]) -> Result<(), ShardError> {
-    match modules.iter().any(|m| covers(glob, &m.path)) {
-        true => Ok(()),
-        false => Err(no_such_module("float8_exclude", glob, modules)),
-    }
-}
-
 /// Refuses a glob of `train.recompute_layers` that covers no block.
 ///
 /// # Errors
