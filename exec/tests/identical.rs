@@ -249,6 +249,30 @@ fn lion_ends_with_the_same_weights() {
     same("llama-tiny", base, &[&EACH[..], &ONCE].concat());
 }
 
+/// Muon's matrices are whole, however many ranks share the model.
+#[test]
+fn muon_ends_with_the_same_weights() {
+    let muon = "train.optimizer=muon";
+    let base = &["mesh.dp_shard=4", "train.micro_batch=1", muon];
+    same(
+        "llama-tiny",
+        base,
+        &[
+            &["fsdp.strategy=no_shard"],
+            &["fsdp.strategy=optim_grads"],
+            &["fsdp.strategy=optim"],
+            &["fsdp.units=root"],
+            &["fsdp.reshard_after_forward=false"],
+            &[
+                "fsdp.copy_engine_reduce_scatter=true",
+                "fsdp.fuse_reduce_into_optimizer=true",
+                "train.grad_norm=false",
+            ],
+            &["fsdp.offload=[\"params\", \"grads\", \"optimizer\"]"],
+        ],
+    );
+}
+
 /// States in 8 bits are those of shards, so results depend on where shards end. With one rank they
 /// are the same under every policy that keeps them alike, and after a checkpoint.
 #[test]
