@@ -7,8 +7,8 @@
 mod common;
 
 use common::{
-    DEEPSEEK_V3, GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, LORA, LORA_QV, MISTRAL,
-    MIXTRAL, MIXTRAL_AUX, OLMO2, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE,
+    BIOGPT, DEEPSEEK_V3, GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, LORA, LORA_QV,
+    MISTRAL, MIXTRAL, MIXTRAL_AUX, OLMO2, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
 };
 
 /// Steps of a run that tests a combination only.
@@ -192,6 +192,18 @@ fn family(golden: &Golden) {
 fn family_with_chunks(golden: &Golden) {
     family(golden);
     golden.matches(&["train.loss=chunked", "compile.mode=regions"], FEW);
+}
+
+/// Tokens that are scaled before positions are added: rows of a table.
+#[test]
+fn biogpt_of_transformers() {
+    family_with_chunks(&BIOGPT);
+}
+
+/// The same with sines and cosines.
+#[test]
+fn xglm_of_transformers() {
+    family_with_chunks(&XGLM);
 }
 
 #[test]

@@ -411,7 +411,7 @@ keys! {
     GatedMlp: "model" "gated_mlp" [Bool] "true" "The activation is multiplied by a second projection of the input (SwiGLU, GeGLU)";
     PackedQkv: "model" "packed_qkv" [Choice(PackedQkv::WORDS)] "\"none\"" "One projection makes queries, keys and values: none, concatenated (all queries, all keys, all values), per_head (query, key and value of each head), per_group (queries, key and value of each key head)";
     PackedGateUp: "model" "packed_gate_up" [Bool] "false" "One projection makes gate and up of the feed-forward layer (Phi-3)";
-    PositionEmbedding: "model" "position_embedding" [Choice(PositionEmbedding::WORDS)] "\"rotary\"" "Positions: rotary (pairs of the two halves), rotary_interleaved (adjacent pairs: GPT-J, Command R), learned (a table), alibi (a penalty of the scores: BLOOM, MPT), none (other layers know the order: Jamba)";
+    PositionEmbedding: "model" "position_embedding" [Choice(PositionEmbedding::WORDS)] "\"rotary\"" "Positions: rotary (pairs of the two halves), rotary_interleaved (adjacent pairs: GPT-J, Command R), learned (a table), sinusoidal (sines and cosines that are added: M2M-100), sinusoidal_table (the same as a parameter that is not trained: Pegasus), alibi (a penalty of the scores: BLOOM, MPT), none (other layers know the order: Jamba)";
     PatchDim: "model" "patch_dim" [Integer(1, MIB)] "768" "Numbers of one patch of an image: channels times the area of the patch (vit)";
     TokenTypes: "model" "token_types" also ["type_vocab_size"] [Integer(0, 65536)] "0" "Rows of the table of token types; 0: no such table (BERT: 2)";
     PositionOffset: "model" "position_offset" [Integer(0, 1024)] "0" "Rows of the table of positions before that of the first position (OPT: 2)";
@@ -439,7 +439,7 @@ keys! {
     NumLabels: "model" "num_labels" [Integer(1, 65536)] "2" "Classes of a classification head";
     PartialRotaryFactor: "model" "partial_rotary_factor" also ["rotary_pct"] [Number(ABOVE_0, 1.0)] "1.0" "Share of the dimensions of a head that the rotary embedding rotates";
     ParallelResidual: "model" "parallel_residual" also ["use_parallel_residual"] [Bool] "true" "Attention and the feed-forward layer read the same input, and both are added to it; false: one after the other";
-    EmbeddingMultiplier: "model" "embedding_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of the embedded tokens (Granite)";
+    EmbeddingMultiplier: "model" "embedding_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of the embedded tokens, before positions are added (Granite)";
     AttentionMultiplier: "model" "attention_multiplier" [Number(ABOVE_0, 1e6)] "(1 / sqrt(head_dim))" "Factor of attention scores (Granite)";
     ResidualMultiplier: "model" "residual_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of what attention and the feed-forward layer add to the residual stream (Granite)";
     LogitsScaling: "model" "logits_scaling" [Number(ABOVE_0, 1e6)] "1.0" "Divisor of the logits (Granite)";

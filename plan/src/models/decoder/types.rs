@@ -36,10 +36,6 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, its gate of attention has a projection of its own",
     ),
     (
-        "biogpt",
-        "unlike its plan, it scales embedded tokens before positions are added",
-    ),
-    (
         "codegen",
         "unlike its plan, it has four blocks of queries, values and keys in one projection",
     ),
@@ -66,10 +62,6 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     (
         "phimoe",
         "unlike its plan, its router masks scores that are far from the largest one",
-    ),
-    (
-        "xglm",
-        "unlike its plan, it adds sinusoids to embedded tokens",
     ),
     (
         "step3p7",

@@ -60,7 +60,7 @@ fn matrices_of_blocks_have_one_state() {
     assert_eq!(kept, Bytes(bytes));
 }
 
-/// Three products of `short x short` and `short x long` in each of five iterations, for the rank
+/// Three matmuls of `short x short` and `short x long` in each of five iterations, for the rank
 /// with the most.
 #[test]
 fn newton_schulz_has_the_flops_of_its_matmuls() {
