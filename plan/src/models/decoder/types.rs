@@ -65,7 +65,7 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     ),
     (
         "step3p7",
-        "its plan was not compared with its code, which is not part of transformers",
+        "only the sizes of its plan were compared with the code of transformers",
     ),
 ];
 
