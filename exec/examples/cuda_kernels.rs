@@ -195,6 +195,7 @@ mod bench {
         lr: 1e-3,
         betas: [0.9, 0.95],
         eps: 1e-8,
+        muon: shardlab_exec::NO_MUON,
         weight_decay: 0.1,
         clip_norm: 1.0,
         step: 3,

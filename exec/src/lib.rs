@@ -46,4 +46,4 @@ pub mod process;
 pub mod train;
 
 pub use base::operand;
-pub use operand::{Hyper, LaunchContext, ONE_GROUP, RawRange};
+pub use operand::{Hyper, LaunchContext, MuonSettings, NO_MUON, ONE_GROUP, RawRange};

@@ -7,8 +7,8 @@
 mod common;
 
 use common::{
-    DEEPSEEK_V3, GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, LORA, LORA_QV, MISTRAL,
-    MIXTRAL, MIXTRAL_AUX, OLMO2, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE,
+    BIOGPT, DEEPSEEK_V3, GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, LORA, LORA_QV,
+    MISTRAL, MIXTRAL, MIXTRAL_AUX, OLMO2, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
 };
 
 /// Steps of a run that tests a combination only.
@@ -136,6 +136,32 @@ fn packed_sequences() {
     }
 }
 
+/// Matrices of blocks by `torch.optim.Muon`, everything else by AdamW: on one rank as torch ran
+/// them, and with whole matrices on several. Newton-Schulz computes in bfloat16, which makes
+/// differences of the last bit of gradients larger with every step.
+#[test]
+fn muon() {
+    let run = LLAMA.recorded("muon.json");
+    let base = [
+        "train.optimizer=muon",
+        &format!("train.muon_momentum={}", run["momentum"]),
+        &format!(
+            "train.muon_adjust_lr={}",
+            run["adjust_lr_fn"].as_str().unwrap()
+        ),
+        &format!("train.clip_norm={:?}", run["clip"].as_f64().unwrap()),
+    ];
+    let matches = |set: &[&str], steps| {
+        LLAMA.matches_run(&run, &[&base[..], set].concat(), steps);
+    };
+    matches(&["mesh.dp_shard=1", "train.micro_batch=8"], None);
+    let ranks = ["mesh.dp_shard=4"];
+    matches(&[&ranks[..], &["train.micro_batch=2"]].concat(), FEW);
+    let accumulated = ["train.micro_batch=1", "train.grad_accum=2"];
+    let strategy = ["fsdp.strategy=optim", "train.recompute=full"];
+    matches(&[&ranks[..], &accumulated, &strategy].concat(), FEW);
+}
+
 /// Families of transformers: on one rank as torch ran them, then sharded, compiled and recomputed.
 fn family(golden: &Golden) {
     golden.matches(&[], None);
@@ -166,6 +192,18 @@ fn family(golden: &Golden) {
 fn family_with_chunks(golden: &Golden) {
     family(golden);
     golden.matches(&["train.loss=chunked", "compile.mode=regions"], FEW);
+}
+
+/// Tokens that are scaled before positions are added: rows of a table.
+#[test]
+fn biogpt_of_transformers() {
+    family_with_chunks(&BIOGPT);
+}
+
+/// The same with sines and cosines.
+#[test]
+fn xglm_of_transformers() {
+    family_with_chunks(&XGLM);
 }
 
 #[test]

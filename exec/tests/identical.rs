@@ -249,6 +249,68 @@ fn lion_ends_with_the_same_weights() {
     same("llama-tiny", base, &[&EACH[..], &ONCE].concat());
 }
 
+/// Muon's matrices are whole, however many ranks share the model.
+#[test]
+fn muon_ends_with_the_same_weights() {
+    let muon = "train.optimizer=muon";
+    let base = &["mesh.dp_shard=4", "train.micro_batch=1", muon];
+    same(
+        "llama-tiny",
+        base,
+        &[
+            &["fsdp.strategy=no_shard"],
+            &["fsdp.strategy=optim_grads"],
+            &["fsdp.strategy=optim"],
+            &["fsdp.units=root"],
+            &["fsdp.reshard_after_forward=false"],
+            &[
+                "fsdp.copy_engine_reduce_scatter=true",
+                "fsdp.fuse_reduce_into_optimizer=true",
+                "train.grad_norm=false",
+            ],
+            &["fsdp.offload=[\"params\", \"grads\", \"optimizer\"]"],
+        ],
+    );
+}
+
+/// Returns the losses, as bits, of two steps of the second scenario, which continue two of the
+/// first from a checkpoint.
+fn resumed(first: &[&str], second: &[&str]) -> Vec<u64> {
+    let dir = tempfile::tempdir().unwrap();
+    let train = |set: &[&str], steps: u64| {
+        let options = RunOptions {
+            steps: Some(steps),
+            checkpoints: Some(CheckpointOptions {
+                dir: dir.path().to_owned(),
+                every: 0,
+                keep: 1,
+                resume: Resume::Auto,
+            }),
+            ..RunOptions::default()
+        };
+        run(&load("llama-tiny", set), options).run.losses
+    };
+    train(first, 2);
+    let rest = train(second, 4);
+    let last = rest.iter().skip(rest.len() - 2);
+    last.map(|l| l.to_bits()).collect()
+}
+
+/// Parameters that Muon updates have one state, the others two; another strategy has them in other
+/// places.
+#[test]
+fn muon_continues_from_a_checkpoint() {
+    let set = [
+        "train.optimizer=muon",
+        "mesh.dp_shard=4",
+        "train.micro_batch=1",
+    ];
+    let whole = results("llama-tiny", &set);
+    let elsewhere = [&set[..], &["fsdp.strategy=no_shard", "fsdp.units=root"]].concat();
+    assert_eq!(resumed(&set, &set), whole.0[2..]);
+    assert_eq!(resumed(&set, &elsewhere), whole.0[2..]);
+}
+
 /// States in 8 bits are those of shards, so results depend on where shards end. With one rank they
 /// are the same under every policy that keeps them alike, and after a checkpoint.
 #[test]
@@ -261,24 +323,9 @@ fn states_in_8_bits_continue_from_a_checkpoint() {
             "precision.compute=bf16",
             "mesh.dp_shard=2",
         ];
-        let dir = tempfile::tempdir().unwrap();
-        let train = |steps: u64| {
-            let options = RunOptions {
-                steps: Some(steps),
-                checkpoints: Some(CheckpointOptions {
-                    dir: dir.path().to_owned(),
-                    every: 0,
-                    keep: 1,
-                    resume: Resume::Auto,
-                }),
-                ..RunOptions::default()
-            };
-            run(&load("llama-tiny", &set), options).run.losses
-        };
         let whole = results("llama-tiny", &set);
-        train(2);
-        let rest: Vec<u64> = train(4).iter().map(|l| l.to_bits()).collect();
-        assert_eq!(rest[rest.len() - 2..], whole.0[2..], "{policy}");
+        let rest = resumed(&set, &set);
+        assert_eq!(rest, whole.0[2..], "{policy}");
         // It trains about as float32 states do, not equally.
         let plain = results("llama-tiny", &[&policy, set[2], set[3]]);
         assert_ne!(plain.1, whole.1);

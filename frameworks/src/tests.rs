@@ -564,6 +564,35 @@ fn a_log_of_torchtitan_is_a_configuration() {
     }
 }
 
+/// torchtitan's filters are parts of names. Those of layers that are never in 8 bits, and all of
+/// them without 8 bits, set nothing.
+#[test]
+fn layers_that_torchtitan_keeps_in_16_bits_are_read() {
+    let text = std::fs::read_to_string(format!("{DATA}/torchtitan/llama3-8b.toml")).unwrap();
+    let exclude = "precision.float8_exclude";
+    let of = |converters: &str, filters: &str| {
+        let text = text.replace(
+            "filter_fqns = [\"output\"]",
+            &format!("filter_fqns = {filters}"),
+        );
+        let text = text.replace("[model]", &format!("[model]\nconverters = {converters}"));
+        try_text("job.toml", &text, &eight()).unwrap()
+    };
+    let on = "[\"float8\"]";
+    let job = of(on, "[\"output\", \"attention.wk\", \"w2\"]");
+    let globs = setting(&job, exclude);
+    assert_eq!(globs.as_deref(), Some("[\"*attention.wk*\", \"*w2*\"]"));
+    assert_eq!(
+        setting(&of(on, "[\"output\", \"router.gate\"]"), exclude),
+        None
+    );
+    let sizes = of(on, "[\"auto_filter_small_kn\", \"wo\"]");
+    assert_eq!(setting(&sizes, exclude).as_deref(), Some("[\"*wo*\"]"));
+    let sizes = of(on, "[\"auto_filter_small_kn\"]");
+    assert_eq!(setting(&sizes, exclude), None);
+    assert_eq!(setting(&of("[]", "[\"w2\"]"), exclude), None);
+}
+
 /// `none` is a mode of torchtitan. In other keys, the word means that nothing is set.
 #[test]
 fn a_choice_may_be_none() {

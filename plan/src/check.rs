@@ -21,6 +21,7 @@ mod factor;
 mod float8;
 mod form;
 mod layout;
+mod muon;
 mod nan;
 mod norm;
 mod page;
@@ -57,6 +58,7 @@ pub fn check(program: &Program) -> Report {
     collectives::check(program, &mut sink);
     experts::check(program, &mut sink);
     float8::check(program, &mut sink);
+    muon::check(program, &mut sink);
     nan::check(program, &mut sink);
     let walked = walk::walk(program, &mut sink, &mut ());
     sink.finish(walked.waits, walked.instructions)

@@ -47,7 +47,9 @@ pub use param_groups::{GroupSettings, MAX_PARAM_GROUPS, ParamGroup};
 pub use precision::{FrozenType, MomentType, Precision};
 pub use rope::{RopeScaling, RopeType};
 use serde::Serialize;
-pub use train::{AttentionBackend, Loss, LrSchedule, Optimizer, Recompute, RecomputeLayers, Train};
+pub use train::{
+    AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers, Train,
+};
 pub use vision::{ProjectorNorm, Vision};
 pub(crate) use words::Words;
 

@@ -33,7 +33,8 @@ use crate::program::{Phase, Program, SectionKind, Unit};
 use crate::recipes;
 use crate::shard::placements::shard_axis;
 use crate::shard::{
-    Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups, check_frozen,
+    Apart, Group, Layout, LayoutKind, ShardError, UnitSpec, assign_units, build_groups,
+    check_frozen,
 };
 use activation_offload::ActivationOffload;
 use buffers::TapeBuffers;
@@ -118,7 +119,8 @@ pub(crate) fn plan(
         return Err(PlanError::NothingTrained);
     }
     let float8 = float8_gathers(scenario, &model.tree);
-    let (specs, mut groups) = units(scenario, lowering, modules, params, &float8)?;
+    let muon = optimizer::muon_params(scenario, &model.tree);
+    let (specs, mut groups) = units(scenario, lowering, modules, params, (&float8, &muon))?;
     let tape = tape(scenario, engine, lowering, model, &specs, &groups);
     float8::share_scales(&tape, &mut groups);
     lower(scenario, engine, lowering, &tape, specs, groups)
@@ -153,7 +155,7 @@ pub(crate) fn plan_tape(
     if !tape.params.iter().any(|p| p.requires_grad) {
         return Err(PlanError::NothingTrained);
     }
-    let (specs, groups) = units(scenario, lowering, &tape.modules, &tape.params, &[])?;
+    let (specs, groups) = units(scenario, lowering, &tape.modules, &tape.params, (&[], &[]))?;
     lower(scenario, engine, lowering, tape, specs, groups)
 }
 
@@ -306,18 +308,19 @@ pub(crate) fn tape_of(
         modules, params, ..
     } = &model.tree;
     let float8 = float8_gathers(scenario, &model.tree);
-    let (specs, groups) = units(scenario, lowering, modules, params, &float8)?;
+    let muon = optimizer::muon_params(scenario, &model.tree);
+    let (specs, groups) = units(scenario, lowering, modules, params, (&float8, &muon))?;
     Ok(tape(scenario, engine, lowering, model, &specs, &groups))
 }
 
-/// Returns the units of a model, and the groups of their parameters. `float8` says which ones ranks
-/// gather in 8 bits.
+/// Returns the units of a model, and the groups of their parameters. `float8` and `muon` say which
+/// ones ranks gather in 8 bits, and Muon updates.
 fn units(
     scenario: &Scenario,
     lowering: &Lowering,
     modules: &[Module],
     params: &[Param],
-    float8: &[bool],
+    (float8, muon): (&[bool], &[bool]),
 ) -> Result<(Vec<UnitSpec>, Vec<Group>), PlanError> {
     let specs = assign_units(&scenario.fsdp.units, modules)?;
     let groups = build_groups(
@@ -326,8 +329,11 @@ fn units(
         params,
         |of| (lowering.layout)(scenario, of),
         &contiguous_with_next(scenario, lowering, params),
-        lowering.frozen_apart,
-        float8,
+        Apart {
+            frozen: lowering.frozen_apart,
+            float8,
+            muon,
+        },
     )?;
     Ok((specs, groups))
 }

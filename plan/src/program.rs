@@ -39,7 +39,7 @@ use std::ops::Range;
 pub use traffic::Traffic;
 pub use unfilled::UnfilledWrites;
 pub(crate) use unfilled::is_packed;
-pub use updates::{GroupRun, ScaleRun, Updated};
+pub use updates::{GroupRun, MatrixRun, ScaleRun, Updated};
 
 /// Operation of an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]

@@ -14,8 +14,8 @@ pub mod placements;
 pub use error::{LayoutError, ShardError};
 pub use flat::{FlatItem, FlatLayout, flat_layout};
 pub use groups::{
-    LayoutKind, UnitSpec, assign_units, build_groups, check_excluded, check_frozen,
-    check_recomputed, check_unit, owners,
+    Apart, LayoutKind, UnitSpec, assign_units, build_groups, check_frozen, check_recomputed,
+    check_unit, owners,
 };
 pub use per_param::{PerParamItem, PerParamLayout, per_param_layout};
 #[cfg(test)]
@@ -41,6 +41,9 @@ pub struct Group {
     /// program. Parameters that one matmul reads share a scale. Otherwise empty.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub scales: Vec<u32>,
+    /// Whether Muon updates its parameters, which are matrices.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub muon: bool,
 }
 
 impl Group {

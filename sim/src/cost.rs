@@ -15,9 +15,11 @@ use crate::hardware::{MemoryClass, Profile};
 use crate::network::Network;
 use crate::part::Part;
 use crate::price::{Cost, Load, Price, copy_gbps, fixed_share};
-use shardlab_plan::ir::{BodyOp, BufferId, CopyKind, DType, InstrId, Kernel, KernelClass};
+use shardlab_plan::ir::{
+    BodyOp, BufferId, CopyKind, DType, InstrId, Kernel, KernelClass, NewtonSchulz,
+};
 use shardlab_plan::program::{Op, Program, StreamKind, Traffic};
-use shardlab_plan::units::Picos;
+use shardlab_plan::units::{Bytes, Flops, Picos};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
@@ -288,12 +290,38 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
             };
             grouped::price(kernel.dtype, shape, traffic.moved(), profile)
         }
+        KernelClass::Optimizer => match kernel.newton_schulz() {
+            Some(of) => muon(kernel, traffic.moved(), profile, of),
+            None => memory::price(kernel, traffic.moved(), profile),
+        },
         _ => memory::price(kernel, traffic.moved(), profile),
     };
     Price {
         us: (price.us * gemm::accumulation(&kernel.body, profile))
             .max(profile.device.min_kernel_us),
         measured: price.measured && kernel.dtype == asked.dtype,
+    }
+}
+
+/// Prices an update by Muon: its memory traffic, and its matmuls, which are as fast as those of the
+/// largest matrix.
+fn muon(kernel: &Kernel, moved: Bytes, profile: &Profile, of: NewtonSchulz) -> Price {
+    let elementwise = Kernel {
+        flops: Flops(kernel.flops.0.saturating_sub(of.flops)),
+        ..kernel.clone()
+    };
+    let mut price = memory::price(&elementwise, moved, profile);
+    let of_largest = NewtonSchulz::matrix_flops(of.largest);
+    if of_largest > 0 {
+        let matmul =
+            |shape| gemm::price(&profile.gemm, profile, DType::Bf16, 2.0, shape, 1, 1.0).us;
+        let iteration: f64 = NewtonSchulz::matmuls(of.largest).map(matmul).iter().sum();
+        let matrices = of.flops as f64 / of_largest as f64;
+        price.us += NewtonSchulz::STEPS as f64 * iteration * matrices;
+    }
+    Price {
+        measured: false,
+        ..price
     }
 }
 
@@ -500,6 +528,41 @@ mod tests {
                 price.us
             );
         }
+    }
+
+    /// Newton-Schulz runs at a third of the tensor cores' peak or more. The rest takes as long as
+    /// Lion, which moves the same bytes.
+    #[test]
+    fn muon_takes_the_time_of_its_matmuls() {
+        let profile = hardware::load("h200-nvlink").unwrap();
+        let of = |optimizer: &str| {
+            let text = "[model]\npreset = \"llama3-8b\"\nlayers = 2\n\
+                [fsdp]\npolicy = \"native\"\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 1\n";
+            let set = [format!("train.optimizer={optimizer}")];
+            let scenario = shardlab_plan::scenario::parse("t", text, &set).unwrap();
+            let program = shardlab_plan::plan(&scenario).unwrap();
+            let kernels = program.kernels.iter();
+            let largest = kernels.filter(|k| k.class == KernelClass::Optimizer);
+            let kernel = largest
+                .max_by_key(|k| (k.newton_schulz().is_some(), k.read))
+                .unwrap();
+            (
+                kernel.newton_schulz().map_or(0, |of| of.flops),
+                alone(kernel, &profile),
+            )
+        };
+        let (flops, muon) = of("muon");
+        // Of a block: w1, w2 and w3; q and o; k and v.
+        let matrix = |m: u64, n: u64| 5 * (4 * m * m * n + 2 * m * m * m);
+        let block = 3 * matrix(4096, 14336) + 2 * matrix(4096, 4096) + 2 * matrix(1024, 4096);
+        assert_eq!(flops, block);
+        let fastest = flops as f64 / profile.peak_flops(DType::Bf16) * 1e6;
+        let matmuls = muon.us - of("lion").1.us;
+        assert!(
+            fastest < matmuls && matmuls < 3.0 * fastest,
+            "{matmuls} us, {fastest}"
+        );
+        assert!(!muon.measured);
     }
 
     /// Float32 weight gradients take as long as the tables say, and keep more of the memory system

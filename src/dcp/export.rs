@@ -23,6 +23,11 @@ pub fn export(
     folder: &Path,
     ranks: u32,
 ) -> Result<(), DcpError> {
+    if scenario.train.optimizer == Optimizer::Muon && checkpoint.progress().step > 0 {
+        let what = "states of Muon and AdamW in one checkpoint have no form that torch reads; \
+                    export the weights with `exec --export`";
+        return Err(DcpError::format(folder, what));
+    }
     let of = checkpoint.indices(program)?;
     std::fs::create_dir_all(folder).map_err(DcpError::io(folder))?;
     let mut entries = std::fs::read_dir(folder).map_err(DcpError::io(folder))?;

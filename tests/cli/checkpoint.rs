@@ -50,6 +50,25 @@ fn a_run_continues_from_what_it_wrote_for_pytorch() {
     }
 }
 
+/// Muon and AdamW share a model, which no optimizer of PyTorch reads from one checkpoint.
+#[test]
+fn states_of_muon_are_not_written_for_pytorch() {
+    let dir = tempfile::tempdir().unwrap();
+    let at = |name: &str| dir.path().join(name).display().to_string();
+    let (ours, dcp) = (at("ours"), at("dcp"));
+    let muon = ["--set", "train.optimizer=muon"];
+    let train = ["exec", "llama-tiny", "--no-store", "--steps", "1"];
+    let folder = ["--checkpoint-dir", &ours];
+    let run = json(&[&train[..], &folder, &muon].concat());
+    assert_eq!(run["losses"].as_array().unwrap().len(), 1);
+    let export = ["checkpoint", "export", "llama-tiny", &ours, &dcp];
+    let output = shardlab(&[&export[..], &muon].concat()).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(text.contains("states of Muon and AdamW"), "{text}");
+    assert!(!Path::new(&dcp).exists());
+}
+
 #[test]
 fn other_folders_are_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,6 +1,6 @@
 //! Operands of a kernel launch.
 
-use shardlab_plan::config::{GroupSettings, MAX_PARAM_GROUPS};
+use shardlab_plan::config::{GroupSettings, MAX_PARAM_GROUPS, MuonAdjustLr};
 use shardlab_plan::ir::{DType, Kernel, Shape};
 use shardlab_plan::program::{GroupRun, ScaleRun};
 
@@ -24,6 +24,21 @@ unsafe impl Send for RawRange {}
 // SAFETY: as above.
 unsafe impl Sync for RawRange {}
 
+/// Settings of Muon besides those of all optimizers.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MuonSettings {
+    /// Momentum.
+    pub momentum: f64,
+    /// Factor of the learning rate.
+    pub adjust_lr: MuonAdjustLr,
+}
+
+/// No momentum.
+pub const NO_MUON: MuonSettings = MuonSettings {
+    momentum: 0.0,
+    adjust_lr: MuonAdjustLr::Original,
+};
+
 /// Optimizer settings of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyper {
@@ -33,6 +48,8 @@ pub struct Hyper {
     pub betas: [f64; 2],
     /// AdamW epsilon.
     pub eps: f64,
+    /// Settings of Muon.
+    pub muon: MuonSettings,
     /// Decoupled weight decay, of parameter group 0.
     pub weight_decay: f64,
     /// Global norm limit; 0 means none.
@@ -70,6 +87,7 @@ pub const NO_HYPER: Hyper = Hyper {
     lr: 0.0,
     betas: [0.0; 2],
     eps: 0.0,
+    muon: NO_MUON,
     weight_decay: 0.0,
     clip_norm: 0.0,
     step: 0,
@@ -84,7 +102,8 @@ pub struct LaunchContext<'a> {
     /// Optimizer settings of the step.
     pub hyper: Hyper,
     /// For `CopyOut` (writes) and `ChunkCat` (reads): shapes of the parameters behind those
-    /// operands, in order.
+    /// operands, in order. For `Muon`: those of the matrices of its weights on this rank, and `[n]`
+    /// for `n` elements of padding.
     pub shapes: &'a [Shape],
     /// For optimizers: parameter groups of the weights, in order. Empty if all are in group 0.
     pub groups: &'a [GroupRun],

@@ -25,7 +25,7 @@ use arena::Arena;
 use events::Events;
 use queue::{Entry, Queue};
 use shapes::Shapes;
-use shardlab_plan::ir::{BufferId, COMPUTE, EventId, InstrId, StreamId};
+use shardlab_plan::ir::{BufferId, COMPUTE, EventId, InstrId, Shape, StreamId};
 use shardlab_plan::program::{GroupRun, Op, Program, ScaleRun, UnfilledWrites};
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
@@ -103,6 +103,8 @@ struct Shared {
     shapes: Arc<Shapes>,
     /// By launch of an optimizer: parameter groups of its weights on this rank.
     groups: BTreeMap<InstrId, Vec<GroupRun>>,
+    /// By launch of Muon: shapes of the matrices on this rank.
+    matrices: BTreeMap<InstrId, Vec<Shape>>,
     /// By launch over shards of weights in 8 bits: scales of the weights on this rank.
     scales: BTreeMap<InstrId, Vec<ScaleRun>>,
     queues: Vec<Queue>,
@@ -196,6 +198,7 @@ impl CpuWorld {
             program: Arc::clone(program),
             shapes: Arc::clone(&self.shapes),
             groups: program.group_runs(rank).map_err(|e| e.to_string())?,
+            matrices: shapes::matrices(program, rank).map_err(|e| e.to_string())?,
             scales: program.scale_runs(rank).map_err(|e| e.to_string())?,
             queues: (0..streams)
                 .map(|_| Queue::new(options.queue_depth, Arc::clone(&self.abort)))

@@ -2,6 +2,7 @@
 
 mod float8;
 mod layout;
+mod muon;
 mod optimizer;
 
 use super::error::OperandError;
@@ -222,6 +223,10 @@ pub(super) fn run(
         ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
             let mut update = op.update().into_iter();
             update.try_for_each(|u| optimizer::update(ctx, u, reads, writes))
+        }
+        ShardOp::Muon { .. } => {
+            let mut update = op.update().into_iter();
+            update.try_for_each(|u| muon::update(ctx, u, reads, writes))
         }
     }
 }

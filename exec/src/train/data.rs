@@ -325,6 +325,15 @@ impl Feed {
                     out.extend_from_slice(&(first + position as i64).to_le_bytes());
                 }
             }
+            "sinusoids" => {
+                let width = known.bytes.0 / known.dtype.size() / self.seq_len;
+                for position in self.positions() {
+                    let position = (position + m.options.position_offset) as f32;
+                    for v in sinusoid(position, width as usize) {
+                        push(&mut out, known.dtype, v);
+                    }
+                }
+            }
             other => return Err(DataError::UnknownConst(other.to_owned())),
         }
         debug_assert_eq!(out.len() as u64, known.bytes.0);
@@ -348,6 +357,17 @@ impl Feed {
             Samples::Random { seed } => format!("random {seed}"),
         }
     }
+}
+
+/// Returns the sines and then the cosines of a position, whose frequencies fall from 1 to 1/10,000
+/// (as in tensor2tensor, fairseq and XGLM), and a zero if the width is odd.
+fn sinusoid(position: f32, width: usize) -> impl Iterator<Item = f32> {
+    let half = width / 2;
+    let step = 10_000f64.ln() as f32 / half.saturating_sub(1).max(1) as f32;
+    let angle = move |n: usize| position * (n as f32 * -step).exp();
+    let sines = (0..half).map(move |n| angle(n).sin());
+    let cosines = (0..half).map(move |n| angle(n).cos());
+    sines.chain(cosines).chain((width % 2 == 1).then_some(0.0))
 }
 
 /// Number of elements that one thread converts at a time.

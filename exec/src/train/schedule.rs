@@ -1,6 +1,6 @@
 //! Optimizer settings of each step.
 
-use crate::base::operand::Hyper;
+use crate::base::operand::{Hyper, MuonSettings};
 use shardlab_plan::config::{LrSchedule, Train};
 
 /// Returns the learning rate of step `step` (from 0). The horizon of a cosine schedule is the
@@ -31,6 +31,10 @@ pub fn hyper(train: &Train, step: u64) -> Hyper {
         lr: learning_rate(train, step),
         betas: train.betas,
         eps: train.eps,
+        muon: MuonSettings {
+            momentum: train.muon_momentum,
+            adjust_lr: train.muon_adjust_lr,
+        },
         weight_decay: train.weight_decay,
         clip_norm: train.clip_norm,
         step: step + 1,

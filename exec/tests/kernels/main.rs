@@ -6,6 +6,7 @@ mod every;
 mod examples;
 mod experts;
 mod memory;
+mod muon;
 mod ops;
 mod optimizers;
 #[path = "../../../plan/src/compile/tests/semantics.rs"]

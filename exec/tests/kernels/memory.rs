@@ -136,6 +136,7 @@ pub(super) const HYPER: Hyper = Hyper {
     lr: 1e-2,
     betas: [0.9, 0.95],
     eps: 1e-8,
+    muon: shardlab_exec::NO_MUON,
     weight_decay: 0.1,
     clip_norm: 0.0,
     step: 1,

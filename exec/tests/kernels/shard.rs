@@ -350,6 +350,7 @@ fn adamw_follows_torch() {
         lr: 0.1,
         betas: [0.9, 0.999],
         eps: 1e-8,
+        muon: shardlab_exec::NO_MUON,
         weight_decay: 0.01,
         clip_norm: 0.0,
         step: 1,

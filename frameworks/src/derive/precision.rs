@@ -89,7 +89,7 @@ pub(super) fn float8(draft: &mut Draft) -> Result<(), ConfigError> {
     let divided = draft.fact(Fact::Tensor).is_some_and(|t| t.value > 1);
     let bf16 = draft.value("precision.param_dtype") == Some("\"bf16\"");
     let Some(on) = given.filter(|_| bf16 && !divided) else {
-        for key in KEYS {
+        for key in KEYS.into_iter().chain(["precision.float8_exclude"]) {
             draft.unset(key, Lack::Nothing, "no matmul is predicted in 8 bits");
         }
         if let Some(on) = given {

@@ -9,6 +9,7 @@ use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, choice, decisive, fact, integer,
     key, lost, number, quoted, with,
 };
+use crate::tree::Node;
 
 pub(crate) static TORCHTITAN: Format = Format {
     name: "torchtitan",
@@ -175,13 +176,42 @@ const KEYS: &[Key] = &[
         })
     }),
     with("float8.recipe_name", float8_recipe),
+    with("float8.filter_fqns", float8_filters),
     lost("float8.enable_fsdp_float8_all_gather", FLOAT8_GATHER),
     with("quantize.linear.float8.recipe_name", float8_recipe),
+    with("quantize.linear.float8.filter_fqns", float8_filters),
     lost(
         "quantize.linear.float8.enable_fsdp_float8_all_gather",
         FLOAT8_GATHER,
     ),
 ];
+
+/// Returns the linear layers that stay in 16 bits: those whose names have one of the texts in them.
+/// The output head and routers stay so without being listed.
+fn float8_filters(node: &Node) -> Result<Effect, String> {
+    let words = node.words().unwrap_or_default();
+    let words = words.split([' ', ',']).filter(|word| !word.is_empty());
+    let (by_size, names): (Vec<&str>, Vec<&str>) =
+        words.partition(|w| w.starts_with("auto_filter"));
+    let outside = |name: &&str| !matches!(*name, "output" | "lm_head") && !name.contains("router");
+    let globs: Vec<String> = names
+        .into_iter()
+        .filter(outside)
+        .map(|name| quoted(&format!("*{name}*")))
+        .collect();
+    let set = (!globs.is_empty()).then(|| {
+        let globs = format!("[{}]", globs.join(", "));
+        Effect::Set("precision.float8_exclude", globs)
+    });
+    let lost = (!by_size.is_empty()).then_some(Effect::Lost(
+        "filters by size are not modeled: small layers are predicted in 8 bits",
+    ));
+    Ok(match (set, lost) {
+        (Some(set), Some(lost)) => Effect::All(vec![set, lost]),
+        (Some(one), None) | (None, Some(one)) => one,
+        (None, None) => Effect::Aside("these layers stay in 16 bits anyway"),
+    })
+}
 
 const ASIDES: &[(&str, &[&str])] = &[
     (

@@ -222,6 +222,9 @@ rules! {
     Float8Amax = "FP8-AMAX", State, Error,
         "scales of sharded weights follow from maxima over all ranks",
         "Megatron-LM #442, torchtitan #3109: maxima over some of the ranks, diverged after 1,000 steps, NaN at step 3";
+    MuonMatrix = "MUON-MATRIX", Layout, Error,
+        "Muon updates whole matrices",
+        "an orthogonalized shard is not a shard of the orthogonalized matrix; Megatron-LM's LayerWiseDistributedOptimizer gives ranks whole parameters";
     NanCheck = "NAN-CHECK", State, Error,
         "checks for NaN cover all operands and results of collectives",
         "Megatron-LM's `check_for_nan_in_grad` looks at gradients before their reduction only";

@@ -19,6 +19,7 @@ use crate::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
 use crate::ir::strides::Strides;
 use crate::ir::{ModuleId, ModuleKind, OpKind, ParamId, Shape, op, strides};
 use crate::models::ModelGraph;
+use crate::recipes::Recipe;
 use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
@@ -88,10 +89,10 @@ pub(super) fn projections(
     m: &mut ModelGraph,
     o: &mut Orders,
     ready: &mut [Ready],
-    which: MergeProjections,
+    (which, recipe): (MergeProjections, &dyn Recipe),
     sharding: Sharding<'_>,
 ) {
-    let families = families(m, o, which, sharding);
+    let families = families(m, o, (which, recipe), sharding);
     if families.is_empty() {
         return;
     }
@@ -142,7 +143,7 @@ fn role(g: &Graph, op: &Op) -> Option<(ParamId, Role)> {
 fn families(
     m: &ModelGraph,
     o: &Orders,
-    which: MergeProjections,
+    (which, recipe): (MergeProjections, &dyn Recipe),
     sharding: Sharding<'_>,
 ) -> Vec<Family> {
     if which == MergeProjections::None {
@@ -169,8 +170,12 @@ fn families(
     for mut params in readers.into_values() {
         params.sort_unstable();
         let consecutive = params.windows(2).all(|p| p[0].0 + 1 == p[1].0);
-        let tied = |p: &ParamId| m.tree.params[p.index()].modules.len() > 1;
-        if params.len() < 2 || !consecutive || params.iter().any(tied) {
+        let param = |p: &ParamId| &m.tree.params[p.index()];
+        let tied = |p: &ParamId| param(p).modules.len() > 1;
+        // One weight of one type: a part in 8 bits and a part that is not stay apart.
+        let float8 = |p: &ParamId| recipe.float8(param(p), m.tree.block_place(param(p)));
+        let mixed = params.windows(2).any(|p| float8(&p[0]) != float8(&p[1]));
+        if params.len() < 2 || !consecutive || mixed || params.iter().any(tied) {
             continue;
         }
         let near = |p: &ParamId| (sharding.adjacency)(*p);

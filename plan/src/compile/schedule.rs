@@ -110,7 +110,8 @@ pub(super) fn plan(
     let mut guarded = vec![false];
     if mode != CompileMode::Off {
         guarded = regions(m, &mut o, mode, sharding.is_unit);
-        merge::projections(m, &mut o, &mut b.ready, compile.merge_projections, sharding);
+        let which = (compile.merge_projections, recipe);
+        merge::projections(m, &mut o, &mut b.ready, which, sharding);
     }
     float8::quantize(m, &mut o, recipe);
     if mode != CompileMode::Off {

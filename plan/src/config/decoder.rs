@@ -118,6 +118,10 @@ pub enum PositionEmbedding {
     RotaryInterleaved,
     /// A table whose rows are added to the tokens.
     Learned,
+    /// Sines and cosines of the positions, which are added to the tokens.
+    Sinusoidal,
+    /// The same as a parameter that is not trained.
+    SinusoidalTable,
     /// A penalty of the scores that grows with the distance.
     Alibi,
     /// Nothing: other layers know the order.
@@ -128,11 +132,19 @@ words!(PositionEmbedding {
     Rotary = "rotary",
     RotaryInterleaved = "rotary_interleaved",
     Learned = "learned",
+    Sinusoidal = "sinusoidal",
+    SinusoidalTable = "sinusoidal_table",
     Alibi = "alibi",
     None = "none",
 });
 
 impl PositionEmbedding {
+    /// Returns whether rows of a table are added to the tokens.
+    #[must_use]
+    pub fn is_table(self) -> bool {
+        matches!(self, Self::Learned | Self::SinusoidalTable)
+    }
+
     /// Returns whether queries and keys are rotated.
     #[must_use]
     pub fn rotates(self) -> bool {

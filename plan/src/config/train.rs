@@ -103,14 +103,16 @@ pub enum Optimizer {
     Lion,
     /// Plain SGD; no state.
     Sgd,
+    /// Muon for the matrices of blocks, with one momentum; AdamW for everything else.
+    Muon,
 }
 
 impl Optimizer {
-    /// Returns how it computes new weights.
+    /// Returns how it computes new weights; of Muon, of what it leaves to AdamW.
     #[must_use]
     pub const fn rule(self) -> UpdateRule {
         match self {
-            Self::Adamw => UpdateRule::AdamW,
+            Self::Adamw | Self::Muon => UpdateRule::AdamW,
             Self::Lion => UpdateRule::Lion,
             Self::Sgd => UpdateRule::Sgd,
         }
@@ -121,6 +123,22 @@ words!(Optimizer {
     Adamw = "adamw",
     Lion = "lion",
     Sgd = "sgd",
+    Muon = "muon",
+});
+
+/// Factor of Muon's learning rate that depends on the shape of a matrix (`adjust_lr_fn`).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum MuonAdjustLr {
+    /// `sqrt(max(1, rows / columns))`.
+    #[default]
+    Original,
+    /// `0.2 * sqrt(max(rows, columns))`: updates are as large as AdamW's.
+    MatchRmsAdamw,
+}
+
+words!(MuonAdjustLr {
+    Original = "original",
+    MatchRmsAdamw = "match_rms_adamw",
 });
 
 /// Learning rate after the warm-up.
@@ -187,6 +205,10 @@ pub struct Train {
     pub betas: [f64; 2],
     /// AdamW epsilon.
     pub eps: f64,
+    /// Muon's momentum.
+    pub muon_momentum: f64,
+    /// Factor of Muon's learning rate.
+    pub muon_adjust_lr: MuonAdjustLr,
     /// Decoupled weight decay.
     pub weight_decay: f64,
     /// Whether it applies to parameters of one dimension, too.

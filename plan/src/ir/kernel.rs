@@ -1,6 +1,6 @@
 //! Kernels: what they compute, on which operands, and their cost class.
 
-use super::{AttentionShape, DType, OpKind, Shape, strides};
+use super::{AttentionShape, DType, NewtonSchulz, OpKind, Shape, ShardOp, strides};
 use crate::units::{Bytes, Flops};
 use serde::Serialize;
 use smallvec::SmallVec;
@@ -206,6 +206,15 @@ pub struct Kernel {
 }
 
 impl Kernel {
+    /// Returns the orthogonalization of an update by Muon; `None` for other kernels.
+    #[must_use]
+    pub fn newton_schulz(&self) -> Option<NewtonSchulz> {
+        match self.body.first()?.op {
+            OpKind::Shard(ShardOp::Muon { newton_schulz, .. }) => Some(newton_schulz),
+            _ => None,
+        }
+    }
+
     /// Returns whether every element of the `n`th range that a launch writes is written. It is not
     /// if the body makes only some columns of each row; another launch writes the others, possibly
     /// later.

@@ -27,6 +27,48 @@ pub enum UpdateRule {
     Lion,
     /// `torch.optim.SGD` without momentum.
     Sgd,
+    /// `torch.optim.Muon` with Nesterov momentum.
+    Muon(NewtonSchulz),
+}
+
+/// Orthogonalization of the matrices of a launch (Newton-Schulz). Ranks have different matrices:
+/// these are the largest numbers of any rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+pub struct NewtonSchulz {
+    /// FLOPs of the matmuls of all matrices of a rank.
+    pub flops: u64,
+    /// Shape of the largest matrix: the shorter and the longer side.
+    pub largest: [u64; 2],
+}
+
+impl NewtonSchulz {
+    /// Iterations, each with three matmuls in bfloat16 (`ns_steps` of `torch.optim.Muon`).
+    pub const STEPS: u64 = 5;
+
+    /// Returns the shapes `[m, n, k]` of the matmuls of an iteration over a matrix of these sides.
+    #[must_use]
+    pub const fn matmuls([short, long]: [u64; 2]) -> [[u64; 3]; 3] {
+        [
+            [short, short, long],
+            [short, short, short],
+            [short, long, short],
+        ]
+    }
+
+    /// Returns the FLOPs of the matmuls of all iterations over a matrix.
+    #[must_use]
+    pub fn matrix_flops(sides: [u64; 2]) -> u64 {
+        let all = Self::matmuls(sides).map(|[m, n, k]| 2 * m * n * k);
+        Self::STEPS * all.iter().sum::<u64>()
+    }
+
+    /// Returns the bytes that a rank needs at a time for one matrix: the matrix before and after an
+    /// iteration, and two square matrices of its shorter side, in bfloat16.
+    #[must_use]
+    pub const fn workspace(&self) -> u64 {
+        let [short, long] = self.largest;
+        2 * (2 * short * long + 2 * short * short)
+    }
 }
 
 impl UpdateRule {
@@ -35,18 +77,19 @@ impl UpdateRule {
     pub const fn states(self) -> usize {
         match self {
             Self::AdamW => 2,
-            Self::Lion => 1,
+            Self::Lion | Self::Muon(_) => 1,
             Self::Sgd => 0,
         }
     }
 
-    /// Returns the FLOPs per weight.
+    /// Returns the FLOPs per weight, without those of matmuls.
     #[must_use]
     pub const fn flops(self) -> u64 {
         match self {
             Self::AdamW => 14,
             Self::Lion => 10,
             Self::Sgd => 2,
+            Self::Muon(_) => 12,
         }
     }
 }
@@ -69,6 +112,11 @@ impl From<Update> for ShardOp {
             UpdateRule::AdamW => Self::AdamW { cast, pieces },
             UpdateRule::Lion => Self::Lion { cast, pieces },
             UpdateRule::Sgd => Self::Sgd { cast, pieces },
+            UpdateRule::Muon(newton_schulz) => Self::Muon {
+                cast,
+                pieces,
+                newton_schulz,
+            },
         }
     }
 }
@@ -164,6 +212,16 @@ pub enum ShardOp {
     /// A shard of main weights (first read), rounded to bfloat16, times the scales of their tensors
     /// (second read), to codes.
     ShardCast,
+    /// Muon on weight, gradient and momentum, as [`ShardOp::AdamW`]. Ranges hold whole matrices.
+    Muon {
+        /// As in [`ShardOp::AdamW`].
+        cast: bool,
+        /// As in [`ShardOp::AdamW`].
+        #[serde(skip_serializing_if = "Option::is_none")]
+        pieces: Option<Pieces>,
+        /// Orthogonalization of the matrices.
+        newton_schulz: NewtonSchulz,
+    },
 }
 
 impl ShardOp {
@@ -174,6 +232,11 @@ impl ShardOp {
             Self::AdamW { cast, pieces } => (UpdateRule::AdamW, cast, pieces),
             Self::Lion { cast, pieces } => (UpdateRule::Lion, cast, pieces),
             Self::Sgd { cast, pieces } => (UpdateRule::Sgd, cast, pieces),
+            Self::Muon {
+                cast,
+                pieces,
+                newton_schulz,
+            } => (UpdateRule::Muon(newton_schulz), cast, pieces),
             _ => return None,
         };
         Some(Update { rule, cast, pieces })
@@ -197,6 +260,7 @@ impl ShardOp {
             Self::AdamW { .. } => "adamw",
             Self::Lion { .. } => "lion",
             Self::Sgd { .. } => "sgd",
+            Self::Muon { .. } => "muon",
             Self::ShardAmax => "shard_amax",
             Self::ShardScales { .. } => "shard_scales",
             Self::ShardCast => "shard_float8_cast",

@@ -17,7 +17,7 @@ use super::builder::CollectiveLaunch;
 use super::emitter::{Comms, Emitter, ShardComms};
 use super::inputs::{LoweringInputs, outer_optim, params_apart};
 use super::kernels::KernelLaunch;
-use super::optimizer::{Moments, moments};
+use super::optimizer::{Moments, moments, rule};
 use super::streams::CommStreams;
 use super::walk::Location;
 use crate::config::Strategy;
@@ -108,7 +108,7 @@ impl GroupState {
 /// parameters in buffers of their own, without padding. See Note [State of single parameters].
 fn tensors(out: &mut Emitter<'_>, g: GroupId, own: u64, apart: bool) -> Vec<Tensor> {
     let unit = out.inputs.group(g).unit;
-    let framework = out.inputs.engine.framework;
+    let (framework, rule) = (out.inputs.engine.framework, rule(out.inputs, g));
     let parts = match &out.inputs.group(g).layout {
         Layout::Flat(layout) if framework && apart => {
             let items = layout.items.iter().filter(|i| i.numel > 0);
@@ -122,7 +122,7 @@ fn tensors(out: &mut Emitter<'_>, g: GroupId, own: u64, apart: bool) -> Vec<Tens
     let tensor = |elements: Range<u64>| Tensor {
         moments: moments(
             out,
-            unit,
+            (unit, rule),
             elements.end - elements.start,
             Holds::Group(g),
             framework,

@@ -38,9 +38,10 @@ const fn class(op: ShardOp) -> KernelClass {
         | ShardOp::NanCheck
         | ShardOp::ShardAmax
         | ShardOp::ShardScales { .. } => KernelClass::FullReduce,
-        ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
-            KernelClass::Optimizer
-        }
+        ShardOp::AdamW { .. }
+        | ShardOp::Lion { .. }
+        | ShardOp::Sgd { .. }
+        | ShardOp::Muon { .. } => KernelClass::Optimizer,
     }
 }
 
@@ -58,6 +59,14 @@ const fn flops(op: ShardOp) -> u64 {
         | ShardOp::ShardCast => 1,
         ShardOp::SumSquares => 2,
         ShardOp::SumPieces { ranks, .. } => 2 * ranks as u64,
+        _ => 0,
+    }
+}
+
+/// Returns the FLOPs that do not follow from the number of elements.
+const fn further_flops(op: ShardOp) -> u64 {
+    match op {
+        ShardOp::Muon { newton_schulz, .. } => newton_schulz.flops,
         _ => 0,
     }
 }
@@ -89,7 +98,7 @@ impl Kernels {
                 b.kernel(Kernel {
                     name: op.name().to_owned(),
                     class: class(op),
-                    flops: Flops(flops(op) * elements),
+                    flops: Flops(flops(op) * elements + further_flops(op)),
                     read: Bytes(read),
                     written: Bytes(written),
                     dtype,

@@ -5,13 +5,53 @@ use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
 use super::kernels::KernelLaunch;
 use super::walk::Lifecycle;
-use crate::config::{Implementation, MomentType};
+use crate::config::{Implementation, MomentType, Optimizer, Scenario};
 use crate::ir::{
-    Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, HostWorkKind,
-    Part, Pieces, Pool, ReduceOp, Role, STATE_BLOCK, ShardOp, StreamId, UnitId, Update,
+    Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, GroupId, Holds,
+    HostWorkKind, NewtonSchulz, Param, ParamId, Part, Pieces, Pool, ReduceOp, Role, STATE_BLOCK,
+    ShardOp, StreamId, UnitId, Update, UpdateRule,
 };
+use crate::models::declare::Tree;
 use crate::program::{Phase, Rule};
+use crate::shard::Layout;
 use smallvec::smallvec;
+
+/// Returns by parameter whether Muon updates it; empty without Muon.
+pub(crate) fn muon_params(scenario: &Scenario, tree: &Tree) -> Vec<bool> {
+    if scenario.train.optimizer != Optimizer::Muon {
+        return Vec::new();
+    }
+    let hidden = |p: &Param| tree.block_place(p).is_some();
+    let matrix = |p: &Param| p.requires_grad && p.shape.len() == 2;
+    tree.params.iter().map(|p| matrix(p) && hidden(p)).collect()
+}
+
+/// Returns how the weights of a group are updated.
+pub(crate) fn rule(inputs: &LoweringInputs<'_>, g: GroupId) -> UpdateRule {
+    let group = inputs.group(g);
+    if !group.muon {
+        return inputs.scenario.train.optimizer.rule();
+    }
+    let ranks = match &group.layout {
+        Layout::Flat(l) => l.shards,
+        Layout::PerParam(l) => l.shards,
+    };
+    let sides = |p: &ParamId| {
+        let shape = &inputs.tape.params[p.index()].shape;
+        let (a, b) = (shape[0], shape.get(1).copied().unwrap_or(1));
+        [a.min(b), a.max(b)]
+    };
+    let flops = |rank: u32| {
+        let params = group.params.iter().enumerate();
+        let own = params.filter(|(i, _)| group.layout.local_numel(*i, rank) > 0);
+        own.map(|(_, p)| NewtonSchulz::matrix_flops(sides(p))).sum()
+    };
+    let largest = group.params.iter().map(sides);
+    UpdateRule::Muon(NewtonSchulz {
+        flops: (0..ranks).map(flops).max().unwrap_or(0),
+        largest: largest.max_by_key(|[a, b]| a * b).unwrap_or([0, 0]),
+    })
+}
 
 /// One tensor the optimizer updates.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +93,8 @@ impl Moments {
 #[derive(Clone, Debug)]
 pub(crate) struct ShardState {
     pub(crate) unit: UnitId,
+    /// How new weights are computed.
+    pub(crate) rule: UpdateRule,
     /// Axes that divide the model along which ranks update different parameters.
     pub(crate) divided: AxisSet,
     pub(crate) items: Vec<OptimizerItem>,
@@ -65,12 +107,12 @@ pub(crate) struct ShardState {
 /// Makes the state buffers of a tensor (they are allocated in the first step).
 pub(crate) fn moments(
     out: &mut Emitter<'_>,
-    unit: UnitId,
+    (unit, rule): (UnitId, UpdateRule),
     numel: u64,
     holds: Holds,
     counter: bool,
 ) -> Option<Moments> {
-    let states = out.inputs.scenario.train.optimizer.rule().states();
+    let states = rule.states();
     if states == 0 || numel == 0 {
         return None;
     }
@@ -221,7 +263,7 @@ pub(crate) fn update(
     reads.extend(scale.map(|n| out.b.whole(n)));
     writes.extend(&state.compute);
     let update = Update {
-        rule: out.inputs.scenario.train.optimizer.rule(),
+        rule: state.rule,
         cast: !state.compute.is_empty(),
         pieces: state.pieces,
     };

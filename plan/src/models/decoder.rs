@@ -232,9 +232,11 @@ impl Decoder {
         let pairs = match m.options.position_embedding {
             PositionEmbedding::Rotary => Pairs::Halves,
             PositionEmbedding::RotaryInterleaved => Pairs::Adjacent,
-            PositionEmbedding::Learned | PositionEmbedding::Alibi | PositionEmbedding::None => {
-                return None;
-            }
+            PositionEmbedding::Learned
+            | PositionEmbedding::Sinusoidal
+            | PositionEmbedding::SinusoidalTable
+            | PositionEmbedding::Alibi
+            | PositionEmbedding::None => return None,
         };
         if !(0..m.layers as usize).any(|layer| m.layer_type(layer).is_attention()) {
             return None;
@@ -460,9 +462,7 @@ impl Forward for Decoder {
         };
         let images = self.vision.as_ref().map(|tower| tower.forward(b));
         let ropes = Self::ropes(b, ["rope_cos", "rope_sin"]);
-        let multiplier = b.s.model.options.embedding_multiplier;
-        let h = self.embedding.forward(b, ids);
-        let mut h = b.within(ROOT, |b| scaled(b, h, multiplier));
+        let mut h = self.embedding.forward(b, ids);
         if let Some(norm) = self.embedding_norm {
             h = norm.apply(b, h);
         }

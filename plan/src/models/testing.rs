@@ -72,6 +72,8 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             lr_schedule: LrSchedule::Constant,
             min_lr: 0.0,
             betas: [0.9, 0.95],
+            muon_momentum: 0.95,
+            muon_adjust_lr: Default::default(),
             eps: 1e-8,
             weight_decay: 0.1,
             clip_norm: 0.0,

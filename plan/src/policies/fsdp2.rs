@@ -28,7 +28,7 @@ use crate::ir::{
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::emitter::{Comms, Emitter};
 use crate::lower::inputs::LoweringInputs;
-use crate::lower::optimizer::{OptimizerItem, ShardState, moments};
+use crate::lower::optimizer::{OptimizerItem, ShardState, moments, rule};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{Phase, Rule, StreamKind};
@@ -162,7 +162,7 @@ impl Fsdp2 {
                 .push(out.persistent(Role::MainWeight, bytes, kept, group.unit, holds));
             if trained(item.param) {
                 let local = layout.local_numel(i, 0);
-                let moments = moments(out, group.unit, local, holds, true);
+                let moments = moments(out, (group.unit, rule(out.inputs, g)), local, holds, true);
                 state.moments.push(moments);
                 state.trained.push(i);
             }
@@ -368,6 +368,7 @@ impl Lifecycle for Fsdp2 {
                     .collect();
                 Some(ShardState {
                     unit: group.unit,
+                    rule: rule(out.inputs, g),
                     divided: out.inputs.divided(g),
                     items,
                     compute: Vec::new(),

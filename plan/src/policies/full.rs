@@ -27,7 +27,7 @@ use crate::config::Reshard;
 use crate::ir::{Access, BufferId, COMPUTE, EventId, Holds, ParamId, Role, UnitId};
 use crate::lower::builder::NewBuffer;
 use crate::lower::emitter::{Comms, Emitter};
-use crate::lower::optimizer::{Moments, OptimizerItem, ShardState, moments};
+use crate::lower::optimizer::{Moments, OptimizerItem, ShardState, moments, rule};
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location, Pass};
 use crate::program::{Phase, Rule};
@@ -163,7 +163,13 @@ fn param_state(out: &mut Emitter<'_>, p: ParamId) -> ParamState {
         holds,
     );
     let moments = if group.requires_grad {
-        moments(out, group.unit, local_numel, holds, true)
+        moments(
+            out,
+            (group.unit, rule(out.inputs, g)),
+            local_numel,
+            holds,
+            true,
+        )
     } else {
         None
     };
@@ -311,6 +317,7 @@ impl Lifecycle for Full {
                 Some(s) => s.items.push(item),
                 None => states.push(ShardState {
                     unit: p.unit,
+                    rule: out.inputs.scenario.train.optimizer.rule(),
                     divided,
                     items: vec![item],
                     compute: Vec::new(),

@@ -36,6 +36,15 @@ pub struct ScaleRun {
     pub numel: u64,
 }
 
+/// Adjacent weights of a launch of Muon that belong to one matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MatrixRun {
+    /// The matrix; `None` for padding.
+    pub param: Option<ParamId>,
+    /// Elements.
+    pub numel: u64,
+}
+
 impl Program {
     /// Returns the tensors that an instruction updates, or none unless it launches an optimizer.
     #[must_use]
@@ -131,6 +140,29 @@ impl Program {
             self.runs_of(&contents, rank, weight, scale_of, &mut runs)?;
             let runs = runs.into_iter();
             let runs = runs.map(|(scale, numel)| ScaleRun { scale, numel });
+            all.insert(InstrId(i as u32), runs.collect());
+        }
+        Ok(all)
+    }
+
+    /// Returns, by launch of [`ShardOp::Muon`], the matrices of its weights on a rank, tensor by
+    /// tensor.
+    ///
+    /// # Errors
+    /// [`NoSlice`].
+    pub fn matrix_runs(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<MatrixRun>>, NoSlice> {
+        let mut all = BTreeMap::new();
+        let contents = Contents::new(self);
+        for (i, instr) in self.instrs.iter().enumerate() {
+            let Some(ShardOp::Muon { .. }) = self.shard_op(&instr.op) else {
+                continue;
+            };
+            let mut runs = Vec::new();
+            for tensor in self.updates(&instr.op) {
+                self.runs_of(&contents, rank, &tensor.weight, |p| p, &mut runs)?;
+            }
+            let runs = runs.into_iter();
+            let runs = runs.map(|(param, numel)| MatrixRun { param, numel });
             all.insert(InstrId(i as u32), runs.collect());
         }
         Ok(all)

@@ -96,6 +96,7 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             };
             delta + queries + grouped
         }
+        KernelClass::Optimizer => kernel.newton_schulz().map_or(0, |of| of.workspace()),
         _ if kernel.body.len() > 1 && kernel.body.iter().any(|op| op.op.sums_rows()) => ROW_SUMS,
         _ => 0,
     }

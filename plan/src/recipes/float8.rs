@@ -1,6 +1,6 @@
 //! Which linear layers run in 8 bits, and with which types and scales.
 
-use crate::config::pattern::covers;
+use crate::config::pattern::part_of;
 use crate::config::{Float8, Float8Recipe, Float8Saved};
 use crate::ir::{DType, Param};
 
@@ -31,6 +31,39 @@ pub(crate) struct BlockPlace {
 /// Dimensions of factors are multiples of this: rows of 8-bit matrices start at 16 bytes.
 pub(crate) const FLOAT8_ALIGNMENT: u64 = 16;
 
+/// Returns whether a glob of `float8_exclude` matches a linear layer, or a module that contains it,
+/// by its name here, in torchtitan or in Hugging Face's code. Only matrices are weights of linear
+/// layers.
+pub(crate) fn names_layer(glob: &str, weight: &Param) -> bool {
+    let Some(module) = weight.name.strip_suffix(".weight") else {
+        return false;
+    };
+    let matches = |name: &str| part_of(glob, name);
+    weight.shape.len() == 2
+        && (matches(module)
+            || matches(&torchtitan(module))
+            || weight.hf.as_ref().is_some_and(|hf| matches(&hf.module)))
+}
+
+/// Returns the name of a linear layer in torchtitan, which `filter_fqns` uses:
+/// `layers.0.attention.wq` and `layers.0.feed_forward.w1`.
+fn torchtitan(module: &str) -> String {
+    let mut parts: Vec<&str> = module.split('.').collect();
+    if let [.., "attention", layer] = parts.as_mut_slice() {
+        *layer = match *layer {
+            "q" => "wq",
+            "k" => "wk",
+            "v" => "wv",
+            "o" => "wo",
+            other => other,
+        };
+    }
+    for part in parts.iter_mut().filter(|part| **part == "mlp") {
+        *part = "feed_forward";
+    }
+    parts.join(".")
+}
+
 /// Returns how the layer with this weight runs in 8 bits; `None` if it does not. These are the
 /// linear layers of blocks. Heads, routers, adapters and all other operations stay in the compute
 /// type.
@@ -39,7 +72,7 @@ pub(crate) fn linear(of: &Float8, p: &Param, block: Option<BlockPlace>) -> Optio
     let module = p.name.strip_suffix(".weight")?;
     let router = module.rsplit('.').next() == Some("router");
     let inner = number >= of.first_bf16 && number + of.last_bf16 < count;
-    let excluded = || of.exclude.iter().any(|glob| covers(glob, module));
+    let excluded = || of.exclude.iter().any(|glob| names_layer(glob, p));
     if !of.is_on() || p.shape.len() != 2 || router || p.is_adapter() || !inner || excluded() {
         return None;
     }

@@ -11,15 +11,16 @@ use super::presets::PRESETS;
 use crate::config::{
     Activation, AllocatorKind, AttentionBackend, AttentionGate, AuxLoss, CompileMode, Float8Format,
     Float8Recipe, Float8Saved, FrozenType, GatePreset, GateProgram, GradientSync, Head,
-    Implementation, LayerType, Loss, LrSchedule, MergeProjections, MlpType, MomentType, Norm,
-    NormPosition, Optimizer, OuterStrategy, PackedQkv, PolicyKind, PositionEmbedding,
-    ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Scope, Strategy,
+    Implementation, LayerType, Loss, LrSchedule, MergeProjections, MlpType, MomentType,
+    MuonAdjustLr, Norm, NormPosition, Optimizer, OuterStrategy, PackedQkv, PolicyKind,
+    PositionEmbedding, ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Scope,
+    Strategy,
 };
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
-    ADAPTERS, ATTENTION, CHUNKED_LOSS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, RECOMPUTE, SELECTIVE,
-    SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN,
+    ADAPTERS, ATTENTION, CHUNKED_LOSS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON, RECOMPUTE,
+    SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN,
 };
 use std::borrow::Cow;
 
@@ -410,7 +411,7 @@ keys! {
     GatedMlp: "model" "gated_mlp" [Bool] "true" "The activation is multiplied by a second projection of the input (SwiGLU, GeGLU)";
     PackedQkv: "model" "packed_qkv" [Choice(PackedQkv::WORDS)] "\"none\"" "One projection makes queries, keys and values: none, concatenated (all queries, all keys, all values), per_head (query, key and value of each head), per_group (queries, key and value of each key head)";
     PackedGateUp: "model" "packed_gate_up" [Bool] "false" "One projection makes gate and up of the feed-forward layer (Phi-3)";
-    PositionEmbedding: "model" "position_embedding" [Choice(PositionEmbedding::WORDS)] "\"rotary\"" "Positions: rotary (pairs of the two halves), rotary_interleaved (adjacent pairs: GPT-J, Command R), learned (a table), alibi (a penalty of the scores: BLOOM, MPT), none (other layers know the order: Jamba)";
+    PositionEmbedding: "model" "position_embedding" [Choice(PositionEmbedding::WORDS)] "\"rotary\"" "Positions: rotary (pairs of the two halves), rotary_interleaved (adjacent pairs: GPT-J, Command R), learned (a table), sinusoidal (sines and cosines that are added: M2M-100), sinusoidal_table (the same as a parameter that is not trained: Pegasus), alibi (a penalty of the scores: BLOOM, MPT), none (other layers know the order: Jamba)";
     PatchDim: "model" "patch_dim" [Integer(1, MIB)] "768" "Numbers of one patch of an image: channels times the area of the patch (vit)";
     TokenTypes: "model" "token_types" also ["type_vocab_size"] [Integer(0, 65536)] "0" "Rows of the table of token types; 0: no such table (BERT: 2)";
     PositionOffset: "model" "position_offset" [Integer(0, 1024)] "0" "Rows of the table of positions before that of the first position (OPT: 2)";
@@ -438,7 +439,7 @@ keys! {
     NumLabels: "model" "num_labels" [Integer(1, 65536)] "2" "Classes of a classification head";
     PartialRotaryFactor: "model" "partial_rotary_factor" also ["rotary_pct"] [Number(ABOVE_0, 1.0)] "1.0" "Share of the dimensions of a head that the rotary embedding rotates";
     ParallelResidual: "model" "parallel_residual" also ["use_parallel_residual"] [Bool] "true" "Attention and the feed-forward layer read the same input, and both are added to it; false: one after the other";
-    EmbeddingMultiplier: "model" "embedding_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of the embedded tokens (Granite)";
+    EmbeddingMultiplier: "model" "embedding_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of the embedded tokens, before positions are added (Granite)";
     AttentionMultiplier: "model" "attention_multiplier" [Number(ABOVE_0, 1e6)] "(1 / sqrt(head_dim))" "Factor of attention scores (Granite)";
     ResidualMultiplier: "model" "residual_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of what attention and the feed-forward layer add to the residual stream (Granite)";
     LogitsScaling: "model" "logits_scaling" [Number(ABOVE_0, 1e6)] "1.0" "Divisor of the logits (Granite)";
@@ -488,12 +489,14 @@ keys! {
     Loss: "train" "loss" [Choice(Loss::WORDS)] "\"materialized\"" "Cross entropy: materialized (all logits at once), chunked (computes logits, loss and their gradients chunk by chunk, so that the full logits never exist)";
     LossChunkRows: "train" "loss_chunk_tokens" as "loss_chunk_rows" also ["loss_chunk_rows"] [Integer(1, 4 * MIB)] "4096" "Tokens per chunk of the chunked loss: smaller chunks use less memory, larger ones are faster" needs [CHUNKED_LOSS];
     AttentionBackend: "train" "attention_backend" also ["sdpa_backend"] [Choice(AttentionBackend::WORDS)] "(the one that PyTorch picks)" "Library of the fused attention kernels, which predictions price (torch.nn.attention.sdpa_kernel): cudnn, flash (FlashAttention 2), efficient (CUTLASS), triton (FlashAttention 1 in Triton)";
-    Optimizer: "train" "optimizer" [Choice(Optimizer::WORDS)] "\"adamw\"" "Optimizer: adamw (two moments per parameter), lion (one momentum), sgd (no state)";
+    Optimizer: "train" "optimizer" [Choice(Optimizer::WORDS)] "\"adamw\"" "Optimizer: adamw (two moments per parameter), lion (one momentum), sgd (no state), muon (one momentum for matrices of blocks, which are orthogonalized; AdamW for everything else)";
     Lr: "train" "lr" [Number(0.0, 1e6)] "3e-4" "Peak learning rate";
     WarmupSteps: "train" "warmup_steps" [Integer(0, 1_000_000)] "0" "Steps of linear warm-up from 0 to `lr`; 0: no warm-up";
     LrSchedule: "train" "lr_schedule" [Choice(LrSchedule::WORDS)] "\"constant\"" "Learning rate after warm-up: constant (`lr` to the end), cosine (half a cosine from `lr` down to `min_lr`)";
     MinLr: "train" "min_lr" [Number(0.0, 1e6)] "0.0" "Learning rate of the last step of the cosine schedule";
     Betas: "train" "betas" [Tuple(&Number(0.0, 1.0), 2)] "[0.9, 0.95]" "Decay rates of AdamW's first and second moment; of Lion, the blend that decides the step and the decay of the momentum, usually [0.9, 0.99]. Each below 1";
+    MuonMomentum: "train" "muon_momentum" [Number(0.0, 1.0)] "0.95" "Momentum of Muon (Nesterov). Below 1" needs [MUON];
+    MuonAdjustLr: "train" "muon_adjust_lr" also ["adjust_lr_fn"] [Choice(MuonAdjustLr::WORDS)] "\"original\"" "Factor of Muon's learning rate by the shape of a matrix: original (`sqrt(max(1, rows / columns))`), match_rms_adamw (`0.2 * sqrt(max(rows, columns))`, which allows AdamW's learning rate)" needs [MUON];
     Eps: "train" "eps" [Number(ABOVE_0, 1.0)] "1e-8" "Epsilon of AdamW";
     WeightDecay: "train" "weight_decay" [Number(0.0, 1e3)] "0.1" "Decoupled weight decay";
     DecayNormsAndBiases: "train" "decay_norms_and_biases" [Bool] "true" "Weight decay applies to parameters of one dimension, too: norms and biases. torchtitan's and torch's default; the Hugging Face Trainer and Megatron-LM never decay them";
@@ -518,7 +521,7 @@ keys! {
     OuterStrategy: "fsdp" "outer_strategy" also ["outer_dp_sharding_strategy"] [Choice(OuterStrategy::WORDS)] "\"no_shard\"" "Sharded over dp_replicate: no_shard (nothing: HSDP), optim (optimizer state and master weights: HFSDP)";
     Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Explicit placement (flat: sharded, replicate: not sharded) of [parameters, gradients, optimizer state] on each mesh dimension; replaces `strategy` and `outer_strategy`";
     Units: "fsdp" "units" [Choice(&["block", "root"]), List(&Text)] "\"block\"" "Modules that are gathered together (one fully_shard call each): block (every block), root (one unit for the whole model), or a list of globs; + joins modules into one unit, =keep exempts a unit from resharding";
-    Atomic: "fsdp" "atomic" [Choice(&["row", "tensor"]), Integer(2, 65_536)] "\"row\"" "What boundaries between the shards of a unit's flat buffer do not cut: row (of a parameter), tensor (a rank has whole parameters: TensorAtomic, for optimizers such as Muon that need a whole matrix), N (N rows, so that blocks of N x N stay whole: BlockAtomic, for block-wise quantization). Shards stay equal: ranks with less have padding" needs [SEVERAL_RANKS];
+    Atomic: "fsdp" "atomic" [Choice(&["row", "tensor"]), Integer(2, 65_536)] "\"row\"" "What boundaries between the shards of a unit's flat buffer do not cut: row (of a parameter), tensor (a rank has whole parameters: TensorAtomic, as the matrices of Muon always are), N (N rows, so that blocks of N x N stay whole: BlockAtomic, for block-wise quantization). Shards stay equal: ranks with less have padding" needs [SEVERAL_RANKS];
     Reshard: "fsdp" "reshard_after_forward" [Bool, Choice(&["auto"]), Integer(1, MIB)] "true" "Free full parameters after forward: true (gather them again in backward), false (keep them), auto (all units but the last block), N (keep shards over groups of N ranks)";
     ReshardRoot: "fsdp" "reshard_root" [Bool] "false" "Reshard the root after forward too and gather it again for backward, like `fully_shard(root, reshard_after_forward=True)` (Accelerate up to 1.13); false: the root keeps its parameters, which is torch's default. Other schedules need them as soon as backward starts";
     ReshardAfterBackward: "fsdp" "reshard_after_backward" [Bool] "true" "Free full parameters after the backward of every micro-batch; false: only after the last one (`set_reshard_after_backward(False)`), so the next micro-batch need not gather them" needs [SEVERAL_MICRO_BATCHES];
@@ -559,7 +562,7 @@ keys! {
     Float8Recipe: "precision" "float8_recipe" also ["fp8_recipe"] [Choice(Float8Recipe::WORDS)] "\"none\"" "Run the matmuls of linear layers in blocks in 8 bits. none: in param_dtype; tensorwise: one scale per tensor, from its own maximum (torchao: tensorwise, Transformer Engine: current scaling); rowwise: one per row, a power of two (torchao: rowwise). Activations and weights are e4m3. Embeddings, the head, norms, attention and experts stay as they are";
     Float8Grad: "precision" "float8_grad" [Choice(Float8Format::WORDS)] "(tensorwise: \"e5m2\", rowwise: \"e4m3\")" "8-bit type of the gradients of layers' outputs: e4m3 (3 bits of mantissa, up to 448) or e5m2 (2 bits, up to 57344)" needs [FLOAT8];
     Float8Saved: "precision" "float8_saved" [Choice(Float8Saved::WORDS)] "\"compute\"" "What forward saves for the gradients of weights. compute: the layer's input, which backward casts (torchao); float8: its transposed codes, half the bytes (Transformer Engine)" needs [FLOAT8];
-    Float8Exclude: "precision" "float8_exclude" also ["filter_fqns"] [List(&Text), Empty] "[]" "Globs of modules whose linear layers stay in param_dtype, with everything inside them" needs [FLOAT8];
+    Float8Exclude: "precision" "float8_exclude" also ["filter_fqns"] [List(&Text), Empty] "[]" "Globs of linear layers, or of modules that contain them, that stay in param_dtype: consecutive components of a name here, in torchtitan or in Hugging Face's code, such as attention.o, attention.wo, self_attn.o_proj, *.w2 or layers.3" needs [FLOAT8];
     Float8FirstBf16: "precision" "float8_first_bf16" also ["num_layers_at_start_in_bf16"] [Integer(0, 65535)] "0" "Blocks at the start of the stack that stay in param_dtype" needs [FLOAT8];
     Float8LastBf16: "precision" "float8_last_bf16" also ["num_layers_at_end_in_bf16"] [Integer(0, 65535)] "0" "Blocks at the end of the stack that stay in param_dtype" needs [FLOAT8];
     Float8FastAccum: "precision" "float8_fast_accum" also ["use_fast_accum"] [Bool] "true" "Forward matmuls add up with the precision of tensor cores; those of backward never do" needs [FLOAT8];

@@ -198,6 +198,8 @@ fn train(d: &Document, seq_len: u64) -> Train {
         lr_schedule: d.setting(Key::LrSchedule),
         min_lr: d.setting(Key::MinLr),
         betas: d.setting(Key::Betas),
+        muon_momentum: d.setting(Key::MuonMomentum),
+        muon_adjust_lr: d.setting(Key::MuonAdjustLr),
         eps: d.setting(Key::Eps),
         weight_decay: d.setting(Key::WeightDecay),
         decay_norms_and_biases: d.setting(Key::DecayNormsAndBiases),

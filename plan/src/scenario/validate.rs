@@ -7,6 +7,7 @@ mod lora;
 mod mesh;
 mod model;
 mod moments;
+mod muon;
 mod param_groups;
 mod prefetch;
 mod train;
@@ -34,6 +35,7 @@ pub(crate) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     train::check(s, d)?;
     param_groups::check(s, d)?;
     moments::check(s, d)?;
+    muon::check(s, d)?;
     float8::check(s, d)?;
     mesh::check(s, d)?;
     fsdp::check(s, d, is_default)?;

@@ -41,6 +41,19 @@ pub enum LayoutKind {
 }
 
 impl LayoutKind {
+    /// Returns the layout in which ranks have whole parameters; that of single parameters stays as
+    /// it is.
+    const fn of_whole_parameters(self) -> Self {
+        match self {
+            Self::Flat { shards, pad, .. } => Self::Flat {
+                shards,
+                pad,
+                atomic: Atomic::Tensor,
+            },
+            Self::PerParam { .. } => self,
+        }
+    }
+
     fn layout(
         self,
         params: &[ParamId],
@@ -192,17 +205,6 @@ pub fn check_frozen(globs: &[String], modules: &[Module]) -> Result<(), ShardErr
     }
 }
 
-/// Refuses a glob of `precision.float8_exclude` that covers no module.
-///
-/// # Errors
-/// [`ShardError::NoSuchModule`].
-pub fn check_excluded(glob: &str, modules: &[Module]) -> Result<(), ShardError> {
-    match modules.iter().any(|m| covers(glob, &m.path)) {
-        true => Ok(()),
-        false => Err(no_such_module("float8_exclude", glob, modules)),
-    }
-}
-
 /// Refuses a glob of `train.recompute_layers` that covers no block.
 ///
 /// # Errors
@@ -338,13 +340,24 @@ pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<U
         .collect()
 }
 
+/// Which parameters of a unit have groups of their own.
+#[derive(Clone, Copy, Debug)]
+pub struct Apart<'a> {
+    /// Frozen ones.
+    pub frozen: bool,
+    /// By parameter, those that ranks gather in 8 bits. Empty for none.
+    pub float8: &'a [bool],
+    /// By parameter, those that Muon updates. Empty for none.
+    pub muon: &'a [bool],
+}
+
 /// Returns the parameter groups of all units, laid out: units in their order, within a unit (if
-/// `frozen_apart`) by first occurrence of `requires_grad`, of placements along the axes that divide
-/// the model, and of whether ranks gather them in 8 bits; parameters in registration order. Units
-/// without parameters have no group. `float8` says by parameter what ranks gather in 8 bits (empty
-/// for nothing); each of these has a scale of its own. `kind` is the layout of parameters with
-/// these placements. A flat layout leaves no gap between a parameter and the next one if
-/// `contiguous_with_next` (by parameter) says so and both have rows of one length.
+/// [`Apart::frozen`]) by first occurrence of `requires_grad`, of placements along the axes that
+/// divide the model, of whether ranks gather them in 8 bits, and of the optimizer; parameters in
+/// registration order. Units without parameters have no group. Parameters in 8 bits have a scale
+/// each; ranks have whole parameters of those that Muon updates. `kind` is the layout of
+/// parameters with these placements. A flat layout leaves no gap between a parameter and the next
+/// one if `contiguous_with_next` (by parameter) says so and both have rows of one length.
 ///
 /// # Errors
 /// [`ShardError::Layout`] with the unit's name.
@@ -354,17 +367,16 @@ pub fn build_groups(
     params: &[Param],
     kind: impl Fn(Placements) -> LayoutKind,
     contiguous_with_next: &[bool],
-    frozen_apart: bool,
-    float8: &[bool],
+    apart: Apart<'_>,
 ) -> Result<Vec<Group>, ShardError> {
-    type Alike = (bool, (Placements, bool), Vec<ParamId>);
+    type Alike = (bool, (Placements, bool, bool), Vec<ParamId>);
     let mut members: Vec<Vec<Alike>> = vec![Vec::new(); specs.len()];
     for ((i, param), unit) in (0..).zip(params).zip(owners(specs, modules, params)) {
         let of_unit = &mut members[unit.index()];
-        let codes = float8.get(i as usize) == Some(&true);
-        let like = (param.placements, codes);
+        let is = |of: &[bool]| of.get(i as usize) == Some(&true);
+        let like = (param.placements, is(apart.float8), is(apart.muon));
         match of_unit.iter_mut().find(|(grad, known, _)| {
-            let alike = !frozen_apart || *grad == param.requires_grad;
+            let alike = !apart.frozen || *grad == param.requires_grad;
             alike && *known == like
         }) {
             Some((grad, _, ids)) => {
@@ -376,8 +388,14 @@ pub fn build_groups(
     }
     let (mut groups, mut scales) = (Vec::new(), 0u32..);
     for ((unit, of_unit), spec) in (0u16..).zip(members).zip(specs) {
-        for (requires_grad, (placements, codes), ids) in of_unit {
-            let layout = kind(placements)
+        for (requires_grad, (placements, codes, muon), ids) in of_unit {
+            let kind = kind(placements);
+            let kind = if muon {
+                kind.of_whole_parameters()
+            } else {
+                kind
+            };
+            let layout = kind
                 .layout(&ids, params, contiguous_with_next)
                 .map_err(|source| ShardError::Layout {
                     unit: spec.name.clone(),
@@ -392,6 +410,7 @@ pub fn build_groups(
                 params: ids,
                 requires_grad,
                 layout,
+                muon,
             });
         }
     }

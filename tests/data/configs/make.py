@@ -53,6 +53,7 @@ HYBRIDS |= {
 T5 = dict(vocab_size=256, d_model=64, d_ff=96, d_kv=12, num_layers=3, num_decoder_layers=2, num_heads=4)
 BART = dict(vocab_size=256, d_model=64, encoder_layers=3, decoder_layers=2, encoder_ffn_dim=96, decoder_ffn_dim=96, encoder_attention_heads=4, decoder_attention_heads=4, max_position_embeddings=96)
 SEQ2SEQ = {"t5": dict(T5), "mt5": dict(T5), "umt5": dict(T5), "bart": dict(BART)}
+SEQ2SEQ |= {name: dict(BART, pad_token_id=0, scale_embedding=True) for name in ("plbart", "mbart", "blenderbot", "blenderbot-small", "m2m_100", "pegasus", "marian")}
 TOWER = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, patch_size=4, image_size=16)
 QWEN_TOWER = dict(depth=3, hidden_size=48, intermediate_size=80, num_heads=4, patch_size=4, spatial_merge_size=2, temporal_patch_size=2, out_hidden_size=64)
 WRAPPERS = {

@@ -189,7 +189,10 @@ impl Worker {
         let context = LaunchContext {
             kernel: &shared.program.kernels[kernel.index()],
             hyper: *lock(&shared.hyper),
-            shapes: shared.shapes.of(instr),
+            shapes: match shared.matrices.get(&instr) {
+                Some(matrices) => matrices,
+                None => shared.shapes.of(instr),
+            },
             groups: shared.groups.get(&instr).map_or(&[], Vec::as_slice),
             scales: shared.scales.get(&instr).map_or(&[], Vec::as_slice),
         };

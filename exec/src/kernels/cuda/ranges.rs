@@ -343,7 +343,10 @@ pub(super) fn work(
                 before: 0,
             });
         }
-        ShardOp::ShardAmax | ShardOp::ShardScales { .. } | ShardOp::ShardCast => {
+        ShardOp::ShardAmax
+        | ShardOp::ShardScales { .. }
+        | ShardOp::ShardCast
+        | ShardOp::Muon { .. } => {
             return Err(OperandError::Unsupported);
         }
         ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {

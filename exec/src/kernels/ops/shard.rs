@@ -21,6 +21,9 @@ impl CudaKernel for ShardOp {
             Self::ShardAmax | Self::ShardScales { .. } | Self::ShardCast => CudaCode::Absent(
                 "8-bit gathers (precision.float8_all_gather) run on CPUs, and are predicted for GPUs",
             ),
+            Self::Muon { .. } => CudaCode::Absent(
+                "Muon (train.optimizer = \"muon\") runs on CPUs, and is predicted for GPUs",
+            ),
             _ => CudaCode::Ranges(*self),
         }
     }

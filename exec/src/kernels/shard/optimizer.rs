@@ -1,4 +1,5 @@
-//! Optimizers, on any ranges that the program gives: AdamW and SGD as in `torch.optim`, and Lion.
+//! Optimizers that update elements, on any ranges that the program gives: AdamW and SGD as in
+//! `torch.optim`, and Lion.
 
 use super::super::error::OperandError;
 use super::super::operands::same;
@@ -93,18 +94,18 @@ fn factors(h: &Hyper, clip: f32) -> Factors {
 }
 
 /// A tensor of a launch.
-struct Tensor {
-    weight: View,
-    grad: Gradient,
+pub(super) struct Tensor {
+    pub(super) weight: View,
+    pub(super) grad: Gradient,
     /// State, and the first of its elements that is this tensor's.
-    states: SmallVec<[State; 2]>,
-    first: usize,
+    pub(super) states: SmallVec<[State; 2]>,
+    pub(super) first: usize,
     copies: Sequence,
 }
 
 /// A state of several weights.
 #[derive(Clone)]
-struct State {
+pub(super) struct State {
     view: View,
     /// Scales of blocks, and the factors of their codes, of a state in 8 bits.
     blocks: Option<(View, &'static Codebook)>,
@@ -112,7 +113,7 @@ struct State {
 
 impl State {
     /// Loads the elements from `start` on, which is the start of a block.
-    fn load(&self, start: usize, out: &mut [f32]) {
+    pub(super) fn load(&self, start: usize, out: &mut [f32]) {
         let Some((scales, map)) = &self.blocks else {
             return self.view.load(start, out);
         };
@@ -130,7 +131,7 @@ impl State {
 
     /// Stores elements from `start` on, which is the start of a block: whole blocks, or up to the
     /// end.
-    fn store(&self, start: usize, values: &[f32]) {
+    pub(super) fn store(&self, start: usize, values: &[f32]) {
         let Some((scales, map)) = &self.blocks else {
             return self.view.store(start, values);
         };
@@ -169,7 +170,7 @@ fn states(ranges: &[RawRange], count: usize) -> Result<SmallVec<[State; 2]>, Ope
 /// Reads the operands `weight, gradient[, states], ..[, square of the norm]`: a tensor without
 /// states continues those of the tensor before. With `cast`, a tensor's writes end with the copies
 /// of its weight. Returns the tensors and the number of reads that they are.
-fn tensors(
+pub(super) fn tensors(
     update: Update,
     reads: &[RawRange],
     writes: &[RawRange],
@@ -276,20 +277,20 @@ pub(super) fn update(
 }
 
 /// Parameter groups of a launch's weights, from the first on.
-struct Runs<'a> {
+pub(super) struct Runs<'a> {
     rest: &'a [GroupRun],
     /// Elements of the first run that have been taken.
     taken: usize,
 }
 
 impl<'a> Runs<'a> {
-    fn new(rest: &'a [GroupRun]) -> Self {
+    pub(super) fn new(rest: &'a [GroupRun]) -> Self {
         Self { rest, taken: 0 }
     }
 
     /// Takes the next elements in one group, at most `limit`; returns the group and their number.
     /// Without runs, everything is in group 0.
-    fn take(&mut self, limit: usize) -> (usize, usize) {
+    pub(super) fn take(&mut self, limit: usize) -> (usize, usize) {
         let [run, rest @ ..] = self.rest else {
             return (0, limit);
         };
@@ -320,13 +321,20 @@ impl Tensor {
                 UpdateRule::AdamW => adamw_block(w, g, m, v, f),
                 UpdateRule::Lion => lion_block(w, g, m, f),
                 UpdateRule::Sgd => sgd_block(w, g, f),
+                // Its matrices are updated as a whole.
+                UpdateRule::Muon(_) => return,
             }
-            self.weight.store(start, w);
-            again(&self.weight, start, w, &self.copies);
+            self.store(start, w);
             for (state, values) in self.states.iter().zip(&states) {
                 state.store(self.first + start, values);
             }
         }
+    }
+
+    /// Writes the weights from `start` on, and their copies.
+    pub(super) fn store(&self, start: usize, new: &mut [f32]) {
+        self.weight.store(start, new);
+        again(&self.weight, start, new, &self.copies);
     }
 }
 
@@ -357,7 +365,7 @@ fn again(weight: &View, start: usize, new: &mut [f32], copies: &Sequence) {
 }
 
 /// A gradient: one number per element, or pieces that make it up.
-struct Gradient {
+pub(super) struct Gradient {
     view: View,
     pieces: Option<Pieces>,
     numel: usize,
@@ -376,7 +384,7 @@ impl Gradient {
     }
 
     /// Loads the elements from `start` on.
-    fn load(&self, start: usize, out: &mut [f32]) {
+    pub(super) fn load(&self, start: usize, out: &mut [f32]) {
         let Some(Pieces { ranks, factor }) = self.pieces else {
             self.view.load(start, out);
             return;

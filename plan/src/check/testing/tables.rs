@@ -100,6 +100,7 @@ pub(super) fn program(shape: Shape) -> ProgramBuilder {
         groups: vec![GroupId(u as u16)],
     };
     let group = |u: usize| Group {
+        muon: false,
         unit: UnitId(u as u16),
         params: vec![ParamId(2 * u as u32), ParamId(2 * u as u32 + 1)],
         requires_grad: true,

@@ -74,7 +74,7 @@ fn most_rules_have_facts_to_look_at() {
         .map(|x| x.id.id())
         .collect();
     // Symmetry is only defined for several programs, this one's norm sums no squares, none of its
-    // matmuls is in 8 bits, and it does not check for NaN.
+    // matmuls is in 8 bits, its optimizer is AdamW, and it does not check for NaN.
     let float8 = [
         "FP8-SCALE",
         "FP8-WEIGHT",
@@ -82,7 +82,11 @@ fn most_rules_have_facts_to_look_at() {
         "FP8-SUM",
         "FP8-AMAX",
     ];
-    let expected = [&["INV-28", "MOE-NORM"][..], &float8, &["NAN-CHECK"]];
+    let expected = [
+        &["INV-28", "MOE-NORM"][..],
+        &float8,
+        &["MUON-MATRIX", "NAN-CHECK"],
+    ];
     assert_eq!(idle, expected.concat());
     assert_eq!(r.rules.len(), RULES.len());
 }

@@ -3,6 +3,7 @@
 mod experts;
 mod float8;
 mod model_collectives;
+mod muon;
 mod mutations;
 mod waits;
 

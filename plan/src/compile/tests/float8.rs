@@ -166,6 +166,39 @@ fn blocks_and_modules_can_stay_as_they_are() {
     assert_eq!(scaled(&s), 3 * 3);
 }
 
+/// By the name here, in torchtitan and in Hugging Face's code. A projection in bf16 is not merged
+/// with those in 8 bits.
+#[test]
+fn single_layers_can_stay_as_they_are() {
+    let base = tiny(Family::Llama);
+    let layers = base.model.layers as usize;
+    for (exclude, kept) in [
+        ("attention.o", 1),
+        ("attention.wo", 1),
+        ("o_proj", 1),
+        ("*.w2", 1),
+        ("feed_forward.w*", 3),
+        ("self_attn.*_proj", 4),
+        ("k", 1),
+    ] {
+        let mut s = cast(&base, Float8Recipe::Tensorwise, Float8Saved::Compute);
+        s.precision.float8.exclude = vec![exclude.into()];
+        let t = build(&s);
+        let scaled = count_ops(&t, &t.forward, "scaled_mm");
+        assert_eq!(scaled, layers * (7 - kept), "{exclude}");
+        s.compile.mode = CompileMode::Blocks;
+        s.compile.merge_projections = MergeProjections::All;
+        gradients::assert_same(&base, &s);
+        // The layers that stay, and the output head.
+        let merged = build(&s);
+        let plain = count_ops(&merged, &merged.forward, "mm");
+        assert!(
+            plain > layers,
+            "{exclude}: {plain} matmuls in {layers} blocks"
+        );
+    }
+}
+
 /// Half of the bytes of the inputs that forward saves.
 #[test]
 fn saved_codes_take_half_the_memory() {

@@ -6,7 +6,7 @@ use crate::ir::{Access, AxisId, COMPUTE, GroupId, PerRank, ShardOp, StreamId};
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
-use crate::lower::optimizer::{OptimizerItem, ShardState};
+use crate::lower::optimizer::{OptimizerItem, ShardState, rule};
 use crate::program::Rule;
 use crate::shard::{Layout, placements};
 use std::ops::Range;
@@ -89,6 +89,7 @@ impl Flat {
                 };
                 Some(ShardState {
                     unit: out.inputs.group(g).unit,
+                    rule: rule(out.inputs, g),
                     divided: out.inputs.divided(g),
                     items,
                     compute: self.written_with_main(out, g),

@@ -142,7 +142,18 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
         ),
         (
             &[TENSORWISE, "precision.float8_exclude=[\"layer.*\"]"],
-            "float8_exclude pattern `layer.*` matches no module",
+            "float8_exclude pattern `layer.*` matches no linear layer",
+        ),
+        (
+            &[
+                TENSORWISE,
+                "precision.float8_exclude=[\"*.w2\", \"attention.wp\"]",
+            ],
+            "float8_exclude pattern `attention.wp` matches no linear layer",
+        ),
+        (
+            &[TENSORWISE, "precision.float8_exclude=[\"attention..o\"]"],
+            "`attention..o` has an empty path component",
         ),
         (
             &[TENSORWISE, "precision.float8_exclude=[\"layers.*\"]"],

@@ -218,3 +218,48 @@ fn a_missing_decoupled_gradient_is_reported() {
     };
     assert!(check(&q).of(RuleId::ReduceMissing).next().is_some());
 }
+
+/// Where Muon cannot be, with what would have to change.
+#[test]
+fn muon_is_refused_where_it_has_no_form() {
+    let refused = |set: &[&str], message: &str, help: &str| {
+        let all = [&["train.optimizer=muon"][..], set].concat();
+        let all: Vec<String> = all.iter().map(|s| (*s).to_owned()).collect();
+        let error = crate::scenario::parse("t", LLAMA, &all).unwrap_err();
+        assert!(error.to_string().contains(message), "{set:?}: {error}");
+        assert!(
+            error.help().unwrap_or_default().contains(help),
+            "{set:?}: {error}"
+        );
+    };
+    refused(
+        &["fsdp.policy=fsdp2"],
+        "muon is built for policy native outside compile mode full",
+        "set fsdp.policy = \"native\"",
+    );
+    refused(
+        &["compile.mode=full"],
+        "outside compile mode full",
+        "native",
+    );
+    refused(
+        &["mesh.dp_shard=2", "mesh.tp=2"],
+        "no form for tensor parallelism",
+        "adamw",
+    );
+    refused(
+        &["mesh.dp_shard=2", "precision.moments=8bit"],
+        "no form in 8 bits",
+        "adamw",
+    );
+    refused(
+        &["mesh.dp_shard=1", "train.muon_momentum=1.0"],
+        "muon_momentum must be below 1",
+        "",
+    );
+    refused(
+        &["mesh.dp_shard=1", "fsdp.frozen=[\"layers\"]"],
+        "the model trains none",
+        "adamw",
+    );
+}

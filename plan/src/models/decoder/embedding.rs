@@ -1,6 +1,7 @@
 //! What the first block reads: embedded tokens, or projected patches of images.
 
 use super::names::Names;
+use super::scaled;
 use crate::config::{Family, Model, PositionEmbedding};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
@@ -36,17 +37,19 @@ impl Embedding {
         if m.family == Family::Vit {
             return Self::Patches(Patches::new(d, m));
         }
-        if o.position_embedding != PositionEmbedding::Learned {
+        if !o.position_embedding.is_table() {
             let names = ("tok_embeddings", names.embedding);
             let shape = [m.vocab, m.hidden];
             return Self::Tokens(d.table(ROOT, names, ModuleKind::Embedding, shape));
         }
         let module = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
-        let mut table = |names, rows| d.table(module, names, ModuleKind::Layer, [rows, m.hidden]);
-        let tokens = table(("wte", names.embedding), m.vocab);
-        let rows = m.max_seq_len + o.position_offset;
-        let positions = table(("wpe", names.positions), rows);
-        let types = (o.token_types > 0).then(|| table(("wtt", names.token_types), o.token_types));
+        let table = |d: &mut Declare, names, rows| {
+            d.table(module, names, ModuleKind::Layer, [rows, m.hidden])
+        };
+        let tokens = table(d, ("wte", names.embedding), m.vocab);
+        let positions = positions(d, module, names.positions, m);
+        let types =
+            (o.token_types > 0).then(|| table(d, ("wtt", names.token_types), o.token_types));
         Self::Learned(Tables {
             module,
             tokens,
@@ -55,17 +58,16 @@ impl Embedding {
         })
     }
 
-    /// Declares what an encoder reads if positions are learned: the same table of tokens, and one
+    /// Declares what an encoder reads if positions are a table: the same table of tokens, and one
     /// of positions of its own.
     pub(super) fn of_encoder(&self, d: &mut Declare, at: ModuleId, m: &Model) -> Option<Tables> {
         let Self::Learned(tables) = self else {
             return None;
         };
-        let shape = [m.max_seq_len + m.options.position_offset, m.hidden];
         Some(Tables {
             module: at,
             tokens: tables.tokens,
-            positions: d.table(at, ("wpe", ""), ModuleKind::Layer, shape),
+            positions: positions(d, at, "", m),
             types: None,
         })
     }
@@ -83,11 +85,44 @@ impl Embedding {
     pub(super) fn forward(&self, b: &mut Builder<'_>, ids: Option<ValueId>) -> ValueId {
         match (self, ids) {
             (Self::Patches(patches), _) => patches.forward(b),
-            (Self::Tokens(tokens), Some(ids)) => b.embedding(*tokens, ids),
+            (Self::Tokens(tokens), Some(ids)) => {
+                let tokens = b.embedding(*tokens, ids);
+                b.within(ROOT, |b| {
+                    let tokens = multiplied(b, tokens);
+                    sinusoids(b, tokens)
+                })
+            }
             (Self::Learned(tables), Some(ids)) => tables.forward(b, ids),
             (_, None) => unreachable!("only images have no tokens"),
         }
     }
+}
+
+/// Declares the table of positions. One of sines and cosines is not trained.
+fn positions(d: &mut Declare, at: ModuleId, hf: &str, m: &Model) -> Layer {
+    let rows = m.max_seq_len + m.options.position_offset;
+    let table = d.table(at, ("wpe", hf), ModuleKind::Layer, [rows, m.hidden]);
+    if m.options.position_embedding == PositionEmbedding::SinusoidalTable {
+        d.untrained(table);
+    }
+    table
+}
+
+/// Multiplies embedded tokens by their factor.
+fn multiplied(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
+    let by = b.s.model.options.embedding_multiplier;
+    scaled(b, tokens, by)
+}
+
+/// Adds sines and cosines of the positions to tokens, if the model has them.
+fn sinusoids(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
+    if b.s.model.options.position_embedding != PositionEmbedding::Sinusoidal {
+        return tokens;
+    }
+    let shape = [b.seq(), b.s.model.hidden];
+    let waves = b.constant("sinusoids", &shape, DType::F32, false);
+    let waves = b.as_activation(waves);
+    b.g.binary(OpKind::Add, tokens, waves)
 }
 
 impl Tables {
@@ -100,6 +135,7 @@ impl Tables {
         let places = b.constant(name, &[b.seq()], DType::I64, false);
         b.within(self.module, |b| {
             let tokens = b.embedding(self.tokens, ids);
+            let tokens = multiplied(b, tokens);
             let places = b.embedding(self.positions, places);
             let sum = b.g.binary(OpKind::Add, tokens, places);
             b.g.release(tokens);

@@ -36,10 +36,6 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, its gate of attention has a projection of its own",
     ),
     (
-        "biogpt",
-        "unlike its plan, it scales embedded tokens before positions are added",
-    ),
-    (
         "codegen",
         "unlike its plan, it has four blocks of queries, values and keys in one projection",
     ),
@@ -68,12 +64,8 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, its router masks scores that are far from the largest one",
     ),
     (
-        "xglm",
-        "unlike its plan, it adds sinusoids to embedded tokens",
-    ),
-    (
         "step3p7",
-        "its plan was not compared with its code, which is not part of transformers",
+        "only the sizes of its plan were compared with the code of transformers",
     ),
 ];
 

@@ -5,7 +5,7 @@
 //! row.
 
 use super::{Key, KeyInfo};
-use crate::config::{CompileMode, Family, Loss, Recompute, Scenario};
+use crate::config::{CompileMode, Family, Loss, Optimizer, Recompute, Scenario};
 use crate::policies;
 
 /// What has to hold for a key to have an effect, whatever the model and the policy.
@@ -96,6 +96,13 @@ pub(super) const CHUNKED_LOSS: Need = Need {
     holds: |s| s.train.loss == Loss::Chunked,
     words: "the chunked loss",
     otherwise: "only the chunked loss has chunks",
+};
+
+pub(super) const MUON: Need = Need {
+    by: Key::Optimizer,
+    holds: |s| s.train.optimizer == Optimizer::Muon,
+    words: "Muon",
+    otherwise: "the optimizer is not Muon",
 };
 
 pub(super) const MODE_FULL: Need = Need {

@@ -1,13 +1,16 @@
 //! Rules for matmuls in 8 bits.
 
+use super::param_groups::hint;
 use super::{Checked, cannot};
+use crate::config::pattern::glob;
 use crate::config::{Float8Format, Float8Recipe, OuterStrategy, PolicyKind, Scenario};
-use crate::ir::DType;
+use crate::ir::{DType, Param};
 use crate::models;
 use crate::policies::spec::fully_compiled;
 use crate::recipes::{self, FLOAT8_ALIGNMENT};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
+use crate::scenario::value::Value;
 use crate::shard::placements;
 
 /// GPUs whose tensor cores do not read 8-bit floats (compute capability below 8.9).
@@ -93,6 +96,25 @@ fn all_gather(s: &Scenario, d: &Document) -> Checked {
     Err(cannot(d, Key::Float8AllGather, keys, why, "false"))
 }
 
+/// Refuses globs of `float8_exclude` that are none, or match no linear layer: a stale name would
+/// leave in 8 bits what it was meant to protect.
+fn excluded(d: &Document, params: &[Param]) -> Checked {
+    let globs = d.value(Key::Float8Exclude).and_then(Value::array);
+    for pattern in globs.unwrap_or_default() {
+        let text = pattern.str().unwrap_or_default();
+        glob(text).map_err(|message| d.error(pattern.origin, message))?;
+        if !params.iter().any(|p| recipes::names_layer(text, p)) {
+            let matrices = params.iter().filter(|p| p.shape.len() == 2);
+            let names = matrices.filter_map(|p| p.name.strip_suffix(".weight"));
+            let names: Vec<String> = names.map(str::to_owned).collect();
+            let message = format!("float8_exclude pattern `{text}` matches no linear layer");
+            let error = d.error(pattern.origin, message);
+            return Err(error.with_help(hint(text, &names, "linear layers")));
+        }
+    }
+    Ok(())
+}
+
 /// Refuses dimensions that 8-bit matmuls cannot have, and scenarios without such a matmul.
 fn dimensions(s: &Scenario, d: &Document) -> Checked {
     let tokens = s.train.micro_batch * s.train.seq_len;
@@ -103,6 +125,7 @@ fn dimensions(s: &Scenario, d: &Document) -> Checked {
         return Err(d.conflict(&[Key::SeqLen, Key::MicroBatch, Key::Float8Recipe], message));
     }
     let tree = models::declare(s, s.model.layers).tree;
+    excluded(d, &tree.params)?;
     let recipe = recipes::of(&s.precision);
     let mut any = false;
     for p in &tree.params {

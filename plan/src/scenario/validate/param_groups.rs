@@ -43,7 +43,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             if !names.iter().any(|name| part_of(text, name)) {
                 let message = format!("`{text}` matches no parameter that is trained");
                 let error = d.error(pattern.origin, message);
-                return Err(error.with_help(hint(text, &names)));
+                return Err(error.with_help(hint(text, &names, "parameters")));
             }
         }
     }
@@ -61,8 +61,8 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     Ok(())
 }
 
-/// Returns the component of a name that may be meant, or the first names.
-fn hint(pattern: &str, names: &[String]) -> String {
+/// Returns the component of a name that may be meant, or the first names of these `things`.
+pub(super) fn hint(pattern: &str, names: &[String], things: &str) -> String {
     let components: BTreeSet<&str> = names.iter().flat_map(|name| name.split('.')).collect();
     let wanted = pattern.trim_matches(['*', '.']);
     let last = wanted.rsplit('.').next().unwrap_or_default();
@@ -70,7 +70,7 @@ fn hint(pattern: &str, names: &[String]) -> String {
         Some(near) => format!("did you mean `{near}`?"),
         None => {
             let first: Vec<&str> = names.iter().take(6).map(String::as_str).collect();
-            format!("parameters: {}, …", first.join(", "))
+            format!("{things}: {}, …", first.join(", "))
         }
     }
 }

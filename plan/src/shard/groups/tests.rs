@@ -85,8 +85,11 @@ fn grouped_as(
         params,
         |_| LayoutKind::PerParam { shards: 2 },
         &[],
-        frozen_apart,
-        &[],
+        Apart {
+            frozen: frozen_apart,
+            float8: &[],
+            muon: &[],
+        },
     )
     .unwrap()
     .into_iter()
@@ -260,8 +263,11 @@ fn errors_name_the_nearest() {
             atomic: Atomic::Row,
         },
         &[],
-        true,
-        &[],
+        Apart {
+            frozen: true,
+            float8: &[],
+            muon: &[],
+        },
     )
     .unwrap_err();
     assert!(e.to_string().starts_with("unit `layers.0`: "), "{e}");
@@ -272,8 +278,11 @@ fn errors_name_the_nearest() {
         &p,
         |_| LayoutKind::PerParam { shards: 2 },
         &[],
-        true,
-        &[],
+        Apart {
+            frozen: true,
+            float8: &[],
+            muon: &[],
+        },
     )
     .unwrap_err();
     assert!(e.to_string().contains("2^59"), "{e}");

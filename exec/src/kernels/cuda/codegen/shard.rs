@@ -341,7 +341,7 @@ impl RangeUpdate {
     fn body(self) -> String {
         let names: &[&str] = match self.rule {
             UpdateRule::AdamW => &["m", "s"],
-            UpdateRule::Lion => &["m"],
+            UpdateRule::Lion | UpdateRule::Muon(_) => &["m"],
             UpdateRule::Sgd => &[],
         };
         let mut types = vec![
@@ -357,6 +357,8 @@ impl RangeUpdate {
                 "const float g_ = g[v] * clip; const float blend = m[v] + f.blend * (g_ - m[v]); const float sign = (float)(blend > 0.0f) - (float)(blend < 0.0f); m[v] = m[v] * f.beta2 + f.rest2 * g_; w[v] = w[v] * f.decay - f.lr * sign;"
             }
             UpdateRule::Sgd => "w[v] -= f.lr * (g[v] * clip + f.weight_decay * w[v]);",
+            // Not a kernel over elements: `kernels/ops/shard.rs` refuses it.
+            UpdateRule::Muon(_) => "",
         }
         .to_owned();
         if let Some(copy) = self.copy {

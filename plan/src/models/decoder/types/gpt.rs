@@ -307,7 +307,9 @@ pub(super) const TYPES: &[HfType] = &[
             LAYER_NORM,
             NO_GATE,
             ALL_BIASES,
-            ("position_embedding", Given::Str("none")),
+            ("position_embedding", Given::Str("sinusoidal")),
+            // Rows are numbered from the padding's on.
+            ("position_offset", Given::Int(2)),
         ],
         common: &[VOCAB, POSITIONS, TIED_BY_DEFAULT],
         fields: &[

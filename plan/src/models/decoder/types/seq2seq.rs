@@ -114,72 +114,175 @@ pub(super) const TYPES: &[HfType] = &[
             }),
         ],
     ),
-    HfType {
-        model_type: "bart",
-        architecture: "BartForConditionalGeneration",
-        fixed: &[
-            ("norm", Given::Str("layer_norm")),
-            ("norm_position", Given::Str("sum")),
-            ("bias", Given::Bool(true)),
-            ("gated_mlp", Given::Bool(false)),
-            ("position_embedding", Given::Str("learned")),
-            ("position_offset", Given::Int(2)),
-            ("embedding_norm", Given::Bool(true)),
+    bart("bart", "BartForConditionalGeneration", SUM, GELU_FIRST),
+    bart("plbart", "PLBartForConditionalGeneration", SUM, GELU_FIRST),
+    bart(
+        "mbart",
+        "MBartForConditionalGeneration",
+        &[LAYER_NORM, BIASES, NO_GATE, LEARNED, OFFSET, EMBEDDING_NORM],
+        GELU_FIRST,
+    ),
+    bart(
+        "blenderbot",
+        "BlenderbotForConditionalGeneration",
+        &[LAYER_NORM, BIASES, NO_GATE, LEARNED],
+        GELU_FIRST,
+    ),
+    bart(
+        "blenderbot-small",
+        "BlenderbotSmallForConditionalGeneration",
+        &[
+            LAYER_NORM,
+            AFTER_SUM,
+            BIASES,
+            NO_GATE,
+            LEARNED,
+            EMBEDDING_NORM,
         ],
-        common: &[VOCAB, POSITIONS, TIED_BY_DEFAULT],
-        fields: &[
-            field(&["d_model"], Meaning::Required("hidden")),
-            field(&["encoder_layers"], Meaning::Required("encoder_layers")),
-            field(&["decoder_layers"], Meaning::Required("layers")),
-            number(
-                &["decoder_ffn_dim"],
-                "ffn",
-                |file| same(file, ["encoder_ffn_dim", "decoder_ffn_dim"]),
-                |model| Some(model["ffn"].clone()),
-            ),
-            number(
-                &["decoder_attention_heads"],
-                "heads",
-                |file| same(file, ["encoder_attention_heads", "decoder_attention_heads"]),
-                |model| Some(model["heads"].clone()),
-            ),
-            derived(
-                "embedding_multiplier",
-                &["scale_embedding"],
-                |file| match file("scale_embedding") == Some(true.into()) {
-                    true => Err(
-                        "`scale_embedding` must be false: scaled tokens are not planned".to_owned(),
-                    ),
-                    false => Ok(None),
-                },
-            ),
-            field(
-                &["activation_function"],
-                Meaning::Choice(
-                    "activation",
-                    &[
-                        ("gelu", "gelu"),
-                        ("relu", "relu"),
-                        ("silu", "silu"),
-                        ("gelu_new", "gelu_tanh"),
-                    ],
-                ),
-            ),
+        GELU_FIRST,
+    ),
+    bart(
+        "m2m_100",
+        "M2M100ForConditionalGeneration",
+        &[LAYER_NORM, BIASES, NO_GATE, SINUSOIDAL, OFFSET],
+        &[M2M_ACTIVATION, M2M_SCALE],
+    ),
+    bart(
+        "pegasus",
+        "PegasusForConditionalGeneration",
+        &[LAYER_NORM, BIASES, NO_GATE, SINUSOIDAL_TABLE],
+        GELU_FIRST,
+    ),
+    bart(
+        "marian",
+        "MarianMTModel",
+        &[LAYER_NORM, AFTER_SUM, BIASES, NO_GATE, SINUSOIDAL_TABLE],
+        &[
+            GELU,
+            SCALE,
             derived(
                 "num_labels",
-                &[
-                    "encoder_ffn_dim",
-                    "encoder_attention_heads",
-                    "encoder_layerdrop",
-                    "decoder_layerdrop",
-                    "classifier_dropout",
-                    "init_std",
-                ],
-                |_| Ok(None),
+                &["share_encoder_decoder_embeddings", "decoder_vocab_size"],
+                |file| {
+                    if file("share_encoder_decoder_embeddings") == Some(false.into()) {
+                        return Err("`share_encoder_decoder_embeddings` must be true".to_owned());
+                    }
+                    let (own, all) = (file("decoder_vocab_size"), file("vocab_size"));
+                    match own.is_some_and(|own| Some(own) != all) {
+                        true => {
+                            Err("`decoder_vocab_size` and `vocab_size` must be equal".to_owned())
+                        }
+                        false => Ok(None),
+                    }
+                },
             ),
         ],
-    },
+    ),
 ];
+
+const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
+const AFTER_SUM: (&str, Given) = ("norm_position", Given::Str("sum"));
+const BIASES: (&str, Given) = ("bias", Given::Bool(true));
+const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
+const LEARNED: (&str, Given) = ("position_embedding", Given::Str("learned"));
+const SINUSOIDAL: (&str, Given) = ("position_embedding", Given::Str("sinusoidal"));
+const SINUSOIDAL_TABLE: (&str, Given) = ("position_embedding", Given::Str("sinusoidal_table"));
+/// The first rows of the table are those of padding.
+const OFFSET: (&str, Given) = ("position_offset", Given::Int(2));
+const EMBEDDING_NORM: (&str, Given) = ("embedding_norm", Given::Bool(true));
+/// BART's.
+const SUM: &[(&str, Given)] = &[
+    LAYER_NORM,
+    AFTER_SUM,
+    BIASES,
+    NO_GATE,
+    LEARNED,
+    OFFSET,
+    EMBEDDING_NORM,
+];
+
+const GELU: Field = field(
+    &["activation_function"],
+    Meaning::Choice(
+        "activation",
+        &[
+            ("gelu", "gelu"),
+            ("relu", "relu"),
+            ("silu", "silu"),
+            ("swish", "silu"),
+            ("gelu_new", "gelu_tanh"),
+        ],
+    ),
+);
+const M2M_ACTIVATION: Field = field(
+    &["activation_function"],
+    Meaning::Choice("activation", &[("relu", "relu"), ("gelu", "gelu")]),
+);
+/// Embedded tokens are multiplied by the root of the width on request.
+const SCALE: Field = derived("embedding_multiplier", &["scale_embedding"], |file| {
+    let on = file("scale_embedding") == Some(true.into());
+    Ok(root_of_width(file).filter(|_| on))
+});
+/// The same, unless the file says that they are not.
+const M2M_SCALE: Field = derived("embedding_multiplier", &["scale_embedding"], |file| {
+    let off = file("scale_embedding") == Some(false.into());
+    Ok(root_of_width(file).filter(|_| !off))
+});
+const GELU_FIRST: &[Field] = &[GELU, SCALE];
+
+fn root_of_width(file: Fields<'_>) -> Option<Value> {
+    let width = file("d_model").and_then(|n| n.as_f64());
+    width.map(|w| w.sqrt().into())
+}
+
+const BART: &[Field] = &[
+    VOCAB,
+    POSITIONS,
+    TIED_BY_DEFAULT,
+    field(&["d_model"], Meaning::Required("hidden")),
+    field(&["encoder_layers"], Meaning::Required("encoder_layers")),
+    field(&["decoder_layers"], Meaning::Required("layers")),
+    number(
+        &["decoder_ffn_dim"],
+        "ffn",
+        |file| same(file, ["encoder_ffn_dim", "decoder_ffn_dim"]),
+        |model| Some(model["ffn"].clone()),
+    ),
+    number(
+        &["decoder_attention_heads"],
+        "heads",
+        |file| same(file, ["encoder_attention_heads", "decoder_attention_heads"]),
+        |model| Some(model["heads"].clone()),
+    ),
+    derived(
+        "num_labels",
+        &[
+            "encoder_ffn_dim",
+            "encoder_attention_heads",
+            "encoder_layerdrop",
+            "decoder_layerdrop",
+            "classifier_dropout",
+            "init_std",
+        ],
+        |_| Ok(None),
+    ),
+];
+
+/// Returns the row of a type with BART's code.
+const fn bart(
+    model_type: &'static str,
+    architecture: &'static str,
+    fixed: &'static [(&'static str, Given)],
+    own: &'static [Field],
+) -> HfType {
+    HfType {
+        model_type,
+        architecture,
+        fixed,
+        common: BART,
+        fields: own,
+    }
+}
 
 /// Returns a size that encoder and decoder have in common.
 fn same(file: Fields<'_>, names: [&str; 2]) -> Result<Option<Value>, String> {

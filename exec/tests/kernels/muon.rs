@@ -1,0 +1,110 @@
+//! Steps of `torch.optim.Muon` that PyTorch computed (`muon.py`).
+
+use super::memory::{Buffer, HYPER, kernel, launch};
+use serde_json::Value;
+use shardlab_exec::{Hyper, MuonSettings};
+use shardlab_plan::config::MuonAdjustLr;
+use shardlab_plan::ir::{BodyOp, DType, NewtonSchulz, OpKind, Shape, ShardOp};
+
+fn numbers(of: &Value) -> Vec<f64> {
+    let list = of.as_array().unwrap();
+    list.iter().map(|x| x.as_f64().unwrap()).collect()
+}
+
+fn muon() -> ShardOp {
+    ShardOp::Muon {
+        cast: false,
+        pieces: None,
+        newton_schulz: NewtonSchulz {
+            flops: 0,
+            largest: [12, 20],
+        },
+    }
+}
+
+/// Runs the reference's steps on matrices of these shapes in one range; returns new weights and
+/// momenta.
+fn steps(all: &Value, shapes: &[Shape], adjust_lr: MuonAdjustLr) -> [Vec<f64>; 2] {
+    let kernel = kernel(vec![BodyOp {
+        op: OpKind::Shard(muon()),
+        inputs: Default::default(),
+        outputs: Default::default(),
+    }]);
+    let number = |key: &str| all[key].as_f64().unwrap();
+    let hyper = Hyper {
+        lr: number("lr"),
+        weight_decay: number("weight_decay"),
+        muon: MuonSettings {
+            momentum: number("momentum"),
+            adjust_lr,
+        },
+        ..HYPER
+    };
+    let mut weights = Buffer::of(DType::F32, &numbers(&all["weights"]));
+    let mut momenta = Buffer::of(DType::F32, &vec![0.0; weights.values().len()]);
+    for grad in all["grads"].as_array().unwrap() {
+        let mut grad = Buffer::of(DType::F32, &numbers(grad));
+        let reads = [weights.range(), grad.range(), momenta.range()];
+        let writes = [weights.range(), momenta.range()];
+        launch(&kernel, hyper, shapes, &reads, &writes).unwrap();
+    }
+    [weights.values(), momenta.values()]
+}
+
+fn reference() -> (Value, Vec<Shape>) {
+    let all: Value = serde_json::from_str(include_str!("muon.json")).unwrap();
+    let shape = |s: &Value| numbers(s).iter().map(|n| *n as u64).collect();
+    let shapes = all["shapes"].as_array().unwrap().iter().map(shape);
+    let shapes = shapes.collect();
+    (all, shapes)
+}
+
+/// Matrices that are wide, tall and square, under both adjustments. Newton-Schulz computes in
+/// bfloat16, whose rounding depends on the order of sums.
+#[test]
+fn matrices_follow_torch() {
+    let (all, shapes) = reference();
+    for (name, adjust) in [
+        ("original", MuonAdjustLr::Original),
+        ("match_rms_adamw", MuonAdjustLr::MatchRmsAdamw),
+    ] {
+        let [weights, momenta] = steps(&all, &shapes, adjust);
+        let want = &all["runs"][name];
+        let start = numbers(&all["weights"]);
+        let far = |a: &[f64], b: &[f64]| {
+            let squares = |x: f64, y: f64| (x - y) * (x - y);
+            let apart: f64 = a.iter().zip(b).map(|(a, b)| squares(*a, *b)).sum();
+            apart.sqrt()
+        };
+        // Of how far the weights have moved.
+        let moved = far(&start, &numbers(&want[0]));
+        let error = far(&weights, &numbers(&want[0])) / moved;
+        assert!(error < 2e-3, "{name}: {error}");
+        let states = numbers(&want[1]);
+        let error = far(&momenta, &states) / far(&states, &vec![0.0; states.len()]);
+        assert!(error < 1e-6, "{name}: {error}");
+    }
+}
+
+/// A range that does not end with a matrix is refused, as is one whose shapes are not known.
+#[test]
+fn parts_of_matrices_are_refused() {
+    let (all, shapes) = reference();
+    let kernel = kernel(vec![BodyOp {
+        op: OpKind::Shard(muon()),
+        inputs: Default::default(),
+        outputs: Default::default(),
+    }]);
+    let values = numbers(&all["weights"]);
+    for (numel, shapes) in [
+        (values.len() - 1, &shapes[..]),
+        (values.len(), &shapes[..2]),
+    ] {
+        let [mut weights, mut grads, mut momenta] =
+            [0, 1, 2].map(|_| Buffer::of(DType::F32, &values[..numel]));
+        let reads = [weights.range(), grads.range(), momenta.range()];
+        let writes = [weights.range(), momenta.range()];
+        let refused = launch(&kernel, HYPER, shapes, &reads, &writes).unwrap_err();
+        assert!(refused.to_string().contains("the matrices"), "{refused}");
+    }
+}

@@ -1,0 +1,40 @@
+//! Rules for Muon.
+
+use super::{Checked, cannot};
+use crate::config::{MomentType, Optimizer, PolicyKind, Scenario};
+use crate::lower::optimizer::muon_params;
+use crate::models;
+use crate::policies::spec::fully_compiled;
+use crate::scenario::keys::Key;
+use crate::scenario::merge::Document;
+
+pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
+    if s.train.optimizer != Optimizer::Muon {
+        return Ok(());
+    }
+    let (key, refuse) = (Key::Optimizer, "\"adamw\"");
+    if s.fsdp.policy != PolicyKind::Native || fully_compiled(s) {
+        let why = "muon is built for policy native outside compile mode full: the other engines shard \
+                   the rows of a matrix, and Muon needs all of them on one rank";
+        let error = cannot(d, key, &[Key::Policy, Key::Mode], why, refuse);
+        return Err(error.with_help("set fsdp.policy = \"native\""));
+    }
+    if s.mesh.tp > 1 {
+        let why = "muon has no form for tensor parallelism: ranks have parts of matrices";
+        return Err(cannot(d, key, &[Key::Tp], why, refuse));
+    }
+    if s.precision.moments == MomentType::Block8 {
+        let why =
+            "muon keeps its momentum in the type of `moments`, which has no form in 8 bits for it";
+        return Err(cannot(d, key, &[Key::Moments], why, refuse));
+    }
+    if s.train.muon_momentum >= 1.0 {
+        return Err(d.conflict(&[Key::MuonMomentum], "muon_momentum must be below 1"));
+    }
+    let tree = models::declare(s, s.model.layers).tree;
+    if muon_params(s, &tree).contains(&true) {
+        return Ok(());
+    }
+    let why = "muon updates matrices of blocks, and the model trains none";
+    Err(cannot(d, key, &[], why, refuse))
+}

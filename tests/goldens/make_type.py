@@ -1,0 +1,50 @@
+#!/usr/bin/env python3
+"""Makes a golden run of a small model of a type: make_type.py TYPE FOLDER TOKENS
+
+FOLDER gets `config.json`, `model.safetensors` and `reference.json`, by torch and transformers in float32 on a CPU; TOKENS are those of
+another golden run (see README.md)."""
+import json, sys
+from pathlib import Path
+
+import numpy, torch, transformers
+
+T, B, STEPS, LR, WD, BETAS, EPS, CLIP = 48, 4, 12, 1e-3, 0.1, (0.9, 0.95), 1e-8, 1.0
+DROPOUT = dict(activation_dropout=0.0, layerdrop=0.0)
+TYPES = {
+    "biogpt": dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=66,
+                   pad_token_id=None, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **DROPOUT),
+    "xglm": dict(vocab_size=256, d_model=64, ffn_dim=96, num_layers=3, attention_heads=4, max_position_embeddings=64, dropout=0.0,
+                 attention_dropout=0.0, **DROPOUT),
+}
+
+kind, folder, tokens = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
+torch.set_num_threads(1)
+torch.use_deterministic_algorithms(True)
+torch.manual_seed(0)
+config = transformers.AutoConfig.for_model(kind, attn_implementation="eager", **TYPES[kind])
+model = transformers.AutoModelForCausalLM.from_config(config).float().train()
+with torch.no_grad():
+    for p in model.parameters():
+        if p.dim() == 1:
+            p.add_(0.1 * torch.randn_like(p))
+folder.mkdir(parents=True, exist_ok=True)
+model.save_pretrained(folder)
+(folder / "generation_config.json").unlink(missing_ok=True)
+(folder / "tokens.bin").write_bytes(tokens.read_bytes())
+text = torch.from_numpy(numpy.fromfile(tokens, dtype="<u2").astype("int64"))
+optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=WD)
+losses, norms = [], []
+for step in range(STEPS):
+    starts = [(step * B + i) * T % (len(text) - T - 1) for i in range(B)]
+    rows = torch.stack([text[s:s + T + 1] for s in starts])
+    logits = model(input_ids=rows[:, :-1]).logits
+    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1))
+    optimizer.zero_grad()
+    loss.backward()
+    norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP).item())
+    optimizer.step()
+    losses.append(loss.item())
+final = {name: p.detach().norm().item() for name, p in model.named_parameters()}
+run = {"name": folder.name, "betas": BETAS, "eps": EPS, "T": T, "B": B, "steps": STEPS, "lr": LR, "wd": WD, "clip": CLIP, "losses": losses,
+       "grad_norms": norms, "final_norms": final, "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+(folder / "reference.json").write_text(json.dumps(run, indent=1))
