@@ -125,6 +125,7 @@ SHARDING = {
     "prefetch lists": ("small-native", [f"fsdp.prefetch_lists={LISTS}"]),
     "prefetch lists, fsdp2": ("small-native", [f"fsdp.prefetch_lists={LISTS}", "fsdp.policy=fsdp2"]),
     "units without synchronization": ("small-native", ["train.grad_accum=2", 'fsdp.no_sync_units=["layers.1"]']),
+    "storage kept, fsdp2": ("small-native", ["fsdp.policy=fsdp2", "fsdp.keep_unsharded_storage=true"]),
     "units without synchronization, fsdp2": ("small-native", ["train.grad_accum=2", 'fsdp.no_sync_units=["layers.1"]', "fsdp.policy=fsdp2"]),
     "forwards without gradients": ("small-native", ["train.no_grad_forwards=2"]),
     "forwards without gradients, fsdp2": ("small-native", ["train.no_grad_forwards=2", "fsdp.policy=fsdp2"]),

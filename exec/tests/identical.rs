@@ -76,9 +76,16 @@ fn policies_and_strategies_end_with_the_same_weights() {
     same("llama-tiny", &[four, frozen].concat(), &EACH);
     let two = &["train.grad_accum=2", "train.micro_batch=2"][..];
     same("gpt2-tiny", two, &EACH);
-    let others: [&[&str]; 2] = [
+    let others: [&[&str]; 4] = [
         &["fsdp.reshard_after_backward=false"],
         &["fsdp.policy=fsdp2", "fsdp.reshard_root=true"],
+        &["fsdp.policy=fsdp2", "fsdp.keep_unsharded_storage=true"],
+        &[
+            "fsdp.policy=fsdp2",
+            "fsdp.keep_unsharded_storage=true",
+            "train.recompute=full",
+            "train.no_grad_forwards=1",
+        ],
     ];
     same("gpt2-tiny", two, &others);
     let once = [two, &["fsdp.strategy=no_shard"]].concat();

@@ -280,6 +280,7 @@ fn finish(inputs: LoweringInputs<'_>, emitted: Program, buffers: &TapeBuffers) -
                 modules: u.spec.modules,
                 is_root: u.spec.is_root,
                 reshards: u.reshards,
+                keeps_storage: fsdp.keep_unsharded_storage,
                 groups: u.groups,
             })
             .collect(),

@@ -239,6 +239,9 @@ pub struct Fsdp {
     pub reshard_root: bool,
     /// Reshard after the backward of every micro-batch, not only of the last.
     pub reshard_after_backward: bool,
+    /// Full parameters keep their storage when a unit is resharded.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub keep_unsharded_storage: bool,
     /// Which micro-batches reduce.
     pub gradient_sync: GradientSync,
     /// What shards of flat buffers do not divide.

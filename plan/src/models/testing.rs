@@ -98,6 +98,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             reshard_after_forward: Reshard::Always,
             reshard_root: false,
             reshard_after_backward: true,
+            keep_unsharded_storage: false,
             gradient_sync: GradientSync::Every,
             atomic: Atomic::Row,
             no_sync_units: vec![],

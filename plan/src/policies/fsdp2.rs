@@ -33,7 +33,7 @@ use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{Phase, Rule, StreamKind};
 use crate::shard::{Layout, PerParamItem, PerParamLayout};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 /// A gather between its issue and its copy-out.
 #[derive(Clone, Copy, Debug)]
@@ -86,6 +86,8 @@ pub(crate) struct Fsdp2 {
     issued: Vec<Option<Gather>>,
     /// Whether a unit's parameters are full.
     full: Vec<bool>,
+    /// Full parameters that have the storage that they keep.
+    stored: HashSet<BufferId>,
     /// Gather buffer kept by forward, with the event of its copy-out.
     held: Option<(BufferId, EventId)>,
     /// Inputs of the reduce-scatters in flight, with their events.
@@ -127,6 +129,7 @@ impl Fsdp2 {
             groups,
             issued: vec![None; out.inputs.groups.len()],
             full: vec![false; out.inputs.units.len()],
+            stored: HashSet::new(),
             held: None,
             pending: VecDeque::new(),
             grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.types.comm),

@@ -315,6 +315,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
             .unwrap_or_else(|| (defaults.reshard)(strategy)),
         reshard_root: d.setting(Key::ReshardRoot),
         reshard_after_backward: d.setting(Key::ReshardAfterBackward),
+        keep_unsharded_storage: d.setting(Key::KeepUnshardedStorage),
         gradient_sync: d.given(Key::GradientSync).unwrap_or(defaults.gradient_sync),
         atomic: d.setting(Key::Atomic),
         no_sync_units: d.setting(Key::NoSyncUnits),

@@ -241,7 +241,7 @@ fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 75] = [
+    const OPTIONS: [&[&str]; 78] = [
         &[],
         &[
             "fsdp.copy_engine_reduce=true",
@@ -404,6 +404,19 @@ fn every_option_passes() {
         ],
         &["train.no_grad_forwards=1", "fsdp.allocator=double_buffer"],
         &["train.no_grad_forwards=1", "train.recompute=full"],
+        &["fsdp.keep_unsharded_storage=true"],
+        &[
+            "fsdp.keep_unsharded_storage=true",
+            "fsdp.reshard_after_forward=2",
+            "train.grad_accum=2",
+            "train.recompute=full",
+            "train.validate_every=2",
+        ],
+        &[
+            "fsdp.keep_unsharded_storage=true",
+            "train.no_grad_forwards=1",
+            "mesh.dp_shard=1",
+        ],
         &["fsdp.atomic=tensor", "train.grad_accum=2"],
         &["fsdp.atomic=4"],
         &["fsdp.nan_check=true"],

@@ -29,7 +29,12 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         optimizes_code: false,
     },
     rules: Rules {
-        options: &["no_sync_units", "prefetch_lists", "reshard_root"],
+        options: &[
+            "keep_unsharded_storage",
+            "no_sync_units",
+            "prefetch_lists",
+            "reshard_root",
+        ],
         refuses: REFUSES,
         without_effect: &[],
     },

@@ -77,6 +77,7 @@ fn former_names_of_keys_stay() {
     let left_out = [
         "placements",
         "no_sync_units",
+        "keep_unsharded_storage",
         "atomic",
         "prefetch_lists",
         "gradient_scaling_factor",

@@ -407,6 +407,11 @@ fn impossible_combinations() {
         &["fsdp.atomic=1"],
         &["fsdp.atomic=tensor", "fsdp.policy=fsdp2"],
         &["fsdp.atomic=tensor", "fsdp.policy=megatron"],
+        &["fsdp.keep_unsharded_storage=true"],
+        &[
+            "fsdp.keep_unsharded_storage=\"always\"",
+            "fsdp.policy=fsdp2",
+        ],
         &["fsdp.no_sync_units=[\"layers.0\"]"],
         &["train.grad_accum=2", "fsdp.no_sync_units=[\"layer.0\"]"],
         &["train.grad_accum=2", "fsdp.no_sync_units=\"layers.0\""],

@@ -55,6 +55,7 @@ fn defaults_of_the_native_policy() {
             reshard_after_forward: Reshard::Always,
             reshard_root: false,
             reshard_after_backward: true,
+            keep_unsharded_storage: false,
             gradient_sync: GradientSync::OuterLast,
             atomic: Atomic::Row,
             no_sync_units: vec![],
@@ -424,7 +425,13 @@ fn the_table_tells_the_true_defaults() {
             }
             // Left out if there are none.
             serde_json::Value::Null
-                if ["prefetch_lists", "no_sync_units", "atomic"].contains(&info.key) =>
+                if [
+                    "prefetch_lists",
+                    "no_sync_units",
+                    "atomic",
+                    "keep_unsharded_storage",
+                ]
+                .contains(&info.key) =>
             {
                 &default
             }

@@ -469,6 +469,32 @@ fn weights_that_were_not_refreshed() {
     }
 }
 
+/// Storage that is kept has the weights of the last step, until they are copied there again.
+#[test]
+fn kept_storage_that_is_not_gathered_again() {
+    let p = good("fsdp2", &["fsdp.keep_unsharded_storage=true"]);
+    let copies = find(&p, |i| {
+        i.rule == Rule::CopyOut && i.phase == Phase::Forward && is_launch(i)
+    });
+    let mut q = p.clone();
+    drop(&mut q, copies[1]);
+    let r = check(&q);
+    let v = first(&q, &r, RuleId::StaleWeight, "fsdp2");
+    let unit = |i: InstrId| q.instrs[i.index()].unit;
+    assert_eq!(unit(v.instr.expect("a kernel")), unit(copies[1]));
+}
+
+/// Only units that keep their storage may leave it behind.
+#[test]
+fn storage_that_is_kept_without_saying_so() {
+    let mut p = good("fsdp2", &["fsdp.keep_unsharded_storage=true"]);
+    p.units[1].keeps_storage = false;
+    let r = check(&p);
+    let v = first(&p, &r, RuleId::Unsharded, "fsdp2");
+    assert!(v.message.contains("still allocated"), "{}", v.message);
+    assert!(r.of(RuleId::DoubleGather).next().is_some(), "{r}");
+}
+
 #[test]
 fn an_optimizer_that_forgets_a_unit() {
     for policy in POLICIES {
