@@ -122,6 +122,8 @@ SHARDING = {
     "activation offload": ("small-native", ["train.activation_offload=true"]),
     "activation offload, fsdp2": ("small-native", ["train.activation_offload=true", "fsdp.policy=fsdp2"]),
     "megatron_v2": ("small-megatron-v2", []),
+    "megatron_v2, pr4435": ("small-megatron-pr4435", ["train.grad_accum=2"]),
+    "megatron_v2, pr4435 without prefetch": ("small-megatron-pr4435", ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0", "fsdp.async_reduce=false"]),
     "prefetch lists": ("small-native", [f"fsdp.prefetch_lists={LISTS}"]),
     "prefetch lists, fsdp2": ("small-native", [f"fsdp.prefetch_lists={LISTS}", "fsdp.policy=fsdp2"]),
     "units without synchronization": ("small-native", ["train.grad_accum=2", 'fsdp.no_sync_units=["layers.1"]']),

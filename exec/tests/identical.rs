@@ -35,12 +35,13 @@ fn same(name: &str, base: &[&str], sets: &[&[&str]]) {
 }
 
 /// Reduce every micro-batch.
-const EACH: [&[&str]; 6] = [
+const EACH: [&[&str]; 7] = [
     &[],
     &["fsdp.strategy=optim_grads"],
     &["fsdp.policy=fsdp2"],
     &["fsdp.policy=megatron"],
     &["fsdp.policy=megatron_v2"],
+    &["fsdp.policy=megatron_v2", "fsdp.variant=pr4435"],
     &["compile.mode=full", "compile.epilogues=false"],
 ];
 /// Accumulates micro-batches and reduces once per step.
@@ -478,7 +479,11 @@ fn schedules_end_with_the_same_weights() {
         ],
     );
     // Gradients of 16 bits have the same values after a cast. (Clipping would round them again.)
-    for name in ["small-megatron", "small-megatron-v2"] {
+    for name in [
+        "small-megatron",
+        "small-megatron-v2",
+        "small-megatron-pr4435",
+    ] {
         let base = [
             "precision.compute=bf16",
             "precision.main_grads=bf16",
@@ -495,6 +500,19 @@ fn schedules_end_with_the_same_weights() {
             &["fsdp.expandable_segments=false"],
             &["train.recompute=full"],
             &["train.validate_every=1"],
+        ],
+    );
+    let caching = "fsdp.allocator=caching";
+    same(
+        "small-megatron-pr4435",
+        &["train.grad_accum=2", "train.micro_batch=2"],
+        &[
+            &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
+            &["fsdp.async_reduce=false"],
+            &["train.recompute=full"],
+            &[caching, "train.validate_every=1"],
+            &[caching, "train.no_grad_forwards=1"],
+            &[caching, "fsdp.variant=released"],
         ],
     );
     // Without clipping no norm is computed, whose summation order would depend on the units.

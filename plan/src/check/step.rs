@@ -463,8 +463,8 @@ impl Walk<'_> {
 
 fn space(pool: Pool) -> usize {
     match pool {
-        // The copies of a double buffer are blocks of the caching allocator.
-        Pool::Caching | Pool::DoubleBuffer => 0,
+        // The copies of a double buffer, and slots of a trace pool, are in its blocks.
+        Pool::Caching | Pool::DoubleBuffer | Pool::Traced => 0,
         Pool::Planned => 1,
         Pool::Host => 2,
     }

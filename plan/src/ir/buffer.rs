@@ -96,6 +96,8 @@ pub enum Pool {
     Planned,
     /// Double buffer: `size` copies of the largest unit's buffers.
     DoubleBuffer,
+    /// Trace pool: slots from the lifetimes of the first micro-batch.
+    Traced,
     /// Host memory: no device bytes.
     Host,
 }

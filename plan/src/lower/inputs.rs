@@ -350,6 +350,7 @@ fn pools(scenario: &Scenario, engine: &Engine) -> (Pool, Pool) {
     let transient = match scenario.fsdp.allocator {
         AllocatorKind::Pool => Pool::Planned,
         AllocatorKind::DoubleBuffer => Pool::DoubleBuffer,
+        AllocatorKind::TracePool => Pool::Traced,
         AllocatorKind::Caching | AllocatorKind::Temporary => Pool::Caching,
     };
     (transient, persistent)

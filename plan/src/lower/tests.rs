@@ -10,6 +10,7 @@ mod micro_batches;
 mod moments;
 mod nf4;
 mod param_groups;
+mod pr4435;
 mod recompute;
 
 use crate::compile::tape::TapeOp;

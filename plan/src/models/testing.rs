@@ -92,6 +92,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
         },
         fsdp: Fsdp {
             policy: PolicyKind::Fsdp2,
+            variant: Variant::Released,
             strategy: Strategy::OptimGradsParams,
             outer_strategy: OuterStrategy::NoShard,
             units: Units::Block,

@@ -21,7 +21,7 @@ use crate::ir::{
 };
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::emitter::Emitter;
-use crate::lower::flat::{Flat, GradCasts, Reduction, fill_padding};
+use crate::lower::flat::{Flat, GradCasts, ReduceTo, Reduction, fill_padding};
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::ShardState;
@@ -375,7 +375,8 @@ impl Megatron {
         let reduction = match bucket {
             Some(bucket) => {
                 let (whole, first, last) = (out.b.whole(bucket), self.first, self.last);
-                self.flat.reduce_sharded(out, g, whole, first, last, true)
+                self.flat
+                    .reduce_sharded(out, g, whole, first, last, ReduceTo::Slice)
             }
             None => self.flat.reduce_full(out, g),
         };

@@ -13,7 +13,7 @@ use crate::config::{
     Float8Recipe, Float8Saved, FrozenType, GatePreset, GateProgram, GradientSync, Head,
     Implementation, LayerType, Loss, LrSchedule, MergeProjections, MlpType, MomentType, Norm,
     NormPosition, Optimizer, OuterStrategy, PackedQkv, PolicyKind, PositionEmbedding,
-    ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Scope, Strategy,
+    ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Scope, Strategy, Variant,
 };
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
@@ -514,6 +514,7 @@ keys! {
     GpusPerNode: "mesh" "gpus_per_node" also ["nproc_per_node"] [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
 
     Policy: "fsdp" "policy" [Choice(PolicyKind::WORDS)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1), megatron_v2 (its experimental engine)";
+    Variant: "fsdp" "variant" [Choice(Variant::WORDS)] "\"released\"" "Engine behind policy megatron_v2: released (megatron-fsdp 0.6.1), pr4435 (the prototype of Megatron-LM #4435, with a sliding drain of gradients and the allocator trace_pool)";
     Strategy: "fsdp" "strategy" also ["sharding_strategy", "data_parallel_sharding_strategy"] [Choice(Strategy::WORDS)] "\"optim_grads_params\"" "Sharded over dp_shard: no_shard (nothing: DDP), optim (optimizer state and master weights: ZeRO-1), optim_grads (and gradients: ZeRO-2), optim_grads_params (and parameters: ZeRO-3, FULL_SHARD)";
     OuterStrategy: "fsdp" "outer_strategy" also ["outer_dp_sharding_strategy"] [Choice(OuterStrategy::WORDS)] "\"no_shard\"" "Sharded over dp_replicate: no_shard (nothing: HSDP), optim (optimizer state and master weights: HFSDP)";
     Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Explicit placement (flat: sharded, replicate: not sharded) of [parameters, gradients, optimizer state] on each mesh dimension; replaces `strategy` and `outer_strategy`";
@@ -538,7 +539,7 @@ keys! {
     SumInOptimizer: "fsdp" "fuse_reduce_into_optimizer" as "sum_in_optimizer" also ["sum_in_optimizer"] [Bool] "false" "The optimizer kernel sums what `copy_engine_reduce_scatter` exchanged, instead of a kernel after each exchange: saves a write and a read of every gradient, but keeps the gradients of all ranks until the update" needs [SEVERAL_RANKS];
     CastBeforeAllGather: "fsdp" "cast_before_all_gather" [Bool] "false" "Cast each unit's shard of the main weights to the compute dtype just before its all-gather, as fsdp2 does, instead of keeping a shard in the compute dtype: saves that memory for one more kernel per gather" needs [SEVERAL_RANKS];
     UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "All-gather and reduce-scatter share one side stream";
-    Allocator: "fsdp" "allocator" [Choice(AllocatorKind::WORDS)] "(native: \"pool\", others: \"caching\")" "Allocator of full-size buffers: caching (PyTorch's caching allocator), pool (fixed addresses, planned from one step), double_buffer (two persistent buffers of the largest unit's size), temporary (allocated and freed on every use, by the caching allocator)";
+    Allocator: "fsdp" "allocator" [Choice(AllocatorKind::WORDS)] "(native: \"pool\", others: \"caching\")" "Allocator of full-size buffers: caching (PyTorch's caching allocator), pool (fixed addresses, planned from one step), double_buffer (two persistent buffers of the largest unit's size), temporary (allocated and freed on every use, by the caching allocator), trace_pool (slots planned from the first micro-batch while it runs: TracePoolAllocator of Megatron-LM #4435; variant pr4435 of policy megatron_v2 only)";
     ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the caching allocator; note that torch's own default is off";
     CublasWorkspaceBytes: "fsdp" "cublas_workspace_bytes" [Bytes(0, 1 << 40)] "(native, cpu: 0; a100-40, a100-80: 8519680; others: 33554432)" "Size of one cuBLAS workspace (CUBLAS_WORKSPACE_CONFIG); all policies but native hold two, one per PyTorch thread";
     PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "With allocator double_buffer: a unit that does not fit the buffers gets a persistent buffer of its own";

@@ -12,7 +12,10 @@ use crate::program::*;
 use crate::{plan, scenario};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 4] = ["native", "fsdp2", "megatron", "megatron_v2"];
+const POLICIES: [&str; 5] = ["native", "fsdp2", "megatron", "megatron_v2", "pr4435"];
+
+/// Those that replicate over an outer axis.
+const RELEASED: [&str; 4] = ["native", "fsdp2", "megatron", "megatron_v2"];
 
 /// Returns the file of a shipped scenario.
 fn file(name: &str) -> PathBuf {
@@ -23,7 +26,12 @@ fn file(name: &str) -> PathBuf {
 
 /// Lowers a shipped scenario with overrides; `None` if the policy refuses them.
 fn try_lower(name: &str, set: &[&str]) -> Option<Program> {
-    let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+    let mut set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+    // A variant, written as a policy.
+    if let Some(policy) = set.iter_mut().find(|s| *s == "fsdp.policy=pr4435") {
+        "fsdp.policy=megatron_v2".clone_into(policy);
+        set.push("fsdp.variant=pr4435".to_owned());
+    }
     let s = scenario::load(&file(name), &set).ok()?;
     Some(plan(&s).unwrap_or_else(|e| panic!("{set:?}: {e}")))
 }

@@ -78,6 +78,7 @@ fn former_names_of_keys_stay() {
         "placements",
         "no_sync_units",
         "keep_unsharded_storage",
+        "variant",
         "atomic",
         "prefetch_lists",
         "gradient_scaling_factor",

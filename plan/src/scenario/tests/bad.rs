@@ -65,6 +65,9 @@ fn faults_of_form() {
     insta::assert_snapshot!(shown);
 }
 
+const PROTOTYPE: &str = "fsdp.policy=megatron_v2";
+const VARIANT: &str = "fsdp.variant=pr4435";
+
 #[test]
 fn impossible_combinations() {
     let sets: &[&[&str]] = &[
@@ -407,6 +410,37 @@ fn impossible_combinations() {
         &["fsdp.atomic=1"],
         &["fsdp.atomic=tensor", "fsdp.policy=fsdp2"],
         &["fsdp.atomic=tensor", "fsdp.policy=megatron"],
+        &["fsdp.variant=pr4435"],
+        &["fsdp.variant=pr4436", "fsdp.policy=megatron_v2"],
+        &["fsdp.allocator=trace_pool"],
+        &["fsdp.allocator=trace_pool", "fsdp.policy=megatron_v2"],
+        &[PROTOTYPE, VARIANT, "mesh.dp_replicate=2"],
+        &[PROTOTYPE, VARIANT, "fsdp.strategy=optim"],
+        &[PROTOTYPE, VARIANT, "compile.mode=blocks"],
+        &[PROTOTYPE, VARIANT, "fsdp.prefetch_forward=2"],
+        &[PROTOTYPE, VARIANT, "fsdp.prefetch_backward=0"],
+        &[
+            PROTOTYPE,
+            VARIANT,
+            "train.recompute=full",
+            "fsdp.prefetch_forward=0",
+            "fsdp.prefetch_backward=0",
+        ],
+        &[
+            PROTOTYPE,
+            VARIANT,
+            "fsdp.allocator=trace_pool",
+            "train.validate_every=5",
+        ],
+        &[
+            PROTOTYPE,
+            VARIANT,
+            "fsdp.allocator=trace_pool",
+            "train.no_grad_forwards=1",
+        ],
+        &[PROTOTYPE, VARIANT, "fsdp.allocator=double_buffer"],
+        &[PROTOTYPE, VARIANT, "fsdp.average_in_collective=true"],
+        &[PROTOTYPE, VARIANT, "fsdp.reduce_in_flight=1"],
         &["fsdp.keep_unsharded_storage=true"],
         &[
             "fsdp.keep_unsharded_storage=\"always\"",

@@ -49,6 +49,7 @@ fn defaults_of_the_native_policy() {
         s.fsdp,
         Fsdp {
             policy: PolicyKind::Native,
+            variant: Variant::Released,
             strategy: Strategy::OptimGradsParams,
             outer_strategy: OuterStrategy::NoShard,
             units: Units::Block,
@@ -430,6 +431,7 @@ fn the_table_tells_the_true_defaults() {
                     "no_sync_units",
                     "atomic",
                     "keep_unsharded_storage",
+                    "variant",
                 ]
                 .contains(&info.key) =>
             {

@@ -3,7 +3,7 @@
 use super::{Checked, cannot, refuse};
 use crate::config::{
     AllocatorKind, CudaGraph, MomentType, Optimizer, OuterStrategy, PolicyKind, Reshard, Scenario,
-    Strategy,
+    Strategy, Variant,
 };
 use crate::ir::{AxisId, AxisSet};
 use crate::policies::{self, spec::Rules};
@@ -25,6 +25,13 @@ pub(super) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     no_grad_forwards(s, d)?;
     cast_before_all_gather(s, d)?;
     resharded_root(s, d)?;
+    for key in [
+        "mesh.dp_replicate",
+        "train.recompute",
+        "train.validate_every",
+    ] {
+        refuse(s, d, key)?;
+    }
     refuse(s, d, "fsdp.reshard_after_backward")?;
     refuse(s, d, "fsdp.gradient_sync")
 }
@@ -100,6 +107,13 @@ fn reshard(s: &Scenario, d: &Document) -> Checked {
 /// Refuses combinations of the allocator and of host offload.
 fn allocator(s: &Scenario, d: &Document) -> Checked {
     let f = &s.fsdp;
+    if f.allocator == AllocatorKind::TracePool && f.variant != Variant::Pr4435 {
+        let message = "only variant pr4435 of policy megatron_v2 has a trace pool";
+        let keys = [Key::Allocator, Key::Policy, Key::Variant];
+        return Err(d.conflict(&keys, message).with_help(
+            "set policy = \"megatron_v2\" and variant = \"pr4435\", or another allocator",
+        ));
+    }
     refuse(s, d, "fsdp.allocator")?;
     refuse(s, d, "fsdp.offload")?;
     if f.offload.any() {
@@ -293,6 +307,7 @@ fn no_grad_forwards(s: &Scenario, d: &Document) -> Checked {
     if s.train.no_grad_forwards == 0 {
         return Ok(());
     }
+    refuse(s, d, "train.no_grad_forwards")?;
     if f.prefetch_next_step > 0 {
         let why = "is not modeled with `prefetch_next_step`, whose units are those of a forward that \
                    backward follows";
