@@ -119,6 +119,19 @@ fn policies_and_strategies_end_with_the_same_weights() {
             "{set:?}"
         );
     }
+    // One backward over both forwards adds the same two gradients, the other way round.
+    let joint = [two, &["train.joint_backward=true"]].concat();
+    for set in EACH.iter().chain(&ONCE) {
+        let refused = |s: &&str| s.ends_with("megatron_v2") || *s == "compile.mode=full";
+        if !set.iter().any(refused) {
+            assert!(
+                results("gpt2-tiny", &[&joint, *set].concat()) == wanted,
+                "{set:?}"
+            );
+        }
+    }
+    let more = ["train.no_grad_forwards=1", "train.recompute=full"];
+    assert!(results("gpt2-tiny", &[&joint[..], &more].concat()) == wanted);
     // Some units reduce every micro-batch, others the last.
     let some = [two, &["fsdp.no_sync_units=[\"*.1\"]"]].concat();
     same("gpt2-tiny", &some, &[&["fsdp.policy=fsdp2"]]);

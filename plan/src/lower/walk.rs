@@ -93,7 +93,27 @@ pub(crate) trait Lifecycle {
     /// Called before `forward_start` with the number of the micro-batch, and whether it is the
     /// last.
     fn micro_batch(&mut self, index: u16, last: bool);
+    /// Called before the part of a joint backward that covers one micro-batch, with its place among
+    /// these parts, and whether it is the last. See Note [Joint backward].
+    fn joint_backward(&mut self, index: u16, last: bool) {
+        self.micro_batch(index, last);
+    }
 }
+
+// Note [Joint backward]
+//
+// With `train.joint_backward`, all micro-batches of a step run their forwards before one backward
+// covers them, from the last to the first. To autograd this is one backward: a parameter's
+// accumulation node runs once, when all parts have sent it their gradients, which are added up in
+// the type in which they arrive. So
+//
+// - hooks of modules run in every part: units are gathered and resharded as in a backward of their
+//   own;
+// - hooks of parameters run in the last part, which alone reduces;
+// - the root's final callback runs once. Until then, units none of whose inputs need gradients stay
+//   as their backward left them: nothing runs their post-backward.
+//
+// Each micro-batch has activations of its own.
 
 /// List of the tape that is walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,15 +191,25 @@ impl<'c, 'a> Walk<'c, 'a> {
             self.inputs(m, true);
         }
         let scope = full_graph.then(|| self.out.b.graph_begin("iteration".to_owned()));
+        let joint = self.out.inputs.scenario.train.joint_backward;
         for m in 0..n {
-            self.out.b.micro_batch(m);
-            self.micro = usize::from(m);
-            self.life.micro_batch(m, m + 1 == n);
+            self.start(m);
+            self.life.micro_batch(m, m + 1 == n && !joint);
             for _ in 0..self.out.inputs.scenario.train.no_grad_forwards {
                 self.pass(Pass::Eval);
             }
             self.pass(Pass::Forward);
-            self.pass(Pass::Backward);
+            if !joint {
+                self.pass(Pass::Backward);
+            }
+        }
+        if joint {
+            // Autograd runs the nodes that were made last first.
+            for (index, m) in (0..n).rev().enumerate() {
+                self.start(m);
+                self.life.joint_backward(index as u16, m == 0);
+                self.pass(Pass::Backward);
+            }
         }
         let whole = self.life.captures_optimizer();
         if let Some(scope) = scope.filter(|_| !whole) {
@@ -201,6 +231,12 @@ impl<'c, 'a> Walk<'c, 'a> {
         for m in 0..n {
             self.inputs(m, false);
         }
+    }
+
+    /// Starts work on a micro-batch.
+    fn start(&mut self, m: u16) {
+        self.out.b.micro_batch(m);
+        self.micro = usize::from(m);
     }
 
     /// Emits a validation forward.
@@ -264,7 +300,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                 TapeOp::Alloc(s) => self
                     .out
                     .b
-                    .alloc(Rule::Model, self.buffers.storages[s.index()]),
+                    .alloc(Rule::Model, self.buffers.storage_of(self.micro, s)),
                 TapeOp::Free(s) => {
                     let id = self.buffer_of(s);
                     self.in_flight.arrive(self.out, |b| b == id);
@@ -509,7 +545,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             return;
         };
         for s in offload.leave_after(position) {
-            let id = self.buffers.storages[s.index()];
+            let id = self.buffers.storage_of(self.micro, s);
             self.in_flight.arrive(self.out, |b| b == id);
             offload.leave(self.out, self.buffers, s);
         }
@@ -518,7 +554,7 @@ impl<'c, 'a> Walk<'c, 'a> {
     /// Returns the buffer that a storage has now.
     fn buffer_of(&self, s: StorageId) -> BufferId {
         let moved = self.offload.as_ref().and_then(|o| o.buffer(s));
-        moved.unwrap_or_else(|| self.buffers.storage(s))
+        moved.unwrap_or_else(|| self.buffers.storage_of(self.micro, s))
     }
 
     fn collective(&mut self, collective: ModelCollective, dtype: DType, operands: u32) {

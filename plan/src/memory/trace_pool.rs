@@ -25,10 +25,10 @@ use crate::units::Bytes;
 // A slot serves weights that are gathered on one stream and gradients that another one reduces:
 // nothing in the pool orders them. `check` proves that the schedule does.
 //
-// Deviations: the source plans at the end of the first backward and moves cursors back at the end of
-// every backward. Here the pool plans when the second micro-batch takes its first buffer, and a
-// cursor moves back after a buffer's last slot. Both are the same for micro-batches that do what the
-// traced one did. Others are refused (`scenario/validate`): a forward without backward leaves
+// Deviations: the source plans at the end of the first backward and moves cursors back at the end
+// of every backward. Here the pool plans when the second micro-batch takes its first buffer, and a
+// cursor moves back after a buffer's last slot. Both are the same for micro-batches that do what
+// the traced one did. Others are refused (`scenario/validate`): a forward without backward leaves
 // cursors behind, and the next backward takes slots that are in use. Slots start at multiples of
 // 512 bytes.
 

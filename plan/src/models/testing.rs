@@ -80,6 +80,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             steps: 3,
             validate_every: 0,
             no_grad_forwards: 0,
+            joint_backward: false,
             param_norms_every: 0,
         },
         mesh: Mesh {

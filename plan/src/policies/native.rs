@@ -131,6 +131,11 @@ impl Lifecycle for Native {
         }
     }
 
+    fn joint_backward(&mut self, index: u16, last: bool) {
+        let first = index == 0;
+        self.micro = MicroBatch { first, last };
+    }
+
     fn before_inputs(&mut self, out: &mut Emitter<'_>) {
         self.unshard.issue_gather_waits(out, &self.flat);
     }

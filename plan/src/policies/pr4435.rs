@@ -23,11 +23,10 @@ mod spec;
 
 pub(super) use spec::SPEC;
 
-use crate::compile::tape::TapeOp;
 use crate::config::{Loss, Prefetch};
 use crate::ir::{
     Access, BufferId, COMPUTE, EventId, GroupId, HostWorkKind, ModuleKind, ParamId, Role, ShardOp,
-    Source, StreamId, UnitId,
+    StreamId, UnitId,
 };
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::emitter::Emitter;
@@ -93,7 +92,7 @@ impl Pr4435 {
             reducing: vec![Vec::new(); units],
             done: vec![false; units],
             issued: vec![false; units],
-            hooked: hooked(out.inputs),
+            hooked: out.inputs.units_after_trained(),
             buckets: vec![None; groups],
             comm_copies: vec![None; groups],
             casts: GradCasts::on(groups, flat.streams.reduce),
@@ -340,31 +339,6 @@ fn streams(out: &mut Emitter<'_>) -> CommStreams {
         reduce,
         outer: reduce,
     }
-}
-
-/// Returns which units have a hook after their backward, by unit: those that a trained parameter
-/// precedes in forward, so that an input needs a gradient.
-fn hooked(inputs: &LoweringInputs<'_>) -> Vec<bool> {
-    let mut hooked = vec![false; inputs.units.len()];
-    let mut trained = false;
-    for op in &inputs.tape.forward {
-        match *op {
-            TapeOp::Enter(m) => {
-                if let Some(unit) = inputs.hooks[m.index()].first_of {
-                    hooked[unit.index()] = trained;
-                }
-            }
-            TapeOp::Launch { reads, writes, .. } => {
-                let operands = &inputs.tape.operands[reads as usize..writes as usize];
-                trained |= operands.iter().any(|o| match o.source {
-                    Source::Param(p) => inputs.tape.params[p.index()].requires_grad,
-                    _ => false,
-                });
-            }
-            _ => {}
-        }
-    }
-    hooked
 }
 
 impl Lifecycle for Pr4435 {

@@ -504,6 +504,7 @@ keys! {
     Steps: "train" "steps" [Integer(1, 1_000_000)] "20" "Steps of a run";
     ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "Run a validation forward every N steps; 0: never";
     NoGradForwards: "train" "no_grad_forwards" [Integer(0, 64)] "0" "Forward passes without gradients (`torch.no_grad`) over the samples of each micro-batch before its forward and backward, as reinforcement learning computes log-probabilities of the old policy; their results are not used";
+    JointBackward: "train" "joint_backward" [Bool] "false" "The micro-batches of a step run their forwards one after another, and one backward covers all of them, last to first, as contrastive and preference losses have it. Activations of all are in memory, and gradients are reduced once. Policies native, fsdp2 and megatron" needs [SEVERAL_MICRO_BATCHES];
     ParamNormsEvery: "train" "param_norms_every" [Integer(0, 1_000_000)] "0" "Report the norm of every parameter and of its gradient (before clipping) every N steps of a run; 0: never. Predictions do not include the time";
 
     Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path(".toml")] "(required)" "Hardware profile: the name of a shipped profile, or the path of a profile file (relative to the scenario file, or to the working directory with --set)";

@@ -204,6 +204,7 @@ fn train(d: &Document, seq_len: u64) -> Train {
         steps: d.setting(Key::Steps),
         validate_every: d.setting(Key::ValidateEvery),
         no_grad_forwards: d.setting(Key::NoGradForwards),
+        joint_backward: d.setting(Key::JointBackward),
         param_norms_every: d.setting(Key::ParamNormsEvery),
     }
 }

@@ -247,9 +247,12 @@ fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
     }
 }
 
+/// One backward over the forwards of all micro-batches.
+const JOINT: &str = "train.joint_backward=true";
+
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 78] = [
+    const OPTIONS: [&[&str]; 83] = [
         &[],
         &[
             "fsdp.copy_engine_reduce=true",
@@ -412,6 +415,26 @@ fn every_option_passes() {
         ],
         &["train.no_grad_forwards=1", "fsdp.allocator=double_buffer"],
         &["train.no_grad_forwards=1", "train.recompute=full"],
+        &[JOINT, "train.grad_accum=2"],
+        &[JOINT, "train.grad_accum=3", "mesh.dp_outer=2"],
+        &[
+            JOINT,
+            "train.grad_accum=2",
+            "train.recompute=full",
+            "fsdp.strategy=optim",
+        ],
+        &[
+            JOINT,
+            "train.grad_accum=2",
+            "train.no_grad_forwards=1",
+            "fsdp.units=[\"tok_embeddings\", \"layers.*\"]",
+        ],
+        &[
+            JOINT,
+            "train.grad_accum=3",
+            "fsdp.reshard_after_forward=2",
+            "precision.compute=bf16",
+        ],
         &["fsdp.keep_unsharded_storage=true"],
         &[
             "fsdp.keep_unsharded_storage=true",

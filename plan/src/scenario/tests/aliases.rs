@@ -79,6 +79,7 @@ fn former_names_of_keys_stay() {
         "no_sync_units",
         "keep_unsharded_storage",
         "variant",
+        "joint_backward",
         "atomic",
         "prefetch_lists",
         "gradient_scaling_factor",

@@ -65,6 +65,7 @@ fn faults_of_form() {
     insta::assert_snapshot!(shown);
 }
 
+const JOINT: &str = "train.joint_backward=true";
 const PROTOTYPE: &str = "fsdp.policy=megatron_v2";
 const VARIANT: &str = "fsdp.variant=pr4435";
 
@@ -403,6 +404,12 @@ fn impossible_combinations() {
             "fsdp.gradient_scaling_factor=0.5",
             "fsdp.policy=megatron_v2",
         ],
+        &["train.joint_backward=true"],
+        &[JOINT, "train.grad_accum=2", "compile.mode=full"],
+        &[JOINT, "train.grad_accum=2", PROTOTYPE],
+        &[JOINT, "train.grad_accum=2", PROTOTYPE, VARIANT],
+        &[JOINT, "train.grad_accum=2", "train.activation_offload=true"],
+        &[JOINT, "train.grad_accum=2", "fsdp.gradient_sync=last"],
         &["train.no_grad_forwards=-1"],
         &["train.no_grad_forwards=1", "fsdp.strategy=optim"],
         &["train.no_grad_forwards=1", "fsdp.prefetch_next_step=1"],

@@ -432,6 +432,7 @@ fn the_table_tells_the_true_defaults() {
                     "atomic",
                     "keep_unsharded_storage",
                     "variant",
+                    "joint_backward",
                 ]
                 .contains(&info.key) =>
             {

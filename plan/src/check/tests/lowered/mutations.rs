@@ -658,6 +658,28 @@ fn a_micro_batch_that_is_not_added() {
     }
 }
 
+/// A joint backward that forgets the gradients of one of its parts, and a unit that stays as one
+/// part left it.
+#[test]
+fn a_part_of_a_joint_backward() {
+    for policy in ["native", "fsdp2", "megatron"] {
+        let p = good(policy, &["train.joint_backward=true", "train.grad_accum=2"]);
+        let added = find(&p, |i| i.rule == Rule::Accumulate && is_launch(i));
+        let mut q = p.clone();
+        drop(&mut q, added[added.len() / 2]);
+        first(&q, &check(&q), RuleId::ReduceMissing, policy);
+        // The gather of a unit's second part: the unit was released after the first.
+        let parts = find(&p, |i| {
+            let gather = collective(&p, i) == Some(CollectiveKind::AllGather);
+            gather && i.phase == Phase::Backward && i.micro_batch == 0
+        });
+        let mut q = p.clone();
+        drop(&mut q, parts[1]);
+        let r = check(&q);
+        assert!(r.of(RuleId::Uninit).next().is_some(), "{policy}\n{r}");
+    }
+}
+
 #[test]
 fn a_reduction_over_one_axis_of_two() {
     for policy in RELEASED {
