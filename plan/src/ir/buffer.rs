@@ -96,10 +96,10 @@ pub enum Pool {
     Planned,
     /// Double buffer: `size` copies of the largest unit's buffers.
     DoubleBuffer,
-    /// Trace pool: slots from the lifetimes of the first micro-batch.
-    Traced,
     /// Host memory: no device bytes.
     Host,
+    /// Trace pool: slots from the lifetimes of the first micro-batch.
+    Traced,
 }
 
 /// Contents of a buffer, for its name.
