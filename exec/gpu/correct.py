@@ -129,6 +129,8 @@ SHARDING = {
     "units without synchronization": ("small-native", ["train.grad_accum=2", 'fsdp.no_sync_units=["layers.1"]']),
     "storage kept, fsdp2": ("small-native", ["fsdp.policy=fsdp2", "fsdp.keep_unsharded_storage=true"]),
     "units without synchronization, fsdp2": ("small-native", ["train.grad_accum=2", 'fsdp.no_sync_units=["layers.1"]', "fsdp.policy=fsdp2"]),
+    "sums within matmuls": ("small-native", ["train.grad_accum=3", "compile.mode=blocks", "fsdp.gradient_sync=last"]),
+    "sums within matmuls, DDP": ("small-native", ["train.grad_accum=3", "compile.mode=blocks", "fsdp.strategy=no_shard"]),
     "one backward over two forwards": ("small-native", ["train.grad_accum=2", "train.joint_backward=true"]),
     "one backward over two forwards, fsdp2": ("small-native", ["train.grad_accum=2", "train.joint_backward=true", "fsdp.policy=fsdp2"]),
     "one backward over two forwards, megatron": ("small-megatron", ["train.grad_accum=2", "train.joint_backward=true"]),

@@ -21,6 +21,7 @@ pub(crate) mod optimizer;
 pub(crate) mod reduction;
 pub(crate) mod streams;
 pub(crate) mod walk;
+pub(crate) mod weight_gradients;
 
 use crate::compile::tape::Tape;
 use crate::compile::{self, Sharding, WeightAdjacency};

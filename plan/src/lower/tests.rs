@@ -13,6 +13,7 @@ mod nf4;
 mod param_groups;
 mod pr4435;
 mod recompute;
+mod weight_gradients;
 
 use crate::compile::tape::TapeOp;
 use crate::config::{OuterStrategy, PolicyKind, Scenario, Strategy, UnitPattern, Units};

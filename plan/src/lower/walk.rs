@@ -7,13 +7,16 @@ use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
 use super::model_collective::{InFlight, ModelLanes};
 use super::optimizer;
+use super::weight_gradients::{WeightGradients, elements};
 use crate::compile::tape::TapeOp;
 use crate::config::{CompileMode, CudaGraph, Loss};
 use crate::ir::{
-    Access, BufferId, COMPUTE, DType, HostWorkKind, KernelClass, KernelId, ModelCollective,
-    ModuleId, ModuleKind, ParamId, Part, ScopeId, Source, StorageId, StreamId, UnitId,
+    Access, BufferId, COMPUTE, DType, GroupId, HostWorkKind, KernelClass, KernelId,
+    ModelCollective, ModuleId, ModuleKind, ParamId, Part, ScopeId, Source, StorageId, StreamId,
+    UnitId,
 };
 use crate::program::{Phase, Rule, workspace};
+use std::ops::Range;
 
 /// Where a parameter or gradient is stored.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +55,16 @@ pub(crate) trait Lifecycle {
     fn backward_end(&mut self, out: &mut Emitter<'_>);
     /// Returns the full weight of a parameter, which the hooks have made available.
     fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
+    /// Returns where a GEMM can add a group's gradients of these elements to those of earlier
+    /// micro-batches, and notes that it does.
+    fn add_gradient(
+        &mut self,
+        _out: &mut Emitter<'_>,
+        _g: GroupId,
+        _elements: Range<u64>,
+    ) -> Option<Access> {
+        None
+    }
     /// Returns the full gradient of a parameter; allocates it on first touch.
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
     /// Returns the reciprocal of the scale of a parameter that ranks gather in 8 bits.
@@ -131,6 +144,7 @@ pub(crate) struct Walk<'c, 'a> {
     lanes: &'c ModelLanes,
     in_flight: InFlight,
     offload: Option<ActivationOffload>,
+    weight_gradients: WeightGradients,
     units: Vec<UnitId>,
     /// Whether framework host work applies (not for the native engine).
     framework: bool,
@@ -153,6 +167,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         let units = unit_of_module(out.inputs);
         let framework = out.inputs.engine.framework;
         let compiled = is_compiled(out.inputs);
+        let weight_gradients = WeightGradients::new(out.inputs);
         Self {
             out,
             life,
@@ -160,6 +175,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             lanes,
             in_flight: InFlight::default(),
             offload: None,
+            weight_gradients,
             units,
             framework,
             compiled,
@@ -507,13 +523,24 @@ impl<'c, 'a> Walk<'c, 'a> {
 
     fn launch(&mut self, kernel: crate::ir::KernelId, reads: u32, writes: u32, end: u32) {
         let operands = &self.out.inputs.tape.operands;
+        let mut split = (writes - reads) as usize;
+        let sum = self.sum_of(writes);
         // Gradients allocate on first touch, so resolve them before the launch is emitted.
-        let resolved: smallvec::SmallVec<[Access; 12]> = operands[reads as usize..end as usize]
+        let own = if sum.is_some() { writes } else { end };
+        let mut resolved: smallvec::SmallVec<[Access; 12]> = operands[reads as usize..own as usize]
             .iter()
             .map(|o| self.resolve(o))
             .collect();
+        let mut kernel = kernel;
+        if let Some(sum) = sum {
+            resolved.extend([sum, sum]);
+            let of = self.out.b.program().kernels[kernel.index()].clone();
+            let b = &mut self.out.b;
+            let make = |adding| b.kernel(adding);
+            kernel = self.weight_gradients.adding(kernel, &of, split, make);
+            split += 1;
+        }
         self.in_flight.arrive_for(self.out, &resolved);
-        let split = (writes - reads) as usize;
         self.workspace(kernel);
         let scratch = self.scratch(kernel);
         if let Some(id) = scratch {
@@ -529,6 +556,16 @@ impl<'c, 'a> Walk<'c, 'a> {
         if let Some(id) = scratch {
             self.out.b.free(Rule::Model, id);
         }
+    }
+
+    /// Returns the sum of earlier micro-batches that a launch adds a weight gradient to, if any.
+    fn sum_of(&mut self, writes: u32) -> Option<Access> {
+        if self.out.b.phase() == Phase::Validation || !self.weight_gradients.may_add(writes) {
+            return None;
+        }
+        let operand = self.out.inputs.tape.operands[writes as usize];
+        let (g, range) = elements(self.out.inputs, &operand)?;
+        self.life.add_gradient(self.out, g, range)
     }
 
     /// Makes activations in host memory available to an op of backward.

@@ -658,6 +658,37 @@ fn a_micro_batch_that_is_not_added() {
     }
 }
 
+/// A GEMM that overwrites the sum which it should add to.
+#[test]
+fn a_weight_gradient_that_is_not_added_to_its_sum() {
+    let set = [
+        "compile.mode=blocks",
+        "train.grad_accum=2",
+        "fsdp.gradient_sync=last",
+    ];
+    let p = good("native", &set);
+    let adds = find(&p, |i| {
+        let sums = |a: &Access| p.buffers[a.buffer.index()].role == Role::FullGrad;
+        let (reads, writes) = (p.reads(&i.op), p.writes(&i.op));
+        i.rule == Rule::Model
+            && writes.len() == 1
+            && reads.last() == writes.first()
+            && sums(&writes[0])
+    });
+    assert!(adds.len() > 4);
+    let mut q = p.clone();
+    let Op::Launch { reads, .. } = q.instrs[adds[0].index()].op else {
+        unreachable!()
+    };
+    // It reads the sum's place as a factor once more, but not the sum.
+    let n = p.reads(&p.instrs[adds[0].index()].op).len();
+    q.accesses[reads as usize + n - 1] = q.accesses[reads as usize];
+    let r = check(&q);
+    let v = r.of(RuleId::ReduceMissing).next();
+    let v = v.unwrap_or_else(|| panic!("{r}"));
+    assert!(v.message.contains("nothing has read"), "{}", v.message);
+}
+
 /// A joint backward that forgets the gradients of one of its parts, and a unit that stays as one
 /// part left it.
 #[test]
