@@ -35,12 +35,13 @@ fn same(name: &str, base: &[&str], sets: &[&[&str]]) {
 }
 
 /// Reduce every micro-batch.
-const EACH: [&[&str]; 6] = [
+const EACH: [&[&str]; 7] = [
     &[],
     &["fsdp.strategy=optim_grads"],
     &["fsdp.policy=fsdp2"],
     &["fsdp.policy=megatron"],
     &["fsdp.policy=megatron_v2"],
+    &["fsdp.policy=megatron_v2", "fsdp.variant=pr4435"],
     &["compile.mode=full", "compile.epilogues=false"],
 ];
 /// Accumulates micro-batches and reduces once per step.
@@ -76,9 +77,16 @@ fn policies_and_strategies_end_with_the_same_weights() {
     same("llama-tiny", &[four, frozen].concat(), &EACH);
     let two = &["train.grad_accum=2", "train.micro_batch=2"][..];
     same("gpt2-tiny", two, &EACH);
-    let others: [&[&str]; 2] = [
+    let others: [&[&str]; 4] = [
         &["fsdp.reshard_after_backward=false"],
         &["fsdp.policy=fsdp2", "fsdp.reshard_root=true"],
+        &["fsdp.policy=fsdp2", "fsdp.keep_unsharded_storage=true"],
+        &[
+            "fsdp.policy=fsdp2",
+            "fsdp.keep_unsharded_storage=true",
+            "train.recompute=full",
+            "train.no_grad_forwards=1",
+        ],
     ];
     same("gpt2-tiny", two, &others);
     let once = [two, &["fsdp.strategy=no_shard"]].concat();
@@ -111,6 +119,19 @@ fn policies_and_strategies_end_with_the_same_weights() {
             "{set:?}"
         );
     }
+    // One backward over both forwards adds the same two gradients, the other way round.
+    let joint = [two, &["train.joint_backward=true"]].concat();
+    for set in EACH.iter().chain(&ONCE) {
+        let refused = |s: &&str| s.ends_with("megatron_v2") || *s == "compile.mode=full";
+        if !set.iter().any(refused) {
+            assert!(
+                results("gpt2-tiny", &[&joint, *set].concat()) == wanted,
+                "{set:?}"
+            );
+        }
+    }
+    let more = ["train.no_grad_forwards=1", "train.recompute=full"];
+    assert!(results("gpt2-tiny", &[&joint[..], &more].concat()) == wanted);
     // Some units reduce every micro-batch, others the last.
     let some = [two, &["fsdp.no_sync_units=[\"*.1\"]"]].concat();
     same("gpt2-tiny", &some, &[&["fsdp.policy=fsdp2"]]);
@@ -518,7 +539,11 @@ fn schedules_end_with_the_same_weights() {
         ],
     );
     // Gradients of 16 bits have the same values after a cast. (Clipping would round them again.)
-    for name in ["small-megatron", "small-megatron-v2"] {
+    for name in [
+        "small-megatron",
+        "small-megatron-v2",
+        "small-megatron-pr4435",
+    ] {
         let base = [
             "precision.compute=bf16",
             "precision.main_grads=bf16",
@@ -535,6 +560,19 @@ fn schedules_end_with_the_same_weights() {
             &["fsdp.expandable_segments=false"],
             &["train.recompute=full"],
             &["train.validate_every=1"],
+        ],
+    );
+    let caching = "fsdp.allocator=caching";
+    same(
+        "small-megatron-pr4435",
+        &["train.grad_accum=2", "train.micro_batch=2"],
+        &[
+            &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
+            &["fsdp.async_reduce=false"],
+            &["train.recompute=full"],
+            &[caching, "train.validate_every=1"],
+            &[caching, "train.no_grad_forwards=1"],
+            &[caching, "fsdp.variant=released"],
         ],
     );
     // Without clipping no norm is computed, whose summation order would depend on the units.

@@ -34,7 +34,7 @@ pub use experts::{AuxLoss, Experts, Router};
 pub use float8::{Float8, Float8Format, Float8Recipe, Float8Saved};
 pub use fsdp::{
     AllocatorKind, Atomic, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch,
-    PrefetchList, Reshard, Strategy, UnitPattern, Units,
+    PrefetchList, Reshard, Strategy, UnitPattern, Units, Variant,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
 pub use hybrid::{AttentionGate, LinearAttention, MlpType, Ssm};

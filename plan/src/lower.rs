@@ -21,6 +21,7 @@ pub(crate) mod optimizer;
 pub(crate) mod reduction;
 pub(crate) mod streams;
 pub(crate) mod walk;
+pub(crate) mod weight_gradients;
 
 use crate::compile::tape::Tape;
 use crate::compile::{self, Sharding, WeightAdjacency};
@@ -282,6 +283,7 @@ fn finish(inputs: LoweringInputs<'_>, emitted: Program, buffers: &TapeBuffers) -
                 modules: u.spec.modules,
                 is_root: u.spec.is_root,
                 reshards: u.reshards,
+                keeps_storage: fsdp.keep_unsharded_storage,
                 groups: u.groups,
             })
             .collect(),

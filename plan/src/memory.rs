@@ -17,6 +17,7 @@ mod placement;
 pub mod pool;
 mod replay;
 mod sorted;
+pub mod trace_pool;
 
 pub use arena::{HOST_BASE, Memory, Peak};
 pub use caching::{AllocatorSettings, CachingAllocator};

@@ -10,37 +10,55 @@ pub(crate) mod full;
 pub(crate) mod megatron;
 pub(crate) mod megatron_v2;
 pub(crate) mod native;
+pub(crate) mod pr4435;
 pub(crate) mod spec;
 
 use crate::compile::tape::Tape;
-use crate::config::{GradientSync, PolicyKind, Scenario};
+use crate::config::{Fsdp, GradientSync, PolicyKind, Scenario, Variant};
 use crate::lower::{self, Lowering, PlanError};
 use crate::program::Program;
 use spec::{PolicySpec, Refusal, Rules, fully_compiled};
 
-/// Specs of all policies.
-const SPECS: [&PolicySpec; 4] = [
+/// Specs of all policies and their variants; that of a policy's released engine is its first.
+const SPECS: [&PolicySpec; 5] = [
     &native::SPEC,
     &fsdp2::SPEC,
     &megatron::SPEC,
     &megatron_v2::SPEC,
+    &pr4435::SPEC,
 ];
 
-impl PolicyKind {
-    /// Returns the spec of the policy.
+impl PolicySpec {
+    /// Returns the spec of a policy, in a variant if it has that one.
     ///
     /// # Panics
     /// Never: a test finds every policy among the specs.
-    pub(crate) fn spec(self) -> &'static PolicySpec {
-        let spec = SPECS.iter().find(|spec| spec.kind == self);
-        spec.expect("every policy has a spec")
+    pub(crate) fn of(policy: PolicyKind, variant: Variant) -> &'static Self {
+        let mut specs = SPECS.iter().filter(|spec| spec.kind == policy);
+        let found = specs.clone().find(|spec| spec.variant == variant);
+        found.or(specs.next()).expect("every policy has a spec")
+    }
+
+    /// Returns its name in messages: that of the policy, or of the variant.
+    fn name(&self) -> String {
+        match self.variant {
+            Variant::Released => format!("policy {}", self.kind.name()),
+            variant => format!("variant {}", variant.name()),
+        }
+    }
+}
+
+impl Fsdp {
+    /// Returns the spec of the policy.
+    pub(crate) fn spec(&self) -> &'static PolicySpec {
+        PolicySpec::of(self.policy, self.variant)
     }
 }
 
 /// Returns the rules that apply to a scenario: its policy's and, in compile mode full, that mode's.
 pub(crate) fn rules(s: &Scenario) -> impl DoubleEndedIterator<Item = &'static Rules> {
     let full = fully_compiled(s).then_some(&full::RULES);
-    std::iter::once(&s.fsdp.policy.spec().rules).chain(full)
+    std::iter::once(&s.fsdp.spec().rules).chain(full)
 }
 
 /// Returns whether a key of `[fsdp]` is an option that not every schedule has.
@@ -54,8 +72,14 @@ pub(crate) fn ignoring(path: &str) -> Vec<String> {
         let mut rows = rules.without_effect.iter();
         rows.any(|row| row.key == path && row.only.is_none())
     };
-    let specs = SPECS.iter().filter(|spec| ignores(&spec.rules));
-    let policies = specs.map(|spec| format!("policy {}", spec.kind.name()));
+    // A variant is named only where its policy's released engine differs.
+    let alike = |spec: &PolicySpec| ignores(&PolicySpec::of(spec.kind, Variant::Released).rules);
+    let named = |spec: &&&PolicySpec| spec.variant.is_released() || !alike(spec);
+    let specs = SPECS
+        .iter()
+        .filter(|spec| ignores(&spec.rules))
+        .filter(named);
+    let policies = specs.map(|spec| spec.name());
     let full = ignores(&full::RULES).then(|| "compile mode full".to_owned());
     policies.chain(full).collect()
 }
@@ -63,7 +87,8 @@ pub(crate) fn ignoring(path: &str) -> Vec<String> {
 /// Names the policies that have an option of `[fsdp]`, for example
 /// `policy native outside compile mode full`.
 pub(crate) fn with_option(option: &str) -> String {
-    let has = |spec: &&&PolicySpec| spec.rules.has(option);
+    // Variants have the options of their policy, or fewer.
+    let has = |spec: &&&PolicySpec| spec.rules.has(option) && spec.variant == Variant::Released;
     let names: Vec<&str> = SPECS.iter().filter(has).map(|s| s.kind.name()).collect();
     let noun = if names.len() == 1 {
         "policy"
@@ -94,7 +119,7 @@ fn lowering(scenario: &Scenario) -> &'static Lowering {
     if fully_compiled(scenario) {
         &full::LOWERING
     } else {
-        &scenario.fsdp.policy.spec().lowering
+        &scenario.fsdp.spec().lowering
     }
 }
 
@@ -103,11 +128,7 @@ fn lowering(scenario: &Scenario) -> &'static Lowering {
 /// # Errors
 /// See [`PlanError`].
 pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
-    lower::plan(
-        scenario,
-        &scenario.fsdp.policy.spec().engine,
-        lowering(scenario),
-    )
+    lower::plan(scenario, &scenario.fsdp.spec().engine, lowering(scenario))
 }
 
 /// Plans a tape that was made without a model: shards it and lowers it with the options of a
@@ -118,7 +139,7 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
 pub fn plan_tape(scenario: &Scenario, tape: &Tape) -> Result<Program, PlanError> {
     lower::plan_tape(
         scenario,
-        &scenario.fsdp.policy.spec().engine,
+        &scenario.fsdp.spec().engine,
         lowering(scenario),
         tape,
     )
@@ -129,11 +150,7 @@ pub fn plan_tape(scenario: &Scenario, tape: &Tape) -> Result<Program, PlanError>
 /// # Errors
 /// As [`plan`].
 pub fn tape_of(scenario: &Scenario) -> Result<Tape, PlanError> {
-    lower::tape_of(
-        scenario,
-        &scenario.fsdp.policy.spec().engine,
-        lowering(scenario),
-    )
+    lower::tape_of(scenario, &scenario.fsdp.spec().engine, lowering(scenario))
 }
 
 #[cfg(test)]
@@ -146,7 +163,8 @@ mod tests {
     fn every_policy_has_one_spec_whose_keys_exist() {
         let exists = |path: &str| assert!(keys().iter().any(|k| k.path() == path), "{path}");
         for spec in SPECS {
-            assert_eq!(spec.kind.spec().kind, spec.kind);
+            let found = super::PolicySpec::of(spec.kind, spec.variant);
+            assert_eq!((found.kind, found.variant), (spec.kind, spec.variant));
             // The serialized name is that of scenario files.
             let json = serde_json::to_value(spec.kind).unwrap();
             assert_eq!(json, spec.kind.name());

@@ -199,6 +199,9 @@ pub struct Unit {
     pub is_root: bool,
     /// Whether its full weights are freed after forward.
     pub reshards: bool,
+    /// Whether its full weights keep their storage for the whole run, gathered or not.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_storage: bool,
     /// Its parameter groups.
     pub groups: Vec<GroupId>,
 }

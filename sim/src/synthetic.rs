@@ -53,6 +53,7 @@ impl Builder {
             modules: vec![ModuleId(0)],
             is_root: true,
             reshards: false,
+            keeps_storage: false,
             groups: Vec::new(),
         });
         Self { core }
@@ -127,6 +128,7 @@ impl Builder {
             modules: vec![ModuleId(0)],
             is_root: false,
             reshards: true,
+            keeps_storage: false,
             groups: Vec::new(),
         });
         self.tag.unit = unit;

@@ -50,6 +50,7 @@ impl Build {
             modules: vec![],
             is_root: true,
             reshards: true,
+            keeps_storage: false,
             groups: vec![],
         });
         core.add_stream(StreamKind::AllGather, 0);

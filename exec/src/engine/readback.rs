@@ -116,10 +116,12 @@ fn loss(program: &Program, section: SectionKind, id: InstrId, instr: &Instr) -> 
         Phase::Validation if section == SectionKind::Validation => program.eval_loss?,
         _ => return None,
     };
+    // With a joint backward, every micro-batch has a buffer for it.
+    let holds = |id: BufferId| program.buffers[id.index()].holds;
     let found = program
         .writes(&instr.op)
         .iter()
-        .find(|a| a.buffer == wanted)?;
+        .find(|a| holds(a.buffer) == holds(wanted))?;
     Some(readback(id, stream, found))
 }
 

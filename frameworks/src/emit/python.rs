@@ -141,6 +141,9 @@ fn shard(to: &mut String, s: &Scenario) -> fmt::Result {
     units(to, s)?;
     prefetch(to, "forward", &s.fsdp.prefetch_forward)?;
     prefetch(to, "backward", &s.fsdp.prefetch_backward)?;
+    if s.fsdp.keep_unsharded_storage {
+        to.push_str("    model.set_keep_unsharded_storage(True)\n");
+    }
     if s.compile.mode == CompileMode::Regions {
         to.push_str("    model.compile()\n");
     }

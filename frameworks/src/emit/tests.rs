@@ -280,6 +280,7 @@ fn python_says_what_it_does_not_express() {
         "fsdp.prefetch_forward=2",
         "train.grad_accum=4",
         "fsdp.gradient_sync=last",
+        "fsdp.keep_unsharded_storage=true",
         "train.loss=chunked",
     ];
     let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
@@ -292,6 +293,7 @@ fn python_says_what_it_does_not_express() {
         "block.set_modules_to_forward_prefetch(blocks[i + 1 : i + 3])",
         "block.compile()",
         "model.set_requires_gradient_sync(last)",
+        "model.set_keep_unsharded_storage(True)",
     ] {
         assert!(text.contains(part), "{part} in\n{text}");
     }

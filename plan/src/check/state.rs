@@ -537,8 +537,10 @@ impl Walk<'_> {
             let again = match p.buffers[part.output.buffer.index()].role {
                 // The buffer itself, or the parameters that were copied out of it.
                 Role::FullWeight | Role::ModelWeight => self.gathered(part.output, updated),
+                // Storage that outlives a reshard does not show that the unit is full.
                 Role::GatherBuffer => self.facts.full_of[g]
                     .iter()
+                    .filter(|b| !p.units[p.buffers[b.index()].unit.index()].keeps_storage)
                     .find_map(|&b| self.full_since(b, updated)),
                 _ => None,
             };

@@ -463,8 +463,8 @@ impl Walk<'_> {
 
 fn space(pool: Pool) -> usize {
     match pool {
-        // The copies of a double buffer are blocks of the caching allocator.
-        Pool::Caching | Pool::DoubleBuffer => 0,
+        // The copies of a double buffer, and slots of a trace pool, are in its blocks.
+        Pool::Caching | Pool::DoubleBuffer | Pool::Traced => 0,
         Pool::Planned => 1,
         Pool::Host => 2,
     }
@@ -480,9 +480,10 @@ fn in_flight_limit(p: &Program) -> usize {
 }
 
 /// Returns whether the first step may leave a buffer behind: state, and the full weights of units
-/// that never reshard.
+/// that never reshard or keep their storage.
 fn may_persist(p: &Program, b: &Buffer) -> bool {
-    let resident = b.role == Role::FullWeight && !p.units[b.unit.index()].reshards;
+    let unit = &p.units[b.unit.index()];
+    let resident = b.role == Role::FullWeight && (!unit.reshards || unit.keeps_storage);
     resident
         || matches!(
             b.role,

@@ -22,6 +22,29 @@ words!(PolicyKind {
     MegatronV2 = "megatron_v2",
 });
 
+/// Engine of a policy that follows several.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Variant {
+    /// The released one.
+    #[default]
+    Released,
+    /// The prototype of Megatron-LM #4435.
+    Pr4435,
+}
+
+words!(Variant {
+    Released = "released",
+    Pr4435 = "pr4435",
+});
+
+impl Variant {
+    /// Returns whether it is the released engine.
+    #[must_use]
+    pub fn is_released(&self) -> bool {
+        *self == Self::Released
+    }
+}
+
 /// What is sharded over the inner axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Strategy {
@@ -213,6 +236,9 @@ pub enum AllocatorKind {
     DoubleBuffer,
     /// Storage allocated and freed for each use (over the caching allocator).
     Temporary,
+    /// Slots from the lifetimes of the first micro-batch (`TracePoolAllocator` of Megatron-LM
+    /// #4435).
+    TracePool,
 }
 
 words!(AllocatorKind {
@@ -220,6 +246,7 @@ words!(AllocatorKind {
     Pool = "pool",
     DoubleBuffer = "double_buffer",
     Temporary = "temporary",
+    TracePool = "trace_pool",
 });
 
 /// `[fsdp]`
@@ -227,6 +254,9 @@ words!(AllocatorKind {
 pub struct Fsdp {
     /// Policy.
     pub policy: PolicyKind,
+    /// Engine, if the policy follows several.
+    #[serde(skip_serializing_if = "Variant::is_released")]
+    pub variant: Variant,
     /// Inner strategy.
     pub strategy: Strategy,
     /// Outer strategy (meaningful when `dp_outer > 1`).
@@ -239,6 +269,9 @@ pub struct Fsdp {
     pub reshard_root: bool,
     /// Reshard after the backward of every micro-batch, not only of the last.
     pub reshard_after_backward: bool,
+    /// Full parameters keep their storage when a unit is resharded.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub keep_unsharded_storage: bool,
     /// Which micro-batches reduce.
     pub gradient_sync: GradientSync,
     /// What shards of flat buffers do not divide.

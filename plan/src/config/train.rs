@@ -225,6 +225,9 @@ pub struct Train {
     pub steps: u32,
     /// Forward passes without gradients over the samples of every micro-batch, before its own.
     pub no_grad_forwards: u32,
+    /// One backward over the forwards of all micro-batches.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub joint_backward: bool,
     /// Steps between validation forwards; 0 for none.
     pub validate_every: u32,
     /// Steps between reports of the norms of single parameters and gradients; 0 for none.

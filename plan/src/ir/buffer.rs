@@ -98,6 +98,8 @@ pub enum Pool {
     DoubleBuffer,
     /// Host memory: no device bytes.
     Host,
+    /// Trace pool: slots from the lifetimes of the first micro-batch.
+    Traced,
 }
 
 /// Contents of a buffer, for its name.

@@ -10,7 +10,8 @@ use crate::program::Rule;
 
 /// Buffers of the tape, made once and used by every micro-batch.
 pub(crate) struct TapeBuffers {
-    pub(super) storages: Vec<BufferId>,
+    /// Buffers of all storages: one set, or one per micro-batch if one backward covers all of them.
+    storages: Vec<Vec<BufferId>>,
     /// Buffers of each constant: one, or one per micro-batch.
     pub(super) consts: Vec<Vec<BufferId>>,
     /// Scales of packed weights that are no parameters.
@@ -24,11 +25,15 @@ impl TapeBuffers {
         let unit_of_module = unit_of_module(out.inputs);
         let pool = out.inputs.persistent_pool;
         let tape = out.inputs.tape;
-        let storages = tape
-            .storages
-            .iter()
-            .enumerate()
-            .map(|(i, s)| {
+        let train = &out.inputs.scenario.train;
+        let copies = if train.joint_backward {
+            train.grad_accum
+        } else {
+            1
+        };
+        let mut set = |_| {
+            let storages = tape.storages.iter().enumerate();
+            let made = storages.map(|(i, s)| {
                 out.b.buffer(NewBuffer {
                     role: match s.role {
                         StorageRole::Saved => Role::Activation,
@@ -42,8 +47,10 @@ impl TapeBuffers {
                     unit: unit_of_module[s.module.index()],
                     holds: Holds::Storage(StorageId(i as u32)),
                 })
-            })
-            .collect();
+            });
+            made.collect()
+        };
+        let storages: Vec<Vec<BufferId>> = (0..copies).map(&mut set).collect();
         let consts = tape
             .consts
             .iter()
@@ -103,9 +110,14 @@ impl TapeBuffers {
         }
     }
 
-    /// Returns the buffer of a storage.
+    /// Returns the buffer of a storage, in the first micro-batch if they have one each.
     pub(crate) fn storage(&self, s: StorageId) -> BufferId {
-        self.storages[s.index()]
+        self.storage_of(0, s)
+    }
+
+    /// Returns the buffer of a storage in a micro-batch.
+    pub(super) fn storage_of(&self, micro: usize, s: StorageId) -> BufferId {
+        self.storages[micro.min(self.storages.len() - 1)][s.index()]
     }
 
     /// Allocates tables that live for the whole run.

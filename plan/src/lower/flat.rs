@@ -11,7 +11,7 @@ mod optimizer;
 mod reduce;
 
 pub(crate) use casts::GradCasts;
-pub(crate) use reduce::Reduction;
+pub(crate) use reduce::{ReduceTo, Reduction};
 
 use super::builder::CollectiveLaunch;
 use super::emitter::{Comms, Emitter, ShardComms};

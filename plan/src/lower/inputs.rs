@@ -6,7 +6,7 @@ use crate::config::pattern::matches;
 use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
 use crate::ir::{
     AxisId, AxisSet, DType, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Placements, Pool,
-    UnitId,
+    Source, UnitId,
 };
 use crate::program::ProgramMeta;
 use crate::recipes::{self, ParamTypes};
@@ -248,10 +248,38 @@ impl<'a> LoweringInputs<'a> {
     /// Returns whether a micro-batch's gradients of a group are reduced over `dp_shard` (or, with
     /// `outer`, over `dp_replicate`); `last` says that it is the step's last one.
     pub(crate) fn reduces(&self, g: GroupId, outer: bool, last: bool) -> bool {
+        if self.scenario.train.joint_backward {
+            return last;
+        }
         let fsdp = &self.scenario.fsdp;
         let unit = &self.unit(self.group(g).unit).spec.name;
         let waits = fsdp.no_sync_units.iter().any(|glob| matches(glob, unit));
         last || !waits && fsdp.reduces(outer, last)
+    }
+
+    /// Returns which units a trained parameter precedes in forward, by unit: an input of theirs
+    /// needs a gradient, so that PyTorch can run a hook after their backward.
+    pub(crate) fn units_after_trained(&self) -> Vec<bool> {
+        let mut after = vec![false; self.units.len()];
+        let mut trained = false;
+        for op in &self.tape.forward {
+            match *op {
+                TapeOp::Enter(m) => {
+                    if let Some(unit) = self.hooks[m.index()].first_of {
+                        after[unit.index()] = trained;
+                    }
+                }
+                TapeOp::Launch { reads, writes, .. } => {
+                    let operands = &self.tape.operands[reads as usize..writes as usize];
+                    trained |= operands.iter().any(|o| match o.source {
+                        Source::Param(p) => self.tape.params[p.index()].requires_grad,
+                        _ => false,
+                    });
+                }
+                _ => {}
+            }
+        }
+        after
     }
 
     /// Returns the groups in the order of their first parameters, as `Module.parameters` lists them
@@ -350,6 +378,7 @@ fn pools(scenario: &Scenario, engine: &Engine) -> (Pool, Pool) {
     let transient = match scenario.fsdp.allocator {
         AllocatorKind::Pool => Pool::Planned,
         AllocatorKind::DoubleBuffer => Pool::DoubleBuffer,
+        AllocatorKind::TracePool => Pool::Traced,
         AllocatorKind::Caching | AllocatorKind::Temporary => Pool::Caching,
     };
     (transient, persistent)

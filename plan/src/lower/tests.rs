@@ -4,13 +4,16 @@ mod find;
 mod float8;
 mod fsdp2;
 mod full;
+mod joint_backward;
 mod lora;
 mod megatron_v2;
 mod micro_batches;
 mod moments;
 mod packed;
 mod param_groups;
+mod pr4435;
 mod recompute;
+mod weight_gradients;
 
 use crate::compile::tape::TapeOp;
 use crate::config::{OuterStrategy, PolicyKind, Scenario, Strategy, UnitPattern, Units};

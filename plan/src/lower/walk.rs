@@ -7,13 +7,16 @@ use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
 use super::model_collective::{InFlight, ModelLanes};
 use super::optimizer;
+use super::weight_gradients::{WeightGradients, elements};
 use crate::compile::tape::TapeOp;
 use crate::config::{CompileMode, CudaGraph, Loss};
 use crate::ir::{
-    Access, BufferId, COMPUTE, DType, HostWorkKind, KernelClass, KernelId, ModelCollective,
-    ModuleId, ModuleKind, ParamId, Part, ScopeId, Source, StorageId, StreamId, UnitId,
+    Access, BufferId, COMPUTE, DType, GroupId, HostWorkKind, KernelClass, KernelId,
+    ModelCollective, ModuleId, ModuleKind, ParamId, Part, ScopeId, Source, StorageId, StreamId,
+    UnitId,
 };
 use crate::program::{Phase, Rule, workspace};
+use std::ops::Range;
 
 /// Where a parameter or gradient is stored.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +55,16 @@ pub(crate) trait Lifecycle {
     fn backward_end(&mut self, out: &mut Emitter<'_>);
     /// Returns the full weight of a parameter, which the hooks have made available.
     fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
+    /// Returns where a GEMM can add a group's gradients of these elements to those of earlier
+    /// micro-batches, and notes that it does.
+    fn add_gradient(
+        &mut self,
+        _out: &mut Emitter<'_>,
+        _g: GroupId,
+        _elements: Range<u64>,
+    ) -> Option<Access> {
+        None
+    }
     /// Returns the full gradient of a parameter; allocates it on first touch.
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
     /// Returns the reciprocal of the scale of a parameter that ranks gather in 8 bits.
@@ -93,7 +106,27 @@ pub(crate) trait Lifecycle {
     /// Called before `forward_start` with the number of the micro-batch, and whether it is the
     /// last.
     fn micro_batch(&mut self, index: u16, last: bool);
+    /// Called before the part of a joint backward that covers one micro-batch, with its place among
+    /// these parts, and whether it is the last. See Note [Joint backward].
+    fn joint_backward(&mut self, index: u16, last: bool) {
+        self.micro_batch(index, last);
+    }
 }
+
+// Note [Joint backward]
+//
+// With `train.joint_backward`, all micro-batches of a step run their forwards before one backward
+// covers them, from the last to the first. To autograd this is one backward: a parameter's
+// accumulation node runs once, when all parts have sent it their gradients, which are added up in
+// the type in which they arrive. So
+//
+// - hooks of modules run in every part: units are gathered and resharded as in a backward of their
+//   own;
+// - hooks of parameters run in the last part, which alone reduces;
+// - the root's final callback runs once. Until then, units none of whose inputs need gradients stay
+//   as their backward left them: nothing runs their post-backward.
+//
+// Each micro-batch has activations of its own.
 
 /// List of the tape that is walked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +144,7 @@ pub(crate) struct Walk<'c, 'a> {
     lanes: &'c ModelLanes,
     in_flight: InFlight,
     offload: Option<ActivationOffload>,
+    weight_gradients: WeightGradients,
     units: Vec<UnitId>,
     /// Whether framework host work applies (not for the native engine).
     framework: bool,
@@ -133,6 +167,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         let units = unit_of_module(out.inputs);
         let framework = out.inputs.engine.framework;
         let compiled = is_compiled(out.inputs);
+        let weight_gradients = WeightGradients::new(out.inputs);
         Self {
             out,
             life,
@@ -140,6 +175,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             lanes,
             in_flight: InFlight::default(),
             offload: None,
+            weight_gradients,
             units,
             framework,
             compiled,
@@ -171,15 +207,25 @@ impl<'c, 'a> Walk<'c, 'a> {
             self.inputs(m, true);
         }
         let scope = full_graph.then(|| self.out.b.graph_begin("iteration".to_owned()));
+        let joint = self.out.inputs.scenario.train.joint_backward;
         for m in 0..n {
-            self.out.b.micro_batch(m);
-            self.micro = usize::from(m);
-            self.life.micro_batch(m, m + 1 == n);
+            self.start(m);
+            self.life.micro_batch(m, m + 1 == n && !joint);
             for _ in 0..self.out.inputs.scenario.train.no_grad_forwards {
                 self.pass(Pass::Eval);
             }
             self.pass(Pass::Forward);
-            self.pass(Pass::Backward);
+            if !joint {
+                self.pass(Pass::Backward);
+            }
+        }
+        if joint {
+            // Autograd runs the nodes that were made last first.
+            for (index, m) in (0..n).rev().enumerate() {
+                self.start(m);
+                self.life.joint_backward(index as u16, m == 0);
+                self.pass(Pass::Backward);
+            }
         }
         let whole = self.life.captures_optimizer();
         if let Some(scope) = scope.filter(|_| !whole) {
@@ -201,6 +247,12 @@ impl<'c, 'a> Walk<'c, 'a> {
         for m in 0..n {
             self.inputs(m, false);
         }
+    }
+
+    /// Starts work on a micro-batch.
+    fn start(&mut self, m: u16) {
+        self.out.b.micro_batch(m);
+        self.micro = usize::from(m);
     }
 
     /// Emits a validation forward.
@@ -264,7 +316,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                 TapeOp::Alloc(s) => self
                     .out
                     .b
-                    .alloc(Rule::Model, self.buffers.storages[s.index()]),
+                    .alloc(Rule::Model, self.buffers.storage_of(self.micro, s)),
                 TapeOp::Free(s) => {
                     let id = self.buffer_of(s);
                     self.in_flight.arrive(self.out, |b| b == id);
@@ -471,13 +523,24 @@ impl<'c, 'a> Walk<'c, 'a> {
 
     fn launch(&mut self, kernel: crate::ir::KernelId, reads: u32, writes: u32, end: u32) {
         let operands = &self.out.inputs.tape.operands;
+        let mut split = (writes - reads) as usize;
+        let sum = self.sum_of(writes);
         // Gradients allocate on first touch, so resolve them before the launch is emitted.
-        let resolved: smallvec::SmallVec<[Access; 12]> = operands[reads as usize..end as usize]
+        let own = if sum.is_some() { writes } else { end };
+        let mut resolved: smallvec::SmallVec<[Access; 12]> = operands[reads as usize..own as usize]
             .iter()
             .map(|o| self.resolve(o))
             .collect();
+        let mut kernel = kernel;
+        if let Some(sum) = sum {
+            resolved.extend([sum, sum]);
+            let of = self.out.b.program().kernels[kernel.index()].clone();
+            let b = &mut self.out.b;
+            let make = |adding| b.kernel(adding);
+            kernel = self.weight_gradients.adding(kernel, &of, split, make);
+            split += 1;
+        }
         self.in_flight.arrive_for(self.out, &resolved);
-        let split = (writes - reads) as usize;
         self.workspace(kernel);
         let scratch = self.scratch(kernel);
         if let Some(id) = scratch {
@@ -495,6 +558,16 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
+    /// Returns the sum of earlier micro-batches that a launch adds a weight gradient to, if any.
+    fn sum_of(&mut self, writes: u32) -> Option<Access> {
+        if self.out.b.phase() == Phase::Validation || !self.weight_gradients.may_add(writes) {
+            return None;
+        }
+        let operand = self.out.inputs.tape.operands[writes as usize];
+        let (g, range) = elements(self.out.inputs, &operand)?;
+        self.life.add_gradient(self.out, g, range)
+    }
+
     /// Makes activations in host memory available to an op of backward.
     fn require(&mut self, pass: Pass, operands: std::ops::Range<u32>) {
         if let (Some(offload), Pass::Backward) = (&mut self.offload, pass) {
@@ -509,7 +582,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             return;
         };
         for s in offload.leave_after(position) {
-            let id = self.buffers.storages[s.index()];
+            let id = self.buffers.storage_of(self.micro, s);
             self.in_flight.arrive(self.out, |b| b == id);
             offload.leave(self.out, self.buffers, s);
         }
@@ -518,7 +591,7 @@ impl<'c, 'a> Walk<'c, 'a> {
     /// Returns the buffer that a storage has now.
     fn buffer_of(&self, s: StorageId) -> BufferId {
         let moved = self.offload.as_ref().and_then(|o| o.buffer(s));
-        moved.unwrap_or_else(|| self.buffers.storage(s))
+        moved.unwrap_or_else(|| self.buffers.storage_of(self.micro, s))
     }
 
     fn collective(&mut self, collective: ModelCollective, dtype: DType, operands: u32) {

@@ -4,8 +4,9 @@ use super::caching::{BlockId, CachingAllocator};
 use super::double_buffer::DoubleBuffer;
 use super::placement::Placement;
 use super::pool::{PoolAllocator, PoolPlan};
+use super::trace_pool::{Grant, TracePlan, TracePool};
 use super::{AllocError, Allocator as _, Counters};
-use crate::ir::{BufferId, Pool, StreamId};
+use crate::ir::{BufferId, COMPUTE, Pool, StreamId};
 use crate::program::Program;
 use crate::units::Bytes;
 use std::sync::Arc;
@@ -19,6 +20,8 @@ enum Held {
     Block(BlockId),
     Slot(u32),
     Copy(u32),
+    /// In a slot of the trace pool.
+    Traced(u32),
     /// In host memory: no device bytes.
     Host,
 }
@@ -32,11 +35,12 @@ pub struct Peak {
     pub reserved: Bytes,
 }
 
-/// Memory of one rank running one program: the caching allocator, and a planned pool and a double
-/// buffer if the program uses them.
+/// Memory of one rank running one program: the caching allocator, and a planned pool, a double
+/// buffer and a trace pool if the program uses them.
 ///
 /// Every method takes the program that it was made for. Counters sum over the allocators; a planned
-/// pool is reserved from the start, and a double buffer's copies stay allocated once used.
+/// pool is reserved from the start, a double buffer's copies stay allocated once used, and a trace
+/// pool's tensors once planned.
 #[derive(Clone, Debug)]
 pub struct Memory {
     caching: CachingAllocator,
@@ -48,6 +52,9 @@ pub struct Memory {
     double: Option<DoubleBuffer>,
     /// Memory of the double buffer's slots.
     copies: Vec<Option<BlockId>>,
+    traced: Option<TracePool>,
+    /// Tensors of the trace pool, in the order of its plan.
+    tensors: Vec<BlockId>,
     /// Address of each host buffer.
     host: Vec<u64>,
     held: Vec<Held>,
@@ -128,6 +135,8 @@ impl Memory {
                 .any(|b| b.pool == Pool::DoubleBuffer)
                 .then(|| DoubleBuffer::new(program)),
             copies: Vec::new(),
+            traced: TracePool::new(program),
+            tensors: Vec::new(),
             host: host_addresses(program),
             held: vec![Held::Nothing; program.buffers.len()],
             live: 0,
@@ -163,6 +172,7 @@ impl Memory {
                 )
             }
             Pool::DoubleBuffer => self.take_copy(program, id)?,
+            Pool::Traced => self.take_traced(program, id)?,
             Pool::Host => (Held::Host, self.host[id.index()]),
         };
         self.held[id.index()] = held;
@@ -174,11 +184,21 @@ impl Memory {
     }
 
     /// Frees a buffer's memory. Returns `false`, and changes nothing, if it is not live.
-    pub fn free(&mut self, _program: &Program, id: BufferId) -> bool {
+    pub fn free(&mut self, program: &Program, id: BufferId) -> bool {
         match std::mem::replace(&mut self.held[id.index()], Held::Nothing) {
             Held::Nothing => return false,
             Held::Empty | Held::Host => {}
-            Held::Block(block) => self.caching.release(block),
+            Held::Block(block) => {
+                self.caching.release(block);
+                if let Some(pool) = self.traced.as_mut().filter(|_| is_traced(program, id)) {
+                    pool.traced_free(id);
+                }
+            }
+            Held::Traced(slot) => {
+                if let Some(pool) = &mut self.traced {
+                    pool.release(slot);
+                }
+            }
             Held::Slot(slot) => {
                 if let Some(pool) = &mut self.pool {
                     pool.release(slot as usize);
@@ -243,6 +263,10 @@ impl Memory {
             Held::Copy(slot) => {
                 self.copies[slot as usize].map_or(Bytes::ZERO, |b| self.caching.block(b).bytes)
             }
+            Held::Traced(slot) => {
+                let plan = self.traced.as_ref().and_then(TracePool::plan);
+                plan.map_or(Bytes::ZERO, |p| p.slots()[slot as usize].bytes)
+            }
         }
     }
 
@@ -292,6 +316,20 @@ impl Memory {
         &self.caching
     }
 
+    /// Returns the plan of the trace pool, once the program has one.
+    #[must_use]
+    pub fn trace_plan(&self) -> Option<&TracePlan> {
+        self.traced.as_ref().and_then(TracePool::plan)
+    }
+
+    /// Returns the bytes of the trace pool's slots that no buffer uses at the moment: its tensors
+    /// stay allocated.
+    #[must_use]
+    pub fn idle_slots(&self) -> Bytes {
+        let pool = self.traced.iter();
+        pool.flat_map(TracePool::idle).map(|s| s.bytes).sum()
+    }
+
     fn take_block(&mut self, bytes: Bytes, stream: StreamId) -> Result<(Held, u64), AllocError> {
         let block = self.caching.take(bytes, stream)?;
         Ok((Held::Block(block), self.caching.block(block).address))
@@ -324,6 +362,35 @@ impl Memory {
         let address = self.copies[at].map_or(0, |b| self.caching.block(b).address);
         Ok((Held::Copy(taken.slot), address))
     }
+
+    fn take_traced(&mut self, program: &Program, id: BufferId) -> Result<(Held, u64), AllocError> {
+        let buffer = &program.buffers[id.index()];
+        let Some(pool) = &mut self.traced else {
+            return self.take_block(buffer.bytes, buffer.stream);
+        };
+        let mut grant = pool.take(program, id)?;
+        if grant == Grant::Plan {
+            // One tensor per element type, of the stream that plans.
+            let sizes = pool.plan().map(|p| p.tensors().to_vec());
+            for (_, bytes) in sizes.unwrap_or_default() {
+                self.tensors.push(self.caching.take(bytes, COMPUTE)?);
+            }
+            grant = pool.take(program, id)?;
+        }
+        let (Grant::Slot(index), Some(plan)) = (grant, pool.plan()) else {
+            return self.take_block(buffer.bytes, buffer.stream);
+        };
+        let slot = plan.slots()[index as usize];
+        let tensor = plan.tensors().iter().position(|t| t.0 == slot.dtype);
+        let block = tensor.and_then(|at| self.tensors.get(at));
+        let start = block.map_or(0, |b| self.caching.block(*b).address);
+        Ok((Held::Traced(index), start + slot.offset))
+    }
+}
+
+/// Returns whether a buffer belongs to the trace pool.
+fn is_traced(program: &Program, id: BufferId) -> bool {
+    program.buffers[id.index()].pool == Pool::Traced
 }
 
 #[cfg(test)]

@@ -82,6 +82,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             steps: 3,
             validate_every: 0,
             no_grad_forwards: 0,
+            joint_backward: false,
             param_norms_every: 0,
         },
         mesh: Mesh {
@@ -94,12 +95,14 @@ pub(crate) fn tiny(family: Family) -> Scenario {
         },
         fsdp: Fsdp {
             policy: PolicyKind::Fsdp2,
+            variant: Variant::Released,
             strategy: Strategy::OptimGradsParams,
             outer_strategy: OuterStrategy::NoShard,
             units: Units::Block,
             reshard_after_forward: Reshard::Always,
             reshard_root: false,
             reshard_after_backward: true,
+            keep_unsharded_storage: false,
             gradient_sync: GradientSync::Every,
             atomic: Atomic::Row,
             no_sync_units: vec![],

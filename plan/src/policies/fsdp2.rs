@@ -33,7 +33,7 @@ use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{Phase, Rule, StreamKind};
 use crate::shard::{Layout, PerParamItem, PerParamLayout};
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 
 /// A gather between its issue and its copy-out.
 #[derive(Clone, Copy, Debug)]
@@ -86,12 +86,18 @@ pub(crate) struct Fsdp2 {
     issued: Vec<Option<Gather>>,
     /// Whether a unit's parameters are full.
     full: Vec<bool>,
+    /// Full parameters that have the storage that they keep.
+    stored: HashSet<BufferId>,
     /// Gather buffer kept by forward, with the event of its copy-out.
     held: Option<(BufferId, EventId)>,
     /// Inputs of the reduce-scatters in flight, with their events.
     pending: VecDeque<(BufferId, EventId)>,
     /// Unsharded gradients, and their sums in micro-batches without a reduction.
     grads: AutogradGrads,
+    /// Whether one backward covers all micro-batches; see Note [Joint backward].
+    joint: bool,
+    /// Units that have a hook after their backward, by unit.
+    hooked: Vec<bool>,
     backward: bool,
     last: bool,
     in_flight: usize,
@@ -120,6 +126,13 @@ impl Fsdp2 {
             .group_ids()
             .map(|g| Self::group_state(out, g, copy_in, cpu))
             .collect();
+        let joint = out.inputs.scenario.train.joint_backward;
+        // Autograd adds up what arrives within a backward.
+        let sums = if joint {
+            out.inputs.types.compute
+        } else {
+            out.inputs.types.comm
+        };
         Self {
             comms,
             copy_in,
@@ -127,9 +140,12 @@ impl Fsdp2 {
             groups,
             issued: vec![None; out.inputs.groups.len()],
             full: vec![false; out.inputs.units.len()],
+            stored: HashSet::new(),
             held: None,
             pending: VecDeque::new(),
-            grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.types.comm),
+            grads: AutogradGrads::new(out.inputs.tape.params.len(), sums),
+            joint,
+            hooked: out.inputs.units_after_trained(),
             backward: false,
             last: true,
             in_flight,
@@ -267,12 +283,17 @@ impl Lifecycle for Fsdp2 {
                 self.grads.accumulate(out, p);
             }
         }
-        self.reshard_after_backward(out, unit);
+        let hooked = self.last || !self.joint || self.hooked[unit.index()];
+        if hooked {
+            self.reshard_after_backward(out, unit);
+        }
         for g in groups {
             if out.inputs.reduces(g, false, self.last) {
                 self.reduce(out, g);
             } else {
-                hooks(out, Rule::Accumulate, out.inputs.group(g).params.len());
+                if hooked {
+                    hooks(out, Rule::Accumulate, out.inputs.group(g).params.len());
+                }
                 // Once the parameters are freed: a cast needs memory
                 // (`to_accumulated_grad_if_needed`).
                 for p in out.inputs.group(g).params.clone() {
@@ -283,6 +304,9 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn backward_end(&mut self, out: &mut Emitter<'_>) {
+        if self.joint && !self.last {
+            return;
+        }
         // Frozen units before the first trained one have no backward; torch's root callback runs
         // their post-backward.
         for unit in out.inputs.forward_order.clone() {

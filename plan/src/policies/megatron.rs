@@ -21,7 +21,7 @@ use crate::ir::{
 };
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::emitter::Emitter;
-use crate::lower::flat::{Flat, GradCasts, Reduction, fill_padding};
+use crate::lower::flat::{Flat, GradCasts, ReduceTo, Reduction, fill_padding};
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::ShardState;
@@ -61,6 +61,8 @@ pub(crate) struct Megatron {
     done: Vec<bool>,
     /// Units that backward reaches.
     reached: Vec<bool>,
+    /// Whether one backward covers all micro-batches; see Note [Joint backward].
+    joint: bool,
     first: bool,
     /// Whether no forward of this step has begun.
     step_begins: bool,
@@ -112,6 +114,7 @@ impl Megatron {
             reached: (0..units as u16)
                 .map(|u| out.inputs.backward_order.contains(&UnitId(u)))
                 .collect(),
+            joint: out.inputs.scenario.train.joint_backward,
             first: true,
             step_begins: true,
             last: true,
@@ -375,7 +378,8 @@ impl Megatron {
         let reduction = match bucket {
             Some(bucket) => {
                 let (whole, first, last) = (out.b.whole(bucket), self.first, self.last);
-                self.flat.reduce_sharded(out, g, whole, first, last, true)
+                self.flat
+                    .reduce_sharded(out, g, whole, first, last, ReduceTo::Slice)
             }
             None => self.flat.reduce_full(out, g),
         };
@@ -423,8 +427,9 @@ impl Lifecycle for Megatron {
     }
 
     fn micro_batch(&mut self, index: u16, last: bool) {
-        self.first = index == 0;
-        self.step_begins = self.first;
+        // It counts backwards, of which a joint one is the first.
+        self.first = index == 0 || self.joint;
+        self.step_begins = index == 0;
         self.last = last;
     }
 
@@ -477,6 +482,13 @@ impl Lifecycle for Megatron {
         if !out.inputs.group(g).requires_grad {
             return;
         }
+        if self.joint {
+            self.grads.accumulate(out, p);
+            if !self.last {
+                self.grads.keep(out, p);
+                return;
+            }
+        }
         let (phase, at) = (out.b.phase(), out.b.unit());
         out.b.at(out.inputs.group(g).unit, phase);
         out.b.host(Rule::Reduce, HostWorkKind::HookParam, 1);
@@ -490,6 +502,9 @@ impl Lifecycle for Megatron {
     }
 
     fn backward_end(&mut self, out: &mut Emitter<'_>) {
+        if self.joint && !self.last {
+            return;
+        }
         while !self.queue.is_empty() {
             self.pop(out, Rule::FinalFence);
         }

@@ -25,7 +25,7 @@ mod unshard;
 pub(super) use spec::SPEC;
 
 use crate::config::Reshard;
-use crate::ir::{COMPUTE, ParamId, UnitId};
+use crate::ir::{Access, COMPUTE, GroupId, ParamId, UnitId};
 use crate::lower::emitter::Emitter;
 use crate::lower::flat::Flat;
 use crate::lower::inputs::LoweringInputs;
@@ -36,6 +36,7 @@ use crate::program::{Phase, Rule};
 use gradients::Gradients;
 use optimizer::OffloadedState;
 use reduction::Reductions;
+use std::ops::Range;
 use unshard::Unshard;
 
 /// Position of a micro-batch in its step.
@@ -131,6 +132,11 @@ impl Lifecycle for Native {
         }
     }
 
+    fn joint_backward(&mut self, index: u16, last: bool) {
+        let first = index == 0;
+        self.micro = MicroBatch { first, last };
+    }
+
     fn before_inputs(&mut self, out: &mut Emitter<'_>) {
         self.unshard.issue_gather_waits(out, &self.flat);
     }
@@ -215,6 +221,16 @@ impl Lifecycle for Native {
         let (flat, micro) = (&self.flat, self.micro);
         self.gradients
             .locate(out, flat, micro, &mut self.reductions, p)
+    }
+
+    fn add_gradient(
+        &mut self,
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        elements: Range<u64>,
+    ) -> Option<Access> {
+        let (flat, micro) = (&self.flat, self.micro);
+        self.gradients.add(out, flat, micro, g, elements)
     }
 
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {

@@ -2,7 +2,7 @@
 
 use crate::config::{
     AllocatorKind, CompileMode, FrozenType, GradientSync, PolicyKind, Prefetch, Reshard, Scenario,
-    Strategy,
+    Strategy, Variant,
 };
 use crate::ir::DType;
 use crate::lower::Lowering;
@@ -12,6 +12,8 @@ use crate::lower::engine::Engine;
 pub(crate) struct PolicySpec {
     /// The policy.
     pub(crate) kind: PolicyKind,
+    /// Which of the policy's engines it is.
+    pub(crate) variant: Variant,
     /// Defaults of keys.
     pub(crate) defaults: Defaults,
     /// Rules for the scenario's other keys.

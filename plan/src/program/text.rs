@@ -70,6 +70,7 @@ pub(super) fn op(program: &Program, instr: &Instr) -> String {
                 Pool::Caching => "caching",
                 Pool::Planned => "planned",
                 Pool::DoubleBuffer => "double_buffer",
+                Pool::Traced => "trace_pool",
                 Pool::Host => "host",
             };
             let at = stream(program, b.stream);

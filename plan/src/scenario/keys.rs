@@ -14,7 +14,7 @@ use crate::config::{
     Implementation, LayerType, Loss, LrSchedule, MergeProjections, MlpType, MomentType,
     MuonAdjustLr, Norm, NormPosition, Optimizer, OuterStrategy, PackedQkv, PolicyKind,
     PositionEmbedding, ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Scope,
-    Strategy,
+    Strategy, Variant,
 };
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
@@ -507,6 +507,7 @@ keys! {
     Steps: "train" "steps" [Integer(1, 1_000_000)] "20" "Steps of a run";
     ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "Run a validation forward every N steps; 0: never";
     NoGradForwards: "train" "no_grad_forwards" [Integer(0, 64)] "0" "Forward passes without gradients (`torch.no_grad`) over the samples of each micro-batch before its forward and backward, as reinforcement learning computes log-probabilities of the old policy; their results are not used";
+    JointBackward: "train" "joint_backward" [Bool] "false" "The micro-batches of a step run their forwards one after another, and one backward covers all of them, last to first, as contrastive and preference losses have it. Activations of all are in memory, and gradients are reduced once. Policies native, fsdp2 and megatron" needs [SEVERAL_MICRO_BATCHES];
     ParamNormsEvery: "train" "param_norms_every" [Integer(0, 1_000_000)] "0" "Report the norm of every parameter and of its gradient (before clipping) every N steps of a run; 0: never. Predictions do not include the time";
 
     Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path(".toml")] "(required)" "Hardware profile: the name of a shipped profile, or the path of a profile file (relative to the scenario file, or to the working directory with --set)";
@@ -517,6 +518,7 @@ keys! {
     GpusPerNode: "mesh" "gpus_per_node" also ["nproc_per_node"] [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
 
     Policy: "fsdp" "policy" [Choice(PolicyKind::WORDS)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1), megatron_v2 (its experimental engine)";
+    Variant: "fsdp" "variant" [Choice(Variant::WORDS)] "\"released\"" "Engine behind policy megatron_v2: released (megatron-fsdp 0.6.1), pr4435 (the prototype of Megatron-LM #4435, with a sliding drain of gradients and the allocator trace_pool)";
     Strategy: "fsdp" "strategy" also ["sharding_strategy", "data_parallel_sharding_strategy"] [Choice(Strategy::WORDS)] "\"optim_grads_params\"" "Sharded over dp_shard: no_shard (nothing: DDP), optim (optimizer state and master weights: ZeRO-1), optim_grads (and gradients: ZeRO-2), optim_grads_params (and parameters: ZeRO-3, FULL_SHARD)";
     OuterStrategy: "fsdp" "outer_strategy" also ["outer_dp_sharding_strategy"] [Choice(OuterStrategy::WORDS)] "\"no_shard\"" "Sharded over dp_replicate: no_shard (nothing: HSDP), optim (optimizer state and master weights: HFSDP)";
     Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Explicit placement (flat: sharded, replicate: not sharded) of [parameters, gradients, optimizer state] on each mesh dimension; replaces `strategy` and `outer_strategy`";
@@ -525,6 +527,7 @@ keys! {
     Reshard: "fsdp" "reshard_after_forward" [Bool, Choice(&["auto"]), Integer(1, MIB)] "true" "Free full parameters after forward: true (gather them again in backward), false (keep them), auto (all units but the last block), N (keep shards over groups of N ranks)";
     ReshardRoot: "fsdp" "reshard_root" [Bool] "false" "Reshard the root after forward too and gather it again for backward, like `fully_shard(root, reshard_after_forward=True)` (Accelerate up to 1.13); false: the root keeps its parameters, which is torch's default. Other schedules need them as soon as backward starts";
     ReshardAfterBackward: "fsdp" "reshard_after_backward" [Bool] "true" "Free full parameters after the backward of every micro-batch; false: only after the last one (`set_reshard_after_backward(False)`), so the next micro-batch need not gather them" needs [SEVERAL_MICRO_BATCHES];
+    KeepUnshardedStorage: "fsdp" "keep_unsharded_storage" [Bool] "false" "Full parameters keep their storage when a unit is resharded, so that they always have the same address (`set_keep_unsharded_storage` of torch 2.15). All full parameters are in memory at once, and no gather is saved";
     PrefetchForward: "fsdp" "prefetch_forward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in forward: N (a fixed depth; 0: on demand), implicit (what the engine does on its own; fsdp2: overlap of its streams), { elements = N } (until N elements are in flight)";
     PrefetchBackward: "fsdp" "prefetch_backward" [Integer(0, 64), Choice(&["implicit"]), Table(LOOKAHEAD)] "(native: 1, others: \"implicit\")" "Units gathered ahead in backward: N, implicit or { elements = N }, as for `prefetch_forward`";
     PrefetchLists: "fsdp" "prefetch_lists" [List(&Table(PREFETCH_LIST)), Empty] "[]" "Units that some units gather ahead, in place of `prefetch_forward` and `prefetch_backward`: tables of unit (a glob over names of units), forward and backward (globs over the units that it gathers, each later in that direction), as `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch` take them. The first table that matches a unit counts" needs [SEVERAL_RANKS];
@@ -540,7 +543,7 @@ keys! {
     SumInOptimizer: "fsdp" "fuse_reduce_into_optimizer" as "sum_in_optimizer" also ["sum_in_optimizer"] [Bool] "false" "The optimizer kernel sums what `copy_engine_reduce_scatter` exchanged, instead of a kernel after each exchange: saves a write and a read of every gradient, but keeps the gradients of all ranks until the update" needs [SEVERAL_RANKS];
     CastBeforeAllGather: "fsdp" "cast_before_all_gather" [Bool] "false" "Cast each unit's shard of the main weights to the compute dtype just before its all-gather, as fsdp2 does, instead of keeping a shard in the compute dtype: saves that memory for one more kernel per gather" needs [SEVERAL_RANKS];
     UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "All-gather and reduce-scatter share one side stream";
-    Allocator: "fsdp" "allocator" [Choice(AllocatorKind::WORDS)] "(native: \"pool\", others: \"caching\")" "Allocator of full-size buffers: caching (PyTorch's caching allocator), pool (fixed addresses, planned from one step), double_buffer (two persistent buffers of the largest unit's size), temporary (allocated and freed on every use, by the caching allocator)";
+    Allocator: "fsdp" "allocator" [Choice(AllocatorKind::WORDS)] "(native: \"pool\", others: \"caching\")" "Allocator of full-size buffers: caching (PyTorch's caching allocator), pool (fixed addresses, planned from one step), double_buffer (two persistent buffers of the largest unit's size), temporary (allocated and freed on every use, by the caching allocator), trace_pool (slots planned from the first micro-batch while it runs: TracePoolAllocator of Megatron-LM #4435; variant pr4435 of policy megatron_v2 only)";
     ExpandableSegments: "fsdp" "expandable_segments" [Bool] "true" "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the caching allocator; note that torch's own default is off";
     CublasWorkspaceBytes: "fsdp" "cublas_workspace_bytes" [Bytes(0, 1 << 40)] "(native, cpu: 0; a100-40, a100-80: 8519680; others: 33554432)" "Size of one cuBLAS workspace (CUBLAS_WORKSPACE_CONFIG); all policies but native hold two, one per PyTorch thread";
     PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "With allocator double_buffer: a unit that does not fit the buffers gets a persistent buffer of its own";
@@ -573,7 +576,7 @@ keys! {
     MaxInflightBytes: "compile" "max_inflight_bytes" [Bytes(1, 1 << 50)] "5000000000" "Limit on the bytes of collectives in flight" needs [MODE_FULL];
     MemoryBudget: "compile" "memory_budget" [Number(0.0, 100.0)] "0.05" "Additional peak memory that reordering may cost, as a fraction of the peak" needs [MODE_FULL];
     MergeProjections: "compile" "fuse_projections" as "merge_projections" also ["merge_projections", "fuse_qkv"] [Choice(MergeProjections::WORDS)] "(native with mode regions or blocks: \"qkv\", else \"none\")" "Run linear layers that read the same input as one matmul, if their weights are adjacent: none, gradients (only their gradients), qkv (queries, keys and values), all (qkv, and gate with up)";
-    Epilogues: "compile" "gemm_accumulate" as "epilogues" also ["epilogues"] [Bool] "(true with policy native and a compile mode)" "Matmuls add a residual or another gradient in their epilogue, rounded once; the gradient of an embedding also writes the zeros of its table";
+    Epilogues: "compile" "gemm_accumulate" as "epilogues" also ["epilogues"] [Bool] "(true with policy native and a compile mode)" "Matmuls add a residual or another gradient in their epilogue, rounded once, and add weight gradients to the sum of earlier micro-batches where full gradients add up (policy native); the gradient of an embedding also writes the zeros of its table";
     MixOrderReductions: "compile" "mix_order_reductions" also ["mix_order_reduction"] [Bool] "(true with policy native and a compile mode)" "The backward kernel of a norm also computes the gradient of its weight, so that their common input is read once";
     FusedProducts: "compile" "gemm_epilogue_fusion" as "fused_products" also ["fused_products"] [Bool] "false" "Fuse elementwise code that reads a 16-bit matmul result (the feed-forward gate and its gradient) into the matmul; on GPUs with a custom kernel for compute capability 9.0 (H100, H200)";
     CudaGraph: "compile" "cuda_graph" [Choice(&["off", "full_iteration"]), List(&Choice(Scope::WORDS))] "\"off\"" "CUDA-graph capture: off, full_iteration (the whole step in one graph), or a list of scopes captured in every block: attn, mlp, block";

@@ -184,11 +184,7 @@ fn train(d: &Document, seq_len: u64) -> Train {
             && (d.setting::<Recompute>(Key::Recompute) == Recompute::Full
                 || d.layer(Key::Recompute) <= d.layer(Key::UseReentrant)),
         activation_offload: d.setting(Key::ActivationOffload),
-        caches_unneeded: !d
-            .setting::<PolicyKind>(Key::Policy)
-            .spec()
-            .defaults
-            .optimizes_code,
+        caches_unneeded: !spec(d).defaults.optimizes_code,
         loss: d.setting(Key::Loss),
         loss_chunk_rows: d.setting(Key::LossChunkRows),
         attention_backend: d.given(Key::AttentionBackend),
@@ -210,6 +206,7 @@ fn train(d: &Document, seq_len: u64) -> Train {
         steps: d.setting(Key::Steps),
         validate_every: d.setting(Key::ValidateEvery),
         no_grad_forwards: d.setting(Key::NoGradForwards),
+        joint_backward: d.setting(Key::JointBackward),
         param_norms_every: d.setting(Key::ParamNormsEvery),
     }
 }
@@ -301,14 +298,21 @@ fn cublas_workspace_default(hardware: &str) -> u64 {
     }
 }
 
+/// Returns the spec of a document's policy.
+fn spec(d: &Document) -> &'static PolicySpec {
+    PolicySpec::of(d.setting(Key::Policy), d.setting(Key::Variant))
+}
+
 fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
     let policy: PolicyKind = d.setting(Key::Policy);
+    let variant: Variant = d.setting(Key::Variant);
     let PolicySpec {
         engine, defaults, ..
-    } = policy.spec();
+    } = spec(d);
     let (strategy, outer_strategy) = strategies(d, mesh)?;
     Ok(Fsdp {
         policy,
+        variant,
         strategy,
         outer_strategy,
         units: units(d)?,
@@ -317,6 +321,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
             .unwrap_or_else(|| (defaults.reshard)(strategy)),
         reshard_root: d.setting(Key::ReshardRoot),
         reshard_after_backward: d.setting(Key::ReshardAfterBackward),
+        keep_unsharded_storage: d.setting(Key::KeepUnshardedStorage),
         gradient_sync: d.given(Key::GradientSync).unwrap_or(defaults.gradient_sync),
         atomic: d.setting(Key::Atomic),
         no_sync_units: d.setting(Key::NoSyncUnits),
@@ -325,8 +330,12 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         prefetch_lists: d.setting(Key::PrefetchLists),
         prefetch_next_step: d.setting(Key::PrefetchNextStep),
         optimizer_in_backward: d.setting(Key::OptimizerInBackward),
+        // A later text that picks an engine with a limit of its own has no use for it.
         reduce_in_flight: d
             .given(Key::ReduceInFlight)
+            .filter(|_| {
+                variant.is_released() || d.layer(Key::Variant) <= d.layer(Key::ReduceInFlight)
+            })
             .unwrap_or(defaults.reduce_in_flight),
         async_reduce: d.setting(Key::AsyncReduce),
         separate_communicators: d
@@ -387,7 +396,7 @@ impl Setting for Option<DType> {
 }
 
 fn precision(d: &Document) -> Precision {
-    let defaults = &d.setting::<PolicyKind>(Key::Policy).spec().defaults;
+    let defaults = &spec(d).defaults;
     let compute: DType = d.setting(Key::Compute);
     let main_params: Option<DType> = d.setting(Key::MainParams);
     let with_adapters = || FrozenType::of_word(compute.name()).filter(|_| d.says(Key::LoraR));
@@ -430,11 +439,7 @@ fn float8(d: &Document) -> Float8 {
 
 fn compile(d: &Document) -> Compile {
     let mode = d.setting(Key::Mode);
-    let optimizes = d
-        .setting::<PolicyKind>(Key::Policy)
-        .spec()
-        .defaults
-        .optimizes_code;
+    let optimizes = spec(d).defaults.optimizes_code;
     // Compile mode full gathers each parameter into a separate buffer.
     let merges = optimizes && matches!(mode, CompileMode::Regions | CompileMode::Blocks);
     let generates = optimizes && mode != CompileMode::Off;

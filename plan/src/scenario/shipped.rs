@@ -71,6 +71,7 @@ shipped![
     "small-lora",
     "small-lora-fsdp2",
     "small-megatron",
+    "small-megatron-pr4435",
     "small-megatron-v2",
     "small-merged",
     "small-moe",

@@ -112,6 +112,7 @@ impl Group {
                 let pool = match b.pool {
                     Pool::Caching | Pool::Planned => "",
                     Pool::DoubleBuffer => " double_buffer",
+                    Pool::Traced => " trace_pool",
                     Pool::Host => " host",
                 };
                 let tail = format!("{pool}{}", stream(program, b.stream));

@@ -97,6 +97,7 @@ pub(super) fn program(shape: Shape) -> ProgramBuilder {
         modules: vec![ModuleId(u as u32 + 1)],
         is_root: false,
         reshards: true,
+        keeps_storage: false,
         groups: vec![GroupId(u as u16)],
     };
     let group = |u: usize| Group {

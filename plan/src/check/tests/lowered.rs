@@ -13,7 +13,10 @@ use crate::program::*;
 use crate::{plan, scenario};
 use std::path::{Path, PathBuf};
 
-const POLICIES: [&str; 4] = ["native", "fsdp2", "megatron", "megatron_v2"];
+const POLICIES: [&str; 5] = ["native", "fsdp2", "megatron", "megatron_v2", "pr4435"];
+
+/// Those that replicate over an outer axis.
+const RELEASED: [&str; 4] = ["native", "fsdp2", "megatron", "megatron_v2"];
 
 /// Returns the file of a shipped scenario.
 fn file(name: &str) -> PathBuf {
@@ -24,7 +27,12 @@ fn file(name: &str) -> PathBuf {
 
 /// Lowers a shipped scenario with overrides; `None` if the policy refuses them.
 fn try_lower(name: &str, set: &[&str]) -> Option<Program> {
-    let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+    let mut set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+    // A variant, written as a policy.
+    if let Some(policy) = set.iter_mut().find(|s| *s == "fsdp.policy=pr4435") {
+        "fsdp.policy=megatron_v2".clone_into(policy);
+        set.push("fsdp.variant=pr4435".to_owned());
+    }
     let s = scenario::load(&file(name), &set).ok()?;
     Some(plan(&s).unwrap_or_else(|e| panic!("{set:?}: {e}")))
 }
@@ -240,9 +248,12 @@ fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
     }
 }
 
+/// One backward over the forwards of all micro-batches.
+const JOINT: &str = "train.joint_backward=true";
+
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 75] = [
+    const OPTIONS: [&[&str]; 83] = [
         &[],
         &[
             "fsdp.copy_engine_reduce=true",
@@ -405,6 +416,39 @@ fn every_option_passes() {
         ],
         &["train.no_grad_forwards=1", "fsdp.allocator=double_buffer"],
         &["train.no_grad_forwards=1", "train.recompute=full"],
+        &[JOINT, "train.grad_accum=2"],
+        &[JOINT, "train.grad_accum=3", "mesh.dp_outer=2"],
+        &[
+            JOINT,
+            "train.grad_accum=2",
+            "train.recompute=full",
+            "fsdp.strategy=optim",
+        ],
+        &[
+            JOINT,
+            "train.grad_accum=2",
+            "train.no_grad_forwards=1",
+            "fsdp.units=[\"tok_embeddings\", \"layers.*\"]",
+        ],
+        &[
+            JOINT,
+            "train.grad_accum=3",
+            "fsdp.reshard_after_forward=2",
+            "precision.compute=bf16",
+        ],
+        &["fsdp.keep_unsharded_storage=true"],
+        &[
+            "fsdp.keep_unsharded_storage=true",
+            "fsdp.reshard_after_forward=2",
+            "train.grad_accum=2",
+            "train.recompute=full",
+            "train.validate_every=2",
+        ],
+        &[
+            "fsdp.keep_unsharded_storage=true",
+            "train.no_grad_forwards=1",
+            "mesh.dp_shard=1",
+        ],
         &["fsdp.atomic=tensor", "train.grad_accum=2"],
         &["fsdp.atomic=4"],
         &["fsdp.nan_check=true"],

@@ -1,21 +1,30 @@
 //! Gradients cast for an optimizer whose weights have another type.
 
-use crate::ir::{BufferId, COMPUTE, DType, GroupId, Holds, Role, ShardOp};
+use crate::ir::{BufferId, COMPUTE, DType, GroupId, Holds, Role, ShardOp, StreamId};
+use crate::lower::builder::NewBuffer;
 use crate::lower::emitter::Emitter;
 use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::ShardState;
 use crate::program::{Phase, Rule};
 
-/// Casts of gradients, a buffer for each tensor of the optimizer. They live from the start of the
-/// optimizer's step to its end.
+/// Casts of gradients, a buffer for each tensor of the optimizer. They live from the cast, usually
+/// at the start of the optimizer's step, to the end of that step.
 pub(crate) struct GradCasts {
+    stream: StreamId,
     /// By group, once made.
     made: Vec<Vec<BufferId>>,
 }
 
 impl GradCasts {
+    /// Casts on the compute stream.
     pub(crate) fn new(groups: usize) -> Self {
+        Self::on(groups, COMPUTE)
+    }
+
+    /// Casts on a stream.
+    pub(crate) fn on(groups: usize, stream: StreamId) -> Self {
         Self {
+            stream,
             made: vec![Vec::new(); groups],
         }
     }
@@ -37,9 +46,17 @@ impl GradCasts {
             let made = &mut self.made[g.index()];
             if made.is_empty() {
                 let unit = out.inputs.group(g).unit;
+                let pool = out.inputs.persistent_pool;
                 let cast = |numel: u64, out: &mut Emitter<'_>| {
-                    let bytes = numel * dtype.size();
-                    out.persistent(Role::ReduceOutput, bytes, dtype, unit, Holds::Group(g))
+                    out.b.buffer(NewBuffer {
+                        role: Role::ReduceOutput,
+                        bytes: numel * dtype.size(),
+                        dtype,
+                        pool,
+                        stream: self.stream,
+                        unit,
+                        holds: Holds::Group(g),
+                    })
                 };
                 made.extend(state.items.iter().map(|item| cast(item.numel, out)));
             }
@@ -51,7 +68,7 @@ impl GradCasts {
                     op: ShardOp::Copy,
                     elements: item.numel,
                     dtype,
-                    stream: COMPUTE,
+                    stream: self.stream,
                     reads: &[item.grad],
                     writes: &[whole],
                 });

@@ -44,6 +44,17 @@ pub(crate) struct Scaling {
     pub(crate) before: Option<Real>,
 }
 
+/// Where a reduction writes this rank's part.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ReduceTo {
+    /// The rank's slice of the input.
+    Slice,
+    /// G itself where its type and the micro-batch allow that, otherwise a separate buffer.
+    Grad,
+    /// A separate buffer.
+    Apart,
+}
+
 impl Flat {
     /// Returns how the inner reduction of a group scales; see Note [Factor of gradients].
     pub(crate) fn scaling(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> Scaling {
@@ -87,8 +98,7 @@ impl Flat {
     }
 
     /// Reduces a full gradient into its shard. `input` holds S elements in the communication dtype.
-    /// With `in_place` the result is the rank's slice of the input; otherwise it is written to G
-    /// itself or to a separate buffer.
+    /// `into` says where the result is written first.
     pub(crate) fn reduce_sharded(
         &self,
         out: &mut Emitter<'_>,
@@ -96,7 +106,7 @@ impl Flat {
         input: Access,
         first: bool,
         last: bool,
-        in_place: bool,
+        into: ReduceTo,
     ) -> Reduction {
         let rs = self.streams.reduce;
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
@@ -112,7 +122,9 @@ impl Flat {
         let grad = self.state(g).grad.expect("only trained groups are reduced");
         let shard_bytes = input.bytes / sharded.ranks;
         self.fetch_to_device(out, grad.buffer, !first, rs);
-        let direct = first && self.c == self.g && !in_place;
+        let direct = first && self.c == self.g && into == ReduceTo::Grad;
+        // Without a collective, the part already is there.
+        let in_place = into == ReduceTo::Slice || sharded.comms.reduce.is_none();
         let (output, temp) = if direct {
             (grad, None)
         } else if in_place {

@@ -405,6 +405,37 @@ fn a_root_that_reshards_is_gathered_again_behind_the_loss() {
     assert!(behind && root);
 }
 
+/// `set_keep_unsharded_storage`: parameters get their storage once, and every gather and copy-out
+/// stays.
+#[test]
+fn kept_storage_saves_no_gather() {
+    let keep = "fsdp.keep_unsharded_storage=true";
+    for sets in [
+        &[][..],
+        &["fsdp.reshard_after_forward=2"],
+        &["train.grad_accum=2", "train.validate_every=1"],
+    ] {
+        let (p, plain) = (fsdp2(&[sets, &[keep]].concat()), fsdp2(sets));
+        let full = |id: &crate::ir::BufferId| p.buffers[id.index()].role == Role::FullWeight;
+        let (mut made, mut freed) = (0, 0);
+        for i in &p.instrs {
+            match i.op {
+                Op::Alloc(id) if full(&id) => made += 1,
+                Op::Free(id) if full(&id) => freed += 1,
+                _ => {}
+            }
+        }
+        // The steady step has none of its own.
+        assert_eq!((made, freed), (p.params.len(), 0), "{sets:?}");
+        let work = |p: &Program| -> Vec<(Rule, Phase)> {
+            let launched = |i: &&Instr| matches!(i.op, Op::Launch { .. } | Op::Collective { .. });
+            let all = p.instrs.iter().filter(launched);
+            all.map(|i| (i.rule, i.phase)).collect()
+        };
+        assert_eq!(work(&p), work(&plain), "{sets:?}");
+    }
+}
+
 /// `CPUOffloadPolicy`: shards, gradients and optimizer state are in host memory for good; what the
 /// device keeps between steps is nothing.
 #[test]

@@ -190,13 +190,7 @@ impl Fsdp2 {
                 .iter()
                 .map(|id| out.b.whole(*id))
                 .collect();
-            let to: Vec<Access> = full
-                .iter()
-                .map(|id| {
-                    out.b.alloc(Rule::CopyOut, *id);
-                    out.b.whole(*id)
-                })
-                .collect();
+            let to: Vec<Access> = full.iter().map(|id| self.storage(out, *id)).collect();
             out.run(KernelLaunch {
                 rule: Rule::CopyOut,
                 op: ShardOp::MultiCopy,
@@ -212,13 +206,7 @@ impl Fsdp2 {
             self.drop_held(out);
         }
         out.b.wait(Rule::GatherDone, gather.done, COMPUTE);
-        let to: Vec<Access> = full
-            .iter()
-            .map(|id| {
-                out.b.alloc(Rule::CopyOut, *id);
-                out.b.whole(*id)
-            })
-            .collect();
+        let to: Vec<Access> = full.iter().map(|id| self.storage(out, *id)).collect();
         let ranks = (numel * w.size() / gather.slice) as u32;
         let from = out.b.whole(gather.buffer);
         let shards: Vec<u64> = to.iter().map(|a| a.bytes / u64::from(ranks)).collect();
@@ -233,13 +221,25 @@ impl Fsdp2 {
         }
     }
 
+    /// Returns the range of a full parameter, which gets its storage here (`alloc_storage`): once,
+    /// if it keeps it.
+    fn storage(&mut self, out: &mut Emitter<'_>, id: BufferId) -> Access {
+        let rule = Rule::CopyOut;
+        if !out.inputs.scenario.fsdp.keep_unsharded_storage {
+            out.b.alloc(rule, id);
+        } else if self.stored.insert(id) {
+            out.b.first_only(|b| b.alloc(rule, id));
+        }
+        out.b.whole(id)
+    }
+
     pub(super) fn reshard(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         if !std::mem::replace(&mut self.full[unit.index()], false) {
             return;
         }
         for g in out.inputs.groups_of(unit) {
             for id in self.groups[g.index()].full.clone() {
-                out.b.free(Rule::Reshard, id);
+                free_storage(out, id);
             }
         }
     }
@@ -308,7 +308,7 @@ impl Fsdp2 {
                     writes: &[to],
                 });
                 self.groups[g.index()].kept.push(slice);
-                out.b.free(Rule::Reshard, *id);
+                free_storage(out, *id);
             }
             let resharded = out.b.record(Rule::ReshardGroup, COMPUTE);
             self.groups[g.index()].resharded = Some(resharded);
@@ -345,5 +345,12 @@ impl Fsdp2 {
         }
         self.unshard(out, unit, Rule::Unshard);
         self.wait_for_unshard(out, unit);
+    }
+}
+
+/// Frees a full parameter (`free_unsharded_param`), unless its storage is kept.
+fn free_storage(out: &mut Emitter<'_>, id: BufferId) {
+    if !out.inputs.scenario.fsdp.keep_unsharded_storage {
+        out.b.free(Rule::Reshard, id);
     }
 }

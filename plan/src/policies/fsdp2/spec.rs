@@ -4,7 +4,7 @@ use super::Fsdp2;
 use crate::compile::WeightAdjacency;
 use crate::config::{
     AllocatorKind, GradientSync, MergeProjections, OuterStrategy, PolicyKind, Prefetch, Reshard,
-    Strategy,
+    Strategy, Variant,
 };
 use crate::ir::DType;
 use crate::lower::engine::Engine;
@@ -13,6 +13,7 @@ use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, fully_compiled
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::Fsdp2,
+    variant: Variant::Released,
     defaults: Defaults {
         prefetch: Prefetch::Implicit,
         reduce_in_flight: 1,
@@ -29,7 +30,12 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         optimizes_code: false,
     },
     rules: Rules {
-        options: &["no_sync_units", "prefetch_lists", "reshard_root"],
+        options: &[
+            "keep_unsharded_storage",
+            "no_sync_units",
+            "prefetch_lists",
+            "reshard_root",
+        ],
         refuses: REFUSES,
         without_effect: &[],
     },

@@ -6,7 +6,7 @@ use crate::ir::{
 };
 use crate::lower::builder::CollectiveLaunch;
 use crate::lower::emitter::Emitter;
-use crate::lower::flat::fill_padding;
+use crate::lower::flat::{ReduceTo, fill_padding};
 use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 use smallvec::smallvec;
@@ -40,7 +40,7 @@ impl MegatronV2 {
         fill_padding(out, g, whole, c);
         self.pack(out, g, whole, true);
         self.flat
-            .reduce_sharded(out, g, whole, self.first, false, false);
+            .reduce_sharded(out, g, whole, self.first, false, ReduceTo::Grad);
         if self.last {
             self.reduce_outer(out, g);
         }

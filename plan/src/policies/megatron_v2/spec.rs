@@ -4,7 +4,7 @@ use super::MegatronV2;
 use crate::compile::WeightAdjacency;
 use crate::config::{
     AllocatorKind, CompileMode, GradientSync, OuterStrategy, PolicyKind, Prefetch, Reshard,
-    Scenario, Strategy, UnitPattern, Units,
+    Scenario, Strategy, UnitPattern, Units, Variant,
 };
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
@@ -13,6 +13,7 @@ use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, WithoutEffect}
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::MegatronV2,
+    variant: Variant::Released,
     defaults: Defaults {
         prefetch: Prefetch::Implicit,
         reduce_in_flight: 1,
@@ -27,7 +28,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         optimizes_code: false,
     },
     rules: Rules {
-        options: &["decoupled_gradients"],
+        options: &["decoupled_gradients", "variant"],
         refuses: REFUSES,
         without_effect: &[
             WithoutEffect {

@@ -9,6 +9,7 @@ use crate::lower::kernels::KernelLaunch;
 use crate::lower::reduction;
 use crate::lower::walk::Location;
 use crate::program::Rule;
+use std::ops::Range;
 
 /// Full gradient buffers, by group.
 pub(super) struct Gradients {
@@ -18,6 +19,8 @@ pub(super) struct Gradients {
     sums: Vec<Option<BufferId>>,
     /// The buffers of such sums, once made.
     accum_buffers: Vec<Option<BufferId>>,
+    /// Elements that GEMMs of this micro-batch have added to the sum, by group.
+    added: Vec<Vec<Range<u64>>>,
 }
 
 impl Gradients {
@@ -26,6 +29,7 @@ impl Gradients {
             full: vec![None; groups],
             sums: vec![None; groups],
             accum_buffers: vec![None; groups],
+            added: vec![Vec::new(); groups],
         }
     }
 
@@ -67,6 +71,27 @@ impl Gradients {
         }
     }
 
+    /// Returns where a GEMM adds these elements of a group's gradients to the sum of earlier
+    /// micro-batches; `None` if there is no such sum.
+    pub(super) fn add(
+        &mut self,
+        out: &Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        g: GroupId,
+        elements: Range<u64>,
+    ) -> Option<Access> {
+        let sum = match self.sums[g.index()] {
+            _ if micro.first => None,
+            Some(sum) => Some(out.b.whole(sum)),
+            None if flat.grad_sharded(g) => None,
+            None => flat.state(g).grad,
+        };
+        let part = part(sum?, &elements, out.inputs.types.grads);
+        self.added[g.index()].push(elements);
+        Some(part)
+    }
+
     /// Allocates the full gradient of a group for this micro-batch.
     fn allocate(
         &mut self,
@@ -105,11 +130,17 @@ impl Gradients {
 
     /// Adds a later micro-batch's gradient to the sum of earlier ones, in the sum's dtype.
     fn add_to(&mut self, out: &mut Emitter<'_>, g: GroupId, sum: Access) {
+        let added = std::mem::take(&mut self.added[g.index()]);
         let Some(buffer) = self.full[g.index()].take() else {
             return;
         };
         let from = out.b.whole(buffer);
-        reduction::accumulate(out, Rule::Accumulate, from, &[sum], COMPUTE);
+        let program = out.b.program();
+        let dtypes = [from, sum].map(|a| program.buffers[a.buffer.index()].dtype);
+        for rest in between(added, sum.bytes / dtypes[1].size()) {
+            let (from, to) = (part(from, &rest, dtypes[0]), part(sum, &rest, dtypes[1]));
+            reduction::accumulate(out, Rule::Accumulate, from, &[to], COMPUTE);
+        }
         out.b.free(Rule::Accumulate, buffer);
     }
 
@@ -173,4 +204,30 @@ impl Gradients {
         self.sums[g.index()] = Some(id);
         id
     }
+}
+
+/// Returns a range of elements of a group's buffer.
+fn part(of: Access, elements: &Range<u64>, dtype: DType) -> Access {
+    Access {
+        offset: of.offset + elements.start * dtype.size(),
+        bytes: (elements.end - elements.start) * dtype.size(),
+        ..of
+    }
+}
+
+/// Returns what ranges leave of this number of elements.
+fn between(mut ranges: Vec<Range<u64>>, elements: u64) -> Vec<Range<u64>> {
+    ranges.sort_unstable_by_key(|r| r.start);
+    let mut at = 0;
+    let mut rest = Vec::new();
+    for r in ranges
+        .into_iter()
+        .chain(std::iter::once(elements..elements))
+    {
+        if r.start > at {
+            rest.push(at..r.start);
+        }
+        at = at.max(r.end);
+    }
+    rest
 }

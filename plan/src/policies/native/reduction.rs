@@ -3,7 +3,7 @@
 use super::MicroBatch;
 use crate::ir::{BufferId, COMPUTE, EventId, GroupId, StreamId};
 use crate::lower::emitter::Emitter;
-use crate::lower::flat::{Flat, Reduction};
+use crate::lower::flat::{Flat, ReduceTo, Reduction};
 use crate::lower::optimizer::{self, ShardState};
 use crate::program::{Phase, Rule};
 use std::collections::VecDeque;
@@ -123,7 +123,7 @@ impl Reductions {
         }
         make_moments(out, flat, micro, g);
         let input = out.b.whole(buffer);
-        let mut reduction = flat.reduce_sharded(out, g, input, first, micro.last, false);
+        let mut reduction = flat.reduce_sharded(out, g, input, first, micro.last, ReduceTo::Grad);
         if let Some(updated) = self.note_reduced(out, flat, micro, g, reduction.complete) {
             // The shard of the gradient is freed with the full one, which therefore waits for the
             // update.

@@ -2,7 +2,7 @@
 
 use super::Native;
 use crate::compile::WeightAdjacency;
-use crate::config::{AllocatorKind, GradientSync, PolicyKind, Prefetch, Reshard};
+use crate::config::{AllocatorKind, GradientSync, PolicyKind, Prefetch, Reshard, Variant};
 use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
@@ -14,6 +14,7 @@ use crate::shard::placements;
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::Native,
+    variant: Variant::Released,
     defaults: Defaults {
         prefetch: Prefetch::Depth(1),
         reduce_in_flight: 2,

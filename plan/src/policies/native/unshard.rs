@@ -306,6 +306,10 @@ impl Unshard {
             let Some(full) = flat.state(g).full else {
                 continue;
             };
+            // With a joint backward, later forwards gather the slice that the first one has left.
+            if self.resharded_slices[g.index()].is_some() {
+                continue;
+            }
             let whole = out.b.whole(full);
             let bytes = whole.bytes / u64::from(ranks);
             let dtype = out.inputs.gathered_type(g);

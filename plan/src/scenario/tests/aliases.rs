@@ -77,6 +77,9 @@ fn former_names_of_keys_stay() {
     let left_out = [
         "placements",
         "no_sync_units",
+        "keep_unsharded_storage",
+        "variant",
+        "joint_backward",
         "atomic",
         "prefetch_lists",
         "gradient_scaling_factor",

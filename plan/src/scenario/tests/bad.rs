@@ -65,6 +65,10 @@ fn faults_of_form() {
     insta::assert_snapshot!(shown);
 }
 
+const JOINT: &str = "train.joint_backward=true";
+const PROTOTYPE: &str = "fsdp.policy=megatron_v2";
+const VARIANT: &str = "fsdp.variant=pr4435";
+
 #[test]
 fn impossible_combinations() {
     let sets: &[&[&str]] = &[
@@ -400,6 +404,12 @@ fn impossible_combinations() {
             "fsdp.gradient_scaling_factor=0.5",
             "fsdp.policy=megatron_v2",
         ],
+        &["train.joint_backward=true"],
+        &[JOINT, "train.grad_accum=2", "compile.mode=full"],
+        &[JOINT, "train.grad_accum=2", PROTOTYPE],
+        &[JOINT, "train.grad_accum=2", PROTOTYPE, VARIANT],
+        &[JOINT, "train.grad_accum=2", "train.activation_offload=true"],
+        &[JOINT, "train.grad_accum=2", "fsdp.gradient_sync=last"],
         &["train.no_grad_forwards=-1"],
         &["train.no_grad_forwards=1", "fsdp.strategy=optim"],
         &["train.no_grad_forwards=1", "fsdp.prefetch_next_step=1"],
@@ -407,6 +417,42 @@ fn impossible_combinations() {
         &["fsdp.atomic=1"],
         &["fsdp.atomic=tensor", "fsdp.policy=fsdp2"],
         &["fsdp.atomic=tensor", "fsdp.policy=megatron"],
+        &["fsdp.variant=pr4435"],
+        &["fsdp.variant=pr4436", "fsdp.policy=megatron_v2"],
+        &["fsdp.allocator=trace_pool"],
+        &["fsdp.allocator=trace_pool", "fsdp.policy=megatron_v2"],
+        &[PROTOTYPE, VARIANT, "mesh.dp_replicate=2"],
+        &[PROTOTYPE, VARIANT, "fsdp.strategy=optim"],
+        &[PROTOTYPE, VARIANT, "compile.mode=blocks"],
+        &[PROTOTYPE, VARIANT, "fsdp.prefetch_forward=2"],
+        &[PROTOTYPE, VARIANT, "fsdp.prefetch_backward=0"],
+        &[
+            PROTOTYPE,
+            VARIANT,
+            "train.recompute=full",
+            "fsdp.prefetch_forward=0",
+            "fsdp.prefetch_backward=0",
+        ],
+        &[
+            PROTOTYPE,
+            VARIANT,
+            "fsdp.allocator=trace_pool",
+            "train.validate_every=5",
+        ],
+        &[
+            PROTOTYPE,
+            VARIANT,
+            "fsdp.allocator=trace_pool",
+            "train.no_grad_forwards=1",
+        ],
+        &[PROTOTYPE, VARIANT, "fsdp.allocator=double_buffer"],
+        &[PROTOTYPE, VARIANT, "fsdp.average_in_collective=true"],
+        &[PROTOTYPE, VARIANT, "fsdp.reduce_in_flight=1"],
+        &["fsdp.keep_unsharded_storage=true"],
+        &[
+            "fsdp.keep_unsharded_storage=\"always\"",
+            "fsdp.policy=fsdp2",
+        ],
         &["fsdp.no_sync_units=[\"layers.0\"]"],
         &["train.grad_accum=2", "fsdp.no_sync_units=[\"layer.0\"]"],
         &["train.grad_accum=2", "fsdp.no_sync_units=\"layers.0\""],

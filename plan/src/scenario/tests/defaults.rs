@@ -49,12 +49,14 @@ fn defaults_of_the_native_policy() {
         s.fsdp,
         Fsdp {
             policy: PolicyKind::Native,
+            variant: Variant::Released,
             strategy: Strategy::OptimGradsParams,
             outer_strategy: OuterStrategy::NoShard,
             units: Units::Block,
             reshard_after_forward: Reshard::Always,
             reshard_root: false,
             reshard_after_backward: true,
+            keep_unsharded_storage: false,
             gradient_sync: GradientSync::OuterLast,
             atomic: Atomic::Row,
             no_sync_units: vec![],
@@ -424,7 +426,15 @@ fn the_table_tells_the_true_defaults() {
             }
             // Left out if there are none.
             serde_json::Value::Null
-                if ["prefetch_lists", "no_sync_units", "atomic"].contains(&info.key) =>
+                if [
+                    "prefetch_lists",
+                    "no_sync_units",
+                    "atomic",
+                    "keep_unsharded_storage",
+                    "variant",
+                    "joint_backward",
+                ]
+                .contains(&info.key) =>
             {
                 &default
             }

@@ -89,13 +89,9 @@ fn scopes_fit(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
     let keys = [Key::CudaGraph, Key::Allocator, Key::Policy];
     refuse(s, d, "compile.cuda_graph")?;
     match f.allocator {
-        AllocatorKind::Caching | AllocatorKind::Temporary => {
-            let name = if f.allocator == AllocatorKind::Caching {
-                "caching"
-            } else {
-                "temporary"
-            };
-            let help = f.policy.spec().fixed_addresses;
+        AllocatorKind::Caching | AllocatorKind::Temporary | AllocatorKind::TracePool => {
+            let name = f.allocator.name();
+            let help = f.spec().fixed_addresses;
             let message = format!(
                 "captured scopes replay fixed addresses, but the {name} allocator moves buffers between steps"
             );

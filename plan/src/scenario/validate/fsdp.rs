@@ -2,11 +2,12 @@
 
 use super::{Checked, cannot, refuse};
 use crate::config::{
-    AllocatorKind, CudaGraph, MomentType, Optimizer, OuterStrategy, PolicyKind, Reshard, Scenario,
-    Strategy,
+    AllocatorKind, CudaGraph, GradientSync, MomentType, Optimizer, OuterStrategy, PolicyKind,
+    Reshard, Scenario, Strategy, Variant,
 };
 use crate::ir::{AxisId, AxisSet};
-use crate::policies::{self, spec::Rules};
+use crate::policies;
+use crate::policies::spec::{Rules, fully_compiled};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 use crate::shard::placements;
@@ -23,8 +24,16 @@ pub(super) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     in_optimizer(s, d)?;
     decoupled(s, d)?;
     no_grad_forwards(s, d)?;
+    joint_backward(s, d)?;
     cast_before_all_gather(s, d)?;
     resharded_root(s, d)?;
+    for key in [
+        "mesh.dp_replicate",
+        "train.recompute",
+        "train.validate_every",
+    ] {
+        refuse(s, d, key)?;
+    }
     refuse(s, d, "fsdp.reshard_after_backward")?;
     refuse(s, d, "fsdp.gradient_sync")
 }
@@ -100,6 +109,13 @@ fn reshard(s: &Scenario, d: &Document) -> Checked {
 /// Refuses combinations of the allocator and of host offload.
 fn allocator(s: &Scenario, d: &Document) -> Checked {
     let f = &s.fsdp;
+    if f.allocator == AllocatorKind::TracePool && f.variant != Variant::Pr4435 {
+        let message = "only variant pr4435 of policy megatron_v2 has a trace pool";
+        let keys = [Key::Allocator, Key::Policy, Key::Variant];
+        return Err(d.conflict(&keys, message).with_help(
+            "set policy = \"megatron_v2\" and variant = \"pr4435\", or another allocator",
+        ));
+    }
     refuse(s, d, "fsdp.allocator")?;
     refuse(s, d, "fsdp.offload")?;
     if f.offload.any() {
@@ -293,6 +309,7 @@ fn no_grad_forwards(s: &Scenario, d: &Document) -> Checked {
     if s.train.no_grad_forwards == 0 {
         return Ok(());
     }
+    refuse(s, d, "train.no_grad_forwards")?;
     if f.prefetch_next_step > 0 {
         let why = "is not modeled with `prefetch_next_step`, whose units are those of a forward that \
                    backward follows";
@@ -305,6 +322,44 @@ fn no_grad_forwards(s: &Scenario, d: &Document) -> Checked {
     let why = "is not modeled with replicated weights of which ranks update parts: their first forward \
                in a step gathers them for all others";
     Err(cannot(d, Key::NoGradForwards, &[Key::Strategy], why, "0"))
+}
+
+/// Refuses joint backwards that the engine or the schedule does not have.
+fn joint_backward(s: &Scenario, d: &Document) -> Checked {
+    let (t, f) = (&s.train, &s.fsdp);
+    if !t.joint_backward || t.grad_accum == 1 {
+        return Ok(());
+    }
+    let (keys, why): (&[Key], _) = if fully_compiled(s) {
+        (
+            &[Key::Mode],
+            "is not modeled with compile mode full, whose graphs have one forward each",
+        )
+    } else if f.variant == Variant::Pr4435 {
+        (
+            &[Key::Variant],
+            "is not modeled with variant pr4435, which reduces a unit at the end of each part",
+        )
+    } else if f.policy == PolicyKind::MegatronV2 {
+        (
+            &[Key::Policy],
+            "is impossible under policy megatron_v2: a module whose backward has begun refuses to \
+             begin another one before its parameters have their gradients",
+        )
+    } else if t.activation_offload {
+        (
+            &[Key::ActivationOffload],
+            "is not modeled with `activation_offload`, which moves the activations of one forward",
+        )
+    } else if f.gradient_sync == GradientSync::Last || !f.no_sync_units.is_empty() {
+        (
+            &[Key::GradientSync, Key::NoSyncUnits],
+            "reduces once anyway: `gradient_sync` = \"last\" and `no_sync_units` have no effect",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(cannot(d, Key::JointBackward, keys, why, "false"))
 }
 
 /// Refuses decoupled gradients for optimizers other than FusedAdam.

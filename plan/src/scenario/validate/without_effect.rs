@@ -37,7 +37,7 @@ fn cublas_workspace(s: &Scenario, d: &Document) -> Checked {
     if d.given(key).is_none_or(|Bytes(bytes)| bytes == 0) {
         return Ok(());
     }
-    if let Some(why) = s.fsdp.policy.spec().engine.own_workspaces
+    if let Some(why) = s.fsdp.spec().engine.own_workspaces
         && is_idle(d, key, Key::Policy)
     {
         reject(d, key, Key::Policy, why)?;

@@ -29,8 +29,9 @@ fn programs_with_8_bit_matmuls_pass() {
             &["precision.float8_saved=float8"],
             &["fsdp.reshard_after_forward=false"],
         ] {
-            // Its engine runs eagerly only, and the scenario has compiled blocks.
-            if policy == "megatron_v2" && set[0] != "compile.mode=off" {
+            // These engines run eagerly only, and the scenario has compiled blocks.
+            let eager = ["megatron_v2", "pr4435"].contains(&policy);
+            if eager && set[0] != "compile.mode=off" {
                 continue;
             }
             let policy = format!("fsdp.policy={policy}");

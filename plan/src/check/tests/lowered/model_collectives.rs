@@ -45,8 +45,12 @@ fn programs_that_communicate_along_a_third_axis_pass() {
     for policy in POLICIES {
         let ways = WAYS.map(|set| (set, try_divided(policy, set)));
         let accepted = ways.iter().filter(|(_, p)| p.is_some()).count();
-        // The experimental engine compiles nothing.
-        let refused = if policy == "megatron_v2" { 4 } else { 2 };
+        // The experimental engines compile nothing, and the variant has no outer axis.
+        let refused = match policy {
+            "megatron_v2" => 4,
+            "pr4435" => 5,
+            _ => 2,
+        };
         assert!(accepted >= WAYS.len() - refused, "{policy}: {accepted}");
         for (set, p) in ways {
             let Some(p) = p else { continue };

@@ -1,0 +1,117 @@
+//! Weight gradients that a GEMM adds to the sum of earlier micro-batches (`beta` = 1).
+//!
+//! Of the launches of a backward, those that may do so are the GEMMs that alone write a range of the
+//! gradients. A gradient of several uses, or one that another kernel completes, is added up as a
+//! whole.
+
+use super::inputs::LoweringInputs;
+use crate::compile::tape::TapeOp;
+use crate::ir::{GroupId, Kernel, KernelId, OpKind, Operand, Place, Slot, Source};
+use std::collections::{HashMap, HashSet};
+use std::ops::Range;
+
+/// Launches that may add to a sum.
+pub(crate) struct WeightGradients {
+    /// Their index of the operand that they write.
+    launches: HashSet<u32>,
+    /// Kernels that add, by the one that overwrites.
+    kernels: HashMap<KernelId, KernelId>,
+}
+
+/// Returns the group and the elements of a gradient that an operand names.
+pub(crate) fn elements(inputs: &LoweringInputs<'_>, o: &Operand) -> Option<(GroupId, Range<u64>)> {
+    let Source::Grad(p) = o.source else {
+        return None;
+    };
+    let (g, _) = inputs.home[p.index()];
+    let size = inputs.types.compute.size();
+    let start = inputs.flat_offset(p) + o.offset / size;
+    Some((g, start..start + o.bytes / size))
+}
+
+impl WeightGradients {
+    /// Finds the launches of a backward, if compiled code accumulates in GEMMs.
+    pub(crate) fn new(inputs: &LoweringInputs<'_>) -> Self {
+        let mut new = Self {
+            launches: HashSet::new(),
+            kernels: HashMap::new(),
+        };
+        if !inputs.scenario.compile.epilogues {
+            return new;
+        }
+        let tape = inputs.tape;
+        let mut named: Vec<(GroupId, Range<u64>)> = Vec::new();
+        let mut candidates = Vec::new();
+        // A chunked loss has gradients in forward.
+        for op in tape.forward.iter().chain(&tape.backward) {
+            let operands = match *op {
+                TapeOp::Launch { reads, end, .. } => reads..end,
+                TapeOp::Collective { operands, .. } => operands..operands + 2,
+                _ => continue,
+            };
+            let all = &tape.operands[operands.start as usize..operands.end as usize];
+            named.extend(all.iter().filter_map(|o| elements(inputs, o)));
+            if let TapeOp::Launch {
+                kernel,
+                writes,
+                end,
+                ..
+            } = *op
+                && writes + 1 == end
+                && overwrites(&tape.kernels[kernel.index()])
+                && let Some(range) = elements(inputs, &tape.operands[writes as usize])
+            {
+                candidates.push((writes, range));
+            }
+        }
+        let touches = |(g, r): &(GroupId, Range<u64>), (h, s): &(GroupId, Range<u64>)| {
+            g == h && r.start < s.end && s.start < r.end
+        };
+        let alone = candidates
+            .into_iter()
+            .filter(|(_, range)| named.iter().filter(|other| touches(range, other)).count() == 1);
+        new.launches = alone.map(|(writes, _)| writes).collect();
+        new
+    }
+
+    /// Returns whether the launch that writes an operand may add to it.
+    pub(crate) fn may_add(&self, writes: u32) -> bool {
+        self.launches.contains(&writes)
+    }
+
+    /// Returns the kernel that adds, which `make` adds to the program if it is new. It reads what it
+    /// adds to after the `reads` operands of the other.
+    pub(crate) fn adding(
+        &mut self,
+        kernel: KernelId,
+        of: &Kernel,
+        reads: usize,
+        make: impl FnOnce(Kernel) -> KernelId,
+    ) -> KernelId {
+        *self.kernels.entry(kernel).or_insert_with(|| {
+            let mut adding = of.clone();
+            adding.read += adding.written;
+            for op in &mut adding.body {
+                if let Some(accumulate) = op.op.accumulates() {
+                    *accumulate = true;
+                }
+                let before = op.outputs.first().map(|result| Slot {
+                    place: Place::Read(reads as u8),
+                    ..result.clone()
+                });
+                op.inputs.extend(before);
+            }
+            make(adding)
+        })
+    }
+}
+
+/// Returns whether a kernel is one GEMM that overwrites all of its only result.
+fn overwrites(kernel: &Kernel) -> bool {
+    let [op] = &kernel.body[..] else {
+        return false;
+    };
+    let mut kind: OpKind = op.op;
+    let fresh = kind.accumulates().is_some_and(|accumulate| !*accumulate);
+    fresh && op.outputs.len() == 1 && op.outputs[0].place == Place::Write(0) && kernel.fills(0)
+}
