@@ -3,6 +3,7 @@
 //! Pure address arithmetic: which kernels, over which pieces. Pieces that are adjacent in all
 //! operands are joined.
 
+mod float8;
 #[cfg(test)]
 mod tests;
 
@@ -10,7 +11,7 @@ use super::codegen::shard::{RangeUpdate, Ranges};
 use crate::kernels::error::OperandError;
 use crate::operand::RawRange;
 use shardlab_plan::ir::{DType, STATE_BLOCK, Shape, ShardOp, Update};
-use shardlab_plan::program::GroupRun;
+use shardlab_plan::program::{GroupRun, ScaleRun};
 use smallvec::SmallVec;
 
 /// Maximum number of operands of a range.
@@ -23,6 +24,8 @@ pub(super) struct Parameters<'a> {
     pub(super) shapes: &'a [Shape],
     /// Parameter groups of the weights of an optimizer; empty if there is only one.
     pub(super) groups: &'a [GroupRun],
+    /// Scales of the weights of `ShardAmax` and `ShardCast`.
+    pub(super) scales: &'a [ScaleRun],
 }
 
 /// A range that a block list covers: addresses of its operands, elements (bytes for raw copies).
@@ -120,14 +123,17 @@ impl Work {
     }
 }
 
-/// Returns the bytes of an element of each operand of a kind. The distance of pieces and the number
-/// of a parameter group stay as they are.
+/// Returns the bytes of an element of each operand of a kind. The distance of pieces, the number of
+/// a parameter group, and the address of a scale or maximum stay as they are.
 fn sizes(kind: Ranges) -> [u64; OPERANDS] {
     match kind {
         Ranges::Raw => operands([1, 1]),
         Ranges::Cast { from, to }
         | Ranges::Accumulate { from, to }
         | Ranges::Sum { from, to, .. } => operands([to.size(), from.size()]),
+        Ranges::Amax { of } => operands([0, of.size()]),
+        Ranges::Scales { .. } => operands([DType::F32.size(); 3]),
+        Ranges::Codes { from, to } => operands([to.size(), from.size()]),
         Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => operands([of.size()]),
         Ranges::Update(u) => {
             let states = std::iter::repeat_n(u.states.size(), u.rule.states());
@@ -229,7 +235,11 @@ fn pairs(
 /// Plans a sharding kernel's launch.
 pub(super) fn work(
     op: ShardOp,
-    Parameters { shapes, groups }: Parameters<'_>,
+    Parameters {
+        shapes,
+        groups,
+        scales,
+    }: Parameters<'_>,
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<Work, OperandError> {
@@ -343,9 +353,9 @@ pub(super) fn work(
                 before: 0,
             });
         }
-        ShardOp::ShardAmax | ShardOp::ShardScales { .. } | ShardOp::ShardCast => {
-            return Err(OperandError::Unsupported);
-        }
+        ShardOp::ShardAmax => float8::maxima(&mut w, scales, reads, writes)?,
+        ShardOp::ShardScales { to } => float8::scales(&mut w, to, reads, writes)?,
+        ShardOp::ShardCast => float8::codes(&mut w, scales, reads, writes)?,
         ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
             if let Some(rule) = op.update() {
                 update(&mut w, rule, groups, reads, writes)?;

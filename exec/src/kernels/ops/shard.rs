@@ -17,11 +17,6 @@ impl CpuKernel for ShardOp {
 #[cfg(feature = "cuda")]
 impl CudaKernel for ShardOp {
     fn code(&self) -> CudaCode<'_> {
-        match self {
-            Self::ShardAmax | Self::ShardScales { .. } | Self::ShardCast => CudaCode::Absent(
-                "8-bit gathers (precision.float8_all_gather) run on CPUs, and are predicted for GPUs",
-            ),
-            _ => CudaCode::Ranges(*self),
-        }
+        CudaCode::Ranges(*self)
     }
 }

@@ -1,6 +1,8 @@
 //! Kernels of the sharding engine: copies, casts, accumulation, sums of squares, optimizers, over
 //! lists of ranges.
 
+mod float8;
+
 use super::{PREAMBLE, ctype};
 use crate::base::blockwise;
 use shardlab_plan::ir::{DType, UpdateRule};
@@ -56,6 +58,24 @@ pub(crate) enum Ranges {
         /// Type.
         of: DType,
     },
+    /// `maximum, from`: the largest absolute value, rounded to bfloat16, where it is larger than
+    /// the float32 that is there.
+    Amax {
+        /// Type.
+        of: DType,
+    },
+    /// `scales, reciprocals, maxima` of tensors in 8 bits, in float32.
+    Scales {
+        /// Type of the codes.
+        to: DType,
+    },
+    /// `codes, weights, scale`: rounded to bfloat16, times the scale (1 without one).
+    Codes {
+        /// Type of the weights.
+        from: DType,
+        /// Type of the codes.
+        to: DType,
+    },
     /// `weight, gradient[, states[, scales]][, copy][, distance][, group]`: if several pieces make
     /// up a gradient, `distance` is the number of bytes between them; `group` is a parameter group.
     Update(RangeUpdate),
@@ -84,8 +104,8 @@ impl Ranges {
     /// Returns the number of operands per range.
     pub(crate) const fn width(self) -> usize {
         match self {
-            Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => 2,
-            Self::Sum { .. } => 3,
+            Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } | Self::Amax { .. } => 2,
+            Self::Sum { .. } | Self::Scales { .. } | Self::Codes { .. } => 3,
             Self::Scale { .. } | Self::Squares { .. } | Self::Nan { .. } => 1,
             Self::Update(u) => {
                 let more = [u.copy.is_some(), u.pieces > 1, u.grouped];
@@ -115,7 +135,12 @@ impl Ranges {
     /// Returns the arguments of a launch in addition to its table, in order.
     pub(crate) const fn extra(self) -> &'static [Extra] {
         match self {
-            Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => &[],
+            Self::Raw
+            | Self::Cast { .. }
+            | Self::Accumulate { .. }
+            | Self::Amax { .. }
+            | Self::Scales { .. }
+            | Self::Codes { .. } => &[],
             Self::Sum { .. } => &[Extra::Factor],
             Self::Scale { .. } => &[Extra::Factor, Extra::Hyper, Extra::Square],
             Self::Squares { .. } | Self::Nan { .. } => &[Extra::Part],
@@ -185,6 +210,9 @@ impl Ranges {
                 vec!["double* part"],
                 reduce(of, "if (a[v] != a[v]) sum = 1.0;", "sum > 0.0 ? 1.0 : 0.0"),
             ),
+            Self::Amax { of } => (vec![], float8::amax(of)),
+            Self::Scales { to } => (vec![], float8::scales(to)),
+            Self::Codes { from, to } => (vec![], float8::codes(from, to)),
             Self::Update(u) => (self.settings(), u.body()),
         }
     }

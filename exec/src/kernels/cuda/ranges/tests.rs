@@ -7,6 +7,7 @@ use crate::kernels::cuda::codegen::shard::Ranges;
 use crate::operand::{LaunchContext, RawRange};
 use proptest::prelude::*;
 use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass, OpKind, Pieces, Real, Shape, ShardOp};
+use shardlab_plan::program::ScaleRun;
 use shardlab_plan::units::{Bytes, Flops};
 
 fn kernel(op: ShardOp) -> Kernel {
@@ -50,6 +51,7 @@ impl Memory {
                 let v = ((x >> 40) as i64 - (1 << 23)) as f32 / 65536.0;
                 match ty {
                     DType::Bf16 => chunk.copy_from_slice(&half::bf16::from_f32(v).to_le_bytes()),
+                    DType::F8E4m3 => chunk.fill(v as u8),
                     _ => chunk.copy_from_slice(&v.to_le_bytes()),
                 }
             }
@@ -78,18 +80,19 @@ fn flat(at: u64, n: u64, dtype: DType) -> RawRange {
 
 /// Runs a piece with the CPU's kernels, as the GPU's list kernel would.
 fn perform(kind: Ranges, p: &Piece, w: &Work) {
-    let run = |op, reads: &[RawRange], writes: &[RawRange]| {
+    let scaled = |op, run: Option<ScaleRun>, reads: &[RawRange], writes: &[RawRange]| {
         let kernel = kernel(op);
         let context = LaunchContext {
             kernel: &kernel,
             hyper: NO_HYPER,
             shapes: &[],
             groups: &[],
-            scales: &[],
+            scales: run.as_slice(),
         };
         // SAFETY: the pieces are in the test's memory.
         unsafe { kernels::launch(&context, reads, writes) }.unwrap();
     };
+    let run = |op, reads: &[RawRange], writes: &[RawRange]| scaled(op, None, reads, writes);
     match kind {
         Ranges::Raw if p.at[1] == 0 => {
             run(ShardOp::Zero, &[], &[flat(p.at[0], p.n, DType::U8)]);
@@ -143,6 +146,43 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
             &[],
             &[flat(p.at[0], p.n, of)],
         ),
+        Ranges::Amax { of } => {
+            let mut found = 0.0f32;
+            let of_it = flat(&raw mut found as u64, 1, DType::F32);
+            let all = ScaleRun {
+                scale: Some(0),
+                numel: p.n,
+            };
+            scaled(
+                ShardOp::ShardAmax,
+                Some(all),
+                &[flat(p.at[1], p.n, of)],
+                &[of_it],
+            );
+            // SAFETY: the maximum is in the test's memory.
+            unsafe {
+                let most = p.at[0] as *mut f32;
+                *most = found.max(*most);
+            }
+        }
+        Ranges::Scales { to } => {
+            let [scales, inverses, amax] = [0, 1, 2].map(|i| flat(p.at[i], p.n, DType::F32));
+            run(ShardOp::ShardScales { to }, &[amax], &[scales, inverses]);
+        }
+        Ranges::Codes { from, to } => {
+            let all = ScaleRun {
+                scale: (p.at[2] != 0).then_some(0),
+                numel: p.n,
+            };
+            let by = flat(p.at[2], u64::from(p.at[2] != 0), DType::F32);
+            let reads = [flat(p.at[1], p.n, from), by];
+            scaled(
+                ShardOp::ShardCast,
+                Some(all),
+                &reads,
+                &[flat(p.at[0], p.n, to)],
+            );
+        }
         other => panic!("{other:?} is not compared here"),
     }
 }
@@ -151,6 +191,21 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
 fn agree(
     op: ShardOp,
     shapes: &[Shape],
+    parts: &[(usize, DType)],
+    reads: &[usize],
+    writes: &[usize],
+) -> usize {
+    let known = Parameters {
+        shapes,
+        ..Parameters::default()
+    };
+    agree_knowing(op, known, parts, reads, writes)
+}
+
+/// Does the same with all that a launch knows of its operands.
+fn agree_knowing(
+    op: ShardOp,
+    known: Parameters<'_>,
     parts: &[(usize, DType)],
     reads: &[usize],
     writes: &[usize],
@@ -165,18 +220,14 @@ fn agree(
     let context = LaunchContext {
         kernel: &kernel,
         hyper: NO_HYPER,
-        shapes,
-        groups: &[],
-        scales: &[],
+        shapes: known.shapes,
+        groups: known.groups,
+        scales: known.scales,
     };
     // SAFETY: the ranges are in the test's memory.
     unsafe { kernels::launch(&context, &r, &w) }.unwrap();
     let (r, w) = (of(&mut gpu, reads), of(&mut gpu, writes));
-    let parameters = Parameters {
-        shapes,
-        groups: &[],
-    };
-    let work = work(op, parameters, &r, &w).unwrap();
+    let work = work(op, known, &r, &w).unwrap();
     let mut pieces = 0;
     for batch in &work.batches {
         for p in &batch.pieces {
@@ -248,6 +299,61 @@ proptest! {
         let pieces = agree(op, &[], &parts, &[0, 1, 2], &[1, 2]);
         assert!(pieces <= 2, "{pieces}");
     }
+}
+
+/// Runs of tensors that have a scale each, in any order, with padding between them.
+fn scale_runs() -> impl Strategy<Value = Vec<ScaleRun>> {
+    let run = (prop::option::weighted(0.8, 0u32..5), 0u64..40);
+    let run = run.prop_map(|(scale, numel)| ScaleRun { scale, numel });
+    prop::collection::vec(run, 1..8)
+}
+
+proptest! {
+    #[test]
+    fn shards_in_8_bits(runs in scale_runs(), main in dtypes()) {
+        let n = runs.iter().map(|run| run.numel as usize).sum();
+        let known = Parameters { scales: &runs, ..Parameters::default() };
+        let parts = [(n, main), (5, DType::F32), (n, DType::F8E4m3)];
+        agree_knowing(ShardOp::ShardAmax, known, &parts, &[0], &[1]);
+        agree_knowing(ShardOp::ShardCast, known, &parts, &[0, 1], &[2]);
+    }
+}
+
+#[test]
+fn scales_and_their_reciprocals() {
+    let parts = [(70, DType::F32); 3];
+    let op = ShardOp::ShardScales { to: DType::F8E4m3 };
+    assert_eq!(agree(op, &[], &parts, &[0], &[1, 2]), 1);
+}
+
+#[test]
+fn shards_that_do_not_fit_their_scales_are_refused() {
+    let mut m = Memory::new(&[(8, DType::F32), (2, DType::F32), (8, DType::F8E4m3)], 3);
+    let [main, by, codes] = [0, 1, 2].map(|i| m.range(i));
+    for (scale, numel) in [(1, 7), (2, 8)] {
+        let runs = [ScaleRun {
+            scale: Some(scale),
+            numel,
+        }];
+        let known = Parameters {
+            scales: &runs,
+            ..Parameters::default()
+        };
+        assert!(work(ShardOp::ShardAmax, known, &[main], &[by]).is_err());
+        assert!(work(ShardOp::ShardCast, known, &[main, by], &[codes]).is_err());
+    }
+    let runs = [ScaleRun {
+        scale: Some(1),
+        numel: 8,
+    }];
+    let known = Parameters {
+        scales: &runs,
+        ..Parameters::default()
+    };
+    let w = work(ShardOp::ShardCast, known, &[main, by], &[codes]).unwrap();
+    assert_eq!(w.batches[0].pieces[0].at[2], by.ptr as u64 + 4);
+    let in_bytes = work(ShardOp::ShardCast, known, &[main, codes], &[codes]);
+    assert!(in_bytes.is_err());
 }
 
 #[test]
