@@ -140,8 +140,9 @@ impl Launch<'_> {
         let OpKind::Shard(op) = self.op.op else {
             return;
         };
+        let updates = op.update().is_some_and(|update| update.maxima);
         match (op, reads, writes) {
-            (ShardOp::ShardAmax, [_], [maxima]) => {
+            (_, _, [.., maxima]) if updates || op == ShardOp::ShardAmax => {
                 let several = p.meta.mesh.size(AxisId::DP_SHARD) > 1;
                 let at = (maxima.buffer, maxima.offset);
                 state.partial.extend(several.then_some((at, self.id)));

@@ -60,15 +60,34 @@ pub struct Update {
     pub cast: bool,
     /// As in [`ShardOp::AdamW`].
     pub pieces: Option<Pieces>,
+    /// As in [`ShardOp::AdamW`].
+    pub maxima: bool,
 }
 
 impl From<Update> for ShardOp {
     fn from(update: Update) -> Self {
-        let Update { rule, cast, pieces } = update;
+        let Update {
+            rule,
+            cast,
+            pieces,
+            maxima,
+        } = update;
         match rule {
-            UpdateRule::AdamW => Self::AdamW { cast, pieces },
-            UpdateRule::Lion => Self::Lion { cast, pieces },
-            UpdateRule::Sgd => Self::Sgd { cast, pieces },
+            UpdateRule::AdamW => Self::AdamW {
+                cast,
+                pieces,
+                maxima,
+            },
+            UpdateRule::Lion => Self::Lion {
+                cast,
+                pieces,
+                maxima,
+            },
+            UpdateRule::Sgd => Self::Sgd {
+                cast,
+                pieces,
+                maxima,
+            },
         }
     }
 }
@@ -123,6 +142,10 @@ pub enum ShardOp {
         /// Set if every gradient is in unreduced pieces.
         #[serde(skip_serializing_if = "Option::is_none")]
         pieces: Option<Pieces>,
+        /// If set, the last write receives the largest absolute values of the new weights, as
+        /// [`ShardOp::ShardAmax`] would find them.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        maxima: bool,
     },
     /// SGD on weight and gradient, as [`ShardOp::AdamW`].
     Sgd {
@@ -131,6 +154,9 @@ pub enum ShardOp {
         /// As in [`ShardOp::AdamW`].
         #[serde(skip_serializing_if = "Option::is_none")]
         pieces: Option<Pieces>,
+        /// As in [`ShardOp::AdamW`].
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        maxima: bool,
     },
     /// A read laid out `[rank][element]` to one sum per element: pieces are multiplied by the
     /// factor and added in rank order in float32, as a reduction with that factor would do. This is
@@ -151,6 +177,9 @@ pub enum ShardOp {
         /// As in [`ShardOp::AdamW`].
         #[serde(skip_serializing_if = "Option::is_none")]
         pieces: Option<Pieces>,
+        /// As in [`ShardOp::AdamW`].
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        maxima: bool,
     },
     /// A shard of main weights, rounded to bfloat16, to the largest absolute value of each tensor
     /// that has a scale, in the order of [`Group::scales`](crate::shard::Group::scales). A tensor
@@ -170,13 +199,30 @@ impl ShardOp {
     /// Returns the optimizer's operation that this is, if it is one.
     #[must_use]
     pub const fn update(self) -> Option<Update> {
-        let (rule, cast, pieces) = match self {
-            Self::AdamW { cast, pieces } => (UpdateRule::AdamW, cast, pieces),
-            Self::Lion { cast, pieces } => (UpdateRule::Lion, cast, pieces),
-            Self::Sgd { cast, pieces } => (UpdateRule::Sgd, cast, pieces),
+        let (rule, cast, pieces, maxima) = match self {
+            Self::AdamW {
+                cast,
+                pieces,
+                maxima,
+            } => (UpdateRule::AdamW, cast, pieces, maxima),
+            Self::Lion {
+                cast,
+                pieces,
+                maxima,
+            } => (UpdateRule::Lion, cast, pieces, maxima),
+            Self::Sgd {
+                cast,
+                pieces,
+                maxima,
+            } => (UpdateRule::Sgd, cast, pieces, maxima),
             _ => return None,
         };
-        Some(Update { rule, cast, pieces })
+        Some(Update {
+            rule,
+            cast,
+            pieces,
+            maxima,
+        })
     }
 
     /// Returns the name of the kernel.

@@ -372,6 +372,7 @@ impl Lifecycle for Fsdp2 {
                     items,
                     compute: Vec::new(),
                     pieces: None,
+                    maxima: None,
                 })
             })
             .collect()

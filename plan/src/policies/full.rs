@@ -315,6 +315,7 @@ impl Lifecycle for Full {
                     items: vec![item],
                     compute: Vec::new(),
                     pieces: None,
+                    maxima: None,
                 }),
             }
         }

@@ -1,7 +1,7 @@
 //! Weights that ranks gather in 8 bits: scales over all ranks, and casts of shards.
 //!
-//! After the optimizer, each rank finds the largest absolute values of its shards, by tensor;
-//! one all-reduce makes them those of whole tensors; a kernel makes the scales, and each rank casts
+//! The optimizer's launches find the largest absolute values of a rank's shards, by tensor; one
+//! all-reduce makes them those of whole tensors; a kernel makes the scales, and each rank casts
 //! its shards. Main weights are rounded to bfloat16 before, so that codes equal those of a bfloat16
 //! weight that is cast after its gather.
 
@@ -86,15 +86,30 @@ impl Flat {
         }
     }
 
-    /// Makes the scales of the weights as the optimizer has left them, and casts the shards that
-    /// persist. Communicates on the compute stream, as the gradient norm does.
-    pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>) {
+    /// Returns the maxima of a group, if the optimizer's launch finds them: in the native engine,
+    /// unless moments have blocks, which would end where tensors do.
+    pub(super) fn maxima_with_main(&self, out: &Emitter<'_>, g: GroupId) -> Option<Access> {
+        let (scales, state) = (self.scales?, self.state(g));
+        let blocks = || state.moments().any(|m| m.scales[0].is_some());
+        let found = state.w.is_float8() && out.inputs.engine.fused_optimizer && !blocks();
+        found.then(|| of_group(out, scales.amax, &out.inputs.group(g).scale_range()))
+    }
+
+    /// Makes the scales of the weights as the optimizer has left them; `updated` says that it has
+    /// run, and may have found the maxima. Communicates on the compute stream, as the gradient norm
+    /// does. The first gather of a step casts shards, on its stream, where casts overlap with
+    /// computation.
+    pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>, updated: bool) {
         let Some(scales) = self.scales else { return };
         let (unit, phase) = (out.b.unit(), out.b.phase());
-        let groups = out.inputs.group_ids();
-        let groups: Vec<GroupId> = groups.filter(|g| self.state(*g).w.is_float8()).collect();
-        for &g in &groups {
+        for g in out.inputs.group_ids() {
+            if !self.state(g).w.is_float8() {
+                continue;
+            }
             let group = out.inputs.group(g);
+            if updated && self.maxima_with_main(out, g).is_some() {
+                continue;
+            }
             out.b.at(group.unit, Phase::Refresh);
             let slots = of_group(out, scales.amax, &group.scale_range());
             let (main, elements) = self.main_weights(out, g);
@@ -135,13 +150,6 @@ impl Flat {
             reads: &[amax],
             writes: &[made, inverses],
         });
-        for g in groups {
-            if let Some(weight) = self.state(g).weight {
-                out.b.at(out.inputs.group(g).unit, Phase::Refresh);
-                let whole = out.b.whole(weight);
-                self.cast_float8(out, g, whole, Rule::Refresh, COMPUTE);
-            }
-        }
         out.b.at(unit, phase);
     }
 

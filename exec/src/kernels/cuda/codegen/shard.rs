@@ -76,8 +76,9 @@ pub(crate) enum Ranges {
         /// Type of the codes.
         to: DType,
     },
-    /// `weight, gradient[, states[, scales]][, copy][, distance][, group]`: if several pieces make
-    /// up a gradient, `distance` is the number of bytes between them; `group` is a parameter group.
+    /// `weight, gradient[, states[, scales]][, copy][, distance][, maximum][, group]`: if several
+    /// pieces make up a gradient, `distance` is the number of bytes between them; `maximum` is as
+    /// in `Amax`, or null; `group` is a parameter group.
     Update(RangeUpdate),
 }
 
@@ -98,6 +99,8 @@ pub(crate) struct RangeUpdate {
     pub(crate) pieces: u32,
     /// Whether there are several parameter groups.
     pub(crate) grouped: bool,
+    /// Whether the largest absolute values of the new weights are found.
+    pub(crate) maxima: bool,
 }
 
 impl Ranges {
@@ -108,10 +111,10 @@ impl Ranges {
             Self::Sum { .. } | Self::Scales { .. } | Self::Codes { .. } => 3,
             Self::Scale { .. } | Self::Squares { .. } | Self::Nan { .. } => 1,
             Self::Update(u) => {
-                let more = [u.copy.is_some(), u.pieces > 1, u.grouped];
+                let more = [u.copy.is_some(), u.pieces > 1, u.maxima, u.grouped];
                 let scales = if u.in_blocks() { u.rule.states() } else { 0 };
                 let states = 2 + u.rule.states() + scales;
-                states + more[0] as usize + more[1] as usize + more[2] as usize
+                states + more[0] as usize + more[1] as usize + more[2] as usize + more[3] as usize
             }
         }
     }
@@ -391,6 +394,12 @@ impl RangeUpdate {
             types.push(("c", ctype(copy), Use::Written));
             step += &copied(self.weight);
         }
+        let (mut before, mut after) = (String::new(), String::new());
+        if self.maxima {
+            let slot = format!("WIDTH - {}", 1 + usize::from(self.grouped));
+            (before, after) = float8::maximum(&slot);
+            step += &float8::seen(&format!("rounded<{}>(w[v])", ctype(self.weight)));
+        }
         let group = if self.grouped {
             "h[t.at[p.e][WIDTH - 1]]"
         } else {
@@ -401,7 +410,9 @@ impl RangeUpdate {
         } else {
             update(&types, self.pieces, &step)
         };
-        format!("  const Hyper f = {group};\n  const float clip = clip_factor(h, square);\n{body}")
+        format!(
+            "  const Hyper f = {group};\n  const float clip = clip_factor(h, square);\n{before}{body}{after}"
+        )
     }
 }
 

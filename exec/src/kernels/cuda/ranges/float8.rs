@@ -1,6 +1,6 @@
 //! Ranges of sharded weights in 8 bits.
 
-use super::{Piece, Work, at, count, numel, operands, size};
+use super::{Piece, Work, at, count, in_runs, numel, operands, size};
 use crate::kernels::cuda::codegen::shard::Ranges;
 use crate::kernels::error::OperandError;
 use crate::operand::RawRange;
@@ -24,29 +24,49 @@ fn floats(r: &RawRange) -> Result<&RawRange, OperandError> {
     }
 }
 
-/// Calls `f(number of float32, first element, elements)` for the runs of weights that share one of
-/// the numbers in `by`; padding has none.
-fn runs(
-    main: &RawRange,
-    by: &RawRange,
-    scales: &[ScaleRun],
-    mut f: impl FnMut(Option<u64>, u64, u64),
-) -> Result<(), OperandError> {
-    let all = scales.iter().map(|run| run.numel).sum();
-    size("the weights with scales", numel(main), all)?;
-    let most = scales.iter().filter_map(|run| run.scale).max();
-    if let Some(most) = most.filter(|most| u64::from(*most) >= numel(by)) {
-        size("the scales", u64::from(most) + 1, numel(by))?;
+/// Float32 numbers of tensors, maxima or scales, by runs of weights.
+#[derive(Clone, Copy)]
+pub(super) struct Slots<'a> {
+    /// The numbers, if the launch has any.
+    of: Option<&'a RawRange>,
+    runs: &'a [ScaleRun],
+}
+
+impl<'a> Slots<'a> {
+    /// Checks that every run has its number.
+    pub(super) fn of(of: Option<&'a RawRange>, runs: &'a [ScaleRun]) -> Result<Self, OperandError> {
+        if let Some(of) = of {
+            let most = runs.iter().filter_map(|run| run.scale).max();
+            let needed = most.map_or(0, |most| u64::from(most) + 1);
+            let found = numel(floats(of)?);
+            size("the scales", needed.max(found), found)?;
+        }
+        Ok(Self { of, runs })
     }
-    let mut first = 0;
-    for run in scales {
-        let scale = run
-            .scale
-            .map(|scale| at(by) + u64::from(scale) * by.dtype.size());
-        f(scale, first, run.numel);
-        first += run.numel;
+
+    /// Checks that runs make up all weights.
+    pub(super) fn cover(self, weights: u64) -> Result<(), OperandError> {
+        match self.of {
+            Some(_) => size(
+                "the weights with scales",
+                weights,
+                self.runs.iter().map(|run| run.numel).sum(),
+            ),
+            None => Ok(()),
+        }
     }
-    Ok(())
+
+    /// Calls `f(address of their number, first element, elements)` for the parts of `n` weights
+    /// from `done` on that share one. The address is 0 for padding, and missing without numbers.
+    pub(super) fn cut(self, done: u64, n: u64, mut f: impl FnMut(Option<u64>, u64, u64)) {
+        let Some(of) = self.of else {
+            return f(None, 0, n);
+        };
+        let place = |scale: u32| at(of) + u64::from(scale) * of.dtype.size();
+        let runs = self.runs.iter();
+        let runs = runs.map(|run| (Some(run.scale.map_or(0, place)), run.numel));
+        in_runs(runs, done, n, f);
+    }
 }
 
 /// Plans the largest absolute value of each tensor; a tensor without elements has 0.
@@ -58,15 +78,19 @@ pub(super) fn maxima(
 ) -> Result<(), OperandError> {
     let [main] = exactly(reads, "reads")?;
     let [out] = exactly(writes, "writes")?;
-    floats(out)?;
+    let slots = Slots::of(Some(out), scales)?;
+    slots.cover(numel(main))?;
     w.copy((at(out), out.dtype), None, numel(out));
     let kind = Ranges::Amax { of: main.dtype };
-    runs(main, out, scales, |slot, first, n| {
-        let Some(slot) = slot else { return };
+    slots.cut(0, numel(main), |slot, first, n| {
+        let Some(slot) = slot.filter(|slot| *slot != 0) else {
+            return;
+        };
         let from = at(main) + first * main.dtype.size();
         let at = operands([slot, from]);
         w.add(kind, Piece { at, n });
-    })
+    });
+    Ok(())
 }
 
 /// Plans scales and their reciprocals.
@@ -103,9 +127,12 @@ pub(super) fn codes(
     let [codes] = exactly(writes, "writes")?;
     size("the codes", numel(main), numel(codes))?;
     let (from, to) = (main.dtype, codes.dtype);
-    runs(main, floats(by)?, scales, |scale, first, n| {
+    let slots = Slots::of(Some(by), scales)?;
+    slots.cover(numel(main))?;
+    slots.cut(0, numel(main), |scale, first, n| {
         let place = |r: &RawRange| at(r) + first * r.dtype.size();
         let at = operands([place(codes), place(main), scale.unwrap_or(0)]);
         w.add(Ranges::Codes { from, to }, Piece { at, n });
-    })
+    });
+    Ok(())
 }

@@ -7,7 +7,7 @@ use crate::kernels::cuda::codegen::shard::Ranges;
 use crate::operand::{LaunchContext, RawRange};
 use proptest::prelude::*;
 use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass, OpKind, Pieces, Real, Shape, ShardOp};
-use shardlab_plan::program::ScaleRun;
+use shardlab_plan::program::{GroupRun, ScaleRun};
 use shardlab_plan::units::{Bytes, Flops};
 
 fn kernel(op: ShardOp) -> Kernel {
@@ -319,6 +319,50 @@ proptest! {
     }
 }
 
+/// An update that finds maxima is cut where its tensors end, and where its parameter groups do.
+#[test]
+fn updates_are_cut_where_scales_are() {
+    let f = DType::F32;
+    let mut m = Memory::new(&[(10, f), (10, f), (2, f)], 3);
+    let [weight, grad, maxima] = [0, 1, 2].map(|i| m.range(i));
+    let op = ShardOp::Sgd {
+        cast: false,
+        pieces: None,
+        maxima: true,
+    };
+    let scales = [(Some(1), 4), (None, 1), (Some(0), 5)];
+    let scales = scales.map(|(scale, numel)| ScaleRun { scale, numel });
+    let groups = [(0, 6), (1, 4)].map(|(group, numel)| GroupRun { group, numel });
+    let known = Parameters {
+        groups: &groups,
+        scales: &scales,
+        ..Parameters::default()
+    };
+    let w = work(op, known, &[weight, grad], &[weight, maxima]).unwrap();
+    let [zeros, update] = &w.batches[..] else {
+        panic!("{:?}", w.batches)
+    };
+    assert_eq!(zeros.kind, Ranges::Raw);
+    assert_eq!(zeros.pieces[0].at[..2], [maxima.ptr as u64, 0]);
+    assert_eq!(zeros.pieces[0].n, 8);
+    let slot = maxima.ptr as u64;
+    let found: Vec<_> = update
+        .pieces
+        .iter()
+        .map(|p| (p.n, p.at[2], p.at[3]))
+        .collect();
+    assert_eq!(
+        found,
+        [(4, slot + 4, 0), (1, 0, 0), (1, slot, 0), (4, slot, 1)]
+    );
+    assert_eq!(update.pieces[3].at[1], grad.ptr as u64 + 24);
+    let short = Parameters {
+        scales: &scales[..2],
+        ..known
+    };
+    assert!(work(op, short, &[weight, grad], &[weight, maxima]).is_err());
+}
+
 #[test]
 fn scales_and_their_reciprocals() {
     let parts = [(70, DType::F32); 3];
@@ -385,6 +429,7 @@ fn moments_go_on_where_they_are_not_named() {
         ShardOp::AdamW {
             cast: false,
             pieces: None,
+            maxima: false,
         },
         Parameters::default(),
         &reads,
@@ -400,6 +445,7 @@ fn moments_go_on_where_they_are_not_named() {
         ShardOp::AdamW {
             cast: false,
             pieces: None,
+            maxima: false,
         },
         Parameters::default(),
         &reads[..6],
@@ -419,6 +465,7 @@ fn updates_are_cut_where_copies_of_the_weight_end() {
     let op = ShardOp::AdamW {
         cast: true,
         pieces: None,
+        maxima: false,
     };
     // In the order of the launch, which is not that of memory.
     let w = work(
@@ -455,6 +502,7 @@ fn updates_are_cut_where_copies_of_the_weight_end() {
     let sgd = ShardOp::Sgd {
         cast: true,
         pieces: None,
+        maxima: false,
     };
     let w = work(sgd, Parameters::default(), &reads[..2], &[r[0], r[5], r[4]]).unwrap();
     assert_eq!(w.batches[0].kind.width(), 3);
@@ -487,6 +535,7 @@ fn updates_know_how_far_pieces_of_their_gradient_are_apart() {
     let adamw = |cast, ranks| ShardOp::AdamW {
         cast,
         pieces: pieces(ranks),
+        maxima: false,
     };
     let writes = [r[0], r[2], r[3], r[5], r[4]];
     let w = work(adamw(true, 3), Parameters::default(), &r[..4], &writes).unwrap();
@@ -517,6 +566,7 @@ fn updates_know_how_far_pieces_of_their_gradient_are_apart() {
     let sgd = ShardOp::Sgd {
         cast: false,
         pieces: pieces(3),
+        maxima: false,
     };
     let w = work(sgd, Parameters::default(), &r[..2], &writes[..1]).unwrap();
     assert_eq!(w.batches[0].pieces[0].at, operands([at(0), at(1), 12]));

@@ -5,15 +5,33 @@ use super::ctype;
 use crate::kernels::ops::float;
 use shardlab_plan::ir::DType;
 
-/// Finds the largest absolute value. Rounding keeps the order of numbers, so only the largest one
-/// is rounded. Bits of floats that are not negative have the order of integers.
+/// Returns the statements before and after those that see the numbers of a range ([`seen`]): they
+/// add the largest absolute value to the maximum at operand `slot`, unless that is null.
+///
+/// Rounding keeps the order of numbers, so only the largest one is rounded. Bits of floats that are
+/// not negative have the order of integers.
+pub(super) fn maximum(slot: &str) -> (String, String) {
+    let before = "  __shared__ float most_of_warp[32];\n  float most = 0.0f;\n".to_owned();
+    let after = format!(
+        "  most = row_all<Amax, 256>(most, most_of_warp);
+  if (threadIdx.x == 0 && t.at[p.e][{slot}]) atomicMax(reinterpret_cast<int*>(t.at[p.e][{slot}]), __float_as_int(rounded<bf16>(most)));
+"
+    );
+    (before, after)
+}
+
+/// Returns the statement that sees a number.
+pub(super) fn seen(x: &str) -> String {
+    format!(" most = fmaxf(most, fabsf({x}));")
+}
+
+/// Finds the largest absolute value.
 pub(super) fn amax(of: DType) -> String {
     let ty = ctype(of);
+    let (before, after) = maximum("0");
     format!(
         "  const {ty}* s = operand<const {ty}>(t, p, 1);
-  __shared__ float sh[32];
-  float m = 0.0f;
-  u64 done = 0;
+{before}  u64 done = 0;
   if (aligned(s)) {{
     done = p.n / 8 * 8;
 #pragma unroll 4
@@ -21,13 +39,13 @@ pub(super) fn amax(of: DType) -> String {
       float a[8];
       load<{ty}, 8>(s + k, a);
 #pragma unroll
-      for (int v = 0; v < 8; v++) m = fmaxf(m, fabsf(a[v]));
+      for (int v = 0; v < 8; v++) {{{each}}}
     }}
   }}
-  for (u64 k = done + threadIdx.x; k < p.n; k += 256) m = fmaxf(m, fabsf(up(s[k])));
-  m = row_all<Amax, 256>(m, sh);
-  if (threadIdx.x == 0) atomicMax(reinterpret_cast<int*>(t.at[p.e][0]), __float_as_int(rounded<bf16>(m)));
-"
+  for (u64 k = done + threadIdx.x; k < p.n; k += 256) {{{one}}}
+{after}",
+        each = seen("a[v]"),
+        one = seen("up(s[k])"),
     )
 }
 
