@@ -41,5 +41,5 @@ pub use nf4::{NF4_BLOCK, NF4_SCALES, Nf4, Nf4Scales};
 pub use op::OpKind;
 pub use real::Real;
 pub use shape::Shape;
-pub use shard_op::{Pieces, STATE_BLOCK, ShardOp, Update, UpdateRule};
+pub use shard_op::{Pieces, RECIPROCAL_STRIDE, STATE_BLOCK, ShardOp, Update, UpdateRule};
 pub use storage::{Const, Operand, Source, Storage, StorageRole};

@@ -17,6 +17,10 @@ pub struct Pieces {
 /// Elements of an optimizer state in 8 bits that share a scale.
 pub const STATE_BLOCK: u64 = 256;
 
+/// Elements from one scale's reciprocal to the next: cuBLASLt refuses a reciprocal that does not
+/// start at a multiple of 16 bytes.
+pub const RECIPROCAL_STRIDE: u64 = 4;
+
 /// How an optimizer computes new weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum UpdateRule {
@@ -185,7 +189,8 @@ pub enum ShardOp {
     /// that has a scale, in the order of [`Group::scales`](crate::shard::Group::scales). A tensor
     /// without elements on this rank has 0.
     ShardAmax,
-    /// Largest absolute values to as many scales (first write) and their reciprocals (second one).
+    /// Largest absolute values to as many scales (first write) and their reciprocals (second one),
+    /// which are [`RECIPROCAL_STRIDE`] apart.
     ShardScales {
         /// Type of the codes.
         to: DType,

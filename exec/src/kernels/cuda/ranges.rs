@@ -10,7 +10,7 @@ mod tests;
 use super::codegen::shard::{RangeUpdate, Ranges};
 use crate::kernels::error::OperandError;
 use crate::operand::RawRange;
-use shardlab_plan::ir::{DType, STATE_BLOCK, Shape, ShardOp, Update};
+use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE, STATE_BLOCK, Shape, ShardOp, Update};
 use shardlab_plan::program::{GroupRun, ScaleRun};
 use smallvec::SmallVec;
 
@@ -132,7 +132,9 @@ fn sizes(kind: Ranges) -> [u64; OPERANDS] {
         | Ranges::Accumulate { from, to }
         | Ranges::Sum { from, to, .. } => operands([to.size(), from.size()]),
         Ranges::Amax { of } => operands([0, of.size()]),
-        Ranges::Scales { .. } => operands([DType::F32.size(); 3]),
+        Ranges::Scales { .. } => {
+            operands([1, RECIPROCAL_STRIDE, 1].map(|stride| stride * DType::F32.size()))
+        }
         Ranges::Codes { from, to } => operands([to.size(), from.size()]),
         Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => operands([of.size()]),
         Ranges::Update(u) => {

@@ -12,7 +12,7 @@ use crate::kernels::ops::float8::{amax as largest, cast_row, most};
 use crate::kernels::scratch::Scratch;
 use crate::kernels::view::View;
 use crate::operand::RawRange;
-use shardlab_plan::ir::DType;
+use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE};
 use shardlab_plan::program::ScaleRun;
 
 /// Calls `f(scale, first element, block)` for blocks of weights in bfloat16 that share a scale.
@@ -87,12 +87,13 @@ pub(super) fn scales(
     let [amax] = exactly(reads, "reads")?;
     let [scales, inverses] = exactly(writes, "writes")?;
     same("the scales", amax.numel, scales.numel)?;
-    same("their reciprocals", amax.numel, inverses.numel)?;
+    let stride = RECIPROCAL_STRIDE as usize;
+    same("their reciprocals", amax.numel * stride, inverses.numel)?;
     let most = most(to)?;
     for n in 0..amax.numel {
         let scale = scale(most, amax.get(n));
         scales.store(n, &[scale]);
-        inverses.store(n, &[1.0 / scale]);
+        inverses.store(n * stride, &[1.0 / scale]);
     }
     Ok(())
 }

@@ -8,7 +8,7 @@
 use super::Flat;
 use crate::ir::{
     Access, AxisId, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, ParamId, Part,
-    ReduceOp, Role, ShardOp, StreamId, UnitId,
+    RECIPROCAL_STRIDE, ReduceOp, Role, ShardOp, StreamId, UnitId,
 };
 use crate::lower::builder::CollectiveLaunch;
 use crate::lower::emitter::Emitter;
@@ -22,7 +22,7 @@ use std::ops::Range;
 /// Bytes of a scale.
 const SCALE: u64 = DType::F32.size();
 
-/// Buffers of as many float32 as the program has scales.
+/// Buffers with a float32 for each of the program's scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scales {
     amax: BufferId,
@@ -35,20 +35,20 @@ impl Scales {
     pub(super) fn new(out: &mut Emitter<'_>) -> Option<Self> {
         let ends = out.inputs.groups.iter().map(|g| g.scale_range().end);
         let count = u64::from(ends.max().unwrap_or(0));
-        let mut buffer = |name| {
+        let mut buffer = |name, stride| {
             let holds = Holds::Named(name);
             out.persistent(
                 Role::ModelWeight,
-                count * SCALE,
+                count * stride * SCALE,
                 DType::F32,
                 UnitId(0),
                 holds,
             )
         };
         (count > 0).then(|| Self {
-            amax: buffer("maxima of weights"),
-            scales: buffer("scales of weights"),
-            inverses: buffer("reciprocals of scales"),
+            amax: buffer("maxima of weights", 1),
+            scales: buffer("scales of weights", 1),
+            inverses: buffer("reciprocals of scales", RECIPROCAL_STRIDE),
         })
     }
 
@@ -81,7 +81,7 @@ impl Flat {
         let scales = self.scales.expect("a group in 8 bits has scales");
         Location {
             buffer: scales.inverses,
-            offset: u64::from(inputs.group(g).scales[i as usize]) * SCALE,
+            offset: u64::from(inputs.group(g).scales[i as usize]) * RECIPROCAL_STRIDE * SCALE,
             element: SCALE,
         }
     }

@@ -4,7 +4,7 @@ use super::{Piece, Work, at, count, in_runs, numel, operands, size};
 use crate::kernels::cuda::codegen::shard::Ranges;
 use crate::kernels::error::OperandError;
 use crate::operand::RawRange;
-use shardlab_plan::ir::DType;
+use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE};
 use shardlab_plan::program::ScaleRun;
 
 /// Returns all of a launch's ranges, of which there are `N`.
@@ -102,8 +102,8 @@ pub(super) fn scales(
 ) -> Result<(), OperandError> {
     let [amax] = exactly(reads, "reads")?;
     let [scales, inverses] = exactly(writes, "writes")?;
-    for r in [amax, scales, inverses] {
-        size("the scales", numel(amax), numel(floats(r)?))?;
+    for (r, stride) in [(amax, 1), (scales, 1), (inverses, RECIPROCAL_STRIDE)] {
+        size("the scales", numel(amax) * stride, numel(floats(r)?))?;
     }
     if to.float8_max().is_none() {
         return Err(OperandError::Type(to));

@@ -6,7 +6,9 @@ use crate::kernels;
 use crate::kernels::cuda::codegen::shard::Ranges;
 use crate::operand::{LaunchContext, RawRange};
 use proptest::prelude::*;
-use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass, OpKind, Pieces, Real, Shape, ShardOp};
+use shardlab_plan::ir::{
+    BodyOp, DType, Kernel, KernelClass, OpKind, Pieces, RECIPROCAL_STRIDE, Real, Shape, ShardOp,
+};
 use shardlab_plan::program::{GroupRun, ScaleRun};
 use shardlab_plan::units::{Bytes, Flops};
 
@@ -166,7 +168,8 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
             }
         }
         Ranges::Scales { to } => {
-            let [scales, inverses, amax] = [0, 1, 2].map(|i| flat(p.at[i], p.n, DType::F32));
+            let [scales, inverses, amax] = [(0, 1), (1, RECIPROCAL_STRIDE), (2, 1)]
+                .map(|(i, stride)| flat(p.at[i], p.n * stride, DType::F32));
             run(ShardOp::ShardScales { to }, &[amax], &[scales, inverses]);
         }
         Ranges::Codes { from, to } => {
@@ -365,7 +368,8 @@ fn updates_are_cut_where_scales_are() {
 
 #[test]
 fn scales_and_their_reciprocals() {
-    let parts = [(70, DType::F32); 3];
+    let apart = RECIPROCAL_STRIDE as usize;
+    let parts = [70, 70, 70 * apart].map(|n| (n, DType::F32));
     let op = ShardOp::ShardScales { to: DType::F8E4m3 };
     assert_eq!(agree(op, &[], &parts, &[0], &[1, 2]), 1);
 }

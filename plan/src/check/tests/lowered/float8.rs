@@ -304,6 +304,28 @@ fn factors_that_tensor_cores_cannot_read_are_found() {
     assert!(v.message.contains("at most one of e5m2"), "{}", v.message);
 }
 
+/// cuBLASLt refuses such a scale when the matmul runs.
+#[test]
+fn reciprocals_between_multiples_of_16_bytes_are_found() {
+    let mut p = program(&[GATHERED]);
+    let of_weight = |p: &Program, at: InstrId| {
+        let reads = p.reads(&p.instrs[at.index()].op);
+        let holds = |n: usize| p.buffers[reads[n].buffer.index()].holds;
+        (0..reads.len()).find(|n| holds(*n) == Holds::Named("reciprocals of scales"))
+    };
+    let gemms = launches(&p, "scaled_mm");
+    let found_at = gemms.iter().find_map(|g| Some((g.0, of_weight(&p, g.0)?)));
+    let (gemm, n) = found_at.expect("a matmul with a gathered weight");
+    let scale = read(&p, gemm, n);
+    p.accesses[scale].offset += 4;
+    let v = found(&check(&p), RuleId::Float8Format, gemm);
+    assert!(
+        v.message.contains("a multiple of 16 bytes"),
+        "{}",
+        v.message
+    );
+}
+
 #[test]
 fn gradients_that_add_up_fast_are_found() {
     let (r, at) = change(|op| {

@@ -3,7 +3,7 @@
 
 use super::ctype;
 use crate::kernels::ops::float;
-use shardlab_plan::ir::DType;
+use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE};
 
 /// Returns the statements before and after those that see the numbers of a range ([`seen`]): they
 /// add the largest absolute value to the maximum at operand `slot`, unless that is null.
@@ -54,12 +54,12 @@ pub(super) fn scales(to: DType) -> String {
     let most = float(to.float8_max().unwrap_or(f32::INFINITY));
     format!(
         "  float* scale = operand<float>(t, p, 0);
-  float* inverse = operand<float>(t, p, 1);
+  float* inverse = operand<Pack<float, {RECIPROCAL_STRIDE}>>(t, p, 1)->e;
   const float* amax = operand<const float>(t, p, 2);
   for (u64 k = threadIdx.x; k < p.n; k += 256) {{
     const float s = scale_({most}, amax[k]);
     scale[k] = s;
-    inverse[k] = 1.0f / s;
+    inverse[k * {RECIPROCAL_STRIDE}] = 1.0f / s;
   }}
 "
     )
