@@ -611,6 +611,7 @@ mod bench {
                 KernelClass::Optimizer => program.group_runs(0)?,
                 _ => BTreeMap::new(),
             };
+            let scales = program.scale_runs(0)?;
             let optimizer = matches!(
                 kernel.body[0].op,
                 OpKind::Shard(op) if op.update().is_some() || op == ShardOp::ClipScale
@@ -673,7 +674,7 @@ mod bench {
                 hyper: HYPER,
                 shapes: &shapes,
                 groups: runs.get(&id).map_or(&[], Vec::as_slice),
-                scales: &[],
+                scales: scales.get(&id).map_or(&[], Vec::as_slice),
             };
             // SAFETY: the ranges are in separate buffers.
             unsafe { shardlab_exec::kernels::launch(&context, &hr, &hw)? };

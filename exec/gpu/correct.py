@@ -1,5 +1,7 @@
 """Stages that check: each prints a line a case."""
 import json, os, re, shutil, signal, subprocess, sys, tempfile, time
+from pathlib import Path
+from keys import CAPTURED, CAST, FASTEST, IN_BACKWARD
 from tools import CPU, OUT, ROOT, SHARED, call, chosen, end, fit, gpus, last_line, on_device, reference, row, shardlab, together, train, worst
 import tools
 
@@ -211,6 +213,13 @@ def float8():
         "captured iteration": ['compile.cuda_graph="full_iteration"'], "biases": ["model.bias=true"],
         "rowwise": [rowwise], "rowwise, eager": [rowwise, eager], "rowwise, float32 sums": [rowwise, slow],
     }
+    # Ranks gather shards, which one rank has not.
+    gathered, unclipped = "precision.float8_all_gather=true", "train.clip_norm=0"
+    if every > 1:
+        ways |= {
+            "8-bit gathers": [gathered], "8-bit gathers, eager": [gathered, eager], "8-bit gathers, codes saved": [gathered, saved],
+            "8-bit gathers, cast before each": [gathered, CAST], "8-bit gathers, captured": [gathered, CAPTURED],
+        }
 
     def case(title, sets):
         def job():
@@ -219,15 +228,26 @@ def float8():
 
     def alike(title, sets, more):
         def job():
-            runs = [train(name, sets=[*fit(every), FIXED, "train.steps=20", *sets, *extra], timeout=60) for extra in ([], more)]
-            if any(run[0] for run in runs):
-                return row("float8", title, False, last_line(next(run[2] for run in runs if run[0])))
-            same = all(runs[0][1][k] == runs[1][1][k] for k in ("losses", "final_norms"))
+            # Norms are sums of the ranks' parts, which have other ends where groups differ: whole weights are compared.
+            with tempfile.TemporaryDirectory() as folder:
+                files = [os.path.join(folder, which) for which in ("one", "other")]
+                runs = [train(name, "--export", file, sets=[*fit(every), FIXED, "train.steps=20", *sets, *extra], timeout=60)
+                        for file, extra in zip(files, ([], more))]
+                if any(run[0] for run in runs):
+                    return row("float8", title, False, last_line(next(run[2] for run in runs if run[0])))
+                weights = [Path(file, "model.safetensors").read_bytes() for file in files]
+            same = runs[0][1]["losses"] == runs[1][1]["losses"] and weights[0] == weights[1]
             row("float8", title, same, f"losses and weights after 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
         return job
     # Saved or made again, codes have the scale of forward; graphs replay the same kernels.
     pairs = {"codes saved or made again": ([], [saved]), "captured and not": ([], ['compile.cuda_graph="full_iteration"']),
              "prefetch 0 and 1": ([], ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"])}
+    if every > 1:
+        # The codes are those of the gathered weight in bf16. Clipping adds up squares by groups, which differ.
+        more = {"": [], ", eager": [eager], ", all merged": ['compile.merge_projections="all"'], ", cast before each": [CAST],
+                ", captured": [CAPTURED], ", fastest": FASTEST, ", in backward": [IN_BACKWARD], ", recompute": ["train.recompute=full"],
+                ", no reshard": ["fsdp.reshard_after_forward=false"], ", accumulated": ["train.grad_accum=2"]}
+        pairs |= {f"gathers of codes and of bf16{t}": ([unclipped, *sets], [gathered]) for t, sets in more.items()}
     together([*(case(t, w) for t, w in ways.items()), *(alike(t, *w) for t, w in pairs.items())], 1 if CPU else AT_ONCE)
 
 

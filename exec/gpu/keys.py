@@ -20,3 +20,4 @@ SELECTIVE = 'train.recompute="selective"'
 # Compiled, with collectives on copy engines: the base of most comparisons.
 FLOATS = [*NATIVE, REGIONS, CHUNKED, GATHERS, REDUCTIONS]
 BEST = [*FLOATS, AS_THEY_COME]
+FASTEST = [*BEST, FUSED, SUMMED]

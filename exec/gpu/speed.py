@@ -1,7 +1,7 @@
 """Stages that compare: a step of ours beside the peers, and beside the floor of the hardware."""
 import array, json, os, random, sys
 from collections import namedtuple
-from keys import AS_THEY_COME, BEST, CAPTURED, CAST, CHUNKED, FLOATS, FUSED, GATHERS, IN_BACKWARD, NATIVE, ONE_CHUNK, POINTWISE, REGIONS, SELECTIVE, SUMMED
+from keys import AS_THEY_COME, BEST, CAPTURED, CAST, CHUNKED, FASTEST, FLOATS, FUSED, GATHERS, IN_BACKWARD, NATIVE, ONE_CHUNK, POINTWISE, REGIONS, SELECTIVE, SUMMED
 from tools import CPU, HERE, OUT, call, chosen, fit, gpus, last_line, left, row, train
 
 # Steps that do not count (peer.py's number): until the power limit has settled they are slower.
@@ -22,7 +22,6 @@ EXPERTS = {
 }
 # The floor in ms: the loop of the floor stage on four H200, at their power limit of 700 W.
 FLOOR_MS = {"1b": 113.0, "3b": 284.2, "8b": 674.5}
-FASTEST = [*BEST, FUSED, SUMMED]
 # Chunks of half the rows: with selective recompute, the logits would be the peak.
 LEANEST = [*FASTEST, SELECTIVE, "train.loss_chunk_rows=2048"]
 OURS = {
@@ -83,13 +82,19 @@ EXPERT_OURS = {
 # Matmuls in 8 bits next to the same in bf16. Of the peers, `tensorwise` gathers in 8 bits with scales computed ahead.
 TENSORWISE = "precision.float8_recipe=tensorwise"
 ROWWISE = "precision.float8_recipe=rowwise"
+CODES_SAVED = "precision.float8_saved=float8"
+CODES_GATHERED = "precision.float8_all_gather=true"
 FLOAT8_OURS = {
     "ours bf16": FASTEST,
     "ours bf16, pointwise": [*FASTEST, POINTWISE],
     "ours tensorwise": [*FASTEST, TENSORWISE],
     "ours tensorwise, pointwise": [*FASTEST, POINTWISE, TENSORWISE],
-    "ours tensorwise, codes saved": [*FASTEST, TENSORWISE, "precision.float8_saved=float8"],
-    "ours tensorwise, codes saved, all merged": [*FASTEST, TENSORWISE, "precision.float8_saved=float8", 'compile.merge_projections="all"'],
+    "ours tensorwise, codes saved": [*FASTEST, TENSORWISE, CODES_SAVED],
+    "ours tensorwise, 8-bit gathers": [*FASTEST, TENSORWISE, CODES_GATHERED],
+    "ours tensorwise, codes saved, 8-bit gathers": [*FASTEST, TENSORWISE, CODES_SAVED, CODES_GATHERED],
+    "ours tensorwise, codes saved, 8-bit gathers, cast": [*FASTEST, TENSORWISE, CODES_SAVED, CODES_GATHERED, CAST],
+    "ours tensorwise, codes saved, all merged": [*FASTEST, TENSORWISE, CODES_SAVED, 'compile.merge_projections="all"'],
+    "ours tensorwise, codes saved, all merged, 8-bit gathers": [*FASTEST, TENSORWISE, CODES_SAVED, 'compile.merge_projections="all"', CODES_GATHERED],
     "ours tensorwise, captured": [*FASTEST, TENSORWISE, CAPTURED],
     "ours rowwise": [*FASTEST, ROWWISE],
 }

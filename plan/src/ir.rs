@@ -41,5 +41,7 @@ pub use op::OpKind;
 pub use packed::{NF4_BLOCK, NF4_SCALES, Packed, PackedFormat, PackedScales};
 pub use real::Real;
 pub use shape::Shape;
-pub use shard_op::{NewtonSchulz, Pieces, STATE_BLOCK, ShardOp, Update, UpdateRule};
+pub use shard_op::{
+    NewtonSchulz, Pieces, RECIPROCAL_STRIDE, STATE_BLOCK, ShardOp, Update, UpdateRule,
+};
 pub use storage::{Const, Operand, Source, Storage, StorageRole};

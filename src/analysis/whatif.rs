@@ -5,7 +5,7 @@ use super::verdict::HEADROOM;
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
-use shardlab_plan::config::{OuterStrategy, PolicyKind, Recompute, RecomputeLayers};
+use shardlab_plan::config::{Float8Recipe, OuterStrategy, PolicyKind, Recompute, RecomputeLayers};
 use shardlab_plan::scenario::{BatchUnit, ScenarioError, keys};
 use shardlab_plan::units::Bytes;
 use shardlab_sim::Profile;
@@ -38,7 +38,9 @@ impl Change {
     #[must_use]
     pub fn keeps_training(&self) -> bool {
         let other = ["train.micro_batch=", "precision.", "model."];
-        let is_other = |set: &String| other.iter().any(|key| set.starts_with(key));
+        let is_other = |set: &String| {
+            other.iter().any(|key| set.starts_with(key)) && !set.starts_with(GATHERS_OF_CODES)
+        };
         !self.overrides.iter().any(is_other)
     }
 }
@@ -137,8 +139,11 @@ pub struct WhatIf {
     pub effect: Result<Effect, PredictError>,
 }
 
+/// Key that moves the same codes in another way: no result of a layer changes.
+const GATHERS_OF_CODES: &str = "precision.float8_all_gather";
+
 /// Keys of which every value is tried.
-const ALL_VALUES: [&str; 22] = [
+const ALL_VALUES: [&str; 23] = [
     "fsdp.policy",
     "fsdp.strategy",
     "fsdp.reshard_root",
@@ -161,6 +166,7 @@ const ALL_VALUES: [&str; 22] = [
     "train.recompute",
     "train.recompute_layers",
     "train.loss",
+    GATHERS_OF_CODES,
 ];
 
 /// Keys with numbers or many spellings, with the values that are tried.
@@ -317,6 +323,16 @@ pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
             "fsdp.copy_engine_reduce_scatter=true".to_owned(),
         ],
     });
+    if base.precision.float8.recipe != Float8Recipe::Tensorwise {
+        let overrides = vec![
+            "precision.float8_recipe=tensorwise".to_owned(),
+            format!("{GATHERS_OF_CODES}=true"),
+        ];
+        all.push(Change {
+            label: overrides.join(" "),
+            overrides,
+        });
+    }
     all.extend(mesh(base));
     all.extend(expert_parallel(base));
     all.extend(padding(base, profile));
@@ -545,6 +561,7 @@ mod tests {
         let keeps = |key: &str, value: &str| Change::one(key, value).keeps_training();
         assert!(keeps("train.recompute", "full") && keeps("compile.mode", "blocks"));
         assert!(!keeps("train.micro_batch", "4") && !keeps("precision.reduce_dtype", "bf16"));
+        assert!(keeps(GATHERS_OF_CODES, "true") && !keeps("precision.float8_recipe", "rowwise"));
     }
 
     #[test]

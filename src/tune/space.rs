@@ -114,6 +114,7 @@ const ROWS: &[Row] = &[
         ]),
     ),
     row(&["fsdp.cast_before_all_gather"], Every),
+    row(&["precision.float8_all_gather"], Every),
     row(&["fsdp.separate_communicators"], Every),
     row(&["fsdp.allocator"], Every),
     row(&["fsdp.expandable_segments"], Every),

@@ -257,6 +257,7 @@ fn optimizer(c: &mut Criterion) {
         op: OpKind::Shard(ShardOp::AdamW {
             cast: false,
             pieces: None,
+            maxima: false,
         }),
         inputs: Default::default(),
         outputs: Default::default(),

@@ -107,6 +107,7 @@ pub struct LaunchContext<'a> {
     pub shapes: &'a [Shape],
     /// For optimizers: parameter groups of the weights, in order. Empty if all are in group 0.
     pub groups: &'a [GroupRun],
-    /// For `ShardAmax` and `ShardCast`: scales of the weights, in order.
+    /// For `ShardAmax`, `ShardCast` and optimizers that find maxima: scales of the weights, in
+    /// order.
     pub scales: &'a [ScaleRun],
 }

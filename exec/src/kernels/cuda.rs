@@ -37,7 +37,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use dnn::Dnn;
 use shardlab_plan::config::MAX_PARAM_GROUPS;
 use shardlab_plan::ir::{InstrId, KernelId, Shape};
-use shardlab_plan::program::{GroupRun, Program};
+use shardlab_plan::program::{GroupRun, NoSlice, Program, ScaleRun};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -199,6 +199,8 @@ pub struct Kernels {
     shapes: BTreeMap<InstrId, Vec<Shape>>,
     /// By launch of an optimizer: parameter groups of its weights.
     groups: BTreeMap<InstrId, Vec<GroupRun>>,
+    /// By launch on shards in 8 bits: scales of its weights.
+    scales: BTreeMap<InstrId, Vec<ScaleRun>>,
     /// Bytes of scratch memory by stream.
     scratch: Vec<u64>,
     /// Address of each stream's workspace, once set; then the word for faults.
@@ -219,12 +221,18 @@ fn target_of(context: &CudaContext) -> Result<Target, ErrorKind> {
     })
 }
 
+/// Returns the error of kernels whose weights have no known place.
+fn no_slice(of: &'static str) -> impl Fn(NoSlice) -> Error {
+    move |e| Error::new(of, ErrorKind::Unsupported(e.to_string()))
+}
+
 impl Kernels {
     /// Returns what a launch knows of its operands.
     fn parameters(&self, id: InstrId) -> ranges::Parameters<'_> {
         ranges::Parameters {
             shapes: self.shapes.get(&id).map_or(&[], Vec::as_slice),
             groups: self.groups.get(&id).map_or(&[], Vec::as_slice),
+            scales: self.scales.get(&id).map_or(&[], Vec::as_slice),
         }
     }
 
@@ -254,7 +262,10 @@ impl Kernels {
             shapes: prepare::shapes(&program),
             groups: program
                 .group_runs(options.rank)
-                .map_err(|e| Error::new("optimizer", ErrorKind::Unsupported(e.to_string())))?,
+                .map_err(no_slice("optimizer"))?,
+            scales: program
+                .scale_runs(options.rank)
+                .map_err(no_slice("8-bit gathers"))?,
             scratch: vec![0; program.streams.len()],
             workspace: Vec::new(),
             fault: 0,

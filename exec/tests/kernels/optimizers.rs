@@ -70,6 +70,7 @@ fn parameter_groups_follow_torch() {
     let op = ShardOp::AdamW {
         cast: false,
         pieces: None,
+        maxima: false,
     };
     let hyper = Hyper { groups, ..HYPER };
     let mut states = [zeros(), zeros()];
@@ -84,8 +85,16 @@ fn states_in_8_bits_follow_torchao() {
     let all = reference();
     let tables = ["signed", "unsigned"].map(|name| numbers(&all[name]));
     let (cast, pieces) = (false, None);
-    let adamw = ShardOp::AdamW { cast, pieces };
-    let lion = ShardOp::Lion { cast, pieces };
+    let adamw = ShardOp::AdamW {
+        cast,
+        pieces,
+        maxima: false,
+    };
+    let lion = ShardOp::Lion {
+        cast,
+        pieces,
+        maxima: false,
+    };
     for (name, op) in [("adamw_8bit", adamw), ("lion_8bit", lion)] {
         let count = op.update().unwrap().rule.states();
         let codes = || Buffer::new(DType::U8, 300);

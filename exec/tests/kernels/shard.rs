@@ -6,7 +6,7 @@ use shardlab_exec::kernels::{self, KernelError, OperandError};
 use shardlab_exec::{Hyper, LaunchContext, ONE_GROUP, RawRange};
 use shardlab_plan::config::GroupSettings;
 use shardlab_plan::ir::{BodyOp, DType, Holds, OpKind, Pieces, Real, Shape, ShardOp};
-use shardlab_plan::program::{GroupRun, Op, Program};
+use shardlab_plan::program::{GroupRun, Op, Program, ScaleRun};
 use shardlab_plan::scenario;
 
 const F32: DType = DType::F32;
@@ -251,8 +251,16 @@ fn updates_add_up_pieces() {
         let both = |pieces| {
             let cast = true;
             [
-                ShardOp::AdamW { cast, pieces },
-                ShardOp::Sgd { cast, pieces },
+                ShardOp::AdamW {
+                    cast,
+                    pieces,
+                    maxima: false,
+                },
+                ShardOp::Sgd {
+                    cast,
+                    pieces,
+                    maxima: false,
+                },
             ]
         };
         let three = Some(Pieces { ranks: 3, factor });
@@ -362,6 +370,7 @@ fn adamw_follows_torch() {
         ShardOp::AdamW {
             cast: false,
             pieces: None,
+            maxima: false,
         },
         h,
         &[],
@@ -416,6 +425,7 @@ fn adamw_over_several_tensors_and_steps() {
                     ShardOp::AdamW {
                         cast: false,
                         pieces: None,
+                        maxima: false,
                     },
                     h,
                     &[],
@@ -474,6 +484,7 @@ fn lion_steps_by_the_sign_of_its_blend() {
             let op = ShardOp::Lion {
                 cast: false,
                 pieces: None,
+                maxima: false,
             };
             run(op, h, &[], &r, &[r[0], r[2]]).unwrap();
             lion(&h, &mut want_w, &g.values(), &mut want_m);
@@ -488,10 +499,62 @@ fn lion_steps_by_the_sign_of_its_blend() {
         let op = ShardOp::Lion {
             cast: false,
             pieces: None,
+            maxima: false,
         };
         let short = [w.range(), g.range(), m.part(0, n - 1)];
         assert!(run(op, HYPER, &[], &short, &[short[0], short[2]]).is_err());
     }
+}
+
+/// An update also finds the largest absolute values of its new weights, by tensor, in bfloat16.
+#[test]
+fn updates_find_maxima_of_new_weights() {
+    // Tensors end within both ranges of weights. The second has no elements here, and there is
+    // padding before the third.
+    let scales = [(Some(0), 2500), (None, 3), (Some(2), 997)]
+        .map(|(scale, numel)| ScaleRun { scale, numel });
+    let mut rng = Rng(41);
+    let mut w = [3000, 500].map(|n| random(&mut rng, F32, n));
+    let mut g = [3000, 500].map(|n| random(&mut rng, F32, n));
+    let mut plain = [0, 1].map(|n| Buffer::of(F32, &w[n].values()));
+    let mut maxima = Buffer::of(F32, &[7.0; 3]);
+    let op = |maxima| {
+        OpKind::Shard(ShardOp::Sgd {
+            cast: false,
+            pieces: None,
+            maxima,
+        })
+    };
+    let mut update = |maxima: Option<RawRange>, w: &mut [Buffer; 2]| {
+        let body = BodyOp {
+            op: op(maxima.is_some()),
+            inputs: Default::default(),
+            outputs: Default::default(),
+        };
+        let [a, b] = w.each_mut().map(Buffer::range);
+        let [c, d] = g.each_mut().map(Buffer::range);
+        let writes = [&[a, b], maxima.as_slice()].concat();
+        let ctx = LaunchContext {
+            kernel: &kernel(vec![body]),
+            hyper: HYPER,
+            shapes: &[],
+            groups: &[],
+            scales: &scales,
+        };
+        launch_in(&ctx, &[a, c, b, d], &writes).unwrap();
+    };
+    update(Some(maxima.range()), &mut w);
+    update(None, &mut plain);
+    let [new, same] = [&w, &plain].map(|w| w.iter().flat_map(Buffer::values).collect::<Vec<_>>());
+    assert_eq!(new, same);
+    let most = |of: &[f64]| {
+        of.iter()
+            .fold(0.0, |most: f64, x| most.max(rounded(BF16, x.abs())))
+    };
+    assert_eq!(
+        maxima.values(),
+        [most(&new[..2500]), 0.0, most(&new[2503..])]
+    );
 }
 
 /// One launch over weights of several groups equals launches of each group with its settings.
@@ -525,9 +588,21 @@ fn parameter_groups_have_their_own_settings() {
     for name in ["adamw", "lion", "sgd"] {
         let (cast, pieces) = (false, None);
         let op = match name {
-            "adamw" => ShardOp::AdamW { cast, pieces },
-            "lion" => ShardOp::Lion { cast, pieces },
-            _ => ShardOp::Sgd { cast, pieces },
+            "adamw" => ShardOp::AdamW {
+                cast,
+                pieces,
+                maxima: false,
+            },
+            "lion" => ShardOp::Lion {
+                cast,
+                pieces,
+                maxima: false,
+            },
+            _ => ShardOp::Sgd {
+                cast,
+                pieces,
+                maxima: false,
+            },
         };
         let mut rng = Rng(31);
         let mut w = sizes.map(|n| random(&mut rng, F32, n));
@@ -623,11 +698,19 @@ fn states_in_8_bits_follow_bitsandbytes() {
             let op = match name {
                 "adamw" => {
                     adamw(&h, 1.0, &mut want, &gradient, m, v);
-                    ShardOp::AdamW { cast, pieces }
+                    ShardOp::AdamW {
+                        cast,
+                        pieces,
+                        maxima: false,
+                    }
                 }
                 _ => {
                     lion(&h, &mut want, &gradient, m);
-                    ShardOp::Lion { cast, pieces }
+                    ShardOp::Lion {
+                        cast,
+                        pieces,
+                        maxima: false,
+                    }
                 }
             };
             blockwise(true, m);
@@ -686,6 +769,7 @@ fn flat_moments_continue_from_tensor_to_tensor() {
         ShardOp::AdamW {
             cast: false,
             pieces: None,
+            maxima: false,
         },
         HYPER,
         &[],
@@ -703,6 +787,7 @@ fn flat_moments_continue_from_tensor_to_tensor() {
         ShardOp::AdamW {
             cast: false,
             pieces: None,
+            maxima: false,
         },
         HYPER,
         &[],
@@ -729,6 +814,7 @@ fn threads_change_no_bit_of_adamw() {
             ShardOp::AdamW {
                 cast: false,
                 pieces: None,
+                maxima: false,
             },
             HYPER,
             &[],
@@ -760,6 +846,7 @@ fn sgd_follows_torch() {
         ShardOp::Sgd {
             cast: false,
             pieces: None,
+            maxima: false,
         },
         HYPER,
         &[],
@@ -800,14 +887,22 @@ fn updates_leave_a_second_copy_of_the_weight() {
                     let reads = vec![w0, g0, mr, vr, w1, g1];
                     let writes = [vec![w0, mr, vr], pick(&first), vec![w1], pick(&second)];
                     (
-                        ShardOp::AdamW { cast, pieces: None },
+                        ShardOp::AdamW {
+                            cast,
+                            pieces: None,
+                            maxima: false,
+                        },
                         reads,
                         writes.concat(),
                     )
                 } else {
                     let writes = [vec![w0], pick(&first), vec![w1], pick(&second)];
                     (
-                        ShardOp::Sgd { cast, pieces: None },
+                        ShardOp::Sgd {
+                            cast,
+                            pieces: None,
+                            maxima: false,
+                        },
                         vec![w0, g0, w1, g1],
                         writes.concat(),
                     )

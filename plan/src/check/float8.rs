@@ -8,7 +8,7 @@ use super::report::Sink;
 use super::rules::RuleId;
 use crate::ir::{
     Access, AxisId, AxisSet, BodyOp, BufferId, Collective, CollectiveKind, DType, InstrId, OpKind,
-    Place, ReduceOp, Role, ShardOp, Slot,
+    Place, RECIPROCAL_STRIDE, ReduceOp, Role, ShardOp, Slot,
 };
 use crate::program::{Op, Phase, Program};
 use std::collections::BTreeMap;
@@ -140,8 +140,9 @@ impl Launch<'_> {
         let OpKind::Shard(op) = self.op.op else {
             return;
         };
+        let updates = op.update().is_some_and(|update| update.maxima);
         match (op, reads, writes) {
-            (ShardOp::ShardAmax, [_], [maxima]) => {
+            (_, _, [.., maxima]) if updates || op == ShardOp::ShardAmax => {
                 let several = p.meta.mesh.size(AxisId::DP_SHARD) > 1;
                 let at = (maxima.buffer, maxima.offset);
                 state.partial.extend(several.then_some((at, self.id)));
@@ -319,6 +320,20 @@ impl Launch<'_> {
                     shown.collect::<Vec<_>>().join(" and ")
                 )
             });
+        }
+        for (buffer, at) in self.op.inputs[2..4]
+            .iter()
+            .filter_map(|slot| self.start(slot))
+        {
+            if !at.is_multiple_of(RECIPROCAL_STRIDE * DType::F32.size()) {
+                sink.violation(RuleId::Float8Format, Some(self.id), None, || {
+                    format!(
+                        "{} reads the reciprocal of a scale at byte {at} of {}; expected a multiple of 16 bytes",
+                        describe::instr(p, self.id, None),
+                        describe::buffer(p, buffer)
+                    )
+                });
+            }
         }
         let backward = p.instrs[self.id.index()].phase == Phase::Backward;
         sink.fact(RuleId::Float8Sum, 1);

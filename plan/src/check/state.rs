@@ -459,13 +459,18 @@ impl Walk<'_> {
         if !at_rest(role) {
             return (inputs.version, Reduced::NONE);
         }
-        let Some(g) = self.facts.group_of[a.buffer.index()].map(GroupId::index) else {
-            return (inputs.version, Reduced::NONE);
+        let group = |a: &Access| self.facts.group_of[a.buffer.index()].map(GroupId::index);
+        let updates = work.instr.phase == Phase::Optimizer && work.instr.rule == Rule::Optimizer;
+        let Some(g) = group(&a) else {
+            // Maxima follow from the weights that their launch has just written.
+            let weights = p.writes(&work.instr.op).first().and_then(group);
+            let version = weights.filter(|_| updates).map(|g| self.facts.steps[g]);
+            return (version.unwrap_or(inputs.version), Reduced::NONE);
         };
         if !self.is_inner_gather(work) {
             self.facts.updated[g] = work.me.at;
         }
-        if work.instr.phase == Phase::Optimizer && work.instr.rule == Rule::Optimizer {
+        if updates {
             if self.facts.stepped[g] != self.passes.len() {
                 self.facts.stepped[g] = self.passes.len();
                 self.facts.steps[g] += 1;

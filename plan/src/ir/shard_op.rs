@@ -17,6 +17,10 @@ pub struct Pieces {
 /// Elements of an optimizer state in 8 bits that share a scale.
 pub const STATE_BLOCK: u64 = 256;
 
+/// Elements from one scale's reciprocal to the next: cuBLASLt refuses a reciprocal that does not
+/// start at a multiple of 16 bytes.
+pub const RECIPROCAL_STRIDE: u64 = 4;
+
 /// How an optimizer computes new weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum UpdateRule {
@@ -103,15 +107,34 @@ pub struct Update {
     pub cast: bool,
     /// As in [`ShardOp::AdamW`].
     pub pieces: Option<Pieces>,
+    /// As in [`ShardOp::AdamW`]. Muon finds none.
+    pub maxima: bool,
 }
 
 impl From<Update> for ShardOp {
     fn from(update: Update) -> Self {
-        let Update { rule, cast, pieces } = update;
+        let Update {
+            rule,
+            cast,
+            pieces,
+            maxima,
+        } = update;
         match rule {
-            UpdateRule::AdamW => Self::AdamW { cast, pieces },
-            UpdateRule::Lion => Self::Lion { cast, pieces },
-            UpdateRule::Sgd => Self::Sgd { cast, pieces },
+            UpdateRule::AdamW => Self::AdamW {
+                cast,
+                pieces,
+                maxima,
+            },
+            UpdateRule::Lion => Self::Lion {
+                cast,
+                pieces,
+                maxima,
+            },
+            UpdateRule::Sgd => Self::Sgd {
+                cast,
+                pieces,
+                maxima,
+            },
             UpdateRule::Muon(newton_schulz) => Self::Muon {
                 cast,
                 pieces,
@@ -171,6 +194,10 @@ pub enum ShardOp {
         /// Set if every gradient is in unreduced pieces.
         #[serde(skip_serializing_if = "Option::is_none")]
         pieces: Option<Pieces>,
+        /// If set, the last write receives the largest absolute values of the new weights, as
+        /// [`ShardOp::ShardAmax`] would find them.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        maxima: bool,
     },
     /// SGD on weight and gradient, as [`ShardOp::AdamW`].
     Sgd {
@@ -179,6 +206,9 @@ pub enum ShardOp {
         /// As in [`ShardOp::AdamW`].
         #[serde(skip_serializing_if = "Option::is_none")]
         pieces: Option<Pieces>,
+        /// As in [`ShardOp::AdamW`].
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        maxima: bool,
     },
     /// A read laid out `[rank][element]` to one sum per element: pieces are multiplied by the
     /// factor and added in rank order in float32, as a reduction with that factor would do. This is
@@ -199,12 +229,16 @@ pub enum ShardOp {
         /// As in [`ShardOp::AdamW`].
         #[serde(skip_serializing_if = "Option::is_none")]
         pieces: Option<Pieces>,
+        /// As in [`ShardOp::AdamW`].
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        maxima: bool,
     },
     /// A shard of main weights, rounded to bfloat16, to the largest absolute value of each tensor
     /// that has a scale, in the order of [`Group::scales`](crate::shard::Group::scales). A tensor
     /// without elements on this rank has 0.
     ShardAmax,
-    /// Largest absolute values to as many scales (first write) and their reciprocals (second one).
+    /// Largest absolute values to as many scales (first write) and their reciprocals (second one),
+    /// which are [`RECIPROCAL_STRIDE`] apart.
     ShardScales {
         /// Type of the codes.
         to: DType,
@@ -228,18 +262,35 @@ impl ShardOp {
     /// Returns the optimizer's operation that this is, if it is one.
     #[must_use]
     pub const fn update(self) -> Option<Update> {
-        let (rule, cast, pieces) = match self {
-            Self::AdamW { cast, pieces } => (UpdateRule::AdamW, cast, pieces),
-            Self::Lion { cast, pieces } => (UpdateRule::Lion, cast, pieces),
-            Self::Sgd { cast, pieces } => (UpdateRule::Sgd, cast, pieces),
+        let (rule, cast, pieces, maxima) = match self {
+            Self::AdamW {
+                cast,
+                pieces,
+                maxima,
+            } => (UpdateRule::AdamW, cast, pieces, maxima),
+            Self::Lion {
+                cast,
+                pieces,
+                maxima,
+            } => (UpdateRule::Lion, cast, pieces, maxima),
+            Self::Sgd {
+                cast,
+                pieces,
+                maxima,
+            } => (UpdateRule::Sgd, cast, pieces, maxima),
             Self::Muon {
                 cast,
                 pieces,
                 newton_schulz,
-            } => (UpdateRule::Muon(newton_schulz), cast, pieces),
+            } => (UpdateRule::Muon(newton_schulz), cast, pieces, false),
             _ => return None,
         };
-        Some(Update { rule, cast, pieces })
+        Some(Update {
+            rule,
+            cast,
+            pieces,
+            maxima,
+        })
     }
 
     /// Returns the name of the kernel.

@@ -468,8 +468,8 @@ impl Flat {
     }
 
     /// Issues the gather of a group on the gather stream; the caller has allocated `full` and
-    /// placed the gates. `stale` says that the outer axis has not refreshed the shard since its
-    /// ranks updated their parts.
+    /// placed the gates. `stale` says that this is the first gather since ranks updated their
+    /// parts: the outer axis refreshes the shard, or a cast its codes.
     pub(crate) fn gather(
         &self,
         out: &mut Emitter<'_>,
@@ -488,7 +488,13 @@ impl Flat {
         };
         let input = match (from, state.full, state.weight) {
             (Some(slice), ..) => slice,
-            (None, Some(_), Some(rest)) => out.b.whole(rest),
+            (None, Some(_), Some(rest)) => {
+                let shard = out.b.whole(rest);
+                if stale && state.w.is_float8() {
+                    self.cast_float8(out, g, shard, Rule::CopyIn, stream);
+                }
+                shard
+            }
             (None, Some(_), None) => self.cast(out, g, output),
             // Replicated W: every rank refreshed its slice, gather in place.
             (None, None, _) => state.sharded.part(output),

@@ -102,6 +102,8 @@ pub(crate) struct ShardState {
     pub(crate) compute: Vec<Access>,
     /// Set if the gradient of its one item is in unreduced pieces.
     pub(crate) pieces: Option<Pieces>,
+    /// Where the launch also writes the largest absolute values of the new weights.
+    pub(crate) maxima: Option<Access>,
 }
 
 /// Makes the state buffers of a tensor (they are allocated in the first step).
@@ -262,10 +264,12 @@ pub(crate) fn update(
     }
     reads.extend(scale.map(|n| out.b.whole(n)));
     writes.extend(&state.compute);
+    writes.extend(state.maxima);
     let update = Update {
         rule: state.rule,
         cast: !state.compute.is_empty(),
         pieces: state.pieces,
+        maxima: state.maxima.is_some(),
     };
     let elements = state.items.iter().map(|i| i.numel).sum();
     if elements > 0 {

@@ -397,6 +397,7 @@ impl Lifecycle for Fsdp2 {
                     items,
                     compute: Vec::new(),
                     pieces: None,
+                    maxima: None,
                 })
             })
             .collect()

@@ -322,6 +322,7 @@ impl Lifecycle for Full {
                     items: vec![item],
                     compute: Vec::new(),
                     pieces: None,
+                    maxima: None,
                 }),
             }
         }

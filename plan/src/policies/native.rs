@@ -95,7 +95,7 @@ impl Native {
             return;
         }
         let from = out.b.next_instr();
-        self.flat.refresh_float8(out);
+        self.flat.refresh_float8(out, false);
         out.b.join(Rule::Refresh, COMPUTE, self.flat.streams.gather);
         let to = out.b.next_instr();
         out.b.withhold_from_later(from..to);
@@ -273,7 +273,7 @@ impl Lifecycle for Native {
         if !self.flat.offloads() {
             self.flat.refresh(out, COMPUTE);
         }
-        self.flat.refresh_float8(out);
+        self.flat.refresh_float8(out, true);
         if late_norm(out.inputs) {
             self.reductions.free_gradients(out, &self.flat);
         }

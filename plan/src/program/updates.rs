@@ -109,8 +109,8 @@ impl Program {
         Ok(all)
     }
 
-    /// Returns, by launch of [`ShardOp::ShardAmax`] or [`ShardOp::ShardCast`], the scales of its
-    /// weights on a rank.
+    /// Returns, by launch that finds maxima ([`ShardOp::ShardAmax`], or an optimizer) or casts a
+    /// shard ([`ShardOp::ShardCast`]), the scales of its weights on a rank.
     ///
     /// # Errors
     /// [`NoSlice`].
@@ -129,15 +129,20 @@ impl Program {
         }
         let contents = Contents::new(self);
         for (i, instr) in self.instrs.iter().enumerate() {
-            let Some(ShardOp::ShardAmax | ShardOp::ShardCast) = self.shard_op(&instr.op) else {
-                continue;
-            };
-            let Some(weight) = self.reads(&instr.op).first() else {
-                continue;
+            let weights: Vec<Access> = match self.shard_op(&instr.op) {
+                Some(ShardOp::ShardAmax | ShardOp::ShardCast) => {
+                    self.reads(&instr.op).iter().take(1).copied().collect()
+                }
+                Some(op) if op.update().is_some_and(|u| u.maxima) => {
+                    self.updates(&instr.op).iter().map(|u| u.weight).collect()
+                }
+                _ => continue,
             };
             let scale_of = |p: Option<ParamId>| p.and_then(|p| scales.get(&p).copied());
             let mut runs = Vec::new();
-            self.runs_of(&contents, rank, weight, scale_of, &mut runs)?;
+            for weight in &weights {
+                self.runs_of(&contents, rank, weight, scale_of, &mut runs)?;
+            }
             let runs = runs.into_iter();
             let runs = runs.map(|(scale, numel)| ScaleRun { scale, numel });
             all.insert(InstrId(i as u32), runs.collect());

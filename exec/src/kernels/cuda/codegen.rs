@@ -17,7 +17,7 @@
 //! - `permute`, `grouped`: rows in the order of experts, and their matmuls;
 //! - `gemm_epilogue`: GEMMs with fused epilogue;
 //! - `hopper`: what kernels for the tensor cores of compute capability 9.0 share;
-//! - `shard`: kernels of the sharding engine.
+//! - `shard`: kernels of the sharding engine; `shard/float8` those of weights in 8 bits.
 //!
 //! Reductions have an order that depends on shapes alone. Every operation's result is rounded to
 //! its slot's type, fused or not, as on the CPU.
@@ -156,19 +156,28 @@ impl CodegenError {
     }
 }
 
+/// Refuses 8-bit floats where the target has none.
+pub(crate) fn float8_of(
+    target: Target,
+    op: &BodyOp,
+    mut types: impl Iterator<Item = DType>,
+) -> Result<(), CodegenError> {
+    if target.has_float8() || !types.any(DType::is_float8) {
+        return Ok(());
+    }
+    let name = op.op.name();
+    let message = format!("`{name}`: 8-bit floats need compute capability 8.9");
+    Err(CodegenError::new(message))
+}
+
 /// Generates the kernel of a body.
 pub(crate) fn generate(req: &Request<'_>) -> Result<Module, CodegenError> {
     for op in req.body {
         if let CudaCode::Absent(why) = ops::cuda(&op.op) {
             return Err(CodegenError::new(format!("`{}`: {why}", op.op.name())));
         }
-        let mut slots = op.inputs.iter().chain(&op.outputs);
-        if slots.any(|s| s.dtype.is_float8()) && !req.target.has_float8() {
-            return Err(CodegenError::new(format!(
-                "`{}`: 8-bit floats need compute capability 8.9",
-                op.op.name()
-            )));
-        }
+        let slots = op.inputs.iter().chain(&op.outputs);
+        float8_of(req.target, op, slots.map(|s| s.dtype))?;
     }
     let mut module = match req.body {
         [only] => alone(req, only)?,

@@ -150,6 +150,8 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
     if let [only] = &kernel.body[..]
         && let CudaCode::Ranges(op) = ops::cuda(&only.op)
     {
+        let types = variant.request(&kernel.body, k.target).writes.iter();
+        codegen::float8_of(k.target, only, types.map(|arg| arg.dtype))?;
         return Ok(k.plans.add(variant, Plan::Ranges(op)));
     }
     let req = variant.request(&kernel.body, k.target);

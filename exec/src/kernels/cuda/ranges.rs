@@ -3,18 +3,19 @@
 //! Pure address arithmetic: which kernels, over which pieces. Pieces that are adjacent in all
 //! operands are joined.
 
+mod float8;
 #[cfg(test)]
 mod tests;
 
 use super::codegen::shard::{RangeUpdate, Ranges};
 use crate::kernels::error::OperandError;
 use crate::operand::RawRange;
-use shardlab_plan::ir::{DType, STATE_BLOCK, Shape, ShardOp, Update};
-use shardlab_plan::program::GroupRun;
+use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE, STATE_BLOCK, Shape, ShardOp, Update};
+use shardlab_plan::program::{GroupRun, ScaleRun};
 use smallvec::SmallVec;
 
 /// Maximum number of operands of a range.
-pub(super) const OPERANDS: usize = 9;
+pub(super) const OPERANDS: usize = 10;
 
 /// What a launch knows of its operands besides their addresses.
 #[derive(Clone, Copy, Default)]
@@ -23,6 +24,8 @@ pub(super) struct Parameters<'a> {
     pub(super) shapes: &'a [Shape],
     /// Parameter groups of the weights of an optimizer; empty if there is only one.
     pub(super) groups: &'a [GroupRun],
+    /// Scales of the weights of `ShardAmax`, `ShardCast` and optimizers that find maxima.
+    pub(super) scales: &'a [ScaleRun],
 }
 
 /// A range that a block list covers: addresses of its operands, elements (bytes for raw copies).
@@ -120,14 +123,19 @@ impl Work {
     }
 }
 
-/// Returns the bytes of an element of each operand of a kind. The distance of pieces and the number
-/// of a parameter group stay as they are.
+/// Returns the bytes of an element of each operand of a kind. The distance of pieces, the number of
+/// a parameter group, and the address of a scale or maximum stay as they are.
 fn sizes(kind: Ranges) -> [u64; OPERANDS] {
     match kind {
         Ranges::Raw => operands([1, 1]),
         Ranges::Cast { from, to }
         | Ranges::Accumulate { from, to }
         | Ranges::Sum { from, to, .. } => operands([to.size(), from.size()]),
+        Ranges::Amax { of } => operands([0, of.size()]),
+        Ranges::Scales { .. } => {
+            operands([1, RECIPROCAL_STRIDE, 1].map(|stride| stride * DType::F32.size()))
+        }
+        Ranges::Codes { from, to } => operands([to.size(), from.size()]),
         Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => operands([of.size()]),
         Ranges::Update(u) => {
             let states = std::iter::repeat_n(u.states.size(), u.rule.states());
@@ -229,7 +237,11 @@ fn pairs(
 /// Plans a sharding kernel's launch.
 pub(super) fn work(
     op: ShardOp,
-    Parameters { shapes, groups }: Parameters<'_>,
+    Parameters {
+        shapes,
+        groups,
+        scales,
+    }: Parameters<'_>,
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<Work, OperandError> {
@@ -343,15 +355,13 @@ pub(super) fn work(
                 before: 0,
             });
         }
-        ShardOp::ShardAmax
-        | ShardOp::ShardScales { .. }
-        | ShardOp::ShardCast
-        | ShardOp::Muon { .. } => {
-            return Err(OperandError::Unsupported);
-        }
+        ShardOp::ShardAmax => float8::maxima(&mut w, scales, reads, writes)?,
+        ShardOp::ShardScales { to } => float8::scales(&mut w, to, reads, writes)?,
+        ShardOp::ShardCast => float8::codes(&mut w, scales, reads, writes)?,
+        ShardOp::Muon { .. } => return Err(OperandError::Unsupported),
         ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
             if let Some(rule) = op.update() {
-                update(&mut w, rule, groups, reads, writes)?;
+                update(&mut w, rule, (groups, scales), reads, writes)?;
             }
         }
     }
@@ -461,13 +471,24 @@ fn in_groups(groups: &[GroupRun], done: u64, n: u64, mut f: impl FnMut(u8, u64, 
     if groups.is_empty() {
         return f(0, 0, n);
     }
+    in_runs(groups.iter().map(|run| (run.group, run.numel)), done, n, f);
+}
+
+/// Calls `f(key, first element, elements)` for the parts of `n` elements from `done` on that are in
+/// one run each, of runs that follow one another from element 0 on.
+fn in_runs<K>(
+    runs: impl Iterator<Item = (K, u64)>,
+    done: u64,
+    n: u64,
+    mut f: impl FnMut(K, u64, u64),
+) {
     let mut start = 0;
-    for run in groups {
-        let (first, last) = (start.max(done), (start + run.numel).min(done + n));
+    for (key, numel) in runs {
+        let (first, last) = (start.max(done), (start + numel).min(done + n));
         if first < last {
-            f(run.group, first - done, last - first);
+            f(key, first - done, last - first);
         }
-        start += run.numel;
+        start += numel;
     }
 }
 
@@ -476,10 +497,18 @@ fn in_groups(groups: &[GroupRun], done: u64, n: u64, mut f: impl FnMut(u8, u64, 
 fn update(
     w: &mut Work,
     update: Update,
-    groups: &[GroupRun],
+    (groups, scales_of): (&[GroupRun], &[ScaleRun]),
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
+    let (writes, maxima) = match writes.split_last() {
+        Some((maxima, rest)) if update.maxima => (rest, Some(maxima)),
+        _ => (writes, None),
+    };
+    let slots = float8::Slots::of(maxima, scales_of)?;
+    if let Some(out) = maxima {
+        w.copy((at(out), out.dtype), None, numel(out));
+    }
     let pieces = update.pieces.map_or(1, |p| {
         w.factor = p.factor.0 as f32;
         p.ranks.max(1)
@@ -539,8 +568,9 @@ fn update(
                 copy: copy.map(|c| c.1),
                 pieces,
                 grouped: !groups.is_empty(),
+                maxima: maxima.is_some(),
             });
-            in_groups(groups, before + first, here, |group, start, here| {
+            let mut add = |group: u8, slot: Option<u64>, start: u64, here: u64| {
                 let element = first + start;
                 whole &= scales.is_empty() || here == n && numel(&states[0]) == n;
                 let copy = copy.map(|(at, ty)| at + start * ty.size());
@@ -549,8 +579,19 @@ fn update(
                 let block = (used + element) / STATE_BLOCK;
                 let all = all.chain(scales.iter().map(|s| place(s, block)));
                 let group = (!groups.is_empty()).then_some(u64::from(group));
-                let at = operands(all.chain(copy).chain(distance).chain(group));
-                w.add(kind, Piece { at, n: here });
+                let all = all.chain(copy).chain(distance).chain(slot);
+                w.add(
+                    kind,
+                    Piece {
+                        at: operands(all.chain(group)),
+                        n: here,
+                    },
+                );
+            };
+            in_groups(groups, before + first, here, |group, start, here| {
+                slots.cut(before + first + start, here, |slot, further, here| {
+                    add(group, slot, start + further, here);
+                });
             });
         })?;
         if !whole {
@@ -563,6 +604,7 @@ fn update(
     if let Some(square) = reads.get(r) {
         w.square = scalar(Some(square))?;
     }
+    slots.cover(before)?;
     if k == writes.len() {
         Ok(())
     } else {

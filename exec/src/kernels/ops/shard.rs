@@ -18,9 +18,6 @@ impl CpuKernel for ShardOp {
 impl CudaKernel for ShardOp {
     fn code(&self) -> CudaCode<'_> {
         match self {
-            Self::ShardAmax | Self::ShardScales { .. } | Self::ShardCast => CudaCode::Absent(
-                "8-bit gathers (precision.float8_all_gather) run on CPUs, and are predicted for GPUs",
-            ),
             Self::Muon { .. } => CudaCode::Absent(
                 "Muon (train.optimizer = \"muon\") runs on CPUs, and is predicted for GPUs",
             ),

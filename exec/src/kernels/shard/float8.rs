@@ -3,7 +3,7 @@
 //! The arithmetic is that of a bfloat16 weight whose maximum, scale and codes follow from the whole
 //! tensor: weights are rounded to bfloat16 first.
 
-use super::{BLOCK, exactly};
+use super::{BLOCK, Sequence, exactly};
 use crate::base::float8::scale;
 use crate::kernels::convert;
 use crate::kernels::error::OperandError;
@@ -12,29 +12,36 @@ use crate::kernels::ops::float8::{amax as largest, cast_row, most};
 use crate::kernels::scratch::Scratch;
 use crate::kernels::view::View;
 use crate::operand::RawRange;
-use shardlab_plan::ir::DType;
+use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE};
 use shardlab_plan::program::ScaleRun;
 
 /// Calls `f(scale, first element, block)` for blocks of weights in bfloat16 that share a scale.
 fn blocks(
-    main: &View,
+    main: &Sequence,
     runs: &[ScaleRun],
     mut f: impl FnMut(Option<usize>, usize, &mut [f32]),
 ) -> Result<(), OperandError> {
     let all: u64 = runs.iter().map(|run| run.numel).sum();
     same("the weights with scales", main.numel, all as usize)?;
     let mut block = Scratch::take(BLOCK);
-    let mut at = 0;
-    for run in runs {
-        let end = at + run.numel as usize;
-        while at < end {
-            let x = &mut block[..BLOCK.min(end - at)];
-            main.load(at, x);
-            convert::round(DType::Bf16, x);
-            f(run.scale.map(|scale| scale as usize), at, x);
-            at += x.len();
+    let mut runs = runs.iter();
+    // What is left of a run, and where it starts.
+    let (mut scale, mut rest, mut at) = (None, 0, 0);
+    main.blocks(|view, start, n| {
+        let x = &mut block[..n];
+        view.load(start, x);
+        convert::round(DType::Bf16, x);
+        let mut done = 0;
+        while done < n {
+            while rest == 0 {
+                let Some(run) = runs.next() else { return };
+                (scale, rest) = (run.scale.map(|scale| scale as usize), run.numel as usize);
+            }
+            let end = n.min(done + rest);
+            f(scale, at, &mut x[done..end]);
+            (rest, at, done) = (rest - (end - done), at + (end - done), end);
         }
-    }
+    });
     Ok(())
 }
 
@@ -44,11 +51,16 @@ pub(super) fn amax(
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
-    let [main] = exactly(reads, "reads")?;
+    let [_] = exactly(reads, "reads")?;
     let [out] = exactly(writes, "writes")?;
+    amax_of(&Sequence::new(reads)?, runs, &out)
+}
+
+/// Finds the largest absolute value of each tensor in several ranges.
+pub(super) fn amax_of(main: &Sequence, runs: &[ScaleRun], out: &View) -> Result<(), OperandError> {
     let mut found = vec![0.0f32; out.numel];
     let mut beyond = 0;
-    blocks(&main, runs, |scale, _, x| {
+    blocks(main, runs, |scale, _, x| {
         let Some(scale) = scale else { return };
         match found.get_mut(scale) {
             Some(most) => *most = most.max(largest(x)),
@@ -75,12 +87,13 @@ pub(super) fn scales(
     let [amax] = exactly(reads, "reads")?;
     let [scales, inverses] = exactly(writes, "writes")?;
     same("the scales", amax.numel, scales.numel)?;
-    same("their reciprocals", amax.numel, inverses.numel)?;
+    let stride = RECIPROCAL_STRIDE as usize;
+    same("their reciprocals", amax.numel * stride, inverses.numel)?;
     let most = most(to)?;
     for n in 0..amax.numel {
         let scale = scale(most, amax.get(n));
         scales.store(n, &[scale]);
-        inverses.store(n, &[1.0 / scale]);
+        inverses.store(n * stride, &[1.0 / scale]);
     }
     Ok(())
 }
@@ -103,7 +116,7 @@ pub(super) fn cast(
         });
     }
     let mut scaled = Scratch::take(BLOCK);
-    blocks(&main, runs, |scale, at, x| {
+    blocks(&Sequence::new(&reads[..1])?, runs, |scale, at, x| {
         let y = &mut scaled[..x.len()];
         // Padding is 0.
         cast_row(x, scale.map_or(1.0, |scale| by.get(scale)), y);

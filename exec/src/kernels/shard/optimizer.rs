@@ -7,7 +7,7 @@ use super::super::parallel;
 use super::super::scratch::Scratch;
 use super::super::view::View;
 use super::super::wide::wide;
-use super::{BLOCK, Sequence, add_up, clip_factor, scalar};
+use super::{BLOCK, Sequence, add_up, clip_factor, float8, scalar};
 use crate::base::blockwise::{self, Codebook};
 use crate::operand::{Hyper, LaunchContext, RawRange};
 use shardlab_plan::config::MAX_PARAM_GROUPS;
@@ -247,6 +247,10 @@ pub(super) fn update(
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
+    let (writes, maxima) = match writes.split_last() {
+        Some((maxima, rest)) if update.maxima => (rest, Some(maxima)),
+        _ => (writes, None),
+    };
     let (tensors, used) = tensors(update, reads, writes)?;
     let clip = match reads.get(used) {
         Some(square) => clip_factor(scalar(Some(square))?.get(0), ctx.hyper.clip_norm),
@@ -273,7 +277,17 @@ pub(super) fn update(
             start += n;
         }
     }
-    Ok(())
+    match maxima {
+        Some(out) => {
+            let mut weights = Sequence::new(&[])?;
+            for Tensor { weight, .. } in &tensors {
+                weights.numel += weight.numel;
+                weights.views.push(weight.clone());
+            }
+            float8::amax_of(&weights, ctx.scales, &View::flat(*out)?)
+        }
+        None => Ok(()),
+    }
 }
 
 /// Parameter groups of a launch's weights, from the first on.

@@ -1,14 +1,14 @@
 //! Weights that ranks gather in 8 bits: scales over all ranks, and casts of shards.
 //!
-//! After the optimizer, each rank finds the largest absolute values of its shards, by tensor;
-//! one all-reduce makes them those of whole tensors; a kernel makes the scales, and each rank casts
+//! The optimizer's launches find the largest absolute values of a rank's shards, by tensor; one
+//! all-reduce makes them those of whole tensors; a kernel makes the scales, and each rank casts
 //! its shards. Main weights are rounded to bfloat16 before, so that codes equal those of a bfloat16
 //! weight that is cast after its gather.
 
 use super::Flat;
 use crate::ir::{
     Access, AxisId, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, ParamId, Part,
-    ReduceOp, Role, ShardOp, StreamId, UnitId,
+    RECIPROCAL_STRIDE, ReduceOp, Role, ShardOp, StreamId, UnitId,
 };
 use crate::lower::builder::CollectiveLaunch;
 use crate::lower::emitter::Emitter;
@@ -22,7 +22,7 @@ use std::ops::Range;
 /// Bytes of a scale.
 const SCALE: u64 = DType::F32.size();
 
-/// Buffers of as many float32 as the program has scales.
+/// Buffers with a float32 for each of the program's scales.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Scales {
     amax: BufferId,
@@ -35,20 +35,20 @@ impl Scales {
     pub(super) fn new(out: &mut Emitter<'_>) -> Option<Self> {
         let ends = out.inputs.groups.iter().map(|g| g.scale_range().end);
         let count = u64::from(ends.max().unwrap_or(0));
-        let mut buffer = |name| {
+        let mut buffer = |name, stride| {
             let holds = Holds::Named(name);
             out.persistent(
                 Role::ModelWeight,
-                count * SCALE,
+                count * stride * SCALE,
                 DType::F32,
                 UnitId(0),
                 holds,
             )
         };
         (count > 0).then(|| Self {
-            amax: buffer("maxima of weights"),
-            scales: buffer("scales of weights"),
-            inverses: buffer("reciprocals of scales"),
+            amax: buffer("maxima of weights", 1),
+            scales: buffer("scales of weights", 1),
+            inverses: buffer("reciprocals of scales", RECIPROCAL_STRIDE),
         })
     }
 
@@ -81,20 +81,38 @@ impl Flat {
         let scales = self.scales.expect("a group in 8 bits has scales");
         Location {
             buffer: scales.inverses,
-            offset: u64::from(inputs.group(g).scales[i as usize]) * SCALE,
+            offset: u64::from(inputs.group(g).scales[i as usize]) * RECIPROCAL_STRIDE * SCALE,
             element: SCALE,
         }
     }
 
-    /// Makes the scales of the weights as the optimizer has left them, and casts the shards that
-    /// persist. Communicates on the compute stream, as the gradient norm does.
-    pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>) {
+    /// Returns the maxima of a group, if the optimizer's launch finds them: in the native engine,
+    /// unless moments have blocks, which would end where tensors do, and unless it is Muon's, which
+    /// knows new weights only after the matmuls of a whole matrix.
+    pub(super) fn maxima_with_main(&self, out: &Emitter<'_>, g: GroupId) -> Option<Access> {
+        let (scales, state) = (self.scales?, self.state(g));
+        let group = out.inputs.group(g);
+        let blocks = || state.moments().any(|m| m.scales[0].is_some());
+        let fused = out.inputs.engine.fused_optimizer && !group.muon;
+        let found = state.w.is_float8() && fused && !blocks();
+        found.then(|| of_group(out, scales.amax, &group.scale_range()))
+    }
+
+    /// Makes the scales of the weights as the optimizer has left them; `updated` says that it has
+    /// run, and may have found the maxima. Communicates on the compute stream, as the gradient norm
+    /// does. The first gather of a step casts shards, on its stream, where casts overlap with
+    /// computation.
+    pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>, updated: bool) {
         let Some(scales) = self.scales else { return };
         let (unit, phase) = (out.b.unit(), out.b.phase());
-        let groups = out.inputs.group_ids();
-        let groups: Vec<GroupId> = groups.filter(|g| self.state(*g).w.is_float8()).collect();
-        for &g in &groups {
+        for g in out.inputs.group_ids() {
+            if !self.state(g).w.is_float8() {
+                continue;
+            }
             let group = out.inputs.group(g);
+            if updated && self.maxima_with_main(out, g).is_some() {
+                continue;
+            }
             out.b.at(group.unit, Phase::Refresh);
             let slots = of_group(out, scales.amax, &group.scale_range());
             let (main, elements) = self.main_weights(out, g);
@@ -135,13 +153,6 @@ impl Flat {
             reads: &[amax],
             writes: &[made, inverses],
         });
-        for g in groups {
-            if let Some(weight) = self.state(g).weight {
-                out.b.at(out.inputs.group(g).unit, Phase::Refresh);
-                let whole = out.b.whole(weight);
-                self.cast_float8(out, g, whole, Rule::Refresh, COMPUTE);
-            }
-        }
         out.b.at(unit, phase);
     }
 

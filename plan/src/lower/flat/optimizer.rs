@@ -94,6 +94,7 @@ impl Flat {
                     items,
                     compute: self.written_with_main(out, g),
                     pieces: self.pieces(out.inputs, g),
+                    maxima: self.maxima_with_main(out, g),
                 })
             })
             .collect()

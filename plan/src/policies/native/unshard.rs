@@ -34,8 +34,9 @@ pub(super) struct Unshard {
     gathered: Vec<Option<EventId>>,
     /// Whether the unit is full (or needs no gather in this pass).
     full: Vec<bool>,
-    /// Whether the outer axis has refreshed a group's shard since the optimizer.
-    outer_fresh: Vec<bool>,
+    /// Whether the outer axis, or a cast to 8 bits, has refreshed a group's shard since the
+    /// optimizer.
+    shard_fresh: Vec<bool>,
     /// Whether a unit's backward is done in this pass.
     backward_done: Vec<bool>,
     /// Slices that integer reshard keeps, by group.
@@ -63,7 +64,7 @@ impl Unshard {
         Self {
             gathered: vec![None; units],
             full: vec![false; units],
-            outer_fresh: vec![false; groups],
+            shard_fresh: vec![false; groups],
             backward_done: vec![false; units],
             resharded_slices: vec![None; groups],
             read_in_backward: read_in_backward(inputs),
@@ -72,9 +73,9 @@ impl Unshard {
         }
     }
 
-    /// Starts a step: the optimizer has updated what the outer axis had gathered.
+    /// Starts a step: the optimizer has updated what shards were made of.
     pub(super) fn start_step(&mut self) {
-        self.outer_fresh.fill(false);
+        self.shard_fresh.fill(false);
     }
 
     /// Starts a forward pass.
@@ -134,7 +135,7 @@ impl Unshard {
             }
             // Frozen groups are never updated.
             let stale = out.inputs.group(g).requires_grad
-                && !std::mem::replace(&mut self.outer_fresh[g.index()], true);
+                && !std::mem::replace(&mut self.shard_fresh[g.index()], true);
             flat.gather(out, rule, g, stale, slice);
             if let (None, Some(shard)) = (slice, flat.state(g).weight) {
                 flat.evict_to_host(out, shard, false, gather);
@@ -376,7 +377,7 @@ impl Unshard {
         out.b.join(Rule::Prefetch, COMPUTE, flat.streams.gather);
         // An outer axis gathers what its ranks have updated.
         for g in out.inputs.groups_of(unit) {
-            self.outer_fresh[g.index()] = false;
+            self.shard_fresh[g.index()] = false;
         }
         self.unshard(out, flat, micro, unit, Rule::Prefetch);
         self.gathered[unit.index()] = None;

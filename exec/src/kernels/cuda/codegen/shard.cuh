@@ -81,6 +81,12 @@ struct Times {
   template <class T, int V> DEV void before(const T* p, float (&a)[V]) const { load<T, V>(p, a); }
   DEV float of(float a, float) const { return a * factor; }
 };
+// Codes of weights, which are rounded to bfloat16 first.
+struct Coded {
+  float scale;
+  template <class T, int V> DEV void before(const T*, float (&)[V]) const {}
+  DEV float of(float, float b) const { return scaled_(rounded<bf16>(b), scale); }
+};
 // Pieces that lie `apart` bytes apart, each times the factor, added in order; then to what is there, if asked to. All loads of a
 // few elements are under way before the first addition.
 template <class S, class T, int PIECES, bool ADDS> DEV void sum_pieces(const S* __restrict__ s, u64 apart, T* __restrict__ d, u64 n, float factor) {

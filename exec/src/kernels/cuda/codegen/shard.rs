@@ -1,6 +1,8 @@
 //! Kernels of the sharding engine: copies, casts, accumulation, sums of squares, optimizers, over
 //! lists of ranges.
 
+mod float8;
+
 use super::{PREAMBLE, ctype};
 use crate::base::blockwise;
 use shardlab_plan::ir::{DType, UpdateRule};
@@ -56,8 +58,27 @@ pub(crate) enum Ranges {
         /// Type.
         of: DType,
     },
-    /// `weight, gradient[, states[, scales]][, copy][, distance][, group]`: if several pieces make
-    /// up a gradient, `distance` is the number of bytes between them; `group` is a parameter group.
+    /// `maximum, from`: the largest absolute value, rounded to bfloat16, where it is larger than
+    /// the float32 that is there.
+    Amax {
+        /// Type.
+        of: DType,
+    },
+    /// `scales, reciprocals, maxima` of tensors in 8 bits, in float32.
+    Scales {
+        /// Type of the codes.
+        to: DType,
+    },
+    /// `codes, weights, scale`: rounded to bfloat16, times the scale (1 without one).
+    Codes {
+        /// Type of the weights.
+        from: DType,
+        /// Type of the codes.
+        to: DType,
+    },
+    /// `weight, gradient[, states[, scales]][, copy][, distance][, maximum][, group]`: if several
+    /// pieces make up a gradient, `distance` is the number of bytes between them; `maximum` is as
+    /// in `Amax`, or null; `group` is a parameter group.
     Update(RangeUpdate),
 }
 
@@ -78,20 +99,22 @@ pub(crate) struct RangeUpdate {
     pub(crate) pieces: u32,
     /// Whether there are several parameter groups.
     pub(crate) grouped: bool,
+    /// Whether the largest absolute values of the new weights are found.
+    pub(crate) maxima: bool,
 }
 
 impl Ranges {
     /// Returns the number of operands per range.
     pub(crate) const fn width(self) -> usize {
         match self {
-            Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => 2,
-            Self::Sum { .. } => 3,
+            Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } | Self::Amax { .. } => 2,
+            Self::Sum { .. } | Self::Scales { .. } | Self::Codes { .. } => 3,
             Self::Scale { .. } | Self::Squares { .. } | Self::Nan { .. } => 1,
             Self::Update(u) => {
-                let more = [u.copy.is_some(), u.pieces > 1, u.grouped];
+                let more = [u.copy.is_some(), u.pieces > 1, u.maxima, u.grouped];
                 let scales = if u.in_blocks() { u.rule.states() } else { 0 };
                 let states = 2 + u.rule.states() + scales;
-                states + more[0] as usize + more[1] as usize + more[2] as usize
+                states + more[0] as usize + more[1] as usize + more[2] as usize + more[3] as usize
             }
         }
     }
@@ -115,7 +138,12 @@ impl Ranges {
     /// Returns the arguments of a launch in addition to its table, in order.
     pub(crate) const fn extra(self) -> &'static [Extra] {
         match self {
-            Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } => &[],
+            Self::Raw
+            | Self::Cast { .. }
+            | Self::Accumulate { .. }
+            | Self::Amax { .. }
+            | Self::Scales { .. }
+            | Self::Codes { .. } => &[],
             Self::Sum { .. } => &[Extra::Factor],
             Self::Scale { .. } => &[Extra::Factor, Extra::Hyper, Extra::Square],
             Self::Squares { .. } | Self::Nan { .. } => &[Extra::Part],
@@ -185,6 +213,9 @@ impl Ranges {
                 vec!["double* part"],
                 reduce(of, "if (a[v] != a[v]) sum = 1.0;", "sum > 0.0 ? 1.0 : 0.0"),
             ),
+            Self::Amax { of } => (vec![], float8::amax(of)),
+            Self::Scales { to } => (vec![], float8::scales(to)),
+            Self::Codes { from, to } => (vec![], float8::codes(from, to)),
             Self::Update(u) => (self.settings(), u.body()),
         }
     }
@@ -365,6 +396,12 @@ impl RangeUpdate {
             types.push(("c", ctype(copy), Use::Written));
             step += &copied(self.weight);
         }
+        let (mut before, mut after) = (String::new(), String::new());
+        if self.maxima {
+            let slot = format!("WIDTH - {}", 1 + usize::from(self.grouped));
+            (before, after) = float8::maximum(&slot);
+            step += &float8::seen(&format!("rounded<{}>(w[v])", ctype(self.weight)));
+        }
         let group = if self.grouped {
             "h[t.at[p.e][WIDTH - 1]]"
         } else {
@@ -375,7 +412,9 @@ impl RangeUpdate {
         } else {
             update(&types, self.pieces, &step)
         };
-        format!("  const Hyper f = {group};\n  const float clip = clip_factor(h, square);\n{body}")
+        format!(
+            "  const Hyper f = {group};\n  const float clip = clip_factor(h, square);\n{before}{body}{after}"
+        )
     }
 }
 

@@ -10,7 +10,7 @@ use crate::kernels::cuda::target::Target;
 use crate::kernels::cuda::{prepare, ranges, variant};
 use crate::kernels::ops::{self, CudaCode, Library};
 use shardlab_plan::ir::{
-    BodyOp, COMPUTE, DType, InstrId, OpKind, Place, Shape, Slot, UpdateRule, op,
+    BodyOp, COMPUTE, DType, InstrId, Kernel, OpKind, Place, Shape, Slot, UpdateRule, op,
 };
 use shardlab_plan::program::{Op, Program, workspace};
 use shardlab_plan::{plan, scenario};
@@ -109,6 +109,7 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
     }
     let shapes = prepare::shapes(program);
     let groups = program.group_runs(0).unwrap();
+    let scales = program.scale_runs(0).unwrap();
     for (i, instr) in program.instrs.iter().enumerate() {
         let Op::Launch { kernel, stream, .. } = instr.op else {
             continue;
@@ -125,6 +126,7 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
         let parameters = ranges::Parameters {
             shapes: shapes.get(&id).map_or(&[], Vec::as_slice),
             groups: groups.get(&id).map_or(&[], Vec::as_slice),
+            scales: scales.get(&id).map_or(&[], Vec::as_slice),
         };
         let work = ranges::work(op, parameters, &reads, &writes);
         let work = work.unwrap_or_else(|e| panic!("{who}: {}: {e}", kernel.name));
@@ -389,6 +391,7 @@ fn float8(nvrtc: Option<&Compiler>) {
             }
         }
     }
+    gathers_in_8_bits(&mut all);
     assert!(all.len() > 60, "{}", all.len());
     let ada = Target::of((8, 9)).unwrap();
     compile(all.clone(), ada, nvrtc);
@@ -405,6 +408,42 @@ fn float8(nvrtc: Option<&Compiler>) {
         })
     });
     assert!(refused);
+}
+
+/// Adds the kernels of programs that gather codes. The kernels that copy weights transposed go
+/// through tiles.
+fn gathers_in_8_bits(all: &mut BTreeMap<String, String>) {
+    for mode in ["off", "regions", "blocks"] {
+        let set = [format!("compile.mode={mode}")];
+        let s = scenario::load(Path::new("small-fp8-gather"), &set).unwrap();
+        let program = plan(&s).unwrap();
+        let mut here = BTreeMap::new();
+        sources(&format!("{set:?}"), &program, Target::HOPPER, &mut here);
+        let of = |what: &str| here.keys().filter(|source| source.contains(what)).count();
+        // Each for short lists and for long ones. The optimizer finds maxima, too.
+        for (what, sources) in [("atomicMax", 4), ("inverse[k * ", 2), ("Coded f;", 2)] {
+            assert_eq!(of(what), sources, "{set:?}: {what}");
+        }
+        let copies = |k: &Kernel| {
+            let copied = |op: &BodyOp| op.op == OpKind::Copy && op.outputs[0].dtype.is_float8();
+            k.body.iter().any(copied)
+        };
+        let variants = variant::of_program(&program);
+        let copies = variants.keys().filter_map(|v| {
+            let kernel = &program.kernels[v.kernel.index()];
+            copies(kernel).then(|| generate(&v.request(&kernel.body, Target::HOPPER)).unwrap())
+        });
+        let copies: Vec<Module> = copies.collect();
+        assert!(copies.len() > 1, "{set:?}: {} copies", copies.len());
+        for module in copies {
+            assert!(
+                module.source.contains("tile["),
+                "{set:?}: {}",
+                module.source
+            );
+        }
+        all.extend(here);
+    }
 }
 
 #[test]
@@ -534,7 +573,9 @@ fn updates(nvrtc: Option<&Compiler>) {
                 (None, 4),
                 (Some(DType::Bf16), 4),
             ] {
-                for grouped in [false, true] {
+                for (grouped, maxima) in
+                    [(false, false), (true, false), (false, true), (true, true)]
+                {
                     let kind = Ranges::Update(RangeUpdate {
                         rule,
                         weight: DType::F32,
@@ -543,6 +584,7 @@ fn updates(nvrtc: Option<&Compiler>) {
                         copy,
                         pieces,
                         grouped,
+                        maxima,
                     });
                     for capacity in kind.capacities() {
                         let who = || format!("{kind:?}");
@@ -577,9 +619,11 @@ fn lists_of_ranges_fit_a_launch_s_arguments() {
         copy: Some(DType::Bf16),
         pieces: 8,
         grouped: true,
+        maxima: true,
     };
     let narrower = RangeUpdate {
         grouped: false,
+        maxima: false,
         ..widest
     };
     assert_eq!(Ranges::Update(narrower).capacities(), [24, 540]);

@@ -6,7 +6,10 @@ use crate::kernels;
 use crate::kernels::cuda::codegen::shard::Ranges;
 use crate::operand::{LaunchContext, RawRange};
 use proptest::prelude::*;
-use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass, OpKind, Pieces, Real, Shape, ShardOp};
+use shardlab_plan::ir::{
+    BodyOp, DType, Kernel, KernelClass, OpKind, Pieces, RECIPROCAL_STRIDE, Real, Shape, ShardOp,
+};
+use shardlab_plan::program::{GroupRun, ScaleRun};
 use shardlab_plan::units::{Bytes, Flops};
 
 fn kernel(op: ShardOp) -> Kernel {
@@ -50,6 +53,7 @@ impl Memory {
                 let v = ((x >> 40) as i64 - (1 << 23)) as f32 / 65536.0;
                 match ty {
                     DType::Bf16 => chunk.copy_from_slice(&half::bf16::from_f32(v).to_le_bytes()),
+                    DType::F8E4m3 => chunk.fill(v as u8),
                     _ => chunk.copy_from_slice(&v.to_le_bytes()),
                 }
             }
@@ -78,18 +82,19 @@ fn flat(at: u64, n: u64, dtype: DType) -> RawRange {
 
 /// Runs a piece with the CPU's kernels, as the GPU's list kernel would.
 fn perform(kind: Ranges, p: &Piece, w: &Work) {
-    let run = |op, reads: &[RawRange], writes: &[RawRange]| {
+    let scaled = |op, run: Option<ScaleRun>, reads: &[RawRange], writes: &[RawRange]| {
         let kernel = kernel(op);
         let context = LaunchContext {
             kernel: &kernel,
             hyper: NO_HYPER,
             shapes: &[],
             groups: &[],
-            scales: &[],
+            scales: run.as_slice(),
         };
         // SAFETY: the pieces are in the test's memory.
         unsafe { kernels::launch(&context, reads, writes) }.unwrap();
     };
+    let run = |op, reads: &[RawRange], writes: &[RawRange]| scaled(op, None, reads, writes);
     match kind {
         Ranges::Raw if p.at[1] == 0 => {
             run(ShardOp::Zero, &[], &[flat(p.at[0], p.n, DType::U8)]);
@@ -143,6 +148,44 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
             &[],
             &[flat(p.at[0], p.n, of)],
         ),
+        Ranges::Amax { of } => {
+            let mut found = 0.0f32;
+            let of_it = flat(&raw mut found as u64, 1, DType::F32);
+            let all = ScaleRun {
+                scale: Some(0),
+                numel: p.n,
+            };
+            scaled(
+                ShardOp::ShardAmax,
+                Some(all),
+                &[flat(p.at[1], p.n, of)],
+                &[of_it],
+            );
+            // SAFETY: the maximum is in the test's memory.
+            unsafe {
+                let most = p.at[0] as *mut f32;
+                *most = found.max(*most);
+            }
+        }
+        Ranges::Scales { to } => {
+            let [scales, inverses, amax] = [(0, 1), (1, RECIPROCAL_STRIDE), (2, 1)]
+                .map(|(i, stride)| flat(p.at[i], p.n * stride, DType::F32));
+            run(ShardOp::ShardScales { to }, &[amax], &[scales, inverses]);
+        }
+        Ranges::Codes { from, to } => {
+            let all = ScaleRun {
+                scale: (p.at[2] != 0).then_some(0),
+                numel: p.n,
+            };
+            let by = flat(p.at[2], u64::from(p.at[2] != 0), DType::F32);
+            let reads = [flat(p.at[1], p.n, from), by];
+            scaled(
+                ShardOp::ShardCast,
+                Some(all),
+                &reads,
+                &[flat(p.at[0], p.n, to)],
+            );
+        }
         other => panic!("{other:?} is not compared here"),
     }
 }
@@ -151,6 +194,21 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
 fn agree(
     op: ShardOp,
     shapes: &[Shape],
+    parts: &[(usize, DType)],
+    reads: &[usize],
+    writes: &[usize],
+) -> usize {
+    let known = Parameters {
+        shapes,
+        ..Parameters::default()
+    };
+    agree_knowing(op, known, parts, reads, writes)
+}
+
+/// Does the same with all that a launch knows of its operands.
+fn agree_knowing(
+    op: ShardOp,
+    known: Parameters<'_>,
     parts: &[(usize, DType)],
     reads: &[usize],
     writes: &[usize],
@@ -165,18 +223,14 @@ fn agree(
     let context = LaunchContext {
         kernel: &kernel,
         hyper: NO_HYPER,
-        shapes,
-        groups: &[],
-        scales: &[],
+        shapes: known.shapes,
+        groups: known.groups,
+        scales: known.scales,
     };
     // SAFETY: the ranges are in the test's memory.
     unsafe { kernels::launch(&context, &r, &w) }.unwrap();
     let (r, w) = (of(&mut gpu, reads), of(&mut gpu, writes));
-    let parameters = Parameters {
-        shapes,
-        groups: &[],
-    };
-    let work = work(op, parameters, &r, &w).unwrap();
+    let work = work(op, known, &r, &w).unwrap();
     let mut pieces = 0;
     for batch in &work.batches {
         for p in &batch.pieces {
@@ -250,6 +304,106 @@ proptest! {
     }
 }
 
+/// Runs of tensors that have a scale each, in any order, with padding between them.
+fn scale_runs() -> impl Strategy<Value = Vec<ScaleRun>> {
+    let run = (prop::option::weighted(0.8, 0u32..5), 0u64..40);
+    let run = run.prop_map(|(scale, numel)| ScaleRun { scale, numel });
+    prop::collection::vec(run, 1..8)
+}
+
+proptest! {
+    #[test]
+    fn shards_in_8_bits(runs in scale_runs(), main in dtypes()) {
+        let n = runs.iter().map(|run| run.numel as usize).sum();
+        let known = Parameters { scales: &runs, ..Parameters::default() };
+        let parts = [(n, main), (5, DType::F32), (n, DType::F8E4m3)];
+        agree_knowing(ShardOp::ShardAmax, known, &parts, &[0], &[1]);
+        agree_knowing(ShardOp::ShardCast, known, &parts, &[0, 1], &[2]);
+    }
+}
+
+/// An update that finds maxima is cut where its tensors end, and where its parameter groups do.
+#[test]
+fn updates_are_cut_where_scales_are() {
+    let f = DType::F32;
+    let mut m = Memory::new(&[(10, f), (10, f), (2, f)], 3);
+    let [weight, grad, maxima] = [0, 1, 2].map(|i| m.range(i));
+    let op = ShardOp::Sgd {
+        cast: false,
+        pieces: None,
+        maxima: true,
+    };
+    let scales = [(Some(1), 4), (None, 1), (Some(0), 5)];
+    let scales = scales.map(|(scale, numel)| ScaleRun { scale, numel });
+    let groups = [(0, 6), (1, 4)].map(|(group, numel)| GroupRun { group, numel });
+    let known = Parameters {
+        groups: &groups,
+        scales: &scales,
+        ..Parameters::default()
+    };
+    let w = work(op, known, &[weight, grad], &[weight, maxima]).unwrap();
+    let [zeros, update] = &w.batches[..] else {
+        panic!("{:?}", w.batches)
+    };
+    assert_eq!(zeros.kind, Ranges::Raw);
+    assert_eq!(zeros.pieces[0].at[..2], [maxima.ptr as u64, 0]);
+    assert_eq!(zeros.pieces[0].n, 8);
+    let slot = maxima.ptr as u64;
+    let found: Vec<_> = update
+        .pieces
+        .iter()
+        .map(|p| (p.n, p.at[2], p.at[3]))
+        .collect();
+    assert_eq!(
+        found,
+        [(4, slot + 4, 0), (1, 0, 0), (1, slot, 0), (4, slot, 1)]
+    );
+    assert_eq!(update.pieces[3].at[1], grad.ptr as u64 + 24);
+    let short = Parameters {
+        scales: &scales[..2],
+        ..known
+    };
+    assert!(work(op, short, &[weight, grad], &[weight, maxima]).is_err());
+}
+
+#[test]
+fn scales_and_their_reciprocals() {
+    let apart = RECIPROCAL_STRIDE as usize;
+    let parts = [70, 70, 70 * apart].map(|n| (n, DType::F32));
+    let op = ShardOp::ShardScales { to: DType::F8E4m3 };
+    assert_eq!(agree(op, &[], &parts, &[0], &[1, 2]), 1);
+}
+
+#[test]
+fn shards_that_do_not_fit_their_scales_are_refused() {
+    let mut m = Memory::new(&[(8, DType::F32), (2, DType::F32), (8, DType::F8E4m3)], 3);
+    let [main, by, codes] = [0, 1, 2].map(|i| m.range(i));
+    for (scale, numel) in [(1, 7), (2, 8)] {
+        let runs = [ScaleRun {
+            scale: Some(scale),
+            numel,
+        }];
+        let known = Parameters {
+            scales: &runs,
+            ..Parameters::default()
+        };
+        assert!(work(ShardOp::ShardAmax, known, &[main], &[by]).is_err());
+        assert!(work(ShardOp::ShardCast, known, &[main, by], &[codes]).is_err());
+    }
+    let runs = [ScaleRun {
+        scale: Some(1),
+        numel: 8,
+    }];
+    let known = Parameters {
+        scales: &runs,
+        ..Parameters::default()
+    };
+    let w = work(ShardOp::ShardCast, known, &[main, by], &[codes]).unwrap();
+    assert_eq!(w.batches[0].pieces[0].at[2], by.ptr as u64 + 4);
+    let in_bytes = work(ShardOp::ShardCast, known, &[main, codes], &[codes]);
+    assert!(in_bytes.is_err());
+}
+
 #[test]
 fn neighbours_become_one_piece() {
     let f = DType::F32;
@@ -279,6 +433,7 @@ fn moments_go_on_where_they_are_not_named() {
         ShardOp::AdamW {
             cast: false,
             pieces: None,
+            maxima: false,
         },
         Parameters::default(),
         &reads,
@@ -294,6 +449,7 @@ fn moments_go_on_where_they_are_not_named() {
         ShardOp::AdamW {
             cast: false,
             pieces: None,
+            maxima: false,
         },
         Parameters::default(),
         &reads[..6],
@@ -313,6 +469,7 @@ fn updates_are_cut_where_copies_of_the_weight_end() {
     let op = ShardOp::AdamW {
         cast: true,
         pieces: None,
+        maxima: false,
     };
     // In the order of the launch, which is not that of memory.
     let w = work(
@@ -349,6 +506,7 @@ fn updates_are_cut_where_copies_of_the_weight_end() {
     let sgd = ShardOp::Sgd {
         cast: true,
         pieces: None,
+        maxima: false,
     };
     let w = work(sgd, Parameters::default(), &reads[..2], &[r[0], r[5], r[4]]).unwrap();
     assert_eq!(w.batches[0].kind.width(), 3);
@@ -381,6 +539,7 @@ fn updates_know_how_far_pieces_of_their_gradient_are_apart() {
     let adamw = |cast, ranks| ShardOp::AdamW {
         cast,
         pieces: pieces(ranks),
+        maxima: false,
     };
     let writes = [r[0], r[2], r[3], r[5], r[4]];
     let w = work(adamw(true, 3), Parameters::default(), &r[..4], &writes).unwrap();
@@ -411,6 +570,7 @@ fn updates_know_how_far_pieces_of_their_gradient_are_apart() {
     let sgd = ShardOp::Sgd {
         cast: false,
         pieces: pieces(3),
+        maxima: false,
     };
     let w = work(sgd, Parameters::default(), &r[..2], &writes[..1]).unwrap();
     assert_eq!(w.batches[0].pieces[0].at, operands([at(0), at(1), 12]));

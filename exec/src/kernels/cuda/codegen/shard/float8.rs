@@ -1,0 +1,77 @@
+//! Maxima, scales and codes of sharded weights in 8 bits: the arithmetic of a bfloat16 weight whose
+//! maximum, scale and codes follow from the whole tensor.
+
+use super::ctype;
+use crate::kernels::ops::float;
+use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE};
+
+/// Returns the statements before and after those that see the numbers of a range ([`seen`]): they
+/// add the largest absolute value to the maximum at operand `slot`, unless that is null.
+///
+/// Rounding keeps the order of numbers, so only the largest one is rounded. Bits of floats that are
+/// not negative have the order of integers.
+pub(super) fn maximum(slot: &str) -> (String, String) {
+    let before = "  __shared__ float most_of_warp[32];\n  float most = 0.0f;\n".to_owned();
+    let after = format!(
+        "  most = row_all<Amax, 256>(most, most_of_warp);
+  if (threadIdx.x == 0 && t.at[p.e][{slot}]) atomicMax(reinterpret_cast<int*>(t.at[p.e][{slot}]), __float_as_int(rounded<bf16>(most)));
+"
+    );
+    (before, after)
+}
+
+/// Returns the statement that sees a number.
+pub(super) fn seen(x: &str) -> String {
+    format!(" most = fmaxf(most, fabsf({x}));")
+}
+
+/// Finds the largest absolute value.
+pub(super) fn amax(of: DType) -> String {
+    let ty = ctype(of);
+    let (before, after) = maximum("0");
+    format!(
+        "  const {ty}* s = operand<const {ty}>(t, p, 1);
+{before}  u64 done = 0;
+  if (aligned(s)) {{
+    done = p.n / 8 * 8;
+#pragma unroll 4
+    for (u64 k = threadIdx.x * 8; k < done; k += 2048) {{
+      float a[8];
+      load<{ty}, 8>(s + k, a);
+#pragma unroll
+      for (int v = 0; v < 8; v++) {{{each}}}
+    }}
+  }}
+  for (u64 k = done + threadIdx.x; k < p.n; k += 256) {{{one}}}
+{after}",
+        each = seen("a[v]"),
+        one = seen("up(s[k])"),
+    )
+}
+
+/// Makes scales and their reciprocals.
+pub(super) fn scales(to: DType) -> String {
+    let most = float(to.float8_max().unwrap_or(f32::INFINITY));
+    format!(
+        "  float* scale = operand<float>(t, p, 0);
+  float* inverse = operand<Pack<float, {RECIPROCAL_STRIDE}>>(t, p, 1)->e;
+  const float* amax = operand<const float>(t, p, 2);
+  for (u64 k = threadIdx.x; k < p.n; k += 256) {{
+    const float s = scale_({most}, amax[k]);
+    scale[k] = s;
+    inverse[k * {RECIPROCAL_STRIDE}] = 1.0f / s;
+  }}
+"
+    )
+}
+
+/// Casts weights.
+pub(super) fn codes(from: DType, to: DType) -> String {
+    let (from, to) = (ctype(from), ctype(to));
+    format!(
+        "  Coded f;
+  f.scale = t.at[p.e][2] ? *reinterpret_cast<const float*>(t.at[p.e][2]) : 1.0f;
+  each<{from}, {to}, true>(operand<const {from}>(t, p, 1), operand<{to}>(t, p, 0), p.n, f);
+"
+    )
+}
