@@ -244,7 +244,7 @@ def float8():
              "prefetch 0 and 1": ([], ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"])}
     if every > 1:
         # The codes are those of the gathered weight in bf16. Clipping adds up squares by groups, which differ.
-        more = {"": [], ", eager": [eager], ", all merged": ['compile.merge_projections="all"'], ", cast before each": [CAST],
+        more = {"": [], ", eager": [eager], ", all merged": ['compile.fuse_projections="all"'], ", cast before each": [CAST],
                 ", captured": [CAPTURED], ", fastest": FASTEST, ", in backward": [IN_BACKWARD], ", recompute": ["train.recompute=full"],
                 ", no reshard": ["fsdp.reshard_after_forward=false"], ", accumulated": ["train.grad_accum=2"]}
         pairs |= {f"gathers of codes and of bf16{t}": ([unclipped, *sets], [gathered]) for t, sets in more.items()}
@@ -300,9 +300,9 @@ SAME = {
 ENGINES = ("small-engines", ["compile.mode=regions", 'precision.compute="bf16"', 'precision.comm_grads="bf16"'])
 # What the optimizer can sum as well: one micro-batch, nothing clipped.
 SUMMABLE = (ENGINES[0], [*ENGINES[1], "train.grad_accum=1", "train.clip_norm=0"])
-SUMMED = "fsdp.sum_in_optimizer=true"
+SUMMED = "fsdp.fuse_reduce_into_optimizer=true"
 # And with kernels of our own that multiply and go on.
-FUSED = (ENGINES[0], [*ENGINES[1], "compile.fused_products=true"])
+FUSED = (ENGINES[0], [*ENGINES[1], "compile.gemm_epilogue_fusion=true"])
 PLAIN = ("small-native", [])
 
 
@@ -313,7 +313,7 @@ def same_as(stage, cases, of=PLAIN):
         # Ranks of one process cannot share a GPU.
         cases = {k: v for k, v in cases.items() if "--one-process" not in v[1]}
     base = [*fit(gpus()), FIXED, *sets]
-    suffix = ", engines" if of is ENGINES else ", fused products" if of is FUSED else ""
+    suffix = ", engines" if of is ENGINES else ", fused epilogues" if of is FUSED else ""
     code, first, err, _ = train(name, "--steps", 10, sets=base, timeout=60)
     if code:
         return row(stage, name, False, last_line(err))

@@ -55,7 +55,7 @@ def scaled(scenario, sets):
 # Options one after another, on eight layers of the 1b model: names, and what is set. `BEST` comes first where it is part of one.
 SHORT = ["train.seq_len=1024", "model.max_seq_len=1024"]
 FLOAT32 = ['precision.compute="f32"', *SHORT]
-ON_SMS = ["fsdp.copy_engine_gather=false", "fsdp.copy_engine_reduce=false"]
+ON_SMS = ["fsdp.copy_engine_all_gather=false", "fsdp.copy_engine_reduce_scatter=false"]
 OPTIONS = {
     "as it is": [],
     "best": BEST,
@@ -63,8 +63,8 @@ OPTIONS = {
     "best, optimizer's state offloaded": [*BEST, 'fsdp.offload=["optimizer"]'],
     "all state offloaded": ['fsdp.offload=["params","grads","optimizer"]'],
     "best, summed in the optimizer": [*BEST, SUMMED, "train.clip_norm=0"],
-    "best, fused products": [*BEST, FUSED],
-    "best, fused products, pointwise": [*BEST, FUSED, POINTWISE],
+    "best, fused epilogues": [*BEST, FUSED],
+    "best, fused epilogues, pointwise": [*BEST, FUSED, POINTWISE],
     "best, clipped": [*BEST, "train.clip_norm=1"],
     "best, SGD": [*BEST, 'train.optimizer="sgd"'],
     "deterministic": ["precision.deterministic=true"],
@@ -100,7 +100,7 @@ OPTIONS = {
     "moments in bf16": ['precision.moments="bf16"'],
     "all in bf16": ['precision.main_params="none"', 'precision.main_grads="bf16"', 'precision.moments="bf16"'],
     "best, gradients in bf16": [*BEST, 'precision.main_grads="bf16"'],
-    "best, all merged": [*BEST, 'compile.merge_projections="all"'],
+    "best, all merged": [*BEST, 'compile.fuse_projections="all"'],
     "best, captured scopes": [*BEST, 'compile.cuda_graph=["attn","mlp"]'],
     "best, captured": [*BEST, CAPTURED],
     "best, blocks": [*BEST, 'compile.mode="blocks"'],

@@ -70,13 +70,13 @@ def case(number):
         "fsdp.reshard_after_forward": [False, "auto"], "fsdp.prefetch_forward": [0, 1, 3], "fsdp.prefetch_backward": [0, 1, 3],
     })
     how |= some(r, 0.15, {
-        "train.loss_chunk_rows": [1, 7, 16], "train.recompute_layers": [1], "train.grad_norm": [True], "train.sync": [True], "fsdp.units": ["root", "block"],
+        "train.loss_chunk_tokens": [1, 7, 16], "train.recompute_layers": [1], "train.grad_norm": [True], "train.sync_each_step": [True], "fsdp.units": ["root", "block"],
         "fsdp.reshard_root": [True], "fsdp.gradient_sync": ["every", "last", "outer_last"], "fsdp.reduce_in_flight": [1, 2],
         "fsdp.optimizer_in_backward": [True], "fsdp.prefetch_next_step": [1, 2], "fsdp.separate_communicators": [True, False],
         "fsdp.unify_comm_stream": [True], "fsdp.allocator": ["caching", "pool", "double_buffer", "temporary"], "fsdp.average_in_collective": [True],
-        "fsdp.nan_check": [True], "fsdp.copy_engine_gather": [True], "fsdp.copy_engine_reduce": [True], "fsdp.sum_in_optimizer": [True], "fsdp.cast_before_all_gather": [True], "fsdp.reshard_after_backward": [False],
-        "precision.deterministic": [True], "compile.merge_projections": ["none", "gradients", "qkv", "all"], "compile.epilogues": [True, False],
-        "compile.mix_order_reductions": [True, False], "compile.fused_products": [True], "compile.cuda_graph": ["full_iteration", ["attn"], ["attn", "mlp"], ["block"]],
+        "fsdp.nan_check": [True], "fsdp.copy_engine_all_gather": [True], "fsdp.copy_engine_reduce_scatter": [True], "fsdp.fuse_reduce_into_optimizer": [True], "fsdp.cast_before_all_gather": [True], "fsdp.reshard_after_backward": [False],
+        "precision.deterministic": [True], "compile.fuse_projections": ["none", "gradients", "qkv", "all"], "compile.gemm_accumulate": [True, False],
+        "compile.mix_order_reductions": [True, False], "compile.gemm_epilogue_fusion": [True], "compile.cuda_graph": ["full_iteration", ["attn"], ["attn", "mlp"], ["block"]],
         "compile.memory_budget": [0.0, 0.5], "compile.bucket_bytes": [0, 4096], "fsdp.offload": [["optimizer"], ["grads", "optimizer"], ["params", "grads", "optimizer"]],
     })
     if outer > 1:
@@ -148,7 +148,7 @@ def varied():
             if code:
                 return row("varied", title, False, f"plain: {last_line(err)}")
             hold("plain", worst(cpu["losses"], base["losses"]), 1e-4)
-            if not how.get("fsdp.sum_in_optimizer"):  # else there are none to tell
+            if not how.get("fsdp.fuse_reduce_into_optimizer"):  # else there are none to tell
                 hold("norms", worst(cpu["grad_norms"], base["grad_norms"]), 1e-3)
         if CPU:
             for way, other in others(path, number, world):

@@ -86,7 +86,7 @@ impl Times {
 const LAUNCHES: usize = 100;
 
 /// Exponent of [`Costs::host_factor`], fitted on eleven jobs of three machines that were timed
-/// without the profiler, too: `benchmarks/replay.md`. Fitted on two of the machines, it is 0.39 to
+/// without the profiler, too: `benchmarks/import.md`. Fitted on two of the machines, it is 0.39 to
 /// 0.43.
 const HOST_EXPONENT: f64 = 0.41;
 

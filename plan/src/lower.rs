@@ -172,6 +172,9 @@ fn lower(
     let inputs = LoweringInputs::new(scenario, engine, tape, specs, groups);
     capture::check_scopes(&inputs)?;
     let mut out = Emitter::new(&inputs);
+    let passes = scenario.train.grad_accum as usize;
+    let ops = tape.forward.len() + tape.backward.len();
+    out.b.reserve(passes * ops, passes * tape.operands.len());
     let buffers = TapeBuffers::new(&mut out);
     out.b.program_mut().kernels.clone_from(&tape.kernels);
     let mut life = (lowering.lifecycle)(&mut out)?;

@@ -11,14 +11,16 @@ use shardlab_import::replay::{Traced, tape};
 use shardlab_plan::record::{Cause, Run};
 use shardlab_plan::units::{Bytes, Picos, signed, thousands};
 use shardlab_plan::{Scenario, plan_tape, scenario};
-use shardlab_sim::{Options, Part};
+use shardlab_sim::{Options, Part, Profile};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 const NOTES: &str = "\
 Builds a program from a trace, without a model: each unit's kernels with their measured times, its
 parameters and the bytes that it saves. The program is sharded again with the options of --set and
-predicted. Collectives, copies around them, the optimizer and the host are priced by the hardware
-profile; the host is as fast as the kernel launches of the trace say, unless --set names hardware.
+predicted. Collectives, copies around them and the optimizer are priced by the hardware profile. So is
+the host if --set names the hardware; else it is that of h100-80, as fast as the kernel launches of the
+trace say.
 
 Units are called layers.0, layers.1, … (blocks) and by the names in the trace. The first row is the
 recorded run itself: how far its prediction is off says how far the other rows can be trusted.
@@ -108,10 +110,9 @@ fn host_wait(measured: &Run) -> Picos {
 /// trace, which the profiler hardly slows down.
 fn notes(traced: &Traced, measured: &Run, recorded: &Recorded) -> Vec<String> {
     let mut notes = traced.notes.clone();
-    let hardware = &recorded.prediction.run.hardware;
     if let Some(factor) = recorded.host {
         notes.push(format!(
-            "the host of the trace takes {factor:.2} times as long as that of {hardware}, by its kernel launches; a replay on another machine has the host of its profile"
+            "the host of the trace takes {factor:.2} times as long as that of {HOST}, by its kernel launches; a replay on another machine has the host of its profile"
         ));
     }
     let wait = host_wait(measured);
@@ -134,9 +135,19 @@ fn hardware_only(set: &[String]) -> Vec<String> {
 /// A replay with its assumption on the host.
 struct Recorded {
     prediction: Prediction,
-    /// Time of the trace's host relative to that of the profile; `None` if the trace does not tell,
-    /// or the machine is another one.
+    /// Time of the trace's host relative to that of [`HOST`]; `None` if the trace does not tell, or
+    /// the machine is another one.
     host: Option<f64>,
+}
+
+/// Profile that prices the host of a trace, times [`Recorded::host`]. The trace shows how fast
+/// launches are, but not what Python costs without the profiler, whichever GPU it drives; that was
+/// measured on this profile's host.
+const HOST: &str = "h100-80";
+
+fn named(profile: &str) -> Result<Arc<Profile>, Failure> {
+    let found = profiles().get(profile);
+    found.map_err(|e| Failure::from(PredictError::from(e)))
 }
 
 /// Shards the tape with the options of the trace and some overrides, and predicts it.
@@ -144,13 +155,14 @@ fn one(traced: &Traced, costs: &Costs, name: &str, set: &[String]) -> Result<Rec
     let scenario = options(traced, name, set)?;
     let program = plan_tape(&scenario, &traced.tape)
         .map_err(|e| Failure::bad_input(format_args!("{name}: {e}")))?;
-    let profile = profiles()
-        .get(&scenario.mesh.hardware)
-        .map_err(|e| Failure::from(PredictError::from(e)))?;
+    let (mut profile, reference) = (named(&scenario.mesh.hardware)?, named(HOST)?);
     let same_machine = !asks_hardware(set);
     let host = costs
-        .host_factor(profile.host.launch_us)
+        .host_factor(reference.host.launch_us)
         .filter(|_| same_machine);
+    if host.is_some() {
+        profile = Arc::new(profile.with_host_of(&reference));
+    }
     let options = Options {
         kernel_times: traced.times.clone(),
         // Measured times contain it.

@@ -23,8 +23,8 @@ pub(super) struct Passes {
     pub(super) operands: Vec<Operand>,
     pub(super) forward: Vec<TapeOp>,
     pub(super) backward: Vec<TapeOp>,
-    /// Host work per kernel.
-    eager: bool,
+    /// Whether the compiler made the units' code.
+    compiled: bool,
 }
 
 /// A measured kernel.
@@ -65,13 +65,9 @@ pub(super) fn build(run: &RunImport, units: &Units) -> Result<Passes, String> {
         })
         .collect();
     kernels.sort_by_key(|k| k.instr.id);
-    let eager = run
-        .facts
-        .compiled
-        .as_ref()
-        .is_none_or(|c| c.value == crate::facts::Compiled::Off);
+    let mode = run.facts.compiled.as_ref();
     let mut passes = Passes {
-        eager,
+        compiled: mode.is_some_and(|c| c.value != crate::facts::Compiled::Off),
         ..Passes::default()
     };
     let of = |phases: &[Phase]| {
@@ -260,16 +256,19 @@ impl Passes {
         ops: &mut Vec<TapeOp>,
     ) {
         let backward = run.kernels.iter().any(|k| k.instr.phase == Phase::Backward);
-        let kind = match (self.eager, backward) {
-            (true, false) => HostWorkKind::Dispatch,
-            (true, true) => HostWorkKind::AutogradDispatch,
-            (false, _) => HostWorkKind::Guard,
+        // Units without a generated kernel, such as an embedding or the head, were not compiled.
+        let generated = |k: &Measured<'_>| k.name.starts_with("triton_");
+        let compiled = self.compiled && run.kernels.iter().any(generated);
+        let kind = match (compiled, backward) {
+            (false, false) => HostWorkKind::Dispatch,
+            (false, true) => HostWorkKind::AutogradDispatch,
+            (true, _) => HostWorkKind::Guard,
         };
         let n = run.kernels.len();
         let mut written = 0;
         for (i, kernel) in run.kernels.iter().enumerate() {
             ops.extend(lives.before_next());
-            if self.eager || i == 0 {
+            if !compiled || i == 0 {
                 ops.push(TapeOp::Host { kind, count: 1 });
             }
             let reads = self.operands.len() as u32;

@@ -47,6 +47,9 @@ pub(crate) struct Builder {
     open_scope: Option<ScopeId>,
 }
 
+/// Instructions of both steps per operation of the tape, rounded up.
+const INSTRS_PER_OP: usize = 3;
+
 impl Builder {
     pub(crate) fn new(meta: ProgramMeta) -> Self {
         Self {
@@ -56,6 +59,15 @@ impl Builder {
             fresh: smallvec![None],
             open_scope: None,
         }
+    }
+
+    /// Reserves memory for a first step that runs `ops` operations of the tape with `operands`, and
+    /// for the steady step that is copied from it: growing tables of a hundred thousand
+    /// instructions costs as much as filling them.
+    pub(crate) fn reserve(&mut self, ops: usize, operands: usize) {
+        let program = &mut self.core.program;
+        program.instrs.reserve(INSTRS_PER_OP * ops);
+        program.accesses.reserve(operands);
     }
 
     /// Returns the program so far.

@@ -304,6 +304,23 @@ pub struct Scale {
 }
 
 impl Profile {
+    /// Returns this profile with the host of another one.
+    #[must_use]
+    pub fn with_host_of(&self, other: &Self) -> Self {
+        let unscaled = || Scale {
+            source: String::new(),
+            host: 1.0,
+            arithmetic: 1.0,
+            memory: 1.0,
+            collectives: 1.0,
+            host_copies: 1.0,
+        };
+        let mut profile = self.clone();
+        profile.host = other.host.clone();
+        profile.scale.get_or_insert_with(unscaled).host = other.times(Part::Host);
+        profile
+    }
+
     /// How many times as long as the other sections say a part takes, by `[scale]`.
     #[must_use]
     pub fn times(&self, part: Part) -> f64 {
