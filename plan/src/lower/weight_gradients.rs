@@ -1,8 +1,8 @@
 //! Weight gradients that a GEMM adds to the sum of earlier micro-batches (`beta` = 1).
 //!
-//! Of the launches of a backward, those that may do so are the GEMMs that alone write a range of the
-//! gradients. A gradient of several uses, or one that another kernel completes, is added up as a
-//! whole.
+//! Of the launches of a backward, those that may do so are the GEMMs that alone write a range of
+//! the gradients. A gradient of several uses, or one that another kernel completes, is added up as
+//! a whole.
 
 use super::inputs::LoweringInputs;
 use crate::compile::tape::TapeOp;
@@ -79,8 +79,8 @@ impl WeightGradients {
         self.launches.contains(&writes)
     }
 
-    /// Returns the kernel that adds, which `make` adds to the program if it is new. It reads what it
-    /// adds to after the `reads` operands of the other.
+    /// Returns the kernel that adds, which `make` adds to the program if it is new. It reads what
+    /// it adds to after the `reads` operands of the other.
     pub(crate) fn adding(
         &mut self,
         kernel: KernelId,
