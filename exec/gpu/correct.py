@@ -115,6 +115,7 @@ def small():
 
 # Options without a scenario of their own: what they are set on, and how.
 LISTS = '[{unit="layers.0", forward=["layers.1", "layers.2"]}, {unit="layers.2", backward=["layers.1", "layers.0"]}]'
+SKIPPED = '[{ blocks = ["layers.0"], micro_batches = [0] }, { blocks = ["layers.1"], micro_batches = [1] }]'
 SHARDING = {
     "packed sequences": ("small-native", ["train.document_lengths=[7, 5, 12]"]),
     "packed sequences, regions": ("small-native", ["train.document_lengths=[7, 5, 12]", "compile.mode=regions"]),
@@ -136,6 +137,10 @@ SHARDING = {
     "one backward over two forwards": ("small-native", ["train.grad_accum=2", "train.joint_backward=true"]),
     "one backward over two forwards, fsdp2": ("small-native", ["train.grad_accum=2", "train.joint_backward=true", "fsdp.policy=fsdp2"]),
     "one backward over two forwards, megatron": ("small-megatron", ["train.grad_accum=2", "train.joint_backward=true"]),
+    "skipped blocks": ("small-native", ["train.grad_accum=2", f"train.skipped_blocks={SKIPPED}"]),
+    "skipped blocks, fsdp2": ("small-native", ["train.grad_accum=2", f"train.skipped_blocks={SKIPPED}", "fsdp.policy=fsdp2", "fsdp.prefetch_forward=2"]),
+    "skipped blocks, zeros reduced": ("small-native", ["train.grad_accum=2", f"train.skipped_blocks={SKIPPED}", "fsdp.policy=fsdp2", "fsdp.reduce_unused=true"]),
+    "skipped blocks, megatron": ("small-megatron", ["train.grad_accum=2", f"train.skipped_blocks={SKIPPED}"]),
     "forwards without gradients": ("small-native", ["train.no_grad_forwards=2"]),
     "forwards without gradients, fsdp2": ("small-native", ["train.no_grad_forwards=2", "fsdp.policy=fsdp2"]),
     "whole tensors per rank": ("small-native", ["fsdp.atomic=tensor"]),

@@ -122,8 +122,7 @@ fn policies_and_strategies_end_with_the_same_weights() {
     // One backward over both forwards adds the same two gradients, the other way round.
     let joint = [two, &["train.joint_backward=true"]].concat();
     for set in EACH.iter().chain(&ONCE) {
-        let refused = |s: &&str| s.ends_with("megatron_v2") || *s == "compile.mode=full";
-        if !set.iter().any(refused) {
+        if released(set) {
             assert!(
                 results("gpt2-tiny", &[&joint, *set].concat()) == wanted,
                 "{set:?}"
@@ -136,6 +135,53 @@ fn policies_and_strategies_end_with_the_same_weights() {
     let some = [two, &["fsdp.no_sync_units=[\"*.1\"]"]].concat();
     same("gpt2-tiny", &some, &[&["fsdp.policy=fsdp2"]]);
     assert!(results("gpt2-tiny", &some) != wanted);
+}
+
+/// Micro-batches that skip blocks. Gradients of zero, which some engines reduce, change no sum.
+#[test]
+fn skipped_blocks_end_with_the_same_weights() {
+    let some = [
+        "train.grad_accum=2",
+        "train.micro_batch=2",
+        "train.skipped_blocks=[{ blocks = [\"layers.0\"], micro_batches = [0] }, { blocks = [\"layers.1\"], \
+         micro_batches = [1] }]",
+    ];
+    let engines: Vec<&[&str]> = EACH.iter().copied().filter(|set| released(set)).collect();
+    same("gpt2-tiny", &some, &engines);
+    same(
+        "gpt2-tiny",
+        &some,
+        &[
+            &["fsdp.policy=fsdp2", "fsdp.prefetch_forward=2"],
+            &["fsdp.policy=fsdp2", "fsdp.reduce_unused=true"],
+            &["train.recompute=full"],
+        ],
+    );
+    let once: Vec<&[&str]> = ONCE.iter().chain(&ONCE_SHARDED).copied().collect();
+    let wanted = results("gpt2-tiny", &[&some[..], once[0]].concat());
+    for set in once {
+        assert!(
+            results("gpt2-tiny", &[&some[..], set].concat()) == wanted,
+            "{set:?}"
+        );
+    }
+    // A block that never runs keeps its weights, unless zeros update it with weight decay.
+    let never = ["train.skipped_blocks=[{ blocks = [\"layers.1\"] }]"];
+    let fsdp2 = [&never[..], &["fsdp.policy=fsdp2"]].concat();
+    assert!(results("gpt2-tiny", &fsdp2) == results("gpt2-tiny", &never));
+    for decay in ["0", "0.1"] {
+        let decay = format!("train.weight_decay={decay}");
+        let native = [&never[..], &[decay.as_str()]].concat();
+        let zeros = [&native[..], &["fsdp.policy=megatron"]].concat();
+        let same = results("gpt2-tiny", &zeros) == results("gpt2-tiny", &native);
+        assert_eq!(same, decay.ends_with("=0"), "{decay}");
+    }
+}
+
+/// Returns whether a schedule is one of the released engines, layer by layer.
+fn released(set: &[&str]) -> bool {
+    let refused = |s: &&str| s.ends_with("megatron_v2") || *s == "compile.mode=full";
+    !set.iter().any(refused)
 }
 
 /// The optimizer works on host memory, and gradients of later micro-batches are added there.

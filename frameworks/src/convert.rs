@@ -24,6 +24,7 @@ pub(crate) const FLOAT8_GATHER: &str = "gathers are predicted in 16 bits";
 pub(crate) const TENSOR: &str = "tensor parallelism is not modeled for transformers";
 pub(crate) const PIPELINE: &str = "pipeline parallelism is not modeled";
 pub(crate) const CONTEXT: &str = "context parallelism is not modeled";
+pub(crate) const REFERENCE: &str = "the model of reference, a second one in memory, is not modeled";
 pub(crate) const PREFERENCES: &str = "training on preferences or rewards is not modeled";
 
 /// Sets a text.

@@ -124,6 +124,23 @@ impl Draft {
         Ok(())
     }
 
+    /// Doubles the value of a scenario key; sets it to 2 by a row if nothing sets it.
+    pub(crate) fn double(&mut self, key: &'static str, row: usize) {
+        let mut found = false;
+        for setting in self.rows.iter_mut().flat_map(|r| &mut r.settings) {
+            if setting.key == key
+                && let Ok(value) = setting.value.parse::<u64>()
+            {
+                setting.value = value.saturating_mul(2).to_string();
+                found = true;
+            }
+        }
+        if !found {
+            let value = "2".to_owned();
+            self.rows[row].settings.push(Setting { key, value });
+        }
+    }
+
     /// Returns the value of a scenario key, if it is set.
     pub(crate) fn value(&self, key: &str) -> Option<&str> {
         let mut all = self.rows.iter().flat_map(|r| &r.settings);

@@ -72,7 +72,9 @@ pub fn edit(
         read(files, options, texts.collect())
     };
     let mut documents = Vec::new();
-    for (path, format) in read(&[])?.1 {
+    let (job, sources) = read(&[])?;
+    let pairs = job.has_pairs();
+    for (path, format) in sources {
         let text = detect::text(&path)?;
         documents.push(Document::new(path, text, format)?);
     }
@@ -86,7 +88,9 @@ pub fn edit(
     };
     for sets in together(changes) {
         let mut next = documents.clone();
-        let written = sets.iter().try_for_each(|set| write(&mut next, set, to));
+        let written = sets
+            .iter()
+            .try_for_each(|set| write(&mut next, set, (to, pairs)));
         let read = written.and_then(|()| read(&next).map_err(|e| e.to_string()));
         match read.map(|(mut job, _)| says(&mut job, &sets)) {
             Ok(true) => documents = next,
@@ -166,8 +170,20 @@ fn read(
 }
 
 /// Writes a change into the first file whose format has a key for it.
-fn write(documents: &mut [Document], set: &str, to: &Scenario) -> Result<(), String> {
-    let (key, value) = set.split_once('=').ok_or("expected SECTION.KEY=VALUE")?;
+/// `pairs` says that samples are pairs of sequences.
+fn write(
+    documents: &mut [Document],
+    set: &str,
+    (to, pairs): (&Scenario, bool),
+) -> Result<(), String> {
+    let (key, mut value) = set.split_once('=').ok_or("expected SECTION.KEY=VALUE")?;
+    let half;
+    if pairs && key == "train.micro_batch" {
+        let sequences = value.parse::<u64>().ok();
+        let samples = sequences.filter(|n| n.is_multiple_of(2)).map(|n| n / 2);
+        half = samples.ok_or("samples are pairs of sequences")?.to_string();
+        value = &half;
+    }
     let mut why = "no counterpart".to_owned();
     for document in documents {
         let has = |path: &str| document.has(path);

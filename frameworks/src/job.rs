@@ -4,6 +4,7 @@ use crate::draft::Draft;
 use crate::error::Place;
 use crate::reader::Reader;
 use crate::row::{Lack, Row, Status, UNSET_VARIABLE};
+use crate::table::Fact;
 use shardlab_plan::Scenario;
 use shardlab_plan::scenario::{self, Position, ScenarioError, ScenarioErrorKind};
 use std::fmt::{self, Write};
@@ -57,6 +58,11 @@ impl Job {
             framework: reader.formats.first().map_or("a model", |f| f.name),
             draft: reader.draft,
         }
+    }
+
+    /// Returns whether every sample is a pair of sequences.
+    pub(crate) fn has_pairs(&self) -> bool {
+        self.draft.fact(Fact::Pairs).is_some()
     }
 
     /// Returns what became of each key, in the order of the files.

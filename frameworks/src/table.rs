@@ -86,6 +86,12 @@ pub(crate) enum Fact {
     GlobalBatch,
     /// Sequences per step and rank, from which accumulation follows.
     RankBatch,
+    /// Every sample is a pair of sequences: an answer that is preferred, and one that is not.
+    Pairs,
+    /// Answers are compared with those of a reference: 1: in the step, 0: not in the step.
+    Reference,
+    /// 1: what the reference says is computed before training.
+    ReferenceInAdvance,
     /// Tokens per rank and micro-batch.
     MicroBatchTokens,
     /// Tokens per step over all ranks.

@@ -510,6 +510,54 @@ fn adapters_and_packed_weights_are_read() {
     assert_eq!(setting(&job, "lora.r").as_deref(), Some("8"));
 }
 
+/// Both answers of a sample are sequences of one micro-batch. The reference of DPO is the model
+/// without its adapters.
+#[test]
+fn training_on_pairs_of_answers_is_read() {
+    let base = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nmicro_batch_size: 3\n\
+                gradient_accumulation_steps: 4\nlora_r: 16\n";
+    let read = |more: &str| try_text("job.yaml", &format!("{base}{more}"), &eight()).unwrap();
+    let keys = |job: &Job| {
+        let of = |key| setting(job, key).and_then(|v| v.parse::<u32>().ok());
+        (
+            of("train.micro_batch"),
+            of("train.no_grad_forwards"),
+            job.decisive().count(),
+        )
+    };
+    let adapter = "adapter: lora\n";
+    assert_eq!(keys(&read(adapter)), (Some(3), None, 0));
+    assert_eq!(
+        keys(&read(&format!("{adapter}rl: dpo\n"))),
+        (Some(6), Some(1), 0)
+    );
+    assert_eq!(
+        keys(&read(&format!("{adapter}rl: simpo\n"))),
+        (Some(6), None, 0)
+    );
+    assert_eq!(keys(&read("rl: orpo\n")), (Some(6), None, 0));
+    let in_advance = "rl: ipo\nprecompute_ref_log_probs: true\n";
+    assert_eq!(
+        keys(&read(&format!("{adapter}{in_advance}"))),
+        (Some(6), None, 0)
+    );
+    // A second model.
+    for more in [
+        "rl: dpo\n",
+        "rl: simpo\n",
+        "adapter: lora\nrl: dpo\nrl_adapter_ref_model: true\n",
+    ] {
+        assert_eq!(keys(&read(more)).2, 1, "{more}");
+    }
+    for other in ["kto", "grpo", "ebft"] {
+        assert_eq!(
+            keys(&read(&format!("{adapter}rl: {other}\n"))).2,
+            1,
+            "{other}"
+        );
+    }
+}
+
 #[test]
 fn arguments_of_megatron_can_be_yaml() {
     let text = "language_model:\n  num_layers: 4\n  hidden_size: 64\n  num_attention_heads: 4\n\

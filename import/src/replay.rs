@@ -81,6 +81,7 @@ pub fn tape(run: &RunImport, name: &str) -> Result<Traced, String> {
             eval_loss: None,
             model_flops: Flops(run.measured.flops / u64::from(micro_batches)),
             tokens,
+            ..Tape::default()
         },
         times: passes.times,
         scenario: infer::options(&run.facts, name, blocks(&run.facts)),

@@ -28,6 +28,7 @@ mod page;
 mod report;
 mod rules;
 mod shadow;
+mod skipped;
 mod state;
 mod step;
 #[cfg(test)]
@@ -60,6 +61,7 @@ pub fn check(program: &Program) -> Report {
     float8::check(program, &mut sink);
     muon::check(program, &mut sink);
     nan::check(program, &mut sink);
+    skipped::check(program, &mut sink);
     let walked = walk::walk(program, &mut sink, &mut ());
     sink.finish(walked.waits, walked.instructions)
 }

@@ -168,6 +168,7 @@ fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) ->
     let recipe = recipes::of(&scenario.precision);
     let float8 = |l: u32, p: u32| recipe.float8(param(l, p), tree.block_place(param(l, p)));
     scenario.fsdp.frozen.is_empty()
+        && tree.skipped.is_empty()
         && (0..b.params).all(|p| (1..b.count).all(|l| float8(l, p) == float8(0, p)))
         && (0..b.params).all(|p| (1..b.count).all(|l| trained(l, p) == trained(0, p)))
         && Recomputed::new(&scenario.train, &tree.modules).is_uniform()

@@ -48,7 +48,8 @@ pub use precision::{FrozenType, MomentType, Precision};
 pub use rope::{RopeScaling, RopeType};
 use serde::Serialize;
 pub use train::{
-    AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers, Train,
+    AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers,
+    SkippedBlocks, Train,
 };
 pub use vision::{ProjectorNorm, Vision};
 pub(crate) use words::Words;

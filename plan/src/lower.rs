@@ -19,6 +19,7 @@ mod model_collective;
 mod offload;
 pub(crate) mod optimizer;
 pub(crate) mod reduction;
+mod skipped;
 pub(crate) mod streams;
 pub(crate) mod walk;
 pub(crate) mod weight_gradients;
@@ -80,6 +81,34 @@ pub enum PlanError {
         /// Path of the captured module.
         scope: String,
     },
+    /// A micro-batch skips all that is trained.
+    #[error("micro-batch {micro_batch} skips every parameter that is trained: it has no backward")]
+    NothingUsed {
+        /// Number of the micro-batch.
+        micro_batch: u32,
+    },
+    /// A micro-batch runs a part of a unit's forward.
+    #[error(
+        "micro-batch {micro_batch} skips `{block}`, but not all of unit `{unit}`, which has some of its parameters: \
+         make the block a unit of its own, or skip the whole unit"
+    )]
+    PartlyUsed {
+        /// Number of the micro-batch.
+        micro_batch: u32,
+        /// Path of the skipped module.
+        block: String,
+        /// Name of the unit.
+        unit: String,
+    },
+    /// A sum over the inner axis would never be reduced over the replicas.
+    #[error(
+        "the last micro-batch skips unit `{unit}`, whose sum of earlier ones is not reduced over the replicas yet: \
+         torch 2.11 would lose it; set gradient_sync = \"every\", or reduce_unused = true (torch 2.15)"
+    )]
+    UnfinishedSum {
+        /// Name of the unit.
+        unit: String,
+    },
     /// The policy shards over the inner axis only.
     #[error(
         "fsdp2 replicates over the outer axis (HSDP); outer_strategy = \"optim\" needs policy native or megatron"
@@ -122,6 +151,7 @@ pub(crate) fn plan(
     let float8 = float8_gathers(scenario, &model.tree);
     let muon = optimizer::muon_params(scenario, &model.tree);
     let (specs, mut groups) = units(scenario, lowering, modules, params, (&float8, &muon))?;
+    skipped::check(scenario, &model.tree, &specs, &groups)?;
     let tape = tape(scenario, engine, lowering, model, &specs, &groups);
     float8::share_scales(&tape, &mut groups);
     lower(scenario, engine, lowering, &tape, specs, groups)
@@ -274,6 +304,13 @@ fn sections(
 /// Adds to an emitted program what follows from the scenario alone.
 fn finish(inputs: LoweringInputs<'_>, emitted: Program, buffers: &TapeBuffers) -> Program {
     let fsdp = &inputs.scenario.fsdp;
+    let micro_batches = 0..inputs.scenario.train.grad_accum as u16;
+    let mut skipped_in: Vec<Vec<u16>> = vec![Vec::new(); inputs.units.len()];
+    for m in micro_batches {
+        for u in inputs.unused(m) {
+            skipped_in[u.index()].push(m);
+        }
+    }
     let double_buffer = fsdp.allocator == AllocatorKind::DoubleBuffer;
     Program {
         modules: inputs.tape.modules.clone(),
@@ -281,12 +318,14 @@ fn finish(inputs: LoweringInputs<'_>, emitted: Program, buffers: &TapeBuffers) -
         units: inputs
             .units
             .into_iter()
-            .map(|u| Unit {
+            .zip(skipped_in)
+            .map(|(u, skipped_in)| Unit {
                 name: u.spec.name,
                 modules: u.spec.modules,
                 is_root: u.spec.is_root,
                 reshards: u.reshards,
                 keeps_storage: fsdp.keep_unsharded_storage,
+                skipped_in,
                 groups: u.groups,
             })
             .collect(),
@@ -315,6 +354,7 @@ pub(crate) fn tape_of(
     let float8 = float8_gathers(scenario, &model.tree);
     let muon = optimizer::muon_params(scenario, &model.tree);
     let (specs, groups) = units(scenario, lowering, modules, params, (&float8, &muon))?;
+    skipped::check(scenario, &model.tree, &specs, &groups)?;
     Ok(tape(scenario, engine, lowering, model, &specs, &groups))
 }
 
@@ -361,7 +401,9 @@ fn tape(
         is_unit: &|m| is_unit[m.index()],
         adjacency: &|p| adjacency[p.index()],
     };
-    compile::tape(scenario, model, sharding)
+    let mut whole = compile::tape(scenario, model, sharding);
+    skipped::add_variants(scenario, &mut whole, sharding);
+    whole
 }
 
 /// Returns what is contiguous for each parameter and the next one in the buffers that kernels read

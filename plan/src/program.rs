@@ -202,6 +202,9 @@ pub struct Unit {
     /// Whether its full weights keep their storage for the whole run, gathered or not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub keeps_storage: bool,
+    /// Micro-batches of a step that do not run its forward.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped_in: Vec<u16>,
     /// Its parameter groups.
     pub groups: Vec<GroupId>,
 }

@@ -54,6 +54,7 @@ impl Builder {
             is_root: true,
             reshards: false,
             keeps_storage: false,
+            skipped_in: Vec::new(),
             groups: Vec::new(),
         });
         Self { core }
@@ -129,6 +130,7 @@ impl Builder {
             is_root: false,
             reshards: true,
             keeps_storage: false,
+            skipped_in: Vec::new(),
             groups: Vec::new(),
         });
         self.tag.unit = unit;

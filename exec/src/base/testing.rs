@@ -51,6 +51,7 @@ impl Build {
             is_root: true,
             reshards: true,
             keeps_storage: false,
+            skipped_in: Vec::new(),
             groups: vec![],
         });
         core.add_stream(StreamKind::AllGather, 0);

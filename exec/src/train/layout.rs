@@ -6,7 +6,7 @@
 
 use crate::engine::GradientPart;
 use shardlab_plan::Program;
-use shardlab_plan::ir::{Access, BufferId, CopyKind, DType, ParamId, Role};
+use shardlab_plan::ir::{Access, BufferId, CopyKind, DType, Holds, ParamId, Role};
 use shardlab_plan::program::{Contents, NoSlice, Op, SectionKind};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -232,6 +232,9 @@ struct Map<'a> {
     persistent: BTreeSet<BufferId>,
     contents: Contents<'a>,
     tensors: Vec<Tensor>,
+    /// Trained parameters that no step updates, by parameter: those of units that all micro-batches
+    /// skip.
+    idle: Vec<bool>,
 }
 
 impl<'a> Map<'a> {
@@ -261,6 +264,7 @@ impl<'a> Map<'a> {
             }
         }
         Self {
+            idle: idle(program, &tensors),
             tensors,
             program,
             persistent,
@@ -304,15 +308,30 @@ impl<'a> Map<'a> {
                 continue;
             }
             for span in self.buffer(rank, id)? {
-                if !self.program.params[span.param.index()].requires_grad
-                    && !trained.contains(&span.param)
-                {
+                let param = span.param.index();
+                let fixed = !self.program.params[param].requires_grad || self.idle[param];
+                if fixed && !trained.contains(&span.param) {
                     state.master.push(span.clone());
                 }
                 state.weights.push(span);
             }
         }
+        self.keep_main(&mut state.master);
         Ok(state)
+    }
+
+    /// Removes the compute weights of idle parameters that have main weights.
+    fn keep_main(&self, master: &mut Vec<Span>) {
+        let is_main = |s: &Span| {
+            let role = self.program.buffers[s.buffer.index()].role;
+            role == Role::MainWeight
+        };
+        let main: BTreeSet<ParamId> = master
+            .iter()
+            .filter(|s| is_main(s))
+            .map(|s| s.param)
+            .collect();
+        master.retain(|s| !self.idle[s.param.index()] || is_main(s) || !main.contains(&s.param));
     }
 
     /// Returns the parts of the gradients of a rank's optimizer that hold elements which are not in
@@ -410,6 +429,29 @@ fn host_twins(program: &Program) -> BTreeMap<BufferId, BufferId> {
         .filter(|c| c.kind == CopyKind::D2h)
         .map(|c| (c.from.buffer, c.to.buffer))
         .collect()
+}
+
+/// Returns which trained parameters no optimizer launch updates, of those that every micro-batch
+/// skips.
+fn idle(program: &Program, tensors: &[Tensor]) -> Vec<bool> {
+    let mut idle = vec![false; program.params.len()];
+    for (g, group) in program.groups.iter().enumerate() {
+        let unit = &program.units[group.unit.index()];
+        let updated =
+            tensors
+                .iter()
+                .any(|t| match program.buffers[t.weight.buffer.index()].holds {
+                    Holds::Group(of) => of.index() == g,
+                    Holds::Param(p) => group.params.contains(&p),
+                    _ => false,
+                });
+        if unit.skipped_in.len() == usize::from(program.meta.micro_batches) && !updated {
+            for p in &group.params {
+                idle[p.index()] = true;
+            }
+        }
+    }
+    idle
 }
 
 /// Returns the tensors of the first step's optimizer launches.

@@ -4,15 +4,17 @@ use super::deepspeed::DEEPSPEED;
 use super::fsdp;
 use crate::convert::{
     ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, FLOAT8_GATHER, KERNELS, LAUNCH, LOGGING, NF4,
-    PREFERENCES, QUANTIZED, SAVING, STORAGE, TENSOR, VALUES, all_linear, chunked_loss, clip,
-    compiled_regions, decay_of_matrices, double_quantization, eight_bits, float8, four_bits_twice,
-    full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16, offloaded_activations, optimizer,
-    rank_stabilized, reentrant, replicas, schedule, shard_ranks, targets, warmup,
+    PREFERENCES, QUANTIZED, REFERENCE, SAVING, STORAGE, TENSOR, VALUES, all_linear, chunked_loss,
+    clip, compiled_regions, decay_of_matrices, double_quantization, eight_bits, float8,
+    four_bits_twice, full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16,
+    offloaded_activations, optimizer, rank_stabilized, reentrant, replicas, schedule, shard_ranks,
+    targets, warmup,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
     lost, number, quoted, with,
 };
+use crate::tree::Node;
 
 pub(crate) static AXOLOTL: Format = Format {
     name: "Axolotl",
@@ -119,7 +121,18 @@ const KEYS: &[Key] = &[
     ),
     with("load_in_8bit", eight_bits),
     decisive("gptq", QUANTIZED),
-    decisive("rl", PREFERENCES),
+    with("rl", preferences),
+    with("rl_adapter_ref_model", |node| {
+        if_true(node, Effect::Decisive(REFERENCE))
+    }),
+    with("precompute_ref_log_probs", |node| {
+        if_true(node, Effect::Fact(Fact::ReferenceInAdvance, 1))
+    }),
+    with("dpo_use_liger_kernel", chunked_loss),
+    lost(
+        "dpo_padding_free",
+        "sequences are predicted as padded to the same length",
+    ),
     decisive("reward_model", PREFERENCES),
     decisive(
         "unfrozen_parameters",
@@ -137,6 +150,25 @@ const KEYS: &[Key] = &[
     ),
     lost("layer_offloading", "layers are predicted as on the device"),
 ];
+
+/// Reads the kind of training on preferences. Losses over pairs run both answers of a sample in
+/// one forward; DPO and IPO run it again without gradients for the reference, which is the model
+/// without its adapters (`setup_reference_model`).
+fn preferences(node: &Node) -> Result<Effect, String> {
+    Ok(match node.text() {
+        Some("dpo" | "ipo") => Effect::All(vec![
+            Effect::Fact(Fact::Pairs, 1),
+            Effect::Fact(Fact::Reference, 1),
+        ]),
+        // Without adapters, Axolotl loads a second model for SimPO, too.
+        Some("simpo") => Effect::All(vec![
+            Effect::Fact(Fact::Pairs, 1),
+            Effect::Fact(Fact::Reference, 0),
+        ]),
+        Some("orpo") => Effect::Fact(Fact::Pairs, 1),
+        _ => Effect::Decisive(PREFERENCES),
+    })
+}
 
 const ASIDES: &[(&str, &[&str])] = &[
     (
@@ -291,6 +323,14 @@ const ASIDES: &[(&str, &[&str])] = &[
             "tf32",
             "neftune_noise_alpha",
             "rope_scaling",
+            "rl_beta",
+            "orpo_alpha",
+            "simpo_gamma",
+            "cpo_alpha",
+            "dpo_loss_type",
+            "dpo_loss_weights",
+            "dpo_label_smoothing",
+            "dpo_use_weighting",
             "overrides_of_model_config",
             "overrides_of_model_kwargs",
         ],

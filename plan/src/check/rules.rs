@@ -225,6 +225,9 @@ rules! {
     MuonMatrix = "MUON-MATRIX", Layout, Error,
         "Muon updates whole matrices",
         "an orthogonalized shard is not a shard of the orthogonalized matrix; Megatron-LM's LayerWiseDistributedOptimizer gives ranks whole parameters";
+    Skipped = "SKIP-UNIT", State, Error,
+        "micro-batches compute with the units that they use, no others",
+        "FSDP2: ranks that run different modules launch different collectives and hang; DDP's `find_unused_parameters`";
     NanCheck = "NAN-CHECK", State, Error,
         "checks for NaN cover all operands and results of collectives",
         "Megatron-LM's `check_for_nan_in_grad` looks at gradients before their reduction only";

@@ -688,11 +688,17 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns the groups that the optimizer left out of this pass.
+    /// Returns the groups that the optimizer left out of this pass, of those that some micro-batch
+    /// uses.
     pub(super) fn not_stepped(&self) -> Vec<GroupId> {
         let now = self.passes.len();
+        let used = |g: usize| {
+            let unit = &self.p.units[self.p.groups[g].unit.index()];
+            unit.skipped_in.len() < usize::from(self.p.meta.micro_batches)
+        };
         (0..self.p.groups.len())
             .filter(|&g| self.p.groups[g].requires_grad && self.facts.stepped[g] != now)
+            .filter(|&g| used(g))
             .map(|g| GroupId(g as u16))
             .collect()
     }

@@ -6,11 +6,12 @@
 //! operands ([`Source`](crate::ir::Source)); `lower` decides which buffer holds them.
 
 use crate::ir::{
-    Const, DType, HostWorkKind, Kernel, KernelId, ModelCollective, Module, ModuleId, Operand,
-    Param, ParamId, Storage, StorageId,
+    Const, ConstId, DType, HostWorkKind, Kernel, KernelId, ModelCollective, Module, ModuleId,
+    Operand, Param, ParamId, Source, Storage, StorageId,
 };
 use crate::units::Flops;
 use serde::Serialize;
+use std::collections::HashMap;
 
 /// One entry of the tape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -62,6 +63,19 @@ pub enum TapeOp {
     GradReady(ParamId),
 }
 
+/// Passes of micro-batches that skip blocks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Variant {
+    /// Whether a module is part of a skipped block, by module.
+    pub skipped: Vec<bool>,
+    /// As [`Tape::forward`].
+    pub forward: Vec<TapeOp>,
+    /// As [`Tape::backward`].
+    pub backward: Vec<TapeOp>,
+    /// As [`Tape::model_flops`].
+    pub model_flops: Flops,
+}
+
 /// One micro-batch. See the module documentation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Tape {
@@ -92,4 +106,128 @@ pub struct Tape {
     pub model_flops: Flops,
     /// Tokens (or samples, for families without tokens) of one micro-batch and rank.
     pub tokens: u64,
+    /// Passes of micro-batches that skip blocks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub variants: Vec<Variant>,
+    /// Variant of every micro-batch, if it is one; empty if no micro-batch skips blocks.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub variant_of: Vec<Option<u16>>,
+}
+
+impl Tape {
+    /// Returns the variant of a micro-batch, if it skips blocks.
+    #[must_use]
+    pub fn variant(&self, micro_batch: usize) -> Option<&Variant> {
+        let of = self.variant_of.get(micro_batch).copied().flatten()?;
+        Some(&self.variants[usize::from(of)])
+    }
+
+    /// Returns the training forward of a micro-batch.
+    #[must_use]
+    pub fn forward_of(&self, micro_batch: usize) -> &[TapeOp] {
+        let variant = self.variant(micro_batch);
+        variant.map_or(&self.forward, |v| &v.forward)
+    }
+
+    /// Returns the backward of a micro-batch.
+    #[must_use]
+    pub fn backward_of(&self, micro_batch: usize) -> &[TapeOp] {
+        let variant = self.variant(micro_batch);
+        variant.map_or(&self.backward, |v| &v.backward)
+    }
+
+    /// Returns the forwards and backwards of all variants.
+    pub fn training(&self) -> impl Iterator<Item = &TapeOp> {
+        let whole = self.forward.iter().chain(&self.backward);
+        let variants = self.variants.iter();
+        whole.chain(variants.flat_map(|v| v.forward.iter().chain(&v.backward)))
+    }
+
+    /// Returns the model FLOPs of the micro-batches of a step.
+    #[must_use]
+    pub fn step_flops(&self, micro_batches: u32) -> Flops {
+        let of = |m| self.variant(m).map_or(self.model_flops, |v| v.model_flops);
+        Flops((0..micro_batches as usize).map(|m| of(m).0).sum())
+    }
+
+    /// Adds the tape of the same model without some blocks, which `skipped` names by module, as a
+    /// variant. Its loss is where the whole model's is.
+    pub(crate) fn add_variant(&mut self, skipped: Vec<bool>, other: Self) -> u16 {
+        let consts: Vec<ConstId> = other
+            .consts
+            .into_iter()
+            .map(|c| {
+                let known = self.consts.iter().position(|own| *own == c);
+                ConstId(known.unwrap_or_else(|| {
+                    self.consts.push(c);
+                    self.consts.len() - 1
+                }) as u32)
+            })
+            .collect();
+        let mut known: HashMap<String, Vec<KernelId>> = HashMap::new();
+        for (kernel, i) in self.kernels.iter().zip(0..) {
+            let alike = known.entry(kernel.name.to_string()).or_default();
+            alike.push(KernelId(i));
+        }
+        let mut intern = |kernel: Kernel| {
+            let alike = known.entry(kernel.name.to_string()).or_default();
+            let same = |id: &&KernelId| self.kernels[id.index()] == kernel;
+            if let Some(id) = alike.iter().find(same) {
+                return *id;
+            }
+            self.kernels.push(kernel);
+            alike.push(KernelId(self.kernels.len() as u32 - 1));
+            alike[alike.len() - 1]
+        };
+        let kernels: Vec<KernelId> = other.kernels.into_iter().map(&mut intern).collect();
+        let first = self.storages.len() as u32;
+        let (own_loss, other_loss) = (self.loss, other.loss);
+        let storage = |s: StorageId| match (own_loss, other_loss) {
+            (Some(own), Some(loss)) if loss == s => own,
+            _ => StorageId(first + s.0),
+        };
+        self.storages.extend(other.storages);
+        let base = self.operands.len() as u32;
+        self.operands
+            .extend(other.operands.into_iter().map(|o| Operand {
+                source: match o.source {
+                    Source::Storage(s) => Source::Storage(storage(s)),
+                    Source::Const(c) => Source::Const(consts[c.index()]),
+                    other => other,
+                },
+                ..o
+            }));
+        let moved = |op: TapeOp| match op {
+            TapeOp::Alloc(s) => TapeOp::Alloc(storage(s)),
+            TapeOp::Free(s) => TapeOp::Free(storage(s)),
+            TapeOp::Launch {
+                kernel,
+                reads,
+                writes,
+                end,
+            } => TapeOp::Launch {
+                kernel: kernels[kernel.index()],
+                reads: base + reads,
+                writes: base + writes,
+                end: base + end,
+            },
+            TapeOp::Collective {
+                collective,
+                dtype,
+                operands,
+            } => TapeOp::Collective {
+                collective,
+                dtype,
+                operands: base + operands,
+            },
+            other => other,
+        };
+        self.variants.push(Variant {
+            skipped,
+            forward: other.forward.into_iter().map(moved).collect(),
+            backward: other.backward.into_iter().map(moved).collect(),
+            model_flops: other.model_flops,
+        });
+        self.variants.len() as u16 - 1
+    }
 }

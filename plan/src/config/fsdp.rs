@@ -272,6 +272,9 @@ pub struct Fsdp {
     /// Full parameters keep their storage when a unit is resharded.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub keep_unsharded_storage: bool,
+    /// Units that a micro-batch skips reduce gradients of zero.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub reduce_unused: bool,
     /// Which micro-batches reduce.
     pub gradient_sync: GradientSync,
     /// What shards of flat buffers do not divide.

@@ -1,9 +1,9 @@
 //! `[train]`.
 
 use super::ParamGroup;
-use super::pattern::covers;
+use super::pattern::{covers, matches};
 use crate::ir::{Documents, UpdateRule};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// Activation recomputation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -155,6 +155,18 @@ words!(LrSchedule {
     Cosine = "cosine",
 });
 
+/// An entry of `skipped_blocks`: blocks that some micro-batches leave out, as LayerDrop and
+/// branches of conditional models do. What a block would read passes it unchanged.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SkippedBlocks {
+    /// Globs over paths of blocks.
+    #[serde(default)]
+    pub blocks: Vec<String>,
+    /// Micro-batches that leave them out, counted from 0; `None`: all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<Vec<u32>>,
+}
+
 /// `[train]`
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Train {
@@ -228,6 +240,9 @@ pub struct Train {
     /// One backward over the forwards of all micro-batches.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub joint_backward: bool,
+    /// Blocks that some micro-batches do not run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub skipped_blocks: Vec<SkippedBlocks>,
     /// Steps between validation forwards; 0 for none.
     pub validate_every: u32,
     /// Steps between reports of the norms of single parameters and gradients; 0 for none.
@@ -235,6 +250,18 @@ pub struct Train {
 }
 
 impl Train {
+    /// Returns whether a micro-batch leaves out the block at a path.
+    #[must_use]
+    pub fn skips(&self, micro_batch: u32, path: &str) -> bool {
+        self.skipped_blocks.iter().any(|s| {
+            let now = s
+                .micro_batches
+                .as_ref()
+                .is_none_or(|m| m.contains(&micro_batch));
+            now && s.blocks.iter().any(|glob| matches(glob, path))
+        })
+    }
+
     /// Returns the documents of a sequence; [`Documents::NONE`] if it is one.
     #[must_use]
     pub fn documents(&self) -> Documents {

@@ -72,6 +72,30 @@ impl AutogradGrads {
         }
     }
 
+    /// Returns whether earlier micro-batches have left a gradient of `p`.
+    pub(crate) fn has_sum(&self, p: ParamId) -> bool {
+        self.grads[p.index()].sum.is_some()
+    }
+
+    /// Makes a gradient of zeros, if `p` is trained.
+    pub(crate) fn zero(&mut self, out: &mut Emitter<'_>, p: ParamId) {
+        if !out.inputs.tape.params[p.index()].requires_grad {
+            return;
+        }
+        let at = self.location(out, p);
+        let whole = out.b.whole(at.buffer);
+        let dtype = out.inputs.types.compute;
+        out.run(KernelLaunch {
+            rule: Rule::Grad,
+            op: ShardOp::Zero,
+            elements: whole.bytes / dtype.size(),
+            dtype,
+            stream: COMPUTE,
+            reads: &[],
+            writes: &[whole],
+        });
+    }
+
     /// Completes a gradient of the dtype of sums: autograd adds it to what earlier micro-batches
     /// have left.
     pub(crate) fn accumulate_alike(&mut self, out: &mut Emitter<'_>, p: ParamId) {

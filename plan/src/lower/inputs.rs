@@ -51,6 +51,8 @@ pub(crate) struct LoweringInputs<'a> {
     pub(crate) forward_order: Vec<UnitId>,
     /// Units with parameters, by first entry in backward.
     pub(crate) backward_order: Vec<UnitId>,
+    /// Whether a micro-batch uses a unit, by micro-batch and unit; empty if all use all.
+    used: Vec<Vec<bool>>,
     /// Group and index within it of every parameter.
     pub(crate) home: Vec<(GroupId, u32)>,
     /// Ranks.
@@ -126,6 +128,7 @@ impl<'a> LoweringInputs<'a> {
             tape,
             forward_order: Vec::new(),
             backward_order: Vec::new(),
+            used: Vec::new(),
             units,
             groups,
             hooks,
@@ -138,6 +141,8 @@ impl<'a> LoweringInputs<'a> {
         };
         inputs.forward_order = inputs.order(&tape.forward, |h| h.first_of);
         inputs.backward_order = inputs.order(&tape.backward, |h| h.last_of);
+        let micro_batches = 0..tape.variant_of.len();
+        inputs.used = micro_batches.map(|m| inputs.used_by(m)).collect();
         inputs
     }
 
@@ -154,7 +159,7 @@ impl<'a> LoweringInputs<'a> {
             gpus_per_node: mesh.gpus_per_node,
             micro_batches: scenario.train.grad_accum as u16,
             tokens: self.tape.tokens * accum,
-            model_flops: self.tape.model_flops * accum,
+            model_flops: self.tape.step_flops(scenario.train.grad_accum),
             deterministic: scenario.precision.deterministic,
             gradient_factor: scenario.fsdp.gradient_scaling_factor,
             attention_backend: scenario.train.attention_backend,
@@ -179,6 +184,41 @@ impl<'a> LoweringInputs<'a> {
             }
         }
         order
+    }
+
+    /// Returns which units a micro-batch uses: all but those whose forward it does not run.
+    fn used_by(&self, micro_batch: usize) -> Vec<bool> {
+        let run = self.order(self.tape.forward_of(micro_batch), |h| h.first_of);
+        let mut used = vec![true; self.units.len()];
+        for u in self.forward_order.iter().filter(|u| !run.contains(u)) {
+            used[u.index()] = false;
+        }
+        used
+    }
+
+    /// Returns whether some micro-batch skips a unit.
+    pub(crate) fn skips_units(&self) -> bool {
+        !self.used.is_empty()
+    }
+
+    /// Returns whether the training passes of a micro-batch use a unit.
+    pub(crate) fn uses(&self, micro_batch: u16, u: UnitId) -> bool {
+        let used = self.used.get(usize::from(micro_batch));
+        used.is_none_or(|used| used[u.index()])
+    }
+
+    /// Returns the micro-batches that use a unit.
+    pub(crate) fn uses_of(&self, u: UnitId) -> impl DoubleEndedIterator<Item = u16> {
+        let micro_batches = 0..self.scenario.train.grad_accum as u16;
+        micro_batches.filter(move |&m| self.uses(m, u))
+    }
+
+    /// Returns the units that a micro-batch skips, in the order of their modules.
+    pub(crate) fn unused(&self, micro_batch: u16) -> Vec<UnitId> {
+        let all = (0..self.units.len() as u16).map(UnitId);
+        let mut units: Vec<UnitId> = all.filter(|u| !self.uses(micro_batch, *u)).collect();
+        units.sort_by_key(|u| self.unit(*u).spec.modules.first().copied());
+        units
     }
 
     pub(crate) fn unit(&self, u: UnitId) -> &UnitPlan {
@@ -384,20 +424,20 @@ fn pools(scenario: &Scenario, engine: &Engine) -> (Pool, Pool) {
     (transient, persistent)
 }
 
-/// Returns the units that the first unit of `order` gathers ahead, by a list of the scenario or by
-/// the rule of the direction. `order` is that of the direction, from this unit on; `implicit` is
-/// the depth of [`Prefetch::Implicit`].
+/// Returns the units that the first unit of `order` gathers ahead in a micro-batch, by a list of
+/// the scenario or by the rule of the direction. `order` is that of the direction, from this unit
+/// on; `implicit` is the depth of [`Prefetch::Implicit`], among the units that are used.
 pub(crate) fn prefetch_targets(
     inputs: &LoweringInputs<'_>,
     order: &[UnitId],
-    backward: bool,
+    (micro_batch, backward): (u16, bool),
     implicit: u32,
 ) -> Vec<UnitId> {
     let Some((&unit, later)) = order.split_first() else {
         return Vec::new();
     };
     prefetch_list(inputs, unit, later, backward)
-        .unwrap_or_else(|| prefetch_rule(inputs, later, backward, implicit))
+        .unwrap_or_else(|| prefetch_rule(inputs, later, (micro_batch, backward), implicit))
 }
 
 /// Returns the units that `unit` gathers ahead by a list of the scenario, in the order of the list;
@@ -423,7 +463,7 @@ fn prefetch_list(
 fn prefetch_rule(
     inputs: &LoweringInputs<'_>,
     later: &[UnitId],
-    backward: bool,
+    (micro_batch, backward): (u16, bool),
     implicit: u32,
 ) -> Vec<UnitId> {
     let fsdp = &inputs.scenario.fsdp;
@@ -434,7 +474,10 @@ fn prefetch_rule(
     };
     let first = |n: u32| later.iter().take(n as usize).copied().collect();
     match rule {
-        Prefetch::Implicit => first(implicit),
+        Prefetch::Implicit => {
+            let used = later.iter().filter(|u| inputs.uses(micro_batch, **u));
+            used.take(implicit as usize).copied().collect()
+        }
         Prefetch::Depth(d) => first(d),
         Prefetch::Elements(budget) => {
             let mut left = i128::from(budget);

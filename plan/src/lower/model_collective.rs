@@ -24,8 +24,8 @@ pub(crate) struct ModelLanes(Vec<(AxisId, CommId, StreamId)>);
 impl ModelLanes {
     pub(crate) fn new(out: &mut Emitter<'_>) -> Self {
         let tape = out.inputs.tape;
-        let passes = [&tape.forward, &tape.backward, &tape.eval];
-        let axes = passes.into_iter().flatten().filter_map(|op| match op {
+        let passes = tape.training().chain(&tape.eval);
+        let axes = passes.filter_map(|op| match op {
             TapeOp::Collective { collective, .. } => Some(collective.axis),
             _ => None,
         });

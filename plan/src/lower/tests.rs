@@ -13,6 +13,7 @@ mod packed;
 mod param_groups;
 mod pr4435;
 mod recompute;
+mod skipped;
 mod weight_gradients;
 
 use crate::compile::tape::TapeOp;

@@ -285,9 +285,9 @@ impl<'c, 'a> Walk<'c, 'a> {
     fn pass(&mut self, pass: Pass) {
         let tape = self.out.inputs.tape;
         let (ops, phase) = match pass {
-            Pass::Forward => (&tape.forward, Phase::Forward),
-            Pass::Backward => (&tape.backward, Phase::Backward),
-            Pass::Eval => (&tape.eval, Phase::Validation),
+            Pass::Forward => (tape.forward_of(self.micro), Phase::Forward),
+            Pass::Backward => (tape.backward_of(self.micro), Phase::Backward),
+            Pass::Eval => (tape.eval.as_slice(), Phase::Validation),
         };
         self.out.b.at(UnitId(0), phase);
         if pass == Pass::Backward {

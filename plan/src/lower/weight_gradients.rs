@@ -40,37 +40,12 @@ impl WeightGradients {
             return new;
         }
         let tape = inputs.tape;
-        let mut named: Vec<(GroupId, Range<u64>)> = Vec::new();
-        let mut candidates = Vec::new();
-        // A chunked loss has gradients in forward.
-        for op in tape.forward.iter().chain(&tape.backward) {
-            let operands = match *op {
-                TapeOp::Launch { reads, end, .. } => reads..end,
-                TapeOp::Collective { operands, .. } => operands..operands + 2,
-                _ => continue,
-            };
-            let all = &tape.operands[operands.start as usize..operands.end as usize];
-            named.extend(all.iter().filter_map(|o| elements(inputs, o)));
-            if let TapeOp::Launch {
-                kernel,
-                writes,
-                end,
-                ..
-            } = *op
-                && writes + 1 == end
-                && overwrites(&tape.kernels[kernel.index()])
-                && let Some(range) = elements(inputs, &tape.operands[writes as usize])
-            {
-                candidates.push((writes, range));
-            }
+        new.launches
+            .extend(alone(inputs, [&tape.forward, &tape.backward]));
+        for variant in &tape.variants {
+            new.launches
+                .extend(alone(inputs, [&variant.forward, &variant.backward]));
         }
-        let touches = |(g, r): &(GroupId, Range<u64>), (h, s): &(GroupId, Range<u64>)| {
-            g == h && r.start < s.end && s.start < r.end
-        };
-        let alone = candidates
-            .into_iter()
-            .filter(|(_, range)| named.iter().filter(|other| touches(range, other)).count() == 1);
-        new.launches = alone.map(|(writes, _)| writes).collect();
         new
     }
 
@@ -104,6 +79,42 @@ impl WeightGradients {
             make(adding)
         })
     }
+}
+
+/// Returns the written operands of the GEMMs that alone write a range of the gradients in these
+/// passes of a micro-batch. A chunked loss has gradients in forward.
+fn alone(inputs: &LoweringInputs<'_>, passes: [&[TapeOp]; 2]) -> Vec<u32> {
+    let tape = inputs.tape;
+    let mut named: Vec<(GroupId, Range<u64>)> = Vec::new();
+    let mut candidates = Vec::new();
+    for op in passes.into_iter().flatten() {
+        let operands = match *op {
+            TapeOp::Launch { reads, end, .. } => reads..end,
+            TapeOp::Collective { operands, .. } => operands..operands + 2,
+            _ => continue,
+        };
+        let all = &tape.operands[operands.start as usize..operands.end as usize];
+        named.extend(all.iter().filter_map(|o| elements(inputs, o)));
+        if let TapeOp::Launch {
+            kernel,
+            writes,
+            end,
+            ..
+        } = *op
+            && writes + 1 == end
+            && overwrites(&tape.kernels[kernel.index()])
+            && let Some(range) = elements(inputs, &tape.operands[writes as usize])
+        {
+            candidates.push((writes, range));
+        }
+    }
+    let touches = |(g, r): &(GroupId, Range<u64>), (h, s): &(GroupId, Range<u64>)| {
+        g == h && r.start < s.end && s.start < r.end
+    };
+    let alone = candidates
+        .into_iter()
+        .filter(|(_, range)| named.iter().filter(|other| touches(range, other)).count() == 1);
+    alone.map(|(writes, _)| writes).collect()
 }
 
 /// Returns whether a kernel is one GEMM that overwrites all of its only result.

@@ -80,6 +80,11 @@ impl<'s> Builder<'s> {
         out
     }
 
+    /// Returns whether the forward skips a block.
+    pub(crate) fn skips(&self, block: ModuleId) -> bool {
+        self.tree.skips(block)
+    }
+
     /// Runs `f` with new ops belonging to `m`.
     pub(crate) fn within<T>(&mut self, m: ModuleId, f: impl FnOnce(&mut Self) -> T) -> T {
         let outer = self.g.module.replace(m);

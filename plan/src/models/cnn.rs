@@ -69,6 +69,9 @@ impl Forward for Cnn {
         let shape = [b.batch(), m.channels, m.height, m.width];
         let mut x = b.input(&shape);
         for &block in &self.blocks {
+            if b.skips(block.module()) {
+                continue;
+            }
             let y = conv(b, block, x);
             let y = b.within(block.module(), |b| b.g.unary(OpKind::Relu, y));
             b.g.release(x);

@@ -51,6 +51,9 @@ pub(crate) struct Tree {
     linears: Vec<Linear>,
     /// Rows per sample that each module works on, if they are not the tokens.
     rows: Vec<Option<u64>>,
+    /// Whether a module is part of a block that the forward skips, by module; empty if it skips
+    /// none.
+    pub(crate) skipped: Vec<bool>,
     /// Whether the code of all blocks is the same, and nothing else uses what they compute than the
     /// next one.
     pub(crate) same_code: bool,
@@ -129,6 +132,37 @@ impl Tree {
     /// Returns the rows per sample that a module works on, if they are not the tokens.
     pub(crate) fn rows(&self, m: ModuleId) -> Option<u64> {
         self.rows[m.index()]
+    }
+
+    /// Leaves out the blocks whose paths `which` holds for.
+    pub(crate) fn skip(&mut self, which: impl Fn(&str) -> bool) {
+        let mut skipped = vec![false; self.modules.len()];
+        for pair in self.starts.windows(2) {
+            let (first, after) = (pair[0].0.index(), pair[1].0.index());
+            if which(&self.modules[first].path) {
+                skipped[first..after].fill(true);
+            }
+        }
+        if skipped.contains(&true) {
+            self.skipped = skipped;
+        }
+    }
+
+    /// Returns whether the forward skips a module.
+    pub(crate) fn skips(&self, m: ModuleId) -> bool {
+        self.skipped.get(m.index()).is_some_and(|&skipped| skipped)
+    }
+
+    /// Returns whether the forward skips all modules that use a parameter.
+    pub(crate) fn skips_param(&self, p: &Param) -> bool {
+        p.modules.iter().all(|&m| self.skips(m))
+    }
+
+    /// Returns the numbers of the blocks that the forward runs.
+    pub(crate) fn run_layers(&self) -> impl Iterator<Item = usize> {
+        let blocks = self.starts.iter().take(self.layers() as usize);
+        let numbered = blocks.enumerate();
+        numbered.filter_map(|(n, &(m, _))| (!self.skips(m)).then_some(n))
     }
 
     /// Returns the weight of a layer.
@@ -311,6 +345,7 @@ impl Declare {
                 starts: Vec::new(),
                 linears: Vec::new(),
                 rows: vec![None],
+                skipped: Vec::new(),
                 same_code: true,
             },
             weights,

@@ -489,7 +489,9 @@ impl Forward for Decoder {
         let mut routers = Vec::new();
         let mut more = images.into_iter().flat_map(|i| i.deepstack);
         for block in &self.blocks {
-            h = block.forward(b, h, by, &mut routers);
+            if !b.skips(block.module) {
+                h = block.forward(b, h, by, &mut routers);
+            }
             if let Some(rows) = more.next() {
                 let add = |b: &mut Builder<'_>, x| b.g.binary(OpKind::Add, x, rows);
                 h = b.within(ROOT, |b| with_first(b, h, add, rows));

@@ -136,6 +136,9 @@ impl Forward for Encoder {
         let shape = [b.batch(), b.seq(), b.s.model.hidden];
         let mut h = b.input(&shape);
         for block in &self.blocks {
+            if b.skips(block.module) {
+                continue;
+            }
             h = block.forward(b, h);
         }
         let out = b.linear(self.head, h);

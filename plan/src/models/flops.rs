@@ -94,6 +94,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         .params
         .iter()
         .zip(&backward.inputs)
+        .filter(|(p, _)| !tree.skips_param(p))
         .filter(|(p, _)| weight(p).len() > 1 && (!is_table(&p.name) || p.modules.len() > 1))
         .map(|(p, &input)| {
             let positions = if images { m.height * m.width } else { 1 };
@@ -126,13 +127,14 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         };
         shape.flops(false)
     };
-    let layers = u64::from(tree.layers());
+    let layers: Vec<usize> = tree.run_layers().collect();
     // Backward reaches the last ones.
-    let first = (layers - backward.attention.min(layers)) as usize;
-    let twice: u64 = (first..layers as usize).map(forward).sum();
-    let attention = (0..layers as usize).map(forward).sum::<u64>() + 2 * twice;
+    let first = layers.len() - layers.len().min(backward.attention as usize);
+    let twice: u64 = layers[first..].iter().copied().map(forward).sum();
+    let attention = layers.iter().copied().map(forward).sum::<u64>() + 2 * twice;
+    let run = layers.len() as u64;
     (
-        Flops(matmul + attention + vision_attention(m, b) + encoder_attention(m, b, t)),
+        Flops(matmul + attention + vision_attention(m, b) + encoder_attention(m, run, (b, t))),
         tokens,
     )
 }
@@ -167,9 +169,9 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
     3 * of.layers * shape.flops(false)
 }
 
-/// Counts the arithmetic of attention in an encoder and to what it computes, in forward and
-/// backward.
-fn encoder_attention(m: &Model, batch: u64, seq: u64) -> u64 {
+/// Counts the arithmetic of attention in an encoder, and to what it computes in the `run` blocks of
+/// the decoder, in forward and backward.
+fn encoder_attention(m: &Model, run: u64, (batch, seq): (u64, u64)) -> u64 {
     let layers = m.options.encoder_layers;
     if layers == 0 {
         return 0;
@@ -184,5 +186,5 @@ fn encoder_attention(m: &Model, batch: u64, seq: u64) -> u64 {
         window: None,
         documents: Documents::NONE,
     };
-    3 * (layers + u64::from(m.layers)) * shape.flops(false)
+    3 * (layers + run) * shape.flops(false)
 }

@@ -215,6 +215,9 @@ impl Forward for Gpt2 {
             sum
         });
         for block in &self.blocks {
+            if b.skips(block.module) {
+                continue;
+            }
             h = block.forward(b, h);
         }
         let y = b.layer_norm(self.norm, h);

@@ -235,6 +235,9 @@ impl Forward for GptNeox {
         let mut h = b.embedding(self.embedding, ids);
         let rope = rope.cast(b);
         for block in &self.blocks {
+            if b.skips(block.module) {
+                continue;
+            }
             h = block.forward(b, h, rope);
         }
         let y = b.layer_norm(self.norm, h);

@@ -81,6 +81,9 @@ impl Forward for Linear {
         let rows = b.batch() * b.seq();
         let mut x = b.input(&[rows, b.s.model.hidden]);
         for &(block, part) in &self.blocks {
+            if b.skips(block.module()) {
+                continue;
+            }
             let y = match part {
                 Part::Whole => b.linear(block, x),
                 Part::Outputs => b.column_parallel(block, AxisId::TP, x),

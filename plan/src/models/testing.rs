@@ -83,6 +83,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             validate_every: 0,
             no_grad_forwards: 0,
             joint_backward: false,
+            skipped_blocks: vec![],
             param_norms_every: 0,
         },
         mesh: Mesh {
@@ -106,6 +107,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             gradient_sync: GradientSync::Every,
             atomic: Atomic::Row,
             no_sync_units: vec![],
+            reduce_unused: false,
             prefetch_forward: Prefetch::Implicit,
             prefetch_backward: Prefetch::Implicit,
             prefetch_lists: vec![],

@@ -25,6 +25,7 @@ use crate::ir::{
     Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, Pool, Role,
     StreamId, UnitId,
 };
+use crate::lower::PlanError;
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::emitter::{Comms, Emitter};
 use crate::lower::inputs::LoweringInputs;
@@ -99,6 +100,7 @@ pub(crate) struct Fsdp2 {
     /// Units that have a hook after their backward, by unit.
     hooked: Vec<bool>,
     backward: bool,
+    micro_batch: u16,
     last: bool,
     in_flight: usize,
     /// Stream of operators on the CPU, if parameters, gradients and optimizer state are in host
@@ -147,6 +149,7 @@ impl Fsdp2 {
             joint,
             hooked: out.inputs.units_after_trained(),
             backward: false,
+            micro_batch: 0,
             last: true,
             in_flight,
             cpu,
@@ -211,7 +214,8 @@ impl Lifecycle for Fsdp2 {
         }
     }
 
-    fn micro_batch(&mut self, _index: u16, last: bool) {
+    fn micro_batch(&mut self, index: u16, last: bool) {
+        self.micro_batch = index;
         self.last = last;
     }
 
@@ -312,6 +316,10 @@ impl Lifecycle for Fsdp2 {
         for unit in out.inputs.forward_order.clone() {
             self.reshard_after_backward(out, unit);
         }
+        for unit in out.inputs.unused(self.micro_batch) {
+            self.end_unused(out, unit);
+        }
+        self.drop_untouched(out);
         // `finalize_backward` of every group, then the last inputs of the root's.
         let offloads = self.cpu.is_some();
         for state in &mut self.groups {
@@ -430,10 +438,27 @@ fn hooks(out: &mut Emitter<'_>, rule: Rule, params: usize) {
     out.b.host(rule, HostWorkKind::HookParam, params as u16);
 }
 
-/// Refuses strategies that this policy does not have: it can only replicate over the outer axis.
-pub(crate) fn supports(inputs: &LoweringInputs<'_>) -> Result<(), crate::lower::PlanError> {
-    if inputs.outer > 1 && inputs.scenario.fsdp.outer_strategy == OuterStrategy::Optim {
-        return Err(crate::lower::PlanError::OuterSharding);
+/// Refuses strategies that this policy does not have: it can only replicate over the outer axis. A
+/// sum over the inner axis that only the last micro-batch reduces over replicas needs a gradient
+/// there; see Note [Skipped blocks].
+pub(crate) fn supports(inputs: &LoweringInputs<'_>) -> Result<(), PlanError> {
+    let fsdp = &inputs.scenario.fsdp;
+    if inputs.outer > 1 && fsdp.outer_strategy == OuterStrategy::Optim {
+        return Err(PlanError::OuterSharding);
     }
-    Ok(())
+    if inputs.outer == 1 || fsdp.reduce_unused {
+        return Ok(());
+    }
+    let last = inputs.scenario.train.grad_accum as u16 - 1;
+    let sums = |g: &GroupId| inputs.reduces(*g, false, false) && !inputs.reduces(*g, true, false);
+    let lost = |u: &UnitId| {
+        let partly = inputs.uses_of(*u).next().is_some();
+        partly && inputs.trained_groups_of(*u).iter().any(sums)
+    };
+    match inputs.unused(last).into_iter().find(lost) {
+        Some(unit) => Err(PlanError::UnfinishedSum {
+            unit: inputs.unit(unit).spec.name.clone(),
+        }),
+        None => Ok(()),
+    }
 }

@@ -64,6 +64,11 @@ pub(crate) struct Megatron {
     /// Whether one backward covers all micro-batches; see Note [Joint backward].
     joint: bool,
     first: bool,
+    /// Groups whose G has gradients of this step, if it is not sharded.
+    written: Vec<bool>,
+    /// Whether backward has gathered nothing yet.
+    recycles: bool,
+    micro_batch: u16,
     /// Whether no forward of this step has begun.
     step_begins: bool,
     last: bool,
@@ -116,6 +121,9 @@ impl Megatron {
                 .collect(),
             joint: out.inputs.scenario.train.joint_backward,
             first: true,
+            written: vec![false; out.inputs.groups.len()],
+            recycles: false,
+            micro_batch: 0,
             step_begins: true,
             last: true,
             capacity,
@@ -124,10 +132,18 @@ impl Megatron {
     }
 
     fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, rule: Rule) {
+        // Replicated weights stay full until the next step, so that their first gather is the only
+        // one.
+        let first = self.first || out.inputs.skips_units();
         if std::mem::replace(&mut self.full[unit.index()], true)
-            || !self.flat.gathers(out.inputs, self.first)
+            || !self.flat.gathers(out.inputs, first)
         {
             return;
+        }
+        if std::mem::take(&mut self.recycles) {
+            for unused in out.inputs.unused(self.micro_batch) {
+                self.recycle(out, unused);
+            }
         }
         let (phase, at) = (out.b.phase(), out.b.unit());
         out.b.at(unit, phase);
@@ -200,9 +216,10 @@ impl Megatron {
             }
             elements += out.inputs.unit(next).numel;
             count += 1;
-            // A unit that backward does not reach (frozen, before anything trained) would never be
-            // released.
-            let useless = backward && (self.done[next.index()] || !self.reached[next.index()]);
+            // A unit that backward does not reach (frozen before anything trained, or skipped)
+            // would never be released.
+            let lost = !self.reached[next.index()] || !out.inputs.uses(self.micro_batch, next);
+            let useless = backward && (self.done[next.index()] || lost);
             if !useless {
                 self.unshard(out, next, Rule::Prefetch);
             }
@@ -228,6 +245,16 @@ impl Megatron {
                 out.b.free(Rule::Reshard, full);
             }
         }
+    }
+
+    /// Releases a unit that nothing has used since its gather (`wait_bucket_ready`).
+    fn recycle(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if let Some(event) = self.gathered[unit.index()].filter(|_| self.full[unit.index()])
+            && self.flat.streams.gather != COMPUTE
+        {
+            out.b.wait(Rule::GatherDone, event, COMPUTE);
+        }
+        self.release(out, unit);
     }
 
     fn pop(&mut self, out: &mut Emitter<'_>, rule: Rule) {
@@ -307,7 +334,7 @@ impl Megatron {
             let grad = self.flat.state(g).grad;
             let grad = grad.expect("only trained groups have gradients");
             let dtype = out.inputs.types.grads;
-            if self.first && self.ready[g.index()] == 0 {
+            if !self.written[g.index()] && self.ready[g.index()] == 0 {
                 fill_padding(out, g, grad, dtype);
             }
             return (grad, dtype);
@@ -348,7 +375,7 @@ impl Megatron {
         let from = out.b.whole(grad);
         let (rule, kind, reads) = if self.flat.grad_sharded(g) {
             (Rule::ReduceCopyIn, ShardOp::Copy, vec![from])
-        } else if self.first {
+        } else if !self.written[g.index()] {
             (Rule::Accumulate, ShardOp::Copy, vec![from])
         } else {
             (Rule::Accumulate, ShardOp::Accumulate, vec![from, slot])
@@ -363,6 +390,51 @@ impl Megatron {
             writes: &[slot],
         });
         out.b.free(Rule::Grad, grad);
+    }
+
+    /// Fills the buckets of units that the micro-batch has not used with zeros, all of them before
+    /// the first one is reduced; see Note [Skipped blocks]. G that is not sharded is zero if
+    /// nothing has added to it.
+    fn end_unused(&mut self, out: &mut Emitter<'_>) {
+        let unused = out.inputs.unused(self.micro_batch);
+        if unused.is_empty() {
+            return;
+        }
+        let groups = unused.iter().flat_map(|u| out.inputs.trained_groups_of(*u));
+        let mut groups: Vec<GroupId> = groups.collect();
+        let sharded = groups.iter().filter(|g| self.flat.grad_sharded(**g));
+        let params = sharded.flat_map(|g| out.inputs.group(*g).params.clone());
+        let mut params: Vec<ParamId> = params.collect();
+        let name = |p: &ParamId| &out.inputs.tape.params[p.index()].name;
+        params.sort_by(|a, b| name(a).cmp(name(b)));
+        for p in params {
+            let (g, _) = out.inputs.home[p.index()];
+            out.b.at(out.inputs.group(g).unit, out.b.phase());
+            out.b.host(Rule::Reduce, HostWorkKind::HookParam, 1);
+            let (to, dtype) = self.bucket(out, g);
+            let elements = out.inputs.tape.params[p.index()].numel();
+            let slot = Access {
+                offset: to.offset + out.inputs.flat_offset(p) * dtype.size(),
+                bytes: elements * dtype.size(),
+                ..to
+            };
+            zero(out, slot, dtype);
+        }
+        let place = |g: &GroupId| {
+            let unit = out.inputs.group(*g).unit;
+            self.buckets.iter().position(|u| *u == unit)
+        };
+        groups.sort_by_key(|g| (place(g), g.0));
+        for g in groups {
+            out.b.at(out.inputs.group(g).unit, out.b.phase());
+            let grad = self.flat.state(g).grad;
+            let empty = !self.flat.grad_sharded(g) && !self.written[g.index()];
+            if let Some(grad) = grad.filter(|_| empty && self.last) {
+                zero(out, grad, out.inputs.types.grads);
+            }
+            self.reduce(out, g);
+        }
+        out.b.at(UnitId(0), out.b.phase());
     }
 
     /// Reduces a group whose gradients are all complete: in every backward if gradients are
@@ -385,6 +457,19 @@ impl Megatron {
         };
         self.enqueue(out, g, reduction, bucket);
     }
+}
+
+/// Fills a range of gradients with zeros.
+fn zero(out: &mut Emitter<'_>, range: Access, dtype: DType) {
+    out.run(KernelLaunch {
+        rule: Rule::Grad,
+        op: ShardOp::Zero,
+        elements: range.bytes / dtype.size(),
+        dtype,
+        stream: COMPUTE,
+        reads: &[],
+        writes: &[range],
+    });
 }
 
 /// Returns whether a unit stays gathered, as parameters outside every unit do: their bucket keeps
@@ -430,6 +515,10 @@ impl Lifecycle for Megatron {
         // It counts backwards, of which a joint one is the first.
         self.first = index == 0 || self.joint;
         self.step_begins = index == 0;
+        if index == 0 {
+            self.written.fill(false);
+        }
+        self.micro_batch = index;
         self.last = last;
     }
 
@@ -460,6 +549,7 @@ impl Lifecycle for Megatron {
 
     fn backward_start(&mut self, _out: &mut Emitter<'_>) {
         self.done.fill(false);
+        self.recycles = true;
     }
 
     fn pre_recompute(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
@@ -496,6 +586,7 @@ impl Lifecycle for Megatron {
         self.ready[g.index()] += 1;
         if self.ready[g.index()] == out.inputs.group(g).params.len() {
             self.ready[g.index()] = 0;
+            self.written[g.index()] = true;
             self.reduce(out, g);
         }
         out.b.at(at, phase);
@@ -505,6 +596,8 @@ impl Lifecycle for Megatron {
         if self.joint && !self.last {
             return;
         }
+        self.recycles = false;
+        self.end_unused(out);
         while !self.queue.is_empty() {
             self.pop(out, Rule::FinalFence);
         }

@@ -42,8 +42,37 @@ use unshard::Unshard;
 /// Position of a micro-batch in its step.
 #[derive(Clone, Copy, Debug)]
 struct MicroBatch {
+    index: u16,
     first: bool,
     last: bool,
+}
+
+impl MicroBatch {
+    /// Returns the position among the micro-batches that use a unit. A validation forward uses all
+    /// units.
+    fn of_unit(self, out: &Emitter<'_>, unit: UnitId) -> Self {
+        if !out.inputs.skips_units() || out.b.phase() == Phase::Validation {
+            return self;
+        }
+        let now = Some(self.index);
+        Self {
+            first: out.inputs.uses_of(unit).next() == now,
+            last: out.inputs.uses_of(unit).next_back() == now,
+            ..self
+        }
+    }
+
+    /// Returns the position among the micro-batches that use a group's unit.
+    fn of_group(self, out: &Emitter<'_>, g: GroupId) -> Self {
+        self.of_unit(out, out.inputs.group(g).unit)
+    }
+
+    /// Returns the units of an order that the micro-batch uses.
+    fn used(self, out: &Emitter<'_>, order: &[UnitId]) -> Vec<UnitId> {
+        let whole = out.b.phase() == Phase::Validation;
+        let used = |u: &&UnitId| whole || out.inputs.uses(self.index, **u);
+        order.iter().filter(used).copied().collect()
+    }
 }
 
 struct Native {
@@ -67,6 +96,7 @@ impl Native {
             reductions: Reductions::new(out.inputs.scenario.fsdp.reduce_in_flight),
             offloaded: OffloadedState::default(),
             micro: MicroBatch {
+                index: 0,
                 first: true,
                 last: true,
             },
@@ -76,7 +106,7 @@ impl Native {
 
     /// Reduces the gradients of a unit, or adds them up for a later reduction.
     fn reduce(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
-        let (flat, micro) = (&self.flat, self.micro);
+        let (flat, micro) = (&self.flat, self.micro.of_unit(out, unit));
         let reductions = &mut self.reductions;
         for g in out.inputs.trained_groups_of(unit) {
             if !flat.grad_sharded(g) {
@@ -125,16 +155,16 @@ impl Lifecycle for Native {
 
     fn micro_batch(&mut self, index: u16, last: bool) {
         let first = index == 0;
-        self.micro = MicroBatch { first, last };
-        self.reductions.start_micro_batch();
+        self.micro = MicroBatch { index, first, last };
         if first {
+            self.reductions.start_step();
             self.unshard.start_step();
         }
     }
 
     fn joint_backward(&mut self, index: u16, last: bool) {
         let first = index == 0;
-        self.micro = MicroBatch { first, last };
+        self.micro = MicroBatch { index, first, last };
     }
 
     fn before_inputs(&mut self, out: &mut Emitter<'_>) {
@@ -218,7 +248,8 @@ impl Lifecycle for Native {
     }
 
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
-        let (flat, micro) = (&self.flat, self.micro);
+        let (g, _) = out.inputs.home[p.index()];
+        let (flat, micro) = (&self.flat, self.micro.of_group(out, g));
         self.gradients
             .locate(out, flat, micro, &mut self.reductions, p)
     }
@@ -229,7 +260,7 @@ impl Lifecycle for Native {
         g: GroupId,
         elements: Range<u64>,
     ) -> Option<Access> {
-        let (flat, micro) = (&self.flat, self.micro);
+        let (flat, micro) = (&self.flat, self.micro.of_group(out, g));
         self.gradients.add(out, flat, micro, g, elements)
     }
 

@@ -20,7 +20,7 @@ use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
     ADAPTERS, ATTENTION, CHUNKED_LOSS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON, RECOMPUTE,
-    SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN,
+    SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN, SOME_SKIPPED,
 };
 use std::borrow::Cow;
 
@@ -380,6 +380,10 @@ const PREFETCH_LIST: &[(&str, Accept)] = &[
     ("forward", List(&Text)),
     ("backward", List(&Text)),
 ];
+const SKIPPED_BLOCKS: &[(&str, Accept)] = &[
+    ("blocks", List(&Text)),
+    ("micro_batches", List(&Integer(0, 4095))),
+];
 const PLACEMENTS: &[(&str, Accept)] = &[("dp_shard", PLACEMENT), ("dp_replicate", PLACEMENT)];
 
 keys! {
@@ -508,6 +512,7 @@ keys! {
     ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "Run a validation forward every N steps; 0: never";
     NoGradForwards: "train" "no_grad_forwards" [Integer(0, 64)] "0" "Forward passes without gradients (`torch.no_grad`) over the samples of each micro-batch before its forward and backward, as reinforcement learning computes log-probabilities of the old policy; their results are not used";
     JointBackward: "train" "joint_backward" [Bool] "false" "The micro-batches of a step run their forwards one after another, and one backward covers all of them, last to first, as contrastive and preference losses have it. Activations of all are in memory, and gradients are reduced once. Policies native, fsdp2 and megatron" needs [SEVERAL_MICRO_BATCHES];
+    SkippedBlocks: "train" "skipped_blocks" [List(&Table(SKIPPED_BLOCKS)), Empty] "[]" "Blocks that a forward does not run, as LayerDrop and branches of conditional models leave them out; what a block would read passes it unchanged. Tables of blocks (globs over paths such as layers.3) and micro_batches (which of a step leave them out, counted from 0; default: all). All ranks leave out the same. Validation runs every block. Policies native, fsdp2 and megatron";
     ParamNormsEvery: "train" "param_norms_every" [Integer(0, 1_000_000)] "0" "Report the norm of every parameter and of its gradient (before clipping) every N steps of a run; 0: never. Predictions do not include the time";
 
     Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path(".toml")] "(required)" "Hardware profile: the name of a shipped profile, or the path of a profile file (relative to the scenario file, or to the working directory with --set)";
@@ -533,6 +538,7 @@ keys! {
     PrefetchLists: "fsdp" "prefetch_lists" [List(&Table(PREFETCH_LIST)), Empty] "[]" "Units that some units gather ahead, in place of `prefetch_forward` and `prefetch_backward`: tables of unit (a glob over names of units), forward and backward (globs over the units that it gathers, each later in that direction), as `set_modules_to_forward_prefetch` and `set_modules_to_backward_prefetch` take them. The first table that matches a unit counts" needs [SEVERAL_RANKS];
     GradientSync: "fsdp" "gradient_sync" [Choice(GradientSync::WORDS)] "(fsdp2: \"every\", others: \"outer_last\")" "Micro-batches that reduce gradients: every (all), outer_last (all over dp_shard, only the last over dp_replicate: `set_requires_all_reduce`), last (only the last: `set_requires_gradient_sync`, no_sync; full gradients accumulate until then)" needs [SEVERAL_MICRO_BATCHES];
     NoSyncUnits: "fsdp" "no_sync_units" [List(&Text), Empty] "[]" "Globs over names of units that reduce their gradients in the last micro-batch only, whatever `gradient_sync` says (`set_requires_gradient_sync(False, recurse=False)` on these units before the others); full gradients accumulate until then" needs [SEVERAL_MICRO_BATCHES];
+    ReduceUnused: "fsdp" "reduce_unused" [Bool] "false" "Units that a micro-batch skips reduce gradients of zero, where another micro-batch of the step uses them, so that ranks which skip different units would launch the same reductions (`set_reduce_scatter_unused_params` of torch 2.15). Policy megatron always does" needs [SOME_SKIPPED];
     ReduceInFlight: "fsdp" "reduce_in_flight" [Integer(1, 64)] "(fsdp2: 1, native: 2)" "Gradient buffers that may be in flight before the next reduction waits";
     OptimizerInBackward: "fsdp" "optimizer_in_backward" [Bool] "false" "Update each unit as soon as its gradient is reduced, on the reduction's stream, instead of after backward; frees the gradient at once";
     PrefetchNextStep: "fsdp" "prefetch_next_step" [Integer(0, 64)] "0" "Units gathered for the next forward as soon as the optimizer has updated them, overlapping the remaining updates; 0: none" needs [SEVERAL_RANKS];

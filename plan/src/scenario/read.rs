@@ -207,6 +207,7 @@ fn train(d: &Document, seq_len: u64) -> Train {
         validate_every: d.setting(Key::ValidateEvery),
         no_grad_forwards: d.setting(Key::NoGradForwards),
         joint_backward: d.setting(Key::JointBackward),
+        skipped_blocks: d.setting(Key::SkippedBlocks),
         param_norms_every: d.setting(Key::ParamNormsEvery),
     }
 }
@@ -325,6 +326,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         gradient_sync: d.given(Key::GradientSync).unwrap_or(defaults.gradient_sync),
         atomic: d.setting(Key::Atomic),
         no_sync_units: d.setting(Key::NoSyncUnits),
+        reduce_unused: d.setting(Key::ReduceUnused),
         prefetch_forward: d.given(Key::PrefetchForward).unwrap_or(defaults.prefetch),
         prefetch_backward: d.given(Key::PrefetchBackward).unwrap_or(defaults.prefetch),
         prefetch_lists: d.setting(Key::PrefetchLists),

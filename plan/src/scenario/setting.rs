@@ -5,7 +5,7 @@ use super::merge::Document;
 use super::value::{Datum, Value, convert};
 use crate::config::{
     Atomic, Bias, CudaGraph, Family, LoraTargets, Offload, ParamGroup, Prefetch, PrefetchList,
-    RecomputeLayers, Reshard, Scope, Words,
+    RecomputeLayers, Reshard, Scope, SkippedBlocks, Words,
 };
 use crate::ir::Documents;
 use crate::units::Bytes;
@@ -212,6 +212,12 @@ impl Setting for ParamGroup {
 }
 
 impl Setting for PrefetchList {
+    fn of(value: &Value) -> Option<Self> {
+        Self::deserialize(Plain(value)).ok()
+    }
+}
+
+impl Setting for SkippedBlocks {
     fn of(value: &Value) -> Option<Self> {
         Self::deserialize(Plain(value)).ok()
     }

@@ -10,6 +10,7 @@ mod moments;
 mod muon;
 mod param_groups;
 mod prefetch;
+mod skipped;
 mod train;
 mod without_effect;
 
@@ -41,6 +42,7 @@ pub(crate) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     fsdp::check(s, d, is_default)?;
     prefetch::check(s, d)?;
     prefetch::no_sync(s, d)?;
+    skipped::check(s, d)?;
     compile::check(s, d)?;
     refuse_if(s, d, |_| true)?;
     without_effect::check(s, d, is_default)?;

@@ -276,12 +276,14 @@ impl<'a> Packer<'a> {
                 continue;
             }
             // A later parameter whose remainder fits next to this one's shares the last grid: it
-            // starts that much before the grid's end and fills whole grids from there.
+            // starts that much before the grid's end and fills whole grids from there. One that
+            // ends with a part of a block would be cut within its first block there.
             let gap = at;
             at = at.next_multiple_of(f);
             let conjugate = (next..regular.len()).find(|&k| {
-                let r = self.items[regular[k]].1 % f;
-                r > 0 && rest + r <= f
+                let (_, numel, row) = self.items[regular[k]];
+                let r = numel % f;
+                r > 0 && rest + r <= f && numel.is_multiple_of(row)
             });
             let mut gap_end = at;
             if let Some(k) = conjugate {
@@ -358,6 +360,20 @@ mod tests {
 
     /// The worked example of Megatron-FSDP's layout documentation, shapes (2,6) (4,4) (4,4) (1,2)
     /// (1,6) on 5 ranks.
+    /// Two parameters of 32 rows in blocks of 5: neither may start with the rows of its last block.
+    #[test]
+    fn blocks_that_do_not_divide_a_parameter_stay_whole() {
+        let block = 5 * 16;
+        let given = [0, 1].map(|p| (ParamId(p), 32 * 16, block));
+        let l = flat_layout(&given, 2, true, Atomic::Block(5)).unwrap();
+        for item in &l.items {
+            let inside = |b: &u64| item.offset < *b && *b < item.offset + item.numel;
+            for boundary in (1..2).map(|r| r * l.shard_numel()).filter(inside) {
+                assert!((boundary - item.offset).is_multiple_of(block), "{l:?}");
+            }
+        }
+    }
+
     #[test]
     fn megatron_worked_example() {
         let l = flat_layout(

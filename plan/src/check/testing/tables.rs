@@ -98,6 +98,7 @@ pub(super) fn program(shape: Shape) -> ProgramBuilder {
         is_root: false,
         reshards: true,
         keeps_storage: false,
+        skipped_in: Vec::new(),
         groups: vec![GroupId(u as u16)],
     };
     let group = |u: usize| Group {

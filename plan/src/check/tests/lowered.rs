@@ -250,10 +250,15 @@ fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
 
 /// One backward over the forwards of all micro-batches.
 const JOINT: &str = "train.joint_backward=true";
+/// The second micro-batch leaves out a block that the first uses, and the other way round.
+const SKIP_SOME: &str = "train.skipped_blocks=[{ blocks = [\"layers.1\"], micro_batches = [1] }, \
+                         { blocks = [\"layers.0\"], micro_batches = [0] }]";
+/// No micro-batch uses a block.
+const SKIP_ALL: &str = "train.skipped_blocks=[{ blocks = [\"layers.1\"] }]";
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 83] = [
+    const OPTIONS: [&[&str]; 101] = [
         &[],
         &[
             "fsdp.copy_engine_reduce=true",
@@ -416,6 +421,74 @@ fn every_option_passes() {
         ],
         &["train.no_grad_forwards=1", "fsdp.allocator=double_buffer"],
         &["train.no_grad_forwards=1", "train.recompute=full"],
+        &[SKIP_SOME, "train.grad_accum=2"],
+        &[
+            SKIP_SOME,
+            "train.grad_accum=2",
+            "mesh.dp_outer=2",
+            "fsdp.gradient_sync=every",
+        ],
+        &[SKIP_SOME, "train.grad_accum=2", "fsdp.gradient_sync=last"],
+        &[SKIP_SOME, "train.grad_accum=2", "fsdp.strategy=optim"],
+        &[
+            SKIP_SOME,
+            "train.grad_accum=2",
+            "fsdp.strategy=optim_grads",
+            "train.validate_every=2",
+        ],
+        &[
+            SKIP_SOME,
+            "train.grad_accum=2",
+            "fsdp.strategy=no_shard",
+            "train.clip_norm=1",
+        ],
+        &[
+            SKIP_SOME,
+            "train.grad_accum=2",
+            "fsdp.prefetch_forward=2",
+            "fsdp.prefetch_backward=2",
+        ],
+        &[
+            SKIP_SOME,
+            "train.grad_accum=2",
+            "fsdp.reshard_after_backward=false",
+        ],
+        &[
+            SKIP_SOME,
+            "train.grad_accum=2",
+            "fsdp.reshard_after_forward=2",
+            "precision.compute=bf16",
+        ],
+        &[SKIP_SOME, "train.grad_accum=2", "train.recompute=full"],
+        &[
+            SKIP_SOME,
+            "train.grad_accum=2",
+            "train.recompute=selective",
+            "compile.mode=blocks",
+        ],
+        &[
+            SKIP_SOME,
+            "train.grad_accum=2",
+            "fsdp.optimizer_in_backward=true",
+            "train.clip_norm=0",
+        ],
+        &[
+            SKIP_SOME,
+            "train.grad_accum=2",
+            "fsdp.reduce_unused=true",
+            "mesh.dp_outer=2",
+        ],
+        &[SKIP_ALL],
+        &[SKIP_ALL, "train.clip_norm=1", "train.validate_every=2"],
+        &[
+            SKIP_ALL,
+            "fsdp.prefetch_lists=[{ unit = \"layers.0\", forward = [\"layers.1\"] }]",
+        ],
+        &[
+            SKIP_ALL,
+            "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]",
+        ],
+        &[SKIP_ALL, "fsdp.strategy=no_shard"],
         &[JOINT, "train.grad_accum=2"],
         &[JOINT, "train.grad_accum=3", "mesh.dp_outer=2"],
         &[

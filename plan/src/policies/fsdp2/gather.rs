@@ -324,9 +324,21 @@ impl Fsdp2 {
         let Some(at) = order.iter().position(|u| *u == unit) else {
             return;
         };
-        let targets = prefetch_targets(out.inputs, &order[at..], self.backward, implicit);
+        let pass = (self.micro_batch, self.backward);
+        let targets = prefetch_targets(out.inputs, &order[at..], pass, implicit);
         for next in targets {
             self.unshard(out, next, Rule::Prefetch);
+        }
+    }
+
+    /// Drops what was gathered ahead for units that nothing has used (`finalize_backward`); see
+    /// Note [Skipped blocks].
+    pub(super) fn drop_untouched(&mut self, out: &mut Emitter<'_>) {
+        for g in out.inputs.group_ids() {
+            if let Some(gather) = self.issued[g.index()].take() {
+                out.b.wait(Rule::FinalFence, gather.done, COMPUTE);
+                out.b.free(Rule::FinalFence, gather.buffer);
+            }
         }
     }
 

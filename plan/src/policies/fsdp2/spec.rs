@@ -34,6 +34,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             "keep_unsharded_storage",
             "no_sync_units",
             "prefetch_lists",
+            "reduce_unused",
             "reshard_root",
         ],
         refuses: REFUSES,

@@ -45,7 +45,7 @@ struct Reduced {
 /// The reductions of a step.
 pub(super) struct Reductions {
     pending: VecDeque<Pending>,
-    /// Groups reduced in the step's last micro-batch, in the optimizer's order.
+    /// Groups reduced in the last micro-batch that uses them, in the optimizer's order.
     reduced: Vec<Reduced>,
     /// Maximum number of live full gradient buffers, including the one being written.
     max_in_flight: usize,
@@ -60,8 +60,8 @@ impl Reductions {
         }
     }
 
-    /// Starts a micro-batch.
-    pub(super) fn start_micro_batch(&mut self) {
+    /// Starts a step.
+    pub(super) fn start_step(&mut self) {
         self.reduced.clear();
     }
 
@@ -203,7 +203,14 @@ impl Reductions {
     /// groups that were not reduced.
     pub(super) fn optimizer_state(&mut self, out: &Emitter<'_>, flat: &Flat) -> Vec<ShardState> {
         let known: Vec<GroupId> = self.groups().collect();
-        let trained = |g: &GroupId| out.inputs.group(*g).requires_grad && !known.contains(g);
+        let used = |g: GroupId| {
+            out.inputs
+                .uses_of(out.inputs.group(g).unit)
+                .next()
+                .is_some()
+        };
+        let missing = |g: &GroupId| !known.contains(g) && used(*g);
+        let trained = |g: &GroupId| out.inputs.group(*g).requires_grad && missing(g);
         let others = out.inputs.group_ids().filter(trained);
         self.reduced.extend(others.map(|group| Reduced {
             group,

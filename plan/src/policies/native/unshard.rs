@@ -41,8 +41,9 @@ pub(super) struct Unshard {
     backward_done: Vec<bool>,
     /// Slices that integer reshard keeps, by group.
     resharded_slices: Vec<Option<BufferId>>,
-    /// Whether a kernel of backward (including recompute) reads a weight of the unit.
-    read_in_backward: Vec<bool>,
+    /// Whether a kernel of backward (including recompute) reads a weight of the unit, by
+    /// micro-batch.
+    read_in_backward: Vec<Vec<bool>>,
     /// Units that the end of a step gathers for the next one, in forward order.
     next_step_prefetch: Vec<UnitId>,
     /// Whether the gathers of the next forward pass already wait for what they read.
@@ -67,7 +68,9 @@ impl Unshard {
             shard_fresh: vec![false; groups],
             backward_done: vec![false; units],
             resharded_slices: vec![None; groups],
-            read_in_backward: read_in_backward(inputs),
+            read_in_backward: (0..inputs.scenario.train.grad_accum as usize)
+                .map(|m| read_in_backward(inputs, m))
+                .collect(),
             next_step_prefetch: with_weights.take(count).copied().collect(),
             gather_waits_issued: false,
         }
@@ -99,13 +102,18 @@ impl Unshard {
     /// prefetch it from.
     pub(super) fn start_backward(&mut self, out: &mut Emitter<'_>, flat: &Flat, micro: MicroBatch) {
         self.backward_done.fill(false);
-        let read = |u: &&UnitId| self.read_in_backward[u.index()];
-        let first = out.inputs.backward_order.iter().find(read).copied();
+        let order = micro.used(out, &out.inputs.backward_order);
+        let first = order.into_iter().find(|u| self.reads(micro, *u));
         if let Some(first) = first.filter(|u| !out.inputs.unit(*u).spec.is_root)
             && out.inputs.scenario.fsdp.prefetch_backward != Prefetch::Depth(0)
         {
             self.unshard(out, flat, micro, first, Rule::Prefetch);
         }
+    }
+
+    /// Returns whether backward of a micro-batch reads a weight of a unit.
+    fn reads(&self, micro: MicroBatch, unit: UnitId) -> bool {
+        self.read_in_backward[usize::from(micro.index)][unit.index()]
     }
 
     /// Gathers a unit unless it is full already.
@@ -118,7 +126,7 @@ impl Unshard {
         rule: Rule,
     ) {
         if std::mem::replace(&mut self.full[unit.index()], true)
-            || !flat.gathers(out.inputs, micro.first)
+            || !flat.gathers(out.inputs, micro.of_unit(out, unit).first)
         {
             return;
         }
@@ -188,7 +196,7 @@ impl Unshard {
         micro: MicroBatch,
         unit: UnitId,
     ) {
-        if self.read_in_backward[unit.index()] {
+        if self.reads(micro, unit) {
             let direction = out.inputs.scenario.fsdp.prefetch_backward;
             self.require(out, flat, micro, unit, direction);
         }
@@ -205,8 +213,8 @@ impl Unshard {
         let Some(at) = out.inputs.forward_order.iter().position(|u| *u == unit) else {
             return;
         };
-        let order = &out.inputs.forward_order[at..];
-        for next in prefetch_targets(out.inputs, order, false, 1) {
+        let order = micro.used(out, &out.inputs.forward_order[at..]);
+        for next in prefetch_targets(out.inputs, &order, (micro.index, false), 1) {
             self.unshard(out, flat, micro, next, Rule::Prefetch);
         }
     }
@@ -222,16 +230,10 @@ impl Unshard {
         let Some(at) = out.inputs.backward_order.iter().position(|u| *u == unit) else {
             return;
         };
-        let read = |u: &&UnitId| self.read_in_backward[u.index()];
-        let order: Vec<UnitId> = std::iter::once(unit)
-            .chain(
-                out.inputs.backward_order[at + 1..]
-                    .iter()
-                    .filter(read)
-                    .copied(),
-            )
-            .collect();
-        for next in prefetch_targets(out.inputs, &order, true, 1) {
+        let later = micro.used(out, &out.inputs.backward_order[at + 1..]);
+        let read = later.into_iter().filter(|u| self.reads(micro, *u));
+        let order: Vec<UnitId> = std::iter::once(unit).chain(read).collect();
+        for next in prefetch_targets(out.inputs, &order, (micro.index, true), 1) {
             if !self.backward_done[next.index()] {
                 self.unshard(out, flat, micro, next, Rule::Prefetch);
             }
@@ -403,10 +405,11 @@ fn wait_for_weights(out: &mut Emitter<'_>, flat: &Flat) {
     }
 }
 
-/// Returns the units whose weights a kernel of backward reads, including recomputed forwards.
-fn read_in_backward(inputs: &LoweringInputs<'_>) -> Vec<bool> {
+/// Returns the units whose weights a kernel of a micro-batch's backward reads, including recomputed
+/// forwards.
+fn read_in_backward(inputs: &LoweringInputs<'_>, micro_batch: usize) -> Vec<bool> {
     let mut read = vec![false; inputs.units.len()];
-    for op in &inputs.tape.backward {
+    for op in inputs.tape.backward_of(micro_batch) {
         let TapeOp::Launch { reads, writes, .. } = *op else {
             continue;
         };

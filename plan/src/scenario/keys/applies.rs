@@ -63,6 +63,13 @@ pub(super) const SOME_FROZEN: Need = Need {
     otherwise: "every parameter is trained",
 };
 
+pub(super) const SOME_SKIPPED: Need = Need {
+    by: Key::SkippedBlocks,
+    holds: |s| !s.train.skipped_blocks.is_empty(),
+    words: "`skipped_blocks`",
+    otherwise: "every micro-batch uses every unit",
+};
+
 pub(super) const FLOAT8: Need = Need {
     by: Key::Float8Recipe,
     holds: |s| s.precision.float8.is_on(),

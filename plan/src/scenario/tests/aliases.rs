@@ -80,6 +80,8 @@ fn former_names_of_keys_stay() {
         "keep_unsharded_storage",
         "variant",
         "joint_backward",
+        "skipped_blocks",
+        "reduce_unused",
         "atomic",
         "prefetch_lists",
         "gradient_scaling_factor",

@@ -66,6 +66,7 @@ fn faults_of_form() {
 }
 
 const JOINT: &str = "train.joint_backward=true";
+const SKIPPED: &str = "train.skipped_blocks=[{ blocks = [\"layers.0\"] }]";
 const PROTOTYPE: &str = "fsdp.policy=megatron_v2";
 const VARIANT: &str = "fsdp.variant=pr4435";
 
@@ -410,6 +411,22 @@ fn impossible_combinations() {
         &[JOINT, "train.grad_accum=2", PROTOTYPE, VARIANT],
         &[JOINT, "train.grad_accum=2", "train.activation_offload=true"],
         &[JOINT, "train.grad_accum=2", "fsdp.gradient_sync=last"],
+        &["train.skipped_blocks=[{ blocks = [\"layers.999\"] }]"],
+        &["train.skipped_blocks=[{ blocks = [\"layer s\"] }]"],
+        &["train.skipped_blocks=[{ micro_batches = [0] }]"],
+        &["train.skipped_blocks=[{ blocks = [\"layers.0\"], micro_batches = [1] }]"],
+        &["train.skipped_blocks=[{ blocks = [\"layers.0\"], micro_batches = [-1] }]"],
+        &["train.skipped_blocks=[{ block = [\"layers.0\"] }]"],
+        &["train.skipped_blocks=\"layers.0\""],
+        &[SKIPPED, "compile.mode=full"],
+        &[SKIPPED, "compile.cuda_graph=[\"block\"]"],
+        &[SKIPPED, PROTOTYPE],
+        &[SKIPPED, "train.joint_backward=true", "train.grad_accum=2"],
+        &[SKIPPED, "train.no_grad_forwards=1"],
+        &[SKIPPED, "train.activation_offload=true"],
+        &[SKIPPED, "fsdp.prefetch_next_step=1"],
+        &["fsdp.reduce_unused=true", "fsdp.policy=fsdp2"],
+        &[SKIPPED, "fsdp.reduce_unused=true"],
         &["train.no_grad_forwards=-1"],
         &["train.no_grad_forwards=1", "fsdp.strategy=optim"],
         &["train.no_grad_forwards=1", "fsdp.prefetch_next_step=1"],

@@ -60,6 +60,7 @@ fn defaults_of_the_native_policy() {
             gradient_sync: GradientSync::OuterLast,
             atomic: Atomic::Row,
             no_sync_units: vec![],
+            reduce_unused: false,
             prefetch_forward: Prefetch::Depth(1),
             prefetch_backward: Prefetch::Depth(1),
             prefetch_lists: vec![],
@@ -433,6 +434,8 @@ fn the_table_tells_the_true_defaults() {
                     "keep_unsharded_storage",
                     "variant",
                     "joint_backward",
+                    "skipped_blocks",
+                    "reduce_unused",
                 ]
                 .contains(&info.key) =>
             {

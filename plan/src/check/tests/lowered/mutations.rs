@@ -711,6 +711,63 @@ fn a_part_of_a_joint_backward() {
     }
 }
 
+/// A unit that stays full although its micro-batch skips it, gradients of its earlier micro-batch
+/// that nothing reduces, and kernels of a block that should not run, or that are missing.
+#[test]
+fn a_skipped_unit() {
+    const SECOND: &str = "train.skipped_blocks=[{ blocks = [\"layers.1\"], micro_batches = [1] }]";
+    let base = ["train.grad_accum=2", SECOND];
+    for policy in ["native", "fsdp2", "megatron"] {
+        let p = good(policy, &base);
+        let unit = p.units.iter().position(|u| u.name == "layers.1").unwrap();
+        let mut q = p.clone();
+        q.units[unit].skipped_in = vec![0, 1];
+        let r = check(&q);
+        let v = first(&q, &r, RuleId::Skipped, policy);
+        assert!(v.message.contains("which skips its unit"), "{}", v.message);
+        let mut q = p.clone();
+        q.units[unit].skipped_in = vec![0];
+        let r = check(&q);
+        let missing = |v: &Violation| v.message.contains("micro-batch 1, which uses it");
+        assert!(r.of(RuleId::Skipped).any(missing), "{policy}\n{r}");
+    }
+    // The gather that a list asks for is never dropped.
+    let p = good("fsdp2", &[&base[..], &["fsdp.prefetch_forward=1"]].concat());
+    let dropped = find(&p, |i| match i.op {
+        Op::Free(id) => i.phase == Phase::Final && p.buffers[id.index()].role == Role::GatherBuffer,
+        _ => false,
+    });
+    assert_eq!(dropped.len(), 1);
+    let mut q = p.clone();
+    drop(&mut q, dropped[0]);
+    let r = check(&q);
+    assert!(r.of(RuleId::Unsharded).next().is_some(), "{r}");
+    // What an earlier micro-batch has left is never reduced.
+    let p = good("fsdp2", &[&base[..], &["fsdp.gradient_sync=last"]].concat());
+    let late = find(&p, |i| {
+        i.phase == Phase::Final && collective(&p, i) == Some(CollectiveKind::ReduceScatter)
+    });
+    assert_eq!(late.len(), 1);
+    let mut q = p.clone();
+    drop(&mut q, late[0]);
+    let r = check(&q);
+    assert!(!r.is_ok(), "{r}");
+    // The optimizer leaves out a unit that a micro-batch uses.
+    let p = good(
+        "fsdp2",
+        &["train.skipped_blocks=[{ blocks = [\"layers.1\"] }]"],
+    );
+    let mut q = p.clone();
+    let unit = p.units.iter().position(|u| u.name == "layers.1").unwrap();
+    q.units[unit].skipped_in.clear();
+    let r = check(&q);
+    let v = r.of(RuleId::ReduceMissing).next();
+    assert!(
+        v.is_some_and(|v| v.message.contains("without updating")),
+        "{r}"
+    );
+}
+
 #[test]
 fn a_reduction_over_one_axis_of_two() {
     for policy in RELEASED {
