@@ -7,8 +7,8 @@
 mod common;
 
 use common::{
-    BIOGPT, DEEPSEEK_V3, GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, LORA, LORA_QV,
-    MISTRAL, MIXTRAL, MIXTRAL_AUX, OLMO2, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
+    BIOGPT, BITNET, DEEPSEEK_V3, GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, LORA,
+    LORA_QV, MISTRAL, MIXTRAL, MIXTRAL_AUX, OLMO2, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
 };
 
 /// Steps of a run that tests a combination only.
@@ -200,7 +200,13 @@ fn biogpt_of_transformers() {
     family_with_chunks(&BIOGPT);
 }
 
-/// The same with sines and cosines.
+/// Norms of what the last layers of attention and of the feed-forward layer read.
+#[test]
+fn bitnet_of_transformers() {
+    family_with_chunks(&BITNET);
+}
+
+/// As BioGPT, with sines and cosines.
 #[test]
 fn xglm_of_transformers() {
     family_with_chunks(&XGLM);

@@ -37,8 +37,8 @@ pub use fsdp::{
     PrefetchList, Reshard, Strategy, UnitPattern, Units, Variant,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
-pub use hybrid::{AttentionGate, LinearAttention, MlpType, Ssm};
-pub use latent::Latent;
+pub use hybrid::{AttentionGate, AttentionSinks, LinearAttention, MlpType, Ssm};
+pub use latent::{IndexerType, Latent};
 pub(crate) use lora::targets;
 pub use lora::{Lora, LoraTargets};
 pub use mesh::Mesh;

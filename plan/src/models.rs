@@ -32,7 +32,7 @@ mod windows;
 
 pub use decoder::WRAPPERS;
 pub use hf::{
-    BiasPart, Computed, Field, Fields, Given, HfType, HfWrapper, Meaning, changes_training,
+    BiasPart, Computed, Field, Fields, Given, HfType, HfWrapper, Meaning, Ties, changes_training,
 };
 #[cfg(test)]
 pub(crate) use loss::mean_square;
@@ -78,6 +78,21 @@ pub(crate) const FAMILY_NAMES: [&str; SPECS.len()] = {
 pub fn approximation(model_type: &str) -> Option<&'static str> {
     let mut all = decoder::APPROXIMATED.iter();
     all.find(|(of, _)| *of == model_type).map(|(_, what)| *what)
+}
+
+/// Returns `model_type` of a type as files have it.
+#[must_use]
+pub fn name_in_files(hf: &HfType) -> &'static str {
+    let mut all = decoder::VARIANTS.iter();
+    let found = all.find(|(_, _, own)| *own == hf.model_type);
+    found.map_or(hf.model_type, |(name, ..)| name)
+}
+
+/// Returns the type that a `model_type` stands for in a file with these fields.
+pub(crate) fn variant(name: &str, has: impl Fn(&str) -> bool) -> &str {
+    let mut all = decoder::VARIANTS.iter();
+    let found = all.find(|(of, field, _)| *of == name && has(field));
+    found.map_or(name, |(_, _, own)| own)
 }
 
 /// Returns the Hugging Face types of all families, each with its family.

@@ -13,6 +13,8 @@ DROPOUT = dict(activation_dropout=0.0, layerdrop=0.0)
 TYPES = {
     "biogpt": dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=66,
                    pad_token_id=None, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **DROPOUT),
+    "bitnet": dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+                   max_position_embeddings=64, bos_token_id=None, eos_token_id=None),
     "xglm": dict(vocab_size=256, d_model=64, ffn_dim=96, num_layers=3, attention_heads=4, max_position_embeddings=64, dropout=0.0,
                  attention_dropout=0.0, **DROPOUT),
 }

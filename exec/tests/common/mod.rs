@@ -53,6 +53,9 @@ pub(crate) static GEMMA3: Golden = Golden {
 pub(crate) static BIOGPT: Golden = Golden {
     name: "biogpt-tiny",
 };
+pub(crate) static BITNET: Golden = Golden {
+    name: "bitnet-tiny",
+};
 pub(crate) static XGLM: Golden = Golden { name: "xglm-tiny" };
 pub(crate) static OLMO2: Golden = Golden { name: "olmo2-tiny" };
 pub(crate) static PHI3: Golden = Golden { name: "phi3-tiny" };

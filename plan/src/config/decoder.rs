@@ -351,7 +351,13 @@ impl Model {
         let pick = |list: &[u64], all: u64| list.get(layer).copied().unwrap_or(all);
         let attends = self.layer_type(layer).is_attention();
         let has_mlp = self.mlp_type(layer) != MlpType::None;
+        let full = matches!(
+            self.layer_type(layer),
+            LayerType::Full | LayerType::FullNoRope
+        );
+        let head_dim = self.options.full_head_dim.filter(|_| full);
         Self {
+            head_dim: head_dim.unwrap_or(self.head_dim),
             kv_heads: pick(&self.options.layer_kv_heads, self.kv_heads) * u64::from(attends),
             ffn: pick(&self.options.layer_ffn, self.ffn) * u64::from(has_mlp),
             ..self.clone()

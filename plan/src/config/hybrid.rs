@@ -1,6 +1,7 @@
 //! Layers that have something else in place of attention.
 
-use serde::{Deserialize, Serialize};
+use super::LayerType;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// `ssm`: sizes of the state-space layers of a model (Mamba, Mamba-2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -94,6 +95,60 @@ words!(AttentionGate {
     Element = "element",
     Head = "head",
 });
+
+/// Layers whose softmax of attention has one more, learned column for each head.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttentionSinks {
+    /// None.
+    None,
+    /// All (gpt-oss).
+    All,
+    /// Those with a sliding window (MiMo-V2-Flash).
+    Sliding,
+}
+
+impl AttentionSinks {
+    /// Words for the values that are not `true` or `false`.
+    pub const WORDS: &'static [&'static str] = &["sliding"];
+
+    /// Returns whether layers of a type have them.
+    #[must_use]
+    pub fn has(self, layer: LayerType) -> bool {
+        match self {
+            Self::None => false,
+            Self::All => layer.is_attention(),
+            Self::Sliding => layer == LayerType::Sliding,
+        }
+    }
+}
+
+/// Writes the value as scenario files do.
+impl Serialize for AttentionSinks {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::None => to.serialize_bool(false),
+            Self::All => to.serialize_bool(true),
+            Self::Sliding => to.serialize_str("sliding"),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for AttentionSinks {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Form {
+            Flag(bool),
+            Word(String),
+        }
+        match Form::deserialize(from)? {
+            Form::Flag(false) => Ok(Self::None),
+            Form::Flag(true) => Ok(Self::All),
+            Form::Word(word) if word == "sliding" => Ok(Self::Sliding),
+            Form::Word(_) => Err(serde::de::Error::custom("no layers with sinks")),
+        }
+    }
+}
 
 /// What a block has after attention. The words are those of `mlp_layer_types` of transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -20,7 +20,24 @@ pub struct Latent {
     pub index_head_dim: u64,
     /// Positions that the indexer chooses.
     pub index_topk: u64,
+    /// Which layers have an indexer; none: all.
+    pub indexer_types: Vec<IndexerType>,
 }
+
+/// Where the positions come from that a layer sees. The words are those of `indexer_types` of
+/// transformers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IndexerType {
+    /// From an indexer of the layer.
+    Full,
+    /// From that of an earlier layer.
+    Shared,
+}
+
+words!(IndexerType {
+    Full = "full",
+    Shared = "shared",
+});
 
 /// The defaults of the key table; a test compares them.
 impl Default for Latent {
@@ -33,6 +50,7 @@ impl Default for Latent {
             index_n_heads: 0,
             index_head_dim: 128,
             index_topk: 2048,
+            indexer_types: Vec::new(),
         }
     }
 }
@@ -42,5 +60,12 @@ impl Latent {
     #[must_use]
     pub fn is_used(&self) -> bool {
         self.kv_lora_rank > 0
+    }
+
+    /// Returns whether a layer has an indexer.
+    #[must_use]
+    pub fn has_indexer(&self, layer: usize) -> bool {
+        let kind = self.indexer_types.get(layer);
+        self.index_n_heads > 0 && kind != Some(&IndexerType::Shared)
     }
 }

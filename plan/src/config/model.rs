@@ -1,9 +1,9 @@
 //! `[model]`.
 
 use super::{
-    Activation, AttentionGate, Experts, Head, Implementation, Latent, LayerType, LinearAttention,
-    MlpType, Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual, RopeScaling, Ssm,
-    Vision,
+    Activation, AttentionGate, AttentionSinks, Experts, Head, Implementation, Latent, LayerType,
+    LinearAttention, MlpType, Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
+    RopeScaling, Ssm, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -132,6 +132,8 @@ pub struct ModelOptions {
     pub head_bias: bool,
     /// Output layer.
     pub head: Head,
+    /// An encoder makes one vector of the first position.
+    pub pooler: bool,
     /// Classes of a classification head.
     pub num_labels: u64,
     /// Share of a head's dimensions that are rotated.
@@ -149,7 +151,19 @@ pub struct ModelOptions {
     /// What attention makes is multiplied by a gate.
     pub attention_gate: AttentionGate,
     /// The softmax of attention has one more, learned column for each head.
-    pub attention_sinks: bool,
+    pub attention_sinks: AttentionSinks,
+    /// Width of a head's values, if it is not that of queries and keys.
+    pub value_head_dim: Option<u64>,
+    /// Dimension of a head in layers without a window, if it differs.
+    pub full_head_dim: Option<u64>,
+    /// Layers without a window take keys, before norm and rotation, for values.
+    pub keys_as_values: bool,
+    /// Values are normalized, without a weight.
+    pub value_norm: bool,
+    /// What the last layer of attention and of the feed-forward layer reads is normalized.
+    pub sub_norms: bool,
+    /// Learned numbers of the activation, which the plan does not use.
+    pub activation_scalars: u64,
     /// What the blocks add is multiplied by a learned vector.
     pub layer_scale: bool,
     /// What each block has after attention, repeated; none: as `dense_layers` and `moe_every` say.
@@ -205,6 +219,7 @@ impl Default for ModelOptions {
             embedding_norm: false,
             head_bias: false,
             head: Head::LanguageModel,
+            pooler: true,
             num_labels: 2,
             partial_rotary_factor: 1.0,
             parallel_residual: true,
@@ -213,7 +228,13 @@ impl Default for ModelOptions {
             residual_multiplier: 1.0,
             logits_scaling: 1.0,
             attention_gate: AttentionGate::None,
-            attention_sinks: false,
+            attention_sinks: AttentionSinks::None,
+            value_head_dim: None,
+            full_head_dim: None,
+            keys_as_values: false,
+            value_norm: false,
+            sub_norms: false,
+            activation_scalars: 0,
             layer_scale: false,
             mlp_layer_types: Vec::new(),
             ssm: None,

@@ -71,6 +71,8 @@ pub struct Vision {
     /// Width of a gated layer after the projector's last one, with a projection and a norm before
     /// it; 0: none (GLM-4.1V).
     pub projector_gate: u64,
+    /// Learned rows that follow those that the projector reads (Phi-3-vision).
+    pub separators: u64,
     /// A learned row follows those of the image (LLaVA-NeXT).
     pub newline: bool,
     /// Blocks whose results have projectors of their own; what these make is added to the hidden
@@ -133,6 +135,7 @@ impl Default for Vision {
             projector_inputs: Vec::new(),
             projector_bias: true,
             projector_gate: 0,
+            separators: 0,
             newline: false,
             deepstack: Vec::new(),
         }
@@ -155,7 +158,7 @@ impl Vision {
     /// Returns the rows that the projector makes, per sample.
     #[must_use]
     pub fn projected(&self) -> u64 {
-        self.patches / self.merge.max(1)
+        self.patches / self.merge.max(1) + self.separators
     }
 
     /// Returns the width of what the projector's first layer reads.

@@ -5,6 +5,7 @@
 //! Family `decoder` has all options.
 
 mod attention;
+mod beside;
 mod dispatch;
 mod embedding;
 mod experts;
@@ -30,6 +31,7 @@ use crate::config::{Family, LayerType, MlpType, Model, NormPosition, PositionEmb
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 use attention::{Around, Attention, Locals};
+use beside::Beside;
 use embedding::Embedding;
 use experts::Experts;
 pub(super) use experts::width as expert_width;
@@ -38,9 +40,9 @@ use norm::Norm;
 use output::Output;
 use recurrent::Recurrent;
 use seq2seq::{Encoder, RelativeBias};
-pub(super) use types::APPROXIMATED;
 pub(super) use types::EXPERTS as EXPERT_TYPES;
 pub use types::WRAPPERS;
+pub(super) use types::{APPROXIMATED, VARIANTS};
 use vision::Tower;
 
 pub(super) struct Decoder {
@@ -112,10 +114,15 @@ impl Mixer {
 enum FeedForward {
     Dense(Mlp),
     Experts(Experts),
+    /// Both, whose results are added.
+    Beside(Mlp, Beside),
 }
 
 impl FeedForward {
     fn new(d: &mut Declare, block: ModuleId, m: &Model, layer: usize) -> Self {
+        if m.family == Family::Moe && m.options.experts.experts_beside {
+            return Self::Beside(Mlp::new(d, block, m), Beside::new(d, block, m));
+        }
         match m.mlp_type(layer) {
             MlpType::Sparse => Self::Experts(Experts::new(d, block, m)),
             MlpType::Dense | MlpType::None => Self::Dense(Mlp::new(d, block, m)),
@@ -124,7 +131,7 @@ impl FeedForward {
 
     fn module(&self) -> ModuleId {
         match self {
-            Self::Dense(mlp) => mlp.module,
+            Self::Dense(mlp) | Self::Beside(mlp, _) => mlp.module,
             Self::Experts(experts) => experts.module,
         }
     }
@@ -132,16 +139,27 @@ impl FeedForward {
     /// Returns the norm of what it reads, and that of the sum.
     fn norms(&self) -> [Option<Norm>; 2] {
         match self {
-            Self::Dense(mlp) => [mlp.norm, mlp.sum_norm],
+            Self::Dense(mlp) | Self::Beside(mlp, _) => [mlp.norm, mlp.sum_norm],
             Self::Experts(experts) => [experts.norm, experts.sum_norm],
         }
     }
 
-    /// Applies it to `y`; returns what it adds to the residual stream. Appends the logits of a
-    /// router.
-    fn forward(&self, b: &mut Builder<'_>, y: ValueId, routers: &mut Vec<ValueId>) -> ValueId {
+    /// Applies it to `y`, of which `x` is what the norm read; returns what it adds to the residual
+    /// stream. Appends the logits of a router.
+    fn forward(
+        &self,
+        b: &mut Builder<'_>,
+        [x, y]: [ValueId; 2],
+        routers: &mut Vec<ValueId>,
+    ) -> ValueId {
         match self {
             Self::Dense(mlp) => mlp.forward(b, y),
+            Self::Beside(mlp, beside) => {
+                let dense = mlp.inner(b, y);
+                let (sum, logits) = beside.add(b, x, dense);
+                routers.push(logits);
+                mlp.finish(b, sum)
+            }
             Self::Experts(experts) => {
                 let (out, logits) = experts.forward(b, y);
                 routers.push(logits);
@@ -164,21 +182,31 @@ impl Ropes {
     /// Converts the tables to the type of activations.
     fn cast(self, b: &mut Builder<'_>) -> Self {
         let full = self.full.cast(b);
-        let sliding = match b.s.model.options.rope_local_theta {
-            Some(_) => self.sliding.cast(b),
-            None => full,
+        let sliding = match has_two_ropes(&b.s.model) {
+            true => self.sliding.cast(b),
+            false => full,
         };
         Self { full, sliding }
     }
 }
 
-/// Returns the rotated dimensions of a head.
-pub(super) fn rotated(m: &Model) -> u64 {
+/// Returns whether layers with a window have tables of their own.
+fn has_two_ropes(m: &Model) -> bool {
+    m.options.rope_local_theta.is_some() || m.options.full_head_dim.is_some()
+}
+
+/// Returns the rotated dimensions of a head, which has `dims`.
+fn rotated_of(m: &Model, dims: u64) -> u64 {
     let latent = &m.options.latent;
     if latent.is_used() {
         return latent.qk_rope_head_dim;
     }
-    (m.head_dim as f64 * m.options.partial_rotary_factor) as u64
+    (dims as f64 * m.options.partial_rotary_factor) as u64
+}
+
+/// Returns the rotated dimensions of a head.
+pub(super) fn rotated(m: &Model) -> u64 {
+    rotated_of(m, m.head_dim)
 }
 
 impl Decoder {
@@ -196,7 +224,8 @@ impl Decoder {
             let names = ("embedding_norm", names.embedding_norm);
             Norm::new(d, ROOT, names, m.hidden, m, Order::Declared)
         });
-        let kind = |layer| (m.layer_type(layer), m.mlp_type(layer));
+        let indexed = |layer| o.latent.has_indexer(layer);
+        let kind = |layer| (m.layer_type(layer), m.mlp_type(layer), indexed(layer));
         if (1..m.layers as usize).any(|layer| kind(layer) != kind(0)) {
             d.blocks_differ();
         }
@@ -242,8 +271,9 @@ impl Decoder {
             return None;
         }
         let dims = rotated(m);
-        let local = m.options.rope_local_theta.is_some();
-        let full = Rope::named(b, names, dims, pairs);
+        let of_full = rotated_of(m, m.options.full_head_dim.unwrap_or(m.head_dim));
+        let local = has_two_ropes(m);
+        let full = Rope::named(b, names, of_full, pairs);
         let sliding = if local {
             Rope::named(b, ["rope_local_cos", "rope_local_sin"], dims, pairs)
         } else {
@@ -370,7 +400,7 @@ impl Block {
             if let Some(y1) = y1 {
                 b.g.release(y1);
             }
-            let f = mlp.forward(b, y2, routers);
+            let f = mlp.forward(b, [x1, y2], routers);
             let f = self.scale(b, 1, f);
             out = b.within(mlp.module(), |b| b.g.binary(OpKind::Add, x1, f));
             if let Some(norm) = sum_norm {
@@ -396,7 +426,7 @@ impl Block {
         let y1 = mixer.norms()[0].map_or(x, |norm| norm.apply(b, x));
         let (o, mut locals) = self.mix(b, mixer, y1, by.ropes, by.around.bias);
         let y2 = mlp.norms()[0].map_or(y1, |norm| norm.apply(b, x));
-        let f = mlp.forward(b, y2, routers);
+        let f = mlp.forward(b, [x, y2], routers);
         let out = b.within(self.module, |b| {
             let sum = b.g.binary(OpKind::Add, o, f);
             b.g.binary(OpKind::Add, sum, x)

@@ -117,9 +117,10 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             kv_heads: m.kv_heads,
             seq: t,
             // Values may be narrower than queries.
-            head_dim: match m.options.latent.is_used() {
-                true => m.head_dim.midpoint(m.options.latent.v_head_dim),
-                false => m.head_dim,
+            head_dim: match (m.options.latent.is_used(), m.options.value_head_dim) {
+                (true, _) => m.head_dim.midpoint(m.options.latent.v_head_dim),
+                (false, Some(values)) => m.head_dim.midpoint(values),
+                (false, None) => of.head_dim,
             },
             causal: mask == Mask::Causal,
             window: m.window(layer, t),

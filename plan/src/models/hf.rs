@@ -30,6 +30,8 @@ pub struct HfWrapper {
     pub model_type: &'static str,
     /// Class of the whole.
     pub architecture: &'static str,
+    /// Who says whether embedding and head are one parameter.
+    pub ties: Ties,
     /// Types of its language model: as `text_config` names them, and the type that reads them. The
     /// first one is the default. Other known types stand for themselves.
     pub text: &'static [(&'static str, &'static str)],
@@ -40,6 +42,17 @@ pub struct HfWrapper {
     /// # Errors
     /// What the key cannot express.
     pub vision: fn(Fields<'_>) -> Result<Value, String>,
+}
+
+/// Who says whether embedding and head are one parameter, if both files have `tie_word_embeddings`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Ties {
+    /// The whole.
+    Whole,
+    /// They are if one of both says so.
+    Either,
+    /// The language model.
+    Text,
 }
 
 impl HfWrapper {

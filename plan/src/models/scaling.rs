@@ -45,6 +45,12 @@ pub fn rope_scaling(file: Fields<'_>) -> Result<Option<Value>, String> {
     let Some(word) = word.and_then(Value::as_str).filter(|w| !PLAIN.contains(w)) else {
         return Ok(None);
     };
+    // Some dimensions are not rotated. Only plans of Gemma 4 have it, whose frequencies `exec` does
+    // not compute.
+    let is_gemma = file("model_type") == Some("gemma4_text".into());
+    if word == "proportional" && is_gemma {
+        return Ok(None);
+    }
     let word = if word == "su" { "longrope" } else { word };
     if !RopeType::WORDS.contains(&word) {
         let want = RopeType::WORDS.join(" | ");

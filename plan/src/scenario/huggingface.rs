@@ -149,7 +149,9 @@ impl<'t> Config<'t> {
             let error = d.error(self.whole(), "no `config.json`: `model_type` is missing");
             return Err(error.with_expected(expected()));
         };
-        let found = all.find(|k| given.str() == Some(k.hf.model_type));
+        let has = |field: &str| self.json(field).is_some_and(|value| value != false);
+        let name = given.str().map(|name| models::variant(name, has));
+        let found = all.find(|k| name == Some(k.hf.model_type));
         found.ok_or_else(|| self.unknown(d, &given).with_expected(expected()))
     }
 

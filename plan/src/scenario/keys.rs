@@ -9,12 +9,12 @@ pub(crate) use applies::families;
 use super::huggingface;
 use super::presets::PRESETS;
 use crate::config::{
-    Activation, AllocatorKind, AttentionBackend, AttentionGate, AuxLoss, CompileMode, Float8Format,
-    Float8Recipe, Float8Saved, FrozenType, GatePreset, GateProgram, GradientSync, Head,
-    Implementation, LayerType, Loss, LrSchedule, MergeProjections, MlpType, MomentType,
-    MuonAdjustLr, Norm, NormPosition, Optimizer, OuterStrategy, PackedQkv, PolicyKind,
-    PositionEmbedding, ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Scope,
-    Strategy, Variant,
+    Activation, AllocatorKind, AttentionBackend, AttentionGate, AttentionSinks, AuxLoss,
+    CompileMode, Float8Format, Float8Recipe, Float8Saved, FrozenType, GatePreset, GateProgram,
+    GradientSync, Head, Implementation, IndexerType, LayerType, Loss, LrSchedule, MergeProjections,
+    MlpType, MomentType, MuonAdjustLr, Norm, NormPosition, Optimizer, OuterStrategy, PackedQkv,
+    PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router,
+    Scope, Strategy, Variant,
 };
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
@@ -367,6 +367,7 @@ const VISION: &[(&str, Accept)] = &[
     ("projector_inputs", List(&SIZE)),
     ("projector_bias", Bool),
     ("projector_gate", Integer(0, 4 * MIB)),
+    ("separators", Integer(0, 64)),
     ("newline", Bool),
     ("deepstack", List(&COUNT)),
 ];
@@ -425,13 +426,15 @@ keys! {
     LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, conv (a gated short convolution, whose sizes ssm has: LFM2), none; empty: the window in every layer, if there is one";
     MlpLayerTypes: "model" "mlp_layer_types" [List(&Choice(MlpType::WORDS)), Empty] "[]" "What each block has after attention, repeated over the layers: dense (a feed-forward layer), sparse (experts), none; empty: as dense_layers and moe_every say";
     AttentionGate: "model" "attention_gate" [Choice(AttentionGate::WORDS)] "\"none\"" "Gate of what attention makes: none, element (a sigmoid per number, from the projection of queries: Qwen3-Next), head (a sigmoid per head: Step-3)";
+    SubNorms: "model" "sub_norms" [Bool] "false" "Normalize what the last layer of attention and of the feed-forward layer reads (BitNet)";
+    ActivationScalars: "model" "activation_scalars" [Integer(0, 64)] "0" "Learned numbers of the activation of each layer (Apertus: 2), which the plan has and does not use";
     LayerScale: "model" "layer_scale" [Bool] "false" "Multiply what attention and the feed-forward layer add by a learned vector (InternViT)";
     Ssm: "model" "ssm" [Table(SSM)] "(none)" "Sizes of layers of type mamba and mamba2: inner (width), state (numbers per channel), conv (positions of the convolution), dt_rank (mamba), heads, groups and chunk (mamba2), conv_bias, bias (of the projections), norms (of time steps and states: Jamba)";
     LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5)";
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
     RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has a table of relative_buckets rows of its own (UMT5); false: all layers share that of the first one";
-    Vision: "model" "vision" [Table(VISION)] "(none)" "Vision tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; positions: rows of the table of positions (0: none); merge: patches that become one token, concatenated or (pool) averaged; projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_gate: width of a gated layer after it (0: none); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
+    Vision: "model" "vision" [Table(VISION)] "(none)" "Vision tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; positions: rows of the table of positions (0: none); merge: patches that become one token, concatenated or (pool) averaged; projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_gate: width of a gated layer after it (0: none); separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
     VisionPatches: "model" "vision_patches" [Integer(1, 4 * MIB)] "(that of vision)" "Patches of a sample that the vision tower encodes";
     LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, where layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
     LayerFfn: "model" "layer_ffn" [List(&Integer(0, 4 * MIB)), Empty] "[]" "Width of the feed-forward layer of each block, where they differ; 0: none; empty: ffn everywhere";
@@ -440,6 +443,7 @@ keys! {
     EmbeddingNorm: "model" "embedding_norm" [Bool] "false" "Normalize the embedded tokens (BLOOM)";
     HeadBias: "model" "head_bias" [Bool] "false" "The output layer has a bias (Phi-2, GPT-J)";
     Head: "model" "head" [Choice(Head::WORDS)] "\"language_model\"" "Output layer: language_model (in encoders of masked tokens), sequence_classification (scores of the last position; with one label a reward model), token_classification (scores of every position), none (the hidden states, or what a pooler makes of the first one; the loss is its mean square)";
+    Pooler: "model" "pooler" [Bool] "true" "An encoder without an output layer, or one that classifies sequences, makes one vector of the first position (BERT); false: it has the hidden states, and classifies through the layer and the norm that masked tokens have (ModernBERT)";
     NumLabels: "model" "num_labels" [Integer(1, 65536)] "2" "Classes of a classification head";
     PartialRotaryFactor: "model" "partial_rotary_factor" also ["rotary_pct"] [Number(ABOVE_0, 1.0)] "1.0" "Share of the dimensions of a head that the rotary embedding rotates";
     ParallelResidual: "model" "parallel_residual" also ["use_parallel_residual"] [Bool] "true" "Attention and the feed-forward layer read the same input, and both are added to it; false: one after the other";
@@ -454,15 +458,21 @@ keys! {
     IndexNHeads: "model" "index_n_heads" [Integer(0, 65536)] "0" "Heads of the indexer that chooses the positions that latent attention sees (DeepSeek-V3.2); 0: attention sees all. No loss of the model depends on it, so it is not trained";
     IndexHeadDim: "model" "index_head_dim" [Integer(1, 65536)] "128" "Dimension of a head of the indexer";
     IndexTopK: "model" "index_topk" [Integer(1, 4 * MIB)] "2048" "Positions that the indexer chooses; attention is priced as with a window of this size";
+    IndexerTypes: "model" "indexer_types" [List(&Choice(IndexerType::WORDS)), Empty] "[]" "Layers with an indexer: full (of its own), shared (the positions that an earlier layer chose: GLM-5.2), one word per layer; empty: full everywhere";
     ExpertBias: "model" "expert_bias" [Bool] "false" "Routers and experts have biases (gpt-oss)";
     RouterBias: "model" "router_bias" [Bool] "false" "Experts are chosen by the sum of their scores and a bias that no gradient trains (ERNIE 4.5)";
-    AttentionSinks: "model" "attention_sinks" [Bool] "false" "The softmax of attention has one more, learned column for each head (gpt-oss)";
+    AttentionSinks: "model" "attention_sinks" [Bool, Choice(AttentionSinks::WORDS)] "false" "The softmax of attention has one more, learned column for each head: true (in every layer: gpt-oss), sliding (in layers with a sliding window: MiMo-V2-Flash)";
+    ValueHeadDim: "model" "value_head_dim" [Integer(1, 65536)] "(head_dim)" "Width of a head's values where it is smaller than that of queries and keys (MiMo-V2-Flash)";
+    FullHeadDim: "model" "full_head_dim" also ["global_head_dim"] [Integer(1, 65536)] "(head_dim)" "Dimension of a head in layers that see all positions, where it differs from that of layers with a sliding window (Gemma 4)";
+    KeysAsValues: "model" "keys_as_values" also ["attention_k_eq_v"] [Bool] "false" "Layers that see all positions have no projection of values: the projected keys are the values (Gemma 4)";
+    ValueNorm: "model" "value_norm" [Bool] "false" "Normalize values by an RMSNorm without a weight (Gemma 4)";
     Experts: "model" "experts" also ["num_experts", "num_local_experts", "n_routed_experts"] [Integer(2, 4096)] "8" "Experts of a layer";
     TopK: "model" "top_k" also ["num_experts_per_tok", "moe_router_topk"] [Integer(1, 4096)] "2" "Experts that take each token";
     ExpertFfn: "model" "expert_ffn" also ["moe_intermediate_size", "moe_ffn_hidden_size"] [Integer(1, 4 * MIB)] "(ffn)" "Width of one expert";
     ExpertLatent: "model" "expert_latent" also ["moe_latent_size"] [Integer(1, MIB)] "(hidden)" "Width that the routed experts work on, between two projections (Nemotron 3 Ultra)";
     SharedExpertFfn: "model" "shared_expert_ffn" also ["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"] [Integer(0, 4 * MIB)] "0" "Width of the shared expert, which takes every token; 0: none";
     SharedExpertGate: "model" "shared_expert_gate" also ["moe_shared_expert_gate"] [Bool] "false" "Multiply the result of the shared expert by the sigmoid of a projection of its input (Qwen2-MoE)";
+    ExpertsBeside: "model" "experts_beside" also ["enable_moe_block"] [Bool] "false" "Each layer has a dense feed-forward layer and experts, whose results are added (Gemma 4)";
     DenseLayers: "model" "dense_layers" also ["first_k_dense_replace"] [Integer(0, 4096)] "0" "First layers, which have a dense feed-forward layer of width `ffn`";
     MoeEvery: "model" "moe_every" also ["decoder_sparse_step", "interleave_moe_layer_step"] [Integer(1, 4096)] "1" "Every n-th layer has experts, and the others a dense feed-forward layer of width `ffn`";
     Router: "model" "router" [Choice(Router::WORDS)] "\"softmax_topk\"" "Weights of experts: softmax_topk (softmax over all experts, of which the largest are chosen), topk_softmax (softmax over the chosen experts), sigmoid (sigmoids, of which the largest are chosen)";

@@ -206,7 +206,8 @@ fn train(d: &Document, seq_len: u64) -> Train {
         steps: d.setting(Key::Steps),
         validate_every: d.setting(Key::ValidateEvery),
         no_grad_forwards: d.setting(Key::NoGradForwards),
-        joint_backward: d.setting(Key::JointBackward),
+        // A later text with one micro-batch leaves nothing to join.
+        joint_backward: d.setting(Key::JointBackward) && d.setting::<u32>(Key::GradAccum) > 1,
         skipped_blocks: d.setting(Key::SkippedBlocks),
         param_norms_every: d.setting(Key::ParamNormsEvery),
     }

@@ -109,6 +109,23 @@ WRAPPERS |= {
     "glm4v_moe": dict(text_config=dict(LLAMA, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2, pad_token_id=0), vision_config=dict(QWEN_TOWER, image_size=16)),
     "lfm2_vl": dict(text_config=dict(LLAMA, num_hidden_layers=4, full_attn_idxs=[1, 3], model_type="lfm2"), vision_config=dict(TOWER, num_patches=16, model_type="siglip2_vision_model"), projector_hidden_size=40),
 }
+GEMMA4 = dict(LLAMA, num_hidden_layers=7, head_dim=24, global_head_dim=32, hidden_size_per_layer_input=0, sliding_window=16)
+GEMMA4_TOWER = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, head_dim=12, patch_size=4, position_embedding_size=32, standardize=True)
+EXPERTS |= {
+    "mimo_v2_flash": dict(LLAMA, num_hidden_layers=7, head_dim=24, v_head_dim=16, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2, sliding_window=16),
+    "sarvam_moe": dict(LLAMA, head_dim=24, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2, n_shared_experts=2),
+    "glm_moe_dsa-keys": dict(LLAMA | DEEPSEEK | MLA | INDEXER, num_hidden_layers=5, n_shared_experts=1, indexer_types=["full", "shared", "full", "shared", "shared"]),
+}
+DENSE |= {
+    "bitnet": dict(LLAMA), "apertus": dict(LLAMA), "granite_swa": dict(LLAMA, num_hidden_layers=5, mlp_bias=True), "gemma4_text": dict(GEMMA4),
+}
+ENCODERS |= {"nomic_bert": dict(BERT), "jina_embeddings_v3": dict(BERT)}
+WRAPPERS |= {
+    "gemma4": dict(text_config=dict(GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=24), vision_config=GEMMA4_TOWER, audio_config=None),
+    "gemma4-keys": dict(text_config=dict(GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1), vision_config=GEMMA4_TOWER, audio_config=None),
+    "llava_next_video": dict(text_config=dict(LLAMA, model_type="llama"), vision_config=CLIP),
+    "shieldgemma2": dict(text_config=dict(LLAMA, head_dim=16), vision_config=dict(TOWER), mm_tokens_per_image=4),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -128,7 +145,11 @@ CASES = {
     "llama": dict(LLAMA, attention_bias=True), "granite": dict(LLAMA, mlp_bias=True), "gpt_neox": dict(BERT),
 }
 HEADS = {"camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
-         "mistral": "MistralForSequenceClassification"}
+         "mistral": "MistralForSequenceClassification", "modernbert": "ModernBertForSequenceClassification",
+         "nomic_bert": "NomicBertForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model"}
+
+
+KINDS = {"shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 
 def write(name, config, kind, rows):
@@ -154,7 +175,7 @@ for name, values in CASES.items():
         causal = table.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES
     if name in WRAPPERS:
         causal = table.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
-    kind = causal.get(model_type) or table.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type]
+    kind = KINDS.get(model_type) or causal.get(model_type) or table.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type]
     write(name, config, kind, rows)
     if name in HEADS:
         config = AutoConfig.for_model(model_type, **values, num_labels=5)

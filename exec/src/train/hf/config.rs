@@ -3,7 +3,7 @@
 use crate::train::TrainError;
 use serde_json::{Map, Value, json};
 use shardlab_plan::config::{Model, ModelOptions, RopeScaling};
-use shardlab_plan::models::{HfType, Meaning, changes_training, rope_scaling};
+use shardlab_plan::models::{HfType, Meaning, changes_training, name_in_files, rope_scaling};
 use std::path::Path;
 
 /// Returns the type of transformers that describes a model; `None` if there is none.
@@ -17,7 +17,7 @@ pub(crate) fn of(m: &Model) -> Option<Value> {
     let ours = serde_json::to_value(m).ok()?;
     let mut config = Map::new();
     config.insert("architectures".to_owned(), json!([hf.architecture]));
-    config.insert("model_type".to_owned(), json!(hf.model_type));
+    config.insert("model_type".to_owned(), json!(name_in_files(hf)));
     for field in hf.all_fields() {
         let value = match field.meaning {
             Meaning::Required(key)
@@ -151,11 +151,11 @@ pub(crate) fn check(
     let mut hf = type_of(m).ok_or(TrainError::NoNames)?;
     // Several types may describe the model.
     let types = m.family.spec().hf.iter().filter(|t| t.describes(m));
-    for t in types.filter(|t| config["model_type"] == t.model_type) {
+    for t in types.filter(|t| config["model_type"] == name_in_files(t)) {
         hf = t;
     }
     let ours = serde_json::to_value(m).map_err(|e| TrainError::format(path, e.to_string()))?;
-    d.word("model_type", &[hf.model_type]);
+    d.word("model_type", &[name_in_files(hf)]);
     for field in hf.all_fields() {
         let name = field.names[0];
         match field.meaning {

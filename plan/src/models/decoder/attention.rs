@@ -3,7 +3,10 @@
 use super::latent::Latent;
 use super::norm::Norm;
 use super::{names, normalized, scaled};
-use crate::config::{AttentionGate, Family, Model, PackedQkv, PositionEmbedding, QkNorm, Residual};
+use crate::config::{
+    AttentionGate, Family, LayerType, Model, Norm as NormKind, PackedQkv, PositionEmbedding,
+    QkNorm, Residual,
+};
 use crate::graph::ValueId;
 use crate::ir::{ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
 use crate::models::build::Builder;
@@ -15,6 +18,9 @@ use smallvec::SmallVec;
 pub(super) struct Attention {
     pub(super) module: ModuleId,
     kv_heads: u64,
+    head_dim: u64,
+    /// Width of what a head makes.
+    value_width: u64,
     /// Norm of what it reads.
     pub(super) norm: Option<Norm>,
     projections: Projections,
@@ -25,6 +31,9 @@ pub(super) struct Attention {
     output: Layer,
     /// Norms of queries and of keys.
     qk_norms: Option<[HeadNorm; 2]>,
+    value_norm: Option<Norm>,
+    /// Norm of what the output projection reads.
+    sub_norm: Option<Norm>,
     /// Norm of what it adds.
     post_norm: Option<Norm>,
     /// Norm of the sum.
@@ -33,7 +42,12 @@ pub(super) struct Attention {
 
 /// What makes queries, keys and values.
 enum Projections {
-    Separate([Layer; 3]),
+    /// Without a projection of values, these are the keys before their norm.
+    Separate {
+        q: Layer,
+        k: Layer,
+        v: Option<Layer>,
+    },
     Packed(Layer, PackedQkv),
     Latent(Latent),
 }
@@ -97,17 +111,21 @@ impl Attention {
         let latent = &m.options.latent;
         let projections = match m.options.packed_qkv {
             _ if latent.is_used() => Projections::Latent(Latent::new(d, at, &names, m)),
-            PackedQkv::None => Projections::Separate([
-                d.linear(at, ("q", names.q), [q * query_parts(m), h], bias),
-                d.linear(at, ("k", names.k), [kv, h], bias),
-                d.linear(at, ("v", names.v), [kv, h], bias),
-            ]),
+            PackedQkv::None => Projections::Separate {
+                q: d.linear(at, ("q", names.q), [q * query_parts(m), h], bias),
+                k: d.linear(at, ("k", names.k), [kv, h], bias),
+                v: (!takes_keys(d, m)).then(|| {
+                    let shape = [m.kv_heads * value_width(m), h];
+                    d.linear(at, ("v", names.v), shape, bias)
+                }),
+            },
             packed => {
                 let layer = d.linear(at, ("qkv", names.qkv), [q + 2 * kv, h], bias);
                 Projections::Packed(layer, packed)
             }
         };
-        let sinks = m.options.attention_sinks.then(|| {
+        let has_sinks = m.options.attention_sinks.has(m.layer_type(d.layer()));
+        let sinks = has_sinks.then(|| {
             let module = d.module(at, "sinks", ModuleKind::Layer);
             d.parameters(module, "", &[m.heads], false)
         });
@@ -133,6 +151,15 @@ impl Attention {
                 head_norm("k_norm", names.k_norm, m.kv_heads),
             ]
         });
+        let sub_norm = m.options.sub_norms.then(|| {
+            let names = ("sub_norm", "self_attn.attn_sub_norm");
+            Norm::new(d, at, names, width, m, Order::Declared)
+        });
+        let value_norm = m.options.value_norm.then(|| {
+            let mut like = m.clone();
+            like.options.norm = NormKind::RmsNoWeight;
+            Norm::new(d, at, ("v_norm", ""), hd, &like, Order::Declared)
+        });
         let post_norm = after.then(|| {
             let names = ("post_norm", names.attention_post_norm);
             Norm::new(d, at, names, h, m, Order::Declared)
@@ -144,12 +171,16 @@ impl Attention {
         Self {
             module: at,
             kv_heads: m.kv_heads,
+            head_dim: hd,
+            value_width: value_width(m),
             norm,
             projections,
             sinks,
             head_gate,
             output,
             qk_norms,
+            value_norm,
+            sub_norm,
             post_norm,
             sum_norm,
         }
@@ -165,7 +196,7 @@ impl Attention {
         around: Around,
     ) -> (ValueId, Locals) {
         let (batch, seq) = (b.batch(), b.seq());
-        let (heads, hd) = (b.s.model.heads, b.s.model.head_dim);
+        let (heads, hd) = (b.s.model.heads, self.head_dim);
         b.within(self.module, |b| {
             let Projected {
                 mut qkv,
@@ -218,7 +249,7 @@ impl Attention {
                 }
                 None => b.flex_attention(qkv, causal, scale, score_mod),
             };
-            let width = value_width(&b.s.model);
+            let width = self.value_width;
             let values = match hd == width {
                 true => a,
                 false => b.g.slice(a, 3, 0, width),
@@ -235,6 +266,9 @@ impl Attention {
             if let Some(gate) = gate {
                 let gate = b.g.unary(OpKind::Sigmoid, gate);
                 t = b.g.binary(OpKind::Mul, t, gate);
+            }
+            if let Some(norm) = self.sub_norm {
+                t = norm.apply(b, t);
             }
             let mut o = b.linear(self.output, t);
             if let Some(norm) = self.post_norm {
@@ -255,20 +289,25 @@ impl Attention {
     ) -> Projected {
         let (batch, seq) = (b.batch(), b.seq());
         let m = &b.s.model;
-        let (heads, kv, hd) = (m.heads, self.kv_heads, m.head_dim);
+        let (heads, kv, hd) = (m.heads, self.kv_heads, self.head_dim);
         let before = match m.options.qk_norm {
             QkNorm::None | QkNorm::AfterRope => None,
             _ => self.qk_norms,
         };
         let whole = m.options.qk_norm == QkNorm::Full;
+        let values = self.value_width;
         // Splits a projection into heads, which are normalized before or after that.
         let split = |b: &mut Builder<'_>, n: usize, mut p: ValueId, heads| {
             if whole {
                 p = self.normalize(b, before, n, p);
             }
-            p = b.g.reshape(p, &[batch, seq, heads, hd]);
+            let width = if n == 2 { values } else { hd };
+            p = b.g.reshape(p, &[batch, seq, heads, width]);
             if !whole {
                 p = self.normalize(b, before, n, p);
+            }
+            if let Some(norm) = self.value_norm.filter(|_| n == 2) {
+                p = norm.apply(b, p);
             }
             b.g.transpose(p, 1, 2)
         };
@@ -278,8 +317,7 @@ impl Attention {
                 packed: None,
                 gate: None,
             },
-            &Projections::Separate(layers) => {
-                let [q, k, v] = layers;
+            &Projections::Separate { q, k, v } => {
                 let parts = query_parts(m);
                 let (mut queries, mut gate) = (b.linear(q, y), None);
                 if parts > 1 {
@@ -291,19 +329,26 @@ impl Attention {
                 }
                 let queries = split(b, 0, queries, heads);
                 let from = memory.unwrap_or(y);
-                let mut make = |n, layer| {
-                    let p = b.linear(layer, from);
-                    split(b, n, p, kv)
-                };
+                let projected = b.linear(k, from);
+                let keys = split(b, 1, projected, kv);
+                let values = v.map_or(projected, |v| b.linear(v, from));
+                let mut values = split(b, 2, values, kv);
+                let missing = hd - b.g.value(values).cols();
+                if missing > 0 {
+                    // As wide as keys, as FlashAttention needs it.
+                    let like = b.g.slice(keys, 3, 0, missing);
+                    let zeros = b.g.fill_like(like, 0.0);
+                    values = b.g.cat(&[values, zeros], 3);
+                }
                 Projected {
-                    qkv: [queries, make(1, k), make(2, v)],
+                    qkv: [queries, keys, values],
                     packed: None,
                     gate,
                 }
             }
             &Projections::Packed(layer, packed) => {
                 let p = b.linear(layer, y);
-                let parts = unpack(b, p, packed, kv);
+                let parts = unpack(b, p, packed, kv, hd);
                 let [q, k, v] = parts;
                 let qkv = [
                     split(b, 0, q, heads),
@@ -343,10 +388,9 @@ impl Attention {
 
 /// Splits the result of a packed projection, `[batch, seq, width]`, into three parts that can be
 /// reshaped to heads.
-fn unpack(b: &mut Builder<'_>, p: ValueId, packed: PackedQkv, kv: u64) -> Qkv {
+fn unpack(b: &mut Builder<'_>, p: ValueId, packed: PackedQkv, kv: u64, hd: u64) -> Qkv {
     let (batch, seq) = (b.batch(), b.seq());
-    let m = &b.s.model;
-    let (heads, hd) = (m.heads, m.head_dim);
+    let heads = b.s.model.heads;
     match packed {
         PackedQkv::PerHead => {
             let p = b.g.reshape(p, &[batch, seq, heads, 3 * hd]);
@@ -366,12 +410,17 @@ fn unpack(b: &mut Builder<'_>, p: ValueId, packed: PackedQkv, kv: u64) -> Qkv {
     }
 }
 
+/// Returns whether the attention that is declared takes keys for values.
+fn takes_keys(d: &Declare, m: &Model) -> bool {
+    m.options.keys_as_values && m.layer_type(d.layer()) != LayerType::Sliding
+}
+
 /// Returns the width of what a head of attention makes.
 fn value_width(m: &Model) -> u64 {
     let latent = &m.options.latent;
     match latent.is_used() {
         true => latent.v_head_dim,
-        false => m.head_dim,
+        false => m.options.value_head_dim.unwrap_or(m.head_dim),
     }
 }
 

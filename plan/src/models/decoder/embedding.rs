@@ -20,7 +20,7 @@ pub(super) enum Embedding {
 pub(super) struct Tables {
     module: ModuleId,
     tokens: Layer,
-    positions: Layer,
+    positions: Option<Layer>,
     types: Option<Layer>,
 }
 
@@ -37,7 +37,7 @@ impl Embedding {
         if m.family == Family::Vit {
             return Self::Patches(Patches::new(d, m));
         }
-        if !o.position_embedding.is_table() {
+        if !o.position_embedding.is_table() && o.token_types == 0 {
             let names = ("tok_embeddings", names.embedding);
             let shape = [m.vocab, m.hidden];
             return Self::Tokens(d.table(ROOT, names, ModuleKind::Embedding, shape));
@@ -47,7 +47,8 @@ impl Embedding {
             d.table(module, names, ModuleKind::Layer, [rows, m.hidden])
         };
         let tokens = table(d, ("wte", names.embedding), m.vocab);
-        let positions = positions(d, module, names.positions, m);
+        let has_positions = o.position_embedding.is_table();
+        let positions = has_positions.then(|| positions(d, module, names.positions, m));
         let types =
             (o.token_types > 0).then(|| table(d, ("wtt", names.token_types), o.token_types));
         Self::Learned(Tables {
@@ -64,10 +65,11 @@ impl Embedding {
         let Self::Learned(tables) = self else {
             return None;
         };
+        tables.positions?;
         Some(Tables {
             module: at,
             tokens: tables.tokens,
-            positions: positions(d, at, "", m),
+            positions: Some(positions(d, at, "", m)),
             types: None,
         })
     }
@@ -132,14 +134,20 @@ impl Tables {
             0 => "positions",
             _ => "positions_with_offset",
         };
-        let places = b.constant(name, &[b.seq()], DType::I64, false);
+        let positions = self.positions.map(|table| {
+            let places = b.constant(name, &[b.seq()], DType::I64, false);
+            (table, places)
+        });
         b.within(self.module, |b| {
             let tokens = b.embedding(self.tokens, ids);
             let tokens = multiplied(b, tokens);
-            let places = b.embedding(self.positions, places);
-            let sum = b.g.binary(OpKind::Add, tokens, places);
-            b.g.release(tokens);
-            b.g.release(places);
+            let mut sum = tokens;
+            if let Some((table, places)) = positions {
+                let places = b.embedding(table, places);
+                sum = b.g.binary(OpKind::Add, tokens, places);
+                b.g.release(tokens);
+                b.g.release(places);
+            }
             let Some(types) = self.types else {
                 return sum;
             };

@@ -60,10 +60,21 @@ struct Shared {
 
 impl Experts {
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
+        Self::named(d, block, "mlp", m, normalized(m))
+    }
+
+    /// Declares them as a module of this name. The flags say whether what they read, what they add,
+    /// and the sum, is normalized.
+    pub(super) fn named(
+        d: &mut Declare,
+        block: ModuleId,
+        name: &str,
+        m: &Model,
+        [before, after, of_sum]: [bool; 3],
+    ) -> Self {
         let (h, of) = (m.hidden, &m.options.experts);
         let names = names::of(m.options.model_type.as_deref());
-        let at = d.module(block, "mlp", ModuleKind::Mlp);
-        let [before, after, of_sum] = normalized(m);
+        let at = d.module(block, name, ModuleKind::Mlp);
         let norm = before.then(|| {
             let names = ("norm", names.mlp_norm);
             Norm::new(d, at, names, h, m, Order::First)
@@ -137,11 +148,25 @@ impl Experts {
     /// Applies the layer to `y`; returns what it adds to the residual stream, and the router's
     /// logits, `[tokens, experts]`, in float32.
     pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> (ValueId, ValueId) {
+        self.forward_by(b, y, y)
+    }
+
+    /// Does the same where the router reads other values.
+    pub(super) fn forward_by(
+        &self,
+        b: &mut Builder<'_>,
+        y: ValueId,
+        routed_by: ValueId,
+    ) -> (ValueId, ValueId) {
         b.within(self.module, |b| {
             let shape = b.g.value(y).shape.clone();
             let (tokens, hidden) = (b.g.value(y).rows(), b.g.value(y).cols());
             let flat = b.g.reshape(y, &[tokens, hidden]);
-            let logits = b.linear(self.router, flat);
+            let by = match routed_by == y {
+                true => flat,
+                false => b.g.reshape(routed_by, &[tokens, hidden]),
+            };
+            let logits = b.linear(self.router, by);
             let route = self.route(b);
             let logits = b.as_operand(route, 0, logits);
             let narrow = self.latent.map_or(flat, |[down, _]| b.linear(down, flat));

@@ -65,7 +65,7 @@ impl Latent {
             kv_down,
             kv_norm,
             kv_up,
-            indexer: (of.index_n_heads > 0).then(|| Indexer::new(d, at, m)),
+            indexer: (of.has_indexer(d.layer())).then(|| Indexer::new(d, at, m)),
         }
     }
 

@@ -16,6 +16,8 @@ pub(super) struct Mlp {
     /// Norm of what it reads.
     pub(super) norm: Option<Norm>,
     input: Input,
+    /// Norm of what the last layer reads.
+    sub_norm: Option<Norm>,
     down: Layer,
     /// Norm of what it adds.
     post_norm: Option<Norm>,
@@ -50,6 +52,15 @@ impl Mlp {
             (true, true) => Input::Packed(d.linear(at, ("w13", names.gate_up), [2 * ffn, h], bias)),
             (false, _) => Input::Plain(d.linear(at, ("w1", names.up), [ffn, h], bias)),
         };
+        for n in 0..m.options.activation_scalars {
+            let module = d.module(at, &format!("activation_{n}"), ModuleKind::Layer);
+            let scalar = d.parameters(module, "", &[1], false);
+            d.untrained(scalar);
+        }
+        let sub_norm = m.options.sub_norms.then(|| {
+            let names = ("sub_norm", "mlp.ffn_sub_norm");
+            Norm::new(d, at, names, ffn, m, Order::Declared)
+        });
         let down = d.linear(at, ("w2", names.down), [h, ffn], bias);
         let post_norm = normalized(m)[1].then(|| {
             let names = ("post_norm", names.mlp_post_norm);
@@ -63,6 +74,7 @@ impl Mlp {
             module: at,
             norm,
             input,
+            sub_norm,
             down,
             post_norm,
             sum_norm,
@@ -71,9 +83,25 @@ impl Mlp {
 
     /// Applies the layer to `y`; returns what it adds to the residual stream.
     pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
+        let down = self.inner(b, y);
+        self.finish(b, down)
+    }
+
+    /// Makes of the layer's result what is added to the residual stream.
+    pub(super) fn finish(&self, b: &mut Builder<'_>, mut down: ValueId) -> ValueId {
+        b.within(self.module, |b| {
+            if let Some(norm) = self.post_norm {
+                down = norm.apply(b, down);
+            }
+            scaled(b, down, b.s.model.options.residual_multiplier)
+        })
+    }
+
+    /// Applies the layer to `y`, without the norm of its result.
+    pub(super) fn inner(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
         let activation = defaults::activation(&b.s.model);
         b.within(self.module, |b| {
-            let inner = match self.input {
+            let mut inner = match self.input {
                 Input::Gated { gate, up } => {
                     let gate = b.linear(gate, y);
                     let gate = activate(b, activation, gate);
@@ -91,11 +119,10 @@ impl Mlp {
                     activate(b, activation, up)
                 }
             };
-            let mut down = b.linear(self.down, inner);
-            if let Some(norm) = self.post_norm {
-                down = norm.apply(b, down);
+            if let Some(norm) = self.sub_norm {
+                inner = norm.apply(b, inner);
             }
-            scaled(b, down, b.s.model.options.residual_multiplier)
+            b.linear(self.down, inner)
         })
     }
 }

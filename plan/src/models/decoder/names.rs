@@ -150,6 +150,11 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             mlp_post_norm: "post_norm2",
             ..LLAMA
         },
+        "apertus" => Names {
+            attention_norm: "attention_layernorm",
+            mlp_norm: "feedforward_layernorm",
+            ..LLAMA
+        },
         "nanochat" => Names {
             up: "mlp.fc1",
             down: "mlp.fc2",
@@ -205,6 +210,17 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             up: "mlp.fc1",
             down: "mlp.fc2",
             ..LLAMA
+        },
+        "phi-msft" => Names {
+            embedding: "transformer.embd.wte",
+            norm: "lm_head.ln",
+            head: "lm_head.linear",
+            qkv: "mixer.Wqkv",
+            o: "mixer.out_proj",
+            up: "mlp.fc1",
+            down: "mlp.fc2",
+            attention_norm: "ln",
+            ..GPT
         },
         "starcoder2" => Names {
             up: "mlp.c_fc",

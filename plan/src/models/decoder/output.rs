@@ -2,7 +2,7 @@
 
 use super::names::Names;
 use super::norm::Norm;
-use crate::config::{Family, Head, Model};
+use crate::config::{Family, Head, Model, Norm as Kind};
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind, Real, op};
 use crate::models::activation::activate;
@@ -30,20 +30,28 @@ impl Output {
         let h = m.hidden;
         let images = m.family == Family::Vit;
         let encoder = m.family == Family::Bert || images;
-        let transform = (encoder && kind == Head::LanguageModel).then(|| {
+        let transforms = match kind {
+            Head::LanguageModel => encoder,
+            Head::SequenceClassification | Head::TokenClassification => {
+                encoder && !images && !m.options.pooler
+            }
+            Head::None => false,
+        };
+        let transform = transforms.then(|| {
             let dense = ("transform", names.transform);
             let norm = ("transform_norm", names.transform_norm);
             (
-                d.linear(ROOT, dense, [h, h], m.bias.mlp()),
+                d.linear(ROOT, dense, [h, h], transform_bias(m)),
                 Norm::new(d, ROOT, norm, h, m, Order::Declared),
             )
         });
         let pools = match kind {
-            Head::None => encoder,
-            Head::SequenceClassification => encoder && !images,
+            Head::None => encoder && m.options.pooler,
+            Head::SequenceClassification => encoder && !images && m.options.pooler,
             Head::LanguageModel | Head::TokenClassification => false,
         };
-        let pooler = pools.then(|| d.linear(ROOT, ("pooler", names.pooler), [h, h], m.bias.mlp()));
+        let pooler_bias = m.bias.mlp() || (encoder && m.options.head_bias);
+        let pooler = pools.then(|| d.linear(ROOT, ("pooler", names.pooler), [h, h], pooler_bias));
         let scores = [m.options.num_labels, h];
         let layer = match kind {
             Head::LanguageModel => tokens.map(|tokens| d.lm_head(tokens, names.head, m)),
@@ -74,15 +82,15 @@ impl Output {
         let Some(layer) = self.layer else {
             return loss::mean_square_of(b, hidden, "hidden_states");
         };
+        if let Some((dense, norm)) = self.transform {
+            let activation = defaults::activation(&b.s.model);
+            let y = b.linear(dense, hidden);
+            let y = b.within(ROOT, |b| activate(b, activation, y));
+            hidden = norm.apply(b, y);
+        }
         let options = &b.s.model.options;
         match self.kind {
             Head::LanguageModel if self.transform.is_some() => {
-                let activation = defaults::activation(&b.s.model);
-                if let Some((dense, norm)) = self.transform {
-                    let y = b.linear(dense, hidden);
-                    let y = b.within(ROOT, |b| activate(b, activation, y));
-                    hidden = norm.apply(b, y);
-                }
                 let logits = b.linear(layer, hidden);
                 let masked = b.constant("masked_tokens", &[batch, seq], DType::I64, true);
                 loss::cross_entropy(b, logits, masked);
@@ -119,6 +127,16 @@ impl Output {
                 loss::cross_entropy(b, scores, classes);
             }
         }
+    }
+}
+
+/// Returns whether the layer before the logits of masked positions has a bias: if the norm after it
+/// has one.
+fn transform_bias(m: &Model) -> bool {
+    match m.options.norm {
+        Kind::Layer => m.options.head_bias || m.bias.mlp(),
+        Kind::LayerNoBias => false,
+        _ => m.bias.mlp(),
     }
 }
 

@@ -3,7 +3,8 @@
 use super::Decoder;
 use super::types;
 use crate::config::{
-    Bias, Family, Head, Model, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
+    AttentionGate, Bias, Family, Head, Model, NormPosition, PackedQkv, PositionEmbedding, QkNorm,
+    Residual,
 };
 use crate::models::declare::Weights;
 use crate::models::llama::check_rotary;
@@ -43,9 +44,16 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "mlp_layer_types",
     "attention_gate",
     "attention_sinks",
+    "value_head_dim",
+    "full_head_dim",
+    "keys_as_values",
+    "value_norm",
     "index_n_heads",
     "index_head_dim",
     "index_topk",
+    "indexer_types",
+    "sub_norms",
+    "activation_scalars",
     "layer_scale",
     "ssm",
     "linear_attention",
@@ -66,6 +74,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "logits_scaling",
     "head_bias",
     "head",
+    "pooler",
     "num_labels",
     "implementation",
     "model_type",
@@ -199,6 +208,45 @@ fn check_latent(m: &Model) -> Result<(), Conflict> {
     Ok(())
 }
 
+/// Refuses values that attention cannot fill up to the width of queries.
+fn check_values(m: &Model) -> Result<(), Conflict> {
+    let o = &m.options;
+    let Some(width) = o.value_head_dim else {
+        return Ok(());
+    };
+    if width > m.head_dim {
+        let message = format!(
+            "values (`value_head_dim` {width}) must not be wider than queries (`head_dim` {})",
+            m.head_dim
+        );
+        let keys = &["value_head_dim", "head_dim", "hidden"];
+        return Err(Conflict::new(keys, message));
+    }
+    let other = match o.packed_qkv {
+        _ if o.latent.is_used() => Some(("kv_lora_rank", "latent attention has `v_head_dim`")),
+        PackedQkv::None => None,
+        _ => Some((
+            "packed_qkv",
+            "a packed projection makes values of one width",
+        )),
+    };
+    let other = other.or_else(|| {
+        let gated = o.attention_gate == AttentionGate::Element;
+        gated.then_some(("attention_gate", "its gate has the width of queries"))
+    });
+    match other {
+        None => Ok(()),
+        Some((key, why)) => Err(Conflict::new(
+            match key {
+                "kv_lora_rank" => &["value_head_dim", "kv_lora_rank"],
+                "packed_qkv" => &["value_head_dim", "packed_qkv"],
+                _ => &["value_head_dim", "attention_gate"],
+            },
+            format!("`value_head_dim` needs separate values: {why}"),
+        )),
+    }
+}
+
 pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     if o.position_embedding.rotates() {
@@ -221,6 +269,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         return Err(Conflict::new(&["packed_qkv", "kv_heads"], message));
     }
     check_latent(m)?;
+    check_values(m)?;
     if o.packed_gate_up && !o.gated_mlp {
         let message = "`packed_gate_up` needs a gate: `gated_mlp` is false".to_owned();
         return Err(Conflict::new(&["packed_gate_up", "gated_mlp"], message));
@@ -294,7 +343,8 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
             message,
         ));
     }
-    if m.family == Family::Bert && classifies && o.norm_position != NormPosition::Sum {
+    let pools = classifies && o.pooler;
+    if m.family == Family::Bert && pools && o.norm_position != NormPosition::Sum {
         let message =
             "classification heads of encoders are known for `norm_position` = \"sum\" only"
                 .to_owned();

@@ -2,6 +2,7 @@
 
 mod encoders;
 mod experts;
+mod gemma4;
 mod gpt;
 mod hybrid;
 mod latent;
@@ -18,8 +19,8 @@ use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
 use serde_json::Value;
 
 /// All decoders.
-pub(super) const ALL: &[HfType] = &joined::<7, { len(&PARTS) }>(&PARTS);
-const PARTS: [&[HfType]; 7] = [
+pub(super) const ALL: &[HfType] = &joined::<8, { len(&PARTS) }>(&PARTS);
+const PARTS: [&[HfType]; 8] = [
     windowed::TYPES,
     llama_like::TYPES,
     packed::TYPES,
@@ -27,6 +28,7 @@ const PARTS: [&[HfType]; 7] = [
     hybrid::TYPES,
     seq2seq::TYPES,
     latent::TYPES,
+    gemma4::TYPES,
 ];
 
 /// Types that are planned and priced with their sizes, but may compute something else, and why.
@@ -35,6 +37,7 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "afmoe",
         "unlike its plan, its gate of attention has a projection of its own",
     ),
+    ("apertus", "unlike its plan, its activation is xIELU"),
     (
         "codegen",
         "unlike its plan, it has four blocks of queries, values and keys in one projection",
@@ -44,6 +47,14 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, its layer before the scores of a sequence ends with ReLU",
     ),
     (
+        "gemma4_moe_text",
+        "unlike its plan, it scales the weights of experts",
+    ),
+    (
+        "gemma4_text",
+        "only the sizes of its plan were compared with the code of transformers",
+    ),
+    (
         "llama4_text",
         "unlike its plan, it scales the inputs of experts, and normalizes queries and keys without weights",
     ),
@@ -51,6 +62,7 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "ministral3",
         "unlike its plan, it scales queries by their positions",
     ),
+    ("mimo_v2_flash", "unlike its plan, it scales values"),
     (
         "mistral4",
         "unlike its plan, it scales queries by their positions",
@@ -69,13 +81,20 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     ),
 ];
 
+/// Types that stand for another one where a field is there and not false: type, field, the other.
+pub(in crate::models) const VARIANTS: &[(&str, &str, &str)] = &[
+    ("minicpm", "num_experts", "minicpm_moe"),
+    ("gemma4_text", "enable_moe_block", "gemma4_moe_text"),
+];
+
 /// Types that are mixtures of experts.
-pub(in crate::models) const EXPERTS: &[HfType] = &joined::<4, { len(&SPARSE) }>(&SPARSE);
-const SPARSE: [&[HfType]; 4] = [
+pub(in crate::models) const EXPERTS: &[HfType] = &joined::<5, { len(&SPARSE) }>(&SPARSE);
+const SPARSE: [&[HfType]; 5] = [
     experts::TYPES,
     sparse::TYPES,
     hybrid::EXPERTS,
     routed::TYPES,
+    gemma4::EXPERTS,
 ];
 
 const fn len<const P: usize>(parts: &[&[HfType]; P]) -> usize {
@@ -130,6 +149,32 @@ const RMS_EPS_5: Field = field(&["rms_norm_eps"], Meaning::Optional("norm_eps"))
 const TIED_BY_DEFAULT: Field = field(
     &["tie_word_embeddings"],
     Meaning::Default("tie_embeddings", Given::Bool(true)),
+);
+/// As [`TIED_BY_DEFAULT`], in classes that have tables or biases of their own if they do not tie
+/// them, which no plan has.
+const ALWAYS_TIED: Field = field(
+    &["tie_word_embeddings"],
+    Meaning::Computed(
+        "tie_embeddings",
+        Computed {
+            also: &[],
+            read: |file| {
+                let classes = file("architectures");
+                let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
+                let ends = ["LM", "Generation", "MTModel"];
+                let has_logits = first.is_none_or(|c| ends.iter().any(|end| c.ends_with(end)));
+                let untied = file("tie_word_embeddings") == Some(false.into());
+                if untied && has_logits {
+                    return Err(
+                        "`tie_word_embeddings` must be true: tables and biases of their own are not planned"
+                            .to_owned(),
+                    );
+                }
+                Ok(Some(true.into()))
+            },
+            write: |model| Some(model["tie_embeddings"].clone()),
+        },
+    ),
 );
 const PARTIAL: Field = Field {
     names: &[

@@ -238,6 +238,7 @@ struct Projector {
     norm: Option<Norm>,
     /// The norm is one of concatenated rows.
     after_merge: bool,
+    separators: Option<Layer>,
     layers: Vec<Layer>,
     gated: Option<Gated>,
 }
@@ -297,6 +298,10 @@ impl Projector {
         let norm = (norm != ProjectorNorm::None)
             .then(|| Norm::new(d, module, ("norm", ""), width, &like, Order::Declared));
         let mut input = merged;
+        let separators = (of.separators > 0).then(|| {
+            let at = d.module(module, "separators", ModuleKind::Layer);
+            d.parameters(at, "", &[of.separators, merged], false)
+        });
         let widths = of.projector_layers.iter().copied().chain([m.hidden]);
         let layer = |(n, width): (usize, u64)| {
             let wider = of.projector_inputs.get(n).copied();
@@ -314,6 +319,7 @@ impl Projector {
             module,
             norm,
             after_merge,
+            separators,
             layers,
             gated,
         }
@@ -322,7 +328,13 @@ impl Projector {
     /// Merges, normalizes and projects rows `[batch, rows, width]`; returns `[batch, tokens,
     /// hidden]`.
     fn forward(&self, b: &mut Builder<'_>, of: &Vision, mut x: ValueId) -> ValueId {
-        let (batch, tokens, merge) = (b.batch(), of.projected(), of.merge);
+        let (batch, merge) = (b.batch(), of.merge);
+        let tokens = of.projected() - of.separators;
+        let separators = self.separators.map(|rows| {
+            let shape = [batch, of.separators, of.merged_width()];
+            let zeros = b.constant("zeros", &shape, DType::F32, false);
+            (b.weight(rows), zeros)
+        });
         b.within(self.module, |b| {
             if of.class_token {
                 x = b.g.slice(x, 1, 1, of.patches);
@@ -343,6 +355,11 @@ impl Projector {
                 x = normalize(b, x, !self.after_merge);
                 x = b.g.reshape(x, &[batch, tokens, merge * of.hidden]);
                 x = normalize(b, x, self.after_merge);
+            }
+            if let Some((rows, zeros)) = separators {
+                let zeros = b.as_activation(zeros);
+                let rows = b.g.binary(OpKind::Add, zeros, rows);
+                x = b.g.cat(&[x, rows], 1);
             }
             for (n, &layer) in self.layers.iter().enumerate() {
                 if n > 0 {

@@ -6,18 +6,25 @@ use super::super::merge::Document;
 use super::super::value::{Datum, Value};
 use super::json::datum;
 use super::{Config, Kind};
-use crate::models::{self, HfWrapper, WRAPPERS};
+use crate::models::{self, HfWrapper, Ties, WRAPPERS};
 use serde_json::value::RawValue;
 
 /// Fields of the whole that belong to its language model too.
-const SHARED: [&str; 2] = ["tie_word_embeddings", "quantization_config"];
+const SHARED: [&str; 2] = [TIES, "quantization_config"];
+const TIES: &str = "tie_word_embeddings";
 
 impl<'t> Config<'t> {
     /// Returns the wrapper that a file is of, unless the scenario takes it for another type.
     pub(super) fn wrapper(&self, d: &Document) -> Option<&'static HfWrapper> {
         let given = self.get("model_type").filter(|_| !d.says(Key::ModelType))?;
         let name = given.str()?;
-        WRAPPERS.iter().find(|w| w.model_type == name)
+        let named = WRAPPERS.iter().find(|w| w.model_type == name);
+        // A whole may be named after its language model.
+        named.or_else(|| {
+            let classes = self.get("text_config").and(self.get("architectures"))?;
+            let class = classes.array()?.first()?.str()?;
+            WRAPPERS.iter().find(|w| w.architecture == class)
+        })
     }
 
     /// Returns the key `vision`.
@@ -43,7 +50,14 @@ impl<'t> Config<'t> {
         let Some(wrapper) = wrapper else {
             return;
         };
-        let shared = SHARED.iter().filter_map(|n| outer.get_key_value(*n));
+        let inner = self.fields.get(TIES).map(|raw| raw.get() == "true");
+        let keeps = match wrapper.ties {
+            Ties::Whole => false,
+            Ties::Either => inner == Some(true),
+            Ties::Text => inner.is_some(),
+        };
+        let shared = SHARED.iter().filter(|name| !keeps || **name != TIES);
+        let shared = shared.filter_map(|n| outer.get_key_value(*n));
         self.fields
             .extend(shared.map(|(name, raw)| (name.clone(), *raw)));
         for (name, json) in wrapper.defaults {
@@ -53,8 +67,14 @@ impl<'t> Config<'t> {
             }
         }
         // The class of the whole says what its output layer is.
-        self.fields.remove("architectures");
-        self.fields.remove("vision_config");
+        for read in [
+            "architectures",
+            "vision_config",
+            "img_processor",
+            "embd_layer",
+        ] {
+            self.fields.remove(read);
+        }
         if let Some(raw) = outer.get("architectures") {
             let classes: Vec<String> = serde_json::from_str(raw.get()).unwrap_or_default();
             // Files of one type name it in different ways: `KimiK25...`, `Kimi_K25...`.
@@ -70,10 +90,14 @@ impl<'t> Config<'t> {
     pub(super) fn wrapped(&self, d: &Document, wrapper: &HfWrapper) -> Result<Kind, ScenarioError> {
         let given = self.get("model_type");
         let name = given.as_ref().and_then(Value::str);
-        let found = wrapper.text_type(name).and_then(|name| {
-            let mut all = models::hf_types().map(|(family, hf)| Kind { family, hf });
-            all.find(|k| k.hf.model_type == name && k.family.has("vision"))
-        });
+        let has = |field: &str| self.json(field).is_some_and(|value| value != false);
+        let text = wrapper.text_type(name);
+        let found = text
+            .map(|name| models::variant(name, has))
+            .and_then(|name| {
+                let mut all = models::hf_types().map(|(family, hf)| Kind { family, hf });
+                all.find(|k| k.hf.model_type == name && k.family.has("vision"))
+            });
         found.ok_or_else(|| {
             let given = given.unwrap_or(Value {
                 datum: Datum::Str(String::new()),

@@ -2,8 +2,8 @@
 
 use super::Checked;
 use crate::config::{
-    CompileMode, CudaGraph, Family, LayerType, Loss, LrSchedule, Recompute, RecomputeLayers,
-    Scenario,
+    AttentionSinks, CompileMode, CudaGraph, Family, LayerType, Loss, LrSchedule, Recompute,
+    RecomputeLayers, Scenario,
 };
 use crate::models::Inputs;
 use crate::names::nearest;
@@ -128,7 +128,7 @@ fn documents(s: &Scenario, d: &Document) -> Checked {
         "the patches of an image are one sequence".to_owned()
     } else if m.options.relative_buckets > 0 || m.options.encoder_layers > 0 {
         "relative biases and cross attention are not planned with documents".to_owned()
-    } else if m.options.attention_sinks {
+    } else if m.options.attention_sinks != AttentionSinks::None {
         "attention sinks are not planned with documents".to_owned()
     } else {
         return Ok(());

@@ -1,13 +1,13 @@
 //! Types that are encoders.
 
-use super::{TIED_BY_DEFAULT, derived, number};
+use super::{ALWAYS_TIED, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
-    BiasPart, Computed, FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
-    VOCAB, field,
+    BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
+    POSITIONS, VOCAB, field,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
-const SHAPE: &[Field] = &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, TIED_BY_DEFAULT];
+const SHAPE: &[Field] = &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, ALWAYS_TIED];
 
 const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
 const SUM: (&str, Given) = ("norm_position", Given::Str("sum"));
@@ -155,7 +155,7 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "distilbert",
         architecture: "DistilBertForMaskedLM",
         fixed: BERT,
-        common: &[VOCAB, POSITIONS, TIED_BY_DEFAULT],
+        common: &[VOCAB, POSITIONS, ALWAYS_TIED],
         fields: &[
             field(&["dim"], Meaning::Required("hidden")),
             field(&["hidden_dim"], Meaning::Required("ffn")),
@@ -165,16 +165,10 @@ pub(super) const TYPES: &[HfType] = &[
                 &["activation"],
                 Meaning::Choice("activation", &[("gelu", "gelu"), ("relu", "relu")]),
             ),
-            derived("norm_eps", &["sinusoidal_pos_embds"], |file| {
-                let classes = file("architectures");
-                match classes.as_ref().and_then(|list| list.get(0)?.as_str()) {
-                    Some("DistilBertModel") => Err(
-                        "DistilBertModel has no pooler, which encoders without an output layer have"
-                            .to_owned(),
-                    ),
-                    _ => Ok(Some(1e-12.into())),
-                }
+            derived("norm_eps", &["sinusoidal_pos_embds"], |_| {
+                Ok(Some(1e-12.into()))
             }),
+            derived("pooler", &[], |file| no_pooler(file, "DistilBertModel")),
         ],
     },
     HfType {
@@ -186,8 +180,9 @@ pub(super) const TYPES: &[HfType] = &[
             ("packed_gate_up", Given::Bool(true)),
             HEAD_BIAS,
             EMBEDDING_NORM,
+            ("pooler", Given::Bool(false)),
         ],
-        common: SHAPE,
+        common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, TIED_BY_DEFAULT],
         fields: &[
             Field {
                 names: &["norm_eps"],
@@ -251,4 +246,90 @@ pub(super) const TYPES: &[HfType] = &[
             field(&["decoder_bias"], Meaning::On),
         ],
     },
+    // Files from before transformers had the class name the sizes like GPT-2's.
+    HfType {
+        model_type: "nomic_bert",
+        architecture: "NomicBertForMaskedLM",
+        fixed: &[LAYER_NORM, SUM, HEAD_BIAS, EMBEDDING_NORM],
+        common: &[VOCAB, TOKEN_TYPES, ALWAYS_TIED],
+        fields: &[
+            Field {
+                names: &["hidden_size", "n_embd"],
+                ..HIDDEN
+            },
+            Field {
+                names: &["intermediate_size", "n_inner"],
+                ..FFN
+            },
+            Field {
+                names: &["num_hidden_layers", "n_layer"],
+                ..LAYERS
+            },
+            Field {
+                names: &["num_attention_heads", "n_head"],
+                ..HEADS
+            },
+            Field {
+                names: &["max_position_embeddings", "n_positions"],
+                ..POSITIONS
+            },
+            Field {
+                names: &["layer_norm_eps", "layer_norm_epsilon"],
+                ..EPS_12
+            },
+            Field {
+                names: &[
+                    "rope_theta",
+                    "rope_parameters.rope_theta",
+                    "rotary_emb_base",
+                ],
+                meaning: Meaning::Default("rope_theta", Given::Float(1e3)),
+            },
+            field(&["head_dim"], Meaning::Optional("head_dim")),
+            Field {
+                names: &["hidden_act", "activation_function"],
+                meaning: Meaning::Choice(
+                    "activation",
+                    &[
+                        ("silu", "silu"),
+                        ("swiglu", "silu"),
+                        ("gelu", "gelu"),
+                        ("geglu", "gelu"),
+                    ],
+                ),
+            },
+            field(&["qkv_proj_bias"], Meaning::Off),
+            field(&["mlp_fc1_bias"], Meaning::Off),
+            field(&["mlp_fc2_bias"], Meaning::Off),
+            field(&["prenorm"], Meaning::Off),
+            field(&["use_rms_norm"], Meaning::Off),
+            derived("pooler", &[], |file| no_pooler(file, "NomicBertModel")),
+        ],
+    },
+    HfType {
+        model_type: "jina_embeddings_v3",
+        architecture: "JinaEmbeddingsV3ForMaskedLM",
+        fixed: &[LAYER_NORM, SUM, NO_GATE, BIASES, HEAD_BIAS, EMBEDDING_NORM],
+        common: SHAPE,
+        fields: &[
+            field(&["layer_norm_eps"], Meaning::Optional("norm_eps")),
+            GELU,
+            field(
+                &["type_vocab_size"],
+                Meaning::Default("token_types", Given::Int(1)),
+            ),
+            POSITIONS,
+            Field {
+                names: &["rope_theta", "rope_parameters.rope_theta"],
+                meaning: Meaning::Default("rope_theta", Given::Float(2e4)),
+            },
+        ],
+    },
 ];
+
+/// Returns that a class has no pooler, unlike those with an output layer for sequences.
+fn no_pooler(file: Fields<'_>, class: &str) -> Result<Option<Value>, String> {
+    let classes = file("architectures");
+    let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
+    Ok((first == Some(class)).then(|| false.into()))
+}

@@ -174,14 +174,38 @@ pub(super) const LATENT: &[Field] =
         )],
     );
 
+/// As [`FIRST_DENSE`], in classes whose first three layers are dense.
+const FIRST_3_DENSE: Field = Field {
+    meaning: Meaning::Default("dense_layers", Given::Int(3)),
+    ..FIRST_DENSE
+};
+
+const DEEPSEEK_V3: &[Field] =
+    &concat::<{ DEEPSEEK_SIZES.len() + 2 }>(DEEPSEEK_SIZES, &[FIRST_3_DENSE, LAYER_FREQUENCY]);
+
 pub(super) const DEEPSEEK: &[Field] =
     &concat::<{ DEEPSEEK_SIZES.len() + 2 }>(DEEPSEEK_SIZES, &[FIRST_DENSE, LAYER_FREQUENCY]);
 
 /// Sizes of DeepSeek's layers, without what says which layers have experts.
 pub(super) const DEEPSEEK_SIZES: &[Field] = &[
-    VOCAB, HIDDEN, FFN, LAYERS, HEADS, HIDDEN_ACT, POSITIONS, NORM_EPS, ROPE_THETA, TIED, ROUTED,
-    TOP_K, EXPERT_FFN, SHARED,
+    VOCAB,
+    HIDDEN,
+    FFN,
+    LAYERS,
+    HEADS,
+    HIDDEN_ACT,
+    POSITIONS,
+    NORM_EPS,
+    ROPE_THETA,
+    TIED,
+    ROUTED,
+    TOP_K,
+    EXPERT_FFN,
+    SHARED,
+    NO_MLP_BIAS,
 ];
+
+const NO_MLP_BIAS: Field = field(&["mlp_bias"], Meaning::Off);
 
 /// Without the logits of the routers, transformers computes no loss of them.
 pub(super) const HAS_AUX_LOSS: Field = field(
@@ -381,14 +405,14 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "deepseek_v3",
         architecture: "DeepseekV3ForCausalLM",
         fixed: &[("router", Given::Str("sigmoid"))],
-        common: DEEPSEEK,
+        common: DEEPSEEK_V3,
         fields: SIGMOID_LATENT,
     },
     HfType {
         model_type: "kimi_k2",
         architecture: "DeepseekV3ForCausalLM",
         fixed: &[("router", Given::Str("sigmoid"))],
-        common: DEEPSEEK,
+        common: DEEPSEEK_V3,
         fields: SIGMOID_LATENT,
     },
     HfType {

@@ -29,22 +29,27 @@ const ACTIVATION_FUNCTION: Field = field(
 );
 
 /// GPT-J gives the rotated dimensions of a head, not their share.
-const ROTARY_DIM: Field = number(
-    &["rotary_dim"],
-    "partial_rotary_factor",
-    |file| {
-        let of = |name| file(name).and_then(|n| n.as_f64());
-        let head = of("n_embd")
-            .zip(of("n_head"))
-            .map(|(width, heads)| width / heads);
-        let dims = of("rotary_dim").unwrap_or(64.0);
-        Ok(head.map(|head| (dims / head).into()))
-    },
-    |model| {
-        let share = model["partial_rotary_factor"].as_f64()?;
-        Some(((model["head_dim"].as_f64()? * share) as u64).into())
-    },
-);
+const ROTARY_DIM: Field = rotary_dim::<64>();
+
+/// Rotated dimensions of a head, of which there are `DIMS` if the file does not say how many.
+const fn rotary_dim<const DIMS: u32>() -> Field {
+    number(
+        &["rotary_dim"],
+        "partial_rotary_factor",
+        |file| {
+            let of = |name| file(name).and_then(|n| n.as_f64());
+            let head = of("n_embd")
+                .zip(of("n_head"))
+                .map(|(width, heads)| width / heads);
+            let dims = of("rotary_dim").unwrap_or(f64::from(DIMS));
+            Ok(head.map(|head| (dims / head).into()))
+        },
+        |model| {
+            let share = model["partial_rotary_factor"].as_f64()?;
+            Some(((model["head_dim"].as_f64()? * share) as u64).into())
+        },
+    )
+}
 
 /// GPT-BigCode has one key for all queries, or packs query, key and value of each head.
 const ONE_KEY: Field = number(
@@ -79,6 +84,27 @@ pub(super) const TYPES: &[HfType] = &[
                 |file| Ok((file("qk_layernorm") == Some(true.into())).then(|| true.into())),
                 |model| Some(model["qk_norm"].clone()),
             ),
+        ],
+    },
+    // Phi before transformers had its class.
+    HfType {
+        model_type: "phi-msft",
+        architecture: "PhiForCausalLM",
+        fixed: &[
+            LAYER_NORM,
+            ONE_NORM,
+            NO_GATE,
+            ALL_BIASES,
+            HEAD_BIAS,
+            ("packed_qkv", Given::Str("concatenated")),
+        ],
+        common: &[VOCAB, N_EMBD, N_INNER, N_LAYER, N_HEAD, N_POSITIONS, TIED],
+        fields: &[
+            LAYER_NORM_EPSILON,
+            ACTIVATION_FUNCTION,
+            rotary_dim::<32>(),
+            field(&["n_head_kv"], Meaning::Optional("kv_heads")),
+            derived("num_labels", &["fused_dense"], |_| Ok(None)),
         ],
     },
     HfType {

@@ -30,9 +30,41 @@ const SHAPE_128: &[Field] = &[
     ROPE_THETA,
 ];
 
+/// As `SHAPE`, without the base of the rotary embedding.
+const SHAPE_NO_THETA: &[Field] = &[
+    VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, POSITIONS,
+];
+
+/// The base of the rotary embedding in classes with a default of their own.
+const fn theta(default: Given) -> Field {
+    Field {
+        meaning: Meaning::Default("rope_theta", default),
+        ..ROPE_THETA
+    }
+}
+
 const fn bias(name: &'static [&'static str; 1], part: BiasPart, default: bool) -> Field {
     field(name, Meaning::HasBias(part, default))
 }
+
+/// The window of Granite's classes with windows, whose layers may have rotary embeddings with bases
+/// of their own.
+pub(super) const SWA_WINDOW: Field = number(
+    &["sliding_window"],
+    "sliding_window",
+    |file| {
+        if let Some(Value::Array(bases)) = file("layer_rope_theta")
+            && bases.iter().any(|base| base.as_f64() == Some(0.0))
+        {
+            return Err(
+                "`layer_rope_theta` must not be 0: layers without rotary embeddings among others are not planned"
+                    .to_owned(),
+            );
+        }
+        Ok(Some(file("sliding_window").unwrap_or_else(|| 128.into())))
+    },
+    |model| Some(model["sliding_window"].clone()),
+);
 
 /// Returns the description of a part of each block.
 fn blocks(file: Fields<'_>, part: &str) -> Result<Vec<Value>, String> {
@@ -199,7 +231,6 @@ pub(super) const TYPES: &[HfType] = &[
             MINICPM_SCALES[0],
             MINICPM_SCALES[1],
             MINICPM_SCALES[2],
-            field(&["num_experts"], Meaning::Off),
         ],
     },
     HfType {
@@ -444,6 +475,59 @@ pub(super) const TYPES: &[HfType] = &[
             bias(&["mlp_bias"], BiasPart::Mlp, true),
             field(&["hidden_act"], Meaning::Word(&["relu2"])),
             TIED,
+        ],
+    },
+    HfType {
+        model_type: "bitnet",
+        architecture: "BitNetForCausalLM",
+        fixed: &[("sub_norms", Given::Bool(true))],
+        common: SHAPE_NO_THETA,
+        fields: &[
+            theta(Given::Float(5e5)),
+            RMS_EPS_5,
+            field(
+                &["hidden_act"],
+                Meaning::Choice("activation", &[("relu2", "relu2"), ("silu", "silu")]),
+            ),
+            ATTENTION_BIAS,
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "apertus",
+        architecture: "ApertusForCausalLM",
+        fixed: &[
+            ("qk_norm", Given::Bool(true)),
+            ("gated_mlp", Given::Bool(false)),
+            ("activation", Given::Str("relu2")),
+            ("activation_scalars", Given::Int(2)),
+        ],
+        common: SHAPE_NO_THETA,
+        fields: &[
+            theta(Given::Float(1.2e7)),
+            RMS_EPS_5,
+            ATTENTION_BIAS,
+            field(&["hidden_act"], Meaning::Word(&["xielu"])),
+            TIED,
+        ],
+    },
+    HfType {
+        model_type: "granite_swa",
+        architecture: "GraniteSWAForCausalLM",
+        fixed: &[("attention_sinks", Given::Bool(true))],
+        common: SHAPE,
+        fields: &[
+            RMS_EPS_5,
+            HIDDEN_ACT,
+            ATTENTION_BIAS,
+            MLP_BIAS,
+            TIED_BY_DEFAULT,
+            SWA_WINDOW,
+            FIRST_OF_FOUR,
+            super::experts::EMBEDDING_MULTIPLIER,
+            super::experts::ATTENTION_MULTIPLIER,
+            super::experts::RESIDUAL_MULTIPLIER,
+            super::experts::LOGITS_SCALING,
         ],
     },
     HfType {

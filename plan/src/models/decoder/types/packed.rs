@@ -53,6 +53,11 @@ const FALCON_RESIDUAL: Field = derived(
     |file| {
         let on = |name, default: bool| file(name).map_or(default, |v| v == true);
         let norms = file("num_ln_in_parallel_attn").and_then(|n| n.as_u64());
+        if !on("new_decoder_architecture", false) && on("parallel_attn", true) && norms == Some(2) {
+            return Err(
+                "`num_ln_in_parallel_attn` is 2 for the new decoder architecture only".to_owned(),
+            );
+        }
         let residual = match (
             on("new_decoder_architecture", false),
             on("parallel_attn", true),

@@ -5,8 +5,9 @@ use super::experts::{
     GROUPS, HAS_AUX_LOSS, KEPT_GROUPS, LATENT, LOGITS_SCALING, NORMALIZE, NORMALIZED,
     RESIDUAL_MULTIPLIER, ROUTE_SCALE, ROUTED, SHAPE, SIGMOID_LATENT, TOP_K, concat, shared,
 };
+use super::llama_like::MINICPM_SCALES;
 use super::windowed::{LARGE_THETA, LOCAL_THETA};
-use super::{HIDDEN_ACT, PARTIAL, PARTIAL_HALF, RMS_EPS_5, derived, number};
+use super::{HIDDEN_ACT, PARTIAL, PARTIAL_HALF, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
     BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
     ROPE_THETA, TIED, VOCAB, field,
@@ -73,6 +74,33 @@ fn of_all_layers(file: Fields<'_>, name: &str, default: u64) -> Result<u64, Stri
 }
 
 pub(super) const TYPES: &[HfType] = &[
+    // A `minicpm` with experts.
+    HfType {
+        model_type: "minicpm_moe",
+        architecture: "MiniCPMForCausalLM",
+        fixed: &[("normalize_top_k", Given::Bool(true))],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            HIDDEN_ACT,
+            POSITIONS,
+            ROPE_THETA,
+            TIED_BY_DEFAULT,
+        ],
+        fields: &[
+            NORM_EPS,
+            ATTENTION_BIAS,
+            MINICPM_SCALES[0],
+            MINICPM_SCALES[1],
+            MINICPM_SCALES[2],
+            EXPERTS,
+            TOP_K,
+        ],
+    },
     HfType {
         model_type: "granitemoeshared",
         architecture: "GraniteMoeSharedForCausalLM",
@@ -248,7 +276,16 @@ pub(super) const TYPES: &[HfType] = &[
             EXPERTS,
             TOP_K,
             EXPERT_FFN,
-            SHARED,
+            derived(
+                "shared_expert_ffn",
+                &["num_shared_experts"],
+                |file| match file("num_shared_experts") {
+                    Some(none) if none == 0 => {
+                        Err("`num_shared_experts` must be at least 1".to_owned())
+                    }
+                    _ => shared(file, &["num_shared_experts"], 1),
+                },
+            ),
             field(
                 &["router_scaling_factor"],
                 Meaning::Default("route_scale", Given::Float(2.826)),
@@ -409,6 +446,51 @@ pub(super) const TYPES: &[HfType] = &[
         ),
     },
     HfType {
+        model_type: "sarvam_moe",
+        architecture: "SarvamMoEForCausalLM",
+        fixed: &[("router", Given::Str("sigmoid"))],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, HIDDEN_ACT, POSITIONS, ROPE_THETA, NORM_EPS, TIED,
+            TOP_K, EXPERT_FFN,
+        ],
+        fields: &[
+            field(
+                &["num_key_value_heads"],
+                Meaning::Default("kv_heads", Given::Int(4)),
+            ),
+            field(&["head_dim"], Meaning::Default("head_dim", Given::Int(64))),
+            PARTIAL,
+            Field {
+                names: &["n_routed_experts", "num_experts", "num_local_experts"],
+                ..EXPERTS
+            },
+            derived(
+                "shared_expert_ffn",
+                &["n_shared_experts", "num_shared_experts"],
+                |file| shared(file, &["n_shared_experts", "num_shared_experts"], 1),
+            ),
+            Field {
+                names: &["attention_bias", "use_qkv_bias"],
+                meaning: Meaning::HasBias(BiasPart::Qkv, false),
+            },
+            field(
+                &["use_qk_norm"],
+                Meaning::Default("qk_norm", Given::Bool(true)),
+            ),
+            field(
+                &["first_k_dense_replace"],
+                Meaning::Default("dense_layers", Given::Int(1)),
+            ),
+            field(
+                &["routed_scaling_factor"],
+                Meaning::Default("route_scale", Given::Float(2.5)),
+            ),
+            NORMALIZED,
+            GROUPS,
+            KEPT_GROUPS,
+        ],
+    },
+    HfType {
         model_type: "sarvam_mla",
         architecture: "SarvamMLAForCausalLM",
         fixed: &[("router", Given::Str("sigmoid"))],
@@ -424,7 +506,6 @@ pub(super) const TYPES: &[HfType] = &[
             SIGMOID_LATENT,
             &[
                 mlp_types::<3>(),
-                field(&["mlp_bias"], Meaning::Off),
                 field(
                     &["index_head_dim"],
                     Meaning::Default("index_head_dim", Given::Int(128)),
@@ -433,20 +514,56 @@ pub(super) const TYPES: &[HfType] = &[
                 number(
                     &["index_n_heads"],
                     "index_n_heads",
-                    |file| {
-                        let kinds = file("indexer_types");
-                        let kinds = kinds.as_ref().and_then(Value::as_array);
-                        if kinds.is_some_and(|all| all.iter().any(|kind| kind != "full")) {
-                            return Err(
-                                "`indexer_types` must be \"full\" everywhere: indexers that layers share are not planned"
-                                    .to_owned(),
-                            );
-                        }
-                        Ok(file("index_n_heads").or_else(|| Some(32.into())))
-                    },
+                    |file| Ok(file("index_n_heads").or_else(|| Some(32.into()))),
                     |model| Some(model["index_n_heads"].clone()),
+                ),
+                derived(
+                    "indexer_types",
+                    &[
+                        "indexer_types",
+                        "index_topk_pattern",
+                        "index_topk_freq",
+                        "index_skip_topk_offset",
+                    ],
+                    indexers,
                 ),
             ],
         ),
     },
 ];
+
+/// Returns which layers of a GLM-5 have an indexer: as listed, by a pattern of letters, or every
+/// n-th after the first ones.
+fn indexers(file: Fields<'_>) -> Result<Option<Value>, String> {
+    let number = |name: &str, default| file(name).and_then(|n| n.as_u64()).unwrap_or(default);
+    let (listed, pattern) = (file("indexer_types"), file("index_topk_pattern"));
+    let of = |layer: u64| {
+        let at = |list: &Option<Value>| {
+            list.as_ref()?
+                .get(layer as usize)?
+                .as_str()
+                .map(str::to_owned)
+        };
+        let letter = pattern.as_ref().and_then(Value::as_str);
+        let letter = letter.and_then(|all| all.chars().nth(layer as usize));
+        if let Some(word) = at(&listed).or_else(|| at(&pattern)) {
+            return word == "full";
+        }
+        if let Some(letter) = letter {
+            return letter == 'F';
+        }
+        let (every, first) = (
+            number("index_topk_freq", 1),
+            number("index_skip_topk_offset", 2),
+        );
+        (layer + 1)
+            .saturating_sub(first)
+            .is_multiple_of(every.max(1))
+    };
+    let all: Vec<bool> = (0..layers(file)).map(of).collect();
+    if all.iter().all(|full| *full) {
+        return Ok(None);
+    }
+    let word = |full: &bool| if *full { "full" } else { "shared" };
+    Ok(Some(all.iter().map(word).collect()))
+}

@@ -1,6 +1,6 @@
 //! Types with an encoder and a decoder.
 
-use super::{TIED_BY_DEFAULT, derived, number};
+use super::{ALWAYS_TIED, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{Field, Fields, Given, HfType, Meaning, POSITIONS, VOCAB, field};
 use serde_json::Value;
 
@@ -238,7 +238,7 @@ fn root_of_width(file: Fields<'_>) -> Option<Value> {
 const BART: &[Field] = &[
     VOCAB,
     POSITIONS,
-    TIED_BY_DEFAULT,
+    ALWAYS_TIED,
     field(&["d_model"], Meaning::Required("hidden")),
     field(&["encoder_layers"], Meaning::Required("encoder_layers")),
     field(&["decoder_layers"], Meaning::Required("layers")),

@@ -1,15 +1,18 @@
 //! Mixtures of experts that differ more from Mixtral than in their sizes.
 
 use super::experts::{
-    AUX_LOSS, DEEPSEEK, EXPERT_FFN, FIRST_DENSE, HAS_AUX_LOSS, SIGMOID_LATENT, TOP_K, concat,
+    AUX_LOSS, DEEPSEEK_SIZES, EXPERT_FFN, FIRST_DENSE, GROUPS, HAS_AUX_LOSS, KEPT_GROUPS,
+    NORMALIZED, ROUTE_SCALE, ROUTED, SIGMOID_LATENT, TOP_K, concat,
 };
-use super::{HIDDEN_ACT, derived, number};
+use super::routed::mlp_types;
+use super::{HIDDEN_ACT, RMS_EPS_5, derived, number};
 use crate::models::hf::{
-    BiasPart, FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA,
-    TIED, VOCAB, field,
+    BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
+    ROPE_THETA, TIED, VOCAB, field,
 };
 use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, NORM_EPS};
-use crate::models::windows::{CHUNKED_LAYERS, WINDOW, every};
+use crate::models::windows::{CHUNKED_LAYERS, WINDOW, every, layers, repeated};
+use serde_json::Value;
 
 pub(super) const TYPES: &[HfType] = &[
     // Experts have the width of `intermediate_size`, dense layers that of `intermediate_size_mlp`.
@@ -71,10 +74,11 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "deepseek_v32",
         architecture: "DeepseekV32ForCausalLM",
         fixed: &[("router", Given::Str("sigmoid"))],
-        common: DEEPSEEK,
-        fields: &concat::<{ SIGMOID_LATENT.len() + 3 }>(
+        common: DEEPSEEK_SIZES,
+        fields: &concat::<{ SIGMOID_LATENT.len() + 4 }>(
             SIGMOID_LATENT,
             &[
+                mlp_types::<3>(),
                 field(
                     &["index_n_heads"],
                     Meaning::Default("index_n_heads", Given::Int(64)),
@@ -141,6 +145,116 @@ pub(super) const TYPES: &[HfType] = &[
             ),
         ],
     },
+    // Layers with a window have twice the keys, and sinks.
+    HfType {
+        model_type: "mimo_v2_flash",
+        architecture: "MiMoV2FlashForCausalLM",
+        fixed: &[
+            ("router", Given::Str("sigmoid")),
+            ("attention_sinks", Given::Str("sliding")),
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, TIED, ROUTED,
+            TOP_K, EXPERT_FFN,
+        ],
+        fields: &[
+            Field {
+                names: &["rms_norm_eps", "layernorm_epsilon"],
+                ..RMS_EPS_5
+            },
+            field(&["head_dim"], Meaning::Default("head_dim", Given::Int(192))),
+            field(
+                &["v_head_dim"],
+                Meaning::Default("value_head_dim", Given::Int(128)),
+            ),
+            Field {
+                names: &["rope_theta", "rope_parameters.full_attention.rope_theta"],
+                meaning: Meaning::Default("rope_theta", Given::Float(5e6)),
+            },
+            Field {
+                names: &[
+                    "swa_rope_theta",
+                    "rope_parameters.sliding_attention.rope_theta",
+                ],
+                meaning: Meaning::Default("rope_local_theta", Given::Float(1e4)),
+            },
+            Field {
+                names: &[
+                    "partial_rotary_factor",
+                    "rope_parameters.full_attention.partial_rotary_factor",
+                ],
+                meaning: Meaning::Default("partial_rotary_factor", Given::Float(0.334)),
+            },
+            field(&["attention_bias"], Meaning::HasBias(BiasPart::Qkv, false)),
+            field(&["scoring_func"], Meaning::Word(&["sigmoid"])),
+            field(&["n_shared_experts"], Meaning::Off),
+            NORMALIZED,
+            ROUTE_SCALE,
+            GROUPS,
+            KEPT_GROUPS,
+            // Queries see `sliding_window_size` earlier positions, and their own.
+            derived(
+                "sliding_window",
+                &[
+                    "sliding_window",
+                    "sliding_window_size",
+                    "attention_chunk_size",
+                ],
+                |file| {
+                    let number = |name: &str| file(name).and_then(|n| n.as_u64());
+                    let before = number("sliding_window_size").map(|n| n + 1);
+                    let window = before.or_else(|| number("sliding_window"));
+                    Ok(Some(window.unwrap_or(129).into()))
+                },
+            ),
+            derived(
+                "layer_types",
+                &["layer_types", "hybrid_layer_pattern"],
+                |file| Ok(Some(repeated(&mimo_layers(file)))),
+            ),
+            derived(
+                "layer_kv_heads",
+                &[
+                    "swa_num_key_value_heads",
+                    "swa_num_attention_heads",
+                    "swa_head_dim",
+                    "swa_v_head_dim",
+                ],
+                |file| {
+                    same_with_window(file)?;
+                    let number = |name: &str| file(name).and_then(|n| n.as_u64());
+                    let full = number("num_key_value_heads").unwrap_or(4);
+                    let sliding = number("swa_num_key_value_heads").unwrap_or(2 * full);
+                    let of = |word: &&str| if *word == FULL { full } else { sliding };
+                    Ok(Some(mimo_layers(file).iter().map(of).collect()))
+                },
+            ),
+            derived(
+                "mlp_layer_types",
+                &[
+                    "mlp_layer_types",
+                    "moe_layer_freq",
+                    "topk_method",
+                    "attention_value_scale",
+                ],
+                |file| {
+                    let words = file("mlp_layer_types");
+                    let marks = file("moe_layer_freq");
+                    let of = |layer: u64| {
+                        let at = |list: &Option<Value>| list.as_ref()?.get(layer as usize).cloned();
+                        let dense = match (at(&words), at(&marks)) {
+                            (Some(word), _) => word == "dense",
+                            (None, Some(mark)) => mark == 0,
+                            (None, None) => layer == 0,
+                        };
+                        if dense { "dense" } else { "sparse" }
+                    };
+                    let all: Vec<&str> = (0..layers(file)).map(of).collect();
+                    Ok(Some(repeated(&all)))
+                },
+            ),
+        ],
+    },
     HfType {
         model_type: "step3p7",
         architecture: "Step3p7FlashForCausalLM",
@@ -189,3 +303,37 @@ pub(super) const TYPES: &[HfType] = &[
         ],
     },
 ];
+
+const FULL: &str = "full_attention";
+
+/// Returns what the layers of a MiMo-V2 see: listed, marked with 1 for a window, or all positions
+/// in the first one and every sixth.
+fn mimo_layers(file: Fields<'_>) -> Vec<&'static str> {
+    let (words, marks) = (file("layer_types"), file("hybrid_layer_pattern"));
+    let of = |layer: u64| {
+        let at = |list: &Option<Value>| list.as_ref()?.get(layer as usize).cloned();
+        let full = match (at(&words), at(&marks)) {
+            (Some(word), _) => word == FULL,
+            (None, Some(mark)) => mark == 0,
+            (None, None) => layer == 0 || (layer + 1).is_multiple_of(6),
+        };
+        if full { FULL } else { "sliding_attention" }
+    };
+    (0..layers(file)).map(of).collect()
+}
+
+/// Refuses layers with a window whose heads differ from those of the others.
+fn same_with_window(file: Fields<'_>) -> Result<(), String> {
+    let pairs = [
+        ("swa_num_attention_heads", "num_attention_heads"),
+        ("swa_head_dim", "head_dim"),
+        ("swa_v_head_dim", "v_head_dim"),
+    ];
+    for (own, all) in pairs {
+        let (given, other) = (file(own), file(all));
+        if given.is_some() && other.is_some() && given != other {
+            return Err(format!("`{own}` must be `{all}`"));
+        }
+    }
+    Ok(())
+}

@@ -21,17 +21,18 @@ const SHAPE: &[Field] = &[
 ];
 
 /// Activation of Gemma's classes, which replace exact GELU.
-const GELU_TANH: Field = Field {
+pub(super) const GELU_TANH: Field = Field {
     names: &["hidden_activation"],
     meaning: Meaning::Choice(
         "activation",
         &[("gelu_pytorch_tanh", "gelu_tanh"), ("gelu", "gelu_tanh")],
     ),
 };
-const HEAD_DIM_256: Field = field(&["head_dim"], Meaning::Default("head_dim", Given::Int(256)));
+pub(super) const HEAD_DIM_256: Field =
+    field(&["head_dim"], Meaning::Default("head_dim", Given::Int(256)));
 
 /// Gemma multiplies embedded tokens by the root of the width.
-const ROOT_OF_WIDTH: Field = derived("embedding_multiplier", &["hidden_act"], |file| {
+pub(super) const ROOT_OF_WIDTH: Field = derived("embedding_multiplier", &["hidden_act"], |file| {
     Ok(file("hidden_size").and_then(|h| Some(h.as_f64()?.sqrt().into())))
 });
 

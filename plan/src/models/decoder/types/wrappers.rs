@@ -4,7 +4,7 @@
 //! sample is planned: of the size that the tower was trained with, or of 1,024 patches in towers
 //! that take images of any size.
 
-use crate::models::hf::{Fields, HfWrapper};
+use crate::models::hf::{Fields, HfWrapper, Ties};
 use serde_json::{Value, json};
 
 /// Patches of a sample in towers that take images of any size.
@@ -290,6 +290,61 @@ fn gemma3(file: Fields<'_>) -> Result<Value, String> {
     ))
 }
 
+/// Gemma 4's tower: rows of a patch in two tables of positions, which are one here.
+fn gemma4(file: Fields<'_>) -> Result<Value, String> {
+    if file("audio_config").is_some() {
+        return Err("`audio_config` must be null: audio towers are not planned".to_owned());
+    }
+    let t = Tower::new(file)?;
+    let [layers, hidden, heads, ffn] =
+        t.shape([(DEPTH, 16), (WIDTH, 768), (HEADS, 12), (INNER, 3072)]);
+    let own = [
+        ("head_dim", t.int(&["head_dim"], 64), hidden / heads.max(1)),
+        (
+            "num_key_value_heads",
+            t.int(&["num_key_value_heads"], 12),
+            heads,
+        ),
+    ];
+    if let Some((name, given, wanted)) = own.iter().find(|(_, given, wanted)| given != wanted) {
+        return Err(format!(
+            "`vision_config.{name}` ({given}) must be {wanted}, as `hidden_size` and `num_attention_heads` say"
+        ));
+    }
+    if t.flag("attention_bias", false) {
+        return Err("`vision_config.attention_bias` must be false".to_owned());
+    }
+    let (edge, patch) = (
+        t.int(&["pooling_kernel_size"], 3),
+        t.int(&["patch_size"], 16),
+    );
+    let tokens = t.outer(
+        "vision_soft_tokens_per_image",
+        t.int(&["default_output_length"], 280),
+    );
+    Ok(with(
+        blocks([layers, hidden, heads, ffn]),
+        json!({
+            "norm": "rms_norm",
+            "norm_position": "both",
+            "qk_norm": true,
+            "activation": "gelu_tanh",
+            "gated_mlp": true,
+            "bias": false,
+            "rotary": true,
+            "positions": 2 * t.int(&["position_embedding_size"], 10240),
+            "patch_dim": 3 * patch * patch,
+            "patch_bias": false,
+            "patches": tokens * edge * edge,
+            "post_norm": false,
+            "merge": edge * edge,
+            "pool": true,
+            "projector_norm": "rms_patch_no_weight",
+            "projector_bias": false,
+        }),
+    ))
+}
+
 fn paligemma(file: Fields<'_>) -> Result<Value, String> {
     let t = Tower::new(file)?;
     t.same_width(
@@ -319,6 +374,15 @@ fn llava(file: Fields<'_>) -> Result<Value, String> {
 /// LLaVA, with a learned row after those of the image.
 fn llava_next(file: Fields<'_>) -> Result<Value, String> {
     Ok(with(llava(file)?, json!({ "newline": true })))
+}
+
+/// LLaVA-NeXT, with a pooling of frames that has no parameters.
+fn llava_next_video(file: Fields<'_>) -> Result<Value, String> {
+    let mode = file("spatial_pool_mode");
+    match mode.as_ref().and_then(Value::as_str) {
+        None | Some("average" | "max") => llava_next(file),
+        Some(other) => Err(format!("`spatial_pool_mode` {other:?} is not planned")),
+    }
 }
 
 /// The tower of GLM-4.1V, whose projector ends with a gated layer. Positions are added before the
@@ -483,6 +547,41 @@ fn idefics3(file: Fields<'_>) -> Result<Value, String> {
     ))
 }
 
+/// CLIP's ViT-L/14 of 336 pixels, of which a file gives the name only. Squares of four patches
+/// become one row; a learned row separates lines, and one images.
+fn phi3_v(file: Fields<'_>) -> Result<Value, String> {
+    let given = file("img_processor").ok_or("`img_processor` is missing")?;
+    let known = "openai/clip-vit-large-patch14-336";
+    let name = given.get("model_name").and_then(Value::as_str);
+    if name.is_some_and(|name| name != known) {
+        return Err(format!("`img_processor.model_name` must be {known}"));
+    }
+    let layer = file("embd_layer").unwrap_or_default();
+    for (field, value) in [
+        ("projection_cls", json!("mlp")),
+        ("use_hd_transform", json!(true)),
+        ("with_learnable_separator", json!(true)),
+    ] {
+        if layer.get(field) != Some(&value) {
+            return Err(format!("`embd_layer.{field}` must be {value}"));
+        }
+    }
+    let config = json!({
+        "num_hidden_layers": 24,
+        "hidden_size": 1024,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "image_size": 336,
+        "patch_size": 14,
+    });
+    let t = Tower { file, config };
+    let width = t.outer("hidden_size", 3072);
+    Ok(with(
+        clip(&t)?,
+        json!({ "merge": 4, "separators": 2, "projector_layers": [width] }),
+    ))
+}
+
 const QWEN3_MOE: &[(&str, &str)] = &[("qwen3_vl_moe_text", "qwen3_moe")];
 const LLAMA: &[(&str, &str)] = &[
     ("hidden_size", "4096"),
@@ -505,6 +604,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "qwen2_vl",
         architecture: "Qwen2VLForConditionalGeneration",
+        ties: Ties::Either,
         text: &[("qwen2_vl_text", "qwen2"), ("qwen2_vl", "qwen2")],
         defaults: &[],
         vision: qwen2_vl,
@@ -512,6 +612,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "qwen2_5_vl",
         architecture: "Qwen2_5_VLForConditionalGeneration",
+        ties: Ties::Either,
         text: &[("qwen2_5_vl_text", "qwen2"), ("qwen2_5_vl", "qwen2")],
         defaults: &[],
         vision: qwen2_5_vl,
@@ -519,6 +620,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "qwen3_vl",
         architecture: "Qwen3VLForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("qwen3_vl_text", "qwen3")],
         defaults: &[],
         vision: qwen3_vl,
@@ -526,6 +628,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "qwen3_vl_moe",
         architecture: "Qwen3VLMoeForConditionalGeneration",
+        ties: Ties::Whole,
         text: QWEN3_MOE,
         defaults: &[],
         vision: qwen3_vl,
@@ -533,6 +636,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "qwen3_5",
         architecture: "Qwen3_5ForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("qwen3_5_text", "qwen3_5_text")],
         defaults: &[],
         vision: qwen3_5,
@@ -540,6 +644,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "qwen3_5_moe",
         architecture: "Qwen3_5MoeForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("qwen3_5_moe_text", "qwen3_5_moe_text")],
         defaults: &[],
         vision: qwen3_5,
@@ -547,13 +652,29 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "gemma3",
         architecture: "Gemma3ForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("gemma3_text", "gemma3_text")],
         defaults: GEMMA3,
         vision: gemma3,
     },
     HfWrapper {
+        model_type: "gemma4",
+        architecture: "Gemma4ForConditionalGeneration",
+        ties: Ties::Whole,
+        text: &[("gemma4_text", "gemma4_text")],
+        defaults: &[
+            ("hidden_size", "2304"),
+            ("intermediate_size", "9216"),
+            ("num_hidden_layers", "30"),
+            ("num_attention_heads", "8"),
+            ("vocab_size", "262144"),
+        ],
+        vision: gemma4,
+    },
+    HfWrapper {
         model_type: "paligemma",
         architecture: "PaliGemmaForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("gemma", "gemma")],
         defaults: &[],
         vision: paligemma,
@@ -561,13 +682,23 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "llava",
         architecture: "LlavaForConditionalGeneration",
+        ties: Ties::Either,
         text: &[("llama", "llama")],
         defaults: LLAMA,
         vision: llava,
     },
     HfWrapper {
+        model_type: "phi3_v",
+        architecture: "Phi3VForCausalLM",
+        ties: Ties::Whole,
+        text: &[("phi3_v", "phi3")],
+        defaults: &[],
+        vision: phi3_v,
+    },
+    HfWrapper {
         model_type: "mistral3",
         architecture: "Mistral3ForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("mistral", "mistral")],
         defaults: &[],
         vision: mistral3,
@@ -575,6 +706,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "llama4",
         architecture: "Llama4ForConditionalGeneration",
+        ties: Ties::Text,
         text: &[("llama4_text", "llama4_text")],
         defaults: &[],
         vision: llama4,
@@ -582,6 +714,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "kimi_k25",
         architecture: "KimiK25ForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("kimi_k2", "kimi_k2"), ("deepseek_v3", "deepseek_v3")],
         defaults: &[],
         vision: kimi_k25,
@@ -589,6 +722,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "internvl",
         architecture: "InternVLForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("qwen2", "qwen2")],
         defaults: &[],
         vision: internvl,
@@ -596,6 +730,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "idefics3",
         architecture: "Idefics3ForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("llama", "llama")],
         defaults: LLAMA,
         vision: idefics3,
@@ -603,6 +738,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "smolvlm",
         architecture: "SmolVLMForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("llama", "llama")],
         defaults: LLAMA,
         vision: idefics3,
@@ -610,13 +746,31 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "llava_next",
         architecture: "LlavaNextForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("llama", "llama")],
         defaults: LLAMA,
         vision: llava_next,
     },
     HfWrapper {
+        model_type: "llava_next_video",
+        architecture: "LlavaNextVideoForConditionalGeneration",
+        ties: Ties::Either,
+        text: &[("llama", "llama")],
+        defaults: LLAMA,
+        vision: llava_next_video,
+    },
+    HfWrapper {
+        model_type: "shieldgemma2",
+        architecture: "ShieldGemma2ForImageClassification",
+        ties: Ties::Text,
+        text: &[("gemma3_text", "gemma3_text")],
+        defaults: GEMMA3,
+        vision: gemma3,
+    },
+    HfWrapper {
         model_type: "llava_onevision",
         architecture: "LlavaOnevisionForConditionalGeneration",
+        ties: Ties::Either,
         text: &[("qwen2", "qwen2")],
         defaults: &[],
         vision: llava_next,
@@ -624,6 +778,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "glm4v",
         architecture: "Glm4vForConditionalGeneration",
+        ties: Ties::Either,
         text: &[("glm4v_text", "glm4v_text")],
         defaults: &[],
         vision: glm4v,
@@ -631,6 +786,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "glm4v_moe",
         architecture: "Glm4vMoeForConditionalGeneration",
+        ties: Ties::Either,
         text: &[("glm4v_moe_text", "glm4v_moe_text")],
         defaults: &[],
         vision: glm4v,
@@ -638,6 +794,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "glm46v",
         architecture: "Glm46VForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("glm4v_text", "glm4v_text")],
         defaults: &[],
         vision: glm4v,
@@ -645,6 +802,7 @@ pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
         model_type: "lfm2_vl",
         architecture: "Lfm2VlForConditionalGeneration",
+        ties: Ties::Whole,
         text: &[("lfm2", "lfm2")],
         defaults: &[],
         vision: lfm2_vl,

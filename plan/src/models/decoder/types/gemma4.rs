@@ -1,0 +1,155 @@
+//! Gemma 4.
+//!
+//! Layers that see all positions have wider heads than the others, and may take keys for values.
+//! Embeddings per layer, and layers that reuse the keys of others (E2B, E4B), are not planned.
+
+use super::windowed::{GELU_TANH, HEAD_DIM_256, LARGE_THETA, LOCAL_THETA, ROOT_OF_WIDTH};
+use super::{TIED_BY_DEFAULT, derived, number};
+use crate::models::hf::{
+    FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, VOCAB, field,
+};
+use crate::models::llama::{ATTENTION_BIAS, NORM_EPS};
+use crate::models::windows::{layers, repeated};
+
+const FULL: &str = "full_attention";
+
+/// Returns what the layers see: as listed, or all positions in every sixth; the last one always
+/// does.
+fn kinds(file: Fields<'_>) -> Vec<&'static str> {
+    let (listed, n) = (file("layer_types"), layers(file));
+    let kind = |layer: u64| {
+        let word = listed
+            .as_ref()
+            .and_then(|l| l.get(layer as usize)?.as_str());
+        let full = word.map_or((layer + 1).is_multiple_of(6), |word| word == FULL);
+        if full || layer + 1 == n {
+            FULL
+        } else {
+            "sliding_attention"
+        }
+    };
+    (0..n).map(kind).collect()
+}
+
+fn integer(file: Fields<'_>, name: &str) -> Option<u64> {
+    file(name)?.as_u64()
+}
+
+/// Returns the value of a field in `per_layer_config`, of a layer that sees all positions.
+fn of_full_layer(file: Fields<'_>, name: &str) -> Option<u64> {
+    let each = file("per_layer_config")?;
+    let at = kinds(file).iter().position(|kind| *kind == FULL)?;
+    each.get(at.to_string())?.get(name)?.as_u64()
+}
+
+const FIXED: &[(&str, Given)] = &[
+    ("norm_position", Given::Str("both")),
+    ("qk_norm", Given::Bool(true)),
+    ("value_norm", Given::Bool(true)),
+    ("attention_multiplier", Given::Float(1.0)),
+];
+
+const COMMON: &[Field] = &[
+    VOCAB,
+    HIDDEN,
+    FFN,
+    LAYERS,
+    HEADS,
+    POSITIONS,
+    ATTENTION_BIAS,
+    LARGE_THETA,
+    LOCAL_THETA,
+    HEAD_DIM_256,
+    NORM_EPS,
+    GELU_TANH,
+    ROOT_OF_WIDTH,
+    TIED_BY_DEFAULT,
+    field(
+        &["num_key_value_heads"],
+        Meaning::Default("kv_heads", Given::Int(4)),
+    ),
+    field(
+        &["sliding_window"],
+        Meaning::Default("sliding_window", Given::Int(512)),
+    ),
+    field(
+        &["final_logit_softcapping"],
+        Meaning::Optional("logits_softcap"),
+    ),
+    field(&["use_bidirectional_attention"], Meaning::Word(&["vision"])),
+    field(&["num_kv_shared_layers"], Meaning::Off),
+    derived("layer_types", &["layer_types"], |file| {
+        Ok(Some(repeated(&kinds(file))))
+    }),
+    number(
+        &["global_head_dim"],
+        "full_head_dim",
+        |file| {
+            let given = integer(file, "global_head_dim");
+            let given = given.or_else(|| of_full_layer(file, "head_dim"));
+            Ok(Some(given.unwrap_or(512).into()))
+        },
+        |model| Some(model["full_head_dim"].clone()),
+    ),
+    field(
+        &["attention_k_eq_v"],
+        Meaning::Default("keys_as_values", Given::Bool(false)),
+    ),
+    derived(
+        "layer_kv_heads",
+        &["num_global_key_value_heads", "per_layer_config"],
+        |file| {
+            let asked = file("attention_k_eq_v") == Some(true.into());
+            let given = integer(file, "num_global_key_value_heads");
+            let given = given.or_else(|| of_full_layer(file, "num_key_value_heads"));
+            let Some(full) = given.filter(|_| asked) else {
+                return Ok(None);
+            };
+            let sliding = integer(file, "num_key_value_heads").unwrap_or(4);
+            let of = |kind: &&str| if *kind == FULL { full } else { sliding };
+            Ok(Some(kinds(file).iter().map(of).collect()))
+        },
+    ),
+    derived(
+        "num_labels",
+        &[
+            "hidden_size_per_layer_input",
+            "vocab_size_per_layer_input",
+            "use_double_wide_mlp",
+        ],
+        |file| match integer(file, "hidden_size_per_layer_input").unwrap_or(256) {
+            0 => Ok(None),
+            width => Err(format!(
+                "`hidden_size_per_layer_input` ({width}) must be 0: embeddings per layer are not planned"
+            )),
+        },
+    ),
+];
+
+pub(super) const TYPES: &[HfType] = &[HfType {
+    model_type: "gemma4_text",
+    architecture: "Gemma4ForCausalLM",
+    fixed: FIXED,
+    common: COMMON,
+    fields: &[],
+}];
+
+pub(super) const EXPERTS: &[HfType] = &[HfType {
+    model_type: "gemma4_moe_text",
+    architecture: "Gemma4ForCausalLM",
+    fixed: &[
+        FIXED[0],
+        FIXED[1],
+        FIXED[2],
+        FIXED[3],
+        ("experts_beside", Given::Bool(true)),
+        ("normalize_top_k", Given::Bool(true)),
+    ],
+    common: COMMON,
+    fields: &[
+        field(&["num_experts"], Meaning::Required("experts")),
+        field(&["top_k_experts"], Meaning::Required("top_k")),
+        field(&["moe_intermediate_size"], Meaning::Required("expert_ffn")),
+        field(&["enable_moe_block"], Meaning::On),
+    ],
+}];
