@@ -44,9 +44,8 @@ const LAYERS: [(&str, &[&str]); 6] = [
     ("attn", &["c_attn", "c_proj"]),
     ("attention", &["query_key_value", "dense"]),
 ];
-/// Numbers of blocks with which an expression is tried: one for some of them gives different
-/// answers.
-const NUMBERS: [&str; 4] = ["0", "1", "7", "23"];
+/// Number of blocks with which an expression is tried.
+const TRIED: usize = 128;
 /// Characters that a list of names has not.
 const OF_EXPRESSIONS: &[char] = &['\\', '(', '[', '^', '$', '|', '+', '?', '{'];
 
@@ -63,7 +62,7 @@ impl Targets {
     /// Reads a list of names, a word for all of them, or a regular expression.
     ///
     /// # Errors
-    /// What was expected; an expression that matches no layer, or layers of some blocks alone.
+    /// What was expected; an expression that matches no layer.
     pub(crate) fn of(node: &Node) -> Result<Self, String> {
         let words = node
             .words()
@@ -100,7 +99,8 @@ impl Targets {
     }
 }
 
-/// Returns the layers whose whole path an expression matches, as PEFT's `re.fullmatch`.
+/// Returns the layers whose whole path an expression matches, as PEFT's `re.fullmatch`: of those
+/// that it matches in some blocks alone, the ends of their paths from the number of the block on.
 fn matching(expression: &str) -> Result<Targets, String> {
     let whole = Regex::new(&format!("^(?:{expression})$"))
         .map_err(|_| format!("expected a regular expression, got `{expression}`"))?;
@@ -108,21 +108,16 @@ fn matching(expression: &str) -> Result<Targets, String> {
     for (module, names) in LAYERS {
         for name in names {
             let end = format!("{module}.{name}");
-            let in_block = |number: &&&str| {
-                BLOCKS
-                    .iter()
-                    .any(|blocks| whole.is_match(&format!("{blocks}.{number}.{end}")))
+            let in_block = |number: usize| {
+                let path = |blocks: &&str| whole.is_match(&format!("{blocks}.{number}.{end}"));
+                let blocks = BLOCKS.iter().find(|blocks| path(blocks))?;
+                let list = blocks.rsplit('.').next()?;
+                Some(format!("{list}.{number}.{end}"))
             };
-            match NUMBERS.iter().filter(in_block).count() {
-                0 => {}
-                n if n == NUMBERS.len() => {
-                    found.push(end);
-                }
-                _ => {
-                    return Err(format!(
-                        "`{expression}` matches `{end}` in some blocks alone: adapters are modeled in all blocks"
-                    ));
-                }
+            let some: Vec<String> = (0..TRIED).filter_map(in_block).collect();
+            match some.len() {
+                TRIED => found.push(end),
+                _ => found.extend(some),
             }
         }
     }
@@ -167,9 +162,24 @@ mod tests {
     }
 
     #[test]
-    fn an_expression_for_some_blocks_or_none_is_refused() {
-        let some = names(r"model\.layers\.[0-9]\..*proj").unwrap_err();
-        assert!(some.contains("in some blocks alone"), "{some}");
+    fn an_expression_may_name_layers_of_some_blocks() {
+        let some = names(r".*\.layers\.(3|7)\.self_attn\.(q|v)_proj|.*\.mlp\.up_proj").unwrap();
+        let ends = [
+            "3.self_attn.q_proj",
+            "7.self_attn.q_proj",
+            "3.self_attn.v_proj",
+        ];
+        let wanted = ends.map(|end| format!("layers.{end}"));
+        assert_eq!(some[..3], wanted);
+        assert_eq!(some[3..], ["layers.7.self_attn.v_proj", "mlp.up_proj"]);
+        assert_eq!(
+            names(r"transformer\.h\.1\.attn\.c_attn").unwrap(),
+            ["h.1.attn.c_attn"]
+        );
+    }
+
+    #[test]
+    fn an_expression_for_no_block_is_refused() {
         let none = names(r"vision_tower\..*").unwrap_err();
         assert!(none.contains("matches no linear layer"), "{none}");
         assert!(names("(").unwrap_err().contains("a regular expression"));

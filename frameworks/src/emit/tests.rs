@@ -139,6 +139,19 @@ fn yaml_keeps_comments_and_order() {
     assert_eq!(lost, ["fsdp.prefetch_backward=2"]);
 }
 
+/// A sample is two sequences.
+#[test]
+fn samples_that_are_pairs_are_counted_once() {
+    let text = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nmicro_batch_size: 3\n\
+                gradient_accumulation_steps: 4\nadapter: lora\nrl: dpo\n";
+    let (after, lost) = edited("job.yaml", text, &["train.micro_batch=4"]);
+    assert!(after.contains("micro_batch_size: 2\n"), "{after}");
+    assert!(lost.is_empty(), "{lost:?}");
+    let (after, lost) = edited("job.yaml", text, &["train.micro_batch=5"]);
+    assert_eq!(after, text);
+    assert_eq!(lost, ["train.micro_batch=5"]);
+}
+
 #[test]
 fn toml_gets_keys_and_sections() {
     let text = "[model]\nname = \"llama3\"\nflavor = \"8B\" # the small one\n[training]\nlocal_batch_size = 1\nseq_len = 4096\n\

@@ -138,7 +138,10 @@ const KEYS: &[Key] = &[
         "unfrozen_parameters",
         "frozen parameters: name them with --set fsdp.frozen",
     ),
-    decisive("relora", ADAPTER),
+    with("relora", |node| {
+        let why = "steps are predicted, not the merges of adapters into the weights between them";
+        if_true(node, Effect::Lost(why))
+    }),
     lost("qat", "fake quantization is not modeled"),
     with("fp8", float8),
     lost("fp8_enable_fsdp_float8_all_gather", FLOAT8_GATHER),
@@ -341,6 +344,17 @@ const ASIDES: &[(&str, &[&str])] = &[
         &[
             "bnb_config_kwargs.bnb_4bit_quant_storage",
             "bnb_config_kwargs.bnb_4bit_compute_dtype",
+        ],
+    ),
+    (
+        "what happens between steps, where adapters are merged (ReLoRA)",
+        &[
+            "relora_prune_ratio",
+            "relora_prune_method",
+            "relora_cpu_offload",
+            "jagged_restart_steps",
+            "jagged_restart_warmup_steps",
+            "jagged_restart_anneal_steps",
         ],
     ),
     (
