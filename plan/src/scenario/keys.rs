@@ -484,6 +484,7 @@ keys! {
     LoraAlpha: "lora" "lora_alpha" also ["alpha"] [Number(ABOVE_0, 1e6)] "8.0" "An adapter's result is scaled by lora_alpha / r" needs [ADAPTERS];
     LoraTargets: "lora" "target_modules" [Choice(&["all-linear"]), List(&Text)] "\"all-linear\"" "Linear layers that get an adapter: all-linear (all of the blocks), or those whose path ends in a match of a list of globs, by the names of `shardlab plan` or of Hugging Face, for example [\"q_proj\", \"v_proj\"]" needs [ADAPTERS];
     LoraDropout: "lora" "lora_dropout" [Number(0.0, 1.0)] "0.0" "Dropout before an adapter; only 0, because runs have no dropout" needs [ADAPTERS];
+    UseDora: "lora" "use_dora" [Bool] "false" "Weight-decomposed adapters (DoRA): each row of the adapted weight has a learned length, which starts as that of the row" needs [ADAPTERS];
     UseRslora: "lora" "use_rslora" [Bool] "false" "Scale by lora_alpha / sqrt(r) instead" needs [ADAPTERS];
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";

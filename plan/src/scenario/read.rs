@@ -166,6 +166,7 @@ fn lora(d: &Document) -> Option<Lora> {
         targets: d.setting(Key::LoraTargets),
         dropout: d.setting(Key::LoraDropout),
         use_rslora: d.setting(Key::UseRslora),
+        use_dora: d.setting(Key::UseDora),
     })
 }
 
