@@ -276,12 +276,14 @@ impl<'a> Packer<'a> {
                 continue;
             }
             // A later parameter whose remainder fits next to this one's shares the last grid: it
-            // starts that much before the grid's end and fills whole grids from there.
+            // starts that much before the grid's end and fills whole grids from there. The cuts are
+            // between its rows then only if the last one is whole.
             let gap = at;
             at = at.next_multiple_of(f);
             let conjugate = (next..regular.len()).find(|&k| {
-                let r = self.items[regular[k]].1 % f;
-                r > 0 && rest + r <= f
+                let (_, numel, row) = self.items[regular[k]];
+                let r = numel % f;
+                r > 0 && rest + r <= f && numel.is_multiple_of(row)
             });
             let mut gap_end = at;
             if let Some(k) = conjugate {
@@ -354,6 +356,16 @@ mod tests {
 
     fn offsets(l: &FlatLayout) -> Vec<u64> {
         l.items.iter().map(|i| i.offset).collect()
+    }
+
+    /// Blocks of 8 rows of 32: the second matrix of 97 rows ends within a block, so that it starts
+    /// at a grid's start.
+    #[test]
+    fn a_matrix_that_ends_within_a_block_starts_at_a_grid() {
+        let item = |n, numel, row| (ParamId(n), numel, row);
+        let all = [item(0, 3104, 256), item(1, 32, 32), item(2, 3104, 256)];
+        let l = flat_layout(&all, 6, true, Atomic::Block(8)).unwrap();
+        assert!(l.items[2].offset.is_multiple_of(256), "{:?}", offsets(&l));
     }
 
     /// The worked example of Megatron-FSDP's layout documentation, shapes (2,6) (4,4) (4,4) (1,2)
