@@ -7,8 +7,8 @@
 mod common;
 
 use common::{
-    BIOGPT, BITNET, DEEPSEEK_V3, GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA, LORA,
-    LORA_QV, MISTRAL, MIXTRAL, MIXTRAL_AUX, OLMO2, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
+    BIOGPT, BITNET, DEEPSEEK_V3, DORA, GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA,
+    LORA, LORA_QV, MISTRAL, MIXTRAL, MIXTRAL_AUX, OLMO2, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
 };
 
 /// Steps of a run that tests a combination only.
@@ -250,6 +250,34 @@ fn phi3_of_transformers() {
 #[test]
 fn mistral_of_transformers() {
     family_with_chunks(&MISTRAL);
+}
+
+/// A run of PEFT with learned lengths of rows.
+#[test]
+fn decomposed_adapters_of_peft() {
+    DORA.matches(&[], None);
+    for set in [
+        &["mesh.dp_shard=2", "train.micro_batch=2"][..],
+        &["compile.mode=full", "train.recompute=full"],
+        &[
+            "compile.mode=full",
+            "mesh.dp_shard=2",
+            "train.micro_batch=2",
+        ],
+        &[
+            "fsdp.policy=fsdp2",
+            "mesh.dp_shard=4",
+            "train.micro_batch=1",
+        ],
+        &["fsdp.policy=megatron", "train.recompute=selective"],
+        &[
+            "fsdp.strategy=no_shard",
+            "train.grad_accum=2",
+            "train.micro_batch=2",
+        ],
+    ] {
+        DORA.matches(set, FEW);
+    }
 }
 
 /// Runs of PEFT: adapters have gradients, everything else stays as it is.

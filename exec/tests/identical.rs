@@ -717,6 +717,36 @@ fn a_gradient_factor_scales_updates() {
     }
 }
 
+/// Lengths of rows start as the norms of the model's rows, so that DoRA's first loss is LoRA's.
+#[test]
+fn decomposed_adapters_start_as_plain_ones() {
+    let losses = |set: &[&str]| -> Vec<f64> {
+        let options = RunOptions {
+            steps: Some(4),
+            ..RunOptions::default()
+        };
+        let set = [&["precision.param_dtype=f32"], set].concat();
+        run(&load("small-lora", &set), options).run.losses
+    };
+    let dora = "lora.use_dora=true";
+    let (plain, sharded) = (losses(&[]), losses(&[dora]));
+    let near = |a: f64, b: f64| (a - b).abs() < 1e-5 * b;
+    assert!(near(plain[0], sharded[0]), "{plain:?} {sharded:?}");
+    assert!(plain[3] != sharded[3], "{plain:?}");
+    for set in [
+        &["mesh.dp_shard=1", "train.micro_batch=8"][..],
+        &["fsdp.policy=fsdp2"],
+        &["train.recompute=full"],
+    ] {
+        let other = losses(&[&[dora], set].concat());
+        let mut pairs = other.iter().zip(&sharded);
+        assert!(
+            pairs.all(|(a, b)| near(*a, *b)),
+            "{set:?}: {other:?} {sharded:?}"
+        );
+    }
+}
+
 /// Packed frozen weights: the same bits for every sharding, and losses near those of the
 /// weights they stand for.
 #[test]

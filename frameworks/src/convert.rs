@@ -298,6 +298,11 @@ pub(crate) fn rank_stabilized(node: &Node) -> Converted {
     if_true(node, Effect::Set("lora.use_rslora", "true".to_owned()))
 }
 
+/// Gives the rows of adapted weights learned lengths (DoRA).
+pub(crate) fn decomposed(node: &Node) -> Converted {
+    if_true(node, Effect::Set("lora.use_dora", "true".to_owned()))
+}
+
 /// Reads a number of warm-up steps; a fraction is a share of all steps.
 pub(crate) fn warmup(node: &Node) -> Converted {
     let number = node.number()?;

@@ -152,7 +152,7 @@ fn adapters(draft: &mut Draft) -> Result<(), ConfigError> {
     for row in rows {
         draft.none(row, Lack::Nothing, "no adapters are trained");
     }
-    for key in ["r", "lora_alpha", "use_rslora"] {
+    for key in ["r", "lora_alpha", "use_rslora", "use_dora"] {
         draft.unset(
             &format!("lora.{key}"),
             Lack::Nothing,

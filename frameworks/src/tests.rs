@@ -267,6 +267,13 @@ fn layers_with_adapters_are_those_of_all_keys() {
 }
 
 #[test]
+fn decomposed_adapters_are_read() {
+    let text = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nadapter: lora\nlora_r: 16\nlora_target_linear: true\npeft_use_dora: true\n";
+    let job = try_text("job.yaml", text, &eight()).unwrap();
+    assert_eq!(setting(&job, "lora.use_dora").as_deref(), Some("true"));
+}
+
+#[test]
 fn torchtune_names_layers_with_adapters_by_its_own_names() {
     let text = "model:\n  _component_: torchtune.models.llama3_1.lora_llama3_1_8b\n  lora_attn_modules: ['q_proj', 'output_proj']\n  \
                 apply_lora_to_mlp: True\n  lora_rank: 8\nbatch_size: 2\n";

@@ -36,6 +36,7 @@ pub use id::{
 };
 pub use kernel::{BodyOp, Kernel, KernelClass, Place, Slot};
 pub use mesh::{AxisRole, AxisSet, DeviceMesh, MeshAxis, Placement, Placements, RankGroup};
+pub(crate) use module::MAGNITUDE;
 pub use module::{HfName, Init, Module, ModuleKind, Param};
 pub use op::OpKind;
 pub use packed::{NF4_BLOCK, NF4_SCALES, Packed, PackedFormat, PackedScales};

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes golden runs of LoRA by PEFT: make_lora.py FOLDER TOKENS [--targets NAME,...] [--rslora]
+"""Makes golden runs of LoRA by PEFT: make_lora.py FOLDER TOKENS [--targets NAME,...] [--rslora] [--dora] [--lr LR]
 
 FOLDER gets the model (`config.json`, `model.safetensors`), its initial adapters (`adapter_config.json`, `adapter_model.safetensors`) and
 `reference.json`, by torch, transformers and peft in float32 on a CPU; TOKENS are those of another golden run (see README.md)."""
@@ -15,6 +15,8 @@ arguments.add_argument("folder", type=Path)
 arguments.add_argument("tokens", type=Path)
 arguments.add_argument("--targets", default="all-linear")
 arguments.add_argument("--rslora", action="store_true")
+arguments.add_argument("--dora", action="store_true")
+arguments.add_argument("--lr", type=float, default=LR)
 given = arguments.parse_args()
 folder = given.folder
 targets = given.targets if given.targets == "all-linear" else given.targets.split(",")
@@ -37,7 +39,7 @@ folder.mkdir(parents=True, exist_ok=True)
 model.save_pretrained(folder)
 (folder / "generation_config.json").unlink(missing_ok=True)
 # `init_lora_weights=False` makes B random: with zeros, A would have no gradient in the first step.
-lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, lora_dropout=0.0, use_rslora=given.rslora, init_lora_weights=False, task_type="CAUSAL_LM")
+lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, lora_dropout=0.0, use_rslora=given.rslora, use_dora=given.dora, init_lora_weights=False, task_type="CAUSAL_LM")
 model = peft.get_peft_model(model, lora).train()
 with torch.no_grad():
     for name, p in model.named_parameters():
@@ -47,7 +49,7 @@ model.save_pretrained(folder)
 (folder / "README.md").unlink(missing_ok=True)
 text = torch.from_numpy(numpy.fromfile(given.tokens, dtype="<u2").astype("int64"))
 trained = [p for p in model.parameters() if p.requires_grad]
-optimizer = torch.optim.AdamW(trained, lr=LR, betas=BETAS, eps=EPS, weight_decay=WD)
+optimizer = torch.optim.AdamW(trained, lr=given.lr, betas=BETAS, eps=EPS, weight_decay=WD)
 losses, norms = [], []
 for step in range(STEPS):
     starts = [(step * B + i) * T % (len(text) - T - 1) for i in range(B)]
@@ -62,7 +64,7 @@ for step in range(STEPS):
 plain = lambda name: name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".default", "")
 final = {plain(name): p.detach().norm().item() for name, p in model.named_parameters()}
 count = {"total": sum(p.numel() for p in model.parameters()), "trainable": sum(p.numel() for p in trained)}
-run = {"name": folder.name, "betas": BETAS, "eps": EPS, "T": T, "B": B, "steps": STEPS, "lr": LR, "wd": WD, "clip": CLIP, "losses": losses,
+run = {"name": folder.name, "betas": BETAS, "eps": EPS, "T": T, "B": B, "steps": STEPS, "lr": given.lr, "wd": WD, "clip": CLIP, "losses": losses,
        "grad_norms": norms, "final_norms": final, "parameters": count,
        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "peft": peft.__version__}}
 (folder / "reference.json").write_text(json.dumps(run, indent=1))

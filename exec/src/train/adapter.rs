@@ -23,7 +23,12 @@ const TENSORS: &str = "adapter_model.safetensors";
 fn names(program: &Program) -> Vec<(ParamId, String)> {
     let named = |(id, p): (u32, &Param)| {
         let hf = p.hf.as_ref().filter(|_| p.is_adapter())?;
-        Some((ParamId(id), format!("{PREFIX}{}.weight", hf.module)))
+        let module = format!("{PREFIX}{}", hf.module);
+        let name = match p.magnitude_of() {
+            Some(_) => module,
+            None => format!("{module}.weight"),
+        };
+        Some((ParamId(id), name))
     };
     (0u32..).zip(&program.params).filter_map(named).collect()
 }
@@ -46,6 +51,40 @@ pub fn load(
     let found = find(&file, program)?;
     for (id, entry) in found {
         layout.set_weights(io, id, &mut |elements| file.read(&entry, elements))?;
+    }
+    Ok(())
+}
+
+/// Gives the learned lengths of rows (DoRA) the norms of the rows that they belong to, as adapters
+/// that add nothing start. All processes call it.
+///
+/// # Errors
+/// Errors of the memory.
+pub fn start_magnitudes(
+    program: &Program,
+    layout: &StateLayout,
+    io: &mut dyn StateIo,
+) -> Result<(), TrainError> {
+    let params = || (0u32..).zip(&program.params);
+    for (id, magnitude) in params() {
+        let Some(of) = magnitude.magnitude_of() else {
+            continue;
+        };
+        let Some((base, _)) = params().find(|(_, p)| p.name == of) else {
+            continue;
+        };
+        let values = layout.weights(io, ParamId(base))?;
+        let rows = magnitude.numel().max(1) as usize;
+        let norm = |row: &[f32]| {
+            row.iter()
+                .map(|x| f64::from(*x).powi(2))
+                .sum::<f64>()
+                .sqrt() as f32
+        };
+        let norms: Vec<f32> = values.chunks(values.len() / rows).map(norm).collect();
+        layout.set_weights(io, ParamId(id), &mut |elements| {
+            Ok(norms[elements.start as usize..elements.end as usize].to_vec())
+        })?;
     }
     Ok(())
 }
@@ -106,7 +145,7 @@ fn check(path: &Path, config: &Value, lora: &Lora) -> Result<(), TrainError> {
     same("r", lora.r.into(), 8.into());
     same("lora_alpha", lora.alpha.into(), 8.into());
     same("use_rslora", lora.use_rslora.into(), false.into());
-    same("use_dora", false.into(), false.into());
+    same("use_dora", lora.use_dora.into(), false.into());
     same("lora_bias", false.into(), false.into());
     same("bias", "none".into(), "none".into());
     for key in ["rank_pattern", "alpha_pattern"] {
@@ -162,7 +201,7 @@ fn config(program: &Program, lora: &Lora) -> Value {
         "lora_dropout": 0.0,
         "target_modules": names,
         "use_rslora": lora.use_rslora,
-        "use_dora": false,
+        "use_dora": lora.use_dora,
         "bias": "none",
         "fan_in_fan_out": program.params.iter().any(transposed),
         "init_lora_weights": true,

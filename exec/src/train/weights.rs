@@ -28,6 +28,7 @@ pub(super) fn start(
         None => init::from_seed(program, layout, seed, io)?,
     }
     match (adapters, &scenario.lora) {
+        (None, Some(lora)) if lora.use_dora => adapter::start_magnitudes(program, layout, io),
         (None, _) => Ok(()),
         (Some(dir), Some(lora)) => adapter::load(dir, program, lora, layout, io).map_err(unfit),
         (Some(dir), None) => Err(TrainError::NoAdapters {

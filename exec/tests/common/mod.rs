@@ -41,6 +41,7 @@ pub(crate) static QWEN2_MOE: Golden = Golden {
 };
 /// Adapters on every linear layer, and on queries and values only (with rank-stabilized scaling).
 pub(crate) static LORA: Golden = Golden { name: "lora-tiny" };
+pub(crate) static DORA: Golden = Golden { name: "dora-tiny" };
 pub(crate) static LORA_QV: Golden = Golden {
     name: "lora-qv-tiny",
 };
@@ -125,8 +126,8 @@ impl Golden {
         };
         let c: serde_json::Value = serde_json::from_slice(&text).unwrap();
         format!(
-            "lora = {{ r = {}, lora_alpha = {}, use_rslora = {}, target_modules = {} }}\n",
-            c["r"], c["lora_alpha"], c["use_rslora"], c["target_modules"]
+            "lora = {{ r = {}, lora_alpha = {}, use_rslora = {}, use_dora = {}, target_modules = {} }}\n",
+            c["r"], c["lora_alpha"], c["use_rslora"], c["use_dora"], c["target_modules"]
         )
     }
 

@@ -5,7 +5,7 @@ use super::fsdp;
 use crate::convert::{
     ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, FLOAT8_GATHER, KERNELS, LAUNCH, LOGGING, NF4,
     PREFERENCES, QUANTIZED, REFERENCE, SAVING, STORAGE, TENSOR, VALUES, all_linear, chunked_loss,
-    clip, compiled_regions, decay_of_matrices, double_quantization, eight_bits, float8,
+    clip, compiled_regions, decay_of_matrices, decomposed, double_quantization, eight_bits, float8,
     four_bits_twice, full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16,
     offloaded_activations, optimizer, rank_stabilized, reentrant, replicas, schedule, shard_ranks,
     targets, warmup,
@@ -109,7 +109,7 @@ const KEYS: &[Key] = &[
     with("lora_target_modules", targets),
     with("peft_use_rslora", rank_stabilized),
     lost("lora_dropout", DROPOUT),
-    decisive("peft_use_dora", ADAPTER),
+    with("peft_use_dora", decomposed),
     lost(
         "lora_modules_to_save",
         "these modules are predicted as frozen",

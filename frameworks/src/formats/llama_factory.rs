@@ -3,8 +3,8 @@
 use super::{fsdp, trainer};
 use crate::convert::{
     ADAPTER, DATA, DROPOUT, EVALUATION, FLOAT8_GATHER, KERNELS, LOGGING, NF4, PREFERENCES,
-    QUANTIZED, SAVING, VALUES, double_quantization, float8, full_recompute, liger_kernels,
-    rank_stabilized, reentrant, set, targets,
+    QUANTIZED, SAVING, VALUES, decomposed, double_quantization, float8, full_recompute,
+    liger_kernels, rank_stabilized, reentrant, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, integer, lost, number,
@@ -59,7 +59,7 @@ const KEYS: &[Key] = &[
     with("lora_target", targets),
     with("use_rslora", rank_stabilized),
     lost("lora_dropout", DROPOUT),
-    decisive("use_dora", ADAPTER),
+    with("use_dora", decomposed),
     lost("additional_target", "these modules are predicted as frozen"),
     integer("cutoff_len", "train.seq_len"),
     with("pure_bf16", |node| {

@@ -3,8 +3,8 @@
 use super::deepspeed::DEEPSPEED;
 use super::fsdp::{self, FSDP};
 use crate::convert::{
-    ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES, SAVING,
-    STORAGE, VALUES, adapter, clip, compiled_regions, decay_of_matrices, double_quantization,
+    DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES, SAVING, STORAGE, VALUES,
+    adapter, clip, compiled_regions, decay_of_matrices, decomposed, double_quantization,
     eight_bits, four_bits, full_recompute, liger_kernels, mixed_bf16, mixed_f16,
     offloaded_activations, optimizer, rank_stabilized, reentrant, replicas, schedule, shard_ranks,
     targets, warmup, weights,
@@ -260,7 +260,7 @@ const TRL: &[Key] = &[
     with("lora_target_modules", targets),
     with("use_rslora", rank_stabilized),
     lost("lora_dropout", DROPOUT),
-    decisive("use_dora", ADAPTER),
+    with("use_dora", decomposed),
     lost(
         "lora_modules_to_save",
         "these modules are predicted as frozen",

@@ -188,6 +188,8 @@ pub enum LayerType {
     Mamba,
     /// The same by heads and chunks (Mamba-2).
     Mamba2,
+    /// Attention and a layer of Mamba-2 that read the same; their results are added (Falcon-H1).
+    Hybrid,
     /// A gated short convolution in place of attention (LFM2).
     Conv,
     /// Nothing in place of attention.
@@ -201,6 +203,7 @@ words!(LayerType {
     Linear = "linear_attention",
     Mamba = "mamba",
     Mamba2 = "mamba2",
+    Hybrid = "hybrid",
     Conv = "conv",
     None = "none",
 });
@@ -209,7 +212,10 @@ impl LayerType {
     /// Returns whether a layer has softmax attention.
     #[must_use]
     pub fn is_attention(self) -> bool {
-        matches!(self, Self::Full | Self::Sliding | Self::FullNoRope)
+        matches!(
+            self,
+            Self::Full | Self::Sliding | Self::FullNoRope | Self::Hybrid
+        )
     }
 }
 

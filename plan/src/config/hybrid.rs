@@ -27,6 +27,8 @@ pub struct Ssm {
     pub bias: bool,
     /// Time steps and inputs and outputs of states are normalized (Jamba).
     pub norms: bool,
+    /// What the gate makes is normalized (Mamba-2).
+    pub gate_norm: bool,
 }
 
 /// The defaults of transformers' configuration classes, for a width of 1024.
@@ -43,6 +45,7 @@ impl Default for Ssm {
             conv_bias: true,
             bias: false,
             norms: false,
+            gate_norm: true,
         }
     }
 }

@@ -20,6 +20,8 @@ pub struct Lora {
     pub dropout: f64,
     /// The scaling's divisor is the root of the rank (rank-stabilized LoRA).
     pub use_rslora: bool,
+    /// Rows of `W + scaling * B A` get a learned length (DoRA).
+    pub use_dora: bool,
 }
 
 impl Lora {
@@ -109,6 +111,7 @@ mod tests {
             targets: LoraTargets::AllLinear,
             dropout: 0.0,
             use_rslora: false,
+            use_dora: false,
         };
         assert_eq!(lora.scaling(), 2.0);
         lora.use_rslora = true;

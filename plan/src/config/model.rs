@@ -106,6 +106,8 @@ pub struct ModelOptions {
     pub position_embedding: PositionEmbedding,
     /// Numbers of one patch of an image.
     pub patch_dim: u64,
+    /// A learned row stands for masked patches, which the plan has none of.
+    pub mask_token: bool,
     /// Rows of the table of token types; 0: no such table.
     pub token_types: u64,
     /// Rows of the position table before that of the first position.
@@ -206,6 +208,7 @@ impl Default for ModelOptions {
             qk_norm: QkNorm::None,
             position_embedding: PositionEmbedding::Rotary,
             patch_dim: 768,
+            mask_token: false,
             token_types: 0,
             position_offset: 0,
             rope_scaling: None,

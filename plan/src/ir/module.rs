@@ -106,6 +106,9 @@ pub struct HfName {
     pub layers: &'static [&'static str],
 }
 
+/// PEFT's name of the learned lengths of rows (DoRA).
+pub(crate) const MAGNITUDE: &str = "lora_magnitude_vector";
+
 impl Param {
     /// Returns whether it belongs to an adapter (`[lora]`), by the names that PEFT gives to the
     /// modules of adapters.
@@ -114,7 +117,15 @@ impl Param {
         let mut components = self.name.rsplit('.');
         components
             .nth(1)
-            .is_some_and(|m| matches!(m, "lora_A" | "lora_B"))
+            .is_some_and(|m| matches!(m, "lora_A" | "lora_B" | MAGNITUDE))
+    }
+
+    /// Returns the name of the weight whose rows have these learned lengths (DoRA), if it has them.
+    #[must_use]
+    pub fn magnitude_of(&self) -> Option<String> {
+        let layer = self.name.strip_suffix(".weight")?;
+        let layer = layer.strip_suffix(MAGNITUDE)?;
+        Some(format!("{layer}weight"))
     }
 
     /// Returns the name in Hugging Face's code, if there is one; of a stack of experts, that of the

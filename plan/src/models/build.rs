@@ -162,8 +162,19 @@ impl<'s> Builder<'s> {
     /// one.
     pub(crate) fn linear(&mut self, layer: Layer, x: ValueId) -> ValueId {
         let bias = self.bias(layer);
+        let adapter = self.tree.adapter(layer);
+        let magnitude = adapter.and_then(|a| Some((a, a.magnitude?)));
+        if let Some((adapter, magnitude)) = magnitude {
+            let y = self.product(layer, x, None);
+            let y = self.adapted(layer, adapter, x, y);
+            let y = self.decomposed(layer, adapter, magnitude, y);
+            return self.within(layer.module(), |s| match bias {
+                Some(bias) => s.g.binary(OpKind::Add, y, bias),
+                None => y,
+            });
+        }
         let y = self.product(layer, x, bias);
-        match self.tree.adapter(layer) {
+        match adapter {
             Some(adapter) => self.adapted(layer, adapter, x, y),
             None => y,
         }
@@ -178,6 +189,44 @@ impl<'s> Builder<'s> {
         self.within(layer.module(), |s| {
             let delta = s.scale(delta, scaling);
             s.g.binary(OpKind::Add, y, delta)
+        })
+    }
+
+    /// Gives the rows of `W + scaling * B A`, which made `y`, their learned lengths: multiplies `y`
+    /// by length over norm. The norm has no gradient (`DoraLinearLayer` of PEFT).
+    fn decomposed(
+        &mut self,
+        layer: Layer,
+        adapter: Adapter,
+        lengths: Layer,
+        y: ValueId,
+    ) -> ValueId {
+        let scaling = self.s.lora.as_ref().map_or(1.0, Lora::scaling);
+        let w = self.matrix(layer);
+        let [a, b, lengths] = [adapter.a, adapter.b, lengths].map(|part| self.weight(part));
+        self.within(layer.module(), |s| {
+            let [w, a, b] = [w, a, b].map(|v| s.g.detach(v));
+            let shape = s.g.value(w).shape.clone();
+            let (rows, cols) = (shape[0], shape[1]);
+            let kind = OpKind::Gemm(op::Gemm {
+                ta: false,
+                tb: false,
+                bias: false,
+                accumulate: false,
+            });
+            let delta = s.compute(kind, &[b, a], &[&shape])[0];
+            let delta = s.scale(delta, scaling);
+            let sum = s.g.binary(OpKind::Add, w, delta);
+            // The second result is the root of the inverse mean of squares.
+            let kind = OpKind::RmsNorm(op::RmsNorm { eps: Real(1e-30) });
+            let ones = s.constant("ones", &[cols], DType::F32, false);
+            let ones = s.as_activation(ones);
+            let inverse = s.compute(kind, &[sum, ones], &[&shape, &[rows, 1]])[1];
+            let inverse = s.g.reshape(inverse, &[rows]);
+            let inverse = s.as_activation(inverse);
+            let inverse = s.scale(inverse, (cols as f64).powf(-0.5));
+            let y = s.g.binary(OpKind::Mul, y, inverse);
+            s.g.binary(OpKind::Mul, y, lengths)
         })
     }
 

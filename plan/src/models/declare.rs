@@ -3,8 +3,8 @@
 use crate::config::pattern::covers;
 use crate::config::{Lora, Model, Train};
 use crate::ir::{
-    AxisId, DType, DeviceMesh, HfName, Init, Module, ModuleId, ModuleKind, Packed, PackedFormat,
-    PackedScales, Param, ParamId, Placement, Placements, Shape,
+    AxisId, DType, DeviceMesh, HfName, Init, MAGNITUDE, Module, ModuleId, ModuleKind, Packed,
+    PackedFormat, PackedScales, Param, ParamId, Placement, Placements, Shape,
 };
 use crate::recipes::BlockPlace;
 use smallvec::{SmallVec, smallvec};
@@ -68,11 +68,13 @@ struct Linear {
     adapter: Option<Adapter>,
 }
 
-/// The layers of an adapter: `A` of shape `[r, in]` and `B` of shape `[out, r]`.
+/// The layers of an adapter: `A` of shape `[r, in]`, `B` of shape `[out, r]`, and with DoRA the
+/// lengths of rows, `[out]`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Adapter {
     pub(crate) a: Layer,
     pub(crate) b: Layer,
+    pub(crate) magnitude: Option<Layer>,
 }
 
 impl Tree {
@@ -451,22 +453,24 @@ impl Declare {
         };
         let path = &self.tree.modules[layer.0.index()].path;
         let wanted = |l: &&Lora| l.targets.has([path, &hf]);
-        let rank = self.lora.as_ref().filter(wanted).map(|l| l.r);
-        let adapter = rank.map(|r| {
-            let mut part = |name: &str, shape: [u64; 2], init| {
+        let of = self.lora.as_ref().filter(wanted).map(|l| (l.r, l.use_dora));
+        let adapter = of.map(|(r, decomposed)| {
+            let mut part = |name: &str, shape: &[u64], init| {
                 let module = self.module(layer.0, name, ModuleKind::Layer);
                 let hf = HfName {
                     module: format!("{hf}.{name}"),
                     transposed: false,
                     layers: &[],
                 };
-                self.add(Order::Declared, module, Some(hf), &shape, false, Some(init))
+                self.add(Order::Declared, module, Some(hf), shape, false, Some(init))
             };
             // Kaiming uniform with a = sqrt(5), as `nn.Linear` starts, and zeros.
             let uniform = Init::Uniform { fan_in: input };
             Adapter {
-                a: part("lora_A", [r, input], uniform),
-                b: part("lora_B", [out, r], Init::Zeros),
+                a: part("lora_A", &[r, input], uniform),
+                b: part("lora_B", &[out, r], Init::Zeros),
+                // Runs write the lengths of the base's rows.
+                magnitude: decomposed.then(|| part(MAGNITUDE, &[out], Init::Ones)),
             }
         });
         self.tree.linears.push(Linear {

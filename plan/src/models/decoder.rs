@@ -83,6 +83,8 @@ struct Surroundings {
 enum Mixer {
     Attention(Attention),
     Recurrent(Recurrent),
+    /// Both, whose results are added.
+    Both(Attention, Recurrent),
 }
 
 impl Mixer {
@@ -90,14 +92,20 @@ impl Mixer {
     fn new(d: &mut Declare, block: ModuleId, m: &Model, layer: usize) -> Option<Self> {
         let kind = m.layer_type(layer);
         if kind.is_attention() {
-            return (m.kv_heads > 0).then(|| Self::Attention(Attention::new(d, block, m)));
+            let attention = (m.kv_heads > 0).then(|| Attention::new(d, block, m))?;
+            if kind == LayerType::Hybrid
+                && let Some(recurrent) = Recurrent::new(d, block, m, kind)
+            {
+                return Some(Self::Both(attention, recurrent));
+            }
+            return Some(Self::Attention(attention));
         }
         Recurrent::new(d, block, m, kind).map(Self::Recurrent)
     }
 
     fn module(&self) -> ModuleId {
         match self {
-            Self::Attention(attention) => attention.module,
+            Self::Attention(attention) | Self::Both(attention, _) => attention.module,
             Self::Recurrent(recurrent) => recurrent.module,
         }
     }
@@ -105,7 +113,9 @@ impl Mixer {
     /// Returns the norm of what it reads, and that of the sum.
     fn norms(&self) -> [Option<Norm>; 2] {
         match self {
-            Self::Attention(attention) => [attention.norm, attention.sum_norm],
+            Self::Attention(attention) | Self::Both(attention, _) => {
+                [attention.norm, attention.sum_norm]
+            }
             Self::Recurrent(recurrent) => [recurrent.norm, None],
         }
     }
@@ -328,12 +338,13 @@ impl Block {
         ropes: Option<Ropes>,
         bias: Option<ValueId>,
     ) -> (ValueId, Locals) {
-        let attention = match mixer {
-            Mixer::Attention(attention) => attention,
+        let (attention, recurrent) = match mixer {
+            Mixer::Attention(attention) => (attention, None),
+            Mixer::Both(attention, recurrent) => (attention, Some(recurrent)),
             Mixer::Recurrent(recurrent) => return (recurrent.forward(b, y), Locals::new()),
         };
         let rope = match b.s.model.layer_type(self.layer) {
-            LayerType::Full => ropes.map(|r| r.full),
+            LayerType::Full | LayerType::Hybrid => ropes.map(|r| r.full),
             LayerType::Sliding => ropes.map(|r| r.sliding),
             LayerType::FullNoRope
             | LayerType::Linear
@@ -346,7 +357,12 @@ impl Block {
         let own = self.bias.as_ref().map(|table| table.forward(b));
         let bias = own.or(bias);
         let around = Around { bias, memory: None };
-        attention.forward(b, y, rope, window, around)
+        let (mut out, locals) = attention.forward(b, y, rope, window, around);
+        if let Some(recurrent) = recurrent {
+            let more = recurrent.forward(b, y);
+            out = b.within(self.module, |b| b.g.binary(OpKind::Add, out, more));
+        }
+        (out, locals)
     }
 
     /// Multiplies what a part of the block adds by its learned factors, if it has any.

@@ -126,7 +126,11 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             window: m.window(layer, t),
             documents: s.train.documents(),
         };
-        shape.flops(false)
+        let state = match m.layer_type(layer) {
+            LayerType::Hybrid => state_flops(m, layer) * tokens,
+            _ => 0,
+        };
+        shape.flops(false) + state
     };
     let layers: Vec<usize> = tree.run_layers().collect();
     // Backward reaches the last ones.
@@ -146,7 +150,9 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
 fn state_flops(m: &Model, layer: usize) -> u64 {
     let (ssm, linear) = (&m.options.ssm, &m.options.linear_attention);
     match (m.layer_type(layer), ssm, linear) {
-        (LayerType::Mamba | LayerType::Mamba2, Some(of), _) => 4 * of.inner * of.state,
+        (LayerType::Mamba | LayerType::Mamba2 | LayerType::Hybrid, Some(of), _) => {
+            4 * of.inner * of.state
+        }
         (LayerType::Linear, _, Some(of)) => 8 * of.value_heads * of.key_dim * of.value_dim,
         _ => 0,
     }

@@ -329,6 +329,7 @@ const SSM: &[(&str, Accept)] = &[
     ("conv_bias", Bool),
     ("bias", Bool),
     ("norms", Bool),
+    ("gate_norm", Bool),
 ];
 const LINEAR_ATTENTION: &[(&str, Accept)] = &[
     ("key_heads", SIZE),
@@ -418,18 +419,19 @@ keys! {
     PackedGateUp: "model" "packed_gate_up" [Bool] "false" "One projection makes gate and up of the feed-forward layer (Phi-3)";
     PositionEmbedding: "model" "position_embedding" [Choice(PositionEmbedding::WORDS)] "\"rotary\"" "Positions: rotary (pairs of the two halves), rotary_interleaved (adjacent pairs: GPT-J, Command R), learned (a table), sinusoidal (sines and cosines that are added: M2M-100), sinusoidal_table (the same as a parameter that is not trained: Pegasus), alibi (a penalty of the scores: BLOOM, MPT), none (other layers know the order: Jamba)";
     PatchDim: "model" "patch_dim" [Integer(1, MIB)] "768" "Numbers of one patch of an image: channels times the area of the patch (vit)";
+    MaskToken: "model" "mask_token" [Bool] "false" "A learned row stands for masked patches, of which the plan has none (DINOv2)";
     TokenTypes: "model" "token_types" also ["type_vocab_size"] [Integer(0, 65536)] "0" "Rows of the table of token types; 0: no such table (BERT: 2)";
     PositionOffset: "model" "position_offset" [Integer(0, 1024)] "0" "Rows of the table of positions before that of the first position (OPT: 2)";
     RopeScaling: "model" "rope_scaling" [Table(ROPE_SCALING)] "(none)" "Scaling of rotary frequencies, with the fields of transformers. It changes numbers, not the time or memory of a step";
     RopeLocalTheta: "model" "rope_local_theta" also ["rope_local_base_freq"] [Number(1.0, 1e12)] "(rope_theta)" "Base of the rotary embedding of layers with a sliding window (Gemma 3)";
     SlidingWindow: "model" "sliding_window" [Integer(1, 4 * MIB)] "(none)" "Positions that attention with a sliding window sees, the query's own included";
-    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, conv (a gated short convolution, whose sizes ssm has: LFM2), none; empty: the window in every layer, if there is one";
+    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, hybrid (attention and mamba2 next to each other: Falcon-H1), conv (a gated short convolution, whose sizes ssm has: LFM2), none; empty: the window in every layer, if there is one";
     MlpLayerTypes: "model" "mlp_layer_types" [List(&Choice(MlpType::WORDS)), Empty] "[]" "What each block has after attention, repeated over the layers: dense (a feed-forward layer), sparse (experts), none; empty: as dense_layers and moe_every say";
     AttentionGate: "model" "attention_gate" [Choice(AttentionGate::WORDS)] "\"none\"" "Gate of what attention makes: none, element (a sigmoid per number, from the projection of queries: Qwen3-Next), head (a sigmoid per head: Step-3)";
     SubNorms: "model" "sub_norms" [Bool] "false" "Normalize what the last layer of attention and of the feed-forward layer reads (BitNet)";
     ActivationScalars: "model" "activation_scalars" [Integer(0, 64)] "0" "Learned numbers of the activation of each layer (Apertus: 2), which the plan has and does not use";
     LayerScale: "model" "layer_scale" [Bool] "false" "Multiply what attention and the feed-forward layer add by a learned vector (InternViT)";
-    Ssm: "model" "ssm" [Table(SSM)] "(none)" "Sizes of layers of type mamba and mamba2: inner (width), state (numbers per channel), conv (positions of the convolution), dt_rank (mamba), heads, groups and chunk (mamba2), conv_bias, bias (of the projections), norms (of time steps and states: Jamba)";
+    Ssm: "model" "ssm" [Table(SSM)] "(none)" "Sizes of layers of type mamba and mamba2: inner (width), state (numbers per channel), conv (positions of the convolution), dt_rank (mamba), heads, groups and chunk (mamba2), conv_bias, bias (of the projections), norms (of time steps and states: Jamba), gate_norm (mamba2: a norm of what the gate makes)";
     LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5)";
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
@@ -488,6 +490,7 @@ keys! {
     LoraAlpha: "lora" "lora_alpha" also ["alpha"] [Number(ABOVE_0, 1e6)] "8.0" "An adapter's result is scaled by lora_alpha / r" needs [ADAPTERS];
     LoraTargets: "lora" "target_modules" [Choice(&["all-linear"]), List(&Text)] "\"all-linear\"" "Linear layers that get an adapter: all-linear (all of the blocks), or those whose path ends in a match of a list of globs, by the names of `shardlab plan` or of Hugging Face, for example [\"q_proj\", \"v_proj\"]" needs [ADAPTERS];
     LoraDropout: "lora" "lora_dropout" [Number(0.0, 1.0)] "0.0" "Dropout before an adapter; only 0, because runs have no dropout" needs [ADAPTERS];
+    UseDora: "lora" "use_dora" [Bool] "false" "Weight-decomposed adapters (DoRA): each row of the adapted weight has a learned length, which starts as that of the row" needs [ADAPTERS];
     UseRslora: "lora" "use_rslora" [Bool] "false" "Scale by lora_alpha / sqrt(r) instead" needs [ADAPTERS];
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";

@@ -166,6 +166,7 @@ fn lora(d: &Document) -> Option<Lora> {
         targets: d.setting(Key::LoraTargets),
         dropout: d.setting(Key::LoraDropout),
         use_rslora: d.setting(Key::UseRslora),
+        use_dora: d.setting(Key::UseDora),
     })
 }
 
@@ -207,7 +208,9 @@ fn train(d: &Document, seq_len: u64) -> Train {
         validate_every: d.setting(Key::ValidateEvery),
         no_grad_forwards: d.setting(Key::NoGradForwards),
         // A later text with one micro-batch leaves nothing to join.
-        joint_backward: d.setting(Key::JointBackward) && d.setting::<u32>(Key::GradAccum) > 1,
+        joint_backward: d.setting(Key::JointBackward)
+            && (d.setting::<u32>(Key::GradAccum) > 1
+                || d.layer(Key::GradAccum) <= d.layer(Key::JointBackward)),
         skipped_blocks: d.setting(Key::SkippedBlocks),
         param_norms_every: d.setting(Key::ParamNormsEvery),
     }

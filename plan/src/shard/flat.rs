@@ -358,8 +358,16 @@ mod tests {
         l.items.iter().map(|i| i.offset).collect()
     }
 
-    /// The worked example of Megatron-FSDP's layout documentation, shapes (2,6) (4,4) (4,4) (1,2)
-    /// (1,6) on 5 ranks.
+    /// Blocks of 8 rows of 32: the second matrix of 97 rows ends within a block, so that it starts
+    /// at a grid's start.
+    #[test]
+    fn a_matrix_that_ends_within_a_block_starts_at_a_grid() {
+        let item = |n, numel, row| (ParamId(n), numel, row);
+        let all = [item(0, 3104, 256), item(1, 32, 32), item(2, 3104, 256)];
+        let l = flat_layout(&all, 6, true, Atomic::Block(8)).unwrap();
+        assert!(l.items[2].offset.is_multiple_of(256), "{:?}", offsets(&l));
+    }
+
     /// Two parameters of 32 rows in blocks of 5: neither may start with the rows of its last block.
     #[test]
     fn blocks_that_do_not_divide_a_parameter_stay_whole() {
@@ -374,6 +382,8 @@ mod tests {
         }
     }
 
+    /// The worked example of Megatron-FSDP's layout documentation, shapes (2,6) (4,4) (4,4) (1,2)
+    /// (1,6) on 5 ranks.
     #[test]
     fn megatron_worked_example() {
         let l = flat_layout(

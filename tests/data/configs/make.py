@@ -119,6 +119,12 @@ EXPERTS |= {
 DENSE |= {
     "bitnet": dict(LLAMA), "apertus": dict(LLAMA), "granite_swa": dict(LLAMA, num_hidden_layers=5, mlp_bias=True), "gemma4_text": dict(GEMMA4),
 }
+HYBRIDS |= {
+    "falcon_h1": dict(LLAMA, mamba_d_ssm=96, mamba_n_heads=8, mamba_d_state=10, mamba_n_groups=2),
+    "falcon_h1-keys": dict(LLAMA, head_dim=24, mamba_d_ssm=None, mamba_n_heads=8, mamba_d_state=10, mamba_rms_norm=True, mamba_conv_bias=False),
+}
+DINO = dict(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, image_size=28)
+DENSE |= {"dinov2": dict(DINO), "dinov2-keys": dict(DINO, use_swiglu_ffn=True, mlp_ratio=3, patch_size=7)}
 ENCODERS |= {"nomic_bert": dict(BERT), "jina_embeddings_v3": dict(BERT)}
 WRAPPERS |= {
     "gemma4": dict(text_config=dict(GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=24), vision_config=GEMMA4_TOWER, audio_config=None),
@@ -149,7 +155,7 @@ HEADS = {"camembert": "CamembertForSequenceClassification", "distilbert": "Disti
          "nomic_bert": "NomicBertForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model"}
 
 
-KINDS = {"shieldgemma2": "ShieldGemma2ForImageClassification"}
+KINDS = {"dinov2": "Dinov2Model", "shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 
 def write(name, config, kind, rows):

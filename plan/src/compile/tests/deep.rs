@@ -78,6 +78,7 @@ fn repeating_a_block_with_adapters_equals_building_it() {
             targets,
             dropout: 0.0,
             use_rslora: false,
+            use_dora: false,
         });
         let unit = |m: ModuleId| m.0 == 0;
         let model = || declare(&s, s.model.layers);

@@ -28,6 +28,9 @@ fn trained_parameters_are_as_many_as_pefts() {
     assert_eq!(of(&[]), (8_072_204_288, 41_943_040));
     let qv = "lora.target_modules=[\"q_proj\", \"v_proj\"]";
     assert_eq!(of(&[qv]), (8_037_076_992, 6_815_744));
+    // DoRA adds a length for each row: 43,008 per block.
+    let dora = of(&["lora.use_dora=true"]);
+    assert_eq!(dora, (8_073_580_544, 43_319_296));
 }
 
 /// Gradients and moments are those of adapters alone, under every policy.

@@ -168,6 +168,10 @@ impl Patches {
         };
         let h = m.hidden;
         let class = of(d, "class", "", &[1, 1, h]);
+        if m.options.mask_token {
+            let mask = of(d, "mask", "", &[1, h]);
+            d.untrained(mask);
+        }
         let positions = of(d, "positions", "", &[1, m.max_seq_len, h]);
         let projection = d.linear(ROOT, ("patches", ""), [h, m.options.patch_dim], true);
         Self {

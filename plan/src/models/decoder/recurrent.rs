@@ -41,7 +41,9 @@ impl Recurrent {
         let (ssm, linear) = (o.ssm.as_ref(), o.linear_attention.as_ref());
         let mut declare = |name, make: &dyn Fn(&mut Declare, ModuleId) -> Kind| {
             let module = d.module(block, name, ModuleKind::Attention);
-            let norm = normalized(m)[0].then(|| {
+            // Next to attention, that has the norm.
+            let own = normalized(m)[0] && kind != LayerType::Hybrid;
+            let norm = own.then(|| {
                 let names = ("norm", "input_layernorm");
                 Norm::new(d, module, names, m.hidden, m, Order::First)
             });
@@ -52,7 +54,7 @@ impl Recurrent {
             (LayerType::Mamba, Some(of), _) => {
                 declare("mamba", &|d, at| Kind::Mamba(Mamba::new(d, at, m, of)))
             }
-            (LayerType::Mamba2, Some(of), _) => {
+            (LayerType::Mamba2 | LayerType::Hybrid, Some(of), _) => {
                 declare("mamba", &|d, at| Kind::Mamba2(Mamba2::new(d, at, m, of)))
             }
             (LayerType::Linear, _, Some(of)) => declare("linear_attn", &|d, at| {
@@ -202,7 +204,7 @@ struct Mamba2 {
     dt_bias: Layer,
     a_log: Layer,
     d: Layer,
-    norm: Layer,
+    norm: Option<Layer>,
     output: Layer,
 }
 
@@ -218,7 +220,9 @@ impl Mamba2 {
             dt_bias: raw(d, at, "dt_bias", &[of.heads]),
             a_log: raw(d, at, "a_log", &[of.heads]),
             d: raw(d, at, "d", &[of.heads]),
-            norm: d.norm(at, ("gated_norm", ""), inner, false, Order::Declared),
+            norm: of
+                .gate_norm
+                .then(|| d.norm(at, ("gated_norm", ""), inner, false, Order::Declared)),
             output: d.linear(at, ("out", "mixer.out_proj"), [h, inner], of.bias),
         }
     }
@@ -241,7 +245,7 @@ impl Mamba2 {
         let y = b.compute(kind, &inputs, &[&[batch, seq, of.heads, width], &states])[0];
         let y = b.g.reshape(y, &[batch, seq, of.inner]);
         let y = gated(b, y, z);
-        let y = b.rms_norm(self.norm, y);
+        let y = self.norm.map_or(y, |norm| b.rms_norm(norm, y));
         b.linear(self.output, y)
     }
 }

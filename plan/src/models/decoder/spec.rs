@@ -3,8 +3,8 @@
 use super::Decoder;
 use super::types;
 use crate::config::{
-    AttentionGate, Bias, Family, Head, Model, NormPosition, PackedQkv, PositionEmbedding, QkNorm,
-    Residual,
+    AttentionGate, Bias, Family, Head, LayerType, Model, NormPosition, PackedQkv,
+    PositionEmbedding, QkNorm, Residual,
 };
 use crate::models::declare::Weights;
 use crate::models::llama::check_rotary;
@@ -141,6 +141,9 @@ pub(in crate::models) const VIT: FamilySpec = FamilySpec {
         "gated_mlp",
         "position_embedding",
         "patch_dim",
+        "mask_token",
+        "layer_scale",
+        "pooler",
         "max_seq_len",
         "head",
         "num_labels",
@@ -267,6 +270,10 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
             m.heads, m.kv_heads
         );
         return Err(Conflict::new(&["packed_qkv", "kv_heads"], message));
+    }
+    if o.layer_types.contains(&LayerType::Hybrid) && o.ssm.is_none() {
+        let message = "`layer_types` has hybrid layers, whose sizes `ssm` gives".to_owned();
+        return Err(Conflict::new(&["layer_types", "ssm"], message));
     }
     check_latent(m)?;
     check_values(m)?;

@@ -47,6 +47,10 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, its layer before the scores of a sequence ends with ReLU",
     ),
     (
+        "falcon_h1",
+        "unlike its plan, it scales the inputs and results of layers",
+    ),
+    (
         "gemma4_moe_text",
         "unlike its plan, it scales the weights of experts",
     ),

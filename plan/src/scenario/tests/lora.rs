@@ -28,7 +28,7 @@ fn the_resolved_section_has_pefts_words() {
     let s = minimal(&["lora.r=4", "lora.target_modules=[\"q_proj\"]"]).unwrap();
     let json = serde_json::to_value(s.lora).unwrap();
     let want = serde_json::json!({
-        "r": 4, "lora_alpha": 8.0, "target_modules": ["q_proj"], "lora_dropout": 0.0, "use_rslora": false
+        "r": 4, "lora_alpha": 8.0, "target_modules": ["q_proj"], "lora_dropout": 0.0, "use_rslora": false, "use_dora": false
     });
     assert_eq!(json, want);
 }
@@ -57,6 +57,14 @@ fn impossible_adapters_are_refused() {
         (&["lora.lora_dropout=0.05"][..], "runs have no dropout"),
         (&["model.preset=toy-cnn"], "family cnn has no adapters"),
         (&["precision.frozen_params=f16"], "`frozen_params` is f16"),
+        (
+            &["lora.use_dora=true", "precision.frozen_params=nf4"],
+            "`use_dora` needs the norms of the rows of frozen weights",
+        ),
+        (
+            &["lora.use_dora=true", "compile.mode=regions"],
+            "`use_dora` is impossible with compile mode regions",
+        ),
         (
             &["precision.frozen_params=f32"],
             "`frozen_params` has no effect here: policy native keeps",

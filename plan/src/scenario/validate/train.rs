@@ -116,7 +116,11 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
 fn documents(s: &Scenario, d: &Document) -> Checked {
     let m = &s.model;
     let of_layers = || (0..m.layers as usize).map(|layer| m.layer_type(layer));
-    let recurrent = |kind: &LayerType| !kind.is_attention() && *kind != LayerType::None;
+    let recurrent = |kind: &LayerType| match kind {
+        LayerType::None => false,
+        LayerType::Hybrid => true,
+        _ => !kind.is_attention(),
+    };
     let why = if s.train.documents().is_none() {
         return Ok(());
     } else if let Some(kind) = of_layers().find(recurrent) {

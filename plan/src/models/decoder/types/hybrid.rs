@@ -310,6 +310,25 @@ pub(super) const TYPES: &[HfType] = &[
         ],
     },
     HfType {
+        model_type: "falcon_h1",
+        architecture: "FalconH1ForCausalLM",
+        fixed: &[("layer_types", Given::Words(&["hybrid"]))],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HIDDEN_ACT, POSITIONS, NORM_EPS,
+            ROPE_THETA, TIED,
+        ],
+        fields: &[
+            HEAD_DIM,
+            ATTENTION_BIAS,
+            MLP_BIAS,
+            field(
+                &["embedding_multiplier"],
+                Meaning::Optional("embedding_multiplier"),
+            ),
+            FALCON_MAMBA2,
+        ],
+    },
+    HfType {
         model_type: "bamba",
         architecture: "BambaForCausalLM",
         fixed: &[],
@@ -378,6 +397,57 @@ const SHORT_CONV: Field = derived("ssm", &["conv_L_cache", "conv_bias", "conv_di
         "bias": bias,
     })))
 });
+
+/// Sizes of Falcon-H1, whose multipliers of parts are not planned.
+const FALCON_MAMBA2: Field = derived(
+    "ssm",
+    &[
+        "mamba_d_ssm",
+        "mamba_n_heads",
+        "mamba_d_head",
+        "mamba_n_groups",
+        "mamba_d_state",
+        "mamba_d_conv",
+        "mamba_expand",
+        "mamba_chunk_size",
+        "mamba_conv_bias",
+        "mamba_proj_bias",
+        "mamba_rms_norm",
+        "mamba_norm_before_gate",
+        "projectors_bias",
+        "time_step_limit",
+        "lm_head_multiplier",
+        "mlp_multipliers",
+        "key_multiplier",
+        "attention_out_multiplier",
+        "attention_in_multiplier",
+        "ssm_multipliers",
+        "ssm_in_multiplier",
+        "ssm_out_multiplier",
+        "attn_layer_indices",
+        "mlp_expansion_factor",
+        "mamba_use_mlp",
+    ],
+    |file| {
+        let bias = flag(file, "mamba_proj_bias", false);
+        if bias != flag(file, "projectors_bias", false) {
+            return Err("`mamba_proj_bias` and `projectors_bias` must be equal".to_owned());
+        }
+        let expanded = integer(file, "mamba_expand", 2) * integer(file, "hidden_size", 4096);
+        let null = file("mamba_d_ssm").is_none();
+        Ok(Some(json!({
+            "inner": if null { expanded } else { integer(file, "mamba_d_ssm", 1024) },
+            "heads": integer(file, "mamba_n_heads", 128),
+            "groups": integer(file, "mamba_n_groups", 1),
+            "state": integer(file, "mamba_d_state", 256),
+            "conv": integer(file, "mamba_d_conv", 4),
+            "chunk": integer(file, "mamba_chunk_size", 256),
+            "conv_bias": flag(file, "mamba_conv_bias", true),
+            "bias": bias,
+            "gate_norm": flag(file, "mamba_rms_norm", false),
+        })))
+    },
+);
 
 /// Sizes as Bamba and Granite 4 name them.
 const MAMBA2_D: Field = derived(
