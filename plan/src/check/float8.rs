@@ -142,7 +142,7 @@ impl Launch<'_> {
         };
         let updates = op.update().is_some_and(|update| update.maxima);
         match (op, reads, writes) {
-            (_, _, [.., maxima]) if updates || op == ShardOp::ShardAmax => {
+            (_, _, [.., maxima]) if updates || matches!(op, ShardOp::ShardAmax { .. }) => {
                 let several = p.meta.mesh.size(AxisId::DP_SHARD) > 1;
                 let at = (maxima.buffer, maxima.offset);
                 state.partial.extend(several.then_some((at, self.id)));
@@ -167,7 +167,7 @@ impl Launch<'_> {
                     state.scales.extend(written);
                 }
             }
-            (ShardOp::ShardCast, [main, by], [codes]) => {
+            (ShardOp::ShardCast { .. }, [main, by], [codes, ..]) => {
                 let numel = |a: &Access| a.bytes / p.buffers[a.buffer.index()].dtype.size();
                 sink.fact(RuleId::Float8Format, 1);
                 if numel(main) != numel(codes) {
@@ -191,11 +191,18 @@ impl Launch<'_> {
                     None => state.gathered.remove(&codes.buffer),
                 };
             }
-            (ShardOp::Copy, [from], [to]) => {
-                match state.gathered.get(&from.buffer).copied() {
-                    Some(codes) => state.gathered.insert(to.buffer, codes),
-                    None => state.gathered.remove(&to.buffer),
-                };
+            (ShardOp::Copy | ShardOp::MultiCopy | ShardOp::CopyOut { .. }, from, to) => {
+                // Torch packs codes and other weights into one buffer.
+                let mut packed = from.iter().map(|a| state.gathered.get(&a.buffer));
+                let codes = packed.find_map(|codes| codes.copied());
+                for a in to {
+                    let dtype = p.buffers[a.buffer.index()].dtype;
+                    let bytes = dtype.is_float8() || dtype == DType::U8;
+                    match codes.filter(|_| bytes) {
+                        Some(codes) => state.gathered.insert(a.buffer, codes),
+                        None => state.gathered.remove(&a.buffer),
+                    };
+                }
             }
             _ => {}
         }

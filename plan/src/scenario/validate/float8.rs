@@ -3,7 +3,7 @@
 use super::param_groups::hint;
 use super::{Checked, cannot};
 use crate::config::pattern::glob;
-use crate::config::{Float8Format, Float8Recipe, OuterStrategy, PolicyKind, Scenario};
+use crate::config::{Float8Format, Float8Recipe, OuterStrategy, PolicyKind, Reshard, Scenario};
 use crate::ir::{DType, Param};
 use crate::models;
 use crate::policies::spec::fully_compiled;
@@ -54,10 +54,17 @@ fn all_gather(s: &Scenario, d: &Document) -> Checked {
     if !p.float8.all_gather {
         return Ok(());
     }
-    let (keys, why): (&[Key], _) = if f.policy != PolicyKind::Native || fully_compiled(s) {
+    let fsdp2 = f.policy == PolicyKind::Fsdp2;
+    let built = matches!(f.policy, PolicyKind::Native | PolicyKind::Megatron) || fsdp2;
+    let (keys, why): (&[Key], _) = if !built || fully_compiled(s) {
         (
             &[Key::Policy, Key::Mode],
-            "is built for policy native and compile modes off, regions and blocks",
+            "is built for policies native, fsdp2 and megatron, and compile modes off, regions and blocks",
+        )
+    } else if fsdp2 && matches!(f.reshard_after_forward, Reshard::Group(_)) {
+        (
+            &[Key::Reshard],
+            "gathers from shards only: torch `fully_shard` cannot reshard tensor subclasses to a smaller group",
         )
     } else if s.mesh.dp_shard == 1 {
         (
@@ -129,10 +136,18 @@ fn dimensions(s: &Scenario, d: &Document) -> Checked {
     let recipe = recipes::of(&s.precision);
     let mut any = false;
     for p in &tree.params {
-        if recipe.float8(p, tree.block_place(p)).is_none() {
+        let Some(linear) = recipe.float8(p, tree.block_place(p)) else {
             continue;
-        }
+        };
         any = true;
+        let (rows, ranks) = (p.shape[0], u64::from(s.mesh.dp_shard));
+        if linear.gathered && s.fsdp.policy == PolicyKind::Fsdp2 && !rows.is_multiple_of(ranks) {
+            let message = format!(
+                "policy fsdp2 gathers even shards of tensor subclasses only, but `{}` has {rows} rows for {ranks} ranks",
+                p.name
+            );
+            return Err(d.conflict(&[Key::Float8AllGather, Key::DpShard], message));
+        }
         let odd = |n: &&u64| !n.is_multiple_of(FLOAT8_ALIGNMENT);
         if let Some(odd) = p.shape.iter().find(odd) {
             let module = p.name.strip_suffix(".weight").unwrap_or(&p.name);

@@ -421,7 +421,7 @@ fn gathers_in_8_bits(all: &mut BTreeMap<String, String>) {
         sources(&format!("{set:?}"), &program, Target::HOPPER, &mut here);
         let of = |what: &str| here.keys().filter(|source| source.contains(what)).count();
         // Each for short lists and for long ones. The optimizer finds maxima, too.
-        for (what, sources) in [("atomicMax", 4), ("inverse[k * ", 2), ("Coded f;", 2)] {
+        for (what, sources) in [("atomicMax", 4), ("inverse[k * ", 2), ("Coded<bf16> f;", 2)] {
             assert_eq!(of(what), sources, "{set:?}: {what}");
         }
         let copies = |k: &Kernel| {

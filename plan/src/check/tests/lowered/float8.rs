@@ -165,6 +165,52 @@ fn programs_that_gather_codes_pass() {
     }
 }
 
+#[test]
+fn programs_of_torchao_and_megatron_that_gather_codes_pass() {
+    for set in [
+        &["fsdp.policy=fsdp2", "compile.mode=off"][..],
+        &["fsdp.policy=fsdp2"],
+        &["fsdp.policy=fsdp2", "train.recompute=full"],
+        &["fsdp.policy=fsdp2", "train.grad_accum=3"],
+        &["fsdp.policy=fsdp2", "train.validate_every=2"],
+        &["fsdp.policy=fsdp2", "mesh.dp_replicate=2"],
+        &["fsdp.policy=fsdp2", "fsdp.units=root"],
+        &["fsdp.policy=megatron"],
+        &["fsdp.policy=megatron", "train.grad_accum=3"],
+        &["fsdp.policy=megatron", "train.validate_every=2"],
+        &["fsdp.policy=megatron", "fsdp.allocator=double_buffer"],
+        &["fsdp.policy=megatron", "mesh.dp_replicate=2"],
+    ] {
+        let r = check(&program(&[&[GATHERED], set].concat()));
+        assert!(r.is_ok(), "{set:?}\n{r}");
+        for rule in RULES.into_iter().chain([RuleId::Float8Amax]) {
+            let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
+            assert!(row.checked > 0, "{set:?}: {rule}");
+        }
+    }
+}
+
+/// torchao's scales do not follow from the weights after the optimizer, or from one rank's.
+#[test]
+fn stale_scales_of_torchao_are_found() {
+    let set = [GATHERED, "fsdp.policy=fsdp2", "mesh.dp_shard=2"];
+    let p = program(&set);
+    let (scales, _) = launches(&p, "shard_scales")[0];
+    let at = p
+        .collectives
+        .iter()
+        .rposition(|c| c.reduce == ReduceOp::Max);
+    let mut sum = p.clone();
+    sum.collectives[at.expect("an all-reduce")].reduce = ReduceOp::Sum;
+    found(&check(&sum), RuleId::Float8Amax, scales);
+    // The maxima are not found again after the update.
+    let (amax, _) = launches(&p, "shard_amax")[0];
+    let mut stale = p.clone();
+    stale.instrs[amax.index()].op = p.instrs[scales.index()].op;
+    let r = check(&stale);
+    assert!(r.of(RuleId::StaleWeight).next().is_some(), "{r}");
+}
+
 /// Scales of the maxima of one rank's shards: the all-reduce adds up instead, or is that of another
 /// axis.
 #[test]
