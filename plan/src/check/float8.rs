@@ -8,7 +8,7 @@ use super::report::Sink;
 use super::rules::RuleId;
 use crate::ir::{
     Access, AxisId, AxisSet, BodyOp, BufferId, Collective, CollectiveKind, DType, InstrId, OpKind,
-    Place, RECIPROCAL_STRIDE, ReduceOp, Role, ShardOp, Slot,
+    Place, RECIPROCAL_STRIDE, ReduceOp, Role, ScaleBlock, ShardOp, Slot,
 };
 use crate::program::{Op, Phase, Program};
 use std::collections::BTreeMap;
@@ -100,6 +100,23 @@ impl State {
         self.scales.retain(|at, _| at.0 != b);
         self.codes.retain(|at, _| at.0 != b);
     }
+}
+
+/// Returns what may share a scale of a factor, from the shape of their reciprocals: a tensor, a
+/// row, a block of 128 or one of 32 elements. Small factors have the same shape for several.
+fn granularity(factor: &Slot, inverse: &Slot) -> [bool; 4] {
+    let [matrix, grid] = [factor, inverse].map(|slot| {
+        let cols = slot.shape.last().copied().unwrap_or(1);
+        [slot.shape.iter().product::<u64>() / cols.max(1), cols]
+    });
+    let float = inverse.dtype == DType::F32;
+    let fits = |b: ScaleBlock| b.inverse_type() == inverse.dtype && b.grid(matrix) == grid;
+    [
+        float && grid == [1, 1],
+        float && grid == [matrix[0], 1],
+        fits(ScaleBlock::ROW) || fits(ScaleBlock::SQUARE),
+        fits(ScaleBlock::MX),
+    ]
 }
 
 /// Returns whether a range contains a byte.
@@ -230,7 +247,7 @@ impl Launch<'_> {
                     state.codes.insert(at, self.codes(from.scale));
                 }
             }
-            OpKind::Float8CastRows(_) => {
+            OpKind::Float8CastRows(_) | OpKind::Float8CastBlocks(_) => {
                 if let Some(at) = self.start(&outputs[0]) {
                     state.codes.insert(at, self.codes(self.id));
                 }
@@ -323,6 +340,20 @@ impl Launch<'_> {
                 format!(
                     "{} multiplies {}; expected 8-bit factors, at most one of e5m2, whose inner dimensions are \
                      contiguous and multiples of 16",
+                    describe::instr(p, self.id, None),
+                    shown.collect::<Vec<_>>().join(" and ")
+                )
+            });
+        }
+        let scales = [0, 1].map(|n| granularity(&self.op.inputs[n], &self.op.inputs[n + 2]));
+        if !scales[0].iter().zip(scales[1]).any(|(a, b)| *a && b) {
+            sink.violation(RuleId::Float8Format, Some(self.id), None, || {
+                let shown = (0..2).map(|n| {
+                    let (factor, inverse) = (&self.op.inputs[n], &self.op.inputs[n + 2]);
+                    format!("{:?} scales of {:?}", inverse.shape.as_slice(), factor.shape.as_slice())
+                });
+                format!(
+                    "{} reads {}; expected one of each factor, of each row, or of each block of 128 or 32 elements",
                     describe::instr(p, self.id, None),
                     shown.collect::<Vec<_>>().join(" and ")
                 )

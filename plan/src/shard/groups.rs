@@ -355,11 +355,12 @@ pub struct Apart<'a> {
 
 /// Returns the parameter groups of all units, laid out: units in their order, within a unit (if
 /// [`Apart::frozen`]) by first occurrence of `requires_grad`, of placements along the axes that
-/// divide the model, of whether ranks gather them in 8 bits (unless
-/// [`Apart::float8_mixed`]), and of the optimizer; parameters in registration order. Units without parameters have no group. Parameters in 8 bits have a scale
-/// each; ranks have whole parameters of those that Muon updates. `kind` is the layout of
-/// parameters with these placements. A flat layout leaves no gap between a parameter and the next
-/// one if `contiguous_with_next` (by parameter) says so and both have rows of one length.
+/// divide the model, of whether ranks gather them in 8 bits (unless [`Apart::float8_mixed`]), and
+/// of the optimizer; parameters in registration order. Units without parameters have no group.
+/// Parameters in 8 bits have a scale each; ranks have whole parameters of those that Muon updates.
+/// `kind` is the layout of parameters with these placements. A flat layout leaves no gap between a
+/// parameter and the next one if `contiguous_with_next` (by parameter) says so and both have rows
+/// of one length.
 ///
 /// # Errors
 /// [`ShardError::Layout`] with the unit's name.

@@ -44,8 +44,8 @@ impl Flat {
     }
 
     /// Makes the scales of the weights as the optimizer has left them; `updated` says that it has
-    /// run, and may have found the maxima. The first gather of a step casts shards, on its stream, where casts overlap with
-    /// computation.
+    /// run, and may have found the maxima. The first gather of a step casts shards, on its stream,
+    /// where casts overlap with computation.
     pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>, updated: bool) {
         let Some(scales) = self.scales else { return };
         let (unit, phase) = (out.b.unit(), out.b.phase());

@@ -15,13 +15,18 @@ fn every_policy_and_mode_has_them() {
             if (policy, mode) == ("megatron", "full") {
                 continue;
             }
-            for recipe in ["tensorwise", "rowwise"] {
+            for recipe in ["tensorwise", "rowwise", "blockwise", "mxfp8"] {
                 for saved in ["compute", "float8"] {
                     let set = [
                         format!("fsdp.policy={policy}"),
                         format!("compile.mode={mode}"),
                         format!("precision.float8_recipe={recipe}"),
                         format!("precision.float8_saved={saved}"),
+                        match recipe {
+                            "mxfp8" => "mesh.hardware=b200",
+                            _ => "mesh.hardware=h200-nvlink",
+                        }
+                        .to_owned(),
                     ];
                     let p = program(LLAMA, &set.each_ref().map(String::as_str));
                     let mut bodies = p.kernels.iter().flat_map(|k| &k.body);
@@ -233,6 +238,28 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
                 "precision.float8_grad=e5m2",
             ],
             "rowwise gradients in e5m2",
+        ),
+        (
+            &[
+                "precision.float8_recipe=blockwise",
+                "precision.float8_grad=e5m2",
+            ],
+            "blockwise gradients in e5m2",
+        ),
+        (
+            &["precision.float8_recipe=blockwise", "mesh.hardware=b200"],
+            "which `b200`'s tensor cores do not",
+        ),
+        (
+            &["precision.float8_recipe=mxfp8", "mesh.hardware=h100-80"],
+            "needs tensor cores that multiply scales of 32 elements (compute capability 10.0), which `h100-80` has not",
+        ),
+        (
+            &[
+                "precision.float8_recipe=blockwise",
+                "precision.float8_all_gather=true",
+            ],
+            "`float8_all_gather` gathers codes with one scale per tensor",
         ),
         (
             &[TENSORWISE, "precision.float8_exclude=[\"layer.*\"]"],

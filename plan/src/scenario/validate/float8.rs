@@ -16,6 +16,12 @@ use crate::shard::placements;
 /// GPUs whose tensor cores do not read 8-bit floats (compute capability below 8.9).
 const WITHOUT_FLOAT8: [&str; 2] = ["a100-80", "a100-40"];
 
+/// Beginnings of the names of profiles of GPUs with microscaling formats (compute capability 10.0).
+const BLACKWELL: &[&str] = &["b200"];
+
+/// Those of GPUs without.
+const BEFORE_BLACKWELL: &[&str] = &["h100", "h200"];
+
 pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     let (p, key) = (&s.precision, Key::Float8Recipe);
     if !p.float8.is_on() {
@@ -38,10 +44,29 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         );
         return refuse(&[Key::Hardware], &why);
     }
-    if p.float8.recipe == Float8Recipe::Rowwise && p.float8.grad == Float8Format::E5m2 {
-        let message =
-            "rowwise gradients in e5m2: runs with fine-grained scales and e5m2 gradients diverge";
-        let error = d.conflict(&[Key::Float8Grad, key], message);
+    let gpu = s.mesh.hardware.as_str();
+    let of = |architectures: &[&str]| architectures.iter().any(|a| gpu.starts_with(a));
+    match p.float8.recipe {
+        Float8Recipe::Blockwise if of(BLACKWELL) => {
+            let why = "multiplies scales of 128 elements within matmuls, which `b200`'s tensor cores do not: they have \
+                       mxfp8";
+            return refuse(&[Key::Hardware], why);
+        }
+        Float8Recipe::Mxfp8 if of(BEFORE_BLACKWELL) => {
+            let why = format!(
+                "\"mxfp8\" needs tensor cores that multiply scales of 32 elements (compute capability 10.0), which \
+                 `{gpu}` has not"
+            );
+            return refuse(&[Key::Hardware], &why);
+        }
+        _ => {}
+    }
+    if p.float8.recipe != Float8Recipe::Tensorwise && p.float8.grad == Float8Format::E5m2 {
+        let message = format!(
+            "{} gradients in e5m2: runs with fine-grained scales and e5m2 gradients diverge",
+            p.float8.recipe.name()
+        );
+        let error = d.conflict(&[Key::Float8Grad, key], &message);
         return Err(error.with_help("set float8_grad = \"e4m3\""));
     }
     all_gather(s, d)?;
@@ -74,8 +99,8 @@ fn all_gather(s: &Scenario, d: &Document) -> Checked {
     } else if p.float8.recipe != Float8Recipe::Tensorwise {
         (
             &[Key::Float8Recipe],
-            "gathers codes with one scale per tensor; rows of a weight and of its transpose have \
-             different scales",
+            "gathers codes with one scale per tensor; rows and blocks of a weight have others than \
+             those of its transpose, or belong to several ranks",
         )
     } else if !placements::weight_sharded(f.strategy) {
         (

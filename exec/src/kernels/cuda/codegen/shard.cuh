@@ -81,7 +81,7 @@ struct Times {
   template <class T, int V> DEV void before(const T* p, float (&a)[V]) const { load<T, V>(p, a); }
   DEV float of(float a, float) const { return a * factor; }
 };
-// Codes of weights, which are rounded to bfloat16 first.
+// Codes of weights, which are rounded first.
 template <class R> struct Coded {
   float scale;
   template <class T, int V> DEV void before(const T*, float (&)[V]) const {}

@@ -26,6 +26,8 @@ fn programs_with_8_bit_matmuls_pass() {
             &["train.recompute=full"],
             &["train.grad_accum=3"],
             &["precision.float8_recipe=rowwise"],
+            &["precision.float8_recipe=blockwise"],
+            &["precision.float8_recipe=mxfp8", "compile.mode=off"],
             &["precision.float8_saved=float8"],
             &["fsdp.reshard_after_forward=false"],
         ] {
@@ -349,6 +351,34 @@ fn factors_that_tensor_cores_cannot_read_are_found() {
     let (r, at) = change(|op| op.inputs[1].dtype = DType::F8E5m2);
     let v = found(&r, RuleId::Float8Format, at);
     assert!(v.message.contains("at most one of e5m2"), "{}", v.message);
+}
+
+/// One factor has a scale per row, or more scales than blocks: other stacks read scales of blocks
+/// in a layout that they did not have.
+#[test]
+fn scales_that_are_none_of_their_factors_blocks_are_found() {
+    let planted = |recipe: &str, f: fn(&mut Slot)| {
+        let recipe = format!("precision.float8_recipe={recipe}");
+        let mut p = program(&[&recipe, "model.ffn=320"]);
+        let gemms = launches(&p, "scaled_mm");
+        let (at, kernel) = gemms[0];
+        let mut changed = p.kernels[kernel.index()].clone();
+        f(&mut changed.body[0].inputs[2]);
+        p.kernels.push(changed);
+        if let Op::Launch { kernel, .. } = &mut p.instrs[at.index()].op {
+            *kernel = KernelId(p.kernels.len() as u32 - 1);
+        }
+        let v = found(&check(&p), RuleId::Float8Format, at);
+        assert!(
+            v.message.contains("or of each block of 128 or 32 elements"),
+            "{}",
+            v.message
+        );
+    };
+    planted("blockwise", |inverse| inverse.shape[0] -= 1);
+    planted("mxfp8", |inverse| inverse.shape[0] -= 1);
+    // A byte for what is a number.
+    planted("blockwise", |inverse| inverse.dtype = DType::U8);
 }
 
 /// cuBLASLt refuses such a scale when the matmul runs.
