@@ -38,21 +38,41 @@ fn losses_stay_near_those_of_bf16() {
     }
 }
 
+/// At a smaller rate, every recipe is nearer: those with more scales per tensor are within the band
+/// that their authors report for long runs (DeepSeek-V3: 0.25 %).
+#[test]
+fn losses_of_fine_scales_stay_nearer() {
+    let rate = "train.lr=3e-3";
+    let bf16 = train(&[rate, "precision.float8_recipe=none"]).0;
+    let tail = |losses: &[f64]| losses[20..].iter().sum::<f64>() / 10.0;
+    for recipe in ["rowwise", "blockwise", "mxfp8"] {
+        let recipe = format!("precision.float8_recipe={recipe}");
+        let cast = train(&[rate, &recipe]).0;
+        assert_ne!(cast, bf16);
+        let last = (tail(&cast) / tail(&bf16) - 1.0).abs();
+        println!("{recipe}: {last:.5} at last");
+        assert!(last < 2.5e-3, "{recipe}: {last}");
+    }
+}
+
 /// Codes and scales follow from the tensors alone: what forward saves, what backward recomputes and
 /// which state is sharded change no bit. (Bugs in other stacks: recomputed tensors
 /// with other scales.)
 #[test]
 fn schedules_end_with_the_same_weights() {
-    let base = ["compile.mode=off", "precision.float8_recipe=tensorwise"];
-    let wanted = train(&base);
-    for set in [
-        "precision.float8_saved=float8",
-        "train.recompute=full",
-        "train.recompute=selective",
-        "fsdp.strategy=optim_grads",
-    ] {
-        let found = train(&[&base[..], &[set]].concat());
-        assert!(found == wanted, "{set}: {:?}", found.0);
+    for recipe in ["tensorwise", "blockwise", "mxfp8"] {
+        let recipe = format!("precision.float8_recipe={recipe}");
+        let base = ["compile.mode=off", &recipe];
+        let wanted = train(&base);
+        for set in [
+            "precision.float8_saved=float8",
+            "train.recompute=full",
+            "train.recompute=selective",
+            "fsdp.strategy=optim_grads",
+        ] {
+            let found = train(&[&base[..], &[set]].concat());
+            assert!(found == wanted, "{recipe} {set}: {:?}", found.0);
+        }
     }
 }
 
@@ -95,5 +115,47 @@ fn gathers_in_8_bits_end_with_the_same_weights() {
             let found = train(&[&set[..], &["precision.float8_all_gather=true"]].concat());
             assert!(found == wanted, "{set:?}: {:?} {:?}", found.0, wanted.0);
         }
+    }
+}
+
+/// Megatron-FSDP casts weights that are rounded to bfloat16, once per step, so gathers of codes
+/// change no bit there either.
+#[test]
+fn gathers_of_megatron_end_with_the_same_weights() {
+    let both = [
+        "fsdp.policy=megatron",
+        "mesh.dp_shard=2",
+        "train.clip_norm=0",
+        "train.lr=1e-2",
+    ];
+    for set in [&["train.grad_accum=2"][..], &["train.validate_every=5"]] {
+        let set = [&both[..], set].concat();
+        let wanted = train(&set);
+        let found = train(&[&set[..], &["precision.float8_all_gather=true"]].concat());
+        assert!(found == wanted, "{set:?}: {:?} {:?}", found.0, wanted.0);
+    }
+}
+
+/// torchao casts main weights without rounding them to bfloat16 first, so losses differ from those
+/// of casts after a gather, but little. What is recomputed or validated in between changes no bit.
+#[test]
+fn gathers_of_torchao_learn_the_same() {
+    let both = [
+        "fsdp.policy=fsdp2",
+        "mesh.dp_shard=2",
+        "train.clip_norm=0",
+        "train.lr=1e-2",
+    ];
+    let gathers = [&both[..], &["precision.float8_all_gather=true"]].concat();
+    let (losses, weights) = train(&gathers);
+    let without = train(&both).0;
+    assert_ne!(losses, without);
+    let tail = |losses: &[f64]| losses[20..].iter().sum::<f64>() / 10.0;
+    for (a, b) in [(losses[0], without[0]), (tail(&losses), tail(&without))] {
+        assert!((a / b - 1.0).abs() < 1e-2, "{losses:?} {without:?}");
+    }
+    for set in ["train.recompute=full", "train.validate_every=5"] {
+        let found = train(&[&gathers[..], &[set]].concat());
+        assert!(found.1 == weights, "{set}: {:?} {losses:?}", found.0);
     }
 }

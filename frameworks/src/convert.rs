@@ -2,7 +2,7 @@
 
 use crate::adapters::Targets;
 use crate::reader::float;
-use crate::table::{Dtype, Effect, Fact, quoted};
+use crate::table::{Dtype, Effect, Fact, Float8Scaling, quoted};
 use crate::tree::{Node, Value};
 
 type Converted = Result<Effect, String>;
@@ -20,7 +20,6 @@ pub(crate) const QUANTIZED: &str =
     "quantized weights other than in NF4 and in int8 of bitsandbytes are not modeled";
 pub(crate) const NF4: &str = "weights in four bits are predicted as NF4";
 pub(crate) const STORAGE: &str = "the type that holds bytes of weights in four bits";
-pub(crate) const FLOAT8_GATHER: &str = "gathers are predicted in 16 bits";
 pub(crate) const TENSOR: &str = "tensor parallelism is not modeled for transformers";
 pub(crate) const PIPELINE: &str = "pipeline parallelism is not modeled";
 pub(crate) const CONTEXT: &str = "context parallelism is not modeled";
@@ -66,24 +65,38 @@ pub(crate) fn float8(node: &Node) -> Converted {
     if_true(node, Effect::Fact(Fact::Float8, 1))
 }
 
+/// Gathers weights in 8 bits.
+pub(crate) fn float8_gather(node: &Node) -> Converted {
+    if_true(node, Effect::Fact(Fact::Float8Gather, 1))
+}
+
+/// Computes the scales for these gathers after the optimizer.
+pub(crate) fn float8_ahead(node: &Node) -> Converted {
+    if_true(node, Effect::Fact(Fact::Float8Ahead, 1))
+}
+
 /// Reads the name of a recipe for 8 bits: torchao's, Transformer Engine's.
 pub(crate) fn float8_recipe(node: &Node) -> Converted {
-    let tensorwise = Effect::Fact(Fact::Float8Rowwise, 0);
-    let nearly = |why| {
-        Effect::All(vec![
-            Effect::Fact(Fact::Float8Rowwise, 0),
-            Effect::Lost(why),
-        ])
-    };
+    let nearly =
+        |scaling: Float8Scaling, why| Effect::All(vec![scaling.effect(), Effect::Lost(why)]);
     Ok(match node.full().as_str() {
-        "tensorwise" => tensorwise,
-        "rowwise" => Effect::Fact(Fact::Float8Rowwise, 1),
-        "rowwise_with_gw_hp" => Effect::All(vec![
-            Effect::Fact(Fact::Float8Rowwise, 1),
-            Effect::Lost("gradients of weights are predicted in 8 bits, too"),
-        ]),
-        "delayed" => nearly("scales are predicted as from the current maxima"),
-        _ => nearly("predicted with one scale per tensor"),
+        "tensorwise" => Float8Scaling::Tensor.effect(),
+        "rowwise" => Float8Scaling::Row.effect(),
+        "blockwise" => Float8Scaling::Block.effect(),
+        name if name.starts_with("mxfp8") => Float8Scaling::Mx.effect(),
+        "rowwise_with_gw_hp" => nearly(
+            Float8Scaling::Row,
+            "gradients of weights are predicted in 8 bits, too",
+        ),
+        "delayed" => nearly(
+            Float8Scaling::Tensor,
+            "scales are predicted as from the current maxima",
+        ),
+        name if name.starts_with("mx") => nearly(
+            Float8Scaling::Mx,
+            "of the microscaling formats, MXFP8 is predicted",
+        ),
+        _ => nearly(Float8Scaling::Tensor, "predicted with one scale per tensor"),
     })
 }
 

@@ -69,6 +69,40 @@ pub(crate) enum Effect {
     Decisive(&'static str),
 }
 
+/// What shares a scale where matmuls run in 8 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Float8Scaling {
+    Tensor,
+    Row,
+    Block,
+    Mx,
+}
+
+impl Float8Scaling {
+    const ALL: [Self; 4] = [Self::Tensor, Self::Row, Self::Block, Self::Mx];
+
+    /// Returns what a [`Fact::Float8Scaling`] says; that of the framework without one.
+    pub(crate) fn of(value: Option<u64>) -> Self {
+        let found = Self::ALL.into_iter().find(|s| Some(*s as u64) == value);
+        found.unwrap_or(Self::Tensor)
+    }
+
+    /// Makes the fact.
+    pub(crate) fn effect(self) -> Effect {
+        Effect::Fact(Fact::Float8Scaling, self as u64)
+    }
+
+    /// Returns the scenario's recipe.
+    pub(crate) const fn recipe(self) -> &'static str {
+        match self {
+            Self::Tensor => "tensorwise",
+            Self::Row => "rowwise",
+            Self::Block => "blockwise",
+            Self::Mx => "mxfp8",
+        }
+    }
+}
+
 /// A quantity that decides scenario keys together with others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fact {
@@ -125,8 +159,12 @@ pub(crate) enum Fact {
     Reentrant,
     /// 1: matmuls of linear layers run in 8 bits.
     Float8,
-    /// 1: their scales are per row; 0: per tensor.
-    Float8Rowwise,
+    /// What shares a scale, as a [`Float8Scaling`].
+    Float8Scaling,
+    /// 1: ranks gather their weights in 8 bits.
+    Float8Gather,
+    /// 1: scales for these gathers are computed after the optimizer, all at once.
+    Float8Ahead,
     /// 1: the first and last blocks stay in 16 bits.
     Float8InnerBlocks,
     /// 1: the model is compiled.

@@ -781,3 +781,40 @@ fn regional_compilation_is_that_of_blocks() {
     }
     assert_eq!(mode(&format!("  dynamo_backend: 'NO'\n{regional}")), None);
 }
+
+/// torchtitan's converters of torchao's microscaling formats, Megatron's recipes, and what a GPU
+/// without them gets.
+#[test]
+fn recipes_with_scales_of_blocks_are_read() {
+    let recipe = |job: &Job| setting(job, "precision.float8_recipe");
+    let on = |hardware: &str| Options {
+        gpus: Some(format!("8x{hardware}").parse().unwrap()),
+        ..eight()
+    };
+    let text = std::fs::read_to_string(format!("{DATA}/torchtitan/llama3-8b.toml")).unwrap();
+    let mx = text.replace("[model]", "[model]\nconverters = [\"quantize.linear.mx\"]");
+    let mx = format!("{mx}\n[quantize.linear.mx]\nrecipe_name = \"mxfp8_cublas\"\n");
+    for (gpus, expected) in [("b200", "mxfp8"), ("h100", "tensorwise")] {
+        let job = try_text("job.toml", &mx, &on(gpus)).unwrap();
+        assert_eq!(recipe(&job), Some(format!("\"{expected}\"")), "{gpus}");
+    }
+    let text = std::fs::read_to_string(format!("{DATA}/megatron/llama3-8b-fsdp-fp8.sh")).unwrap();
+    let hybrid = "\"--fp8-format hybrid\"";
+    assert!(text.contains(hybrid), "{text}");
+    let of = |name: &str, gpus: &str| {
+        let with = format!("{hybrid}\n        \"--fp8-recipe {name}\"");
+        try_text("job.sh", &text.replace(hybrid, &with), &on(gpus)).unwrap()
+    };
+    let gather = "precision.float8_all_gather";
+    for (name, gpus, expected, gathers) in [
+        ("tensorwise", "h100", "tensorwise", true),
+        ("blockwise", "h100", "blockwise", false),
+        ("blockwise", "b200", "mxfp8", false),
+        ("mxfp8", "b200", "mxfp8", false),
+        ("mxfp8", "h200", "tensorwise", true),
+    ] {
+        let job = of(name, gpus);
+        assert_eq!(recipe(&job), Some(format!("\"{expected}\"")), "{name}");
+        assert_eq!(setting(&job, gather).is_some(), gathers, "{name}");
+    }
+}

@@ -17,6 +17,7 @@ mod module;
 pub mod op;
 mod packed;
 mod real;
+mod scale_block;
 mod shape;
 mod shard_op;
 mod storage;
@@ -41,6 +42,7 @@ pub use module::{HfName, Init, Module, ModuleKind, Param};
 pub use op::OpKind;
 pub use packed::{NF4_BLOCK, NF4_SCALES, Packed, PackedFormat, PackedScales};
 pub use real::Real;
+pub use scale_block::ScaleBlock;
 pub use shape::Shape;
 pub use shard_op::{
     NewtonSchulz, Pieces, RECIPROCAL_STRIDE, STATE_BLOCK, ShardOp, Update, UpdateRule,

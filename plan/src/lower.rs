@@ -12,7 +12,7 @@ mod capture;
 pub(crate) mod emitter;
 pub(crate) mod engine;
 pub(crate) mod flat;
-mod float8;
+pub(crate) mod float8;
 pub(crate) mod inputs;
 pub(crate) mod kernels;
 mod model_collective;
@@ -122,6 +122,8 @@ pub(crate) struct Lowering {
     pub(crate) layout: fn(&Scenario, Placements) -> LayoutKind,
     /// Whether frozen parameters have groups of their own.
     pub(crate) frozen_apart: bool,
+    /// Whether parameters that ranks gather in 8 bits have groups of their own.
+    pub(crate) float8_apart: bool,
     /// Whether it places weights that `compile.merge_projections` would merge next to each other.
     /// The layout of other engines is their own.
     pub(crate) places_merged_weights: bool,
@@ -377,6 +379,7 @@ fn units(
         Apart {
             frozen: lowering.frozen_apart,
             float8,
+            float8_mixed: !lowering.float8_apart,
             muon,
         },
     )?;

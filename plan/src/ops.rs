@@ -143,6 +143,7 @@ pub(crate) fn forward_names() -> impl Iterator<Item = &'static str> {
                 | OpKind::Float8Scale(_)
                 | OpKind::Float8Cast
                 | OpKind::Float8CastRows(_)
+                | OpKind::Float8CastBlocks(_)
                 | OpKind::ScaledGemm(_)
         )
     };

@@ -37,27 +37,42 @@ pub struct Group {
     pub requires_grad: bool,
     /// Layout.
     pub layout: Layout,
-    /// If ranks gather it in 8 bits: the number of each parameter's scale among those of the
-    /// program. Parameters that one matmul reads share a scale. Otherwise empty.
+    /// The number of each parameter's scale among those of the program; `None` for a parameter that
+    /// is not gathered in 8 bits. Parameters that one matmul reads share a scale. Empty if none is
+    /// gathered in 8 bits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub scales: Vec<u32>,
+    pub scales: Vec<Option<u32>>,
     /// Whether Muon updates its parameters, which are matrices.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub muon: bool,
 }
 
 impl Group {
-    /// Returns whether ranks gather it in 8 bits.
+    /// Returns whether ranks gather all of it in 8 bits.
     #[must_use]
     pub fn is_float8(&self) -> bool {
+        self.has_float8() && self.scales.iter().all(Option::is_some)
+    }
+
+    /// Returns whether ranks gather any of it in 8 bits.
+    #[must_use]
+    pub fn has_float8(&self) -> bool {
         !self.scales.is_empty()
+    }
+
+    /// Returns the number of the scale of its `index`-th parameter; `None` if that is not gathered
+    /// in 8 bits.
+    #[must_use]
+    pub fn scale(&self, index: usize) -> Option<u32> {
+        self.scales.get(index).copied().flatten()
     }
 
     /// Returns the numbers of its scales, which follow each other.
     #[must_use]
     pub fn scale_range(&self) -> Range<u32> {
-        match (self.scales.first(), self.scales.last()) {
-            (Some(first), Some(last)) => *first..last + 1,
+        let mut scales = self.scales.iter().copied().flatten();
+        match (scales.clone().next(), scales.next_back()) {
+            (Some(first), Some(last)) => first..last + 1,
             _ => 0..0,
         }
     }

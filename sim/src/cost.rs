@@ -299,7 +299,9 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
     Price {
         us: (price.us * gemm::accumulation(&kernel.body, profile))
             .max(profile.device.min_kernel_us),
-        measured: price.measured && kernel.dtype == asked.dtype,
+        measured: price.measured
+            && kernel.dtype == asked.dtype
+            && !gemm::scales_blocks(&kernel.body),
     }
 }
 

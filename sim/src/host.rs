@@ -67,7 +67,7 @@ pub(crate) struct HostCosts {
     /// Cost of taking memory from the device.
     pub(crate) device_alloc: u64,
     graph_launch: u64,
-    work: [u64; 10],
+    work: [u64; 11],
 }
 
 impl HostCosts {
@@ -97,6 +97,7 @@ impl HostCosts {
                 w.step_us,
                 w.module_us,
                 w.optimizer_param_us,
+                w.subclass_us,
             ]
             .map(us),
         }
@@ -132,6 +133,7 @@ const fn slot(kind: HostWorkKind) -> usize {
         HostWorkKind::Step => 7,
         HostWorkKind::Module => 8,
         HostWorkKind::OptimizerParam => 9,
+        HostWorkKind::Subclass => 10,
     }
 }
 

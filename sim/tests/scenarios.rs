@@ -406,6 +406,30 @@ fn matmuls_in_8_bits_have_rates_of_their_own() {
     assert!(step(&bf16, &unknown).is_ok());
 }
 
+/// Blocks of scales are estimated: by the rate of 8-bit matmuls that add up in float32, with casts
+/// of transposed copies. So they cost more than one scale per tensor, and less than bfloat16.
+#[test]
+fn matmuls_with_scales_of_blocks_are_estimated() {
+    let step = |hardware: &str, recipe: &str| {
+        let set = [
+            format!("mesh.hardware={hardware}"),
+            format!("precision.float8_recipe={recipe}"),
+        ];
+        let program = planned("llama3-8b-8xh100", &set.each_ref().map(String::as_str));
+        let profile = hardware::load(hardware).unwrap();
+        let run = simulate(&program, &profile, &Options::default()).unwrap();
+        run.step_samples[0].ms()
+    };
+    for (hardware, recipe) in [("h100-80", "blockwise"), ("b200", "mxfp8")] {
+        let [bf16, tensor, block] = ["none", "tensorwise", recipe].map(|r| step(hardware, r));
+        println!("{hardware}: {bf16} {tensor} {block}");
+        assert!(
+            tensor < block && block < bf16,
+            "{hardware}: {bf16} {tensor} {block}"
+        );
+    }
+}
+
 /// Under FSDP2, the optimizer of offloaded state takes the time in which the CPU moves its bytes,
 /// and nothing overlaps with it.
 #[test]

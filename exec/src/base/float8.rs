@@ -140,6 +140,47 @@ pub(crate) fn power_of_two(scale: f32) -> f32 {
     f32::from_bits(scale.to_bits() & 0xff80_0000)
 }
 
+/// Returns the exponent, plus 127, of the smallest power of two that divides numbers up to `amax`
+/// to at most `most`. (Transformer Engine: `float_to_e8m0`. Rounding down, as in the text of the
+/// Open Compute Project, saturates the largest numbers.) 255 is NaN.
+#[inline(always)]
+pub(crate) fn e8m0(amax: f32, most: f32) -> u8 {
+    let x = amax * (1.0 / most);
+    if x.is_nan() {
+        return 0xff;
+    }
+    if x.is_infinite() {
+        return 0xfe;
+    }
+    let (exponent, mantissa) = ((x.to_bits() >> 23) as u8, x.to_bits() & 0x7f_ffff);
+    // Subnormal numbers up to 2^-127 have exponent 0.
+    let up = mantissa > 0 && exponent < 0xfe && (exponent > 0 || mantissa > 0x40_0000);
+    exponent + u8::from(up)
+}
+
+/// Returns the factor that a cast multiplies by, of the exponent of [`e8m0`]: 1 for blocks of
+/// zeros and of numbers that are all subnormal.
+#[inline(always)]
+pub(crate) fn e8m0_scale(exponent: u8) -> f32 {
+    match exponent {
+        0 => 1.0,
+        0xff => f32::NAN,
+        // 2^(127 - exponent).
+        0xfe => f32::from_bits(0x0040_0000),
+        e => f32::from_bits((254 - u32::from(e)) << 23),
+    }
+}
+
+/// Returns the number that an exponent stands for: a power of two.
+#[inline(always)]
+pub(crate) fn e8m0_number(exponent: u8) -> f32 {
+    match exponent {
+        0 => f32::from_bits(0x0040_0000),
+        0xff => f32::NAN,
+        e => f32::from_bits(u32::from(e) << 23),
+    }
+}
+
 /// Returns a number times a factor. Infinities become NaN, so that casts do not hide them.
 #[inline(always)]
 pub(crate) fn scaled(x: f32, scale: f32) -> f32 {
@@ -222,6 +263,25 @@ mod tests {
         assert_eq!(scale(448.0, 0.0), 1.0);
         assert_eq!(scale(448.0, f32::INFINITY), 1.0);
         assert_eq!(scale(448.0, 1e-40), f32::MAX);
+    }
+
+    /// Exponents of every bfloat16: the power of two is large enough, and half of it is not.
+    #[test]
+    fn exponents_are_those_of_the_smallest_power_of_two() {
+        for bits in 0x0600..0x7f80u16 {
+            let amax = f32::from_bits(u32::from(bits) << 16);
+            let exponent = e8m0(amax, 448.0);
+            let number = e8m0_number(exponent);
+            assert!(amax / number <= 448.0, "{amax}: {exponent}");
+            assert!(amax / (number / 2.0) > 448.0, "{amax}: {exponent}");
+            assert_eq!(e8m0_scale(exponent) * number, 1.0, "{amax}");
+        }
+        assert_eq!(e8m0(0.0, 448.0), 0);
+        assert_eq!((e8m0(448.0, 448.0), e8m0(449.0, 448.0)), (127, 128));
+        assert_eq!(e8m0(f32::INFINITY, 448.0), 0xfe);
+        assert!(e8m0_number(e8m0(f32::NAN, 448.0)).is_nan());
+        assert_eq!(e8m0_scale(0), 1.0);
+        assert_eq!(e8m0_number(0).log2(), -127.0);
     }
 
     #[test]

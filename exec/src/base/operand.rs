@@ -3,6 +3,7 @@
 use shardlab_plan::config::{GroupSettings, MAX_PARAM_GROUPS, MuonAdjustLr};
 use shardlab_plan::ir::{DType, Kernel, Shape};
 use shardlab_plan::program::{GroupRun, ScaleRun};
+use smallvec::SmallVec;
 
 /// A byte range of device memory, resolved for one rank, with its buffer's element type.
 ///
@@ -16,6 +17,29 @@ pub struct RawRange {
     pub bytes: usize,
     /// Element type of the buffer.
     pub dtype: DType,
+}
+
+impl RawRange {
+    /// Returns the same range as bytes.
+    #[must_use]
+    pub fn as_bytes(self) -> Self {
+        Self {
+            dtype: DType::U8,
+            ..self
+        }
+    }
+}
+
+/// Returns the operands of a copy. If a buffer has bytes, everything is copied as bytes: gathers of
+/// weights in several types have such buffers.
+pub(crate) fn copied(reads: &[RawRange], writes: &[RawRange]) -> [SmallVec<[RawRange; 8]>; 2] {
+    let bytes = |r: &RawRange| r.dtype == DType::U8;
+    let all = reads.iter().chain(writes).any(bytes);
+    let of = |ranges: &[RawRange]| {
+        let as_copied = |r: &RawRange| if all { r.as_bytes() } else { *r };
+        ranges.iter().map(as_copied).collect()
+    };
+    [of(reads), of(writes)]
 }
 
 // SAFETY: a range is an address; the contract in its documentation makes its uses sound on any

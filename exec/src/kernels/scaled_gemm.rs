@@ -4,10 +4,14 @@ use super::error::OperandError;
 use super::gemm::{Mat, multiply, operand};
 use super::operands::{Operands, same};
 use super::scratch::Scratch;
+use super::strides;
+use crate::base::float8::e8m0_number;
+use shardlab_plan::ir::{DType, ScaleBlock};
 
 /// The reciprocals of a factor's scales.
 struct Inverse {
-    values: super::operands::Floats,
+    /// `None` for a factor that has been multiplied by them.
+    values: Option<super::operands::Floats>,
 }
 
 impl Inverse {
@@ -17,15 +21,46 @@ impl Inverse {
         if values.len() != 1 {
             same("the scales", rows, values.len())?;
         }
-        Ok(Self { values })
+        Ok(Self {
+            values: Some(values),
+        })
     }
 
     fn of(&self, row: usize) -> f32 {
-        match &*self.values {
-            [one] => *one,
-            each => each[row],
+        match self.values.as_deref() {
+            None => 1.0,
+            Some([one]) => *one,
+            Some(each) => each[row],
         }
     }
+}
+
+/// Returns factor `n` times the reciprocals of its blocks' scales, which are in input `n + 2`;
+/// `None` if there is one per row or one in all.
+fn decoded(o: &Operands<'_>, n: usize) -> Result<Option<Scratch>, OperandError> {
+    let [matrix, grid] = [n, n + 2].map(|i| {
+        let slot = o.slot(false, i)?;
+        let (rows, cols) = strides::matrix(slot);
+        Ok::<_, OperandError>([rows as u64, cols as u64])
+    });
+    let (matrix, grid) = (matrix?, grid?);
+    let inverses = o.slot(false, n + 2)?.dtype;
+    if inverses != DType::U8 && (grid == [1, 1] || grid == [matrix[0], 1]) {
+        return Ok(None);
+    }
+    let block = ScaleBlock::of(matrix, grid, inverses).ok_or(OperandError::Unsupported)?;
+    let (codes, scales) = (o.floats(n)?, o.floats(n + 2)?);
+    let (cols, across) = (matrix[1] as usize, grid[1] as usize);
+    let (height, width) = (block.rows as usize, block.cols as usize);
+    let mut out = Scratch::take(codes.len());
+    for (i, (y, x)) in out.iter_mut().zip(&*codes).enumerate() {
+        let inverse = scales[i / cols / height * across + i % cols / width];
+        *y = x * match block {
+            ScaleBlock::MX => e8m0_number(inverse as u8),
+            _ => inverse,
+        };
+    }
+    Ok(Some(out))
 }
 
 /// Computes `a, b, inverse_a, inverse_b[, bias][, c] -> c` with `b` stored as `[n, inner]`.
@@ -36,7 +71,12 @@ pub(super) fn run(o: &Operands<'_>, bias: bool, accumulate: bool) -> Result<(), 
     same("the inner dimension of the second operand", k, b.cols)?;
     let out = o.output(0)?;
     same("the matmul", m * n, out.numel)?;
-    let inverses = [Inverse::new(o, 2, m)?, Inverse::new(o, 3, n)?];
+    let decoded = [decoded(o, 0)?, decoded(o, 1)?];
+    let inverse = |i: usize, rows| match &decoded[i] {
+        Some(_) => Ok(Inverse { values: None }),
+        None => Inverse::new(o, i + 2, rows),
+    };
+    let inverses = [inverse(0, m)?, inverse(1, n)?];
     let bias = if bias { Some(o.floats(4)?) } else { None };
     if let Some(bias) = &bias {
         same("the bias", n, bias.len())?;
@@ -50,7 +90,12 @@ pub(super) fn run(o: &Operands<'_>, bias: bool, accumulate: bool) -> Result<(), 
     };
     let mut sums = Scratch::take(m * n);
     // SAFETY: the views were checked against their ranges, and the sums are memory of their own.
-    unsafe { multiply(m, n, k, a.mat, b.mat.t(), Mat::target(&mut sums, n), false) };
+    let [a, b] = [(a.mat, &decoded[0]), (b.mat, &decoded[1])].map(|(mat, decoded)| match decoded {
+        Some(of) => Mat::rows(of, k),
+        None => mat,
+    });
+    // SAFETY: as above; decoded factors are memory of their own, too.
+    unsafe { multiply(m, n, k, a, b.t(), Mat::target(&mut sums, n), false) };
     let mut added = Scratch::zeroed(n);
     for (i, row) in sums.chunks_exact_mut(n).enumerate() {
         if let Some(before) = &before {

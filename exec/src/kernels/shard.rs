@@ -11,7 +11,7 @@ use super::operands::same;
 use super::scratch::Scratch;
 use super::view::{View, overlap};
 use super::wide::wide;
-use crate::operand::{LaunchContext, RawRange};
+use crate::operand::{LaunchContext, RawRange, copied};
 use shardlab_plan::ir::{DType, ShardOp};
 use smallvec::SmallVec;
 
@@ -200,7 +200,10 @@ pub(super) fn run(
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
     match op {
-        ShardOp::Copy | ShardOp::MultiCopy => copies(reads, writes),
+        ShardOp::Copy | ShardOp::MultiCopy => {
+            let [reads, writes] = copied(reads, writes);
+            copies(&reads, &writes)
+        }
         ShardOp::CopyOut { ranks } => layout::copy_out(ranks as usize, ctx.shapes, reads, writes),
         ShardOp::ChunkCat { ranks } => layout::chunk_cat(ranks as usize, ctx.shapes, reads, writes),
         ShardOp::Accumulate => accumulate(reads, writes),
@@ -217,9 +220,9 @@ pub(super) fn run(
             multiply(writes, clip_factor(square, ctx.hyper.clip_norm))
         }
         ShardOp::NanCheck => nan_check(reads, writes),
-        ShardOp::ShardAmax => float8::amax(ctx.scales, reads, writes),
+        ShardOp::ShardAmax { through } => float8::amax(through, ctx.scales, reads, writes),
         ShardOp::ShardScales { to } => float8::scales(to, reads, writes),
-        ShardOp::ShardCast => float8::cast(ctx.scales, reads, writes),
+        ShardOp::ShardCast { through } => float8::cast(through, ctx.scales, reads, writes),
         ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
             let mut update = op.update().into_iter();
             update.try_for_each(|u| optimizer::update(ctx, u, reads, writes))

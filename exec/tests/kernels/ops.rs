@@ -9,7 +9,7 @@ use super::case::{Arg, Case, Lay, arg, each, shape};
 use super::memory::{Buffer, Rng, positions};
 use super::semantics;
 use shardlab_exec::kernels::OperandError;
-use shardlab_plan::ir::{DType, OpKind, Place, Real, Slot, op};
+use shardlab_plan::ir::{DType, OpKind, Place, Real, ScaleBlock, Slot, op};
 
 #[test]
 fn elementwise() {
@@ -651,4 +651,95 @@ fn errors_say_what_is_wrong() {
         message,
         "kernel `test`, op `neg`: an operand has 5 elements; expected 6"
     );
+}
+
+/// Casts by block, bit by bit, and the matmul of what they write. Blocks end beyond the matrices,
+/// and one of each is of zeros.
+#[test]
+fn blocks_have_scales_of_their_own() {
+    let mut rng = Rng(17);
+    let to = DType::F8E4m3;
+    let (m, n, k) = (130u64, 140u64, 300u64);
+    let mut factor = |rows: u64, block: ScaleBlock, transposed: bool| {
+        let values: Vec<f64> = (0..rows * k)
+            .map(|at| {
+                let (row, col) = (at / k, at % k);
+                let zero = row / block.rows == 1 && col / block.cols == 1;
+                let size = f64::powi(2.0, (row / 16) as i32 - (col / 64) as i32);
+                if zero {
+                    0.0
+                } else {
+                    f64::from(rng.next() as f32) * size
+                }
+            })
+            .collect();
+        let grid = block.grid([rows, k]);
+        let cast = op::Float8CastBlocks {
+            to,
+            block,
+            transposed,
+        };
+        let kind = OpKind::Float8CastBlocks(cast);
+        let turned =
+            (0..values.len()).map(|i| values[i % rows as usize * k as usize + i / rows as usize]);
+        let turned: Vec<f64> = turned.collect();
+        let x = match transposed {
+            true => arg(&[k, rows], DType::F32).values(&turned),
+            false => arg(&[rows, k], DType::F32).values(&values),
+        };
+        let outs = [arg(&[rows, k], to), arg(&grid, block.inverse_type())];
+        let mut case = Case::new(kind, &[x], &outs, &mut Rng(3));
+        let exact = semantics::apply(&case.op, &[case.ins[0].values()]);
+        case.run().unwrap();
+        let found = case
+            .buffers()
+            .iter()
+            .map(|b| b.values())
+            .collect::<Vec<_>>();
+        assert_eq!(found[1], exact[1], "{block:?}");
+        let codes: Vec<f64> = exact[0]
+            .iter()
+            .map(|v| Buffer::of(to, &[*v]).get(0))
+            .collect();
+        assert!(found[0] == codes, "{block:?}");
+        assert!(codes.iter().all(|c| c.abs() <= 448.0));
+        let near = codes.iter().filter(|c| c.abs() >= 224.0).count() as u64;
+        assert!(near + 1 >= grid[0] * grid[1], "{block:?}: {near}");
+        let inputs = [
+            arg(&[rows, k], to).values(&found[0]),
+            arg(&grid, block.inverse_type()).values(&found[1]),
+        ];
+        (inputs, found, values)
+    };
+    for [a, b] in [
+        [ScaleBlock::ROW, ScaleBlock::SQUARE],
+        [ScaleBlock::ROW, ScaleBlock::ROW],
+        [ScaleBlock::MX, ScaleBlock::MX],
+    ] {
+        let (([x, sx], fx, wx), ([y, sy], fy, wy)) = (factor(m, a, false), factor(n, b, true));
+        let kind = OpKind::ScaledGemm(op::ScaledGemm {
+            fast: false,
+            bias: false,
+            accumulate: false,
+        });
+        let out = [arg(&[m, n], DType::F32)];
+        let mut case = Case::new(kind, &[x, y, sx, sy], &out, &mut Rng(4));
+        let ins = [&fx[0], &fy[0], &fx[1], &fy[1]].map(Clone::clone);
+        let exact = semantics::apply(&case.op, &ins);
+        case.run().unwrap();
+        let found = case.buffers()[0].values();
+        let size = exact[0].iter().fold(0.0f64, |s, v| s.max(v.abs()));
+        let (mut error, mut all) = (0.0, 0.0);
+        for (at, (g, w)) in found.iter().zip(&exact[0]).enumerate() {
+            assert!((g - w).abs() < 1e-5 * size, "{a:?} {b:?}: {g} {w}");
+            let (i, j) = (at / n as usize * k as usize, at % n as usize * k as usize);
+            let row = |v: &[f64], from: usize| v[from..from + k as usize].to_vec();
+            let product = row(&wx, i).into_iter().zip(row(&wy, j)).map(|(a, b)| a * b);
+            let product: f64 = product.sum();
+            error += (g - product).powi(2);
+            all += product.powi(2);
+        }
+        // Codes of 3 bits of mantissa: about 28 dB.
+        assert!(error < all / 300.0, "{a:?} {b:?}: {error} of {all}");
+    }
 }

@@ -506,6 +506,72 @@ fn lion_steps_by_the_sign_of_its_blend() {
     }
 }
 
+/// A weight just above the middle of two codes becomes the upper one, unless it is rounded to
+/// bfloat16 before, which makes it a tie. Maxima of several shards, too, are rounded or not.
+#[test]
+fn casts_of_shards_round_once_or_twice() {
+    let above = 1.0625 + f64::powi(2.0, -12);
+    let scales = [(Some(0), 2), (Some(1), 3)].map(|(scale, numel)| ScaleRun { scale, numel });
+    let run = |op, scales: &[ScaleRun], reads: &[RawRange], writes: &[RawRange]| {
+        let body = BodyOp {
+            op: OpKind::Shard(op),
+            inputs: Default::default(),
+            outputs: Default::default(),
+        };
+        let ctx = LaunchContext {
+            kernel: &kernel(vec![body]),
+            hyper: HYPER,
+            shapes: &[],
+            groups: &[],
+            scales,
+        };
+        launch_in(&ctx, reads, writes).unwrap();
+    };
+    for (through, code, most) in [(F32, 1.125, above), (BF16, 1.0, 1.0625)] {
+        let mut a = Buffer::of(F32, &[above, -0.5]);
+        let mut b = Buffer::of(F32, &[-2.0 * above, 0.0, 1.0]);
+        let mut maxima = Buffer::of(F32, &[9.0, 9.0]);
+        let amax = ShardOp::ShardAmax { through };
+        run(amax, &scales, &[a.range(), b.range()], &[maxima.range()]);
+        assert_eq!(maxima.values(), [most, 2.0 * most], "{through}");
+        let mut by = Buffer::of(F32, &[2.0]);
+        let mut codes = Buffer::of(DType::F8E4m3, &[0.0; 3]);
+        let mut between = Buffer::of(F32, &[0.0; 3]);
+        let one = [ScaleRun {
+            scale: Some(0),
+            numel: 3,
+        }];
+        let writes = [codes.range(), between.range()];
+        let cast = ShardOp::ShardCast { through };
+        run(cast, &one, &[b.range(), by.range()], &writes);
+        assert_eq!(codes.values(), [-4.0 * code, 0.0, 2.0], "{through}");
+    }
+}
+
+/// A gather of weights of several types has bytes: shards go in one after another, and come out
+/// by parameter.
+#[test]
+fn weights_of_several_types_are_packed_as_bytes() {
+    let shapes = [[4, 2].as_slice(), &[2]].map(Shape::from_slice);
+    let (wide, narrow) = ([1.0, -2.0, 3.0, 0.5], [7.0]);
+    let mut packed = Buffer::of(DType::U8, &[0.0; 12]);
+    for rank in 0..2usize {
+        let sign = 1.0 - 2.0 * rank as f64;
+        let mut codes = Buffer::of(DType::F8E4m3, &wide.map(|x| sign * x));
+        let mut norm = Buffer::of(BF16, &narrow.map(|x| sign * x));
+        let to = packed.part(6 * rank, 6);
+        let reads = [codes.range(), norm.range()];
+        run(ShardOp::MultiCopy, HYPER, &[], &reads, &[to]).unwrap();
+    }
+    let mut codes = Buffer::of(DType::F8E4m3, &[0.0; 8]);
+    let mut norm = Buffer::of(BF16, &[0.0; 2]);
+    let writes = [codes.range(), norm.range()];
+    let op = ShardOp::CopyOut { ranks: 2 };
+    run(op, HYPER, &shapes, &[packed.range()], &writes).unwrap();
+    assert_eq!(codes.values(), [1.0, -2.0, 3.0, 0.5, -1.0, 2.0, -3.0, -0.5]);
+    assert_eq!(norm.values(), [7.0, -7.0]);
+}
+
 /// An update also finds the largest absolute values of its new weights, by tensor, in bfloat16.
 #[test]
 fn updates_find_maxima_of_new_weights() {

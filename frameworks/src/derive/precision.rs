@@ -4,7 +4,7 @@ use super::engine::Kind;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::Lack;
-use crate::table::{Dtype, Fact, quoted};
+use crate::table::{Dtype, Fact, Float8Scaling, quoted};
 
 /// Sets the keys of `[precision]`.
 pub(super) fn decide(draft: &mut Draft, kind: Kind, accelerated: bool) -> Result<(), ConfigError> {
@@ -77,6 +77,39 @@ pub(super) fn decide(draft: &mut Draft, kind: Kind, accelerated: bool) -> Result
     Ok(())
 }
 
+/// Sets whether ranks gather weights in 8 bits, where that is modeled.
+fn float8_gather(draft: &mut Draft, recipe: &str) -> Result<(), ConfigError> {
+    let Some(given) = draft.fact(Fact::Float8Gather).filter(|g| g.value == 1) else {
+        return Ok(());
+    };
+    let is = |key: &str, values: &[&str]| {
+        let found = draft.value(key);
+        found.is_some_and(|found| values.iter().any(|v| quoted(v) == found))
+    };
+    let whole = |key: &str, value: &str| draft.value(key).is_none() || is(key, &[value]);
+    let modeled = recipe == "tensorwise"
+        && is("fsdp.policy", &["fsdp2", "megatron"])
+        && whole("fsdp.strategy", "optim_grads_params")
+        && draft.value("mesh.dp_shard") != Some("1")
+        && draft.value("fsdp.offload").is_none()
+        && !is("precision.main_params", &["none"]);
+    if !modeled {
+        let why = "gathers are predicted in 16 bits";
+        draft.none(given.row, Lack::Accuracy, why);
+        return Ok(());
+    }
+    let torchao = is("fsdp.policy", &["fsdp2"]);
+    draft.set(given.row, "precision.float8_all_gather", "true".to_owned())?;
+    let ahead = draft.fact(Fact::Float8Ahead).is_some_and(|a| a.value == 1);
+    if torchao && !ahead {
+        draft.approximates(
+            given.row,
+            "scales are predicted as computed after the optimizer, all at once",
+        );
+    }
+    Ok(())
+}
+
 /// Sets the keys of matmuls in 8 bits, which scenarios have for bf16 and without tensor
 /// parallelism.
 pub(super) fn float8(draft: &mut Draft) -> Result<(), ConfigError> {
@@ -102,14 +135,34 @@ pub(super) fn float8(draft: &mut Draft) -> Result<(), ConfigError> {
         }
         return Ok(());
     };
-    let rowwise = draft.fact(Fact::Float8Rowwise);
-    let recipe = match rowwise.is_some_and(|r| r.value == 1) {
-        true => "rowwise",
-        false => "tensorwise",
+    let given = draft.fact(Fact::Float8Scaling);
+    let scaling = Float8Scaling::of(given.map(|g| g.value));
+    let rows = [Some(on.row), given.map(|g| g.row)];
+    let hardware = draft.value("mesh.hardware").unwrap_or_default();
+    let is = |architectures: &[&str]| {
+        let name = hardware.trim_matches('"');
+        architectures.iter().any(|a| name.starts_with(a))
     };
-    for row in [Some(on.row), rowwise.map(|r| r.row)].into_iter().flatten() {
+    let (predicted, why) = match scaling {
+        Float8Scaling::Mx if is(&["h100", "h200"]) => (
+            Float8Scaling::Tensor,
+            Some("this GPU has no MXFP8: predicted with one scale per tensor"),
+        ),
+        // Transformer Engine emulates blocks there.
+        Float8Scaling::Block if is(&["b200"]) => (
+            Float8Scaling::Mx,
+            Some("this GPU's tensor cores have MXFP8 instead of blocks of 128, which is predicted"),
+        ),
+        scaling => (scaling, None),
+    };
+    let recipe = predicted.recipe();
+    for row in rows.into_iter().flatten() {
         draft.set(row, "precision.float8_recipe", quoted(recipe))?;
+        if let Some(why) = why {
+            draft.approximates(row, why);
+        }
     }
+    float8_gather(draft, recipe)?;
     if draft
         .fact(Fact::Float8InnerBlocks)
         .is_some_and(|f| f.value == 1)

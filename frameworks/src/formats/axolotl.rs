@@ -3,10 +3,10 @@
 use super::deepspeed::DEEPSPEED;
 use super::fsdp;
 use crate::convert::{
-    ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, FLOAT8_GATHER, KERNELS, LAUNCH, LOGGING, NF4,
-    PREFERENCES, QUANTIZED, REFERENCE, SAVING, STORAGE, TENSOR, VALUES, all_linear, chunked_loss,
-    clip, compiled_regions, decay_of_matrices, decomposed, double_quantization, eight_bits, float8,
-    four_bits_twice, full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16,
+    ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES,
+    QUANTIZED, REFERENCE, SAVING, STORAGE, TENSOR, VALUES, all_linear, chunked_loss, clip,
+    compiled_regions, decay_of_matrices, decomposed, double_quantization, eight_bits, float8,
+    float8_gather, four_bits_twice, full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16,
     offloaded_activations, optimizer, rank_stabilized, reentrant, replicas, schedule, shard_ranks,
     targets, warmup,
 };
@@ -144,7 +144,7 @@ const KEYS: &[Key] = &[
     }),
     lost("qat", "fake quantization is not modeled"),
     with("fp8", float8),
-    lost("fp8_enable_fsdp_float8_all_gather", FLOAT8_GATHER),
+    with("fp8_enable_fsdp_float8_all_gather", float8_gather),
     lost("tiled_mlp", "feed-forward layers are predicted as a whole"),
     lost("embeddings_skip_upcast", TENSOR),
     lost(

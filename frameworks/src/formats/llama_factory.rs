@@ -2,9 +2,9 @@
 
 use super::{fsdp, trainer};
 use crate::convert::{
-    ADAPTER, DATA, DROPOUT, EVALUATION, FLOAT8_GATHER, KERNELS, LOGGING, NF4, PREFERENCES,
-    QUANTIZED, SAVING, VALUES, decomposed, double_quantization, float8, full_recompute,
-    liger_kernels, rank_stabilized, reentrant, set, targets,
+    ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LOGGING, NF4, PREFERENCES, QUANTIZED, SAVING,
+    VALUES, decomposed, double_quantization, float8, float8_gather, full_recompute, liger_kernels,
+    rank_stabilized, reentrant, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, integer, lost, number,
@@ -119,7 +119,7 @@ const KEYS: &[Key] = &[
     ),
     lost("use_unsloth", "Unsloth's kernels are not modeled"),
     with("fp8", float8),
-    lost("fp8_enable_fsdp_float8_all_gather", FLOAT8_GATHER),
+    with("fp8_enable_fsdp_float8_all_gather", float8_gather),
     lost(
         "upcast_layernorm",
         "norms are predicted in the type of computation",

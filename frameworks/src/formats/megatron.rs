@@ -1,7 +1,7 @@
 //! Megatron-LM's arguments: of a shell script, or of `--yaml-cfg`.
 
 use crate::convert::{
-    DATA, EVALUATION, FLOAT8_GATHER, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, decay_of_matrices,
+    DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, decay_of_matrices, float8_gather,
     float8_recipe, if_true, mixed_bf16, mixed_f16, set,
 };
 use crate::table::{
@@ -260,7 +260,11 @@ const KEYS: &[Key] = &[
     integer("num-layers-at-start-in-bf16", "precision.float8_first_bf16"),
     integer("num-layers-at-end-in-bf16", "precision.float8_last_bf16"),
     fact("first-last-layers-bf16", Fact::Float8InnerBlocks),
-    lost("fp8-param-gather", FLOAT8_GATHER),
+    with("fp8-param-gather", float8_gather),
+    lost(
+        "keep-fp8-transpose-cache",
+        "transposed codes of weights are predicted as made in each backward",
+    ),
     with("use-nccl-ub", |node| {
         Ok(Effect::Fact(Fact::NcclUb, node.truth()?.into()))
     }),

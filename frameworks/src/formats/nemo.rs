@@ -1,9 +1,9 @@
 //! NeMo Automodel's YAML.
 
 use crate::convert::{
-    CONTEXT, DATA, DROPOUT, EVALUATION, FLOAT8_GATHER, LAUNCH, LOGGING, QUANTIZED, SAVING, VALUES,
-    all_linear, betas, clip, compiled_blocks, float8, float8_recipe, full_recompute, if_true,
-    replicas, schedule, set, shard_ranks, targets, weights,
+    CONTEXT, DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, QUANTIZED, SAVING, VALUES, all_linear,
+    betas, clip, compiled_blocks, float8, float8_ahead, float8_gather, float8_recipe,
+    full_recompute, if_true, replicas, schedule, set, shard_ranks, targets, weights,
 };
 use crate::table::{
     Effect, Engine, Fact, Format, Key, Table, To, decisive, fact, integer, key, lost, number,
@@ -139,7 +139,8 @@ const KEYS: &[Key] = &[
     decisive("quantization", QUANTIZED),
     with("fp8.enabled", float8),
     with("fp8.recipe_name", float8_recipe),
-    lost("fp8.enable_fsdp_float8_all_gather", FLOAT8_GATHER),
+    with("fp8.enable_fsdp_float8_all_gather", float8_gather),
+    with("fp8.precompute_float8_dynamic_scale_for_fsdp", float8_ahead),
     lost(
         "distributed.patch_is_packed_sequence",
         "the host is predicted without this synchronization",

@@ -2,12 +2,12 @@
 //! version prints into its log.
 
 use crate::convert::{
-    CONTEXT, DATA, EVALUATION, FLOAT8_GATHER, LAUNCH, LOGGING, PIPELINE, SAVING, VALUES, clip,
-    compiled_blocks, float8_recipe, replicas, set, shard_ranks,
+    CONTEXT, DATA, EVALUATION, LAUNCH, LOGGING, PIPELINE, SAVING, VALUES, clip, compiled_blocks,
+    float8_ahead, float8_gather, float8_recipe, replicas, set, shard_ranks,
 };
 use crate::table::{
-    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, choice, decisive, fact, integer,
-    key, lost, number, quoted, with,
+    Dtype, Effect, Engine, Fact, Fallback, Float8Scaling, Format, Key, Table, To, choice, decisive,
+    fact, integer, key, lost, number, quoted, with,
 };
 use crate::tree::Node;
 
@@ -170,19 +170,32 @@ const KEYS: &[Key] = &[
         Ok(if words.contains("float8") {
             Effect::Fact(Fact::Float8, 1)
         } else if words.contains("mx") {
-            Effect::Lost("MXFP8 is not modeled: matmuls are predicted in 16 bits")
+            let on = Effect::Fact(Fact::Float8, 1);
+            Effect::All(vec![on, Float8Scaling::Mx.effect()])
         } else {
             Effect::Aside("no conversion")
         })
     }),
     with("float8.recipe_name", float8_recipe),
     with("float8.filter_fqns", float8_filters),
-    lost("float8.enable_fsdp_float8_all_gather", FLOAT8_GATHER),
+    with("float8.enable_fsdp_float8_all_gather", float8_gather),
+    with(
+        "float8.precompute_float8_dynamic_scale_for_fsdp",
+        float8_ahead,
+    ),
+    with("mx.recipe_name", float8_recipe),
+    with("mx.filter_fqns", float8_filters),
+    with("quantize.linear.mx.recipe_name", float8_recipe),
+    with("quantize.linear.mx.filter_fqns", float8_filters),
     with("quantize.linear.float8.recipe_name", float8_recipe),
     with("quantize.linear.float8.filter_fqns", float8_filters),
-    lost(
+    with(
         "quantize.linear.float8.enable_fsdp_float8_all_gather",
-        FLOAT8_GATHER,
+        float8_gather,
+    ),
+    with(
+        "quantize.linear.float8.precompute_float8_dynamic_scale_for_fsdp",
+        float8_ahead,
     ),
 ];
 

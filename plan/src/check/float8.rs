@@ -8,7 +8,7 @@ use super::report::Sink;
 use super::rules::RuleId;
 use crate::ir::{
     Access, AxisId, AxisSet, BodyOp, BufferId, Collective, CollectiveKind, DType, InstrId, OpKind,
-    Place, RECIPROCAL_STRIDE, ReduceOp, Role, ShardOp, Slot,
+    Place, RECIPROCAL_STRIDE, ReduceOp, Role, ScaleBlock, ShardOp, Slot,
 };
 use crate::program::{Op, Phase, Program};
 use std::collections::BTreeMap;
@@ -102,6 +102,23 @@ impl State {
     }
 }
 
+/// Returns what may share a scale of a factor, from the shape of their reciprocals: a tensor, a
+/// row, a block of 128 or one of 32 elements. Small factors have the same shape for several.
+fn granularity(factor: &Slot, inverse: &Slot) -> [bool; 4] {
+    let [matrix, grid] = [factor, inverse].map(|slot| {
+        let cols = slot.shape.last().copied().unwrap_or(1);
+        [slot.shape.iter().product::<u64>() / cols.max(1), cols]
+    });
+    let float = inverse.dtype == DType::F32;
+    let fits = |b: ScaleBlock| b.inverse_type() == inverse.dtype && b.grid(matrix) == grid;
+    [
+        float && grid == [1, 1],
+        float && grid == [matrix[0], 1],
+        fits(ScaleBlock::ROW) || fits(ScaleBlock::SQUARE),
+        fits(ScaleBlock::MX),
+    ]
+}
+
 /// Returns whether a range contains a byte.
 fn covers(range: Access, at: Start) -> bool {
     range.buffer == at.0 && (range.offset..range.offset + range.bytes).contains(&at.1)
@@ -142,7 +159,7 @@ impl Launch<'_> {
         };
         let updates = op.update().is_some_and(|update| update.maxima);
         match (op, reads, writes) {
-            (_, _, [.., maxima]) if updates || op == ShardOp::ShardAmax => {
+            (_, _, [.., maxima]) if updates || matches!(op, ShardOp::ShardAmax { .. }) => {
                 let several = p.meta.mesh.size(AxisId::DP_SHARD) > 1;
                 let at = (maxima.buffer, maxima.offset);
                 state.partial.extend(several.then_some((at, self.id)));
@@ -167,7 +184,7 @@ impl Launch<'_> {
                     state.scales.extend(written);
                 }
             }
-            (ShardOp::ShardCast, [main, by], [codes]) => {
+            (ShardOp::ShardCast { .. }, [main, by], [codes, ..]) => {
                 let numel = |a: &Access| a.bytes / p.buffers[a.buffer.index()].dtype.size();
                 sink.fact(RuleId::Float8Format, 1);
                 if numel(main) != numel(codes) {
@@ -191,11 +208,18 @@ impl Launch<'_> {
                     None => state.gathered.remove(&codes.buffer),
                 };
             }
-            (ShardOp::Copy, [from], [to]) => {
-                match state.gathered.get(&from.buffer).copied() {
-                    Some(codes) => state.gathered.insert(to.buffer, codes),
-                    None => state.gathered.remove(&to.buffer),
-                };
+            (ShardOp::Copy | ShardOp::MultiCopy | ShardOp::CopyOut { .. }, from, to) => {
+                // Torch packs codes and other weights into one buffer.
+                let mut packed = from.iter().map(|a| state.gathered.get(&a.buffer));
+                let codes = packed.find_map(|codes| codes.copied());
+                for a in to {
+                    let dtype = p.buffers[a.buffer.index()].dtype;
+                    let bytes = dtype.is_float8() || dtype == DType::U8;
+                    match codes.filter(|_| bytes) {
+                        Some(codes) => state.gathered.insert(a.buffer, codes),
+                        None => state.gathered.remove(&a.buffer),
+                    };
+                }
             }
             _ => {}
         }
@@ -223,7 +247,7 @@ impl Launch<'_> {
                     state.codes.insert(at, self.codes(from.scale));
                 }
             }
-            OpKind::Float8CastRows(_) => {
+            OpKind::Float8CastRows(_) | OpKind::Float8CastBlocks(_) => {
                 if let Some(at) = self.start(&outputs[0]) {
                     state.codes.insert(at, self.codes(self.id));
                 }
@@ -316,6 +340,20 @@ impl Launch<'_> {
                 format!(
                     "{} multiplies {}; expected 8-bit factors, at most one of e5m2, whose inner dimensions are \
                      contiguous and multiples of 16",
+                    describe::instr(p, self.id, None),
+                    shown.collect::<Vec<_>>().join(" and ")
+                )
+            });
+        }
+        let scales = [0, 1].map(|n| granularity(&self.op.inputs[n], &self.op.inputs[n + 2]));
+        if !scales[0].iter().zip(scales[1]).any(|(a, b)| *a && b) {
+            sink.violation(RuleId::Float8Format, Some(self.id), None, || {
+                let shown = (0..2).map(|n| {
+                    let (factor, inverse) = (&self.op.inputs[n], &self.op.inputs[n + 2]);
+                    format!("{:?} scales of {:?}", inverse.shape.as_slice(), factor.shape.as_slice())
+                });
+                format!(
+                    "{} reads {}; expected one of each factor, of each row, or of each block of 128 or 32 elements",
                     describe::instr(p, self.id, None),
                     shown.collect::<Vec<_>>().join(" and ")
                 )

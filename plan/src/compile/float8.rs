@@ -13,7 +13,8 @@
 //! With one scale per tensor, a maximum over rows joins the kernel that makes the tensor, a small
 //! kernel makes the scale, and one more writes the codes and their transposes. Backward uses the
 //! scales of forward. Matmuls that read the same tensor share its codes. With one scale per row,
-//! one kernel casts a tensor, and one its transposed copy, whose rows have other scales.
+//! one kernel casts a tensor, and one its transposed copy, whose rows have other scales. Blocks of
+//! the transpose have other scales, too, and one kernel casts and transposes.
 //!
 //! Weights that ranks gather in 8 bits (`precision.float8_all_gather`) arrive as codes, so nothing
 //! casts them. The matmul of `d_x` reads a transposed copy.
@@ -23,9 +24,9 @@
 use super::schedule::Orders;
 use crate::graph::{Act, Buffer, Graph, Root, Value, ValueId};
 use crate::ir::strides::{self, Strides};
-use crate::ir::{DType, ModuleId, OpKind, Param, ParamId, op};
+use crate::ir::{DType, ModuleId, OpKind, Param, ParamId, ScaleBlock, op};
 use crate::models::ModelGraph;
-use crate::recipes::{Float8Linear, Recipe};
+use crate::recipes::{Float8Linear, Recipe, Scaling};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -193,9 +194,9 @@ impl Casts<'_> {
         let factors: SmallVec<[ValueId; 4]> = self.g.ops[i as usize].inputs.clone();
         let [a, b] = [0, 1].map(|n| {
             let reading = readings[n];
-            match linear.rowwise {
-                true => self.rows(i, factors[n], reading),
-                false => self.whole(i, factors[n], reading, linear),
+            match linear.scaling {
+                Scaling::Tensor => self.whole(i, factors[n], reading, linear),
+                scaling => self.parts(i, factors[n], reading, scaling),
             }
         });
         let kind = op::ScaledGemm {
@@ -328,28 +329,58 @@ impl Casts<'_> {
         self.view(written, &[cols, rows])
     }
 
-    /// Returns the codes of a tensor, or of its transpose, with one scale per row.
-    fn rows(&mut self, i: u32, v: ValueId, reading: Reading) -> Codes {
+    /// Returns the codes of a tensor, or of its transpose, with one scale per row or block.
+    fn parts(&mut self, i: u32, v: ValueId, reading: Reading, scaling: Scaling) -> Codes {
         let (tensor, region) = (tensor(self.g, v), self.o.region[i as usize]);
         if let Some(codes) = self.made(i, &tensor, reading) {
             return codes;
         }
+        let made = match (scaling, &tensor) {
+            (Scaling::Block { weights, .. }, Tensor::Weight(..)) => {
+                self.blocks(i, v, reading, weights)
+            }
+            (Scaling::Block { others, .. }, Tensor::Value(_)) => self.blocks(i, v, reading, others),
+            _ => self.rows(i, v, reading),
+        };
+        self.codes.insert((tensor, reading, region), made);
+        made
+    }
+
+    /// Adds a cast with a scale per block. It writes codes of the transpose itself.
+    fn blocks(&mut self, i: u32, v: ValueId, reading: Reading, block: ScaleBlock) -> Codes {
+        let value = self.g.value(v);
+        let (mut shape, mut matrix) = (value.shape.clone(), [value.rows(), value.cols()]);
+        if reading.transposed {
+            matrix.reverse();
+            shape = strides::shape(&matrix);
+        }
+        let codes = self.fresh(i, v, &shape, None, reading.to);
+        let inverse = self.fresh(i, v, &block.grid(matrix), None, block.inverse_type());
+        let kind = op::Float8CastBlocks {
+            to: reading.to,
+            block,
+            transposed: reading.transposed,
+        };
+        self.push(i, OpKind::Float8CastBlocks(kind), &[v], &[codes, inverse]);
+        Codes { codes, inverse }
+    }
+
+    /// Adds a cast with a scale per row, of a transposed copy if the transpose is read.
+    fn rows(&mut self, i: u32, v: ValueId, reading: Reading) -> Codes {
         let source = if reading.transposed {
             self.transpose(i, v)
         } else {
             v
         };
-        let mut rows = self.g.value(source).shape.clone();
-        let codes = self.fresh(i, v, &rows, None, reading.to);
-        if let Some(last) = rows.last_mut() {
+        let mut shape = self.g.value(source).shape.clone();
+        let codes = self.fresh(i, v, &shape, None, reading.to);
+        if let Some(last) = shape.last_mut() {
             *last = 1;
         }
-        let inverse = self.fresh(i, v, &rows, None, DType::F32);
+        let inverse = self.fresh(i, v, &shape, None, DType::F32);
         let kind = OpKind::Float8CastRows(op::Float8CastRows { to: reading.to });
         self.push(i, kind, &[source], &[codes, inverse]);
-        let made = Codes { codes, inverse };
-        self.codes.insert((tensor, reading, region), made);
-        made
+        Codes { codes, inverse }
     }
 
     /// Adds a transposed copy.

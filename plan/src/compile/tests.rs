@@ -21,7 +21,7 @@ pub(crate) mod semantics;
 
 /// Names for `semantics`.
 mod terms {
-    pub(super) use crate::ir::{BodyOp, Documents, OpKind, Slot, op};
+    pub(super) use crate::ir::{BodyOp, DType, Documents, OpKind, ScaleBlock, Slot, op};
     /// Tolerance of a log-sum-exp that forward saved.
     pub(super) const SAVED: f64 = 1e-9;
 }

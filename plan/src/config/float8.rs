@@ -13,12 +13,19 @@ pub enum Float8Recipe {
     Tensorwise,
     /// One scale per row of each operand, a power of two.
     Rowwise,
+    /// One scale per 128 elements of a row of activations and gradients, and per 128x128 elements
+    /// of weights, a power of two (DeepSeek-V3, Transformer Engine: block scaling).
+    Blockwise,
+    /// One scale per 32 elements of a row, a power of two (MXFP8).
+    Mxfp8,
 }
 
 words!(Float8Recipe {
     None = "none",
     Tensorwise = "tensorwise",
     Rowwise = "rowwise",
+    Blockwise = "blockwise",
+    Mxfp8 = "mxfp8",
 });
 
 /// A floating-point type of 8 bits.

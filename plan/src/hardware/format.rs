@@ -290,6 +290,7 @@ pub const SECTIONS: &[Section] = &[
         "step_us" Number(NotNegative), "us", Required, "per step";
         "module_us" Number(NotNegative), "us", Is("0.0"), "Python per module of a forward pass, operators excluded; only in `model.implementation = \"transformers\"`";
         "optimizer_param_us" Number(NotNegative), "us", Is("0.0"), "per parameter in an optimizer call, and in clipping; only in `model.implementation = \"transformers\"`";
+        "subclass_us" Number(NotNegative), "us", Is("0.0"), "Python and further launches of torchao's tensor subclass, per weight and gather; only with `precision.float8_all_gather` and policy fsdp2";
     }),
     section!(required "network" "Links between the devices." {
         "source" Text, "", Required, "where the numbers come from";

@@ -26,4 +26,6 @@ pub enum HostWorkKind {
     Module,
     /// Per-parameter work of an optimizer call, or of clipping.
     OptimizerParam,
+    /// Python of a tensor subclass around one weight and gather (torchao).
+    Subclass,
 }

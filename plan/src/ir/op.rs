@@ -10,7 +10,7 @@
 //! crate, in `kernels/ops/<family>.rs`. Both dispatch through [`match_op!`](crate::match_op): an
 //! operation that lacks a part does not compile.
 
-use super::{DType, Documents, PackedFormat, PackedScales, Real, ScoreMod, ShardOp};
+use super::{DType, Documents, PackedFormat, PackedScales, Real, ScaleBlock, ScoreMod, ShardOp};
 use serde::Serialize;
 
 /// Generates a struct per operation, [`OpKind`] and `match_op!` from the list of operations. The
@@ -534,7 +534,8 @@ ops! {
     };
     /// `a, b, inverse_a, inverse_b[, bias][, c] -> c`: matmul of `a`, `[m, inner]`, and `b`, `[n,
     /// inner]`, times the reciprocals of the scales that both were cast with. These are scalars,
-    /// or one per row of `a` and of `b`. Sums and factors are float32.
+    /// one per row of `a` and of `b`, or one per [`ScaleBlock`] of both. Sums and factors are
+    /// float32.
     ScaledGemm {
         /// Tensor cores add up the whole inner dimension with their own, lower precision (cuBLASLt:
         /// fast accumulation).
@@ -543,5 +544,16 @@ ops! {
         bias: bool = false,
         /// Adds to the last input, which has the shape and type of `c` and may be `c`.
         accumulate: bool = false,
+    };
+    /// `x -> y, inverse`: like [`Float8CastRows`], with a scale for each block. `inverse` has one
+    /// element per block: the reciprocal of the scale, or for [`ScaleBlock::MX`] the exponent of
+    /// the smallest power of two with which no element is too large, plus 127.
+    Float8CastBlocks {
+        /// 8-bit type.
+        to: DType = DType::F8E4m3,
+        /// Blocks of what is written.
+        block: ScaleBlock = ScaleBlock::ROW,
+        /// Writes the codes of the transpose.
+        transposed: bool = false,
     };
 }

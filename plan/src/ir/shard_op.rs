@@ -233,19 +233,26 @@ pub enum ShardOp {
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         maxima: bool,
     },
-    /// A shard of main weights, rounded to bfloat16, to the largest absolute value of each tensor
-    /// that has a scale, in the order of [`Group::scales`](crate::shard::Group::scales). A tensor
-    /// without elements on this rank has 0.
-    ShardAmax,
+    /// Shards of main weights, rounded first, to the largest absolute value of each tensor that has
+    /// a scale, in the order of [`Group::scales`](crate::shard::Group::scales). A tensor without
+    /// elements on this rank has 0.
+    ShardAmax {
+        /// Type to which weights are rounded.
+        through: DType,
+    },
     /// Largest absolute values to as many scales (first write) and their reciprocals (second one),
     /// which are [`RECIPROCAL_STRIDE`] apart.
     ShardScales {
         /// Type of the codes.
         to: DType,
     },
-    /// A shard of main weights (first read), rounded to bfloat16, times the scales of their tensors
-    /// (second read), to codes.
-    ShardCast,
+    /// A shard of main weights (first read), rounded first, times the scales of their tensors
+    /// (second read), to codes (first write). Further writes are intermediate results: eager code
+    /// multiplies, limits and casts in a kernel each.
+    ShardCast {
+        /// Type to which weights are rounded.
+        through: DType,
+    },
     /// Muon on weight, gradient and momentum, as [`ShardOp::AdamW`]. Ranges hold whole matrices.
     Muon {
         /// As in [`ShardOp::AdamW`].
@@ -312,9 +319,9 @@ impl ShardOp {
             Self::Lion { .. } => "lion",
             Self::Sgd { .. } => "sgd",
             Self::Muon { .. } => "muon",
-            Self::ShardAmax => "shard_amax",
+            Self::ShardAmax { .. } => "shard_amax",
             Self::ShardScales { .. } => "shard_scales",
-            Self::ShardCast => "shard_float8_cast",
+            Self::ShardCast { .. } => "shard_float8_cast",
         }
     }
 }

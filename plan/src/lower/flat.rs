@@ -15,6 +15,7 @@ pub(crate) use reduce::{ReduceTo, Reduction};
 
 use super::builder::CollectiveLaunch;
 use super::emitter::{Comms, Emitter, ShardComms};
+use super::float8::Scales;
 use super::inputs::{LoweringInputs, outer_optim, params_apart};
 use super::kernels::KernelLaunch;
 use super::optimizer::{Moments, moments, rule};
@@ -27,7 +28,6 @@ use crate::ir::{
 };
 use crate::program::Rule;
 use crate::shard::{Layout, placements};
-use float8::Scales;
 use smallvec::smallvec;
 use std::collections::BTreeMap;
 use std::ops::Range;

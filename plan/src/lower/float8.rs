@@ -1,14 +1,128 @@
 //! Scales of parameters that ranks gather in 8 bits.
 
+use super::builder::CollectiveLaunch;
+use super::emitter::Emitter;
+use super::inputs::LoweringInputs;
+use super::kernels::KernelLaunch;
+use super::walk::Location;
 use crate::compile::tape::Tape;
-use crate::ir::Source;
+use crate::ir::{
+    Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, ParamId, Part,
+    RECIPROCAL_STRIDE, ReduceOp, Role, ShardOp, Source, UnitId,
+};
+use crate::program::{Phase, Rule};
 use crate::shard::Group;
+use smallvec::smallvec;
 use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Bytes of a scale.
+const SCALE: u64 = DType::F32.size();
+
+/// Buffers with a float32 for each of the program's scales.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Scales {
+    amax: BufferId,
+    scales: BufferId,
+    inverses: BufferId,
+}
+
+impl Scales {
+    /// Makes the buffers; `None` if no parameter is gathered in 8 bits.
+    pub(crate) fn new(out: &mut Emitter<'_>) -> Option<Self> {
+        let ends = out.inputs.groups.iter().map(|g| g.scale_range().end);
+        let count = u64::from(ends.max().unwrap_or(0));
+        let mut buffer = |name, stride| {
+            let holds = Holds::Named(name);
+            out.persistent(
+                Role::ModelWeight,
+                count * stride * SCALE,
+                DType::F32,
+                UnitId(0),
+                holds,
+            )
+        };
+        (count > 0).then(|| Self {
+            amax: buffer("maxima of weights", 1),
+            scales: buffer("scales of weights", 1),
+            inverses: buffer("reciprocals of scales", RECIPROCAL_STRIDE),
+        })
+    }
+
+    pub(crate) fn init(self, out: &mut Emitter<'_>) {
+        out.b.at(UnitId(0), Phase::Init);
+        for id in [self.amax, self.scales, self.inverses] {
+            out.b.alloc(Rule::State, id);
+        }
+    }
+
+    /// Returns the maxima of these numbers.
+    pub(crate) fn maxima(self, out: &Emitter<'_>, numbers: Range<u32>) -> Access {
+        of_numbers(out, self.amax, numbers)
+    }
+
+    /// Returns the scales of these numbers.
+    pub(crate) fn scales(self, out: &Emitter<'_>, numbers: Range<u32>) -> Access {
+        of_numbers(out, self.scales, numbers)
+    }
+
+    /// Returns the reciprocal of a parameter's scale.
+    ///
+    /// # Panics
+    /// If the parameter is not gathered in 8 bits.
+    pub(crate) fn reciprocal(self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
+        let (g, i) = inputs.home[p.index()];
+        let number = inputs.group(g).scale(i as usize);
+        let number = number.expect("a parameter in 8 bits has a scale");
+        Location {
+            buffer: self.inverses,
+            offset: u64::from(number) * RECIPROCAL_STRIDE * SCALE,
+            element: SCALE,
+        }
+    }
+
+    /// Makes the maxima of ranks' shards those of whole tensors, over the ranks of a communicator,
+    /// and all scales from them. Communicates on the compute stream, as the gradient norm does.
+    pub(crate) fn make(self, out: &mut Emitter<'_>, comm: Option<CommId>) {
+        out.b.at(UnitId(0), Phase::Refresh);
+        let [amax, made, inverses] =
+            [self.amax, self.scales, self.inverses].map(|id| out.b.whole(id));
+        if let Some(comm) = comm {
+            out.collective(CollectiveLaunch {
+                rule: Rule::Refresh,
+                stream: COMPUTE,
+                kind: CollectiveKind::AllReduce,
+                comm,
+                reduce: ReduceOp::Max,
+                dtype: DType::F32,
+                parts: smallvec![Part {
+                    input: amax,
+                    output: amax
+                }],
+            });
+        }
+        out.run(KernelLaunch {
+            rule: Rule::Refresh,
+            op: ShardOp::ShardScales { to: DType::F8E4m3 },
+            elements: amax.bytes / SCALE,
+            dtype: DType::F32,
+            stream: COMPUTE,
+            reads: &[amax],
+            writes: &[made, inverses],
+        });
+    }
+}
+
+/// Returns the range of a buffer of scales that has these numbers.
+fn of_numbers(out: &Emitter<'_>, buffer: BufferId, numbers: Range<u32>) -> Access {
+    let at = |number: u32| u64::from(number) * SCALE;
+    out.b.whole(buffer).part(at(numbers.start)..at(numbers.end))
+}
 
 /// Gives parameters that one matmul reads one scale (merged projections), and numbers the scales
 /// again.
 pub(super) fn share_scales(tape: &Tape, groups: &mut [Group]) {
-    if !groups.iter().any(Group::is_float8) {
+    if !groups.iter().any(Group::has_float8) {
         return;
     }
     // Elements from the start of a parameter that some kernel reads as one matrix.
@@ -20,10 +134,12 @@ pub(super) fn share_scales(tape: &Tape, groups: &mut [Group]) {
         }
     }
     let mut next = 0;
-    for group in groups.iter_mut().filter(|g| g.is_float8()) {
+    for group in groups.iter_mut() {
         // Elements that the matrix before still covers. A code is a byte.
         let mut covered = 0;
-        for (p, scale) in group.params.iter().zip(&mut group.scales) {
+        let scales = group.scales.iter_mut().map(Option::as_mut);
+        for (p, scale) in group.params.iter().zip(scales) {
+            let Some(scale) = scale else { continue };
             if covered == 0 {
                 next += 1;
             }

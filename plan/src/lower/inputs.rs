@@ -237,6 +237,15 @@ impl<'a> LoweringInputs<'a> {
         }
     }
 
+    /// Returns the element type of a parameter as it is gathered.
+    pub(crate) fn gathered_type_of(&self, p: ParamId) -> DType {
+        let (g, i) = self.home[p.index()];
+        match self.group(g).scale(i as usize) {
+            Some(_) => DType::F8E4m3,
+            None => self.types.compute,
+        }
+    }
+
     /// Returns the placements of a group's parameters, which all of them share.
     fn placements(&self, g: GroupId) -> Placements {
         let first = self.group(g).params[0];

@@ -32,11 +32,11 @@ const fn class(op: ShardOp) -> KernelClass {
         | ShardOp::SumPieces { .. }
         | ShardOp::Scale { .. }
         | ShardOp::ClipScale
-        | ShardOp::ShardCast => KernelClass::Pointwise,
+        | ShardOp::ShardCast { .. } => KernelClass::Pointwise,
         ShardOp::Zero => KernelClass::Fill,
         ShardOp::SumSquares
         | ShardOp::NanCheck
-        | ShardOp::ShardAmax
+        | ShardOp::ShardAmax { .. }
         | ShardOp::ShardScales { .. } => KernelClass::FullReduce,
         ShardOp::AdamW { .. }
         | ShardOp::Lion { .. }
@@ -54,9 +54,9 @@ const fn flops(op: ShardOp) -> u64 {
         ShardOp::Accumulate
         | ShardOp::Scale { .. }
         | ShardOp::ClipScale
-        | ShardOp::ShardAmax
+        | ShardOp::ShardAmax { .. }
         | ShardOp::ShardScales { .. }
-        | ShardOp::ShardCast => 1,
+        | ShardOp::ShardCast { .. } => 1,
         ShardOp::SumSquares => 2,
         ShardOp::SumPieces { ranks, .. } => 2 * ranks as u64,
         _ => 0,
@@ -90,7 +90,12 @@ impl Kernels {
     pub(crate) fn get(&mut self, b: &mut Builder, launch: &KernelLaunch<'_>) -> KernelId {
         let sum = |a: &[Access]| a.iter().map(|x| x.bytes).sum::<u64>();
         let (op, elements, dtype) = (launch.op, launch.elements, launch.dtype);
-        let (read, written) = (sum(launch.reads), sum(launch.writes));
+        let again = match op {
+            // Each intermediate result is read once.
+            ShardOp::ShardCast { .. } => launch.writes.get(1..).unwrap_or(&[]),
+            _ => &[],
+        };
+        let (read, written) = (sum(launch.reads) + sum(again), sum(launch.writes));
         *self
             .known
             .entry((op, elements, read, written, dtype))

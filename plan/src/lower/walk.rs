@@ -631,8 +631,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                 }
             }
             Source::Param(p) => {
-                let (group, _) = self.out.inputs.home[p.index()];
-                let size = self.out.inputs.gathered_type(group).size();
+                let size = self.out.inputs.gathered_type_of(p).size();
                 at(self.life.weight(self.out, p), size)
             }
             Source::Scale(p) => at(self.life.scale(self.out, p), DType::F32.size()),

@@ -147,6 +147,44 @@ impl OpDef for op::Float8CastRows {
     }
 }
 
+impl OpDef for op::Float8CastBlocks {
+    fn name(&self) -> &'static str {
+        "float8_cast_blocks"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[X], &[any("the codes"), any("the reciprocals")])
+    }
+
+    fn result(&self, n: usize, _: &[DType]) -> DType {
+        if n == 0 {
+            self.to
+        } else {
+            self.block.inverse_type()
+        }
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Alone
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        2 * at.input_numel()
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Norm { backward: false }
+    }
+
+    fn differentiable(&self, _: usize) -> bool {
+        false
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+}
+
 const FACTORS: [Operand; 4] = [
     any("a"),
     any("b"),

@@ -12,6 +12,7 @@
 //!   work after a reduce-scatter (all-reduce over replicas, cast, accumulation) is waited for at
 //!   the end of backward.
 
+mod float8;
 mod gather;
 mod offload;
 mod reduce;
@@ -28,6 +29,7 @@ use crate::ir::{
 use crate::lower::PlanError;
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::emitter::{Comms, Emitter};
+use crate::lower::float8::Scales;
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::optimizer::{OptimizerItem, ShardState, moments, rule};
 use crate::lower::streams::CommStreams;
@@ -72,6 +74,8 @@ struct GroupState {
     post_reduce: Option<EventId>,
     /// Host offload: what is copied to the device before a gather, and gradients in host memory.
     host: Option<offload::HostState>,
+    /// By parameter, what casts it before a gather in 8 bits.
+    casts: Vec<Option<float8::Cast>>,
     /// Slices kept by integer reshard, until the backward's copy-out.
     kept: Vec<BufferId>,
     /// Event after these slices were made (`_reshard_after_forward_event`).
@@ -106,6 +110,8 @@ pub(crate) struct Fsdp2 {
     /// Stream of operators on the CPU, if parameters, gradients and optimizer state are in host
     /// memory (`CPUOffloadPolicy`).
     cpu: Option<StreamId>,
+    /// Scales of weights that are gathered in 8 bits.
+    scales: Option<Scales>,
 }
 
 impl Fsdp2 {
@@ -153,6 +159,7 @@ impl Fsdp2 {
             last: true,
             in_flight,
             cpu,
+            scales: Scales::new(out),
         }
     }
 
@@ -185,11 +192,12 @@ impl Fsdp2 {
                 state.moments.push(moments);
                 state.trained.push(i);
             }
-            let full = item.shard_numel * u64::from(layout.shards) * types.compute.size();
+            let dtype = out.inputs.gathered_type_of(item.param);
+            let full = item.shard_numel * u64::from(layout.shards) * dtype.size();
             let id = out.b.buffer(crate::lower::builder::NewBuffer {
                 role: Role::FullWeight,
                 bytes: full,
-                dtype: types.compute,
+                dtype,
                 pool: Pool::Caching,
                 stream: COMPUTE,
                 unit: group.unit,
@@ -197,6 +205,7 @@ impl Fsdp2 {
             });
             state.full.push(id);
         }
+        state.casts = float8::casts(out, g, copy_in);
         if let Some(cpu) = cpu {
             state.host = Some(offload::HostState::new(out, g, &state, copy_in, cpu));
         }
@@ -212,11 +221,24 @@ impl Lifecycle for Fsdp2 {
             out.b
                 .alloc(Rule::State, self.groups[g.index()].shards[i as usize]);
         }
+        if let Some(scales) = self.scales {
+            scales.init(out);
+        }
     }
 
     fn micro_batch(&mut self, index: u16, last: bool) {
         self.micro_batch = index;
         self.last = last;
+    }
+
+    fn before_inputs(&mut self, out: &mut Emitter<'_>) {
+        if self.scales.is_some() {
+            // Later steps find the scales that the step before has made.
+            let from = out.b.next_instr();
+            self.refresh_float8(out);
+            let to = out.b.next_instr();
+            out.b.withhold_from_later(from..to);
+        }
     }
 
     fn forward_start(&mut self, out: &mut Emitter<'_>) {
@@ -346,8 +368,13 @@ impl Lifecycle for Fsdp2 {
         Location {
             buffer,
             offset: 0,
-            element: out.inputs.types.compute.size(),
+            element: out.inputs.gathered_type_of(p).size(),
         }
+    }
+
+    fn scale(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        let scales = self.scales.expect("a parameter in 8 bits has a scale");
+        scales.reciprocal(out.inputs, p)
     }
 
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
@@ -429,6 +456,7 @@ impl Lifecycle for Fsdp2 {
                 out.b.free(Rule::ZeroGrad, id);
             }
         }
+        self.refresh_float8(out);
     }
 }
 

@@ -167,8 +167,10 @@ impl Megatron {
         // Note [Unshard gate].
         out.b
             .join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
+        // Codes are cast after the optimizer.
+        let stale = self.first && !self.flat.gathers_float8();
         for g in out.inputs.groups_of(unit) {
-            self.flat.gather(out, rule, g, self.first, None);
+            self.flat.gather(out, rule, g, stale, None);
         }
         self.gathered[unit.index()] = Some(out.b.record(rule, self.flat.streams.gather));
         out.b.at(at, phase);
@@ -437,6 +439,13 @@ impl Megatron {
         out.b.at(UnitId(0), out.b.phase());
     }
 
+    /// Makes scales and codes of the weights that are gathered in 8 bits (`--fp8-param-gather`):
+    /// `quantize_master_weights`.
+    fn quantize_weights(&self, out: &mut Emitter<'_>) {
+        self.flat.refresh_float8(out, true);
+        self.flat.cast_shards_float8(out);
+    }
+
     /// Reduces a group whose gradients are all complete: in every backward if gradients are
     /// sharded, or else in the last one.
     fn reduce(&mut self, out: &mut Emitter<'_>, g: GroupId) {
@@ -524,6 +533,13 @@ impl Lifecycle for Megatron {
 
     fn forward_start(&mut self, out: &mut Emitter<'_>) {
         if std::mem::take(&mut self.step_begins) {
+            if out.b.phase() != Phase::Validation && self.flat.gathers_float8() {
+                // Later steps find the codes that the step before has made.
+                let from = out.b.next_instr();
+                self.quantize_weights(out);
+                let to = out.b.next_instr();
+                out.b.withhold_from_later(from..to);
+            }
             // The pipeline is reset: resident buckets keep their storage, their content is stale.
             self.full.fill(false);
             self.gathered.fill(None);
@@ -617,6 +633,10 @@ impl Lifecycle for Megatron {
         self.flat.weight(out.inputs, p)
     }
 
+    fn scale(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
+        self.flat.reciprocal(out.inputs, p)
+    }
+
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
         self.grads.location(out, p)
     }
@@ -636,6 +656,7 @@ impl Lifecycle for Megatron {
 
     fn step_end(&mut self, out: &mut Emitter<'_>) {
         self.flat.refresh(out, COMPUTE);
+        self.quantize_weights(out);
         self.casts.free(out);
         // `zero_grad_buffer`: all persistent gradients are zeroed in one go.
         let grads: Vec<Access> = out

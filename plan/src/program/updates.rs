@@ -2,7 +2,7 @@
 
 use super::contents::{Contents, NoSlice};
 use super::{Op, Program};
-use crate::ir::{Access, InstrId, KernelClass, OpKind, ParamId, Role, ShardOp};
+use crate::ir::{Access, DType, InstrId, KernelClass, OpKind, ParamId, Role, ShardOp};
 use std::collections::BTreeMap;
 
 /// A tensor of an optimizer launch.
@@ -30,7 +30,8 @@ pub struct GroupRun {
 /// Adjacent weights of a rank's shard that are cast with the same scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleRun {
-    /// Number of the scale among those of the group; `None` for padding.
+    /// Number of the scale among those that the launch reads, or of the maximum among those that it
+    /// writes; `None` for padding.
     pub scale: Option<u32>,
     /// Elements.
     pub numel: u64,
@@ -116,29 +117,31 @@ impl Program {
     /// [`NoSlice`].
     pub fn scale_runs(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<ScaleRun>>, NoSlice> {
         let mut all = BTreeMap::new();
-        let float8 = self.groups.iter().filter(|g| g.is_float8());
-        let scales: BTreeMap<ParamId, u32> = float8
-            .flat_map(|g| {
-                let first = g.scale_range().start;
-                let scales = g.params.iter().zip(&g.scales);
-                scales.map(move |(p, scale)| (*p, scale - first))
-            })
+        let params = self
+            .groups
+            .iter()
+            .flat_map(|g| g.params.iter().zip(&g.scales));
+        let scales: BTreeMap<ParamId, u32> = params
+            .filter_map(|(p, scale)| Some((*p, (*scale)?)))
             .collect();
         if scales.is_empty() {
             return Ok(all);
         }
         let contents = Contents::new(self);
         for (i, instr) in self.instrs.iter().enumerate() {
-            let weights: Vec<Access> = match self.shard_op(&instr.op) {
-                Some(ShardOp::ShardAmax | ShardOp::ShardCast) => {
-                    self.reads(&instr.op).iter().take(1).copied().collect()
-                }
+            let (reads, writes) = (self.reads(&instr.op), self.writes(&instr.op));
+            let (weights, slots): (Vec<Access>, _) = match self.shard_op(&instr.op) {
+                Some(ShardOp::ShardAmax { .. }) => (reads.to_vec(), writes.last()),
+                Some(ShardOp::ShardCast { .. }) => (reads[..1].to_vec(), reads.get(1)),
                 Some(op) if op.update().is_some_and(|u| u.maxima) => {
-                    self.updates(&instr.op).iter().map(|u| u.weight).collect()
+                    let updates = self.updates(&instr.op);
+                    (updates.iter().map(|u| u.weight).collect(), writes.last())
                 }
                 _ => continue,
             };
-            let scale_of = |p: Option<ParamId>| p.and_then(|p| scales.get(&p).copied());
+            let first = slots.map_or(0, |at| at.offset / DType::F32.size()) as u32;
+            let number = |p: ParamId| scales.get(&p)?.checked_sub(first);
+            let scale_of = |p: Option<ParamId>| p.and_then(number);
             let mut runs = Vec::new();
             for weight in &weights {
                 self.runs_of(&contents, rank, weight, scale_of, &mut runs)?;

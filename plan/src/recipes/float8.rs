@@ -2,13 +2,13 @@
 
 use crate::config::pattern::part_of;
 use crate::config::{Float8, Float8Recipe, Float8Saved};
-use crate::ir::{DType, Param};
+use crate::ir::{DType, Param, ScaleBlock};
 
 /// How the matmuls of a linear layer read their factors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Float8Linear {
-    /// Each row has a scale of its own; otherwise each tensor has one.
-    pub(crate) rowwise: bool,
+    /// What shares a scale.
+    pub(crate) scaling: Scaling,
     /// Type of the gradient of the layer's output; its input and weight are e4m3.
     pub(crate) grad: DType,
     /// Forward writes the transposed codes that the gradient of the weight reads.
@@ -17,6 +17,46 @@ pub(crate) struct Float8Linear {
     pub(crate) fast_accum: bool,
     /// Ranks gather its codes, so matmuls read them as they are.
     pub(crate) gathered: bool,
+}
+
+/// What shares a scale.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Scaling {
+    /// A tensor.
+    Tensor,
+    /// A row.
+    Row,
+    /// A block: one size for weights, and one for what they are multiplied by.
+    Block {
+        /// Blocks of weights.
+        weights: ScaleBlock,
+        /// Blocks of activations and gradients.
+        others: ScaleBlock,
+    },
+}
+
+impl Scaling {
+    fn of(recipe: Float8Recipe) -> Option<Self> {
+        Some(match recipe {
+            Float8Recipe::None => return None,
+            Float8Recipe::Tensorwise => Self::Tensor,
+            Float8Recipe::Rowwise => Self::Row,
+            Float8Recipe::Blockwise => Self::Block {
+                weights: ScaleBlock::SQUARE,
+                others: ScaleBlock::ROW,
+            },
+            Float8Recipe::Mxfp8 => Self::Block {
+                weights: ScaleBlock::MX,
+                others: ScaleBlock::MX,
+            },
+        })
+    }
+
+    /// Returns whether tensor cores can add up the whole inner dimension: scales of blocks are
+    /// multiplied in between.
+    const fn spans_inner_dimension(self) -> bool {
+        matches!(self, Self::Tensor | Self::Row)
+    }
 }
 
 /// Place of a block in its stack.
@@ -73,14 +113,15 @@ pub(crate) fn linear(of: &Float8, p: &Param, block: Option<BlockPlace>) -> Optio
     let router = module.rsplit('.').next() == Some("router");
     let inner = number >= of.first_bf16 && number + of.last_bf16 < count;
     let excluded = || of.exclude.iter().any(|glob| names_layer(glob, p));
-    if !of.is_on() || p.shape.len() != 2 || router || p.is_adapter() || !inner || excluded() {
+    let scaling = Scaling::of(of.recipe)?;
+    if p.shape.len() != 2 || router || p.is_adapter() || !inner || excluded() {
         return None;
     }
     Some(Float8Linear {
-        rowwise: of.recipe == Float8Recipe::Rowwise,
+        scaling,
         grad: of.grad.dtype(),
         saves_codes: of.saved == Float8Saved::Float8,
-        fast_accum: of.fast_accum,
+        fast_accum: of.fast_accum && scaling.spans_inner_dimension(),
         gathered: of.all_gather && p.requires_grad,
     })
 }

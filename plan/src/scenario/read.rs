@@ -428,7 +428,7 @@ fn precision(d: &Document) -> Precision {
 fn float8(d: &Document) -> Float8 {
     let recipe = d.setting(Key::Float8Recipe);
     let by_recipe = match recipe {
-        Float8Recipe::Rowwise => Float8Format::E4m3,
+        Float8Recipe::Rowwise | Float8Recipe::Blockwise | Float8Recipe::Mxfp8 => Float8Format::E4m3,
         Float8Recipe::Tensorwise | Float8Recipe::None => Float8Format::E5m2,
     };
     Float8 {

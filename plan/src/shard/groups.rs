@@ -347,17 +347,20 @@ pub struct Apart<'a> {
     pub frozen: bool,
     /// By parameter, those that ranks gather in 8 bits. Empty for none.
     pub float8: &'a [bool],
+    /// Whether these share groups with others, as in torch, which gathers bytes then.
+    pub float8_mixed: bool,
     /// By parameter, those that Muon updates. Empty for none.
     pub muon: &'a [bool],
 }
 
 /// Returns the parameter groups of all units, laid out: units in their order, within a unit (if
 /// [`Apart::frozen`]) by first occurrence of `requires_grad`, of placements along the axes that
-/// divide the model, of whether ranks gather them in 8 bits, and of the optimizer; parameters in
-/// registration order. Units without parameters have no group. Parameters in 8 bits have a scale
-/// each; ranks have whole parameters of those that Muon updates. `kind` is the layout of
-/// parameters with these placements. A flat layout leaves no gap between a parameter and the next
-/// one if `contiguous_with_next` (by parameter) says so and both have rows of one length.
+/// divide the model, of whether ranks gather them in 8 bits (unless [`Apart::float8_mixed`]), and
+/// of the optimizer; parameters in registration order. Units without parameters have no group.
+/// Parameters in 8 bits have a scale each; ranks have whole parameters of those that Muon updates.
+/// `kind` is the layout of parameters with these placements. A flat layout leaves no gap between a
+/// parameter and the next one if `contiguous_with_next` (by parameter) says so and both have rows
+/// of one length.
 ///
 /// # Errors
 /// [`ShardError::Layout`] with the unit's name.
@@ -374,7 +377,8 @@ pub fn build_groups(
     for ((i, param), unit) in (0..).zip(params).zip(owners(specs, modules, params)) {
         let of_unit = &mut members[unit.index()];
         let is = |of: &[bool]| of.get(i as usize) == Some(&true);
-        let like = (param.placements, is(apart.float8), is(apart.muon));
+        let codes = is(apart.float8) && !apart.float8_mixed;
+        let like = (param.placements, codes, is(apart.muon));
         match of_unit.iter_mut().find(|(grad, known, _)| {
             let alike = !apart.frozen || *grad == param.requires_grad;
             alike && *known == like
@@ -388,7 +392,7 @@ pub fn build_groups(
     }
     let (mut groups, mut scales) = (Vec::new(), 0u32..);
     for ((unit, of_unit), spec) in (0u16..).zip(members).zip(specs) {
-        for (requires_grad, (placements, codes, muon), ids) in of_unit {
+        for (requires_grad, (placements, _, muon), ids) in of_unit {
             let kind = kind(placements);
             let kind = if muon {
                 kind.of_whole_parameters()
@@ -401,10 +405,12 @@ pub fn build_groups(
                     unit: spec.name.clone(),
                     source,
                 })?;
+            let is_codes = |p: &ParamId| apart.float8.get(p.index()) == Some(&true);
+            let of_param = |p: &ParamId| is_codes(p).then(|| scales.next()).flatten();
             groups.push(Group {
                 unit: UnitId(unit),
-                scales: match codes {
-                    true => scales.by_ref().take(ids.len()).collect(),
+                scales: match ids.iter().any(is_codes) {
+                    true => ids.iter().map(of_param).collect(),
                     false => Vec::new(),
                 },
                 params: ids,

@@ -4,7 +4,7 @@ models with and without FSDP2. Tensors are so small that the host is the bottlen
     python3 host.py OUT.jsonl [WORD ...]
 
 Runs on one GPU as rank 0 of two: collectives are those of torch's fake process group, which issues nothing, so what a real one
-takes (`collective_us`) is not included. Words pick cases (`micro`, `llama`). A case of a model gives medians over steps of forward,
+takes (`collective_us`) is not included. Words pick cases (`micro`, `llama`, `torchao`). A case of a model gives medians over steps of forward,
 backward, clipping, optimizer and zero_grad for two numbers of layers; their difference is the time of a layer, the rest of the ends."""
 import gc, json, statistics, sys, time
 sys.path.pop(0)  # `kernels.py` of this folder is not the package that transformers looks for
@@ -33,6 +33,21 @@ def per_call(name, n, f, out):
         SYNC(); t = time.perf_counter(); f(); times.append(time.perf_counter() - t); SYNC()
     row = dict(case="micro", name=name, us=round(statistics.median(times) / n * 1e6, 3), min_us=round(min(times) / n * 1e6, 3))
     print(row, flush=True); out.write(json.dumps(row) + "\n")
+
+
+def subclass(out, n=200):
+    """What FSDP2 calls for each weight that torchao gathers in 8 bits with a scale computed ahead, and its three operators alone."""
+    from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
+    from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
+    x, s, c = torch.ones(16, 16, device=DEVICE), torch.tensor(3.0, device=DEVICE), ScaledMMConfig(False, True, False, False)
+    w = WeightWithDynamicFloat8CastTensor(x, LinearMMConfig(c, c, c), torch.float8_e4m3fn, s)
+    with torch.no_grad():
+        (data,), (scale,) = w.fsdp_pre_all_gather(None)
+        full, _ = w.fsdp_post_all_gather((data,), (scale,), torch.bfloat16)
+        for name, f in [("subclass before a gather", lambda: w.fsdp_pre_all_gather(None)),
+                        ("subclass after a gather", lambda: w.fsdp_post_all_gather((data,), (scale,), torch.bfloat16, out=full)),
+                        ("mul, clamp, to", lambda: (x * s).clamp(min=-448.0, max=448.0).to(torch.float8_e4m3fn))]:
+            per_call(name, n, lambda: [f() for _ in range(n)], out)
 
 
 def backward(make, n):
@@ -148,6 +163,7 @@ def main():
     with open(sys.argv[1], "w") as out:
         out.write(json.dumps(dict(case="machine", gpu=torch.cuda.get_device_name() if DEVICE == "cuda" else "none", torch=torch.__version__)) + "\n")
         if picked("micro"): micro(out); out.flush()
+        if words and picked("torchao"): subclass(out); out.flush()
         for kind, over, o in CASES:
             if not picked(f"{kind} {o}"): continue
             try: model(kind, over, o, mesh, out)

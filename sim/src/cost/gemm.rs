@@ -3,7 +3,7 @@
 
 use super::Price;
 use crate::hardware::{GemmRow, GemmTable, MemoryClass, Profile};
-use shardlab_plan::ir::{BodyOp, DType, OpKind};
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Slot};
 use shardlab_plan::units::Bytes;
 
 /// Output tiles of a kernel (rows, columns) and its efficiency relative to the best one, from large
@@ -148,6 +148,15 @@ pub(super) fn accumulation(body: &[BodyOp], profile: &Profile) -> f64 {
     let full = |op: &BodyOp| matches!(op.op, OpKind::ScaledGemm(gemm) if !gemm.fast);
     let factor = profile.efficiency.float8_full_accumulation;
     factor.filter(|_| body.iter().any(full)).unwrap_or(1.0)
+}
+
+/// Returns whether a kernel has 8-bit GEMMs with a scale per block. Tables are of GEMMs with one
+/// per tensor or row, by which these are estimated.
+pub(super) fn scales_blocks(body: &[BodyOp]) -> bool {
+    let grid = |slot: &Slot| slot.dtype == DType::U8 || slot.shape.last().is_some_and(|&n| n > 1);
+    let blocks = |op: &BodyOp| op.inputs.iter().skip(2).take(2).any(grid);
+    let mut gemms = body.iter();
+    gemms.any(|op| matches!(op.op, OpKind::ScaledGemm(_)) && blocks(op))
 }
 
 /// Returns whether a table has a row of exactly this GEMM, which then needs no correction.

@@ -194,6 +194,9 @@ pub struct HostWork {
     /// Per-parameter work of the optimizer and of clipping in jobs of transformers.
     #[serde(default)]
     pub optimizer_param_us: f64,
+    /// Python and further launches of torchao's tensor subclass, per weight and gather.
+    #[serde(default)]
+    pub subclass_us: f64,
 }
 
 /// `[network]`: links between the devices.

@@ -368,6 +368,7 @@ const fn host_work_name(kind: HostWorkKind) -> &'static str {
         HostWorkKind::Step => "step",
         HostWorkKind::Module => "module",
         HostWorkKind::OptimizerParam => "optimizer_param",
+        HostWorkKind::Subclass => "subclass",
     }
 }
 

@@ -9,7 +9,7 @@ mod tests;
 
 use super::codegen::shard::{RangeUpdate, Ranges};
 use crate::kernels::error::OperandError;
-use crate::operand::RawRange;
+use crate::operand::{RawRange, copied};
 use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE, STATE_BLOCK, Shape, ShardOp, Update};
 use shardlab_plan::program::{GroupRun, ScaleRun};
 use smallvec::SmallVec;
@@ -131,11 +131,11 @@ fn sizes(kind: Ranges) -> [u64; OPERANDS] {
         Ranges::Cast { from, to }
         | Ranges::Accumulate { from, to }
         | Ranges::Sum { from, to, .. } => operands([to.size(), from.size()]),
-        Ranges::Amax { of } => operands([0, of.size()]),
+        Ranges::Amax { of, .. } => operands([0, of.size()]),
         Ranges::Scales { .. } => {
             operands([1, RECIPROCAL_STRIDE, 1].map(|stride| stride * DType::F32.size()))
         }
-        Ranges::Codes { from, to } => operands([to.size(), from.size()]),
+        Ranges::Codes { from, to, .. } => operands([to.size(), from.size()]),
         Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => operands([of.size()]),
         Ranges::Update(u) => {
             let states = std::iter::repeat_n(u.states.size(), u.rule.states());
@@ -255,7 +255,8 @@ pub(super) fn work(
     };
     match op {
         ShardOp::Copy | ShardOp::MultiCopy => {
-            pairs(writes, reads, |to, from, n| w.copy(to, Some(from), n))?;
+            let [reads, writes] = copied(reads, writes);
+            pairs(&writes, &reads, |to, from, n| w.copy(to, Some(from), n))?;
         }
         ShardOp::CopyOut { ranks } => shards(ranks, shapes, writes, reads, |p| {
             w.copy(p.param, Some(p.packed), p.n);
@@ -355,9 +356,13 @@ pub(super) fn work(
                 before: 0,
             });
         }
-        ShardOp::ShardAmax => float8::maxima(&mut w, scales, reads, writes)?,
+        ShardOp::ShardAmax { through } => {
+            float8::maxima(&mut w, through, scales, reads, writes)?;
+        }
         ShardOp::ShardScales { to } => float8::scales(&mut w, to, reads, writes)?,
-        ShardOp::ShardCast => float8::codes(&mut w, scales, reads, writes)?,
+        ShardOp::ShardCast { through } => {
+            float8::codes(&mut w, through, scales, reads, writes)?;
+        }
         ShardOp::Muon { .. } => return Err(OperandError::Unsupported),
         ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
             if let Some(rule) = op.update() {
@@ -395,16 +400,22 @@ fn shards(
         let rows = s.first().copied().unwrap_or(1);
         rows.div_ceil(ranks) * s.iter().skip(1).product::<u64>()
     };
-    let stride: u64 = shapes.iter().map(shard).sum();
+    // Parameters of several types are packed as bytes.
+    let bytes = packed.dtype == DType::U8;
+    let unit = |range: &RawRange| if bytes { range.dtype.size() } else { 1 };
+    let each = || shapes.iter().zip(params);
+    let stride: u64 = each().map(|(s, r)| shard(s) * unit(r)).sum();
     size("the packed buffer", stride * ranks, numel(packed))?;
     for rank in 0..ranks {
         let mut offset = 0;
-        for (shape, range) in shapes.iter().zip(params) {
-            let len = shard(shape);
+        for (shape, range) in each() {
+            let unit = unit(range);
+            let range = &if bytes { range.as_bytes() } else { *range };
+            let len = shard(shape) * unit;
             // A gathered parameter may have the padding of the last shards after it.
             let n = numel(range);
             if n != len * ranks {
-                size("a parameter", shape.iter().product(), n)?;
+                size("a parameter", shape.iter().product::<u64>() * unit, n)?;
             }
             let first = (rank * len).min(n);
             let here = len.min(n - first);

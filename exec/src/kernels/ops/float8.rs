@@ -1,5 +1,7 @@
 //! Casts to 8-bit floating point, and the matmuls that read them.
 
+mod blocks;
+
 use super::{Call, CpuKernel, Elementwise, Rows};
 #[cfg(feature = "cuda")]
 use super::{CudaCode, CudaKernel, Library, RowCode, float};
@@ -11,6 +13,8 @@ use crate::kernels::cuda::codegen::{
 use crate::kernels::error::OperandError;
 use crate::kernels::operands::{Operands, same};
 use crate::kernels::scaled_gemm;
+use crate::kernels::scratch::Scratch;
+use crate::kernels::strides;
 use crate::kernels::wide::wide;
 use shardlab_plan::ir::{DType, op};
 
@@ -153,6 +157,34 @@ impl RowCode for op::Float8CastRows {
 
     fn value(&self, at: &mut Lanes<'_, '_>, stats: &[String]) -> Result<String, CodegenError> {
         Ok(format!("scaled_({}, {})", at.input(0)?, stats[1]))
+    }
+}
+
+impl CpuKernel for op::Float8CastBlocks {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        let o: &Operands<'_> = call.whole()?;
+        o.expect(1, 2)?;
+        let (rows, cols) = strides::matrix(o.slot(false, 0)?);
+        let (x, outputs) = (o.floats(0)?, [o.output(0)?, o.output(1)?]);
+        if !self.transposed {
+            return blocks::cast(*self, &x, cols, outputs);
+        }
+        let mut turned = Scratch::take(x.len());
+        for (row, values) in x.chunks_exact(cols).enumerate() {
+            for (col, value) in values.iter().enumerate() {
+                turned[col * rows + row] = *value;
+            }
+        }
+        blocks::cast(*self, &turned, rows, outputs)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::Float8CastBlocks {
+    fn code(&self) -> CudaCode<'_> {
+        CudaCode::Absent(
+            "`float8_recipe` \"blockwise\" and \"mxfp8\" run on CPUs only: use tensorwise or rowwise",
+        )
     }
 }
 

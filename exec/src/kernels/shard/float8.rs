@@ -1,7 +1,7 @@
 //! Shards of main weights in 8 bits: maxima, scales and codes.
 //!
-//! The arithmetic is that of a bfloat16 weight whose maximum, scale and codes follow from the whole
-//! tensor: weights are rounded to bfloat16 first.
+//! The arithmetic is that of a weight whose maximum, scale and codes follow from the whole tensor:
+//! of one in bfloat16, to which weights are rounded first, or of the main weight itself.
 
 use super::{BLOCK, Sequence, exactly};
 use crate::base::float8::scale;
@@ -15,9 +15,10 @@ use crate::operand::RawRange;
 use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE};
 use shardlab_plan::program::ScaleRun;
 
-/// Calls `f(scale, first element, block)` for blocks of weights in bfloat16 that share a scale.
+/// Calls `f(scale, first element, block)` for blocks of rounded weights that share a scale.
 fn blocks(
     main: &Sequence,
+    through: DType,
     runs: &[ScaleRun],
     mut f: impl FnMut(Option<usize>, usize, &mut [f32]),
 ) -> Result<(), OperandError> {
@@ -30,7 +31,7 @@ fn blocks(
     main.blocks(|view, start, n| {
         let x = &mut block[..n];
         view.load(start, x);
-        convert::round(DType::Bf16, x);
+        convert::round(through, x);
         let mut done = 0;
         while done < n {
             while rest == 0 {
@@ -45,22 +46,27 @@ fn blocks(
     Ok(())
 }
 
-/// Finds the largest absolute value of each tensor in a shard.
+/// Finds the largest absolute value of each tensor in shards.
 pub(super) fn amax(
+    through: DType,
     runs: &[ScaleRun],
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
-    let [_] = exactly(reads, "reads")?;
     let [out] = exactly(writes, "writes")?;
-    amax_of(&Sequence::new(reads)?, runs, &out)
+    amax_of(&Sequence::new(reads)?, through, runs, &out)
 }
 
 /// Finds the largest absolute value of each tensor in several ranges.
-pub(super) fn amax_of(main: &Sequence, runs: &[ScaleRun], out: &View) -> Result<(), OperandError> {
+pub(super) fn amax_of(
+    main: &Sequence,
+    through: DType,
+    runs: &[ScaleRun],
+    out: &View,
+) -> Result<(), OperandError> {
     let mut found = vec![0.0f32; out.numel];
     let mut beyond = 0;
-    blocks(main, runs, |scale, _, x| {
+    blocks(main, through, runs, |scale, _, x| {
         let Some(scale) = scale else { return };
         match found.get_mut(scale) {
             Some(most) => *most = most.max(largest(x)),
@@ -100,12 +106,14 @@ pub(super) fn scales(
 
 /// Casts a shard to codes.
 pub(super) fn cast(
+    through: DType,
     runs: &[ScaleRun],
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
     let [main, by] = exactly(reads, "reads")?;
-    let [codes] = exactly(writes, "writes")?;
+    // Nothing reads intermediate results.
+    let [codes] = exactly(writes.get(..1).unwrap_or(&[]), "writes")?;
     same("the codes", main.numel, codes.numel)?;
     let most = runs.iter().filter_map(|run| run.scale).max();
     if let Some(most) = most.filter(|most| *most as usize >= by.numel) {
@@ -116,10 +124,15 @@ pub(super) fn cast(
         });
     }
     let mut scaled = Scratch::take(BLOCK);
-    blocks(&Sequence::new(&reads[..1])?, runs, |scale, at, x| {
-        let y = &mut scaled[..x.len()];
-        // Padding is 0.
-        cast_row(x, scale.map_or(1.0, |scale| by.get(scale)), y);
-        codes.store(at, y);
-    })
+    blocks(
+        &Sequence::new(&reads[..1])?,
+        through,
+        runs,
+        |scale, at, x| {
+            let y = &mut scaled[..x.len()];
+            // Padding is 0.
+            cast_row(x, scale.map_or(1.0, |scale| by.get(scale)), y);
+            codes.store(at, y);
+        },
+    )
 }

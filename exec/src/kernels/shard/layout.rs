@@ -7,7 +7,7 @@ use super::super::scratch::Scratch;
 use super::super::view::View;
 use super::{BLOCK, copy, exactly};
 use crate::operand::RawRange;
-use shardlab_plan::ir::Shape;
+use shardlab_plan::ir::{DType, Shape};
 
 /// Returns the elements of each parameter's padded shard: `ceil(rows / ranks)` rows.
 fn shard(shape: &Shape, ranks: usize) -> usize {
@@ -32,12 +32,24 @@ fn shards(
             found: shapes.len(),
         });
     }
-    let stride: usize = shapes.iter().map(|s| shard(s, ranks)).sum();
+    // Parameters of several types are packed as bytes.
+    let bytes = packed.dtype == DType::U8;
+    let unit = |range: &RawRange| {
+        if bytes {
+            range.dtype.size() as usize
+        } else {
+            1
+        }
+    };
+    let each = || shapes.iter().zip(params);
+    let stride: usize = each().map(|(s, r)| shard(s, ranks) * unit(r)).sum();
     same("the packed buffer", stride * ranks, packed.numel)?;
     let mut offset = 0;
-    for (shape, range) in shapes.iter().zip(params) {
-        let view = View::flat(*range)?;
-        let (numel, len) = (shape.iter().product::<u64>() as usize, shard(shape, ranks));
+    for (shape, range) in each() {
+        let unit = unit(range);
+        let view = View::flat(if bytes { range.as_bytes() } else { *range })?;
+        let numel = shape.iter().product::<u64>() as usize * unit;
+        let len = shard(shape, ranks) * unit;
         // A gathered parameter may have the padding of the last shards after it.
         if view.numel != len * ranks {
             same("a parameter", numel, view.numel)?;

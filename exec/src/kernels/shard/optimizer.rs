@@ -284,7 +284,8 @@ pub(super) fn update(
                 weights.numel += weight.numel;
                 weights.views.push(weight.clone());
             }
-            float8::amax_of(&weights, ctx.scales, &View::flat(*out)?)
+            // Of the weights as they are gathered.
+            float8::amax_of(&weights, DType::Bf16, ctx.scales, &View::flat(*out)?)
         }
         None => Ok(()),
     }

@@ -4,7 +4,7 @@
 //! The tests of the CPU kernels use it too; `terms` contains the names that differ between the two
 //! crates.
 
-use super::terms::{BodyOp, Documents, OpKind, SAVED, Slot, op};
+use super::terms::{BodyOp, DType, Documents, OpKind, SAVED, ScaleBlock, Slot, op};
 
 #[path = "semantics/experts.rs"]
 mod experts;
@@ -406,6 +406,7 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
                 rows().map(|r| 1.0 / power(r)).collect(),
             ]
         }
+        OpKind::Float8CastBlocks(of) => float8_blocks(of, dims(&ins[0]), &x[0]),
         OpKind::ScaledGemm(of) => vec![scaled_gemm(of, op, x)],
         OpKind::Route(of) => experts::route(&of, x, dims(&ins[0]).1),
         OpKind::RouteGrad(of) => vec![experts::route_grad(&of, x, dims(&ins[1]).1)],
@@ -688,8 +689,53 @@ fn float8_scale(most: Option<f32>, amax: f64) -> f64 {
     }
 }
 
+fn float8_blocks(
+    of: op::Float8CastBlocks,
+    (rows, cols): (usize, usize),
+    x: &[f64],
+) -> Vec<Vec<f64>> {
+    let turned = (0..x.len()).map(|i| x[i % rows * cols + i / rows]);
+    let turned: Vec<f64> = turned.collect();
+    let (rows, cols, x) = match of.transposed {
+        true => (cols, rows, &turned[..]),
+        false => (rows, cols, x),
+    };
+    let [down, across] = of.block.grid([rows as u64, cols as u64]);
+    let (height, width) = (of.block.rows as usize, of.block.cols as usize);
+    let place = |i: usize| i / cols / height * across as usize + i % cols / width;
+    let mut largest = vec![0.0; (down * across) as usize];
+    for (i, v) in x.iter().enumerate() {
+        largest[place(i)] = v.abs().max(largest[place(i)]);
+    }
+    let most = of.to.float8_max();
+    let mx = of.block == ScaleBlock::MX;
+    let scale = |amax: f64| match mx {
+        // The smallest power of two that is large enough.
+        true if amax > 0.0 => (amax / f64::from(most.unwrap_or(1.0)))
+            .log2()
+            .ceil()
+            .exp2()
+            .recip(),
+        true => 127f64.exp2(),
+        false => float8_scale(most, amax).log2().floor().exp2(),
+    };
+    let inverse = |amax: &f64| match mx {
+        true => 127.0 - scale(*amax).log2(),
+        false => 1.0 / scale(*amax),
+    };
+    let codes = x
+        .iter()
+        .enumerate()
+        .map(|(i, v)| v * scale(largest[place(i)]));
+    vec![codes.collect(), largest.iter().map(inverse).collect()]
+}
+
 fn scaled_gemm(of: op::ScaledGemm, op: &BodyOp, x: &[Vec<f64>]) -> Vec<f64> {
     let ((m, k), (n, _)) = (dims(&op.inputs[0]), dims(&op.inputs[1]));
+    let grids = [2, 3].map(|i| dims(&op.inputs[i]));
+    if grids.iter().any(|(_, across)| *across > 1) {
+        return block_scaled_gemm(op, x, (m, n, k), grids);
+    }
     let inverse = |of: &[f64], row: usize| if of.len() == 1 { of[0] } else { of[row] };
     let mut out = Vec::with_capacity(m * n);
     for i in 0..m {
@@ -706,4 +752,32 @@ fn scaled_gemm(of: op::ScaledGemm, op: &BodyOp, x: &[Vec<f64>]) -> Vec<f64> {
         }
     }
     out
+}
+
+/// Multiplies decoded factors, whose blocks follow from the grids of their scales.
+fn block_scaled_gemm(
+    op: &BodyOp,
+    x: &[Vec<f64>],
+    (m, n, k): (usize, usize, usize),
+    grids: [(usize, usize); 2],
+) -> Vec<f64> {
+    let decoded = |f: usize, rows: usize| {
+        let (down, across) = grids[f];
+        let mx = op.inputs[2 + f].dtype == DType::U8;
+        let width = if mx { 32 } else { 128 };
+        let height = if down == rows { 1 } else { 128 };
+        let each = x[f].iter().enumerate();
+        let each = each.map(|(i, v)| {
+            let inverse = x[2 + f][i / k / height * across + i % k / width];
+            v * if mx {
+                (inverse - 127.0).exp2()
+            } else {
+                inverse
+            }
+        });
+        each.collect::<Vec<_>>()
+    };
+    let (a, b) = (decoded(0, m), decoded(1, n));
+    let row = |i: usize, j: usize| dot(&a[i * k..][..k], &b[j * k..][..k]);
+    (0..m * n).map(|at| row(at / n, at % n)).collect()
 }

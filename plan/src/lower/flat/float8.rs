@@ -6,65 +6,15 @@
 //! weight that is cast after its gather.
 
 use super::Flat;
-use crate::ir::{
-    Access, AxisId, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, ParamId, Part,
-    RECIPROCAL_STRIDE, ReduceOp, Role, ShardOp, StreamId, UnitId,
-};
-use crate::lower::builder::CollectiveLaunch;
+use crate::ir::{Access, AxisId, COMPUTE, DType, GroupId, ParamId, ShardOp, StreamId};
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
 use crate::lower::walk::Location;
 use crate::program::{Phase, Rule};
-use smallvec::smallvec;
-use std::ops::Range;
 
-/// Bytes of a scale.
-const SCALE: u64 = DType::F32.size();
-
-/// Buffers with a float32 for each of the program's scales.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Scales {
-    amax: BufferId,
-    scales: BufferId,
-    inverses: BufferId,
-}
-
-impl Scales {
-    /// Makes the buffers; `None` if no group is gathered in 8 bits.
-    pub(super) fn new(out: &mut Emitter<'_>) -> Option<Self> {
-        let ends = out.inputs.groups.iter().map(|g| g.scale_range().end);
-        let count = u64::from(ends.max().unwrap_or(0));
-        let mut buffer = |name, stride| {
-            let holds = Holds::Named(name);
-            out.persistent(
-                Role::ModelWeight,
-                count * stride * SCALE,
-                DType::F32,
-                UnitId(0),
-                holds,
-            )
-        };
-        (count > 0).then(|| Self {
-            amax: buffer("maxima of weights", 1),
-            scales: buffer("scales of weights", 1),
-            inverses: buffer("reciprocals of scales", RECIPROCAL_STRIDE),
-        })
-    }
-
-    pub(super) fn init(self, out: &mut Emitter<'_>) {
-        out.b.at(UnitId(0), Phase::Init);
-        for id in [self.amax, self.scales, self.inverses] {
-            out.b.alloc(Rule::State, id);
-        }
-    }
-}
-
-/// Returns the part of a buffer of scales that belongs to a group.
-fn of_group(out: &Emitter<'_>, buffer: BufferId, scales: &Range<u32>) -> Access {
-    let at = |scale: u32| u64::from(scale) * SCALE;
-    out.b.whole(buffer).part(at(scales.start)..at(scales.end))
-}
+/// Type to which main weights are rounded before maximum and cast.
+const ROUNDED: DType = DType::Bf16;
 
 impl Flat {
     /// Returns whether ranks gather any group in 8 bits.
@@ -77,13 +27,8 @@ impl Flat {
     /// # Panics
     /// If its group is not gathered in 8 bits.
     pub(crate) fn reciprocal(&self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
-        let (g, i) = inputs.home[p.index()];
         let scales = self.scales.expect("a group in 8 bits has scales");
-        Location {
-            buffer: scales.inverses,
-            offset: u64::from(inputs.group(g).scales[i as usize]) * RECIPROCAL_STRIDE * SCALE,
-            element: SCALE,
-        }
+        scales.reciprocal(inputs, p)
     }
 
     /// Returns the maxima of a group, if the optimizer's launch finds them: in the native engine,
@@ -95,13 +40,12 @@ impl Flat {
         let blocks = || state.moments().any(|m| m.scales[0].is_some());
         let fused = out.inputs.engine.fused_optimizer && !group.muon;
         let found = state.w.is_float8() && fused && !blocks();
-        found.then(|| of_group(out, scales.amax, &group.scale_range()))
+        found.then(|| scales.maxima(out, group.scale_range()))
     }
 
     /// Makes the scales of the weights as the optimizer has left them; `updated` says that it has
-    /// run, and may have found the maxima. Communicates on the compute stream, as the gradient norm
-    /// does. The first gather of a step casts shards, on its stream, where casts overlap with
-    /// computation.
+    /// run, and may have found the maxima. The first gather of a step casts shards, on its stream,
+    /// where casts overlap with computation.
     pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>, updated: bool) {
         let Some(scales) = self.scales else { return };
         let (unit, phase) = (out.b.unit(), out.b.phase());
@@ -114,11 +58,11 @@ impl Flat {
                 continue;
             }
             out.b.at(group.unit, Phase::Refresh);
-            let slots = of_group(out, scales.amax, &group.scale_range());
+            let slots = scales.maxima(out, group.scale_range());
             let (main, elements) = self.main_weights(out, g);
             out.run(KernelLaunch {
                 rule: Rule::Refresh,
-                op: ShardOp::ShardAmax,
+                op: ShardOp::ShardAmax { through: ROUNDED },
                 elements,
                 dtype: DType::F32,
                 stream: COMPUTE,
@@ -126,33 +70,23 @@ impl Flat {
                 writes: &[slots],
             });
         }
-        out.b.at(UnitId(0), Phase::Refresh);
-        let [amax, made, inverses] =
-            [scales.amax, scales.scales, scales.inverses].map(|id| out.b.whole(id));
         // Weights in 8 bits are those of all ranks of this axis.
-        if let Some(comm) = self.comms.along(AxisId::DP_SHARD).reduce {
-            out.collective(CollectiveLaunch {
-                rule: Rule::Refresh,
-                stream: COMPUTE,
-                kind: CollectiveKind::AllReduce,
-                comm,
-                reduce: ReduceOp::Max,
-                dtype: DType::F32,
-                parts: smallvec![Part {
-                    input: amax,
-                    output: amax
-                }],
-            });
+        scales.make(out, self.comms.along(AxisId::DP_SHARD).reduce);
+        out.b.at(unit, phase);
+    }
+
+    /// Casts all shards of weights in 8 bits on the compute stream, for engines that cast once,
+    /// after the optimizer.
+    pub(crate) fn cast_shards_float8(&self, out: &mut Emitter<'_>) {
+        let (unit, phase) = (out.b.unit(), out.b.phase());
+        for g in out.inputs.group_ids() {
+            let state = self.state(g);
+            if let Some(rest) = state.weight.filter(|_| state.w.is_float8()) {
+                out.b.at(out.inputs.group(g).unit, Phase::Refresh);
+                let shard = out.b.whole(rest);
+                self.cast_float8(out, g, shard, Rule::Refresh, COMPUTE);
+            }
         }
-        out.run(KernelLaunch {
-            rule: Rule::Refresh,
-            op: ShardOp::ShardScales { to: DType::F8E4m3 },
-            elements: amax.bytes / SCALE,
-            dtype: DType::F32,
-            stream: COMPUTE,
-            reads: &[amax],
-            writes: &[made, inverses],
-        });
         out.b.at(unit, phase);
     }
 
@@ -166,11 +100,11 @@ impl Flat {
         stream: StreamId,
     ) {
         let Some(scales) = self.scales else { return };
-        let by = of_group(out, scales.scales, &out.inputs.group(g).scale_range());
+        let by = scales.scales(out, out.inputs.group(g).scale_range());
         let (main, elements) = self.main_weights(out, g);
         out.run(KernelLaunch {
             rule,
-            op: ShardOp::ShardCast,
+            op: ShardOp::ShardCast { through: ROUNDED },
             elements,
             dtype: self.state(g).w,
             stream,

@@ -2,8 +2,8 @@
 
 use super::{LLAMA, program};
 use crate::check::check;
-use crate::ir::{Access, AxisId, Buffer, Holds, OpKind, Role};
-use crate::program::{Instr, Op, Program};
+use crate::ir::{Access, AxisId, Buffer, DType, Holds, OpKind, Role};
+use crate::program::{Instr, Op, Phase, Program, SectionKind};
 use crate::scenario::parse;
 
 const TENSORWISE: &str = "precision.float8_recipe=tensorwise";
@@ -15,13 +15,18 @@ fn every_policy_and_mode_has_them() {
             if (policy, mode) == ("megatron", "full") {
                 continue;
             }
-            for recipe in ["tensorwise", "rowwise"] {
+            for recipe in ["tensorwise", "rowwise", "blockwise", "mxfp8"] {
                 for saved in ["compute", "float8"] {
                     let set = [
                         format!("fsdp.policy={policy}"),
                         format!("compile.mode={mode}"),
                         format!("precision.float8_recipe={recipe}"),
                         format!("precision.float8_saved={saved}"),
+                        match recipe {
+                            "mxfp8" => "mesh.hardware=b200",
+                            _ => "mesh.hardware=h200-nvlink",
+                        }
+                        .to_owned(),
                     ];
                     let p = program(LLAMA, &set.each_ref().map(String::as_str));
                     let mut bodies = p.kernels.iter().flat_map(|k| &k.body);
@@ -87,6 +92,99 @@ fn gathers_of_codes_have_a_byte_per_element() {
     assert_eq!(bytes(&program(LLAMA, &before), Role::ModelWeight, true), 0);
 }
 
+/// torch has one gather per unit, whose buffer has bytes: one per weight in 8 bits, two per weight
+/// in bfloat16. torchao casts float32 shards before each gather, and keeps no codes.
+#[test]
+fn torch_gathers_codes_and_other_weights_at_once() {
+    let p = program(
+        LLAMA,
+        &[
+            TENSORWISE,
+            "precision.float8_all_gather=true",
+            "fsdp.policy=fsdp2",
+        ],
+    );
+    let ranks = u64::from(p.meta.mesh.size(AxisId::DP_SHARD));
+    let mixed = p.groups.iter().find(|g| g.has_float8()).expect("a group");
+    assert!(!mixed.is_float8(), "norms are in it");
+    let of = |i: usize| p.params[mixed.params[i].index()].numel();
+    let (mut codes, mut rest) = (0, 0);
+    for i in 0..mixed.params.len() {
+        match mixed.scale(i) {
+            Some(_) => codes += of(i),
+            None => rest += of(i),
+        }
+    }
+    let gathers = p
+        .buffers
+        .iter()
+        .filter(|b| b.role == Role::GatherBuffer && b.dtype == DType::U8);
+    let bytes: Vec<u64> = gathers.map(|b| b.bytes.0).collect();
+    assert_eq!(bytes, [codes + 2 * rest; 2]);
+    assert!(
+        p.buffers
+            .iter()
+            .all(|b| b.role != Role::ModelWeight || b.dtype == DType::F32)
+    );
+    let named = |name: &str| {
+        let steady = p.section(SectionKind::Steady).expect("steady");
+        let launched = |i: &&Instr| match i.op {
+            Op::Launch { kernel, .. } => p.kernels[kernel.index()].name == name,
+            _ => false,
+        };
+        let all = &p.instrs[steady.instrs.start as usize..steady.instrs.end as usize];
+        all.iter().filter(launched).collect::<Vec<_>>()
+    };
+    let scales: usize = p
+        .groups
+        .iter()
+        .map(|g| g.scales.iter().flatten().count())
+        .sum();
+    // Forward and backward.
+    let casts = named("shard_float8_cast");
+    assert_eq!(casts.len(), 2 * scales);
+    // Multiplied, limited and cast in a kernel each: 21 bytes per weight.
+    let Op::Launch { kernel, .. } = casts[0].op else {
+        panic!("not a launch")
+    };
+    let kernel = &p.kernels[kernel.index()];
+    let [main, scale] = p.reads(&casts[0].op) else {
+        panic!("a shard and its scale")
+    };
+    assert_eq!(scale.bytes, 4);
+    let numel = main.bytes / 4;
+    assert!(numel * ranks > 0);
+    assert_eq!(kernel.read.0 - 4, 12 * numel);
+    assert_eq!(kernel.written.0, 9 * numel);
+    assert_eq!(
+        (named("shard_amax").len(), named("shard_scales").len()),
+        (1, 1)
+    );
+}
+
+/// Megatron-FSDP casts once, after the optimizer, and gathers what it has cast.
+#[test]
+fn megatron_casts_once_per_step() {
+    let p = program(
+        LLAMA,
+        &[
+            TENSORWISE,
+            "precision.float8_all_gather=true",
+            "fsdp.policy=megatron",
+            "train.grad_accum=2",
+        ],
+    );
+    let steady = p.section(SectionKind::Steady).expect("steady");
+    let all = &p.instrs[steady.instrs.start as usize..steady.instrs.end as usize];
+    let casts = all.iter().filter(|i| match i.op {
+        Op::Launch { kernel, .. } => p.kernels[kernel.index()].name == "shard_float8_cast",
+        _ => false,
+    });
+    let phases: Vec<Phase> = casts.map(|i| i.phase).collect();
+    let groups = p.groups.iter().filter(|g| g.is_float8()).count();
+    assert_eq!(phases, vec![Phase::Refresh; groups]);
+}
+
 /// Parameters that one matmul reads have one scale, other parameters one each.
 #[test]
 fn merged_projections_share_a_scale() {
@@ -99,8 +197,9 @@ fn merged_projections_share_a_scale() {
         let merge = format!("compile.merge_projections={merge}");
         let p = program(LLAMA, &[&set[..], &[merge.as_str()]].concat());
         let group = p.groups.iter().find(|g| g.is_float8()).expect("a group");
-        let first = group.scales[0];
-        group.scales.iter().map(|s| s - first).collect::<Vec<_>>()
+        let first = group.scale_range().start;
+        let scales = group.scales.iter().flatten();
+        scales.map(|s| s - first).collect::<Vec<_>>()
     };
     assert_eq!(of("none"), [0, 1, 2, 3, 4, 5, 6]);
     assert_eq!(of("all"), [0, 0, 0, 1, 2, 2, 3]);
@@ -139,6 +238,28 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
                 "precision.float8_grad=e5m2",
             ],
             "rowwise gradients in e5m2",
+        ),
+        (
+            &[
+                "precision.float8_recipe=blockwise",
+                "precision.float8_grad=e5m2",
+            ],
+            "blockwise gradients in e5m2",
+        ),
+        (
+            &["precision.float8_recipe=blockwise", "mesh.hardware=b200"],
+            "which `b200`'s tensor cores do not",
+        ),
+        (
+            &["precision.float8_recipe=mxfp8", "mesh.hardware=h100-80"],
+            "needs tensor cores that multiply scales of 32 elements (compute capability 10.0), which `h100-80` has not",
+        ),
+        (
+            &[
+                "precision.float8_recipe=blockwise",
+                "precision.float8_all_gather=true",
+            ],
+            "`float8_all_gather` gathers codes with one scale per tensor",
         ),
         (
             &[TENSORWISE, "precision.float8_exclude=[\"layer.*\"]"],
@@ -186,9 +307,28 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
             &[
                 TENSORWISE,
                 "precision.float8_all_gather=true",
-                "fsdp.policy=fsdp2",
+                "compile.mode=full",
             ],
-            "`float8_all_gather` is built for policy native",
+            "`float8_all_gather` is built for policies native, fsdp2 and megatron",
+        ),
+        (
+            &[
+                TENSORWISE,
+                "precision.float8_all_gather=true",
+                "fsdp.policy=fsdp2",
+                "mesh.dp_shard=4",
+                "fsdp.reshard_after_forward=2",
+            ],
+            "`float8_all_gather` gathers from shards only",
+        ),
+        (
+            &[
+                TENSORWISE,
+                "precision.float8_all_gather=true",
+                "fsdp.policy=fsdp2",
+                "mesh.dp_shard=3",
+            ],
+            "policy fsdp2 gathers even shards of tensor subclasses only",
         ),
         (
             &[

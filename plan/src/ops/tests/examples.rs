@@ -113,6 +113,14 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         ),
         OpKind::Float8Cast => (vec![rows.clone(), scalar], vec![rows]),
         OpKind::Float8CastRows(_) => (vec![rows.clone()], vec![rows, numbers(&[ROWS, 1])]),
+        OpKind::Float8CastBlocks(of) => {
+            let matrix = [3, 300];
+            let grid = of.block.grid(matrix);
+            (
+                vec![numbers(&matrix)],
+                vec![numbers(&matrix), numbers(&grid)],
+            )
+        }
         OpKind::ScaledGemm(_) => {
             let (a, b) = (numbers(&[4, 6]), numbers(&[COLS, 6]));
             (

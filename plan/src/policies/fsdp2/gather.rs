@@ -3,22 +3,22 @@
 use super::{Fsdp2, Gather, hooks, tables};
 use crate::config::{Prefetch, Reshard};
 use crate::ir::{
-    Access, AxisId, BufferId, COMPUTE, CollectiveKind, GroupId, Holds, Part, Pool, ReduceOp, Role,
-    ShardOp, UnitId,
+    Access, AxisId, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, Part, Pool, ReduceOp,
+    Role, ShardOp, UnitId,
 };
 use crate::lower::builder::{CollectiveLaunch, NewBuffer};
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::prefetch_targets;
 use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
+use crate::shard::Layout;
 use smallvec::smallvec;
 
 impl Fsdp2 {
     /// Issues a group's gather: cast and copy-in, all-gather.
     pub(super) fn issue(&mut self, out: &mut Emitter<'_>, g: GroupId, rule: Rule) {
-        let w = out.inputs.types.compute;
-        let layout = out.inputs.group(g).layout.clone();
-        let (full, shard) = (layout.full_numel(), layout.shard_numel());
+        let w = gather_type(out, g);
+        let (full, shard) = gathered_bytes(out, g);
         hooks(out, rule, self.groups[g.index()].shards.len());
         // The slices come from the compute stream; only their own gather waits for it.
         if let Some(event) = self.groups[g.index()].resharded.take() {
@@ -27,7 +27,7 @@ impl Fsdp2 {
             }
         }
         let kept = self.groups[g.index()].kept.clone();
-        let (comm, input_numel, per_rank) = match out.inputs.scenario.fsdp.reshard_after_forward {
+        let (comm, bytes, per_rank) = match out.inputs.scenario.fsdp.reshard_after_forward {
             Reshard::Group(s) if !kept.is_empty() => {
                 (self.comms.sub, full / u64::from(s), Some(AxisId::SUB_SHARD))
             }
@@ -47,21 +47,20 @@ impl Fsdp2 {
         } else if let Some(staged) = self.stage(out, g) {
             staged
         } else {
-            let (from, cast) = self.cast(out, g, sources);
-            (from, cast.into_iter().collect())
+            self.cast(out, g, sources)
         };
-        let buffer = out.transient_on(Role::GatherBuffer, full * w.size(), w, self.copy_in, g);
+        let buffer = out.transient_on(Role::GatherBuffer, full, w, self.copy_in, g);
         out.b.alloc(rule, buffer);
         let output = out.b.whole(buffer);
         let slice = Access {
-            bytes: input_numel * w.size(),
+            bytes,
             per_rank: per_rank.map(Into::into),
             ..output
         };
         out.run(KernelLaunch {
             rule: Rule::CopyIn,
             op: ShardOp::MultiCopy,
-            elements: input_numel,
+            elements: bytes / w.size(),
             dtype: w,
             stream: self.copy_in,
             reads: &from,
@@ -95,23 +94,26 @@ impl Fsdp2 {
         });
     }
 
-    /// Casts the shards that the model reads in another type into one buffer, and returns what is
-    /// copied in instead: shards of that type stay where they are (`use_foreach_copy`).
+    /// Casts the shards that the model reads in another type, into one buffer but for those in 8
+    /// bits, and returns what is copied in instead, and what lives until then: shards of that type
+    /// stay where they are (`use_foreach_copy`).
     fn cast(
         &self,
         out: &mut Emitter<'_>,
         g: GroupId,
-        shards: Vec<Access>,
-    ) -> (Vec<Access>, Option<BufferId>) {
+        mut shards: Vec<Access>,
+    ) -> (Vec<Access>, Vec<BufferId>) {
+        let mut held = self.cast_float8(out, g, &mut shards);
         let w = out.inputs.types.compute;
         let program = out.b.program();
         let dtype = |a: &Access| program.buffers[a.buffer.index()].dtype;
         let size = |a: &Access| a.bytes / dtype(a).size() * w.size();
-        let cast: Vec<bool> = shards.iter().map(|a| dtype(a) != w).collect();
+        let is_cast = |a: &Access| dtype(a) != w && !dtype(a).is_float8();
+        let cast: Vec<bool> = shards.iter().map(is_cast).collect();
         let pairs = || shards.iter().copied().zip(&cast);
         let sources: Vec<Access> = pairs().filter(|(_, c)| **c).map(|(a, _)| a).collect();
         if sources.is_empty() {
-            return (shards, None);
+            return (shards, held);
         }
         let sizes: Vec<u64> = shards.iter().map(size).collect();
         let bytes = sources.iter().map(size).sum();
@@ -127,8 +129,9 @@ impl Fsdp2 {
             reads: &sources,
             writes: &[whole],
         });
+        held.push(id);
         if sources.len() == shards.len() {
-            return (vec![whole], Some(id));
+            return (vec![whole], held);
         }
         let mut offset = 0;
         let parts = pairs().zip(sizes).map(|((shard, cast), bytes)| {
@@ -143,7 +146,7 @@ impl Fsdp2 {
             offset += bytes;
             part
         });
-        (parts.collect(), Some(id))
+        (parts.collect(), held)
     }
 
     pub(super) fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, rule: Rule) {
@@ -180,9 +183,9 @@ impl Fsdp2 {
     }
 
     pub(super) fn copy_out(&mut self, out: &mut Emitter<'_>, g: GroupId) {
-        let w = out.inputs.types.compute;
+        let w = gather_type(out, g);
         let full = self.groups[g.index()].full.clone();
-        let numel = out.inputs.group(g).layout.full_numel();
+        let (bytes, _) = gathered_bytes(out, g);
         let Some(gather) = self.issued[g.index()].take() else {
             // One rank: parameters are cast straight from the shards.
             let from: Vec<Access> = self.groups[g.index()]
@@ -194,7 +197,7 @@ impl Fsdp2 {
             out.run(KernelLaunch {
                 rule: Rule::CopyOut,
                 op: ShardOp::MultiCopy,
-                elements: numel,
+                elements: bytes / w.size(),
                 dtype: w,
                 stream: COMPUTE,
                 reads: &from,
@@ -207,7 +210,7 @@ impl Fsdp2 {
         }
         out.b.wait(Rule::GatherDone, gather.done, COMPUTE);
         let to: Vec<Access> = full.iter().map(|id| self.storage(out, *id)).collect();
-        let ranks = (numel * w.size() / gather.slice) as u32;
+        let ranks = (bytes / gather.slice) as u32;
         let from = out.b.whole(gather.buffer);
         let shards: Vec<u64> = to.iter().map(|a| a.bytes / u64::from(ranks)).collect();
         let op = ShardOp::CopyOut { ranks };
@@ -358,6 +361,29 @@ impl Fsdp2 {
         self.unshard(out, unit, Rule::Unshard);
         self.wait_for_unshard(out, unit);
     }
+}
+
+/// Returns the element type of a group's gather: that of its parameters, or bytes if they have
+/// several.
+fn gather_type(out: &Emitter<'_>, g: GroupId) -> DType {
+    let params = out.inputs.group(g).params.iter();
+    let mut types = params.map(|p| out.inputs.gathered_type_of(*p));
+    let first = types.next().unwrap_or(out.inputs.types.compute);
+    match types.all(|t| t == first) {
+        true => first,
+        false => DType::U8,
+    }
+}
+
+/// Returns the bytes of a group's gather, and of one rank's part of it.
+fn gathered_bytes(out: &Emitter<'_>, g: GroupId) -> (u64, u64) {
+    let Layout::PerParam(layout) = &out.inputs.group(g).layout else {
+        return (0, 0);
+    };
+    let items = layout.items.iter();
+    let bytes = items.map(|i| i.shard_numel * out.inputs.gathered_type_of(i.param).size());
+    let shard = bytes.sum::<u64>();
+    (shard * u64::from(layout.shards), shard)
 }
 
 /// Frees a full parameter (`free_unsharded_param`), unless its storage is kept.

@@ -61,6 +61,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         // torch has one `FSDPParamGroup` per `fully_shard` call: it gathers all of its parameters
         // and reduces those that have gradients.
         frozen_apart: false,
+        float8_apart: false,
         places_merged_weights: false,
         adjacency: WeightAdjacency::None,
         lifecycle: |out| {

@@ -13,6 +13,7 @@ use crate::policies::spec::{Refusal, Rules, WithoutEffect};
 pub(crate) const LOWERING: Lowering = Lowering {
     layout: per_param_layout,
     frozen_apart: true,
+    float8_apart: true,
     places_merged_weights: false,
     adjacency: WeightAdjacency::None,
     lifecycle: |out| {

@@ -68,6 +68,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     lowering: Lowering {
         layout: flat_layout,
         frozen_apart: true,
+        float8_apart: true,
         places_merged_weights: false,
         // Gradients belong to autograd until they are copied into the bucket.
         adjacency: WeightAdjacency::Weights,

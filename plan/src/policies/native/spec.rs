@@ -74,6 +74,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     lowering: Lowering {
         layout: flat_layout,
         frozen_apart: true,
+        float8_apart: true,
         places_merged_weights: true,
         adjacency: WeightAdjacency::WeightsAndGradients,
         lifecycle: |out| Ok(Box::new(Native::new(out))),

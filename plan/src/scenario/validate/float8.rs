@@ -3,7 +3,7 @@
 use super::param_groups::hint;
 use super::{Checked, cannot};
 use crate::config::pattern::glob;
-use crate::config::{Float8Format, Float8Recipe, OuterStrategy, PolicyKind, Scenario};
+use crate::config::{Float8Format, Float8Recipe, OuterStrategy, PolicyKind, Reshard, Scenario};
 use crate::ir::{DType, Param};
 use crate::models;
 use crate::policies::spec::fully_compiled;
@@ -15,6 +15,12 @@ use crate::shard::placements;
 
 /// GPUs whose tensor cores do not read 8-bit floats (compute capability below 8.9).
 const WITHOUT_FLOAT8: [&str; 2] = ["a100-80", "a100-40"];
+
+/// Beginnings of the names of profiles of GPUs with microscaling formats (compute capability 10.0).
+const BLACKWELL: &[&str] = &["b200"];
+
+/// Those of GPUs without.
+const BEFORE_BLACKWELL: &[&str] = &["h100", "h200"];
 
 pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     let (p, key) = (&s.precision, Key::Float8Recipe);
@@ -38,10 +44,29 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         );
         return refuse(&[Key::Hardware], &why);
     }
-    if p.float8.recipe == Float8Recipe::Rowwise && p.float8.grad == Float8Format::E5m2 {
-        let message =
-            "rowwise gradients in e5m2: runs with fine-grained scales and e5m2 gradients diverge";
-        let error = d.conflict(&[Key::Float8Grad, key], message);
+    let gpu = s.mesh.hardware.as_str();
+    let of = |architectures: &[&str]| architectures.iter().any(|a| gpu.starts_with(a));
+    match p.float8.recipe {
+        Float8Recipe::Blockwise if of(BLACKWELL) => {
+            let why = "multiplies scales of 128 elements within matmuls, which `b200`'s tensor cores do not: they have \
+                       mxfp8";
+            return refuse(&[Key::Hardware], why);
+        }
+        Float8Recipe::Mxfp8 if of(BEFORE_BLACKWELL) => {
+            let why = format!(
+                "\"mxfp8\" needs tensor cores that multiply scales of 32 elements (compute capability 10.0), which \
+                 `{gpu}` has not"
+            );
+            return refuse(&[Key::Hardware], &why);
+        }
+        _ => {}
+    }
+    if p.float8.recipe != Float8Recipe::Tensorwise && p.float8.grad == Float8Format::E5m2 {
+        let message = format!(
+            "{} gradients in e5m2: runs with fine-grained scales and e5m2 gradients diverge",
+            p.float8.recipe.name()
+        );
+        let error = d.conflict(&[Key::Float8Grad, key], &message);
         return Err(error.with_help("set float8_grad = \"e4m3\""));
     }
     all_gather(s, d)?;
@@ -54,10 +79,17 @@ fn all_gather(s: &Scenario, d: &Document) -> Checked {
     if !p.float8.all_gather {
         return Ok(());
     }
-    let (keys, why): (&[Key], _) = if f.policy != PolicyKind::Native || fully_compiled(s) {
+    let fsdp2 = f.policy == PolicyKind::Fsdp2;
+    let built = matches!(f.policy, PolicyKind::Native | PolicyKind::Megatron) || fsdp2;
+    let (keys, why): (&[Key], _) = if !built || fully_compiled(s) {
         (
             &[Key::Policy, Key::Mode],
-            "is built for policy native and compile modes off, regions and blocks",
+            "is built for policies native, fsdp2 and megatron, and compile modes off, regions and blocks",
+        )
+    } else if fsdp2 && matches!(f.reshard_after_forward, Reshard::Group(_)) {
+        (
+            &[Key::Reshard],
+            "gathers from shards only: torch `fully_shard` cannot reshard tensor subclasses to a smaller group",
         )
     } else if s.mesh.dp_shard == 1 {
         (
@@ -67,8 +99,8 @@ fn all_gather(s: &Scenario, d: &Document) -> Checked {
     } else if p.float8.recipe != Float8Recipe::Tensorwise {
         (
             &[Key::Float8Recipe],
-            "gathers codes with one scale per tensor; rows of a weight and of its transpose have \
-             different scales",
+            "gathers codes with one scale per tensor; rows and blocks of a weight have others than \
+             those of its transpose, or belong to several ranks",
         )
     } else if !placements::weight_sharded(f.strategy) {
         (
@@ -129,10 +161,18 @@ fn dimensions(s: &Scenario, d: &Document) -> Checked {
     let recipe = recipes::of(&s.precision);
     let mut any = false;
     for p in &tree.params {
-        if recipe.float8(p, tree.block_place(p)).is_none() {
+        let Some(linear) = recipe.float8(p, tree.block_place(p)) else {
             continue;
-        }
+        };
         any = true;
+        let (rows, ranks) = (p.shape[0], u64::from(s.mesh.dp_shard));
+        if linear.gathered && s.fsdp.policy == PolicyKind::Fsdp2 && !rows.is_multiple_of(ranks) {
+            let message = format!(
+                "policy fsdp2 gathers even shards of tensor subclasses only, but `{}` has {rows} rows for {ranks} ranks",
+                p.name
+            );
+            return Err(d.conflict(&[Key::Float8AllGather, Key::DpShard], message));
+        }
         let odd = |n: &&u64| !n.is_multiple_of(FLOAT8_ALIGNMENT);
         if let Some(odd) = p.shape.iter().find(odd) {
             let module = p.name.strip_suffix(".weight").unwrap_or(&p.name);

@@ -88,6 +88,7 @@ fn grouped_as(
         Apart {
             frozen: frozen_apart,
             float8: &[],
+            float8_mixed: false,
             muon: &[],
         },
     )
@@ -266,6 +267,7 @@ fn errors_name_the_nearest() {
         Apart {
             frozen: true,
             float8: &[],
+            float8_mixed: false,
             muon: &[],
         },
     )
@@ -281,6 +283,7 @@ fn errors_name_the_nearest() {
         Apart {
             frozen: true,
             float8: &[],
+            float8_mixed: false,
             muon: &[],
         },
     )

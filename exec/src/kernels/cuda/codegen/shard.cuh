@@ -81,11 +81,11 @@ struct Times {
   template <class T, int V> DEV void before(const T* p, float (&a)[V]) const { load<T, V>(p, a); }
   DEV float of(float a, float) const { return a * factor; }
 };
-// Codes of weights, which are rounded to bfloat16 first.
-struct Coded {
+// Codes of weights, which are rounded first.
+template <class R> struct Coded {
   float scale;
   template <class T, int V> DEV void before(const T*, float (&)[V]) const {}
-  DEV float of(float, float b) const { return scaled_(rounded<bf16>(b), scale); }
+  DEV float of(float, float b) const { return scaled_(rounded<R>(b), scale); }
 };
 // Pieces that lie `apart` bytes apart, each times the factor, added in order; then to what is there, if asked to. All loads of a
 // few elements are under way before the first addition.

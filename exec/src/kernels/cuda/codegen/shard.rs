@@ -58,21 +58,25 @@ pub(crate) enum Ranges {
         /// Type.
         of: DType,
     },
-    /// `maximum, from`: the largest absolute value, rounded to bfloat16, where it is larger than
-    /// the float32 that is there.
+    /// `maximum, from`: the largest absolute value, rounded, where it is larger than the float32
+    /// that is there.
     Amax {
         /// Type.
         of: DType,
+        /// Type to which it is rounded.
+        through: DType,
     },
     /// `scales, reciprocals, maxima` of tensors in 8 bits, in float32.
     Scales {
         /// Type of the codes.
         to: DType,
     },
-    /// `codes, weights, scale`: rounded to bfloat16, times the scale (1 without one).
+    /// `codes, weights, scale`: rounded, times the scale (1 without one).
     Codes {
         /// Type of the weights.
         from: DType,
+        /// Type to which they are rounded first.
+        through: DType,
         /// Type of the codes.
         to: DType,
     },
@@ -213,9 +217,9 @@ impl Ranges {
                 vec!["double* part"],
                 reduce(of, "if (a[v] != a[v]) sum = 1.0;", "sum > 0.0 ? 1.0 : 0.0"),
             ),
-            Self::Amax { of } => (vec![], float8::amax(of)),
+            Self::Amax { of, through } => (vec![], float8::amax(of, through)),
             Self::Scales { to } => (vec![], float8::scales(to)),
-            Self::Codes { from, to } => (vec![], float8::codes(from, to)),
+            Self::Codes { from, through, to } => (vec![], float8::codes(from, through, to)),
             Self::Update(u) => (self.settings(), u.body()),
         }
     }
@@ -399,7 +403,7 @@ impl RangeUpdate {
         let (mut before, mut after) = (String::new(), String::new());
         if self.maxima {
             let slot = format!("WIDTH - {}", 1 + usize::from(self.grouped));
-            (before, after) = float8::maximum(&slot);
+            (before, after) = float8::maximum(&slot, DType::Bf16);
             step += &float8::seen(&format!("rounded<{}>(w[v])", ctype(self.weight)));
         }
         let group = if self.grouped {

@@ -410,9 +410,41 @@ fn float8(nvrtc: Option<&Compiler>) {
     assert!(refused);
 }
 
+/// Scales of blocks have no kernels on GPUs, which is said by name.
+#[test]
+fn scales_of_blocks_are_refused_by_name() {
+    for (recipe, hardware) in [("blockwise", "h100-80"), ("mxfp8", "b200")] {
+        let set = [
+            format!("precision.float8_recipe={recipe}"),
+            format!("mesh.hardware={hardware}"),
+        ];
+        let s = scenario::load(Path::new("small-fp8"), &set).unwrap();
+        let program = plan(&s).unwrap();
+        let refused = variant::of_program(&program).into_keys().any(|v| {
+            let body = &program.kernels[v.kernel.index()].body;
+            let made = generate(&v.request(body, Target::HOPPER));
+            made.is_err_and(|e| {
+                e.to_string()
+                    .contains("\"blockwise\" and \"mxfp8\" run on CPUs only")
+            })
+        });
+        assert!(refused, "{recipe}");
+    }
+}
+
 /// Adds the kernels of programs that gather codes. The kernels that copy weights transposed go
 /// through tiles.
 fn gathers_in_8_bits(all: &mut BTreeMap<String, String>) {
+    // Of main weights that are not rounded first.
+    let torchao = ["fsdp.policy=fsdp2".to_owned()];
+    let s = scenario::load(Path::new("small-fp8-gather"), &torchao).unwrap();
+    let mut here = BTreeMap::new();
+    sources("torchao", &plan(&s).unwrap(), Target::HOPPER, &mut here);
+    let unrounded = here
+        .keys()
+        .filter(|source| source.contains("Coded<float> f;"));
+    assert_eq!(unrounded.count(), 2);
+    all.extend(here);
     for mode in ["off", "regions", "blocks"] {
         let set = [format!("compile.mode={mode}")];
         let s = scenario::load(Path::new("small-fp8-gather"), &set).unwrap();
@@ -421,7 +453,7 @@ fn gathers_in_8_bits(all: &mut BTreeMap<String, String>) {
         sources(&format!("{set:?}"), &program, Target::HOPPER, &mut here);
         let of = |what: &str| here.keys().filter(|source| source.contains(what)).count();
         // Each for short lists and for long ones. The optimizer finds maxima, too.
-        for (what, sources) in [("atomicMax", 4), ("inverse[k * ", 2), ("Coded f;", 2)] {
+        for (what, sources) in [("atomicMax", 4), ("inverse[k * ", 2), ("Coded<bf16> f;", 2)] {
             assert_eq!(of(what), sources, "{set:?}: {what}");
         }
         let copies = |k: &Kernel| {

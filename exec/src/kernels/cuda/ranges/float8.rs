@@ -72,24 +72,27 @@ impl<'a> Slots<'a> {
 /// Plans the largest absolute value of each tensor; a tensor without elements has 0.
 pub(super) fn maxima(
     w: &mut Work,
+    through: DType,
     scales: &[ScaleRun],
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
-    let [main] = exactly(reads, "reads")?;
     let [out] = exactly(writes, "writes")?;
     let slots = Slots::of(Some(out), scales)?;
-    slots.cover(numel(main))?;
+    slots.cover(reads.iter().map(numel).sum())?;
     w.copy((at(out), out.dtype), None, numel(out));
-    let kind = Ranges::Amax { of: main.dtype };
-    slots.cut(0, numel(main), |slot, first, n| {
-        let Some(slot) = slot.filter(|slot| *slot != 0) else {
-            return;
-        };
-        let from = at(main) + first * main.dtype.size();
-        let at = operands([slot, from]);
-        w.add(kind, Piece { at, n });
-    });
+    let mut done = 0;
+    for main in reads {
+        let of = main.dtype;
+        slots.cut(done, numel(main), |slot, first, n| {
+            let Some(slot) = slot.filter(|slot| *slot != 0) else {
+                return;
+            };
+            let at = operands([slot, at(main) + first * of.size()]);
+            w.add(Ranges::Amax { of, through }, Piece { at, n });
+        });
+        done += numel(main);
+    }
     Ok(())
 }
 
@@ -116,15 +119,16 @@ pub(super) fn scales(
     Ok(())
 }
 
-/// Plans the codes of a shard.
+/// Plans the codes of a shard. Nothing reads intermediate results.
 pub(super) fn codes(
     w: &mut Work,
+    through: DType,
     scales: &[ScaleRun],
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
     let [main, by] = exactly(reads, "reads")?;
-    let [codes] = exactly(writes, "writes")?;
+    let [codes] = exactly(writes.get(..1).unwrap_or(&[]), "writes")?;
     size("the codes", numel(main), numel(codes))?;
     let (from, to) = (main.dtype, codes.dtype);
     let slots = Slots::of(Some(by), scales)?;
@@ -132,7 +136,8 @@ pub(super) fn codes(
     slots.cut(0, numel(main), |scale, first, n| {
         let place = |r: &RawRange| at(r) + first * r.dtype.size();
         let at = operands([place(codes), place(main), scale.unwrap_or(0)]);
-        w.add(Ranges::Codes { from, to }, Piece { at, n });
+        let kind = Ranges::Codes { from, through, to };
+        w.add(kind, Piece { at, n });
     });
     Ok(())
 }

@@ -148,7 +148,7 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
             &[],
             &[flat(p.at[0], p.n, of)],
         ),
-        Ranges::Amax { of } => {
+        Ranges::Amax { of, through } => {
             let mut found = 0.0f32;
             let of_it = flat(&raw mut found as u64, 1, DType::F32);
             let all = ScaleRun {
@@ -156,7 +156,7 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
                 numel: p.n,
             };
             scaled(
-                ShardOp::ShardAmax,
+                ShardOp::ShardAmax { through },
                 Some(all),
                 &[flat(p.at[1], p.n, of)],
                 &[of_it],
@@ -172,7 +172,7 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
                 .map(|(i, stride)| flat(p.at[i], p.n * stride, DType::F32));
             run(ShardOp::ShardScales { to }, &[amax], &[scales, inverses]);
         }
-        Ranges::Codes { from, to } => {
+        Ranges::Codes { from, through, to } => {
             let all = ScaleRun {
                 scale: (p.at[2] != 0).then_some(0),
                 numel: p.n,
@@ -180,7 +180,7 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
             let by = flat(p.at[2], u64::from(p.at[2] != 0), DType::F32);
             let reads = [flat(p.at[1], p.n, from), by];
             scaled(
-                ShardOp::ShardCast,
+                ShardOp::ShardCast { through },
                 Some(all),
                 &reads,
                 &[flat(p.at[0], p.n, to)],
@@ -313,12 +313,13 @@ fn scale_runs() -> impl Strategy<Value = Vec<ScaleRun>> {
 
 proptest! {
     #[test]
-    fn shards_in_8_bits(runs in scale_runs(), main in dtypes()) {
+    fn shards_in_8_bits(runs in scale_runs(), main in dtypes(), rounded in any::<bool>()) {
+        let through = if rounded { DType::Bf16 } else { DType::F32 };
         let n = runs.iter().map(|run| run.numel as usize).sum();
         let known = Parameters { scales: &runs, ..Parameters::default() };
         let parts = [(n, main), (5, DType::F32), (n, DType::F8E4m3)];
-        agree_knowing(ShardOp::ShardAmax, known, &parts, &[0], &[1]);
-        agree_knowing(ShardOp::ShardCast, known, &parts, &[0, 1], &[2]);
+        agree_knowing(ShardOp::ShardAmax { through }, known, &parts, &[0], &[1]);
+        agree_knowing(ShardOp::ShardCast { through }, known, &parts, &[0, 1], &[2]);
     }
 }
 
@@ -387,8 +388,13 @@ fn shards_that_do_not_fit_their_scales_are_refused() {
             scales: &runs,
             ..Parameters::default()
         };
-        assert!(work(ShardOp::ShardAmax, known, &[main], &[by]).is_err());
-        assert!(work(ShardOp::ShardCast, known, &[main, by], &[codes]).is_err());
+        let through = DType::Bf16;
+        let (amax, cast) = (
+            ShardOp::ShardAmax { through },
+            ShardOp::ShardCast { through },
+        );
+        assert!(work(amax, known, &[main], &[by]).is_err());
+        assert!(work(cast, known, &[main, by], &[codes]).is_err());
     }
     let runs = [ScaleRun {
         scale: Some(1),
@@ -398,9 +404,12 @@ fn shards_that_do_not_fit_their_scales_are_refused() {
         scales: &runs,
         ..Parameters::default()
     };
-    let w = work(ShardOp::ShardCast, known, &[main, by], &[codes]).unwrap();
+    let cast = ShardOp::ShardCast {
+        through: DType::Bf16,
+    };
+    let w = work(cast, known, &[main, by], &[codes]).unwrap();
     assert_eq!(w.batches[0].pieces[0].at[2], by.ptr as u64 + 4);
-    let in_bytes = work(ShardOp::ShardCast, known, &[main, codes], &[codes]);
+    let in_bytes = work(cast, known, &[main, codes], &[codes]);
     assert!(in_bytes.is_err());
 }
 

@@ -26,6 +26,8 @@ fn programs_with_8_bit_matmuls_pass() {
             &["train.recompute=full"],
             &["train.grad_accum=3"],
             &["precision.float8_recipe=rowwise"],
+            &["precision.float8_recipe=blockwise"],
+            &["precision.float8_recipe=mxfp8", "compile.mode=off"],
             &["precision.float8_saved=float8"],
             &["fsdp.reshard_after_forward=false"],
         ] {
@@ -163,6 +165,52 @@ fn programs_that_gather_codes_pass() {
             assert!(row.checked > 0, "{set:?}: {rule}");
         }
     }
+}
+
+#[test]
+fn programs_of_torchao_and_megatron_that_gather_codes_pass() {
+    for set in [
+        &["fsdp.policy=fsdp2", "compile.mode=off"][..],
+        &["fsdp.policy=fsdp2"],
+        &["fsdp.policy=fsdp2", "train.recompute=full"],
+        &["fsdp.policy=fsdp2", "train.grad_accum=3"],
+        &["fsdp.policy=fsdp2", "train.validate_every=2"],
+        &["fsdp.policy=fsdp2", "mesh.dp_replicate=2"],
+        &["fsdp.policy=fsdp2", "fsdp.units=root"],
+        &["fsdp.policy=megatron"],
+        &["fsdp.policy=megatron", "train.grad_accum=3"],
+        &["fsdp.policy=megatron", "train.validate_every=2"],
+        &["fsdp.policy=megatron", "fsdp.allocator=double_buffer"],
+        &["fsdp.policy=megatron", "mesh.dp_replicate=2"],
+    ] {
+        let r = check(&program(&[&[GATHERED], set].concat()));
+        assert!(r.is_ok(), "{set:?}\n{r}");
+        for rule in RULES.into_iter().chain([RuleId::Float8Amax]) {
+            let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
+            assert!(row.checked > 0, "{set:?}: {rule}");
+        }
+    }
+}
+
+/// torchao's scales do not follow from the weights after the optimizer, or from one rank's.
+#[test]
+fn stale_scales_of_torchao_are_found() {
+    let set = [GATHERED, "fsdp.policy=fsdp2", "mesh.dp_shard=2"];
+    let p = program(&set);
+    let (scales, _) = launches(&p, "shard_scales")[0];
+    let at = p
+        .collectives
+        .iter()
+        .rposition(|c| c.reduce == ReduceOp::Max);
+    let mut sum = p.clone();
+    sum.collectives[at.expect("an all-reduce")].reduce = ReduceOp::Sum;
+    found(&check(&sum), RuleId::Float8Amax, scales);
+    // The maxima are not found again after the update.
+    let (amax, _) = launches(&p, "shard_amax")[0];
+    let mut stale = p.clone();
+    stale.instrs[amax.index()].op = p.instrs[scales.index()].op;
+    let r = check(&stale);
+    assert!(r.of(RuleId::StaleWeight).next().is_some(), "{r}");
 }
 
 /// Scales of the maxima of one rank's shards: the all-reduce adds up instead, or is that of another
@@ -303,6 +351,34 @@ fn factors_that_tensor_cores_cannot_read_are_found() {
     let (r, at) = change(|op| op.inputs[1].dtype = DType::F8E5m2);
     let v = found(&r, RuleId::Float8Format, at);
     assert!(v.message.contains("at most one of e5m2"), "{}", v.message);
+}
+
+/// One factor has a scale per row, or more scales than blocks: other stacks read scales of blocks
+/// in a layout that they did not have.
+#[test]
+fn scales_that_are_none_of_their_factors_blocks_are_found() {
+    let planted = |recipe: &str, f: fn(&mut Slot)| {
+        let recipe = format!("precision.float8_recipe={recipe}");
+        let mut p = program(&[&recipe, "model.ffn=320"]);
+        let gemms = launches(&p, "scaled_mm");
+        let (at, kernel) = gemms[0];
+        let mut changed = p.kernels[kernel.index()].clone();
+        f(&mut changed.body[0].inputs[2]);
+        p.kernels.push(changed);
+        if let Op::Launch { kernel, .. } = &mut p.instrs[at.index()].op {
+            *kernel = KernelId(p.kernels.len() as u32 - 1);
+        }
+        let v = found(&check(&p), RuleId::Float8Format, at);
+        assert!(
+            v.message.contains("or of each block of 128 or 32 elements"),
+            "{}",
+            v.message
+        );
+    };
+    planted("blockwise", |inverse| inverse.shape[0] -= 1);
+    planted("mxfp8", |inverse| inverse.shape[0] -= 1);
+    // A byte for what is a number.
+    planted("blockwise", |inverse| inverse.dtype = DType::U8);
 }
 
 /// cuBLASLt refuses such a scale when the matmul runs.

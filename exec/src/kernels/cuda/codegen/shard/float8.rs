@@ -1,5 +1,5 @@
-//! Maxima, scales and codes of sharded weights in 8 bits: the arithmetic of a bfloat16 weight whose
-//! maximum, scale and codes follow from the whole tensor.
+//! Maxima, scales and codes of sharded weights in 8 bits: the arithmetic of a weight, rounded
+//! first, whose maximum, scale and codes follow from the whole tensor.
 
 use super::ctype;
 use crate::kernels::ops::float;
@@ -10,11 +10,12 @@ use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE};
 ///
 /// Rounding keeps the order of numbers, so only the largest one is rounded. Bits of floats that are
 /// not negative have the order of integers.
-pub(super) fn maximum(slot: &str) -> (String, String) {
+pub(super) fn maximum(slot: &str, through: DType) -> (String, String) {
+    let rounded = ctype(through);
     let before = "  __shared__ float most_of_warp[32];\n  float most = 0.0f;\n".to_owned();
     let after = format!(
         "  most = row_all<Amax, 256>(most, most_of_warp);
-  if (threadIdx.x == 0 && t.at[p.e][{slot}]) atomicMax(reinterpret_cast<int*>(t.at[p.e][{slot}]), __float_as_int(rounded<bf16>(most)));
+  if (threadIdx.x == 0 && t.at[p.e][{slot}]) atomicMax(reinterpret_cast<int*>(t.at[p.e][{slot}]), __float_as_int(rounded<{rounded}>(most)));
 "
     );
     (before, after)
@@ -26,9 +27,9 @@ pub(super) fn seen(x: &str) -> String {
 }
 
 /// Finds the largest absolute value.
-pub(super) fn amax(of: DType) -> String {
+pub(super) fn amax(of: DType, through: DType) -> String {
     let ty = ctype(of);
-    let (before, after) = maximum("0");
+    let (before, after) = maximum("0", through);
     format!(
         "  const {ty}* s = operand<const {ty}>(t, p, 1);
 {before}  u64 done = 0;
@@ -66,10 +67,10 @@ pub(super) fn scales(to: DType) -> String {
 }
 
 /// Casts weights.
-pub(super) fn codes(from: DType, to: DType) -> String {
-    let (from, to) = (ctype(from), ctype(to));
+pub(super) fn codes(from: DType, through: DType, to: DType) -> String {
+    let [from, through, to] = [from, through, to].map(ctype);
     format!(
-        "  Coded f;
+        "  Coded<{through}> f;
   f.scale = t.at[p.e][2] ? *reinterpret_cast<const float*>(t.at[p.e][2]) : 1.0f;
   each<{from}, {to}, true>(operand<const {from}>(t, p, 1), operand<{to}>(t, p, 0), p.n, f);
 "

@@ -1,0 +1,71 @@
+//! Blocks of a matrix whose elements share a scale.
+
+use super::DType;
+use serde::Serialize;
+
+/// A block of a matrix with one scale. Blocks at the ends may be smaller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct ScaleBlock {
+    /// Rows.
+    pub rows: u64,
+    /// Columns.
+    pub cols: u64,
+}
+
+impl ScaleBlock {
+    /// A part of a row, for activations and gradients (DeepSeek-V3, Transformer Engine's
+    /// `Float8BlockScaling`).
+    pub const ROW: Self = Self { rows: 1, cols: 128 };
+    /// A square, for weights.
+    pub const SQUARE: Self = Self {
+        rows: 128,
+        cols: 128,
+    };
+    /// That of the microscaling formats of the Open Compute Project (MX). Its scale is a power of
+    /// two, of which a byte holds the exponent (E8M0).
+    pub const MX: Self = Self { rows: 1, cols: 32 };
+
+    /// Returns the type of reciprocals of scales.
+    #[must_use]
+    pub fn inverse_type(self) -> DType {
+        match self {
+            Self::MX => DType::U8,
+            _ => DType::F32,
+        }
+    }
+
+    /// Returns the numbers of blocks along both dimensions of a matrix.
+    #[must_use]
+    pub const fn grid(self, [rows, cols]: [u64; 2]) -> [u64; 2] {
+        [rows.div_ceil(self.rows), cols.div_ceil(self.cols)]
+    }
+
+    /// Returns the blocks of a matrix from its grid of reciprocals; `None` if there are no such
+    /// blocks.
+    #[must_use]
+    pub fn of(matrix: [u64; 2], grid: [u64; 2], inverse: DType) -> Option<Self> {
+        let all = [Self::ROW, Self::SQUARE, Self::MX];
+        let fits = |b: &Self| b.inverse_type() == inverse && b.grid(matrix) == grid;
+        all.into_iter().find(fits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_follow_from_their_grids() {
+        let matrix = [256, 320];
+        for block in [ScaleBlock::ROW, ScaleBlock::SQUARE, ScaleBlock::MX] {
+            let grid = block.grid(matrix);
+            assert_eq!(
+                ScaleBlock::of(matrix, grid, block.inverse_type()),
+                Some(block)
+            );
+        }
+        assert_eq!(ScaleBlock::SQUARE.grid(matrix), [2, 3]);
+        assert_eq!(ScaleBlock::of(matrix, [256, 10], DType::F32), None);
+        assert_eq!(ScaleBlock::of(matrix, [2, 3], DType::U8), None);
+    }
+}
