@@ -224,6 +224,7 @@ def float8():
         ways |= {
             "8-bit gathers": [gathered], "8-bit gathers, eager": [gathered, eager], "8-bit gathers, codes saved": [gathered, saved],
             "8-bit gathers, cast before each": [gathered, CAST], "8-bit gathers, captured": [gathered, CAPTURED],
+            "8-bit gathers, fsdp2": [gathered, "fsdp.policy=fsdp2"], "8-bit gathers, megatron": [gathered, "fsdp.policy=megatron"],
         }
 
     def case(title, sets):
@@ -251,7 +252,8 @@ def float8():
         # The codes are those of the gathered weight in bf16. Clipping adds up squares by groups, which differ.
         more = {"": [], ", eager": [eager], ", all merged": ['compile.fuse_projections="all"'], ", cast before each": [CAST],
                 ", captured": [CAPTURED], ", fastest": FASTEST, ", in backward": [IN_BACKWARD], ", recompute": ["train.recompute=full"],
-                ", no reshard": ["fsdp.reshard_after_forward=false"], ", accumulated": ["train.grad_accum=2"]}
+                ", no reshard": ["fsdp.reshard_after_forward=false"], ", accumulated": ["train.grad_accum=2"],
+                ", megatron": ["fsdp.policy=megatron"]}
         pairs |= {f"gathers of codes and of bf16{t}": ([unclipped, *sets], [gathered]) for t, sets in more.items()}
     together([*(case(t, w) for t, w in ways.items()), *(alike(t, *w) for t, w in pairs.items())], 1 if CPU else AT_ONCE)
 
