@@ -84,16 +84,23 @@ fn every_setting_of_the_table_is_accepted() {
         "fsdp.separate_communicators=true",
         "train.recompute=full",
     ];
-    let variants: [&[&str]; 5] = [
+    let variants: [&[&str]; 6] = [
         &[],
         &["train.recompute=selective", "lora.r=4"],
         // Of options that exclude one another, the last one counts.
         &["compile.mode=regions", "fsdp.allocator=double_buffer"],
         &["train.grad_accum=1", "mesh.dp_replicate=1"],
         &["compile.mode=off", "fsdp.separate_communicators=false"],
+        &[
+            "fsdp.variant=pr4435",
+            "mesh.dp_replicate=1",
+            "compile.mode=off",
+            "fsdp.separate_communicators=false",
+        ],
     ];
+    let policies = ["fsdp2", "megatron", "native", "megatron_v2"];
     for setting in settings.iter().map(String::as_str) {
-        let accepted = ["fsdp2", "megatron", "native"].iter().any(|policy| {
+        let accepted = policies.iter().any(|policy| {
             variants.iter().any(|variant| {
                 let policy = format!("fsdp.policy={policy}");
                 let mut args = vec!["plan", "llama3-8b-8xh100", "--groups", "--set", &policy];
