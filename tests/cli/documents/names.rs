@@ -89,7 +89,12 @@ fn every_setting_of_the_table_is_accepted() {
         &["train.recompute=selective", "lora.r=4"],
         // Of options that exclude one another, the last one counts.
         &["compile.mode=regions", "fsdp.allocator=double_buffer"],
-        &["train.grad_accum=1", "mesh.dp_replicate=1"],
+        // Some formats are those of one GPU.
+        &[
+            "train.grad_accum=1",
+            "mesh.dp_replicate=1",
+            "mesh.hardware=b200",
+        ],
         &["compile.mode=off", "fsdp.separate_communicators=false"],
         &[
             "fsdp.policy=megatron_v2",
