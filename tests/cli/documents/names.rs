@@ -84,7 +84,7 @@ fn every_setting_of_the_table_is_accepted() {
         "fsdp.separate_communicators=true",
         "train.recompute=full",
     ];
-    let variants: [&[&str]; 6] = [
+    let variants: [&[&str]; 7] = [
         &[],
         &["train.recompute=selective", "lora.r=4"],
         // Of options that exclude one another, the last one counts.
@@ -96,6 +96,7 @@ fn every_setting_of_the_table_is_accepted() {
             "mesh.hardware=b200",
         ],
         &["compile.mode=off", "fsdp.separate_communicators=false"],
+        &["train.skipped_blocks=[{ blocks = [\"layers.1\"], micro_batches = [1] }]"],
         &[
             "fsdp.policy=megatron_v2",
             "fsdp.variant=pr4435",
