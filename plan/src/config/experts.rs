@@ -22,7 +22,7 @@ pub struct Experts {
     /// The shared expert's result is multiplied by the sigmoid of a projection of its input.
     pub shared_expert_gate: bool,
     /// Each layer has a dense feed-forward layer and experts, whose results are added.
-    pub experts_beside: bool,
+    pub dense_and_experts: bool,
     /// First layers, which are dense.
     pub dense_layers: u64,
     /// Every n-th of the other layers has experts.
@@ -57,7 +57,7 @@ impl Default for Experts {
             router_bias: false,
             shared_expert_ffn: 0,
             shared_expert_gate: false,
-            experts_beside: false,
+            dense_and_experts: false,
             dense_layers: 0,
             moe_every: 1,
             router: Router::SoftmaxTopK,

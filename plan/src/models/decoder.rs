@@ -5,7 +5,7 @@
 //! Family `decoder` has all options.
 
 mod attention;
-mod beside;
+mod dense_and_experts;
 mod dispatch;
 mod embedding;
 mod experts;
@@ -31,7 +31,7 @@ use crate::config::{Family, LayerType, MlpType, Model, NormPosition, PositionEmb
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 use attention::{Around, Attention, Locals};
-use beside::Beside;
+use dense_and_experts::DenseAndExperts;
 use embedding::Embedding;
 use experts::Experts;
 pub(super) use experts::width as expert_width;
@@ -125,13 +125,13 @@ enum FeedForward {
     Dense(Mlp),
     Experts(Experts),
     /// Both, whose results are added.
-    Beside(Mlp, Beside),
+    DenseAndExperts(Mlp, DenseAndExperts),
 }
 
 impl FeedForward {
     fn new(d: &mut Declare, block: ModuleId, m: &Model, layer: usize) -> Self {
-        if m.family == Family::Moe && m.options.experts.experts_beside {
-            return Self::Beside(Mlp::new(d, block, m), Beside::new(d, block, m));
+        if m.family == Family::Moe && m.options.experts.dense_and_experts {
+            return Self::DenseAndExperts(Mlp::new(d, block, m), DenseAndExperts::new(d, block, m));
         }
         match m.mlp_type(layer) {
             MlpType::Sparse => Self::Experts(Experts::new(d, block, m)),
@@ -141,7 +141,7 @@ impl FeedForward {
 
     fn module(&self) -> ModuleId {
         match self {
-            Self::Dense(mlp) | Self::Beside(mlp, _) => mlp.module,
+            Self::Dense(mlp) | Self::DenseAndExperts(mlp, _) => mlp.module,
             Self::Experts(experts) => experts.module,
         }
     }
@@ -149,7 +149,7 @@ impl FeedForward {
     /// Returns the norm of what it reads, and that of the sum.
     fn norms(&self) -> [Option<Norm>; 2] {
         match self {
-            Self::Dense(mlp) | Self::Beside(mlp, _) => [mlp.norm, mlp.sum_norm],
+            Self::Dense(mlp) | Self::DenseAndExperts(mlp, _) => [mlp.norm, mlp.sum_norm],
             Self::Experts(experts) => [experts.norm, experts.sum_norm],
         }
     }
@@ -164,9 +164,9 @@ impl FeedForward {
     ) -> ValueId {
         match self {
             Self::Dense(mlp) => mlp.forward(b, y),
-            Self::Beside(mlp, beside) => {
+            Self::DenseAndExperts(mlp, experts) => {
                 let dense = mlp.inner(b, y);
-                let (sum, logits) = beside.add(b, x, dense);
+                let (sum, logits) = experts.add(b, x, dense);
                 routers.push(logits);
                 mlp.finish(b, sum)
             }

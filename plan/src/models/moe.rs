@@ -36,7 +36,7 @@ const OF_EXPERTS: [&str; 19] = [
     "router_bias",
     "shared_expert_ffn",
     "shared_expert_gate",
-    "experts_beside",
+    "dense_and_experts",
     "dense_layers",
     "moe_every",
     "router",

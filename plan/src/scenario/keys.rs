@@ -474,7 +474,7 @@ keys! {
     ExpertLatent: "model" "expert_latent" also ["moe_latent_size"] [Integer(1, MIB)] "(hidden)" "Width that the routed experts work on, between two projections (Nemotron 3 Ultra)";
     SharedExpertFfn: "model" "shared_expert_ffn" also ["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"] [Integer(0, 4 * MIB)] "0" "Width of the shared expert, which takes every token; 0: none";
     SharedExpertGate: "model" "shared_expert_gate" also ["moe_shared_expert_gate"] [Bool] "false" "Multiply the result of the shared expert by the sigmoid of a projection of its input (Qwen2-MoE)";
-    ExpertsBeside: "model" "experts_beside" also ["enable_moe_block"] [Bool] "false" "Each layer has a dense feed-forward layer and experts, whose results are added (Gemma 4)";
+    DenseAndExperts: "model" "dense_and_experts" also ["enable_moe_block"] [Bool] "false" "Each layer has a dense feed-forward layer and experts, whose results are added (Gemma 4)";
     DenseLayers: "model" "dense_layers" also ["first_k_dense_replace"] [Integer(0, 4096)] "0" "First layers, which have a dense feed-forward layer of width `ffn`";
     MoeEvery: "model" "moe_every" also ["decoder_sparse_step", "interleave_moe_layer_step"] [Integer(1, 4096)] "1" "Every n-th layer has experts, and the others a dense feed-forward layer of width `ffn`";
     Router: "model" "router" [Choice(Router::WORDS)] "\"softmax_topk\"" "Weights of experts: softmax_topk (softmax over all experts, of which the largest are chosen), topk_softmax (softmax over the chosen experts), sigmoid (sigmoids, of which the largest are chosen)";

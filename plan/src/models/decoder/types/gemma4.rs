@@ -142,7 +142,7 @@ pub(super) const EXPERTS: &[HfType] = &[HfType {
         FIXED[1],
         FIXED[2],
         FIXED[3],
-        ("experts_beside", Given::Bool(true)),
+        ("dense_and_experts", Given::Bool(true)),
         ("normalize_top_k", Given::Bool(true)),
     ],
     common: COMMON,

@@ -13,7 +13,7 @@ use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 
 /// The experts, and the norms around them.
-pub(super) struct Beside {
+pub(super) struct DenseAndExperts {
     module: ModuleId,
     experts: Experts,
     router_norm: Norm,
@@ -27,7 +27,7 @@ pub(super) struct Beside {
     dense_norm: Norm,
 }
 
-impl Beside {
+impl DenseAndExperts {
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
         let at = d.module(block, "moe", ModuleKind::Layer);
         let h = m.hidden;
