@@ -3,7 +3,7 @@
 //! `models`, `autodiff` and `compile` together turn a scenario into a tape: kernels in host issue
 //! order, the storages they read and write, when each storage is allocated and freed, and the
 //! boundaries of every module, to which `lower` attaches the sharding hooks. Parameters appear as
-//! operands ([`Source`](crate::ir::Source)); `lower` decides which buffer holds them.
+//! operands ([`Source`]); `lower` decides which buffer holds them.
 
 use crate::ir::{
     Const, ConstId, DType, HostWorkKind, Kernel, KernelId, ModelCollective, Module, ModuleId,

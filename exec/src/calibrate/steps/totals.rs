@@ -119,10 +119,7 @@ impl Totals {
     }
 
     /// Returns whether there are times of memory-bound kernels of its class and element type.
-    #[cfg_attr(
-        not(any(test, feature = "cuda")),
-        expect(dead_code, reason = "for GPUs")
-    )]
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for GPUs"))]
     pub(in crate::calibrate) fn knows_like(&self, kernel: &Kernel) -> bool {
         let like = (kernel.class.memory_name().unwrap_or_default(), kernel.dtype);
         self.memory.keys().any(|(c, _, d)| (*c, *d) == like)
