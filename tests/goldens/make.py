@@ -3,10 +3,12 @@
 
 FOLDER gets `config.json`, `model.safetensors` and `reference.json`, by torch and transformers in float32 on a CPU; TOKENS are those of
 another golden run. This is how qwen3-tiny was made (see README.md)."""
-import json, sys
+import sys
 from pathlib import Path
 
-import numpy, torch, transformers
+import torch, transformers
+
+from record import record
 
 T, B, STEPS, LR, WD, BETAS, EPS = 64, 8, 40, 1e-3, 0.1, (0.9, 0.95), 1e-8
 
@@ -21,23 +23,4 @@ with torch.no_grad():
     for name, p in model.named_parameters():
         if name.endswith("norm.weight"):
             p.add_(0.2 * torch.randn_like(p))
-folder.mkdir(parents=True, exist_ok=True)
-model.save_pretrained(folder)
-(folder / "generation_config.json").unlink(missing_ok=True)
-text = torch.from_numpy(numpy.fromfile(tokens, dtype="<u2").astype("int64"))
-optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, eps=EPS, weight_decay=WD)
-losses, norms = [], []
-for step in range(STEPS):
-    starts = [(step * B + i) * T % (len(text) - T - 1) for i in range(B)]
-    rows = torch.stack([text[s:s + T + 1] for s in starts])
-    logits = model(input_ids=rows[:, :-1]).logits
-    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1))
-    optimizer.zero_grad()
-    loss.backward()
-    norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), float("inf")).item())
-    optimizer.step()
-    losses.append(loss.item())
-final = {name: p.detach().norm().item() for name, p in model.named_parameters()}
-run = {"name": folder.name, "betas": BETAS, "eps": EPS, "T": T, "B": B, "steps": STEPS, "lr": LR, "wd": WD, "clip": 0.0, "losses": losses,
-       "grad_norms": norms, "final_norms": final, "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
-(folder / "reference.json").write_text(json.dumps(run, indent=1))
+record(model, folder, tokens, T=T, B=B, steps=STEPS, lr=LR, wd=WD, betas=BETAS, eps=EPS, clip=0.0)

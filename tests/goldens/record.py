@@ -1,0 +1,29 @@
+"""Trains a Hugging Face model for a golden run, and writes what it started from and what came of it."""
+import json
+
+import numpy, torch, transformers
+
+
+def record(model, folder, tokens, *, T, B, steps, lr, wd, betas, eps, clip):
+    """Writes `config.json` and `model.safetensors`, trains on B sequences of T tokens per step, and writes `reference.json`. Gradients are
+    clipped to a norm of `clip`; 0 clips nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    text = torch.from_numpy(numpy.fromfile(tokens, dtype="<u2").astype("int64"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr, betas=betas, eps=eps, weight_decay=wd)
+    losses, norms = [], []
+    for step in range(steps):
+        starts = [(step * B + i) * T % (len(text) - T - 1) for i in range(B)]
+        rows = torch.stack([text[s:s + T + 1] for s in starts])
+        logits = model(input_ids=rows[:, :-1]).logits
+        loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1))
+        optimizer.zero_grad()
+        loss.backward()
+        norms.append(torch.nn.utils.clip_grad_norm_(model.parameters(), clip or float("inf")).item())
+        optimizer.step()
+        losses.append(loss.item())
+    final = {name: p.detach().norm().item() for name, p in model.named_parameters()}
+    run = {"name": folder.name, "betas": betas, "eps": eps, "T": T, "B": B, "steps": steps, "lr": lr, "wd": wd, "clip": clip, "losses": losses,
+           "grad_norms": norms, "final_norms": final, "versions": {"torch": torch.__version__, "transformers": transformers.__version__}}
+    (folder / "reference.json").write_text(json.dumps(run, indent=1))
