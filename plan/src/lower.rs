@@ -306,13 +306,8 @@ fn sections(
 /// Adds to an emitted program what follows from the scenario alone.
 fn finish(inputs: LoweringInputs<'_>, emitted: Program, buffers: &TapeBuffers) -> Program {
     let fsdp = &inputs.scenario.fsdp;
-    let micro_batches = 0..inputs.scenario.train.grad_accum as u16;
-    let mut skipped_in: Vec<Vec<u16>> = vec![Vec::new(); inputs.units.len()];
-    for m in micro_batches {
-        for u in inputs.unused(m) {
-            skipped_in[u.index()].push(m);
-        }
-    }
+    let units = (0..inputs.units.len() as u16).map(UnitId);
+    let skipped_in: Vec<Vec<u16>> = units.map(|u| inputs.skips_of(u).collect()).collect();
     let double_buffer = fsdp.allocator == AllocatorKind::DoubleBuffer;
     Program {
         modules: inputs.tape.modules.clone(),

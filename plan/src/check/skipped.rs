@@ -47,12 +47,10 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
                 }
             }
         }
-        for (unit, run) in p.units.iter().zip(run) {
-            // Nothing may read a unit's parameters in any micro-batch, such as a bias alone.
+        // Of a unit that no micro-batch skips, kernels may read nothing, such as a bias alone.
+        let units = p.units.iter().zip(run);
+        for (unit, run) in units.filter(|(unit, _)| !unit.skipped_in.is_empty()) {
             let used = |m: &usize| !unit.skipped_in.contains(&(*m as u16));
-            if unit.skipped_in.is_empty() {
-                continue;
-            }
             for m in (0..micro_batches).filter(used).filter(|m| !run[*m]) {
                 sink.violation(RuleId::Skipped, last, None, || {
                     format!(

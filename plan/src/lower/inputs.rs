@@ -213,6 +213,12 @@ impl<'a> LoweringInputs<'a> {
         micro_batches.filter(move |&m| self.uses(m, u))
     }
 
+    /// Returns the micro-batches that skip a unit.
+    pub(crate) fn skips_of(&self, u: UnitId) -> impl Iterator<Item = u16> {
+        let micro_batches = 0..self.used.len() as u16;
+        micro_batches.filter(move |&m| !self.uses(m, u))
+    }
+
     /// Returns the units that a micro-batch skips, in the order of their modules.
     pub(crate) fn unused(&self, micro_batch: u16) -> Vec<UnitId> {
         let all = (0..self.units.len() as u16).map(UnitId);

@@ -36,6 +36,7 @@ use crate::program::{Phase, Rule};
 use gradients::Gradients;
 use optimizer::OffloadedState;
 use reduction::Reductions;
+use std::borrow::Cow;
 use std::ops::Range;
 use unshard::Unshard;
 
@@ -68,9 +69,11 @@ impl MicroBatch {
     }
 
     /// Returns the units of an order that the micro-batch uses.
-    fn used(self, out: &Emitter<'_>, order: &[UnitId]) -> Vec<UnitId> {
-        let whole = out.b.phase() == Phase::Validation;
-        let used = |u: &&UnitId| whole || out.inputs.uses(self.index, **u);
+    fn used<'o>(self, out: &Emitter<'_>, order: &'o [UnitId]) -> Cow<'o, [UnitId]> {
+        if !out.inputs.skips_units() || out.b.phase() == Phase::Validation {
+            return Cow::Borrowed(order);
+        }
+        let used = |u: &&UnitId| out.inputs.uses(self.index, **u);
         order.iter().filter(used).copied().collect()
     }
 }

@@ -94,9 +94,9 @@ impl Fsdp2 {
         });
     }
 
-    /// Casts the shards that the model reads in another type, into one buffer but for those in 8
-    /// bits, and returns what is copied in instead, and what lives until then: shards of that type
-    /// stay where they are (`use_foreach_copy`).
+    /// Casts the shards that the model reads in another type: those in 8 bits into buffers of their
+    /// own, all others into one. Returns what is copied in instead, and the buffers that live until
+    /// then. Shards of the model's type stay where they are (`use_foreach_copy`).
     fn cast(
         &self,
         out: &mut Emitter<'_>,

@@ -42,7 +42,7 @@ pub(super) struct Unshard {
     /// Slices that integer reshard keeps, by group.
     resharded_slices: Vec<Option<BufferId>>,
     /// Whether a kernel of backward (including recompute) reads a weight of the unit, by
-    /// micro-batch.
+    /// micro-batch; one for all if no micro-batch skips units.
     read_in_backward: Vec<Vec<bool>>,
     /// Units that the end of a step gathers for the next one, in forward order.
     next_step_prefetch: Vec<UnitId>,
@@ -68,7 +68,7 @@ impl Unshard {
             shard_fresh: vec![false; groups],
             backward_done: vec![false; units],
             resharded_slices: vec![None; groups],
-            read_in_backward: (0..inputs.scenario.train.grad_accum as usize)
+            read_in_backward: (0..inputs.tape.variant_of.len().max(1))
                 .map(|m| read_in_backward(inputs, m))
                 .collect(),
             next_step_prefetch: with_weights.take(count).copied().collect(),
@@ -103,7 +103,7 @@ impl Unshard {
     pub(super) fn start_backward(&mut self, out: &mut Emitter<'_>, flat: &Flat, micro: MicroBatch) {
         self.backward_done.fill(false);
         let order = micro.used(out, &out.inputs.backward_order);
-        let first = order.into_iter().find(|u| self.reads(micro, *u));
+        let first = order.iter().copied().find(|u| self.reads(micro, *u));
         if let Some(first) = first.filter(|u| !out.inputs.unit(*u).spec.is_root)
             && out.inputs.scenario.fsdp.prefetch_backward != Prefetch::Depth(0)
         {
@@ -113,7 +113,9 @@ impl Unshard {
 
     /// Returns whether backward of a micro-batch reads a weight of a unit.
     fn reads(&self, micro: MicroBatch, unit: UnitId) -> bool {
-        self.read_in_backward[usize::from(micro.index)][unit.index()]
+        let passes = &self.read_in_backward;
+        let read = passes.get(usize::from(micro.index));
+        read.unwrap_or(&passes[0])[unit.index()]
     }
 
     /// Gathers a unit unless it is full already.
@@ -231,7 +233,7 @@ impl Unshard {
             return;
         };
         let later = micro.used(out, &out.inputs.backward_order[at + 1..]);
-        let read = later.into_iter().filter(|u| self.reads(micro, *u));
+        let read = later.iter().copied().filter(|u| self.reads(micro, *u));
         let order: Vec<UnitId> = std::iter::once(unit).chain(read).collect();
         for next in prefetch_targets(out.inputs, &order, (micro.index, true), 1) {
             if !self.backward_done[next.index()] {
