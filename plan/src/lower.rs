@@ -192,6 +192,10 @@ pub(crate) fn plan_tape(
     lower(scenario, engine, lowering, tape, specs, groups)
 }
 
+/// Operands of the kernels between the passes (copies of gathers, reductions, optimizer) per
+/// parameter, rounded up.
+const ACCESSES_PER_PARAM: usize = 4;
+
 /// Lowers a tape with its units.
 fn lower(
     scenario: &Scenario,
@@ -206,7 +210,8 @@ fn lower(
     let mut out = Emitter::new(&inputs);
     let passes = scenario.train.grad_accum as usize;
     let ops = tape.forward.len() + tape.backward.len();
-    out.b.reserve(passes * ops, passes * tape.operands.len());
+    let operands = passes * tape.operands.len() + ACCESSES_PER_PARAM * tape.params.len();
+    out.b.reserve(passes * ops, operands);
     let buffers = TapeBuffers::new(&mut out);
     out.b.program_mut().kernels.clone_from(&tape.kernels);
     let mut life = (lowering.lifecycle)(&mut out)?;

@@ -148,7 +148,7 @@ fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
                         describe::range(p, shard),
                         shard
                             .per_rank
-                            .map_or("the same on all ranks", |p| p.axis.label()),
+                            .map_or("the same on all ranks", |p| p.axis().label()),
                         describe::range(p, full),
                         axes.label(),
                         full.offset

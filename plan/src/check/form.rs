@@ -186,11 +186,11 @@ fn access(p: &Program, a: Access) -> Option<String> {
         return Some(format!("no buffer b{}", a.buffer.0));
     };
     // End of the last rank's range.
-    let ranks = a.per_rank.map_or(1, |r| p.meta.mesh.size(r.axis));
+    let ranks = a.per_rank.map_or(1, |r| p.meta.mesh.size(r.axis()));
     let end = u64::from(ranks)
         .checked_mul(a.step().max(a.bytes))
         .and_then(|x| a.offset.checked_add(x));
-    match end.map(|end| end - a.per_rank.map_or(0, |r| r.gap)) {
+    match end.map(|end| end - a.per_rank.map_or(0, |r| r.gap())) {
         Some(end) if end <= b.bytes.0 => None,
         _ => Some(format!(
             "{ranks} times {} bytes from {} leave b{} of {}",

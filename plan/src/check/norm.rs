@@ -9,7 +9,7 @@ use super::walk::Walk;
 use crate::ir::{Access, AxisId, AxisSet, BufferId, GroupId, InstrId};
 use crate::program::Program;
 use crate::shard::{Group, Layout};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 /// Sums of squares that nothing has read yet.
 pub(super) struct Norms {
@@ -23,7 +23,7 @@ pub(super) struct Norms {
     /// buffer and first byte.
     of_grad: HashMap<(BufferId, u64), AxisSet>,
     /// Sums that are not complete.
-    open: HashMap<BufferId, Sum>,
+    open: BTreeMap<BufferId, Sum>,
 }
 
 /// A sum of squares.
@@ -48,7 +48,7 @@ impl Norms {
             of_grad: (facts.of_grad.iter())
                 .map(|(grad, g)| (*grad, apart(divided_by(p, *g), shards)))
                 .collect(),
-            open: HashMap::new(),
+            open: BTreeMap::new(),
         }
     }
 

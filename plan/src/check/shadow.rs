@@ -4,7 +4,7 @@
 use super::clock::{LANES, Times, Use};
 use super::state::Reduced;
 use crate::ir::{BufferId, InstrId};
-use smallvec::{SmallVec, smallvec};
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 
 /// A range whose bytes share one history.
@@ -217,12 +217,12 @@ impl Space {
             end: address + bytes,
             last: [0; LANES],
         };
-        for s in self.replace(Span { tenant, live: true }) {
+        self.replace(Span { tenant, live: true }, |s| {
             if s.live {
                 holder = Some(s.tenant.buffer);
             }
             before.push(s.tenant);
-        }
+        });
         holder
     }
 
@@ -247,7 +247,7 @@ impl Space {
             live: false,
         };
         let (start, end) = (address, address + bytes);
-        self.replace(own(start, end));
+        self.replace(own(start, end), |_| ());
         if cleared || before.is_empty() {
             return;
         }
@@ -257,35 +257,33 @@ impl Space {
             for (a, b) in tenant.last.iter_mut().zip(last) {
                 *a = (*a).max(*b);
             }
-            self.replace(Span {
-                tenant,
-                live: false,
-            });
+            let live = false;
+            self.replace(Span { tenant, live }, |_| ());
         }
     }
 
-    /// Replaces what is known of a span's addresses, keeping the parts outside. Returns what was
-    /// there, clipped.
-    fn replace(&mut self, span: Span) -> SmallVec<[Span; 2]> {
+    /// Replaces what is known of a span's addresses, keeping the parts outside. Calls `removed` with
+    /// what was there, clipped.
+    fn replace(&mut self, span: Span, mut removed: impl FnMut(&Span)) {
         let (start, end) = (span.tenant.start, span.tenant.end);
         if start >= end {
-            return SmallVec::new();
+            return;
         }
         // Most buffers take the place of one of equal size.
         if let Some(there) = self.spans.get_mut(&start)
             && there.tenant.end == end
         {
-            return smallvec![std::mem::replace(there, span)];
+            removed(there);
+            *there = span;
+            return;
         }
-        let removed = self.carve(start, end);
+        self.carve(start, end, removed);
         self.spans.insert(start, span);
-        removed
     }
 
-    /// Removes what is known of `[start, end)`, keeping the parts outside; returns the removed
-    /// parts, clipped.
-    fn carve(&mut self, start: u64, end: u64) -> SmallVec<[Span; 2]> {
-        let mut out = SmallVec::new();
+    /// Removes what is known of `[start, end)`, keeping the parts outside; calls `removed` with the
+    /// removed parts, clipped.
+    fn carve(&mut self, start: u64, end: u64, mut removed: impl FnMut(&Span)) {
         let first = self
             .spans
             .range(..=start)
@@ -313,8 +311,7 @@ impl Space {
                 self.spans.insert(end, right);
                 s.tenant.end = end;
             }
-            out.push(s);
+            removed(&s);
         }
-        out
     }
 }

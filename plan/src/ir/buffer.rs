@@ -5,6 +5,8 @@ use super::{
 };
 use crate::units::Bytes;
 use serde::{Deserialize, Serialize, Serializer};
+use std::fmt;
+use std::num::NonZeroU64;
 use std::ops::Range;
 
 /// What a buffer is for. Peaks are broken down by role.
@@ -156,19 +158,50 @@ pub struct Access {
     pub per_rank: Option<PerRank>,
 }
 
-/// How a range moves from rank to rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct PerRank {
-    /// Axis: the offset grows with a rank's coordinate on it.
-    pub axis: AxisId,
-    /// Bytes between a rank's range and the next one's.
-    pub gap: u64,
+/// How a range moves from rank to rank: its offset grows with a rank's coordinate on an axis.
+///
+/// A program has hundreds of thousands of accesses, and filling fresh memory takes longer than
+/// anything else when it is planned. So the axis and the gap share one number.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PerRank(NonZeroU64);
+
+impl PerRank {
+    /// Ranges on `axis` with `gap` bytes between a rank's range and the next one's.
+    ///
+    /// # Panics
+    /// If the gap is 2^56 bytes or longer.
+    #[must_use]
+    pub fn new(axis: AxisId, gap: u64) -> Self {
+        assert!(gap >> 56 == 0, "no buffer has {gap} bytes");
+        Self(NonZeroU64::MIN.saturating_add(axis.0.into()) | gap << 8)
+    }
+
+    /// Returns the axis.
+    #[must_use]
+    pub fn axis(self) -> AxisId {
+        AxisId((self.0.get() & 0xff) as u8 - 1)
+    }
+
+    /// Returns the bytes between a rank's range and the next one's.
+    #[must_use]
+    pub fn gap(self) -> u64 {
+        self.0.get() >> 8
+    }
+}
+
+impl fmt::Debug for PerRank {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PerRank")
+            .field("axis", &self.axis())
+            .field("gap", &self.gap())
+            .finish()
+    }
 }
 
 /// Ranges of ranks that follow each other without gaps.
 impl From<AxisId> for PerRank {
     fn from(axis: AxisId) -> Self {
-        Self { axis, gap: 0 }
+        Self::new(axis, 0)
     }
 }
 
@@ -176,7 +209,7 @@ impl Access {
     /// Returns the first byte of a rank's range.
     #[must_use]
     pub fn offset_on(&self, mesh: &DeviceMesh, rank: u32) -> u64 {
-        let steps = self.per_rank.map_or(0, |p| mesh.coordinate(p.axis, rank));
+        let steps = self.per_rank.map_or(0, |p| mesh.coordinate(p.axis(), rank));
         self.offset + u64::from(steps) * self.step()
     }
 
@@ -184,7 +217,7 @@ impl Access {
     /// have the same range.
     #[must_use]
     pub fn step(&self) -> u64 {
-        self.per_rank.map_or(0, |p| self.bytes + p.gap)
+        self.per_rank.map_or(0, |p| self.bytes + p.gap())
     }
 
     /// Returns a part of the range, which every rank has at the same place of its own range.
@@ -198,10 +231,9 @@ impl Access {
         Self {
             offset: self.offset + bytes.start,
             bytes: len,
-            per_rank: self.per_rank.map(|p| PerRank {
-                gap: self.step() - len,
-                ..p
-            }),
+            per_rank: self
+                .per_rank
+                .map(|p| PerRank::new(p.axis(), self.step() - len)),
             ..*self
         }
     }
@@ -213,8 +245,8 @@ impl Access {
     reason = "serde asks for a reference"
 )]
 fn per_rank<S: Serializer>(is: &Option<PerRank>, to: S) -> Result<S::Ok, S::Error> {
-    let axis = is.map_or(0, |p| u16::from(p.axis.0) + 1);
-    match is.map_or(0, |p| p.gap) {
+    let axis = is.map_or(0, |p| u16::from(p.axis().0) + 1);
+    match is.map_or(0, PerRank::gap) {
         0 => to.serialize_u16(axis),
         gap => (axis, gap).serialize(to),
     }
