@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 /// Keys of `[model]` for experts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Experts {
     /// Experts of a layer.
     pub experts: u64,

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 /// Keys of `[model]` for latent attention (DeepSeek): queries, keys and values are projected from
 /// compressed ones.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Latent {
     /// Width of compressed keys and values; 0: attention is not latent.
     pub kv_lora_rank: u64,

@@ -81,6 +81,7 @@ pub struct Model {
 /// Keys of `[model]` whose defaults do not depend on others, read by the names of these fields.
 /// `None` is a default that is derived where the value is used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct ModelOptions {
     /// Code that the model consists of; `None`: that of the policy.
     pub implementation: Option<Implementation>,

@@ -23,6 +23,8 @@ use applies::{
     SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN, SOME_SKIPPED,
 };
 use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::LazyLock;
 
 /// Sections of a scenario file that hold keys (`[sweep]` holds paths of keys instead).
 pub const SECTIONS: [&str; 8] = [
@@ -232,6 +234,18 @@ macro_rules! keys {
     (@field $key:literal $field:literal) => { $field };
 }
 
+/// Keys by section and name, aliases included.
+static BY_NAME: LazyLock<HashMap<(&str, &str), Key>> = LazyLock::new(|| {
+    let mut all = HashMap::new();
+    for key in Key::all() {
+        let info = key.info();
+        for name in std::iter::once(info.key).chain(info.aliases.iter().copied()) {
+            all.entry((info.section, name)).or_insert(key);
+        }
+    }
+    all
+});
+
 impl Key {
     pub(crate) fn info(self) -> &'static KeyInfo {
         &KEYS[self as usize]
@@ -248,10 +262,9 @@ impl Key {
         Self::find(section, key)
     }
 
+    /// Returns the key of a section with this name or alias.
     pub(crate) fn find(section: &str, key: &str) -> Option<Self> {
-        IDS.iter()
-            .copied()
-            .find(|id| id.info().section == section && id.info().is_named(key))
+        BY_NAME.get(&(section, key)).copied()
     }
 
     /// Keys of this name in any section.

@@ -183,7 +183,8 @@ pub(crate) fn read(path: &Path) -> Result<String, String> {
 }
 
 fn read_text(from: impl Read) -> Result<String, String> {
-    let mut bytes = Vec::new();
+    // Most files fit, so two calls read them.
+    let mut bytes = Vec::with_capacity(8 << 10);
     from.take(LONGEST_TEXT as u64 + 1)
         .read_to_end(&mut bytes)
         .map_err(|e| format!("cannot be read: {e}"))?;

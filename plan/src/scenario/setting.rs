@@ -51,17 +51,15 @@ impl Document {
 }
 
 impl Document {
-    /// Returns the keys of a section that `T` has fields for, by their names: given values and
-    /// literal defaults.
+    /// Returns the keys of a section that `T` has fields for, by their names: given values, and
+    /// `T`'s own defaults of the others.
     ///
     /// # Panics
-    /// If a field has no key of its type, which every test that loads a scenario would find.
+    /// If a key is not of its field's type, which every test that gives the key would find.
     pub(crate) fn options<T: DeserializeOwned>(&self, section: &str) -> T {
-        let values = Key::of_section(section).filter_map(|key| {
-            let value = self.value(key).or(DEFAULTS[key as usize].as_ref())?;
-            Some((key.info().key, Plain(value)))
-        });
-        T::deserialize(MapDeserializer::new(values)).unwrap_or_else(|e| panic!("[{section}]: {e}"))
+        let given = Key::of_section(section)
+            .filter_map(|key| Some((key.info().key, Plain(self.value(key)?))));
+        T::deserialize(MapDeserializer::new(given)).unwrap_or_else(|e| panic!("[{section}]: {e}"))
     }
 }
 
@@ -291,9 +289,16 @@ mod tests {
 
     #[test]
     fn defaults_of_options_are_those_of_the_table() {
-        let document = Document::new("defaults".into());
-        let options: ModelOptions = document.options("model");
+        let literal = Key::of_section("model").filter_map(|key| {
+            let value = DEFAULTS[key as usize].as_ref()?;
+            Some((key.info().key, Plain(value)))
+        });
+        let options = ModelOptions::deserialize(MapDeserializer::new(literal)).unwrap();
         assert_eq!(options, ModelOptions::default());
+        let fields = serde_json::to_value(options).unwrap();
+        for field in fields.as_object().unwrap().keys() {
+            assert!(Key::find("model", field).is_some(), "{field} has no key");
+        }
     }
 
     /// A default in parentheses is derived; any other is a value that the key takes.

@@ -9,9 +9,10 @@ use crate::scenario::merge::Document;
 /// Refuses keys of `[model]` that do not apply to the family: silence would hide a mistake.
 pub(super) fn unused_keys(s: &Scenario, d: &Document) -> Checked {
     let family = s.model.family;
-    for key in Key::of_section("model").filter(|key| d.says(*key)) {
+    let unlisted = |key: &Key| d.says(*key) && !family.spec().has(key.info().key);
+    for key in Key::of_section("model").filter(unlisted) {
         let of = families(key.info());
-        if of.is_empty() || of.contains(&family.name()) {
+        if of.is_empty() {
             continue;
         }
         let message = format!(
