@@ -19,7 +19,7 @@ mod replay;
 mod sorted;
 pub mod trace_pool;
 
-pub use arena::{HOST_BASE, Memory, Peak};
+pub use arena::{HOST_BASE, Memory, MemoryState, Peak};
 pub use caching::{AllocatorSettings, CachingAllocator};
 pub use double_buffer::DoubleBuffer;
 pub use ledger::{Ledger, PassPeaks, RunPeak};

@@ -4,7 +4,7 @@ use crate::SimError;
 use crate::engine::Stall;
 use crate::host::{Action, HostCosts, SectionCode};
 use shardlab_plan::ir::{InstrId, Pool, UnitId};
-use shardlab_plan::memory::{AllocError, Counters, Ledger, Memory, PassPeaks};
+use shardlab_plan::memory::{AllocError, Counters, Ledger, Memory, MemoryState, PassPeaks};
 use shardlab_plan::program::{Op, Phase, Program, Section, SectionKind};
 use shardlab_plan::units::Bytes;
 
@@ -15,8 +15,18 @@ pub(crate) struct PassMemory {
     /// Interruptions of the host by the allocator.
     pub(crate) stalls: Vec<Stall>,
     retries: u32,
-    /// Whether everything that it allocated keeps its address forever.
-    fixed: bool,
+    repetition: Repetition,
+}
+
+/// Effect of another pass of the same section right after a pass, if that is certain.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Repetition {
+    /// Not certain: an allocator decides again.
+    Unknown,
+    /// Everything that it allocates keeps its address forever.
+    Fixed,
+    /// It left memory as it had found it, and does the same from there.
+    Same,
 }
 
 /// Allocated and reserved bytes after an instruction.
@@ -34,6 +44,8 @@ pub(crate) struct MemoryRun<'a> {
     pub(crate) passes: Vec<PassMemory>,
     /// Timeline of the last pass for which one was requested.
     pub(crate) timeline: Vec<Sample>,
+    /// State after the last pass, if it is known.
+    state: Option<MemoryState>,
 }
 
 impl<'a> MemoryRun<'a> {
@@ -44,6 +56,7 @@ impl<'a> MemoryRun<'a> {
             ledger: Ledger::new(program, memory),
             passes: Vec::new(),
             timeline: Vec::new(),
+            state: None,
         }
     }
 
@@ -95,11 +108,20 @@ impl<'a> MemoryRun<'a> {
                 });
             }
         }
+        let state = self.ledger.state();
+        let found = std::mem::replace(&mut self.state, state);
+        let repetition = if fixed {
+            Repetition::Fixed
+        } else if found.is_some() && found == self.state {
+            Repetition::Same
+        } else {
+            Repetition::Unknown
+        };
         self.passes.push(PassMemory {
             peaks: self.ledger.end_pass(),
             stalls: stalls.found,
             retries: self.ledger.counters().retries - start.retries,
-            fixed,
+            repetition,
         });
         Ok(())
     }
@@ -110,15 +132,18 @@ impl<'a> MemoryRun<'a> {
         let before = kinds[..self.passes.len()]
             .iter()
             .rposition(|k| *k == SectionKind::Steady);
-        let Some(before) = before.filter(|&i| self.passes[i..].iter().all(|p| p.fixed)) else {
+        let certain = |p: &PassMemory| p.repetition != Repetition::Unknown;
+        let Some(before) = before.filter(|&i| self.passes[i..].iter().all(certain)) else {
             return false;
         };
         self.ledger.repeat_pass(before);
-        self.passes.push(PassMemory {
-            stalls: Vec::new(),
-            retries: 0,
-            ..self.passes[before].clone()
-        });
+        let mut again = self.passes[before].clone();
+        if again.repetition == Repetition::Fixed {
+            // Nothing is taken from the device any more.
+            again.stalls.clear();
+            again.retries = 0;
+        }
+        self.passes.push(again);
         true
     }
 

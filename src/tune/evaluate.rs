@@ -93,6 +93,13 @@ impl<'a> Evaluator<'a> {
         self.memory().scores.len()
     }
 
+    /// Returns the number of instructions of all plans that were predicted.
+    pub(super) fn instrs(&self) -> usize {
+        let memory = self.memory();
+        let scores = memory.scores.values().flatten();
+        scores.map(|score| score.instrs).sum()
+    }
+
     /// Returns the score of a point; `None` if it is impossible, or was not reached.
     pub(super) fn score(&self, point: &Point) -> Option<Score> {
         self.memory().scores.get(point).cloned().flatten()

@@ -35,6 +35,8 @@ pub struct Score {
     pub slack: i64,
     /// What the prediction rests on.
     pub basis: Option<Basis>,
+    /// Instructions of the plan, which the time of a prediction grows with.
+    pub instrs: usize,
 }
 
 impl Score {
@@ -45,6 +47,7 @@ impl Score {
             effect,
             exposed_ms: p.run.exposed_total().ms(),
             basis: p.run.basis.clone(),
+            instrs: p.program.instrs.len(),
         }
     }
 

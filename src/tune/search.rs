@@ -13,6 +13,9 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 pub(super) const EXACT: u64 = 512;
 /// Points after which no further group is opened.
 const MOST: usize = 1500;
+/// Instructions of predicted plans after which no further group is opened: about five seconds on
+/// two cores.
+const MOST_INSTRS: usize = 45_000_000;
 /// Random restarts near the best point.
 const RESTARTS: usize = 6;
 /// Axes that a restart changes.
@@ -76,10 +79,11 @@ fn large(
         best = climb.better(best, group.lean.clone());
     }
     best = climb.climb(best);
+    // The better it is, the more groups are left out.
+    best = polished(climb, eval, best);
     let mut floors = Vec::new();
     for group in &mut groups {
-        let done = eval.stopped() || eval.evaluated() > MOST;
-        if done || is_pruned(group, &order, &best) {
+        if spent(eval) || is_pruned(group, &order, &best) {
             floors.push(group.floor);
             continue;
         }
@@ -100,7 +104,7 @@ fn large(
     best = polished(climb, eval, best);
     let mut random = ChaCha8Rng::seed_from_u64(seed);
     for _ in 0..RESTARTS {
-        if eval.stopped() || eval.evaluated() > MOST {
+        if spent(eval) {
             break;
         }
         let Some(start) = eval.one(kicked(eval, &best.0, &mut random)) else {
@@ -113,6 +117,11 @@ fn large(
     let bound = floors.into_iter().min_by(f64::total_cmp);
     let bound = bound.map(|floor| floor.min(best.1.time()));
     (best, bound)
+}
+
+/// Returns whether a search is to end with what it has.
+fn spent(eval: &Evaluator<'_>) -> bool {
+    eval.stopped() || eval.evaluated() > MOST || eval.instrs() > MOST_INSTRS
 }
 
 /// Returns whether no point of a group can be better than the best one.

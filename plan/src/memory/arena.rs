@@ -1,6 +1,6 @@
 //! All memory of a program: each buffer from the allocator that it names.
 
-use super::caching::{BlockId, CachingAllocator};
+use super::caching::{BlockId, CachingAllocator, Layout};
 use super::double_buffer::DoubleBuffer;
 use super::placement::Placement;
 use super::pool::{PoolAllocator, PoolPlan};
@@ -33,6 +33,14 @@ pub struct Peak {
     pub allocated: Bytes,
     /// Maximum bytes taken from the device.
     pub reserved: Bytes,
+}
+
+/// State of a [`Memory`]: the same allocations and frees have the same effect from equal states.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemoryState {
+    caching: Layout,
+    /// Addresses of the live buffers that the caching allocator holds.
+    blocks: Vec<(BufferId, u64)>,
 }
 
 /// Memory of one rank running one program: the caching allocator, and a planned pool, a double
@@ -225,6 +233,23 @@ impl Memory {
             sum.reserved += c.reserved;
         }
         sum
+    }
+
+    /// Returns the state; `None` if it is not known how a double buffer or a trace pool goes on.
+    #[must_use]
+    pub fn state(&self) -> Option<MemoryState> {
+        if self.double.is_some() || self.traced.is_some() {
+            return None;
+        }
+        let held = (0..).map(BufferId).zip(&self.held);
+        let blocks = held.filter_map(|(id, held)| match held {
+            Held::Block(block) => Some((id, self.caching.block(*block).address)),
+            _ => None,
+        });
+        Some(MemoryState {
+            caching: self.caching.layout()?,
+            blocks: blocks.collect(),
+        })
     }
 
     /// Returns whether a buffer is live.

@@ -26,6 +26,7 @@ mod reclaim;
 mod restore;
 mod settings;
 
+pub(super) use inspect::Layout;
 pub use restore::SegmentState;
 pub use settings::{AllocatorSettings, SettingsError};
 
@@ -52,6 +53,8 @@ const SEGMENT_STEP: u64 = 2 * MIB;
 /// Start (so that no address is 0) and end of the address space.
 const FIRST_ADDRESS: u64 = LARGE_SEGMENT;
 const LAST_ADDRESS: u64 = 1 << 62;
+/// No request is as large. Longer free blocks count as this long.
+const LONGEST: u64 = 1 << 50;
 
 /// No neighbour.
 const NONE: u32 = u32::MAX;
@@ -60,7 +63,7 @@ const NONE: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlockId(u32);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum State {
     Live,
     Free,
@@ -84,8 +87,39 @@ struct Node {
     free_since: u64,
 }
 
-/// Free blocks of one (stream, pool): size, address, node.
-type FreeKey = (u64, u64, u32);
+/// A free block of one (stream, pool), ordered by size, then address.
+///
+/// Size and address in granules, and the node, share one number: allocators compare keys more often
+/// than they do anything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct FreeKey(u128);
+
+impl FreeKey {
+    /// Above the keys of all blocks.
+    const LAST: Self = Self(u128::MAX);
+    const NODE_BITS: u32 = 32;
+    /// A granule is 2^9 bytes.
+    const ADDRESS_BITS: u32 = 64 - 9;
+
+    fn new(size: u64, address: u64, node: u32) -> Self {
+        let size = size.min(LONGEST) / GRANULE;
+        let high = u128::from(size) << Self::ADDRESS_BITS;
+        Self((high | u128::from(address / GRANULE)) << Self::NODE_BITS | u128::from(node))
+    }
+
+    /// Returns the key below those of all blocks with at least this size.
+    fn of_size(size: u64) -> Self {
+        Self::new(size, 0, 0)
+    }
+
+    fn size(self) -> u64 {
+        (self.0 >> (Self::ADDRESS_BITS + Self::NODE_BITS)) as u64 * GRANULE
+    }
+
+    fn node(self) -> u32 {
+        self.0 as u32
+    }
+}
 
 #[derive(Clone, Debug)]
 struct List {
@@ -150,7 +184,7 @@ impl CachingAllocator {
             .0
             .max(1)
             .checked_next_multiple_of(GRANULE)
-            .filter(|&s| s < LAST_ADDRESS);
+            .filter(|&s| s < LONGEST);
         let Some(size) = size else {
             return Err(self.out_of_memory(bytes));
         };
@@ -222,7 +256,7 @@ impl CachingAllocator {
         for list in 0..self.lists.len() {
             let free: Vec<FreeKey> = self.lists[list].free.iter().collect();
             for key in free {
-                let id = key.2;
+                let id = key.node();
                 if self.settings.expandable_segments {
                     self.unmap(id);
                 } else if self.is_whole(id) {
@@ -244,8 +278,8 @@ impl CachingAllocator {
     /// Returns a free segment to the device.
     fn drop_segment(&mut self, list: usize, key: FreeKey) {
         self.lists[list].free.remove(&key);
-        self.counters.reserved -= Bytes(key.0);
-        self.drop_node(key.2);
+        self.counters.reserved -= Bytes(key.size());
+        self.drop_node(key.node());
     }
 
     /// Adds empty lists up to `list`.
@@ -280,20 +314,20 @@ impl CachingAllocator {
             self.searches += 1;
         }
         let free = &self.lists[list].free;
-        let mut at = free.lower_bound(&(size, 0, 0))?;
+        let mut at = free.lower_bound(&FreeKey::of_size(size))?;
         if self.settings.expandable_segments {
             // A block that can still grow counts with the size it can grow to.
             while let Some(next) = free.next(at) {
-                if self.reach(free.get(next).2) >= self.reach(free.get(at).2) {
+                if self.reach(free.get(next).node()) >= self.reach(free.get(at).node()) {
                     break;
                 }
                 at = next;
             }
         }
-        if !self.settings.may_serve(free.get(at).0, size) {
+        if !self.settings.may_serve(free.get(at).size(), size) {
             return None;
         }
-        Some(self.lists[list].free.remove_at(at).2)
+        Some(self.lists[list].free.remove_at(at).node())
     }
 
     /// Takes new memory that holds `size`, as a block outside the free list; `None` if the device
@@ -391,7 +425,9 @@ impl CachingAllocator {
             ..
         } = *self.node(id);
         self.nodes[id as usize].free_since = self.searches;
-        self.lists[list as usize].free.insert((size, address, id));
+        self.lists[list as usize]
+            .free
+            .insert(FreeKey::new(size, address, id));
     }
 
     /// Takes a free or unmapped block out of its list.
@@ -405,7 +441,7 @@ impl CachingAllocator {
         } = *self.node(id);
         let list = &mut self.lists[list as usize];
         if state == State::Free {
-            list.free.remove(&(size, address, id));
+            list.free.remove(&FreeKey::new(size, address, id));
         } else {
             list.unmapped.retain(|&n| n != id);
         }

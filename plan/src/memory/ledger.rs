@@ -2,7 +2,7 @@
 //!
 //! `sim` and `exec` use the same ledger, so predicted and executed peaks agree by construction.
 
-use super::arena::Memory;
+use super::arena::{Memory, MemoryState};
 use super::{AllocError, Counters};
 use crate::ir::{BufferId, InstrId, Role};
 use crate::program::Program;
@@ -106,6 +106,12 @@ impl Ledger {
         self.pass.end_allocated = self.counters.allocated;
         self.passes += 1;
         self.pass
+    }
+
+    /// Returns the state of the memory; see [`Memory::state`].
+    #[must_use]
+    pub fn state(&self) -> Option<MemoryState> {
+        self.memory.state()
     }
 
     /// Counts one more pass that had exactly the effect of pass `before`.

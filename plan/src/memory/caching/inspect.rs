@@ -3,7 +3,44 @@
 use super::{Bytes, CachingAllocator, FreeKey, NONE, Node, SMALL, State};
 use crate::ir::StreamId;
 
+/// A block of an allocator that is in use, or address space without memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::memory) struct Extent {
+    address: u64,
+    size: u64,
+    list: u32,
+    state: State,
+}
+
+/// What decides how an allocator answers further requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::memory) struct Layout {
+    /// In the order of their addresses.
+    extents: Vec<Extent>,
+    next_address: u64,
+}
+
 impl CachingAllocator {
+    /// Returns the layout, if nothing else decides: garbage collection goes by the age of blocks.
+    pub(in crate::memory) fn layout(&self) -> Option<Layout> {
+        if self.collects() {
+            return None;
+        }
+        let used = self.nodes.iter().filter(|n| n.state != State::Vacant);
+        let extent = |n: &Node| Extent {
+            address: n.address,
+            size: n.size,
+            list: n.list,
+            state: n.state,
+        };
+        let mut extents: Vec<Extent> = used.map(extent).collect();
+        extents.sort_unstable();
+        Some(Layout {
+            extents,
+            next_address: self.next_address,
+        })
+    }
+
     /// Returns the bytes reserved for one stream: its segments, or the mapped part of its ranges.
     #[must_use]
     pub fn reserved_of(&self, stream: StreamId) -> Bytes {
@@ -42,8 +79,9 @@ impl CachingAllocator {
         let Some(list) = self.lists.get(list) else {
             return (0, Bytes::ZERO);
         };
-        let add =
-            |(count, largest): (usize, Bytes), key: FreeKey| (count + 1, largest.max(Bytes(key.0)));
+        let add = |(count, largest): (usize, Bytes), key: FreeKey| {
+            (count + 1, largest.max(Bytes(key.size())))
+        };
         list.free.iter().fold((0, Bytes::ZERO), add)
     }
 }

@@ -31,7 +31,7 @@ impl CachingAllocator {
                 .partition(|(_, key)| self.age(*key) as f64 >= average);
             for (list, key) in old {
                 age -= self.age(key);
-                reclaimed += key.0;
+                reclaimed += key.size();
                 self.drop_segment(list, key);
             }
             whole = young;
@@ -50,22 +50,22 @@ impl CachingAllocator {
         }
         let wanted = size.max(limit);
         let free = &self.lists[list].free;
-        if let Some(at) = free.lower_bound(&(wanted, 0, 0)) {
+        if let Some(at) = free.lower_bound(&FreeKey::of_size(wanted)) {
             let key = free.get(at);
-            if self.is_whole(key.2) {
+            if self.is_whole(key.node()) {
                 self.drop_segment(list, key);
             }
             return true;
         }
         let mut released = 0;
         while released < wanted {
-            let Some(key) = self.lists[list].free.before(&(u64::MAX, 0, 0)) else {
+            let Some(key) = self.lists[list].free.before(&FreeKey::LAST) else {
                 break;
             };
-            if key.0 < limit || !self.is_whole(key.2) {
+            if key.size() < limit || !self.is_whole(key.node()) {
                 break;
             }
-            released += key.0;
+            released += key.size();
             self.drop_segment(list, key);
         }
         released >= wanted
@@ -75,10 +75,10 @@ impl CachingAllocator {
     fn whole_segments(&self) -> Vec<(usize, FreeKey)> {
         let large = self.lists.iter().enumerate().step_by(2);
         let keys = large.flat_map(|(list, l)| l.free.iter().map(move |key| (list, key)));
-        keys.filter(|(_, key)| self.is_whole(key.2)).collect()
+        keys.filter(|(_, key)| self.is_whole(key.node())).collect()
     }
 
     fn age(&self, key: FreeKey) -> u64 {
-        self.searches - self.node(key.2).free_since
+        self.searches - self.node(key.node()).free_since
     }
 }
