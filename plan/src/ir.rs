@@ -9,6 +9,7 @@ mod buffer;
 mod collective;
 mod documents;
 mod dtype;
+mod gemm_kind;
 mod host_work;
 mod id;
 mod kernel;
@@ -30,6 +31,7 @@ pub use collective::{
 };
 pub use documents::{Documents, MAX_DOCUMENTS};
 pub use dtype::{DType, Numeric, Values};
+pub use gemm_kind::{Float8Gemm, GemmKind, ScaleMode};
 pub use host_work::HostWorkKind;
 pub use id::{
     AxisId, BufferId, COMPUTE, CollectiveId, CommId, ConstId, CopyId, EventId, GroupId, InstrId,

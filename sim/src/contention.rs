@@ -235,6 +235,7 @@ mod tests {
             on_engines: false,
             local_copy_share: 0,
             measured: true,
+            float8: false,
         }
     }
 

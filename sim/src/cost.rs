@@ -19,6 +19,7 @@ use shardlab_plan::ir::{
     BodyOp, BufferId, CopyKind, DType, InstrId, Kernel, KernelClass, NewtonSchulz,
 };
 use shardlab_plan::program::{Op, Program, StreamKind, Traffic};
+use shardlab_plan::record::Clock;
 use shardlab_plan::units::{Bytes, Flops, Picos};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -123,6 +124,19 @@ impl Costs {
         }
     }
 
+    /// Makes arithmetic as slow as at a clock.
+    pub(crate) fn at(&mut self, clock: &Clock) {
+        for cost in self.all.iter_mut().filter(|c| c.load == Load::Compute) {
+            let factor = match clock.float8_factor {
+                Some(factor) if cost.float8 => factor,
+                _ => clock.arithmetic_factor,
+            };
+            if factor != 1.0 {
+                cost.work = (cost.work as f64 * factor) as u64;
+            }
+        }
+    }
+
     /// Multiplies the durations of a part of the machine by `factor`.
     pub(crate) fn slow(&mut self, part: Part, factor: f64) {
         // A multiplication would not leave the largest picoseconds of a `u64` as they were, since
@@ -215,9 +229,8 @@ fn moved(program: &Program) -> Vec<Traffic> {
 /// Returns an e5m2 kernel as the e4m3 one, and a float16 kernel as the bfloat16 one, if nothing was
 /// measured in float16: devices move both alike and compute them at one rate.
 fn as_measured<'a>(kernel: &'a Kernel, profile: &Profile) -> Cow<'a, Kernel> {
-    // Tensor cores multiply both 8-bit types at one rate.
-    if kernel.dtype == DType::F8E5m2 {
-        let dtype = DType::F8E4m3;
+    let dtype = kernel.dtype.rated();
+    if dtype != kernel.dtype {
         return Cow::Owned(Kernel {
             dtype,
             ..kernel.clone()
@@ -252,11 +265,10 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
             None => {
                 let result = traffic.written.0 as f64 / (m * n * batch) as f64;
                 let (tables, shape) = (&profile.gemm, [m, n, k]);
-                let price = gemm::price(tables, profile, kernel.dtype, result, shape, batch, 1.0);
+                let kind = kernel.gemm_kind();
+                let price = gemm::price(tables, profile, kind, result, shape, batch, 1.0);
                 match gemm::misaligned(&kernel.body, profile) {
-                    factor if gemm::is_measured(tables, kernel.dtype, shape) || factor == 1.0 => {
-                        price
-                    }
+                    factor if gemm::is_measured(tables, kind, shape) || factor == 1.0 => price,
                     factor => Price {
                         us: price.us * factor,
                         ..price
@@ -288,7 +300,7 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
                 experts,
                 weight_gradient,
             };
-            grouped::price(kernel.dtype, shape, traffic.moved(), profile)
+            grouped::price(kernel.gemm_kind(), shape, traffic.moved(), profile)
         }
         KernelClass::Optimizer => match kernel.newton_schulz() {
             Some(of) => muon(kernel, traffic.moved(), profile, of),
@@ -297,11 +309,8 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
         _ => memory::price(kernel, traffic.moved(), profile),
     };
     Price {
-        us: (price.us * gemm::accumulation(&kernel.body, profile))
-            .max(profile.device.min_kernel_us),
-        measured: price.measured
-            && kernel.dtype == asked.dtype
-            && !gemm::scales_blocks(&kernel.body),
+        us: price.us.max(profile.device.min_kernel_us),
+        measured: price.measured && kernel.dtype == asked.dtype.rated(),
     }
 }
 
@@ -358,6 +367,7 @@ fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
         bandwidth: fixed_share(bandwidth),
         fills: fills && price.us >= profile.contention.start_wait_min_us,
         measured: price.measured,
+        float8: kernel.float8_gemm().is_some(),
         ..Cost::of(Picos::from_us(price.us).0, load)
     }
 }

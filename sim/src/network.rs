@@ -87,6 +87,7 @@ impl<'a> Network<'a> {
             on_engines,
             local_copy_share: fixed_share(local_copy_share),
             measured: price.measured,
+            float8: false,
         }
     }
 

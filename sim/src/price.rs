@@ -60,6 +60,9 @@ pub(crate) struct Cost {
     pub(crate) local_copy_share: u32,
     /// Whether the duration comes from measured rows.
     pub(crate) measured: bool,
+    /// Whether it is a kernel with 8-bit matmuls, which the power limit slows by a factor of its
+    /// own.
+    pub(crate) float8: bool,
 }
 
 impl Cost {
@@ -78,6 +81,7 @@ impl Cost {
             on_engines: false,
             local_copy_share: 0,
             measured: false,
+            float8: false,
         }
     }
 }

@@ -116,7 +116,7 @@ pub fn simulate_counted(
     let memory = run_memory(program, profile, options, &sections, &host)?;
     let clock = clock(program, profile, options, &costs, &sections, &memory, &host)?;
     if let Some(clock) = &clock {
-        costs.slow(Part::Arithmetic, clock.arithmetic_factor);
+        costs.at(clock);
         check_costs(&costs)?;
     }
     let mut steady = match (options.steps, options.jitter > 0.0) {

@@ -80,6 +80,8 @@ fn pair(row: &Row, mut profile: Profile) -> (f64, f64) {
     profile.gemm = vec![GemmTable {
         source: "pair".into(),
         dtype: DType::Bf16,
+        scaling: None,
+        fast_accum: None,
         rows: vec![GemmRow(m, n, k, row.alone.0)],
     }];
     let moved = 1 << 30;

@@ -162,6 +162,7 @@ fn what_is_saved_beside_arithmetic_is_paid_back_in_part_at_the_power_limit() {
         source: "test".to_owned(),
         arithmetic_share: 0.6,
         arithmetic_slope: 0.2,
+        float8_slope: None,
     });
     // 80 of 100 us: f = 1 + 0.2 (s - 0.6) with s = 80 f / (80 f + 20), so 80 f² - 66.4 f - 17.6 =
     // 0.

@@ -151,6 +151,7 @@ impl Onto {
             memory_mib: self.profile.device.memory_mib,
             arithmetic_share: power.map_or(1.0, |p| p.arithmetic_share),
             arithmetic_slope: power.map_or(0.0, |p| p.arithmetic_slope),
+            float8_slope: power.and_then(|p| p.float8_slope),
         }
     }
 

@@ -16,11 +16,12 @@ mod warm;
 mod watch;
 mod wires;
 
-use super::steps::{Between, Observed, On, Shown, Totals, means_alone, run};
+use super::steps::{Between, Observed, On, Shown, Totals, means_alone, run, run_with};
 use super::{AddedKernels, Options, UserScenario};
 use crate::device::cuda::{Context, CudaFactory, CudaOptions};
 use crate::train::TrainError;
 use bench::Bench;
+use shardlab_plan::ir::ScaleMode;
 use shardlab_plan::program::{Op, Program, SectionKind};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -51,6 +52,8 @@ struct Measured {
     driver: i32,
     multiprocessors: u32,
     memory_mib: u64,
+    /// Recipes of 8-bit matmuls that the GPU has.
+    scalings: Vec<ScaleMode>,
     steps: Totals,
     gemm: Vec<super::grid::GemmTable>,
     attention: Vec<super::grid::AttentionRows>,
@@ -98,6 +101,8 @@ pub struct Base {
     pub arithmetic_share: f64,
     /// Slowdown of arithmetic above this share: the fraction of its time per unit of share.
     pub arithmetic_slope: f64,
+    /// The same for 8-bit matmuls, if known.
+    pub float8_slope: Option<f64>,
 }
 
 /// Relative difference of device memory between GPUs of one kind: the driver reserves different
@@ -152,6 +157,7 @@ pub fn add_kernels_cuda(
         let power = warm::Power {
             share: base.arithmetic_share,
             slope: base.arithmetic_slope,
+            float8_slope: base.float8_slope,
         };
         let beat = || watch.beat();
         let on = On {
@@ -226,9 +232,20 @@ fn open(
         driver: context.driver,
         multiprocessors: context.multiprocessors,
         memory_mib: total >> 20,
+        scalings: scalings(context.capability),
         ..Measured::default()
     };
     Ok((factory, m))
+}
+
+/// Returns the recipes of 8-bit matmuls that cuBLASLt has on GPUs of a compute capability: scales
+/// per row are Hopper's alone.
+fn scalings(capability: (u32, u32)) -> Vec<ScaleMode> {
+    match capability {
+        (..=7, _) | (8, ..=8) => Vec::new(),
+        (9, _) => vec![ScaleMode::Tensorwise, ScaleMode::Rowwise],
+        _ => vec![ScaleMode::Tensorwise],
+    }
 }
 
 fn measure(
@@ -268,7 +285,7 @@ fn measure(
     watch.say("joining for gaps between kernels");
     let spacing = host::spacing(&all, false).map_err(fault)?;
     let one = Bench::new(&factory, 1, watch);
-    let jobs = jobs(options, ranks, models::runs());
+    let jobs = jobs(options, ranks, models::runs(&m.scalings));
     let sharded = sharded_steps(&factory, &jobs, ranks, watch)?;
     watch.say("GEMMs, attention, host");
     grid::measure(&one, &mut m).map_err(fault)?;
@@ -455,7 +472,7 @@ enum Job<'a> {
 impl Job<'_> {
     fn name(&self) -> String {
         match self {
-            Self::Model((name, ..)) => name.clone(),
+            Self::Model(model) => model.name.clone(),
             Self::UserScenario { scenario, sharded } => {
                 let ranks = if *sharded { "all ranks" } else { "one rank" };
                 format!("{}, {ranks}", scenario.name())
@@ -465,14 +482,17 @@ impl Job<'_> {
 
     fn is_sharded(&self) -> bool {
         match self {
-            Self::Model((.., sharded)) | Self::UserScenario { sharded, .. } => *sharded,
+            Self::Model(models::Run { sharded, .. }) | Self::UserScenario { sharded, .. } => {
+                *sharded
+            }
         }
     }
 
     fn run(&self, on: &On<'_, CudaFactory>, ranks: u32) -> Result<Observed, TrainError> {
         match self {
-            Self::Model((_, model, variant, policy, _)) => {
-                run(on, model, *variant, policy, ranks, Duration::ZERO)
+            Self::Model(run) => {
+                let what = (&*run.model, run.variant, run.policy, &run.sets[..]);
+                run_with(on, what, ranks, Duration::ZERO)
             }
             Self::UserScenario { scenario, .. } => {
                 scenario.observe(on, USER_LAYERS, ranks, Duration::ZERO)

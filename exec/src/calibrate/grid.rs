@@ -4,7 +4,9 @@ use super::{single, typical};
 use crate::base::operand::{LaunchContext, RawRange};
 use crate::device::NO_HYPER;
 use crate::kernels;
-use shardlab_plan::ir::{AttentionShape, DType, Documents, KernelClass, OpKind, Real, op};
+use shardlab_plan::ir::{
+    AttentionShape, DType, Documents, GemmKind, KernelClass, OpKind, Real, op,
+};
 use std::time::{Duration, Instant};
 
 /// Element types that models compute in.
@@ -92,8 +94,8 @@ fn time(
     })
 }
 
-/// Element type, and microseconds for each `[m, n, k]`.
-pub(super) type GemmTable = (DType, Vec<([u64; 3], f64)>);
+/// Kind, and microseconds for each `[m, n, k]`.
+pub(super) type GemmTable = (GemmKind, Vec<([u64; 3], f64)>);
 
 /// Measures GEMMs by element type: `[m, n, k]` and the mean over the operand layouts of a training
 /// step.
@@ -135,7 +137,7 @@ pub(super) fn gemm(budget: Duration) -> Vec<GemmTable> {
                     .sum();
                 rows.push(([m, n, k], us / 3.0));
             }
-            (dtype, rows)
+            (GemmKind::of(dtype), rows)
         })
         .collect()
 }

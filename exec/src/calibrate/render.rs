@@ -5,7 +5,7 @@ use super::grid::{AttentionRows, DTYPES, GemmTable};
 use super::steps::Totals;
 use super::{Measured, Together};
 use shardlab_plan::hardware::{MEMORY_CLASSES, SectionText};
-use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType};
+use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType, GemmKind};
 use std::collections::BTreeMap;
 
 /// Returns the source of a section's numbers, which names the values that were not measured.
@@ -120,7 +120,7 @@ pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
     let machine = &m.machine;
     let mut out = String::new();
     let peak = |dtype: DType| {
-        let table = m.gemm.iter().find(|t| t.0 == dtype);
+        let table = m.gemm.iter().find(|t| t.0 == GemmKind::of(dtype));
         let rates = table.into_iter().flat_map(|t| &t.1).map(|r| rate(r.0, r.1));
         rates.fold(1.0, f64::max)
     };
@@ -160,7 +160,7 @@ pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
         .set("memory_mib", machine.memory_mib)
         .set("memory_gbps", num(memory_gbps))
         .set("l2_mib", machine.cache_mib)
-        .set("tflops", by_dtype(&f32s, &bf16s))
+        .set("tflops", by_dtype(&f32s, &bf16s, None))
         .set("kernel_gap_us", &gap)
         .set("graph_gap_us", &gap)
         .set("launch_latency_us", &latency)
@@ -236,8 +236,9 @@ pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
 }
 
 /// Formats a number for each element type; 16-bit types have the same one.
-pub(super) fn by_dtype(f32s: &str, bf16s: &str) -> String {
-    format!("{{ f32 = {f32s}, bf16 = {bf16s}, f16 = {bf16s} }}")
+pub(super) fn by_dtype(f32s: &str, bf16s: &str, float8s: Option<&str>) -> String {
+    let float8s = float8s.map_or(String::new(), |x| format!(", f8e4m3 = {x}"));
+    format!("{{ f32 = {f32s}, bf16 = {bf16s}, f16 = {bf16s}{float8s} }}")
 }
 
 /// Formats the host work of a framework where there is none; a step ends `tail_us` microseconds
@@ -306,11 +307,19 @@ fn efficiency(out: &mut String, m: &Measured, memory_gbps: f64) {
         x.get(x.len() / 2).copied()
     };
     let peak = |dtype: DType| {
-        let rows = m.gemm.iter().filter(|t| t.0 == dtype).flat_map(|t| &t.1);
+        let rows = m
+            .gemm
+            .iter()
+            .filter(|t| t.0 == GemmKind::of(dtype))
+            .flat_map(|t| &t.1);
         rows.map(|r| rate(r.0, r.1)).fold(1.0, f64::max)
     };
     let large = |dtype: DType| {
-        let rows = m.gemm.iter().filter(|t| t.0 == dtype).flat_map(|t| &t.1);
+        let rows = m
+            .gemm
+            .iter()
+            .filter(|t| t.0 == GemmKind::of(dtype))
+            .flat_map(|t| &t.1);
         let rates = rows
             .filter(|r| r.0.iter().product::<u64>() >= 1 << 20)
             .map(|r| rate(r.0, r.1) / peak(dtype));
@@ -350,7 +359,7 @@ fn efficiency(out: &mut String, m: &Measured, memory_gbps: f64) {
             "source",
             taken.source(m.machine.source("medians of the tables below")),
         )
-        .set("gemm", by_dtype(&num(f32s), &num(bf16s)))
+        .set("gemm", by_dtype(&num(f32s), &num(bf16s), None))
         .explained(
             "gemm_tiles",
             "[[8, 8, 1.0]]",
@@ -370,25 +379,29 @@ fn efficiency(out: &mut String, m: &Measured, memory_gbps: f64) {
 
 fn products(out: &mut String, m: &Tables<'_>) {
     let shape = |[a, b, c]: [u64; 3], us: f64| format!("{a}, {b}, {c}, {}", num(us));
-    let mut table = |table: &'static str, what: &str, dtype: DType, list: Vec<String>| {
-        SectionText::new(table)
+    let mut table = |table: &'static str, what: &str, kind: GemmKind, list: Vec<String>| {
+        let mut section = SectionText::new(table)
             .text("source", (m.source)(what))
-            .text("dtype", dtype)
-            .set("rows", rows(list))
-            .write(out);
+            .text("dtype", kind.dtype);
+        if let Some(float8) = kind.float8 {
+            section = section
+                .text("scaling", float8.scaling.name())
+                .set("fast_accum", float8.fast_accum);
+        }
+        section.set("rows", rows(list)).write(out);
     };
-    for (name, measured) in [("gemm", &m.steps.gemm), ("conv", &m.steps.conv)] {
-        for dtype in DTYPES {
-            let of = || measured.iter().filter(|r| r.0.0 == dtype);
-            if of().next().is_some() {
-                let list = of().map(|((_, s), t)| shape(*s, t.us())).collect();
-                table(name, "within steps", dtype, list);
-            }
+    let gemm = m.steps.gemm.iter().map(|(&(kind, s), t)| (kind, s, t.us()));
+    let conv = m.steps.conv.iter();
+    let conv = conv.map(|(&(dtype, s), t)| (GemmKind::of(dtype), s, t.us()));
+    for (name, measured) in [("gemm", gemm.collect()), ("conv", conv.collect::<Vec<_>>())] {
+        for of in measured.chunk_by(|a, b| a.0 == b.0) {
+            let list = of.iter().map(|&(_, s, us)| shape(s, us)).collect();
+            table(name, "within steps", of[0].0, list);
         }
     }
-    for (dtype, list) in m.gemm {
+    for (kind, list) in m.gemm {
         let list = list.iter().map(|(s, us)| shape(*s, *us)).collect();
-        table("gemm", "alone, mean over operand layouts", *dtype, list);
+        table("gemm", "alone, mean over operand layouts", *kind, list);
     }
 }
 

@@ -397,9 +397,19 @@ pub(super) fn run<F: DeviceFactory>(
     ranks: u32,
     time: Duration,
 ) -> Result<Observed, TrainError> {
+    run_with(on, (model, variant, policy, &[]), ranks, time)
+}
+
+/// Runs steps of a model with further keys.
+pub(super) fn run_with<F: DeviceFactory>(
+    on: &On<'_, F>,
+    (model, variant, policy, sets): (&str, Variant, &str, &[String]),
+    ranks: u32,
+    time: Duration,
+) -> Result<Observed, TrainError> {
     let text = scenario_text(on.hardware, model, variant, policy, ranks);
     let scenario =
-        scenario::parse("calibration", &text, &[]).map_err(|e| TrainError::Plan(e.to_string()))?;
+        scenario::parse("calibration", &text, sets).map_err(|e| TrainError::Plan(e.to_string()))?;
     run_scenario(on, &scenario, time)
 }
 

@@ -1,6 +1,7 @@
 //! The table.
 
 use crate::config::AttentionBackend;
+use crate::ir::ScaleMode;
 use IfAbsent::{Is, Required, Unknown};
 use Kind::{ByDtype, Dtype, Flag, Integer, Number, Rows, Text, Word};
 use Range::{AtLeastOne, NotNegative, Positive, Rate, Scale, Share};
@@ -325,6 +326,7 @@ pub const SECTIONS: &[Section] = &[
         "source" Text, "", Required, "where the numbers come from";
         "arithmetic_share" Number(Share), "", Required, "share of a step that matmuls, convolutions and attention may take at full clock";
         "arithmetic_slope" Number(Share), "", Required, "how much longer they take above it, per unit of share";
+        "float8_slope" Number(Share), "", Unknown, "the same for 8-bit matmuls; without it `arithmetic_slope`";
     }),
     section!(optional "scale" "Correction factors on the time of components, as those of `sim --scale`." {
         "source" Text, "", Required, "where the numbers come from";
@@ -342,7 +344,7 @@ pub const SECTIONS: &[Section] = &[
         "attention" Number(Rate), "", Required, "attention, forward";
         "attention_backward" Number(Rate), "", Required, "attention, backward";
         "attention_backend" Word(AttentionBackend::WORDS), "", Unknown, "library of `attention` and of `[[attention]]` tables without `backend`: the one that PyTorch picks";
-        "float8_full_accumulation" Number(AtLeastOne), "", Unknown, "time of 8-bit matmuls that add up in float32 (`use_fast_accum = False`), relative to those that add up with the precision of tensor cores. Without it, both take as long";
+        "float8_full_accumulation" Number(AtLeastOne), "", Unknown, "time of 8-bit matmuls that add up in float32 (`use_fast_accum = False`), relative to those that add up with the precision of tensor cores, where no `[[gemm]]` table has them. Without it, both take as long";
         "attention_backward_fixed_order" Number(Positive), "", Unknown, "time with a fixed order of sums, relative to the tables. Without it, deterministic steps are priced like others, and the prediction says so";
     }),
     section!(optional "efficiency.gemm_misaligned" "Slowdown of a 16-bit matmul if the rows of an operand do not start at multiples of 16 bytes." {
@@ -359,6 +361,8 @@ pub const SECTIONS: &[Section] = &[
     section!(array "gemm" "Measured matmuls." {
         "source" Text, "", Required, "where the rows come from";
         "dtype" Dtype, "", Required, "element type";
+        "scaling" Word(ScaleMode::WORDS), "", Unknown, "recipe of 8-bit matmuls (`precision.float8_recipe`); without it `tensorwise`. Recipes without a table are priced by those of `tensorwise`";
+        "fast_accum" Flag, "", Unknown, "whether 8-bit matmuls add up with the precision of tensor cores (`use_fast_accum`) or in float32; without it `true`";
         "rows" GEMM_ROWS, "", Required, "measured shapes";
     }),
     section!(array "conv" "Measured convolutions, as the equivalent matmuls." {

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 const SHARE: &str = "power.arithmetic_share";
 const FACTOR: &str = "power.arithmetic_factor";
+const FLOAT8_FACTOR: &str = "power.float8_factor";
 
 /// The clock of a run's steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -12,6 +13,8 @@ pub struct Clock {
     pub arithmetic_share: f64,
     /// Their time relative to that at full clock.
     pub arithmetic_factor: f64,
+    /// That of 8-bit matmuls; `None` if there are none.
+    pub float8_factor: Option<f64>,
 }
 
 impl Clock {
@@ -22,6 +25,9 @@ impl Clock {
         };
         fact(SHARE, self.arithmetic_share);
         fact(FACTOR, self.arithmetic_factor);
+        if let Some(factor) = self.float8_factor {
+            fact(FLOAT8_FACTOR, factor);
+        }
     }
 
     /// Reads the clock from the environment of a run; `None` if it has none.
@@ -31,6 +37,7 @@ impl Clock {
         Some(Self {
             arithmetic_share: fact(SHARE)?,
             arithmetic_factor: fact(FACTOR)?,
+            float8_factor: fact(FLOAT8_FACTOR),
         })
     }
 }
@@ -46,10 +53,17 @@ mod tests {
         let clock = Clock {
             arithmetic_share: 0.8215,
             arithmetic_factor: 1.0565,
+            float8_factor: None,
         };
         clock.tell(&mut environment);
         assert_eq!(Clock::from_environment(&environment), Some(clock));
         assert_eq!(environment.len(), 3);
+        let both = Clock {
+            float8_factor: Some(1.0315),
+            ..clock
+        };
+        both.tell(&mut environment);
+        assert_eq!(Clock::from_environment(&environment), Some(both));
         environment.insert(SHARE.to_owned(), "most".to_owned());
         assert_eq!(Clock::from_environment(&environment), None);
     }

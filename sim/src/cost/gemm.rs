@@ -3,7 +3,7 @@
 
 use super::Price;
 use crate::hardware::{GemmRow, GemmTable, MemoryClass, Profile};
-use shardlab_plan::ir::{BodyOp, DType, OpKind, Slot};
+use shardlab_plan::ir::{BodyOp, DType, Float8Gemm, GemmKind, OpKind, ScaleMode};
 use shardlab_plan::units::Bytes;
 
 /// Output tiles of a kernel (rows, columns) and its efficiency relative to the best one, from large
@@ -60,23 +60,73 @@ fn formula(profile: &Profile, dtype: DType, result: f64, [m, n, k]: [u64; 3], ba
     best.max(bytes / profile.device.memory_gbps / 1e3)
 }
 
+/// Returns the rows of a kind.
+fn rows(tables: &[GemmTable], kind: GemmKind) -> impl Iterator<Item = &GemmRow> {
+    tables
+        .iter()
+        .filter(move |t| t.kind() == kind)
+        .flat_map(|t| &t.rows)
+}
+
+/// Returns the kind whose rows price a GEMM: its own, or if it has none, that of 8-bit GEMMs with
+/// one scale per factor, which adds up alike or at least is in 8 bits.
+fn priced_by(tables: &[GemmTable], kind: GemmKind) -> GemmKind {
+    let Some(float8) = kind.float8 else {
+        return kind;
+    };
+    let whole = Float8Gemm {
+        scaling: ScaleMode::Tensorwise,
+        ..float8
+    };
+    let as_float8 = |of| GemmKind {
+        float8: Some(of),
+        ..kind
+    };
+    let mut all = [float8, whole].into_iter().map(as_float8);
+    let found = all.find(|&kind| rows(tables, kind).next().is_some());
+    found.unwrap_or_else(|| as_float8(Float8Gemm::FASTEST))
+}
+
+/// Returns the slowdown of 8-bit GEMMs that add up in float32 relative to those that do not.
+fn accumulation(kind: GemmKind, by: GemmKind, profile: &Profile) -> f64 {
+    let fast = |kind: GemmKind| kind.float8.is_none_or(|of| of.fast_accum);
+    match (fast(kind), fast(by)) {
+        (false, true) => profile.efficiency.float8_full_accumulation.unwrap_or(1.0),
+        _ => 1.0,
+    }
+}
+
 /// Prices a GEMM from `tables`, whose rows do not depend on the type of the result. Elements of it
 /// take `result` bytes, and `relative` scales the default efficiency.
 pub(super) fn price(
     tables: &[GemmTable],
     profile: &Profile,
-    dtype: DType,
+    kind: impl Into<GemmKind>,
     result: f64,
     shape: [u64; 3],
     batch: u64,
     relative: f64,
 ) -> Price {
-    let rows = || {
-        tables
-            .iter()
-            .filter(|t| t.dtype == dtype)
-            .flat_map(|t| &t.rows)
-    };
+    let kind = kind.into();
+    let by = priced_by(tables, kind);
+    let price = price_by(tables, profile, by, result, shape, batch, relative);
+    Price {
+        us: price.us * accumulation(kind, by, profile),
+        measured: price.measured && by == kind,
+    }
+}
+
+/// Prices a GEMM by the rows of a kind.
+fn price_by(
+    tables: &[GemmTable],
+    profile: &Profile,
+    kind: GemmKind,
+    result: f64,
+    shape: [u64; 3],
+    batch: u64,
+    relative: f64,
+) -> Price {
+    let (rows, dtype) = (|| rows(tables, kind), kind.dtype);
     if let Some(row) = rows().find(|r| batch == 1 && [r.0, r.1, r.2] == shape) {
         return Price {
             us: row.3,
@@ -143,29 +193,9 @@ pub(super) fn misaligned(body: &[BodyOp], profile: &Profile) -> f64 {
     }
 }
 
-/// Returns the slowdown of a kernel's 8-bit GEMMs because they add up in float32.
-pub(super) fn accumulation(body: &[BodyOp], profile: &Profile) -> f64 {
-    let full = |op: &BodyOp| matches!(op.op, OpKind::ScaledGemm(gemm) if !gemm.fast);
-    let factor = profile.efficiency.float8_full_accumulation;
-    factor.filter(|_| body.iter().any(full)).unwrap_or(1.0)
-}
-
-/// Returns whether a kernel has 8-bit GEMMs with a scale per block. Tables are of GEMMs with one
-/// per tensor or row, by which these are estimated.
-pub(super) fn scales_blocks(body: &[BodyOp]) -> bool {
-    let grid = |slot: &Slot| slot.dtype == DType::U8 || slot.shape.last().is_some_and(|&n| n > 1);
-    let blocks = |op: &BodyOp| op.inputs.iter().skip(2).take(2).any(grid);
-    let mut gemms = body.iter();
-    gemms.any(|op| matches!(op.op, OpKind::ScaledGemm(_)) && blocks(op))
-}
-
 /// Returns whether a table has a row of exactly this GEMM, which then needs no correction.
-pub(super) fn is_measured(tables: &[GemmTable], dtype: DType, [m, n, k]: [u64; 3]) -> bool {
-    let mut rows = tables
-        .iter()
-        .filter(|t| t.dtype == dtype)
-        .flat_map(|t| &t.rows);
-    rows.any(|r| [r.0, r.1, r.2] == [m, n, k])
+pub(super) fn is_measured(tables: &[GemmTable], kind: GemmKind, [m, n, k]: [u64; 3]) -> bool {
+    rows(tables, kind).any(|r| [r.0, r.1, r.2] == [m, n, k])
 }
 
 /// Additional time of our fused GEMM over the library's, as a share.
@@ -207,8 +237,8 @@ pub(super) fn with_epilogue(
 #[cfg(test)]
 mod tests {
     use super::{FUSED_OVERHEAD, misaligned, overlapped, price, with_epilogue};
-    use crate::hardware::{self, GemmTable, MemoryClass, Profile};
-    use shardlab_plan::ir::DType;
+    use crate::hardware::{self, GemmRow, GemmTable, MemoryClass, Profile};
+    use shardlab_plan::ir::{DType, Float8Gemm, GemmKind, ScaleMode};
     use shardlab_plan::units::Bytes;
     use std::collections::BTreeMap;
 
@@ -228,6 +258,8 @@ mod tests {
                 let table = GemmTable {
                     source: "all but one".to_owned(),
                     dtype: DType::Bf16,
+                    scaling: None,
+                    fast_accum: None,
                     rows: others.map(|(_, r)| *r).collect(),
                 };
                 let us = price(&[table], profile, DType::Bf16, 2.0, *shape, 1, 1.0).us;
@@ -253,6 +285,56 @@ mod tests {
             );
             assert!(rows > 100 && mean < 0.0485, "{name}: {mean}");
         }
+    }
+
+    /// An 8-bit GEMM is priced by the table of its recipe and sums; without one by that of tensors
+    /// with the same sums, then by the fastest and the factor of float32 sums.
+    #[test]
+    fn eight_bits_are_priced_by_the_nearest_recipe() {
+        let mut profile = hardware::load("h100-80").unwrap();
+        let slower = profile.efficiency.float8_full_accumulation.unwrap();
+        let kind = |scaling, fast_accum| GemmKind {
+            dtype: DType::F8E4m3,
+            float8: Some(Float8Gemm {
+                scaling,
+                fast_accum,
+            }),
+        };
+        let [whole, row, block] = [
+            ScaleMode::Tensorwise,
+            ScaleMode::Rowwise,
+            ScaleMode::Blockwise,
+        ];
+        let shape = [8192, 4096, 4096];
+        let of = |profile: &Profile, scaling, fast| {
+            let kind = kind(scaling, fast);
+            let p = price(&profile.gemm, profile, kind, 2.0, shape, 1, 1.0);
+            (p.us, p.measured)
+        };
+        let (us, measured) = of(&profile, whole, true);
+        assert!(!measured);
+        assert_eq!(of(&profile, row, true), (us, false));
+        assert_eq!(of(&profile, block, false), (us * slower, false));
+        let table = |scaling, fast, us| GemmTable {
+            source: "test".to_owned(),
+            dtype: DType::F8E4m3,
+            scaling: Some(scaling),
+            fast_accum: Some(fast),
+            rows: vec![GemmRow(8192, 4096, 4096, us)],
+        };
+        profile.gemm.push(table(whole, true, 200.0));
+        assert_eq!(of(&profile, whole, true), (200.0, true));
+        assert_eq!(of(&profile, row, true), (200.0, false));
+        assert_eq!(of(&profile, row, false), (200.0 * slower, false));
+        profile.gemm.push(table(whole, false, 230.0));
+        profile.gemm.push(table(row, true, 210.0));
+        assert_eq!(of(&profile, whole, false), (230.0, true));
+        assert_eq!(of(&profile, block, false), (230.0, false));
+        assert_eq!(of(&profile, row, true), (210.0, true));
+        assert_eq!(of(&profile, row, false), (230.0, false));
+        // Those in 16 bits are not concerned.
+        let bf16 = |p: &Profile| price(&p.gemm, p, DType::Bf16, 2.0, shape, 1, 1.0).us;
+        assert_eq!(bf16(&profile), bf16(&hardware::load("h100-80").unwrap()));
     }
 
     /// Every GEMM of a linear layer has its in and out features as lengths of rows, and tokens

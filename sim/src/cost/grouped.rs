@@ -8,7 +8,7 @@
 use super::Price;
 use super::gemm;
 use crate::hardware::Profile;
-use shardlab_plan::ir::DType;
+use shardlab_plan::ir::GemmKind;
 use shardlab_plan::units::Bytes;
 
 /// Sizes of one grouped GEMM, as in its cost class.
@@ -31,18 +31,19 @@ fn padded(rows: u64, experts: u64, tile: u64) -> u64 {
 }
 
 /// Prices a grouped GEMM that moves `moved` bytes.
-pub(super) fn price(dtype: DType, s: Shape, moved: Bytes, profile: &Profile) -> Price {
-    let size = dtype.size() as f64;
+pub(super) fn price(kind: impl Into<GemmKind>, s: Shape, moved: Bytes, profile: &Profile) -> Price {
+    let kind = kind.into();
+    let size = kind.dtype.size() as f64;
     // The rate of one GEMM over all rows; of weight gradients, that of a result as large as an
     // expert's, once per expert.
     let one = if s.weight_gradient {
         let rows = padded(s.rows, s.experts, STEP).div_ceil(s.experts).max(1);
         let (shape, batch) = ([s.n, s.k, rows], s.experts);
-        gemm::price(&profile.gemm, profile, dtype, size, shape, batch, 1.0)
+        gemm::price(&profile.gemm, profile, kind, size, shape, batch, 1.0)
     } else {
         let rows = padded(s.rows, s.experts, TILE);
         let shape = [rows, s.n, s.k];
-        gemm::price(&profile.gemm, profile, dtype, size, shape, 1, 1.0)
+        gemm::price(&profile.gemm, profile, kind, size, shape, 1, 1.0)
     };
     let bound = moved.0 as f64 / profile.device.memory_gbps / 1e3;
     Price {
@@ -55,6 +56,7 @@ pub(super) fn price(dtype: DType, s: Shape, moved: Bytes, profile: &Profile) -> 
 mod tests {
     use super::*;
     use crate::hardware;
+    use shardlab_plan::ir::DType;
 
     fn us(s: Shape, moved: u64) -> f64 {
         let profile = hardware::load("h100-80").unwrap();

@@ -85,6 +85,20 @@ fn check(p: &Profile) -> Result<(), (&'static str, String)> {
             return Err((key, message));
         }
     }
+    for table in p.gemm.iter().chain(&p.conv) {
+        let about_float8 = [
+            ("scaling", table.scaling.is_some()),
+            ("fast_accum", table.fast_accum.is_some()),
+        ];
+        let given = about_float8.into_iter().find(|(_, given)| *given);
+        if let (Some((key, _)), None) = (given, table.dtype.float8_max()) {
+            let message = format!(
+                "[[gemm]] with dtype = \"{}\" and {key}: only 8-bit matmuls have scales",
+                table.dtype
+            );
+            return Err(("gemm", message));
+        }
+    }
     for backend in p.attention.iter().filter_map(|t| t.backend) {
         if p.attention_backend.iter().all(|r| r.backend != backend) {
             let message = format!(
@@ -113,6 +127,7 @@ mod tests {
     use super::super::profile::MemoryClass;
     use super::super::source::{SHIPPED, shipped};
     use super::*;
+    use shardlab_plan::ir::{Float8Gemm, ScaleMode};
 
     fn text(name: &str) -> &'static str {
         SHIPPED.iter().find(|s| s.0 == name).unwrap().1
@@ -277,6 +292,37 @@ mod tests {
         }
     }
 
+    /// Tables of 8-bit matmuls say what they measured; those of other types have nothing to say.
+    #[test]
+    fn only_8_bit_matmuls_have_scales() {
+        let with = |keys: &str| {
+            let table =
+                format!("\n[[gemm]]\nsource = \"test\"\n{keys}\nrows = [[64, 64, 64, 9.0]]\n");
+            let text = format!("{}{table}", text("h100-80"));
+            parse("x.toml", &text)
+        };
+        let kind = |keys: &str| {
+            let profile = with(keys).unwrap();
+            profile.gemm.last().unwrap().kind().float8.unwrap()
+        };
+        assert_eq!(kind("dtype = \"f8e4m3\""), Float8Gemm::FASTEST);
+        assert_eq!(
+            kind("dtype = \"f8e5m2\"\nscaling = \"blockwise\"\nfast_accum = false"),
+            Float8Gemm {
+                scaling: ScaleMode::Blockwise,
+                fast_accum: false
+            }
+        );
+        let refused = |keys: &str| with(keys).unwrap_err().to_string();
+        let message = refused("dtype = \"bf16\"\nfast_accum = true");
+        assert!(
+            message.contains("dtype = \"bf16\" and fast_accum: only 8-bit matmuls have scales"),
+            "{message}"
+        );
+        let message = refused("dtype = \"f8e4m3\"\nscaling = \"rowise\"");
+        assert!(message.contains("rowwise"), "{message}");
+    }
+
     #[test]
     fn a_power_limit_has_a_share_and_a_slope_below_one_and_a_source() {
         let text = text("h200-nvlink-exec");
@@ -356,7 +402,7 @@ mod tests {
             Kind::Flag => "true".to_owned(),
             Kind::Integer(low, _) => low.to_string(),
             Kind::Number(range) => number(range).to_owned(),
-            Kind::Dtype => "\"f32\"".to_owned(),
+            Kind::Dtype => "\"f8e4m3\"".to_owned(),
             Kind::Word(words) => format!("{:?}", words[0]),
             Kind::ByDtype(range) => format!("{{ f32 = {0}, bf16 = {0} }}", number(range)),
             Kind::Rows { sizes, last, .. } => {

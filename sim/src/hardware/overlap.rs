@@ -15,7 +15,7 @@ pub(super) fn reconcile(p: &mut Profile) {
     let gemm = |r: &mut GemmRow| ([r.0, r.1, r.2], r.3);
     let time = |r: &mut GemmRow, us| r.3 = us;
     for tables in [&mut p.gemm, &mut p.conv] {
-        agree(tables, |t| (t.dtype, &mut t.rows), gemm, time);
+        agree(tables, |t| (t.kind(), &mut t.rows), gemm, time);
     }
     agree(
         &mut p.attention,
@@ -96,6 +96,8 @@ mod tests {
         let table = |dtype, rows: &[(u64, f64)]| GemmTable {
             source: "test".to_owned(),
             dtype,
+            scaling: None,
+            fast_accum: None,
             rows: rows.iter().map(|&(m, us)| GemmRow(m, 8, 8, us)).collect(),
         };
         p.gemm = vec![

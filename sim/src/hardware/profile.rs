@@ -4,7 +4,9 @@
 use crate::part::Part;
 use serde::Deserialize;
 use shardlab_plan::config::AttentionBackend;
-use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType, Documents, KernelClass};
+use shardlab_plan::ir::{
+    AttentionShape, CollectiveKind, DType, Documents, Float8Gemm, GemmKind, KernelClass, ScaleMode,
+};
 use std::collections::BTreeMap;
 
 /// A machine: device, host, network, and tables of what was measured on it.
@@ -285,6 +287,8 @@ pub struct Power {
     pub arithmetic_share: f64,
     /// How much longer they take above it: the fraction of their time for each unit of share.
     pub arithmetic_slope: f64,
+    /// The same for 8-bit matmuls; as others if not given.
+    pub float8_slope: Option<f64>,
 }
 
 /// `[scale]`: how many times as long as the other sections say the parts of the machine take; 1
@@ -463,8 +467,28 @@ pub struct GemmTable {
     pub source: String,
     /// Element type.
     pub dtype: DType,
+    /// What shares a scale, of 8-bit matmuls; [`ScaleMode::Tensorwise`] if not given.
+    pub scaling: Option<ScaleMode>,
+    /// Whether 8-bit matmuls add up with the precision of tensor cores; they do if not given.
+    pub fast_accum: Option<bool>,
     /// Rows.
     pub rows: Vec<GemmRow>,
+}
+
+impl GemmTable {
+    /// Returns what the matmuls of the rows have in common.
+    #[must_use]
+    pub fn kind(&self) -> GemmKind {
+        let kind = GemmKind::of(self.dtype);
+        let given = |of: Float8Gemm| Float8Gemm {
+            scaling: self.scaling.unwrap_or(of.scaling),
+            fast_accum: self.fast_accum.unwrap_or(of.fast_accum),
+        };
+        GemmKind {
+            float8: kind.float8.map(given),
+            ..kind
+        }
+    }
 }
 
 /// One measured attention kernel: `[batch, heads, kv_heads, seq, head_dim, microseconds]`.

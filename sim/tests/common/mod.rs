@@ -102,6 +102,8 @@ impl Machine {
         p.gemm = vec![GemmTable {
             source: "test".into(),
             dtype: DType::Bf16,
+            scaling: None,
+            fast_accum: None,
             rows,
         }];
         let table = |kind, of: &[u64]| {

@@ -200,9 +200,15 @@ fn clock(run: &Run) -> Option<String> {
     let clock = Clock::from_environment(&run.environment)?;
     let share = 100.0 * clock.arithmetic_share;
     let longer = 100.0 * (clock.arithmetic_factor - 1.0);
+    let float8 = clock
+        .float8_factor
+        .filter(|&f| f != clock.arithmetic_factor);
+    let float8 = float8.map_or(String::new(), |f| {
+        format!(", matmuls in 8 bits {:.1} %", 100.0 * (f - 1.0))
+    });
     Some(if longer > 0.0 {
         format!(
-            "matmuls and attention, {share:.0} % of the step, run {longer:.1} % slower at the power limit"
+            "matmuls and attention, {share:.0} % of the step, run {longer:.1} % slower at the power limit{float8}"
         )
     } else {
         format!("full speed: matmuls and attention take {share:.0} % of the step")

@@ -6,11 +6,16 @@ use super::recipe::{COMPUTE_STREAM, Operand, Recipe, Single};
 use super::{Measured, middle};
 use crate::calibrate::grid::AttentionRows;
 use crate::device::{Device, Stop};
-use shardlab_plan::ir::{AttentionShape, DType, Documents, KernelClass, OpKind, Real, op};
+use shardlab_plan::ir::{
+    AttentionShape, DType, Documents, Float8Gemm, GemmKind, KernelClass, OpKind, Real, ScaleBlock,
+    ScaleMode, op,
+};
 use std::collections::BTreeMap;
 
 /// Numbers of tokens per rank.
 const TOKENS: [u64; 4] = [2048, 4096, 8192, 16_384];
+/// The same for 8-bit matmuls, first those that every recipe is measured with.
+const FLOAT8_TOKENS: [u64; 2] = [8192, 2048];
 /// Widths of layers.
 const WIDTHS: [u64; 5] = [1024, 2048, 4096, 8192, 14_336];
 /// Sizes of vocabularies with their hidden sizes.
@@ -53,16 +58,18 @@ const ROOM: u64 = 5 << 30;
 
 /// Kind of a kernel in the grid.
 enum Cell {
-    Gemm(DType, [u64; 3]),
+    Gemm(GemmKind, [u64; 3]),
     Attention(bool, AttentionShape),
 }
 
-/// Measures both grids.
+/// Measures all grids.
 pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String> {
+    let scalings = m.scalings.clone();
     let times = bench.run(
         |recipe| {
             let mut cells = gemms(recipe);
             cells.extend(attention(recipe));
+            cells.extend(scaled_gemms(recipe, &scalings));
             cells
         },
         |rank, cells| {
@@ -139,20 +146,20 @@ fn ratio(of: &[f64], times: &[f64]) -> Option<f64> {
 }
 
 fn sort(times: Vec<(Cell, f64)>, m: &mut Measured) {
-    let mut gemms: BTreeMap<(DType, [u64; 3]), Vec<f64>> = BTreeMap::new();
+    let mut gemms: BTreeMap<(GemmKind, [u64; 3]), Vec<f64>> = BTreeMap::new();
     let mut rows: BTreeMap<bool, Vec<(AttentionShape, f64)>> = BTreeMap::new();
     for (cell, us) in times.into_iter().filter(|t| t.1.is_finite()) {
         match cell {
-            Cell::Gemm(dtype, shape) => gemms.entry((dtype, shape)).or_default().push(us),
+            Cell::Gemm(kind, shape) => gemms.entry((kind, shape)).or_default().push(us),
             Cell::Attention(backward, shape) => rows.entry(backward).or_default().push((shape, us)),
         }
     }
-    for ((dtype, shape), all) in gemms {
+    for ((kind, shape), all) in gemms {
         // The mean over operand layouts, all of which occur in a step.
         let us = all.iter().sum::<f64>() / all.len() as f64;
-        match m.gemm.iter_mut().find(|t| t.0 == dtype) {
+        match m.gemm.iter_mut().find(|t| t.0 == kind) {
             Some(table) => table.1.push((shape, us)),
-            None => m.gemm.push((dtype, vec![(shape, us)])),
+            None => m.gemm.push((kind, vec![(shape, us)])),
         }
     }
     m.attention = rows
@@ -166,15 +173,15 @@ fn sort(times: Vec<(Cell, f64)>, m: &mut Measured) {
         .collect();
 }
 
+/// Returns out and in features of layers.
+fn layers() -> Vec<(u64, u64)> {
+    let all = WIDTHS.iter().flat_map(|&n| WIDTHS.map(|k| (n, k)));
+    let is_layer = |(n, k): &(u64, u64)| n * k <= 8192 * 14_336 && (*n <= 4096 || *k <= 4096);
+    all.filter(is_layer).collect()
+}
+
 fn gemms(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
-    let mut layers: Vec<(u64, u64)> = Vec::new();
-    for n in WIDTHS {
-        for k in WIDTHS {
-            if n * k <= 8192 * 14_336 && (n <= 4096 || k <= 4096) {
-                layers.push((n, k));
-            }
-        }
-    }
+    let mut layers = layers();
     layers.extend(HEADS);
     let mut cells = Vec::new();
     for tokens in TOKENS {
@@ -225,7 +232,74 @@ fn gemm(
         &[(a, dtype), (b, dtype)],
         &[(vec![m, n], dtype)],
     );
-    (Cell::Gemm(dtype, [m, n, k]), single)
+    (Cell::Gemm(GemmKind::of(dtype), [m, n, k]), single)
+}
+
+/// Returns 8-bit matmuls: those of linear layers in forward, with the precision of tensor cores,
+/// and the same shapes and those of weight gradients with sums in float32, as in backward.
+fn scaled_gemms(recipe: &mut Recipe, scalings: &[ScaleMode]) -> Vec<(Cell, Single)> {
+    let mut cells = Vec::new();
+    for (i, &scaling) in scalings.iter().enumerate() {
+        // Recipes differ little from one another at other numbers of tokens.
+        let tokens = if i == 0 {
+            &FLOAT8_TOKENS[..]
+        } else {
+            &FLOAT8_TOKENS[..1]
+        };
+        for &tokens in tokens {
+            for (n, k) in layers() {
+                let mut add = |fast_accum, shape| {
+                    let of = Float8Gemm {
+                        scaling,
+                        fast_accum,
+                    };
+                    cells.push(scaled_gemm(recipe, of, shape));
+                };
+                add(true, [tokens, n, k]);
+                add(false, [tokens, n, k]);
+                add(false, [n, k, tokens]);
+            }
+        }
+    }
+    cells
+}
+
+fn scaled_gemm(recipe: &mut Recipe, of: Float8Gemm, [m, n, k]: [u64; 3]) -> (Cell, Single) {
+    let scales = |rows: u64| match of.scaling {
+        ScaleMode::Tensorwise => Vec::new(),
+        ScaleMode::Rowwise => vec![rows, 1],
+        ScaleMode::Blockwise => ScaleBlock::ROW.grid([rows, k]).to_vec(),
+        ScaleMode::Mxfp8 => ScaleBlock::MX.grid([rows, k]).to_vec(),
+    };
+    let of_scales = match of.scaling {
+        ScaleMode::Mxfp8 => DType::U8,
+        _ => DType::F32,
+    };
+    // Only recipes with one scale per tensor have e5m2 gradients, which backward multiplies.
+    let gradients = of.scaling == ScaleMode::Tensorwise && !of.fast_accum;
+    let first = if gradients {
+        DType::F8E5m2
+    } else {
+        DType::F8E4m3
+    };
+    let ins = [
+        (vec![m, k], first),
+        (vec![n, k], DType::F8E4m3),
+        (scales(m), of_scales),
+        (scales(n), of_scales),
+    ];
+    let op = OpKind::ScaledGemm(op::ScaledGemm {
+        fast: of.fast_accum,
+        bias: false,
+        accumulate: false,
+    });
+    let class = KernelClass::Gemm { m, n, k, batch: 1 };
+    let single = recipe.kernel(op, class, first, &ins, &[(vec![m, n], DType::Bf16)]);
+    let kind = GemmKind {
+        dtype: DType::F8E4m3,
+        float8: Some(of),
+    };
+    (Cell::Gemm(kind, [m, n, k]), single)
 }
 
 fn attention(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
@@ -301,6 +375,40 @@ mod tests {
         assert_eq!(ratio(&[], &[]), None);
         // Only one of the times exists.
         assert_eq!(ratio(&[0.0], &[1.0]), None);
+    }
+
+    /// The kernels of the grid are of the kinds that they are filed under, and both kinds of sums
+    /// share shapes, so that their ratio is known.
+    #[test]
+    fn matmuls_in_8_bits_are_filed_as_what_they_are() {
+        let mut recipe = Recipe::new(1).unwrap();
+        let scalings = [
+            ScaleMode::Tensorwise,
+            ScaleMode::Rowwise,
+            ScaleMode::Blockwise,
+        ];
+        let cells = scaled_gemms(&mut recipe, &scalings);
+        let program = recipe.finish();
+        let mut shapes: BTreeMap<GemmKind, Vec<[u64; 3]>> = BTreeMap::new();
+        for (cell, single) in &cells {
+            let Cell::Gemm(kind, shape) = *cell else {
+                panic!("only matmuls were asked for");
+            };
+            assert_eq!(program.kernels[single.kernel.index()].gemm_kind(), kind);
+            shapes.entry(kind).or_default().push(shape);
+        }
+        assert_eq!(shapes.len(), 2 * scalings.len());
+        for (kind, fast) in &shapes {
+            let of = kind.float8.unwrap();
+            let full = GemmKind {
+                float8: Some(Float8Gemm {
+                    fast_accum: false,
+                    ..of
+                }),
+                ..*kind
+            };
+            assert!(fast.iter().all(|s| shapes[&full].contains(s)), "{kind:?}");
+        }
     }
 
     /// The benches of both orders differ only in the order, whose workspace fits on a GPU with 40

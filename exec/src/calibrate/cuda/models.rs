@@ -4,6 +4,7 @@
 //! not reach.
 
 use crate::calibrate::steps::Variant;
+use shardlab_plan::ir::ScaleMode;
 
 /// Layers, hidden size, heads, key heads, feed-forward, vocabulary, sequence length, micro-batch.
 const SHAPES: [(&str, [u64; 8]); 6] = [
@@ -27,8 +28,18 @@ const NATIVE: &str = "policy = \"native\"";
 const FSDP2: &str = "policy = \"fsdp2\"";
 const MEGATRON: &str = "policy = \"megatron\"";
 
-/// Name, model, variant, policy, and whether it runs on all ranks.
-pub(super) type Run = (String, String, Variant, &'static str, bool);
+/// Steps of a model.
+#[derive(Clone, Debug)]
+pub(super) struct Run {
+    pub(super) name: String,
+    pub(super) model: String,
+    pub(super) variant: Variant,
+    pub(super) policy: &'static str,
+    /// Further keys.
+    pub(super) sets: Vec<String>,
+    /// Whether it runs on all ranks.
+    pub(super) sharded: bool,
+}
 
 /// Returns the steps of a decoder.
 fn tokens(
@@ -46,13 +57,24 @@ fn tokens(
     );
     let ranks = if sharded { "all ranks" } else { "one rank" };
     let kind = policy.split('"').nth(1).unwrap_or_default();
-    (
-        format!("{name}, {dtype}, {mode}, {kind}, {loss} loss, {ranks}"),
+    Run {
+        name: format!("{name}, {dtype}, {mode}, {kind}, {loss} loss, {ranks}"),
         model,
-        (dtype, mode),
+        variant: (dtype, mode),
         policy,
+        sets: Vec::new(),
         sharded,
-    )
+    }
+}
+
+/// Returns the steps of a decoder on one rank whose linear layers run in 8 bits.
+fn float8(mode: &'static str, shape: usize, scaling: ScaleMode) -> Run {
+    let run = tokens(("bf16", mode), shape, NATIVE, false, "chunked");
+    Run {
+        name: format!("{}, {} in 8 bits", run.name, scaling.name()),
+        sets: vec![format!("precision.float8_recipe={}", scaling.name())],
+        ..run
+    }
 }
 
 /// Returns the steps of convolutions.
@@ -61,15 +83,26 @@ fn images((name, dtype, [layers, channels, side, batch]): (&str, &'static str, [
         "[model]\nfamily = \"cnn\"\nlayers = {layers}\nchannels = {channels}\nheight = {side}\nwidth = {side}\n\
          [train]\nmicro_batch = {batch}\n"
     );
-    let name = format!("{name}, {dtype}, one rank");
-    (name, model, (dtype, "off"), NATIVE, false)
+    Run {
+        name: format!("{name}, {dtype}, one rank"),
+        model,
+        variant: (dtype, "off"),
+        policy: NATIVE,
+        sets: Vec::new(),
+        sharded: false,
+    }
 }
 
-/// Returns all steps, the most important ones first.
-pub(super) fn runs() -> Vec<Run> {
+/// Returns all steps, the most important ones first. `scalings` are the recipes of 8-bit matmuls
+/// that the GPU has.
+pub(super) fn runs(scalings: &[ScaleMode]) -> Vec<Run> {
     let [whole, chunked] = ["materialized", "chunked"];
     let one = |mode, shape, loss| tokens(("bf16", mode), shape, NATIVE, false, loss);
     let all_ranks = |shape, policy| tokens(("bf16", "off"), shape, policy, true, whole);
+    let in_float8 = |mode, shape, scalings: &[ScaleMode]| -> Vec<Run> {
+        let of = |&scaling: &ScaleMode| float8(mode, shape, scaling);
+        scalings.iter().map(of).collect()
+    };
     let f32s = |mode, shape, loss| tokens(("f32", mode), shape, NATIVE, false, loss);
     let mut all = Vec::new();
     for shape in [TINY, 0] {
@@ -81,9 +114,19 @@ pub(super) fn runs() -> Vec<Run> {
         all.extend([NATIVE, MEGATRON, FSDP2].map(|policy| all_ranks(shape, policy)));
     }
     all.extend([TINY, 0].map(|shape| one("regions", shape, whole)));
+    // In two modes, since arithmetic has another share of a step in each.
+    all.extend(in_float8("regions", 0, scalings));
+    all.extend(in_float8("off", 0, &scalings[..scalings.len().min(1)]));
     all.extend(IMAGES.map(images));
     for shape in [4, 1, 2, 5] {
         all.extend(["off", "regions"].map(|mode| one(mode, shape, whole)));
+        if [1, 2].contains(&shape) {
+            all.extend(in_float8(
+                "regions",
+                shape,
+                &scalings[..scalings.len().min(1)],
+            ));
+        }
     }
     all.extend([TINY, 4].map(|shape| f32s("off", shape, whole)));
     all.push(f32s("regions", 4, chunked));
@@ -112,28 +155,69 @@ pub(super) struct Footprints {
 
 /// Returns the model of these steps, its variant, and the policies.
 pub(super) fn footprints() -> (String, Variant, Footprints) {
-    let (_, text, variant, _, _) = runs().swap_remove(0);
+    let Run { model, variant, .. } = runs(&[]).swap_remove(0);
     let policies = Footprints {
         one: FSDP2,
         two: NATIVE,
         mixed: "policy = \"native\"\ncopy_engine_gather = true",
         engines: "policy = \"native\"\ncopy_engine_gather = true\ncopy_engine_reduce = true",
     };
-    (text, variant, policies)
+    (model, variant, policies)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::calibrate::steps::scenario_text;
+    use shardlab_plan::ir::Kernel;
+    use std::collections::BTreeMap;
+
+    const ALL_SCALINGS: [ScaleMode; 2] = [ScaleMode::Tensorwise, ScaleMode::Rowwise];
+
+    /// A GPU without 8-bit matmuls runs none, and the power limit's slope needs the same 8-bit
+    /// matmuls in steps of several shares.
+    #[test]
+    fn matmuls_in_8_bits_are_run_in_several_modes() {
+        let eight = |run: &&Run| !run.sets.is_empty();
+        assert_eq!(runs(&[]).iter().filter(eight).count(), 0);
+        let mut seen: BTreeMap<_, Vec<&str>> = BTreeMap::new();
+        let all = runs(&ALL_SCALINGS);
+        for run in all.iter().filter(eight) {
+            let text = scenario_text("h200-nvlink", &run.model, run.variant, run.policy, 1);
+            let scenario = shardlab_plan::scenario::parse("calibration", &text, &run.sets).unwrap();
+            let program = shardlab_plan::plan(&scenario).unwrap();
+            let mut kinds: Vec<_> = program
+                .kernels
+                .iter()
+                .filter_map(Kernel::float8_gemm)
+                .collect();
+            kinds.sort_unstable();
+            kinds.dedup();
+            for kind in kinds {
+                seen.entry(kind).or_default().push(run.variant.1);
+            }
+        }
+        for scaling in ALL_SCALINGS {
+            for fast_accum in [false, true] {
+                let kind = shardlab_plan::ir::Float8Gemm {
+                    scaling,
+                    fast_accum,
+                };
+                let modes = &seen[&kind];
+                assert!(modes.contains(&"regions"), "{kind:?}");
+                let both = modes.contains(&"off");
+                assert_eq!(both, scaling == ScaleMode::Tensorwise, "{kind:?}");
+            }
+        }
+    }
 
     #[test]
     fn every_run_can_be_planned() {
-        for (name, model, variant, policy, sharded) in runs() {
-            let ranks = if sharded { 4 } else { 1 };
-            let text = scenario_text("h200-nvlink", &model, variant, policy, ranks);
-            let scenario = shardlab_plan::scenario::parse("calibration", &text, &[]).expect(&name);
-            shardlab_plan::plan(&scenario).expect(&name);
+        for run in runs(&ALL_SCALINGS) {
+            let ranks = if run.sharded { 4 } else { 1 };
+            let text = scenario_text("h200-nvlink", &run.model, run.variant, run.policy, ranks);
+            let scenario = shardlab_plan::scenario::parse("calibration", &text, &run.sets);
+            shardlab_plan::plan(&scenario.expect(&run.name)).expect(&run.name);
         }
     }
 }

@@ -245,7 +245,8 @@ impl Rank {
         &mut self.device
     }
 
-    /// Fills memory with numbers between 2^-7 and 2, in every float type.
+    /// Fills memory with numbers between 2^-7 and 2, in every 16-bit and 32-bit float type, and
+    /// with numbers below 2 in every 8-bit one: no byte is a NaN.
     fn fill(&mut self) -> Result<(), Stop> {
         const PIECE: usize = 64 << 20;
         let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_add(u64::from(self.id));
@@ -254,7 +255,7 @@ impl Rank {
                 state ^= state << 13;
                 state ^= state >> 7;
                 state ^= state << 17;
-                let word = (state & 0x83ff_83ff_83ff_83ff) | 0x3c00_3c00_3c00_3c00;
+                let word = (state & 0x83bf_83bf_83bf_83bf) | 0x3c00_3c00_3c00_3c00;
                 word.to_le_bytes()
             })
             .collect();

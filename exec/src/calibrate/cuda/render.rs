@@ -5,26 +5,26 @@ use crate::calibrate::render::{
     Tables, Taken, by_dtype, classes, memory_shares, no_framework, num, rate, tables,
 };
 use shardlab_plan::hardware::{MEMORY_CLASSES, SectionText};
-use shardlab_plan::ir::DType;
+use shardlab_plan::ir::{DType, Float8Gemm, GemmKind};
 
-/// Dense TFLOP/s in float32 and bf16, GB/s of memory, MiB of cache, and GB/s of a GPU's links per
-/// direction.
-type Sheet = (f64, f64, f64, u64, f64);
+/// Dense TFLOP/s in float32 and bf16, and in 8 bits if there are such tensor cores, GB/s of memory,
+/// MiB of cache, and GB/s of a GPU's links per direction.
+type Sheet = (f64, f64, Option<f64>, f64, u64, f64);
 
 /// Returns the data sheet of a GPU, by the driver's exact name: other GPUs of the same family have
 /// other numbers.
 fn sheet(gpu: &str) -> Option<Sheet> {
     match gpu {
-        "NVIDIA H200" => Some((67.0, 989.0, 4800.0, 50, 450.0)),
-        "NVIDIA H100 80GB HBM3" => Some((67.0, 989.0, 3350.0, 50, 450.0)),
-        "NVIDIA B200" => Some((75.0, 2250.0, 8000.0, 126, 900.0)),
-        "NVIDIA A100-SXM4-80GB" => Some((19.5, 312.0, 2039.0, 40, 300.0)),
+        "NVIDIA H200" => Some((67.0, 989.0, Some(1979.0), 4800.0, 50, 450.0)),
+        "NVIDIA H100 80GB HBM3" => Some((67.0, 989.0, Some(1979.0), 3350.0, 50, 450.0)),
+        "NVIDIA B200" => Some((75.0, 2250.0, Some(4500.0), 8000.0, 126, 900.0)),
+        "NVIDIA A100-SXM4-80GB" => Some((19.5, 312.0, None, 2039.0, 40, 300.0)),
         _ => None,
     }
 }
 
 /// Values for a GPU without a known data sheet.
-const ASSUMED: Sheet = (60.0, 900.0, 3000.0, 50, 300.0);
+const ASSUMED: Sheet = (60.0, 900.0, Some(1800.0), 3000.0, 50, 300.0);
 
 /// Describes GPUs and driver.
 fn machine(m: &Measured) -> String {
@@ -45,7 +45,8 @@ pub(super) fn source(m: &Measured, what: &str) -> String {
 /// Returns the text of the profile.
 pub(super) fn profile(name: &str, m: &Measured) -> String {
     let known = sheet(&m.gpu);
-    let (f32_peak, bf16_peak, gbps, cache, links) = known.unwrap_or(ASSUMED);
+    let (f32_peak, bf16_peak, float8_peak, gbps, cache, links) = known.unwrap_or(ASSUMED);
+    let float8_peak = float8_peak.filter(|_| !m.scalings.is_empty());
     let sheet = if known.is_some() {
         "data sheet"
     } else {
@@ -156,7 +157,11 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
         .set("l2_mib", cache)
         .set(
             "tflops",
-            by_dtype(&format!("{f32_peak:?}"), &format!("{bf16_peak:?}")),
+            by_dtype(
+                &format!("{f32_peak:?}"),
+                &format!("{bf16_peak:?}"),
+                float8_peak.map(|peak| format!("{peak:?}")).as_deref(),
+            ),
         )
         .set("kernel_gap_us", num(gap))
         .set("graph_gap_us", num(graph_gap))
@@ -245,16 +250,20 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
         .set("d2h_loss", num(d2h_loss))
         .write(&mut out);
     if m.power.slope > 0.0 {
-        SectionText::new("power")
+        let mut section = SectionText::new("power")
             .text(
                 "source",
                 source("the same kernels in steps of different models and compile modes"),
             )
             .set("arithmetic_share", num(m.power.share))
-            .set("arithmetic_slope", num(m.power.slope))
-            .write(&mut out);
+            .set("arithmetic_slope", num(m.power.slope));
+        if let Some(slope) = m.power.float8_slope {
+            section = section.set("float8_slope", num(slope));
+        }
+        section.write(&mut out);
     }
-    efficiency(&mut out, m, &source, (f32_peak, bf16_peak), gbps);
+    let peaks = (f32_peak, bf16_peak, float8_peak);
+    efficiency(&mut out, m, &source, peaks, gbps);
     tables(
         &mut out,
         &Tables {
@@ -274,7 +283,7 @@ fn efficiency(
     out: &mut String,
     m: &Measured,
     source: &dyn Fn(&str) -> String,
-    (f32_peak, bf16_peak): (f64, f64),
+    (f32_peak, bf16_peak, float8_peak): (f64, f64, Option<f64>),
     gbps: f64,
 ) {
     let share = |mut rates: Vec<f64>| {
@@ -282,8 +291,14 @@ fn efficiency(
         middle.is_finite().then(|| middle.min(1.0))
     };
     let is_large = |shape: &[u64; 3]| shape.iter().product::<u64>() >= 1 << 32;
+    let of = |kind: GemmKind| {
+        m.gemm
+            .iter()
+            .filter(move |t| t.0 == kind)
+            .flat_map(|t| &t.1)
+    };
     let large = |dtype: DType, peak: f64| {
-        let rows = m.gemm.iter().filter(|t| t.0 == dtype).flat_map(|t| &t.1);
+        let rows = of(GemmKind::of(dtype));
         let large = rows.filter(|r| is_large(&r.0));
         share(large.map(|r| rate(r.0, r.1) / 1e3 / peak).collect())
     };
@@ -312,6 +327,15 @@ fn efficiency(
     let mut taken = Taken::default();
     let f32s = taken.of("gemm.f32", large(DType::F32, f32_peak), 0.75);
     let bf16s = taken.of("gemm.bf16", large(DType::Bf16, bf16_peak), 0.75);
+    let float8s = float8_peak.map(|peak| {
+        // 1.75 times the rate of bf16, as in profiles that were not measured.
+        let otherwise = (1.75 * bf16s * bf16_peak / peak).min(1.0);
+        taken.of("gemm.f8e4m3", large(DType::F8E4m3, peak), otherwise)
+    });
+    let full = float8s.map(|_| {
+        let otherwise = 1.06;
+        taken.of("float8_full_accumulation", full_accumulation(m), otherwise)
+    });
     let conv = taken.of("conv", conv, 0.7);
     let forward = taken.of("attention", attention(false), 0.56);
     let backward = taken.of("attention_backward", attention(true), 0.46);
@@ -332,12 +356,20 @@ fn efficiency(
             .map(|(bytes, us)| *bytes as f64 / us / 1e3 / gbps);
         taken.of(class, share(rates.collect()), 0.6)
     });
-    SectionText::new("efficiency")
+    let float8s = float8s.map(num);
+    let mut section = SectionText::new("efficiency")
         .text(
             "source",
             taken.source(source("medians of the tables below")),
         )
-        .set("gemm", by_dtype(&num(f32s), &num(bf16s)))
+        .set(
+            "gemm",
+            by_dtype(&num(f32s), &num(bf16s), float8s.as_deref()),
+        );
+    if let Some(full) = full {
+        section = section.set("float8_full_accumulation", num(full));
+    }
+    section
         .set("conv", num(conv))
         .set("attention", num(forward))
         .set("attention_backward", num(backward))
@@ -346,9 +378,32 @@ fn efficiency(
     memory_shares(memory, out);
 }
 
+/// Returns the time of 8-bit matmuls that add up in float32, relative to those of the same shape
+/// that do not: the median over shapes.
+fn full_accumulation(m: &Measured) -> Option<f64> {
+    let of = |fast_accum| {
+        let of = GemmKind {
+            dtype: DType::F8E4m3,
+            float8: Some(Float8Gemm {
+                fast_accum,
+                ..Float8Gemm::FASTEST
+            }),
+        };
+        m.gemm.iter().find(|t| t.0 == of).map(|t| &t.1)
+    };
+    let (fast, full) = (of(true)?, of(false)?);
+    let ratio = |(shape, us): &([u64; 3], f64)| {
+        let (_, full) = full.iter().find(|r| r.0 == *shape)?;
+        Some(full / us)
+    };
+    let mut ratios: Vec<f64> = fast.iter().filter_map(ratio).collect();
+    Some(middle(&mut ratios).max(1.0)).filter(|r| r.is_finite())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shardlab_plan::ir::ScaleMode;
 
     /// A profile without measurements has valid numbers: no NaN, no infinity.
     #[test]
@@ -422,6 +477,56 @@ mod tests {
         // Another data sheet than that of the H200.
         assert!(text.contains("memory_gbps = 3000\n"), "{text}");
         assert!(source("device").contains("TFLOP/s: assumed"), "{text}");
+    }
+
+    /// A GPU that multiplies in 8 bits has a table by recipe and sums, and their medians; another
+    /// one has nothing of them.
+    #[test]
+    fn matmuls_in_8_bits_are_by_recipe_and_sums() {
+        let kind = |scaling, fast_accum| GemmKind {
+            dtype: DType::F8E4m3,
+            float8: Some(Float8Gemm {
+                scaling,
+                fast_accum,
+            }),
+        };
+        let shape = [8192, 4096, 4096];
+        let of = |us| vec![(shape, us), ([8192, 4096, 8192], 2.0 * us)];
+        let mut m = Measured {
+            gpu: "NVIDIA H200".to_owned(),
+            gpus: 1,
+            multiprocessors: 132,
+            memory_mib: 140_000,
+            scalings: vec![ScaleMode::Tensorwise, ScaleMode::Rowwise],
+            gemm: vec![
+                (kind(ScaleMode::Tensorwise, true), of(200.0)),
+                (kind(ScaleMode::Tensorwise, false), of(210.0)),
+                (kind(ScaleMode::Rowwise, true), of(205.0)),
+            ],
+            ..Measured::default()
+        };
+        m.power = super::super::warm::Power {
+            share: 0.6,
+            slope: 0.2,
+            float8_slope: Some(0.1),
+        };
+        let text = profile("eight", &m);
+        for line in [
+            "tflops = { f32 = 67.0, bf16 = 989.0, f16 = 989.0, f8e4m3 = 1979.0 }",
+            "gemm = { f32 = 0.75, bf16 = 0.75, f16 = 0.75, f8e4m3 = 0.6945 }",
+            "float8_full_accumulation = 1.05",
+            "float8_slope = 0.1",
+        ] {
+            assert!(text.contains(&format!("\n{line}\n")), "{line}: {text}");
+        }
+        let slow = text.split("[[gemm]]").nth(2).unwrap();
+        let keys = "dtype = \"f8e4m3\"\nscaling = \"tensorwise\"\nfast_accum = false\nrows = [\n    [8192, 4096, 4096, 210.0]";
+        assert!(slow.contains(keys), "{slow}");
+        shardlab_plan::hardware::check(&text).unwrap();
+        m.scalings.clear();
+        m.gemm.clear();
+        let without = profile("none", &m);
+        assert!(!without.contains("f8e4m3 =") && !without.contains("float8_full"));
     }
 
     /// The cost of a fixed order is marked as measured only if it was.

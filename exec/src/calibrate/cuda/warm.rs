@@ -102,10 +102,12 @@ impl Paced {
         &self,
         power: Power,
     ) -> impl Iterator<Item = (&Kernel, Bytes, f64)> {
-        let factor = power.at_full_clock(self.pace);
         self.recorded().map(move |(kernel, moved, us)| {
-            let arithmetic = kernel.class.is_arithmetic();
-            (kernel, moved, if arithmetic { us * factor } else { us })
+            let factor = match kernel.class.is_arithmetic() {
+                true => power.at_full_clock(self.pace, kernel.float8_gemm().is_some()),
+                false => 1.0,
+            };
+            (kernel, moved, us * factor)
         })
     }
 }
@@ -118,6 +120,8 @@ pub(super) struct Power {
     pub(super) share: f64,
     /// Slowdown above it: the fraction of a time per unit of share.
     pub(super) slope: f64,
+    /// The same for 8-bit matmuls, if they ran in steps of several shares.
+    pub(super) float8_slope: Option<f64>,
 }
 
 impl Default for Power {
@@ -125,6 +129,7 @@ impl Default for Power {
         Self {
             share: 1.0,
             slope: 0.0,
+            float8_slope: None,
         }
     }
 }
@@ -135,7 +140,7 @@ type Runs = Vec<(f64, f64)>;
 impl Power {
     /// Fits the dependence to equal kernels in runs of different shares.
     pub(super) fn of(runs: &[Paced]) -> Self {
-        let mut seen: BTreeMap<String, Runs> = BTreeMap::new();
+        let mut seen: BTreeMap<(bool, String), Runs> = BTreeMap::new();
         for run in runs {
             for (kernel, moved, us) in run.recorded() {
                 // Without tensor cores, a device is far from its power limit.
@@ -143,18 +148,25 @@ impl Power {
                 if hot && us >= LONG_US {
                     // All properties of a kernel count: GEMMs of one shape differ in layout, sums,
                     // fused epilogue and width of results.
-                    let runs = seen.entry(format!("{kernel:?} {moved:?}")).or_default();
+                    let float8 = kernel.float8_gemm().is_some();
+                    let key = (float8, format!("{kernel:?} {moved:?}"));
+                    let runs = seen.entry(key).or_default();
                     runs.push((run.pace.share, us * run.pace.slower));
                 }
             }
         }
-        Self::fit(&seen.into_values().collect::<Vec<_>>())
+        let of = |float8: bool| -> Vec<Runs> {
+            let all = seen.iter().filter(|((f, _), _)| *f == float8);
+            all.map(|(_, runs)| runs.clone()).collect()
+        };
+        Self::fit(&of(false), &of(true))
     }
 
     /// Fits the dependence to kernels' runs. The start of the slowdown is hard to separate from its
     /// slope. Of the shares that explain the times nearly as well as the best one, the largest is
-    /// chosen, since smaller ones would predict arithmetic that is faster than ever observed.
-    fn fit(kernels: &[Runs]) -> Self {
+    /// chosen, since smaller ones would predict arithmetic that is faster than ever observed. The
+    /// slope of 8-bit matmuls starts at the same share: one clock slows all of them.
+    fn fit(kernels: &[Runs], float8: &[Runs]) -> Self {
         let shares = (0..=SHARES).map(|i| f64::from(i) / f64::from(SHARES));
         let fits = shares.filter_map(|share| Some((share, line(kernels, share)?)));
         let fits: Vec<(f64, Line)> = fits.collect();
@@ -164,13 +176,16 @@ impl Power {
         last.map_or(Self::default(), |&(share, Line { slope, .. })| Self {
             share,
             slope,
+            float8_slope: line(float8, share).map(|l| l.slope),
         })
     }
 
-    /// Returns the factor from the recorded times of a run's arithmetic to its times at the full
-    /// clock.
-    fn at_full_clock(self, pace: Pace) -> f64 {
-        pace.slower / (1.0 + self.slope * (pace.share - self.share).max(0.0))
+    /// Returns the factor from the recorded times of a run's arithmetic, or of its 8-bit matmuls,
+    /// to its times at the full clock.
+    fn at_full_clock(self, pace: Pace, float8: bool) -> f64 {
+        let own = self.float8_slope.filter(|_| float8);
+        let slope = own.unwrap_or(self.slope);
+        pace.slower / (1.0 + slope * (pace.share - self.share).max(0.0))
     }
 }
 
@@ -207,8 +222,8 @@ fn line(kernels: &[Runs], from: f64) -> Option<Line> {
 /// Scales times of kernels that ran in isolation to the times of equal shapes in steps, so that all
 /// rows of a table have the same meaning.
 pub(super) fn as_in_steps(m: &mut Measured) {
-    for (dtype, rows) in &mut m.gemm {
-        let known = |shape: &[u64; 3]| m.steps.gemm.get(&(*dtype, *shape)).map(|t| t.us());
+    for (kind, rows) in &mut m.gemm {
+        let known = |shape: &[u64; 3]| m.steps.gemm.get(&(*kind, *shape)).map(|t| t.us());
         slow_down(rows, known);
     }
     for table in &mut m.attention {
@@ -241,23 +256,44 @@ mod tests {
         let at = |share: f64, us: f64| (share, us * (1.0 + 0.3 * (share - 0.66_f64).max(0.0)));
         let short = [0.5, 0.6, 0.7, 0.8].map(|s| at(s, 1000.0)).to_vec();
         let long = [0.55, 0.65, 0.75, 0.85].map(|s| at(s, 9000.0)).to_vec();
-        let power = Power::fit(&[short, long]);
+        let power = Power::fit(&[short.clone(), long.clone()], &[]);
         assert!((power.slope - 0.3).abs() < 0.05, "{power:?}");
         assert!((0.64..=0.70).contains(&power.share), "{power:?}");
+        assert_eq!(power.float8_slope, None);
+        // 8-bit matmuls slow down half as much, from the same share on.
+        let half = |runs: &Runs| -> Runs {
+            let of = |&(share, us): &(f64, f64)| (share, 1.0 + 0.5 * (us / 1000.0 - 1.0));
+            runs.iter()
+                .map(of)
+                .map(|(s, us)| (s, 1000.0 * us))
+                .collect()
+        };
+        let both = Power::fit(&[short.clone(), long], &[half(&short)]);
+        assert_eq!((both.share, both.slope), (power.share, power.slope));
+        let eight = both.float8_slope.unwrap();
+        assert!((eight - 0.15).abs() < 0.03, "{both:?}");
+        let pace = Pace {
+            share: 0.9,
+            slower: 1.0,
+        };
+        let longer = |float8| 1.0 / both.at_full_clock(pace, float8) - 1.0;
+        assert!((longer(true) / longer(false) - eight / both.slope).abs() < 1e-9);
         // One run per kernel says nothing, and no device gets faster with more work.
         let none = Power::default();
-        assert_eq!(Power::fit(&[vec![(0.7, 100.0)], vec![(0.9, 900.0)]]), none);
-        assert_eq!(Power::fit(&[vec![(0.6, 9000.0), (0.8, 8000.0)]]), none);
+        let fit = |kernels: &[Runs]| Power::fit(kernels, &[]);
+        assert_eq!(fit(&[vec![(0.7, 100.0)], vec![(0.9, 900.0)]]), none);
+        assert_eq!(fit(&[vec![(0.6, 9000.0), (0.8, 8000.0)]]), none);
         let pace = Pace {
             share: 0.9,
             slower: 1.1,
         };
-        assert!((none.at_full_clock(pace) - 1.1).abs() < 1e-12);
+        assert!((none.at_full_clock(pace, false) - 1.1).abs() < 1e-12);
         let power = Power {
             share: 0.7,
             slope: 0.5,
+            float8_slope: None,
         };
-        assert!((power.at_full_clock(pace) - 1.0).abs() < 1e-12);
+        assert!((power.at_full_clock(pace, false) - 1.0).abs() < 1e-12);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Results of steps, by kind of kernel.
 
 use crate::calibrate::Trial;
-use shardlab_plan::ir::{AttentionShape, BodyOp, DType, Kernel, KernelClass};
+use shardlab_plan::ir::{AttentionShape, BodyOp, DType, GemmKind, Kernel, KernelClass};
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ pub(in crate::calibrate) struct Totals {
     /// Memory-bound kernels: bytes moved and time.
     pub(in crate::calibrate) memory: BTreeMap<MemoryKey, BTreeMap<u64, Mean>>,
     /// GEMMs.
-    pub(in crate::calibrate) gemm: BTreeMap<(DType, [u64; 3]), Mean>,
+    pub(in crate::calibrate) gemm: BTreeMap<(GemmKind, [u64; 3]), Mean>,
     /// Convolutions.
     pub(in crate::calibrate) conv: BTreeMap<(DType, [u64; 3]), Mean>,
     /// Attention: element type, causal, backward; sizes.
@@ -72,7 +72,7 @@ impl Totals {
             self.shortest_us.min(us)
         };
         match Row::of(kernel, moved) {
-            Some(Row::Gemm(dtype, shape)) => self.gemm.entry((dtype, shape)).or_default().add(us),
+            Some(Row::Gemm(kind, shape)) => self.gemm.entry((kind, shape)).or_default().add(us),
             Some(Row::Conv(dtype, shape)) => self.conv.entry((dtype, shape)).or_default().add(us),
             Some(Row::Attention(table, shape)) => {
                 let rows = self.attention.entry(table).or_default();
@@ -121,14 +121,15 @@ impl Totals {
     /// Returns whether there are times of memory-bound kernels of its class and element type.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for GPUs"))]
     pub(in crate::calibrate) fn knows_like(&self, kernel: &Kernel) -> bool {
-        let like = (kernel.class.memory_name().unwrap_or_default(), kernel.dtype);
+        let class = kernel.class.memory_name().unwrap_or_default();
+        let like = (class, kernel.dtype.rated());
         self.memory.keys().any(|(c, _, d)| (*c, *d) == like)
     }
 
     /// Returns the time of a kernel that ran in isolation before and moved as many bytes.
     pub(in crate::calibrate) fn find(&self, kernel: &Kernel, moved: Bytes) -> Option<f64> {
         let mean = match Row::of(kernel, moved)? {
-            Row::Gemm(dtype, shape) => self.gemm.get(&(dtype, shape)),
+            Row::Gemm(kind, shape) => self.gemm.get(&(kind, shape)),
             Row::Conv(dtype, shape) => self.conv.get(&(dtype, shape)),
             Row::Attention(table, shape) => self.attention.get(&table)?.get(&shape),
             Row::Memory(table, bytes) => self.memory.get(&table)?.get(&bytes),
@@ -139,7 +140,7 @@ impl Totals {
 
 /// Returns the table of a kernel.
 enum Row {
-    Gemm(DType, [u64; 3]),
+    Gemm(GemmKind, [u64; 3]),
     Conv(DType, [u64; 3]),
     Attention((DType, bool, bool), AttentionShape),
     Memory(MemoryKey, u64),
@@ -149,13 +150,13 @@ impl Row {
     /// Returns the table of a kernel. Batched GEMMs have none, and neither have GEMMs with a fused
     /// epilogue.
     fn of(kernel: &Kernel, moved: Bytes) -> Option<Self> {
-        let dtype = kernel.dtype;
+        let dtype = kernel.dtype.rated();
         Some(match kernel.class {
             // Tables of GEMMs do not apply to kernels with a fused epilogue.
             KernelClass::Gemm { .. } if BodyOp::split_gemm_epilogue(&kernel.body).is_some() => {
                 return None;
             }
-            KernelClass::Gemm { m, n, k, batch: 1 } => Self::Gemm(dtype, [m, n, k]),
+            KernelClass::Gemm { m, n, k, batch: 1 } => Self::Gemm(kernel.gemm_kind(), [m, n, k]),
             KernelClass::Gemm { .. } => return None,
             KernelClass::Conv { m, n, k } => Self::Conv(dtype, [m, n, k]),
             // Tables are of attention over whole sequences.

@@ -1,0 +1,191 @@
+//! What the rate of a matmul depends on besides its shape.
+
+use super::{BodyOp, DType, Kernel, OpKind, Slot};
+use serde::{Deserialize, Serialize};
+
+/// What shares a scale in an 8-bit matmul (`precision.float8_recipe`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ScaleMode {
+    /// Each factor.
+    Tensorwise,
+    /// Each row of `a` and each column of `b`.
+    Rowwise,
+    /// Blocks of 128 or 128x128 elements.
+    Blockwise,
+    /// 32 elements along the inner dimension.
+    Mxfp8,
+}
+
+impl ScaleMode {
+    /// The names in profiles, which are those of recipes.
+    pub const WORDS: &'static [&'static str] = &["tensorwise", "rowwise", "blockwise", "mxfp8"];
+
+    /// Returns the name in profiles.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        Self::WORDS[self as usize]
+    }
+
+    /// Returns the mode of a matmul from its factors and the reciprocals of their scales.
+    fn of(factors: [&Slot; 2], inverses: [&Slot; 2]) -> Self {
+        let numel = |slot: &Slot| slot.shape.iter().product::<u64>();
+        let per_row = |n: usize| {
+            let columns = factors[n].shape.last().copied().unwrap_or(1);
+            numel(inverses[n]) * columns == numel(factors[n])
+        };
+        if inverses.iter().any(|slot| slot.dtype == DType::U8) {
+            Self::Mxfp8
+        } else if inverses.iter().all(|slot| numel(slot) == 1) {
+            Self::Tensorwise
+        } else if per_row(0) && per_row(1) {
+            Self::Rowwise
+        } else {
+            Self::Blockwise
+        }
+    }
+}
+
+/// How an 8-bit matmul scales its factors and adds up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Float8Gemm {
+    /// What shares a scale.
+    pub scaling: ScaleMode,
+    /// Sums have the precision of tensor cores (`use_fast_accum`), not float32.
+    pub fast_accum: bool,
+}
+
+impl Float8Gemm {
+    /// One scale per factor, and sums with the precision of tensor cores: the fastest.
+    pub const FASTEST: Self = Self {
+        scaling: ScaleMode::Tensorwise,
+        fast_accum: true,
+    };
+
+    /// Returns how an operation scales and adds up; `None` if it is no 8-bit matmul.
+    fn of(op: &BodyOp) -> Option<Self> {
+        let OpKind::ScaledGemm(gemm) = op.op else {
+            return None;
+        };
+        let [a, b, of_a, of_b, ..] = &op.inputs[..] else {
+            return None;
+        };
+        Some(Self {
+            scaling: ScaleMode::of([a, b], [of_a, of_b]),
+            fast_accum: gemm.fast,
+        })
+    }
+}
+
+/// What the rate of a matmul depends on besides its shape: profiles have a table for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct GemmKind {
+    /// Element type of the factors.
+    pub dtype: DType,
+    /// For factors in 8 bits.
+    pub float8: Option<Float8Gemm>,
+}
+
+impl GemmKind {
+    /// Returns the kind of a matmul of factors of one type; of 8-bit types the fastest.
+    #[must_use]
+    pub fn of(dtype: DType) -> Self {
+        let dtype = dtype.rated();
+        Self {
+            dtype,
+            float8: dtype.float8_max().map(|_| Float8Gemm::FASTEST),
+        }
+    }
+}
+
+impl From<DType> for GemmKind {
+    fn from(dtype: DType) -> Self {
+        Self::of(dtype)
+    }
+}
+
+impl DType {
+    /// Returns the type by which profiles rate kernels on this one: devices move and multiply both
+    /// 8-bit floating-point types at one rate.
+    #[must_use]
+    pub fn rated(self) -> Self {
+        match self {
+            Self::F8E5m2 => Self::F8E4m3,
+            other => other,
+        }
+    }
+}
+
+impl Kernel {
+    /// Returns how the kernel's 8-bit matmuls scale and add up; `None` if it has none.
+    #[must_use]
+    pub fn float8_gemm(&self) -> Option<Float8Gemm> {
+        self.body.iter().find_map(Float8Gemm::of)
+    }
+
+    /// Returns the kind of the kernel's matmuls.
+    #[must_use]
+    pub fn gemm_kind(&self) -> GemmKind {
+        match self.float8_gemm() {
+            None => GemmKind::of(self.dtype),
+            float8 => GemmKind {
+                dtype: self.dtype.rated(),
+                float8,
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Words;
+
+    #[test]
+    fn names_are_those_of_recipes() {
+        use crate::config::Float8Recipe;
+        let recipes: Vec<&str> = Float8Recipe::ALL[1..].iter().map(|r| r.name()).collect();
+        assert_eq!(recipes, ScaleMode::WORDS);
+        let all = [
+            ScaleMode::Tensorwise,
+            ScaleMode::Rowwise,
+            ScaleMode::Blockwise,
+            ScaleMode::Mxfp8,
+        ];
+        assert_eq!(all.map(ScaleMode::name), ScaleMode::WORDS);
+    }
+
+    /// Every recipe's programs have matmuls of its own mode, with both kinds of sums where it allows
+    /// them.
+    #[test]
+    fn a_program_s_matmuls_have_the_mode_of_its_recipe() {
+        for (mode, both) in [
+            (ScaleMode::Tensorwise, true),
+            (ScaleMode::Rowwise, true),
+            (ScaleMode::Blockwise, false),
+            (ScaleMode::Mxfp8, false),
+        ] {
+            let sets = [
+                format!("precision.float8_recipe={}", mode.name()),
+                "precision.float8_grad=e4m3".to_owned(),
+                // Within 128 elements, blocks of a row are rows.
+                "model.hidden=192".to_owned(),
+                "model.ffn=256".to_owned(),
+                "train.micro_batch=16".to_owned(),
+            ];
+            let scenario = crate::scenario::load("small-fp8".as_ref(), &sets).unwrap();
+            let program = crate::plan(&scenario).unwrap();
+            let found: std::collections::BTreeSet<Float8Gemm> = program
+                .kernels
+                .iter()
+                .filter_map(Kernel::float8_gemm)
+                .collect();
+            let of = |fast_accum| Float8Gemm {
+                scaling: mode,
+                fast_accum,
+            };
+            let all = [false, true].into_iter().filter(|fast| both || !fast);
+            assert_eq!(found, all.map(of).collect(), "{}", mode.name());
+        }
+    }
+}
