@@ -17,6 +17,7 @@ mod latent;
 mod lora;
 mod mesh;
 mod model;
+mod moe;
 mod param_groups;
 pub(crate) mod pattern;
 mod precision;
@@ -43,6 +44,7 @@ pub(crate) use lora::targets;
 pub use lora::{Lora, LoraTargets};
 pub use mesh::Mesh;
 pub use model::{Bias, Family, Model, ModelOptions};
+pub use moe::{Dispatcher, Moe, Overflow};
 pub use param_groups::{GroupSettings, MAX_PARAM_GROUPS, ParamGroup};
 pub use precision::{FrozenType, MomentType, Precision};
 pub use rope::{RopeScaling, RopeType};
@@ -70,6 +72,9 @@ pub struct Scenario {
     pub train: Train,
     /// `[mesh]`
     pub mesh: Mesh,
+    /// `[moe]`; `None` where each rank has all experts, or none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moe: Option<Moe>,
     /// `[fsdp]`
     pub fsdp: Fsdp,
     /// `[precision]`

@@ -32,16 +32,18 @@ pub(crate) fn scenario(mut document: Document) -> Result<Scenario, ScenarioError
 fn resolve(d: &Document, preset: Option<&Filled>) -> Result<Scenario, ScenarioError> {
     let (model, train) = model_and_train(d, preset)?;
     let mesh = mesh(d)?;
+    let (fsdp, compile) = (fsdp(d, &mesh)?, compile(d));
     Ok(Scenario {
         name: d.name.clone(),
         about: d.about.clone(),
         model,
         lora: lora(d),
         train,
-        fsdp: fsdp(d, &mesh)?,
+        moe: moe(d, &fsdp, &mesh, &compile),
+        fsdp,
         mesh,
         precision: precision(d),
-        compile: compile(d),
+        compile,
         gate: gate(d),
     })
 }
@@ -156,6 +158,32 @@ fn options(d: &Document) -> ModelOptions {
         vision.patches = patches;
     }
     options
+}
+
+/// Returns how tokens travel, if ranks divide experts.
+fn moe(d: &Document, fsdp: &Fsdp, mesh: &Mesh, compile: &Compile) -> Option<Moe> {
+    if mesh.ep == 1 {
+        return None;
+    }
+    let host_waits = compile.mode != CompileMode::Full && compile.cuda_graph == CudaGraph::Off;
+    let defaults = &fsdp.spec().defaults;
+    let dispatcher = d.given(Key::Dispatcher).unwrap_or(if host_waits {
+        defaults.dispatcher
+    } else {
+        Dispatcher::Gather
+    });
+    let overflow = match dispatcher {
+        Dispatcher::Padded => Overflow::Drop,
+        Dispatcher::Gather | Dispatcher::AllToAll => Overflow::Error,
+    };
+    Some(Moe {
+        dispatcher,
+        capacity_factor: d.given(Key::CapacityFactor).or(match dispatcher {
+            Dispatcher::Gather => None,
+            Dispatcher::AllToAll | Dispatcher::Padded => defaults.capacity_factor,
+        }),
+        on_overflow: d.given(Key::OnOverflow).unwrap_or(overflow),
+    })
 }
 
 /// Returns the adapters, if there is a rank.

@@ -216,16 +216,20 @@ impl Experts {
         let (weights, ids) = (chosen[0], chosen[1]);
         let (gate_up, down) = (b.weight(self.gate_up), b.weight(self.down));
         b.within(self.routed, |b| {
-            let Routed { x, weights, ids } = self.dispatch.send(b, Routed { x, weights, ids });
-            let (tokens, experts) = (b.g.value(x).rows(), self.dispatch.experts());
-            let rows = self.dispatch.rows(tokens, k);
+            let sent = self.dispatch.send(b, Routed { x, weights, ids });
+            let Routed { x, weights, ids } = sent.routed;
+            let &[tokens, k] = &b.g.value(ids).shape[..] else {
+                unreachable!("tokens have k choices each");
+            };
+            let (rows, experts) = (sent.rows, self.dispatch.experts());
             let sort = OpKind::SortExperts(op::SortExperts { experts });
             let sorted = b.compute(sort, &[ids], &[&[experts + 1], &[tokens, k]]);
+            b.g.dispatches(sent.calls);
             let (offsets, position) = (sorted[0], sorted[1]);
             let x = b.compute(OpKind::Permute, &[x, position], &[&[rows, hidden]])[0];
             let matmul = OpKind::GroupedGemm(op::GroupedGemm {
                 tb: true,
-                routed: self.dispatch.routed(tokens, k),
+                routed: sent.used,
             });
             let first = b.g.value(gate_up).shape[1];
             let mut both = b.compute(matmul, &[x, gate_up, offsets], &[&[rows, first]])[0];
@@ -255,7 +259,7 @@ impl Experts {
             for v in [weights, ids, offsets, position, x] {
                 b.g.release(v);
             }
-            self.dispatch.combine(b, y)
+            self.dispatch.combine(b, &sent, y)
         })
     }
 }
