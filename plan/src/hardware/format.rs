@@ -169,6 +169,11 @@ const GEMM_ROWS: Kind = Rows {
     last: US,
     ascending: false,
 };
+const GROUPED_ROWS: Kind = Rows {
+    sizes: &["experts", "rows", "n", "k"],
+    last: US,
+    ascending: false,
+};
 const ATTENTION_ROWS: Kind = Rows {
     sizes: &["batch", "heads", "kv_heads", "seq", "head_dim"],
     last: US,
@@ -360,6 +365,12 @@ pub const SECTIONS: &[Section] = &[
         "source" Text, "", Required, "where the rows come from";
         "dtype" Dtype, "", Required, "element type";
         "rows" GEMM_ROWS, "", Required, "measured shapes";
+    }),
+    section!(array "grouped_gemm" "Measured grouped matmuls: one per expert." {
+        "source" Text, "", Required, "where the rows come from";
+        "dtype" Dtype, "", Required, "element type";
+        "weight_gradient" Flag, "", Required, "matmuls over the rows of an expert; otherwise rows times matrices";
+        "rows" GROUPED_ROWS, "", Required, "measured shapes: experts, rows of an expert, and the sizes of its matrix";
     }),
     section!(array "conv" "Measured convolutions, as the equivalent matmuls." {
         "source" Text, "", Required, "where the rows come from";
