@@ -22,6 +22,7 @@ mod param_groups;
 pub(crate) mod pattern;
 mod precision;
 mod rope;
+mod routing;
 mod train;
 mod vision;
 
@@ -48,6 +49,8 @@ pub use moe::{Dispatcher, Moe, Overflow};
 pub use param_groups::{GroupSettings, MAX_PARAM_GROUPS, ParamGroup};
 pub use precision::{FrozenType, MomentType, Precision};
 pub use rope::{RopeScaling, RopeType};
+pub(crate) use routing::seeded;
+pub use routing::{Histogram, Routing};
 use serde::Serialize;
 pub use train::{
     AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers,

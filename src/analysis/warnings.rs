@@ -146,7 +146,7 @@ fn full_iteration(p: &Prediction) -> Option<Warning> {
 /// `fully_shard`).
 fn expert_dispatch(p: &Prediction) -> Option<Warning> {
     let s = &p.scenario;
-    let dispatcher = s.moe?.dispatcher;
+    let dispatcher = s.moe.as_ref()?.dispatcher;
     (dispatcher == Dispatcher::AllToAll && s.fsdp.policy != PolicyKind::Native).then(|| Warning {
         kind: Kind::ExpertDispatch,
         message: "the host waits in every layer of experts for the numbers of rows of the all-to-all, so that its \

@@ -1,9 +1,11 @@
 //! `[moe]`: how tokens reach experts that ranks divide among themselves.
 
+use super::Routing;
 use serde::Serialize;
+use std::collections::BTreeMap;
 
 /// `[moe]`; a scenario whose ranks have all experts has none.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Moe {
     /// How tokens reach the ranks of their experts.
     pub dispatcher: Dispatcher,
@@ -13,6 +15,12 @@ pub struct Moe {
     pub capacity_factor: Option<f64>,
     /// What happens to choices without a row.
     pub on_overflow: Overflow,
+    /// How popular experts are in predictions.
+    pub routing: Routing,
+    /// By layer: rows of the busiest rank, relative to those of equally popular experts, which
+    /// layers without an entry have.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub busiest: BTreeMap<u32, f64>,
 }
 
 impl Moe {
@@ -25,6 +33,14 @@ impl Moe {
             let balanced = (tokens * k) as f64 / ranks as f64;
             ((factor * balanced).ceil() as u64).clamp(1, most)
         })
+    }
+
+    /// Returns the rows of a layer's busiest rank, of `rows` that it would have if experts were
+    /// equally popular: ranks wait for it in every exchange.
+    #[must_use]
+    pub fn used(&self, layer: Option<u32>, rows: u64) -> u64 {
+        let factor = layer.and_then(|l| self.busiest.get(&l));
+        factor.map_or(rows, |f| (f * rows as f64).round() as u64)
     }
 
     /// Returns the maximum number of choices of `tokens` tokens that fall on the experts of one
@@ -75,7 +91,17 @@ mod tests {
             dispatcher: Dispatcher::Padded,
             capacity_factor,
             on_overflow: Overflow::Drop,
+            routing: Routing::Balanced,
+            busiest: [(1, 1.25)].into(),
         }
+    }
+
+    #[test]
+    fn the_busiest_rank_decides() {
+        let moe = moe(None);
+        assert_eq!(moe.used(Some(1), 1000), 1250);
+        assert_eq!(moe.used(Some(0), 1000), 1000);
+        assert_eq!(moe.used(None, 1000), 1000);
     }
 
     #[test]

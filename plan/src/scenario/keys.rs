@@ -14,14 +14,14 @@ use crate::config::{
     GateProgram, GradientSync, Head, Implementation, IndexerType, LayerType, Loss, LrSchedule,
     MergeProjections, MlpType, MomentType, MuonAdjustLr, Norm, NormPosition, Optimizer,
     OuterStrategy, Overflow, PackedQkv, PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm,
-    Recompute, Residual, RopeType, Router, Scope, Strategy, Variant,
+    Recompute, Residual, RopeType, Router, Routing, Scope, Strategy, Variant,
 };
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
     ADAPTERS, ATTENTION, CHUNKED_LOSS, DIVIDED_EXPERTS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON,
-    RECOMPUTE, SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SLOTS,
-    SOME_FROZEN, SOME_SKIPPED,
+    RECOMPUTE, SEEDED_ROUTING, SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS,
+    SLOTS, SOME_FROZEN, SOME_SKIPPED,
 };
 use std::borrow::Cow;
 
@@ -299,6 +299,7 @@ use Accept::{
 
 const ABOVE_0: f64 = f64::MIN_POSITIVE;
 const MIB: u64 = 1 << 20;
+const MAX_SEED: u64 = u32::MAX as u64;
 const DTYPES: &[&str] = &["f32", "bf16", "f16"];
 const DTYPES_OR_NONE: &[&str] = &["f32", "bf16", "f16", "none"];
 const PLACEMENT: Accept = Tuple(&Choice(&["flat", "replicate"]), 3);
@@ -540,6 +541,9 @@ keys! {
     Dispatcher: "moe" "dispatcher" also ["moe_token_dispatcher_type"] [Choice(Dispatcher::WORDS)] "(native, or captured or fully compiled: gather; fsdp2, megatron: all_to_all)" "How tokens reach the ranks of their experts: gather (an all-gather of all tokens, a reduce-scatter of partial sums), all_to_all (each choice is sent to its expert; ranks exchange the numbers of rows first, which the host reads, as torchtitan and Megatron-LM do), padded (an all-to-all of a fixed number of rows, without a host read)" needs [DIVIDED_EXPERTS];
     CapacityFactor: "moe" "capacity_factor" also ["moe_expert_capacity_factor"] [Number(ABOVE_0, 1e6)] "(native: as many rows as there can be; fsdp2, megatron: 1)" "Rows that a rank reserves for the choices of each rank, relative to those of equally popular experts" needs [SLOTS];
     OnOverflow: "moe" "on_overflow" [Choice(Overflow::WORDS)] "(padded: drop; all_to_all: error)" "Choices for which there is no row: error (the run fails), drop (the last ones, in the order of tokens, are left out)" needs [SLOTS];
+    Routing: "moe" "routing" [Choice(Routing::WORDS), Path(".json")] "(balanced)" "How popular experts are in predictions: balanced (all are equally popular), seeded (popularity falls from expert to expert, in an order drawn per layer), or the path of a histogram that `shardlab exec --record-routing` has written (relative to the file that names it). The router decides in runs" needs [DIVIDED_EXPERTS];
+    Imbalance: "moe" "imbalance" [Number(1.0, 1e4)] "(2)" "Choices of the most popular expert of a layer, relative to the mean" needs [SEEDED_ROUTING];
+    RoutingSeed: "moe" "routing_seed" [Integer(0, MAX_SEED)] "(0)" "Seed of the orders of experts" needs [SEEDED_ROUTING];
 
     Policy: "fsdp" "policy" [Choice(PolicyKind::WORDS)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1), megatron_v2 (its experimental engine)";
     Variant: "fsdp" "variant" [Choice(Variant::WORDS)] "\"released\"" "Engine behind policy megatron_v2: released (megatron-fsdp 0.6.1), pr4435 (the prototype of Megatron-LM #4435, with a sliding drain of gradients and the allocator trace_pool)";

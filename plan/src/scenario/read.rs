@@ -3,6 +3,7 @@
 use super::error::ScenarioError;
 use super::keys::{HARDWARE, Key};
 use super::merge::Document;
+use super::moe::moe;
 use super::placements::strategies;
 use super::presets::{self, Filled};
 use super::setting::Setting;
@@ -36,10 +37,10 @@ fn resolve(d: &Document, preset: Option<&Filled>) -> Result<Scenario, ScenarioEr
     Ok(Scenario {
         name: d.name.clone(),
         about: d.about.clone(),
+        moe: moe(d, &model, &fsdp, &mesh, &compile)?,
         model,
         lora: lora(d),
         train,
-        moe: moe(d, &fsdp, &mesh, &compile),
         fsdp,
         mesh,
         precision: precision(d),
@@ -158,32 +159,6 @@ fn options(d: &Document) -> ModelOptions {
         vision.patches = patches;
     }
     options
-}
-
-/// Returns how tokens travel, if ranks divide experts.
-fn moe(d: &Document, fsdp: &Fsdp, mesh: &Mesh, compile: &Compile) -> Option<Moe> {
-    if mesh.ep == 1 {
-        return None;
-    }
-    let host_waits = compile.mode != CompileMode::Full && compile.cuda_graph == CudaGraph::Off;
-    let defaults = &fsdp.spec().defaults;
-    let dispatcher = d.given(Key::Dispatcher).unwrap_or(if host_waits {
-        defaults.dispatcher
-    } else {
-        Dispatcher::Gather
-    });
-    let overflow = match dispatcher {
-        Dispatcher::Padded => Overflow::Drop,
-        Dispatcher::Gather | Dispatcher::AllToAll => Overflow::Error,
-    };
-    Some(Moe {
-        dispatcher,
-        capacity_factor: d.given(Key::CapacityFactor).or(match dispatcher {
-            Dispatcher::Gather => None,
-            Dispatcher::AllToAll | Dispatcher::Padded => defaults.capacity_factor,
-        }),
-        on_overflow: d.given(Key::OnOverflow).unwrap_or(overflow),
-    })
 }
 
 /// Returns the adapters, if there is a rank.

@@ -14,7 +14,7 @@
 
 use crate::config::{Dispatcher, Moe, Overflow};
 use crate::graph::ValueId;
-use crate::ir::{AxisId, CollectiveKind, DeviceMesh, ModelCollective, OpKind, op};
+use crate::ir::{AxisId, CollectiveKind, DeviceMesh, ModelCollective, ModuleId, OpKind, op};
 use crate::models::build::Builder;
 
 /// Calls of torchtitan's all-to-all dispatcher that sort choices by expert: `argsort`,
@@ -47,7 +47,7 @@ pub(super) struct Sent {
     pub(super) routed: Routed,
     /// Rows that experts get.
     pub(super) rows: u64,
-    /// How many of them are used on average, if not all: experts are equally popular.
+    /// How many of them the busiest rank is expected to use, if not all.
     pub(super) used: Option<u64>,
     /// Framework calls that sort received rows by expert.
     pub(super) calls: u8,
@@ -79,28 +79,33 @@ impl Dispatch {
     }
 
     /// Sends tokens to the ranks of their experts.
-    pub(super) fn send(&self, b: &mut Builder<'_>, of: Routed) -> Sent {
+    pub(super) fn send(&self, b: &mut Builder<'_>, layer: ModuleId, of: Routed) -> Sent {
         let &[tokens, k] = &b.g.value(of.ids).shape[..] else {
             unreachable!("routers choose k experts for each token");
         };
-        match b.s.moe {
-            Some(moe) if moe.dispatcher != Dispatcher::Gather => {
-                self.send_choices(b, of, moe, [tokens, k])
-            }
-            Some(_) => self.gather(b, of, [tokens, k]),
-            None => Sent {
+        let s = b.s;
+        let Some(moe) = &s.moe else {
+            return Sent {
                 routed: of,
                 rows: tokens * k,
                 used: None,
                 calls: 1,
                 back: Back::None,
-            },
+            };
+        };
+        let path = &b.tree.modules[layer.index()].path;
+        let layer = path.split('.').find_map(|part| part.parse().ok());
+        let used = moe.used(layer, tokens * k);
+        if moe.dispatcher == Dispatcher::Gather {
+            self.gather(b, of, [tokens, k], used)
+        } else {
+            self.send_choices(b, of, moe, [tokens, k], used)
         }
     }
 
     /// Gathers the tokens of all ranks, with their weights and the numbers that this rank's experts
     /// have here.
-    fn gather(&self, b: &mut Builder<'_>, of: Routed, [tokens, k]: [u64; 2]) -> Sent {
+    fn gather(&self, b: &mut Builder<'_>, of: Routed, [tokens, k]: [u64; 2], used: u64) -> Sent {
         let all = self.ranks * tokens;
         let kind = OpKind::LocalExperts(op::LocalExperts {
             ranks: self.ranks,
@@ -116,7 +121,7 @@ impl Dispatch {
         Sent {
             routed: Routed { x, weights, ids },
             rows: Moe::most_slots([all, k], self.experts),
-            used: Some(tokens * k),
+            used: Some(used),
             calls: 1,
             back: Back::Sums,
         }
@@ -127,8 +132,9 @@ impl Dispatch {
         &self,
         b: &mut Builder<'_>,
         of: Routed,
-        moe: Moe,
+        moe: &Moe,
         [tokens, k]: [u64; 2],
+        used: u64,
     ) -> Sent {
         let (ranks, experts) = (self.ranks, self.experts);
         let slots = moe.slots([tokens, k], [ranks, experts]);
@@ -165,7 +171,7 @@ impl Dispatch {
         Sent {
             routed: there,
             rows,
-            used: Some(rows.min(tokens * k)),
+            used: Some(rows.min(used)),
             calls: PLACE_CALLS,
             back: Back::Places { position },
         }

@@ -216,7 +216,9 @@ impl Experts {
         let (weights, ids) = (chosen[0], chosen[1]);
         let (gate_up, down) = (b.weight(self.gate_up), b.weight(self.down));
         b.within(self.routed, |b| {
-            let sent = self.dispatch.send(b, Routed { x, weights, ids });
+            let sent = self
+                .dispatch
+                .send(b, self.module, Routed { x, weights, ids });
             let Routed { x, weights, ids } = sent.routed;
             let &[tokens, k] = &b.g.value(ids).shape[..] else {
                 unreachable!("tokens have k choices each");

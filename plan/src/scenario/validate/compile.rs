@@ -35,6 +35,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
 /// Refuses to capture a dispatcher that waits for the host, or to compile it as one graph.
 fn host_reads(s: &Scenario, d: &Document) -> Checked {
     if s.moe
+        .as_ref()
         .is_none_or(|moe| moe.dispatcher != Dispatcher::AllToAll)
     {
         return Ok(());

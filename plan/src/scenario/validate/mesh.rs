@@ -94,7 +94,7 @@ fn expert_parallel(s: &Scenario, d: &Document) -> Checked {
 
 /// Refuses a capacity without a row, and to drop choices whose numbers ranks exchange.
 fn capacity(s: &Scenario, d: &Document) -> Checked {
-    let Some(moe) = s.moe else { return Ok(()) };
+    let Some(moe) = &s.moe else { return Ok(()) };
     if moe.dispatcher == Dispatcher::AllToAll && moe.on_overflow == Overflow::Drop {
         let message = "dispatcher \"all_to_all\" sends every choice: it has nothing to drop";
         let keys = [Key::OnOverflow, Key::Dispatcher];
