@@ -101,6 +101,26 @@ fn ranks_with_some_experts_reach_the_losses_of_ranks_with_all() {
     }
 }
 
+/// Gate and down projections of experts are gathered and reduced one after the other.
+#[test]
+fn projections_of_experts_may_be_units() {
+    let units = "fsdp.units=[\"layers.*\", \"layers.*.mlp.experts.gate_up\", \"layers.*.mlp.experts.down\", \
+                 \"tok_embeddings\", \"norm+output=keep\"]";
+    let all = trained(4, 1, &[]);
+    for set in [
+        &[][..],
+        &["fsdp.policy=fsdp2"],
+        &["fsdp.policy=megatron"],
+        &["compile.mode=regions", "train.recompute=selective"],
+        &["train.recompute=full"],
+    ] {
+        for ep in [1, 2] {
+            let set = [set, &[units]].concat();
+            assert_close(&trained(4, ep, &set), &all, &format!("{set:?} ep = {ep}"));
+        }
+    }
+}
+
 /// AdamW forgets a wrong factor of gradients; SGD does not.
 #[test]
 fn gradients_of_experts_are_means_over_all_ranks() {

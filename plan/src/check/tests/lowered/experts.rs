@@ -45,7 +45,12 @@ fn of_experts(p: &Program, b: BufferId) -> bool {
     p.params[x.index()].placements.on(AxisId::EP) != Placement::Replicate
 }
 
-const WAYS: [&[&str]; 15] = [
+/// Gate and down projections of experts as units of their own.
+const PROJECTIONS: &str = "fsdp.units=[\"layers.*\", \"layers.*.mlp.experts.gate_up\", \
+                           \"layers.*.mlp.experts.down\", \"tok_embeddings\", \"norm+output=keep\"]";
+
+const WAYS: [&[&str]; 16] = [
+    &[PROJECTIONS],
     &[],
     &["mesh.ep=4"],
     &["mesh.dp_outer=2"],
