@@ -61,8 +61,8 @@ impl Histogram {
         )
     }
 
-    /// Returns by layer the choices of the busiest of `ranks` ranks that divide the experts, relative
-    /// to those of equally popular experts. A layer without choices has 1.
+    /// Returns by layer the choices of the busiest of `ranks` ranks that divide the experts,
+    /// relative to those of equally popular experts. A layer without choices has 1.
     #[must_use]
     pub fn busiest(&self, ranks: u32) -> BTreeMap<u32, f64> {
         let of = |counts: &Vec<u64>| {
@@ -76,8 +76,8 @@ impl Histogram {
     }
 }
 
-/// Returns the share of the busiest of `ranks` ranks, which divide the experts in order, relative to
-/// an equal share.
+/// Returns the share of the busiest of `ranks` ranks, which divide the experts in order, relative
+/// to an equal share.
 fn busiest(popularity: &[f64], ranks: u32) -> f64 {
     let each = popularity.len() / ranks as usize;
     let all: f64 = popularity.iter().sum();
@@ -110,8 +110,8 @@ fn geometric(experts: usize, imbalance: f64) -> Vec<f64> {
     series(high)
 }
 
-/// Returns by layer what [`Histogram::busiest`] does, for popularities that fall geometrically in an
-/// order drawn from `seed` and the layer.
+/// Returns by layer what [`Histogram::busiest`] does, for popularities that fall geometrically in
+/// an order drawn from `seed` and the layer.
 pub(crate) fn seeded(
     layers: impl Iterator<Item = u32>,
     experts: u64,
