@@ -21,3 +21,5 @@ SELECTIVE = 'train.recompute="selective"'
 FLOATS = [*NATIVE, REGIONS, CHUNKED, GATHERS, REDUCTIONS]
 BEST = [*FLOATS, AS_THEY_COME]
 FASTEST = [*BEST, FUSED, SUMMED]
+# The two projections of a layer's experts are gathered and reduced one after the other.
+PROJECTIONS = 'fsdp.units=["layers.*", "layers.*.mlp.experts.gate_up", "layers.*.mlp.experts.down", "tok_embeddings", "norm+output=keep"]'

@@ -1,7 +1,7 @@
 """Stages that compare: a step of ours beside the peers, and beside the floor of the hardware."""
 import array, json, os, random, sys
 from collections import namedtuple
-from keys import AS_THEY_COME, BEST, CAPTURED, CAST, CHUNKED, FASTEST, FLOATS, FUSED, GATHERS, IN_BACKWARD, NATIVE, ONE_CHUNK, POINTWISE, REGIONS, SELECTIVE, SUMMED
+from keys import AS_THEY_COME, BEST, CAPTURED, CAST, CHUNKED, FASTEST, FLOATS, FUSED, GATHERS, IN_BACKWARD, NATIVE, ONE_CHUNK, POINTWISE, PROJECTIONS, REGIONS, SELECTIVE, SUMMED
 from tools import CPU, HERE, OUT, call, chosen, fit, gpus, last_line, left, row, train
 
 # Steps that do not count (peer.py's number): until the power limit has settled they are slower.
@@ -75,6 +75,8 @@ EXPERT_OURS = {
     "ours compiled, fused epilogues, summed in the optimizer, pointwise": [*FASTEST, POINTWISE],
     "ours compiled, fused epilogues, summed in the optimizer, divided experts": [*FASTEST, "mesh.ep={world}"],
     "ours compiled, fused epilogues, in backward, cast, selective": [*BEST, FUSED, SELECTIVE, IN_BACKWARD, CAST],
+    "ours compiled, fused epilogues, in backward, cast, selective, projections apart": [*BEST, FUSED, SELECTIVE, IN_BACKWARD, CAST, PROJECTIONS],
+    "ours compiled, fused epilogues, summed in the optimizer, in backward, cast, projections apart": [*FASTEST, IN_BACKWARD, CAST, PROJECTIONS],
     "ours captured, fused epilogues, summed in the optimizer": [*FASTEST, CAPTURED],
     "ours compiled, reductions on SMs": [*NATIVE, REGIONS, CHUNKED, GATHERS],
     "ours eager": NATIVE,

@@ -9,6 +9,7 @@ pub mod init;
 pub mod layout;
 mod options;
 mod resume;
+mod routing;
 pub mod run;
 pub mod schedule;
 pub mod state;

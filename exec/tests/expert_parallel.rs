@@ -5,7 +5,7 @@ mod common;
 
 use common::{load, poisoned, run};
 use shardlab_exec::engine::ExecOptions;
-use shardlab_exec::train::{CheckpointOptions, Outcome, Resume, RunOptions};
+use shardlab_exec::train::{self, CheckpointOptions, NoObserver, Outcome, Resume, RunOptions};
 
 const STEPS: u64 = 4;
 
@@ -21,15 +21,30 @@ fn options() -> RunOptions {
     }
 }
 
-/// Trains the shipped mixture in float32 on a mesh.
-fn train(dp_shard: u32, ep: u32, set: &[&str]) -> Outcome {
-    let mesh = [format!("mesh.dp_shard={dp_shard}"), format!("mesh.ep={ep}")];
-    let mesh = mesh.iter().map(String::as_str);
-    let set: Vec<&str> = mesh
+/// Rows for every case: these policies reserve those of equally popular experts.
+const ROOM: &str = "moe.capacity_factor=4";
+
+/// Returns the settings of a mesh, with rows for every case.
+fn settings<'a>(mesh: &'a [String; 2], set: &[&'a str]) -> Vec<&'a str> {
+    let sends = ["fsdp.policy=fsdp2", "fsdp.policy=megatron"];
+    let sends = mesh[1] != "mesh.ep=1" && set.iter().any(|s| sends.contains(s));
+    let own = set.iter().any(|s| s.starts_with("moe."));
+    mesh.iter()
+        .map(String::as_str)
         .chain(["precision.compute=f32", "train.clip_norm=0.5"])
+        .chain((sends && !own).then_some(ROOM))
         .chain(set.iter().copied())
-        .collect();
-    run(&load("small-moe", &set), options())
+        .collect()
+}
+
+fn mesh(dp_shard: u32, ep: u32) -> [String; 2] {
+    [format!("mesh.dp_shard={dp_shard}"), format!("mesh.ep={ep}")]
+}
+
+/// Trains the shipped mixture in float32 on a mesh.
+fn trained(dp_shard: u32, ep: u32, set: &[&str]) -> Outcome {
+    let mesh = mesh(dp_shard, ep);
+    run(&load("small-moe", &settings(&mesh, set)), options())
 }
 
 /// Sums of float32 in another order differ in their last bits only.
@@ -51,13 +66,13 @@ fn assert_close(a: &Outcome, b: &Outcome, what: &str) {
 
 #[test]
 fn ranks_with_some_experts_reach_the_losses_of_ranks_with_all() {
-    let all = train(4, 1, &[]);
+    let all = trained(4, 1, &[]);
     assert!(all.run.grad_norms.iter().all(|n| n.is_finite()));
     assert!(all.run.losses[0] > all.run.losses[STEPS as usize - 1]);
     for policy in ["native", "fsdp2", "megatron"] {
         let policy = format!("fsdp.policy={policy}");
         for ep in [2, 4] {
-            let o = train(4, ep, &[&policy]);
+            let o = trained(4, ep, &[&policy]);
             assert_close(&o, &all, &format!("{policy} ep = {ep}"));
         }
     }
@@ -78,10 +93,30 @@ fn ranks_with_some_experts_reach_the_losses_of_ranks_with_all() {
     ] {
         for ep in [2, 4] {
             let wanted = match set {
-                [_, "train.clip_norm=0.0"] => &train(4, 1, set),
+                [_, "train.clip_norm=0.0"] => &trained(4, 1, set),
                 _ => &all,
             };
-            assert_close(&train(4, ep, set), wanted, &format!("{set:?} ep = {ep}"));
+            assert_close(&trained(4, ep, set), wanted, &format!("{set:?} ep = {ep}"));
+        }
+    }
+}
+
+/// Gate and down projections of experts are gathered and reduced one after the other.
+#[test]
+fn projections_of_experts_may_be_units() {
+    let units = "fsdp.units=[\"layers.*\", \"layers.*.mlp.experts.gate_up\", \"layers.*.mlp.experts.down\", \
+                 \"tok_embeddings\", \"norm+output=keep\"]";
+    let all = trained(4, 1, &[]);
+    for set in [
+        &[][..],
+        &["fsdp.policy=fsdp2"],
+        &["fsdp.policy=megatron"],
+        &["compile.mode=regions", "train.recompute=selective"],
+        &["train.recompute=full"],
+    ] {
+        for ep in [1, 2] {
+            let set = [set, &[units]].concat();
+            assert_close(&trained(4, ep, &set), &all, &format!("{set:?} ep = {ep}"));
         }
     }
 }
@@ -91,7 +126,7 @@ fn ranks_with_some_experts_reach_the_losses_of_ranks_with_all() {
 fn gradients_of_experts_are_means_over_all_ranks() {
     let sgd = ["train.optimizer=sgd", "train.lr=0.5", "train.clip_norm=0.0"];
     let sgd = [&sgd[..], &["train.grad_norm=true"]].concat();
-    let all = train(4, 1, &sgd);
+    let all = trained(4, 1, &sgd);
     for set in [
         &[][..],
         &["fsdp.policy=fsdp2"],
@@ -102,23 +137,23 @@ fn gradients_of_experts_are_means_over_all_ranks() {
         &["fsdp.strategy=optim"],
     ] {
         for ep in [2, 4] {
-            let o = train(4, ep, &[&sgd, set].concat());
+            let o = trained(4, ep, &[&sgd, set].concat());
             assert_close(&o, &all, &format!("{set:?} ep = {ep}"));
         }
     }
     // No norm is available where the optimizer adds up the pieces.
     let pieces = ["fsdp.copy_engine_reduce=true", "fsdp.sum_in_optimizer=true"];
     let pieces = [&sgd[..], &pieces, &["train.grad_norm=false"]].concat();
-    let without = train(4, 1, &pieces);
+    let without = trained(4, 1, &pieces);
     for ep in [2, 4] {
         assert_close(
-            &train(4, ep, &pieces),
+            &trained(4, ep, &pieces),
             &without,
             &format!("pieces, ep = {ep}"),
         );
     }
     let accumulated = ["train.micro_batch=1", "train.grad_accum=2"];
-    let all = train(4, 1, &[&sgd[..], &accumulated].concat());
+    let all = trained(4, 1, &[&sgd[..], &accumulated].concat());
     for set in [
         &[][..],
         &["fsdp.gradient_sync=last"],
@@ -127,7 +162,7 @@ fn gradients_of_experts_are_means_over_all_ranks() {
         &["compile.mode=full"],
     ] {
         for ep in [2, 4] {
-            let o = train(4, ep, &[&sgd[..], &accumulated, set].concat());
+            let o = trained(4, ep, &[&sgd[..], &accumulated, set].concat());
             assert_close(&o, &all, &format!("{set:?} ep = {ep}, accumulated"));
         }
     }
@@ -137,7 +172,7 @@ fn gradients_of_experts_are_means_over_all_ranks() {
 fn replicas_and_outer_shards_of_experts() {
     for (dp_shard, ep) in [(2, 2), (4, 2)] {
         let outer = ["mesh.dp_outer=2", "train.optimizer=sgd", "train.lr=0.5"];
-        let all = train(dp_shard, 1, &outer);
+        let all = trained(dp_shard, 1, &outer);
         for set in [
             &[][..],
             &["fsdp.policy=fsdp2"],
@@ -145,17 +180,84 @@ fn replicas_and_outer_shards_of_experts() {
             &["compile.mode=full"],
             &["fsdp.strategy=no_shard"],
         ] {
-            let o = train(dp_shard, ep, &[&outer[..], set].concat());
+            let o = trained(dp_shard, ep, &[&outer[..], set].concat());
             assert_close(&o, &all, &format!("{set:?} {dp_shard} x 2, ep = {ep}"));
         }
     }
     let outer = ["mesh.dp_outer=2", "fsdp.outer_strategy=optim"];
-    assert_close(&train(4, 2, &outer), &train(4, 1, &outer), "outer shards");
+    assert_close(
+        &trained(4, 2, &outer),
+        &trained(4, 1, &outer),
+        "outer shards",
+    );
+}
+
+#[test]
+fn every_dispatcher_reaches_the_losses_of_ranks_with_all_experts() {
+    let all = trained(4, 1, &[]);
+    for dispatcher in ["gather", "all_to_all", "padded"] {
+        let dispatcher = format!("moe.dispatcher={dispatcher}");
+        for ep in [2, 4] {
+            for set in [
+                &[][..],
+                &["fsdp.policy=fsdp2"],
+                &["fsdp.policy=megatron", "compile.mode=regions"],
+                &["train.recompute=full"],
+                &["train.recompute=selective", "compile.mode=regions"],
+            ] {
+                let mut set = [&[dispatcher.as_str()], set].concat();
+                if dispatcher != "moe.dispatcher=gather" {
+                    set.push(ROOM);
+                }
+                let what = format!("{set:?} ep = {ep}");
+                assert_close(&trained(4, ep, &set), &all, &what);
+            }
+        }
+    }
+    for set in [
+        &["compile.mode=full"][..],
+        &["compile.cuda_graph=full_iteration"],
+        &["compile.cuda_graph=[\"block\"]"],
+    ] {
+        let set = [&["moe.dispatcher=padded"], set].concat();
+        assert_close(&trained(4, 4, &set), &all, &format!("{set:?}"));
+    }
+}
+
+#[test]
+fn choices_without_a_row_are_left_out_or_an_error() {
+    let bits = |o: &Outcome| -> Vec<u64> { o.run.losses.iter().map(|l| l.to_bits()).collect() };
+    let padded = |factor| trained(4, 4, &["moe.dispatcher=padded", factor]);
+    let whole = padded("moe.capacity_factor=4");
+    let [a, b] = [0, 1].map(|_| padded("moe.capacity_factor=0.5"));
+    assert_eq!(bits(&a), bits(&b));
+    assert!(a.run.losses.iter().all(|l| l.is_finite()));
+    assert_ne!(bits(&a), bits(&whole));
+    // A row more than there are choices changes nothing.
+    assert_eq!(bits(&padded("moe.capacity_factor=100")), bits(&whole));
+
+    for set in [
+        &["fsdp.policy=fsdp2", "moe.capacity_factor=1"][..],
+        &[
+            "moe.dispatcher=padded",
+            "moe.on_overflow=error",
+            "moe.capacity_factor=0.9",
+        ],
+    ] {
+        let mesh = mesh(4, 4);
+        let scenario = load("small-moe", &settings(&mesh, set));
+        let program = common::plan(&scenario);
+        let failed = train::train(&scenario, &program, options(), &mut NoObserver);
+        let text = failed.err().unwrap().to_string();
+        let found =
+            text.contains("op `dispatch_experts`") && text.contains("moe.capacity_factor =");
+        assert!(found, "{text}");
+    }
 }
 
 #[test]
 fn equal_runs_are_equal_to_the_last_bit() {
-    let [a, b] = [0, 1].map(|_| train(4, 2, &["compile.mode=regions"]));
+    let [a, b] = [0, 1].map(|_| trained(4, 2, &["compile.mode=regions"]));
     let bits = |o: &Outcome| -> Vec<u64> {
         let all = o.run.losses.iter().chain(&o.weight_norms);
         all.map(|v| v.to_bits()).collect()
@@ -169,14 +271,8 @@ fn equal_runs_are_equal_to_the_last_bit() {
 fn a_checkpoint_is_that_of_all_experts() {
     let dir = tempfile::tempdir().unwrap();
     let until = |steps, dp: u32, ep: u32, policy: &str| {
-        let set = [
-            format!("mesh.dp_shard={dp}"),
-            format!("mesh.ep={ep}"),
-            format!("fsdp.policy={policy}"),
-            "precision.compute=f32".to_owned(),
-            "train.clip_norm=0.5".to_owned(),
-        ];
-        let set: Vec<&str> = set.iter().map(String::as_str).collect();
+        let (mesh, policy) = (mesh(dp, ep), format!("fsdp.policy={policy}"));
+        let set = settings(&mesh, &[&policy]);
         let options = RunOptions {
             steps: Some(steps),
             checkpoints: Some(CheckpointOptions {
@@ -189,7 +285,7 @@ fn a_checkpoint_is_that_of_all_experts() {
         };
         run(&load("small-moe", &set), options)
     };
-    let whole = train(4, 1, &[]);
+    let whole = trained(4, 1, &[]);
     until(1, 4, 2, "native");
     assert_eq!(until(2, 4, 4, "fsdp2").resumed_from, 1);
     assert_eq!(until(3, 4, 1, "native").resumed_from, 2);

@@ -369,8 +369,20 @@ fn expert_parallel_runs_of_transformers() {
         for (dp, ep, set) in [
             (2, 2, &[][..]),
             (4, 2, &["compile.mode=regions"]),
-            (4, 4, &["fsdp.policy=fsdp2"]),
-            (4, 2, &["fsdp.policy=megatron", "train.recompute=full"]),
+            (4, 4, &["fsdp.policy=fsdp2", "moe.dispatcher=gather"]),
+            (4, 4, &["fsdp.policy=fsdp2", "moe.capacity_factor=4"]),
+            (4, 2, &["moe.dispatcher=padded"]),
+            (4, 4, &["moe.dispatcher=padded", "compile.mode=regions"]),
+            (4, 2, &["moe.dispatcher=all_to_all"]),
+            (
+                4,
+                2,
+                &[
+                    "fsdp.policy=megatron",
+                    "train.recompute=full",
+                    "moe.capacity_factor=4",
+                ],
+            ),
             (4, 4, &["compile.mode=full", "train.recompute=selective"]),
         ] {
             let mesh = mesh(dp, ep);

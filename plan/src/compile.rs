@@ -157,8 +157,8 @@ fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Ta
 }
 
 /// Returns whether all blocks are built alike: no glob freezes some, all or none are recomputed,
-/// the same modules of each are units, the same parameters are trained, the same run in 8 bits, and
-/// the same are contiguous.
+/// the same modules of each are units, the same parameters are trained, the same run in 8 bits, the
+/// same are contiguous, and experts are equally popular in all.
 fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) -> bool {
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
     // A block's last parameter is followed by another block's, which never matters.
@@ -169,6 +169,10 @@ fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) ->
     let float8 = |l: u32, p: u32| recipe.float8(param(l, p), tree.block_place(param(l, p)));
     scenario.fsdp.frozen.is_empty()
         && tree.skipped.is_empty()
+        && scenario
+            .moe
+            .as_ref()
+            .is_none_or(|moe| moe.busiest.is_empty())
         && (0..b.params).all(|p| (1..b.count).all(|l| float8(l, p) == float8(0, p)))
         && (0..b.params).all(|p| (1..b.count).all(|l| trained(l, p) == trained(0, p)))
         && Recomputed::new(&scenario.train, &tree.modules).is_uniform()

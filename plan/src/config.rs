@@ -17,10 +17,12 @@ mod latent;
 mod lora;
 mod mesh;
 mod model;
+mod moe;
 mod param_groups;
 pub(crate) mod pattern;
 mod precision;
 mod rope;
+mod routing;
 mod train;
 mod vision;
 
@@ -43,9 +45,12 @@ pub(crate) use lora::targets;
 pub use lora::{Lora, LoraTargets};
 pub use mesh::Mesh;
 pub use model::{Bias, Family, Model, ModelOptions};
+pub use moe::{Dispatcher, Moe, Overflow};
 pub use param_groups::{GroupSettings, MAX_PARAM_GROUPS, ParamGroup};
 pub use precision::{FrozenType, MomentType, Precision};
 pub use rope::{RopeScaling, RopeType};
+pub(crate) use routing::seeded;
+pub use routing::{Histogram, Routing};
 use serde::Serialize;
 pub use train::{
     AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers,
@@ -70,6 +75,9 @@ pub struct Scenario {
     pub train: Train,
     /// `[mesh]`
     pub mesh: Mesh,
+    /// `[moe]`; `None` where each rank has all experts, or none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub moe: Option<Moe>,
     /// `[fsdp]`
     pub fsdp: Fsdp,
     /// `[precision]`

@@ -111,6 +111,9 @@ pub enum View {
     Pass,
     /// The host reads a value on the device, so it waits until everything before has been done.
     HostRead,
+    /// `x, sizes -> x`: the host reads `sizes` on the device, because the sizes of what uses `x`
+    /// follow from it.
+    HostSizes,
     /// Equal on every rank along an axis, but each uses it in its own way: its gradient is the sum
     /// of theirs. The conjugate of an all-reduce, whose gradient every rank has whole
     /// (Megatron-LM's f and g).
@@ -147,6 +150,12 @@ pub struct Op {
 }
 
 impl Op {
+    /// Returns whether the host reads sizes on the device before it continues.
+    #[must_use]
+    pub const fn is_host_sizes(&self) -> bool {
+        matches!(self.act, Act::View(View::HostSizes))
+    }
+
     /// Returns whether it only makes views and launches nothing.
     #[must_use]
     pub const fn is_view(&self) -> bool {

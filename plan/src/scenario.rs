@@ -14,6 +14,7 @@ mod limits;
 mod load;
 mod merge;
 mod modules;
+mod moe;
 mod placements;
 mod presets;
 mod read;

@@ -15,7 +15,8 @@ pub use figures::MemoryUse;
 pub use load::{load, parse, text};
 pub use profile::{
     AttentionRates, AttentionRow, AttentionTable, CollectiveName, CollectiveTable, Contention,
-    Counted, Device, Efficiency, Footprint, GemmMisaligned, GemmRow, GemmTable, Host, HostWork,
-    MeasuredOn, MemoryClass, MemoryTable, Network, Power, Profile, Scale,
+    Counted, Device, Efficiency, Footprint, GemmMisaligned, GemmRow, GemmTable, GroupedGemmRow,
+    GroupedGemmTable, Host, HostWork, MeasuredOn, MemoryClass, MemoryTable, Network, Power,
+    Profile, Scale,
 };
 pub use source::{ProfileError, shipped};

@@ -214,7 +214,7 @@ pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
         "compile.gemm_epilogue_fusion",
         "compile.fuse_projections",
         "compile.mix_order_reductions",
-        // They send tokens in another way than the collectives that are predicted.
+        // Its host time is not predicted well enough to propose it (`tests/data/peers_h100x2.csv`).
         "mesh.ep",
     ];
     /// Options that torch `fully_shard` fixes too, or that duplicate `reshard_after_forward`.

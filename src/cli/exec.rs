@@ -28,6 +28,8 @@ use shardlab_exec::train::{
     CheckpointOptions, Outcome, ParamNorm, Resume, RunOptions, TokenWidth, Tokens, TrainError, hf,
     tokenizer_next_to,
 };
+use shardlab_plan::config::CudaGraph;
+use shardlab_plan::ir::{BodyOp, OpKind};
 use shardlab_plan::record::Summary;
 use shardlab_plan::units::Bytes;
 use shardlab_plan::{Program, Scenario, scenario};
@@ -95,6 +97,9 @@ pub(super) struct Args {
     /// Write a Perfetto trace of the last step; t = 0 is the start of the step
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
+    /// Write how many tokens each expert gets, as a histogram for moe.routing
+    #[arg(long, value_name = "FILE")]
+    record_routing: Option<PathBuf>,
     /// Abort if no rank makes progress for SECONDS
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(1..))]
     timeout: u32,
@@ -176,6 +181,29 @@ impl Args {
         })
     }
 
+    /// Checks that there are choices of experts to count.
+    fn can_record_routing(&self, scenario: &Scenario, program: &Program) -> Result<(), Failure> {
+        if self.record_routing.is_none() {
+            return Ok(());
+        }
+        let sorts = |op: &BodyOp| matches!(op.op, OpKind::SortExperts(_));
+        let experts = program.kernels.iter().any(|k| k.body.iter().any(sorts));
+        let why = if !experts {
+            format!(
+                "--record-routing: family {} has no experts",
+                scenario.model.family.name()
+            )
+        } else if scenario.compile.cuda_graph != CudaGraph::Off {
+            "--record-routing: counts cannot be read from captured scopes: set compile.cuda_graph = \"off\"".to_owned()
+        } else if !scenario.train.skipped_blocks.is_empty() {
+            "--record-routing: micro-batches that skip blocks have no counts of these: leave train.skipped_blocks out"
+                .to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(Failure::bad_input(why))
+    }
+
     /// Returns the settings that must be equal on all ranks.
     fn facts(&self, program: &Program, o: &RunOptions) -> Vec<(&'static str, String)> {
         vec![
@@ -206,6 +234,7 @@ impl Args {
         let mut exec = ExecOptions {
             timeout: Duration::from_secs(u64::from(self.timeout)),
             nan_check: self.check_nan,
+            routing: self.record_routing.is_some(),
             record: true,
             capacity: self.memory,
             fault: self.fault.map(|f| f.of(program)).transpose()?,
@@ -254,6 +283,7 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         ..args.clone()
     };
     let mut program = plan(&scenario)?;
+    args.can_record_routing(&scenario, &program)?;
     if let Some(plant) = args.inject_fault {
         program = plant.into(program).map_err(Failure::bad_input)?;
     }
@@ -272,6 +302,9 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         }
         if let Some(path) = &args.trace {
             writable("--trace", path)?;
+        }
+        if let Some(path) = &args.record_routing {
+            writable("--record-routing", path)?;
         }
     }
     let (world, local_rank) = match &place {
@@ -319,6 +352,13 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             trace::write(&program, &outcome.run, to)
         })
     });
+    let routing = match (&args.record_routing, &outcome.routing) {
+        (Some(path), Some(routing)) => write_file("--record-routing", path, |to| {
+            serde_json::to_writer(&mut *to, routing)?;
+            writeln!(to)
+        }),
+        _ => Ok(()),
+    };
     let saved = match &saving {
         // The first step of a process is not a measurement: memory and kernels are still being set
         // up.
@@ -343,6 +383,7 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     }
     out.flush()?;
     traced?;
+    routing?;
     saved?;
     if outcome.interrupted {
         out.flush()?;

@@ -7,12 +7,13 @@ use shardlab_plan::scenario::{Accept, KeyInfo, keys};
 use std::sync::OnceLock;
 
 /// Sections in the order of the editor, most frequently tuned ones first.
-const ORDER: [&str; 8] = [
+const ORDER: [&str; 9] = [
     "fsdp",
     "compile",
     "train",
     "precision",
     "mesh",
+    "moe",
     "model",
     "lora",
     "gate",

@@ -26,6 +26,67 @@ fn failure(args: &[&str]) -> (i32, String) {
     (code, String::from_utf8(output.stderr).unwrap())
 }
 
+/// A run counts the tokens of each expert, whatever carries them; predictions read the file.
+#[test]
+fn recorded_routing_is_that_of_predictions() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("routing.json");
+    let file = path.to_str().unwrap();
+    let record = |set: &[&str]| -> Value {
+        let mut args = vec!["small-moe", "--steps", "3", "--record-routing", file];
+        set.iter().for_each(|s| args.extend(["--set", *s]));
+        exec(&args);
+        serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap()
+    };
+    let whole = record(&[]);
+    let layers = whole["layers"].as_object().unwrap();
+    assert_eq!(layers.keys().collect::<Vec<_>>(), ["1", "2"]);
+    let sums: Vec<f64> = layers.values().map(|l| numbers(l).iter().sum()).collect();
+    assert!(sums[0] > 0.0 && sums[0] == sums[1], "{sums:?}");
+    for set in [
+        &["mesh.ep=2"][..],
+        &["mesh.ep=4", "moe.dispatcher=padded"],
+        &["mesh.ep=2", "moe.dispatcher=all_to_all"],
+        &["mesh.ep=2", "train.recompute=full"],
+    ] {
+        assert_eq!(record(set), whole, "{set:?}");
+    }
+
+    let routing = format!("moe.routing={file}");
+    let step = |scenario: &str, set: &[&str]| -> f64 {
+        let mut args = vec!["sim", scenario, "--json"];
+        set.iter().for_each(|s| args.extend(["--set", *s]));
+        json(&args)[0]["step_ms"]["median"].as_f64().unwrap()
+    };
+    assert!(step("small-moe-ep", &[&routing]) > 0.0);
+    let divided = ["fsdp.policy=native", "mesh.ep=2"];
+    let seeded = [&divided[..], &["moe.routing=seeded", "moe.imbalance=3"]].concat();
+    let [balanced, seeded] = [&divided[..], &seeded].map(|set| step("peers-mixtral-4l", set));
+    assert!(seeded > 1.02 * balanced, "{seeded} {balanced}");
+
+    let (code, text) = failure(&[
+        "sim",
+        "small-moe-ep",
+        "--set",
+        &routing,
+        "--set",
+        "model.experts=16",
+    ]);
+    assert_eq!(code, 2, "{text}");
+    assert!(text.contains("is the histogram of another model"), "{text}");
+    for (set, why) in [
+        (&["small-fsdp2"][..], "has no experts"),
+        (
+            &["small-moe", "--set", "compile.cuda_graph=full_iteration"],
+            "counts cannot be read from captured scopes",
+        ),
+    ] {
+        let (code, text) = failure(&[&["exec", "--record-routing", file], set].concat());
+        assert_eq!(code, 2, "{text}");
+        assert!(text.contains(why), "{text}");
+    }
+}
+
 #[test]
 fn a_fresh_machine_trains_and_shows_it() {
     let text = stdout(&["exec", "llama-tiny"]);

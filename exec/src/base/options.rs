@@ -116,6 +116,8 @@ pub struct ExecOptions {
     /// Sum the squares of the gradients that each optimizer launch reads, where the program
     /// computes no norm.
     pub grad_squares: bool,
+    /// Count the choices of each expert, in every layer of experts.
+    pub routing: bool,
     /// Keep spans and memory samples of every step (the last ones go into the run).
     pub record: bool,
     /// Source of the times of recorded passes.
@@ -141,6 +143,7 @@ impl Default for ExecOptions {
             capacity: None,
             graphs: true,
             grad_squares: false,
+            routing: false,
             record: false,
             times: Times::default(),
             progress: None,

@@ -7,6 +7,7 @@
 
 mod bench;
 mod grid;
+mod grouped;
 mod host;
 mod models;
 mod rank;
@@ -56,6 +57,7 @@ struct Measured {
     scalings: Vec<ScaleMode>,
     steps: Totals,
     gemm: Vec<super::grid::GemmTable>,
+    grouped: Vec<super::grid::GroupedRows>,
     attention: Vec<super::grid::AttentionRows>,
     /// Time of attention's backward with a fixed order of its sums, relative to any order.
     fixed_order: Option<f64>,
@@ -289,6 +291,7 @@ fn measure(
     let sharded = sharded_steps(&factory, &jobs, ranks, watch)?;
     watch.say("GEMMs, attention, host");
     grid::measure(&one, &mut m).map_err(fault)?;
+    grouped::measure(&one, &mut m).map_err(fault)?;
     if watch.late(ORDERS) {
         watch.say("no time for attention's backward in a fixed order");
     } else {

@@ -94,6 +94,15 @@ fn time(
     })
 }
 
+/// Measured grouped GEMMs.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct GroupedRows {
+    pub(super) dtype: DType,
+    pub(super) weight_gradient: bool,
+    /// Experts, rows of an expert, n and k of its matrix, and microseconds.
+    pub(super) rows: Vec<([u64; 4], f64)>,
+}
+
 /// Kind, and microseconds for each `[m, n, k]`.
 pub(super) type GemmTable = (GemmKind, Vec<([u64; 3], f64)>);
 

@@ -1,7 +1,7 @@
 //! Formats the profile of a CPU.
 
 use super::collectives::Table;
-use super::grid::{AttentionRows, DTYPES, GemmTable};
+use super::grid::{AttentionRows, DTYPES, GemmTable, GroupedRows};
 use super::steps::Totals;
 use super::{Measured, Together};
 use shardlab_plan::hardware::{MEMORY_CLASSES, SectionText};
@@ -91,6 +91,7 @@ pub(super) struct Tables<'a> {
     pub(super) source: &'a dyn Fn(&str) -> String,
     pub(super) steps: &'a Totals,
     pub(super) gemm: &'a [GemmTable],
+    pub(super) grouped: &'a [GroupedRows],
     pub(super) attention: &'a [AttentionRows],
     pub(super) collectives: &'a [Table],
     /// Description of the ranks of collectives.
@@ -227,6 +228,7 @@ pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
             source: &|what| machine.source(what),
             steps: &m.steps,
             gemm: &m.gemm,
+            grouped: &[],
             attention: &m.attention,
             collectives: &m.collectives,
             between: "between rank threads",
@@ -291,6 +293,7 @@ pub(super) fn added(steps: &Totals, source: &dyn Fn(&str) -> String) -> String {
         source,
         steps,
         gemm: &[],
+        grouped: &[],
         attention: &[],
         collectives: &[],
         between: "",
@@ -402,6 +405,16 @@ fn products(out: &mut String, m: &Tables<'_>) {
     for (kind, list) in m.gemm {
         let list = list.iter().map(|(s, us)| shape(*s, *us)).collect();
         table("gemm", "alone, mean over operand layouts", *kind, list);
+    }
+    for table in m.grouped {
+        let row =
+            |([e, r, n, k], us): &([u64; 4], f64)| format!("{e}, {r}, {n}, {k}, {}", num(*us));
+        SectionText::new("grouped_gemm")
+            .text("source", (m.source)("alone, mean over layouts of matrices"))
+            .text("dtype", table.dtype)
+            .set("weight_gradient", table.weight_gradient)
+            .set("rows", rows(table.rows.iter().map(row)))
+            .write(out);
     }
 }
 
@@ -519,6 +532,7 @@ mod tests {
             source: &|what: &str| format!("{what}, by hand"),
             steps: &Totals::default(),
             gemm: &[],
+            grouped: &[],
             attention: &[],
             collectives: &two,
             between: "between GPUs",

@@ -50,6 +50,7 @@ mod tests {
                 square,
                 squares: 1e-300,
                 part_squares: vec![0.25, f32::MAX],
+                counts: vec![vec![1, u32::MAX], Vec::new()],
                 duration: u64::MAX,
                 host: 3,
                 peak_allocated: Bytes(5),

@@ -43,6 +43,9 @@ pub(crate) struct PassReport {
     pub(crate) squares: f64,
     /// Sums of squares of the requested parts of gradients.
     pub(crate) part_squares: Vec<f32>,
+    /// Choices of each expert, by layer of experts and micro-batch in the order of launches, if
+    /// they are counted.
+    pub(crate) counts: Vec<Vec<u32>>,
     pub(crate) tasks: Vec<Issued>,
     pub(crate) times: Vec<TaskTimes>,
     /// By event: the last task that was issued before it on its stream.
@@ -81,6 +84,9 @@ pub(crate) struct RankPass {
     pub(crate) squares: f64,
     /// Sums of squares of the requested parts of gradients.
     pub(crate) part_squares: Vec<f32>,
+    /// Choices of each expert, by layer of experts and micro-batch in the order of launches, if
+    /// they are counted.
+    pub(crate) counts: Vec<Vec<u32>>,
     /// Nanoseconds.
     pub(crate) duration: u64,
     /// Nanoseconds in which the host issued work, without waits.
@@ -97,6 +103,7 @@ impl RankPass {
             square: report.square,
             squares: report.squares,
             part_squares: report.part_squares.clone(),
+            counts: report.counts.clone(),
             duration: report.end.saturating_sub(report.start),
             host: report.host(),
             peak_allocated: report.memory.peak_allocated,
@@ -124,6 +131,11 @@ impl RankPass {
         w.f64(self.squares);
         w.u32(self.part_squares.len() as u32);
         self.part_squares.iter().for_each(|&s| w.f32(s));
+        w.u32(self.counts.len() as u32);
+        for layer in &self.counts {
+            w.u32(layer.len() as u32);
+            layer.iter().for_each(|&n| w.u32(n));
+        }
         w.u64(self.duration);
         w.u64(self.host);
         w.u64(self.peak_allocated.0);
@@ -140,6 +152,7 @@ impl RankPass {
             square: has.then_some(square),
             squares: r.f64()?,
             part_squares: r.list(Reader::f32)?,
+            counts: r.list(|r| r.list(Reader::u32))?,
             duration: r.u64()?,
             host: r.u64()?,
             peak_allocated: Bytes(r.u64()?),

@@ -8,7 +8,7 @@ mod scope;
 use super::memory::RankMemory;
 use super::offsets::Offsets;
 use super::pass::{Issued, PassInputs, PassReport};
-use super::readback::{Readback, Readbacks};
+use super::readback::{Counts, Readback, Readbacks};
 use super::squares::{self, GradientPart};
 use super::{ExecError, regions};
 use crate::base::delay::Delays;
@@ -124,6 +124,10 @@ impl<D: Device> Rank<D> {
                     readbacks.with_squares(program, s)
                 } else {
                     readbacks
+                };
+                let readbacks = match options.routing {
+                    true => readbacks.with_counts(program, s),
+                    false => readbacks,
                 };
                 (s.kind, Arc::new(readbacks))
             })
@@ -317,6 +321,10 @@ impl<D: Device> Rank<D> {
                 .iter()
                 .map(|slot| slot.map_or(f32::NAN, |s| self.device.slot(s)))
                 .collect(),
+            counts: {
+                let of = |c: &Counts| c.of(|s| self.device.slot(s));
+                readbacks.counts.iter().map(of).collect()
+            },
             tasks: std::mem::take(&mut self.pass.issued),
             times: if with.record {
                 self.device.times()

@@ -1,7 +1,10 @@
 //! Scalars that the host reads back from a pass: losses, the gradient norm, NaN flags.
 
-use shardlab_plan::ir::{Access, BufferId, Holds, InstrId, OpKind, ShardOp, StreamId};
+use shardlab_plan::ir::{
+    Access, BufferId, DType, Holds, InstrId, Kernel, OpKind, ShardOp, StreamId,
+};
 use shardlab_plan::program::{Instr, Op, Phase, Program, Section, SectionKind};
+use std::ops::Range;
 
 /// Read of a scalar after an instruction, on the instruction's stream.
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +31,29 @@ pub(crate) struct Readbacks {
     /// Optimizer launches, with the slots of the squares of their gradients and the accesses of
     /// these gradients.
     pub(crate) squares: Vec<(InstrId, StreamId, u32, Vec<u32>)>,
+    /// Slots of the counts of each layer of experts and micro-batch, in the order of launches.
+    pub(crate) counts: Vec<Counts>,
     pub(crate) slots: u32,
+}
+
+/// Slots of the counts that a launch of a dispatcher or a sort writes.
+#[derive(Clone, Debug)]
+pub(crate) struct Counts {
+    slots: Range<u32>,
+    /// They are the ends of experts' rows, not their numbers.
+    ends: bool,
+}
+
+impl Counts {
+    /// Returns the choices of each expert, from the values of slots.
+    pub(crate) fn of(&self, slot: impl Fn(u32) -> f32) -> Vec<u32> {
+        // The lower half of a 64-bit integer.
+        let all: Vec<u32> = self.slots.clone().map(|s| slot(s).to_bits()).collect();
+        match self.ends {
+            true => all.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect(),
+            false => all,
+        }
+    }
 }
 
 impl Readbacks {
@@ -83,6 +108,50 @@ impl Readbacks {
                 }
             }
         }
+        self
+    }
+
+    /// Adds slots for the choices of each expert in forward passes.
+    pub(crate) fn with_counts(mut self, program: &Program, section: &Section) -> Self {
+        let dispatches = |k: &Kernel| {
+            k.body
+                .iter()
+                .any(|b| matches!(b.op, OpKind::DispatchExperts(_)))
+        };
+        let sorts = |k: &Kernel| {
+            k.body
+                .iter()
+                .any(|b| matches!(b.op, OpKind::SortExperts(_)))
+        };
+        // A rank that sends choices to their experts knows all of its own.
+        let sent = program.kernels.iter().any(dispatches);
+        for id in section.instrs.clone().map(InstrId) {
+            let instr = &program.instrs[id.index()];
+            let Op::Launch { kernel, stream, .. } = instr.op else {
+                continue;
+            };
+            let kernel = &program.kernels[kernel.index()];
+            let counts = match sent {
+                true => dispatches(kernel).then_some(2),
+                false => sorts(kernel).then_some(0),
+            };
+            let Some(written) = counts.filter(|_| instr.phase == Phase::Forward) else {
+                continue;
+            };
+            let Some(access) = program.writes(&instr.op).get(written) else {
+                continue;
+            };
+            let first = self.slots;
+            for at in (0..access.bytes).step_by(DType::I64.size() as usize) {
+                let offset = access.offset + at;
+                self.push(readback(id, stream, &Access { offset, ..*access }));
+            }
+            self.counts.push(Counts {
+                slots: first..self.slots,
+                ends: !sent,
+            });
+        }
+        self.scalars.sort_by_key(|t| (t.after, t.slot));
         self
     }
 

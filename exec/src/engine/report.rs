@@ -103,6 +103,7 @@ impl Log {
             grad_norm,
             grad_squares: world.iter().map(|r| r.squares).collect(),
             part_squares: world.iter().map(|r| r.part_squares.clone()).collect(),
+            counts: world.iter().map(|r| r.counts.clone()).collect(),
             record,
             ranks: (0..).zip(world).map(|(r, pass)| pass.times(r)).collect(),
             spans,
@@ -330,6 +331,7 @@ mod tests {
                     square: None,
                     squares: 0.0,
                     part_squares: Vec::new(),
+                    counts: Vec::new(),
                     tasks: vec![Issued {
                         instr,
                         stream: COMPUTE,
@@ -406,6 +408,7 @@ mod tests {
             square: None,
             squares: 0.0,
             part_squares: Vec::new(),
+            counts: Vec::new(),
             tasks,
             times,
             behind: BTreeMap::new(),

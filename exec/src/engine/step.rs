@@ -77,6 +77,9 @@ pub struct StepResult {
     /// By rank: sums of squares of the requested parts of gradients, in their order. A part whose
     /// gradient the step does not compute has NaN.
     pub part_squares: Vec<Vec<f32>>,
+    /// By rank: choices of each expert, by layer of experts and micro-batch in the order of
+    /// launches, if they are counted (see [`ExecOptions::routing`](super::ExecOptions::routing)).
+    pub counts: Vec<Vec<Vec<u32>>>,
     /// Times (of the slowest rank) and memory peaks.
     pub record: StepRecord,
     /// Times of all ranks of the world, in rank order.

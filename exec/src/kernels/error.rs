@@ -59,6 +59,20 @@ pub enum OperandError {
         /// Number of classes or rows.
         limit: usize,
     },
+    /// More choices fall on the experts of a rank than it has rows for.
+    #[error(
+        "{rows} choices fall on the experts of one rank, which has rows for {slots}: set \
+         moe.capacity_factor = {:.2} or more, or moe.on_overflow = \"drop\"",
+        (*rows as f64 / *balanced as f64 * 100.0).ceil() / 100.0
+    )]
+    Overflow {
+        /// Choices of one rank's tokens.
+        rows: usize,
+        /// Rows for them.
+        slots: usize,
+        /// Choices, if experts are equally popular.
+        balanced: usize,
+    },
     /// Elements of this type cannot be computed with.
     #[error("cannot compute with elements of type {0}")]
     Type(DType),

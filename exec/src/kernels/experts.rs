@@ -6,6 +6,7 @@ use super::operands::{Operands, dims, same};
 use super::scratch::Scratch;
 use super::strides;
 use super::view::View;
+use shardlab_plan::ir::op;
 use std::ops::Range;
 
 /// Loads all integers of a view.
@@ -27,6 +28,50 @@ pub(super) fn local(o: &Operands<'_>, experts: usize) -> Result<(), OperandError
         let local: Vec<i64> = ids.iter().map(|id| id - first).collect();
         out.store_ids(rank * ids.len(), &local);
     }
+    Ok(())
+}
+
+/// Computes `ids -> local, position, counts`.
+pub(super) fn dispatch(o: &Operands<'_>, of: &op::DispatchExperts) -> Result<(), OperandError> {
+    o.expect(1, 3)?;
+    let (ids, local, position, counts) = (o.input(0)?, o.output(0)?, o.output(1)?, o.output(2)?);
+    let [ranks, experts, slots] = [of.ranks, of.experts, of.slots].map(|n| n as usize);
+    same("the places", ranks * slots, local.numel)?;
+    same("the positions", ids.numel, position.numel)?;
+    same("the counts", ranks * experts, counts.numel)?;
+    let ids = integers(&ids)?;
+    let mut count = vec![0i64; ranks * experts];
+    let mut taken = vec![0; ranks];
+    let mut expert_at = vec![-1i64; ranks * slots];
+    let mut places = Vec::with_capacity(ids.len());
+    for (row, &value) in ids.iter().enumerate() {
+        let id = usize::try_from(value).ok().filter(|id| *id < count.len());
+        let id = id.ok_or(OperandError::Label {
+            row,
+            value,
+            limit: ranks * experts,
+        })?;
+        count[id] += 1;
+        let rank = id / experts;
+        taken[rank] += 1;
+        let free = taken[rank] <= slots;
+        let place = rank * slots + taken[rank] - 1;
+        if free {
+            expert_at[place] = (id % experts) as i64;
+        }
+        places.push(if free { place as i64 } else { -1 });
+    }
+    let most = taken.iter().copied().max().unwrap_or(0);
+    if most > slots && !of.drop {
+        return Err(OperandError::Overflow {
+            rows: most,
+            slots,
+            balanced: ids.len() / ranks,
+        });
+    }
+    local.store_ids(0, &expert_at);
+    position.store_ids(0, &places);
+    counts.store_ids(0, &count);
     Ok(())
 }
 

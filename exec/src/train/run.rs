@@ -4,12 +4,13 @@ use super::checkpoint::{Progress, Saver, Snapshot};
 use super::data::{Feed, RankFeed};
 use super::layout::{GradientParts, StateLayout};
 use super::options::{Flow, Observer, ParamNorm, RunOptions, RunStart, StepReport};
+use super::routing::Recorder;
 use super::state::{StateIo, With};
 use super::{TrainError, adapter, hf, resume, schedule, weights};
 use crate::device::{CpuFactory, Device, DeviceFactory};
 use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
 use crate::process::World;
-use shardlab_plan::config::CudaGraph;
+use shardlab_plan::config::{CudaGraph, Histogram};
 use shardlab_plan::ir::{BufferId, Param};
 use shardlab_plan::record::Run;
 use shardlab_plan::tape_of;
@@ -37,6 +38,9 @@ pub struct Outcome {
     /// Norms of all parameters, with the number of steps done, every
     /// [`param_norms_every`](shardlab_plan::config::Train::param_norms_every) steps.
     pub param_norms: Vec<(u64, Vec<ParamNorm>)>,
+    /// Choices of experts in all steps of this process, if they are counted
+    /// ([`ExecOptions::routing`]).
+    pub routing: Option<Histogram>,
 }
 
 impl<D: Device> StateIo for Session<D> {
@@ -143,6 +147,7 @@ struct Trainer<'a, D: Device> {
     /// By rank: parts of gradients whose norms are reported; empty if none are or can be.
     parts: Vec<GradientParts>,
     param_norms: Vec<(u64, Vec<ParamNorm>)>,
+    routing: Option<Recorder>,
     export: Option<PathBuf>,
     skip_grad_norms: bool,
     /// Creates devices with their kernels, and then weights.
@@ -179,6 +184,7 @@ impl<'a, D: Device> Trainer<'a, D> {
         let distinct = layout.distinct_ranks(program);
         let skip_grad_norms =
             options.skip_grad_norms || scenario.sums_in_optimizer() || distinct.is_none();
+        let counts = options.exec.routing;
         let exec = ExecOptions {
             grad_squares: !skip_grad_norms,
             ..options.exec
@@ -251,6 +257,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 _ => StateLayout::gradient_parts(program)?.unwrap_or_default(),
             },
             param_norms: Vec::new(),
+            routing: counts.then(|| Recorder::new(scenario)),
             export: options.export,
             skip_grad_norms,
             seconds,
@@ -303,6 +310,9 @@ impl<'a, D: Device> Trainer<'a, D> {
             let recorded = finite(grad_norm.unwrap_or(f64::NAN));
             self.progress.grad_norms.push(recorded);
             observer.ranks(&result.ranks);
+            if let Some(routing) = &mut self.routing {
+                routing.add(&result);
+            }
             let flow = self.agree(observer.step(&StepReport {
                 step: step + 1,
                 steps: self.steps,
@@ -467,6 +477,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             weight_norms,
             grad_norms,
             param_norms: self.param_norms,
+            routing: self.routing.map(Recorder::finish),
         })
     }
 }

@@ -10,6 +10,7 @@ pub(super) fn differentiable(op: &Op, input: usize) -> bool {
     match op.act {
         Act::Compute(kind) => kind.def().differentiable(input),
         Act::View(View::Precomputed) => input == 1 || input == 2,
+        Act::View(View::HostSizes) => input == 0,
         _ => true,
     }
 }
@@ -67,7 +68,8 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
         | View::Join { .. }
         | View::Precomputed
         | View::Pass
-        | View::HostRead => dy,
+        | View::HostRead
+        | View::HostSizes => dy,
     }
 }
 

@@ -44,6 +44,7 @@ impl Walk<'_> {
             return;
         }
         self.captured.open = Some(id);
+        self.sink.fact(RuleId::CaptureHost, 1);
         // The first step runs eagerly; from the second on a scope is one graph launch.
         self.captured.replayed = self.pass_now().kind != SectionKind::First;
         if self.captured.replayed {
@@ -82,6 +83,15 @@ impl Walk<'_> {
             if std::mem::take(&mut self.captured.replayed) {
                 self.order.end_scope();
             }
+        }
+    }
+
+    /// Checks that a wait of the host is outside captured scopes.
+    pub(super) fn no_host_wait_in_scope(&mut self, id: InstrId) {
+        if let Some(scope) = self.captured.open {
+            self.violate(RuleId::CaptureHost, id, Some(scope), || {
+                "the host waits inside a captured scope, where a replay does not".into()
+            });
         }
     }
 

@@ -192,6 +192,9 @@ rules! {
     StateSharded = "INV-50", Layout, Error,
         "optimizer state and its scales are sharded like the weights",
         "INV-50, Megatron-LM #2772: fused optimizer kept full state";
+    CaptureHost = "CHK-CAPTURE-HOST", Order, Error,
+        "the host waits for nothing inside a captured scope",
+        "a replay has no host code: Megatron-LM #5401, #6152, whose dispatchers read sizes of experts on the host";
     CaptureAddress = "INV-54", Alias, Error,
         "a captured scope finds its buffers at the captured addresses",
         "INV-31, INV-54, Megatron-LM #4810: replay into memory that had moved";

@@ -212,6 +212,7 @@ impl Walk<'_> {
                 }
             }
             Op::HostWait(event) => {
+                self.no_host_wait_in_scope(id);
                 let done = self.order.host_wait(event);
                 self.waited(id, event, done);
                 self.compute_waits(id, instr, event);

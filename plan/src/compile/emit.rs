@@ -349,6 +349,13 @@ impl Emitter<'_> {
                     self.flush_views(out);
                     out.push(TapeOp::HostRead);
                 }
+                let mut ops = step.ops.iter().map(|&i| &self.g.ops[i as usize]);
+                if let Some(op) = ops.find(|op| op.is_host_sizes()) {
+                    let operand = self.tape.operands.len() as u32;
+                    self.operand(touch(self.g.value(op.inputs[1])).0);
+                    self.flush_views(out);
+                    out.push(TapeOp::HostSizes { operand });
+                }
                 return;
             }
             Some(op) => {

@@ -178,6 +178,9 @@ impl<'t> Expander<'t> {
                     dtype,
                     operands: self.operands(operands..operands + 2, at)?,
                 },
+                TapeOp::HostSizes { operand } => TapeOp::HostSizes {
+                    operand: self.operands(operand..operand + 1, at)?,
+                },
                 TapeOp::Host { .. } | TapeOp::HostRead => *op,
                 TapeOp::GradReady(p) => TapeOp::GradReady(self.param(p, at)),
             });

@@ -90,7 +90,8 @@ impl Liveness {
             let s = s as u32;
             for &op in &step.ops {
                 let op = &g.ops[op as usize];
-                if op.is_view() {
+                // What the host reads is alive until it has.
+                if op.is_view() && !op.is_host_sizes() {
                     continue;
                 }
                 let end = if step.region == 0 {

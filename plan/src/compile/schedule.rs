@@ -166,7 +166,8 @@ fn regions(
             let section = o.section[op as usize];
             // The caller of backward makes the initial gradient.
             let made_by_caller = op == o.backward[0];
-            let key = here.filter(|_| !made_by_caller).map(|p| (p, section));
+            let eager = made_by_caller || m.graph.ops[op as usize].is_host_sizes();
+            let key = here.filter(|_| !eager).map(|p| (p, section));
             if key.is_some() && key != last {
                 guarded.push(mode != CompileMode::Full || first_of_phase);
                 first_of_phase = false;

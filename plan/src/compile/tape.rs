@@ -52,6 +52,12 @@ pub enum TapeOp {
     },
     /// The host waits until all kernels before have been done.
     HostRead,
+    /// The host waits until this operand has been computed, because the sizes of what follows are
+    /// in it.
+    HostSizes {
+        /// An entry of [`Tape::operands`].
+        operand: u32,
+    },
     /// Host work, `count` times.
     Host {
         /// Kind.
@@ -219,6 +225,9 @@ impl Tape {
                 collective,
                 dtype,
                 operands: base + operands,
+            },
+            TapeOp::HostSizes { operand } => TapeOp::HostSizes {
+                operand: base + operand,
             },
             other => other,
         };

@@ -306,6 +306,19 @@ impl Graph {
         }
     }
 
+    /// Lets the host read `sizes` before `v` is used. Compiled code breaks its graph there.
+    pub(crate) fn host_sizes(&mut self, v: ValueId, sizes: ValueId) -> ValueId {
+        let x = self.value(v);
+        let (shape, strides, offset) = (x.shape.clone(), x.strides.clone(), x.offset);
+        let out = self.view_op(View::HostSizes, v, shape, strides, offset);
+        if let Some(op) = self.ops.last_mut() {
+            op.inputs.push(sizes);
+            // `sum`, `to` and `tolist`.
+            op.dispatches = 3;
+        }
+        out
+    }
+
     /// Communicates a value along an axis; the result has this shape.
     pub(crate) fn collective(
         &mut self,

@@ -170,6 +170,11 @@ const GEMM_ROWS: Kind = Rows {
     last: US,
     ascending: false,
 };
+const GROUPED_ROWS: Kind = Rows {
+    sizes: &["experts", "rows", "n", "k"],
+    last: US,
+    ascending: false,
+};
 const ATTENTION_ROWS: Kind = Rows {
     sizes: &["batch", "heads", "kv_heads", "seq", "head_dim"],
     last: US,
@@ -364,6 +369,12 @@ pub const SECTIONS: &[Section] = &[
         "scaling" Word(ScaleMode::WORDS), "", Unknown, "recipe of 8-bit matmuls (`precision.float8_recipe`); without it `tensorwise`. Recipes without a table are priced by those of `tensorwise`";
         "fast_accum" Flag, "", Unknown, "whether 8-bit matmuls add up with the precision of tensor cores (`use_fast_accum`) or in float32; without it `true`";
         "rows" GEMM_ROWS, "", Required, "measured shapes";
+    }),
+    section!(array "grouped_gemm" "Measured grouped matmuls: one per expert." {
+        "source" Text, "", Required, "where the rows come from";
+        "dtype" Dtype, "", Required, "element type";
+        "weight_gradient" Flag, "", Required, "matmuls over the rows of an expert; otherwise rows times matrices";
+        "rows" GROUPED_ROWS, "", Required, "measured shapes: experts, rows of an expert, and the sizes of its matrix";
     }),
     section!(array "conv" "Measured convolutions, as the equivalent matmuls." {
         "source" Text, "", Required, "where the rows come from";

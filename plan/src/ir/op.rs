@@ -556,4 +556,20 @@ ops! {
         /// Writes the codes of the transpose.
         transposed: bool = false,
     };
+    /// `ids -> local, position, counts`: places for the choices of this rank's tokens, `slots` on
+    /// each of `ranks` ranks, which have `experts` experts each. `position`, `[tokens, k]` as the
+    /// ids, is the place of each choice among those of all ranks. The places of a rank follow those
+    /// of the rank before, and are taken in the order of choices; a choice without one has -1, or
+    /// is an error. `local`, `[ranks * slots, 1]`, is the number of the expert on its rank, or -1
+    /// in an empty place. `counts`, `[ranks, experts]`, are the choices of each expert.
+    DispatchExperts {
+        /// Ranks that divide the experts.
+        ranks: u64 = 2,
+        /// Experts of one rank.
+        experts: u64 = 3,
+        /// Places on one rank.
+        slots: u64 = 4,
+        /// Choices without a place are left out.
+        drop: bool = true,
+    };
 }

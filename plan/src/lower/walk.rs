@@ -361,6 +361,13 @@ impl<'c, 'a> Walk<'c, 'a> {
                         self.out.host_sync(Rule::Model, done);
                     }
                 }
+                TapeOp::HostSizes { operand } => {
+                    let sizes = self.out.inputs.tape.operands[operand as usize];
+                    let sizes = self.resolve(&sizes);
+                    self.in_flight.arrive_for(self.out, &[sizes]);
+                    let known = self.out.b.record(Rule::Model, COMPUTE);
+                    self.out.b.host_wait(Rule::Model, known);
+                }
                 TapeOp::GradReady(p) => {
                     // Autograd visits every parameter's accumulation node, compiled or not.
                     if self.framework && self.compiled {

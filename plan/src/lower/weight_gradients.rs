@@ -91,6 +91,7 @@ fn alone(inputs: &LoweringInputs<'_>, passes: [&[TapeOp]; 2]) -> Vec<u32> {
         let operands = match *op {
             TapeOp::Launch { reads, end, .. } => reads..end,
             TapeOp::Collective { operands, .. } => operands..operands + 2,
+            TapeOp::HostSizes { operand } => operand..operand + 1,
             _ => continue,
         };
         let all = &tape.operands[operands.start as usize..operands.end as usize];

@@ -155,6 +155,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             cuda_graph: CudaGraph::Off,
         },
         lora: None,
+        moe: None,
         gate: Gate::default(),
     }
 }

@@ -54,6 +54,54 @@ impl OpDef for op::LocalExperts {
     }
 }
 
+impl OpDef for op::DispatchExperts {
+    fn name(&self) -> &'static str {
+        "dispatch_experts"
+    }
+
+    fn signature(&self) -> Signature {
+        let local = any("the expert of each place");
+        Signature::new(
+            &[any("the ids")],
+            &[local, POSITION, any("the choices of each expert")],
+        )
+    }
+
+    fn result(&self, _: usize, _: &[DType]) -> DType {
+        DType::I64
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, _: &Operands<'_>) -> u64 {
+        0
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Strided
+    }
+
+    fn differentiable(&self, _: usize) -> bool {
+        false
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+
+    /// Places that no choice takes are left as they are.
+    fn leaves_rows(&self, _: bool) -> bool {
+        true
+    }
+
+    /// Every choice keeps its place.
+    fn saved_by_selective_recompute(&self) -> bool {
+        true
+    }
+}
+
 /// Returns the bytes of the rows that `position` names: at most as many as there are.
 fn rows_used(rows: &Value, position: &Value) -> u64 {
     rows.rows().min(position.numel()) * rows.cols() * rows.dtype.size()

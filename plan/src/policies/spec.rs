@@ -1,8 +1,8 @@
 //! Facts about a policy that need no lowering.
 
 use crate::config::{
-    AllocatorKind, CompileMode, FrozenType, GradientSync, PolicyKind, Prefetch, Reshard, Scenario,
-    Strategy, Variant,
+    AllocatorKind, CompileMode, Dispatcher, FrozenType, GradientSync, PolicyKind, Prefetch,
+    Reshard, Scenario, Strategy, Variant,
 };
 use crate::ir::DType;
 use crate::lower::Lowering;
@@ -44,6 +44,10 @@ pub(crate) struct Defaults {
     pub(crate) main_grads: fn(DType) -> DType,
     /// `comm_grads`, from the compute dtype and `main_grads`.
     pub(crate) comm_grads: fn(DType, DType) -> DType,
+    /// `moe.dispatcher`.
+    pub(crate) dispatcher: Dispatcher,
+    /// `moe.capacity_factor`, unless tokens are gathered.
+    pub(crate) capacity_factor: Option<f64>,
     /// Whether compiled code merges and fuses all that this project's compiler can. Other engines
     /// keep the code that their own compiler generates.
     pub(crate) optimizes_code: bool,

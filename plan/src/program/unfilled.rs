@@ -69,7 +69,7 @@ impl Program {
                     for (n, part) in parts.iter().enumerate() {
                         let is = ragged.contains(&start(&part.input));
                         set(&mut ragged, &part.output, is);
-                        if self.is_packed(part.output.buffer) {
+                        if is || self.is_packed(part.output.buffer) {
                             found.insert((InstrId(i as u32), n as u8));
                         }
                     }
@@ -162,7 +162,11 @@ mod tests {
             .iter()
             .map(|(instr, _)| match program.instrs[instr.index()].op {
                 Op::Launch { kernel, .. } => program.kernels[kernel.index()].name.clone(),
-                _ => unreachable!("only launches write"),
+                Op::Collective { id, .. } => {
+                    let kind = program.collectives[id.index()].kind;
+                    kind.name().to_owned()
+                }
+                _ => unreachable!("copies of activations stay whole here"),
             })
             .collect();
         names.sort_unstable();
@@ -178,6 +182,17 @@ mod tests {
         }
         // The results of tokens and the gradients of weights are whole.
         for name in ["unpermute", "grouped_mm_weight_backward", "mm"] {
+            assert!(!names.iter().any(|n| n == name), "{name} of {names:?}");
+        }
+    }
+
+    #[test]
+    fn places_without_a_choice_travel_unfilled() {
+        let names = unfilled(&["moe.dispatcher=padded"]);
+        for name in ["dispatch_experts", "all_to_all", "permute", "grouped_mm"] {
+            assert!(names.iter().any(|n| n == name), "{name} of {names:?}");
+        }
+        for name in ["unpermute", "grouped_mm_weight_backward", "reduce_scatter"] {
             assert!(!names.iter().any(|n| n == name), "{name} of {names:?}");
         }
     }

@@ -10,28 +10,30 @@ use super::huggingface;
 use super::presets::PRESETS;
 use crate::config::{
     Activation, AllocatorKind, AttentionBackend, AttentionGate, AttentionSinks, AuxLoss,
-    CompileMode, Float8Format, Float8Recipe, Float8Saved, FrozenType, GatePreset, GateProgram,
-    GradientSync, Head, Implementation, IndexerType, LayerType, Loss, LrSchedule, MergeProjections,
-    MlpType, MomentType, MuonAdjustLr, Norm, NormPosition, Optimizer, OuterStrategy, PackedQkv,
-    PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router,
-    Scope, Strategy, Variant,
+    CompileMode, Dispatcher, Float8Format, Float8Recipe, Float8Saved, FrozenType, GatePreset,
+    GateProgram, GradientSync, Head, Implementation, IndexerType, LayerType, Loss, LrSchedule,
+    MergeProjections, MlpType, MomentType, MuonAdjustLr, Norm, NormPosition, Optimizer,
+    OuterStrategy, Overflow, PackedQkv, PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm,
+    Recompute, Residual, RopeType, Router, Routing, Scope, Strategy, Variant,
 };
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
-    ADAPTERS, ATTENTION, CHUNKED_LOSS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON, RECOMPUTE,
-    SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SOME_FROZEN, SOME_SKIPPED,
+    ADAPTERS, ATTENTION, CHUNKED_LOSS, DIVIDED_EXPERTS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON,
+    RECOMPUTE, SEEDED_ROUTING, SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS,
+    SLOTS, SOME_FROZEN, SOME_SKIPPED,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::LazyLock;
 
 /// Sections of a scenario file that hold keys (`[sweep]` holds paths of keys instead).
-pub const SECTIONS: [&str; 8] = [
+pub const SECTIONS: [&str; 9] = [
     "model",
     "lora",
     "train",
     "mesh",
+    "moe",
     "fsdp",
     "precision",
     "compile",
@@ -310,6 +312,7 @@ use Accept::{
 
 const ABOVE_0: f64 = f64::MIN_POSITIVE;
 const MIB: u64 = 1 << 20;
+const MAX_SEED: u64 = u32::MAX as u64;
 const DTYPES: &[&str] = &["f32", "bf16", "f16"];
 const DTYPES_OR_NONE: &[&str] = &["f32", "bf16", "f16", "none"];
 const PLACEMENT: Accept = Tuple(&Choice(&["flat", "replicate"]), 3);
@@ -547,6 +550,13 @@ keys! {
     Tp: "mesh" "tp" also ["tensor_parallel_degree"] [Integer(1, 1024)] "1" "Ranks that divide the layers among themselves: tensor parallelism, within the data-parallel dimensions (family linear; torchtitan: tensor_parallel_degree)";
     Ep: "mesh" "ep" also ["expert_parallel_degree", "expert_model_parallel_size", "ep_size"] [Integer(1, MIB)] "1" "Ranks that divide the experts of a layer among themselves: expert parallelism. They are adjacent ranks of `dp_shard`, which must be a multiple of it (torchtitan: expert_parallel_degree)";
     GpusPerNode: "mesh" "gpus_per_node" also ["nproc_per_node"] [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
+
+    Dispatcher: "moe" "dispatcher" also ["moe_token_dispatcher_type"] [Choice(Dispatcher::WORDS)] "(native, or captured or fully compiled: gather; fsdp2, megatron: all_to_all)" "How tokens reach the ranks of their experts: gather (an all-gather of all tokens, a reduce-scatter of partial sums), all_to_all (each choice is sent to its expert; ranks exchange the numbers of rows first, which the host reads, as torchtitan and Megatron-LM do), padded (an all-to-all of a fixed number of rows, without a host read)" needs [DIVIDED_EXPERTS];
+    CapacityFactor: "moe" "capacity_factor" also ["moe_expert_capacity_factor"] [Number(ABOVE_0, 1e6)] "(native: as many rows as there can be; fsdp2, megatron: 1)" "Rows that a rank reserves for the choices of each rank, relative to those of equally popular experts" needs [SLOTS];
+    OnOverflow: "moe" "on_overflow" [Choice(Overflow::WORDS)] "(padded: drop; all_to_all: error)" "Choices for which there is no row: error (the run fails), drop (the last ones, in the order of tokens, are left out)" needs [SLOTS];
+    Routing: "moe" "routing" [Choice(Routing::WORDS), Path(".json")] "(balanced)" "How popular experts are in predictions: balanced (all are equally popular), seeded (popularity falls from expert to expert, in an order drawn per layer), or the path of a histogram that `shardlab exec --record-routing` has written (relative to the file that names it). The router decides in runs" needs [DIVIDED_EXPERTS];
+    Imbalance: "moe" "imbalance" [Number(1.0, 1e4)] "(2)" "Choices of the most popular expert of a layer, relative to the mean" needs [SEEDED_ROUTING];
+    RoutingSeed: "moe" "routing_seed" [Integer(0, MAX_SEED)] "(0)" "Seed of the orders of experts" needs [SEEDED_ROUTING];
 
     Policy: "fsdp" "policy" [Choice(PolicyKind::WORDS)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1), megatron_v2 (its experimental engine)";
     Variant: "fsdp" "variant" [Choice(Variant::WORDS)] "\"released\"" "Engine behind policy megatron_v2: released (megatron-fsdp 0.6.1), pr4435 (the prototype of Megatron-LM #4435, with a sliding drain of gradients and the allocator trace_pool)";

@@ -3,6 +3,7 @@
 use super::error::ScenarioError;
 use super::keys::{HARDWARE, Key};
 use super::merge::Document;
+use super::moe::moe;
 use super::placements::strategies;
 use super::presets::{self, Filled};
 use super::setting::Setting;
@@ -32,16 +33,18 @@ pub(crate) fn scenario(mut document: Document) -> Result<Scenario, ScenarioError
 fn resolve(d: &Document, preset: Option<&Filled>) -> Result<Scenario, ScenarioError> {
     let (model, train) = model_and_train(d, preset)?;
     let mesh = mesh(d)?;
+    let (fsdp, compile) = (fsdp(d, &mesh)?, compile(d));
     Ok(Scenario {
         name: d.name.clone(),
         about: d.about.clone(),
+        moe: moe(d, &model, &fsdp, &mesh, &compile)?,
         model,
         lora: lora(d),
         train,
-        fsdp: fsdp(d, &mesh)?,
+        fsdp,
         mesh,
         precision: precision(d),
-        compile: compile(d),
+        compile,
         gate: gate(d),
     })
 }

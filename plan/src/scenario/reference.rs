@@ -26,6 +26,9 @@ fn about(section: &str) -> &'static str {
         "lora" => "Low-rank adapters, in the words of PEFT; see [adapters](../how-to/adapters.md).",
         "train" => "Batch, recompute, loss, optimizer and schedule.",
         "mesh" => "The ranks and their hardware.",
+        "moe" => {
+            "How tokens reach experts that ranks divide; see [experts](../explanation/experts.md#expert-parallelism)."
+        }
         "fsdp" => "The sharding engine and its options.",
         "precision" => "Data types.",
         "compile" => "Compilation and CUDA graphs.",

@@ -8,6 +8,7 @@ mod fuzz;
 mod huggingface;
 mod layers;
 mod lora;
+mod moe;
 mod param_groups;
 mod public_models;
 mod shipped;

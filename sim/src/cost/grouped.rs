@@ -1,13 +1,14 @@
 //! Grouped GEMMs: one matmul per expert, over as many rows as were routed to it.
 //!
-//! No profile has measured rows of them yet. They are priced as the GEMM over all rows, from the
-//! tables of GEMMs, with the rows that fill the experts' last tiles: half a tile per expert on
-//! average, if the remainders are evenly distributed. The matrices of all experts have to be moved,
-//! which bounds experts with few rows. The price is therefore marked as modelled.
+//! The estimate is the GEMM over all rows, from the tables of GEMMs, with the rows that fill the
+//! last tiles of experts: half a tile per expert on average, if remainders are evenly distributed.
+//! The matrices of all experts have to be moved, which bounds experts with few rows. Measured rows
+//! (`[[grouped_gemm]]`) correct it: near their sizes, a price is the estimate times what they took
+//! relative to theirs. Without a row nearby it is marked as modelled.
 
 use super::Price;
 use super::gemm;
-use crate::hardware::Profile;
+use crate::hardware::{GroupedGemmRow, Profile};
 use shardlab_plan::ir::GemmKind;
 use shardlab_plan::units::Bytes;
 
@@ -21,18 +22,49 @@ pub(super) struct Shape {
     pub(super) weight_gradient: bool,
 }
 
+impl Shape {
+    /// Returns the sizes of a measured row.
+    fn of(row: &GroupedGemmRow, weight_gradient: bool) -> Self {
+        let &GroupedGemmRow(experts, each, n, k, _) = row;
+        Self {
+            rows: experts * each,
+            n,
+            k,
+            experts,
+            weight_gradient,
+        }
+    }
+
+    /// Returns the logarithms of its sizes, rows as those of an expert.
+    fn logs(&self) -> [f64; 4] {
+        let each = self.rows as f64 / self.experts.max(1) as f64;
+        [self.experts as f64, each, self.n as f64, self.k as f64].map(|x| x.max(1.0).log2())
+    }
+
+    /// Returns the bytes of both factors and the result.
+    fn bytes(&self, dtype: DType) -> Bytes {
+        let matrices = self.experts * self.n * self.k;
+        Bytes((self.rows * (self.n + self.k) + matrices) * dtype.size())
+    }
+}
+
 /// Rows of a tile, and steps over rows of a weight gradient.
 const TILE: u64 = 128;
 const STEP: u64 = 64;
+
+/// Distance in powers of two (summed over experts, rows of an expert, n and k) within which a row
+/// counts as a measurement of its neighbour, as for GEMMs.
+const NEAR: f64 = 2.0;
+/// The estimate counts like a row at this distance.
+const DEFAULT: f64 = 3.0;
 
 /// Returns the rows that are computed on average, those that fill last tiles included.
 fn padded(rows: u64, experts: u64, tile: u64) -> u64 {
     rows + rows.min(experts) * tile / 2
 }
 
-/// Prices a grouped GEMM that moves `moved` bytes.
-pub(super) fn price(kind: impl Into<GemmKind>, s: Shape, moved: Bytes, profile: &Profile) -> Price {
-    let kind = kind.into();
+/// Returns the time in microseconds without measured rows.
+fn estimate(kind: GemmKind, s: Shape, moved: Bytes, profile: &Profile) -> f64 {
     let size = kind.dtype.size() as f64;
     // The rate of one GEMM over all rows; of weight gradients, that of a result as large as an
     // expert's, once per expert.
@@ -46,16 +78,52 @@ pub(super) fn price(kind: impl Into<GemmKind>, s: Shape, moved: Bytes, profile: 
         gemm::price(&profile.gemm, profile, kind, size, shape, 1, 1.0)
     };
     let bound = moved.0 as f64 / profile.device.memory_gbps / 1e3;
+    one.us.max(bound)
+}
+
+/// Prices a grouped GEMM that moves `moved` bytes.
+pub(super) fn price(kind: impl Into<GemmKind>, s: Shape, moved: Bytes, profile: &Profile) -> Price {
+    let kind = kind.into();
+    let dtype = kind.dtype;
+    let tables = profile.grouped_gemm.iter();
+    let alike = tables.filter(|t| t.dtype == dtype && t.weight_gradient == s.weight_gradient);
+    let (mut weight, mut ratio) = (1.0 / (DEFAULT * DEFAULT), 1.0 / (DEFAULT * DEFAULT));
+    let mut nearest = f64::INFINITY;
+    let logs = s.logs();
+    for row in alike.flat_map(|t| &t.rows) {
+        let of = Shape::of(row, s.weight_gradient);
+        let distance: f64 = of
+            .logs()
+            .iter()
+            .zip(&logs)
+            .map(|(a, b)| (a - b).abs())
+            .sum();
+        nearest = nearest.min(distance);
+        if distance == 0.0 {
+            return Price {
+                us: row.4,
+                measured: true,
+            };
+        }
+        // Weights fall with the fourth power of the distance, so that many distant rows do not
+        // outweigh a near one.
+        let w = distance.max(0.1).powi(-4);
+        weight += w;
+        ratio += w * row.4 / estimate(kind, of, of.bytes(dtype), profile);
+    }
+    let flops = 2.0 * (s.rows * s.n * s.k) as f64;
+    let floor = (flops / profile.peak_flops(dtype) * 1e6)
+        .max(moved.0 as f64 / profile.device.memory_gbps / 1e3);
     Price {
-        us: one.us.max(bound),
-        measured: false,
+        us: (estimate(kind, s, moved, profile) * ratio / weight).max(floor),
+        measured: nearest <= NEAR,
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware;
+    use crate::hardware::{self, GroupedGemmTable};
     use shardlab_plan::ir::DType;
 
     fn us(s: Shape, moved: u64) -> f64 {
@@ -106,5 +174,46 @@ mod tests {
             let peak = flops / profile.peak_flops(DType::Bf16) * 1e6;
             assert!(us(s, 0) > peak);
         }
+    }
+
+    /// Measured rows are taken as they are, correct their neighbours, and leave other directions
+    /// and distant sizes to the estimate.
+    #[test]
+    fn measured_rows_correct_their_neighbours() {
+        let mut profile = hardware::load("h100-80").unwrap();
+        let of = |s: Shape, profile: &Profile| price(DType::Bf16, s, s.bytes(DType::Bf16), profile);
+        let before = of(QWEN3, &profile);
+        assert!(!before.measured);
+        let slow = 2.0 * before.us;
+        profile.grouped_gemm.push(GroupedGemmTable {
+            source: "test".into(),
+            dtype: DType::Bf16,
+            weight_gradient: false,
+            rows: vec![GroupedGemmRow(128, 512, 1536, 2048, slow)],
+        });
+        let exact = of(QWEN3, &profile);
+        assert_eq!((exact.us, exact.measured), (slow, true));
+        let near = Shape {
+            rows: 98_304,
+            ..QWEN3
+        };
+        let estimated = estimate(DType::Bf16, near, near.bytes(DType::Bf16), &profile);
+        let corrected = of(near, &profile);
+        assert!(corrected.measured && corrected.us > 1.9 * estimated);
+        let far = Shape {
+            rows: 8 * 16_384,
+            n: 28_672,
+            k: 4096,
+            experts: 8,
+            ..QWEN3
+        };
+        let estimated = estimate(DType::Bf16, far, far.bytes(DType::Bf16), &profile);
+        let price = of(far, &profile);
+        assert!(!price.measured && price.us < 1.01 * estimated);
+        let gradient = Shape {
+            weight_gradient: true,
+            ..QWEN3
+        };
+        assert!(!of(gradient, &profile).measured);
     }
 }

@@ -6,7 +6,7 @@
 //! measured one must not cost more or less because it is only in the other table. Tables of kernels
 //! bound by memory are interpolated, and so become one.
 
-use super::profile::{AttentionRow, GemmRow, MemoryTable, Profile};
+use super::profile::{AttentionRow, GemmRow, GroupedGemmRow, MemoryTable, Profile};
 use std::collections::HashMap;
 use std::hash::Hash;
 
@@ -17,6 +17,12 @@ pub(super) fn reconcile(p: &mut Profile) {
     for tables in [&mut p.gemm, &mut p.conv] {
         agree(tables, |t| (t.kind(), &mut t.rows), gemm, time);
     }
+    agree(
+        &mut p.grouped_gemm,
+        |t| ((t.dtype, t.weight_gradient), &mut t.rows),
+        |r: &mut GroupedGemmRow| ([r.0, r.1, r.2, r.3], r.4),
+        |r, us| r.4 = us,
+    );
     agree(
         &mut p.attention,
         |t| ((t.dtype, t.causal, t.backward, t.backend), &mut t.rows),

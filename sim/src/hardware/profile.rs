@@ -39,6 +39,9 @@ pub struct Profile {
     /// `[[gemm]]`: measured GEMMs.
     #[serde(default)]
     pub gemm: Vec<GemmTable>,
+    /// `[[grouped_gemm]]`: measured grouped GEMMs.
+    #[serde(default)]
+    pub grouped_gemm: Vec<GroupedGemmTable>,
     /// `[[conv]]`: measured convolutions, as implicit GEMMs.
     #[serde(default)]
     pub conv: Vec<GemmTable>,
@@ -489,6 +492,24 @@ impl GemmTable {
             ..kind
         }
     }
+}
+
+/// One measured grouped GEMM: `[experts, rows of an expert, n, k, microseconds]`.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+pub struct GroupedGemmRow(pub u64, pub u64, pub u64, pub u64, pub f64);
+
+/// `[[grouped_gemm]]`
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupedGemmTable {
+    /// Where the rows come from.
+    pub source: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Matmuls over the rows of an expert, `[n, rows] x [rows, k]`; otherwise rows times matrices.
+    pub weight_gradient: bool,
+    /// Rows.
+    pub rows: Vec<GroupedGemmRow>,
 }
 
 /// One measured attention kernel: `[batch, heads, kv_heads, seq, head_dim, microseconds]`.

@@ -94,7 +94,7 @@ pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String>
 }
 
 /// Returns the median time of a kernel in microseconds.
-fn time(rank: &mut Rank, single: &Single) -> Result<f64, Stop> {
+pub(super) fn time(rank: &mut Rank, single: &Single) -> Result<f64, Stop> {
     rank.begin(true)?;
     for n in 0..REPEATS {
         let command = rank.command(single);

@@ -157,6 +157,13 @@ impl Rank {
         }
     }
 
+    /// Writes an operand of a kernel, when the device is idle.
+    pub(super) fn write(&mut self, s: &Single, operand: usize, data: &[u8]) {
+        let (at, bytes, dtype) = s.operands[operand];
+        let range = self.range(at, bytes, dtype);
+        self.device.write(range, data);
+    }
+
     /// Returns a collective whose operands follow those of kernels in memory.
     pub(super) fn gather(&self, id: CollectiveId) -> Command {
         let c = &self.program.collectives[id.index()];

@@ -270,6 +270,7 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
             source: &source,
             steps: &m.steps,
             gemm: &m.gemm,
+            grouped: &m.grouped,
             attention: &m.attention,
             collectives: &m.collectives,
             between: "between GPUs, by NCCL",

@@ -50,6 +50,26 @@ fn fork(t: &mut Toy) -> InstrId {
     InstrId(at.0 + 3)
 }
 
+/// A dispatcher that reads sizes on the host cannot be replayed.
+#[test]
+fn a_host_wait_inside_a_scope() {
+    let mut t = Toy::new(scope());
+    let (begin, _) = bounds(&t);
+    let e = t.event();
+    let at = InstrId(begin.0 + 1);
+    t.insert(at, Op::HostWait(e));
+    t.insert(
+        at,
+        Op::Record {
+            event: e,
+            stream: COMPUTE,
+        },
+    );
+    let wait = InstrId(at.0 + 1);
+    let r = check(&t.b.program);
+    assert_eq!(caught(&r, RuleId::CaptureHost, wait).other, Some(begin));
+}
+
 #[test]
 fn a_forked_stream_that_is_not_joined() {
     let mut t = Toy::new(scope());

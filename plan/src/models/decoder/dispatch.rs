@@ -1,14 +1,28 @@
 //! How tokens reach the ranks of their experts, and how results come back.
 //!
-//! Expert-parallel ranks gather the tokens of all, with their weights and choices. Each computes
-//! the choices that fall on its experts, and adds up the results of a token; a reduce-scatter adds
-//! these partial sums and returns them to the token's rank. All sizes are static: no count has to
-//! reach the host, and collectives have the same size on all ranks. Rows are as many as there would
-//! be if all tokens chose experts of one rank.
+//! - `gather`: expert-parallel ranks gather the tokens of all, with their weights and choices. Each
+//!   computes the choices that fall on its experts, and adds up the results of a token; a
+//!   reduce-scatter adds these partial sums and returns them to the token's rank. Rows are as many
+//!   as there would be if all tokens chose experts of one rank.
+//! - `padded`: a rank has a fixed number of places on each rank. An all-to-all carries one row per
+//!   choice there, with its weight and the number of its expert; another one brings results back to
+//!   the same places, where each token adds up those of its choices.
+//! - `all_to_all`: the same rows, but ranks exchange first how many of them are used, and the host
+//!   waits for that: jobs of PyTorch allocate and send as many as there are.
+//!
+//! All sizes are static, and collectives have the same size on all ranks.
 
+use crate::config::{Dispatcher, Moe, Overflow};
 use crate::graph::ValueId;
-use crate::ir::{AxisId, CollectiveKind, DeviceMesh, ModelCollective, OpKind, op};
+use crate::ir::{AxisId, CollectiveKind, DeviceMesh, ModelCollective, ModuleId, OpKind, op};
 use crate::models::build::Builder;
+
+/// Calls of torchtitan's all-to-all dispatcher that sort choices by expert: `argsort`,
+/// `floor_divide`, `histc` and conversions.
+const SORT_CALLS: u8 = 6;
+/// Its calls that find the row of each received choice from the counts of all ranks: sums,
+/// `cumsum`, `arange`, `repeat_interleave` and `index`.
+const PLACE_CALLS: u8 = 20;
 
 /// The ranks that divide the experts of a layer.
 pub(super) struct Dispatch {
@@ -27,6 +41,29 @@ pub(super) struct Routed {
     pub(super) ids: ValueId,
 }
 
+/// Tokens, or rows of single choices, on the rank of their experts.
+pub(super) struct Sent {
+    /// The tokens; experts by the numbers that they have here.
+    pub(super) routed: Routed,
+    /// Rows that experts get.
+    pub(super) rows: u64,
+    /// How many of them the busiest rank is expected to use, if not all.
+    pub(super) used: Option<u64>,
+    /// Framework calls that sort received rows by expert.
+    pub(super) calls: u8,
+    back: Back,
+}
+
+/// The way of results.
+enum Back {
+    /// Each rank has all experts.
+    None,
+    /// Partial sums are added up.
+    Sums,
+    /// Rows return to their places, which `position`, `[tokens, k]`, has for each choice.
+    Places { position: ValueId },
+}
+
 impl Dispatch {
     pub(super) fn new(mesh: &DeviceMesh, experts: u64) -> Self {
         let ranks = u64::from(mesh.size(AxisId::EP));
@@ -41,50 +78,123 @@ impl Dispatch {
         self.experts
     }
 
-    /// Returns the maximum number of choices of `tokens` tokens of all ranks that fall on the
-    /// experts of this one.
-    pub(super) fn rows(&self, tokens: u64, k: u64) -> u64 {
-        tokens * k.min(self.experts)
-    }
-
-    /// Returns the average of that number, if it is not the maximum: experts are equally popular.
-    pub(super) fn routed(&self, tokens: u64, k: u64) -> Option<u64> {
-        (self.ranks > 1).then(|| tokens / self.ranks * k)
-    }
-
-    /// Returns the tokens of all ranks, with their weights and the numbers that this rank's experts
-    /// have here.
-    pub(super) fn send(&self, b: &mut Builder<'_>, of: Routed) -> Routed {
-        if self.ranks == 1 {
-            return of;
-        }
-        let sent = {
-            let &[tokens, k] = &b.g.value(of.ids).shape[..] else {
-                unreachable!("routers choose k experts for each token");
-            };
-            let kind = OpKind::LocalExperts(op::LocalExperts {
-                ranks: self.ranks,
-                experts: self.experts,
-            });
-            b.compute(kind, &[of.ids], &[&[self.ranks * tokens, k]])[0]
+    /// Sends tokens to the ranks of their experts.
+    pub(super) fn send(&self, b: &mut Builder<'_>, layer: ModuleId, of: Routed) -> Sent {
+        let &[tokens, k] = &b.g.value(of.ids).shape[..] else {
+            unreachable!("routers choose k experts for each token");
         };
+        let s = b.s;
+        let Some(moe) = &s.moe else {
+            return Sent {
+                routed: of,
+                rows: tokens * k,
+                used: None,
+                calls: 1,
+                back: Back::None,
+            };
+        };
+        let path = &b.tree.modules[layer.index()].path;
+        let layer = path.split('.').find_map(|part| part.parse().ok());
+        let used = moe.used(layer, tokens * k);
+        if moe.dispatcher == Dispatcher::Gather {
+            self.gather(b, of, [tokens, k], used)
+        } else {
+            self.send_choices(b, of, moe, [tokens, k], used)
+        }
+    }
+
+    /// Gathers the tokens of all ranks, with their weights and the numbers that this rank's experts
+    /// have here.
+    fn gather(&self, b: &mut Builder<'_>, of: Routed, [tokens, k]: [u64; 2], used: u64) -> Sent {
+        let all = self.ranks * tokens;
+        let kind = OpKind::LocalExperts(op::LocalExperts {
+            ranks: self.ranks,
+            experts: self.experts,
+        });
+        let sent = b.compute(kind, &[of.ids], &[&[all, k]])[0];
         let ids = self.exchange(b, CollectiveKind::AllToAll, sent);
         let weights = self.exchange(b, CollectiveKind::AllGather, of.weights);
         let x = self.exchange(b, CollectiveKind::AllGather, of.x);
         for v in [of.ids, of.weights, sent] {
             b.g.release(v);
         }
-        Routed { x, weights, ids }
+        Sent {
+            routed: Routed { x, weights, ids },
+            rows: Moe::most_slots([all, k], self.experts),
+            used: Some(used),
+            calls: 1,
+            back: Back::Sums,
+        }
     }
 
-    /// Returns to each rank its own tokens' results, added up in the order of ranks.
-    pub(super) fn combine(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
-        if self.ranks == 1 {
-            return y;
+    /// Sends a row for each choice that has a place.
+    fn send_choices(
+        &self,
+        b: &mut Builder<'_>,
+        of: Routed,
+        moe: &Moe,
+        [tokens, k]: [u64; 2],
+        used: u64,
+    ) -> Sent {
+        let (ranks, experts) = (self.ranks, self.experts);
+        let slots = moe.slots([tokens, k], [ranks, experts]);
+        let rows = ranks * slots;
+        let kind = OpKind::DispatchExperts(op::DispatchExperts {
+            ranks,
+            experts,
+            slots,
+            drop: moe.on_overflow == Overflow::Drop,
+        });
+        let shapes: [&[u64]; 3] = [&[rows, 1], &[tokens, k], &[ranks, experts]];
+        let placed = b.compute(kind, &[of.ids], &shapes);
+        b.g.dispatches(SORT_CALLS);
+        let (local, position, counts) = (placed[0], placed[1], placed[2]);
+        let hidden = b.g.value(of.x).cols();
+        let mut sent = b.compute(OpKind::Permute, &[of.x, position], &[&[rows, hidden]])[0];
+        // Each number in the place of its row.
+        let each = b.g.reshape(of.weights, &[tokens * k, 1]);
+        let place = b.g.reshape(position, &[tokens * k, 1]);
+        let weights = b.compute(OpKind::Permute, &[each, place], &[&[rows, 1]])[0];
+        if moe.dispatcher == Dispatcher::AllToAll {
+            let got = self.exchange(b, CollectiveKind::AllToAll, counts);
+            sent = b.g.host_sizes(sent, got);
+            b.g.release(got);
         }
-        let all = self.exchange(b, CollectiveKind::ReduceScatter, y);
+        let there = Routed {
+            ids: self.exchange(b, CollectiveKind::AllToAll, local),
+            weights: self.exchange(b, CollectiveKind::AllToAll, weights),
+            x: self.exchange(b, CollectiveKind::AllToAll, sent),
+        };
+        for v in [of.ids, of.weights, local, counts, weights, sent] {
+            b.g.release(v);
+        }
+        Sent {
+            routed: there,
+            rows,
+            used: Some(rows.min(used)),
+            calls: PLACE_CALLS,
+            back: Back::Places { position },
+        }
+    }
+
+    /// Returns the results of each token of this rank, from rows of `sent`: partial sums are added
+    /// up in the order of ranks, single choices in the order of choices.
+    pub(super) fn combine(&self, b: &mut Builder<'_>, sent: &Sent, y: ValueId) -> ValueId {
+        let (kind, position) = match sent.back {
+            Back::None => return y,
+            Back::Sums => (CollectiveKind::ReduceScatter, None),
+            Back::Places { position } => (CollectiveKind::AllToAll, Some(position)),
+        };
+        let back = self.exchange(b, kind, y);
         b.g.release(y);
-        all
+        let Some(position) = position else {
+            return back;
+        };
+        let (tokens, hidden) = (b.g.value(position).shape[0], b.g.value(y).cols());
+        let sum = b.compute(OpKind::Unpermute, &[back, position], &[&[tokens, hidden]])[0];
+        b.g.release(back);
+        b.g.release(position);
+        sum
     }
 
     fn exchange(&self, b: &mut Builder<'_>, kind: CollectiveKind, v: ValueId) -> ValueId {

@@ -214,21 +214,31 @@ impl Experts {
         let inputs: SmallVec<[ValueId; 2]> = [logits].into_iter().chain(bias).collect();
         let chosen = b.compute(route, &inputs, &[&choices, &choices]);
         let (weights, ids) = (chosen[0], chosen[1]);
-        let (gate_up, down) = (b.weight(self.gate_up), b.weight(self.down));
         b.within(self.routed, |b| {
-            let Routed { x, weights, ids } = self.dispatch.send(b, Routed { x, weights, ids });
-            let (tokens, experts) = (b.g.value(x).rows(), self.dispatch.experts());
-            let rows = self.dispatch.rows(tokens, k);
+            let sent = self
+                .dispatch
+                .send(b, self.module, Routed { x, weights, ids });
+            let Routed { x, weights, ids } = sent.routed;
+            let &[tokens, k] = &b.g.value(ids).shape[..] else {
+                unreachable!("tokens have k choices each");
+            };
+            let (rows, experts) = (sent.rows, self.dispatch.experts());
             let sort = OpKind::SortExperts(op::SortExperts { experts });
             let sorted = b.compute(sort, &[ids], &[&[experts + 1], &[tokens, k]]);
+            b.g.dispatches(sent.calls);
             let (offsets, position) = (sorted[0], sorted[1]);
             let x = b.compute(OpKind::Permute, &[x, position], &[&[rows, hidden]])[0];
             let matmul = OpKind::GroupedGemm(op::GroupedGemm {
                 tb: true,
-                routed: self.dispatch.routed(tokens, k),
+                routed: sent.used,
             });
-            let first = b.g.value(gate_up).shape[1];
-            let mut both = b.compute(matmul, &[x, gate_up, offsets], &[&[rows, first]])[0];
+            // Each in the module of its weights, which may be gathered on their own.
+            let (mut both, first) = b.within(self.gate_up.module(), |b| {
+                let weights = b.weight(self.gate_up);
+                let first = b.g.value(weights).shape[1];
+                let both = b.compute(matmul, &[x, weights, offsets], &[&[rows, first]])[0];
+                (both, first)
+            });
             // Each number in the place of its row.
             let place = b.g.reshape(position, &[tokens * k, 1]);
             if let Some([bias, _]) = self.biases {
@@ -245,7 +255,10 @@ impl Experts {
             let each = b.g.reshape(weights, &[tokens * k, 1]);
             let weight = b.compute(OpKind::Permute, &[each, place], &[&[rows, 1]])[0];
             let act = b.g.binary(OpKind::ScaleRows, act, weight);
-            let mut out = b.compute(matmul, &[act, down, offsets], &[&[rows, hidden]])[0];
+            let mut out = b.within(self.down.module(), |b| {
+                let weights = b.weight(self.down);
+                b.compute(matmul, &[act, weights, offsets], &[&[rows, hidden]])[0]
+            });
             if let Some([_, bias]) = self.biases {
                 let bias = biases_of(b, bias, ids, place);
                 let bias = b.g.binary(OpKind::ScaleRows, bias, weight);
@@ -255,7 +268,7 @@ impl Experts {
             for v in [weights, ids, offsets, position, x] {
                 b.g.release(v);
             }
-            self.dispatch.combine(b, y)
+            self.dispatch.combine(b, &sent, y)
         })
     }
 }

@@ -93,6 +93,15 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             (vec![chosen], vec![ids(&[4], 1), ids(&[ROWS, 2], 1)])
         }
         OpKind::LocalExperts(_) => (vec![ids(&[ROWS, 2], 6)], vec![ids(&[2 * ROWS, 2], 1)]),
+        OpKind::DispatchExperts(_) => {
+            // Rank 0 has a place less than choices.
+            let chosen = fixed(&[ROWS, 2], &[0, 2, 3, 1, 2, 5, 0, 3, 4, 5, 5, 3]);
+            let counts = ids(&[2, 3], 1);
+            (
+                vec![chosen],
+                vec![ids(&[8, 1], 1), ids(&[ROWS, 2], 1), counts],
+            )
+        }
         OpKind::Permute => (vec![rows, positions()], vec![sorted]),
         OpKind::Unpermute => (vec![sorted, positions()], vec![rows]),
         OpKind::GroupedGemm(_) => (

@@ -3,8 +3,8 @@
 use super::Fsdp2;
 use crate::compile::WeightAdjacency;
 use crate::config::{
-    AllocatorKind, GradientSync, MergeProjections, OuterStrategy, PolicyKind, Prefetch, Reshard,
-    Strategy, Variant,
+    AllocatorKind, Dispatcher, GradientSync, MergeProjections, OuterStrategy, PolicyKind, Prefetch,
+    Reshard, Strategy, Variant,
 };
 use crate::ir::DType;
 use crate::lower::engine::Engine;
@@ -27,6 +27,9 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         allocator: AllocatorKind::Caching,
         main_grads: |_| DType::F32,
         comm_grads: |_, _| DType::F32,
+        dispatcher: Dispatcher::AllToAll,
+        // Their buffers have as many rows as the counts say.
+        capacity_factor: Some(1.0),
         optimizes_code: false,
     },
     rules: Rules {

@@ -2,7 +2,9 @@
 
 use super::Megatron;
 use crate::compile::WeightAdjacency;
-use crate::config::{AllocatorKind, GradientSync, PolicyKind, Prefetch, Reshard, Variant};
+use crate::config::{
+    AllocatorKind, Dispatcher, GradientSync, PolicyKind, Prefetch, Reshard, Variant,
+};
 use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
@@ -27,6 +29,9 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             _ => DType::Bf16,
         },
         comm_grads: |_, main_grads| main_grads,
+        dispatcher: Dispatcher::AllToAll,
+        // Their buffers have as many rows as the counts say.
+        capacity_factor: Some(1.0),
         optimizes_code: false,
     },
     rules: Rules {

@@ -3,8 +3,8 @@
 use super::MegatronV2;
 use crate::compile::WeightAdjacency;
 use crate::config::{
-    AllocatorKind, CompileMode, GradientSync, OuterStrategy, PolicyKind, Prefetch, Reshard,
-    Scenario, Strategy, UnitPattern, Units, Variant,
+    AllocatorKind, CompileMode, Dispatcher, GradientSync, OuterStrategy, PolicyKind, Prefetch,
+    Reshard, Scenario, Strategy, UnitPattern, Units, Variant,
 };
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
@@ -25,6 +25,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         main_grads: |compute| compute,
         // What is reduced is what autograd produces.
         comm_grads: |compute, _| compute,
+        dispatcher: Dispatcher::Gather,
+        capacity_factor: None,
         optimizes_code: false,
     },
     rules: Rules {

@@ -2,7 +2,9 @@
 
 use super::Native;
 use crate::compile::WeightAdjacency;
-use crate::config::{AllocatorKind, GradientSync, PolicyKind, Prefetch, Reshard, Variant};
+use crate::config::{
+    AllocatorKind, Dispatcher, GradientSync, PolicyKind, Prefetch, Reshard, Variant,
+};
 use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
@@ -24,6 +26,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         allocator: AllocatorKind::Pool,
         main_grads: |_| DType::F32,
         comm_grads: |_, main_grads| main_grads,
+        dispatcher: Dispatcher::Gather,
+        capacity_factor: None,
         optimizes_code: true,
     },
     rules: Rules {

@@ -3,8 +3,8 @@
 use super::Pr4435;
 use crate::compile::WeightAdjacency;
 use crate::config::{
-    AllocatorKind, CompileMode, GradientSync, PolicyKind, Prefetch, Recompute, Reshard, Scenario,
-    Strategy, UnitPattern, Units, Variant,
+    AllocatorKind, CompileMode, Dispatcher, GradientSync, PolicyKind, Prefetch, Recompute, Reshard,
+    Scenario, Strategy, UnitPattern, Units, Variant,
 };
 use crate::ir::DType;
 use crate::lower::engine::Engine;
@@ -26,6 +26,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         main_grads: |compute| compute,
         // `grad_comm_dtype` is that of the bucket if it is not given.
         comm_grads: |_, main_grads| main_grads,
+        dispatcher: Dispatcher::Gather,
+        capacity_factor: None,
         optimizes_code: false,
     },
     rules: Rules {

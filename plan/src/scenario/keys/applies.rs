@@ -5,7 +5,9 @@
 //! row.
 
 use super::{Key, KeyInfo};
-use crate::config::{CompileMode, Family, Loss, Optimizer, Recompute, Scenario};
+use crate::config::{
+    CompileMode, Dispatcher, Family, Loss, Optimizer, Recompute, Routing, Scenario,
+};
 use crate::policies;
 
 /// What has to hold for a key to have an effect, whatever the model and the policy.
@@ -110,6 +112,35 @@ pub(super) const MUON: Need = Need {
     holds: |s| s.train.optimizer == Optimizer::Muon,
     words: "Muon",
     otherwise: "the optimizer is not Muon",
+};
+
+pub(super) const DIVIDED_EXPERTS: Need = Need {
+    by: Key::Ep,
+    holds: |s| s.moe.is_some(),
+    words: "`ep` above 1",
+    otherwise: "with mesh.ep = 1, each rank has all experts",
+};
+
+pub(super) const SEEDED_ROUTING: Need = Need {
+    by: Key::Routing,
+    holds: |s| {
+        s.moe
+            .as_ref()
+            .is_some_and(|moe| moe.routing == Routing::Seeded)
+    },
+    words: "routing `seeded`",
+    otherwise: "only routing seeded draws orders of experts",
+};
+
+pub(super) const SLOTS: Need = Need {
+    by: Key::Dispatcher,
+    holds: |s| {
+        s.moe
+            .as_ref()
+            .is_some_and(|moe| moe.dispatcher != Dispatcher::Gather)
+    },
+    words: "dispatcher `all_to_all` or `padded`",
+    otherwise: "gathered tokens reserve rows for every case",
 };
 
 pub(super) const MODE_FULL: Need = Need {

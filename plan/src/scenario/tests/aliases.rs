@@ -76,6 +76,12 @@ fn former_names_of_keys_stay() {
     // Placements are another way to write strategies. Without a value, some are left out.
     let left_out = [
         "placements",
+        "dispatcher",
+        "capacity_factor",
+        "on_overflow",
+        "routing",
+        "imbalance",
+        "routing_seed",
         "no_sync_units",
         "keep_unsharded_storage",
         "variant",

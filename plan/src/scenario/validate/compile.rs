@@ -1,7 +1,9 @@
 //! Rules for `[compile]`.
 
 use super::{Checked, refuse};
-use crate::config::{AllocatorKind, CompileMode, CudaGraph, MergeProjections, Scenario, Scope};
+use crate::config::{
+    AllocatorKind, CompileMode, CudaGraph, Dispatcher, MergeProjections, Scenario, Scope,
+};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 
@@ -10,6 +12,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     let (c, f) = (&s.compile, &s.fsdp);
     refuse(s, d, "compile.mode")?;
     merges(s, d)?;
+    host_reads(s, d)?;
     match &c.cuda_graph {
         CudaGraph::Off => Ok(()),
         CudaGraph::FullIteration if f.nan_check => {
@@ -27,6 +30,29 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         CudaGraph::FullIteration => persistent_copies(s, d),
         CudaGraph::Scopes(scopes) => scopes_fit(s, d, scopes),
     }
+}
+
+/// Refuses to capture a dispatcher that waits for the host, or to compile it as one graph.
+fn host_reads(s: &Scenario, d: &Document) -> Checked {
+    if s.moe
+        .as_ref()
+        .is_none_or(|moe| moe.dispatcher != Dispatcher::AllToAll)
+    {
+        return Ok(());
+    }
+    let (key, what) = if s.compile.cuda_graph != CudaGraph::Off {
+        (Key::CudaGraph, "a CUDA graph")
+    } else if s.compile.mode == CompileMode::Full {
+        (Key::Mode, "a step compiled as one graph")
+    } else {
+        return Ok(());
+    };
+    let message = format!(
+        "dispatcher \"all_to_all\" reads the numbers of rows on the host, which {what} cannot contain"
+    );
+    Err(d
+        .conflict(&[Key::Dispatcher, key], message)
+        .with_help("use dispatcher \"gather\" or \"padded\""))
 }
 
 /// Refuses what only compiled code has where nothing is compiled, and merged projections where the

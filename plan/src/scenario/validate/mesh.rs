@@ -1,7 +1,7 @@
 //! Rules for `[mesh]`.
 
 use super::{Checked, refuse};
-use crate::config::{Family, OuterStrategy, Reshard, Scenario};
+use crate::config::{Dispatcher, Family, OuterStrategy, Overflow, Reshard, Scenario};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 
@@ -23,7 +23,8 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             )));
     }
     tensor_parallel(s, d)?;
-    expert_parallel(s, d)
+    expert_parallel(s, d)?;
+    capacity(s, d)
 }
 
 /// What the number of ranks is the product of.
@@ -89,6 +90,29 @@ fn expert_parallel(s: &Scenario, d: &Document) -> Checked {
         .min_by_key(|n| (n.abs_diff(ep), u32::MAX - **n));
     let help = format!("the nearest legal value is {}", nearest.unwrap_or(&1));
     Err(d.conflict(&keys, message).with_help(help))
+}
+
+/// Refuses a capacity without a row, and to drop choices whose numbers ranks exchange.
+fn capacity(s: &Scenario, d: &Document) -> Checked {
+    let Some(moe) = &s.moe else { return Ok(()) };
+    if moe.dispatcher == Dispatcher::AllToAll && moe.on_overflow == Overflow::Drop {
+        let message = "dispatcher \"all_to_all\" sends every choice: it has nothing to drop";
+        let keys = [Key::OnOverflow, Key::Dispatcher];
+        return Err(d
+            .conflict(&keys, message)
+            .with_help("use on_overflow = \"error\", or dispatcher \"padded\""));
+    }
+    let of = &s.model.options.experts;
+    let choices = s.train.micro_batch * s.train.seq_len * of.top_k;
+    let balanced = choices as f64 / f64::from(s.mesh.ep);
+    let Some(factor) = moe.capacity_factor.filter(|f| f * balanced < 1.0) else {
+        return Ok(());
+    };
+    let message = format!(
+        "`capacity_factor` = {factor} of {balanced} choices is less than one row: nothing reaches an expert"
+    );
+    let help = format!("the nearest legal value is {}", 1.0 / balanced);
+    Err(d.conflict(&[Key::CapacityFactor], message).with_help(help))
 }
 
 /// Refuses options that need shards of experts, where no two ranks of `dp_shard` have the same

@@ -3,7 +3,8 @@
 use super::tables::{contiguous, entry, integers, lanes, slots};
 use super::{CodegenError, Module, Param, Request, blocks, numel};
 use crate::kernels::strides;
-use shardlab_plan::ir::{BodyOp, Slot};
+use shardlab_plan::config::Moe;
+use shardlab_plan::ir::{BodyOp, Slot, op};
 
 /// Choices of a block that sorts.
 const CHUNK: usize = 256;
@@ -41,6 +42,103 @@ pub(in crate::kernels) fn local(
         source,
         entries: vec![entry("k0", grid, CHUNK as u32, &params)],
         scratch: 0,
+    })
+}
+
+/// Generates `ids -> local, position, counts`: empty places and counts of zero, the choices of each
+/// block by rank, their prefix sums over blocks, and the place of each choice.
+pub(in crate::kernels) fn dispatch(
+    req: &Request<'_>,
+    op: &BodyOp,
+    of: &op::DispatchExperts,
+) -> Result<Module, CodegenError> {
+    let ([ids], [local, position, counts]) = slots::<1, 3>(op)?;
+    integers(req, "positions", &[ids, local, position, counts])?;
+    let n = numel(ids);
+    let [ranks, experts, places] = [of.ranks, of.experts, of.slots].map(|n| n as usize);
+    let fits = numel(local) == ranks * places && numel(counts) == ranks * experts;
+    if ranks > EXPERTS || !fits || numel(position) != n {
+        return Err(CodegenError::new(format!(
+            "{ranks} expert-parallel ranks; at most {EXPERTS}"
+        )));
+    }
+    let (tokens, k) = strides::matrix(ids);
+    let most = Moe::most_slots([tokens, k].map(|n| n as u64), of.experts);
+    if !of.drop && of.slots < most {
+        return Err(CodegenError::new(format!(
+            "moe.on_overflow = \"error\" with {places} of {most} rows: kernels on GPUs cannot fail; \
+             set moe.on_overflow = \"drop\" or a larger moe.capacity_factor"
+        )));
+    }
+    let chunks = blocks(n, CHUNK)?;
+    let (mut params, mut declared) = req.operands();
+    params.push(Param::Scratch(0));
+    declared.push("u32* here".to_owned());
+    let args = declared.join(", ");
+    let source = format!(
+        "#define R {ranks}u
+DEV int rank_of(i64 id) {{ return id >= 0 && id < {all}ll ? (int)(id / {experts}ll) : -1; }}
+KERNEL({CHUNK}) k0({args}) {{
+  const u32 i = blockIdx.x * {CHUNK}u + threadIdx.x;
+  if (i < {empty}u) {to}[i] = -1ll;
+  if (i < {all}u) {counts}[i] = 0ll;
+}}
+KERNEL({CHUNK}) k1({args}) {{
+  __shared__ u32 mine[R];
+  const u32 i = blockIdx.x * {CHUNK}u + threadIdx.x;
+  for (u32 r = threadIdx.x; r < R; r += {CHUNK}) mine[r] = 0;
+  __syncthreads();
+  const int r = i < {n}u ? rank_of({ids}[i]) : -1;
+  if (r >= 0) {{
+    atomicAdd(mine + r, 1u);
+    atomicAdd((unsigned long long*)({counts}) + {ids}[i], 1ull);
+  }}
+  __syncthreads();
+  for (u32 r = threadIdx.x; r < R; r += {CHUNK}) here[blockIdx.x * R + r] = mine[r];
+}}
+KERNEL(1024) k2({args}) {{
+  const u32 r = threadIdx.x;
+  if (r >= R) return;
+  u32 next = 0;
+  for (u32 b = 0; b < {chunks}u; b++) {{
+    const u32 count = here[b * R + r];
+    here[b * R + r] = next;
+    next += count;
+  }}
+}}
+KERNEL({CHUNK}) k3({args}) {{
+  __shared__ int all[{CHUNK}];
+  const u32 i = blockIdx.x * {CHUNK}u + threadIdx.x;
+  const int r = i < {n}u ? rank_of({ids}[i]) : -1;
+  all[threadIdx.x] = r;
+  __syncthreads();
+  if (i >= {n}u) return;
+  u32 before = 0;
+  for (u32 j = 0; j < threadIdx.x; j++) before += all[j] == r;
+  const u32 place = r < 0 ? {places}u : here[blockIdx.x * R + r] + before;
+  const bool free = place < {places}u;
+  if (free) {to}[(u64)r * {places}u + place] = {ids}[i] - (i64)r * {experts}ll;
+  {position}[i] = free ? (i64)r * {places}ll + place : -1ll;
+}}
+",
+        all = ranks * experts,
+        empty = numel(local),
+        ids = contiguous(req, ids)?,
+        to = contiguous(req, local)?,
+        position = contiguous(req, position)?,
+        counts = contiguous(req, counts)?,
+    );
+    let cleared = blocks(numel(local).max(numel(counts)), CHUNK)?;
+    let block = CHUNK as u32;
+    Ok(Module {
+        source,
+        entries: vec![
+            entry("k0", [cleared, 1, 1], block, &params),
+            entry("k1", [chunks, 1, 1], block, &params),
+            entry("k2", [1, 1, 1], 1024, &params),
+            entry("k3", [chunks, 1, 1], block, &params),
+        ],
+        scratch: u64::from(chunks) * ranks as u64 * 4,
     })
 }
 

@@ -45,7 +45,12 @@ fn of_experts(p: &Program, b: BufferId) -> bool {
     p.params[x.index()].placements.on(AxisId::EP) != Placement::Replicate
 }
 
-const WAYS: [&[&str]; 11] = [
+/// Gate and down projections of experts as units of their own.
+const PROJECTIONS: &str = "fsdp.units=[\"layers.*\", \"layers.*.mlp.experts.gate_up\", \
+                           \"layers.*.mlp.experts.down\", \"tok_embeddings\", \"norm+output=keep\"]";
+
+const WAYS: [&[&str]; 16] = [
+    &[PROJECTIONS],
     &[],
     &["mesh.ep=4"],
     &["mesh.dp_outer=2"],
@@ -57,14 +62,57 @@ const WAYS: [&[&str]; 11] = [
     &["compile.cuda_graph=[\"block\"]"],
     &["fsdp.strategy=optim", "mesh.ep=4"],
     &["train.grad_accum=2", "fsdp.gradient_sync=last"],
+    &["moe.dispatcher=all_to_all", "train.recompute=full"],
+    &["moe.dispatcher=padded", "moe.capacity_factor=1.25"],
+    &["moe.dispatcher=padded", "compile.mode=full", "mesh.ep=4"],
+    &[
+        "moe.dispatcher=padded",
+        "compile.cuda_graph=full_iteration",
+        "fsdp.allocator=caching",
+    ],
 ];
+
+/// The host reads how many rows ranks exchange, once per layer of experts and forward.
+#[test]
+fn only_exchanged_counts_stop_the_host() {
+    for policy in POLICIES {
+        let waits = |set: &[&str]| {
+            let p = experts(policy, set);
+            let found = find(&p, |i| {
+                i.rule == Rule::Model && matches!(i.op, Op::HostWait(_))
+            });
+            (p, found)
+        };
+        let (_, none) = waits(&["moe.dispatcher=gather"]);
+        let (padded, also_none) = waits(&["moe.dispatcher=padded"]);
+        assert_eq!((none.len(), also_none.len()), (0, 0), "{policy}");
+        let (p, found) = waits(&["moe.dispatcher=all_to_all"]);
+        let layers = 2;
+        assert_eq!(found.len(), layers, "{policy}");
+        assert!(
+            found
+                .iter()
+                .all(|i| p.instrs[i.index()].phase == Phase::Forward)
+        );
+        let (_, again) = waits(&["moe.dispatcher=all_to_all", "train.recompute=full"]);
+        assert_eq!(again.len(), 2 * layers, "{policy}");
+        // Otherwise the programs differ by the exchange of counts.
+        let exchanges = |p: &Program| {
+            find(p, |i| {
+                i.rule == Rule::ModelCollective && matches!(i.op, Op::Collective { .. })
+            })
+            .len()
+        };
+        assert_eq!(exchanges(&p), exchanges(&padded) + layers, "{policy}");
+    }
+}
 
 #[test]
 fn programs_with_divided_experts_pass() {
     for policy in POLICIES {
         let ways = WAYS.map(|set| (set, try_experts(policy, set)));
         let accepted = ways.iter().filter(|(_, p)| p.is_some()).count();
-        assert!(accepted >= WAYS.len() - 4, "{policy}: {accepted}");
+        assert!(accepted >= WAYS.len() - 5, "{policy}: {accepted}");
         for (set, p) in ways {
             let Some(p) = p else { continue };
             let r = check(&p);

@@ -83,6 +83,27 @@ pub(super) fn local(of: &op::LocalExperts, ids: &[f64]) -> Vec<f64> {
         .collect()
 }
 
+pub(super) fn dispatch(of: &op::DispatchExperts, ids: &[f64]) -> Vec<Vec<f64>> {
+    let slots = of.slots as usize;
+    let mut local = vec![-1.0; of.ranks as usize * slots];
+    let mut counts = vec![0.0; (of.ranks * of.experts) as usize];
+    let mut taken = vec![0; of.ranks as usize];
+    let mut positions = vec![];
+    for id in ids.iter().map(|id| *id as usize) {
+        counts[id] += 1.0;
+        let rank = id / of.experts as usize;
+        let place = rank * slots + taken[rank];
+        if taken[rank] < slots {
+            taken[rank] += 1;
+            local[place] = (id % of.experts as usize) as f64;
+            positions.push(place as f64);
+        } else {
+            positions.push(-1.0);
+        }
+    }
+    vec![local, positions, counts]
+}
+
 pub(super) fn sort(experts: u64, ids: &[f64]) -> Vec<Vec<f64>> {
     let (mut offsets, mut positions) = (vec![0.0], vec![-1.0; ids.len()]);
     let mut row = 0.0;

@@ -1,0 +1,119 @@
+//! `[moe]`: how tokens reach experts that ranks divide among themselves.
+
+use super::Routing;
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// `[moe]`; a scenario whose ranks have all experts has none.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Moe {
+    /// How tokens reach the ranks of their experts.
+    pub dispatcher: Dispatcher,
+    /// Rows that a rank reserves for the choices of each rank, relative to the number of them if
+    /// experts are equally popular; `None`: as many as there can be.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub capacity_factor: Option<f64>,
+    /// What happens to choices without a row.
+    pub on_overflow: Overflow,
+    /// How popular experts are in predictions.
+    pub routing: Routing,
+    /// By layer: rows of the busiest rank, relative to those of equally popular experts, which
+    /// layers without an entry have.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub busiest: BTreeMap<u32, f64>,
+}
+
+impl Moe {
+    /// Returns the rows that a rank reserves for the choices of one rank, which has `tokens` tokens
+    /// that choose `k` experts each. `ranks` ranks have `experts` experts each.
+    #[must_use]
+    pub fn slots(&self, [tokens, k]: [u64; 2], [ranks, experts]: [u64; 2]) -> u64 {
+        let most = Self::most_slots([tokens, k], experts);
+        self.capacity_factor.map_or(most, |factor| {
+            let balanced = (tokens * k) as f64 / ranks as f64;
+            ((factor * balanced).ceil() as u64).clamp(1, most)
+        })
+    }
+
+    /// Returns the rows of a layer's busiest rank, of `rows` that it would have if experts were
+    /// equally popular: ranks wait for it in every exchange.
+    #[must_use]
+    pub fn used(&self, layer: Option<u32>, rows: u64) -> u64 {
+        let factor = layer.and_then(|l| self.busiest.get(&l));
+        factor.map_or(rows, |f| (f * rows as f64).round() as u64)
+    }
+
+    /// Returns the maximum number of choices of `tokens` tokens that fall on the experts of one
+    /// rank.
+    #[must_use]
+    pub fn most_slots([tokens, k]: [u64; 2], experts: u64) -> u64 {
+        tokens * k.min(experts)
+    }
+}
+
+/// `moe.dispatcher`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dispatcher {
+    /// An all-gather of all tokens, and a reduce-scatter of partial sums.
+    Gather,
+    /// An all-to-all of the choices. Ranks exchange the number of rows first, which the host reads.
+    AllToAll,
+    /// An all-to-all of a fixed number of rows.
+    Padded,
+}
+
+words!(Dispatcher {
+    Gather = "gather",
+    AllToAll = "all_to_all",
+    Padded = "padded",
+});
+
+/// `moe.on_overflow`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Overflow {
+    /// The run fails.
+    Error,
+    /// The last choices, in the order of tokens, add nothing to their tokens.
+    Drop,
+}
+
+words!(Overflow {
+    Error = "error",
+    Drop = "drop",
+});
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn moe(capacity_factor: Option<f64>) -> Moe {
+        Moe {
+            dispatcher: Dispatcher::Padded,
+            capacity_factor,
+            on_overflow: Overflow::Drop,
+            routing: Routing::Balanced,
+            busiest: [(1, 1.25)].into(),
+        }
+    }
+
+    #[test]
+    fn the_busiest_rank_decides() {
+        let moe = moe(None);
+        assert_eq!(moe.used(Some(1), 1000), 1250);
+        assert_eq!(moe.used(Some(0), 1000), 1000);
+        assert_eq!(moe.used(None, 1000), 1000);
+    }
+
+    #[test]
+    fn slots_are_the_balanced_number_times_the_factor() {
+        let slots = |factor| moe(factor).slots([100, 4], [4, 8]);
+        assert_eq!(slots(Some(1.0)), 100);
+        assert_eq!(slots(Some(1.25)), 125);
+        assert_eq!(slots(Some(0.333)), 34);
+        // All four choices of each token.
+        assert_eq!(slots(Some(9.0)), 400);
+        assert_eq!(slots(None), 400);
+        // A rank with one expert gets at most one choice of each token.
+        assert_eq!(moe(None).slots([100, 4], [32, 1]), 100);
+    }
+}

@@ -1,0 +1,189 @@
+//! How popular experts are, for predictions: a router's choices are known only when it runs.
+
+use serde::{Deserialize, Serialize, Serializer};
+use std::collections::BTreeMap;
+
+/// `moe.routing`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Routing {
+    /// All experts of a layer are equally popular.
+    Balanced,
+    /// Popularity falls geometrically from expert to expert, in an order drawn per layer.
+    Seeded,
+    /// Choices that a run has recorded in a file.
+    Recorded(String),
+}
+
+impl Routing {
+    /// Values that are words.
+    pub const WORDS: &'static [&'static str] = &["balanced", "seeded"];
+}
+
+/// Writes the value as scenario files do.
+impl Serialize for Routing {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(match self {
+            Self::Balanced => Self::WORDS[0],
+            Self::Seeded => Self::WORDS[1],
+            Self::Recorded(path) => path,
+        })
+    }
+}
+
+/// The choices of a run: how many tokens each expert got. `shardlab exec --record-routing` writes
+/// it as JSON.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Histogram {
+    /// Version of the form: 1.
+    pub format: u32,
+    /// Experts of a layer.
+    pub experts: u64,
+    /// Experts that take each token.
+    pub top_k: u64,
+    /// Choices of each expert over all ranks and steps, by layer of the model.
+    pub layers: BTreeMap<u32, Vec<u64>>,
+}
+
+impl Histogram {
+    /// The version that this program reads and writes.
+    pub const FORMAT: u32 = 1;
+
+    /// Describes what it has of a model.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let layers: Vec<String> = self.layers.keys().map(u32::to_string).collect();
+        format!(
+            "{} experts, top {}, in layers {}",
+            self.experts,
+            self.top_k,
+            layers.join(", ")
+        )
+    }
+
+    /// Returns by layer the choices of the busiest of `ranks` ranks that divide the experts,
+    /// relative to those of equally popular experts. A layer without choices has 1.
+    #[must_use]
+    pub fn busiest(&self, ranks: u32) -> BTreeMap<u32, f64> {
+        let of = |counts: &Vec<u64>| {
+            let shares: Vec<f64> = counts.iter().map(|&n| n as f64).collect();
+            busiest(&shares, ranks)
+        };
+        self.layers
+            .iter()
+            .map(|(l, counts)| (*l, of(counts)))
+            .collect()
+    }
+}
+
+/// Returns the share of the busiest of `ranks` ranks, which divide the experts in order, relative
+/// to an equal share.
+fn busiest(popularity: &[f64], ranks: u32) -> f64 {
+    let each = popularity.len() / ranks as usize;
+    let all: f64 = popularity.iter().sum();
+    let sums = popularity
+        .chunks(each.max(1))
+        .map(|of| of.iter().sum::<f64>());
+    let most = sums.fold(0.0, f64::max);
+    if all > 0.0 {
+        most / all * f64::from(ranks)
+    } else {
+        1.0
+    }
+}
+
+/// Returns the popularities of experts that fall geometrically, the largest of which is `imbalance`
+/// times their mean.
+fn geometric(experts: usize, imbalance: f64) -> Vec<f64> {
+    let series = |ratio: f64| -> Vec<f64> { (0..experts).map(|i| ratio.powi(i as i32)).collect() };
+    let of = |ratio: f64| experts as f64 / series(ratio).iter().sum::<f64>();
+    // The smaller the ratio, the larger the imbalance.
+    let (mut low, mut high) = (0.0, 1.0);
+    for _ in 0..60 {
+        let middle = f64::midpoint(low, high);
+        if of(middle) > imbalance {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    series(high)
+}
+
+/// Returns by layer what [`Histogram::busiest`] does, for popularities that fall geometrically in
+/// an order drawn from `seed` and the layer.
+pub(crate) fn seeded(
+    layers: impl Iterator<Item = u32>,
+    experts: u64,
+    ranks: u32,
+    imbalance: f64,
+    seed: u64,
+) -> BTreeMap<u32, f64> {
+    let popularity = geometric(experts as usize, imbalance);
+    layers
+        .map(|layer| {
+            let mut state = seed ^ (u64::from(layer) << 32);
+            let mut order = popularity.clone();
+            for i in (1..order.len()).rev() {
+                order.swap(i, (split_mix(&mut state) % (i as u64 + 1)) as usize);
+            }
+            (layer, busiest(&order, ranks))
+        })
+        .collect()
+}
+
+/// Returns the next number of SplitMix64.
+fn split_mix(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_popular_expert_has_the_imbalance() {
+        for (experts, imbalance) in [(8, 1.0), (8, 2.0), (64, 1.5), (128, 10.0)] {
+            let p = geometric(experts, imbalance);
+            let mean = p.iter().sum::<f64>() / experts as f64;
+            assert!(
+                (p[0] / mean - imbalance).abs() < 1e-6,
+                "{experts} {imbalance}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_busiest_rank_has_the_largest_part() {
+        let h = Histogram {
+            format: 1,
+            experts: 4,
+            top_k: 1,
+            layers: [(1, vec![1, 2, 3, 4]), (3, vec![0; 4])].into(),
+        };
+        // 7 of 10 choices, twice as many as 5 of 10 would be 1.
+        assert_eq!(h.busiest(2), [(1, 1.4), (3, 1.0)].into());
+        assert_eq!(h.busiest(4)[&1], 1.6);
+        assert_eq!(h.busiest(1)[&1], 1.0);
+    }
+
+    #[test]
+    fn equal_seeds_give_equal_orders_and_layers_differ() {
+        let of = |seed| seeded(0..4, 16, 4, 3.0, seed);
+        assert_eq!(of(1), of(1));
+        assert_ne!(of(1), of(2));
+        let layers: Vec<f64> = of(1).into_values().collect();
+        assert!(layers.iter().any(|x| *x != layers[0]));
+        // No rank of 4 of 16 experts can be busier than its most popular expert is on average.
+        assert!(layers.iter().all(|x| (1.0..3.0).contains(x)), "{layers:?}");
+        assert!(
+            seeded(0..4, 16, 4, 1.0, 1)
+                .values()
+                .all(|x| (x - 1.0).abs() < 1e-9)
+        );
+    }
+}

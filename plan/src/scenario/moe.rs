@@ -1,0 +1,128 @@
+//! `[moe]`, with the popularity of experts that a prediction assumes.
+
+use super::error::ScenarioError;
+use super::keys::Key;
+use super::merge::Document;
+use crate::config::*;
+use std::collections::BTreeMap;
+
+/// Returns how tokens travel, if ranks divide experts.
+pub(super) fn moe(
+    d: &Document,
+    model: &Model,
+    fsdp: &Fsdp,
+    mesh: &Mesh,
+    compile: &Compile,
+) -> Result<Option<Moe>, ScenarioError> {
+    // The rules of the mesh refuse experts that cannot be divided.
+    let experts = model.options.experts.experts;
+    if mesh.ep == 1 || !experts.is_multiple_of(u64::from(mesh.ep)) {
+        return Ok(None);
+    }
+    let host_waits = compile.mode != CompileMode::Full && compile.cuda_graph == CudaGraph::Off;
+    let defaults = &fsdp.spec().defaults;
+    let dispatcher = d.given(Key::Dispatcher).unwrap_or(if host_waits {
+        defaults.dispatcher
+    } else {
+        Dispatcher::Gather
+    });
+    let overflow = match dispatcher {
+        Dispatcher::Padded => Overflow::Drop,
+        Dispatcher::Gather | Dispatcher::AllToAll => Overflow::Error,
+    };
+    let (routing, busiest) = routing(d, model, mesh.ep)?;
+    // As many rows as the busiest rank of any layer needs.
+    let most = busiest.values().copied().fold(1.0, f64::max);
+    let needed = defaults.capacity_factor.map(|f| f * most);
+    Ok(Some(Moe {
+        dispatcher,
+        capacity_factor: d.given(Key::CapacityFactor).or(match dispatcher {
+            Dispatcher::Gather => None,
+            Dispatcher::AllToAll | Dispatcher::Padded => needed,
+        }),
+        on_overflow: d.given(Key::OnOverflow).unwrap_or(overflow),
+        routing,
+        busiest,
+    }))
+}
+
+/// Returns the routing, and by layer the rows of the busiest rank relative to balanced ones.
+fn routing(
+    d: &Document,
+    model: &Model,
+    ranks: u32,
+) -> Result<(Routing, BTreeMap<u32, f64>), ScenarioError> {
+    let of = &model.options.experts;
+    let layers = || (0..model.layers).filter(|l| of.has(u64::from(*l)));
+    match d.value(Key::Routing).and_then(|v| v.str()) {
+        None | Some("balanced") => Ok((Routing::Balanced, BTreeMap::new())),
+        Some("seeded") => {
+            let imbalance: f64 = d.given(Key::Imbalance).unwrap_or(2.0);
+            let most = of.experts as f64 / of.top_k as f64;
+            if imbalance > most {
+                let message = format!(
+                    "`imbalance` = {imbalance}: no expert gets more than each token once, which is {most} times the \
+                     mean of {} experts with top_k = {}",
+                    of.experts, of.top_k
+                );
+                return Err(d
+                    .conflict(&[Key::Imbalance, Key::TopK], message)
+                    .with_help(format!("the nearest legal value is {most}")));
+            }
+            let seed = d.given(Key::RoutingSeed).unwrap_or(0);
+            let busiest = seeded(layers(), of.experts, ranks, imbalance, seed);
+            Ok((Routing::Seeded, busiest))
+        }
+        Some(path) => {
+            let histogram = recorded(d)?;
+            let known: Vec<u32> = histogram.layers.keys().copied().collect();
+            let wanted: Vec<u32> = layers().collect();
+            let lengths = histogram
+                .layers
+                .values()
+                .all(|c| c.len() as u64 == of.experts);
+            let same = histogram.experts == of.experts && histogram.top_k == of.top_k;
+            if !same || !lengths || known != wanted {
+                let wanted = Histogram {
+                    format: Histogram::FORMAT,
+                    experts: of.experts,
+                    top_k: of.top_k,
+                    layers: wanted.into_iter().map(|l| (l, Vec::new())).collect(),
+                };
+                let message = format!(
+                    "{path} is the histogram of another model: it has {}; this one has {}",
+                    histogram.words(),
+                    wanted.words()
+                );
+                return Err(d
+                    .conflict(&[Key::Routing], message)
+                    .with_help("record one with `shardlab exec SCENARIO --record-routing FILE`"));
+            }
+            Ok((Routing::Recorded(path.to_owned()), histogram.busiest(ranks)))
+        }
+    }
+}
+
+/// Reads the histogram that the scenario names.
+fn recorded(d: &Document) -> Result<Histogram, ScenarioError> {
+    let path = d
+        .value(Key::Routing)
+        .map(|v| d.found(v))
+        .unwrap_or_default();
+    let bad = |what: String| d.conflict(&[Key::Routing], what);
+    let text = std::fs::read_to_string(&path)
+        .map_err(|e| bad(format!("cannot read {}: {e}", path.display())))?;
+    let read: Histogram = serde_json::from_str(&text).map_err(|e| {
+        let (line, column) = (e.line(), e.column());
+        bad(format!("{}:{line}:{column}: {e}", path.display()))
+    })?;
+    if read.format == Histogram::FORMAT {
+        return Ok(read);
+    }
+    Err(bad(format!(
+        "{} has format {}; this program reads format {}",
+        path.display(),
+        read.format,
+        Histogram::FORMAT
+    )))
+}

@@ -1,0 +1,152 @@
+//! `[moe]`: what it resolves to, and messages for bad input.
+
+use crate::config::{Dispatcher, Histogram, Moe, Overflow, Routing, Scenario};
+use crate::scenario::{ScenarioError, load};
+use std::path::Path;
+
+/// Loads the shipped mixture on four ranks that divide its eight experts.
+fn experts(set: &[&str]) -> Result<Scenario, ScenarioError> {
+    let all: Vec<String> = ["mesh.ep=4"]
+        .iter()
+        .chain(set)
+        .map(|s| (*s).to_owned())
+        .collect();
+    load(Path::new("small-moe"), &all)
+}
+
+fn moe(set: &[&str]) -> Moe {
+    experts(set).unwrap().moe.unwrap()
+}
+
+fn fault(set: &[&str]) -> String {
+    experts(set).unwrap_err().to_string()
+}
+
+#[test]
+fn defaults_are_those_of_the_jobs_of_a_policy() {
+    let of = |set: &[&str]| {
+        let moe = moe(set);
+        (moe.dispatcher, moe.capacity_factor, moe.on_overflow)
+    };
+    let (error, drop) = (Overflow::Error, Overflow::Drop);
+    assert_eq!(of(&[]), (Dispatcher::Gather, None, error));
+    for policy in ["fsdp.policy=fsdp2", "fsdp.policy=megatron"] {
+        assert_eq!(of(&[policy]), (Dispatcher::AllToAll, Some(1.0), error));
+        let gathered = of(&[policy, "moe.dispatcher=gather"]);
+        assert_eq!(gathered, (Dispatcher::Gather, None, error));
+    }
+    let compiled = of(&["fsdp.policy=fsdp2", "compile.mode=full"]);
+    assert_eq!(compiled.0, Dispatcher::Gather);
+    assert_eq!(
+        of(&["moe.dispatcher=padded"]),
+        (Dispatcher::Padded, None, drop)
+    );
+    let set = ["moe.dispatcher=padded", "moe.capacity_factor=1.5"];
+    assert_eq!(of(&set), (Dispatcher::Padded, Some(1.5), drop));
+    assert_eq!(experts(&["mesh.ep=1"]).unwrap().moe, None);
+}
+
+#[test]
+fn impossible_dispatchers_are_refused() {
+    for (set, what) in [
+        (
+            &["moe.capacity_factor=2"][..],
+            "`capacity_factor` has no effect here",
+        ),
+        (
+            &["mesh.ep=1", "moe.dispatcher=padded"],
+            "each rank has all experts",
+        ),
+        (
+            &["moe.dispatcher=padded", "moe.capacity_factor=0.001"],
+            "nothing reaches an expert",
+        ),
+        (
+            &["moe.dispatcher=all_to_all", "moe.on_overflow=drop"],
+            "it has nothing to drop",
+        ),
+        (
+            &["moe.dispatcher=all_to_all", "compile.mode=full"],
+            "which a step compiled as one graph cannot contain",
+        ),
+        (
+            &[
+                "moe.dispatcher=all_to_all",
+                "compile.cuda_graph=full_iteration",
+            ],
+            "which a CUDA graph cannot contain",
+        ),
+        (&["moe.dispatcher=alltoall"], "all_to_all"),
+        (
+            &["moe.imbalance=2"],
+            "only routing seeded draws orders of experts",
+        ),
+        (
+            &["moe.routing=seeded", "moe.imbalance=5"],
+            "the nearest legal value is 4",
+        ),
+    ] {
+        let text = fault(set);
+        assert!(text.contains(what), "{set:?}: {text}");
+    }
+}
+
+#[test]
+fn rows_follow_the_busiest_rank() {
+    let seeded = moe(&["moe.routing=seeded", "moe.imbalance=3"]);
+    assert_eq!(seeded.routing, Routing::Seeded);
+    // The first layer is dense.
+    let layers: Vec<u32> = seeded.busiest.keys().copied().collect();
+    assert_eq!(layers, [1, 2]);
+    assert!(seeded.busiest.values().all(|f| (1.0..3.0).contains(f)));
+    // Jobs reserve what the busiest rank needs.
+    let sent = moe(&["fsdp.policy=fsdp2", "moe.routing=seeded", "moe.imbalance=3"]);
+    let most = sent.busiest.values().copied().fold(1.0, f64::max);
+    assert_eq!(sent.capacity_factor, Some(most));
+    assert_eq!(sent.busiest, seeded.busiest);
+}
+
+#[test]
+fn a_histogram_belongs_to_its_model() {
+    let name = format!("shardlab-{}-routing.json", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let set = format!("moe.routing={}", path.display());
+    assert!(fault(&[&set]).contains("cannot read"), "{}", fault(&[&set]));
+    let recorded = |experts: u64, layers: &[u32]| {
+        let counts: Vec<u64> = (0..experts).collect();
+        let layers = layers.iter().map(|l| (*l, counts.clone())).collect();
+        let (format, top_k) = (Histogram::FORMAT, 2);
+        let histogram = Histogram {
+            format,
+            experts,
+            top_k,
+            layers,
+        };
+        std::fs::write(&path, serde_json::to_string(&histogram).unwrap()).unwrap();
+    };
+    recorded(8, &[1, 2]);
+    let moe = moe(&[&set]);
+    // Experts 6 and 7 of 28 choices, on one of four ranks.
+    let busiest = 13.0 / 28.0 * 4.0;
+    assert_eq!(moe.busiest, [(1, busiest), (2, busiest)].into());
+    for (experts, layers) in [(8, &[0, 1, 2][..]), (16, &[1, 2])] {
+        recorded(experts, layers);
+        let text = fault(&[&set]);
+        assert!(text.contains("is the histogram of another model"), "{text}");
+        assert!(
+            text.contains("this one has 8 experts, top 2, in layers 1, 2"),
+            "{text}"
+        );
+    }
+    std::fs::write(&path, "{\n  \"format\": 1,\n  \"experts\": true\n}").unwrap();
+    let text = fault(&[&set]);
+    assert!(text.contains("routing.json:3:17"), "{text}");
+    std::fs::write(
+        &path,
+        "{\"format\": 7, \"experts\": 8, \"top_k\": 2, \"layers\": {}}",
+    )
+    .unwrap();
+    let text = fault(&[&set]);
+    assert!(text.contains("this program reads format 1"), "{text}");
+    std::fs::remove_file(&path).unwrap();
+}
