@@ -9,7 +9,7 @@
 use super::Price;
 use super::gemm;
 use crate::hardware::{GroupedGemmRow, Profile};
-use shardlab_plan::ir::GemmKind;
+use shardlab_plan::ir::{DType, GemmKind};
 use shardlab_plan::units::Bytes;
 
 /// Sizes of one grouped GEMM, as in its cost class.
@@ -124,7 +124,6 @@ pub(super) fn price(kind: impl Into<GemmKind>, s: Shape, moved: Bytes, profile: 
 mod tests {
     use super::*;
     use crate::hardware::{self, GroupedGemmTable};
-    use shardlab_plan::ir::DType;
 
     fn us(s: Shape, moved: u64) -> f64 {
         let profile = hardware::load("h100-80").unwrap();
