@@ -1,6 +1,6 @@
 //! Variants of decoder blocks.
 
-use super::{Bias, Family, MlpType, Model};
+use super::{Bias, Family, IndexerType, MlpType, Model};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Code that a model consists of.
@@ -378,7 +378,8 @@ impl Model {
         let window = self.options.sliding_window.filter(|_| sliding);
         // What an indexer chooses costs as much as a window of that size.
         let latent = &self.options.latent;
-        let chosen = (latent.index_n_heads > 0).then_some(latent.index_topk);
+        let chosen = latent.indexer_type(layer) != IndexerType::None;
+        let chosen = chosen.then_some(latent.index_topk);
         let window = window.or(chosen);
         window.filter(|&w| w < seq)
     }

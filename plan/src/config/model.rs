@@ -130,6 +130,12 @@ pub struct ModelOptions {
     pub logits_softcap: Option<f64>,
     /// The embedded tokens are normalized.
     pub embedding_norm: bool,
+    /// Rows of a table of relative positions that each layer projects as its queries and keys
+    /// (DeBERTa); 0: no such table.
+    pub disentangled_rows: u64,
+    /// Width of embedded tokens, which a linear layer projects to that of the model; `None`: they
+    /// are as wide.
+    pub embedding_width: Option<u64>,
     /// The output layer has a bias.
     pub head_bias: bool,
     /// Output layer.
@@ -220,6 +226,8 @@ impl Default for ModelOptions {
             attention_softcap: None,
             logits_softcap: None,
             embedding_norm: false,
+            disentangled_rows: 0,
+            embedding_width: None,
             head_bias: false,
             head: Head::LanguageModel,
             pooler: true,

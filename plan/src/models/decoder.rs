@@ -6,9 +6,11 @@
 
 mod attention;
 mod dense_and_experts;
+mod disentangled;
 mod dispatch;
 mod embedding;
 mod experts;
+mod indexer;
 mod latent;
 mod mlp;
 mod names;
@@ -32,6 +34,7 @@ use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 use attention::{Around, Attention, Locals};
 use dense_and_experts::DenseAndExperts;
+use disentangled::Relative;
 use embedding::Embedding;
 use experts::Experts;
 pub(super) use experts::width as expert_width;
@@ -41,16 +44,19 @@ use output::Output;
 use recurrent::Recurrent;
 use seq2seq::{Encoder, RelativeBias};
 pub(super) use types::EXPERTS as EXPERT_TYPES;
-pub use types::WRAPPERS;
 pub(super) use types::{APPROXIMATED, VARIANTS};
+pub use types::{CLASS_DEFAULTS, WRAPPERS};
 use vision::Tower;
 
 pub(super) struct Decoder {
     vision: Option<Tower>,
     encoder: Option<Encoder>,
     bias: Option<RelativeBias>,
+    relative: Option<Relative>,
     embedding: Embedding,
     embedding_norm: Option<Norm>,
+    /// Projects normalized tokens to the width of the model.
+    projection: Option<Layer>,
     blocks: Vec<Block>,
     /// `None` if the blocks end with a norm.
     norm: Option<Norm>,
@@ -230,10 +236,14 @@ impl Decoder {
         if bias.is_some() {
             d.blocks_differ();
         }
+        let relative = Relative::new(d, ROOT, m);
         let embedding_norm = o.embedding_norm.then(|| {
             let names = ("embedding_norm", names.embedding_norm);
-            Norm::new(d, ROOT, names, m.hidden, m, Order::Declared)
+            let width = embedding::sum_width(m);
+            Norm::new(d, ROOT, names, width, m, Order::Declared)
         });
+        let encodes = m.family == Family::Bert;
+        let projection = encodes.then(|| embedding::projection(d, ROOT, m)).flatten();
         let indexed = |layer| o.latent.has_indexer(layer);
         let kind = |layer| (m.layer_type(layer), m.mlp_type(layer), indexed(layer));
         if (1..m.layers as usize).any(|layer| kind(layer) != kind(0)) {
@@ -256,8 +266,10 @@ impl Decoder {
             vision,
             encoder,
             bias,
+            relative,
             embedding,
             embedding_norm,
+            projection,
             blocks,
             norm,
             output,
@@ -336,7 +348,7 @@ impl Block {
         mixer: &Mixer,
         y: ValueId,
         ropes: Option<Ropes>,
-        bias: Option<ValueId>,
+        from: Around,
     ) -> (ValueId, Locals) {
         let (attention, recurrent) = match mixer {
             Mixer::Attention(attention) => (attention, None),
@@ -355,8 +367,11 @@ impl Block {
         };
         let window = b.s.model.window(self.layer, b.seq());
         let own = self.bias.as_ref().map(|table| table.forward(b));
-        let bias = own.or(bias);
-        let around = Around { bias, memory: None };
+        let around = Around {
+            bias: own.or(from.bias),
+            memory: None,
+            ..from
+        };
         let (mut out, locals) = attention.forward(b, y, rope, window, around);
         if let Some(recurrent) = recurrent {
             let more = recurrent.forward(b, y);
@@ -387,7 +402,7 @@ impl Block {
         if let Some(mixer) = &self.mixer {
             let [norm, sum_norm] = mixer.norms();
             let y = norm.map_or(x, |norm| norm.apply(b, x));
-            let (o, of_attention) = self.mix(b, mixer, y, by.ropes, by.around.bias);
+            let (o, of_attention) = self.mix(b, mixer, y, by.ropes, by.around);
             let o = self.scale(b, 0, o);
             x1 = b.within(mixer.module(), |b| b.g.binary(OpKind::Add, x, o));
             if let Some(norm) = sum_norm {
@@ -440,7 +455,7 @@ impl Block {
             return x;
         };
         let y1 = mixer.norms()[0].map_or(x, |norm| norm.apply(b, x));
-        let (o, mut locals) = self.mix(b, mixer, y1, by.ropes, by.around.bias);
+        let (o, mut locals) = self.mix(b, mixer, y1, by.ropes, by.around);
         let y2 = mlp.norms()[0].map_or(y1, |norm| norm.apply(b, x));
         let f = mlp.forward(b, [x, y2], routers);
         let out = b.within(self.module, |b| {
@@ -512,6 +527,9 @@ impl Forward for Decoder {
         if let Some(norm) = self.embedding_norm {
             h = norm.apply(b, h);
         }
+        if let Some(projection) = self.projection {
+            h = b.linear(projection, h);
+        }
         if let Some(images) = &images {
             h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
         }
@@ -529,6 +547,7 @@ impl Forward for Decoder {
             ropes: ropes.map(|r| r.cast(b)),
             around: Around {
                 bias: self.bias.as_ref().map(|bias| bias.forward(b)),
+                relative: self.relative.as_ref().map(|table| table.forward(b)),
                 memory,
             },
         };

@@ -68,6 +68,8 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "attention_softcap",
     "logits_softcap",
     "embedding_norm",
+    "embedding_width",
+    "disentangled_rows",
     "embedding_multiplier",
     "attention_multiplier",
     "residual_multiplier",
@@ -295,6 +297,22 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
             &["relative_buckets", "position_embedding"],
             message.to_owned(),
         ));
+    }
+    if o.disentangled_rows > 0 {
+        let other = match () {
+            () if o.packed_qkv != PackedQkv::None => Some("packed_qkv"),
+            () if m.kv_heads != m.heads => Some("kv_heads"),
+            () if o.relative_buckets > 0 => Some("relative_buckets"),
+            () if o.latent.is_used() => Some("kv_lora_rank"),
+            () => None,
+        };
+        if let Some(other) = other {
+            let message = format!(
+                "`disentangled_rows` needs a key for each query, with projections of their own and no other biases: `{other}` excludes that"
+            );
+            let keys = &["disentangled_rows", "packed_qkv", "kv_heads"];
+            return Err(Conflict::new(keys, message));
+        }
     }
     if o.relative_bias_per_layer && o.relative_buckets == 0 {
         let message = "there is no table of relative biases: `relative_buckets` is 0".to_owned();

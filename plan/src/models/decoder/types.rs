@@ -1,5 +1,6 @@
 //! Types of transformers that are decoders.
 
+mod class_defaults;
 mod encoders;
 mod experts;
 mod gemma4;
@@ -7,6 +8,7 @@ mod gpt;
 mod hybrid;
 mod latent;
 mod llama_like;
+mod minimax;
 mod packed;
 mod routed;
 mod seq2seq;
@@ -41,6 +43,10 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     (
         "codegen",
         "unlike its plan, it has four blocks of queries, values and keys in one projection",
+    ),
+    (
+        "deberta-v2",
+        "unlike its plan, it multiplies projected positions with queries and keys",
     ),
     (
         "distilbert",
@@ -92,13 +98,14 @@ pub(in crate::models) const VARIANTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Types that are mixtures of experts.
-pub(in crate::models) const EXPERTS: &[HfType] = &joined::<5, { len(&SPARSE) }>(&SPARSE);
-const SPARSE: [&[HfType]; 5] = [
+pub(in crate::models) const EXPERTS: &[HfType] = &joined::<6, { len(&SPARSE) }>(&SPARSE);
+const SPARSE: [&[HfType]; 6] = [
     experts::TYPES,
     sparse::TYPES,
     hybrid::EXPERTS,
     routed::TYPES,
     gemma4::EXPERTS,
+    minimax::TYPES,
 ];
 
 const fn len<const P: usize>(parts: &[&[HfType]; P]) -> usize {
@@ -132,6 +139,7 @@ pub(super) const ENCODERS: &[HfType] = encoders::TYPES;
 /// Types that encode images.
 pub(super) const VISION: &[HfType] = vision::TYPES;
 
+pub use class_defaults::CLASS_DEFAULTS;
 /// Types that wrap a vision tower and a language model.
 pub use wrappers::WRAPPERS;
 
