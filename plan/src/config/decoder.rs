@@ -376,6 +376,16 @@ impl Model {
     pub fn window(&self, layer: usize, seq: u64) -> Option<u64> {
         let sliding = self.layer_type(layer) == LayerType::Sliding;
         let window = self.options.sliding_window.filter(|_| sliding);
+        // Compressed keys follow those of the window.
+        let rate = self.options.compress_rates.get(layer).copied();
+        if let Some(rate) = rate {
+            let more = seq.checked_div(rate).unwrap_or(0);
+            let chosen = match self.options.latent.indexer_type(layer) {
+                IndexerType::None => more,
+                _ => more.min(self.options.latent.index_topk),
+            };
+            return window.map(|w| w + chosen).filter(|&w| w < seq);
+        }
         // What an indexer chooses costs as much as a window of that size.
         let latent = &self.options.latent;
         let chosen = latent.indexer_type(layer) != IndexerType::None;

@@ -443,6 +443,10 @@ keys! {
     LayerFfn: "model" "layer_ffn" [List(&Integer(0, 4 * MIB)), Empty] "[]" "Width of the feed-forward layer of each block, where they differ; 0: none; empty: ffn everywhere";
     AttentionSoftcap: "model" "attention_softcap" also ["attn_logit_softcapping"] [Number(ABOVE_0, 1e6)] "(none)" "Soft limit of attention scores: cap * tanh(score / cap) (Gemma 2)";
     LogitsSoftcap: "model" "logits_softcap" also ["final_logit_softcapping"] [Number(ABOVE_0, 1e6)] "(none)" "Soft limit of the logits (Gemma 2)";
+    Streams: "model" "streams" also ["hc_mult"] [Integer(0, 64)] "0" "Residual streams next to each other (hyper-connections of DeepSeek-V4; planned without mixing them); 0: one, without weights";
+    OutputGroups: "model" "output_groups" also ["o_groups"] [Integer(0, 1024)] "0" "Groups of heads with output projections of their own, in attention with one head of keys that are also the values (DeepSeek-V4); 0: another attention";
+    OutputRank: "model" "output_rank" also ["o_lora_rank"] [SIZE] "1024" "Width of what the projection of each of output_groups makes";
+    CompressRates: "model" "compress_rates" [List(&Integer(0, MIB)), Empty] "[]" "Positions of one compressed key in each layer (DeepSeek-V4); 0: no such keys. Layers with an indexer choose among them";
     DisentangledRows: "model" "disentangled_rows" [Integer(0, MIB)] "0" "Rows of a table of relative positions, which each layer projects as its queries and keys and adds to the scores (DeBERTa; planned with biases that all samples share); 0: no such table";
     EmbeddingWidth: "model" "embedding_width" [Integer(1, MIB)] "(hidden)" "Width of embedded tokens, which a linear layer projects to that of the model; in encoders, positions and the norm are as wide (ELECTRA), in decoders those are not (OPT 350M)";
     EmbeddingNorm: "model" "embedding_norm" [Bool] "false" "Normalize the embedded tokens (BLOOM)";

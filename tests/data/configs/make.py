@@ -132,6 +132,13 @@ WRAPPERS |= {
     "llava_next_video": dict(text_config=dict(LLAMA, model_type="llama"), vision_config=CLIP),
     "shieldgemma2": dict(text_config=dict(LLAMA, head_dim=16), vision_config=dict(TOWER), mm_tokens_per_image=4),
 }
+HYBRIDS |= {
+    "deepseek_v4": dict(
+        vocab_size=256, hidden_size=64, num_hidden_layers=5, num_attention_heads=4, head_dim=32, q_lora_rank=12, o_groups=2, o_lora_rank=10, hc_mult=2, sliding_window=16,
+        index_n_heads=2, index_head_dim=16, index_topk=4, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2,
+        compress_rates=dict(compressed_sparse_attention=4, heavily_compressed_attention=16),
+    ),
+}
 M3_TEXT = dict(
     LLAMA, num_hidden_layers=4, head_dim=16, dense_intermediate_size=112, shared_intermediate_size=40, intermediate_size=24, num_local_experts=6, num_experts_per_tok=2,
     rotary_dim=8, index_n_heads=2, index_head_dim=12, index_topk_blocks=2, index_block_size=8,

@@ -33,12 +33,11 @@ pub(super) fn sum_width(m: &Model) -> u64 {
 /// Declares what projects embedded tokens to the width of the model, if they are not as wide.
 pub(super) fn projection(d: &mut Declare, at: ModuleId, m: &Model) -> Option<Layer> {
     let encoder = m.family == Family::Bert;
-    let name = if encoder {
-        "embedding_projection"
-    } else {
-        "project_in"
+    let names = match encoder {
+        true => ("embedding_projection", "electra.embeddings_project"),
+        false => ("project_in", "model.decoder.project_in"),
     };
-    (width(m) != m.hidden).then(|| d.linear(at, (name, ""), [m.hidden, width(m)], encoder))
+    (width(m) != m.hidden).then(|| d.linear(at, names, [m.hidden, width(m)], encoder))
 }
 
 pub(super) struct Tables {

@@ -54,7 +54,14 @@ impl Output {
             )
         });
         let narrow = (!encoder).then(|| embedding::width(m)).filter(|w| *w != h);
-        let project = narrow.map(|w| d.linear(ROOT, ("project_out", ""), [w, h], false));
+        let project = narrow.map(|w| {
+            d.linear(
+                ROOT,
+                ("project_out", "model.decoder.project_out"),
+                [w, h],
+                false,
+            )
+        });
         let pools = match kind {
             Head::None => encoder && m.options.pooler,
             Head::SequenceClassification => encoder && !images && m.options.pooler,

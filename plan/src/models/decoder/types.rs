@@ -1,6 +1,7 @@
 //! Types of transformers that are decoders.
 
 mod class_defaults;
+mod deepseek_v4;
 mod encoders;
 mod experts;
 mod gemma4;
@@ -49,6 +50,14 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, it multiplies projected positions with queries and keys",
     ),
     (
+        "deepseek_ref",
+        "unlike its plan, it mixes residual streams and weights positions of compressed keys by softmax",
+    ),
+    (
+        "deepseek_v4",
+        "unlike its plan, it mixes residual streams and weights positions of compressed keys by softmax",
+    ),
+    (
         "distilbert",
         "unlike its plan, its layer before the scores of a sequence ends with ReLU",
     ),
@@ -67,6 +76,14 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     (
         "llama4_text",
         "unlike its plan, it scales the inputs of experts, and normalizes queries and keys without weights",
+    ),
+    (
+        "minimax_m3",
+        "unlike its plan, it clamps gates of experts and shifts their factors",
+    ),
+    (
+        "minimax_m3_vl_text",
+        "unlike its plan, it clamps gates of experts and shifts their factors",
     ),
     (
         "ministral3",
@@ -98,14 +115,15 @@ pub(in crate::models) const VARIANTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Types that are mixtures of experts.
-pub(in crate::models) const EXPERTS: &[HfType] = &joined::<6, { len(&SPARSE) }>(&SPARSE);
-const SPARSE: [&[HfType]; 6] = [
+pub(in crate::models) const EXPERTS: &[HfType] = &joined::<7, { len(&SPARSE) }>(&SPARSE);
+const SPARSE: [&[HfType]; 7] = [
     experts::TYPES,
     sparse::TYPES,
     hybrid::EXPERTS,
     routed::TYPES,
     gemma4::EXPERTS,
     minimax::TYPES,
+    deepseek_v4::TYPES,
 ];
 
 const fn len<const P: usize>(parts: &[&[HfType]; P]) -> usize {
