@@ -149,6 +149,9 @@ SHARDING = {
     "gradient scaling factor, megatron": ("small-megatron", ["fsdp.gradient_scaling_factor=0.3"]),
     "decoupled gradients": ("small-megatron", ["fsdp.decoupled_gradients=true"]),
     "shards cast per gather": ("small-native", ["fsdp.cast_before_all_gather=true"]),
+    "DoRA": ("small-lora", ["lora.use_dora=true"]),
+    "DoRA, regions": ("small-lora", ["lora.use_dora=true", "compile.mode=regions"]),
+    "DoRA, blocks, fsdp2": ("small-lora", ["lora.use_dora=true", "compile.mode=blocks", "fsdp.policy=fsdp2"]),
     "norms of parameters": ("small-native", ["train.param_norms_every=2"]),
 }
 # These need several types.

@@ -737,6 +737,10 @@ fn decomposed_adapters_start_as_plain_ones() {
         &["mesh.dp_shard=1", "train.micro_batch=8"][..],
         &["fsdp.policy=fsdp2"],
         &["train.recompute=full"],
+        &["compile.mode=blocks"],
+        &["compile.mode=regions"],
+        &["compile.mode=regions", "fsdp.policy=fsdp2"],
+        &["compile.mode=full"],
     ] {
         let other = losses(&[&[dora], set].concat());
         let mut pairs = other.iter().zip(&sharded);

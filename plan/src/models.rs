@@ -30,7 +30,7 @@ mod spec;
 pub(crate) mod testing;
 mod windows;
 
-pub use decoder::WRAPPERS;
+pub use decoder::{CLASS_DEFAULTS, WRAPPERS};
 pub use hf::{
     BiasPart, Computed, Field, Fields, Given, HfType, HfWrapper, Meaning, Ties, changes_training,
 };

@@ -30,11 +30,20 @@ struct Partition<'g> {
     before: BTreeMap<u32, Vec<u32>>,
     /// Set if operands of GEMMs are recomputed, too.
     operands: Option<&'g Recomputed>,
+    /// Nearest unit of each module, whose backward alone has its parameters; `None` if these are
+    /// gathered where kernels read them.
+    units: Option<&'g [u32]>,
 }
 
 /// Replaces backward uses of cheap saved values by recomputed ones; the recomputing ops come before
-/// their first use.
-pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders, what: &Recomputed) {
+/// their first use. An op that reads a parameter is repeated only in the backward of its own unit:
+/// elsewhere, the parameter has been freed or is not gathered yet.
+pub(super) fn recompute_cheap(
+    g: &mut Graph,
+    o: &mut Orders,
+    what: &Recomputed,
+    units: Option<&[u32]>,
+) {
     let buffers = g.buffers.len();
     let mut p = Partition {
         g,
@@ -43,6 +52,7 @@ pub(super) fn recompute_cheap(g: &mut Graph, o: &mut Orders, what: &Recomputed) 
         uses: vec![SmallVec::new(); buffers],
         before: BTreeMap::new(),
         operands: (what.mode == Recompute::Pointwise).then_some(what),
+        units,
     };
     let candidates = p.survey();
     for b in candidates {
@@ -117,7 +127,10 @@ impl Partition<'_> {
         }
         let mut cone = Vec::new();
         let mut leaves = Vec::new();
-        if !self.grow(b, &mut cone, &mut leaves) {
+        let uses = &self.uses[b as usize];
+        if !self.may_run(self.writer[b as usize], uses)
+            || !self.grow(b, uses, &mut cone, &mut leaves)
+        {
             return;
         }
         // Tables and labels are made from inputs alone; recomputing them gains nothing.
@@ -155,9 +168,20 @@ impl Partition<'_> {
             .any(|&i| region(i) == here && self.fusible(i))
     }
 
-    /// Collects the ops that make `b` (in execution order) and the buffers they start from. Returns
-    /// false if it takes too many.
-    fn grow(&self, b: u32, cone: &mut Vec<u32>, leaves: &mut Vec<u32>) -> bool {
+    /// Returns whether an op may be repeated where these ops run.
+    fn may_run(&self, op: u32, at: &[u32]) -> bool {
+        let Some(units) = self.units else {
+            return true;
+        };
+        let unit = |op: u32| units[self.g.ops[op as usize].module.index()];
+        let is_param = |v: &ValueId| matches!(self.g.value(*v).root, Root::Param(_));
+        let reads = self.g.ops[op as usize].inputs.iter().any(is_param);
+        !reads || at.iter().all(|&user| unit(user) == unit(op))
+    }
+
+    /// Collects the ops that make `b` for its `uses` (in execution order) and the buffers they
+    /// start from. Returns false if it takes too many.
+    fn grow(&self, b: u32, uses: &[u32], cone: &mut Vec<u32>, leaves: &mut Vec<u32>) -> bool {
         let w = self.writer[b as usize];
         if cone.contains(&w) {
             return true;
@@ -169,8 +193,8 @@ impl Partition<'_> {
             };
             let xw = self.writer[x as usize];
             let inside = xw != NONE && self.o.region[xw as usize] == region;
-            if inside && self.uses[x as usize].is_empty() {
-                if !self.grow(x, cone, leaves) {
+            if inside && self.uses[x as usize].is_empty() && self.may_run(xw, uses) {
+                if !self.grow(x, uses, cone, leaves) {
                     return false;
                 }
             } else if !leaves.contains(&x) {

@@ -122,7 +122,9 @@ pub(super) fn plan(
             epilogue::additions(&mut m.graph, &mut o);
             epilogue::tables(&mut m.graph, &mut o);
         }
-        partition::recompute_cheap(&mut m.graph, &mut o, recompute);
+        let units = nearest_units(m.modules(), sharding.is_unit);
+        let units = (mode != CompileMode::Full).then_some(&units[..]);
+        partition::recompute_cheap(&mut m.graph, &mut o, recompute, units);
     }
     let eval = needed_for_loss(m, &o.forward);
     let fusion = Fusion::new(m, compile, sharding.is_unit);

@@ -1,6 +1,6 @@
 //! Variants of decoder blocks.
 
-use super::{Bias, Family, MlpType, Model};
+use super::{Bias, Family, IndexerType, MlpType, Model};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// Code that a model consists of.
@@ -376,9 +376,20 @@ impl Model {
     pub fn window(&self, layer: usize, seq: u64) -> Option<u64> {
         let sliding = self.layer_type(layer) == LayerType::Sliding;
         let window = self.options.sliding_window.filter(|_| sliding);
+        // Compressed keys follow those of the window.
+        let rate = self.options.compress_rates.get(layer).copied();
+        if let Some(rate) = rate {
+            let more = seq.checked_div(rate).unwrap_or(0);
+            let chosen = match self.options.latent.indexer_type(layer) {
+                IndexerType::None => more,
+                _ => more.min(self.options.latent.index_topk),
+            };
+            return window.map(|w| w + chosen).filter(|&w| w < seq);
+        }
         // What an indexer chooses costs as much as a window of that size.
         let latent = &self.options.latent;
-        let chosen = (latent.index_n_heads > 0).then_some(latent.index_topk);
+        let chosen = latent.indexer_type(layer) != IndexerType::None;
+        let chosen = chosen.then_some(latent.index_topk);
         let window = window.or(chosen);
         window.filter(|&w| w < seq)
     }

@@ -15,7 +15,8 @@ pub struct Latent {
     pub qk_rope_head_dim: u64,
     /// Width of a head's values.
     pub v_head_dim: u64,
-    /// Heads of the indexer that chooses what attention sees (DeepSeek-V3.2); 0: it sees all.
+    /// Heads of the indexer that chooses what attention sees, latent or not (DeepSeek-V3.2,
+    /// MiniMax-M3); 0: it sees all.
     pub index_n_heads: u64,
     /// Dimension of a head of the indexer.
     pub index_head_dim: u64,
@@ -33,11 +34,14 @@ pub enum IndexerType {
     Full,
     /// From that of an earlier layer.
     Shared,
+    /// From none: the layer sees all positions.
+    None,
 }
 
 words!(IndexerType {
     Full = "full",
     Shared = "shared",
+    None = "none",
 });
 
 /// The defaults of the key table; a test compares them.
@@ -66,7 +70,16 @@ impl Latent {
     /// Returns whether a layer has an indexer.
     #[must_use]
     pub fn has_indexer(&self, layer: usize) -> bool {
-        let kind = self.indexer_types.get(layer);
-        self.index_n_heads > 0 && kind != Some(&IndexerType::Shared)
+        self.indexer_type(layer) == IndexerType::Full
+    }
+
+    /// Returns where the positions come from that a layer sees.
+    #[must_use]
+    pub fn indexer_type(&self, layer: usize) -> IndexerType {
+        let kind = self.indexer_types.get(layer).copied();
+        match self.index_n_heads {
+            0 => IndexerType::None,
+            _ => kind.unwrap_or(IndexerType::Full),
+        }
     }
 }

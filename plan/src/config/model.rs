@@ -131,6 +131,22 @@ pub struct ModelOptions {
     pub logits_softcap: Option<f64>,
     /// The embedded tokens are normalized.
     pub embedding_norm: bool,
+    /// Residual streams next to each other (hyper-connections of DeepSeek-V4); 0: one, without
+    /// weights.
+    pub streams: u64,
+    /// Groups of heads with output projections of their own, in attention with one head of keys
+    /// that are also the values (DeepSeek-V4); 0: another attention.
+    pub output_groups: u64,
+    /// Width of what the projection of each such group makes.
+    pub output_rank: u64,
+    /// Positions of one compressed key in each layer; 0: no such keys.
+    pub compress_rates: Vec<u64>,
+    /// Rows of a table of relative positions that each layer projects as its queries and keys
+    /// (DeBERTa); 0: no such table.
+    pub disentangled_rows: u64,
+    /// Width of embedded tokens, which a linear layer projects to that of the model; `None`: they
+    /// are as wide.
+    pub embedding_width: Option<u64>,
     /// The output layer has a bias.
     pub head_bias: bool,
     /// Output layer.
@@ -221,6 +237,12 @@ impl Default for ModelOptions {
             attention_softcap: None,
             logits_softcap: None,
             embedding_norm: false,
+            streams: 0,
+            output_groups: 0,
+            output_rank: 1024,
+            compress_rates: Vec::new(),
+            disentangled_rows: 0,
+            embedding_width: None,
             head_bias: false,
             head: Head::LanguageModel,
             pooler: true,

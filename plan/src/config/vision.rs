@@ -60,6 +60,9 @@ pub struct Vision {
     pub pool: bool,
     /// Norm of what the projector reads.
     pub projector_norm: ProjectorNorm,
+    /// Widths of layers that project each patch before adjacent ones are merged, with activations
+    /// between them (MiniMax-M3); none: the projector reads what the tower makes.
+    pub patch_layers: Vec<u64>,
     /// Widths of the projector's layers before the last one, whose width is that of the language
     /// model.
     pub projector_layers: Vec<u64>,
@@ -131,6 +134,7 @@ impl Default for Vision {
             merge: 1,
             pool: false,
             projector_norm: ProjectorNorm::None,
+            patch_layers: Vec::new(),
             projector_layers: Vec::new(),
             projector_inputs: Vec::new(),
             projector_bias: true,
@@ -164,11 +168,8 @@ impl Vision {
     /// Returns the width of what the projector's first layer reads.
     #[must_use]
     pub(crate) fn merged_width(&self) -> u64 {
-        if self.pool {
-            self.hidden
-        } else {
-            self.hidden * self.merge
-        }
+        let width = self.patch_layers.last().copied().unwrap_or(self.hidden);
+        if self.pool { width } else { width * self.merge }
     }
 
     /// Returns the tower's blocks as a model: an encoder of patches.

@@ -541,7 +541,8 @@ impl Declare {
     pub(crate) fn lm_head(&mut self, table: Layer, hf: &str, m: &Model) -> Layer {
         if !m.tie_embeddings {
             let bias = m.options.head_bias;
-            return self.head(("output", hf), [m.vocab, m.hidden], bias);
+            let width = m.options.embedding_width.unwrap_or(m.hidden);
+            return self.head(("output", hf), [m.vocab, width], bias);
         }
         let head = self.module(ROOT, "output", ModuleKind::Head);
         let weight = self.tree.weight(table);

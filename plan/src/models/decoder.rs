@@ -6,9 +6,11 @@
 
 mod attention;
 mod dense_and_experts;
+mod disentangled;
 mod dispatch;
 mod embedding;
 mod experts;
+mod indexer;
 mod latent;
 mod mlp;
 mod names;
@@ -17,7 +19,9 @@ mod output;
 mod recurrent;
 mod router_losses;
 mod seq2seq;
+mod shared_keys;
 pub(super) mod spec;
+mod streams;
 mod types;
 pub(super) mod vision;
 
@@ -32,6 +36,7 @@ use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 use attention::{Around, Attention, Locals};
 use dense_and_experts::DenseAndExperts;
+use disentangled::Relative;
 use embedding::Embedding;
 use experts::Experts;
 pub(super) use experts::width as expert_width;
@@ -40,18 +45,25 @@ use norm::Norm;
 use output::Output;
 use recurrent::Recurrent;
 use seq2seq::{Encoder, RelativeBias};
+use shared_keys::SharedKeys;
+use streams::Streams;
 pub(super) use types::EXPERTS as EXPERT_TYPES;
-pub use types::WRAPPERS;
 pub(super) use types::{APPROXIMATED, VARIANTS};
+pub use types::{CLASS_DEFAULTS, WRAPPERS};
 use vision::Tower;
 
 pub(super) struct Decoder {
     vision: Option<Tower>,
     encoder: Option<Encoder>,
     bias: Option<RelativeBias>,
+    relative: Option<Relative>,
     embedding: Embedding,
     embedding_norm: Option<Norm>,
+    /// Projects normalized tokens to the width of the model.
+    projection: Option<Layer>,
     blocks: Vec<Block>,
+    /// Sums residual streams up.
+    streams: Option<Streams>,
     /// `None` if the blocks end with a norm.
     norm: Option<Norm>,
     output: Output,
@@ -70,6 +82,8 @@ struct Block {
     mlp: Option<FeedForward>,
     /// Factors of what both add.
     scales: Option<[Layer; 2]>,
+    /// Residual streams that both read and add to.
+    streams: Option<[Streams; 2]>,
 }
 
 /// What all blocks read.
@@ -82,6 +96,7 @@ struct Surroundings {
 /// What mixes the positions of a sequence.
 enum Mixer {
     Attention(Attention),
+    SharedKeys(SharedKeys),
     Recurrent(Recurrent),
     /// Both, whose results are added.
     Both(Attention, Recurrent),
@@ -91,6 +106,9 @@ impl Mixer {
     /// Declares that of a layer; `m` is the model as the layer has it.
     fn new(d: &mut Declare, block: ModuleId, m: &Model, layer: usize) -> Option<Self> {
         let kind = m.layer_type(layer);
+        if let Some(shared) = SharedKeys::new(d, block, m) {
+            return Some(Self::SharedKeys(shared));
+        }
         if kind.is_attention() {
             let attention = (m.kv_heads > 0).then(|| Attention::new(d, block, m))?;
             if kind == LayerType::Hybrid
@@ -106,6 +124,7 @@ impl Mixer {
     fn module(&self) -> ModuleId {
         match self {
             Self::Attention(attention) | Self::Both(attention, _) => attention.module,
+            Self::SharedKeys(shared) => shared.module,
             Self::Recurrent(recurrent) => recurrent.module,
         }
     }
@@ -116,6 +135,7 @@ impl Mixer {
             Self::Attention(attention) | Self::Both(attention, _) => {
                 [attention.norm, attention.sum_norm]
             }
+            Self::SharedKeys(shared) => [shared.norm, None],
             Self::Recurrent(recurrent) => [recurrent.norm, None],
         }
     }
@@ -230,12 +250,24 @@ impl Decoder {
         if bias.is_some() {
             d.blocks_differ();
         }
+        let relative = Relative::new(d, ROOT, m);
         let embedding_norm = o.embedding_norm.then(|| {
             let names = ("embedding_norm", names.embedding_norm);
-            Norm::new(d, ROOT, names, m.hidden, m, Order::Declared)
+            let width = embedding::sum_width(m);
+            Norm::new(d, ROOT, names, width, m, Order::Declared)
         });
+        let encodes = m.family == Family::Bert;
+        let projection = encodes.then(|| embedding::projection(d, ROOT, m)).flatten();
         let indexed = |layer| o.latent.has_indexer(layer);
-        let kind = |layer| (m.layer_type(layer), m.mlp_type(layer), indexed(layer));
+        let rate = |layer: usize| o.compress_rates.get(layer).copied();
+        let kind = |layer| {
+            (
+                m.layer_type(layer),
+                m.mlp_type(layer),
+                indexed(layer),
+                rate(layer),
+            )
+        };
         if (1..m.layers as usize).any(|layer| kind(layer) != kind(0)) {
             d.blocks_differ();
         }
@@ -248,6 +280,7 @@ impl Decoder {
             let layer = d.layer();
             Block::new(d, module, &m.of_layer(layer), layer)
         });
+        let streams = Streams::of_output(d, m);
         let last = ("norm", names.norm);
         let norm = (o.norm_position != NormPosition::Sum)
             .then(|| Norm::new(d, ROOT, last, m.hidden, m, Order::Declared));
@@ -256,9 +289,12 @@ impl Decoder {
             vision,
             encoder,
             bias,
+            relative,
             embedding,
             embedding_norm,
+            projection,
             blocks,
+            streams,
             norm,
             output,
         }
@@ -306,6 +342,7 @@ impl Block {
             cross: (m.options.encoder_layers > 0)
                 .then(|| Attention::named(d, module, "cross_attention", m)),
             mlp: (m.ffn > 0).then(|| FeedForward::new(d, module, m, layer)),
+            streams: Streams::of_block(d, module, m),
             scales: m.options.layer_scale.then(|| {
                 ["attention_scale", "mlp_scale"].map(|name| {
                     let at = d.module(module, name, ModuleKind::Layer);
@@ -336,12 +373,17 @@ impl Block {
         mixer: &Mixer,
         y: ValueId,
         ropes: Option<Ropes>,
-        bias: Option<ValueId>,
+        from: Around,
     ) -> (ValueId, Locals) {
         let (attention, recurrent) = match mixer {
             Mixer::Attention(attention) => (attention, None),
             Mixer::Both(attention, recurrent) => (attention, Some(recurrent)),
             Mixer::Recurrent(recurrent) => return (recurrent.forward(b, y), Locals::new()),
+            Mixer::SharedKeys(shared) => {
+                let window = b.s.model.window(self.layer, b.seq());
+                let out = shared.forward(b, y, ropes.map(|r| r.full), window);
+                return (out, Locals::new());
+            }
         };
         let rope = match b.s.model.layer_type(self.layer) {
             LayerType::Full | LayerType::Hybrid => ropes.map(|r| r.full),
@@ -355,8 +397,11 @@ impl Block {
         };
         let window = b.s.model.window(self.layer, b.seq());
         let own = self.bias.as_ref().map(|table| table.forward(b));
-        let bias = own.or(bias);
-        let around = Around { bias, memory: None };
+        let around = Around {
+            bias: own.or(from.bias),
+            memory: None,
+            ..from
+        };
         let (mut out, locals) = attention.forward(b, y, rope, window, around);
         if let Some(recurrent) = recurrent {
             let more = recurrent.forward(b, y);
@@ -374,6 +419,27 @@ impl Block {
         b.within(scales[part].module(), |b| b.g.binary(OpKind::Mul, x, w))
     }
 
+    /// Returns what a part of the block reads of `x`, and the weights of its residual streams;
+    /// without streams, twice `x`.
+    fn read(&self, b: &mut Builder<'_>, part: usize, x: ValueId) -> [ValueId; 2] {
+        self.streams.map_or([x, x], |all| all[part].collapse(b, x))
+    }
+
+    /// Adds what a part of the block, with its module, makes to the residual stream or streams.
+    fn add(
+        &self,
+        b: &mut Builder<'_>,
+        (part, at): (usize, ModuleId),
+        x: ValueId,
+        made: ValueId,
+        weights: ValueId,
+    ) -> ValueId {
+        match self.streams {
+            Some(all) => all[part].expand(b, x, made, weights),
+            None => b.within(at, |b| b.g.binary(OpKind::Add, x, made)),
+        }
+    }
+
     /// Applies attention, then the feed-forward layer to the sum.
     fn sequential(
         &self,
@@ -386,10 +452,11 @@ impl Block {
         let (mut x1, mut y1) = (x, None);
         if let Some(mixer) = &self.mixer {
             let [norm, sum_norm] = mixer.norms();
-            let y = norm.map_or(x, |norm| norm.apply(b, x));
-            let (o, of_attention) = self.mix(b, mixer, y, by.ropes, by.around.bias);
+            let [read, weights] = self.read(b, 0, x);
+            let y = norm.map_or(read, |norm| norm.apply(b, read));
+            let (o, of_attention) = self.mix(b, mixer, y, by.ropes, by.around);
             let o = self.scale(b, 0, o);
-            x1 = b.within(mixer.module(), |b| b.g.binary(OpKind::Add, x, o));
+            x1 = self.add(b, (0, mixer.module()), x, o, weights);
             if let Some(norm) = sum_norm {
                 x1 = norm.apply(b, x1);
             }
@@ -412,13 +479,14 @@ impl Block {
         let mut out = x1;
         if let Some(mlp) = &self.mlp {
             let [norm, sum_norm] = mlp.norms();
-            let y2 = norm.map_or(x1, |norm| norm.apply(b, x1));
+            let [read, weights] = self.read(b, 1, x1);
+            let y2 = norm.map_or(read, |norm| norm.apply(b, read));
             if let Some(y1) = y1 {
                 b.g.release(y1);
             }
-            let f = mlp.forward(b, [x1, y2], routers);
+            let f = mlp.forward(b, [read, y2], routers);
             let f = self.scale(b, 1, f);
-            out = b.within(mlp.module(), |b| b.g.binary(OpKind::Add, x1, f));
+            out = self.add(b, (1, mlp.module()), x1, f, weights);
             if let Some(norm) = sum_norm {
                 out = norm.apply(b, out);
             }
@@ -440,7 +508,7 @@ impl Block {
             return x;
         };
         let y1 = mixer.norms()[0].map_or(x, |norm| norm.apply(b, x));
-        let (o, mut locals) = self.mix(b, mixer, y1, by.ropes, by.around.bias);
+        let (o, mut locals) = self.mix(b, mixer, y1, by.ropes, by.around);
         let y2 = mlp.norms()[0].map_or(y1, |norm| norm.apply(b, x));
         let f = mlp.forward(b, [x, y2], routers);
         let out = b.within(self.module, |b| {
@@ -512,6 +580,9 @@ impl Forward for Decoder {
         if let Some(norm) = self.embedding_norm {
             h = norm.apply(b, h);
         }
+        if let Some(projection) = self.projection {
+            h = b.linear(projection, h);
+        }
         if let Some(images) = &images {
             h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
         }
@@ -529,9 +600,13 @@ impl Forward for Decoder {
             ropes: ropes.map(|r| r.cast(b)),
             around: Around {
                 bias: self.bias.as_ref().map(|bias| bias.forward(b)),
+                relative: self.relative.as_ref().map(|table| table.forward(b)),
                 memory,
             },
         };
+        if self.streams.is_some() {
+            h = streams::replicate(b, ROOT, h);
+        }
         let mut routers = Vec::new();
         let mut more = images.into_iter().flat_map(|i| i.deepstack);
         for block in &self.blocks {
@@ -542,6 +617,9 @@ impl Forward for Decoder {
                 let add = |b: &mut Builder<'_>, x| b.g.binary(OpKind::Add, x, rows);
                 h = b.within(ROOT, |b| with_first(b, h, add, rows));
             }
+        }
+        if let Some(streams) = self.streams {
+            h = streams.collapse(b, h)[0];
         }
         let y = self.norm.map_or(h, |norm| norm.apply(b, h));
         self.output.forward(b, y, labels);

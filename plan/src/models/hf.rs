@@ -35,8 +35,6 @@ pub struct HfWrapper {
     /// Types of its language model: as `text_config` names them, and the type that reads them. The
     /// first one is the default. Other known types stand for themselves.
     pub text: &'static [(&'static str, &'static str)],
-    /// Fields of the language model that the class has if the file does not give them, as JSON.
-    pub defaults: &'static [(&'static str, &'static str)],
     /// Returns the key `vision` from a file.
     ///
     /// # Errors
@@ -56,6 +54,12 @@ pub enum Ties {
 }
 
 impl HfWrapper {
+    /// Returns the name of its language model's type in files that do not name it.
+    #[must_use]
+    pub fn text_name(&self) -> &'static str {
+        self.text.first().map_or("", |(theirs, _)| theirs)
+    }
+
     /// Returns the type that reads a language model of this `model_type`.
     #[must_use]
     pub fn text_type(&self, given: Option<&str>) -> Option<&'static str> {
@@ -327,6 +331,13 @@ impl HfType {
         Some(format!("{}Model", self.stem()?))
     }
 
+    /// Returns whether the language model has an encoder.
+    #[must_use]
+    pub fn has_encoder(&self) -> bool {
+        let ends = ["ForConditionalGeneration", "MTModel"];
+        ends.iter().any(|end| self.architecture.ends_with(end))
+    }
+
     /// Returns the classes whose output layers are known.
     #[must_use]
     pub fn classes(&self, heads: bool) -> Vec<String> {
@@ -335,6 +346,7 @@ impl HfType {
             let ends = [
                 "ForSequenceClassification",
                 "ForTokenClassification",
+                "ForQuestionAnswering",
                 "Model",
             ];
             all.extend(ends.map(|end| format!("{stem}{end}")));

@@ -45,7 +45,7 @@ pub(crate) fn fill(
     named: Origin,
 ) -> Result<Shape, ScenarioError> {
     let shown = path.display().to_string();
-    let text = load::read(path).map_err(|why| {
+    let text = load::read_model(path).map_err(|why| {
         let error = document.error(named, format!("model file {shown} {why}"));
         error.with_help("paths in a file are relative to that file, paths on the command line to the working directory")
     })?;
@@ -75,6 +75,7 @@ pub(crate) fn fill(
         Some(wrapper) => config.wrapped(document, wrapper)?,
         None => config.kind(document)?,
     };
+    config.add_class_defaults(kind, wrapper);
     config.check(document, kind)?;
     let mut shape = Shape {
         family: Some(kind.family.name.to_owned()),
@@ -153,6 +154,27 @@ impl<'t> Config<'t> {
         let name = given.str().map(|name| models::variant(name, has));
         let found = all.find(|k| name == Some(k.hf.model_type));
         found.ok_or_else(|| self.unknown(d, &given).with_expected(expected()))
+    }
+
+    /// Adds what the type's class of transformers has where the file says nothing. Shapes that the
+    /// type requires are added to language models of wrappers only.
+    fn add_class_defaults(&mut self, kind: Kind, wrapper: Option<&models::HfWrapper>) {
+        let named = self.get("model_type");
+        let named = named.as_ref().and_then(Value::str);
+        let name = match wrapper {
+            Some(wrapper) => named.unwrap_or(wrapper.text_name()),
+            None => kind.hf.model_type,
+        };
+        for (name, raw) in wrapper::class_defaults(name) {
+            let mut own = kind.hf.all_fields().filter(|f| f.names.contains(&name));
+            let given = |f: &models::Field| {
+                let required = matches!(f.meaning, Meaning::Required(_));
+                (required && wrapper.is_none()) || f.names.iter().any(|n| self.raw(n).is_some())
+            };
+            if !own.any(given) {
+                self.fields.entry(name.to_owned()).or_insert(raw);
+            }
+        }
     }
 
     /// Refuses a value that the family does not support.

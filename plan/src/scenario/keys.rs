@@ -380,6 +380,7 @@ const VISION: &[(&str, Accept)] = &[
     ("merge", SIZE),
     ("pool", Bool),
     ("projector_norm", Choice(ProjectorNorm::WORDS)),
+    ("patch_layers", List(&SIZE)),
     ("projector_layers", List(&SIZE)),
     ("projector_inputs", List(&SIZE)),
     ("projector_bias", Bool),
@@ -452,12 +453,18 @@ keys! {
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
     RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has a table of relative_buckets rows of its own (UMT5); false: all layers share that of the first one";
-    Vision: "model" "vision" [Table(VISION)] "(none)" "Vision tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; positions: rows of the table of positions (0: none); merge: patches that become one token, concatenated or (pool) averaged; projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_gate: width of a gated layer after it (0: none); separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
+    Vision: "model" "vision" [Table(VISION)] "(none)" "Vision tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; positions: rows of the table of positions (0: none); merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_gate: width of a gated layer after it (0: none); separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
     VisionPatches: "model" "vision_patches" [Integer(1, 4 * MIB)] "(that of vision)" "Patches of a sample that the vision tower encodes";
     LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, where layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
     LayerFfn: "model" "layer_ffn" [List(&Integer(0, 4 * MIB)), Empty] "[]" "Width of the feed-forward layer of each block, where they differ; 0: none; empty: ffn everywhere";
     AttentionSoftcap: "model" "attention_softcap" also ["attn_logit_softcapping"] [Number(ABOVE_0, 1e6)] "(none)" "Soft limit of attention scores: cap * tanh(score / cap) (Gemma 2)";
     LogitsSoftcap: "model" "logits_softcap" also ["final_logit_softcapping"] [Number(ABOVE_0, 1e6)] "(none)" "Soft limit of the logits (Gemma 2)";
+    Streams: "model" "streams" also ["hc_mult"] [Integer(0, 64)] "0" "Residual streams next to each other (hyper-connections of DeepSeek-V4; planned without mixing them); 0: one, without weights";
+    OutputGroups: "model" "output_groups" also ["o_groups"] [Integer(0, 1024)] "0" "Groups of heads with output projections of their own, in attention with one head of keys that are also the values (DeepSeek-V4); 0: another attention";
+    OutputRank: "model" "output_rank" also ["o_lora_rank"] [SIZE] "1024" "Width of what the projection of each of output_groups makes";
+    CompressRates: "model" "compress_rates" [List(&Integer(0, MIB)), Empty] "[]" "Positions of one compressed key in each layer (DeepSeek-V4); 0: no such keys. Layers with an indexer choose among them";
+    DisentangledRows: "model" "disentangled_rows" [Integer(0, MIB)] "0" "Rows of a table of relative positions, which each layer projects as its queries and keys and adds to the scores (DeBERTa; planned with biases that all samples share); 0: no such table";
+    EmbeddingWidth: "model" "embedding_width" [Integer(1, MIB)] "(hidden)" "Width of embedded tokens, which a linear layer projects to that of the model; in encoders, positions and the norm are as wide (ELECTRA), in decoders those are not (OPT 350M)";
     EmbeddingNorm: "model" "embedding_norm" [Bool] "false" "Normalize the embedded tokens (BLOOM)";
     HeadBias: "model" "head_bias" [Bool] "false" "The output layer has a bias (Phi-2, GPT-J)";
     Head: "model" "head" [Choice(Head::WORDS)] "\"language_model\"" "Output layer: language_model (in encoders of masked tokens), sequence_classification (scores of the last position; with one label a reward model), token_classification (scores of every position), none (the hidden states, or what a pooler makes of the first one; the loss is its mean square)";
@@ -473,10 +480,10 @@ keys! {
     QLoraRank: "model" "q_lora_rank" [Integer(0, MIB)] "0" "Width of the compressed queries of latent attention; 0: queries are not compressed";
     QkRopeHeadDim: "model" "qk_rope_head_dim" [Integer(2, 65536)] "64" "Dimensions of a head that latent attention rotates, a part of `head_dim`; all heads share their keys";
     VHeadDim: "model" "v_head_dim" [Integer(1, 65536)] "128" "Width of a head's values in latent attention, at most `head_dim`";
-    IndexNHeads: "model" "index_n_heads" [Integer(0, 65536)] "0" "Heads of the indexer that chooses the positions that latent attention sees (DeepSeek-V3.2); 0: attention sees all. No loss of the model depends on it, so it is not trained";
+    IndexNHeads: "model" "index_n_heads" [Integer(0, 65536)] "0" "Heads of the indexer that chooses the positions that attention sees (DeepSeek-V3.2, MiniMax-M3); 0: attention sees all. No loss of the model depends on it, so it is not trained";
     IndexHeadDim: "model" "index_head_dim" [Integer(1, 65536)] "128" "Dimension of a head of the indexer";
     IndexTopK: "model" "index_topk" [Integer(1, 4 * MIB)] "2048" "Positions that the indexer chooses; attention is priced as with a window of this size";
-    IndexerTypes: "model" "indexer_types" [List(&Choice(IndexerType::WORDS)), Empty] "[]" "Layers with an indexer: full (of its own), shared (the positions that an earlier layer chose: GLM-5.2), one word per layer; empty: full everywhere";
+    IndexerTypes: "model" "indexer_types" [List(&Choice(IndexerType::WORDS)), Empty] "[]" "Layers with an indexer: full (of its own), shared (the positions that an earlier layer chose: GLM-5.2), none (the layer sees all positions: MiniMax-M3), one word per layer; empty: full everywhere";
     ExpertBias: "model" "expert_bias" [Bool] "false" "Routers and experts have biases (gpt-oss)";
     RouterBias: "model" "router_bias" [Bool] "false" "Experts are chosen by the sum of their scores and a bias that no gradient trains (ERNIE 4.5)";
     AttentionSinks: "model" "attention_sinks" [Bool, Choice(AttentionSinks::WORDS)] "false" "The softmax of attention has one more, learned column for each head: true (in every layer: gpt-oss), sliding (in layers with a sliding window: MiMo-V2-Flash)";

@@ -38,7 +38,7 @@ pub fn is_stdin(path: &Path) -> bool {
 /// the scenario.
 fn stdin() -> Result<&'static str, String> {
     static TEXT: OnceLock<Result<String, String>> = OnceLock::new();
-    let text = TEXT.get_or_init(|| read_text(std::io::stdin().lock()));
+    let text = TEXT.get_or_init(|| read_text(std::io::stdin().lock(), LONGEST_TEXT));
     text.as_deref().map_err(Clone::clone)
 }
 
@@ -179,13 +179,28 @@ fn shipped_source(name: &str, text: &'static str) -> Source {
 }
 
 pub(crate) fn read(path: &Path) -> Result<String, String> {
-    read_text(std::fs::File::open(path).map_err(|e| format!("cannot be opened: {e}"))?)
+    read_text(file(path)?, LONGEST_TEXT)
 }
 
-fn read_text(from: impl Read) -> Result<String, String> {
+/// Reads a model's `config.json`, which may list thousands of layers that are not quantized.
+pub(crate) fn read_model(path: &Path) -> Result<String, String> {
+    const LONGEST: usize = 16 << 20;
+    let text = read_text(file(path)?, LONGEST)?;
+    match text.len() > LONGEST {
+        true => Err(format!("is longer than {LONGEST} bytes")),
+        false => Ok(text),
+    }
+}
+
+fn file(path: &Path) -> Result<std::fs::File, String> {
+    std::fs::File::open(path).map_err(|e| format!("cannot be opened: {e}"))
+}
+
+/// Reads one byte more than the longest text, which shows that a text is longer.
+fn read_text(from: impl Read, longest: usize) -> Result<String, String> {
     // Most files fit, so two calls read them.
     let mut bytes = Vec::with_capacity(8 << 10);
-    from.take(LONGEST_TEXT as u64 + 1)
+    from.take(longest as u64 + 1)
         .read_to_end(&mut bytes)
         .map_err(|e| format!("cannot be read: {e}"))?;
     String::from_utf8(bytes)

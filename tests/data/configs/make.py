@@ -125,13 +125,26 @@ HYBRIDS |= {
 }
 DINO = dict(hidden_size=64, num_hidden_layers=3, num_attention_heads=4, image_size=28)
 DENSE |= {"dinov2": dict(DINO), "dinov2-keys": dict(DINO, use_swiglu_ffn=True, mlp_ratio=3, patch_size=7)}
-ENCODERS |= {"nomic_bert": dict(BERT), "jina_embeddings_v3": dict(BERT)}
+ENCODERS |= {"deberta-v2": dict(BERT, relative_attention=True, position_buckets=16, norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type=["p2c", "c2p"], position_biased_input=False), "electra": dict(BERT, embedding_size=24), "electra-keys": dict(BERT, embedding_size=64), "nomic_bert": dict(BERT), "jina_embeddings_v3": dict(BERT)}
 WRAPPERS |= {
     "gemma4": dict(text_config=dict(GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=24), vision_config=GEMMA4_TOWER, audio_config=None),
     "gemma4-keys": dict(text_config=dict(GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1), vision_config=GEMMA4_TOWER, audio_config=None),
     "llava_next_video": dict(text_config=dict(LLAMA, model_type="llama"), vision_config=CLIP),
     "shieldgemma2": dict(text_config=dict(LLAMA, head_dim=16), vision_config=dict(TOWER), mm_tokens_per_image=4),
 }
+HYBRIDS |= {
+    "deepseek_v4": dict(
+        vocab_size=256, hidden_size=64, num_hidden_layers=5, num_attention_heads=4, head_dim=32, q_lora_rank=12, o_groups=2, o_lora_rank=10, hc_mult=2, sliding_window=16,
+        index_n_heads=2, index_head_dim=16, index_topk=4, moe_intermediate_size=24, n_routed_experts=6, num_experts_per_tok=2,
+        compress_rates=dict(compressed_sparse_attention=4, heavily_compressed_attention=16),
+    ),
+}
+M3_TEXT = dict(
+    LLAMA, num_hidden_layers=4, head_dim=16, dense_intermediate_size=112, shared_intermediate_size=40, intermediate_size=24, num_local_experts=6, num_experts_per_tok=2,
+    rotary_dim=8, index_n_heads=2, index_head_dim=12, index_topk_blocks=2, index_block_size=8,
+    layer_types=["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "minimax_m3_sparse"], mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
+)
+WRAPPERS |= {"minimax_m3_vl": dict(text_config=M3_TEXT, vision_config=dict(TOWER), projector_hidden_size=40)}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -143,6 +156,7 @@ CASES = {
     "stablelm": dict(LLAMA, qk_layernorm=True, use_qkv_bias=True), "stablelm-parallel": dict(LLAMA, use_parallel_residual=True), "starcoder2": dict(LLAMA),
     "phi": dict(LLAMA, qk_layernorm=True), "gptj": dict(GPT, rotary_dim=8), "gpt_bigcode": dict(GPT), "gpt_bigcode-keys": dict(GPT, multi_query=False),
     "opt": dict(vocab_size=256, hidden_size=64, ffn_dim=96, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=96, word_embed_proj_dim=64),
+    "opt-keys": dict(vocab_size=256, hidden_size=64, ffn_dim=96, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=96, word_embed_proj_dim=24, do_layer_norm_before=False),
     "bloom": dict(vocab_size=256, hidden_size=64, n_layer=3, n_head=4), "mpt": dict(d_model=64, n_heads=4, n_layers=3, vocab_size=256),
     "falcon": dict(vocab_size=256, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, alibi=False),
     "falcon-groups": dict(vocab_size=256, hidden_size=64, num_hidden_layers=3, num_attention_heads=4, num_kv_heads=2, new_decoder_architecture=True, bias=True),
@@ -152,7 +166,7 @@ CASES = {
 }
 HEADS = {"camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
          "mistral": "MistralForSequenceClassification", "modernbert": "ModernBertForSequenceClassification",
-         "nomic_bert": "NomicBertForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model"}
+         "nomic_bert": "NomicBertForSequenceClassification", "deberta-v2": "DebertaV2ForSequenceClassification", "electra": "ElectraForQuestionAnswering", "opt-keys": "OPTForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model"}
 
 
 KINDS = {"dinov2": "Dinov2Model", "shieldgemma2": "ShieldGemma2ForImageClassification"}

@@ -1,6 +1,7 @@
 //! Adapters: what is trained, kept, gathered and reduced.
 
 use super::{LLAMA, at_rest, matmuls, program, steady};
+use crate::check::check;
 use crate::ir::{DType, Holds, OpKind, Param, Role, ShardOp};
 use crate::program::{Op, Program};
 use crate::scenario::parse;
@@ -31,6 +32,32 @@ fn trained_parameters_are_as_many_as_pefts() {
     // DoRA adds a length for each row: 43,008 per block.
     let dora = of(&["lora.use_dora=true"]);
     assert_eq!(dora, (8_073_580_544, 43_319_296));
+}
+
+/// The last op of an adapted layer multiplies by lengths of rows. Compiled backward does not repeat
+/// it in the next unit, which runs before the lengths are gathered.
+#[test]
+fn lengths_of_rows_are_read_where_they_are_gathered() {
+    for mode in ["off", "blocks", "regions", "full"] {
+        for policy in ["native", "fsdp2", "megatron"] {
+            let set = [
+                format!("compile.mode={mode}"),
+                format!("fsdp.policy={policy}"),
+            ];
+            let dora = ["lora.r=4", "lora.use_dora=true", "mesh.dp_shard=2"];
+            let set: Vec<&str> = dora
+                .into_iter()
+                .chain(set.iter().map(String::as_str))
+                .collect();
+            let set: Vec<String> = set.into_iter().map(ToOwned::to_owned).collect();
+            // Some policies have no such mode.
+            let Ok(s) = parse("test", LLAMA, &set) else {
+                continue;
+            };
+            let verdict = check(&crate::plan(&s).unwrap());
+            assert!(verdict.is_ok(), "{set:?}\n{verdict}");
+        }
+    }
 }
 
 /// Gradients and moments are those of adapters alone, under every policy.

@@ -1,8 +1,9 @@
 //! Attention of a decoder.
 
+use super::indexer::Indexer;
 use super::latent::Latent;
 use super::norm::Norm;
-use super::{names, normalized, scaled};
+use super::{disentangled, names, normalized, scaled};
 use crate::config::{
     AttentionGate, Family, LayerType, Model, Norm as NormKind, PackedQkv, PositionEmbedding,
     QkNorm, Residual,
@@ -24,6 +25,8 @@ pub(super) struct Attention {
     /// Norm of what it reads.
     pub(super) norm: Option<Norm>,
     projections: Projections,
+    /// Chooses what separate projections see.
+    indexer: Option<Indexer>,
     /// One more score for each head.
     sinks: Option<Layer>,
     /// What makes a gate for each head.
@@ -86,6 +89,8 @@ fn query_parts(m: &Model) -> u64 {
 pub(super) struct Around {
     /// Learned biases of the scores, `[heads, seq, seq]`.
     pub(super) bias: Option<ValueId>,
+    /// Table of relative positions, `[rows, hidden]`, which makes biases of the scores.
+    pub(super) relative: Option<ValueId>,
     /// What keys and values come from, if not from the input: `[batch, seq, hidden]`.
     pub(super) memory: Option<ValueId>,
 }
@@ -124,6 +129,8 @@ impl Attention {
                 Projections::Packed(layer, packed)
             }
         };
+        let chooses = !latent.is_used() && latent.has_indexer(d.layer());
+        let indexer = chooses.then(|| Indexer::of_input(d, at, m));
         let has_sinks = m.options.attention_sinks.has(m.layer_type(d.layer()));
         let sinks = has_sinks.then(|| {
             let module = d.module(at, "sinks", ModuleKind::Layer);
@@ -175,6 +182,7 @@ impl Attention {
             value_width: value_width(m),
             norm,
             projections,
+            indexer,
             sinks,
             head_gate,
             output,
@@ -198,6 +206,9 @@ impl Attention {
         let (batch, seq) = (b.batch(), b.seq());
         let (heads, hd) = (b.s.model.heads, self.head_dim);
         b.within(self.module, |b| {
+            if let Some(indexer) = &self.indexer {
+                indexer.choose(b, y, y);
+            }
             let Projected {
                 mut qkv,
                 packed,
@@ -236,7 +247,14 @@ impl Attention {
             };
             let causal = b.s.model.family.spec().attention == Some(Mask::Causal);
             let causal = causal && around.memory.is_none();
-            let bias = around.bias.or_else(|| Some(b.weight(self.sinks?)));
+            let of_table = match (around.relative, &self.projections) {
+                (Some(table), &Projections::Separate { q, k, .. }) => {
+                    Some(disentangled::biases(b, table, q, k))
+                }
+                _ => None,
+            };
+            let bias = around.bias.or(of_table);
+            let bias = bias.or_else(|| Some(b.weight(self.sinks?)));
             let a = match bias {
                 Some(bias) => {
                     let (window, scale) = (score_mod.window, Real(scale));

@@ -17,9 +17,34 @@ pub(super) enum Embedding {
     Patches(Patches),
 }
 
+/// Returns the width of embedded tokens.
+pub(super) fn width(m: &Model) -> u64 {
+    m.options.embedding_width.unwrap_or(m.hidden)
+}
+
+/// Returns the width of what is added to embedded tokens, and of their norm.
+pub(super) fn sum_width(m: &Model) -> u64 {
+    match m.family {
+        Family::Bert => width(m),
+        _ => m.hidden,
+    }
+}
+
+/// Declares what projects embedded tokens to the width of the model, if they are not as wide.
+pub(super) fn projection(d: &mut Declare, at: ModuleId, m: &Model) -> Option<Layer> {
+    let encoder = m.family == Family::Bert;
+    let names = match encoder {
+        true => ("embedding_projection", "electra.embeddings_project"),
+        false => ("project_in", "model.decoder.project_in"),
+    };
+    (width(m) != m.hidden).then(|| d.linear(at, names, [m.hidden, width(m)], encoder))
+}
+
 pub(super) struct Tables {
     module: ModuleId,
     tokens: Layer,
+    /// Projects tokens before positions are added.
+    project: Option<Layer>,
     positions: Option<Layer>,
     types: Option<Layer>,
 }
@@ -37,23 +62,28 @@ impl Embedding {
         if m.family == Family::Vit {
             return Self::Patches(Patches::new(d, m));
         }
-        if !o.position_embedding.is_table() && o.token_types == 0 {
+        let narrow = width(m) != m.hidden && m.family != Family::Bert;
+        if !o.position_embedding.is_table() && o.token_types == 0 && !narrow {
             let names = ("tok_embeddings", names.embedding);
-            let shape = [m.vocab, m.hidden];
+            let shape = [m.vocab, width(m)];
             return Self::Tokens(d.table(ROOT, names, ModuleKind::Embedding, shape));
         }
         let module = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
-        let table = |d: &mut Declare, names, rows| {
-            d.table(module, names, ModuleKind::Layer, [rows, m.hidden])
+        let table = |d: &mut Declare, names, rows, width| {
+            d.table(module, names, ModuleKind::Layer, [rows, width])
         };
-        let tokens = table(d, ("wte", names.embedding), m.vocab);
+        let tokens = table(d, ("wte", names.embedding), m.vocab, width(m));
+        let project = narrow.then(|| projection(d, module, m)).flatten();
         let has_positions = o.position_embedding.is_table();
         let positions = has_positions.then(|| positions(d, module, names.positions, m));
-        let types =
-            (o.token_types > 0).then(|| table(d, ("wtt", names.token_types), o.token_types));
+        let types = (o.token_types > 0).then(|| {
+            let names = ("wtt", names.token_types);
+            table(d, names, o.token_types, sum_width(m))
+        });
         Self::Learned(Tables {
             module,
             tokens,
+            project,
             positions,
             types,
         })
@@ -69,6 +99,7 @@ impl Embedding {
         Some(Tables {
             module: at,
             tokens: tables.tokens,
+            project: None,
             positions: Some(positions(d, at, "", m)),
             types: None,
         })
@@ -103,7 +134,7 @@ impl Embedding {
 /// Declares the table of positions. One of sines and cosines is not trained.
 fn positions(d: &mut Declare, at: ModuleId, hf: &str, m: &Model) -> Layer {
     let rows = m.max_seq_len + m.options.position_offset;
-    let table = d.table(at, ("wpe", hf), ModuleKind::Layer, [rows, m.hidden]);
+    let table = d.table(at, ("wpe", hf), ModuleKind::Layer, [rows, sum_width(m)]);
     if m.options.position_embedding == PositionEmbedding::SinusoidalTable {
         d.untrained(table);
     }
@@ -139,7 +170,10 @@ impl Tables {
             (table, places)
         });
         b.within(self.module, |b| {
-            let tokens = b.embedding(self.tokens, ids);
+            let mut tokens = b.embedding(self.tokens, ids);
+            if let Some(project) = self.project {
+                tokens = b.linear(project, tokens);
+            }
             let tokens = multiplied(b, tokens);
             let mut sum = tokens;
             if let Some((table, places)) = positions {

@@ -5,11 +5,12 @@
 //! Values are narrower than queries: they are filled up with zeros, as FlashAttention needs it, and
 //! the result is cut.
 
+use super::indexer::Indexer;
 use super::names::Names;
 use super::norm::Norm;
 use crate::config::Model;
 use crate::graph::ValueId;
-use crate::ir::{ModuleId, OpKind, op};
+use crate::ir::ModuleId;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 use crate::models::rope::Rope;
@@ -23,14 +24,6 @@ pub(super) struct Latent {
     /// `[heads * (head_dim - qk_rope_head_dim + v_head_dim), kv_lora_rank]`.
     kv_up: Layer,
     indexer: Option<Indexer>,
-}
-
-/// Chooses the positions that attention sees. Its choice has no gradient.
-struct Indexer {
-    q: Layer,
-    k: Layer,
-    k_norm: Layer,
-    weights: Layer,
 }
 
 enum Query {
@@ -65,7 +58,7 @@ impl Latent {
             kv_down,
             kv_norm,
             kv_up,
-            indexer: (of.has_indexer(d.layer())).then(|| Indexer::new(d, at, m)),
+            indexer: (of.has_indexer(d.layer())).then(|| Indexer::of_latent(d, at, m)),
         }
     }
 
@@ -123,51 +116,5 @@ impl Latent {
             value = b.g.cat(&[value, zeros], 3);
         }
         [query, key, value]
-    }
-}
-
-impl Indexer {
-    fn new(d: &mut Declare, at: ModuleId, m: &Model) -> Self {
-        let (h, of) = (m.hidden, &m.options.latent);
-        let (n, dim) = (of.index_n_heads, of.index_head_dim);
-        let new = Self {
-            q: d.linear(
-                at,
-                ("index_q", "self_attn.indexer.wq_b"),
-                [n * dim, of.q_lora_rank],
-                false,
-            ),
-            k: d.linear(at, ("index_k", "self_attn.indexer.wk"), [dim, h], false),
-            k_norm: {
-                let names = ("index_k_norm", "self_attn.indexer.k_norm");
-                d.norm(at, names, dim, true, Order::Declared)
-            },
-            weights: d.linear(
-                at,
-                ("index_weights", "self_attn.indexer.weights_proj"),
-                [n, h],
-                false,
-            ),
-        };
-        for layer in [new.q, new.k, new.k_norm, new.weights] {
-            d.untrained(layer);
-        }
-        new
-    }
-
-    /// Chooses positions by the compressed queries `small` and the input `y`.
-    fn choose(&self, b: &mut Builder<'_>, y: ValueId, small: ValueId) {
-        let (batch, seq) = (b.batch(), b.seq());
-        let of = b.s.model.options.latent.clone();
-        let (y, small) = (b.g.detach(y), b.g.detach(small));
-        let q = b.linear(self.q, small);
-        let q =
-            b.g.reshape(q, &[batch, seq, of.index_n_heads, of.index_head_dim]);
-        let k = b.linear(self.k, y);
-        let k = b.layer_norm(self.k_norm, k);
-        let weights = b.linear(self.weights, y);
-        let top_k = of.index_topk.min(seq);
-        let kind = OpKind::Indexer(op::Indexer { top_k });
-        b.compute(kind, &[q, k, weights], &[&[batch, seq, top_k]]);
     }
 }

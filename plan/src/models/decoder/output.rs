@@ -1,5 +1,6 @@
 //! Output layers of decoders and encoders.
 
+use super::embedding;
 use super::names::Names;
 use super::norm::Norm;
 use crate::config::{Family, Head, Model, Norm as Kind};
@@ -16,6 +17,8 @@ pub(super) struct Output {
     kind: Head,
     /// Layer and norm before the logits of masked positions.
     transform: Option<(Layer, Norm)>,
+    /// Projects hidden states to the width of embedded tokens.
+    project: Option<Layer>,
     /// Layer that makes one vector of the first position.
     pooler: Option<Layer>,
     /// `None` for hidden states.
@@ -40,9 +43,23 @@ impl Output {
         let transform = transforms.then(|| {
             let dense = ("transform", names.transform);
             let norm = ("transform_norm", names.transform_norm);
+            let width = if kind == Head::LanguageModel {
+                embedding::width(m)
+            } else {
+                h
+            };
             (
-                d.linear(ROOT, dense, [h, h], transform_bias(m)),
-                Norm::new(d, ROOT, norm, h, m, Order::Declared),
+                d.linear(ROOT, dense, [width, h], transform_bias(m)),
+                Norm::new(d, ROOT, norm, width, m, Order::Declared),
+            )
+        });
+        let narrow = (!encoder).then(|| embedding::width(m)).filter(|w| *w != h);
+        let project = narrow.map(|w| {
+            d.linear(
+                ROOT,
+                ("project_out", "model.decoder.project_out"),
+                [w, h],
+                false,
             )
         });
         let pools = match kind {
@@ -52,7 +69,7 @@ impl Output {
         };
         let pooler_bias = m.bias.mlp() || (encoder && m.options.head_bias);
         let pooler = pools.then(|| d.linear(ROOT, ("pooler", names.pooler), [h, h], pooler_bias));
-        let scores = [m.options.num_labels, h];
+        let scores = [m.options.num_labels, narrow.unwrap_or(h)];
         let layer = match kind {
             Head::LanguageModel => tokens.map(|tokens| d.lm_head(tokens, names.head, m)),
             Head::SequenceClassification => Some(d.head(("output", "score"), scores, encoder)),
@@ -62,6 +79,7 @@ impl Output {
         Self {
             kind,
             transform,
+            project,
             pooler,
             layer,
             first: encoder,
@@ -76,6 +94,9 @@ impl Output {
         labels: Option<ValueId>,
     ) {
         let (batch, seq) = (b.batch(), b.seq());
+        if let Some(project) = self.project {
+            hidden = b.linear(project, hidden);
+        }
         if let Some(pooler) = self.pooler {
             hidden = pool(b, pooler, hidden);
         }

@@ -81,7 +81,7 @@ impl Encoder {
             }
             let around = Around {
                 bias: self.bias.as_ref().map(|bias| bias.forward(b)),
-                memory: None,
+                ..Around::default()
             };
             let surroundings = Surroundings {
                 ropes: None,

@@ -68,6 +68,12 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "attention_softcap",
     "logits_softcap",
     "embedding_norm",
+    "embedding_width",
+    "streams",
+    "output_groups",
+    "output_rank",
+    "compress_rates",
+    "disentangled_rows",
     "embedding_multiplier",
     "attention_multiplier",
     "residual_multiplier",
@@ -250,6 +256,52 @@ fn check_values(m: &Model) -> Result<(), Conflict> {
     }
 }
 
+/// Refuses sizes and options that attention with one head of keys does not have.
+fn check_shared_keys(m: &Model) -> Result<(), Conflict> {
+    let o = &m.options;
+    if o.streams > 0 && (o.residual != Residual::Sequential || o.vision.is_some()) {
+        let message = "residual streams need `residual` = \"sequential\", without a vision tower";
+        return Err(Conflict::new(
+            &["streams", "residual", "vision"],
+            message.to_owned(),
+        ));
+    }
+    if o.streams > 0 && (o.encoder_layers > 0 || normalized_otherwise(o.norm_position)) {
+        let message = "residual streams need `norm_position` = \"before\", without an encoder";
+        return Err(Conflict::new(
+            &["streams", "norm_position", "encoder_layers"],
+            message.to_owned(),
+        ));
+    }
+    if o.output_groups == 0 {
+        return match o.compress_rates.is_empty() {
+            true => Ok(()),
+            false => Err(Conflict::new(
+                &["compress_rates", "output_groups"],
+                "`compress_rates` need attention with `output_groups`".to_owned(),
+            )),
+        };
+    }
+    let wide = m.heads * m.head_dim;
+    if m.kv_heads != 1 || o.latent.is_used() || o.latent.q_lora_rank == 0 {
+        let message = "attention with `output_groups` has one head of keys and compressed queries (`q_lora_rank`)";
+        let keys = &["output_groups", "kv_heads", "q_lora_rank", "kv_lora_rank"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    if !wide.is_multiple_of(o.output_groups) {
+        let message = format!(
+            "`output_groups` ({}) must divide the heads' width, {wide}",
+            o.output_groups
+        );
+        return Err(Conflict::new(&["output_groups", "heads"], message));
+    }
+    Ok(())
+}
+
+fn normalized_otherwise(at: NormPosition) -> bool {
+    at != NormPosition::Before
+}
+
 pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     if o.position_embedding.rotates() {
@@ -295,6 +347,23 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
             &["relative_buckets", "position_embedding"],
             message.to_owned(),
         ));
+    }
+    check_shared_keys(m)?;
+    if o.disentangled_rows > 0 {
+        let other = match () {
+            () if o.packed_qkv != PackedQkv::None => Some("packed_qkv"),
+            () if m.kv_heads != m.heads => Some("kv_heads"),
+            () if o.relative_buckets > 0 => Some("relative_buckets"),
+            () if o.latent.is_used() => Some("kv_lora_rank"),
+            () => None,
+        };
+        if let Some(other) = other {
+            let message = format!(
+                "`disentangled_rows` needs a key for each query, with projections of their own and no other biases: `{other}` excludes that"
+            );
+            let keys = &["disentangled_rows", "packed_qkv", "kv_heads"];
+            return Err(Conflict::new(keys, message));
+        }
     }
     if o.relative_bias_per_layer && o.relative_buckets == 0 {
         let message = "there is no table of relative biases: `relative_buckets` is 0".to_owned();

@@ -1,5 +1,7 @@
 //! Types of transformers that are decoders.
 
+mod class_defaults;
+mod deepseek_v4;
 mod encoders;
 mod experts;
 mod gemma4;
@@ -7,6 +9,7 @@ mod gpt;
 mod hybrid;
 mod latent;
 mod llama_like;
+mod minimax;
 mod packed;
 mod routed;
 mod seq2seq;
@@ -43,6 +46,18 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, it has four blocks of queries, values and keys in one projection",
     ),
     (
+        "deberta-v2",
+        "unlike its plan, it multiplies projected positions with queries and keys",
+    ),
+    (
+        "deepseek_ref",
+        "unlike its plan, it mixes residual streams and weights positions of compressed keys by softmax",
+    ),
+    (
+        "deepseek_v4",
+        "unlike its plan, it mixes residual streams and weights positions of compressed keys by softmax",
+    ),
+    (
         "distilbert",
         "unlike its plan, its layer before the scores of a sequence ends with ReLU",
     ),
@@ -61,6 +76,14 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     (
         "llama4_text",
         "unlike its plan, it scales the inputs of experts, and normalizes queries and keys without weights",
+    ),
+    (
+        "minimax_m3",
+        "unlike its plan, it clamps gates of experts and shifts their factors",
+    ),
+    (
+        "minimax_m3_vl_text",
+        "unlike its plan, it clamps gates of experts and shifts their factors",
     ),
     (
         "ministral3",
@@ -92,13 +115,15 @@ pub(in crate::models) const VARIANTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Types that are mixtures of experts.
-pub(in crate::models) const EXPERTS: &[HfType] = &joined::<5, { len(&SPARSE) }>(&SPARSE);
-const SPARSE: [&[HfType]; 5] = [
+pub(in crate::models) const EXPERTS: &[HfType] = &joined::<7, { len(&SPARSE) }>(&SPARSE);
+const SPARSE: [&[HfType]; 7] = [
     experts::TYPES,
     sparse::TYPES,
     hybrid::EXPERTS,
     routed::TYPES,
     gemma4::EXPERTS,
+    minimax::TYPES,
+    deepseek_v4::TYPES,
 ];
 
 const fn len<const P: usize>(parts: &[&[HfType]; P]) -> usize {
@@ -132,6 +157,7 @@ pub(super) const ENCODERS: &[HfType] = encoders::TYPES;
 /// Types that encode images.
 pub(super) const VISION: &[HfType] = vision::TYPES;
 
+pub use class_defaults::CLASS_DEFAULTS;
 /// Types that wrap a vision tower and a language model.
 pub use wrappers::WRAPPERS;
 

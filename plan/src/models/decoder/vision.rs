@@ -239,6 +239,8 @@ struct Projector {
     /// The norm is one of concatenated rows.
     after_merge: bool,
     separators: Option<Layer>,
+    /// Layers before patches are merged.
+    of_patches: Vec<Layer>,
     layers: Vec<Layer>,
     gated: Option<Gated>,
 }
@@ -297,6 +299,14 @@ impl Projector {
         let width = if after_merge { merged } else { of.hidden };
         let norm = (norm != ProjectorNorm::None)
             .then(|| Norm::new(d, module, ("norm", ""), width, &like, Order::Declared));
+        let mut read = of.hidden;
+        let of_patch = |(n, &width): (usize, &u64)| {
+            let name = format!("patch_{}", n + 1);
+            let layer = d.linear(module, (&name, ""), [width, read], of.projector_bias);
+            read = width;
+            layer
+        };
+        let of_patches = of.patch_layers.iter().enumerate().map(of_patch).collect();
         let mut input = merged;
         let separators = (of.separators > 0).then(|| {
             let at = d.module(module, "separators", ModuleKind::Layer);
@@ -320,6 +330,7 @@ impl Projector {
             norm,
             after_merge,
             separators,
+            of_patches,
             layers,
             gated,
         }
@@ -339,6 +350,13 @@ impl Projector {
             if of.class_token {
                 x = b.g.slice(x, 1, 1, of.patches);
             }
+            for (n, &layer) in self.of_patches.iter().enumerate() {
+                if n > 0 {
+                    x = activate(b, of.activation, x);
+                }
+                x = b.linear(layer, x);
+            }
+            let width = b.g.value(x).cols();
             let normalize = |b: &mut Builder<'_>, x, now: bool| match self.norm {
                 Some(norm) if now => norm.apply(b, x),
                 _ => x,
@@ -353,7 +371,7 @@ impl Projector {
                 x = normalize(b, mean, true);
             } else {
                 x = normalize(b, x, !self.after_merge);
-                x = b.g.reshape(x, &[batch, tokens, merge * of.hidden]);
+                x = b.g.reshape(x, &[batch, tokens, merge * width]);
                 x = normalize(b, x, self.after_merge);
             }
             if let Some((rows, zeros)) = separators {

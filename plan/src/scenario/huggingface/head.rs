@@ -6,12 +6,15 @@ use super::super::merge::Document;
 use super::super::value::{Datum, Value};
 use super::{Config, Kind};
 use crate::config::Head;
+use crate::models::Mask;
 
 /// Endings of the names of classes, longest first, with their output layers.
-const CLASSES: [(&str, Head); 7] = [
+const CLASSES: [(&str, Head); 8] = [
     ("ForMaskedLM", Head::LanguageModel),
     ("ForSequenceClassification", Head::SequenceClassification),
     ("ForTokenClassification", Head::TokenClassification),
+    // Two scores of every position: those of the answer's start and end.
+    ("ForQuestionAnswering", Head::TokenClassification),
     ("ForCausalLM", Head::LanguageModel),
     ("LMHeadModel", Head::LanguageModel),
     ("PreTrainedModel", Head::None),
@@ -35,9 +38,11 @@ impl Config<'_> {
             return Ok(Vec::new());
         }
         let head = CLASSES.iter().find(|(end, _)| class.ends_with(end));
+        let decodes = class.ends_with("ForCausalLM") && kind.hf.has_encoder();
         let head = head.map(|(_, head)| *head).filter(|head| {
             // A model with a head of its own, such as a reward model's, ends in `Model`, too.
-            *head != Head::None || kind.hf.base_class().as_deref() == Some(class)
+            // Decoders without their encoders are another model.
+            !decodes && (*head != Head::None || kind.hf.base_class().as_deref() == Some(class))
         });
         // Taken for another type, a file has the class of its own type.
         if head.is_none() && d.says(Key::ModelType) {
@@ -65,7 +70,15 @@ impl Config<'_> {
             head,
             Head::SequenceClassification | Head::TokenClassification
         );
-        if let Some(labels) = self.labels().filter(|_| classifies) {
+        // Decoders have the start and the end of an answer, whatever the number of classes.
+        let answers = class.ends_with("ForQuestionAnswering");
+        let causal = kind.family.attention == Some(Mask::Causal);
+        let labels = if answers && causal {
+            Some(2)
+        } else {
+            self.labels()
+        };
+        if let Some(labels) = labels.filter(|_| classifies) {
             out.push((Key::NumLabels, at(Datum::Int(labels.into()))));
         }
         Ok(out)

@@ -6,12 +6,22 @@ use super::super::merge::Document;
 use super::super::value::{Datum, Value};
 use super::json::datum;
 use super::{Config, Kind};
-use crate::models::{self, HfWrapper, Ties, WRAPPERS};
+use crate::models::{self, CLASS_DEFAULTS, HfWrapper, Ties, WRAPPERS};
 use serde_json::value::RawValue;
+use std::collections::BTreeMap;
 
 /// Fields of the whole that belong to its language model too.
 const SHARED: [&str; 2] = [TIES, "quantization_config"];
 const TIES: &str = "tie_word_embeddings";
+/// Fields of the whole that say how many classes its output layer has.
+const LABELS: [&str; 2] = ["num_labels", "id2label"];
+
+/// Returns the fields that a class of transformers has if a file does not give them.
+pub(super) fn class_defaults(model_type: &str) -> BTreeMap<&'static str, &'static RawValue> {
+    let own = CLASS_DEFAULTS.iter().find(|(name, _)| *name == model_type);
+    own.map(|(_, json)| serde_json::from_str(json).expect("the table is JSON"))
+        .unwrap_or_default()
+}
 
 impl<'t> Config<'t> {
     /// Returns the wrapper that a file is of, unless the scenario takes it for another type.
@@ -30,10 +40,27 @@ impl<'t> Config<'t> {
     /// Returns the key `vision`.
     pub(super) fn vision(&self, d: &Document, wrapper: &HfWrapper) -> Result<Value, ScenarioError> {
         let origin = self.get("vision_config").map_or(self.whole(), |v| v.origin);
-        let found = (wrapper.vision)(&|name| self.json(name));
+        let text = self.text_config(wrapper);
+        let found = (wrapper.vision)(&|name| match name {
+            "text_config" => text.clone(),
+            _ => self.json(name),
+        });
         let found = found.map_err(|what| d.error(origin, what))?;
         let datum = datum(found);
         Ok(Value { datum, origin })
+    }
+
+    /// Returns the language model's fields, with those that its class has.
+    fn text_config(&self, wrapper: &HfWrapper) -> Option<serde_json::Value> {
+        let mut text = self.json("text_config")?;
+        let all = text.as_object_mut()?;
+        let named = all.get("model_type").and_then(|name| name.as_str());
+        let own = class_defaults(named.unwrap_or(wrapper.text_name()));
+        for (name, raw) in own {
+            let value = serde_json::from_str(raw.get()).unwrap_or_default();
+            all.entry(name).or_insert(value);
+        }
+        Some(text)
     }
 
     /// Continues with the language model of a file that wraps several models, if it is of a known
@@ -60,10 +87,10 @@ impl<'t> Config<'t> {
         let shared = shared.filter_map(|n| outer.get_key_value(*n));
         self.fields
             .extend(shared.map(|(name, raw)| (name.clone(), *raw)));
-        for (name, json) in wrapper.defaults {
-            let raw: Option<&'static RawValue> = serde_json::from_str(json).ok();
-            if let Some(raw) = raw.filter(|_| self.raw(name).is_none()) {
-                self.fields.insert((*name).to_owned(), raw);
+        for name in LABELS {
+            self.fields.remove(name);
+            if let Some(raw) = outer.get(name) {
+                self.fields.insert(name.to_owned(), raw);
             }
         }
         // The class of the whole says what its output layer is.

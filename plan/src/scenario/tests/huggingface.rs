@@ -216,6 +216,90 @@ fn a_class_has_its_output_layer() {
 }
 
 /// What a file says that no key expresses.
+/// Parameters of transformers' classes on torch's meta device.
+#[test]
+fn what_a_file_does_not_say_is_as_in_its_class() {
+    const TOWER: &str = r#""hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "patch_size": 4, "image_size": 16"#;
+    let files = [
+        (
+            r#"{"model_type": "bert", "architectures": ["BertForMaskedLM"], "vocab_size": 256,
+            "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+            "num_attention_heads": 4}"#
+                .to_owned(),
+            112_640,
+        ),
+        (
+            format!(
+                r#"{{"model_type": "paligemma", "projection_dim": 64,
+                "text_config": {{"model_type": "gemma2", "vocab_size": 256, "hidden_size": 64,
+                "num_hidden_layers": 2}},
+                "vision_config": {{"model_type": "siglip_vision_model", {TOWER}}}}}"#
+            ),
+            4_400_864,
+        ),
+        // Another name of a field that the class has a default for.
+        (
+            r#"{"model_type": "qwen3_vl_moe", "text_config": {"model_type": "qwen3_vl_moe_text",
+            "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 2, "num_local_experts": 4,
+            "moe_intermediate_size": 24, "head_dim": 16}, "vision_config": {"depth": 2,
+            "hidden_size": 48, "intermediate_size": 80, "num_heads": 4, "patch_size": 4,
+            "out_hidden_size": 64, "deepstack_visual_indexes": [1],
+            "num_position_embeddings": 16}}"#
+                .to_owned(),
+            341_136,
+        ),
+        // The number of classes is that of the whole.
+        (
+            format!(
+                r#"{{"model_type": "gemma3", "num_labels": 7, "mm_tokens_per_image": 4,
+                "architectures": ["Gemma3ForSequenceClassification"],
+                "text_config": {{"vocab_size": 256, "hidden_size": 64, "intermediate_size": 96,
+                "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+                "head_dim": 16, "num_labels": 3}}, "vision_config": {{{TOWER}}}}}"#
+            ),
+            137_424,
+        ),
+        (
+            r#"{"model_type": "idefics3", "text_config": {"model_type": "llama",
+            "vocab_size": 256, "hidden_size": 64, "num_hidden_layers": 1},
+            "vision_config": {"num_hidden_layers": 1, "image_size": 64, "patch_size": 16}}"#
+                .to_owned(),
+            15_764_160,
+        ),
+    ];
+    for (config, known) in files {
+        let s = read("defaults", &config, &[]).unwrap();
+        assert_eq!(parameters(&s), known, "{config}");
+    }
+}
+
+/// Quantized models list the layers that are not quantized, which takes more than other files may.
+#[test]
+fn a_file_may_be_long() {
+    let names = "\"model.layers.0.self_attn.q_proj\", ".repeat(40_000);
+    let list = format!("{{\n  \"modules_to_not_convert\": [{names}\"lm_head\"],");
+    let long = LLAMA.replacen('{', &list, 1);
+    assert!(long.len() > 1 << 20);
+    assert!(read("long", &long, &[]).is_ok());
+    let longer = LLAMA.replacen('{', &format!("{{{}", " ".repeat(16 << 20)), 1);
+    let why = fault("longer", &longer);
+    assert!(why.contains("is longer than 16777216 bytes"), "{why}");
+}
+
+/// A decoder alone is not the model of encoder and decoder.
+#[test]
+fn a_decoder_without_its_encoder_is_refused() {
+    let config = r#"{"model_type": "bart", "architectures": ["BartForCausalLM"], "vocab_size": 256,
+        "d_model": 64, "encoder_layers": 1, "decoder_layers": 1, "encoder_ffn_dim": 96,
+        "decoder_ffn_dim": 96, "encoder_attention_heads": 4, "decoder_attention_heads": 4}"#;
+    let why = fault("decoder-alone", config);
+    assert!(
+        why.contains("the output layer of BartForCausalLM is not known"),
+        "{why}"
+    );
+}
+
 #[test]
 fn what_is_not_used_is_reported() {
     let config = LLAMA.replace(

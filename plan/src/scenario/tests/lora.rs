@@ -62,10 +62,6 @@ fn impossible_adapters_are_refused() {
             "`use_dora` needs the norms of the rows of frozen weights",
         ),
         (
-            &["lora.use_dora=true", "compile.mode=regions"],
-            "`use_dora` is impossible with compile mode regions",
-        ),
-        (
             &["precision.frozen_params=f32"],
             "`frozen_params` has no effect here: policy native keeps",
         ),

@@ -2,7 +2,7 @@
 
 use super::Checked;
 use crate::config::pattern::glob;
-use crate::config::{CompileMode, Family, FrozenType, LoraTargets, Scenario, targets};
+use crate::config::{Family, FrozenType, LoraTargets, Scenario, targets};
 use crate::models;
 use crate::names::nearest;
 use crate::scenario::ScenarioErrorKind;
@@ -34,16 +34,6 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         );
         let error = d.conflict(&[Key::UseDora, Key::FrozenParams], message);
         return Err(error.with_help("set use_dora = false, or leave out frozen_params"));
-    }
-    let compiled = matches!(s.compile.mode, CompileMode::Regions | CompileMode::Blocks);
-    if lora.use_dora && compiled {
-        let message = format!(
-            "`use_dora` is impossible with compile mode {}: kernels of the next block would read lengths of \
-             rows before they are gathered",
-            s.compile.mode.name()
-        );
-        let error = d.conflict(&[Key::UseDora, Key::Mode], message);
-        return Err(error.with_help("set compile.mode = \"off\" or \"full\""));
     }
     let tree = models::declare(s, s.model.layers).tree;
     let linears: Vec<[&str; 2]> = tree.linears().collect();

@@ -47,6 +47,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Err(d.conflict(&[Key::SeqLen, Key::MaxSeqLen], message));
     }
     vision(s, d)?;
+    compressed_keys(s, d)?;
     if m.options.layer_types.contains(&LayerType::Sliding) && m.options.sliding_window.is_none() {
         let message = "`layer_types` has layers with a window, whose size `sliding_window` gives";
         return Err(d.conflict(&[Key::LayerTypes, Key::SlidingWindow], message));
@@ -63,6 +64,21 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             None => error,
         }
     })
+}
+
+/// Refuses sequences that are shorter than what one compressed key stands for.
+fn compressed_keys(s: &Scenario, d: &Document) -> Checked {
+    let rates = &s.model.options.compress_rates;
+    let longest = rates.iter().copied().max().unwrap_or_default();
+    if longest <= s.train.seq_len {
+        return Ok(());
+    }
+    let message = format!(
+        "a compressed key stands for {longest} positions (`compress_rates`), and `seq_len` is {}",
+        s.train.seq_len
+    );
+    let error = d.conflict(&[Key::CompressRates, Key::SeqLen], message);
+    Err(error.with_help(format!("set train.seq_len to {longest} or more")))
 }
 
 /// Refuses towers whose sizes do not fit, and samples without room for text.

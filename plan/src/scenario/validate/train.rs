@@ -130,9 +130,12 @@ fn documents(s: &Scenario, d: &Document) -> Checked {
         )
     } else if m.options.vision.is_some() || m.family == Family::Vit {
         "the patches of an image are one sequence".to_owned()
-    } else if m.options.relative_buckets > 0 || m.options.encoder_layers > 0 {
+    } else if m.options.relative_buckets > 0
+        || m.options.disentangled_rows > 0
+        || m.options.encoder_layers > 0
+    {
         "relative biases and cross attention are not planned with documents".to_owned()
-    } else if m.options.attention_sinks != AttentionSinks::None {
+    } else if m.options.attention_sinks != AttentionSinks::None || m.options.output_groups > 0 {
         "attention sinks are not planned with documents".to_owned()
     } else {
         return Ok(());

@@ -246,6 +246,94 @@ pub(super) const TYPES: &[HfType] = &[
             field(&["decoder_bias"], Meaning::On),
         ],
     },
+    HfType {
+        model_type: "electra",
+        architecture: "ElectraForMaskedLM",
+        fixed: BERT,
+        common: SHAPE,
+        fields: &[
+            EPS_12,
+            GELU,
+            TOKEN_TYPES,
+            POSITIONS,
+            ABSOLUTE,
+            NO_DECODER,
+            number(
+                &["embedding_size"],
+                "embedding_width",
+                |file| {
+                    let width = file("hidden_size");
+                    let own = file("embedding_size").unwrap_or_else(|| 128.into());
+                    Ok(Some(own).filter(|own| Some(own) != width.as_ref()))
+                },
+                |model| {
+                    let own = &model["embedding_width"];
+                    Some(if own.is_null() { &model["hidden"] } else { own }.clone())
+                },
+            ),
+            derived(
+                "pooler",
+                &[
+                    "summary_type",
+                    "summary_use_proj",
+                    "summary_activation",
+                    "summary_last_dropout",
+                ],
+                |file| no_pooler(file, "ElectraModel"),
+            ),
+        ],
+    },
+    HfType {
+        model_type: "deberta-v2",
+        architecture: "DebertaV2ForMaskedLM",
+        fixed: &[LAYER_NORM, SUM, NO_GATE, BIASES, HEAD_BIAS, EMBEDDING_NORM],
+        common: SHAPE,
+        fields: &[
+            field(
+                &["layer_norm_eps"],
+                Meaning::Default("norm_eps", Given::Float(1e-7)),
+            ),
+            GELU,
+            field(
+                &["type_vocab_size"],
+                Meaning::Default("token_types", Given::Int(0)),
+            ),
+            POSITIONS,
+            derived("position_embedding", &["position_biased_input"], |file| {
+                let off = file("position_biased_input") == Some(false.into());
+                Ok(Some(if off { "none" } else { "learned" }.into()))
+            }),
+            derived(
+                "disentangled_rows",
+                &[
+                    "relative_attention",
+                    "position_buckets",
+                    "max_relative_positions",
+                    "pos_att_type",
+                    "share_att_key",
+                    "norm_rel_ebd",
+                ],
+                |file| Ok(Some(relative_rows(file)?.into())),
+            ),
+            derived(
+                "pooler",
+                &[
+                    "embedding_size",
+                    "attention_head_size",
+                    "conv_kernel_size",
+                    "conv_act",
+                    "conv_groups",
+                    "legacy",
+                    "pooler_hidden_size",
+                    "pooler_hidden_act",
+                ],
+                |file| {
+                    plain_deberta(file)?;
+                    no_pooler(file, "DebertaV2Model")
+                },
+            ),
+        ],
+    },
     // Files from before transformers had the class name the sizes like GPT-2's.
     HfType {
         model_type: "nomic_bert",
@@ -332,4 +420,50 @@ fn no_pooler(file: Fields<'_>, class: &str) -> Result<Option<Value>, String> {
     let classes = file("architectures");
     let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
     Ok((first == Some(class)).then(|| false.into()))
+}
+
+/// Returns the rows of the table of relative positions of a DeBERTa.
+fn relative_rows(file: Fields<'_>) -> Result<u64, String> {
+    if file("relative_attention") != Some(true.into()) {
+        return Err("`relative_attention` must be true".to_owned());
+    }
+    let number = |name: &str| file(name).and_then(|n| n.as_u64()).filter(|n| *n > 0);
+    let norm = file("norm_rel_ebd");
+    let norm = norm.as_ref().and_then(Value::as_str).unwrap_or("none");
+    if !norm.contains("layer_norm") {
+        return Err("`norm_rel_ebd` must be layer_norm".to_owned());
+    }
+    if file("share_att_key") != Some(true.into()) {
+        return Err(
+            "`share_att_key` must be true: projections of positions are not planned".into(),
+        );
+    }
+    let reach = number("position_buckets").or_else(|| number("max_relative_positions"));
+    let reach = reach.or_else(|| number("max_position_embeddings"));
+    Ok(2 * reach.unwrap_or(512))
+}
+
+/// Refuses what a DeBERTa may have besides BERT's layers.
+fn plain_deberta(file: Fields<'_>) -> Result<(), String> {
+    let number = |name: &str| file(name).and_then(|n| n.as_u64());
+    if number("conv_kernel_size").is_some_and(|n| n > 0) {
+        return Err("`conv_kernel_size` must be 0: its convolution is not planned".to_owned());
+    }
+    if file("legacy") == Some(false.into()) {
+        return Err("`legacy` must be true".to_owned());
+    }
+    let (width, heads) = (number("hidden_size"), number("num_attention_heads"));
+    let head = width.zip(heads).map(|(width, heads)| width / heads.max(1));
+    for (name, wanted) in [
+        ("embedding_size", width),
+        ("pooler_hidden_size", width),
+        ("attention_head_size", head),
+    ] {
+        if let (Some(given), Some(wanted)) = (number(name), wanted)
+            && given != wanted
+        {
+            return Err(format!("`{name}` ({given}) must be {wanted}"));
+        }
+    }
+    Ok(())
 }

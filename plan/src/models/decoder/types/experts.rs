@@ -512,7 +512,10 @@ pub(super) const TYPES: &[HfType] = &[
             field(&["n_layers"], Meaning::Required("layers")),
             field(&["n_heads"], Meaning::Required("heads")),
             field(&["max_seq_len"], Meaning::Positions),
-            field(&["attn_config.kv_n_heads"], Meaning::Optional("kv_heads")),
+            field(
+                &["attn_config.kv_n_heads"],
+                Meaning::Default("kv_heads", Given::Int(1)),
+            ),
             field(&["attn_config.rope_theta"], Meaning::Optional("rope_theta")),
             field(&["ffn_config.ffn_hidden_size"], Meaning::Required("ffn")),
             field(

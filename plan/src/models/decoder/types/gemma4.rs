@@ -100,9 +100,8 @@ const COMMON: &[Field] = &[
         &["num_global_key_value_heads", "per_layer_config"],
         |file| {
             let asked = file("attention_k_eq_v") == Some(true.into());
-            let given = integer(file, "num_global_key_value_heads");
-            let given = given.or_else(|| of_full_layer(file, "num_key_value_heads"));
-            let Some(full) = given.filter(|_| asked) else {
+            let given = integer(file, "num_global_key_value_heads").filter(|_| asked);
+            let Some(full) = of_full_layer(file, "num_key_value_heads").or(given) else {
                 return Ok(None);
             };
             let sliding = integer(file, "num_key_value_heads").unwrap_or(4);

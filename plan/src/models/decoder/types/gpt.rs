@@ -125,6 +125,7 @@ pub(super) const TYPES: &[HfType] = &[
             ROTARY_DIM,
             field(&["rotary"], Meaning::On),
             field(&["scale_attn_weights"], Meaning::On),
+            field(&["add_cross_attention"], Meaning::Off),
         ],
     },
     HfType {
@@ -202,17 +203,30 @@ pub(super) const TYPES: &[HfType] = &[
                 &["activation_function"],
                 Meaning::Choice("activation", &[("relu", "relu"), ("gelu", "gelu")]),
             ),
-            field(&["do_layer_norm_before"], Meaning::On),
+            number(
+                &["do_layer_norm_before"],
+                "norm_position",
+                |file| {
+                    let after = file("do_layer_norm_before") == Some(false.into());
+                    Ok(after.then(|| "sum".into()))
+                },
+                |model| Some((model["norm_position"] == "before").into()),
+            ),
             field(&["layer_norm_elementwise_affine"], Meaning::On),
             field(&["_remove_final_layer_norm"], Meaning::Off),
             field(&["enable_bias"], Meaning::HasBias(BiasPart::All, true)),
-            derived("hidden", &["word_embed_proj_dim"], |file| {
-                let (width, projected) = (file("hidden_size"), file("word_embed_proj_dim"));
-                match projected.filter(|p| Some(p) != width.as_ref()) {
-                    Some(p) => Err(format!("`word_embed_proj_dim` ({p}) must be `hidden_size`")),
-                    None => Ok(None),
-                }
-            }),
+            number(
+                &["word_embed_proj_dim"],
+                "embedding_width",
+                |file| {
+                    let width = file("hidden_size");
+                    Ok(file("word_embed_proj_dim").filter(|own| Some(own) != width.as_ref()))
+                },
+                |model| {
+                    let own = &model["embedding_width"];
+                    Some(if own.is_null() { &model["hidden"] } else { own }.clone())
+                },
+            ),
         ],
     },
     HfType {

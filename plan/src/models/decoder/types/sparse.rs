@@ -14,6 +14,30 @@ use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, NORM_EPS};
 use crate::models::windows::{CHUNKED_LAYERS, WINDOW, every, layers, repeated};
 use serde_json::Value;
 
+/// Returns what layers have after attention: as listed, marked with 1 for experts, or experts after
+/// the first layers, of which there are `DENSE`.
+pub(super) const fn mlp_marks<const DENSE: u64>() -> Field {
+    derived(
+        "mlp_layer_types",
+        &["mlp_layer_types", "moe_layer_freq", "first_k_dense_replace"],
+        |file| {
+            let words = file("mlp_layer_types");
+            let marks = file("moe_layer_freq");
+            let of = |layer: u64| {
+                let at = |list: &Option<Value>| list.as_ref()?.get(layer as usize).cloned();
+                let dense = match (at(&words), at(&marks)) {
+                    (Some(word), _) => word == "dense",
+                    (None, Some(mark)) => mark == 0,
+                    (None, None) => layer < DENSE,
+                };
+                if dense { "dense" } else { "sparse" }
+            };
+            let all: Vec<&str> = (0..layers(file)).map(of).collect();
+            Ok(Some(repeated(&all)))
+        },
+    )
+}
+
 pub(super) const TYPES: &[HfType] = &[
     // Experts have the width of `intermediate_size`, dense layers that of `intermediate_size_mlp`.
     HfType {
@@ -62,9 +86,24 @@ pub(super) const TYPES: &[HfType] = &[
                 &["num_experts_per_tok"],
                 Meaning::Default("top_k", Given::Int(1)),
             ),
-            field(
-                &["interleave_moe_layer_step"],
-                Meaning::Optional("moe_every"),
+            derived(
+                "mlp_layer_types",
+                &["moe_layers", "interleave_moe_layer_step"],
+                |file| {
+                    let listed = file("moe_layers");
+                    let listed = listed.as_ref().and_then(Value::as_array);
+                    let step = file("interleave_moe_layer_step").and_then(|n| n.as_u64());
+                    let step = step.unwrap_or(1).max(1);
+                    let of = |layer: u64| {
+                        let sparse = match listed {
+                            Some(list) => list.contains(&layer.into()),
+                            None => (layer + 1).is_multiple_of(step),
+                        };
+                        if sparse { "sparse" } else { "dense" }
+                    };
+                    let all: Vec<&str> = (0..layers(file)).map(of).collect();
+                    Ok(Some(repeated(&all)))
+                },
             ),
             ATTENTION_BIAS,
             CHUNKED_LAYERS,
@@ -229,29 +268,11 @@ pub(super) const TYPES: &[HfType] = &[
                     Ok(Some(mimo_layers(file).iter().map(of).collect()))
                 },
             ),
+            mlp_marks::<1>(),
             derived(
-                "mlp_layer_types",
-                &[
-                    "mlp_layer_types",
-                    "moe_layer_freq",
-                    "topk_method",
-                    "attention_value_scale",
-                ],
-                |file| {
-                    let words = file("mlp_layer_types");
-                    let marks = file("moe_layer_freq");
-                    let of = |layer: u64| {
-                        let at = |list: &Option<Value>| list.as_ref()?.get(layer as usize).cloned();
-                        let dense = match (at(&words), at(&marks)) {
-                            (Some(word), _) => word == "dense",
-                            (None, Some(mark)) => mark == 0,
-                            (None, None) => layer == 0,
-                        };
-                        if dense { "dense" } else { "sparse" }
-                    };
-                    let all: Vec<&str> = (0..layers(file)).map(of).collect();
-                    Ok(Some(repeated(&all)))
-                },
+                "activation",
+                &["topk_method", "attention_value_scale"],
+                |_| Ok(None),
             ),
         ],
     },

@@ -221,14 +221,25 @@ fn qwen2_vl(file: Fields<'_>) -> Result<Value, String> {
 
 /// SigLIP's tower.
 fn siglip(t: &Tower<'_>) -> Result<Value, String> {
-    let shape = t.shape([(DEPTH, 12), (WIDTH, 768), (HEADS, 12), (INNER, 3072)]);
-    let patches = t.square(224, 16);
+    siglip_of(t, [12, 768, 12, 3072], 16)
+}
+
+/// The same in a class with other defaults: of the blocks' sizes, and of a patch's edge.
+fn siglip_of(t: &Tower<'_>, sizes: [u64; 4], edge: u64) -> Result<Value, String> {
+    let [layers, width, heads, inner] = sizes;
+    let shape = t.shape([
+        (DEPTH, layers),
+        (WIDTH, width),
+        (HEADS, heads),
+        (INNER, inner),
+    ]);
+    let patches = t.square(224, edge);
     Ok(with(
         blocks(shape),
         json!({
             "activation": t.activation("gelu_pytorch_tanh")?,
             "positions": patches,
-            "patch_dim": t.patch_dim(16, 1),
+            "patch_dim": t.patch_dim(edge, 1),
             "patches": patches,
             "pooling_head": t.flag("vision_use_head", true),
         }),
@@ -347,10 +358,7 @@ fn gemma4(file: Fields<'_>) -> Result<Value, String> {
 
 fn paligemma(file: Fields<'_>) -> Result<Value, String> {
     let t = Tower::new(file)?;
-    t.same_width(
-        "projection_dim",
-        t.outer("projection_dim", t.int(&["projection_dim"], 2048)),
-    )?;
+    t.same_width("projection_dim", t.outer("projection_dim", 2048))?;
     siglip(&t)
 }
 
@@ -438,14 +446,17 @@ fn mistral3(file: Fields<'_>) -> Result<Value, String> {
     let t = Tower::new(file)?;
     let tower = pixtral(&t)?;
     let (edge, hidden) = (t.outer("spatial_merge_size", 2), tower["hidden"].clone());
-    let bias = file("multimodal_projector_bias") == Some(true.into());
+    // The layer that merges patches would have none.
+    if file("multimodal_projector_bias") == Some(true.into()) {
+        return Err("`multimodal_projector_bias` must be false".to_owned());
+    }
     Ok(with(
         tower,
         json!({
             "merge": edge * edge,
             "projector_norm": "patch",
             "projector_layers": [hidden, t.text("hidden_size", 5120)],
-            "projector_bias": bias,
+            "projector_bias": false,
         }),
     ))
 }
@@ -511,20 +522,52 @@ fn kimi_k25(file: Fields<'_>) -> Result<Value, String> {
     ))
 }
 
+/// The tower of MiniMax-M3: patches are projected before and after they are merged.
+fn minimax_m3_vl(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let shape = t.shape([(DEPTH, 32), (WIDTH, 1280), (HEADS, 16), (INNER, 5120)]);
+    let merging = "img_token_compression_config";
+    let nested = |name: &str| t.get(merging)?.get(name)?.as_u64();
+    let edge = nested("spatial_merge_size").unwrap_or(2);
+    let edge = t.int(&["spatial_merge_size"], edge);
+    let frames = nested("temporal_patch_size").unwrap_or(2);
+    let inner = t.outer("projector_hidden_size", 6144);
+    Ok(with(
+        blocks(shape),
+        json!({
+            "activation": t.activation("gelu")?,
+            "rotary": true,
+            "positions": 0,
+            "patch_dim": t.patch_dim(14, frames),
+            "patch_bias": false,
+            "patches": PATCHES,
+            "pre_norm": true,
+            "post_norm": false,
+            "merge": edge * edge,
+            "patch_layers": [inner, t.text("hidden_size", 6144)],
+            "projector_layers": [inner],
+        }),
+    ))
+}
+
 fn internvl(file: Fields<'_>) -> Result<Value, String> {
     let t = Tower::new(file)?;
     let shape = t.shape([(DEPTH, 24), (WIDTH, 1024), (HEADS, 16), (INNER, 4096)]);
     if t.flag("use_qk_norm", false) || !t.flag("attention_bias", false) {
         return Err("towers without biases, or with norms of queries, are not known".to_owned());
     }
+    if t.flag("use_mask_token", false) {
+        return Err("`vision_config.use_mask_token` must be false".to_owned());
+    }
     let patches = t.square(448, 14);
+    let has_table = t.flag("use_absolute_position_embeddings", true);
     let ratio = file("downsample_ratio").and_then(|x| x.as_f64());
     Ok(with(
         blocks(shape),
         json!({
             "activation": t.activation("gelu")?,
             "layer_scale": true,
-            "positions": patches + 1,
+            "positions": if has_table { patches + 1 } else { 0 },
             "patch_dim": t.patch_dim(14, 1),
             "patches": patches,
             "class_token": true,
@@ -539,7 +582,7 @@ fn internvl(file: Fields<'_>) -> Result<Value, String> {
 fn idefics3(file: Fields<'_>) -> Result<Value, String> {
     let t = Tower::new(file)?;
     let edge = t.outer("scale_factor", 2);
-    let mut tower = siglip(&t)?;
+    let mut tower = siglip_of(&t, [12, 1152, 16, 3072], 32)?;
     tower["pooling_head"] = false.into();
     Ok(with(
         tower,
@@ -583,22 +626,6 @@ fn phi3_v(file: Fields<'_>) -> Result<Value, String> {
 }
 
 const QWEN3_MOE: &[(&str, &str)] = &[("qwen3_vl_moe_text", "qwen3_moe")];
-const LLAMA: &[(&str, &str)] = &[
-    ("hidden_size", "4096"),
-    ("intermediate_size", "11008"),
-    ("num_hidden_layers", "32"),
-    ("num_attention_heads", "32"),
-    ("vocab_size", "32000"),
-];
-const GEMMA3: &[(&str, &str)] = &[
-    ("hidden_size", "2304"),
-    ("intermediate_size", "9216"),
-    ("num_hidden_layers", "26"),
-    ("num_attention_heads", "8"),
-    ("num_key_value_heads", "4"),
-    ("vocab_size", "262208"),
-];
-
 /// Types that put a vision tower in front of a language model.
 pub const WRAPPERS: &[HfWrapper] = &[
     HfWrapper {
@@ -606,7 +633,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Qwen2VLForConditionalGeneration",
         ties: Ties::Either,
         text: &[("qwen2_vl_text", "qwen2"), ("qwen2_vl", "qwen2")],
-        defaults: &[],
         vision: qwen2_vl,
     },
     HfWrapper {
@@ -614,7 +640,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Qwen2_5_VLForConditionalGeneration",
         ties: Ties::Either,
         text: &[("qwen2_5_vl_text", "qwen2"), ("qwen2_5_vl", "qwen2")],
-        defaults: &[],
         vision: qwen2_5_vl,
     },
     HfWrapper {
@@ -622,7 +647,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Qwen3VLForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("qwen3_vl_text", "qwen3")],
-        defaults: &[],
         vision: qwen3_vl,
     },
     HfWrapper {
@@ -630,7 +654,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Qwen3VLMoeForConditionalGeneration",
         ties: Ties::Whole,
         text: QWEN3_MOE,
-        defaults: &[],
         vision: qwen3_vl,
     },
     HfWrapper {
@@ -638,7 +661,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Qwen3_5ForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("qwen3_5_text", "qwen3_5_text")],
-        defaults: &[],
         vision: qwen3_5,
     },
     HfWrapper {
@@ -646,7 +668,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Qwen3_5MoeForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("qwen3_5_moe_text", "qwen3_5_moe_text")],
-        defaults: &[],
         vision: qwen3_5,
     },
     HfWrapper {
@@ -654,7 +675,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Gemma3ForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("gemma3_text", "gemma3_text")],
-        defaults: GEMMA3,
         vision: gemma3,
     },
     HfWrapper {
@@ -662,13 +682,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Gemma4ForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("gemma4_text", "gemma4_text")],
-        defaults: &[
-            ("hidden_size", "2304"),
-            ("intermediate_size", "9216"),
-            ("num_hidden_layers", "30"),
-            ("num_attention_heads", "8"),
-            ("vocab_size", "262144"),
-        ],
         vision: gemma4,
     },
     HfWrapper {
@@ -676,7 +689,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "PaliGemmaForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("gemma", "gemma")],
-        defaults: &[],
         vision: paligemma,
     },
     HfWrapper {
@@ -684,7 +696,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "LlavaForConditionalGeneration",
         ties: Ties::Either,
         text: &[("llama", "llama")],
-        defaults: LLAMA,
         vision: llava,
     },
     HfWrapper {
@@ -692,7 +703,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Phi3VForCausalLM",
         ties: Ties::Whole,
         text: &[("phi3_v", "phi3")],
-        defaults: &[],
         vision: phi3_v,
     },
     HfWrapper {
@@ -700,7 +710,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Mistral3ForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("mistral", "mistral")],
-        defaults: &[],
         vision: mistral3,
     },
     HfWrapper {
@@ -708,7 +717,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Llama4ForConditionalGeneration",
         ties: Ties::Text,
         text: &[("llama4_text", "llama4_text")],
-        defaults: &[],
         vision: llama4,
     },
     HfWrapper {
@@ -716,15 +724,20 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "KimiK25ForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("kimi_k2", "kimi_k2"), ("deepseek_v3", "deepseek_v3")],
-        defaults: &[],
         vision: kimi_k25,
+    },
+    HfWrapper {
+        model_type: "minimax_m3_vl",
+        architecture: "MiniMaxM3SparseForConditionalGeneration",
+        ties: Ties::Either,
+        text: &[("minimax_m3_vl_text", "minimax_m3_vl_text")],
+        vision: minimax_m3_vl,
     },
     HfWrapper {
         model_type: "internvl",
         architecture: "InternVLForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("qwen2", "qwen2")],
-        defaults: &[],
         vision: internvl,
     },
     HfWrapper {
@@ -732,7 +745,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Idefics3ForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("llama", "llama")],
-        defaults: LLAMA,
         vision: idefics3,
     },
     HfWrapper {
@@ -740,7 +752,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "SmolVLMForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("llama", "llama")],
-        defaults: LLAMA,
         vision: idefics3,
     },
     HfWrapper {
@@ -748,7 +759,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "LlavaNextForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("llama", "llama")],
-        defaults: LLAMA,
         vision: llava_next,
     },
     HfWrapper {
@@ -756,15 +766,13 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "LlavaNextVideoForConditionalGeneration",
         ties: Ties::Either,
         text: &[("llama", "llama")],
-        defaults: LLAMA,
         vision: llava_next_video,
     },
     HfWrapper {
         model_type: "shieldgemma2",
         architecture: "ShieldGemma2ForImageClassification",
-        ties: Ties::Text,
+        ties: Ties::Either,
         text: &[("gemma3_text", "gemma3_text")],
-        defaults: GEMMA3,
         vision: gemma3,
     },
     HfWrapper {
@@ -772,7 +780,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "LlavaOnevisionForConditionalGeneration",
         ties: Ties::Either,
         text: &[("qwen2", "qwen2")],
-        defaults: &[],
         vision: llava_next,
     },
     HfWrapper {
@@ -780,7 +787,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Glm4vForConditionalGeneration",
         ties: Ties::Either,
         text: &[("glm4v_text", "glm4v_text")],
-        defaults: &[],
         vision: glm4v,
     },
     HfWrapper {
@@ -788,7 +794,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Glm4vMoeForConditionalGeneration",
         ties: Ties::Either,
         text: &[("glm4v_moe_text", "glm4v_moe_text")],
-        defaults: &[],
         vision: glm4v,
     },
     HfWrapper {
@@ -796,7 +801,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Glm46VForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("glm4v_text", "glm4v_text")],
-        defaults: &[],
         vision: glm4v,
     },
     HfWrapper {
@@ -804,7 +808,6 @@ pub const WRAPPERS: &[HfWrapper] = &[
         architecture: "Lfm2VlForConditionalGeneration",
         ties: Ties::Whole,
         text: &[("lfm2", "lfm2")],
-        defaults: &[],
         vision: lfm2_vl,
     },
 ];

@@ -1,0 +1,61 @@
+//! Attention that knows positions by a table of relative ones (DeBERTa).
+//!
+//! Each layer projects the table by its queries and keys, and adds what they make of each pair's
+//! distance to the scores. DeBERTa multiplies projected positions with the queries and keys of each
+//! sample; the plan adds biases that all samples share, which launches fewer kernels.
+
+use super::norm::Norm;
+use crate::config::Model;
+use crate::graph::ValueId;
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
+use crate::models::build::Builder;
+use crate::models::declare::{Declare, Layer, Order};
+
+/// The table of relative positions, which all layers share, and its norm.
+pub(super) struct Relative {
+    table: Layer,
+    norm: Norm,
+}
+
+impl Relative {
+    /// Declares the table, if the model has one.
+    pub(super) fn new(d: &mut Declare, at: ModuleId, m: &Model) -> Option<Self> {
+        let rows = m.options.disentangled_rows;
+        (rows > 0).then(|| {
+            // What it makes is used by all layers.
+            d.blocks_differ();
+            let module = d.module(at, "relative", ModuleKind::Layer);
+            let names = ("positions", "deberta.encoder.rel_embeddings");
+            let table = d.table(module, names, ModuleKind::Layer, [rows, m.hidden]);
+            let names = ("norm", "deberta.encoder.LayerNorm");
+            let norm = Norm::new(d, module, names, m.hidden, m, Order::Declared);
+            Self { table, norm }
+        })
+    }
+
+    /// Returns the normalized table, `[rows, hidden]`.
+    pub(super) fn forward(&self, b: &mut Builder<'_>) -> ValueId {
+        let rows = b.s.model.options.disentangled_rows;
+        let all = b.constant("positions", &[rows], DType::I64, false);
+        let table = b.embedding(self.table, all);
+        self.norm.apply(b, table)
+    }
+}
+
+/// Returns the biases of all pairs, `[heads, seq, seq]`, that the projections of queries and keys
+/// make of the table.
+pub(super) fn biases(b: &mut Builder<'_>, table: ValueId, q: Layer, k: Layer) -> ValueId {
+    let (seq, heads, hd) = (b.seq(), b.s.model.heads, b.s.model.head_dim);
+    let rows = b.g.value(table).shape[0];
+    let [by_query, by_key] = [q, k].map(|layer| b.linear(layer, table));
+    let sum = b.g.binary(OpKind::Add, by_query, by_key);
+    let sum = b.g.reshape(sum, &[rows * heads, hd]);
+    let first = b.g.transpose(sum, 0, 1);
+    let first = b.g.make_contiguous(first);
+    let each = b.compute(OpKind::SumLeading, &[first], &[&[rows * heads]])[0];
+    let each = b.g.reshape(each, &[rows, heads]);
+    let pairs = b.constant("relative_positions", &[seq * seq], DType::I64, false);
+    let of_pairs = b.compute(OpKind::Embedding, &[pairs, each], &[&[seq * seq, heads]])[0];
+    let by_head = b.g.transpose(of_pairs, 0, 1);
+    b.g.reshape(by_head, &[heads, seq, seq])
+}
