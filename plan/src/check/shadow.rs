@@ -262,8 +262,8 @@ impl Space {
         }
     }
 
-    /// Replaces what is known of a span's addresses, keeping the parts outside. Calls `removed` with
-    /// what was there, clipped.
+    /// Replaces what is known of a span's addresses, keeping the parts outside. Calls `removed`
+    /// with what was there, clipped.
     fn replace(&mut self, span: Span, mut removed: impl FnMut(&Span)) {
         let (start, end) = (span.tenant.start, span.tenant.end);
         if start >= end {

@@ -155,8 +155,8 @@ mod tests {
         assert_eq!(all.map(ScaleMode::name), ScaleMode::WORDS);
     }
 
-    /// Every recipe's programs have matmuls of its own mode, with both kinds of sums where it allows
-    /// them.
+    /// Every recipe's programs have matmuls of its own mode, with both kinds of sums where it
+    /// allows them.
     #[test]
     fn a_program_s_matmuls_have_the_mode_of_its_recipe() {
         for (mode, both) in [

@@ -235,7 +235,7 @@ impl Memory {
         sum
     }
 
-    /// Returns the state; `None` if it is not known how a double buffer or a trace pool goes on.
+    /// Returns the state; `None` with a double buffer or a trace pool, which have more of it.
     #[must_use]
     pub fn state(&self) -> Option<MemoryState> {
         if self.double.is_some() || self.traced.is_some() {

@@ -196,7 +196,7 @@ mod tests {
             rows: 98_304,
             ..QWEN3
         };
-        let estimated = estimate(DType::Bf16, near, near.bytes(DType::Bf16), &profile);
+        let estimated = estimate(DType::Bf16.into(), near, near.bytes(DType::Bf16), &profile);
         let corrected = of(near, &profile);
         assert!(corrected.measured && corrected.us > 1.9 * estimated);
         let far = Shape {
@@ -206,7 +206,7 @@ mod tests {
             experts: 8,
             ..QWEN3
         };
-        let estimated = estimate(DType::Bf16, far, far.bytes(DType::Bf16), &profile);
+        let estimated = estimate(DType::Bf16.into(), far, far.bytes(DType::Bf16), &profile);
         let price = of(far, &profile);
         assert!(!price.measured && price.us < 1.01 * estimated);
         let gradient = Shape {
