@@ -5,7 +5,9 @@ use super::verdict::HEADROOM;
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
-use shardlab_plan::config::{Float8Recipe, OuterStrategy, PolicyKind, Recompute, RecomputeLayers};
+use shardlab_plan::config::{
+    Dispatcher, Float8Recipe, OuterStrategy, PolicyKind, Recompute, RecomputeLayers,
+};
 use shardlab_plan::scenario::{BatchUnit, ScenarioError, keys};
 use shardlab_plan::units::Bytes;
 use shardlab_sim::Profile;
@@ -201,7 +203,7 @@ const SOME_VALUES: [(&str, &[&str]); 10] = [
 pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
     let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
     /// Options that are fixed in the code of PyTorch and Megatron-FSDP.
-    const ENGINE: [&str; 13] = [
+    const ENGINE: [&str; 14] = [
         "fsdp.async_reduce",
         "fsdp.copy_engine_all_gather",
         "fsdp.copy_engine_reduce_scatter",
@@ -216,6 +218,7 @@ pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
         "compile.mix_order_reductions",
         // Its host time is not predicted well enough to propose it (`tests/data/peers_h100x2.csv`).
         "mesh.ep",
+        "moe.dispatcher",
     ];
     /// Options that torch `fully_shard` fixes too, or that duplicate `reshard_after_forward`.
     const FULLY_SHARD: [&str; 4] = [
@@ -335,6 +338,7 @@ pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
     }
     all.extend(mesh(base));
     all.extend(expert_parallel(base));
+    all.extend(dispatchers(base));
     all.extend(padding(base, profile));
     if base.fsdp.policy == PolicyKind::Native {
         let values = [
@@ -409,6 +413,13 @@ fn expert_parallel(base: &Scenario) -> impl Iterator<Item = Change> {
         .filter(move |n| *n != now)
         .filter(move |n| ranks.is_multiple_of(*n) && experts.is_multiple_of(u64::from(*n)))
         .map(|n| Change::one("mesh.ep", &n.to_string()))
+}
+
+/// Returns the ways to send tokens to divided experts.
+fn dispatchers(base: &Scenario) -> impl Iterator<Item = Change> {
+    let divided = base.moe.iter();
+    let words = divided.flat_map(|_| Dispatcher::WORDS.iter());
+    words.map(|word| Change::one("moe.dispatcher", word))
 }
 
 /// Loads the scenario with additional overrides.
@@ -538,6 +549,27 @@ mod tests {
         // Experts on fewer or more of the four ranks.
         assert_eq!(of("small-moe"), ["mesh.ep=2", "mesh.ep=4"]);
         assert_eq!(of("small-moe-ep"), ["mesh.ep=1", "mesh.ep=4"]);
+    }
+
+    /// The native engine can send tokens in every way, torch in the way that its job has.
+    #[test]
+    fn dispatchers_are_tried_where_ranks_divide_experts() {
+        let of = |name: &str| {
+            let base = shardlab_plan::scenario::load(Path::new(name), &[]).unwrap();
+            let profile = Profiles::default().get(&base.mesh.hardware).unwrap();
+            let all = candidates(&base, &profile).into_iter();
+            all.filter(|c| c.label.starts_with("moe."))
+                .map(|c| c.label)
+                .collect::<Vec<_>>()
+        };
+        let all = ["gather", "all_to_all", "padded"];
+        assert_eq!(
+            of("small-moe-ep"),
+            all.map(|d| format!("moe.dispatcher={d}"))
+        );
+        assert_eq!(of("small-moe"), Vec::<String>::new());
+        assert!(is_settable(PolicyKind::Native, "moe.dispatcher=padded"));
+        assert!(!is_settable(PolicyKind::Fsdp2, "moe.dispatcher=padded"));
     }
 
     #[test]

@@ -22,8 +22,9 @@ pub(super) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
         }
     }
     for key in Key::all() {
-        // Of this section nothing is resolved that has no effect.
-        let unread = key.info().section == "moe";
+        // Nothing is resolved of these, so that every value would look like the default.
+        let unread = key.info().section == "moe" && s.moe.is_none()
+            || matches!(key, Key::Imbalance | Key::RoutingSeed);
         for need in key.info().needs {
             let idle = !(need.holds)(s) && is_idle(d, key, need.by);
             if idle && (unread || !is_default(key)) {
