@@ -440,6 +440,7 @@ fn float8(d: &Document) -> Float8 {
         last_bf16: d.setting(Key::Float8LastBf16),
         fast_accum: d.setting(Key::Float8FastAccum),
         all_gather: d.setting(Key::Float8AllGather),
+        experts: d.setting(Key::Float8Experts),
     }
 }
 

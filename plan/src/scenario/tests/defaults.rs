@@ -436,6 +436,7 @@ fn the_table_tells_the_true_defaults() {
                     "joint_backward",
                     "skipped_blocks",
                     "reduce_unused",
+                    "float8_experts",
                 ]
                 .contains(&info.key) =>
             {
