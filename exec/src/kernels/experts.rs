@@ -190,7 +190,11 @@ pub(super) fn scaled(o: &Operands<'_>) -> Result<(), OperandError> {
     let experts = experts(&o.input(4)?, rows)?;
     same("the experts", count, experts.len())?;
     let (a, b, inverse) = (o.floats(0)?, o.floats(1)?, inverse(o)?);
-    for (e, of) in experts.into_iter().enumerate().filter(|(_, of)| !of.is_empty()) {
+    for (e, of) in experts
+        .into_iter()
+        .enumerate()
+        .filter(|(_, of)| !of.is_empty())
+    {
         let b = Mat::rows(&b[e * k * n..][..k * n], k).t();
         let a = Mat::rows(&a[of.start * k..of.end * k], k);
         let mut c = Scratch::take(of.len() * n);

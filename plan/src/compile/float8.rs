@@ -185,7 +185,10 @@ fn transposed(value: &Value) -> (Strides, Shape) {
     if let (Root::Param(_), &[experts, n, k]) = (value.root, &value.shape[..]) {
         let written = strides::contiguous(&[experts, k, n]);
         let written = [0, 2, 1].map(|dim| written[dim]);
-        return (written.into_iter().collect(), strides::shape(&[experts, k, n]));
+        return (
+            written.into_iter().collect(),
+            strides::shape(&[experts, k, n]),
+        );
     }
     let mut all = strides::contiguous(&value.shape);
     if let Some((last, before)) = all.split_last_mut() {
@@ -390,7 +393,8 @@ impl Casts<'_> {
             shape = strides::shape(&matrix);
         }
         let codes = self.fresh(i, v, &shape, None, reading.to);
-        let inverse = self.fresh(i, v, &block.grid(matrix), None, block.inverse_type());
+        let layout = Some(block.strides(matrix));
+        let inverse = self.fresh(i, v, &block.grid(matrix), layout, block.inverse_type());
         let kind = op::Float8CastBlocks {
             to: reading.to,
             block,
@@ -441,8 +445,10 @@ impl Casts<'_> {
         let grad = of.is_some_and(|b| self.g.buffers[b as usize].grad);
         let module: ModuleId = self.g.ops[i as usize].module;
         let buffer = self.g.buffers.len() as u32;
+        let layout = layout.unwrap_or_else(|| strides::contiguous(shape));
+        let rooms = shape.iter().zip(&layout).map(|(&n, &stride)| n * stride);
         self.g.buffers.push(Buffer {
-            bytes: shape.iter().product::<u64>() * dtype.size(),
+            bytes: rooms.max().unwrap_or(1) * dtype.size(),
             dtype,
             module,
             logits: false,
@@ -451,7 +457,7 @@ impl Casts<'_> {
         });
         let value = Value {
             shape: strides::shape(shape),
-            strides: layout.unwrap_or_else(|| strides::contiguous(shape)),
+            strides: layout,
             offset: 0,
             dtype,
             root: Root::Buffer(buffer),

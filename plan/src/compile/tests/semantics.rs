@@ -416,7 +416,9 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::Unpermute => vec![experts::unpermute(op, x)],
         OpKind::GroupedGemm(op::GroupedGemm { tb, .. }) => vec![experts::grouped(op, x, tb)],
         OpKind::GroupedGemmWeightGrad(_) => vec![experts::grouped_weight_grad(op, x)],
-        OpKind::ScaledGroupedGemm(_) => scaled_experts(op, x, |op, x| experts::grouped(op, x, true)),
+        OpKind::ScaledGroupedGemm(_) => {
+            scaled_experts(op, x, |op, x| experts::grouped(op, x, true))
+        }
         OpKind::ScaledGroupedGemmWeightGrad => {
             let turned = |n: usize| {
                 let (rows, cols) = dims(&ins[n]);
@@ -775,7 +777,10 @@ fn scaled_experts(
     run: impl Fn(&BodyOp, &[Vec<f64>]) -> Vec<f64>,
 ) -> Vec<Vec<f64>> {
     let mut plain = op.clone();
-    plain.inputs = [0, 1, 4].map(|n| op.inputs[n].clone()).into_iter().collect();
+    plain.inputs = [0, 1, 4]
+        .map(|n| op.inputs[n].clone())
+        .into_iter()
+        .collect();
     let sums = run(&plain, &[0, 1, 4].map(|n| x[n].clone()));
     let inverse = x[2][0] * x[3][0];
     vec![sums.into_iter().map(|sum| sum * inverse).collect()]
