@@ -131,8 +131,11 @@ fn gathers_of_megatron_end_with_the_same_weights() {
     for set in [&["train.grad_accum=2"][..], &["train.validate_every=5"]] {
         let set = [&both[..], set].concat();
         let wanted = train(&set);
-        let found = train(&[&set[..], &["precision.float8_all_gather=true"]].concat());
+        let gathers = [&set[..], &["precision.float8_all_gather=true"]].concat();
+        let found = train(&gathers);
         assert!(found == wanted, "{set:?}: {:?} {:?}", found.0, wanted.0);
+        let kept = train(&[&gathers[..], &["fsdp.keep_fp8_transpose_cache=true"]].concat());
+        assert!(kept == wanted, "{set:?}, transposes kept: {:?}", kept.0);
     }
 }
 

@@ -365,6 +365,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         per_token_loss: d.setting(Key::PerTokenLoss),
         gradient_scaling_factor: d.given(Key::GradientScalingFactor),
         decoupled_gradients: d.setting(Key::DecoupledGradients),
+        keep_fp8_transpose_cache: d.setting(Key::KeepFp8TransposeCache),
         nan_check: d.setting(Key::NanCheck),
         offload: d.setting(Key::Offload),
         frozen: d.setting(Key::Frozen),

@@ -70,6 +70,12 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Err(error.with_help("set float8_grad = \"e4m3\""));
     }
     all_gather(s, d)?;
+    if s.fsdp.keep_fp8_transpose_cache && !p.float8.all_gather {
+        let why =
+            "keeps transposed codes of gathered weights, but weights are gathered in param_dtype";
+        let keys = [Key::Float8AllGather];
+        return Err(cannot(d, Key::KeepFp8TransposeCache, &keys, why, "false"));
+    }
     experts(s, d)?;
     dimensions(s, d)
 }
