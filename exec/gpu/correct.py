@@ -223,11 +223,15 @@ def float8():
     name, every = "small-fp8", gpus()
     slow, rowwise = "precision.float8_fast_accum=false", "precision.float8_recipe=rowwise"
     eager, saved = "compile.mode=off", "precision.float8_saved=float8"
+    # The last block of a row, of a column and of the tokens is no whole one.
+    blockwise, several = "precision.float8_recipe=blockwise", ["model.hidden=320", "model.ffn=432", "train.micro_batch=12"]
     ways = {
         "compiled": [], "compiled, float32 sums": [slow], "eager": [eager], "full": ["compile.mode=full"], "codes saved": [saved],
         "recompute": ["train.recompute=full"], "fsdp2": ["fsdp.policy=fsdp2"], "megatron": ["fsdp.policy=megatron"],
         "captured iteration": ['compile.cuda_graph="full_iteration"'], "biases": ["model.bias=true"],
         "rowwise": [rowwise], "rowwise, eager": [rowwise, eager], "rowwise, float32 sums": [rowwise, slow],
+        "blockwise": [blockwise], "blockwise, eager": [blockwise, eager], "blockwise, codes saved": [blockwise, saved],
+        "blockwise, several blocks": [blockwise, *several], "blockwise, several blocks, captured": [blockwise, *several, CAPTURED],
     }
     # Ranks gather shards, which one rank has not.
     gathered, unclipped = "precision.float8_all_gather=true", "train.clip_norm=0"
@@ -257,7 +261,7 @@ def float8():
             row("float8", title, same, f"losses and weights after 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
         return job
     # Saved or made again, codes have the scale of forward; graphs replay the same kernels.
-    pairs = {"codes saved or made again": ([], [saved]), "captured and not": ([], ['compile.cuda_graph="full_iteration"']),
+    pairs = {"codes saved or made again": ([], [saved]), "blockwise, recompute": ([blockwise], ["train.recompute=full"]), "captured and not": ([], ['compile.cuda_graph="full_iteration"']),
              "prefetch 0 and 1": ([], ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"])}
     if every > 1:
         # The codes are those of the gathered weight in bf16. Clipping adds up squares by groups, which differ.

@@ -145,6 +145,8 @@ pub(crate) fn forward_names() -> impl Iterator<Item = &'static str> {
                 | OpKind::Float8CastRows(_)
                 | OpKind::Float8CastBlocks(_)
                 | OpKind::ScaledGemm(_)
+                | OpKind::ScaledGroupedGemm(_)
+                | OpKind::ScaledGroupedGemmWeightGrad
         )
     };
     all.filter(move |kind| {

@@ -25,7 +25,7 @@ use crate::config::AttentionBackend;
 use crate::ir::{
     Access, Buffer, BufferId, Collective, CollectiveId, CommId, CopyDesc, CopyId, DType,
     DeviceMesh, EventId, GroupId, Holds, HostWorkKind, InstrId, Kernel, KernelId, Module, ModuleId,
-    OpKind, Param, Role, ScopeId, StreamId, UnitId,
+    Param, Role, ScopeId, StreamId, UnitId,
 };
 use crate::shard::Group;
 use crate::units::Flops;
@@ -345,7 +345,7 @@ impl Program {
     #[must_use]
     pub fn has_scaled_gemms(&self) -> bool {
         let mut ops = self.kernels.iter().flat_map(|k| &k.body);
-        ops.any(|op| matches!(op.op, OpKind::ScaledGemm(_)))
+        ops.any(|op| op.op.float8_fast_accum().is_some())
     }
 
     /// Returns the section of a kind, if the program has it.

@@ -16,7 +16,9 @@ mod mixed;
 use crate::config::{MomentType, Precision};
 use crate::graph::Graph;
 use crate::ir::{DType, OpKind, Param};
-pub(crate) use float8::{BlockPlace, FLOAT8_ALIGNMENT, Float8Linear, Scaling, names_layer};
+pub(crate) use float8::{
+    BlockPlace, FLOAT8_ALIGNMENT, Float8Linear, Scaling, are_experts, names_layer,
+};
 use mixed::Mixed;
 
 /// The element types of a model.

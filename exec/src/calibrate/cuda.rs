@@ -241,11 +241,15 @@ fn open(
 }
 
 /// Returns the recipes of 8-bit matmuls that cuBLASLt has on GPUs of a compute capability: scales
-/// per row are Hopper's alone.
+/// per row and block are Hopper's alone.
 fn scalings(capability: (u32, u32)) -> Vec<ScaleMode> {
     match capability {
         (..=7, _) | (8, ..=8) => Vec::new(),
-        (9, _) => vec![ScaleMode::Tensorwise, ScaleMode::Rowwise],
+        (9, _) => vec![
+            ScaleMode::Tensorwise,
+            ScaleMode::Rowwise,
+            ScaleMode::Blockwise,
+        ],
         _ => vec![ScaleMode::Tensorwise],
     }
 }

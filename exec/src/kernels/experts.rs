@@ -208,6 +208,74 @@ pub(super) fn grouped(o: &Operands<'_>, tb: bool) -> Result<(), OperandError> {
     Ok(())
 }
 
+/// Returns the product of the reciprocals of two scales, in inputs 2 and 3.
+fn inverse(o: &Operands<'_>) -> Result<f32, OperandError> {
+    let one = |n: usize| {
+        let of = o.floats(n)?;
+        same("the scale of a factor", 1, of.len())?;
+        Ok::<_, OperandError>(of[0])
+    };
+    Ok(one(2)? * one(3)?)
+}
+
+/// Multiplies sums and stores them.
+fn scale_and_store(mut c: Scratch, by: f32, at: usize, out: &View) {
+    c.iter_mut().for_each(|sum| *sum *= by);
+    out.store(at, &c);
+}
+
+/// Computes `a, b, inverse_a, inverse_b, offsets -> c`.
+pub(super) fn scaled(o: &Operands<'_>) -> Result<(), OperandError> {
+    o.expect(5, 1)?;
+    let (rows, k) = strides::matrix(o.slot(false, 0)?);
+    let [count, n, inner] = dims::<3>(o.slot(false, 1)?)?;
+    let out = o.output(0)?;
+    same("the inner dimension of the experts", k, inner)?;
+    same("the rows of the experts", rows * n, out.numel)?;
+    let experts = experts(&o.input(4)?, rows)?;
+    same("the experts", count, experts.len())?;
+    let (a, b, inverse) = (o.floats(0)?, o.floats(1)?, inverse(o)?);
+    for (e, of) in experts
+        .into_iter()
+        .enumerate()
+        .filter(|(_, of)| !of.is_empty())
+    {
+        let b = Mat::rows(&b[e * k * n..][..k * n], k).t();
+        let a = Mat::rows(&a[of.start * k..of.end * k], k);
+        let mut c = Scratch::take(of.len() * n);
+        let to = Mat::target(&mut c, n);
+        // SAFETY: all three are as long as their shapes say, and the result is scratch memory.
+        unsafe { multiply(of.len(), n, k, a, b, to, false) };
+        scale_and_store(c, inverse, of.start * n, &out);
+    }
+    Ok(())
+}
+
+/// Computes `a, b, inverse_a, inverse_b, offsets -> d_w`.
+pub(super) fn scaled_weight_grad(o: &Operands<'_>) -> Result<(), OperandError> {
+    o.expect(5, 1)?;
+    let (m, rows) = strides::matrix(o.slot(false, 0)?);
+    let (n, other) = strides::matrix(o.slot(false, 1)?);
+    let out = o.output(0)?;
+    same("the rows of the experts", rows, other)?;
+    let experts = experts(&o.input(4)?, rows)?;
+    same("the weights", experts.len() * m * n, out.numel)?;
+    let (a, b, inverse) = (o.floats(0)?, o.floats(1)?, inverse(o)?);
+    for (e, of) in experts.into_iter().enumerate() {
+        let mut c = Scratch::zeroed(m * n);
+        if !of.is_empty() {
+            let a = Mat::rows(&a[of.start..], rows);
+            let b = Mat::rows(&b[of.start..], rows).t();
+            let to = Mat::target(&mut c, n);
+            // SAFETY: each row of a factor has `rows` columns, of which the expert's are read; the
+            // result is scratch memory.
+            unsafe { multiply(m, n, of.len(), a, b, to, false) };
+        }
+        scale_and_store(c, inverse, e * m * n, &out);
+    }
+    Ok(())
+}
+
 /// Computes `a, b, offsets -> d_w`.
 pub(super) fn grouped_weight_grad(o: &Operands<'_>) -> Result<(), OperandError> {
     o.expect(3, 1)?;

@@ -255,7 +255,7 @@ impl Launch<'_> {
                     state.scales.insert(at, self.id);
                 }
             }
-            OpKind::ScaledGemm(_) => {
+            op if op.float8_fast_accum().is_some() => {
                 for n in 0..2 {
                     self.factor(&inputs[n], &inputs[n + 2], state, sink);
                 }
@@ -324,7 +324,7 @@ impl Launch<'_> {
 
     /// Checks that tensor cores can read the factors, and that gradients add up in float32.
     fn formats(&self, sink: &mut Sink) {
-        let OpKind::ScaledGemm(gemm) = self.op.op else {
+        let Some(fast) = self.op.op.float8_fast_accum() else {
             return;
         };
         let p = self.p;
@@ -375,7 +375,7 @@ impl Launch<'_> {
         }
         let backward = p.instrs[self.id.index()].phase == Phase::Backward;
         sink.fact(RuleId::Float8Sum, 1);
-        if gemm.fast && (backward || gradients > 0) {
+        if fast && (backward || gradients > 0) {
             sink.violation(RuleId::Float8Sum, Some(self.id), None, || {
                 format!(
                     "{} adds up a gradient with the precision of tensor cores; expected float32",

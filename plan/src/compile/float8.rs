@@ -16,6 +16,9 @@
 //! one kernel casts a tensor, and one its transposed copy, whose rows have other scales. Blocks of
 //! the transpose have other scales, too, and one kernel casts and transposes.
 //!
+//! The matmuls of experts (`precision.float8_experts`) read rows of all experts, with one scale,
+//! and a stack of weights, with another. The transpose of a stack has the transpose of each matrix.
+//!
 //! Weights that ranks gather in 8 bits (`precision.float8_all_gather`) arrive as codes, so nothing
 //! casts them. The matmul of `d_x` reads a transposed copy.
 //!
@@ -24,7 +27,7 @@
 use super::schedule::Orders;
 use crate::graph::{Act, Buffer, Graph, Root, Value, ValueId};
 use crate::ir::strides::{self, Strides};
-use crate::ir::{DType, ModuleId, OpKind, Param, ParamId, ScaleBlock, op};
+use crate::ir::{DType, ModuleId, OpKind, Param, ParamId, ScaleBlock, Shape, op};
 use crate::models::ModelGraph;
 use crate::recipes::{Float8Linear, Recipe, Scaling};
 use smallvec::SmallVec;
@@ -36,6 +39,8 @@ struct Product {
     role: Role,
     linear: Float8Linear,
     bias: bool,
+    /// One matmul per expert.
+    grouped: bool,
 }
 
 /// What a matmul of a linear layer computes.
@@ -117,23 +122,37 @@ fn linears(m: &ModelGraph, recipe: &dyn Recipe) -> Vec<Option<Float8Linear>> {
 /// Returns the matmul of a linear layer in 8 bits that an op is.
 fn product(g: &Graph, i: u32, linears: &[Option<Float8Linear>]) -> Option<Product> {
     let op = &g.ops[i as usize];
-    let Act::Compute(OpKind::Gemm(gemm)) = op.act else {
+    let Act::Compute(kind) = op.act else {
         return None;
     };
     let of = |v: ValueId| match g.value(v).root {
         Root::Param(p) | Root::Grad(p) => linears[p.index()],
         _ => None,
     };
-    let (role, weight) = match (gemm.ta, gemm.tb) {
-        (false, true) => (Role::Forward, op.inputs[1]),
-        (false, false) => (Role::InputGrad, op.inputs[1]),
-        (true, false) => (Role::WeightGrad, op.outputs[0]),
-        (true, true) => return None,
+    let (role, bias, grouped) = match kind {
+        OpKind::Gemm(gemm) => {
+            let role = match (gemm.ta, gemm.tb) {
+                (false, true) => Role::Forward,
+                (false, false) => Role::InputGrad,
+                (true, false) => Role::WeightGrad,
+                (true, true) => return None,
+            };
+            (role, gemm.bias, false)
+        }
+        OpKind::GroupedGemm(gemm) if gemm.tb => (Role::Forward, false, true),
+        OpKind::GroupedGemm(_) => (Role::InputGrad, false, true),
+        OpKind::GroupedGemmWeightGrad(_) => (Role::WeightGrad, false, true),
+        _ => return None,
+    };
+    let weight = match role {
+        Role::Forward | Role::InputGrad => op.inputs[1],
+        Role::WeightGrad => op.outputs[0],
     };
     Some(Product {
         role,
         linear: of(weight)?,
-        bias: gemm.bias,
+        bias,
+        grouped,
     })
 }
 
@@ -159,17 +178,26 @@ impl Product {
     }
 }
 
-/// Returns the strides with which a tensor of `rows` rows and `cols` columns is written transposed:
-/// its rows become columns.
-fn by_column(shape: &[u64], rows: u64, cols: u64) -> Strides {
-    let mut all = strides::contiguous(shape);
+/// Returns the strides with which a tensor is written transposed, so that its rows become columns,
+/// and the shape of the transpose. A stack of experts' weights has a transpose of each matrix.
+fn transposed(value: &Value) -> (Strides, Shape) {
+    let (rows, cols) = (value.rows(), value.cols());
+    if let (Root::Param(_), &[experts, n, k]) = (value.root, &value.shape[..]) {
+        let written = strides::contiguous(&[experts, k, n]);
+        let written = [0, 2, 1].map(|dim| written[dim]);
+        return (
+            written.into_iter().collect(),
+            strides::shape(&[experts, k, n]),
+        );
+    }
+    let mut all = strides::contiguous(&value.shape);
     if let Some((last, before)) = all.split_last_mut() {
         for stride in before {
             *stride /= cols;
         }
         *last = rows;
     }
-    all
+    (all, strides::shape(&[cols, rows]))
 }
 
 /// Casts under construction.
@@ -189,7 +217,12 @@ struct Casts<'g> {
 impl Casts<'_> {
     /// Makes a matmul read 8-bit factors.
     fn replace(&mut self, i: u32, product: Product) {
-        let Product { role, linear, bias } = product;
+        let Product {
+            role,
+            linear,
+            bias,
+            grouped,
+        } = product;
         let readings = product.readings();
         let factors: SmallVec<[ValueId; 4]> = self.g.ops[i as usize].inputs.clone();
         let [a, b] = [0, 1].map(|n| {
@@ -199,13 +232,18 @@ impl Casts<'_> {
                 scaling => self.parts(i, factors[n], reading, scaling),
             }
         });
-        let kind = op::ScaledGemm {
-            fast: linear.fast_accum && role == Role::Forward,
-            bias,
-            accumulate: false,
+        let fast = linear.fast_accum && role == Role::Forward;
+        let kind = match (grouped, role) {
+            (false, _) => OpKind::ScaledGemm(op::ScaledGemm {
+                fast,
+                bias,
+                accumulate: false,
+            }),
+            (true, Role::WeightGrad) => OpKind::ScaledGroupedGemmWeightGrad,
+            (true, _) => OpKind::ScaledGroupedGemm(op::ScaledGroupedGemm { fast }),
         };
         let op = &mut self.g.ops[i as usize];
-        op.act = Act::Compute(OpKind::ScaledGemm(kind));
+        op.act = Act::Compute(kind);
         op.inputs = SmallVec::from_slice(&[a.codes, b.codes, a.inverse, b.inverse]);
         op.inputs.extend(factors[2..].iter().copied());
     }
@@ -317,16 +355,16 @@ impl Casts<'_> {
     /// Adds a cast with a scale.
     fn cast(&mut self, i: u32, v: ValueId, scale: ValueId, reading: Reading) -> ValueId {
         let value = self.g.value(v);
-        let (shape, rows, cols) = (value.shape.clone(), value.rows(), value.cols());
+        let shape = value.shape.clone();
         if !reading.transposed {
             let codes = self.fresh(i, v, &shape, None, reading.to);
             self.push(i, OpKind::Float8Cast, &[v, scale], &[codes]);
             return codes;
         }
-        let transposed = Some(by_column(&shape, rows, cols));
-        let written = self.fresh(i, v, &shape, transposed, reading.to);
+        let (layout, turned) = transposed(value);
+        let written = self.fresh(i, v, &shape, Some(layout), reading.to);
         self.push(i, OpKind::Float8Cast, &[v, scale], &[written]);
-        self.view(written, &[cols, rows])
+        self.view(written, &turned)
     }
 
     /// Returns the codes of a tensor, or of its transpose, with one scale per row or block.
@@ -355,7 +393,8 @@ impl Casts<'_> {
             shape = strides::shape(&matrix);
         }
         let codes = self.fresh(i, v, &shape, None, reading.to);
-        let inverse = self.fresh(i, v, &block.grid(matrix), None, block.inverse_type());
+        let layout = Some(block.strides(matrix));
+        let inverse = self.fresh(i, v, &block.grid(matrix), layout, block.inverse_type());
         let kind = op::Float8CastBlocks {
             to: reading.to,
             block,
@@ -387,11 +426,10 @@ impl Casts<'_> {
     fn transpose(&mut self, i: u32, v: ValueId) -> ValueId {
         let value = self.g.value(v);
         let (shape, dtype) = (value.shape.clone(), value.dtype);
-        let (rows, cols) = (value.rows(), value.cols());
-        let transposed = Some(by_column(&shape, rows, cols));
-        let written = self.fresh(i, v, &shape, transposed, dtype);
+        let (layout, turned) = transposed(value);
+        let written = self.fresh(i, v, &shape, Some(layout), dtype);
         self.push(i, OpKind::Copy, &[v], &[written]);
-        self.view(written, &[cols, rows])
+        self.view(written, &turned)
     }
 
     /// Adds a buffer for the op before `i`, of the kind of `like`, and the value that covers it.
@@ -407,8 +445,10 @@ impl Casts<'_> {
         let grad = of.is_some_and(|b| self.g.buffers[b as usize].grad);
         let module: ModuleId = self.g.ops[i as usize].module;
         let buffer = self.g.buffers.len() as u32;
+        let layout = layout.unwrap_or_else(|| strides::contiguous(shape));
+        let rooms = shape.iter().zip(&layout).map(|(&n, &stride)| n * stride);
         self.g.buffers.push(Buffer {
-            bytes: shape.iter().product::<u64>() * dtype.size(),
+            bytes: rooms.max().unwrap_or(1) * dtype.size(),
             dtype,
             module,
             logits: false,
@@ -417,7 +457,7 @@ impl Casts<'_> {
         });
         let value = Value {
             shape: strides::shape(shape),
-            strides: layout.unwrap_or_else(|| strides::contiguous(shape)),
+            strides: layout,
             offset: 0,
             dtype,
             root: Root::Buffer(buffer),

@@ -94,6 +94,9 @@ pub struct Float8 {
     /// Gathers move codes of weights, with scales from maxima over all ranks.
     #[serde(rename = "float8_all_gather")]
     pub all_gather: bool,
+    /// The grouped matmuls of experts run in 8 bits too.
+    #[serde(rename = "float8_experts", skip_serializing_if = "std::ops::Not::not")]
+    pub experts: bool,
 }
 
 impl Float8 {
@@ -117,6 +120,7 @@ impl Float8 {
             last_bf16: 0,
             fast_accum: true,
             all_gather: false,
+            experts: false,
         }
     }
 }

@@ -328,6 +328,9 @@ pub struct Fsdp {
     pub gradient_scaling_factor: Option<f64>,
     /// The optimizer reads gradients in their own dtype, instead of casts to that of main weights.
     pub decoupled_gradients: bool,
+    /// Transposed codes of gathered weights stay in memory.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub keep_fp8_transpose_cache: bool,
     /// Check operands of collectives for NaN before, and results after each of them.
     pub nan_check: bool,
     /// State that is kept in host memory.

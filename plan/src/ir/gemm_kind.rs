@@ -64,15 +64,13 @@ impl Float8Gemm {
 
     /// Returns how an operation scales and adds up; `None` if it is no 8-bit matmul.
     fn of(op: &BodyOp) -> Option<Self> {
-        let OpKind::ScaledGemm(gemm) = op.op else {
-            return None;
-        };
+        let fast_accum = op.op.float8_fast_accum()?;
         let [a, b, of_a, of_b, ..] = &op.inputs[..] else {
             return None;
         };
         Some(Self {
             scaling: ScaleMode::of([a, b], [of_a, of_b]),
-            fast_accum: gemm.fast,
+            fast_accum,
         })
     }
 }
@@ -112,6 +110,20 @@ impl DType {
         match self {
             Self::F8E5m2 => Self::F8E4m3,
             other => other,
+        }
+    }
+}
+
+impl OpKind {
+    /// Returns whether an 8-bit matmul adds up with the precision of tensor cores; `None` for other
+    /// operations. Its inputs are two factors, the reciprocals of their scales, and others.
+    #[must_use]
+    pub fn float8_fast_accum(&self) -> Option<bool> {
+        match self {
+            Self::ScaledGemm(gemm) => Some(gemm.fast),
+            Self::ScaledGroupedGemm(gemm) => Some(gemm.fast),
+            Self::ScaledGroupedGemmWeightGrad => Some(false),
+            _ => None,
         }
     }
 }

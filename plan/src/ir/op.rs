@@ -572,4 +572,14 @@ ops! {
         /// Choices without a place are left out.
         drop: bool = true,
     };
+    /// `a, b, inverse_a, inverse_b, offsets -> c`: like [`GroupedGemm`], of 8-bit factors whose
+    /// scales have these reciprocals. `b` is `[experts, n, inner]`.
+    ScaledGroupedGemm {
+        /// As in [`ScaledGemm`].
+        fast: bool = false,
+    };
+    /// `a, b, inverse_a, inverse_b, offsets -> d_w`: like [`GroupedGemmWeightGrad`], of transposed
+    /// 8-bit factors: matrix `e` of the result is `a b^T` over the columns
+    /// `offsets[e]..offsets[e + 1]`.
+    ScaledGroupedGemmWeightGrad;
 }

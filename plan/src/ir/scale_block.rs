@@ -1,7 +1,9 @@
 //! Blocks of a matrix whose elements share a scale.
 
 use super::DType;
+use super::strides::{self, Strides};
 use serde::Serialize;
+use smallvec::SmallVec;
 
 /// A block of a matrix with one scale. Blocks at the ends may be smaller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -38,6 +40,17 @@ impl ScaleBlock {
     #[must_use]
     pub const fn grid(self, [rows, cols]: [u64; 2]) -> [u64; 2] {
         [rows.div_ceil(self.rows), cols.div_ceil(self.cols)]
+    }
+
+    /// Returns the strides with which the grid of a matrix's reciprocals is stored, as cuBLASLt
+    /// reads them: those of rows column by column, those of squares in rows of a multiple of four.
+    pub(crate) fn strides(self, matrix: [u64; 2]) -> Strides {
+        let [down, across] = self.grid(matrix);
+        match self {
+            Self::ROW => SmallVec::from_slice(&[1, down]),
+            Self::SQUARE => SmallVec::from_slice(&[across.next_multiple_of(4), 1]),
+            _ => strides::contiguous(&[down, across]),
+        }
     }
 
     /// Returns the blocks of a matrix from its grid of reciprocals; `None` if there are no such

@@ -2,6 +2,7 @@
 
 use super::builder::NewBuffer;
 use super::emitter::Emitter;
+use super::float8::kept_transposes;
 use super::inputs::LoweringInputs;
 use crate::ir::{
     BufferId, COMPUTE, ConstId, DType, Holds, Packed, Role, StorageId, StorageRole, UnitId,
@@ -31,11 +32,13 @@ impl TapeBuffers {
         } else {
             1
         };
+        let kept = kept_transposes(out.inputs);
         let mut set = |_| {
             let storages = tape.storages.iter().enumerate();
             let made = storages.map(|(i, s)| {
                 out.b.buffer(NewBuffer {
                     role: match s.role {
+                        _ if kept.contains(&StorageId(i as u32)) => Role::ModelWeight,
                         StorageRole::Saved => Role::Activation,
                         StorageRole::Logits => Role::Logits,
                         StorageRole::Temporary | StorageRole::ActivationGrad => Role::Temporary,

@@ -4,6 +4,7 @@ use super::activation_offload::ActivationOffload;
 use super::buffers::{TapeBuffers, unit_of_module};
 use super::capture::captured;
 use super::emitter::Emitter;
+use super::float8::kept_transposes;
 use super::inputs::LoweringInputs;
 use super::model_collective::{InFlight, ModelLanes};
 use super::optimizer;
@@ -16,6 +17,7 @@ use crate::ir::{
     UnitId,
 };
 use crate::program::{Phase, Rule, workspace};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Where a parameter or gradient is stored.
@@ -155,6 +157,8 @@ pub(crate) struct Walk<'c, 'a> {
     ready: Vec<ParamId>,
     micro: usize,
     workspaces_made: [bool; 2],
+    /// Storages that stay in memory once they are allocated, and whether they are.
+    kept: BTreeMap<StorageId, bool>,
 }
 
 impl<'c, 'a> Walk<'c, 'a> {
@@ -168,7 +172,10 @@ impl<'c, 'a> Walk<'c, 'a> {
         let framework = out.inputs.engine.framework;
         let compiled = is_compiled(out.inputs);
         let weight_gradients = WeightGradients::new(out.inputs);
+        let kept = kept_transposes(out.inputs).into_iter();
+        let kept = kept.map(|storage| (storage, false)).collect();
         Self {
+            kept,
             out,
             life,
             buffers,
@@ -313,10 +320,18 @@ impl<'c, 'a> Walk<'c, 'a> {
                         self.out.b.at(self.units[m.index()], phase);
                     }
                 }
-                TapeOp::Alloc(s) => self
-                    .out
-                    .b
-                    .alloc(Rule::Model, self.buffers.storage_of(self.micro, s)),
+                TapeOp::Alloc(s) => {
+                    let id = self.buffers.storage_of(self.micro, s);
+                    match self.kept.get_mut(&s) {
+                        None => self.out.b.alloc(Rule::Model, id),
+                        Some(allocated) => {
+                            if !std::mem::replace(allocated, true) {
+                                self.out.b.first_only(|b| b.alloc(Rule::Model, id));
+                            }
+                        }
+                    }
+                }
+                TapeOp::Free(s) if self.kept.contains_key(&s) => {}
                 TapeOp::Free(s) => {
                     let id = self.buffer_of(s);
                     self.in_flight.arrive(self.out, |b| b == id);

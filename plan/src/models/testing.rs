@@ -129,6 +129,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             per_token_loss: false,
             gradient_scaling_factor: None,
             decoupled_gradients: false,
+            keep_fp8_transpose_cache: false,
             nan_check: false,
             offload: Default::default(),
             frozen: vec![],

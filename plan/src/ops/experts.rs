@@ -414,3 +414,96 @@ impl OpDef for op::GroupedGemmWeightGrad {
         true
     }
 }
+
+const SCALED: [Operand; 5] = [
+    any("a"),
+    any("b"),
+    any("the reciprocal of the scale of a"),
+    any("the reciprocal of the scale of b"),
+    OFFSETS,
+];
+
+impl OpDef for op::ScaledGroupedGemm {
+    fn name(&self) -> &'static str {
+        "scaled_grouped_mm"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&SCALED, &[any("c")])
+    }
+
+    fn result(&self, _: usize, _: &[DType]) -> DType {
+        DType::Bf16
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        let a = at.input(0);
+        2 * a.rows() * a.cols() * at.output(0).cols()
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        let (a, c) = (at.input(0), at.output(0));
+        grouped(at.input(1).shape[0], [a.rows(), c.cols(), a.cols()], false)
+    }
+
+    fn differentiable(&self, _: usize) -> bool {
+        false
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+
+    fn saved_by_selective_recompute(&self) -> bool {
+        true
+    }
+}
+
+impl OpDef for op::ScaledGroupedGemmWeightGrad {
+    fn name(&self) -> &'static str {
+        "scaled_grouped_mm_weight_backward"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&SCALED, &[any("the weights")])
+    }
+
+    fn result(&self, _: usize, _: &[DType]) -> DType {
+        DType::Bf16
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        let a = at.input(0);
+        2 * a.cols() * a.rows() * at.input(1).rows()
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        let (a, b) = (at.input(0), at.input(1));
+        grouped(at.output(0).shape[0], [a.cols(), a.rows(), b.rows()], true)
+    }
+
+    /// Sums run over the rows of experts.
+    fn leaves_rows(&self, _: bool) -> bool {
+        false
+    }
+
+    fn differentiable(&self, _: usize) -> bool {
+        false
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+
+    fn is_backward(&self) -> bool {
+        true
+    }
+}

@@ -73,16 +73,22 @@ pub(crate) const FLOAT8_ALIGNMENT: u64 = 16;
 
 /// Returns whether a glob of `float8_exclude` matches a linear layer, or a module that contains it,
 /// by its name here, in torchtitan or in Hugging Face's code. Only matrices are weights of linear
-/// layers.
+/// layers, and those of experts.
 pub(crate) fn names_layer(glob: &str, weight: &Param) -> bool {
     let Some(module) = weight.name.strip_suffix(".weight") else {
         return false;
     };
     let matches = |name: &str| part_of(glob, name);
-    weight.shape.len() == 2
+    (weight.shape.len() == 2 || are_experts(weight))
         && (matches(module)
             || matches(&torchtitan(module))
             || weight.hf.as_ref().is_some_and(|hf| matches(&hf.module)))
+}
+
+/// Returns whether a weight is a matrix for each expert of a layer.
+pub(crate) fn are_experts(weight: &Param) -> bool {
+    let mut parts = weight.name.rsplit('.').skip(2);
+    weight.shape.len() == 3 && parts.next() == Some("experts")
 }
 
 /// Returns the name of a linear layer in torchtitan, which `filter_fqns` uses:
@@ -105,8 +111,8 @@ fn torchtitan(module: &str) -> String {
 }
 
 /// Returns how the layer with this weight runs in 8 bits; `None` if it does not. These are the
-/// linear layers of blocks. Heads, routers, adapters and all other operations stay in the compute
-/// type.
+/// linear layers of blocks, and experts if the scenario asks for them. Heads, routers, adapters and
+/// all other operations stay in the compute type.
 pub(crate) fn linear(of: &Float8, p: &Param, block: Option<BlockPlace>) -> Option<Float8Linear> {
     let BlockPlace { number, count } = block?;
     let module = p.name.strip_suffix(".weight")?;
@@ -114,7 +120,8 @@ pub(crate) fn linear(of: &Float8, p: &Param, block: Option<BlockPlace>) -> Optio
     let inner = number >= of.first_bf16 && number + of.last_bf16 < count;
     let excluded = || of.exclude.iter().any(|glob| names_layer(glob, p));
     let scaling = Scaling::of(of.recipe)?;
-    if p.shape.len() != 2 || router || p.is_adapter() || !inner || excluded() {
+    let is_layer = p.shape.len() == 2 || of.experts && are_experts(p);
+    if !is_layer || router || p.is_adapter() || !inner || excluded() {
         return None;
     }
     Some(Float8Linear {

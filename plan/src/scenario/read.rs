@@ -368,6 +368,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         per_token_loss: d.setting(Key::PerTokenLoss),
         gradient_scaling_factor: d.given(Key::GradientScalingFactor),
         decoupled_gradients: d.setting(Key::DecoupledGradients),
+        keep_fp8_transpose_cache: d.setting(Key::KeepFp8TransposeCache),
         nan_check: d.setting(Key::NanCheck),
         offload: d.setting(Key::Offload),
         frozen: d.setting(Key::Frozen),
@@ -443,6 +444,7 @@ fn float8(d: &Document) -> Float8 {
         last_bf16: d.setting(Key::Float8LastBf16),
         fast_accum: d.setting(Key::Float8FastAccum),
         all_gather: d.setting(Key::Float8AllGather),
+        experts: d.setting(Key::Float8Experts),
     }
 }
 

@@ -255,7 +255,9 @@ fn scaled_gemms(recipe: &mut Recipe, scalings: &[ScaleMode]) -> Vec<(Cell, Singl
                     };
                     cells.push(scaled_gemm(recipe, of, shape));
                 };
-                add(true, [tokens, n, k]);
+                if scaling != ScaleMode::Blockwise {
+                    add(true, [tokens, n, k]);
+                }
                 add(false, [tokens, n, k]);
                 add(false, [n, k, tokens]);
             }
@@ -264,6 +266,8 @@ fn scaled_gemms(recipe: &mut Recipe, scalings: &[ScaleMode]) -> Vec<(Cell, Singl
     cells
 }
 
+/// Adds an 8-bit matmul. Blocks are those of a row, as both factors of a weight's gradient have
+/// them.
 fn scaled_gemm(recipe: &mut Recipe, of: Float8Gemm, [m, n, k]: [u64; 3]) -> (Cell, Single) {
     let scales = |rows: u64| match of.scaling {
         ScaleMode::Tensorwise => Vec::new(),
@@ -295,6 +299,9 @@ fn scaled_gemm(recipe: &mut Recipe, of: Float8Gemm, [m, n, k]: [u64; 3]) -> (Cel
     });
     let class = KernelClass::Gemm { m, n, k, batch: 1 };
     let single = recipe.kernel(op, class, first, &ins, &[(vec![m, n], DType::Bf16)]);
+    if of.scaling == ScaleMode::Blockwise {
+        recipe.by_column(&single, &[2, 3]);
+    }
     let kind = GemmKind {
         dtype: DType::F8E4m3,
         float8: Some(of),
@@ -397,7 +404,7 @@ mod tests {
             assert_eq!(program.kernels[single.kernel.index()].gemm_kind(), kind);
             shapes.entry(kind).or_default().push(shape);
         }
-        assert_eq!(shapes.len(), 2 * scalings.len());
+        assert_eq!(shapes.len(), 2 * scalings.len() - 1);
         for (kind, fast) in &shapes {
             let of = kind.float8.unwrap();
             let full = GemmKind {

@@ -147,6 +147,15 @@ impl Recipe {
         }
     }
 
+    /// Stores matrices that a kernel reads column by column.
+    pub(super) fn by_column(&mut self, single: &Single, inputs: &[usize]) {
+        let body = &mut self.program.kernels[single.kernel.index()].body[0];
+        for &n in inputs {
+            let slot = &mut body.inputs[n];
+            slot.strides = SmallVec::from_slice(&[1, slot.shape[0]]);
+        }
+    }
+
     /// Adds a collective whose full side has `bytes` bytes.
     pub(super) fn collective(
         &mut self,

@@ -7,7 +7,7 @@ pub use trials::{Candidate, Trial};
 
 use super::cache::Cache;
 use super::error::ErrorKind;
-use super::gemm::{GemmProblem, Scaling};
+use super::gemm::{GemmProblem, Scales, Scaling};
 use super::memory::Stopwatch;
 use super::{Agree, Choose};
 use crate::base::element;
@@ -87,6 +87,11 @@ fn unsupported(p: &GemmProblem) -> ErrorKind {
         "cuBLASLt has no matmul of {a} and {b} inputs with a {} result",
         p.result
     );
+    if p.scaling
+        .is_some_and(|scaling| scaling.of[0] != Scales::Whole)
+    {
+        why += "; scales of rows and blocks need compute capability 9.0 and cuBLAS 12.9";
+    }
     if a == DType::F32 && p.result != DType::F32 {
         why +=
             "; precision.reduce_dtype = \"f32\" keeps the gradients of float32 weights in float32";
@@ -426,13 +431,14 @@ impl Blas {
 fn sizes(p: &GemmProblem) -> [u64; 6] {
     let ([of_a, of_b], rs) = (p.factors.map(DType::size), p.result.size());
     let rows = |t: bool, a: u64, b: u64| if t { b } else { a };
+    let scales = |n: usize, rows: u64| p.scaling.map_or(1, |of| of.of[n].count(rows, p.k));
     [
         rows(p.ta, p.m, p.k) * p.pitch[0] * of_a,
         rows(p.tb, p.k, p.n) * p.pitch[1] * of_b,
         p.m * p.pitch[3].max(p.pitch[2]) * rs,
         p.n * 4,
-        p.m * 4,
-        p.n * 4,
+        scales(0, p.m) * 4,
+        scales(1, p.n) * 4,
     ]
 }
 
@@ -478,10 +484,19 @@ unsafe fn describe_scaling(
     // SAFETY: the caller's contract; values have the attributes' types.
     unsafe {
         set(desc, Attr::CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast)?;
-        if scaling.by_row {
-            let mode = Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-            set(desc, Attr::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &mode)?;
-            set(desc, Attr::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &mode)?;
+        // The library's `A` is our `b`.
+        for (attr, of) in [
+            (Attr::CUBLASLT_MATMUL_DESC_A_SCALE_MODE, scaling.of[1]),
+            (Attr::CUBLASLT_MATMUL_DESC_B_SCALE_MODE, scaling.of[0]),
+        ] {
+            let mode = match of {
+                // What descriptors start with, also where a library has no such attribute.
+                Scales::Whole => continue,
+                Scales::Rows => Scale::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F,
+                Scales::RowBlocks => Scale::CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+                Scales::Squares => Scale::CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F,
+            };
+            set(desc, attr, &mode)?;
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::codegen::{Arg, CodegenError, Request};
 use crate::kernels::strides::{self, Dim};
-use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, op};
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, ScaleBlock, Slot, op};
 
 /// A stored matrix: the layout of its rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,11 +15,38 @@ struct Stored {
     flipped: bool,
 }
 
+/// What shares a scale of an 8-bit factor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Scales {
+    /// The factor.
+    Whole,
+    /// A row of `a`, or a column of `b`; those of the other factor, too.
+    Rows,
+    /// 128 elements of such a row.
+    RowBlocks,
+    /// 128 by 128 elements.
+    Squares,
+}
+
+impl Scales {
+    /// Returns the number of reciprocals, and of those that keep their rows aligned, of a factor
+    /// with a number of rows and an inner dimension.
+    pub(super) const fn count(self, rows: u64, k: u64) -> u64 {
+        let across = k.div_ceil(128);
+        match self {
+            Self::Whole => 1,
+            Self::Rows => rows,
+            Self::RowBlocks => rows * across,
+            Self::Squares => rows.div_ceil(128) * across.next_multiple_of(4),
+        }
+    }
+}
+
 /// How a GEMM of 8-bit factors is scaled and added up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Scaling {
-    /// Whether each row of `a` and each column of `b` has a scale, instead of each factor.
-    pub(super) by_row: bool,
+    /// What shares a scale of `a`, and of `b`.
+    pub(super) of: [Scales; 2],
     /// Whether sums may have the precision of tensor cores.
     pub(super) fast: bool,
 }
@@ -102,23 +129,48 @@ fn stored(slot: &Slot) -> Result<Stored, CodegenError> {
 /// Returns the scaling of a GEMM whose reciprocals of scales are in these slots.
 fn scaling(
     gemm: op::ScaledGemm,
-    [m, n]: [u64; 2],
+    [m, n, k]: [u64; 3],
     inverses: [&Slot; 2],
 ) -> Result<Scaling, CodegenError> {
     let numbers = inverses.map(|slot| strides::numel(slot) as u64);
-    let by_row = match numbers {
-        [1, 1] => false,
-        numbers if numbers == [m, n] => true,
+    let of = match numbers {
+        [1, 1] => [Scales::Whole; 2],
+        numbers if numbers == [m, n] => [Scales::Rows; 2],
         [a, b] => {
-            return Err(CodegenError::new(format!(
-                "{a} and {b} scales of {m} rows and {n} columns"
-            )));
+            let blocks = [m, n].into_iter().zip(inverses);
+            let mut found = blocks.filter_map(|(rows, slot)| of_blocks([rows, k], slot));
+            let (Some(of_a), Some(of_b)) = (found.next(), found.next()) else {
+                return Err(CodegenError::new(format!(
+                    "{a} and {b} scales of {m} rows and {n} columns"
+                )));
+            };
+            [of_a, of_b]
         }
     };
     Ok(Scaling {
-        by_row,
+        of,
         fast: gemm.fast,
     })
+}
+
+/// Returns the blocks of a factor, `[rows, k]`, whose reciprocals are stored as the library reads
+/// them.
+fn of_blocks(matrix: [u64; 2], inverses: &Slot) -> Option<Scales> {
+    let &[down, across] = &inverses.shape[..] else {
+        return None;
+    };
+    let block = ScaleBlock::of(matrix, [down, across], inverses.dtype)?;
+    let steps = strides::of(inverses);
+    let stored = |s: [u64; 2]| {
+        // The step along a dimension of one entry does not matter.
+        let mut all = steps.iter().zip(s).zip([down, across]);
+        all.all(|((&found, wanted), n)| n == 1 || found as u64 == wanted)
+    };
+    match block {
+        ScaleBlock::ROW if stored([1, down]) => Some(Scales::RowBlocks),
+        ScaleBlock::SQUARE if stored([across.next_multiple_of(4), 1]) => Some(Scales::Squares),
+        _ => None,
+    }
 }
 
 /// Reads a GEMM from a body, of which it may be a part whose result stays in the kernel.
@@ -201,7 +253,7 @@ pub(super) fn problem(
     let scaled = match scaled {
         Some(gemm) => {
             let inverses = [input(2)?, input(3)?];
-            Some((scaling(gemm, [m, n], inverses)?, inverses))
+            Some((scaling(gemm, [m, n, k], inverses)?, inverses))
         }
         None => None,
     };

@@ -111,6 +111,37 @@ impl CudaKernel for op::GroupedGemmWeightGrad {
     }
 }
 
+impl CpuKernel for op::ScaledGroupedGemm {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        experts::scaled(call.whole()?)
+    }
+}
+
+/// Why GPUs do not run the matmuls of experts in 8 bits.
+#[cfg(feature = "cuda")]
+const NO_EXPERTS: CudaCode<'static> =
+    CudaCode::Absent("`float8_experts` runs on CPUs only: leave experts in param_dtype");
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::ScaledGroupedGemm {
+    fn code(&self) -> CudaCode<'_> {
+        NO_EXPERTS
+    }
+}
+
+impl CpuKernel for op::ScaledGroupedGemmWeightGrad {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        experts::scaled_weight_grad(call.whole()?)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::ScaledGroupedGemmWeightGrad {
+    fn code(&self) -> CudaCode<'_> {
+        NO_EXPERTS
+    }
+}
+
 impl Elementwise for op::ScaleRows {
     fn block(&self, x: &[&[f32]], y: &mut [f32]) {
         op::Mul.block(x, y);

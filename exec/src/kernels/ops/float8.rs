@@ -16,6 +16,8 @@ use crate::kernels::scaled_gemm;
 use crate::kernels::scratch::Scratch;
 use crate::kernels::strides;
 use crate::kernels::wide::wide;
+#[cfg(feature = "cuda")]
+use shardlab_plan::ir::ScaleBlock;
 use shardlab_plan::ir::{DType, op};
 
 wide! {
@@ -182,9 +184,15 @@ impl CpuKernel for op::Float8CastBlocks {
 #[cfg(feature = "cuda")]
 impl CudaKernel for op::Float8CastBlocks {
     fn code(&self) -> CudaCode<'_> {
-        CudaCode::Absent(
-            "`float8_recipe` \"blockwise\" and \"mxfp8\" run on CPUs only: use tensorwise or rowwise",
-        )
+        if self.block == ScaleBlock::MX {
+            return CudaCode::Absent(
+                "`float8_recipe` \"mxfp8\" runs on CPUs only: use tensorwise, rowwise or blockwise",
+            );
+        }
+        let generate = |req: &Request<'_>, op: &_| -> Result<Module, CodegenError> {
+            float8::cast_blocks(req, op, *self, &largest(self.to)?)
+        };
+        CudaCode::kernel(generate)
     }
 }
 

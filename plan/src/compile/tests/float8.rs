@@ -17,6 +17,25 @@ fn cast(base: &Scenario, recipe: Float8Recipe, saved: Float8Saved) -> Scenario {
 const RECIPES: [Float8Recipe; 2] = [Float8Recipe::Tensorwise, Float8Recipe::Rowwise];
 const SAVED: [Float8Saved; 2] = [Float8Saved::Compute, Float8Saved::Float8];
 
+/// The matmuls of experts change no gradient either.
+#[test]
+fn casts_of_experts_change_no_gradient() {
+    let base = tiny(Family::Moe);
+    for saved in SAVED {
+        for mode in [
+            CompileMode::Off,
+            CompileMode::Blocks,
+            CompileMode::Regions,
+            CompileMode::Full,
+        ] {
+            let mut s = cast(&base, Float8Recipe::Tensorwise, saved);
+            s.precision.float8.experts = true;
+            s.compile.mode = mode;
+            gradients::assert_same(&base, &s);
+        }
+    }
+}
+
 /// Biases are those of GPT-2, and experts have a shared one with plain linear layers.
 #[test]
 fn casts_change_no_gradient() {
@@ -230,4 +249,52 @@ fn saved_codes_take_half_the_memory() {
     let inputs = layers * tokens * (3 * base.model.hidden + base.model.ffn);
     assert_eq!(codes.1, inputs);
     assert!(codes.0 < compute.0);
+}
+
+/// Both matmuls of experts, in all three directions, read 8-bit factors with the inner dimension
+/// contiguous: the transpose of a stack of matrices has each of them transposed. The router stays.
+#[test]
+fn experts_run_in_8_bits_if_asked_for() {
+    let sets = |experts: bool| {
+        [
+            "model.hidden=32".to_owned(),
+            "model.ffn=96".to_owned(),
+            "model.expert_ffn=48".to_owned(),
+            "model.shared_expert_ffn=48".to_owned(),
+            "train.seq_len=24".to_owned(),
+            "precision.float8_recipe=tensorwise".to_owned(),
+            format!("precision.float8_experts={experts}"),
+        ]
+    };
+    let load = |experts| crate::scenario::load("small-moe".as_ref(), &sets(experts)).unwrap();
+    let plain = build(&load(false));
+    assert_eq!(count_ops(&plain, &plain.forward, "scaled_grouped_mm"), 0);
+    let grouped = count_ops(&plain, &plain.forward, "grouped_mm");
+    assert!(grouped > 0);
+    let s = load(true);
+    let t = build(&s);
+    assert_eq!(count_ops(&t, &t.forward, "grouped_mm"), 0);
+    assert_eq!(count_ops(&t, &t.forward, "scaled_grouped_mm"), grouped);
+    assert_eq!(count_ops(&t, &t.backward, "scaled_grouped_mm"), grouped);
+    let gradients = "scaled_grouped_mm_weight_backward";
+    assert_eq!(count_ops(&t, &t.backward, gradients), grouped);
+    let of = &s.model.options.experts;
+    let rows = s.train.micro_batch * s.train.seq_len * of.top_k;
+    let (experts, hidden, ffn) = (of.experts, s.model.hidden, 48);
+    let mut seen = std::collections::BTreeSet::new();
+    for op in performed(&t, &t.backward).flat_map(|(k, ..)| &k.body) {
+        if let OpKind::ScaledGroupedGemm(_) | OpKind::ScaledGroupedGemmWeightGrad = op.op {
+            let [a, b] = [&op.inputs[0], &op.inputs[1]];
+            assert!(a.strides.is_empty() && b.strides.is_empty());
+            assert_eq!([a.dtype, b.dtype], [DType::F8E5m2, DType::F8E4m3]);
+            seen.insert([a.shape.to_vec(), b.shape.to_vec()]);
+        }
+    }
+    let wanted = [
+        [vec![rows, 2 * ffn], vec![experts, hidden, 2 * ffn]],
+        [vec![rows, hidden], vec![experts, ffn, hidden]],
+        [vec![2 * ffn, rows], vec![hidden, rows]],
+        [vec![hidden, rows], vec![ffn, rows]],
+    ];
+    assert_eq!(seen, wanted.into());
 }

@@ -417,6 +417,22 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::Unpermute => vec![experts::unpermute(op, x)],
         OpKind::GroupedGemm(op::GroupedGemm { tb, .. }) => vec![experts::grouped(op, x, tb)],
         OpKind::GroupedGemmWeightGrad(_) => vec![experts::grouped_weight_grad(op, x)],
+        OpKind::ScaledGroupedGemm(_) => {
+            scaled_experts(op, x, |op, x| experts::grouped(op, x, true))
+        }
+        OpKind::ScaledGroupedGemmWeightGrad => {
+            let turned = |n: usize| {
+                let (rows, cols) = dims(&ins[n]);
+                let at = |i: usize| x[n][i % rows * cols + i / rows];
+                (0..rows * cols).map(at).collect::<Vec<f64>>()
+            };
+            let mut rows = op.clone();
+            for slot in &mut rows.inputs[..2] {
+                slot.shape.reverse();
+            }
+            let x = [vec![turned(0), turned(1)], x[2..].to_vec()].concat();
+            scaled_experts(&rows, &x, experts::grouped_weight_grad)
+        }
         OpKind::LoadBalance(of) => experts::load_balance(&of, &x[0], dims(&ins[0]).1),
         OpKind::LoadBalanceGrad(of) => {
             let columns = dims(&ins[1]).1;
@@ -753,6 +769,22 @@ fn scaled_gemm(of: op::ScaledGemm, op: &BodyOp, x: &[Vec<f64>]) -> Vec<f64> {
         }
     }
     out
+}
+
+/// Runs a matmul of experts on 8-bit factors, and multiplies by the reciprocals of their scales.
+fn scaled_experts(
+    op: &BodyOp,
+    x: &[Vec<f64>],
+    run: impl Fn(&BodyOp, &[Vec<f64>]) -> Vec<f64>,
+) -> Vec<Vec<f64>> {
+    let mut plain = op.clone();
+    plain.inputs = [0, 1, 4]
+        .map(|n| op.inputs[n].clone())
+        .into_iter()
+        .collect();
+    let sums = run(&plain, &[0, 1, 4].map(|n| x[n].clone()));
+    let inverse = x[2][0] * x[3][0];
+    vec![sums.into_iter().map(|sum| sum * inverse).collect()]
 }
 
 /// Multiplies decoded factors, whose blocks follow from the grids of their scales.

@@ -2,7 +2,7 @@
 
 use super::{LLAMA, program};
 use crate::check::check;
-use crate::ir::{Access, AxisId, Buffer, DType, Holds, OpKind, Role};
+use crate::ir::{Access, AxisId, Buffer, BufferId, DType, Holds, OpKind, Role};
 use crate::program::{Instr, Op, Phase, Program, SectionKind};
 use crate::scenario::parse;
 
@@ -371,4 +371,58 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
         let found = fault(set);
         assert!(found.contains(words), "{set:?}: {found}");
     }
+}
+
+/// Transposed copies of all weights in 8 bits are allocated once and never freed: a byte per
+/// parameter. Everything else is as without, and `check` proves both.
+#[test]
+fn kept_transposes_take_a_byte_per_parameter() {
+    let lower = |keep: bool| {
+        let sets = [
+            "fsdp.policy=megatron".to_owned(),
+            "mesh.dp_shard=2".to_owned(),
+            "train.grad_accum=2".to_owned(),
+            "precision.float8_all_gather=true".to_owned(),
+            format!("fsdp.keep_fp8_transpose_cache={keep}"),
+        ];
+        let s = crate::scenario::load("small-fp8".as_ref(), &sets).unwrap();
+        let params: u64 = crate::plan(&s)
+            .unwrap()
+            .params
+            .iter()
+            .filter(|p| p.name.starts_with("layers.") && p.shape.len() == 2)
+            .map(|p| p.shape.iter().product::<u64>())
+            .sum();
+        (crate::plan(&s).unwrap(), params)
+    };
+    let ((kept, params), (made, _)) = (lower(true), lower(false));
+    for p in [&kept, &made] {
+        let r = check(p);
+        assert!(r.is_ok(), "{r}");
+    }
+    let count = |p: &Program, kind: SectionKind, f: fn(&Op) -> Option<BufferId>| {
+        let of = p.section(kind).map(|s| p.section_instrs(s));
+        let all = of.unwrap_or_default().iter().filter_map(|i| f(&i.op));
+        all.map(|b| p.buffers[b.index()].bytes.0).sum::<u64>()
+    };
+    let alloc = |op: &Op| match *op {
+        Op::Alloc(b) => Some(b),
+        _ => None,
+    };
+    let free = |op: &Op| match *op {
+        Op::Free(b) => Some(b),
+        _ => None,
+    };
+    let first = |p| count(p, SectionKind::First, alloc) - count(p, SectionKind::First, free);
+    assert_eq!(first(&kept), first(&made) + params);
+    let steady = |p, f| count(p, SectionKind::Steady, f);
+    // Two micro-batches made and dropped them.
+    assert_eq!(steady(&made, alloc), steady(&kept, alloc) + 2 * params);
+    assert_eq!(steady(&made, free), steady(&kept, free) + 2 * params);
+    let launches = |p: &Program| {
+        let all = p.section(SectionKind::Steady).map(|s| p.section_instrs(s));
+        let all = all.unwrap_or_default().iter();
+        all.filter(|i| matches!(i.op, Op::Launch { .. })).count()
+    };
+    assert_eq!(launches(&kept), launches(&made));
 }

@@ -112,6 +112,26 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             vec![numbers(&[10, 4]), sorted, offsets()],
             vec![numbers(&[3, 4, COLS])],
         ),
+        OpKind::ScaledGroupedGemm(_) => (
+            vec![
+                sorted,
+                numbers(&[3, 4, COLS]),
+                scalar.clone(),
+                scalar,
+                offsets(),
+            ],
+            vec![numbers(&[10, 4])],
+        ),
+        OpKind::ScaledGroupedGemmWeightGrad => (
+            vec![
+                numbers(&[4, 10]),
+                numbers(&[COLS, 10]),
+                scalar.clone(),
+                scalar,
+                offsets(),
+            ],
+            vec![numbers(&[3, 4, COLS])],
+        ),
         OpKind::ScaleRows => (vec![rows.clone(), numbers(&[ROWS, 1])], vec![rows]),
         OpKind::Rsqrt => (vec![positive(&[ROWS, COLS])], vec![rows]),
         OpKind::RowSum(_) => (vec![rows], vec![numbers(&[ROWS, 1])]),

@@ -35,7 +35,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         optimizes_code: false,
     },
     rules: Rules {
-        options: &["decoupled_gradients"],
+        options: &["decoupled_gradients", "keep_fp8_transpose_cache"],
         refuses: REFUSES,
         without_effect: &[
             WithoutEffect {

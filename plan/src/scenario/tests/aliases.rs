@@ -91,6 +91,8 @@ fn former_names_of_keys_stay() {
         "atomic",
         "prefetch_lists",
         "gradient_scaling_factor",
+        "keep_fp8_transpose_cache",
+        "float8_experts",
     ];
     for info in KEYS.iter().filter(|info| !left_out.contains(&info.key)) {
         assert!(

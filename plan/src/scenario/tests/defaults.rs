@@ -82,6 +82,7 @@ fn defaults_of_the_native_policy() {
             per_token_loss: false,
             gradient_scaling_factor: None,
             decoupled_gradients: false,
+            keep_fp8_transpose_cache: false,
             nan_check: false,
             offload: Default::default(),
             frozen: vec![],
@@ -436,6 +437,8 @@ fn the_table_tells_the_true_defaults() {
                     "joint_backward",
                     "skipped_blocks",
                     "reduce_unused",
+                    "keep_fp8_transpose_cache",
+                    "float8_experts",
                 ]
                 .contains(&info.key) =>
             {

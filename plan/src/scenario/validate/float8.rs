@@ -70,7 +70,39 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Err(error.with_help("set float8_grad = \"e4m3\""));
     }
     all_gather(s, d)?;
+    if s.fsdp.keep_fp8_transpose_cache && !p.float8.all_gather {
+        let why =
+            "keeps transposed codes of gathered weights, but weights are gathered in param_dtype";
+        let keys = [Key::Float8AllGather];
+        return Err(cannot(d, Key::KeepFp8TransposeCache, &keys, why, "false"));
+    }
+    experts(s, d)?;
     dimensions(s, d)
+}
+
+/// Refuses experts in 8 bits with scales that grouped matmuls do not have, or with rows that no
+/// expert reads.
+fn experts(s: &Scenario, d: &Document) -> Checked {
+    let of = &s.precision.float8;
+    if !of.experts {
+        return Ok(());
+    }
+    let (keys, why): (&[Key], _) = if of.recipe != Float8Recipe::Tensorwise {
+        (
+            &[Key::Float8Recipe],
+            "needs recipe tensorwise: gradients of experts sum over their own rows, so rows and blocks of the \
+             transpose would have scales of one expert",
+        )
+    } else if s.mesh.ep > 1 {
+        (
+            &[Key::Ep],
+            "is not built for expert parallelism: a rank has room for more rows than it receives, and those \
+             would count in the maximum",
+        )
+    } else {
+        return Ok(());
+    };
+    Err(cannot(d, Key::Float8Experts, keys, why, "false"))
 }
 
 /// Refuses 8-bit gathers without sharded main weights, or without one scale per tensor.
@@ -136,7 +168,8 @@ fn excluded(d: &Document, params: &[Param]) -> Checked {
         let text = pattern.str().unwrap_or_default();
         glob(text).map_err(|message| d.error(pattern.origin, message))?;
         if !params.iter().any(|p| recipes::names_layer(text, p)) {
-            let matrices = params.iter().filter(|p| p.shape.len() == 2);
+            let matrices = params.iter();
+            let matrices = matrices.filter(|p| p.shape.len() == 2 || recipes::are_experts(p));
             let names = matrices.filter_map(|p| p.name.strip_suffix(".weight"));
             let names: Vec<String> = names.map(str::to_owned).collect();
             let message = format!("float8_exclude pattern `{text}` matches no linear layer");
@@ -158,6 +191,10 @@ fn dimensions(s: &Scenario, d: &Document) -> Checked {
     }
     let tree = models::declare(s, s.model.layers).tree;
     excluded(d, &tree.params)?;
+    if s.precision.float8.experts && !tree.params.iter().any(recipes::are_experts) {
+        let why = "needs a model with experts";
+        return Err(cannot(d, Key::Float8Experts, &[Key::Family], why, "false"));
+    }
     let recipe = recipes::of(&s.precision);
     let mut any = false;
     for p in &tree.params {
@@ -174,7 +211,8 @@ fn dimensions(s: &Scenario, d: &Document) -> Checked {
             return Err(d.conflict(&[Key::Float8AllGather, Key::DpShard], message));
         }
         let odd = |n: &&u64| !n.is_multiple_of(FLOAT8_ALIGNMENT);
-        if let Some(odd) = p.shape.iter().find(odd) {
+        // Of experts, those of a matrix.
+        if let Some(odd) = p.shape.iter().rev().take(2).find(odd) {
             let module = p.name.strip_suffix(".weight").unwrap_or(&p.name);
             let message = format!(
                 "the weight of `{module}` has a dimension of {odd}, but dimensions of 8-bit matmuls are \

@@ -3,7 +3,7 @@
 use super::sustained::{Contender, Load, MORE, contenders};
 use super::{Blas, CANDIDATES, ErrorKind, Plan, ahead, set};
 use crate::kernels::cuda::cache::Cache;
-use crate::kernels::cuda::gemm::GemmProblem;
+use crate::kernels::cuda::gemm::{GemmProblem, Scales};
 use crate::kernels::cuda::memory::Stopwatch;
 use cudarc::cublaslt::sys;
 use std::collections::BTreeMap;
@@ -226,8 +226,11 @@ fn name(p: &GemmProblem) -> String {
     let bias = if p.bias.is_some() { ", bias" } else { "" };
     let added = if p.accumulate { ", added" } else { "" };
     let scaled = match p.scaling {
-        Some(scaling) if scaling.by_row => ", scales by row",
-        Some(_) => ", scales",
+        Some(scaling) => match scaling.of {
+            [Scales::Whole, _] => ", scales",
+            [Scales::Rows, _] => ", scales by row",
+            _ => ", scales by block",
+        },
         None => "",
     };
     let [a, b] = p.factors;

@@ -412,3 +412,52 @@ fn gradients_that_add_up_fast_are_found() {
     });
     found(&r, RuleId::Float8Sum, at);
 }
+
+/// Matmuls of experts pass under every policy, and faults in them are found like those of other
+/// layers.
+#[test]
+fn experts_are_checked_like_other_layers() {
+    let lower = |set: &[&str]| {
+        let sizes = [
+            "model.hidden=32",
+            "model.ffn=96",
+            "model.expert_ffn=48",
+            "model.shared_expert_ffn=48",
+            "train.seq_len=24",
+            "precision.float8_recipe=tensorwise",
+            "precision.float8_experts=true",
+        ];
+        try_lower("small-moe", &[&sizes[..], set].concat())
+    };
+    for policy in POLICIES {
+        let policy = format!("fsdp.policy={policy}");
+        for mode in ["compile.mode=off", "compile.mode=blocks"] {
+            let Some(p) = lower(&[&policy, mode]) else {
+                assert_ne!(mode, "compile.mode=off", "{policy}");
+                continue;
+            };
+            let r = check(&p);
+            assert!(r.is_ok(), "{policy} {mode}\n{r}");
+        }
+    }
+    let gathered = lower(&["fsdp.policy=native", GATHERED]).unwrap();
+    assert!(check(&gathered).is_ok());
+    let p = lower(&["fsdp.policy=native"]).unwrap();
+    for name in ["scaled_grouped_mm", "scaled_grouped_mm_weight_backward"] {
+        let (at, _) = *launches(&p, name).last().expect("experts");
+        let mut other = p.clone();
+        let [a, b] = [2, 3].map(|n| read(&p, at, n));
+        other.accesses.swap(a, b);
+        found(&check(&other), RuleId::Float8Scale, at);
+    }
+    let (at, kernel) = *launches(&p, "scaled_grouped_mm").last().expect("experts");
+    assert_eq!(p.instrs[at.index()].phase, Phase::Backward);
+    let mut fast = p.clone();
+    let mut changed = p.kernels[kernel.index()].clone();
+    changed.body[0].op = OpKind::ScaledGroupedGemm(op::ScaledGroupedGemm { fast: true });
+    fast.kernels.push(changed);
+    if let Op::Launch { kernel, .. } = &mut fast.instrs[at.index()].op {
+        *kernel = KernelId(fast.kernels.len() as u32 - 1);
+    }
+    found(&check(&fast), RuleId::Float8Sum, at);
+}
