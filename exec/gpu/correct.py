@@ -261,7 +261,7 @@ def float8():
             row("float8", title, same, f"losses and weights after 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
         return job
     # Saved or made again, codes have the scale of forward; graphs replay the same kernels.
-    pairs = {"codes saved or made again": ([], [saved]), "blockwise, recompute": ([blockwise], ["train.recompute=full"]), "captured and not": ([], ['compile.cuda_graph="full_iteration"']),
+    pairs = {"codes saved or made again": ([], [saved]), "blockwise, eager, recompute": ([blockwise, *several, eager], ["train.recompute=full"]), "captured and not": ([], ['compile.cuda_graph="full_iteration"']),
              "prefetch 0 and 1": ([], ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"])}
     if every > 1:
         # The codes are those of the gathered weight in bf16. Clipping adds up squares by groups, which differ.

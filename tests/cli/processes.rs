@@ -22,8 +22,15 @@ fn same(a: &Value, b: &Value) {
 
 #[test]
 fn processes_and_threads_have_the_same_bits() {
-    for scenario in ["small-native", "small-hsdp"] {
-        let base = [scenario, "--steps", "3"];
+    // Each process needs the weights of all to start DoRA's lengths of rows.
+    let dora = ["--set", "lora.use_dora=true", "--set", "mesh.dp_shard=2"];
+    let cases: [(&str, &[&str]); 3] = [
+        ("small-native", &[]),
+        ("small-hsdp", &[]),
+        ("small-lora", &dora),
+    ];
+    for (scenario, more) in cases {
+        let base = [&[scenario, "--steps", "3"], more].concat();
         same(&exec(&base), &exec(&[&base[..], &["--processes"]].concat()));
     }
 }

@@ -4,7 +4,7 @@ use super::TrainError;
 use super::data::encode;
 use super::hf::read_json;
 use super::layout::StateLayout;
-use super::state::StateIo;
+use super::state::{StateIo, With};
 use super::tensor_file::{self, Entry, TensorFile};
 use serde_json::{Value, json};
 use shardlab_plan::Program;
@@ -73,7 +73,7 @@ pub fn start_magnitudes(
         let Some((base, _)) = params().find(|(_, p)| p.name == of) else {
             continue;
         };
-        let values = layout.weights(io, ParamId(base))?;
+        let values = layout.weights_with(io, ParamId(base), With::All)?;
         let rows = magnitude.numel().max(1) as usize;
         let norm = |row: &[f32]| {
             row.iter()

@@ -132,17 +132,28 @@ impl StateLayout {
         self.set_weights(io, id, &mut |range| Ok(range.map(byte).collect()))
     }
 
-    /// Returns a parameter's whole optimizer weights on process 0, and `None` on the others. Those
+    /// Returns a parameter's whole optimizer weights on process 0, and nothing on the others. Those
     /// of a packed weight are its bytes.
     ///
     /// # Errors
     /// Errors of the memory and of the processes.
     pub fn weights(&self, io: &mut dyn StateIo, param: ParamId) -> Result<Vec<f32>, TrainError> {
+        self.weights_with(io, param, With::Leader)
+    }
+
+    /// Returns a parameter's whole optimizer weights on all processes, or on process 0.
+    ///
+    /// # Errors
+    /// Errors of the memory and of the processes.
+    pub(super) fn weights_with(
+        &self,
+        io: &mut dyn StateIo,
+        param: ParamId,
+        with: With,
+    ) -> Result<Vec<f32>, TrainError> {
         let mut spans = self.primaries(Kind::Master);
         spans.retain(|(_, s)| s.param == param);
-        let parts = from_owners(io, &spans, With::Leader, |values| {
-            encode(values, DType::F32)
-        })?;
+        let parts = from_owners(io, &spans, with, |values| encode(values, DType::F32))?;
         Ok(parts.iter().flat_map(|p| floats(p, DType::F32)).collect())
     }
 

@@ -33,11 +33,14 @@ fn programs() -> impl Iterator<Item = (String, Program)> {
         let blocks = "compile.mode=\"blocks\"".to_owned();
         let merged = "compile.merge_projections=\"all\"".to_owned();
         let bf16 = "precision.compute=\"bf16\"".to_owned();
+        let dora = "lora.use_dora=true".to_owned();
         let sets = [
             vec![],
             vec![blocks.clone()],
-            vec![blocks, merged],
+            vec![blocks.clone(), merged],
             vec![bf16],
+            vec![dora.clone()],
+            vec![dora, blocks],
         ];
         sets.into_iter().filter_map(move |set| {
             // Some cannot be compiled by blocks, and sweeps are not scenarios.
