@@ -34,6 +34,7 @@ mod names;
 pub mod ops;
 pub mod policies;
 pub mod program;
+pub mod random;
 mod recipes;
 pub mod record;
 pub mod scenario;

@@ -1,13 +1,14 @@
 //! Random sleeps, which vary the order in which streams and ranks run.
 
 use super::options::DelaySpec;
+use shardlab_plan::random::SplitMix64;
 use std::time::Duration;
 
 /// The sequence of sleeps of one thread.
 #[derive(Clone, Debug)]
 pub(crate) struct Delays {
     spec: DelaySpec,
-    state: u64,
+    random: SplitMix64,
 }
 
 impl Delays {
@@ -15,24 +16,16 @@ impl Delays {
     pub(crate) fn new(spec: DelaySpec, rank: u32, stream: u32) -> Self {
         let mut delays = Self {
             spec,
-            state: spec.seed ^ (u64::from(rank) << 40) ^ (u64::from(stream) << 32),
+            random: SplitMix64(spec.seed ^ (u64::from(rank) << 40) ^ (u64::from(stream) << 32)),
         };
-        delays.next();
+        delays.random.draw();
         delays
-    }
-
-    /// Advances the state by splitmix64.
-    fn next(&mut self) -> u64 {
-        self.state = self.state.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let z = (self.state ^ (self.state >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
     }
 
     /// Draws the next sleep; `None` for no sleep.
     pub(crate) fn draw(&mut self) -> Option<Duration> {
         let unit = |x: u64| (x >> 11) as f64 / (1u64 << 53) as f64;
-        let (a, b) = (self.next(), self.next());
+        let (a, b) = (self.random.draw(), self.random.draw());
         (unit(a) < self.spec.probability).then(|| self.spec.max.mul_f64(unit(b)))
     }
 

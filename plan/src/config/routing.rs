@@ -1,5 +1,6 @@
 //! How popular experts are, for predictions: a router's choices are known only when it runs.
 
+use crate::random::SplitMix64;
 use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
 
@@ -122,23 +123,14 @@ pub(crate) fn seeded(
     let popularity = geometric(experts as usize, imbalance);
     layers
         .map(|layer| {
-            let mut state = seed ^ (u64::from(layer) << 32);
+            let mut random = SplitMix64(seed ^ (u64::from(layer) << 32));
             let mut order = popularity.clone();
             for i in (1..order.len()).rev() {
-                order.swap(i, (split_mix(&mut state) % (i as u64 + 1)) as usize);
+                order.swap(i, (random.draw() % (i as u64 + 1)) as usize);
             }
             (layer, busiest(&order, ranks))
         })
         .collect()
-}
-
-/// Returns the next number of SplitMix64.
-fn split_mix(state: &mut u64) -> u64 {
-    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-    let mut z = *state;
-    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    z ^ (z >> 31)
 }
 
 #[cfg(test)]
