@@ -6,7 +6,8 @@ FOLDER gets the model (`config.json`, `model.safetensors`), its initial adapters
 import argparse, json
 from pathlib import Path
 
-import numpy, peft, torch, transformers
+import peft, torch, transformers
+from record import train
 
 T, B, STEPS, LR, WD, BETAS, EPS, CLIP = 48, 4, 12, 3e-3, 0.1, (0.9, 0.95), 1e-8, 1.0
 
@@ -47,24 +48,10 @@ with torch.no_grad():
             p.mul_(0.1)
 model.save_pretrained(folder)
 (folder / "README.md").unlink(missing_ok=True)
-text = torch.from_numpy(numpy.fromfile(given.tokens, dtype="<u2").astype("int64"))
-trained = [p for p in model.parameters() if p.requires_grad]
-optimizer = torch.optim.AdamW(trained, lr=given.lr, betas=BETAS, eps=EPS, weight_decay=WD)
-losses, norms = [], []
-for step in range(STEPS):
-    starts = [(step * B + i) * T % (len(text) - T - 1) for i in range(B)]
-    rows = torch.stack([text[s:s + T + 1] for s in starts])
-    logits = model(input_ids=rows[:, :-1]).logits
-    loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1))
-    optimizer.zero_grad()
-    loss.backward()
-    norms.append(torch.nn.utils.clip_grad_norm_(trained, CLIP).item())
-    optimizer.step()
-    losses.append(loss.item())
+run = train(model, given.tokens, T=T, B=B, steps=STEPS, lr=given.lr, wd=WD, betas=BETAS, eps=EPS, clip=CLIP)
 plain = lambda name: name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".default", "")
 final = {plain(name): p.detach().norm().item() for name, p in model.named_parameters()}
-count = {"total": sum(p.numel() for p in model.parameters()), "trainable": sum(p.numel() for p in trained)}
-run = {"name": folder.name, "betas": BETAS, "eps": EPS, "T": T, "B": B, "steps": STEPS, "lr": given.lr, "wd": WD, "clip": CLIP, "losses": losses,
-       "grad_norms": norms, "final_norms": final, "parameters": count,
+count = {"total": sum(p.numel() for p in model.parameters()), "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad)}
+run = {"name": folder.name, **run, "final_norms": final, "parameters": count,
        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "peft": peft.__version__}}
 (folder / "reference.json").write_text(json.dumps(run, indent=1))

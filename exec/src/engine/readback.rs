@@ -113,16 +113,9 @@ impl Readbacks {
 
     /// Adds slots for the choices of each expert in forward passes.
     pub(crate) fn with_counts(mut self, program: &Program, section: &Section) -> Self {
-        let dispatches = |k: &Kernel| {
-            k.body
-                .iter()
-                .any(|b| matches!(b.op, OpKind::DispatchExperts(_)))
-        };
-        let sorts = |k: &Kernel| {
-            k.body
-                .iter()
-                .any(|b| matches!(b.op, OpKind::SortExperts(_)))
-        };
+        let has = |k: &Kernel, is: fn(&OpKind) -> bool| k.body.iter().any(|b| is(&b.op));
+        let dispatches = |k: &Kernel| has(k, |op| matches!(op, OpKind::DispatchExperts(_)));
+        let sorts = |k: &Kernel| has(k, |op| matches!(op, OpKind::SortExperts(_)));
         // A rank that sends choices to their experts knows all of its own.
         let sent = program.kernels.iter().any(dispatches);
         for id in section.instrs.clone().map(InstrId) {

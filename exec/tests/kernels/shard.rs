@@ -5,12 +5,21 @@ use super::memory::{Buffer, HYPER, Rng, kernel, launch, launch_in};
 use shardlab_exec::kernels::{self, KernelError, OperandError};
 use shardlab_exec::{Hyper, LaunchContext, ONE_GROUP, RawRange};
 use shardlab_plan::config::GroupSettings;
-use shardlab_plan::ir::{BodyOp, DType, Holds, OpKind, Pieces, Real, Shape, ShardOp};
+use shardlab_plan::ir::{BodyOp, DType, Holds, Kernel, OpKind, Pieces, Real, Shape, ShardOp};
 use shardlab_plan::program::{GroupRun, Op, Program, ScaleRun};
 use shardlab_plan::scenario;
 
 const F32: DType = DType::F32;
 const BF16: DType = DType::Bf16;
+
+/// Returns a kernel of one sharding operation.
+fn shard_kernel(op: ShardOp) -> Kernel {
+    kernel(vec![BodyOp {
+        op: OpKind::Shard(op),
+        inputs: Default::default(),
+        outputs: Default::default(),
+    }])
+}
 
 fn run(
     op: ShardOp,
@@ -19,12 +28,7 @@ fn run(
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), KernelError> {
-    let body = BodyOp {
-        op: OpKind::Shard(op),
-        inputs: Default::default(),
-        outputs: Default::default(),
-    };
-    launch(&kernel(vec![body]), hyper, shapes, reads, writes)
+    launch(&shard_kernel(op), hyper, shapes, reads, writes)
 }
 
 fn random(rng: &mut Rng, dtype: DType, n: usize) -> Buffer {
@@ -513,13 +517,8 @@ fn casts_of_shards_round_once_or_twice() {
     let above = 1.0625 + f64::powi(2.0, -12);
     let scales = [(Some(0), 2), (Some(1), 3)].map(|(scale, numel)| ScaleRun { scale, numel });
     let run = |op, scales: &[ScaleRun], reads: &[RawRange], writes: &[RawRange]| {
-        let body = BodyOp {
-            op: OpKind::Shard(op),
-            inputs: Default::default(),
-            outputs: Default::default(),
-        };
         let ctx = LaunchContext {
-            kernel: &kernel(vec![body]),
+            kernel: &shard_kernel(op),
             hyper: HYPER,
             shapes: &[],
             groups: &[],
@@ -584,24 +583,17 @@ fn updates_find_maxima_of_new_weights() {
     let mut g = [3000, 500].map(|n| random(&mut rng, F32, n));
     let mut plain = [0, 1].map(|n| Buffer::of(F32, &w[n].values()));
     let mut maxima = Buffer::of(F32, &[7.0; 3]);
-    let op = |maxima| {
-        OpKind::Shard(ShardOp::Sgd {
-            cast: false,
-            pieces: None,
-            maxima,
-        })
+    let op = |maxima| ShardOp::Sgd {
+        cast: false,
+        pieces: None,
+        maxima,
     };
     let mut update = |maxima: Option<RawRange>, w: &mut [Buffer; 2]| {
-        let body = BodyOp {
-            op: op(maxima.is_some()),
-            inputs: Default::default(),
-            outputs: Default::default(),
-        };
         let [a, b] = w.each_mut().map(Buffer::range);
         let [c, d] = g.each_mut().map(Buffer::range);
         let writes = [&[a, b], maxima.as_slice()].concat();
         let ctx = LaunchContext {
-            kernel: &kernel(vec![body]),
+            kernel: &shard_kernel(op(maxima.is_some())),
             hyper: HYPER,
             shapes: &[],
             groups: &[],
@@ -699,13 +691,8 @@ fn parameter_groups_have_their_own_settings() {
             writes.push(w[i].range());
             writes.extend(states);
         }
-        let body = BodyOp {
-            op: OpKind::Shard(op),
-            inputs: Default::default(),
-            outputs: Default::default(),
-        };
         let ctx = LaunchContext {
-            kernel: &kernel(vec![body]),
+            kernel: &shard_kernel(op),
             hyper: h,
             shapes: &[],
             groups: &runs,
