@@ -2,7 +2,6 @@
 
 use super::builder::NewBuffer;
 use super::emitter::Emitter;
-use super::float8::kept_transposes;
 use super::inputs::LoweringInputs;
 use crate::ir::{
     BufferId, COMPUTE, ConstId, DType, Holds, Packed, Role, StorageId, StorageRole, UnitId,
@@ -32,7 +31,7 @@ impl TapeBuffers {
         } else {
             1
         };
-        let kept = kept_transposes(out.inputs);
+        let kept = out.inputs.kept_transposes();
         let mut set = |_| {
             let storages = tape.storages.iter().enumerate();
             let made = storages.map(|(i, s)| {

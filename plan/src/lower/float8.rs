@@ -5,57 +5,16 @@ use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
 use super::kernels::KernelLaunch;
 use super::walk::Location;
-use crate::compile::tape::{Tape, TapeOp};
+use crate::compile::tape::Tape;
 use crate::ir::{
-    Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, OpKind, ParamId, Part, Place,
-    RECIPROCAL_STRIDE, ReduceOp, Role, ShardOp, Source, StorageId, UnitId,
+    Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, ParamId, Part,
+    RECIPROCAL_STRIDE, ReduceOp, Role, ShardOp, Source, UnitId,
 };
 use crate::program::{Phase, Rule};
 use crate::shard::Group;
 use smallvec::smallvec;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
-
-/// Returns the storages of transposed copies of weights that ranks gather in 8 bits, if these stay
-/// in memory.
-pub(crate) fn kept_transposes(inputs: &LoweringInputs<'_>) -> BTreeSet<StorageId> {
-    let (mut all, tape) = (BTreeSet::new(), inputs.tape);
-    if !inputs.scenario.fsdp.keep_fp8_transpose_cache {
-        return all;
-    }
-    for op in &tape.backward {
-        let TapeOp::Launch {
-            kernel,
-            reads,
-            writes,
-            end,
-        } = *op
-        else {
-            continue;
-        };
-        let reads = &tape.operands[reads as usize..writes as usize];
-        let writes = &tape.operands[writes as usize..end as usize];
-        for op in &tape.kernels[kernel.index()].body {
-            let ([from], [to]) = (&op.inputs[..], &op.outputs[..]) else {
-                continue;
-            };
-            let (Place::Read(from_at), Place::Write(to_at)) = (from.place, to.place) else {
-                continue;
-            };
-            let sources = (
-                reads[usize::from(from_at)].source,
-                writes[usize::from(to_at)].source,
-            );
-            if let (OpKind::Copy, Source::Param(_), Source::Storage(copy)) =
-                (op.op, sources.0, sources.1)
-                && from.dtype.is_float8()
-            {
-                all.insert(copy);
-            }
-        }
-    }
-    all
-}
 
 /// Bytes of a scale.
 const SCALE: u64 = DType::F32.size();

@@ -5,12 +5,13 @@ use crate::compile::tape::{Tape, TapeOp};
 use crate::config::pattern::matches;
 use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
 use crate::ir::{
-    AxisId, AxisSet, DType, DeviceMesh, GroupId, ModuleId, ModuleKind, ParamId, Placements, Pool,
-    Source, UnitId,
+    AxisId, AxisSet, DType, DeviceMesh, GroupId, ModuleId, ModuleKind, OpKind, ParamId, Place,
+    Placements, Pool, Source, StorageId, UnitId,
 };
 use crate::program::ProgramMeta;
 use crate::recipes::{self, ParamTypes};
 use crate::shard::{Group, Layout, UnitSpec, placements};
+use std::collections::BTreeSet;
 
 /// A unit with its properties for policies.
 #[derive(Clone, Debug)]
@@ -374,6 +375,47 @@ impl<'a> LoweringInputs<'a> {
     /// Returns the number of ranks that average a gradient.
     pub(crate) fn data_ranks(&self) -> u32 {
         self.mesh.data_ranks()
+    }
+
+    /// Returns the storages of transposed copies of weights that ranks gather in 8 bits, if these
+    /// stay in memory.
+    pub(crate) fn kept_transposes(&self) -> BTreeSet<StorageId> {
+        let (mut all, tape) = (BTreeSet::new(), self.tape);
+        if !self.scenario.fsdp.keep_fp8_transpose_cache {
+            return all;
+        }
+        for op in &tape.backward {
+            let TapeOp::Launch {
+                kernel,
+                reads,
+                writes,
+                end,
+            } = *op
+            else {
+                continue;
+            };
+            let reads = &tape.operands[reads as usize..writes as usize];
+            let writes = &tape.operands[writes as usize..end as usize];
+            for op in &tape.kernels[kernel.index()].body {
+                let ([from], [to]) = (&op.inputs[..], &op.outputs[..]) else {
+                    continue;
+                };
+                let (Place::Read(from_at), Place::Write(to_at)) = (from.place, to.place) else {
+                    continue;
+                };
+                let sources = (
+                    reads[usize::from(from_at)].source,
+                    writes[usize::from(to_at)].source,
+                );
+                if let (OpKind::Copy, Source::Param(_), Source::Storage(copy)) =
+                    (op.op, sources.0, sources.1)
+                    && from.dtype.is_float8()
+                {
+                    all.insert(copy);
+                }
+            }
+        }
+        all
     }
 
     pub(crate) fn module_kind(&self, m: ModuleId) -> ModuleKind {

@@ -4,7 +4,6 @@ use super::activation_offload::ActivationOffload;
 use super::buffers::{TapeBuffers, unit_of_module};
 use super::capture::captured;
 use super::emitter::Emitter;
-use super::float8::kept_transposes;
 use super::inputs::LoweringInputs;
 use super::model_collective::{InFlight, ModelLanes};
 use super::optimizer;
@@ -172,7 +171,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         let framework = out.inputs.engine.framework;
         let compiled = is_compiled(out.inputs);
         let weight_gradients = WeightGradients::new(out.inputs);
-        let kept = kept_transposes(out.inputs).into_iter();
+        let kept = out.inputs.kept_transposes().into_iter();
         let kept = kept.map(|storage| (storage, false)).collect();
         Self {
             kept,
