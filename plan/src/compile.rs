@@ -22,6 +22,7 @@ mod schedule;
 pub mod tape;
 #[cfg(test)]
 pub(crate) mod tests;
+mod users;
 
 use crate::autodiff::{self, Sums, recompute::Recomputed};
 use crate::config::{CompileMode, Implementation, MergeProjections, Scenario};

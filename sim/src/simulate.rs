@@ -21,6 +21,8 @@ use shardlab_plan::units::Picos;
 const STREAMS: usize = 8;
 /// Steady passes simulated at first, when the caller leaves the number open.
 const STEADY: usize = 3;
+/// Steady passes of a light run at first: time repeats from the first one on in most scenarios.
+const STEADY_LIGHT: usize = 2;
 /// Steady passes that find the slowdown of arithmetic at the power limit.
 const STEADY_CLOCK: usize = 2;
 /// Steady passes when that was not enough for time to repeat.
@@ -114,14 +116,16 @@ pub fn simulate_counted(
         .map(|s| SectionCode::new(program, s, &costs, &host))
         .collect();
     let memory = run_memory(program, profile, options, &sections, &host)?;
-    let clock = clock(program, profile, options, &costs, &sections, &memory, &host)?;
-    if let Some(clock) = &clock {
-        costs.at(clock);
+    let trial = trial(program, profile, options, &costs, &sections, &memory, &host)?;
+    if let Some(trial) = &trial {
+        costs.at(&trial.clock);
         check_costs(&costs)?;
     }
+    let repeats = trial.as_ref().is_none_or(|t| t.repeats);
     let mut steady = match (options.steps, options.jitter > 0.0) {
         (0, true) => SAMPLES,
-        (0, false) => STEADY,
+        (0, false) if options.record || !repeats => STEADY,
+        (0, false) => STEADY_LIGHT,
         (n, _) => n.max(2) as usize,
     };
     loop {
@@ -141,15 +145,19 @@ pub fn simulate_counted(
             tables: &tables,
             host: &host,
             memory: &memory,
-            clock,
+            clock: trial.as_ref().map(|t| t.clock),
         };
         report::invariants(&result, &ranks)?;
-        if options.steps == 0
-            && steady == STEADY
-            && !options.every_rank()
+        let more = match steady {
+            _ if options.steps != 0 || options.every_rank() => None,
+            STEADY_LIGHT => Some(STEADY),
+            STEADY => Some(STEADY_MORE),
+            _ => None,
+        };
+        if let Some(more) = more
             && !report::repeats(&result, &ranks)
         {
-            steady = STEADY_MORE;
+            steady = more;
             continue;
         }
         let instrs = report::instructions(&result, &ranks);
@@ -157,9 +165,16 @@ pub fn simulate_counted(
     }
 }
 
-/// Returns the slowdown of arithmetic in this program's steps, where the profile has a power limit,
-/// from steps at the rates of its tables.
-fn clock(
+/// What steps at the rates of a profile's tables show.
+struct Trial {
+    /// The slowdown of arithmetic at the power limit.
+    clock: Clock,
+    /// Whether time repeats from the first step on.
+    repeats: bool,
+}
+
+/// Simulates a few steps at the rates of the profile's tables, if it has a power limit.
+fn trial(
     program: &Program,
     profile: &Profile,
     options: &Options,
@@ -167,7 +182,7 @@ fn clock(
     sections: &[SectionCode],
     memory: &MemoryRun<'_>,
     host: &HostCosts,
-) -> Result<Option<Clock>, SimError> {
+) -> Result<Option<Trial>, SimError> {
     let Some(power) = &profile.power else {
         return Ok(None);
     };
@@ -187,11 +202,17 @@ fn clock(
     )?;
     let mut rank = Rank::new(&tables, 0, None);
     engine::run_one(&mut rank)?;
-    let step = match rank.passes.as_slice() {
-        [.., before, last] => last.end() - before.end(),
-        passes => passes.last().map_or(0, |p| p.end()),
+    let (step, repeats) = match rank.passes.as_slice() {
+        [first, second] => {
+            let (first, both) = (first.end(), second.end());
+            (both - first, report::starts_alike(first, both - first))
+        }
+        passes => (passes.last().map_or(0, |p| p.end()), true),
     };
-    Ok(Some(power::clock(power, power::busy(program, costs), step)))
+    Ok(Some(Trial {
+        clock: power::clock(power, power::busy(program, costs), step),
+        repeats,
+    }))
 }
 
 fn check_costs(costs: &Costs) -> Result<(), SimError> {

@@ -2,8 +2,9 @@
 //! rotated by one kernel, as if they were heads of one tensor. A kernel over few elements is far
 //! from the memory bandwidth, and costs a launch.
 
-use super::inplace::{self, Columns, elementwise, operands, touches};
+use super::inplace::{self, Columns, elementwise, touches};
 use super::schedule::Orders;
+use super::users::{Users, operands};
 use crate::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
 use crate::ir::{OpKind, op, strides};
 use smallvec::SmallVec;
@@ -35,11 +36,12 @@ pub(super) fn neighbours(g: &mut Graph, o: &mut Orders) {
         matches!(g.ops[i].act, Act::Compute(OpKind::Cat { .. })) && o.region[i] != 0
     };
     let ends: Vec<usize> = (0..order.len()).filter(ends).collect();
+    let users = Users::new(g, &order);
     let mut found: Vec<Twins> = Vec::new();
     for pair in ends.windows(2) {
         let taken = |t: &Twins| t.pairs.iter().flatten().any(|&at| at == pair[0]);
         if !found.last().is_some_and(taken) {
-            let twins = |a, b| twins(g, o, &order, a, b);
+            let twins = |a, b| twins(g, o, (&order, &users), a, b);
             found.extend(twins(pair[0], pair[1]).or_else(|| twins(pair[1], pair[0])));
         }
     }
@@ -95,7 +97,13 @@ fn treats_alike(op: &Op, axis: usize) -> bool {
 
 /// Returns the chains that end at two positions of the order, if they are equal, work on adjacent
 /// values, and no other op interferes between them.
-fn twins(g: &Graph, o: &Orders, order: &[u32], a: usize, b: usize) -> Option<Twins> {
+fn twins(
+    g: &Graph,
+    o: &Orders,
+    (order, users): (&[u32], &Users),
+    a: usize,
+    b: usize,
+) -> Option<Twins> {
     let op = |at: usize| &g.ops[order[at] as usize];
     let root = |v: ValueId| g.value(v).root;
     let [x, y] = [a, b].map(|at| g.value(op(at).outputs[0]));
@@ -106,10 +114,8 @@ fn twins(g: &Graph, o: &Orders, order: &[u32], a: usize, b: usize) -> Option<Twi
     }
     let chains = || first.iter().chain(&second).copied();
     let others = |at: &usize| !first.contains(at) && !second.contains(at);
-    let outside: Vec<usize> = (0..order.len()).filter(others).collect();
     let own = |v: ValueId| {
-        inplace::filled(g, g.value(v)).is_some()
-            && !outside.iter().any(|&at| touches(g, op(at), root(v)))
+        inplace::filled(g, g.value(v)).is_some() && !users.of(root(v)).iter().any(others)
     };
     let relation = |v: ValueId, w: ValueId, rank: usize| {
         let (x, y) = (g.value(v), g.value(w));
@@ -147,7 +153,7 @@ fn twins(g: &Graph, o: &Orders, order: &[u32], a: usize, b: usize) -> Option<Twi
                 .filter(|&&v| touches(g, op(i), root(v)));
             let read = op(c).inputs.iter().filter(|&&v| writes(g, op(i), root(v)));
             for &v in made.chain(read) {
-                let columns = Columns::of(g, order, g.value(v))?;
+                let columns = Columns::of(g, order, users, g.value(v))?;
                 columns.spared(g, op(i), root(v)).then_some(())?;
             }
         }

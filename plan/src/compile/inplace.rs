@@ -10,6 +10,7 @@
 //! operand's memory (`liveness`).
 
 use super::schedule::Orders;
+use super::users::{Users, operands};
 use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
 use crate::ir::strides::Strides;
 use crate::ir::{OpKind, op, strides};
@@ -27,15 +28,12 @@ pub(super) struct Columns {
 impl Columns {
     /// Returns the columns that a window takes of its buffer, which a GEMM writes or reads row by
     /// row; `None` if it takes all of them.
-    pub(super) fn of(g: &Graph, order: &[u32], window: &Value) -> Option<Self> {
-        let rows = order.iter().find_map(|&i| {
-            let op = &g.ops[i as usize];
-            // Few ops are GEMMs, and a step has thousands.
-            if !matches!(op.act, Act::Compute(OpKind::Gemm { .. })) {
-                return None;
-            }
+    pub(super) fn of(g: &Graph, order: &[u32], users: &Users, window: &Value) -> Option<Self> {
+        let rows = users.of(window.root).iter().find_map(|&at| {
+            let op = &g.ops[order[at] as usize];
+            let gemm = matches!(op.act, Act::Compute(OpKind::Gemm { .. }));
             let mut values = operands(op).map(|v| g.value(v));
-            values.find(|v| v.root == window.root)
+            values.find(|v| gemm && v.root == window.root)
         })?;
         let width = rows.cols();
         let columns = within(window, width)?;
@@ -63,11 +61,6 @@ fn within(window: &Value, width: u64) -> Option<Range<u64>> {
     let inside = dims.filter(|(s, _)| *s % width != 0);
     let last = first + inside.map(|(&s, &n)| (n - 1) * s).sum::<u64>();
     (last < width).then_some(first..last + 1)
-}
-
-/// Returns the values that an op names.
-pub(super) fn operands(op: &Op) -> impl Iterator<Item = ValueId> {
-    op.inputs.iter().chain(&op.outputs).copied()
 }
 
 /// Returns whether a kernel reads or writes part of a root.
@@ -240,15 +233,20 @@ pub(super) fn rotations(g: &mut Graph, o: &mut Orders, eval: &[u32]) {
     let order = o.all();
     uncopy(g, o, &order);
     let order = o.all();
+    let mut training = Users::new(g, &order);
+    let mut validation = Users::new(g, eval);
     for at in 0..order.len() {
         let Some(r) = Rotation::of(g, o, &order, at) else {
             continue;
         };
-        let lists = [&order[..], eval];
+        let lists = [(&order[..], &training), (eval, &validation)];
         let back = || back(g, lists, &r);
-        let ahead = || ahead(g, &order, &r);
-        if let Some((values, from, to)) = back().or_else(ahead) {
-            relocate(g, &values, &from, &to);
+        let ahead = || ahead(g, lists[0], &r);
+        if let Some((values, from, to)) = back().or_else(ahead)
+            && relocate(g, &values, &from, &to).is_some()
+        {
+            training.moved(from.root, to.root);
+            validation.moved(from.root, to.root);
         }
     }
 }
@@ -268,64 +266,63 @@ fn relocate(g: &mut Graph, values: &[ValueId], from: &Value, to: &Value) -> Opti
 
 /// Returns the values of a buffer that kernels use, and the positions of the first and last kernel;
 /// `None` if one of them needs its operands in their own order.
-fn uses(g: &Graph, order: &[u32], root: Root) -> Option<(Vec<ValueId>, usize, usize)> {
+fn uses(
+    g: &Graph,
+    order: &[u32],
+    users: &Users,
+    root: Root,
+) -> Option<(Vec<ValueId>, usize, usize)> {
     let mut values = Vec::new();
-    let (mut first, mut last) = (usize::MAX, 0);
-    for (at, &i) in order.iter().enumerate() {
-        let op = &g.ops[i as usize];
-        if op.is_view() {
-            continue;
-        }
-        let here = operands(op).filter(|&v| g.value(v).root == root);
-        let before = values.len();
-        values.extend(here);
-        if values.len() > before {
-            kind(op)?.def().takes_strides().then_some(())?;
-            (first, last) = (first.min(at), at);
-        }
+    let users = users.of(root);
+    for &at in users {
+        let op = &g.ops[order[at] as usize];
+        kind(op)?.def().takes_strides().then_some(())?;
+        values.extend(operands(op).filter(|&v| g.value(v).root == root));
     }
     values.sort_unstable();
     values.dedup();
-    (!values.is_empty()).then_some((values, first, last))
+    Some((values, *users.first()?, *users.last()?))
 }
 
 type Relocation = (Vec<ValueId>, Value, Value);
 
 /// Writes the result over its source, where the source outlives it.
-fn back(g: &Graph, lists: [&[u32]; 2], r: &Rotation) -> Option<Relocation> {
+fn back(g: &Graph, lists: [(&[u32], &Users); 2], r: &Rotation) -> Option<Relocation> {
     filled(g, &r.result)?;
-    let order = lists[0];
+    let (order, users) = lists[0];
     let cat = order[r.at];
-    let columns = Columns::of(g, order, &r.source)?;
-    for list in lists {
+    let columns = Columns::of(g, order, users, &r.source)?;
+    for (list, users) in lists {
         let Some(at) = list.iter().position(|&i| i == cat) else {
             continue;
         };
+        let later = users.of(r.source.root).iter().filter(|&&user| user > at);
         let mut outlives = false;
-        for &i in &list[at + 1..] {
-            let op = &g.ops[i as usize];
+        for &user in later {
+            let op = &g.ops[list[user] as usize];
             columns.spared(g, op, r.source.root).then_some(())?;
-            outlives |= touches(g, op, r.source.root);
+            outlives = true;
         }
         // Memory that dies here can be taken over or freed as a whole.
         outlives.then_some(())?;
     }
-    let (values, _, _) = uses(g, order, r.result.root)?;
+    let (values, _, _) = uses(g, order, users, r.result.root)?;
     Some((values, r.result.clone(), r.source.clone()))
 }
 
 /// Writes the source to the result's place from the start, if nothing else needs it elsewhere.
-fn ahead(g: &Graph, order: &[u32], r: &Rotation) -> Option<Relocation> {
+fn ahead(g: &Graph, (order, users): (&[u32], &Users), r: &Rotation) -> Option<Relocation> {
     filled(g, &r.source)?;
-    let columns = Columns::of(g, order, &r.result)?;
-    let (values, first, last) = uses(g, order, r.source.root)?;
-    let made = &g.ops[order[first] as usize];
-    let alone = (first + 1..=last)
-        .all(|at| r.ops.contains(&at) || !touches(g, &g.ops[order[at] as usize], r.source.root));
-    let free = order[first..r.at]
-        .iter()
-        .all(|&i| columns.spared(g, &g.ops[i as usize], r.result.root));
-    let anew = made
+    let columns = Columns::of(g, order, users, &r.result)?;
+    let (values, first, _) = uses(g, order, users, r.source.root)?;
+    let op = |at: usize| &g.ops[order[at] as usize];
+    let mut later = users.of(r.source.root).iter().filter(|&&at| at > first);
+    let alone = later.all(|at| r.ops.contains(at));
+    let between = first..r.at;
+    let mut touching = users.of(r.result.root).iter();
+    let free =
+        touching.all(|&at| !between.contains(&at) || columns.spared(g, op(at), r.result.root));
+    let anew = op(first)
         .inputs
         .iter()
         .all(|&v| g.value(v).root != r.source.root);
@@ -334,6 +331,7 @@ fn ahead(g: &Graph, order: &[u32], r: &Rotation) -> Option<Relocation> {
 
 /// Removes copies of concatenations into columns of a buffer: the concatenation is written there.
 fn uncopy(g: &mut Graph, o: &mut Orders, order: &[u32]) {
+    let mut users = Users::new(g, order);
     for (at, &i) in order.iter().enumerate() {
         let op = &g.ops[i as usize];
         if kind(op) != Some(OpKind::Copy) || o.region[i as usize] == 0 {
@@ -351,10 +349,10 @@ fn uncopy(g: &mut Graph, o: &mut Orders, order: &[u32]) {
         if filled(g, &from).is_none() || from.dtype != to.dtype {
             continue;
         }
-        let Some(columns) = Columns::of(g, order, &to) else {
+        let Some(columns) = Columns::of(g, order, &users, &to) else {
             continue;
         };
-        let Some((values, first, last)) = uses(g, order, from.root) else {
+        let Some((values, first, last)) = uses(g, order, &users, from.root) else {
             continue;
         };
         let [.., cat, _] = cone(g, o, order, at)[..] else {
@@ -369,6 +367,7 @@ fn uncopy(g: &mut Graph, o: &mut Orders, order: &[u32]) {
         let free = between().all(|op| columns.spared(g, op, to.root));
         let only = !between().any(|op| touches(g, op, from.root));
         if is_cat && free && only && relocate(g, &values, &from, &to).is_some() {
+            users.moved(from.root, to.root);
             o.forward.retain(|&op| op != i);
             o.backward.retain(|&op| op != i);
         }
