@@ -4,7 +4,7 @@
 //! computation alone, with the fastest choice on every other axis, taking it that the choice that
 //! is fastest next to today's settings is so next to others, too. A group is left out if it does
 //! not fit with the leanest choices: first with those that are leanest next to today's settings,
-//! then axis by axis. The tests compare both with exhaustive searches.
+//! then axis by axis, then by two axes at once. The tests compare both with exhaustive searches.
 
 use super::evaluate::{Evaluator, Scored};
 use super::recompute;
@@ -15,6 +15,11 @@ use std::cmp::Reverse;
 /// Share of its memory that a group may lack with the choices that are leanest next to today's
 /// settings. If it lacks more, no other choices are tried.
 const NEAR: f64 = 0.4;
+/// Predicted points after which two changes at once are no longer tried, so that all groups have
+/// their turn.
+const MOST: usize = 1000;
+/// Instructions of all plans of points with two changes, above which these are not predicted.
+const MOST_INSTRS: usize = 5_000_000;
 
 /// Points with the same micro-batch and recompute.
 pub(super) struct Group {
@@ -45,24 +50,27 @@ impl Group {
         }
     }
 
-    /// Looks for a point of the group that fits, axis by axis. Returns whether there is one.
+    /// Looks for a point of the group that fits: axis by axis, and where no axis helps alone, by
+    /// two axes at once if plans are short. Returns whether there is one.
     pub(super) fn fit(&mut self, eval: &Evaluator<'_>, order: &Order) -> bool {
         let fixed: Vec<usize> = GROUPS.iter().filter_map(|k| eval.space.axis(k)).collect();
         let blocks = eval.space.axis(LAYERS);
         let axes = (0..eval.space.axes.len()).filter(|a| !fixed.contains(a) && Some(*a) != blocks);
         let axes: Vec<usize> = axes.collect();
-        let mut before = None;
-        while !self.lean.1.fits() && before.as_ref() != Some(&self.lean.0) && !eval.stopped() {
-            before = Some(self.lean.0.clone());
+        while !self.lean.1.fits() && !eval.stopped() {
+            let before = self.lean.0.clone();
             for &axis in &axes {
-                let choices = 0..eval.space.axes[axis].choices.len() as u16;
-                let all = eval.all(choices.map(|c| self.lean.0.with(axis, c)));
-                let same = |p: &Point| fixed.iter().all(|a| p.0[*a] == self.lean.0.0[*a]);
-                let own = all.into_iter().filter(|(p, _)| same(p));
-                let leanest = own.max_by_key(|(p, score)| (score.slack, Reverse(p.clone())));
-                if let Some(other) = leanest.filter(|(_, s)| s.slack > self.lean.1.slack) {
-                    self.lean = other;
+                self.leaner(eval, &fixed, changed(eval.space, &self.lean.0, axis));
+            }
+            if self.lean.0 == before {
+                let pairs = pairs(eval.space, &before, &axes);
+                let few = eval.evaluated() + pairs.len() <= MOST;
+                if few && pairs.len() * self.lean.1.instrs <= MOST_INSTRS {
+                    self.leaner(eval, &fixed, pairs);
                 }
+            }
+            if self.lean.0 == before {
+                break;
             }
         }
         if let Some(fewest) = recompute::fewest(eval, order, &self.lean.0) {
@@ -70,6 +78,37 @@ impl Group {
         }
         self.lean.1.fits()
     }
+
+    /// Takes the leanest of some points with the same choices on the fixed axes, if it is leaner.
+    fn leaner(&mut self, eval: &Evaluator<'_>, fixed: &[usize], points: Vec<Point>) {
+        let same = |p: &Point| fixed.iter().all(|a| p.0[*a] == self.lean.0.0[*a]);
+        let own = eval.all(points).into_iter().filter(|(p, _)| same(p));
+        let leanest = own.max_by_key(|(p, score)| (score.slack, Reverse(p.clone())));
+        if let Some(other) = leanest.filter(|(_, s)| s.slack > self.lean.1.slack) {
+            self.lean = other;
+        }
+    }
+}
+
+/// Returns a point with each choice on an axis.
+fn changed(space: &Space, point: &Point, axis: usize) -> Vec<Point> {
+    let choices = 0..space.axes[axis].choices.len() as u16;
+    choices.map(|c| point.with(axis, c)).collect()
+}
+
+/// Returns a point with other choices on any two of some axes.
+fn pairs(space: &Space, point: &Point, axes: &[usize]) -> Vec<Point> {
+    let other = |p: &Point, axis: usize| {
+        let mut all = changed(space, p, axis);
+        all.retain(|q| q != p);
+        all
+    };
+    let first = |(i, &axis)| {
+        let rest = &axes[i + 1..];
+        let all = other(point, axis).into_iter();
+        all.flat_map(move |p| rest.iter().flat_map(move |&axis| other(&p, axis)))
+    };
+    axes.iter().enumerate().flat_map(first).collect()
 }
 
 /// Returns the groups that fit or nearly do, the fastest ones of each kind first.
