@@ -63,7 +63,9 @@ impl Group {
                 self.leaner(eval, &fixed, changed(eval.space, &self.lean.0, axis));
             }
             if self.lean.0 == before {
-                let pairs = pairs(eval.space, &before, &axes);
+                let singles = axes.iter().flat_map(|&a| changed(eval.space, &before, a));
+                let singles: Vec<Point> = singles.filter(|p| *p != before).collect();
+                let pairs = before.pairs(&singles);
                 let few = eval.evaluated() + pairs.len() <= MOST;
                 if few && pairs.len() * self.lean.1.instrs <= MOST_INSTRS {
                     self.leaner(eval, &fixed, pairs);
@@ -94,21 +96,6 @@ impl Group {
 fn changed(space: &Space, point: &Point, axis: usize) -> Vec<Point> {
     let choices = 0..space.axes[axis].choices.len() as u16;
     choices.map(|c| point.with(axis, c)).collect()
-}
-
-/// Returns a point with other choices on any two of some axes.
-fn pairs(space: &Space, point: &Point, axes: &[usize]) -> Vec<Point> {
-    let other = |p: &Point, axis: usize| {
-        let mut all = changed(space, p, axis);
-        all.retain(|q| q != p);
-        all
-    };
-    let first = |(i, &axis)| {
-        let rest = &axes[i + 1..];
-        let all = other(point, axis).into_iter();
-        all.flat_map(move |p| rest.iter().flat_map(move |&axis| other(&p, axis)))
-    };
-    axes.iter().enumerate().flat_map(first).collect()
 }
 
 /// Returns the groups that fit or nearly do, the fastest ones of each kind first.

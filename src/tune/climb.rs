@@ -169,20 +169,7 @@ impl<'a> Climb<'a> {
     fn proposals(&mut self, from: &Scored) -> Vec<Point> {
         let singles = self.singles(&from.0);
         let mut all = singles.clone();
-        for (i, a) in singles.iter().enumerate() {
-            for b in &singles[i + 1..] {
-                let mut both = a.clone();
-                let changes = from.0.0.iter().zip(&b.0).enumerate();
-                let Some((axis, (_, choice))) = changes.into_iter().find(|(_, (a, b))| a != b)
-                else {
-                    continue;
-                };
-                if both.0[axis] == from.0.0[axis] {
-                    both.0[axis] = *choice;
-                    all.push(both);
-                }
-            }
-        }
+        all.extend(from.0.pairs(&singles));
         let own = self.order.of(&from.1);
         let limit = [own[0], own[1] * WORSE, f64::INFINITY];
         let estimated = all.into_iter().filter(|p| !self.tried.contains(p));

@@ -146,6 +146,21 @@ pub(super) struct Axis {
 pub(super) struct Point(pub(super) Vec<u16>);
 
 impl Point {
+    /// Returns the points with two of some single changes of this one, on different axes.
+    pub(super) fn pairs(&self, singles: &[Self]) -> Vec<Self> {
+        let changed = |p: &Self| p.0.iter().zip(&self.0).position(|(a, b)| a != b);
+        let mut all = Vec::new();
+        for (i, a) in singles.iter().enumerate() {
+            for b in &singles[i + 1..] {
+                match changed(b) {
+                    Some(axis) if a.0[axis] == self.0[axis] => all.push(a.with(axis, b.0[axis])),
+                    _ => {}
+                }
+            }
+        }
+        all
+    }
+
     /// Returns the point with another choice on an axis.
     pub(super) fn with(&self, axis: usize, choice: u16) -> Self {
         let mut next = self.clone();
