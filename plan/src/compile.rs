@@ -25,13 +25,14 @@ pub(crate) mod tests;
 mod users;
 
 use crate::autodiff::{self, Sums, recompute::Recomputed};
-use crate::config::{CompileMode, Implementation, MergeProjections, Scenario};
+use crate::config::{CompileMode, Implementation, MergeProjections, RecomputeLayers, Scenario};
 use crate::ir::{ModuleId, Param, ParamId};
 use crate::models::declare::{Blocks, Tree};
 use crate::models::flops::{self, Backward};
 use crate::models::{self, Declared, build};
 use crate::recipes;
 use crate::units::Flops;
+use expand::StandIns;
 use tape::Tape;
 
 /// What is contiguous in the full buffers of a parameter and of the one registered after it.
@@ -128,16 +129,25 @@ fn with_mode(scenario: &Scenario, mode: CompileMode) -> Scenario {
 
 /// Builds the tape of a deep model from that of a shallow one, if its blocks are alike.
 fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Tape> {
-    let layers = tree.layers();
     let all = tree.blocks()?;
-    if layers <= expand::SHALLOW || !alike(scenario, tree, all, sharding) {
+    let recomputed = recomputed_first(scenario, tree)?;
+    let stand_ins = StandIns::new(&[recomputed, tree.layers() - recomputed]);
+    let more = stand_ins.deep() - stand_ins.shallow();
+    if more == 0 || !alike(scenario, tree, all, sharding) {
         return None;
     }
-    let shallow = models::declare(scenario, expand::SHALLOW);
+    let few;
+    let scenario = match stand_ins.shortened(recomputed) {
+        n if n == recomputed => scenario,
+        n => {
+            few = recomputing(scenario, RecomputeLayers::First(n));
+            &few
+        }
+    };
+    let shallow = models::declare(scenario, stand_ins.shallow());
     let blocks = shallow.tree.blocks()?;
-    let after = blocks.module + expand::SHALLOW * blocks.modules;
-    // Blocks are alike, so the first five of the deep model determine those of the shallow one.
-    let more = layers - expand::SHALLOW;
+    // Blocks are alike, so the first ones of the deep model determine those of the shallow one.
+    let after = blocks.module + stand_ins.shallow() * blocks.modules;
     let in_deep = |m: ModuleId| {
         ModuleId(
             m.0 + if m.0 < after {
@@ -147,19 +157,36 @@ fn repeat(scenario: &Scenario, tree: &Tree, sharding: Sharding<'_>) -> Option<Ta
             },
         )
     };
-    let last = blocks.param + expand::SHALLOW * blocks.params;
+    let last = blocks.param + stand_ins.shallow() * blocks.params;
     let param = |p: ParamId| ParamId(p.0 + if p.0 < last { 0 } else { more * blocks.params });
     let stand_in = Sharding {
         is_unit: &|m| (sharding.is_unit)(in_deep(m)),
         adjacency: &|p| (sharding.adjacency)(param(p)),
     };
     let small = full(scenario, shallow, stand_in);
-    expand::expand(&small, blocks, layers)
+    expand::expand(&small, blocks, &stand_ins)
 }
 
-/// Returns whether all blocks are built alike: no glob freezes some, all or none are recomputed,
-/// the same modules of each are units, the same parameters are trained, the same run in 8 bits, the
-/// same are contiguous, and experts are equally popular in all.
+/// Returns how many blocks are recomputed if the others come after them; 0 if all are, or none.
+/// `None` if they are in another order.
+fn recomputed_first(scenario: &Scenario, tree: &Tree) -> Option<u32> {
+    match scenario.train.recompute_layers {
+        RecomputeLayers::First(n) => Some(if n < tree.layers() { n } else { 0 }),
+        _ => Recomputed::new(&scenario.train, &tree.modules)
+            .is_uniform()
+            .then_some(0),
+    }
+}
+
+fn recomputing(scenario: &Scenario, layers: RecomputeLayers) -> Scenario {
+    let mut changed = scenario.clone();
+    changed.train.recompute_layers = layers;
+    changed
+}
+
+/// Returns whether all blocks are built alike, except that some may be recomputed: no glob freezes
+/// some, the same modules of each are units, the same parameters are trained, the same run in 8
+/// bits, the same are contiguous, and experts are equally popular in all.
 fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) -> bool {
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
     // A block's last parameter is followed by another block's, which never matters.
@@ -176,7 +203,6 @@ fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) ->
             .is_none_or(|moe| moe.busiest.is_empty())
         && (0..b.params).all(|p| (1..b.count).all(|l| float8(l, p) == float8(0, p)))
         && (0..b.params).all(|p| (1..b.count).all(|l| trained(l, p) == trained(0, p)))
-        && Recomputed::new(&scenario.train, &tree.modules).is_uniform()
         && (0..b.modules).all(|m| (1..b.count).all(|l| unit(l, m) == unit(0, m)))
         && (1..b.params).all(|p| (1..b.count).all(|l| near(l, p - 1) == near(0, p - 1)))
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::compile::full;
-use crate::config::{Lora, LoraTargets};
+use crate::config::{Lora, LoraTargets, RecomputeLayers};
 use crate::models::declare;
 
 #[test]
@@ -48,6 +48,42 @@ fn repeating_a_block_equals_building_it() {
                         repeated, built,
                         "{family:?} {mode:?} {recompute:?} {layers} {merge:?}"
                     );
+                }
+            }
+        }
+    }
+}
+
+/// Where the first blocks alone are recomputed, blocks of both kinds are repeated.
+#[test]
+fn repeating_blocks_of_two_kinds_equals_building_them() {
+    let layers = 14;
+    for family in FAMILIES {
+        for mode in [
+            CompileMode::Off,
+            CompileMode::Blocks,
+            CompileMode::Regions,
+            CompileMode::Full,
+        ] {
+            for recompute in [Recompute::Pointwise, Recompute::Full, Recompute::Selective] {
+                for first in [1, 3, 6, 8, 13] {
+                    let mut s = tiny(family);
+                    s.compile.mode = mode;
+                    s.train.recompute = recompute;
+                    s.train.recompute_layers = RecomputeLayers::First(first);
+                    s.model.layers = layers;
+                    let kinds: Vec<ModuleKind> =
+                        modules_and_params(&s).0.iter().map(|m| m.kind).collect();
+                    let unit = |m: ModuleId| {
+                        matches!(kinds[m.index()], ModuleKind::Root | ModuleKind::Block)
+                    };
+                    let model = || declare(&s, layers);
+                    let name = format!("{family:?} {mode:?} {recompute:?} {first}");
+                    let repeated = crate::compile::repeat(&s, &model().tree, side_by_side(&unit))
+                        .unwrap_or_else(|| panic!("no repeat: {name}"));
+                    let repeated = crate::compile::finish_repeated(&s, model().tree, repeated);
+                    let built = full(&s, model(), side_by_side(&unit));
+                    assert_eq!(repeated, built, "{name}");
                 }
             }
         }
