@@ -32,16 +32,6 @@ pub(super) struct Group {
 }
 
 impl Group {
-    fn new(eval: &Evaluator<'_>, order: &Order, fast: &Point, lean: Scored) -> Self {
-        // The fewest recomputed blocks with which the group fits.
-        let fewest = recompute::fewest(eval, order, &lean.0);
-        Self {
-            start: fast.clone(),
-            lean: fewest.unwrap_or(lean),
-            floor: f64::NAN,
-        }
-    }
-
     /// Returns the point with the fastest choices and as many recomputed blocks as the leanest one.
     pub(super) fn start(&self, space: &Space) -> Point {
         match space.axis(LAYERS) {
@@ -75,7 +65,8 @@ impl Group {
                 break;
             }
         }
-        if let Some(fewest) = recompute::fewest(eval, order, &self.lean.0) {
+        let fewest = recompute::fewest(eval, order, std::slice::from_ref(&self.lean.0));
+        if let Some(fewest) = fewest.into_iter().flatten().next() {
             self.lean = fewest;
         }
         self.lean.1.fits()
@@ -115,15 +106,25 @@ pub(super) fn groups(
         });
         pairs = all.collect();
     }
-    eval.all(pairs.iter().map(|(_, lean)| lean.clone()));
-    let mut groups: Vec<Group> = Vec::new();
-    for (fast, lean) in pairs {
-        let Some(scored) = eval.one(lean) else {
-            continue;
-        };
-        let reserved = scored.1.effect.peak_reserved.0 as f64;
-        if -scored.1.slack as f64 <= NEAR * reserved {
-            groups.push(Group::new(eval, order, &fast, scored));
+    let leanest = eval.each(pairs.iter().map(|(_, lean)| lean.clone()));
+    let near =
+        |(_, score): &Scored| -score.slack as f64 <= NEAR * score.effect.peak_reserved.0 as f64;
+    let groups = pairs.into_iter().zip(leanest);
+    let groups = groups.filter_map(|((start, _), lean)| {
+        Some(Group {
+            start,
+            lean: lean.filter(near)?,
+            floor: f64::NAN,
+        })
+    });
+    let mut groups: Vec<Group> = groups.collect();
+    let leanest: Vec<Point> = groups.iter().map(|g| g.lean.0.clone()).collect();
+    for (group, fewest) in groups
+        .iter_mut()
+        .zip(recompute::fewest(eval, order, &leanest))
+    {
+        if let Some(fewest) = fewest {
+            group.lean = fewest;
         }
     }
     let starts: Vec<Point> = groups.iter().map(|g| g.start(eval.space)).collect();

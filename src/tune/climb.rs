@@ -137,10 +137,11 @@ impl<'a> Climb<'a> {
             let before = best.0.clone();
             let leaner = self.leaner(&best, &scored);
             best = scored.into_iter().fold(best, |a, b| self.better(a, b));
-            for point in [Some(best.clone()), leaner].into_iter().flatten() {
-                let fewer = self.fewest_blocks(point);
-                best = self.better(best, fewer);
-            }
+            let starts = [Some(best.0.clone()), leaner.map(|l| l.0)];
+            let starts: Vec<Point> = starts.into_iter().flatten().collect();
+            let fewer = recompute::fewest(self.eval, &self.order, &starts);
+            let fewer = fewer.into_iter().flatten();
+            best = fewer.fold(best, |a, b| self.better(a, b));
             idle = if best.0 == before { idle + 1 } else { 0 };
             self.eval.report(&self.order, &best.1);
         }
@@ -155,14 +156,6 @@ impl<'a> Climb<'a> {
             .filter(|(_, s)| s.fits() && s.slack > than.1.slack);
         let near = leaner.filter(|(_, s)| s.time() < than.1.time() * WORSE);
         near.min_by(|a, b| self.order.compare(&a.1, &b.1)).cloned()
-    }
-
-    /// Recomputes the fewest blocks that fit.
-    fn fewest_blocks(&self, best: Scored) -> Scored {
-        match recompute::fewest(self.eval, &self.order, &best.0) {
-            Some(other) => self.better(best, other),
-            None => best,
-        }
     }
 
     /// Returns the most promising points that have not been proposed yet.

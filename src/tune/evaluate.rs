@@ -116,23 +116,29 @@ impl<'a> Evaluator<'a> {
     /// Predicts points on all cores and returns those that are possible, in the given order, each
     /// once.
     pub(super) fn all(&self, points: impl IntoIterator<Item = Point>) -> Vec<Scored> {
+        let mut seen: BTreeSet<Point> = BTreeSet::new();
+        let scored = self.each(points).into_iter().flatten();
+        scored.filter(|(p, _)| seen.insert(p.clone())).collect()
+    }
+
+    /// Predicts points on all cores; `None` for those that are impossible, or were not reached.
+    pub(super) fn each(&self, points: impl IntoIterator<Item = Point>) -> Vec<Option<Scored>> {
         let points: Vec<Point> = points.into_iter().collect();
         let settled: Vec<Option<(Point, Scenario)>> =
             points.into_par_iter().map(|p| self.settle(p)).collect();
-        let mut wanted: Vec<Point> = Vec::new();
-        let mut seen: BTreeSet<Point> = BTreeSet::new();
-        let mut new: Vec<(Point, Scenario)> = Vec::new();
+        let mut wanted: Vec<Option<Point>> = Vec::with_capacity(settled.len());
+        let mut new: BTreeMap<Point, Scenario> = BTreeMap::new();
         {
             let mut memory = self.memory();
-            for (point, scenario) in settled.into_iter().flatten() {
-                let entry = memory.scenarios.entry(digest(&scenario));
-                let point = entry.or_insert(point).clone();
-                if seen.insert(point.clone()) {
+            for settled in settled {
+                wanted.push(settled.map(|(point, scenario)| {
+                    let entry = memory.scenarios.entry(digest(&scenario));
+                    let point = entry.or_insert(point).clone();
                     if !memory.scores.contains_key(&point) {
-                        new.push((point.clone(), scenario));
+                        new.insert(point.clone(), scenario);
                     }
-                    wanted.push(point);
-                }
+                    point
+                }));
             }
         }
         let scores: Vec<(Point, Option<Score>)> = new
@@ -141,18 +147,16 @@ impl<'a> Evaluator<'a> {
             .map(|(point, scenario)| (point, (self.predict)(&scenario)))
             .collect();
         self.memory().scores.extend(scores);
-        let scored = wanted.into_iter();
-        scored
-            .filter_map(|p| {
-                let score = self.score(&p)?;
-                Some((p, score))
-            })
-            .collect()
+        let scored = |p: Point| {
+            let score = self.score(&p)?;
+            Some((p, score))
+        };
+        wanted.into_iter().map(|p| p.and_then(scored)).collect()
     }
 
     /// Predicts one point.
     pub(super) fn one(&self, point: Point) -> Option<Scored> {
-        self.all([point]).pop()
+        self.each([point]).pop().flatten()
     }
 
     /// Returns the least [`Score::time`] of steps with the computation of these points: the compute

@@ -1,8 +1,8 @@
 //! The number of recomputed blocks.
 //!
 //! Blocks of a model are alike, so the knapsack of blocks to recompute is their number: the fewest
-//! that fit are the fastest. They are found by bisection, and every number that is tried is
-//! simulated.
+//! that fit are the fastest. Memory is nearly proportional to the number, so the first tries
+//! interpolate; bisection follows. Every number that is tried is simulated.
 
 use super::evaluate::{Evaluator, Scored};
 use super::score::{Goal, Order};
@@ -46,29 +46,154 @@ pub(super) fn moves(space: &Space, axis: usize, from: u16) -> Option<Vec<u16>> {
     Some(moves)
 }
 
-/// Returns the point with the fewest recomputed blocks that fit; `None` if blocks cannot be chosen,
-/// none fits, or the goal is another one than the shortest step.
-pub(super) fn fewest(eval: &Evaluator<'_>, order: &Order, point: &Point) -> Option<Scored> {
-    if order.goal != Goal::Throughput {
-        return None;
-    }
-    let (axis, rungs) = ladder(eval.space)?;
-    let at = |rung: usize| eval.one(point.with(axis, rungs[rung]));
-    // The first call says whether the number has an effect, too: if not, it is reset.
-    let last = rungs.len().checked_sub(1)?;
-    let first = at(0).filter(|(p, _)| p.0[axis] == rungs[0])?;
-    if first.1.fits() {
-        return Some(first);
-    }
-    let mut found = at(last).filter(|(_, score)| score.fits())?;
-    let (mut too_few, mut enough) = (0, last);
-    while enough - too_few > 1 {
-        let middle = too_few + (enough - too_few) / 2;
-        match at(middle) {
-            Some(scored) if scored.1.fits() => (enough, found) = (middle, scored),
-            Some(_) => too_few = middle,
-            None => break,
+/// Tries at the ends.
+const ENDS: u32 = 2;
+/// Tries that interpolate, before bisection.
+const INTERPOLATED: u32 = 3;
+
+/// Returns for each point the one with the fewest recomputed blocks that fit; `None` if blocks
+/// cannot be chosen, none fits, or the goal is another one than the shortest step.
+///
+/// The searches take their steps at the same time, so that all cores have work.
+pub(super) fn fewest(eval: &Evaluator<'_>, order: &Order, points: &[Point]) -> Vec<Option<Scored>> {
+    let mut searches: Vec<Search<Scored>> = points.iter().map(|_| Search::default()).collect();
+    let ladder = ladder(eval.space).filter(|_| order.goal == Goal::Throughput);
+    if let Some((axis, rungs)) = ladder {
+        loop {
+            let next = searches.iter().enumerate();
+            let next: Vec<(usize, usize)> = next
+                .filter_map(|(i, search)| Some((i, search.next(rungs.len())?)))
+                .collect();
+            if next.is_empty() {
+                break;
+            }
+            let at = next
+                .iter()
+                .map(|(i, rung)| points[*i].with(axis, rungs[*rung]));
+            for ((i, rung), scored) in next.iter().zip(eval.each(at)) {
+                // If the number has no effect, it is reset.
+                let own = scored.filter(|(p, _)| p.0[axis] == rungs[*rung]);
+                searches[*i].learn(*rung, own.map(|s| (s.1.slack, s)));
+            }
         }
     }
-    Some(found)
+    let found = searches.into_iter().map(|s| Some(s.enough?.2));
+    found.collect()
+}
+
+/// A search for the lowest rung that fits.
+struct Search<T> {
+    /// A rung that does not fit, and its slack.
+    too_few: Option<(usize, i64)>,
+    /// A rung that fits, its slack, and what was found there.
+    enough: Option<(usize, i64, T)>,
+    tries: u32,
+    ended: bool,
+}
+
+impl<T> Default for Search<T> {
+    fn default() -> Self {
+        Self {
+            too_few: None,
+            enough: None,
+            tries: 0,
+            ended: false,
+        }
+    }
+}
+
+impl<T> Search<T> {
+    /// Returns the rung to try next: the lowest of `rungs`, the highest, then those between.
+    fn next(&self, rungs: usize) -> Option<usize> {
+        if self.ended {
+            return None;
+        }
+        let Some((low, lacks)) = self.too_few else {
+            return (rungs > 0).then_some(0);
+        };
+        let Some((high, spare, _)) = self.enough else {
+            return Some(rungs - 1);
+        };
+        let between = high - low - 1;
+        let share = if self.tries < ENDS + INTERPOLATED {
+            lacks as f64 / (lacks as f64 - spare as f64)
+        } else {
+            0.5
+        };
+        let step = ((between + 1) as f64 * share).ceil() as usize;
+        (between > 0).then(|| low + step.clamp(1, between))
+    }
+
+    /// Takes the slack of a rung, and what was found there; `None` if it is impossible.
+    fn learn(&mut self, rung: usize, found: Option<(i64, T)>) {
+        self.tries += 1;
+        let first = self.too_few.is_none();
+        match found {
+            Some((spare, found)) if spare >= 0 => {
+                self.enough = Some((rung, spare, found));
+                self.ended |= first;
+            }
+            Some((lacks, _)) if first || self.enough.is_some() => {
+                self.too_few = Some((rung, lacks));
+            }
+            // Not even the highest rung fits.
+            _ => self.ended = true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// Returns the rung that a search finds, and the number of tries.
+    fn searched(slack: &[i64]) -> (Option<usize>, u32) {
+        let mut search = Search::default();
+        while let Some(rung) = search.next(slack.len()) {
+            assert!(search.tries < 64, "it ends");
+            search.learn(rung, Some((slack[rung], ())));
+        }
+        (search.enough.map(|(rung, ..)| rung), search.tries)
+    }
+
+    #[test]
+    fn proportional_memory_takes_two_tries_between_the_ends() {
+        let slack: Vec<i64> = (0..=64).map(|n| n * 100 - 2_350).collect();
+        assert_eq!(searched(&slack), (Some(24), 4));
+        assert_eq!(searched(&[5, 9]), (Some(0), 1));
+        assert_eq!(searched(&[-9, -5]), (None, 2));
+        assert_eq!(searched(&[-9]), (None, 2));
+        assert_eq!(searched(&[]), (None, 0));
+    }
+
+    #[test]
+    fn an_impossible_rung_ends_a_search_with_what_it_has() {
+        let mut search = Search::default();
+        for (rung, slack) in [(0, Some(-9)), (4, Some(3)), (3, None)] {
+            assert_eq!(search.next(5), Some(rung));
+            search.learn(rung, slack.map(|s| (s, ())));
+        }
+        assert_eq!(search.next(5), None);
+        assert_eq!(search.enough.map(|(rung, ..)| rung), Some(4));
+    }
+
+    proptest! {
+        #[test]
+        fn the_lowest_rung_that_fits_is_found(
+            steps in prop::collection::vec(0i64..1000, 1..80),
+            start in -20_000i64..1000,
+        ) {
+            let slack: Vec<i64> = steps
+                .iter()
+                .scan(start, |at, step| {
+                    *at += step;
+                    Some(*at)
+                })
+                .collect();
+            let (found, tries) = searched(&slack);
+            prop_assert_eq!(found, slack.iter().position(|s| *s >= 0));
+            prop_assert!(tries <= ENDS + INTERPOLATED + 7);
+        }
+    }
 }
