@@ -195,6 +195,8 @@ def moe():
     sent = {
         "all_to_all": ["moe.dispatcher=all_to_all"], "padded": ["moe.dispatcher=padded"],
         "padded, captured iteration": ["moe.dispatcher=padded", 'compile.cuda_graph="full_iteration"'],
+        "peer": ["moe.dispatcher=peer"], "peer, recompute": ["moe.dispatcher=peer", "train.recompute=full"],
+        "peer, captured iteration": ["moe.dispatcher=peer", 'compile.cuda_graph="full_iteration"'],
         "padded, dropped": ["moe.dispatcher=padded", "moe.capacity_factor=0.75"],
     }
     ways |= {f"{way}, ep {ep}": ([*f32, *sets, f"mesh.ep={ep}"], 1e-3) for ep in sizes for way, sets in sent.items()}

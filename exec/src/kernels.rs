@@ -44,6 +44,7 @@ mod view;
 mod wide;
 
 pub use error::{KernelError, OperandError};
+pub(crate) use experts::is_pushed;
 pub use parallel::{threads, use_threads};
 
 use crate::operand::{LaunchContext, RawRange};

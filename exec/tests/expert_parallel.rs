@@ -195,7 +195,7 @@ fn replicas_and_outer_shards_of_experts() {
 #[test]
 fn every_dispatcher_reaches_the_losses_of_ranks_with_all_experts() {
     let all = trained(4, 1, &[]);
-    for dispatcher in ["gather", "all_to_all", "padded"] {
+    for dispatcher in ["gather", "all_to_all", "padded", "peer"] {
         let dispatcher = format!("moe.dispatcher={dispatcher}");
         for ep in [2, 4] {
             for set in [
@@ -219,8 +219,10 @@ fn every_dispatcher_reaches_the_losses_of_ranks_with_all_experts() {
         &["compile.cuda_graph=full_iteration"],
         &["compile.cuda_graph=[\"block\"]"],
     ] {
-        let set = [&["moe.dispatcher=padded"], set].concat();
-        assert_close(&trained(4, 4, &set), &all, &format!("{set:?}"));
+        for dispatcher in ["moe.dispatcher=padded", "moe.dispatcher=peer"] {
+            let set = [&[dispatcher], set].concat();
+            assert_close(&trained(4, 4, &set), &all, &format!("{set:?}"));
+        }
     }
 }
 
@@ -253,6 +255,13 @@ fn choices_without_a_row_are_left_out_or_an_error() {
             text.contains("op `dispatch_experts`") && text.contains("moe.capacity_factor =");
         assert!(found, "{text}");
     }
+    let mesh = mesh(4, 4);
+    let set = ["moe.dispatcher=peer", "moe.capacity_factor=0.5"];
+    let scenario = load("small-moe", &settings(&mesh, &set));
+    let program = common::plan(&scenario);
+    let failed = train::train(&scenario, &program, options(), &mut NoObserver);
+    let text = failed.err().unwrap().to_string();
+    assert!(text.contains("multiply moe.capacity_factor by"), "{text}");
 }
 
 #[test]

@@ -374,6 +374,8 @@ fn expert_parallel_runs_of_transformers() {
             (4, 2, &["moe.dispatcher=padded"]),
             (4, 4, &["moe.dispatcher=padded", "compile.mode=regions"]),
             (4, 2, &["moe.dispatcher=all_to_all"]),
+            (4, 2, &["moe.dispatcher=peer"]),
+            (4, 4, &["moe.dispatcher=peer", "train.recompute=full"]),
             (
                 4,
                 2,

@@ -1,6 +1,7 @@
 //! What follows from several keys together: mesh, batch, engine, precision and model.
 
 mod engine;
+mod experts;
 mod mesh;
 mod precision;
 
@@ -13,6 +14,9 @@ use crate::model::{self, Model};
 use crate::reader::Reader;
 use crate::row::{Lack, Row, Setting, Status};
 use crate::table::{Fact, list, quoted};
+
+/// GPUs per node if nothing says otherwise.
+const PER_NODE: u64 = 8;
 
 /// Decides the scenario keys that no single key decides.
 ///
@@ -34,7 +38,9 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
             }
         }
     }
+    experts::model(draft)?;
     let ranks = mesh::decide(draft, options)?;
+    experts::dispatch(draft)?;
     batch(draft, ranks)?;
     pairs(draft)?;
     if let Some(given) = draft.fact(Fact::Recompute)

@@ -124,6 +124,15 @@ impl Draft {
         Ok(())
     }
 
+    /// Replaces the value of a scenario key where a row sets it.
+    pub(crate) fn replace(&mut self, key: &str, value: &str) {
+        for setting in self.rows.iter_mut().flat_map(|r| &mut r.settings) {
+            if setting.key == key {
+                value.clone_into(&mut setting.value);
+            }
+        }
+    }
+
     /// Doubles the value of a scenario key; sets it to 2 by a row if nothing sets it.
     pub(crate) fn double(&mut self, key: &'static str, row: usize) {
         let mut found = false;

@@ -11,11 +11,12 @@ use std::fmt::{self, Write};
 use std::path::PathBuf;
 
 /// Sections of a scenario in the order in which they are written.
-const SECTIONS: [&str; 7] = [
+const SECTIONS: [&str; 8] = [
     "model",
     "lora",
     "train",
     "mesh",
+    "moe",
     "fsdp",
     "precision",
     "compile",

@@ -116,6 +116,16 @@ pub(crate) enum Fact {
     Pipeline,
     Context,
     Expert,
+    /// Experts of a layer.
+    Experts,
+    /// 0: routers have no load-balancing loss.
+    Balancing,
+    /// Megatron-LM's dispatcher: 0 allgather, 1 alltoall, 2 flex.
+    TokenDispatcher,
+    /// What `flex` is: 0 DeepEP, 1 HybridEP.
+    FlexBackend,
+    /// 1: the rows of experts are padded to their capacity.
+    PadToCapacity,
     /// Sequences per step over all ranks.
     GlobalBatch,
     /// Sequences per step and rank, from which accumulation follows.
@@ -362,6 +372,9 @@ pub(crate) const fn integer(name: &'static str, scenario: &'static str) -> Key {
 pub(crate) const fn number(name: &'static str, scenario: &'static str) -> Key {
     key(name, To::Number(scenario))
 }
+
+/// The key of the capacity of experts.
+pub(crate) const CAPACITY: &str = "moe.capacity_factor";
 
 /// Returns a quantity.
 pub(crate) const fn fact(name: &'static str, fact: Fact) -> Key {

@@ -602,6 +602,130 @@ fn optimizers_and_buffers_of_megatron_are_read() {
     assert_eq!(of("--use-torch-fsdp2"), [None, None]);
 }
 
+/// Arguments of a model like Qwen3-30B-A3B.
+fn experts_of_megatron(more: &str) -> String {
+    format!(
+        "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 64 --ffn-hidden-size 192 \
+         --num-attention-heads 4 --num-query-groups 2 --kv-channels 32 --qk-layernorm --swiglu --seq-length 64 \
+         --untie-embeddings-and-output-weights --vocab-size 256 --micro-batch-size 2 --global-batch-size 32 \
+         --bf16 --use-megatron-fsdp --data-parallel-sharding-strategy optim_grads_params {more}\n"
+    )
+}
+
+#[test]
+fn experts_of_megatron_are_read() {
+    let all = "--num-experts 16 --moe-router-topk 4 --moe-ffn-hidden-size 48 --moe-aux-loss-coeff 1e-3 \
+               --moe-router-load-balancing-type aux_loss --moe-router-dtype fp32 --moe-grouped-gemm";
+    let of = |more: &str| try_text("train.sh", &experts_of_megatron(more), &eight()).unwrap();
+    let mut job = of(&format!("{all} --moe-layer-freq '([0]*1+[1]*3)'"));
+    assert_eq!(job.decisive().count(), 0);
+    for (key, value) in [
+        ("model.family", "\"moe\""),
+        ("model.experts", "16"),
+        ("model.top_k", "4"),
+        ("model.expert_ffn", "48"),
+        ("model.aux_loss", "0.001"),
+        ("model.router", "\"topk_softmax\""),
+        ("model.dense_layers", "1"),
+    ] {
+        assert_eq!(setting(&job, key).as_deref(), Some(value), "{key}");
+    }
+    let s = job.scenario(&[]).unwrap();
+    assert_eq!(s.model.options.experts.experts, 16);
+    // Layers in another order, and experts without gates.
+    let keys = |job: &Job| -> Vec<String> { job.decisive().map(|r| r.key.clone()).collect() };
+    let job = of(&format!("{all} --moe-layer-freq 2"));
+    assert_eq!(keys(&job), ["--moe-layer-freq"]);
+    let dense = experts_of_megatron(all).replace("--swiglu", "");
+    let job = try_text("train.sh", &dense, &eight()).unwrap();
+    assert_eq!(keys(&job), ["--num-experts"]);
+    // A dense model does not read arguments of experts.
+    let job = of("--moe-router-topk 4 --moe-aux-loss-coeff 1e-3");
+    assert_eq!(setting(&job, "model.top_k"), None);
+    assert_eq!(setting(&job, "model.family").as_deref(), Some("\"llama\""));
+    let job = of(
+        &format!("{all} --moe-router-pre-softmax --moe-router-load-balancing-type none")
+            .replace("--moe-router-load-balancing-type aux_loss", ""),
+    );
+    assert_eq!(
+        setting(&job, "model.normalize_top_k").as_deref(),
+        Some("false")
+    );
+    assert_eq!(setting(&job, "model.aux_loss"), None);
+}
+
+#[test]
+fn dispatchers_of_megatron_are_read() {
+    let of = |more: &str, options: &Options| {
+        let all =
+            format!("--num-experts 16 --moe-router-topk 4 --expert-model-parallel-size 8 {more}");
+        let mut job = try_text("train.sh", &experts_of_megatron(&all), options).unwrap();
+        assert_eq!(job.decisive().count(), 0, "{more}");
+        let s = job.scenario(&[]).unwrap();
+        let text = |key| setting(&job, key).map(|v| v.trim_matches('"').to_owned());
+        let moe = s.moe.expect("divided experts");
+        assert_eq!(
+            moe.dispatcher.name(),
+            text("moe.dispatcher").unwrap(),
+            "{more}"
+        );
+        (text("moe.dispatcher").unwrap(), text("moe.capacity_factor"))
+    };
+    let some = |v: &str| Some(v.to_owned());
+    let sixteen = Options {
+        gpus: Some("2x8xh100".parse().unwrap()),
+        ..Options::default()
+    };
+    for (more, name, capacity) in [
+        ("", "gather", None),
+        ("--moe-token-dispatcher-type allgather", "gather", None),
+        ("--moe-token-dispatcher-type alltoall", "all_to_all", None),
+        (
+            "--moe-token-dispatcher-type alltoall --moe-expert-capacity-factor 1.5",
+            "all_to_all",
+            None,
+        ),
+        (
+            "--moe-token-dispatcher-type alltoall --moe-expert-capacity-factor 1.5 \
+             --moe-pad-expert-input-to-capacity",
+            "padded",
+            some("1.5"),
+        ),
+        ("--moe-token-dispatcher-type flex", "peer", None),
+        (
+            "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep",
+            "peer",
+            None,
+        ),
+        (
+            "--moe-token-dispatcher-type flex --moe-enable-deepep",
+            "peer",
+            None,
+        ),
+    ] {
+        assert_eq!(
+            of(more, &eight()),
+            (name.to_owned(), capacity.clone()),
+            "{more}"
+        );
+        assert_eq!(of(more, &sixteen), (name.to_owned(), capacity), "{more}");
+    }
+    // Ranks that divide the experts on two nodes.
+    let across =
+        "--num-experts 16 --expert-model-parallel-size 16 --moe-token-dispatcher-type flex";
+    let job = try_text("train.sh", &experts_of_megatron(across), &sixteen).unwrap();
+    assert_eq!(
+        setting(&job, "moe.dispatcher").as_deref(),
+        Some("\"all_to_all\"")
+    );
+    // Ranks with all experts send no token.
+    let whole =
+        "--num-experts 16 --moe-token-dispatcher-type alltoall --moe-expert-capacity-factor 1";
+    let mut job = try_text("train.sh", &experts_of_megatron(whole), &eight()).unwrap();
+    assert_eq!(setting(&job, "moe.dispatcher"), None);
+    assert!(job.scenario(&[]).unwrap().moe.is_none());
+}
+
 #[test]
 fn a_log_of_torchtitan_is_a_configuration() {
     let log = "[titan] 2025-01-01 - root - INFO - Running with args: {'model': {'name': 'llama3', 'flavor': '8B'}, \

@@ -21,6 +21,7 @@ mod moe;
 mod param_groups;
 pub(crate) mod pattern;
 mod precision;
+pub(crate) mod reach;
 mod rope;
 mod routing;
 mod train;
@@ -48,9 +49,10 @@ pub use model::{Bias, Family, Model, ModelOptions};
 pub use moe::{Dispatcher, Moe, Overflow};
 pub use param_groups::{GroupSettings, MAX_PARAM_GROUPS, ParamGroup};
 pub use precision::{FrozenType, MomentType, Precision};
+pub use reach::Reach;
 pub use rope::{RopeScaling, RopeType};
-pub(crate) use routing::seeded;
 pub use routing::{Histogram, Routing};
+pub(crate) use routing::{busiest_ranks, seeded};
 use serde::Serialize;
 pub use train::{
     AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers,

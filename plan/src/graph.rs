@@ -3,6 +3,8 @@
 mod construct;
 mod convert;
 
+pub(crate) use construct::Peers;
+
 use crate::ir::{
     AxisId, Const, ConstId, DType, ModelCollective, ModuleId, OpKind, ParamId, Shape, strides,
 };
@@ -118,6 +120,10 @@ pub enum View {
     /// of theirs. The conjugate of an all-reduce, whose gradient every rank has whole
     /// (Megatron-LM's f and g).
     SumGradient(AxisId),
+    /// `sum, rows, sent, got, position -> sum`: ties `rows`, of which ranks have pushed those that
+    /// `got` names to where they came from and added them up, to the sum. Gradients are pushed the
+    /// other way, to the ranks that `sent` names.
+    PeerSum(ModelCollective),
 }
 
 /// What an op does.

@@ -12,7 +12,7 @@ use crate::hardware::Profile;
 use crate::price::{Cost, Load, Price, copy_gbps, fixed_share};
 use formula::Group;
 use place::place;
-use shardlab_plan::ir::Collective;
+use shardlab_plan::ir::{Collective, CollectiveKind};
 use shardlab_plan::program::Program;
 use shardlab_plan::units::Picos;
 use tables::Asked;
@@ -50,8 +50,9 @@ impl<'a> Network<'a> {
         let seconds = price.us * 1e-6;
         // Bus bytes over the time that they take: the load of the links, as a share of what they
         // can reach.
-        let bus = formula::bus_factor(collective.kind, group.size) * collective.bytes.0 as f64
-            / seconds.max(1e-12);
+        let sent = collective.expected_bytes();
+        let bus =
+            formula::bus_factor(collective.kind, group.size) * sent as f64 / seconds.max(1e-12);
         let load = (bus / (group.bandwidth_gbps * 1e9)).min(1.0);
         // Contention was fitted to collectives that run at NVLink's rate. Across nodes, their
         // kernels wait for the cards most of the time: they take less of what kernels need, and
@@ -81,7 +82,7 @@ impl<'a> Network<'a> {
             } else {
                 0
             },
-            bytes: collective.bytes.0,
+            bytes: sent,
             comm: collective.comm.0,
             fills: false,
             on_engines,
@@ -94,7 +95,7 @@ impl<'a> Network<'a> {
     /// Prices a collective that runs alone.
     pub(crate) fn price(&self, collective: &Collective) -> Price {
         let group = self.groups[collective.comm.index()];
-        let (kind, bytes) = (collective.kind, collective.bytes.0);
+        let (kind, bytes) = (collective.kind, collective.expected_bytes());
         if group.size <= 1 {
             // NCCL turns it into a copy on the device.
             let us = 2.0 * bytes as f64 / (self.profile.device.memory_gbps * 0.8) / 1e3;
@@ -103,6 +104,21 @@ impl<'a> Network<'a> {
                 measured: false,
             };
         }
+        // Rows are pushed within a node. Where ranks share cores, all of this is copies.
+        let pushes = kind.pushes() || kind == CollectiveKind::Barrier;
+        if pushes && group.reached_by.is_some() {
+            let launch_us = self.profile.device.min_kernel_us;
+            return Price {
+                us: formula::pushed_us(bytes as f64, &group, launch_us),
+                measured: false,
+            };
+        }
+        let kind = if pushes {
+            CollectiveKind::AllToAll
+        } else {
+            kind
+        };
+        let bytes = bytes.max(1);
         let asked = Asked {
             kind,
             bytes,
@@ -170,7 +186,7 @@ mod tests {
     use super::*;
     use crate::hardware::CollectiveTable;
     use crate::{hardware, synthetic};
-    use shardlab_plan::ir::{AxisId, AxisSet, CollectiveKind, DeviceMesh, RankGroup};
+    use shardlab_plan::ir::{AxisId, AxisSet, DeviceMesh, PushedRows, RankGroup, SentRows};
     use shardlab_plan::program::Communicator;
 
     fn priced(
@@ -268,6 +284,45 @@ mod tests {
             outer.us > wire && outer.us < 1.15 * wire,
             "{outer:?} against {wire}"
         );
+    }
+
+    /// Rows that no rank asks for cost nothing: 1.857 of 4 ranks get a token of Mixtral. A barrier
+    /// takes the time of a kernel and a flag.
+    #[test]
+    fn pushed_rows_take_the_time_of_those_that_travel() {
+        let profile = hardware::load("h100-80").unwrap();
+        let us = |kind: CollectiveKind, bytes: u64, expected: u64| {
+            let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
+            program.meta.mesh = DeviceMesh::data_parallel(4, 1);
+            program.communicators[0].ranks = RankGroup { size: 4, stride: 1 };
+            let mut c = program.collectives[0].clone();
+            (c.kind, c.bytes.0) = (kind, bytes);
+            let of = PushedRows {
+                experts: 2,
+                rows: 1000,
+                expected,
+            };
+            let choices = c.parts[0].input;
+            c.sent = kind.pushes().then_some(SentRows { choices, of });
+            let network = Network::new(&program, &profile);
+            assert_eq!(network.cost(&c).bytes, c.expected_bytes());
+            network.price(&c).us
+        };
+        let (launch, flag) = (profile.device.min_kernel_us, 0.6);
+        let all = us(CollectiveKind::PeerPush, 1 << 30, 1000) - launch - flag;
+        let some = us(CollectiveKind::PeerPush, 1 << 30, 464) - launch - flag;
+        // The rate grows with the payload.
+        assert!((0.464..0.48).contains(&(some / all)), "{some} {all}");
+        assert_eq!(
+            us(CollectiveKind::PeerReturn, 1 << 30, 464),
+            us(CollectiveKind::PeerPush, 1 << 30, 464)
+        );
+        // Three quarters of the rows come from others, at NVLink's rate.
+        let rate = 0.75 * f64::from(1 << 30) / all / 1e3;
+        let nvlink = profile.network.nvlink_gbps * profile.network.nvlink_efficiency;
+        assert!((0.8..1.2).contains(&(rate / nvlink)), "{rate} {nvlink}");
+        let barrier = us(CollectiveKind::Barrier, 0, 0);
+        assert!((barrier - launch - flag).abs() < 1e-9, "{barrier}");
     }
 
     /// Copy engines cannot add: a reduction on their communicator runs on SMs.

@@ -103,7 +103,14 @@ impl Builder {
             input: access(BufferId(0), bytes / size),
             output: access(BufferId(0), bytes),
         };
-        self.add_collective(kind, comm, ReduceOp::None, DType::Bf16, smallvec![part])
+        self.add_collective(
+            kind,
+            comm,
+            ReduceOp::None,
+            DType::Bf16,
+            smallvec![part],
+            None,
+        )
     }
 
     /// Adds a buffer.

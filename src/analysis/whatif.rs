@@ -562,7 +562,7 @@ mod tests {
                 .map(|c| c.label)
                 .collect::<Vec<_>>()
         };
-        let all = ["gather", "all_to_all", "padded"];
+        let all = ["gather", "all_to_all", "padded", "peer"];
         assert_eq!(
             of("small-moe-ep"),
             all.map(|d| format!("moe.dispatcher={d}"))

@@ -47,6 +47,7 @@ fn recorded_routing_is_that_of_predictions() {
         &["mesh.ep=2"][..],
         &["mesh.ep=4", "moe.dispatcher=padded"],
         &["mesh.ep=2", "moe.dispatcher=all_to_all"],
+        &["mesh.ep=4", "moe.dispatcher=peer"],
         &["mesh.ep=2", "train.recompute=full"],
     ] {
         assert_eq!(record(set), whole, "{set:?}");

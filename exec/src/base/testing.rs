@@ -152,7 +152,7 @@ impl Build {
             ReduceOp::None
         };
         let parts = smallvec![Part { input, output }];
-        let id = self.add_collective(kind, comm, reduce, DType::F32, parts);
+        let id = self.add_collective(kind, comm, reduce, DType::F32, parts, None);
         self.emit(Op::Collective { id, stream })
     }
 

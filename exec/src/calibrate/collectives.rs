@@ -83,7 +83,7 @@ fn sides(kind: CollectiveKind, bytes: u64, ranks: u64) -> (u64, u64) {
     match kind {
         CollectiveKind::AllGather => (bytes / ranks, bytes),
         CollectiveKind::ReduceScatter => (bytes, bytes / ranks),
-        CollectiveKind::AllReduce | CollectiveKind::AllToAll => (bytes, bytes),
+        _ => (bytes, bytes),
     }
 }
 
@@ -116,6 +116,7 @@ fn time(kind: CollectiveKind, dtype: DType, ranks: u32, bytes: u64, budget: Dura
                 reduce,
                 dtype,
                 parts: smallvec![parts],
+                pushed: None,
                 crash: false,
             };
             // SAFETY: the ranges are this thread's own vectors, which live until every member has

@@ -5,7 +5,7 @@ use super::grid::{AttentionRows, DTYPES, GemmTable, GroupedRows};
 use super::steps::Totals;
 use super::{Measured, Together};
 use shardlab_plan::hardware::{MEMORY_CLASSES, SectionText};
-use shardlab_plan::ir::{AttentionShape, CollectiveKind, DType, GemmKind};
+use shardlab_plan::ir::{AttentionShape, DType, GemmKind};
 use std::collections::BTreeMap;
 
 /// Returns the source of a section's numbers, which names the values that were not measured.
@@ -484,12 +484,7 @@ fn memory(out: &mut String, m: &Tables<'_>) {
 
 fn collectives(out: &mut String, m: &Tables<'_>) {
     for t in m.collectives {
-        let kind = match t.kind {
-            CollectiveKind::AllGather => "all_gather",
-            CollectiveKind::ReduceScatter => "reduce_scatter",
-            CollectiveKind::AllReduce => "all_reduce",
-            CollectiveKind::AllToAll => "all_to_all",
-        };
+        let kind = t.kind.name();
         let mut table = SectionText::new("collective")
             .text("source", (m.source)(m.between))
             .text("kind", kind)

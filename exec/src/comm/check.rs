@@ -63,13 +63,16 @@ fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
     if reduces == (call.reduce == ReduceOp::None) {
         return Some(format!("asks for {} {:?}", call.kind.name(), call.reduce));
     }
+    let pushes = call.kind.pushes();
     for (p, (input, output)) in call.parts.iter().enumerate() {
         let (i, o) = (input.bytes, output.bytes);
         let fits = match call.kind {
-            CollectiveKind::AllGather => o == n * i,
+            // The last part has the choices of rows.
+            _ if pushes && p + 1 == call.parts.len() => i == o,
+            CollectiveKind::AllGather | CollectiveKind::PeerPush => o == n * i,
             CollectiveKind::ReduceScatter => i == n * o,
-            CollectiveKind::AllReduce => i == o,
-            CollectiveKind::AllToAll => i == o && i.is_multiple_of(n),
+            CollectiveKind::AllReduce | CollectiveKind::Barrier => i == o,
+            CollectiveKind::AllToAll | CollectiveKind::PeerReturn => i == o && i.is_multiple_of(n),
         };
         let element = call.dtype.size() as usize;
         if !fits || !i.is_multiple_of(element) || !o.is_multiple_of(element) {

@@ -5,7 +5,7 @@ use crate::base::abort::{Abort, WaitLimit, Wake, lock};
 use crate::base::failure::Stop;
 use crate::base::operand::RawRange;
 use crate::process::{PeerError, ProcessGroup};
-use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
+use shardlab_plan::ir::{CollectiveKind, DType, PushedRows, ReduceOp};
 use smallvec::SmallVec;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::time::Instant;
@@ -22,6 +22,9 @@ pub struct Call {
     /// Input and output of each part. They stay allocated, and nothing else uses them, until
     /// [`Group::run`] has returned on every member.
     pub parts: SmallVec<[(RawRange, RawRange); 1]>,
+    /// Rows that the first part carries, if not all: those that the last part names, which is only
+    /// read.
+    pub pushed: Option<PushedRows>,
     /// A test makes the rank fail after its arrival.
     pub crash: bool,
 }

@@ -3,9 +3,10 @@
 //! No member writes a byte while another one reads it. An all-gather's in-place input is a slice
 //! that its owner does not change; a reduce-scatter's in-place output is the slice that only its
 //! owner reads; in an all-reduce, only member `i` accesses the `i`-th chunk of every buffer; an
-//! all-to-all uses a staging copy.
+//! all-to-all uses a staging copy; pushed rows have places of their own.
 
 use super::{Call, reduce};
+use crate::kernels::is_pushed;
 use shardlab_plan::ir::CollectiveKind;
 
 /// Moves the share of member `me`. For an all-to-all, returns the data that [`unstage`] must write
@@ -15,6 +16,11 @@ use shardlab_plan::ir::CollectiveKind;
 /// The calls match; every range is valid, and nothing else accesses it meanwhile.
 pub(super) unsafe fn perform(me: usize, calls: &[Call]) -> Option<Vec<Vec<u8>>> {
     let (mine, n) = (&calls[me], calls.len());
+    if mine.kind.pushes() {
+        // SAFETY: the caller's contract.
+        unsafe { take_rows(me, calls) };
+        return None;
+    }
     let mut staged = Vec::new();
     for (p, (input, output)) in mine.parts.iter().enumerate() {
         let inputs = calls.iter().map(|c| c.parts[p].0);
@@ -54,10 +60,49 @@ pub(super) unsafe fn perform(me: usize, calls: &[Call]) -> Option<Vec<Vec<u8>>> 
                     }
                     staged.push(stage);
                 }
+                CollectiveKind::PeerPush | CollectiveKind::PeerReturn | CollectiveKind::Barrier => {
+                }
             }
         }
     }
     (mine.kind == CollectiveKind::AllToAll).then_some(staged)
+}
+
+/// Copies the rows that the other members push to member `me`, and its own.
+///
+/// # Safety
+/// As [`perform`].
+unsafe fn take_rows(me: usize, calls: &[Call]) {
+    let mine = &calls[me];
+    let (Some(of), [part, choices]) = (mine.pushed, &mine.parts[..]) else {
+        return;
+    };
+    let rows = of.rows as usize;
+    let tokens = rows / calls.len();
+    let full = part.0.bytes.max(part.1.bytes);
+    let (width, k) = (full / rows, choices.0.bytes / 8 / rows);
+    for (from, call) in calls.iter().enumerate() {
+        let (source, choices) = (&call.parts[0].0, &call.parts[1].0);
+        for token in 0..tokens {
+            let row = me * tokens + token;
+            // SAFETY: choices are `rows * k` integers, and each range has the rows that its kind
+            // says.
+            unsafe {
+                let chosen = choices.ptr.cast::<i64>().add(row * k);
+                let chosen: Vec<i64> = (0..k).map(|i| chosen.add(i).read_unaligned()).collect();
+                if !is_pushed(&chosen, of.experts) {
+                    continue;
+                }
+                let at = if mine.kind == CollectiveKind::PeerPush {
+                    token
+                } else {
+                    row
+                };
+                let to = part.1.ptr.add((from * tokens + token) * width);
+                copy(source.ptr.add(at * width), to, width);
+            }
+        }
+    }
 }
 
 /// Writes the data that an all-to-all has staged.

@@ -10,11 +10,14 @@ use crate::process::{PeerError, ProcessGroup, Reader, Writer};
 use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
 use smallvec::SmallVec;
 
-const KINDS: [CollectiveKind; 4] = [
+const KINDS: [CollectiveKind; 7] = [
     CollectiveKind::AllGather,
     CollectiveKind::ReduceScatter,
     CollectiveKind::AllReduce,
     CollectiveKind::AllToAll,
+    CollectiveKind::PeerPush,
+    CollectiveKind::PeerReturn,
+    CollectiveKind::Barrier,
 ];
 
 /// Memory of calls of other processes. 64-bit words keep elements aligned.
@@ -152,6 +155,8 @@ fn decode(data: &[u8], copies: &mut Copies) -> Option<Call> {
         reduce,
         dtype,
         parts,
+        // Each member knows which rows it wants.
+        pushed: None,
         crash: false,
     })
 }

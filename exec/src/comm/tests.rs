@@ -5,7 +5,7 @@ use crate::base::failure::{Failure, FailureKind};
 use crate::base::operand::RawRange;
 use crate::base::testing::Build;
 use half::bf16;
-use shardlab_plan::ir::{CollectiveKind, DType, ReduceOp};
+use shardlab_plan::ir::{CollectiveKind, DType, PushedRows, ReduceOp};
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -78,6 +78,7 @@ fn reference(kind: CollectiveKind, op: ReduceOp, inputs: &[Vec<f32>]) -> Vec<Vec
                 .iter()
                 .flat_map(|x| x[r * piece..(r + 1) * piece].to_vec())
                 .collect(),
+            kind => unreachable!("{kind:?} has a test of its own"),
         })
         .collect()
 }
@@ -135,6 +136,7 @@ fn perform(
                         reduce,
                         dtype,
                         parts: SmallVec::from_elem((at(i, len), at(o, out)), 1),
+                        pushed: None,
                         crash: false,
                     };
                     let order = (me as u64 * 5 + scramble) % n as u64;
@@ -188,6 +190,61 @@ fn every_kind_equals_its_reference_in_every_world_and_form() {
             }
         }
     }
+}
+
+/// Two members push rows of two tokens: member 0 has expert 0, member 1 expert 1. Token 0 of
+/// member 0 wants both, its token 1 neither, those of member 1 expert 0 and expert 1. Then the rows
+/// return.
+#[test]
+fn rows_are_pushed_to_the_members_that_choices_name_and_return() {
+    const NOT: f32 = -7.0;
+    // By member: as member 0 and member 1 number their experts.
+    let sent: [Vec<i64>; 2] = [vec![0, -1, 0, 5], vec![0, 1, -1, 0]];
+    let got: [Vec<i64>; 2] = [vec![0, -1, 0, 1], vec![0, 5, -1, 0]];
+    let push = |kind, input: [Vec<f32>; 2], choices: &[Vec<i64>; 2]| -> Vec<Vec<f32>> {
+        let abort = Arc::new(Abort::new(Duration::from_secs(20)));
+        let group = Group::new("test", vec![0, 1], abort);
+        std::thread::scope(|s| {
+            let threads: Vec<_> = (0..2)
+                .map(|me| {
+                    let (group, mut input) = (&group, input[me].clone());
+                    let mut choices = choices[me].clone();
+                    s.spawn(move || {
+                        let mut out = vec![NOT; 8];
+                        let f = |v: &mut [f32]| range(bytemuck::cast_slice_mut(v), DType::F32);
+                        let names = range(bytemuck::cast_slice_mut(&mut choices), DType::I64);
+                        let parts = [(f(&mut input), f(&mut out)), (names, names)];
+                        let call = Call {
+                            kind,
+                            reduce: ReduceOp::None,
+                            dtype: DType::F32,
+                            parts: parts.into_iter().collect(),
+                            pushed: Some(PushedRows {
+                                experts: 1,
+                                rows: 4,
+                                expected: 4,
+                            }),
+                            crash: false,
+                        };
+                        // SAFETY: the memory belongs to this thread, and lives until the call has
+                        // returned on every member.
+                        unsafe { group.run(me, 0, call) }.unwrap();
+                        out
+                    })
+                })
+                .collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        })
+    };
+    let tokens = [vec![1., 2., 3., 4.], vec![5., 6., 7., 8.]];
+    let there = push(CollectiveKind::PeerPush, tokens, &sent);
+    assert_eq!(there[0], [1., 2., NOT, NOT, 5., 6., NOT, NOT]);
+    assert_eq!(there[1], [1., 2., NOT, NOT, NOT, NOT, 7., 8.]);
+    let rows = [there[0].clone(), there[1].clone()];
+    let back = push(CollectiveKind::PeerReturn, rows, &got);
+    // Blocks of members 0 and 1.
+    assert_eq!(back[0], [1., 2., NOT, NOT, 1., 2., NOT, NOT]);
+    assert_eq!(back[1], [5., 6., NOT, NOT, NOT, NOT, 7., 8.]);
 }
 
 #[test]
@@ -274,6 +331,7 @@ fn leaked(kind: CollectiveKind, reduce: ReduceOp, dtype: DType, i: usize, o: usi
         reduce,
         dtype,
         parts: SmallVec::from_elem((input, output), 1),
+        pushed: None,
         crash: false,
     }
 }
@@ -374,6 +432,7 @@ fn impossible_calls_are_errors_on_every_rank() {
             reduce: ReduceOp::Sum,
             dtype: DType::F32,
             parts: SmallVec::from_elem((at(i, 64), at(o, 64)), 1),
+            pushed: None,
             crash: false,
         }
     };

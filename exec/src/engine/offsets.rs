@@ -12,7 +12,7 @@ pub(crate) type PartOffsets = (u64, u64);
 pub(crate) struct Offsets {
     /// By access.
     pub(crate) accesses: Vec<u64>,
-    /// By collective.
+    /// By collective: of its parts, then of the choices of rows that it pushes.
     pub(crate) parts: Vec<Vec<PartOffsets>>,
     /// By copy.
     pub(crate) copies: Vec<PartOffsets>,
@@ -45,7 +45,8 @@ impl Offsets {
                 .map(|c| {
                     let part =
                         |p: &shardlab_plan::ir::Part| Ok((shift(&p.input)?, shift(&p.output)?));
-                    c.parts.iter().map(part).collect()
+                    let choices = c.sent.map(|s| shift(&s.choices).map(|at| (at, at)));
+                    c.parts.iter().map(part).chain(choices).collect()
                 })
                 .collect::<Result<_, _>>()?,
             copies: program

@@ -73,6 +73,18 @@ pub enum OperandError {
         /// Choices, if experts are equally popular.
         balanced: usize,
     },
+    /// More choices fall on the experts of a rank than it has rows for.
+    #[error(
+        "{used} choices fall on the experts of this rank, which has {rows} rows for them: multiply \
+         moe.capacity_factor by {:.2} or more",
+        (*used as f64 / *rows as f64 * 100.0).ceil() / 100.0
+    )]
+    Rows {
+        /// Choices.
+        used: usize,
+        /// Rows.
+        rows: usize,
+    },
     /// Elements of this type cannot be computed with.
     #[error("cannot compute with elements of type {0}")]
     Type(DType),

@@ -31,6 +31,32 @@ pub(super) fn local(o: &Operands<'_>, experts: usize) -> Result<(), OperandError
     Ok(())
 }
 
+/// Returns whether a rank with this many experts gets a row, from the choices of the row.
+pub(crate) fn is_pushed(choices: &[i64], experts: u64) -> bool {
+    let local = |c: &i64| u64::try_from(*c).is_ok_and(|c| c < experts);
+    choices.iter().any(local)
+}
+
+/// Computes `local -> position`.
+pub(super) fn pushed(o: &Operands<'_>, of: &op::PushedRows) -> Result<(), OperandError> {
+    o.expect(1, 1)?;
+    let (local, out) = (o.input(0)?, o.output(0)?);
+    let (rows, k) = strides::matrix(o.slot(false, 0)?);
+    let ranks = of.ranks as usize;
+    same("the rows of all ranks", rows, out.numel)?;
+    let choices = integers(&local)?;
+    let tokens = rows / ranks;
+    let mut position = vec![-1; rows];
+    for (row, choices) in choices.chunks(k).enumerate() {
+        if is_pushed(choices, of.experts) {
+            let (rank, token) = (row / tokens, row % tokens);
+            position[token * ranks + rank] = row as i64;
+        }
+    }
+    out.store_ids(0, &position);
+    Ok(())
+}
+
 /// Computes `ids -> local, position, counts`.
 pub(super) fn dispatch(o: &Operands<'_>, of: &op::DispatchExperts) -> Result<(), OperandError> {
     o.expect(1, 3)?;
@@ -127,7 +153,13 @@ pub(super) fn permute(o: &Operands<'_>) -> Result<(), OperandError> {
     let (tokens, d) = strides::matrix(o.slot(false, 0)?);
     let (rows, width) = strides::matrix(o.slot(true, 0)?);
     same("a row", d, width)?;
-    let position = positions(&o.input(1)?, rows)?;
+    let position = integers(&o.input(1)?)?;
+    let used = position.iter().map(|p| p + 1).max().unwrap_or(0);
+    let used = usize::try_from(used).unwrap_or(0);
+    if used > rows {
+        return Err(OperandError::Rows { used, rows });
+    }
+    let position: Vec<Option<usize>> = position.iter().map(|&p| usize::try_from(p).ok()).collect();
     let k = position.len() / tokens.max(1);
     same("the positions", tokens * k, position.len())?;
     let mut row = Scratch::take(d);

@@ -1,15 +1,12 @@
 //! Decides the GPUs and how they are divided.
 
+use super::PER_NODE;
 use crate::Options;
 use crate::convert::{CONTEXT, PIPELINE, TENSOR};
 use crate::draft::{Draft, Given};
 use crate::error::ConfigError;
 use crate::row::Lack;
 use crate::table::{Fact, quoted};
-use shardlab_plan::scenario;
-
-/// GPUs per node if nothing says otherwise.
-const PER_NODE: u64 = 8;
 
 const EXPERT: &str = "expert parallelism is modeled within the ranks that shard parameters only";
 
@@ -64,7 +61,7 @@ fn expert_parallel(draft: &mut Draft, shards: u64) -> Result<(), ConfigError> {
     };
     if given.value <= 1 {
         draft.none(given.row, Lack::Nothing, "off");
-    } else if !draft.value("model.preset").is_some_and(has_experts) {
+    } else if !super::experts::has_experts(draft) {
         draft.none(given.row, Lack::Nothing, "the model has no experts");
     } else if shards.is_multiple_of(given.value) {
         draft.set(given.row, "mesh.ep", given.value.to_string())?;
@@ -72,14 +69,6 @@ fn expert_parallel(draft: &mut Draft, shards: u64) -> Result<(), ConfigError> {
         draft.none(given.row, Lack::Everything, EXPERT);
     }
     Ok(())
-}
-
-/// Returns whether a quoted preset is of a family with experts.
-fn has_experts(preset: &str) -> bool {
-    let text =
-        format!("model = {{ preset = {preset} }}\nmesh = {{ hardware = \"cpu\", dp_shard = 1 }}\n");
-    let loaded = scenario::parse("model", &text, &[]);
-    loaded.is_ok_and(|s| s.model.family.spec().expert_parallel.is_some())
 }
 
 /// Sets the number of GPUs per node.

@@ -5,8 +5,8 @@ use crate::convert::{
     float8_recipe, if_true, mixed_bf16, mixed_f16, set,
 };
 use crate::table::{
-    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
-    lost, number, with,
+    CAPACITY, Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, choice, fact, integer,
+    key, lost, number, with,
 };
 use crate::tree::Node;
 
@@ -26,6 +26,33 @@ pub(crate) static MEGATRON: Format = Format {
 
 /// The file that `--yaml-cfg` names.
 pub(crate) static MEGATRON_YAML: Format = FORMAT;
+
+/// Which layers have experts: all, or all behind the first ones, as expressions of Python such as
+/// `[0]*3+[1]*58`.
+fn expert_layers(node: &Node) -> Result<Effect, String> {
+    let full = node.full();
+    let text: String = full.chars().filter(|c| !" ()\"'".contains(*c)).collect();
+    let times = |part: &str, digit: &str| {
+        let rest = part.strip_prefix('[')?.strip_prefix(digit)?;
+        let rest = rest.strip_prefix(']')?;
+        match rest.strip_prefix('*') {
+            Some(n) => n.parse::<u64>().ok(),
+            None => rest.is_empty().then_some(1),
+        }
+    };
+    let parts: Vec<&str> = text.split('+').collect();
+    let dense = match parts[..] {
+        ["1"] => Some(0),
+        [all] => times(all, "1").map(|_| 0),
+        [first, others] => times(others, "1").and(times(first, "0")),
+        _ => None,
+    };
+    Ok(match dense {
+        Some(0) => Effect::Aside("as predicted"),
+        Some(n) => Effect::Set("model.dense_layers", n.to_string()),
+        None => Effect::Decisive("this order of dense layers and experts is not modeled"),
+    })
+}
 
 /// Transformer Engine's formats: `hybrid` has gradients in e5m2.
 fn float8_format(node: &Node) -> Result<Effect, String> {
@@ -119,7 +146,75 @@ const KEYS: &[Key] = &[
     fact("pipeline-model-parallel-size", Fact::Pipeline),
     fact("context-parallel-size", Fact::Context),
     fact("expert-model-parallel-size", Fact::Expert),
-    decisive("num-experts", "experts are not modeled"),
+    fact("num-experts", Fact::Experts),
+    integer("moe-router-topk", "model.top_k"),
+    integer("moe-ffn-hidden-size", "model.expert_ffn"),
+    integer(
+        "moe-shared-expert-intermediate-size",
+        "model.shared_expert_ffn",
+    ),
+    with("moe-shared-expert-gate", |node| {
+        if_true(
+            node,
+            Effect::Set("model.shared_expert_gate", "true".to_owned()),
+        )
+    }),
+    with("moe-layer-freq", expert_layers),
+    with("moe-router-score-function", |node| {
+        Ok(match node.text() {
+            Some("softmax") => Effect::Aside("as predicted"),
+            Some("sigmoid") => set("model.router", "sigmoid"),
+            _ => return Err(node.expected("softmax or sigmoid")),
+        })
+    }),
+    with("moe-router-pre-softmax", |node| {
+        if_true(
+            node,
+            Effect::All(vec![
+                set("model.router", "softmax_topk"),
+                Effect::Set("model.normalize_top_k", "false".to_owned()),
+            ]),
+        )
+    }),
+    integer("moe-router-num-groups", "model.router_groups"),
+    integer("moe-router-group-topk", "model.router_group_top_k"),
+    number("moe-router-topk-scaling-factor", "model.route_scale"),
+    with("moe-router-enable-expert-bias", |node| {
+        if_true(node, Effect::Set("model.router_bias", "true".to_owned()))
+    }),
+    number("moe-aux-loss-coeff", "model.aux_loss"),
+    number("moe-z-loss-coeff", "model.z_loss"),
+    choice("moe-router-load-balancing-type", |node| {
+        Ok(match node.text() {
+            Some("aux_loss") => Effect::Aside("as predicted"),
+            Some("seq_aux_loss") => set("model.aux_loss_kind", "sequence"),
+            Some("none") => Effect::Fact(Fact::Balancing, 0),
+            _ => Effect::Lost("the load-balancing loss is predicted as aux_loss"),
+        })
+    }),
+    with("moe-token-dispatcher-type", |node| {
+        let names = ["allgather", "alltoall", "flex"];
+        let found = names.iter().position(|n| node.text() == Some(n));
+        match found {
+            Some(n) => Ok(Effect::Fact(Fact::TokenDispatcher, n as u64)),
+            None => Err(node.expected("allgather, alltoall or flex")),
+        }
+    }),
+    with("moe-flex-dispatcher-backend", |node| {
+        let names = ["deepep", "hybridep"];
+        let found = names.iter().position(|n| node.text() == Some(n));
+        match found {
+            Some(n) => Ok(Effect::Fact(Fact::FlexBackend, n as u64)),
+            None => Err(node.expected("deepep or hybridep")),
+        }
+    }),
+    with("moe-enable-deepep", |node| {
+        if_true(node, Effect::Fact(Fact::FlexBackend, 0))
+    }),
+    number("moe-expert-capacity-factor", CAPACITY),
+    with("moe-pad-expert-input-to-capacity", |node| {
+        if_true(node, Effect::Fact(Fact::PadToCapacity, 1))
+    }),
     with("use-distributed-optimizer", |node| {
         Ok(Effect::Fact(
             Fact::DistributedOptimizer,
@@ -433,6 +528,12 @@ const ASIDES: &[(&str, &[&str])] = &[
             "no-async-tensor-model-parallel-allreduce",
             "no-rope-fusion",
             "no-bias-swiglu-fusion",
+            "moe-grouped-gemm",
+            "moe-permute-fusion",
+            "moe-router-dtype",
+            "moe-router-fusion",
+            "moe-token-drop-policy",
+            "moe-router-bias-update-rate",
         ],
     ),
     (
@@ -444,12 +545,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "disable-symmetric-registration",
             "expert-tensor-parallel-size",
             "num-layers-per-virtual-pipeline-stage",
-            "moe-router-topk",
-            "moe-router-load-balancing-type",
-            "moe-aux-loss-coeff",
-            "moe-grouped-gemm",
-            "moe-token-dispatcher-type",
-            "moe-permute-fusion",
         ],
     ),
 ];

@@ -1,6 +1,6 @@
 //! Vector-Jacobian products: of views here, of kernels in `ops`.
 
-use crate::graph::{Act, Graph, Op, ValueId, View};
+use crate::graph::{Act, Graph, Op, Peers, ValueId, View};
 use crate::ir::{CollectiveKind, ModelCollective, OpKind, Real, op};
 use crate::ops::{Contributions, Vjp, sum_to};
 use smallvec::{SmallVec, smallvec};
@@ -11,6 +11,8 @@ pub(super) fn differentiable(op: &Op, input: usize) -> bool {
         Act::Compute(kind) => kind.def().differentiable(input),
         Act::View(View::Precomputed) => input == 1 || input == 2,
         Act::View(View::HostSizes) => input == 0,
+        Act::View(View::PeerSum(_)) => input == 1,
+        Act::Collective(_) => input == 0,
         _ => true,
     }
 }
@@ -26,6 +28,10 @@ pub(super) fn vjp(
     match op.act {
         Act::View(View::Split { axis }) => split(g, op, grads, usize::from(axis)),
         Act::View(View::Precomputed) => precomputed(op, needs),
+        Act::View(View::PeerSum(c)) => first.map_or_else(SmallVec::new, |dy| {
+            let peers = peers(c, [2, 3, 4].map(|n| op.inputs[n]));
+            smallvec![(1, g.peer_push(peers, dy))]
+        }),
         Act::View(view) => first.map_or_else(SmallVec::new, |dy| {
             smallvec![(0, view_rule(g, op, view, dy))]
         }),
@@ -61,7 +67,7 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
         View::Expand => sum_to(g, dy, &shape),
         View::SumGradient(axis) => {
             let kind = CollectiveKind::AllReduce;
-            g.collective(ModelCollective { kind, axis }, dy, &shape)
+            g.collective(ModelCollective::new(kind, axis), dy, &shape)
         }
         // `Join` is made by compilation, after differentiation.
         View::Split { .. }
@@ -69,7 +75,8 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
         | View::Precomputed
         | View::Pass
         | View::HostRead
-        | View::HostSizes => dy,
+        | View::HostSizes
+        | View::PeerSum(_) => dy,
     }
 }
 
@@ -78,13 +85,31 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
 /// has the whole gradient ([`View::SumGradient`] turns it into partial sums).
 fn collective_rule(g: &mut Graph, op: &Op, c: ModelCollective, dy: ValueId) -> ValueId {
     let kind = match c.kind {
-        CollectiveKind::AllReduce => return dy,
+        CollectiveKind::AllReduce | CollectiveKind::PeerReturn | CollectiveKind::Barrier => {
+            return dy;
+        }
+        CollectiveKind::PeerPush => {
+            return g.peer_sum(peers(c, [1, 2, 3].map(|n| op.inputs[n])), dy);
+        }
         CollectiveKind::AllGather => CollectiveKind::ReduceScatter,
         CollectiveKind::ReduceScatter => CollectiveKind::AllGather,
         CollectiveKind::AllToAll => CollectiveKind::AllToAll,
     };
     let shape = g.value(op.inputs[0]).shape.clone();
     g.collective(ModelCollective { kind, ..c }, dy, &shape)
+}
+
+/// Returns how rows were pushed, from the choices that were sent, those that were got, and where
+/// results are found.
+fn peers(c: ModelCollective, [sent, got, position]: [ValueId; 3]) -> Peers {
+    let pushed = c.pushed.expect("collectives that push rows say which");
+    Peers {
+        axis: c.axis,
+        pushed,
+        sent,
+        got,
+        position,
+    }
 }
 
 fn split(g: &mut Graph, op: &Op, grads: &[Option<ValueId>], axis: usize) -> Contributions {

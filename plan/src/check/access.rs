@@ -147,6 +147,11 @@ impl Walk<'_> {
         } else if reduction.any() {
             self.before_reduce(work, c);
         }
+        if let Some(sent) = c.sent {
+            let mut unused = Inputs::NONE;
+            self.read(work, sent.choices, &mut unused);
+            self.windows(work, c);
+        }
         // Parts run as one launch: all inputs are read before any output may be reused.
         let mut inputs: smallvec::SmallVec<[Inputs; 4]> = smallvec::SmallVec::new();
         for part in &c.parts {
@@ -171,6 +176,43 @@ impl Walk<'_> {
         }
         for a in c.parts.iter().flat_map(|part| [part.input, part.output]) {
             self.alignment(work, c, a);
+        }
+    }
+
+    /// Checks that all ranks have passed a barrier since this one last used what others write to.
+    fn windows(&mut self, work: &Work, c: &Collective) {
+        let passed = self.barriers[c.comm.index()];
+        for window in c.parts.iter().map(|part| part.output) {
+            let cell = &mut self.cells[window.buffer.index()];
+            if window.bytes == 0 || !cell.live {
+                continue;
+            }
+            let (from, to) = (
+                cell.address + window.offset,
+                cell.address + window.offset + window.bytes,
+            );
+            let tenants: Vec<Use> = (cell.before.iter())
+                .filter(|t| t.start < to && t.end > from)
+                .filter_map(|t| passed.missing(&t.last))
+                .collect();
+            let range = cell.split(window.offset, window.offset + window.bytes);
+            let segments = &cell.segments[range];
+            let uses = segments
+                .iter()
+                .flat_map(|s| s.reads.iter().copied().chain([s.writer]));
+            let open = uses.filter(|u| u.at != 0 && !passed.after(*u));
+            let first = open.chain(tenants).min_by_key(|u| u.at);
+            self.sink.fact(RuleId::Window, 1);
+            if let Some(earlier) = first {
+                let other = self.id_at(earlier.at);
+                let them = self.describe_at(earlier.at);
+                self.violate(RuleId::Window, work.id, Some(other), || {
+                    format!(
+                        "ranks write into {} of others, which may not be done with it: no barrier follows {them}",
+                        describe::range(self.p, window)
+                    )
+                });
+            }
         }
     }
 

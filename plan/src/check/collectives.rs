@@ -3,7 +3,9 @@
 use super::describe;
 use super::report::{Report, Sink};
 use super::rules::RuleId;
-use crate::ir::{Access, AxisId, Collective, CollectiveId, CollectiveKind, InstrId, ReduceOp};
+use crate::ir::{
+    Access, AxisId, Collective, CollectiveId, CollectiveKind, InstrId, ReduceOp, SentRows,
+};
 use crate::program::{Op, Program, Section};
 
 /// Checks every collective's sizes, members and aliasing.
@@ -41,9 +43,12 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     for part in &c.parts {
         let (i, o) = (part.input.bytes, part.output.bytes);
         let (full, fits) = match c.kind {
-            CollectiveKind::AllGather => (o, o == size * i),
+            CollectiveKind::AllGather | CollectiveKind::PeerPush => (o, o == size * i),
             CollectiveKind::ReduceScatter => (i, i == size * o),
-            CollectiveKind::AllReduce | CollectiveKind::AllToAll => (i.max(o), i == o),
+            CollectiveKind::AllReduce
+            | CollectiveKind::AllToAll
+            | CollectiveKind::PeerReturn
+            | CollectiveKind::Barrier => (i.max(o), i == o),
         };
         payload += full;
         if !fits {
@@ -52,6 +57,17 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
                     "{i} bytes of {} against {o} bytes of {} over {size} ranks",
                     describe::range(p, part.input),
                     describe::range(p, part.output)
+                )
+            });
+        }
+        let row = |s: &SentRows| {
+            full.is_multiple_of(s.of.rows) && s.choices.bytes.is_multiple_of(s.of.rows)
+        };
+        if !c.sent.as_ref().is_none_or(row) {
+            bad(p, sink, RuleId::Collective, instr, || {
+                format!(
+                    "{full} bytes are not the rows that the choices of {} name",
+                    describe::range(p, part.input)
                 )
             });
         }
@@ -125,7 +141,7 @@ fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     let (rule, reduces) = match c.kind {
         CollectiveKind::ReduceScatter => (RuleId::ReduceAlias, true),
         CollectiveKind::AllGather => (RuleId::Collective, false),
-        CollectiveKind::AllReduce | CollectiveKind::AllToAll => return,
+        _ => return,
     };
     let axes = p.communicators[c.comm.index()].axes;
     for (n, a) in c.parts.iter().enumerate() {

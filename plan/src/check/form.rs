@@ -3,7 +3,9 @@
 use super::clock::MAX_STREAMS;
 use super::report::Sink;
 use super::rules::RuleId;
-use crate::ir::{Access, Buffer, Holds, InstrId, Kernel, Place, Role, Slot, strides};
+use crate::ir::{
+    Access, Buffer, CollectiveKind, Holds, InstrId, Kernel, Place, Role, Slot, strides,
+};
 use crate::program::{Op, Program, StreamKind};
 
 /// Checks the form of a program. If it is broken, no other rule can be checked.
@@ -143,11 +145,21 @@ fn tables(p: &Program, sink: &mut Sink) {
         }
     }
     for (i, c) in p.collectives.iter().enumerate() {
-        if c.comm.index() >= p.communicators.len() || c.parts.is_empty() {
+        let empty = c.parts.is_empty() != (c.kind == CollectiveKind::Barrier);
+        if c.comm.index() >= p.communicators.len() || empty {
             bad(format!(
                 "collective {i}: no communicator {} or no parts",
                 c.comm.0
             ));
+        }
+        if c.sent.is_some() != c.kind.pushes() {
+            bad(format!(
+                "collective {i}: {} without choices, or another kind with them",
+                c.kind.name()
+            ));
+        }
+        if let Some(what) = c.sent.and_then(|s| access(p, s.choices)) {
+            bad(format!("collective {i}: {what}"));
         }
         for part in &c.parts {
             if let Some(what) = access(p, part.input).or_else(|| access(p, part.output)) {

@@ -20,12 +20,15 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
             };
             let before = neighbours(p, ids[..at].iter().rev(), stream);
             let after = neighbours(p, ids[at + 1..].iter(), stream);
-            for part in &p.collectives[c.index()].parts {
+            let c = &p.collectives[c.index()];
+            for part in &c.parts {
                 for (range, found, when) in [
                     (part.input, &before, "before"),
                     (part.output, &after, "after"),
                 ] {
-                    if !p.has_numbers(range.buffer) {
+                    // Rows that were not pushed hold what was in memory before.
+                    let unfilled = c.kind.pushes() && when == "after";
+                    if unfilled || !p.has_numbers(range.buffer) {
                         continue;
                     }
                     sink.fact(RuleId::NanCheck, 1);

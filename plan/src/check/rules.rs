@@ -210,6 +210,9 @@ rules! {
     ExpertShard = "MOE-SHARD", Layout, Error,
         "experts are sharded over the ranks that have them",
         "Megatron-LM #2772, torchtitan #3205: experts sharded twice, or over the wrong ranks";
+    Window = "MOE-WINDOW", Order, Error,
+        "windows are written only behind a barrier after their last use",
+        "DeepEP #621, mori #80 and #93: symmetric buffers written again before peers had read them";
     Float8Scale = "FP8-SCALE", State, Error,
         "8-bit factors are read with the scale that they were cast with",
         "TransformerEngine #1047, #2119, #659, #1723: scales of another micro-batch, or overwritten before backward";

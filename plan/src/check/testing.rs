@@ -214,7 +214,7 @@ impl Toy {
         let dtype = self.b.program.buffers[input.buffer.index()].dtype;
         let parts = smallvec![Part { input, output }];
         self.b
-            .add_collective(kind, CommId(comm), reduce, dtype, parts)
+            .add_collective(kind, CommId(comm), reduce, dtype, parts, None)
     }
 
     fn collective(&mut self, id: usize, stream: StreamId) {

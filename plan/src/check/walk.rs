@@ -72,6 +72,9 @@ pub(super) struct Walk<'a> {
     pub(super) passes: Vec<Pass>,
     pub(super) conflicts: Vec<Conflict>,
     pub(super) at: u32,
+    /// By communicator: what each rank is known to have done when all have passed its last
+    /// collective.
+    pub(super) barriers: Vec<Clock>,
     waits: Vec<WaitCount>,
     observer: &'a mut dyn Observe,
 }
@@ -114,6 +117,7 @@ pub(super) fn walk(p: &Program, sink: &mut Sink, observer: &mut dyn Observe) -> 
         passes: Vec::new(),
         conflicts: Vec::new(),
         at: 0,
+        barriers: vec![Clock::default(); p.communicators.len()],
         waits: Vec::new(),
         observer,
     };
@@ -188,7 +192,10 @@ impl Walk<'_> {
                 let c = &p.collectives[c.index()];
                 self.sink.fact(RuleId::CommOrder, 1);
                 self.order.serialise(work.me.lane as usize, c.comm);
+                // No rank gets anything before all have started.
+                let started = *self.order.clock(work.me.lane as usize);
                 self.collective(&mut work, c);
+                self.barriers[c.comm.index()] = started;
             }
             Op::Copy { id: c, stream } => {
                 let mut work = self.issue(id, instr, stream);

@@ -390,7 +390,8 @@ impl Emitter<'_> {
 
     fn collective(&mut self, op: &Op, collective: ModelCollective, out: &mut Vec<TapeOp>) {
         let operands = self.tape.operands.len() as u32;
-        for v in [op.inputs[0], op.outputs[0]] {
+        let choices = collective.pushed.map(|_| op.inputs[1]);
+        for v in [op.inputs[0], op.outputs[0]].into_iter().chain(choices) {
             self.operand(touch(self.g.value(v)).0);
         }
         let dtype = self.g.value(op.inputs[0]).dtype;

@@ -233,7 +233,7 @@ impl<'t> Expander<'t> {
                 } => TapeOp::Collective {
                     collective,
                     dtype,
-                    operands: self.operands(operands..operands + 2, at)?,
+                    operands: self.operands(operands..operands + collective.operands(), at)?,
                 },
                 TapeOp::HostSizes { operand } => TapeOp::HostSizes {
                     operand: self.operands(operand..operand + 1, at)?,

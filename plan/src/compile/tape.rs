@@ -47,7 +47,8 @@ pub enum TapeOp {
         collective: ModelCollective,
         /// Element type.
         dtype: DType,
-        /// The operand that is sent; the one that is received follows it.
+        /// The operand that is sent; the one that is received follows it, and the choices of rows
+        /// that are pushed.
         operands: u32,
     },
     /// The host waits until all kernels before have been done.

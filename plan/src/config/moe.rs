@@ -1,6 +1,6 @@
 //! `[moe]`: how tokens reach experts that ranks divide among themselves.
 
-use super::Routing;
+use super::{Reach, Routing};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -17,6 +17,9 @@ pub struct Moe {
     pub on_overflow: Overflow,
     /// How popular experts are in predictions.
     pub routing: Routing,
+    /// How many tokens reach a rank, if they are sent once per rank.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reach: Option<Reach>,
     /// By layer: rows of the busiest rank, relative to those of equally popular experts, which
     /// layers without an entry have.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -60,12 +63,15 @@ pub enum Dispatcher {
     AllToAll,
     /// An all-to-all of a fixed number of rows.
     Padded,
+    /// Each token is written to the memory of the ranks that have its experts, once per rank.
+    Peer,
 }
 
 words!(Dispatcher {
     Gather = "gather",
     AllToAll = "all_to_all",
     Padded = "padded",
+    Peer = "peer",
 });
 
 /// `moe.on_overflow`.
@@ -92,6 +98,7 @@ mod tests {
             capacity_factor,
             on_overflow: Overflow::Drop,
             routing: Routing::Balanced,
+            reach: None,
             busiest: [(1, 1.25)].into(),
         }
     }

@@ -62,19 +62,26 @@ impl Histogram {
         )
     }
 
-    /// Returns by layer the choices of the busiest of `ranks` ranks that divide the experts,
-    /// relative to those of equally popular experts. A layer without choices has 1.
-    #[must_use]
-    pub fn busiest(&self, ranks: u32) -> BTreeMap<u32, f64> {
-        let of = |counts: &Vec<u64>| {
-            let shares: Vec<f64> = counts.iter().map(|&n| n as f64).collect();
-            busiest(&shares, ranks)
-        };
+    /// Returns by layer how popular its experts are.
+    pub(crate) fn popularity(&self) -> BTreeMap<u32, Vec<f64>> {
+        let of = |counts: &Vec<u64>| counts.iter().map(|&n| n as f64).collect();
         self.layers
             .iter()
             .map(|(l, counts)| (*l, of(counts)))
             .collect()
     }
+}
+
+/// Returns by layer the choices of the busiest of `ranks` ranks that divide the experts, relative
+/// to those of equally popular experts. A layer without choices has 1.
+pub(crate) fn busiest_ranks(
+    popularity: &BTreeMap<u32, Vec<f64>>,
+    ranks: u32,
+) -> BTreeMap<u32, f64> {
+    popularity
+        .iter()
+        .map(|(l, each)| (*l, busiest(each, ranks)))
+        .collect()
 }
 
 /// Returns the share of the busiest of `ranks` ranks, which divide the experts in order, relative
@@ -111,15 +118,14 @@ fn geometric(experts: usize, imbalance: f64) -> Vec<f64> {
     series(high)
 }
 
-/// Returns by layer what [`Histogram::busiest`] does, for popularities that fall geometrically in
-/// an order drawn from `seed` and the layer.
+/// Returns by layer popularities that fall geometrically in an order drawn from `seed` and the
+/// layer.
 pub(crate) fn seeded(
     layers: impl Iterator<Item = u32>,
     experts: u64,
-    ranks: u32,
     imbalance: f64,
     seed: u64,
-) -> BTreeMap<u32, f64> {
+) -> BTreeMap<u32, Vec<f64>> {
     let popularity = geometric(experts as usize, imbalance);
     layers
         .map(|layer| {
@@ -128,7 +134,7 @@ pub(crate) fn seeded(
             for i in (1..order.len()).rev() {
                 order.swap(i, (random.draw() % (i as u64 + 1)) as usize);
             }
-            (layer, busiest(&order, ranks))
+            (layer, order)
         })
         .collect()
 }
@@ -158,14 +164,15 @@ mod tests {
             layers: [(1, vec![1, 2, 3, 4]), (3, vec![0; 4])].into(),
         };
         // 7 of 10 choices, twice as many as 5 of 10 would be 1.
-        assert_eq!(h.busiest(2), [(1, 1.4), (3, 1.0)].into());
-        assert_eq!(h.busiest(4)[&1], 1.6);
-        assert_eq!(h.busiest(1)[&1], 1.0);
+        let busiest = |ranks| busiest_ranks(&h.popularity(), ranks);
+        assert_eq!(busiest(2), [(1, 1.4), (3, 1.0)].into());
+        assert_eq!(busiest(4)[&1], 1.6);
+        assert_eq!(busiest(1)[&1], 1.0);
     }
 
     #[test]
     fn equal_seeds_give_equal_orders_and_layers_differ() {
-        let of = |seed| seeded(0..4, 16, 4, 3.0, seed);
+        let of = |seed| busiest_ranks(&seeded(0..4, 16, 3.0, seed), 4);
         assert_eq!(of(1), of(1));
         assert_ne!(of(1), of(2));
         let layers: Vec<f64> = of(1).into_values().collect();
@@ -173,7 +180,7 @@ mod tests {
         // No rank of 4 of 16 experts can be busier than its most popular expert is on average.
         assert!(layers.iter().all(|x| (1.0..3.0).contains(x)), "{layers:?}");
         assert!(
-            seeded(0..4, 16, 4, 1.0, 1)
+            busiest_ranks(&seeded(0..4, 16, 1.0, 1), 4)
                 .values()
                 .all(|x| (x - 1.0).abs() < 1e-9)
         );

@@ -3,9 +3,33 @@
 use super::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
 use crate::ir::strides::Strides;
 use crate::ir::{
-    AxisId, Const, ConstId, DType, ModelCollective, ModuleId, OpKind, Real, Shape, op, strides,
+    AxisId, CollectiveKind, Const, ConstId, DType, ModelCollective, ModuleId, OpKind, PushedRows,
+    Real, Shape, op, strides,
 };
 use smallvec::SmallVec;
+
+/// How ranks push rows to the ranks of their experts, and results back.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Peers {
+    pub(crate) axis: AxisId,
+    pub(crate) pushed: PushedRows,
+    /// Choices of this rank's rows, as each rank numbers its experts, `[ranks * tokens, k]`.
+    pub(crate) sent: ValueId,
+    /// Choices of the rows of all ranks, as this rank numbers its experts.
+    pub(crate) got: ValueId,
+    /// Where each token finds its results, see [`op::PushedRows`].
+    pub(crate) position: ValueId,
+}
+
+impl Peers {
+    fn collective(self, kind: CollectiveKind) -> ModelCollective {
+        ModelCollective {
+            kind,
+            axis: self.axis,
+            pushed: Some(self.pushed),
+        }
+    }
+}
 
 impl Graph {
     pub(crate) fn leaf(
@@ -334,6 +358,53 @@ impl Graph {
             &[v],
             SmallVec::from_slice(&[out]),
         );
+        out
+    }
+
+    /// Pushes the rows of a value to the ranks of their experts. The result has the rows of all
+    /// ranks; those that were not sent here are left as they are.
+    pub(crate) fn peer_push(&mut self, by: Peers, x: ValueId) -> ValueId {
+        let shape = [by.pushed.rows, self.value(x).cols()];
+        self.push_rows(CollectiveKind::PeerPush, by, x, by.sent, &shape)
+    }
+
+    /// Pushes rows back to where [`Graph::peer_push`] has brought them from, and adds up those of
+    /// each token, in the order of ranks.
+    pub(crate) fn peer_sum(&mut self, by: Peers, rows: ValueId) -> ValueId {
+        let (shape, dtype) = (self.value(rows).shape.clone(), self.value(rows).dtype);
+        let back = self.push_rows(CollectiveKind::PeerReturn, by, rows, by.got, &shape);
+        // Gradients take another way.
+        self.values[back.index()].requires_grad = false;
+        let tokens = self.value(by.position).shape[0];
+        let sum = self.compute(
+            OpKind::Unpermute,
+            &[back, by.position],
+            &[(&[tokens, shape[1]], dtype)],
+        )[0];
+        let value = Value {
+            requires_grad: self.any_requires_grad(&[rows]),
+            ..self.value(sum).clone()
+        };
+        let out = self.push_value(value, self.ops.len() as u32);
+        let inputs = [sum, rows, by.sent, by.got, by.position];
+        let act = Act::View(View::PeerSum(by.collective(CollectiveKind::PeerReturn)));
+        self.push_op(act, &inputs, SmallVec::from_slice(&[out]));
+        out
+    }
+
+    fn push_rows(
+        &mut self,
+        kind: CollectiveKind,
+        by: Peers,
+        v: ValueId,
+        choices: ValueId,
+        shape: &[u64],
+    ) -> ValueId {
+        let out = self.collective(by.collective(kind), v, shape);
+        if let Some(op) = self.ops.last_mut() {
+            let other = if choices == by.sent { by.got } else { by.sent };
+            op.inputs.extend([choices, other, by.position]);
+        }
         out
     }
 

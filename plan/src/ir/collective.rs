@@ -17,6 +17,15 @@ pub enum CollectiveKind {
     AllReduce,
     /// Exchanges equal parts.
     AllToAll,
+    // Last, because digests of programs depend on the order.
+    /// Sends each row of a matrix to the ranks that [`SentRows`] names. The result has the rows of
+    /// all ranks, in the order of ranks; a row that was not sent here is left as it is.
+    PeerPush,
+    /// Sends rows back: as an all-to-all, but only the rows that [`SentRows`] names. Others are
+    /// left as they are.
+    PeerReturn,
+    /// Moves nothing: work behind it starts when the work before it is done on all ranks.
+    Barrier,
 }
 
 impl CollectiveKind {
@@ -28,7 +37,16 @@ impl CollectiveKind {
             Self::ReduceScatter => "reduce_scatter",
             Self::AllReduce => "all_reduce",
             Self::AllToAll => "all_to_all",
+            Self::PeerPush => "peer_push",
+            Self::PeerReturn => "peer_return",
+            Self::Barrier => "barrier",
         }
+    }
+
+    /// Returns whether ranks write into windows on the memory of others, row by row.
+    #[must_use]
+    pub const fn pushes(self) -> bool {
+        matches!(self, Self::PeerPush | Self::PeerReturn)
     }
 
     /// Returns whether it adds up what ranks send, which copy engines cannot do.
@@ -46,9 +64,28 @@ pub struct ModelCollective {
     pub kind: CollectiveKind,
     /// Axis.
     pub axis: AxisId,
+    /// Rows that it pushes, if it does not move everything.
+    pub pushed: Option<PushedRows>,
 }
 
 impl ModelCollective {
+    /// Returns a collective that moves everything.
+    #[must_use]
+    pub const fn new(kind: CollectiveKind, axis: AxisId) -> Self {
+        Self {
+            kind,
+            axis,
+            pushed: None,
+        }
+    }
+
+    /// Returns how many operands of the tape it has: what is sent, what is received, and the
+    /// choices that say which rows are.
+    #[must_use]
+    pub const fn operands(self) -> u32 {
+        if self.pushed.is_some() { 3 } else { 2 }
+    }
+
     /// Whether selective recompute saves the result instead of communicating again, as torch's
     /// policy for selective activation checkpointing does. Full recompute communicates again.
     pub const SAVED_BY_SELECTIVE_RECOMPUTE: bool = true;
@@ -90,6 +127,26 @@ pub struct Part {
     pub output: Access,
 }
 
+/// Which rows a collective pushes: those for which one of the experts of a rank was chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct PushedRows {
+    /// Experts of a rank. A choice is the number of one of them, below this.
+    pub experts: u64,
+    /// Rows of all ranks.
+    pub rows: u64,
+    /// Rows that the busiest rank is expected to receive, of these.
+    pub expected: u64,
+}
+
+/// Rows that a collective pushes, and the choices that say which.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct SentRows {
+    /// `[rows, k]` 64-bit integers, the rows of each other rank one after the other.
+    pub choices: Access,
+    /// Rows.
+    pub of: PushedRows,
+}
+
 /// A collective launch.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Collective {
@@ -105,9 +162,21 @@ pub struct Collective {
     pub bytes: Bytes,
     /// Parts.
     pub parts: SmallVec<[Part; 1]>,
+    /// Rows that are sent, if not all are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub sent: Option<SentRows>,
 }
 
 impl Collective {
+    /// Returns the bytes that the busiest rank is expected to receive, its own among them.
+    #[must_use]
+    pub fn expected_bytes(&self) -> u64 {
+        self.sent.map_or(self.bytes.0, |s| {
+            let share = u128::from(self.bytes.0) * u128::from(s.of.expected);
+            (share / u128::from(s.of.rows.max(1))) as u64
+        })
+    }
+
     /// Alignment in bytes of each rank's payload that NCCL's kernels need to move it by whole
     /// vectors.
     pub const ALIGNMENT: u64 = 16;

@@ -582,4 +582,17 @@ ops! {
     /// 8-bit factors: matrix `e` of the result is `a b^T` over the columns
     /// `offsets[e]..offsets[e + 1]`.
     ScaledGroupedGemmWeightGrad;
+    /// `local -> position`: where ranks that have pushed rows find their results: `local`,
+    /// `[ranks * tokens, k]`, are the choices of [`LocalExperts`], `position`, `[tokens, ranks]`,
+    /// has the row of each token in the block of each rank, `r * tokens + token`, or -1 if the
+    /// token has chosen none of its experts.
+    PushedRows {
+        /// Ranks that divide the experts.
+        ranks: u64 = 2,
+        /// Experts of one rank.
+        experts: u64 = 3,
+        /// Rows that a rank reserves for choices. More of them are an error, which kernels on GPUs
+        /// cannot report.
+        reserved: u64 = 12,
+    };
 }

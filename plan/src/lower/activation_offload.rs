@@ -224,7 +224,11 @@ impl ActivationOffload {
 fn operands_of<'o>(all: &'o [Operand], op: &TapeOp) -> &'o [Operand] {
     match *op {
         TapeOp::Launch { reads, end, .. } => &all[reads as usize..end as usize],
-        TapeOp::Collective { operands, .. } => &all[operands as usize..operands as usize + 2],
+        TapeOp::Collective {
+            collective,
+            operands,
+            ..
+        } => &all[operands as usize..(operands + collective.operands()) as usize],
         TapeOp::HostSizes { operand } => &all[operand as usize..=operand as usize],
         _ => &[],
     }

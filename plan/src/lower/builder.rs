@@ -2,7 +2,8 @@
 
 use crate::ir::{
     Access, Buffer, BufferId, CollectiveKind, CommId, CopyKind, DType, EventId, Holds,
-    HostWorkKind, Kernel, KernelId, Part, Pool, ReduceOp, Role, ScopeId, StreamId, UnitId,
+    HostWorkKind, Kernel, KernelId, Part, Pool, ReduceOp, Role, ScopeId, SentRows, StreamId,
+    UnitId,
 };
 use crate::program::{
     Communicator, Op, Phase, Program, ProgramBuilder, ProgramMeta, Rule, SectionKind, StreamKind,
@@ -33,6 +34,7 @@ pub(crate) struct CollectiveLaunch {
     pub(crate) reduce: ReduceOp,
     pub(crate) dtype: DType,
     pub(crate) parts: SmallVec<[Part; 1]>,
+    pub(crate) sent: Option<SentRows>,
 }
 
 /// The growing program. It marks instructions that only the first step has, and reuses an event
@@ -194,6 +196,7 @@ impl Builder {
             launch.reduce,
             launch.dtype,
             launch.parts,
+            launch.sent,
         );
         let stream = launch.stream;
         self.work(launch.rule, stream, Op::Collective { id, stream });

@@ -146,7 +146,10 @@ impl<'a> Emitter<'a> {
         }
         let stream = launch.stream;
         let operands: Vec<Access> = launch.parts.iter().map(|p| p.input).collect();
-        let results: Vec<Access> = launch.parts.iter().map(|p| p.output).collect();
+        // Rows that were not pushed hold what was in memory before.
+        let pushes = launch.kind.pushes();
+        let results = launch.parts.iter().map(|p| p.output);
+        let results: Vec<Access> = results.filter(|_| !pushes).collect();
         operands.into_iter().for_each(|a| self.check_nan(stream, a));
         self.b.collective(launch);
         results.into_iter().for_each(|a| self.check_nan(stream, a));

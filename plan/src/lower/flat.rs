@@ -442,6 +442,7 @@ impl Flat {
             reduce: ReduceOp::None,
             dtype: self.state(g).w,
             parts,
+            sent: None,
         });
         out.b.join(Rule::OuterGather, stream, self.streams.gather);
     }
@@ -514,6 +515,7 @@ impl Flat {
             reduce: ReduceOp::None,
             dtype: state.w,
             parts: smallvec![part],
+            sent: None,
         });
     }
 }

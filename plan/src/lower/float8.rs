@@ -99,6 +99,7 @@ impl Scales {
                     input: amax,
                     output: amax
                 }],
+                sent: None,
             });
         }
         out.run(KernelLaunch {

@@ -3,13 +3,14 @@
 //!
 //! A collective starts when the kernels issued before it are done, on a stream that its axis has
 //! for itself. Computation continues, and waits where it first touches what the collective sends or
-//! receives. A captured scope waits for its own collectives, and for none of others.
+//! receives. Rows are pushed behind a barrier. A captured scope waits for its own collectives, and
+//! for none of others.
 
 use super::emitter::Emitter;
 use crate::compile::tape::TapeOp;
 use crate::ir::{
-    Access, AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, EventId, ModelCollective, Part,
-    StreamId,
+    Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, EventId,
+    ModelCollective, Part, SentRows, StreamId,
 };
 use crate::lower::builder::CollectiveLaunch;
 use crate::program::{Rule, StreamKind};
@@ -46,7 +47,16 @@ impl ModelLanes {
 
 /// Collectives that computation has not waited for: their operands, and when they are done.
 #[derive(Default)]
-pub(crate) struct InFlight(Vec<(Part, EventId)>);
+pub(crate) struct InFlight(Vec<(Operands, EventId)>);
+
+/// What a collective sends and receives, and the choices that say which rows.
+type Operands = (Part, Option<SentRows>);
+
+/// Returns the buffers of operands.
+fn buffers((part, sent): &Operands) -> impl Iterator<Item = BufferId> {
+    let ends = [part.input.buffer, part.output.buffer];
+    ends.into_iter().chain(sent.map(|s| s.choices.buffer))
+}
 
 impl InFlight {
     /// Issues a collective of the model on these operands.
@@ -55,22 +65,28 @@ impl InFlight {
         out: &mut Emitter<'_>,
         lanes: &ModelLanes,
         (collective, dtype): (ModelCollective, DType),
-        part: Part,
+        of: Operands,
     ) {
         let rule = Rule::ModelCollective;
-        self.arrive_for(out, &[part.input, part.output]);
+        self.arrive(out, |b| buffers(&of).any(|own| own == b));
         let (comm, stream) = lanes.of(collective.axis);
         out.b.join(rule, COMPUTE, stream);
-        out.collective(CollectiveLaunch {
+        let launch = |kind, parts, sent| CollectiveLaunch {
             rule,
             stream,
-            kind: collective.kind,
+            kind,
             comm,
             reduce: collective.reduce(),
             dtype,
-            parts: smallvec![part],
-        });
-        self.0.push((part, out.b.record(rule, stream)));
+            parts,
+            sent,
+        };
+        // Other ranks write into this one's memory: not before it is done with what was there.
+        if collective.kind.pushes() {
+            out.collective(launch(CollectiveKind::Barrier, smallvec![], None));
+        }
+        out.collective(launch(collective.kind, smallvec![of.0], of.1));
+        self.0.push((of, out.b.record(rule, stream)));
     }
 
     /// Waits for collectives that a use of these ranges depends on.
@@ -82,8 +98,8 @@ impl InFlight {
 
     /// Waits for collectives whose operands are touched next.
     pub(crate) fn arrive(&mut self, out: &mut Emitter<'_>, touched: impl Fn(BufferId) -> bool) {
-        self.0.retain(|(part, done)| {
-            let needed = touched(part.input.buffer) || touched(part.output.buffer);
+        self.0.retain(|(of, done)| {
+            let needed = buffers(of).any(&touched);
             if needed {
                 out.b.wait(Rule::ModelCollective, *done, COMPUTE);
             }

@@ -387,6 +387,7 @@ fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet, stream: Stream
         reduce: ReduceOp::Sum,
         dtype: DType::F32,
         parts: smallvec![part],
+        sent: None,
     });
     out.b.join(Rule::Clip, COMPUTE, stream);
 }

@@ -40,6 +40,7 @@ pub(crate) fn scatter(
         reduce: op,
         dtype,
         parts,
+        sent: None,
     });
 }
 
@@ -67,6 +68,7 @@ pub(crate) fn all_reduce(
         reduce: op,
         dtype,
         parts,
+        sent: None,
     });
 }
 

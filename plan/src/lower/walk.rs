@@ -12,8 +12,8 @@ use crate::compile::tape::TapeOp;
 use crate::config::{CompileMode, CudaGraph, Loss};
 use crate::ir::{
     Access, BufferId, COMPUTE, DType, GroupId, HostWorkKind, KernelClass, KernelId,
-    ModelCollective, ModuleId, ModuleKind, ParamId, Part, ScopeId, Source, StorageId, StreamId,
-    UnitId,
+    ModelCollective, ModuleId, ModuleKind, ParamId, Part, ScopeId, SentRows, Source, StorageId,
+    StreamId, UnitId,
 };
 use crate::program::{Phase, Rule, workspace};
 use std::collections::BTreeMap;
@@ -355,7 +355,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                     dtype,
                     operands,
                 } => {
-                    self.require(pass, operands..operands + 2);
+                    self.require(pass, operands..operands + collective.operands());
                     self.collective(collective, dtype, operands);
                     self.leave(pass, position as u32);
                 }
@@ -622,8 +622,13 @@ impl<'c, 'a> Walk<'c, 'a> {
             input: self.resolve(&input),
             output: self.resolve(&output),
         };
+        let sent = collective.pushed.map(|of| SentRows {
+            choices: self.resolve(&tape.operands[operands as usize + 2]),
+            of,
+        });
         let what = (collective, dtype);
-        self.in_flight.issue(self.out, self.lanes, what, part);
+        self.in_flight
+            .issue(self.out, self.lanes, what, (part, sent));
     }
 
     fn resolve(&mut self, o: &crate::ir::Operand) -> Access {

@@ -90,7 +90,11 @@ fn alone(inputs: &LoweringInputs<'_>, passes: [&[TapeOp]; 2]) -> Vec<u32> {
     for op in passes.into_iter().flatten() {
         let operands = match *op {
             TapeOp::Launch { reads, end, .. } => reads..end,
-            TapeOp::Collective { operands, .. } => operands..operands + 2,
+            TapeOp::Collective {
+                collective,
+                operands,
+                ..
+            } => operands..operands + collective.operands(),
             TapeOp::HostSizes { operand } => operand..operand + 1,
             _ => continue,
         };

@@ -245,7 +245,8 @@ impl<'s> Builder<'s> {
         self.within(layer.module(), |s| {
             let shape = s.g.value(part).shape.clone();
             let kind = CollectiveKind::AllReduce;
-            let sum = s.g.collective(ModelCollective { kind, axis }, part, &shape);
+            let sum =
+                s.g.collective(ModelCollective::new(kind, axis), part, &shape);
             match bias {
                 Some(bias) => s.g.add_into(sum, bias),
                 None => sum,

@@ -54,6 +54,50 @@ impl OpDef for op::LocalExperts {
     }
 }
 
+impl OpDef for op::PushedRows {
+    fn name(&self) -> &'static str {
+        "pushed_rows"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[any("the ids of each rank")], &[POSITION])
+    }
+
+    fn result(&self, _: usize, _: &[DType]) -> DType {
+        DType::I64
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, _: &Operands<'_>) -> u64 {
+        0
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Strided
+    }
+
+    fn differentiable(&self, _: usize) -> bool {
+        false
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+
+    /// Tokens of other ranks' experts have a position, too.
+    fn leaves_rows(&self, _: bool) -> bool {
+        false
+    }
+
+    /// Results are found where they were asked for.
+    fn saved_by_selective_recompute(&self) -> bool {
+        true
+    }
+}
+
 impl OpDef for op::DispatchExperts {
     fn name(&self) -> &'static str {
         "dispatch_experts"

@@ -10,7 +10,7 @@ use super::{
 use crate::ir::{
     Access, Buffer, BufferId, Collective, CollectiveId, CollectiveKind, CommId, CopyDesc, CopyId,
     CopyKind, DType, DeviceMesh, EventId, InstrId, Kernel, KernelId, Part, ReduceOp, ScopeId,
-    StreamId, UnitId,
+    SentRows, StreamId, UnitId,
 };
 use crate::units::{Bytes, Flops};
 use smallvec::SmallVec;
@@ -184,6 +184,7 @@ impl ProgramBuilder {
         reduce: ReduceOp,
         dtype: DType,
         parts: SmallVec<[Part; 1]>,
+        sent: Option<SentRows>,
     ) -> CollectiveId {
         let id = CollectiveId(self.program.collectives.len() as u32);
         self.program.collectives.push(Collective {
@@ -196,6 +197,7 @@ impl ProgramBuilder {
                 .map(|p| Bytes(p.input.bytes.max(p.output.bytes)))
                 .sum(),
             parts,
+            sent,
         });
         id
     }

@@ -130,8 +130,12 @@ pub(super) fn op(program: &Program, instr: &Instr) -> String {
                     )
                 })
                 .collect();
+            let sent = c.sent.map_or_else(String::new, |s| {
+                let choices = access(program, &s.choices);
+                format!(", rows by {choices}, {} of {}", s.of.expected, s.of.rows)
+            });
             format!(
-                "{} {}{reduce} {} {} on {}: {}",
+                "{} {}{reduce} {} {} on {}: {}{sent}",
                 c.kind.name(),
                 c.dtype,
                 c.bytes,

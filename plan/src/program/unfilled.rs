@@ -65,9 +65,9 @@ impl Program {
                     }
                 }
                 Op::Collective { id, .. } => {
-                    let parts = &self.collectives[id.index()].parts;
-                    for (n, part) in parts.iter().enumerate() {
-                        let is = ragged.contains(&start(&part.input));
+                    let c = &self.collectives[id.index()];
+                    for (n, part) in c.parts.iter().enumerate() {
+                        let is = c.kind.pushes() || ragged.contains(&start(&part.input));
                         set(&mut ragged, &part.output, is);
                         if is || self.is_packed(part.output.buffer) {
                             found.insert((InstrId(i as u32), n as u8));
@@ -193,6 +193,17 @@ mod tests {
             assert!(names.iter().any(|n| n == name), "{name} of {names:?}");
         }
         for name in ["unpermute", "grouped_mm_weight_backward", "reduce_scatter"] {
+            assert!(!names.iter().any(|n| n == name), "{name} of {names:?}");
+        }
+    }
+
+    #[test]
+    fn rows_that_are_not_pushed_are_unfilled() {
+        let names = unfilled(&["moe.dispatcher=peer", "train.recompute=full"]);
+        for name in ["peer_push", "peer_return", "permute", "grouped_mm"] {
+            assert!(names.iter().any(|n| n == name), "{name} of {names:?}");
+        }
+        for name in ["unpermute", "pushed_rows", "grouped_mm_weight_backward"] {
             assert!(!names.iter().any(|n| n == name), "{name} of {names:?}");
         }
     }

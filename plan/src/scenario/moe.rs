@@ -28,30 +28,35 @@ pub(super) fn moe(
     });
     let overflow = match dispatcher {
         Dispatcher::Padded => Overflow::Drop,
-        Dispatcher::Gather | Dispatcher::AllToAll => Overflow::Error,
+        Dispatcher::Gather | Dispatcher::AllToAll | Dispatcher::Peer => Overflow::Error,
     };
-    let (routing, busiest) = routing(d, model, mesh.ep)?;
+    let (routing, popularity) = routing(d, model)?;
+    let busiest = busiest_ranks(&popularity, mesh.ep);
     // As many rows as the busiest rank of any layer needs.
     let most = busiest.values().copied().fold(1.0, f64::max);
     let needed = defaults.capacity_factor.map(|f| f * most);
+    let reach = (dispatcher == Dispatcher::Peer).then(|| Reach {
+        balanced: reach::balanced(&model.options.experts, u64::from(mesh.ep)),
+        layers: reach::busiest(&popularity, model.options.experts.top_k, mesh.ep),
+    });
     Ok(Some(Moe {
         dispatcher,
         capacity_factor: d.given(Key::CapacityFactor).or(match dispatcher {
             Dispatcher::Gather => None,
-            Dispatcher::AllToAll | Dispatcher::Padded => needed,
+            Dispatcher::AllToAll | Dispatcher::Padded | Dispatcher::Peer => needed,
         }),
         on_overflow: d.given(Key::OnOverflow).unwrap_or(overflow),
         routing,
+        reach,
         busiest,
     }))
 }
 
-/// Returns the routing, and by layer the rows of the busiest rank relative to balanced ones.
+/// Returns the routing, and by layer how popular experts are if not equally.
 fn routing(
     d: &Document,
     model: &Model,
-    ranks: u32,
-) -> Result<(Routing, BTreeMap<u32, f64>), ScenarioError> {
+) -> Result<(Routing, BTreeMap<u32, Vec<f64>>), ScenarioError> {
     let of = &model.options.experts;
     let layers = || (0..model.layers).filter(|l| of.has(u64::from(*l)));
     match d.value(Key::Routing).and_then(|v| v.str()) {
@@ -70,8 +75,8 @@ fn routing(
                     .with_help(format!("the nearest legal value is {most}")));
             }
             let seed = d.given(Key::RoutingSeed).unwrap_or(0);
-            let busiest = seeded(layers(), of.experts, ranks, imbalance, seed);
-            Ok((Routing::Seeded, busiest))
+            let popularity = seeded(layers(), of.experts, imbalance, seed);
+            Ok((Routing::Seeded, popularity))
         }
         Some(path) => {
             let histogram = recorded(d)?;
@@ -98,7 +103,7 @@ fn routing(
                     .conflict(&[Key::Routing], message)
                     .with_help("record one with `shardlab exec SCENARIO --record-routing FILE`"));
             }
-            Ok((Routing::Recorded(path.to_owned()), histogram.busiest(ranks)))
+            Ok((Routing::Recorded(path.to_owned()), histogram.popularity()))
         }
     }
 }

@@ -83,7 +83,7 @@ const fn local_copy(kind: CollectiveKind) -> f64 {
     match kind {
         CollectiveKind::AllGather | CollectiveKind::ReduceScatter => 0.4,
         // The local chunk is only one of two rounds, or is copied while others' chunks arrive.
-        CollectiveKind::AllReduce | CollectiveKind::AllToAll => 0.15,
+        _ => 0.15,
     }
 }
 
@@ -105,10 +105,8 @@ fn within(kind: CollectiveKind, bytes: f64, group: &Group, reached_by: u32) -> (
 pub(super) fn bus_factor(kind: CollectiveKind, ranks: u32) -> f64 {
     let n = f64::from(ranks.max(1));
     match kind {
-        CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => {
-            (n - 1.0) / n
-        }
         CollectiveKind::AllReduce => 2.0 * (n - 1.0) / n,
+        _ => (n - 1.0) / n,
     }
 }
 
@@ -122,6 +120,16 @@ pub(super) fn rate_gbps(kind: CollectiveKind, group: &Group) -> f64 {
         }
         _ => group.bandwidth_gbps,
     }
+}
+
+/// Returns the microseconds in which ranks of a node write `bytes` each into memory of others and
+/// see that all have: stores have the rate of an exchange, and a flag takes the time of a step of
+/// LL, which waits for one. A kernel takes at least `launch_us`.
+pub(super) fn pushed_us(bytes: f64, group: &Group, launch_us: f64) -> f64 {
+    let kind = CollectiveKind::AllToAll;
+    let ranks = group.reached_by.unwrap_or(group.size);
+    let (wire, ramp) = within(kind, bytes, group, ranks);
+    launch_us + PROTOCOLS[0].nvlink[RING] + wire + ramp
 }
 
 /// Returns the isolated duration in microseconds.

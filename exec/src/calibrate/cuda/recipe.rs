@@ -194,6 +194,7 @@ impl Recipe {
             dtype,
             bytes: Bytes(bytes),
             parts: SmallVec::new(),
+            sent: None,
         });
         id
     }

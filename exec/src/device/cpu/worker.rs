@@ -165,12 +165,14 @@ impl Worker {
                     reduce: c.reduce,
                     dtype: c.dtype,
                     parts: parts.clone(),
+                    pushed: c.sent.map(|s| s.of),
                     crash,
                 };
                 // SAFETY: the interpreter's contract for ranges, for all of its ranks.
                 let arrival = unsafe { group.run(position as usize, entry.ticket, call) };
                 let arrival = arrival.map_err(comm_error)?;
-                self.check_nan(instr, parts.iter().map(|(_, output)| output))?;
+                let written = &parts[..c.parts.len()];
+                self.check_nan(instr, written.iter().map(|(_, output)| output))?;
                 let times = (shared.since(arrival.free), shared.since(arrival.start));
                 self.log(entry.task, entry.issued, ready, Some(times));
             }

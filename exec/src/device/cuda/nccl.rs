@@ -155,6 +155,8 @@ impl NcclCollectives {
         calls: impl FnOnce(&Nccl, &dyn Fn(&(RawRange, RawRange)) -> Called) -> Result<T, nccl_rs::Error>,
     ) -> Result<T, String> {
         let c = &self.program.collectives[id.index()];
+        // Without the choices of rows.
+        let parts = &parts[..c.parts.len()];
         let Some(member) = &self.members[c.comm.index()] else {
             return Err(format!(
                 "communicator {} has not been initialized",
@@ -269,7 +271,9 @@ impl Collectives for NcclCollectives {
         parts: &[(RawRange, RawRange)],
         stream: RawStream,
     ) -> Result<(), String> {
+        let parts = &parts[..self.program.collectives[id.index()].parts.len()];
         self.call(id, parts, stream, |nccl, one| match parts {
+            [] => Ok(()),
             [part] => one(part),
             many => nccl.group(|| many.iter().try_for_each(one)),
         })
@@ -285,7 +289,9 @@ impl Collectives for NcclCollectives {
         let engines = |m: &Member| m.copy_engine;
         // NCCL's cost model covers ring and tree kernels, but neither copy engines nor the sends
         // and receives of an all-to-all.
-        let unknown = c.kind == CollectiveKind::AllToAll
+        let rows = c.kind.pushes() || c.kind == CollectiveKind::Barrier;
+        let unknown = rows
+            || c.kind == CollectiveKind::AllToAll
             || self.members[c.comm.index()].as_ref().is_some_and(engines)
             || !self.nccl.has("ncclGroupSimulateEnd");
         if unknown {
@@ -489,7 +495,8 @@ impl Member {
         // SAFETY: the caller's contract; counts follow from the checked lengths.
         unsafe {
             match c.kind {
-                CollectiveKind::AllGather => {
+                // NCCL sends rows that no one asked for, too: each has a place of its own.
+                CollectiveKind::AllGather | CollectiveKind::PeerPush => {
                     comm.all_gather(from, to, input.bytes / element, dtype, stream)
                 }
                 CollectiveKind::ReduceScatter => {
@@ -500,10 +507,12 @@ impl Member {
                     let count = input.bytes / element;
                     comm.all_reduce(from, to, count, dtype, self.op(c)?, stream)
                 }
-                CollectiveKind::AllToAll => {
+                CollectiveKind::AllToAll | CollectiveKind::PeerReturn => {
                     let count = input.bytes / element / self.size;
                     comm.all_to_all(from, to, count, dtype, stream)
                 }
+                // Its collectives wait for all ranks anyway.
+                CollectiveKind::Barrier => Ok(()),
             }
         }
     }

@@ -158,7 +158,8 @@ impl CudaDevice {
                 self.collectives
                     .launch(id, parts, raw)
                     .map_err(|e| EnqueueError::Rejected(FailureKind::Kernel, e))?;
-                self.check_nan(instr, parts.iter().map(|(_, output)| output), stream)?;
+                let written = &parts[..self.program.collectives[id.index()].parts.len()];
+                self.check_nan(instr, written.iter().map(|(_, output)| output), stream)?;
             }
             Command::Copy { from, to, .. } => {
                 // SAFETY: the interpreter's contract for ranges that it submits; both are in one

@@ -4,7 +4,7 @@ use super::{POISON, Pending, Rank};
 use crate::base::operand::RawRange;
 use crate::device::{Command, Device, FailureKind, Stop};
 use crate::engine::pass::{Issued, PassInputs};
-use shardlab_plan::ir::{BufferId, EventId, Holds, HostWorkKind, InstrId, StreamId};
+use shardlab_plan::ir::{BufferId, EventId, Holds, HostWorkKind, InstrId, Part, StreamId};
 use shardlab_plan::memory::AllocError;
 use shardlab_plan::program::{Instr, Op, Program, SectionKind};
 use shardlab_plan::record::MemorySample;
@@ -49,8 +49,14 @@ impl<D: Device> Rank<D> {
             }
             Op::Collective { id: c, stream } => {
                 let collective = &program.collectives[c.index()];
-                let mut parts = SmallVec::with_capacity(collective.parts.len());
-                for (n, part) in collective.parts.iter().enumerate() {
+                let mut parts = SmallVec::with_capacity(collective.parts.len() + 1);
+                // The choices of rows travel as a part that is only read.
+                let choices = collective.sent.map(|s| Part {
+                    input: s.choices,
+                    output: s.choices,
+                });
+                let all = collective.parts.iter().copied().chain(choices);
+                for (n, part) in all.enumerate() {
                     let (from, to) = self.offsets.parts[c.index()][n];
                     self.first_use(id, part.input.buffer, stream)?;
                     self.first_use(id, part.output.buffer, stream)?;

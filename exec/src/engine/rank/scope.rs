@@ -124,9 +124,14 @@ fn each_buffer(program: &Program, op: &Op, mut f: impl FnMut(BufferId)) {
             .iter()
             .for_each(|a| f(a.buffer)),
         Op::Collective { id, .. } => {
-            for p in &program.collectives[id.index()].parts {
+            let c = &program.collectives[id.index()];
+            for p in &c.parts {
                 f(p.input.buffer);
                 f(p.output.buffer);
+            }
+            // Choices are a part, too.
+            for choices in c.sent.iter().flat_map(|s| [s.choices, s.choices]) {
+                f(choices.buffer);
             }
         }
         Op::Copy { id, .. } => {

@@ -33,6 +33,19 @@ impl CudaKernel for op::LocalExperts {
     }
 }
 
+impl CpuKernel for op::PushedRows {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        experts::pushed(call.whole()?, self)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::PushedRows {
+    fn code(&self) -> CudaCode<'_> {
+        CudaCode::kernel(|req, op| codegen::permute::pushed(req, op, self))
+    }
+}
+
 impl CpuKernel for op::DispatchExperts {
     fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
         experts::dispatch(call.whole()?, self)

@@ -131,12 +131,9 @@ impl Forward for Exchange {
             let rows = match self.kind {
                 CollectiveKind::AllGather => rows * u64::from(RANKS),
                 CollectiveKind::ReduceScatter => rows / u64::from(RANKS),
-                CollectiveKind::AllReduce | CollectiveKind::AllToAll => rows,
+                _ => rows,
             };
-            let collective = ModelCollective {
-                kind: self.kind,
-                axis: AxisId::TP,
-            };
+            let collective = ModelCollective::new(self.kind, AxisId::TP);
             let z = b.g.collective(collective, y, &[rows, d]);
             b.g.unary(OpKind::Gelu, z)
         });

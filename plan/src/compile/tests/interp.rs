@@ -2,6 +2,7 @@
 //! the tape prescribes. Fresh storages hold NaN, so that a read before a write shows.
 
 use super::*;
+use crate::ir::PushedRows;
 
 /// Deterministic numbers in (-1, 1).
 pub(super) struct Rng(pub(super) u64);
@@ -115,6 +116,15 @@ fn run_together(ranks: &mut [Machine<'_>], ops: &[TapeOp]) {
             .iter()
             .map(|m| m.read(&m.t.operands[from], size))
             .collect();
+        if let Some(of) = collective.pushed {
+            push(
+                ranks,
+                (collective.kind, of),
+                (operands as usize, size),
+                &sent,
+            );
+            continue;
+        }
         let n = sent.len();
         let sum = |i: usize| sent.iter().map(|s| s[i]).sum::<f64>();
         let part = sent[0].len() / n;
@@ -128,12 +138,53 @@ fn run_together(ranks: &mut [Machine<'_>], ops: &[TapeOp]) {
                     let of = |s: &Vec<f64>| s[mine.clone()].to_vec();
                     sent.iter().flat_map(of).collect()
                 }
+                kind => unreachable!("{kind:?} names its rows"),
             };
             let made = vec![true; got.len()];
             let to = m.t.operands[to];
             assert_eq!(to.bytes / size, got.len() as u64, "{collective:?}");
             m.write(&to, size, got, &made);
         }
+    }
+}
+
+/// Pushes the rows for which a rank has one of the chosen experts; others stay as they were.
+fn push(
+    ranks: &mut [Machine<'_>],
+    (kind, of): (CollectiveKind, PushedRows),
+    (operands, size): (usize, u64),
+    sent: &[Vec<f64>],
+) {
+    let (n, rows) = (ranks.len(), of.rows as usize);
+    let tokens = rows / n;
+    let choices: Vec<Vec<f64>> = ranks
+        .iter()
+        .map(|m| m.read(&m.t.operands[operands + 2], 8))
+        .collect();
+    let k = choices[0].len() / rows;
+    for (to, m) in ranks.iter_mut().enumerate() {
+        let at = m.t.operands[operands + 1];
+        let mut got = m.read(&at, size);
+        let width = got.len() / rows;
+        let mut made = vec![false; got.len()];
+        for (from, sent) in sent.iter().enumerate() {
+            for t in 0..tokens {
+                let row = to * tokens + t;
+                let chosen = &choices[from][row * k..][..k];
+                if !chosen.iter().any(|c| (0.0..of.experts as f64).contains(c)) {
+                    continue;
+                }
+                let source = if kind == CollectiveKind::PeerPush {
+                    t
+                } else {
+                    row
+                };
+                let place = (from * tokens + t) * width;
+                got[place..][..width].copy_from_slice(&sent[source * width..][..width]);
+                made[place..][..width].fill(true);
+            }
+        }
+        m.write(&at, size, got, &made);
     }
 }
 

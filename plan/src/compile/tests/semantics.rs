@@ -411,6 +411,7 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::Route(of) => experts::route(&of, x, dims(&ins[0]).1),
         OpKind::RouteGrad(of) => vec![experts::route_grad(&of, x, dims(&ins[1]).1)],
         OpKind::LocalExperts(of) => vec![experts::local(&of, &x[0])],
+        OpKind::PushedRows(of) => vec![experts::pushed(&of, &x[0], dims(&ins[0]).1)],
         OpKind::DispatchExperts(of) => experts::dispatch(&of, &x[0]),
         OpKind::SortExperts(op::SortExperts { experts }) => experts::sort(experts, &x[0]),
         OpKind::Permute => vec![experts::permute(op, x)],

@@ -144,6 +144,7 @@ impl Flat {
                 reduce: op,
                 dtype: self.c,
                 parts,
+                sent: None,
             });
         }
         if !direct {
@@ -203,6 +204,7 @@ impl Flat {
             reduce: ReduceOp::None,
             dtype: self.c,
             parts,
+            sent: None,
         });
         if apart {
             let op = ShardOp::SumPieces {
@@ -329,6 +331,7 @@ impl Flat {
                 reduce: op,
                 dtype: self.c,
                 parts,
+                sent: None,
             });
         }
         let mine = part(grad);
@@ -429,6 +432,7 @@ impl Flat {
             reduce: op,
             dtype,
             parts,
+            sent: None,
         });
         if self.state(g).outer_comm.is_some() {
             cast(out, output, part(reduced), self.g);

@@ -4,6 +4,9 @@
 //!   computes the choices that fall on its experts, and adds up the results of a token; a
 //!   reduce-scatter adds these partial sums and returns them to the token's rank. Rows are as many
 //!   as there would be if all tokens chose experts of one rank.
+//! - `peer`: a rank writes each of its tokens to the ranks that have one of its experts, once per
+//!   rank, into windows on their memory. These compute as above, and write the sum of a token's
+//!   results back, which the token's rank adds up. Rows have fixed places: no count is needed.
 //! - `padded`: a rank has a fixed number of places on each rank. An all-to-all carries one row per
 //!   choice there, with its weight and the number of its expert; another one brings results back to
 //!   the same places, where each token adds up those of its choices.
@@ -13,8 +16,10 @@
 //! All sizes are static, and collectives have the same size on all ranks.
 
 use crate::config::{Dispatcher, Moe, Overflow};
-use crate::graph::ValueId;
-use crate::ir::{AxisId, CollectiveKind, DeviceMesh, ModelCollective, ModuleId, OpKind, op};
+use crate::graph::{Peers, ValueId};
+use crate::ir::{
+    AxisId, CollectiveKind, DeviceMesh, ModelCollective, ModuleId, OpKind, PushedRows, op,
+};
 use crate::models::build::Builder;
 
 /// Calls of torchtitan's all-to-all dispatcher that sort choices by expert: `argsort`,
@@ -60,6 +65,8 @@ enum Back {
     None,
     /// Partial sums are added up.
     Sums,
+    /// Partial sums are pushed back and added up.
+    Peers(Peers),
     /// Rows return to their places, which `position`, `[tokens, k]`, has for each choice.
     Places { position: ValueId },
 }
@@ -96,10 +103,75 @@ impl Dispatch {
         let path = &b.tree.modules[layer.index()].path;
         let layer = path.split('.').find_map(|part| part.parse().ok());
         let used = moe.used(layer, tokens * k);
-        if moe.dispatcher == Dispatcher::Gather {
-            self.gather(b, of, [tokens, k], used)
-        } else {
-            self.send_choices(b, of, moe, [tokens, k], used)
+        match moe.dispatcher {
+            Dispatcher::Gather => self.gather(b, of, [tokens, k], used),
+            Dispatcher::Peer => {
+                let reach = moe.reach.as_ref().map_or(1.0, |r| r.of(layer));
+                self.push(b, of, moe, [tokens, k], (used, reach))
+            }
+            Dispatcher::AllToAll | Dispatcher::Padded => {
+                self.send_choices(b, of, moe, [tokens, k], used)
+            }
+        }
+    }
+
+    /// Sends ids to the ranks of all experts, as these number their own; returns what is sent and
+    /// what is got, both `[ranks * tokens, k]`.
+    fn exchange_ids(&self, b: &mut Builder<'_>, ids: ValueId, shape: [u64; 2]) -> [ValueId; 2] {
+        let kind = OpKind::LocalExperts(op::LocalExperts {
+            ranks: self.ranks,
+            experts: self.experts,
+        });
+        let sent = b.compute(kind, &[ids], &[&shape])[0];
+        [sent, self.exchange(b, CollectiveKind::AllToAll, sent)]
+    }
+
+    /// Pushes each token to the ranks of its experts, of which `reach` is the share that the
+    /// busiest one gets.
+    fn push(
+        &self,
+        b: &mut Builder<'_>,
+        of: Routed,
+        moe: &Moe,
+        [tokens, k]: [u64; 2],
+        (used, reach): (u64, f64),
+    ) -> Sent {
+        let (ranks, experts) = (self.ranks, self.experts);
+        let all = ranks * tokens;
+        let [sent, got] = self.exchange_ids(b, of.ids, [all, k]);
+        let weights = self.exchange(b, CollectiveKind::AllGather, of.weights);
+        let rows = ranks * moe.slots([tokens, k], [ranks, experts]);
+        let kind = OpKind::PushedRows(op::PushedRows {
+            ranks,
+            experts,
+            reserved: rows,
+        });
+        let position = b.compute(kind, &[sent], &[&[tokens, ranks]])[0];
+        let peers = Peers {
+            axis: AxisId::EP,
+            pushed: PushedRows {
+                experts,
+                rows: all,
+                expected: (reach * all as f64).round() as u64,
+            },
+            sent,
+            got,
+            position,
+        };
+        let x = b.g.peer_push(peers, of.x);
+        for v in [of.ids, of.weights] {
+            b.g.release(v);
+        }
+        Sent {
+            routed: Routed {
+                x,
+                weights,
+                ids: got,
+            },
+            rows,
+            used: Some(rows.min(used)),
+            calls: 1,
+            back: Back::Peers(peers),
         }
     }
 
@@ -107,12 +179,7 @@ impl Dispatch {
     /// have here.
     fn gather(&self, b: &mut Builder<'_>, of: Routed, [tokens, k]: [u64; 2], used: u64) -> Sent {
         let all = self.ranks * tokens;
-        let kind = OpKind::LocalExperts(op::LocalExperts {
-            ranks: self.ranks,
-            experts: self.experts,
-        });
-        let sent = b.compute(kind, &[of.ids], &[&[all, k]])[0];
-        let ids = self.exchange(b, CollectiveKind::AllToAll, sent);
+        let [sent, ids] = self.exchange_ids(b, of.ids, [all, k]);
         let weights = self.exchange(b, CollectiveKind::AllGather, of.weights);
         let x = self.exchange(b, CollectiveKind::AllGather, of.x);
         for v in [of.ids, of.weights, sent] {
@@ -182,6 +249,13 @@ impl Dispatch {
     pub(super) fn combine(&self, b: &mut Builder<'_>, sent: &Sent, y: ValueId) -> ValueId {
         let (kind, position) = match sent.back {
             Back::None => return y,
+            Back::Peers(peers) => {
+                let sum = b.g.peer_sum(peers, y);
+                for v in [y, peers.sent, peers.got, peers.position] {
+                    b.g.release(v);
+                }
+                return sum;
+            }
             Back::Sums => (CollectiveKind::ReduceScatter, None),
             Back::Places { position } => (CollectiveKind::AllToAll, Some(position)),
         };
@@ -202,9 +276,9 @@ impl Dispatch {
         match kind {
             CollectiveKind::AllGather => shape[0] *= self.ranks,
             CollectiveKind::ReduceScatter => shape[0] /= self.ranks,
-            CollectiveKind::AllReduce | CollectiveKind::AllToAll => {}
+            _ => {}
         }
         let axis = AxisId::EP;
-        b.g.collective(ModelCollective { kind, axis }, v, &shape)
+        b.g.collective(ModelCollective::new(kind, axis), v, &shape)
     }
 }

@@ -93,6 +93,11 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             (vec![chosen], vec![ids(&[4], 1), ids(&[ROWS, 2], 1)])
         }
         OpKind::LocalExperts(_) => (vec![ids(&[ROWS, 2], 6)], vec![ids(&[2 * ROWS, 2], 1)]),
+        OpKind::PushedRows(_) => {
+            // Rank 1 gets no choice of the second token, and none gets one of the third.
+            let chosen = fixed(&[ROWS, 2], &[0, -1, 2, 1, 5, 3, -1, 2, -3, 4, 3, 7]);
+            (vec![chosen], vec![ids(&[ROWS / 2, 2], 1)])
+        }
         OpKind::DispatchExperts(_) => {
             // Rank 0 has a place less than choices.
             let chosen = fixed(&[ROWS, 2], &[0, 2, 3, 1, 2, 5, 0, 3, 4, 5, 5, 3]);

@@ -80,6 +80,7 @@ impl Fsdp2 {
                 reduce: ReduceOp::None,
                 dtype: w,
                 parts,
+                sent: None,
             });
         }
         let done = out.b.record(rule, self.streams.gather);

@@ -71,6 +71,7 @@ impl Full {
             reduce: ReduceOp::None,
             dtype: w,
             parts,
+            sent: None,
         });
         let done = out.b.record(rule, self.streams.gather);
         self.in_flight += bucket.bytes;

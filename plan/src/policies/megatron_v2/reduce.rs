@@ -126,6 +126,7 @@ impl MegatronV2 {
                 input: whole,
                 output: grad
             }],
+            sent: None,
         });
         out.b.free(Rule::OuterReduce, copy);
     }

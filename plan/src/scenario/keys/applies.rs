@@ -139,7 +139,7 @@ pub(super) const SLOTS: Need = Need {
             .as_ref()
             .is_some_and(|moe| moe.dispatcher != Dispatcher::Gather)
     },
-    words: "dispatcher `all_to_all` or `padded`",
+    words: "dispatcher `all_to_all`, `padded` or `peer`",
     otherwise: "gathered tokens reserve rows for every case",
 };
 

@@ -43,6 +43,12 @@ fn defaults_are_those_of_the_jobs_of_a_policy() {
     );
     let set = ["moe.dispatcher=padded", "moe.capacity_factor=1.5"];
     assert_eq!(of(&set), (Dispatcher::Padded, Some(1.5), drop));
+    assert_eq!(
+        of(&["moe.dispatcher=peer"]),
+        (Dispatcher::Peer, None, error)
+    );
+    let set = ["moe.dispatcher=peer", "fsdp.policy=fsdp2"];
+    assert_eq!(of(&set), (Dispatcher::Peer, Some(1.0), error));
     assert_eq!(experts(&["mesh.ep=1"]).unwrap().moe, None);
 }
 
@@ -78,6 +84,14 @@ fn impossible_dispatchers_are_refused() {
         ),
         (&["moe.dispatcher=alltoall"], "all_to_all"),
         (
+            &["moe.dispatcher=peer", "mesh.gpus_per_node=2"],
+            "the nearest legal value is ep = 2",
+        ),
+        (
+            &["moe.dispatcher=peer", "moe.on_overflow=drop"],
+            "\"peer\" sends every choice",
+        ),
+        (
             &["moe.imbalance=2"],
             "only routing seeded draws orders of experts",
         ),
@@ -89,6 +103,22 @@ fn impossible_dispatchers_are_refused() {
         let text = fault(set);
         assert!(text.contains(what), "{set:?}: {text}");
     }
+}
+
+/// Two of eight experts on four ranks: a token is on 1 - C(6, 2) / C(8, 2) of them.
+#[test]
+fn tokens_are_sent_once_per_rank() {
+    let reach = |set: &[&str]| {
+        moe(&[&["moe.dispatcher=peer"], set].concat())
+            .reach
+            .unwrap()
+    };
+    let balanced = reach(&[]);
+    assert!((balanced.of(Some(1)) - 13.0 / 28.0).abs() < 1e-12);
+    let seeded = reach(&["moe.routing=seeded", "moe.imbalance=3"]);
+    assert_eq!(seeded.balanced, balanced.balanced);
+    assert!(seeded.of(Some(1)) > balanced.balanced && seeded.of(Some(1)) < 1.0);
+    assert_eq!(moe(&[]).reach, None);
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn host_reads(s: &Scenario, d: &Document) -> Checked {
     );
     Err(d
         .conflict(&[Key::Dispatcher, key], message)
-        .with_help("use dispatcher \"gather\" or \"padded\""))
+        .with_help("use dispatcher \"gather\", \"padded\" or \"peer\""))
 }
 
 /// Refuses what only compiled code has where nothing is compiled, and merged projections where the

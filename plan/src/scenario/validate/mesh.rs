@@ -1,7 +1,7 @@
 //! Rules for `[mesh]`.
 
 use super::{Checked, refuse};
-use crate::config::{Dispatcher, Family, OuterStrategy, Overflow, Reshard, Scenario};
+use crate::config::{Dispatcher, Family, Moe, OuterStrategy, Overflow, Reshard, Scenario};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 
@@ -24,6 +24,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     }
     tensor_parallel(s, d)?;
     expert_parallel(s, d)?;
+    peers(s, d)?;
     capacity(s, d)
 }
 
@@ -92,11 +93,38 @@ fn expert_parallel(s: &Scenario, d: &Document) -> Checked {
     Err(d.conflict(&keys, message).with_help(help))
 }
 
+/// Refuses to write to memory of GPUs of other nodes.
+fn peers(s: &Scenario, d: &Document) -> Checked {
+    let peer = |moe: &Moe| moe.dispatcher == Dispatcher::Peer;
+    if !s.moe.as_ref().is_some_and(peer) {
+        return Ok(());
+    }
+    let (ep, node) = (s.mesh.ep, s.mesh.gpus_per_node);
+    let near = |ep: &u32| s.mesh.world() <= node || node.is_multiple_of(*ep);
+    if near(&ep) {
+        return Ok(());
+    }
+    let experts = s.model.options.experts.experts;
+    let divides =
+        |n: &u32| s.mesh.dp_shard.is_multiple_of(*n) && experts.is_multiple_of((*n).into());
+    let legal = (1..ep).rev().filter(divides).find(near).unwrap_or(1);
+    let message = format!(
+        "dispatcher \"peer\" writes to memory of other GPUs of a node, but groups of `ep` = {ep} ranks \
+         span nodes of {node} GPUs"
+    );
+    let help = format!("the nearest legal value is ep = {legal}; other dispatchers cross nodes");
+    Err(d
+        .conflict(&[Key::Dispatcher, Key::Ep, Key::GpusPerNode], message)
+        .with_help(help))
+}
+
 /// Refuses a capacity without a row, and to drop choices whose numbers ranks exchange.
 fn capacity(s: &Scenario, d: &Document) -> Checked {
     let Some(moe) = &s.moe else { return Ok(()) };
-    if moe.dispatcher == Dispatcher::AllToAll && moe.on_overflow == Overflow::Drop {
-        let message = "dispatcher \"all_to_all\" sends every choice: it has nothing to drop";
+    let all = matches!(moe.dispatcher, Dispatcher::AllToAll | Dispatcher::Peer);
+    if all && moe.on_overflow == Overflow::Drop {
+        let name = moe.dispatcher.name();
+        let message = format!("dispatcher \"{name}\" sends every choice: it has nothing to drop");
         let keys = [Key::OnOverflow, Key::Dispatcher];
         return Err(d
             .conflict(&keys, message)

@@ -16,10 +16,12 @@ pub(super) fn parts(
     for (p, (input, output)) in parts.iter().enumerate() {
         let (i, o) = (input.bytes, output.bytes);
         let fits = match kind {
-            CollectiveKind::AllGather => o == n * i,
+            CollectiveKind::AllGather | CollectiveKind::PeerPush => o == n * i,
             CollectiveKind::ReduceScatter => i == n * o,
-            CollectiveKind::AllReduce => i == o,
-            CollectiveKind::AllToAll => i == o && i.is_multiple_of(n * element),
+            CollectiveKind::AllReduce | CollectiveKind::Barrier => i == o,
+            CollectiveKind::AllToAll | CollectiveKind::PeerReturn => {
+                i == o && i.is_multiple_of(n * element)
+            }
         };
         if !fits || !i.is_multiple_of(element) || !o.is_multiple_of(element) {
             return Err(format!(
@@ -28,7 +30,7 @@ pub(super) fn parts(
             ));
         }
         // NCCL's all-to-all has no staging copy.
-        let staged = kind != CollectiveKind::AllToAll;
+        let staged = !matches!(kind, CollectiveKind::AllToAll | CollectiveKind::PeerReturn);
         if overlap(input, output) && !(staged && in_place(kind, position, input, output)) {
             return Err(format!(
                 "part {p} of {}: input and output overlap other than in place",

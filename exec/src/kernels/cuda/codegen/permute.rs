@@ -45,6 +45,53 @@ pub(in crate::kernels) fn local(
     })
 }
 
+/// Generates `local -> position`: one thread per row of a rank.
+pub(in crate::kernels) fn pushed(
+    req: &Request<'_>,
+    op: &BodyOp,
+    of: &op::PushedRows,
+) -> Result<Module, CodegenError> {
+    let ([local], [position]) = slots::<1, 1>(op)?;
+    integers(req, "positions", &[local, position])?;
+    let ((rows, k), ranks) = (strides::matrix(local), of.ranks as usize);
+    if numel(position) != rows || !rows.is_multiple_of(ranks) {
+        return Err(CodegenError::new("the rows of all ranks"));
+    }
+    let most = Moe::most_slots([rows, k].map(|n| n as u64), of.experts);
+    if of.reserved < most {
+        return Err(CodegenError::new(format!(
+            "dispatcher \"peer\" with {} of {most} rows: kernels on GPUs cannot fail; set a larger \
+             moe.capacity_factor",
+            of.reserved
+        )));
+    }
+    let (params, declared) = req.operands();
+    let source = format!(
+        "KERNEL({CHUNK}) k0({args}) {{
+  const u32 i = blockIdx.x * {CHUNK}u + threadIdx.x;
+  if (i >= {rows}u) return;
+  bool sent = false;
+  for (u32 j = 0; j < {k}u; j++) {{
+    const i64 e = {local}[(u64)i * {k}u + j];
+    sent |= e >= 0 && e < {experts}ll;
+  }}
+  {to}[(u64)(i % {tokens}u) * {ranks}u + i / {tokens}u] = sent ? (i64)i : -1ll;
+}}
+",
+        args = declared.join(", "),
+        local = contiguous(req, local)?,
+        to = contiguous(req, position)?,
+        experts = of.experts,
+        tokens = rows / ranks,
+    );
+    let grid = [blocks(rows, CHUNK)?, 1, 1];
+    Ok(Module {
+        source,
+        entries: vec![entry("k0", grid, CHUNK as u32, &params)],
+        scratch: 0,
+    })
+}
+
 /// Generates `ids -> local, position, counts`: empty places and counts of zero, the choices of each
 /// block by rank, their prefix sums over blocks, and the place of each choice.
 pub(in crate::kernels) fn dispatch(

@@ -83,6 +83,18 @@ pub(super) fn local(of: &op::LocalExperts, ids: &[f64]) -> Vec<f64> {
         .collect()
 }
 
+pub(super) fn pushed(of: &op::PushedRows, local: &[f64], k: usize) -> Vec<f64> {
+    let (ranks, experts) = (of.ranks as usize, of.experts as f64);
+    let rows: Vec<bool> = (local.chunks(k))
+        .map(|choices| choices.iter().any(|c| (0.0..experts).contains(c)))
+        .collect();
+    let tokens = rows.len() / ranks;
+    let places = (0..tokens).flat_map(|t| (0..ranks).map(move |r| r * tokens + t));
+    places
+        .map(|row| if rows[row] { row as f64 } else { -1.0 })
+        .collect()
+}
+
 pub(super) fn dispatch(of: &op::DispatchExperts, ids: &[f64]) -> Vec<Vec<f64>> {
     let slots = of.slots as usize;
     let mut local = vec![-1.0; of.ranks as usize * slots];

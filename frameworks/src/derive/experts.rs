@@ -1,0 +1,130 @@
+//! Decides the experts of a model that arguments describe, and how tokens reach them.
+
+use super::PER_NODE;
+use crate::draft::Draft;
+use crate::error::ConfigError;
+use crate::row::Lack;
+use crate::table::{CAPACITY, Fact, quoted};
+use shardlab_plan::scenario;
+
+const FAMILY: &str = "model.family";
+
+/// Keys of `[model]` that only experts have.
+const KEYS: [&str; 14] = [
+    "model.experts",
+    "model.top_k",
+    "model.expert_ffn",
+    "model.shared_expert_ffn",
+    "model.shared_expert_gate",
+    "model.dense_layers",
+    "model.router",
+    "model.normalize_top_k",
+    "model.router_groups",
+    "model.router_group_top_k",
+    "model.route_scale",
+    "model.router_bias",
+    "model.aux_loss",
+    "model.z_loss",
+];
+const KIND: &str = "model.aux_loss_kind";
+
+/// Makes a model with gated layers one with experts.
+///
+/// # Errors
+/// Another key that decides the same differently.
+pub(super) fn model(draft: &mut Draft) -> Result<(), ConfigError> {
+    let given = draft.fact(Fact::Experts).filter(|g| g.value > 1);
+    let Some(given) = given else {
+        for key in KEYS.into_iter().chain([KIND]) {
+            draft.unset(key, Lack::Nothing, "part of an option that is not on");
+        }
+        return Ok(());
+    };
+    if draft.value(FAMILY) != Some(&quoted("llama")) {
+        let why = "experts without gates are not modeled: add --swiglu";
+        draft.none(given.row, Lack::Everything, why);
+        return Ok(());
+    }
+    draft.replace(FAMILY, &quoted("moe"));
+    draft.set(given.row, "model.experts", given.value.to_string())?;
+    draft.assume(
+        "model.router",
+        quoted("topk_softmax"),
+        "without --moe-router-pre-softmax",
+    );
+    if draft.fact(Fact::Balancing).is_some_and(|b| b.value == 0) {
+        draft.unset("model.aux_loss", Lack::Nothing, "there is no such loss");
+    }
+    Ok(())
+}
+
+/// Returns whether the model has experts.
+pub(super) fn has_experts(draft: &Draft) -> bool {
+    let of_preset = |preset: &str| {
+        let text = format!(
+            "model = {{ preset = {preset} }}\nmesh = {{ hardware = \"cpu\", dp_shard = 1 }}\n"
+        );
+        let loaded = scenario::parse("model", &text, &[]);
+        loaded.is_ok_and(|s| s.model.family.spec().expert_parallel.is_some())
+    };
+    draft.value(FAMILY) == Some(&quoted("moe"))
+        || draft.value("model.preset").is_some_and(of_preset)
+}
+
+/// Sets how tokens reach experts that ranks divide among themselves, as Megatron-LM says it.
+///
+/// # Errors
+/// Another key that decides the same differently.
+pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
+    let number = |draft: &Draft, key| draft.value(key).and_then(|v| v.parse::<u64>().ok());
+    let Some(ep) = number(draft, "mesh.ep") else {
+        draft.unset(CAPACITY, Lack::Accuracy, "no token is predicted as dropped");
+        return Ok(());
+    };
+    let (kind, backend) = (
+        draft.fact(Fact::TokenDispatcher),
+        draft.fact(Fact::FlexBackend),
+    );
+    let Some(kind) = kind else {
+        // Only arguments of Megatron-LM give the number of experts.
+        if draft.fact(Fact::Experts).is_some() {
+            draft.assume("moe.dispatcher", quoted("gather"), "Megatron's default");
+            draft.unset(CAPACITY, Lack::Accuracy, DROPPED);
+        }
+        return Ok(());
+    };
+    let padded = draft.value(CAPACITY).is_some() && draft.fact(Fact::PadToCapacity).is_some();
+    let per_node = number(draft, "mesh.gpus_per_node").unwrap_or(PER_NODE);
+    let near = number(draft, "mesh.dp_shard").is_some_and(|n| n <= per_node)
+        || per_node.is_multiple_of(ep);
+    let name = match kind.value {
+        0 => "gather",
+        1 if padded => "padded",
+        2 if near => "peer",
+        _ => "all_to_all",
+    };
+    draft.set(kind.row, "moe.dispatcher", quoted(name))?;
+    if kind.value == 2 {
+        let why = match (near, backend.map_or(0, |b| b.value)) {
+            (false, _) => "across nodes, predicted as an all-to-all of every choice",
+            (true, 0) => "DeepEP, whose host reads the numbers of rows: predicted without that",
+            (true, _) => "HybridEP, predicted as a push of each token once per rank",
+        };
+        draft.approximates(kind.row, why);
+    }
+    if let Some(pad) = draft.fact(Fact::PadToCapacity)
+        && padded
+        && name == "padded"
+    {
+        draft.set(pad.row, "moe.dispatcher", quoted(name))?;
+    }
+    if let Some(backend) = backend.filter(|_| kind.value == 2) {
+        draft.set(backend.row, "moe.dispatcher", quoted(name))?;
+    }
+    if name != "padded" {
+        draft.unset(CAPACITY, Lack::Accuracy, DROPPED);
+    }
+    Ok(())
+}
+
+const DROPPED: &str = "tokens above the capacity are predicted as kept";
