@@ -145,6 +145,8 @@ pub(crate) enum Fact {
     DistributedOptimizer,
     /// 1: Megatron-LM's optimizer reads gradients in their own type.
     PrecisionAwareOptimizer,
+    /// 1: Megatron-LM's optimizer is on the CPU (`HybridDeviceOptimizer`).
+    OptimizerOffload,
     /// 1: Megatron-LM registers communication buffers with NCCL.
     NcclUb,
     /// ZeRO stage of DeepSpeed.

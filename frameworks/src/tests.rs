@@ -726,6 +726,49 @@ fn dispatchers_of_megatron_are_read() {
     assert!(job.scenario(&[]).unwrap().moe.is_none());
 }
 
+/// Megatron-LM's optimizer on the CPU is not predicted, and does not start over the DTensors of an
+/// FSDP.
+#[test]
+fn an_optimizer_of_megatron_on_the_cpu_is_named() {
+    let script = |engine: &str| {
+        format!(
+            "torchrun pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 \
+             --vocab-size 256 --micro-batch-size 2 --global-batch-size 16 --bf16 --optimizer-cpu-offload \
+             --optimizer-offload-fraction 0.5 --overlap-cpu-optimizer-d2h-h2d {engine}\n"
+        )
+    };
+    let of = |engine: &str| {
+        let job = try_text("train.sh", &script(engine), &eight()).unwrap();
+        assert_eq!(setting(&job, "fsdp.offload"), None);
+        let row = |key: &str| job.rows().iter().find(|r| r.key.ends_with(key)).unwrap();
+        for aside in [
+            "optimizer-offload-fraction",
+            "overlap-cpu-optimizer-d2h-h2d",
+        ] {
+            assert_eq!(
+                row(aside).status,
+                Status::NoCounterpart(Lack::Nothing),
+                "{aside}"
+            );
+        }
+        row("optimizer-cpu-offload").status
+    };
+    assert_eq!(
+        of("--use-distributed-optimizer"),
+        Status::NoCounterpart(Lack::Accuracy)
+    );
+    for fsdp in ["--use-megatron-fsdp", "--use-torch-fsdp2"] {
+        assert_eq!(of(fsdp), Status::NoCounterpart(Lack::Everything), "{fsdp}");
+    }
+    let off = script("--use-megatron-fsdp").replace("--optimizer-cpu-offload", "");
+    let job = try_text("train.sh", &off, &eight()).unwrap();
+    assert!(
+        job.rows()
+            .iter()
+            .all(|r| r.status != Status::NoCounterpart(Lack::Everything))
+    );
+}
+
 #[test]
 fn a_log_of_torchtitan_is_a_configuration() {
     let log = "[titan] 2025-01-01 - root - INFO - Running with args: {'model': {'name': 'llama3', 'flavor': '8B'}, \

@@ -61,6 +61,12 @@ pub(super) fn decide(
     };
     let megatron = matches!(engine, Engine::Megatron | Engine::MegatronOptimizer);
     precision_aware(draft, megatron)?;
+    if let Some(given) = draft.fact(Fact::OptimizerOffload).filter(|o| o.value == 1) {
+        match engine {
+            Engine::MegatronOptimizer => draft.none(given.row, Lack::Accuracy, ON_DEVICE),
+            _ => draft.none(given.row, Lack::Everything, UNPINNED),
+        }
+    }
     if let Some(given) = draft.fact(Fact::NcclUb) {
         draft.none(given.row, Lack::Accuracy, UNREGISTERED);
     }
@@ -139,6 +145,12 @@ fn registered(draft: &mut Draft) -> Result<(), ConfigError> {
     );
     Ok(())
 }
+
+/// Why an optimizer on the CPU is not predicted without FSDP.
+const ON_DEVICE: &str = "the optimizer is predicted on the device";
+
+/// Why Megatron-LM cannot put the optimizer of an FSDP on the CPU.
+const UNPINNED: &str = "this job does not start: Megatron-LM's optimizer on the CPU cannot pin DTensors (Megatron-LM #1986)";
 
 /// Why registration with NCCL is not predicted.
 const UNREGISTERED: &str = "NCCL's kernels are those without registered buffers";

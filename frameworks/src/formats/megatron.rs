@@ -366,10 +366,9 @@ const KEYS: &[Key] = &[
     with("nccl-ub", |node| {
         Ok(Effect::Fact(Fact::NcclUb, node.truth()?.into()))
     }),
-    lost(
-        "optimizer-cpu-offload",
-        "the optimizer is predicted on the device",
-    ),
+    with("optimizer-cpu-offload", |node| {
+        Ok(Effect::Fact(Fact::OptimizerOffload, node.truth()?.into()))
+    }),
     lost(
         "step-batch-size-schedule",
         "the last batch size is predicted",
@@ -457,6 +456,16 @@ const ASIDES: &[(&str, &[&str])] = &[
         ],
     ),
     (EVALUATION, &["eval-iters", "eval-interval"]),
+    (
+        "an option of --optimizer-cpu-offload",
+        &[
+            "optimizer-offload-fraction",
+            "overlap-cpu-optimizer-d2h-h2d",
+            "use-torch-optimizer-for-cpu-offload",
+            "no-pin-cpu-grads",
+            "no-pin-cpu-params",
+        ],
+    ),
     (
         LOGGING,
         &[

@@ -91,8 +91,11 @@ const REFUSES: &[Refusal] = &[
     Refusal {
         keys: &["fsdp.offload", "fsdp.policy"],
         when: |s| s.fsdp.offload.any(),
-        message: "policy megatron has no host offload; only policy native has it",
-        help: "set fsdp.policy = \"native\", or fsdp.offload = []",
+        // `HybridDeviceOptimizer` calls `pin_memory` on each DTensor when it is made.
+        message: "policy megatron has no host offload: Megatron-LM's optimizer on the CPU pins \
+                  parameters, and PyTorch cannot pin the DTensors of Megatron-FSDP \
+                  (Megatron-LM #1986)",
+        help: "set fsdp.offload = [], or use policy native or fsdp2",
     },
     Refusal {
         keys: &["fsdp.reshard_after_backward", "fsdp.policy"],

@@ -188,8 +188,9 @@ const REFUSES: &[Refusal] = &[
     Refusal {
         keys: &["fsdp.offload", "fsdp.policy"],
         when: |s| s.fsdp.offload.any(),
-        message: "policy megatron_v2 has no host offload; only policy native has it",
-        help: "set fsdp.policy = \"native\", or fsdp.offload = []",
+        message: "policy megatron_v2 has no host offload: the optimizer of Megatron-LM refuses \
+                  `optimizer_cpu_offload` with this engine (`FullyShardedOptimizer`)",
+        help: "set fsdp.offload = [], or use policy native or fsdp2",
     },
     Refusal {
         keys: &["fsdp.gradient_scaling_factor", "fsdp.policy"],

@@ -209,8 +209,9 @@ const REFUSES: &[Refusal] = &[
     Refusal {
         keys: &["fsdp.offload", "fsdp.variant"],
         when: |s| s.fsdp.offload.any(),
-        message: "variant pr4435 has no host offload; only policy native has it",
-        help: "set fsdp.policy = \"native\", or fsdp.offload = []",
+        message: "variant pr4435 has no host offload: its parameters are DTensors, which \
+                  Megatron-LM's optimizer on the CPU cannot pin (Megatron-LM #1986)",
+        help: "set fsdp.offload = [], or use policy native or fsdp2",
     },
     Refusal {
         keys: &["fsdp.average_in_collective", "fsdp.variant"],
