@@ -109,6 +109,8 @@ pub struct ModelOptions {
     pub patch_dim: u64,
     /// A learned row stands for masked patches, which the plan has none of.
     pub mask_token: bool,
+    /// A second learned row follows that of the class.
+    pub distillation_token: bool,
     /// Rows of the table of token types; 0: no such table.
     pub token_types: u64,
     /// Rows of the position table before that of the first position.
@@ -153,6 +155,9 @@ pub struct ModelOptions {
     pub head: Head,
     /// An encoder makes one vector of the first position.
     pub pooler: bool,
+    /// An encoder has a linear layer and a norm before its logits; otherwise sequences alone are
+    /// classified through a linear layer.
+    pub head_transform: bool,
     /// Classes of a classification head.
     pub num_labels: u64,
     /// Share of a head's dimensions that are rotated.
@@ -226,6 +231,7 @@ impl Default for ModelOptions {
             position_embedding: PositionEmbedding::Rotary,
             patch_dim: 768,
             mask_token: false,
+            distillation_token: false,
             token_types: 0,
             position_offset: 0,
             rope_scaling: None,
@@ -246,6 +252,7 @@ impl Default for ModelOptions {
             head_bias: false,
             head: Head::LanguageModel,
             pooler: true,
+            head_transform: true,
             num_labels: 2,
             partial_rotary_factor: 1.0,
             parallel_residual: true,

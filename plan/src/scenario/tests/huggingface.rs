@@ -380,6 +380,50 @@ fn what_the_scenario_says_wins() {
     );
 }
 
+/// Values whose number of parameters, or whose loss, would be another one.
+#[test]
+fn what_encoders_cannot_express_is_refused() {
+    const EUROBERT: &str = include_str!("../../../../tests/data/configs/tiny--eurobert-head.json");
+    const DEIT: &str = include_str!("../../../../tests/data/configs/tiny--deit.json");
+    for (config, from, to, why) in [
+        (
+            EUROBERT,
+            "\"late\"",
+            "\"bos\"",
+            "`classifier_pooling` must be \"late\"",
+        ),
+        (
+            DEIT,
+            "\"image_size\": 32",
+            "\"image_size\": [32, 16]",
+            "`image_size` must be a positive number",
+        ),
+        (
+            DEIT,
+            "\"patch_size\": 16",
+            "\"patch_size\": 0",
+            "`patch_size` must be a positive number",
+        ),
+        (
+            DEIT,
+            "ImageClassification",
+            "ImageClassificationWithTeacher",
+            "the output layer of DeiTForImageClassificationWithTeacher is not known",
+        ),
+    ] {
+        read("whole", config, &[]).unwrap();
+        let changed = config.replace(from, to);
+        assert_ne!(changed, config, "{from}");
+        let message = read("changed", &changed, &[]).unwrap_err().to_string();
+        assert!(message.contains(why), "{message}");
+    }
+    // Other classes have no such layer.
+    let masked = EUROBERT
+        .replace("ForSequenceClassification", "ForMaskedLM")
+        .replace("\"late\"", "\"bos\"");
+    read("masked", &masked, &[]).unwrap();
+}
+
 /// As transformers 5 writes it, and defaults of the classes.
 #[test]
 fn fields_may_lie_elsewhere_or_nowhere() {

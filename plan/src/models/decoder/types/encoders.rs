@@ -1,10 +1,11 @@
 //! Types that are encoders.
 
-use super::{ALWAYS_TIED, TIED_BY_DEFAULT, derived, number};
+use super::{ALWAYS_TIED, HIDDEN_ACT, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
-    POSITIONS, VOCAB, field,
+    POSITIONS, ROPE_THETA, TIED, VOCAB, field,
 };
+use crate::models::llama::{HEAD_DIM, KV_HEADS};
 use serde_json::{Value, json};
 
 const SHAPE: &[Field] = &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, ALWAYS_TIED];
@@ -247,6 +248,34 @@ pub(super) const TYPES: &[HfType] = &[
         ],
     },
     HfType {
+        model_type: "eurobert",
+        architecture: "EuroBertForMaskedLM",
+        fixed: &[
+            ("pooler", Given::Bool(false)),
+            ("head_transform", Given::Bool(false)),
+        ],
+        common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, TIED],
+        fields: &[
+            RMS_EPS_5,
+            HIDDEN_ACT,
+            POSITIONS,
+            ROPE_THETA,
+            field(
+                &["attention_bias"],
+                Meaning::HasBias(BiasPart::Attention, false),
+            ),
+            field(&["mlp_bias"], Meaning::HasBias(BiasPart::Mlp, false)),
+            derived(
+                "head_bias",
+                &["classifier_pooling", "clf_pooling", "pretraining_tp"],
+                |file| {
+                    late_pooling(file)?;
+                    Ok(Some((file("mlp_bias") == Some(true.into())).into()))
+                },
+            ),
+        ],
+    },
+    HfType {
         model_type: "electra",
         architecture: "ElectraForMaskedLM",
         fixed: BERT,
@@ -414,6 +443,19 @@ pub(super) const TYPES: &[HfType] = &[
         ],
     },
 ];
+
+/// Refuses to classify sequences by one vector where the plan averages scores.
+fn late_pooling(file: Fields<'_>) -> Result<(), String> {
+    let first = file("architectures").and_then(|list| list.get(0).cloned());
+    let classifies = first.is_some_and(|c| c == "EuroBertForSequenceClassification");
+    let pooling = file("classifier_pooling").or_else(|| file("clf_pooling"));
+    match pooling {
+        Some(other) if classifies && other != "late" => Err(format!(
+            "`classifier_pooling` must be \"late\", not {other}: one vector for each sequence is not planned"
+        )),
+        _ => Ok(()),
+    }
+}
 
 /// Returns that a class has no pooler, unlike those with an output layer for sequences.
 fn no_pooler(file: Fields<'_>, class: &str) -> Result<Option<Value>, String> {
