@@ -149,6 +149,11 @@ pub struct ModelOptions {
     /// Width of embedded tokens, which a linear layer projects to that of the model; `None`: they
     /// are as wide.
     pub embedding_width: Option<u64>,
+    /// Groups of following layers that share the weights of their first blocks; 0: every block has
+    /// its own.
+    pub layer_groups: u64,
+    /// Blocks of each group that have weights of their own, and repeat.
+    pub group_layers: u64,
     /// The output layer has a bias.
     pub head_bias: bool,
     /// Output layer.
@@ -249,6 +254,8 @@ impl Default for ModelOptions {
             compress_rates: Vec::new(),
             disentangled_rows: 0,
             embedding_width: None,
+            layer_groups: 0,
+            group_layers: 1,
             head_bias: false,
             head: Head::LanguageModel,
             pooler: true,

@@ -1,6 +1,6 @@
 //! Types that are encoders.
 
-use super::{ALWAYS_TIED, HIDDEN_ACT, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
+use super::{ALWAYS_TIED, HIDDEN_ACT, RMS_EPS_5, TIED_BY_DEFAULT, derived, number, size};
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
     POSITIONS, ROPE_THETA, TIED, VOCAB, field,
@@ -38,6 +38,20 @@ const GELU: Field = field(
 const TOKEN_TYPES: Field = field(
     &["type_vocab_size"],
     Meaning::Default("token_types", Given::Int(2)),
+);
+/// Width of embedded tokens, if it is not that of the model.
+const EMBEDDING_SIZE: Field = number(
+    &["embedding_size"],
+    "embedding_width",
+    |file| {
+        let width = file("hidden_size");
+        let own = file("embedding_size").unwrap_or_else(|| 128.into());
+        Ok(Some(own).filter(|own| Some(own) != width.as_ref()))
+    },
+    |model| {
+        let own = &model["embedding_width"];
+        Some(if own.is_null() { &model["hidden"] } else { own }.clone())
+    },
 );
 const ABSOLUTE: Field = field(&["position_embedding_type"], Meaning::Word(&["absolute"]));
 const NO_DECODER: Field = field(&["is_decoder"], Meaning::Off);
@@ -287,19 +301,7 @@ pub(super) const TYPES: &[HfType] = &[
             POSITIONS,
             ABSOLUTE,
             NO_DECODER,
-            number(
-                &["embedding_size"],
-                "embedding_width",
-                |file| {
-                    let width = file("hidden_size");
-                    let own = file("embedding_size").unwrap_or_else(|| 128.into());
-                    Ok(Some(own).filter(|own| Some(own) != width.as_ref()))
-                },
-                |model| {
-                    let own = &model["embedding_width"];
-                    Some(if own.is_null() { &model["hidden"] } else { own }.clone())
-                },
-            ),
+            EMBEDDING_SIZE,
             derived(
                 "pooler",
                 &[
@@ -309,6 +311,75 @@ pub(super) const TYPES: &[HfType] = &[
                     "summary_last_dropout",
                 ],
                 |file| no_pooler(file, "ElectraModel"),
+            ),
+        ],
+    },
+    HfType {
+        model_type: "albert",
+        architecture: "AlbertForMaskedLM",
+        fixed: BERT,
+        common: &[VOCAB, HIDDEN, FFN, HEADS, ALWAYS_TIED],
+        fields: &[
+            EPS_12,
+            // Another default than BERT's.
+            field(
+                &["hidden_act"],
+                Meaning::Choice(
+                    "activation",
+                    &[
+                        ("gelu_new", "gelu_tanh"),
+                        ("gelu", "gelu"),
+                        ("relu", "relu"),
+                    ],
+                ),
+            ),
+            TOKEN_TYPES,
+            POSITIONS,
+            Field {
+                meaning: Meaning::Computed(
+                    "embedding_width",
+                    Computed {
+                        also: &[],
+                        read: |file| {
+                            match file("embedding_size").unwrap_or_else(|| 128.into()) {
+                            own if Some(&own) == file("hidden_size").as_ref() => Err(
+                                "`embedding_size` must differ from `hidden_size`: a projection to the same width is not planned"
+                                    .to_owned(),
+                            ),
+                            own => Ok(Some(own)),
+                        }
+                        },
+                        write: |model| Some(model["embedding_width"].clone()),
+                    },
+                ),
+                ..EMBEDDING_SIZE
+            },
+            number(
+                &["num_hidden_layers"],
+                "layers",
+                |file| {
+                    let of = |name, default| size(file, name, default);
+                    let (layers, groups) =
+                        (of("num_hidden_layers", 12)?, of("num_hidden_groups", 1)?);
+                    if !layers.is_multiple_of(groups) {
+                        return Err(format!(
+                            "`num_hidden_layers` ({layers}) must be divisible by `num_hidden_groups` ({groups}): groups of different sizes are not planned"
+                        ));
+                    }
+                    Ok(Some((layers * of("inner_group_num", 1)?).into()))
+                },
+                |model| {
+                    let inner = model["group_layers"].as_u64().unwrap_or(1).max(1);
+                    Some((model["layers"].as_u64()? / inner).into())
+                },
+            ),
+            field(
+                &["num_hidden_groups"],
+                Meaning::Default("layer_groups", Given::Int(1)),
+            ),
+            field(
+                &["inner_group_num"],
+                Meaning::Default("group_layers", Given::Int(1)),
             ),
         ],
     },

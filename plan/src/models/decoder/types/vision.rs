@@ -1,17 +1,8 @@
 //! Types that encode images.
 
-use super::{derived, number};
+use super::{derived, number, size};
 use crate::models::hf::{FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, field};
 use serde_json::Value;
-
-/// Returns a positive number of the file.
-fn size(file: Fields<'_>, name: &str, default: u64) -> Result<u64, String> {
-    let Some(given) = file(name) else {
-        return Ok(default);
-    };
-    let positive = given.as_u64().filter(|n| *n > 0);
-    positive.ok_or_else(|| format!("`{name}` must be a positive number, not {given}"))
-}
 
 /// Returns the number of patches of an image, whose edge is `image` unless the file says otherwise;
 /// that of a patch is `patch`.
