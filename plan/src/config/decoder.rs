@@ -337,6 +337,19 @@ impl Model {
         }
     }
 
+    /// Returns the block whose weights a block has, if it has none of its own.
+    #[must_use]
+    pub fn weights_of(&self, layer: u32) -> Option<u32> {
+        let (groups, own) = (self.options.layer_groups, self.options.group_layers);
+        if groups == 0 {
+            return None;
+        }
+        let size = (u64::from(self.layers) / groups).max(1);
+        let inside = u64::from(layer) % size;
+        let back = (inside - inside % own) as u32;
+        (back > 0).then(|| layer - back)
+    }
+
     /// Returns what a block has after attention.
     #[must_use]
     pub fn mlp_type(&self, layer: usize) -> MlpType {

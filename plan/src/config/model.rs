@@ -109,6 +109,8 @@ pub struct ModelOptions {
     pub patch_dim: u64,
     /// A learned row stands for masked patches, which the plan has none of.
     pub mask_token: bool,
+    /// A second learned row follows that of the class.
+    pub distillation_token: bool,
     /// Rows of the table of token types; 0: no such table.
     pub token_types: u64,
     /// Rows of the position table before that of the first position.
@@ -147,12 +149,20 @@ pub struct ModelOptions {
     /// Width of embedded tokens, which a linear layer projects to that of the model; `None`: they
     /// are as wide.
     pub embedding_width: Option<u64>,
+    /// Groups of following layers that share the weights of their first blocks; 0: every block has
+    /// its own.
+    pub layer_groups: u64,
+    /// Blocks of each group that have weights of their own, and repeat.
+    pub group_layers: u64,
     /// The output layer has a bias.
     pub head_bias: bool,
     /// Output layer.
     pub head: Head,
     /// An encoder makes one vector of the first position.
     pub pooler: bool,
+    /// An encoder has a linear layer and a norm before its logits; otherwise sequences alone are
+    /// classified through a linear layer.
+    pub head_transform: bool,
     /// Classes of a classification head.
     pub num_labels: u64,
     /// Share of a head's dimensions that are rotated.
@@ -226,6 +236,7 @@ impl Default for ModelOptions {
             position_embedding: PositionEmbedding::Rotary,
             patch_dim: 768,
             mask_token: false,
+            distillation_token: false,
             token_types: 0,
             position_offset: 0,
             rope_scaling: None,
@@ -243,9 +254,12 @@ impl Default for ModelOptions {
             compress_rates: Vec::new(),
             disentangled_rows: 0,
             embedding_width: None,
+            layer_groups: 0,
+            group_layers: 1,
             head_bias: false,
             head: Head::LanguageModel,
             pooler: true,
+            head_transform: true,
             num_labels: 2,
             partial_rotary_factor: 1.0,
             parallel_residual: true,

@@ -324,6 +324,9 @@ pub(crate) struct Declare {
     pub(super) mesh: DeviceMesh,
     pending: Vec<Pending>,
     in_block: bool,
+    /// First modules of the block under declaration and of the one whose weights it has, if it has
+    /// none of its own.
+    shares: Option<[ModuleId; 2]>,
     /// Prefix of the Hugging Face names of a block's modules.
     hf_prefix: String,
     /// Modules whose parameters are not trained.
@@ -355,6 +358,7 @@ impl Declare {
             mesh,
             pending: Vec::new(),
             in_block: false,
+            shares: None,
             hf_prefix: String::new(),
             untrained: Vec::new(),
             rows: None,
@@ -404,10 +408,16 @@ impl Declare {
                 start(self);
                 self.in_block = true;
                 self.hf_prefix = format!("{hf}.{layer}.");
+                if let Some(first) = m.weights_of(layer) {
+                    let start = |of: u32| self.tree.starts[of as usize].0;
+                    self.shares = Some([start(layer), start(first)]);
+                    self.tree.same_code = false;
+                }
                 let module = self.module(ROOT, &format!("layers.{layer}"), ModuleKind::Block);
                 let block = block(self, module, m);
                 self.register();
                 self.in_block = false;
+                self.shares = None;
                 self.hf_prefix.clear();
                 block
             })
@@ -686,6 +696,10 @@ impl Declare {
         let mut pending = std::mem::take(&mut self.pending);
         pending.sort_by_key(|p| p.order);
         for p in pending {
+            if let Some([own, first]) = self.shares {
+                self.share(p.module, ModuleId(first.0 + p.module.0 - own.0));
+                continue;
+            }
             let fan_in = p.shape.iter().skip(1).product::<u64>().max(1);
             let (weight, bias) = match (p.norm, self.weights) {
                 (Some(init), _) => (init, Init::Zeros),
@@ -720,6 +734,15 @@ impl Declare {
                 self.param(p.module, new(0, shape, weight, p.hf));
             }
         }
+    }
+
+    /// Gives a module the parameters of another one.
+    fn share(&mut self, module: ModuleId, with: ModuleId) {
+        let own = self.tree.own[with.index()];
+        for p in own.into_iter().flatten() {
+            self.tree.params[p.index()].modules.push(module);
+        }
+        self.tree.own[module.index()] = own;
     }
 
     fn param(&mut self, module: ModuleId, new: NewParam) {

@@ -90,6 +90,11 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     let tokens = if images { b } else { b * t };
     // A tied table multiplies once, as the head; an untied embedding table never does.
     let is_table = |name: &str| name.starts_with("tok_embeddings.");
+    // Blocks may share the weights of one.
+    let uses = |p: &Param, tree: &Tree| {
+        let used = p.modules.iter().filter(|&&m| !tree.skips(m)).count() as u64;
+        if is_table(&p.name) { 1 } else { used }
+    };
     let matmul: u64 = tree
         .params
         .iter()
@@ -100,7 +105,8 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             let positions = if images { m.height * m.width } else { 1 };
             let passes = 1 + u64::from(input) + u64::from(p.requires_grad);
             let rows = tree.rows(p.modules[0]).map_or(tokens, |rows| b * rows);
-            2 * passes * active(weight(p).iter().product(), p, m) * positions * rows
+            let numel: u64 = weight(p).iter().product();
+            2 * passes * active(numel, p, m) * positions * rows * uses(p, tree)
         })
         .sum();
     let Some(mask) = spec.attention else {

@@ -437,6 +437,7 @@ keys! {
     PositionEmbedding: "model" "position_embedding" [Choice(PositionEmbedding::WORDS)] "\"rotary\"" "Positions: rotary (pairs of the two halves), rotary_interleaved (adjacent pairs: GPT-J, Command R), learned (a table), sinusoidal (sines and cosines that are added: M2M-100), sinusoidal_table (the same as a parameter that is not trained: Pegasus), alibi (a penalty of the scores: BLOOM, MPT), none (other layers know the order: Jamba)";
     PatchDim: "model" "patch_dim" [Integer(1, MIB)] "768" "Numbers of one patch of an image: channels times the area of the patch (vit)";
     MaskToken: "model" "mask_token" [Bool] "false" "A learned row stands for masked patches, of which the plan has none (DINOv2)";
+    DistillationToken: "model" "distillation_token" [Bool] "false" "A second learned row follows that of the class (DeiT)";
     TokenTypes: "model" "token_types" also ["type_vocab_size"] [Integer(0, 65536)] "0" "Rows of the table of token types; 0: no such table (BERT: 2)";
     PositionOffset: "model" "position_offset" [Integer(0, 1024)] "0" "Rows of the table of positions before that of the first position (OPT: 2)";
     RopeScaling: "model" "rope_scaling" [Table(ROPE_SCALING)] "(none)" "Scaling of rotary frequencies, with the fields of transformers. It changes numbers, not the time or memory of a step";
@@ -465,10 +466,13 @@ keys! {
     CompressRates: "model" "compress_rates" [List(&Integer(0, MIB)), Empty] "[]" "Positions of one compressed key in each layer (DeepSeek-V4); 0: no such keys. Layers with an indexer choose among them";
     DisentangledRows: "model" "disentangled_rows" [Integer(0, MIB)] "0" "Rows of a table of relative positions, which each layer projects as its queries and keys and adds to the scores (DeBERTa; planned with biases that all samples share); 0: no such table";
     EmbeddingWidth: "model" "embedding_width" [Integer(1, MIB)] "(hidden)" "Width of embedded tokens, which a linear layer projects to that of the model; in encoders, positions and the norm are as wide (ELECTRA), in decoders those are not (OPT 350M)";
+    LayerGroups: "model" "layer_groups" also ["num_hidden_groups"] [Integer(0, 4096)] "0" "Groups of following layers that share the weights of their first `group_layers` blocks (ALBERT): shared weights belong to the root, as tied ones do; 0: every block has its own";
+    GroupLayers: "model" "group_layers" also ["inner_group_num"] [Integer(1, 4096)] "1" "Blocks with weights of their own in each of `layer_groups`, which repeat";
     EmbeddingNorm: "model" "embedding_norm" [Bool] "false" "Normalize the embedded tokens (BLOOM)";
     HeadBias: "model" "head_bias" [Bool] "false" "The output layer has a bias (Phi-2, GPT-J)";
     Head: "model" "head" [Choice(Head::WORDS)] "\"language_model\"" "Output layer: language_model (in encoders of masked tokens), sequence_classification (scores of the last position; with one label a reward model), token_classification (scores of every position), none (the hidden states, or what a pooler makes of the first one; the loss is its mean square)";
     Pooler: "model" "pooler" [Bool] "true" "An encoder without an output layer, or one that classifies sequences, makes one vector of the first position (BERT); false: it has the hidden states, and classifies through the layer and the norm that masked tokens have (ModernBERT)";
+    HeadTransform: "model" "head_transform" [Bool] "true" "An encoder has a linear layer and a norm before the logits of masked tokens, and before classes where `pooler` is false; false: it classifies sequences by the mean of scores, through a linear layer without a norm, and has nothing before other outputs (EuroBERT)";
     NumLabels: "model" "num_labels" [Integer(1, 65536)] "2" "Classes of a classification head";
     PartialRotaryFactor: "model" "partial_rotary_factor" also ["rotary_pct"] [Number(ABOVE_0, 1.0)] "1.0" "Share of the dimensions of a head that the rotary embedding rotates";
     ParallelResidual: "model" "parallel_residual" also ["use_parallel_residual"] [Bool] "true" "Attention and the feed-forward layer read the same input, and both are added to it; false: one after the other";

@@ -145,6 +145,12 @@ M3_TEXT = dict(
     layer_types=["full_attention", "minimax_m3_sparse", "minimax_m3_sparse", "minimax_m3_sparse"], mlp_layer_types=["dense", "sparse", "sparse", "sparse"],
 )
 WRAPPERS |= {"minimax_m3_vl": dict(text_config=M3_TEXT, vision_config=dict(TOWER), projector_hidden_size=40)}
+EURO = dict(LLAMA, pad_token_id=0)
+ENCODERS |= {"eurobert": dict(EURO), "eurobert-keys": dict(EURO, head_dim=24, mlp_bias=True, attention_bias=True, tie_word_embeddings=True)}
+VIT = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, image_size=32, num_labels=3)
+DENSE |= {"vit": dict(VIT, patch_size=8), "deit": dict(VIT), "deit-keys": dict(VIT, patch_size=8, num_channels=1, num_labels=7)}
+ALBERT = dict(BERT, embedding_size=24, num_hidden_layers=4)
+ENCODERS |= {"albert": dict(ALBERT), "albert-keys": dict(ALBERT, num_hidden_groups=2, inner_group_num=3, embedding_size=96, type_vocab_size=1, hidden_act="gelu"), "albert-groups": dict(ALBERT, num_hidden_groups=4)}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -166,10 +172,11 @@ CASES = {
 }
 HEADS = {"camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
          "mistral": "MistralForSequenceClassification", "modernbert": "ModernBertForSequenceClassification",
-         "nomic_bert": "NomicBertForSequenceClassification", "deberta-v2": "DebertaV2ForSequenceClassification", "electra": "ElectraForQuestionAnswering", "opt-keys": "OPTForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model"}
+         "nomic_bert": "NomicBertForSequenceClassification", "deberta-v2": "DebertaV2ForSequenceClassification", "electra": "ElectraForQuestionAnswering", "opt-keys": "OPTForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model",
+         "albert": "AlbertForSequenceClassification", "albert-keys": "AlbertForTokenClassification", "albert-groups": "AlbertModel", "eurobert": "EuroBertForSequenceClassification", "eurobert-keys": "EuroBertForTokenClassification"}
 
 
-KINDS = {"dinov2": "Dinov2Model", "shieldgemma2": "ShieldGemma2ForImageClassification"}
+KINDS = {"dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 
 def write(name, config, kind, rows):

@@ -53,6 +53,7 @@ pub(super) struct Patches {
     module: ModuleId,
     projection: Layer,
     class: Layer,
+    distillation: Option<Layer>,
     positions: Layer,
 }
 
@@ -206,29 +207,37 @@ impl Patches {
             let mask = of(d, "mask", "", &[1, h]);
             d.untrained(mask);
         }
+        let distills = m.options.distillation_token;
+        let distillation = distills.then(|| of(d, "distillation", "", &[1, 1, h]));
         let positions = of(d, "positions", "", &[1, m.max_seq_len, h]);
         let projection = d.linear(ROOT, ("patches", ""), [h, m.options.patch_dim], true);
         Self {
             module,
             projection,
             class,
+            distillation,
             positions,
         }
     }
 
-    /// Computes `cat([class, projection(patches)]) + positions`.
+    /// Computes `cat([class, projection(patches)]) + positions`, with the distillation token after
+    /// the class, if there is one.
     fn forward(&self, b: &mut Builder<'_>) -> ValueId {
         let (batch, seq) = (b.batch(), b.seq());
         let (h, dim) = (b.s.model.hidden, b.s.model.options.patch_dim);
-        let patches = b.constant("patches", &[batch, seq - 1, dim], DType::F32, true);
+        let learned = 1 + u64::from(self.distillation.is_some());
+        let patches = b.constant("patches", &[batch, seq - learned, dim], DType::F32, true);
         let zeros = b.constant("zeros", &[batch, 1, h], DType::F32, false);
         let (patches, zeros) =
             b.within(ROOT, |b| (b.as_activation(patches), b.as_activation(zeros)));
         let rows = b.linear(self.projection, patches);
         let (class, positions) = (b.weight(self.class), b.weight(self.positions));
+        let distillation = self.distillation.map(|row| b.weight(row));
         b.within(self.module, |b| {
-            let class = b.g.binary(OpKind::Add, zeros, class);
-            let all = b.g.cat(&[class, rows], 1);
+            let mut all = vec![b.g.binary(OpKind::Add, zeros, class)];
+            all.extend(distillation.map(|row| b.g.binary(OpKind::Add, zeros, row)));
+            all.push(rows);
+            let all = b.g.cat(&all, 1);
             b.g.binary(OpKind::Add, all, positions)
         })
     }

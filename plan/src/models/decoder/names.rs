@@ -367,6 +367,26 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             ..LLAMA
         },
         "bert" => BERT,
+        "albert" => Names {
+            embedding: "albert.embeddings.word_embeddings",
+            positions: "albert.embeddings.position_embeddings",
+            token_types: "albert.embeddings.token_type_embeddings",
+            embedding_norm: "albert.embeddings.LayerNorm",
+            blocks: "albert.encoder.albert_layer_groups.0.albert_layers",
+            head: "predictions.decoder",
+            q: "attention.query",
+            k: "attention.key",
+            v: "attention.value",
+            o: "attention.dense",
+            up: "ffn",
+            down: "ffn_output",
+            attention_norm: "attention.LayerNorm",
+            mlp_norm: "full_layer_layer_norm",
+            transform: "predictions.dense",
+            transform_norm: "predictions.LayerNorm",
+            pooler: "albert.pooler",
+            ..BERT
+        },
         "roberta" | "xlm-roberta" | "camembert" => Names {
             embedding: "roberta.embeddings.word_embeddings",
             positions: "roberta.embeddings.position_embeddings",

@@ -3,7 +3,7 @@
 use super::embedding;
 use super::names::Names;
 use super::norm::Norm;
-use crate::config::{Family, Head, Model, Norm as Kind};
+use crate::config::{Activation, Family, Head, Model, Norm as Kind};
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind, Real, op};
 use crate::models::activation::activate;
@@ -15,8 +15,9 @@ use crate::models::loss::{self, Logits};
 /// What follows the last norm.
 pub(super) struct Output {
     kind: Head,
-    /// Layer and norm before the logits of masked positions.
-    transform: Option<(Layer, Norm)>,
+    /// Layer and norm before the logits of masked positions. Without a norm, the layer classifies
+    /// sequences, by the mean of the scores of their positions.
+    transform: Option<(Layer, Option<Norm>)>,
     /// Projects hidden states to the width of embedded tokens.
     project: Option<Layer>,
     /// Layer that makes one vector of the first position.
@@ -34,9 +35,10 @@ impl Output {
         let images = m.family == Family::Vit;
         let encoder = m.family == Family::Bert || images;
         let transforms = match kind {
-            Head::LanguageModel => encoder,
-            Head::SequenceClassification | Head::TokenClassification => {
-                encoder && !images && !m.options.pooler
+            Head::LanguageModel => encoder && m.options.head_transform,
+            Head::SequenceClassification => encoder && !images && !m.options.pooler,
+            Head::TokenClassification => {
+                encoder && !images && !m.options.pooler && m.options.head_transform
             }
             Head::None => false,
         };
@@ -48,10 +50,10 @@ impl Output {
             } else {
                 h
             };
-            (
-                d.linear(ROOT, dense, [width, h], transform_bias(m)),
-                Norm::new(d, ROOT, norm, width, m, Order::Declared),
-            )
+            let layer = d.linear(ROOT, dense, [width, h], transform_bias(m));
+            let norms = m.options.head_transform;
+            let norm = norms.then(|| Norm::new(d, ROOT, norm, width, m, Order::Declared));
+            (layer, norm)
         });
         let narrow = (!encoder).then(|| embedding::width(m)).filter(|w| *w != h);
         let project = narrow.map(|w| {
@@ -104,14 +106,18 @@ impl Output {
             return loss::mean_square_of(b, hidden, "hidden_states");
         };
         if let Some((dense, norm)) = self.transform {
-            let activation = defaults::activation(&b.s.model);
+            let activation = match norm {
+                Some(_) => defaults::activation(&b.s.model),
+                None => Activation::Gelu,
+            };
             let y = b.linear(dense, hidden);
             let y = b.within(ROOT, |b| activate(b, activation, y));
-            hidden = norm.apply(b, y);
+            hidden = norm.map_or(y, |norm| norm.apply(b, y));
         }
+        let averages = matches!(self.transform, Some((_, None)));
         let options = &b.s.model.options;
         match self.kind {
-            Head::LanguageModel if self.transform.is_some() => {
+            Head::LanguageModel if self.first => {
                 let logits = b.linear(layer, hidden);
                 let masked = b.constant("masked_tokens", &[batch, seq], DType::I64, true);
                 loss::cross_entropy(b, logits, masked);
@@ -134,7 +140,14 @@ impl Output {
             Head::SequenceClassification => {
                 let labels = options.num_labels;
                 let mut scores = b.linear(layer, hidden);
-                if self.pooler.is_none() {
+                if averages {
+                    scores = b.within(ROOT, |b| {
+                        let by_position = b.g.transpose(scores, 0, 1);
+                        let shape = [batch, labels];
+                        let sum = b.compute(OpKind::SumLeading, &[by_position], &[&shape])[0];
+                        b.scale(sum, 1.0 / seq as f64)
+                    });
+                } else if self.pooler.is_none() {
                     scores = b.within(ROOT, |b| {
                         let at = if self.first { 0 } else { seq - 1 };
                         let one = b.g.slice(scores, 1, at, 1);
@@ -152,8 +165,11 @@ impl Output {
 }
 
 /// Returns whether the layer before the logits of masked positions has a bias: if the norm after it
-/// has one.
+/// has one, or if there is none.
 fn transform_bias(m: &Model) -> bool {
+    if !m.options.head_transform {
+        return true;
+    }
     match m.options.norm {
         Kind::Layer => m.options.head_bias || m.bias.mlp(),
         Kind::LayerNoBias => false,

@@ -69,6 +69,8 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "logits_softcap",
     "embedding_norm",
     "embedding_width",
+    "layer_groups",
+    "group_layers",
     "streams",
     "output_groups",
     "output_rank",
@@ -81,6 +83,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "head_bias",
     "head",
     "pooler",
+    "head_transform",
     "num_labels",
     "implementation",
     "model_type",
@@ -148,6 +151,7 @@ pub(in crate::models) const VIT: FamilySpec = FamilySpec {
         "position_embedding",
         "patch_dim",
         "mask_token",
+        "distillation_token",
         "layer_scale",
         "pooler",
         "max_seq_len",
@@ -298,6 +302,44 @@ fn check_shared_keys(m: &Model) -> Result<(), Conflict> {
     Ok(())
 }
 
+/// Refuses groups of layers that cannot share weights.
+fn check_groups(m: &Model) -> Result<(), Conflict> {
+    let o = &m.options;
+    if o.layer_groups == 0 {
+        return match o.group_layers {
+            1 => Ok(()),
+            _ => Err(Conflict::new(
+                &["group_layers", "layer_groups"],
+                "`group_layers` are those of `layer_groups`, of which there are none".to_owned(),
+            )),
+        };
+    }
+    if m.family != Family::Bert || o.embedding_norm && o.norm_position != NormPosition::Sum {
+        let message = "blocks share weights in encoders with `norm_position` = \"sum\" only";
+        return Err(Conflict::new(
+            &["layer_groups", "family", "norm_position"],
+            message.to_owned(),
+        ));
+    }
+    let own = o.layer_groups * o.group_layers;
+    if !u64::from(m.layers).is_multiple_of(own) {
+        let message = format!(
+            "`layers` ({}) must be divisible by `layer_groups` x `group_layers` ({own})",
+            m.layers
+        );
+        let keys = &["layers", "layer_groups", "group_layers"];
+        return Err(Conflict::new(keys, message));
+    }
+    let differs =
+        !o.layer_types.is_empty() || !o.layer_ffn.is_empty() || !o.layer_kv_heads.is_empty();
+    if differs {
+        let message = "blocks that share weights cannot differ".to_owned();
+        let keys = &["layer_groups", "layer_types", "layer_ffn", "layer_kv_heads"];
+        return Err(Conflict::new(keys, message));
+    }
+    Ok(())
+}
+
 fn normalized_otherwise(at: NormPosition) -> bool {
     at != NormPosition::Before
 }
@@ -349,6 +391,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         ));
     }
     check_shared_keys(m)?;
+    check_groups(m)?;
     if o.disentangled_rows > 0 {
         let other = match () {
             () if o.packed_qkv != PackedQkv::None => Some("packed_qkv"),

@@ -218,6 +218,15 @@ const PARTIAL_HALF: Field = Field {
     ..PARTIAL
 };
 
+/// Returns a positive number of the file.
+fn size(file: crate::models::Fields<'_>, name: &str, default: u64) -> Result<u64, String> {
+    let Some(given) = file(name) else {
+        return Ok(default);
+    };
+    let positive = given.as_u64().filter(|n| *n > 0);
+    positive.ok_or_else(|| format!("`{name}` must be a positive number, not {given}"))
+}
+
 /// A key that is a function of one number of the file.
 const fn number(
     name: &'static [&'static str; 1],

@@ -380,6 +380,104 @@ fn what_the_scenario_says_wins() {
     );
 }
 
+/// Values whose number of parameters, or whose loss, would be another one.
+#[test]
+fn what_encoders_cannot_express_is_refused() {
+    const EUROBERT: &str = include_str!("../../../../tests/data/configs/tiny--eurobert-head.json");
+    const DEIT: &str = include_str!("../../../../tests/data/configs/tiny--deit.json");
+    const ALBERT: &str = include_str!("../../../../tests/data/configs/tiny--albert.json");
+    for (config, from, to, why) in [
+        (
+            EUROBERT,
+            "\"late\"",
+            "\"bos\"",
+            "`classifier_pooling` must be \"late\"",
+        ),
+        (
+            DEIT,
+            "\"image_size\": 32",
+            "\"image_size\": [32, 16]",
+            "`image_size` must be a positive number",
+        ),
+        (
+            DEIT,
+            "\"patch_size\": 16",
+            "\"patch_size\": 0",
+            "`patch_size` must be a positive number",
+        ),
+        (
+            ALBERT,
+            "\"embedding_size\": 24",
+            "\"embedding_size\": 64",
+            "`embedding_size` must differ from `hidden_size`",
+        ),
+        (
+            ALBERT,
+            "\"num_hidden_groups\": 1",
+            "\"num_hidden_groups\": 3",
+            "`num_hidden_layers` (4) must be divisible by `num_hidden_groups` (3)",
+        ),
+        (
+            ALBERT,
+            "AlbertForMaskedLM",
+            "AlbertForPreTraining",
+            "the output layer of AlbertForPreTraining is not known",
+        ),
+        (
+            DEIT,
+            "ImageClassification",
+            "ImageClassificationWithTeacher",
+            "the output layer of DeiTForImageClassificationWithTeacher is not known",
+        ),
+    ] {
+        read("whole", config, &[]).unwrap();
+        let changed = config.replace(from, to);
+        assert_ne!(changed, config, "{from}");
+        let message = read("changed", &changed, &[]).unwrap_err().to_string();
+        assert!(message.contains(why), "{message}");
+    }
+    // Other classes have no such layer.
+    let masked = EUROBERT
+        .replace("ForSequenceClassification", "ForMaskedLM")
+        .replace("\"late\"", "\"bos\"");
+    read("masked", &masked, &[]).unwrap();
+}
+
+/// Blocks of ALBERT that share weights compute as much as blocks with weights of their own.
+#[test]
+fn blocks_share_weights() {
+    const ALBERT: &str = include_str!("../../../../tests/data/configs/tiny--albert-keys.json");
+    let of = |sets: &[&str]| {
+        let s = read("albert", ALBERT, sets).unwrap();
+        let graph = crate::models::graph(&s);
+        let queries = graph.parameters().iter();
+        let queries = queries.filter(|p| p.name.ends_with("attention.q.weight"));
+        let uses = queries.map(|p| (p.name.clone(), p.modules.len())).collect();
+        (graph.model_flops, uses)
+    };
+    let (flops, shared): (_, Vec<(String, usize)>) = of(&[]);
+    // Two groups of two layers, each of which applies three blocks.
+    let name = |n: usize| format!("layers.{n}.attention.q.weight");
+    let wanted = [0, 1, 2, 6, 7, 8].map(|n| (name(n), 2));
+    assert_eq!(shared, wanted);
+    let apart = ["model.layer_groups=0", "model.group_layers=1"];
+    let (of_apart, own) = of(&apart);
+    assert_eq!(own.len(), 12);
+    assert_eq!(flops, of_apart);
+    for (set, why) in [
+        ("model.layers=8", "must be divisible by"),
+        ("model.layer_groups=0", "of which there are none"),
+        ("model.layer_types=[\"full_attention\"]", "cannot differ"),
+        (
+            "model.norm_position=before",
+            "`norm_position` = \"sum\" only",
+        ),
+    ] {
+        let message = read("set", ALBERT, &[set]).unwrap_err().to_string();
+        assert!(message.contains(why), "{set}: {message}");
+    }
+}
+
 /// As transformers 5 writes it, and defaults of the classes.
 #[test]
 fn fields_may_lie_elsewhere_or_nowhere() {

@@ -8,6 +8,7 @@
 /// Types, as files name them, with their fields as JSON.
 pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
     ("afmoe", r#"{"num_shared_experts": 2}"#),
+    ("albert", r#"{"max_position_embeddings": 512}"#),
     ("bart", r#"{"max_position_embeddings": 1024}"#),
     ("bert", r#"{"max_position_embeddings": 512}"#),
     ("biogpt", r#"{"max_position_embeddings": 1024}"#),

@@ -1,10 +1,11 @@
 //! Types that are encoders.
 
-use super::{ALWAYS_TIED, TIED_BY_DEFAULT, derived, number};
+use super::{ALWAYS_TIED, HIDDEN_ACT, RMS_EPS_5, TIED_BY_DEFAULT, derived, number, size};
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
-    POSITIONS, VOCAB, field,
+    POSITIONS, ROPE_THETA, TIED, VOCAB, field,
 };
+use crate::models::llama::{HEAD_DIM, KV_HEADS};
 use serde_json::{Value, json};
 
 const SHAPE: &[Field] = &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, ALWAYS_TIED];
@@ -37,6 +38,20 @@ const GELU: Field = field(
 const TOKEN_TYPES: Field = field(
     &["type_vocab_size"],
     Meaning::Default("token_types", Given::Int(2)),
+);
+/// Width of embedded tokens, if it is not that of the model.
+const EMBEDDING_SIZE: Field = number(
+    &["embedding_size"],
+    "embedding_width",
+    |file| {
+        let width = file("hidden_size");
+        let own = file("embedding_size").unwrap_or_else(|| 128.into());
+        Ok(Some(own).filter(|own| Some(own) != width.as_ref()))
+    },
+    |model| {
+        let own = &model["embedding_width"];
+        Some(if own.is_null() { &model["hidden"] } else { own }.clone())
+    },
 );
 const ABSOLUTE: Field = field(&["position_embedding_type"], Meaning::Word(&["absolute"]));
 const NO_DECODER: Field = field(&["is_decoder"], Meaning::Off);
@@ -247,6 +262,34 @@ pub(super) const TYPES: &[HfType] = &[
         ],
     },
     HfType {
+        model_type: "eurobert",
+        architecture: "EuroBertForMaskedLM",
+        fixed: &[
+            ("pooler", Given::Bool(false)),
+            ("head_transform", Given::Bool(false)),
+        ],
+        common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, TIED],
+        fields: &[
+            RMS_EPS_5,
+            HIDDEN_ACT,
+            POSITIONS,
+            ROPE_THETA,
+            field(
+                &["attention_bias"],
+                Meaning::HasBias(BiasPart::Attention, false),
+            ),
+            field(&["mlp_bias"], Meaning::HasBias(BiasPart::Mlp, false)),
+            derived(
+                "head_bias",
+                &["classifier_pooling", "clf_pooling", "pretraining_tp"],
+                |file| {
+                    late_pooling(file)?;
+                    Ok(Some((file("mlp_bias") == Some(true.into())).into()))
+                },
+            ),
+        ],
+    },
+    HfType {
         model_type: "electra",
         architecture: "ElectraForMaskedLM",
         fixed: BERT,
@@ -258,19 +301,7 @@ pub(super) const TYPES: &[HfType] = &[
             POSITIONS,
             ABSOLUTE,
             NO_DECODER,
-            number(
-                &["embedding_size"],
-                "embedding_width",
-                |file| {
-                    let width = file("hidden_size");
-                    let own = file("embedding_size").unwrap_or_else(|| 128.into());
-                    Ok(Some(own).filter(|own| Some(own) != width.as_ref()))
-                },
-                |model| {
-                    let own = &model["embedding_width"];
-                    Some(if own.is_null() { &model["hidden"] } else { own }.clone())
-                },
-            ),
+            EMBEDDING_SIZE,
             derived(
                 "pooler",
                 &[
@@ -280,6 +311,75 @@ pub(super) const TYPES: &[HfType] = &[
                     "summary_last_dropout",
                 ],
                 |file| no_pooler(file, "ElectraModel"),
+            ),
+        ],
+    },
+    HfType {
+        model_type: "albert",
+        architecture: "AlbertForMaskedLM",
+        fixed: BERT,
+        common: &[VOCAB, HIDDEN, FFN, HEADS, ALWAYS_TIED],
+        fields: &[
+            EPS_12,
+            // Another default than BERT's.
+            field(
+                &["hidden_act"],
+                Meaning::Choice(
+                    "activation",
+                    &[
+                        ("gelu_new", "gelu_tanh"),
+                        ("gelu", "gelu"),
+                        ("relu", "relu"),
+                    ],
+                ),
+            ),
+            TOKEN_TYPES,
+            POSITIONS,
+            Field {
+                meaning: Meaning::Computed(
+                    "embedding_width",
+                    Computed {
+                        also: &[],
+                        read: |file| {
+                            match file("embedding_size").unwrap_or_else(|| 128.into()) {
+                            own if Some(&own) == file("hidden_size").as_ref() => Err(
+                                "`embedding_size` must differ from `hidden_size`: a projection to the same width is not planned"
+                                    .to_owned(),
+                            ),
+                            own => Ok(Some(own)),
+                        }
+                        },
+                        write: |model| Some(model["embedding_width"].clone()),
+                    },
+                ),
+                ..EMBEDDING_SIZE
+            },
+            number(
+                &["num_hidden_layers"],
+                "layers",
+                |file| {
+                    let of = |name, default| size(file, name, default);
+                    let (layers, groups) =
+                        (of("num_hidden_layers", 12)?, of("num_hidden_groups", 1)?);
+                    if !layers.is_multiple_of(groups) {
+                        return Err(format!(
+                            "`num_hidden_layers` ({layers}) must be divisible by `num_hidden_groups` ({groups}): groups of different sizes are not planned"
+                        ));
+                    }
+                    Ok(Some((layers * of("inner_group_num", 1)?).into()))
+                },
+                |model| {
+                    let inner = model["group_layers"].as_u64().unwrap_or(1).max(1);
+                    Some((model["layers"].as_u64()? / inner).into())
+                },
+            ),
+            field(
+                &["num_hidden_groups"],
+                Meaning::Default("layer_groups", Given::Int(1)),
+            ),
+            field(
+                &["inner_group_num"],
+                Meaning::Default("group_layers", Given::Int(1)),
             ),
         ],
     },
@@ -414,6 +514,19 @@ pub(super) const TYPES: &[HfType] = &[
         ],
     },
 ];
+
+/// Refuses to classify sequences by one vector where the plan averages scores.
+fn late_pooling(file: Fields<'_>) -> Result<(), String> {
+    let first = file("architectures").and_then(|list| list.get(0).cloned());
+    let classifies = first.is_some_and(|c| c == "EuroBertForSequenceClassification");
+    let pooling = file("classifier_pooling").or_else(|| file("clf_pooling"));
+    match pooling {
+        Some(other) if classifies && other != "late" => Err(format!(
+            "`classifier_pooling` must be \"late\", not {other}: one vector for each sequence is not planned"
+        )),
+        _ => Ok(()),
+    }
+}
 
 /// Returns that a class has no pooler, unlike those with an output layer for sequences.
 fn no_pooler(file: Fields<'_>, class: &str) -> Result<Option<Value>, String> {

@@ -1,64 +1,109 @@
 //! Types that encode images.
 
-use super::{derived, number};
-use crate::models::hf::{FFN, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, field};
+use super::{derived, number, size};
+use crate::models::hf::{FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, field};
+use serde_json::Value;
 
-fn size(file: Fields<'_>, name: &str, default: u64) -> u64 {
-    file(name)
-        .and_then(|n| n.as_u64())
-        .unwrap_or(default)
-        .max(1)
+/// Returns the number of patches of an image, whose edge is `image` unless the file says otherwise;
+/// that of a patch is `patch`.
+fn patches(file: Fields<'_>, image: u64, patch: u64) -> Result<u64, String> {
+    let edge = size(file, "image_size", image)? / size(file, "patch_size", patch)?;
+    Ok(edge * edge)
 }
+
+/// Returns the numbers of a patch.
+fn patch_dim(file: Fields<'_>, patch: u64) -> Result<Option<Value>, String> {
+    let edge = size(file, "patch_size", patch)?;
+    Ok(Some((size(file, "num_channels", 3)? * edge * edge).into()))
+}
+
+/// ViT's blocks and output layer.
+const VIT: &[(&str, Given)] = &[
+    LAYER_NORM,
+    ("gated_mlp", Given::Bool(false)),
+    BIASES,
+    LEARNED,
+    CLASSES,
+];
+/// The same, with a distillation token.
+const DEIT: &[(&str, Given)] = &[
+    LAYER_NORM,
+    ("gated_mlp", Given::Bool(false)),
+    BIASES,
+    LEARNED,
+    CLASSES,
+    ("distillation_token", Given::Bool(true)),
+];
+const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
+const BIASES: (&str, Given) = ("bias", Given::Bool(true));
+const LEARNED: (&str, Given) = ("position_embedding", Given::Str("learned"));
+const CLASSES: (&str, Given) = ("head", Given::Str("sequence_classification"));
+
+const EPS_12: Field = field(
+    &["layer_norm_eps"],
+    Meaning::Default("norm_eps", Given::Float(1e-12)),
+);
+const GELU: Field = field(
+    &["hidden_act"],
+    Meaning::Choice("activation", &[("gelu", "gelu"), ("gelu_new", "gelu_tanh")]),
+);
+const PATCH_DIM_16: Field = derived("patch_dim", &["patch_size", "num_channels"], |file| {
+    patch_dim(file, 16)
+});
+/// As many as the file names.
+const LABELS: Field = derived(
+    "num_labels",
+    &[
+        "id2label",
+        "encoder_stride",
+        "pooler_act",
+        "pooler_output_size",
+    ],
+    |file| {
+        let listed = file("id2label").and_then(|l| Some(l.as_object()?.len() as u64));
+        Ok(file("num_labels").or(listed.map(Into::into)))
+    },
+);
 
 pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "vit",
         architecture: "ViTForImageClassification",
-        fixed: &[
-            ("norm", Given::Str("layer_norm")),
-            ("gated_mlp", Given::Bool(false)),
-            ("bias", Given::Bool(true)),
-            ("position_embedding", Given::Str("learned")),
-            ("head", Given::Str("sequence_classification")),
-        ],
+        fixed: VIT,
         common: &[HIDDEN, FFN, LAYERS, HEADS],
         fields: &[
-            field(
-                &["layer_norm_eps"],
-                Meaning::Default("norm_eps", Given::Float(1e-12)),
-            ),
-            field(
-                &["hidden_act"],
-                Meaning::Choice("activation", &[("gelu", "gelu"), ("gelu_new", "gelu_tanh")]),
-            ),
+            EPS_12,
+            GELU,
             field(&["qkv_bias"], Meaning::On),
             // One row more than patches, for the class.
             number(
                 &["image_size"],
                 "max_seq_len",
-                |file| {
-                    let edge = size(file, "image_size", 224) / size(file, "patch_size", 16);
-                    Ok(Some((edge * edge + 1).into()))
-                },
+                |file| Ok(Some((patches(file, 224, 16)? + 1).into())),
                 |_| None,
             ),
-            derived("patch_dim", &["patch_size", "num_channels"], |file| {
-                let edge = size(file, "patch_size", 16);
-                Ok(Some((size(file, "num_channels", 3) * edge * edge).into()))
-            }),
-            derived(
-                "num_labels",
-                &[
-                    "id2label",
-                    "encoder_stride",
-                    "pooler_act",
-                    "pooler_output_size",
-                ],
-                |file| {
-                    let listed = file("id2label").and_then(|l| Some(l.as_object()?.len() as u64));
-                    Ok(file("num_labels").or(listed.map(Into::into)))
-                },
+            PATCH_DIM_16,
+            LABELS,
+        ],
+    },
+    HfType {
+        model_type: "deit",
+        architecture: "DeiTForImageClassification",
+        fixed: DEIT,
+        common: &[HIDDEN, FFN, LAYERS, HEADS],
+        fields: &[
+            EPS_12,
+            GELU,
+            field(&["qkv_bias"], Meaning::On),
+            // Two rows more than patches.
+            number(
+                &["image_size"],
+                "max_seq_len",
+                |file| Ok(Some((patches(file, 224, 16)? + 2).into())),
+                |_| None,
             ),
+            PATCH_DIM_16,
+            LABELS,
         ],
     },
     // Without an output layer.
@@ -66,9 +111,9 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "dinov2",
         architecture: "Dinov2Model",
         fixed: &[
-            ("norm", Given::Str("layer_norm")),
-            ("bias", Given::Bool(true)),
-            ("position_embedding", Given::Str("learned")),
+            LAYER_NORM,
+            BIASES,
+            LEARNED,
             ("head", Given::Str("none")),
             ("pooler", Given::Bool(false)),
             ("layer_scale", Given::Bool(true)),
@@ -83,7 +128,7 @@ pub(super) const TYPES: &[HfType] = &[
                 "ffn",
                 &["mlp_ratio", "layerscale_value", "drop_path_rate"],
                 |file| {
-                    let wide = size(file, "hidden_size", 768) * size(file, "mlp_ratio", 4);
+                    let wide = size(file, "hidden_size", 768)? * size(file, "mlp_ratio", 4)?;
                     let gated = file("use_swiglu_ffn") == Some(true.into());
                     let third = (wide * 2 / 3).next_multiple_of(8);
                     Ok(Some(if gated { third } else { wide }.into()))
@@ -110,15 +155,11 @@ pub(super) const TYPES: &[HfType] = &[
             number(
                 &["image_size"],
                 "max_seq_len",
-                |file| {
-                    let edge = size(file, "image_size", 224) / size(file, "patch_size", 14);
-                    Ok(Some((edge * edge + 1).into()))
-                },
+                |file| Ok(Some((patches(file, 224, 14)? + 1).into())),
                 |_| None,
             ),
             derived("patch_dim", &["patch_size", "num_channels"], |file| {
-                let edge = size(file, "patch_size", 14);
-                Ok(Some((size(file, "num_channels", 3) * edge * edge).into()))
+                patch_dim(file, 14)
             }),
             derived(
                 "num_labels",
