@@ -64,7 +64,7 @@ pub(crate) fn balanced(of: &Experts, ranks: u64) -> f64 {
     1.0 - (0..=of_rank.min(kept)).map(missed).sum::<f64>()
 }
 
-/// Returns the sums of the products of every `k` of these numbers, and of fewer, from 0.
+/// Returns the elementary symmetric polynomials of these numbers, of degree 0 to `k`.
 fn symmetric(weights: impl Iterator<Item = f64>, k: usize) -> Vec<f64> {
     let mut sums = vec![0.0; k + 1];
     sums[0] = 1.0;
@@ -95,7 +95,7 @@ fn weights(popularity: &[f64], k: usize) -> Option<Vec<f64>> {
         .collect();
     let mut weights: Vec<f64> = wanted.iter().map(|q| q / (1.0 - q)).collect();
     for _ in 0..ROUNDS {
-        // Scaled, so that products neither vanish nor overflow.
+        // Scaled, so that polynomials neither vanish nor overflow.
         let mean = weights.iter().sum::<f64>() / weights.len() as f64;
         weights.iter_mut().for_each(|w| *w /= mean);
         let sets = symmetric(weights.iter().copied(), k)[k];
