@@ -74,6 +74,8 @@ EXPERT_OURS = {
     "ours compiled, fused epilogues, summed in the optimizer": FASTEST,
     "ours compiled, fused epilogues, summed in the optimizer, pointwise": [*FASTEST, POINTWISE],
     "ours compiled, fused epilogues, summed in the optimizer, divided experts": [*FASTEST, "mesh.ep={world}"],
+    "ours compiled, fused epilogues, summed in the optimizer, divided experts, peer": [*FASTEST, "mesh.ep={world}", "moe.dispatcher=peer"],
+    "ours captured, fused epilogues, summed in the optimizer, divided experts, peer": [*FASTEST, "mesh.ep={world}", "moe.dispatcher=peer", CAPTURED],
     "ours compiled, fused epilogues, in backward, cast, selective": [*BEST, FUSED, SELECTIVE, IN_BACKWARD, CAST],
     "ours compiled, fused epilogues, in backward, cast, selective, projections apart": [*BEST, FUSED, SELECTIVE, IN_BACKWARD, CAST, PROJECTIONS],
     "ours compiled, fused epilogues, summed in the optimizer, in backward, cast, projections apart": [*FASTEST, IN_BACKWARD, CAST, PROJECTIONS],
