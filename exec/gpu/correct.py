@@ -235,6 +235,16 @@ def float8():
         "blockwise": [blockwise], "blockwise, eager": [blockwise, eager], "blockwise, codes saved": [blockwise, saved],
         "blockwise, several blocks": [blockwise, *several], "blockwise, several blocks, captured": [blockwise, *several, CAPTURED],
     }
+    # Tiles that nothing fills.
+    moe = ["precision.float8_recipe=tensorwise", "precision.float8_experts=true", "model.hidden=32", "model.ffn=96", "model.expert_ffn=48",
+           "model.shared_expert_ffn=48", "train.seq_len=24"]
+    # Several tiles and steps of 128 per expert, whose last ones are not whole.
+    larger = ["model.hidden=320", "model.expert_ffn=400", "train.micro_batch=32"]
+    experts = {
+        "experts": [], "experts, float32 sums": [slow], "experts, eager": [eager], "experts, compiled": ["compile.mode=blocks"],
+        "experts, codes saved": [saved], "experts, recompute": ["train.recompute=full"], "experts, captured": [CAPTURED],
+        "experts, larger": larger, "experts, larger, float32 sums": [*larger, slow],
+    }
     # Ranks gather shards, which one rank has not.
     gathered, unclipped = "precision.float8_all_gather=true", "train.clip_norm=0"
     if every > 1:
@@ -243,10 +253,21 @@ def float8():
             "8-bit gathers, cast before each": [gathered, CAST], "8-bit gathers, captured": [gathered, CAPTURED],
             "8-bit gathers, fsdp2": [gathered, "fsdp.policy=fsdp2"], "8-bit gathers, megatron": [gathered, "fsdp.policy=megatron"],
         }
+        experts |= {"experts, 8-bit gathers": [gathered]}
 
-    def case(title, sets):
+    def case(title, sets, name=name):
         def job():
             against_cpu("float8", title, name, [*fit(every), *sets], 3e-2)
+        return job
+
+    def experts_alike(title, sets, more):
+        def job():
+            # They have no Hugging Face form to compare weights in.
+            runs = [train("small-moe", sets=[*fit(every), FIXED, "train.steps=20", *moe, *sets, *extra], timeout=60) for extra in ([], more)]
+            if any(run[0] for run in runs):
+                return row("float8", title, False, last_line(next(run[2] for run in runs if run[0])))
+            same = runs[0][1]["losses"] == runs[1][1]["losses"]
+            row("float8", title, same, f"losses of 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
         return job
 
     def alike(title, sets, more):
@@ -272,7 +293,10 @@ def float8():
                 ", no reshard": ["fsdp.reshard_after_forward=false"], ", accumulated": ["train.grad_accum=2"],
                 ", megatron": ["fsdp.policy=megatron"]}
         pairs |= {f"gathers of codes and of bf16{t}": ([unclipped, *sets], [gathered]) for t, sets in more.items()}
-    together([*(case(t, w) for t, w in ways.items()), *(alike(t, *w) for t, w in pairs.items())], 1 if CPU else AT_ONCE)
+    pairs_of_experts = {"experts, eager, codes saved or made again": ([eager], [saved]), "experts, eager, recompute": ([eager, *larger], ["train.recompute=full"]),
+                        "experts, captured and not": ([], [CAPTURED])}
+    together([*(case(t, w) for t, w in ways.items()), *(case(t, [*moe, *w], "small-moe") for t, w in experts.items()),
+              *(alike(t, *w) for t, w in pairs.items()), *(experts_alike(t, *w) for t, w in pairs_of_experts.items())], 1 if CPU else AT_ONCE)
 
 
 def tensor_parallel():

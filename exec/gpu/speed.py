@@ -15,7 +15,7 @@ ROWS = {
     "3b": Row(2, 4096, "peers-3b", ["train.micro_batch=2"], 24, 128_256),
     "8b": Row(1, 8192, "peers-8b", ['train.recompute="none"'], 16, 128_256),
 }
-# Rows of the stage `experts`, models of peer_moe.py.
+# Rows of the stages `experts` and `float8_speed`, models of peer_moe.py.
 EXPERTS = {
     "a3b-12l-64e": Row(1, 4096, "peers-a3b-12l-64e", [], 14, 151_936),
     "mixtral-4l": Row(1, 4096, "peers-mixtral-4l", [], 14, 32_000),
@@ -86,6 +86,7 @@ EXPERT_OURS = {
 # Matmuls in 8 bits next to the same in bf16. Of the peers, `tensorwise` gathers in 8 bits with scales computed ahead.
 TENSORWISE = "precision.float8_recipe=tensorwise"
 ROWWISE = "precision.float8_recipe=rowwise"
+BLOCKWISE = "precision.float8_recipe=blockwise"
 CODES_SAVED = "precision.float8_saved=float8"
 CODES_GATHERED = "precision.float8_all_gather=true"
 FLOAT8_OURS = {
@@ -104,6 +105,17 @@ FLOAT8_OURS = {
     "ours tensorwise, codes saved, all merged, 8-bit gathers": [*FASTEST, TENSORWISE, CODES_SAVED, 'compile.fuse_projections="all"', CODES_GATHERED],
     "ours tensorwise, captured": [*FASTEST, TENSORWISE, CAPTURED],
     "ours rowwise": [*FASTEST, ROWWISE],
+    "ours blockwise": [*FASTEST, BLOCKWISE],
+    "ours blockwise, codes saved": [*FASTEST, BLOCKWISE, CODES_SAVED],
+}
+# Mixtures of experts: linear layers in 8 bits, then experts, too.
+CODES_OF_EXPERTS = "precision.float8_experts=true"
+FLOAT8_EXPERTS = {
+    "ours bf16": FASTEST,
+    "ours tensorwise": [*FASTEST, TENSORWISE],
+    "ours tensorwise, experts": [*FASTEST, TENSORWISE, CODES_OF_EXPERTS],
+    "ours tensorwise, experts, codes saved": [*FASTEST, TENSORWISE, CODES_OF_EXPERTS, CODES_SAVED],
+    "ours tensorwise, experts, codes saved, 8-bit gathers, cast": [*FASTEST, TENSORWISE, CODES_OF_EXPERTS, CODES_SAVED, CODES_GATHERED, CAST],
 }
 FLOAT8_PEERS = {
     "fsdp2 compiled, liger, bf16 sent": {"compile": True, "loss": "liger", "reduce": "bfloat16"},
@@ -232,12 +244,14 @@ def experts():
 def float8_speed():
     """Matmuls in 8 bits, ours and FSDP2's with torchao, next to bf16: step time and memory of the same work."""
     compare("float8_speed", ROWS, FLOAT8_OURS, {n: {**c, "kind": "dense"} for n, c in FLOAT8_PEERS.items()})
+    compare("float8_speed", EXPERTS, FLOAT8_EXPERTS, {})
 
 
 def compare(stage, sizes, own, peers):
-    """Runs of ours, then those of peer_moe.py, for each size."""
+    """Runs of ours, then those of peer_moe.py, for each of these sizes that ROWS names."""
     world = gpus()
-    for size in os.environ.get("ROWS", ",".join(sizes)).split(","):
+    wanted = os.environ.get("ROWS", ",".join(sizes)).split(",")
+    for size in filter(sizes.__contains__, wanted):
         r, found = sizes[size], {}
 
         def say(name, ms, allocated, device, **facts):

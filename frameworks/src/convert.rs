@@ -75,6 +75,42 @@ pub(crate) fn float8_ahead(node: &Node) -> Converted {
     if_true(node, Effect::Fact(Fact::Float8Ahead, 1))
 }
 
+/// Keeps the transposed codes of gathered weights.
+pub(crate) fn float8_transposes(node: &Node) -> Converted {
+    if_true(node, Effect::Fact(Fact::Float8Transposes, 1))
+}
+
+/// Reads Transformer Engine's formats: `hybrid` has gradients in e5m2.
+pub(crate) fn float8_format(node: &Node) -> Converted {
+    Ok(match node.full().to_ascii_lowercase().as_str() {
+        "e4m3" => set("precision.float8_grad", "e4m3"),
+        "hybrid" => set("precision.float8_grad", "e5m2"),
+        _ => return Err(node.expected("HYBRID or E4M3")),
+    })
+}
+
+/// Reads the library that runs matmuls in 8 bits.
+pub(crate) fn float8_library(node: &Node) -> Converted {
+    Ok(match node.full().to_ascii_lowercase().as_str() {
+        "auto" | "ao" | "torchao" => Effect::Aside("predicted as torchao's default recipe"),
+        "te" => Effect::Lost("scales are predicted as from the current maxima"),
+        "msamp" => Effect::Lost(MSAMP),
+        _ => return Err(node.expected("AO, TE or MSAMP")),
+    })
+}
+
+/// Reads which of the three matmuls of a layer stay in 16 bits.
+pub(crate) fn float8_overrides(node: &Node) -> Converted {
+    Ok(match node.full().to_ascii_lowercase().contains("true") {
+        true => Effect::Lost("all matmuls of a layer are predicted in 8 bits"),
+        false => Effect::Aside("off"),
+    })
+}
+
+/// What MS-AMP does in 8 bits in addition to matmuls.
+pub(crate) const MSAMP: &str =
+    "gradients and optimizer states of MS-AMP are predicted with the types of `[precision]`";
+
 /// Reads the name of a recipe for 8 bits: torchao's, Transformer Engine's.
 pub(crate) fn float8_recipe(node: &Node) -> Converted {
     let nearly =

@@ -177,6 +177,8 @@ pub(crate) enum Fact {
     Float8Gather,
     /// 1: scales for these gathers are computed after the optimizer, all at once.
     Float8Ahead,
+    /// 1: transposed codes of gathered weights stay in memory.
+    Float8Transposes,
     /// 1: the first and last blocks stay in 16 bits.
     Float8InnerBlocks,
     /// 1: the model is compiled.

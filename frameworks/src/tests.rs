@@ -786,6 +786,79 @@ fn a_log_of_torchtitan_is_a_configuration() {
     }
 }
 
+/// Options of matmuls in 8 bits set keys where they are predicted. Those of the values of scales
+/// change nothing, and those of other libraries are approximated.
+#[test]
+fn options_of_8_bits_are_read() {
+    let text = std::fs::read_to_string(format!("{DATA}/megatron/llama3-8b-fsdp-fp8.sh")).unwrap();
+    let hybrid = "\"--fp8-format hybrid\"";
+    let megatron = |more: &str| {
+        let with = format!("{hybrid}\n        \"{more}\"");
+        try_text("job.sh", &text.replace(hybrid, &with), &eight()).unwrap()
+    };
+    let kept = "fsdp.keep_fp8_transpose_cache";
+    let recipe = "--fp8-recipe tensorwise";
+    let job = megatron(&format!("{recipe} --keep-fp8-transpose-cache"));
+    assert_eq!(setting(&job, kept).as_deref(), Some("true"));
+    let blocks = megatron("--fp8-recipe blockwise --keep-fp8-transpose-cache");
+    assert_eq!(setting(&blocks, kept), None);
+    let values = "--fp8-amax-history-len 1024 --fp8-amax-compute-algo max --fp8-margin 0";
+    let of = |job: &Job| {
+        let mut all: Vec<_> = job.rows().iter().flat_map(|r| r.settings.clone()).collect();
+        all.retain(|s| s.key.starts_with("precision."));
+        all
+    };
+    assert_eq!(
+        of(&megatron(&format!("{recipe} {values}"))),
+        of(&megatron(recipe))
+    );
+    let blocks = "--first-last-layers-bf16 --num-layers-at-start-in-bf16 2";
+    let job = megatron(&format!("{recipe} {blocks}"));
+    let [first, last] = ["precision.float8_first_bf16", "precision.float8_last_bf16"];
+    assert_eq!(setting(&job, first).as_deref(), Some("2"));
+    assert_eq!(setting(&job, last).as_deref(), Some("1"));
+    let job = megatron(&format!("{recipe} --num-layers-at-start-in-bf16 2"));
+    assert_eq!(setting(&job, first), None);
+
+    let accelerate = |config: &str| {
+        let text = format!(
+            "distributed_type: FSDP\nmixed_precision: fp8\nnum_processes: 8\nfsdp_config:\n  fsdp_version: 2\n\
+             fp8_config:\n{config}"
+        );
+        let options = Options {
+            model: Some(format!("{DATA}/trainer/mistralai/Mistral-7B-v0.1").into()),
+            ..eight()
+        };
+        try_text("accelerate.yaml", &text, &options).unwrap()
+    };
+    let status = |job: &Job, name: &str| {
+        let row = job.rows().iter().find(|r| r.key == name);
+        row.unwrap_or_else(|| panic!("{name}")).status
+    };
+    let ao =
+        accelerate("  backend: AO\n  enable_fsdp_float8_all_gather: true\n  pad_inner_dim: true\n");
+    let [gather, grad] = ["precision.float8_all_gather", "precision.float8_grad"];
+    assert_eq!(setting(&ao, gather).as_deref(), Some("true"));
+    assert_eq!(
+        status(&ao, "fp8_config.backend"),
+        Status::NoCounterpart(Lack::Nothing)
+    );
+    let te = accelerate(
+        "  backend: TE\n  fp8_format: E4M3\n  amax_history_len: 16\n  amax_compute_algo: max\n  \
+         override_linear_precision: [false, false, true]\n",
+    );
+    assert_eq!(setting(&te, grad).as_deref(), Some("\"e4m3\""));
+    for name in ["backend", "override_linear_precision"] {
+        let found = status(&te, &format!("fp8_config.{name}"));
+        assert_eq!(found, Status::NoCounterpart(Lack::Accuracy), "{name}");
+    }
+    let found = status(&te, "fp8_config.amax_history_len");
+    assert_eq!(found, Status::NoCounterpart(Lack::Nothing));
+    let msamp = accelerate("  backend: MSAMP\n  opt_level: O2\n");
+    let found = status(&msamp, "fp8_config.opt_level");
+    assert_eq!(found, Status::NoCounterpart(Lack::Accuracy));
+}
+
 /// torchtitan's filters are parts of names. Those of layers that are never in 8 bits, and all of
 /// them without 8 bits, set nothing.
 #[test]

@@ -186,7 +186,9 @@ macro_rules! float8 {
             impl Element for $type {
                 #[cfg(feature = "cuda")]
                 const CUDA: CudaElement = CudaElement {
+                    wgmma: Some($ctype),
                     blas: Some(cublaslt::sys::cudaDataType::$blas),
+                    tensor_map: Some(driver::sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_UINT8),
                     ..CudaElement::moved($ctype, nccl_rs::DataType::U8)
                 };
 

@@ -79,7 +79,13 @@ pub(super) fn decide(draft: &mut Draft, kind: Kind, accelerated: bool) -> Result
 
 /// Sets whether ranks gather weights in 8 bits, where that is modeled.
 fn float8_gather(draft: &mut Draft, recipe: &str) -> Result<(), ConfigError> {
+    let kept = draft.fact(Fact::Float8Transposes);
+    let kept = kept.filter(|k| k.value == 1);
     let Some(given) = draft.fact(Fact::Float8Gather).filter(|g| g.value == 1) else {
+        if let Some(kept) = kept {
+            let why = "weights are gathered in 16 bits";
+            draft.none(kept.row, Lack::Nothing, why);
+        }
         return Ok(());
     };
     let is = |key: &str, values: &[&str]| {
@@ -96,6 +102,10 @@ fn float8_gather(draft: &mut Draft, recipe: &str) -> Result<(), ConfigError> {
     if !modeled {
         let why = "gathers are predicted in 16 bits";
         draft.none(given.row, Lack::Accuracy, why);
+        if let Some(kept) = kept {
+            let why = "transposed codes of weights are predicted as made in each backward";
+            draft.none(kept.row, Lack::Accuracy, why);
+        }
         return Ok(());
     }
     let torchao = is("fsdp.policy", &["fsdp2"]);
@@ -106,6 +116,10 @@ fn float8_gather(draft: &mut Draft, recipe: &str) -> Result<(), ConfigError> {
             given.row,
             "scales are predicted as computed after the optimizer, all at once",
         );
+    }
+    if let Some(kept) = kept {
+        let key = "fsdp.keep_fp8_transpose_cache";
+        draft.set(kept.row, key, "true".to_owned())?;
     }
     Ok(())
 }
@@ -132,6 +146,12 @@ pub(super) fn float8(draft: &mut Draft) -> Result<(), ConfigError> {
                 "FP8 is modeled for bf16 only"
             };
             draft.none(on.row, Lack::Accuracy, why);
+        }
+        for fact in [Fact::Float8Gather, Fact::Float8Transposes] {
+            if let Some(given) = draft.fact(fact) {
+                let why = "no matmul is predicted in 8 bits";
+                draft.none(given.row, Lack::Nothing, why);
+            }
         }
         return Ok(());
     };
@@ -163,12 +183,11 @@ pub(super) fn float8(draft: &mut Draft) -> Result<(), ConfigError> {
         }
     }
     float8_gather(draft, recipe)?;
-    if draft
-        .fact(Fact::Float8InnerBlocks)
-        .is_some_and(|f| f.value == 1)
-    {
-        for key in KEYS.into_iter().skip(1) {
+    for key in KEYS.into_iter().skip(1) {
+        if draft.fact(Fact::Float8InnerBlocks).is_some() {
             draft.assume(key, "1", "Megatron-LM's default");
+        } else {
+            draft.unset(key, Lack::Nothing, "without --first-last-layers-bf16");
         }
     }
     Ok(())

@@ -2,9 +2,13 @@
 
 use super::deepspeed::DEEPSPEED;
 use super::fsdp;
-use crate::convert::{CONTEXT, LAUNCH, SAVING, replicas, shard_ranks};
+use crate::convert::{
+    CONTEXT, EVALUATION, LAUNCH, MSAMP, SAVING, VALUES, float8_format, float8_gather,
+    float8_library, float8_overrides, if_true, replicas, shard_ranks,
+};
 use crate::table::{
-    Dtype, Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, lost, number, with,
+    Dtype, Effect, Engine, Fact, Float8Scaling, Format, Key, Table, To, fact, integer, key, lost,
+    number, with,
 };
 
 pub(crate) static ACCELERATE: Format = Format {
@@ -37,6 +41,39 @@ pub(crate) static ACCELERATE: Format = Format {
             prefix: "parallelism_config_",
             keys: PARALLELISM,
             asides: &[(CONTEXT, &["cp_comm_strategy"])],
+        },
+        Table {
+            under: "fp8_config",
+            prefix: "fp8_",
+            keys: &[
+                with("backend", float8_library),
+                with("format", float8_format),
+                with("enable_fsdp_float8_all_gather", float8_gather),
+                with("override_linear_precision", float8_overrides),
+                with("use_mxfp8_block_scaling", |node| {
+                    if_true(node, Float8Scaling::Mx.effect())
+                }),
+                lost("opt_level", MSAMP),
+                lost("optimization_level", MSAMP),
+            ],
+            asides: &[
+                (
+                    VALUES,
+                    &[
+                        "margin",
+                        "interval",
+                        "amax_history_len",
+                        "amax_history_length",
+                        "amax_compute_algo",
+                        "amax_compute_algorithm",
+                    ],
+                ),
+                (EVALUATION, &["use_autocast_during_eval"]),
+                (
+                    "matmuls in 8 bits are predicted where dimensions are multiples of 16",
+                    &["pad_inner_dim"],
+                ),
+            ],
         },
         Table {
             under: "dynamo_config",
@@ -102,10 +139,6 @@ const KEYS: &[Key] = &[
     fact("num_processes", Fact::Processes),
     fact("num_machines", Fact::Nodes),
     integer("gradient_accumulation_steps", "train.grad_accum"),
-    lost(
-        "fp8_config",
-        "predicted with one scale per tensor, from its current maximum",
-    ),
     lost(
         "megatron_lm_config",
         "Megatron-LM under Accelerate is not read",

@@ -3,8 +3,8 @@
 use super::{fsdp, trainer};
 use crate::convert::{
     ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LOGGING, NF4, PREFERENCES, QUANTIZED, SAVING,
-    VALUES, decomposed, double_quantization, float8, float8_gather, full_recompute, liger_kernels,
-    rank_stabilized, reentrant, set, targets,
+    VALUES, decomposed, double_quantization, float8, float8_gather, float8_library, full_recompute,
+    liger_kernels, rank_stabilized, reentrant, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, integer, lost, number,
@@ -119,6 +119,7 @@ const KEYS: &[Key] = &[
     ),
     lost("use_unsloth", "Unsloth's kernels are not modeled"),
     with("fp8", float8),
+    with("fp8_backend", float8_library),
     with("fp8_enable_fsdp_float8_all_gather", float8_gather),
     lost(
         "upcast_layernorm",
@@ -213,7 +214,6 @@ const ASIDES: &[(&str, &[&str])] = &[
     (
         "part of an adapter or an option that is not on",
         &[
-            "fp8_backend",
             "freeze_trainable_layers",
             "freeze_vision_tower",
             "freeze_multi_modal_projector",

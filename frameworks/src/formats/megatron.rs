@@ -1,8 +1,8 @@
 //! Megatron-LM's arguments: of a shell script, or of `--yaml-cfg`.
 
 use crate::convert::{
-    DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, decay_of_matrices, float8_gather,
-    float8_recipe, if_true, mixed_bf16, mixed_f16, set,
+    DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, decay_of_matrices, float8_format,
+    float8_gather, float8_recipe, float8_transposes, if_true, mixed_bf16, mixed_f16, set,
 };
 use crate::table::{
     CAPACITY, Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, choice, fact, integer,
@@ -54,11 +54,11 @@ fn expert_layers(node: &Node) -> Result<Effect, String> {
     })
 }
 
-/// Transformer Engine's formats: `hybrid` has gradients in e5m2.
-fn float8_format(node: &Node) -> Result<Effect, String> {
+/// Reads Transformer Engine's formats, which turn 8 bits on.
+fn float8_on(node: &Node) -> Result<Effect, String> {
     let on = Effect::Fact(Fact::Float8, 1);
     Ok(match node.full().as_str() {
-        "e4m3" => Effect::All(vec![on, set("precision.float8_grad", "e4m3")]),
+        "e4m3" => Effect::All(vec![on, float8_format(node)?]),
         "hybrid" => on,
         _ => Effect::Aside("off"),
     })
@@ -350,16 +350,15 @@ const KEYS: &[Key] = &[
         "recompute-modules",
         "recomputation of parts of a block is not modeled",
     ),
-    with("fp8-format", float8_format),
+    with("fp8-format", float8_on),
     with("fp8-recipe", float8_recipe),
     integer("num-layers-at-start-in-bf16", "precision.float8_first_bf16"),
     integer("num-layers-at-end-in-bf16", "precision.float8_last_bf16"),
-    fact("first-last-layers-bf16", Fact::Float8InnerBlocks),
+    with("first-last-layers-bf16", |node| {
+        if_true(node, Effect::Fact(Fact::Float8InnerBlocks, 1))
+    }),
     with("fp8-param-gather", float8_gather),
-    lost(
-        "keep-fp8-transpose-cache",
-        "transposed codes of weights are predicted as made in each backward",
-    ),
+    with("keep-fp8-transpose-cache", float8_transposes),
     with("use-nccl-ub", |node| {
         Ok(Effect::Fact(Fact::NcclUb, node.truth()?.into()))
     }),

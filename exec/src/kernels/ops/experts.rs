@@ -130,15 +130,10 @@ impl CpuKernel for op::ScaledGroupedGemm {
     }
 }
 
-/// Why GPUs do not run the matmuls of experts in 8 bits.
-#[cfg(feature = "cuda")]
-const NO_EXPERTS: CudaCode<'static> =
-    CudaCode::Absent("`float8_experts` runs on CPUs only: leave experts in param_dtype");
-
 #[cfg(feature = "cuda")]
 impl CudaKernel for op::ScaledGroupedGemm {
     fn code(&self) -> CudaCode<'_> {
-        NO_EXPERTS
+        CudaCode::kernel(|req, op| codegen::grouped::scaled(req, op, self.fast))
     }
 }
 
@@ -151,7 +146,7 @@ impl CpuKernel for op::ScaledGroupedGemmWeightGrad {
 #[cfg(feature = "cuda")]
 impl CudaKernel for op::ScaledGroupedGemmWeightGrad {
     fn code(&self) -> CudaCode<'_> {
-        NO_EXPERTS
+        CudaCode::kernel(codegen::grouped::scaled_weight_grad)
     }
 }
 

@@ -1,7 +1,7 @@
 //! GEMMs with fused epilogue, by our own kernel for Hopper's tensor cores (`gemm_epilogue.cuh`).
 
 use super::expr::{Cached, Gen};
-use super::hopper::{self, Map};
+use super::hopper::{self, Map, Multiplied};
 use super::index::Index;
 use super::{Arg, CodegenError, Module, Param, Request, ctype, numel};
 use crate::kernels::cuda::gemm;
@@ -101,7 +101,7 @@ pub(super) fn generate(
         u8::from(tb),
     );
     source += hopper::PRIMITIVES;
-    source += &hopper::multiply(ty, false, !tb)?;
+    source += &Multiplied::alike(ty, [false, !tb]).source()?;
     source += &kernel;
     Ok(hopper::module(source, SHARED, params))
 }

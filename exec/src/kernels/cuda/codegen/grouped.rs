@@ -23,6 +23,17 @@ struct Grouped<'a> {
     /// Columns of the results.
     n: usize,
     over: Over,
+    /// Of 8-bit factors.
+    scaled: Option<Scaled>,
+}
+
+/// What 8-bit factors have in addition. The inner dimension of each is contiguous: the factors of a
+/// weight gradient are stored as `[m, rows]` and `[n, rows]`.
+struct Scaled {
+    /// The product of the reciprocals of their scales, in C.
+    inverse: String,
+    /// Whether sums may have the precision of tensor cores.
+    fast: bool,
 }
 
 /// What a result sums over.
@@ -48,7 +59,7 @@ pub(in crate::kernels) fn forward(
         return Err(mismatch(a, b));
     }
     let over = Over::Columns { k, tb };
-    generate(req, [a, b, c, offsets], [experts, rows, n], over)
+    generate(req, [a, b, c, offsets], [experts, rows, n], over, None)
 }
 
 /// Generates `a, b, offsets -> d_w`.
@@ -67,7 +78,66 @@ pub(in crate::kernels) fn weight_grad(
         [a, b, c, offsets],
         [experts, rows, n],
         Over::Rows { m },
+        None,
     )
+}
+
+/// Generates `a, b, inverse_a, inverse_b, offsets -> c` of 8-bit factors, with matrices `[n, k]`.
+pub(in crate::kernels) fn scaled(
+    req: &Request<'_>,
+    op: &BodyOp,
+    fast: bool,
+) -> Result<Module, CodegenError> {
+    let ([a, b, one, other, offsets], [c]) = slots::<5, 1>(op)?;
+    let ((rows, k), (_, n)) = (strides::matrix(a), strides::matrix(c));
+    let [experts, columns, inner] = matrices(b)?;
+    if [n, k] != [columns, inner] || strides::numel(c) != rows * n {
+        return Err(mismatch(a, b));
+    }
+    let inverse = inverse(req, [one, other])?;
+    generate(
+        req,
+        [a, b, c, offsets],
+        [experts, rows, n],
+        Over::Columns { k, tb: true },
+        Some(Scaled { inverse, fast }),
+    )
+}
+
+/// Generates `a, b, inverse_a, inverse_b, offsets -> d_w` of transposed 8-bit factors.
+pub(in crate::kernels) fn scaled_weight_grad(
+    req: &Request<'_>,
+    op: &BodyOp,
+) -> Result<Module, CodegenError> {
+    let ([a, b, one, other, offsets], [c]) = slots::<5, 1>(op)?;
+    let ((m, rows), (n, inner)) = (strides::matrix(a), strides::matrix(b));
+    let [experts, down, across] = matrices(c)?;
+    if rows != inner || [m, n] != [down, across] {
+        return Err(mismatch(a, b));
+    }
+    let inverse = inverse(req, [one, other])?;
+    generate(
+        req,
+        [a, b, c, offsets],
+        [experts, rows, n],
+        Over::Rows { m },
+        Some(Scaled {
+            inverse,
+            fast: false,
+        }),
+    )
+}
+
+/// Returns the product of the reciprocals of two scales, in C.
+fn inverse(req: &Request<'_>, of: [&Slot; 2]) -> Result<String, CodegenError> {
+    let mut factors = Vec::new();
+    for slot in of {
+        if req.arg(slot.place)?.dtype != DType::F32 || strides::numel(slot) != 1 {
+            return Err(CodegenError::new("a scale in float32 for each factor"));
+        }
+        factors.push(format!("{}[0]", contiguous(req, slot)?));
+    }
+    Ok(factors.join(" * "))
 }
 
 fn generate(
@@ -75,13 +145,19 @@ fn generate(
     [a, b, c, offsets]: [&Slot; 4],
     [experts, rows, n]: [usize; 3],
     over: Over,
+    scaled: Option<Scaled>,
 ) -> Result<Module, CodegenError> {
     let ints = req.arg(offsets.place)?.dtype == DType::I64;
     if !ints || strides::numel(offsets) != experts + 1 {
         return Err(CodegenError::new("an offset for each expert, and the end"));
     }
-    if req.arg(a.place)?.dtype != req.arg(b.place)?.dtype {
-        return Err(CodegenError::new("factors of one type"));
+    let [ta, tb] = [req.arg(a.place)?.dtype, req.arg(b.place)?.dtype];
+    match scaled {
+        None if ta != tb => return Err(CodegenError::new("factors of one type")),
+        Some(_) if !ta.is_float8() || !tb.is_float8() => {
+            return Err(CodegenError::new("factors in 8 bits"));
+        }
+        _ => {}
     }
     let offsets = contiguous(req, offsets)?;
     let it = Grouped {
@@ -93,6 +169,7 @@ fn generate(
         rows,
         n,
         over,
+        scaled,
     };
     if wgmma::fits(req, &it)? {
         wgmma::generate(req, &it)
@@ -117,15 +194,17 @@ impl Grouped<'_> {
     /// Returns whether 16 bytes of a factor are accessed at once: its rows start at multiples of
     /// that, and end there.
     fn is_aligned(&self, req: &Request<'_>) -> Result<bool, CodegenError> {
-        let inner = match self.over {
-            Over::Columns { k, .. } => k,
-            Over::Rows { m } => m,
+        let [inner, outer] = match (self.over, &self.scaled) {
+            (Over::Columns { k, .. }, Some(_)) => [k; 2],
+            (Over::Columns { k, .. }, None) => [k, self.n],
+            (Over::Rows { .. }, Some(_)) => [self.rows; 2],
+            (Over::Rows { m }, None) => [m, self.n],
         };
         let mut aligned = true;
         for slot in [self.a, self.b] {
             let arg = req.arg(slot.place)?;
             let whole = |n: usize| (n * arg.dtype.size() as usize).is_multiple_of(16);
-            let all = [slot.offset as usize, inner, self.n];
+            let all = [slot.offset as usize, inner, outer];
             aligned &= arg.align >= 16 && all.into_iter().all(whole);
         }
         Ok(aligned)

@@ -10,7 +10,7 @@ use crate::base::element;
 use shardlab_plan::ir::{DType, Place};
 use std::fmt::Write as _;
 
-/// Functions for kernels of a 16-bit type `T`.
+/// Functions for kernels whose results are of a 16-bit type `T`.
 pub(super) const PRIMITIVES: &str = include_str!("hopper.cuh");
 /// Multiprocessors of the target GPUs. On smaller GPUs, blocks that do not fit start late and find
 /// no work.
@@ -50,28 +50,63 @@ pub(super) fn module(source: String, shared: u32, params: Vec<Param>) -> Module 
     }
 }
 
-/// Returns the instruction that multiplies 64 rows by 16 by 256 columns, as the function
-/// `multiply`. The lines of a factor in shared memory are of its inner dimension, or run along the
-/// rows of the result (`a_columns`) or its columns (`b_columns`).
-pub(super) fn multiply(
-    ty: DType,
-    a_columns: bool,
-    b_columns: bool,
-) -> Result<String, CodegenError> {
-    let name = element::cuda(ty).wgmma;
-    let name = name.ok_or_else(|| CodegenError::new(format!("no wgmma of {ty}")))?;
-    let mut out = String::from(
-        "DEV void multiply(float (&d)[128], u64 a, u64 b, int more) {\n  asm volatile(\"{\\n.reg .pred p;\\nsetp.ne.b32 p, %130, 0;\\n\"\n    \"wgmma.mma_async.sync.aligned.m64n256k16.f32.",
-    );
-    let _ = write!(out, "{name}.{name} {{");
-    let list = |f: &dyn Fn(usize) -> String| (0..128).map(f).collect::<Vec<_>>().join(", ");
-    out += &list(&|i| format!("%{i}"));
-    let _ = write!(
-        out,
-        "}}, %128, %129, p, 1, 1, {}, {};\\n}}\\n\"\n    : {}\n    : \"l\"(a), \"l\"(b), \"r\"(more));\n}}\n",
-        u8::from(a_columns),
-        u8::from(b_columns),
-        list(&|i| format!("\"+f\"(d[{i}])"))
-    );
-    Ok(out)
+/// Factors of the instruction that multiplies.
+pub(super) struct Multiplied {
+    /// Type of each.
+    pub(super) types: [DType; 2],
+    /// Whether the lines of a factor in shared memory run along the rows or columns of the result;
+    /// those of 8-bit factors are of the inner dimension.
+    pub(super) across: [bool; 2],
+    /// Columns of the result.
+    pub(super) columns: usize,
+}
+
+impl Multiplied {
+    /// Returns factors of one type, for 256 columns.
+    pub(super) fn alike(ty: DType, across: [bool; 2]) -> Self {
+        Self {
+            types: [ty; 2],
+            across,
+            columns: 256,
+        }
+    }
+
+    /// Returns the instruction as the function `multiply`: 64 rows by 32 bytes of the inner
+    /// dimension by the columns.
+    ///
+    /// # Errors
+    /// Types that the instruction does not take.
+    pub(super) fn source(&self) -> Result<String, CodegenError> {
+        let name = |ty: DType| {
+            let name = element::cuda(ty).wgmma;
+            name.ok_or_else(|| CodegenError::new(format!("no wgmma of {ty}")))
+        };
+        let [a, b] = self.types;
+        let (inner, sums) = (32 / a.size(), self.columns / 2);
+        if a.size() != b.size() || inner == 32 && self.across != [false; 2] {
+            return Err(CodegenError::new(format!("no wgmma of {a} and {b}")));
+        }
+        let list = |f: &dyn Fn(usize) -> String| (0..sums).map(f).collect::<Vec<_>>().join(", ");
+        let mut out = format!(
+            "DEV void multiply(float (&d)[{sums}], u64 a, u64 b, int more) {{
+  asm volatile(\"{{\\n.reg .pred p;\\nsetp.ne.b32 p, %{}, 0;\\n\"
+    \"wgmma.mma_async.sync.aligned.m64n{}k{inner}.f32.{}.{} {{{}}}, %{sums}, %{}, p, 1, 1",
+            sums + 2,
+            self.columns,
+            name(a)?,
+            name(b)?,
+            list(&|i| format!("%{i}")),
+            sums + 1,
+        );
+        if inner < 32 {
+            let [a, b] = self.across.map(u8::from);
+            let _ = write!(out, ", {a}, {b}");
+        }
+        let _ = write!(
+            out,
+            ";\\n}}\\n\"\n    : {}\n    : \"l\"(a), \"l\"(b), \"r\"(more));\n}}\n",
+            list(&|i| format!("\"+f\"(d[{i}])"))
+        );
+        Ok(out)
+    }
 }

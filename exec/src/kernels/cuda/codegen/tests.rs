@@ -262,6 +262,17 @@ fn operations(nvrtc: Option<&Compiler>) {
                 OpKind::Attention(_) | OpKind::FlexAttention(_) => writes = stats(writes, 1),
                 OpKind::AttentionGrad(_) | OpKind::FlexAttentionGrad(_) => reads = stats(reads, 5),
                 OpKind::Float8CastBlocks(of) => writes[0].dtype = of.to,
+                // Two factors, and the reciprocals of their scales.
+                OpKind::ScaledGroupedGemm(_) | OpKind::ScaledGroupedGemmWeightGrad => {
+                    reads[..2].fill_with(|| Arg {
+                        dtype: DType::F8E4m3,
+                        align: 16,
+                    });
+                    reads[2..4].fill_with(|| Arg {
+                        dtype: DType::F32,
+                        align: 16,
+                    });
+                }
                 _ => {}
             }
             let slots = |examples: &[examples::Example], args: &[Arg], place: fn(u8) -> Place| {
@@ -402,9 +413,11 @@ fn float8(nvrtc: Option<&Compiler>) {
     }
     gathers_in_8_bits(&mut all);
     assert!(all.len() > 60, "{}", all.len());
-    let ada = Target::of((8, 9)).unwrap();
-    compile(all.clone(), ada, nvrtc);
-    compile(all, Target::HOPPER, nvrtc);
+    for target in [Target::of((8, 9)).unwrap(), Target::HOPPER] {
+        let mut all = all.clone();
+        experts_in_8_bits(target, &mut all);
+        compile(all, target, nvrtc);
+    }
     let s = scenario::load(Path::new("small-fp8"), &[]).unwrap();
     let program = plan(&s).unwrap();
     let ampere = Target::of((8, 0)).unwrap();
@@ -419,36 +432,65 @@ fn float8(nvrtc: Option<&Compiler>) {
     assert!(refused);
 }
 
-/// Microscaling formats and experts in 8 bits have no kernels on GPUs, which is said by name.
+/// Microscaling formats have no kernels on GPUs, which is said by name.
 #[test]
 fn what_runs_on_cpus_only_is_refused_by_name() {
-    for (name, set, why) in [
-        (
-            "small-fp8",
-            &["precision.float8_recipe=mxfp8", "mesh.hardware=b200"][..],
-            "\"mxfp8\" runs on CPUs only",
-        ),
-        (
-            "small-moe",
-            &[
+    let set = ["precision.float8_recipe=mxfp8", "mesh.hardware=b200"].map(str::to_owned);
+    let s = scenario::load(Path::new("small-fp8"), &set).unwrap();
+    let program = plan(&s).unwrap();
+    let refused = variant::of_program(&program).into_keys().any(|v| {
+        let body = &program.kernels[v.kernel.index()].body;
+        let made = generate(&v.request(body, Target::HOPPER));
+        made.is_err_and(|e| e.to_string().contains("\"mxfp8\" runs on CPUs only"))
+    });
+    assert!(refused);
+}
+
+/// Adds the kernels of experts in 8 bits. On Hopper, tensor cores multiply codes: forward with fast
+/// sums, both gradients with sums that are added up in float32.
+fn experts_in_8_bits(target: Target, all: &mut BTreeMap<String, String>) {
+    for mode in ["off", "blocks", "full"] {
+        for more in [
+            "precision.float8_saved=compute",
+            "precision.float8_saved=float8",
+            "precision.float8_all_gather=true",
+        ] {
+            let mut set: Vec<String> = [
                 "precision.float8_recipe=tensorwise",
                 "precision.float8_experts=true",
+                "model.hidden=32",
                 "model.ffn=96",
                 "model.expert_ffn=48",
                 "model.shared_expert_ffn=48",
-            ],
-            "`float8_experts` runs on CPUs only",
-        ),
-    ] {
-        let set: Vec<String> = set.iter().map(|&s| s.to_owned()).collect();
-        let s = scenario::load(Path::new(name), &set).unwrap();
-        let program = plan(&s).unwrap();
-        let refused = variant::of_program(&program).into_keys().any(|v| {
-            let body = &program.kernels[v.kernel.index()].body;
-            let made = generate(&v.request(body, Target::HOPPER));
-            made.is_err_and(|e| e.to_string().contains(why))
-        });
-        assert!(refused, "{why}");
+                "train.seq_len=24",
+                more,
+            ]
+            .map(str::to_owned)
+            .to_vec();
+            set.push(format!("compile.mode={mode}"));
+            let Ok(s) = scenario::load(Path::new("small-moe"), &set) else {
+                assert_eq!(mode, "full");
+                continue;
+            };
+            let program = plan(&s).unwrap();
+            let mut here = BTreeMap::new();
+            sources(&format!("{set:?}"), &program, target, &mut here);
+            for (weight_grad, promote) in [(0, 0), (0, 1), (1, 1)] {
+                let lines = [
+                    "#define CODES 1u".to_owned(),
+                    format!("#define WEIGHT_GRAD {weight_grad}u"),
+                    format!("#define PROMOTE {promote}u"),
+                ];
+                let is = |source: &String| lines.iter().all(|line| source.contains(line));
+                let found = here.keys().any(is);
+                assert_eq!(found, target == Target::HOPPER, "{set:?}: {lines:?}");
+            }
+            // The transposes of experts' weights, a stack of matrices.
+            let stacks = here.keys();
+            let stacks = stacks.filter(|s| s.contains("tile[") && s.contains("blockIdx.z"));
+            assert!(stacks.count() >= 2, "{set:?}");
+            all.extend(here);
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! Kernels over elements that write some results transposed.
+//! Kernels over elements that write some results transposed: matrices, or stacks of matrices.
 //!
 //! A block takes a tile of rows and columns. A thread computes a few rows of a vector and writes
 //! what is stored row by row. The elements of each column of other results stay in registers. The
@@ -20,7 +20,8 @@ const LANES: usize = 8;
 const THREADS: usize = ROWS / DEEP * (COLS / LANES);
 /// Bytes that a thread writes at once.
 const VECTOR: usize = 16;
-/// Largest number of rows of tiles: the limit of a grid's second dimension.
+/// Largest number of rows of tiles, and of matrices: the limits of a grid's second and third
+/// dimensions.
 const MOST: usize = 65_535;
 
 /// An output in memory: output `o` of operation `i`.
@@ -34,19 +35,31 @@ struct Output<'a> {
 
 /// A body that writes at least one result transposed.
 pub(super) struct Tiles<'a> {
+    stack: usize,
     rows: usize,
     cols: usize,
     outputs: Vec<Output<'a>>,
 }
 
-/// Returns the rows and columns of a matrix that is stored column by column.
-fn by_column(slot: &Slot) -> Option<(usize, usize)> {
-    match index::dims(slot)[..] {
-        [Dim { n: rows, stride: 1 }, Dim { n: cols, stride }] if stride == rows => {
-            Some((rows, cols))
-        }
-        _ => None,
-    }
+/// Returns the number, rows and columns of matrices that are stored column by column, one after
+/// another.
+fn by_column(slot: &Slot) -> Option<[usize; 3]> {
+    let dims = index::dims(slot);
+    let (stack, matrix) = match dims[..] {
+        [stack, a, b] => (stack, [a, b]),
+        [a, b] => (
+            Dim {
+                n: 1,
+                stride: a.n * b.n,
+            },
+            [a, b],
+        ),
+        _ => return None,
+    };
+    let [Dim { n: rows, stride: 1 }, Dim { n: cols, stride }] = matrix else {
+        return None;
+    };
+    (stride == rows && stack.stride == rows * cols).then_some([stack.n, rows, cols])
 }
 
 /// Returns whether a later operation of the body writes the same place.
@@ -66,13 +79,14 @@ impl<'a> Tiles<'a> {
                 }
             }
         }
-        let (rows, cols) = outputs.iter().find_map(|&(.., slot)| by_column(slot))?;
+        let [stack, rows, cols] = outputs.iter().find_map(|&(.., slot)| by_column(slot))?;
         let mut made = Vec::new();
         for (i, o, slot) in outputs {
             let arg = req.arg(slot.place).ok()?;
             let size = arg.dtype.size() as usize;
             let transposed = by_column(slot).is_some();
-            if numel(slot) != rows * cols || transposed && by_column(slot) != Some((rows, cols)) {
+            let other = transposed && by_column(slot) != Some([stack, rows, cols]);
+            if numel(slot) != stack * rows * cols || other {
                 return None;
             }
             if transposed {
@@ -92,9 +106,10 @@ impl<'a> Tiles<'a> {
                 transposed: transposed.then_some(size),
             });
         }
-        let fits =
-            rows.is_multiple_of(DEEP) && cols.is_multiple_of(LANES) && rows.div_ceil(ROWS) <= MOST;
+        let whole = rows.is_multiple_of(DEEP) && cols.is_multiple_of(LANES);
+        let fits = whole && rows.div_ceil(ROWS) <= MOST && stack <= MOST;
         fits.then_some(Self {
+            stack,
             rows,
             cols,
             outputs: made,
@@ -103,11 +118,15 @@ impl<'a> Tiles<'a> {
 
     /// Generates the kernel.
     pub(super) fn generate(&self, req: &Request<'a>) -> Result<Module, CodegenError> {
-        let (rows, cols) = (self.rows, self.cols);
+        let (stack, rows, cols) = (self.stack, self.rows, self.cols);
         let mut g = Gen::new(req, LANES, None);
         (g.cache, g.keep_shared) = (Some(Vec::new()), true);
         g.packs = Some(BTreeMap::new());
-        let place = format!("const IDX i = (top + k) * {cols}u + left;");
+        let matrix = match stack {
+            1 => String::new(),
+            _ => format!("(IDX)blockIdx.z * {rows}u + "),
+        };
+        let place = format!("const IDX i = ({matrix}top + k) * {cols}u + left;");
         let each = format!("#pragma unroll\nfor (int k = 0; k < {DEEP}; k++)");
         g.open(&each);
         g.line(&place);
@@ -171,7 +190,7 @@ KERNEL({THREADS}) k0({operands}) {{
             source,
             entries: vec![Entry {
                 name: "k0".to_owned(),
-                grid: [blocks(cols, COLS)?, blocks(rows, ROWS)?, 1],
+                grid: [blocks(cols, COLS)?, blocks(rows, ROWS)?, stack as u32],
                 block: THREADS as u32,
                 shared: 0,
                 params,
@@ -185,6 +204,10 @@ impl Tiles<'_> {
     /// Writes result `n`, of elements of `size` bytes, through the tile to an address.
     fn written(&self, n: usize, size: usize, address: &str) -> String {
         let (rows, cols) = (self.rows, self.cols);
+        let matrix = match self.stack {
+            1 => String::new(),
+            _ => format!(" + (IDX)blockIdx.z * {}u", rows * cols),
+        };
         let vectors = ROWS * size / VECTOR;
         format!(
             "  if (inside)
@@ -198,7 +221,7 @@ impl Tiles<'_> {
     const IDX column = (IDX)blockIdx.x * {COLS}u + c, row = (IDX)blockIdx.y * {ROWS}u + h * {per}u;
     if (column >= {cols}u || row >= {rows}u) continue;
     const u32* from = tile + c * {pitch}u + h * 4;
-    *reinterpret_cast<uint4*>({address} + column * {rows}u + row) = make_uint4(from[0], from[1], from[2], from[3]);
+    *reinterpret_cast<uint4*>({address}{matrix} + column * {rows}u + row) = make_uint4(from[0], from[1], from[2], from[3]);
   }}
   __syncthreads();
 ",

@@ -1,28 +1,31 @@
 // One product per expert: a tile of TM x TN of the result per block. Both factors come as tiles [row or column][inner]
-// in shared memory; 16-bit ones are multiplied by tensor cores, others in float32, all in the order of the inner
-// dimension.
+// in shared memory; 16-bit ones are multiplied by tensor cores, 8-bit ones as float16, others in float32, all in the
+// order of the inner dimension.
 #define TM 128u
 #define TN 128u
 #define TK 32u
 #define PITCH (TK + 8u)
 #define THREADS 256u
 
+template <class S, class T> DEV void take(S x, T& y) { down(up(x), y); }
+template <class T> DEV void take(T x, T& y) { y = x; }
+
 // Loads a tile: entry (i, k) is p[i * step + k], or p[k * step + i] if COLUMNS. Rows of p start at multiples of V
 // elements. What lies outside is zero.
-template <bool COLUMNS, int V, class T>
-DEV void load_tile(T (*tile)[PITCH], const T* p, u64 step, u32 i0, u32 i_end, u32 k0, u32 k_end) {
+template <bool COLUMNS, int V, class T, class S>
+DEV void load_tile(T (*tile)[PITCH], const S* p, u64 step, u32 i0, u32 i_end, u32 k0, u32 k_end) {
   constexpr u32 LINE = COLUMNS ? 128u : TK, LINES = COLUMNS ? TK : 128u;
   for (u32 n = threadIdx.x; n < LINE * LINES / V; n += THREADS) {
     const u32 line = n / (LINE / V), at = n % (LINE / V) * V;
     const u32 i = COLUMNS ? at : line, k = COLUMNS ? line : at;
-    Pack<T, V> x = {};
+    Pack<S, V> x = {};
     const bool in = i0 + i < i_end && k0 + k < k_end;
-    if (in) x = *reinterpret_cast<const Pack<T, V>*>(p + (COLUMNS ? (k0 + k) * step + i0 + i : (i0 + i) * step + k0 + k));
+    if (in) x = *reinterpret_cast<const Pack<S, V>*>(p + (COLUMNS ? (k0 + k) * step + i0 + i : (i0 + i) * step + k0 + k));
     // A vector reaches beyond neither end: both are multiples of V where lines are.
 #pragma unroll
     for (int v = 0; v < V; v++) {
-      if (COLUMNS) tile[at + v][line] = x.e[v];
-      else tile[line][at + v] = x.e[v];
+      if (COLUMNS) take(x.e[v], tile[at + v][line]);
+      else take(x.e[v], tile[line][at + v]);
     }
   }
 }
@@ -61,13 +64,13 @@ template <class T> struct Result {
         for (u32 j = 0; j < 4; j++) multiply_16(c[i][j], x[i], y[j], T());
     }
   }
-  template <class O> DEV void store(O* out, u64 step, u32 rows, u32 columns) {
+  template <class O> DEV void store(float by, O* out, u64 step, u32 rows, u32 columns) {
     const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 #pragma unroll
     for (u32 n = 0; n < 64; n++) {
       const u32 i = warp % 2 * 64 + n / 16 * 16 + n / 2 % 2 * 8 + lane / 4;
       const u32 j = warp / 2 * 32 + n / 4 % 4 * 8 + lane % 4 * 2 + n % 2;
-      if (i < rows && j < columns) down(c[n / 16][n / 4 % 4][n % 4], out[i * step + j]);
+      if (i < rows && j < columns) down(c[n / 16][n / 4 % 4][n % 4] * by, out[i * step + j]);
     }
   }
 };
@@ -90,19 +93,19 @@ template <> struct Result<float> {
         for (u32 j = 0; j < 8; j++) c[i][j] = fmaf(x[i], y[j], c[i][j]);
     }
   }
-  template <class O> DEV void store(O* out, u64 step, u32 rows, u32 columns) {
+  template <class O> DEV void store(float by, O* out, u64 step, u32 rows, u32 columns) {
     const u32 m = threadIdx.x / 16, n = threadIdx.x % 16;
 #pragma unroll
     for (u32 i = 0; i < 8; i++)
 #pragma unroll
       for (u32 j = 0; j < 8; j++)
-        if (m + i * 16 < rows && n + j * 16 < columns) down(c[i][j], out[(m + i * 16) * step + n + j * 16]);
+        if (m + i * 16 < rows && n + j * 16 < columns) down(c[i][j] * by, out[(m + i * 16) * step + n + j * 16]);
   }
 };
 
-// Computes a tile of `rows` x `columns`, from row i0 of a and column j0 of b, over the inner entries k0..k_end.
-template <bool A_COLUMNS, bool B_COLUMNS, int V, class T, class O>
-DEV void product(const T* a, u64 a_step, u32 i0, u32 i_end, const T* b, u64 b_step, u32 j0, u32 j_end, u32 k0, u32 k_end, O* out, u64 step) {
+// Computes a tile of `rows` x `columns`, from row i0 of a and column j0 of b, over the inner entries k0..k_end, in type T, and multiplies it.
+template <bool A_COLUMNS, bool B_COLUMNS, int V, class T, class A, class B, class O>
+DEV void product(const A* a, u64 a_step, u32 i0, u32 i_end, const B* b, u64 b_step, u32 j0, u32 j_end, u32 k0, u32 k_end, float by, O* out, u64 step) {
   __shared__ alignas(16) T x[TM][PITCH], y[TN][PITCH];
   Result<T> c;
   c.clear();
@@ -113,7 +116,7 @@ DEV void product(const T* a, u64 a_step, u32 i0, u32 i_end, const T* b, u64 b_st
     __syncthreads();
     c.add(x, y);
   }
-  c.store(out + i0 * step + j0, step, i_end - i0, j_end - j0);
+  c.store(by, out + i0 * step + j0, step, i_end - i0, j_end - j0);
 }
 
 // The expert and first row of a block's tile, and the end of the expert's rows; false if there is no such tile. A thread

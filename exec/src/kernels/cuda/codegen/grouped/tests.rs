@@ -16,12 +16,26 @@ enum Form {
     WeightGrad,
 }
 
+/// Types of the factors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Factors {
+    Of(DType),
+    /// `a` and `b` in 8 bits, with a scale each; weight gradients have transposed ones.
+    Scaled([DType; 2], Sums),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sums {
+    Fast,
+    Full,
+}
+
 #[derive(Clone, Copy, Debug)]
 struct Case {
     form: Form,
     /// Experts, rows of all of them, columns of the result, inner dimension.
     size: [u64; 4],
-    dtype: DType,
+    factors: Factors,
     result: DType,
     align: u8,
     /// First element of `a` in its operand.
@@ -33,59 +47,74 @@ struct Case {
 const CASE: Case = Case {
     form: Form::Transposed,
     size: [8, 4096, 1536, 2048],
-    dtype: DType::Bf16,
+    factors: Factors::Of(DType::Bf16),
     result: DType::Bf16,
     align: 16,
     offset: 0,
     same: None,
 };
 
+const CODES: [DType; 2] = [DType::F8E5m2, DType::F8E4m3];
+
 fn module(case: Case, target: Target) -> Module {
     let [experts, rows, n, k] = case.size;
-    let (a, b, c, kind) = match case.form {
-        Form::WeightGrad => (
-            vec![rows, k],
-            vec![rows, n],
-            vec![experts, k, n],
-            OpKind::GroupedGemmWeightGrad(op::GroupedGemmWeightGrad { routed: None }),
-        ),
-        form => {
-            let tb = matches!(form, Form::Transposed);
-            let b = if tb { [n, k] } else { [k, n] };
-            (
-                vec![rows, k],
-                vec![experts, b[0], b[1]],
-                vec![rows, n],
-                OpKind::GroupedGemm(op::GroupedGemm { tb, routed: None }),
-            )
+    let ([a_type, b_type], scaled) = match case.factors {
+        Factors::Of(ty) => ([ty; 2], None),
+        Factors::Scaled(types, sums) => (types, Some(sums)),
+    };
+    let weight_grad = matches!(case.form, Form::WeightGrad);
+    let tb = matches!(case.form, Form::Transposed);
+    let (a, b, c) = match case.form {
+        Form::WeightGrad if scaled.is_some() => (vec![k, rows], vec![n, rows], vec![experts, k, n]),
+        Form::WeightGrad => (vec![rows, k], vec![rows, n], vec![experts, k, n]),
+        Form::Transposed => (vec![rows, k], vec![experts, n, k], vec![rows, n]),
+        Form::Plain => (vec![rows, k], vec![experts, k, n], vec![rows, n]),
+    };
+    let kind = match scaled {
+        Some(_) if weight_grad => OpKind::ScaledGroupedGemmWeightGrad,
+        Some(sums) => OpKind::ScaledGroupedGemm(op::ScaledGroupedGemm {
+            fast: sums == Sums::Fast,
+        }),
+        None if weight_grad => {
+            OpKind::GroupedGemmWeightGrad(op::GroupedGemmWeightGrad { routed: None })
         }
+        None => OpKind::GroupedGemm(op::GroupedGemm { tb, routed: None }),
     };
     let of = |place, shape: &[u64], dtype| Slot {
         dtype,
         ..slot(place, shape, &[])
     };
-    let a = Slot {
-        offset: case.offset,
-        ..of(Place::Read(0), &a, case.dtype)
-    };
-    let b = of(Place::Read(1), &b, case.dtype);
-    let offsets = of(Place::Read(2), &[experts + 1], DType::I64);
+    let mut inputs = vec![
+        Slot {
+            offset: case.offset,
+            ..of(Place::Read(0), &a, a_type)
+        },
+        of(Place::Read(1), &b, b_type),
+    ];
+    if scaled.is_some() {
+        inputs.extend([2, 3].map(|i| of(Place::Read(i), &[1, 1], DType::F32)));
+    }
+    let last = Place::Read(inputs.len() as u8);
+    inputs.push(of(last, &[experts + 1], DType::I64));
     let c = of(Place::Write(0), &c, case.result);
     let arg = |dtype| Arg {
         dtype,
         align: case.align,
     };
+    let reads: Vec<Arg> = inputs.iter().map(|slot| arg(slot.dtype)).collect();
+    let mut same = vec![None; reads.len()];
+    same[0] = case.same;
     let body = [BodyOp {
         op: kind,
-        inputs: [a, b, offsets].into_iter().collect(),
+        inputs: inputs.into_iter().collect(),
         outputs: [c].into_iter().collect(),
     }];
     let req = Request {
         target,
         body: &body,
-        reads: &[arg(case.dtype), arg(case.dtype), arg(DType::I64)],
+        reads: &reads,
         writes: &[arg(case.result)],
-        same: &[case.same, None, None],
+        same: &same,
     };
     generate(&req).unwrap_or_else(|e| panic!("{case:?}: {e}"))
 }
@@ -103,7 +132,7 @@ fn hopper_s_tensor_cores_take_16_bit_matrices_that_tensor_copies_can_read() {
         let taken = [
             case,
             Case {
-                dtype: DType::F16,
+                factors: Factors::Of(DType::F16),
                 result: DType::F16,
                 ..case
             },
@@ -123,7 +152,7 @@ fn hopper_s_tensor_cores_take_16_bit_matrices_that_tensor_copies_can_read() {
         }
         let left = [
             Case {
-                dtype: DType::F32,
+                factors: Factors::Of(DType::F32),
                 result: DType::F32,
                 ..case
             },
@@ -169,6 +198,90 @@ fn hopper_s_tensor_cores_take_16_bit_matrices_that_tensor_copies_can_read() {
     }
 }
 
+#[test]
+fn hopper_s_tensor_cores_take_8_bit_matrices_whose_rows_are_of_the_inner_dimension() {
+    for form in [Form::Transposed, Form::WeightGrad] {
+        let case = Case {
+            form,
+            factors: Factors::Scaled(CODES, Sums::Full),
+            ..CASE
+        };
+        let with = |case: Case| is_on_tensor_cores_of_hopper(&module(case, Target::HOPPER));
+        let taken = [
+            case,
+            Case {
+                factors: Factors::Scaled([DType::F8E4m3; 2], Sums::Fast),
+                ..case
+            },
+            Case {
+                size: [3, 16, 16, 16],
+                ..case
+            },
+            Case { offset: 16, ..case },
+            // Only results have these columns, in vectors of eight.
+            Case {
+                size: [8, 4096, 24, 2048],
+                ..case
+            },
+        ];
+        for case in taken {
+            assert!(with(case), "{case:?}");
+        }
+        let inner = match form {
+            Form::WeightGrad => [8, 4104, 1536, 2048],
+            _ => [8, 4096, 1536, 2056],
+        };
+        let left = [
+            Case {
+                size: inner,
+                ..case
+            },
+            Case { align: 8, ..case },
+            Case { offset: 8, ..case },
+            Case {
+                size: [8, 4096, 1540, 2048],
+                ..case
+            },
+            Case {
+                same: Some(0),
+                ..case
+            },
+        ];
+        for case in left {
+            assert!(!with(case), "{case:?}");
+        }
+        for other in [(8, 9), (10, 0)] {
+            let made = module(case, Target::of(other).unwrap());
+            assert!(!is_on_tensor_cores_of_hopper(&made), "{other:?} {case:?}");
+        }
+    }
+}
+
+/// Sums of a step of tensor cores are added up in float32, half of the columns at a time, unless
+/// fast sums are allowed; a weight gradient never has these.
+#[test]
+fn sums_of_8_bit_factors_have_the_precision_that_is_asked_for() {
+    for (form, sums, promoted) in [
+        (Form::Transposed, Sums::Fast, false),
+        (Form::Transposed, Sums::Full, true),
+        (Form::WeightGrad, Sums::Full, true),
+    ] {
+        let case = Case {
+            form,
+            factors: Factors::Scaled(CODES, sums),
+            ..CASE
+        };
+        let source = module(case, Target::HOPPER).source;
+        let instruction = match promoted {
+            true => "m64n128k32.f32.e5m2.e4m3",
+            false => "m64n256k32.f32.e5m2.e4m3",
+        };
+        assert!(source.contains(instruction), "{case:?}");
+        let promote = format!("#define PROMOTE {}u", u8::from(promoted));
+        assert!(source.contains(&promote), "{case:?}");
+    }
+}
+
 /// Returns columns and rows, and the number of matrices, of each tensor map.
 fn maps(module: &Module) -> Vec<(Place, [u64; 2], Option<u64>)> {
     let maps = module.entries[0].params.iter().filter_map(|p| match p {
@@ -181,7 +294,22 @@ fn maps(module: &Module) -> Vec<(Place, [u64; 2], Option<u64>)> {
 #[test]
 fn copies_end_at_the_edges_of_an_expert_s_matrix() {
     let [a, b, c] = [Place::Read(0), Place::Read(1), Place::Write(0)];
-    let of = |form| module(Case { form, ..CASE }, Target::HOPPER);
+    let with = |form, factors| {
+        let case = Case {
+            form,
+            factors,
+            ..CASE
+        };
+        module(case, Target::HOPPER)
+    };
+    let scaled = with(Form::WeightGrad, Factors::Scaled(CODES, Sums::Full));
+    let expected = [
+        (a, [4096, 2048], None),
+        (b, [4096, 1536], None),
+        (c, [1536, 2048], Some(8)),
+    ];
+    assert_eq!(maps(&scaled), expected);
+    let of = |form| with(form, CASE.factors);
     let expected = [
         (
             Form::Plain,
@@ -231,7 +359,55 @@ fn grouped_matmuls_compile() {
                         let case = Case {
                             form,
                             size,
-                            dtype,
+                            factors: Factors::Of(dtype),
+                            result,
+                            ..CASE
+                        };
+                        all.insert(module(case, target).source, format!("{case:?}"));
+                    }
+                }
+            }
+        }
+        compile(all, target, Some(&nvrtc));
+    }
+    for target in [Target::HOPPER, Target::of((8, 9)).unwrap()] {
+        if std::env::var("DUMPX").is_ok() {
+            for (i, (form, sums)) in [
+                (Form::Transposed, Sums::Fast),
+                (Form::Transposed, Sums::Full),
+                (Form::WeightGrad, Sums::Full),
+            ]
+            .into_iter()
+            .enumerate()
+            {
+                for result in [DType::Bf16, DType::F32] {
+                    let case = Case {
+                        form,
+                        factors: Factors::Scaled(CODES, sums),
+                        result,
+                        ..CASE
+                    };
+                    std::fs::write(
+                        format!("/tmp/h/k6-src-{target}-{i}-{result}.cu"),
+                        module(case, target).source,
+                    )
+                    .unwrap();
+                }
+            }
+        }
+        let mut all = BTreeMap::new();
+        for (form, sums) in [
+            (Form::Transposed, Sums::Fast),
+            (Form::Transposed, Sums::Full),
+            (Form::WeightGrad, Sums::Full),
+        ] {
+            for types in [CODES, [DType::F8E4m3; 2]] {
+                for size in [[8, 4096, 1536, 2048], [3, 16, 16, 16], [2, 9, 6, 5]] {
+                    for result in [DType::Bf16, DType::F32] {
+                        let case = Case {
+                            form,
+                            size,
+                            factors: Factors::Scaled(types, sums),
                             result,
                             ..CASE
                         };

@@ -1,5 +1,6 @@
-// One matmul per expert on Hopper's tensor cores, in 16 bits with float32 sums: `c[r] = a[r] b[e]` for the rows r of each expert e, or with
-// WEIGHT_GRAD `c[e] = a[rows of e]^T b[rows of e]`. Only the device knows how many rows an expert has.
+// One matmul per expert on Hopper's tensor cores, with float32 sums: `c[r] = a[r] b[e]` for the rows r of each expert e, or with WEIGHT_GRAD
+// `c[e] = a[rows of e]^T b[rows of e]`. Only the device knows how many rows an expert has. Factors have 16 bits, or 8 (CODES): then the inner
+// dimension of both is contiguous, so that those of a weight gradient come transposed, and sums are multiplied by the reciprocals of scales.
 //
 // The two blocks of a cluster work on neighboring tiles of 128 rows and 256 columns. Most of these have the same columns, of which each
 // block loads half and sends it to both. An expert with an odd number of tiles below one another has the last ones side by side; of these
@@ -7,11 +8,12 @@
 // each 64 rows; when a tile is done they round it into shared memory and go on with the next one. Other warps of the first group write it:
 // the rows up to the expert's end, or the whole by a tensor copy, which ends at the matrix's edges. A weight gradient in float32 (FLOAT_GRAD)
 // has no room there: the groups that multiply store it. Which tile is next is asked of a counter, since a multiprocessor may be busy with
-// something else at first. Sums have the order of the inner dimension.
-#define KSTEP 64
+// something else at first. Sums have the order of the inner dimension. Tensor cores add up products of 8-bit numbers with fewer bits than float32 has:
+// with PROMOTE, only those of a step, which are then added up in float32.
+#define KSTEP (CODES ? 128 : 64)
 #define STAGES 4
-// Both factors come in parts of 64 rows or columns of a result.
-#define PART (64 * KSTEP * 2)
+// Both factors come in parts of 64 rows or columns of a result: 128 bytes of each.
+#define PART (64 * 128)
 #define A_BYTES (2 * PART)
 #define B_BYTES (4 * PART)
 // A tile is rounded in two rounds, each of half of the columns: vectors of a row in shared memory.
@@ -24,6 +26,10 @@
 #define BAND 16
 #define WRITERS (WEIGHT_GRAD ? 1 : 3)
 #define MULTIPLIERS_AND_WRITERS (128 + WRITERS * 32)
+
+// A thread that multiplies has the sums of 256 columns, and with PROMOTE those of a step over 128.
+#define LOADERS_REGISTERS (PROMOTE ? 72 : 120)
+#define MULTIPLIERS_REGISTERS (PROMOTE ? 216 : 192)
 
 // Tiles of clusters in a result of `high` tiles below one another. Two columns of tiles have as many as one of them is high.
 DEV constexpr u32 tiles(u32 high) { return ACROSS / 2 * high + ACROSS % 2 * ((high + 1) / 2); }
@@ -115,7 +121,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
   };
 
   if (group == 0) {
-    asm volatile("setmaxnreg.dec.sync.aligned.u32 120;");
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(LOADERS_REGISTERS));
     if (threadIdx.x < 32) {
       if (threadIdx.x == 0) {
         int s = 0, parity = 1;
@@ -142,7 +148,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
             for (int i = own_a; i < own_a + parts_a; ++i) {
               const u32 to = as + s * A_BYTES + i * PART;
 #if WEIGHT_GRAD
-              const int x = p.row + i * 64, y = p.first + k * KSTEP;
+              const int outer = p.row + i * 64, inner = p.first + k * KSTEP, x = CODES ? inner : outer, y = CODES ? outer : inner;
 #else
               const int x = k * KSTEP, y = p.first + p.row + i * 64;
 #endif
@@ -152,7 +158,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
             for (int i = own_b; i < own_b + parts_b; ++i) {
               const u32 to = bs + s * B_BYTES + i * PART;
 #if WEIGHT_GRAD
-              const int x = p.column + i * 64, y = p.first + k * KSTEP;
+              const int outer = p.column + i * 64, inner = p.first + k * KSTEP, x = CODES ? inner : outer, y = CODES ? outer : inner;
               if (p.beside) tile_load(to, &b, x, y, full(s));
               else tile_send(to, &b, x, y, full(s));
 #else
@@ -217,9 +223,12 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
     }
 #endif
   } else {
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 192;");
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIERS_REGISTERS));
     const int half = group - 1, warp = threadIdx.x / 32 % 4;
     float d[128];
+#if CODES
+    const float inverse = INVERSE;
+#endif
     u32 expert = 0;
     int s = 0, parity = 0;
     for (int n = 0;; ++n) {
@@ -232,30 +241,69 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
 #else
       const u32 depth = (K + KSTEP - 1) / KSTEP;
 #endif
+#if PROMOTE
+#pragma unroll
+      for (int i = 0; i < 128; ++i) d[i] = 0.0f;
+#endif
       for (u32 k = 0; k < depth; ++k) {
         bar_wait(full(s), parity);
 #if WEIGHT_GRAD
         // Rows beyond the expert's are another one's, or nobody's.
         if (const u32 left = p.inner - k * KSTEP; left < KSTEP) {
+#if CODES
+          // They are bytes of lines, whose vectors are swizzled. The first vector may have some of the expert's.
+          const u32 first = left / 16, vectors = 8 - first;
+          for (u32 i = threadIdx.x - 128; i < vectors * 384; i += 256) {
+            const u32 line = i / vectors, unit = first + i % vectors, keep = unit == first ? left % 16 : 0;
+            const u32 to = (line < 128 ? as + s * A_BYTES + line * 128 : bs + s * B_BYTES + (line - 128) * 128) + ((unit ^ line % 8) << 4);
+#pragma unroll
+            for (u32 word = 0; word < 4; ++word) {
+              u32 v = 0;
+              if (keep > word * 4) {
+                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(to + word * 4) : "memory");
+                if (keep < word * 4 + 4) v &= (1u << keep % 4 * 8) - 1;
+              }
+              asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + word * 4), "r"(v) : "memory");
+            }
+          }
+#else
           const u32 vectors = (KSTEP - left) * 8;
           for (u32 i = threadIdx.x - 128; i < vectors * 6; i += 256) {
             const u32 part = i / vectors, at = left * 128 + i % vectors * 16;
             const u32 to = (part < 2 ? as + s * A_BYTES + part * PART : bs + s * B_BYTES + (part - 2) * PART) + at;
             asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
           }
+#endif
           asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
           named_wait<256>(5);
         }
 #endif
-        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-        const u64 da = described(as + s * A_BYTES + half * PART, WEIGHT_GRAD ? PART : 16, 1024);
+        const u64 da = described(as + s * A_BYTES + half * PART, A_COLUMNS ? PART : 16, 1024);
         const u64 db = described(bs + s * B_BYTES, B_COLUMNS ? PART : 16, 1024);
+#if PROMOTE
 #pragma unroll
-        for (int q = 0; q < KSTEP / 16; ++q) multiply(d, da + q * (WEIGHT_GRAD ? 128 : 2), db + q * (B_COLUMNS ? 128 : 2), (k | q) != 0);
+        for (int side = 0; side < 2; ++side) {
+          float step[64];
+          asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+          for (int q = 0; q < 4; ++q) multiply(step, da + q * 2, db + side * (2 * PART / 16) + q * 2, q != 0);
+          asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+#pragma unroll
+          for (int i = 0; i < 64; ++i) d[side * 64 + i] += step[i];
+        }
+#else
+        asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#pragma unroll
+        for (int q = 0; q < 4; ++q) multiply(d, da + q * (A_COLUMNS ? 128 : 2), db + q * (B_COLUMNS ? 128 : 2), (k | q) != 0);
         asm volatile("wgmma.commit_group.sync.aligned;\nwgmma.wait_group.sync.aligned 0;" ::: "memory");
+#endif
         if (lane < 2) bar_arrive(empty(s), lane);
         if (++s == STAGES) s = 0, parity ^= 1;
       }
+#if CODES
+#pragma unroll
+      for (int i = 0; i < 128; ++i) d[i] *= inverse;
+#endif
 #if FLOAT_GRAD
       // Of each eight columns, four neighboring threads have a row: a sector of 32 bytes.
       const u32 row = p.row + half * 64 + warp * 16 + lane / 4;

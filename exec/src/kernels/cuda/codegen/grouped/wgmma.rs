@@ -1,6 +1,6 @@
-//! Grouped matmuls on Hopper's tensor cores, of 16-bit types (`wgmma.cuh`).
+//! Grouped matmuls on Hopper's tensor cores, of 16-bit and 8-bit types (`wgmma.cuh`).
 
-use super::super::hopper::{self, Map};
+use super::super::hopper::{self, Map, Multiplied};
 use super::super::tables::contiguous;
 use super::super::{CodegenError, Module, Param, Request, ctype};
 use super::{Grouped, Over};
@@ -8,8 +8,8 @@ use crate::base::element;
 use shardlab_plan::ir::{DType, Place, Slot};
 
 const KERNEL: &str = include_str!("wgmma.cuh");
-/// Rows and columns of a box of a tensor copy: 128 bytes, the unit that is swizzled.
-const PART: [u32; 2] = [64, 64];
+/// Bytes of a row, and rows, of a box of a tensor copy; these bytes are the unit that is swizzled.
+const PART: [u64; 2] = [128, 64];
 
 /// Returns the shared memory of a block: four stages of both factors' tiles, half of a rounded
 /// tile, barriers and the ring of tile numbers, and the first tile of each expert.
@@ -20,16 +20,22 @@ fn shared(experts: usize) -> u64 {
 
 /// Returns whether the kernel does this one: factors of one 16-bit type, a result of that type or a
 /// weight gradient in float32, at addresses that tensor copies take, not written over what is read.
+/// 8-bit factors have any 16-bit result.
 pub(super) fn fits(req: &Request<'_>, of: &Grouped<'_>) -> Result<bool, CodegenError> {
     let (a, b, c) = (
         req.arg(of.a.place)?,
         req.arg(of.b.place)?,
         req.arg(of.c.place)?,
     );
-    let ty = a.dtype;
-    let typed = element::cuda(ty).wgmma.is_some() && ty.size() == 2;
-    let one_type = b.dtype == ty && (c.dtype == ty || has_float_result(of, c.dtype));
-    let aligned = of.is_aligned(req)? && c.align >= 16 && of.c.offset.is_multiple_of(8);
+    let has = |ty: DType, size: u64| element::cuda(ty).wgmma.is_some() && ty.size() == size;
+    let typed = match of.scaled {
+        Some(_) => has(a.dtype, 1) && has(b.dtype, 1),
+        None => has(a.dtype, 2) && b.dtype == a.dtype,
+    };
+    let rounded = c.dtype == a.dtype || of.scaled.is_some() && has(c.dtype, 2);
+    let result = rounded || has_float_result(of, c.dtype);
+    let whole = of.n.is_multiple_of(8) && of.c.offset.is_multiple_of(8);
+    let aligned = of.is_aligned(req)? && c.align >= 16 && whole;
     let alone = |slot: &Slot| match slot.place {
         Place::Read(i) => matches!(req.same.get(usize::from(i)), None | Some(None)),
         _ => false,
@@ -43,7 +49,7 @@ pub(super) fn fits(req: &Request<'_>, of: &Grouped<'_>) -> Result<bool, CodegenE
     // Places in a matrix are counted in 32 bits.
     let counted = sizes.iter().all(|&x| (1..1 << 31).contains(&x));
     let room = shared(of.experts) <= u64::from(req.target.shared());
-    Ok(req.target.has_wgmma() && typed && one_type && aligned && apart && counted && room)
+    Ok(req.target.has_wgmma() && typed && result && aligned && apart && counted && room)
 }
 
 /// Returns whether a result is a weight gradient in float32.
@@ -52,37 +58,42 @@ fn has_float_result(of: &Grouped<'_>, result: DType) -> bool {
 }
 
 pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, CodegenError> {
-    let ty = req.arg(of.a.place)?.dtype;
-    let map = |slot: &Slot, size: [usize; 2], stack: Option<usize>| Map {
+    let types = [of.a, of.b, of.c].map(|slot| req.arg(slot.place).map(|arg| arg.dtype));
+    let [a_type, b_type, c_type] = types;
+    let (types, c_type) = ([a_type?, b_type?], c_type?);
+    let map = |slot: &Slot, dtype: DType, size: [usize; 2], stack: Option<usize>| Map {
         place: slot.place,
         first: slot.offset,
-        dtype: ty,
+        dtype,
         size: size.map(|x| x as u64),
         stack: stack.map(|x| x as u64),
-        part: PART,
+        part: [(PART[0] / dtype.size()) as u32, PART[1] as u32],
     };
-    let float_result = has_float_result(of, req.arg(of.c.place)?.dtype);
+    let float_result = has_float_result(of, c_type);
+    let codes = of.scaled.is_some();
+    let promote = of.scaled.as_ref().is_some_and(|scaled| !scaled.fast);
     let (n, rows, stack) = (of.n, of.rows, Some(of.experts));
-    // The parameters of the kernel after its operands, and `M`, `K`, `TB`, `WEIGHT_GRAD` and
-    // `B_COLUMNS`.
-    let (maps, [m, k, tb, weight_grad, b_columns]) = match of.over {
+    // The parameters of the kernel after its operands, and `M`, `K`, `TB` and `WEIGHT_GRAD`;
+    // whether lines of the factors run along the rows and columns of the result.
+    let (maps, [m, k, tb, weight_grad], across) = match of.over {
         Over::Columns { k, tb } => {
             let b = if tb { [k, n] } else { [n, k] };
             let maps = vec![
-                ("a", map(of.a, [k, rows], None)),
-                ("b", map(of.b, b, stack)),
+                ("a", map(of.a, types[0], [k, rows], None)),
+                ("b", map(of.b, types[1], b, stack)),
             ];
-            (maps, [0, k, tb.into(), 0, (!tb).into()])
+            (maps, [0, k, tb.into(), 0], [false, !tb])
         }
         Over::Rows { m } => {
+            let size = |outer| if codes { [rows, outer] } else { [outer, rows] };
             let mut maps = vec![
-                ("a", map(of.a, [m, rows], None)),
-                ("b", map(of.b, [n, rows], None)),
+                ("a", map(of.a, types[0], size(m), None)),
+                ("b", map(of.b, types[1], size(n), None)),
             ];
             if !float_result {
-                maps.push(("c", map(of.c, [n, m], stack)));
+                maps.push(("c", map(of.c, c_type, [n, m], stack)));
             }
-            (maps, [m, 0, 0, 1, 1])
+            (maps, [m, 0, 0, 1], [!codes; 2])
         }
     };
     let (mut params, mut declared) = req.operands();
@@ -92,7 +103,9 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
     }
     params.push(Param::Tickets);
     declared.push("u32* tickets".to_owned());
-    let mut source = format!("typedef {} T;\n", ctype(ty));
+    // A tile of float32 is not rounded.
+    let rounded = if float_result { DType::Bf16 } else { c_type };
+    let mut source = format!("typedef {} T;\n", ctype(rounded));
     for (name, value) in [
         ("EXPERTS", of.experts),
         ("M", m),
@@ -100,18 +113,28 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
         ("K", k),
         ("TB", tb),
         ("WEIGHT_GRAD", weight_grad),
-        ("B_COLUMNS", b_columns),
+        ("A_COLUMNS", across[0].into()),
+        ("B_COLUMNS", across[1].into()),
         ("FLOAT_GRAD", float_result.into()),
+        ("CODES", codes.into()),
+        ("PROMOTE", promote.into()),
     ] {
         source += &format!("#define {name} {value}u\n");
     }
     source += hopper::PRIMITIVES;
-    source += &hopper::multiply(ty, weight_grad == 1, b_columns == 1)?;
+    let multiplied = Multiplied {
+        types,
+        across,
+        columns: if promote { 128 } else { 256 },
+    };
+    source += &multiplied.source()?;
     contiguous(req, of.a)?;
     contiguous(req, of.b)?;
+    let inverse = of.scaled.as_ref().map_or("1.0f", |scaled| &scaled.inverse);
     source += &KERNEL
         .replace("PARAMETERS", &declared.join(", "))
         .replace("OFFSETS", &of.offsets)
+        .replace("INVERSE", inverse)
         .replace("RESULT", &contiguous(req, of.c)?);
     Ok(hopper::module(source, shared(of.experts) as u32, params))
 }
