@@ -107,6 +107,8 @@ pub struct ModelOptions {
     pub position_embedding: PositionEmbedding,
     /// Numbers of one patch of an image.
     pub patch_dim: u64,
+    /// The projection of patches has a bias.
+    pub patch_bias: bool,
     /// A learned row stands for masked patches, which the plan has none of.
     pub mask_token: bool,
     /// A second learned row follows that of the class.
@@ -235,6 +237,7 @@ impl Default for ModelOptions {
             qk_norm: QkNorm::None,
             position_embedding: PositionEmbedding::Rotary,
             patch_dim: 768,
+            patch_bias: true,
             mask_token: false,
             distillation_token: false,
             token_types: 0,

@@ -436,6 +436,7 @@ keys! {
     PackedGateUp: "model" "packed_gate_up" [Bool] "false" "One projection makes gate and up of the feed-forward layer (Phi-3)";
     PositionEmbedding: "model" "position_embedding" [Choice(PositionEmbedding::WORDS)] "\"rotary\"" "Positions: rotary (pairs of the two halves), rotary_interleaved (adjacent pairs: GPT-J, Command R), learned (a table), sinusoidal (sines and cosines that are added: M2M-100), sinusoidal_table (the same as a parameter that is not trained: Pegasus), alibi (a penalty of the scores: BLOOM, MPT), none (other layers know the order: Jamba)";
     PatchDim: "model" "patch_dim" [Integer(1, MIB)] "768" "Numbers of one patch of an image: channels times the area of the patch (vit)";
+    PatchBias: "model" "patch_bias" [Bool] "true" "The projection of patches has a bias; false: it has none (CLIP)";
     MaskToken: "model" "mask_token" [Bool] "false" "A learned row stands for masked patches, of which the plan has none (DINOv2)";
     DistillationToken: "model" "distillation_token" [Bool] "false" "A second learned row follows that of the class (DeiT)";
     TokenTypes: "model" "token_types" also ["type_vocab_size"] [Integer(0, 65536)] "0" "Rows of the table of token types; 0: no such table (BERT: 2)";

@@ -151,6 +151,11 @@ VIT = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attent
 DENSE |= {"vit": dict(VIT, patch_size=8), "deit": dict(VIT), "deit-keys": dict(VIT, patch_size=8, num_channels=1, num_labels=7)}
 ALBERT = dict(BERT, embedding_size=24, num_hidden_layers=4)
 ENCODERS |= {"albert": dict(ALBERT), "albert-keys": dict(ALBERT, num_hidden_groups=2, inner_group_num=3, embedding_size=96, type_vocab_size=1, hidden_act="gelu"), "albert-groups": dict(ALBERT, num_hidden_groups=4)}
+CLIP_TEXT = dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=48)
+DENSE |= {
+    "clip_text_model": dict(CLIP_TEXT), "clip_text_model-keys": dict(CLIP_TEXT, projection_dim=24, max_position_embeddings=40, hidden_act="gelu"),
+    "clip_vision_model": dict(TOWER), "clip_vision_model-keys": dict(TOWER, patch_size=8, num_channels=1, projection_dim=24),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -176,7 +181,7 @@ HEADS = {"camembert": "CamembertForSequenceClassification", "distilbert": "Disti
          "albert": "AlbertForSequenceClassification", "albert-keys": "AlbertForTokenClassification", "albert-groups": "AlbertModel", "eurobert": "EuroBertForSequenceClassification", "eurobert-keys": "EuroBertForTokenClassification"}
 
 
-KINDS = {"dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
+KINDS = {"clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 
 def write(name, config, kind, rows):

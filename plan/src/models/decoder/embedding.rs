@@ -210,7 +210,8 @@ impl Patches {
         let distills = m.options.distillation_token;
         let distillation = distills.then(|| of(d, "distillation", "", &[1, 1, h]));
         let positions = of(d, "positions", "", &[1, m.max_seq_len, h]);
-        let projection = d.linear(ROOT, ("patches", ""), [h, m.options.patch_dim], true);
+        let shape = [h, m.options.patch_dim];
+        let projection = d.linear(ROOT, ("patches", ""), shape, m.options.patch_bias);
         Self {
             module,
             projection,

@@ -150,6 +150,8 @@ pub(in crate::models) const VIT: FamilySpec = FamilySpec {
         "gated_mlp",
         "position_embedding",
         "patch_dim",
+        "patch_bias",
+        "embedding_norm",
         "mask_token",
         "distillation_token",
         "layer_scale",

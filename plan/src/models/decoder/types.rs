@@ -42,6 +42,14 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     ),
     ("apertus", "unlike its plan, its activation is xIELU"),
     (
+        "clip_text_model",
+        "unlike its plan, it has the activation QuickGELU, and a loss of one position",
+    ),
+    (
+        "clip_vision_model",
+        "unlike its plan, it has the activation QuickGELU, and normalizes the class alone",
+    ),
+    (
         "codegen",
         "unlike its plan, it has four blocks of queries, values and keys in one projection",
     ),
@@ -172,6 +180,18 @@ const SILU_FIRST: &[(&str, &str)] = &[
     ("relu2", "relu2"),
 ];
 
+/// Words of CLIP. `x * sigmoid(1.702 x)` costs as much as the approximation of GELU.
+const QUICK_GELU: Field = field(
+    &["hidden_act"],
+    Meaning::Choice(
+        "activation",
+        &[
+            ("quick_gelu", "gelu_tanh"),
+            ("gelu", "gelu"),
+            ("gelu_new", "gelu_tanh"),
+        ],
+    ),
+);
 const HIDDEN_ACT: Field = field(&["hidden_act"], Meaning::Choice("activation", SILU_FIRST));
 const LAYER_NORM_EPS: Field = field(&["layer_norm_eps"], Meaning::Optional("norm_eps"));
 const RMS_EPS_5: Field = field(&["rms_norm_eps"], Meaning::Optional("norm_eps"));

@@ -464,6 +464,20 @@ fn blocks_share_weights() {
     let (of_apart, own) = of(&apart);
     assert_eq!(own.len(), 12);
     assert_eq!(flops, of_apart);
+    for policy in ["native", "fsdp2", "megatron", "megatron_v2"] {
+        for recompute in ["none", "full"] {
+            let sets = [
+                &format!("fsdp.policy={policy}"),
+                &format!("train.recompute={recompute}"),
+                "train.grad_accum=2",
+                "train.seq_len=32",
+            ];
+            let scenario = read("planned", ALBERT, &sets).unwrap();
+            let program = crate::plan(&scenario).unwrap();
+            let report = crate::check::check(&program);
+            assert!(report.violations.is_empty(), "{sets:?}: {report:?}");
+        }
+    }
     for (set, why) in [
         ("model.layers=8", "must be divisible by"),
         ("model.layer_groups=0", "of which there are none"),

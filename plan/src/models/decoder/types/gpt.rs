@@ -1,6 +1,6 @@
 //! Types with LayerNorm and a feed-forward layer without a gate.
 
-use super::{LAYER_NORM_EPS, PARTIAL_HALF, TIED_BY_DEFAULT, derived, number};
+use super::{LAYER_NORM_EPS, PARTIAL_HALF, QUICK_GELU, TIED_BY_DEFAULT, derived, number};
 use crate::models::gpt2::ACTIVATIONS;
 use crate::models::hf::{
     BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
@@ -185,6 +185,35 @@ pub(super) const TYPES: &[HfType] = &[
             ),
             WINDOW,
             field(&["use_bias"], Meaning::HasBias(BiasPart::All, true)),
+        ],
+    },
+    HfType {
+        model_type: "clip_text_model",
+        architecture: "CLIPTextModel",
+        fixed: &[
+            LAYER_NORM,
+            NO_GATE,
+            LEARNED,
+            ALL_BIASES,
+            ("head", Given::Str("none")),
+        ],
+        common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS],
+        fields: &[
+            field(
+                &["layer_norm_eps"],
+                Meaning::Default("norm_eps", Given::Float(1e-5)),
+            ),
+            QUICK_GELU,
+            number(
+                &["max_position_embeddings"],
+                "max_seq_len",
+                |file| {
+                    let rows = file("max_position_embeddings");
+                    Ok(Some(rows.unwrap_or_else(|| 77.into())))
+                },
+                |model| Some(model["max_seq_len"].clone()),
+            ),
+            derived("num_labels", &["projection_dim"], |_| Ok(None)),
         ],
     },
     HfType {

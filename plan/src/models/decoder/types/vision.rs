@@ -1,6 +1,6 @@
 //! Types that encode images.
 
-use super::{derived, number, size};
+use super::{QUICK_GELU, derived, number, size};
 use crate::models::hf::{FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, field};
 use serde_json::Value;
 
@@ -104,6 +104,41 @@ pub(super) const TYPES: &[HfType] = &[
             ),
             PATCH_DIM_16,
             LABELS,
+        ],
+    },
+    // The tower of CLIP alone, without an output layer. The norm after the blocks is one of all
+    // rows, not of the class alone.
+    HfType {
+        model_type: "clip_vision_model",
+        architecture: "CLIPVisionModel",
+        fixed: &[
+            LAYER_NORM,
+            ("gated_mlp", Given::Bool(false)),
+            BIASES,
+            LEARNED,
+            ("head", Given::Str("none")),
+            ("pooler", Given::Bool(false)),
+            ("embedding_norm", Given::Bool(true)),
+            ("patch_bias", Given::Bool(false)),
+        ],
+        common: &[HIDDEN, FFN, LAYERS, HEADS],
+        fields: &[
+            field(
+                &["layer_norm_eps"],
+                Meaning::Default("norm_eps", Given::Float(1e-5)),
+            ),
+            QUICK_GELU,
+            number(
+                &["image_size"],
+                "max_seq_len",
+                |file| Ok(Some((patches(file, 224, 32)? + 1).into())),
+                |_| None,
+            ),
+            derived(
+                "patch_dim",
+                &["patch_size", "num_channels", "projection_dim"],
+                |file| patch_dim(file, 32),
+            ),
         ],
     },
     // Without an output layer.
