@@ -371,30 +371,6 @@ fn grouped_matmuls_compile() {
         compile(all, target, Some(&nvrtc));
     }
     for target in [Target::HOPPER, Target::of((8, 9)).unwrap()] {
-        if std::env::var("DUMPX").is_ok() {
-            for (i, (form, sums)) in [
-                (Form::Transposed, Sums::Fast),
-                (Form::Transposed, Sums::Full),
-                (Form::WeightGrad, Sums::Full),
-            ]
-            .into_iter()
-            .enumerate()
-            {
-                for result in [DType::Bf16, DType::F32] {
-                    let case = Case {
-                        form,
-                        factors: Factors::Scaled(CODES, sums),
-                        result,
-                        ..CASE
-                    };
-                    std::fs::write(
-                        format!("/tmp/h/k6-src-{target}-{i}-{result}.cu"),
-                        module(case, target).source,
-                    )
-                    .unwrap();
-                }
-            }
-        }
         let mut all = BTreeMap::new();
         for (form, sums) in [
             (Form::Transposed, Sums::Fast),
