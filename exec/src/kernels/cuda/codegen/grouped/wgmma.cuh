@@ -40,6 +40,8 @@ struct Tile {
   bool beside;
   // Rows of the factors, and steps over the inner dimension.
   u32 first, inner, depth;
+  // Numbers at the start of the inner dimension that are another expert's: a tensor copy of lines of rows starts at a multiple of 16 bytes.
+  u32 skipped;
 };
 // The t-th tile of a block, of a result of `high` tiles below one another: its place, counted in tiles.
 DEV void divide(u32 t, u32 high, u32 rank, Tile& to) {
@@ -113,10 +115,11 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
     p.row *= 128;
     p.column *= 256;
     p.end = WEIGHT_GRAD ? M : rows;
-    p.first = start;
+    p.skipped = WEIGHT_GRAD && CODES ? start % 16 : 0;
+    p.first = start - p.skipped;
+    p.inner = WEIGHT_GRAD ? rows + p.skipped : K;
     // An expert without rows has a step of zeros.
-    p.inner = WEIGHT_GRAD ? rows : K;
-    p.depth = WEIGHT_GRAD ? max((rows + KSTEP - 1) / KSTEP, 1u) : (K + KSTEP - 1) / KSTEP;
+    p.depth = max((p.inner + KSTEP - 1) / KSTEP, 1u);
     return p;
   };
 
@@ -248,22 +251,23 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
       for (u32 k = 0; k < depth; ++k) {
         bar_wait(full(s), parity);
 #if WEIGHT_GRAD
-        // Rows beyond the expert's are another one's, or nobody's.
-        if (const u32 left = p.inner - k * KSTEP; left < KSTEP) {
+        // Rows around the expert's are another one's, or nobody's.
+        const u32 left = p.inner - k * KSTEP, before = k == 0 ? p.skipped : 0;
+        if (left < KSTEP || before > 0) {
 #if CODES
-          // They are bytes of lines, whose vectors are swizzled. The first vector may have some of the expert's.
-          const u32 first = left / 16, vectors = 8 - first;
-          for (u32 i = threadIdx.x - 128; i < vectors * 384; i += 256) {
-            const u32 line = i / vectors, unit = first + i % vectors, keep = unit == first ? left % 16 : 0;
+          // They are bytes of lines, whose vectors are swizzled.
+          auto bytes = [](int n) { return n <= 0 ? 0u : n >= 4 ? 0xffffffffu : (1u << n * 8) - 1; };
+          for (u32 i = threadIdx.x - 128; i < 8 * 384; i += 256) {
+            const u32 line = i / 8, unit = i % 8;
+            if (unit * 16 >= before && unit * 16 + 16 <= left) continue;
             const u32 to = (line < 128 ? as + s * A_BYTES + line * 128 : bs + s * B_BYTES + (line - 128) * 128) + ((unit ^ line % 8) << 4);
 #pragma unroll
-            for (u32 word = 0; word < 4; ++word) {
+            for (int word = 0; word < 4; ++word) {
+              const int at = unit * 16 + word * 4;
+              const u32 keep = bytes((int)min(left, (u32)KSTEP) - at) & ~bytes((int)before - at);
               u32 v = 0;
-              if (keep > word * 4) {
-                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(to + word * 4) : "memory");
-                if (keep < word * 4 + 4) v &= (1u << keep % 4 * 8) - 1;
-              }
-              asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + word * 4), "r"(v) : "memory");
+              if (keep != 0) asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(to + word * 4) : "memory");
+              asm volatile("st.shared.u32 [%0], %1;" ::"r"(to + word * 4), "r"(v & keep) : "memory");
             }
           }
 #else
