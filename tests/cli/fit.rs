@@ -164,6 +164,11 @@ fn scenarios_and_models_are_jobs_too() {
     );
     let scenario = answer["scenario"].as_str().unwrap();
     assert!(scenario.contains("policy = \"fsdp2\""), "{scenario}");
+    let text = ends(0, &[&model, "--gpus", "8xh200"]);
+    assert!(
+        text.contains("Settings: 3 from the command line, 2 assumed"),
+        "{text}"
+    );
 }
 
 /// A published job of QLoRA, of another model.

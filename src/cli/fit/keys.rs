@@ -71,8 +71,15 @@ pub(super) fn print(subject: &Subject, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says of which files keys are, and how many are used.
+/// Says of which files keys are, and how many are used. A model alone has no keys of a job: then
+/// all settings come from the command line, or are assumed.
 pub(in crate::cli) fn heading(all: &[Row]) -> String {
+    let files = files(all);
+    if files.is_empty() {
+        let count = |word: &str| all.iter().filter(|r| r.status.word() == word).count();
+        let (used, assumed) = (count("used"), count("assumed"));
+        return format!("Settings: {used} from the command line, {assumed} assumed");
+    }
     let count = |word: &str| {
         all.iter()
             .filter(|r| r.place.is_some() && r.status.word() == word)
@@ -80,7 +87,7 @@ pub(in crate::cli) fn heading(all: &[Row]) -> String {
     };
     format!(
         "Keys of {}: {} used, {} assumed, {} without counterpart",
-        files(all).join(", "),
+        files.join(", "),
         count("used"),
         count("assumed"),
         count("no counterpart")
