@@ -691,6 +691,11 @@ fn dispatchers_of_megatron_are_read() {
             "padded",
             some("1.5"),
         ),
+        (
+            "--moe-token-dispatcher-type alltoall_seq",
+            "all_to_all",
+            None,
+        ),
         ("--moe-token-dispatcher-type flex", "peer", None),
         (
             "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep",

@@ -193,12 +193,14 @@ const KEYS: &[Key] = &[
         })
     }),
     with("moe-token-dispatcher-type", |node| {
-        let names = ["allgather", "alltoall", "flex"];
-        let found = names.iter().position(|n| node.text() == Some(n));
-        match found {
-            Some(n) => Ok(Effect::Fact(Fact::TokenDispatcher, n as u64)),
-            None => Err(node.expected("allgather, alltoall or flex")),
-        }
+        let found = match node.text() {
+            Some("allgather") => 0,
+            // Older versions have a sequential one, too.
+            Some("alltoall" | "alltoall_seq") => 1,
+            Some("flex") => 2,
+            _ => return Err(node.expected("allgather, alltoall or flex")),
+        };
+        Ok(Effect::Fact(Fact::TokenDispatcher, found))
     }),
     with("moe-flex-dispatcher-backend", |node| {
         let names = ["deepep", "hybridep"];
