@@ -53,7 +53,11 @@ pub(super) fn model(draft: &mut Draft) -> Result<(), ConfigError> {
         "without --moe-router-pre-softmax",
     );
     if draft.fact(Fact::Balancing).is_some_and(|b| b.value == 0) {
-        draft.unset("model.aux_loss", Lack::Nothing, "there is no such loss");
+        draft.unset(
+            "model.aux_loss",
+            Lack::Nothing,
+            "without a load-balancing loss",
+        );
     }
     Ok(())
 }
@@ -112,14 +116,13 @@ pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
         };
         draft.approximates(kind.row, why);
     }
-    if let Some(pad) = draft.fact(Fact::PadToCapacity)
-        && padded
-        && name == "padded"
-    {
-        draft.set(pad.row, "moe.dispatcher", quoted(name))?;
-    }
-    if let Some(backend) = backend.filter(|_| kind.value == 2) {
-        draft.set(backend.row, "moe.dispatcher", quoted(name))?;
+    // The other arguments that say so.
+    let also = match name {
+        "padded" => draft.fact(Fact::PadToCapacity),
+        _ => backend.filter(|_| kind.value == 2),
+    };
+    if let Some(also) = also {
+        draft.set(also.row, "moe.dispatcher", quoted(name))?;
     }
     if name != "padded" {
         draft.unset(CAPACITY, Lack::Accuracy, DROPPED);

@@ -5,15 +5,34 @@ use crate::compile::full;
 use crate::config::{Lora, LoraTargets, RecomputeLayers};
 use crate::models::declare;
 
+/// Compares the tape of a model with these units made from a shallow one with that built whole.
+fn assert_repeats(s: &Scenario, unit: &dyn Fn(ModuleId) -> bool, name: &str) {
+    let model = || declare(s, s.model.layers);
+    let repeated = crate::compile::repeat(s, &model().tree, side_by_side(unit))
+        .unwrap_or_else(|| panic!("no repeat: {name}"));
+    let repeated = crate::compile::finish_repeated(s, model().tree, repeated);
+    let built = full(s, model(), side_by_side(unit));
+    assert_eq!(repeated.forward, built.forward, "{name}");
+    assert_eq!(repeated, built, "{name}");
+}
+
+/// Returns the modules of these kinds as units.
+fn units(s: &Scenario, of: &'static [ModuleKind]) -> impl Fn(ModuleId) -> bool {
+    let kinds: Vec<ModuleKind> = modules_and_params(s).0.iter().map(|m| m.kind).collect();
+    move |m| of.contains(&kinds[m.index()])
+}
+
+const MODES: [CompileMode; 4] = [
+    CompileMode::Off,
+    CompileMode::Blocks,
+    CompileMode::Regions,
+    CompileMode::Full,
+];
+
 #[test]
 fn repeating_a_block_equals_building_it() {
     for family in FAMILIES {
-        for mode in [
-            CompileMode::Off,
-            CompileMode::Blocks,
-            CompileMode::Regions,
-            CompileMode::Full,
-        ] {
+        for mode in MODES {
             for recompute in [Recompute::None, Recompute::Full, Recompute::Selective] {
                 for (layers, merge) in [
                     (6, MergeProjections::None),
@@ -25,29 +44,9 @@ fn repeating_a_block_equals_building_it() {
                     s.compile.merge_projections = merge;
                     s.train.recompute = recompute;
                     s.model.layers = layers;
-                    let kinds: Vec<ModuleKind> =
-                        modules_and_params(&s).0.iter().map(|m| m.kind).collect();
-                    let unit = |m: ModuleId| {
-                        matches!(
-                            kinds[m.index()],
-                            ModuleKind::Root | ModuleKind::Block | ModuleKind::Mlp
-                        )
-                    };
-                    let model = || declare(&s, layers);
-                    let repeated = crate::compile::repeat(&s, &model().tree, side_by_side(&unit))
-                        .unwrap_or_else(|| {
-                            panic!("no repeat {family:?} {mode:?} {recompute:?} {layers} {merge:?}")
-                        });
-                    let repeated = crate::compile::finish_repeated(&s, model().tree, repeated);
-                    let built = full(&s, model(), side_by_side(&unit));
-                    assert_eq!(
-                        repeated.forward, built.forward,
-                        "{family:?} {mode:?} {recompute:?} {layers} {merge:?}"
-                    );
-                    assert_eq!(
-                        repeated, built,
-                        "{family:?} {mode:?} {recompute:?} {layers} {merge:?}"
-                    );
+                    let unit = units(&s, &[ModuleKind::Root, ModuleKind::Block, ModuleKind::Mlp]);
+                    let name = format!("{family:?} {mode:?} {recompute:?} {layers} {merge:?}");
+                    assert_repeats(&s, &unit, &name);
                 }
             }
         }
@@ -59,12 +58,7 @@ fn repeating_a_block_equals_building_it() {
 fn repeating_blocks_of_two_kinds_equals_building_them() {
     let layers = 14;
     for family in FAMILIES {
-        for mode in [
-            CompileMode::Off,
-            CompileMode::Blocks,
-            CompileMode::Regions,
-            CompileMode::Full,
-        ] {
+        for mode in MODES {
             for recompute in [Recompute::Pointwise, Recompute::Full, Recompute::Selective] {
                 for first in [1, 3, 6, 8, 13] {
                     let mut s = tiny(family);
@@ -72,18 +66,9 @@ fn repeating_blocks_of_two_kinds_equals_building_them() {
                     s.train.recompute = recompute;
                     s.train.recompute_layers = RecomputeLayers::First(first);
                     s.model.layers = layers;
-                    let kinds: Vec<ModuleKind> =
-                        modules_and_params(&s).0.iter().map(|m| m.kind).collect();
-                    let unit = |m: ModuleId| {
-                        matches!(kinds[m.index()], ModuleKind::Root | ModuleKind::Block)
-                    };
-                    let model = || declare(&s, layers);
+                    let unit = units(&s, &[ModuleKind::Root, ModuleKind::Block]);
                     let name = format!("{family:?} {mode:?} {recompute:?} {first}");
-                    let repeated = crate::compile::repeat(&s, &model().tree, side_by_side(&unit))
-                        .unwrap_or_else(|| panic!("no repeat: {name}"));
-                    let repeated = crate::compile::finish_repeated(&s, model().tree, repeated);
-                    let built = full(&s, model(), side_by_side(&unit));
-                    assert_eq!(repeated, built, "{name}");
+                    assert_repeats(&s, &unit, &name);
                 }
             }
         }
@@ -116,11 +101,7 @@ fn repeating_a_block_with_adapters_equals_building_it() {
             use_rslora: false,
             use_dora: false,
         });
-        let unit = |m: ModuleId| m.0 == 0;
-        let model = || declare(&s, s.model.layers);
-        let repeated = crate::compile::repeat(&s, &model().tree, side_by_side(&unit)).unwrap();
-        let repeated = crate::compile::finish_repeated(&s, model().tree, repeated);
-        let built = full(&s, model(), side_by_side(&unit));
-        assert_eq!(repeated, built, "{:?} {recompute:?}", s.lora);
+        let name = format!("{:?} {recompute:?}", s.lora);
+        assert_repeats(&s, &|m| m.0 == 0, &name);
     }
 }

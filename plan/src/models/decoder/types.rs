@@ -194,6 +194,11 @@ const QUICK_GELU: Field = field(
 );
 const HIDDEN_ACT: Field = field(&["hidden_act"], Meaning::Choice("activation", SILU_FIRST));
 const LAYER_NORM_EPS: Field = field(&["layer_norm_eps"], Meaning::Optional("norm_eps"));
+/// Epsilon of layer norms, 1e-5 unless the file says otherwise.
+const LAYER_EPS_5: Field = field(
+    &["layer_norm_eps"],
+    Meaning::Default("norm_eps", Given::Float(1e-5)),
+);
 const RMS_EPS_5: Field = field(&["rms_norm_eps"], Meaning::Optional("norm_eps"));
 /// Classes that tie embedding and head unless the file says otherwise.
 const TIED_BY_DEFAULT: Field = field(

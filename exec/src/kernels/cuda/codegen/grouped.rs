@@ -53,13 +53,7 @@ pub(in crate::kernels) fn forward(
     tb: bool,
 ) -> Result<Module, CodegenError> {
     let ([a, b, offsets], [c]) = slots::<3, 1>(op)?;
-    let ((rows, k), (_, n)) = (strides::matrix(a), strides::matrix(c));
-    let [experts, one, two] = matrices(b)?;
-    if (if tb { [n, k] } else { [k, n] }) != [one, two] || strides::numel(c) != rows * n {
-        return Err(mismatch(a, b));
-    }
-    let over = Over::Columns { k, tb };
-    generate(req, [a, b, c, offsets], [experts, rows, n], over, None)
+    over_columns(req, [a, b, c, offsets], tb, None)
 }
 
 /// Generates `a, b, offsets -> d_w`.
@@ -68,18 +62,7 @@ pub(in crate::kernels) fn weight_grad(
     op: &BodyOp,
 ) -> Result<Module, CodegenError> {
     let ([a, b, offsets], [c]) = slots::<3, 1>(op)?;
-    let ((rows, m), (other, n)) = (strides::matrix(a), strides::matrix(b));
-    let [experts, one, two] = matrices(c)?;
-    if rows != other || [m, n] != [one, two] {
-        return Err(mismatch(a, b));
-    }
-    generate(
-        req,
-        [a, b, c, offsets],
-        [experts, rows, n],
-        Over::Rows { m },
-        None,
-    )
+    over_rows(req, [a, b, c, offsets], None)
 }
 
 /// Generates `a, b, inverse_a, inverse_b, offsets -> c` of 8-bit factors, with matrices `[n, k]`.
@@ -89,17 +72,11 @@ pub(in crate::kernels) fn scaled(
     fast: bool,
 ) -> Result<Module, CodegenError> {
     let ([a, b, one, other, offsets], [c]) = slots::<5, 1>(op)?;
-    let ((rows, k), (_, n)) = (strides::matrix(a), strides::matrix(c));
-    let [experts, columns, inner] = matrices(b)?;
-    if [n, k] != [columns, inner] || strides::numel(c) != rows * n {
-        return Err(mismatch(a, b));
-    }
     let inverse = inverse(req, [one, other])?;
-    generate(
+    over_columns(
         req,
         [a, b, c, offsets],
-        [experts, rows, n],
-        Over::Columns { k, tb: true },
+        true,
         Some(Scaled { inverse, fast }),
     )
 }
@@ -110,22 +87,45 @@ pub(in crate::kernels) fn scaled_weight_grad(
     op: &BodyOp,
 ) -> Result<Module, CodegenError> {
     let ([a, b, one, other, offsets], [c]) = slots::<5, 1>(op)?;
-    let ((m, rows), (n, inner)) = (strides::matrix(a), strides::matrix(b));
-    let [experts, down, across] = matrices(c)?;
-    if rows != inner || [m, n] != [down, across] {
+    let inverse = inverse(req, [one, other])?;
+    let fast = false;
+    over_rows(req, [a, b, c, offsets], Some(Scaled { inverse, fast }))
+}
+
+/// Generates a matmul that sums over columns. Matrices are `[n, k]` with `tb`, else `[k, n]`.
+fn over_columns(
+    req: &Request<'_>,
+    of: [&Slot; 4],
+    tb: bool,
+    scaled: Option<Scaled>,
+) -> Result<Module, CodegenError> {
+    let [a, b, c, _] = of;
+    let ((rows, k), (_, n)) = (strides::matrix(a), strides::matrix(c));
+    let [experts, one, two] = matrices(b)?;
+    if (if tb { [n, k] } else { [k, n] }) != [one, two] || strides::numel(c) != rows * n {
         return Err(mismatch(a, b));
     }
-    let inverse = inverse(req, [one, other])?;
-    generate(
-        req,
-        [a, b, c, offsets],
-        [experts, rows, n],
-        Over::Rows { m },
-        Some(Scaled {
-            inverse,
-            fast: false,
-        }),
-    )
+    let over = Over::Columns { k, tb };
+    generate(req, of, [experts, rows, n], over, scaled)
+}
+
+/// Generates a matmul that sums over the rows of an expert, which are columns of 8-bit factors.
+fn over_rows(
+    req: &Request<'_>,
+    of: [&Slot; 4],
+    scaled: Option<Scaled>,
+) -> Result<Module, CodegenError> {
+    let [a, b, c, _] = of;
+    let size = |factor: &Slot| match strides::matrix(factor) {
+        (outer, rows) if scaled.is_some() => (rows, outer),
+        rows_and_outer => rows_and_outer,
+    };
+    let ((rows, m), (other, n)) = (size(a), size(b));
+    let [experts, one, two] = matrices(c)?;
+    if rows != other || [m, n] != [one, two] {
+        return Err(mismatch(a, b));
+    }
+    generate(req, of, [experts, rows, n], Over::Rows { m }, scaled)
 }
 
 /// Returns the product of the reciprocals of two scales, in C.

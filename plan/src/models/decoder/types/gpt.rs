@@ -1,6 +1,8 @@
 //! Types with LayerNorm and a feed-forward layer without a gate.
 
-use super::{LAYER_NORM_EPS, PARTIAL_HALF, QUICK_GELU, TIED_BY_DEFAULT, derived, number};
+use super::{
+    LAYER_EPS_5, LAYER_NORM_EPS, PARTIAL_HALF, QUICK_GELU, TIED_BY_DEFAULT, derived, number,
+};
 use crate::models::gpt2::ACTIVATIONS;
 use crate::models::hf::{
     BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
@@ -199,10 +201,7 @@ pub(super) const TYPES: &[HfType] = &[
         ],
         common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS],
         fields: &[
-            field(
-                &["layer_norm_eps"],
-                Meaning::Default("norm_eps", Given::Float(1e-5)),
-            ),
+            LAYER_EPS_5,
             QUICK_GELU,
             number(
                 &["max_position_embeddings"],

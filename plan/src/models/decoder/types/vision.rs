@@ -1,6 +1,6 @@
 //! Types that encode images.
 
-use super::{QUICK_GELU, derived, number, size};
+use super::{LAYER_EPS_5, QUICK_GELU, derived, number, size};
 use crate::models::hf::{FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, field};
 use serde_json::Value;
 
@@ -9,6 +9,17 @@ use serde_json::Value;
 fn patches(file: Fields<'_>, image: u64, patch: u64) -> Result<u64, String> {
     let edge = size(file, "image_size", image)? / size(file, "patch_size", patch)?;
     Ok(edge * edge)
+}
+
+/// Reads the rows of an image: those of its patches, and `MORE` learned ones, for the class and the
+/// distillation token. `IMAGE` and `PATCH` are the edges that the type has by default.
+const fn rows<const IMAGE: u64, const PATCH: u64, const MORE: u64>() -> Field {
+    number(
+        &["image_size"],
+        "max_seq_len",
+        |file| Ok(Some((patches(file, IMAGE, PATCH)? + MORE).into())),
+        |_| None,
+    )
 }
 
 /// Returns the numbers of a patch.
@@ -76,12 +87,7 @@ pub(super) const TYPES: &[HfType] = &[
             GELU,
             field(&["qkv_bias"], Meaning::On),
             // One row more than patches, for the class.
-            number(
-                &["image_size"],
-                "max_seq_len",
-                |file| Ok(Some((patches(file, 224, 16)? + 1).into())),
-                |_| None,
-            ),
+            rows::<224, 16, 1>(),
             PATCH_DIM_16,
             LABELS,
         ],
@@ -96,12 +102,7 @@ pub(super) const TYPES: &[HfType] = &[
             GELU,
             field(&["qkv_bias"], Meaning::On),
             // Two rows more than patches.
-            number(
-                &["image_size"],
-                "max_seq_len",
-                |file| Ok(Some((patches(file, 224, 16)? + 2).into())),
-                |_| None,
-            ),
+            rows::<224, 16, 2>(),
             PATCH_DIM_16,
             LABELS,
         ],
@@ -123,17 +124,9 @@ pub(super) const TYPES: &[HfType] = &[
         ],
         common: &[HIDDEN, FFN, LAYERS, HEADS],
         fields: &[
-            field(
-                &["layer_norm_eps"],
-                Meaning::Default("norm_eps", Given::Float(1e-5)),
-            ),
+            LAYER_EPS_5,
             QUICK_GELU,
-            number(
-                &["image_size"],
-                "max_seq_len",
-                |file| Ok(Some((patches(file, 224, 32)? + 1).into())),
-                |_| None,
-            ),
+            rows::<224, 32, 1>(),
             derived(
                 "patch_dim",
                 &["patch_size", "num_channels", "projection_dim"],
@@ -187,12 +180,7 @@ pub(super) const TYPES: &[HfType] = &[
                 &["use_mask_token"],
                 Meaning::Default("mask_token", Given::Bool(true)),
             ),
-            number(
-                &["image_size"],
-                "max_seq_len",
-                |file| Ok(Some((patches(file, 224, 14)? + 1).into())),
-                |_| None,
-            ),
+            rows::<224, 14, 1>(),
             derived("patch_dim", &["patch_size", "num_channels"], |file| {
                 patch_dim(file, 14)
             }),

@@ -158,7 +158,7 @@ fn hopper_s_tensor_cores_take_16_bit_matrices_that_tensor_copies_can_read() {
             },
             Case { align: 8, ..case },
             Case { offset: 4, ..case },
-            // Rows of 12 elements are no multiple of 16 bytes.
+            // Rows of 12 elements are not multiples of 16 bytes.
             Case {
                 size: [8, 4096, 12, 2048],
                 ..case
