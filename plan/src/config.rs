@@ -30,8 +30,8 @@ mod vision;
 use crate::ir::{AxisId, DeviceMesh, PackedScales};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use decoder::{
-    Activation, Head, Implementation, LayerType, Norm, NormPosition, PackedQkv, PositionEmbedding,
-    QkNorm, Residual,
+    Activation, ExpertCode, Head, Implementation, LayerType, Norm, NormPosition, PackedQkv,
+    PositionEmbedding, QkNorm, Residual,
 };
 pub use experts::{AuxLoss, Experts, Router};
 pub use float8::{Float8, Float8Format, Float8Recipe, Float8Saved};
@@ -101,6 +101,24 @@ impl Scenario {
             }
         };
         self.model.options.implementation.unwrap_or(default)
+    }
+
+    /// Returns whose code computes experts. Megatron-LM has kernels of its own, that weight rows
+    /// between the matmuls.
+    #[must_use]
+    pub fn expert_code(&self) -> ExpertCode {
+        let chosen = self.model.options.implementation;
+        let moves_rows = self
+            .moe
+            .as_ref()
+            .is_some_and(|moe| matches!(moe.dispatcher, Dispatcher::Gather | Dispatcher::Peer));
+        match self.implementation() {
+            _ if moves_rows => ExpertCode::Rows,
+            Implementation::Native => ExpertCode::Rows,
+            Implementation::Transformers if self.moe.is_none() => ExpertCode::Transformers,
+            _ if chosen.is_none() && self.fsdp.policy != PolicyKind::Fsdp2 => ExpertCode::Rows,
+            Implementation::Transformers | Implementation::Torchtitan => ExpertCode::Torchtitan,
+        }
     }
 
     /// Returns where the scales of packed weights are: transformers has those of

@@ -12,6 +12,7 @@ mod dtype;
 mod gemm_kind;
 mod host_work;
 mod id;
+mod indexing;
 mod kernel;
 mod mesh;
 mod module;
@@ -38,10 +39,11 @@ pub use id::{
     AxisId, BufferId, COMPUTE, CollectiveId, CommId, ConstId, CopyId, EventId, GroupId, InstrId,
     KernelId, ModuleId, ParamId, ScopeId, StorageId, StreamId, UnitId,
 };
+pub use indexing::Indexing;
 pub use kernel::{BodyOp, Kernel, KernelClass, Place, Slot};
 pub use mesh::{AxisRole, AxisSet, DeviceMesh, MeshAxis, Placement, Placements, RankGroup};
 pub(crate) use module::MAGNITUDE;
-pub use module::{HfName, Init, Module, ModuleKind, Param};
+pub use module::{HfName, Init, Module, ModuleKind, Param, ParameterCount};
 pub use op::OpKind;
 pub use packed::{NF4_BLOCK, NF4_SCALES, Packed, PackedFormat, PackedScales};
 pub use real::Real;

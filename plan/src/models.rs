@@ -42,7 +42,7 @@ pub use spec::{Defaults, Dimension, FamilySpec, Inputs, Mask};
 
 use crate::config::{Family, FrozenType, Model, Scenario};
 use crate::graph::{Graph, ValueId};
-use crate::ir::{DeviceMesh, Module, Param};
+use crate::ir::{DeviceMesh, Module, Param, ParameterCount};
 use crate::units::Flops;
 use build::Builder;
 use declare::{Declare, Tree};
@@ -100,11 +100,19 @@ pub fn hf_types() -> impl Iterator<Item = (&'static FamilySpec, &'static HfType)
     SPECS.iter().flat_map(|s| s.hf.iter().map(|t| (*s, t)))
 }
 
-/// Returns the parameters that one token uses: of a stack of experts, only those that take it.
+/// Counts a model's parameters.
 #[must_use]
-pub fn active_parameters(model: &Model, params: &[Param], mesh: &DeviceMesh) -> u64 {
-    let used = |p: &Param| flops::active(p.weight_numel(mesh), p, model);
-    params.iter().map(used).sum()
+pub fn parameter_count(model: &Model, params: &[Param], mesh: &DeviceMesh) -> ParameterCount {
+    let mut count = ParameterCount::default();
+    for p in params {
+        let numel = p.weight_numel(mesh);
+        count.total += numel;
+        count.active += flops::active(numel, p, model);
+        if p.requires_grad {
+            count.trainable += numel;
+        }
+    }
+    count
 }
 
 impl Family {

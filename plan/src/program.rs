@@ -25,7 +25,7 @@ use crate::config::AttentionBackend;
 use crate::ir::{
     Access, Buffer, BufferId, Collective, CollectiveId, CommId, CopyDesc, CopyId, DType,
     DeviceMesh, EventId, GroupId, Holds, HostWorkKind, InstrId, Kernel, KernelId, Module, ModuleId,
-    Param, Role, ScopeId, StreamId, UnitId,
+    Param, ParameterCount, Role, ScopeId, StreamId, UnitId,
 };
 use crate::shard::Group;
 use crate::units::Flops;
@@ -237,6 +237,9 @@ pub struct ProgramMeta {
     pub tokens: u64,
     /// Model FLOPs per rank and step.
     pub model_flops: Flops,
+    /// Numbers of the model's parameters.
+    #[serde(skip)]
+    pub parameters: ParameterCount,
     /// Whether every sum has a fixed order.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
@@ -315,32 +318,7 @@ pub struct Program {
     pub placement: crate::memory::Placement,
 }
 
-/// Numbers of parameters of a model, whole ones.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct ParameterCount {
-    /// All.
-    pub total: u64,
-    /// Those that one token uses.
-    pub active: u64,
-    /// Those that are trained.
-    pub trainable: u64,
-}
-
 impl Program {
-    /// Counts the model's parameters.
-    #[must_use]
-    pub fn parameter_count(&self) -> ParameterCount {
-        let count = |trained: bool| -> u64 {
-            let params = self.params.iter().filter(|p| p.requires_grad || !trained);
-            params.map(|p| p.weight_numel(&self.meta.mesh)).sum()
-        };
-        ParameterCount {
-            total: count(false),
-            active: count(false),
-            trainable: count(true),
-        }
-    }
-
     /// Returns whether kernels run matmuls in 8 bits.
     #[must_use]
     pub fn has_scaled_gemms(&self) -> bool {

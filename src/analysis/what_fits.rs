@@ -100,7 +100,7 @@ fn training(
         if is_enough(&p) {
             return Ok(Training {
                 model,
-                parameters: p.program.parameter_count().total,
+                parameters: p.program.meta.parameters.total,
                 lora,
                 answer: Answer::Fits {
                     with,
@@ -121,7 +121,7 @@ fn training(
     };
     Ok(Training {
         model,
-        parameters: p.program.parameter_count().total,
+        parameters: p.program.meta.parameters.total,
         lora,
         answer: Answer::No {
             needed: p.run.memory.peak_device,

@@ -8,7 +8,7 @@ use crate::predict::{Fit, Prediction, predict_light};
 use rayon::prelude::*;
 use serde::Serialize;
 use shardlab_plan::config::Strategy;
-use shardlab_plan::models::active_parameters;
+use shardlab_plan::ir::ParameterCount;
 use shardlab_plan::record::basis::milliseconds;
 use shardlab_plan::scenario;
 use shardlab_plan::scenario::{find_shipped, is_example, nearest, shipped};
@@ -74,16 +74,14 @@ struct Entry {
 
 impl Entry {
     fn of(name: &'static str, about: Vec<&'static str>, p: &Prediction) -> Self {
-        let (params, mesh) = (&p.program.params, &p.program.meta.mesh);
-        let parameters = p.program.parameter_count().total;
-        let active = active_parameters(&p.scenario.model, params, mesh);
+        let ParameterCount { total, active, .. } = p.program.meta.parameters;
         Self {
             name,
             about,
             example: is_example(name),
             family: p.scenario.model.family.name(),
-            parameters,
-            active_parameters: (active != parameters).then_some(active),
+            parameters: total,
+            active_parameters: (active != total).then_some(active),
             world_size: p.scenario.mesh.world(),
             hardware: p.scenario.mesh.hardware.clone(),
             policy: p.scenario.fsdp.policy.name(),

@@ -15,7 +15,7 @@ use crate::trace;
 use serde::Serialize;
 use shardlab_import::snapshot::export;
 use shardlab_plan::Scenario;
-use shardlab_plan::program::ParameterCount;
+use shardlab_plan::ir::ParameterCount;
 use shardlab_plan::record::Summary;
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes};
@@ -298,7 +298,7 @@ impl Object {
         summary.memory.at.insert("unit_name", unit.as_str().into());
         Self {
             summary,
-            parameters: p.program.parameter_count(),
+            parameters: p.program.meta.parameters,
             fits: p.fit.word(),
             memory_by_unit: p
                 .run

@@ -59,7 +59,7 @@ impl Residual {
             policy: program.meta.policy.to_owned(),
             world_size: world,
             nodes: program.meta.nodes(),
-            parameters: program.parameter_count().total,
+            parameters: program.meta.parameters.total,
             step_percent: None,
             reserved_percent: None,
         }

@@ -5,7 +5,7 @@ use super::case::{Arg, Case, arg};
 use super::memory::{Buffer, Rng, kernel, launch};
 use shardlab_exec::RawRange;
 use shardlab_exec::kernels::{KernelError, OperandError};
-use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Real, Slot, op};
+use shardlab_plan::ir::{BodyOp, DType, Indexing, OpKind, Place, Real, Slot, op};
 
 const WEIGHT_GRAD: OpKind =
     OpKind::GroupedGemmWeightGrad(op::GroupedGemmWeightGrad { routed: None });
@@ -176,7 +176,7 @@ fn a_rank_without_any_row() {
     let nowhere = ids(&[3, 2], &[-1; 6]);
     let rows = arg(&[4, 5], DType::F32);
     Case::new(
-        OpKind::Unpermute,
+        OpKind::Unpermute(op::Unpermute { by: Indexing::Own }),
         &[rows, nowhere],
         &[arg(&[3, 5], DType::F32)],
         &mut rng,

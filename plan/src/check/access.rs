@@ -47,7 +47,8 @@ impl Inputs {
 fn pieces(kernel: &Kernel) -> Option<(Pieces, usize)> {
     let op = shard_op(kernel)?;
     if let ShardOp::SumPieces { ranks, factor, .. } = op {
-        return Some((Pieces { ranks, factor }, 0));
+        // One piece is a range that is multiplied.
+        return (ranks > 1).then_some((Pieces { ranks, factor }, 0));
     }
     // They come after the weight.
     op.update()?.pieces.map(|p| (p, 1))
@@ -62,6 +63,19 @@ fn shard_op(kernel: &Kernel) -> Option<ShardOp> {
                 ..
             },
         ] => Some(op),
+        _ => None,
+    }
+}
+
+/// Returns what a kernel multiplies gradients by.
+fn multiplier(kernel: &Kernel) -> Option<Factor> {
+    match shard_op(kernel)? {
+        ShardOp::Scale { factor }
+        | ShardOp::SumPieces {
+            ranks: 1,
+            factor,
+            accumulate: false,
+        } => Some(Factor(factor.0)),
         _ => None,
     }
 }
@@ -118,11 +132,8 @@ impl Walk<'_> {
                 self.unsummed(work, inputs.reduced, *a);
             }
         }
-        if let Some(ShardOp::Scale { factor }) = kernel.and_then(shard_op) {
-            inputs.reduced.factor = Some(Factor::product(
-                inputs.reduced.factor,
-                Some(Factor(factor.0)),
-            ));
+        if let Some(factor) = kernel.and_then(multiplier) {
+            inputs.reduced.factor = Some(Factor::product(inputs.reduced.factor, Some(factor)));
         }
         let fills = kernel.is_some_and(|k| k.class == KernelClass::Fill);
         for a in writes {

@@ -20,6 +20,17 @@ words!(Implementation {
     Native = "native",
 });
 
+/// Code that experts consist of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExpertCode {
+    /// Kernels that know the row of each choice; weights are applied between the matmuls.
+    Rows,
+    /// torchtitan's calls of PyTorch.
+    Torchtitan,
+    /// Those of transformers.
+    Transformers,
+}
+
 /// Norm of the residual stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Norm {

@@ -3,8 +3,8 @@
 use super::{Act, Buffer, Graph, Op, Root, Value, ValueId, View};
 use crate::ir::strides::Strides;
 use crate::ir::{
-    AxisId, CollectiveKind, Const, ConstId, DType, ModelCollective, ModuleId, OpKind, PushedRows,
-    Real, Shape, op, strides,
+    AxisId, CollectiveKind, Const, ConstId, DType, Indexing, ModelCollective, ModuleId, OpKind,
+    PushedRows, Real, Shape, op, strides,
 };
 use smallvec::SmallVec;
 
@@ -377,7 +377,7 @@ impl Graph {
         self.values[back.index()].requires_grad = false;
         let tokens = self.value(by.position).shape[0];
         let sum = self.compute(
-            OpKind::Unpermute,
+            OpKind::Unpermute(op::Unpermute { by: Indexing::Own }),
             &[back, by.position],
             &[(&[tokens, shape[1]], dtype)],
         )[0];
@@ -555,7 +555,7 @@ impl Graph {
     }
 
     /// Ends the life of the code's local variable for this value, which goes out of scope or is
-    /// assigned again here.
+    /// assigned again here, or of what autograd has saved. Compiled code keeps no such values.
     pub(crate) fn release(&mut self, v: ValueId) {
         if let (Some(b), Some(op)) = (self.buffer_of(v), self.ops.len().checked_sub(1)) {
             self.holds.push((op as u32, b));

@@ -247,6 +247,17 @@ impl Param {
     }
 }
 
+/// Numbers of parameters of a model, whole ones.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct ParameterCount {
+    /// All.
+    pub total: u64,
+    /// Those that one token uses: of a stack of experts, those of the experts that take it.
+    pub active: u64,
+    /// Those that are trained.
+    pub trainable: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

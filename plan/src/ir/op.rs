@@ -10,7 +10,9 @@
 //! crate, in `kernels/ops/<family>.rs`. Both dispatch through [`match_op!`](crate::match_op): an
 //! operation that lacks a part does not compile.
 
-use super::{DType, Documents, PackedFormat, PackedScales, Real, ScaleBlock, ScoreMod, ShardOp};
+use super::{
+    DType, Documents, Indexing, PackedFormat, PackedScales, Real, ScaleBlock, ScoreMod, ShardOp,
+};
 use serde::Serialize;
 
 /// Generates a struct per operation, [`OpKind`] and `match_op!` from the list of operations. The
@@ -328,10 +330,18 @@ ops! {
     };
     /// `x, position -> rows`: copies row `t` of `x` to the rows `position[t, ..]`; negative
     /// positions are skipped, and rows without a position are left as they are.
-    Permute;
+    Permute {
+        /// How PyTorch's code does it.
+        #[serde(skip_serializing_if = "Indexing::is_own")]
+        by: Indexing = Indexing::Own,
+    };
     /// `rows, position -> y`: row `t` of `y` is the sum of the rows `position[t, ..]`, in this
     /// order, in float32; negative positions are skipped.
-    Unpermute;
+    Unpermute {
+        /// How PyTorch's code does it.
+        #[serde(skip_serializing_if = "Indexing::is_own")]
+        by: Indexing = Indexing::Own,
+    };
     /// `a, b, offsets -> c`: one matmul per expert. Rows `offsets[e]..offsets[e + 1]` of `a` are
     /// multiplied by matrix `e` of `b`, `[experts, inner, n]`, or `[experts, n, inner]` with `tb`.
     /// Rows after the last offset are not written.

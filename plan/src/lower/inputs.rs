@@ -8,6 +8,7 @@ use crate::ir::{
     AxisId, AxisSet, DType, DeviceMesh, GroupId, ModuleId, ModuleKind, OpKind, ParamId, Place,
     Placements, Pool, Source, StorageId, UnitId,
 };
+use crate::models::parameter_count;
 use crate::program::ProgramMeta;
 use crate::recipes::{self, ParamTypes};
 use crate::shard::{Group, Layout, UnitSpec, placements};
@@ -161,6 +162,7 @@ impl<'a> LoweringInputs<'a> {
             micro_batches: scenario.train.grad_accum as u16,
             tokens: self.tape.tokens * accum,
             model_flops: self.tape.step_flops(scenario.train.grad_accum),
+            parameters: parameter_count(&scenario.model, &self.tape.params, &self.mesh),
             deterministic: scenario.precision.deterministic,
             gradient_factor: scenario.fsdp.gradient_scaling_factor,
             attention_backend: scenario.train.attention_backend,

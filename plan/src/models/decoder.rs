@@ -10,6 +10,7 @@ mod disentangled;
 mod dispatch;
 mod embedding;
 mod experts;
+mod indexed;
 mod indexer;
 mod latent;
 mod mlp;

@@ -5,7 +5,11 @@ use super::signature::{Extent, Operand, Reduced, Signature, any, full, operand};
 use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::graph::Value;
-use crate::ir::{DType, KernelClass, OpKind, op};
+use crate::ir::{DType, Indexing, KernelClass, OpKind, op};
+
+/// Framework calls of `index_put_(accumulate=True)`, including itself: zeros, and a sort of the
+/// indices of many small kernels (0.3 ms per call on the host of two H200 under a profiler).
+const INDEX_PUT_CALLS: u8 = 20;
 
 const POSITION: Operand = any("the positions");
 const OFFSETS: Operand = any("the offsets");
@@ -190,9 +194,45 @@ impl OpDef for op::SortExperts {
     }
 }
 
+/// Returns the class of a kernel that moves rows.
+const fn moved(by: Indexing) -> KernelClass {
+    match by {
+        Indexing::IndexAdd => KernelClass::EmbeddingGrad,
+        _ => KernelClass::Embedding,
+    }
+}
+
+/// Returns the bytes that moving rows writes: zeros, if it starts with these, and the rows.
+fn moved_bytes(by: Indexing, out: &Value, rows: u64) -> u64 {
+    let zeros = if by.fills() {
+        out.numel() * out.dtype.size()
+    } else {
+        0
+    };
+    zeros + rows
+}
+
+/// Emits the transpose of moving rows. Eager autograd saves the source if PyTorch's derivative of
+/// the call refers to it.
+fn moved_back(mut at: Vjp<'_>, kind: OpKind, by: Indexing) -> Contributions {
+    let (source, position) = (at.x(0), at.x(1));
+    let dy = at.g.make_contiguous(at.dy);
+    let dx = at.like(kind, &[dy, position], source);
+    if by == Indexing::Index {
+        at.g.dispatches(INDEX_PUT_CALLS);
+    }
+    if by.saves_source() {
+        at.g.release(source);
+    }
+    Vjp::first(dx)
+}
+
 impl OpDef for op::Permute {
     fn name(&self) -> &'static str {
-        "permute"
+        match self.by {
+            Indexing::Own => "permute",
+            by => by.name(),
+        }
     }
 
     fn signature(&self) -> Signature {
@@ -208,27 +248,30 @@ impl OpDef for op::Permute {
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Embedding
+        moved(self.by)
     }
 
     fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
-        Some(rows_used(at.output(0), at.input(1)))
+        let out = at.output(0);
+        Some(moved_bytes(self.by, out, rows_used(out, at.input(1))))
     }
 
     fn differentiable(&self, n: usize) -> bool {
         n == 0
     }
 
-    fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
-        let (x, position) = (at.x(0), at.x(1));
-        let dy = at.g.make_contiguous(at.dy);
-        Vjp::first(at.like(OpKind::Unpermute, &[dy, position], x))
+    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+        let by = self.by.backward();
+        moved_back(at, OpKind::Unpermute(op::Unpermute { by }), self.by)
     }
 }
 
 impl OpDef for op::Unpermute {
     fn name(&self) -> &'static str {
-        "unpermute"
+        match self.by {
+            Indexing::Own => "unpermute",
+            by => by.name(),
+        }
     }
 
     fn signature(&self) -> Signature {
@@ -244,11 +287,22 @@ impl OpDef for op::Unpermute {
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Embedding
+        moved(self.by)
     }
 
     fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
         (n == 0).then(|| rows_used(at.input(0), at.input(1)))
+    }
+
+    fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
+        let out = at.output(0);
+        let rows = if self.by.adds() {
+            // Each row is read and written where it is added.
+            2 * rows_used(at.input(0), at.input(1))
+        } else {
+            out.numel() * out.dtype.size()
+        };
+        Some(moved_bytes(self.by, out, rows))
     }
 
     /// Tokens add up only the rows that their choices name.
@@ -260,10 +314,9 @@ impl OpDef for op::Unpermute {
         n == 0
     }
 
-    fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
-        let (rows, position) = (at.x(0), at.x(1));
-        let dy = at.g.make_contiguous(at.dy);
-        Vjp::first(at.like(OpKind::Permute, &[dy, position], rows))
+    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+        let by = self.by.backward();
+        moved_back(at, OpKind::Permute(op::Permute { by }), self.by)
     }
 }
 

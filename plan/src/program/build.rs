@@ -9,8 +9,8 @@ use super::{
 };
 use crate::ir::{
     Access, Buffer, BufferId, Collective, CollectiveId, CollectiveKind, CommId, CopyDesc, CopyId,
-    CopyKind, DType, DeviceMesh, EventId, InstrId, Kernel, KernelId, Part, ReduceOp, ScopeId,
-    SentRows, StreamId, UnitId,
+    CopyKind, DType, DeviceMesh, EventId, InstrId, Kernel, KernelId, ParameterCount, Part,
+    ReduceOp, ScopeId, SentRows, StreamId, UnitId,
 };
 use crate::units::{Bytes, Flops};
 use smallvec::SmallVec;
@@ -75,6 +75,7 @@ impl ProgramMeta {
             micro_batches: 1,
             tokens: 1,
             model_flops: Flops(0),
+            parameters: ParameterCount::default(),
             deterministic: false,
             gradient_factor: None,
             attention_backend: None,

@@ -30,7 +30,7 @@ struct Parameters {
 
 impl Parameters {
     fn of(program: &Program) -> Self {
-        let count = program.parameter_count();
+        let count = program.meta.parameters;
         Self {
             total: count.total,
             trainable: count.trainable,

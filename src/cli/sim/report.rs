@@ -100,7 +100,7 @@ pub(in crate::cli) fn predicted_heading(p: &Prediction) -> String {
 /// Names what is run: model, policy, sharding and ranks.
 pub(in crate::cli) fn heading(scenario: &Scenario, program: &Program, hardware: &str) -> String {
     let m = &program.meta;
-    let parameters = program.parameter_count();
+    let parameters = program.meta.parameters;
     let size = |axis| m.mesh.size(axis);
     let data = if size(AxisId::DP_OUTER) > 1 {
         format!("{} x {}", size(AxisId::DP_OUTER), size(AxisId::DP_SHARD))
@@ -112,12 +112,20 @@ pub(in crate::cli) fn heading(scenario: &Scenario, program: &Program, hardware: 
         ep => format!(" (ep {ep})"),
     };
     let mesh = data + &experts + &m.mesh.model_axes_text();
-    let trainable = match parameters.trainable {
-        some if some == parameters.total => String::new(),
-        some => format!(" ({} trainable)", short_count(some)),
+    let parts = [
+        (parameters.active, "active"),
+        (parameters.trainable, "trainable"),
+    ];
+    let parts: Vec<String> = (parts.iter())
+        .filter(|(some, _)| *some != parameters.total)
+        .map(|(some, word)| format!("{} {word}", short_count(*some)))
+        .collect();
+    let parts = match parts.is_empty() {
+        true => String::new(),
+        false => format!(" ({})", parts.join(", ")),
     };
     format!(
-        "{}: {} parameters{trainable}, {} {}, {mesh} x {hardware}",
+        "{}: {} parameters{parts}, {} {}, {mesh} x {hardware}",
         scenario.name,
         short_count(parameters.total),
         m.policy,

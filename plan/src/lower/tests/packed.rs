@@ -116,7 +116,7 @@ fn scales_of_bitsandbytes_are_replicated() {
 fn figures_are_those_of_the_model() {
     let of = |more: &[&str]| {
         let p = program(LLAMA, &[&["lora.r=4"][..], more].concat());
-        (p.parameter_count(), p.meta.model_flops)
+        (p.meta.parameters, p.meta.model_flops)
     };
     for word in ["nf4", "int8"] {
         assert_eq!(of(&[&format!("precision.frozen_params={word}")]), of(&[]));

@@ -18,7 +18,7 @@
 use crate::config::{Dispatcher, Moe, Overflow};
 use crate::graph::{Peers, ValueId};
 use crate::ir::{
-    AxisId, CollectiveKind, DeviceMesh, ModelCollective, ModuleId, OpKind, PushedRows, op,
+    AxisId, CollectiveKind, DeviceMesh, Indexing, ModelCollective, ModuleId, OpKind, PushedRows, op,
 };
 use crate::models::build::Builder;
 
@@ -59,6 +59,31 @@ pub(super) struct Sent {
     back: Back,
 }
 
+/// Choices with a place on the rank of their expert each.
+pub(super) struct Placed {
+    /// Places on all ranks.
+    pub(super) rows: u64,
+    /// How many of them the busiest rank is expected to use.
+    pub(super) used: u64,
+    /// The expert of each place, `[rows, 1]`.
+    ids: ValueId,
+    /// The place of each choice, `[tokens, k]`.
+    pub(super) position: ValueId,
+    /// Choices of each expert, `[ranks, experts]`, if the host reads them.
+    counts: Option<ValueId>,
+    /// Framework calls that sort received rows by expert.
+    pub(super) calls: u8,
+}
+
+/// Rows of choices on the rank of their expert.
+pub(super) struct Got {
+    /// The experts, by the numbers that they have here.
+    pub(super) ids: ValueId,
+    /// The weights of the choices, if these travel.
+    weights: Option<ValueId>,
+    pub(super) x: ValueId,
+}
+
 /// The way of results.
 enum Back {
     /// Each rank has all experts.
@@ -69,6 +94,12 @@ enum Back {
     Peers(Peers),
     /// Rows return to their places, which `position`, `[tokens, k]`, has for each choice.
     Places { position: ValueId },
+}
+
+/// Returns the number of the layer that a module belongs to.
+fn layer_number(b: &Builder<'_>, module: ModuleId) -> Option<u32> {
+    let path = &b.tree.modules[module.index()].path;
+    path.split('.').find_map(|part| part.parse().ok())
 }
 
 impl Dispatch {
@@ -100,18 +131,15 @@ impl Dispatch {
                 back: Back::None,
             };
         };
-        let path = &b.tree.modules[layer.index()].path;
-        let layer = path.split('.').find_map(|part| part.parse().ok());
-        let used = moe.used(layer, tokens * k);
+        let number = layer_number(b, layer);
+        let used = moe.used(number, tokens * k);
         match moe.dispatcher {
             Dispatcher::Gather => self.gather(b, of, [tokens, k], used),
             Dispatcher::Peer => {
-                let reach = moe.reach.as_ref().map_or(1.0, |r| r.of(layer));
+                let reach = moe.reach.as_ref().map_or(1.0, |r| r.of(number));
                 self.push(b, of, moe, [tokens, k], (used, reach))
             }
-            Dispatcher::AllToAll | Dispatcher::Padded => {
-                self.send_choices(b, of, moe, [tokens, k], used)
-            }
+            Dispatcher::AllToAll | Dispatcher::Padded => self.send_choices(b, layer, of),
         }
     }
 
@@ -194,52 +222,121 @@ impl Dispatch {
         }
     }
 
-    /// Sends a row for each choice that has a place.
-    fn send_choices(
-        &self,
-        b: &mut Builder<'_>,
-        of: Routed,
-        moe: &Moe,
-        [tokens, k]: [u64; 2],
-        used: u64,
-    ) -> Sent {
+    /// Sorts choices by expert; returns where the rows of each expert start, `[experts + 1]`, and
+    /// the row of each choice.
+    pub(super) fn sort(&self, b: &mut Builder<'_>, ids: ValueId, calls: u8) -> [ValueId; 2] {
+        let shape = b.g.value(ids).shape.clone();
+        let kind = OpKind::SortExperts(op::SortExperts {
+            experts: self.experts,
+        });
+        let sorted = b.compute(kind, &[ids], &[&[self.experts + 1], &shape]);
+        b.g.dispatches(calls);
+        [sorted[0], sorted[1]]
+    }
+
+    /// Gives each choice a place on the rank of its expert.
+    pub(super) fn place(&self, b: &mut Builder<'_>, layer: ModuleId, ids: ValueId) -> Placed {
+        let &[tokens, k] = &b.g.value(ids).shape[..] else {
+            unreachable!("routers choose k experts for each token");
+        };
         let (ranks, experts) = (self.ranks, self.experts);
-        let slots = moe.slots([tokens, k], [ranks, experts]);
+        let moe = b.s.moe.as_ref();
+        let used = moe.map(|moe| moe.used(layer_number(b, layer), tokens * k));
+        let slots = moe.map_or(tokens * k, |moe| moe.slots([tokens, k], [ranks, experts]));
+        let counted = moe.is_some_and(|moe| moe.dispatcher == Dispatcher::AllToAll);
         let rows = ranks * slots;
         let kind = OpKind::DispatchExperts(op::DispatchExperts {
             ranks,
             experts,
             slots,
-            drop: moe.on_overflow == Overflow::Drop,
+            drop: moe.is_some_and(|moe| moe.on_overflow == Overflow::Drop),
         });
         let shapes: [&[u64]; 3] = [&[rows, 1], &[tokens, k], &[ranks, experts]];
-        let placed = b.compute(kind, &[of.ids], &shapes);
+        let placed = b.compute(kind, &[ids], &shapes);
         b.g.dispatches(SORT_CALLS);
-        let (local, position, counts) = (placed[0], placed[1], placed[2]);
-        let hidden = b.g.value(of.x).cols();
-        let mut sent = b.compute(OpKind::Permute, &[of.x, position], &[&[rows, hidden]])[0];
-        // Each number in the place of its row.
-        let each = b.g.reshape(of.weights, &[tokens * k, 1]);
-        let place = b.g.reshape(position, &[tokens * k, 1]);
-        let weights = b.compute(OpKind::Permute, &[each, place], &[&[rows, 1]])[0];
-        if moe.dispatcher == Dispatcher::AllToAll {
-            let got = self.exchange(b, CollectiveKind::AllToAll, counts);
+        Placed {
+            rows,
+            used: used.map_or(rows, |used| rows.min(used)),
+            ids: placed[0],
+            position: placed[1],
+            counts: counted.then_some(placed[2]),
+            calls: PLACE_CALLS,
+        }
+    }
+
+    /// Exchanges the rows of choices, with the numbers of their experts and, if they travel, their
+    /// weights.
+    pub(super) fn exchange_rows(
+        &self,
+        b: &mut Builder<'_>,
+        of: &Placed,
+        x: ValueId,
+        weights: Option<ValueId>,
+    ) -> Got {
+        let mut sent = x;
+        if let Some(counts) = of.counts {
+            let got = self.all_to_all(b, counts);
             sent = b.g.host_sizes(sent, got);
             b.g.release(got);
         }
-        let there = Routed {
-            ids: self.exchange(b, CollectiveKind::AllToAll, local),
-            weights: self.exchange(b, CollectiveKind::AllToAll, weights),
-            x: self.exchange(b, CollectiveKind::AllToAll, sent),
+        let got = Got {
+            ids: self.all_to_all(b, of.ids),
+            weights: weights.map(|weights| self.all_to_all(b, weights)),
+            x: self.all_to_all(b, sent),
         };
-        for v in [of.ids, of.weights, local, counts, weights, sent] {
+        if self.ranks > 1 {
+            for v in [of.ids, sent].into_iter().chain(of.counts).chain(weights) {
+                b.g.release(v);
+            }
+        }
+        got
+    }
+
+    /// Returns rows to the places that they came from.
+    pub(super) fn return_rows(&self, b: &mut Builder<'_>, rows: ValueId) -> ValueId {
+        let back = self.all_to_all(b, rows);
+        if back != rows {
+            b.g.release(rows);
+        }
+        back
+    }
+
+    /// Exchanges rows between the ranks of all experts, if there are several.
+    fn all_to_all(&self, b: &mut Builder<'_>, v: ValueId) -> ValueId {
+        match self.ranks {
+            1 => v,
+            _ => self.exchange(b, CollectiveKind::AllToAll, v),
+        }
+    }
+
+    /// Sends a row for each choice that has a place.
+    fn send_choices(&self, b: &mut Builder<'_>, layer: ModuleId, of: Routed) -> Sent {
+        let by = Indexing::Own;
+        let &[tokens, k] = &b.g.value(of.ids).shape[..] else {
+            unreachable!("routers choose k experts for each token");
+        };
+        let placed = self.place(b, layer, of.ids);
+        let (rows, position) = (placed.rows, placed.position);
+        let hidden = b.g.value(of.x).cols();
+        let permute = OpKind::Permute(op::Permute { by });
+        let sent = b.compute(permute, &[of.x, position], &[&[rows, hidden]])[0];
+        // Each number in the place of its row.
+        let each = b.g.reshape(of.weights, &[tokens * k, 1]);
+        let place = b.g.reshape(position, &[tokens * k, 1]);
+        let weights = b.compute(permute, &[each, place], &[&[rows, 1]])[0];
+        let got = self.exchange_rows(b, &placed, sent, Some(weights));
+        for v in [of.ids, of.weights] {
             b.g.release(v);
         }
         Sent {
-            routed: there,
+            routed: Routed {
+                ids: got.ids,
+                weights: got.weights.unwrap_or(weights),
+                x: got.x,
+            },
             rows,
-            used: Some(rows.min(used)),
-            calls: PLACE_CALLS,
+            used: Some(placed.used),
+            calls: placed.calls,
             back: Back::Places { position },
         }
     }
@@ -265,7 +362,9 @@ impl Dispatch {
             return back;
         };
         let (tokens, hidden) = (b.g.value(position).shape[0], b.g.value(y).cols());
-        let sum = b.compute(OpKind::Unpermute, &[back, position], &[&[tokens, hidden]])[0];
+        let by = Indexing::Own;
+        let unpermute = OpKind::Unpermute(op::Unpermute { by });
+        let sum = b.compute(unpermute, &[back, position], &[&[tokens, hidden]])[0];
         b.g.release(back);
         b.g.release(position);
         sum

@@ -2,15 +2,16 @@
 //!
 //! Every token goes to `top_k` experts. The rows of these choices are sorted by expert; each expert
 //! multiplies its own rows. Weights are applied between the two matmuls of an expert, so that their
-//! gradient is a dot product per row and no result of an expert has to be kept. Expert-parallel
-//! ranks have some of the experts each, and exchange tokens (`dispatch.rs`).
+//! gradient is a dot product per row and no result of an expert has to be kept; the code of
+//! torchtitan and transformers does that after the matmuls (`indexed.rs`). Expert-parallel ranks
+//! have some of the experts each, and exchange tokens (`dispatch.rs`).
 
 use super::dispatch::{Dispatch, Routed};
 use super::norm::Norm;
 use super::{names, normalized, scaled};
-use crate::config::{Model, Router};
+use crate::config::{ExpertCode, Model, Router};
 use crate::graph::ValueId;
-use crate::ir::{ModuleId, ModuleKind, OpKind, Real, op};
+use crate::ir::{Indexing, ModuleId, ModuleKind, OpKind, Real, op};
 use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
@@ -206,80 +207,141 @@ impl Experts {
     /// Computes the weighted sum of the routed experts' results, `[tokens, hidden]`.
     fn routed(&self, b: &mut Builder<'_>, x: ValueId, logits: ValueId, route: OpKind) -> ValueId {
         let k = b.s.model.options.experts.top_k;
-        let (hidden, ffn) = (b.g.value(x).cols(), width(&b.s.model));
-        let activation = defaults::activation(&b.s.model);
         let choices = [b.g.value(x).rows(), k];
         let bias = self.router_bias.map(|bias| b.weight(bias));
         let bias = bias.map(|bias| b.as_operand(route, 1, bias));
         let inputs: SmallVec<[ValueId; 2]> = [logits].into_iter().chain(bias).collect();
         let chosen = b.compute(route, &inputs, &[&choices, &choices]);
         let (weights, ids) = (chosen[0], chosen[1]);
-        b.within(self.routed, |b| {
-            let sent = self
-                .dispatch
-                .send(b, self.module, Routed { x, weights, ids });
-            let Routed { x, weights, ids } = sent.routed;
-            let &[tokens, k] = &b.g.value(ids).shape[..] else {
-                unreachable!("tokens have k choices each");
-            };
-            let (rows, experts) = (sent.rows, self.dispatch.experts());
-            let sort = OpKind::SortExperts(op::SortExperts { experts });
-            let sorted = b.compute(sort, &[ids], &[&[experts + 1], &[tokens, k]]);
-            b.g.dispatches(sent.calls);
-            let (offsets, position) = (sorted[0], sorted[1]);
-            let x = b.compute(OpKind::Permute, &[x, position], &[&[rows, hidden]])[0];
-            let matmul = OpKind::GroupedGemm(op::GroupedGemm {
-                tb: true,
-                routed: sent.used,
-            });
-            // Each in the module of its weights, which may be gathered on their own.
-            let (mut both, first) = b.within(self.gate_up.module(), |b| {
-                let weights = b.weight(self.gate_up);
-                let first = b.g.value(weights).shape[1];
-                let both = b.compute(matmul, &[x, weights, offsets], &[&[rows, first]])[0];
-                (both, first)
-            });
-            // Each number in the place of its row.
-            let place = b.g.reshape(position, &[tokens * k, 1]);
-            if let Some([bias, _]) = self.biases {
-                let bias = biases_of(b, bias, ids, place);
-                both = b.g.binary(OpKind::Add, both, bias);
-            }
-            let act = if first == ffn {
-                activate(b, activation, both)
-            } else {
-                let parts = b.g.split(both, 1, 2);
-                let gate = activate(b, activation, parts[0]);
-                b.g.binary(OpKind::Mul, gate, parts[1])
-            };
-            let each = b.g.reshape(weights, &[tokens * k, 1]);
-            let weight = b.compute(OpKind::Permute, &[each, place], &[&[rows, 1]])[0];
-            let act = b.g.binary(OpKind::ScaleRows, act, weight);
-            let mut out = b.within(self.down.module(), |b| {
-                let weights = b.weight(self.down);
-                b.compute(matmul, &[act, weights, offsets], &[&[rows, hidden]])[0]
-            });
-            if let Some([_, bias]) = self.biases {
-                let bias = biases_of(b, bias, ids, place);
-                let bias = b.g.binary(OpKind::ScaleRows, bias, weight);
-                out = b.g.binary(OpKind::Add, out, bias);
-            }
-            let y = b.compute(OpKind::Unpermute, &[out, position], &[&[tokens, hidden]])[0];
-            for v in [weights, ids, offsets, position, x] {
-                b.g.release(v);
-            }
-            self.dispatch.combine(b, &sent, y)
+        let of = Routed { x, weights, ids };
+        b.within(self.routed, |b| match b.s.expert_code() {
+            ExpertCode::Rows => self.by_rows(b, of),
+            ExpertCode::Torchtitan => self.of_torchtitan(b, of),
+            ExpertCode::Transformers => self.of_transformers(b, of),
         })
+    }
+
+    /// Computes it with kernels that know where rows go. Weights travel with rows, and are applied
+    /// between the matmuls.
+    fn by_rows(&self, b: &mut Builder<'_>, of: Routed) -> ValueId {
+        let by = Indexing::Own;
+        let sent = self.dispatch.send(b, self.module, of);
+        let Routed { x, weights, ids } = sent.routed;
+        let &[tokens, k] = &b.g.value(ids).shape[..] else {
+            unreachable!("tokens have k choices each");
+        };
+        let (rows, hidden) = (sent.rows, b.g.value(x).cols());
+        let [offsets, position] = self.dispatch.sort(b, ids, sent.calls);
+        let x = b.compute(
+            OpKind::Permute(op::Permute { by }),
+            &[x, position],
+            &[&[rows, hidden]],
+        )[0];
+        // Each number in the place of its row.
+        let place = b.g.reshape(position, &[tokens * k, 1]);
+        let at = Rows {
+            x,
+            ids,
+            place,
+            offsets,
+            used: sent.used,
+        };
+        let each = b.g.reshape(weights, &[tokens * k, 1]);
+        let out = self.matmuls(b, &at, Some(each));
+        let y = b.compute(
+            OpKind::Unpermute(op::Unpermute { by }),
+            &[out, position],
+            &[&[tokens, hidden]],
+        )[0];
+        for v in [weights, ids, offsets, position, x] {
+            b.g.release(v);
+        }
+        self.dispatch.combine(b, &sent, y)
+    }
+
+    /// Applies the two matmuls of the experts to rows, and, between them, the weights of choices,
+    /// `[choices, 1]`, if there are any.
+    pub(super) fn matmuls(
+        &self,
+        b: &mut Builder<'_>,
+        of: &Rows,
+        weights: Option<ValueId>,
+    ) -> ValueId {
+        let (ffn, activation) = (width(&b.s.model), defaults::activation(&b.s.model));
+        let (rows, hidden) = (b.g.value(of.x).rows(), b.g.value(of.x).cols());
+        let matmul = OpKind::GroupedGemm(op::GroupedGemm {
+            tb: true,
+            routed: of.used,
+        });
+        // Each in the module of its weights, which may be gathered on their own.
+        let (mut both, first) = b.within(self.gate_up.module(), |b| {
+            let weights = b.weight(self.gate_up);
+            let first = b.g.value(weights).shape[1];
+            let both = b.compute(matmul, &[of.x, weights, of.offsets], &[&[rows, first]])[0];
+            (both, first)
+        });
+        if let Some([bias, _]) = self.biases {
+            let bias = biases_of(b, bias, of, rows);
+            both = b.g.binary(OpKind::Add, both, bias);
+        }
+        let mut act = if first == ffn {
+            activate(b, activation, both)
+        } else {
+            let parts = b.g.split(both, 1, 2);
+            let gate = activate(b, activation, parts[0]);
+            b.g.binary(OpKind::Mul, gate, parts[1])
+        };
+        let weight = weights.map(|each| {
+            let by = Indexing::Own;
+            let permute = OpKind::Permute(op::Permute { by });
+            b.compute(permute, &[each, of.place], &[&[rows, 1]])[0]
+        });
+        if let Some(weight) = weight {
+            act = b.g.binary(OpKind::ScaleRows, act, weight);
+        }
+        let mut out = b.within(self.down.module(), |b| {
+            let weights = b.weight(self.down);
+            b.compute(matmul, &[act, weights, of.offsets], &[&[rows, hidden]])[0]
+        });
+        if let Some([_, bias]) = self.biases {
+            let mut bias = biases_of(b, bias, of, rows);
+            if let Some(weight) = weight {
+                bias = b.g.binary(OpKind::ScaleRows, bias, weight);
+            }
+            out = b.g.binary(OpKind::Add, out, bias);
+        }
+        out
+    }
+
+    /// Returns how tokens reach the ranks of their experts.
+    pub(super) const fn dispatch(&self) -> &Dispatch {
+        &self.dispatch
     }
 }
 
-/// Returns the bias of each row's expert, from the experts of all choices and the row of each.
-fn biases_of(b: &mut Builder<'_>, layer: Layer, ids: ValueId, place: ValueId) -> ValueId {
-    let rows = b.g.value(ids).numel();
-    let ids = b.g.reshape(ids, &[rows]);
+/// Rows in the order of their experts.
+pub(super) struct Rows {
+    /// The rows, `[rows, hidden]`.
+    pub(super) x: ValueId,
+    /// Experts of the choices.
+    pub(super) ids: ValueId,
+    /// The row of each choice, `[choices, 1]`.
+    pub(super) place: ValueId,
+    /// Where the rows of each expert start.
+    pub(super) offsets: ValueId,
+    /// How many of the rows are used, if not all.
+    pub(super) used: Option<u64>,
+}
+
+/// Returns the bias of each row's expert.
+fn biases_of(b: &mut Builder<'_>, layer: Layer, of: &Rows, rows: u64) -> ValueId {
+    let choices = b.g.value(of.ids).numel();
+    let ids = b.g.reshape(of.ids, &[choices]);
     let each = b.embedding(layer, ids);
     let width = b.g.value(each).cols();
-    b.compute(OpKind::Permute, &[each, place], &[&[rows, width]])[0]
+    let by = Indexing::Own;
+    let permute = OpKind::Permute(op::Permute { by });
+    b.compute(permute, &[each, of.place], &[&[rows, width]])[0]
 }
 
 impl Shared {

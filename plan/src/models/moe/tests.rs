@@ -1,5 +1,5 @@
 use crate::config::PolicyKind;
-use crate::models::{active_parameters, declare, flops, graph};
+use crate::models::{declare, flops, graph, parameter_count};
 use crate::scenario;
 
 fn scenario_of(model: &str) -> crate::config::Scenario {
@@ -13,11 +13,8 @@ fn scenario_of(model: &str) -> crate::config::Scenario {
 fn counts(model: &str) -> [u64; 2] {
     let s = scenario_of(model);
     let tree = declare(&s, s.model.layers).tree;
-    let all = tree.params.iter().map(crate::ir::Param::numel).sum();
-    [
-        all,
-        active_parameters(&s.model, &tree.params, &s.device_mesh()),
-    ]
+    let count = parameter_count(&s.model, &tree.params, &s.device_mesh());
+    [count.total, count.active]
 }
 
 /// Totals are those of the published files, as are the 12.9 B and 3.3 B active ones.

@@ -107,8 +107,8 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
                 vec![ids(&[8, 1], 1), ids(&[ROWS, 2], 1), counts],
             )
         }
-        OpKind::Permute => (vec![rows, positions()], vec![sorted]),
-        OpKind::Unpermute => (vec![sorted, positions()], vec![rows]),
+        OpKind::Permute(_) => (vec![rows, positions()], vec![sorted]),
+        OpKind::Unpermute(_) => (vec![sorted, positions()], vec![rows]),
         OpKind::GroupedGemm(_) => (
             vec![sorted, numbers(&[3, 4, COLS]), offsets()],
             vec![numbers(&[10, 4])],

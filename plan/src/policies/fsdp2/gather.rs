@@ -188,23 +188,7 @@ impl Fsdp2 {
         let full = self.groups[g.index()].full.clone();
         let (bytes, _) = gathered_bytes(out, g);
         let Some(gather) = self.issued[g.index()].take() else {
-            // One rank: parameters are cast straight from the shards.
-            let from: Vec<Access> = self.groups[g.index()]
-                .shards
-                .iter()
-                .map(|id| out.b.whole(*id))
-                .collect();
-            let to: Vec<Access> = full.iter().map(|id| self.storage(out, *id)).collect();
-            out.run(KernelLaunch {
-                rule: Rule::CopyOut,
-                op: ShardOp::MultiCopy,
-                elements: bytes / w.size(),
-                dtype: w,
-                stream: COMPUTE,
-                reads: &from,
-                writes: &to,
-            });
-            return;
+            return self.copy_alone(out, g);
         };
         if !self.backward {
             self.drop_held(out);
@@ -222,6 +206,49 @@ impl Fsdp2 {
         self.held = Some((gather.buffer, copied));
         if self.backward {
             self.drop_held(out);
+        }
+    }
+
+    /// Copies the parameters of a group that one rank has alone, each in the type of its gather.
+    /// The result of a cast lives until that of the next parameter exists (`all_gather_input` in
+    /// `wait_for_unshard`).
+    fn copy_alone(&mut self, out: &mut Emitter<'_>, g: GroupId) {
+        let group = &self.groups[g.index()];
+        let pairs = (group.shards.iter().copied()).zip(group.full.iter().copied());
+        let pairs: Vec<(BufferId, BufferId)> = pairs.collect();
+        let (unit, params) = {
+            let group = out.inputs.group(g);
+            (group.unit, group.params.clone())
+        };
+        let mut held = None;
+        for (&param, (shard, full)) in params.iter().zip(pairs) {
+            let program = out.b.program();
+            let dtype = program.buffers[full.index()].dtype;
+            let mut from = out.b.whole(shard);
+            if program.buffers[shard.index()].dtype != dtype {
+                let bytes = program.buffers[full.index()].bytes.0;
+                let cast = out.b.buffer(NewBuffer {
+                    role: Role::GatherInput,
+                    bytes,
+                    dtype,
+                    pool: Pool::Caching,
+                    stream: COMPUTE,
+                    unit,
+                    holds: Holds::Param(param),
+                });
+                out.b.alloc(Rule::CopyOut, cast);
+                let to = out.b.whole(cast);
+                copy(out, dtype, from, to);
+                if let Some(last) = held.replace(cast) {
+                    out.b.free(Rule::CopyOut, last);
+                }
+                from = to;
+            }
+            let to = self.storage(out, full);
+            copy(out, dtype, from, to);
+        }
+        if let Some(last) = held {
+            out.b.free(Rule::CopyOut, last);
         }
     }
 
@@ -362,6 +389,19 @@ impl Fsdp2 {
         self.unshard(out, unit, Rule::Unshard);
         self.wait_for_unshard(out, unit);
     }
+}
+
+/// Copies a shard on the compute stream, in another type if its buffer has one.
+fn copy(out: &mut Emitter<'_>, dtype: DType, from: Access, to: Access) {
+    out.run(KernelLaunch {
+        rule: Rule::CopyOut,
+        op: ShardOp::Copy,
+        elements: to.bytes / dtype.size(),
+        dtype,
+        stream: COMPUTE,
+        reads: &[from],
+        writes: &[to],
+    });
 }
 
 /// Returns the element type of a group's gather: that of its parameters, or bytes if they have

@@ -54,7 +54,7 @@ impl Division {
                     ..of(ReduceOp::PremulSum(1.0 / f64::from(ranks)))
                 },
                 (false, _) => Self {
-                    after: f64::from(ranks),
+                    before: f64::from(ranks),
                     ..of(ReduceOp::Sum)
                 },
             };
@@ -80,7 +80,7 @@ impl Division {
         let op = match inner {
             1 => {
                 return Self {
-                    after: 1.0 / factor,
+                    before: 1.0 / factor,
                     ..of(ReduceOp::Sum)
                 };
             }
@@ -179,11 +179,22 @@ impl Fsdp2 {
             out.transient_on(role, bytes, c, rs, g)
         };
         out.b.alloc(Rule::Reduce, output);
-        divide(out, out.b.whole(input), division.before, c, rs);
         let comms = self.comms.along(out.inputs.shard_axis(g));
         let over = (comms.reduce, rs);
-        let ends = (out.b.whole(input), out.b.whole(output));
+        let mut ends = (out.b.whole(input), out.b.whole(output));
+        let quotient = if comms.reduce.is_some() {
+            divide(out, ends.0, division.before, c, rs);
+            None
+        } else {
+            self.quotient(out, g, ends.0, division.before)
+        };
+        if let Some(id) = quotient {
+            ends.0 = out.b.whole(id);
+        }
         reduction::scatter(out, over, division.op, ends);
+        if let Some(id) = quotient {
+            out.b.free(Rule::Scale, id);
+        }
         // The next group's post-backward waits only for the reduce-scatter: work after it on any
         // stream is waited for at the end of backward.
         let scattered = out.b.record(Rule::Reduce, rs);
@@ -223,6 +234,39 @@ impl Fsdp2 {
         if rs == COMPUTE {
             self.recycle(out, 0, Rule::ReduceGate);
         }
+    }
+
+    /// Divides the gradients of a group that one rank has alone, and that no collective divides:
+    /// into a buffer of its own, which is copied then (`reduce_output.copy_(reduce_scatter_input /
+    /// gradient_divide_factor)`). Returns the buffer, unless the divisor is 1.
+    fn quotient(
+        &self,
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        input: Access,
+        by: f64,
+    ) -> Option<BufferId> {
+        if by == 1.0 {
+            return None;
+        }
+        let (rs, c) = (self.streams.reduce, out.inputs.types.comm);
+        let id = out.transient_on(Role::Temporary, input.bytes, c, rs, g);
+        out.b.alloc(Rule::Scale, id);
+        let to = out.b.whole(id);
+        out.run(KernelLaunch {
+            rule: Rule::Scale,
+            op: ShardOp::SumPieces {
+                ranks: 1,
+                factor: Real(1.0 / by),
+                accumulate: false,
+            },
+            elements: input.bytes / c.size(),
+            dtype: c,
+            stream: rs,
+            reads: &[input],
+            writes: &[to],
+        });
+        Some(id)
     }
 
     /// Returns the number of elements of a rank's shard of what a group reduces.
