@@ -142,8 +142,8 @@ fn full_iteration(p: &Prediction) -> Option<Warning> {
 }
 
 /// Warns of the host time of dispatchers whose host waits for the numbers of rows: it decides how
-/// long such a step takes, and depends on the machine (`tests/data/peers_experts_h200x2.csv` has runs
-/// of `fully_shard`).
+/// long such a step takes, and depends on the machine
+/// (`tests/data/peers_experts_h200x2.csv` has runs of `fully_shard`).
 fn expert_dispatch(p: &Prediction) -> Option<Warning> {
     let s = &p.scenario;
     let dispatcher = s.moe.as_ref()?.dispatcher;

@@ -61,8 +61,8 @@ impl Experts {
     }
 
     /// Does so as `MoE.forward` of torchtitan where scores do not weight what experts read: each
-    /// token is copied once per choice, the copies are exchanged and sorted by expert, with room for
-    /// the alignment of [`ALIGN`] rows; results take the same way back, are multiplied by their
+    /// token is copied once per choice, the copies are exchanged and sorted by expert, with room
+    /// for the alignment of [`ALIGN`] rows; results take the same way back, are multiplied by their
     /// weights and added up.
     pub(super) fn of_torchtitan(&self, b: &mut Builder<'_>, of: Routed) -> ValueId {
         let (tokens, choices) = (b.g.value(of.ids).shape[0], b.g.value(of.ids).numel());
