@@ -22,15 +22,15 @@ pub enum Indexing {
 }
 
 impl Indexing {
-    /// Returns PyTorch's name of the call.
+    /// Returns PyTorch's name of the call, if it is one.
     #[must_use]
-    pub const fn name(self) -> &'static str {
+    pub const fn call(self) -> Option<&'static str> {
         match self {
-            Self::Own => "move_rows",
-            Self::Index => "index",
-            Self::IndexPut => "index_put",
-            Self::IndexCopy => "index_copy",
-            Self::IndexAdd => "index_add",
+            Self::Own => None,
+            Self::Index => Some("index"),
+            Self::IndexPut => Some("index_put"),
+            Self::IndexCopy => Some("index_copy"),
+            Self::IndexAdd => Some("index_add"),
         }
     }
 

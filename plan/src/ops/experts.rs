@@ -229,10 +229,7 @@ fn moved_back(mut at: Vjp<'_>, kind: OpKind, by: Indexing) -> Contributions {
 
 impl OpDef for op::Permute {
     fn name(&self) -> &'static str {
-        match self.by {
-            Indexing::Own => "permute",
-            by => by.name(),
-        }
+        self.by.call().unwrap_or("permute")
     }
 
     fn signature(&self) -> Signature {
@@ -268,10 +265,7 @@ impl OpDef for op::Permute {
 
 impl OpDef for op::Unpermute {
     fn name(&self) -> &'static str {
-        match self.by {
-            Indexing::Own => "unpermute",
-            by => by.name(),
-        }
+        self.by.call().unwrap_or("unpermute")
     }
 
     fn signature(&self) -> Signature {
