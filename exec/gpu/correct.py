@@ -8,6 +8,8 @@ import tools
 # Runs that share the GPUs: each takes seconds to start and little to compute, but collectives of several take turns.
 AT_ONCE = int(os.environ.get("AT_ONCE", "3"))
 FIXED = "precision.deterministic=true"
+# Pushed rows of experts go through NCCL, which sends all of them.
+NCCL_PUSHES = [] if CPU else ["--no-peer-memory"]
 
 
 def golden_scenario(folder, theirs):
@@ -217,7 +219,31 @@ def moe():
             same = runs[0][1]["losses"] == runs[1][1]["losses"]
             row("moe", title, same, f"losses of 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
         return job
-    together([*(case(t, *w) for t, w in ways.items()), *(replayed(ep) for ep in (1, *sizes))], 1 if CPU else AT_ONCE)
+    def pushed(ep, title, sets, flags):
+        # Rows of 72 bytes are no whole vectors.
+        narrow = ["model.hidden=36", "model.heads=2", "model.kv_heads=1"] if "72 bytes" in title else []
+        title = f"pushed rows, {title}, ep {ep}"
+
+        def job():
+            base = [*fit(every), *bf16, "train.steps=20", f"mesh.ep={ep}", "moe.dispatcher=peer", *narrow]
+            code, first, err, _ = train(name, *NCCL_PUSHES, sets=base, timeout=60)
+            if code:
+                return row("moe", title, False, last_line(err))
+            code, run, err, s = train(name, *flags, sets=[*base, *sets], timeout=60)
+            if code:
+                return row("moe", title, False, last_line(err))
+            same = all(run[k] == first[k] for k in ("losses", "final_norms"))
+            mapped = CPU or run["environment"].get("peer_memory") == "mapped"
+            why = "" if mapped else f"; NOT mapped: {run['environment'].get('peer_memory.refused')}"
+            row("moe", title, same and mapped, f"losses of 20 steps are {'equal' if same else 'NOT equal'} to those by NCCL to the last bit{why}, {s:.1f} s")
+        return job
+    pushes = {
+        "eager": ([], []), "captured blocks": (captured, []), "captured iteration": (['compile.cuda_graph="full_iteration"'], []),
+        "rows of 72 bytes": ([], []), "delays": ([], ["--delays", 3]), "delays, captured iteration": (['compile.cuda_graph="full_iteration"'], ["--delays", 4]),
+        **({} if SHARED else {"threads": ([], ["--one-process"])}),
+    }
+    together([*(case(t, *w) for t, w in ways.items()), *(replayed(ep) for ep in (1, *sizes)),
+              *(pushed(ep, t, *w) for ep in sizes for t, w in pushes.items())], 1 if CPU else AT_ONCE)
 
 
 def float8():
@@ -454,8 +480,10 @@ def hangs():
         row("hangs", "nothing stays on the GPUs", after <= before, f"{before} processes on the GPUs before, {after} after")
 
 
-# Collectives of a communicator that is aborted: kernels, copy engines, and either as part of graphs.
-HANGS = {"small-native": [], "small-engines": [], "small-engines, captured": ['compile.cuda_graph="full_iteration"'], "small-iteration": []}
+# Collectives of a communicator that is aborted: kernels, copy engines, rows in memory of peers, and each as part of graphs.
+HANGS = {"small-native": [], "small-engines": [], "small-engines, captured": ['compile.cuda_graph="full_iteration"'], "small-iteration": [],
+         "small-moe, peer": ["moe.dispatcher=peer", "mesh.ep=2"],
+         "small-moe, peer, captured": ["moe.dispatcher=peer", "mesh.ep=2", 'compile.cuda_graph="full_iteration"']}
 
 
 # Ways to run ranks; those of one process cannot share a GPU.

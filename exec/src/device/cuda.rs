@@ -22,6 +22,7 @@ pub mod libraries;
 mod memory;
 mod nccl;
 mod nvtx;
+mod pushes;
 mod record;
 mod staging;
 mod submit;
@@ -240,7 +241,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Returns libraries and cuDNN kernels that are present but unused, with the reasons.
+    /// Returns libraries, cuDNN kernels and memory of peers that are unused, with the reasons.
     fn unused(&self) -> Vec<(&'static str, String)> {
         let libraries = Libraries::load(&[]).map_or(&[][..], Libraries::refused);
         let libraries: Vec<String> = libraries
@@ -251,7 +252,8 @@ impl CudaDevice {
             ("libraries", libraries.join("; ")),
             ("cudnn", self.kernels.refused().join("; ")),
         ];
-        all.into_iter().filter(|(_, why)| !why.is_empty()).collect()
+        let all = all.into_iter().chain(self.collectives.unused());
+        all.filter(|(_, why)| !why.is_empty()).collect()
     }
 
     /// Checks what kernels report in the scratch memory: invalid inputs and NaN.
@@ -314,7 +316,7 @@ impl Device for CudaDevice {
     fn register_memory(&mut self) -> Result<(), String> {
         self.context.bind().map_err(|e| e.to_string())?;
         match &self.arena {
-            Some(arena) => self.collectives.register(&arena.ranges()),
+            Some(arena) => self.collectives.register(&arena.pieces()),
             None => Ok(()),
         }
     }

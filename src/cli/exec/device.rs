@@ -32,6 +32,9 @@ pub(crate) struct DeviceArgs {
     /// Do not use cuDNN (GPUs)
     #[arg(long)]
     no_cudnn: bool,
+    /// Do not write into the memory of other GPUs: send pushed rows of experts through NCCL (GPUs)
+    #[arg(long)]
+    no_peer_memory: bool,
     /// Start one process per rank; the default for several GPUs (torchrun, srun and mpirun start
     /// the processes themselves)
     #[arg(long)]
@@ -102,6 +105,7 @@ impl DeviceArgs {
             gpu,
             tf32,
             no_cudnn,
+            no_peer_memory,
             processes,
             single_process,
             share_gpu,
@@ -142,6 +146,7 @@ impl DeviceArgs {
         let switches = [
             (tf32, "--tf32"),
             (no_cudnn, "--no-cudnn"),
+            (no_peer_memory, "--no-peer-memory"),
             (processes, "--processes"),
             (single_process, "--one-process"),
             (share_gpu, "--share-gpu"),
@@ -362,6 +367,7 @@ impl DeviceArgs {
             local_rank,
             tf32: self.tf32,
             no_cudnn: self.no_cudnn,
+            no_peer_memory: self.no_peer_memory,
             share_gpu: self.share_gpu,
         });
         Ok(train_on(
@@ -380,7 +386,7 @@ impl DeviceArgs {
         _: &mut dyn Observer,
     ) -> Result<Outcome, Failure> {
         let _ = (&self.library_path, self.gpu, self.tf32, self.no_cudnn);
-        let _ = self.share_gpu;
+        let _ = (self.share_gpu, self.no_peer_memory);
         Err(Failure::run(
             "no usable GPU: this binary was built without feature `cuda`",
         ))
@@ -479,6 +485,7 @@ mod tests {
             "7",
             "--tf32",
             "--no-cudnn",
+            "--no-peer-memory",
             "--one-process",
             "--no-graphs",
         ];

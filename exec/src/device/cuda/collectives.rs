@@ -3,6 +3,7 @@
 use super::context::Context;
 use super::driver::{RawStream, check};
 use super::helper_kernels::HelperKernels;
+use super::memory::Piece;
 use crate::base::operand::RawRange;
 use cudarc::driver::sys;
 use shardlab_plan::ir::{Collective, CollectiveId, ReduceOp};
@@ -13,13 +14,12 @@ use std::time::Duration;
 
 /// Collectives of one rank.
 pub(crate) trait Collectives: Send {
-    /// Registers the memory that collectives will use: device addresses and lengths, which stay
-    /// allocated until this is dropped. Called once, before anything else, on all ranks at the same
-    /// time.
+    /// Registers the memory that collectives will use, which stays allocated until this is dropped.
+    /// Called once, before anything else, on all ranks at the same time.
     ///
     /// # Errors
     /// A message.
-    fn register(&mut self, ranges: &[(u64, usize)]) -> Result<(), String>;
+    fn register(&mut self, memory: &[Piece]) -> Result<(), String>;
 
     /// Enqueues a collective; can be captured.
     ///
@@ -62,6 +62,11 @@ pub(crate) trait Collectives: Send {
 
     /// Returns facts for the run's environment.
     fn facts(&self) -> BTreeMap<String, String>;
+
+    /// Returns what the program could use, but this does not, with the reason.
+    fn unused(&self) -> Option<(&'static str, String)> {
+        None
+    }
 }
 
 /// Collectives of a rank whose communicators have no other members: nothing is exchanged.
@@ -88,7 +93,7 @@ impl SingleRank {
 }
 
 impl Collectives for SingleRank {
-    fn register(&mut self, _: &[(u64, usize)]) -> Result<(), String> {
+    fn register(&mut self, _: &[Piece]) -> Result<(), String> {
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use super::kernels::{self, KernelLauncher, Settings};
 use super::libraries::{Libraries, Library};
 use super::memory::Pinned;
 use super::nccl::{self, InitTimeout, NcclCollectives};
+use super::pushes::{self, PushKernels, Pushes};
 use super::staging::Staging;
 use super::{CudaDevice, Diagnostics, Queues, Recording, SUMS_AT};
 use crate::base::delay::Delays;
@@ -43,6 +44,8 @@ pub struct CudaOptions {
     pub tf32: bool,
     /// Do not use cuDNN, even if it is available.
     pub no_cudnn: bool,
+    /// Do not write into the memory of other GPUs: NCCL carries pushed rows.
+    pub no_peer_memory: bool,
     /// Assign GPUs to processes in turn, so that several processes may share one: see
     /// [`gpu_sharing`].
     ///
@@ -123,6 +126,9 @@ impl CudaFactory {
         // Everything that may fail precedes the barrier: the other ranks would wait for a rank that
         // joins NCCL and then fails.
         let helpers = HelperKernels::new(&context)?;
+        let push_kernels = pushes::communicator(program)
+            .map(|_| PushKernels::new(&context))
+            .transpose()?;
         let slots = Pinned::new(&context, slots * 4).map_err(words)?;
         let cupti = self.uses_cupti(setup)?;
         // A rank that joins a communicator waits until all have joined.
@@ -134,7 +140,7 @@ impl CudaFactory {
             setup.abort.idle_until_aborted();
             return Ok(None);
         }
-        let collectives = self.collectives(setup, rank, &context)?;
+        let collectives = self.collectives(setup, rank, &context, push_kernels)?;
         let watchdog = DriverWatchdog::start(
             &setup.abort,
             watchdog_actions(setup, rank, collectives.aborter()),
@@ -197,6 +203,7 @@ impl CudaFactory {
         setup: &Setup,
         rank: u32,
         context: &Arc<Context>,
+        push_kernels: Option<PushKernels>,
     ) -> Result<Box<dyn Collectives>, String> {
         if !nccl::needed(&setup.program) {
             return Ok(Box::new(SingleRank::new(context, &setup.program)?));
@@ -214,7 +221,14 @@ impl CudaFactory {
             registration: setup.options.registration,
             copy_engines: !self.options.share_gpu,
         };
-        Ok(Box::new(NcclCollectives::join(&nccl, &join)?))
+        let nccl = NcclCollectives::join(&nccl, &join)?;
+        let Some(kernels) = push_kernels else {
+            return Ok(Box::new(nccl));
+        };
+        let allowed = !self.options.no_peer_memory;
+        Ok(Box::new(Pushes::new(
+            nccl, setup, rank, context, kernels, allowed,
+        )?))
     }
 }
 

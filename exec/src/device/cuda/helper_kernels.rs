@@ -52,7 +52,7 @@ impl HelperKernels {
     }
 
     /// Launches a kernel with parameters.
-    fn launch(
+    pub(super) fn launch(
         f: sys::CUfunction,
         blocks: u32,
         threads: u32,

@@ -3,7 +3,7 @@
 //! A region of allocator addresses is one range of virtual addresses. Physical memory backs the
 //! part that the plan uses; if an allocation goes beyond it, more memory is mapped after it, so
 //! addresses never change. The memory can be exported to other processes, which NCCL requires for
-//! registration.
+//! registration and [`super::pushes`] for windows.
 
 use super::context::Context;
 use super::driver::{CudaError, check};
@@ -60,11 +60,15 @@ impl Drop for Pinned {
 }
 
 /// Physical memory of a part of a region.
-#[derive(Debug)]
-struct Piece {
-    start: u64,
-    bytes: usize,
-    handle: sys::CUmemGenericAllocationHandle,
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece {
+    /// Allocator address, which is the same on all ranks.
+    pub(crate) address: u64,
+    /// Device address.
+    pub(crate) start: u64,
+    /// Length in bytes.
+    pub(crate) bytes: usize,
+    pub(crate) handle: sys::CUmemGenericAllocationHandle,
 }
 
 /// A range of the device's virtual addresses.
@@ -98,7 +102,8 @@ pub(crate) struct Arena {
     host: Vec<HostRegion>,
 }
 
-fn property(device: sys::CUdevice) -> sys::CUmemAllocationProp {
+/// Returns the properties of physical memory of a device that other processes can map.
+pub(crate) fn property(device: sys::CUdevice) -> sys::CUmemAllocationProp {
     // SAFETY: all-zero bytes are a valid value of this C structure.
     let mut p: sys::CUmemAllocationProp = unsafe { std::mem::zeroed() };
     p.type_ = sys::CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
@@ -109,17 +114,51 @@ fn property(device: sys::CUdevice) -> sys::CUmemAllocationProp {
     p
 }
 
+/// Returns the granularity of physical memory with these properties, in bytes.
+pub(crate) fn granularity(p: &sys::CUmemAllocationProp) -> Result<usize, CudaError> {
+    let mut granule = 0;
+    let flags = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
+    // SAFETY: the driver reads the properties; the output is a local number.
+    check("cuMemGetAllocationGranularity", unsafe {
+        sys::cuMemGetAllocationGranularity(&raw mut granule, p, flags)
+    })?;
+    Ok(granule)
+}
+
+/// Maps physical memory at reserved device addresses, and lets a device read and write it.
+///
+/// # Safety
+/// The addresses are reserved, and nothing is mapped there yet.
+pub(crate) unsafe fn map(
+    start: u64,
+    bytes: usize,
+    handle: sys::CUmemGenericAllocationHandle,
+    device: sys::CUdevice,
+) -> Result<(), CudaError> {
+    // SAFETY: the caller's contract.
+    check("cuMemMap", unsafe {
+        sys::cuMemMap(start, bytes, 0, handle, 0)
+    })?;
+    // SAFETY: all-zero bytes are a valid value of this C structure.
+    let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
+    access.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+    access.location.id = device;
+    access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+    // SAFETY: the range is mapped.
+    let allowed = check("cuMemSetAccess", unsafe {
+        sys::cuMemSetAccess(start, bytes, &raw const access, 1)
+    });
+    if allowed.is_err() {
+        // SAFETY: mapped above, and no one uses it yet.
+        let _ = unsafe { sys::cuMemUnmap(start, bytes) };
+    }
+    allowed
+}
+
 impl Arena {
     /// Backs regions, which are disjoint and ascending, with zeroed memory.
     pub(crate) fn new(context: &Arc<Context>, regions: &[Region]) -> Result<Self, String> {
-        let mut granule = 0;
-        let p = property(context.device());
-        let flags = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-        // SAFETY: the driver reads the property; the output is a local number.
-        check("cuMemGetAllocationGranularity", unsafe {
-            sys::cuMemGetAllocationGranularity(&raw mut granule, &raw const p, flags)
-        })
-        .map_err(|e| e.to_string())?;
+        let granule = granularity(&property(context.device())).map_err(|e| e.to_string())?;
         let mut arena = Self {
             context: Arc::clone(context),
             granule: granule as u64,
@@ -191,27 +230,18 @@ impl Arena {
             sys::cuMemCreate(&raw mut handle, bytes, &raw const p, 0)
         })?;
         // SAFETY: the addresses were reserved, and nothing is mapped there yet.
-        let mapped = check("cuMemMap", unsafe {
-            sys::cuMemMap(start, bytes, 0, handle, 0)
-        });
+        let mapped = unsafe { map(start, bytes, handle, self.context.device()) };
         if let Err(e) = mapped {
             // SAFETY: the handle belongs to this function and is unused.
             let _ = unsafe { sys::cuMemRelease(handle) };
             return Err(e);
         }
         region.pieces.push(Piece {
+            address: region.backed,
             start,
             bytes,
             handle,
         });
-        // SAFETY: all-zero bytes are a valid value of this C structure.
-        let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
-        access.location = p.location;
-        access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-        // SAFETY: the range is mapped.
-        check("cuMemSetAccess", unsafe {
-            sys::cuMemSetAccess(start, bytes, &raw const access, 1)
-        })?;
         // SAFETY: the range is mapped, and no one else uses it yet.
         check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(start, 0, bytes) })?;
         // SAFETY: no conditions. The fill runs on a stream that other streams do not wait for.
@@ -270,20 +300,15 @@ impl Arena {
         Ok(None)
     }
 
-    /// Returns the device addresses and lengths of backed memory, which NCCL may register.
-    pub(crate) fn ranges(&self) -> Vec<(u64, usize)> {
-        self.regions
-            .iter()
-            .map(|r| {
-                let r = lock(r);
-                (r.start, (r.backed - r.base) as usize)
-            })
-            .collect()
+    /// Returns the device memory so far, which other ranks may map and NCCL may register.
+    pub(crate) fn pieces(&self) -> Vec<Piece> {
+        let pieces = self.regions.iter().map(|r| lock(r).pieces.clone());
+        pieces.flatten().collect()
     }
 
     /// Returns the bytes of device memory.
     pub(crate) fn bytes(&self) -> Bytes {
-        self.ranges().iter().map(|r| Bytes(r.1 as u64)).sum()
+        self.pieces().iter().map(|p| Bytes(p.bytes as u64)).sum()
     }
 }
 

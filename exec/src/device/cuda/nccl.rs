@@ -12,6 +12,7 @@ pub(super) use init_timeout::InitTimeout;
 
 use super::collectives::Collectives;
 use super::driver::RawStream;
+use super::memory::Piece;
 use crate::base::abort::{Abort, lock};
 use crate::base::element;
 use crate::base::operand::RawRange;
@@ -205,14 +206,19 @@ impl NcclCollectives {
         Ok(())
     }
 
-    fn register_all(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
+    fn register_all(&mut self, memory: &[Piece]) -> Result<(), String> {
         for member in self.members.iter_mut().flatten() {
             let mode = if member.copy_engine {
                 Mode::Window
             } else {
                 self.registration
             };
-            for &(address, bytes) in ranges.iter().filter(|r| r.1 > 0) {
+            for &Piece {
+                start: address,
+                bytes,
+                ..
+            } in memory
+            {
                 let ptr = std::ptr::without_provenance_mut::<c_void>(address as usize);
                 let words = |e: nccl_rs::Error| format!("{bytes} bytes at {address:#x}: {e}");
                 // SAFETY: the device drops its collectives before its arena, which owns this
@@ -257,11 +263,11 @@ impl NcclCollectives {
 }
 
 impl Collectives for NcclCollectives {
-    fn register(&mut self, ranges: &[(u64, usize)]) -> Result<(), String> {
+    fn register(&mut self, memory: &[Piece]) -> Result<(), String> {
         // All ranks create windows together.
         let init_timeout = self.init_timeout.clone();
         init_timeout.with("registered memory on all ranks", || {
-            self.register_all(ranges)
+            self.register_all(memory)
         })
     }
 

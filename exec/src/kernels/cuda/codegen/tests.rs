@@ -222,8 +222,11 @@ fn shipped_kernels(nvrtc: Option<&Compiler>) {
         all.entry(shard::fold(kind))
             .or_insert_with(|| "fold".to_owned());
     }
-    let own = include_str!("../../../device/cuda/support.cu").to_owned();
-    all.insert(own, "the device itself".to_owned());
+    let own = [
+        include_str!("../../../device/cuda/support.cu"),
+        include_str!("../../../device/cuda/pushes/push.cu"),
+    ];
+    all.extend(own.map(|source| (source.to_owned(), "the device itself".to_owned())));
     assert!(all.len() > 300, "{}", all.len());
     compile(all, Target::HOPPER, nvrtc);
 }
