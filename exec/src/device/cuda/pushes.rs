@@ -6,9 +6,9 @@
 //! where its buffer is (`windows`). A kernel then writes the rows that were asked for, signals to
 //! all ranks that they are there, and waits for the signals of the others (`kernels`).
 //!
-//! If some rank cannot map the memory of another one, all leave pushes to NCCL, which sends all rows.
-//! So does a push whose window is in memory that was added after the others were mapped: ranks add
-//! memory alike, so all of them notice.
+//! If some rank cannot map the memory of another one, all leave pushes to NCCL, which sends all
+//! rows. A push whose window is in memory that was added after the ranks had connected goes through
+//! NCCL, too: ranks add memory alike, so all of them choose it.
 
 mod agreement;
 mod connect;

@@ -15,7 +15,7 @@ pub(super) struct Agreement<'a> {
 /// Why ranks do not take a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// One of them cannot: all know it, and go on without.
+    /// One of them cannot: all know it and do without.
     Together(String),
     /// The run has failed.
     Run(String),
