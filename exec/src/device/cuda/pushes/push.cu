@@ -11,6 +11,7 @@ typedef unsigned long long u64;
 #define FLAG(rank) ((rank) * 8)
 #define SEQUENCE 1024
 #define DONE 1025
+#define NEXT 1026
 
 // The ranks that push to one another, by position.
 struct Team {
@@ -81,18 +82,23 @@ static __device__ __forceinline__ void copy(const u8* from, u8* to, u32 width) {
   for (; i < n; i += 32) b[i] = a[i];
 }
 
-// Each warp takes eight rows at a time: four lanes look at the choices of a row.
+// Rows that a warp takes at a time: four lanes look at the choices of each.
 #define TAKEN 8
 
 template <typename V>
 static __device__ __forceinline__ void push(const Team& team, const Rows& rows) {
-  u32 warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, warps = gridDim.x * blockDim.x / 32;
+  u32* own = (u32*)team.signals[team.me];
   u32 lane = threadIdx.x % 32;
   u32 chunks = (rows.tokens + TAKEN - 1) / TAKEN;
-  for (u64 c = warp; c < (u64)team.ranks * chunks; c += warps) {
-    // Ranks begin with the next one, so that no two write to the same one; their own rows are last.
-    u32 rank = (team.me + 1 + (u32)(c / chunks)) % team.ranks;
-    u32 first = (u32)(c % chunks) * TAKEN;
+  for (;;) {
+    u32 next = 0;
+    if (lane == 0) next = atomicAdd(own + NEXT, 1u);
+    next = __shfl_sync(0xffffffffu, next, 0);
+    if (next >= team.ranks * chunks) break;
+    // Ranks take turns, and this one is the last of them: copies within the device take bandwidth
+    // that NVLink does not need.
+    u32 rank = (team.me + 1 + next % team.ranks) % team.ranks;
+    u32 first = next / team.ranks * TAKEN;
     u32 token = first + lane / 4;
     bool chosen = false;
     if (token < rows.tokens) {
@@ -109,7 +115,6 @@ static __device__ __forceinline__ void push(const Team& team, const Rows& rows) 
   }
   // Rows are in place before the flag says so.
   __shared__ bool last;
-  u32* own = (u32*)team.signals[team.me];
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence_system();
@@ -118,7 +123,7 @@ static __device__ __forceinline__ void push(const Team& team, const Rows& rows) 
   }
   __syncthreads();
   if (!last) return;
-  if (threadIdx.x == 0) own[DONE] = 0;
+  if (threadIdx.x == 0) own[DONE] = own[NEXT] = 0;
   meet(team);
 }
 
