@@ -282,6 +282,14 @@ def float8():
             "8-bit gathers, fsdp2": [gathered, "fsdp.policy=fsdp2"], "8-bit gathers, megatron": [gathered, "fsdp.policy=megatron"],
         }
         experts |= {"experts, 8-bit gathers": [gathered]}
+        divided = f"mesh.ep={every}"
+        for dispatcher in ("gather", "all_to_all", "padded", "peer"):
+            ep = [divided, f"moe.dispatcher={dispatcher}"]
+            experts |= {
+                f"experts, {dispatcher}": ep, f"experts, {dispatcher}, codes saved": [*ep, saved],
+                f"experts, {dispatcher}, larger": [*ep, *larger, few],
+            }
+        experts |= {"experts, divided, 8-bit gathers": [divided, gathered]}
 
     def case(title, sets, name=name):
         def job():

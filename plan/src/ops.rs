@@ -146,7 +146,7 @@ pub(crate) fn forward_names() -> impl Iterator<Item = &'static str> {
                 | OpKind::Float8CastBlocks(_)
                 | OpKind::ScaledGemm(_)
                 | OpKind::ScaledGroupedGemm(_)
-                | OpKind::ScaledGroupedGemmWeightGrad
+                | OpKind::ScaledGroupedGemmWeightGrad(_)
         )
     };
     all.filter(move |kind| {

@@ -209,6 +209,11 @@ fn experts(offsets: &View, rows: usize) -> Result<Vec<Range<usize>>, OperandErro
         .collect())
 }
 
+/// Returns how many rows experts have, from the offsets of these.
+pub(super) fn used_rows(offsets: &View, rows: usize) -> Result<usize, OperandError> {
+    Ok(experts(offsets, rows)?.last().map_or(0, |last| last.end))
+}
+
 /// Computes `a, b, offsets -> c`.
 pub(super) fn grouped(o: &Operands<'_>, tb: bool) -> Result<(), OperandError> {
     o.expect(3, 1)?;

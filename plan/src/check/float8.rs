@@ -10,7 +10,7 @@ use crate::ir::{
     Access, AxisId, AxisSet, BodyOp, BufferId, Collective, CollectiveKind, DType, InstrId, OpKind,
     Place, RECIPROCAL_STRIDE, ReduceOp, Role, ScaleBlock, ShardOp, Slot,
 };
-use crate::program::{Op, Phase, Program};
+use crate::program::{Op, Phase, Program, UnfilledWrites};
 use std::collections::BTreeMap;
 
 /// First byte of a tensor.
@@ -37,6 +37,8 @@ struct State {
     gathered: BTreeMap<BufferId, Codes>,
     /// Maxima of a rank's shards that no other rank has added its own to.
     partial: BTreeMap<Start, InstrId>,
+    /// Maxima of rows of which some hold what was in memory before.
+    unfilled: BTreeMap<Start, InstrId>,
 }
 
 /// Checks all matmuls in 8 bits.
@@ -45,6 +47,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
         return;
     }
     let mut state = State::default();
+    let unfilled = p.unfilled_writes();
     for section in &p.sections {
         for i in section.instrs.clone() {
             let id = InstrId(i);
@@ -53,6 +56,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
                 Op::Launch { kernel, .. } => {
                     for op in &p.kernels[kernel.index()].body {
                         let launch = Launch { p, id, op };
+                        launch.rows(&unfilled, &mut state, sink);
                         launch.formats(sink);
                         launch.shards(&mut state, sink);
                         launch.follow(&mut state, sink);
@@ -97,6 +101,7 @@ impl State {
     fn forget(&mut self, b: BufferId) {
         self.gathered.remove(&b);
         self.partial.retain(|at, _| at.0 != b);
+        self.unfilled.retain(|at, _| at.0 != b);
         self.scales.retain(|at, _| at.0 != b);
         self.codes.retain(|at, _| at.0 != b);
     }
@@ -220,6 +225,41 @@ impl Launch<'_> {
                         None => state.gathered.remove(&a.buffer),
                     };
                 }
+            }
+            _ => {}
+        }
+    }
+
+    /// Follows maxima of rows, and checks that scales leave out those of rows that no expert reads.
+    fn rows(&self, unfilled: &UnfilledWrites, state: &mut State, sink: &mut Sink) {
+        let (op, p) = (self.op, self.p);
+        match op.op {
+            OpKind::RowAmax => {
+                let (slot, Some(at)) = (&op.outputs[0], self.start(&op.outputs[0])) else {
+                    return;
+                };
+                match slot.place {
+                    Place::Write(n) if unfilled.contains(self.id, usize::from(n)) => {
+                        state.unfilled.insert(at, self.id);
+                    }
+                    _ => _ = state.unfilled.remove(&at),
+                }
+            }
+            OpKind::Float8Scale(scale) => {
+                let maxima = &op.inputs[0];
+                sink.fact(RuleId::Float8Rows, 1);
+                let by = self.start(maxima).and_then(|at| state.unfilled.get(&at));
+                let (Some(&by), false, Some(at)) = (by, scale.routed, self.access(maxima)) else {
+                    return;
+                };
+                sink.violation(RuleId::Float8Rows, Some(self.id), Some(by), || {
+                    format!(
+                        "makes a scale of {}, where #{} wrote the maxima of all rows, also of those that no choice \
+                         fills; expected maxima of the rows before the last offset of experts",
+                        describe::range(p, at),
+                        by.0
+                    )
+                });
             }
             _ => {}
         }

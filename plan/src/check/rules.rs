@@ -228,6 +228,9 @@ rules! {
     Float8Amax = "FP8-AMAX", State, Error,
         "scales of sharded weights follow from maxima over all ranks",
         "Megatron-LM #442, torchtitan #3109: maxima over some of the ranks, diverged after 1,000 steps, NaN at step 3";
+    Float8Rows = "FP8-ROWS", State, Error,
+        "scales leave out rows that no expert reads",
+        "TransformerEngine #2547, Primus-Turbo #397: NaN in rows and scales that padding leaves as they were in memory";
     MuonMatrix = "MUON-MATRIX", Layout, Error,
         "Muon updates whole matrices",
         "an orthogonalized shard is not a shard of the orthogonalized matrix; Megatron-LM's LayerWiseDistributedOptimizer gives ranks whole parameters";

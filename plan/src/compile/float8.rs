@@ -18,6 +18,9 @@
 //!
 //! The matmuls of experts (`precision.float8_experts`) read rows of all experts, with one scale,
 //! and a stack of weights, with another. The transpose of a stack has the transpose of each matrix.
+//! With expert parallelism, rows that no choice fills hold what was in memory before: the kernel
+//! that makes the scale reads the offsets of experts, and leaves out the maxima of these rows.
+//! Their codes are not read.
 //!
 //! Weights that ranks gather in 8 bits (`precision.float8_all_gather`) arrive as codes, so nothing
 //! casts them. The matmul of `d_x` reads a transposed copy.
@@ -40,7 +43,14 @@ struct Product {
     linear: Float8Linear,
     bias: bool,
     /// One matmul per expert.
-    grouped: bool,
+    grouped: Option<Grouped>,
+}
+
+/// A grouped matmul.
+#[derive(Clone, Copy)]
+struct Grouped {
+    /// Rows that experts are expected to compute, if not all.
+    routed: Option<u64>,
 }
 
 /// What a matmul of a linear layer computes.
@@ -137,11 +147,21 @@ fn product(g: &Graph, i: u32, linears: &[Option<Float8Linear>]) -> Option<Produc
                 (true, false) => Role::WeightGrad,
                 (true, true) => return None,
             };
-            (role, gemm.bias, false)
+            (role, gemm.bias, None)
         }
-        OpKind::GroupedGemm(gemm) if gemm.tb => (Role::Forward, false, true),
-        OpKind::GroupedGemm(_) => (Role::InputGrad, false, true),
-        OpKind::GroupedGemmWeightGrad(_) => (Role::WeightGrad, false, true),
+        OpKind::GroupedGemm(gemm) => {
+            let role = if gemm.tb {
+                Role::Forward
+            } else {
+                Role::InputGrad
+            };
+            let routed = gemm.routed;
+            (role, false, Some(Grouped { routed }))
+        }
+        OpKind::GroupedGemmWeightGrad(gemm) => {
+            let routed = gemm.routed;
+            (Role::WeightGrad, false, Some(Grouped { routed }))
+        }
         _ => return None,
     };
     let weight = match role {
@@ -228,19 +248,23 @@ impl Casts<'_> {
         let [a, b] = [0, 1].map(|n| {
             let reading = readings[n];
             match linear.scaling {
-                Scaling::Tensor => self.whole(i, factors[n], reading, linear),
+                Scaling::Tensor => self.whole(i, factors[n], reading, product),
                 scaling => self.parts(i, factors[n], reading, scaling),
             }
         });
         let fast = linear.fast_accum && role == Role::Forward;
         let kind = match (grouped, role) {
-            (false, _) => OpKind::ScaledGemm(op::ScaledGemm {
+            (None, _) => OpKind::ScaledGemm(op::ScaledGemm {
                 fast,
                 bias,
                 accumulate: false,
             }),
-            (true, Role::WeightGrad) => OpKind::ScaledGroupedGemmWeightGrad,
-            (true, _) => OpKind::ScaledGroupedGemm(op::ScaledGroupedGemm { fast }),
+            (Some(Grouped { routed }), Role::WeightGrad) => {
+                OpKind::ScaledGroupedGemmWeightGrad(op::ScaledGroupedGemmWeightGrad { routed })
+            }
+            (Some(Grouped { routed }), _) => {
+                OpKind::ScaledGroupedGemm(op::ScaledGroupedGemm { fast, routed })
+            }
         };
         let op = &mut self.g.ops[i as usize];
         op.act = Act::Compute(kind);
@@ -249,7 +273,8 @@ impl Casts<'_> {
     }
 
     /// Returns the codes of a tensor with one scale.
-    fn whole(&mut self, i: u32, v: ValueId, reading: Reading, linear: Float8Linear) -> Codes {
+    fn whole(&mut self, i: u32, v: ValueId, reading: Reading, by: Product) -> Codes {
+        let linear = by.linear;
         let (tensor, region) = (tensor(self.g, v), self.o.region[i as usize]);
         if let Some(codes) = self.made(i, &tensor, reading) {
             return codes;
@@ -261,7 +286,7 @@ impl Casts<'_> {
         }
         let scale = match self.scales.get(&(tensor.clone(), reading.to)) {
             Some(&scale) => scale,
-            None => self.scale(i, v, reading.to),
+            None => self.scale(i, v, reading.to, self.used_rows(i, &tensor, by)),
         };
         self.scales.insert((tensor.clone(), reading.to), scale);
         let mut found = None;
@@ -338,8 +363,17 @@ impl Casts<'_> {
         }
     }
 
-    /// Adds the maximum and the scale of a tensor; returns the scale and its reciprocal.
-    fn scale(&mut self, i: u32, v: ValueId, to: DType) -> [ValueId; 2] {
+    /// Returns the offsets of experts if a tensor may have rows that none of them reads, which hold
+    /// what was in memory before.
+    fn used_rows(&self, i: u32, tensor: &Tensor, by: Product) -> Option<ValueId> {
+        by.grouped.and_then(|of| of.routed)?;
+        let offsets = self.g.ops[i as usize].inputs[2];
+        matches!(tensor, Tensor::Value(_)).then_some(offsets)
+    }
+
+    /// Adds the maximum and the scale of a tensor, of which the rows before the last of some
+    /// offsets count; returns the scale and its reciprocal.
+    fn scale(&mut self, i: u32, v: ValueId, to: DType, offsets: Option<ValueId>) -> [ValueId; 2] {
         let mut rows = self.g.value(v).shape.clone();
         if let Some(last) = rows.last_mut() {
             *last = 1;
@@ -347,8 +381,10 @@ impl Casts<'_> {
         let amax = self.fresh(i, v, &rows, None, DType::F32);
         self.push(i, OpKind::RowAmax, &[v], &[amax]);
         let out = [0, 1].map(|_| self.fresh(i, v, &[], None, DType::F32));
-        let kind = OpKind::Float8Scale(op::Float8Scale { to });
-        self.push(i, kind, &[amax], &out);
+        let routed = offsets.is_some();
+        let kind = OpKind::Float8Scale(op::Float8Scale { to, routed });
+        let inputs: SmallVec<[ValueId; 2]> = [amax].into_iter().chain(offsets).collect();
+        self.push(i, kind, &inputs, &out);
         out
     }
 

@@ -97,6 +97,10 @@ pub struct Float8 {
     /// The grouped matmuls of experts run in 8 bits too.
     #[serde(rename = "float8_experts", skip_serializing_if = "std::ops::Not::not")]
     pub experts: bool,
+    /// Ranks shard the weights of experts, so that gathers move them: several ranks have the same
+    /// experts.
+    #[serde(skip)]
+    pub gathers_experts: bool,
 }
 
 impl Float8 {
@@ -121,6 +125,7 @@ impl Float8 {
             fast_accum: true,
             all_gather: false,
             experts: false,
+            gathers_experts: false,
         }
     }
 }

@@ -13,6 +13,10 @@ pub struct Moe {
     /// experts are equally popular; `None`: as many as there can be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
+    /// The rows that a rank reserves for the choices of each rank are a multiple of this: 8-bit
+    /// matmuls sum over as many numbers as their tensor cores read at once.
+    #[serde(skip)]
+    pub row_multiple: u64,
     /// What happens to choices without a row.
     pub on_overflow: Overflow,
     /// How popular experts are in predictions.
@@ -34,7 +38,8 @@ impl Moe {
         let most = Self::most_slots([tokens, k], experts);
         self.capacity_factor.map_or(most, |factor| {
             let balanced = (tokens * k) as f64 / ranks as f64;
-            ((factor * balanced).ceil() as u64).clamp(1, most)
+            let rows = ((factor * balanced).ceil() as u64).max(1);
+            rows.next_multiple_of(self.row_multiple).min(most)
         })
     }
 
@@ -96,6 +101,7 @@ mod tests {
         Moe {
             dispatcher: Dispatcher::Padded,
             capacity_factor,
+            row_multiple: 1,
             on_overflow: Overflow::Drop,
             routing: Routing::Balanced,
             reach: None,
@@ -122,5 +128,12 @@ mod tests {
         assert_eq!(slots(None), 400);
         // A rank with one expert gets at most one choice of each token.
         assert_eq!(moe(None).slots([100, 4], [32, 1]), 100);
+        let in_8_bits = |factor| Moe {
+            row_multiple: 16,
+            ..moe(Some(factor))
+        };
+        assert_eq!(in_8_bits(1.0).slots([96, 4], [4, 8]), 96);
+        assert_eq!(in_8_bits(1.01).slots([96, 4], [4, 8]), 112);
+        assert_eq!(in_8_bits(9.0).slots([96, 4], [4, 8]), 384);
     }
 }

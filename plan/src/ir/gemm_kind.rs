@@ -122,7 +122,7 @@ impl OpKind {
         match self {
             Self::ScaledGemm(gemm) => Some(gemm.fast),
             Self::ScaledGroupedGemm(gemm) => Some(gemm.fast),
-            Self::ScaledGroupedGemmWeightGrad => Some(false),
+            Self::ScaledGroupedGemmWeightGrad(_) => Some(false),
             _ => None,
         }
     }

@@ -526,12 +526,15 @@ ops! {
     };
     /// `x -> amax`: the largest absolute value of each row, `[rows, 1]`. NaN does not count.
     RowAmax;
-    /// `amax -> scale, inverse`: the factor that turns the largest of all numbers into the largest
-    /// one of the element type `to`, and its reciprocal. It is 1 if that number is zero or
-    /// infinite, and the largest float32 if it would be infinite.
+    /// `amax[, offsets] -> scale, inverse`: the factor that turns the largest of all numbers into
+    /// the largest one of the element type `to`, and its reciprocal. It is 1 if that number is zero
+    /// or infinite, and the largest float32 if it would be infinite.
     Float8Scale {
         /// 8-bit type.
         to: DType = DType::F8E4m3,
+        /// Has the second input, the offsets of [`SortExperts`]: only numbers of rows that some
+        /// expert reads count, which are those before the last offset.
+        routed: bool = true,
     };
     /// `x, scale -> y`: `x * scale` in float32, which the output's type rounds to nearest, ties to
     /// even. Types of 8 bits saturate. Infinities become NaN, so that they do not go unnoticed.
@@ -587,11 +590,16 @@ ops! {
     ScaledGroupedGemm {
         /// As in [`ScaledGemm`].
         fast: bool = false,
+        /// As in [`GroupedGemm`].
+        routed: Option<u64> = None,
     };
     /// `a, b, inverse_a, inverse_b, offsets -> d_w`: like [`GroupedGemmWeightGrad`], of transposed
     /// 8-bit factors: matrix `e` of the result is `a b^T` over the columns
     /// `offsets[e]..offsets[e + 1]`.
-    ScaledGroupedGemmWeightGrad;
+    ScaledGroupedGemmWeightGrad {
+        /// As in [`GroupedGemm`].
+        routed: Option<u64> = None,
+    };
     /// `local -> position`: where ranks that have pushed rows find their results: `local`,
     /// `[ranks * tokens, k]`, are the choices of [`LocalExperts`], `position`, `[tokens, ranks]`,
     /// has the row of each token in the block of each rank, `r * tokens + token`, or -1 if the

@@ -533,12 +533,21 @@ impl OpDef for op::ScaledGroupedGemm {
 
     fn flops(&self, at: &Operands<'_>) -> u64 {
         let a = at.input(0);
-        2 * a.rows() * a.cols() * at.output(0).cols()
+        2 * computed(a, self.routed) * a.cols() * at.output(0).cols()
     }
 
     fn class(&self, at: &Operands<'_>) -> KernelClass {
         let (a, c) = (at.input(0), at.output(0));
-        grouped(at.input(1).shape[0], [a.rows(), c.cols(), a.cols()], false)
+        let rows = computed(a, self.routed);
+        grouped(at.input(1).shape[0], [rows, c.cols(), a.cols()], false)
+    }
+
+    fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
+        (n == 0).then(|| computed_bytes(at.input(0), self.routed))?
+    }
+
+    fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
+        computed_bytes(at.output(0), self.routed)
     }
 
     fn differentiable(&self, _: usize) -> bool {
@@ -573,12 +582,20 @@ impl OpDef for op::ScaledGroupedGemmWeightGrad {
 
     fn flops(&self, at: &Operands<'_>) -> u64 {
         let a = at.input(0);
-        2 * a.cols() * a.rows() * at.input(1).rows()
+        let rows = self.routed.unwrap_or_else(|| a.cols());
+        2 * rows * a.rows() * at.input(1).rows()
     }
 
     fn class(&self, at: &Operands<'_>) -> KernelClass {
         let (a, b) = (at.input(0), at.input(1));
-        grouped(at.output(0).shape[0], [a.cols(), a.rows(), b.rows()], true)
+        let rows = self.routed.unwrap_or_else(|| a.cols());
+        grouped(at.output(0).shape[0], [rows, a.rows(), b.rows()], true)
+    }
+
+    /// Rows of experts are columns of both factors.
+    fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
+        let columns = |rows| at.input(n).rows() * rows * at.input(n).dtype.size();
+        (n < 2).then(|| self.routed.map(columns))?
     }
 
     /// Sums run over the rows of experts.

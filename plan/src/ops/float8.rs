@@ -53,7 +53,9 @@ impl OpDef for op::Float8Scale {
 
     fn signature(&self) -> Signature {
         let outputs = [any("the scale"), any("its reciprocal")];
-        Signature::new(&[any("the maxima")], &outputs)
+        let mut s = Signature::new(&[any("the maxima")], &outputs);
+        s.inputs.extend(self.routed.then_some(any("the offsets")));
+        s
     }
 
     fn result(&self, _: usize, _: &[DType]) -> DType {
@@ -70,6 +72,11 @@ impl OpDef for op::Float8Scale {
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
         KernelClass::FullReduce
+    }
+
+    /// With offsets, maxima of rows that no expert reads do not count.
+    fn leaves_rows(&self, input: bool) -> bool {
+        input && !self.routed
     }
 
     fn differentiable(&self, _: usize) -> bool {

@@ -120,7 +120,8 @@ pub(crate) fn linear(of: &Float8, p: &Param, block: Option<BlockPlace>) -> Optio
     let inner = number >= of.first_bf16 && number + of.last_bf16 < count;
     let excluded = || of.exclude.iter().any(|glob| names_layer(glob, p));
     let scaling = Scaling::of(of.recipe)?;
-    let is_layer = p.shape.len() == 2 || of.experts && are_experts(p);
+    let are_experts = are_experts(p);
+    let is_layer = p.shape.len() == 2 || of.experts && are_experts;
     if !is_layer || router || p.is_adapter() || !inner || excluded() {
         return None;
     }
@@ -129,6 +130,6 @@ pub(crate) fn linear(of: &Float8, p: &Param, block: Option<BlockPlace>) -> Optio
         grad: of.grad.dtype(),
         saves_codes: of.saved == Float8Saved::Float8,
         fast_accum: of.fast_accum && scaling.spans_inner_dimension(),
-        gathered: of.all_gather && p.requires_grad,
+        gathered: of.all_gather && p.requires_grad && (of.gathers_experts || !are_experts),
     })
 }

@@ -4,7 +4,12 @@ use super::error::ScenarioError;
 use super::keys::Key;
 use super::merge::Document;
 use crate::config::*;
+use crate::recipes::FLOAT8_ALIGNMENT;
+use crate::units::Bytes;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
 
 /// Returns how tokens travel, if ranks divide experts.
 pub(super) fn moe(
@@ -13,6 +18,7 @@ pub(super) fn moe(
     fsdp: &Fsdp,
     mesh: &Mesh,
     compile: &Compile,
+    precision: &Precision,
 ) -> Result<Option<Moe>, ScenarioError> {
     // The rules of the mesh refuse experts that cannot be divided.
     let experts = model.options.experts.experts;
@@ -45,6 +51,10 @@ pub(super) fn moe(
             Dispatcher::Gather => None,
             Dispatcher::AllToAll | Dispatcher::Padded | Dispatcher::Peer => needed,
         }),
+        row_multiple: match precision.float8.experts {
+            true => FLOAT8_ALIGNMENT,
+            false => 1,
+        },
         on_overflow: d.given(Key::OnOverflow).unwrap_or(overflow),
         routing,
         reach,
@@ -108,6 +118,23 @@ fn routing(
     }
 }
 
+/// Bytes that a histogram may have. Those of the largest models have less than a megabyte.
+const HISTOGRAM_LIMIT: u64 = 64 << 20;
+
+/// Reads a file of at most [`HISTOGRAM_LIMIT`] bytes. It may be a pipe, which has no size of its
+/// own.
+fn text(path: &Path) -> std::io::Result<String> {
+    let (mut text, mut file) = (String::new(), File::open(path)?.take(HISTOGRAM_LIMIT + 1));
+    file.read_to_string(&mut text)?;
+    if text.len() as u64 > HISTOGRAM_LIMIT {
+        let limit = Bytes(HISTOGRAM_LIMIT);
+        return Err(std::io::Error::other(format!(
+            "it is larger than {limit}, more than a histogram of routed tokens has"
+        )));
+    }
+    Ok(text)
+}
+
 /// Reads the histogram that the scenario names.
 fn recorded(d: &Document) -> Result<Histogram, ScenarioError> {
     let path = d
@@ -115,8 +142,7 @@ fn recorded(d: &Document) -> Result<Histogram, ScenarioError> {
         .map(|v| d.found(v))
         .unwrap_or_default();
     let bad = |what: String| d.conflict(&[Key::Routing], what);
-    let text = std::fs::read_to_string(&path)
-        .map_err(|e| bad(format!("cannot read {}: {e}", path.display())))?;
+    let text = text(&path).map_err(|e| bad(format!("cannot read {}: {e}", path.display())))?;
     let read: Histogram = serde_json::from_str(&text).map_err(|e| {
         let (line, column) = (e.line(), e.column());
         bad(format!("{}:{line}:{column}: {e}", path.display()))

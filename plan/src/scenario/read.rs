@@ -33,17 +33,17 @@ pub(crate) fn scenario(mut document: Document) -> Result<Scenario, ScenarioError
 fn resolve(d: &Document, preset: Option<&Filled>) -> Result<Scenario, ScenarioError> {
     let (model, train) = model_and_train(d, preset)?;
     let mesh = mesh(d)?;
-    let (fsdp, compile) = (fsdp(d, &mesh)?, compile(d));
+    let (fsdp, compile, precision) = (fsdp(d, &mesh)?, compile(d), precision(d, &mesh));
     Ok(Scenario {
         name: d.name.clone(),
         about: d.about.clone(),
-        moe: moe(d, &model, &fsdp, &mesh, &compile)?,
+        moe: moe(d, &model, &fsdp, &mesh, &compile, &precision)?,
         model,
         lora: lora(d),
         train,
         fsdp,
         mesh,
-        precision: precision(d),
+        precision,
         compile,
         gate: gate(d),
     })
@@ -405,7 +405,7 @@ impl Setting for Option<DType> {
     }
 }
 
-fn precision(d: &Document) -> Precision {
+fn precision(d: &Document, mesh: &Mesh) -> Precision {
     let defaults = &spec(d).defaults;
     let compute: DType = d.setting(Key::Compute);
     let main_params: Option<DType> = d.setting(Key::MainParams);
@@ -425,11 +425,11 @@ fn precision(d: &Document) -> Precision {
             .unwrap_or_else(|| (defaults.comm_grads)(compute, main_grads)),
         moments: d.setting(Key::Moments),
         deterministic: d.setting(Key::Deterministic),
-        float8: float8(d),
+        float8: float8(d, mesh),
     }
 }
 
-fn float8(d: &Document) -> Float8 {
+fn float8(d: &Document, mesh: &Mesh) -> Float8 {
     let recipe = d.setting(Key::Float8Recipe);
     let by_recipe = match recipe {
         Float8Recipe::Rowwise | Float8Recipe::Blockwise | Float8Recipe::Mxfp8 => Float8Format::E4m3,
@@ -445,6 +445,7 @@ fn float8(d: &Document) -> Float8 {
         fast_accum: d.setting(Key::Float8FastAccum),
         all_gather: d.setting(Key::Float8AllGather),
         experts: d.setting(Key::Float8Experts),
+        gathers_experts: mesh.dp_shard > mesh.ep,
     }
 }
 

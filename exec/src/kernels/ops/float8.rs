@@ -11,6 +11,7 @@ use crate::kernels::cuda::codegen::{
     CodegenError, Module, Request, float8, lanes::Lanes, rows::Row,
 };
 use crate::kernels::error::OperandError;
+use crate::kernels::experts;
 use crate::kernels::operands::{Operands, same};
 use crate::kernels::scaled_gemm;
 use crate::kernels::scratch::Scratch;
@@ -86,8 +87,13 @@ pub(in crate::kernels) fn most(to: DType) -> Result<f32, OperandError> {
 impl CpuKernel for op::Float8Scale {
     fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
         let o: &Operands<'_> = call.whole()?;
-        o.expect(1, 2)?;
-        let scale = scale(most(self.to)?, amax(&o.floats(0)?));
+        o.expect(1 + usize::from(self.routed), 2)?;
+        let maxima = o.floats(0)?;
+        let used = match self.routed {
+            true => experts::used_rows(&o.input(1)?, maxima.len())?,
+            false => maxima.len(),
+        };
+        let scale = scale(most(self.to)?, amax(&maxima[..used]));
         for (n, value) in [scale, 1.0 / scale].into_iter().enumerate() {
             let out = o.output(n)?;
             same("the scale", 1, out.numel)?;

@@ -82,6 +82,7 @@ fn most_rules_have_facts_to_look_at() {
         "FP8-FORMAT",
         "FP8-SUM",
         "FP8-AMAX",
+        "FP8-ROWS",
     ];
     let expected = [
         &["INV-28", "MOE-NORM", "MOE-WINDOW"][..],

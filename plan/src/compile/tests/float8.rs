@@ -283,7 +283,7 @@ fn experts_run_in_8_bits_if_asked_for() {
     let (experts, hidden, ffn) = (of.experts, s.model.hidden, 48);
     let mut seen = std::collections::BTreeSet::new();
     for op in performed(&t, &t.backward).flat_map(|(k, ..)| &k.body) {
-        if let OpKind::ScaledGroupedGemm(_) | OpKind::ScaledGroupedGemmWeightGrad = op.op {
+        if let OpKind::ScaledGroupedGemm(_) | OpKind::ScaledGroupedGemmWeightGrad(_) = op.op {
             let [a, b] = [&op.inputs[0], &op.inputs[1]];
             assert!(a.strides.is_empty() && b.strides.is_empty());
             assert_eq!([a.dtype, b.dtype], [DType::F8E5m2, DType::F8E4m3]);

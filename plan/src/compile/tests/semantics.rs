@@ -389,8 +389,13 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             vec![rows.map(|(a, b)| dot(a, b)).collect()]
         }
         OpKind::RowAmax => vec![x[0].chunks(dims(&ins[0]).1).map(amax).collect()],
-        OpKind::Float8Scale(op::Float8Scale { to }) => {
-            let scale = float8_scale(to.float8_max(), amax(&x[0]));
+        OpKind::Float8Scale(op::Float8Scale { to, routed }) => {
+            let used = if routed {
+                x[1][x[1].len() - 1] as usize
+            } else {
+                x[0].len()
+            };
+            let scale = float8_scale(to.float8_max(), amax(&x[0][..used]));
             vec![vec![scale], vec![1.0 / scale]]
         }
         OpKind::Float8Cast => vec![zip2(op, x, |v, scale| v * scale)],
@@ -421,7 +426,7 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::ScaledGroupedGemm(_) => {
             scaled_experts(op, x, |op, x| experts::grouped(op, x, true))
         }
-        OpKind::ScaledGroupedGemmWeightGrad => {
+        OpKind::ScaledGroupedGemmWeightGrad(_) => {
             let turned = |n: usize| {
                 let (rows, cols) = dims(&ins[n]);
                 let at = |i: usize| x[n][i % rows * cols + i / rows];

@@ -127,7 +127,7 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             ],
             vec![numbers(&[10, 4])],
         ),
-        OpKind::ScaledGroupedGemmWeightGrad => (
+        OpKind::ScaledGroupedGemmWeightGrad(_) => (
             vec![
                 numbers(&[4, 10]),
                 numbers(&[COLS, 10]),
@@ -142,7 +142,7 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         OpKind::RowSum(_) => (vec![rows], vec![numbers(&[ROWS, 1])]),
         OpKind::RowAmax => (vec![rows], vec![numbers(&[ROWS, 1])]),
         OpKind::Float8Scale(_) => (
-            vec![positive(&[ROWS, 1])],
+            vec![positive(&[12, 1]), offsets()],
             vec![scalar.clone(), scalar.clone()],
         ),
         OpKind::Float8Cast => (vec![rows.clone(), scalar], vec![rows]),

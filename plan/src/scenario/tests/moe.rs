@@ -178,5 +178,10 @@ fn a_histogram_belongs_to_its_model() {
     .unwrap();
     let text = fault(&[&set]);
     assert!(text.contains("this program reads format 1"), "{text}");
+    // Without data on disk.
+    let large = std::fs::File::create(&path).unwrap();
+    large.set_len((64 << 20) + 1).unwrap();
+    let text = fault(&[&set]);
+    assert!(text.contains("it is larger than 64.0 MiB"), "{text}");
     std::fs::remove_file(&path).unwrap();
 }

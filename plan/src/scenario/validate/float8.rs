@@ -80,29 +80,21 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     dimensions(s, d)
 }
 
-/// Refuses experts in 8 bits with scales that grouped matmuls do not have, or with rows that no
-/// expert reads.
+/// Refuses experts in 8 bits with scales that grouped matmuls do not have.
 fn experts(s: &Scenario, d: &Document) -> Checked {
     let of = &s.precision.float8;
-    if !of.experts {
+    if !of.experts || of.recipe == Float8Recipe::Tensorwise {
         return Ok(());
     }
-    let (keys, why): (&[Key], _) = if of.recipe != Float8Recipe::Tensorwise {
-        (
-            &[Key::Float8Recipe],
-            "needs recipe tensorwise: gradients of experts sum over their own rows, so rows and blocks of the \
-             transpose would have scales of one expert",
-        )
-    } else if s.mesh.ep > 1 {
-        (
-            &[Key::Ep],
-            "is not built for expert parallelism: a rank has room for more rows than it receives, and those \
-             would count in the maximum",
-        )
-    } else {
-        return Ok(());
-    };
-    Err(cannot(d, Key::Float8Experts, keys, why, "false"))
+    let why = "needs recipe tensorwise: gradients of experts sum over their own rows, so rows and blocks of the \
+               transpose would have scales of one expert";
+    Err(cannot(
+        d,
+        Key::Float8Experts,
+        &[Key::Float8Recipe],
+        why,
+        "false",
+    ))
 }
 
 /// Refuses 8-bit gathers without sharded main weights, or without one scale per tensor.

@@ -1,22 +1,23 @@
 //! Scales of tensors in 8 bits, and casts with a scale per block.
 
+use super::tables::contiguous;
 use super::{CodegenError, Entry, Module, Request, blocks, ctype, is_dense, numel};
 use crate::kernels::strides;
-use shardlab_plan::ir::{BodyOp, ScaleBlock, op};
+use shardlab_plan::ir::{BodyOp, DType, ScaleBlock, op};
 
 const CAST_BLOCKS: &str = include_str!("float8.cuh");
 
 /// Threads of the only block: the maxima of a tensor's rows are a few thousand numbers.
 const THREADS: u32 = 1024;
 
-/// Generates the scale of a tensor and its reciprocal from the maxima of its rows; `most` is the
-/// largest number of the 8-bit type.
+/// Generates the scale of a tensor and its reciprocal from the maxima of its rows, of those before
+/// the last offset if there are offsets; `most` is the largest number of the 8-bit type.
 pub(in crate::kernels) fn scale(
     req: &Request<'_>,
     op: &BodyOp,
     most: &str,
 ) -> Result<Module, CodegenError> {
-    let ([maxima], [scale, inverse]) = (&op.inputs[..], &op.outputs[..]) else {
+    let ([maxima, offsets @ ..], [scale, inverse]) = (&op.inputs[..], &op.outputs[..]) else {
         return Err(CodegenError::new("a scale lacks operands"));
     };
     if !is_dense(maxima) || numel(scale) != 1 || numel(inverse) != 1 {
@@ -24,11 +25,19 @@ pub(in crate::kernels) fn scale(
     }
     let (params, declared) = req.operands();
     let [maxima_at, scale_at, inverse_at] = [maxima, scale, inverse].map(|slot| req.address(slot));
+    let rows = match offsets {
+        [] => format!("{}u", numel(maxima)),
+        [offsets] if numel(offsets) > 0 && req.arg(offsets.place)?.dtype == DType::I64 => {
+            format!("(u32){}[{}]", contiguous(req, offsets)?, numel(offsets) - 1)
+        }
+        _ => return Err(CodegenError::new("an offset for each expert, and the end")),
+    };
     let source = format!(
         "KERNEL({THREADS}) k0({}) {{
   __shared__ float sh[32];
   float m = 0.0f;
-  for (u32 i = threadIdx.x; i < {}u; i += {THREADS}u) m = fmaxf(m, fabsf(up({}[i])));
+  const u32 rows = {rows};
+  for (u32 i = threadIdx.x; i < rows; i += {THREADS}u) m = fmaxf(m, fabsf(up({}[i])));
   m = row_all<Amax, {THREADS}>(m, sh);
   if (threadIdx.x != 0) return;
   const float s = scale_({most}, m);
@@ -37,7 +46,6 @@ pub(in crate::kernels) fn scale(
 }}
 ",
         declared.join(", "),
-        numel(maxima),
         maxima_at?,
         scale_at?,
         inverse_at?,

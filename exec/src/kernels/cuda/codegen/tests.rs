@@ -266,7 +266,7 @@ fn operations(nvrtc: Option<&Compiler>) {
                 OpKind::AttentionGrad(_) | OpKind::FlexAttentionGrad(_) => reads = stats(reads, 5),
                 OpKind::Float8CastBlocks(of) => writes[0].dtype = of.to,
                 // Two factors, and the reciprocals of their scales.
-                OpKind::ScaledGroupedGemm(_) | OpKind::ScaledGroupedGemmWeightGrad => {
+                OpKind::ScaledGroupedGemm(_) | OpKind::ScaledGroupedGemmWeightGrad(_) => {
                     reads[..2].fill_with(|| Arg {
                         dtype: DType::F8E4m3,
                         align: 16,

@@ -413,22 +413,86 @@ fn gradients_that_add_up_fast_are_found() {
     found(&r, RuleId::Float8Sum, at);
 }
 
+/// Lowers a mixture of experts whose matmuls run in 8 bits.
+fn experts(set: &[&str]) -> Option<Program> {
+    let sizes = [
+        "model.hidden=32",
+        "model.ffn=96",
+        "model.expert_ffn=48",
+        "model.shared_expert_ffn=48",
+        "train.seq_len=24",
+        "precision.float8_recipe=tensorwise",
+        "precision.float8_experts=true",
+    ];
+    try_lower("small-moe", &[&sizes[..], set].concat())
+}
+
+/// With every dispatcher, inputs of experts have rows that no choice fills. Their scales leave
+/// these out; a scale of all rows is found.
+#[test]
+fn scales_of_rows_that_no_expert_reads_are_found() {
+    let mesh = ["mesh.dp_shard=4", "mesh.ep=2"];
+    for dispatcher in ["gather", "all_to_all", "padded", "peer"] {
+        let dispatcher = format!("moe.dispatcher={dispatcher}");
+        for set in [
+            &["fsdp.policy=native", "compile.mode=off"][..],
+            &["fsdp.policy=native"],
+            &["fsdp.policy=native", "train.recompute=full"],
+            &["fsdp.policy=native", "precision.float8_saved=float8"],
+            &["fsdp.policy=native", GATHERED],
+            &["fsdp.policy=native", GATHERED, "mesh.ep=4"],
+            &["fsdp.policy=fsdp2"],
+            &["fsdp.policy=fsdp2", "moe.capacity_factor=1.1"],
+            &["fsdp.policy=megatron"],
+            &["fsdp.policy=megatron", GATHERED],
+        ] {
+            let set = [&mesh[..], &[&dispatcher], set].concat();
+            // An all-gather has room for all choices.
+            if set.contains(&"moe.capacity_factor=1.1") && dispatcher == "moe.dispatcher=gather" {
+                continue;
+            }
+            let p = experts(&set).unwrap_or_else(|| panic!("{set:?}"));
+            let r = check(&p);
+            assert!(r.is_ok(), "{set:?}\n{r}");
+            // Both inputs of a layer's matmuls, and the gradients of both results.
+            let of_experts = |(_, k): &&(InstrId, KernelId)| {
+                let op = p.kernels[k.index()].body[0].op;
+                matches!(
+                    op,
+                    OpKind::Float8Scale(op::Float8Scale { routed: true, .. })
+                )
+            };
+            let scales = launches(&p, "float8_scale");
+            let count = scales.iter().filter(of_experts).count();
+            let matmuls = launches(&p, "scaled_grouped_mm").len();
+            assert!(count >= matmuls && count < scales.len(), "{set:?}: {count}");
+        }
+    }
+    let mut p = experts(&[&mesh[..], &["fsdp.policy=native"]].concat()).expect("a program");
+    let routed = |p: &Program, k: KernelId| match p.kernels[k.index()].body[0].op {
+        OpKind::Float8Scale(scale) => scale.routed,
+        _ => false,
+    };
+    let scales = launches(&p, "float8_scale");
+    let (at, kernel) = *scales.iter().find(|s| routed(&p, s.1)).expect("experts");
+    let mut all = p.kernels[kernel.index()].clone();
+    all.body[0].inputs.truncate(1);
+    if let OpKind::Float8Scale(scale) = &mut all.body[0].op {
+        scale.routed = false;
+    }
+    p.kernels.push(all);
+    if let Op::Launch { kernel, .. } = &mut p.instrs[at.index()].op {
+        *kernel = KernelId(p.kernels.len() as u32 - 1);
+    }
+    let v = found(&check(&p), RuleId::Float8Rows, at);
+    assert!(v.message.contains("no choice fills"), "{}", v.message);
+}
+
 /// Matmuls of experts pass under every policy, and faults in them are found like those of other
 /// layers.
 #[test]
 fn experts_are_checked_like_other_layers() {
-    let lower = |set: &[&str]| {
-        let sizes = [
-            "model.hidden=32",
-            "model.ffn=96",
-            "model.expert_ffn=48",
-            "model.shared_expert_ffn=48",
-            "train.seq_len=24",
-            "precision.float8_recipe=tensorwise",
-            "precision.float8_experts=true",
-        ];
-        try_lower("small-moe", &[&sizes[..], set].concat())
-    };
+    let lower = experts;
     for policy in POLICIES {
         let policy = format!("fsdp.policy={policy}");
         for mode in ["compile.mode=off", "compile.mode=blocks"] {
@@ -454,7 +518,10 @@ fn experts_are_checked_like_other_layers() {
     assert_eq!(p.instrs[at.index()].phase, Phase::Backward);
     let mut fast = p.clone();
     let mut changed = p.kernels[kernel.index()].clone();
-    changed.body[0].op = OpKind::ScaledGroupedGemm(op::ScaledGroupedGemm { fast: true });
+    changed.body[0].op = OpKind::ScaledGroupedGemm(op::ScaledGroupedGemm {
+        fast: true,
+        routed: None,
+    });
     fast.kernels.push(changed);
     if let Op::Launch { kernel, .. } = &mut fast.instrs[at.index()].op {
         *kernel = KernelId(fast.kernels.len() as u32 - 1);

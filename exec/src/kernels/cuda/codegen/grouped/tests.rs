@@ -71,7 +71,9 @@ fn module(case: Case, target: Target) -> Module {
         Form::Plain => (vec![rows, k], vec![experts, k, n], vec![rows, n]),
     };
     let kind = match scaled {
-        Some(_) if weight_grad => OpKind::ScaledGroupedGemmWeightGrad,
+        Some(_) if weight_grad => {
+            OpKind::ScaledGroupedGemmWeightGrad(op::ScaledGroupedGemmWeightGrad { routed: None })
+        }
         Some(sums) => OpKind::ScaledGroupedGemm(op::ScaledGroupedGemm {
             fast: sums == Sums::Fast,
         }),
