@@ -48,9 +48,11 @@ pub(crate) use experts::is_pushed;
 pub use parallel::{threads, use_threads};
 
 use crate::operand::{LaunchContext, RawRange};
+use fused::Computed;
 use operands::Operands;
 use ops::Call;
-use shardlab_plan::ir::BodyOp;
+use shardlab_plan::ir::{BodyOp, Kernel, Place};
+use view::View;
 
 /// Performs a launch.
 ///
@@ -77,7 +79,10 @@ pub unsafe fn launch(
         }
         _ => match BodyOp::split_gemm_epilogue(body) {
             Some((gemms, epilogue)) => gemm_epilogue::run(ctx, gemms, epilogue, reads, writes),
-            None => fused::run(body, reads, writes),
+            None => match used_rows(ctx.kernel, reads) {
+                Ok(used) => fused::run(body, used, reads, writes),
+                Err(fault) => Err((0, fault)),
+            },
         },
     };
     done.map_err(|(i, fault)| KernelError {
@@ -85,4 +90,22 @@ pub unsafe fn launch(
         op: body.get(i).map_or("", |op| op.op.name()),
         fault,
     })
+}
+
+/// Returns the rows that a kernel computes, from the offsets that it reads.
+fn used_rows(kernel: &Kernel, reads: &[RawRange]) -> Result<Computed, OperandError> {
+    let Some(of) = &kernel.used_rows else {
+        return Ok(Computed::All);
+    };
+    let range = match of.offsets.place {
+        Place::Read(n) => reads.get(usize::from(n)).copied(),
+        Place::Write(_) | Place::Register(_) => None,
+    };
+    let range = range.ok_or(OperandError::UnknownSlot {
+        place: of.offsets.place,
+        count: reads.len(),
+    })?;
+    let reserved = of.reserved as usize;
+    let used = experts::used_rows(&View::new(range, &of.offsets)?, reserved)?;
+    Ok(Computed::First { used, reserved })
 }

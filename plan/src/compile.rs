@@ -22,6 +22,7 @@ mod schedule;
 pub mod tape;
 #[cfg(test)]
 pub(crate) mod tests;
+mod used_rows;
 mod users;
 
 use crate::autodiff::{self, Sums, recompute::Recomputed};
@@ -219,7 +220,7 @@ fn full(scenario: &Scenario, model: Declared, sharding: Sharding<'_>) -> Tape {
         &mut m,
         &mut backward,
         &recompute,
-        &scenario.compile,
+        schedule::Options::of(scenario),
         &*recipe,
         sharding,
     );

@@ -40,7 +40,7 @@ pub use id::{
     KernelId, ModuleId, ParamId, ScopeId, StorageId, StreamId, UnitId,
 };
 pub use indexing::Indexing;
-pub use kernel::{BodyOp, Kernel, KernelClass, Place, Slot};
+pub use kernel::{BodyOp, Kernel, KernelClass, Place, Slot, UsedRows};
 pub use mesh::{AxisRole, AxisSet, DeviceMesh, MeshAxis, Placement, Placements, RankGroup};
 pub(crate) use module::MAGNITUDE;
 pub use module::{HfName, Init, Module, ModuleKind, Param, ParameterCount};

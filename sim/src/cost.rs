@@ -387,6 +387,7 @@ mod tests {
             written: Bytes(written),
             dtype: DType::Bf16,
             body: Vec::new(),
+            used_rows: None,
         }
     }
 

@@ -87,6 +87,7 @@ impl Builder {
             written: Bytes(written),
             dtype: DType::Bf16,
             body: Vec::new(),
+            used_rows: None,
         })
     }
 

@@ -33,6 +33,7 @@ fn kernel(body: Vec<BodyOp>) -> Kernel {
         written: Bytes(0),
         dtype: DType::F32,
         body,
+        used_rows: None,
     }
 }
 

@@ -133,6 +133,7 @@ impl Build {
                 inputs: SmallVec::new(),
                 outputs: SmallVec::new(),
             }],
+            used_rows: None,
         });
         let (reads, writes) = (reads.iter().copied(), writes.iter().copied());
         self.launch(kernel, stream, reads, writes)

@@ -25,6 +25,7 @@ pub(super) fn kernel<S: AsRef<[u64]>>(
             inputs: slots(ins, Place::Read),
             outputs: slots(outs, Place::Write),
         }],
+        used_rows: None,
     }
 }
 

@@ -48,12 +48,43 @@ enum At {
     None,
 }
 
+/// The rows that a body computes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Computed {
+    /// All.
+    All,
+    /// The first `used` of `reserved`.
+    First {
+        /// Rows to compute.
+        used: usize,
+        /// Rows that there are.
+        reserved: usize,
+    },
+}
+
+impl Computed {
+    /// Returns how many rows a stage computes of `rows`, each of which may be part of a row or
+    /// several rows.
+    fn of(self, rows: usize) -> usize {
+        match self {
+            Self::First { used, reserved } if rows.is_multiple_of(reserved) => {
+                used * (rows / reserved)
+            }
+            Self::First { used, reserved } if reserved.is_multiple_of(rows) => {
+                used.div_ceil(reserved / rows)
+            }
+            Self::First { .. } | Self::All => rows,
+        }
+    }
+}
+
 /// Performs a body.
 ///
 /// # Errors
 /// With the index of the operation at fault.
 pub(super) fn run(
     body: &[BodyOp],
+    rows: Computed,
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), (usize, OperandError)> {
@@ -93,7 +124,7 @@ pub(super) fn run(
         let steps = &steps[stage.steps.clone()];
         let done = match steps {
             [sum] if sum.is_sum() => sums(sum).map_err(|f| (0, f)),
-            _ => perform(steps, stage.rows),
+            _ => perform(steps, stage.rows, rows.of(stage.rows)),
         };
         done.map_err(|(i, f)| (steps[i].at, f))?;
     }
@@ -221,9 +252,9 @@ fn sums(step: &Step<'_>) -> Result<(), OperandError> {
     })
 }
 
-/// Runs a stage, block by block.
-fn perform(steps: &[Step<'_>], rows: usize) -> Result<(), (usize, OperandError)> {
-    if rows == 0 {
+/// Runs the first `used` rows of a stage, block by block.
+fn perform(steps: &[Step<'_>], rows: usize, used: usize) -> Result<(), (usize, OperandError)> {
+    if used == 0 {
         return Ok(());
     }
     let touches = || steps.iter().flat_map(|s| s.ins.iter().chain(&s.outs));
@@ -231,16 +262,16 @@ fn perform(steps: &[Step<'_>], rows: usize) -> Result<(), (usize, OperandError)>
         .filter(|t| t.usage == Use::Rows)
         .map(|t| t.view.numel / rows)
         .max();
-    let block = (BLOCK / largest.unwrap_or(1).max(1)).clamp(1, rows);
+    let block = (BLOCK / largest.unwrap_or(1).max(1)).clamp(1, used);
     let layout = lay_out(steps, rows, block);
     let totals = |s: &Step<'_>| ops::cpu(&s.op.op).totals();
     let serial = steps.iter().any(|s| totals(s).is_some());
     let mut sums: SmallVec<[f64; 4]> = SmallVec::from_elem(0.0, steps.len());
-    let elements = largest.unwrap_or(1) * rows;
+    let elements = largest.unwrap_or(1) * used;
     if serial || elements < PARALLEL || parallel::threads() == 1 {
-        some_rows(steps, &layout, rows, block, 0..rows, &mut sums)?;
+        some_rows(steps, &layout, rows, block, 0..used, &mut sums)?;
     } else {
-        parallel::split(rows, block, |part| {
+        parallel::split(used, block, |part| {
             let mut none: SmallVec<[f64; 4]> = SmallVec::from_elem(0.0, steps.len());
             some_rows(steps, &layout, rows, block, part, &mut none)
         })?;

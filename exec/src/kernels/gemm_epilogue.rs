@@ -73,5 +73,6 @@ pub(super) fn run(
         let whole = Call::Whole(&operands);
         ops::cpu(&op.op).run(whole).map_err(|e| (i, e))?;
     }
-    fused::run(&epilogue, &reads, writes).map_err(|(i, f)| (gemms.len() + i, f))
+    fused::run(&epilogue, fused::Computed::All, &reads, writes)
+        .map_err(|(i, f)| (gemms.len() + i, f))
 }

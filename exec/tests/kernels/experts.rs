@@ -2,10 +2,10 @@
 //! without an expert.
 
 use super::case::{Arg, Case, arg};
-use super::memory::{Buffer, Rng, kernel, launch};
+use super::memory::{Buffer, HYPER, Rng, kernel, launch};
 use shardlab_exec::RawRange;
 use shardlab_exec::kernels::{KernelError, OperandError};
-use shardlab_plan::ir::{BodyOp, DType, Indexing, OpKind, Place, Real, Slot, op};
+use shardlab_plan::ir::{BodyOp, DType, Indexing, OpKind, Place, Real, Slot, UsedRows, op};
 
 const WEIGHT_GRAD: OpKind =
     OpKind::GroupedGemmWeightGrad(op::GroupedGemmWeightGrad { routed: None });
@@ -230,5 +230,62 @@ fn offsets_and_positions_outside_of_the_rows_are_errors() {
     for offsets in [[0.0, 2.0, 5.0], [0.0, 3.0, 2.0], [1.0, 2.0, 4.0]] {
         let fault = run(&offsets).unwrap_err().fault;
         assert!(matches!(fault, OperandError::Shape(_)), "{fault}");
+    }
+}
+
+/// A kernel that computes the rows of experts leaves the others as they were.
+#[test]
+fn rows_without_an_expert_stay_as_they_were() {
+    let slot = |place, shape: &[u64], dtype| Slot {
+        place,
+        offset: 0,
+        shape: shape.into(),
+        strides: Default::default(),
+        dtype,
+    };
+    let op = |op, inputs: &[Slot], output: Slot| BodyOp {
+        op,
+        inputs: inputs.iter().cloned().collect(),
+        outputs: [output].into_iter().collect(),
+    };
+    let (rows, cols, used) = (700, 96, 411);
+    let x = slot(Place::Read(0), &[rows, cols], DType::Bf16);
+    let y = slot(Place::Write(0), &[rows, cols], DType::Bf16);
+    let silu = op(OpKind::Silu, &[x], y.clone());
+    let amax = op(
+        OpKind::RowAmax,
+        &[y],
+        slot(Place::Write(1), &[rows, 1], DType::F32),
+    );
+    let numel = (rows * cols) as usize;
+    let mut rng = Rng(11);
+    let numbers: Vec<f64> = (0..numel).map(|_| rng.next()).collect();
+    for body in [vec![silu.clone()], vec![silu, amax]] {
+        let launched = |end: Option<u64>| {
+            let mut x = Buffer::of(DType::Bf16, &numbers);
+            let mut offsets = Buffer::of(DType::I64, &[0.0, 100.0, end.unwrap_or(0) as f64]);
+            let mut y = Buffer::of(DType::Bf16, &vec![9.0; numel]);
+            let mut maxima = Buffer::of(DType::F32, &vec![9.0; rows as usize]);
+            let mut kernel = kernel(body.clone());
+            kernel.used_rows = end.map(|_| UsedRows {
+                offsets: slot(Place::Read(1), &[3], DType::I64),
+                reserved: rows,
+                expected: rows / 2,
+            });
+            let reads = [x.range(), offsets.range()];
+            launch(&kernel, HYPER, &[], &reads, &[y.range(), maxima.range()])?;
+            Ok::<_, KernelError>([y.values(), maxima.values()])
+        };
+        let [all, all_maxima] = launched(None).unwrap();
+        let [some, maxima] = launched(Some(used)).unwrap();
+        let (used, end) = (used as usize, (used * cols) as usize);
+        assert_eq!(some[..end], all[..end]);
+        assert!(some[end..].iter().all(|v| *v == 9.0));
+        if body.len() > 1 {
+            assert_eq!(maxima[..used], all_maxima[..used]);
+            assert!(maxima[used..].iter().all(|v| *v == 9.0));
+        }
+        let text = launched(Some(rows + 1)).unwrap_err().to_string();
+        assert!(text.contains("of 700"), "{text}");
     }
 }

@@ -153,6 +153,7 @@ pub(super) fn kernel(body: Vec<BodyOp>) -> Kernel {
         written: Bytes(0),
         dtype: DType::F32,
         body,
+        used_rows: None,
     }
 }
 

@@ -311,6 +311,7 @@ impl Passes {
             written: Bytes::ZERO,
             dtype: DType::Bf16,
             body: Vec::new(),
+            used_rows: None,
         });
         self.times.push(measured.time);
         KernelId((self.kernels.len() - 1) as u32)

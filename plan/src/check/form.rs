@@ -222,7 +222,9 @@ impl Operands {
     fn of(kernel: &Kernel) -> Self {
         let mut of = Self::default();
         let ops = kernel.body.iter();
-        for slot in ops.flat_map(|op| op.inputs.iter().chain(&op.outputs)) {
+        let slots = ops.flat_map(|op| op.inputs.iter().chain(&op.outputs));
+        let offsets = kernel.used_rows.as_ref().map(|used| &used.offsets);
+        for slot in slots.chain(offsets) {
             let (to, n) = match slot.place {
                 Place::Read(n) => (&mut of.reads, usize::from(n)),
                 Place::Write(n) => (&mut of.writes, usize::from(n)),

@@ -370,7 +370,7 @@ impl Emitter<'_> {
             kernel,
             reads,
             writes,
-        } = self.table.launch(self.g, &step.ops, &internal);
+        } = self.table.launch(self.g, step, &internal);
         let first = self.tape.operands.len() as u32;
         for t in reads {
             self.operand(t);

@@ -247,6 +247,7 @@ mod tests {
                 module: ModuleId(0),
                 region: 1,
                 section: None,
+                used: None,
             });
         }
 

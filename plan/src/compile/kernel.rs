@@ -1,7 +1,11 @@
 //! Kernel descriptors: body, class, exact FLOPs and bytes.
 
+use super::schedule::Step;
+use super::used_rows::Used;
 use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
-use crate::ir::{BodyOp, DType, Kernel, KernelClass, KernelId, OpKind, Place, Slot, strides};
+use crate::ir::{
+    BodyOp, DType, Kernel, KernelClass, KernelId, OpKind, Place, Slot, UsedRows, strides,
+};
 use crate::ops::{Fusion, Operands};
 use crate::units::{Bytes, Flops};
 use smallvec::SmallVec;
@@ -80,28 +84,28 @@ impl Hasher for Fx {
 }
 
 impl Table {
-    /// Describes the launch of these ops as one kernel. Buffers for which `internal` holds never
+    /// Describes the launch of a step's ops as one kernel. Buffers for which `internal` holds never
     /// reach memory.
     pub(super) fn launch(
         &mut self,
         g: &Graph,
-        ops: &[u32],
+        step: &Step,
         internal: &dyn Fn(u32) -> bool,
     ) -> Launch {
         let mut d = Describe {
-            g,
-            internal,
+            used: step.used,
             ..Describe::new(g, internal)
         };
-        for &i in ops {
+        for &i in &step.ops {
             let op = &g.ops[i as usize];
             if let Act::Compute(kind) = op.act {
                 d.op(op, kind);
             }
         }
         let class = d.class();
-        let (read, written) = d.traffic();
         d.unite();
+        let used_rows = d.used_rows();
+        let (read, written) = d.traffic();
         let flops = Flops(d.flops);
         let Describe {
             body,
@@ -110,40 +114,7 @@ impl Table {
             dtype,
             ..
         } = d;
-        let kernel = self.intern(class, flops, read, written, dtype, body);
-        Launch {
-            kernel,
-            reads: reads.iter().map(|r| r.0).collect(),
-            writes: writes.iter().map(|w| w.0).collect(),
-        }
-    }
-
-    fn intern(
-        &mut self,
-        class: KernelClass,
-        flops: Flops,
-        read: Bytes,
-        written: Bytes,
-        dtype: DType,
-        body: Vec<BodyOp>,
-    ) -> KernelId {
-        let mut h = Fx::default();
-        (class, flops, read, written, dtype, &body).hash(&mut h);
-        let same = self.by_hash.entry(h.finish()).or_default();
-        for &id in same.iter() {
-            let k = &self.kernels[id as usize];
-            if k.class == class
-                && k.flops == flops
-                && k.read == read
-                && k.written == written
-                && k.body == body
-            {
-                return KernelId(id);
-            }
-        }
-        let id = self.kernels.len() as u32;
-        same.push(id);
-        self.kernels.push(Kernel {
+        let kernel = self.intern(Kernel {
             name: name(&body),
             class,
             flops,
@@ -151,7 +122,36 @@ impl Table {
             written,
             dtype,
             body,
+            used_rows,
         });
+        Launch {
+            kernel,
+            reads: reads.iter().map(|r| r.0).collect(),
+            writes: writes.iter().map(|w| w.0).collect(),
+        }
+    }
+
+    fn intern(&mut self, kernel: Kernel) -> KernelId {
+        let mut h = Fx::default();
+        let k = &kernel;
+        (k.class, k.flops, k.read, k.written, k.dtype, &k.body).hash(&mut h);
+        k.used_rows.hash(&mut h);
+        let same = self.by_hash.entry(h.finish()).or_default();
+        for &id in same.iter() {
+            let k = &self.kernels[id as usize];
+            if k.class == kernel.class
+                && k.flops == kernel.flops
+                && k.read == kernel.read
+                && k.written == kernel.written
+                && k.body == kernel.body
+                && k.used_rows == kernel.used_rows
+            {
+                return KernelId(id);
+            }
+        }
+        let id = self.kernels.len() as u32;
+        same.push(id);
+        self.kernels.push(kernel);
         KernelId(id)
     }
 }
@@ -190,6 +190,7 @@ struct Describe<'g> {
     dtype: DType,
     class: Option<KernelClass>,
     row: Option<KernelClass>,
+    used: Option<Used>,
 }
 
 impl<'g> Describe<'g> {
@@ -205,6 +206,7 @@ impl<'g> Describe<'g> {
             dtype: DType::U8,
             class: None,
             row: None,
+            used: None,
         }
     }
 
@@ -226,7 +228,8 @@ impl<'g> Describe<'g> {
             self.dtype = first.map_or(DType::U8, |&v| self.g.value(v).dtype);
         }
         let at = Operands::new(self.g, op);
-        self.flops += kind.def().flops(&at);
+        let flops = kind.def().flops(&at);
+        self.flops += self.used.map_or(flops, |used| used.share(flops));
         let class = kind.def().class(&at);
         match kind.fusion() {
             // A maximum adds nothing to the kernel of a norm.
@@ -313,6 +316,29 @@ impl<'g> Describe<'g> {
         }
     }
 
+    /// Returns how many of a value's bytes the kernel touches.
+    fn bytes_used(&self, value: &Value, bytes: u64) -> u64 {
+        let used = self.used.filter(|used| used.reserved == value.rows());
+        used.map_or(bytes, |used| used.share(bytes))
+    }
+
+    /// Reads the offsets that say which rows are used, after all other operands.
+    fn used_rows(&mut self) -> Option<UsedRows> {
+        let used = self.used?;
+        let value = self.g.value(used.offsets);
+        let (touch, bytes) = touch(value);
+        let at = self.reads.iter().position(|r| r.0 == touch);
+        let at = at.unwrap_or_else(|| {
+            self.reads.push((touch, bytes));
+            self.reads.len() - 1
+        });
+        Some(UsedRows {
+            offsets: slot(Place::Read(at as u8), 0, value),
+            reserved: used.reserved,
+            expected: used.expected,
+        })
+    }
+
     fn register(&mut self, value: &Value) -> Option<Place> {
         let Root::Buffer(b) = value.root else {
             return None;
@@ -343,7 +369,8 @@ impl<'g> Describe<'g> {
             return slot(Place::Write(at as u8), ahead / value.dtype.size(), value);
         }
         let operands = Operands::new(self.g, op);
-        bytes = kind.def().bytes_read(&operands, i).unwrap_or(bytes);
+        let part = kind.def().bytes_read(&operands, i);
+        bytes = part.unwrap_or_else(|| self.bytes_used(value, bytes));
         let at = self
             .reads
             .iter()
@@ -363,7 +390,8 @@ impl<'g> Describe<'g> {
         }
         let (touch, mut bytes) = touch(value);
         let operands = Operands::new(self.g, op);
-        bytes = kind.def().bytes_written(&operands, o).unwrap_or(bytes);
+        let part = kind.def().bytes_written(&operands, o);
+        bytes = part.unwrap_or_else(|| self.bytes_used(value, bytes));
         let at = self
             .writes
             .iter()

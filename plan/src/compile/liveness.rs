@@ -99,7 +99,8 @@ impl Liveness {
                 } else {
                     s
                 };
-                for &v in op.inputs.iter().chain(&op.outputs) {
+                let used = step.used.map(|used| used.offsets);
+                for &v in op.inputs.iter().chain(&op.outputs).chain(&used) {
                     if let Root::Buffer(b) = g.value(v).root {
                         let b = b as usize;
                         if self.first[b] == NONE {

@@ -1,8 +1,9 @@
 //! Steps: which ops one kernel executes, and in which order; which ops are compiled together.
 
+use super::used_rows::{Sorted, Used};
 use super::{Sharding, alike, epilogue, float8, fuse, gemm_fusion, inplace, merge, partition};
 use crate::autodiff::{Backward, recompute::Recomputed};
-use crate::config::{Compile, CompileMode};
+use crate::config::{Compile, CompileMode, Scenario};
 use crate::graph::{Act, Graph, Op, ValueId, View};
 use crate::ir::{Module, ModuleId, ModuleKind};
 use crate::models::ModelGraph;
@@ -21,6 +22,26 @@ pub(super) struct Step {
     pub(super) region: u32,
     /// Recomputed forward that the step belongs to: index into [`Backward::sections`].
     pub(super) section: Option<u32>,
+    /// The rows that its kernel computes, if not all.
+    pub(super) used: Option<Used>,
+}
+
+/// What the scenario says about compiled code.
+#[derive(Clone, Copy)]
+pub(super) struct Options<'s> {
+    compile: &'s Compile,
+    /// Kernels between the matmuls of experts compute used rows only.
+    used_rows: bool,
+}
+
+impl<'s> Options<'s> {
+    pub(super) fn of(s: &'s Scenario) -> Self {
+        let moe = s.moe.as_ref();
+        Self {
+            compile: &s.compile,
+            used_rows: moe.is_some_and(|moe| moe.stops_at_used_rows),
+        }
+    }
 }
 
 /// All steps.
@@ -95,7 +116,7 @@ pub(super) fn plan(
     m: &mut ModelGraph,
     b: &mut Backward,
     recompute: &Recomputed,
-    compile: &Compile,
+    Options { compile, used_rows }: Options<'_>,
     recipe: &dyn Recipe,
     sharding: Sharding<'_>,
 ) -> Plan {
@@ -128,9 +149,15 @@ pub(super) fn plan(
     }
     let eval = needed_for_loss(m, &o.forward);
     let fusion = Fusion::new(m, compile, sharding.is_unit);
-    let forward = steps(m, &o, &o.forward, &fusion);
-    let backward = steps(m, &o, &o.backward, &fusion);
-    let eval = steps(m, &o, &eval, &fusion);
+    let mut forward = steps(m, &o, &o.forward, &fusion);
+    let mut backward = steps(m, &o, &o.backward, &fusion);
+    let mut eval = steps(m, &o, &eval, &fusion);
+    if used_rows {
+        let sorted = Sorted::new(&m.graph, &o.all());
+        for step in forward.iter_mut().chain(&mut backward).chain(&mut eval) {
+            step.used = sorted.of_step(&m.graph, step).filter(|_| step.region != 0);
+        }
+    }
     Plan {
         forward,
         backward,
@@ -268,6 +295,7 @@ fn steps(m: &ModelGraph, o: &Orders, order: &[u32], fusion: &Fusion) -> Vec<Step
                 module,
                 region,
                 section,
+                used: None,
             })
         });
         if let Some(units) = &fusion.units {
@@ -286,6 +314,7 @@ fn single(g: &Graph, o: &Orders, op: u32) -> Step {
         module,
         region: 0,
         section: o.section[op as usize],
+        used: None,
     }
 }
 

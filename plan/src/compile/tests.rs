@@ -18,6 +18,7 @@ mod interp;
 mod liveness;
 mod measured;
 pub(crate) mod semantics;
+mod used_rows;
 
 /// Names for `semantics`.
 mod terms {

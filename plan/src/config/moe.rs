@@ -17,6 +17,10 @@ pub struct Moe {
     /// matmuls sum over as many numbers as their tensor cores read at once.
     #[serde(skip)]
     pub row_multiple: u64,
+    /// Compiled kernels between the matmuls of experts compute only the rows that some expert has,
+    /// of those that are reserved.
+    #[serde(skip)]
+    pub stops_at_used_rows: bool,
     /// What happens to choices without a row.
     pub on_overflow: Overflow,
     /// How popular experts are in predictions.
@@ -102,6 +106,7 @@ mod tests {
             dispatcher: Dispatcher::Padded,
             capacity_factor,
             row_multiple: 1,
+            stops_at_used_rows: false,
             on_overflow: Overflow::Drop,
             routing: Routing::Balanced,
             reach: None,

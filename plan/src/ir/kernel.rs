@@ -203,6 +203,22 @@ pub struct Kernel {
     pub dtype: DType,
     /// What it computes, in execution order.
     pub body: Vec<BodyOp>,
+    /// The rows that it computes, if these are not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub used_rows: Option<UsedRows>,
+}
+
+/// The rows that a kernel of elementwise and row operations computes: those that some expert has.
+/// It leaves the other rows of what it writes as they were in memory.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct UsedRows {
+    /// First row of each expert, and the end of the last, `[experts + 1]`, as
+    /// [`SortExperts`](super::op::SortExperts) writes them.
+    pub offsets: Slot,
+    /// Rows that there are.
+    pub reserved: u64,
+    /// Rows that are expected to be used: the kernel's FLOPs and bytes are those of these.
+    pub expected: u64,
 }
 
 impl Kernel {

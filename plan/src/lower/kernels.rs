@@ -112,6 +112,7 @@ impl Kernels {
                         inputs: SmallVec::new(),
                         outputs: SmallVec::new(),
                     }],
+                    used_rows: None,
                 })
             })
     }

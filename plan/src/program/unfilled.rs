@@ -57,6 +57,7 @@ impl Program {
                     let read: Vec<bool> = reads.map(|a| ragged.contains(&start(a))).collect();
                     let rows = ragged_writes(kernel, &read, self.writes(op).len());
                     for (n, (access, rows)) in self.writes(op).iter().zip(rows).enumerate() {
+                        let rows = rows || kernel.used_rows.is_some();
                         set(&mut ragged, access, rows);
                         let packed = self.is_packed(access.buffer);
                         if rows || packed || !kernel.fills(n) {

@@ -129,6 +129,7 @@ mod tests {
             written: Bytes(0),
             dtype,
             body: Vec::new(),
+            used_rows: None,
         }
     }
 

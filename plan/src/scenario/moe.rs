@@ -55,6 +55,7 @@ pub(super) fn moe(
             true => FLOAT8_ALIGNMENT,
             false => 1,
         },
+        stops_at_used_rows: defaults.optimizes_code && compile.mode != CompileMode::Off,
         on_overflow: d.given(Key::OnOverflow).unwrap_or(overflow),
         routing,
         reach,

@@ -51,6 +51,7 @@ fn kernel(kind: OpKind, dtype: DType) -> Kernel {
         written: Bytes(1 << 20),
         dtype,
         body: Vec::new(),
+        used_rows: None,
     }
 }
 

@@ -49,7 +49,7 @@ use super::target::Target;
 use crate::base::element;
 use crate::kernels::ops::{self, CudaCode, float};
 use crate::kernels::strides;
-use shardlab_plan::ir::{BodyOp, DType, Place, Slot};
+use shardlab_plan::ir::{BodyOp, DType, Place, Slot, UsedRows};
 
 /// Common start of every source.
 pub(super) const PREAMBLE: &str = include_str!("codegen/preamble.cuh");
@@ -70,6 +70,8 @@ pub(crate) struct Request<'a> {
     pub(crate) target: Target,
     /// Operations.
     pub(crate) body: &'a [BodyOp],
+    /// Rows that elementwise and row operations compute, if not all.
+    pub(crate) used_rows: Option<&'a UsedRows>,
     /// Operands that are read.
     pub(crate) reads: &'a [Arg],
     /// Operands that are written.
@@ -284,6 +286,22 @@ impl Request<'_> {
             .flat_map(|b| b.inputs.iter().chain(&b.outputs));
         let most = slots.map(index::extent).max().unwrap_or(0);
         if most < 1 << 31 { "u32" } else { "u64" }
+    }
+
+    /// Returns how many of how many rows the kernel computes, the first number in C; `None` if it
+    /// computes all.
+    fn used(&self) -> Result<Option<(String, usize)>, CodegenError> {
+        let Some(of) = self.used_rows else {
+            return Ok(None);
+        };
+        let (offsets, reserved) = (&of.offsets, of.reserved as usize);
+        if self.arg(offsets.place)?.dtype != DType::I64 || numel(offsets) == 0 {
+            return Err(CodegenError::new("an offset for each expert, and the end"));
+        }
+        let last = numel(offsets) - 1;
+        let address = tables::contiguous(self, offsets)?;
+        let used = format!("min((u32){address}[{last}], {reserved}u)");
+        Ok(Some((used, reserved)))
     }
 
     /// Returns the C type of a slot's memory.

@@ -154,7 +154,7 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
         codegen::float8_of(k.target, only, types.map(|arg| arg.dtype))?;
         return Ok(k.plans.add(variant, Plan::Ranges(op)));
     }
-    let req = variant.request(&kernel.body, k.target);
+    let req = variant.request_of(kernel, k.target);
     let plan = match library(&kernel.body) {
         Some((Library::CublasLt, only)) => {
             let (problem, operands) = gemm::problem(&req, only)?;

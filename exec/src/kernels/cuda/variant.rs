@@ -5,7 +5,7 @@ use super::target::Target;
 use crate::operand::RawRange;
 #[cfg(test)]
 use shardlab_plan::ir::InstrId;
-use shardlab_plan::ir::{Access, BodyOp, KernelId, StreamId};
+use shardlab_plan::ir::{Access, BodyOp, Kernel, KernelId, StreamId};
 use shardlab_plan::program::{Op, Program};
 use smallvec::SmallVec;
 #[cfg(test)]
@@ -49,10 +49,20 @@ impl Variant {
                 .all(|(r, s)| *s == same_of(r, writes))
     }
 
+    /// Returns the request for a kernel's code.
+    pub(crate) fn request_of<'a>(&'a self, kernel: &'a Kernel, target: Target) -> Request<'a> {
+        Request {
+            used_rows: kernel.used_rows.as_ref(),
+            ..self.request(&kernel.body, target)
+        }
+    }
+
+    /// Returns the request for the code of a body that computes all rows.
     pub(crate) fn request<'a>(&'a self, body: &'a [BodyOp], target: Target) -> Request<'a> {
         Request {
             target,
             body,
+            used_rows: None,
             reads: &self.reads,
             writes: &self.writes,
             same: &self.same,

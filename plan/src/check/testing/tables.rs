@@ -146,6 +146,7 @@ pub(super) fn program(shape: Shape) -> ProgramBuilder {
         written: Bytes(0),
         dtype: DType::Bf16,
         body: vec![],
+        used_rows: None,
     };
     let mesh = DeviceMesh::data_parallel(RANKS as u32, 1);
     let shard = AxisSet::of(AxisId::DP_SHARD);

@@ -122,6 +122,13 @@ pub(super) fn generate(req: &Request<'_>, lanes: usize) -> Result<Module, Codege
                 w.element(lanes)
             ),
         };
+        if let Some((used, reserved)) = req.used()? {
+            if !n.is_multiple_of(reserved) {
+                return Err(CodegenError::new("results without the rows of experts"));
+            }
+            // A vector may reach into the next row, which no one uses.
+            head += &format!("  if (i >= {used} * ({index}){}u) return;\n", n / reserved);
+        }
         let kept = g.cache.take().unwrap_or_default();
         head.extend(kept.iter().map(|c| c.declared(1)));
         head.extend(kept.iter().map(Cached::taken));

@@ -274,11 +274,18 @@ fn build(
     let index = req.index();
     let row = format!("  const IDX base = r * {}u;\n{head}{}", d.cols, g.code);
     let (rows, t) = (shape.rows, shape.threads);
+    let used = match req.used()? {
+        None => String::new(),
+        Some((used, reserved)) if reserved == d.rows && mixed.is_none() => {
+            format!("  if (r >= {used}) return;\n")
+        }
+        Some(_) => return Err(CodegenError::new("other rows than those of experts")),
+    };
     let (grid, rows) = match &mixed {
         None => (
             blocks(d.rows, rows)?,
             format!(
-                "  const IDX r = (IDX)blockIdx.x * {rows}u + threadIdx.x / {t}u;\n  if (r >= {}u) return;\n{row}",
+                "  const IDX r = (IDX)blockIdx.x * {rows}u + threadIdx.x / {t}u;\n  if (r >= {}u) return;\n{used}{row}",
                 d.rows
             ),
         ),

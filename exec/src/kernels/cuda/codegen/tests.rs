@@ -69,17 +69,15 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
         if let [only] = &kernel.body[..]
             && is_gemm(&only.op)
         {
-            let gemm = crate::kernels::cuda::gemm::problem(
-                &v.request(&kernel.body, target),
-                &kernel.body[0],
-            );
+            let gemm =
+                crate::kernels::cuda::gemm::problem(&v.request_of(kernel, target), &kernel.body[0]);
             assert!(gemm.is_ok(), "{who}: {}: {gemm:?}", kernel.name);
             continue;
         }
         if matches!(kernel.body[0].op, OpKind::Shard(_)) || !is_written(&kernel.body) {
             continue;
         }
-        let made = generate(&v.request(&kernel.body, target));
+        let made = generate(&v.request_of(kernel, target));
         let module = made.unwrap_or_else(|e| panic!("{who}: {}: {e}", kernel.name));
         let shared = module.entries.iter().map(|e| e.shared).max();
         assert!(
@@ -295,6 +293,7 @@ fn operations(nvrtc: Option<&Compiler>) {
             let req = Request {
                 target: Target::HOPPER,
                 body: &body,
+                used_rows: None,
                 reads: &reads,
                 writes: &writes,
                 same: &same,
@@ -856,6 +855,7 @@ fn indices(nvrtc: Option<&Compiler>) {
         let req = Request {
             target: Target::HOPPER,
             body: &body,
+            used_rows: None,
             reads: &vec![OPERAND; inputs.len()],
             writes: &[OPERAND],
             same: &vec![None; inputs.len()],
@@ -936,6 +936,7 @@ fn added_and_copied(columns: bool, nvrtc: Option<&Compiler>) -> Module {
     let req = Request {
         target: Target::HOPPER,
         body: &body,
+        used_rows: None,
         reads: &[OPERAND; 2],
         writes: &[OPERAND],
         same: &[Some(0), None],

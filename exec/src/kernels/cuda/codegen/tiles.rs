@@ -119,6 +119,17 @@ impl<'a> Tiles<'a> {
     /// Generates the kernel.
     pub(super) fn generate(&self, req: &Request<'a>) -> Result<Module, CodegenError> {
         let (stack, rows, cols) = (self.stack, self.rows, self.cols);
+        // Up to three rows more may be computed, which no one uses.
+        let (used, end) = match req.used()? {
+            None => (String::new(), format!("{rows}u")),
+            Some((used, reserved)) if reserved == rows && stack == 1 => (
+                format!(
+                    "  const IDX used = {used};\n  if ((IDX)blockIdx.y * {ROWS}u >= used) return;\n"
+                ),
+                "used".to_owned(),
+            ),
+            Some(_) => return Err(CodegenError::new("other rows than those of experts")),
+        };
         let mut g = Gen::new(req, LANES, None);
         (g.cache, g.keep_shared) = (Some(Vec::new()), true);
         g.packs = Some(BTreeMap::new());
@@ -147,7 +158,7 @@ impl<'a> Tiles<'a> {
                 "#pragma unroll\nfor (int v = 0; v < {LANES}; v++) held{n}[v][k * {size} / 4] |= (u32){pack}.e[v].x << (k * {bits} % 32);",
                 bits = 8 * size
             ));
-            written += &self.written(n, size, &req.address(output.slot)?);
+            written += &self.written(n, size, &end, &req.address(output.slot)?);
         }
         g.close();
         let transposed = (self.outputs.iter().enumerate())
@@ -172,11 +183,11 @@ impl<'a> Tiles<'a> {
         let source = format!(
             "typedef {index} IDX;
 KERNEL({THREADS}) k0({operands}) {{
-  __shared__ u32 tile[{words}];
+{used}  __shared__ u32 tile[{words}];
   const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const u32 column = (warp % 2 * 4 + lane % 4) * {LANES}u, deep = warp / 2 * 8 + lane / 4;
   const IDX top = (IDX)blockIdx.y * {ROWS}u + deep * {DEEP}u, left = (IDX)blockIdx.x * {COLS}u + column;
-  const bool inside = top < {rows}u && left < {cols}u;
+  const bool inside = top < {end} && left < {cols}u;
 {held}  if (inside) {{
 {ahead}{body}  }}
 {written}}}
@@ -201,8 +212,9 @@ KERNEL({THREADS}) k0({operands}) {{
 }
 
 impl Tiles<'_> {
-    /// Writes result `n`, of elements of `size` bytes, through the tile to an address.
-    fn written(&self, n: usize, size: usize, address: &str) -> String {
+    /// Writes the rows before `end` of result `n`, of elements of `size` bytes, through the tile to
+    /// an address.
+    fn written(&self, n: usize, size: usize, end: &str, address: &str) -> String {
         let (rows, cols) = (self.rows, self.cols);
         let matrix = match self.stack {
             1 => String::new(),
@@ -219,7 +231,7 @@ impl Tiles<'_> {
   for (u32 x = threadIdx.x; x < {}u; x += {THREADS}u) {{
     const u32 c = x / {vectors}u, h = x % {vectors}u;
     const IDX column = (IDX)blockIdx.x * {COLS}u + c, row = (IDX)blockIdx.y * {ROWS}u + h * {per}u;
-    if (column >= {cols}u || row >= {rows}u) continue;
+    if (column >= {cols}u || row >= {end}) continue;
     const u32* from = tile + c * {pitch}u + h * 4;
     *reinterpret_cast<uint4*>({address}{matrix} + column * {rows}u + row) = make_uint4(from[0], from[1], from[2], from[3]);
   }}

@@ -247,6 +247,7 @@ fn weight_gradient(result: DType) -> Graph {
     let req = Request {
         target: Target::HOPPER,
         body: std::slice::from_ref(&op),
+        used_rows: None,
         reads: &reads,
         writes: &[arg(result)],
         same: &[None, None],

@@ -25,6 +25,7 @@ fn kernel(op: ShardOp) -> Kernel {
             inputs: [].into_iter().collect(),
             outputs: [].into_iter().collect(),
         }],
+        used_rows: None,
     }
 }
 
