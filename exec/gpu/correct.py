@@ -182,14 +182,14 @@ def moe():
     ways = {
         # Rows of 48 elements are multiples of 16 bytes, which matmuls on Hopper's tensor cores need; those of 44 are not.
         "f32": (f32, 1e-3), "bf16": (bf16, 3e-2), "bf16, rows of 96 bytes": ([*bf16, "model.expert_ffn=48"], 3e-2),
-        "regions": ([*f32, "compile.mode=regions"], 1e-3), "full": ([*f32, "compile.mode=full"], 1e-3),
+        "regions": ([*f32, "compile.mode=regions"], 1e-3), "blocks, bf16": ([*bf16, "compile.mode=blocks"], 3e-2), "full": ([*f32, "compile.mode=full"], 1e-3),
         "recompute": ([*f32, "train.recompute=full"], 1e-3), "selective": ([*f32, "train.recompute=selective"], 1e-3),
         "fsdp2": ([*f32, "fsdp.policy=fsdp2"], 1e-3), "megatron": ([*f32, "fsdp.policy=megatron"], 1e-3),
         "captured blocks": ([*f32, *captured], 1e-3),
         "captured iteration": ([*f32, 'compile.cuda_graph="full_iteration"'], 1e-3),
         "sigmoid in groups": ([*f32, "model.router=sigmoid", "model.router_groups=4", "model.router_group_top_k=2"], 1e-3),
     }
-    alike = ("f32", "bf16", "bf16, rows of 96 bytes", "regions", "full", "recompute", "selective", "fsdp2", "megatron", "captured blocks", "captured iteration")
+    alike = ("f32", "bf16", "bf16, rows of 96 bytes", "regions", "blocks, bf16", "full", "recompute", "selective", "fsdp2", "megatron", "captured blocks", "captured iteration")
     sizes = [ep for ep in (2, 4) if ep <= every]
     # These policies reserve rows for equally popular experts; kernels on GPUs cannot fail if there are more.
     room = {way: ["moe.capacity_factor=4"] for way in ("fsdp2", "megatron")}
@@ -286,8 +286,8 @@ def float8():
         for dispatcher in ("gather", "all_to_all", "padded", "peer"):
             ep = [divided, f"moe.dispatcher={dispatcher}"]
             experts |= {
-                f"experts, {dispatcher}": ep, f"experts, {dispatcher}, codes saved": [*ep, saved],
-                f"experts, {dispatcher}, larger": [*ep, *larger, few],
+                f"experts, {dispatcher}": ep, f"experts, {dispatcher}, compiled": [*ep, "compile.mode=blocks"],
+                f"experts, {dispatcher}, compiled, codes saved, larger": [*ep, "compile.mode=blocks", saved, *larger, few],
             }
         experts |= {"experts, divided, 8-bit gathers": [divided, gathered]}
 
@@ -345,7 +345,7 @@ def tensor_parallel():
     ways = {
         # Rows of 48 elements are multiples of 16 bytes, which matmuls on Hopper's tensor cores need; those of 44 are not.
         "f32": (f32, 1e-3), "bf16": (bf16, 3e-2), "bf16, rows of 96 bytes": ([*bf16, "model.expert_ffn=48"], 3e-2),
-        "regions": ([*f32, "compile.mode=regions"], 1e-3), "full": ([*f32, "compile.mode=full"], 1e-3),
+        "regions": ([*f32, "compile.mode=regions"], 1e-3), "blocks, bf16": ([*bf16, "compile.mode=blocks"], 3e-2), "full": ([*f32, "compile.mode=full"], 1e-3),
         "recompute": ([*f32, "train.recompute=full"], 1e-3),
         "captured blocks": ([*f32, 'compile.cuda_graph=["block"]'], 1e-3),
         "captured iteration": ([*f32, 'compile.cuda_graph="full_iteration"'], 1e-3),

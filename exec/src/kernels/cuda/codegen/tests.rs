@@ -1007,3 +1007,56 @@ fn no_kernel_of_a_shipped_scenario_copies_what_it_reads() {
     }
     assert!(in_place > 100, "{in_place}");
 }
+
+#[test]
+fn kernels_of_experts_stop_at_used_rows() {
+    used_rows(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn kernels_that_stop_at_used_rows_compile() {
+    used_rows(Some(&compiler()));
+}
+
+/// Kernels between the matmuls of divided experts: over elements, over rows, and with transposed
+/// results.
+fn used_rows(nvrtc: Option<&Compiler>) {
+    let mut all = BTreeMap::new();
+    let in_8_bits = [
+        "precision.float8_recipe=tensorwise",
+        "precision.float8_experts=true",
+        "precision.float8_saved=float8",
+    ];
+    for more in [&[][..], &in_8_bits] {
+        for mode in ["blocks", "full"] {
+            let sizes = [
+                "model.hidden=64",
+                "model.ffn=192",
+                "model.expert_ffn=96",
+                "model.shared_expert_ffn=48",
+            ];
+            let mut set: Vec<String> = [&sizes[..], more, &["train.seq_len=24"]]
+                .concat()
+                .into_iter()
+                .map(str::to_owned)
+                .collect();
+            set.push(format!("compile.mode={mode}"));
+            let Ok(s) = scenario::load(Path::new("small-moe-ep"), &set) else {
+                assert_eq!(mode, "full");
+                continue;
+            };
+            let program = plan(&s).unwrap();
+            sources(&format!("{set:?}"), &program, Target::HOPPER, &mut all);
+        }
+    }
+    let stops = |test: &str| all.keys().filter(|s| s.contains(test)).count();
+    for test in [
+        "if (i >= min((u32)",
+        "if (r >= min((u32)",
+        "const IDX used = min((u32)",
+    ] {
+        assert!(stops(test) > 0, "{test}");
+    }
+    compile(all, Target::HOPPER, nvrtc);
+}

@@ -75,6 +75,7 @@ fn module(case: Case, target: Target) -> Module {
             OpKind::ScaledGroupedGemmWeightGrad(op::ScaledGroupedGemmWeightGrad { routed: None })
         }
         Some(sums) => OpKind::ScaledGroupedGemm(op::ScaledGroupedGemm {
+            routed: None,
             fast: sums == Sums::Fast,
         }),
         None if weight_grad => {
@@ -114,6 +115,7 @@ fn module(case: Case, target: Target) -> Module {
     let req = Request {
         target,
         body: &body,
+        used_rows: None,
         reads: &reads,
         writes: &[arg(case.result)],
         same: &same,
