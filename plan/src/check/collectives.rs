@@ -94,6 +94,19 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
             format!("reduction {:?}", c.reduce)
         });
     }
+    // Elements of another type add up to nothing that means anything.
+    for a in c.parts.iter().flat_map(|part| [part.input, part.output]) {
+        let of = p.buffers[a.buffer.index()].dtype;
+        if c.kind.reduces() && of != c.dtype {
+            bad(p, sink, RuleId::Collective, instr, || {
+                format!(
+                    "reduces {}, {of} elements, as {}",
+                    describe::range(p, a),
+                    c.dtype
+                )
+            });
+        }
+    }
     // Parts of one launch write disjoint ranges, in one deterministic order.
     for w in c.parts.windows(2) {
         let (a, b) = (w[0], w[1]);

@@ -119,7 +119,7 @@ rules! {
         "INV-20, INV-51; Megatron-LM #158 of ISEEKYAN's fork: reduction inputs kept once a layer";
     Collective = "CHK-COLLECTIVE", Collective, Error,
         "sizes, types and members of a collective match",
-        "INV-28: unequal counts hang or corrupt";
+        "INV-28: unequal counts hang or corrupt; TransformerEngine #3348: one rank reduced another type";
     Align = "CHK-ALIGN", Layout, Warning,
         "collective payloads start and end on 16 bytes",
         "pytorch #195450: unaligned shards fall off NCCL's fast path";
@@ -215,7 +215,7 @@ rules! {
         "DeepEP #621, mori #80 and #93: symmetric buffers written again before peers had read them";
     Float8Scale = "FP8-SCALE", State, Error,
         "8-bit factors are read with the scale that they were cast with",
-        "TransformerEngine #1047, #2119, #659, #1723: scales of another micro-batch, or overwritten before backward";
+        "TransformerEngine #1047, #2119, #659, #1723: scales of another micro-batch, or overwritten before backward; #1648: transposed codes dropped before backward";
     Float8Weight = "FP8-WEIGHT", Memory, Error,
         "8-bit copies of weights live within one pass over their unit",
         "torchao #1629, lightning-thunder #1528, TransformerEngine #2805: 8 GiB of unsharded weights saved for backward";

@@ -528,3 +528,157 @@ fn experts_are_checked_like_other_layers() {
     }
     found(&check(&fast), RuleId::Float8Sum, at);
 }
+
+/// Returns a launch that casts in one phase with a scale of another one, and the read that is the
+/// scale.
+fn cast_by(p: &Program, phase: Phase, made_in: Phase) -> Option<(InstrId, usize)> {
+    let makes = launches(p, "float8_scale").into_iter();
+    let scales = makes.filter(|s| p.instrs[s.0.index()].phase == made_in);
+    let made: Vec<Access> = scales
+        .map(|s| p.writes(&p.instrs[s.0.index()].op)[0])
+        .collect();
+    launches(p, "float8_cast").into_iter().find_map(|(at, k)| {
+        let of = |op: &BodyOp| match (op.op, &op.inputs[..]) {
+            (OpKind::Float8Cast, [_, scale]) => match scale.place {
+                Place::Read(n) => Some(read(p, at, n.into())),
+                Place::Write(_) | Place::Register(_) => None,
+            },
+            _ => None,
+        };
+        let scale = p.kernels[k.index()].body.iter().find_map(of)?;
+        let here = p.instrs[at.index()].phase == phase && made.contains(&p.accesses[scale]);
+        here.then_some((at, scale))
+    })
+}
+
+/// Backward casts what it recomputes with a scale that was made after forward's: numbers are those
+/// of forward, but codes are not.
+#[test]
+fn recomputed_tensors_with_another_scale_are_found() {
+    for set in ["train.recompute=none", "train.recompute=selective"] {
+        let mut p = program(&[set, "compile.mode=blocks"]);
+        let (cast, scale) = cast_by(&p, Phase::Backward, Phase::Forward).expect("an input");
+        let mut later = launches(&p, "float8_scale").into_iter().map(|s| s.0).rev();
+        let later = later
+            .find(|s| *s < cast && p.instrs[s.index()].phase == Phase::Backward)
+            .expect("a gradient's scale");
+        let later = p.writes(&p.instrs[later.index()].op)[0];
+        p.accesses[scale] = later;
+        let r = check(&p);
+        // The first step's launch has the same operands.
+        let v = r.of(RuleId::Float8Scale).find(|v| v.instr > Some(cast));
+        let v = v.unwrap_or_else(|| panic!("{set}: #{}\n{r}", cast.0));
+        assert!(v.message.contains("cast with the scale"), "{}", v.message);
+    }
+}
+
+/// Returns the steady launches that copy codes of gathered weights transposed.
+fn transposes(p: &Program) -> Vec<InstrId> {
+    let copies = launches(p, "copy").into_iter().map(|c| c.0);
+    copies
+        .filter(|at| {
+            let from = p.reads(&p.instrs[at.index()].op)[0].buffer;
+            let from = &p.buffers[from.index()];
+            from.role == Role::FullWeight && from.dtype.is_float8()
+        })
+        .collect()
+}
+
+/// Backward reads a transposed copy that was dropped with the weights of forward, or that is made
+/// before its gather is done.
+#[test]
+fn transposed_codes_that_are_not_those_of_their_gather_are_found() {
+    let p = program(&[GATHERED, "compile.mode=off"]);
+    let all = transposes(&p);
+    let [.., before, last] = all[..] else {
+        panic!("{all:?}")
+    };
+    let mut dropped = p.clone();
+    dropped.instrs[last.index()].op = p.instrs[before.index()].op;
+    let r = check(&dropped);
+    let reader = |at: &InstrId| {
+        let codes = p.writes(&p.instrs[last.index()].op)[0].buffer;
+        let reads = p.reads(&p.instrs[at.index()].op);
+        reads.iter().any(|a| a.buffer == codes)
+    };
+    let mut gemms = launches(&p, "scaled_mm").into_iter().map(|g| g.0);
+    let gemm = gemms.find(reader).expect("a matmul");
+    found(&r, RuleId::Uninit, gemm);
+    found(&r, RuleId::Float8Scale, gemm);
+    // In front of the event that says that the gather is done.
+    let waits = super::find(&p, |i| {
+        i.rule == Rule::GatherDone && i.phase == Phase::Backward
+    });
+    let wait = *waits.iter().rfind(|w| **w < last).expect("a wait");
+    let mut early = p.clone();
+    let copy = early.instrs.remove(last.index());
+    early.instrs.insert(wait.index(), copy);
+    let r = check(&early);
+    found(&r, RuleId::GatherDone, wait);
+}
+
+/// A rank whose shard is empty reduces numbers of another type: so does every rank of a program
+/// whose collective does not have the type of its buffers.
+#[test]
+fn maxima_that_are_reduced_as_another_type_are_found() {
+    let mut p = program(&[GATHERED]);
+    let at = p
+        .collectives
+        .iter()
+        .rposition(|c| c.reduce == ReduceOp::Max);
+    p.collectives[at.expect("an all-reduce")].dtype = DType::Bf16;
+    let r = check(&p);
+    let v = r.of(RuleId::Collective).next().expect("a violation");
+    assert!(v.message.contains("f32 elements, as bf16"), "{}", v.message);
+}
+
+/// Weights are gathered into a gradient's memory, as with a buffer that both share. (They are in
+/// bfloat16, since gradients have no 8-bit type.)
+#[test]
+fn weights_in_the_memory_of_gradients_are_found() {
+    let bf16 = ["precision.main_grads=bf16", "precision.comm_grads=bf16"];
+    let p = program(&[&bf16[..], &["compile.mode=off"]].concat());
+    let gathers = super::find(&p, |i| match i.op {
+        Op::Collective { id, .. } => {
+            let kind = p.collectives[id.index()].kind;
+            i.phase == Phase::Backward && kind == CollectiveKind::AllGather
+        }
+        _ => false,
+    });
+    let gather = *gathers.last().expect("a gather in backward");
+    let Op::Collective { id, .. } = p.instrs[gather.index()].op else {
+        unreachable!("found as one")
+    };
+    let weights = p.collectives[id.index()].parts[0].output;
+    let grad = p.buffers.iter().position(|b| {
+        b.role == Role::FullGrad
+            && b.bytes.0 >= weights.bytes
+            && b.unit == p.instrs[gather.index()].unit
+    });
+    let grad = BufferId(grad.expect("a gradient") as u32);
+    let mut q = p.clone();
+    let moved = |a: &mut Access| {
+        if a.buffer == weights.buffer {
+            a.buffer = grad;
+        }
+    };
+    let steady = p
+        .section(SectionKind::Steady)
+        .expect("steady")
+        .instrs
+        .clone();
+    for i in gather.0..steady.end {
+        if let Op::Launch { reads, .. } = p.instrs[i as usize].op {
+            let n = p.reads(&p.instrs[i as usize].op).len();
+            q.accesses[reads as usize..reads as usize + n]
+                .iter_mut()
+                .for_each(moved);
+        }
+    }
+    q.collectives[id.index()]
+        .parts
+        .iter_mut()
+        .for_each(|part| moved(&mut part.output));
+    let r = check(&q);
+    found(&r, RuleId::Lifetime, gather);
+}
