@@ -250,7 +250,7 @@ impl Fsdp2 {
             return None;
         }
         let (rs, c) = (self.streams.reduce, out.inputs.types.comm);
-        let id = out.transient_on(Role::Temporary, input.bytes, c, rs, g);
+        let id = out.transient_on(Role::ReduceInput, input.bytes, c, rs, g);
         out.b.alloc(Rule::Scale, id);
         let to = out.b.whole(id);
         out.run(KernelLaunch {
