@@ -101,6 +101,8 @@ pub struct ModelOptions {
     pub packed_qkv: PackedQkv,
     /// One projection makes gate and up.
     pub packed_gate_up: bool,
+    /// Keys have a bias if queries and values have one.
+    pub key_bias: bool,
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
     /// What attention knows the positions of tokens by.
@@ -221,6 +223,15 @@ pub struct ModelOptions {
     pub experts: Experts,
 }
 
+impl ModelOptions {
+    /// Returns whether every block attends to what an encoder or a tower computes, besides its own
+    /// attention.
+    #[must_use]
+    pub fn attends_to_memory(&self) -> bool {
+        self.encoder_layers > 0 || self.vision.as_ref().is_some_and(|of| of.memory)
+    }
+}
+
 /// The defaults of the key table; a test compares them.
 impl Default for ModelOptions {
     fn default() -> Self {
@@ -234,6 +245,7 @@ impl Default for ModelOptions {
             gated_mlp: true,
             packed_qkv: PackedQkv::None,
             packed_gate_up: false,
+            key_bias: true,
             qk_norm: QkNorm::None,
             position_embedding: PositionEmbedding::Rotary,
             patch_dim: 768,

@@ -1,4 +1,4 @@
-//! Vision towers in front of language models.
+//! Towers in front of language models, which encode images or sounds.
 
 use super::{
     Activation, Bias, Family, Head, Model, ModelOptions, Norm, NormPosition, PackedQkv,
@@ -6,8 +6,8 @@ use super::{
 };
 use serde::{Deserialize, Serialize};
 
-/// `vision`: a tower that encodes the patches of images, and the projector that makes of its rows
-/// what the language model reads in place of embedded tokens.
+/// `vision`: a tower that encodes the patches of images or the frames of a sound, and the projector
+/// that makes of its rows what the language model reads in place of embedded tokens, or attends to.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Vision {
@@ -21,6 +21,8 @@ pub struct Vision {
     pub ffn: u64,
     /// Linear layers of the blocks have a bias.
     pub bias: bool,
+    /// Keys have a bias if the other linear layers have one.
+    pub key_bias: bool,
     /// Norm of the residual stream.
     pub norm: Norm,
     /// What the blocks normalize.
@@ -37,14 +39,19 @@ pub struct Vision {
     pub layer_scale: bool,
     /// Queries and keys are rotated.
     pub rotary: bool,
+    /// Bands of the frames of a sound, of which two convolutions make half as many rows as there
+    /// are frames (Whisper); 0: patches of images.
+    pub mel_bins: u64,
     /// Numbers of one patch.
     pub patch_dim: u64,
     /// The projection of patches has a bias.
     pub patch_bias: bool,
-    /// Patches of a sample.
+    /// Patches of a sample, or rows that the convolutions make.
     pub patches: u64,
     /// Rows of the table of positions; 0: no such table.
     pub positions: u64,
+    /// That table is not trained.
+    pub fixed_positions: bool,
     /// A row for the class comes before the patches.
     pub class_token: bool,
     /// The embedded patches are normalized.
@@ -54,6 +61,11 @@ pub struct Vision {
     /// Attention pools the rows. The language model does not read its result, so its parameters
     /// are not trained.
     pub pooling_head: bool,
+    /// The blocks of the language model attend to what the projector makes, which is then no part
+    /// of a sequence.
+    pub memory: bool,
+    /// There is a projector. Otherwise the tower is as wide as the language model.
+    pub projector: bool,
     /// Adjacent patches that become one row of the projector.
     pub merge: u64,
     /// They are averaged, not concatenated.
@@ -115,6 +127,7 @@ impl Default for Vision {
             heads: 12,
             ffn: 3072,
             bias: true,
+            key_bias: true,
             norm: Norm::Layer,
             norm_position: NormPosition::Before,
             qk_norm: false,
@@ -123,14 +136,18 @@ impl Default for Vision {
             packed_qkv: false,
             layer_scale: false,
             rotary: false,
+            mel_bins: 0,
             patch_dim: 768,
             patch_bias: true,
             patches: 196,
             positions: 196,
+            fixed_positions: false,
             class_token: false,
             pre_norm: false,
             post_norm: true,
             pooling_head: false,
+            memory: false,
+            projector: true,
             merge: 1,
             pool: false,
             projector_norm: ProjectorNorm::None,
@@ -147,6 +164,12 @@ impl Default for Vision {
 }
 
 impl Vision {
+    /// Returns the frames of a sound from which convolutions make the rows, per sample.
+    #[must_use]
+    pub fn frames(&self) -> u64 {
+        2 * self.patches
+    }
+
     /// Returns the rows that the tower's blocks work on, per sample.
     #[must_use]
     pub fn rows(&self) -> u64 {
@@ -204,6 +227,7 @@ impl Vision {
                     true => PositionEmbedding::Rotary,
                     false => PositionEmbedding::None,
                 },
+                key_bias: self.key_bias,
                 patch_dim: self.patch_dim,
                 layer_scale: self.layer_scale,
                 head: Head::None,

@@ -53,6 +53,9 @@ pub struct AttentionShape {
     pub kv_heads: u64,
     /// Sequence length, of queries and of keys.
     pub seq: u64,
+    /// Number of keys, if it is not that of queries (cross attention).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory: Option<u64>,
     /// Head size.
     pub head_dim: u64,
     /// Causal mask (half the FLOPs): position `i` sees positions up to `i`.
@@ -78,12 +81,31 @@ impl AttentionShape {
             heads,
             kv_heads,
             seq,
+            memory: None,
             head_dim,
             causal,
             window: None,
             documents: Documents::NONE,
         };
         (shape.keys() == *k && kv_heads > 0 && heads.is_multiple_of(kv_heads)).then_some(shape)
+    }
+
+    /// Returns the sizes of attention like [`AttentionShape::of`], also of queries that see another
+    /// number of keys; no mask excludes any of these.
+    #[must_use]
+    pub fn between(q: &[u64], k: &[u64], causal: bool) -> Option<Self> {
+        let (&[batch, _, seq, width], &[_, kv_heads, keys, _]) = (q, k) else {
+            return None;
+        };
+        if keys == seq {
+            return Self::of(q, k, causal);
+        }
+        let like = Self::of(q, &[batch, kv_heads, seq, width], false)?;
+        let shape = Self {
+            memory: Some(keys),
+            ..like
+        };
+        (!causal && shape.keys() == *k).then_some(shape)
     }
 
     /// Returns the shape of queries, and of the result.
@@ -95,7 +117,13 @@ impl AttentionShape {
     /// Returns the shape of keys, and of values.
     #[must_use]
     pub fn keys(&self) -> [u64; 4] {
-        [self.batch, self.kv_heads, self.seq, self.head_dim]
+        [self.batch, self.kv_heads, self.seen(), self.head_dim]
+    }
+
+    /// Returns the number of keys of a head.
+    #[must_use]
+    pub fn seen(&self) -> u64 {
+        self.memory.unwrap_or(self.seq)
     }
 
     /// Returns the number of rows of scores, each with a log-sum-exp.
@@ -138,9 +166,14 @@ impl AttentionShape {
 
     /// Counts the FLOPs: two matmuls of `seq x seq x head_dim` per query head and document, half of
     /// each under a causal mask, those of the pairs in the window if there is one; backward five.
+    /// Cross attention has matrices of `seq x memory`.
     #[must_use]
     pub fn flops(&self, backward: bool) -> u64 {
         let each = 4 * self.batch * self.heads * self.head_dim;
+        if let Some(keys) = self.memory {
+            let forward = each * self.seq * keys;
+            return if backward { forward / 2 * 5 } else { forward };
+        }
         let of = |document: Range<u64>| {
             let seq = document.end - document.start;
             match self.window {
@@ -203,6 +236,22 @@ mod tests {
         }
         assert_eq!(AttentionShape::of(&[2, 8, 16], &[2, 2, 16], true), None);
     }
+
+    #[test]
+    fn queries_may_see_another_number_of_keys() {
+        let (q, k) = ([2, 8, 16, 4], [2, 2, 50, 4]);
+        assert_eq!(AttentionShape::of(&q, &k, false), None);
+        assert_eq!(AttentionShape::between(&q, &k, true), None);
+        assert_eq!(AttentionShape::between(&q, &[2, 2, 50, 3], false), None);
+        let s = AttentionShape::between(&q, &k, false).unwrap();
+        assert_eq!((s.queries(), s.keys(), s.rows()), (q, k, 256));
+        // 8 matrices of 16 x 50 x 4 multiply-adds for each of 2 samples, twice.
+        assert_eq!(s.flops(false), 2 * 2 * 2 * 8 * 16 * 50 * 4);
+        assert_eq!(s.flops(true) * 2, s.flops(false) * 5);
+        let same = AttentionShape::of(&q, &[2, 2, 16, 4], true);
+        assert_eq!(AttentionShape::between(&q, &[2, 2, 16, 4], true), same);
+    }
+
     /// Positions see those of their document only: as attention over each document.
     #[test]
     fn documents_are_sequences_of_their_own() {

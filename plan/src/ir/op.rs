@@ -613,4 +613,26 @@ ops! {
         /// cannot report.
         reserved: u64 = 12,
     };
+    /// `x, w -> y`: one-dimensional convolution, with `kernel / 2` zeros on both sides. `x` is
+    /// `[samples, in, positions]`, `w` is `[out, in, kernel]`.
+    Conv1d {
+        /// Positions that a result sees (odd).
+        kernel: u64 = 3,
+        /// Positions from one result to the next.
+        stride: u64 = 2,
+    };
+    /// `d_y, w -> d_x` of [`Conv1d`].
+    Conv1dGradInput {
+        /// As in the forward op.
+        kernel: u64 = 3,
+        /// As in the forward op.
+        stride: u64 = 2,
+    };
+    /// `d_y, x -> d_w` of [`Conv1d`].
+    Conv1dGradWeight {
+        /// As in the forward op.
+        kernel: u64 = 3,
+        /// As in the forward op.
+        stride: u64 = 2,
+    };
 }

@@ -607,9 +607,9 @@ impl Declare {
     }
 
     /// States how many rows per sample the modules declared from here on work on; `None`: as many
-    /// as a sample has tokens.
-    pub(crate) fn rows(&mut self, rows: Option<u64>) {
-        self.rows = rows;
+    /// as a sample has tokens. Returns what was stated before.
+    pub(crate) fn rows(&mut self, rows: Option<u64>) -> Option<u64> {
+        std::mem::replace(&mut self.rows, rows)
     }
 
     /// Excludes a layer from training: no loss depends on it.

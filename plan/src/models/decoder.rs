@@ -340,8 +340,7 @@ impl Block {
                 .then(|| RelativeBias::new(d, module, m))
                 .flatten(),
             mixer: Mixer::new(d, module, m, layer),
-            cross: (m.options.encoder_layers > 0)
-                .then(|| Attention::named(d, module, "cross_attention", m)),
+            cross: (m.options.attends_to_memory()).then(|| Attention::to_memory(d, module, m)),
             mlp: (m.ffn > 0).then(|| FeedForward::new(d, module, m, layer)),
             streams: Streams::of_block(d, module, m),
             scales: m.options.layer_scale.then(|| {
@@ -584,11 +583,13 @@ impl Forward for Decoder {
         if let Some(projection) = self.projection {
             h = b.linear(projection, h);
         }
-        if let Some(images) = &images {
+        let attends = b.s.model.options.attends_to_memory();
+        if let Some(images) = images.as_ref().filter(|_| !attends) {
             h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
         }
         implementation::mask(b);
-        let memory = self.encoder.as_ref().map(|encoder| {
+        let seen = images.as_ref().filter(|_| attends).map(|i| i.rows);
+        let encoded = self.encoder.as_ref().map(|encoder| {
             let (batch, seq) = (b.batch(), b.seq());
             let ids = b.constant("encoder_tokens", &[batch, seq], DType::I64, true);
             let x = match encoder.embedding() {
@@ -602,7 +603,7 @@ impl Forward for Decoder {
             around: Around {
                 bias: self.bias.as_ref().map(|bias| bias.forward(b)),
                 relative: self.relative.as_ref().map(|table| table.forward(b)),
-                memory,
+                memory: seen.or(encoded),
             },
         };
         if self.streams.is_some() {

@@ -3,7 +3,7 @@
 
 use super::declare::Tree;
 use super::spec::{Inputs, Mask};
-use crate::config::{LayerType, Model, Scenario};
+use crate::config::{LayerType, Model, Scenario, Vision};
 use crate::graph::{Act, Graph, Root, ValueId, View};
 use crate::ir::{AttentionShape, Documents, OpKind, Param};
 use crate::units::Flops;
@@ -89,7 +89,8 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     let images = spec.inputs == Inputs::Images;
     let tokens = if images { b } else { b * t };
     // A tied table multiplies once, as the head; an untied embedding table never does.
-    let is_table = |name: &str| name.starts_with("tok_embeddings.");
+    let of_tower = |name: &str| name == "vision.positions.weight";
+    let is_table = |name: &str| name.starts_with("tok_embeddings.") || of_tower(name);
     // Blocks may share the weights of one.
     let uses = |p: &Param, tree: &Tree| {
         let used = p.modules.iter().filter(|&&m| !tree.skips(m)).count() as u64;
@@ -122,6 +123,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             heads: m.heads,
             kv_heads: m.kv_heads,
             seq: t,
+            memory: None,
             // Values may be narrower than queries.
             head_dim: match (m.options.latent.is_used(), m.options.value_head_dim) {
                 (true, _) => m.head_dim.midpoint(m.options.latent.v_head_dim),
@@ -174,6 +176,7 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
         heads: of.heads,
         kv_heads: of.heads,
         seq: of.rows(),
+        memory: None,
         head_dim: of.hidden / of.heads.max(1),
         causal: false,
         window: None,
@@ -182,22 +185,28 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
     3 * of.layers * shape.flops(false)
 }
 
-/// Counts the arithmetic of attention in an encoder, and to what it computes in the `run` blocks of
-/// the decoder, in forward and backward.
+/// Counts the arithmetic of attention in an encoder, and to what it or a tower computes in the
+/// `run` blocks of the decoder, in forward and backward.
 fn encoder_attention(m: &Model, run: u64, (batch, seq): (u64, u64)) -> u64 {
     let layers = m.options.encoder_layers;
-    if layers == 0 {
+    if !m.options.attends_to_memory() {
         return 0;
     }
+    let tower = m.options.vision.as_ref().map(Vision::tokens);
     let shape = AttentionShape {
         batch,
         heads: m.heads,
         kv_heads: m.kv_heads,
         seq,
+        memory: None,
         head_dim: m.head_dim,
         causal: false,
         window: None,
         documents: Documents::NONE,
     };
-    3 * (layers + run) * shape.flops(false)
+    let cross = AttentionShape {
+        memory: tower.filter(|rows| *rows != seq),
+        ..shape
+    };
+    3 * (layers * shape.flops(false) + run * cross.flops(false))
 }

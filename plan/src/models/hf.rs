@@ -51,6 +51,8 @@ pub enum Ties {
     Either,
     /// The language model.
     Text,
+    /// Nobody: they never are.
+    Never,
 }
 
 impl HfWrapper {

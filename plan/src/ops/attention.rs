@@ -23,7 +23,8 @@ impl Attention {
     /// # Panics
     /// If they do not belong together; the model's code makes both.
     fn shape(self, at: &Operands<'_>, q: usize) -> AttentionShape {
-        let shape = AttentionShape::of(&at.input(q).shape, &at.input(q + 1).shape, self.causal);
+        let shape =
+            AttentionShape::between(&at.input(q).shape, &at.input(q + 1).shape, self.causal);
         let shape = shape.expect("queries and keys of one attention");
         shape
             .windowed(self.score_mod.window)

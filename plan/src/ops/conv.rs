@@ -1,4 +1,5 @@
-//! Two-dimensional convolutions.
+//! Convolutions: two-dimensional ones, and one-dimensional ones, which are planned and priced;
+//! `exec` does not run the latter.
 
 use super::signature::{Signature, any};
 use super::vjp::backward_only;
@@ -126,3 +127,106 @@ impl OpDef for op::ConvGradWeight {
         true
     }
 }
+
+/// Returns the sizes of a one-dimensional convolution like [`mnk`], from an operand shaped like the
+/// result and one shaped like the weight.
+fn mnk_1d(result: &Value, weight: &Value) -> (u64, u64, u64) {
+    let (y, w) = (&result.shape, &weight.shape);
+    (y[0] * y[2], w[0], w[1] * w[2])
+}
+
+impl OpDef for op::Conv1d {
+    fn name(&self) -> &'static str {
+        "conv1d"
+    }
+
+    fn signature(&self) -> Signature {
+        let inputs = &[any("the input"), any("the weight")];
+        Signature::new(inputs, &[any("the result")])
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        flops(mnk_1d(at.output(0), at.input(1)))
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        class(mnk_1d(at.output(0), at.input(1)))
+    }
+
+    fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
+        let (kernel, stride) = (self.kernel, self.stride);
+        let (x, w, dy) = (at.x(0), at.x(1), at.dy);
+        let mut out = Contributions::new();
+        if at.needs[0] {
+            let kind = OpKind::Conv1dGradInput(op::Conv1dGradInput { kernel, stride });
+            out.push((0, at.like(kind, &[dy, w], x)));
+        }
+        if at.needs[1] {
+            let kind = OpKind::Conv1dGradWeight(op::Conv1dGradWeight { kernel, stride });
+            out.push((1, at.like(kind, &[dy, x], w)));
+        }
+        out
+    }
+
+    fn saved_by_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn is_priced_only(&self) -> bool {
+        true
+    }
+}
+
+/// Defines a gradient of a one-dimensional convolution; `$weight` returns its operand that is
+/// shaped like the weight.
+macro_rules! conv1d_gradient {
+    ($Op:ident $name:literal, $other:literal -> $made:literal, $at:ident => $weight:expr) => {
+        impl OpDef for op::$Op {
+            fn name(&self) -> &'static str {
+                $name
+            }
+
+            fn signature(&self) -> Signature {
+                let inputs = &[any("the gradient"), any($other)];
+                Signature::new(inputs, &[any($made)])
+            }
+
+            fn fusion(&self) -> Fusion {
+                Fusion::Extern
+            }
+
+            fn flops(&self, $at: &Operands<'_>) -> u64 {
+                flops(mnk_1d($at.input(0), $weight))
+            }
+
+            fn class(&self, $at: &Operands<'_>) -> KernelClass {
+                class(mnk_1d($at.input(0), $weight))
+            }
+
+            fn vjp(&self, _: Vjp<'_>) -> Contributions {
+                backward_only()
+            }
+
+            fn is_backward(&self) -> bool {
+                true
+            }
+
+            fn is_priced_only(&self) -> bool {
+                true
+            }
+        }
+    };
+}
+
+conv1d_gradient!(
+    Conv1dGradInput "conv1d_backward_input", "the weight" -> "the input's gradient",
+    at => at.input(1)
+);
+conv1d_gradient!(
+    Conv1dGradWeight "conv1d_backward_weight", "the input" -> "the weight's gradient",
+    at => at.output(0)
+);

@@ -60,7 +60,12 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             let gradients = kernel
                 .body
                 .iter()
-                .filter(|op| matches!(op.op, OpKind::ConvGradWeight { .. }))
+                .filter(|op| {
+                    matches!(
+                        op.op,
+                        OpKind::ConvGradWeight(_) | OpKind::Conv1dGradWeight(_)
+                    )
+                })
                 .flat_map(|op| &op.outputs);
             let copies = operands.chain(gradients).map(bytes);
             GEMM + copies.map(|b| b.next_multiple_of(ALIGN)).sum::<u64>()
@@ -84,7 +89,7 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             // The gradient of the queries is added up in float32, tile by tile; in a fixed order
             // only from all of the scores' gradients.
             let queries = if deterministic {
-                rows * shape.seq * 2
+                rows * shape.seen() * 2
             } else {
                 (rows * head_dim * 4).next_multiple_of(ALIGN)
             };
@@ -92,7 +97,7 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             let grouped = if shape.kv_heads == shape.heads {
                 0
             } else {
-                2 * rows * head_dim * 2
+                2 * shape.batch * shape.heads * shape.seen() * head_dim * 2
             };
             delta + queries + grouped
         }
@@ -117,6 +122,7 @@ mod tests {
                     heads,
                     kv_heads: 8,
                     seq,
+                    memory: None,
                     head_dim,
                     causal: true,
                     window: None,

@@ -361,6 +361,7 @@ const VISION: &[(&str, Accept)] = &[
     ("heads", SIZE),
     ("ffn", SIZE),
     ("bias", Bool),
+    ("key_bias", Bool),
     ("norm", Choice(Norm::WORDS)),
     ("norm_position", Choice(NormPosition::WORDS)),
     ("qk_norm", Bool),
@@ -369,14 +370,18 @@ const VISION: &[(&str, Accept)] = &[
     ("packed_qkv", Bool),
     ("layer_scale", Bool),
     ("rotary", Bool),
+    ("mel_bins", COUNT),
     ("patch_dim", SIZE),
     ("patch_bias", Bool),
     ("patches", SIZE),
     ("positions", COUNT),
+    ("fixed_positions", Bool),
     ("class_token", Bool),
     ("pre_norm", Bool),
     ("post_norm", Bool),
     ("pooling_head", Bool),
+    ("memory", Bool),
+    ("projector", Bool),
     ("merge", SIZE),
     ("pool", Bool),
     ("projector_norm", Choice(ProjectorNorm::WORDS)),
@@ -424,6 +429,7 @@ keys! {
     Width: "model" "width" [Integer(1, 16384)] "(cnn: 64)" "Image width";
     Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge length of the convolution kernels; must be odd";
     Bias: "model" "bias" [Bool, Choice(&["qkv", "attention", "mlp", "all_but_qkv"])] "(llama, decoder: false, others: true)" "Which linear layers and convolutions have a bias: true (all), false (none), qkv (only queries, keys and values, as in Qwen2), attention (these and the output of attention), mlp (only the feed-forward layer), all_but_qkv (all but queries, keys and values, as in GPT-Neo); the last four are for llama and decoder only";
+    KeyBias: "model" "key_bias" [Bool] "true" "Keys have a bias if queries and values have one (Whisper: false)";
     QkNorm: "model" "qk_norm" [Bool, Choice(QkNorm::WORDS)] "false" "Normalize queries and keys: true (per head before the rotary embedding, as in Qwen3), full (all heads together, as in OLMo 2), each_head (a LayerNorm weight per head, as in Command R+), after_rope (per head after the rotary embedding, as in Hunyuan)";
     Implementation: "model" "implementation" [Choice(Implementation::WORDS)] "(policy native: \"native\", others: \"torchtitan\")" "Code of the model, which decides kernels and saved tensors: torchtitan (fused norms), transformers (the modeling code of transformers 5 with sdpa attention: norms, rotary embeddings and softcaps in single operations, masks that the host reads), native (that of shardlab exec)";
     ModelType: "model" "model_type" [Text] "(none)" "model_type of transformers whose names the weights have in files; none: the names of Llama";
@@ -455,7 +461,7 @@ keys! {
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
     RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has a table of relative_buckets rows of its own (UMT5); false: all layers share that of the first one";
-    Vision: "model" "vision" [Table(VISION)] "(none)" "Vision tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; positions: rows of the table of positions (0: none); merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_gate: width of a gated layer after it (0: none); separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
+    Vision: "model" "vision" [Table(VISION)] "(none)" "Tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; mel_bins: bands of a sound, of which convolutions make the rows in place of patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: it is not trained; memory: the language model attends to the rows, which replace no tokens (Whisper); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_gate: width of a gated layer after it (0: none); separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
     VisionPatches: "model" "vision_patches" [Integer(1, 4 * MIB)] "(that of vision)" "Patches of a sample that the vision tower encodes";
     LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, where layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
     LayerFfn: "model" "layer_ffn" [List(&Integer(0, 4 * MIB)), Empty] "[]" "Width of the feed-forward layer of each block, where they differ; 0: none; empty: ffn everywhere";

@@ -526,6 +526,7 @@ impl AttentionRow {
             heads,
             kv_heads,
             seq,
+            memory: None,
             head_dim,
             causal,
             window: None,

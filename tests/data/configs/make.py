@@ -156,6 +156,12 @@ DENSE |= {
     "clip_text_model": dict(CLIP_TEXT), "clip_text_model-keys": dict(CLIP_TEXT, projection_dim=24, max_position_embeddings=40, hidden_act="gelu"),
     "clip_vision_model": dict(TOWER), "clip_vision_model-keys": dict(TOWER, patch_size=8, num_channels=1, projection_dim=24),
 }
+WHISPER = dict(d_model=64, encoder_layers=3, decoder_layers=2, encoder_ffn_dim=112, decoder_ffn_dim=96, encoder_attention_heads=8, decoder_attention_heads=4, num_mel_bins=10, max_source_positions=24)
+SEQ2SEQ |= {"whisper": dict(WHISPER, vocab_size=256, pad_token_id=0, max_target_positions=40), "whisper-keys": dict(WHISPER, vocab_size=256, pad_token_id=0, d_model=48, tie_word_embeddings=False)}
+WRAPPERS |= {
+    "qwen2_audio": dict(text_config=dict(LLAMA, model_type="qwen2", tie_word_embeddings=True), audio_config=dict(WHISPER, model_type="qwen2_audio_encoder")),
+    "voxtral": dict(text_config=dict(LLAMA, model_type="llama", head_dim=24), audio_config=dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=192, num_mel_bins=10, max_source_positions=24, model_type="voxtral_encoder")),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -175,13 +181,13 @@ CASES = {
     "bert": dict(BERT), "roberta": dict(BERT), "xlm-roberta": dict(BERT), "modernbert": dict(BERT, num_hidden_layers=5, pad_token_id=0),
     "llama": dict(LLAMA, attention_bias=True), "granite": dict(LLAMA, mlp_bias=True), "gpt_neox": dict(BERT),
 }
-HEADS = {"camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
+HEADS = {"whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
          "mistral": "MistralForSequenceClassification", "modernbert": "ModernBertForSequenceClassification",
          "nomic_bert": "NomicBertForSequenceClassification", "deberta-v2": "DebertaV2ForSequenceClassification", "electra": "ElectraForQuestionAnswering", "opt-keys": "OPTForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model",
          "albert": "AlbertForSequenceClassification", "albert-keys": "AlbertForTokenClassification", "albert-groups": "AlbertModel", "eurobert": "EuroBertForSequenceClassification", "eurobert-keys": "EuroBertForTokenClassification"}
 
 
-KINDS = {"clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
+KINDS = {"whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 
 def write(name, config, kind, rows):

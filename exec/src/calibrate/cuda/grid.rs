@@ -330,6 +330,7 @@ pub(super) const fn causal(sizes: [u64; 5]) -> AttentionShape {
         heads,
         kv_heads,
         seq,
+        memory: None,
         head_dim,
         causal: true,
         window: None,

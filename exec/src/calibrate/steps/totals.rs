@@ -160,7 +160,11 @@ impl Row {
             KernelClass::Gemm { .. } => return None,
             KernelClass::Conv { m, n, k } => Self::Conv(dtype, [m, n, k]),
             // Tables are of attention over whole sequences.
-            KernelClass::Attention { shape, .. } if shape.window.is_some() => return None,
+            KernelClass::Attention { shape, .. }
+                if shape.window.is_some() || shape.memory.is_some() =>
+            {
+                return None;
+            }
             KernelClass::Attention { shape, backward } => {
                 Self::Attention((dtype, shape.causal, backward), shape)
             }

@@ -1,5 +1,5 @@
-//! State-space models, linear attention, and attention with a bias or an indexer: planned and
-//! priced, not run. A program with one of these operations is refused before it starts.
+//! State-space models, linear attention, one-dimensional convolutions, and attention with a bias or
+//! an indexer: planned and priced, not run. A program with one of these operations is refused before it starts.
 
 use super::{Call, CpuKernel};
 #[cfg(feature = "cuda")]
@@ -30,3 +30,4 @@ macro_rules! priced_only {
 priced_only!(CausalConv1d CausalConv1dGrad SelectiveScan SelectiveScanGrad);
 priced_only!(BiasedAttention BiasedAttentionGrad Indexer);
 priced_only!(ChunkScan ChunkScanGrad GatedDelta GatedDeltaGrad);
+priced_only!(Conv1d Conv1dGradInput Conv1dGradWeight);

@@ -355,6 +355,9 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         | OpKind::GatedDeltaGrad(_)
         | OpKind::BiasedAttention(_)
         | OpKind::BiasedAttentionGrad(_)
+        | OpKind::Conv1d(_)
+        | OpKind::Conv1dGradInput(_)
+        | OpKind::Conv1dGradWeight(_)
         | OpKind::Indexer(_) => unreachable!("nothing runs operations that are only priced"),
         OpKind::Dequantize(_) => unreachable!("bytes are no numbers: `exec` tests it"),
         OpKind::CrossEntropy(op::CrossEntropy { scale, gradient }) => {

@@ -6,7 +6,7 @@ use super::norm::Norm;
 use super::{disentangled, names, normalized, scaled};
 use crate::config::{
     AttentionGate, Family, LayerType, Model, Norm as NormKind, PackedQkv, PositionEmbedding,
-    QkNorm, Residual,
+    QkNorm, Residual, Vision,
 };
 use crate::graph::ValueId;
 use crate::ir::{ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
@@ -91,17 +91,25 @@ pub(super) struct Around {
     pub(super) bias: Option<ValueId>,
     /// Table of relative positions, `[rows, hidden]`, which makes biases of the scores.
     pub(super) relative: Option<ValueId>,
-    /// What keys and values come from, if not from the input: `[batch, seq, hidden]`.
+    /// What keys and values come from, if not from the input: `[batch, rows, hidden]`.
     pub(super) memory: Option<ValueId>,
 }
 
 impl Attention {
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
-        Self::named(d, block, "attention", m)
+        Self::named(d, block, "attention", m, None)
     }
 
-    /// Declares a block's attention as a module of this name.
-    pub(super) fn named(d: &mut Declare, block: ModuleId, name: &str, m: &Model) -> Self {
+    /// Declares a block's attention to what an encoder or a tower computes.
+    pub(super) fn to_memory(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
+        let rows = m.options.vision.as_ref().filter(|of| of.memory);
+        let rows = rows.map(Vision::tokens);
+        Self::named(d, block, "cross_attention", m, rows)
+    }
+
+    /// Declares a block's attention as a module of this name, whose keys and values come from as
+    /// many rows as there are tokens or from `rows` per sample.
+    fn named(d: &mut Declare, block: ModuleId, name: &str, m: &Model, rows: Option<u64>) -> Self {
         let names = names::of(m.options.model_type.as_deref());
         let (h, bias, hd) = (m.hidden, m.bias.qkv(), m.head_dim);
         let (q, kv) = (m.heads * hd, m.kv_heads * hd);
@@ -116,14 +124,20 @@ impl Attention {
         let latent = &m.options.latent;
         let projections = match m.options.packed_qkv {
             _ if latent.is_used() => Projections::Latent(Latent::new(d, at, &names, m)),
-            PackedQkv::None => Projections::Separate {
-                q: d.linear(at, ("q", names.q), [q * query_parts(m), h], bias),
-                k: d.linear(at, ("k", names.k), [kv, h], bias),
-                v: (!takes_keys(d, m)).then(|| {
+            PackedQkv::None => {
+                let q = d.linear(at, ("q", names.q), [q * query_parts(m), h], bias);
+                let outer = rows.map(|rows| d.rows(Some(rows)));
+                let key_bias = bias && m.options.key_bias;
+                let k = d.linear(at, ("k", names.k), [kv, h], key_bias);
+                let v = (!takes_keys(d, m)).then(|| {
                     let shape = [m.kv_heads * value_width(m), h];
                     d.linear(at, ("v", names.v), shape, bias)
-                }),
-            },
+                });
+                if let Some(outer) = outer {
+                    d.rows(outer);
+                }
+                Projections::Separate { q, k, v }
+            }
             packed => {
                 let layer = d.linear(at, ("qkv", names.qkv), [q + 2 * kv, h], bias);
                 Projections::Packed(layer, packed)
@@ -320,7 +334,8 @@ impl Attention {
                 p = self.normalize(b, before, n, p);
             }
             let width = if n == 2 { values } else { hd };
-            p = b.g.reshape(p, &[batch, seq, heads, width]);
+            let rows = b.g.value(p).shape[1];
+            p = b.g.reshape(p, &[batch, rows, heads, width]);
             if !whole {
                 p = self.normalize(b, before, n, p);
             }

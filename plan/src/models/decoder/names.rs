@@ -273,6 +273,14 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             norm: "model.layer_norm",
             ..OPT_LAYERS
         },
+        "whisper" => Names {
+            embedding: "model.decoder.embed_tokens",
+            positions: "model.decoder.embed_positions",
+            blocks: "model.decoder.layers",
+            norm: "model.decoder.layer_norm",
+            head: "proj_out",
+            ..OPT_LAYERS
+        },
         "opt" => Names {
             embedding: "model.decoder.embed_tokens",
             positions: "model.decoder.embed_positions",

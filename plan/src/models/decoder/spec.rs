@@ -27,6 +27,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "gated_mlp",
     "packed_qkv",
     "packed_gate_up",
+    "key_bias",
     "qk_norm",
     "kv_lora_rank",
     "q_lora_rank",

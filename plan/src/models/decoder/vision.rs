@@ -1,11 +1,11 @@
-//! Vision towers and projectors: they make rows that the language model reads in place of embedded
-//! tokens, which come first in a sample.
+//! Towers and projectors: of images or sounds they make rows that the language model reads in place
+//! of embedded tokens, which come first in a sample, or that its blocks attend to.
 
 use super::norm::Norm;
 use super::{Block, Decoder, Surroundings, seq2seq};
 use crate::config::{Activation, Model, Norm as NormKind, ProjectorNorm, Scenario, Vision};
 use crate::graph::ValueId;
-use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind, op};
 use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order, ROOT};
@@ -25,14 +25,14 @@ pub(in crate::models) fn scenario(s: &Scenario) -> Option<Scenario> {
 pub(super) struct Tower {
     of: Vision,
     module: ModuleId,
-    patches: Layer,
+    stem: Stem,
     class: Option<Layer>,
     positions: Option<Layer>,
     pre_norm: Option<Norm>,
     blocks: Vec<Block>,
     post_norm: Option<Norm>,
     pooling: Option<PoolingHead>,
-    projector: Projector,
+    projector: Option<Projector>,
     newline: Option<Layer>,
     /// Projectors of the results of single blocks.
     deepstack: Vec<Projector>,
@@ -50,24 +50,22 @@ impl Tower {
     pub(super) fn new(d: &mut Declare, m: &Model, of: &Vision) -> Self {
         let (h, inner) = (of.hidden, of.model(m));
         let module = d.module(ROOT, "vision", ModuleKind::Layer);
+        let stem = Stem::new(d, module, of);
         d.rows(Some(of.rows()));
         let norm = |d: &mut Declare, name, asked: bool| {
             asked.then(|| Norm::new(d, module, (name, ""), h, &inner, Order::Declared))
         };
-        let shape = [h, of.patch_dim];
-        let patches = d.linear(
-            module,
-            ("patches", "visual.patch_embed"),
-            shape,
-            of.patch_bias,
-        );
         let class = of.class_token.then(|| {
             let at = d.module(module, "class", ModuleKind::Layer);
             d.parameters(at, "", &[1, 1, h], false)
         });
         let positions = (of.positions > 0).then(|| {
             let shape = [of.positions, h];
-            d.table(module, ("positions", ""), ModuleKind::Layer, shape)
+            let table = d.table(module, ("positions", ""), ModuleKind::Layer, shape);
+            if of.fixed_positions {
+                d.untrained(table);
+            }
+            table
         });
         let pre_norm = norm(d, "pre_norm", of.pre_norm);
         let block = |n: u64| {
@@ -81,7 +79,8 @@ impl Tower {
             .pooling_head
             .then(|| PoolingHead::new(d, module, of, &inner));
         d.rows(Some(of.projected()));
-        let projector = Projector::new(d, module, "projector", of, m, of.projector_norm);
+        let projector = (of.projector)
+            .then(|| Projector::new(d, module, "projector", of, m, of.projector_norm));
         let newline = of.newline.then(|| {
             let at = d.module(module, "newline", ModuleKind::Layer);
             d.parameters(at, "", &[1, 1, m.hidden], false)
@@ -93,13 +92,14 @@ impl Tower {
             })
             .collect();
         d.rows(None);
-        if !of.deepstack.is_empty() {
+        // What it computes is used by more blocks than the first one.
+        if !of.deepstack.is_empty() || of.memory {
             d.blocks_differ();
         }
         Self {
             of: of.clone(),
             module,
-            patches,
+            stem,
             class,
             positions,
             pre_norm,
@@ -138,7 +138,8 @@ impl Tower {
         }
         let deepstack = self.deepstack.iter().zip(picked);
         let deepstack = deepstack.map(|(p, x)| p.forward(b, of, x)).collect();
-        let rows = self.projector.forward(b, of, rows);
+        let projector = self.projector.as_ref();
+        let rows = projector.map_or(rows, |projector| projector.forward(b, of, rows));
         let rows = match self.newline {
             Some(newline) => self.learned_row(b, newline, rows, false),
             None => rows,
@@ -159,13 +160,10 @@ impl Tower {
         })
     }
 
-    /// Projects patches and adds a class and positions: `[batch, rows, hidden]`.
+    /// Embeds patches or frames, and adds a class and positions: `[batch, rows, hidden]`.
     fn embed(&self, b: &mut Builder<'_>) -> ValueId {
-        let (batch, of) = (b.batch(), &self.of);
-        let shape = [batch, of.patches, of.patch_dim];
-        let patches = b.constant("patches", &shape, DType::F32, true);
-        let patches = b.within(self.module, |b| b.as_activation(patches));
-        let mut x = b.linear(self.patches, patches);
+        let of = &self.of;
+        let mut x = self.stem.forward(b, self.module, of);
         if let Some(class) = self.class {
             x = self.learned_row(b, class, x, true);
         }
@@ -176,6 +174,80 @@ impl Tower {
         let positions = b.embedding(positions, places);
         b.within(self.module, |b| b.g.binary(OpKind::Add, x, positions))
     }
+}
+
+/// What makes rows of the input.
+enum Stem {
+    /// Projection of patches.
+    Patches(Layer),
+    /// Convolutions over the frames of a sound (Whisper).
+    Frames([Layer; 2]),
+}
+
+/// Frames that a convolution sees, and the strides of both.
+const FRAMES_SEEN: u64 = 3;
+const STRIDES: [u64; 2] = [1, 2];
+
+impl Stem {
+    fn new(d: &mut Declare, at: ModuleId, of: &Vision) -> Self {
+        if of.mel_bins == 0 {
+            d.rows(Some(of.rows()));
+            let names = ("patches", "visual.patch_embed");
+            return Self::Patches(d.linear(at, names, [of.hidden, of.patch_dim], of.patch_bias));
+        }
+        let mut conv = |name, inputs, rows| {
+            d.rows(Some(rows));
+            let module = d.module(at, name, ModuleKind::Layer);
+            d.parameters(module, "", &[of.hidden, inputs, FRAMES_SEEN], true)
+        };
+        Self::Frames([
+            conv("conv1", of.mel_bins, of.frames()),
+            conv("conv2", of.hidden, of.patches),
+        ])
+    }
+
+    /// Embeds the input of a sample: `[batch, patches, hidden]`.
+    fn forward(&self, b: &mut Builder<'_>, at: ModuleId, of: &Vision) -> ValueId {
+        let batch = b.batch();
+        match self {
+            &Self::Patches(layer) => {
+                let shape = [batch, of.patches, of.patch_dim];
+                let patches = b.constant("patches", &shape, DType::F32, true);
+                let patches = b.within(at, |b| b.as_activation(patches));
+                b.linear(layer, patches)
+            }
+            Self::Frames(layers) => {
+                let shape = [batch, of.mel_bins, of.frames()];
+                let frames = b.constant("frames", &shape, DType::F32, true);
+                let mut x = b.within(at, |b| b.as_activation(frames));
+                for (&layer, stride) in layers.iter().zip(STRIDES) {
+                    x = conv1d(b, layer, x, stride);
+                    x = b.within(at, |b| activate(b, of.activation, x));
+                }
+                b.within(at, |b| b.g.transpose(x, 1, 2))
+            }
+        }
+    }
+}
+
+/// Applies `nn.Conv1d` to `[batch, channels, positions]`: the convolution, then the bias in place.
+fn conv1d(b: &mut Builder<'_>, layer: Layer, x: ValueId, stride: u64) -> ValueId {
+    let (w, bias) = (b.weight(layer), b.bias(layer));
+    b.within(layer.module(), |b| {
+        let (of_x, of_w) = (&b.g.value(x).shape, &b.g.value(w).shape);
+        let shape = [of_x[0], of_w[0], of_x[2].div_ceil(stride)];
+        let kernel = of_w[2];
+        let kind = OpKind::Conv1d(op::Conv1d { kernel, stride });
+        let y = b.compute(kind, &[x, w], &[&shape])[0];
+        let Some(bias) = bias else {
+            return y;
+        };
+        let [samples, channels, positions] = shape;
+        let y = b.g.reshape(y, &[samples, channels, positions, 1]);
+        let bias = b.g.reshape(bias, &[1, channels, 1, 1]);
+        let y = b.g.add_into(y, bias);
+        b.g.reshape(y, &shape)
+    })
 }
 
 /// Attention with one learned query and a feed-forward layer (SigLIP). Transformers computes its

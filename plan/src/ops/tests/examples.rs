@@ -190,6 +190,18 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         OpKind::Conv(_) => (vec![image, filter], vec![result]),
         OpKind::ConvGradInput(_) => (vec![result, filter], vec![image]),
         OpKind::ConvGradWeight(_) => (vec![result, image], vec![filter]),
+        OpKind::Conv1d(_) | OpKind::Conv1dGradInput(_) | OpKind::Conv1dGradWeight(_) => {
+            let (x, w, y) = (
+                numbers(&[2, 3, 8]),
+                numbers(&[4, 3, 3]),
+                numbers(&[2, 4, 4]),
+            );
+            match op {
+                OpKind::Conv1d(_) => (vec![x, w], vec![y]),
+                OpKind::Conv1dGradInput(_) => (vec![y, w], vec![x]),
+                _ => (vec![y, x], vec![w]),
+            }
+        }
         OpKind::Embedding => (vec![row_ids, table], vec![rows]),
         OpKind::EmbeddingGrad => (vec![rows, row_ids, table.clone()], vec![table]),
         OpKind::RmsNormWeightGrad => (vec![rows.clone(), rows, stat], vec![column]),

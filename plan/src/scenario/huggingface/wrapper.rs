@@ -82,7 +82,11 @@ impl<'t> Config<'t> {
             Ties::Whole => false,
             Ties::Either => inner == Some(true),
             Ties::Text => inner.is_some(),
+            Ties::Never => true,
         };
+        if wrapper.ties == Ties::Never {
+            self.fields.remove(TIES);
+        }
         let shared = SHARED.iter().filter(|name| !keeps || **name != TIES);
         let shared = shared.filter_map(|n| outer.get_key_value(*n));
         self.fields

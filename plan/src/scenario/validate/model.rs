@@ -106,7 +106,18 @@ fn vision(s: &Scenario, d: &Document) -> Checked {
         );
         return conflict(&[Key::Vision], message);
     }
-    if of.tokens() >= s.train.seq_len {
+    if !of.projector && of.hidden != s.model.hidden {
+        let message = format!(
+            "`vision`: without a projector, hidden ({}) must be that of the language model ({})",
+            of.hidden, s.model.hidden
+        );
+        return conflict(&[Key::Vision, Key::Hidden], message);
+    }
+    if options.encoder_layers > 0 {
+        let message = "a model with an encoder has no tower".to_owned();
+        return conflict(&[Key::Vision, Key::EncoderLayers], message);
+    }
+    if !of.memory && of.tokens() >= s.train.seq_len {
         let message = format!(
             "the {} tokens of an image (`vision`: patches {} / merge {}) leave no room for text in {} (`seq_len`)",
             of.tokens(),

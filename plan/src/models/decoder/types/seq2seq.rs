@@ -1,6 +1,6 @@
 //! Types with an encoder and a decoder.
 
-use super::{ALWAYS_TIED, TIED_BY_DEFAULT, derived, number};
+use super::{ALWAYS_TIED, TIED_BY_DEFAULT, derived, number, wrappers};
 use crate::models::hf::{Field, Fields, Given, HfType, Meaning, POSITIONS, VOCAB, field};
 use serde_json::Value;
 
@@ -114,6 +114,66 @@ pub(super) const TYPES: &[HfType] = &[
             }),
         ],
     ),
+    HfType {
+        model_type: "whisper",
+        architecture: "WhisperForConditionalGeneration",
+        fixed: &[
+            LAYER_NORM,
+            BIASES,
+            NO_GATE,
+            LEARNED,
+            ("key_bias", Given::Bool(false)),
+        ],
+        common: &[VOCAB, TIED_BY_DEFAULT],
+        fields: &[
+            field(&["d_model"], Meaning::Required("hidden")),
+            field(&["decoder_layers"], Meaning::Required("layers")),
+            field(&["decoder_ffn_dim"], Meaning::Required("ffn")),
+            field(&["decoder_attention_heads"], Meaning::Required("heads")),
+            GELU,
+            field(
+                &["max_target_positions"],
+                Meaning::Default("max_seq_len", Given::Int(448)),
+            ),
+            derived(
+                "vision",
+                &[
+                    "encoder_layers",
+                    "encoder_ffn_dim",
+                    "encoder_attention_heads",
+                    "num_mel_bins",
+                    "max_source_positions",
+                    "num_hidden_layers",
+                    // Which sounds are masked or decoded, and layers that are dropped at random.
+                    "apply_spec_augment",
+                    "mask_time_prob",
+                    "mask_time_length",
+                    "mask_time_min_masks",
+                    "mask_feature_prob",
+                    "mask_feature_length",
+                    "mask_feature_min_masks",
+                    "begin_suppress_tokens",
+                    "suppress_tokens",
+                    "max_length",
+                    "median_filter_width",
+                    "encoder_layerdrop",
+                    "decoder_layerdrop",
+                    // Of other output layers.
+                    "classifier_proj_size",
+                    "use_weighted_layer_sum",
+                    // Not read by the code.
+                    "scale_embedding",
+                    "init_std",
+                ],
+                |file| {
+                    let mut tower = wrappers::whisper(file, [4, 384, 6, 1536], 80)?;
+                    tower["memory"] = true.into();
+                    tower["projector"] = false.into();
+                    Ok(Some(tower))
+                },
+            ),
+        ],
+    },
     bart("bart", "BartForConditionalGeneration", SUM, GELU_FIRST),
     bart("plbart", "PLBartForConditionalGeneration", SUM, GELU_FIRST),
     bart(

@@ -1,8 +1,8 @@
-//! Types that put a vision tower in front of a language model.
+//! Types that put a tower of images or sounds in front of a language model.
 //!
-//! A file has the tower in `vision_config` and the language model in `text_config`. One image per
-//! sample is planned: of the size that the tower was trained with, or of 1,024 patches in towers
-//! that take images of any size.
+//! A file has the tower in `vision_config` or `audio_config` and the language model in
+//! `text_config`. One image per sample is planned: of the size that the tower was trained with, or of
+//! 1,024 patches in towers that take images of any size. A sound is as long as the tower's positions.
 
 use crate::models::hf::{Fields, HfWrapper, Ties};
 use serde_json::{Value, json};
@@ -24,6 +24,12 @@ impl<'f> Tower<'f> {
 
     fn get(&self, name: &str) -> Option<&Value> {
         self.config.get(name).filter(|v| !v.is_null())
+    }
+
+    /// Reads `audio_config`, which may be absent.
+    fn of_sound(file: Fields<'f>) -> Self {
+        let config = file("audio_config").unwrap_or_else(|| json!({}));
+        Self { file, config }
     }
 
     /// Returns the first of these integers; of a list, its first number.
@@ -242,6 +248,92 @@ fn siglip_of(t: &Tower<'_>, sizes: [u64; 4], edge: u64) -> Result<Value, String>
             "patch_dim": t.patch_dim(edge, 1),
             "patches": patches,
             "pooling_head": t.flag("vision_use_head", true),
+        }),
+    ))
+}
+
+/// Whisper's encoder: two convolutions over the frames of a sound, and blocks whose keys have no
+/// bias. `get` returns fields, `sizes` are the blocks' by default, `bins` the bands.
+///
+/// # Errors
+/// Activations that are not known.
+pub(super) fn whisper(
+    get: Fields<'_>,
+    [layers, hidden, heads, ffn]: [u64; 4],
+    bins: u64,
+) -> Result<Value, String> {
+    let int = |names: [&str; 2], default: u64| {
+        let found = names.iter().find_map(|name| get(name)?.as_u64());
+        found.unwrap_or(default)
+    };
+    let word = get("activation_function");
+    let activation = match word.as_ref().and_then(Value::as_str).unwrap_or("gelu") {
+        word @ ("gelu" | "relu" | "silu") => word,
+        "gelu_new" => "gelu_tanh",
+        other => return Err(format!("`activation_function` {other:?} is not known")),
+    };
+    let rows = int(["max_source_positions"; 2], 1500);
+    let shape = [
+        int(["encoder_layers", "num_hidden_layers"], layers),
+        int(["d_model", "hidden_size"], hidden),
+        int(["encoder_attention_heads", "num_attention_heads"], heads),
+        int(["encoder_ffn_dim", "intermediate_size"], ffn),
+    ];
+    Ok(with(
+        blocks(shape),
+        json!({
+            "activation": activation,
+            "key_bias": false,
+            "mel_bins": int(["num_mel_bins"; 2], bins),
+            "patches": rows,
+            "positions": rows,
+            "fixed_positions": true,
+        }),
+    ))
+}
+
+/// The tower of Qwen2-Audio and Voxtral.
+fn sound(t: &Tower<'_>) -> Result<Value, String> {
+    whisper(&|name| t.get(name).cloned(), [32, 1280, 20, 5120], 128)
+}
+
+/// Pairs of rows are averaged before the last norm.
+fn qwen2_audio(file: Fields<'_>) -> Result<Value, String> {
+    let tower = sound(&Tower::of_sound(file))?;
+    Ok(with(
+        tower,
+        json!({ "merge": 2, "pool": true, "post_norm": false, "projector_norm": "patch" }),
+    ))
+}
+
+/// Adjacent rows are concatenated to the width that `intermediate_size` says.
+fn voxtral(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::of_sound(file);
+    let tower = sound(&t)?;
+    let width = tower["hidden"].as_u64().unwrap_or(1).max(1);
+    let merged = t.int(&["intermediate_size", "encoder_ffn_dim"], 5120);
+    if !merged.is_multiple_of(width) {
+        return Err(format!(
+            "`audio_config.intermediate_size` ({merged}) must be divisible by `hidden_size` ({width})"
+        ));
+    }
+    match file("projector_hidden_act")
+        .as_ref()
+        .and_then(Value::as_str)
+    {
+        None | Some("gelu") => {}
+        Some(other) => {
+            return Err(format!(
+                "`projector_hidden_act` must be gelu, not {other:?}"
+            ));
+        }
+    }
+    Ok(with(
+        tower,
+        json!({
+            "merge": merged / width,
+            "projector_layers": [t.text("hidden_size", 3072)],
+            "projector_bias": false,
         }),
     ))
 }
@@ -802,6 +894,20 @@ pub const WRAPPERS: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("glm4v_text", "glm4v_text")],
         vision: glm4v,
+    },
+    HfWrapper {
+        model_type: "qwen2_audio",
+        architecture: "Qwen2AudioForConditionalGeneration",
+        ties: Ties::Never,
+        text: &[("qwen2", "qwen2")],
+        vision: qwen2_audio,
+    },
+    HfWrapper {
+        model_type: "voxtral",
+        architecture: "VoxtralForConditionalGeneration",
+        ties: Ties::Never,
+        text: &[("llama", "llama")],
+        vision: voxtral,
     },
     HfWrapper {
         model_type: "lfm2_vl",
