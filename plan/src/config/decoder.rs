@@ -203,6 +203,11 @@ pub enum LayerType {
     Hybrid,
     /// A gated short convolution in place of attention (LFM2).
     Conv,
+    /// What a tower makes, in place of earlier positions. What the layer adds is multiplied by
+    /// learned gates (Llama 3.2 Vision).
+    Cross,
+    /// All positions. What the layer adds is multiplied by learned gates (its tower).
+    FullGated,
     /// Nothing in place of attention.
     None,
 }
@@ -216,6 +221,8 @@ words!(LayerType {
     Mamba2 = "mamba2",
     Hybrid = "hybrid",
     Conv = "conv",
+    Cross = "cross_attention",
+    FullGated = "full_attention_gated",
     None = "none",
 });
 
@@ -225,8 +232,19 @@ impl LayerType {
     pub fn is_attention(self) -> bool {
         matches!(
             self,
-            Self::Full | Self::Sliding | Self::FullNoRope | Self::Hybrid
+            Self::Full
+                | Self::Sliding
+                | Self::FullNoRope
+                | Self::Hybrid
+                | Self::Cross
+                | Self::FullGated
         )
+    }
+
+    /// Returns whether learned gates multiply what attention and the feed-forward layer add.
+    #[must_use]
+    pub fn is_gated(self) -> bool {
+        matches!(self, Self::Cross | Self::FullGated)
     }
 }
 

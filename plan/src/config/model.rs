@@ -162,6 +162,8 @@ pub struct ModelOptions {
     pub head_bias: bool,
     /// Output layer.
     pub head: Head,
+    /// Rows of the table of tokens beyond the vocabulary (Llama 3.2 Vision).
+    pub extra_tokens: u64,
     /// An encoder makes one vector of the first position.
     pub pooler: bool,
     /// An encoder has a linear layer and a norm before its logits; otherwise sequences alone are
@@ -228,7 +230,14 @@ impl ModelOptions {
     /// attention.
     #[must_use]
     pub fn attends_to_memory(&self) -> bool {
-        self.encoder_layers > 0 || self.vision.as_ref().is_some_and(|of| of.memory)
+        let instead = self.layer_types.contains(&LayerType::Cross);
+        self.encoder_layers > 0 || self.tower_memory().is_some() && !instead
+    }
+
+    /// Returns the tower to whose rows blocks attend, if there is one.
+    #[must_use]
+    pub fn tower_memory(&self) -> Option<&Vision> {
+        self.vision.as_ref().filter(|of| of.memory)
     }
 }
 
@@ -273,6 +282,7 @@ impl Default for ModelOptions {
             group_layers: 1,
             head_bias: false,
             head: Head::LanguageModel,
+            extra_tokens: 0,
             pooler: true,
             head_transform: true,
             num_labels: 2,

@@ -1,7 +1,7 @@
 //! Towers in front of language models, which encode images or sounds.
 
 use super::{
-    Activation, Bias, Family, Head, Model, ModelOptions, Norm, NormPosition, PackedQkv,
+    Activation, Bias, Family, Head, LayerType, Model, ModelOptions, Norm, NormPosition, PackedQkv,
     PositionEmbedding, QkNorm,
 };
 use serde::{Deserialize, Serialize};
@@ -21,7 +21,9 @@ pub struct Vision {
     pub ffn: u64,
     /// Linear layers of the blocks have a bias.
     pub bias: bool,
-    /// Keys have a bias if the other linear layers have one.
+    /// Those of attention have one, too.
+    pub attention_bias: bool,
+    /// Keys have a bias if the other linear layers of attention have one.
     pub key_bias: bool,
     /// Norm of the residual stream.
     pub norm: Norm,
@@ -52,8 +54,16 @@ pub struct Vision {
     pub positions: u64,
     /// That table is not trained.
     pub fixed_positions: bool,
-    /// A row for the class comes before the patches.
+    /// A row for the class comes before the patches, or those of each tile.
     pub class_token: bool,
+    /// Tiles of an image, which divide its patches among themselves (Llama 3.2 Vision).
+    pub tiles: u64,
+    /// Rows of tables of tiles, by the shape that tiles have together; 0: no such tables.
+    pub tile_rows: u64,
+    /// Blocks after the last norm, with learned gates.
+    pub gated_layers: u64,
+    /// Blocks whose results follow those of the last one, in what the projector reads.
+    pub picked: Vec<u64>,
     /// The embedded patches are normalized.
     pub pre_norm: bool,
     /// The last block's result is normalized.
@@ -95,6 +105,9 @@ pub struct Vision {
     pub deepstack: Vec<u64>,
 }
 
+/// The rows of a tile are filled up to a multiple of this.
+const TILE_ROWS: u64 = 8;
+
 /// What is normalized before the projector's first layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProjectorNorm {
@@ -127,6 +140,7 @@ impl Default for Vision {
             heads: 12,
             ffn: 3072,
             bias: true,
+            attention_bias: true,
             key_bias: true,
             norm: Norm::Layer,
             norm_position: NormPosition::Before,
@@ -143,6 +157,10 @@ impl Default for Vision {
             positions: 196,
             fixed_positions: false,
             class_token: false,
+            tiles: 1,
+            tile_rows: 0,
+            gated_layers: 0,
+            picked: Vec::new(),
             pre_norm: false,
             post_norm: true,
             pooling_head: false,
@@ -173,7 +191,16 @@ impl Vision {
     /// Returns the rows that the tower's blocks work on, per sample.
     #[must_use]
     pub fn rows(&self) -> u64 {
-        self.patches + u64::from(self.class_token)
+        match self.tile_rows {
+            0 => self.patches + u64::from(self.class_token),
+            _ => self.tiles * self.of_tile().next_multiple_of(TILE_ROWS),
+        }
+    }
+
+    /// Returns the rows of a tile, without those that fill it up.
+    #[must_use]
+    pub(crate) fn of_tile(&self) -> u64 {
+        self.patches / self.tiles.max(1) + u64::from(self.class_token)
     }
 
     /// Returns the rows that the language model reads, per sample.
@@ -185,14 +212,31 @@ impl Vision {
     /// Returns the rows that the projector makes, per sample.
     #[must_use]
     pub fn projected(&self) -> u64 {
-        self.patches / self.merge.max(1) + self.separators
+        match self.tile_rows {
+            0 => self.patches / self.merge.max(1) + self.separators,
+            _ => self.tiles * self.of_tile(),
+        }
     }
 
     /// Returns the width of what the projector's first layer reads.
     #[must_use]
     pub(crate) fn merged_width(&self) -> u64 {
-        let width = self.patch_layers.last().copied().unwrap_or(self.hidden);
+        let all = self.hidden * (1 + self.picked.len() as u64);
+        let width = self.patch_layers.last().copied().unwrap_or(all);
         if self.pool { width } else { width * self.merge }
+    }
+
+    /// Returns the types of the tower's blocks, if they differ.
+    fn layer_types(&self) -> Vec<LayerType> {
+        let types = [
+            (LayerType::Full, self.layers),
+            (LayerType::FullGated, self.gated_layers),
+        ];
+        let blocks = types.map(|(kind, n)| vec![kind; n as usize]);
+        match self.gated_layers {
+            0 => Vec::new(),
+            _ => blocks.concat(),
+        }
     }
 
     /// Returns the tower's blocks as a model: an encoder of patches.
@@ -201,7 +245,7 @@ impl Vision {
         Model {
             preset: None,
             family: Family::Vit,
-            layers: self.layers as u32,
+            layers: (self.layers + self.gated_layers) as u32,
             hidden: self.hidden,
             heads: self.heads,
             kv_heads: self.heads,
@@ -212,7 +256,10 @@ impl Vision {
             norm_eps: of.norm_eps,
             rope_theta: 10_000.0,
             max_seq_len: self.rows(),
-            bias: Bias::from(self.bias),
+            bias: match (self.bias, self.attention_bias) {
+                (true, false) => Bias::Mlp,
+                (all, _) => Bias::from(all),
+            },
             options: ModelOptions {
                 norm: self.norm,
                 norm_position: self.norm_position,
@@ -228,6 +275,7 @@ impl Vision {
                     false => PositionEmbedding::None,
                 },
                 key_bias: self.key_bias,
+                layer_types: self.layer_types(),
                 patch_dim: self.patch_dim,
                 layer_scale: self.layer_scale,
                 head: Head::None,

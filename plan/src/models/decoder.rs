@@ -23,6 +23,7 @@ mod seq2seq;
 mod shared_keys;
 pub(super) mod spec;
 mod streams;
+mod tiles;
 mod types;
 pub(super) mod vision;
 
@@ -32,9 +33,11 @@ use super::declare::{Declare, Layer, Order, ROOT};
 use super::implementation;
 use super::loss;
 use super::rope::{Pairs, Rope};
-use crate::config::{Family, LayerType, MlpType, Model, NormPosition, PositionEmbedding, Residual};
+use crate::config::{
+    Family, LayerType, MlpType, Model, NormPosition, PositionEmbedding, QkNorm, Residual,
+};
 use crate::graph::ValueId;
-use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind, Real, op};
 use attention::{Around, Attention, Locals};
 use dense_and_experts::DenseAndExperts;
 use disentangled::Relative;
@@ -83,6 +86,8 @@ struct Block {
     mlp: Option<FeedForward>,
     /// Factors of what both add.
     scales: Option<[Layer; 2]>,
+    /// Learned gates of what both add: one number each, before the tanh.
+    gates: Option<[Layer; 2]>,
     /// Residual streams that both read and add to.
     streams: Option<[Streams; 2]>,
 }
@@ -109,6 +114,12 @@ impl Mixer {
         let kind = m.layer_type(layer);
         if let Some(shared) = SharedKeys::new(d, block, m) {
             return Some(Self::SharedKeys(shared));
+        }
+        if kind == LayerType::Cross {
+            // Queries and keys are normalized in these layers only.
+            let mut m = m.clone();
+            m.options.qk_norm = QkNorm::Head;
+            return Some(Self::Attention(Attention::to_memory(d, block, &m)));
         }
         if kind.is_attention() {
             let attention = (m.kv_heads > 0).then(|| Attention::new(d, block, m))?;
@@ -343,6 +354,12 @@ impl Block {
             cross: (m.options.attends_to_memory()).then(|| Attention::to_memory(d, module, m)),
             mlp: (m.ffn > 0).then(|| FeedForward::new(d, module, m, layer)),
             streams: Streams::of_block(d, module, m),
+            gates: m.layer_type(layer).is_gated().then(|| {
+                ["attention_gate", "mlp_gate"].map(|name| {
+                    let at = d.module(module, name, ModuleKind::Layer);
+                    d.parameters(at, "", &[1], false)
+                })
+            }),
             scales: m.options.layer_scale.then(|| {
                 ["attention_scale", "mlp_scale"].map(|name| {
                     let at = d.module(module, name, ModuleKind::Layer);
@@ -385,21 +402,23 @@ impl Block {
                 return (out, Locals::new());
             }
         };
-        let rope = match b.s.model.layer_type(self.layer) {
-            LayerType::Full | LayerType::Hybrid => ropes.map(|r| r.full),
+        let kind = b.s.model.layer_type(self.layer);
+        let rope = match kind {
+            LayerType::Full | LayerType::FullGated | LayerType::Hybrid => ropes.map(|r| r.full),
             LayerType::Sliding => ropes.map(|r| r.sliding),
             LayerType::FullNoRope
             | LayerType::Linear
             | LayerType::Mamba
             | LayerType::Mamba2
             | LayerType::Conv
+            | LayerType::Cross
             | LayerType::None => None,
         };
         let window = b.s.model.window(self.layer, b.seq());
         let own = self.bias.as_ref().map(|table| table.forward(b));
         let around = Around {
             bias: own.or(from.bias),
-            memory: None,
+            memory: from.memory.filter(|_| kind == LayerType::Cross),
             ..from
         };
         let (mut out, locals) = attention.forward(b, y, rope, window, around);
@@ -410,8 +429,13 @@ impl Block {
         (out, locals)
     }
 
-    /// Multiplies what a part of the block adds by its learned factors, if it has any.
-    fn scale(&self, b: &mut Builder<'_>, part: usize, x: ValueId) -> ValueId {
+    /// Multiplies what a part of the block adds by its learned gate and factors, if it has any.
+    fn scale(&self, b: &mut Builder<'_>, part: usize, mut x: ValueId) -> ValueId {
+        if let Some(gates) = self.gates {
+            let gate = tanh_gate(b, gates[part]);
+            let at = gates[part].module();
+            x = b.within(at, |b| b.g.binary(OpKind::Mul, x, gate));
+        }
         let Some(scales) = self.scales else {
             return x;
         };
@@ -530,6 +554,15 @@ impl Block {
     }
 }
 
+/// Returns the tanh of a learned number.
+fn tanh_gate(b: &mut Builder<'_>, gate: Layer) -> ValueId {
+    let w = b.weight(gate);
+    b.within(gate.module(), |b| {
+        let w = b.g.reshape(w, &[]);
+        b.g.unary(OpKind::Softcap(op::Softcap { cap: Real(1.0) }), w)
+    })
+}
+
 /// Returns `h`, `[batch, seq, hidden]`, with as many of its first rows as `like` has replaced by
 /// what `by` makes of them.
 fn with_first(
@@ -583,7 +616,7 @@ impl Forward for Decoder {
         if let Some(projection) = self.projection {
             h = b.linear(projection, h);
         }
-        let attends = b.s.model.options.attends_to_memory();
+        let attends = b.s.model.options.tower_memory().is_some();
         if let Some(images) = images.as_ref().filter(|_| !attends) {
             h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
         }

@@ -89,7 +89,8 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     let images = spec.inputs == Inputs::Images;
     let tokens = if images { b } else { b * t };
     // A tied table multiplies once, as the head; an untied embedding table never does.
-    let of_tower = |name: &str| name == "vision.positions.weight";
+    let of_tower =
+        |name: &str| name == "vision.positions.weight" || name.starts_with("vision.tiles.");
     let is_table = |name: &str| name.starts_with("tok_embeddings.") || of_tower(name);
     // Blocks may share the weights of one.
     let uses = |p: &Param, tree: &Tree| {
@@ -115,6 +116,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     };
     let forward = |layer: usize| {
         let of = m.of_layer(layer);
+        let crosses = m.layer_type(layer) == LayerType::Cross;
         if of.kv_heads == 0 {
             return state_flops(m, layer) * tokens;
         }
@@ -123,14 +125,18 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             heads: m.heads,
             kv_heads: m.kv_heads,
             seq: t,
-            memory: None,
+            memory: m
+                .options
+                .tower_memory()
+                .map(Vision::tokens)
+                .filter(|_| crosses),
             // Values may be narrower than queries.
             head_dim: match (m.options.latent.is_used(), m.options.value_head_dim) {
                 (true, _) => m.head_dim.midpoint(m.options.latent.v_head_dim),
                 (false, Some(values)) => m.head_dim.midpoint(values),
                 (false, None) => of.head_dim,
             },
-            causal: mask == Mask::Causal,
+            causal: mask == Mask::Causal && !crosses,
             window: m.window(layer, t),
             documents: s.train.documents(),
         };
@@ -182,7 +188,7 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
         window: None,
         documents: Documents::NONE,
     };
-    3 * of.layers * shape.flops(false)
+    3 * (of.layers + of.gated_layers) * shape.flops(false)
 }
 
 /// Counts the arithmetic of attention in an encoder, and to what it or a tower computes in the

@@ -361,6 +361,7 @@ const VISION: &[(&str, Accept)] = &[
     ("heads", SIZE),
     ("ffn", SIZE),
     ("bias", Bool),
+    ("attention_bias", Bool),
     ("key_bias", Bool),
     ("norm", Choice(Norm::WORDS)),
     ("norm_position", Choice(NormPosition::WORDS)),
@@ -377,6 +378,10 @@ const VISION: &[(&str, Accept)] = &[
     ("positions", COUNT),
     ("fixed_positions", Bool),
     ("class_token", Bool),
+    ("tiles", Integer(1, 256)),
+    ("tile_rows", Integer(0, 65536)),
+    ("gated_layers", Integer(0, 4096)),
+    ("picked", List(&COUNT)),
     ("pre_norm", Bool),
     ("post_norm", Bool),
     ("pooling_head", Bool),
@@ -461,7 +466,7 @@ keys! {
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
     RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has a table of relative_buckets rows of its own (UMT5); false: all layers share that of the first one";
-    Vision: "model" "vision" [Table(VISION)] "(none)" "Tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; mel_bins: bands of a sound, of which convolutions make the rows in place of patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: it is not trained; memory: the language model attends to the rows, which replace no tokens (Whisper); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_gate: width of a gated layer after it (0: none); separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
+    Vision: "model" "vision" [Table(VISION)] "(none)" "Tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; mel_bins: bands of a sound, of which convolutions make the rows in place of patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: it is not trained; tiles: tiles of an image, which divide its patches (Llama 3.2 Vision); tile_rows: rows of the tables of tiles (0: none); gated_layers: blocks after the last norm, with learned gates; picked: blocks whose results the projector reads, too; memory: the language model attends to the rows, which replace no tokens (Whisper); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_gate: width of a gated layer after it (0: none); separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
     VisionPatches: "model" "vision_patches" [Integer(1, 4 * MIB)] "(that of vision)" "Patches of a sample that the vision tower encodes";
     LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, where layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
     LayerFfn: "model" "layer_ffn" [List(&Integer(0, 4 * MIB)), Empty] "[]" "Width of the feed-forward layer of each block, where they differ; 0: none; empty: ffn everywhere";
@@ -476,6 +481,7 @@ keys! {
     LayerGroups: "model" "layer_groups" also ["num_hidden_groups"] [Integer(0, 4096)] "0" "Groups of following layers that share the weights of their first `group_layers` blocks (ALBERT): shared weights belong to the root, as tied ones do; 0: every block has its own";
     GroupLayers: "model" "group_layers" also ["inner_group_num"] [Integer(1, 4096)] "1" "Blocks with weights of their own in each of `layer_groups`, which repeat";
     EmbeddingNorm: "model" "embedding_norm" [Bool] "false" "Normalize the embedded tokens (BLOOM)";
+    ExtraTokens: "model" "extra_tokens" [Integer(0, 65536)] "0" "Rows of the table of tokens beyond the vocabulary (Llama 3.2 Vision: 8)";
     HeadBias: "model" "head_bias" [Bool] "false" "The output layer has a bias (Phi-2, GPT-J)";
     Head: "model" "head" [Choice(Head::WORDS)] "\"language_model\"" "Output layer: language_model (in encoders of masked tokens), sequence_classification (scores of the last position; with one label a reward model), token_classification (scores of every position), none (the hidden states, or what a pooler makes of the first one; the loss is its mean square)";
     Pooler: "model" "pooler" [Bool] "true" "An encoder without an output layer, or one that classifies sequences, makes one vector of the first position (BERT); false: it has the hidden states, and classifies through the layer and the norm that masked tokens have (ModernBERT)";

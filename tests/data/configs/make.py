@@ -162,6 +162,11 @@ WRAPPERS |= {
     "qwen2_audio": dict(text_config=dict(LLAMA, model_type="qwen2", tie_word_embeddings=True), audio_config=dict(WHISPER, model_type="qwen2_audio_encoder")),
     "voxtral": dict(text_config=dict(LLAMA, model_type="llama", head_dim=24), audio_config=dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=192, num_mel_bins=10, max_source_positions=24, model_type="voxtral_encoder")),
 }
+MLLAMA = dict(hidden_size=48, intermediate_size=80, num_hidden_layers=4, attention_heads=4, patch_size=4, image_size=16, num_global_layers=2, intermediate_layers_indices=[0, 2], vision_output_dim=144)
+WRAPPERS |= {
+    "mllama": dict(text_config=dict(LLAMA, num_hidden_layers=5, cross_attention_layers=[1, 3], pad_token_id=0), vision_config=dict(MLLAMA)),
+    "mllama-keys": dict(text_config=dict(LLAMA, num_hidden_layers=4, cross_attention_layers=[3], pad_token_id=0), vision_config=dict(MLLAMA, max_num_tiles=2, supported_aspect_ratios=[[1, 1], [1, 2], [2, 1]], intermediate_layers_indices=[1], vision_output_dim=96, image_size=12)),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),

@@ -102,8 +102,7 @@ impl Attention {
 
     /// Declares a block's attention to what an encoder or a tower computes.
     pub(super) fn to_memory(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
-        let rows = m.options.vision.as_ref().filter(|of| of.memory);
-        let rows = rows.map(Vision::tokens);
+        let rows = m.options.tower_memory().map(Vision::tokens);
         Self::named(d, block, "cross_attention", m, rows)
     }
 
@@ -323,7 +322,7 @@ impl Attention {
         let m = &b.s.model;
         let (heads, kv, hd) = (m.heads, self.kv_heads, self.head_dim);
         let before = match m.options.qk_norm {
-            QkNorm::None | QkNorm::AfterRope => None,
+            QkNorm::AfterRope => None,
             _ => self.qk_norms,
         };
         let whole = m.options.qk_norm == QkNorm::Full;

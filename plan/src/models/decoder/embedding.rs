@@ -66,14 +66,19 @@ impl Embedding {
         let narrow = width(m) != m.hidden && m.family != Family::Bert;
         if !o.position_embedding.is_table() && o.token_types == 0 && !narrow {
             let names = ("tok_embeddings", names.embedding);
-            let shape = [m.vocab, width(m)];
+            let shape = [m.vocab + o.extra_tokens, width(m)];
             return Self::Tokens(d.table(ROOT, names, ModuleKind::Embedding, shape));
         }
         let module = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
         let table = |d: &mut Declare, names, rows, width| {
             d.table(module, names, ModuleKind::Layer, [rows, width])
         };
-        let tokens = table(d, ("wte", names.embedding), m.vocab, width(m));
+        let tokens = table(
+            d,
+            ("wte", names.embedding),
+            m.vocab + o.extra_tokens,
+            width(m),
+        );
         let project = narrow.then(|| projection(d, module, m)).flatten();
         let has_positions = o.position_embedding.is_table();
         let positions = has_positions.then(|| positions(d, module, names.positions, m));

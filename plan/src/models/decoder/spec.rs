@@ -81,6 +81,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "attention_multiplier",
     "residual_multiplier",
     "logits_scaling",
+    "extra_tokens",
     "head_bias",
     "head",
     "pooler",
@@ -343,6 +344,30 @@ fn check_groups(m: &Model) -> Result<(), Conflict> {
     Ok(())
 }
 
+/// Refuses layers that attend to a tower that is not there, and tables that a tied head cannot share.
+fn check_memory(m: &Model) -> Result<(), Conflict> {
+    let o = &m.options;
+    let crosses = o.layer_types.contains(&LayerType::Cross);
+    if crosses && o.tower_memory().is_none() {
+        let message = "`layer_types` has layers with cross attention: they need a tower, `vision` with `memory`";
+        let keys = &["layer_types", "vision"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    let separate = o.packed_qkv == PackedQkv::None && !o.latent.is_used() && o.output_groups == 0;
+    if o.tower_memory().is_some() && (!separate || o.residual != Residual::Sequential) {
+        let message =
+            "attention to a tower needs separate projections and `residual` = \"sequential\"";
+        let keys = &["vision", "packed_qkv", "kv_lora_rank", "residual"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    if o.extra_tokens > 0 && m.tie_embeddings {
+        let message = "`extra_tokens` are rows that logits have no columns for: `tie_embeddings` must be false";
+        let keys = &["extra_tokens", "tie_embeddings"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    Ok(())
+}
+
 fn normalized_otherwise(at: NormPosition) -> bool {
     at != NormPosition::Before
 }
@@ -372,6 +397,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         let message = "`layer_types` has hybrid layers, whose sizes `ssm` gives".to_owned();
         return Err(Conflict::new(&["layer_types", "ssm"], message));
     }
+    check_memory(m)?;
     check_latent(m)?;
     check_values(m)?;
     if o.packed_gate_up && !o.gated_mlp {

@@ -2,6 +2,7 @@
 //! of embedded tokens, which come first in a sample, or that its blocks attend to.
 
 use super::norm::Norm;
+use super::tiles::Tiles;
 use super::{Block, Decoder, Surroundings, seq2seq};
 use crate::config::{Activation, Model, Norm as NormKind, ProjectorNorm, Scenario, Vision};
 use crate::graph::ValueId;
@@ -28,6 +29,8 @@ pub(super) struct Tower {
     stem: Stem,
     class: Option<Layer>,
     positions: Option<Layer>,
+    /// What tiles have in place of a class and positions.
+    tiles: Option<Tiles>,
     pre_norm: Option<Norm>,
     blocks: Vec<Block>,
     post_norm: Option<Norm>,
@@ -55,11 +58,12 @@ impl Tower {
         let norm = |d: &mut Declare, name, asked: bool| {
             asked.then(|| Norm::new(d, module, (name, ""), h, &inner, Order::Declared))
         };
-        let class = of.class_token.then(|| {
+        let tiles = (of.tile_rows > 0).then(|| Tiles::new(d, module, of));
+        let class = (of.class_token && tiles.is_none()).then(|| {
             let at = d.module(module, "class", ModuleKind::Layer);
             d.parameters(at, "", &[1, 1, h], false)
         });
-        let positions = (of.positions > 0).then(|| {
+        let positions = (of.positions > 0 && tiles.is_none()).then(|| {
             let shape = [of.positions, h];
             let table = d.table(module, ("positions", ""), ModuleKind::Layer, shape);
             if of.fixed_positions {
@@ -73,7 +77,7 @@ impl Tower {
             let at = d.module(module, &name, ModuleKind::Block);
             Block::new(d, at, &inner, n as usize)
         };
-        let blocks = (0..of.layers).map(block).collect();
+        let blocks = (0..of.layers + of.gated_layers).map(block).collect();
         let post_norm = norm(d, "post_norm", of.post_norm);
         let pooling = of
             .pooling_head
@@ -102,6 +106,7 @@ impl Tower {
             stem,
             class,
             positions,
+            tiles,
             pre_norm,
             blocks,
             post_norm,
@@ -114,6 +119,7 @@ impl Tower {
 
     pub(super) fn forward(&self, b: &mut Builder<'_>) -> Images {
         let mut picked = Vec::new();
+        let mut picked_too = Vec::new();
         let rows = b.inside(|b| {
             let ropes = Decoder::ropes(b, ["vision_rope_cos", "vision_rope_sin"]);
             let surroundings = Surroundings {
@@ -124,13 +130,26 @@ impl Tower {
             if let Some(norm) = self.pre_norm {
                 x = norm.apply(b, x);
             }
+            if let Some(tiles) = &self.tiles {
+                x = tiles.fill_up(b, &self.of, x);
+            }
             for (n, block) in (0..).zip(&self.blocks) {
                 x = block.forward(b, x, surroundings, &mut Vec::new());
                 if self.of.deepstack.contains(&n) {
                     picked.push(x);
                 }
+                if self.of.picked.contains(&n) {
+                    picked_too.push(x);
+                }
+                if let Some(tiles) = self.tiles.as_ref().filter(|_| n + 1 == self.of.layers) {
+                    x = self.post_norm.map_or(x, |norm| norm.apply(b, x));
+                    x = tiles.after(b, &self.of, x);
+                }
             }
-            self.post_norm.map_or(x, |norm| norm.apply(b, x))
+            match &self.tiles {
+                Some(tiles) => tiles.results(b, &self.of, x, &picked_too),
+                None => self.post_norm.map_or(x, |norm| norm.apply(b, x)),
+            }
         });
         let of = &self.of;
         if let Some(pooling) = &self.pooling {
@@ -164,6 +183,9 @@ impl Tower {
     fn embed(&self, b: &mut Builder<'_>) -> ValueId {
         let of = &self.of;
         let mut x = self.stem.forward(b, self.module, of);
+        if let Some(tiles) = &self.tiles {
+            return tiles.embed(b, of, x);
+        }
         if let Some(class) = self.class {
             x = self.learned_row(b, class, x, true);
         }
@@ -419,7 +441,7 @@ impl Projector {
             (b.weight(rows), zeros)
         });
         b.within(self.module, |b| {
-            if of.class_token {
+            if of.class_token && of.tile_rows == 0 {
                 x = b.g.slice(x, 1, 1, of.patches);
             }
             for (n, &layer) in self.of_patches.iter().enumerate() {

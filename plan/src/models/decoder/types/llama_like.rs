@@ -4,14 +4,14 @@ use super::{
     HIDDEN_ACT, LAYER_NORM_EPS, PARTIAL, PARTIAL_HALF, RMS_EPS_5, TIED_BY_DEFAULT, derived, number,
 };
 use crate::models::hf::{
-    BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
-    ROPE_THETA, TIED, VOCAB, field,
+    BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
+    POSITIONS, ROPE_THETA, TIED, VOCAB, field,
 };
 use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, HEAD_DIM_128, KV_HEADS, MLP_BIAS, NORM_EPS};
 use crate::models::windows::{
     ASKED_WINDOW, FIRST_OF_FOUR, LISTED, USES_WINDOW, WINDOW, WINDOW_4096,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 const SHAPE: &[Field] = &[
     VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, POSITIONS, ROPE_THETA,
@@ -40,6 +40,24 @@ const fn theta(default: Given) -> Field {
     Field {
         meaning: Meaning::Default("rope_theta", default),
         ..ROPE_THETA
+    }
+}
+
+/// Returns the types of layers, some of which attend to a tower.
+fn crossing(file: Fields<'_>) -> Result<Value, String> {
+    let name = "cross_attention_layers";
+    let given = file(name).unwrap_or_else(|| json!([3, 8, 13, 18, 23, 28, 33, 38]));
+    let layers = file("num_hidden_layers").and_then(|n| n.as_u64());
+    let word = |n: u64| {
+        let listed = given.as_array().is_some_and(|all| all.contains(&n.into()));
+        let crosses = "cross_attention";
+        if listed { crosses } else { "full_attention" }
+    };
+    match given.as_array() {
+        Some(all) if all.iter().all(Value::is_u64) => {
+            Ok((0..layers.unwrap_or(40)).map(word).collect())
+        }
+        _ => Err(format!("`{name}` must be a list of layers, not {given}")),
     }
 }
 
@@ -362,6 +380,35 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: &[],
         common: SHAPE_128,
         fields: &[RMS_EPS_5, HIDDEN_ACT, WINDOW, TIED],
+    },
+    // Without a tower, transformers leaves out the layers that attend to it.
+    HfType {
+        model_type: "mllama_text_model",
+        architecture: "MllamaForCausalLM",
+        fixed: &[("extra_tokens", Given::Int(8))],
+        common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, POSITIONS],
+        fields: &[
+            RMS_EPS_5,
+            HIDDEN_ACT,
+            theta(Given::Float(500_000.0)),
+            field(
+                &["cross_attention_layers"],
+                Meaning::Computed(
+                    "layer_types",
+                    Computed {
+                        also: &[],
+                        read: |file| Ok(Some(crossing(file)?)),
+                        write: |model| {
+                            let types = model["layer_types"].as_array()?;
+                            let cross = |(n, kind): (usize, &Value)| {
+                                (kind == "cross_attention").then_some(n)
+                            };
+                            Some(types.iter().enumerate().filter_map(cross).collect())
+                        },
+                    },
+                ),
+            ),
+        ],
     },
     HfType {
         model_type: "cwm",

@@ -338,6 +338,60 @@ fn voxtral(file: Fields<'_>) -> Result<Value, String> {
     ))
 }
 
+/// The tower of Llama 3.2 Vision: the blocks of the language model attend to the rows of all tiles.
+fn mllama(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file).unwrap_or_else(|_| Tower {
+        file,
+        config: json!({}),
+    });
+    let [layers, hidden, heads, ffn] = t.shape([
+        (DEPTH, 32),
+        (WIDTH, 1280),
+        (&["attention_heads", "num_attention_heads"], 16),
+        (INNER, 5120),
+    ]);
+    let picked = t.get("intermediate_layers_indices").cloned();
+    let picked = picked.unwrap_or_else(|| json!([3, 7, 15, 23, 30]));
+    let list = picked.as_array().map_or(&[][..], Vec::as_slice);
+    let inside = |n: &Value| n.as_u64().is_some_and(|n| n < layers);
+    let rising = list.windows(2).all(|w| w[0].as_u64() < w[1].as_u64());
+    if !list.iter().all(inside) || !rising {
+        return Err(format!(
+            "`vision_config.intermediate_layers_indices` must be rising numbers of the {layers} blocks, not {picked}"
+        ));
+    }
+    let width = hidden * (1 + list.len() as u64);
+    let output = t.int(&["vision_output_dim"], 7680);
+    if output != width {
+        return Err(format!(
+            "`vision_config.vision_output_dim` ({output}) must be {width}, the width of the last block and of the {} of `intermediate_layers_indices`",
+            list.len()
+        ));
+    }
+    let shapes = t.get("supported_aspect_ratios").and_then(Value::as_array);
+    let tiles = t.int(&["max_num_tiles"], 4);
+    let patches = t.square(448, 14);
+    Ok(with(
+        blocks([layers, hidden, heads, ffn]),
+        json!({
+            "activation": t.activation("gelu")?,
+            "attention_bias": false,
+            "patch_dim": t.patch_dim(14, 1),
+            "patch_bias": false,
+            "patches": tiles * patches,
+            "positions": 0,
+            "class_token": true,
+            "pre_norm": true,
+            "tiles": tiles,
+            // One row more than shapes, for no image.
+            "tile_rows": 1 + shapes.map_or(8, Vec::len),
+            "gated_layers": t.int(&["num_global_layers"], 8),
+            "picked": picked,
+            "memory": true,
+        }),
+    ))
+}
+
 /// CLIP's tower.
 fn clip(t: &Tower<'_>) -> Result<Value, String> {
     let shape = t.shape([(DEPTH, 12), (WIDTH, 768), (HEADS, 12), (INNER, 3072)]);
@@ -894,6 +948,13 @@ pub const WRAPPERS: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("glm4v_text", "glm4v_text")],
         vision: glm4v,
+    },
+    HfWrapper {
+        model_type: "mllama",
+        architecture: "MllamaForConditionalGeneration",
+        ties: Ties::Never,
+        text: &[("mllama_text_model", "mllama_text_model")],
+        vision: mllama,
     },
     HfWrapper {
         model_type: "qwen2_audio",
