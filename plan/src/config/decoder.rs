@@ -257,6 +257,11 @@ pub enum Head {
     SequenceClassification,
     /// Scores of every position.
     TokenClassification,
+    /// A linear layer makes one vector of the last position.
+    Vector,
+    /// The same, which is compared with a vector that the tower makes of an image: each text with
+    /// all images of the micro-batch (CLIP).
+    Contrastive,
     /// None: the hidden states are the result, or a pooled one.
     None,
 }
@@ -265,6 +270,8 @@ words!(Head {
     LanguageModel = "language_model",
     SequenceClassification = "sequence_classification",
     TokenClassification = "token_classification",
+    Vector = "vector",
+    Contrastive = "contrastive",
     None = "none",
 });
 

@@ -50,7 +50,7 @@ impl Default for Ssm {
     }
 }
 
-/// `linear_attention`: sizes of layers with the gated delta rule (Qwen3-Next).
+/// `linear_attention`: sizes of layers with the gated delta rule (Qwen3-Next, Kimi Linear).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct LinearAttention {
@@ -66,6 +66,10 @@ pub struct LinearAttention {
     pub conv: u64,
     /// Projections that read the input: 2 (Qwen3-Next) or 4 (Qwen3.5).
     pub projections: u64,
+    /// Width between the two projections of each gate, where every channel has a decay of its own
+    /// and queries, keys and values have projections of their own (Kimi Linear); 0: a head has one
+    /// decay.
+    pub gate_rank: u64,
 }
 
 /// The defaults of transformers' `Qwen3NextConfig`.
@@ -78,6 +82,7 @@ impl Default for LinearAttention {
             value_dim: 128,
             conv: 4,
             projections: 2,
+            gate_rank: 0,
         }
     }
 }

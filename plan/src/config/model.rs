@@ -113,8 +113,15 @@ pub struct ModelOptions {
     pub patch_bias: bool,
     /// A learned row stands for masked patches, which the plan has none of.
     pub mask_token: bool,
+    /// A learned row for the class comes before the patches.
+    pub class_token: bool,
     /// A second learned row follows that of the class.
     pub distillation_token: bool,
+    /// Learned rows between that of the class and the patches (DINOv3).
+    pub register_tokens: u64,
+    /// Attention with one learned query, then a feed-forward layer, makes one vector of an image
+    /// (SigLIP).
+    pub attention_pooling: bool,
     /// Rows of the table of token types; 0: no such table.
     pub token_types: u64,
     /// Rows of the position table before that of the first position.
@@ -171,6 +178,11 @@ pub struct ModelOptions {
     pub head_transform: bool,
     /// Classes of a classification head.
     pub num_labels: u64,
+    /// Width of the vector that the head `vector` or `contrastive` makes.
+    pub vector_width: u64,
+    /// The loss of vectors that are compared is one of sigmoids, with a learned bias (SigLIP), not
+    /// cross entropies of rows and columns.
+    pub sigmoid_loss: bool,
     /// Share of a head's dimensions that are rotated.
     pub partial_rotary_factor: f64,
     /// Attention and feed-forward layer read the same input, and their results are added to it.
@@ -260,7 +272,10 @@ impl Default for ModelOptions {
             patch_dim: 768,
             patch_bias: true,
             mask_token: false,
+            class_token: true,
             distillation_token: false,
+            register_tokens: 0,
+            attention_pooling: false,
             token_types: 0,
             position_offset: 0,
             rope_scaling: None,
@@ -286,6 +301,8 @@ impl Default for ModelOptions {
             pooler: true,
             head_transform: true,
             num_labels: 2,
+            vector_width: 512,
+            sigmoid_loss: false,
             partial_rotary_factor: 1.0,
             parallel_residual: true,
             embedding_multiplier: 1.0,

@@ -66,6 +66,9 @@ pub struct Vision {
     pub picked: Vec<u64>,
     /// The embedded patches are normalized.
     pub pre_norm: bool,
+    /// The class, or what attention pools, becomes the vector of an image, through a layer if there
+    /// is a projector; the language model is compared with it and reads nothing of the tower.
+    pub vector: bool,
     /// The last block's result is normalized.
     pub post_norm: bool,
     /// Attention pools the rows. The language model does not read its result, so its parameters
@@ -162,6 +165,7 @@ impl Default for Vision {
             gated_layers: 0,
             picked: Vec::new(),
             pre_norm: false,
+            vector: false,
             post_norm: true,
             pooling_head: false,
             memory: false,

@@ -465,7 +465,9 @@ ops! {
     };
     /// `q, k, v, g, beta, a_log, dt_bias -> y, inverses`: the gated delta rule, chunk by chunk.
     /// `q` and `k` are `[batch, seq, key_heads, key_dim]` and normalized, `v` is `[batch, seq,
-    /// heads, value_dim]`, `g` and `beta` are `[batch, seq, heads]`, the others `[heads]`. Each
+    /// heads, value_dim]`, `g` and `beta` are `[batch, seq, heads]`, the others `[heads]`. With a
+    /// decay for each channel (Kimi Linear), `g` is `[batch, seq, heads, key_dim]` and `dt_bias`
+    /// `[heads * key_dim]`, and there are two matrices for each chunk. Each
     /// head has a state `s = a * (s - beta * k (k . s)) + beta * k v`, with the decay `a =
     /// exp(-exp(a_log) * softplus(g + dt_bias))`; `y = q . s`. `inverses` are the `[chunk, chunk]`
     /// matrices of each chunk that backward needs.

@@ -5,6 +5,7 @@
 //! Family `decoder` has all options.
 
 mod attention;
+mod contrast;
 mod dense_and_experts;
 mod disentangled;
 mod dispatch;
@@ -17,6 +18,7 @@ mod mlp;
 mod names;
 mod norm;
 mod output;
+mod pooling;
 mod recurrent;
 mod router_losses;
 mod seq2seq;
@@ -34,7 +36,7 @@ use super::implementation;
 use super::loss;
 use super::rope::{Pairs, Rope};
 use crate::config::{
-    Family, LayerType, MlpType, Model, NormPosition, PositionEmbedding, QkNorm, Residual,
+    Family, Head, LayerType, MlpType, Model, NormPosition, PositionEmbedding, QkNorm, Residual,
 };
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind, Real, op};
@@ -617,7 +619,9 @@ impl Forward for Decoder {
             h = b.linear(projection, h);
         }
         let attends = b.s.model.options.tower_memory().is_some();
-        if let Some(images) = images.as_ref().filter(|_| !attends) {
+        let compares = b.s.model.options.head == Head::Contrastive;
+        let image = images.as_ref().filter(|_| compares).map(|i| i.rows);
+        if let Some(images) = images.as_ref().filter(|_| !attends && !compares) {
             h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
         }
         implementation::mask(b);
@@ -657,7 +661,7 @@ impl Forward for Decoder {
             h = streams.collapse(b, h)[0];
         }
         let y = self.norm.map_or(h, |norm| norm.apply(b, h));
-        self.output.forward(b, y, labels);
+        self.output.forward(b, y, labels, image);
         router_losses::add(b, &routers);
     }
 }

@@ -51,7 +51,7 @@ pub enum Ties {
     Either,
     /// The language model.
     Text,
-    /// Nobody: they never are.
+    /// The class: they never are.
     Never,
 }
 
@@ -322,6 +322,7 @@ impl HfType {
             "LMHeadModel",
             "ForMaskedLM",
             "ForConditionalGeneration",
+            "ForImageClassification",
         ];
         ends.iter()
             .find_map(|end| self.architecture.strip_suffix(end))
@@ -344,7 +345,9 @@ impl HfType {
     #[must_use]
     pub fn classes(&self, heads: bool) -> Vec<String> {
         let mut all = vec![self.architecture.to_owned()];
-        if let Some(stem) = self.stem().filter(|_| heads) {
+        if self.architecture.ends_with("ForImageClassification") {
+            all.extend(self.base_class());
+        } else if let Some(stem) = self.stem().filter(|_| heads) {
             let ends = [
                 "ForSequenceClassification",
                 "ForTokenClassification",

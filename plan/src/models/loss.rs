@@ -69,8 +69,37 @@ pub(super) fn head_and_loss(
 
 /// Computes `F.cross_entropy(logits.view(-1, V).float(), labels.reshape(-1))`.
 pub(super) fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) {
+    let loss = cross_entropy_of(b, logits, labels);
+    b.set_loss(loss);
+}
+
+/// Computes the mean of the cross entropies of two matrices with the same labels.
+pub(super) fn two_cross_entropies(b: &mut Builder<'_>, both: [ValueId; 2], labels: ValueId) {
+    let [first, second] = both.map(|logits| cross_entropy_of(b, logits, labels));
     let module = b.tree.loss();
     let loss = b.within(module, |b| {
+        let sum = b.g.binary(OpKind::Add, first, second);
+        b.scale(sum, 0.5)
+    });
+    b.set_loss(loss);
+}
+
+/// Computes `scale` times the sum of a function of `x * factors`, which costs as much as SiLU.
+pub(super) fn sum_of(b: &mut Builder<'_>, x: ValueId, factors: ValueId, scale: f64) {
+    let module = b.tree.loss();
+    let loss = b.within(module, |b| {
+        let factors = b.as_activation(factors);
+        let x = b.g.binary(OpKind::Mul, x, factors);
+        let x = b.g.unary(OpKind::Silu, x);
+        let sum = b.compute(OpKind::SumAll, &[x], &[&[]])[0];
+        b.scale(sum, -scale)
+    });
+    b.set_loss(loss);
+}
+
+fn cross_entropy_of(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) -> ValueId {
+    let module = b.tree.loss();
+    b.within(module, |b| {
         let (rows, cols) = (b.g.value(logits).rows(), b.g.value(logits).cols());
         let flat = b.g.reshape(logits, &[rows, cols]);
         let float = b.as_operand(OpKind::LogSoftmax, 0, flat);
@@ -90,8 +119,7 @@ pub(super) fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueI
             b.g.release(v);
         }
         out[0]
-    });
-    b.set_loss(loss);
+    })
 }
 
 /// Computes `F.mse_loss(out.float(), target)`.

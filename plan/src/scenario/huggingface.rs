@@ -282,7 +282,8 @@ impl<'t> Config<'t> {
             out.push((Key::Bias, self.bias(d, &has_bias)?));
         }
         out.extend(self.scaling(d, kind)?);
-        out.extend(self.head(d, kind)?);
+        // Before what the type has otherwise.
+        out.splice(1..1, self.head(d, kind)?);
         Ok(out)
     }
 

@@ -354,6 +354,7 @@ const LINEAR_ATTENTION: &[(&str, Accept)] = &[
     ("value_dim", SIZE),
     ("conv", Integer(1, 64)),
     ("projections", Integer(2, 4)),
+    ("gate_rank", COUNT),
 ];
 const VISION: &[(&str, Accept)] = &[
     ("layers", Integer(1, 4096)),
@@ -383,6 +384,7 @@ const VISION: &[(&str, Accept)] = &[
     ("gated_layers", Integer(0, 4096)),
     ("picked", List(&COUNT)),
     ("pre_norm", Bool),
+    ("vector", Bool),
     ("post_norm", Bool),
     ("pooling_head", Bool),
     ("memory", Bool),
@@ -449,7 +451,10 @@ keys! {
     PatchDim: "model" "patch_dim" [Integer(1, MIB)] "768" "Numbers of one patch of an image: channels times the area of the patch (vit)";
     PatchBias: "model" "patch_bias" [Bool] "true" "The projection of patches has a bias; false: it has none (CLIP)";
     MaskToken: "model" "mask_token" [Bool] "false" "A learned row stands for masked patches, of which the plan has none (DINOv2)";
+    ClassToken: "model" "class_token" [Bool] "true" "A learned row for the class comes before the patches; false: there is none (SigLIP)";
     DistillationToken: "model" "distillation_token" [Bool] "false" "A second learned row follows that of the class (DeiT)";
+    RegisterTokens: "model" "register_tokens" [Integer(0, 65536)] "0" "Learned rows between that of the class and the patches (DINOv3: 4)";
+    AttentionPooling: "model" "attention_pooling" [Bool] "false" "Attention with one learned query, then a feed-forward layer, makes one vector of an image (SigLIP)";
     TokenTypes: "model" "token_types" also ["type_vocab_size"] [Integer(0, 65536)] "0" "Rows of the table of token types; 0: no such table (BERT: 2)";
     PositionOffset: "model" "position_offset" [Integer(0, 1024)] "0" "Rows of the table of positions before that of the first position (OPT: 2)";
     RopeScaling: "model" "rope_scaling" [Table(ROPE_SCALING)] "(none)" "Scaling of rotary frequencies, with the fields of transformers. It changes numbers, not the time or memory of a step";
@@ -466,7 +471,7 @@ keys! {
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
     RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has a table of relative_buckets rows of its own (UMT5); false: all layers share that of the first one";
-    Vision: "model" "vision" [Table(VISION)] "(none)" "Tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; mel_bins: bands of a sound, of which convolutions make the rows in place of patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: it is not trained; tiles: tiles of an image, which divide its patches (Llama 3.2 Vision); tile_rows: rows of the tables of tiles (0: none); gated_layers: blocks after the last norm, with learned gates; picked: blocks whose results the projector reads, too; memory: the language model attends to the rows, which replace no tokens (Whisper); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_gate: width of a gated layer after it (0: none); separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
+    Vision: "model" "vision" [Table(VISION)] "(none)" "Tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; mel_bins: bands of a sound, of which convolutions make the rows in place of patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: it is not trained; tiles: tiles of an image, which divide its patches (Llama 3.2 Vision); tile_rows: rows of the tables of tiles (0: none); gated_layers: blocks after the last norm, with learned gates; picked: blocks whose results the projector reads, too; memory: the language model attends to the rows, which replace no tokens (Whisper); vector: the class, or what attention pools, is one vector of an image, which texts are compared with (CLIP); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_gate: width of a gated layer after it (0: none); separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
     VisionPatches: "model" "vision_patches" [Integer(1, 4 * MIB)] "(that of vision)" "Patches of a sample that the vision tower encodes";
     LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, where layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
     LayerFfn: "model" "layer_ffn" [List(&Integer(0, 4 * MIB)), Empty] "[]" "Width of the feed-forward layer of each block, where they differ; 0: none; empty: ffn everywhere";
@@ -483,10 +488,12 @@ keys! {
     EmbeddingNorm: "model" "embedding_norm" [Bool] "false" "Normalize the embedded tokens (BLOOM)";
     ExtraTokens: "model" "extra_tokens" [Integer(0, 65536)] "0" "Rows of the table of tokens beyond the vocabulary (Llama 3.2 Vision: 8)";
     HeadBias: "model" "head_bias" [Bool] "false" "The output layer has a bias (Phi-2, GPT-J)";
-    Head: "model" "head" [Choice(Head::WORDS)] "\"language_model\"" "Output layer: language_model (in encoders of masked tokens), sequence_classification (scores of the last position; with one label a reward model), token_classification (scores of every position), none (the hidden states, or what a pooler makes of the first one; the loss is its mean square)";
+    Head: "model" "head" [Choice(Head::WORDS)] "\"language_model\"" "Output layer: language_model (in encoders of masked tokens), sequence_classification (scores of the last position; with one label a reward model), token_classification (scores of every position), vector (one vector of the last position; the loss is its mean square), contrastive (the same, compared with those that the tower makes of the images of a micro-batch, as in CLIP), none (the hidden states, or what a pooler makes of the first one; the loss is its mean square)";
     Pooler: "model" "pooler" [Bool] "true" "An encoder without an output layer, or one that classifies sequences, makes one vector of the first position (BERT); false: it has the hidden states, and classifies through the layer and the norm that masked tokens have (ModernBERT)";
     HeadTransform: "model" "head_transform" [Bool] "true" "An encoder has a linear layer and a norm before the logits of masked tokens, and before classes where `pooler` is false; false: it classifies sequences by the mean of scores, through a linear layer without a norm, and has nothing before other outputs (EuroBERT)";
     NumLabels: "model" "num_labels" [Integer(1, 65536)] "2" "Classes of a classification head";
+    VectorWidth: "model" "vector_width" [SIZE] "512" "Width of the vector that head = vector or contrastive makes";
+    SigmoidLoss: "model" "sigmoid_loss" [Bool] "false" "With head = contrastive: the loss is one of sigmoids, with a learned bias (SigLIP)";
     PartialRotaryFactor: "model" "partial_rotary_factor" also ["rotary_pct"] [Number(ABOVE_0, 1.0)] "1.0" "Share of the dimensions of a head that the rotary embedding rotates";
     ParallelResidual: "model" "parallel_residual" also ["use_parallel_residual"] [Bool] "true" "Attention and the feed-forward layer read the same input, and both are added to it; false: one after the other";
     EmbeddingMultiplier: "model" "embedding_multiplier" [Number(ABOVE_0, 1e6)] "1.0" "Factor of the embedded tokens, before positions are added (Granite)";

@@ -167,6 +167,24 @@ WRAPPERS |= {
     "mllama": dict(text_config=dict(LLAMA, num_hidden_layers=5, cross_attention_layers=[1, 3], pad_token_id=0), vision_config=dict(MLLAMA)),
     "mllama-keys": dict(text_config=dict(LLAMA, num_hidden_layers=4, cross_attention_layers=[3], pad_token_id=0), vision_config=dict(MLLAMA, max_num_tiles=2, supported_aspect_ratios=[[1, 1], [1, 2], [2, 1]], intermediate_layers_indices=[1], vision_output_dim=96, image_size=12)),
 }
+KIMI = dict(LLAMA, **DEEPSEEK, num_hidden_layers=5, linear_head_dim=12, linear_num_heads=4)
+HYBRIDS |= {
+    "kimi_linear": dict({k: v for k, v in KIMI.items() if k != "n_routed_experts"}, num_local_experts=8, num_key_value_heads=4, pad_token_id=0),
+    "kimi_linear-keys": dict({k: v for k, v in KIMI.items() if k != "n_routed_experts"}, num_local_experts=6, num_key_value_heads=4, pad_token_id=0, q_lora_rank=12, n_shared_experts=2, linear_attn_config=dict(head_dim=8, num_heads=6, short_conv_kernel_size=3, full_attn_layers=[2, 5], kda_layers=[1, 3, 4]), first_k_dense_replace=2, attention_bias=True),
+}
+DINO3 = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, image_size=64)
+DENSE |= {
+    "dinov3_vit": dict(DINO3, num_register_tokens=4), "dinov3_vit-keys": dict(DINO3, use_gated_mlp=True, hidden_act="silu", query_bias=False, value_bias=False, patch_size=8),
+    "siglip_vision_model": dict(TOWER), "siglip_vision_model-keys": dict(TOWER, patch_size=8, num_channels=1, vision_use_head=False),
+}
+DENSE |= {"siglip_text_model": dict(CLIP_TEXT), "siglip_text_model-keys": dict(CLIP_TEXT, projection_size=24, hidden_act="gelu"), "siglip2_text_model": dict(CLIP_TEXT)}
+WRAPPERS |= {
+    "clip": dict(text_config=dict(CLIP_TEXT, projection_dim=24), vision_config=dict(TOWER, projection_dim=24), projection_dim=24),
+    "clip-keys": dict(text_config=dict(CLIP_TEXT), vision_config=dict(TOWER, patch_size=8)),
+    "siglip": dict(text_config=dict(CLIP_TEXT, projection_size=48), vision_config=dict(TOWER)),
+    "siglip-keys": dict(text_config=dict(CLIP_TEXT), vision_config=dict(TOWER, hidden_size=64, num_channels=1)),
+    "siglip2": dict(text_config=dict(CLIP_TEXT, projection_size=48), vision_config=dict(TOWER, num_patches=16)),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -186,13 +204,13 @@ CASES = {
     "bert": dict(BERT), "roberta": dict(BERT), "xlm-roberta": dict(BERT), "modernbert": dict(BERT, num_hidden_layers=5, pad_token_id=0),
     "llama": dict(LLAMA, attention_bias=True), "granite": dict(LLAMA, mlp_bias=True), "gpt_neox": dict(BERT),
 }
-HEADS = {"whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
+HEADS = {"vit": "ViTModel", "deit": "DeiTModel", "whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
          "mistral": "MistralForSequenceClassification", "modernbert": "ModernBertForSequenceClassification",
          "nomic_bert": "NomicBertForSequenceClassification", "deberta-v2": "DebertaV2ForSequenceClassification", "electra": "ElectraForQuestionAnswering", "opt-keys": "OPTForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model",
          "albert": "AlbertForSequenceClassification", "albert-keys": "AlbertForTokenClassification", "albert-groups": "AlbertModel", "eurobert": "EuroBertForSequenceClassification", "eurobert-keys": "EuroBertForTokenClassification"}
 
 
-KINDS = {"whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
+KINDS = {"siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel", "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "dinov3_vit": "DINOv3ViTModel", "siglip_vision_model": "SiglipVisionModel", "whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 
 def write(name, config, kind, rows):
@@ -221,7 +239,7 @@ for name, values in CASES.items():
     kind = KINDS.get(model_type) or causal.get(model_type) or table.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES[model_type]
     write(name, config, kind, rows)
     if name in HEADS:
-        config = AutoConfig.for_model(model_type, **values, num_labels=5)
+        config = AutoConfig.for_model(model_type, **(values | dict(num_labels=5)))
         write(f"{name}-head", config, HEADS[name], rows)
 path = HERE / "parameters.csv"
 lines = path.read_text().splitlines()

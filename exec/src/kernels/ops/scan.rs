@@ -1,5 +1,6 @@
-//! State-space models, linear attention, one-dimensional convolutions, and attention with a bias or
-//! an indexer: planned and priced, not run. A program with one of these operations is refused before it starts.
+//! State-space models, linear attention, one-dimensional convolutions, and attention with a bias
+//! or an indexer: planned and priced, not run. A program with one of these operations is refused
+//! before it starts.
 
 use super::{Call, CpuKernel};
 #[cfg(feature = "cuda")]

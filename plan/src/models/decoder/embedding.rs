@@ -52,9 +52,10 @@ pub(super) struct Tables {
 pub(super) struct Patches {
     module: ModuleId,
     projection: Layer,
-    class: Layer,
+    class: Option<Layer>,
     distillation: Option<Layer>,
-    positions: Layer,
+    registers: Option<Layer>,
+    positions: Option<Layer>,
 }
 
 impl Embedding {
@@ -207,14 +208,17 @@ impl Patches {
             d.parameters(module, hf, shape, false)
         };
         let h = m.hidden;
-        let class = of(d, "class", "", &[1, 1, h]);
+        let class = (m.options.class_token).then(|| of(d, "class", "", &[1, 1, h]));
         if m.options.mask_token {
             let mask = of(d, "mask", "", &[1, h]);
             d.untrained(mask);
         }
         let distills = m.options.distillation_token;
         let distillation = distills.then(|| of(d, "distillation", "", &[1, 1, h]));
-        let positions = of(d, "positions", "", &[1, m.max_seq_len, h]);
+        let more = m.options.register_tokens;
+        let registers = (more > 0).then(|| of(d, "registers", "", &[1, more, h]));
+        let has_positions = m.options.position_embedding.is_table();
+        let positions = has_positions.then(|| of(d, "positions", "", &[1, m.max_seq_len, h]));
         let shape = [h, m.options.patch_dim];
         let projection = d.linear(ROOT, ("patches", ""), shape, m.options.patch_bias);
         Self {
@@ -222,29 +226,50 @@ impl Patches {
             projection,
             class,
             distillation,
+            registers,
             positions,
         }
     }
 
-    /// Computes `cat([class, projection(patches)]) + positions`, with the distillation token after
-    /// the class, if there is one.
+    /// Computes `cat([class, distillation, registers, projection(patches)]) + positions`, of which
+    /// all but the patches may be missing.
     fn forward(&self, b: &mut Builder<'_>) -> ValueId {
         let (batch, seq) = (b.batch(), b.seq());
         let (h, dim) = (b.s.model.hidden, b.s.model.options.patch_dim);
-        let learned = 1 + u64::from(self.distillation.is_some());
-        let patches = b.constant("patches", &[batch, seq - learned, dim], DType::F32, true);
-        let zeros = b.constant("zeros", &[batch, 1, h], DType::F32, false);
-        let (patches, zeros) =
-            b.within(ROOT, |b| (b.as_activation(patches), b.as_activation(zeros)));
+        let learned = [self.class, self.distillation, self.registers];
+        let learned: Vec<ValueId> = learned.into_iter().flatten().map(|l| b.weight(l)).collect();
+        let rows_of = |b: &Builder<'_>, row: ValueId| b.g.value(row).shape[1];
+        let before: u64 = learned.iter().map(|&row| rows_of(b, row)).sum();
+        let patches = b.constant("patches", &[batch, seq - before, dim], DType::F32, true);
+        let patches = b.within(ROOT, |b| b.as_activation(patches));
+        let one = b.constant("zeros", &[batch, 1, h], DType::F32, false);
+        let mut zeros = vec![(1, b.within(ROOT, |b| b.as_activation(one)))];
+        for &row in &learned {
+            let n = rows_of(b, row);
+            if n > 1 {
+                let more = b.constant("zeros", &[batch, n, h], DType::F32, false);
+                zeros.push((n, b.within(ROOT, |b| b.as_activation(more))));
+            }
+        }
         let rows = b.linear(self.projection, patches);
-        let (class, positions) = (b.weight(self.class), b.weight(self.positions));
-        let distillation = self.distillation.map(|row| b.weight(row));
+        let positions = self.positions.map(|table| b.weight(table));
         b.within(self.module, |b| {
-            let mut all = vec![b.g.binary(OpKind::Add, zeros, class)];
-            all.extend(distillation.map(|row| b.g.binary(OpKind::Add, zeros, row)));
+            let mut all = Vec::new();
+            for row in learned {
+                let n = rows_of(b, row);
+                if let Some(&(_, zeros)) = zeros.iter().find(|(rows, _)| *rows == n) {
+                    all.push(b.g.binary(OpKind::Add, zeros, row));
+                }
+            }
             all.push(rows);
-            let all = b.g.cat(&all, 1);
-            b.g.binary(OpKind::Add, all, positions)
+            let all = match all[..] {
+                [rows] => rows,
+                _ => b.g.cat(&all, 1),
+            };
+            match positions {
+                Some(positions) => b.g.binary(OpKind::Add, all, positions),
+                None => all,
+            }
         })
     }
 }

@@ -1,8 +1,10 @@
 //! Output layers of decoders and encoders.
 
+use super::contrast::Contrast;
 use super::embedding;
 use super::names::Names;
 use super::norm::Norm;
+use super::pooling::Pooling;
 use crate::config::{Activation, Family, Head, Model, Norm as Kind};
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind, Real, op};
@@ -20,10 +22,13 @@ pub(super) struct Output {
     transform: Option<(Layer, Option<Norm>)>,
     /// Projects hidden states to the width of embedded tokens.
     project: Option<Layer>,
+    /// Attention that makes one vector of all positions.
+    pooling: Option<Pooling>,
     /// Layer that makes one vector of the first position.
     pooler: Option<Layer>,
     /// `None` for hidden states.
     layer: Option<Layer>,
+    contrast: Option<Contrast>,
     /// The first position is classified, not the last one.
     first: bool,
 }
@@ -40,7 +45,7 @@ impl Output {
             Head::TokenClassification => {
                 encoder && !images && !m.options.pooler && m.options.head_transform
             }
-            Head::None => false,
+            Head::Vector | Head::Contrastive | Head::None => false,
         };
         let transform = transforms.then(|| {
             let dense = ("transform", names.transform);
@@ -67,8 +72,11 @@ impl Output {
         let pools = match kind {
             Head::None => encoder && m.options.pooler,
             Head::SequenceClassification => encoder && !images && m.options.pooler,
-            Head::LanguageModel | Head::TokenClassification => false,
+            Head::LanguageModel | Head::TokenClassification | Head::Vector | Head::Contrastive => {
+                false
+            }
         };
+        let pooling = (images && m.options.attention_pooling).then(|| Pooling::new(d, ROOT, m));
         let pooler_bias = m.bias.mlp() || (encoder && m.options.head_bias);
         let pooler = pools.then(|| d.linear(ROOT, ("pooler", names.pooler), [h, h], pooler_bias));
         let scores = [m.options.num_labels, narrow.unwrap_or(h)];
@@ -76,28 +84,43 @@ impl Output {
             Head::LanguageModel => tokens.map(|tokens| d.lm_head(tokens, names.head, m)),
             Head::SequenceClassification => Some(d.head(("output", "score"), scores, encoder)),
             Head::TokenClassification => Some(d.head(("output", "score"), scores, true)),
+            Head::Vector | Head::Contrastive => {
+                let outer = d.rows(Some(1));
+                let shape = [m.options.vector_width, narrow.unwrap_or(h)];
+                let layer = d.head(("output", "text_projection"), shape, m.options.head_bias);
+                d.rows(outer);
+                Some(layer)
+            }
             Head::None => None,
         };
+        let contrast = (kind == Head::Contrastive).then(|| Contrast::new(d, m));
         Self {
             kind,
             transform,
             project,
+            pooling,
             pooler,
             layer,
+            contrast,
             first: encoder,
         }
     }
 
-    /// Adds the output layer and the loss of hidden states `[batch, seq, hidden]`.
+    /// Adds the output layer and the loss of hidden states `[batch, seq, hidden]`; `image` is the
+    /// vector of each sample's image.
     pub(super) fn forward(
         &self,
         b: &mut Builder<'_>,
         mut hidden: ValueId,
         labels: Option<ValueId>,
+        image: Option<ValueId>,
     ) {
         let (batch, seq) = (b.batch(), b.seq());
         if let Some(project) = self.project {
             hidden = b.linear(project, hidden);
+        }
+        if let Some(pooling) = &self.pooling {
+            hidden = pooling.forward(b, hidden);
         }
         if let Some(pooler) = self.pooler {
             hidden = pool(b, pooler, hidden);
@@ -130,6 +153,18 @@ impl Output {
                 };
                 if let Some(labels) = labels {
                     loss::head_and_loss(b, layer, hidden, labels, logits);
+                }
+            }
+            Head::Vector | Head::Contrastive => {
+                let width = b.g.value(hidden).cols();
+                let last = b.within(ROOT, |b| {
+                    let last = b.g.slice(hidden, 1, seq - 1, 1);
+                    b.g.reshape(last, &[batch, width])
+                });
+                let vector = b.linear(layer, last);
+                match (&self.contrast, image) {
+                    (Some(contrast), Some(image)) => contrast.forward(b, vector, image),
+                    _ => loss::mean_square_of(b, vector, "vectors"),
                 }
             }
             Head::TokenClassification => {

@@ -255,6 +255,8 @@ struct GatedDelta {
     of: LinearAttention,
     /// Make queries, keys, values, the gate of results, `beta` and the gate of states.
     inputs: Vec<Layer>,
+    /// Second projections of the gates of results and of states, if these have two.
+    gates: Option<[Layer; 2]>,
     conv: Layer,
     dt_bias: Layer,
     a_log: Layer,
@@ -267,6 +269,14 @@ impl GatedDelta {
         let (h, n) = (m.hidden, of.value_heads);
         let (keys, values) = (of.key_heads * of.key_dim, n * of.value_dim);
         let parts: &[(&str, &str, u64)] = match of.projections {
+            _ if of.gate_rank > 0 => &[
+                ("q", "self_attn.q_proj", keys),
+                ("k", "self_attn.k_proj", keys),
+                ("v", "self_attn.v_proj", values),
+                ("g_a", "self_attn.g_a_proj", of.gate_rank),
+                ("b", "self_attn.b_proj", n),
+                ("f_a", "self_attn.forget_gate.f_a_proj", of.gate_rank),
+            ],
             2 => &[
                 ("qkvz", "linear_attn.in_proj_qkvz", 2 * keys + 2 * values),
                 ("ba", "linear_attn.in_proj_ba", 2 * n),
@@ -279,14 +289,31 @@ impl GatedDelta {
             ],
         };
         let mut linear = |&(name, hf, width)| d.linear(at, (name, hf), [width, h], false);
+        let inputs = parts.iter().map(&mut linear).collect();
+        let gates = (of.gate_rank > 0).then(|| {
+            let mut second =
+                |name, hf, width| d.linear(at, (name, hf), [width, of.gate_rank], false);
+            [
+                second("g_b", "self_attn.g_b_proj", values),
+                second("f_b", "self_attn.forget_gate.f_b_proj", n * of.key_dim),
+            ]
+        });
+        let decays = gates.map_or(n, |_| n * of.key_dim);
         Self {
             of: of.clone(),
-            inputs: parts.iter().map(&mut linear).collect(),
+            inputs,
+            gates,
             conv: conv(d, at, 2 * keys + values, of.conv, false),
-            dt_bias: raw(d, at, "dt_bias", &[n]),
+            dt_bias: raw(d, at, "dt_bias", &[decays]),
             a_log: raw(d, at, "a_log", &[n]),
             norm: d.norm(at, ("gated_norm", ""), of.value_dim, false, Order::Declared),
-            output: d.linear(at, ("out", "linear_attn.out_proj"), [h, values], false),
+            output: {
+                let theirs = match gates {
+                    Some(_) => "self_attn.o_proj",
+                    None => "linear_attn.out_proj",
+                };
+                d.linear(at, ("out", theirs), [h, values], false)
+            },
         }
     }
 
@@ -294,15 +321,23 @@ impl GatedDelta {
         let of = &self.of;
         let n = of.value_heads;
         let (keys, values) = (of.key_heads * of.key_dim, n * of.value_dim);
-        let made: SmallVec<[ValueId; 4]> = self.inputs.iter().map(|&l| b.linear(l, y)).collect();
+        let made: SmallVec<[ValueId; 6]> = self.inputs.iter().map(|&l| b.linear(l, y)).collect();
         let [qkv, z, beta, gate] = match made[..] {
+            [q, k, v, z, beta, gate] => {
+                let qkv = b.g.cat(&[q, k, v], 2);
+                let [z, gate] = match self.gates {
+                    Some([of_z, of_gate]) => [b.linear(of_z, z), b.linear(of_gate, gate)],
+                    None => [z, gate],
+                };
+                [qkv, z, beta, heads(b, gate, n)]
+            }
             [qkv, z, beta, gate] => [qkv, z, beta, gate],
             [qkvz, ba, ..] => {
                 let [qkv, z] = cut(b, qkvz, [2 * keys + values, values]);
                 let [beta, gate] = cut(b, ba, [n, n]);
                 [qkv, z, beta, gate]
             }
-            _ => unreachable!("a layer has two or four projections"),
+            _ => unreachable!("a layer has two, four or six projections"),
         };
         let qkv = convolve(b, self.conv, qkv, true);
         let [q, k, v] = cut(b, qkv, [keys, keys, values]);
@@ -315,10 +350,17 @@ impl GatedDelta {
         let kind = OpKind::GatedDelta(op::GatedDelta { chunk });
         let shape = [batch, seq, n, of.value_dim];
         let inputs = [q, k, v, gate, beta, a_log, dt_bias];
-        let y = b.compute(kind, &inputs, &[&shape, &[batch, seq, n, chunk]])[0];
+        let saved = [batch, seq, n, chunk * (1 + u64::from(self.gates.is_some()))];
+        let y = b.compute(kind, &inputs, &[&shape, &saved])[0];
         let y = b.rms_norm(self.norm, y);
         let z = heads(b, z, n);
-        let y = gated(b, y, z);
+        let y = match self.gates {
+            Some(_) => {
+                let z = b.g.unary(OpKind::Sigmoid, z);
+                b.g.binary(OpKind::Mul, y, z)
+            }
+            None => gated(b, y, z),
+        };
         let y = b.g.reshape(y, &[batch, seq, values]);
         b.linear(self.output, y)
     }

@@ -87,6 +87,8 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "pooler",
     "head_transform",
     "num_labels",
+    "vector_width",
+    "sigmoid_loss",
     "implementation",
     "model_type",
 ];
@@ -155,7 +157,12 @@ pub(in crate::models) const VIT: FamilySpec = FamilySpec {
         "patch_bias",
         "embedding_norm",
         "mask_token",
+        "class_token",
         "distillation_token",
+        "register_tokens",
+        "attention_pooling",
+        "key_bias",
+        "rope_theta",
         "layer_scale",
         "pooler",
         "max_seq_len",
@@ -218,8 +225,12 @@ fn check_latent(m: &Model) -> Result<(), Conflict> {
         let message = "latent attention has no packed projection".to_owned();
         return conflict(&["packed_qkv", "kv_lora_rank"], message);
     }
-    if !o.position_embedding.rotates() {
-        let message = "latent attention needs a rotary embedding".to_owned();
+    let knows_order =
+        o.position_embedding.rotates() || o.position_embedding == PositionEmbedding::None;
+    if !knows_order {
+        let message =
+            "latent attention needs a rotary embedding, or `position_embedding` = \"none\""
+                .to_owned();
         return conflict(&["position_embedding", "kv_lora_rank"], message);
     }
     Ok(())
@@ -344,7 +355,8 @@ fn check_groups(m: &Model) -> Result<(), Conflict> {
     Ok(())
 }
 
-/// Refuses layers that attend to a tower that is not there, and tables that a tied head cannot share.
+/// Refuses layers that attend to a tower that is not there, and tables that a tied head cannot
+/// share.
 fn check_memory(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     let crosses = o.layer_types.contains(&LayerType::Cross);
@@ -481,15 +493,42 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         Head::SequenceClassification | Head::TokenClassification | Head::None
     );
     let images = m.family == Family::Vit;
+    let known = matches!(
+        o.position_embedding,
+        PositionEmbedding::Learned | PositionEmbedding::Rotary
+    );
+    if o.head == Head::Contrastive && o.vision.as_ref().is_none_or(|of| of.memory) {
+        let message = "`head` = \"contrastive\" compares texts with images of a tower: `vision`, without `memory`";
+        return Err(Conflict::new(&["head", "vision"], message.to_owned()));
+    }
+    let vector = o.vision.as_ref().is_some_and(|of| of.vector);
+    if vector != (o.head == Head::Contrastive) {
+        let message = "`vision` with `vector` and `head` = \"contrastive\" need each other";
+        return Err(Conflict::new(&["head", "vision"], message.to_owned()));
+    }
     if images
-        && (o.position_embedding != PositionEmbedding::Learned || o.head == Head::LanguageModel)
+        && (!known
+            || matches!(o.head, Head::Vector | Head::Contrastive)
+            || o.head == Head::LanguageModel)
     {
         let message =
-            "family vit has learned positions and a classification head or none".to_owned();
+            "family vit has learned or rotary positions, and a classification head or none"
+                .to_owned();
         return Err(Conflict::new(
             &["head", "position_embedding", "family"],
             message,
         ));
+    }
+    if images && !o.class_token && (o.distillation_token || o.head != Head::None || o.pooler) {
+        let message = "without a row of the class (`class_token`), family vit has no distillation token, head or pooler";
+        let keys = &["class_token", "distillation_token", "head", "pooler"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    if images && o.attention_pooling && (o.head != Head::None || o.pooler) {
+        let message =
+            "`attention_pooling` is the last layer: `head` must be \"none\" and `pooler` false";
+        let keys = &["attention_pooling", "head", "pooler"];
+        return Err(Conflict::new(keys, message.to_owned()));
     }
     let pools = classifies && o.pooler;
     if m.family == Family::Bert && pools && o.norm_position != NormPosition::Sum {

@@ -42,12 +42,20 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     ),
     ("apertus", "unlike its plan, its activation is xIELU"),
     (
+        "clip",
+        "unlike its plan, it has the activation QuickGELU, and normalizes the class alone",
+    ),
+    (
         "clip_text_model",
         "unlike its plan, it has the activation QuickGELU, and a loss of one position",
     ),
     (
         "clip_vision_model",
         "unlike its plan, it has the activation QuickGELU, and normalizes the class alone",
+    ),
+    (
+        "dinov3_vit",
+        "unlike its plan, it rotates patches alone, by their places in two dimensions",
     ),
     (
         "codegen",

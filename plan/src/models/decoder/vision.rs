@@ -2,6 +2,7 @@
 //! of embedded tokens, which come first in a sample, or that its blocks attend to.
 
 use super::norm::Norm;
+use super::pooling::Pooling;
 use super::tiles::Tiles;
 use super::{Block, Decoder, Surroundings, seq2seq};
 use crate::config::{Activation, Model, Norm as NormKind, ProjectorNorm, Scenario, Vision};
@@ -35,6 +36,7 @@ pub(super) struct Tower {
     blocks: Vec<Block>,
     post_norm: Option<Norm>,
     pooling: Option<PoolingHead>,
+    vector: Option<Vector>,
     projector: Option<Projector>,
     newline: Option<Layer>,
     /// Projectors of the results of single blocks.
@@ -43,7 +45,8 @@ pub(super) struct Tower {
 
 /// What the language model reads.
 pub(super) struct Images {
-    /// In place of embedded tokens: `[batch, tokens, hidden]`.
+    /// In place of embedded tokens: `[batch, tokens, hidden]`. If texts are compared with images, a
+    /// vector of each image: `[batch, width]`.
     pub(super) rows: ValueId,
     /// To be added to the hidden states of the first layers.
     pub(super) deepstack: Vec<ValueId>,
@@ -79,11 +82,11 @@ impl Tower {
         };
         let blocks = (0..of.layers + of.gated_layers).map(block).collect();
         let post_norm = norm(d, "post_norm", of.post_norm);
-        let pooling = of
-            .pooling_head
-            .then(|| PoolingHead::new(d, module, of, &inner));
+        let vector = of.vector.then(|| Vector::new(d, module, of, m, &inner));
+        let pooling =
+            (of.pooling_head && !of.vector).then(|| PoolingHead::new(d, module, of, &inner));
         d.rows(Some(of.projected()));
-        let projector = (of.projector)
+        let projector = (of.projector && !of.vector)
             .then(|| Projector::new(d, module, "projector", of, m, of.projector_norm));
         let newline = of.newline.then(|| {
             let at = d.module(module, "newline", ModuleKind::Layer);
@@ -111,6 +114,7 @@ impl Tower {
             blocks,
             post_norm,
             pooling,
+            vector,
             projector,
             newline,
             deepstack,
@@ -157,6 +161,11 @@ impl Tower {
         }
         let deepstack = self.deepstack.iter().zip(picked);
         let deepstack = deepstack.map(|(p, x)| p.forward(b, of, x)).collect();
+        if let Some(vector) = &self.vector {
+            let rows = vector.forward(b, of, rows);
+            let deepstack = Vec::new();
+            return Images { rows, deepstack };
+        }
         let projector = self.projector.as_ref();
         let rows = projector.map_or(rows, |projector| projector.forward(b, of, rows));
         let rows = match self.newline {
@@ -195,6 +204,46 @@ impl Tower {
         let places = b.constant("vision_positions", &[of.rows()], DType::I64, false);
         let positions = b.embedding(positions, places);
         b.within(self.module, |b| b.g.binary(OpKind::Add, x, positions))
+    }
+}
+
+/// Makes one vector of an image.
+struct Vector {
+    module: ModuleId,
+    /// Without it, the vector is that of the class.
+    pooling: Option<Pooling>,
+    projection: Option<Layer>,
+}
+
+impl Vector {
+    fn new(d: &mut Declare, at: ModuleId, of: &Vision, m: &Model, inner: &Model) -> Self {
+        let module = d.module(at, "vector", ModuleKind::Layer);
+        let pooling = of.pooling_head.then(|| Pooling::new(d, module, inner));
+        let outer = d.rows(Some(1));
+        let shape = [m.options.vector_width, of.hidden];
+        let names = ("projection", "visual_projection");
+        let projection = (of.projector).then(|| d.linear(module, names, shape, of.projector_bias));
+        d.rows(outer);
+        Self {
+            module,
+            pooling,
+            projection,
+        }
+    }
+
+    fn forward(&self, b: &mut Builder<'_>, of: &Vision, rows: ValueId) -> ValueId {
+        let batch = b.batch();
+        let vector = match &self.pooling {
+            Some(pooling) => b.inside(|b| pooling.forward(b, rows)),
+            None => b.within(self.module, |b| {
+                let class = b.g.slice(rows, 1, 0, 1);
+                b.g.reshape(class, &[batch, of.hidden])
+            }),
+        };
+        match self.projection {
+            Some(layer) => b.linear(layer, vector),
+            None => vector,
+        }
     }
 }
 

@@ -106,18 +106,30 @@ fn vision(s: &Scenario, d: &Document) -> Checked {
         );
         return conflict(&[Key::Vision], message);
     }
-    if !of.projector && of.hidden != s.model.hidden {
+    let joins = !of.vector;
+    if joins && !of.projector && of.hidden != s.model.hidden {
         let message = format!(
             "`vision`: without a projector, hidden ({}) must be that of the language model ({})",
             of.hidden, s.model.hidden
         );
         return conflict(&[Key::Vision, Key::Hidden], message);
     }
+    if of.vector && !of.projector && of.hidden != options.vector_width {
+        let message = format!(
+            "`vision`: without a projector, hidden ({}) must be `vector_width` ({})",
+            of.hidden, options.vector_width
+        );
+        return conflict(&[Key::Vision, Key::VectorWidth], message);
+    }
+    if of.vector && !of.class_token && !of.pooling_head {
+        let message = "`vision`: a vector needs a class or attention that pools".to_owned();
+        return conflict(&[Key::Vision], message);
+    }
     if options.encoder_layers > 0 {
         let message = "a model with an encoder has no tower".to_owned();
         return conflict(&[Key::Vision, Key::EncoderLayers], message);
     }
-    if !of.memory && of.tokens() >= s.train.seq_len {
+    if joins && !of.memory && of.tokens() >= s.train.seq_len {
         let message = format!(
             "the {} tokens of an image (`vision`: patches {} / merge {}) leave no room for text in {} (`seq_len`)",
             of.tokens(),

@@ -17,6 +17,13 @@ pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
     ("blenderbot-small", r#"{"max_position_embeddings": 512}"#),
     ("camembert", r#"{"max_position_embeddings": 512}"#),
     (
+        "clip_text_model",
+        r#"{
+            "hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8,
+            "num_hidden_layers": 12, "vocab_size": 49408
+        }"#,
+    ),
+    (
         "cohere2",
         r#"{
             "hidden_size": 8192, "intermediate_size": 22528, "num_attention_heads": 64,
@@ -263,6 +270,20 @@ pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
         r#"{"n_shared_experts": 1, "q_lora_rank": null, "qk_nope_head_dim": 128}"#,
     ),
     ("seed_oss", r#"{"head_dim": 128, "num_key_value_heads": 8}"#),
+    (
+        "siglip2_text_model",
+        r#"{
+            "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12,
+            "num_hidden_layers": 12, "vocab_size": 32000
+        }"#,
+    ),
+    (
+        "siglip_text_model",
+        r#"{
+            "hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12,
+            "num_hidden_layers": 12, "vocab_size": 32000
+        }"#,
+    ),
     (
         "smollm3",
         r#"{

@@ -99,6 +99,71 @@ const ROBERTA: &[(&str, Given)] = &[
     OFFSET,
 ];
 
+/// SigLIP's blocks; the head projects the last position.
+const SIGLIP: &[(&str, Given)] = &[
+    LAYER_NORM,
+    NO_GATE,
+    BIASES,
+    HEAD_BIAS,
+    LEARNED,
+    ("pooler", Given::Bool(false)),
+    ("head", Given::Str("vector")),
+];
+const SIGLIP_WHOLE: &[(&str, Given)] = &[
+    LAYER_NORM,
+    NO_GATE,
+    BIASES,
+    HEAD_BIAS,
+    LEARNED,
+    ("pooler", Given::Bool(false)),
+    ("head", Given::Str("contrastive")),
+    ("sigmoid_loss", Given::Bool(true)),
+];
+const SIGLIP_TEXT: &[Field] = &[
+    field(
+        &["layer_norm_eps"],
+        Meaning::Default("norm_eps", Given::Float(1e-6)),
+    ),
+    field(
+        &["hidden_act"],
+        Meaning::Choice(
+            "activation",
+            &[
+                ("gelu_pytorch_tanh", "gelu_tanh"),
+                ("gelu", "gelu"),
+                ("gelu_new", "gelu_tanh"),
+            ],
+        ),
+    ),
+    number(
+        &["max_position_embeddings"],
+        "max_seq_len",
+        |file| {
+            let rows = file("max_position_embeddings");
+            Ok(Some(rows.unwrap_or_else(|| 64.into())))
+        },
+        |model| Some(model["max_seq_len"].clone()),
+    ),
+    derived("vector_width", &["projection_size"], |file| {
+        Ok(file("projection_size").or_else(|| file("hidden_size")))
+    }),
+];
+
+/// Returns the row of a text tower with SigLIP's code.
+const fn siglip(
+    model_type: &'static str,
+    architecture: &'static str,
+    fixed: &'static [(&'static str, Given)],
+) -> HfType {
+    HfType {
+        model_type,
+        architecture,
+        fixed,
+        common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS],
+        fields: SIGLIP_TEXT,
+    }
+}
+
 pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "bert",
@@ -314,6 +379,11 @@ pub(super) const TYPES: &[HfType] = &[
             ),
         ],
     },
+    siglip("siglip_text_model", "SiglipTextModel", SIGLIP),
+    siglip("siglip2_text_model", "Siglip2TextModel", SIGLIP),
+    // The text towers of the whole, whose results are compared with images.
+    siglip("siglip", "SiglipModel", SIGLIP_WHOLE),
+    siglip("siglip2", "Siglip2Model", SIGLIP_WHOLE),
     HfType {
         model_type: "albert",
         architecture: "AlbertForMaskedLM",

@@ -68,6 +68,24 @@ const BIGCODE_PACKING: Field = derived("packed_qkv", &[], |file| {
     Ok(Some(if one { "concatenated" } else { "per_head" }.into()))
 });
 
+const CLIP_TEXT: &[Field] = &[
+    LAYER_EPS_5,
+    QUICK_GELU,
+    number(
+        &["max_position_embeddings"],
+        "max_seq_len",
+        |file| {
+            let rows = file("max_position_embeddings");
+            Ok(Some(rows.unwrap_or_else(|| 77.into())))
+        },
+        |model| Some(model["max_seq_len"].clone()),
+    ),
+    field(
+        &["projection_dim"],
+        Meaning::Default("vector_width", Given::Int(512)),
+    ),
+];
+
 pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "phi",
@@ -200,20 +218,21 @@ pub(super) const TYPES: &[HfType] = &[
             ("head", Given::Str("none")),
         ],
         common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS],
-        fields: &[
-            LAYER_EPS_5,
-            QUICK_GELU,
-            number(
-                &["max_position_embeddings"],
-                "max_seq_len",
-                |file| {
-                    let rows = file("max_position_embeddings");
-                    Ok(Some(rows.unwrap_or_else(|| 77.into())))
-                },
-                |model| Some(model["max_seq_len"].clone()),
-            ),
-            derived("num_labels", &["projection_dim"], |_| Ok(None)),
+        fields: CLIP_TEXT,
+    },
+    // The language model of the whole, whose result is compared with images.
+    HfType {
+        model_type: "clip",
+        architecture: "CLIPModel",
+        fixed: &[
+            LAYER_NORM,
+            NO_GATE,
+            LEARNED,
+            ALL_BIASES,
+            ("head", Given::Str("contrastive")),
         ],
+        common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS],
+        fields: CLIP_TEXT,
     },
     HfType {
         model_type: "opt",

@@ -1,8 +1,10 @@
 //! Types with state-space layers or linear attention.
 
-use super::experts::{NORMALIZED, ROUTE_SCALE};
+use super::experts::{
+    EXPERT_FFN, EXPERTS as ALL_EXPERTS, KEPT_GROUPS, NORMALIZED, ROUTE_SCALE, shared,
+};
 use super::routed::mlp_types;
-use super::{HIDDEN_ACT, PARTIAL, derived, number};
+use super::{HIDDEN_ACT, PARTIAL, RMS_EPS_5, derived, number};
 use crate::models::hf::{
     FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, TIED,
     VOCAB, field,
@@ -91,6 +93,64 @@ fn delta_sizes(file: Fields<'_>, projections: u64) -> Value {
         "conv": integer(file, "linear_conv_kernel_dim", 4),
         "projections": projections,
     })
+}
+
+/// Returns the heads of Kimi Linear's layers with the delta rule, the width of one, and the
+/// positions that the convolution sees. An object of published files has precedence.
+fn kimi_sizes(file: Fields<'_>) -> [u64; 3] {
+    let inner = file("linear_attn_config");
+    let of = |theirs: &str, name: &str, default| {
+        let nested = inner.as_ref().and_then(|all| all.get(theirs)?.as_u64());
+        nested.unwrap_or_else(|| integer(file, name, default))
+    };
+    [
+        of("num_heads", "linear_num_heads", 32),
+        of("head_dim", "linear_head_dim", 128),
+        of("short_conv_kernel_size", "linear_conv_kernel_dim", 4),
+    ]
+}
+
+/// Every fourth layer after the first has latent attention unless a list says otherwise; those of
+/// the object of published files count from 1.
+fn kimi_layers(file: Fields<'_>) -> Result<Option<Value>, String> {
+    let listed = words(file, "layer_types");
+    let inner = file("linear_attn_config");
+    let named = |name: &str| {
+        inner
+            .as_ref()
+            .and_then(|all| all.get(name)?.as_array().cloned())
+    };
+    let both = named("full_attn_layers").zip(named("kda_layers"));
+    let n = layers(file);
+    let kind = |layer: u64| {
+        if let Some(listed) = &listed {
+            return match listed.get(layer as usize).map(String::as_str) {
+                Some(FULL) => Ok(FULL),
+                Some(LINEAR) => Ok(LINEAR),
+                _ => Err(format!(
+                    "`layer_types` must name {FULL} or {LINEAR} for each layer"
+                )),
+            };
+        }
+        let Some((full, delta)) = &both else {
+            return Ok(if layer > 0 && layer % 4 == 0 {
+                FULL
+            } else {
+                LINEAR
+            });
+        };
+        let has = |list: &[Value]| list.contains(&(layer + 1).into());
+        match (has(full), has(delta)) {
+            (true, false) => Ok(FULL),
+            (false, true) => Ok(LINEAR),
+            _ => Err(format!(
+                "`linear_attn_config`: layer {} must be in one of `full_attn_layers` and `kda_layers`",
+                layer + 1
+            )),
+        }
+    };
+    let all: Vec<&str> = (0..n).map(kind).collect::<Result<_, _>>()?;
+    Ok(Some(repeated(&all)))
 }
 
 const PARTIAL_QUARTER: Field = Field {
@@ -656,6 +716,108 @@ pub(super) const EXPERTS: &[HfType] = &[
             SPARSE,
             &[delta(DeltaProjections::Four)],
         ),
+    },
+    HfType {
+        model_type: "kimi_linear",
+        architecture: "KimiLinearForCausalLM",
+        fixed: &[("router", Given::Str("sigmoid")), NO_POSITIONS],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            HIDDEN_ACT,
+            RMS_EPS_5,
+            TIED,
+            EXPERT_FFN,
+            ALL_EXPERTS,
+            KEPT_GROUPS,
+            ATTENTION_BIAS,
+        ],
+        fields: &[
+            Field {
+                names: &["max_position_embeddings", "model_max_length"],
+                ..POSITIONS
+            },
+            Field {
+                names: &["num_experts_per_token", "num_experts_per_tok"],
+                meaning: Meaning::Default("top_k", Given::Int(8)),
+            },
+            Field {
+                names: &["moe_renormalize", "norm_topk_prob"],
+                ..NORMALIZED
+            },
+            Field {
+                meaning: Meaning::Default("route_scale", Given::Float(2.446)),
+                ..ROUTE_SCALE
+            },
+            Field {
+                names: &["num_expert_group", "n_group"],
+                meaning: Meaning::Optional("router_groups"),
+            },
+            derived(
+                "shared_expert_ffn",
+                &["num_shared_experts", "n_shared_experts"],
+                |file| shared(file, &["num_shared_experts", "n_shared_experts"], 1),
+            ),
+            field(
+                &["kv_lora_rank"],
+                Meaning::Default("kv_lora_rank", Given::Int(512)),
+            ),
+            field(&["q_lora_rank"], Meaning::Optional("q_lora_rank")),
+            field(
+                &["qk_rope_head_dim"],
+                Meaning::Default("qk_rope_head_dim", Given::Int(64)),
+            ),
+            field(
+                &["v_head_dim"],
+                Meaning::Default("v_head_dim", Given::Int(128)),
+            ),
+            derived(
+                "head_dim",
+                // The file's `head_dim` is read by nothing.
+                &["qk_nope_head_dim", "qk_head_dim", "head_dim", "rope_theta"],
+                |file| {
+                    let of = |name, default| integer(file, name, default);
+                    Ok(Some(
+                        (of("qk_nope_head_dim", 128) + of("qk_rope_head_dim", 64)).into(),
+                    ))
+                },
+            ),
+            field(&["mla_use_nope"], Meaning::On),
+            field(&["moe_router_activation_func"], Meaning::Word(&["sigmoid"])),
+            derived("layer_types", &["layer_types"], kimi_layers),
+            mlp_types::<1>(),
+            derived(
+                "linear_attention",
+                &[
+                    "linear_attn_config",
+                    "linear_head_dim",
+                    "linear_num_heads",
+                    "linear_conv_kernel_dim",
+                    "use_grouped_topk",
+                    "moe_layer_freq",
+                    "num_nextn_predict_layers",
+                    "output_router_logits",
+                ],
+                |file| {
+                    if integer(file, "moe_layer_freq", 1) != 1 {
+                        return Err("`moe_layer_freq` must be 1".to_owned());
+                    }
+                    let [heads, width, conv] = kimi_sizes(file);
+                    Ok(Some(json!({
+                        "key_heads": heads,
+                        "value_heads": heads,
+                        "key_dim": width,
+                        "value_dim": width,
+                        "conv": conv,
+                        "gate_rank": width,
+                    })))
+                },
+            ),
+        ],
     },
     HfType {
         model_type: "nemotron_h",

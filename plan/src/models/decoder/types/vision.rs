@@ -1,7 +1,9 @@
 //! Types that encode images.
 
 use super::{LAYER_EPS_5, QUICK_GELU, derived, number, size};
-use crate::models::hf::{FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, field};
+use crate::models::hf::{
+    BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, field,
+};
 use serde_json::Value;
 
 /// Returns the number of patches of an image, whose edge is `image` unless the file says otherwise;
@@ -54,6 +56,10 @@ const EPS_12: Field = field(
     &["layer_norm_eps"],
     Meaning::Default("norm_eps", Given::Float(1e-12)),
 );
+const EPS_6: Field = field(
+    &["layer_norm_eps"],
+    Meaning::Default("norm_eps", Given::Float(1e-6)),
+);
 const GELU: Field = field(
     &["hidden_act"],
     Meaning::Choice("activation", &[("gelu", "gelu"), ("gelu_new", "gelu_tanh")]),
@@ -71,6 +77,14 @@ const LABELS: Field = derived(
         "pooler_output_size",
     ],
     |file| {
+        let (pooled, width) = (file("pooler_output_size"), file("hidden_size"));
+        if pooled.is_some() && pooled != width {
+            return Err("`pooler_output_size` must be `hidden_size`".to_owned());
+        }
+        match file("pooler_act").as_ref().and_then(Value::as_str) {
+            None | Some("tanh") => {}
+            Some(other) => return Err(format!("`pooler_act` must be tanh, not {other:?}")),
+        }
         let listed = file("id2label").and_then(|l| Some(l.as_object()?.len() as u64));
         Ok(file("num_labels").or(listed.map(Into::into)))
     },
@@ -131,6 +145,126 @@ pub(super) const TYPES: &[HfType] = &[
                 "patch_dim",
                 &["patch_size", "num_channels", "projection_dim"],
                 |file| patch_dim(file, 32),
+            ),
+        ],
+    },
+    // The tower of SigLIP alone, which makes one vector of an image.
+    HfType {
+        model_type: "siglip_vision_model",
+        architecture: "SiglipVisionModel",
+        fixed: &[
+            LAYER_NORM,
+            ("gated_mlp", Given::Bool(false)),
+            BIASES,
+            LEARNED,
+            ("head", Given::Str("none")),
+            ("pooler", Given::Bool(false)),
+            ("class_token", Given::Bool(false)),
+        ],
+        common: &[HIDDEN, FFN, LAYERS, HEADS],
+        fields: &[
+            EPS_6,
+            field(
+                &["hidden_act"],
+                Meaning::Choice(
+                    "activation",
+                    &[
+                        ("gelu_pytorch_tanh", "gelu_tanh"),
+                        ("gelu", "gelu"),
+                        ("gelu_new", "gelu_tanh"),
+                    ],
+                ),
+            ),
+            rows::<224, 16, 0>(),
+            PATCH_DIM_16,
+            field(
+                &["vision_use_head"],
+                Meaning::Default("attention_pooling", Given::Bool(true)),
+            ),
+        ],
+    },
+    // Without an output layer. The code rotates rows of patches only.
+    HfType {
+        model_type: "dinov3_vit",
+        architecture: "DINOv3ViTModel",
+        fixed: &[
+            LAYER_NORM,
+            ("position_embedding", Given::Str("rotary")),
+            ("head", Given::Str("none")),
+            ("pooler", Given::Bool(false)),
+            ("layer_scale", Given::Bool(true)),
+            ("mask_token", Given::Bool(true)),
+        ],
+        common: &[HIDDEN, FFN, LAYERS, HEADS],
+        fields: &[
+            LAYER_EPS_5,
+            field(
+                &["hidden_act"],
+                Meaning::Choice(
+                    "activation",
+                    &[
+                        ("gelu", "gelu"),
+                        ("silu", "silu"),
+                        ("gelu_new", "gelu_tanh"),
+                    ],
+                ),
+            ),
+            field(
+                &["use_gated_mlp"],
+                Meaning::Default("gated_mlp", Given::Bool(false)),
+            ),
+            field(&["query_bias"], Meaning::HasBias(BiasPart::Qkv, true)),
+            field(
+                &["proj_bias"],
+                Meaning::HasBias(BiasPart::AttentionOutput, true),
+            ),
+            field(&["mlp_bias"], Meaning::HasBias(BiasPart::Mlp, true)),
+            derived("key_bias", &["key_bias", "value_bias"], |file| {
+                let has = |name, default| file(name).map_or(default, |on| on == true);
+                let [q, k, v] = [
+                    has("query_bias", true),
+                    has("key_bias", false),
+                    has("value_bias", true),
+                ];
+                match q == v && (q || !k) {
+                    true => Ok(Some(k.into())),
+                    false => Err("`query_bias` and `value_bias` must be equal, and true if `key_bias` is: other biases are not planned".to_owned()),
+                }
+            }),
+            field(
+                &["rope_theta"],
+                Meaning::Default("rope_theta", Given::Float(100.0)),
+            ),
+            field(
+                &["num_register_tokens"],
+                Meaning::Default("register_tokens", Given::Int(0)),
+            ),
+            number(
+                &["image_size"],
+                "max_seq_len",
+                |file| {
+                    let registers = file("num_register_tokens").and_then(|n| n.as_u64());
+                    let learned = 1 + registers.unwrap_or(0);
+                    Ok(Some((patches(file, 224, 16)? + learned).into()))
+                },
+                |_| None,
+            ),
+            PATCH_DIM_16,
+            derived(
+                "num_labels",
+                &[
+                    "layerscale_value",
+                    "drop_path_rate",
+                    "pos_embed_shift",
+                    "pos_embed_jitter",
+                    "pos_embed_rescale",
+                    "stage_names",
+                    "out_features",
+                    "out_indices",
+                    "apply_layernorm",
+                    "reshape_hidden_states",
+                ],
+                |_| Ok(None),
             ),
         ],
     },

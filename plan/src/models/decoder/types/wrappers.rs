@@ -1,8 +1,8 @@
 //! Types that put a tower of images or sounds in front of a language model.
 //!
 //! A file has the tower in `vision_config` or `audio_config` and the language model in
-//! `text_config`. One image per sample is planned: of the size that the tower was trained with, or of
-//! 1,024 patches in towers that take images of any size. A sound is as long as the tower's positions.
+//! `text_config`. One image per sample is planned: of the size that the tower was trained with, or
+//! of 1,024 patches in towers that take images of any size. A sound fills the tower's positions.
 
 use crate::models::hf::{Fields, HfWrapper, Ties};
 use serde_json::{Value, json};
@@ -408,6 +408,66 @@ fn clip(t: &Tower<'_>) -> Result<Value, String> {
             "pre_norm": true,
         }),
     ))
+}
+
+/// The tower of CLIP, which makes one vector of an image.
+fn clip_whole(file: Fields<'_>) -> Result<Value, String> {
+    for name in ["text_config_dict", "vision_config_dict"] {
+        if file(name).is_some_and(|given| given != json!({})) {
+            return Err(format!(
+                "`{name}` must be null: its fields belong into `{}`",
+                name.trim_end_matches("_dict")
+            ));
+        }
+    }
+    let t = Tower::new(file).unwrap_or_else(|_| Tower {
+        file,
+        config: json!({}),
+    });
+    let text = file("text_config");
+    let inner = text
+        .as_ref()
+        .and_then(|t| t.get("projection_dim")?.as_u64());
+    let (inner, outer) = (inner.unwrap_or(512), t.outer("projection_dim", 512));
+    if inner != outer {
+        return Err(format!(
+            "`text_config.projection_dim` ({inner}) must be `projection_dim` ({outer}), which the whole uses"
+        ));
+    }
+    Ok(with(
+        clip(&t)?,
+        json!({ "vector": true, "projector_bias": false }),
+    ))
+}
+
+/// The tower of SigLIP, whose pooled rows are one vector of an image.
+fn siglip_whole(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file).unwrap_or_else(|_| Tower {
+        file,
+        config: json!({}),
+    });
+    if !t.flag("vision_use_head", true) {
+        return Err("`vision_config.vision_use_head` must be true".to_owned());
+    }
+    let tower = siglip(&t)?;
+    let text = t.text("projection_size", t.text("hidden_size", 768));
+    match tower["hidden"].as_u64() {
+        Some(width) if width != text => Err(format!(
+            "`text_config.projection_size` ({text}) must be `vision_config.hidden_size` ({width})"
+        )),
+        _ => Ok(with(tower, json!({ "vector": true, "projector": false }))),
+    }
+}
+
+/// The same with images of any shape: `num_patches` of them at most.
+fn siglip2_whole(file: Fields<'_>) -> Result<Value, String> {
+    let mut tower = siglip_whole(file)?;
+    let vision = file("vision_config").unwrap_or_else(|| json!({}));
+    let patches = vision.get("num_patches").and_then(Value::as_u64);
+    for name in ["patches", "positions"] {
+        tower[name] = patches.unwrap_or(256).into();
+    }
+    Ok(tower)
 }
 
 /// Pixtral's tower.
@@ -948,6 +1008,27 @@ pub const WRAPPERS: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("glm4v_text", "glm4v_text")],
         vision: glm4v,
+    },
+    HfWrapper {
+        model_type: "clip",
+        architecture: "CLIPModel",
+        ties: Ties::Never,
+        text: &[("clip_text_model", "clip")],
+        vision: clip_whole,
+    },
+    HfWrapper {
+        model_type: "siglip",
+        architecture: "SiglipModel",
+        ties: Ties::Never,
+        text: &[("siglip_text_model", "siglip")],
+        vision: siglip_whole,
+    },
+    HfWrapper {
+        model_type: "siglip2",
+        architecture: "Siglip2Model",
+        ties: Ties::Never,
+        text: &[("siglip2_text_model", "siglip2")],
+        vision: siglip2_whole,
     },
     HfWrapper {
         model_type: "mllama",
