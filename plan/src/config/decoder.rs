@@ -203,6 +203,11 @@ pub enum LayerType {
     Hybrid,
     /// A gated short convolution in place of attention (LFM2).
     Conv,
+    /// The recurrence of RWKV-4 in place of attention, with a feed-forward layer that reads the
+    /// position before, too.
+    Rwkv,
+    /// A gated linear recurrence in place of attention (RecurrentGemma).
+    RgLru,
     /// What a tower makes, in place of earlier positions. What the layer adds is multiplied by
     /// learned gates (Llama 3.2 Vision).
     Cross,
@@ -221,6 +226,8 @@ words!(LayerType {
     Mamba2 = "mamba2",
     Hybrid = "hybrid",
     Conv = "conv",
+    Rwkv = "rwkv",
+    RgLru = "rg_lru",
     Cross = "cross_attention",
     FullGated = "full_attention_gated",
     None = "none",

@@ -15,7 +15,7 @@ pub struct Ssm {
     pub conv: u64,
     /// Rank of the projection that makes time steps (Mamba).
     pub dt_rank: u64,
-    /// Heads; their channels share a decay (Mamba-2).
+    /// Heads; their channels share a decay (Mamba-2), or have gates of their own (RecurrentGemma).
     pub heads: u64,
     /// Groups of heads with the same inputs and outputs of states (Mamba-2).
     pub groups: u64,

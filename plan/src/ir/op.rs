@@ -637,4 +637,22 @@ ops! {
         /// As in the forward op.
         stride: u64 = 2,
     };
+    /// `x, w, bias -> y`: one linear layer per head: `x` is `[batch, seq, heads, in]`, `w` is
+    /// `[heads, in, out]`, `bias` is `[heads, out]`.
+    HeadLinear;
+    /// `d_y, x, w, bias -> d_x, d_w, d_bias` of [`HeadLinear`].
+    HeadLinearGrad;
+    /// `k, v, decay, first -> y`: the recurrence of RWKV-4. `k` and `v` are `[batch, seq, inner]`,
+    /// the others `[inner]`. Each result is the mean of the values so far, weighted by `exp(k)`,
+    /// with weights that decay by `exp(-exp(decay))` per position, and by `exp(first + k)` for its
+    /// own.
+    Wkv;
+    /// `d_y, k, v, decay, first -> d_k, d_v, d_decay, d_first` of [`Wkv`].
+    WkvGrad;
+    /// `x, i, r, a -> y`: the recurrence of RG-LRU. `a` is `[inner]`, the others are `[batch, seq,
+    /// inner]`: `y = decay * y + sqrt(1 - decay^2) * sigmoid(i) * x`, with `decay = exp(-8 *
+    /// sigmoid(r) * softplus(a))`.
+    RgLru;
+    /// `d_y, x, i, r, a -> d_x, d_i, d_r, d_a` of [`RgLru`].
+    RgLruGrad;
 }

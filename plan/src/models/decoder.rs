@@ -21,6 +21,7 @@ mod output;
 mod pooling;
 mod recurrent;
 mod router_losses;
+mod rwkv;
 mod seq2seq;
 mod shared_keys;
 pub(super) mod spec;
@@ -50,6 +51,7 @@ use mlp::Mlp;
 use norm::Norm;
 use output::Output;
 use recurrent::Recurrent;
+use rwkv::ChannelMix;
 use seq2seq::{Encoder, RelativeBias};
 use shared_keys::SharedKeys;
 use streams::Streams;
@@ -157,6 +159,8 @@ impl Mixer {
 
 enum FeedForward {
     Dense(Mlp),
+    /// That of RWKV.
+    ChannelMix(ChannelMix),
     Experts(Experts),
     /// Both, whose results are added.
     DenseAndExperts(Mlp, DenseAndExperts),
@@ -167,6 +171,9 @@ impl FeedForward {
         if m.family == Family::Moe && m.options.experts.dense_and_experts {
             return Self::DenseAndExperts(Mlp::new(d, block, m), DenseAndExperts::new(d, block, m));
         }
+        if m.layer_type(layer) == LayerType::Rwkv {
+            return Self::ChannelMix(ChannelMix::new(d, block, m));
+        }
         match m.mlp_type(layer) {
             MlpType::Sparse => Self::Experts(Experts::new(d, block, m)),
             MlpType::Dense | MlpType::None => Self::Dense(Mlp::new(d, block, m)),
@@ -176,6 +183,7 @@ impl FeedForward {
     fn module(&self) -> ModuleId {
         match self {
             Self::Dense(mlp) | Self::DenseAndExperts(mlp, _) => mlp.module,
+            Self::ChannelMix(mix) => mix.module,
             Self::Experts(experts) => experts.module,
         }
     }
@@ -184,6 +192,7 @@ impl FeedForward {
     fn norms(&self) -> [Option<Norm>; 2] {
         match self {
             Self::Dense(mlp) | Self::DenseAndExperts(mlp, _) => [mlp.norm, mlp.sum_norm],
+            Self::ChannelMix(mix) => [Some(mix.norm), None],
             Self::Experts(experts) => [experts.norm, experts.sum_norm],
         }
     }
@@ -198,6 +207,7 @@ impl FeedForward {
     ) -> ValueId {
         match self {
             Self::Dense(mlp) => mlp.forward(b, y),
+            Self::ChannelMix(mix) => mix.forward(b, y),
             Self::DenseAndExperts(mlp, experts) => {
                 let dense = mlp.inner(b, y);
                 let (sum, logits) = experts.add(b, x, dense);
@@ -413,6 +423,8 @@ impl Block {
             | LayerType::Mamba
             | LayerType::Mamba2
             | LayerType::Conv
+            | LayerType::Rwkv
+            | LayerType::RgLru
             | LayerType::Cross
             | LayerType::None => None,
         };

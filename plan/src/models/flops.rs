@@ -164,6 +164,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
 fn state_flops(m: &Model, layer: usize) -> u64 {
     let (ssm, linear) = (&m.options.ssm, &m.options.linear_attention);
     match (m.layer_type(layer), ssm, linear) {
+        (LayerType::Rwkv | LayerType::RgLru, Some(of), _) => 4 * of.inner,
         (LayerType::Mamba | LayerType::Mamba2 | LayerType::Hybrid, Some(of), _) => {
             4 * of.inner * of.state
         }

@@ -204,6 +204,80 @@ impl Scan for op::GatedDelta {
     }
 }
 
+impl Scan for op::HeadLinear {
+    fn inputs(&self) -> &'static [Operand] {
+        const ALL: &[Operand] = &[any("the input"), any("the weight"), any("the bias")];
+        ALL
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        &RESULT_AND_STATES[..1]
+    }
+
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        2 * at.input(first).numel() * at.input(first + 1).cols()
+    }
+
+    fn class_of(&self, at: &Operands<'_>, first: usize, flops: u64) -> KernelClass {
+        let (x, w) = (&at.input(first).shape, &at.input(first + 1).shape);
+        let (m, n, batch) = (x[0] * x[1], w[2], w[0]);
+        let k = (flops / (2 * m * n * batch).max(1)).max(1);
+        KernelClass::Gemm { m, n, k, batch }
+    }
+}
+
+impl Scan for op::Wkv {
+    fn inputs(&self) -> &'static [Operand] {
+        const ALL: &[Operand] = &[
+            any("k"),
+            any("v"),
+            any("the decay"),
+            any("the first weight"),
+        ];
+        ALL
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        &RESULT_AND_STATES[..1]
+    }
+
+    /// Four exponentials per number, for the result and for the state, and sums of three terms.
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        (4 * GATE_FLOPS + 16) * at.input(first).numel()
+    }
+
+    /// Memory bounds it, as it does the selective scan.
+    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
+        KernelClass::Strided
+    }
+}
+
+impl Scan for op::RgLru {
+    fn inputs(&self) -> &'static [Operand] {
+        const ALL: &[Operand] = &[
+            any("the input"),
+            any("the gate of the input"),
+            any("the gate of the decay"),
+            any("a"),
+        ];
+        ALL
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        &RESULT_AND_STATES[..1]
+    }
+
+    /// Two gates, two exponentials and a root per number, and the update.
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        (5 * GATE_FLOPS + 6) * at.input(first).numel()
+    }
+
+    /// Memory bounds it, as it does the selective scan.
+    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
+        KernelClass::Strided
+    }
+}
+
 /// Defines a forward and a backward operation, with the attributes that both have.
 macro_rules! scan {
     ($Forward:ident, $name:literal, $Grad:ident, $grad_name:literal) => {
@@ -324,3 +398,11 @@ scan!(
     "gated_delta_rule_backward",
     chunk
 );
+scan!(
+    HeadLinear,
+    "head_linear",
+    HeadLinearGrad,
+    "head_linear_backward"
+);
+scan!(Wkv, "wkv", WkvGrad, "wkv_backward");
+scan!(RgLru, "rg_lru", RgLruGrad, "rg_lru_backward");

@@ -185,6 +185,10 @@ WRAPPERS |= {
     "siglip-keys": dict(text_config=dict(CLIP_TEXT), vision_config=dict(TOWER, hidden_size=64, num_channels=1)),
     "siglip2": dict(text_config=dict(CLIP_TEXT, projection_size=48), vision_config=dict(TOWER, num_patches=16)),
 }
+HYBRIDS |= {
+    "rwkv": dict(vocab_size=256, hidden_size=64, num_hidden_layers=3), "rwkv-keys": dict(vocab_size=256, hidden_size=64, num_hidden_layers=3, attention_hidden_size=96, intermediate_size=112, tie_word_embeddings=True),
+    "recurrent_gemma": dict(LLAMA, num_hidden_layers=4, num_key_value_heads=1), "recurrent_gemma-keys": dict(LLAMA, lru_width=96, conv1d_width=3, block_types=["attention", "recurrent"], attention_bias=True, tie_word_embeddings=False),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),

@@ -31,4 +31,5 @@ macro_rules! priced_only {
 priced_only!(CausalConv1d CausalConv1dGrad SelectiveScan SelectiveScanGrad);
 priced_only!(BiasedAttention BiasedAttentionGrad Indexer);
 priced_only!(ChunkScan ChunkScanGrad GatedDelta GatedDeltaGrad);
+priced_only!(HeadLinear HeadLinearGrad Wkv WkvGrad RgLru RgLruGrad);
 priced_only!(Conv1d Conv1dGradInput Conv1dGradWeight);

@@ -355,6 +355,12 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         | OpKind::GatedDeltaGrad(_)
         | OpKind::BiasedAttention(_)
         | OpKind::BiasedAttentionGrad(_)
+        | OpKind::HeadLinear
+        | OpKind::HeadLinearGrad
+        | OpKind::Wkv
+        | OpKind::WkvGrad
+        | OpKind::RgLru
+        | OpKind::RgLruGrad
         | OpKind::Conv1d(_)
         | OpKind::Conv1dGradInput(_)
         | OpKind::Conv1dGradWeight(_)

@@ -7,7 +7,7 @@ use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, ROOT};
 use crate::models::loss;
 
-/// Learned factor and summand of the products of vectors.
+/// Learned factor and summand of the dot products of vectors.
 pub(super) struct Contrast {
     scale: Layer,
     bias: Option<Layer>,

@@ -273,6 +273,14 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             norm: "model.layer_norm",
             ..OPT_LAYERS
         },
+        "rwkv" => Names {
+            embedding: "rwkv.embeddings",
+            embedding_norm: "rwkv.blocks.0.pre_ln",
+            blocks: "rwkv.blocks",
+            norm: "rwkv.ln_out",
+            head: "head",
+            ..LLAMA
+        },
         "whisper" => Names {
             embedding: "model.decoder.embed_tokens",
             positions: "model.decoder.embed_positions",

@@ -9,7 +9,8 @@ use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 use crate::models::defaults;
 
-/// `nn.MultiheadAttention` of the query to all rows, then a feed-forward layer on a residual stream.
+/// `nn.MultiheadAttention` of the query to all rows, then a feed-forward layer whose result is
+/// added.
 pub(super) struct Pooling {
     module: ModuleId,
     query: Layer,

@@ -1,12 +1,15 @@
 //! Layers with a state that runs over the positions, in place of attention.
 
 use super::norm::Norm;
+use super::rwkv::TimeMix;
 use super::{normalized, scaled};
 use crate::config::{LayerType, LinearAttention, Model, Ssm};
 use crate::graph::ValueId;
 use crate::ir::{ModuleId, ModuleKind, OpKind, op};
+use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
+use crate::models::defaults;
 use smallvec::SmallVec;
 
 /// Positions between the states that a selective scan saves (`selective_scan_fn`).
@@ -26,6 +29,8 @@ enum Kind {
     Mamba2(Mamba2),
     Delta(GatedDelta),
     Conv(ShortConv),
+    Rwkv(TimeMix),
+    RgLru(RgLru),
 }
 
 impl Recurrent {
@@ -63,6 +68,12 @@ impl Recurrent {
             (LayerType::Conv, Some(of), _) => {
                 declare("conv", &|d, at| Kind::Conv(ShortConv::new(d, at, m, of)))
             }
+            (LayerType::Rwkv, Some(of), _) => {
+                declare("attention", &|d, at| Kind::Rwkv(TimeMix::new(d, at, m, of)))
+            }
+            (LayerType::RgLru, Some(of), _) => {
+                declare("recurrent", &|d, at| Kind::RgLru(RgLru::new(d, at, m, of)))
+            }
             _ => return None,
         })
     }
@@ -75,6 +86,8 @@ impl Recurrent {
                 Kind::Mamba2(layer) => layer.forward(b, y),
                 Kind::Delta(layer) => layer.forward(b, y),
                 Kind::Conv(layer) => layer.forward(b, y),
+                Kind::Rwkv(layer) => layer.forward(b, y),
+                Kind::RgLru(layer) => layer.forward(b, y),
             };
             scaled(b, out, b.s.model.options.residual_multiplier)
         })
@@ -391,6 +404,73 @@ impl ShortConv {
         let x = b.g.binary(OpKind::Mul, before, x);
         let x = convolve(b, self.conv, x, false);
         let x = b.g.binary(OpKind::Mul, after, x);
+        b.linear(self.output, x)
+    }
+}
+
+/// RecurrentGemma's layer: a convolution and a linear recurrence, times an activated projection.
+/// The code of transformers runs the recurrence position by position; the plan has one operation.
+struct RgLru {
+    of: Ssm,
+    /// Make what is multiplied at the end, and what is convolved.
+    inputs: [Layer; 2],
+    conv: Layer,
+    /// Weights and biases of the gates of inputs and of decays, head by head.
+    gates: [[Layer; 2]; 2],
+    decay: Layer,
+    output: Layer,
+}
+
+impl RgLru {
+    fn new(d: &mut Declare, at: ModuleId, m: &Model, of: &Ssm) -> Self {
+        let (h, inner, n) = (m.hidden, of.inner, of.heads);
+        let width = inner / n;
+        let mut gate = |name: &str| {
+            let module = d.module(at, name, ModuleKind::Layer);
+            let weight = d.parameters(module, "", &[n, width, width], false);
+            let bias = d.module(module, "bias", ModuleKind::Layer);
+            [weight, d.parameters(bias, "", &[n, width], false)]
+        };
+        let gates = [gate("input_gate"), gate("recurrent_gate")];
+        Self {
+            of: of.clone(),
+            inputs: [
+                d.linear(at, ("y", "temporal_block.linear_y"), [inner, h], of.bias),
+                d.linear(at, ("x", "temporal_block.linear_x"), [inner, h], of.bias),
+            ],
+            conv: conv(d, at, inner, of.conv, of.conv_bias),
+            gates,
+            decay: raw(d, at, "recurrent_param", &[inner]),
+            output: d.linear(
+                at,
+                ("out", "temporal_block.linear_out"),
+                [h, inner],
+                of.bias,
+            ),
+        }
+    }
+
+    fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
+        let branch = b.linear(self.inputs[0], y);
+        let activation = defaults::activation(&b.s.model);
+        let branch = activate(b, activation, branch);
+        let x = b.linear(self.inputs[1], y);
+        let x = convolve(b, self.conv, x, false);
+        let by_head = heads(b, x, self.of.heads);
+        let shape = b.g.value(by_head).shape.clone();
+        let rows = b.g.value(x).shape.clone();
+        let gates = self.gates.map(|[weight, bias]| {
+            let (w, bias) = (b.weight(weight), b.weight(bias));
+            let inputs = [by_head, w, bias];
+            let gate = b.within(weight.module(), |b| {
+                b.compute(OpKind::HeadLinear, &inputs, &[&shape])[0]
+            });
+            b.g.reshape(gate, &rows)
+        });
+        let decay = b.weight(self.decay);
+        let inputs = [x, gates[0], gates[1], decay];
+        let x = b.compute(OpKind::RgLru, &inputs, &[&rows])[0];
+        let x = b.g.binary(OpKind::Mul, x, branch);
         b.linear(self.output, x)
     }
 }

@@ -256,6 +256,12 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         | OpKind::SelectiveScanGrad
         | OpKind::ChunkScan(_)
         | OpKind::ChunkScanGrad(_)
+        | OpKind::HeadLinear
+        | OpKind::HeadLinearGrad
+        | OpKind::Wkv
+        | OpKind::WkvGrad
+        | OpKind::RgLru
+        | OpKind::RgLruGrad
         | OpKind::GatedDelta(_)
         | OpKind::GatedDeltaGrad(_) => scans(op),
         _ => {
@@ -273,6 +279,18 @@ fn scans(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
     let (inputs, result, saved) = match op {
         OpKind::CausalConv1d(_) | OpKind::CausalConv1dGrad(_) => {
             let inputs = vec![row.clone(), numbers(&[6, 1, 3]), numbers(&[6])];
+            (inputs, row, None)
+        }
+        OpKind::HeadLinear | OpKind::HeadLinearGrad => {
+            let inputs = vec![wide(4, 3), numbers(&[4, 3, 5]), numbers(&[4, 5])];
+            (inputs, wide(4, 5), None)
+        }
+        OpKind::Wkv | OpKind::WkvGrad => {
+            let inputs = vec![row.clone(), row.clone(), numbers(&[6]), numbers(&[6])];
+            (inputs, row, None)
+        }
+        OpKind::RgLru | OpKind::RgLruGrad => {
+            let inputs = vec![row.clone(), row.clone(), row.clone(), numbers(&[6])];
             (inputs, row, None)
         }
         OpKind::SelectiveScan | OpKind::SelectiveScanGrad => {

@@ -4,7 +4,7 @@ use super::experts::{
     EXPERT_FFN, EXPERTS as ALL_EXPERTS, KEPT_GROUPS, NORMALIZED, ROUTE_SCALE, shared,
 };
 use super::routed::mlp_types;
-use super::{HIDDEN_ACT, PARTIAL, RMS_EPS_5, derived, number};
+use super::{HIDDEN_ACT, PARTIAL, PARTIAL_HALF, RMS_EPS_5, derived, number};
 use crate::models::hf::{
     FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, TIED,
     VOCAB, field,
@@ -283,6 +283,143 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: &[MAMBA_LAYERS, NO_MLP, NO_POSITIONS, ONE_HEAD],
         common: &[VOCAB, HIDDEN, LAYERS],
         fields: &[MAMBA_EPS, MAMBA_SIZES, TIED_BY_DEFAULT],
+    },
+    HfType {
+        model_type: "rwkv",
+        architecture: "RwkvForCausalLM",
+        fixed: &[
+            ("layer_types", Given::Words(&["rwkv"])),
+            ("norm", Given::Str("layer_norm")),
+            ("embedding_norm", Given::Bool(true)),
+            NO_POSITIONS,
+            ONE_HEAD,
+        ],
+        common: &[VOCAB, HIDDEN, LAYERS, TIED],
+        fields: &[
+            MAMBA_EPS,
+            derived("ffn", &["intermediate_size"], |file| {
+                let hidden = integer(file, "hidden_size", 4096);
+                Ok(Some(integer(file, "intermediate_size", 4 * hidden).into()))
+            }),
+            // Rescaling is one of inference.
+            derived("ssm", &["attention_hidden_size", "rescale_every"], |file| {
+                let hidden = integer(file, "hidden_size", 4096);
+                let inner = integer(file, "attention_hidden_size", hidden);
+                Ok(Some(json!({ "inner": inner })))
+            }),
+            field(
+                &["context_length"],
+                Meaning::Default("max_seq_len", Given::Int(1024)),
+            ),
+        ],
+    },
+    HfType {
+        model_type: "recurrent_gemma",
+        architecture: "RecurrentGemmaForCausalLM",
+        fixed: &[("norm", Given::Str("rms_norm_unit_offset"))],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            ROPE_THETA,
+            TIED_BY_DEFAULT,
+        ],
+        fields: &[
+            PARTIAL_HALF,
+            field(
+                &["rms_norm_eps"],
+                Meaning::Default("norm_eps", Given::Float(1e-6)),
+            ),
+            field(
+                &["hidden_activation"],
+                Meaning::Choice(
+                    "activation",
+                    &[
+                        ("gelu_pytorch_tanh", "gelu_tanh"),
+                        ("gelu", "gelu"),
+                        ("silu", "silu"),
+                    ],
+                ),
+            ),
+            // Half of it.
+            number(
+                &["intermediate_size"],
+                "ffn",
+                |file| Ok(Some((integer(file, "intermediate_size", 7680) / 2).into())),
+                |model| Some((2 * model["ffn"].as_u64()?).into()),
+            ),
+            derived("bias", &["attention_bias"], |file| {
+                Ok(Some(match flag(file, "attention_bias", false) {
+                    true => true.into(),
+                    false => "all_but_qkv".into(),
+                }))
+            }),
+            field(
+                &["attention_window_size"],
+                Meaning::Default("sliding_window", Given::Int(2048)),
+            ),
+            field(
+                &["logits_soft_cap"],
+                Meaning::Default("logits_softcap", Given::Float(30.0)),
+            ),
+            derived("embedding_multiplier", &["head_dim"], |file| {
+                let hidden = integer(file, "hidden_size", 2560);
+                let head = hidden / integer(file, "num_attention_heads", 10).max(1);
+                match integer(file, "head_dim", head) {
+                    own if own == head => Ok(Some((hidden as f64).sqrt().into())),
+                    own => Err(format!(
+                        "`head_dim` ({own}) must be {head}, as the class computes it"
+                    )),
+                }
+            }),
+            derived("layer_types", &["block_types", "_block_types"], |file| {
+                let listed = words(file, "block_types").or_else(|| words(file, "_block_types"));
+                let listed = listed.unwrap_or_else(|| {
+                    ["recurrent", "recurrent", "attention"]
+                        .map(str::to_owned)
+                        .into()
+                });
+                let word = |word: &String| match word.as_str() {
+                    "recurrent" | LINEAR => Ok("rg_lru"),
+                    "attention" | "sliding_attention" => Ok("sliding_attention"),
+                    other => Err(format!(
+                        "`block_types` has {other:?}; known are recurrent and attention"
+                    )),
+                };
+                let all: Vec<&str> = listed.iter().map(word).collect::<Result<_, _>>()?;
+                Ok(Some(all.into()))
+            }),
+            derived(
+                "ssm",
+                &[
+                    "lru_width",
+                    "conv1d_width",
+                    "w_init_variance_scale",
+                    "final_w_init_variance_scale",
+                    "embeddings_scale_by_sqrt_dim",
+                ],
+                |file| {
+                    let hidden = integer(file, "hidden_size", 2560);
+                    let (inner, heads) = (
+                        integer(file, "lru_width", hidden),
+                        integer(file, "num_attention_heads", 10),
+                    );
+                    if !inner.is_multiple_of(heads.max(1)) {
+                        return Err(format!(
+                            "`lru_width` ({inner}) must be divisible by `num_attention_heads` ({heads})"
+                        ));
+                    }
+                    Ok(Some(json!({
+                        "inner": inner,
+                        "heads": heads,
+                        "conv": integer(file, "conv1d_width", 4),
+                        "bias": true,
+                    })))
+                },
+            ),
+        ],
     },
     HfType {
         model_type: "mamba2",
