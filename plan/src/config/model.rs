@@ -113,6 +113,8 @@ pub struct ModelOptions {
     pub patch_bias: bool,
     /// A learned row stands for masked patches, which the plan has none of.
     pub mask_token: bool,
+    /// A second layer classifies the row of distillation; scores are the mean of both (DeiT).
+    pub second_classifier: bool,
     /// A learned row for the class comes before the patches.
     pub class_token: bool,
     /// A second learned row follows that of the class.
@@ -272,6 +274,7 @@ impl Default for ModelOptions {
             patch_dim: 768,
             patch_bias: true,
             mask_token: false,
+            second_classifier: false,
             class_token: true,
             distillation_token: false,
             register_tokens: 0,

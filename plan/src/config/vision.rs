@@ -23,6 +23,8 @@ pub struct Vision {
     pub bias: bool,
     /// Those of attention have one, too.
     pub attention_bias: bool,
+    /// Those that make queries, keys and values have one, too.
+    pub qkv_bias: bool,
     /// Keys have a bias if the other linear layers of attention have one.
     pub key_bias: bool,
     /// Norm of the residual stream.
@@ -31,6 +33,8 @@ pub struct Vision {
     pub norm_position: NormPosition,
     /// Queries and keys are normalized.
     pub qk_norm: bool,
+    /// All heads together are, not each head (InternViT).
+    pub whole_qk_norm: bool,
     /// Activation of the feed-forward layer, and of the projector.
     pub activation: Activation,
     /// The activation is multiplied by a second projection of the input.
@@ -120,6 +124,8 @@ pub enum ProjectorNorm {
     Patch,
     /// Concatenated patches, by the tower's kind of norm.
     Merged,
+    /// Concatenated patches, by a LayerNorm.
+    LayerMerged,
     /// Each patch, or the mean of patches, by an RMSNorm.
     RmsPatch,
     /// As `RmsPatch`, without a weight.
@@ -130,6 +136,7 @@ words!(ProjectorNorm {
     None = "none",
     Patch = "patch",
     Merged = "merged",
+    LayerMerged = "layer_merged",
     RmsPatch = "rms_patch",
     RmsPatchNoWeight = "rms_patch_no_weight",
 });
@@ -144,10 +151,12 @@ impl Default for Vision {
             ffn: 3072,
             bias: true,
             attention_bias: true,
+            qkv_bias: true,
             key_bias: true,
             norm: Norm::Layer,
             norm_position: NormPosition::Before,
             qk_norm: false,
+            whole_qk_norm: false,
             activation: Activation::Gelu,
             gated_mlp: false,
             packed_qkv: false,
@@ -260,9 +269,10 @@ impl Vision {
             norm_eps: of.norm_eps,
             rope_theta: 10_000.0,
             max_seq_len: self.rows(),
-            bias: match (self.bias, self.attention_bias) {
-                (true, false) => Bias::Mlp,
-                (all, _) => Bias::from(all),
+            bias: match (self.bias, self.attention_bias, self.qkv_bias) {
+                (true, false, _) => Bias::Mlp,
+                (true, true, false) => Bias::AllButQkv,
+                (all, ..) => Bias::from(all),
             },
             options: ModelOptions {
                 norm: self.norm,
@@ -273,7 +283,10 @@ impl Vision {
                     true => PackedQkv::Concatenated,
                     false => PackedQkv::None,
                 },
-                qk_norm: QkNorm::from(self.qk_norm),
+                qk_norm: match self.whole_qk_norm {
+                    true => QkNorm::Full,
+                    false => QkNorm::from(self.qk_norm),
+                },
                 position_embedding: match self.rotary {
                     true => PositionEmbedding::Rotary,
                     false => PositionEmbedding::None,

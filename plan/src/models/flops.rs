@@ -66,7 +66,8 @@ impl Backward {
 /// Returns how many of `numel` elements of a parameter one token is multiplied by: of a stack of
 /// experts, those of the experts that take it, wherever they are.
 pub(super) fn active(numel: u64, p: &Param, m: &Model) -> u64 {
-    if p.is_stack() {
+    // Weights of convolutions have three dimensions, too.
+    if p.is_stack() && p.name.contains(".experts.") {
         p.row() * m.options.experts.top_k
     } else {
         numel

@@ -363,10 +363,12 @@ const VISION: &[(&str, Accept)] = &[
     ("ffn", SIZE),
     ("bias", Bool),
     ("attention_bias", Bool),
+    ("qkv_bias", Bool),
     ("key_bias", Bool),
     ("norm", Choice(Norm::WORDS)),
     ("norm_position", Choice(NormPosition::WORDS)),
     ("qk_norm", Bool),
+    ("whole_qk_norm", Bool),
     ("activation", Choice(Activation::WORDS)),
     ("gated_mlp", Bool),
     ("packed_qkv", Bool),
@@ -453,6 +455,7 @@ keys! {
     MaskToken: "model" "mask_token" [Bool] "false" "A learned row stands for masked patches, of which the plan has none (DINOv2)";
     ClassToken: "model" "class_token" [Bool] "true" "A learned row for the class comes before the patches; false: there is none (SigLIP)";
     DistillationToken: "model" "distillation_token" [Bool] "false" "A second learned row follows that of the class (DeiT)";
+    SecondClassifier: "model" "second_classifier" [Bool] "false" "A second layer classifies the row of distillation; scores are the mean of both (DeiT)";
     RegisterTokens: "model" "register_tokens" [Integer(0, 65536)] "0" "Learned rows between that of the class and the patches (DINOv3: 4)";
     AttentionPooling: "model" "attention_pooling" [Bool] "false" "Attention with one learned query, then a feed-forward layer, makes one vector of an image (SigLIP)";
     TokenTypes: "model" "token_types" also ["type_vocab_size"] [Integer(0, 65536)] "0" "Rows of the table of token types; 0: no such table (BERT: 2)";

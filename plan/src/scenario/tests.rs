@@ -12,6 +12,7 @@ mod moe;
 mod param_groups;
 mod public_models;
 mod shipped;
+mod towers;
 
 use std::fs;
 use std::path::PathBuf;

@@ -189,6 +189,8 @@ HYBRIDS |= {
     "rwkv": dict(vocab_size=256, hidden_size=64, num_hidden_layers=3), "rwkv-keys": dict(vocab_size=256, hidden_size=64, num_hidden_layers=3, attention_hidden_size=96, intermediate_size=112, tie_word_embeddings=True),
     "recurrent_gemma": dict(LLAMA, num_hidden_layers=4, num_key_value_heads=1), "recurrent_gemma-keys": dict(LLAMA, lru_width=96, conv1d_width=3, block_types=["attention", "recurrent"], attention_bias=True, tie_word_embeddings=False),
 }
+ENCODERS |= {"albert-equal-keys": dict(ALBERT, embedding_size=64)}
+WRAPPERS |= {"internvl-keys": dict(text_config=dict(LLAMA, model_type="qwen2"), vision_config=dict(TOWER, patch_size=[4, 4], image_size=[16, 16], use_qk_norm=True, norm_type="rms_norm"))}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -208,7 +210,7 @@ CASES = {
     "bert": dict(BERT), "roberta": dict(BERT), "xlm-roberta": dict(BERT), "modernbert": dict(BERT, num_hidden_layers=5, pad_token_id=0),
     "llama": dict(LLAMA, attention_bias=True), "granite": dict(LLAMA, mlp_bias=True), "gpt_neox": dict(BERT),
 }
-HEADS = {"vit": "ViTModel", "deit": "DeiTModel", "whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
+HEADS = {"deit-keys": "DeiTForImageClassificationWithTeacher", "albert-equal-keys": "AlbertModel", "vit": "ViTModel", "deit": "DeiTModel", "whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
          "mistral": "MistralForSequenceClassification", "modernbert": "ModernBertForSequenceClassification",
          "nomic_bert": "NomicBertForSequenceClassification", "deberta-v2": "DebertaV2ForSequenceClassification", "electra": "ElectraForQuestionAnswering", "opt-keys": "OPTForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model",
          "albert": "AlbertForSequenceClassification", "albert-keys": "AlbertForTokenClassification", "albert-groups": "AlbertModel", "eurobert": "EuroBertForSequenceClassification", "eurobert-keys": "EuroBertForTokenClassification"}
@@ -232,7 +234,7 @@ asked = sys.argv[1:]
 for name, values in CASES.items():
     if asked and name not in asked:
         continue
-    model_type = re.sub(r"-(parallel|keys|groups|latent|siglip)$", "", name)
+    model_type = re.sub(r"-(parallel|equal-keys|keys|groups|latent|siglip)$", "", name)
     config = AutoConfig.for_model(model_type, **values)
     table = transformers.models.auto.modeling_auto
     causal = table.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if model_type not in ("bert", "roberta", "xlm-roberta", "modernbert", *ENCODERS) else table.MODEL_FOR_MASKED_LM_MAPPING_NAMES

@@ -30,14 +30,19 @@ pub(super) fn sum_width(m: &Model) -> u64 {
     }
 }
 
-/// Declares what projects embedded tokens to the width of the model, if they are not as wide.
+/// Declares what projects embedded tokens to the width of the model: in encoders if they have a
+/// width of their own, which may be the same, in decoders if they are not as wide.
 pub(super) fn projection(d: &mut Declare, at: ModuleId, m: &Model) -> Option<Layer> {
     let encoder = m.family == Family::Bert;
     let names = match encoder {
         true => ("embedding_projection", "electra.embeddings_project"),
         false => ("project_in", "model.decoder.project_in"),
     };
-    (width(m) != m.hidden).then(|| d.linear(at, names, [m.hidden, width(m)], encoder))
+    let narrow = match encoder {
+        true => m.options.embedding_width.is_some(),
+        false => width(m) != m.hidden,
+    };
+    narrow.then(|| d.linear(at, names, [m.hidden, width(m)], encoder))
 }
 
 pub(super) struct Tables {

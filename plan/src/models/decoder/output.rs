@@ -29,6 +29,8 @@ pub(super) struct Output {
     /// `None` for hidden states.
     layer: Option<Layer>,
     contrast: Option<Contrast>,
+    /// Classifies the second row.
+    second: Option<Layer>,
     /// The first position is classified, not the last one.
     first: bool,
 }
@@ -93,6 +95,14 @@ impl Output {
             }
             Head::None => None,
         };
+        let second = m.options.second_classifier;
+        let second = second.then(|| {
+            d.head(
+                ("distillation_output", "distillation_classifier"),
+                scores,
+                true,
+            )
+        });
         let contrast = (kind == Head::Contrastive).then(|| Contrast::new(d, m));
         Self {
             kind,
@@ -102,6 +112,7 @@ impl Output {
             pooler,
             layer,
             contrast,
+            second,
             first: encoder,
         }
     }
@@ -187,6 +198,15 @@ impl Output {
                         let at = if self.first { 0 } else { seq - 1 };
                         let one = b.g.slice(scores, 1, at, 1);
                         b.g.reshape(one, &[batch, labels])
+                    });
+                }
+                if let Some(second) = self.second {
+                    let more = b.linear(second, hidden);
+                    scores = b.within(ROOT, |b| {
+                        let row = b.g.slice(more, 1, 1, 1);
+                        let row = b.g.reshape(row, &[batch, labels]);
+                        let sum = b.g.binary(OpKind::Add, scores, row);
+                        b.scale(sum, 0.5)
                     });
                 }
                 if labels == 1 {

@@ -3,7 +3,7 @@
 use super::norm::Norm;
 use crate::config::Model;
 use crate::graph::ValueId;
-use crate::ir::{DType, ModuleId, ModuleKind, OpKind, op};
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
@@ -14,8 +14,10 @@ use crate::models::defaults;
 pub(super) struct Pooling {
     module: ModuleId,
     query: Layer,
-    /// One matrix for the query, and for keys and values.
-    input: Layer,
+    /// Makes the query of attention, and keys and values; `nn.MultiheadAttention` keeps both in one
+    /// matrix.
+    q: Layer,
+    kv: Layer,
     output: Layer,
     norm: Norm,
     mlp: [Layer; 2],
@@ -29,7 +31,8 @@ impl Pooling {
         Self {
             module,
             query: d.parameters(query, "", &[1, 1, h], false),
-            input: d.linear(module, ("in", ""), [3 * h, h], true),
+            q: d.linear(module, ("q", ""), [h, h], true),
+            kv: d.linear(module, ("kv", ""), [2 * h, h], true),
             output: d.linear(module, ("out", ""), [h, h], true),
             norm: Norm::new(d, module, ("norm", ""), h, m, Order::Declared),
             mlp: [
@@ -48,8 +51,8 @@ impl Pooling {
             let zeros = b.as_activation(zeros);
             b.g.binary(OpKind::Add, zeros, query)
         });
-        let queries = self.part(b, query, [0, h]);
-        let both = self.part(b, rows, [h, 2 * h]);
+        let queries = b.linear(self.q, query);
+        let both = b.linear(self.kv, rows);
         let out = b.within(self.module, |b| {
             let keys = b.g.slice(both, 2, 0, h);
             let values = b.g.slice(both, 2, h, h);
@@ -71,25 +74,6 @@ impl Pooling {
         b.within(self.module, |b| {
             let sum = b.g.binary(OpKind::Add, out, y);
             b.g.reshape(sum, &[batch, h])
-        })
-    }
-
-    /// Projects `x`, `[batch, rows, hidden]`, by rows `start..start + n` of the matrix.
-    fn part(&self, b: &mut Builder<'_>, x: ValueId, [start, n]: [u64; 2]) -> ValueId {
-        let (w, bias) = (b.weight(self.input), b.bias(self.input));
-        b.within(self.input.module(), |b| {
-            let w = b.g.slice(w, 0, start, n);
-            let bias = bias.map(|bias| b.g.slice(bias, 0, start, n));
-            let mut shape = b.g.value(x).shape.clone();
-            shape[2] = n;
-            let kind = OpKind::Gemm(op::Gemm {
-                ta: false,
-                tb: true,
-                bias: bias.is_some(),
-                accumulate: false,
-            });
-            let inputs: Vec<ValueId> = [x, w].into_iter().chain(bias).collect();
-            b.compute(kind, &inputs, &[&shape])[0]
         })
     }
 }

@@ -159,6 +159,7 @@ pub(in crate::models) const VIT: FamilySpec = FamilySpec {
         "mask_token",
         "class_token",
         "distillation_token",
+        "second_classifier",
         "register_tokens",
         "attention_pooling",
         "key_bias",
@@ -522,6 +523,12 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
     if images && !o.class_token && (o.distillation_token || o.head != Head::None || o.pooler) {
         let message = "without a row of the class (`class_token`), family vit has no distillation token, head or pooler";
         let keys = &["class_token", "distillation_token", "head", "pooler"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    let classifies_images = images && o.head == Head::SequenceClassification;
+    if o.second_classifier && !(classifies_images && o.distillation_token) {
+        let message = "`second_classifier` classifies the row of `distillation_token`: `head` must be \"sequence_classification\"";
+        let keys = &["second_classifier", "distillation_token", "head"];
         return Err(Conflict::new(keys, message.to_owned()));
     }
     if images && o.attention_pooling && (o.head != Head::None || o.pooler) {

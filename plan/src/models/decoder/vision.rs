@@ -434,11 +434,12 @@ impl Projector {
         let mut like = of.model(m);
         like.options.norm = match norm {
             ProjectorNorm::RmsPatch => NormKind::Rms,
+            ProjectorNorm::LayerMerged => NormKind::Layer,
             ProjectorNorm::RmsPatchNoWeight => NormKind::RmsNoWeight,
             _ => of.norm,
         };
         let merged = of.merged_width();
-        let after_merge = norm == ProjectorNorm::Merged;
+        let after_merge = matches!(norm, ProjectorNorm::Merged | ProjectorNorm::LayerMerged);
         let width = if after_merge { merged } else { of.hidden };
         let norm = (norm != ProjectorNorm::None)
             .then(|| Norm::new(d, module, ("norm", ""), width, &like, Order::Declared));

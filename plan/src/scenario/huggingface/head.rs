@@ -9,7 +9,11 @@ use crate::config::Head;
 use crate::models::Mask;
 
 /// Endings of the names of classes, longest first, with their output layers.
-const CLASSES: [(&str, Head); 8] = [
+const CLASSES: [(&str, Head); 9] = [
+    (
+        "ForImageClassificationWithTeacher",
+        Head::SequenceClassification,
+    ),
     ("ForMaskedLM", Head::LanguageModel),
     ("ForSequenceClassification", Head::SequenceClassification),
     ("ForTokenClassification", Head::TokenClassification),

@@ -406,22 +406,7 @@ pub(super) const TYPES: &[HfType] = &[
             TOKEN_TYPES,
             POSITIONS,
             Field {
-                meaning: Meaning::Computed(
-                    "embedding_width",
-                    Computed {
-                        also: &[],
-                        read: |file| {
-                            match file("embedding_size").unwrap_or_else(|| 128.into()) {
-                            own if Some(&own) == file("hidden_size").as_ref() => Err(
-                                "`embedding_size` must differ from `hidden_size`: a projection to the same width is not planned"
-                                    .to_owned(),
-                            ),
-                            own => Ok(Some(own)),
-                        }
-                        },
-                        write: |model| Some(model["embedding_width"].clone()),
-                    },
-                ),
+                meaning: Meaning::Default("embedding_width", Given::Int(128)),
                 ..EMBEDDING_SIZE
             },
             number(

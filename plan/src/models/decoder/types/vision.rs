@@ -119,6 +119,12 @@ pub(super) const TYPES: &[HfType] = &[
             rows::<224, 16, 2>(),
             PATCH_DIM_16,
             LABELS,
+            derived("second_classifier", &[], |file| {
+                let classes = file("architectures");
+                let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
+                let two = first.is_some_and(|class| class.ends_with("WithTeacher"));
+                Ok(Some(two.into()))
+            }),
         ],
     },
     // The tower of CLIP alone, without an output layer. The norm after the blocks is one of all

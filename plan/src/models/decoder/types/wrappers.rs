@@ -759,8 +759,29 @@ fn minimax_m3_vl(file: Fields<'_>) -> Result<Value, String> {
 fn internvl(file: Fields<'_>) -> Result<Value, String> {
     let t = Tower::new(file)?;
     let shape = t.shape([(DEPTH, 24), (WIDTH, 1024), (HEADS, 16), (INNER, 4096)]);
-    if t.flag("use_qk_norm", false) || !t.flag("attention_bias", false) {
-        return Err("towers without biases, or with norms of queries, are not known".to_owned());
+    let kind = t.get("norm_type").and_then(Value::as_str);
+    let kind = kind.unwrap_or("layer_norm");
+    let normed = t.flag("use_qk_norm", false);
+    let pooled = t.flag("use_mean_pooling", true);
+    match (kind, normed, pooled) {
+        ("layer_norm", false, _) | ("rms_norm", _, true) => {}
+        ("layer_norm", true, _) => {
+            return Err(
+                "`vision_config.use_qk_norm` needs `norm_type` \"rms_norm\": norms of two kinds are not planned"
+                    .to_owned(),
+            );
+        }
+        ("rms_norm", _, false) => {
+            return Err(
+                "`vision_config.use_mean_pooling` must be true with `norm_type` \"rms_norm\": norms of two kinds are not planned"
+                    .to_owned(),
+            );
+        }
+        (other, ..) => {
+            return Err(format!(
+                "`vision_config.norm_type` must be layer_norm or rms_norm, not {other:?}"
+            ));
+        }
     }
     if t.flag("use_mask_token", false) {
         return Err("`vision_config.use_mask_token` must be false".to_owned());
@@ -772,14 +793,17 @@ fn internvl(file: Fields<'_>) -> Result<Value, String> {
         blocks(shape),
         json!({
             "activation": t.activation("gelu")?,
+            "norm": kind,
+            "whole_qk_norm": normed,
+            "qkv_bias": t.flag("attention_bias", false),
             "layer_scale": true,
             "positions": if has_table { patches + 1 } else { 0 },
             "patch_dim": t.patch_dim(14, 1),
             "patches": patches,
             "class_token": true,
-            "post_norm": !t.flag("use_mean_pooling", true),
+            "post_norm": !pooled,
             "merge": ratio.unwrap_or(0.5).powi(-2).round() as u64,
-            "projector_norm": "merged",
+            "projector_norm": "layer_merged",
             "projector_layers": [t.text("hidden_size", 896)],
         }),
     ))

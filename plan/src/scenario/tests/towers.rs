@@ -1,0 +1,157 @@
+//! Types with towers of images or sounds, by their `config.json`.
+
+use super::super::*;
+use super::Folder;
+use crate::config::Scenario;
+
+/// A file of `tests/data/configs`.
+macro_rules! config {
+    ($name:literal) => {
+        include_str!(concat!("../../../../tests/data/configs/", $name, ".json"))
+    };
+}
+
+fn read(test: &str, config: &str, sets: &[&str]) -> Result<Scenario, ScenarioError> {
+    let text = "[model]\npreset = \"there/config.json\"\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
+    let f = Folder::new(test, &[("mine.toml", text), ("there/config.json", config)]);
+    let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
+    load(&f.file("mine.toml"), &sets)
+}
+
+/// Values that would make another model than the one that is planned, with the reason.
+#[test]
+fn what_towers_cannot_express_is_refused() {
+    let whisper = config!("tiny--whisper");
+    let mllama = config!("tiny--mllama");
+    let voxtral = config!("tiny--voxtral");
+    let kimi = config!("Kimi-Linear-48B-A3B");
+    let siglip = config!("tiny--siglip");
+    let clip = config!("tiny--clip");
+    let gemma = config!("tiny--recurrent_gemma");
+    let dino = config!("tiny--dinov3_vit");
+    let internvl = config!("tiny--internvl-keys");
+    for (n, (config, from, to, why)) in [
+        (
+            whisper,
+            "WhisperForConditionalGeneration",
+            "WhisperForAudioClassification",
+            "the output layer of WhisperForAudioClassification is not known",
+        ),
+        (
+            whisper,
+            "WhisperForConditionalGeneration",
+            "WhisperForCausalLM",
+            "the output layer of WhisperForCausalLM is not known",
+        ),
+        (
+            whisper,
+            "\"activation_function\": \"gelu\"",
+            "\"activation_function\": \"mish\"",
+            "`activation_function`",
+        ),
+        (
+            mllama,
+            "\"vision_output_dim\": 144",
+            "\"vision_output_dim\": 96",
+            "`vision_config.vision_output_dim` (96) must be 144",
+        ),
+        (
+            mllama,
+            "\"intermediate_layers_indices\": [\n   0,\n   2\n  ]",
+            "\"intermediate_layers_indices\": [2, 0]",
+            "must be rising numbers of the 4 blocks",
+        ),
+        (
+            voxtral,
+            "\"intermediate_size\": 192",
+            "\"intermediate_size\": 200",
+            "`audio_config.intermediate_size` (200) must be divisible by `hidden_size` (48)",
+        ),
+        (
+            kimi,
+            "\"mla_use_nope\": true",
+            "\"mla_use_nope\": false",
+            "`mla_use_nope` must be true",
+        ),
+        (
+            kimi,
+            "\"moe_layer_freq\": 1",
+            "\"moe_layer_freq\": 2",
+            "`moe_layer_freq` must be 1",
+        ),
+        (
+            siglip,
+            "\"projection_size\": 48",
+            "\"projection_size\": 40",
+            "`text_config.projection_size` (40) must be `vision_config.hidden_size` (48)",
+        ),
+        (
+            clip,
+            "\"model_type\": \"clip\"",
+            "\"model_type\": \"clip\", \"text_config_dict\": {\"hidden_size\": 128}",
+            "`text_config_dict` must be null",
+        ),
+        (
+            gemma,
+            "\"lru_width\": 64",
+            "\"lru_width\": 66",
+            "`lru_width` (66) must be divisible by `num_attention_heads` (4)",
+        ),
+        (
+            dino,
+            "\"value_bias\": true",
+            "\"value_bias\": false",
+            "`query_bias` and `value_bias` must be equal",
+        ),
+        (
+            internvl,
+            "\"norm_type\": \"rms_norm\"",
+            "\"norm_type\": \"layer_norm\"",
+            "`vision_config.use_qk_norm` needs `norm_type` \"rms_norm\"",
+        ),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        read(&format!("towers-whole-{n}"), config, &[]).unwrap();
+        let changed = config.replace(from, to);
+        assert_ne!(changed, config, "{from}");
+        let message = read(&format!("towers-changed-{n}"), &changed, &[]);
+        let message = message.unwrap_err().to_string();
+        assert!(message.contains(why), "{message}");
+    }
+}
+
+/// Its language model alone has layers that attend to nothing.
+#[test]
+fn layers_with_cross_attention_need_a_tower() {
+    let mllama = config!("tiny--mllama");
+    let sets = ["model.model_type=mllama_text_model"];
+    let message = read("no-tower", mllama, &sets).unwrap_err().to_string();
+    assert!(message.contains("they need a tower"), "{message}");
+}
+
+/// Encoder and decoder have rows of their own: 1,500 and 448. Keys and values of the attention
+/// between them come from the former.
+#[test]
+fn model_flops_of_whisper_count_each_row_once() {
+    let s = read(
+        "whisper-flops",
+        config!("whisper-tiny"),
+        &["train.micro_batch=1"],
+    )
+    .unwrap();
+    let (d, ffn, layers, vocab) = (384, 1536, 4, 51_865);
+    let (rows, tokens) = (1500, 448);
+    let convolutions = 3 * 80 * d * 2 * rows + 3 * d * d * rows;
+    let encoder = layers * (4 * d * d + 2 * d * ffn) * rows;
+    let own = layers * (4 * d * d + 2 * d * ffn) * tokens;
+    let cross = layers * (2 * d * d * tokens + 2 * d * d * rows);
+    let head = vocab * d * tokens;
+    let matmuls = 6 * (convolutions + encoder + own + cross + head);
+    // Twice as much in backward as in forward.
+    let pairs = 2 * rows * rows + tokens * tokens + 2 * rows * tokens;
+    let attention = 3 * layers * 2 * d * pairs;
+    let graph = crate::models::graph(&s);
+    assert_eq!(graph.model_flops.0, matmuls + attention);
+}
