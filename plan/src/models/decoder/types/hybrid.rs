@@ -133,7 +133,7 @@ fn kimi_layers(file: Fields<'_>) -> Result<Option<Value>, String> {
             };
         }
         let Some((full, delta)) = &both else {
-            return Ok(if layer > 0 && layer % 4 == 0 {
+            return Ok(if layer > 0 && layer.is_multiple_of(4) {
                 FULL
             } else {
                 LINEAR
