@@ -103,6 +103,15 @@ pub struct Vision {
     /// Width of a gated layer after the projector's last one, with a projection and a norm before
     /// it; 0: none (GLM-4.1V).
     pub projector_gate: u64,
+    /// Learned rows that attend to those of the image, in place of which the language model reads
+    /// them (Idefics2); 0: none.
+    pub latents: u64,
+    /// Width of the gated layer that projects what they attend to.
+    pub latent_ffn: u64,
+    /// Layers in which they do.
+    pub latent_layers: u64,
+    /// Heads of queries, heads of keys, and the dimension of a head in these layers.
+    pub latent_heads: Vec<u64>,
     /// Learned rows that follow those that the projector reads (Phi-3-vision).
     pub separators: u64,
     /// A learned row follows those of the image (LLaVA-NeXT).
@@ -187,6 +196,10 @@ impl Default for Vision {
             projector_inputs: Vec::new(),
             projector_bias: true,
             projector_gate: 0,
+            latents: 0,
+            latent_ffn: 4096,
+            latent_layers: 3,
+            latent_heads: vec![16, 4, 96],
             separators: 0,
             newline: false,
             deepstack: Vec::new(),
@@ -226,6 +239,7 @@ impl Vision {
     #[must_use]
     pub fn projected(&self) -> u64 {
         match self.tile_rows {
+            _ if self.latents > 0 => self.latents,
             0 => self.patches / self.merge.max(1) + self.separators,
             _ => self.tiles * self.of_tile(),
         }

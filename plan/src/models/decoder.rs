@@ -20,6 +20,7 @@ mod norm;
 mod output;
 mod pooling;
 mod recurrent;
+mod resampler;
 mod router_losses;
 mod rwkv;
 mod seq2seq;

@@ -190,7 +190,17 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
         window: None,
         documents: Documents::NONE,
     };
+    let heads = |n: usize| of.latent_heads.get(n).copied().unwrap_or(1);
+    let latents = AttentionShape {
+        heads: heads(0),
+        kv_heads: heads(1),
+        seq: of.latents,
+        memory: Some(of.rows() + of.latents),
+        head_dim: heads(2),
+        ..shape
+    };
     3 * (of.layers + of.gated_layers) * shape.flops(false)
+        + 3 * of.latent_layers * latents.flops(false)
 }
 
 /// Counts the arithmetic of attention in an encoder, and to what it or a tower computes in the

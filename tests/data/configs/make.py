@@ -191,6 +191,8 @@ HYBRIDS |= {
 }
 ENCODERS |= {"albert-equal-keys": dict(ALBERT, embedding_size=64)}
 WRAPPERS |= {"internvl-keys": dict(text_config=dict(LLAMA, model_type="qwen2"), vision_config=dict(TOWER, patch_size=[4, 4], image_size=[16, 16], use_qk_norm=True, norm_type="rms_norm"))}
+PERCEIVER = dict(hidden_size=64, resampler_n_latents=6, resampler_depth=2, resampler_n_heads=4, num_key_value_heads=2, resampler_head_dim=12)
+WRAPPERS |= {"idefics2": dict(text_config=dict(LLAMA, model_type="mistral", pad_token_id=0), vision_config=dict(TOWER), perceiver_config=PERCEIVER)}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),

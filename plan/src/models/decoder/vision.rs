@@ -3,6 +3,7 @@
 
 use super::norm::Norm;
 use super::pooling::Pooling;
+use super::resampler::Resampler;
 use super::tiles::Tiles;
 use super::{Block, Decoder, Surroundings, seq2seq};
 use crate::config::{Activation, Model, Norm as NormKind, ProjectorNorm, Scenario, Vision};
@@ -37,6 +38,7 @@ pub(super) struct Tower {
     post_norm: Option<Norm>,
     pooling: Option<PoolingHead>,
     vector: Option<Vector>,
+    resampler: Option<Resampler>,
     projector: Option<Projector>,
     newline: Option<Layer>,
     /// Projectors of the results of single blocks.
@@ -86,7 +88,8 @@ impl Tower {
         let pooling =
             (of.pooling_head && !of.vector).then(|| PoolingHead::new(d, module, of, &inner));
         d.rows(Some(of.projected()));
-        let projector = (of.projector && !of.vector)
+        let resampler = (of.latents > 0).then(|| Resampler::new(d, module, of, m));
+        let projector = (of.projector && !of.vector && resampler.is_none())
             .then(|| Projector::new(d, module, "projector", of, m, of.projector_norm));
         let newline = of.newline.then(|| {
             let at = d.module(module, "newline", ModuleKind::Layer);
@@ -115,6 +118,7 @@ impl Tower {
             post_norm,
             pooling,
             vector,
+            resampler,
             projector,
             newline,
             deepstack,
@@ -166,6 +170,10 @@ impl Tower {
             let deepstack = Vec::new();
             return Images { rows, deepstack };
         }
+        let rows = match &self.resampler {
+            Some(resampler) => resampler.forward(b, of, rows),
+            None => rows,
+        };
         let projector = self.projector.as_ref();
         let rows = projector.map_or(rows, |projector| projector.forward(b, of, rows));
         let rows = match self.newline {

@@ -107,7 +107,7 @@ fn vision(s: &Scenario, d: &Document) -> Checked {
         return conflict(&[Key::Vision], message);
     }
     let joins = !of.vector;
-    if joins && !of.projector && of.hidden != s.model.hidden {
+    if joins && !of.projector && of.latents == 0 && of.hidden != s.model.hidden {
         let message = format!(
             "`vision`: without a projector, hidden ({}) must be that of the language model ({})",
             of.hidden, s.model.hidden
@@ -123,6 +123,14 @@ fn vision(s: &Scenario, d: &Document) -> Checked {
     }
     if of.vector && !of.class_token && !of.pooling_head {
         let message = "`vision`: a vector needs a class or attention that pools".to_owned();
+        return conflict(&[Key::Vision], message);
+    }
+    let heads = &of.latent_heads;
+    let fits = matches!(heads[..], [q, kv, _] if kv > 0 && q.is_multiple_of(kv));
+    if of.latents > 0 && !fits {
+        let message = format!(
+            "`vision`: latent_heads must be heads of queries, heads of keys that divide them, and the dimension of one, not {heads:?}"
+        );
         return conflict(&[Key::Vision], message);
     }
     if options.encoder_layers > 0 {

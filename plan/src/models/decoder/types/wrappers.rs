@@ -820,6 +820,39 @@ fn idefics3(file: Fields<'_>) -> Result<Value, String> {
     ))
 }
 
+/// SigLIP, whose rows learned ones attend to.
+fn idefics2(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let mut tower = siglip_of(&t, [12, 768, 12, 3072], 32)?;
+    tower["pooling_head"] = false.into();
+    let perceiver = file("perceiver_config").unwrap_or_else(|| json!({}));
+    let of = |name: &str, default| {
+        let given = perceiver.get(name).and_then(Value::as_u64);
+        given.unwrap_or(default)
+    };
+    t.same_width("perceiver_config.hidden_size", of("hidden_size", 4096))?;
+    let text = file("text_config").unwrap_or_else(|| json!({}));
+    for (name, config) in [("perceiver_config", &perceiver), ("text_config", &text)] {
+        match config.get("hidden_act").and_then(Value::as_str) {
+            None | Some("silu") => {}
+            Some(other) => return Err(format!("`{name}.hidden_act` must be silu, not {other:?}")),
+        }
+    }
+    Ok(with(
+        tower,
+        json!({
+            "latents": of("resampler_n_latents", 64),
+            "latent_layers": of("resampler_depth", 3),
+            "latent_heads": [
+                of("resampler_n_heads", 16),
+                of("num_key_value_heads", 4),
+                of("resampler_head_dim", 96),
+            ],
+            "latent_ffn": t.text("intermediate_size", 14336),
+        }),
+    ))
+}
+
 /// CLIP's ViT-L/14 of 336 pixels, of which a file gives the name only. Squares of four patches
 /// become one row; a learned row separates lines, and one images.
 fn phi3_v(file: Fields<'_>) -> Result<Value, String> {
@@ -969,6 +1002,13 @@ pub const WRAPPERS: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("qwen2", "qwen2")],
         vision: internvl,
+    },
+    HfWrapper {
+        model_type: "idefics2",
+        architecture: "Idefics2ForConditionalGeneration",
+        ties: Ties::Whole,
+        text: &[("mistral", "mistral")],
+        vision: idefics2,
     },
     HfWrapper {
         model_type: "idefics3",
