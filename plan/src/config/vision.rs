@@ -98,6 +98,8 @@ pub struct Vision {
     /// Widths that the projector's layers read, if they are wider than what there is, which zeros
     /// fill up (the defaults of Llama 4's class); empty: as wide as that.
     pub projector_inputs: Vec<u64>,
+    /// The second half of what the projector's first layer makes is the gate of the first one.
+    pub projector_halves: bool,
     /// The projector's layers have a bias.
     pub projector_bias: bool,
     /// Width of a gated layer after the projector's last one, with a projection and a norm before
@@ -194,6 +196,7 @@ impl Default for Vision {
             patch_layers: Vec::new(),
             projector_layers: Vec::new(),
             projector_inputs: Vec::new(),
+            projector_halves: false,
             projector_bias: true,
             projector_gate: 0,
             latents: 0,

@@ -193,6 +193,11 @@ ENCODERS |= {"albert-equal-keys": dict(ALBERT, embedding_size=64)}
 WRAPPERS |= {"internvl-keys": dict(text_config=dict(LLAMA, model_type="qwen2"), vision_config=dict(TOWER, patch_size=[4, 4], image_size=[16, 16], use_qk_norm=True, norm_type="rms_norm"))}
 PERCEIVER = dict(hidden_size=64, resampler_n_latents=6, resampler_depth=2, resampler_n_heads=4, num_key_value_heads=2, resampler_head_dim=12)
 WRAPPERS |= {"idefics2": dict(text_config=dict(LLAMA, model_type="mistral", pad_token_id=0), vision_config=dict(TOWER), perceiver_config=PERCEIVER)}
+WRAPPERS |= {
+    "audioflamingo3": dict(text_config=dict(LLAMA, model_type="qwen2"), audio_config=dict(hidden_size=48, num_hidden_layers=2, num_attention_heads=4, intermediate_size=80, num_mel_bins=10, max_source_positions=24, model_type="audioflamingo3_encoder")),
+    "aya_vision": dict(text_config=dict(LLAMA, model_type="cohere2"), vision_config=dict(TOWER, model_type="siglip_vision_model", vision_use_head=False), alignment_intermediate_size=40),
+    "cohere2_vision": dict(text_config=dict(LLAMA, model_type="cohere2"), vision_config=dict(TOWER, model_type="siglip_vision_model", vision_use_head=False), alignment_intermediate_size=56),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -218,7 +223,7 @@ HEADS = {"deit-keys": "DeiTForImageClassificationWithTeacher", "albert-equal-key
          "albert": "AlbertForSequenceClassification", "albert-keys": "AlbertForTokenClassification", "albert-groups": "AlbertModel", "eurobert": "EuroBertForSequenceClassification", "eurobert-keys": "EuroBertForTokenClassification"}
 
 
-KINDS = {"siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel", "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "dinov3_vit": "DINOv3ViTModel", "siglip_vision_model": "SiglipVisionModel", "whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
+KINDS = {"audioflamingo3": "AudioFlamingo3ForConditionalGeneration", "siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel", "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "dinov3_vit": "DINOv3ViTModel", "siglip_vision_model": "SiglipVisionModel", "whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 
 def write(name, config, kind, rows):

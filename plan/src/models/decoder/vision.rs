@@ -471,7 +471,11 @@ impl Projector {
             let name = format!("linear_{}", n + 1);
             let hf = format!("multi_modal_projector.{name}");
             let layer = d.linear(module, (&name, &hf), [width, input], of.projector_bias);
-            input = width;
+            input = if of.projector_halves {
+                width / 2
+            } else {
+                width
+            };
             layer
         };
         let layers = widths.enumerate().map(layer).collect();
@@ -532,7 +536,13 @@ impl Projector {
                 x = b.g.cat(&[x, rows], 1);
             }
             for (n, &layer) in self.layers.iter().enumerate() {
-                if n > 0 {
+                if n > 0 && of.projector_halves {
+                    let half = b.g.value(x).cols() / 2;
+                    let gate = b.g.slice(x, 2, half, half);
+                    let gate = activate(b, Activation::Silu, gate);
+                    x = b.g.slice(x, 2, 0, half);
+                    x = b.g.binary(OpKind::Mul, gate, x);
+                } else if n > 0 {
                     x = activate(b, of.activation, x);
                 }
                 let width = of.projector_inputs.get(n).copied();

@@ -306,6 +306,27 @@ fn qwen2_audio(file: Fields<'_>) -> Result<Value, String> {
     ))
 }
 
+/// As Qwen2-Audio, with a projector of two layers.
+fn audioflamingo3(file: Fields<'_>) -> Result<Value, String> {
+    let width = Tower::of_sound(file).text("hidden_size", 4096);
+    match file("projector_hidden_act")
+        .as_ref()
+        .and_then(Value::as_str)
+    {
+        None | Some("gelu") => {}
+        Some(other) => {
+            return Err(format!(
+                "`projector_hidden_act` must be gelu, not {other:?}"
+            ));
+        }
+    }
+    let bias = file("projector_bias") != Some(false.into());
+    Ok(with(
+        qwen2_audio(file)?,
+        json!({ "projector_layers": [width], "projector_bias": bias }),
+    ))
+}
+
 /// Adjacent rows are concatenated to the width that `intermediate_size` says.
 fn voxtral(file: Fields<'_>) -> Result<Value, String> {
     let t = Tower::of_sound(file);
@@ -820,6 +841,37 @@ fn idefics3(file: Fields<'_>) -> Result<Value, String> {
     ))
 }
 
+/// SigLIP with pixel shuffle, whose projector ends with a gated layer (Aya Vision).
+fn aya_vision(file: Fields<'_>) -> Result<Value, String> {
+    let width = Tower::new(file)?.text("hidden_size", 8192);
+    cohere_vision(file, width, "layer_merged")
+}
+
+/// The same without a norm (Command A Vision).
+fn cohere2_vision(file: Fields<'_>) -> Result<Value, String> {
+    cohere_vision(file, 36864, "none")
+}
+
+fn cohere_vision(file: Fields<'_>, width: u64, norm: &str) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let edge = t.outer("downsample_factor", 2);
+    let width = t.outer("alignment_intermediate_size", width);
+    if !width.is_multiple_of(2) {
+        return Err(format!(
+            "`alignment_intermediate_size` ({width}) must be even"
+        ));
+    }
+    Ok(with(
+        siglip(&t)?,
+        json!({
+            "merge": edge * edge,
+            "projector_norm": norm,
+            "projector_layers": [width],
+            "projector_halves": true,
+        }),
+    ))
+}
+
 /// SigLIP, whose rows learned ones attend to.
 fn idefics2(file: Fields<'_>) -> Result<Value, String> {
     let t = Tower::new(file)?;
@@ -1107,6 +1159,27 @@ pub const WRAPPERS: &[HfWrapper] = &[
         ties: Ties::Never,
         text: &[("qwen2", "qwen2")],
         vision: qwen2_audio,
+    },
+    HfWrapper {
+        model_type: "audioflamingo3",
+        architecture: "AudioFlamingo3ForConditionalGeneration",
+        ties: Ties::Never,
+        text: &[("qwen2", "qwen2")],
+        vision: audioflamingo3,
+    },
+    HfWrapper {
+        model_type: "aya_vision",
+        architecture: "AyaVisionForConditionalGeneration",
+        ties: Ties::Whole,
+        text: &[("cohere2", "cohere2")],
+        vision: aya_vision,
+    },
+    HfWrapper {
+        model_type: "cohere2_vision",
+        architecture: "Cohere2VisionForConditionalGeneration",
+        ties: Ties::Whole,
+        text: &[("cohere2", "cohere2")],
+        vision: cohere2_vision,
     },
     HfWrapper {
         model_type: "voxtral",
