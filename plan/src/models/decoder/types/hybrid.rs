@@ -867,7 +867,8 @@ pub(super) const EXPERTS: &[HfType] = &[
             KV_HEADS,
             HIDDEN_ACT,
             RMS_EPS_5,
-            TIED,
+            // The class has no weights to tie.
+            field(&["tie_word_embeddings"], Meaning::Off),
             EXPERT_FFN,
             ALL_EXPERTS,
             KEPT_GROUPS,
