@@ -80,6 +80,14 @@ pub fn approximation(model_type: &str) -> Option<&'static str> {
     all.find(|(of, _)| *of == model_type).map(|(_, what)| *what)
 }
 
+/// Returns what a type has that no family has, if it is known but not planned, and the type closest
+/// to it, if there is one.
+pub(crate) fn not_planned(model_type: &str) -> Option<(&'static str, Option<&'static str>)> {
+    let mut all = decoder::NOT_PLANNED.iter();
+    let found = all.find(|(of, ..)| *of == model_type);
+    found.map(|(_, what, closest)| (*what, *closest))
+}
+
 /// Returns `model_type` of a type as files have it.
 #[must_use]
 pub fn name_in_files(hf: &HfType) -> &'static str {

@@ -57,7 +57,7 @@ use seq2seq::{Encoder, RelativeBias};
 use shared_keys::SharedKeys;
 use streams::Streams;
 pub(super) use types::EXPERTS as EXPERT_TYPES;
-pub(super) use types::{APPROXIMATED, VARIANTS};
+pub(super) use types::{APPROXIMATED, NOT_PLANNED, VARIANTS};
 pub use types::{CLASS_DEFAULTS, WRAPPERS};
 use vision::Tower;
 

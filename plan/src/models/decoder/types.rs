@@ -124,6 +124,49 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     ),
 ];
 
+/// Types that are known but not planned: what they have that no family has, and the type that is
+/// closest to them, if a plan of it says something about them.
+pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
+    (
+        "big_bird",
+        "attention to blocks of keys, some of them random",
+        Some("bert"),
+    ),
+    ("convnext", "stages of different widths", None),
+    ("convnextv2", "stages of different widths", None),
+    ("dinov3_convnext", "stages of different widths", None),
+    (
+        "gemma3n",
+        "embeddings per layer and alternating updates of residual streams",
+        None,
+    ),
+    (
+        "gemma3n_text",
+        "embeddings per layer and alternating updates of residual streams",
+        None,
+    ),
+    (
+        "longformer",
+        "windows with projections of their own for global positions",
+        Some("roberta"),
+    ),
+    ("rwkv5", "states that are matrices", Some("rwkv")),
+    ("rwkv6", "states that are matrices", Some("rwkv")),
+    ("rwkv7", "states that are matrices", Some("rwkv")),
+    ("swin", "stages of different widths", None),
+    ("swinv2", "stages of different widths", None),
+    (
+        "xlnet",
+        "two streams of attention and relative positions that layers project",
+        None,
+    ),
+    (
+        "zamba2",
+        "blocks that share attention, with adapters of their own",
+        None,
+    ),
+];
+
 /// Types that stand for another one where a field is there and not false: type, field, the other.
 pub(in crate::models) const VARIANTS: &[(&str, &str, &str)] = &[
     ("minicpm", "num_experts", "minicpm_moe"),

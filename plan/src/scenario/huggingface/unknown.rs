@@ -37,6 +37,13 @@ impl Config<'_> {
             let near = given.str().and_then(|name| nearest(name, types));
             return d.error(given.origin, what).with_near(near);
         }
+        if let Some((part, closest)) = given.str().and_then(models::not_planned) {
+            let error = d.error(given.origin, format!("{what}: it has {part}"));
+            return error.with_help(match closest {
+                Some(near) => format!("--as {near} plans it as one, without them"),
+                None => "a model of its sizes can stand for it: set model.family and its keys in place of model.preset".to_owned(),
+            });
+        }
         if let Some((field, part)) = PARTS.iter().find(|(name, _)| self.get(name).is_some()) {
             let what = format!("{what}: it has {part} (`{field}`)");
             return d.error(given.origin, what);

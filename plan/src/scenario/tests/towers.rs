@@ -155,3 +155,25 @@ fn model_flops_of_whisper_count_each_row_once() {
     let graph = crate::models::graph(&s);
     assert_eq!(graph.model_flops.0, matmuls + attention);
 }
+
+/// The reason is what the type has; its closest relative can be planned, if it has one.
+#[test]
+fn types_that_are_not_planned_say_what_they_have() {
+    let bert = config!("tiny--bert");
+    let named = |name: &str| bert.replace("\"model_type\": \"bert\"", name);
+    let big_bird = named("\"model_type\": \"big_bird\"");
+    let message = read("big-bird", &big_bird, &[]).unwrap_err().to_string();
+    assert!(
+        message.contains("\"big_bird\" is not supported: it has attention to blocks of keys"),
+        "{message}"
+    );
+    assert!(message.contains("--as bert plans it as one"), "{message}");
+    read("as-bert", &big_bird, &["model.model_type=bert"]).unwrap();
+    let swin = named("\"model_type\": \"swin\"");
+    let message = read("swin", &swin, &[]).unwrap_err().to_string();
+    assert!(
+        message.contains("\"swin\" is not supported: it has stages of different widths"),
+        "{message}"
+    );
+    assert!(message.contains("set model.family"), "{message}");
+}
