@@ -12,7 +12,7 @@ pub(crate) enum Model {
 }
 
 /// Published models whose shapes are shipped, by the last part of their id without what follows.
-const PUBLISHED: [(&str, &str); 27] = [
+const PUBLISHED: [(&str, &str); 30] = [
     ("meta-llama-3-8b", "llama3-8b"),
     ("meta-llama-3.1-8b", "llama3-8b"),
     ("llama-3-8b", "llama3-8b"),
@@ -39,11 +39,14 @@ const PUBLISHED: [(&str, &str); 27] = [
     ("qwen3-14b", "qwen3-14b"),
     ("qwen3-32b", "qwen3-32b"),
     ("qwen3-30b-a3b", "qwen3-30b-a3b"),
+    ("qwen3-235b-a22b", "qwen3-235b-a22b"),
     ("mixtral-8x7b", "mixtral-8x7b"),
+    ("gpt-oss-20b", "gpt-oss-20b"),
+    ("gpt-oss-120b", "gpt-oss-120b"),
 ];
 
 /// Models of torchtitan whose shapes are shipped: family, flavor, preset.
-const FLAVORS: [(&str, &str, &str); 10] = [
+const FLAVORS: [(&str, &str, &str); 15] = [
     ("llama3", "8B", "llama3-8b"),
     ("llama3", "70B", "llama3-70b"),
     ("llama3", "405B", "llama3-405b"),
@@ -52,8 +55,13 @@ const FLAVORS: [(&str, &str, &str); 10] = [
     ("qwen3", "0.6B", "qwen3-0.6b"),
     ("qwen3", "1.7B", "qwen3-1.7b"),
     ("qwen3", "4B", "qwen3-4b"),
+    ("qwen3", "8B", "qwen3-8b"),
     ("qwen3", "14B", "qwen3-14b"),
     ("qwen3", "32B", "qwen3-32b"),
+    ("qwen3", "30B-A3B", "qwen3-30b-a3b"),
+    ("qwen3", "235B-A22B", "qwen3-235b-a22b"),
+    ("gpt_oss", "20b", "gpt-oss-20b"),
+    ("gpt_oss", "120b", "gpt-oss-120b"),
 ];
 
 /// Endings of ids that do not change shapes.

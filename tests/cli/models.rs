@@ -1,6 +1,6 @@
 //! Models by their `config.json`: types that are not known, and those that `exec` does not run.
 
-use crate::{json, shardlab};
+use crate::{json, shardlab, stdout};
 use std::path::{Path, PathBuf};
 
 const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/configs");
@@ -98,4 +98,18 @@ fn exec_refuses_types_whose_plans_compute_something_else() {
             "{message}"
         );
     }
+}
+
+/// One token uses 8 of 128 experts; the heading says so too.
+#[test]
+fn parameters_that_a_token_uses_are_counted() {
+    let args = ["sim", "qwen3-30b-a3b-8xh100", "--json"];
+    let report = &json(&args)[0];
+    assert_eq!(report["parameters"]["total"], 30_532_122_624_u64);
+    assert_eq!(report["parameters"]["active"], 3_353_032_704_u64);
+    let text = stdout(&args[..2]);
+    assert!(
+        text.contains("30.53 B parameters (3.35 B active)"),
+        "{text}"
+    );
 }

@@ -242,8 +242,8 @@ fn predictions_agree_with_steps_of_exec() {
     agree(EXEC_H100, 60, 2.0, 5.0, (8, 0.045), 3);
 }
 
-/// Steps with matmuls in 8 bits are predicted as well, although the profile's rate for them was not
-/// measured. Allocated memory is known to 0.1 MiB.
+/// Steps with matmuls in 8 bits are predicted as well, although the profile's rate for them was
+/// measured only with scales of blocks. Allocated memory is known to 0.1 MiB, where it is.
 #[test]
 fn predictions_agree_with_steps_in_8_bits() {
     let h200 = concat!(
@@ -256,17 +256,22 @@ fn predictions_agree_with_steps_in_8_bits() {
         lines
     });
     let lines: Vec<Value> = rows.collect();
-    assert_eq!(lines.len(), 42);
-    let cell = |row: &Value, metric: &str, what: &str| row[metric][what].as_f64().unwrap();
+    assert_eq!(lines.len(), 44);
+    let mut memory = 0;
     let errors = lines.iter().map(|row| {
-        let off = cell(row, "peak_allocated_mib", "predicted")
-            - cell(row, "peak_allocated_mib", "measured");
-        assert!(off.abs() < 0.051, "{row}");
-        cell(row, "step_ms", "error_percent").abs()
+        let of = &row["peak_allocated_mib"];
+        if let (Some(predicted), Some(measured)) =
+            (of["predicted"].as_f64(), of["measured"].as_f64())
+        {
+            assert!((predicted - measured).abs() < 0.051, "{row}");
+            memory += 1;
+        }
+        row["step_ms"]["error_percent"].as_f64().unwrap().abs()
     });
     let mut errors: Vec<f64> = errors.collect();
     errors.sort_by(f64::total_cmp);
-    assert!(errors[21] < 2.0 && errors[41] < 5.0, "{errors:?}");
+    assert_eq!(memory, 42);
+    assert!(errors[22] < 2.0 && errors[43] < 5.0, "{errors:?}");
 }
 
 /// Checks errors of step times against `median` and `worst`, in percent. The

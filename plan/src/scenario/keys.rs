@@ -211,6 +211,7 @@ impl Accept {
     fn describe_many(&self) -> String {
         match self {
             Self::Text => "strings".into(),
+            Self::Number(a, b) if *a == ABOVE_0 => format!("numbers above 0 and up to {b}"),
             Self::Number(a, b) => format!("numbers from {a} to {b}"),
             other => other.describe(),
         }

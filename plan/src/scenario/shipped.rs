@@ -15,6 +15,7 @@ shipped![
     "compile-regions",
     "cuda-graph-full",
     "cuda-graph-scopes",
+    "gpt-oss-20b-8xh100",
     "gpt2-tiny",
     "llama-tiny",
     "llama3-405b-1024xh100",

@@ -17,13 +17,20 @@ fn counts(model: &str) -> [u64; 2] {
     [count.total, count.active]
 }
 
-/// Totals are those of the published files, as are the 12.9 B and 3.3 B active ones.
+/// Totals are those of the published files, as are the 12.9 B, 3.3 B and 22 B active ones.
 #[test]
 fn parameter_counts_are_the_published_ones() {
     let mixtral = counts("preset = \"mixtral-8x7b\"");
     assert_eq!(mixtral, [46_702_792_704, 12_879_925_248]);
     let qwen3 = counts("preset = \"qwen3-30b-a3b\"");
     assert_eq!(qwen3, [30_532_122_624, 3_353_032_704]);
+    let qwen3 = counts("preset = \"qwen3-235b-a22b\"");
+    assert_eq!(qwen3, [235_093_634_560, 22_190_763_520]);
+    // Active ones with embeddings and output layer.
+    let gpt_oss = counts("preset = \"gpt-oss-20b\"");
+    assert_eq!(gpt_oss, [20_914_757_184, 4_193_246_784]);
+    let gpt_oss = counts("preset = \"gpt-oss-120b\"");
+    assert_eq!(gpt_oss, [116_829_156_672, 5_750_551_872]);
     // Qwen1.5-MoE-A2.7B.
     let qwen2 = counts(
         "family = \"moe\"\nlayers = 24\nhidden = 2048\nheads = 16\nvocab = 151936\nbias = \"qkv\"\nffn = 5632\n\

@@ -250,7 +250,16 @@ impl Fsdp2 {
             return None;
         }
         let (rs, c) = (self.streams.reduce, out.inputs.types.comm);
-        let id = out.transient_on(Role::ReduceInput, input.bytes, c, rs, g);
+        let unit = out.inputs.group(g).unit;
+        let id = out.b.buffer(NewBuffer {
+            role: Role::ReduceOutput,
+            bytes: input.bytes,
+            dtype: c,
+            pool: Pool::Caching,
+            stream: rs,
+            unit,
+            holds: Holds::Group(g),
+        });
         out.b.alloc(Rule::Scale, id);
         let to = out.b.whole(id);
         out.run(KernelLaunch {
