@@ -221,7 +221,7 @@ impl fmt::Display for JobError {
         }
         let error = &self.error;
         if self.key.is_none() && self.variables.is_empty() {
-            return write!(f, "{error:#}");
+            return write!(f, "{error}");
         }
         write!(f, "{}", error.message())?;
         if !self.variables.is_empty() {

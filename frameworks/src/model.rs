@@ -166,9 +166,11 @@ mod tests {
         );
         assert_eq!(preset("Qwen/Qwen3-4B-Instruct-2507"), Some("qwen3-4b"));
         assert_eq!(preset("NousResearch/Meta-Llama-3.1-8B"), Some("llama3-8b"));
+        assert_eq!(preset("openai/gpt-oss-20b"), Some("gpt-oss-20b"));
+        assert_eq!(preset("Qwen/Qwen3-235B-A22B"), Some("qwen3-235b-a22b"));
         // Another model with a similar name.
         for other in [
-            "Qwen/Qwen3-235B-A22B",
+            "Qwen/Qwen3-Coder-480B-A35B",
             "Qwen/Qwen2.5-7B-VL",
             "x/qwen3-8b-mixture",
         ] {
