@@ -536,6 +536,7 @@ ops! {
         to: DType = DType::F8E4m3,
         /// Has the second input, the offsets of [`SortExperts`]: only numbers of rows that some
         /// expert reads count, which are those before the last offset.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
         routed: bool = true,
     };
     /// `x, scale -> y`: `x * scale` in float32, which the output's type rounds to nearest, ties to
@@ -593,6 +594,7 @@ ops! {
         /// As in [`ScaledGemm`].
         fast: bool = false,
         /// As in [`GroupedGemm`].
+        #[serde(skip_serializing_if = "Option::is_none")]
         routed: Option<u64> = None,
     };
     /// `a, b, inverse_a, inverse_b, offsets -> d_w`: like [`GroupedGemmWeightGrad`], of transposed
@@ -600,6 +602,7 @@ ops! {
     /// `offsets[e]..offsets[e + 1]`.
     ScaledGroupedGemmWeightGrad {
         /// As in [`GroupedGemm`].
+        #[serde(skip_serializing_if = "Option::is_none")]
         routed: Option<u64> = None,
     };
     /// `local -> position`: where ranks that have pushed rows find their results: `local`,
