@@ -118,6 +118,20 @@ impl<'a> Emitter<'a> {
         id
     }
 
+    /// Copies a range into another one, in the element type of the latter's buffer.
+    pub(crate) fn copy(&mut self, rule: Rule, stream: StreamId, from: Access, to: Access) {
+        let dtype = self.b.program().buffers[to.buffer.index()].dtype;
+        self.run(KernelLaunch {
+            rule,
+            op: ShardOp::Copy,
+            elements: to.bytes / dtype.size(),
+            dtype,
+            stream,
+            reads: &[from],
+            writes: &[to],
+        });
+    }
+
     /// Launches a sharding kernel.
     pub(crate) fn run(&mut self, launch: KernelLaunch<'_>) {
         let kernel = self.kernels.get(&mut self.b, &launch);

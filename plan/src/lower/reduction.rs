@@ -18,16 +18,7 @@ pub(crate) fn scatter(
 ) {
     let dtype = out.inputs.types.comm;
     let Some(comm) = comm else {
-        let n = output.bytes / dtype.size();
-        out.run(KernelLaunch {
-            rule: Rule::Reduce,
-            op: ShardOp::Copy,
-            elements: n,
-            dtype,
-            stream,
-            reads: &[input],
-            writes: &[output],
-        });
+        out.copy(Rule::Reduce, stream, input, output);
         return;
     };
     let kind = CollectiveKind::ReduceScatter;

@@ -7,8 +7,8 @@ use super::spec::Inputs;
 use crate::config::{CompileMode, Implementation, Lora, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{
-    AxisId, CollectiveKind, Const, DType, ModelCollective, ModuleId, ModuleKind, OpKind, Packed,
-    PackedFormat, PackedScales, ParamId, Real, ScoreMod, op,
+    AxisId, CollectiveKind, Const, DType, Indexing, ModelCollective, ModuleId, ModuleKind, OpKind,
+    Packed, PackedFormat, PackedScales, ParamId, Real, ScoreMod, op,
 };
 use crate::recipes::{self, Recipe};
 use crate::units::Bytes;
@@ -132,6 +132,30 @@ impl<'s> Builder<'s> {
             Some(dtype) => self.g.cast(v, dtype),
             None => v,
         }
+    }
+
+    /// Copies rows to their positions; the result has `rows` of them.
+    pub(crate) fn permute(
+        &mut self,
+        by: Indexing,
+        [x, position]: [ValueId; 2],
+        rows: u64,
+    ) -> ValueId {
+        let cols = self.g.value(x).cols();
+        let kind = OpKind::Permute(op::Permute { by });
+        self.compute(kind, &[x, position], &[&[rows, cols]])[0]
+    }
+
+    /// Adds up the rows at the positions of each of `rows`.
+    pub(crate) fn unpermute(
+        &mut self,
+        by: Indexing,
+        [x, position]: [ValueId; 2],
+        rows: u64,
+    ) -> ValueId {
+        let cols = self.g.value(x).cols();
+        let kind = OpKind::Unpermute(op::Unpermute { by });
+        self.compute(kind, &[x, position], &[&[rows, cols]])[0]
     }
 
     /// Adds an op with contiguous results of these shapes, whose types follow from its operands.

@@ -271,15 +271,7 @@ impl Pr4435 {
         out.b.alloc(Rule::ReduceCopyIn, copy);
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
         let whole = out.b.whole(copy);
-        out.run(KernelLaunch {
-            rule: Rule::ReduceCopyIn,
-            op: ShardOp::Copy,
-            elements: numel,
-            dtype: c,
-            stream: rs,
-            reads: &[bucket],
-            writes: &[whole],
-        });
+        out.copy(Rule::ReduceCopyIn, rs, bucket, whole);
         (whole, Some(copy))
     }
 

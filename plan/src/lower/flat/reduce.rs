@@ -293,15 +293,7 @@ impl Flat {
             let id = out.transient_on(Role::ReduceInput, numel * self.c.size(), self.c, rs, g);
             out.b.alloc(Rule::ReduceCopyIn, id);
             let whole = out.b.whole(id);
-            out.run(KernelLaunch {
-                rule: Rule::ReduceCopyIn,
-                op: ShardOp::Copy,
-                elements: numel,
-                dtype: self.c,
-                stream: rs,
-                reads: &[grad],
-                writes: &[whole],
-            });
+            out.copy(Rule::ReduceCopyIn, rs, grad, whole);
             id
         });
         let input = cast.map_or(grad, |id| out.b.whole(id));
@@ -336,16 +328,7 @@ impl Flat {
         }
         let mine = part(grad);
         if let Some(id) = cast {
-            let n = mine.bytes / self.g.size();
-            out.run(KernelLaunch {
-                rule: Rule::ReduceAccumulate,
-                op: ShardOp::Copy,
-                elements: n,
-                dtype: self.g,
-                stream: rs,
-                reads: &[part(input)],
-                writes: &[mine],
-            });
+            out.copy(Rule::ReduceAccumulate, rs, part(input), mine);
             if !queued {
                 out.b.free(Rule::ReduceRelease, id);
             }

@@ -311,19 +311,16 @@ impl Dispatch {
 
     /// Sends a row for each choice that has a place.
     fn send_choices(&self, b: &mut Builder<'_>, layer: ModuleId, of: Routed) -> Sent {
-        let by = Indexing::Own;
         let &[tokens, k] = &b.g.value(of.ids).shape[..] else {
             unreachable!("routers choose k experts for each token");
         };
         let placed = self.place(b, layer, of.ids);
         let (rows, position) = (placed.rows, placed.position);
-        let hidden = b.g.value(of.x).cols();
-        let permute = OpKind::Permute(op::Permute { by });
-        let sent = b.compute(permute, &[of.x, position], &[&[rows, hidden]])[0];
+        let sent = b.permute(Indexing::Own, [of.x, position], rows);
         // Each number in the place of its row.
         let each = b.g.reshape(of.weights, &[tokens * k, 1]);
         let place = b.g.reshape(position, &[tokens * k, 1]);
-        let weights = b.compute(permute, &[each, place], &[&[rows, 1]])[0];
+        let weights = b.permute(Indexing::Own, [each, place], rows);
         let got = self.exchange_rows(b, &placed, sent, Some(weights));
         for v in [of.ids, of.weights] {
             b.g.release(v);
@@ -361,10 +358,8 @@ impl Dispatch {
         let Some(position) = position else {
             return back;
         };
-        let (tokens, hidden) = (b.g.value(position).shape[0], b.g.value(y).cols());
-        let by = Indexing::Own;
-        let unpermute = OpKind::Unpermute(op::Unpermute { by });
-        let sum = b.compute(unpermute, &[back, position], &[&[tokens, hidden]])[0];
+        let tokens = b.g.value(position).shape[0];
+        let sum = b.unpermute(Indexing::Own, [back, position], tokens);
         b.g.release(back);
         b.g.release(position);
         sum

@@ -224,19 +224,13 @@ impl Experts {
     /// Computes it with kernels that know where rows go. Weights travel with rows, and are applied
     /// between the matmuls.
     fn by_rows(&self, b: &mut Builder<'_>, of: Routed) -> ValueId {
-        let by = Indexing::Own;
         let sent = self.dispatch.send(b, self.module, of);
         let Routed { x, weights, ids } = sent.routed;
         let &[tokens, k] = &b.g.value(ids).shape[..] else {
             unreachable!("tokens have k choices each");
         };
-        let (rows, hidden) = (sent.rows, b.g.value(x).cols());
         let [offsets, position] = self.dispatch.sort(b, ids, sent.calls);
-        let x = b.compute(
-            OpKind::Permute(op::Permute { by }),
-            &[x, position],
-            &[&[rows, hidden]],
-        )[0];
+        let x = b.permute(Indexing::Own, [x, position], sent.rows);
         // Each number in the place of its row.
         let place = b.g.reshape(position, &[tokens * k, 1]);
         let at = Rows {
@@ -248,11 +242,7 @@ impl Experts {
         };
         let each = b.g.reshape(weights, &[tokens * k, 1]);
         let out = self.matmuls(b, &at, Some(each));
-        let y = b.compute(
-            OpKind::Unpermute(op::Unpermute { by }),
-            &[out, position],
-            &[&[tokens, hidden]],
-        )[0];
+        let y = b.unpermute(Indexing::Own, [out, position], tokens);
         for v in [weights, ids, offsets, position, x] {
             b.g.release(v);
         }
@@ -291,11 +281,7 @@ impl Experts {
             let gate = activate(b, activation, parts[0]);
             b.g.binary(OpKind::Mul, gate, parts[1])
         };
-        let weight = weights.map(|each| {
-            let by = Indexing::Own;
-            let permute = OpKind::Permute(op::Permute { by });
-            b.compute(permute, &[each, of.place], &[&[rows, 1]])[0]
-        });
+        let weight = weights.map(|each| b.permute(Indexing::Own, [each, of.place], rows));
         if let Some(weight) = weight {
             act = b.g.binary(OpKind::ScaleRows, act, weight);
         }
@@ -338,10 +324,7 @@ fn biases_of(b: &mut Builder<'_>, layer: Layer, of: &Rows, rows: u64) -> ValueId
     let choices = b.g.value(of.ids).numel();
     let ids = b.g.reshape(of.ids, &[choices]);
     let each = b.embedding(layer, ids);
-    let width = b.g.value(each).cols();
-    let by = Indexing::Own;
-    let permute = OpKind::Permute(op::Permute { by });
-    b.compute(permute, &[each, of.place], &[&[rows, width]])[0]
+    b.permute(Indexing::Own, [each, of.place], rows)
 }
 
 impl Shared {

@@ -4,7 +4,7 @@
 use super::dispatch::Routed;
 use super::experts::{Experts, Rows};
 use crate::graph::ValueId;
-use crate::ir::{Indexing, OpKind, op};
+use crate::ir::{Indexing, OpKind};
 use crate::models::build::Builder;
 
 /// The number of rows of an expert is rounded up to a multiple of this for `torch._grouped_mm`
@@ -14,21 +14,6 @@ const ALIGN: u64 = 8;
 /// Calls of `grouped_mm_experts_forward` of transformers around those that the graph has: `arange`,
 /// `argsort` and its inverse, `histc`, `cumsum`, indices of tokens and weights.
 const TRANSFORMERS_CALLS: u8 = 10;
-
-fn permute(b: &mut Builder<'_>, by: Indexing, [x, position]: [ValueId; 2], rows: u64) -> ValueId {
-    let cols = b.g.value(x).cols();
-    b.compute(
-        OpKind::Permute(op::Permute { by }),
-        &[x, position],
-        &[&[rows, cols]],
-    )[0]
-}
-
-fn unpermute(b: &mut Builder<'_>, by: Indexing, [x, position]: [ValueId; 2], rows: u64) -> ValueId {
-    let cols = b.g.value(x).cols();
-    let kind = OpKind::Unpermute(op::Unpermute { by });
-    b.compute(kind, &[x, position], &[&[rows, cols]])[0]
-}
 
 impl Experts {
     /// Computes the weighted sum of the routed experts' results, `[tokens, hidden]`, as
@@ -41,7 +26,7 @@ impl Experts {
         };
         let [offsets, position] = self.dispatch().sort(b, ids, TRANSFORMERS_CALLS);
         let place = b.g.reshape(position, &[tokens * k, 1]);
-        let x = permute(b, Indexing::Index, [x, position], tokens * k);
+        let x = b.permute(Indexing::Index, [x, position], tokens * k);
         let at = Rows {
             x,
             ids,
@@ -51,9 +36,9 @@ impl Experts {
         };
         let out = self.matmuls(b, &at, None);
         let each = b.g.reshape(weights, &[tokens * k, 1]);
-        let weight = permute(b, Indexing::Index, [each, place], tokens * k);
+        let weight = b.permute(Indexing::Index, [each, place], tokens * k);
         let out = b.g.binary(OpKind::ScaleRows, out, weight);
-        let y = unpermute(b, Indexing::Own, [out, position], tokens);
+        let y = b.unpermute(Indexing::Own, [out, position], tokens);
         for v in [weights, ids, offsets, position, x] {
             b.g.release(v);
         }
@@ -68,11 +53,11 @@ impl Experts {
         let (tokens, choices) = (b.g.value(of.ids).shape[0], b.g.value(of.ids).numel());
         let placed = self.dispatch().place(b, self.module, of.ids);
         let (rows, position) = (placed.rows, placed.position);
-        let each = permute(b, Indexing::Index, [of.x, position], rows);
+        let each = b.permute(Indexing::Index, [of.x, position], rows);
         let got = self.dispatch().exchange_rows(b, &placed, each, None);
         let [offsets, place] = self.dispatch().sort(b, got.ids, placed.calls);
         let padded = rows + self.dispatch().experts() * ALIGN;
-        let x = permute(b, Indexing::IndexCopy, [got.x, place], padded);
+        let x = b.permute(Indexing::IndexCopy, [got.x, place], padded);
         b.g.release(got.x);
         let at = Rows {
             x,
@@ -82,14 +67,14 @@ impl Experts {
             used: Some(placed.used),
         };
         let out = self.matmuls(b, &at, None);
-        let y = unpermute(b, Indexing::Index, [out, place], rows);
+        let y = b.unpermute(Indexing::Index, [out, place], rows);
         b.g.release(out);
         let back = self.dispatch().return_rows(b, y);
         let each = b.g.reshape(of.weights, &[choices, 1]);
         let to = b.g.reshape(position, &[choices, 1]);
-        let weight = permute(b, Indexing::Index, [each, to], rows);
+        let weight = b.permute(Indexing::Index, [each, to], rows);
         let weighted = b.g.binary(OpKind::ScaleRows, back, weight);
-        let y = unpermute(b, Indexing::IndexAdd, [weighted, position], tokens);
+        let y = b.unpermute(Indexing::IndexAdd, [weighted, position], tokens);
         for v in [
             of.weights, of.ids, got.ids, offsets, place, position, x, back,
         ] {

@@ -238,14 +238,14 @@ impl Fsdp2 {
                 });
                 out.b.alloc(Rule::CopyOut, cast);
                 let to = out.b.whole(cast);
-                copy(out, dtype, from, to);
+                out.copy(Rule::CopyOut, COMPUTE, from, to);
                 if let Some(last) = held.replace(cast) {
                     out.b.free(Rule::CopyOut, last);
                 }
                 from = to;
             }
             let to = self.storage(out, full);
-            copy(out, dtype, from, to);
+            out.copy(Rule::CopyOut, COMPUTE, from, to);
         }
         if let Some(last) = held {
             out.b.free(Rule::CopyOut, last);
@@ -329,15 +329,7 @@ impl Fsdp2 {
                     ..whole
                 };
                 let to = out.b.whole(slice);
-                out.run(KernelLaunch {
-                    rule: Rule::ReshardGroup,
-                    op: ShardOp::Copy,
-                    elements: bytes / w.size(),
-                    dtype: w,
-                    stream: COMPUTE,
-                    reads: &[from],
-                    writes: &[to],
-                });
+                out.copy(Rule::ReshardGroup, COMPUTE, from, to);
                 self.groups[g.index()].kept.push(slice);
                 free_storage(out, *id);
             }
@@ -389,19 +381,6 @@ impl Fsdp2 {
         self.unshard(out, unit, Rule::Unshard);
         self.wait_for_unshard(out, unit);
     }
-}
-
-/// Copies a shard on the compute stream, in another type if its buffer has one.
-fn copy(out: &mut Emitter<'_>, dtype: DType, from: Access, to: Access) {
-    out.run(KernelLaunch {
-        rule: Rule::CopyOut,
-        op: ShardOp::Copy,
-        elements: to.bytes / dtype.size(),
-        dtype,
-        stream: COMPUTE,
-        reads: &[from],
-        writes: &[to],
-    });
 }
 
 /// Returns the element type of a group's gather: that of its parameters, or bytes if they have

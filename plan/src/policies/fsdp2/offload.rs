@@ -8,12 +8,9 @@
 //! - The end of backward waits on the host for the copies, then comes the optimizer.
 
 use super::{Fsdp2, GroupState};
-use crate::ir::{
-    Access, BufferId, COMPUTE, CopyKind, GroupId, Holds, Pool, Role, ShardOp, StreamId,
-};
+use crate::ir::{Access, BufferId, COMPUTE, CopyKind, GroupId, Holds, Pool, Role, StreamId};
 use crate::lower::builder::NewBuffer;
 use crate::lower::emitter::Emitter;
-use crate::lower::kernels::KernelLaunch;
 use crate::lower::reduction;
 use crate::program::Rule;
 
@@ -128,16 +125,7 @@ impl Fsdp2 {
             };
             out.b.alloc(Rule::CopyIn, cast);
             let (from, to) = (out.b.whole(plain), out.b.whole(cast));
-            let dtype = out.inputs.types.compute;
-            out.run(KernelLaunch {
-                rule: Rule::CopyIn,
-                op: ShardOp::Copy,
-                elements: to.bytes / dtype.size(),
-                dtype,
-                stream: self.copy_in,
-                reads: &[from],
-                writes: &[to],
-            });
+            out.copy(Rule::CopyIn, self.copy_in, from, to);
             out.b.free(Rule::Offload, plain);
             ready.push(to);
             held.push(cast);

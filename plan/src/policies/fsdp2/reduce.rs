@@ -398,15 +398,7 @@ impl Fsdp2 {
             let id = out.transient_on(role, n * stored.size(), stored, stream, g);
             out.b.alloc(rule, id);
             let (from, to) = (out.b.whole(output), out.b.whole(id));
-            out.run(KernelLaunch {
-                rule,
-                op: ShardOp::Copy,
-                elements: n,
-                dtype: stored,
-                stream,
-                reads: &[from],
-                writes: &[to],
-            });
+            out.copy(rule, stream, from, to);
             id
         });
         if self.cpu.is_some() {

@@ -106,15 +106,7 @@ impl MegatronV2 {
             .get_or_insert_with(|| out.transient(Role::ReduceOutput, grad.bytes, dtype, stream, g));
         out.b.alloc(Rule::OuterReduce, copy);
         let whole = out.b.whole(copy);
-        out.run(KernelLaunch {
-            rule: Rule::OuterReduce,
-            op: ShardOp::Copy,
-            elements: grad.bytes / dtype.size(),
-            dtype,
-            stream,
-            reads: &[grad],
-            writes: &[whole],
-        });
+        out.copy(Rule::OuterReduce, stream, grad, whole);
         out.collective(CollectiveLaunch {
             rule: Rule::OuterReduce,
             stream,

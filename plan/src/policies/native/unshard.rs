@@ -3,13 +3,10 @@
 use super::MicroBatch;
 use crate::compile::tape::TapeOp;
 use crate::config::Prefetch;
-use crate::ir::{
-    Access, AxisId, BufferId, COMPUTE, EventId, GroupId, Role, ShardOp, Source, UnitId,
-};
+use crate::ir::{Access, AxisId, BufferId, COMPUTE, EventId, GroupId, Role, Source, UnitId};
 use crate::lower::emitter::Emitter;
 use crate::lower::flat::Flat;
 use crate::lower::inputs::{LoweringInputs, prefetch_targets};
-use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 
 // Note [Unshard gate]
@@ -326,15 +323,7 @@ impl Unshard {
                 ..whole
             };
             let to = out.b.whole(slice);
-            out.run(KernelLaunch {
-                rule: Rule::ReshardGroup,
-                op: ShardOp::Copy,
-                elements: bytes / dtype.size(),
-                dtype,
-                stream: COMPUTE,
-                reads: &[from],
-                writes: &[to],
-            });
+            out.copy(Rule::ReshardGroup, COMPUTE, from, to);
             self.resharded_slices[g.index()] = Some(slice);
         }
         // The backward gather reads the slice on another stream.
