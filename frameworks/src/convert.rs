@@ -14,6 +14,7 @@ pub(crate) const EVALUATION: &str = "evaluation, no part of a training step";
 pub(crate) const LAUNCH: &str = "launching, no part of a step";
 pub(crate) const VALUES: &str = "changes numbers, not time or memory";
 pub(crate) const KERNELS: &str = "attention is predicted as a fused kernel";
+const ATTENTION: &str = "model.attn_implementation";
 pub(crate) const ADAPTER: &str = "other adapters than LoRA are not modeled";
 pub(crate) const DROPOUT: &str = "adapters are predicted without dropout";
 pub(crate) const QUANTIZED: &str =
@@ -179,6 +180,31 @@ fn fused_loss() -> Effect {
 pub(crate) fn liger_kernels(node: &Node) -> Converted {
     let effects = vec![fused_loss(), fused_norms()];
     if_true(node, Effect::All(effects))
+}
+
+/// Chooses how transformers computes attention, by its own words or those of LLaMA-Factory.
+pub(crate) fn attention(node: &Node) -> Converted {
+    Ok(match node.text() {
+        Some("sdpa") => set(ATTENTION, "sdpa"),
+        Some("eager" | "disabled") => set(ATTENTION, "eager"),
+        Some("flash_attention_2" | "fa2") => set(ATTENTION, "flash_attention_2"),
+        _ => Effect::Aside(KERNELS),
+    })
+}
+
+/// Chooses FlashAttention 2.
+pub(crate) fn flash_attention(node: &Node) -> Converted {
+    if_true(node, set(ATTENTION, "flash_attention_2"))
+}
+
+/// Chooses `scaled_dot_product_attention`.
+pub(crate) fn sdp_attention(node: &Node) -> Converted {
+    if_true(node, set(ATTENTION, "sdpa"))
+}
+
+/// Chooses eager attention.
+pub(crate) fn eager_attention(node: &Node) -> Converted {
+    if_true(node, set(ATTENTION, "eager"))
 }
 
 /// Replaces norms by Liger's fused kernels.

@@ -15,6 +15,9 @@ use crate::reader::Reader;
 use crate::row::{Lack, Row, Setting, Status};
 use crate::table::{Fact, list, quoted};
 
+/// Why options of transformers' own code are not used.
+const FUSED: &str = "models with fused kernels are predicted without dropout, with fused attention";
+
 /// GPUs per node if nothing says otherwise.
 const PER_NODE: u64 = 8;
 
@@ -67,6 +70,11 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
             quoted("transformers"),
             "such jobs train models of transformers",
         );
+    }
+    if draft.value("model.implementation") != Some("\"transformers\"") {
+        for key in ["lora.lora_dropout", "model.attn_implementation"] {
+            draft.unset(key, Lack::Accuracy, FUSED);
+        }
     }
     draft.share();
     for row in &mut draft.rows {
@@ -158,7 +166,7 @@ fn adapters(draft: &mut Draft) -> Result<(), ConfigError> {
     for row in rows {
         draft.none(row, Lack::Nothing, "no adapters are trained");
     }
-    for key in ["r", "lora_alpha", "use_rslora", "use_dora"] {
+    for key in ["r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"] {
         draft.unset(
             &format!("lora.{key}"),
             Lack::Nothing,

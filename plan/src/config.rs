@@ -30,8 +30,8 @@ mod vision;
 use crate::ir::{AxisId, DeviceMesh, PackedScales};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use decoder::{
-    Activation, ExpertCode, Head, Implementation, LayerType, Norm, NormPosition, PackedQkv,
-    PositionEmbedding, QkNorm, Residual,
+    Activation, AttnImplementation, ExpertCode, Head, Implementation, LayerType, Norm,
+    NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
 pub use experts::{AuxLoss, Experts, Router};
 pub use float8::{Float8, Float8Format, Float8Recipe, Float8Saved};

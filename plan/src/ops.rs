@@ -7,6 +7,7 @@ mod attention;
 mod conv;
 mod copy;
 mod dequantize;
+pub(crate) mod eager;
 mod embedding;
 mod experts;
 mod float8;

@@ -45,6 +45,12 @@ const TRANSFORMERS: &str = concat!(
     "/tests/data/transformers_h100.csv"
 );
 
+/// The same on two H200, of models of 20 types.
+const TRANSFORMERS_H200: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/data/transformers_h200.csv"
+);
+
 /// Steps of Megatron-FSDP's experimental engine on four H200 and two H100.
 const MEGATRON_V2: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/megatron_v2.csv");
 
@@ -168,6 +174,44 @@ fn jobs_of_transformers_are_predicted() {
         error(&totals, "step_ms", "mean_abs_percent") < 8.0,
         "{totals}"
     );
+}
+
+/// Models of 20 types that nothing was fitted to: allocated memory within 0.5 %, reserved within 3 %.
+/// Exceptions: Falcon 7B, whose attention no fused kernel computes; reserved memory of a step
+/// without moments, and with logits in a vocabulary of 256,000. Steps within 10 % where the device
+/// is the bottleneck: hosts of these machines are two to three times slower than the profile's.
+#[test]
+fn jobs_of_many_types_of_transformers_are_predicted() {
+    let mut lines = json(&["validate", TRANSFORMERS_H200, "--json"]);
+    let totals = lines.pop().unwrap();
+    assert_eq!(lines.len(), 26);
+    for row in &lines {
+        let error = |metric: &str| row[metric]["error_percent"].as_f64().unwrap().abs();
+        let is = |names: &[&str]| names.iter().any(|n| row["name"] == *n);
+        let falcon = is(&["falcon 8 layers"]);
+        assert!(
+            error("peak_allocated_mib") < if falcon { 4.0 } else { 0.5 },
+            "{row}"
+        );
+        let segments = is(&["qwen2.5-1.5b sgd", "gemma2 6 layers eager attention"]);
+        let bound = if segments || falcon { 8.0 } else { 3.0 };
+        assert!(error("peak_reserved_mib") < bound, "{row}");
+        let device = is(&[
+            "phi3.5 8 layers",
+            "olmo2 6 layers",
+            "granite 6 layers",
+            "cohere 4 layers",
+            "glm4 6 layers",
+            "mistral window 6 layers",
+            "llama 8b 8 layers raf false accum 2",
+            "smollm2 1.7b ckpt clip",
+            "smollm3 12 layers bf16 weights",
+            "phi3.5 8 layers ckpt",
+        ]);
+        assert!(!device || error("step_ms") < 10.0, "{row}");
+    }
+    let mean = error(&totals, "peak_allocated_mib", "mean_abs_percent");
+    assert!(mean < 0.25, "{totals}");
 }
 
 /// Allocated memory agrees within 0.02 %, the step within 3 % (6 % where the host is the

@@ -16,6 +16,7 @@ pub(super) enum Kind {
 
 const FSDP1: &str = "FSDP1's schedule is predicted as that of FSDP2";
 const UNSHARDED: &str = "offload is modeled for parameters sharded over at least two ranks only";
+const ENDS: &str = "Accelerate shards the embedding and the output layer apart from the blocks";
 const NO_SYNC: &str = "Accelerate accumulates under no_sync";
 const ZERO: &str = "ZeRO's schedule is predicted as shardlab's own";
 
@@ -83,6 +84,12 @@ pub(super) fn decide(
             also(draft, row)?;
             if accelerated {
                 draft.assume("fsdp.gradient_sync", quoted("last"), NO_SYNC);
+            }
+            if accelerated && number == 2 {
+                if draft.value("fsdp.units") == Some("\"block\"") {
+                    draft.replace("fsdp.units", &quoted("block_and_ends"));
+                }
+                draft.assume("fsdp.units", quoted("block_and_ends"), ENDS);
             }
             Ok(Kind::Fsdp)
         }

@@ -104,7 +104,18 @@ fn operators(name: &str) -> &[&str] {
 }
 
 fn shard(to: &mut String, s: &Scenario) -> fmt::Result {
-    to.push_str("\ndef shard(model, blocks):\n    \"\"\"Shards a model; `blocks` are its transformer blocks in order.\"\"\"\n");
+    let ends = s.fsdp.units == Units::BlockAndEnds;
+    let (more, about) = match ends {
+        true => (
+            ", embedding, last",
+            ", `embedding` is the table of tokens, and `last` lists the last norm and the output layer",
+        ),
+        false => ("", ""),
+    };
+    writeln!(
+        to,
+        "\ndef shard(model, blocks{more}):\n    \"\"\"Shards a model; `blocks` are its transformer blocks in order{about}.\"\"\""
+    )?;
     let mesh = &s.mesh;
     if mesh.dp_outer > 1 {
         writeln!(
@@ -177,7 +188,7 @@ fn units(to: &mut String, s: &Scenario) -> fmt::Result {
     };
     let auto = s.fsdp.reshard_after_forward == Reshard::Auto;
     let joined = match &s.fsdp.units {
-        Units::Block => Some(1),
+        Units::Block | Units::BlockAndEnds => Some(1),
         Units::Patterns(patterns) => Some(together(patterns)),
         Units::Root => None,
     };
@@ -188,10 +199,16 @@ fn units(to: &mut String, s: &Scenario) -> fmt::Result {
             format!("list(blocks[i : i + {n}])")
         };
         let last = format!("i + {n} < len(blocks)");
-        let reshard = if auto { last } else { reshard };
+        let reshard = if auto { last } else { reshard.clone() };
         writeln!(
             to,
             "    for i in range(0, len(blocks), {n}):\n        fully_shard({each}, reshard_after_forward={reshard}, **options)"
+        )?;
+    }
+    if s.fsdp.units == Units::BlockAndEnds {
+        writeln!(
+            to,
+            "    fully_shard(embedding, reshard_after_forward={reshard}, **options)\n    fully_shard(last, reshard_after_forward=False, **options)"
         )?;
     }
     let root = if s.fsdp.reshard_root { "True" } else { "False" };

@@ -3,12 +3,12 @@
 use super::deepspeed::DEEPSPEED;
 use super::fsdp;
 use crate::convert::{
-    ADAPTER, CONTEXT, DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES,
-    QUANTIZED, REFERENCE, SAVING, STORAGE, TENSOR, VALUES, all_linear, chunked_loss, clip,
-    compiled_regions, decay_of_matrices, decomposed, double_quantization, eight_bits, float8,
-    float8_gather, four_bits_twice, full_recompute, if_true, liger_norms, mixed_bf16, mixed_f16,
-    offloaded_activations, optimizer, rank_stabilized, reentrant, replicas, schedule, shard_ranks,
-    targets, warmup,
+    ADAPTER, CONTEXT, DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES, QUANTIZED,
+    REFERENCE, SAVING, STORAGE, TENSOR, VALUES, all_linear, attention, chunked_loss, clip,
+    compiled_regions, decay_of_matrices, decomposed, double_quantization, eager_attention,
+    eight_bits, flash_attention, float8, float8_gather, four_bits_twice, full_recompute, if_true,
+    liger_norms, mixed_bf16, mixed_f16, offloaded_activations, optimizer, rank_stabilized,
+    reentrant, replicas, schedule, sdp_attention, shard_ranks, targets, warmup,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -108,7 +108,11 @@ const KEYS: &[Key] = &[
     with("lora_target_linear", all_linear),
     with("lora_target_modules", targets),
     with("peft_use_rslora", rank_stabilized),
-    lost("lora_dropout", DROPOUT),
+    number("lora_dropout", "lora.lora_dropout"),
+    with("attn_implementation", attention),
+    with("flash_attention", flash_attention),
+    with("sdp_attention", sdp_attention),
+    with("eager_attention", eager_attention),
     with("peft_use_dora", decomposed),
     lost(
         "lora_modules_to_save",
@@ -177,12 +181,8 @@ const ASIDES: &[(&str, &[&str])] = &[
     (
         KERNELS,
         &[
-            "attn_implementation",
-            "flash_attention",
-            "sdp_attention",
             "flex_attention",
             "xformers_attention",
-            "eager_attention",
             "sage_attention",
             "flash_attn_fuse_mlp",
             "flash_attn_cross_entropy",

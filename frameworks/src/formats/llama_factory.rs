@@ -2,8 +2,8 @@
 
 use super::{fsdp, trainer};
 use crate::convert::{
-    ADAPTER, DATA, DROPOUT, EVALUATION, KERNELS, LOGGING, NF4, PREFERENCES, QUANTIZED, SAVING,
-    VALUES, decomposed, double_quantization, float8, float8_gather, float8_library, full_recompute,
+    ADAPTER, DATA, EVALUATION, LOGGING, NF4, PREFERENCES, QUANTIZED, SAVING, VALUES, attention,
+    decomposed, double_quantization, float8, float8_gather, float8_library, full_recompute,
     liger_kernels, rank_stabilized, reentrant, set, targets,
 };
 use crate::table::{
@@ -58,7 +58,8 @@ const KEYS: &[Key] = &[
     number("lora_alpha", "lora.lora_alpha"),
     with("lora_target", targets),
     with("use_rslora", rank_stabilized),
-    lost("lora_dropout", DROPOUT),
+    number("lora_dropout", "lora.lora_dropout"),
+    with("flash_attn", attention),
     with("use_dora", decomposed),
     lost("additional_target", "these modules are predicted as frozen"),
     integer("cutoff_len", "train.seq_len"),
@@ -128,7 +129,6 @@ const KEYS: &[Key] = &[
 ];
 
 const ASIDES: &[(&str, &[&str])] = &[
-    (KERNELS, &["flash_attn"]),
     (
         DATA,
         &[

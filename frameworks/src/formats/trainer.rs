@@ -3,9 +3,9 @@
 use super::deepspeed::DEEPSPEED;
 use super::fsdp::{self, FSDP};
 use crate::convert::{
-    DATA, DROPOUT, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES, SAVING, STORAGE, VALUES,
-    adapter, clip, compiled_regions, decay_of_matrices, decomposed, double_quantization,
-    eight_bits, four_bits, full_recompute, liger_kernels, mixed_bf16, mixed_f16,
+    DATA, EVALUATION, LAUNCH, LOGGING, NF4, PREFERENCES, SAVING, STORAGE, VALUES, adapter,
+    attention, clip, compiled_regions, decay_of_matrices, decomposed, double_quantization,
+    eight_bits, flash_attention, four_bits, full_recompute, liger_kernels, mixed_bf16, mixed_f16,
     offloaded_activations, optimizer, rank_stabilized, reentrant, replicas, schedule, shard_ranks,
     targets, warmup, weights,
 };
@@ -259,7 +259,9 @@ const TRL: &[Key] = &[
     number("lora_alpha", "lora.lora_alpha"),
     with("lora_target_modules", targets),
     with("use_rslora", rank_stabilized),
-    lost("lora_dropout", DROPOUT),
+    number("lora_dropout", "lora.lora_dropout"),
+    with("attn_implementation", attention),
+    with("use_flash_attention_2", flash_attention),
     with("use_dora", decomposed),
     lost(
         "lora_modules_to_save",
@@ -281,7 +283,6 @@ const TRL: &[Key] = &[
 ];
 
 const TRL_ASIDES: &[(&str, &[&str])] = &[
-    (KERNELS, &["attn_implementation", "use_flash_attention_2"]),
     ("part of an adapter", &["lora_task_type"]),
     (NF4, &["bnb_4bit_quant_type"]),
     (

@@ -20,6 +20,23 @@ words!(Implementation {
     Native = "native",
 });
 
+/// How the code of transformers computes attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AttnImplementation {
+    /// `scaled_dot_product_attention`, with a mask where a window is not longer than the sequence.
+    Sdpa,
+    /// Matmuls and a softmax in float32.
+    Eager,
+    /// The kernels of the flash-attn package, which know windows and soft limits.
+    FlashAttention2,
+}
+
+words!(AttnImplementation {
+    Sdpa = "sdpa",
+    Eager = "eager",
+    FlashAttention2 = "flash_attention_2",
+});
+
 /// Code that experts consist of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertCode {
@@ -106,6 +123,9 @@ pub enum Activation {
     Gelu,
     /// GELU by the tanh approximation.
     GeluTanh,
+    /// The same in eight elementwise operations (`NewGELUActivation` of transformers). Other
+    /// implementations compute it in one.
+    GeluNew,
     /// `max(x, 0)`.
     Relu,
     /// `max(x, 0)^2`.
@@ -116,6 +136,7 @@ words!(Activation {
     Silu = "silu",
     Gelu = "gelu",
     GeluTanh = "gelu_tanh",
+    GeluNew = "gelu_new",
     Relu = "relu",
     Relu2 = "relu2",
 });
@@ -426,12 +447,17 @@ impl Model {
         }
     }
 
+    /// Returns whether a layer has a sliding window.
+    #[must_use]
+    pub fn slides(&self, layer: usize) -> bool {
+        self.layer_type(layer) == LayerType::Sliding
+    }
+
     /// Returns the window of a layer's attention over `seq` positions; `None` if it sees all of
     /// them.
     #[must_use]
     pub fn window(&self, layer: usize, seq: u64) -> Option<u64> {
-        let sliding = self.layer_type(layer) == LayerType::Sliding;
-        let window = self.options.sliding_window.filter(|_| sliding);
+        let window = self.options.sliding_window.filter(|_| self.slides(layer));
         // Compressed keys follow those of the window.
         let rate = self.options.compress_rates.get(layer).copied();
         if let Some(rate) = rate {

@@ -112,6 +112,10 @@ words!(OuterStrategy {
 pub enum Units {
     /// Each block is a unit; the root owns the rest (embedding, final norm, head).
     Block,
+    /// Each block is a unit, and so is the embedding; the final norm and the head are one that
+    /// stays gathered after forward.
+    #[serde(rename = "block_and_ends")]
+    BlockAndEnds,
     /// One unit: the whole model.
     Root,
     /// One unit per match; the root owns what no pattern matches.

@@ -15,7 +15,7 @@ pub struct Lora {
     /// Linear layers that have adapters.
     #[serde(rename = "target_modules")]
     pub targets: LoraTargets,
-    /// Dropout before an adapter. Runs have none: only 0 is accepted.
+    /// Probability of dropout of what an adapter reads, in the code of transformers.
     #[serde(rename = "lora_dropout")]
     pub dropout: f64,
     /// The scaling's divisor is the root of the rank (rank-stabilized LoRA).

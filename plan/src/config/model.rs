@@ -1,9 +1,9 @@
 //! `[model]`.
 
 use super::{
-    Activation, AttentionGate, AttentionSinks, Experts, Head, Implementation, Latent, LayerType,
-    LinearAttention, MlpType, Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
-    RopeScaling, Ssm, Vision,
+    Activation, AttentionGate, AttentionSinks, AttnImplementation, Experts, Head, Implementation,
+    Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition, PackedQkv, PositionEmbedding,
+    QkNorm, Residual, RopeScaling, Ssm, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -85,6 +85,15 @@ pub struct Model {
 pub struct ModelOptions {
     /// Code that the model consists of; `None`: that of the policy.
     pub implementation: Option<Implementation>,
+    /// How transformers computes attention.
+    pub attn_implementation: AttnImplementation,
+    /// Probability of dropout of what layers add to the residual stream, in the code of
+    /// transformers.
+    pub dropout: f64,
+    /// That of the weights of attention.
+    pub attention_dropout: f64,
+    /// That of the embedded tokens.
+    pub embedding_dropout: f64,
     /// `model_type` of transformers: how its files name the weights.
     pub model_type: Option<String>,
     /// Norm of the residual stream.
@@ -260,6 +269,10 @@ impl Default for ModelOptions {
     fn default() -> Self {
         Self {
             implementation: None,
+            attn_implementation: AttnImplementation::Sdpa,
+            dropout: 0.0,
+            attention_dropout: 0.0,
+            embedding_dropout: 0.0,
             model_type: None,
             norm: Norm::Rms,
             norm_position: NormPosition::Before,

@@ -158,17 +158,13 @@ impl Graph {
         outputs
     }
 
-    /// Adds fused attention. The result has the layout of the query (cuDNN's kernel, 16-bit types)
+    /// Adds fused attention to the query, keys, values and maybe a mask. The result has the layout
+    /// of the query (cuDNN's kernel, 16-bit types)
     /// or `[batch, seq, heads, head_dim]` order (the memory-efficient kernel, float32; and with
     /// `by_rows`).
-    pub(crate) fn attention(
-        &mut self,
-        kind: OpKind,
-        [q, k, v]: [ValueId; 3],
-        by_rows: bool,
-    ) -> ValueId {
-        let rg = self.any_requires_grad(&[q, k, v]);
-        let x = self.value(q);
+    pub(crate) fn attention(&mut self, kind: OpKind, inputs: &[ValueId], by_rows: bool) -> ValueId {
+        let rg = self.any_requires_grad(inputs);
+        let x = self.value(inputs[0]);
         let (shape, dtype) = (x.shape.clone(), x.dtype);
         let row_order = [
             shape[1] * shape[2] * shape[3],
@@ -195,7 +191,7 @@ impl Graph {
             self.fresh(&[], Strides::new(), DType::I64, false),
         ]);
         let out = outputs[0];
-        self.push_op(Act::Compute(kind), &[q, k, v], outputs);
+        self.push_op(Act::Compute(kind), inputs, outputs);
         out
     }
 
@@ -530,6 +526,30 @@ impl Graph {
             a
         };
         self.compute_like(kind, &[a, b], &[like])[0]
+    }
+
+    /// Adds an elementwise op of two operands, whose result has the wider of their types, as
+    /// PyTorch promotes them.
+    pub(crate) fn promoted(&mut self, kind: OpKind, a: ValueId, b: ValueId) -> ValueId {
+        let out = self.binary(kind, a, b);
+        let wider = |v: ValueId| self.value(v).dtype;
+        let dtype = match wider(a).size() < wider(b).size() {
+            true => wider(b),
+            false => wider(a),
+        };
+        self.set_dtype(out, dtype);
+        out
+    }
+
+    /// Sets the type of a fresh result.
+    fn set_dtype(&mut self, v: ValueId, dtype: DType) {
+        let Root::Buffer(buffer) = self.value(v).root else {
+            unreachable!("results of ops have buffers");
+        };
+        let buffer = &mut self.buffers[buffer as usize];
+        buffer.bytes = buffer.bytes / buffer.dtype.size() * dtype.size();
+        buffer.dtype = dtype;
+        self.values[v.index()].dtype = dtype;
     }
 
     /// Adds an elementwise op of one operand.

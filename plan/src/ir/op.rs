@@ -658,4 +658,33 @@ ops! {
     RgLru;
     /// `d_y, x, i, r, a -> d_x, d_i, d_r, d_a` of [`RgLru`].
     RgLruGrad;
+    /// `q, k, v, mask -> out, lse[, seed, offset]`: attention like [`Attention`], whose scores have
+    /// a summand that is not trained, `[batch, 1, seq, seq]`: 0 or minus infinity. The kernel
+    /// computes all scores.
+    MaskedAttention {
+        /// Factor of the scores.
+        scale: Real = Real(1.0),
+    };
+    /// `d_out, q, k, v, mask, out, lse, seed, offset -> d_q, d_k, d_v` of [`MaskedAttention`].
+    MaskedAttentionGrad {
+        /// As in the forward op.
+        scale: Real = Real(1.0),
+    };
+    /// `a, b -> c`: one matmul per leading index. `a` is `[n, rows, inner]`, `b` is `[n, inner,
+    /// columns]`, of any strides.
+    BatchedGemm;
+    /// `x -> softmax(x)` over the last dimension.
+    Softmax;
+    /// `d_y, y -> d_x` of [`Softmax`], from its result.
+    SoftmaxGrad;
+    /// `x -> y, kept`: zeroes elements by chance and scales the others; `kept` has a byte for each.
+    Dropout {
+        /// Probability of zeroing an element.
+        p: Real = Real(0.1),
+    };
+    /// `d_y, kept -> d_x` of [`Dropout`].
+    DropoutGrad {
+        /// As in the forward op.
+        p: Real = Real(0.1),
+    };
 }

@@ -9,7 +9,7 @@ use super::model_collective::{InFlight, ModelLanes};
 use super::optimizer;
 use super::weight_gradients::{WeightGradients, elements};
 use crate::compile::tape::TapeOp;
-use crate::config::{CompileMode, CudaGraph, Loss};
+use crate::config::{CompileMode, CudaGraph, Implementation, Loss};
 use crate::ir::{
     Access, BufferId, COMPUTE, DType, GroupId, HostWorkKind, KernelClass, KernelId,
     ModelCollective, ModuleId, ModuleKind, ParamId, Part, ScopeId, SentRows, Source, StorageId,
@@ -458,7 +458,9 @@ impl<'c, 'a> Walk<'c, 'a> {
 
     fn enter(&mut self, pass: Pass, m: ModuleId, phase: Phase) {
         self.out.b.at(self.units[m.index()], phase);
-        if pass != Pass::Backward && self.is_apart(m) {
+        // transformers computes the loss before the model's forward returns.
+        let returned = self.out.inputs.scenario.implementation() != Implementation::Transformers;
+        if pass != Pass::Backward && returned && self.is_apart(m) {
             self.life.outputs(self.out);
         }
         let hooks = self.out.inputs.hooks[m.index()];

@@ -119,6 +119,11 @@ impl<'s> Builder<'s> {
         self.constant("input", shape, dtype, true)
     }
 
+    /// Returns the type of activations.
+    pub(crate) fn activation_type(&self) -> DType {
+        self.recipe.activation()
+    }
+
     /// Casts a table to the type of the activations that it is multiplied by.
     pub(crate) fn as_activation(&mut self, table: ValueId) -> ValueId {
         let dtype = self.recipe.activation();
@@ -207,7 +212,9 @@ impl<'s> Builder<'s> {
     /// Adds an adapter's result, `result + lora_B(lora_A(x)) * scaling` (`LoraLayer.forward` of
     /// PEFT).
     fn adapted(&mut self, layer: Layer, adapter: Adapter, x: ValueId, y: ValueId) -> ValueId {
-        let scaling = self.s.lora.as_ref().map_or(1.0, Lora::scaling);
+        let lora = self.s.lora.as_ref();
+        let (scaling, p) = lora.map_or((1.0, 0.0), |l| (l.scaling(), l.dropout));
+        let x = self.within(layer.module(), |s| s.dropout(x, p));
         let low = self.product(adapter.a, x, None);
         let delta = self.product(adapter.b, low, None);
         self.within(layer.module(), |s| {
@@ -455,7 +462,7 @@ impl<'s> Builder<'s> {
         // reads.
         let native = self.s.implementation() == Implementation::Native;
         let by_rows = native && self.g.functional();
-        self.g.attention(kind, qkv, by_rows)
+        self.g.attention(kind, &qkv, by_rows)
     }
 
     /// Applies [`Builder::scaled_attention`] with a learned bias of the scores, through a window if
@@ -469,6 +476,21 @@ impl<'s> Builder<'s> {
         let shape = self.g.value(q).shape.clone();
         let kind = OpKind::BiasedAttention(kind);
         self.compute(kind, &[q, k, v, bias], &[&shape, &shape[..3]])[0]
+    }
+
+    /// Returns whether the model is the code of transformers.
+    pub(crate) fn is_transformers(&self) -> bool {
+        self.s.implementation() == Implementation::Transformers
+    }
+
+    /// Applies dropout with a probability that may be 0. Only the code of transformers has it.
+    pub(crate) fn dropout(&mut self, x: ValueId, p: f64) -> ValueId {
+        if p == 0.0 || !self.is_transformers() {
+            return x;
+        }
+        let shape = self.g.value(x).shape.clone();
+        let kind = OpKind::Dropout(op::Dropout { p: Real(p) });
+        self.compute(kind, &[x], &[&shape, &shape])[0]
     }
 
     /// Computes `by * x`.

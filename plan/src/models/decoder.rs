@@ -34,7 +34,7 @@ pub(super) mod vision;
 use super::Forward;
 use super::build::Builder;
 use super::declare::{Declare, Layer, Order, ROOT};
-use super::implementation;
+use super::implementation::Masks;
 use super::loss;
 use super::rope::{Pairs, Rope};
 use crate::config::{
@@ -434,6 +434,7 @@ impl Block {
         let around = Around {
             bias: own.or(from.bias),
             memory: from.memory.filter(|_| kind == LayerType::Cross),
+            mask: from.masks.of_layer(kind == LayerType::Sliding),
             ..from
         };
         let (mut out, locals) = attention.forward(b, y, rope, window, around);
@@ -628,6 +629,7 @@ impl Forward for Decoder {
         if let Some(norm) = self.embedding_norm {
             h = norm.apply(b, h);
         }
+        h = b.within(ROOT, |b| b.dropout(h, b.s.model.options.embedding_dropout));
         if let Some(projection) = self.projection {
             h = b.linear(projection, h);
         }
@@ -637,7 +639,7 @@ impl Forward for Decoder {
         if let Some(images) = images.as_ref().filter(|_| !attends && !compares) {
             h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
         }
-        implementation::mask(b);
+        let masks = Masks::new(b);
         let seen = images.as_ref().filter(|_| attends).map(|i| i.rows);
         let encoded = self.encoder.as_ref().map(|encoder| {
             let (batch, seq) = (b.batch(), b.seq());
@@ -654,6 +656,8 @@ impl Forward for Decoder {
                 bias: self.bias.as_ref().map(|bias| bias.forward(b)),
                 relative: self.relative.as_ref().map(|table| table.forward(b)),
                 memory: seen.or(encoded),
+                masks,
+                ..Around::default()
             },
         };
         if self.streams.is_some() {
@@ -670,6 +674,7 @@ impl Forward for Decoder {
                 h = b.within(ROOT, |b| with_first(b, h, add, rows));
             }
         }
+        masks.release(b);
         if let Some(streams) = self.streams {
             h = streams.collapse(b, h)[0];
         }

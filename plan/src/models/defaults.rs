@@ -5,7 +5,7 @@ use crate::config::{Activation, Family, Model};
 /// Returns the activation of a model's feed-forward layers: the given one, or that of its family.
 pub(super) fn activation(m: &Model) -> Activation {
     m.options.activation.unwrap_or(match m.family {
-        Family::Gpt2 => Activation::GeluTanh,
+        Family::Gpt2 => Activation::GeluNew,
         _ => Activation::Silu,
     })
 }

@@ -7,6 +7,7 @@ use super::build::Builder;
 use super::declare::{Declare, Layer, Order, ROOT, Weights};
 use super::defaults;
 use super::hf::{Field, HfType, Meaning, TIED, VOCAB, field};
+use super::implementation::{self, Masks};
 use super::loss::{self, Logits};
 use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
 use crate::config::{Bias, Family, Model};
@@ -26,6 +27,11 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         "activation",
         "max_seq_len",
         "model_type",
+        "implementation",
+        "attn_implementation",
+        "dropout",
+        "attention_dropout",
+        "embedding_dropout",
     ],
     defaults: Defaults {
         bias: Bias::All,
@@ -51,7 +57,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 
 /// Words of transformers for activations. The first one is the default of GPT-2's class.
 pub(super) const ACTIVATIONS: &[(&str, &str)] = &[
-    ("gelu_new", "gelu_tanh"),
+    ("gelu_new", "gelu_new"),
     ("gelu_pytorch_tanh", "gelu_tanh"),
     ("gelu_fast", "gelu_tanh"),
     ("gelu", "gelu"),
@@ -168,7 +174,7 @@ impl Block {
         }
     }
 
-    fn forward(&self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
+    fn forward(&self, b: &mut Builder<'_>, x: ValueId, masks: Masks) -> ValueId {
         let (batch, seq) = (b.batch(), b.seq());
         let (heads, hd) = (b.s.model.heads, b.s.model.head_dim);
         let y = b.layer_norm(self.ln_1, x);
@@ -179,12 +185,13 @@ impl Block {
                 let p = b.g.reshape(p, &[batch, seq, heads, hd]);
                 b.g.transpose(p, 1, 2)
             });
-            let a = b.attention(q, k, v, true);
+            let a = implementation::causal(b, [q, k, v], masks);
             let t = b.g.transpose(a, 1, 2);
             let t = b.g.reshape(t, &[batch, seq, heads * hd]);
             let o = b.linear(self.attention_c_proj, t);
             b.g.release(qkv);
             b.g.release(t);
+            let o = b.dropout(o, b.s.model.options.dropout);
             b.g.binary(OpKind::Add, x, o)
         });
         let y = b.layer_norm(self.ln_2, x1);
@@ -192,6 +199,7 @@ impl Block {
             let up = b.linear(self.c_fc, y);
             let act = activate(b, defaults::activation(&b.s.model), up);
             let down = b.linear(self.mlp_c_proj, act);
+            let down = b.dropout(down, b.s.model.options.dropout);
             b.g.binary(OpKind::Add, x1, down)
         });
         b.within(self.module, |b| {
@@ -212,14 +220,16 @@ impl Forward for Gpt2 {
             let sum = b.g.binary(OpKind::Add, tokens, places);
             b.g.release(tokens);
             b.g.release(places);
-            sum
+            b.dropout(sum, b.s.model.options.embedding_dropout)
         });
+        let masks = Masks::new(b);
         for block in &self.blocks {
             if b.skips(block.module) {
                 continue;
             }
-            h = block.forward(b, h);
+            h = block.forward(b, h, masks);
         }
+        masks.release(b);
         let y = b.layer_norm(self.norm, h);
         loss::head_and_loss(b, self.head, y, labels, Logits::default());
     }

@@ -7,6 +7,7 @@ use super::declare::{Declare, Layer, Order, ROOT, Weights};
 use super::hf::{
     FFN, Field, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, VOCAB, field,
 };
+use super::implementation::{self, Masks};
 use super::loss::{self, Logits};
 use super::rope::Rope;
 use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
@@ -29,6 +30,11 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         "parallel_residual",
         "max_seq_len",
         "model_type",
+        "implementation",
+        "attn_implementation",
+        "dropout",
+        "attention_dropout",
+        "embedding_dropout",
     ],
     defaults: Defaults {
         bias: Bias::All,
@@ -174,7 +180,7 @@ impl Block {
     }
 
     /// Applies attention to the normalized input, without the residual stream.
-    fn attend(&self, b: &mut Builder<'_>, x: ValueId, rope: Rope) -> ValueId {
+    fn attend(&self, b: &mut Builder<'_>, x: ValueId, rope: Rope, masks: Masks) -> ValueId {
         let (batch, seq) = (b.batch(), b.seq());
         let (heads, hd) = (b.s.model.heads, b.s.model.head_dim);
         let y = b.layer_norm(self.input_norm, x);
@@ -184,10 +190,11 @@ impl Block {
             let qkv = b.g.transpose(qkv, 1, 2);
             let parts = b.g.split(qkv, 3, 3);
             let (q, k) = (rope.rotate(b, parts[0]), rope.rotate(b, parts[1]));
-            let a = b.attention(q, k, parts[2], true);
+            let a = implementation::causal(b, [q, k, parts[2]], masks);
             let t = b.g.transpose(a, 1, 2);
             let t = b.g.reshape(t, &[batch, seq, heads * hd]);
             let o = b.linear(self.dense, t);
+            let o = b.dropout(o, b.s.model.options.dropout);
             for v in [qkv, q, k, a, t] {
                 b.g.release(v);
             }
@@ -201,12 +208,13 @@ impl Block {
         b.within(self.mlp, |b| {
             let up = b.linear(self.up, y);
             let act = b.g.unary(OpKind::GeluErf, up);
-            b.linear(self.down, act)
+            let down = b.linear(self.down, act);
+            b.dropout(down, b.s.model.options.dropout)
         })
     }
 
-    fn forward(&self, b: &mut Builder<'_>, x: ValueId, rope: Rope) -> ValueId {
-        let attended = self.attend(b, x, rope);
+    fn forward(&self, b: &mut Builder<'_>, x: ValueId, rope: Rope, masks: Masks) -> ValueId {
+        let attended = self.attend(b, x, rope, masks);
         let add = |b: &mut Builder<'_>, x, y| b.g.binary(OpKind::Add, x, y);
         let (out, last) = if b.s.model.options.parallel_residual {
             let fed = self.feed_forward(b, x);
@@ -233,13 +241,16 @@ impl Forward for GptNeox {
         let (ids, labels) = loss::tokens(b);
         let rope = Rope::tables(b, rotated(&b.s.model));
         let mut h = b.embedding(self.embedding, ids);
+        h = b.within(ROOT, |b| b.dropout(h, b.s.model.options.embedding_dropout));
         let rope = rope.cast(b);
+        let masks = Masks::new(b);
         for block in &self.blocks {
             if b.skips(block.module) {
                 continue;
             }
-            h = block.forward(b, h, rope);
+            h = block.forward(b, h, rope, masks);
         }
+        masks.release(b);
         let y = b.layer_norm(self.norm, h);
         loss::head_and_loss(b, self.head, y, labels, Logits::default());
     }

@@ -51,9 +51,8 @@ impl Rope {
 
     /// Converts the tables to the type of activations.
     pub(super) fn cast(self, b: &mut Builder<'_>) -> Self {
-        let whole = self.is_transformers(b);
         b.within(ROOT, |b| {
-            let mut of = |half| match whole {
+            let mut of = |half| match b.is_transformers() {
                 true => implementation::table(b, half),
                 false => b.as_activation(half),
             };
@@ -65,15 +64,21 @@ impl Rope {
         })
     }
 
-    /// Returns whether transformers rotates by tables for all dimensions.
-    fn is_transformers(self, b: &Builder<'_>) -> bool {
-        b.is_transformers() && self.pairs == Pairs::Halves
+    /// Returns the tables that one layer reads.
+    pub(super) fn of_layer(self, b: &mut Builder<'_>) -> Self {
+        if !b.is_transformers() {
+            return self;
+        }
+        let [cos, sin] = implementation::of_layer(b, [self.cos, self.sin]);
+        Self { cos, sin, ..self }
     }
 
     /// Rotates queries or keys `[batch, heads, seq, head_dim]`: pairs of the rotated dimensions.
     /// The other dimensions pass unchanged.
     pub(super) fn rotate(self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
-        let whole = self.is_transformers(b);
+        if b.is_transformers() {
+            return implementation::rotate(b, x, [self.cos, self.sin], self.pairs);
+        }
         let g = &mut b.g;
         let head_dim = g.value(x).shape[3];
         let (rotated, rest) = match head_dim - self.dims {
@@ -84,13 +89,6 @@ impl Rope {
             ),
         };
         match self.pairs {
-            Pairs::Halves if whole => {
-                let rotated = implementation::rotate(b, rotated, [self.cos, self.sin]);
-                match rest {
-                    None => rotated,
-                    Some(rest) => b.g.cat(&[rotated, rest], 3),
-                }
-            }
             Pairs::Halves => {
                 let halves = g.split(rotated, 3, 2);
                 let turned = self.turn(b, [halves[0], halves[1]]);

@@ -80,7 +80,8 @@ fn result_type(n: usize, inputs: &[DType]) -> DType {
 fn gradients(at: Vjp<'_>, kind: OpKind) -> Contributions {
     let Vjp { g, op, dy, needs } = at;
     let [q, k, v] = [op.inputs[0], op.inputs[1], op.inputs[2]];
-    let mut inputs: SmallVec<[_; 8]> = smallvec![dy, q, k, v];
+    let mut inputs: SmallVec<[_; 8]> = smallvec![dy];
+    inputs.extend_from_slice(&op.inputs);
     inputs.extend_from_slice(&op.outputs);
     let gradients = g.compute_like(kind, &inputs, &[q, k, v]);
     (0..3)
@@ -326,6 +327,97 @@ impl op::BiasedAttentionGrad {
             scale: self.scale,
             window: self.window,
         })
+    }
+}
+
+/// Sizes of attention with a mask: all scores are computed.
+const MASKED: Attention = Attention {
+    causal: false,
+    score_mod: ScoreMod::NONE,
+};
+
+impl OpDef for op::MaskedAttention {
+    fn name(&self) -> &'static str {
+        "masked_attention"
+    }
+
+    fn signature(&self) -> Signature {
+        let mut plain = forward_signature();
+        plain.inputs.push(any("the mask"));
+        plain
+    }
+
+    fn result(&self, n: usize, inputs: &[DType]) -> DType {
+        result_type(n, inputs)
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        MASKED.flops(at, 0, false)
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        MASKED.class(at, 0, false)
+    }
+
+    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+        let kind = op::MaskedAttentionGrad { scale: self.scale };
+        gradients(at, OpKind::MaskedAttentionGrad(kind))
+    }
+
+    fn saved_by_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn takes_strides(&self) -> bool {
+        true
+    }
+
+    fn is_priced_only(&self) -> bool {
+        true
+    }
+}
+
+impl OpDef for op::MaskedAttentionGrad {
+    fn name(&self) -> &'static str {
+        "masked_attention_backward"
+    }
+
+    fn signature(&self) -> Signature {
+        let mut plain = backward_signature();
+        plain.inputs.insert(4, any("the mask"));
+        plain
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        MASKED.flops(at, 1, true)
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        MASKED.class(at, 1, true)
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+
+    fn takes_strides(&self) -> bool {
+        true
+    }
+
+    fn is_backward(&self) -> bool {
+        true
+    }
+
+    fn is_priced_only(&self) -> bool {
+        true
     }
 }
 

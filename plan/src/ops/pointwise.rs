@@ -99,7 +99,9 @@ impl Elementwise for op::Sub {
             out.push((0, at.dy));
         }
         if at.needs[1] {
-            out.push((1, at.g.unary(OpKind::Neg, at.dy)));
+            let shape = at.g.value(at.x(1)).shape.clone();
+            let negative = at.g.unary(OpKind::Neg, at.dy);
+            out.push((1, sum_to(at.g, negative, &shape)));
         }
         out
     }
@@ -113,9 +115,12 @@ impl Elementwise for op::Mul {
     fn gradients(&self, at: Vjp<'_>) -> Contributions {
         let mut out = Contributions::new();
         for i in [1, 0].into_iter().filter(|&i| at.needs[i]) {
-            let d = at.g.binary(OpKind::Mul, at.dy, at.x(1 - i));
-            let shape = at.g.value(at.x(i)).shape.clone();
-            out.push((i, sum_to(at.g, d, &shape)));
+            let d = at.g.promoted(OpKind::Mul, at.dy, at.x(1 - i));
+            let of = at.g.value(at.x(i));
+            let (shape, dtype) = (of.shape.clone(), of.dtype);
+            let d = sum_to(at.g, d, &shape);
+            // The engine converts gradients of operands that were promoted.
+            out.push((i, at.g.cast(d, dtype)));
         }
         out
     }

@@ -3,9 +3,9 @@
 //!
 //! Each family lists its fields ([`crate::models::HfType`]). A file must give the shapes; the rest
 //! has the defaults of transformers' configuration classes. `architectures` names the class, which
-//! determines the output layer. Dropout changes numbers, not the time or memory of a step, and is
-//! not read. What else a file says that no key expresses is in [`Document::notes`].
+//! determines the output layer. What a file says that no key expresses is in [`Document::notes`].
 
+mod dropout;
 mod head;
 mod json;
 mod notes;
@@ -282,6 +282,7 @@ impl<'t> Config<'t> {
             out.push((Key::Bias, self.bias(d, &has_bias)?));
         }
         out.extend(self.scaling(d, kind)?);
+        out.extend(self.dropout(kind));
         // Before what the type has otherwise.
         out.splice(1..1, self.head(d, kind)?);
         Ok(out)

@@ -9,10 +9,10 @@ pub(crate) use applies::families;
 use super::huggingface;
 use super::presets::PRESETS;
 use crate::config::{
-    Activation, AllocatorKind, AttentionBackend, AttentionGate, AttentionSinks, AuxLoss,
-    CompileMode, Dispatcher, Float8Format, Float8Recipe, Float8Saved, FrozenType, GatePreset,
-    GateProgram, GradientSync, Head, Implementation, IndexerType, LayerType, Loss, LrSchedule,
-    MergeProjections, MlpType, MomentType, MuonAdjustLr, Norm, NormPosition, Optimizer,
+    Activation, AllocatorKind, AttentionBackend, AttentionGate, AttentionSinks, AttnImplementation,
+    AuxLoss, CompileMode, Dispatcher, Float8Format, Float8Recipe, Float8Saved, FrozenType,
+    GatePreset, GateProgram, GradientSync, Head, Implementation, IndexerType, LayerType, Loss,
+    LrSchedule, MergeProjections, MlpType, MomentType, MuonAdjustLr, Norm, NormPosition, Optimizer,
     OuterStrategy, Overflow, PackedQkv, PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm,
     Recompute, Residual, RopeType, Router, Routing, Scope, Strategy, Variant,
 };
@@ -446,12 +446,16 @@ keys! {
     Bias: "model" "bias" [Bool, Choice(&["qkv", "attention", "mlp", "all_but_qkv"])] "(llama, decoder: false, others: true)" "Which linear layers and convolutions have a bias: true (all), false (none), qkv (only queries, keys and values, as in Qwen2), attention (these and the output of attention), mlp (only the feed-forward layer), all_but_qkv (all but queries, keys and values, as in GPT-Neo); the last four are for llama and decoder only";
     BiasOfKeys: "model" "key_bias" [Bool] "true" "Keys have a bias if queries and values have one (Whisper: false)";
     QkNorm: "model" "qk_norm" [Bool, Choice(QkNorm::WORDS)] "false" "Normalize queries and keys: true (per head before the rotary embedding, as in Qwen3), full (all heads together, as in OLMo 2), each_head (a LayerNorm weight per head, as in Command R+), after_rope (per head after the rotary embedding, as in Hunyuan)";
-    Implementation: "model" "implementation" [Choice(Implementation::WORDS)] "(policy native: \"native\", others: \"torchtitan\")" "Code of the model, which decides kernels and saved tensors: torchtitan (fused norms), transformers (the modeling code of transformers 5 with sdpa attention: norms, rotary embeddings and softcaps in single operations, masks that the host reads), native (that of shardlab exec)";
+    Implementation: "model" "implementation" [Choice(Implementation::WORDS)] "(policy native: \"native\", others: \"torchtitan\")" "Code of the model, which decides kernels and saved tensors: torchtitan (fused norms), transformers (the modeling code of transformers 5 (norms, rotary embeddings and softcaps in single operations, masks that the host reads), native (that of shardlab exec)";
+    AttnImplementation: "model" "attn_implementation" [Choice(AttnImplementation::WORDS)] "\"sdpa\"" "How transformers computes attention: sdpa (one kernel; with a mask and repeated keys and values where a sliding window is not longer than the sequence), eager (matmuls and a softmax in float32), flash_attention_2 (one kernel that knows windows). Only implementation transformers";
+    Dropout: "model" "dropout" [Number(0.0, 1.0)] "0.0" "Probability of dropout of what attention and the feed-forward layer add to the residual stream, for predictions: of a config.json, its value. Only implementation transformers; others run without dropout";
+    AttentionDropout: "model" "attention_dropout" [Number(0.0, 1.0)] "0.0" "Probability of dropout of the weights of attention, for predictions. Costs memory with attn_implementation eager. Only implementation transformers";
+    EmbeddingDropout: "model" "embedding_dropout" [Number(0.0, 1.0)] "0.0" "Probability of dropout of the embedded tokens, for predictions. Only implementation transformers";
     ModelType: "model" "model_type" [Text] "(none)" "model_type of transformers whose names the weights have in files; none: the names of Llama";
     Norm: "model" "norm" [Choice(Norm::WORDS)] "\"rms_norm\"" "Norm of the residual stream: rms_norm, rms_norm_no_weight (no parameters: nanochat), rms_norm_unit_offset (the weight is stored minus 1: Gemma), layer_norm, layer_norm_no_bias, layer_norm_no_weight (no parameters: OLMo), layer_norm_unit_offset (Nemotron)";
     NormPosition: "model" "norm_position" [Choice(NormPosition::WORDS)] "\"before\"" "What is normalized: before (what attention and the feed-forward layer read), after (what they add to the residual stream: OLMo 2), both (Gemma 2), sum (the residual stream after each addition: BERT)";
     Residual: "model" "residual" [Choice(Residual::WORDS)] "\"sequential\"" "Attention and feed-forward layer: sequential (one after the other), parallel (both read the residual stream, each through its norm), parallel_one_norm (through the same norm: Phi-2, Command R)";
-    Activation: "model" "activation" [Choice(Activation::WORDS)] "(decoder: silu, gpt2: gelu_tanh)" "Activation of the feed-forward layer: silu, gelu (exact), gelu_tanh, relu, relu2 (squared)";
+    Activation: "model" "activation" [Choice(Activation::WORDS)] "(decoder: silu, gpt2: gelu_new)" "Activation of the feed-forward layer: silu, gelu (exact), gelu_tanh, gelu_new (the same in eight operations with implementation transformers), relu, relu2 (squared)";
     GatedMlp: "model" "gated_mlp" [Bool] "true" "The activation is multiplied by a second projection of the input (SwiGLU, GeGLU)";
     PackedQkv: "model" "packed_qkv" [Choice(PackedQkv::WORDS)] "\"none\"" "One projection makes queries, keys and values: none, concatenated (all queries, all keys, all values), per_head (query, key and value of each head), per_group (queries, key and value of each key head)";
     PackedGateUp: "model" "packed_gate_up" [Bool] "false" "One projection makes gate and up of the feed-forward layer (Phi-3)";
@@ -545,7 +549,7 @@ keys! {
     LoraR: "lora" "r" also ["rank"] [Integer(1, 65536)] "(none: no adapters)" "Rank of low-rank adapters, which are trained instead of the model's own parameters (PEFT: LoraConfig)";
     LoraAlpha: "lora" "lora_alpha" also ["alpha"] [Number(ABOVE_0, 1e6)] "8.0" "An adapter's result is scaled by lora_alpha / r" needs [ADAPTERS];
     LoraTargets: "lora" "target_modules" [Choice(&["all-linear"]), List(&Text)] "\"all-linear\"" "Linear layers that get an adapter: all-linear (all of the blocks), or those whose path ends in a match of a list of globs, by the names of `shardlab plan` or of Hugging Face, for example [\"q_proj\", \"v_proj\"]" needs [ADAPTERS];
-    LoraDropout: "lora" "lora_dropout" [Number(0.0, 1.0)] "0.0" "Dropout before an adapter; only 0, because runs have no dropout" needs [ADAPTERS];
+    LoraDropout: "lora" "lora_dropout" [Number(0.0, 1.0)] "0.0" "Probability of dropout of what an adapter reads, for predictions. Above 0 only with implementation transformers" needs [ADAPTERS];
     UseDora: "lora" "use_dora" [Bool] "false" "Weight-decomposed adapters (DoRA): each row of the adapted weight has a learned length, which starts as that of the row" needs [ADAPTERS];
     UseRslora: "lora" "use_rslora" [Bool] "false" "Scale by lora_alpha / sqrt(r) instead" needs [ADAPTERS];
 
@@ -603,7 +607,7 @@ keys! {
     Strategy: "fsdp" "strategy" also ["sharding_strategy", "data_parallel_sharding_strategy"] [Choice(Strategy::WORDS)] "\"optim_grads_params\"" "Sharded over dp_shard: no_shard (nothing: DDP), optim (optimizer state and master weights: ZeRO-1), optim_grads (and gradients: ZeRO-2), optim_grads_params (and parameters: ZeRO-3, FULL_SHARD)";
     OuterStrategy: "fsdp" "outer_strategy" also ["outer_dp_sharding_strategy"] [Choice(OuterStrategy::WORDS)] "\"no_shard\"" "Sharded over dp_replicate: no_shard (nothing: HSDP), optim (optimizer state and master weights: HFSDP)";
     Placements: "fsdp" "placements" [Table(PLACEMENTS)] "(from the strategies)" "Explicit placement (flat: sharded, replicate: not sharded) of [parameters, gradients, optimizer state] on each mesh dimension; replaces `strategy` and `outer_strategy`";
-    Units: "fsdp" "units" [Choice(&["block", "root"]), List(&Text)] "\"block\"" "Modules that are gathered together (one fully_shard call each): block (every block), root (one unit for the whole model), or a list of globs; + joins modules into one unit, =keep exempts a unit from resharding";
+    Units: "fsdp" "units" [Choice(&["block", "block_and_ends", "root"]), List(&Text)] "\"block\"" "Modules that are gathered together (one fully_shard call each): block (every block), block_and_ends (every block, the embedding, and the last norm with the output layer, which stay gathered after forward, as Accelerate 1.15 does; block if embeddings are tied), root (one unit for the whole model), or a list of globs; + joins modules into one unit, =keep exempts a unit from resharding";
     Atomic: "fsdp" "atomic" [Choice(&["row", "tensor"]), Integer(2, 65_536)] "\"row\"" "What boundaries between the shards of a unit's flat buffer do not cut: row (of a parameter), tensor (a rank has whole parameters: TensorAtomic, as the matrices of Muon always are), N (N rows, so that blocks of N x N stay whole: BlockAtomic, for block-wise quantization). Shards stay equal: ranks with less have padding" needs [SEVERAL_RANKS];
     Reshard: "fsdp" "reshard_after_forward" [Bool, Choice(&["auto"]), Integer(1, MIB)] "true" "Free full parameters after forward: true (gather them again in backward), false (keep them), auto (all units but the last block), N (keep shards over groups of N ranks)";
     ReshardRoot: "fsdp" "reshard_root" [Bool] "false" "Reshard the root after forward too and gather it again for backward, like `fully_shard(root, reshard_after_forward=True)` (Accelerate up to 1.13); false: the root keeps its parameters, which is torch's default. Other schedules need them as soon as backward starts";

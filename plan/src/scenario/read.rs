@@ -33,7 +33,7 @@ pub(crate) fn scenario(mut document: Document) -> Result<Scenario, ScenarioError
 fn resolve(d: &Document, preset: Option<&Filled>) -> Result<Scenario, ScenarioError> {
     let (model, train) = model_and_train(d, preset)?;
     let mesh = mesh(d)?;
-    let (fsdp, compile, precision) = (fsdp(d, &mesh)?, compile(d), precision(d, &mesh));
+    let (fsdp, compile, precision) = (fsdp(d, &mesh, &model)?, compile(d), precision(d, &mesh));
     Ok(Scenario {
         name: d.name.clone(),
         about: d.about.clone(),
@@ -311,7 +311,7 @@ fn spec(d: &Document) -> &'static PolicySpec {
     PolicySpec::of(d.setting(Key::Policy), d.setting(Key::Variant))
 }
 
-fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
+fn fsdp(d: &Document, mesh: &Mesh, model: &Model) -> Result<Fsdp, ScenarioError> {
     let policy: PolicyKind = d.setting(Key::Policy);
     let variant: Variant = d.setting(Key::Variant);
     let PolicySpec {
@@ -323,7 +323,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
         variant,
         strategy,
         outer_strategy,
-        units: units(d)?,
+        units: units(d, model)?,
         reshard_after_forward: d
             .given(Key::Reshard)
             .unwrap_or_else(|| (defaults.reshard)(strategy)),
@@ -375,7 +375,7 @@ fn fsdp(d: &Document, mesh: &Mesh) -> Result<Fsdp, ScenarioError> {
     })
 }
 
-fn units(d: &Document) -> Result<Units, ScenarioError> {
+fn units(d: &Document, model: &Model) -> Result<Units, ScenarioError> {
     match d.value(Key::Units) {
         Some(value) => match value.array() {
             Some(list) => Ok(Units::Patterns(
@@ -385,8 +385,12 @@ fn units(d: &Document) -> Result<Units, ScenarioError> {
                     })
                     .collect::<Result<_, _>>()?,
             )),
-            None if value.str() == Some("root") => Ok(Units::Root),
-            None => Ok(Units::Block),
+            None => Ok(match value.str() {
+                Some("root") => Units::Root,
+                // The last unit would contain the embedding, as the root does.
+                Some("block_and_ends") if !model.tie_embeddings => Units::BlockAndEnds,
+                _ => Units::Block,
+            }),
         },
         None => Ok(Units::Block),
     }

@@ -152,6 +152,19 @@ pub fn assign_units(units: &Units, modules: &[Module]) -> Result<Vec<UnitSpec>, 
             .filter(|(_, m)| m.kind == ModuleKind::Block)
             .map(|(i, _)| unit(vec![ModuleId(i)], false, modules))
             .collect(),
+        Units::BlockAndEnds => {
+            let of = |kinds: &[ModuleKind]| -> Vec<ModuleId> {
+                let found = (0..).zip(modules).filter(|(_, m)| kinds.contains(&m.kind));
+                found.map(|(i, _)| ModuleId(i)).collect()
+            };
+            let at_root = |m: &ModuleId| modules[m.index()].parent == Some(ModuleId(0));
+            let each = of(&[ModuleKind::Block, ModuleKind::Embedding]);
+            let each = each.into_iter().map(|m| unit(vec![m], false, modules));
+            let last = of(&[ModuleKind::Norm, ModuleKind::Head]);
+            let last: Vec<ModuleId> = last.into_iter().filter(at_root).collect();
+            let last = (!last.is_empty()).then(|| unit(last, true, modules));
+            each.chain(last).collect()
+        }
         Units::Patterns(patterns) => from_patterns(patterns, modules)?,
     };
     specs.sort_by_key(|s| s.modules[0]);

@@ -1,17 +1,16 @@
-"""Lists what autograd saves in, and which operators run in, one decoder layer of tiny transformers models: `saved.csv`.
+"""Lists what autograd saves in, and which operators run in, one decoder layer of tiny models of transformers: `saved.jsonl`.
 
-    python3 saved.py > saved.csv        (torch 2.x and transformers 5 on a CPU)
+    python3 saved.py > saved.jsonl        (torch 2.x and transformers 5, on a GPU: attention differs on a CPU)
 
-Saved tensors are counted once per memory, without parameters, and by the layer during whose forward they are saved; `forward` and
-`backward` count the operators that would launch a kernel on a GPU. Everything is the difference between a model of three and one of
-two layers, in bfloat16, with a micro-batch of two sequences of 32 tokens, so the ends of the model cancel out."""
-import collections, torch
+One line for each file of `configs` and each way to compute attention that its class has. Saved tensors are counted once per memory,
+without parameters, and by the layer during whose forward they are saved; `forward` and `backward` count the operators that would launch a
+kernel. Everything is the difference between a model of three and one of two layers, in bfloat16, with a micro-batch of two sequences of
+64 tokens, so the ends of the model cancel out."""
+import collections, glob, json, os, torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
-SIZES = dict(hidden_size=64, num_attention_heads=4, num_key_value_heads=2, head_dim=16, intermediate_size=96, vocab_size=100, max_position_embeddings=64)
-CASES = [("llama", dict(tie_word_embeddings=True)), ("qwen3", dict(tie_word_embeddings=True)), ("mistral", dict(tie_word_embeddings=False, sliding_window=None)),
-         ("gemma", dict(hidden_activation="gelu_pytorch_tanh"))]
+LAYERS = ("num_hidden_layers", "n_layer", "n_layers")
 VIEWS = {"view", "_unsafe_view", "t", "transpose", "unsqueeze", "expand", "slice", "detach", "alias", "reshape", "permute", "squeeze", "select", "as_strided", "split", "empty", "empty_like",
          "new_empty", "new_empty_strided", "empty_strided", "lift_fresh", "_reshape_alias", "_local_scalar_dense", "scalar_tensor"}
 
@@ -25,15 +24,17 @@ class Launches(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def count(kind, over, layers):
+def count(fields, attention, layers):
+    fields = dict(fields); key = next(k for k in LAYERS if k in fields); fields[key] = layers
+    if "attention_types" in fields: fields["attention_types"] = [[["global"], layers]]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **(SIZES | over | dict(num_hidden_layers=layers)))
-    m = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.bfloat16); m.config.use_cache = False; m.train()
+    config = AutoConfig.for_model(fields.pop("model_type"), **fields)
+    m = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.bfloat16).cuda(); m.config.use_cache = False; m.train()
     own = {p.untyped_storage().data_ptr() for p in m.parameters()}; saved = {}
     def pack(t):
         if t.untyped_storage().data_ptr() not in own: saved[t.untyped_storage().data_ptr()] = (t.untyped_storage().nbytes(), t.dtype); kept.append(t)
         return t
-    kept, x = [], torch.randint(0, 100, (2, 32)); forward, backward = Launches(), Launches()
+    kept, x = [], torch.randint(3, 100, (2, 64)).cuda(); forward, backward = Launches(), Launches()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t), forward: loss = m(input_ids=x, labels=x).loss
     with backward: loss.backward()
     by = collections.Counter()
@@ -41,9 +42,13 @@ def count(kind, over, layers):
     return by, forward.names, backward.names
 
 
-print("model_type,saved_bfloat16,saved_float32,forward,backward,forward_ops,backward_ops")
-for kind, over in CASES:
-    (a, fa, ba), (b, fb, bb) = count(kind, over, 2), count(kind, over, 3)
-    words = lambda c: " ".join(f"{k}:{v}" for k, v in sorted(c.items()) if v)
-    f, back = {k: fb[k] - fa[k] for k in fb}, {k: bb[k] - ba[k] for k in bb}
-    print(f"{kind},{b['bfloat16'] - a['bfloat16']},{b['float32'] - a['float32']},{sum(f.values())},{sum(back.values())},{words(f)},{words(back)}", flush=True)
+if __name__ == "__main__":
+    less = lambda b, a: {k: b[k] - a[k] for k in sorted(b) if b[k] != a[k]}
+    for attention in ("sdpa", "eager"):
+        for path in sorted(glob.glob(os.path.join(os.path.dirname(os.path.abspath(__file__)), "configs", "*.json"))):
+            fields = json.load(open(path))
+            try: two, three = (count(fields, attention, layers) for layers in (2, 3))
+            except ValueError: continue  # The class does not support it.
+            saved, forward, backward = (less(b, a) for a, b in zip(two, three))
+            print(json.dumps(dict(config=os.path.basename(path)[:-5], attention=attention, bfloat16=saved.get("bfloat16", 0), float32=saved.get("float32", 0), bool=saved.get("bool", 0),
+                                  forward=forward, backward=backward)), flush=True)

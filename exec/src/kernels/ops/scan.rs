@@ -1,6 +1,6 @@
-//! State-space models, linear attention, one-dimensional convolutions, and attention with a bias
-//! or an indexer: planned and priced, not run. A program with one of these operations is refused
-//! before it starts.
+//! State-space models, linear attention, one-dimensional convolutions, attention with a bias, a
+//! mask or an indexer, eager attention and dropout: planned and priced, not run. A program with one
+//! of these operations is refused before it starts.
 
 use super::{Call, CpuKernel};
 #[cfg(feature = "cuda")]
@@ -33,3 +33,5 @@ priced_only!(BiasedAttention BiasedAttentionGrad Indexer);
 priced_only!(ChunkScan ChunkScanGrad GatedDelta GatedDeltaGrad);
 priced_only!(HeadLinear HeadLinearGrad Wkv WkvGrad RgLru RgLruGrad);
 priced_only!(Conv1d Conv1dGradInput Conv1dGradWeight);
+priced_only!(MaskedAttention MaskedAttentionGrad BatchedGemm Softmax SoftmaxGrad);
+priced_only!(Dropout DropoutGrad);

@@ -354,6 +354,13 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         | OpKind::GatedDelta(_)
         | OpKind::GatedDeltaGrad(_)
         | OpKind::BiasedAttention(_)
+        | OpKind::MaskedAttention(_)
+        | OpKind::MaskedAttentionGrad(_)
+        | OpKind::BatchedGemm
+        | OpKind::Softmax
+        | OpKind::SoftmaxGrad
+        | OpKind::Dropout(_)
+        | OpKind::DropoutGrad(_)
         | OpKind::BiasedAttentionGrad(_)
         | OpKind::HeadLinear
         | OpKind::HeadLinearGrad

@@ -12,6 +12,7 @@ use crate::graph::ValueId;
 use crate::ir::{ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
+use crate::models::implementation::{self, Masks, Scores};
 use crate::models::rope::Rope;
 use crate::models::spec::Mask;
 use smallvec::SmallVec;
@@ -93,6 +94,10 @@ pub(super) struct Around {
     pub(super) relative: Option<ValueId>,
     /// What keys and values come from, if not from the input: `[batch, rows, hidden]`.
     pub(super) memory: Option<ValueId>,
+    /// Masks of the model.
+    pub(super) masks: Masks,
+    /// That of the layer.
+    pub(super) mask: Option<ValueId>,
 }
 
 impl Attention {
@@ -230,6 +235,7 @@ impl Attention {
             let latent = matches!(self.projections, Projections::Latent(_));
             if let Some(rope) = rope.filter(|_| !latent) {
                 let [q, k, v] = qkv;
+                let rope = rope.of_layer(b);
                 qkv = [rope.rotate(b, q), rope.rotate(b, k), v];
                 // `q, k = rope(q), rope(k)`: the unrotated ones live until both are done.
                 b.g.release(q);
@@ -244,16 +250,11 @@ impl Attention {
                     v,
                 ];
             }
-            let ignores_softcap = b.is_transformers();
             let options = &b.s.model.options;
             let scale = options.attention_multiplier;
             let scale = scale.unwrap_or(1.0 / (hd as f64).sqrt());
             let score_mod = ScoreMod {
-                // `sdpa_attention_forward` of transformers does not pass it on.
-                softcap: Real(match ignores_softcap {
-                    true => 0.0,
-                    false => options.attention_softcap.unwrap_or(0.0),
-                }),
+                softcap: Real(options.attention_softcap.unwrap_or(0.0)),
                 alibi: options.position_embedding == PositionEmbedding::Alibi,
                 window: window.unwrap_or(0),
                 ..ScoreMod::NONE
@@ -278,6 +279,16 @@ impl Attention {
                     };
                     b.biased_attention(qkv, bias, kind)
                 }
+                None if b.is_transformers() => {
+                    let mask = around.mask.filter(|_| around.memory.is_none());
+                    let scores = Scores {
+                        causal,
+                        scale,
+                        score_mod,
+                        mask,
+                    };
+                    implementation::attention(b, qkv, scores)
+                }
                 None => b.flex_attention(qkv, causal, scale, score_mod),
             };
             let width = self.value_width;
@@ -301,7 +312,8 @@ impl Attention {
             if let Some(norm) = self.sub_norm {
                 t = norm.apply(b, t);
             }
-            let mut o = b.linear(self.output, t);
+            let o = b.linear(self.output, t);
+            let mut o = b.dropout(o, b.s.model.options.dropout);
             if let Some(norm) = self.post_norm {
                 o = norm.apply(b, o);
             }

@@ -90,6 +90,7 @@ impl Mlp {
     /// Makes of the layer's result what is added to the residual stream.
     pub(super) fn finish(&self, b: &mut Builder<'_>, mut down: ValueId) -> ValueId {
         b.within(self.module, |b| {
+            down = b.dropout(down, b.s.model.options.dropout);
             if let Some(norm) = self.post_norm {
                 down = norm.apply(b, down);
             }

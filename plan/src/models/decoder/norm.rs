@@ -61,6 +61,12 @@ impl Norm {
                 let w = b.weight(layer);
                 implementation::rms_norm(b, self.module, x, w, self.kind)
             }
+            (layer, Kind::Layer | Kind::LayerNoBias | Kind::LayerNoWeight)
+                if implementation::has_own_code(b) =>
+            {
+                let w = layer.map(|layer| b.weight(layer));
+                implementation::layer_norm(b, self.module, x, w)
+            }
             (Some(layer), Kind::Rms) => b.rms_norm(layer, x),
             (Some(layer), Kind::Layer | Kind::LayerNoBias) => b.layer_norm(layer, x),
             (Some(layer), Kind::RmsUnitOffset) => {

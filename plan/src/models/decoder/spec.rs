@@ -90,6 +90,10 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "vector_width",
     "sigmoid_loss",
     "implementation",
+    "attn_implementation",
+    "dropout",
+    "attention_dropout",
+    "embedding_dropout",
     "model_type",
 ];
 

@@ -32,7 +32,7 @@ fn call_order(inputs: &LoweringInputs<'_>) -> Vec<UnitId> {
             Units::Patterns(all) => all
                 .iter()
                 .position(|p| p.modules.iter().any(|glob| matches(glob, name))),
-            Units::Block | Units::Root => None,
+            Units::Block | Units::BlockAndEnds | Units::Root => None,
         };
         (spec.is_root, of_pattern(&spec.name))
     };

@@ -54,7 +54,10 @@ fn impossible_adapters_are_refused() {
     let zero = minimal(&["lora.r=0"]).unwrap_err().to_string();
     assert!(zero.contains("an integer from 1 to 65536"), "{zero}");
     for (set, what) in [
-        (&["lora.lora_dropout=0.05"][..], "runs have no dropout"),
+        (
+            &["lora.lora_dropout=0.05"][..],
+            "only the code of transformers has dropout",
+        ),
         (&["model.preset=toy-cnn"], "family cnn has no adapters"),
         (&["precision.frozen_params=f16"], "`frozen_params` is f16"),
         (

@@ -2,7 +2,7 @@
 
 use super::Checked;
 use crate::config::pattern::glob;
-use crate::config::{Family, FrozenType, LoraTargets, Scenario, targets};
+use crate::config::{Family, FrozenType, Implementation, LoraTargets, Scenario, targets};
 use crate::models;
 use crate::names::nearest;
 use crate::scenario::ScenarioErrorKind;
@@ -16,10 +16,11 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     let Some(lora) = &s.lora else {
         return without_rank(d);
     };
-    if lora.dropout > 0.0 {
-        let message = "`lora_dropout` above 0: runs have no dropout, so they could not repeat it";
-        let error = d.conflict(&[Key::LoraDropout], message);
-        return Err(error.with_help("set lora_dropout = 0.0"));
+    if lora.dropout > 0.0 && s.implementation() != Implementation::Transformers {
+        let message = "`lora_dropout` above 0: only the code of transformers has dropout";
+        let error = d.conflict(&[Key::LoraDropout, Key::Implementation], message);
+        let help = "set lora_dropout = 0.0, or for a prediction implementation = \"transformers\"";
+        return Err(error.with_help(help));
     }
     if s.mesh.tp > 1 {
         let message = "adapters have no form for tensor parallelism";

@@ -28,11 +28,7 @@ const GELU: Field = field(
     &["hidden_act"],
     Meaning::Choice(
         "activation",
-        &[
-            ("gelu", "gelu"),
-            ("gelu_new", "gelu_tanh"),
-            ("relu", "relu"),
-        ],
+        &[("gelu", "gelu"), ("gelu_new", "gelu_new"), ("relu", "relu")],
     ),
 );
 const TOKEN_TYPES: Field = field(
@@ -131,7 +127,7 @@ const SIGLIP_TEXT: &[Field] = &[
             &[
                 ("gelu_pytorch_tanh", "gelu_tanh"),
                 ("gelu", "gelu"),
-                ("gelu_new", "gelu_tanh"),
+                ("gelu_new", "gelu_new"),
             ],
         ),
     ),
@@ -396,11 +392,7 @@ pub(super) const TYPES: &[HfType] = &[
                 &["hidden_act"],
                 Meaning::Choice(
                     "activation",
-                    &[
-                        ("gelu_new", "gelu_tanh"),
-                        ("gelu", "gelu"),
-                        ("relu", "relu"),
-                    ],
+                    &[("gelu_new", "gelu_new"), ("gelu", "gelu"), ("relu", "relu")],
                 ),
             ),
             TOKEN_TYPES,

@@ -169,7 +169,7 @@ pub(super) const TYPES: &[HfType] = &[
                     "activation",
                     &[
                         ("gelu_pytorch_tanh", "gelu_tanh"),
-                        ("gelu_new", "gelu_tanh"),
+                        ("gelu_new", "gelu_new"),
                         ("gelu", "gelu"),
                     ],
                 ),

@@ -1,0 +1,237 @@
+//! Attention as transformers calls it, and its masks.
+
+use super::Builder;
+use crate::config::AttnImplementation;
+use crate::graph::ValueId;
+use crate::ir::{DType, OpKind, Real, ScoreMod, op};
+use crate::models::declare::ROOT;
+use crate::models::spec::Mask;
+use crate::ops::eager::batched;
+
+/// Framework calls between embedding and first block, until the host reads whether the positions of
+/// packed sequences start again (`find_packed_sequence_indices`): 12 small kernels, each a call and
+/// a launch.
+const MASK_CALLS: u8 = 24;
+
+/// Framework calls that make a mask of positions, without the one that is in the graph: ranges,
+/// comparisons and their conjunction.
+const POSITION_CALLS: u8 = 12;
+
+/// Masks that all blocks read: `[batch, 1, seq, seq]`, of bytes or, for eager attention, numbers.
+#[derive(Clone, Copy, Default)]
+pub(in crate::models) struct Masks {
+    full: Option<ValueId>,
+    sliding: Option<ValueId>,
+}
+
+impl Masks {
+    /// Adds the check for packed sequences, whose result the host reads before the first block, and
+    /// what makes the masks.
+    pub(in crate::models) fn new(b: &mut Builder<'_>) -> Self {
+        if !b.is_transformers() {
+            return Self::default();
+        }
+        b.within(ROOT, |b| b.g.host_read(MASK_CALLS));
+        let (seq, options) = (b.seq(), &b.s.model.options);
+        let causal = b.s.model.family.spec().attention == Some(Mask::Causal);
+        let layers = 0..b.s.model.layers as usize;
+        let slides = layers.into_iter().any(|layer| b.s.model.slides(layer));
+        // Shorter sequences do not reach the end of the window.
+        let slides = slides && options.sliding_window.is_some_and(|window| window <= seq);
+        let (full, sliding) = match options.attn_implementation {
+            AttnImplementation::Sdpa => (false, slides),
+            AttnImplementation::Eager => (causal, slides),
+            AttnImplementation::FlashAttention2 => (false, false),
+        };
+        let eager = options.attn_implementation == AttnImplementation::Eager;
+        let mut of = |needed: bool| needed.then(|| positions(b, eager));
+        Self {
+            full: of(full),
+            sliding: of(sliding),
+        }
+    }
+
+    /// Returns the mask of a layer with a window or without.
+    pub(in crate::models) fn of_layer(self, slides: bool) -> Option<ValueId> {
+        match slides {
+            true => self.sliding.or(self.full),
+            false => self.full,
+        }
+    }
+
+    /// Ends the lives of the masks.
+    pub(in crate::models) fn release(self, b: &mut Builder<'_>) {
+        b.within(ROOT, |b| {
+            for mask in self.full.into_iter().chain(self.sliding) {
+                b.g.release(mask);
+            }
+        });
+    }
+}
+
+/// Makes the mask of all pairs of positions: a byte for each, or for eager attention a number.
+fn positions(b: &mut Builder<'_>, numbers: bool) -> ValueId {
+    let (batch, seq) = (b.batch(), b.seq());
+    let positions = b.constant("positions", &[seq], DType::I64, false);
+    b.within(ROOT, |b| {
+        let pairs = b.g.expand(positions, &[1, 1, seq, seq]);
+        let shape = [1, 1, seq, seq];
+        let mask = b.g.compute(OpKind::Copy, &[pairs], &[(&shape, DType::U8)])[0];
+        b.g.dispatches(POSITION_CALLS);
+        let mask = b.g.expand(mask, &[batch, 1, seq, seq]);
+        match numbers {
+            true => summand(b, mask),
+            false => mask,
+        }
+    })
+}
+
+/// Makes a summand of scores from a mask of bytes.
+fn summand(b: &mut Builder<'_>, mask: ValueId) -> ValueId {
+    let shape = b.g.value(mask).shape.clone();
+    let dtype = b.activation_type();
+    b.g.compute(OpKind::Copy, &[mask], &[(&shape, dtype)])[0]
+}
+
+/// Scores of one attention.
+#[derive(Clone, Copy)]
+pub(in crate::models) struct Scores {
+    pub(in crate::models) causal: bool,
+    pub(in crate::models) scale: f64,
+    pub(in crate::models) score_mod: ScoreMod,
+    pub(in crate::models) mask: Option<ValueId>,
+}
+
+/// Applies causal attention of any implementation, without anything that changes the scores.
+pub(in crate::models) fn causal(b: &mut Builder<'_>, qkv: [ValueId; 3], masks: Masks) -> ValueId {
+    let [q, k, v] = qkv;
+    if !b.is_transformers() {
+        return b.attention(q, k, v, true);
+    }
+    let scores = Scores {
+        causal: true,
+        scale: 1.0 / (b.g.value(q).cols() as f64).sqrt(),
+        score_mod: ScoreMod::NONE,
+        mask: masks.of_layer(false),
+    };
+    attention(b, qkv, scores)
+}
+
+/// Applies attention to `[batch, heads, seq, head_dim]` views, as `attn_implementation` says.
+pub(in crate::models) fn attention(
+    b: &mut Builder<'_>,
+    qkv: [ValueId; 3],
+    scores: Scores,
+) -> ValueId {
+    match (b.s.model.options.attn_implementation, scores.mask) {
+        (AttnImplementation::FlashAttention2, _) => {
+            b.flex_attention(qkv, scores.causal, scores.scale, scores.score_mod)
+        }
+        (AttnImplementation::Eager, _) => eager(b, qkv, scores),
+        (AttnImplementation::Sdpa, _)
+            if b.code().broadcasts_key && b.g.value(qkv[1]).shape[1] == 1 =>
+        {
+            math(b, qkv, scores)
+        }
+        (AttnImplementation::Sdpa, Some(mask)) => {
+            let [q, k, v] = repeated(b, qkv);
+            let mask = summand(b, mask);
+            let kind = OpKind::MaskedAttention(op::MaskedAttention {
+                scale: Real(scores.scale),
+            });
+            b.g.attention(kind, &[q, k, v, mask], false)
+        }
+        (AttnImplementation::Sdpa, None) => {
+            // `sdpa_attention_forward` does not pass the limit of scores on.
+            let score_mod = ScoreMod {
+                softcap: Real(0.0),
+                window: 0,
+                ..scores.score_mod
+            };
+            b.flex_attention(qkv, scores.causal, scores.scale, score_mod)
+        }
+    }
+}
+
+/// Repeats keys and values for all heads that share them (`repeat_kv`).
+fn repeated(b: &mut Builder<'_>, [q, k, v]: [ValueId; 3]) -> [ValueId; 3] {
+    let heads = b.g.value(q).shape[1];
+    let mut of = |x: ValueId| {
+        let shape = b.g.value(x).shape.clone();
+        let (batch, kv, seq, width) = (shape[0], shape[1], shape[2], shape[3]);
+        if kv == heads {
+            return x;
+        }
+        let groups = b.g.expand(x, &[heads / kv, batch, kv, seq, width]);
+        let groups = b.g.transpose(groups, 0, 1);
+        let groups = b.g.transpose(groups, 1, 2);
+        b.g.reshape(groups, &[batch, heads, seq, width])
+    };
+    [q, of(k), of(v)]
+}
+
+/// Applies `_scaled_dot_product_attention_math`: in float32, with both factors of the scores scaled.
+fn math(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
+    let dtype = b.g.value(qkv[0]).dtype;
+    let [q, k, v] = qkv.map(|x| b.g.cast(x, DType::F32));
+    let root = scores.scale.sqrt();
+    let (q, k) = (b.scale(q, root), b.scale(k, root));
+    let [q, k, v] = repeated(b, [q, k, v]);
+    let (q, k, v) = matrices(b, [q, k, v]);
+    let mut w = batched(&mut b.g, q, k);
+    if scores.causal {
+        let seq = b.g.value(w).shape[1];
+        let positions = b.constant("positions", &[seq], DType::I64, false);
+        let pairs = b.g.expand(positions, &[seq, seq]);
+        let mask =
+            b.g.compute(OpKind::Copy, &[pairs], &[(&[seq, seq], DType::F32)])[0];
+        w = b.g.add_into(w, mask);
+    }
+    let weights = b.g.unary(OpKind::Softmax, w);
+    let out = batched(&mut b.g, weights, v);
+    let shape = b.g.value(qkv[0]).shape.clone();
+    let out = b.g.reshape(out, &shape);
+    b.g.cast(out, dtype)
+}
+
+/// Views queries, transposed keys and values as one matrix per head, and copies those that cannot
+/// be viewed.
+fn matrices(b: &mut Builder<'_>, [q, k, v]: [ValueId; 3]) -> (ValueId, ValueId, ValueId) {
+    let mut rows = |x: ValueId| {
+        let shape = b.g.value(x).shape.clone();
+        b.g.reshape(x, &[shape[0] * shape[1], shape[2], shape[3]])
+    };
+    let (q, v) = (rows(q), rows(v));
+    let k = b.g.transpose(k, 2, 3);
+    let shape = b.g.value(k).shape.clone();
+    let k = b.g.reshape(k, &[shape[0] * shape[1], shape[2], shape[3]]);
+    (q, k, v)
+}
+
+/// Applies `eager_attention_forward`.
+fn eager(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
+    let [q, k, v] = repeated(b, qkv);
+    let shape = b.g.value(q).shape.clone();
+    let (batch, heads, width) = (shape[0], shape[1], b.g.value(v).cols());
+    let (q, k, v) = matrices(b, [q, k, v]);
+    let w = batched(&mut b.g, q, k);
+    let (seq, keys) = (b.g.value(w).shape[1], b.g.value(w).shape[2]);
+    let w = b.g.reshape(w, &[batch, heads, seq, keys]);
+    let mut w = b.scale(w, scores.scale);
+    if scores.score_mod.softcap.0 > 0.0 {
+        w = super::softcap(b, w, scores.score_mod.softcap.0);
+    }
+    if let Some(mask) = scores.mask {
+        w = b.g.binary(OpKind::Add, w, mask);
+    }
+    let dtype = b.g.value(w).dtype;
+    if b.code().float_softmax {
+        w = b.g.cast(w, DType::F32);
+    }
+    let weights = b.g.unary(OpKind::Softmax, w);
+    let weights = b.g.cast(weights, dtype);
+    let weights = b.dropout(weights, b.s.model.options.attention_dropout);
+    let weights = b.g.reshape(weights, &[batch * heads, seq, keys]);
+    let out = batched(&mut b.g, weights, v);
+    b.g.reshape(out, &[batch, heads, seq, width])
+}

@@ -1,0 +1,105 @@
+//! What the modeling code of some types writes in its own way, by `model_type`.
+
+use crate::config::{Family, Model};
+
+/// Differences of a type's code from Llama's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Code {
+    pub(super) norm: NormCode,
+    pub(super) rotary: RotaryCode,
+    /// Eager attention converts scores to float32 for the softmax.
+    pub(super) float_softmax: bool,
+    /// One key for all heads is passed to `scaled_dot_product_attention` as it is. No fused kernel
+    /// broadcasts it.
+    pub(super) broadcasts_key: bool,
+}
+
+/// In which type a norm multiplies by its weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NormCode {
+    /// In that of the activations, after the conversion back. LayerNorm is one fused call.
+    InType,
+    /// In float32, to which the weight is promoted. LayerNorm without parameters is one call on
+    /// the converted input.
+    Promoted,
+    /// In float32, to which the weight is converted. LayerNorm is written in single operations.
+    Converted,
+}
+
+/// How queries and keys are rotated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct RotaryCode {
+    pub(super) arithmetic: RotaryType,
+    /// Each layer repeats the tables for pairs of neighbors (`repeat_interleave`).
+    pub(super) repeats_tables: bool,
+    /// Rotated dimensions are concatenated with the others even if there are none.
+    pub(super) always_concatenates: bool,
+}
+
+/// The type that a rotation is computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum RotaryType {
+    /// That of the activations.
+    Activations,
+    /// Float32, because the tables stay in it; results are converted back.
+    Tables,
+    /// Float32, to which queries and keys are converted.
+    Converted,
+    /// Float32, to which both factors of each table are converted.
+    ConvertedTwice,
+}
+
+impl Code {
+    /// Code of most types.
+    const LLAMA: Self = Self {
+        norm: NormCode::InType,
+        rotary: RotaryCode {
+            arithmetic: RotaryType::Activations,
+            repeats_tables: false,
+            always_concatenates: false,
+        },
+        float_softmax: true,
+        broadcasts_key: false,
+    };
+
+    /// Returns the code of a model's type.
+    pub(super) fn of(m: &Model) -> Self {
+        if m.family == Family::Gpt2 {
+            return Self {
+                float_softmax: false,
+                ..Self::LLAMA
+            };
+        }
+        let with = |norm, arithmetic, repeats_tables, always_concatenates| Self {
+            norm,
+            rotary: RotaryCode {
+                arithmetic,
+                repeats_tables,
+                always_concatenates,
+            },
+            ..Self::LLAMA
+        };
+        use NormCode::{Converted, InType, Promoted};
+        use RotaryType::Activations;
+        match m.options.model_type.as_deref().unwrap_or_default() {
+            "olmo" | "olmo2" | "olmo3" | "flex_olmo" => {
+                with(Promoted, RotaryType::Tables, false, false)
+            }
+            "cohere" | "cohere2" => with(Converted, RotaryType::Converted, false, false),
+            "helium" => with(Converted, Activations, true, false),
+            "ernie4_5" => with(InType, RotaryType::ConvertedTwice, true, false),
+            "glm" | "glm4" => with(InType, Activations, true, true),
+            "biogpt" => Self {
+                float_softmax: false,
+                ..Self::LLAMA
+            },
+            "falcon" => Self {
+                broadcasts_key: true,
+                float_softmax: false,
+                ..Self::LLAMA
+            },
+            "phi3" => with(InType, Activations, false, true),
+            _ => Self::LLAMA,
+        }
+    }
+}

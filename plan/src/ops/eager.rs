@@ -1,0 +1,216 @@
+//! What eager PyTorch code launches where fused attention has one kernel, and dropout: planned and
+//! priced, not run.
+
+use super::pointwise::elementwise;
+use super::signature::{Operand, Reduced, Signature, any, full};
+use super::vjp::backward_only;
+use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use crate::graph::{Graph, ValueId};
+use crate::ir::{DType, KernelClass, OpKind, op};
+
+const X: Operand = full("an input");
+const Y: Operand = full("the output");
+const KEPT: Operand = full("the elements that are kept");
+
+/// Multiplies `[n, rows, inner]` by `[n, inner, columns]`.
+pub(crate) fn batched(g: &mut Graph, a: ValueId, b: ValueId) -> ValueId {
+    let (x, y) = (g.value(a), g.value(b));
+    let (shape, dtype) = ([x.shape[0], x.shape[1], y.shape[2]], x.dtype);
+    g.compute(OpKind::BatchedGemm, &[a, b], &[(&shape, dtype)])[0]
+}
+
+impl op::BatchedGemm {
+    /// Returns matmuls, rows, columns and inner dimension.
+    fn sizes(at: &Operands<'_>) -> [u64; 4] {
+        let (a, b) = (at.input(0), at.input(1));
+        [a.shape[0], a.shape[1], b.shape[2], a.shape[2]]
+    }
+}
+
+impl OpDef for op::BatchedGemm {
+    fn name(&self) -> &'static str {
+        "bmm"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[any("a"), any("b")], &[any("c")])
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        2 * Self::sizes(at).iter().product::<u64>()
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        let [batch, m, n, k] = Self::sizes(at);
+        KernelClass::Gemm { m, n, k, batch }
+    }
+
+    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+        let Vjp { g, op, dy, needs } = at;
+        let (a, b) = (op.inputs[0], op.inputs[1]);
+        let mut out = Contributions::new();
+        if needs[0] {
+            let b = g.transpose(b, 1, 2);
+            out.push((0, batched(g, dy, b)));
+        }
+        if needs[1] {
+            let a = g.transpose(a, 1, 2);
+            out.push((1, batched(g, a, dy)));
+        }
+        out
+    }
+
+    fn saved_by_selective_recompute(&self) -> bool {
+        true
+    }
+
+    fn takes_strides(&self) -> bool {
+        true
+    }
+
+    fn is_priced_only(&self) -> bool {
+        true
+    }
+}
+
+impl OpDef for op::Softmax {
+    fn name(&self) -> &'static str {
+        "softmax"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[X], &[Y]).reduces(Reduced::Input(0))
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Row
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        5 * at.input_numel()
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Softmax { backward: false }
+    }
+
+    fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
+        let (x, y, dy) = (at.x(0), at.y(0), at.dy);
+        Vjp::first(at.like(OpKind::SoftmaxGrad, &[dy, y], x))
+    }
+
+    fn is_priced_only(&self) -> bool {
+        true
+    }
+}
+
+impl OpDef for op::SoftmaxGrad {
+    fn name(&self) -> &'static str {
+        "softmax_backward"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[X, X], &[Y]).reduces(Reduced::Output(0))
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Row
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        4 * at.input_numel()
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Softmax { backward: true }
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+
+    fn is_backward(&self) -> bool {
+        true
+    }
+
+    fn is_priced_only(&self) -> bool {
+        true
+    }
+}
+
+impl OpDef for op::Dropout {
+    fn name(&self) -> &'static str {
+        "dropout"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[X], &[Y, KEPT])
+    }
+
+    fn result(&self, n: usize, inputs: &[DType]) -> DType {
+        match n {
+            0 => inputs[0],
+            _ => DType::U8,
+        }
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        3 * at.output_numel()
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        elementwise(at)
+    }
+
+    fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
+        let (x, kept, dy) = (at.x(0), at.y(1), at.dy);
+        let kind = OpKind::DropoutGrad(op::DropoutGrad { p: self.p });
+        Vjp::first(at.like(kind, &[dy, kept], x))
+    }
+
+    fn is_priced_only(&self) -> bool {
+        true
+    }
+}
+
+impl OpDef for op::DropoutGrad {
+    fn name(&self) -> &'static str {
+        "dropout_backward"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[X, KEPT], &[Y])
+    }
+
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        2 * at.output_numel()
+    }
+
+    fn class(&self, at: &Operands<'_>) -> KernelClass {
+        elementwise(at)
+    }
+
+    fn vjp(&self, _: Vjp<'_>) -> Contributions {
+        backward_only()
+    }
+
+    fn is_backward(&self) -> bool {
+        true
+    }
+
+    fn is_priced_only(&self) -> bool {
+        true
+    }
+}
