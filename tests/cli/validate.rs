@@ -176,8 +176,8 @@ fn jobs_of_transformers_are_predicted() {
     );
 }
 
-/// Models of 20 types that nothing was fitted to: allocated memory within 0.5 %, reserved within 3 %.
-/// Exceptions: Falcon 7B, whose attention no fused kernel computes; reserved memory of a step
+/// Models of 20 types that nothing was fitted to: allocated memory within 0.5 %, reserved within
+/// 3 %. Exceptions: Falcon 7B, whose attention no fused kernel computes; reserved memory of a step
 /// without moments, and with logits in a vocabulary of 256,000. Steps within 10 % where the device
 /// is the bottleneck: hosts of these machines are two to three times slower than the profile's.
 #[test]
