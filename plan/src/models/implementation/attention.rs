@@ -170,7 +170,8 @@ fn repeated(b: &mut Builder<'_>, [q, k, v]: [ValueId; 3]) -> [ValueId; 3] {
     [q, of(k), of(v)]
 }
 
-/// Applies `_scaled_dot_product_attention_math`: in float32, with both factors of the scores scaled.
+/// Applies `_scaled_dot_product_attention_math`: in float32, with both factors of the scores
+/// scaled.
 fn math(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
     let dtype = b.g.value(qkv[0]).dtype;
     let [q, k, v] = qkv.map(|x| b.g.cast(x, DType::F32));
