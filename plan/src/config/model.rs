@@ -2,8 +2,8 @@
 
 use super::{
     Activation, AttentionGate, AttentionSinks, Experts, Head, Implementation, Latent, LayerType,
-    LinearAttention, MlpType, Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
-    RopeScaling, Ssm, Vision,
+    LinearAttention, MlpType, Norm, NormPosition, PackedQkv, PerLayer, PositionEmbedding, QkNorm,
+    Residual, RopeScaling, Ssm, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -234,6 +234,9 @@ pub struct ModelOptions {
     /// Keys for latent attention.
     #[serde(flatten)]
     pub latent: Latent,
+    /// Keys for what single layers have.
+    #[serde(flatten)]
+    pub per_layer: PerLayer,
     /// Keys for experts.
     #[serde(flatten)]
     pub experts: Experts,
@@ -330,6 +333,7 @@ impl Default for ModelOptions {
             vision: None,
             vision_patches: None,
             latent: Latent::default(),
+            per_layer: PerLayer::default(),
             experts: Experts::default(),
         }
     }

@@ -658,4 +658,9 @@ ops! {
     RgLru;
     /// `d_y, x, i, r, a -> d_x, d_i, d_r, d_a` of [`RgLru`].
     RgLruGrad;
+    /// `x, w -> y`: sums of residual streams: `x` is `[streams, batch, seq, hidden]`, `w` is
+    /// `[batch, seq, streams * streams]`, `y` is `[batch, seq, hidden, streams]`.
+    MixStreams;
+    /// `d_y, x, w -> d_x, d_w` of [`MixStreams`].
+    MixStreamsGrad;
 }

@@ -4,6 +4,7 @@
 //! Family `llama` is the plain case: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
 //! Family `decoder` has all options.
 
+mod altup;
 mod attention;
 mod contrast;
 mod dense_and_experts;
@@ -14,6 +15,7 @@ mod experts;
 mod indexed;
 mod indexer;
 mod latent;
+mod layer_embedding;
 mod mlp;
 mod names;
 mod norm;
@@ -42,12 +44,14 @@ use crate::config::{
 };
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind, Real, op};
+use altup::AltUp;
 use attention::{Around, Attention, Locals};
 use dense_and_experts::DenseAndExperts;
 use disentangled::Relative;
 use embedding::Embedding;
 use experts::Experts;
 pub(super) use experts::width as expert_width;
+use layer_embedding::{LayerEmbedding, LayerInput};
 use mlp::Mlp;
 use norm::Norm;
 use output::Output;
@@ -67,12 +71,15 @@ pub(super) struct Decoder {
     bias: Option<RelativeBias>,
     relative: Option<Relative>,
     embedding: Embedding,
+    layer_embedding: Option<LayerEmbedding>,
     embedding_norm: Option<Norm>,
     /// Projects normalized tokens to the width of the model.
     projection: Option<Layer>,
     blocks: Vec<Block>,
     /// Sums residual streams up.
     streams: Option<Streams>,
+    /// Makes residual streams of embedded tokens, and sums them up.
+    altup: Option<altup::Ends>,
     /// `None` if the blocks end with a norm.
     norm: Option<Norm>,
     output: Output,
@@ -95,6 +102,10 @@ struct Block {
     gates: Option<[Layer; 2]>,
     /// Residual streams that both read and add to.
     streams: Option<[Streams; 2]>,
+    /// Predicts and corrects residual streams, of which both compute one.
+    altup: Option<AltUp>,
+    /// What embedded tokens of the block's own add.
+    input: Option<LayerInput>,
 }
 
 /// What all blocks read.
@@ -102,6 +113,17 @@ struct Block {
 struct Surroundings {
     ropes: Option<Ropes>,
     around: Around,
+    /// Embedded tokens of the block's own, `[batch, seq, width]`.
+    rows: Option<ValueId>,
+}
+
+/// What blocks leave for later ones, and for what follows the last block.
+#[derive(Default)]
+struct Carried {
+    /// Logits of routers.
+    routers: Vec<ValueId>,
+    /// Keys and values of layers that later ones attend to, by layer.
+    keys: Vec<(usize, [ValueId; 2])>,
 }
 
 /// What mixes the positions of a sequence.
@@ -264,12 +286,30 @@ pub(super) fn rotated(m: &Model) -> u64 {
     rotated_of(m, m.head_dim)
 }
 
+impl Carried {
+    /// Returns the keys and values that a layer attends to, if it has none of its own.
+    fn keys_for(&self, m: &Model, layer: usize) -> Option<[ValueId; 2]> {
+        let from = m.keys_of(layer)?;
+        let kept = self.keys.iter().find(|(of, _)| *of == from);
+        kept.map(|(_, keys)| *keys)
+    }
+
+    /// Keeps the keys and values of a layer that later ones attend to.
+    fn keep(&mut self, m: &Model, layer: usize, keys: [ValueId; 2]) {
+        let mut later = m.layers_with_keys()..m.layers as usize;
+        if later.any(|other| m.keys_of(other) == Some(layer)) {
+            self.keys.push((layer, keys));
+        }
+    }
+}
+
 impl Decoder {
     pub(super) fn new(d: &mut Declare, m: &Model) -> Self {
         let o = &m.options;
         let names = names::of(o.model_type.as_deref());
         let vision = o.vision.as_ref().map(|of| Tower::new(d, m, of));
         let embedding = Embedding::new(d, &names, m);
+        let layer_embedding = LayerEmbedding::new(d, m);
         let encoder = (o.encoder_layers > 0).then(|| Encoder::new(d, &embedding, m));
         let bias = RelativeBias::shared(d, ROOT, m);
         if bias.is_some() {
@@ -293,7 +333,9 @@ impl Decoder {
                 rate(layer),
             )
         };
-        if (1..m.layers as usize).any(|layer| kind(layer) != kind(0)) {
+        let shares = m.options.per_layer.shared_kv_layers > 0;
+        let sparse = (0..m.layers as usize).any(|layer| m.sparsity(layer).is_some());
+        if shares || sparse || (1..m.layers as usize).any(|layer| kind(layer) != kind(0)) {
             d.blocks_differ();
         }
         let of = &o.experts;
@@ -306,6 +348,7 @@ impl Decoder {
             Block::new(d, module, &m.of_layer(layer), layer)
         });
         let streams = Streams::of_output(d, m);
+        let altup = altup::Ends::new(d, m);
         let last = ("norm", names.norm);
         let norm = (o.norm_position != NormPosition::Sum)
             .then(|| Norm::new(d, ROOT, last, m.hidden, m, Order::Declared));
@@ -316,10 +359,12 @@ impl Decoder {
             bias,
             relative,
             embedding,
+            layer_embedding,
             embedding_norm,
             projection,
             blocks,
             streams,
+            altup,
             norm,
             output,
         }
@@ -367,6 +412,8 @@ impl Block {
             cross: (m.options.attends_to_memory()).then(|| Attention::to_memory(d, module, m)),
             mlp: (m.ffn > 0).then(|| FeedForward::new(d, module, m, layer)),
             streams: Streams::of_block(d, module, m),
+            altup: AltUp::new(d, module, m),
+            input: LayerInput::new(d, module, m),
             gates: m.layer_type(layer).is_gated().then(|| {
                 ["attention_gate", "mlp_gate"].map(|name| {
                     let at = d.module(module, name, ModuleKind::Layer);
@@ -387,11 +434,14 @@ impl Block {
         b: &mut Builder<'_>,
         x: ValueId,
         by: Surroundings,
-        routers: &mut Vec<ValueId>,
+        carried: &mut Carried,
     ) -> ValueId {
+        if let Some(altup) = &self.altup {
+            return self.alternating(b, altup, x, by, carried);
+        }
         match b.s.model.options.residual {
-            Residual::Sequential => self.sequential(b, x, by, routers),
-            Residual::Parallel | Residual::ParallelOneNorm => self.parallel(b, x, by, routers),
+            Residual::Sequential => self.sequential(b, x, by, carried),
+            Residual::Parallel | Residual::ParallelOneNorm => self.parallel(b, x, by, carried),
         }
     }
 
@@ -402,9 +452,10 @@ impl Block {
         b: &mut Builder<'_>,
         mixer: &Mixer,
         y: ValueId,
-        ropes: Option<Ropes>,
-        from: Around,
+        by: Surroundings,
+        carried: &mut Carried,
     ) -> (ValueId, Locals) {
+        let (ropes, from) = (by.ropes, by.around);
         let (attention, recurrent) = match mixer {
             Mixer::Attention(attention) => (attention, None),
             Mixer::Both(attention, recurrent) => (attention, Some(recurrent)),
@@ -434,9 +485,13 @@ impl Block {
         let around = Around {
             bias: own.or(from.bias),
             memory: from.memory.filter(|_| kind == LayerType::Cross),
+            keys: carried.keys_for(&b.s.model, self.layer),
             ..from
         };
         let (mut out, locals) = attention.forward(b, y, rope, window, around);
+        if let [_, keys, values, ..] = locals[..] {
+            carried.keep(&b.s.model, self.layer, [keys, values]);
+        }
         if let Some(recurrent) = recurrent {
             let more = recurrent.forward(b, y);
             out = b.within(self.module, |b| b.g.binary(OpKind::Add, out, more));
@@ -485,7 +540,7 @@ impl Block {
         b: &mut Builder<'_>,
         x: ValueId,
         by: Surroundings,
-        routers: &mut Vec<ValueId>,
+        carried: &mut Carried,
     ) -> ValueId {
         let mut locals = Locals::new();
         let (mut x1, mut y1) = (x, None);
@@ -493,7 +548,7 @@ impl Block {
             let [norm, sum_norm] = mixer.norms();
             let [read, weights] = self.read(b, 0, x);
             let y = norm.map_or(read, |norm| norm.apply(b, read));
-            let (o, of_attention) = self.mix(b, mixer, y, by.ropes, by.around);
+            let (o, of_attention) = self.mix(b, mixer, y, by, carried);
             let o = self.scale(b, 0, o);
             x1 = self.add(b, (0, mixer.module()), x, o, weights);
             if let Some(norm) = sum_norm {
@@ -523,13 +578,18 @@ impl Block {
             if let Some(y1) = y1 {
                 b.g.release(y1);
             }
-            let f = mlp.forward(b, [read, y2], routers);
+            let f = mlp.forward(b, [read, y2], &mut carried.routers);
             let f = self.scale(b, 1, f);
             out = self.add(b, (1, mlp.module()), x1, f, weights);
             if let Some(norm) = sum_norm {
                 out = norm.apply(b, out);
             }
             locals.push(y2);
+        }
+        if let Some((input, rows)) = self.input.as_ref().zip(by.rows) {
+            let more = input.forward(b, out, rows);
+            locals.push(out);
+            out = b.within(self.module, |b| b.g.binary(OpKind::Add, out, more));
         }
         self.release(b, locals);
         out
@@ -541,15 +601,15 @@ impl Block {
         b: &mut Builder<'_>,
         x: ValueId,
         by: Surroundings,
-        routers: &mut Vec<ValueId>,
+        carried: &mut Carried,
     ) -> ValueId {
         let (Some(mixer), Some(mlp)) = (&self.mixer, &self.mlp) else {
             return x;
         };
         let y1 = mixer.norms()[0].map_or(x, |norm| norm.apply(b, x));
-        let (o, mut locals) = self.mix(b, mixer, y1, by.ropes, by.around);
+        let (o, mut locals) = self.mix(b, mixer, y1, by, carried);
         let y2 = mlp.norms()[0].map_or(y1, |norm| norm.apply(b, x));
-        let f = mlp.forward(b, [x, y2], routers);
+        let f = mlp.forward(b, [x, y2], &mut carried.routers);
         let out = b.within(self.module, |b| {
             let sum = b.g.binary(OpKind::Add, o, f);
             b.g.binary(OpKind::Add, sum, x)
@@ -628,6 +688,8 @@ impl Forward for Decoder {
         if let Some(norm) = self.embedding_norm {
             h = norm.apply(b, h);
         }
+        let own = self.layer_embedding.as_ref().zip(ids);
+        let rows = own.map(|(of, ids)| of.forward(b, ids, h));
         if let Some(projection) = self.projection {
             h = b.linear(projection, h);
         }
@@ -654,16 +716,25 @@ impl Forward for Decoder {
                 bias: self.bias.as_ref().map(|bias| bias.forward(b)),
                 relative: self.relative.as_ref().map(|table| table.forward(b)),
                 memory: seen.or(encoded),
+                keys: None,
             },
+            rows: None,
         };
         if self.streams.is_some() {
             h = streams::replicate(b, ROOT, h);
         }
-        let mut routers = Vec::new();
+        if let Some(altup) = &self.altup {
+            h = altup.spread(b, h);
+        }
+        let mut carried = Carried::default();
         let mut more = images.into_iter().flat_map(|i| i.deepstack);
         for block in &self.blocks {
             if !b.skips(block.module) {
-                h = block.forward(b, h, by, &mut routers);
+                let by = Surroundings {
+                    rows: rows.map(|all| layer_embedding::of_layer(b, all, block.layer)),
+                    ..by
+                };
+                h = block.forward(b, h, by, &mut carried);
             }
             if let Some(rows) = more.next() {
                 let add = |b: &mut Builder<'_>, x| b.g.binary(OpKind::Add, x, rows);
@@ -673,8 +744,11 @@ impl Forward for Decoder {
         if let Some(streams) = self.streams {
             h = streams.collapse(b, h)[0];
         }
+        if let Some(altup) = &self.altup {
+            h = altup.merge(b, h);
+        }
         let y = self.norm.map_or(h, |norm| norm.apply(b, h));
         self.output.forward(b, y, labels, image);
-        router_losses::add(b, &routers);
+        router_losses::add(b, &carried.routers);
     }
 }

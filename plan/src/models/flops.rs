@@ -92,7 +92,11 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     // A tied table multiplies once, as the head; an untied embedding table never does.
     let of_tower =
         |name: &str| name == "vision.positions.weight" || name.starts_with("vision.tiles.");
-    let is_table = |name: &str| name.starts_with("tok_embeddings.") || of_tower(name);
+    let is_table = |name: &str| {
+        name.starts_with("tok_embeddings.")
+            || name == "layer_embeddings.table.weight"
+            || of_tower(name)
+    };
     // Blocks may share the weights of one.
     let uses = |p: &Param, tree: &Tree| {
         let used = p.modules.iter().filter(|&&m| !tree.skips(m)).count() as u64;

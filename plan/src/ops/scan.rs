@@ -278,6 +278,26 @@ impl Scan for op::RgLru {
     }
 }
 
+impl Scan for op::MixStreams {
+    fn inputs(&self) -> &'static [Operand] {
+        const ALL: &[Operand] = &[any("the streams"), any("the weights")];
+        ALL
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        &RESULT_AND_STATES[..1]
+    }
+
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        2 * at.input(first).numel() * at.input(first).shape[0]
+    }
+
+    /// Memory bounds it: a few operations per number.
+    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
+        KernelClass::Strided
+    }
+}
+
 /// Defines a forward and a backward operation, with the attributes that both have.
 macro_rules! scan {
     ($Forward:ident, $name:literal, $Grad:ident, $grad_name:literal) => {
@@ -406,3 +426,9 @@ scan!(
 );
 scan!(Wkv, "wkv", WkvGrad, "wkv_backward");
 scan!(RgLru, "rg_lru", RgLruGrad, "rg_lru_backward");
+scan!(
+    MixStreams,
+    "mix_streams",
+    MixStreamsGrad,
+    "mix_streams_backward"
+);

@@ -357,6 +357,12 @@ const LINEAR_ATTENTION: &[(&str, Accept)] = &[
     ("projections", Integer(2, 4)),
     ("gate_rank", COUNT),
 ];
+const ALTUP: &[(&str, Accept)] = &[
+    ("streams", Integer(2, 64)),
+    ("active", Integer(0, 63)),
+    ("scale", Bool),
+    ("laurel_rank", SIZE),
+];
 const VISION: &[(&str, Accept)] = &[
     ("layers", Integer(1, 4096)),
     ("hidden", SIZE),
@@ -517,6 +523,11 @@ keys! {
     IndexHeadDim: "model" "index_head_dim" [Integer(1, 65536)] "128" "Dimension of a head of the indexer";
     IndexTopK: "model" "index_topk" [Integer(1, 4 * MIB)] "2048" "Positions that the indexer chooses; attention is priced as with a window of this size";
     IndexerTypes: "model" "indexer_types" [List(&Choice(IndexerType::WORDS)), Empty] "[]" "Layers with an indexer: full (of its own), shared (the positions that an earlier layer chose: GLM-5.2), none (the layer sees all positions: MiniMax-M3), one word per layer; empty: full everywhere";
+    LayerEmbeddingWidth: "model" "layer_embedding_width" also ["hidden_size_per_layer_input"] [Integer(0, 65536)] "0" "Width of the embedded tokens that each layer has of its own and gates with the residual stream (Gemma 3n); 0: none";
+    LayerEmbeddingRows: "model" "layer_embedding_rows" also ["vocab_size_per_layer_input"] [Integer(1, 16 * MIB)] "(vocab)" "Rows of the table of these embedded tokens";
+    SharedKvLayers: "model" "shared_kv_layers" also ["num_kv_shared_layers"] [Integer(0, 4096)] "0" "Last layers that attend to the keys and values of the last earlier layer of their type (Gemma 3n)";
+    ActivationSparsity: "model" "activation_sparsity" also ["activation_sparsity_pattern"] [List(&Number(0.0, 1.0)), Empty] "[]" "Share of its inputs that the activation of each layer sets to 0, by their mean and standard deviation (Gemma 3n); empty: none";
+    AltUp: "model" "altup" [Table(ALTUP)] "(none)" "Alternating updates of residual streams (Gemma 3n): streams, active (the stream that blocks compute), scale (a learned vector multiplies that stream where embeddings per layer gate it), laurel_rank (width between the two projections that add to what attention makes)";
     ExpertBias: "model" "expert_bias" [Bool] "false" "Routers and experts have biases (gpt-oss)";
     RouterBias: "model" "router_bias" [Bool] "false" "Experts are chosen by the sum of their scores and a bias that no gradient trains (ERNIE 4.5)";
     AttentionSinks: "model" "attention_sinks" [Bool, Choice(AttentionSinks::WORDS)] "false" "The softmax of attention has one more, learned column for each head: true (in every layer: gpt-oss), sliding (in layers with a sliding window: MiMo-V2-Flash)";

@@ -198,6 +198,12 @@ WRAPPERS |= {
     "aya_vision": dict(text_config=dict(LLAMA, model_type="cohere2"), vision_config=dict(TOWER, model_type="siglip_vision_model", vision_use_head=False), alignment_intermediate_size=40),
     "cohere2_vision": dict(text_config=dict(LLAMA, model_type="cohere2"), vision_config=dict(TOWER, model_type="siglip_vision_model", vision_use_head=False), alignment_intermediate_size=56),
 }
+GEMMA3N = dict(LLAMA, head_dim=16, num_hidden_layers=6, num_kv_shared_layers=2, vocab_size_per_layer_input=240, hidden_size_per_layer_input=8, laurel_rank=12, layer_types=["sliding_attention", "full_attention"] * 3)
+DENSE |= {
+    "gemma3n_text": dict(GEMMA3N, intermediate_size=[96, 96, 96, 96, 112, 112], activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0, 0.0, 0.0]),
+    "gemma3n_text-keys": dict(GEMMA3N, num_hidden_layers=12, num_kv_shared_layers=0, layer_types=None, altup_num_inputs=3, altup_active_idx=1, altup_correct_scale=False, tie_word_embeddings=False, attention_bias=True),
+    "gemma4_text-keys": dict(LLAMA, num_hidden_layers=6, head_dim=16, global_head_dim=24, vocab_size_per_layer_input=240, hidden_size_per_layer_input=8, num_kv_shared_layers=3, use_double_wide_mlp=True, layer_types=["sliding_attention", "full_attention"] * 3),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),

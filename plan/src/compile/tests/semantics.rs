@@ -361,6 +361,8 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         | OpKind::WkvGrad
         | OpKind::RgLru
         | OpKind::RgLruGrad
+        | OpKind::MixStreams
+        | OpKind::MixStreamsGrad
         | OpKind::Conv1d(_)
         | OpKind::Conv1dGradInput(_)
         | OpKind::Conv1dGradWeight(_)

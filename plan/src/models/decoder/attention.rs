@@ -33,7 +33,7 @@ pub(super) struct Attention {
     head_gate: Option<Layer>,
     output: Layer,
     /// Norms of queries and of keys.
-    qk_norms: Option<[HeadNorm; 2]>,
+    qk_norms: [Option<HeadNorm>; 2],
     value_norm: Option<Norm>,
     /// Norm of what the output projection reads.
     sub_norm: Option<Norm>,
@@ -53,6 +53,8 @@ enum Projections {
     },
     Packed(Layer, PackedQkv),
     Latent(Latent),
+    /// Keys and values are those of an earlier layer.
+    Queries(Layer),
 }
 
 /// Norm of queries or keys.
@@ -93,6 +95,8 @@ pub(super) struct Around {
     pub(super) relative: Option<ValueId>,
     /// What keys and values come from, if not from the input: `[batch, rows, hidden]`.
     pub(super) memory: Option<ValueId>,
+    /// Rotated keys, and values, of an earlier layer.
+    pub(super) keys: Option<[ValueId; 2]>,
 }
 
 impl Attention {
@@ -121,8 +125,12 @@ impl Attention {
             Norm::new(d, at, names, h, m, Order::First)
         });
         let latent = &m.options.latent;
+        let shares = rows.is_none() && m.keys_of(d.layer()).is_some();
         let projections = match m.options.packed_qkv {
             _ if latent.is_used() => Projections::Latent(Latent::new(d, at, &names, m)),
+            PackedQkv::None if shares => {
+                Projections::Queries(d.linear(at, ("q", names.q), [q, h], bias))
+            }
             PackedQkv::None => {
                 let q = d.linear(at, ("q", names.q), [q * query_parts(m), h], bias);
                 let outer = rows.map(|rows| d.rows(Some(rows)));
@@ -165,17 +173,16 @@ impl Attention {
                 _ => HeadNorm::Plain(Norm::new(d, at, names, hd, m, Order::Declared)),
             }
         };
-        let qk_norms = (m.options.qk_norm != QkNorm::None).then(|| {
-            [
-                head_norm("q_norm", names.q_norm, m.heads),
-                head_norm("k_norm", names.k_norm, m.kv_heads),
-            ]
-        });
+        let normalizes = m.options.qk_norm != QkNorm::None;
+        let qk_norms = [
+            normalizes.then(|| head_norm("q_norm", names.q_norm, m.heads)),
+            (normalizes && !shares).then(|| head_norm("k_norm", names.k_norm, m.kv_heads)),
+        ];
         let sub_norm = m.options.sub_norms.then(|| {
             let names = ("sub_norm", "self_attn.attn_sub_norm");
             Norm::new(d, at, names, width, m, Order::Declared)
         });
-        let value_norm = m.options.value_norm.then(|| {
+        let value_norm = (m.options.value_norm && !shares).then(|| {
             let mut like = m.clone();
             like.options.norm = NormKind::RmsNoWeight;
             Norm::new(d, at, ("v_norm", ""), hd, &like, Order::Declared)
@@ -226,14 +233,20 @@ impl Attention {
                 mut qkv,
                 packed,
                 gate,
-            } = self.project(b, y, around.memory, rope);
+            } = self.project(b, y, around, rope);
             let latent = matches!(self.projections, Projections::Latent(_));
             if let Some(rope) = rope.filter(|_| !latent) {
                 let [q, k, v] = qkv;
-                qkv = [rope.rotate(b, q), rope.rotate(b, k), v];
+                let rotated = rope.rotate(b, q);
+                qkv = match around.keys {
+                    Some(keys) => [rotated, keys[0], keys[1]],
+                    None => [rotated, rope.rotate(b, k), v],
+                };
                 // `q, k = rope(q), rope(k)`: the unrotated ones live until both are done.
                 b.g.release(q);
-                b.g.release(k);
+                if around.keys.is_none() {
+                    b.g.release(k);
+                }
             }
             if b.s.model.options.qk_norm == QkNorm::AfterRope {
                 let norms = self.qk_norms;
@@ -315,14 +328,15 @@ impl Attention {
         &self,
         b: &mut Builder<'_>,
         y: ValueId,
-        memory: Option<ValueId>,
+        around: Around,
         rope: Option<Rope>,
     ) -> Projected {
+        let memory = around.memory;
         let (batch, seq) = (b.batch(), b.seq());
         let m = &b.s.model;
         let (heads, kv, hd) = (m.heads, self.kv_heads, self.head_dim);
         let before = match m.options.qk_norm {
-            QkNorm::AfterRope => None,
+            QkNorm::AfterRope => [None; 2],
             _ => self.qk_norms,
         };
         let whole = m.options.qk_norm == QkNorm::Full;
@@ -378,6 +392,16 @@ impl Attention {
                     gate,
                 }
             }
+            &Projections::Queries(q) => {
+                let queries = b.linear(q, y);
+                let queries = split(b, 0, queries, heads);
+                let [keys, values] = around.keys.expect("the check of the model has found them");
+                Projected {
+                    qkv: [queries, keys, values],
+                    packed: None,
+                    gate: None,
+                }
+            }
             &Projections::Packed(layer, packed) => {
                 let p = b.linear(layer, y);
                 let parts = unpack(b, p, packed, kv, hd);
@@ -400,11 +424,11 @@ impl Attention {
     fn normalize(
         &self,
         b: &mut Builder<'_>,
-        norms: Option<[HeadNorm; 2]>,
+        norms: [Option<HeadNorm>; 2],
         n: usize,
         x: ValueId,
     ) -> ValueId {
-        match norms.and_then(|norms| norms.get(n).copied()) {
+        match norms.get(n).copied().flatten() {
             None => x,
             Some(HeadNorm::Plain(norm)) => norm.apply(b, x),
             Some(HeadNorm::Each(layer)) => {

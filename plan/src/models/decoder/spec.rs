@@ -53,6 +53,11 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "index_head_dim",
     "index_topk",
     "indexer_types",
+    "layer_embedding_width",
+    "layer_embedding_rows",
+    "shared_kv_layers",
+    "activation_sparsity",
+    "altup",
     "sub_norms",
     "activation_scalars",
     "layer_scale",
@@ -381,6 +386,98 @@ fn check_memory(m: &Model) -> Result<(), Conflict> {
     Ok(())
 }
 
+/// Refuses layers that have the keys of others, embedded tokens or residual streams, where their
+/// parts are not those of Gemma 3n and 4.
+fn check_per_layer(m: &Model) -> Result<(), Conflict> {
+    let (o, of) = (&m.options, &m.options.per_layer);
+    let conflict = |keys, message: &str| Err(Conflict::new(keys, message.to_owned()));
+    let decodes = matches!(m.family, Family::Decoder | Family::Moe);
+    let plain = decodes && o.residual == Residual::Sequential && o.encoder_layers == 0;
+    if of.layer_embedding_width > 0 && !plain {
+        return conflict(
+            &[
+                "layer_embedding_width",
+                "family",
+                "residual",
+                "encoder_layers",
+            ],
+            "embedded tokens of single layers need a decoder with `residual` = \"sequential\", without an encoder",
+        );
+    }
+    if of.shared_kv_layers > 0 {
+        let separate = o.packed_qkv == PackedQkv::None
+            && !o.latent.is_used()
+            && o.output_groups == 0
+            && o.attention_gate == AttentionGate::None
+            && o.tower_memory().is_none();
+        if !plain || !separate {
+            return conflict(
+                &[
+                    "shared_kv_layers",
+                    "packed_qkv",
+                    "kv_lora_rank",
+                    "attention_gate",
+                ],
+                "layers that share keys and values need separate projections and `residual` = \"sequential\"",
+            );
+        }
+        let lacks =
+            |layer: &usize| m.layer_type(*layer).is_attention() && m.keys_of(*layer).is_none();
+        if let Some(layer) = (m.layers_with_keys()..m.layers as usize).find(lacks) {
+            let message = format!(
+                "layer {layer} has no layer of its type ({}) among the first {}, whose keys and values it could share",
+                m.layer_type(layer).name(),
+                m.layers_with_keys()
+            );
+            let keys = &["shared_kv_layers", "layers", "layer_types"];
+            return Err(Conflict::new(keys, message));
+        }
+    }
+    let n = of.activation_sparsity.len();
+    if n > 0 && (n < m.layers as usize || !o.gated_mlp || o.packed_gate_up) {
+        return conflict(
+            &[
+                "activation_sparsity",
+                "layers",
+                "gated_mlp",
+                "packed_gate_up",
+            ],
+            "`activation_sparsity` has a number for each layer, and needs separate gates",
+        );
+    }
+    let Some(altup) = &of.altup else {
+        return Ok(());
+    };
+    if altup.active >= altup.streams {
+        let message = format!(
+            "`active` ({}) must be less than `streams` ({})",
+            altup.active, altup.streams
+        );
+        return Err(Conflict::new(&["altup"], message));
+    }
+    let whole = (0..m.layers as usize).all(|layer| {
+        let of = m.of_layer(layer);
+        m.layer_type(layer).is_attention()
+            && !m.layer_type(layer).is_gated()
+            && of.kv_heads > 0
+            && of.ffn > 0
+    });
+    let fits = plain && whole && o.streams == 0 && o.norm_position != NormPosition::Sum;
+    if !fits || o.layer_scale || o.tower_memory().is_some() {
+        return conflict(
+            &[
+                "altup",
+                "layer_types",
+                "norm_position",
+                "streams",
+                "layer_scale",
+            ],
+            "`altup` needs a decoder of plain blocks, each with attention and a feed-forward layer",
+        );
+    }
+    Ok(())
+}
+
 fn normalized_otherwise(at: NormPosition) -> bool {
     at != NormPosition::Before
 }
@@ -411,6 +508,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         return Err(Conflict::new(&["layer_types", "ssm"], message));
     }
     check_memory(m)?;
+    check_per_layer(m)?;
     check_latent(m)?;
     check_values(m)?;
     if o.packed_gate_up && !o.gated_mlp {

@@ -4,6 +4,7 @@ mod class_defaults;
 mod deepseek_v4;
 mod encoders;
 mod experts;
+mod gemma3n;
 mod gemma4;
 mod gpt;
 mod hybrid;
@@ -22,8 +23,8 @@ use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
 use serde_json::Value;
 
 /// All decoders.
-pub(super) const ALL: &[HfType] = &joined::<8, { len(&PARTS) }>(&PARTS);
-const PARTS: [&[HfType]; 8] = [
+pub(super) const ALL: &[HfType] = &joined::<9, { len(&PARTS) }>(&PARTS);
+const PARTS: [&[HfType]; 9] = [
     windowed::TYPES,
     llama_like::TYPES,
     packed::TYPES,
@@ -31,6 +32,7 @@ const PARTS: [&[HfType]; 8] = [
     hybrid::TYPES,
     seq2seq::TYPES,
     latent::TYPES,
+    gemma3n::TYPES,
     gemma4::TYPES,
 ];
 
@@ -137,13 +139,8 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ("dinov3_convnext", "stages of different widths", None),
     (
         "gemma3n",
-        "embeddings per layer and alternating updates of residual streams",
-        None,
-    ),
-    (
-        "gemma3n_text",
-        "embeddings per layer and alternating updates of residual streams",
-        None,
+        "towers of images (MobileNet-V5 of timm) and of sounds",
+        Some("gemma3n_text"),
     ),
     (
         "longformer",

@@ -5,7 +5,7 @@ use super::norm::Norm;
 use super::pooling::Pooling;
 use super::resampler::Resampler;
 use super::tiles::Tiles;
-use super::{Block, Decoder, Surroundings, seq2seq};
+use super::{Block, Carried, Decoder, Surroundings, seq2seq};
 use crate::config::{Activation, Model, Norm as NormKind, ProjectorNorm, Scenario, Vision};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind, op};
@@ -142,7 +142,7 @@ impl Tower {
                 x = tiles.fill_up(b, &self.of, x);
             }
             for (n, block) in (0..).zip(&self.blocks) {
-                x = block.forward(b, x, surroundings, &mut Vec::new());
+                x = block.forward(b, x, surroundings, &mut Carried::default());
                 if self.of.deepstack.contains(&n) {
                     picked.push(x);
                 }

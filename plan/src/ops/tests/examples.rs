@@ -262,6 +262,8 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         | OpKind::WkvGrad
         | OpKind::RgLru
         | OpKind::RgLruGrad
+        | OpKind::MixStreams
+        | OpKind::MixStreamsGrad
         | OpKind::GatedDelta(_)
         | OpKind::GatedDeltaGrad(_) => scans(op),
         _ => {
@@ -288,6 +290,10 @@ fn scans(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         OpKind::Wkv | OpKind::WkvGrad => {
             let inputs = vec![row.clone(), row.clone(), numbers(&[6]), numbers(&[6])];
             (inputs, row, None)
+        }
+        OpKind::MixStreams | OpKind::MixStreamsGrad => {
+            let inputs = vec![numbers(&[3, 2, 8, 6]), numbers(&[2, 8, 9])];
+            (inputs, numbers(&[2, 8, 6, 3]), None)
         }
         OpKind::RgLru | OpKind::RgLruGrad => {
             let inputs = vec![row.clone(), row.clone(), row.clone(), numbers(&[6])];
