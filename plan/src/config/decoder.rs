@@ -203,7 +203,7 @@ pub enum LayerType {
     Hybrid,
     /// A gated short convolution in place of attention (LFM2).
     Conv,
-    /// The recurrence of RWKV-4 in place of attention, with a feed-forward layer that reads the
+    /// The recurrence of RWKV in place of attention, with a feed-forward layer that reads the
     /// position before, too.
     Rwkv,
     /// A gated linear recurrence in place of attention (RecurrentGemma).

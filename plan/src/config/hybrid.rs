@@ -87,6 +87,47 @@ impl Default for LinearAttention {
     }
 }
 
+/// `rwkv`: sizes of the layers of RWKV-5 to 7, whose heads have matrices as states.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rwkv {
+    /// Version: 5, 6 or 7.
+    pub version: u64,
+    /// Heads.
+    pub heads: u64,
+    /// Width of receptances and keys.
+    pub keys: u64,
+    /// Width of values.
+    pub values: u64,
+    /// Width between the projections that make the shares of positions (RWKV-6).
+    pub mix_rank: u64,
+    /// Width between the projections that make decays (RWKV-6 and 7).
+    pub decay_rank: u64,
+    /// Width between the projections that make rates of learning (RWKV-7).
+    pub rate_rank: u64,
+    /// Width between the projections that make shares of the first layer's values (RWKV-7).
+    pub value_rank: u64,
+    /// Width between the projections that make gates (RWKV-7).
+    pub gate_rank: u64,
+}
+
+/// The defaults of flash-linear-attention's `RWKV7Config`.
+impl Default for Rwkv {
+    fn default() -> Self {
+        Self {
+            version: 7,
+            heads: 32,
+            keys: 2048,
+            values: 2048,
+            mix_rank: 32,
+            decay_rank: 64,
+            rate_rank: 64,
+            value_rank: 16,
+            gate_rank: 128,
+        }
+    }
+}
+
 /// Gate of what attention makes, computed from its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionGate {

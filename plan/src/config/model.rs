@@ -3,7 +3,7 @@
 use super::{
     Activation, AttentionGate, AttentionSinks, Experts, Head, Implementation, Latent, LayerType,
     LinearAttention, MlpType, Norm, NormPosition, PackedQkv, PerLayer, PositionEmbedding, QkNorm,
-    Residual, RopeScaling, Ssm, Vision,
+    Residual, RopeScaling, Rwkv, Ssm, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -219,6 +219,8 @@ pub struct ModelOptions {
     pub mlp_layer_types: Vec<MlpType>,
     /// State-space layers.
     pub ssm: Option<Ssm>,
+    /// Layers of type `rwkv`, if they are not those of RWKV-4.
+    pub rwkv: Option<Rwkv>,
     /// Layers with linear attention.
     pub linear_attention: Option<LinearAttention>,
     /// Blocks of an encoder, whose result the blocks of the decoder attend to; 0: no encoder.
@@ -326,6 +328,7 @@ impl Default for ModelOptions {
             layer_scale: false,
             mlp_layer_types: Vec::new(),
             ssm: None,
+            rwkv: None,
             linear_attention: None,
             encoder_layers: 0,
             relative_buckets: 0,

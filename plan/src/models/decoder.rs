@@ -25,6 +25,7 @@ mod recurrent;
 mod resampler;
 mod router_losses;
 mod rwkv;
+mod rwkv_heads;
 mod seq2seq;
 mod shared_keys;
 pub(super) mod spec;
@@ -124,6 +125,8 @@ struct Carried {
     routers: Vec<ValueId>,
     /// Keys and values of layers that later ones attend to, by layer.
     keys: Vec<(usize, [ValueId; 2])>,
+    /// Values of the first layer (RWKV-7).
+    first_values: Option<ValueId>,
 }
 
 /// What mixes the positions of a sequence.
@@ -459,7 +462,9 @@ impl Block {
         let (attention, recurrent) = match mixer {
             Mixer::Attention(attention) => (attention, None),
             Mixer::Both(attention, recurrent) => (attention, Some(recurrent)),
-            Mixer::Recurrent(recurrent) => return (recurrent.forward(b, y), Locals::new()),
+            Mixer::Recurrent(recurrent) => {
+                return (recurrent.forward(b, y, carried), Locals::new());
+            }
             Mixer::SharedKeys(shared) => {
                 let window = b.s.model.window(self.layer, b.seq());
                 let out = shared.forward(b, y, ropes.map(|r| r.full), window);
@@ -493,7 +498,7 @@ impl Block {
             carried.keep(&b.s.model, self.layer, [keys, values]);
         }
         if let Some(recurrent) = recurrent {
-            let more = recurrent.forward(b, y);
+            let more = recurrent.forward(b, y, carried);
             out = b.within(self.module, |b| b.g.binary(OpKind::Add, out, more));
         }
         (out, locals)

@@ -3,7 +3,7 @@
 
 use super::declare::Tree;
 use super::spec::{Inputs, Mask};
-use crate::config::{LayerType, Model, Scenario, Vision};
+use crate::config::{LayerType, Model, Rwkv, Scenario, Vision};
 use crate::graph::{Act, Graph, Root, ValueId, View};
 use crate::ir::{AttentionShape, Documents, OpKind, Param};
 use crate::units::Flops;
@@ -169,12 +169,25 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
 fn state_flops(m: &Model, layer: usize) -> u64 {
     let (ssm, linear) = (&m.options.ssm, &m.options.linear_attention);
     match (m.layer_type(layer), ssm, linear) {
+        (LayerType::Rwkv, ..) if m.options.rwkv.is_some() => {
+            m.options.rwkv.as_ref().map_or(0, rwkv_flops)
+        }
         (LayerType::Rwkv | LayerType::RgLru, Some(of), _) => 4 * of.inner,
         (LayerType::Mamba | LayerType::Mamba2 | LayerType::Hybrid, Some(of), _) => {
             4 * of.inner * of.state
         }
         (LayerType::Linear, _, Some(of)) => 8 * of.value_heads * of.key_dim * of.value_dim,
         _ => 0,
+    }
+}
+
+/// Counts the arithmetic on the matrices of RWKV, as [`state_flops`] does.
+fn rwkv_flops(of: &Rwkv) -> u64 {
+    let numbers = of.keys * of.values / of.heads.max(1);
+    if of.version == 7 {
+        8 * numbers
+    } else {
+        4 * numbers
     }
 }
 

@@ -348,6 +348,17 @@ const SSM: &[(&str, Accept)] = &[
     ("norms", Bool),
     ("gate_norm", Bool),
 ];
+const RWKV: &[(&str, Accept)] = &[
+    ("version", Integer(5, 7)),
+    ("heads", SIZE),
+    ("keys", SIZE),
+    ("values", SIZE),
+    ("mix_rank", SIZE),
+    ("decay_rank", SIZE),
+    ("rate_rank", SIZE),
+    ("value_rank", SIZE),
+    ("gate_rank", SIZE),
+];
 const LINEAR_ATTENTION: &[(&str, Accept)] = &[
     ("key_heads", SIZE),
     ("value_heads", SIZE),
@@ -483,6 +494,7 @@ keys! {
     LayerScale: "model" "layer_scale" [Bool] "false" "Multiply what attention and the feed-forward layer add by a learned vector (InternViT)";
     Ssm: "model" "ssm" [Table(SSM)] "(none)" "Sizes of layers of type mamba and mamba2: inner (width), state (numbers per channel), conv (positions of the convolution), dt_rank (mamba), heads, groups and chunk (mamba2), conv_bias, bias (of the projections), norms (of time steps and states: Jamba), gate_norm (mamba2: a norm of what the gate makes)";
     LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5)";
+    Rwkv: "model" "rwkv" [Table(RWKV)] "(none)" "Sizes of layers of type rwkv of later versions than 4: version (5, 6 or 7), heads, keys and values (widths), and the widths between the projections that make shares of positions (mix_rank: 6), decays (decay_rank: 6, 7), rates (rate_rank: 7), shares of the first layer's values (value_rank: 7) and gates (gate_rank: 7)";
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
     RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has a table of relative_buckets rows of its own (UMT5); false: all layers share that of the first one";

@@ -363,6 +363,12 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         | OpKind::RgLruGrad
         | OpKind::MixStreams
         | OpKind::MixStreamsGrad
+        | OpKind::MixPositions
+        | OpKind::MixPositionsGrad
+        | OpKind::WkvHeads(_)
+        | OpKind::WkvHeadsGrad(_)
+        | OpKind::DiagonalDelta(_)
+        | OpKind::DiagonalDeltaGrad(_)
         | OpKind::Conv1d(_)
         | OpKind::Conv1dGradInput(_)
         | OpKind::Conv1dGradWeight(_)

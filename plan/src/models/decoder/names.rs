@@ -281,6 +281,11 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             head: "head",
             ..LLAMA
         },
+        "rwkv7" => Names {
+            embedding: "model.embeddings",
+            embedding_norm: "model.layers.0.pre_norm",
+            ..LLAMA
+        },
         "whisper" => Names {
             embedding: "model.decoder.embed_tokens",
             positions: "model.decoder.embed_positions",

@@ -1,7 +1,9 @@
 //! Layers with a state that runs over the positions, in place of attention.
 
+use super::Carried;
 use super::norm::Norm;
 use super::rwkv::TimeMix;
+use super::rwkv_heads::HeadMix;
 use super::{normalized, scaled};
 use crate::config::{LayerType, LinearAttention, Model, Ssm};
 use crate::graph::ValueId;
@@ -30,6 +32,7 @@ enum Kind {
     Delta(GatedDelta),
     Conv(ShortConv),
     Rwkv(TimeMix),
+    RwkvHeads(HeadMix),
     RgLru(RgLru),
 }
 
@@ -68,6 +71,10 @@ impl Recurrent {
             (LayerType::Conv, Some(of), _) => {
                 declare("conv", &|d, at| Kind::Conv(ShortConv::new(d, at, m, of)))
             }
+            (LayerType::Rwkv, ..) if o.rwkv.is_some() => declare("attention", &|d, at| {
+                let of = o.rwkv.as_ref().expect("the guard has found it");
+                Kind::RwkvHeads(HeadMix::new(d, at, m, of))
+            }),
             (LayerType::Rwkv, Some(of), _) => {
                 declare("attention", &|d, at| Kind::Rwkv(TimeMix::new(d, at, m, of)))
             }
@@ -79,7 +86,12 @@ impl Recurrent {
     }
 
     /// Applies the layer to `y`; returns what it adds to the residual stream.
-    pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
+    pub(super) fn forward(
+        &self,
+        b: &mut Builder<'_>,
+        y: ValueId,
+        carried: &mut Carried,
+    ) -> ValueId {
         b.within(self.module, |b| {
             let out = match &self.kind {
                 Kind::Mamba(layer) => layer.forward(b, y),
@@ -87,6 +99,7 @@ impl Recurrent {
                 Kind::Delta(layer) => layer.forward(b, y),
                 Kind::Conv(layer) => layer.forward(b, y),
                 Kind::Rwkv(layer) => layer.forward(b, y),
+                Kind::RwkvHeads(layer) => layer.forward(b, y, &mut carried.first_values),
                 Kind::RgLru(layer) => layer.forward(b, y),
             };
             scaled(b, out, b.s.model.options.residual_multiplier)

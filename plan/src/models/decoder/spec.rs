@@ -62,6 +62,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "activation_scalars",
     "layer_scale",
     "ssm",
+    "rwkv",
     "linear_attention",
     "encoder_layers",
     "relative_buckets",
@@ -386,6 +387,24 @@ fn check_memory(m: &Model) -> Result<(), Conflict> {
     Ok(())
 }
 
+/// Refuses heads that do not divide the widths of RWKV.
+fn check_rwkv(m: &Model) -> Result<(), Conflict> {
+    let Some(of) = &m.options.rwkv else {
+        return Ok(());
+    };
+    for (name, width) in [("keys", of.keys), ("values", of.values)] {
+        if !width.is_multiple_of(of.heads) {
+            let message = format!("`heads` ({}) must divide `{name}` ({width})", of.heads);
+            return Err(Conflict::new(&["rwkv"], message));
+        }
+    }
+    if of.version == 7 && of.keys != of.values {
+        let message = "RWKV-7 has values as wide as keys".to_owned();
+        return Err(Conflict::new(&["rwkv"], message));
+    }
+    Ok(())
+}
+
 /// Refuses layers that have the keys of others, embedded tokens or residual streams, where their
 /// parts are not those of Gemma 3n and 4.
 fn check_per_layer(m: &Model) -> Result<(), Conflict> {
@@ -508,6 +527,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         return Err(Conflict::new(&["layer_types", "ssm"], message));
     }
     check_memory(m)?;
+    check_rwkv(m)?;
     check_per_layer(m)?;
     check_latent(m)?;
     check_values(m)?;

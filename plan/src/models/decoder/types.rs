@@ -13,6 +13,7 @@ mod llama_like;
 mod minimax;
 mod packed;
 mod routed;
+mod rwkv;
 mod seq2seq;
 mod sparse;
 mod vision;
@@ -23,8 +24,8 @@ use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
 use serde_json::Value;
 
 /// All decoders.
-pub(super) const ALL: &[HfType] = &joined::<9, { len(&PARTS) }>(&PARTS);
-const PARTS: [&[HfType]; 9] = [
+pub(super) const ALL: &[HfType] = &joined::<10, { len(&PARTS) }>(&PARTS);
+const PARTS: [&[HfType]; 10] = [
     windowed::TYPES,
     llama_like::TYPES,
     packed::TYPES,
@@ -33,6 +34,7 @@ const PARTS: [&[HfType]; 9] = [
     seq2seq::TYPES,
     latent::TYPES,
     gemma3n::TYPES,
+    rwkv::TYPES,
     gemma4::TYPES,
 ];
 
@@ -147,9 +149,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         "windows with projections of their own for global positions",
         Some("roberta"),
     ),
-    ("rwkv5", "states that are matrices", Some("rwkv")),
-    ("rwkv6", "states that are matrices", Some("rwkv")),
-    ("rwkv7", "states that are matrices", Some("rwkv")),
     ("swin", "stages of different widths", None),
     ("swinv2", "stages of different widths", None),
     (
