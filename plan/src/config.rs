@@ -41,7 +41,7 @@ pub use fsdp::{
     PrefetchList, Reshard, Strategy, UnitPattern, Units, Variant,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
-pub use hybrid::{AttentionGate, AttentionSinks, LinearAttention, MlpType, Rwkv, Ssm};
+pub use hybrid::{AttentionGate, AttentionSinks, LinearAttention, MlpType, Rwkv, SharedBlock, Ssm};
 pub use latent::{IndexerType, Latent};
 pub(crate) use lora::targets;
 pub use lora::{Lora, LoraTargets};

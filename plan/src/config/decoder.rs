@@ -213,6 +213,8 @@ pub enum LayerType {
     Cross,
     /// All positions. What the layer adds is multiplied by learned gates (its tower).
     FullGated,
+    /// A layer of Mamba-2 behind a block of attention that several layers share (Zamba 2).
+    Shared,
     /// Nothing in place of attention.
     None,
 }
@@ -230,6 +232,7 @@ words!(LayerType {
     RgLru = "rg_lru",
     Cross = "cross_attention",
     FullGated = "full_attention_gated",
+    Shared = "shared_attention",
     None = "none",
 });
 
@@ -243,9 +246,22 @@ impl LayerType {
                 | Self::Sliding
                 | Self::FullNoRope
                 | Self::Hybrid
+                | Self::Shared
                 | Self::Cross
                 | Self::FullGated
         )
+    }
+
+    /// Returns whether a layer has a state that runs over the positions next to its attention.
+    #[must_use]
+    pub fn attends_with_state(self) -> bool {
+        matches!(self, Self::Hybrid | Self::Shared)
+    }
+
+    /// Returns whether a block that several layers share comes first.
+    #[must_use]
+    pub fn has_shared_block(self) -> bool {
+        self == Self::Shared
     }
 
     /// Returns whether learned gates multiply what attention and the feed-forward layer add.
@@ -391,6 +407,17 @@ impl Model {
         let inside = u64::from(layer) % size;
         let back = (inside - inside % own) as u32;
         (back > 0).then(|| layer - back)
+    }
+
+    /// Returns the layer whose shared block a layer uses, if it is not the first one to use it.
+    #[must_use]
+    pub fn block_of(&self, layer: usize) -> Option<usize> {
+        let blocks = self.options.shared_block.as_ref()?.blocks.max(1) as usize;
+        let mut users = (0..layer).filter(|&n| self.layer_type(n).has_shared_block());
+        let before = users.clone().count();
+        (before >= blocks)
+            .then(|| users.nth(before % blocks))
+            .flatten()
     }
 
     /// Returns what a block has after attention.

@@ -50,6 +50,35 @@ impl Default for Ssm {
     }
 }
 
+/// `shared_block`: blocks of attention and a feed-forward layer that layers share (Zamba 2).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SharedBlock {
+    /// Blocks, which layers use in turn.
+    pub blocks: u64,
+    /// Width of the feed-forward layer.
+    pub ffn: u64,
+    /// The feed-forward layer has biases.
+    pub bias: bool,
+    /// Width between the two projections of each layer's adapters.
+    pub adapter_rank: u64,
+    /// Queries, keys and values have adapters, too.
+    pub attention_adapters: bool,
+}
+
+/// The defaults of transformers' `Zamba2Config`.
+impl Default for SharedBlock {
+    fn default() -> Self {
+        Self {
+            blocks: 1,
+            ffn: 10_240,
+            bias: false,
+            adapter_rank: 128,
+            attention_adapters: false,
+        }
+    }
+}
+
 /// `linear_attention`: sizes of layers with the gated delta rule (Qwen3-Next, Kimi Linear).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -3,7 +3,7 @@
 use super::{
     Activation, AttentionGate, AttentionSinks, Experts, Head, Implementation, Latent, LayerType,
     LinearAttention, MlpType, Norm, NormPosition, PackedQkv, PerLayer, PositionEmbedding, QkNorm,
-    Residual, RopeScaling, Rwkv, Ssm, Vision,
+    Residual, RopeScaling, Rwkv, SharedBlock, Ssm, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -221,6 +221,8 @@ pub struct ModelOptions {
     pub ssm: Option<Ssm>,
     /// Layers of type `rwkv`, if they are not those of RWKV-4.
     pub rwkv: Option<Rwkv>,
+    /// Blocks that layers of type `shared_attention` share.
+    pub shared_block: Option<SharedBlock>,
     /// Layers with linear attention.
     pub linear_attention: Option<LinearAttention>,
     /// Blocks of an encoder, whose result the blocks of the decoder attend to; 0: no encoder.
@@ -329,6 +331,7 @@ impl Default for ModelOptions {
             mlp_layer_types: Vec::new(),
             ssm: None,
             rwkv: None,
+            shared_block: None,
             linear_attention: None,
             encoder_layers: 0,
             relative_buckets: 0,

@@ -27,6 +27,7 @@ mod router_losses;
 mod rwkv;
 mod rwkv_heads;
 mod seq2seq;
+mod shared_block;
 mod shared_keys;
 pub(super) mod spec;
 mod streams;
@@ -59,6 +60,7 @@ use output::Output;
 use recurrent::Recurrent;
 use rwkv::ChannelMix;
 use seq2seq::{Encoder, RelativeBias};
+use shared_block::SharedBlock;
 use shared_keys::SharedKeys;
 use streams::Streams;
 pub(super) use types::EXPERTS as EXPERT_TYPES;
@@ -91,6 +93,8 @@ struct Block {
     layer: usize,
     /// Biases of this layer's scores alone.
     bias: Option<RelativeBias>,
+    /// What comes before the rest of the layer, which reads the sum.
+    shared: Option<SharedBlock>,
     /// `None` in a layer without attention, or what replaces it.
     mixer: Option<Mixer>,
     /// Attention to what an encoder computes.
@@ -114,6 +118,8 @@ struct Block {
 struct Surroundings {
     ropes: Option<Ropes>,
     around: Around,
+    /// Embedded tokens, for layers that share blocks.
+    tokens: Option<ValueId>,
     /// Embedded tokens of the block's own, `[batch, seq, width]`.
     rows: Option<ValueId>,
 }
@@ -150,6 +156,9 @@ impl Mixer {
             let mut m = m.clone();
             m.options.qk_norm = QkNorm::Head;
             return Some(Self::Attention(Attention::to_memory(d, block, &m)));
+        }
+        if kind.has_shared_block() {
+            return Recurrent::new(d, block, m, kind).map(Self::Recurrent);
         }
         if kind.is_attention() {
             let attention = (m.kv_heads > 0).then(|| Attention::new(d, block, m))?;
@@ -411,6 +420,7 @@ impl Block {
             bias: (m.options.relative_bias_per_layer)
                 .then(|| RelativeBias::new(d, module, m))
                 .flatten(),
+            shared: SharedBlock::new(d, module, m, layer),
             mixer: Mixer::new(d, module, m, layer),
             cross: (m.options.attends_to_memory()).then(|| Attention::to_memory(d, module, m)),
             mlp: (m.ffn > 0).then(|| FeedForward::new(d, module, m, layer)),
@@ -483,6 +493,7 @@ impl Block {
             | LayerType::Rwkv
             | LayerType::RgLru
             | LayerType::Cross
+            | LayerType::Shared
             | LayerType::None => None,
         };
         let window = b.s.model.window(self.layer, b.seq());
@@ -551,7 +562,11 @@ impl Block {
         let (mut x1, mut y1) = (x, None);
         if let Some(mixer) = &self.mixer {
             let [norm, sum_norm] = mixer.norms();
-            let [read, weights] = self.read(b, 0, x);
+            let [mut read, weights] = self.read(b, 0, x);
+            if let Some((shared, tokens)) = self.shared.as_ref().zip(by.tokens) {
+                let more = shared.forward(b, read, tokens, by.ropes.map(|r| r.full));
+                read = b.within(self.module, |b| b.g.binary(OpKind::Add, read, more));
+            }
             let y = norm.map_or(read, |norm| norm.apply(b, read));
             let (o, of_attention) = self.mix(b, mixer, y, by, carried);
             let o = self.scale(b, 0, o);
@@ -705,6 +720,7 @@ impl Forward for Decoder {
             h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
         }
         implementation::mask(b);
+        let shares = self.blocks.iter().any(|block| block.shared.is_some());
         let seen = images.as_ref().filter(|_| attends).map(|i| i.rows);
         let encoded = self.encoder.as_ref().map(|encoder| {
             let (batch, seq) = (b.batch(), b.seq());
@@ -723,6 +739,7 @@ impl Forward for Decoder {
                 memory: seen.or(encoded),
                 keys: None,
             },
+            tokens: shares.then_some(h),
             rows: None,
         };
         if self.streams.is_some() {

@@ -146,7 +146,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             documents: s.train.documents(),
         };
         let state = match m.layer_type(layer) {
-            LayerType::Hybrid => state_flops(m, layer) * tokens,
+            kind if kind.attends_with_state() => state_flops(m, layer) * tokens,
             _ => 0,
         };
         shape.flops(false) + state
@@ -173,9 +173,11 @@ fn state_flops(m: &Model, layer: usize) -> u64 {
             m.options.rwkv.as_ref().map_or(0, rwkv_flops)
         }
         (LayerType::Rwkv | LayerType::RgLru, Some(of), _) => 4 * of.inner,
-        (LayerType::Mamba | LayerType::Mamba2 | LayerType::Hybrid, Some(of), _) => {
-            4 * of.inner * of.state
-        }
+        (
+            LayerType::Mamba | LayerType::Mamba2 | LayerType::Hybrid | LayerType::Shared,
+            Some(of),
+            _,
+        ) => 4 * of.inner * of.state,
         (LayerType::Linear, _, Some(of)) => 8 * of.value_heads * of.key_dim * of.value_dim,
         _ => 0,
     }

@@ -359,6 +359,13 @@ const RWKV: &[(&str, Accept)] = &[
     ("value_rank", SIZE),
     ("gate_rank", SIZE),
 ];
+const SHARED_BLOCK: &[(&str, Accept)] = &[
+    ("blocks", SIZE),
+    ("ffn", SIZE),
+    ("bias", Bool),
+    ("adapter_rank", SIZE),
+    ("attention_adapters", Bool),
+];
 const LINEAR_ATTENTION: &[(&str, Accept)] = &[
     ("key_heads", SIZE),
     ("value_heads", SIZE),
@@ -486,7 +493,7 @@ keys! {
     RopeScaling: "model" "rope_scaling" [Table(ROPE_SCALING)] "(none)" "Scaling of rotary frequencies, with the fields of transformers. It changes numbers, not the time or memory of a step";
     RopeLocalTheta: "model" "rope_local_theta" also ["rope_local_base_freq"] [Number(1.0, 1e12)] "(rope_theta)" "Base of the rotary embedding of layers with a sliding window (Gemma 3)";
     SlidingWindow: "model" "sliding_window" [Integer(1, 4 * MIB)] "(none)" "Positions that attention with a sliding window sees, the query's own included";
-    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, hybrid (attention and mamba2 next to each other: Falcon-H1), conv (a gated short convolution, whose sizes ssm has: LFM2), none; empty: the window in every layer, if there is one";
+    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, hybrid (attention and mamba2 next to each other: Falcon-H1), conv (a gated short convolution, whose sizes ssm has: LFM2), shared_attention (mamba2 behind a block that layers share: Zamba 2), none; empty: the window in every layer, if there is one";
     MlpLayerTypes: "model" "mlp_layer_types" [List(&Choice(MlpType::WORDS)), Empty] "[]" "What each block has after attention, repeated over the layers: dense (a feed-forward layer), sparse (experts), none; empty: as dense_layers and moe_every say";
     AttentionGate: "model" "attention_gate" [Choice(AttentionGate::WORDS)] "\"none\"" "Gate of what attention makes: none, element (a sigmoid per number, from the projection of queries: Qwen3-Next), head (a sigmoid per head: Step-3)";
     SubNorms: "model" "sub_norms" [Bool] "false" "Normalize what the last layer of attention and of the feed-forward layer reads (BitNet)";
@@ -495,6 +502,7 @@ keys! {
     Ssm: "model" "ssm" [Table(SSM)] "(none)" "Sizes of layers of type mamba and mamba2: inner (width), state (numbers per channel), conv (positions of the convolution), dt_rank (mamba), heads, groups and chunk (mamba2), conv_bias, bias (of the projections), norms (of time steps and states: Jamba), gate_norm (mamba2: a norm of what the gate makes)";
     LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5)";
     Rwkv: "model" "rwkv" [Table(RWKV)] "(none)" "Sizes of layers of type rwkv of later versions than 4: version (5, 6 or 7), heads, keys and values (widths), and the widths between the projections that make shares of positions (mix_rank: 6), decays (decay_rank: 6, 7), rates (rate_rank: 7), shares of the first layer's values (value_rank: 7) and gates (gate_rank: 7)";
+    SharedBlock: "model" "shared_block" [Table(SHARED_BLOCK)] "(none)" "Blocks of attention and a feed-forward layer that layers of type shared_attention use in turn (Zamba 2): blocks, ffn (width), bias (of the feed-forward layer), adapter_rank (of each layer's adapters), attention_adapters (queries, keys and values have some, too)";
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
     RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has a table of relative_buckets rows of its own (UMT5); false: all layers share that of the first one";

@@ -198,6 +198,10 @@ WRAPPERS |= {
     "aya_vision": dict(text_config=dict(LLAMA, model_type="cohere2"), vision_config=dict(TOWER, model_type="siglip_vision_model", vision_use_head=False), alignment_intermediate_size=40),
     "cohere2_vision": dict(text_config=dict(LLAMA, model_type="cohere2"), vision_config=dict(TOWER, model_type="siglip_vision_model", vision_use_head=False), alignment_intermediate_size=56),
 }
+ZAMBA2 = dict(NO_FFN, intermediate_size=96, num_hidden_layers=6, layers_block_type=["mamba", "hybrid", "hybrid", "mamba", "hybrid", "hybrid"], n_mamba_heads=4, mamba_d_state=10, adapter_rank=6)
+HYBRIDS |= {
+    "zamba2": dict(ZAMBA2, num_key_value_heads=4), "zamba2-keys": dict(ZAMBA2, num_mem_blocks=2, use_shared_attention_adapter=True, use_mem_rope=True, mamba_ngroups=2, add_bias_linear=True, num_key_value_heads=4),
+}
 GEMMA3N = dict(LLAMA, head_dim=16, num_hidden_layers=6, num_kv_shared_layers=2, vocab_size_per_layer_input=240, hidden_size_per_layer_input=8, laurel_rank=12, layer_types=["sliding_attention", "full_attention"] * 3)
 DENSE |= {
     "gemma3n_text": dict(GEMMA3N, intermediate_size=[96, 96, 96, 96, 112, 112], activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0, 0.0, 0.0]),

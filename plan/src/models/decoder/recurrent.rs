@@ -62,7 +62,7 @@ impl Recurrent {
             (LayerType::Mamba, Some(of), _) => {
                 declare("mamba", &|d, at| Kind::Mamba(Mamba::new(d, at, m, of)))
             }
-            (LayerType::Mamba2 | LayerType::Hybrid, Some(of), _) => {
+            (LayerType::Mamba2 | LayerType::Hybrid | LayerType::Shared, Some(of), _) => {
                 declare("mamba", &|d, at| Kind::Mamba2(Mamba2::new(d, at, m, of)))
             }
             (LayerType::Linear, _, Some(of)) => declare("linear_attn", &|d, at| {

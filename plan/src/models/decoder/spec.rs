@@ -63,6 +63,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "layer_scale",
     "ssm",
     "rwkv",
+    "shared_block",
     "linear_attention",
     "encoder_layers",
     "relative_buckets",
@@ -387,6 +388,30 @@ fn check_memory(m: &Model) -> Result<(), Conflict> {
     Ok(())
 }
 
+/// Refuses layers with a shared block that lack its sizes, or are not those of Zamba 2.
+fn check_shared_block(m: &Model) -> Result<(), Conflict> {
+    let o = &m.options;
+    if !o.layer_types.iter().any(|kind| kind.has_shared_block()) {
+        return Ok(());
+    }
+    if o.shared_block.is_none() || o.ssm.is_none() {
+        let message = "layers of type shared_attention need the sizes of `shared_block` and `ssm`";
+        let keys = &["layer_types", "shared_block", "ssm"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    let plain = o.residual == Residual::Sequential
+        && o.norm_position == NormPosition::Before
+        && o.streams == 0
+        && o.layer_groups == 0
+        && o.rope_local_theta.is_none();
+    if !plain {
+        let message = "layers of type shared_attention need `residual` = \"sequential\" and `norm_position` = \"before\", without residual streams";
+        let keys = &["layer_types", "residual", "norm_position", "streams"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    Ok(())
+}
+
 /// Refuses heads that do not divide the widths of RWKV.
 fn check_rwkv(m: &Model) -> Result<(), Conflict> {
     let Some(of) = &m.options.rwkv else {
@@ -528,6 +553,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
     }
     check_memory(m)?;
     check_rwkv(m)?;
+    check_shared_block(m)?;
     check_per_layer(m)?;
     check_latent(m)?;
     check_values(m)?;

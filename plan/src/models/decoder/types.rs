@@ -19,13 +19,14 @@ mod sparse;
 mod vision;
 mod windowed;
 mod wrappers;
+mod zamba;
 
 use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
 use serde_json::Value;
 
 /// All decoders.
-pub(super) const ALL: &[HfType] = &joined::<10, { len(&PARTS) }>(&PARTS);
-const PARTS: [&[HfType]; 10] = [
+pub(super) const ALL: &[HfType] = &joined::<11, { len(&PARTS) }>(&PARTS);
+const PARTS: [&[HfType]; 11] = [
     windowed::TYPES,
     llama_like::TYPES,
     packed::TYPES,
@@ -35,6 +36,7 @@ const PARTS: [&[HfType]; 10] = [
     latent::TYPES,
     gemma3n::TYPES,
     rwkv::TYPES,
+    zamba::TYPES,
     gemma4::TYPES,
 ];
 
@@ -154,11 +156,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     (
         "xlnet",
         "two streams of attention and relative positions that layers project",
-        None,
-    ),
-    (
-        "zamba2",
-        "blocks that share attention, with adapters of their own",
         None,
     ),
 ];
