@@ -276,6 +276,8 @@ impl LayerType {
 pub enum Head {
     /// Logits of the vocabulary at every position; in encoders, of masked tokens.
     LanguageModel,
+    /// That of masked tokens, and two scores of whether two sentences follow each other (BERT).
+    Pretraining,
     /// Scores of the last position (a single one: a reward model); in encoders, of the first one.
     SequenceClassification,
     /// Scores of every position.
@@ -291,6 +293,7 @@ pub enum Head {
 
 words!(Head {
     LanguageModel = "language_model",
+    Pretraining = "pretraining",
     SequenceClassification = "sequence_classification",
     TokenClassification = "token_classification",
     Vector = "vector",
@@ -458,7 +461,8 @@ impl Model {
     #[must_use]
     pub fn window(&self, layer: usize, seq: u64) -> Option<u64> {
         let sliding = self.layer_type(layer) == LayerType::Sliding;
-        let window = self.options.sliding_window.filter(|_| sliding);
+        let slides = sliding && seq > self.options.window_from;
+        let window = self.options.sliding_window.filter(|_| slides);
         // Compressed keys follow those of the window.
         let rate = self.options.compress_rates.get(layer).copied();
         if let Some(rate) = rate {

@@ -134,6 +134,8 @@ pub struct ModelOptions {
     pub rope_local_theta: Option<f64>,
     /// Positions that attention with a sliding window sees.
     pub sliding_window: Option<u64>,
+    /// Longest sequence that attention with a window sees as a whole.
+    pub window_from: u64,
     /// What each layer's attention sees, repeated; none: the window, if there is one.
     pub layer_types: Vec<LayerType>,
     /// Key and value heads of each layer, if they differ; 0: a layer without attention.
@@ -175,6 +177,10 @@ pub struct ModelOptions {
     pub extra_tokens: u64,
     /// An encoder makes one vector of the first position.
     pub pooler: bool,
+    /// An encoder has a pooler that nothing uses (BigBird).
+    pub unused_pooler: bool,
+    /// Attention has projections for global positions, of which there are none (Longformer).
+    pub global_projections: bool,
     /// An encoder has a linear layer and a norm before its logits; otherwise sequences alone are
     /// classified through a linear layer.
     pub head_transform: bool,
@@ -291,6 +297,7 @@ impl Default for ModelOptions {
             rope_scaling: None,
             rope_local_theta: None,
             sliding_window: None,
+            window_from: 0,
             layer_types: Vec::new(),
             layer_kv_heads: Vec::new(),
             layer_ffn: Vec::new(),
@@ -309,6 +316,8 @@ impl Default for ModelOptions {
             head: Head::LanguageModel,
             extra_tokens: 0,
             pooler: true,
+            unused_pooler: false,
+            global_projections: false,
             head_transform: true,
             num_labels: 2,
             vector_width: 512,

@@ -208,6 +208,10 @@ DENSE |= {
     "gemma3n_text-keys": dict(GEMMA3N, num_hidden_layers=12, num_kv_shared_layers=0, layer_types=None, altup_num_inputs=3, altup_active_idx=1, altup_correct_scale=False, tie_word_embeddings=False, attention_bias=True),
     "gemma4_text-keys": dict(LLAMA, num_hidden_layers=6, head_dim=16, global_head_dim=24, vocab_size_per_layer_input=240, hidden_size_per_layer_input=8, num_kv_shared_layers=3, use_double_wide_mlp=True, layer_types=["sliding_attention", "full_attention"] * 3),
 }
+ENCODERS |= {
+    "longformer": dict(BERT, attention_window=16), "longformer-keys": dict(BERT, attention_window=[8, 8, 8], type_vocab_size=1),
+    "albert-pairs": dict(BERT, embedding_size=24), "bert-pairs": dict(BERT), "big_bird": dict(BERT), "big_bird-keys": dict(BERT, block_size=4, num_random_blocks=1, use_bias=False, rescale_embeddings=True), "ernie-keys": dict(BERT), "megatron-bert-keys": dict(BERT),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -227,7 +231,7 @@ CASES = {
     "bert": dict(BERT), "roberta": dict(BERT), "xlm-roberta": dict(BERT), "modernbert": dict(BERT, num_hidden_layers=5, pad_token_id=0),
     "llama": dict(LLAMA, attention_bias=True), "granite": dict(LLAMA, mlp_bias=True), "gpt_neox": dict(BERT),
 }
-HEADS = {"deit-keys": "DeiTForImageClassificationWithTeacher", "albert-equal-keys": "AlbertModel", "vit": "ViTModel", "deit": "DeiTModel", "whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
+HEADS = {"longformer": "LongformerForTokenClassification", "big_bird": "BigBirdForPreTraining", "big_bird-keys": "BigBirdForSequenceClassification", "ernie-keys": "ErnieForPreTraining", "megatron-bert-keys": "MegatronBertForPreTraining", "albert-pairs": "AlbertForPreTraining", "bert-pairs": "BertForPreTraining", "deit-keys": "DeiTForImageClassificationWithTeacher", "albert-equal-keys": "AlbertModel", "vit": "ViTModel", "deit": "DeiTModel", "whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
          "mistral": "MistralForSequenceClassification", "modernbert": "ModernBertForSequenceClassification",
          "nomic_bert": "NomicBertForSequenceClassification", "deberta-v2": "DebertaV2ForSequenceClassification", "electra": "ElectraForQuestionAnswering", "opt-keys": "OPTForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model",
          "albert": "AlbertForSequenceClassification", "albert-keys": "AlbertForTokenClassification", "albert-groups": "AlbertModel", "eurobert": "EuroBertForSequenceClassification", "eurobert-keys": "EuroBertForTokenClassification"}
@@ -251,7 +255,7 @@ asked = sys.argv[1:]
 for name, values in CASES.items():
     if asked and name not in asked:
         continue
-    model_type = re.sub(r"-(parallel|equal-keys|keys|groups|latent|siglip)$", "", name)
+    model_type = re.sub(r"-(parallel|pairs|equal-keys|keys|groups|latent|siglip)$", "", name)
     config = AutoConfig.for_model(model_type, **values)
     table = transformers.models.auto.modeling_auto
     causal = table.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if model_type not in ("bert", "roberta", "xlm-roberta", "modernbert", *ENCODERS) else table.MODEL_FOR_MASKED_LM_MAPPING_NAMES

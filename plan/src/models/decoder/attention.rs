@@ -150,6 +150,17 @@ impl Attention {
                 Projections::Packed(layer, packed)
             }
         };
+        if m.options.global_projections && rows.is_none() {
+            for (name, hf, width) in [
+                ("q_global", names.q, q),
+                ("k_global", names.k, kv),
+                ("v_global", names.v, kv),
+            ] {
+                let hf = [hf, "_global"].concat();
+                let unused = d.linear(at, (name, &hf), [width, h], bias);
+                d.untrained(unused);
+            }
+        }
         let chooses = !latent.is_used() && latent.has_indexer(d.layer());
         let indexer = chooses.then(|| Indexer::of_input(d, at, m));
         let has_sinks = m.options.attention_sinks.has(m.layer_type(d.layer()));

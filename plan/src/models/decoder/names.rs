@@ -408,6 +408,18 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             pooler: "albert.pooler",
             ..BERT
         },
+        "longformer" => Names {
+            embedding: "longformer.embeddings.word_embeddings",
+            positions: "longformer.embeddings.position_embeddings",
+            token_types: "longformer.embeddings.token_type_embeddings",
+            embedding_norm: "longformer.embeddings.LayerNorm",
+            blocks: "longformer.encoder.layer",
+            head: "lm_head.decoder",
+            transform: "lm_head.dense",
+            transform_norm: "lm_head.layer_norm",
+            pooler: "longformer.pooler.dense",
+            ..BERT
+        },
         "roberta" | "xlm-roberta" | "camembert" => Names {
             embedding: "roberta.embeddings.word_embeddings",
             positions: "roberta.embeddings.position_embeddings",

@@ -1,7 +1,7 @@
 //! Layers of RWKV-5 to 7 in place of attention: recurrences whose heads have matrices as states.
 //!
 //! Version 7 is planned as flash-linear-attention runs it, which fuses more elementwise operations
-//! than the plan does; its norms of heads are planned as norms and products.
+//! than the plan does; its norms of heads are planned as norms and multiplications.
 
 use super::rwkv::{Mixture, difference, shifted};
 use crate::config::{Model, Rwkv};

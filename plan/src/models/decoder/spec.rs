@@ -41,6 +41,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "rope_local_theta",
     "rope_scaling",
     "sliding_window",
+    "window_from",
     "layer_types",
     "mlp_layer_types",
     "attention_gate",
@@ -92,6 +93,8 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "head_bias",
     "head",
     "pooler",
+    "unused_pooler",
+    "global_projections",
     "head_transform",
     "num_labels",
     "vector_width",
@@ -642,6 +645,19 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         o.position_embedding,
         PositionEmbedding::Learned | PositionEmbedding::Rotary
     );
+    if o.head == Head::Pretraining && (m.family != Family::Bert || !o.head_transform) {
+        let message =
+            "`head` = \"pretraining\" is one of encoders of family bert, with `head_transform`";
+        let keys = &["head", "family", "head_transform"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    let separate = o.packed_qkv == PackedQkv::None && !o.latent.is_used();
+    if o.global_projections && (m.family != Family::Bert || !separate) {
+        let message =
+            "`global_projections` are those of encoders of family bert, with separate projections";
+        let keys = &["global_projections", "family", "packed_qkv"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
     if o.head == Head::Contrastive && o.vision.as_ref().is_none_or(|of| of.memory) {
         let message = "`head` = \"contrastive\" compares texts with images of a tower: `vision`, without `memory`";
         return Err(Conflict::new(&["head", "vision"], message.to_owned()));

@@ -48,6 +48,10 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     ),
     ("apertus", "unlike its plan, its activation is xIELU"),
     (
+        "big_bird",
+        "unlike its plan, it attends to blocks of keys, some of them random",
+    ),
+    (
         "clip",
         "unlike its plan, it has the activation QuickGELU, and normalizes the class alone",
     ),
@@ -133,11 +137,6 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
 /// Types that are known but not planned: what they have that no family has, and the type that is
 /// closest to them, if a plan of it says something about them.
 pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
-    (
-        "big_bird",
-        "attention to blocks of keys, some of them random",
-        Some("bert"),
-    ),
     ("convnext", "stages of different widths", None),
     ("convnextv2", "stages of different widths", None),
     ("dinov3_convnext", "stages of different widths", None),
@@ -145,11 +144,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         "gemma3n",
         "towers of images (MobileNet-V5 of timm) and of sounds",
         Some("gemma3n_text"),
-    ),
-    (
-        "longformer",
-        "windows with projections of their own for global positions",
-        Some("roberta"),
     ),
     ("swin", "stages of different widths", None),
     ("swinv2", "stages of different widths", None),

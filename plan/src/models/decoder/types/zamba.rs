@@ -20,7 +20,8 @@ fn kinds(file: Fields<'_>) -> Vec<&'static str> {
         let word = listed
             .as_ref()
             .and_then(|l| l.get(layer as usize)?.as_str());
-        let default = layer % 6 == 0 && (6..=42).contains(&layer) || matches!(layer, 47 | 51);
+        let default =
+            layer.is_multiple_of(6) && (6..=42).contains(&layer) || matches!(layer, 47 | 51);
         match listed.as_ref().map_or(default, |_| word == Some("hybrid")) {
             true => "shared_attention",
             false => "mamba2",
