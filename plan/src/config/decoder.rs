@@ -448,10 +448,17 @@ impl Model {
             LayerType::Full | LayerType::FullNoRope
         );
         let head_dim = self.options.full_head_dim.filter(|_| full);
+        let mut options = self.options.clone();
+        // Layers of OLMo Hybrid without attention normalize what they read.
+        let recurs = self.layer_type(layer) == LayerType::Linear;
+        if recurs && options.norm_position == NormPosition::After {
+            options.norm_position = NormPosition::Before;
+        }
         Self {
             head_dim: head_dim.unwrap_or(self.head_dim),
             kv_heads: pick(&self.options.layer_kv_heads, self.kv_heads) * u64::from(attends),
             ffn: pick(&self.options.layer_ffn, self.ffn) * u64::from(has_mlp),
+            options,
             ..self.clone()
         }
     }

@@ -93,7 +93,7 @@ pub struct LinearAttention {
     pub value_dim: u64,
     /// Positions that the convolution sees.
     pub conv: u64,
-    /// Projections that read the input: 2 (Qwen3-Next) or 4 (Qwen3.5).
+    /// Projections that read the input: 2 (Qwen3-Next), 4 (Qwen3.5) or 6 (OLMo Hybrid).
     pub projections: u64,
     /// Width between the two projections of each gate, where every channel has a decay of its own
     /// and queries, keys and values have projections of their own (Kimi Linear); 0: a head has one

@@ -212,6 +212,17 @@ ENCODERS |= {
     "longformer": dict(BERT, attention_window=16), "longformer-keys": dict(BERT, attention_window=[8, 8, 8], type_vocab_size=1),
     "albert-pairs": dict(BERT, embedding_size=24), "bert-pairs": dict(BERT), "big_bird": dict(BERT), "big_bird-keys": dict(BERT, block_size=4, num_random_blocks=1, use_bias=False, rescale_embeddings=True), "ernie-keys": dict(BERT), "megatron-bert-keys": dict(BERT),
 }
+LAGUNA = dict(LLAMA, head_dim=16, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=6, num_experts_per_tok=2)
+EXPERTS |= {
+    "aria_text": dict(LLAMA, moe_num_experts=6), "granitemoe_swa": dict(LLAMA, num_hidden_layers=5, num_local_experts=4, shared_intermediate_size=40),
+    "cohere2_moe": dict(LLAMA, head_dim=16, num_hidden_layers=5, num_experts=4), "kolibri1": dict(NO_FFN, num_hidden_layers=5, head_dim=16, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=6, num_experts_per_tok=2),
+    "cohere2_moe-keys": dict(LLAMA, head_dim=16, num_hidden_layers=5, num_experts=4, num_shared_experts=2, first_k_dense_replace=2, prefix_dense_intermediate_size=80, rms_norm_eps=1e-6, expert_selection_fn="sigmoid", tie_word_embeddings=False),
+    "laguna": dict(LAGUNA), "laguna-keys": dict(LAGUNA, gating="per-element", layer_types=["full_attention", "sliding_attention", "sliding_attention"], mlp_layer_types=["dense", "dense", "sparse"]),
+}
+DENSE |= {
+    "apertus1p5_text": dict(LLAMA), "openai-gpt": dict(GPT), "ctrl": dict(GPT, dff=96), "gemma4_unified_text": dict(LLAMA, num_hidden_layers=6, head_dim=16, global_head_dim=24),
+    "olmo_hybrid": dict(LLAMA, num_hidden_layers=5, pad_token_id=0), "olmo_hybrid-keys": dict(LLAMA, **DELTA, num_hidden_layers=3, pad_token_id=0, attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=1e4)),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),

@@ -408,6 +408,11 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             pooler: "albert.pooler",
             ..BERT
         },
+        "openai-gpt" => Names {
+            embedding: "transformer.tokens_embed",
+            positions: "transformer.positions_embed",
+            ..GPT
+        },
         "longformer" => Names {
             embedding: "longformer.embeddings.word_embeddings",
             positions: "longformer.embeddings.position_embeddings",

@@ -303,6 +303,14 @@ impl GatedDelta {
                 ("b", "self_attn.b_proj", n),
                 ("f_a", "self_attn.forget_gate.f_a_proj", of.gate_rank),
             ],
+            6 => &[
+                ("q", "linear_attn.q_proj", keys),
+                ("k", "linear_attn.k_proj", keys),
+                ("v", "linear_attn.v_proj", values),
+                ("g", "linear_attn.g_proj", values),
+                ("b", "linear_attn.b_proj", n),
+                ("a", "linear_attn.a_proj", n),
+            ],
             2 => &[
                 ("qkvz", "linear_attn.in_proj_qkvz", 2 * keys + 2 * values),
                 ("ba", "linear_attn.in_proj_ba", 2 * n),
@@ -351,11 +359,13 @@ impl GatedDelta {
         let [qkv, z, beta, gate] = match made[..] {
             [q, k, v, z, beta, gate] => {
                 let qkv = b.g.cat(&[q, k, v], 2);
-                let [z, gate] = match self.gates {
-                    Some([of_z, of_gate]) => [b.linear(of_z, z), b.linear(of_gate, gate)],
-                    None => [z, gate],
-                };
-                [qkv, z, beta, heads(b, gate, n)]
+                match self.gates {
+                    Some([of_z, of_gate]) => {
+                        let (z, gate) = (b.linear(of_z, z), b.linear(of_gate, gate));
+                        [qkv, z, beta, heads(b, gate, n)]
+                    }
+                    None => [qkv, z, beta, gate],
+                }
             }
             [qkv, z, beta, gate] => [qkv, z, beta, gate],
             [qkvz, ba, ..] => {

@@ -12,6 +12,7 @@ mod latent;
 mod llama_like;
 mod minimax;
 mod packed;
+mod recent;
 mod routed;
 mod rwkv;
 mod seq2seq;
@@ -25,8 +26,8 @@ use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
 use serde_json::Value;
 
 /// All decoders.
-pub(super) const ALL: &[HfType] = &joined::<11, { len(&PARTS) }>(&PARTS);
-const PARTS: [&[HfType]; 11] = [
+pub(super) const ALL: &[HfType] = &joined::<12, { len(&PARTS) }>(&PARTS);
+const PARTS: [&[HfType]; 12] = [
     windowed::TYPES,
     llama_like::TYPES,
     packed::TYPES,
@@ -37,6 +38,7 @@ const PARTS: [&[HfType]; 11] = [
     gemma3n::TYPES,
     rwkv::TYPES,
     zamba::TYPES,
+    recent::TYPES,
     gemma4::TYPES,
 ];
 
@@ -47,6 +49,10 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, its gate of attention has a projection of its own",
     ),
     ("apertus", "unlike its plan, its activation is xIELU"),
+    (
+        "apertus1p5_text",
+        "unlike its plan, its activation is xIELU",
+    ),
     (
         "big_bird",
         "unlike its plan, it attends to blocks of keys, some of them random",
@@ -66,6 +72,18 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     (
         "dinov3_vit",
         "unlike its plan, it rotates patches alone, by their places in two dimensions",
+    ),
+    (
+        "cohere2_moe",
+        "unlike its plan, it may halve the sum of shared and routed experts",
+    ),
+    (
+        "laguna",
+        "unlike its plan, its gates of attention are softplus, and some layers rotate half of a head",
+    ),
+    (
+        "gemma4_unified_text",
+        "only the sizes of its plan were compared with the code of transformers",
     ),
     (
         "codegen",
@@ -137,19 +155,85 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
 /// Types that are known but not planned: what they have that no family has, and the type that is
 /// closest to them, if a plan of it says something about them.
 pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
+    (
+        "axk1",
+        "a norm of what its experts make",
+        Some("deepseek_v3"),
+    ),
+    ("blt", "patches of bytes of different lengths", None),
     ("convnext", "stages of different widths", None),
     ("convnextv2", "stages of different widths", None),
+    (
+        "diffllama",
+        "differences of two results of attention",
+        Some("llama"),
+    ),
     ("dinov3_convnext", "stages of different widths", None),
+    (
+        "doge",
+        "masks that values make, and experts of single rows",
+        None,
+    ),
     (
         "gemma3n",
         "towers of images (MobileNet-V5 of timm) and of sounds",
         Some("gemma3n_text"),
+    ),
+    (
+        "gpt_neox_japanese",
+        "a bias in the attention of the last block alone",
+        None,
+    ),
+    (
+        "hy_v4",
+        "latent attention with gates and sinks, and residual streams that are mixed",
+        None,
+    ),
+    ("jetmoe", "experts that make queries", None),
+    (
+        "longcat_flash",
+        "two layers of attention in each block, and experts without weights",
+        None,
+    ),
+    ("minimax", "linear attention with fixed decays", None),
+    (
+        "modernbert-decoder",
+        "a first block without a norm, and a layer before the logits",
+        None,
+    ),
+    ("moshi", "several streams of codes of sounds", None),
+    ("musicgen", "several streams of codes of sounds", None),
+    (
+        "musicgen_melody",
+        "several streams of codes of sounds",
+        None,
+    ),
+    (
+        "phi4_multimodal",
+        "towers of images and of sounds, with adapters of their own",
+        Some("phi3"),
+    ),
+    ("prophetnet", "several streams of predicted tokens", None),
+    (
+        "reformer",
+        "attention to buckets of hashes, and layers that are computed backward",
+        None,
     ),
     ("swin", "stages of different widths", None),
     ("swinv2", "stages of different widths", None),
     (
         "xlnet",
         "two streams of attention and relative positions that layers project",
+        None,
+    ),
+    (
+        "xlstm",
+        "memories that are matrices, with exponential gates",
+        None,
+    ),
+    (
+        "zamba",
+        "layers of Mamba with several heads, behind blocks that they share",
         None,
     ),
 ];
@@ -161,8 +245,8 @@ pub(in crate::models) const VARIANTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Types that are mixtures of experts.
-pub(in crate::models) const EXPERTS: &[HfType] = &joined::<7, { len(&SPARSE) }>(&SPARSE);
-const SPARSE: [&[HfType]; 7] = [
+pub(in crate::models) const EXPERTS: &[HfType] = &joined::<8, { len(&SPARSE) }>(&SPARSE);
+const SPARSE: [&[HfType]; 8] = [
     experts::TYPES,
     sparse::TYPES,
     hybrid::EXPERTS,
@@ -170,6 +254,7 @@ const SPARSE: [&[HfType]; 7] = [
     gemma4::EXPERTS,
     minimax::TYPES,
     deepseek_v4::TYPES,
+    recent::EXPERTS,
 ];
 
 const fn len<const P: usize>(parts: &[&[HfType]; P]) -> usize {

@@ -50,6 +50,14 @@ const FIXED: &[(&str, Given)] = &[
     ("attention_multiplier", Given::Float(1.0)),
 ];
 
+/// The window of classes with this default.
+const fn window(default: u64) -> Field {
+    field(
+        &["sliding_window"],
+        Meaning::Default("sliding_window", Given::Int(default)),
+    )
+}
+
 const COMMON: &[Field] = &[
     VOCAB,
     HIDDEN,
@@ -68,10 +76,6 @@ const COMMON: &[Field] = &[
     field(
         &["num_key_value_heads"],
         Meaning::Default("kv_heads", Given::Int(4)),
-    ),
-    field(
-        &["sliding_window"],
-        Meaning::Default("sliding_window", Given::Int(512)),
     ),
     field(
         &["final_logit_softcapping"],
@@ -109,8 +113,6 @@ const COMMON: &[Field] = &[
             Ok(Some(kinds(file).iter().map(of).collect()))
         },
     ),
-    LAYER_EMBEDDING[0],
-    LAYER_EMBEDDING[1],
     field(
         &["num_kv_shared_layers"],
         Meaning::Default("shared_kv_layers", Given::Int(0)),
@@ -126,13 +128,22 @@ const COMMON: &[Field] = &[
     }),
 ];
 
-pub(super) const TYPES: &[HfType] = &[HfType {
-    model_type: "gemma4_text",
-    architecture: "Gemma4ForCausalLM",
-    fixed: FIXED,
-    common: COMMON,
-    fields: &[],
-}];
+pub(super) const TYPES: &[HfType] = &[
+    HfType {
+        model_type: "gemma4_text",
+        architecture: "Gemma4ForCausalLM",
+        fixed: FIXED,
+        common: COMMON,
+        fields: &[LAYER_EMBEDDING[0], LAYER_EMBEDDING[1], window(512)],
+    },
+    HfType {
+        model_type: "gemma4_unified_text",
+        architecture: "Gemma4UnifiedForCausalLM",
+        fixed: FIXED,
+        common: COMMON,
+        fields: &[window(1024)],
+    },
+];
 
 pub(super) const EXPERTS: &[HfType] = &[HfType {
     model_type: "gemma4_moe_text",
@@ -147,6 +158,9 @@ pub(super) const EXPERTS: &[HfType] = &[HfType {
     ],
     common: COMMON,
     fields: &[
+        LAYER_EMBEDDING[0],
+        LAYER_EMBEDDING[1],
+        window(512),
         field(&["num_experts"], Meaning::Required("experts")),
         field(&["top_k_experts"], Meaning::Required("top_k")),
         field(&["moe_intermediate_size"], Meaning::Required("expert_ffn")),
