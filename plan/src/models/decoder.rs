@@ -21,6 +21,7 @@ mod names;
 mod norm;
 mod output;
 mod pooling;
+mod qformer;
 mod recurrent;
 mod resampler;
 mod router_losses;
@@ -708,8 +709,6 @@ impl Forward for Decoder {
         if let Some(norm) = self.embedding_norm {
             h = norm.apply(b, h);
         }
-        let own = self.layer_embedding.as_ref().zip(ids);
-        let rows = own.map(|(of, ids)| of.forward(b, ids, h));
         if let Some(projection) = self.projection {
             h = b.linear(projection, h);
         }
@@ -719,6 +718,8 @@ impl Forward for Decoder {
         if let Some(images) = images.as_ref().filter(|_| !attends && !compares) {
             h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
         }
+        let own = self.layer_embedding.as_ref().zip(ids);
+        let rows = own.map(|(of, ids)| of.forward(b, ids, h));
         implementation::mask(b);
         let shares = self.blocks.iter().any(|block| block.shared.is_some());
         let seen = images.as_ref().filter(|_| attends).map(|i| i.rows);

@@ -218,8 +218,22 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
         head_dim: heads(2),
         ..shape
     };
-    3 * (of.layers + of.gated_layers) * shape.flops(false)
-        + 3 * of.latent_layers * latents.flops(false)
+    let of_latents = match of.latent_width {
+        0 => of.latent_layers * latents.flops(false),
+        _ => {
+            let own = AttentionShape {
+                memory: None,
+                ..latents
+            };
+            let cross = AttentionShape {
+                memory: Some(of.rows()),
+                ..latents
+            };
+            let crossing = of.latent_layers.div_ceil(of.latent_cross.max(1));
+            of.latent_layers * own.flops(false) + crossing * cross.flops(false)
+        }
+    };
+    3 * ((of.layers + of.gated_layers) * shape.flops(false) + of_latents)
 }
 
 /// Counts the arithmetic of attention in an encoder, and to what it or a tower computes in the

@@ -128,6 +128,7 @@ DENSE |= {"dinov2": dict(DINO), "dinov2-keys": dict(DINO, use_swiglu_ffn=True, m
 ENCODERS |= {"deberta-v2": dict(BERT, relative_attention=True, position_buckets=16, norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type=["p2c", "c2p"], position_biased_input=False), "electra": dict(BERT, embedding_size=24), "electra-keys": dict(BERT, embedding_size=64), "nomic_bert": dict(BERT), "jina_embeddings_v3": dict(BERT)}
 WRAPPERS |= {
     "gemma4": dict(text_config=dict(GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=24), vision_config=GEMMA4_TOWER, audio_config=None),
+    "gemma4-layers": dict(text_config=dict(GEMMA4, hidden_size_per_layer_input=8, vocab_size_per_layer_input=240, num_kv_shared_layers=1, use_double_wide_mlp=True, num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2), vision_config=GEMMA4_TOWER, audio_config=None),
     "gemma4-keys": dict(text_config=dict(GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1), vision_config=GEMMA4_TOWER, audio_config=None),
     "llava_next_video": dict(text_config=dict(LLAMA, model_type="llama"), vision_config=CLIP),
     "shieldgemma2": dict(text_config=dict(LLAMA, head_dim=16), vision_config=dict(TOWER), mm_tokens_per_image=4),
@@ -223,6 +224,12 @@ DENSE |= {
     "apertus1p5_text": dict(LLAMA), "openai-gpt": dict(GPT), "ctrl": dict(GPT, dff=96), "gemma4_unified_text": dict(LLAMA, num_hidden_layers=6, head_dim=16, global_head_dim=24),
     "olmo_hybrid": dict(LLAMA, num_hidden_layers=5, pad_token_id=0), "olmo_hybrid-keys": dict(LLAMA, **DELTA, num_hidden_layers=3, pad_token_id=0, attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=1e4)),
 }
+OPT = dict(vocab_size=256, hidden_size=64, ffn_dim=96, num_hidden_layers=3, num_attention_heads=4, word_embed_proj_dim=64, max_position_embeddings=96)
+QFORMER = dict(vocab_size=64, hidden_size=32, intermediate_size=72, num_hidden_layers=3, num_attention_heads=4, encoder_hidden_size=48)
+WRAPPERS |= {
+    "blip-2": dict(vision_config=dict(TOWER), qformer_config=QFORMER, text_config=dict(OPT, model_type="opt"), num_query_tokens=5),
+    "blip-2-keys": dict(vision_config=dict(TOWER, qkv_bias=False), qformer_config=dict(QFORMER, cross_attention_frequency=1), text_config=dict(LLAMA, model_type="llama"), num_query_tokens=6),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -248,7 +255,7 @@ HEADS = {"longformer": "LongformerForTokenClassification", "big_bird": "BigBirdF
          "albert": "AlbertForSequenceClassification", "albert-keys": "AlbertForTokenClassification", "albert-groups": "AlbertModel", "eurobert": "EuroBertForSequenceClassification", "eurobert-keys": "EuroBertForTokenClassification"}
 
 
-KINDS = {"audioflamingo3": "AudioFlamingo3ForConditionalGeneration", "siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel", "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "dinov3_vit": "DINOv3ViTModel", "siglip_vision_model": "SiglipVisionModel", "whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
+KINDS = {"blip-2": "Blip2ForConditionalGeneration", "audioflamingo3": "AudioFlamingo3ForConditionalGeneration", "siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel", "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "dinov3_vit": "DINOv3ViTModel", "siglip_vision_model": "SiglipVisionModel", "whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 
 def write(name, config, kind, rows):
@@ -266,7 +273,7 @@ asked = sys.argv[1:]
 for name, values in CASES.items():
     if asked and name not in asked:
         continue
-    model_type = re.sub(r"-(parallel|pairs|equal-keys|keys|groups|latent|siglip)$", "", name)
+    model_type = re.sub(r"-(parallel|pairs|layers|equal-keys|keys|groups|latent|siglip)$", "", name)
     config = AutoConfig.for_model(model_type, **values)
     table = transformers.models.auto.modeling_auto
     causal = table.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if model_type not in ("bert", "roberta", "xlm-roberta", "modernbert", *ENCODERS) else table.MODEL_FOR_MASKED_LM_MAPPING_NAMES

@@ -197,6 +197,17 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             experts: "ffn.experts.mlp",
             ..LLAMA
         },
+        "aria_text" => Names {
+            router: "mlp.router",
+            shared_expert: "mlp.shared_experts",
+            ..LLAMA
+        },
+        "kolibri1" => Names {
+            attention_post_norm: "post_self_attn_layernorm",
+            mlp_post_norm: "post_mlp_layernorm",
+            shared_expert: "mlp.shared_experts",
+            ..LLAMA
+        },
         "glm4" | "glm4v_text" => Names {
             attention_post_norm: "post_self_attn_layernorm",
             mlp_post_norm: "post_mlp_layernorm",

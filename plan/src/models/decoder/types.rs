@@ -90,6 +90,14 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, it has four blocks of queries, values and keys in one projection",
     ),
     (
+        "ctrl",
+        "unlike its plan, its positions have sines first, then cosines",
+    ),
+    (
+        "openai-gpt",
+        "unlike its plan, its files have transposed weights",
+    ),
+    (
         "deberta-v2",
         "unlike its plan, it multiplies projected positions with queries and keys",
     ),
