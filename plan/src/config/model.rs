@@ -164,6 +164,12 @@ pub struct ModelOptions {
     /// Width of embedded tokens, which a linear layer projects to that of the model; `None`: they
     /// are as wide.
     pub embedding_width: Option<u64>,
+    /// The first block has no norm for what it reads (ModernBERT's decoder).
+    pub plain_first_block: bool,
+    /// A decoder has a linear layer and a norm before its logits (ModernBERT's decoder).
+    pub output_transform: bool,
+    /// Each block multiplies the residual stream by a number that is not trained (Gemma 4).
+    pub stream_scale: bool,
     /// Groups of following layers that share the weights of their first blocks; 0: every block has
     /// its own.
     pub layer_groups: u64,
@@ -310,6 +316,9 @@ impl Default for ModelOptions {
             compress_rates: Vec::new(),
             disentangled_rows: 0,
             embedding_width: None,
+            plain_first_block: false,
+            output_transform: false,
+            stream_scale: false,
             layer_groups: 0,
             group_layers: 1,
             head_bias: false,

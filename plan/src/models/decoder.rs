@@ -612,6 +612,10 @@ impl Block {
             locals.push(out);
             out = b.within(self.module, |b| b.g.binary(OpKind::Add, out, more));
         }
+        if b.s.model.options.stream_scale {
+            locals.push(out);
+            out = b.within(self.module, |b| b.scale(out, 1.0));
+        }
         self.release(b, locals);
         out
     }

@@ -521,6 +521,9 @@ keys! {
     CompressRates: "model" "compress_rates" [List(&Integer(0, MIB)), Empty] "[]" "Positions of one compressed key in each layer (DeepSeek-V4); 0: no such keys. Layers with an indexer choose among them";
     DisentangledRows: "model" "disentangled_rows" [Integer(0, MIB)] "0" "Rows of a table of relative positions, which each layer projects as its queries and keys and adds to the scores (DeBERTa; planned with biases that all samples share); 0: no such table";
     EmbeddingWidth: "model" "embedding_width" [Integer(1, MIB)] "(hidden)" "Width of embedded tokens, which a linear layer projects to that of the model; in encoders, positions and the norm are as wide (ELECTRA), in decoders those are not (OPT 350M)";
+    PlainFirstBlock: "model" "plain_first_block" [Bool] "false" "The first block has no norm for what it reads (ModernBERT's decoder)";
+    OutputTransform: "model" "output_transform" [Bool] "false" "A decoder has a linear layer and a norm before its logits (ModernBERT's decoder)";
+    StreamScale: "model" "stream_scale" [Bool] "false" "Each block multiplies the residual stream by a number that is not trained (Gemma 4)";
     LayerGroups: "model" "layer_groups" also ["num_hidden_groups"] [Integer(0, 4096)] "0" "Groups of following layers that share the weights of their first `group_layers` blocks (ALBERT): shared weights belong to the root, as tied ones do; 0: every block has its own";
     GroupLayers: "model" "group_layers" also ["inner_group_num"] [Integer(1, 4096)] "1" "Blocks with weights of their own in each of `layer_groups`, which repeat";
     EmbeddingNorm: "model" "embedding_norm" [Bool] "false" "Normalize the embedded tokens (BLOOM)";

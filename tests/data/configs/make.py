@@ -221,7 +221,7 @@ EXPERTS |= {
     "laguna": dict(LAGUNA), "laguna-keys": dict(LAGUNA, gating="per-element", layer_types=["full_attention", "sliding_attention", "sliding_attention"], mlp_layer_types=["dense", "dense", "sparse"]),
 }
 DENSE |= {
-    "apertus1p5_text": dict(LLAMA), "openai-gpt": dict(GPT), "ctrl": dict(GPT, dff=96), "gemma4_unified_text": dict(LLAMA, num_hidden_layers=6, head_dim=16, global_head_dim=24),
+    "modernbert-decoder": dict(BERT, num_hidden_layers=5, pad_token_id=0), "apertus1p5_text": dict(LLAMA), "openai-gpt": dict(GPT), "ctrl": dict(GPT, dff=96), "gemma4_unified_text": dict(LLAMA, num_hidden_layers=6, head_dim=16, global_head_dim=24),
     "olmo_hybrid": dict(LLAMA, num_hidden_layers=5, pad_token_id=0), "olmo_hybrid-keys": dict(LLAMA, **DELTA, num_hidden_layers=3, pad_token_id=0, attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=1e4)),
 }
 OPT = dict(vocab_size=256, hidden_size=64, ffn_dim=96, num_hidden_layers=3, num_attention_heads=4, word_embed_proj_dim=64, max_position_embeddings=96)
@@ -249,7 +249,7 @@ CASES = {
     "bert": dict(BERT), "roberta": dict(BERT), "xlm-roberta": dict(BERT), "modernbert": dict(BERT, num_hidden_layers=5, pad_token_id=0),
     "llama": dict(LLAMA, attention_bias=True), "granite": dict(LLAMA, mlp_bias=True), "gpt_neox": dict(BERT),
 }
-HEADS = {"longformer": "LongformerForTokenClassification", "big_bird": "BigBirdForPreTraining", "big_bird-keys": "BigBirdForSequenceClassification", "ernie-keys": "ErnieForPreTraining", "megatron-bert-keys": "MegatronBertForPreTraining", "albert-pairs": "AlbertForPreTraining", "bert-pairs": "BertForPreTraining", "deit-keys": "DeiTForImageClassificationWithTeacher", "albert-equal-keys": "AlbertModel", "vit": "ViTModel", "deit": "DeiTModel", "whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
+HEADS = {"modernbert-decoder": "ModernBertDecoderForSequenceClassification", "longformer": "LongformerForTokenClassification", "big_bird": "BigBirdForPreTraining", "big_bird-keys": "BigBirdForSequenceClassification", "ernie-keys": "ErnieForPreTraining", "megatron-bert-keys": "MegatronBertForPreTraining", "albert-pairs": "AlbertForPreTraining", "bert-pairs": "BertForPreTraining", "deit-keys": "DeiTForImageClassificationWithTeacher", "albert-equal-keys": "AlbertModel", "vit": "ViTModel", "deit": "DeiTModel", "whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
          "mistral": "MistralForSequenceClassification", "modernbert": "ModernBertForSequenceClassification",
          "nomic_bert": "NomicBertForSequenceClassification", "deberta-v2": "DebertaV2ForSequenceClassification", "electra": "ElectraForQuestionAnswering", "opt-keys": "OPTForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model",
          "albert": "AlbertForSequenceClassification", "albert-keys": "AlbertForTokenClassification", "albert-groups": "AlbertModel", "eurobert": "EuroBertForSequenceClassification", "eurobert-keys": "EuroBertForTokenClassification"}

@@ -119,7 +119,8 @@ impl Attention {
         let at = d.module(block, name, ModuleKind::Attention);
         let [before, after, sum] = normalized(m);
         // The first block of an encoder reads the norm of the embedded tokens.
-        let normed = m.family == Family::Bert && m.options.embedding_norm && d.layer() == 0;
+        let encodes = m.family == Family::Bert && m.options.embedding_norm;
+        let normed = (encodes || m.options.plain_first_block) && d.layer() == 0;
         let norm = (before && !normed).then(|| {
             let names = ("norm", names.attention_norm);
             Norm::new(d, at, names, h, m, Order::First)

@@ -448,6 +448,23 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             pooler: "roberta.pooler.dense",
             ..BERT
         },
+        "modernbert-decoder" => Names {
+            embedding: "model.embeddings.tok_embeddings",
+            embedding_norm: "model.embeddings.norm",
+            norm: "model.final_norm",
+            head: "decoder",
+            q: "attn.q_proj",
+            k: "attn.k_proj",
+            v: "attn.v_proj",
+            o: "attn.Wo",
+            gate_up: "mlp.Wi",
+            down: "mlp.Wo",
+            attention_norm: "attn_norm",
+            mlp_norm: "mlp_norm",
+            transform: "lm_head.dense",
+            transform_norm: "lm_head.norm",
+            ..LLAMA
+        },
         "modernbert" => Names {
             embedding: "model.embeddings.tok_embeddings",
             embedding_norm: "model.embeddings.norm",

@@ -44,6 +44,9 @@ impl Output {
         let images = m.family == Family::Vit;
         let encoder = m.family == Family::Bert || images;
         let transforms = match kind {
+            Head::LanguageModel | Head::SequenceClassification if m.options.output_transform => {
+                true
+            }
             Head::LanguageModel | Head::Pretraining => encoder && m.options.head_transform,
             Head::SequenceClassification => encoder && !images && !m.options.pooler,
             Head::TokenClassification => {

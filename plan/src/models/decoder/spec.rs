@@ -78,6 +78,9 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "logits_softcap",
     "embedding_norm",
     "embedding_width",
+    "plain_first_block",
+    "output_transform",
+    "stream_scale",
     "layer_groups",
     "group_layers",
     "streams",
@@ -433,6 +436,39 @@ fn check_rwkv(m: &Model) -> Result<(), Conflict> {
     Ok(())
 }
 
+/// Refuses what only decoders of certain blocks have at their ends.
+fn check_ends(m: &Model) -> Result<(), Conflict> {
+    let o = &m.options;
+    let decodes = matches!(m.family, Family::Decoder | Family::Moe);
+    let plain = decodes && o.residual == Residual::Sequential && o.streams == 0;
+    let first = o.plain_first_block && m.layer_type(0).is_attention();
+    if o.plain_first_block && !(plain && first && o.norm_position == NormPosition::Before) {
+        let message = "`plain_first_block` needs a decoder whose first block has attention, with `residual` = \"sequential\" and `norm_position` = \"before\"";
+        let keys = &[
+            "plain_first_block",
+            "residual",
+            "norm_position",
+            "layer_types",
+        ];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    if o.stream_scale && (!plain || o.per_layer.altup.is_some()) {
+        let message = "`stream_scale` needs a decoder with `residual` = \"sequential\" and one residual stream";
+        let keys = &["stream_scale", "residual", "streams", "altup"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    let known = matches!(
+        o.head,
+        Head::LanguageModel | Head::SequenceClassification | Head::None
+    );
+    if o.output_transform && (!decodes || !known || o.embedding_width.is_some()) {
+        let message = "`output_transform` is one of decoders with logits, or scores of sequences";
+        let keys = &["output_transform", "head", "family", "embedding_width"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    Ok(())
+}
+
 /// Refuses layers that have the keys of others, embedded tokens or residual streams, where their
 /// parts are not those of Gemma 3n and 4.
 fn check_per_layer(m: &Model) -> Result<(), Conflict> {
@@ -558,6 +594,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
     check_rwkv(m)?;
     check_shared_block(m)?;
     check_per_layer(m)?;
+    check_ends(m)?;
     check_latent(m)?;
     check_values(m)?;
     if o.packed_gate_up && !o.gated_mlp {

@@ -204,11 +204,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         None,
     ),
     ("minimax", "linear attention with fixed decays", None),
-    (
-        "modernbert-decoder",
-        "a first block without a norm, and a layer before the logits",
-        None,
-    ),
     ("moshi", "several streams of codes of sounds", None),
     ("musicgen", "several streams of codes of sounds", None),
     (

@@ -48,6 +48,7 @@ const FIXED: &[(&str, Given)] = &[
     ("qk_norm", Given::Bool(true)),
     ("value_norm", Given::Bool(true)),
     ("attention_multiplier", Given::Float(1.0)),
+    ("stream_scale", Given::Bool(true)),
 ];
 
 /// The window of classes with this default.
@@ -153,6 +154,7 @@ pub(super) const EXPERTS: &[HfType] = &[HfType {
         FIXED[1],
         FIXED[2],
         FIXED[3],
+        FIXED[4],
         ("dense_and_experts", Given::Bool(true)),
         ("normalize_top_k", Given::Bool(true)),
     ],

@@ -9,8 +9,8 @@ use super::routed::mlp_types;
 use super::windowed::{LARGE_THETA, LOCAL_THETA, LOGIT_SCALE};
 use super::{HIDDEN_ACT, LAYER_NORM_EPS, RMS_EPS_5, TIED_BY_DEFAULT, derived, number, size};
 use crate::models::hf::{
-    FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, TIED,
-    VOCAB, field,
+    BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
+    ROPE_THETA, TIED, VOCAB, field,
 };
 use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, HEAD_DIM_128, KV_HEADS, MLP_BIAS, NORM_EPS};
 use crate::models::windows::{
@@ -66,6 +66,96 @@ const DELTA_FIELDS: &[&str] = &[
 ];
 
 pub(super) const TYPES: &[HfType] = &[
+    HfType {
+        model_type: "modernbert-decoder",
+        architecture: "ModernBertDecoderForCausalLM",
+        fixed: &[
+            ("norm", Given::Str("layer_norm_no_bias")),
+            ("packed_gate_up", Given::Bool(true)),
+            ("embedding_norm", Given::Bool(true)),
+            ("head_bias", Given::Bool(true)),
+            ("plain_first_block", Given::Bool(true)),
+            ("output_transform", Given::Bool(true)),
+        ],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            POSITIONS,
+            TIED_BY_DEFAULT,
+        ],
+        fields: &[
+            field(&["norm_eps"], Meaning::Optional("norm_eps")),
+            Field {
+                names: &["hidden_activation"],
+                meaning: Meaning::Choice(
+                    "activation",
+                    &[
+                        ("gelu", "gelu"),
+                        ("silu", "silu"),
+                        ("gelu_new", "gelu_tanh"),
+                    ],
+                ),
+            },
+            Field {
+                names: &[
+                    "global_rope_theta",
+                    "rope_parameters.full_attention.rope_theta",
+                ],
+                meaning: Meaning::Default("rope_theta", Given::Float(160_000.0)),
+            },
+            Field {
+                names: &[
+                    "local_rope_theta",
+                    "rope_parameters.sliding_attention.rope_theta",
+                ],
+                meaning: Meaning::Default("rope_local_theta", Given::Float(10_000.0)),
+            },
+            number(
+                &["local_attention"],
+                "sliding_window",
+                |file| {
+                    Ok(Some(
+                        (size(file, "local_attention", 128)? / 2).max(1).into(),
+                    ))
+                },
+                |model| Some((2 * model["sliding_window"].as_u64()?).into()),
+            ),
+            derived(
+                "layer_types",
+                &["layer_types", "global_attn_every_n_layers"],
+                |file| {
+                    let listed = file("layer_types");
+                    let every = size(file, "global_attn_every_n_layers", 3)?;
+                    let kind = |layer: u64| {
+                        let word = listed
+                            .as_ref()
+                            .and_then(|l| l.get(layer as usize)?.as_str());
+                        let full =
+                            word.map_or(layer.is_multiple_of(every), |w| w == "full_attention");
+                        if full {
+                            "full_attention"
+                        } else {
+                            "sliding_attention"
+                        }
+                    };
+                    let all: Vec<&str> = (0..layers(file)).map(kind).collect();
+                    Ok(Some(repeated(&all)))
+                },
+            ),
+            field(
+                &["attention_bias"],
+                Meaning::HasBias(BiasPart::Attention, false),
+            ),
+            field(&["mlp_bias"], Meaning::HasBias(BiasPart::Mlp, false)),
+            field(&["norm_bias"], Meaning::Off),
+            field(&["classifier_bias"], Meaning::Off),
+            field(&["decoder_bias"], Meaning::On),
+            field(&["classifier_activation"], Meaning::Word(&["gelu"])),
+        ],
+    },
     HfType {
         model_type: "olmo_hybrid",
         architecture: "OlmoHybridForCausalLM",
