@@ -46,12 +46,12 @@ const LONGEST: Field = Field {
 };
 
 /// Fields of flash-linear-attention that choose kernels, or layers that are not planned.
-const KERNELS: [Field; 3] = [
-    field(&["attn"], Meaning::Off),
+const KERNELS: [Field; 2] = [
     field(&["hidden_act"], Meaning::Word(&["sqrelu"])),
     derived(
         "num_labels",
         &[
+            "attn",
             "attn_mode",
             "fuse_norm",
             "fuse_cross_entropy",
@@ -61,7 +61,13 @@ const KERNELS: [Field; 3] = [
             "head_size_divisor",
             "model_version",
         ],
-        |_| Ok(None),
+        |file| match file("attn") {
+            None => Ok(None),
+            Some(_) => Err(
+                "`attn` must be null: layers of attention among those of RWKV are not planned"
+                    .to_owned(),
+            ),
+        },
     ),
 ];
 
@@ -162,7 +168,7 @@ fn seven(file: Fields<'_>) -> Result<Option<Value>, String> {
 }
 
 const COMMON: &[Field] = &[
-    VOCAB, HIDDEN, LAYERS, TIED, NORM[0], NORM[1], EPS, LONGEST, KERNELS[0], KERNELS[1], KERNELS[2],
+    VOCAB, HIDDEN, LAYERS, TIED, NORM[0], NORM[1], EPS, LONGEST, KERNELS[0], KERNELS[1],
 ];
 const FFN: Field = derived("ffn", &["intermediate_size", "hidden_ratio"], ffn);
 
