@@ -20,6 +20,7 @@ mod model;
 mod moe;
 mod param_groups;
 pub(crate) mod pattern;
+mod per_layer;
 mod precision;
 pub(crate) mod reach;
 mod rope;
@@ -40,7 +41,7 @@ pub use fsdp::{
     PrefetchList, Reshard, Strategy, UnitPattern, Units, Variant,
 };
 pub use gate::{Gate, GatePreset, GateProgram};
-pub use hybrid::{AttentionGate, AttentionSinks, LinearAttention, MlpType, Ssm};
+pub use hybrid::{AttentionGate, AttentionSinks, LinearAttention, MlpType, Rwkv, SharedBlock, Ssm};
 pub use latent::{IndexerType, Latent};
 pub(crate) use lora::targets;
 pub use lora::{Lora, LoraTargets};
@@ -48,6 +49,7 @@ pub use mesh::Mesh;
 pub use model::{Bias, Family, Model, ModelOptions};
 pub use moe::{Dispatcher, Moe, Overflow};
 pub use param_groups::{GroupSettings, MAX_PARAM_GROUPS, ParamGroup};
+pub use per_layer::{AltUp, PerLayer};
 pub use precision::{FrozenType, MomentType, Precision};
 pub use reach::Reach;
 pub use rope::{RopeScaling, RopeType};

@@ -224,7 +224,7 @@ pub enum LayerType {
     Hybrid,
     /// A gated short convolution in place of attention (LFM2).
     Conv,
-    /// The recurrence of RWKV-4 in place of attention, with a feed-forward layer that reads the
+    /// The recurrence of RWKV in place of attention, with a feed-forward layer that reads the
     /// position before, too.
     Rwkv,
     /// A gated linear recurrence in place of attention (RecurrentGemma).
@@ -234,6 +234,8 @@ pub enum LayerType {
     Cross,
     /// All positions. What the layer adds is multiplied by learned gates (its tower).
     FullGated,
+    /// A layer of Mamba-2 behind a block of attention that several layers share (Zamba 2).
+    Shared,
     /// Nothing in place of attention.
     None,
 }
@@ -251,6 +253,7 @@ words!(LayerType {
     RgLru = "rg_lru",
     Cross = "cross_attention",
     FullGated = "full_attention_gated",
+    Shared = "shared_attention",
     None = "none",
 });
 
@@ -264,9 +267,22 @@ impl LayerType {
                 | Self::Sliding
                 | Self::FullNoRope
                 | Self::Hybrid
+                | Self::Shared
                 | Self::Cross
                 | Self::FullGated
         )
+    }
+
+    /// Returns whether a layer has a state that runs over the positions next to its attention.
+    #[must_use]
+    pub fn attends_with_state(self) -> bool {
+        matches!(self, Self::Hybrid | Self::Shared)
+    }
+
+    /// Returns whether a block that several layers share comes first.
+    #[must_use]
+    pub fn has_shared_block(self) -> bool {
+        self == Self::Shared
     }
 
     /// Returns whether learned gates multiply what attention and the feed-forward layer add.
@@ -281,6 +297,8 @@ impl LayerType {
 pub enum Head {
     /// Logits of the vocabulary at every position; in encoders, of masked tokens.
     LanguageModel,
+    /// That of masked tokens, and two scores of whether two sentences follow each other (BERT).
+    Pretraining,
     /// Scores of the last position (a single one: a reward model); in encoders, of the first one.
     SequenceClassification,
     /// Scores of every position.
@@ -296,6 +314,7 @@ pub enum Head {
 
 words!(Head {
     LanguageModel = "language_model",
+    Pretraining = "pretraining",
     SequenceClassification = "sequence_classification",
     TokenClassification = "token_classification",
     Vector = "vector",
@@ -414,6 +433,17 @@ impl Model {
         (back > 0).then(|| layer - back)
     }
 
+    /// Returns the layer whose shared block a layer uses, if it is not the first one to use it.
+    #[must_use]
+    pub fn block_of(&self, layer: usize) -> Option<usize> {
+        let blocks = self.options.shared_block.as_ref()?.blocks.max(1) as usize;
+        let mut users = (0..layer).filter(|&n| self.layer_type(n).has_shared_block());
+        let before = users.clone().count();
+        (before >= blocks)
+            .then(|| users.nth(before % blocks))
+            .flatten()
+    }
+
     /// Returns what a block has after attention.
     #[must_use]
     pub fn mlp_type(&self, layer: usize) -> MlpType {
@@ -439,10 +469,17 @@ impl Model {
             LayerType::Full | LayerType::FullNoRope
         );
         let head_dim = self.options.full_head_dim.filter(|_| full);
+        let mut options = self.options.clone();
+        // Layers of OLMo Hybrid without attention normalize what they read.
+        let recurs = self.layer_type(layer) == LayerType::Linear;
+        if recurs && options.norm_position == NormPosition::After {
+            options.norm_position = NormPosition::Before;
+        }
         Self {
             head_dim: head_dim.unwrap_or(self.head_dim),
             kv_heads: pick(&self.options.layer_kv_heads, self.kv_heads) * u64::from(attends),
             ffn: pick(&self.options.layer_ffn, self.ffn) * u64::from(has_mlp),
+            options,
             ..self.clone()
         }
     }
@@ -457,7 +494,8 @@ impl Model {
     /// them.
     #[must_use]
     pub fn window(&self, layer: usize, seq: u64) -> Option<u64> {
-        let window = self.options.sliding_window.filter(|_| self.slides(layer));
+        let slides = self.slides(layer) && seq > self.options.window_from;
+        let window = self.options.sliding_window.filter(|_| slides);
         // Compressed keys follow those of the window.
         let rate = self.options.compress_rates.get(layer).copied();
         if let Some(rate) = rate {

@@ -50,6 +50,35 @@ impl Default for Ssm {
     }
 }
 
+/// `shared_block`: blocks of attention and a feed-forward layer that layers share (Zamba 2).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SharedBlock {
+    /// Blocks, which layers use in turn.
+    pub blocks: u64,
+    /// Width of the feed-forward layer.
+    pub ffn: u64,
+    /// The feed-forward layer has biases.
+    pub bias: bool,
+    /// Width between the two projections of each layer's adapters.
+    pub adapter_rank: u64,
+    /// Queries, keys and values have adapters, too.
+    pub attention_adapters: bool,
+}
+
+/// The defaults of transformers' `Zamba2Config`.
+impl Default for SharedBlock {
+    fn default() -> Self {
+        Self {
+            blocks: 1,
+            ffn: 10_240,
+            bias: false,
+            adapter_rank: 128,
+            attention_adapters: false,
+        }
+    }
+}
+
 /// `linear_attention`: sizes of layers with the gated delta rule (Qwen3-Next, Kimi Linear).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -64,7 +93,7 @@ pub struct LinearAttention {
     pub value_dim: u64,
     /// Positions that the convolution sees.
     pub conv: u64,
-    /// Projections that read the input: 2 (Qwen3-Next) or 4 (Qwen3.5).
+    /// Projections that read the input: 2 (Qwen3-Next), 4 (Qwen3.5) or 6 (OLMo Hybrid).
     pub projections: u64,
     /// Width between the two projections of each gate, where every channel has a decay of its own
     /// and queries, keys and values have projections of their own (Kimi Linear); 0: a head has one
@@ -83,6 +112,47 @@ impl Default for LinearAttention {
             conv: 4,
             projections: 2,
             gate_rank: 0,
+        }
+    }
+}
+
+/// `rwkv`: sizes of the layers of RWKV-5 to 7, whose heads have matrices as states.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Rwkv {
+    /// Version: 5, 6 or 7.
+    pub version: u64,
+    /// Heads.
+    pub heads: u64,
+    /// Width of receptances and keys.
+    pub keys: u64,
+    /// Width of values.
+    pub values: u64,
+    /// Width between the projections that make the shares of positions (RWKV-6).
+    pub mix_rank: u64,
+    /// Width between the projections that make decays (RWKV-6 and 7).
+    pub decay_rank: u64,
+    /// Width between the projections that make rates of learning (RWKV-7).
+    pub rate_rank: u64,
+    /// Width between the projections that make shares of the first layer's values (RWKV-7).
+    pub value_rank: u64,
+    /// Width between the projections that make gates (RWKV-7).
+    pub gate_rank: u64,
+}
+
+/// The defaults of flash-linear-attention's `RWKV7Config`.
+impl Default for Rwkv {
+    fn default() -> Self {
+        Self {
+            version: 7,
+            heads: 32,
+            keys: 2048,
+            values: 2048,
+            mix_rank: 32,
+            decay_rank: 64,
+            rate_rank: 64,
+            value_rank: 16,
+            gate_rank: 128,
         }
     }
 }

@@ -2,8 +2,8 @@
 
 use super::{
     Activation, AttentionGate, AttentionSinks, AttnImplementation, Experts, Head, Implementation,
-    Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition, PackedQkv, PositionEmbedding,
-    QkNorm, Residual, RopeScaling, Ssm, Vision,
+    Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition, PackedQkv, PerLayer,
+    PositionEmbedding, QkNorm, Residual, RopeScaling, Rwkv, SharedBlock, Ssm, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -143,6 +143,8 @@ pub struct ModelOptions {
     pub rope_local_theta: Option<f64>,
     /// Positions that attention with a sliding window sees.
     pub sliding_window: Option<u64>,
+    /// Longest sequence that attention with a window sees as a whole.
+    pub window_from: u64,
     /// What each layer's attention sees, repeated; none: the window, if there is one.
     pub layer_types: Vec<LayerType>,
     /// Key and value heads of each layer, if they differ; 0: a layer without attention.
@@ -171,6 +173,12 @@ pub struct ModelOptions {
     /// Width of embedded tokens, which a linear layer projects to that of the model; `None`: they
     /// are as wide.
     pub embedding_width: Option<u64>,
+    /// The first block has no norm for what it reads (ModernBERT's decoder).
+    pub plain_first_block: bool,
+    /// A decoder has a linear layer and a norm before its logits (ModernBERT's decoder).
+    pub output_transform: bool,
+    /// Each block multiplies the residual stream by a number that is not trained (Gemma 4).
+    pub stream_scale: bool,
     /// Groups of following layers that share the weights of their first blocks; 0: every block has
     /// its own.
     pub layer_groups: u64,
@@ -184,6 +192,10 @@ pub struct ModelOptions {
     pub extra_tokens: u64,
     /// An encoder makes one vector of the first position.
     pub pooler: bool,
+    /// An encoder has a pooler that nothing uses (BigBird).
+    pub unused_pooler: bool,
+    /// Attention has projections for global positions, of which there are none (Longformer).
+    pub global_projections: bool,
     /// An encoder has a linear layer and a norm before its logits; otherwise sequences alone are
     /// classified through a linear layer.
     pub head_transform: bool,
@@ -228,6 +240,10 @@ pub struct ModelOptions {
     pub mlp_layer_types: Vec<MlpType>,
     /// State-space layers.
     pub ssm: Option<Ssm>,
+    /// Layers of type `rwkv`, if they are not those of RWKV-4.
+    pub rwkv: Option<Rwkv>,
+    /// Blocks that layers of type `shared_attention` share.
+    pub shared_block: Option<SharedBlock>,
     /// Layers with linear attention.
     pub linear_attention: Option<LinearAttention>,
     /// Blocks of an encoder, whose result the blocks of the decoder attend to; 0: no encoder.
@@ -243,6 +259,9 @@ pub struct ModelOptions {
     /// Keys for latent attention.
     #[serde(flatten)]
     pub latent: Latent,
+    /// Keys for what single layers have.
+    #[serde(flatten)]
+    pub per_layer: PerLayer,
     /// Keys for experts.
     #[serde(flatten)]
     pub experts: Experts,
@@ -297,6 +316,7 @@ impl Default for ModelOptions {
             rope_scaling: None,
             rope_local_theta: None,
             sliding_window: None,
+            window_from: 0,
             layer_types: Vec::new(),
             layer_kv_heads: Vec::new(),
             layer_ffn: Vec::new(),
@@ -309,12 +329,17 @@ impl Default for ModelOptions {
             compress_rates: Vec::new(),
             disentangled_rows: 0,
             embedding_width: None,
+            plain_first_block: false,
+            output_transform: false,
+            stream_scale: false,
             layer_groups: 0,
             group_layers: 1,
             head_bias: false,
             head: Head::LanguageModel,
             extra_tokens: 0,
             pooler: true,
+            unused_pooler: false,
+            global_projections: false,
             head_transform: true,
             num_labels: 2,
             vector_width: 512,
@@ -336,6 +361,8 @@ impl Default for ModelOptions {
             layer_scale: false,
             mlp_layer_types: Vec::new(),
             ssm: None,
+            rwkv: None,
+            shared_block: None,
             linear_attention: None,
             encoder_layers: 0,
             relative_buckets: 0,
@@ -343,6 +370,7 @@ impl Default for ModelOptions {
             vision: None,
             vision_patches: None,
             latent: Latent::default(),
+            per_layer: PerLayer::default(),
             experts: Experts::default(),
         }
     }

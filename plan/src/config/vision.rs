@@ -108,7 +108,13 @@ pub struct Vision {
     /// Learned rows that attend to those of the image, in place of which the language model reads
     /// them (Idefics2); 0: none.
     pub latents: u64,
-    /// Width of the gated layer that projects what they attend to.
+    /// Their width, in a Q-Former that projects them to that of the language model (BLIP-2); 0:
+    /// they are as wide.
+    pub latent_width: u64,
+    /// Layers of a Q-Former from one that attends to the image to the next.
+    pub latent_cross: u64,
+    /// Width of the gated layer that projects what they attend to, or of the feed-forward layers of
+    /// a Q-Former.
     pub latent_ffn: u64,
     /// Layers in which they do.
     pub latent_layers: u64,
@@ -200,6 +206,8 @@ impl Default for Vision {
             projector_bias: true,
             projector_gate: 0,
             latents: 0,
+            latent_width: 0,
+            latent_cross: 2,
             latent_ffn: 4096,
             latent_layers: 3,
             latent_heads: vec![16, 4, 96],

@@ -687,4 +687,38 @@ ops! {
         /// As in the forward op.
         p: Real = Real(0.1),
     };
+    /// `x, w -> y`: sums of residual streams: `x` is `[streams, batch, seq, hidden]`, `w` is
+    /// `[batch, seq, streams * streams]`, `y` is `[batch, seq, hidden, streams]`.
+    MixStreams;
+    /// `d_y, x, w -> d_x, d_w` of [`MixStreams`].
+    MixStreamsGrad;
+    /// `x, delta, shares -> y`: mixtures of each position and the one before: `x` and `delta`,
+    /// their difference, are `[batch, seq, hidden]`, `shares` is `[mixtures, hidden]`, `y` is
+    /// `[mixtures, batch, seq, hidden]`.
+    MixPositions;
+    /// `d_y, x, delta, shares -> d_x, d_delta, d_shares` of [`MixPositions`].
+    MixPositionsGrad;
+    /// `r, k, v, w, u -> y`: the recurrence of RWKV-5 and 6, chunk by chunk. `r`, `k` and `w`, the
+    /// decays, are `[batch, seq, heads, dim]`, or `w` is `[heads, dim]`; `v` is `[batch, seq,
+    /// heads, width]`, and `u`, the weights of a position's own value, is `[heads, dim]`.
+    WkvHeads {
+        /// Positions of a chunk.
+        chunk: u64 = 64,
+    };
+    /// `d_y, r, k, v, w, u -> d_r, d_k, d_v, d_w, d_u` of [`WkvHeads`].
+    WkvHeadsGrad {
+        /// As in the forward op.
+        chunk: u64 = 64,
+    };
+    /// `r, w, k, v, a, b -> y`: the recurrence of RWKV-7, chunk by chunk: states decay by `w`, and
+    /// lose what they have along `a` for `b`. All are `[batch, seq, heads, dim]`.
+    DiagonalDelta {
+        /// Positions of a chunk.
+        chunk: u64 = 64,
+    };
+    /// `d_y, r, w, k, v, a, b -> d_r, d_w, d_k, d_v, d_a, d_b` of [`DiagonalDelta`].
+    DiagonalDeltaGrad {
+        /// As in the forward op.
+        chunk: u64 = 64,
+    };
 }

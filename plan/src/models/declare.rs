@@ -327,6 +327,8 @@ pub(crate) struct Declare {
     /// First modules of the block under declaration and of the one whose weights it has, if it has
     /// none of its own.
     shares: Option<[ModuleId; 2]>,
+    /// First module after those that share weights; `None`: all of the block do.
+    shares_until: Option<ModuleId>,
     /// Prefix of the Hugging Face names of a block's modules.
     hf_prefix: String,
     /// Modules whose parameters are not trained.
@@ -359,6 +361,7 @@ impl Declare {
             pending: Vec::new(),
             in_block: false,
             shares: None,
+            shares_until: None,
             hf_prefix: String::new(),
             untrained: Vec::new(),
             rows: None,
@@ -418,12 +421,28 @@ impl Declare {
                 self.register();
                 self.in_block = false;
                 self.shares = None;
+                self.shares_until = None;
                 self.hf_prefix.clear();
                 block
             })
             .collect();
         start(self);
         blocks
+    }
+
+    /// Declares the first modules of a block, which have the weights of the same ones of the block
+    /// of layer `with`, if there is one.
+    pub(crate) fn sharing<T>(
+        &mut self,
+        with: Option<usize>,
+        part: impl FnOnce(&mut Self) -> T,
+    ) -> T {
+        self.blocks_differ();
+        let start = |layer: usize| self.tree.starts[layer].0;
+        self.shares = with.map(|first| [start(self.layer()), start(first)]);
+        let declared = part(self);
+        self.shares_until = Some(ModuleId(self.tree.modules.len() as u32));
+        declared
     }
 
     /// Declares `nn.Linear`: a weight of shape `[out, in]`.
@@ -696,7 +715,8 @@ impl Declare {
         let mut pending = std::mem::take(&mut self.pending);
         pending.sort_by_key(|p| p.order);
         for p in pending {
-            if let Some([own, first]) = self.shares {
+            let inside = self.shares_until.is_none_or(|end| p.module < end);
+            if let Some([own, first]) = self.shares.filter(|_| inside) {
                 self.share(p.module, ModuleId(first.0 + p.module.0 - own.0));
                 continue;
             }

@@ -4,6 +4,7 @@
 //! Family `llama` is the plain case: RMSNorm, rotary embedding, grouped-query attention, SwiGLU.
 //! Family `decoder` has all options.
 
+mod altup;
 mod attention;
 mod contrast;
 mod dense_and_experts;
@@ -14,16 +15,20 @@ mod experts;
 mod indexed;
 mod indexer;
 mod latent;
+mod layer_embedding;
 mod mlp;
 mod names;
 mod norm;
 mod output;
 mod pooling;
+mod qformer;
 mod recurrent;
 mod resampler;
 mod router_losses;
 mod rwkv;
+mod rwkv_heads;
 mod seq2seq;
+mod shared_block;
 mod shared_keys;
 pub(super) mod spec;
 mod streams;
@@ -42,18 +47,21 @@ use crate::config::{
 };
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind, Real, op};
+use altup::AltUp;
 use attention::{Around, Attention, Locals};
 use dense_and_experts::DenseAndExperts;
 use disentangled::Relative;
 use embedding::Embedding;
 use experts::Experts;
 pub(super) use experts::width as expert_width;
+use layer_embedding::{LayerEmbedding, LayerInput};
 use mlp::Mlp;
 use norm::Norm;
 use output::Output;
 use recurrent::Recurrent;
 use rwkv::ChannelMix;
 use seq2seq::{Encoder, RelativeBias};
+use shared_block::SharedBlock;
 use shared_keys::SharedKeys;
 use streams::Streams;
 pub(super) use types::EXPERTS as EXPERT_TYPES;
@@ -67,12 +75,15 @@ pub(super) struct Decoder {
     bias: Option<RelativeBias>,
     relative: Option<Relative>,
     embedding: Embedding,
+    layer_embedding: Option<LayerEmbedding>,
     embedding_norm: Option<Norm>,
     /// Projects normalized tokens to the width of the model.
     projection: Option<Layer>,
     blocks: Vec<Block>,
     /// Sums residual streams up.
     streams: Option<Streams>,
+    /// Makes residual streams of embedded tokens, and sums them up.
+    altup: Option<altup::Ends>,
     /// `None` if the blocks end with a norm.
     norm: Option<Norm>,
     output: Output,
@@ -83,6 +94,8 @@ struct Block {
     layer: usize,
     /// Biases of this layer's scores alone.
     bias: Option<RelativeBias>,
+    /// What comes before the rest of the layer, which reads the sum.
+    shared: Option<SharedBlock>,
     /// `None` in a layer without attention, or what replaces it.
     mixer: Option<Mixer>,
     /// Attention to what an encoder computes.
@@ -95,6 +108,10 @@ struct Block {
     gates: Option<[Layer; 2]>,
     /// Residual streams that both read and add to.
     streams: Option<[Streams; 2]>,
+    /// Predicts and corrects residual streams, of which both compute one.
+    altup: Option<AltUp>,
+    /// What embedded tokens of the block's own add.
+    input: Option<LayerInput>,
 }
 
 /// What all blocks read.
@@ -102,6 +119,21 @@ struct Block {
 struct Surroundings {
     ropes: Option<Ropes>,
     around: Around,
+    /// Embedded tokens, for layers that share blocks.
+    tokens: Option<ValueId>,
+    /// Embedded tokens of the block's own, `[batch, seq, width]`.
+    rows: Option<ValueId>,
+}
+
+/// What blocks leave for later ones, and for what follows the last block.
+#[derive(Default)]
+struct Carried {
+    /// Logits of routers.
+    routers: Vec<ValueId>,
+    /// Keys and values of layers that later ones attend to, by layer.
+    keys: Vec<(usize, [ValueId; 2])>,
+    /// Values of the first layer (RWKV-7).
+    first_values: Option<ValueId>,
 }
 
 /// What mixes the positions of a sequence.
@@ -125,6 +157,9 @@ impl Mixer {
             let mut m = m.clone();
             m.options.qk_norm = QkNorm::Head;
             return Some(Self::Attention(Attention::to_memory(d, block, &m)));
+        }
+        if kind.has_shared_block() {
+            return Recurrent::new(d, block, m, kind).map(Self::Recurrent);
         }
         if kind.is_attention() {
             let attention = (m.kv_heads > 0).then(|| Attention::new(d, block, m))?;
@@ -264,12 +299,30 @@ pub(super) fn rotated(m: &Model) -> u64 {
     rotated_of(m, m.head_dim)
 }
 
+impl Carried {
+    /// Returns the keys and values that a layer attends to, if it has none of its own.
+    fn keys_for(&self, m: &Model, layer: usize) -> Option<[ValueId; 2]> {
+        let from = m.keys_of(layer)?;
+        let kept = self.keys.iter().find(|(of, _)| *of == from);
+        kept.map(|(_, keys)| *keys)
+    }
+
+    /// Keeps the keys and values of a layer that later ones attend to.
+    fn keep(&mut self, m: &Model, layer: usize, keys: [ValueId; 2]) {
+        let mut later = m.layers_with_keys()..m.layers as usize;
+        if later.any(|other| m.keys_of(other) == Some(layer)) {
+            self.keys.push((layer, keys));
+        }
+    }
+}
+
 impl Decoder {
     pub(super) fn new(d: &mut Declare, m: &Model) -> Self {
         let o = &m.options;
         let names = names::of(o.model_type.as_deref());
         let vision = o.vision.as_ref().map(|of| Tower::new(d, m, of));
         let embedding = Embedding::new(d, &names, m);
+        let layer_embedding = LayerEmbedding::new(d, m);
         let encoder = (o.encoder_layers > 0).then(|| Encoder::new(d, &embedding, m));
         let bias = RelativeBias::shared(d, ROOT, m);
         if bias.is_some() {
@@ -293,7 +346,9 @@ impl Decoder {
                 rate(layer),
             )
         };
-        if (1..m.layers as usize).any(|layer| kind(layer) != kind(0)) {
+        let shares = m.options.per_layer.shared_kv_layers > 0;
+        let sparse = (0..m.layers as usize).any(|layer| m.sparsity(layer).is_some());
+        if shares || sparse || (1..m.layers as usize).any(|layer| kind(layer) != kind(0)) {
             d.blocks_differ();
         }
         let of = &o.experts;
@@ -306,6 +361,7 @@ impl Decoder {
             Block::new(d, module, &m.of_layer(layer), layer)
         });
         let streams = Streams::of_output(d, m);
+        let altup = altup::Ends::new(d, m);
         let last = ("norm", names.norm);
         let norm = (o.norm_position != NormPosition::Sum)
             .then(|| Norm::new(d, ROOT, last, m.hidden, m, Order::Declared));
@@ -316,10 +372,12 @@ impl Decoder {
             bias,
             relative,
             embedding,
+            layer_embedding,
             embedding_norm,
             projection,
             blocks,
             streams,
+            altup,
             norm,
             output,
         }
@@ -363,10 +421,13 @@ impl Block {
             bias: (m.options.relative_bias_per_layer)
                 .then(|| RelativeBias::new(d, module, m))
                 .flatten(),
+            shared: SharedBlock::new(d, module, m, layer),
             mixer: Mixer::new(d, module, m, layer),
             cross: (m.options.attends_to_memory()).then(|| Attention::to_memory(d, module, m)),
             mlp: (m.ffn > 0).then(|| FeedForward::new(d, module, m, layer)),
             streams: Streams::of_block(d, module, m),
+            altup: AltUp::new(d, module, m),
+            input: LayerInput::new(d, module, m),
             gates: m.layer_type(layer).is_gated().then(|| {
                 ["attention_gate", "mlp_gate"].map(|name| {
                     let at = d.module(module, name, ModuleKind::Layer);
@@ -387,11 +448,14 @@ impl Block {
         b: &mut Builder<'_>,
         x: ValueId,
         by: Surroundings,
-        routers: &mut Vec<ValueId>,
+        carried: &mut Carried,
     ) -> ValueId {
+        if let Some(altup) = &self.altup {
+            return self.alternating(b, altup, x, by, carried);
+        }
         match b.s.model.options.residual {
-            Residual::Sequential => self.sequential(b, x, by, routers),
-            Residual::Parallel | Residual::ParallelOneNorm => self.parallel(b, x, by, routers),
+            Residual::Sequential => self.sequential(b, x, by, carried),
+            Residual::Parallel | Residual::ParallelOneNorm => self.parallel(b, x, by, carried),
         }
     }
 
@@ -402,13 +466,16 @@ impl Block {
         b: &mut Builder<'_>,
         mixer: &Mixer,
         y: ValueId,
-        ropes: Option<Ropes>,
-        from: Around,
+        by: Surroundings,
+        carried: &mut Carried,
     ) -> (ValueId, Locals) {
+        let (ropes, from) = (by.ropes, by.around);
         let (attention, recurrent) = match mixer {
             Mixer::Attention(attention) => (attention, None),
             Mixer::Both(attention, recurrent) => (attention, Some(recurrent)),
-            Mixer::Recurrent(recurrent) => return (recurrent.forward(b, y), Locals::new()),
+            Mixer::Recurrent(recurrent) => {
+                return (recurrent.forward(b, y, carried), Locals::new());
+            }
             Mixer::SharedKeys(shared) => {
                 let window = b.s.model.window(self.layer, b.seq());
                 let out = shared.forward(b, y, ropes.map(|r| r.full), window);
@@ -427,6 +494,7 @@ impl Block {
             | LayerType::Rwkv
             | LayerType::RgLru
             | LayerType::Cross
+            | LayerType::Shared
             | LayerType::None => None,
         };
         let window = b.s.model.window(self.layer, b.seq());
@@ -435,11 +503,15 @@ impl Block {
             bias: own.or(from.bias),
             memory: from.memory.filter(|_| kind == LayerType::Cross),
             mask: from.masks.of_layer(kind == LayerType::Sliding),
+            keys: carried.keys_for(&b.s.model, self.layer),
             ..from
         };
         let (mut out, locals) = attention.forward(b, y, rope, window, around);
+        if let [_, keys, values, ..] = locals[..] {
+            carried.keep(&b.s.model, self.layer, [keys, values]);
+        }
         if let Some(recurrent) = recurrent {
-            let more = recurrent.forward(b, y);
+            let more = recurrent.forward(b, y, carried);
             out = b.within(self.module, |b| b.g.binary(OpKind::Add, out, more));
         }
         (out, locals)
@@ -486,15 +558,19 @@ impl Block {
         b: &mut Builder<'_>,
         x: ValueId,
         by: Surroundings,
-        routers: &mut Vec<ValueId>,
+        carried: &mut Carried,
     ) -> ValueId {
         let mut locals = Locals::new();
         let (mut x1, mut y1) = (x, None);
         if let Some(mixer) = &self.mixer {
             let [norm, sum_norm] = mixer.norms();
-            let [read, weights] = self.read(b, 0, x);
+            let [mut read, weights] = self.read(b, 0, x);
+            if let Some((shared, tokens)) = self.shared.as_ref().zip(by.tokens) {
+                let more = shared.forward(b, read, tokens, by.ropes.map(|r| r.full));
+                read = b.within(self.module, |b| b.g.binary(OpKind::Add, read, more));
+            }
             let y = norm.map_or(read, |norm| norm.apply(b, read));
-            let (o, of_attention) = self.mix(b, mixer, y, by.ropes, by.around);
+            let (o, of_attention) = self.mix(b, mixer, y, by, carried);
             let o = self.scale(b, 0, o);
             x1 = self.add(b, (0, mixer.module()), x, o, weights);
             if let Some(norm) = sum_norm {
@@ -524,13 +600,22 @@ impl Block {
             if let Some(y1) = y1 {
                 b.g.release(y1);
             }
-            let f = mlp.forward(b, [read, y2], routers);
+            let f = mlp.forward(b, [read, y2], &mut carried.routers);
             let f = self.scale(b, 1, f);
             out = self.add(b, (1, mlp.module()), x1, f, weights);
             if let Some(norm) = sum_norm {
                 out = norm.apply(b, out);
             }
             locals.push(y2);
+        }
+        if let Some((input, rows)) = self.input.as_ref().zip(by.rows) {
+            let more = input.forward(b, out, rows);
+            locals.push(out);
+            out = b.within(self.module, |b| b.g.binary(OpKind::Add, out, more));
+        }
+        if b.s.model.options.stream_scale {
+            locals.push(out);
+            out = b.within(self.module, |b| b.scale(out, 1.0));
         }
         self.release(b, locals);
         out
@@ -542,15 +627,15 @@ impl Block {
         b: &mut Builder<'_>,
         x: ValueId,
         by: Surroundings,
-        routers: &mut Vec<ValueId>,
+        carried: &mut Carried,
     ) -> ValueId {
         let (Some(mixer), Some(mlp)) = (&self.mixer, &self.mlp) else {
             return x;
         };
         let y1 = mixer.norms()[0].map_or(x, |norm| norm.apply(b, x));
-        let (o, mut locals) = self.mix(b, mixer, y1, by.ropes, by.around);
+        let (o, mut locals) = self.mix(b, mixer, y1, by, carried);
         let y2 = mlp.norms()[0].map_or(y1, |norm| norm.apply(b, x));
-        let f = mlp.forward(b, [x, y2], routers);
+        let f = mlp.forward(b, [x, y2], &mut carried.routers);
         let out = b.within(self.module, |b| {
             let sum = b.g.binary(OpKind::Add, o, f);
             b.g.binary(OpKind::Add, sum, x)
@@ -639,7 +724,10 @@ impl Forward for Decoder {
         if let Some(images) = images.as_ref().filter(|_| !attends && !compares) {
             h = b.within(ROOT, |b| with_first(b, h, |_, _| images.rows, images.rows));
         }
+        let own = self.layer_embedding.as_ref().zip(ids);
+        let rows = own.map(|(of, ids)| of.forward(b, ids, h));
         let masks = Masks::new(b);
+        let shares = self.blocks.iter().any(|block| block.shared.is_some());
         let seen = images.as_ref().filter(|_| attends).map(|i| i.rows);
         let encoded = self.encoder.as_ref().map(|encoder| {
             let (batch, seq) = (b.batch(), b.seq());
@@ -659,15 +747,24 @@ impl Forward for Decoder {
                 masks,
                 ..Around::default()
             },
+            tokens: shares.then_some(h),
+            rows: None,
         };
         if self.streams.is_some() {
             h = streams::replicate(b, ROOT, h);
         }
-        let mut routers = Vec::new();
+        if let Some(altup) = &self.altup {
+            h = altup.spread(b, h);
+        }
+        let mut carried = Carried::default();
         let mut more = images.into_iter().flat_map(|i| i.deepstack);
         for block in &self.blocks {
             if !b.skips(block.module) {
-                h = block.forward(b, h, by, &mut routers);
+                let by = Surroundings {
+                    rows: rows.map(|all| layer_embedding::of_layer(b, all, block.layer)),
+                    ..by
+                };
+                h = block.forward(b, h, by, &mut carried);
             }
             if let Some(rows) = more.next() {
                 let add = |b: &mut Builder<'_>, x| b.g.binary(OpKind::Add, x, rows);
@@ -678,8 +775,11 @@ impl Forward for Decoder {
         if let Some(streams) = self.streams {
             h = streams.collapse(b, h)[0];
         }
+        if let Some(altup) = &self.altup {
+            h = altup.merge(b, h);
+        }
         let y = self.norm.map_or(h, |norm| norm.apply(b, h));
         self.output.forward(b, y, labels, image);
-        router_losses::add(b, &routers);
+        router_losses::add(b, &carried.routers);
     }
 }

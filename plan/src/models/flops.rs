@@ -3,7 +3,7 @@
 
 use super::declare::Tree;
 use super::spec::{Inputs, Mask};
-use crate::config::{LayerType, Model, Scenario, Vision};
+use crate::config::{LayerType, Model, Rwkv, Scenario, Vision};
 use crate::graph::{Act, Graph, Root, ValueId, View};
 use crate::ir::{AttentionShape, Documents, OpKind, Param};
 use crate::units::Flops;
@@ -92,7 +92,11 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     // A tied table multiplies once, as the head; an untied embedding table never does.
     let of_tower =
         |name: &str| name == "vision.positions.weight" || name.starts_with("vision.tiles.");
-    let is_table = |name: &str| name.starts_with("tok_embeddings.") || of_tower(name);
+    let is_table = |name: &str| {
+        name.starts_with("tok_embeddings.")
+            || name == "layer_embeddings.table.weight"
+            || of_tower(name)
+    };
     // Blocks may share the weights of one.
     let uses = |p: &Param, tree: &Tree| {
         let used = p.modules.iter().filter(|&&m| !tree.skips(m)).count() as u64;
@@ -142,7 +146,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             documents: s.train.documents(),
         };
         let state = match m.layer_type(layer) {
-            LayerType::Hybrid => state_flops(m, layer) * tokens,
+            kind if kind.attends_with_state() => state_flops(m, layer) * tokens,
             _ => 0,
         };
         shape.flops(false) + state
@@ -165,12 +169,27 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
 fn state_flops(m: &Model, layer: usize) -> u64 {
     let (ssm, linear) = (&m.options.ssm, &m.options.linear_attention);
     match (m.layer_type(layer), ssm, linear) {
-        (LayerType::Rwkv | LayerType::RgLru, Some(of), _) => 4 * of.inner,
-        (LayerType::Mamba | LayerType::Mamba2 | LayerType::Hybrid, Some(of), _) => {
-            4 * of.inner * of.state
+        (LayerType::Rwkv, ..) if m.options.rwkv.is_some() => {
+            m.options.rwkv.as_ref().map_or(0, rwkv_flops)
         }
+        (LayerType::Rwkv | LayerType::RgLru, Some(of), _) => 4 * of.inner,
+        (
+            LayerType::Mamba | LayerType::Mamba2 | LayerType::Hybrid | LayerType::Shared,
+            Some(of),
+            _,
+        ) => 4 * of.inner * of.state,
         (LayerType::Linear, _, Some(of)) => 8 * of.value_heads * of.key_dim * of.value_dim,
         _ => 0,
+    }
+}
+
+/// Counts the arithmetic on the matrices of RWKV, as [`state_flops`] does.
+fn rwkv_flops(of: &Rwkv) -> u64 {
+    let numbers = of.keys * of.values / of.heads.max(1);
+    if of.version == 7 {
+        8 * numbers
+    } else {
+        4 * numbers
     }
 }
 
@@ -199,8 +218,22 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
         head_dim: heads(2),
         ..shape
     };
-    3 * (of.layers + of.gated_layers) * shape.flops(false)
-        + 3 * of.latent_layers * latents.flops(false)
+    let of_latents = match of.latent_width {
+        0 => of.latent_layers * latents.flops(false),
+        _ => {
+            let own = AttentionShape {
+                memory: None,
+                ..latents
+            };
+            let cross = AttentionShape {
+                memory: Some(of.rows()),
+                ..latents
+            };
+            let crossing = of.latent_layers.div_ceil(of.latent_cross.max(1));
+            of.latent_layers * own.flops(false) + crossing * cross.flops(false)
+        }
+    };
+    3 * ((of.layers + of.gated_layers) * shape.flops(false) + of_latents)
 }
 
 /// Counts the arithmetic of attention in an encoder, and to what it or a tower computes in the

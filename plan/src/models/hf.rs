@@ -341,6 +341,23 @@ impl HfType {
         ends.iter().any(|end| self.architecture.ends_with(end))
     }
 
+    /// Returns whether the class for pretraining scores pairs of sentences, too.
+    #[must_use]
+    pub fn pretrains_with_pairs(&self) -> bool {
+        let types = ["albert", "bert", "big_bird", "ernie", "megatron-bert"];
+        types.contains(&self.model_type)
+    }
+
+    /// Returns how many scores such a class has of a pair, of a file with as many classes.
+    #[must_use]
+    pub fn pair_scores(&self, classes: Option<u64>) -> Option<u64> {
+        if self.model_type == "albert" {
+            classes
+        } else {
+            Some(2)
+        }
+    }
+
     /// Returns the classes whose output layers are known.
     #[must_use]
     pub fn classes(&self, heads: bool) -> Vec<String> {
@@ -355,6 +372,9 @@ impl HfType {
                 "Model",
             ];
             all.extend(ends.map(|end| format!("{stem}{end}")));
+            if self.pretrains_with_pairs() {
+                all.push(format!("{stem}ForPreTraining"));
+            }
         }
         all
     }

@@ -73,6 +73,19 @@ pub(super) fn cross_entropy(b: &mut Builder<'_>, logits: ValueId, labels: ValueI
     b.set_loss(loss);
 }
 
+/// Computes the sum of two cross entropies.
+pub(super) fn sum_of_cross_entropies(
+    b: &mut Builder<'_>,
+    [first, second]: [ValueId; 2],
+    labels: [ValueId; 2],
+) {
+    let first = cross_entropy_of(b, first, labels[0]);
+    let second = cross_entropy_of(b, second, labels[1]);
+    let module = b.tree.loss();
+    let loss = b.within(module, |b| b.g.binary(OpKind::Add, first, second));
+    b.set_loss(loss);
+}
+
 /// Computes the mean of the cross entropies of two matrices with the same labels.
 pub(super) fn two_cross_entropies(b: &mut Builder<'_>, both: [ValueId; 2], labels: ValueId) {
     let [first, second] = both.map(|logits| cross_entropy_of(b, logits, labels));

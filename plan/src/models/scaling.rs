@@ -47,7 +47,8 @@ pub fn rope_scaling(file: Fields<'_>) -> Result<Option<Value>, String> {
     };
     // Some dimensions are not rotated. Only plans of Gemma 4 have it, whose frequencies `exec` does
     // not compute.
-    let is_gemma = file("model_type") == Some("gemma4_text".into());
+    let gemmas = ["gemma4_text", "gemma4_unified_text"];
+    let is_gemma = file("model_type").is_some_and(|name| gemmas.iter().any(|of| name == *of));
     if word == "proportional" && is_gemma {
         return Ok(None);
     }

@@ -278,6 +278,111 @@ impl Scan for op::RgLru {
     }
 }
 
+impl Scan for op::MixStreams {
+    fn inputs(&self) -> &'static [Operand] {
+        const ALL: &[Operand] = &[any("the streams"), any("the weights")];
+        ALL
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        &RESULT_AND_STATES[..1]
+    }
+
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        2 * at.input(first).numel() * at.input(first).shape[0]
+    }
+
+    /// Memory bounds it: a few operations per number.
+    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
+        KernelClass::Strided
+    }
+}
+
+impl Scan for op::MixPositions {
+    fn inputs(&self) -> &'static [Operand] {
+        const ALL: &[Operand] = &[any("the input"), any("the difference"), any("the shares")];
+        ALL
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        &RESULT_AND_STATES[..1]
+    }
+
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        2 * at.input(first).numel() * at.input(first + 2).rows()
+    }
+
+    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
+        KernelClass::Strided
+    }
+}
+
+impl op::WkvHeads {
+    fn sizes(self, at: &Operands<'_>, r: usize) -> Chunked {
+        Chunked::new(self.chunk, &at.input(r + 2).shape, &at.input(r).shape)
+    }
+}
+
+impl Scan for op::WkvHeads {
+    fn inputs(&self) -> &'static [Operand] {
+        const ALL: &[Operand] = &[
+            any("r"),
+            any("k"),
+            any("v"),
+            any("the decays"),
+            any("the first weights"),
+        ];
+        ALL
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        &RESULT_AND_STATES[..1]
+    }
+
+    /// Scores and results of each chunk, and the states into and out of it.
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        self.sizes(at, first).flops([1, 1], 2)
+    }
+
+    fn class_of(&self, at: &Operands<'_>, first: usize, flops: u64) -> KernelClass {
+        self.sizes(at, first).class(flops)
+    }
+}
+
+impl op::DiagonalDelta {
+    fn sizes(self, at: &Operands<'_>, r: usize) -> Chunked {
+        Chunked::new(self.chunk, &at.input(r + 3).shape, &at.input(r).shape)
+    }
+}
+
+impl Scan for op::DiagonalDelta {
+    fn inputs(&self) -> &'static [Operand] {
+        const ALL: &[Operand] = &[
+            any("r"),
+            any("the decays"),
+            any("k"),
+            any("v"),
+            any("a"),
+            any("b"),
+        ];
+        ALL
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        &RESULT_AND_STATES[..1]
+    }
+
+    /// In each chunk: `r` and `a` by `k` and `b`, the inverse applied to `a` and values, and the
+    /// result of both; three matmuls with the state.
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        self.sizes(at, first).flops([3, 5], 3)
+    }
+
+    fn class_of(&self, at: &Operands<'_>, first: usize, flops: u64) -> KernelClass {
+        self.sizes(at, first).class(flops)
+    }
+}
+
 /// Defines a forward and a backward operation, with the attributes that both have.
 macro_rules! scan {
     ($Forward:ident, $name:literal, $Grad:ident, $grad_name:literal) => {
@@ -406,3 +511,29 @@ scan!(
 );
 scan!(Wkv, "wkv", WkvGrad, "wkv_backward");
 scan!(RgLru, "rg_lru", RgLruGrad, "rg_lru_backward");
+scan!(
+    MixStreams,
+    "mix_streams",
+    MixStreamsGrad,
+    "mix_streams_backward"
+);
+scan!(
+    MixPositions,
+    "mix_positions",
+    MixPositionsGrad,
+    "mix_positions_backward"
+);
+scan!(
+    WkvHeads,
+    "wkv_heads",
+    WkvHeadsGrad,
+    "wkv_heads_backward",
+    chunk
+);
+scan!(
+    DiagonalDelta,
+    "diagonal_delta_rule",
+    DiagonalDeltaGrad,
+    "diagonal_delta_rule_backward",
+    chunk
+);

@@ -348,14 +348,38 @@ const SSM: &[(&str, Accept)] = &[
     ("norms", Bool),
     ("gate_norm", Bool),
 ];
+const RWKV: &[(&str, Accept)] = &[
+    ("version", Integer(5, 7)),
+    ("heads", SIZE),
+    ("keys", SIZE),
+    ("values", SIZE),
+    ("mix_rank", SIZE),
+    ("decay_rank", SIZE),
+    ("rate_rank", SIZE),
+    ("value_rank", SIZE),
+    ("gate_rank", SIZE),
+];
+const SHARED_BLOCK: &[(&str, Accept)] = &[
+    ("blocks", SIZE),
+    ("ffn", SIZE),
+    ("bias", Bool),
+    ("adapter_rank", SIZE),
+    ("attention_adapters", Bool),
+];
 const LINEAR_ATTENTION: &[(&str, Accept)] = &[
     ("key_heads", SIZE),
     ("value_heads", SIZE),
     ("key_dim", SIZE),
     ("value_dim", SIZE),
     ("conv", Integer(1, 64)),
-    ("projections", Integer(2, 4)),
+    ("projections", Integer(2, 6)),
     ("gate_rank", COUNT),
+];
+const ALTUP: &[(&str, Accept)] = &[
+    ("streams", Integer(2, 64)),
+    ("active", Integer(0, 63)),
+    ("scale", Bool),
+    ("laurel_rank", SIZE),
 ];
 const VISION: &[(&str, Accept)] = &[
     ("layers", Integer(1, 4096)),
@@ -402,6 +426,8 @@ const VISION: &[(&str, Accept)] = &[
     ("projector_bias", Bool),
     ("projector_gate", Integer(0, 4 * MIB)),
     ("latents", COUNT),
+    ("latent_width", COUNT),
+    ("latent_cross", Integer(1, 4096)),
     ("latent_ffn", SIZE),
     ("latent_layers", Integer(1, 4096)),
     ("latent_heads", List(&SIZE)),
@@ -473,18 +499,21 @@ keys! {
     RopeScaling: "model" "rope_scaling" [Table(ROPE_SCALING)] "(none)" "Scaling of rotary frequencies, with the fields of transformers. It changes numbers, not the time or memory of a step";
     RopeLocalTheta: "model" "rope_local_theta" also ["rope_local_base_freq"] [Number(1.0, 1e12)] "(rope_theta)" "Base of the rotary embedding of layers with a sliding window (Gemma 3)";
     SlidingWindow: "model" "sliding_window" [Integer(1, 4 * MIB)] "(none)" "Positions that attention with a sliding window sees, the query's own included";
-    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, hybrid (attention and mamba2 next to each other: Falcon-H1), conv (a gated short convolution, whose sizes ssm has: LFM2), none; empty: the window in every layer, if there is one";
+    WindowFrom: "model" "window_from" [Integer(0, 16 * MIB)] "0" "Longest sequence that attention with a window sees as a whole (BigBird)";
+    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, hybrid (attention and mamba2 next to each other: Falcon-H1), conv (a gated short convolution, whose sizes ssm has: LFM2), shared_attention (mamba2 behind a block that layers share: Zamba 2), none; empty: the window in every layer, if there is one";
     MlpLayerTypes: "model" "mlp_layer_types" [List(&Choice(MlpType::WORDS)), Empty] "[]" "What each block has after attention, repeated over the layers: dense (a feed-forward layer), sparse (experts), none; empty: as dense_layers and moe_every say";
     AttentionGate: "model" "attention_gate" [Choice(AttentionGate::WORDS)] "\"none\"" "Gate of what attention makes: none, element (a sigmoid per number, from the projection of queries: Qwen3-Next), head (a sigmoid per head: Step-3)";
     SubNorms: "model" "sub_norms" [Bool] "false" "Normalize what the last layer of attention and of the feed-forward layer reads (BitNet)";
     ActivationScalars: "model" "activation_scalars" [Integer(0, 64)] "0" "Learned numbers of the activation of each layer (Apertus: 2), which the plan has and does not use";
     LayerScale: "model" "layer_scale" [Bool] "false" "Multiply what attention and the feed-forward layer add by a learned vector (InternViT)";
     Ssm: "model" "ssm" [Table(SSM)] "(none)" "Sizes of layers of type mamba and mamba2: inner (width), state (numbers per channel), conv (positions of the convolution), dt_rank (mamba), heads, groups and chunk (mamba2), conv_bias, bias (of the projections), norms (of time steps and states: Jamba), gate_norm (mamba2: a norm of what the gate makes)";
-    LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5)";
+    LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5, 6: OLMo Hybrid)";
+    Rwkv: "model" "rwkv" [Table(RWKV)] "(none)" "Sizes of layers of type rwkv of later versions than 4: version (5, 6 or 7), heads, keys and values (widths), and the widths between the projections that make shares of positions (mix_rank: 6), decays (decay_rank: 6, 7), rates (rate_rank: 7), shares of the first layer's values (value_rank: 7) and gates (gate_rank: 7)";
+    SharedBlock: "model" "shared_block" [Table(SHARED_BLOCK)] "(none)" "Blocks of attention and a feed-forward layer that layers of type shared_attention use in turn (Zamba 2): blocks, ffn (width), bias (of the feed-forward layer), adapter_rank (of each layer's adapters), attention_adapters (queries, keys and values have some, too)";
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
     RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has a table of relative_buckets rows of its own (UMT5); false: all layers share that of the first one";
-    Vision: "model" "vision" [Table(VISION)] "(none)" "Tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; mel_bins: bands of a sound, of which convolutions make the rows in place of patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: it is not trained; tiles: tiles of an image, which divide its patches (Llama 3.2 Vision); tile_rows: rows of the tables of tiles (0: none); gated_layers: blocks after the last norm, with learned gates; picked: blocks whose results the projector reads, too; memory: the language model attends to the rows, which replace no tokens (Whisper); vector: the class, or what attention pools, is one vector of an image, which texts are compared with (CLIP); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_halves: half of what the first layer makes is a gate; projector_gate: width of a gated layer after it (0: none); latents: learned rows that attend to those of the image and replace them (Idefics2; 0: none), with the width of the gated layer before (latent_ffn), the number of layers (latent_layers), and heads of queries and of keys and the dimension of one (latent_heads); separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
+    Vision: "model" "vision" [Table(VISION)] "(none)" "Tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; mel_bins: bands of a sound, of which convolutions make the rows in place of patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: it is not trained; tiles: tiles of an image, which divide its patches (Llama 3.2 Vision); tile_rows: rows of the tables of tiles (0: none); gated_layers: blocks after the last norm, with learned gates; picked: blocks whose results the projector reads, too; memory: the language model attends to the rows, which replace no tokens (Whisper); vector: the class, or what attention pools, is one vector of an image, which texts are compared with (CLIP); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_halves: half of what the first layer makes is a gate; projector_gate: width of a gated layer after it (0: none); latents: learned rows that attend to those of the image and replace them (Idefics2; 0: none), with the width of the gated layer before (latent_ffn), the number of layers (latent_layers), and heads of queries and of keys and the dimension of one (latent_heads); latent_width: the width of these rows in a Q-Former (BLIP-2; 0: none), each latent_cross-th layer of which attends to the image; separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
     VisionPatches: "model" "vision_patches" [Integer(1, 4 * MIB)] "(that of vision)" "Patches of a sample that the vision tower encodes";
     LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, where layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
     LayerFfn: "model" "layer_ffn" [List(&Integer(0, 4 * MIB)), Empty] "[]" "Width of the feed-forward layer of each block, where they differ; 0: none; empty: ffn everywhere";
@@ -496,13 +525,18 @@ keys! {
     CompressRates: "model" "compress_rates" [List(&Integer(0, MIB)), Empty] "[]" "Positions of one compressed key in each layer (DeepSeek-V4); 0: no such keys. Layers with an indexer choose among them";
     DisentangledRows: "model" "disentangled_rows" [Integer(0, MIB)] "0" "Rows of a table of relative positions, which each layer projects as its queries and keys and adds to the scores (DeBERTa; planned with biases that all samples share); 0: no such table";
     EmbeddingWidth: "model" "embedding_width" [Integer(1, MIB)] "(hidden)" "Width of embedded tokens, which a linear layer projects to that of the model; in encoders, positions and the norm are as wide (ELECTRA), in decoders those are not (OPT 350M)";
+    PlainFirstBlock: "model" "plain_first_block" [Bool] "false" "The first block has no norm for what it reads (ModernBERT's decoder)";
+    OutputTransform: "model" "output_transform" [Bool] "false" "A decoder has a linear layer and a norm before its logits (ModernBERT's decoder)";
+    StreamScale: "model" "stream_scale" [Bool] "false" "Each block multiplies the residual stream by a number that is not trained (Gemma 4)";
     LayerGroups: "model" "layer_groups" also ["num_hidden_groups"] [Integer(0, 4096)] "0" "Groups of following layers that share the weights of their first `group_layers` blocks (ALBERT): shared weights belong to the root, as tied ones do; 0: every block has its own";
     GroupLayers: "model" "group_layers" also ["inner_group_num"] [Integer(1, 4096)] "1" "Blocks with weights of their own in each of `layer_groups`, which repeat";
     EmbeddingNorm: "model" "embedding_norm" [Bool] "false" "Normalize the embedded tokens (BLOOM)";
     ExtraTokens: "model" "extra_tokens" [Integer(0, 65536)] "0" "Rows of the table of tokens beyond the vocabulary (Llama 3.2 Vision: 8)";
     HeadBias: "model" "head_bias" [Bool] "false" "The output layer has a bias (Phi-2, GPT-J)";
-    Head: "model" "head" [Choice(Head::WORDS)] "\"language_model\"" "Output layer: language_model (in encoders of masked tokens), sequence_classification (scores of the last position; with one label a reward model), token_classification (scores of every position), vector (one vector of the last position; the loss is its mean square), contrastive (the same, compared with those that the tower makes of the images of a micro-batch, as in CLIP), none (the hidden states, or what a pooler makes of the first one; the loss is its mean square)";
+    Head: "model" "head" [Choice(Head::WORDS)] "\"language_model\"" "Output layer: language_model (in encoders of masked tokens), pretraining (the same, and two scores of whether sentences follow each other: BERT), sequence_classification (scores of the last position; with one label a reward model), token_classification (scores of every position), vector (one vector of the last position; the loss is its mean square), contrastive (the same, compared with those that the tower makes of the images of a micro-batch, as in CLIP), none (the hidden states, or what a pooler makes of the first one; the loss is its mean square)";
     Pooler: "model" "pooler" [Bool] "true" "An encoder without an output layer, or one that classifies sequences, makes one vector of the first position (BERT); false: it has the hidden states, and classifies through the layer and the norm that masked tokens have (ModernBERT)";
+    UnusedPooler: "model" "unused_pooler" [Bool] "false" "An encoder has a pooler that nothing uses (BigBird)";
+    GlobalProjections: "model" "global_projections" [Bool] "false" "Attention has projections for global positions, of which there are none (Longformer)";
     HeadTransform: "model" "head_transform" [Bool] "true" "An encoder has a linear layer and a norm before the logits of masked tokens, and before classes where `pooler` is false; false: it classifies sequences by the mean of scores, through a linear layer without a norm, and has nothing before other outputs (EuroBERT)";
     NumLabels: "model" "num_labels" [Integer(1, 65536)] "2" "Classes of a classification head";
     VectorWidth: "model" "vector_width" [SIZE] "512" "Width of the vector that head = vector or contrastive makes";
@@ -521,6 +555,11 @@ keys! {
     IndexHeadDim: "model" "index_head_dim" [Integer(1, 65536)] "128" "Dimension of a head of the indexer";
     IndexTopK: "model" "index_topk" [Integer(1, 4 * MIB)] "2048" "Positions that the indexer chooses; attention is priced as with a window of this size";
     IndexerTypes: "model" "indexer_types" [List(&Choice(IndexerType::WORDS)), Empty] "[]" "Layers with an indexer: full (of its own), shared (the positions that an earlier layer chose: GLM-5.2), none (the layer sees all positions: MiniMax-M3), one word per layer; empty: full everywhere";
+    LayerEmbeddingWidth: "model" "layer_embedding_width" also ["hidden_size_per_layer_input"] [Integer(0, 65536)] "0" "Width of the embedded tokens that each layer has of its own and gates with the residual stream (Gemma 3n); 0: none";
+    LayerEmbeddingRows: "model" "layer_embedding_rows" also ["vocab_size_per_layer_input"] [Integer(1, 16 * MIB)] "(vocab)" "Rows of the table of these embedded tokens";
+    SharedKvLayers: "model" "shared_kv_layers" also ["num_kv_shared_layers"] [Integer(0, 4096)] "0" "Last layers that attend to the keys and values of the last earlier layer of their type (Gemma 3n)";
+    ActivationSparsity: "model" "activation_sparsity" also ["activation_sparsity_pattern"] [List(&Number(0.0, 1.0)), Empty] "[]" "Share of its inputs that the activation of each layer sets to 0, by their mean and standard deviation (Gemma 3n); empty: none";
+    AltUp: "model" "altup" [Table(ALTUP)] "(none)" "Alternating updates of residual streams (Gemma 3n): streams, active (the stream that blocks compute), scale (a learned vector multiplies that stream where embeddings per layer gate it), laurel_rank (width between the two projections that add to what attention makes)";
     ExpertBias: "model" "expert_bias" [Bool] "false" "Routers and experts have biases (gpt-oss)";
     RouterBias: "model" "router_bias" [Bool] "false" "Experts are chosen by the sum of their scores and a bias that no gradient trains (ERNIE 4.5)";
     AttentionSinks: "model" "attention_sinks" [Bool, Choice(AttentionSinks::WORDS)] "false" "The softmax of attention has one more, learned column for each head: true (in every layer: gpt-oss), sliding (in layers with a sliding window: MiMo-V2-Flash)";

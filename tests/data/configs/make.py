@@ -128,6 +128,7 @@ DENSE |= {"dinov2": dict(DINO), "dinov2-keys": dict(DINO, use_swiglu_ffn=True, m
 ENCODERS |= {"deberta-v2": dict(BERT, relative_attention=True, position_buckets=16, norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type=["p2c", "c2p"], position_biased_input=False), "electra": dict(BERT, embedding_size=24), "electra-keys": dict(BERT, embedding_size=64), "nomic_bert": dict(BERT), "jina_embeddings_v3": dict(BERT)}
 WRAPPERS |= {
     "gemma4": dict(text_config=dict(GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1, enable_moe_block=True, num_experts=6, top_k_experts=2, moe_intermediate_size=24), vision_config=GEMMA4_TOWER, audio_config=None),
+    "gemma4-layers": dict(text_config=dict(GEMMA4, hidden_size_per_layer_input=8, vocab_size_per_layer_input=240, num_kv_shared_layers=1, use_double_wide_mlp=True, num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2), vision_config=GEMMA4_TOWER, audio_config=None),
     "gemma4-keys": dict(text_config=dict(GEMMA4, attention_k_eq_v=True, num_global_key_value_heads=1), vision_config=GEMMA4_TOWER, audio_config=None),
     "llava_next_video": dict(text_config=dict(LLAMA, model_type="llama"), vision_config=CLIP),
     "shieldgemma2": dict(text_config=dict(LLAMA, head_dim=16), vision_config=dict(TOWER), mm_tokens_per_image=4),
@@ -198,6 +199,37 @@ WRAPPERS |= {
     "aya_vision": dict(text_config=dict(LLAMA, model_type="cohere2"), vision_config=dict(TOWER, model_type="siglip_vision_model", vision_use_head=False), alignment_intermediate_size=40),
     "cohere2_vision": dict(text_config=dict(LLAMA, model_type="cohere2"), vision_config=dict(TOWER, model_type="siglip_vision_model", vision_use_head=False), alignment_intermediate_size=56),
 }
+ZAMBA2 = dict(NO_FFN, intermediate_size=96, num_hidden_layers=6, layers_block_type=["mamba", "hybrid", "hybrid", "mamba", "hybrid", "hybrid"], n_mamba_heads=4, mamba_d_state=10, adapter_rank=6)
+HYBRIDS |= {
+    "zamba2": dict(ZAMBA2, num_key_value_heads=4), "zamba2-keys": dict(ZAMBA2, num_mem_blocks=2, use_shared_attention_adapter=True, use_mem_rope=True, mamba_ngroups=2, add_bias_linear=True, num_key_value_heads=4),
+}
+GEMMA3N = dict(LLAMA, head_dim=16, num_hidden_layers=6, num_kv_shared_layers=2, vocab_size_per_layer_input=240, hidden_size_per_layer_input=8, laurel_rank=12, layer_types=["sliding_attention", "full_attention"] * 3)
+DENSE |= {
+    "gemma3n_text": dict(GEMMA3N, intermediate_size=[96, 96, 96, 96, 112, 112], activation_sparsity_pattern=[0.95, 0.95, 0.0, 0.0, 0.0, 0.0]),
+    "gemma3n_text-keys": dict(GEMMA3N, num_hidden_layers=12, num_kv_shared_layers=0, layer_types=None, altup_num_inputs=3, altup_active_idx=1, altup_correct_scale=False, tie_word_embeddings=False, attention_bias=True),
+    "gemma4_text-keys": dict(LLAMA, num_hidden_layers=6, head_dim=16, global_head_dim=24, vocab_size_per_layer_input=240, hidden_size_per_layer_input=8, num_kv_shared_layers=3, use_double_wide_mlp=True, layer_types=["sliding_attention", "full_attention"] * 3),
+}
+ENCODERS |= {
+    "longformer": dict(BERT, attention_window=16), "longformer-keys": dict(BERT, attention_window=[8, 8, 8], type_vocab_size=1),
+    "albert-pairs": dict(BERT, embedding_size=24), "bert-pairs": dict(BERT), "big_bird": dict(BERT), "big_bird-keys": dict(BERT, block_size=4, num_random_blocks=1, use_bias=False, rescale_embeddings=True), "ernie-keys": dict(BERT), "megatron-bert-keys": dict(BERT),
+}
+LAGUNA = dict(LLAMA, head_dim=16, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=6, num_experts_per_tok=2)
+EXPERTS |= {
+    "aria_text": dict(LLAMA, moe_num_experts=6), "granitemoe_swa": dict(LLAMA, num_hidden_layers=5, num_local_experts=4, shared_intermediate_size=40),
+    "cohere2_moe": dict(LLAMA, head_dim=16, num_hidden_layers=5, num_experts=4), "kolibri1": dict(NO_FFN, num_hidden_layers=5, head_dim=16, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=6, num_experts_per_tok=2),
+    "cohere2_moe-keys": dict(LLAMA, head_dim=16, num_hidden_layers=5, num_experts=4, num_shared_experts=2, first_k_dense_replace=2, prefix_dense_intermediate_size=80, rms_norm_eps=1e-6, expert_selection_fn="sigmoid", tie_word_embeddings=False),
+    "laguna": dict(LAGUNA), "laguna-keys": dict(LAGUNA, gating="per-element", layer_types=["full_attention", "sliding_attention", "sliding_attention"], mlp_layer_types=["dense", "dense", "sparse"]),
+}
+DENSE |= {
+    "modernbert-decoder": dict(BERT, num_hidden_layers=5, pad_token_id=0), "apertus1p5_text": dict(LLAMA), "openai-gpt": dict(GPT), "ctrl": dict(GPT, dff=96), "gemma4_unified_text": dict(LLAMA, num_hidden_layers=6, head_dim=16, global_head_dim=24),
+    "olmo_hybrid": dict(LLAMA, num_hidden_layers=5, pad_token_id=0), "olmo_hybrid-keys": dict(LLAMA, **DELTA, num_hidden_layers=3, pad_token_id=0, attention_bias=True, rope_parameters=dict(rope_type="default", rope_theta=1e4)),
+}
+OPT = dict(vocab_size=256, hidden_size=64, ffn_dim=96, num_hidden_layers=3, num_attention_heads=4, word_embed_proj_dim=64, max_position_embeddings=96)
+QFORMER = dict(vocab_size=64, hidden_size=32, intermediate_size=72, num_hidden_layers=3, num_attention_heads=4, encoder_hidden_size=48)
+WRAPPERS |= {
+    "blip-2": dict(vision_config=dict(TOWER), qformer_config=QFORMER, text_config=dict(OPT, model_type="opt"), num_query_tokens=5),
+    "blip-2-keys": dict(vision_config=dict(TOWER, qkv_bias=False), qformer_config=dict(QFORMER, cross_attention_frequency=1), text_config=dict(LLAMA, model_type="llama"), num_query_tokens=6),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -217,13 +249,13 @@ CASES = {
     "bert": dict(BERT), "roberta": dict(BERT), "xlm-roberta": dict(BERT), "modernbert": dict(BERT, num_hidden_layers=5, pad_token_id=0),
     "llama": dict(LLAMA, attention_bias=True), "granite": dict(LLAMA, mlp_bias=True), "gpt_neox": dict(BERT),
 }
-HEADS = {"deit-keys": "DeiTForImageClassificationWithTeacher", "albert-equal-keys": "AlbertModel", "vit": "ViTModel", "deit": "DeiTModel", "whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
+HEADS = {"modernbert-decoder": "ModernBertDecoderForSequenceClassification", "longformer": "LongformerForTokenClassification", "big_bird": "BigBirdForPreTraining", "big_bird-keys": "BigBirdForSequenceClassification", "ernie-keys": "ErnieForPreTraining", "megatron-bert-keys": "MegatronBertForPreTraining", "albert-pairs": "AlbertForPreTraining", "bert-pairs": "BertForPreTraining", "deit-keys": "DeiTForImageClassificationWithTeacher", "albert-equal-keys": "AlbertModel", "vit": "ViTModel", "deit": "DeiTModel", "whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
          "mistral": "MistralForSequenceClassification", "modernbert": "ModernBertForSequenceClassification",
          "nomic_bert": "NomicBertForSequenceClassification", "deberta-v2": "DebertaV2ForSequenceClassification", "electra": "ElectraForQuestionAnswering", "opt-keys": "OPTForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model",
          "albert": "AlbertForSequenceClassification", "albert-keys": "AlbertForTokenClassification", "albert-groups": "AlbertModel", "eurobert": "EuroBertForSequenceClassification", "eurobert-keys": "EuroBertForTokenClassification"}
 
 
-KINDS = {"audioflamingo3": "AudioFlamingo3ForConditionalGeneration", "siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel", "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "dinov3_vit": "DINOv3ViTModel", "siglip_vision_model": "SiglipVisionModel", "whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
+KINDS = {"blip-2": "Blip2ForConditionalGeneration", "audioflamingo3": "AudioFlamingo3ForConditionalGeneration", "siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel", "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "dinov3_vit": "DINOv3ViTModel", "siglip_vision_model": "SiglipVisionModel", "whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 
 def write(name, config, kind, rows):
@@ -241,7 +273,7 @@ asked = sys.argv[1:]
 for name, values in CASES.items():
     if asked and name not in asked:
         continue
-    model_type = re.sub(r"-(parallel|equal-keys|keys|groups|latent|siglip)$", "", name)
+    model_type = re.sub(r"-(parallel|pairs|layers|equal-keys|keys|groups|latent|siglip)$", "", name)
     config = AutoConfig.for_model(model_type, **values)
     table = transformers.models.auto.modeling_auto
     causal = table.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if model_type not in ("bert", "roberta", "xlm-roberta", "modernbert", *ENCODERS) else table.MODEL_FOR_MASKED_LM_MAPPING_NAMES

@@ -32,6 +32,8 @@ priced_only!(CausalConv1d CausalConv1dGrad SelectiveScan SelectiveScanGrad);
 priced_only!(BiasedAttention BiasedAttentionGrad Indexer);
 priced_only!(ChunkScan ChunkScanGrad GatedDelta GatedDeltaGrad);
 priced_only!(HeadLinear HeadLinearGrad Wkv WkvGrad RgLru RgLruGrad);
+priced_only!(MixStreams MixStreamsGrad MixPositions MixPositionsGrad);
+priced_only!(WkvHeads WkvHeadsGrad DiagonalDelta DiagonalDeltaGrad);
 priced_only!(Conv1d Conv1dGradInput Conv1dGradWeight);
 priced_only!(MaskedAttention MaskedAttentionGrad BatchedGemm Softmax SoftmaxGrad);
 priced_only!(Dropout DropoutGrad);

@@ -368,6 +368,14 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         | OpKind::WkvGrad
         | OpKind::RgLru
         | OpKind::RgLruGrad
+        | OpKind::MixStreams
+        | OpKind::MixStreamsGrad
+        | OpKind::MixPositions
+        | OpKind::MixPositionsGrad
+        | OpKind::WkvHeads(_)
+        | OpKind::WkvHeadsGrad(_)
+        | OpKind::DiagonalDelta(_)
+        | OpKind::DiagonalDeltaGrad(_)
         | OpKind::Conv1d(_)
         | OpKind::Conv1dGradInput(_)
         | OpKind::Conv1dGradWeight(_)

@@ -34,7 +34,7 @@ pub(super) struct Attention {
     head_gate: Option<Layer>,
     output: Layer,
     /// Norms of queries and of keys.
-    qk_norms: Option<[HeadNorm; 2]>,
+    qk_norms: [Option<HeadNorm>; 2],
     value_norm: Option<Norm>,
     /// Norm of what the output projection reads.
     sub_norm: Option<Norm>,
@@ -54,6 +54,8 @@ enum Projections {
     },
     Packed(Layer, PackedQkv),
     Latent(Latent),
+    /// Keys and values are those of an earlier layer.
+    Queries(Layer),
 }
 
 /// Norm of queries or keys.
@@ -98,6 +100,8 @@ pub(super) struct Around {
     pub(super) masks: Masks,
     /// That of the layer.
     pub(super) mask: Option<ValueId>,
+    /// Rotated keys, and values, of an earlier layer.
+    pub(super) keys: Option<[ValueId; 2]>,
 }
 
 impl Attention {
@@ -120,14 +124,19 @@ impl Attention {
         let at = d.module(block, name, ModuleKind::Attention);
         let [before, after, sum] = normalized(m);
         // The first block of an encoder reads the norm of the embedded tokens.
-        let normed = m.family == Family::Bert && m.options.embedding_norm && d.layer() == 0;
+        let encodes = m.family == Family::Bert && m.options.embedding_norm;
+        let normed = (encodes || m.options.plain_first_block) && d.layer() == 0;
         let norm = (before && !normed).then(|| {
             let names = ("norm", names.attention_norm);
             Norm::new(d, at, names, h, m, Order::First)
         });
         let latent = &m.options.latent;
+        let shares = rows.is_none() && m.keys_of(d.layer()).is_some();
         let projections = match m.options.packed_qkv {
             _ if latent.is_used() => Projections::Latent(Latent::new(d, at, &names, m)),
+            PackedQkv::None if shares => {
+                Projections::Queries(d.linear(at, ("q", names.q), [q, h], bias))
+            }
             PackedQkv::None => {
                 let q = d.linear(at, ("q", names.q), [q * query_parts(m), h], bias);
                 let outer = rows.map(|rows| d.rows(Some(rows)));
@@ -147,6 +156,17 @@ impl Attention {
                 Projections::Packed(layer, packed)
             }
         };
+        if m.options.global_projections && rows.is_none() {
+            for (name, hf, width) in [
+                ("q_global", names.q, q),
+                ("k_global", names.k, kv),
+                ("v_global", names.v, kv),
+            ] {
+                let hf = [hf, "_global"].concat();
+                let unused = d.linear(at, (name, &hf), [width, h], bias);
+                d.untrained(unused);
+            }
+        }
         let chooses = !latent.is_used() && latent.has_indexer(d.layer());
         let indexer = chooses.then(|| Indexer::of_input(d, at, m));
         let has_sinks = m.options.attention_sinks.has(m.layer_type(d.layer()));
@@ -170,17 +190,16 @@ impl Attention {
                 _ => HeadNorm::Plain(Norm::new(d, at, names, hd, m, Order::Declared)),
             }
         };
-        let qk_norms = (m.options.qk_norm != QkNorm::None).then(|| {
-            [
-                head_norm("q_norm", names.q_norm, m.heads),
-                head_norm("k_norm", names.k_norm, m.kv_heads),
-            ]
-        });
+        let normalizes = m.options.qk_norm != QkNorm::None;
+        let qk_norms = [
+            normalizes.then(|| head_norm("q_norm", names.q_norm, m.heads)),
+            (normalizes && !shares).then(|| head_norm("k_norm", names.k_norm, m.kv_heads)),
+        ];
         let sub_norm = m.options.sub_norms.then(|| {
             let names = ("sub_norm", "self_attn.attn_sub_norm");
             Norm::new(d, at, names, width, m, Order::Declared)
         });
-        let value_norm = m.options.value_norm.then(|| {
+        let value_norm = (m.options.value_norm && !shares).then(|| {
             let mut like = m.clone();
             like.options.norm = NormKind::RmsNoWeight;
             Norm::new(d, at, ("v_norm", ""), hd, &like, Order::Declared)
@@ -231,15 +250,21 @@ impl Attention {
                 mut qkv,
                 packed,
                 gate,
-            } = self.project(b, y, around.memory, rope);
+            } = self.project(b, y, around, rope);
             let latent = matches!(self.projections, Projections::Latent(_));
             if let Some(rope) = rope.filter(|_| !latent) {
                 let [q, k, v] = qkv;
                 let rope = rope.of_layer(b);
-                qkv = [rope.rotate(b, q), rope.rotate(b, k), v];
+                let rotated = rope.rotate(b, q);
+                qkv = match around.keys {
+                    Some(keys) => [rotated, keys[0], keys[1]],
+                    None => [rotated, rope.rotate(b, k), v],
+                };
                 // `q, k = rope(q), rope(k)`: the unrotated ones live until both are done.
                 b.g.release(q);
-                b.g.release(k);
+                if around.keys.is_none() {
+                    b.g.release(k);
+                }
             }
             if b.s.model.options.qk_norm == QkNorm::AfterRope {
                 let norms = self.qk_norms;
@@ -327,14 +352,15 @@ impl Attention {
         &self,
         b: &mut Builder<'_>,
         y: ValueId,
-        memory: Option<ValueId>,
+        around: Around,
         rope: Option<Rope>,
     ) -> Projected {
+        let memory = around.memory;
         let (batch, seq) = (b.batch(), b.seq());
         let m = &b.s.model;
         let (heads, kv, hd) = (m.heads, self.kv_heads, self.head_dim);
         let before = match m.options.qk_norm {
-            QkNorm::AfterRope => None,
+            QkNorm::AfterRope => [None; 2],
             _ => self.qk_norms,
         };
         let whole = m.options.qk_norm == QkNorm::Full;
@@ -390,6 +416,16 @@ impl Attention {
                     gate,
                 }
             }
+            &Projections::Queries(q) => {
+                let queries = b.linear(q, y);
+                let queries = split(b, 0, queries, heads);
+                let [keys, values] = around.keys.expect("the check of the model has found them");
+                Projected {
+                    qkv: [queries, keys, values],
+                    packed: None,
+                    gate: None,
+                }
+            }
             &Projections::Packed(layer, packed) => {
                 let p = b.linear(layer, y);
                 let parts = unpack(b, p, packed, kv, hd);
@@ -412,11 +448,11 @@ impl Attention {
     fn normalize(
         &self,
         b: &mut Builder<'_>,
-        norms: Option<[HeadNorm; 2]>,
+        norms: [Option<HeadNorm>; 2],
         n: usize,
         x: ValueId,
     ) -> ValueId {
-        match norms.and_then(|norms| norms.get(n).copied()) {
+        match norms.get(n).copied().flatten() {
             None => x,
             Some(HeadNorm::Plain(norm)) => norm.apply(b, x),
             Some(HeadNorm::Each(layer)) => {

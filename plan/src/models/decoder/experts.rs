@@ -6,6 +6,7 @@
 //! torchtitan and transformers does that after the matmuls (`indexed.rs`). Expert-parallel ranks
 //! have some of the experts each, and exchange tokens (`dispatch.rs`).
 
+use super::attention::mlp_reads_norm;
 use super::dispatch::{Dispatch, Routed};
 use super::norm::Norm;
 use super::{names, normalized, scaled};
@@ -61,7 +62,9 @@ struct Shared {
 
 impl Experts {
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
-        Self::named(d, block, "mlp", m, normalized(m))
+        let [_, after, sum] = normalized(m);
+        let before = mlp_reads_norm(m);
+        Self::named(d, block, "mlp", m, [before, after, sum])
     }
 
     /// Declares them as a module of this name. The flags say whether what they read, what they add,

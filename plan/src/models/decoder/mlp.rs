@@ -5,7 +5,7 @@ use super::norm::Norm;
 use super::{names, normalized, scaled};
 use crate::config::Model;
 use crate::graph::ValueId;
-use crate::ir::{ModuleId, ModuleKind, OpKind};
+use crate::ir::{ModuleId, ModuleKind, OpKind, Real, op};
 use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
@@ -16,6 +16,8 @@ pub(super) struct Mlp {
     /// Norm of what it reads.
     pub(super) norm: Option<Norm>,
     input: Input,
+    /// Share of the gates that are 0.
+    sparsity: Option<f64>,
     /// Norm of what the last layer reads.
     sub_norm: Option<Norm>,
     down: Layer,
@@ -74,6 +76,7 @@ impl Mlp {
             module: at,
             norm,
             input,
+            sparsity: m.sparsity(d.layer()),
             sub_norm,
             down,
             post_norm,
@@ -104,7 +107,10 @@ impl Mlp {
         b.within(self.module, |b| {
             let mut inner = match self.input {
                 Input::Gated { gate, up } => {
-                    let gate = b.linear(gate, y);
+                    let mut gate = b.linear(gate, y);
+                    if let Some(share) = self.sparsity {
+                        gate = largest(b, gate, share);
+                    }
                     let gate = activate(b, activation, gate);
                     let up = b.linear(up, y);
                     b.g.binary(OpKind::Mul, gate, up)
@@ -126,4 +132,44 @@ impl Mlp {
             b.linear(self.down, inner)
         })
     }
+}
+
+/// Subtracts from each row the value below which `share` of its numbers are, if these have a normal
+/// distribution, and sets negative ones to 0.
+fn largest(b: &mut Builder<'_>, x: ValueId, share: f64) -> ValueId {
+    let (width, mut shape) = (b.g.value(x).cols() as f64, b.g.value(x).shape.clone());
+    if let Some(last) = shape.last_mut() {
+        *last = 1;
+    }
+    let scale = Real(1.0 / width);
+    let mean = b.compute(OpKind::RowSum(op::RowSum { scale }), &[x], &[&shape])[0];
+    let mean = b.as_activation(mean);
+    // One kernel per row, as `torch.std` is.
+    let squares = b.compute(OpKind::RowDot, &[x, x], &[&shape])[0];
+    let squares = b.as_activation(squares);
+    let squares = b.scale(squares, 1.0 / width);
+    let of_mean = b.g.binary(OpKind::Mul, mean, mean);
+    let variance = b.g.binary(OpKind::Sub, squares, of_mean);
+    let exponent = Real(0.5);
+    let deviation = b.g.unary(OpKind::Pow(op::Pow { exponent }), variance);
+    let deviation = b.scale(deviation, normal_quantile(share));
+    let cutoff = b.g.binary(OpKind::Add, mean, deviation);
+    let rest = b.g.binary(OpKind::Sub, x, cutoff);
+    b.g.unary(OpKind::Relu, rest)
+}
+
+/// Returns the number below which `share` of a standard normal distribution is, by bisection of
+/// its logistic approximation.
+fn normal_quantile(share: f64) -> f64 {
+    let below = |x: f64| 1.0 / (1.0 + (-x * (1.5976 + 0.07056 * x * x)).exp());
+    let (mut low, mut high) = (-8.0, 8.0);
+    for _ in 0..60 {
+        let middle = f64::midpoint(low, high);
+        if below(middle) < share {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    low
 }

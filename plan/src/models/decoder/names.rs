@@ -197,6 +197,17 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             experts: "ffn.experts.mlp",
             ..LLAMA
         },
+        "aria_text" => Names {
+            router: "mlp.router",
+            shared_expert: "mlp.shared_experts",
+            ..LLAMA
+        },
+        "kolibri1" => Names {
+            attention_post_norm: "post_self_attn_layernorm",
+            mlp_post_norm: "post_mlp_layernorm",
+            shared_expert: "mlp.shared_experts",
+            ..LLAMA
+        },
         "glm4" | "glm4v_text" => Names {
             attention_post_norm: "post_self_attn_layernorm",
             mlp_post_norm: "post_mlp_layernorm",
@@ -279,6 +290,11 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             blocks: "rwkv.blocks",
             norm: "rwkv.ln_out",
             head: "head",
+            ..LLAMA
+        },
+        "rwkv7" => Names {
+            embedding: "model.embeddings",
+            embedding_norm: "model.layers.0.pre_norm",
             ..LLAMA
         },
         "whisper" => Names {
@@ -403,6 +419,23 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             pooler: "albert.pooler",
             ..BERT
         },
+        "openai-gpt" => Names {
+            embedding: "transformer.tokens_embed",
+            positions: "transformer.positions_embed",
+            ..GPT
+        },
+        "longformer" => Names {
+            embedding: "longformer.embeddings.word_embeddings",
+            positions: "longformer.embeddings.position_embeddings",
+            token_types: "longformer.embeddings.token_type_embeddings",
+            embedding_norm: "longformer.embeddings.LayerNorm",
+            blocks: "longformer.encoder.layer",
+            head: "lm_head.decoder",
+            transform: "lm_head.dense",
+            transform_norm: "lm_head.layer_norm",
+            pooler: "longformer.pooler.dense",
+            ..BERT
+        },
         "roberta" | "xlm-roberta" | "camembert" => Names {
             embedding: "roberta.embeddings.word_embeddings",
             positions: "roberta.embeddings.position_embeddings",
@@ -414,6 +447,23 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             transform_norm: "lm_head.layer_norm",
             pooler: "roberta.pooler.dense",
             ..BERT
+        },
+        "modernbert-decoder" => Names {
+            embedding: "model.embeddings.tok_embeddings",
+            embedding_norm: "model.embeddings.norm",
+            norm: "model.final_norm",
+            head: "decoder",
+            q: "attn.q_proj",
+            k: "attn.k_proj",
+            v: "attn.v_proj",
+            o: "attn.Wo",
+            gate_up: "mlp.Wi",
+            down: "mlp.Wo",
+            attention_norm: "attn_norm",
+            mlp_norm: "mlp_norm",
+            transform: "lm_head.dense",
+            transform_norm: "lm_head.norm",
+            ..LLAMA
         },
         "modernbert" => Names {
             embedding: "model.embeddings.tok_embeddings",

@@ -31,6 +31,8 @@ pub(super) struct Output {
     contrast: Option<Contrast>,
     /// Classifies the second row.
     second: Option<Layer>,
+    /// Scores two sentences.
+    relation: Option<Layer>,
     /// The first position is classified, not the last one.
     first: bool,
 }
@@ -42,7 +44,10 @@ impl Output {
         let images = m.family == Family::Vit;
         let encoder = m.family == Family::Bert || images;
         let transforms = match kind {
-            Head::LanguageModel => encoder && m.options.head_transform,
+            Head::LanguageModel | Head::SequenceClassification if m.options.output_transform => {
+                true
+            }
+            Head::LanguageModel | Head::Pretraining => encoder && m.options.head_transform,
             Head::SequenceClassification => encoder && !images && !m.options.pooler,
             Head::TokenClassification => {
                 encoder && !images && !m.options.pooler && m.options.head_transform
@@ -52,7 +57,7 @@ impl Output {
         let transform = transforms.then(|| {
             let dense = ("transform", names.transform);
             let norm = ("transform_norm", names.transform_norm);
-            let width = if kind == Head::LanguageModel {
+            let width = if matches!(kind, Head::LanguageModel | Head::Pretraining) {
                 embedding::width(m)
             } else {
                 h
@@ -74,6 +79,7 @@ impl Output {
         let pools = match kind {
             Head::None => encoder && m.options.pooler,
             Head::SequenceClassification => encoder && !images && m.options.pooler,
+            Head::Pretraining => true,
             Head::LanguageModel | Head::TokenClassification | Head::Vector | Head::Contrastive => {
                 false
             }
@@ -83,7 +89,9 @@ impl Output {
         let pooler = pools.then(|| d.linear(ROOT, ("pooler", names.pooler), [h, h], pooler_bias));
         let scores = [m.options.num_labels, narrow.unwrap_or(h)];
         let layer = match kind {
-            Head::LanguageModel => tokens.map(|tokens| d.lm_head(tokens, names.head, m)),
+            Head::LanguageModel | Head::Pretraining => {
+                tokens.map(|tokens| d.lm_head(tokens, names.head, m))
+            }
             Head::SequenceClassification => Some(d.head(("output", "score"), scores, encoder)),
             Head::TokenClassification => Some(d.head(("output", "score"), scores, true)),
             Head::Vector | Head::Contrastive => {
@@ -103,6 +111,17 @@ impl Output {
                 true,
             )
         });
+        let relation = (kind == Head::Pretraining).then(|| {
+            d.head(
+                ("relation", "cls.seq_relationship"),
+                [m.options.num_labels, h],
+                true,
+            )
+        });
+        if m.options.unused_pooler && (kind != Head::None) {
+            let unused = d.linear(ROOT, ("unused_pooler", ""), [h, h], true);
+            d.untrained(unused);
+        }
         let contrast = (kind == Head::Contrastive).then(|| Contrast::new(d, m));
         Self {
             kind,
@@ -113,6 +132,7 @@ impl Output {
             layer,
             contrast,
             second,
+            relation,
             first: encoder,
         }
     }
@@ -133,8 +153,13 @@ impl Output {
         if let Some(pooling) = &self.pooling {
             hidden = pooling.forward(b, hidden);
         }
+        let mut related = None;
         if let Some(pooler) = self.pooler {
-            hidden = pool(b, pooler, hidden);
+            let pooled = pool(b, pooler, hidden);
+            match self.relation {
+                Some(relation) => related = Some(b.linear(relation, pooled)),
+                None => hidden = pooled,
+            }
         }
         let Some(layer) = self.layer else {
             return loss::mean_square_of(b, hidden, "hidden_states");
@@ -151,6 +176,14 @@ impl Output {
         let averages = matches!(self.transform, Some((_, None)));
         let options = &b.s.model.options;
         match self.kind {
+            Head::Pretraining => {
+                let logits = b.linear(layer, hidden);
+                let masked = b.constant("masked_tokens", &[batch, seq], DType::I64, true);
+                let next = b.constant("sentence_classes", &[batch], DType::I64, true);
+                if let Some(scores) = related {
+                    loss::sum_of_cross_entropies(b, [logits, scores], [masked, next]);
+                }
+            }
             Head::LanguageModel if self.first => {
                 let logits = b.linear(layer, hidden);
                 let masked = b.constant("masked_tokens", &[batch, seq], DType::I64, true);

@@ -1,7 +1,9 @@
 //! Layers with a state that runs over the positions, in place of attention.
 
+use super::Carried;
 use super::norm::Norm;
 use super::rwkv::TimeMix;
+use super::rwkv_heads::HeadMix;
 use super::{normalized, scaled};
 use crate::config::{LayerType, LinearAttention, Model, Ssm};
 use crate::graph::ValueId;
@@ -30,6 +32,7 @@ enum Kind {
     Delta(GatedDelta),
     Conv(ShortConv),
     Rwkv(TimeMix),
+    RwkvHeads(HeadMix),
     RgLru(RgLru),
 }
 
@@ -59,7 +62,7 @@ impl Recurrent {
             (LayerType::Mamba, Some(of), _) => {
                 declare("mamba", &|d, at| Kind::Mamba(Mamba::new(d, at, m, of)))
             }
-            (LayerType::Mamba2 | LayerType::Hybrid, Some(of), _) => {
+            (LayerType::Mamba2 | LayerType::Hybrid | LayerType::Shared, Some(of), _) => {
                 declare("mamba", &|d, at| Kind::Mamba2(Mamba2::new(d, at, m, of)))
             }
             (LayerType::Linear, _, Some(of)) => declare("linear_attn", &|d, at| {
@@ -68,6 +71,10 @@ impl Recurrent {
             (LayerType::Conv, Some(of), _) => {
                 declare("conv", &|d, at| Kind::Conv(ShortConv::new(d, at, m, of)))
             }
+            (LayerType::Rwkv, ..) if o.rwkv.is_some() => declare("attention", &|d, at| {
+                let of = o.rwkv.as_ref().expect("the guard has found it");
+                Kind::RwkvHeads(HeadMix::new(d, at, m, of))
+            }),
             (LayerType::Rwkv, Some(of), _) => {
                 declare("attention", &|d, at| Kind::Rwkv(TimeMix::new(d, at, m, of)))
             }
@@ -79,7 +86,12 @@ impl Recurrent {
     }
 
     /// Applies the layer to `y`; returns what it adds to the residual stream.
-    pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
+    pub(super) fn forward(
+        &self,
+        b: &mut Builder<'_>,
+        y: ValueId,
+        carried: &mut Carried,
+    ) -> ValueId {
         b.within(self.module, |b| {
             let out = match &self.kind {
                 Kind::Mamba(layer) => layer.forward(b, y),
@@ -87,6 +99,7 @@ impl Recurrent {
                 Kind::Delta(layer) => layer.forward(b, y),
                 Kind::Conv(layer) => layer.forward(b, y),
                 Kind::Rwkv(layer) => layer.forward(b, y),
+                Kind::RwkvHeads(layer) => layer.forward(b, y, &mut carried.first_values),
                 Kind::RgLru(layer) => layer.forward(b, y),
             };
             scaled(b, out, b.s.model.options.residual_multiplier)
@@ -290,6 +303,14 @@ impl GatedDelta {
                 ("b", "self_attn.b_proj", n),
                 ("f_a", "self_attn.forget_gate.f_a_proj", of.gate_rank),
             ],
+            6 => &[
+                ("q", "linear_attn.q_proj", keys),
+                ("k", "linear_attn.k_proj", keys),
+                ("v", "linear_attn.v_proj", values),
+                ("g", "linear_attn.g_proj", values),
+                ("b", "linear_attn.b_proj", n),
+                ("a", "linear_attn.a_proj", n),
+            ],
             2 => &[
                 ("qkvz", "linear_attn.in_proj_qkvz", 2 * keys + 2 * values),
                 ("ba", "linear_attn.in_proj_ba", 2 * n),
@@ -338,11 +359,13 @@ impl GatedDelta {
         let [qkv, z, beta, gate] = match made[..] {
             [q, k, v, z, beta, gate] => {
                 let qkv = b.g.cat(&[q, k, v], 2);
-                let [z, gate] = match self.gates {
-                    Some([of_z, of_gate]) => [b.linear(of_z, z), b.linear(of_gate, gate)],
-                    None => [z, gate],
-                };
-                [qkv, z, beta, heads(b, gate, n)]
+                match self.gates {
+                    Some([of_z, of_gate]) => {
+                        let (z, gate) = (b.linear(of_z, z), b.linear(of_gate, gate));
+                        [qkv, z, beta, heads(b, gate, n)]
+                    }
+                    None => [qkv, z, beta, gate],
+                }
             }
             [qkv, z, beta, gate] => [qkv, z, beta, gate],
             [qkvz, ba, ..] => {

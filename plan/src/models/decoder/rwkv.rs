@@ -1,4 +1,4 @@
-//! Layers of RWKV-4: projections read a mixture of each position and the one before.
+//! Layers of RWKV: projections read a mixture of each position and the one before.
 
 use super::norm::Norm;
 use crate::config::{Model, Ssm};
@@ -8,13 +8,13 @@ use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 
 /// Shares of each position in what projections read; the rest is that of the position before.
-struct Mixture {
+pub(super) struct Mixture {
     module: ModuleId,
-    shares: Vec<Layer>,
+    pub(super) shares: Vec<Layer>,
 }
 
 impl Mixture {
-    fn new(d: &mut Declare, at: ModuleId, names: &[&str], h: u64) -> Self {
+    pub(super) fn new(d: &mut Declare, at: ModuleId, names: &[&str], h: u64) -> Self {
         let share = |name: &&str| {
             let module = d.module(at, name, ModuleKind::Layer);
             d.parameters(module, "", &[1, 1, h], false)
@@ -26,7 +26,7 @@ impl Mixture {
     }
 
     /// Returns a mixture of `x`, `[batch, seq, hidden]`, for each share.
-    fn of(&self, b: &mut Builder<'_>, x: ValueId) -> Vec<ValueId> {
+    pub(super) fn of(&self, b: &mut Builder<'_>, x: ValueId) -> Vec<ValueId> {
         let (batch, seq, h) = (b.batch(), b.seq(), b.g.value(x).cols());
         let zeros = b.constant("zeros", &[batch, 1, h], DType::F32, false);
         let shares: Vec<ValueId> = self.shares.iter().map(|&l| b.weight(l)).collect();
@@ -47,7 +47,19 @@ impl Mixture {
     }
 }
 
-/// What a layer has in place of attention.
+impl Mixture {
+    /// Returns the same mixtures, by the difference of positions.
+    fn by_difference(&self, b: &mut Builder<'_>, x: ValueId) -> Vec<ValueId> {
+        let shares: Vec<ValueId> = self.shares.iter().map(|&l| b.weight(l)).collect();
+        b.within(self.module, |b| {
+            let change = difference(b, x);
+            let mixed = |share| shifted(b, [x, change, share]);
+            shares.into_iter().map(mixed).collect()
+        })
+    }
+}
+
+/// What a layer of RWKV-4 has in place of attention.
 pub(super) struct TimeMix {
     mixture: Mixture,
     decay: Layer,
@@ -93,14 +105,14 @@ impl TimeMix {
     }
 }
 
-/// The feed-forward layer, with a gate for its result.
+/// The feed-forward layer. Until RWKV-7, its result has a gate.
 pub(super) struct ChannelMix {
     pub(super) module: ModuleId,
     /// Norm of what it reads.
     pub(super) norm: Norm,
     mixture: Mixture,
     up: Layer,
-    gate: Layer,
+    gate: Option<Layer>,
     down: Layer,
 }
 
@@ -109,26 +121,57 @@ impl ChannelMix {
         let (h, ffn) = (m.hidden, m.ffn);
         let module = d.module(block, "mlp", ModuleKind::Mlp);
         let norm = Norm::new(d, module, ("norm", "ln2"), h, m, Order::First);
+        let version = m.options.rwkv.as_ref().map_or(4, |of| of.version);
+        let gated = version < 7;
+        let shares = ["mix_k", "mix_r"];
         Self {
             module,
             norm,
-            mixture: Mixture::new(d, module, &["mix_k", "mix_r"], h),
+            mixture: Mixture::new(d, module, &shares[..1 + usize::from(gated)], h),
             up: d.linear(module, ("w1", "feed_forward.key"), [ffn, h], false),
-            gate: d.linear(module, ("r", "feed_forward.receptance"), [h, h], false),
+            gate: gated.then(|| d.linear(module, ("r", "feed_forward.receptance"), [h, h], false)),
             down: d.linear(module, ("w2", "feed_forward.value"), [h, ffn], false),
         }
     }
 
     pub(super) fn forward(&self, b: &mut Builder<'_>, y: ValueId) -> ValueId {
         b.within(self.module, |b| {
-            let mixed = self.mixture.of(b, y);
+            let later =
+                b.s.model
+                    .options
+                    .rwkv
+                    .as_ref()
+                    .is_some_and(|of| of.version > 5);
+            let mixed = match later {
+                true => self.mixture.by_difference(b, y),
+                false => self.mixture.of(b, y),
+            };
             let up = b.linear(self.up, mixed[0]);
             let up = b.g.unary(OpKind::Relu, up);
             let up = b.g.binary(OpKind::Mul, up, up);
             let down = b.linear(self.down, up);
-            let gate = b.linear(self.gate, mixed[1]);
+            let Some(gate) = self.gate else {
+                return down;
+            };
+            let gate = b.linear(gate, mixed[1]);
             let gate = b.g.unary(OpKind::Sigmoid, gate);
             b.g.binary(OpKind::Mul, gate, down)
         })
     }
+}
+
+/// Returns the difference of each position of `x`, `[batch, seq, hidden]`, to the one before.
+pub(super) fn difference(b: &mut Builder<'_>, x: ValueId) -> ValueId {
+    let (batch, seq, h) = (b.batch(), b.seq(), b.g.value(x).cols());
+    let zeros = b.constant("zeros", &[batch, 1, h], DType::F32, false);
+    let zeros = b.as_activation(zeros);
+    let earlier = b.g.slice(x, 1, 0, seq - 1);
+    let before = b.g.cat(&[zeros, earlier], 1);
+    b.g.binary(OpKind::Sub, before, x)
+}
+
+/// Computes `x + share * difference`.
+pub(super) fn shifted(b: &mut Builder<'_>, [x, difference, share]: [ValueId; 3]) -> ValueId {
+    let part = b.g.binary(OpKind::Mul, difference, share);
+    b.g.binary(OpKind::Add, x, part)
 }

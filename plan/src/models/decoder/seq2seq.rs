@@ -3,7 +3,7 @@
 use super::attention::Around;
 use super::embedding::{Embedding, Tables};
 use super::norm::Norm;
-use super::{Block, Surroundings};
+use super::{Block, Carried, Surroundings};
 use crate::config::{Family, Model, NormPosition, Scenario};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind};
@@ -84,11 +84,11 @@ impl Encoder {
                 ..Around::default()
             };
             let surroundings = Surroundings {
-                ropes: None,
                 around,
+                ..Surroundings::default()
             };
             for block in &self.blocks {
-                x = block.forward(b, x, surroundings, &mut Vec::new());
+                x = block.forward(b, x, surroundings, &mut Carried::default());
             }
             self.norm.map_or(x, |norm| norm.apply(b, x))
         })

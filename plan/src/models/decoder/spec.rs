@@ -41,6 +41,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "rope_local_theta",
     "rope_scaling",
     "sliding_window",
+    "window_from",
     "layer_types",
     "mlp_layer_types",
     "attention_gate",
@@ -53,10 +54,17 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "index_head_dim",
     "index_topk",
     "indexer_types",
+    "layer_embedding_width",
+    "layer_embedding_rows",
+    "shared_kv_layers",
+    "activation_sparsity",
+    "altup",
     "sub_norms",
     "activation_scalars",
     "layer_scale",
     "ssm",
+    "rwkv",
+    "shared_block",
     "linear_attention",
     "encoder_layers",
     "relative_buckets",
@@ -70,6 +78,9 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "logits_softcap",
     "embedding_norm",
     "embedding_width",
+    "plain_first_block",
+    "output_transform",
+    "stream_scale",
     "layer_groups",
     "group_layers",
     "streams",
@@ -85,6 +96,8 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "head_bias",
     "head",
     "pooler",
+    "unused_pooler",
+    "global_projections",
     "head_transform",
     "num_labels",
     "vector_width",
@@ -385,6 +398,173 @@ fn check_memory(m: &Model) -> Result<(), Conflict> {
     Ok(())
 }
 
+/// Refuses layers with a shared block that lack its sizes, or are not those of Zamba 2.
+fn check_shared_block(m: &Model) -> Result<(), Conflict> {
+    let o = &m.options;
+    if !o.layer_types.iter().any(|kind| kind.has_shared_block()) {
+        return Ok(());
+    }
+    if o.shared_block.is_none() || o.ssm.is_none() {
+        let message = "layers of type shared_attention need the sizes of `shared_block` and `ssm`";
+        let keys = &["layer_types", "shared_block", "ssm"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    let plain = o.residual == Residual::Sequential
+        && o.norm_position == NormPosition::Before
+        && o.streams == 0
+        && o.layer_groups == 0
+        && o.rope_local_theta.is_none();
+    if !plain {
+        let message = "layers of type shared_attention need `residual` = \"sequential\" and `norm_position` = \"before\", without residual streams";
+        let keys = &["layer_types", "residual", "norm_position", "streams"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    Ok(())
+}
+
+/// Refuses heads that do not divide the widths of RWKV.
+fn check_rwkv(m: &Model) -> Result<(), Conflict> {
+    let Some(of) = &m.options.rwkv else {
+        return Ok(());
+    };
+    for (name, width) in [("keys", of.keys), ("values", of.values)] {
+        if !width.is_multiple_of(of.heads) {
+            let message = format!("`heads` ({}) must divide `{name}` ({width})", of.heads);
+            return Err(Conflict::new(&["rwkv"], message));
+        }
+    }
+    if of.version == 7 && of.keys != of.values {
+        let message = "RWKV-7 has values as wide as keys".to_owned();
+        return Err(Conflict::new(&["rwkv"], message));
+    }
+    Ok(())
+}
+
+/// Refuses what only decoders of certain blocks have at their ends.
+fn check_ends(m: &Model) -> Result<(), Conflict> {
+    let o = &m.options;
+    let decodes = matches!(m.family, Family::Decoder | Family::Moe);
+    let plain = decodes && o.residual == Residual::Sequential && o.streams == 0;
+    let first = o.plain_first_block && m.layer_type(0).is_attention();
+    if o.plain_first_block && !(plain && first && o.norm_position == NormPosition::Before) {
+        let message = "`plain_first_block` needs a decoder whose first block has attention, with `residual` = \"sequential\" and `norm_position` = \"before\"";
+        let keys = &[
+            "plain_first_block",
+            "residual",
+            "norm_position",
+            "layer_types",
+        ];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    if o.stream_scale && (!plain || o.per_layer.altup.is_some()) {
+        let message = "`stream_scale` needs a decoder with `residual` = \"sequential\" and one residual stream";
+        let keys = &["stream_scale", "residual", "streams", "altup"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    let known = matches!(
+        o.head,
+        Head::LanguageModel | Head::SequenceClassification | Head::None
+    );
+    if o.output_transform && (!decodes || !known || o.embedding_width.is_some()) {
+        let message = "`output_transform` is one of decoders with logits, or scores of sequences";
+        let keys = &["output_transform", "head", "family", "embedding_width"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    Ok(())
+}
+
+/// Refuses layers that have the keys of others, embedded tokens or residual streams, where their
+/// parts are not those of Gemma 3n and 4.
+fn check_per_layer(m: &Model) -> Result<(), Conflict> {
+    let (o, of) = (&m.options, &m.options.per_layer);
+    let conflict = |keys, message: &str| Err(Conflict::new(keys, message.to_owned()));
+    let decodes = matches!(m.family, Family::Decoder | Family::Moe);
+    let plain = decodes && o.residual == Residual::Sequential && o.encoder_layers == 0;
+    if of.layer_embedding_width > 0 && !plain {
+        return conflict(
+            &[
+                "layer_embedding_width",
+                "family",
+                "residual",
+                "encoder_layers",
+            ],
+            "embedded tokens of single layers need a decoder with `residual` = \"sequential\", without an encoder",
+        );
+    }
+    if of.shared_kv_layers > 0 {
+        let separate = o.packed_qkv == PackedQkv::None
+            && !o.latent.is_used()
+            && o.output_groups == 0
+            && o.attention_gate == AttentionGate::None
+            && o.tower_memory().is_none();
+        if !plain || !separate {
+            return conflict(
+                &[
+                    "shared_kv_layers",
+                    "packed_qkv",
+                    "kv_lora_rank",
+                    "attention_gate",
+                ],
+                "layers that share keys and values need separate projections and `residual` = \"sequential\"",
+            );
+        }
+        let lacks =
+            |layer: &usize| m.layer_type(*layer).is_attention() && m.keys_of(*layer).is_none();
+        if let Some(layer) = (m.layers_with_keys()..m.layers as usize).find(lacks) {
+            let message = format!(
+                "layer {layer} has no layer of its type ({}) among the first {}, whose keys and values it could share",
+                m.layer_type(layer).name(),
+                m.layers_with_keys()
+            );
+            let keys = &["shared_kv_layers", "layers", "layer_types"];
+            return Err(Conflict::new(keys, message));
+        }
+    }
+    let n = of.activation_sparsity.len();
+    if n > 0 && (n < m.layers as usize || !o.gated_mlp || o.packed_gate_up) {
+        return conflict(
+            &[
+                "activation_sparsity",
+                "layers",
+                "gated_mlp",
+                "packed_gate_up",
+            ],
+            "`activation_sparsity` has a number for each layer, and needs separate gates",
+        );
+    }
+    let Some(altup) = &of.altup else {
+        return Ok(());
+    };
+    if altup.active >= altup.streams {
+        let message = format!(
+            "`active` ({}) must be less than `streams` ({})",
+            altup.active, altup.streams
+        );
+        return Err(Conflict::new(&["altup"], message));
+    }
+    let whole = (0..m.layers as usize).all(|layer| {
+        let of = m.of_layer(layer);
+        m.layer_type(layer).is_attention()
+            && !m.layer_type(layer).is_gated()
+            && of.kv_heads > 0
+            && of.ffn > 0
+    });
+    let fits = plain && whole && o.streams == 0 && o.norm_position != NormPosition::Sum;
+    if !fits || o.layer_scale || o.tower_memory().is_some() {
+        return conflict(
+            &[
+                "altup",
+                "layer_types",
+                "norm_position",
+                "streams",
+                "layer_scale",
+            ],
+            "`altup` needs a decoder of plain blocks, each with attention and a feed-forward layer",
+        );
+    }
+    Ok(())
+}
+
 fn normalized_otherwise(at: NormPosition) -> bool {
     at != NormPosition::Before
 }
@@ -415,6 +595,10 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         return Err(Conflict::new(&["layer_types", "ssm"], message));
     }
     check_memory(m)?;
+    check_rwkv(m)?;
+    check_shared_block(m)?;
+    check_per_layer(m)?;
+    check_ends(m)?;
     check_latent(m)?;
     check_values(m)?;
     if o.packed_gate_up && !o.gated_mlp {
@@ -502,6 +686,19 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         o.position_embedding,
         PositionEmbedding::Learned | PositionEmbedding::Rotary
     );
+    if o.head == Head::Pretraining && (m.family != Family::Bert || !o.head_transform) {
+        let message =
+            "`head` = \"pretraining\" is one of encoders of family bert, with `head_transform`";
+        let keys = &["head", "family", "head_transform"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
+    let separate = o.packed_qkv == PackedQkv::None && !o.latent.is_used();
+    if o.global_projections && (m.family != Family::Bert || !separate) {
+        let message =
+            "`global_projections` are those of encoders of family bert, with separate projections";
+        let keys = &["global_projections", "family", "packed_qkv"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
     if o.head == Head::Contrastive && o.vision.as_ref().is_none_or(|of| of.memory) {
         let message = "`head` = \"contrastive\" compares texts with images of a tower: `vision`, without `memory`";
         return Err(Conflict::new(&["head", "vision"], message.to_owned()));

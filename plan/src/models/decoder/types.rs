@@ -4,6 +4,7 @@ mod class_defaults;
 mod deepseek_v4;
 mod encoders;
 mod experts;
+mod gemma3n;
 mod gemma4;
 mod gpt;
 mod hybrid;
@@ -11,19 +12,22 @@ mod latent;
 mod llama_like;
 mod minimax;
 mod packed;
+mod recent;
 mod routed;
+mod rwkv;
 mod seq2seq;
 mod sparse;
 mod vision;
 mod windowed;
 mod wrappers;
+mod zamba;
 
 use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
 use serde_json::Value;
 
 /// All decoders.
-pub(super) const ALL: &[HfType] = &joined::<8, { len(&PARTS) }>(&PARTS);
-const PARTS: [&[HfType]; 8] = [
+pub(super) const ALL: &[HfType] = &joined::<12, { len(&PARTS) }>(&PARTS);
+const PARTS: [&[HfType]; 12] = [
     windowed::TYPES,
     llama_like::TYPES,
     packed::TYPES,
@@ -31,6 +35,10 @@ const PARTS: [&[HfType]; 8] = [
     hybrid::TYPES,
     seq2seq::TYPES,
     latent::TYPES,
+    gemma3n::TYPES,
+    rwkv::TYPES,
+    zamba::TYPES,
+    recent::TYPES,
     gemma4::TYPES,
 ];
 
@@ -41,6 +49,14 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, its gate of attention has a projection of its own",
     ),
     ("apertus", "unlike its plan, its activation is xIELU"),
+    (
+        "apertus1p5_text",
+        "unlike its plan, its activation is xIELU",
+    ),
+    (
+        "big_bird",
+        "unlike its plan, it attends to blocks of keys, some of them random",
+    ),
     (
         "clip",
         "unlike its plan, it has the activation QuickGELU, and normalizes the class alone",
@@ -58,8 +74,28 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, it rotates patches alone, by their places in two dimensions",
     ),
     (
+        "cohere2_moe",
+        "unlike its plan, it may halve the sum of shared and routed experts",
+    ),
+    (
+        "laguna",
+        "unlike its plan, its gates of attention are softplus, and some layers rotate half of a head",
+    ),
+    (
+        "gemma4_unified_text",
+        "only the sizes of its plan were compared with the code of transformers",
+    ),
+    (
         "codegen",
         "unlike its plan, it has four blocks of queries, values and keys in one projection",
+    ),
+    (
+        "ctrl",
+        "unlike its plan, its positions have sines first, then cosines",
+    ),
+    (
+        "openai-gpt",
+        "unlike its plan, its files have transposed weights",
     ),
     (
         "deberta-v2",
@@ -128,31 +164,64 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
 /// closest to them, if a plan of it says something about them.
 pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     (
-        "big_bird",
-        "attention to blocks of keys, some of them random",
-        Some("bert"),
+        "axk1",
+        "a norm of what its experts make",
+        Some("deepseek_v3"),
     ),
+    ("blt", "patches of bytes of different lengths", None),
     ("convnext", "stages of different widths", None),
     ("convnextv2", "stages of different widths", None),
+    (
+        "diffllama",
+        "differences of two results of attention",
+        Some("llama"),
+    ),
     ("dinov3_convnext", "stages of different widths", None),
     (
+        "doge",
+        "masks that values make, and experts of single rows",
+        None,
+    ),
+    (
         "gemma3n",
-        "embeddings per layer and alternating updates of residual streams",
+        "towers of images (MobileNet-V5 of timm) and of sounds",
+        Some("gemma3n_text"),
+    ),
+    (
+        "gpt_neox_japanese",
+        "a bias in the attention of the last block alone",
         None,
     ),
     (
-        "gemma3n_text",
-        "embeddings per layer and alternating updates of residual streams",
+        "hy_v4",
+        "latent attention with gates and sinks, and residual streams that are mixed",
+        None,
+    ),
+    ("jetmoe", "experts that make queries", None),
+    (
+        "longcat_flash",
+        "two layers of attention in each block, and experts without weights",
+        None,
+    ),
+    ("minimax", "linear attention with fixed decays", None),
+    ("moshi", "several streams of codes of sounds", None),
+    ("musicgen", "several streams of codes of sounds", None),
+    (
+        "musicgen_melody",
+        "several streams of codes of sounds",
         None,
     ),
     (
-        "longformer",
-        "windows with projections of their own for global positions",
-        Some("roberta"),
+        "phi4_multimodal",
+        "towers of images and of sounds, with adapters of their own",
+        Some("phi3"),
     ),
-    ("rwkv5", "states that are matrices", Some("rwkv")),
-    ("rwkv6", "states that are matrices", Some("rwkv")),
-    ("rwkv7", "states that are matrices", Some("rwkv")),
+    ("prophetnet", "several streams of predicted tokens", None),
+    (
+        "reformer",
+        "attention to buckets of hashes, and layers that are computed backward",
+        None,
+    ),
     ("swin", "stages of different widths", None),
     ("swinv2", "stages of different widths", None),
     (
@@ -161,8 +230,13 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         None,
     ),
     (
-        "zamba2",
-        "blocks that share attention, with adapters of their own",
+        "xlstm",
+        "memories that are matrices, with exponential gates",
+        None,
+    ),
+    (
+        "zamba",
+        "layers of Mamba with several heads, behind blocks that they share",
         None,
     ),
 ];
@@ -174,8 +248,8 @@ pub(in crate::models) const VARIANTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Types that are mixtures of experts.
-pub(in crate::models) const EXPERTS: &[HfType] = &joined::<7, { len(&SPARSE) }>(&SPARSE);
-const SPARSE: [&[HfType]; 7] = [
+pub(in crate::models) const EXPERTS: &[HfType] = &joined::<8, { len(&SPARSE) }>(&SPARSE);
+const SPARSE: [&[HfType]; 8] = [
     experts::TYPES,
     sparse::TYPES,
     hybrid::EXPERTS,
@@ -183,6 +257,7 @@ const SPARSE: [&[HfType]; 7] = [
     gemma4::EXPERTS,
     minimax::TYPES,
     deepseek_v4::TYPES,
+    recent::EXPERTS,
 ];
 
 const fn len<const P: usize>(parts: &[&[HfType]; P]) -> usize {

@@ -3,9 +3,10 @@
 
 use super::norm::Norm;
 use super::pooling::Pooling;
+use super::qformer::QFormer;
 use super::resampler::Resampler;
 use super::tiles::Tiles;
-use super::{Block, Decoder, Surroundings, seq2seq};
+use super::{Block, Carried, Decoder, Surroundings, seq2seq};
 use crate::config::{Activation, Model, Norm as NormKind, ProjectorNorm, Scenario, Vision};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind, op};
@@ -39,6 +40,7 @@ pub(super) struct Tower {
     pooling: Option<PoolingHead>,
     vector: Option<Vector>,
     resampler: Option<Resampler>,
+    qformer: Option<QFormer>,
     projector: Option<Projector>,
     newline: Option<Layer>,
     /// Projectors of the results of single blocks.
@@ -88,8 +90,10 @@ impl Tower {
         let pooling =
             (of.pooling_head && !of.vector).then(|| PoolingHead::new(d, module, of, &inner));
         d.rows(Some(of.projected()));
-        let resampler = (of.latents > 0).then(|| Resampler::new(d, module, of, m));
-        let projector = (of.projector && !of.vector && resampler.is_none())
+        let qformer = QFormer::new(d, module, of, m);
+        let perceives = of.latents > 0 && qformer.is_none();
+        let resampler = perceives.then(|| Resampler::new(d, module, of, m));
+        let projector = (of.projector && !of.vector && of.latents == 0)
             .then(|| Projector::new(d, module, "projector", of, m, of.projector_norm));
         let newline = of.newline.then(|| {
             let at = d.module(module, "newline", ModuleKind::Layer);
@@ -119,6 +123,7 @@ impl Tower {
             pooling,
             vector,
             resampler,
+            qformer,
             projector,
             newline,
             deepstack,
@@ -142,7 +147,7 @@ impl Tower {
                 x = tiles.fill_up(b, &self.of, x);
             }
             for (n, block) in (0..).zip(&self.blocks) {
-                x = block.forward(b, x, surroundings, &mut Vec::new());
+                x = block.forward(b, x, surroundings, &mut Carried::default());
                 if self.of.deepstack.contains(&n) {
                     picked.push(x);
                 }
@@ -170,9 +175,10 @@ impl Tower {
             let deepstack = Vec::new();
             return Images { rows, deepstack };
         }
-        let rows = match &self.resampler {
-            Some(resampler) => resampler.forward(b, of, rows),
-            None => rows,
+        let rows = match (&self.resampler, &self.qformer) {
+            (Some(resampler), _) => resampler.forward(b, of, rows),
+            (None, Some(qformer)) => qformer.forward(b, of, rows),
+            (None, None) => rows,
         };
         let projector = self.projector.as_ref();
         let rows = projector.map_or(rows, |projector| projector.forward(b, of, rows));

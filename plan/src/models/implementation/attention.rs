@@ -37,6 +37,7 @@ impl Masks {
         let layers = 0..b.s.model.layers as usize;
         let slides = layers.into_iter().any(|layer| b.s.model.slides(layer));
         // Shorter sequences do not reach the end of the window.
+        let slides = slides && seq > options.window_from;
         let slides = slides && options.sliding_window.is_some_and(|window| window <= seq);
         let (full, sliding) = match options.attn_implementation {
             AttnImplementation::Sdpa => (false, slides),

@@ -262,6 +262,14 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         | OpKind::WkvGrad
         | OpKind::RgLru
         | OpKind::RgLruGrad
+        | OpKind::MixStreams
+        | OpKind::MixStreamsGrad
+        | OpKind::MixPositions
+        | OpKind::MixPositionsGrad
+        | OpKind::WkvHeads(_)
+        | OpKind::WkvHeadsGrad(_)
+        | OpKind::DiagonalDelta(_)
+        | OpKind::DiagonalDeltaGrad(_)
         | OpKind::GatedDelta(_)
         | OpKind::GatedDeltaGrad(_) => scans(op),
         _ => {
@@ -288,6 +296,31 @@ fn scans(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         OpKind::Wkv | OpKind::WkvGrad => {
             let inputs = vec![row.clone(), row.clone(), numbers(&[6]), numbers(&[6])];
             (inputs, row, None)
+        }
+        OpKind::MixStreams | OpKind::MixStreamsGrad => {
+            let inputs = vec![numbers(&[3, 2, 8, 6]), numbers(&[2, 8, 9])];
+            (inputs, numbers(&[2, 8, 6, 3]), None)
+        }
+        OpKind::MixPositions | OpKind::MixPositionsGrad => {
+            let inputs = vec![row.clone(), row, numbers(&[3, 6])];
+            (inputs, numbers(&[3, 2, 8, 6]), None)
+        }
+        OpKind::WkvHeads(_) | OpKind::WkvHeadsGrad(_) => {
+            let (key, value, first) = (wide(4, 3), wide(4, 5), numbers(&[4, 3]));
+            let inputs = vec![key.clone(), key.clone(), value.clone(), key, first];
+            (inputs, value, None)
+        }
+        OpKind::DiagonalDelta(_) | OpKind::DiagonalDeltaGrad(_) => {
+            let (key, value) = (wide(4, 3), wide(4, 5));
+            let inputs = vec![
+                key.clone(),
+                key.clone(),
+                key.clone(),
+                value.clone(),
+                key.clone(),
+                key,
+            ];
+            (inputs, value, None)
         }
         OpKind::RgLru | OpKind::RgLruGrad => {
             let inputs = vec![row.clone(), row.clone(), row.clone(), numbers(&[6])];

@@ -9,12 +9,13 @@ use crate::config::Head;
 use crate::models::Mask;
 
 /// Endings of the names of classes, longest first, with their output layers.
-const CLASSES: [(&str, Head); 9] = [
+const CLASSES: [(&str, Head); 10] = [
     (
         "ForImageClassificationWithTeacher",
         Head::SequenceClassification,
     ),
     ("ForMaskedLM", Head::LanguageModel),
+    ("ForPreTraining", Head::Pretraining),
     ("ForSequenceClassification", Head::SequenceClassification),
     ("ForTokenClassification", Head::TokenClassification),
     // Two scores of every position: those of the answer's start and end.
@@ -46,7 +47,10 @@ impl Config<'_> {
         let head = head.map(|(_, head)| *head).filter(|head| {
             // A model with a head of its own, such as a reward model's, ends in `Model`, too.
             // Decoders without their encoders are another model.
-            !decodes && (*head != Head::None || kind.hf.base_class().as_deref() == Some(class))
+            let pairs = *head != Head::Pretraining || kind.hf.pretrains_with_pairs();
+            !decodes
+                && pairs
+                && (*head != Head::None || kind.hf.base_class().as_deref() == Some(class))
         });
         // Taken for another type, a file has the class of its own type.
         if head.is_none() && d.says(Key::ModelType) {
@@ -77,12 +81,15 @@ impl Config<'_> {
         // Decoders have the start and the end of an answer, whatever the number of classes.
         let answers = class.ends_with("ForQuestionAnswering");
         let causal = kind.family.attention == Some(Mask::Causal);
-        let labels = if answers && causal {
+        let pairs = head == Head::Pretraining;
+        let labels = if pairs {
+            kind.hf.pair_scores(self.labels())
+        } else if answers && causal {
             Some(2)
         } else {
             self.labels()
         };
-        if let Some(labels) = labels.filter(|_| classifies) {
+        if let Some(labels) = labels.filter(|_| classifies || pairs) {
             out.push((Key::NumLabels, at(Datum::Int(labels.into()))));
         }
         Ok(out)

@@ -414,8 +414,8 @@ fn what_encoders_cannot_express_is_refused() {
         (
             ALBERT,
             "AlbertForMaskedLM",
-            "AlbertForPreTraining",
-            "the output layer of AlbertForPreTraining is not known",
+            "AlbertForMultipleChoice",
+            "the output layer of AlbertForMultipleChoice is not known",
         ),
         (
             DEIT,

@@ -161,14 +161,16 @@ fn model_flops_of_whisper_count_each_row_once() {
 fn types_that_are_not_planned_say_what_they_have() {
     let bert = config!("tiny--bert");
     let named = |name: &str| bert.replace("\"model_type\": \"bert\"", name);
-    let big_bird = named("\"model_type\": \"big_bird\"");
-    let message = read("big-bird", &big_bird, &[]).unwrap_err().to_string();
+    let whole = named("\"model_type\": \"gemma3n\"");
+    let message = read("gemma3n", &whole, &[]).unwrap_err().to_string();
     assert!(
-        message.contains("\"big_bird\" is not supported: it has attention to blocks of keys"),
+        message.contains("\"gemma3n\" is not supported: it has towers of images"),
         "{message}"
     );
-    assert!(message.contains("--as bert plans it as one"), "{message}");
-    read("as-bert", &big_bird, &["model.model_type=bert"]).unwrap();
+    assert!(
+        message.contains("--as gemma3n_text plans it as one"),
+        "{message}"
+    );
     let swin = named("\"model_type\": \"swin\"");
     let message = read("swin", &swin, &[]).unwrap_err().to_string();
     assert!(

@@ -133,6 +133,10 @@ fn vision(s: &Scenario, d: &Document) -> Checked {
         );
         return conflict(&[Key::Vision], message);
     }
+    if of.latent_width > 0 && (of.latents == 0 || heads[0] != heads[1]) {
+        let message = "`vision`: a Q-Former (latent_width) has learned rows (latents) and a key for each query (latent_heads)".to_owned();
+        return conflict(&[Key::Vision], message);
+    }
     if options.encoder_layers > 0 {
         let message = "a model with an encoder has no tower".to_owned();
         return conflict(&[Key::Vision, Key::EncoderLayers], message);

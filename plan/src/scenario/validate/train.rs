@@ -118,8 +118,7 @@ fn documents(s: &Scenario, d: &Document) -> Checked {
     let of_layers = || (0..m.layers as usize).map(|layer| m.layer_type(layer));
     let recurrent = |kind: &LayerType| match kind {
         LayerType::None => false,
-        LayerType::Hybrid => true,
-        _ => !kind.is_attention(),
+        _ => kind.attends_with_state() || !kind.is_attention(),
     };
     let why = if s.train.documents().is_none() {
         return Ok(());

@@ -160,7 +160,132 @@ const fn siglip(
     }
 }
 
+/// Returns the keys that each block of queries attends to, of two global blocks, three next to it
+/// and random ones, and the longest sequence that is not divided into blocks.
+fn seen(file: Fields<'_>) -> Result<Option<[u64; 2]>, String> {
+    if file("attention_type") == Some("original_full".into()) {
+        return Ok(None);
+    }
+    let block = size(file, "block_size", 64)?;
+    let random = size(file, "num_random_blocks", 3)?;
+    Ok(Some([(5 + random) * block, (5 + 2 * random) * block]))
+}
+
+/// Refuses a class of BigBird or Longformer whose output layer has parts of its own.
+fn no_class(file: Fields<'_>, class: &str, why: &str) -> Result<Option<Value>, String> {
+    let classes = file("architectures");
+    let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
+    match first == Some(class) {
+        true => Err(format!("the output layer of {class} is not planned: {why}")),
+        false => Ok(None),
+    }
+}
+
 pub(super) const TYPES: &[HfType] = &[
+    HfType {
+        model_type: "longformer",
+        architecture: "LongformerForMaskedLM",
+        fixed: &[
+            ROBERTA[0],
+            ROBERTA[1],
+            ROBERTA[2],
+            ROBERTA[3],
+            ROBERTA[4],
+            ROBERTA[5],
+            ROBERTA[6],
+            OFFSET,
+            ("global_projections", Given::Bool(true)),
+        ],
+        common: SHAPE,
+        fields: &[
+            EPS_12,
+            GELU,
+            TOKEN_TYPES,
+            ROWS,
+            NO_DECODER,
+            // Half of it to each side.
+            number(
+                &["attention_window"],
+                "sliding_window",
+                |file| {
+                    let given = file("attention_window").unwrap_or_else(|| 512.into());
+                    let list = given
+                        .as_array()
+                        .cloned()
+                        .unwrap_or_else(|| vec![given.clone()]);
+                    let first = list.first().and_then(Value::as_u64);
+                    if first.is_none() || list.iter().any(|n| n.as_u64() != first) {
+                        return Err(format!(
+                            "`attention_window` must be one number, the same in every layer, not {given}"
+                        ));
+                    }
+                    Ok(first.map(|both| (both / 2 + 1).into()))
+                },
+                |model| Some((2 * (model["sliding_window"].as_u64()? - 1)).into()),
+            ),
+            derived("num_labels", &["onnx_export"], |file| {
+                let why = "its first position is a global one, which has projections of its own; LongformerForMaskedLM and LongformerForTokenClassification have none";
+                no_class(file, "LongformerForSequenceClassification", why)?;
+                no_class(file, "LongformerForQuestionAnswering", why)
+            }),
+        ],
+    },
+    HfType {
+        model_type: "big_bird",
+        architecture: "BigBirdForMaskedLM",
+        fixed: &[LAYER_NORM, SUM, NO_GATE, HEAD_BIAS, LEARNED, EMBEDDING_NORM],
+        common: SHAPE,
+        fields: &[
+            EPS_12,
+            field(
+                &["hidden_act"],
+                Meaning::Choice(
+                    "activation",
+                    &[
+                        ("gelu_new", "gelu_tanh"),
+                        ("gelu", "gelu"),
+                        ("relu", "relu"),
+                    ],
+                ),
+            ),
+            TOKEN_TYPES,
+            POSITIONS,
+            ABSOLUTE,
+            NO_DECODER,
+            field(&["add_cross_attention"], Meaning::Off),
+            derived("bias", &["use_bias"], |file| {
+                let plain = file("use_bias") == Some(false.into());
+                Ok(Some(if plain {
+                    "all_but_qkv".into()
+                } else {
+                    true.into()
+                }))
+            }),
+            derived("embedding_multiplier", &["rescale_embeddings"], |file| {
+                let scales = file("rescale_embeddings") == Some(true.into());
+                let width = file("hidden_size").and_then(|h| h.as_f64());
+                Ok(width.filter(|_| scales).map(|h| h.sqrt().into()))
+            }),
+            // As many keys as a window of this size has to both sides.
+            derived(
+                "sliding_window",
+                &["attention_type", "block_size", "num_random_blocks"],
+                |file| Ok(seen(file)?.map(|[keys, _]| keys.div_ceil(2).into())),
+            ),
+            derived("window_from", &["attention_type"], |file| {
+                Ok(seen(file)?.map(|[_, longest]| longest.into()))
+            }),
+            derived("unused_pooler", &[], |file| {
+                let first = file("architectures").and_then(|list| list.get(0).cloned());
+                let uses = first.is_some_and(|c| c == "BigBirdForPreTraining");
+                Ok(Some((!uses).into()))
+            }),
+            derived("num_labels", &[], |file| {
+                let why = "it has layers of its own before the scores; BigBirdForTokenClassification has none";
+                no_class(file, "BigBirdForQuestionAnswering", why)
+            }),
+        ],
+    },
     HfType {
         model_type: "bert",
         architecture: "BertForMaskedLM",

@@ -1,8 +1,9 @@
 //! Gemma 4.
 //!
 //! Layers that see all positions have wider heads than the others, and may take keys for values.
-//! Embeddings per layer, and layers that reuse the keys of others (E2B, E4B), are not planned.
+//! Layers of E2B and E4B have embedded tokens of their own, and the last ones the keys of others.
 
+use super::gemma3n::LAYER_EMBEDDING;
 use super::windowed::{GELU_TANH, HEAD_DIM_256, LARGE_THETA, LOCAL_THETA, ROOT_OF_WIDTH};
 use super::{TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
@@ -47,7 +48,16 @@ const FIXED: &[(&str, Given)] = &[
     ("qk_norm", Given::Bool(true)),
     ("value_norm", Given::Bool(true)),
     ("attention_multiplier", Given::Float(1.0)),
+    ("stream_scale", Given::Bool(true)),
 ];
+
+/// The window of classes with this default.
+const fn window(default: u64) -> Field {
+    field(
+        &["sliding_window"],
+        Meaning::Default("sliding_window", Given::Int(default)),
+    )
+}
 
 const COMMON: &[Field] = &[
     VOCAB,
@@ -69,15 +79,10 @@ const COMMON: &[Field] = &[
         Meaning::Default("kv_heads", Given::Int(4)),
     ),
     field(
-        &["sliding_window"],
-        Meaning::Default("sliding_window", Given::Int(512)),
-    ),
-    field(
         &["final_logit_softcapping"],
         Meaning::Optional("logits_softcap"),
     ),
     field(&["use_bidirectional_attention"], Meaning::Word(&["vision"])),
-    field(&["num_kv_shared_layers"], Meaning::Off),
     derived("layer_types", &["layer_types"], |file| {
         Ok(Some(repeated(&kinds(file))))
     }),
@@ -109,29 +114,37 @@ const COMMON: &[Field] = &[
             Ok(Some(kinds(file).iter().map(of).collect()))
         },
     ),
-    derived(
-        "num_labels",
-        &[
-            "hidden_size_per_layer_input",
-            "vocab_size_per_layer_input",
-            "use_double_wide_mlp",
-        ],
-        |file| match integer(file, "hidden_size_per_layer_input").unwrap_or(256) {
-            0 => Ok(None),
-            width => Err(format!(
-                "`hidden_size_per_layer_input` ({width}) must be 0: embeddings per layer are not planned"
-            )),
-        },
+    field(
+        &["num_kv_shared_layers"],
+        Meaning::Default("shared_kv_layers", Given::Int(0)),
     ),
+    derived("layer_ffn", &["use_double_wide_mlp"], |file| {
+        let wide = file("use_double_wide_mlp") == Some(true.into());
+        let shared = integer(file, "num_kv_shared_layers").unwrap_or(0);
+        let (Some(ffn), n) = (integer(file, "intermediate_size"), layers(file)) else {
+            return Ok(None);
+        };
+        let of = |layer: u64| ffn << u64::from(layer + shared >= n);
+        Ok((wide && shared > 0).then(|| (0..n).map(of).collect()))
+    }),
 ];
 
-pub(super) const TYPES: &[HfType] = &[HfType {
-    model_type: "gemma4_text",
-    architecture: "Gemma4ForCausalLM",
-    fixed: FIXED,
-    common: COMMON,
-    fields: &[],
-}];
+pub(super) const TYPES: &[HfType] = &[
+    HfType {
+        model_type: "gemma4_text",
+        architecture: "Gemma4ForCausalLM",
+        fixed: FIXED,
+        common: COMMON,
+        fields: &[LAYER_EMBEDDING[0], LAYER_EMBEDDING[1], window(512)],
+    },
+    HfType {
+        model_type: "gemma4_unified_text",
+        architecture: "Gemma4UnifiedForCausalLM",
+        fixed: FIXED,
+        common: COMMON,
+        fields: &[window(1024)],
+    },
+];
 
 pub(super) const EXPERTS: &[HfType] = &[HfType {
     model_type: "gemma4_moe_text",
@@ -141,11 +154,15 @@ pub(super) const EXPERTS: &[HfType] = &[HfType {
         FIXED[1],
         FIXED[2],
         FIXED[3],
+        FIXED[4],
         ("dense_and_experts", Given::Bool(true)),
         ("normalize_top_k", Given::Bool(true)),
     ],
     common: COMMON,
     fields: &[
+        LAYER_EMBEDDING[0],
+        LAYER_EMBEDDING[1],
+        window(512),
         field(&["num_experts"], Meaning::Required("experts")),
         field(&["top_k_experts"], Meaning::Required("top_k")),
         field(&["moe_intermediate_size"], Meaning::Required("expert_ffn")),

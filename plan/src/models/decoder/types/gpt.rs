@@ -88,6 +88,60 @@ const CLIP_TEXT: &[Field] = &[
 
 pub(super) const TYPES: &[HfType] = &[
     HfType {
+        model_type: "openai-gpt",
+        architecture: "OpenAIGPTLMHeadModel",
+        fixed: &[
+            LAYER_NORM,
+            NO_GATE,
+            LEARNED,
+            ALL_BIASES,
+            ("norm_position", Given::Str("sum")),
+            ("packed_qkv", Given::Str("concatenated")),
+        ],
+        common: &[
+            VOCAB,
+            N_EMBD,
+            N_LAYER,
+            N_HEAD,
+            N_POSITIONS,
+            LAYER_NORM_EPSILON,
+        ],
+        fields: &[
+            TIED_BY_DEFAULT,
+            field(
+                &["afn"],
+                Meaning::Choice(
+                    "activation",
+                    &[("gelu", "gelu_tanh"), ("swish", "silu"), ("relu", "relu")],
+                ),
+            ),
+        ],
+    },
+    HfType {
+        model_type: "ctrl",
+        architecture: "CTRLLMHeadModel",
+        fixed: &[
+            LAYER_NORM,
+            NO_GATE,
+            ALL_BIASES,
+            HEAD_BIAS,
+            ("activation", Given::Str("relu")),
+            ("position_embedding", Given::Str("sinusoidal")),
+        ],
+        common: &[VOCAB, N_EMBD, N_LAYER, N_HEAD, N_POSITIONS],
+        fields: &[
+            TIED_BY_DEFAULT,
+            field(
+                &["layer_norm_epsilon"],
+                Meaning::Default("norm_eps", Given::Float(1e-6)),
+            ),
+            field(&["dff"], Meaning::Default("ffn", Given::Int(8192))),
+            derived("embedding_multiplier", &[], |file| {
+                Ok(file("n_embd").and_then(|width| Some(width.as_f64()?.sqrt().into())))
+            }),
+        ],
+    },
+    HfType {
         model_type: "phi",
         architecture: "PhiForCausalLM",
         fixed: &[LAYER_NORM, ONE_NORM, NO_GATE, ALL_BIASES, HEAD_BIAS],

@@ -48,7 +48,7 @@ const QUERY_SCALAR: Field = number(
 );
 
 /// Command R multiplies logits.
-const LOGIT_SCALE: Field = number(
+pub(super) const LOGIT_SCALE: Field = number(
     &["logit_scale"],
     "logits_scaling",
     |file| {

@@ -531,7 +531,7 @@ fn gemma3(file: Fields<'_>) -> Result<Value, String> {
 /// Gemma 4's tower: rows of a patch in two tables of positions, which are one here.
 fn gemma4(file: Fields<'_>) -> Result<Value, String> {
     if file("audio_config").is_some() {
-        return Err("`audio_config` must be null: audio towers are not planned".to_owned());
+        return Err("`audio_config` must be null: audio towers are not planned; `--as gemma4_text` plans the language model alone".to_owned());
     }
     let t = Tower::new(file)?;
     let [layers, hidden, heads, ffn] =
@@ -905,6 +905,60 @@ fn idefics2(file: Fields<'_>) -> Result<Value, String> {
     ))
 }
 
+/// EVA's ViT, whose rows those of a Q-Former attend to.
+fn blip_2(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let shape = t.shape([(DEPTH, 39), (WIDTH, 1408), (HEADS, 16), (INNER, 6144)]);
+    let patches = t.square(224, 14);
+    let former = file("qformer_config").unwrap_or_else(|| json!({}));
+    let of = |name: &str, default: u64| {
+        let given = former.get(name).and_then(Value::as_u64);
+        given.unwrap_or(default)
+    };
+    let (width, heads) = (of("hidden_size", 768), of("num_attention_heads", 12));
+    if former.get("use_qformer_text_input") == Some(&Value::Bool(true)) {
+        return Err("`qformer_config.use_qformer_text_input` must be false: a Q-Former that reads text is not planned".to_owned());
+    }
+    match former.get("hidden_act").and_then(Value::as_str) {
+        None | Some("gelu") => {}
+        Some(other) => {
+            return Err(format!(
+                "`qformer_config.hidden_act` must be gelu, not {other:?}"
+            ));
+        }
+    }
+    let outer = of("encoder_hidden_size", 1408);
+    if outer != shape[1] {
+        return Err(format!(
+            "`qformer_config.encoder_hidden_size` ({outer}) must be `vision_config.hidden_size` ({})",
+            shape[1]
+        ));
+    }
+    if heads == 0 || !width.is_multiple_of(heads) {
+        return Err(format!(
+            "`qformer_config.num_attention_heads` ({heads}) must divide its `hidden_size` ({width})"
+        ));
+    }
+    Ok(with(
+        blocks(shape),
+        json!({
+            "activation": t.activation("gelu")?,
+            "packed_qkv": true,
+            "qkv_bias": t.flag("qkv_bias", true),
+            "class_token": true,
+            "positions": patches + 1,
+            "patch_dim": t.patch_dim(14, 1),
+            "patches": patches,
+            "latents": t.outer("num_query_tokens", 32),
+            "latent_width": width,
+            "latent_layers": of("num_hidden_layers", 12),
+            "latent_cross": of("cross_attention_frequency", 2),
+            "latent_ffn": of("intermediate_size", 3072),
+            "latent_heads": [heads, heads, width / heads],
+        }),
+    ))
+}
+
 /// CLIP's ViT-L/14 of 336 pixels, of which a file gives the name only. Squares of four patches
 /// become one row; a learned row separates lines, and one images.
 fn phi3_v(file: Fields<'_>) -> Result<Value, String> {
@@ -1054,6 +1108,13 @@ pub const WRAPPERS: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("qwen2", "qwen2")],
         vision: internvl,
+    },
+    HfWrapper {
+        model_type: "blip-2",
+        architecture: "Blip2ForConditionalGeneration",
+        ties: Ties::Text,
+        text: &[("opt", "opt")],
+        vision: blip_2,
     },
     HfWrapper {
         model_type: "idefics2",
