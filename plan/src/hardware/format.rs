@@ -373,6 +373,7 @@ pub const SECTIONS: &[Section] = &[
     section!(array "grouped_gemm" "Measured grouped matmuls: one per expert." {
         "source" Text, "", Required, "where the rows come from";
         "dtype" Dtype, "", Required, "element type";
+        "fast_accum" Flag, "", Unknown, "as in `[[gemm]]`, of 8-bit matmuls. Those without a table are estimated from `[[gemm]]`, as are those of other element types";
         "weight_gradient" Flag, "", Required, "matmuls over the rows of an expert; otherwise rows times matrices";
         "rows" GROUPED_ROWS, "", Required, "measured shapes: experts, rows of an expert, and the sizes of its matrix";
     }),

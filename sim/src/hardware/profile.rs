@@ -5,8 +5,9 @@ use crate::part::Part;
 use serde::Deserialize;
 use shardlab_plan::config::AttentionBackend;
 use shardlab_plan::ir::{
-    AttentionShape, CollectiveKind, DType, Documents, Float8Gemm, GemmKind, KernelClass, ScaleMode,
+    AttentionShape, CollectiveKind, DType, Documents, GemmKind, KernelClass, ScaleMode,
 };
+use shardlab_plan::program::Program;
 use std::collections::BTreeMap;
 
 /// A machine: device, host, network, and tables of what was measured on it.
@@ -331,6 +332,25 @@ impl Profile {
         profile
     }
 
+    /// Returns whether tables have every kind of 8-bit matmul of a program.
+    #[must_use]
+    pub fn measures_float8_of(&self, program: &Program) -> bool {
+        let kernels = program.kernels.iter();
+        let mut scaled = kernels.filter(|k| k.float8_gemm().is_some());
+        scaled.all(|k| {
+            let kind = k.gemm_kind();
+            match k.class {
+                KernelClass::GroupedGemm {
+                    weight_gradient, ..
+                } => {
+                    let mut tables = self.grouped_gemm.iter();
+                    tables.any(|t| t.kind() == kind && t.weight_gradient == weight_gradient)
+                }
+                _ => self.gemm.iter().any(|t| t.kind() == kind),
+            }
+        })
+    }
+
     /// How many times as long as the other sections say a part takes, by `[scale]`.
     #[must_use]
     pub fn times(&self, part: Part) -> f64 {
@@ -482,15 +502,7 @@ impl GemmTable {
     /// Returns what the matmuls of the rows have in common.
     #[must_use]
     pub fn kind(&self) -> GemmKind {
-        let kind = GemmKind::of(self.dtype);
-        let given = |of: Float8Gemm| Float8Gemm {
-            scaling: self.scaling.unwrap_or(of.scaling),
-            fast_accum: self.fast_accum.unwrap_or(of.fast_accum),
-        };
-        GemmKind {
-            float8: kind.float8.map(given),
-            ..kind
-        }
+        GemmKind::of(self.dtype).refined(self.scaling, self.fast_accum)
     }
 }
 
@@ -506,10 +518,20 @@ pub struct GroupedGemmTable {
     pub source: String,
     /// Element type.
     pub dtype: DType,
+    /// Whether 8-bit matmuls add up with the precision of tensor cores; they do if not given.
+    pub fast_accum: Option<bool>,
     /// Matmuls over the rows of an expert, `[n, rows] x [rows, k]`; otherwise rows times matrices.
     pub weight_gradient: bool,
     /// Rows.
     pub rows: Vec<GroupedGemmRow>,
+}
+
+impl GroupedGemmTable {
+    /// Returns what the matmuls of the rows have in common. In 8 bits, each factor has one scale.
+    #[must_use]
+    pub fn kind(&self) -> GemmKind {
+        GemmKind::of(self.dtype).refined(None, self.fast_accum)
+    }
 }
 
 /// One measured attention kernel: `[batch, heads, kv_heads, seq, head_dim, microseconds]`.
