@@ -5,7 +5,8 @@ use crate::part::Part;
 use serde::Deserialize;
 use shardlab_plan::config::AttentionBackend;
 use shardlab_plan::ir::{
-    AttentionShape, CollectiveKind, DType, Documents, GemmKind, KernelClass, ScaleMode,
+    AttentionShape, CollectiveKind, DType, Documents, GemmKind, HostWorkKind, KernelClass,
+    ScaleMode,
 };
 use shardlab_plan::program::Program;
 use std::collections::BTreeMap;
@@ -203,6 +204,29 @@ pub struct HostWork {
     /// Python and further launches of torchao's tensor subclass, per weight and gather.
     #[serde(default)]
     pub subclass_us: f64,
+    /// A KiB of the table of a copy into or out of a collective's buffer.
+    #[serde(default)]
+    pub copy_table_us: f64,
+}
+
+impl HostWork {
+    /// Returns the microseconds of a kind.
+    pub(crate) const fn us(&self, kind: HostWorkKind) -> f64 {
+        match kind {
+            HostWorkKind::Dispatch => self.dispatch_us,
+            HostWorkKind::AutogradDispatch => self.autograd_dispatch_us,
+            HostWorkKind::Guard => self.guard_us,
+            HostWorkKind::GraphBreak => self.graph_break_us,
+            HostWorkKind::Hook => self.hook_us,
+            HostWorkKind::HookParam => self.hook_param_us,
+            HostWorkKind::OptimizerStep => self.optimizer_step_us,
+            HostWorkKind::Step => self.step_us,
+            HostWorkKind::Module => self.module_us,
+            HostWorkKind::OptimizerParam => self.optimizer_param_us,
+            HostWorkKind::Subclass => self.subclass_us,
+            HostWorkKind::CopyTable => self.copy_table_us,
+        }
+    }
 }
 
 /// `[network]`: links between the devices.

@@ -92,8 +92,8 @@ impl HostStreams {
         lock(&self.shared.times).clone()
     }
 
-    /// Returns whether a command is one for the CPU: all but events and data from the host, which the
-    /// driver handles on every stream.
+    /// Returns whether a command is one for the CPU: all but events and data from the host, which
+    /// the driver handles on every stream.
     pub(super) fn takes(&self, stream: StreamId, command: &Command) -> bool {
         let streams = &self.shared.contexts.program().streams;
         streams[stream.index()].kind == StreamKind::Cpu
