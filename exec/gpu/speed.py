@@ -68,14 +68,15 @@ EXPERT_PEERS = {
     "fsdp2 compiled in parts, divided experts": {"compile": "parts", "ep": None},
     "fsdp2 eager": {},
 }
+DIVIDED = "mesh.ep={world}"
 EXPERT_OURS = {
     "ours compiled": BEST,
     "ours compiled, fused epilogues": [*BEST, FUSED],
     "ours compiled, fused epilogues, summed in the optimizer": FASTEST,
     "ours compiled, fused epilogues, summed in the optimizer, pointwise": [*FASTEST, POINTWISE],
-    "ours compiled, fused epilogues, summed in the optimizer, divided experts": [*FASTEST, "mesh.ep={world}"],
-    "ours compiled, fused epilogues, summed in the optimizer, divided experts, peer": [*FASTEST, "mesh.ep={world}", "moe.dispatcher=peer"],
-    "ours captured, fused epilogues, summed in the optimizer, divided experts, peer": [*FASTEST, "mesh.ep={world}", "moe.dispatcher=peer", CAPTURED],
+    "ours compiled, fused epilogues, summed in the optimizer, divided experts": [*FASTEST, DIVIDED],
+    "ours compiled, fused epilogues, summed in the optimizer, divided experts, peer": [*FASTEST, DIVIDED, "moe.dispatcher=peer"],
+    "ours captured, fused epilogues, summed in the optimizer, divided experts, peer": [*FASTEST, DIVIDED, "moe.dispatcher=peer", CAPTURED],
     "ours compiled, fused epilogues, in backward, cast, selective": [*BEST, FUSED, SELECTIVE, IN_BACKWARD, CAST],
     "ours compiled, fused epilogues, in backward, cast, selective, projections apart": [*BEST, FUSED, SELECTIVE, IN_BACKWARD, CAST, PROJECTIONS],
     "ours compiled, fused epilogues, summed in the optimizer, in backward, cast, projections apart": [*FASTEST, IN_BACKWARD, CAST, PROJECTIONS],
@@ -119,6 +120,11 @@ FLOAT8_EXPERTS = {
     "ours tensorwise, experts": [*FASTEST, TENSORWISE, CODES_OF_EXPERTS],
     "ours tensorwise, experts, codes saved": [*FASTEST, TENSORWISE, CODES_OF_EXPERTS, CODES_SAVED],
     "ours tensorwise, experts, codes saved, 8-bit gathers, cast": [*FASTEST, TENSORWISE, CODES_OF_EXPERTS, CODES_SAVED, CODES_GATHERED, CAST],
+    "ours bf16, divided experts": [*FASTEST, DIVIDED],
+    "ours tensorwise, divided experts": [*FASTEST, DIVIDED, TENSORWISE],
+    "ours tensorwise, experts, divided experts": [*FASTEST, DIVIDED, TENSORWISE, CODES_OF_EXPERTS],
+    "ours bf16, divided experts, peer": [*FASTEST, DIVIDED, "moe.dispatcher=peer"],
+    "ours tensorwise, experts, divided experts, peer": [*FASTEST, DIVIDED, "moe.dispatcher=peer", TENSORWISE, CODES_OF_EXPERTS],
 }
 FLOAT8_PEERS = {
     "fsdp2 compiled, liger, bf16 sent": {"compile": True, "loss": "liger", "reduce": "bfloat16"},
@@ -241,7 +247,7 @@ def experts():
     """Mixtures of experts, ours and FSDP2's, with and without expert parallelism: step time and memory of the same work."""
     world = gpus()
     peers = {n: {**c, "kind": "moe", **({"ep": world} if "ep" in c else {})} for n, c in EXPERT_PEERS.items()}
-    compare("experts", EXPERTS, {n: [s.format(world=world) for s in sets] for n, sets in EXPERT_OURS.items()}, peers)
+    compare("experts", EXPERTS, EXPERT_OURS, peers)
 
 
 def float8_speed():
@@ -262,7 +268,7 @@ def compare(stage, sizes, own, peers):
             row(stage, f"{size} {name}", None, f"{ms:9.2f} ms {allocated:10.1f} MiB allocated {device:10.1f} device", size=size, name=name,
                 step_ms=ms, allocated_mib=allocated, device_mib=device, **facts)
         for name in chosen(own):
-            one = ours(world, size, name, own[name], stage)
+            one = ours(world, size, name, [s.replace("{world}", str(world)) for s in own[name]], stage)
             if one:
                 ms, allocated, device, samples, s = one
                 say(name, ms, allocated, device, least_ms=samples[0], most_ms=samples[-1], seconds=s)

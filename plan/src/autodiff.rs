@@ -125,7 +125,7 @@ fn contributions(m: &ModelGraph) -> Vec<u32> {
         let trained = op.outputs.iter().any(|&v| m.graph.value(v).requires_grad);
         for (i, &v) in op.inputs.iter().enumerate() {
             let value = m.graph.value(v);
-            if let Root::Param(p) = value.root
+            if let Some(p) = parameter(&m.graph, v)
                 && trained
                 && value.requires_grad
                 && rules::differentiable(op, i)
@@ -135,6 +135,15 @@ fn contributions(m: &ModelGraph) -> Vec<u32> {
         }
     }
     uses
+}
+
+/// Returns the parameter that a value is all of; `None` for views, whose gradients are those of
+/// activations.
+fn parameter(g: &Graph, v: ValueId) -> Option<ParamId> {
+    match g.value(v).root {
+        Root::Param(p) if g.is_leaf(v) => Some(p),
+        _ => None,
+    }
 }
 
 impl Engine<'_> {
@@ -227,7 +236,7 @@ impl Engine<'_> {
     }
 
     fn accumulate(&mut self, v: ValueId, new: Pending) {
-        if let Root::Param(p) = self.m.graph.value(v).root {
+        if let Some(p) = parameter(&self.m.graph, v) {
             self.accumulate_param(v, p, new);
             return;
         }

@@ -232,6 +232,11 @@ impl Graph {
         }
     }
 
+    /// Returns whether no op makes a value: it is a parameter, a constant or memory.
+    pub(crate) fn is_leaf(&self, v: ValueId) -> bool {
+        self.producer[v.index()] == u32::MAX
+    }
+
     /// Returns the kernel op that computes a value, if any.
     pub(crate) fn computed_by(&self, v: ValueId) -> Option<(OpKind, &Op)> {
         let op = self.ops.get(self.producer[v.index()] as usize)?;

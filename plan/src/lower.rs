@@ -21,6 +21,7 @@ pub(crate) mod optimizer;
 pub(crate) mod reduction;
 mod skipped;
 pub(crate) mod streams;
+mod uses;
 pub(crate) mod walk;
 pub(crate) mod weight_gradients;
 
@@ -80,6 +81,20 @@ pub enum PlanError {
         unit: String,
         /// Path of the captured module.
         scope: String,
+    },
+    /// A unit would never be gathered, although a kernel reads its parameters.
+    #[error(
+        "unit `{unit}`: `{module}` has no forward of its own in which it could be gathered, since {} reads its \
+         parameters; leave it out of fsdp.units",
+        by.as_ref().map_or("the model".to_owned(), |by| format!("`{by}`"))
+    )]
+    NoForward {
+        /// Name of the unit.
+        unit: String,
+        /// Path of the module without a forward.
+        module: String,
+        /// Path of the module around it that has one; `None` for the root.
+        by: Option<String>,
     },
     /// A micro-batch skips all that is trained.
     #[error("micro-batch {micro_batch} skips every parameter that is trained: it has no backward")]
@@ -207,6 +222,7 @@ fn lower(
 ) -> Result<Program, PlanError> {
     let inputs = LoweringInputs::new(scenario, engine, tape, specs, groups);
     capture::check_scopes(&inputs)?;
+    uses::check(&inputs)?;
     let mut out = Emitter::new(&inputs);
     let passes = scenario.train.grad_accum as usize;
     let ops = tape.forward.len() + tape.backward.len();

@@ -67,7 +67,7 @@ pub(crate) struct HostCosts {
     /// Cost of taking memory from the device.
     pub(crate) device_alloc: u64,
     graph_launch: u64,
-    work: [u64; 11],
+    work: [u64; HostWorkKind::ALL.len()],
 }
 
 impl HostCosts {
@@ -86,20 +86,7 @@ impl HostCosts {
             alloc: us(h.alloc_us),
             device_alloc: us(h.device_alloc_us),
             graph_launch: us(h.graph_launch_us),
-            work: [
-                w.dispatch_us,
-                w.autograd_dispatch_us,
-                w.guard_us,
-                w.graph_break_us,
-                w.hook_us,
-                w.hook_param_us,
-                w.optimizer_step_us,
-                w.step_us,
-                w.module_us,
-                w.optimizer_param_us,
-                w.subclass_us,
-            ]
-            .map(us),
+            work: HostWorkKind::ALL.map(|kind| us(w.us(kind))),
         }
     }
 
@@ -114,26 +101,10 @@ impl HostCosts {
             Op::Collective { .. } => self.collective,
             Op::Copy { .. } => self.copy,
             Op::Record { .. } | Op::Wait { .. } | Op::HostWait(_) => self.event,
-            Op::HostWork { kind, count } => self.work[slot(kind)] * u64::from(count),
+            Op::HostWork { kind, count } => self.work[kind as usize] * u64::from(count),
             Op::GraphBegin(_) => self.graph_launch,
             Op::GraphEnd(_) => 0,
         }
-    }
-}
-
-const fn slot(kind: HostWorkKind) -> usize {
-    match kind {
-        HostWorkKind::Dispatch => 0,
-        HostWorkKind::AutogradDispatch => 1,
-        HostWorkKind::Guard => 2,
-        HostWorkKind::GraphBreak => 3,
-        HostWorkKind::Hook => 4,
-        HostWorkKind::HookParam => 5,
-        HostWorkKind::OptimizerStep => 6,
-        HostWorkKind::Step => 7,
-        HostWorkKind::Module => 8,
-        HostWorkKind::OptimizerParam => 9,
-        HostWorkKind::Subclass => 10,
     }
 }
 
@@ -226,5 +197,66 @@ impl SectionCode {
             tasks,
             host: total,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::hardware;
+
+    /// Two ranks hold a half of the 1b model's gradients each. `_chunk_cat` has an entry of eight
+    /// bytes for every 2 KiB of it in float32; copy-outs have few.
+    #[test]
+    fn filling_tables_of_copies_takes_the_host_time_per_shard() {
+        let of = |policy: &str| {
+            let sets = [
+                "mesh.dp_shard=2".to_owned(),
+                "mesh.hardware=h100-80".to_owned(),
+                format!("fsdp.policy={policy}"),
+            ];
+            let scenario = shardlab_plan::scenario::load("peers-1b".as_ref(), &sets).unwrap();
+            shardlab_plan::plan(&scenario).unwrap()
+        };
+        let program = of("fsdp2");
+        let steady = program.section(SectionKind::Steady).unwrap();
+        let fills = |program: &Program| -> Vec<Op> {
+            let instrs = program.section_instrs(program.section(SectionKind::Steady).unwrap());
+            let fills = |op: &Op| {
+                let kind = HostWorkKind::CopyTable;
+                matches!(op, Op::HostWork { kind: k, .. } if *k == kind)
+            };
+            instrs.iter().map(|i| i.op).filter(fills).collect()
+        };
+        let expected = program.meta.parameters.total as f64 / 2.0 * 4.0 / 2048.0 * 8.0 / 1024.0;
+        let kib: u64 = fills(&program)
+            .iter()
+            .map(|op| match op {
+                Op::HostWork { count, .. } => u64::from(*count),
+                _ => 0,
+            })
+            .sum();
+        assert!(
+            (1.0..1.1).contains(&(kib as f64 / expected)),
+            "{kib} KiB, {expected:.0} of gradients"
+        );
+        let profile = hardware::load("h100-80").unwrap();
+        let host = HostCosts::new(&profile, 1.0);
+        let all: u64 = fills(&program).iter().map(|op| host.of(&program, op)).sum();
+        // 4.3 ms per step.
+        assert_eq!(all, kib * Picos::from_us(0.38).0);
+        let instrs = program.section_instrs(steady);
+        let passed: u64 = costs(&program, SectionKind::Steady, instrs, &host)
+            .map(|(cost, _)| cost)
+            .sum();
+        let mut free = profile.clone();
+        free.host.work.copy_table_us = 0.0;
+        let host = HostCosts::new(&free, 1.0);
+        let without: u64 = costs(&program, SectionKind::Steady, instrs, &host)
+            .map(|(cost, _)| cost)
+            .sum();
+        assert_eq!(passed - without, all);
+        // Gathered weights of other policies are used where they are.
+        assert!(fills(&of("native")).is_empty());
     }
 }

@@ -97,7 +97,10 @@ fn kind(program: &Program, profile: &Profile) -> (BasisKind, String) {
         ),
         Some(m) if program.has_scaled_gemms() => (
             BasisKind::Estimated,
-            format!("measured on {}, but no matmuls in 8 bits", m.on),
+            match profile.measures_float8_of(program) {
+                true => format!("measured on {}, but no step with matmuls in 8 bits", m.on),
+                false => format!("measured on {}, but no matmuls in 8 bits", m.on),
+            },
         ),
         Some(m) => (BasisKind::Measured, m.on.clone()),
     }

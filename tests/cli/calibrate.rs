@@ -24,13 +24,12 @@ fn a_measured_profile_predicts() {
     assert!(run["measured_cost_share"].as_f64().unwrap() > 0.5);
 }
 
-/// Kernels of the user's scenario come before the tables of a profile, and are exact rows of it.
-#[test]
-fn kernels_of_a_scenario_are_added_to_a_profile() {
-    let dir = tempfile::tempdir().unwrap();
-    let profile = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    let (base, mine) = (profile("base.toml"), profile("mine.toml"));
-    // A profile for the number of cores of this machine, in which only a small matmul was measured.
+/// Table of the profile to which kernels are added.
+const TABLE: &str = "[[gemm]]\nsource = \"test\"\ndtype = \"f32\"\nrows = [[8, 8, 8, 1.0]]\n";
+
+/// Writes a profile for the number of cores of this machine, in which only a small matmul was
+/// measured.
+fn write_base(path: &str) {
     let cores = std::thread::available_parallelism().unwrap();
     let shipped = include_str!("../../scenarios/hardware/cpu.toml");
     let at = shipped.find("\n[[").unwrap();
@@ -41,8 +40,16 @@ fn kernels_of_a_scenario_are_added_to_a_profile() {
             false => l.to_owned(),
         })
         .collect();
-    let table = "[[gemm]]\nsource = \"test\"\ndtype = \"f32\"\nrows = [[8, 8, 8, 1.0]]\n";
-    std::fs::write(&base, format!("{}\n\n{table}", head.join("\n"))).unwrap();
+    std::fs::write(path, format!("{}\n\n{TABLE}", head.join("\n"))).unwrap();
+}
+
+/// Kernels of the user's scenario come before the tables of a profile, and are exact rows of it.
+#[test]
+fn kernels_of_a_scenario_are_added_to_a_profile() {
+    let dir = tempfile::tempdir().unwrap();
+    let profile = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (base, mine) = (profile("base.toml"), profile("mine.toml"));
+    write_base(&base);
     let set = [
         "--set",
         "precision.param_dtype=\"f32\"",
@@ -55,7 +62,7 @@ fn kernels_of_a_scenario_are_added_to_a_profile() {
     assert_eq!(text, "", "with --out nothing is printed");
     let text = std::fs::read_to_string(&mine).unwrap();
     assert!(
-        text.contains("name = \"mine\"") && text.contains(table),
+        text.contains("name = \"mine\"") && text.contains(TABLE),
         "{text}"
     );
     // 48 tokens of 32 numbers times a vocabulary of 131: forward, and both gradients.
@@ -70,6 +77,66 @@ fn kernels_of_a_scenario_are_added_to_a_profile() {
     };
     let (before, after) = (share(&base), share(&mine));
     assert!(before < 0.5 && after > 0.95, "{before} {after}");
+}
+
+/// Grouped matmuls of experts have rows of their own for each element type and kind of sums, which
+/// then price the scenario.
+#[test]
+fn grouped_matmuls_in_8_bits_are_added_to_a_profile() {
+    let dir = tempfile::tempdir().unwrap();
+    let profile = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (base, mine) = (profile("base.toml"), profile("mine.toml"));
+    write_base(&base);
+    let set = [
+        "model.hidden=32",
+        "model.ffn=96",
+        "model.expert_ffn=48",
+        "model.shared_expert_ffn=48",
+        "train.seq_len=24",
+        "precision.float8_recipe=tensorwise",
+        "precision.float8_experts=true",
+        "mesh.dp_shard=1",
+    ];
+    let sets: Vec<&str> = set.iter().flat_map(|s| ["--set", s]).collect();
+    let scenario = ["--seconds", "5", "--scenario", "small-moe"];
+    let onto = ["calibrate", "--base-profile", &base, "--out", &mine];
+    stdout(&[&onto[..], &scenario, &sets].concat());
+    let text = std::fs::read_to_string(&mine).unwrap();
+    let tables: Vec<&str> = text.split("[[grouped_gemm]]").skip(1).collect();
+    let kinds: Vec<(bool, bool)> = tables
+        .iter()
+        .map(|t| {
+            let says = |line: &str| t.lines().any(|l| l == line);
+            assert!(says("dtype = \"f8e4m3\""), "{t}");
+            (says("fast_accum = true"), says("weight_gradient = true"))
+        })
+        .collect();
+    // Forward, and both gradients.
+    assert_eq!(kinds, [(false, false), (false, true), (true, false)]);
+    // Whether the scenario's grouped matmuls are estimated.
+    let estimated = |hardware: &str| {
+        let hardware = format!("mesh.hardware={hardware}");
+        let run = &json(
+            &[
+                &["sim", "small-moe", "--json", "--set", &hardware],
+                &sets[..],
+            ]
+            .concat(),
+        )[0];
+        let basis = run["basis"]["on"].as_str().unwrap();
+        let none = basis.ends_with("no matmuls in 8 bits");
+        assert!(
+            none || basis.ends_with("no step with matmuls in 8 bits"),
+            "{basis}"
+        );
+        let estimates = run["modelled_ms"].as_object().unwrap();
+        let some = estimates
+            .keys()
+            .any(|kernel| kernel.contains("scaled_grouped_mm"));
+        assert_eq!(none, some);
+        some
+    };
+    assert!(estimated(&base) && !estimated(&mine));
 }
 
 #[test]

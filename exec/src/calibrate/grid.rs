@@ -97,11 +97,17 @@ fn time(
 /// Measured grouped GEMMs.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct GroupedRows {
-    pub(super) dtype: DType,
-    pub(super) weight_gradient: bool,
-    /// Experts, rows of an expert, n and k of its matrix, and microseconds.
-    pub(super) rows: Vec<([u64; 4], f64)>,
+    pub(super) kind: GroupedKind,
+    /// Sizes and microseconds.
+    pub(super) rows: Vec<(GroupedSizes, f64)>,
 }
+
+/// Kind of grouped GEMMs with a table of their own: element type and sums, and whether they are
+/// weight gradients.
+pub(super) type GroupedKind = (GemmKind, bool);
+
+/// Sizes of a grouped GEMM: experts, rows of an expert, and n and k of its matrix.
+pub(super) type GroupedSizes = [u64; 4];
 
 /// Kind, and microseconds for each `[m, n, k]`.
 pub(super) type GemmTable = (GemmKind, Vec<([u64; 3], f64)>);

@@ -1,7 +1,7 @@
 //! Formats the profile of a CPU.
 
 use super::collectives::Table;
-use super::grid::{AttentionRows, DTYPES, GemmTable, GroupedRows};
+use super::grid::{AttentionRows, DTYPES, GemmTable, GroupedKind, GroupedRows, GroupedSizes};
 use super::steps::Totals;
 use super::{Measured, Together};
 use shardlab_plan::hardware::{MEMORY_CLASSES, SectionText};
@@ -406,15 +406,27 @@ fn products(out: &mut String, m: &Tables<'_>) {
         let list = list.iter().map(|(s, us)| shape(*s, *us)).collect();
         table("gemm", "alone, mean over operand layouts", *kind, list);
     }
-    for table in m.grouped {
-        let row =
-            |([e, r, n, k], us): &([u64; 4], f64)| format!("{e}, {r}, {n}, {k}, {}", num(*us));
-        SectionText::new("grouped_gemm")
-            .text("source", (m.source)("alone, mean over layouts of matrices"))
-            .text("dtype", table.dtype)
-            .set("weight_gradient", table.weight_gradient)
-            .set("rows", rows(table.rows.iter().map(row)))
+    let mut grouped = |what: &str, (kind, weight_gradient): GroupedKind, list: Vec<String>| {
+        let mut section = SectionText::new("grouped_gemm")
+            .text("source", (m.source)(what))
+            .text("dtype", kind.dtype);
+        if let Some(float8) = kind.float8 {
+            section = section.set("fast_accum", float8.fast_accum);
+        }
+        section
+            .set("weight_gradient", weight_gradient)
+            .set("rows", rows(list))
             .write(out);
+    };
+    let row = |[e, r, n, k]: GroupedSizes, us: f64| format!("{e}, {r}, {n}, {k}, {}", num(us));
+    for (kind, list) in &m.steps.grouped {
+        let list = list.iter().map(|(sizes, t)| row(*sizes, t.us())).collect();
+        grouped("within steps", *kind, list);
+    }
+    for table in m.grouped {
+        let list = table.rows.iter().map(|(sizes, us)| row(*sizes, *us));
+        let what = "alone, mean over layouts of matrices";
+        grouped(what, table.kind, list.collect());
     }
 }
 

@@ -10,6 +10,10 @@ use shardlab_plan::scenario;
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// Numbers of layers of which a scenario must be plannable with one. The first layers may be unlike
+/// the others: dense, for example, in front of experts.
+const FEW_LAYERS: [u32; 4] = [1, 2, 4, 8];
+
 /// A scenario whose kernels are measured.
 #[derive(Clone, Debug)]
 pub struct UserScenario {
@@ -30,14 +34,19 @@ impl UserScenario {
     /// # Errors
     /// [`TrainError::Plan`] if it cannot.
     pub fn check(&self) -> Result<(), TrainError> {
-        self.whole()?;
-        let part = self.part(1, 1)?;
-        let planned = shardlab_plan::plan(&part);
-        let why = |e| {
-            let name = self.name();
-            TrainError::Plan(format!("{name}, one layer of it on one rank: {e}"))
+        let layers = self.whole()?.model.layers;
+        let plan = |n: u32| {
+            let planned = shardlab_plan::plan(&self.part(n, 1)?);
+            let why = |e| {
+                let (name, s) = (self.name(), if n == 1 { "" } else { "s" });
+                TrainError::Plan(format!("{name}, {n} layer{s} of it on one rank: {e}"))
+            };
+            planned.map(drop).map_err(why)
         };
-        planned.map(drop).map_err(why)
+        let few = FEW_LAYERS.into_iter().filter(|n| *n <= layers);
+        let mut tried = few.map(plan);
+        let first = tried.next().unwrap_or(Ok(()));
+        first.or_else(|e| tried.find_map(Result::ok).ok_or(e))
     }
 
     fn whole(&self) -> Result<Scenario, TrainError> {
@@ -158,6 +167,8 @@ mod tests {
             (all.model.hidden, all.compile, all.train)
         );
         whole.check().unwrap();
+        // The only layer would be a dense one.
+        user_scenario("small-moe", &[]).check().unwrap();
         let wrong = user_scenario("peers-8b", &["model.heads=31"]).check();
         assert!(wrong.is_err_and(|e| e.is_bad_input()));
     }

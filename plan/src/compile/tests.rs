@@ -19,6 +19,7 @@ mod liveness;
 mod measured;
 pub(crate) mod semantics;
 mod used_rows;
+mod views;
 
 /// Names for `semantics`.
 mod terms {

@@ -297,6 +297,7 @@ pub const SECTIONS: &[Section] = &[
         "module_us" Number(NotNegative), "us", Is("0.0"), "Python per module of a forward pass, operators excluded; only in `model.implementation = \"transformers\"`";
         "optimizer_param_us" Number(NotNegative), "us", Is("0.0"), "per parameter in an optimizer call, and in clipping; only in `model.implementation = \"transformers\"`";
         "subclass_us" Number(NotNegative), "us", Is("0.0"), "Python and further launches of torchao's tensor subclass, per weight and gather; only with `precision.float8_all_gather` and policy fsdp2";
+        "copy_table_us" Number(NotNegative), "us", Is("0.0"), "per KiB of the tables of addresses that `_chunk_cat` and `split_with_sizes_copy` fill (8 bytes for every 2 KiB of a rank's gradients); only with policy fsdp2";
     }),
     section!(required "network" "Links between the devices." {
         "source" Text, "", Required, "where the numbers come from";
@@ -373,6 +374,7 @@ pub const SECTIONS: &[Section] = &[
     section!(array "grouped_gemm" "Measured grouped matmuls: one per expert." {
         "source" Text, "", Required, "where the rows come from";
         "dtype" Dtype, "", Required, "element type";
+        "fast_accum" Flag, "", Unknown, "as in `[[gemm]]`, of 8-bit matmuls. Those without a table are estimated from `[[gemm]]`, as are those of other element types";
         "weight_gradient" Flag, "", Required, "matmuls over the rows of an expert; otherwise rows times matrices";
         "rows" GROUPED_ROWS, "", Required, "measured shapes: experts, rows of an expert, and the sizes of its matrix";
     }),

@@ -94,6 +94,16 @@ impl GemmKind {
             float8: dtype.float8_max().map(|_| Float8Gemm::FASTEST),
         }
     }
+
+    /// Returns the kind with what is known of its 8-bit matmuls; other kinds do not change.
+    #[must_use]
+    pub fn refined(self, scaling: Option<ScaleMode>, fast_accum: Option<bool>) -> Self {
+        let float8 = self.float8.map(|of| Float8Gemm {
+            scaling: scaling.unwrap_or(of.scaling),
+            fast_accum: fast_accum.unwrap_or(of.fast_accum),
+        });
+        Self { float8, ..self }
+    }
 }
 
 impl From<DType> for GemmKind {

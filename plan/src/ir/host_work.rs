@@ -2,30 +2,68 @@
 
 use serde::Serialize;
 
-/// Why the host spends time outside a launch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum HostWorkKind {
+/// Defines [`HostWorkKind`], with every kind and its name.
+macro_rules! kinds {
+    ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
+        /// Why the host spends time outside a launch.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+        #[serde(rename_all = "snake_case")]
+        pub enum HostWorkKind {
+            $($(#[$doc])* $kind,)*
+        }
+
+        impl HostWorkKind {
+            /// Every kind, in the order of their numbers.
+            pub const ALL: [Self; [$($name),*].len()] = [$(Self::$kind),*];
+
+            /// Returns the name in JSON.
+            #[must_use]
+            pub const fn name(self) -> &'static str {
+                match self {
+                    $(Self::$kind => $name,)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
     /// Framework dispatch of one forward op run eagerly.
-    Dispatch,
+    Dispatch = "dispatch",
     /// Framework dispatch of one op by the autograd engine.
-    AutogradDispatch,
+    AutogradDispatch = "autograd_dispatch",
     /// Guards and entry of a compiled region.
-    Guard,
+    Guard = "guard",
     /// A graph break: leaving compiled code for an opaque hook and coming back.
-    GraphBreak,
+    GraphBreak = "graph_break",
     /// Body of a sharding hook.
-    Hook,
+    Hook = "hook",
     /// Per-parameter bookkeeping inside a hook.
-    HookParam,
+    HookParam = "hook_param",
     /// Optimizer call.
-    OptimizerStep,
+    OptimizerStep = "optimizer_step",
     /// Fixed work of a training step (data loader, zero_grad, scalar reads).
-    Step,
+    Step = "step",
     /// Python of a module: its call and its own code, without the operators in it.
-    Module,
+    Module = "module",
     /// Per-parameter work of an optimizer call, or of clipping.
-    OptimizerParam,
+    OptimizerParam = "optimizer_param",
     /// Python of a tensor subclass around one weight and gather (torchao).
-    Subclass,
+    Subclass = "subclass",
+    /// Filling a KiB of the table of a copy between many tensors and a collective's buffer.
+    CopyTable = "copy_table",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_have_the_numbers_of_their_places_and_the_names_of_json() {
+        for (i, kind) in HostWorkKind::ALL.into_iter().enumerate() {
+            assert_eq!(kind as usize, i);
+            let json = serde_json::to_string(&kind).unwrap();
+            assert_eq!(json, format!("\"{}\"", kind.name()));
+        }
+    }
 }

@@ -151,6 +151,12 @@ impl Builder {
         })
     }
 
+    /// Adds a buffer like another one.
+    pub(crate) fn twin(&mut self, of: BufferId) -> BufferId {
+        let buffer = self.program().buffers[of.index()];
+        self.core.add_buffer(buffer)
+    }
+
     pub(crate) fn alloc(&mut self, rule: Rule, buffer: BufferId) {
         self.emit(rule, Op::Alloc(buffer));
     }

@@ -3,6 +3,7 @@
 use super::builder::{Builder, CollectiveLaunch, NewBuffer};
 use super::inputs::LoweringInputs;
 use super::kernels::{KernelLaunch, Kernels};
+use super::uses::Uses;
 use crate::config::CudaGraph;
 use crate::ir::{
     Access, AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, EventId, GroupId, Holds, Role,
@@ -15,6 +16,8 @@ use std::collections::HashMap;
 pub(crate) struct Emitter<'a> {
     pub(crate) inputs: &'a LoweringInputs<'a>,
     pub(crate) b: Builder,
+    /// Uses of units in the current pass.
+    pub(crate) uses: Uses,
     kernels: Kernels,
     /// Transients of groups, by role and stream.
     pub(crate) made: HashMap<(Role, GroupId, StreamId), BufferId>,
@@ -29,6 +32,7 @@ impl<'a> Emitter<'a> {
         Self {
             inputs,
             b: Builder::new(inputs.meta()),
+            uses: Uses::default(),
             kernels: Kernels::default(),
             made: HashMap::new(),
             scratch: HashMap::new(),

@@ -53,6 +53,11 @@ pub(crate) struct LoweringInputs<'a> {
     pub(crate) forward_order: Vec<UnitId>,
     /// Units with parameters, by first entry in backward.
     pub(crate) backward_order: Vec<UnitId>,
+    /// Units with parameters, by entry in forward: several times if a forward uses the unit several
+    /// times.
+    pub(crate) forward_uses: Vec<UnitId>,
+    /// The same for backward.
+    pub(crate) backward_uses: Vec<UnitId>,
     /// Whether a micro-batch uses a unit, by micro-batch and unit; empty if all use all.
     used: Vec<Vec<bool>>,
     /// Group and index within it of every parameter.
@@ -130,6 +135,8 @@ impl<'a> LoweringInputs<'a> {
             tape,
             forward_order: Vec::new(),
             backward_order: Vec::new(),
+            forward_uses: Vec::new(),
+            backward_uses: Vec::new(),
             used: Vec::new(),
             units,
             groups,
@@ -141,8 +148,10 @@ impl<'a> LoweringInputs<'a> {
             transient_pool,
             persistent_pool,
         };
-        inputs.forward_order = inputs.order(&tape.forward, |h| h.first_of);
-        inputs.backward_order = inputs.order(&tape.backward, |h| h.last_of);
+        inputs.forward_uses = inputs.entries(&tape.forward, |h| h.first_of);
+        inputs.backward_uses = inputs.entries(&tape.backward, |h| h.last_of);
+        inputs.forward_order = inputs.each_once(&inputs.forward_uses);
+        inputs.backward_order = inputs.each_once(&inputs.backward_uses);
         let micro_batches = 0..tape.variant_of.len();
         inputs.used = micro_batches.map(|m| inputs.used_by(m)).collect();
         inputs
@@ -174,24 +183,31 @@ impl<'a> LoweringInputs<'a> {
         }
     }
 
-    fn order(&self, ops: &[TapeOp], of: impl Fn(&Hooks) -> Option<UnitId>) -> Vec<UnitId> {
+    /// Returns the units with parameters that a pass enters, in order. `of` is the unit that a
+    /// module is the first of.
+    pub(crate) fn entries(
+        &self,
+        ops: &[TapeOp],
+        of: impl Fn(&Hooks) -> Option<UnitId>,
+    ) -> Vec<UnitId> {
+        let unit = |op: &TapeOp| match op {
+            TapeOp::Enter(m) => of(&self.hooks[m.index()]),
+            _ => None,
+        };
+        let units = ops.iter().filter_map(unit);
+        units.filter(|u| !self.unit(*u).groups.is_empty()).collect()
+    }
+
+    fn each_once(&self, units: &[UnitId]) -> Vec<UnitId> {
         let mut seen = vec![false; self.units.len()];
-        let mut order = Vec::new();
-        for op in ops {
-            let TapeOp::Enter(m) = op else { continue };
-            if let Some(u) = of(&self.hooks[m.index()])
-                && !std::mem::replace(&mut seen[u.index()], true)
-                && !self.units[u.index()].groups.is_empty()
-            {
-                order.push(u);
-            }
-        }
+        let mut order = units.to_vec();
+        order.retain(|u| !std::mem::replace(&mut seen[u.index()], true));
         order
     }
 
     /// Returns which units a micro-batch uses: all but those whose forward it does not run.
     fn used_by(&self, micro_batch: usize) -> Vec<bool> {
-        let run = self.order(self.tape.forward_of(micro_batch), |h| h.first_of);
+        let run = self.entries(self.tape.forward_of(micro_batch), |h| h.first_of);
         let mut used = vec![true; self.units.len()];
         for u in self.forward_order.iter().filter(|u| !run.contains(u)) {
             used[u.index()] = false;

@@ -14,6 +14,7 @@ mod param_groups;
 mod pr4435;
 mod recompute;
 mod skipped;
+mod uses;
 mod weight_gradients;
 
 use crate::compile::tape::TapeOp;

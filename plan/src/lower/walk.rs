@@ -7,6 +7,7 @@ use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
 use super::model_collective::{InFlight, ModelLanes};
 use super::optimizer;
+use super::uses::Uses;
 use super::weight_gradients::{WeightGradients, elements};
 use crate::compile::tape::TapeOp;
 use crate::config::{CompileMode, CudaGraph, Implementation, Loss};
@@ -52,6 +53,9 @@ pub(crate) trait Lifecycle {
     fn pre_recompute(&mut self, out: &mut Emitter<'_>, unit: UnitId);
     fn pre_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
     fn post_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
+    /// Called instead of `post_backward` if this backward uses the unit again: its gradients are
+    /// not complete.
+    fn between_backwards(&mut self, out: &mut Emitter<'_>, unit: UnitId);
     /// Returns the called in the final callback of a backward pass.
     fn backward_end(&mut self, out: &mut Emitter<'_>);
     /// Returns the full weight of a parameter, which the hooks have made available.
@@ -295,6 +299,11 @@ impl<'c, 'a> Walk<'c, 'a> {
             Pass::Backward => (tape.backward_of(self.micro), Phase::Backward),
             Pass::Eval => (tape.eval.as_slice(), Phase::Validation),
         };
+        let entries = self.out.inputs.entries(ops, |h| match pass {
+            Pass::Backward => h.last_of,
+            _ => h.first_of,
+        });
+        self.out.uses = Uses::new(self.out.inputs.units.len(), &entries);
         self.out.b.at(UnitId(0), phase);
         if pass == Pass::Backward {
             self.life.backward_start(self.out);
@@ -471,6 +480,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         };
         if let Some(u) = unit.filter(|u| !self.out.inputs.unit(*u).groups.is_empty()) {
             self.graph_break();
+            self.out.uses.begin(u);
             if pass == Pass::Backward {
                 self.life.pre_backward(self.out, u);
             } else {
@@ -507,7 +517,9 @@ impl<'c, 'a> Walk<'c, 'a> {
         if let Some(u) = unit.filter(|u| !self.out.inputs.unit(*u).groups.is_empty()) {
             self.out.b.at(u, phase);
             self.graph_break();
-            if pass == Pass::Backward {
+            if pass == Pass::Backward && self.out.uses.come_again(u) {
+                self.life.between_backwards(self.out, u);
+            } else if pass == Pass::Backward {
                 self.life.post_backward(self.out, u);
             } else {
                 self.life.post_forward(self.out, u);

@@ -74,6 +74,8 @@ struct GroupState {
     post_reduce: Option<EventId>,
     /// Host offload: what is copied to the device before a gather, and gradients in host memory.
     host: Option<offload::HostState>,
+    /// The buffer of a gather while that of the unit's use before is kept.
+    gathered_again: Option<BufferId>,
     /// By parameter, what casts it before a gather in 8 bits.
     casts: Vec<Option<float8::Cast>>,
     /// Slices kept by integer reshard, until the backward's copy-out.
@@ -326,6 +328,15 @@ impl Lifecycle for Fsdp2 {
                     self.grads.keep(out, p);
                 }
             }
+        }
+    }
+
+    /// The hook after each use reshards. It finds no gradients: autograd accumulates those of a
+    /// parameter once it has all of them. (torch reduces the parameters that no other use reads at
+    /// this point, by a collective of their own; here they wait for the others.)
+    fn between_backwards(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if self.last || !self.joint || self.hooked[unit.index()] {
+            self.reshard_after_backward(out, unit);
         }
     }
 

@@ -227,6 +227,7 @@ impl Lifecycle for Full {
     fn pre_recompute(&mut self, _out: &mut Emitter<'_>, _unit: UnitId) {}
     fn pre_backward(&mut self, _out: &mut Emitter<'_>, _unit: UnitId) {}
     fn post_backward(&mut self, _out: &mut Emitter<'_>, _unit: UnitId) {}
+    fn between_backwards(&mut self, _out: &mut Emitter<'_>, _unit: UnitId) {}
 
     fn forward_end(&mut self, _out: &mut Emitter<'_>) {}
 

@@ -582,6 +582,10 @@ impl Lifecycle for Megatron {
         self.release(out, unit);
     }
 
+    fn between_backwards(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.release(out, unit);
+    }
+
     /// `_process_post_backward_gradients`, the hook after a parameter's accumulation.
     fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         let (g, _) = out.inputs.home[p.index()];

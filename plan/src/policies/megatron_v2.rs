@@ -304,6 +304,10 @@ impl Lifecycle for MegatronV2 {
         }
     }
 
+    fn between_backwards(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        self.post_backward(out, unit);
+    }
+
     fn backward_end(&mut self, out: &mut Emitter<'_>) {
         for unit in out.inputs.forward_order.clone() {
             self.reshard(out, unit);

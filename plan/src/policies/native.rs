@@ -227,6 +227,11 @@ impl Lifecycle for Native {
         self.reduce(out, unit);
     }
 
+    fn between_backwards(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        let (flat, micro) = (&self.flat, self.micro);
+        self.unshard.reshard_after_backward(out, flat, micro, unit);
+    }
+
     fn backward_end(&mut self, out: &mut Emitter<'_>) {
         let (flat, micro) = (&self.flat, self.micro);
         if !micro.last {

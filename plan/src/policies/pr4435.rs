@@ -395,6 +395,12 @@ impl Lifecycle for Pr4435 {
         }
     }
 
+    fn between_backwards(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
+        if self.hooked[unit.index()] {
+            self.reshard(out, unit);
+        }
+    }
+
     /// The final callback of the root.
     fn backward_end(&mut self, out: &mut Emitter<'_>) {
         let order = self.ordered(true);

@@ -4,11 +4,13 @@
 //! last tiles of experts: half a tile per expert on average, if remainders are evenly distributed.
 //! The matrices of all experts have to be moved, which bounds experts with few rows. Measured rows
 //! (`[[grouped_gemm]]`) correct it: near their sizes, a price is the estimate times what they took
-//! relative to theirs. Without a row nearby it is marked as modelled.
+//! relative to theirs. Rows are of an element type and, in 8 bits, of a kind of sums; without any
+//! of its own sums, an 8-bit price follows those of the others. Without a row nearby it is marked
+//! as modelled.
 
 use super::Price;
 use super::gemm;
-use crate::hardware::{GroupedGemmRow, Profile};
+use crate::hardware::{GroupedGemmRow, GroupedGemmTable, Profile};
 use shardlab_plan::ir::{DType, GemmKind};
 use shardlab_plan::units::Bytes;
 
@@ -85,8 +87,8 @@ fn estimate(kind: GemmKind, s: Shape, moved: Bytes, profile: &Profile) -> f64 {
 pub(super) fn price(kind: impl Into<GemmKind>, s: Shape, moved: Bytes, profile: &Profile) -> Price {
     let kind = kind.into();
     let dtype = kind.dtype;
-    let tables = profile.grouped_gemm.iter();
-    let alike = tables.filter(|t| t.dtype == dtype && t.weight_gradient == s.weight_gradient);
+    let by = priced_by(kind, s, profile);
+    let alike = tables(by, s, profile);
     let (mut weight, mut ratio) = (1.0 / (DEFAULT * DEFAULT), 1.0 / (DEFAULT * DEFAULT));
     let mut nearest = f64::INFINITY;
     let logs = s.logs();
@@ -99,7 +101,7 @@ pub(super) fn price(kind: impl Into<GemmKind>, s: Shape, moved: Bytes, profile: 
             .map(|(a, b)| (a - b).abs())
             .sum();
         nearest = nearest.min(distance);
-        if distance == 0.0 {
+        if distance == 0.0 && by == kind {
             return Price {
                 us: row.4,
                 measured: true,
@@ -109,21 +111,41 @@ pub(super) fn price(kind: impl Into<GemmKind>, s: Shape, moved: Bytes, profile: 
         // outweigh a near one.
         let w = distance.max(0.1).powi(-4);
         weight += w;
-        ratio += w * row.4 / estimate(kind, of, of.bytes(dtype), profile);
+        ratio += w * row.4 / estimate(by, of, of.bytes(dtype), profile);
     }
     let flops = 2.0 * (s.rows * s.n * s.k) as f64;
     let floor = (flops / profile.peak_flops(dtype) * 1e6)
         .max(moved.0 as f64 / profile.device.memory_gbps / 1e3);
     Price {
         us: (estimate(kind, s, moved, profile) * ratio / weight).max(floor),
-        measured: nearest <= NEAR,
+        measured: nearest <= NEAR && by == kind,
+    }
+}
+
+/// Returns the tables of a kind in the direction of a matmul.
+fn tables(kind: GemmKind, s: Shape, profile: &Profile) -> impl Iterator<Item = &GroupedGemmTable> {
+    let tables = profile.grouped_gemm.iter();
+    tables.filter(move |t| t.kind() == kind && t.weight_gradient == s.weight_gradient)
+}
+
+/// Returns the kind whose rows correct the estimate: its own, or if it has none, 8-bit matmuls that
+/// add up differently.
+fn priced_by(kind: GemmKind, s: Shape, profile: &Profile) -> GemmKind {
+    let fast = kind.float8.map(|of| !of.fast_accum);
+    let others = kind.refined(None, fast);
+    let has = |kind| tables(kind, s, profile).next().is_some();
+    if !has(kind) && has(others) {
+        others
+    } else {
+        kind
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::{self, GroupedGemmTable};
+    use crate::hardware;
+    use shardlab_plan::ir::{Float8Gemm, ScaleMode};
 
     fn us(s: Shape, moved: u64) -> f64 {
         let profile = hardware::load("h100-80").unwrap();
@@ -187,6 +209,7 @@ mod tests {
         profile.grouped_gemm.push(GroupedGemmTable {
             source: "test".into(),
             dtype: DType::Bf16,
+            fast_accum: None,
             weight_gradient: false,
             rows: vec![GroupedGemmRow(128, 512, 1536, 2048, slow)],
         });
@@ -214,5 +237,52 @@ mod tests {
             ..QWEN3
         };
         assert!(!of(gradient, &profile).measured);
+    }
+
+    /// Rows in bf16 say nothing of those in 8 bits. Rows in 8 bits with one kind of sums correct
+    /// those with the other, whose prices stay estimates.
+    #[test]
+    fn rows_in_8_bits_are_of_a_kind_of_sums() {
+        let mut profile = hardware::load("h100-80").unwrap();
+        let of = |fast_accum: bool, profile: &Profile| {
+            let kind = GemmKind {
+                dtype: DType::F8E4m3,
+                float8: Some(Float8Gemm {
+                    scaling: ScaleMode::Tensorwise,
+                    fast_accum,
+                }),
+            };
+            let found = price(kind, QWEN3, QWEN3.bytes(DType::F8E4m3), profile);
+            (found.us, found.measured)
+        };
+        let table = |dtype, fast_accum, us| GroupedGemmTable {
+            source: "test".into(),
+            dtype,
+            fast_accum,
+            weight_gradient: false,
+            rows: vec![GroupedGemmRow(128, 512, 1536, 2048, us)],
+        };
+        let [(fast, fast_known), (full, full_known)] = [true, false].map(|f| of(f, &profile));
+        assert!(!fast_known && !full_known && full > fast);
+        profile
+            .grouped_gemm
+            .push(table(DType::Bf16, None, 10.0 * fast));
+        assert_eq!(of(true, &profile), (fast, false));
+        // Twice the estimate, which the other sums follow in part.
+        profile
+            .grouped_gemm
+            .push(table(DType::F8E4m3, Some(true), 2.0 * fast));
+        assert_eq!(of(true, &profile), (2.0 * fast, true));
+        let (follows, known) = of(false, &profile);
+        assert!(!known && (1.9 * full..2.0 * full).contains(&follows));
+        profile
+            .grouped_gemm
+            .push(table(DType::F8E4m3, Some(false), 1.5 * full));
+        assert_eq!(of(false, &profile), (1.5 * full, true));
+        // A table that does not say is of fast sums.
+        assert_eq!(
+            table(DType::F8E4m3, None, 1.0).kind(),
+            table(DType::F8E4m3, Some(true), 1.0).kind()
+        );
     }
 }

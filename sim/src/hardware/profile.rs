@@ -5,8 +5,10 @@ use crate::part::Part;
 use serde::Deserialize;
 use shardlab_plan::config::AttentionBackend;
 use shardlab_plan::ir::{
-    AttentionShape, CollectiveKind, DType, Documents, Float8Gemm, GemmKind, KernelClass, ScaleMode,
+    AttentionShape, CollectiveKind, DType, Documents, GemmKind, HostWorkKind, KernelClass,
+    ScaleMode,
 };
+use shardlab_plan::program::Program;
 use std::collections::BTreeMap;
 
 /// A machine: device, host, network, and tables of what was measured on it.
@@ -202,6 +204,29 @@ pub struct HostWork {
     /// Python and further launches of torchao's tensor subclass, per weight and gather.
     #[serde(default)]
     pub subclass_us: f64,
+    /// A KiB of the table of a copy into or out of a collective's buffer.
+    #[serde(default)]
+    pub copy_table_us: f64,
+}
+
+impl HostWork {
+    /// Returns the microseconds of a kind.
+    pub(crate) const fn us(&self, kind: HostWorkKind) -> f64 {
+        match kind {
+            HostWorkKind::Dispatch => self.dispatch_us,
+            HostWorkKind::AutogradDispatch => self.autograd_dispatch_us,
+            HostWorkKind::Guard => self.guard_us,
+            HostWorkKind::GraphBreak => self.graph_break_us,
+            HostWorkKind::Hook => self.hook_us,
+            HostWorkKind::HookParam => self.hook_param_us,
+            HostWorkKind::OptimizerStep => self.optimizer_step_us,
+            HostWorkKind::Step => self.step_us,
+            HostWorkKind::Module => self.module_us,
+            HostWorkKind::OptimizerParam => self.optimizer_param_us,
+            HostWorkKind::Subclass => self.subclass_us,
+            HostWorkKind::CopyTable => self.copy_table_us,
+        }
+    }
 }
 
 /// `[network]`: links between the devices.
@@ -329,6 +354,25 @@ impl Profile {
         profile.host = other.host.clone();
         profile.scale.get_or_insert_with(unscaled).host = other.times(Part::Host);
         profile
+    }
+
+    /// Returns whether tables have every kind of 8-bit matmul of a program.
+    #[must_use]
+    pub fn measures_float8_of(&self, program: &Program) -> bool {
+        let kernels = program.kernels.iter();
+        let mut scaled = kernels.filter(|k| k.float8_gemm().is_some());
+        scaled.all(|k| {
+            let kind = k.gemm_kind();
+            match k.class {
+                KernelClass::GroupedGemm {
+                    weight_gradient, ..
+                } => {
+                    let mut tables = self.grouped_gemm.iter();
+                    tables.any(|t| t.kind() == kind && t.weight_gradient == weight_gradient)
+                }
+                _ => self.gemm.iter().any(|t| t.kind() == kind),
+            }
+        })
     }
 
     /// How many times as long as the other sections say a part takes, by `[scale]`.
@@ -482,15 +526,7 @@ impl GemmTable {
     /// Returns what the matmuls of the rows have in common.
     #[must_use]
     pub fn kind(&self) -> GemmKind {
-        let kind = GemmKind::of(self.dtype);
-        let given = |of: Float8Gemm| Float8Gemm {
-            scaling: self.scaling.unwrap_or(of.scaling),
-            fast_accum: self.fast_accum.unwrap_or(of.fast_accum),
-        };
-        GemmKind {
-            float8: kind.float8.map(given),
-            ..kind
-        }
+        GemmKind::of(self.dtype).refined(self.scaling, self.fast_accum)
     }
 }
 
@@ -506,10 +542,20 @@ pub struct GroupedGemmTable {
     pub source: String,
     /// Element type.
     pub dtype: DType,
+    /// Whether 8-bit matmuls add up with the precision of tensor cores; they do if not given.
+    pub fast_accum: Option<bool>,
     /// Matmuls over the rows of an expert, `[n, rows] x [rows, k]`; otherwise rows times matrices.
     pub weight_gradient: bool,
     /// Rows.
     pub rows: Vec<GroupedGemmRow>,
+}
+
+impl GroupedGemmTable {
+    /// Returns what the matmuls of the rows have in common. In 8 bits, each factor has one scale.
+    #[must_use]
+    pub fn kind(&self) -> GemmKind {
+        GemmKind::of(self.dtype).refined(None, self.fast_accum)
+    }
 }
 
 /// One measured attention kernel: `[batch, heads, kv_heads, seq, head_dim, microseconds]`.

@@ -226,6 +226,10 @@ pub(super) fn as_in_steps(m: &mut Measured) {
         let known = |shape: &[u64; 3]| m.steps.gemm.get(&(*kind, *shape)).map(|t| t.us());
         slow_down(rows, known);
     }
+    for table in &mut m.grouped {
+        let steps = m.steps.grouped.get(&table.kind);
+        slow_down(&mut table.rows, |sizes| Some(steps?.get(sizes)?.us()));
+    }
     for table in &mut m.attention {
         let key = (table.dtype, table.causal, table.backward);
         let steps = m.steps.attention.get(&key);

@@ -1,6 +1,7 @@
 //! Results of steps, by kind of kernel.
 
 use crate::calibrate::Trial;
+use crate::calibrate::grid::{GroupedKind, GroupedSizes};
 use shardlab_plan::ir::{AttentionShape, BodyOp, DType, GemmKind, Kernel, KernelClass};
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
@@ -40,6 +41,8 @@ pub(in crate::calibrate) struct Totals {
     pub(in crate::calibrate) memory: BTreeMap<MemoryKey, BTreeMap<u64, Mean>>,
     /// GEMMs.
     pub(in crate::calibrate) gemm: BTreeMap<(GemmKind, [u64; 3]), Mean>,
+    /// Grouped GEMMs. Rows of an expert are those of all experts divided by their number, rounded.
+    pub(in crate::calibrate) grouped: BTreeMap<GroupedKind, BTreeMap<GroupedSizes, Mean>>,
     /// Convolutions.
     pub(in crate::calibrate) conv: BTreeMap<(DType, [u64; 3]), Mean>,
     /// Attention: element type, causal, backward; sizes.
@@ -73,6 +76,10 @@ impl Totals {
         };
         match Row::of(kernel, moved) {
             Some(Row::Gemm(kind, shape)) => self.gemm.entry((kind, shape)).or_default().add(us),
+            Some(Row::Grouped(kind, sizes)) => {
+                let rows = self.grouped.entry(kind).or_default();
+                rows.entry(sizes).or_default().add(us);
+            }
             Some(Row::Conv(dtype, shape)) => self.conv.entry((dtype, shape)).or_default().add(us),
             Some(Row::Attention(table, shape)) => {
                 let rows = self.attention.entry(table).or_default();
@@ -90,6 +97,12 @@ impl Totals {
     pub(in crate::calibrate) fn absorb(&mut self, other: &Self, arithmetic: f64) {
         for (row, &mean) in &other.gemm {
             self.gemm.entry(*row).or_default().absorb(mean, arithmetic);
+        }
+        for (kind, rows) in &other.grouped {
+            let own = self.grouped.entry(*kind).or_default();
+            for (row, &mean) in rows {
+                own.entry(*row).or_default().absorb(mean, arithmetic);
+            }
         }
         for (row, &mean) in &other.conv {
             self.conv.entry(*row).or_default().absorb(mean, arithmetic);
@@ -130,6 +143,7 @@ impl Totals {
     pub(in crate::calibrate) fn find(&self, kernel: &Kernel, moved: Bytes) -> Option<f64> {
         let mean = match Row::of(kernel, moved)? {
             Row::Gemm(kind, shape) => self.gemm.get(&(kind, shape)),
+            Row::Grouped(kind, sizes) => self.grouped.get(&kind)?.get(&sizes),
             Row::Conv(dtype, shape) => self.conv.get(&(dtype, shape)),
             Row::Attention(table, shape) => self.attention.get(&table)?.get(&shape),
             Row::Memory(table, bytes) => self.memory.get(&table)?.get(&bytes),
@@ -141,6 +155,7 @@ impl Totals {
 /// Returns the table of a kernel.
 enum Row {
     Gemm(GemmKind, [u64; 3]),
+    Grouped(GroupedKind, GroupedSizes),
     Conv(DType, [u64; 3]),
     Attention((DType, bool, bool), AttentionShape),
     Memory(MemoryKey, u64),
@@ -158,6 +173,18 @@ impl Row {
             }
             KernelClass::Gemm { m, n, k, batch: 1 } => Self::Gemm(kernel.gemm_kind(), [m, n, k]),
             KernelClass::Gemm { .. } => return None,
+            KernelClass::GroupedGemm { .. } if kernel.body.len() > 1 => return None,
+            KernelClass::GroupedGemm {
+                rows,
+                n,
+                k,
+                experts,
+                weight_gradient,
+            } => {
+                let each = (rows + experts / 2) / experts.max(1);
+                let kind = (kernel.gemm_kind(), weight_gradient);
+                Self::Grouped(kind, [experts, each.max(1), n, k])
+            }
             KernelClass::Conv { m, n, k } => Self::Conv(dtype, [m, n, k]),
             // Tables are of attention over whole sequences.
             KernelClass::Attention { shape, .. }

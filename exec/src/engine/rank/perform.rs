@@ -4,7 +4,7 @@ use super::{POISON, Pending, Rank};
 use crate::base::operand::RawRange;
 use crate::device::{Command, Device, FailureKind, Stop};
 use crate::engine::pass::{Issued, PassInputs};
-use shardlab_plan::ir::{BufferId, EventId, Holds, HostWorkKind, InstrId, Part, StreamId};
+use shardlab_plan::ir::{BufferId, EventId, Holds, InstrId, Part, StreamId};
 use shardlab_plan::memory::AllocError;
 use shardlab_plan::program::{Instr, Op, Program, SectionKind};
 use shardlab_plan::record::MemorySample;
@@ -119,7 +119,7 @@ impl<D: Device> Rank<D> {
                 Ok(())
             }
             Op::HostWork { kind, count } => {
-                *self.host_work.entry(host_work_name(kind)).or_default() += u64::from(count);
+                *self.host_work.entry(kind.name()).or_default() += u64::from(count);
                 Ok(())
             }
             Op::Alloc(buffer) => self.alloc(program, section, id, instr, buffer, with),
@@ -360,22 +360,6 @@ impl<D: Device> Rank<D> {
 const fn queue_wait(took: u64) -> u64 {
     const MAX_LAUNCH: u64 = 100_000;
     if took > MAX_LAUNCH { took } else { 0 }
-}
-
-const fn host_work_name(kind: HostWorkKind) -> &'static str {
-    match kind {
-        HostWorkKind::Dispatch => "dispatch",
-        HostWorkKind::AutogradDispatch => "autograd_dispatch",
-        HostWorkKind::Guard => "guard",
-        HostWorkKind::GraphBreak => "graph_break",
-        HostWorkKind::Hook => "hook",
-        HostWorkKind::HookParam => "hook_param",
-        HostWorkKind::OptimizerStep => "optimizer_step",
-        HostWorkKind::Step => "step",
-        HostWorkKind::Module => "module",
-        HostWorkKind::OptimizerParam => "optimizer_param",
-        HostWorkKind::Subclass => "subclass",
-    }
 }
 
 #[cfg(test)]

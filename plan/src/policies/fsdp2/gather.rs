@@ -49,7 +49,12 @@ impl Fsdp2 {
         } else {
             self.cast(out, g, sources)
         };
-        let buffer = out.transient_on(Role::GatherBuffer, full, w, self.copy_in, g);
+        let mut buffer = out.transient_on(Role::GatherBuffer, full, w, self.copy_in, g);
+        if self.held.is_some_and(|(held, _)| held == buffer) {
+            // The unit's last use was the latest one, and its buffer is kept until the copy-out.
+            let again = &mut self.groups[g.index()].gathered_again;
+            buffer = *again.get_or_insert_with(|| out.b.twin(buffer));
+        }
         out.b.alloc(rule, buffer);
         let output = out.b.whole(buffer);
         let slice = Access {
@@ -340,15 +345,13 @@ impl Fsdp2 {
 
     pub(super) fn prefetch(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         let (order, implicit) = if self.backward {
-            (&out.inputs.backward_order, 1)
+            (&out.inputs.backward_uses, 1)
         } else {
-            (&out.inputs.forward_order, 0)
+            (&out.inputs.forward_uses, 0)
         };
-        let Some(at) = order.iter().position(|u| *u == unit) else {
-            return;
-        };
+        let order = out.uses.rest_of(order, unit);
         let pass = (self.micro_batch, self.backward);
-        let targets = prefetch_targets(out.inputs, &order[at..], pass, implicit);
+        let targets = prefetch_targets(out.inputs, order, pass, implicit);
         for next in targets {
             self.unshard(out, next, Rule::Prefetch);
         }

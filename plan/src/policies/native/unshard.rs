@@ -209,10 +209,8 @@ impl Unshard {
         micro: MicroBatch,
         unit: UnitId,
     ) {
-        let Some(at) = out.inputs.forward_order.iter().position(|u| *u == unit) else {
-            return;
-        };
-        let order = micro.used(out, &out.inputs.forward_order[at..]);
+        let order = out.uses.rest_of(&out.inputs.forward_uses, unit);
+        let order = micro.used(out, order);
         for next in prefetch_targets(out.inputs, &order, (micro.index, false), 1) {
             self.unshard(out, flat, micro, next, Rule::Prefetch);
         }
@@ -226,10 +224,8 @@ impl Unshard {
         micro: MicroBatch,
         unit: UnitId,
     ) {
-        let Some(at) = out.inputs.backward_order.iter().position(|u| *u == unit) else {
-            return;
-        };
-        let later = micro.used(out, &out.inputs.backward_order[at + 1..]);
+        let order = out.uses.rest_of(&out.inputs.backward_uses, unit);
+        let later = micro.used(out, order.get(1..).unwrap_or_default());
         let read = later.iter().copied().filter(|u| self.reads(micro, *u));
         let order: Vec<UnitId> = std::iter::once(unit).chain(read).collect();
         for next in prefetch_targets(out.inputs, &order, (micro.index, true), 1) {
