@@ -300,7 +300,11 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
                 experts,
                 weight_gradient,
             };
-            grouped::price(kernel.gemm_kind(), shape, traffic.moved(), profile)
+            let price = match BodyOp::split_gemm_epilogue(&kernel.body) {
+                Some(_) => grouped::with_epilogue,
+                None => grouped::price,
+            };
+            price(kernel.gemm_kind(), shape, traffic.moved(), profile)
         }
         KernelClass::Optimizer => match kernel.newton_schulz() {
             Some(of) => muon(kernel, traffic.moved(), profile, of),

@@ -120,6 +120,23 @@ pub(super) fn price(kind: impl Into<GemmKind>, s: Shape, moved: Bytes, profile: 
     }
 }
 
+/// Prices a grouped GEMM with a fused elementwise epilogue, which move `moved` bytes in all: at most
+/// one after the other.
+pub(super) fn with_epilogue(
+    kind: impl Into<GemmKind>,
+    s: Shape,
+    moved: Bytes,
+    profile: &Profile,
+) -> Price {
+    let kind = kind.into();
+    let own = s.bytes(kind.dtype);
+    let more = gemm::beside(profile, moved.0.saturating_sub(own.0));
+    Price {
+        us: gemm::overlapped(price(kind, s, own, profile).us, more),
+        measured: false,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
