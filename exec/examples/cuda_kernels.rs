@@ -386,7 +386,7 @@ mod bench {
         kernel.body.iter().filter_map(of).min().unwrap_or(1 << 20) as i64
     }
 
-    /// Returns the read of a grouped matmul, with or without an epilogue, that says where each expert starts, and the rows that
+    /// Returns the read of a kernel that says where the rows of each expert start, and how many rows
     /// experts compute.
     fn expert_starts(kernel: &Kernel) -> Option<(usize, u64)> {
         if let Some(of) = &kernel.used_rows

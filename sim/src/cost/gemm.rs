@@ -206,8 +206,8 @@ const FUSED_OVERHEAD: f64 = 0.017;
 /// "Fused matmuls").
 const OVERLAP: f64 = 2.4;
 
-/// Returns the time in which a kernel with a fused epilogue moves other bytes than its GEMMs' own, if
-/// it does nothing else.
+/// Returns the microseconds in which a kernel with a fused epilogue moves other bytes than its
+/// GEMMs' own, if it does nothing else.
 pub(super) fn beside(profile: &Profile, bytes: u64) -> f64 {
     let rate = profile.efficiency.memory[&MemoryClass::Fused] * profile.device.memory_gbps;
     bytes as f64 / rate / 1e3

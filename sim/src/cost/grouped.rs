@@ -120,8 +120,8 @@ pub(super) fn price(kind: impl Into<GemmKind>, s: Shape, moved: Bytes, profile: 
     }
 }
 
-/// Prices a grouped GEMM with a fused elementwise epilogue, which move `moved` bytes in all: at most
-/// one after the other.
+/// Prices a grouped GEMM with a fused elementwise epilogue, which move `moved` bytes in all: at
+/// most one after the other.
 pub(super) fn with_epilogue(
     kind: impl Into<GemmKind>,
     s: Shape,

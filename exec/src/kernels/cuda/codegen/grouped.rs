@@ -5,7 +5,8 @@ mod plain;
 mod tests;
 mod wgmma;
 
-use super::gemm_epilogue::Epilogue;
+use super::epilogue::Epilogue;
+use super::hopper;
 use super::tables::{contiguous, slots};
 use super::{CodegenError, Module, Request};
 use crate::kernels::strides;
@@ -75,6 +76,7 @@ pub(super) fn with_epilogue(
     let OpKind::GroupedGemm(op::GroupedGemm { tb, .. }) = op.op else {
         return Err(CodegenError::new("not a matmul of experts"));
     };
+    hopper::has_epilogues(req.target)?;
     let ([a, b, offsets], [c]) = slots::<3, 1>(op)?;
     let (rows, n) = strides::matrix(c);
     let made = epilogue.first().and_then(|op| op.outputs.first());

@@ -598,8 +598,8 @@ fn matmuls_of_experts_with_fused_epilogue_compile_for_hopper() {
     grouped_with_fused_epilogue(Some(&compiler()));
 }
 
-/// Matmuls of experts with fused epilogue: the gate, with weights of choices, where backward keeps its
-/// factors and where it does not; halves that do not fill tiles.
+/// Matmuls of experts with fused epilogue: the gate, with weights of choices, where backward keeps
+/// its factors and where it does not; halves that do not fill tiles.
 fn grouped_with_fused_epilogue(nvrtc: Option<&Compiler>) {
     let mut all = BTreeMap::new();
     for (name, set, expected) in [
