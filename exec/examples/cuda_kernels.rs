@@ -386,8 +386,8 @@ mod bench {
         kernel.body.iter().filter_map(of).min().unwrap_or(1 << 20) as i64
     }
 
-    /// Returns the read of a kernel that says where the rows of each expert start, and how many rows
-    /// experts compute.
+    /// Returns the read of a kernel that says where the rows of each expert start, and the number
+    /// of rows that experts compute.
     fn expert_starts(kernel: &Kernel) -> Option<(usize, u64)> {
         if let Some(of) = &kernel.used_rows
             && let Place::Read(n) = of.offsets.place

@@ -530,6 +530,24 @@ fn fused_products_end_with_the_same_weights() {
     }
 }
 
+/// So can the gate of experts, of all rows or of those that some expert has.
+#[test]
+fn fused_gates_of_experts_end_with_the_same_weights() {
+    for ep in ["mesh.ep=1", "mesh.ep=2"] {
+        let fused = "compile.gemm_epilogue_fusion=true";
+        same(
+            "small-moe",
+            &[
+                "precision.compute=bf16",
+                "model.expert_ffn=48",
+                "compile.mode=blocks",
+                ep,
+            ],
+            &[&[fused], &[fused, "train.recompute=full"]],
+        );
+    }
+}
+
 /// Streams, communicators and units, and options that the other tests of schedules do not cover.
 #[test]
 fn schedules_end_with_the_same_weights() {

@@ -11,6 +11,9 @@ use super::gemm;
 use crate::hardware::{GroupedGemmRow, Profile};
 use shardlab_plan::ir::{DType, GemmKind};
 use shardlab_plan::units::Bytes;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// Sizes of one grouped GEMM, as in its cost class.
 #[derive(Clone, Copy)]
@@ -81,70 +84,105 @@ fn estimate(kind: GemmKind, s: Shape, moved: Bytes, profile: &Profile) -> f64 {
     one.us.max(bound)
 }
 
-/// Prices a grouped GEMM that moves `moved` bytes.
-pub(super) fn price(kind: impl Into<GemmKind>, s: Shape, moved: Bytes, profile: &Profile) -> Price {
-    let kind = kind.into();
-    let dtype = kind.dtype;
-    let tables = profile.grouped_gemm.iter();
-    let alike = tables.filter(|t| t.dtype == dtype && t.weight_gradient == s.weight_gradient);
-    let (mut weight, mut ratio) = (1.0 / (DEFAULT * DEFAULT), 1.0 / (DEFAULT * DEFAULT));
-    let mut nearest = f64::INFINITY;
-    let logs = s.logs();
-    for row in alike.flat_map(|t| &t.rows) {
-        let of = Shape::of(row, s.weight_gradient);
-        let distance: f64 = of
-            .logs()
-            .iter()
-            .zip(&logs)
-            .map(|(a, b)| (a - b).abs())
-            .sum();
-        nearest = nearest.min(distance);
-        if distance == 0.0 {
-            return Price {
-                us: row.4,
-                measured: true,
-            };
-        }
-        // Weights fall with the fourth power of the distance, so that many distant rows do not
-        // outweigh a near one.
-        let w = distance.max(0.1).powi(-4);
-        weight += w;
-        ratio += w * row.4 / estimate(kind, of, of.bytes(dtype), profile);
-    }
-    let flops = 2.0 * (s.rows * s.n * s.k) as f64;
-    let floor = (flops / profile.peak_flops(dtype) * 1e6)
-        .max(moved.0 as f64 / profile.device.memory_gbps / 1e3);
-    Price {
-        us: (estimate(kind, s, moved, profile) * ratio / weight).max(floor),
-        measured: nearest <= NEAR,
-    }
+/// A measured row.
+struct Row {
+    logs: [f64; 4],
+    /// Microseconds that it took, and those of the estimate.
+    us: f64,
+    estimated: f64,
 }
 
-/// Prices a grouped GEMM with a fused elementwise epilogue, which move `moved` bytes in all: at
-/// most one after the other.
-pub(super) fn with_epilogue(
-    kind: impl Into<GemmKind>,
-    s: Shape,
-    moved: Bytes,
-    profile: &Profile,
-) -> Price {
-    let kind = kind.into();
-    let own = s.bytes(kind.dtype);
-    let more = gemm::beside(profile, moved.0.saturating_sub(own.0));
-    Price {
-        us: gemm::overlapped(price(kind, s, own, profile).us, more),
-        measured: false,
+/// Prices grouped GEMMs of a profile. Its measured rows are estimated once for all prices.
+pub(super) struct Grouped<'p> {
+    profile: &'p Profile,
+    /// By the kind of the GEMMs to price, and whether they are weight gradients.
+    rows: RefCell<BTreeMap<(GemmKind, bool), Rc<[Row]>>>,
+}
+
+impl<'p> Grouped<'p> {
+    pub(super) fn new(profile: &'p Profile) -> Self {
+        Self {
+            profile,
+            rows: RefCell::default(),
+        }
+    }
+
+    /// Returns the measured rows of a type and direction.
+    fn rows(&self, kind: GemmKind, weight_gradient: bool) -> Rc<[Row]> {
+        let profile = self.profile;
+        let estimated = || {
+            let tables = profile.grouped_gemm.iter();
+            let alike =
+                tables.filter(|t| t.dtype == kind.dtype && t.weight_gradient == weight_gradient);
+            let rows = alike.flat_map(|t| &t.rows).map(|row| {
+                let of = Shape::of(row, weight_gradient);
+                Row {
+                    logs: of.logs(),
+                    us: row.4,
+                    estimated: estimate(kind, of, of.bytes(kind.dtype), profile),
+                }
+            });
+            rows.collect()
+        };
+        let mut rows = self.rows.borrow_mut();
+        let of = rows.entry((kind, weight_gradient));
+        Rc::clone(of.or_insert_with(estimated))
+    }
+
+    /// Prices a grouped GEMM that moves `moved` bytes.
+    pub(super) fn price(&self, kind: impl Into<GemmKind>, s: Shape, moved: Bytes) -> Price {
+        let (kind, profile) = (kind.into(), self.profile);
+        let (mut weight, mut ratio) = (1.0 / (DEFAULT * DEFAULT), 1.0 / (DEFAULT * DEFAULT));
+        let mut nearest = f64::INFINITY;
+        let logs = s.logs();
+        for row in self.rows(kind, s.weight_gradient).iter() {
+            let apart = row.logs.iter().zip(&logs).map(|(a, b)| (a - b).abs());
+            let distance: f64 = apart.sum();
+            nearest = nearest.min(distance);
+            if distance == 0.0 {
+                return Price {
+                    us: row.us,
+                    measured: true,
+                };
+            }
+            // Weights fall with the fourth power of the distance, so that many distant rows do not
+            // outweigh a near one.
+            let w = distance.max(0.1).powi(-4);
+            weight += w;
+            ratio += w * row.us / row.estimated;
+        }
+        let flops = 2.0 * (s.rows * s.n * s.k) as f64;
+        let floor = (flops / profile.peak_flops(kind.dtype) * 1e6)
+            .max(moved.0 as f64 / profile.device.memory_gbps / 1e3);
+        Price {
+            us: (estimate(kind, s, moved, profile) * ratio / weight).max(floor),
+            measured: nearest <= NEAR,
+        }
+    }
+
+    /// Prices a grouped GEMM with a fused elementwise epilogue, which move `moved` bytes in all: at
+    /// most one after the other.
+    pub(super) fn with_epilogue(&self, kind: impl Into<GemmKind>, s: Shape, moved: Bytes) -> Price {
+        let kind = kind.into();
+        let own = s.bytes(kind.dtype);
+        let more = gemm::beside(self.profile, moved.0.saturating_sub(own.0));
+        Price {
+            us: gemm::overlapped(self.price(kind, s, own).us, more),
+            measured: false,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware::{self, GroupedGemmTable};
+    use crate::hardware::{self, GroupedGemmTable, MemoryClass};
 
     fn us(s: Shape, moved: u64) -> f64 {
         let profile = hardware::load("h100-80").unwrap();
-        price(DType::Bf16, s, Bytes(moved), &profile).us
+        Grouped::new(&profile)
+            .price(DType::Bf16, s, Bytes(moved))
+            .us
     }
 
     const QWEN3: Shape = Shape {
@@ -197,7 +235,9 @@ mod tests {
     #[test]
     fn measured_rows_correct_their_neighbours() {
         let mut profile = hardware::load("h100-80").unwrap();
-        let of = |s: Shape, profile: &Profile| price(DType::Bf16, s, s.bytes(DType::Bf16), profile);
+        let of = |s: Shape, profile: &Profile| {
+            Grouped::new(profile).price(DType::Bf16, s, s.bytes(DType::Bf16))
+        };
         let before = of(QWEN3, &profile);
         assert!(!before.measured);
         let slow = 2.0 * before.us;
@@ -231,5 +271,21 @@ mod tests {
             ..QWEN3
         };
         assert!(!of(gradient, &profile).measured);
+    }
+
+    /// A fused epilogue costs less than a kernel that moves its bytes, and never nothing: halves
+    /// that backward does not read need not be written.
+    #[test]
+    fn an_epilogue_costs_more_than_nothing_and_less_than_a_kernel() {
+        let profile = hardware::load("h100-80-exec").unwrap();
+        let grouped = Grouped::new(&profile);
+        let own = QWEN3.bytes(DType::Bf16).0;
+        let alone = grouped.price(DType::Bf16, QWEN3, Bytes(own)).us;
+        let made = QWEN3.rows * QWEN3.n / 2 * 2;
+        let with = |moved| grouped.with_epilogue(DType::Bf16, QWEN3, Bytes(moved)).us;
+        let (kept, dropped) = (with(own + made), with(own - made));
+        let rate = profile.efficiency.memory[&MemoryClass::Fused] * profile.device.memory_gbps;
+        let separate = (3 * made) as f64 / rate / 1e3;
+        assert!(alone < dropped && dropped < kept && kept < alone + separate);
     }
 }

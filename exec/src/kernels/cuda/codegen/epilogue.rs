@@ -1,4 +1,4 @@
-//! The elementwise code that our matmuls for Hopper's tensor cores go on with.
+//! Elementwise code that our matmuls for Hopper's tensor cores run on their results.
 
 use super::expr::{Cached, Gen};
 use super::index::{self, Index};
