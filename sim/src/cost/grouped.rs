@@ -92,11 +92,13 @@ struct Row {
     estimated: f64,
 }
 
+/// Rows by the kind of the GEMMs to price, and whether they are weight gradients.
+type Estimated = BTreeMap<(GemmKind, bool), Rc<[Row]>>;
+
 /// Prices grouped GEMMs of a profile. Its measured rows are estimated once for all prices.
 pub(super) struct Grouped<'p> {
     profile: &'p Profile,
-    /// By the kind of the GEMMs to price, and whether they are weight gradients.
-    rows: RefCell<BTreeMap<(GemmKind, bool), Rc<[Row]>>>,
+    rows: RefCell<Estimated>,
 }
 
 impl<'p> Grouped<'p> {
