@@ -386,21 +386,24 @@ mod bench {
         kernel.body.iter().filter_map(of).min().unwrap_or(1 << 20) as i64
     }
 
-    /// Returns the read of a grouped matmul that says where each expert starts, and the rows that
-    /// experts compute.
+    /// Returns the read of a kernel that says where the rows of each expert start, and the number
+    /// of rows that experts compute.
     fn expert_starts(kernel: &Kernel) -> Option<(usize, u64)> {
-        let [only] = &kernel.body[..] else {
-            return None;
-        };
-        let routed = match only.op {
+        if let Some(of) = &kernel.used_rows
+            && let Place::Read(n) = of.offsets.place
+        {
+            return Some((usize::from(n), of.expected));
+        }
+        let first = kernel.body.first()?;
+        let routed = match first.op {
             OpKind::GroupedGemm(op) => op.routed,
             OpKind::GroupedGemmWeightGrad(op) => op.routed,
             _ => return None,
         };
-        let Place::Read(n) = only.inputs[2].place else {
+        let Place::Read(n) = first.inputs[2].place else {
             return None;
         };
-        let all = only.inputs[0].shape[0];
+        let all = first.inputs[0].shape[0];
         Some((usize::from(n), routed.unwrap_or(all)))
     }
 
@@ -703,6 +706,8 @@ mod bench {
                 OpKind::ConvGradWeight { .. } => unit(hr[0].dtype),
                 // Tensor cores keep 13 bits of sums of 8-bit factors.
                 OpKind::ScaledGemm(_) => unit(DType::F16),
+                // Dot products of rows that were rounded to 16 bits on the way.
+                OpKind::GroupedGemm(_) if kernel.body.len() > 1 => unit(DType::F16),
                 _ => 0.0,
             };
             let (mut worst, mut at) = (0.0f64, 0);

@@ -10,6 +10,8 @@ AT_ONCE = int(os.environ.get("AT_ONCE", "3"))
 FIXED = "precision.deterministic=true"
 # Pushed rows of experts go through NCCL, which sends all of them.
 NCCL_PUSHES = [] if CPU else ["--no-peer-memory"]
+# Rows that tensor copies can read: the gates of experts become part of their matmuls, on Hopper only.
+FUSED_GATES = ["compile.mode=blocks", "compile.gemm_epilogue_fusion=true", "model.expert_ffn=48"]
 
 
 def golden_scenario(folder, theirs):
@@ -179,13 +181,14 @@ def sharding():
 
 
 def moe():
-    """Experts, whole and divided among ranks, against the CPU device, and captured against eager runs: the same losses to the last bit, while tokens change experts."""
+    """Experts, whole and divided among ranks, against the CPU device; captured against eager runs, the same losses to the last bit, while tokens change experts; fused gates against separate ones."""
     name, every = "small-moe", gpus()
     f32, bf16 = ['precision.compute="f32"', 'precision.comm_grads="f32"'], ['precision.compute="bf16"']
     captured = ['compile.cuda_graph=["block"]']
     ways = {
         # Rows of 48 elements are multiples of 16 bytes, which matmuls on Hopper's tensor cores need; those of 44 are not.
         "f32": (f32, 1e-3), "bf16": (bf16, 3e-2), "bf16, rows of 96 bytes": ([*bf16, "model.expert_ffn=48"], 3e-2),
+        "fused gates": ([*bf16, *FUSED_GATES], 3e-2), "fused gates, recompute": ([*bf16, *FUSED_GATES, "train.recompute=full"], 3e-2),
         "regions": ([*f32, "compile.mode=regions"], 1e-3), "blocks, bf16": ([*bf16, "compile.mode=blocks"], 3e-2), "full": ([*f32, "compile.mode=full"], 1e-3),
         "recompute": ([*f32, "train.recompute=full"], 1e-3), "selective": ([*f32, "train.recompute=selective"], 1e-3),
         "fsdp2": ([*f32, "fsdp.policy=fsdp2"], 1e-3), "megatron": ([*f32, "fsdp.policy=megatron"], 1e-3),
@@ -193,7 +196,7 @@ def moe():
         "captured iteration": ([*f32, 'compile.cuda_graph="full_iteration"'], 1e-3),
         "sigmoid in groups": ([*f32, "model.router=sigmoid", "model.router_groups=4", "model.router_group_top_k=2"], 1e-3),
     }
-    alike = ("f32", "bf16", "bf16, rows of 96 bytes", "regions", "blocks, bf16", "full", "recompute", "selective", "fsdp2", "megatron", "captured blocks", "captured iteration")
+    alike = ("f32", "bf16", "bf16, rows of 96 bytes", "fused gates", "regions", "blocks, bf16", "full", "recompute", "selective", "fsdp2", "megatron", "captured blocks", "captured iteration")
     sizes = [ep for ep in (2, 4) if ep <= every]
     # These policies reserve rows for equally popular experts; kernels on GPUs cannot fail if there are more.
     room = {way: ["moe.capacity_factor=4"] for way in ("fsdp2", "megatron")}
@@ -223,6 +226,22 @@ def moe():
             same = runs[0][1]["losses"] == runs[1][1]["losses"]
             row("moe", title, same, f"losses of 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
         return job
+
+    def fused(ep, more):
+        title = ", ".join(["fused and separate gates", *([f"ep {ep}"] if ep > 1 else []), *more])
+
+        def job():
+            # Only matmuls of experts are fused: others would be by cuBLAS if they are not.
+            sets = [*fit(every), *bf16, *FUSED_GATES, "train.steps=20", f"mesh.ep={ep}", "model.dense_layers=0", "model.shared_expert_ffn=0", *more]
+            runs = [train(name, sets=[*sets, *apart], timeout=60) for apart in ([], ["compile.gemm_epilogue_fusion=false"])]
+            if any(run[0] for run in runs):
+                return row("moe", title, False, last_line(next(run[2] for run in runs if run[0])))
+            # In backward, tiles add up the gradients of choices' weights in another order.
+            one, other = (run[1]["losses"] for run in runs)
+            same, far = one[0] == other[0], worst(one, other)
+            row("moe", title, same and far < 5e-3, f"first losses are {'equal' if same else 'NOT equal'} to the last bit, those of 20 steps {far:.1e}")
+        return job
+
     def pushed(ep, title, sets, flags):
         # Rows of 72 bytes are no whole vectors.
         narrow = ["model.hidden=36", "model.heads=2", "model.kv_heads=1"] if "72 bytes" in title else []
@@ -247,6 +266,7 @@ def moe():
         **({} if SHARED else {"threads": ([], ["--one-process"])}),
     }
     together([*(case(t, *w) for t, w in ways.items()), *(replayed(ep) for ep in (1, *sizes)),
+              *(fused(ep, more) for ep in (1, *sizes) for more in ([], ["train.recompute=full"])),
               *(pushed(ep, t, *w) for ep in sizes for t, w in pushes.items())], 1 if CPU else AT_ONCE)
 
 

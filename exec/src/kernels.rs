@@ -77,12 +77,14 @@ pub unsafe fn launch(
             let whole = Call::Whole(&operands);
             ops::cpu(&only.op).run(whole).map_err(|e| (0, e))
         }
-        _ => match BodyOp::split_gemm_epilogue(body) {
-            Some((gemms, epilogue)) => gemm_epilogue::run(ctx, gemms, epilogue, reads, writes),
-            None => match used_rows(ctx.kernel, reads) {
-                Ok(used) => fused::run(body, used, reads, writes),
-                Err(fault) => Err((0, fault)),
+        _ => match used_rows(ctx.kernel, reads) {
+            Ok(computed) => match BodyOp::split_gemm_epilogue(body) {
+                Some((gemms, epilogue)) => {
+                    gemm_epilogue::run(ctx, gemms, epilogue, computed, reads, writes)
+                }
+                None => fused::run(body, computed, reads, writes),
             },
+            Err(fault) => Err((0, fault)),
         },
     };
     done.map_err(|(i, fault)| KernelError {

@@ -530,6 +530,38 @@ fn fused_products_end_with_the_same_weights() {
     }
 }
 
+/// So can the gate of experts, of all rows or of those that some expert has. No file format has
+/// these experts: losses and norms of gradients are compared.
+#[test]
+fn fused_gates_of_experts_have_the_same_losses() {
+    let numbers = |set: &[&str]| {
+        let steps = Some(4);
+        let o = run(
+            &load("small-moe", set),
+            RunOptions {
+                steps,
+                ..RunOptions::default()
+            },
+        );
+        let bits = |of: &[f64]| of.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+        [bits(&o.run.losses), bits(&o.run.grad_norms)]
+    };
+    for ep in ["mesh.ep=1", "mesh.ep=2"] {
+        let base = [
+            "precision.compute=bf16",
+            "model.expert_ffn=48",
+            "compile.mode=blocks",
+            ep,
+        ];
+        let wanted = numbers(&base);
+        let fused = "compile.gemm_epilogue_fusion=true";
+        for more in ["train.recompute=none", "train.recompute=full"] {
+            let found = numbers(&[&base[..], &[fused, more]].concat());
+            assert!(found == wanted, "{ep} {more}");
+        }
+    }
+}
+
 /// Streams, communicators and units, and options that the other tests of schedules do not cover.
 #[test]
 fn schedules_end_with_the_same_weights() {

@@ -9,6 +9,7 @@ mod grouped;
 mod memory;
 mod table;
 
+use grouped::Grouped;
 pub(crate) use table::log_interpolate;
 
 use crate::hardware::{MemoryClass, Profile};
@@ -49,12 +50,12 @@ impl Costs {
         let collectives = program.kernels.len();
         let copies = collectives + program.collectives.len();
         let mut all = Vec::with_capacity(copies + program.copies.len());
-        let on_cpu = on_cpu(program);
+        let (on_cpu, grouped) = (on_cpu(program), Grouped::new(profile));
         for ((kernel, moved), on_cpu) in program.kernels.iter().zip(moved(program)).zip(on_cpu) {
             // A device that is a CPU has no other one.
             let mut cost = match on_cpu && profile.device.shared_cores.is_none() {
                 true => cpu_cost(moved, profile),
-                false => kernel_cost(kernel, moved, profile),
+                false => kernel_cost(kernel, moved, profile, &grouped),
             };
             if cost.load == Load::Compute && program.meta.mesh.world() > 1 {
                 cost.work = (cost.work as f64 / profile.device.loaded_rate) as u64;
@@ -253,7 +254,7 @@ fn as_measured<'a>(kernel: &'a Kernel, profile: &Profile) -> Cow<'a, Kernel> {
 }
 
 /// Prices a kernel that runs alone.
-pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Price {
+fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile, grouped: &Grouped<'_>) -> Price {
     let asked = kernel;
     let kernel = &*as_measured(asked, profile);
     let price = match kernel.class {
@@ -300,7 +301,11 @@ pub(crate) fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Pri
                 experts,
                 weight_gradient,
             };
-            grouped::price(kernel.gemm_kind(), shape, traffic.moved(), profile)
+            let (kind, moved) = (kernel.gemm_kind(), traffic.moved());
+            match BodyOp::split_gemm_epilogue(&kernel.body) {
+                Some(_) => grouped.with_epilogue(kind, shape, moved),
+                None => grouped.price(kind, shape, moved),
+            }
         }
         KernelClass::Optimizer => match kernel.newton_schulz() {
             Some(of) => muon(kernel, traffic.moved(), profile, of),
@@ -336,8 +341,18 @@ fn muon(kernel: &Kernel, moved: Bytes, profile: &Profile, of: NewtonSchulz) -> P
     }
 }
 
-fn kernel_cost(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Cost {
-    let price = price(kernel, traffic, profile);
+#[cfg(test)]
+fn price_alone(kernel: &Kernel, traffic: Traffic, profile: &Profile) -> Price {
+    price(kernel, traffic, profile, &Grouped::new(profile))
+}
+
+fn kernel_cost(
+    kernel: &Kernel,
+    traffic: Traffic,
+    profile: &Profile,
+    grouped: &Grouped<'_>,
+) -> Cost {
+    let price = price(kernel, traffic, profile, grouped);
     let bytes = traffic.moved().0 as f64;
     let bound_by_memory = MemoryClass::of(&kernel.class).is_some();
     // Bandwidth relative to what a plain copy reaches: a kernel that reads its operands several
@@ -393,7 +408,7 @@ mod tests {
 
     fn alone(kernel: &Kernel, profile: &Profile) -> Price {
         let (read, written) = (kernel.read, kernel.written);
-        price(kernel, Traffic { read, written }, profile)
+        price_alone(kernel, Traffic { read, written }, profile)
     }
 
     fn gemm(m: u64, n: u64, k: u64) -> Kernel {
@@ -423,7 +438,7 @@ mod tests {
                 dtype,
                 ..kernel("mm", class, 0, 0, 0)
             };
-            price(
+            price_alone(
                 &kernel,
                 Traffic {
                     read: Bytes(0),
@@ -640,7 +655,7 @@ mod tests {
                 bytes,
                 rows: vec![(100 * mb, 25.0), (200 * mb, 48.0)],
             }];
-            price(&fill, wide, &profile).us
+            price_alone(&fill, wide, &profile).us
         };
         assert_eq!(us(true, Some(hardware::Counted::Moved)), 48.0);
         assert_eq!(us(true, Some(hardware::Counted::Described)), 25.0);

@@ -11,7 +11,7 @@ use crate::operand::{LaunchContext, RawRange};
 use shardlab_plan::ir::{BodyOp, Place};
 use smallvec::SmallVec;
 
-/// Performs GEMMs and the elementwise operations of their epilogue.
+/// Performs GEMMs and the elementwise operations of their epilogue, on the rows that are computed.
 ///
 /// # Errors
 /// Includes the index of the operation at fault.
@@ -19,6 +19,7 @@ pub(super) fn run(
     ctx: &LaunchContext<'_>,
     gemms: &[BodyOp],
     epilogue: &[BodyOp],
+    computed: fused::Computed,
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), (usize, OperandError)> {
@@ -73,6 +74,5 @@ pub(super) fn run(
         let whole = Call::Whole(&operands);
         ops::cpu(&op.op).run(whole).map_err(|e| (i, e))?;
     }
-    fused::run(&epilogue, fused::Computed::All, &reads, writes)
-        .map_err(|(i, f)| (gemms.len() + i, f))
+    fused::run(&epilogue, computed, &reads, writes).map_err(|(i, f)| (gemms.len() + i, f))
 }

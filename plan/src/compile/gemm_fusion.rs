@@ -6,6 +6,11 @@
 //! one input, and its gradient, after the GEMM of the last layer's backward, whose result then
 //! needs no memory at all. The result is rounded as if it had been written, so that nothing else
 //! changes.
+//!
+//! A matmul of experts makes a gate and its other factor as the two halves of its columns. Its
+//! kernel makes tiles of both halves together. In backward, the gradient of a choice's weight is a
+//! dot product per row of what a matmul makes: each tile adds up its columns, and a few numbers per
+//! row remain to be added.
 
 use super::inplace::{elementwise, kind};
 use super::schedule::Step;
@@ -21,6 +26,8 @@ const NEAR: usize = 16;
 /// Maximum number of values in memory that elementwise code may name, in addition to the factors of
 /// the GEMMs.
 const MAX_OPERANDS: usize = 16;
+/// Maximum number of experts: the kernel notes the first tile of each in shared memory.
+const MAX_EXPERTS: u64 = 512;
 
 /// What fusion needs to know of a GEMM.
 struct Gemm<'g> {
@@ -28,6 +35,8 @@ struct Gemm<'g> {
     a: &'g Value,
     b: &'g Value,
     tb: bool,
+    /// One matmul per expert.
+    grouped: bool,
     result: &'g Value,
 }
 
@@ -37,14 +46,15 @@ impl<'g> Gemm<'g> {
     fn of(g: &'g Graph, step: &Step) -> Option<Self> {
         let &[i] = &step.ops[..] else { return None };
         let op = &g.ops[i as usize];
-        let Some(OpKind::Gemm(op::Gemm {
-            ta: false,
-            tb,
-            bias: false,
-            accumulate: false,
-        })) = kind(op)
-        else {
-            return None;
+        let (tb, grouped) = match kind(op)? {
+            OpKind::Gemm(op::Gemm {
+                ta: false,
+                tb,
+                bias: false,
+                accumulate: false,
+            }) => (tb, false),
+            OpKind::GroupedGemm(op::GroupedGemm { tb, .. }) => (tb, true),
+            _ => return None,
         };
         let (a, b) = (g.value(op.inputs[0]), g.value(op.inputs[1]));
         let result = g.value(op.outputs[0]);
@@ -59,11 +69,13 @@ impl<'g> Gemm<'g> {
         let whole = g
             .buffer_of(op.outputs[0])
             .is_some_and(|b| g.buffers[b as usize].bytes == result.numel() * result.dtype.size());
-        (plain(a) && plain(b) && plain(result) && whole).then_some(Self {
+        let fits = !grouped || b.shape[0] <= MAX_EXPERTS;
+        (plain(a) && plain(b) && plain(result) && whole && fits).then_some(Self {
             op,
             a,
             b,
             tb,
+            grouped,
             result,
         })
     }
@@ -72,7 +84,9 @@ impl<'g> Gemm<'g> {
     /// factor.
     fn pairs(&self, other: &Self) -> bool {
         let same = |x: &Value, y: &Value| (x.root, x.offset) == (y.root, y.offset);
-        self.tb
+        let dense = !self.grouped && !other.grouped;
+        dense
+            && self.tb
             && other.tb
             && same(self.a, other.a)
             && self.a.numel() == other.a.numel()
@@ -112,8 +126,8 @@ fn behind(
 ) -> SmallVec<[usize; 2]> {
     let step = &steps[at];
     let mut found: SmallVec<[usize; 2]> = SmallVec::new();
-    let all = |i: &u32| elementwise(&g.ops[*i as usize]);
-    if !step.ops.iter().all(all) {
+    let all = |op: &Op| elementwise(op) || is_dot(op);
+    if !step.ops.iter().all(|&i| all(&g.ops[i as usize])) {
         return found;
     }
     for p in (at.saturating_sub(NEAR).max(start)..at).rev() {
@@ -146,16 +160,46 @@ fn behind(
 fn continues(g: &Graph, step: &Step, gemm: &Gemm<'_>) -> bool {
     let ops = || step.ops.iter().map(|&i| &g.ops[i as usize]);
     let result = gemm.result;
-    let dense = |v: ValueId| {
-        let v = g.value(v);
-        v.is_contiguous() && v.numel() == result.numel() && v.dtype == result.dtype
+    let dense = |v: &Value, columns: u64| {
+        let elements = result.rows() * columns;
+        v.is_contiguous() && v.numel() == elements && v.dtype == result.dtype
     };
+    // The columns that the elementwise code runs over.
+    let columns = match step.ops.first() {
+        Some(&i) if gemm.grouped => g.value(g.ops[i as usize].outputs[0]).cols(),
+        _ => result.cols(),
+    };
+    if columns != result.cols() && !is_half(columns, result.cols()) {
+        return false;
+    }
+    let read = |op: &Op, n: usize| {
+        let v = g.value(op.inputs[n]);
+        let scales = kind(op) == Some(OpKind::ScaleRows) && n == 1;
+        match v.root == result.root {
+            true if columns == result.cols() => dense(v, columns),
+            true => is_part(v, result, columns) && v.offset.is_multiple_of(columns),
+            false if !gemm.grouped => dense(v, columns),
+            false => {
+                dense(v, columns)
+                    || is_part(v, result, columns)
+                    || scales && v.is_contiguous() && v.numel() == result.rows()
+            }
+        }
+    };
+    // A tile that has all columns of what is written adds up its part of a dot product per row.
+    let dots = gemm.grouped && columns == result.cols();
     let plain = |op: &Op| {
-        let values = op.inputs.iter().chain(&op.outputs);
-        elementwise(op)
-            && !matches!(kind(op), Some(OpKind::Cat { .. } | OpKind::Fill { .. }))
-            && values.copied().all(dense)
+        let made = op.outputs.iter().map(|&v| g.value(v));
+        let fits = match is_dot(op) {
+            true => dots && made.clone().all(|v| v.is_contiguous()),
+            false => elementwise(op) && made.clone().all(|v| dense(v, columns)),
+        };
+        fits && !matches!(kind(op), Some(OpKind::Cat { .. } | OpKind::Fill { .. }))
+            && (0..op.inputs.len()).all(|n| read(op, n))
     };
+    if ops().filter(|op| is_dot(op)).count() > 1 {
+        return false;
+    }
     // The kernel reads the factors until the end, while its results are written.
     let apart = |op: &Op| {
         let factors = [gemm.a.root, gemm.b.root];
@@ -166,6 +210,27 @@ fn continues(g: &Graph, step: &Step, gemm: &Gemm<'_>) -> bool {
     let reads = |op: &Op| op.inputs.iter().any(|&v| g.value(v).root == result.root);
     let named: usize = ops().map(|op| op.inputs.len() + op.outputs.len()).sum();
     ops().all(plain) && ops().all(apart) && ops().any(reads) && named <= 2 * MAX_OPERANDS
+}
+
+/// Returns whether an op makes dot products of rows, as the gradients of choices' weights are.
+fn is_dot(op: &Op) -> bool {
+    kind(op) == Some(OpKind::RowDot)
+}
+
+/// Returns whether these are half of all columns, at addresses that vectors have.
+fn is_half(columns: u64, all: u64) -> bool {
+    2 * columns == all && columns.is_multiple_of(LINE)
+}
+
+/// Returns whether a value has some columns of each row of a result, or of a value with such rows.
+fn is_part(v: &Value, result: &Value, columns: u64) -> bool {
+    let lines = |&[rows, cols]: &[u64; 2]| (rows, cols) == (result.rows(), columns);
+    let shape = <&[u64; 2]>::try_from(&v.shape[..]);
+    let strides = <&[u64; 2]>::try_from(&v.strides[..]);
+    shape.is_ok_and(lines)
+        && strides.is_ok_and(|&[down, along]| along == 1 && down.is_multiple_of(LINE))
+        && v.offset.is_multiple_of(LINE)
+        && v.dtype == result.dtype
 }
 
 /// Returns whether a GEMM may run after a step instead of before it.
@@ -188,7 +253,7 @@ fn is_passed(g: &Graph, step: &Step, gemm: &Op) -> bool {
 /// of the step's results is written, and cannot be overwritten.
 pub(super) fn factors(g: &Graph, step: &Step) -> Option<SmallVec<[Root; 4]>> {
     let ops = || step.ops.iter().map(|&i| &g.ops[i as usize]);
-    let gemms = ops().filter(|op| matches!(kind(op), Some(OpKind::Gemm { .. })));
+    let gemms = ops().filter(|op| kind(op).is_some_and(|kind| kind.takes_epilogue()));
     let roots: SmallVec<[Root; 4]> = gemms
         .flat_map(|op| op.inputs.iter().map(|&v| g.value(v).root))
         .collect();

@@ -229,8 +229,11 @@ impl<'g> Describe<'g> {
         }
         let at = Operands::new(self.g, op);
         let flops = kind.def().flops(&at);
-        self.flops += self.used.map_or(flops, |used| used.share(flops));
         let class = kind.def().class(&at);
+        // A matmul of experts counts its used rows itself.
+        let used = self.used;
+        let used = used.filter(|_| !matches!(class, KernelClass::GroupedGemm { .. }));
+        self.flops += used.map_or(flops, |used| used.share(flops));
         match kind.fusion() {
             // A maximum adds nothing to the kernel of a norm.
             Fusion::Row if kind == OpKind::RowAmax => self.row = self.row.or(Some(class)),
@@ -252,6 +255,7 @@ impl<'g> Describe<'g> {
                 }),
                 _ => Some(first),
             },
+            (Some(first @ KernelClass::GroupedGemm { .. }), _) => Some(first),
             (_, class) => Some(class),
         };
         self.body.push(BodyOp {
@@ -263,7 +267,10 @@ impl<'g> Describe<'g> {
 
     fn class(&self) -> KernelClass {
         match (self.body.len(), self.class) {
-            (0 | 1, Some(class)) | (_, Some(class @ KernelClass::Gemm { .. })) => class,
+            (0 | 1, Some(class))
+            | (_, Some(class @ (KernelClass::Gemm { .. } | KernelClass::GroupedGemm { .. }))) => {
+                class
+            }
             _ => {
                 let row = self.row.unwrap_or(KernelClass::Fused);
                 let backward = self.body.iter().any(|op| op.op.def().is_backward());

@@ -152,10 +152,14 @@ pub(super) fn plan(
     let mut forward = steps(m, &o, &o.forward, &fusion);
     let mut backward = steps(m, &o, &o.backward, &fusion);
     let mut eval = steps(m, &o, &eval, &fusion);
-    if used_rows {
-        let sorted = Sorted::new(&m.graph, &o.all());
+    if used_rows || compile.fused_products {
+        let g = &m.graph;
+        let sorted = Sorted::new(g, &o.all());
         for step in forward.iter_mut().chain(&mut backward).chain(&mut eval) {
-            step.used = sorted.of_step(&m.graph, step).filter(|_| step.region != 0);
+            // What is fused into a matmul of experts computes the rows that this has.
+            let stops = used_rows || gemm_fusion::factors(g, step).is_some();
+            let used = sorted.of_step(g, step);
+            step.used = used.filter(|_| step.region != 0 && stops);
         }
     }
     Plan {

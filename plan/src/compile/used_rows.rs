@@ -81,6 +81,8 @@ impl Sorted {
             let kind = match op.act {
                 Act::View(_) => continue,
                 Act::Compute(kind) if in_rows(kind) => kind,
+                // With what is fused into it.
+                Act::Compute(kind @ OpKind::GroupedGemm(_)) if step.ops.len() > 1 => kind,
                 _ => return None,
             };
             debug_assert!(!kind.sums_rows());

@@ -125,6 +125,12 @@ impl DType {
 }
 
 impl OpKind {
+    /// Returns whether elementwise code may be fused into it, as an epilogue.
+    #[must_use]
+    pub const fn takes_epilogue(&self) -> bool {
+        matches!(self, Self::Gemm(_) | Self::GroupedGemm(_))
+    }
+
     /// Returns whether an 8-bit matmul adds up with the precision of tensor cores; `None` for other
     /// operations. Its inputs are two factors, the reciprocals of their scales, and others.
     #[must_use]

@@ -148,11 +148,11 @@ pub struct BodyOp {
 }
 
 impl BodyOp {
-    /// Splits a fused body into its leading GEMMs and its elementwise epilogue; `None` if either
-    /// is empty.
+    /// Splits a fused body into its leading GEMMs, or its leading matmul of experts, and its
+    /// elementwise epilogue; `None` if either is empty.
     #[must_use]
     pub fn split_gemm_epilogue(body: &[Self]) -> Option<(&[Self], &[Self])> {
-        let is_gemm = |op: &&Self| matches!(op.op, OpKind::Gemm { .. });
+        let is_gemm = |op: &&Self| op.op.takes_epilogue();
         let (gemms, epilogue) = body.split_at(body.iter().take_while(is_gemm).count());
         (!gemms.is_empty() && !epilogue.is_empty()).then_some((gemms, epilogue))
     }

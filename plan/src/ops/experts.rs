@@ -399,6 +399,31 @@ fn grouped(experts: u64, [rows, n, k]: [u64; 3], weight_gradient: bool) -> Kerne
     }
 }
 
+/// Defines what a matmul of experts with results in rows computes and moves: `a, b, .. -> c`, of
+/// the rows that are `routed`.
+macro_rules! rows_of_experts {
+    () => {
+        fn flops(&self, at: &Operands<'_>) -> u64 {
+            let a = at.input(0);
+            2 * computed(a, self.routed) * a.cols() * at.output(0).cols()
+        }
+
+        fn class(&self, at: &Operands<'_>) -> KernelClass {
+            let (a, c) = (at.input(0), at.output(0));
+            let rows = computed(a, self.routed);
+            grouped(at.input(1).shape[0], [rows, c.cols(), a.cols()], false)
+        }
+
+        fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
+            (n == 0).then(|| computed_bytes(at.input(0), self.routed))?
+        }
+
+        fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
+            computed_bytes(at.output(0), self.routed)
+        }
+    };
+}
+
 impl OpDef for op::GroupedGemm {
     fn name(&self) -> &'static str {
         "grouped_mm"
@@ -412,24 +437,7 @@ impl OpDef for op::GroupedGemm {
         Fusion::Extern
     }
 
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        let a = at.input(0);
-        2 * computed(a, self.routed) * a.cols() * at.output(0).cols()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        let (a, c) = (at.input(0), at.output(0));
-        let rows = computed(a, self.routed);
-        grouped(at.input(1).shape[0], [rows, c.cols(), a.cols()], false)
-    }
-
-    fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
-        (n == 0).then(|| computed_bytes(at.input(0), self.routed))?
-    }
-
-    fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
-        computed_bytes(at.output(0), self.routed)
-    }
+    rows_of_experts!();
 
     fn differentiable(&self, n: usize) -> bool {
         n < 2
@@ -531,24 +539,7 @@ impl OpDef for op::ScaledGroupedGemm {
         Fusion::Extern
     }
 
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        let a = at.input(0);
-        2 * computed(a, self.routed) * a.cols() * at.output(0).cols()
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        let (a, c) = (at.input(0), at.output(0));
-        let rows = computed(a, self.routed);
-        grouped(at.input(1).shape[0], [rows, c.cols(), a.cols()], false)
-    }
-
-    fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
-        (n == 0).then(|| computed_bytes(at.input(0), self.routed))?
-    }
-
-    fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
-        computed_bytes(at.output(0), self.routed)
-    }
+    rows_of_experts!();
 
     fn differentiable(&self, _: usize) -> bool {
         false

@@ -1,6 +1,6 @@
 //! Checks that every shipped profile prices every operation.
 
-use crate::cost::price;
+use crate::cost::price_alone;
 use crate::hardware::{self, MemoryClass};
 use shardlab_plan::graph::{Act, Graph, Op, Root, Value, ValueId};
 use shardlab_plan::ir::{DType, Kernel, ModuleId, OpKind};
@@ -66,7 +66,7 @@ fn every_profile_prices_every_operation() {
         {
             let kernel = kernel(kind, dtype);
             let (read, written) = (kernel.read, kernel.written);
-            let us = price(&kernel, Traffic { read, written }, &profile).us;
+            let us = price_alone(&kernel, Traffic { read, written }, &profile).us;
             let what = &kernel.name;
             assert!(
                 us.is_finite() && us > 0.0,

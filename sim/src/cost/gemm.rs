@@ -206,9 +206,16 @@ const FUSED_OVERHEAD: f64 = 0.017;
 /// "Fused matmuls").
 const OVERLAP: f64 = 2.4;
 
+/// Returns the microseconds in which a kernel with a fused epilogue moves other bytes than its
+/// GEMMs' own, if it does nothing else.
+pub(super) fn beside(profile: &Profile, bytes: u64) -> f64 {
+    let rate = profile.efficiency.memory[&MemoryClass::Fused] * profile.device.memory_gbps;
+    bytes as f64 / rate / 1e3
+}
+
 /// Returns the time of our fused GEMM while other bytes are moved that a copy moves in `more`; both
 /// in one unit. At most one after the other.
-fn overlapped(gemm: f64, more: f64) -> f64 {
+pub(super) fn overlapped(gemm: f64, more: f64) -> f64 {
     gemm * (1.0 + FUSED_OVERHEAD) + more.min(OVERLAP * more * more / gemm)
 }
 
@@ -226,8 +233,7 @@ pub(super) fn with_epilogue(
     let operands = (m * k + k * n + m * n) * size;
     let each = [m, n / gemms.max(1), k];
     let one = price(&profile.gemm, profile, dtype, size as f64, each, 1, 1.0).us;
-    let rate = profile.efficiency.memory[&MemoryClass::Fused] * profile.device.memory_gbps;
-    let more = moved.0.saturating_sub(operands) as f64 / rate / 1e3;
+    let more = beside(profile, moved.0.saturating_sub(operands));
     Price {
         us: overlapped(one * gemms as f64, more),
         measured: false,

@@ -13,6 +13,9 @@ use super::gemm;
 use crate::hardware::{GroupedGemmRow, GroupedGemmTable, Profile};
 use shardlab_plan::ir::{DType, GemmKind};
 use shardlab_plan::units::Bytes;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// Sizes of one grouped GEMM, as in its cost class.
 #[derive(Clone, Copy)]
@@ -83,57 +86,112 @@ fn estimate(kind: GemmKind, s: Shape, moved: Bytes, profile: &Profile) -> f64 {
     one.us.max(bound)
 }
 
-/// Prices a grouped GEMM that moves `moved` bytes.
-pub(super) fn price(kind: impl Into<GemmKind>, s: Shape, moved: Bytes, profile: &Profile) -> Price {
-    let kind = kind.into();
-    let dtype = kind.dtype;
-    let by = priced_by(kind, s, profile);
-    let alike = tables(by, s, profile);
-    let (mut weight, mut ratio) = (1.0 / (DEFAULT * DEFAULT), 1.0 / (DEFAULT * DEFAULT));
-    let mut nearest = f64::INFINITY;
-    let logs = s.logs();
-    for row in alike.flat_map(|t| &t.rows) {
-        let of = Shape::of(row, s.weight_gradient);
-        let distance: f64 = of
-            .logs()
-            .iter()
-            .zip(&logs)
-            .map(|(a, b)| (a - b).abs())
-            .sum();
-        nearest = nearest.min(distance);
-        if distance == 0.0 && by == kind {
-            return Price {
-                us: row.4,
-                measured: true,
-            };
+/// A measured row.
+struct Row {
+    logs: [f64; 4],
+    /// Microseconds that it took, and those of the estimate.
+    us: f64,
+    estimated: f64,
+}
+
+/// Rows by the kind of the GEMMs to price, and whether they are weight gradients.
+type Estimated = BTreeMap<(GemmKind, bool), Rc<[Row]>>;
+
+/// Prices grouped GEMMs of a profile. Its measured rows are estimated once for all prices.
+pub(super) struct Grouped<'p> {
+    profile: &'p Profile,
+    rows: RefCell<Estimated>,
+}
+
+impl<'p> Grouped<'p> {
+    pub(super) fn new(profile: &'p Profile) -> Self {
+        Self {
+            profile,
+            rows: RefCell::default(),
         }
-        // Weights fall with the fourth power of the distance, so that many distant rows do not
-        // outweigh a near one.
-        let w = distance.max(0.1).powi(-4);
-        weight += w;
-        ratio += w * row.4 / estimate(by, of, of.bytes(dtype), profile);
     }
-    let flops = 2.0 * (s.rows * s.n * s.k) as f64;
-    let floor = (flops / profile.peak_flops(dtype) * 1e6)
-        .max(moved.0 as f64 / profile.device.memory_gbps / 1e3);
-    Price {
-        us: (estimate(kind, s, moved, profile) * ratio / weight).max(floor),
-        measured: nearest <= NEAR && by == kind,
+
+    /// Returns the measured rows of a kind and direction.
+    fn rows(&self, kind: GemmKind, weight_gradient: bool) -> Rc<[Row]> {
+        let profile = self.profile;
+        let estimated = || {
+            let alike = tables(kind, weight_gradient, profile);
+            let rows = alike.flat_map(|t| &t.rows).map(|row| {
+                let of = Shape::of(row, weight_gradient);
+                Row {
+                    logs: of.logs(),
+                    us: row.4,
+                    estimated: estimate(kind, of, of.bytes(kind.dtype), profile),
+                }
+            });
+            rows.collect()
+        };
+        let mut rows = self.rows.borrow_mut();
+        let of = rows.entry((kind, weight_gradient));
+        Rc::clone(of.or_insert_with(estimated))
+    }
+
+    /// Prices a grouped GEMM that moves `moved` bytes.
+    pub(super) fn price(&self, kind: impl Into<GemmKind>, s: Shape, moved: Bytes) -> Price {
+        let (kind, profile) = (kind.into(), self.profile);
+        let by = priced_by(kind, s.weight_gradient, profile);
+        let (mut weight, mut ratio) = (1.0 / (DEFAULT * DEFAULT), 1.0 / (DEFAULT * DEFAULT));
+        let mut nearest = f64::INFINITY;
+        let logs = s.logs();
+        for row in self.rows(by, s.weight_gradient).iter() {
+            let apart = row.logs.iter().zip(&logs).map(|(a, b)| (a - b).abs());
+            let distance: f64 = apart.sum();
+            nearest = nearest.min(distance);
+            if distance == 0.0 && by == kind {
+                return Price {
+                    us: row.us,
+                    measured: true,
+                };
+            }
+            // Weights fall with the fourth power of the distance, so that many distant rows do not
+            // outweigh a near one.
+            let w = distance.max(0.1).powi(-4);
+            weight += w;
+            ratio += w * row.us / row.estimated;
+        }
+        let flops = 2.0 * (s.rows * s.n * s.k) as f64;
+        let floor = (flops / profile.peak_flops(kind.dtype) * 1e6)
+            .max(moved.0 as f64 / profile.device.memory_gbps / 1e3);
+        Price {
+            us: (estimate(kind, s, moved, profile) * ratio / weight).max(floor),
+            measured: nearest <= NEAR && by == kind,
+        }
+    }
+
+    /// Prices a grouped GEMM with a fused elementwise epilogue, which move `moved` bytes in all: at
+    /// most one after the other.
+    pub(super) fn with_epilogue(&self, kind: impl Into<GemmKind>, s: Shape, moved: Bytes) -> Price {
+        let kind = kind.into();
+        let own = s.bytes(kind.dtype);
+        let more = gemm::beside(self.profile, moved.0.saturating_sub(own.0));
+        Price {
+            us: gemm::overlapped(self.price(kind, s, own).us, more),
+            measured: false,
+        }
     }
 }
 
 /// Returns the tables of a kind in the direction of a matmul.
-fn tables(kind: GemmKind, s: Shape, profile: &Profile) -> impl Iterator<Item = &GroupedGemmTable> {
+fn tables(
+    kind: GemmKind,
+    weight_gradient: bool,
+    profile: &Profile,
+) -> impl Iterator<Item = &GroupedGemmTable> {
     let tables = profile.grouped_gemm.iter();
-    tables.filter(move |t| t.kind() == kind && t.weight_gradient == s.weight_gradient)
+    tables.filter(move |t| t.kind() == kind && t.weight_gradient == weight_gradient)
 }
 
 /// Returns the kind whose rows correct the estimate: its own, or if it has none, 8-bit matmuls that
 /// add up differently.
-fn priced_by(kind: GemmKind, s: Shape, profile: &Profile) -> GemmKind {
+fn priced_by(kind: GemmKind, weight_gradient: bool, profile: &Profile) -> GemmKind {
     let fast = kind.float8.map(|of| !of.fast_accum);
     let others = kind.refined(None, fast);
-    let has = |kind| tables(kind, s, profile).next().is_some();
+    let has = |kind| tables(kind, weight_gradient, profile).next().is_some();
     if !has(kind) && has(others) {
         others
     } else {
@@ -144,12 +202,14 @@ fn priced_by(kind: GemmKind, s: Shape, profile: &Profile) -> GemmKind {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hardware;
+    use crate::hardware::{self, MemoryClass};
     use shardlab_plan::ir::{Float8Gemm, ScaleMode};
 
     fn us(s: Shape, moved: u64) -> f64 {
         let profile = hardware::load("h100-80").unwrap();
-        price(DType::Bf16, s, Bytes(moved), &profile).us
+        Grouped::new(&profile)
+            .price(DType::Bf16, s, Bytes(moved))
+            .us
     }
 
     const QWEN3: Shape = Shape {
@@ -202,7 +262,9 @@ mod tests {
     #[test]
     fn measured_rows_correct_their_neighbours() {
         let mut profile = hardware::load("h100-80").unwrap();
-        let of = |s: Shape, profile: &Profile| price(DType::Bf16, s, s.bytes(DType::Bf16), profile);
+        let of = |s: Shape, profile: &Profile| {
+            Grouped::new(profile).price(DType::Bf16, s, s.bytes(DType::Bf16))
+        };
         let before = of(QWEN3, &profile);
         assert!(!before.measured);
         let slow = 2.0 * before.us;
@@ -252,7 +314,7 @@ mod tests {
                     fast_accum,
                 }),
             };
-            let found = price(kind, QWEN3, QWEN3.bytes(DType::F8E4m3), profile);
+            let found = Grouped::new(profile).price(kind, QWEN3, QWEN3.bytes(DType::F8E4m3));
             (found.us, found.measured)
         };
         let table = |dtype, fast_accum, us| GroupedGemmTable {
@@ -284,5 +346,21 @@ mod tests {
             table(DType::F8E4m3, None, 1.0).kind(),
             table(DType::F8E4m3, Some(true), 1.0).kind()
         );
+    }
+
+    /// A fused epilogue costs less than a kernel that moves its bytes, and never nothing: halves
+    /// that backward does not read need not be written.
+    #[test]
+    fn an_epilogue_costs_more_than_nothing_and_less_than_a_kernel() {
+        let profile = hardware::load("h100-80-exec").unwrap();
+        let grouped = Grouped::new(&profile);
+        let own = QWEN3.bytes(DType::Bf16).0;
+        let alone = grouped.price(DType::Bf16, QWEN3, Bytes(own)).us;
+        let made = QWEN3.rows * QWEN3.n / 2 * 2;
+        let with = |moved| grouped.with_epilogue(DType::Bf16, QWEN3, Bytes(moved)).us;
+        let (kept, dropped) = (with(own + made), with(own - made));
+        let rate = profile.efficiency.memory[&MemoryClass::Fused] * profile.device.memory_gbps;
+        let separate = (3 * made) as f64 / rate / 1e3;
+        assert!(alone < dropped && dropped < kept && kept < alone + separate);
     }
 }

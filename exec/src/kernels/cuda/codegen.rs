@@ -15,7 +15,7 @@
 //! - `convolution`, `attention`: fallbacks of library kernels;
 //! - `route`, `balance`: routers and their losses;
 //! - `permute`, `grouped`: rows in the order of experts, and their matmuls;
-//! - `gemm_epilogue`: GEMMs with fused epilogue;
+//! - `gemm_epilogue`: GEMMs with fused epilogue; `epilogue`: that code, also behind `grouped`;
 //! - `hopper`: what kernels for the tensor cores of compute capability 9.0 share;
 //! - `shard`: kernels of the sharding engine; `shard/float8` those of weights in 8 bits.
 //!
@@ -27,6 +27,7 @@ pub(in crate::kernels) mod balance;
 pub(in crate::kernels) mod columns;
 pub(in crate::kernels) mod convolution;
 pub(in crate::kernels) mod entropy;
+mod epilogue;
 pub(in crate::kernels) mod expr;
 pub(in crate::kernels) mod float8;
 mod gemm_epilogue;
@@ -49,7 +50,7 @@ use super::target::Target;
 use crate::base::element;
 use crate::kernels::ops::{self, CudaCode, float};
 use crate::kernels::strides;
-use shardlab_plan::ir::{BodyOp, DType, Place, Slot, UsedRows};
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Place, Slot, UsedRows};
 
 /// Common start of every source.
 pub(super) const PREAMBLE: &str = include_str!("codegen/preamble.cuh");
@@ -184,6 +185,9 @@ pub(crate) fn generate(req: &Request<'_>) -> Result<Module, CodegenError> {
     let mut module = match req.body {
         [only] => alone(req, only)?,
         body => match BodyOp::split_gemm_epilogue(body) {
+            Some(([gemm], epilogue)) if matches!(gemm.op, OpKind::GroupedGemm(_)) => {
+                grouped::with_epilogue(req, gemm, epilogue)?
+            }
             Some((gemms, epilogue)) => gemm_epilogue::generate(req, gemms, epilogue)?,
             None => fused(req)?,
         },

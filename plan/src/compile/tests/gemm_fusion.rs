@@ -10,6 +10,17 @@ fn aligned() -> Scenario {
     s
 }
 
+/// Returns experts whose rows have that alignment.
+fn aligned_experts() -> Scenario {
+    let mut s = tiny(Family::Moe);
+    (s.model.hidden, s.model.head_dim) = (16, 4);
+    s.model.options.experts.expert_ffn = Some(24);
+    s.fsdp.policy = PolicyKind::Native;
+    s.compile.mode = CompileMode::Regions;
+    s.compile.epilogues = true;
+    s
+}
+
 fn fused(base: &Scenario) -> Scenario {
     let mut s = base.clone();
     s.compile.fused_products = true;
@@ -38,6 +49,7 @@ fn they_change_no_gradient() {
                 for epilogues in [false, true] {
                     let mut base = match family {
                         Family::Llama => aligned(),
+                        Family::Moe => aligned_experts(),
                         _ => tiny(family),
                     };
                     base.train.recompute = recompute;
@@ -163,4 +175,107 @@ fn what_does_not_fit_stays_apart() {
         kind != ModuleKind::Loss
     });
     assert_eq!(counts(&leaves, &leaves.forward), []);
+}
+
+/// Returns the kernels that are a matmul of experts and more, with their reads and writes.
+fn of_experts<'t>(t: &'t Tape, ops: &'t [TapeOp]) -> Vec<(&'t Kernel, &'t [Operand], usize)> {
+    performed(t, ops)
+        .filter(|(k, ..)| k.body.len() > 1)
+        .filter(|(k, ..)| matches!(k.body[0].op, OpKind::GroupedGemm(_)))
+        .map(|(k, reads, writes)| (k, reads, writes.len()))
+        .collect()
+}
+
+/// The gate of experts and the weights of choices are part of the matmul that makes both factors of
+/// the gate. Validation has no use for these factors in memory.
+#[test]
+fn the_gate_of_experts_is_fused_into_their_matmul() {
+    let base = aligned_experts();
+    let (apart, t) = (build(&base), build(&fused(&base)));
+    assert!(of_experts(&apart, &apart.forward).is_empty());
+    let layers = base.model.layers as usize;
+    for (ops, writes) in [(&t.forward, 2), (&t.eval, 1)] {
+        let found = of_experts(&t, ops);
+        assert_eq!(found.len(), layers);
+        for (kernel, reads, written) in found {
+            let names: Vec<&str> = kernel.body.iter().map(|op| op.op.name()).collect();
+            assert_eq!(names, ["grouped_mm", "silu", "mul", "scale_rows"]);
+            // Rows, matrices, offsets, weights of choices; the factors and their product.
+            assert_eq!((reads.len(), written), (4, writes));
+            let class = |k: &Kernel| k.class;
+            let mut alone = performed(&apart, &apart.forward).map(|(k, ..)| k);
+            assert!(alone.any(|k| class(k) == class(kernel)));
+        }
+    }
+    // In backward, gradients of the gate, of its factors and of the weights of choices follow from
+    // that of the second matmul's rows, which no memory holds.
+    let found = of_experts(&t, &t.backward);
+    assert_eq!(found.len(), layers);
+    for (kernel, ..) in found {
+        let has = |kind: OpKind| kernel.body.iter().any(|op| op.op == kind);
+        assert!(has(OpKind::RowDot) && has(OpKind::SiluGrad));
+        let made = kernel.body[0].outputs[0].place;
+        assert!(matches!(made, Place::Register(_)), "{made:?}");
+    }
+    let launches = |t: &Tape, ops: &[TapeOp]| performed(t, ops).count();
+    let flops =
+        |t: &Tape, ops: &[TapeOp]| -> u64 { performed(t, ops).map(|(k, ..)| k.flops.0).sum() };
+    for (before, after) in [(&apart.forward, &t.forward), (&apart.backward, &t.backward)] {
+        assert_eq!(launches(&apart, before) - launches(&t, after), layers);
+        assert_eq!(flops(&t, after), flops(&apart, before));
+    }
+}
+
+/// What is fused into the matmul computes the rows that some expert has, as many as on ranks that
+/// have all experts. Under other policies it does so, too, where separate kernels compute all rows.
+#[test]
+fn epilogues_of_experts_compute_used_rows() {
+    let sizes = [
+        "model.hidden=32",
+        "model.expert_ffn=48",
+        "compile.mode=blocks",
+        "compile.gemm_epilogue_fusion=true",
+    ];
+    let of = |set: &[&str]| {
+        let set = sizes.iter().chain(set).map(|s| (*s).to_owned());
+        let set: Vec<String> = set.collect();
+        let t = build(&crate::scenario::load("small-moe-ep".as_ref(), &set).unwrap());
+        let found = of_experts(&t, &t.forward);
+        let numbers = |k: &Kernel| (k.used_rows.is_some(), k.flops, k.written);
+        found.iter().map(|(k, ..)| numbers(k)).collect::<Vec<_>>()
+    };
+    let padded = ["moe.dispatcher=padded", "moe.capacity_factor=2"];
+    let (divided, all) = (of(&padded), of(&["mesh.ep=1"]));
+    assert_eq!(divided.len(), 2);
+    let expected = all
+        .iter()
+        .map(|&(_, flops, written)| (true, flops, written));
+    assert_eq!(divided, expected.collect::<Vec<_>>());
+    let fsdp2 = of(&[&padded[..], &["fsdp.policy=fsdp2"]].concat());
+    assert!(fsdp2.len() == 2 && fsdp2.iter().all(|k| k.0));
+}
+
+/// Eight bits, float32, halves that are not vectors, and a projection that is a unit of its own.
+#[test]
+fn matmuls_of_experts_that_do_not_fit_stay_apart() {
+    let count = |s: &Scenario| {
+        let t = build(s);
+        of_experts(&t, &t.forward).len()
+    };
+    let base = fused(&aligned_experts());
+    assert_eq!(count(&base), 2);
+    let mut wide = base.clone();
+    wide.precision.compute = crate::ir::DType::F32;
+    assert_eq!(count(&wide), 0);
+    let mut odd = base.clone();
+    odd.model.options.experts.expert_ffn = Some(28);
+    assert_eq!(count(&odd), 0);
+    let mut many = base.clone();
+    many.model.options.experts.experts = 520;
+    assert_eq!(count(&many), 0);
+    let modules = modules_and_params(&base).0;
+    let apart = with_units(&base, &|m| {
+        s_is_unit(&base, m) || modules[m.index()].path.ends_with("gate_up")
+    });
+    assert!(of_experts(&apart, &apart.forward).is_empty());
 }

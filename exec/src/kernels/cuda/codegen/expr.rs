@@ -2,7 +2,7 @@
 
 use super::index::{self, Domain, Index};
 use super::{Arg, CodegenError, Request, ctype, numel, pointer};
-use crate::kernels::ops::{self, CudaCode, Library};
+use crate::kernels::ops::{self, CudaCode};
 use shardlab_plan::ir::{BodyOp, DType, Place, Slot};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -116,6 +116,9 @@ pub(in crate::kernels) struct Gen<'a> {
     pub(in crate::kernels) keep_columns: bool,
     /// Rounded vectors, by the variables that hold their elements, if they are written as they are.
     pub(in crate::kernels) packs: Option<BTreeMap<String, (DType, String)>>,
+    /// Columns of each half of the first operation's result, a GEMM, if the kernel runs over the
+    /// elements of a half.
+    pub(in crate::kernels) halves: Option<u64>,
 }
 
 impl<'a> Gen<'a> {
@@ -138,6 +141,7 @@ impl<'a> Gen<'a> {
             keep_shared: false,
             keep_columns: false,
             packs: None,
+            halves: None,
         }
     }
 
@@ -243,6 +247,11 @@ impl<'a> Gen<'a> {
             }
             Origin::Op(w, o) => {
                 let written = &self.op(w).outputs[o];
+                if w == 0
+                    && let Some(columns) = self.halves
+                {
+                    return self.half(slot, slot.offset - written.offset, columns, at);
+                }
                 let theirs = index::dims(written);
                 if written.offset == slot.offset && theirs == *dims {
                     return self.output(w, o, at);
@@ -331,7 +340,7 @@ impl<'a> Gen<'a> {
         let slot = &op.outputs[o];
         let var = match ops::cuda(&op.op) {
             CudaCode::Cat(axis) => return self.cat(i, axis, at, key),
-            CudaCode::Library(Library::CublasLt, _) => return self.made(i, at, key),
+            _ if op.op.takes_epilogue() => return self.made(i, i, at, key),
             CudaCode::Copy => {
                 let from = self.input(i, 0, &slot.shape, at)?;
                 self.define(&from.lane(), matches!(from, Var::Each(_)))
@@ -366,8 +375,34 @@ impl<'a> Gen<'a> {
         Ok(self.remember(key, var))
     }
 
-    /// Returns a vector of GEMM `i`, which the kernel has rounded and stored in `made`.
-    fn made(&mut self, i: usize, at: &Index, key: String) -> Result<Var, CodegenError> {
+    /// Returns a vector of a half of the first operation's result, from its first column on.
+    fn half(
+        &mut self,
+        slot: &Slot,
+        first: u64,
+        columns: u64,
+        at: &Index,
+    ) -> Result<Var, CodegenError> {
+        let part = first / columns;
+        let is_half = slot.shape.last() == Some(&columns) && first == part * columns && part < 2;
+        if !is_half {
+            return Err(CodegenError::new("no half of the GEMM's columns"));
+        }
+        let key = format!("half{part}@{}/{}", at.code, at.step);
+        match self.known(&key) {
+            Some(var) => Ok(var),
+            None => self.made(0, part as usize, at, key),
+        }
+    }
+
+    /// Returns a vector of GEMM `i`, which the kernel has rounded and stored in `made`, by number.
+    fn made(
+        &mut self,
+        i: usize,
+        number: usize,
+        at: &Index,
+        key: String,
+    ) -> Result<Var, CodegenError> {
         let slot = &self.op(i).outputs[0];
         let ty = self.rounding(slot)?;
         if at.code != "i" || at.step != 1 || ty != slot.dtype {
@@ -377,11 +412,11 @@ impl<'a> Gen<'a> {
         }
         let (t, lanes) = (self.fresh(), self.lanes);
         self.line(format!(
-            "float {t}[{lanes}];\nunpack<{}, {lanes}>(made{i}, {t});",
+            "float {t}[{lanes}];\nunpack<{}, {lanes}>(made{number}, {t});",
             ctype(ty)
         ));
         if let Some(packs) = &mut self.packs {
-            packs.insert(t.clone(), (ty, format!("made{i}")));
+            packs.insert(t.clone(), (ty, format!("made{number}")));
         }
         Ok(self.remember(key, Var::Each(t)))
     }

@@ -1,9 +1,8 @@
 //! GEMMs with fused epilogue, by our own kernel for Hopper's tensor cores (`gemm_epilogue.cuh`).
 
-use super::expr::{Cached, Gen};
+use super::epilogue::{Epilogue, LANES};
 use super::hopper::{self, Map, Multiplied};
-use super::index::Index;
-use super::{Arg, CodegenError, Module, Param, Request, ctype, numel};
+use super::{Arg, CodegenError, Module, Param, Request, ctype};
 use crate::kernels::cuda::gemm;
 use shardlab_plan::ir::{BodyOp, OpKind, Place, op};
 
@@ -12,8 +11,6 @@ const KERNEL: &str = include_str!("gemm_epilogue.cuh");
 /// Shared memory of a block: three stages of both factors' tiles, a rounded tile, barriers and the
 /// ring of tile numbers, and the padding for alignment.
 const SHARED: u32 = 3 * ((16 << 10) + (32 << 10)) + (64 << 10) + 256 + 1024;
-/// Elements of a vector in memory.
-const LANES: usize = 8;
 /// Elements of a tile's inner dimension: 128 bytes, the unit that tensor copies swizzle.
 const STEP: u32 = 64;
 
@@ -23,18 +20,9 @@ pub(super) fn generate(
     gemms: &[BodyOp],
     epilogue: &[BodyOp],
 ) -> Result<Module, CodegenError> {
-    if !req.target.has_wgmma() {
-        return Err(CodegenError::new(format!(
-            "fused matmuls need sm_90a, not {}; set compile.gemm_epilogue_fusion = false",
-            req.target
-        )));
-    }
+    hopper::has_epilogues(req.target)?;
     let count = gemms.len();
-    if count > 2
-        || epilogue
-            .iter()
-            .any(|op| matches!(op.op, OpKind::Gemm { .. }))
-    {
+    if count > 2 || epilogue.iter().any(|op| op.op.takes_epilogue()) {
         return Err(CodegenError::new("more GEMMs than tiles have room for"));
     }
     let (m, n, k, maps) = factors(req, gemms)?;
@@ -44,44 +32,7 @@ pub(super) fn generate(
     if [m, n, k].iter().any(|&x| x >= 1 << 31) {
         return Err(CodegenError::new("a GEMM has too many rows or columns"));
     }
-    if let Some(i) = req.same.iter().position(|s| *s == Some(super::CLASH)) {
-        return Err(CodegenError::new(format!("read {i} overlaps a result")));
-    }
-
-    let mut g = Gen::new(req, LANES, None);
-    (g.cache, g.packs) = (Some(Vec::new()), Some(Default::default()));
-    let at = Index::elem(LANES);
-    let mut values = Vec::new();
-    for (i, op) in req.body.iter().enumerate() {
-        for (o, slot) in op.outputs.iter().enumerate() {
-            if numel(slot) as u64 != m * n || !super::is_dense(slot) {
-                return Err(CodegenError::new(
-                    "a result is not as large as the GEMM's, or not in its order",
-                ));
-            }
-            let mut later = req.body[i + 1..].iter().flat_map(|l| &l.outputs);
-            if matches!(slot.place, Place::Write(_)) && !later.any(|s| s.place == slot.place) {
-                let var = g.output(i, o, &at)?;
-                values.push((slot, var));
-            }
-        }
-    }
-    for (slot, var) in values {
-        g.store(slot, &at, &var)?;
-    }
-    let kept = g.cache.take().unwrap_or_default();
-    // Vectors in flight: as many as fit into a writer's 120 registers in addition to the results.
-    // On an H200 the gate's gradient of 8,192 x 8,192 takes 427 us with eight of each that it
-    // reads, 435 with six, 447 with four; prefetching the tile into the second-level cache takes
-    // longer.
-    let room = 16 - 4 * req.writes.len().saturating_sub(2).min(3);
-    let ahead = match kept.len() {
-        0 => 4,
-        reads => (room / reads).clamp(1, 8),
-    };
-    let read: String = kept.iter().map(|c| c.declared(ahead)).collect();
-    let take: String = kept.iter().map(Cached::taken).collect();
-
+    let code = Epilogue::generate(req, (m * n) as usize, None)?;
     let (mut params, mut declared) = req.operands();
     for (map, name) in maps.into_iter().zip(["a", "b0", "b1"]) {
         params.push(Param::Map(map));
@@ -89,16 +40,13 @@ pub(super) fn generate(
     }
     params.push(Param::Tickets);
     declared.push("u32* tickets".to_owned());
-    let kernel = KERNEL
-        .replace("PARAMETERS", &declared.join(", "))
-        .replace("READ_AHEAD", &read)
-        .replace("TAKE", &take)
-        .replace("BODY", &g.code);
+    let kernel = code.insert(&KERNEL.replace("PARAMETERS", &declared.join(", ")));
     let mut source = format!(
-        "typedef {} T;\ntypedef {} IDX;\n#define M {m}\n#define N {n}\n#define K {k}\n#define PRODUCTS {count}\n#define TB {}\n#define AHEAD {ahead}\n",
+        "typedef {} T;\ntypedef {} IDX;\n#define M {m}\n#define N {n}\n#define K {k}\n#define PRODUCTS {count}\n#define TB {}\n#define AHEAD {}\n",
         ctype(ty),
         req.index(),
         u8::from(tb),
+        code.ahead,
     );
     source += hopper::PRIMITIVES;
     source += &Multiplied::alike(ty, [false, !tb]).source()?;

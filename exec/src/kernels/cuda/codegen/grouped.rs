@@ -5,10 +5,12 @@ mod plain;
 mod tests;
 mod wgmma;
 
+use super::epilogue::Epilogue;
+use super::hopper;
 use super::tables::{contiguous, slots};
 use super::{CodegenError, Module, Request};
 use crate::kernels::strides;
-use shardlab_plan::ir::{BodyOp, DType, Slot};
+use shardlab_plan::ir::{BodyOp, DType, OpKind, Slot, op};
 
 /// A grouped matmul `a, b, offsets -> c`.
 struct Grouped<'a> {
@@ -25,6 +27,14 @@ struct Grouped<'a> {
     over: Over,
     /// Of 8-bit factors.
     scaled: Option<Scaled>,
+    epilogue: Option<Behind>,
+}
+
+/// Elementwise code behind a matmul.
+struct Behind {
+    code: Epilogue,
+    /// It combines the two halves of the columns.
+    paired: bool,
 }
 
 /// What 8-bit factors have in addition. The inner dimension of each is contiguous: the factors of a
@@ -53,7 +63,28 @@ pub(in crate::kernels) fn forward(
     tb: bool,
 ) -> Result<Module, CodegenError> {
     let ([a, b, offsets], [c]) = slots::<3, 1>(op)?;
-    over_columns(req, [a, b, c, offsets], tb, None)
+    over_columns(req, [a, b, c, offsets], tb, None, None)
+}
+
+/// Generates a matmul of experts and its elementwise epilogue, over the rows and columns of its
+/// result or of a half of the columns.
+pub(super) fn with_epilogue(
+    req: &Request<'_>,
+    op: &BodyOp,
+    epilogue: &[BodyOp],
+) -> Result<Module, CodegenError> {
+    let OpKind::GroupedGemm(op::GroupedGemm { tb, .. }) = op.op else {
+        return Err(CodegenError::new("not a matmul of experts"));
+    };
+    hopper::has_epilogues(req.target)?;
+    let ([a, b, offsets], [c]) = slots::<3, 1>(op)?;
+    let (rows, n) = strides::matrix(c);
+    let made = epilogue.first().and_then(|op| op.outputs.first());
+    let paired = made.is_some_and(|made| 2 * strides::numel(made) == rows * n);
+    let columns = if paired { n / 2 } else { n };
+    let code = Epilogue::generate(req, rows * columns, paired.then_some(columns as u64))?;
+    let behind = Behind { code, paired };
+    over_columns(req, [a, b, c, offsets], tb, None, Some(behind))
 }
 
 /// Generates `a, b, offsets -> d_w`.
@@ -78,6 +109,7 @@ pub(in crate::kernels) fn scaled(
         [a, b, c, offsets],
         true,
         Some(Scaled { inverse, fast }),
+        None,
     )
 }
 
@@ -98,6 +130,7 @@ fn over_columns(
     of: [&Slot; 4],
     tb: bool,
     scaled: Option<Scaled>,
+    epilogue: Option<Behind>,
 ) -> Result<Module, CodegenError> {
     let [a, b, c, _] = of;
     let ((rows, k), (_, n)) = (strides::matrix(a), strides::matrix(c));
@@ -106,7 +139,7 @@ fn over_columns(
         return Err(mismatch(a, b));
     }
     let over = Over::Columns { k, tb };
-    generate(req, of, [experts, rows, n], over, scaled)
+    generate(req, of, [experts, rows, n], over, scaled, epilogue)
 }
 
 /// Generates a matmul that sums over the rows of an expert, which are columns of 8-bit factors.
@@ -125,7 +158,7 @@ fn over_rows(
     if rows != other || [m, n] != [one, two] {
         return Err(mismatch(a, b));
     }
-    generate(req, of, [experts, rows, n], Over::Rows { m }, scaled)
+    generate(req, of, [experts, rows, n], Over::Rows { m }, scaled, None)
 }
 
 /// Returns the product of the reciprocals of two scales, in C.
@@ -146,6 +179,7 @@ fn generate(
     [experts, rows, n]: [usize; 3],
     over: Over,
     scaled: Option<Scaled>,
+    epilogue: Option<Behind>,
 ) -> Result<Module, CodegenError> {
     let ints = req.arg(offsets.place)?.dtype == DType::I64;
     if !ints || strides::numel(offsets) != experts + 1 {
@@ -170,11 +204,14 @@ fn generate(
         n,
         over,
         scaled,
+        epilogue,
     };
-    if wgmma::fits(req, &it)? {
-        wgmma::generate(req, &it)
-    } else {
-        plain::generate(req, &it)
+    match (wgmma::fits(req, &it)?, &it.epilogue) {
+        (true, _) => wgmma::generate(req, &it),
+        (false, None) => plain::generate(req, &it),
+        (false, Some(_)) => Err(CodegenError::new(
+            "factors are not in 16 bits, row after row, at addresses that tensor copies take",
+        )),
     }
 }
 
@@ -191,6 +228,10 @@ fn mismatch(a: &Slot, b: &Slot) -> CodegenError {
 }
 
 impl Grouped<'_> {
+    fn is_paired(&self) -> bool {
+        self.epilogue.as_ref().is_some_and(|behind| behind.paired)
+    }
+
     /// Returns whether 16 bytes of a factor are accessed at once: its rows start at multiples of
     /// that, and end there.
     fn is_aligned(&self, req: &Request<'_>) -> Result<bool, CodegenError> {

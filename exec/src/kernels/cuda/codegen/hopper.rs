@@ -7,6 +7,7 @@
 
 use super::{CodegenError, Entry, Module, Param};
 use crate::base::element;
+use crate::kernels::cuda::target::Target;
 use shardlab_plan::ir::{DType, Place};
 use std::fmt::Write as _;
 
@@ -15,6 +16,16 @@ pub(super) const PRIMITIVES: &str = include_str!("hopper.cuh");
 /// Multiprocessors of the target GPUs. On smaller GPUs, blocks that do not fit start late and find
 /// no work.
 const PROCESSORS: u32 = 132;
+
+/// Refuses fused matmuls where our kernels cannot run.
+pub(super) fn has_epilogues(target: Target) -> Result<(), CodegenError> {
+    if target.has_wgmma() {
+        return Ok(());
+    }
+    Err(CodegenError::new(format!(
+        "fused matmuls need sm_90a, not {target}; set compile.gemm_epilogue_fusion = false"
+    )))
+}
 
 /// A matrix in memory, as tensor copies address it: rows without gaps, in boxes of some rows and
 /// columns.

@@ -587,6 +587,67 @@ fn gemms_with_fused_epilogue(nvrtc: Option<&Compiler>) {
     compile(all, Target::HOPPER, nvrtc);
 }
 
+#[test]
+fn matmuls_of_experts_with_fused_epilogue_are_refused_except_on_hopper() {
+    grouped_with_fused_epilogue(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn matmuls_of_experts_with_fused_epilogue_compile_for_hopper() {
+    grouped_with_fused_epilogue(Some(&compiler()));
+}
+
+/// Matmuls of experts with fused epilogue: the gate, with weights of choices, where backward keeps
+/// its factors and where it does not; halves that do not fill tiles.
+fn grouped_with_fused_epilogue(nvrtc: Option<&Compiler>) {
+    let mut all = BTreeMap::new();
+    for (name, set, expected) in [
+        ("qwen3-30b-a3b-8xh100", &["train.recompute=none"][..], 2),
+        ("qwen3-30b-a3b-8xh100-ep8", &["train.recompute=full"], 3),
+        (
+            "qwen3-30b-a3b-8xh100-ep8",
+            &["train.recompute=pointwise"],
+            2,
+        ),
+        ("mixtral-8x7b-16xh100", &["train.recompute=none"], 2),
+        (
+            "qwen3-30b-a3b-8xh100",
+            &[
+                "model.expert_ffn=328",
+                "precision.compute=f16",
+                "precision.comm_grads=f16",
+            ],
+            3,
+        ),
+    ] {
+        let base = ["model.layers=1", "fsdp.policy=native"];
+        let more = ["compile.mode=blocks", "compile.gemm_epilogue_fusion=true"];
+        let set = base.iter().chain(&more).chain(set);
+        let set: Vec<String> = set.map(|s| (*s).to_owned()).collect();
+        let program = plan(&scenario::load(Path::new(name), &set).unwrap()).unwrap();
+        let mut own = BTreeMap::new();
+        for v in variant::of_program(&program).keys() {
+            let body = &program.kernels[v.kernel.index()].body[..];
+            let gemms = BodyOp::split_gemm_epilogue(body).map(|(gemms, _)| gemms);
+            if !gemms.is_some_and(|gemms| matches!(gemms[0].op, OpKind::GroupedGemm(_))) {
+                continue;
+            }
+            let refused = generate(&v.request(body, Target::of((8, 0)).unwrap()));
+            let why = refused.unwrap_err().to_string();
+            assert!(why.contains("compile.gemm_epilogue_fusion"), "{why}");
+            let module = generate(&v.request(body, Target::HOPPER)).unwrap();
+            assert!(module.entries[0].shared <= Target::HOPPER.shared());
+            let planned = workspace::kernel_bytes(&program.kernels[v.kernel.index()], true);
+            assert_eq!(module.scratch, planned);
+            own.insert(module.source, format!("{name} {set:?}"));
+        }
+        assert_eq!(own.len(), expected, "{name} {set:?}");
+        all.append(&mut own);
+    }
+    compile(all, Target::HOPPER, nvrtc);
+}
+
 /// Rotated queries and keys of a merged GEMM overwrite the unrotated ones, without a copy of these;
 /// one that shares memory in any other way is copied. With one sequence a dimension has one
 /// element, and any stride.

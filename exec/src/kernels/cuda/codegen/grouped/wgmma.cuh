@@ -10,19 +10,26 @@
 // has no room there: the groups that multiply store it. Which tile is next is asked of a counter, since a multiprocessor may be busy with
 // something else at first. Sums have the order of the inner dimension. Tensor cores add up products of 8-bit numbers with fewer bits than float32 has:
 // with PROMOTE, only those of a step, which are then added up in float32.
+//
+// With EPILOGUE, the warps that write do the elementwise code behind the matmul. That takes longer than to write: there is room for a
+// whole rounded tile, and a step less to load ahead. With PAIRED, it combines the two halves of the result's columns: of each, a tile
+// has the same 128, in parts that alternate.
 #define KSTEP (CODES ? 128 : 64)
-#define STAGES 4
+#define STAGES (EPILOGUE ? 3 : 4)
 // Both factors come in parts of 64 rows or columns of a result: 128 bytes of each.
 #define PART (64 * 128)
 #define A_BYTES (2 * PART)
 #define B_BYTES (4 * PART)
-// A tile is rounded in two rounds, each of half of the columns: vectors of a row in shared memory.
-#define UNITS 16
+// A tile is rounded in two rounds, each of half of the columns, or in one: vectors of a row in shared memory.
+#define UNITS (EPILOGUE ? 32 : 16)
 #define C_BYTES (128 * UNITS * 16)
 // Tiles of a block's loader are never as many ahead of its writers.
 #define RING 8
 // Tiles side by side, and how many are below one another in a band: a band's rows stay in the second-level cache.
 #define ACROSS ((N + 255) / 256)
+// Columns of a tile of what is written, and of all tiles.
+#define WIDE (PAIRED ? 128 : 256)
+#define COLUMNS (PAIRED ? N / 2 : N)
 #define BAND 16
 #define WRITERS (WEIGHT_GRAD ? 1 : 3)
 #define MULTIPLIERS_AND_WRITERS (128 + WRITERS * 32)
@@ -113,7 +120,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
     p.expert = expert;
     divide(t - firsts[expert], ((WEIGHT_GRAD ? M : rows) + 127) / 128, rank, p);
     p.row *= 128;
-    p.column *= 256;
+    p.column *= WIDE;
     p.end = WEIGHT_GRAD ? M : rows;
     p.skipped = WEIGHT_GRAD && CODES ? start % 16 : 0;
     p.first = start - p.skipped;
@@ -165,7 +172,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
               if (p.beside) tile_load(to, &b, x, y, full(s));
               else tile_send(to, &b, x, y, full(s));
 #else
-              const int at = p.column + i * 64, x = TB ? k * KSTEP : at, y = TB ? at : k * KSTEP;
+              const int at = PAIRED ? p.column + i / 2 * 64 + i % 2 * COLUMNS : p.column + i * 64, x = TB ? k * KSTEP : at, y = TB ? at : k * KSTEP;
               if (p.beside) tile_load(to, &b, x, y, p.expert, full(s));
               else tile_send(to, &b, x, y, p.expert, full(s));
 #endif
@@ -203,6 +210,35 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
           if (lane == 0) asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
           __syncwarp();
           named_arrive<MULTIPLIERS_AND_WRITERS>(4);
+        }
+#elif EPILOGUE
+        constexpr int VECTORS = WIDE / 8, LINES = 32 / VECTORS;
+        const int vector = lane % VECTORS, unit = PAIRED ? vector / 8 * 16 + vector % 8 : vector;
+        const u32 column = p.column + vector * 8;
+        for (int half = 0; half < 2; ++half) {
+          auto line = [&](int j) { return (j * WRITERS + warp) * LINES + lane / VECTORS; };
+          auto is_mine = [&](int j) { return line(j) < 64 && p.row + half * 64 + line(j) < p.end && column < COLUMNS; };
+          for (int j = 0; j < (64 / LINES + WRITERS - 1) / WRITERS; j += AHEAD) {
+            READ_AHEAD
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k) {
+              if (!is_mine(j + k)) continue;
+              [[maybe_unused]] const IDX i = ((IDX)p.first + p.row + half * 64 + line(j + k)) * COLUMNS + column;
+              TAKE
+            }
+            if (j == 0) named_wait<MULTIPLIERS_AND_WRITERS>(1 + half);
+#pragma unroll
+            for (int k = 0; k < AHEAD; ++k) {
+              if (!is_mine(j + k)) continue;
+              const IDX i = ((IDX)p.first + p.row + half * 64 + line(j + k)) * COLUMNS + column;
+              const Pack<T, 8> made0 = staged(unit_at(half, line(j + k), unit));
+#if PAIRED
+              const Pack<T, 8> made1 = staged(unit_at(half, line(j + k), unit + 8));
+#endif
+              BODY
+            }
+          }
+          named_arrive<MULTIPLIERS_AND_WRITERS>(3 + half);
         }
 #else
         T* to = RESULT + ((u64)p.first + p.row) * N;
@@ -322,7 +358,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
 #else
       const int line = warp * 16 + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
-      for (int round = 0; round < 2; ++round) {
+      for (int round = 0; round < 32 / UNITS; ++round) {
         named_wait<MULTIPLIERS_AND_WRITERS>(3 + half);
 #pragma unroll
         for (int j = 0; j < UNITS; j += 2) {

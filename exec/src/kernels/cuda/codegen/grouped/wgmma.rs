@@ -1,32 +1,41 @@
 //! Grouped matmuls on Hopper's tensor cores, of 16-bit and 8-bit types (`wgmma.cuh`).
 
 use super::super::hopper::{self, Map, Multiplied};
-use super::super::tables::contiguous;
-use super::super::{CodegenError, Module, Param, Request, ctype};
+use super::super::tables::{contiguous, entry};
+use super::super::{Arg, CodegenError, Module, Param, Request, ctype, numel};
 use super::{Grouped, Over};
 use crate::base::element;
 use shardlab_plan::ir::{DType, Place, Slot};
+use shardlab_plan::program::workspace;
 
 const KERNEL: &str = include_str!("wgmma.cuh");
 /// Bytes of a row, and rows, of a box of a tensor copy; these bytes are the unit that is swizzled.
 const PART: [u64; 2] = [128, 64];
 
-/// Returns the shared memory of a block: four stages of both factors' tiles, half of a rounded
-/// tile, barriers and the ring of tile numbers, and the first tile of each expert.
-fn shared(experts: usize) -> u64 {
-    let stages = 4 * ((16 << 10) + (32 << 10));
-    stages + (32 << 10) + 256 + 4 * (experts as u64 + 1)
+/// Returns the shared memory of a block: four stages of both factors' tiles and half of a rounded
+/// tile, or three and a whole one with an epilogue; barriers and the ring of tile numbers, and the
+/// first tile of each expert.
+fn shared(of: &Grouped<'_>) -> u64 {
+    let (stages, rounded) = match of.epilogue {
+        Some(_) => (3, 64 << 10),
+        None => (4, 32 << 10),
+    };
+    stages * ((16 << 10) + (32 << 10)) + rounded + 256 + 4 * (of.experts as u64 + 1)
 }
 
 /// Returns whether the kernel does this one: factors of one 16-bit type, a result of that type or a
 /// weight gradient in float32, at addresses that tensor copies take, not written over what is read.
 /// 8-bit factors have any 16-bit result.
 pub(super) fn fits(req: &Request<'_>, of: &Grouped<'_>) -> Result<bool, CodegenError> {
-    let (a, b, c) = (
-        req.arg(of.a.place)?,
-        req.arg(of.b.place)?,
-        req.arg(of.c.place)?,
-    );
+    let (a, b) = (req.arg(of.a.place)?, req.arg(of.b.place)?);
+    // Only an epilogue may read the result.
+    let c = match of.c.place {
+        Place::Register(_) if of.epilogue.is_some() => Arg {
+            dtype: of.c.dtype,
+            align: 16,
+        },
+        place => req.arg(place)?,
+    };
     let has = |ty: DType, size: u64| element::cuda(ty).wgmma.is_some() && ty.size() == size;
     let typed = match of.scaled {
         Some(_) => has(a.dtype, 1) && has(b.dtype, 1),
@@ -40,7 +49,7 @@ pub(super) fn fits(req: &Request<'_>, of: &Grouped<'_>) -> Result<bool, CodegenE
         Place::Read(i) => matches!(req.same.get(usize::from(i)), None | Some(None)),
         _ => false,
     };
-    let apart = alone(of.a) && alone(of.b) && matches!(of.c.place, Place::Write(_));
+    let apart = alone(of.a) && alone(of.b) && !matches!(of.c.place, Place::Read(_));
     let (m, k) = match of.over {
         Over::Columns { k, .. } => (1, k),
         Over::Rows { m } => (m, 1),
@@ -48,7 +57,7 @@ pub(super) fn fits(req: &Request<'_>, of: &Grouped<'_>) -> Result<bool, CodegenE
     let sizes = [of.experts, of.rows, of.n, m, k];
     // Places in a matrix are counted in 32 bits.
     let counted = sizes.iter().all(|&x| (1..1 << 31).contains(&x));
-    let room = shared(of.experts) <= u64::from(req.target.shared());
+    let room = shared(of) <= u64::from(req.target.shared());
     Ok(req.target.has_wgmma() && typed && result && aligned && apart && counted && room)
 }
 
@@ -58,9 +67,11 @@ fn has_float_result(of: &Grouped<'_>, result: DType) -> bool {
 }
 
 pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, CodegenError> {
-    let types = [of.a, of.b, of.c].map(|slot| req.arg(slot.place).map(|arg| arg.dtype));
-    let [a_type, b_type, c_type] = types;
-    let (types, c_type) = ([a_type?, b_type?], c_type?);
+    let types = [req.arg(of.a.place)?.dtype, req.arg(of.b.place)?.dtype];
+    let c_type = match of.c.place {
+        Place::Register(_) => of.c.dtype,
+        place => req.arg(place)?.dtype,
+    };
     let map = |slot: &Slot, dtype: DType, size: [usize; 2], stack: Option<usize>| Map {
         place: slot.place,
         first: slot.offset,
@@ -103,6 +114,10 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
     }
     params.push(Param::Tickets);
     declared.push("u32* tickets".to_owned());
+    if of.epilogue.as_ref().is_some_and(|e| e.code.dot.is_some()) {
+        params.push(Param::Scratch(0));
+        declared.push("float* dots".to_owned());
+    }
     // A tile of float32 is not rounded.
     let rounded = if float_result { DType::Bf16 } else { c_type };
     let mut source = format!("typedef {} T;\n", ctype(rounded));
@@ -118,6 +133,8 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
         ("FLOAT_GRAD", float_result.into()),
         ("CODES", codes.into()),
         ("PROMOTE", promote.into()),
+        ("EPILOGUE", of.epilogue.is_some().into()),
+        ("PAIRED", of.is_paired().into()),
     ] {
         source += &format!("#define {name} {value}u\n");
     }
@@ -131,10 +148,59 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
     contiguous(req, of.a)?;
     contiguous(req, of.b)?;
     let inverse = of.scaled.as_ref().map_or("1.0f", |scaled| &scaled.inverse);
-    source += &KERNEL
+    let mut kernel = KERNEL
         .replace("PARAMETERS", &declared.join(", "))
         .replace("OFFSETS", &of.offsets)
-        .replace("INVERSE", inverse)
-        .replace("RESULT", &contiguous(req, of.c)?);
-    Ok(hopper::module(source, shared(of.experts) as u32, params))
+        .replace("INVERSE", inverse);
+    match &of.epilogue {
+        Some(epilogue) => {
+            source += &format!(
+                "typedef {} IDX;\n#define AHEAD {}\n",
+                req.index(),
+                epilogue.code.ahead
+            );
+            kernel = epilogue.code.insert(&kernel);
+        }
+        None => kernel = kernel.replace("RESULT", &contiguous(req, of.c)?),
+    }
+    source += &kernel;
+    match of.epilogue.as_ref().and_then(|e| e.code.dot.as_ref()) {
+        Some(dot) => with_dots(req, of, dot, (source, params)),
+        None => Ok(hopper::module(source, shared(of) as u32, params)),
+    }
+}
+
+/// Adds the kernel that adds up what tiles have of each row's dot product, and the memory between.
+fn with_dots(
+    req: &Request<'_>,
+    of: &Grouped<'_>,
+    dot: &Slot,
+    (mut source, params): (String, Vec<Param>),
+) -> Result<Module, CodegenError> {
+    if numel(dot) != of.rows {
+        return Err(CodegenError::new("a dot product for each row"));
+    }
+    let (mut own, mut declared) = req.operands();
+    own.push(Param::Scratch(0));
+    declared.push("const float* dots".to_owned());
+    source += &format!(
+        "
+KERNEL(256) k1({}) {{
+  const u32 r = blockIdx.x * 256 + threadIdx.x;
+  if (r >= min((u32){}[EXPERTS], {}u)) return;
+  float sum = 0.0f;
+  for (u32 t = 0; t < ACROSS; t++) sum += dots[(u64)r * ACROSS + t];
+  down(sum, {}[r]);
+}}
+",
+        declared.join(", "),
+        of.offsets,
+        of.rows,
+        contiguous(req, dot)?,
+    );
+    let mut module = hopper::module(source, shared(of) as u32, params);
+    let blocks = of.rows.div_ceil(256) as u32;
+    module.entries.push(entry("k1", [blocks, 1, 1], 256, &own));
+    module.scratch = of.rows as u64 * (of.n as u64).div_ceil(workspace::GROUPED_COLUMNS) * 4;
+    Ok(module)
 }
