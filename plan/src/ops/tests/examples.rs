@@ -187,6 +187,23 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             let of = [q.clone(), q.clone(), kv.clone(), kv.clone(), q.clone(), lse];
             ([&of[..], &[seed, offset]].concat(), vec![q, kv.clone(), kv])
         }
+        OpKind::MaskedAttention(_) => {
+            let [seed, offset] = random();
+            let mask = numbers(&[2, 1, 6, 6]);
+            let inputs = vec![q.clone(), kv.clone(), kv, mask];
+            (inputs, vec![q, lse, seed, offset])
+        }
+        OpKind::MaskedAttentionGrad(_) => {
+            let [seed, offset] = random();
+            let mask = numbers(&[2, 1, 6, 6]);
+            let of = [q.clone(), q.clone(), kv.clone(), kv.clone(), mask];
+            let more = [q.clone(), lse, seed, offset];
+            ([&of[..], &more].concat(), vec![q, kv.clone(), kv])
+        }
+        OpKind::BatchedGemm => (
+            vec![numbers(&[3, 4, 6]), numbers(&[3, 6, 5])],
+            vec![numbers(&[3, 4, 5])],
+        ),
         OpKind::Conv(_) => (vec![image, filter], vec![result]),
         OpKind::ConvGradInput(_) => (vec![result, filter], vec![image]),
         OpKind::ConvGradWeight(_) => (vec![result, image], vec![filter]),
