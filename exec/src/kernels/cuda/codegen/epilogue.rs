@@ -3,7 +3,7 @@
 use super::expr::{Cached, Gen};
 use super::index::{self, Index};
 use super::{CodegenError, Request, numel};
-use shardlab_plan::ir::{OpKind, Place, Slot};
+use shardlab_plan::ir::{Place, Slot};
 
 /// Elements of a vector in memory.
 pub(super) const LANES: usize = 8;
@@ -15,13 +15,11 @@ pub(super) struct Epilogue {
     read: String,
     take: String,
     body: String,
-    /// The dot product of each row, if there is one: where it goes.
-    pub(super) dot: Option<Slot>,
 }
 
 impl Epilogue {
     /// Generates the code of a body that starts with GEMMs; results have this many elements. With
-    /// `halves`, the result is as wide as each half of the GEMM's columns.
+    /// `halves`, these are of two halves of the GEMM's columns, each of so many.
     pub(super) fn generate(
         req: &Request<'_>,
         elements: usize,
@@ -34,16 +32,8 @@ impl Epilogue {
         (g.cache, g.packs) = (Some(Vec::new()), Some(Default::default()));
         (g.keep_shared, g.halves) = (true, halves);
         let at = Index::elem(LANES);
-        let (mut values, mut dot) = (Vec::new(), None);
+        let mut values = Vec::new();
         for (i, op) in req.body.iter().enumerate() {
-            if op.op == OpKind::RowDot {
-                if dot.is_some() || halves.is_some() {
-                    return Err(CodegenError::new("one dot product per row, of whole rows"));
-                }
-                dot_of_tile(&mut g, i, &at)?;
-                dot = op.outputs.first().cloned();
-                continue;
-            }
             for (o, slot) in op.outputs.iter().enumerate() {
                 let parts = match halves {
                     Some(columns) if i == 0 => halves_of(slot, columns).to_vec(),
@@ -86,7 +76,6 @@ impl Epilogue {
             read: kept.iter().map(|c| c.declared(ahead)).collect(),
             take: kept.iter().map(Cached::taken).collect(),
             body: g.code,
-            dot,
         })
     }
 
@@ -97,27 +86,6 @@ impl Epilogue {
             .replace("TAKE", &self.take)
             .replace("BODY", &self.body)
     }
-}
-
-/// Generates the part of a row's dot product that a tile has. A warp has the tile's columns of a
-/// row, as far as there are any.
-fn dot_of_tile(g: &mut Gen<'_>, i: usize, at: &Index) -> Result<(), CodegenError> {
-    let shape = g.op(i).inputs[0].shape.clone();
-    let [a, b] = [g.input(i, 0, &shape, at)?, g.input(i, 1, &shape, at)?];
-    let (a, b) = (a.lane(), b.lane());
-    g.line(format!(
-        "float dot = 0.0f;
-#pragma unroll
-for (int v = 0; v < {LANES}; v++) dot += {a} * {b};
-const u32 vectors = min(32u, (COLUMNS - p.column) / {LANES}u), active = 0xffffffffu >> (32 - vectors);
-#pragma unroll
-for (int d = 16; d > 0; d /= 2) {{
-  const float other = __shfl_down_sync(active, dot, d);
-  if (lane + d < (int)vectors) dot += other;
-}}
-if (lane == 0) dots[(u64)(i / COLUMNS) * ACROSS + p.column / WIDE] = dot;"
-    ));
-    Ok(())
 }
 
 /// Returns the two halves of a result's columns.
