@@ -399,8 +399,8 @@ fn grouped(experts: u64, [rows, n, k]: [u64; 3], weight_gradient: bool) -> Kerne
     }
 }
 
-/// Defines what a matmul of experts with results in rows computes and moves: `a, b, .. -> c`, of the
-/// rows that are `routed`.
+/// Defines what a matmul of experts with results in rows computes and moves: `a, b, .. -> c`, of
+/// the rows that are `routed`.
 macro_rules! rows_of_experts {
     () => {
         fn flops(&self, at: &Operands<'_>) -> u64 {

@@ -107,10 +107,10 @@ fn saved(t: &Tape, dtype: DType) -> u64 {
 fn launches(t: &Tape, ops: &[TapeOp]) -> BTreeMap<&'static str, i64> {
     let mut out = BTreeMap::new();
     for op in ops {
-        if let TapeOp::Launch { kernel, .. } = op {
-            if let Some(name) = operator(&t.kernels[kernel.index()].name) {
-                *out.entry(name).or_insert(0) += 1;
-            }
+        if let TapeOp::Launch { kernel, .. } = op
+            && let Some(name) = operator(&t.kernels[kernel.index()].name)
+        {
+            *out.entry(name).or_insert(0) += 1;
         }
     }
     out

@@ -19,7 +19,7 @@ pub(super) struct Epilogue {
 
 impl Epilogue {
     /// Generates the code of a body that starts with GEMMs; results have this many elements. With
-    /// `halves`, these are of two halves of the GEMM's columns, each of so many.
+    /// `halves`, the result is as wide as each half of the GEMM's columns.
     pub(super) fn generate(
         req: &Request<'_>,
         elements: usize,
