@@ -20,8 +20,11 @@ pub(crate) struct LaunchContexts {
 }
 
 impl LaunchContexts {
+    /// Returns what a device with one rank needs, next to a GPU.
+    ///
     /// # Errors
     /// A message, if a launch's operands are not those of parameters.
+    #[cfg(feature = "cuda")]
     pub(crate) fn new(program: &Arc<Program>, rank: u32) -> Result<Self, String> {
         Self::with(program, &Arc::new(Shapes::new(program)), rank)
     }
@@ -29,7 +32,7 @@ impl LaunchContexts {
     /// Shares the shapes with other ranks.
     ///
     /// # Errors
-    /// As [`LaunchContexts::new`].
+    /// A message, if a launch's operands are not those of parameters.
     pub(super) fn with(
         program: &Arc<Program>,
         shapes: &Arc<Shapes>,
@@ -44,6 +47,7 @@ impl LaunchContexts {
         })
     }
 
+    #[cfg(feature = "cuda")]
     pub(crate) fn program(&self) -> &Program {
         &self.program
     }
