@@ -264,8 +264,15 @@ impl HfType {
             Meaning::Choice(key, words) => words.iter().any(|(_, ours)| values[key] == *ours),
             _ => true,
         };
-        // Options that classes of transformers have whatever the type.
-        const OF_ALL: [&str; 2] = ["head", "num_labels"];
+        // Options that classes of transformers have whatever the type, and those of predictions.
+        const OF_ALL: [&str; 6] = [
+            "head",
+            "num_labels",
+            "attn_implementation",
+            "dropout",
+            "attention_dropout",
+            "embedding_dropout",
+        ];
         let has_default = |(key, default): (&String, &Value)| {
             let is_fixed = self.fixed.iter().any(|(fixed, _)| fixed == key);
             let is_own_type = key == "model_type" && values[key] == self.model_type;
