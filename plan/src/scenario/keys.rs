@@ -21,7 +21,7 @@ use crate::models;
 use applies::{
     ADAPTERS, ATTENTION, CHUNKED_LOSS, DIVIDED_EXPERTS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON,
     RECOMPUTE, SEEDED_ROUTING, SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS,
-    SLOTS, SOME_FROZEN, SOME_SKIPPED,
+    SLOTS, SOME_FROZEN, SOME_SKIPPED, TRANSFORMERS,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -473,7 +473,7 @@ keys! {
     BiasOfKeys: "model" "key_bias" [Bool] "true" "Keys have a bias if queries and values have one (Whisper: false)";
     QkNorm: "model" "qk_norm" [Bool, Choice(QkNorm::WORDS)] "false" "Normalize queries and keys: true (per head before the rotary embedding, as in Qwen3), full (all heads together, as in OLMo 2), each_head (a LayerNorm weight per head, as in Command R+), after_rope (per head after the rotary embedding, as in Hunyuan)";
     Implementation: "model" "implementation" [Choice(Implementation::WORDS)] "(policy native: \"native\", others: \"torchtitan\")" "Code of the model, which decides kernels and saved tensors: torchtitan (fused norms), transformers (the modeling code of transformers 5 (norms, rotary embeddings and softcaps in single operations, masks that the host reads), native (that of shardlab exec)";
-    AttnImplementation: "model" "attn_implementation" [Choice(AttnImplementation::WORDS)] "\"sdpa\"" "How transformers computes attention: sdpa (one kernel; with a mask and repeated keys and values where a sliding window is not longer than the sequence), eager (matmuls and a softmax in float32), flash_attention_2 (one kernel that knows windows). Only implementation transformers";
+    AttnImplementation: "model" "attn_implementation" [Choice(AttnImplementation::WORDS)] "\"sdpa\"" "How transformers computes attention: sdpa (one kernel; with a mask and repeated keys and values where a sliding window is not longer than the sequence), eager (matmuls and a softmax in float32), flash_attention_2 (one kernel that knows windows)" needs [TRANSFORMERS];
     Dropout: "model" "dropout" [Number(0.0, 1.0)] "0.0" "Probability of dropout of what attention and the feed-forward layer add to the residual stream, for predictions: of a config.json, its value. Only implementation transformers; others run without dropout";
     AttentionDropout: "model" "attention_dropout" [Number(0.0, 1.0)] "0.0" "Probability of dropout of the weights of attention, for predictions. Costs memory with attn_implementation eager. Only implementation transformers";
     EmbeddingDropout: "model" "embedding_dropout" [Number(0.0, 1.0)] "0.0" "Probability of dropout of the embedded tokens, for predictions. Only implementation transformers";

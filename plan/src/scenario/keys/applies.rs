@@ -6,7 +6,7 @@
 
 use super::{Key, KeyInfo};
 use crate::config::{
-    CompileMode, Dispatcher, Family, Loss, Optimizer, Recompute, Routing, Scenario,
+    CompileMode, Dispatcher, Family, Implementation, Loss, Optimizer, Recompute, Routing, Scenario,
 };
 use crate::policies;
 
@@ -56,6 +56,13 @@ pub(super) const ADAPTERS: Need = Need {
     holds: |s| s.lora.is_some(),
     words: "`r`",
     otherwise: "without a rank (lora.r) there are no adapters",
+};
+
+pub(super) const TRANSFORMERS: Need = Need {
+    by: Key::Implementation,
+    holds: |s| s.implementation() == Implementation::Transformers,
+    words: "implementation transformers",
+    otherwise: "other code than that of transformers has one way to compute attention",
 };
 
 pub(super) const SOME_FROZEN: Need = Need {
