@@ -243,8 +243,8 @@ mod tests {
         let profile = hardware::load("h100-80").unwrap();
         let host = HostCosts::new(&profile, 1.0);
         let all: u64 = fills(&program).iter().map(|op| host.of(&program, op)).sum();
-        // 4.3 ms per step.
-        assert_eq!(all, kib * Picos::from_us(0.38).0);
+        // 1.7 ms per step.
+        assert_eq!(all, kib * Picos::from_us(0.15).0);
         let instrs = program.section_instrs(steady);
         let passed: u64 = costs(&program, SectionKind::Steady, instrs, &host)
             .map(|(cost, _)| cost)
