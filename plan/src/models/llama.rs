@@ -224,6 +224,20 @@ pub(super) const FFN_MULTIPLE: u64 = 256;
 /// Refuses rotary embeddings that do not fit the heads.
 pub(super) fn check_rotary(m: &Model) -> Result<(), Conflict> {
     let dims = rotated(m);
+    let full = m
+        .options
+        .full_head_dim
+        .filter(|_| !m.options.latent.is_used());
+    let full = full.map(|dims| (dims as f64 * m.options.partial_rotary_factor) as u64);
+    if let Some(dims) = full.filter(|dims| *dims == 0 || !dims.is_multiple_of(2)) {
+        let message = format!(
+            "the rotary embedding rotates pairs: the rotated part of full_head_dim ({dims}) must be even"
+        );
+        return Err(Conflict::new(
+            &["full_head_dim", "partial_rotary_factor"],
+            message,
+        ));
+    }
     if dims == 0 || !dims.is_multiple_of(2) {
         let message = format!(
             "the rotary embedding rotates pairs: the rotated part of the head dimension ({dims}) must be even"

@@ -542,6 +542,14 @@ fn check_per_layer(m: &Model) -> Result<(), Conflict> {
         );
         return Err(Conflict::new(&["altup"], message));
     }
+    if altup.scale && of.layer_embedding_width == 0 {
+        let message =
+            "`scale` of `altup` multiplies what embeddings per layer gate, and there are none";
+        return Err(Conflict::new(
+            &["altup", "layer_embedding_width"],
+            message.to_owned(),
+        ));
+    }
     let whole = (0..m.layers as usize).all(|layer| {
         let of = m.of_layer(layer);
         m.layer_type(layer).is_attention()
