@@ -49,13 +49,15 @@ impl Attention {
     }
 }
 
-fn forward_signature() -> Signature {
+fn forward_signature(masked: bool) -> Signature {
+    let inputs = &[any("q"), any("k"), any("v"), any("the mask")];
     let outputs = &[any("out"), any("lse"), any("the seed"), any("the offset")];
-    Signature::new(&[any("q"), any("k"), any("v")], outputs).optional_outputs(2)
+    let inputs = &inputs[..3 + usize::from(masked)];
+    Signature::new(inputs, outputs).optional_outputs(2)
 }
 
-fn backward_signature() -> Signature {
-    let inputs = &[
+fn backward_signature(masked: bool) -> Signature {
+    let plain = &[
         any("the gradient"),
         any("q"),
         any("k"),
@@ -65,7 +67,12 @@ fn backward_signature() -> Signature {
         any("the seed"),
         any("the offset"),
     ];
-    Signature::new(inputs, &[any("d_q"), any("d_k"), any("d_v")]).optional_inputs(2)
+    let outputs = &[any("d_q"), any("d_k"), any("d_v")];
+    let mut signature = Signature::new(plain, outputs).optional_inputs(2);
+    if masked {
+        signature.inputs.insert(4, any("the mask"));
+    }
+    signature
 }
 
 fn result_type(n: usize, inputs: &[DType]) -> DType {
@@ -126,16 +133,34 @@ impl From<op::FlexAttentionGrad> for Attention {
     }
 }
 
+/// Sizes of attention with a mask: all scores are computed.
+const MASKED: Attention = Attention {
+    causal: false,
+    score_mod: ScoreMod::NONE,
+};
+
+impl From<op::MaskedAttention> for Attention {
+    fn from(_: op::MaskedAttention) -> Self {
+        MASKED
+    }
+}
+
+impl From<op::MaskedAttentionGrad> for Attention {
+    fn from(_: op::MaskedAttentionGrad) -> Self {
+        MASKED
+    }
+}
+
 /// Defines a forward and a backward operation.
 macro_rules! attention {
-    ($Forward:ident $name:literal, $Grad:ident $grad_name:literal, $($field:ident)+) => {
+    ($Forward:ident $name:literal, $Grad:ident $grad_name:literal, masked $masked:literal, $($field:ident)+) => {
         impl OpDef for op::$Forward {
             fn name(&self) -> &'static str {
                 $name
             }
 
             fn signature(&self) -> Signature {
-                forward_signature()
+                forward_signature($masked)
             }
 
             fn result(&self, n: usize, inputs: &[DType]) -> DType {
@@ -165,6 +190,11 @@ macro_rules! attention {
             fn takes_strides(&self) -> bool {
                 true
             }
+
+            /// No kernel here reads a mask.
+            fn is_priced_only(&self) -> bool {
+                $masked
+            }
         }
 
         impl OpDef for op::$Grad {
@@ -173,7 +203,7 @@ macro_rules! attention {
             }
 
             fn signature(&self) -> Signature {
-                backward_signature()
+                backward_signature($masked)
             }
 
             fn fusion(&self) -> Fusion {
@@ -196,6 +226,11 @@ macro_rules! attention {
                 true
             }
 
+            /// No kernel here reads a mask.
+            fn is_priced_only(&self) -> bool {
+                $masked
+            }
+
             fn is_backward(&self) -> bool {
                 true
             }
@@ -203,8 +238,9 @@ macro_rules! attention {
     };
 }
 
-attention!(Attention "attention", AttentionGrad "attention_backward", causal scale);
-attention!(FlexAttention "flex_attention", FlexAttentionGrad "flex_attention_backward", causal scale score_mod);
+attention!(Attention "attention", AttentionGrad "attention_backward", masked false, causal scale);
+attention!(FlexAttention "flex_attention", FlexAttentionGrad "flex_attention_backward", masked false, causal scale score_mod);
+attention!(MaskedAttention "masked_attention", MaskedAttentionGrad "masked_attention_backward", masked true, scale);
 
 impl From<op::BiasedAttention> for Attention {
     fn from(op: op::BiasedAttention) -> Self {
@@ -327,97 +363,6 @@ impl op::BiasedAttentionGrad {
             scale: self.scale,
             window: self.window,
         })
-    }
-}
-
-/// Sizes of attention with a mask: all scores are computed.
-const MASKED: Attention = Attention {
-    causal: false,
-    score_mod: ScoreMod::NONE,
-};
-
-impl OpDef for op::MaskedAttention {
-    fn name(&self) -> &'static str {
-        "masked_attention"
-    }
-
-    fn signature(&self) -> Signature {
-        let mut plain = forward_signature();
-        plain.inputs.push(any("the mask"));
-        plain
-    }
-
-    fn result(&self, n: usize, inputs: &[DType]) -> DType {
-        result_type(n, inputs)
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        MASKED.flops(at, 0, false)
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        MASKED.class(at, 0, false)
-    }
-
-    fn vjp(&self, at: Vjp<'_>) -> Contributions {
-        let kind = op::MaskedAttentionGrad { scale: self.scale };
-        gradients(at, OpKind::MaskedAttentionGrad(kind))
-    }
-
-    fn saved_by_selective_recompute(&self) -> bool {
-        true
-    }
-
-    fn takes_strides(&self) -> bool {
-        true
-    }
-
-    fn is_priced_only(&self) -> bool {
-        true
-    }
-}
-
-impl OpDef for op::MaskedAttentionGrad {
-    fn name(&self) -> &'static str {
-        "masked_attention_backward"
-    }
-
-    fn signature(&self) -> Signature {
-        let mut plain = backward_signature();
-        plain.inputs.insert(4, any("the mask"));
-        plain
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        MASKED.flops(at, 1, true)
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        MASKED.class(at, 1, true)
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
-
-    fn takes_strides(&self) -> bool {
-        true
-    }
-
-    fn is_backward(&self) -> bool {
-        true
-    }
-
-    fn is_priced_only(&self) -> bool {
-        true
     }
 }
 

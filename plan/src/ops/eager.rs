@@ -2,7 +2,7 @@
 //! priced, not run.
 
 use super::pointwise::elementwise;
-use super::signature::{Operand, Reduced, Signature, any, full};
+use super::signature::{Operand, Signature, any, full};
 use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::graph::{Graph, ValueId};
@@ -69,71 +69,6 @@ impl OpDef for op::BatchedGemm {
     }
 
     fn takes_strides(&self) -> bool {
-        true
-    }
-
-    fn is_priced_only(&self) -> bool {
-        true
-    }
-}
-
-impl OpDef for op::Softmax {
-    fn name(&self) -> &'static str {
-        "softmax"
-    }
-
-    fn signature(&self) -> Signature {
-        Signature::new(&[X], &[Y]).reduces(Reduced::Input(0))
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Row
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        5 * at.input_numel()
-    }
-
-    fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Softmax { backward: false }
-    }
-
-    fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
-        let (x, y, dy) = (at.x(0), at.y(0), at.dy);
-        Vjp::first(at.like(OpKind::SoftmaxGrad, &[dy, y], x))
-    }
-
-    fn is_priced_only(&self) -> bool {
-        true
-    }
-}
-
-impl OpDef for op::SoftmaxGrad {
-    fn name(&self) -> &'static str {
-        "softmax_backward"
-    }
-
-    fn signature(&self) -> Signature {
-        Signature::new(&[X, X], &[Y]).reduces(Reduced::Output(0))
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Row
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        4 * at.input_numel()
-    }
-
-    fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Softmax { backward: true }
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
-
-    fn is_backward(&self) -> bool {
         true
     }
 

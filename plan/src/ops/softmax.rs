@@ -1,4 +1,4 @@
-//! Log-softmax over the last dimension.
+//! Softmax and its logarithm over the last dimension.
 
 use super::pointwise::Elementwise;
 use super::signature::{Extent, Operand, Reduced, Signature, full, operand};
@@ -9,37 +9,83 @@ use crate::ir::{DType, KernelClass, OpKind, op};
 const X: Operand = full("an input");
 const Y: Operand = full("the output");
 
-/// Emits the gradient of a log-softmax, from its result.
-fn from_result(mut at: Vjp<'_>) -> Contributions {
+/// Emits the gradient of a softmax or its logarithm, from its result.
+fn from_result(mut at: Vjp<'_>, kind: OpKind) -> Contributions {
     let (x, y, dy) = (at.x(0), at.y(0), at.dy);
-    Vjp::first(at.like(OpKind::LogSoftmaxGrad, &[dy, y], x))
+    Vjp::first(at.like(kind, &[dy, y], x))
 }
 
-impl OpDef for op::LogSoftmax {
-    fn name(&self) -> &'static str {
-        "log_softmax"
-    }
+/// Defines a function of rows and its backward, from the result.
+macro_rules! softmax {
+    ($Forward:ident $name:literal, $Grad:ident $grad_name:literal, priced_only $priced_only:literal) => {
+        impl OpDef for op::$Forward {
+            fn name(&self) -> &'static str {
+                $name
+            }
 
-    fn signature(&self) -> Signature {
-        Signature::new(&[X], &[Y]).reduces(Reduced::Input(0))
-    }
+            fn signature(&self) -> Signature {
+                Signature::new(&[X], &[Y]).reduces(Reduced::Input(0))
+            }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Row
-    }
+            fn fusion(&self) -> Fusion {
+                Fusion::Row
+            }
 
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        5 * at.input_numel()
-    }
+            fn flops(&self, at: &Operands<'_>) -> u64 {
+                5 * at.input_numel()
+            }
 
-    fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Softmax { backward: false }
-    }
+            fn class(&self, _: &Operands<'_>) -> KernelClass {
+                KernelClass::Softmax { backward: false }
+            }
 
-    fn vjp(&self, at: Vjp<'_>) -> Contributions {
-        from_result(at)
-    }
+            fn vjp(&self, at: Vjp<'_>) -> Contributions {
+                from_result(at, OpKind::$Grad)
+            }
+
+            fn is_priced_only(&self) -> bool {
+                $priced_only
+            }
+        }
+
+        impl OpDef for op::$Grad {
+            fn name(&self) -> &'static str {
+                $grad_name
+            }
+
+            fn signature(&self) -> Signature {
+                Signature::new(&[X, X], &[Y]).reduces(Reduced::Output(0))
+            }
+
+            fn fusion(&self) -> Fusion {
+                Fusion::Row
+            }
+
+            fn flops(&self, at: &Operands<'_>) -> u64 {
+                4 * at.input_numel()
+            }
+
+            fn class(&self, _: &Operands<'_>) -> KernelClass {
+                KernelClass::Softmax { backward: true }
+            }
+
+            fn vjp(&self, _: Vjp<'_>) -> Contributions {
+                backward_only()
+            }
+
+            fn is_backward(&self) -> bool {
+                true
+            }
+
+            fn is_priced_only(&self) -> bool {
+                $priced_only
+            }
+        }
+    };
 }
+
+softmax!(LogSoftmax "log_softmax", LogSoftmaxGrad "log_softmax_backward", priced_only false);
+softmax!(Softmax "softmax", SoftmaxGrad "softmax_backward", priced_only true);
 
 impl Elementwise for op::LogProbs {
     const NAME: &'static str = "log_probs";
@@ -47,41 +93,11 @@ impl Elementwise for op::LogProbs {
     const FLOPS: u64 = 1;
 
     fn gradients(&self, at: Vjp<'_>) -> Contributions {
-        from_result(at)
+        from_result(at, OpKind::LogSoftmaxGrad)
     }
 
     fn has_gradient(&self, n: usize) -> bool {
         n == 0
-    }
-}
-
-impl OpDef for op::LogSoftmaxGrad {
-    fn name(&self) -> &'static str {
-        "log_softmax_backward"
-    }
-
-    fn signature(&self) -> Signature {
-        Signature::new(&[X, X], &[Y]).reduces(Reduced::Output(0))
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Row
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        4 * at.input_numel()
-    }
-
-    fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Softmax { backward: true }
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
-
-    fn is_backward(&self) -> bool {
-        true
     }
 }
 
