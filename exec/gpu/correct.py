@@ -177,7 +177,7 @@ def sharding():
 
 
 def moe():
-    """Experts, whole and divided among ranks, against the CPU device; the same losses to the last bit captured as eager and with fused gates as with separate ones, while tokens change experts."""
+    """Experts, whole and divided among ranks, against the CPU device; captured against eager runs, the same losses to the last bit, while tokens change experts; fused gates against separate ones."""
     name, every = "small-moe", gpus()
     f32, bf16 = ['precision.compute="f32"', 'precision.comm_grads="f32"'], ['precision.compute="bf16"']
     captured = ['compile.cuda_graph=["block"]']
@@ -232,8 +232,10 @@ def moe():
             runs = [train(name, sets=[*sets, *apart], timeout=60) for apart in ([], ["compile.gemm_epilogue_fusion=false"])]
             if any(run[0] for run in runs):
                 return row("moe", title, False, last_line(next(run[2] for run in runs if run[0])))
-            same = all(runs[0][1][k] == runs[1][1][k] for k in ("losses", "final_norms"))
-            row("moe", title, same, f"losses of 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
+            # In backward, tiles add up the gradients of choices' weights in another order.
+            one, other = (run[1]["losses"] for run in runs)
+            same, far = one[0] == other[0], worst(one, other)
+            row("moe", title, same and far < 5e-3, f"first losses are {'equal' if same else 'NOT equal'} to the last bit, those of 20 steps {far:.1e}")
         return job
 
     def pushed(ep, title, sets, flags):

@@ -8,7 +8,9 @@
 //! changes.
 //!
 //! A matmul of experts makes a gate and its other factor as the two halves of its columns. Its
-//! kernel makes tiles of both halves together.
+//! kernel makes tiles of both halves together. In backward, the gradient of a choice's weight is a
+//! dot product per row of what a matmul makes: each tile adds up its columns, and a few numbers per
+//! row remain to be added.
 
 use super::inplace::{elementwise, kind};
 use super::schedule::Step;
@@ -124,8 +126,8 @@ fn behind(
 ) -> SmallVec<[usize; 2]> {
     let step = &steps[at];
     let mut found: SmallVec<[usize; 2]> = SmallVec::new();
-    let all = |i: &u32| elementwise(&g.ops[*i as usize]);
-    if !step.ops.iter().all(all) {
+    let all = |op: &Op| elementwise(op) || is_dot(op);
+    if !step.ops.iter().all(|&i| all(&g.ops[i as usize])) {
         return found;
     }
     for p in (at.saturating_sub(NEAR).max(start)..at).rev() {
@@ -184,12 +186,20 @@ fn continues(g: &Graph, step: &Step, gemm: &Gemm<'_>) -> bool {
             }
         }
     };
+    // A tile that has all columns of what is written adds up its part of a dot product per row.
+    let dots = gemm.grouped && columns == result.cols();
     let plain = |op: &Op| {
-        elementwise(op)
-            && !matches!(kind(op), Some(OpKind::Cat { .. } | OpKind::Fill { .. }))
+        let made = op.outputs.iter().map(|&v| g.value(v));
+        let fits = match is_dot(op) {
+            true => dots && made.clone().all(|v| v.is_contiguous()),
+            false => elementwise(op) && made.clone().all(|v| dense(v, columns)),
+        };
+        fits && !matches!(kind(op), Some(OpKind::Cat { .. } | OpKind::Fill { .. }))
             && (0..op.inputs.len()).all(|n| read(op, n))
-            && op.outputs.iter().all(|&v| dense(g.value(v), columns))
     };
+    if ops().filter(|op| is_dot(op)).count() > 1 {
+        return false;
+    }
     // The kernel reads the factors until the end, while its results are written.
     let apart = |op: &Op| {
         let factors = [gemm.a.root, gemm.b.root];
@@ -200,6 +210,11 @@ fn continues(g: &Graph, step: &Step, gemm: &Gemm<'_>) -> bool {
     let reads = |op: &Op| op.inputs.iter().any(|&v| g.value(v).root == result.root);
     let named: usize = ops().map(|op| op.inputs.len() + op.outputs.len()).sum();
     ops().all(plain) && ops().all(apart) && ops().any(reads) && named <= 2 * MAX_OPERANDS
+}
+
+/// Returns whether an op makes dot products of rows, as the gradients of choices' weights are.
+fn is_dot(op: &Op) -> bool {
+    kind(op) == Some(OpKind::RowDot)
 }
 
 /// Returns whether these are half of all columns, at addresses that vectors have.

@@ -16,6 +16,8 @@ pub const GEMM: u64 = 32 << 20;
 pub const ALIGN: u64 = 256;
 /// Maximum workspace of the column sums that a row kernel makes, in bytes.
 pub const ROW_SUMS: u64 = 8 << 20;
+/// Columns of a tile of a grouped matmul with a fused epilogue.
+pub const GROUPED_COLUMNS: u64 = 256;
 /// Minimum workspace of the sums of norms and clipping on the compute stream, in bytes.
 const SUMS: u64 = 1 << 20;
 
@@ -100,6 +102,13 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
                 2 * shape.batch * shape.heads * shape.seen() * head_dim * 2
             };
             delta + queries + grouped
+        }
+        KernelClass::GroupedGemm { n, .. } => {
+            // Of each dot product of rows, the sum over the columns of a tile.
+            let dots = kernel.body.iter().filter(|op| op.op == OpKind::RowDot);
+            let rows = |slot: &Slot| slot.shape.iter().product::<u64>();
+            let rows = dots.flat_map(|op| &op.outputs).map(rows);
+            rows.sum::<u64>() * n.div_ceil(GROUPED_COLUMNS) * 4
         }
         KernelClass::Optimizer => kernel.newton_schulz().map_or(0, |of| of.workspace()),
         _ if kernel.body.len() > 1 && kernel.body.iter().any(|op| op.op.sums_rows()) => ROW_SUMS,

@@ -207,11 +207,23 @@ fn the_gate_of_experts_is_fused_into_their_matmul() {
             assert!(alone.any(|k| class(k) == class(kernel)));
         }
     }
+    // In backward, gradients of the gate, of its factors and of the weights of choices follow from
+    // that of the second matmul's rows, which no memory holds.
+    let found = of_experts(&t, &t.backward);
+    assert_eq!(found.len(), layers);
+    for (kernel, ..) in found {
+        let has = |kind: OpKind| kernel.body.iter().any(|op| op.op == kind);
+        assert!(has(OpKind::RowDot) && has(OpKind::SiluGrad));
+        let made = kernel.body[0].outputs[0].place;
+        assert!(matches!(made, Place::Register(_)), "{made:?}");
+    }
     let launches = |t: &Tape, ops: &[TapeOp]| performed(t, ops).count();
-    let fewer = launches(&apart, &apart.forward) - launches(&t, &t.forward);
-    assert_eq!(fewer, layers);
-    let flops = |t: &Tape| -> u64 { performed(t, &t.forward).map(|(k, ..)| k.flops.0).sum() };
-    assert_eq!(flops(&t), flops(&apart));
+    let flops =
+        |t: &Tape, ops: &[TapeOp]| -> u64 { performed(t, ops).map(|(k, ..)| k.flops.0).sum() };
+    for (before, after) in [(&apart.forward, &t.forward), (&apart.backward, &t.backward)] {
+        assert_eq!(launches(&apart, before) - launches(&t, after), layers);
+        assert_eq!(flops(&t, after), flops(&apart, before));
+    }
 }
 
 /// What is fused into the matmul computes the rows that some expert has, as many as on ranks that

@@ -3,7 +3,7 @@
 use super::expr::{Cached, Gen};
 use super::index::{self, Index};
 use super::{CodegenError, Request, numel};
-use shardlab_plan::ir::{Place, Slot};
+use shardlab_plan::ir::{OpKind, Place, Slot};
 
 /// Elements of a vector in memory.
 pub(super) const LANES: usize = 8;
@@ -15,6 +15,8 @@ pub(super) struct Epilogue {
     read: String,
     take: String,
     body: String,
+    /// The dot product of each row, if there is one: where it goes.
+    pub(super) dot: Option<Slot>,
 }
 
 impl Epilogue {
@@ -32,8 +34,16 @@ impl Epilogue {
         (g.cache, g.packs) = (Some(Vec::new()), Some(Default::default()));
         (g.keep_shared, g.halves) = (true, halves);
         let at = Index::elem(LANES);
-        let mut values = Vec::new();
+        let (mut values, mut dot) = (Vec::new(), None);
         for (i, op) in req.body.iter().enumerate() {
+            if op.op == OpKind::RowDot {
+                if dot.is_some() || halves.is_some() {
+                    return Err(CodegenError::new("one dot product per row, of whole rows"));
+                }
+                dot_of_tile(&mut g, i, &at)?;
+                dot = op.outputs.first().cloned();
+                continue;
+            }
             for (o, slot) in op.outputs.iter().enumerate() {
                 let parts = match halves {
                     Some(columns) if i == 0 => halves_of(slot, columns).to_vec(),
@@ -76,6 +86,7 @@ impl Epilogue {
             read: kept.iter().map(|c| c.declared(ahead)).collect(),
             take: kept.iter().map(Cached::taken).collect(),
             body: g.code,
+            dot,
         })
     }
 
@@ -86,6 +97,27 @@ impl Epilogue {
             .replace("TAKE", &self.take)
             .replace("BODY", &self.body)
     }
+}
+
+/// Generates the part of a row's dot product that a tile has. A warp has the tile's columns of a
+/// row, as far as there are any.
+fn dot_of_tile(g: &mut Gen<'_>, i: usize, at: &Index) -> Result<(), CodegenError> {
+    let shape = g.op(i).inputs[0].shape.clone();
+    let [a, b] = [g.input(i, 0, &shape, at)?, g.input(i, 1, &shape, at)?];
+    let (a, b) = (a.lane(), b.lane());
+    g.line(format!(
+        "float dot = 0.0f;
+#pragma unroll
+for (int v = 0; v < {LANES}; v++) dot += {a} * {b};
+const u32 vectors = min(32u, (COLUMNS - p.column) / {LANES}u), active = 0xffffffffu >> (32 - vectors);
+#pragma unroll
+for (int d = 16; d > 0; d /= 2) {{
+  const float other = __shfl_down_sync(active, dot, d);
+  if (lane + d < (int)vectors) dot += other;
+}}
+if (lane == 0) dots[(u64)(i / COLUMNS) * ACROSS + p.column / WIDE] = dot;"
+    ));
+    Ok(())
 }
 
 /// Returns the two halves of a result's columns.

@@ -603,9 +603,14 @@ fn matmuls_of_experts_with_fused_epilogue_compile_for_hopper() {
 fn grouped_with_fused_epilogue(nvrtc: Option<&Compiler>) {
     let mut all = BTreeMap::new();
     for (name, set, expected) in [
-        ("qwen3-30b-a3b-8xh100", &["train.recompute=none"][..], 1),
-        ("qwen3-30b-a3b-8xh100-ep8", &["train.recompute=full"], 2),
-        ("mixtral-8x7b-16xh100", &["train.recompute=none"], 1),
+        ("qwen3-30b-a3b-8xh100", &["train.recompute=none"][..], 2),
+        ("qwen3-30b-a3b-8xh100-ep8", &["train.recompute=full"], 3),
+        (
+            "qwen3-30b-a3b-8xh100-ep8",
+            &["train.recompute=pointwise"],
+            2,
+        ),
+        ("mixtral-8x7b-16xh100", &["train.recompute=none"], 2),
         (
             "qwen3-30b-a3b-8xh100",
             &[
@@ -613,7 +618,7 @@ fn grouped_with_fused_epilogue(nvrtc: Option<&Compiler>) {
                 "precision.compute=f16",
                 "precision.comm_grads=f16",
             ],
-            2,
+            3,
         ),
     ] {
         let base = ["model.layers=1", "fsdp.policy=native"];
@@ -633,6 +638,8 @@ fn grouped_with_fused_epilogue(nvrtc: Option<&Compiler>) {
             assert!(why.contains("compile.gemm_epilogue_fusion"), "{why}");
             let module = generate(&v.request(body, Target::HOPPER)).unwrap();
             assert!(module.entries[0].shared <= Target::HOPPER.shared());
+            let planned = workspace::kernel_bytes(&program.kernels[v.kernel.index()], true);
+            assert_eq!(module.scratch, planned);
             own.insert(module.source, format!("{name} {set:?}"));
         }
         assert_eq!(own.len(), expected, "{name} {set:?}");

@@ -1,11 +1,12 @@
 //! Grouped matmuls on Hopper's tensor cores, of 16-bit and 8-bit types (`wgmma.cuh`).
 
 use super::super::hopper::{self, Map, Multiplied};
-use super::super::tables::contiguous;
-use super::super::{Arg, CodegenError, Module, Param, Request, ctype};
+use super::super::tables::{contiguous, entry};
+use super::super::{Arg, CodegenError, Module, Param, Request, ctype, numel};
 use super::{Grouped, Over};
 use crate::base::element;
 use shardlab_plan::ir::{DType, Place, Slot};
+use shardlab_plan::program::workspace;
 
 const KERNEL: &str = include_str!("wgmma.cuh");
 /// Bytes of a row, and rows, of a box of a tensor copy; these bytes are the unit that is swizzled.
@@ -113,6 +114,10 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
     }
     params.push(Param::Tickets);
     declared.push("u32* tickets".to_owned());
+    if of.epilogue.as_ref().is_some_and(|e| e.code.dot.is_some()) {
+        params.push(Param::Scratch(0));
+        declared.push("float* dots".to_owned());
+    }
     // A tile of float32 is not rounded.
     let rounded = if float_result { DType::Bf16 } else { c_type };
     let mut source = format!("typedef {} T;\n", ctype(rounded));
@@ -159,5 +164,43 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
         None => kernel = kernel.replace("RESULT", &contiguous(req, of.c)?),
     }
     source += &kernel;
-    Ok(hopper::module(source, shared(of) as u32, params))
+    match of.epilogue.as_ref().and_then(|e| e.code.dot.as_ref()) {
+        Some(dot) => with_dots(req, of, dot, (source, params)),
+        None => Ok(hopper::module(source, shared(of) as u32, params)),
+    }
+}
+
+/// Adds the kernel that adds up what tiles have of each row's dot product, and the memory between.
+fn with_dots(
+    req: &Request<'_>,
+    of: &Grouped<'_>,
+    dot: &Slot,
+    (mut source, params): (String, Vec<Param>),
+) -> Result<Module, CodegenError> {
+    if numel(dot) != of.rows {
+        return Err(CodegenError::new("a dot product for each row"));
+    }
+    let (mut own, mut declared) = req.operands();
+    own.push(Param::Scratch(0));
+    declared.push("const float* dots".to_owned());
+    source += &format!(
+        "
+KERNEL(256) k1({}) {{
+  const u32 r = blockIdx.x * 256 + threadIdx.x;
+  if (r >= min((u32){}[EXPERTS], {}u)) return;
+  float sum = 0.0f;
+  for (u32 t = 0; t < ACROSS; t++) sum += dots[(u64)r * ACROSS + t];
+  down(sum, {}[r]);
+}}
+",
+        declared.join(", "),
+        of.offsets,
+        of.rows,
+        contiguous(req, dot)?,
+    );
+    let mut module = hopper::module(source, shared(of) as u32, params);
+    let blocks = of.rows.div_ceil(256) as u32;
+    module.entries.push(entry("k1", [blocks, 1, 1], 256, &own));
+    module.scratch = of.rows as u64 * (of.n as u64).div_ceil(workspace::GROUPED_COLUMNS) * 4;
+    Ok(module)
 }
