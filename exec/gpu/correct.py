@@ -120,6 +120,7 @@ def small():
 # Options without a scenario of their own: what they are set on, and how.
 LISTS = '[{unit="layers.0", forward=["layers.1", "layers.2"]}, {unit="layers.2", backward=["layers.1", "layers.0"]}]'
 SKIPPED = '[{ blocks = ["layers.0"], micro_batches = [0] }, { blocks = ["layers.1"], micro_batches = [1] }]'
+OFFLOADED = 'fsdp.offload=["params", "grads", "optimizer"]'
 SHARDING = {
     "packed sequences": ("small-native", ["train.document_lengths=[7, 5, 12]"]),
     "packed sequences, regions": ("small-native", ["train.document_lengths=[7, 5, 12]", "compile.mode=regions"]),
@@ -128,6 +129,9 @@ SHARDING = {
     "reentrant checkpointing, fsdp2": ("small-native", ["train.recompute=full", "train.use_reentrant=true", "fsdp.policy=fsdp2"]),
     "activation offload": ("small-native", ["train.activation_offload=true"]),
     "activation offload, fsdp2": ("small-native", ["train.activation_offload=true", "fsdp.policy=fsdp2"]),
+    "optimizer on the CPU, fsdp2": ("small-native", ["fsdp.policy=fsdp2", OFFLOADED, "train.clip_norm=0.5"]),
+    "optimizer on the CPU, fsdp2, two micro-batches": ("small-native", ["fsdp.policy=fsdp2", OFFLOADED, "train.grad_accum=2"]),
+    "optimizer on the CPU, fsdp2, regions": ("small-native", ["fsdp.policy=fsdp2", OFFLOADED, "compile.mode=regions"]),
     "megatron_v2": ("small-megatron-v2", []),
     "megatron_v2, pr4435": ("small-megatron-pr4435", ["train.grad_accum=2"]),
     "megatron_v2, pr4435 without prefetch": ("small-megatron-pr4435", ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0", "fsdp.async_reduce=false"]),

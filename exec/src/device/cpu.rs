@@ -4,12 +4,17 @@
 //! that is missing from a program is a race here as it is on a GPU.
 
 mod arena;
+mod contexts;
 mod events;
 mod queue;
 mod shapes;
 mod worker;
 
+#[cfg(feature = "cuda")]
+pub(crate) use contexts::LaunchContexts;
 pub(crate) use worker::first_nan;
+#[cfg(feature = "cuda")]
+pub(crate) use worker::squares;
 
 use super::{Command, Device, GraphId, NO_HYPER, Pass, Region, TaskTimes};
 use crate::base::abort::{Abort, Wake, lock};
@@ -25,10 +30,9 @@ use arena::Arena;
 use events::Events;
 use queue::{Entry, Queue};
 use shapes::Shapes;
-use shardlab_plan::ir::{BufferId, COMPUTE, EventId, InstrId, Shape, StreamId};
-use shardlab_plan::program::{GroupRun, Op, Program, ScaleRun, UnfilledWrites};
+use shardlab_plan::ir::{BufferId, COMPUTE, EventId, InstrId, StreamId};
+use shardlab_plan::program::{Op, Program, UnfilledWrites};
 use shardlab_plan::units::Bytes;
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::thread::JoinHandle;
@@ -100,13 +104,7 @@ impl From<&ExecOptions> for CpuOptions {
 struct Shared {
     rank: u32,
     program: Arc<Program>,
-    shapes: Arc<Shapes>,
-    /// By launch of an optimizer: parameter groups of its weights on this rank.
-    groups: BTreeMap<InstrId, Vec<GroupRun>>,
-    /// By launch of Muon: shapes of the matrices on this rank.
-    matrices: BTreeMap<InstrId, Vec<Shape>>,
-    /// By launch over shards of weights in 8 bits: scales of the weights on this rank.
-    scales: BTreeMap<InstrId, Vec<ScaleRun>>,
+    contexts: contexts::LaunchContexts,
     queues: Vec<Queue>,
     events: Events,
     comms: Arc<Communicators>,
@@ -196,10 +194,7 @@ impl CpuWorld {
         let shared = Arc::new(Shared {
             rank,
             program: Arc::clone(program),
-            shapes: Arc::clone(&self.shapes),
-            groups: program.group_runs(rank).map_err(|e| e.to_string())?,
-            matrices: shapes::matrices(program, rank).map_err(|e| e.to_string())?,
-            scales: program.scale_runs(rank).map_err(|e| e.to_string())?,
+            contexts: contexts::LaunchContexts::with(program, &self.shapes, rank)?,
             queues: (0..streams)
                 .map(|_| Queue::new(options.queue_depth, Arc::clone(&self.abort)))
                 .collect(),

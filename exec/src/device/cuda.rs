@@ -17,6 +17,7 @@ mod factory;
 pub mod gpu_sharing;
 mod graph;
 mod helper_kernels;
+mod host_stream;
 mod kernels;
 pub mod libraries;
 mod memory;
@@ -48,6 +49,7 @@ use cudarc::driver::sys;
 use driver::{CudaError as Error, Event, RawStream, check};
 use driver_watchdog::DriverWatchdog;
 use helper_kernels::{HelperKernels, SUMS};
+use host_stream::HostStreams;
 use kernels::KernelLauncher;
 use memory::{Arena, Pinned};
 use record::Recorder;
@@ -135,6 +137,8 @@ pub struct CudaDevice {
     collectives: Box<dyn Collectives>,
     kernels: KernelLauncher,
     helpers: HelperKernels,
+    /// Streams whose work runs on the CPU.
+    host_streams: Option<HostStreams>,
     queues: Queues,
     /// Device memory of the device's own; see [`NAN_AT`] and [`SUMS_AT`].
     scratch: sys::CUdeviceptr,
@@ -202,6 +206,9 @@ impl CudaDevice {
     fn start_pass(&mut self, pass: &Pass) -> Result<(), Error> {
         self.context.bind()?;
         self.write_hyper(&pass.hyper)?;
+        if let Some(host) = &self.host_streams {
+            host.begin(pass.hyper, pass.record);
+        }
         self.queues.staging.begin(&pass.inputs);
         self.queues.recorded.clear();
         self.queues.completed = 0;
@@ -392,7 +399,8 @@ impl Device for CudaDevice {
         let Some(recorder) = &mut self.recording.recorder else {
             return Vec::new();
         };
-        match recorder.times() {
+        let on_cpu = self.host_streams.as_ref().map(HostStreams::times);
+        match recorder.times(&on_cpu.unwrap_or_default()) {
             Ok(times) => times,
             Err(what) => {
                 self.fail(FailureKind::Kernel, None, InstrId(u32::MAX), what);

@@ -20,7 +20,8 @@ pub(crate) struct DeviceArgs {
     /// Search this folder for NVIDIA libraries first, or this pip nvidia package (repeatable)
     #[arg(long, value_name = "DIR")]
     library_path: Vec<PathBuf>,
-    /// Threads per kernel (CPU); 0: all cores, divided among the ranks
+    /// Threads per kernel on the CPU, also of the optimizer there (fsdp.offload, policy fsdp2); 0:
+    /// all cores, divided among the ranks
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(0..=1024))]
     threads: u32,
     /// First GPU to use [default: 0]

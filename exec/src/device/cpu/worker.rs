@@ -7,7 +7,7 @@ use crate::base::delay::Delays;
 use crate::base::element::{Element, match_dtype};
 use crate::base::failure::panic_message;
 use crate::base::failure::{Failure, FailureKind, Stop};
-use crate::base::operand::{LaunchContext, RawRange};
+use crate::base::operand::RawRange;
 use crate::comm::{Call, CommError};
 use crate::device::{Command, TaskTimes};
 use shardlab_plan::ir::{DType, EventId, InstrId, KernelId, StreamId};
@@ -188,16 +188,8 @@ impl Worker {
         writes: &[RawRange],
     ) -> Result<(), CommandError> {
         let shared = &self.shared;
-        let context = LaunchContext {
-            kernel: &shared.program.kernels[kernel.index()],
-            hyper: *lock(&shared.hyper),
-            shapes: match shared.matrices.get(&instr) {
-                Some(matrices) => matrices,
-                None => shared.shapes.of(instr),
-            },
-            groups: shared.groups.get(&instr).map_or(&[], Vec::as_slice),
-            scales: shared.scales.get(&instr).map_or(&[], Vec::as_slice),
-        };
+        let hyper = *lock(&shared.hyper);
+        let context = shared.contexts.of(instr, kernel, hyper);
         let running = shared.abort.running();
         // SAFETY: the interpreter's contract for ranges that it submits.
         unsafe { (self.launcher)(&context, reads, writes) }
@@ -306,7 +298,7 @@ pub(crate) fn first_nan(bytes: &[u8], dtype: DType) -> Option<usize> {
 ///
 /// # Safety
 /// The range is live memory that nothing writes meanwhile.
-unsafe fn squares(r: &RawRange) -> f64 {
+pub(crate) unsafe fn squares(r: &RawRange) -> f64 {
     if !r.dtype.is_float() {
         return 0.0;
     }

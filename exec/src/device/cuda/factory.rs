@@ -7,6 +7,7 @@ use super::device_assignment;
 use super::driver::{Event, check};
 use super::driver_watchdog::{DriverWatchdog, WatchdogActions};
 use super::helper_kernels::{HelperKernels, SUMS};
+use super::host_stream::HostStreams;
 use super::kernels::{self, KernelLauncher, Settings};
 use super::libraries::{Libraries, Library};
 use super::memory::Pinned;
@@ -21,15 +22,11 @@ use crate::device::{DeviceFactory, Failure, FailureKind, Setup};
 use crate::kernels::cuda::Agree;
 use cudarc::driver::sys;
 use shardlab_plan::ir::InstrId;
-use shardlab_plan::program::{Op, StreamKind};
+use shardlab_plan::program::Op;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
-
-/// Why a program with operators on the CPU is refused.
-const ON_CPU: &str = "`fsdp.offload` under policy fsdp2 runs the optimizer on the CPU, which exec does on CPU \
-                      devices only: use `fsdp.policy = \"native\"`, which moves state to the GPU for its updates, or `--device cpu`";
 
 /// Options of CUDA devices.
 #[derive(Clone, Debug, Default)]
@@ -76,10 +73,6 @@ impl CudaFactory {
         (opened, ready): (Ticket<'_>, Ticket<'_>),
     ) -> Result<Option<CudaDevice>, String> {
         let words = |e: super::Error| e.to_string();
-        let kinds = setup.program.streams.iter().map(|s| s.kind);
-        if kinds.into_iter().any(|kind| kind == StreamKind::Cpu) {
-            return Err(ON_CPU.to_owned());
-        }
         let context = Context::new(gpu, &self.options.library_path).map_err(|e| e.to_string())?;
         let program = &setup.program;
         let streams = program
@@ -130,6 +123,8 @@ impl CudaFactory {
             .map(|_| PushKernels::new(&context))
             .transpose()?;
         let slots = Pinned::new(&context, slots * 4).map_err(words)?;
+        let epoch = Instant::now();
+        let host_streams = HostStreams::new(program, rank, &setup.abort, epoch, options.threads)?;
         let cupti = self.uses_cupti(setup)?;
         // A rank that joins a communicator waits until all have joined.
         if !ready.arrive() {
@@ -149,7 +144,7 @@ impl CudaFactory {
             rank,
             program: Arc::clone(program),
             abort: Arc::clone(&setup.abort),
-            epoch: Instant::now(),
+            epoch,
             diagnostics: Diagnostics {
                 sync: std::env::var_os("SHARDLAB_CUDA_SYNC").is_some_and(|v| v != "0"),
                 nan_check: options.nan_check.then(|| program.unfilled_writes()),
@@ -172,6 +167,7 @@ impl CudaFactory {
             collectives,
             kernels,
             helpers,
+            host_streams,
             queues: Queues {
                 events,
                 streams,

@@ -2,6 +2,7 @@
 
 use super::activity::Activity;
 use super::driver::{CudaError, Event, RawStream};
+use super::host_stream::HostTimes;
 use crate::device::TaskTimes;
 use shardlab_plan::ir::{CommId, EventId};
 use smallvec::SmallVec;
@@ -203,9 +204,15 @@ impl Recorder {
         }
     }
 
-    /// Returns the times of the pass and ends the recording. The device is idle.
-    pub(crate) fn times(&mut self) -> Result<Vec<TaskTimes>, Trouble> {
-        let spans = self.spans()?;
+    /// Returns the times of the pass and ends the recording. The device is idle. Tasks on the CPU,
+    /// of which the GPU knows nothing, have the times `on_cpu`.
+    pub(crate) fn times(&mut self, on_cpu: &HostTimes) -> Result<Vec<TaskTimes>, Trouble> {
+        let mut spans = self.spans()?;
+        for (task, span) in self.tasks.iter().zip(&mut spans) {
+            if let Some(&found) = on_cpu.get(&task.number) {
+                *span = Some(found);
+            }
+        }
         self.put_away();
         Ok(join(&self.tasks, &spans, &self.behind))
     }

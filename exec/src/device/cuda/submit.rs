@@ -44,7 +44,7 @@ impl CudaDevice {
             if self.recording.enabled {
                 self.enqueue_recorded(stream, command, task)
             } else {
-                self.issue(stream, command)
+                self.issue(stream, command, task)
             }
         });
         let done = done.and_then(|()| {
@@ -100,7 +100,7 @@ impl CudaDevice {
             _ => None,
         };
         let Some(recorder) = &mut self.recording.recorder else {
-            return self.issue(stream, command);
+            return self.issue(stream, command, task);
         };
         match *command {
             Command::Record { event, .. } => recorder.recorded(event, index),
@@ -109,7 +109,7 @@ impl CudaDevice {
                 recorder
                     .start(task, (index, raw), comm, issued)
                     .map_err(clock)?;
-                let issued = self.issue(stream, command);
+                let issued = self.issue(stream, command, task);
                 if let Some(recorder) = &mut self.recording.recorder {
                     recorder.end(raw).map_err(clock)?;
                 }
@@ -117,7 +117,7 @@ impl CudaDevice {
             }
             _ => {}
         }
-        self.issue(stream, command)
+        self.issue(stream, command, task)
     }
 
     /// Returns the library's estimate of a collective's duration, without enqueuing anything;
@@ -134,9 +134,34 @@ impl CudaDevice {
         told.map_err(|e| self.fail(FailureKind::Kernel, Some(stream), instr, e))
     }
 
-    /// Passes a command to the driver.
-    fn issue(&mut self, stream: StreamId, command: &Command) -> Result<(), EnqueueError> {
+    /// Passes a command to the driver, or to the CPU if it is for that; `task` is the index of the
+    /// task.
+    fn issue(
+        &mut self,
+        stream: StreamId,
+        command: &Command,
+        task: u32,
+    ) -> Result<(), EnqueueError> {
         let raw = self.queues.streams[stream.index()];
+        if let Some(host) = self.host_streams.as_ref()
+            && host.takes(stream, command)
+        {
+            let slot = match *command {
+                Command::Squares { slot, .. } | Command::Read { slot, .. } => self.slot_ptr(slot),
+                _ => std::ptr::null_mut(),
+            };
+            host.enqueue(command, task, slot, raw)?;
+            if let Command::Launch {
+                instr,
+                reads,
+                ranges,
+                ..
+            } = command
+            {
+                self.check_nan(*instr, ranges[*reads as usize..].iter(), stream)?;
+            }
+            return Ok(());
+        }
         match *command {
             Command::Launch {
                 instr,
@@ -312,7 +337,16 @@ impl CudaDevice {
                 let what = "host data cannot be part of a captured scope".to_owned();
                 Err(EnqueueError::Rejected(FailureKind::Program, what))
             }
-            _ => self.issue(stream, command),
+            _ if self
+                .host_streams
+                .as_ref()
+                .is_some_and(|h| h.takes(stream, command)) =>
+            {
+                let what = "work of the CPU cannot be part of a captured scope".to_owned();
+                Err(EnqueueError::Rejected(FailureKind::Program, what))
+            }
+            // Tasks on the GPU do not need their index.
+            _ => self.issue(stream, command, 0),
         }
     }
 

@@ -17,7 +17,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUfunction};
 use shardlab_plan::ir::{
     Access, BodyOp, COMPUTE, Holds, InstrId, Kernel, OpKind, Shape, ShardOp, StreamId,
 };
-use shardlab_plan::program::{Op, Program, SectionKind, workspace};
+use shardlab_plan::program::{Op, Program, SectionKind, StreamKind, workspace};
 use std::collections::BTreeMap;
 
 /// Functions over lists of ranges: for short lists and for long ones.
@@ -85,6 +85,9 @@ pub(super) fn everything(k: &mut Kernels) -> Result<(), Error> {
         let Some((variant, stream)) = variant::of_launch(&program, &instr.op) else {
             continue;
         };
+        if program.streams[stream.index()].kind == StreamKind::Cpu {
+            continue;
+        }
         let kernel = &program.kernels[variant.kernel.index()];
         let named = |t: ErrorKind| Error::new(kernel.name.clone(), t);
         let id = InstrId(i as u32);
