@@ -12,6 +12,8 @@ FIXED = "precision.deterministic=true"
 NCCL_PUSHES = [] if CPU else ["--no-peer-memory"]
 # Rows that tensor copies can read: the gates of experts become part of their matmuls, on Hopper only.
 FUSED_GATES = ["compile.mode=blocks", "compile.gemm_epilogue_fusion=true", "model.expert_ffn=48"]
+# An inner dimension from which on the gate's gradients are fused, too.
+DEEP = ["model.hidden=4096", "model.head_dim=16"]
 
 
 def golden_scenario(folder, theirs):
@@ -232,7 +234,7 @@ def moe():
 
         def job():
             # Only matmuls of experts are fused: others would be by cuBLAS if they are not.
-            sets = [*fit(every), *bf16, *FUSED_GATES, "train.steps=20", f"mesh.ep={ep}", "model.dense_layers=0", "model.shared_expert_ffn=0", *more]
+            sets = [*fit(every), *bf16, *FUSED_GATES, *DEEP, "train.steps=20", f"mesh.ep={ep}", "model.dense_layers=0", "model.shared_expert_ffn=0", *more]
             runs = [train(name, sets=[*sets, *apart], timeout=60) for apart in ([], ["compile.gemm_epilogue_fusion=false"])]
             if any(run[0] for run in runs):
                 return row("moe", title, False, last_line(next(run[2] for run in runs if run[0])))

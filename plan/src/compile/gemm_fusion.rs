@@ -26,6 +26,11 @@ const NEAR: usize = 16;
 /// Maximum number of values in memory that elementwise code may name, in addition to the factors of
 /// the GEMMs.
 const MAX_OPERANDS: usize = 16;
+/// Minimum inner dimension of a matmul of experts that takes in the gradient of a gate. The epilogue
+/// reads both factors, and a short main loop does not hide it: with 64 experts of 768 columns, on an
+/// H200, it made the kernel 26 us slower than both apart with an inner dimension of 2,048, 5 us
+/// slower with 3,072, and 13 us faster with 4,096 (`benchmarks/experts.md`).
+const DEEP: u64 = 4096;
 /// Maximum number of experts: the kernel notes the first tile of each in shared memory.
 const MAX_EXPERTS: u64 = 512;
 
@@ -169,14 +174,15 @@ fn continues(g: &Graph, step: &Step, gemm: &Gemm<'_>) -> bool {
         Some(&i) if gemm.grouped => g.value(g.ops[i as usize].outputs[0]).cols(),
         _ => result.cols(),
     };
-    if columns != result.cols() && !is_half(columns, result.cols()) {
+    let whole = columns == result.cols();
+    if !whole && !is_half(columns, result.cols()) || whole && gemm.grouped && gemm.a.cols() < DEEP {
         return false;
     }
     let read = |op: &Op, n: usize| {
         let v = g.value(op.inputs[n]);
         let scales = kind(op) == Some(OpKind::ScaleRows) && n == 1;
         match v.root == result.root {
-            true if columns == result.cols() => dense(v, columns),
+            true if whole => dense(v, columns),
             true => is_part(v, result, columns) && v.offset.is_multiple_of(columns),
             false if !gemm.grouped => dense(v, columns),
             false => {
@@ -187,7 +193,7 @@ fn continues(g: &Graph, step: &Step, gemm: &Gemm<'_>) -> bool {
         }
     };
     // A tile that has all columns of what is written adds up its part of a dot product per row.
-    let dots = gemm.grouped && columns == result.cols();
+    let dots = gemm.grouped && whole;
     let plain = |op: &Op| {
         let made = op.outputs.iter().map(|&v| g.value(v));
         let fits = match is_dot(op) {

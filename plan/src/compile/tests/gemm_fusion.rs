@@ -21,6 +21,13 @@ fn aligned_experts() -> Scenario {
     s
 }
 
+/// Returns experts with an inner dimension that pays for the gate's gradients in a matmul.
+fn deep_experts() -> Scenario {
+    let mut s = aligned_experts();
+    s.model.hidden = 4096;
+    s
+}
+
 fn fused(base: &Scenario) -> Scenario {
     let mut s = base.clone();
     s.compile.fused_products = true;
@@ -49,6 +56,7 @@ fn they_change_no_gradient() {
                 for epilogues in [false, true] {
                     let mut base = match family {
                         Family::Llama => aligned(),
+                        Family::Moe if recompute == Recompute::None => deep_experts(),
                         Family::Moe => aligned_experts(),
                         _ => tiny(family),
                     };
@@ -190,7 +198,7 @@ fn of_experts<'t>(t: &'t Tape, ops: &'t [TapeOp]) -> Vec<(&'t Kernel, &'t [Opera
 /// the gate. Validation has no use for these factors in memory.
 #[test]
 fn the_gate_of_experts_is_fused_into_their_matmul() {
-    let base = aligned_experts();
+    let base = deep_experts();
     let (apart, t) = (build(&base), build(&fused(&base)));
     assert!(of_experts(&apart, &apart.forward).is_empty());
     let layers = base.model.layers as usize;
@@ -224,6 +232,14 @@ fn the_gate_of_experts_is_fused_into_their_matmul() {
         assert_eq!(launches(&apart, before) - launches(&t, after), layers);
         assert_eq!(flops(&t, after), flops(&apart, before));
     }
+}
+
+/// With a short inner dimension, the gate's gradients are a kernel of their own.
+#[test]
+fn gradients_of_a_gate_stay_apart_from_shallow_matmuls() {
+    let t = build(&fused(&aligned_experts()));
+    assert!(!of_experts(&t, &t.forward).is_empty());
+    assert!(of_experts(&t, &t.backward).is_empty());
 }
 
 /// What is fused into the matmul computes the rows that some expert has, as many as on ranks that

@@ -621,7 +621,7 @@ fn grouped_with_fused_epilogue(nvrtc: Option<&Compiler>) {
             3,
         ),
     ] {
-        let base = ["model.layers=1", "fsdp.policy=native"];
+        let base = ["model.layers=1", "model.hidden=4096", "fsdp.policy=native"];
         let more = ["compile.mode=blocks", "compile.gemm_epilogue_fusion=true"];
         let set = base.iter().chain(&more).chain(set);
         let set: Vec<String> = set.map(|s| (*s).to_owned()).collect();
