@@ -26,10 +26,10 @@ const NEAR: usize = 16;
 /// Maximum number of values in memory that elementwise code may name, in addition to the factors of
 /// the GEMMs.
 const MAX_OPERANDS: usize = 16;
-/// Minimum inner dimension of a matmul of experts that takes in the gradient of a gate. The epilogue
-/// reads both factors, and a short main loop does not hide it: with 64 experts of 768 columns, on an
-/// H200, it made the kernel 26 us slower than both apart with an inner dimension of 2,048, 5 us
-/// slower with 3,072, and 13 us faster with 4,096 (`benchmarks/experts.md`).
+/// Minimum inner dimension of a matmul of experts that takes in the gradient of a gate. The
+/// epilogue reads both factors, and a short main loop does not hide it: with 64 experts of 768
+/// columns, on an H200, it made the kernel 26 us slower than both apart with an inner dimension of
+/// 2,048, 5 us slower with 3,072, and 13 us faster with 4,096 (`benchmarks/experts.md`).
 const DEEP: u64 = 4096;
 /// Maximum number of experts: the kernel notes the first tile of each in shared memory.
 const MAX_EXPERTS: u64 = 512;
