@@ -62,12 +62,16 @@ const CAPTURED: &[&str] = &["compile.cuda_graph=[\"block\"]"];
 const CAPTURED_WHOLE: &[&str] = &["compile.cuda_graph=full_iteration"];
 
 /// Other options that do not change the result.
-const EXTRAS: [&[&str]; 7] = [
+const EXTRAS: [&[&str]; 8] = [
     &[],
     CAPTURED,
     &["train.recompute=full"],
     &["train.recompute=selective"],
     &["train.loss=chunked"],
+    &[
+        "train.loss=checkpointed_chunks",
+        "train.loss_chunk_tokens=7",
+    ],
     &["train.clip_norm=1e9"],
     &["fsdp.units=root", "train.grad_norm=false"],
 ];

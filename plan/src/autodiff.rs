@@ -15,13 +15,19 @@ use recompute::Recomputed;
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// A part of the backward op list that runs a module's forward again.
+/// A part of the backward op list that runs a part of the forward again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
     /// Module.
     pub module: ModuleId,
-    /// Ops.
+    /// Forward ops.
+    pub forward: Range<u32>,
+    /// Backward ops that repeat them.
     pub ops: Range<u32>,
+    /// Whether these run before the hooks of the module's backward ([`Train::use_reentrant`]).
+    ///
+    /// [`Train::use_reentrant`]: crate::config::Train::use_reentrant
+    pub reentrant: bool,
 }
 
 /// A complete gradient.
@@ -47,10 +53,6 @@ pub struct Backward {
     pub one: Option<ValueId>,
     /// Recomputed forwards, in order.
     pub sections: Vec<Section>,
-    /// Whether these run before the hooks of a block's backward ([`Train::use_reentrant`]).
-    ///
-    /// [`Train::use_reentrant`]: crate::config::Train::use_reentrant
-    pub reentrant: bool,
 }
 
 /// How the gradients of a parameter with several uses (tied weights) are added.
@@ -103,7 +105,6 @@ pub(crate) fn differentiate(
         uses,
         out: Backward {
             first,
-            reentrant: recompute.reentrant,
             ..Backward::default()
         },
         recompute: state,
@@ -183,7 +184,7 @@ impl Engine<'_> {
         }
         self.g().module = Some(op.module);
         let given: SmallVec<[ValueId; 4]> = grads.iter().flatten().map(|p| p.value).collect();
-        self.enter_section(at, op.module, &given);
+        self.enter_section(at, &given);
         let (mark_ops, mark_buffers) = (self.m.graph.ops.len(), self.m.graph.buffers.len() as u32);
         self.g().nodes += 1;
         self.m.graph.node = Some(self.m.graph.nodes);

@@ -9,6 +9,7 @@ use crate::ir::{
     AxisId, Const, ConstId, DType, ModelCollective, ModuleId, OpKind, ParamId, Shape, strides,
 };
 use smallvec::SmallVec;
+use std::ops::Range;
 
 /// Index into [`Graph::values`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -202,6 +203,8 @@ pub struct Graph {
     /// `(op, buffer)`: a local variable of the model's code, or the cache of selective recompute,
     /// holds the buffer until this op has been issued.
     pub holds: Vec<(u32, u32)>,
+    /// Forward ops that the model's own code checkpoints, in order.
+    pub checkpoints: Vec<Range<usize>>,
     /// Module of new ops.
     pub(crate) module: Option<ModuleId>,
     /// Node of new ops; `None` makes each op a node.

@@ -10,6 +10,7 @@ mod activation;
 pub(crate) mod build;
 mod chunked;
 mod cnn;
+mod cross_entropy;
 pub(crate) mod declare;
 mod decoder;
 mod defaults;

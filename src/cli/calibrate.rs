@@ -3,6 +3,7 @@
 #[cfg(feature = "cuda")]
 mod clock;
 mod fit;
+mod host;
 mod trace;
 
 use super::output::{Failure, Out, Status, writable, write_file};
@@ -45,6 +46,10 @@ pub(super) struct Args {
     /// --base-profile [default: the shipped profile of their device]
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["scenarios", "library_path"])]
     from_trace: Vec<PathBuf>,
+    /// Measure nothing, but make the host of --base-profile so slow that a step of --scenario takes
+    /// MS milliseconds [default: the profile of the scenario]
+    #[arg(long, value_name = "MS", requires = "scenarios", conflicts_with_all = ["from_trace", "library_path"])]
+    step_ms: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -222,6 +227,18 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         scenario.check().map_err(Failure::bad_input)?;
     }
     let stem = args.out.as_ref().and_then(|p| p.file_stem()?.to_str());
+    if let Some(step_ms) = args.step_ms {
+        let [job] = &user_scenarios[..] else {
+            return Err(Failure::bad_input("--step-ms: name one --scenario"));
+        };
+        if !(step_ms > 0.0 && step_ms.is_finite()) {
+            return Err(Failure::bad_input(format_args!(
+                "--step-ms: {step_ms} is not a time in milliseconds"
+            )));
+        }
+        let text = host::profile(job, step_ms, args.base_profile.as_deref(), stem)?;
+        return finish(args, &text, out);
+    }
     let onto = args
         .base_profile
         .as_deref()

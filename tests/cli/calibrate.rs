@@ -247,3 +247,41 @@ fn a_profile_is_made_from_traces() {
     let error = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
     assert!(error.contains("a profile describes one device"), "{error}");
 }
+
+/// The profile predicts the step that it was made of. Steps that say nothing about the host are
+/// refused.
+#[test]
+fn a_measured_step_tells_how_slow_the_host_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("mine.toml");
+    let path = path.to_str().unwrap();
+    let job = [
+        "--scenario",
+        "transformers-1b",
+        "--set",
+        "train.seq_len=512",
+    ];
+    let made = |more: &[&str]| shardlab(&[&["calibrate"][..], &job, more].concat()).assert();
+    made(&["--step-ms", "200", "--out", path]).success();
+    let hardware = format!("mesh.hardware={path}");
+    let of =
+        |set: &[&str]| json(&[&["sim", "transformers-1b", "--json"][..], set].concat()).remove(0);
+    let own = of(&["--set", "train.seq_len=512", "--set", &hardware]);
+    let step = own["step_ms"]["median"].as_f64().unwrap();
+    assert!((step / 200.0 - 1.0).abs() < 2e-3, "{step}");
+    let profile = std::fs::read_to_string(path).unwrap();
+    assert!(
+        profile.contains("200 ms per step, relative to h100-80"),
+        "{profile}"
+    );
+    for (step, why) in [
+        ("5", "the device alone"),
+        ("90000", "20 times as slow"),
+        ("nan", "not a time"),
+    ] {
+        let output = made(&["--step-ms", step]).code(2);
+        let error = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+        assert!(error.contains(why), "{step}: {error}");
+    }
+    made(&["--scenario", "llama-tiny", "--step-ms", "200"]).code(2);
+}

@@ -51,6 +51,12 @@ const TRANSFORMERS_H200: &str = concat!(
     "/tests/data/transformers_h200.csv"
 );
 
+/// Steps on two other H200, with the profile that `calibrate --step-ms` made of the first one.
+const TRANSFORMERS_HOST: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/data/transformers_host.csv"
+);
+
 /// Steps of Megatron-FSDP's experimental engine on four H200 and two H100.
 const MEGATRON_V2: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/megatron_v2.csv");
 
@@ -97,6 +103,21 @@ fn error(totals: &Value, metric: &str, field: &str) -> f64 {
     let of = totals["errors"].as_array().unwrap().iter();
     let found = of.clone().find(|e| e["metric"] == metric);
     found.unwrap()[field].as_f64().unwrap()
+}
+
+/// One measured step shows how slow a host is: with the shipped profile, these steps are predicted
+/// 35 to 53 % too fast.
+#[test]
+fn a_host_known_from_one_step_predicts_other_jobs() {
+    let mut lines = json(&["validate", TRANSFORMERS_HOST, "--json"]);
+    let totals = lines.pop().unwrap();
+    assert_eq!(lines.len(), 8);
+    assert!(
+        error(&totals, "step_ms", "mean_abs_percent") < 10.0,
+        "{totals}"
+    );
+    let worst = |row: &Value| row["step_ms"]["error_percent"].as_f64().unwrap().abs();
+    assert!(lines.iter().map(worst).all(|e| e < 20.0), "{lines:?}");
 }
 
 /// Steps of PyTorch FSDP2 and Megatron-FSDP are within 6 % each, 2.2 % on average. Those of the

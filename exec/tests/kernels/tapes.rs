@@ -405,6 +405,11 @@ const VARIANTS: [&[&str]; 12] = [
     &["train.recompute=\"full\"", "compile.mode=\"full\""],
     &["train.loss=\"chunked\""],
     &["train.loss=\"chunked\"", "compile.mode=\"regions\""],
+    &["train.loss=\"checkpointed_chunks\""],
+    &[
+        "train.loss=\"checkpointed_chunks\"",
+        "compile.mode=\"full\"",
+    ],
 ];
 
 fn variants() -> impl Iterator<Item = (String, Scenario)> {
@@ -414,7 +419,8 @@ fn variants() -> impl Iterator<Item = (String, Scenario)> {
             // Chunked losses need logits, selective recompute attention.
             let blocks = tokens || name == "encoder";
             let has = |o| v.contains(&o);
-            if !tokens && has("train.loss=\"chunked\"")
+            if !tokens
+                && (has("train.loss=\"chunked\"") || has("train.loss=\"checkpointed_chunks\""))
                 || !blocks && has("train.recompute=\"selective\"")
             {
                 return None;

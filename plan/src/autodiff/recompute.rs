@@ -106,24 +106,30 @@ impl Recomputed {
     }
 }
 
+/// Consecutive forward ops that backward runs again together.
+struct Region {
+    /// Block that they are, or module that the code which checkpoints them is part of.
+    module: ModuleId,
+    ops: Range<usize>,
+    /// Whether their backward is a backward of its own, which keeps their inputs, results and the
+    /// results' gradients to its end.
+    reentrant: bool,
+}
+
 /// Ops that are recomputed, and the values that replace others.
+#[derive(Default)]
 pub(super) struct State {
-    mode: Recompute,
-    /// Block of each module, if its forward runs again.
-    block_of: Vec<Option<ModuleId>>,
+    regions: Vec<Region>,
+    /// Region of each forward op; empty if there are none.
+    region_of: Vec<Option<u32>>,
     /// Whether the results of each forward op are kept.
     kept: Vec<bool>,
     /// Whether eager code keeps them although backward does not need them.
     caches_unneeded: bool,
-    /// Whether backward of a block is a backward of its own, which keeps the block's inputs,
-    /// results and their gradients to its end.
-    reentrant: bool,
-    /// Forward ops of each block, by module.
-    ops_of: Vec<Range<usize>>,
     /// Recomputed values by forward value.
     stands_for: Vec<Option<ValueId>>,
-    current: Option<ModuleId>,
-    /// Buffers that the current block's reentrant backward keeps to its end.
+    current: Option<u32>,
+    /// Buffers that the current region's reentrant backward keeps to its end.
     held: Vec<u32>,
 }
 
@@ -135,46 +141,56 @@ const fn reruns(mode: Recompute) -> bool {
 
 impl State {
     pub(super) fn new(m: &ModelGraph, what: &Recomputed) -> Self {
-        let mode = what.mode;
-        if !reruns(mode) {
-            return Self {
-                mode,
-                block_of: vec![],
-                kept: vec![],
-                caches_unneeded: false,
+        let g = &m.graph;
+        let mut out = Self {
+            region_of: vec![None; g.ops.len()],
+            ..Self::default()
+        };
+        if reruns(what.mode) {
+            out.add_blocks(m, what);
+        }
+        for ops in &g.checkpoints {
+            let module = g.ops[ops.start].module;
+            out.region_of[ops.clone()].fill(Some(out.regions.len() as u32));
+            out.regions.push(Region {
+                module,
+                ops: ops.clone(),
                 reentrant: false,
-                ops_of: vec![],
-                stands_for: vec![],
-                current: None,
-                held: vec![],
-            };
+            });
         }
-        let modules = m.modules();
-        let pairs = what.block_of.iter().zip(&what.chosen);
-        let block_of: Vec<Option<ModuleId>> = pairs
-            .map(|(block, chosen)| block.filter(|_| *chosen))
-            .collect();
-        let mut ops_of = vec![0..0; modules.len()];
+        if out.regions.is_empty() {
+            return Self::default();
+        }
+        out.kept = what.kept(&g.ops);
+        for ops in &g.checkpoints {
+            out.kept[ops.clone()].fill(false);
+        }
+        out.caches_unneeded = what.caches_unneeded;
+        out.stands_for = vec![None; g.values.len()];
+        out
+    }
+
+    /// Makes each block that the mode applies to a region.
+    fn add_blocks(&mut self, m: &ModelGraph, what: &Recomputed) {
+        let mut region_of: Vec<Option<u32>> = vec![None; m.modules().len()];
         for (i, op) in m.graph.ops.iter().enumerate() {
-            if let Some(block) = block_of[op.module.index()] {
-                let range = &mut ops_of[block.index()];
-                *range = if range.end == 0 {
-                    i..i + 1
-                } else {
-                    range.start..i + 1
-                };
+            let Some(block) = what.block_of[op.module.index()] else {
+                continue;
+            };
+            if !what.applies(op.module) {
+                continue;
             }
-        }
-        Self {
-            mode,
-            block_of,
-            kept: what.kept(&m.graph.ops),
-            caches_unneeded: what.caches_unneeded,
-            reentrant: what.reentrant,
-            ops_of,
-            stands_for: vec![None; m.graph.values.len()],
-            current: None,
-            held: vec![],
+            let known = region_of[block.index()];
+            let region = *region_of[block.index()].get_or_insert(self.regions.len() as u32);
+            if known.is_none() {
+                self.regions.push(Region {
+                    module: block,
+                    ops: i..i,
+                    reentrant: what.reentrant,
+                });
+            }
+            self.regions[region as usize].ops.end = i + 1;
+            self.region_of[i] = Some(region);
         }
     }
 
@@ -199,33 +215,37 @@ impl State {
 }
 
 impl Engine<'_> {
-    /// Recomputes the block that `module` belongs to, unless that is done or not asked for.
-    /// `gradients` are those of the results of op `at`, with which the block's backward starts.
-    pub(super) fn enter_section(&mut self, at: usize, module: ModuleId, gradients: &[ValueId]) {
-        if !reruns(self.recompute.mode) {
-            return;
-        }
-        let block = self.recompute.block_of[module.index()];
-        if block == self.recompute.current {
+    /// Recomputes the region of op `at`, unless that is done or the op has none. `gradients` are
+    /// those of the op's results, with which the region's backward starts.
+    pub(super) fn enter_section(&mut self, at: usize, gradients: &[ValueId]) {
+        let region = self.recompute.region_of.get(at).copied().flatten();
+        if region == self.recompute.current {
             return;
         }
         self.leave_section();
-        self.recompute.current = block;
-        let Some(block) = block else { return };
-        let start = self.m.graph.ops.len() as u32;
-        let range = self.recompute.ops_of[block.index()].clone();
-        debug_assert!(range.contains(&at));
-        for i in range.clone() {
+        self.recompute.current = region;
+        let Some(region) = region else { return };
+        let Region {
+            module,
+            ref ops,
+            reentrant,
+        } = self.recompute.regions[region as usize];
+        let (ops, start) = (ops.clone(), self.m.graph.ops.len() as u32);
+        let forward = ops.start as u32..ops.end as u32;
+        let current = self.m.graph.module;
+        for i in ops.clone() {
             self.recompute_op(i);
         }
-        if self.recompute.reentrant {
-            self.recompute.held = self.reentrant_locals(range, at, gradients);
+        if reentrant {
+            self.recompute.held = self.reentrant_locals(ops, at, gradients);
         }
-        self.g().module = Some(module);
+        self.g().module = current;
         let end = self.m.graph.ops.len() as u32;
         self.out.sections.push(Section {
-            module: block,
+            module,
+            forward,
             ops: start..end,
+            reentrant,
         });
     }
 
@@ -319,7 +339,7 @@ impl Engine<'_> {
     /// available, unless it is reentrant.
     pub(super) fn finish_sections(&mut self) {
         self.leave_section();
-        if self.out.sections.is_empty() || self.recompute.reentrant {
+        if self.out.sections.is_empty() {
             return;
         }
         let g = &mut self.m.graph;
@@ -329,7 +349,9 @@ impl Engine<'_> {
             while sections.peek().is_some_and(|s| (i as u32) < s.ops.start) {
                 sections.next();
             }
-            let inside = sections.peek().is_some_and(|s| s.ops.contains(&(i as u32)));
+            let inside = sections
+                .peek()
+                .is_some_and(|s| !s.reentrant && s.ops.contains(&(i as u32)));
             let op = &mut g.ops[i];
             if inside && !op.outputs.iter().any(|v| used[v.index()]) {
                 op.act = Act::View(View::Pass);
@@ -351,12 +373,12 @@ impl Engine<'_> {
     /// takes them out of the cache.
     fn hold_cached(&mut self) {
         let g = &mut self.m.graph;
-        for section in &self.out.sections {
+        for section in self.out.sections.iter().filter(|s| !s.reentrant) {
             let mut rest = (section.ops.start as usize)..g.ops.len();
             let Some(first) = rest.find(|&i| !g.ops[i].is_view()) else {
                 continue;
             };
-            for i in self.recompute.ops_of[section.module.index()].clone() {
+            for i in section.forward.clone().map(|i| i as usize) {
                 if !self.recompute.kept[i] {
                     continue;
                 }

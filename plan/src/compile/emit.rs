@@ -4,7 +4,7 @@ use super::kernel::{Launch, Table, Touch, touch};
 use super::liveness::{Liveness, NONE};
 use super::schedule::{Plan, Step};
 use super::tape::{Tape, TapeOp};
-use crate::autodiff::Backward;
+use crate::autodiff::{Backward, Section};
 use crate::graph::{Act, Graph, Op, Root, View};
 use crate::ir::{
     HostWorkKind, ModelCollective, ModuleId, ModuleKind, Operand, ParamId, Source, Storage,
@@ -39,7 +39,6 @@ pub(super) fn emit(
         kind: HostWorkKind::Dispatch,
         counts_modules,
         forward: true,
-        reentrant: b.reentrant,
     };
     let training: Vec<&Step> = plan.forward.iter().chain(&plan.backward).collect();
     let split = plan.forward.len();
@@ -51,14 +50,13 @@ pub(super) fn emit(
         .collect();
     let lives = Liveness::new(&m.graph, &m.tree, &training, split, &kept);
     let ready = ready(b, plan, &lives, split as u32);
-    let sections = b.sections.iter().map(|s| s.module).collect();
     let mut phase = Phase {
         steps: &training[..split],
         base: 0,
         split: split as u32,
         lives: &lives,
         ready: &[],
-        sections,
+        sections: &b.sections,
         host: HostWorkKind::Dispatch,
     };
     e.tape.forward = e.phase(&phase, plan);
@@ -99,8 +97,8 @@ struct Phase<'a> {
     lives: &'a Liveness,
     /// `(step, parameter)` sorted.
     ready: &'a [(u32, ParamId)],
-    /// Recomputed modules.
-    sections: Vec<ModuleId>,
+    /// Recomputed parts of forward.
+    sections: &'a [Section],
     host: HostWorkKind,
 }
 
@@ -167,8 +165,6 @@ struct Emitter<'m> {
     counts_modules: bool,
     /// Whether a forward pass is written.
     forward: bool,
-    /// Whether backward enters a block after the block has been recomputed.
-    reentrant: bool,
 }
 
 impl Emitter<'_> {
@@ -184,14 +180,14 @@ impl Emitter<'_> {
             let s = phase.base + i as u32;
             match step.section {
                 Some(section) => {
-                    let block = phase.sections[section as usize];
-                    let module = &self.m.modules()[block.index()];
-                    let around = match self.reentrant {
+                    let section = &phase.sections[section as usize];
+                    let module = &self.m.modules()[section.module.index()];
+                    let around = match section.reentrant {
                         true => module.parent,
-                        false => Some(block),
+                        false => Some(section.module),
                     };
                     self.enter(around, &mut out);
-                    self.enter_again(block, step.module, &mut out);
+                    self.enter_again(section.module, step.module, &mut out);
                 }
                 None => {
                     self.leave_again(0, &mut out);

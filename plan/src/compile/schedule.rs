@@ -3,7 +3,7 @@
 use super::used_rows::{Sorted, Used};
 use super::{Sharding, alike, epilogue, float8, fuse, gemm_fusion, inplace, merge, partition};
 use crate::autodiff::{Backward, recompute::Recomputed};
-use crate::config::{Compile, CompileMode, Scenario};
+use crate::config::{Compile, CompileMode, Implementation, Scenario};
 use crate::graph::{Act, Graph, Op, ValueId, View};
 use crate::ir::{Module, ModuleId, ModuleKind};
 use crate::models::ModelGraph;
@@ -32,6 +32,8 @@ pub(super) struct Options<'s> {
     compile: &'s Compile,
     /// Kernels between the matmuls of experts compute used rows only.
     used_rows: bool,
+    /// Backward makes norms again that it only copies (see [`partition::recompute_cheap`]).
+    norms_again: bool,
 }
 
 impl<'s> Options<'s> {
@@ -40,6 +42,7 @@ impl<'s> Options<'s> {
         Self {
             compile: &s.compile,
             used_rows: moe.is_some_and(|moe| moe.stops_at_used_rows),
+            norms_again: s.implementation() != Implementation::Native,
         }
     }
 }
@@ -116,7 +119,11 @@ pub(super) fn plan(
     m: &mut ModelGraph,
     b: &mut Backward,
     recompute: &Recomputed,
-    Options { compile, used_rows }: Options<'_>,
+    Options {
+        compile,
+        used_rows,
+        norms_again,
+    }: Options<'_>,
     recipe: &dyn Recipe,
     sharding: Sharding<'_>,
 ) -> Plan {
@@ -145,7 +152,7 @@ pub(super) fn plan(
         }
         let units = nearest_units(m.modules(), sharding.is_unit);
         let units = (mode != CompileMode::Full).then_some(&units[..]);
-        partition::recompute_cheap(&mut m.graph, &mut o, recompute, units);
+        partition::recompute_cheap(&mut m.graph, &mut o, recompute, units, norms_again);
     }
     let eval = needed_for_loss(m, &o.forward);
     let fusion = Fusion::new(m, compile, sharding.is_unit);

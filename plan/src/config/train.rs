@@ -65,13 +65,25 @@ impl RecomputeLayers {
 pub enum Loss {
     /// All logits at once, as float32.
     Materialized,
-    /// Chunk by chunk over rows, head included; no full logits tensor.
+    /// Chunk by chunk over rows, head included, with their gradients; no full logits tensor.
     Chunked,
+    /// Chunk by chunk over rows, head included; backward computes each chunk again
+    /// (`torch.utils.checkpoint`).
+    CheckpointedChunks,
+}
+
+impl Loss {
+    /// Returns whether head and loss work on chunks of rows.
+    #[must_use]
+    pub const fn is_chunked(self) -> bool {
+        !matches!(self, Self::Materialized)
+    }
 }
 
 words!(Loss {
     Materialized = "materialized",
     Chunked = "chunked",
+    CheckpointedChunks = "checkpointed_chunks",
 });
 
 /// Library of the fused attention kernels, by the names of `torch.nn.attention.SDPBackend`.

@@ -675,6 +675,29 @@ fn further_options_check() {
         &["train.loss=chunked"],
         &["train.loss=chunked", "model.tie_embeddings=true"],
         &[
+            "train.loss=checkpointed_chunks",
+            "model.tie_embeddings=true",
+            "train.loss_chunk_tokens=7",
+        ],
+        &[
+            "train.loss=checkpointed_chunks",
+            "train.loss_chunk_tokens=7",
+            "fsdp.policy=fsdp2",
+            "train.recompute=full",
+            "train.use_reentrant=true",
+        ],
+        &[
+            "train.loss=checkpointed_chunks",
+            "train.loss_chunk_tokens=7",
+            "compile.mode=full",
+            "train.recompute=selective",
+        ],
+        &[
+            "train.loss=checkpointed_chunks",
+            "fsdp.policy=megatron",
+            "train.grad_accum=2",
+        ],
+        &[
             "train.loss=chunked",
             "compile.mode=regions",
             "train.grad_accum=2",

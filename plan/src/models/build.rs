@@ -93,6 +93,15 @@ impl<'s> Builder<'s> {
         out
     }
 
+    /// Runs `f`, whose ops backward runs again: `torch.utils.checkpoint`.
+    pub(super) fn checkpoint<T>(&mut self, f: impl FnOnce(&mut Self) -> T) -> T {
+        let start = self.g.ops.len();
+        let out = f(self);
+        let ops = start..self.g.ops.len();
+        self.g.checkpoints.push(ops);
+        out
+    }
+
     /// Adds an input or table with contiguous elements.
     pub(crate) fn constant(
         &mut self,

@@ -1,11 +1,13 @@
-//! Chunked cross entropy: head and loss together, one chunk of rows at a time (as Liger's fused
-//! linear cross entropy).
+//! Chunked cross entropy: head and loss together, one chunk of rows at a time.
 //!
-//! Each chunk's logits are turned into their gradient in place, from which the gradients of the
-//! hidden states and of the head's weight follow at once. The loss is where backward starts, so the
-//! factor that it starts from is known here, and backward uses both gradients as they are.
+//! In [`head_and_loss`], as in Liger's fused linear cross entropy, each chunk's logits are turned
+//! into their gradient in place, from which the gradients of the hidden states and of the head's
+//! weight follow at once. The loss is where backward starts, so the factor that it starts from is
+//! known here, and backward uses both gradients as they are. [`checkpointed`] leaves gradients to
+//! autograd, and backward computes each chunk's logits again.
 
 use super::build::{self, Builder};
+use super::cross_entropy;
 use super::declare::Layer;
 use crate::graph::ValueId;
 use crate::ir::{OpKind, Real, op};
@@ -30,10 +32,7 @@ pub(super) fn head_and_loss(b: &mut Builder<'_>, head: Layer, hidden: ValueId, l
         let dx = b.g.empty(&[rows, d], dtype);
         let mut dw = None;
         // Every chunk but the first reads and writes the gradient of the head's weight once more.
-        let chunk = b.s.train.loss_chunk_rows.clamp(1, rows);
-        let mut start = 0;
-        while start < rows {
-            let len = chunk.min(rows - start);
+        for (start, len) in chunks(b, rows) {
             let xc = b.g.slice(x, 0, start, len);
             let yc = b.g.slice(labels, 0, start, len);
             let gemm = |ta, tb, accumulate| {
@@ -62,10 +61,51 @@ pub(super) fn head_and_loss(b: &mut Builder<'_>, head: Layer, hidden: ValueId, l
                     }
                 });
             }
-            start += len;
         }
         let dw = dw.unwrap_or(w);
         b.g.precomputed(loss, [flat, weight], [dx, dw])
     });
     b.set_loss(loss);
+}
+
+/// Adds output projection, `change` of its logits, and cross entropy of hidden states `[batch, seq,
+/// hidden]`, with a checkpoint of each chunk:
+/// `sum(checkpoint(cross_entropy_of_chunk, h, y) for h, y in ..)`.
+pub(super) fn checkpointed(
+    b: &mut Builder<'_>,
+    head: Layer,
+    hidden: ValueId,
+    labels: ValueId,
+    change: impl Fn(&mut Builder<'_>, ValueId) -> ValueId,
+) {
+    let total = b.within(head.module(), |b| {
+        let (rows, d) = (b.g.value(hidden).rows(), b.g.value(hidden).cols());
+        let flat = b.g.reshape(hidden, &[rows, d]);
+        let labels = b.g.reshape(labels, &[rows]);
+        let mut total = None;
+        for (start, len) in chunks(b, rows) {
+            let x = b.g.slice(flat, 0, start, len);
+            let y = b.g.slice(labels, 0, start, len);
+            let part = b.checkpoint(|b| {
+                let logits = b.linear(head, x);
+                let logits = change(b, logits);
+                let float = cross_entropy::float_rows(b, logits);
+                let mean = cross_entropy::of_rows(b, float, y);
+                b.scale(mean, len as f64 / rows as f64)
+            });
+            total = Some(match total {
+                None => part,
+                Some(sum) => b.g.binary(OpKind::Add, sum, part),
+            });
+        }
+        total.expect("a micro-batch has rows")
+    });
+    b.set_loss(total);
+}
+
+/// Returns start and length of each chunk of rows.
+fn chunks(b: &Builder<'_>, rows: u64) -> impl Iterator<Item = (u64, u64)> + use<> {
+    let chunk = b.s.train.loss_chunk_rows.clamp(1, rows);
+    let starts = (0..rows).step_by(chunk as usize);
+    starts.map(move |start| (start, chunk.min(rows - start)))
 }

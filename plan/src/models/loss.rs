@@ -2,6 +2,7 @@
 
 use super::build::Builder;
 use super::chunked;
+use super::cross_entropy;
 use super::declare::{Layer, ROOT};
 use super::implementation;
 use crate::config::Loss;
@@ -45,14 +46,7 @@ pub(super) fn head_and_loss(
             let logits = b.linear(head, hidden);
             let logits = b.within(ROOT, |b| {
                 let logits = scaled(b, logits);
-                match change.softcap {
-                    Some(cap) if b.is_transformers() => implementation::softcap(b, logits, cap),
-                    Some(cap) => {
-                        let kind = OpKind::Softcap(op::Softcap { cap: Real(cap) });
-                        b.g.unary(kind, logits)
-                    }
-                    None => logits,
-                }
+                soft_limit(b, logits, change.softcap)
             });
             let labels = match b.is_transformers() {
                 true => b.within(ROOT, |b| implementation::shifted(b, labels)),
@@ -64,6 +58,23 @@ pub(super) fn head_and_loss(
             let hidden = b.within(ROOT, |b| scaled(b, hidden));
             chunked::head_and_loss(b, head, hidden, labels);
         }
+        Loss::CheckpointedChunks => {
+            chunked::checkpointed(b, head, hidden, labels, |b, logits| {
+                let logits = scaled(b, logits);
+                soft_limit(b, logits, change.softcap)
+            });
+        }
+    }
+}
+
+fn soft_limit(b: &mut Builder<'_>, logits: ValueId, cap: Option<f64>) -> ValueId {
+    match cap {
+        Some(cap) if b.is_transformers() => implementation::softcap(b, logits, cap),
+        Some(cap) => {
+            let kind = OpKind::Softcap(op::Softcap { cap: Real(cap) });
+            b.g.unary(kind, logits)
+        }
+        None => logits,
     }
 }
 
@@ -113,25 +124,11 @@ pub(super) fn sum_of(b: &mut Builder<'_>, x: ValueId, factors: ValueId, scale: f
 fn cross_entropy_of(b: &mut Builder<'_>, logits: ValueId, labels: ValueId) -> ValueId {
     let module = b.tree.loss();
     b.within(module, |b| {
-        let (rows, cols) = (b.g.value(logits).rows(), b.g.value(logits).cols());
-        let flat = b.g.reshape(logits, &[rows, cols]);
-        let float = b.as_operand(OpKind::LogSoftmax, 0, flat);
-        let labels = b.g.reshape(labels, &[rows]);
-        let log_probs = if b.g.functional() {
-            // Compilers split it, so that backward can start from the logits and one number per
-            // row.
-            let lse = b.compute(OpKind::LogSumExp, &[float], &[&[rows, 1]])[0];
-            b.g.binary(OpKind::LogProbs, float, lse)
-        } else {
-            b.g.unary(OpKind::LogSoftmax, float)
-        };
-        let out = b.compute(OpKind::NllLoss, &[log_probs, labels], &[&[], &[]]);
-        // The arguments of the call live until it returns, the logits until the code around it
-        // does.
-        for v in [float, labels, logits] {
-            b.g.release(v);
-        }
-        out[0]
+        let float = cross_entropy::float_rows(b, logits);
+        let loss = cross_entropy::of_rows(b, float, labels);
+        // The code around the call holds the logits.
+        b.g.release(logits);
+        loss
     })
 }
 

@@ -4,7 +4,7 @@
 use super::error::ScenarioError;
 use super::keys::Key;
 use super::merge::Document;
-use crate::config::{Loss, Model, Scenario};
+use crate::config::{Model, Scenario};
 use crate::models::Inputs;
 
 /// Blocks times micro-batches: what a program's length grows with.
@@ -32,7 +32,7 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     let chunks = rows
         .div_ceil(t.loss_chunk_rows.max(1))
         .saturating_mul(t.grad_accum.into());
-    if t.loss == Loss::Chunked && chunks > MOST_CHUNKS {
+    if t.loss.is_chunked() && chunks > MOST_CHUNKS {
         let message = format!(
             "{chunks} loss chunks per step (rows / loss_chunk_tokens * grad_accum) are more than {MOST_CHUNKS}"
         );

@@ -1,6 +1,7 @@
 //! A profile whose costs come from traces of the user's jobs.
 
 use super::Onto;
+use super::host::with_host_scale;
 use crate::cli::import::failure;
 use crate::cli::output::{Failure, say};
 use shardlab_import::RunImport;
@@ -81,38 +82,6 @@ fn slowest_host<'a>(runs: &[(&'a Path, RunImport)], launch_us: f64) -> Option<(&
         .iter()
         .filter_map(|(path, run)| Some((*path, run.costs.host_factor(launch_us)?)));
     factors.max_by(|a, b| a.1.total_cmp(&b.1))
-}
-
-/// Returns the text of a profile in which the host takes `factor` times as long, on top of its own
-/// `[scale]`.
-fn with_host_scale(text: &str, factor: f64, about: &str) -> String {
-    const SECTION: &str = "[scale]";
-    let lines: Vec<&str> = text.lines().collect();
-    let Some(start) = lines.iter().position(|line| line.trim() == SECTION) else {
-        // Arrays of tables come last.
-        let at = lines.iter().position(|line| line.starts_with("[["));
-        let (head, tail) = lines.split_at(at.unwrap_or(lines.len()));
-        let section = format!("{SECTION}\nsource = \"host: {about}\"\nhost = {factor:.3}\n");
-        return [head.join("\n"), section, tail.join("\n")].join("\n");
-    };
-    let section = &lines[start + 1..];
-    let length = section.iter().position(|line| line.starts_with('['));
-    let section = &section[..length.unwrap_or(section.len())];
-    let value = |line: &&str| line.strip_prefix("host = ")?.trim().parse::<f64>().ok();
-    let own = section.iter().find_map(value);
-    let mut out: Vec<String> = lines[..=start].iter().map(|&l| l.to_owned()).collect();
-    out.push(format!("host = {:.3}", own.unwrap_or(1.0) * factor));
-    for line in section.iter().filter(|line| value(line).is_none()) {
-        out.push(match line.strip_suffix('"') {
-            Some(source) if line.starts_with("source = ") => {
-                format!("{source}; host: {about}, times what it was\"")
-            }
-            _ => (*line).to_owned(),
-        });
-    }
-    let rest = &lines[start + 1 + section.len()..];
-    out.extend(rest.iter().map(|&l| l.to_owned()));
-    out.join("\n") + "\n"
 }
 
 fn shown(path: &Path) -> String {
@@ -216,23 +185,4 @@ fn write(out: &mut String, costs: &Costs, about: &str, rate: f64) {
 fn number(us: f64) -> String {
     let digits = 3 - us.abs().max(1e-9).log10().floor() as i32;
     format!("{us:.*}", digits.clamp(1, 6) as usize)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_scale_of_the_host_is_multiplied_or_added() {
-        let old = "name = \"a\"\n\n[scale]\nsource = \"one run\"\nhost = 1.2\nmemory = 1.1\n\n[device]\nsms = 1\n\n[[gemm]]\n";
-        assert_eq!(
-            with_host_scale(old, 1.5, "trace"),
-            "name = \"a\"\n\n[scale]\nhost = 1.800\nsource = \"one run; host: trace, times what it was\"\nmemory = 1.1\n\n[device]\nsms = 1\n\n[[gemm]]\n"
-        );
-        let without = "name = \"a\"\n\n[device]\nsms = 1\n\n[[gemm]]\nrows = []\n";
-        assert_eq!(
-            with_host_scale(without, 1.5, "trace"),
-            "name = \"a\"\n\n[device]\nsms = 1\n\n[scale]\nsource = \"host: trace\"\nhost = 1.500\n\n[[gemm]]\nrows = []"
-        );
-    }
 }

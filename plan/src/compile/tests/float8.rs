@@ -59,6 +59,41 @@ fn casts_change_no_gradient() {
     }
 }
 
+/// With a scale per row, compiled code of PyTorch makes both norms of a block again in backward,
+/// where it copies their results into transposed order; code of our own saves the results. With one
+/// scale, and in 16 bits, both save them.
+#[test]
+fn norms_that_backward_only_copies_are_made_again() {
+    let norms = |policy: PolicyKind, recipe: Option<Float8Recipe>| {
+        let mut s = tiny(Family::Llama);
+        if let Some(recipe) = recipe {
+            s = cast(&s, recipe, Float8Saved::Compute);
+        }
+        s.fsdp.policy = policy;
+        s.compile.mode = CompileMode::Blocks;
+        let t = build(&s);
+        let is_norm = |op: &BodyOp| matches!(op.op, OpKind::RmsNorm(_));
+        let again = performed(&t, &t.backward).filter(|(k, ..)| k.body.iter().any(is_norm));
+        again.count()
+    };
+    let rowwise = Some(Float8Recipe::Rowwise);
+    let layers = tiny(Family::Llama).model.layers as usize;
+    assert_eq!(norms(PolicyKind::Fsdp2, rowwise), 2 * layers);
+    assert_eq!(norms(PolicyKind::Native, rowwise), 0);
+    for recipe in [None, Some(Float8Recipe::Tensorwise)] {
+        assert_eq!(norms(PolicyKind::Fsdp2, recipe), 0);
+    }
+    let mut s = cast(
+        &tiny(Family::Llama),
+        Float8Recipe::Rowwise,
+        Float8Saved::Compute,
+    );
+    s.fsdp.policy = PolicyKind::Fsdp2;
+    let eager = s.clone();
+    s.compile.mode = CompileMode::Blocks;
+    gradients::assert_same(&eager, &s);
+}
+
 #[test]
 fn casts_of_recomputed_tensors_change_no_gradient() {
     let base = tiny(Family::Llama);

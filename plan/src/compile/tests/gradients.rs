@@ -216,9 +216,13 @@ fn chunked_loss_changes_no_gradient() {
         base.model.layers = 1;
         base.model.tie_embeddings = tie;
         (base.train.micro_batch, base.train.seq_len) = (3, 400);
-        let mut s = base.clone();
-        s.train.loss = Loss::Chunked;
-        assert_same(&base, &s);
+        for loss in [Loss::Chunked, Loss::CheckpointedChunks] {
+            let mut s = base.clone();
+            s.train.loss = loss;
+            assert_same(&base, &s);
+            s.compile.mode = CompileMode::Full;
+            assert_same(&base, &s);
+        }
         // The gradients that forward computes include the factor that backward starts from.
         for per_token in [false, true] {
             base.train.grad_accum = 3;

@@ -1,7 +1,7 @@
 //! Operations that selective recompute runs again.
 
 use super::{LLAMA, TapeOp, matmuls, scenario};
-use crate::ir::{CopyKind, ModuleKind, Pool};
+use crate::ir::{CopyKind, ModuleKind, Pool, StorageRole};
 use crate::program::Op;
 use crate::scenario::parse;
 
@@ -142,6 +142,31 @@ fn offloaded_activations_are_copied_to_the_host_and_back() {
         let on_host = p.buffers.iter().filter(|b| b.pool == Pool::Host).count();
         assert_eq!(on_host, there.len(), "{policy}");
     }
+}
+
+/// Each chunk's head runs again in backward, and nothing keeps its logits until then, whether or
+/// not blocks are recomputed.
+#[test]
+fn checkpointed_chunks_of_the_loss_run_again() {
+    let loss = [
+        "train.loss=checkpointed_chunks",
+        "train.loss_chunk_tokens=20",
+    ];
+    // 64 tokens are four chunks, each with a matmul that backward has three times.
+    let [forward, backward] = [14 + 4, BACKWARD - 2 + 4 * 3];
+    assert_eq!(matmuls(&loss), [forward, backward]);
+    let with = |more: &'static str| [&loss[..], &[more]].concat();
+    assert_eq!(matmuls(&with(SELECTIVE)), [forward, backward]);
+    let full = matmuls(&with("train.recompute=full"));
+    assert_eq!(full, [forward, backward + 2 * 6]);
+    let logits = |set: &[&str]| {
+        let tape = crate::tape_of(&scenario(LLAMA, set)).unwrap();
+        let all = tape.storages.into_iter();
+        let sizes = all.filter(|s| s.role == StorageRole::Logits);
+        sizes.map(|s| s.bytes.0).max().unwrap()
+    };
+    assert_eq!(logits(&[]), 64 * 250 * 4);
+    assert_eq!(logits(&loss), 20 * 250 * 4);
 }
 
 /// Under FSDP2, the next unit is prefetched by the hook before a block's backward, which comes

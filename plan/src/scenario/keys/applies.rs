@@ -6,7 +6,7 @@
 
 use super::{Key, KeyInfo};
 use crate::config::{
-    CompileMode, Dispatcher, Family, Implementation, Loss, Optimizer, Recompute, Routing, Scenario,
+    CompileMode, Dispatcher, Family, Implementation, Optimizer, Recompute, Routing, Scenario,
 };
 use crate::policies;
 
@@ -109,9 +109,9 @@ pub(super) const SELECTIVE: Need = Need {
 
 pub(super) const CHUNKED_LOSS: Need = Need {
     by: Key::Loss,
-    holds: |s| s.train.loss == Loss::Chunked,
-    words: "the chunked loss",
-    otherwise: "only the chunked loss has chunks",
+    holds: |s| s.train.loss.is_chunked(),
+    words: "a chunked loss",
+    otherwise: "the materialized loss has no chunks",
 };
 
 pub(super) const MUON: Need = Need {

@@ -172,15 +172,18 @@ fn model_type(s: &Scenario, d: &Document) -> Checked {
 
 /// Refuses a chunked loss of logits that it cannot compute.
 fn output(s: &Scenario, d: &Document) -> Checked {
-    if s.train.loss != Loss::Chunked {
+    if !s.train.loss.is_chunked() {
         return Ok(());
     }
     let o = &s.model.options;
+    let fused = s.train.loss == Loss::Chunked;
     let reason = if o.head != Head::LanguageModel {
         Some((
             Key::Head,
             "only a language model has logits to divide into chunks",
         ))
+    } else if !fused {
+        None
     } else if o.logits_softcap.is_some() {
         Some((
             Key::LogitsSoftcap,
@@ -194,7 +197,11 @@ fn output(s: &Scenario, d: &Document) -> Checked {
     let Some((key, reason)) = reason else {
         return Ok(());
     };
-    let message = format!("{reason}: `{}` with loss chunked", key.info().key);
+    let loss = s.train.loss.name();
+    let message = format!("{reason}: `{}` with loss {loss}", key.info().key);
     let error = d.conflict(&[Key::Loss, key], message);
-    Err(error.with_help("use train.loss = \"materialized\""))
+    Err(error.with_help(match fused && key != Key::Head {
+        true => "use train.loss = \"checkpointed_chunks\" or \"materialized\"",
+        false => "use train.loss = \"materialized\"",
+    }))
 }

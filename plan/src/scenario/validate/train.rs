@@ -2,7 +2,7 @@
 
 use super::Checked;
 use crate::config::{
-    AttentionSinks, CompileMode, CudaGraph, Family, LayerType, Loss, LrSchedule, Recompute,
+    AttentionSinks, CompileMode, CudaGraph, Family, LayerType, LrSchedule, Recompute,
     RecomputeLayers, Scenario,
 };
 use crate::models::Inputs;
@@ -35,9 +35,9 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             )
             .with_help("the number of images is `micro_batch`"));
     }
-    if t.loss == Loss::Chunked && m.vocab == 0 {
+    if t.loss.is_chunked() && m.vocab == 0 {
         let message = format!(
-            "the chunked loss needs logits over a vocabulary, which family {} does not have",
+            "a chunked loss needs logits over a vocabulary, which family {} does not have",
             m.family.name()
         );
         return Err(d.conflict(&[Key::Loss], message));
