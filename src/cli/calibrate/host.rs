@@ -13,8 +13,8 @@ const HALVINGS: u32 = 20;
 /// A step that a host 10 % slower makes less than this much longer says little about the host.
 const MIN_SHARE: f64 = 0.03;
 
-/// Returns the text of a profile in which a step of the scenario takes `step_ms`: `base`, by default
-/// that of the scenario, with another factor for the host.
+/// Returns the text of a profile in which a step of the scenario takes `step_ms`: that of `base`,
+/// by default the scenario's, with another factor for the host.
 ///
 /// # Errors
 /// Bad input, if the scenario or the profile cannot be read, or if no host explains the step.
