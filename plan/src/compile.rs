@@ -24,6 +24,7 @@ pub mod tape;
 pub(crate) mod tests;
 mod used_rows;
 mod users;
+mod zeros;
 
 use crate::autodiff::{self, Sums, recompute::Recomputed};
 use crate::config::{CompileMode, Implementation, MergeProjections, RecomputeLayers, Scenario};

@@ -203,6 +203,8 @@ pub struct Graph {
     /// `(op, buffer)`: a local variable of the model's code, or the cache of selective recompute,
     /// holds the buffer until this op has been issued.
     pub holds: Vec<(u32, u32)>,
+    /// `(op, buffer)`: forward saves the buffer for a backward op that does not read it.
+    pub saved: Vec<(u32, u32)>,
     /// Forward ops that the model's own code checkpoints, in order.
     pub checkpoints: Vec<Range<usize>>,
     /// Module of new ops.

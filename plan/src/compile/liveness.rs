@@ -120,6 +120,12 @@ impl Liveness {
                 self.last[b] = self.last[b].max(s);
             }
         }
+        for &(op, b) in &g.saved {
+            let (s, b) = (self.step_of[op as usize], b as usize);
+            if s != NONE && self.first[b] != NONE {
+                self.last[b] = self.last[b].max(s);
+            }
+        }
         shared
     }
 

@@ -1,7 +1,9 @@
 //! Steps: which ops one kernel executes, and in which order; which ops are compiled together.
 
 use super::used_rows::{Sorted, Used};
-use super::{Sharding, alike, epilogue, float8, fuse, gemm_fusion, inplace, merge, partition};
+use super::{
+    Sharding, alike, epilogue, float8, fuse, gemm_fusion, inplace, merge, partition, zeros,
+};
 use crate::autodiff::{Backward, recompute::Recomputed};
 use crate::config::{Compile, CompileMode, Implementation, Scenario};
 use crate::graph::{Act, Graph, Op, ValueId, View};
@@ -32,8 +34,8 @@ pub(super) struct Options<'s> {
     compile: &'s Compile,
     /// Kernels between the matmuls of experts compute used rows only.
     used_rows: bool,
-    /// Backward makes norms again that it only copies (see [`partition::recompute_cheap`]).
-    norms_again: bool,
+    /// AOTAutograd decides what forward saves.
+    aot_autograd: bool,
 }
 
 impl<'s> Options<'s> {
@@ -42,7 +44,7 @@ impl<'s> Options<'s> {
         Self {
             compile: &s.compile,
             used_rows: moe.is_some_and(|moe| moe.stops_at_used_rows),
-            norms_again: s.implementation() != Implementation::Native,
+            aot_autograd: s.implementation() != Implementation::Native,
         }
     }
 }
@@ -122,7 +124,7 @@ pub(super) fn plan(
     Options {
         compile,
         used_rows,
-        norms_again,
+        aot_autograd,
     }: Options<'_>,
     recipe: &dyn Recipe,
     sharding: Sharding<'_>,
@@ -152,7 +154,10 @@ pub(super) fn plan(
         }
         let units = nearest_units(m.modules(), sharding.is_unit);
         let units = (mode != CompileMode::Full).then_some(&units[..]);
-        partition::recompute_cheap(&mut m.graph, &mut o, recompute, units, norms_again);
+        partition::recompute_cheap(&mut m.graph, &mut o, recompute, units, aot_autograd);
+        if aot_autograd {
+            zeros::save(&mut m.graph, &mut o);
+        }
     }
     let eval = needed_for_loss(m, &o.forward);
     let fusion = Fusion::new(m, compile, sharding.is_unit);

@@ -20,6 +20,7 @@ mod measured;
 pub(crate) mod semantics;
 mod used_rows;
 mod views;
+mod zeros;
 
 /// Names for `semantics`.
 mod terms {
