@@ -218,6 +218,9 @@ pub struct ModelOptions {
     pub residual_multiplier: f64,
     /// Divisor of the logits.
     pub logits_scaling: f64,
+    /// Attention makes differences of the results of two halves of its heads, with learned factors
+    /// (Differential Transformer).
+    pub differential: bool,
     /// What attention makes is multiplied by a gate.
     pub attention_gate: AttentionGate,
     /// The softmax of attention has one more, learned column for each head.
@@ -350,6 +353,7 @@ impl Default for ModelOptions {
             attention_multiplier: None,
             residual_multiplier: 1.0,
             logits_scaling: 1.0,
+            differential: false,
             attention_gate: AttentionGate::None,
             attention_sinks: AttentionSinks::None,
             value_head_dim: None,

@@ -178,6 +178,9 @@ fn state_flops(m: &Model, layer: usize) -> u64 {
             Some(of),
             _,
         ) => 4 * of.inner * of.state,
+        (LayerType::Linear, _, Some(of)) if of.fixed_decays => {
+            4 * of.value_heads * of.key_dim * of.value_dim
+        }
         (LayerType::Linear, _, Some(of)) => 8 * of.value_heads * of.key_dim * of.value_dim,
         _ => 0,
     }

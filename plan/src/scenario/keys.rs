@@ -374,6 +374,9 @@ const LINEAR_ATTENTION: &[(&str, Accept)] = &[
     ("conv", Integer(1, 64)),
     ("projections", Integer(2, 6)),
     ("gate_rank", COUNT),
+    ("channel_decays", Bool),
+    ("fixed_decays", Bool),
+    ("chunk", SIZE),
 ];
 const ALTUP: &[(&str, Accept)] = &[
     ("streams", Integer(2, 64)),
@@ -502,12 +505,13 @@ keys! {
     WindowFrom: "model" "window_from" [Integer(0, 16 * MIB)] "0" "Longest sequence that attention with a window sees as a whole (BigBird)";
     LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, hybrid (attention and mamba2 next to each other: Falcon-H1), conv (a gated short convolution, whose sizes ssm has: LFM2), shared_attention (mamba2 behind a block that layers share: Zamba 2), none; empty: the window in every layer, if there is one";
     MlpLayerTypes: "model" "mlp_layer_types" [List(&Choice(MlpType::WORDS)), Empty] "[]" "What each block has after attention, repeated over the layers: dense (a feed-forward layer), sparse (experts), none; empty: as dense_layers and moe_every say";
-    AttentionGate: "model" "attention_gate" [Choice(AttentionGate::WORDS)] "\"none\"" "Gate of what attention makes: none, element (a sigmoid per number, from the projection of queries: Qwen3-Next), head (a sigmoid per head: Step-3)";
+    Differential: "model" "differential" [Bool] "false" "Attention makes differences of the results of two halves of its heads, with learned factors (DiffLlama)";
+    AttentionGate: "model" "attention_gate" [Choice(AttentionGate::WORDS)] "\"none\"" "Gate of what attention makes: none, element (a sigmoid per number, from the projection of queries: Qwen3-Next), separate (the same, from a projection of its own: AFMoE), head (a sigmoid per head: Step-3)";
     SubNorms: "model" "sub_norms" [Bool] "false" "Normalize what the last layer of attention and of the feed-forward layer reads (BitNet)";
     ActivationScalars: "model" "activation_scalars" [Integer(0, 64)] "0" "Learned numbers of the activation of each layer (Apertus: 2), which the plan has and does not use";
     LayerScale: "model" "layer_scale" [Bool] "false" "Multiply what attention and the feed-forward layer add by a learned vector (InternViT)";
     Ssm: "model" "ssm" [Table(SSM)] "(none)" "Sizes of layers of type mamba and mamba2: inner (width), state (numbers per channel), conv (positions of the convolution), dt_rank (mamba), heads, groups and chunk (mamba2), conv_bias, bias (of the projections), norms (of time steps and states: Jamba), gate_norm (mamba2: a norm of what the gate makes)";
-    LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5, 6: OLMo Hybrid)";
+    LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5, 6: OLMo Hybrid), gate_rank (width between the two projections of each gate: Kimi Linear; 0: gates have one), channel_decays (every channel has a decay of its own: Ling 3), fixed_decays (sums of outer products of keys and values in place of the delta rule, with decays that are not trained and chunk positions at a time: MiniMax-Text-01)";
     Rwkv: "model" "rwkv" [Table(RWKV)] "(none)" "Sizes of layers of type rwkv of later versions than 4: version (5, 6 or 7), heads, keys and values (widths), and the widths between the projections that make shares of positions (mix_rank: 6), decays (decay_rank: 6, 7), rates (rate_rank: 7), shares of the first layer's values (value_rank: 7) and gates (gate_rank: 7)";
     SharedBlock: "model" "shared_block" [Table(SHARED_BLOCK)] "(none)" "Blocks of attention and a feed-forward layer that layers of type shared_attention use in turn (Zamba 2): blocks, ffn (width), bias (of the feed-forward layer), adapter_rank (of each layer's adapters), attention_adapters (queries, keys and values have some, too)";
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
@@ -573,6 +577,7 @@ keys! {
     ExpertLatent: "model" "expert_latent" also ["moe_latent_size"] [Integer(1, MIB)] "(hidden)" "Width that the routed experts work on, between two projections (Nemotron 3 Ultra)";
     SharedExpertFfn: "model" "shared_expert_ffn" also ["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"] [Integer(0, 4 * MIB)] "0" "Width of the shared expert, which takes every token; 0: none";
     SharedExpertGate: "model" "shared_expert_gate" also ["moe_shared_expert_gate"] [Bool] "false" "Multiply the result of the shared expert by the sigmoid of a projection of its input (Qwen2-MoE)";
+    ExpertNorm: "model" "expert_norm" [Bool] "false" "Normalize what a layer of experts adds, and nothing that others add (A.X K1)";
     DenseAndExperts: "model" "dense_and_experts" also ["enable_moe_block"] [Bool] "false" "Each layer has a dense feed-forward layer and experts, whose results are added (Gemma 4)";
     DenseLayers: "model" "dense_layers" also ["first_k_dense_replace"] [Integer(0, 4096)] "0" "First layers, which have a dense feed-forward layer of width `ffn`";
     MoeEvery: "model" "moe_every" also ["decoder_sparse_step", "interleave_moe_layer_step"] [Integer(1, 4096)] "1" "Every n-th layer has experts, and the others a dense feed-forward layer of width `ffn`";

@@ -44,6 +44,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "window_from",
     "layer_types",
     "mlp_layer_types",
+    "differential",
     "attention_gate",
     "attention_sinks",
     "value_head_dim",
@@ -291,6 +292,25 @@ fn check_values(m: &Model) -> Result<(), Conflict> {
             format!("`value_head_dim` needs separate values: {why}"),
         )),
     }
+}
+
+/// Refuses heads that differential attention cannot divide into halves.
+fn check_differential(m: &Model) -> Result<(), Conflict> {
+    let o = &m.options;
+    if !o.differential {
+        return Ok(());
+    }
+    let plain = !o.latent.is_used() && o.output_groups == 0 && o.value_head_dim.is_none();
+    let shares = o.tower_memory().is_some() || o.encoder_layers > 0 || !o.layer_kv_heads.is_empty();
+    if !plain || shares || !m.kv_heads.is_multiple_of(2) {
+        let message = format!(
+            "`differential` divides heads into halves: it needs even `kv_heads`, not {}, of one kind of attention",
+            m.kv_heads
+        );
+        let keys = &["differential", "kv_heads", "kv_lora_rank", "layer_kv_heads"];
+        return Err(Conflict::new(keys, message));
+    }
+    Ok(())
 }
 
 /// Refuses sizes and options that attention with one head of keys does not have.
@@ -629,6 +649,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         ));
     }
     check_shared_keys(m)?;
+    check_differential(m)?;
     check_groups(m)?;
     if o.disentangled_rows > 0 {
         let other = match () {

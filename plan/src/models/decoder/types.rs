@@ -2,6 +2,7 @@
 
 mod class_defaults;
 mod deepseek_v4;
+mod delta;
 mod encoders;
 mod experts;
 mod gemma3n;
@@ -12,10 +13,12 @@ mod latent;
 mod llama_like;
 mod minimax;
 mod packed;
+mod read;
 mod recent;
 mod routed;
 mod rwkv;
 mod seq2seq;
+mod short_conv;
 mod sparse;
 mod vision;
 mod windowed;
@@ -26,13 +29,15 @@ use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
 use serde_json::Value;
 
 /// All decoders.
-pub(super) const ALL: &[HfType] = &joined::<12, { len(&PARTS) }>(&PARTS);
-const PARTS: [&[HfType]; 12] = [
+pub(super) const ALL: &[HfType] = &joined::<14, { len(&PARTS) }>(&PARTS);
+const PARTS: [&[HfType]; 14] = [
     windowed::TYPES,
     llama_like::TYPES,
     packed::TYPES,
     gpt::TYPES,
     hybrid::TYPES,
+    delta::TYPES,
+    short_conv::TYPES,
     seq2seq::TYPES,
     latent::TYPES,
     gemma3n::TYPES,
@@ -44,10 +49,6 @@ const PARTS: [&[HfType]; 12] = [
 
 /// Types that are planned and priced with their sizes, but may compute something else, and why.
 pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
-    (
-        "afmoe",
-        "unlike its plan, its gate of attention has a projection of its own",
-    ),
     ("apertus", "unlike its plan, its activation is xIELU"),
     (
         "apertus1p5_text",
@@ -110,6 +111,10 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, it mixes residual streams and weights positions of compressed keys by softmax",
     ),
     (
+        "diffllama",
+        "unlike its plan, it has exponentials of learned numbers as factors",
+    ),
+    (
         "distilbert",
         "unlike its plan, its layer before the scores of a sequence ends with ReLU",
     ),
@@ -128,6 +133,10 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     (
         "llama4_text",
         "unlike its plan, it scales the inputs of experts, and normalizes queries and keys without weights",
+    ),
+    (
+        "minimax",
+        "unlike its plan, it adds to normalized values, and its factors are not 1",
     ),
     (
         "minimax_m3",
@@ -163,19 +172,9 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
 /// Types that are known but not planned: what they have that no family has, and the type that is
 /// closest to them, if a plan of it says something about them.
 pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
-    (
-        "axk1",
-        "a norm of what its experts make",
-        Some("deepseek_v3"),
-    ),
     ("blt", "patches of bytes of different lengths", None),
     ("convnext", "stages of different widths", None),
     ("convnextv2", "stages of different widths", None),
-    (
-        "diffllama",
-        "differences of two results of attention",
-        Some("llama"),
-    ),
     ("dinov3_convnext", "stages of different widths", None),
     (
         "doge",
@@ -203,7 +202,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         "two layers of attention in each block, and experts without weights",
         None,
     ),
-    ("minimax", "linear attention with fixed decays", None),
     ("moshi", "several streams of codes of sounds", None),
     ("musicgen", "several streams of codes of sounds", None),
     (
@@ -248,11 +246,13 @@ pub(in crate::models) const VARIANTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Types that are mixtures of experts.
-pub(in crate::models) const EXPERTS: &[HfType] = &joined::<8, { len(&SPARSE) }>(&SPARSE);
-const SPARSE: [&[HfType]; 8] = [
+pub(in crate::models) const EXPERTS: &[HfType] = &joined::<10, { len(&SPARSE) }>(&SPARSE);
+const SPARSE: [&[HfType]; 10] = [
     experts::TYPES,
     sparse::TYPES,
     hybrid::EXPERTS,
+    delta::EXPERTS,
+    short_conv::EXPERTS,
     routed::TYPES,
     gemma4::EXPERTS,
     minimax::TYPES,
@@ -342,7 +342,7 @@ const ALWAYS_TIED: Field = field(
             read: |file| {
                 let classes = file("architectures");
                 let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
-                let ends = ["LM", "Generation", "MTModel"];
+                let ends = ["LM", "Generation", "MTModel", "PreTraining"];
                 let has_logits = first.is_none_or(|c| ends.iter().any(|end| c.ends_with(end)));
                 let untied = file("tie_word_embeddings") == Some(false.into());
                 if untied && has_logits {
@@ -368,15 +368,6 @@ const PARTIAL_HALF: Field = Field {
     meaning: Meaning::Default("partial_rotary_factor", Given::Float(0.5)),
     ..PARTIAL
 };
-
-/// Returns a positive number of the file.
-fn size(file: crate::models::Fields<'_>, name: &str, default: u64) -> Result<u64, String> {
-    let Some(given) = file(name) else {
-        return Ok(default);
-    };
-    let positive = given.as_u64().filter(|n| *n > 0);
-    positive.ok_or_else(|| format!("`{name}` must be a positive number, not {given}"))
-}
 
 /// A key that is a function of one number of the file.
 const fn number(

@@ -1,6 +1,7 @@
 //! Types that are encoders.
 
-use super::{ALWAYS_TIED, HIDDEN_ACT, RMS_EPS_5, TIED_BY_DEFAULT, derived, number, size};
+use super::read::size;
+use super::{ALWAYS_TIED, HIDDEN_ACT, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
     POSITIONS, ROPE_THETA, TIED, VOCAB, field,

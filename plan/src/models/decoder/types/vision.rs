@@ -1,6 +1,7 @@
 //! Types that encode images.
 
-use super::{LAYER_EPS_5, QUICK_GELU, derived, number, size};
+use super::read::size;
+use super::{LAYER_EPS_5, QUICK_GELU, derived, number};
 use crate::models::hf::{
     BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, field,
 };
