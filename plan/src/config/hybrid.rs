@@ -101,8 +101,8 @@ pub struct LinearAttention {
     pub gate_rank: u64,
     /// Every channel has a decay of its own, where gates have one projection (Ling 3).
     pub channel_decays: bool,
-    /// In place of the delta rule, sums of outer products of keys and values, with a decay of each
-    /// head that is not trained (MiniMax-Text-01).
+    /// In place of the delta rule, sums of the pairs of keys and values, with a decay of each head
+    /// that is not trained (MiniMax-Text-01).
     pub fixed_decays: bool,
     /// Positions of a chunk, with `fixed_decays`.
     pub chunk: u64,

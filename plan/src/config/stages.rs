@@ -24,13 +24,13 @@ pub struct Stages {
     pub positions: bool,
 }
 
-/// The sizes of Swin-T at 224 x 224.
+/// The sizes of ConvNeXt-T at 224 x 224.
 impl Default for Stages {
     fn default() -> Self {
         Self {
-            depths: vec![2, 2, 6, 2],
+            depths: vec![3, 3, 9, 3],
             widths: vec![96, 192, 384, 768],
-            heads: vec![3, 6, 12, 24],
+            heads: Vec::new(),
             edge: 56,
             window: 7,
             kernel: 7,

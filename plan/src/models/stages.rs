@@ -1,5 +1,6 @@
 //! Encoders of images in stages: each stage has half as many rows along an edge as the one before,
-//! and is wider (Swin, ConvNeXt). Squares of four rows become one before the first block of a stage.
+//! and is wider (Swin, ConvNeXt). Squares of four rows become one before the first block of a
+//! stage.
 
 mod convolution;
 mod window;
@@ -46,6 +47,9 @@ struct Merge {
     whole: bool,
 }
 
+/// Each stage has half as many rows along an edge as the one before.
+const MOST_STAGES: usize = 16;
+
 /// Refuses sizes that do not divide images and windows evenly.
 pub(super) fn check(m: &Model) -> Result<(), Conflict> {
     let Some(of) = &m.options.stages else {
@@ -53,6 +57,12 @@ pub(super) fn check(m: &Model) -> Result<(), Conflict> {
     };
     let conflict = |message: String| Err(Conflict::new(&["stages", "layers"], message));
     let n = of.depths.len();
+    if n > MOST_STAGES || of.kernel.is_multiple_of(2) {
+        return conflict(format!(
+            "`stages`: at most {MOST_STAGES} stages are planned, not {n}, and convolutions that see an odd number of rows, not {}",
+            of.kernel
+        ));
+    }
     if n == 0 || of.widths.len() != n || ![0, n].contains(&of.heads.len()) {
         return conflict(format!(
             "`stages`: depths, widths and heads need one number for each stage, not {n}, {} and {}",
@@ -97,29 +107,15 @@ pub(super) fn check(m: &Model) -> Result<(), Conflict> {
     Ok(())
 }
 
-/// Counts the arithmetic of attention within windows, in forward and backward, of these blocks of
-/// one micro-batch.
-pub(super) fn attention_flops(of: &Stages, layers: &[usize], batch: u64) -> u64 {
-    let forward = |layer: &usize| {
-        let stage = of.of_block(*layer);
-        match stage.heads {
-            0 => 0,
-            _ => 4 * batch * stage.rows() * stage.window_rows() * stage.width,
-        }
-    };
-    3 * layers.iter().map(forward).sum::<u64>()
-}
-
 impl Staged {
     pub(super) fn new(d: &mut Declare, m: &Model, of: &Stages) -> Self {
         let (first, h) = (of.stage(0), m.hidden);
         d.rows(Some(first.rows()));
-        let embedding = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
         let patches = [h, m.options.patch_dim];
-        let patches = d.linear(embedding, ("patches", ""), patches, true);
-        let patch_norm = d.norm(embedding, ("norm", ""), h, true, Order::Declared);
+        let patches = d.linear(ROOT, ("patches", ""), patches, true);
+        let patch_norm = d.norm(ROOT, ("patch_norm", ""), h, true, Order::Declared);
         let positions = of.positions.then(|| {
-            let module = d.module(embedding, "positions", ModuleKind::Layer);
+            let module = d.module(ROOT, "tok_embeddings", ModuleKind::Embedding);
             d.parameters(module, "", &[1, first.rows(), h], false)
         });
         d.blocks_differ();
@@ -129,8 +125,8 @@ impl Staged {
         let norm = d.norm(ROOT, ("norm", ""), last.width, true, Order::Declared);
         d.rows(Some(1));
         let classifies = m.options.head == Head::SequenceClassification;
-        let output = classifies
-            .then(|| d.head(("output", ""), [m.options.num_labels, last.width], true));
+        let output =
+            classifies.then(|| d.head(("output", ""), [m.options.num_labels, last.width], true));
         d.rows(None);
         Self {
             of: of.clone(),

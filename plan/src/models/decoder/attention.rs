@@ -6,8 +6,8 @@ use super::latent::Latent;
 use super::norm::Norm;
 use super::{disentangled, names, normalized, scaled};
 use crate::config::{
-    AttentionGate, Family, LayerType, Model, Norm as NormKind, PackedQkv, PositionEmbedding,
-    QkNorm, Residual, Vision,
+    AttentionGate, LayerType, Model, Norm as NormKind, PackedQkv, PositionEmbedding, QkNorm,
+    Residual, Vision,
 };
 use crate::graph::ValueId;
 use crate::ir::{ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
@@ -127,9 +127,7 @@ impl Attention {
         let (q, kv) = (m.heads * hd, m.kv_heads * hd);
         let at = d.module(block, name, ModuleKind::Attention);
         let [before, after, sum] = normalized(m);
-        // The first block of an encoder reads the norm of the embedded tokens.
-        let encodes = m.family == Family::Bert && m.options.embedding_norm;
-        let normed = (encodes || m.options.plain_first_block) && d.layer() == 0;
+        let normed = m.options.plain_first_block && d.layer() == 0;
         let norm = (before && !normed).then(|| {
             let names = ("norm", names.attention_norm);
             Norm::new(d, at, names, h, m, Order::First)

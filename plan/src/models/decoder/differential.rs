@@ -52,7 +52,7 @@ impl Differential {
         b.scale(out, 0.2)
     }
 
-    /// Returns the difference of the exponentials of both products, a number. Sigmoids stand for
+    /// Returns the difference of the exponentials of both pairs, a number. Sigmoids stand for
     /// exponentials, which cost as much.
     fn factor(&self, b: &mut Builder<'_>) -> ValueId {
         let [q1, k1, q2, k2] = self.factors.map(|l| b.weight(l));

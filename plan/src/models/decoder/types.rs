@@ -12,6 +12,7 @@ mod hybrid;
 mod latent;
 mod llama_like;
 mod minimax;
+mod not_planned;
 mod packed;
 mod read;
 mod recent;
@@ -47,12 +48,25 @@ const PARTS: [&[HfType]; 14] = [
     gemma4::TYPES,
 ];
 
+const SIZES_ALONE: &str = "only the sizes of its plan were compared with the code of transformers";
+
 /// Types that are planned and priced with their sizes, but may compute something else, and why.
 pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
+    ("afmoe", SIZES_ALONE),
+    ("axk1", SIZES_ALONE),
+    ("cohere_compass_text", SIZES_ALONE),
     ("apertus", "unlike its plan, its activation is xIELU"),
     (
         "apertus1p5_text",
         "unlike its plan, its activation is xIELU",
+    ),
+    (
+        "beit",
+        "unlike its plan, it normalizes the mean of the patches",
+    ),
+    (
+        "data2vec-vision",
+        "unlike its plan, it normalizes the mean of the patches",
     ),
     (
         "big_bird",
@@ -82,10 +96,7 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "laguna",
         "unlike its plan, its gates of attention are softplus, and some layers rotate half of a head",
     ),
-    (
-        "gemma4_unified_text",
-        "only the sizes of its plan were compared with the code of transformers",
-    ),
+    ("gemma4_unified_text", SIZES_ALONE),
     (
         "codegen",
         "unlike its plan, it has four blocks of queries, values and keys in one projection",
@@ -126,10 +137,7 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "gemma4_moe_text",
         "unlike its plan, it scales the weights of experts",
     ),
-    (
-        "gemma4_text",
-        "only the sizes of its plan were compared with the code of transformers",
-    ),
+    ("gemma4_text", SIZES_ALONE),
     (
         "llama4_text",
         "unlike its plan, it scales the inputs of experts, and normalizes queries and keys without weights",
@@ -163,80 +171,8 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "phimoe",
         "unlike its plan, its router masks scores that are far from the largest one",
     ),
-    (
-        "step3p7",
-        "only the sizes of its plan were compared with the code of transformers",
-    ),
-];
-
-/// Types that are known but not planned: what they have that no family has, and the type that is
-/// closest to them, if a plan of it says something about them.
-pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
-    ("blt", "patches of bytes of different lengths", None),
-    ("convnext", "stages of different widths", None),
-    ("convnextv2", "stages of different widths", None),
-    ("dinov3_convnext", "stages of different widths", None),
-    (
-        "doge",
-        "masks that values make, and experts of single rows",
-        None,
-    ),
-    (
-        "gemma3n",
-        "towers of images (MobileNet-V5 of timm) and of sounds",
-        Some("gemma3n_text"),
-    ),
-    (
-        "gpt_neox_japanese",
-        "a bias in the attention of the last block alone",
-        None,
-    ),
-    (
-        "hy_v4",
-        "latent attention with gates and sinks, and residual streams that are mixed",
-        None,
-    ),
-    ("jetmoe", "experts that make queries", None),
-    (
-        "longcat_flash",
-        "two layers of attention in each block, and experts without weights",
-        None,
-    ),
-    ("moshi", "several streams of codes of sounds", None),
-    ("musicgen", "several streams of codes of sounds", None),
-    (
-        "musicgen_melody",
-        "several streams of codes of sounds",
-        None,
-    ),
-    (
-        "phi4_multimodal",
-        "towers of images and of sounds, with adapters of their own",
-        Some("phi3"),
-    ),
-    ("prophetnet", "several streams of predicted tokens", None),
-    (
-        "reformer",
-        "attention to buckets of hashes, and layers that are computed backward",
-        None,
-    ),
-    ("swin", "stages of different widths", None),
-    ("swinv2", "stages of different widths", None),
-    (
-        "xlnet",
-        "two streams of attention and relative positions that layers project",
-        None,
-    ),
-    (
-        "xlstm",
-        "memories that are matrices, with exponential gates",
-        None,
-    ),
-    (
-        "zamba",
-        "layers of Mamba with several heads, behind blocks that they share",
-        None,
-    ),
+    ("swin", "unlike its plan, it has masks in shifted windows"),
+    ("step3p7", SIZES_ALONE),
 ];
 
 /// Types that stand for another one where a field is there and not false: type, field, the other.
@@ -292,6 +228,7 @@ pub(super) const ENCODERS: &[HfType] = encoders::TYPES;
 pub(super) const VISION: &[HfType] = vision::TYPES;
 
 pub use class_defaults::CLASS_DEFAULTS;
+pub(in crate::models) use not_planned::NOT_PLANNED;
 /// Types that wrap a vision tower and a language model.
 pub use wrappers::WRAPPERS;
 

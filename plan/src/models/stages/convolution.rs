@@ -21,13 +21,7 @@ pub(super) struct Convolution {
 }
 
 impl Convolution {
-    pub(super) fn new(
-        d: &mut Declare,
-        at: ModuleId,
-        m: &Model,
-        of: &Stages,
-        stage: Stage,
-    ) -> Self {
+    pub(super) fn new(d: &mut Declare, at: ModuleId, m: &Model, of: &Stages, stage: Stage) -> Self {
         let (w, ffn) = (stage.width, m.ffn * stage.width / m.hidden);
         let module = d.module(at, "mlp", ModuleKind::Mlp);
         let conv = d.module(module, "conv", ModuleKind::Layer);

@@ -255,6 +255,44 @@ pub(super) const SHAPE: &[Field] = &[
     TIED,
 ];
 
+/// Mixtral's blocks.
+const MIXTRAL_FIXED: &[(&str, Given)] = &[
+    ("bias", Given::Bool(false)),
+    ("normalize_top_k", Given::Bool(true)),
+    ("aux_loss_kind", Given::Str("hf")),
+];
+/// Fields of Mixtral but the base of the rotary embedding.
+const MIXTRAL: &[Field] = &[
+    VOCAB,
+    HIDDEN,
+    FFN,
+    LAYERS,
+    HEADS,
+    HIDDEN_ACT,
+    POSITIONS,
+    HAS_AUX_LOSS,
+    AUX_LOSS,
+    TIED,
+    field(
+        &["num_key_value_heads"],
+        Meaning::Default("kv_heads", Given::Int(8)),
+    ),
+    HEAD_DIM,
+    field(
+        &["rms_norm_eps"],
+        Meaning::Default("norm_eps", Given::Float(1e-5)),
+    ),
+    WINDOW,
+    field(
+        &["num_local_experts"],
+        Meaning::Default("experts", Given::Int(8)),
+    ),
+    field(
+        &["num_experts_per_tok"],
+        Meaning::Default("top_k", Given::Int(2)),
+    ),
+];
+
 /// Returns which layers of a MiniMax-Text-01 have lightning attention: as listed, or every second.
 fn lightning_layers(file: Fields<'_>) -> Result<Option<Value>, String> {
     let listed = Listed::of(file, &["layer_types"]);
@@ -271,46 +309,13 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "minimax",
         architecture: "MiniMaxForCausalLM",
-        fixed: &[
-            ("bias", Given::Bool(false)),
-            ("normalize_top_k", Given::Bool(true)),
-            ("aux_loss_kind", Given::Str("hf")),
-        ],
-        common: &[
-            VOCAB,
-            HIDDEN,
-            FFN,
-            LAYERS,
-            HEADS,
-            HIDDEN_ACT,
-            POSITIONS,
-            HAS_AUX_LOSS,
-            AUX_LOSS,
-            TIED,
-        ],
+        fixed: MIXTRAL_FIXED,
+        common: MIXTRAL,
         fields: &[
             Field {
                 meaning: Meaning::Default("rope_theta", Given::Float(1e6)),
                 ..ROPE_THETA
             },
-            field(
-                &["num_key_value_heads"],
-                Meaning::Default("kv_heads", Given::Int(8)),
-            ),
-            HEAD_DIM,
-            field(
-                &["rms_norm_eps"],
-                Meaning::Default("norm_eps", Given::Float(1e-5)),
-            ),
-            field(
-                &["num_local_experts"],
-                Meaning::Default("experts", Given::Int(8)),
-            ),
-            field(
-                &["num_experts_per_tok"],
-                Meaning::Default("top_k", Given::Int(2)),
-            ),
-            WINDOW,
             derived(
                 "layer_types",
                 &["layer_types", "attn_type_list"],
@@ -347,44 +352,9 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "mixtral",
         architecture: "MixtralForCausalLM",
-        fixed: &[
-            ("bias", Given::Bool(false)),
-            ("normalize_top_k", Given::Bool(true)),
-            ("aux_loss_kind", Given::Str("hf")),
-        ],
-        common: &[
-            VOCAB,
-            HIDDEN,
-            FFN,
-            LAYERS,
-            HEADS,
-            HIDDEN_ACT,
-            POSITIONS,
-            ROPE_THETA,
-            HAS_AUX_LOSS,
-            AUX_LOSS,
-            TIED,
-        ],
-        fields: &[
-            field(
-                &["num_key_value_heads"],
-                Meaning::Default("kv_heads", Given::Int(8)),
-            ),
-            HEAD_DIM,
-            field(
-                &["rms_norm_eps"],
-                Meaning::Default("norm_eps", Given::Float(1e-5)),
-            ),
-            WINDOW,
-            field(
-                &["num_local_experts"],
-                Meaning::Default("experts", Given::Int(8)),
-            ),
-            field(
-                &["num_experts_per_tok"],
-                Meaning::Default("top_k", Given::Int(2)),
-            ),
-        ],
+        fixed: MIXTRAL_FIXED,
+        common: MIXTRAL,
+        fields: &[ROPE_THETA],
     },
     HfType {
         model_type: "qwen2_moe",

@@ -111,6 +111,13 @@ const FIELDS: &[Field] = &[
                 size(file, "num_attention_heads", 32)?,
             );
             let dim = 2 * hidden / heads;
+            let whole = size(file, "attention_hidden_size", 2 * hidden)?;
+            if whole != 2 * hidden {
+                return Err(format!(
+                    "`attention_hidden_size` must be 2 x `hidden_size` ({}), not {whole}",
+                    2 * hidden
+                ));
+            }
             let given = size(file, "attention_head_dim", dim)?;
             match given == dim {
                 true => Ok(Some(dim.into())),
