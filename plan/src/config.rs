@@ -25,14 +25,15 @@ mod precision;
 pub(crate) mod reach;
 mod rope;
 mod routing;
+mod stages;
 mod train;
 mod vision;
 
 use crate::ir::{AxisId, DeviceMesh, PackedScales};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use decoder::{
-    Activation, AttnImplementation, ExpertCode, Head, Implementation, LayerType, Norm,
-    NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
+    Activation, AttnImplementation, ExpertCode, Head, ImagePooling, Implementation, LayerType,
+    Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
 pub use experts::{AuxLoss, Experts, Router};
 pub use float8::{Float8, Float8Format, Float8Recipe, Float8Saved};
@@ -56,6 +57,7 @@ pub use rope::{RopeScaling, RopeType};
 pub use routing::{Histogram, Routing};
 pub(crate) use routing::{busiest_ranks, seeded};
 use serde::Serialize;
+pub use stages::{Stage, Stages};
 pub use train::{
     AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers,
     SkippedBlocks, Train,

@@ -27,6 +27,7 @@ mod moe;
 mod rope;
 mod scaling;
 mod spec;
+mod stages;
 #[cfg(test)]
 pub(crate) mod testing;
 mod windows;

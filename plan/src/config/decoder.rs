@@ -322,6 +322,23 @@ words!(Head {
     None = "none",
 });
 
+/// What of an image is classified.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ImagePooling {
+    /// The row of the class.
+    Class,
+    /// The mean of the patches.
+    Mean,
+    /// Both, next to each other (DINOv2).
+    ClassAndMean,
+}
+
+words!(ImagePooling {
+    Class = "class",
+    Mean = "mean",
+    ClassAndMean = "class_and_mean",
+});
+
 /// Norms of queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {

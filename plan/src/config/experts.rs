@@ -22,6 +22,8 @@ pub struct Experts {
     pub shared_expert_ffn: u64,
     /// The shared expert's result is multiplied by the sigmoid of a projection of its input.
     pub shared_expert_gate: bool,
+    /// What a layer of experts adds is normalized, unlike what others add.
+    pub expert_norm: bool,
     /// Each layer has a dense feed-forward layer and experts, whose results are added.
     pub dense_and_experts: bool,
     /// First layers, which are dense.
@@ -58,6 +60,7 @@ impl Default for Experts {
             router_bias: false,
             shared_expert_ffn: 0,
             shared_expert_gate: false,
+            expert_norm: false,
             dense_and_experts: false,
             dense_layers: 0,
             moe_every: 1,

@@ -96,9 +96,16 @@ pub struct LinearAttention {
     /// Projections that read the input: 2 (Qwen3-Next), 4 (Qwen3.5) or 6 (OLMo Hybrid).
     pub projections: u64,
     /// Width between the two projections of each gate, where every channel has a decay of its own
-    /// and queries, keys and values have projections of their own (Kimi Linear); 0: a head has one
-    /// decay.
+    /// and queries, keys and values have projections of their own (Kimi Linear); 0: gates have one
+    /// projection.
     pub gate_rank: u64,
+    /// Every channel has a decay of its own, where gates have one projection (Ling 3).
+    pub channel_decays: bool,
+    /// In place of the delta rule, sums of the pairs of keys and values, with a decay of each head
+    /// that is not trained (MiniMax-Text-01).
+    pub fixed_decays: bool,
+    /// Positions of a chunk, with `fixed_decays`.
+    pub chunk: u64,
 }
 
 /// The defaults of transformers' `Qwen3NextConfig`.
@@ -112,6 +119,9 @@ impl Default for LinearAttention {
             conv: 4,
             projections: 2,
             gate_rank: 0,
+            channel_decays: false,
+            fixed_decays: false,
+            chunk: 256,
         }
     }
 }
@@ -164,6 +174,8 @@ pub enum AttentionGate {
     None,
     /// A sigmoid per number; the projection of queries makes it too (Qwen3-Next).
     Element,
+    /// A sigmoid per number, from a projection of its own (AFMoE).
+    Separate,
     /// A sigmoid per head, from a projection of its own (Step-3).
     Head,
 }
@@ -171,6 +183,7 @@ pub enum AttentionGate {
 words!(AttentionGate {
     None = "none",
     Element = "element",
+    Separate = "separate",
     Head = "head",
 });
 

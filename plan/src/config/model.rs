@@ -1,9 +1,10 @@
 //! `[model]`.
 
 use super::{
-    Activation, AttentionGate, AttentionSinks, AttnImplementation, Experts, Head, Implementation,
-    Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition, PackedQkv, PerLayer,
-    PositionEmbedding, QkNorm, Residual, RopeScaling, Rwkv, SharedBlock, Ssm, Vision,
+    Activation, AttentionGate, AttentionSinks, AttnImplementation, Experts, Head, ImagePooling,
+    Implementation, Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition, PackedQkv,
+    PerLayer, PositionEmbedding, QkNorm, Residual, RopeScaling, Rwkv, SharedBlock, Ssm, Stages,
+    Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -130,6 +131,10 @@ pub struct ModelOptions {
     pub distillation_token: bool,
     /// Learned rows between that of the class and the patches (DINOv3).
     pub register_tokens: u64,
+    /// What of an image is classified.
+    pub image_pooling: ImagePooling,
+    /// Blocks in stages of different widths; `None`: all blocks have the same.
+    pub stages: Option<Stages>,
     /// Attention with one learned query, then a feed-forward layer, makes one vector of an image
     /// (SigLIP).
     pub attention_pooling: bool,
@@ -173,7 +178,7 @@ pub struct ModelOptions {
     /// Width of embedded tokens, which a linear layer projects to that of the model; `None`: they
     /// are as wide.
     pub embedding_width: Option<u64>,
-    /// The first block has no norm for what it reads (ModernBERT's decoder).
+    /// The first block has no norm for what it reads (ModernBERT).
     pub plain_first_block: bool,
     /// A decoder has a linear layer and a norm before its logits (ModernBERT's decoder).
     pub output_transform: bool,
@@ -194,6 +199,10 @@ pub struct ModelOptions {
     pub pooler: bool,
     /// An encoder has a pooler that nothing uses (BigBird).
     pub unused_pooler: bool,
+    /// An encoder has scores of the weights of all heads, which nothing uses (ESM).
+    pub contact_head: bool,
+    /// Rows of each table of places on a page (LayoutLM); 0: none.
+    pub box_rows: u64,
     /// Attention has projections for global positions, of which there are none (Longformer).
     pub global_projections: bool,
     /// An encoder has a linear layer and a norm before its logits; otherwise sequences alone are
@@ -218,6 +227,9 @@ pub struct ModelOptions {
     pub residual_multiplier: f64,
     /// Divisor of the logits.
     pub logits_scaling: f64,
+    /// Attention makes differences of the results of two halves of its heads, with learned factors
+    /// (Differential Transformer).
+    pub differential: bool,
     /// What attention makes is multiplied by a gate.
     pub attention_gate: AttentionGate,
     /// The softmax of attention has one more, learned column for each head.
@@ -310,6 +322,8 @@ impl Default for ModelOptions {
             class_token: true,
             distillation_token: false,
             register_tokens: 0,
+            image_pooling: ImagePooling::Class,
+            stages: None,
             attention_pooling: false,
             token_types: 0,
             position_offset: 0,
@@ -339,6 +353,8 @@ impl Default for ModelOptions {
             extra_tokens: 0,
             pooler: true,
             unused_pooler: false,
+            contact_head: false,
+            box_rows: 0,
             global_projections: false,
             head_transform: true,
             num_labels: 2,
@@ -350,6 +366,7 @@ impl Default for ModelOptions {
             attention_multiplier: None,
             residual_multiplier: 1.0,
             logits_scaling: 1.0,
+            differential: false,
             attention_gate: AttentionGate::None,
             attention_sinks: AttentionSinks::None,
             value_head_dim: None,

@@ -118,6 +118,12 @@ pub struct Vision {
     pub latent_ffn: u64,
     /// Layers in which they do.
     pub latent_layers: u64,
+    /// Rows of the table of tokens of a text that a Q-Former reads, too (InstructBLIP); 0: none.
+    pub latent_vocab: u64,
+    /// Rows of its table of positions.
+    pub latent_positions: u64,
+    /// Tokens of that text in each sample.
+    pub latent_tokens: u64,
     /// Heads of queries, heads of keys, and the dimension of a head in these layers.
     pub latent_heads: Vec<u64>,
     /// Learned rows that follow those that the projector reads (Phi-3-vision).
@@ -210,6 +216,9 @@ impl Default for Vision {
             latent_cross: 2,
             latent_ffn: 4096,
             latent_layers: 3,
+            latent_vocab: 0,
+            latent_positions: 512,
+            latent_tokens: 32,
             latent_heads: vec![16, 4, 96],
             separators: 0,
             newline: false,
@@ -244,6 +253,16 @@ impl Vision {
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.projected() + u64::from(self.newline)
+    }
+
+    /// Returns the rows that the layers of a Q-Former work on, per sample: learned ones, and tokens
+    /// of a text.
+    #[must_use]
+    pub fn latent_rows(&self) -> u64 {
+        match self.latent_vocab {
+            0 => self.latents,
+            _ => self.latents + self.latent_tokens,
+        }
     }
 
     /// Returns the rows that the projector makes, per sample.

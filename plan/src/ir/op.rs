@@ -721,4 +721,15 @@ ops! {
         /// As in the forward op.
         chunk: u64 = 64,
     };
+    /// `x, w, bias -> y`: two-dimensional convolution of each channel, stride 1, padded to the same
+    /// size. `x` is `[images, channels, height, width]`, `w` is `[channels, 1, kernel, kernel]`.
+    DepthwiseConv {
+        /// Kernel edge (odd).
+        kernel: u64 = 3,
+    };
+    /// `d_y, x, w, bias -> d_x, d_w, d_bias` of [`DepthwiseConv`].
+    DepthwiseConvGrad {
+        /// As in the forward op.
+        kernel: u64 = 3,
+    };
 }

@@ -3,7 +3,7 @@
 
 use super::declare::Tree;
 use super::spec::{Inputs, Mask};
-use crate::config::{LayerType, Model, Rwkv, Scenario, Vision};
+use crate::config::{LayerType, Model, Rwkv, Scenario, Stages, Vision};
 use crate::graph::{Act, Graph, Root, ValueId, View};
 use crate::ir::{AttentionShape, Documents, OpKind, Param};
 use crate::units::Flops;
@@ -94,7 +94,10 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         |name: &str| name == "vision.positions.weight" || name.starts_with("vision.tiles.");
     let is_table = |name: &str| {
         name.starts_with("tok_embeddings.")
+            || name.starts_with("vision.qformer.tokens.")
+            || name.starts_with("vision.qformer.positions.")
             || name == "layer_embeddings.table.weight"
+            || name.ends_with(".attention.bias.weight")
             || of_tower(name)
     };
     // Blocks may share the weights of one.
@@ -119,6 +122,10 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     let Some(mask) = spec.attention else {
         return (Flops(matmul), tokens);
     };
+    let layers: Vec<usize> = tree.run_layers().collect();
+    if let Some(of) = &m.options.stages {
+        return (Flops(matmul + stage_attention(of, &layers, b)), tokens);
+    }
     let forward = |layer: usize| {
         let of = m.of_layer(layer);
         let crosses = m.layer_type(layer) == LayerType::Cross;
@@ -151,7 +158,6 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         };
         shape.flops(false) + state
     };
-    let layers: Vec<usize> = tree.run_layers().collect();
     // Backward reaches the last ones.
     let first = layers.len() - layers.len().min(backward.attention as usize);
     let twice: u64 = layers[first..].iter().copied().map(forward).sum();
@@ -178,6 +184,9 @@ fn state_flops(m: &Model, layer: usize) -> u64 {
             Some(of),
             _,
         ) => 4 * of.inner * of.state,
+        (LayerType::Linear, _, Some(of)) if of.fixed_decays => {
+            4 * of.value_heads * of.key_dim * of.value_dim
+        }
         (LayerType::Linear, _, Some(of)) => 8 * of.value_heads * of.key_dim * of.value_dim,
         _ => 0,
     }
@@ -191,6 +200,19 @@ fn rwkv_flops(of: &Rwkv) -> u64 {
     } else {
         4 * numbers
     }
+}
+
+/// Counts the arithmetic of attention within windows, in forward and backward, of these blocks of
+/// an encoder in stages.
+fn stage_attention(of: &Stages, layers: &[usize], batch: u64) -> u64 {
+    let forward = |layer: &usize| {
+        let stage = of.of_block(*layer);
+        match stage.heads {
+            0 => 0,
+            _ => 4 * batch * stage.rows() * stage.window_rows() * stage.width,
+        }
+    };
+    3 * layers.iter().map(forward).sum::<u64>()
 }
 
 /// Counts the arithmetic of the attention of a vision tower, in forward and backward.
@@ -223,6 +245,7 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
         _ => {
             let own = AttentionShape {
                 memory: None,
+                seq: of.latent_rows(),
                 ..latents
             };
             let cross = AttentionShape {

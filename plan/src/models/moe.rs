@@ -27,7 +27,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 /// Keys of experts, which follow those of decoders.
-const OF_EXPERTS: [&str; 19] = [
+const OF_EXPERTS: [&str; 20] = [
     "experts",
     "top_k",
     "expert_ffn",
@@ -36,6 +36,7 @@ const OF_EXPERTS: [&str; 19] = [
     "router_bias",
     "shared_expert_ffn",
     "shared_expert_gate",
+    "expert_norm",
     "dense_and_experts",
     "dense_layers",
     "moe_every",

@@ -45,11 +45,10 @@ pub fn rope_scaling(file: Fields<'_>) -> Result<Option<Value>, String> {
     let Some(word) = word.and_then(Value::as_str).filter(|w| !PLAIN.contains(w)) else {
         return Ok(None);
     };
-    // Some dimensions are not rotated. Only plans of Gemma 4 have it, whose frequencies `exec` does
-    // not compute.
-    let gemmas = ["gemma4_text", "gemma4_unified_text"];
-    let is_gemma = file("model_type").is_some_and(|name| gemmas.iter().any(|of| name == *of));
-    if word == "proportional" && is_gemma {
+    // Some dimensions are rotated by 0, which costs as much. `exec` refuses these types.
+    let types = ["gemma4_text", "gemma4_unified_text", "lfm3"];
+    let known = file("model_type").is_some_and(|name| types.iter().any(|of| name == *of));
+    if word == "proportional" && known {
         return Ok(None);
     }
     let word = if word == "su" { "longrope" } else { word };

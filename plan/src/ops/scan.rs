@@ -1,5 +1,5 @@
-//! State-space models and linear attention: scans over the positions of a sequence, and the short
-//! convolution before them. They are planned and priced; `exec` does not run them.
+//! State-space models and linear attention: scans over the positions of a sequence, and
+//! convolutions of single channels. They are planned and priced; `exec` does not run them.
 
 use super::signature::{Operand, Signature, any};
 use super::vjp::backward_only;
@@ -102,6 +102,25 @@ impl Scan for op::CausalConv1d {
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         let activation = GATE_FLOPS * u64::from(self.silu);
         (2 * self.kernel + activation) * at.input(first).numel()
+    }
+
+    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
+        KernelClass::Strided
+    }
+}
+
+/// A convolution over two dimensions, which is bound by memory as that over positions is.
+impl Scan for op::DepthwiseConv {
+    fn inputs(&self) -> &'static [Operand] {
+        const { &[any("the input"), any("the weight"), any("the bias")] }
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        &RESULT_AND_STATES[..1]
+    }
+
+    fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
+        2 * self.kernel * self.kernel * at.input(first).numel()
     }
 
     fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
@@ -511,6 +530,13 @@ scan!(
 );
 scan!(Wkv, "wkv", WkvGrad, "wkv_backward");
 scan!(RgLru, "rg_lru", RgLruGrad, "rg_lru_backward");
+scan!(
+    DepthwiseConv,
+    "depthwise_conv",
+    DepthwiseConvGrad,
+    "depthwise_conv_backward",
+    kernel
+);
 scan!(
     MixStreams,
     "mix_streams",

@@ -75,6 +75,10 @@ pub(crate) fn fill(
         Some(wrapper) => config.wrapped(document, wrapper)?,
         None => config.kind(document)?,
     };
+    if kind.family.keeps_type {
+        // A type that is asked for may stand for another one.
+        document.resolve(Key::ModelType, Datum::Str(kind.hf.model_type.to_owned()));
+    }
     config.add_class_defaults(kind, wrapper);
     config.check(document, kind)?;
     let mut shape = Shape {

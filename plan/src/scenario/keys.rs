@@ -11,10 +11,11 @@ use super::presets::PRESETS;
 use crate::config::{
     Activation, AllocatorKind, AttentionBackend, AttentionGate, AttentionSinks, AttnImplementation,
     AuxLoss, CompileMode, Dispatcher, Float8Format, Float8Recipe, Float8Saved, FrozenType,
-    GatePreset, GateProgram, GradientSync, Head, Implementation, IndexerType, LayerType, Loss,
-    LrSchedule, MergeProjections, MlpType, MomentType, MuonAdjustLr, Norm, NormPosition, Optimizer,
-    OuterStrategy, Overflow, PackedQkv, PolicyKind, PositionEmbedding, ProjectorNorm, QkNorm,
-    Recompute, Residual, RopeType, Router, Routing, Scope, Strategy, Variant,
+    GatePreset, GateProgram, GradientSync, Head, ImagePooling, Implementation, IndexerType,
+    LayerType, Loss, LrSchedule, MergeProjections, MlpType, MomentType, MuonAdjustLr, Norm,
+    NormPosition, Optimizer, OuterStrategy, Overflow, PackedQkv, PolicyKind, PositionEmbedding,
+    ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Routing, Scope, Strategy,
+    Variant,
 };
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
@@ -374,6 +375,19 @@ const LINEAR_ATTENTION: &[(&str, Accept)] = &[
     ("conv", Integer(1, 64)),
     ("projections", Integer(2, 6)),
     ("gate_rank", COUNT),
+    ("channel_decays", Bool),
+    ("fixed_decays", Bool),
+    ("chunk", SIZE),
+];
+const STAGES: &[(&str, Accept)] = &[
+    ("depths", List(&SIZE)),
+    ("widths", List(&SIZE)),
+    ("heads", List(&SIZE)),
+    ("edge", SIZE),
+    ("window", Integer(1, 4096)),
+    ("kernel", Integer(1, 255)),
+    ("response_norm", Bool),
+    ("positions", Bool),
 ];
 const ALTUP: &[(&str, Accept)] = &[
     ("streams", Integer(2, 64)),
@@ -428,6 +442,9 @@ const VISION: &[(&str, Accept)] = &[
     ("latents", COUNT),
     ("latent_width", COUNT),
     ("latent_cross", Integer(1, 4096)),
+    ("latent_vocab", COUNT),
+    ("latent_positions", SIZE),
+    ("latent_tokens", SIZE),
     ("latent_ffn", SIZE),
     ("latent_layers", Integer(1, 4096)),
     ("latent_heads", List(&SIZE)),
@@ -493,6 +510,8 @@ keys! {
     DistillationToken: "model" "distillation_token" [Bool] "false" "A second learned row follows that of the class (DeiT)";
     SecondClassifier: "model" "second_classifier" [Bool] "false" "A second layer classifies the row of distillation; scores are the mean of both (DeiT)";
     RegisterTokens: "model" "register_tokens" [Integer(0, 65536)] "0" "Learned rows between that of the class and the patches (DINOv3: 4)";
+    ImagePooling: "model" "image_pooling" [Choice(ImagePooling::WORDS)] "\"class\"" "What of an image is classified: class (the row of the class), mean (the mean of the patches: BEiT), class_and_mean (both: DINOv2)";
+    Stages: "model" "stages" [Table(STAGES)] "(none)" "Blocks of an encoder of images in stages, each with half as many rows along an edge as the one before (Swin, ConvNeXt): depths (blocks), widths and heads of each stage (heads = []: convolutions in place of attention), edge (patches along an edge of an image in the first stage), window (rows along an edge of what attention sees), kernel (rows along an edge that a convolution sees), response_norm (what is activated is divided by the mean of its channels: ConvNeXt V2), positions (a table of positions is added to the patches)";
     AttentionPooling: "model" "attention_pooling" [Bool] "false" "Attention with one learned query, then a feed-forward layer, makes one vector of an image (SigLIP)";
     TokenTypes: "model" "token_types" also ["type_vocab_size"] [Integer(0, 65536)] "0" "Rows of the table of token types; 0: no such table (BERT: 2)";
     PositionOffset: "model" "position_offset" [Integer(0, 1024)] "0" "Rows of the table of positions before that of the first position (OPT: 2)";
@@ -502,18 +521,19 @@ keys! {
     WindowFrom: "model" "window_from" [Integer(0, 16 * MIB)] "0" "Longest sequence that attention with a window sees as a whole (BigBird)";
     LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "What the attention of each layer sees, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or has in its place: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, hybrid (attention and mamba2 next to each other: Falcon-H1), conv (a gated short convolution, whose sizes ssm has: LFM2), shared_attention (mamba2 behind a block that layers share: Zamba 2), none; empty: the window in every layer, if there is one";
     MlpLayerTypes: "model" "mlp_layer_types" [List(&Choice(MlpType::WORDS)), Empty] "[]" "What each block has after attention, repeated over the layers: dense (a feed-forward layer), sparse (experts), none; empty: as dense_layers and moe_every say";
-    AttentionGate: "model" "attention_gate" [Choice(AttentionGate::WORDS)] "\"none\"" "Gate of what attention makes: none, element (a sigmoid per number, from the projection of queries: Qwen3-Next), head (a sigmoid per head: Step-3)";
+    Differential: "model" "differential" [Bool] "false" "Attention makes differences of the results of two halves of its heads, with learned factors (DiffLlama)";
+    AttentionGate: "model" "attention_gate" [Choice(AttentionGate::WORDS)] "\"none\"" "Gate of what attention makes: none, element (a sigmoid per number, from the projection of queries: Qwen3-Next), separate (the same, from a projection of its own: AFMoE), head (a sigmoid per head: Step-3)";
     SubNorms: "model" "sub_norms" [Bool] "false" "Normalize what the last layer of attention and of the feed-forward layer reads (BitNet)";
     ActivationScalars: "model" "activation_scalars" [Integer(0, 64)] "0" "Learned numbers of the activation of each layer (Apertus: 2), which the plan has and does not use";
     LayerScale: "model" "layer_scale" [Bool] "false" "Multiply what attention and the feed-forward layer add by a learned vector (InternViT)";
     Ssm: "model" "ssm" [Table(SSM)] "(none)" "Sizes of layers of type mamba and mamba2: inner (width), state (numbers per channel), conv (positions of the convolution), dt_rank (mamba), heads, groups and chunk (mamba2), conv_bias, bias (of the projections), norms (of time steps and states: Jamba), gate_norm (mamba2: a norm of what the gate makes)";
-    LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5, 6: OLMo Hybrid)";
+    LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5, 6: OLMo Hybrid), gate_rank (width between the two projections of each gate: Kimi Linear; 0: gates have one), channel_decays (every channel has a decay of its own: Ling 3), fixed_decays (sums of the pairs of keys and values in place of the delta rule, with decays that are not trained, chunk positions at a time: MiniMax-Text-01)";
     Rwkv: "model" "rwkv" [Table(RWKV)] "(none)" "Sizes of layers of type rwkv of later versions than 4: version (5, 6 or 7), heads, keys and values (widths), and the widths between the projections that make shares of positions (mix_rank: 6), decays (decay_rank: 6, 7), rates (rate_rank: 7), shares of the first layer's values (value_rank: 7) and gates (gate_rank: 7)";
     SharedBlock: "model" "shared_block" [Table(SHARED_BLOCK)] "(none)" "Blocks of attention and a feed-forward layer that layers of type shared_attention use in turn (Zamba 2): blocks, ffn (width), bias (of the feed-forward layer), adapter_rank (of each layer's adapters), attention_adapters (queries, keys and values have some, too)";
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
     RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has a table of relative_buckets rows of its own (UMT5); false: all layers share that of the first one";
-    Vision: "model" "vision" [Table(VISION)] "(none)" "Tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; mel_bins: bands of a sound, of which convolutions make the rows in place of patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: it is not trained; tiles: tiles of an image, which divide its patches (Llama 3.2 Vision); tile_rows: rows of the tables of tiles (0: none); gated_layers: blocks after the last norm, with learned gates; picked: blocks whose results the projector reads, too; memory: the language model attends to the rows, which replace no tokens (Whisper); vector: the class, or what attention pools, is one vector of an image, which texts are compared with (CLIP); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_halves: half of what the first layer makes is a gate; projector_gate: width of a gated layer after it (0: none); latents: learned rows that attend to those of the image and replace them (Idefics2; 0: none), with the width of the gated layer before (latent_ffn), the number of layers (latent_layers), and heads of queries and of keys and the dimension of one (latent_heads); latent_width: the width of these rows in a Q-Former (BLIP-2; 0: none), each latent_cross-th layer of which attends to the image; separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
+    Vision: "model" "vision" [Table(VISION)] "(none)" "Tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; mel_bins: bands of a sound, of which convolutions make the rows in place of patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: it is not trained; tiles: tiles of an image, which divide its patches (Llama 3.2 Vision); tile_rows: rows of the tables of tiles (0: none); gated_layers: blocks after the last norm, with learned gates; picked: blocks whose results the projector reads, too; memory: the language model attends to the rows, which replace no tokens (Whisper); vector: the class, or what attention pools, is one vector of an image, which texts are compared with (CLIP); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_halves: half of what the first layer makes is a gate; projector_gate: width of a gated layer after it (0: none); latents: learned rows that attend to those of the image and replace them (Idefics2; 0: none), with the width of the gated layer before (latent_ffn), the number of layers (latent_layers), and heads of queries and of keys and the dimension of one (latent_heads); latent_width: the width of these rows in a Q-Former (BLIP-2; 0: none), each latent_cross-th layer of which attends to the image; latent_vocab: rows of the table of tokens of a text that it reads, too (InstructBLIP; 0: none), with latent_positions rows of a table of positions and latent_tokens tokens in each sample; separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
     VisionPatches: "model" "vision_patches" [Integer(1, 4 * MIB)] "(that of vision)" "Patches of a sample that the vision tower encodes";
     LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, where layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
     LayerFfn: "model" "layer_ffn" [List(&Integer(0, 4 * MIB)), Empty] "[]" "Width of the feed-forward layer of each block, where they differ; 0: none; empty: ffn everywhere";
@@ -525,7 +545,7 @@ keys! {
     CompressRates: "model" "compress_rates" [List(&Integer(0, MIB)), Empty] "[]" "Positions of one compressed key in each layer (DeepSeek-V4); 0: no such keys. Layers with an indexer choose among them";
     DisentangledRows: "model" "disentangled_rows" [Integer(0, MIB)] "0" "Rows of a table of relative positions, which each layer projects as its queries and keys and adds to the scores (DeBERTa; planned with biases that all samples share); 0: no such table";
     EmbeddingWidth: "model" "embedding_width" [Integer(1, MIB)] "(hidden)" "Width of embedded tokens, which a linear layer projects to that of the model; in encoders, positions and the norm are as wide (ELECTRA), in decoders those are not (OPT 350M)";
-    PlainFirstBlock: "model" "plain_first_block" [Bool] "false" "The first block has no norm for what it reads (ModernBERT's decoder)";
+    PlainFirstBlock: "model" "plain_first_block" [Bool] "false" "The first block has no norm for what it reads (ModernBERT)";
     OutputTransform: "model" "output_transform" [Bool] "false" "A decoder has a linear layer and a norm before its logits (ModernBERT's decoder)";
     StreamScale: "model" "stream_scale" [Bool] "false" "Each block multiplies the residual stream by a number that is not trained (Gemma 4)";
     LayerGroups: "model" "layer_groups" also ["num_hidden_groups"] [Integer(0, 4096)] "0" "Groups of following layers that share the weights of their first `group_layers` blocks (ALBERT): shared weights belong to the root, as tied ones do; 0: every block has its own";
@@ -536,6 +556,8 @@ keys! {
     Head: "model" "head" [Choice(Head::WORDS)] "\"language_model\"" "Output layer: language_model (in encoders of masked tokens), pretraining (the same, and two scores of whether sentences follow each other: BERT), sequence_classification (scores of the last position; with one label a reward model), token_classification (scores of every position), vector (one vector of the last position; the loss is its mean square), contrastive (the same, compared with those that the tower makes of the images of a micro-batch, as in CLIP), none (the hidden states, or what a pooler makes of the first one; the loss is its mean square)";
     Pooler: "model" "pooler" [Bool] "true" "An encoder without an output layer, or one that classifies sequences, makes one vector of the first position (BERT); false: it has the hidden states, and classifies through the layer and the norm that masked tokens have (ModernBERT)";
     UnusedPooler: "model" "unused_pooler" [Bool] "false" "An encoder has a pooler that nothing uses (BigBird)";
+    ContactHead: "model" "contact_head" [Bool] "false" "An encoder has scores of the weights of all heads, which nothing uses (ESM)";
+    BoxRows: "model" "box_rows" [Integer(0, MIB)] "0" "Rows of each of four tables of places on a page, of which six rows are added to each token (LayoutLM); 0: none";
     GlobalProjections: "model" "global_projections" [Bool] "false" "Attention has projections for global positions, of which there are none (Longformer)";
     HeadTransform: "model" "head_transform" [Bool] "true" "An encoder has a linear layer and a norm before the logits of masked tokens, and before classes where `pooler` is false; false: it classifies sequences by the mean of scores, through a linear layer without a norm, and has nothing before other outputs (EuroBERT)";
     NumLabels: "model" "num_labels" [Integer(1, 65536)] "2" "Classes of a classification head";
@@ -573,6 +595,7 @@ keys! {
     ExpertLatent: "model" "expert_latent" also ["moe_latent_size"] [Integer(1, MIB)] "(hidden)" "Width that the routed experts work on, between two projections (Nemotron 3 Ultra)";
     SharedExpertFfn: "model" "shared_expert_ffn" also ["shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"] [Integer(0, 4 * MIB)] "0" "Width of the shared expert, which takes every token; 0: none";
     SharedExpertGate: "model" "shared_expert_gate" also ["moe_shared_expert_gate"] [Bool] "false" "Multiply the result of the shared expert by the sigmoid of a projection of its input (Qwen2-MoE)";
+    ExpertNorm: "model" "expert_norm" [Bool] "false" "Normalize what a layer of experts adds, and nothing that others add (A.X K1)";
     DenseAndExperts: "model" "dense_and_experts" also ["enable_moe_block"] [Bool] "false" "Each layer has a dense feed-forward layer and experts, whose results are added (Gemma 4)";
     DenseLayers: "model" "dense_layers" also ["first_k_dense_replace"] [Integer(0, 4096)] "0" "First layers, which have a dense feed-forward layer of width `ffn`";
     MoeEvery: "model" "moe_every" also ["decoder_sparse_step", "interleave_moe_layer_step"] [Integer(1, 4096)] "1" "Every n-th layer has experts, and the others a dense feed-forward layer of width `ffn`";

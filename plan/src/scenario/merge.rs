@@ -255,6 +255,13 @@ impl Document {
         Ok(())
     }
 
+    /// Replaces the value of a key that is given, at its place, by what it stands for.
+    pub(crate) fn resolve(&mut self, key: Key, datum: Datum) {
+        if let Some(given) = &mut self.given[key as usize] {
+            given.value.datum = datum;
+        }
+    }
+
     /// Returns a key's value in the spelling of this format.
     ///
     /// # Errors

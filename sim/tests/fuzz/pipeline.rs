@@ -271,6 +271,8 @@ pub(crate) fn run(data: &[u8], profiles: &[(&str, Profile)]) -> Reached {
         }
         // Slow hardware and a large layer: a refusal with its reason, not a bug.
         Err(SimError::Program(why)) if why.contains("beyond 1000 s") => Reached::Unpriced,
+        // A library of attention that the hardware profile has no rates of.
+        Err(e) if e.to_string().contains("does not know its rates") => Reached::Unpriced,
         Err(e) => panic!("{e}\n{scenario:#?}"),
     }
 }

@@ -230,6 +230,36 @@ WRAPPERS |= {
     "blip-2": dict(vision_config=dict(TOWER), qformer_config=QFORMER, text_config=dict(OPT, model_type="opt"), num_query_tokens=5),
     "blip-2-keys": dict(vision_config=dict(TOWER, qkv_bias=False), qformer_config=dict(QFORMER, cross_attention_frequency=1), text_config=dict(LLAMA, model_type="llama"), num_query_tokens=6),
 }
+EXPERTS |= {
+    "flint": dict(LLAMA, head_dim=16, num_hidden_layers=6, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=6, num_experts_per_tok=2),
+    "flint-keys": dict(LLAMA, head_dim=16, num_hidden_layers=4, moe_intermediate_size=24, num_experts=6, num_experts_per_tok=2, mlp_only_layers=[2], attention_bias=True, layer_types=["full_attention", "sliding_attention"] * 2),
+    "axk1": dict(LLAMA, **DEEPSEEK, num_key_value_heads=4, n_shared_experts=1, n_group=4, topk_group=2, q_lora_rank=12),
+    "minimax": dict(LLAMA, num_hidden_layers=4, num_local_experts=4, block_size=16), "minimax-keys": dict(LLAMA, num_hidden_layers=3, head_dim=24, num_local_experts=4, layer_types=["linear_attention", "linear_attention", "full_attention"], tie_word_embeddings=True),
+}
+BAILING = dict(LLAMA, pad_token_id=0, num_hidden_layers=4, num_key_value_heads=4, head_dim=12, moe_intermediate_size=24, num_local_experts=8, num_experts_per_tok=2, n_group=4, topk_group=2, kv_lora_rank=10, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6)
+HYBRIDS |= {
+    "bailing_hybrid": dict(BAILING, layer_group_size=2), "bailing_hybrid-keys": dict(BAILING, q_lora_rank=12, first_k_dense_replace=1, n_shared_experts=2, layer_types=["full_attention", "linear_attention"] * 2),
+    "lara_mini": dict(NO_FFN, **DELTA, num_hidden_layers=6, head_dim=16, moe_intermediate_size=24, shared_expert_intermediate_size=40, num_experts=6, num_experts_per_tok=2),
+    "lfm3": dict(LLAMA, pad_token_id=0, num_hidden_layers=5, head_dim=16), "lfm3-keys": dict(LLAMA, pad_token_id=0, num_hidden_layers=4, head_dim=16, use_sandwich_norm=False, use_attention_gate=False, conv_bias=True, tie_word_embeddings=False, layer_types=["conv", "sliding_attention"] * 2),
+}
+DENSE |= {"diffllama": dict(LLAMA), "cohere_compass_text": dict(LLAMA, num_hidden_layers=4, layer_types=["sliding_attention", "full_attention"] * 2, rope_parameters=dict(sliding_attention=dict(rope_type="default", rope_theta=1e4), full_attention=None))}
+VIT = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, patch_size=4, image_size=16)
+SWIN = dict(embed_dim=24, depths=[2, 2, 1], num_heads=[2, 4, 8], window_size=4, patch_size=4, image_size=64)
+CONVNEXT = dict(depths=[2, 3, 1], hidden_sizes=[24, 40, 64], num_stages=3, patch_size=4, image_size=32)
+ENCODERS |= {
+    "dinov2-classes": dict(VIT, mlp_ratio=3), "dinov2_with_registers": dict(VIT, num_register_tokens=3, use_swiglu_ffn=True), "vit_msn": dict(VIT), "ijepa": dict(VIT),
+    "beit": dict(VIT), "beit-keys": dict(VIT, use_relative_position_bias=True, use_mean_pooling=False, layer_scale_init_value=0.0), "data2vec-vision": dict(VIT, use_shared_relative_position_bias=True, use_absolute_position_embeddings=True),
+    "swin": dict(SWIN), "swin-keys": dict(SWIN, qkv_bias=False, use_absolute_embeddings=True, mlp_ratio=2.0), "convnext": dict(CONVNEXT), "convnext-keys": dict(CONVNEXT, layer_scale_init_value=0.0, num_channels=1), "convnextv2": dict(CONVNEXT),
+}
+ENCODERS |= {
+    "roberta-prelayernorm": dict(BERT), "layoutlm": dict(BERT, max_2d_position_embeddings=40), "esm": dict(BERT, pad_token_id=1, mask_token_id=32, position_embedding_type="rotary"), "esm-keys": dict(BERT, pad_token_id=1, mask_token_id=32, emb_layer_norm_before=True),
+}
+WRAPPERS |= {
+    "instructblip": dict(vision_config=dict(TOWER), qformer_config=QFORMER, text_config=dict(OPT, model_type="opt"), num_query_tokens=5), "instructblipvideo": dict(vision_config=dict(TOWER), qformer_config=dict(QFORMER, cross_attention_frequency=1), text_config=dict(LLAMA, model_type="llama"), num_query_tokens=6),
+    "deepseek_vl": dict(text_config=dict(LLAMA, model_type="llama"), vision_config=dict(TOWER, model_type="siglip_vision_model", vision_use_head=False)), "lighton_ocr": dict(text_config=dict(LLAMA, model_type="qwen3", head_dim=16), vision_config=dict(TOWER, model_type="pixtral")),
+    "glm_ocr": dict(text_config=dict(LLAMA, head_dim=16), vision_config=dict(depth=2, hidden_size=48, intermediate_size=80, num_heads=4, patch_size=4, spatial_merge_size=2, temporal_patch_size=2, out_hidden_size=64)),
+    "cohere_compass": dict(text_config=dict(LLAMA, rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=1e4))), vision_config=dict(QWEN_TOWER, num_position_embeddings=16, deepstack_visual_indexes=[0, 1])),
+}
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -249,13 +279,14 @@ CASES = {
     "bert": dict(BERT), "roberta": dict(BERT), "xlm-roberta": dict(BERT), "modernbert": dict(BERT, num_hidden_layers=5, pad_token_id=0),
     "llama": dict(LLAMA, attention_bias=True), "granite": dict(LLAMA, mlp_bias=True), "gpt_neox": dict(BERT),
 }
-HEADS = {"modernbert-decoder": "ModernBertDecoderForSequenceClassification", "longformer": "LongformerForTokenClassification", "big_bird": "BigBirdForPreTraining", "big_bird-keys": "BigBirdForSequenceClassification", "ernie-keys": "ErnieForPreTraining", "megatron-bert-keys": "MegatronBertForPreTraining", "albert-pairs": "AlbertForPreTraining", "bert-pairs": "BertForPreTraining", "deit-keys": "DeiTForImageClassificationWithTeacher", "albert-equal-keys": "AlbertModel", "vit": "ViTModel", "deit": "DeiTModel", "whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
+HEADS = {"layoutlm": "LayoutLMForSequenceClassification", "dinov2-classes": "Dinov2ForImageClassification", "swin": "SwinModel", "convnextv2": "ConvNextV2Model", "beit": "BeitModel", "modernbert-decoder": "ModernBertDecoderForSequenceClassification", "longformer": "LongformerForTokenClassification", "big_bird": "BigBirdForPreTraining", "big_bird-keys": "BigBirdForSequenceClassification", "ernie-keys": "ErnieForPreTraining", "megatron-bert-keys": "MegatronBertForPreTraining", "albert-pairs": "AlbertForPreTraining", "bert-pairs": "BertForPreTraining", "deit-keys": "DeiTForImageClassificationWithTeacher", "albert-equal-keys": "AlbertModel", "vit": "ViTModel", "deit": "DeiTModel", "whisper": "WhisperModel", "camembert": "CamembertForSequenceClassification", "distilbert": "DistilBertForSequenceClassification", "mpnet": "MPNetModel", "llama": "LlamaForSequenceClassification", "qwen3": "Qwen3Model", "gemma2": "Gemma2ForTokenClassification", "bert": "BertForSequenceClassification", "roberta": "RobertaForTokenClassification",
          "mistral": "MistralForSequenceClassification", "modernbert": "ModernBertForSequenceClassification",
          "nomic_bert": "NomicBertForSequenceClassification", "deberta-v2": "DebertaV2ForSequenceClassification", "electra": "ElectraForQuestionAnswering", "opt-keys": "OPTForSequenceClassification", "jina_embeddings_v3": "JinaEmbeddingsV3Model",
          "albert": "AlbertForSequenceClassification", "albert-keys": "AlbertForTokenClassification", "albert-groups": "AlbertModel", "eurobert": "EuroBertForSequenceClassification", "eurobert-keys": "EuroBertForTokenClassification"}
 
 
-KINDS = {"blip-2": "Blip2ForConditionalGeneration", "audioflamingo3": "AudioFlamingo3ForConditionalGeneration", "siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel", "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "dinov3_vit": "DINOv3ViTModel", "siglip_vision_model": "SiglipVisionModel", "whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
+KINDS = {**{name: f"{stem}ForImageClassification" for name, stem in {"dinov2_with_registers": "Dinov2WithRegisters", "vit_msn": "ViTMSN", "ijepa": "IJepa", "beit": "Beit", "data2vec-vision": "Data2VecVision", "swin": "Swin", "convnext": "ConvNext", "convnextv2": "ConvNextV2"}.items()},
+         "instructblip": "InstructBlipForConditionalGeneration", "instructblipvideo": "InstructBlipVideoForConditionalGeneration", "blip-2": "Blip2ForConditionalGeneration", "audioflamingo3": "AudioFlamingo3ForConditionalGeneration", "siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel", "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "dinov3_vit": "DINOv3ViTModel", "siglip_vision_model": "SiglipVisionModel", "whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 
 def write(name, config, kind, rows):
@@ -273,7 +304,7 @@ asked = sys.argv[1:]
 for name, values in CASES.items():
     if asked and name not in asked:
         continue
-    model_type = re.sub(r"-(parallel|pairs|layers|equal-keys|keys|groups|latent|siglip)$", "", name)
+    model_type = re.sub(r"-(parallel|classes|pairs|layers|equal-keys|keys|groups|latent|siglip)$", "", name)
     config = AutoConfig.for_model(model_type, **values)
     table = transformers.models.auto.modeling_auto
     causal = table.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES if model_type not in ("bert", "roberta", "xlm-roberta", "modernbert", *ENCODERS) else table.MODEL_FOR_MASKED_LM_MAPPING_NAMES

@@ -34,6 +34,6 @@ priced_only!(ChunkScan ChunkScanGrad GatedDelta GatedDeltaGrad);
 priced_only!(HeadLinear HeadLinearGrad Wkv WkvGrad RgLru RgLruGrad);
 priced_only!(MixStreams MixStreamsGrad MixPositions MixPositionsGrad);
 priced_only!(WkvHeads WkvHeadsGrad DiagonalDelta DiagonalDeltaGrad);
-priced_only!(Conv1d Conv1dGradInput Conv1dGradWeight);
+priced_only!(Conv1d Conv1dGradInput Conv1dGradWeight DepthwiseConv DepthwiseConvGrad);
 priced_only!(MaskedAttention MaskedAttentionGrad BatchedGemm Softmax SoftmaxGrad);
 priced_only!(Dropout DropoutGrad);

@@ -347,6 +347,8 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::Shard(_) => unreachable!("tapes hold no sharding kernels"),
         OpKind::CausalConv1d(_)
         | OpKind::CausalConv1dGrad(_)
+        | OpKind::DepthwiseConv(_)
+        | OpKind::DepthwiseConvGrad(_)
         | OpKind::SelectiveScan
         | OpKind::SelectiveScanGrad
         | OpKind::ChunkScan(_)

@@ -1,12 +1,13 @@
 //! Attention of a decoder.
 
+use super::differential::Differential;
 use super::indexer::Indexer;
 use super::latent::Latent;
 use super::norm::Norm;
 use super::{disentangled, names, normalized, scaled};
 use crate::config::{
-    AttentionGate, Family, LayerType, Model, Norm as NormKind, PackedQkv, PositionEmbedding,
-    QkNorm, Residual, Vision,
+    AttentionGate, LayerType, Model, Norm as NormKind, PackedQkv, PositionEmbedding, QkNorm,
+    Residual, Vision,
 };
 use crate::graph::ValueId;
 use crate::ir::{ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
@@ -30,6 +31,9 @@ pub(super) struct Attention {
     indexer: Option<Indexer>,
     /// One more score for each head.
     sinks: Option<Layer>,
+    differential: Option<Differential>,
+    /// What makes a gate for each number of the result.
+    gate: Option<Layer>,
     /// What makes a gate for each head.
     head_gate: Option<Layer>,
     output: Layer,
@@ -123,9 +127,7 @@ impl Attention {
         let (q, kv) = (m.heads * hd, m.kv_heads * hd);
         let at = d.module(block, name, ModuleKind::Attention);
         let [before, after, sum] = normalized(m);
-        // The first block of an encoder reads the norm of the embedded tokens.
-        let encodes = m.family == Family::Bert && m.options.embedding_norm;
-        let normed = (encodes || m.options.plain_first_block) && d.layer() == 0;
+        let normed = m.options.plain_first_block && d.layer() == 0;
         let norm = (before && !normed).then(|| {
             let names = ("norm", names.attention_norm);
             Norm::new(d, at, names, h, m, Order::First)
@@ -174,10 +176,13 @@ impl Attention {
             let module = d.module(at, "sinks", ModuleKind::Layer);
             d.parameters(module, "", &[m.heads], false)
         });
-        let gate = ("gate", "self_attn.g_proj");
-        let head_gate = (m.options.attention_gate == AttentionGate::Head)
-            .then(|| d.linear(at, gate, [m.heads, h], false));
+        let differential = Differential::new(d, at, m);
         let width = m.heads * value_width(m);
+        let gates = m.options.attention_gate;
+        let gate = (gates == AttentionGate::Separate)
+            .then(|| d.linear(at, ("gate", "self_attn.gate_proj"), [width, h], false));
+        let head_gate = (gates == AttentionGate::Head)
+            .then(|| d.linear(at, ("gate", "self_attn.g_proj"), [m.heads, h], false));
         let output = d.linear(at, ("o", names.o), [h, width], m.bias.attention_output());
         let mut head_norm = |ours, theirs, heads: u64| {
             let names = (ours, theirs);
@@ -221,6 +226,8 @@ impl Attention {
             projections,
             indexer,
             sinks,
+            differential,
+            gate,
             head_gate,
             output,
             qk_norms,
@@ -294,7 +301,7 @@ impl Attention {
             };
             let bias = around.bias.or(of_table);
             let bias = bias.or_else(|| Some(b.weight(self.sinks?)));
-            let a = match bias {
+            let attend = |b: &mut Builder<'_>, qkv| match bias {
                 Some(bias) => {
                     let (window, scale) = (score_mod.window, Real(scale));
                     let kind = op::BiasedAttention {
@@ -316,10 +323,19 @@ impl Attention {
                 }
                 None => b.flex_attention(qkv, causal, scale, score_mod),
             };
+            let a = match &self.differential {
+                Some(differential) => {
+                    let [q, k, v] = qkv;
+                    let halves = Differential::values(b, v);
+                    let made = halves.map(|half| attend(b, [q, k, half]));
+                    differential.combine(b, made)
+                }
+                None => attend(b, qkv),
+            };
             let width = self.value_width;
-            let values = match hd == width {
-                true => a,
-                false => b.g.slice(a, 3, 0, width),
+            let values = match hd > width {
+                true => b.g.slice(a, 3, 0, width),
+                false => a,
             };
             let mut t = b.g.transpose(values, 1, 2);
             if let Some(layer) = self.head_gate {
@@ -330,6 +346,7 @@ impl Attention {
                 t = b.g.binary(OpKind::ScaleRows, rows, gate);
             }
             let mut t = b.g.reshape(t, &[batch, seq, heads * width]);
+            let gate = gate.or_else(|| self.gate.map(|layer| b.linear(layer, y)));
             if let Some(gate) = gate {
                 let gate = b.g.unary(OpKind::Sigmoid, gate);
                 t = b.g.binary(OpKind::Mul, t, gate);

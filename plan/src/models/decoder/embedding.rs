@@ -52,7 +52,19 @@ pub(super) struct Tables {
     project: Option<Layer>,
     positions: Option<Layer>,
     types: Option<Layer>,
+    /// Places on a page: columns, rows, heights and widths.
+    boxes: Option<[Layer; 4]>,
 }
+
+/// Numbers of a box on a page, and the table that each is looked up in.
+const BOX: [(&str, usize); 6] = [
+    ("box_left", 0),
+    ("box_top", 1),
+    ("box_right", 0),
+    ("box_bottom", 1),
+    ("box_height", 2),
+    ("box_width", 3),
+];
 
 pub(super) struct Patches {
     module: ModuleId,
@@ -92,12 +104,22 @@ impl Embedding {
             let names = ("wtt", names.token_types);
             table(d, names, o.token_types, sum_width(m))
         });
+        let boxes = (o.box_rows > 0).then(|| {
+            [
+                ("x", "layoutlm.embeddings.x_position_embeddings"),
+                ("y", "layoutlm.embeddings.y_position_embeddings"),
+                ("height", "layoutlm.embeddings.h_position_embeddings"),
+                ("width", "layoutlm.embeddings.w_position_embeddings"),
+            ]
+            .map(|names| table(d, names, o.box_rows, sum_width(m)))
+        });
         Self::Learned(Tables {
             module,
             tokens,
             project,
             positions,
             types,
+            boxes,
         })
     }
 
@@ -114,6 +136,7 @@ impl Embedding {
             project: None,
             positions: Some(positions(d, at, "", m)),
             types: None,
+            boxes: None,
         })
     }
 
@@ -194,10 +217,17 @@ impl Tables {
                 b.g.release(tokens);
                 b.g.release(places);
             }
+            let (batch, seq) = (b.batch(), b.seq());
+            for (name, at) in BOX.iter().filter(|_| self.boxes.is_some()) {
+                let ids = b.constant(name, &[batch, seq], DType::I64, true);
+                if let Some(tables) = self.boxes {
+                    let more = b.embedding(tables[*at], ids);
+                    sum = b.g.binary(OpKind::Add, sum, more);
+                }
+            }
             let Some(types) = self.types else {
                 return sum;
             };
-            let (batch, seq) = (b.batch(), b.seq());
             let zeros = b.constant("token_types", &[batch, seq], DType::I64, true);
             let types = b.embedding(types, zeros);
             b.g.binary(OpKind::Add, sum, types)
@@ -223,7 +253,9 @@ impl Patches {
         let more = m.options.register_tokens;
         let registers = (more > 0).then(|| of(d, "registers", "", &[1, more, h]));
         let has_positions = m.options.position_embedding.is_table();
-        let positions = has_positions.then(|| of(d, "positions", "", &[1, m.max_seq_len, h]));
+        // Registers have no positions.
+        let rows = m.max_seq_len - more;
+        let positions = has_positions.then(|| of(d, "positions", "", &[1, rows, h]));
         let shape = [h, m.options.patch_dim];
         let projection = d.linear(ROOT, ("patches", ""), shape, m.options.patch_bias);
         Self {
@@ -236,13 +268,14 @@ impl Patches {
         }
     }
 
-    /// Computes `cat([class, distillation, registers, projection(patches)]) + positions`, of which
-    /// all but the patches may be missing.
+    /// Computes `cat([registers, cat([class, distillation, projection(patches)]) + positions])`, of
+    /// which all but the patches may be missing. Without positions, registers follow the class.
     fn forward(&self, b: &mut Builder<'_>) -> ValueId {
         let (batch, seq) = (b.batch(), b.seq());
         let (h, dim) = (b.s.model.hidden, b.s.model.options.patch_dim);
         let learned = [self.class, self.distillation, self.registers];
         let learned: Vec<ValueId> = learned.into_iter().flatten().map(|l| b.weight(l)).collect();
+        let registers = self.registers.map(|l| b.weight(l));
         let rows_of = |b: &Builder<'_>, row: ValueId| b.g.value(row).shape[1];
         let before: u64 = learned.iter().map(|&row| rows_of(b, row)).sum();
         let patches = b.constant("patches", &[batch, seq - before, dim], DType::F32, true);
@@ -259,20 +292,24 @@ impl Patches {
         let rows = b.linear(self.projection, patches);
         let positions = self.positions.map(|table| b.weight(table));
         b.within(self.module, |b| {
-            let mut all = Vec::new();
-            for row in learned {
+            let broadcast = |b: &mut Builder<'_>, row: ValueId| {
                 let n = rows_of(b, row);
-                if let Some(&(_, zeros)) = zeros.iter().find(|(rows, _)| *rows == n) {
-                    all.push(b.g.binary(OpKind::Add, zeros, row));
-                }
-            }
+                let same = zeros.iter().find(|(rows, _)| *rows == n);
+                same.map(|&(_, zeros)| b.g.binary(OpKind::Add, zeros, row))
+            };
+            let apart = positions.is_some().then_some(registers).flatten();
+            let among = learned.iter().filter(|&&row| Some(row) != apart);
+            let mut all: Vec<ValueId> = among.filter_map(|&row| broadcast(b, row)).collect();
             all.push(rows);
-            let all = match all[..] {
+            let mut all = match all[..] {
                 [rows] => rows,
                 _ => b.g.cat(&all, 1),
             };
-            match positions {
-                Some(positions) => b.g.binary(OpKind::Add, all, positions),
+            if let Some(positions) = positions {
+                all = b.g.binary(OpKind::Add, all, positions);
+            }
+            match apart.and_then(|row| broadcast(b, row)) {
+                Some(row) => b.g.cat(&[row, all], 1),
                 None => all,
             }
         })

@@ -63,6 +63,7 @@ struct Shared {
 impl Experts {
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
         let [_, after, sum] = normalized(m);
+        let after = after || m.options.experts.expert_norm;
         let before = mlp_reads_norm(m);
         Self::named(d, block, "mlp", m, [before, after, sum])
     }

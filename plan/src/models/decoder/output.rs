@@ -5,7 +5,7 @@ use super::embedding;
 use super::names::Names;
 use super::norm::Norm;
 use super::pooling::Pooling;
-use crate::config::{Activation, Family, Head, Model, Norm as Kind};
+use crate::config::{Activation, Family, Head, ImagePooling, Model, Norm as Kind};
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind, Real, op};
 use crate::models::activation::activate;
@@ -87,7 +87,11 @@ impl Output {
         let pooling = (images && m.options.attention_pooling).then(|| Pooling::new(d, ROOT, m));
         let pooler_bias = m.bias.mlp() || (encoder && m.options.head_bias);
         let pooler = pools.then(|| d.linear(ROOT, ("pooler", names.pooler), [h, h], pooler_bias));
-        let scores = [m.options.num_labels, narrow.unwrap_or(h)];
+        let pooled = match m.options.image_pooling {
+            ImagePooling::ClassAndMean if images => 2 * h,
+            _ => narrow.unwrap_or(h),
+        };
+        let scores = [m.options.num_labels, pooled];
         let layer = match kind {
             Head::LanguageModel | Head::Pretraining => {
                 tokens.map(|tokens| d.lm_head(tokens, names.head, m))
@@ -120,6 +124,11 @@ impl Output {
         });
         if m.options.unused_pooler && (kind != Head::None) {
             let unused = d.linear(ROOT, ("unused_pooler", ""), [h, h], true);
+            d.untrained(unused);
+        }
+        if m.options.contact_head {
+            let heads = u64::from(m.layers) * m.heads;
+            let unused = d.linear(ROOT, ("contact_head", ""), [1, heads], true);
             d.untrained(unused);
         }
         let contrast = (kind == Head::Contrastive).then(|| Contrast::new(d, m));
@@ -218,15 +227,14 @@ impl Output {
             }
             Head::SequenceClassification => {
                 let labels = options.num_labels;
+                let means = options.image_pooling != ImagePooling::Class;
+                if means {
+                    hidden = pool_image(b, hidden);
+                }
                 let mut scores = b.linear(layer, hidden);
                 if averages {
-                    scores = b.within(ROOT, |b| {
-                        let by_position = b.g.transpose(scores, 0, 1);
-                        let shape = [batch, labels];
-                        let sum = b.compute(OpKind::SumLeading, &[by_position], &[&shape])[0];
-                        b.scale(sum, 1.0 / seq as f64)
-                    });
-                } else if self.pooler.is_none() {
+                    scores = b.within(ROOT, |b| mean_of_rows(b, scores));
+                } else if self.pooler.is_none() && !means {
                     scores = b.within(ROOT, |b| {
                         let at = if self.first { 0 } else { seq - 1 };
                         let one = b.g.slice(scores, 1, at, 1);
@@ -263,6 +271,33 @@ fn transform_bias(m: &Model) -> bool {
         Kind::LayerNoBias => false,
         _ => m.bias.mlp(),
     }
+}
+
+/// Returns the mean of the rows of `[batch, rows, width]`: `[batch, width]`.
+fn mean_of_rows(b: &mut Builder<'_>, x: ValueId) -> ValueId {
+    let (rows, width) = (b.g.value(x).shape[1], b.g.value(x).cols());
+    let by_row = b.g.transpose(x, 0, 1);
+    let shape = [b.batch(), width];
+    let sum = b.compute(OpKind::SumLeading, &[by_row], &[&shape])[0];
+    b.scale(sum, 1.0 / rows as f64)
+}
+
+/// Returns what is classified of an image whose rows are `hidden`.
+fn pool_image(b: &mut Builder<'_>, hidden: ValueId) -> ValueId {
+    let options = &b.s.model.options;
+    let first = u64::from(options.class_token) + options.register_tokens;
+    let with_class = options.image_pooling == ImagePooling::ClassAndMean;
+    b.within(ROOT, |b| {
+        let (rows, width) = (b.g.value(hidden).shape[1], b.g.value(hidden).cols());
+        let patches = b.g.slice(hidden, 1, first, rows - first);
+        let mean = mean_of_rows(b, patches);
+        if !with_class {
+            return mean;
+        }
+        let class = b.g.slice(hidden, 1, 0, 1);
+        let class = b.g.reshape(class, &[b.batch(), width]);
+        b.g.cat(&[class, mean], 1)
+    })
 }
 
 /// Computes `tanh(dense(hidden[:, 0]))`.

@@ -1,10 +1,11 @@
 //! A Q-Former: learned rows that attend to each other, and in some layers to those of an image
-//! (BLIP-2).
+//! (BLIP-2). Tokens of a text may follow them, with feed-forward layers of their own
+//! (InstructBLIP).
 
 use super::norm::Norm;
 use crate::config::{Activation, Model, Norm as Kind, Vision};
 use crate::graph::ValueId;
-use crate::ir::{ModuleId, ModuleKind, OpKind};
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
@@ -12,7 +13,9 @@ use crate::models::declare::{Declare, Layer, Order};
 pub(super) struct QFormer {
     module: ModuleId,
     queries: Layer,
-    /// Norm of the queries.
+    /// Tables of tokens and of positions of a text.
+    text: Option<[Layer; 2]>,
+    /// Norm of the queries and the text.
     norm: Norm,
     layers: Vec<Block>,
     /// Makes rows of the language model.
@@ -23,6 +26,13 @@ struct Block {
     attention: Attention,
     /// Attention to the rows of the image.
     cross: Option<Attention>,
+    mlp: FeedForward,
+    /// That of a text.
+    text: Option<FeedForward>,
+}
+
+/// A feed-forward layer whose sum with what it reads is normalized.
+struct FeedForward {
     module: ModuleId,
     up: Layer,
     down: Layer,
@@ -38,20 +48,21 @@ struct Attention {
 }
 
 impl Attention {
-    /// Declares it; keys and values read rows of width `outer`, of which a sample has `rows`.
+    /// Declares it; `rows` of a sample read the other `rows`, whose width is `outer`.
     fn new(
         d: &mut Declare,
         at: ModuleId,
         name: &str,
         of: &Vision,
-        (like, outer, rows): (&Model, u64, u64),
+        (like, outer, rows): (&Model, u64, [u64; 2]),
     ) -> Self {
+        d.rows(Some(rows[0]));
         let (h, module) = (of.latent_width, d.module(at, name, ModuleKind::Attention));
         let width = of.latent_heads[0] * of.latent_heads[2];
         let q = d.linear(module, ("q", ""), [width, h], true);
-        d.rows(Some(rows));
+        d.rows(Some(rows[1]));
         let [k, v] = ["k", "v"].map(|name| d.linear(module, (name, ""), [width, outer], true));
-        d.rows(Some(of.latents));
+        d.rows(Some(rows[0]));
         Self {
             module,
             qkv: [q, k, v],
@@ -73,7 +84,8 @@ impl Attention {
         let attended = b.within(self.module, |b| {
             let out = b.attention(q, k, v, false);
             let out = b.g.transpose(out, 1, 2);
-            b.g.reshape(out, &[batch, of.latents, heads * dim])
+            let rows = b.g.value(x).shape[1];
+            b.g.reshape(out, &[batch, rows, heads * dim])
         });
         let made = b.linear(self.output, attended);
         let sum = b.within(self.module, |b| b.g.binary(OpKind::Add, made, x));
@@ -81,36 +93,76 @@ impl Attention {
     }
 }
 
-impl Block {
-    fn new(d: &mut Declare, parent: ModuleId, n: u64, of: &Vision, like: &Model) -> Self {
-        let at = d.module(parent, &format!("layers.{n}"), ModuleKind::Layer);
-        let h = of.latent_width;
-        let crosses = n.is_multiple_of(of.latent_cross.max(1));
-        let own = (like, h, of.latents);
-        let image = (like, of.hidden, of.rows());
-        let attention = Attention::new(d, at, "attention", of, own);
-        let cross = crosses.then(|| Attention::new(d, at, "cross_attention", of, image));
-        let module = d.module(at, "mlp", ModuleKind::Mlp);
+impl FeedForward {
+    fn new(d: &mut Declare, at: ModuleId, name: &str, of: &Vision, like: &Model) -> Self {
+        let (h, ffn, module) = (
+            of.latent_width,
+            of.latent_ffn,
+            d.module(at, name, ModuleKind::Mlp),
+        );
         Self {
-            attention,
-            cross,
             module,
-            up: d.linear(module, ("w1", ""), [of.latent_ffn, h], true),
-            down: d.linear(module, ("w2", ""), [h, of.latent_ffn], true),
+            up: d.linear(module, ("w1", ""), [ffn, h], true),
+            down: d.linear(module, ("w2", ""), [h, ffn], true),
             norm: Norm::new(d, module, ("norm", ""), h, like, Order::Declared),
         }
     }
 
-    fn forward(&self, b: &mut Builder<'_>, of: &Vision, x: ValueId, rows: ValueId) -> ValueId {
-        let mut x = self.attention.forward(b, of, x, x);
-        if let Some(cross) = &self.cross {
-            x = cross.forward(b, of, x, rows);
-        }
+    fn forward(&self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
         let up = b.linear(self.up, x);
         let up = b.within(self.module, |b| activate(b, Activation::Gelu, up));
         let down = b.linear(self.down, up);
         let sum = b.within(self.module, |b| b.g.binary(OpKind::Add, down, x));
         self.norm.apply(b, sum)
+    }
+}
+
+impl Block {
+    fn new(d: &mut Declare, parent: ModuleId, n: u64, of: &Vision, like: &Model) -> Self {
+        let at = d.module(parent, &format!("layers.{n}"), ModuleKind::Layer);
+        let all = of.latent_rows();
+        let own = (like, of.latent_width, [all, all]);
+        let image = (like, of.hidden, [of.latents, of.rows()]);
+        let attention = Attention::new(d, at, "attention", of, own);
+        let crosses = n.is_multiple_of(of.latent_cross.max(1));
+        let cross = crosses.then(|| Attention::new(d, at, "cross_attention", of, image));
+        d.rows(Some(of.latents));
+        let mlp = FeedForward::new(d, at, "mlp", of, like);
+        let text = (of.latent_vocab > 0).then(|| {
+            d.rows(Some(of.latent_tokens));
+            FeedForward::new(d, at, "text_mlp", of, like)
+        });
+        Self {
+            attention,
+            cross,
+            mlp,
+            text,
+        }
+    }
+
+    /// Applies the layer to the learned rows and those of a text, in this order.
+    fn forward(&self, b: &mut Builder<'_>, of: &Vision, x: ValueId, rows: ValueId) -> ValueId {
+        let x = self.attention.forward(b, of, x, x);
+        let (mut own, mut text) = (x, None);
+        if let Some(layer) = &self.text {
+            let [first, rest] = b.within(self.attention.module, |b| {
+                let first = b.g.slice(x, 1, 0, of.latents);
+                [first, b.g.slice(x, 1, of.latents, of.latent_tokens)]
+            });
+            own = first;
+            text = Some((layer, rest));
+        }
+        if let Some(cross) = &self.cross {
+            own = cross.forward(b, of, own, rows);
+        }
+        let own = self.mlp.forward(b, own);
+        match text {
+            Some((layer, rest)) => {
+                let rest = layer.forward(b, rest);
+                b.within(layer.module, |b| b.g.cat(&[own, rest], 1))
+            }
+            None => own,
+        }
     }
 }
 
@@ -126,13 +178,25 @@ impl QFormer {
         like.options.norm = Kind::Layer;
         d.rows(Some(of.latents));
         let queries = d.module(module, "queries", ModuleKind::Layer);
+        let queries = d.parameters(queries, "", &[1, of.latents, h], false);
+        let text = (of.latent_vocab > 0).then(|| {
+            [
+                ("tokens", of.latent_vocab),
+                ("positions", of.latent_positions),
+            ]
+            .map(|(name, rows)| d.table(module, (name, ""), ModuleKind::Layer, [rows, h]))
+        });
+        let norm = Norm::new(d, module, ("norm", ""), h, &like, Order::Declared);
+        let layers = (0..of.latent_layers)
+            .map(|n| Block::new(d, module, n, of, &like))
+            .collect();
+        d.rows(Some(of.latents));
         Some(Self {
             module,
-            queries: d.parameters(queries, "", &[1, of.latents, h], false),
-            norm: Norm::new(d, module, ("norm", ""), h, &like, Order::Declared),
-            layers: (0..of.latent_layers)
-                .map(|n| Block::new(d, module, n, of, &like))
-                .collect(),
+            queries,
+            text,
+            norm,
+            layers,
             projection: d.linear(module, ("projection", ""), [m.hidden, h], true),
         })
     }
@@ -144,10 +208,36 @@ impl QFormer {
             let shape = [batch, of.latents, of.latent_width];
             b.g.expand(queries, &shape)
         });
-        let mut x = self.norm.apply(b, queries);
+        let x = match self.text {
+            Some(tables) => self.with_text(b, of, queries, tables),
+            None => queries,
+        };
+        let mut x = self.norm.apply(b, x);
         for layer in &self.layers {
             x = layer.forward(b, of, x, rows);
         }
+        if self.text.is_some() {
+            x = b.within(self.module, |b| b.g.slice(x, 1, 0, of.latents));
+        }
         b.linear(self.projection, x)
+    }
+
+    /// Puts the embedded tokens of a text after the learned rows.
+    fn with_text(
+        &self,
+        b: &mut Builder<'_>,
+        of: &Vision,
+        queries: ValueId,
+        [tokens, positions]: [Layer; 2],
+    ) -> ValueId {
+        let shape = [b.batch(), of.latent_tokens];
+        let ids = b.constant("instruction_tokens", &shape, DType::I64, true);
+        let places = b.constant("instruction_positions", &shape[1..], DType::I64, false);
+        let tokens = b.embedding(tokens, ids);
+        let positions = b.embedding(positions, places);
+        b.within(self.module, |b| {
+            let text = b.g.binary(OpKind::Add, tokens, positions);
+            b.g.cat(&[queries, text], 1)
+        })
     }
 }

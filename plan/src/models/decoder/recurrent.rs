@@ -1,6 +1,7 @@
 //! Layers with a state that runs over the positions, in place of attention.
 
 use super::Carried;
+use super::lightning::Lightning;
 use super::norm::Norm;
 use super::rwkv::TimeMix;
 use super::rwkv_heads::HeadMix;
@@ -24,12 +25,15 @@ pub(super) struct Recurrent {
     /// Norm of what it reads.
     pub(super) norm: Option<Norm>,
     kind: Kind,
+    /// Norm of what it adds.
+    post_norm: Option<Norm>,
 }
 
 enum Kind {
     Mamba(Mamba),
     Mamba2(Mamba2),
     Delta(GatedDelta),
+    Lightning(Lightning),
     Conv(ShortConv),
     Rwkv(TimeMix),
     RwkvHeads(HeadMix),
@@ -50,13 +54,22 @@ impl Recurrent {
         let mut declare = |name, make: &dyn Fn(&mut Declare, ModuleId) -> Kind| {
             let module = d.module(block, name, ModuleKind::Attention);
             // Next to attention, that has the norm.
-            let own = normalized(m)[0] && kind != LayerType::Hybrid;
-            let norm = own.then(|| {
+            let [before, after, _] = normalized(m).map(|has| has && kind != LayerType::Hybrid);
+            let norm = before.then(|| {
                 let names = ("norm", "input_layernorm");
                 Norm::new(d, module, names, m.hidden, m, Order::First)
             });
             let kind = make(d, module);
-            Self { module, norm, kind }
+            let post_norm = after.then(|| {
+                let names = ("post_norm", "post_attention_layernorm");
+                Norm::new(d, module, names, m.hidden, m, Order::Declared)
+            });
+            Self {
+                module,
+                norm,
+                kind,
+                post_norm,
+            }
         };
         Some(match (kind, ssm, linear) {
             (LayerType::Mamba, Some(of), _) => {
@@ -64,6 +77,11 @@ impl Recurrent {
             }
             (LayerType::Mamba2 | LayerType::Hybrid | LayerType::Shared, Some(of), _) => {
                 declare("mamba", &|d, at| Kind::Mamba2(Mamba2::new(d, at, m, of)))
+            }
+            (LayerType::Linear, _, Some(of)) if of.fixed_decays => {
+                declare("linear_attn", &|d, at| {
+                    Kind::Lightning(Lightning::new(d, at, m, of))
+                })
             }
             (LayerType::Linear, _, Some(of)) => declare("linear_attn", &|d, at| {
                 Kind::Delta(GatedDelta::new(d, at, m, of))
@@ -93,15 +111,19 @@ impl Recurrent {
         carried: &mut Carried,
     ) -> ValueId {
         b.within(self.module, |b| {
-            let out = match &self.kind {
+            let mut out = match &self.kind {
                 Kind::Mamba(layer) => layer.forward(b, y),
                 Kind::Mamba2(layer) => layer.forward(b, y),
                 Kind::Delta(layer) => layer.forward(b, y),
+                Kind::Lightning(layer) => layer.forward(b, y),
                 Kind::Conv(layer) => layer.forward(b, y),
                 Kind::Rwkv(layer) => layer.forward(b, y),
                 Kind::RwkvHeads(layer) => layer.forward(b, y, &mut carried.first_values),
                 Kind::RgLru(layer) => layer.forward(b, y),
             };
+            if let Some(norm) = self.post_norm {
+                out = norm.apply(b, out);
+            }
             scaled(b, out, b.s.model.options.residual_multiplier)
         })
     }
@@ -303,6 +325,14 @@ impl GatedDelta {
                 ("b", "self_attn.b_proj", n),
                 ("f_a", "self_attn.forget_gate.f_a_proj", of.gate_rank),
             ],
+            6 if of.channel_decays => &[
+                ("q", "self_attn.q_proj", keys),
+                ("k", "self_attn.k_proj", keys),
+                ("v", "self_attn.v_proj", values),
+                ("g", "self_attn.g_proj", values),
+                ("b", "self_attn.b_proj", n),
+                ("f", "self_attn.forget_gate.f_proj", n * of.key_dim),
+            ],
             6 => &[
                 ("q", "linear_attn.q_proj", keys),
                 ("k", "linear_attn.k_proj", keys),
@@ -332,7 +362,10 @@ impl GatedDelta {
                 second("f_b", "self_attn.forget_gate.f_b_proj", n * of.key_dim),
             ]
         });
-        let decays = gates.map_or(n, |_| n * of.key_dim);
+        let decays = match of.gate_rank > 0 || of.channel_decays {
+            true => n * of.key_dim,
+            false => n,
+        };
         Self {
             of: of.clone(),
             inputs,
@@ -342,9 +375,9 @@ impl GatedDelta {
             a_log: raw(d, at, "a_log", &[n]),
             norm: d.norm(at, ("gated_norm", ""), of.value_dim, false, Order::Declared),
             output: {
-                let theirs = match gates {
-                    Some(_) => "self_attn.o_proj",
-                    None => "linear_attn.out_proj",
+                let theirs = match gates.is_some() || of.channel_decays {
+                    true => "self_attn.o_proj",
+                    false => "linear_attn.out_proj",
                 };
                 d.linear(at, ("out", theirs), [h, values], false)
             },
@@ -364,6 +397,7 @@ impl GatedDelta {
                         let (z, gate) = (b.linear(of_z, z), b.linear(of_gate, gate));
                         [qkv, z, beta, heads(b, gate, n)]
                     }
+                    None if of.channel_decays => [qkv, z, beta, heads(b, gate, n)],
                     None => [qkv, z, beta, gate],
                 }
             }
@@ -386,16 +420,17 @@ impl GatedDelta {
         let kind = OpKind::GatedDelta(op::GatedDelta { chunk });
         let shape = [batch, seq, n, of.value_dim];
         let inputs = [q, k, v, gate, beta, a_log, dt_bias];
-        let saved = [batch, seq, n, chunk * (1 + u64::from(self.gates.is_some()))];
+        let by_channel = self.gates.is_some() || of.channel_decays;
+        let saved = [batch, seq, n, chunk * (1 + u64::from(by_channel))];
         let y = b.compute(kind, &inputs, &[&shape, &saved])[0];
         let y = b.rms_norm(self.norm, y);
         let z = heads(b, z, n);
-        let y = match self.gates {
-            Some(_) => {
+        let y = match by_channel {
+            true => {
                 let z = b.g.unary(OpKind::Sigmoid, z);
                 b.g.binary(OpKind::Mul, y, z)
             }
-            None => gated(b, y, z),
+            false => gated(b, y, z),
         };
         let y = b.g.reshape(y, &[batch, seq, values]);
         b.linear(self.output, y)

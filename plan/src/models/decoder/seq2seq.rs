@@ -16,8 +16,6 @@ fn model(of: &Model) -> Model {
     inner.family = Family::Bert;
     inner.layers = of.options.encoder_layers as u32;
     inner.options.encoder_layers = 0;
-    // That norm is not the first block's, as ModernBERT's is.
-    inner.options.embedding_norm = false;
     inner
 }
 

@@ -3,12 +3,13 @@
 use super::Decoder;
 use super::types;
 use crate::config::{
-    AttentionGate, Bias, Family, Head, LayerType, Model, NormPosition, PackedQkv,
+    AttentionGate, Bias, Family, Head, ImagePooling, LayerType, Model, NormPosition, PackedQkv,
     PositionEmbedding, QkNorm, Residual,
 };
 use crate::models::declare::Weights;
 use crate::models::llama::check_rotary;
 use crate::models::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
+use crate::models::stages::{self, Staged};
 
 /// Keys of decoders and encoders.
 pub(in crate::models) const KEYS: &[&str] = &[
@@ -44,6 +45,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "window_from",
     "layer_types",
     "mlp_layer_types",
+    "differential",
     "attention_gate",
     "attention_sinks",
     "value_head_dim",
@@ -97,6 +99,8 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "head",
     "pooler",
     "unused_pooler",
+    "contact_head",
+    "box_rows",
     "global_projections",
     "head_transform",
     "num_labels",
@@ -179,6 +183,10 @@ pub(in crate::models) const VIT: FamilySpec = FamilySpec {
         "second_classifier",
         "register_tokens",
         "attention_pooling",
+        "image_pooling",
+        "stages",
+        "relative_buckets",
+        "relative_bias_per_layer",
         "key_bias",
         "rope_theta",
         "layer_scale",
@@ -203,8 +211,19 @@ pub(in crate::models) const VIT: FamilySpec = FamilySpec {
             ("patch_dim", m.options.patch_dim),
         ]
     },
+    check: check_images,
+    declare: |d, m| match &m.options.stages {
+        Some(of) => Box::new(Staged::new(d, m, of)),
+        None => Box::new(Decoder::new(d, m)),
+    },
     ..SPEC
 };
+
+/// Refuses what encoders of images do not have.
+fn check_images(m: &Model) -> Result<(), Conflict> {
+    check(m)?;
+    stages::check(m)
+}
 
 /// Refuses sizes and options that latent attention does not have.
 fn check_latent(m: &Model) -> Result<(), Conflict> {
@@ -291,6 +310,25 @@ fn check_values(m: &Model) -> Result<(), Conflict> {
             format!("`value_head_dim` needs separate values: {why}"),
         )),
     }
+}
+
+/// Refuses heads that differential attention cannot divide into halves.
+fn check_differential(m: &Model) -> Result<(), Conflict> {
+    let o = &m.options;
+    if !o.differential {
+        return Ok(());
+    }
+    let plain = !o.latent.is_used() && o.output_groups == 0 && o.value_head_dim.is_none();
+    let shares = o.tower_memory().is_some() || o.encoder_layers > 0 || !o.layer_kv_heads.is_empty();
+    if !plain || shares || !m.kv_heads.is_multiple_of(2) {
+        let message = format!(
+            "`differential` divides heads into halves: it needs even `kv_heads`, not {}, of one kind of attention",
+            m.kv_heads
+        );
+        let keys = &["differential", "kv_heads", "kv_lora_rank", "layer_kv_heads"];
+        return Err(Conflict::new(keys, message));
+    }
+    Ok(())
 }
 
 /// Refuses sizes and options that attention with one head of keys does not have.
@@ -445,9 +483,10 @@ fn check_ends(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     let decodes = matches!(m.family, Family::Decoder | Family::Moe);
     let plain = decodes && o.residual == Residual::Sequential && o.streams == 0;
-    let first = o.plain_first_block && m.layer_type(0).is_attention();
-    if o.plain_first_block && !(plain && first && o.norm_position == NormPosition::Before) {
-        let message = "`plain_first_block` needs a decoder whose first block has attention, with `residual` = \"sequential\" and `norm_position` = \"before\"";
+    let blocks = plain || m.family == Family::Bert && o.residual == Residual::Sequential;
+    let first = blocks && m.layer_type(0).is_attention();
+    if o.plain_first_block && !(first && o.norm_position == NormPosition::Before) {
+        let message = "`plain_first_block` needs blocks of which the first one has attention, with `residual` = \"sequential\" and `norm_position` = \"before\"";
         let keys = &[
             "plain_first_block",
             "residual",
@@ -629,6 +668,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         ));
     }
     check_shared_keys(m)?;
+    check_differential(m)?;
     check_groups(m)?;
     if o.disentangled_rows > 0 {
         let other = match () {
@@ -692,7 +732,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
     let images = m.family == Family::Vit;
     let known = matches!(
         o.position_embedding,
-        PositionEmbedding::Learned | PositionEmbedding::Rotary
+        PositionEmbedding::Learned | PositionEmbedding::Rotary | PositionEmbedding::None
     );
     if o.head == Head::Pretraining && (m.family != Family::Bert || !o.head_transform) {
         let message =
@@ -722,16 +762,23 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
             || o.head == Head::LanguageModel)
     {
         let message =
-            "family vit has learned or rotary positions, and a classification head or none"
+            "family vit has learned or rotary positions or none, and a classification head or none"
                 .to_owned();
         return Err(Conflict::new(
             &["head", "position_embedding", "family"],
             message,
         ));
     }
-    if images && !o.class_token && (o.distillation_token || o.head != Head::None || o.pooler) {
-        let message = "without a row of the class (`class_token`), family vit has no distillation token, head or pooler";
-        let keys = &["class_token", "distillation_token", "head", "pooler"];
+    let classless = o.head != Head::None && o.image_pooling != ImagePooling::Mean;
+    if images && !o.class_token && (o.distillation_token || classless || o.pooler) {
+        let message = "without a row of the class (`class_token`), family vit has no distillation token or pooler, and classifies the mean of the patches (`image_pooling`)";
+        let keys = &[
+            "class_token",
+            "distillation_token",
+            "head",
+            "pooler",
+            "image_pooling",
+        ];
         return Err(Conflict::new(keys, message.to_owned()));
     }
     let classifies_images = images && o.head == Head::SequenceClassification;

@@ -2,6 +2,7 @@
 
 mod class_defaults;
 mod deepseek_v4;
+mod delta;
 mod encoders;
 mod experts;
 mod gemma3n;
@@ -11,11 +12,14 @@ mod hybrid;
 mod latent;
 mod llama_like;
 mod minimax;
+mod not_planned;
 mod packed;
+mod read;
 mod recent;
 mod routed;
 mod rwkv;
 mod seq2seq;
+mod short_conv;
 mod sparse;
 mod vision;
 mod windowed;
@@ -26,13 +30,15 @@ use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
 use serde_json::Value;
 
 /// All decoders.
-pub(super) const ALL: &[HfType] = &joined::<12, { len(&PARTS) }>(&PARTS);
-const PARTS: [&[HfType]; 12] = [
+pub(super) const ALL: &[HfType] = &joined::<14, { len(&PARTS) }>(&PARTS);
+const PARTS: [&[HfType]; 14] = [
     windowed::TYPES,
     llama_like::TYPES,
     packed::TYPES,
     gpt::TYPES,
     hybrid::TYPES,
+    delta::TYPES,
+    short_conv::TYPES,
     seq2seq::TYPES,
     latent::TYPES,
     gemma3n::TYPES,
@@ -42,16 +48,25 @@ const PARTS: [&[HfType]; 12] = [
     gemma4::TYPES,
 ];
 
+const SIZES_ALONE: &str = "only the sizes of its plan were compared with the code of transformers";
+
 /// Types that are planned and priced with their sizes, but may compute something else, and why.
 pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
-    (
-        "afmoe",
-        "unlike its plan, its gate of attention has a projection of its own",
-    ),
+    ("afmoe", SIZES_ALONE),
+    ("axk1", SIZES_ALONE),
+    ("cohere_compass_text", SIZES_ALONE),
     ("apertus", "unlike its plan, its activation is xIELU"),
     (
         "apertus1p5_text",
         "unlike its plan, its activation is xIELU",
+    ),
+    (
+        "beit",
+        "unlike its plan, it normalizes the mean of the patches",
+    ),
+    (
+        "data2vec-vision",
+        "unlike its plan, it normalizes the mean of the patches",
     ),
     (
         "big_bird",
@@ -81,10 +96,7 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "laguna",
         "unlike its plan, its gates of attention are softplus, and some layers rotate half of a head",
     ),
-    (
-        "gemma4_unified_text",
-        "only the sizes of its plan were compared with the code of transformers",
-    ),
+    ("gemma4_unified_text", SIZES_ALONE),
     (
         "codegen",
         "unlike its plan, it has four blocks of queries, values and keys in one projection",
@@ -110,6 +122,10 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, it mixes residual streams and weights positions of compressed keys by softmax",
     ),
     (
+        "diffllama",
+        "unlike its plan, it has exponentials of learned numbers as factors",
+    ),
+    (
         "distilbert",
         "unlike its plan, its layer before the scores of a sequence ends with ReLU",
     ),
@@ -121,13 +137,14 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "gemma4_moe_text",
         "unlike its plan, it scales the weights of experts",
     ),
-    (
-        "gemma4_text",
-        "only the sizes of its plan were compared with the code of transformers",
-    ),
+    ("gemma4_text", SIZES_ALONE),
     (
         "llama4_text",
         "unlike its plan, it scales the inputs of experts, and normalizes queries and keys without weights",
+    ),
+    (
+        "minimax",
+        "unlike its plan, it adds to normalized values, and its factors are not 1",
     ),
     (
         "minimax_m3",
@@ -154,91 +171,8 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "phimoe",
         "unlike its plan, its router masks scores that are far from the largest one",
     ),
-    (
-        "step3p7",
-        "only the sizes of its plan were compared with the code of transformers",
-    ),
-];
-
-/// Types that are known but not planned: what they have that no family has, and the type that is
-/// closest to them, if a plan of it says something about them.
-pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
-    (
-        "axk1",
-        "a norm of what its experts make",
-        Some("deepseek_v3"),
-    ),
-    ("blt", "patches of bytes of different lengths", None),
-    ("convnext", "stages of different widths", None),
-    ("convnextv2", "stages of different widths", None),
-    (
-        "diffllama",
-        "differences of two results of attention",
-        Some("llama"),
-    ),
-    ("dinov3_convnext", "stages of different widths", None),
-    (
-        "doge",
-        "masks that values make, and experts of single rows",
-        None,
-    ),
-    (
-        "gemma3n",
-        "towers of images (MobileNet-V5 of timm) and of sounds",
-        Some("gemma3n_text"),
-    ),
-    (
-        "gpt_neox_japanese",
-        "a bias in the attention of the last block alone",
-        None,
-    ),
-    (
-        "hy_v4",
-        "latent attention with gates and sinks, and residual streams that are mixed",
-        None,
-    ),
-    ("jetmoe", "experts that make queries", None),
-    (
-        "longcat_flash",
-        "two layers of attention in each block, and experts without weights",
-        None,
-    ),
-    ("minimax", "linear attention with fixed decays", None),
-    ("moshi", "several streams of codes of sounds", None),
-    ("musicgen", "several streams of codes of sounds", None),
-    (
-        "musicgen_melody",
-        "several streams of codes of sounds",
-        None,
-    ),
-    (
-        "phi4_multimodal",
-        "towers of images and of sounds, with adapters of their own",
-        Some("phi3"),
-    ),
-    ("prophetnet", "several streams of predicted tokens", None),
-    (
-        "reformer",
-        "attention to buckets of hashes, and layers that are computed backward",
-        None,
-    ),
-    ("swin", "stages of different widths", None),
-    ("swinv2", "stages of different widths", None),
-    (
-        "xlnet",
-        "two streams of attention and relative positions that layers project",
-        None,
-    ),
-    (
-        "xlstm",
-        "memories that are matrices, with exponential gates",
-        None,
-    ),
-    (
-        "zamba",
-        "layers of Mamba with several heads, behind blocks that they share",
-        None,
-    ),
+    ("swin", "unlike its plan, it has masks in shifted windows"),
+    ("step3p7", SIZES_ALONE),
 ];
 
 /// Types that stand for another one where a field is there and not false: type, field, the other.
@@ -248,11 +182,13 @@ pub(in crate::models) const VARIANTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Types that are mixtures of experts.
-pub(in crate::models) const EXPERTS: &[HfType] = &joined::<8, { len(&SPARSE) }>(&SPARSE);
-const SPARSE: [&[HfType]; 8] = [
+pub(in crate::models) const EXPERTS: &[HfType] = &joined::<10, { len(&SPARSE) }>(&SPARSE);
+const SPARSE: [&[HfType]; 10] = [
     experts::TYPES,
     sparse::TYPES,
     hybrid::EXPERTS,
+    delta::EXPERTS,
+    short_conv::EXPERTS,
     routed::TYPES,
     gemma4::EXPERTS,
     minimax::TYPES,
@@ -292,6 +228,7 @@ pub(super) const ENCODERS: &[HfType] = encoders::TYPES;
 pub(super) const VISION: &[HfType] = vision::TYPES;
 
 pub use class_defaults::CLASS_DEFAULTS;
+pub(in crate::models) use not_planned::NOT_PLANNED;
 /// Types that wrap a vision tower and a language model.
 pub use wrappers::WRAPPERS;
 
@@ -342,7 +279,7 @@ const ALWAYS_TIED: Field = field(
             read: |file| {
                 let classes = file("architectures");
                 let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
-                let ends = ["LM", "Generation", "MTModel"];
+                let ends = ["LM", "Generation", "MTModel", "PreTraining"];
                 let has_logits = first.is_none_or(|c| ends.iter().any(|end| c.ends_with(end)));
                 let untied = file("tie_word_embeddings") == Some(false.into());
                 if untied && has_logits {
@@ -368,15 +305,6 @@ const PARTIAL_HALF: Field = Field {
     meaning: Meaning::Default("partial_rotary_factor", Given::Float(0.5)),
     ..PARTIAL
 };
-
-/// Returns a positive number of the file.
-fn size(file: crate::models::Fields<'_>, name: &str, default: u64) -> Result<u64, String> {
-    let Some(given) = file(name) else {
-        return Ok(default);
-    };
-    let positive = given.as_u64().filter(|n| *n > 0);
-    positive.ok_or_else(|| format!("`{name}` must be a positive number, not {given}"))
-}
 
 /// A key that is a function of one number of the file.
 const fn number(

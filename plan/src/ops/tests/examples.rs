@@ -269,6 +269,8 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         ),
         OpKind::CausalConv1d(_)
         | OpKind::CausalConv1dGrad(_)
+        | OpKind::DepthwiseConv(_)
+        | OpKind::DepthwiseConvGrad(_)
         | OpKind::SelectiveScan
         | OpKind::SelectiveScanGrad
         | OpKind::ChunkScan(_)
@@ -305,6 +307,11 @@ fn scans(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         OpKind::CausalConv1d(_) | OpKind::CausalConv1dGrad(_) => {
             let inputs = vec![row.clone(), numbers(&[6, 1, 3]), numbers(&[6])];
             (inputs, row, None)
+        }
+        OpKind::DepthwiseConv(_) | OpKind::DepthwiseConvGrad(_) => {
+            let image = numbers(&[2, 4, 5, 5]);
+            let inputs = vec![image.clone(), numbers(&[4, 1, 3, 3]), numbers(&[4])];
+            (inputs, image, None)
         }
         OpKind::HeadLinear | OpKind::HeadLinearGrad => {
             let inputs = vec![wide(4, 3), numbers(&[4, 3, 5]), numbers(&[4, 5])];

@@ -171,11 +171,53 @@ fn types_that_are_not_planned_say_what_they_have() {
         message.contains("--as gemma3n_text plans it as one"),
         "{message}"
     );
-    let swin = named("\"model_type\": \"swin\"");
-    let message = read("swin", &swin, &[]).unwrap_err().to_string();
+    let resnet = named("\"model_type\": \"resnet\"");
+    let message = read("resnet", &resnet, &[]).unwrap_err().to_string();
     assert!(
-        message.contains("\"swin\" is not supported: it has stages of different widths"),
+        message.contains("\"resnet\" is not supported: it has convolutions with strides"),
         "{message}"
     );
     assert!(message.contains("set model.family"), "{message}");
+}
+
+/// Each stage has a quarter of the rows of the one before, and attention sees windows of 16 rows.
+#[test]
+fn model_flops_of_stages_count_the_rows_of_each() {
+    let s = read(
+        "swin-flops",
+        config!("tiny--swin"),
+        &["train.micro_batch=1"],
+    )
+    .unwrap();
+    let block = |w: u64| 4 * w * w + 2 * w * 4 * w;
+    let patches = 48 * 24 * 256;
+    let blocks = 2 * block(24) * 256 + 2 * block(48) * 64 + block(96) * 16;
+    let merges = (4 * 24) * 48 * 64 + (4 * 48) * 96 * 16;
+    let head = 2 * 96;
+    let pairs = 16 * (2 * 24 * 256 + 2 * 48 * 64 + 96 * 16);
+    // Twice as much in backward as in forward.
+    let flops = 6 * (patches + blocks + merges + head) + 3 * 4 * pairs;
+    assert_eq!(crate::models::graph(&s).model_flops.0, flops);
+}
+
+/// A type that stands for another one in a file with certain fields does so as an option, too.
+#[test]
+fn a_type_that_is_asked_for_may_stand_for_another_one() {
+    let dense = config!("tiny--gemma4_text");
+    let experts = [
+        ("\"enable_moe_block\": false", "\"enable_moe_block\": true"),
+        (
+            "\"moe_intermediate_size\": null",
+            "\"moe_intermediate_size\": 24",
+        ),
+        ("\"num_experts\": null", "\"num_experts\": 4"),
+        ("\"top_k_experts\": null", "\"top_k_experts\": 2"),
+    ]
+    .iter()
+    .fold(dense.to_owned(), |file, (from, to)| file.replace(from, to));
+    let s = read("gemma4", &experts, &["model.model_type=gemma4_text"]).unwrap();
+    assert_eq!(
+        s.model.options.model_type.as_deref(),
+        Some("gemma4_moe_text")
+    );
 }

@@ -1,6 +1,7 @@
 //! Types that are encoders.
 
-use super::{ALWAYS_TIED, HIDDEN_ACT, RMS_EPS_5, TIED_BY_DEFAULT, derived, number, size};
+use super::read::size;
+use super::{ALWAYS_TIED, HIDDEN_ACT, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
     POSITIONS, ROPE_THETA, TIED, VOCAB, field,
@@ -298,6 +299,93 @@ pub(super) const TYPES: &[HfType] = &[
     roberta("camembert", "CamembertForMaskedLM"),
     roberta("data2vec-text", "Data2VecTextForMaskedLM"),
     HfType {
+        model_type: "roberta-prelayernorm",
+        architecture: "RobertaPreLayerNormForMaskedLM",
+        fixed: &[
+            LAYER_NORM,
+            NO_GATE,
+            BIASES,
+            HEAD_BIAS,
+            LEARNED,
+            EMBEDDING_NORM,
+            OFFSET,
+        ],
+        common: SHAPE,
+        fields: &[EPS_12, GELU, TOKEN_TYPES, ROWS, ABSOLUTE, NO_DECODER],
+    },
+    HfType {
+        model_type: "layoutlm",
+        architecture: "LayoutLMForMaskedLM",
+        fixed: BERT,
+        common: SHAPE,
+        fields: &[
+            EPS_12,
+            GELU,
+            TOKEN_TYPES,
+            POSITIONS,
+            field(
+                &["max_2d_position_embeddings"],
+                Meaning::Default("box_rows", Given::Int(1024)),
+            ),
+            derived("unused_pooler", &[], |file| {
+                let classes = file("architectures");
+                let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
+                let uses = ["LayoutLMForSequenceClassification", "LayoutLMModel"];
+                Ok(Some((!first.is_some_and(|c| uses.contains(&c))).into()))
+            }),
+        ],
+    },
+    // Norms come before layers; ESM-1b normalizes embedded tokens, too.
+    HfType {
+        model_type: "esm",
+        architecture: "EsmForMaskedLM",
+        fixed: &[
+            LAYER_NORM,
+            NO_GATE,
+            BIASES,
+            HEAD_BIAS,
+            ("contact_head", Given::Bool(true)),
+            ("activation", Given::Str("gelu")),
+        ],
+        common: SHAPE,
+        fields: &[
+            EPS_12,
+            POSITIONS,
+            derived(
+                "position_embedding",
+                &["position_embedding_type"],
+                |file| match file("position_embedding_type")
+                    .as_ref()
+                    .and_then(Value::as_str)
+                {
+                    None | Some("absolute") => Ok(Some("learned".into())),
+                    Some("rotary") => Ok(Some("rotary".into())),
+                    Some(other) => Err(format!(
+                        "`position_embedding_type` must be absolute or rotary, not {other:?}"
+                    )),
+                },
+            ),
+            field(
+                &["emb_layer_norm_before"],
+                Meaning::Default("embedding_norm", Given::Bool(false)),
+            ),
+            field(&["is_folding_model"], Meaning::Off),
+            derived(
+                "num_labels",
+                &[
+                    "token_dropout",
+                    "mask_token_id",
+                    "esmfold_config",
+                    "vocab_list",
+                ],
+                |file| {
+                    let why = "its layers are those of RoBERTa's; EsmForMaskedLM is planned";
+                    no_class(file, "EsmForSequenceClassification", why)
+                },
+            ),
+        ],
+    },
+    HfType {
         model_type: "xlm-roberta-xl",
         architecture: "XLMRobertaXLForMaskedLM",
         fixed: &[LAYER_NORM, NO_GATE, BIASES, HEAD_BIAS, LEARNED, OFFSET],
@@ -381,6 +469,7 @@ pub(super) const TYPES: &[HfType] = &[
             ("packed_gate_up", Given::Bool(true)),
             HEAD_BIAS,
             EMBEDDING_NORM,
+            ("plain_first_block", Given::Bool(true)),
             ("pooler", Given::Bool(false)),
         ],
         common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, TIED_BY_DEFAULT],

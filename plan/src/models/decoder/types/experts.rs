@@ -1,5 +1,6 @@
 //! Mixtures of experts.
 
+use super::read::{FULL, LINEAR, Listed, by_layer, integer};
 use super::{HIDDEN_ACT, PARTIAL_HALF, RMS_EPS_5, derived, number};
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
@@ -7,7 +8,7 @@ use crate::models::hf::{
 };
 use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, NORM_EPS};
 use crate::models::windows::{ASKED_WINDOW, USES_WINDOW, WINDOW, layers, repeated};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(super) const TOP_K: Field = field(&["num_experts_per_tok"], Meaning::Required("top_k"));
 pub(super) const EXPERT_FFN: Field =
@@ -254,48 +255,106 @@ pub(super) const SHAPE: &[Field] = &[
     TIED,
 ];
 
+/// Mixtral's blocks.
+const MIXTRAL_FIXED: &[(&str, Given)] = &[
+    ("bias", Given::Bool(false)),
+    ("normalize_top_k", Given::Bool(true)),
+    ("aux_loss_kind", Given::Str("hf")),
+];
+/// Fields of Mixtral but the base of the rotary embedding.
+const MIXTRAL: &[Field] = &[
+    VOCAB,
+    HIDDEN,
+    FFN,
+    LAYERS,
+    HEADS,
+    HIDDEN_ACT,
+    POSITIONS,
+    HAS_AUX_LOSS,
+    AUX_LOSS,
+    TIED,
+    field(
+        &["num_key_value_heads"],
+        Meaning::Default("kv_heads", Given::Int(8)),
+    ),
+    HEAD_DIM,
+    field(
+        &["rms_norm_eps"],
+        Meaning::Default("norm_eps", Given::Float(1e-5)),
+    ),
+    WINDOW,
+    field(
+        &["num_local_experts"],
+        Meaning::Default("experts", Given::Int(8)),
+    ),
+    field(
+        &["num_experts_per_tok"],
+        Meaning::Default("top_k", Given::Int(2)),
+    ),
+];
+
+/// Returns which layers of a MiniMax-Text-01 have lightning attention: as listed, or every second.
+fn lightning_layers(file: Fields<'_>) -> Result<Option<Value>, String> {
+    let listed = Listed::of(file, &["layer_types"]);
+    by_layer(file, |layer| {
+        match listed.is(layer, FULL, layer.is_multiple_of(2)) {
+            true => FULL,
+            false => LINEAR,
+        }
+    })
+}
+
 pub(super) const TYPES: &[HfType] = &[
+    // What blocks add is added to what they read, normalized; the plan adds it to the stream.
+    HfType {
+        model_type: "minimax",
+        architecture: "MiniMaxForCausalLM",
+        fixed: MIXTRAL_FIXED,
+        common: MIXTRAL,
+        fields: &[
+            Field {
+                meaning: Meaning::Default("rope_theta", Given::Float(1e6)),
+                ..ROPE_THETA
+            },
+            derived(
+                "layer_types",
+                &["layer_types", "attn_type_list"],
+                lightning_layers,
+            ),
+            derived(
+                "linear_attention",
+                &[
+                    "block_size",
+                    "full_attn_alpha_factor",
+                    "full_attn_beta_factor",
+                    "linear_attn_alpha_factor",
+                    "linear_attn_beta_factor",
+                    "mlp_alpha_factor",
+                    "mlp_beta_factor",
+                    "router_jitter_noise",
+                ],
+                |file| {
+                    let heads = integer(file, "num_attention_heads", 32);
+                    let width = integer(file, "hidden_size", 4096) / heads.max(1);
+                    let width = integer(file, "head_dim", width);
+                    Ok(Some(json!({
+                        "key_heads": heads,
+                        "value_heads": heads,
+                        "key_dim": width,
+                        "value_dim": width,
+                        "fixed_decays": true,
+                        "chunk": integer(file, "block_size", 256),
+                    })))
+                },
+            ),
+        ],
+    },
     HfType {
         model_type: "mixtral",
         architecture: "MixtralForCausalLM",
-        fixed: &[
-            ("bias", Given::Bool(false)),
-            ("normalize_top_k", Given::Bool(true)),
-            ("aux_loss_kind", Given::Str("hf")),
-        ],
-        common: &[
-            VOCAB,
-            HIDDEN,
-            FFN,
-            LAYERS,
-            HEADS,
-            HIDDEN_ACT,
-            POSITIONS,
-            ROPE_THETA,
-            HAS_AUX_LOSS,
-            AUX_LOSS,
-            TIED,
-        ],
-        fields: &[
-            field(
-                &["num_key_value_heads"],
-                Meaning::Default("kv_heads", Given::Int(8)),
-            ),
-            HEAD_DIM,
-            field(
-                &["rms_norm_eps"],
-                Meaning::Default("norm_eps", Given::Float(1e-5)),
-            ),
-            WINDOW,
-            field(
-                &["num_local_experts"],
-                Meaning::Default("experts", Given::Int(8)),
-            ),
-            field(
-                &["num_experts_per_tok"],
-                Meaning::Default("top_k", Given::Int(2)),
-            ),
-        ],
+        fixed: MIXTRAL_FIXED,
+        common: MIXTRAL,
+        fields: &[ROPE_THETA],
     },
     HfType {
         model_type: "qwen2_moe",

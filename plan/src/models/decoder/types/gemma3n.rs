@@ -60,7 +60,7 @@ const ALTUP_FIELDS: &[&str] = &[
 
 /// Returns the key `altup`.
 fn altup(file: Fields<'_>) -> Result<Option<Value>, String> {
-    let streams = super::size(file, "altup_num_inputs", 4)?;
+    let streams = super::read::size(file, "altup_num_inputs", 4)?;
     let active = file("altup_active_idx").unwrap_or_else(|| 0.into());
     if active.as_u64().is_none_or(|n| n >= streams) {
         return Err(format!(
@@ -71,7 +71,7 @@ fn altup(file: Fields<'_>) -> Result<Option<Value>, String> {
         "streams": streams,
         "active": active,
         "scale": file("altup_correct_scale").unwrap_or(Value::Bool(true)),
-        "laurel_rank": super::size(file, "laurel_rank", 64)?,
+        "laurel_rank": super::read::size(file, "laurel_rank", 64)?,
     })))
 }
 

@@ -4,6 +4,7 @@
 //! Layers of E2B and E4B have embedded tokens of their own, and the last ones the keys of others.
 
 use super::gemma3n::LAYER_EMBEDDING;
+use super::read::{FULL, Listed, SLIDING};
 use super::windowed::{GELU_TANH, HEAD_DIM_256, LARGE_THETA, LOCAL_THETA, ROOT_OF_WIDTH};
 use super::{TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
@@ -12,21 +13,16 @@ use crate::models::hf::{
 use crate::models::llama::{ATTENTION_BIAS, NORM_EPS};
 use crate::models::windows::{layers, repeated};
 
-const FULL: &str = "full_attention";
-
 /// Returns what the layers see: as listed, or all positions in every sixth; the last one always
 /// does.
 fn kinds(file: Fields<'_>) -> Vec<&'static str> {
-    let (listed, n) = (file("layer_types"), layers(file));
+    let (listed, n) = (Listed::of(file, &["layer_types"]), layers(file));
     let kind = |layer: u64| {
-        let word = listed
-            .as_ref()
-            .and_then(|l| l.get(layer as usize)?.as_str());
-        let full = word.map_or((layer + 1).is_multiple_of(6), |word| word == FULL);
+        let full = listed.is(layer, FULL, (layer + 1).is_multiple_of(6));
         if full || layer + 1 == n {
             FULL
         } else {
-            "sliding_attention"
+            SLIDING
         }
     };
     (0..n).map(kind).collect()

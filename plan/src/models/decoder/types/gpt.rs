@@ -231,6 +231,7 @@ pub(super) const TYPES: &[HfType] = &[
             ONE_KEY,
             BIGCODE_PACKING,
             field(&["scale_attn_weights"], Meaning::On),
+            field(&["add_cross_attention"], Meaning::Off),
         ],
     },
     HfType {

@@ -1,206 +1,14 @@
-//! Types with state-space layers or linear attention.
+//! Types with state-space layers or linear recurrences.
 
-use super::experts::{
-    EXPERT_FFN, EXPERTS as ALL_EXPERTS, KEPT_GROUPS, NORMALIZED, ROUTE_SCALE, shared,
-};
-use super::routed::mlp_types;
-use super::{HIDDEN_ACT, PARTIAL, PARTIAL_HALF, RMS_EPS_5, derived, number};
+use super::read::{FULL, LINEAR, Listed, by_layer, flag, integer, words};
+use super::{HIDDEN_ACT, PARTIAL_HALF, derived, number};
 use crate::models::hf::{
     FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, TIED,
     VOCAB, field,
 };
 use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, MLP_BIAS, NORM_EPS};
-use crate::models::windows::{layers, repeated};
+use crate::models::windows::repeated;
 use serde_json::{Value, json};
-
-/// Returns an integer of the file.
-fn integer(file: Fields<'_>, name: &str, default: u64) -> u64 {
-    file(name).and_then(|n| n.as_u64()).unwrap_or(default)
-}
-
-fn flag(file: Fields<'_>, name: &str, default: bool) -> bool {
-    file(name).and_then(|b| b.as_bool()).unwrap_or(default)
-}
-
-/// Returns a list of words of the file.
-fn words(file: Fields<'_>, name: &str) -> Option<Vec<String>> {
-    let list = file(name)?.as_array()?.clone();
-    let word = |v: Value| v.as_str().map(str::to_owned);
-    list.into_iter().map(word).collect()
-}
-
-/// Returns one word per layer, as the shortest list that gives them.
-fn by_layer(n: u64, word: impl Fn(u64) -> &'static str) -> Value {
-    let all: Vec<&str> = (0..n).map(word).collect();
-    repeated(&all)
-}
-
-const FULL: &str = "full_attention";
-const LINEAR: &str = "linear_attention";
-
-/// Every `full_attention_interval`-th layer has softmax attention, if no list says otherwise.
-const DELTA_LAYERS: Field = number(
-    &["layer_types"],
-    "layer_types",
-    |file| {
-        let listed = words(file, "layer_types");
-        let n = integer(file, "full_attention_interval", 4).max(1);
-        Ok(Some(by_layer(layers(file), |layer| {
-            let word = listed.as_ref().and_then(|l| l.get(layer as usize));
-            let full = match word {
-                Some(word) => word == FULL,
-                None => (layer + 1) % n == 0,
-            };
-            if full { FULL } else { LINEAR }
-        })))
-    },
-    |_| None,
-);
-
-/// Sizes of the gated delta rule, whose defaults are those of `Qwen3NextConfig`.
-const fn delta(projections: DeltaProjections) -> Field {
-    let read: fn(Fields<'_>) -> Result<Option<Value>, String> = match projections {
-        DeltaProjections::Two => |file| Ok(Some(delta_sizes(file, 2))),
-        DeltaProjections::Four => |file| Ok(Some(delta_sizes(file, 4))),
-    };
-    derived(
-        "linear_attention",
-        &[
-            "linear_num_key_heads",
-            "linear_num_value_heads",
-            "linear_key_head_dim",
-            "linear_value_head_dim",
-            "linear_conv_kernel_dim",
-            "full_attention_interval",
-            "attn_output_gate",
-            "mamba_ssm_dtype",
-        ],
-        read,
-    )
-}
-
-enum DeltaProjections {
-    Two,
-    Four,
-}
-
-fn delta_sizes(file: Fields<'_>, projections: u64) -> Value {
-    json!({
-        "key_heads": integer(file, "linear_num_key_heads", 16),
-        "value_heads": integer(file, "linear_num_value_heads", 32),
-        "key_dim": integer(file, "linear_key_head_dim", 128),
-        "value_dim": integer(file, "linear_value_head_dim", 128),
-        "conv": integer(file, "linear_conv_kernel_dim", 4),
-        "projections": projections,
-    })
-}
-
-/// Returns the heads of Kimi Linear's layers with the delta rule, the width of one, and the
-/// positions that the convolution sees. An object of published files has precedence.
-fn kimi_sizes(file: Fields<'_>) -> [u64; 3] {
-    let inner = file("linear_attn_config");
-    let of = |theirs: &str, name: &str, default| {
-        let nested = inner.as_ref().and_then(|all| all.get(theirs)?.as_u64());
-        nested.unwrap_or_else(|| integer(file, name, default))
-    };
-    [
-        of("num_heads", "linear_num_heads", 32),
-        of("head_dim", "linear_head_dim", 128),
-        of("short_conv_kernel_size", "linear_conv_kernel_dim", 4),
-    ]
-}
-
-/// Every fourth layer after the first has latent attention unless a list says otherwise; those of
-/// the object of published files count from 1.
-fn kimi_layers(file: Fields<'_>) -> Result<Option<Value>, String> {
-    let listed = words(file, "layer_types");
-    let inner = file("linear_attn_config");
-    let named = |name: &str| {
-        inner
-            .as_ref()
-            .and_then(|all| all.get(name)?.as_array().cloned())
-    };
-    let both = named("full_attn_layers").zip(named("kda_layers"));
-    let n = layers(file);
-    let kind = |layer: u64| {
-        if let Some(listed) = &listed {
-            return match listed.get(layer as usize).map(String::as_str) {
-                Some(FULL) => Ok(FULL),
-                Some(LINEAR) => Ok(LINEAR),
-                _ => Err(format!(
-                    "`layer_types` must name {FULL} or {LINEAR} for each layer"
-                )),
-            };
-        }
-        let Some((full, delta)) = &both else {
-            return Ok(if layer > 0 && layer.is_multiple_of(4) {
-                FULL
-            } else {
-                LINEAR
-            });
-        };
-        let has = |list: &[Value]| list.contains(&(layer + 1).into());
-        match (has(full), has(delta)) {
-            (true, false) => Ok(FULL),
-            (false, true) => Ok(LINEAR),
-            _ => Err(format!(
-                "`linear_attn_config`: layer {} must be in one of `full_attn_layers` and `kda_layers`",
-                layer + 1
-            )),
-        }
-    };
-    let all: Vec<&str> = (0..n).map(kind).collect::<Result<_, _>>()?;
-    Ok(Some(repeated(&all)))
-}
-
-const PARTIAL_QUARTER: Field = Field {
-    meaning: Meaning::Default("partial_rotary_factor", Given::Float(0.25)),
-    ..PARTIAL
-};
-const HEAD_DIM_256: Field = field(&["head_dim"], Meaning::Default("head_dim", Given::Int(256)));
-const DELTA_FIXED: [(&str, Given); 3] = [
-    ("norm", Given::Str("rms_norm_unit_offset")),
-    ("qk_norm", Given::Bool(true)),
-    ("attention_gate", Given::Str("element")),
-];
-const DELTA_SHAPE: &[Field] = &[
-    VOCAB,
-    HIDDEN,
-    LAYERS,
-    HEADS,
-    KV_HEADS,
-    HEAD_DIM_256,
-    HIDDEN_ACT,
-    POSITIONS,
-    NORM_EPS,
-    ROPE_THETA,
-    PARTIAL_QUARTER,
-    ATTENTION_BIAS,
-    TIED,
-    DELTA_LAYERS,
-];
-
-const SPARSE: &[Field] = &[
-    field(
-        &["num_experts"],
-        Meaning::Default("experts", Given::Int(512)),
-    ),
-    field(
-        &["num_experts_per_tok"],
-        Meaning::Default("top_k", Given::Int(10)),
-    ),
-    field(
-        &["moe_intermediate_size"],
-        Meaning::Default("expert_ffn", Given::Int(512)),
-    ),
-    field(
-        &["shared_expert_intermediate_size"],
-        Meaning::Default("shared_expert_ffn", Given::Int(512)),
-    ),
-    field(&["decoder_sparse_step"], Meaning::Optional("moe_every")),
-    field(&["norm_topk_prob"], Meaning::Optional("normalize_top_k")),
-    field(&["intermediate_size"], Meaning::Optional("ffn")),
-];
 
 /// Mamba's sizes: `d_inner`, `d_state` and the rank of time steps.
 fn mamba_sizes(file: Fields<'_>, [state, conv, rank]: [&str; 3], expand: &str) -> Value {
@@ -264,7 +72,7 @@ const MAMBA_SIZES: Field = derived(
 
 const MAMBA_LAYERS: (&str, Given) = ("layer_types", Given::Words(&["mamba"]));
 const NO_MLP: (&str, Given) = ("mlp_layer_types", Given::Words(&["none"]));
-const NO_POSITIONS: (&str, Given) = ("position_embedding", Given::Str("none"));
+pub(super) const NO_POSITIONS: (&str, Given) = ("position_embedding", Given::Str("none"));
 const ONE_HEAD: (&str, Given) = ("heads", Given::Int(1));
 const MAMBA_EPS: Field = field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps"));
 const TIED_BY_DEFAULT: Field = super::TIED_BY_DEFAULT;
@@ -472,41 +280,6 @@ pub(super) const TYPES: &[HfType] = &[
         ],
     },
     HfType {
-        model_type: "qwen3_5_text",
-        architecture: "Qwen3_5ForCausalLM",
-        fixed: &[DELTA_FIXED[0], DELTA_FIXED[1], DELTA_FIXED[2]],
-        common: DELTA_SHAPE,
-        fields: &[FFN, delta(DeltaProjections::Four)],
-    },
-    HfType {
-        model_type: "lfm2",
-        architecture: "Lfm2ForCausalLM",
-        fixed: &[("qk_norm", Given::Bool(true))],
-        common: &[
-            VOCAB, HIDDEN, LAYERS, HEADS, KV_HEADS, POSITIONS, ROPE_THETA,
-        ],
-        fields: &[
-            field(&["norm_eps"], Meaning::Optional("norm_eps")),
-            Field {
-                names: &["tie_word_embeddings", "tie_embedding"],
-                ..TIED_BY_DEFAULT
-            },
-            derived(
-                "ffn",
-                &[
-                    "intermediate_size",
-                    "block_ff_dim",
-                    "block_multiple_of",
-                    "block_ffn_dim_multiplier",
-                    "block_auto_adjust_ff_dim",
-                ],
-                |file| Ok(Some(lfm2_ffn(file).into())),
-            ),
-            CONV_LAYERS,
-            SHORT_CONV,
-        ],
-    },
-    HfType {
         model_type: "falcon_h1",
         architecture: "FalconH1ForCausalLM",
         fixed: &[("layer_types", Given::Words(&["hybrid"]))],
@@ -534,66 +307,21 @@ pub(super) const TYPES: &[HfType] = &[
             ROPE_THETA, TIED,
         ],
         fields: &[
-            Field {
-                meaning: Meaning::Default("partial_rotary_factor", Given::Float(0.5)),
-                ..PARTIAL
-            },
+            PARTIAL_HALF,
             ATTENTION_BIAS,
             MLP_BIAS,
             derived("layer_types", &["attn_layer_indices"], |file| {
                 let listed = file("attn_layer_indices");
                 let listed = listed.as_ref().and_then(Value::as_array);
-                Ok(Some(by_layer(layers(file), |layer| {
+                by_layer(file, |layer| {
                     let full = listed.is_some_and(|l| l.iter().any(|n| *n == layer));
                     if full { FULL } else { "mamba2" }
-                })))
+                })
             }),
             MAMBA2_D,
         ],
     },
 ];
-
-/// Returns the width of LFM2's feed-forward layers (`Lfm2MLP`): two thirds of the field, times a
-/// factor, rounded up.
-fn lfm2_ffn(file: Fields<'_>) -> u64 {
-    let given = integer(
-        file,
-        "block_ff_dim",
-        integer(file, "intermediate_size", 12288),
-    );
-    if !flag(file, "block_auto_adjust_ff_dim", true) {
-        return given;
-    }
-    let factor = file("block_ffn_dim_multiplier").and_then(|x| x.as_f64());
-    let ffn = (factor.unwrap_or(1.0) * (2 * given / 3) as f64) as u64;
-    ffn.next_multiple_of(integer(file, "block_multiple_of", 256).max(1))
-}
-
-/// LFM2 has gated short convolutions in place of attention in some layers.
-const CONV_LAYERS: Field = derived("layer_types", &["layer_types", "full_attn_idxs"], |file| {
-    let listed = words(file, "layer_types");
-    let full = file("full_attn_idxs");
-    let full = full.as_ref().and_then(Value::as_array);
-    Ok(Some(by_layer(layers(file), |layer| {
-        let attends = match (&listed, full) {
-            (Some(words), _) => words.get(layer as usize).is_none_or(|w| w == FULL),
-            (None, Some(indices)) => indices.iter().any(|n| *n == layer),
-            (None, None) => true,
-        };
-        if attends { FULL } else { "conv" }
-    })))
-});
-
-/// Sizes of LFM2's short convolutions.
-const SHORT_CONV: Field = derived("ssm", &["conv_L_cache", "conv_bias", "conv_dim"], |file| {
-    let bias = flag(file, "conv_bias", false);
-    Ok(Some(json!({
-        "inner": integer(file, "hidden_size", 2560),
-        "conv": integer(file, "conv_L_cache", 3),
-        "conv_bias": bias,
-        "bias": bias,
-    })))
-});
 
 /// Sizes of Falcon-H1, whose multipliers of parts are not planned.
 const FALCON_MAMBA2: Field = derived(
@@ -714,42 +442,6 @@ fn granite_routes(file: Fields<'_>) -> bool {
 
 /// Types of family `moe`.
 pub(super) const EXPERTS: &[HfType] = &[
-    HfType {
-        model_type: "lfm2_moe",
-        architecture: "Lfm2MoeForCausalLM",
-        fixed: &[
-            ("qk_norm", Given::Bool(true)),
-            ("router", Given::Str("sigmoid")),
-        ],
-        common: &[
-            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, POSITIONS, ROPE_THETA,
-        ],
-        fields: &[
-            field(&["norm_eps"], Meaning::Optional("norm_eps")),
-            Field {
-                names: &["tie_word_embeddings", "tie_embedding"],
-                ..TIED_BY_DEFAULT
-            },
-            CONV_LAYERS,
-            SHORT_CONV,
-            field(
-                &["num_experts"],
-                Meaning::Default("experts", Given::Int(32)),
-            ),
-            field(
-                &["num_experts_per_tok"],
-                Meaning::Default("top_k", Given::Int(4)),
-            ),
-            field(
-                &["moe_intermediate_size"],
-                Meaning::Default("expert_ffn", Given::Int(1792)),
-            ),
-            NORMALIZED,
-            ROUTE_SCALE,
-            mlp_types::<2>(),
-            derived("z_loss", &["use_expert_bias"], |_| Ok(None)),
-        ],
-    },
     // Without routed experts, the shared one is a dense layer.
     HfType {
         model_type: "granitemoehybrid",
@@ -807,154 +499,14 @@ pub(super) const EXPERTS: &[HfType] = &[
                 "layer_types",
                 &["layer_types", "layers_block_type"],
                 |file| {
-                    let listed =
-                        words(file, "layer_types").or_else(|| words(file, "layers_block_type"));
-                    Ok(Some(by_layer(layers(file), |layer| {
-                        let word = listed.as_ref().and_then(|l| l.get(layer as usize));
-                        match word.map(String::as_str) {
-                            Some("attention" | FULL) => FULL,
-                            _ => "mamba2",
-                        }
-                    })))
+                    let listed = Listed::of(file, &["layer_types", "layers_block_type"]);
+                    by_layer(file, |layer| match listed.word(layer) {
+                        Some("attention" | FULL) => FULL,
+                        _ => "mamba2",
+                    })
                 },
             ),
             MAMBA2_D,
-        ],
-    },
-    HfType {
-        model_type: "qwen3_next",
-        architecture: "Qwen3NextForCausalLM",
-        fixed: &[
-            DELTA_FIXED[0],
-            DELTA_FIXED[1],
-            DELTA_FIXED[2],
-            ("shared_expert_gate", Given::Bool(true)),
-            ("aux_loss_kind", Given::Str("hf")),
-        ],
-        common: DELTA_SHAPE,
-        fields: &super::experts::concat::<{ SPARSE.len() + 2 }>(
-            SPARSE,
-            &[super::experts::DENSE, delta(DeltaProjections::Two)],
-        ),
-    },
-    HfType {
-        model_type: "qwen3_5_moe_text",
-        architecture: "Qwen3_5MoeForCausalLM",
-        fixed: &[
-            DELTA_FIXED[0],
-            DELTA_FIXED[1],
-            DELTA_FIXED[2],
-            ("shared_expert_gate", Given::Bool(true)),
-            ("normalize_top_k", Given::Bool(true)),
-            ("aux_loss_kind", Given::Str("hf")),
-        ],
-        common: DELTA_SHAPE,
-        fields: &super::experts::concat::<{ SPARSE.len() + 1 }>(
-            SPARSE,
-            &[delta(DeltaProjections::Four)],
-        ),
-    },
-    HfType {
-        model_type: "kimi_linear",
-        architecture: "KimiLinearForCausalLM",
-        fixed: &[("router", Given::Str("sigmoid")), NO_POSITIONS],
-        common: &[
-            VOCAB,
-            HIDDEN,
-            FFN,
-            LAYERS,
-            HEADS,
-            KV_HEADS,
-            HIDDEN_ACT,
-            RMS_EPS_5,
-            // The class has no weights to tie.
-            field(&["tie_word_embeddings"], Meaning::Off),
-            EXPERT_FFN,
-            ALL_EXPERTS,
-            KEPT_GROUPS,
-            ATTENTION_BIAS,
-        ],
-        fields: &[
-            Field {
-                names: &["max_position_embeddings", "model_max_length"],
-                ..POSITIONS
-            },
-            Field {
-                names: &["num_experts_per_token", "num_experts_per_tok"],
-                meaning: Meaning::Default("top_k", Given::Int(8)),
-            },
-            Field {
-                names: &["moe_renormalize", "norm_topk_prob"],
-                ..NORMALIZED
-            },
-            Field {
-                meaning: Meaning::Default("route_scale", Given::Float(2.446)),
-                ..ROUTE_SCALE
-            },
-            Field {
-                names: &["num_expert_group", "n_group"],
-                meaning: Meaning::Optional("router_groups"),
-            },
-            derived(
-                "shared_expert_ffn",
-                &["num_shared_experts", "n_shared_experts"],
-                |file| shared(file, &["num_shared_experts", "n_shared_experts"], 1),
-            ),
-            field(
-                &["kv_lora_rank"],
-                Meaning::Default("kv_lora_rank", Given::Int(512)),
-            ),
-            field(&["q_lora_rank"], Meaning::Optional("q_lora_rank")),
-            field(
-                &["qk_rope_head_dim"],
-                Meaning::Default("qk_rope_head_dim", Given::Int(64)),
-            ),
-            field(
-                &["v_head_dim"],
-                Meaning::Default("v_head_dim", Given::Int(128)),
-            ),
-            derived(
-                "head_dim",
-                // The file's `head_dim` is read by nothing.
-                &["qk_nope_head_dim", "qk_head_dim", "head_dim", "rope_theta"],
-                |file| {
-                    let of = |name, default| integer(file, name, default);
-                    Ok(Some(
-                        (of("qk_nope_head_dim", 128) + of("qk_rope_head_dim", 64)).into(),
-                    ))
-                },
-            ),
-            field(&["mla_use_nope"], Meaning::On),
-            field(&["moe_router_activation_func"], Meaning::Word(&["sigmoid"])),
-            derived("layer_types", &["layer_types"], kimi_layers),
-            mlp_types::<1>(),
-            derived(
-                "linear_attention",
-                &[
-                    "linear_attn_config",
-                    "linear_head_dim",
-                    "linear_num_heads",
-                    "linear_conv_kernel_dim",
-                    "use_grouped_topk",
-                    "moe_layer_freq",
-                    "num_nextn_predict_layers",
-                    "output_router_logits",
-                ],
-                |file| {
-                    if integer(file, "moe_layer_freq", 1) != 1 {
-                        return Err("`moe_layer_freq` must be 1".to_owned());
-                    }
-                    let [heads, width, conv] = kimi_sizes(file);
-                    Ok(Some(json!({
-                        "key_heads": heads,
-                        "value_heads": heads,
-                        "key_dim": width,
-                        "value_dim": width,
-                        "conv": conv,
-                        "gate_rank": width,
-                    })))
-                },
-            ),
         ],
     },
     HfType {
@@ -1104,13 +656,13 @@ pub(super) const EXPERTS: &[HfType] = &[
                 |file| {
                     let period = integer(file, "attn_layer_period", 8).max(1);
                     let offset = integer(file, "attn_layer_offset", 4);
-                    Ok(Some(by_layer(layers(file), |layer| {
+                    by_layer(file, |layer| {
                         if layer % period == offset {
                             FULL
                         } else {
                             "mamba"
                         }
-                    })))
+                    })
                 },
             ),
             derived(
@@ -1120,13 +672,13 @@ pub(super) const EXPERTS: &[HfType] = &[
                     let period = integer(file, "expert_layer_period", 2).max(1);
                     let offset = integer(file, "expert_layer_offset", 1);
                     let some = integer(file, "num_experts", 16) > 1;
-                    Ok(Some(by_layer(layers(file), |layer| {
+                    by_layer(file, |layer| {
                         if some && layer % period == offset {
                             "sparse"
                         } else {
                             "dense"
                         }
-                    })))
+                    })
                 },
             ),
             derived(

@@ -154,6 +154,19 @@ pub(super) const MINICPM_SCALES: [Field; 3] = [
 
 pub(super) const TYPES: &[HfType] = &[
     HfType {
+        model_type: "diffllama",
+        architecture: "DiffLlamaForCausalLM",
+        fixed: &[("differential", Given::Bool(true))],
+        common: SHAPE,
+        fields: &[
+            RMS_EPS_5,
+            HIDDEN_ACT,
+            ATTENTION_BIAS,
+            TIED,
+            derived("num_labels", &["lambda_std_dev"], |_| Ok(None)),
+        ],
+    },
+    HfType {
         model_type: "stablelm",
         architecture: "StableLmForCausalLM",
         fixed: &[("norm", Given::Str("layer_norm"))],

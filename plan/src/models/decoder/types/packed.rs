@@ -317,18 +317,17 @@ pub(super) const TYPES: &[HfType] = &[
             field(&["n_layers"], Meaning::Required("layers")),
             field(&["n_heads"], Meaning::Required("heads")),
             field(&["max_seq_len"], Meaning::Positions),
-            number(
-                &["expansion_ratio"],
-                "ffn",
-                |file| {
-                    let ratio = file("expansion_ratio").map_or(Some(4.0), |r| r.as_f64());
-                    let width = file("d_model").and_then(|d| d.as_f64());
-                    Ok(ratio
-                        .zip(width)
-                        .map(|(ratio, width)| ((ratio * width) as u64).into()))
-                },
-                |model| Some((model["ffn"].as_f64()? / model["hidden"].as_f64()?).into()),
-            ),
+            derived("ffn", &["expansion_ratio"], |file| {
+                let ratio = file("expansion_ratio").and_then(|r| r.as_f64());
+                match ratio {
+                    Some(ratio) if ratio != 4.0 => Err(format!(
+                        "`expansion_ratio` must be 4, not {ratio}: transformers' class reads no other"
+                    )),
+                    _ => Ok(file("d_model")
+                        .and_then(|d| d.as_u64())
+                        .map(|width| (4 * width).into())),
+                }
+            }),
             field(&["no_bias"], Meaning::On),
             field(&["attn_config.alibi"], Meaning::On),
             field(&["attn_config.qk_ln"], Meaning::Off),

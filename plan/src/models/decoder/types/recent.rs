@@ -5,17 +5,16 @@ use super::experts::{
     NORMALIZE, NORMALIZED, RESIDUAL_MULTIPLIER, SHAPE as EXPERT_SHAPE, TOP_K,
 };
 use super::llama_like::SWA_WINDOW;
+use super::read::{FULL, LINEAR, Listed, NO_ROPE, SLIDING, by_layer, integer, size};
 use super::routed::mlp_types;
 use super::windowed::{LARGE_THETA, LOCAL_THETA, LOGIT_SCALE};
-use super::{HIDDEN_ACT, LAYER_NORM_EPS, RMS_EPS_5, TIED_BY_DEFAULT, derived, number, size};
+use super::{HIDDEN_ACT, LAYER_NORM_EPS, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
     BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
     ROPE_THETA, TIED, VOCAB, field,
 };
 use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, HEAD_DIM_128, KV_HEADS, MLP_BIAS, NORM_EPS};
-use crate::models::windows::{
-    ALL_FULL, FIRST_OF_FOUR, WINDOW_4096, every_without_rope, layers, repeated,
-};
+use crate::models::windows::{ALL_FULL, FIRST_OF_FOUR, WINDOW_4096, every_without_rope, layers};
 use serde_json::{Value, json};
 
 const SHAPE: &[Field] = &[
@@ -127,22 +126,14 @@ pub(super) const TYPES: &[HfType] = &[
                 "layer_types",
                 &["layer_types", "global_attn_every_n_layers"],
                 |file| {
-                    let listed = file("layer_types");
+                    let listed = Listed::of(file, &["layer_types"]);
                     let every = size(file, "global_attn_every_n_layers", 3)?;
-                    let kind = |layer: u64| {
-                        let word = listed
-                            .as_ref()
-                            .and_then(|l| l.get(layer as usize)?.as_str());
-                        let full =
-                            word.map_or(layer.is_multiple_of(every), |w| w == "full_attention");
-                        if full {
-                            "full_attention"
-                        } else {
-                            "sliding_attention"
+                    by_layer(file, |layer| {
+                        match listed.is(layer, FULL, layer.is_multiple_of(every)) {
+                            true => FULL,
+                            false => SLIDING,
                         }
-                    };
-                    let all: Vec<&str> = (0..layers(file)).map(kind).collect();
-                    Ok(Some(repeated(&all)))
+                    })
                 },
             ),
             field(
@@ -176,22 +167,13 @@ pub(super) const TYPES: &[HfType] = &[
                 Ok((!rotates).then(|| "none".into()))
             }),
             derived("layer_types", &["layer_types"], |file| {
-                let (n, listed) = (layers(file), file("layer_types"));
-                let kind = |layer: u64| {
-                    let word = listed
-                        .as_ref()
-                        .and_then(|l| l.get(layer as usize)?.as_str());
-                    match word.map_or(layer % 4 == 3, |word| word == "full_attention") {
-                        true => "full_attention",
-                        false => "linear_attention",
-                    }
-                };
-                let mut all: Vec<&str> = (0..n).map(kind).collect();
-                if listed.is_none() && n < 4 {
-                    all.pop();
-                    all.push("full_attention");
-                }
-                Ok(Some(repeated(&all)))
+                let (n, listed) = (layers(file), Listed::of(file, &["layer_types"]));
+                by_layer(file, |layer| {
+                    // One of fewer than four layers attends, too.
+                    let full = layer % 4 == 3 || n < 4 && layer + 1 == n;
+                    let full = listed.is(layer, FULL, full && (listed.is_missing() || n >= 4));
+                    if full { FULL } else { LINEAR }
+                })
             }),
             derived("linear_attention", DELTA_FIELDS, delta),
         ],
@@ -345,36 +327,76 @@ pub(super) const EXPERTS: &[HfType] = &[
                     "prefix_dense_sliding_window_pattern",
                 ],
                 |file| {
-                    let listed = file("layer_types");
+                    let [listed, mlps] =
+                        ["layer_types", "mlp_layer_types"].map(|name| Listed::of(file, &[name]));
                     let every = size(file, "sliding_window_pattern", 4)?;
                     let of_dense = size(file, "prefix_dense_sliding_window_pattern", 1)?;
-                    let dense = file("first_k_dense_replace").and_then(|n| n.as_u64());
-                    let dense = dense.unwrap_or(0);
-                    let mlps = file("mlp_layer_types");
-                    let kind = |layer: u64| {
-                        let word = |list: &Option<Value>| {
-                            let word = list.as_ref()?.get(layer as usize)?.as_str()?;
-                            Some(word.to_owned())
+                    let dense = integer(file, "first_k_dense_replace", 0);
+                    by_layer(file, |layer| {
+                        let is_dense = mlps.is(layer, "dense", layer < dense);
+                        let slides = match layer < dense {
+                            true => !(layer + 1).is_multiple_of(of_dense),
+                            false => !(layer - dense + 1).is_multiple_of(every),
                         };
-                        let is_dense = match word(&mlps) {
-                            Some(word) => word == "dense",
-                            None => layer < dense,
-                        };
-                        let slides = match word(&listed) {
-                            Some(word) => word == "sliding_attention",
-                            None if layer < dense => !(layer + 1).is_multiple_of(of_dense),
-                            None => !(layer - dense + 1).is_multiple_of(every),
-                        };
-                        match (slides, is_dense && of_dense == 1) {
-                            (true, _) => "sliding_attention",
-                            (false, true) => "full_attention",
-                            (false, false) => "full_attention_no_rope",
+                        match (listed.is(layer, SLIDING, slides), is_dense && of_dense == 1) {
+                            (true, _) => SLIDING,
+                            (false, true) => FULL,
+                            (false, false) => NO_ROPE,
                         }
-                    };
-                    let all: Vec<&str> = (0..layers(file)).map(kind).collect();
-                    Ok(Some(repeated(&all)))
+                    })
                 },
             ),
+        ],
+    },
+    // The first two layers, the last one, and every fourth see all positions, without rotation.
+    HfType {
+        model_type: "flint",
+        architecture: "FlintForCausalLM",
+        fixed: &[SIGMOID, HEAD_NORMS, ("attention_sinks", Given::Bool(true))],
+        common: EXPERT_SHAPE,
+        fields: &[
+            KV_HEADS,
+            HEAD_DIM_128,
+            ATTENTION_BIAS,
+            NUM_EXPERTS,
+            TOP_K,
+            EXPERT_FFN,
+            NORMALIZED,
+            field(
+                &["shared_expert_intermediate_size"],
+                Meaning::Default("shared_expert_ffn", Given::Int(1024)),
+            ),
+            field(
+                &["sliding_window"],
+                Meaning::Default("sliding_window", Given::Int(513)),
+            ),
+            derived(
+                "mlp_layer_types",
+                &["mlp_only_layers", "decoder_sparse_step"],
+                |file| {
+                    let every = size(file, "decoder_sparse_step", 1)?;
+                    let dense = file("mlp_only_layers").unwrap_or_else(|| json!([0, 1]));
+                    let dense = dense.as_array().map_or(&[][..], |all| all);
+                    by_layer(file, |layer| {
+                        let skips = dense.contains(&layer.into());
+                        match skips || !(layer + 1).is_multiple_of(every) {
+                            true => "dense",
+                            false => "sparse",
+                        }
+                    })
+                },
+            ),
+            derived("layer_types", &["layer_types"], |file| {
+                let (n, listed) = (layers(file), Listed::of(file, &["layer_types"]));
+                by_layer(file, |layer| {
+                    let full = layer < 2 || layer % 4 == 1 || layer + 1 == n;
+                    if listed.is(layer, FULL, full) {
+                        NO_ROPE
+                    } else {
+                        SLIDING
+                    }
+                })
+            }),
         ],
     },
     HfType {

@@ -6,6 +6,7 @@ use super::experts::{
     RESIDUAL_MULTIPLIER, ROUTE_SCALE, ROUTED, SHAPE, SIGMOID_LATENT, TOP_K, concat, shared,
 };
 use super::llama_like::MINICPM_SCALES;
+use super::read::{FULL, Listed, NO_ROPE, SLIDING, by_layer, integer};
 use super::windowed::{LARGE_THETA, LOCAL_THETA};
 use super::{HIDDEN_ACT, PARTIAL, PARTIAL_HALF, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
@@ -27,23 +28,18 @@ pub(super) const fn mlp_types<const DENSE: u64>() -> Field {
             "num_dense_layers",
         ],
         |file| {
-            let listed = file("mlp_layer_types");
+            let listed = Listed::of(file, &["mlp_layer_types"]);
             let dense = ["first_k_dense_replace", "num_dense_layers"];
             let dense = dense.iter().find_map(|name| file(name)?.as_u64());
             let dense = dense.unwrap_or(DENSE);
-            let kind = |layer: u64| {
-                let word = listed
-                    .as_ref()
-                    .and_then(|l| l.get(layer as usize)?.as_str());
-                match word {
-                    Some("dense") => Ok("dense"),
-                    Some("sparse") => Ok("sparse"),
-                    Some(other) => Err(format!(
-                        "layer {layer} has a feed-forward layer of type \"{other}\"; known are dense and sparse"
-                    )),
-                    None if layer < dense => Ok("dense"),
-                    None => Ok("sparse"),
-                }
+            let kind = |layer: u64| match listed.word(layer) {
+                Some("dense") => Ok("dense"),
+                Some("sparse") => Ok("sparse"),
+                Some(other) => Err(format!(
+                    "layer {layer} has a feed-forward layer of type \"{other}\"; known are dense and sparse"
+                )),
+                None if layer < dense => Ok("dense"),
+                None => Ok("sparse"),
             };
             let all: Vec<&str> = (0..layers(file)).map(kind).collect::<Result<_, _>>()?;
             Ok(Some(repeated(&all)))
@@ -330,14 +326,13 @@ pub(super) const TYPES: &[HfType] = &[
             KEPT_GROUPS,
         ],
     },
-    // The gate of attention has a projection of its own, which is planned with that of queries.
     HfType {
         model_type: "afmoe",
         architecture: "AfmoeForCausalLM",
         fixed: &[
             ("qk_norm", Given::Bool(true)),
             ("norm_position", Given::Str("both")),
-            ("attention_gate", Given::Str("element")),
+            ("attention_gate", Given::Str("separate")),
             ("router", Given::Str("sigmoid")),
             ("router_bias", Given::Bool(true)),
         ],
@@ -384,21 +379,14 @@ pub(super) const TYPES: &[HfType] = &[
                 "layer_types",
                 &["layer_types", "global_attn_every_n_layers"],
                 |file| {
-                    let n = file("global_attn_every_n_layers").and_then(|n| n.as_u64());
-                    let n = n.unwrap_or(4).max(1);
-                    let listed = file("layer_types");
-                    let word = |layer: u64| {
-                        let word = listed
-                            .as_ref()
-                            .and_then(|l| l.get(layer as usize)?.as_str());
-                        match word.map_or((layer + 1).is_multiple_of(n), |w| w == "full_attention")
-                        {
-                            true => "full_attention_no_rope",
-                            false => "sliding_attention",
+                    let n = integer(file, "global_attn_every_n_layers", 4).max(1);
+                    let listed = Listed::of(file, &["layer_types"]);
+                    by_layer(file, |layer| {
+                        match listed.is(layer, FULL, (layer + 1).is_multiple_of(n)) {
+                            true => NO_ROPE,
+                            false => SLIDING,
                         }
-                    };
-                    let all: Vec<&str> = (0..layers(file)).map(word).collect();
-                    Ok(Some(repeated(&all)))
+                    })
                 },
             ),
         ],
@@ -426,6 +414,16 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "glm4_moe_lite",
         architecture: "Glm4MoeLiteForCausalLM",
         fixed: &[("router", Given::Str("sigmoid"))],
+        common: DEEPSEEK_SIZES,
+        fields: &concat::<{ SIGMOID_LATENT.len() + 1 }>(SIGMOID_LATENT, &[mlp_types::<1>()]),
+    },
+    HfType {
+        model_type: "axk1",
+        architecture: "AXK1ForCausalLM",
+        fixed: &[
+            ("router", Given::Str("sigmoid")),
+            ("expert_norm", Given::Bool(true)),
+        ],
         common: DEEPSEEK_SIZES,
         fields: &concat::<{ SIGMOID_LATENT.len() + 1 }>(SIGMOID_LATENT, &[mlp_types::<1>()]),
     },

@@ -1,6 +1,7 @@
 //! RWKV-5 to 7: the code that comes with files of RWKV World, and that of flash-linear-attention.
 
-use super::{derived, size};
+use super::derived;
+use super::read::size;
 use crate::models::hf::{
     Field, Fields, Given, HIDDEN, HfType, LAYERS, Meaning, TIED, VOCAB, field,
 };

@@ -1,5 +1,6 @@
 //! Types with an encoder and a decoder.
 
+use super::read::flag;
 use super::{ALWAYS_TIED, TIED_BY_DEFAULT, derived, number, wrappers};
 use crate::models::hf::{Field, Fields, Given, HfType, Meaning, POSITIONS, VOCAB, field};
 use serde_json::Value;
@@ -25,6 +26,29 @@ fn activation(file: Fields<'_>, default: &str) -> Result<(&'static str, bool), S
     })
 }
 
+/// Returns whether there is a gate: as the word of the activation says, or a field of its own.
+fn gated(file: Fields<'_>, default: &str) -> Result<Option<Value>, String> {
+    let word = activation(file, default)?.1;
+    Ok(Some(flag(file, "is_gated_act", word).into()))
+}
+
+/// Activation and gate of classes without one by default.
+const RELU: [Field; 2] = [
+    derived("activation", &["feed_forward_proj"], |file| {
+        Ok(Some(activation(file, "relu")?.0.into()))
+    }),
+    derived("gated_mlp", &["is_gated_act"], |file| gated(file, "relu")),
+];
+/// The same of classes with one.
+const GATED_GELU: [Field; 2] = [
+    derived("activation", &["feed_forward_proj"], |file| {
+        Ok(Some(activation(file, "gated-gelu")?.0.into()))
+    }),
+    derived("gated_mlp", &["is_gated_act"], |file| {
+        gated(file, "gated-gelu")
+    }),
+];
+
 const COMMON: &[Field] = &[
     VOCAB,
     field(&["d_model"], Meaning::Required("hidden")),
@@ -46,11 +70,12 @@ const COMMON: &[Field] = &[
         &["n_positions", "relative_attention_max_distance"],
         |file| Ok(Some(file("n_positions").unwrap_or_else(|| 512.into()))),
     ),
-    TIED_BY_DEFAULT,
-    // Hidden states are scaled if embedding and head share a parameter.
+    // The classes of transformers 5 share embedding and head whatever the file says, which decides
+    // whether hidden states are scaled.
+    derived("tie_embeddings", &[], |_| Ok(Some(true.into()))),
     derived(
         "logits_scaling",
-        &["is_gated_act", "dense_act_fn"],
+        &["tie_word_embeddings", "dense_act_fn"],
         |file| {
             let tied = file("tie_word_embeddings") != Some(false.into());
             let width = file("d_model").and_then(|n| n.as_f64());
@@ -79,12 +104,8 @@ pub(super) const TYPES: &[HfType] = &[
         "T5ForConditionalGeneration",
         &[
             derived("model_type", &[], |_| Ok(Some("t5".into()))),
-            derived("activation", &["feed_forward_proj"], |file| {
-                Ok(Some(activation(file, "relu")?.0.into()))
-            }),
-            derived("gated_mlp", &[], |file| {
-                Ok(Some(activation(file, "relu")?.1.into()))
-            }),
+            RELU[0],
+            RELU[1],
         ],
     ),
     t5(
@@ -92,12 +113,8 @@ pub(super) const TYPES: &[HfType] = &[
         "MT5ForConditionalGeneration",
         &[
             derived("model_type", &[], |_| Ok(Some("mt5".into()))),
-            derived("activation", &["feed_forward_proj"], |file| {
-                Ok(Some(activation(file, "gated-gelu")?.0.into()))
-            }),
-            derived("gated_mlp", &[], |file| {
-                Ok(Some(activation(file, "gated-gelu")?.1.into()))
-            }),
+            GATED_GELU[0],
+            GATED_GELU[1],
         ],
     ),
     t5(
@@ -106,12 +123,8 @@ pub(super) const TYPES: &[HfType] = &[
         &[
             derived("model_type", &[], |_| Ok(Some("umt5".into()))),
             derived("relative_bias_per_layer", &[], |_| Ok(Some(true.into()))),
-            derived("activation", &["feed_forward_proj"], |file| {
-                Ok(Some(activation(file, "gated-gelu")?.0.into()))
-            }),
-            derived("gated_mlp", &[], |file| {
-                Ok(Some(activation(file, "gated-gelu")?.1.into()))
-            }),
+            GATED_GELU[0],
+            GATED_GELU[1],
         ],
     ),
     HfType {

@@ -1,10 +1,11 @@
 //! Types that encode images.
 
-use super::{LAYER_EPS_5, QUICK_GELU, derived, number, size};
+use super::read::{flag, integer, size};
+use super::{LAYER_EPS_5, QUICK_GELU, derived, number};
 use crate::models::hf::{
     BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, field,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
 /// Returns the number of patches of an image, whose edge is `image` unless the file says otherwise;
 /// that of a patch is `patch`.
@@ -31,23 +32,18 @@ fn patch_dim(file: Fields<'_>, patch: u64) -> Result<Option<Value>, String> {
 }
 
 /// ViT's blocks and output layer.
-const VIT: &[(&str, Given)] = &[
-    LAYER_NORM,
-    ("gated_mlp", Given::Bool(false)),
-    BIASES,
-    LEARNED,
-    CLASSES,
-];
+const VIT: &[(&str, Given)] = &[LAYER_NORM, NO_GATE, BIASES, LEARNED, CLASSES];
 /// The same, with a distillation token.
 const DEIT: &[(&str, Given)] = &[
     LAYER_NORM,
-    ("gated_mlp", Given::Bool(false)),
+    NO_GATE,
     BIASES,
     LEARNED,
     CLASSES,
     ("distillation_token", Given::Bool(true)),
 ];
 const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
+const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
 const BIASES: (&str, Given) = ("bias", Given::Bool(true));
 const LEARNED: (&str, Given) = ("position_embedding", Given::Str("learned"));
 const CLASSES: (&str, Given) = ("head", Given::Str("sequence_classification"));
@@ -85,40 +81,291 @@ const LABELS: Field = derived(
             None | Some("tanh") => {}
             Some(other) => return Err(format!("`pooler_act` must be tanh, not {other:?}")),
         }
-        let listed = file("id2label").and_then(|l| Some(l.as_object()?.len() as u64));
-        Ok(file("num_labels").or(listed.map(Into::into)))
+        labels(file)
     },
 );
+
+/// Fields of DINOv2's blocks.
+const DINOV2: &[Field] = &[
+    HIDDEN,
+    LAYERS,
+    HEADS,
+    field(
+        &["layer_norm_eps"],
+        Meaning::Default("norm_eps", Given::Float(1e-6)),
+    ),
+    derived(
+        "ffn",
+        &[
+            "mlp_ratio",
+            "layerscale_value",
+            "drop_path_rate",
+            "stage_names",
+            "out_features",
+            "out_indices",
+            "apply_layernorm",
+            "reshape_hidden_states",
+        ],
+        |file| {
+            let wide = size(file, "hidden_size", 768)? * size(file, "mlp_ratio", 4)?;
+            let gated = file("use_swiglu_ffn") == Some(true.into());
+            let third = (wide * 2 / 3).next_multiple_of(8);
+            Ok(Some(if gated { third } else { wide }.into()))
+        },
+    ),
+    derived("gated_mlp", &["use_swiglu_ffn"], |file| {
+        Ok(Some((file("use_swiglu_ffn") == Some(true.into())).into()))
+    }),
+    derived("activation", &["hidden_act"], |file| {
+        if file("use_swiglu_ffn") == Some(true.into()) {
+            return Ok(Some("silu".into()));
+        }
+        match file("hidden_act").as_ref().and_then(|word| word.as_str()) {
+            None | Some("gelu") => Ok(Some("gelu".into())),
+            Some("gelu_new") => Ok(Some("gelu_tanh".into())),
+            Some(other) => Err(format!("`hidden_act` {other:?} is not known")),
+        }
+    }),
+    field(&["qkv_bias"], Meaning::On),
+    LABELS,
+];
+
+/// DINOv2's blocks; the class and the mean of the patches are classified.
+const DINOV2_FIXED: &[(&str, Given)] = &[
+    LAYER_NORM,
+    BIASES,
+    LEARNED,
+    CLASSES,
+    ("pooler", Given::Bool(false)),
+    ("layer_scale", Given::Bool(true)),
+    ("image_pooling", Given::Str("class_and_mean")),
+];
+
+/// Returns the rows of the class and of registers, and those of patches.
+fn rows_with_registers(file: Fields<'_>, patch: u64, registers: u64) -> Result<Value, String> {
+    let registers = integer(file, "num_register_tokens", registers);
+    Ok((patches(file, 224, patch)? + 1 + registers).into())
+}
+
+/// Fields of BEiT. Keys have no bias; positions are biases of scores, of each layer or of all.
+const BEIT: &[Field] = &[
+    HIDDEN,
+    FFN,
+    LAYERS,
+    HEADS,
+    EPS_12,
+    GELU,
+    PATCH_DIM_16,
+    field(
+        &["use_mask_token"],
+        Meaning::Default("mask_token", Given::Bool(false)),
+    ),
+    derived(
+        "position_embedding",
+        &["use_absolute_position_embeddings"],
+        |file| {
+            let learned = flag(file, "use_absolute_position_embeddings", false);
+            Ok(Some(if learned { "learned" } else { "none" }.into()))
+        },
+    ),
+    derived(
+        "relative_buckets",
+        &[
+            "use_relative_position_bias",
+            "use_shared_relative_position_bias",
+        ],
+        |file| {
+            let each = flag(file, "use_relative_position_bias", false);
+            let all = flag(file, "use_shared_relative_position_bias", false);
+            if each && all {
+                return Err("`use_relative_position_bias` and `use_shared_relative_position_bias` must not both be true".to_owned());
+            }
+            let edge = size(file, "image_size", 224)? / size(file, "patch_size", 16)?;
+            // Distances of patches, and three for the class.
+            let rows = (2 * edge - 1) * (2 * edge - 1) + 3;
+            Ok(Some(if each || all { rows } else { 0 }.into()))
+        },
+    ),
+    derived("relative_bias_per_layer", &[], |file| {
+        Ok(Some(flag(file, "use_relative_position_bias", false).into()))
+    }),
+    derived("layer_scale", &["layer_scale_init_value"], |file| {
+        let scale = file("layer_scale_init_value").and_then(|x| x.as_f64());
+        Ok(Some((scale.unwrap_or(0.1) > 0.0).into()))
+    }),
+    derived("image_pooling", &["use_mean_pooling"], |file| {
+        let means = flag(file, "use_mean_pooling", true);
+        Ok(Some(if means { "mean" } else { "class" }.into()))
+    }),
+    rows::<224, 16, 1>(),
+    derived(
+        "num_labels",
+        &[
+            "id2label",
+            "vocab_size",
+            "drop_path_rate",
+            "pool_scales",
+            "use_auxiliary_head",
+            "auxiliary_loss_weight",
+            "auxiliary_channels",
+            "auxiliary_num_convs",
+            "auxiliary_concat_input",
+            "semantic_loss_ignore_index",
+            "add_fpn",
+            "reshape_hidden_states",
+            "stage_names",
+            "out_features",
+            "out_indices",
+        ],
+        labels,
+    ),
+];
+
+/// Returns the row of a type with BEiT's code.
+const fn beit(model_type: &'static str, architecture: &'static str) -> HfType {
+    HfType {
+        model_type,
+        architecture,
+        fixed: &[
+            LAYER_NORM,
+            NO_GATE,
+            BIASES,
+            CLASSES,
+            ("key_bias", Given::Bool(false)),
+            ("pooler", Given::Bool(false)),
+        ],
+        common: BEIT,
+        fields: &[],
+    }
+}
+
+/// Returns the number of classes that a file gives or names.
+fn labels(file: Fields<'_>) -> Result<Option<Value>, String> {
+    let listed = file("id2label").and_then(|l| Some(l.as_object()?.len() as u64));
+    Ok(file("num_labels").or(listed.map(Into::into)))
+}
+
+/// Returns a list of positive numbers of the file.
+fn sizes(file: Fields<'_>, name: &str, default: &[u64]) -> Result<Vec<u64>, String> {
+    let Some(given) = file(name) else {
+        return Ok(default.to_vec());
+    };
+    let list = given.as_array().map_or(&[][..], |all| all);
+    let all: Option<Vec<u64>> = list.iter().map(|n| n.as_u64().filter(|n| *n > 0)).collect();
+    match all {
+        Some(all) if !all.is_empty() => Ok(all),
+        _ => Err(format!(
+            "`{name}` must be a list of positive numbers, not {given}"
+        )),
+    }
+}
+
+/// Returns the stages of a Swin.
+fn swin(file: Fields<'_>) -> Result<Value, String> {
+    let depths = sizes(file, "depths", &[2, 2, 6, 2])?;
+    let first = size(file, "embed_dim", 96)?;
+    let widths: Vec<u64> = (0..depths.len()).map(|n| first << n).collect();
+    Ok(json!({
+        "depths": depths,
+        "widths": widths,
+        "heads": sizes(file, "num_heads", &[3, 6, 12, 24])?,
+        "edge": size(file, "image_size", 224)? / size(file, "patch_size", 4)?,
+        "window": size(file, "window_size", 7)?,
+        "positions": flag(file, "use_absolute_embeddings", false),
+    }))
+}
+
+/// Returns the stages of a ConvNeXt.
+fn convnext(file: Fields<'_>, response_norm: bool) -> Result<Value, String> {
+    Ok(json!({
+        "depths": sizes(file, "depths", &[3, 3, 9, 3])?,
+        "widths": sizes(file, "hidden_sizes", &[96, 192, 384, 768])?,
+        "edge": size(file, "image_size", 224)? / size(file, "patch_size", 4)?,
+        "window": 1,
+        "kernel": 7,
+        "response_norm": response_norm,
+    }))
+}
+
+/// Returns the sum of the depths of stages.
+fn blocks(file: Fields<'_>, default: &[u64]) -> Result<Option<Value>, String> {
+    let depths = sizes(file, "depths", default)?;
+    Ok(Some(depths.iter().sum::<u64>().into()))
+}
+
+/// Returns the square of the patches along an edge.
+fn square(file: Fields<'_>) -> Result<Option<Value>, String> {
+    let edge = size(file, "image_size", 224)? / size(file, "patch_size", 4)?;
+    Ok(Some((edge * edge).into()))
+}
+
+const STAGED: &[(&str, Given)] = &[
+    LAYER_NORM,
+    NO_GATE,
+    CLASSES,
+    ("heads", Given::Int(1)),
+    ("position_embedding", Given::Str("none")),
+    ("class_token", Given::Bool(false)),
+    ("pooler", Given::Bool(false)),
+    ("image_pooling", Given::Str("mean")),
+];
+/// Fields of a ConvNeXt but its stages.
+const CONVNEXT: &[Field] = &[
+    EPS_12,
+    GELU,
+    derived("hidden", &["num_stages", "drop_path_rate"], |file| {
+        let widths = sizes(file, "hidden_sizes", &[96, 192, 384, 768])?;
+        Ok(Some(widths[0].into()))
+    }),
+    derived("ffn", &[], |file| {
+        let widths = sizes(file, "hidden_sizes", &[96, 192, 384, 768])?;
+        Ok(Some((4 * widths[0]).into()))
+    }),
+    derived("layers", &["depths"], |file| blocks(file, &[3, 3, 9, 3])),
+    derived("max_seq_len", &["image_size"], square),
+    derived("patch_dim", &["patch_size", "num_channels"], |file| {
+        patch_dim(file, 4)
+    }),
+    derived(
+        "num_labels",
+        &["id2label", "stage_names", "out_features", "out_indices"],
+        labels,
+    ),
+];
+
+/// Fields of types with ViT's blocks.
+const VIT_FIELDS: &[Field] = &[
+    HIDDEN,
+    FFN,
+    LAYERS,
+    HEADS,
+    GELU,
+    field(&["qkv_bias"], Meaning::On),
+    PATCH_DIM_16,
+    LABELS,
+];
 
 pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "vit",
         architecture: "ViTForImageClassification",
         fixed: VIT,
-        common: &[HIDDEN, FFN, LAYERS, HEADS],
+        common: VIT_FIELDS,
         fields: &[
             EPS_12,
-            GELU,
-            field(&["qkv_bias"], Meaning::On),
             // One row more than patches, for the class.
             rows::<224, 16, 1>(),
-            PATCH_DIM_16,
-            LABELS,
         ],
     },
     HfType {
         model_type: "deit",
         architecture: "DeiTForImageClassification",
         fixed: DEIT,
-        common: &[HIDDEN, FFN, LAYERS, HEADS],
+        common: VIT_FIELDS,
         fields: &[
             EPS_12,
-            GELU,
-            field(&["qkv_bias"], Meaning::On),
             // Two rows more than patches.
             rows::<224, 16, 2>(),
-            PATCH_DIM_16,
-            LABELS,
             derived("second_classifier", &[], |file| {
                 let classes = file("architectures");
                 let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
@@ -134,7 +381,7 @@ pub(super) const TYPES: &[HfType] = &[
         architecture: "CLIPVisionModel",
         fixed: &[
             LAYER_NORM,
-            ("gated_mlp", Given::Bool(false)),
+            NO_GATE,
             BIASES,
             LEARNED,
             ("head", Given::Str("none")),
@@ -160,7 +407,7 @@ pub(super) const TYPES: &[HfType] = &[
         architecture: "SiglipVisionModel",
         fixed: &[
             LAYER_NORM,
-            ("gated_mlp", Given::Bool(false)),
+            NO_GATE,
             BIASES,
             LEARNED,
             ("head", Given::Str("none")),
@@ -274,48 +521,12 @@ pub(super) const TYPES: &[HfType] = &[
             ),
         ],
     },
-    // Without an output layer.
     HfType {
         model_type: "dinov2",
-        architecture: "Dinov2Model",
-        fixed: &[
-            LAYER_NORM,
-            BIASES,
-            LEARNED,
-            ("head", Given::Str("none")),
-            ("pooler", Given::Bool(false)),
-            ("layer_scale", Given::Bool(true)),
-        ],
-        common: &[HIDDEN, LAYERS, HEADS],
+        architecture: "Dinov2ForImageClassification",
+        fixed: DINOV2_FIXED,
+        common: DINOV2,
         fields: &[
-            field(
-                &["layer_norm_eps"],
-                Meaning::Default("norm_eps", Given::Float(1e-6)),
-            ),
-            derived(
-                "ffn",
-                &["mlp_ratio", "layerscale_value", "drop_path_rate"],
-                |file| {
-                    let wide = size(file, "hidden_size", 768)? * size(file, "mlp_ratio", 4)?;
-                    let gated = file("use_swiglu_ffn") == Some(true.into());
-                    let third = (wide * 2 / 3).next_multiple_of(8);
-                    Ok(Some(if gated { third } else { wide }.into()))
-                },
-            ),
-            derived("gated_mlp", &["use_swiglu_ffn"], |file| {
-                Ok(Some((file("use_swiglu_ffn") == Some(true.into())).into()))
-            }),
-            derived("activation", &["hidden_act"], |file| {
-                if file("use_swiglu_ffn") == Some(true.into()) {
-                    return Ok(Some("silu".into()));
-                }
-                match file("hidden_act").as_ref().and_then(|word| word.as_str()) {
-                    None | Some("gelu") => Ok(Some("gelu".into())),
-                    Some("gelu_new") => Ok(Some("gelu_tanh".into())),
-                    Some(other) => Err(format!("`hidden_act` {other:?} is not known")),
-                }
-            }),
-            field(&["qkv_bias"], Meaning::On),
             field(
                 &["use_mask_token"],
                 Meaning::Default("mask_token", Given::Bool(true)),
@@ -324,17 +535,137 @@ pub(super) const TYPES: &[HfType] = &[
             derived("patch_dim", &["patch_size", "num_channels"], |file| {
                 patch_dim(file, 14)
             }),
+        ],
+    },
+    HfType {
+        model_type: "dinov2_with_registers",
+        architecture: "Dinov2WithRegistersForImageClassification",
+        fixed: DINOV2_FIXED,
+        common: DINOV2,
+        fields: &[
+            derived("mask_token", &[], |_| Ok(Some(true.into()))),
+            field(
+                &["num_register_tokens"],
+                Meaning::Default("register_tokens", Given::Int(4)),
+            ),
+            number(
+                &["image_size"],
+                "max_seq_len",
+                |file| Ok(Some(rows_with_registers(file, 16, 4)?)),
+                |_| None,
+            ),
+            PATCH_DIM_16,
+        ],
+    },
+    HfType {
+        model_type: "vit_msn",
+        architecture: "ViTMSNForImageClassification",
+        fixed: &[
+            LAYER_NORM,
+            NO_GATE,
+            BIASES,
+            LEARNED,
+            CLASSES,
+            ("pooler", Given::Bool(false)),
+        ],
+        common: VIT_FIELDS,
+        fields: &[EPS_6, rows::<224, 16, 1>()],
+    },
+    HfType {
+        model_type: "ijepa",
+        architecture: "IJepaForImageClassification",
+        fixed: &[
+            LAYER_NORM,
+            NO_GATE,
+            BIASES,
+            LEARNED,
+            CLASSES,
+            ("class_token", Given::Bool(false)),
+            ("pooler", Given::Bool(false)),
+            ("image_pooling", Given::Str("mean")),
+        ],
+        common: VIT_FIELDS,
+        fields: &[EPS_12, rows::<224, 16, 0>()],
+    },
+    // The mean is normalized, not the rows.
+    beit("beit", "BeitForImageClassification"),
+    beit("data2vec-vision", "Data2VecVisionForImageClassification"),
+    HfType {
+        model_type: "swin",
+        architecture: "SwinForImageClassification",
+        fixed: STAGED,
+        common: &[LAYER_EPS_5, GELU],
+        fields: &[
+            number(
+                &["embed_dim"],
+                "hidden",
+                |file| Ok(Some(size(file, "embed_dim", 96)?.into())),
+                |model| Some(model["hidden"].clone()),
+            ),
+            derived("ffn", &["mlp_ratio"], |file| {
+                let ratio = file("mlp_ratio").and_then(|x| x.as_f64()).unwrap_or(4.0);
+                let width = size(file, "embed_dim", 96)? as f64;
+                Ok(Some(((ratio * width) as u64).into()))
+            }),
+            derived("layers", &["depths", "num_layers"], |file| {
+                blocks(file, &[2, 2, 6, 2])
+            }),
+            derived("max_seq_len", &["image_size"], square),
+            derived("patch_dim", &["patch_size", "num_channels"], |file| {
+                patch_dim(file, 4)
+            }),
+            derived("bias", &["qkv_bias"], |file| {
+                Ok(Some(match flag(file, "qkv_bias", true) {
+                    true => true.into(),
+                    false => "all_but_qkv".into(),
+                }))
+            }),
+            derived(
+                "stages",
+                &[
+                    "num_heads",
+                    "window_size",
+                    "use_absolute_embeddings",
+                    "drop_path_rate",
+                    "encoder_stride",
+                    "path_norm",
+                    "hidden_size",
+                ],
+                |file| Ok(Some(swin(file)?)),
+            ),
             derived(
                 "num_labels",
-                &[
-                    "stage_names",
-                    "out_features",
-                    "out_indices",
-                    "apply_layernorm",
-                    "reshape_hidden_states",
-                ],
-                |_| Ok(None),
+                &["id2label", "stage_names", "out_features", "out_indices"],
+                labels,
             ),
+        ],
+    },
+    HfType {
+        model_type: "convnext",
+        architecture: "ConvNextForImageClassification",
+        fixed: STAGED,
+        common: CONVNEXT,
+        fields: &[
+            derived("bias", &[], |_| Ok(Some(true.into()))),
+            derived("stages", &["hidden_sizes"], |file| {
+                Ok(Some(convnext(file, false)?))
+            }),
+            derived("layer_scale", &["layer_scale_init_value"], |file| {
+                let scale = file("layer_scale_init_value").and_then(|x| x.as_f64());
+                Ok(Some((scale.unwrap_or(1e-6) > 0.0).into()))
+            }),
+        ],
+    },
+    HfType {
+        model_type: "convnextv2",
+        architecture: "ConvNextV2ForImageClassification",
+        fixed: STAGED,
+        common: CONVNEXT,
+        fields: &[
+            derived("bias", &[], |_| Ok(Some(true.into()))),
+            derived("stages", &["hidden_sizes"], |file| {
+                Ok(Some(convnext(file, true)?))
+            }),
         ],
     },
 ];

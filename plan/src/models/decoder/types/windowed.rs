@@ -1,5 +1,6 @@
 //! Types with windows, norms in other places, or positions in some layers only.
 
+use super::read::{FULL, Listed, NO_ROPE, SLIDING, by_layer};
 use super::{HIDDEN_ACT, LAYER_NORM_EPS, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
     FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, TIED,
@@ -18,6 +19,13 @@ const SHAPE: &[Field] = &[
     POSITIONS,
     ROPE_THETA,
     ATTENTION_BIAS,
+];
+
+/// Command's blocks.
+const COHERE: &[(&str, Given)] = &[
+    ("norm", Given::Str("layer_norm_no_bias")),
+    ("residual", Given::Str("parallel_one_norm")),
+    ("position_embedding", Given::Str("rotary_interleaved")),
 ];
 
 /// Activation of Gemma's classes, which replace exact GELU.
@@ -172,11 +180,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "cohere",
         architecture: "CohereForCausalLM",
-        fixed: &[
-            ("norm", Given::Str("layer_norm_no_bias")),
-            ("residual", Given::Str("parallel_one_norm")),
-            ("position_embedding", Given::Str("rotary_interleaved")),
-        ],
+        fixed: COHERE,
         common: SHAPE,
         fields: &[
             HEAD_DIM,
@@ -190,11 +194,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "cohere2",
         architecture: "Cohere2ForCausalLM",
-        fixed: &[
-            ("norm", Given::Str("layer_norm_no_bias")),
-            ("residual", Given::Str("parallel_one_norm")),
-            ("position_embedding", Given::Str("rotary_interleaved")),
-        ],
+        fixed: COHERE,
         common: SHAPE,
         fields: &[
             HEAD_DIM,
@@ -204,6 +204,37 @@ pub(super) const TYPES: &[HfType] = &[
             TIED_BY_DEFAULT,
             WINDOW_4096,
             every_without_rope::<4>(),
+        ],
+    },
+    // Layers of a type without `rope_parameters` do not rotate.
+    HfType {
+        model_type: "cohere_compass_text",
+        architecture: "CohereCompassForCausalLM",
+        fixed: COHERE,
+        common: SHAPE,
+        fields: &[
+            HEAD_DIM,
+            LAYER_NORM_EPS,
+            HIDDEN_ACT,
+            derived("logits_scaling", &["logit_scale"], |file| {
+                let scale = file("logit_scale").and_then(|x| x.as_f64());
+                Ok(scale.map(|scale| (1.0 / scale).into()))
+            }),
+            TIED_BY_DEFAULT,
+            WINDOW_4096,
+            derived("layer_types", &["layer_types", "pooling"], |file| {
+                let listed = Listed::of(file, &["layer_types"]);
+                let rotates = |kind: &str| {
+                    let by_type = file("rope_parameters");
+                    let own = by_type.as_ref().and_then(|all| all.get(kind));
+                    own.is_none_or(|own| !own.is_null())
+                };
+                let full = if rotates(FULL) { FULL } else { NO_ROPE };
+                by_layer(file, |layer| match listed.is(layer, SLIDING, false) {
+                    true => SLIDING,
+                    false => full,
+                })
+            }),
         ],
     },
     HfType {

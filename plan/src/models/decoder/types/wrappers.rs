@@ -606,6 +606,40 @@ fn llava(file: Fields<'_>) -> Result<Value, String> {
     ))
 }
 
+/// SigLIP, with a projector of two layers.
+fn deepseek_vl(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let width = t.text("hidden_size", 4096);
+    Ok(with(siglip(&t)?, json!({ "projector_layers": [width] })))
+}
+
+/// The tower of GLM-OCR, whose queries and keys are normalized. Its projector's gated layer is
+/// three times as wide as the language model, as an image has channels.
+fn glm_ocr(file: Fields<'_>) -> Result<Value, String> {
+    let t = Tower::new(file)?;
+    let shape = t.shape([(DEPTH, 24), (WIDTH, 1024), (HEADS, 16), (INNER, 4096)]);
+    let out = t.int(&["out_hidden_size"], 1536);
+    t.same_width("vision_config.out_hidden_size", out)?;
+    let bias = t.flag("attention_bias", true);
+    Ok(with(
+        blocks(shape),
+        json!({
+            "norm": "rms_norm",
+            "activation": t.activation("silu")?,
+            "gated_mlp": true,
+            "bias": bias,
+            "packed_qkv": true,
+            "qk_norm": true,
+            "rotary": true,
+            "positions": 0,
+            "patch_dim": t.patch_dim(14, 2),
+            "patches": PATCHES,
+            "merge": merged(&t, 2),
+            "projector_gate": out * t.int(&["in_channels"], 3),
+        }),
+    ))
+}
+
 /// LLaVA, with a learned row after those of the image.
 fn llava_next(file: Fields<'_>) -> Result<Value, String> {
     Ok(with(llava(file)?, json!({ "newline": true })))
@@ -905,6 +939,22 @@ fn idefics2(file: Fields<'_>) -> Result<Value, String> {
     ))
 }
 
+/// BLIP-2, whose Q-Former reads a text, too.
+fn instructblip(file: Fields<'_>) -> Result<Value, String> {
+    let former = file("qformer_config").unwrap_or_else(|| json!({}));
+    let of = |name: &str, default: u64| {
+        let given = former.get(name).and_then(Value::as_u64);
+        given.unwrap_or(default)
+    };
+    Ok(with(
+        blip_2(file)?,
+        json!({
+            "latent_vocab": of("vocab_size", 30_522),
+            "latent_positions": of("max_position_embeddings", 512),
+        }),
+    ))
+}
+
 /// EVA's ViT, whose rows those of a Q-Former attend to.
 fn blip_2(file: Fields<'_>) -> Result<Value, String> {
     let t = Tower::new(file)?;
@@ -1115,6 +1165,48 @@ pub const WRAPPERS: &[HfWrapper] = &[
         ties: Ties::Text,
         text: &[("opt", "opt")],
         vision: blip_2,
+    },
+    HfWrapper {
+        model_type: "instructblip",
+        architecture: "InstructBlipForConditionalGeneration",
+        ties: Ties::Text,
+        text: &[("opt", "opt")],
+        vision: instructblip,
+    },
+    HfWrapper {
+        model_type: "instructblipvideo",
+        architecture: "InstructBlipVideoForConditionalGeneration",
+        ties: Ties::Text,
+        text: &[("opt", "opt")],
+        vision: instructblip,
+    },
+    HfWrapper {
+        model_type: "deepseek_vl",
+        architecture: "DeepseekVLForConditionalGeneration",
+        ties: Ties::Whole,
+        text: &[("llama", "llama")],
+        vision: deepseek_vl,
+    },
+    HfWrapper {
+        model_type: "lighton_ocr",
+        architecture: "LightOnOcrForConditionalGeneration",
+        ties: Ties::Whole,
+        text: &[("qwen3", "qwen3")],
+        vision: mistral3,
+    },
+    HfWrapper {
+        model_type: "cohere_compass",
+        architecture: "CohereCompassForConditionalGeneration",
+        ties: Ties::Whole,
+        text: &[("cohere_compass_text", "cohere_compass_text")],
+        vision: qwen3_vl,
+    },
+    HfWrapper {
+        model_type: "glm_ocr",
+        architecture: "GlmOcrForConditionalGeneration",
+        ties: Ties::Whole,
+        text: &[("glm_ocr_text", "glm4")],
+        vision: glm_ocr,
     },
     HfWrapper {
         model_type: "idefics2",

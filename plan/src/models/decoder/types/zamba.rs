@@ -1,6 +1,7 @@
 //! Zamba 2: layers of Mamba-2, some of them behind blocks of attention that they share.
 
-use super::{HIDDEN_ACT, derived, number, size};
+use super::read::{Listed, flag, size};
+use super::{HIDDEN_ACT, derived, number};
 use crate::models::hf::{
     Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, VOCAB,
     field,
@@ -9,20 +10,13 @@ use crate::models::llama::NORM_EPS;
 use crate::models::windows::{layers, repeated};
 use serde_json::{Value, json};
 
-fn flag(file: Fields<'_>, name: &str, default: bool) -> bool {
-    file(name).and_then(|b| b.as_bool()).unwrap_or(default)
-}
-
 /// Returns which layers are behind a shared block: as listed, or as the class has them.
 fn kinds(file: Fields<'_>) -> Vec<&'static str> {
-    let listed = file("layers_block_type");
+    let listed = Listed::of(file, &["layers_block_type"]);
     let kind = |layer: u64| {
-        let word = listed
-            .as_ref()
-            .and_then(|l| l.get(layer as usize)?.as_str());
         let default =
             layer.is_multiple_of(6) && (6..=42).contains(&layer) || matches!(layer, 47 | 51);
-        match listed.as_ref().map_or(default, |_| word == Some("hybrid")) {
+        match listed.is(layer, "hybrid", default && listed.is_missing()) {
             true => "shared_attention",
             false => "mamba2",
         }
@@ -117,6 +111,13 @@ const FIELDS: &[Field] = &[
                 size(file, "num_attention_heads", 32)?,
             );
             let dim = 2 * hidden / heads;
+            let whole = size(file, "attention_hidden_size", 2 * hidden)?;
+            if whole != 2 * hidden {
+                return Err(format!(
+                    "`attention_hidden_size` must be 2 x `hidden_size` ({}), not {whole}",
+                    2 * hidden
+                ));
+            }
             let given = size(file, "attention_head_dim", dim)?;
             match given == dim {
                 true => Ok(Some(dim.into())),

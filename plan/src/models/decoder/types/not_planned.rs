@@ -1,0 +1,772 @@
+//! Types of transformers that are known but not planned.
+
+/// What each type has that no family has, and the type that is closest to it, if a plan of it says
+/// something about the type: that of the language model alone, or one without the missing part.
+pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
+    (
+        "aria",
+        "rows that attend to those of the image, as many as its size asks for",
+        Some("aria_text"),
+    ),
+    (
+        "axk2",
+        "norms with gates in latent attention",
+        Some("deepseek_v32"),
+    ),
+    (
+        "beam",
+        "gates of attention with a bias for each head, and residuals that are scaled by depth",
+        Some("qwen3_moe"),
+    ),
+    (
+        "bert-generation",
+        "a decoder of BERT, with or without attention to an encoder",
+        None,
+    ),
+    (
+        "bigbird_pegasus",
+        "an encoder with attention to blocks of keys, some of them random",
+        None,
+    ),
+    (
+        "bit",
+        "convolutions with strides and norms of batches",
+        None,
+    ),
+    (
+        "blip",
+        "a text model whose blocks all attend to the image",
+        None,
+    ),
+    ("blt", "patches of bytes of different lengths", None),
+    ("canary", "an encoder of sounds that is not Whisper's", None),
+    (
+        "canine",
+        "characters whose positions a convolution makes fewer",
+        None,
+    ),
+    ("chameleon", "tokens of images (VQ-VAE)", Some("llama")),
+    (
+        "convbert",
+        "convolutions whose kernels tokens make, next to attention",
+        None,
+    ),
+    ("cpmant", "segments with biases of relative positions", None),
+    ("cvt", "convolutions before attention in each stage", None),
+    (
+        "data2vec-audio",
+        "convolutions over the samples of a sound and one of groups of channels for positions",
+        None,
+    ),
+    (
+        "deberta",
+        "projections of positions that each layer has, and one of queries, keys and values together",
+        None,
+    ),
+    (
+        "deepseek_ocr2",
+        "two towers of images, one of them with windows (SAM)",
+        None,
+    ),
+    (
+        "deepseek_vl_hybrid",
+        "two towers of images, one of them with windows (SAM)",
+        Some("llama"),
+    ),
+    ("dia", "an encoder of sounds that is not Whisper's", None),
+    ("dinat", "attention to neighbors", None),
+    (
+        "dinov3_convnext",
+        "stages of different widths, without an output layer",
+        Some("convnext"),
+    ),
+    (
+        "doge",
+        "masks that values make, and experts of single rows",
+        None,
+    ),
+    (
+        "donut-swin",
+        "stages of a Swin without an output layer",
+        Some("swin"),
+    ),
+    (
+        "dory",
+        "layers that it runs several times, on vectors of length 1",
+        None,
+    ),
+    (
+        "dots3_note",
+        "latent attention with windows in some layers, and n-grams",
+        None,
+    ),
+    (
+        "dots3_note_text",
+        "latent attention with windows in some layers, and n-grams",
+        None,
+    ),
+    (
+        "efficientnet",
+        "convolutions with strides and norms of batches",
+        None,
+    ),
+    ("emu3", "tokens of images (VQ-VAE)", Some("llama")),
+    ("encoder-decoder", "two models in one file", None),
+    ("ernie4_5_vl_moe", "experts of images and of text", None),
+    (
+        "esmc",
+        "norms of whole queries and keys next to norms with biases",
+        Some("eurobert"),
+    ),
+    (
+        "evolla",
+        "a tower of proteins, to whose rows blocks attend",
+        Some("llama"),
+    ),
+    (
+        "exaone4_5",
+        "a tower with fewer heads of keys than of queries",
+        Some("exaone4"),
+    ),
+    (
+        "fast_vlm",
+        "a tower of timm, whose layers the file does not give",
+        None,
+    ),
+    (
+        "flaubert",
+        "embeddings of languages and layers that are dropped at random",
+        None,
+    ),
+    (
+        "florence2",
+        "a tower with attention to channels",
+        Some("bart"),
+    ),
+    ("fnet", "Fourier transforms in place of attention", None),
+    (
+        "focalnet",
+        "other layers in place of attention, in stages of different widths",
+        None,
+    ),
+    (
+        "fsmt",
+        "tables of source and target languages of different sizes",
+        None,
+    ),
+    ("funnel", "stages with fewer rows each", None),
+    (
+        "fuyu",
+        "patches of images that a linear layer embeds among tokens",
+        Some("persimmon"),
+    ),
+    (
+        "gemma3n",
+        "towers of images (MobileNet-V5 of timm) and of sounds",
+        Some("gemma3n_text"),
+    ),
+    (
+        "gemma4_unified",
+        "patches and sounds that layers embed among tokens",
+        Some("gemma4_unified_text"),
+    ),
+    (
+        "git",
+        "a tower of images whose rows precede all tokens, which see each other",
+        None,
+    ),
+    (
+        "got_ocr2",
+        "a tower of images with windows and convolutions (SAM)",
+        Some("qwen2"),
+    ),
+    (
+        "gpt_neox_japanese",
+        "a bias in the attention of the last block alone",
+        None,
+    ),
+    (
+        "granite4_vision",
+        "projectors of several blocks of the tower, coarse and fine",
+        Some("granite"),
+    ),
+    (
+        "granite_docling",
+        "projectors of several blocks of the tower, coarse and fine",
+        Some("granite"),
+    ),
+    (
+        "granite_speech",
+        "a tower of sounds with attention and convolutions (Conformer)",
+        Some("granite"),
+    ),
+    (
+        "granite_speech5_ctc",
+        "blocks with attention and convolutions (Conformer)",
+        None,
+    ),
+    (
+        "granite_speech_plus",
+        "a tower of sounds with attention and convolutions (Conformer)",
+        Some("granite"),
+    ),
+    (
+        "gte",
+        "a bias in the last layer of feed-forward layers alone",
+        Some("nomic_bert"),
+    ),
+    (
+        "hgnet_v2",
+        "convolutions with strides and norms of batches",
+        None,
+    ),
+    ("hiera", "stages whose queries are pooled", None),
+    (
+        "hrm_text",
+        "stacks of layers that it runs several times",
+        Some("llama"),
+    ),
+    (
+        "hubert",
+        "convolutions over the samples of a sound and one of groups of channels for positions",
+        None,
+    ),
+    (
+        "hy_v4",
+        "latent attention with gates and sinks, and residual streams that are mixed",
+        None,
+    ),
+    (
+        "ibert",
+        "layers that are quantized while they are trained",
+        Some("roberta"),
+    ),
+    (
+        "idefics",
+        "blocks between those of the language model that attend to images",
+        Some("llama"),
+    ),
+    ("imagegpt", "tokens of colors, and norms of its own", None),
+    (
+        "inkling2",
+        "short convolutions of queries, keys and values, and biases of relative positions that tokens make",
+        None,
+    ),
+    (
+        "inkling2_loop",
+        "short convolutions of queries, keys and values, and biases of relative positions that tokens make",
+        None,
+    ),
+    (
+        "inkling2_loop_text",
+        "short convolutions of queries, keys and values, and biases of relative positions that tokens make",
+        None,
+    ),
+    (
+        "inkling2_text",
+        "short convolutions of queries, keys and values, and biases of relative positions that tokens make",
+        None,
+    ),
+    (
+        "inkling_mm_model",
+        "short convolutions of queries, keys and values, and biases of relative positions that tokens make",
+        None,
+    ),
+    (
+        "inkling_text",
+        "short convolutions of queries, keys and values, and biases of relative positions that tokens make",
+        None,
+    ),
+    ("janus", "tokens of images (VQ-VAE)", Some("llama")),
+    ("jetmoe", "experts that make queries", None),
+    ("kosmos-2", "learned rows and towers of their own", None),
+    ("kosmos-2.5", "learned rows and towers of their own", None),
+    (
+        "kyutai_speech_to_text",
+        "several streams of codes of sounds",
+        None,
+    ),
+    (
+        "lasr_ctc",
+        "blocks with attention and convolutions (Conformer)",
+        None,
+    ),
+    (
+        "layoutlmv2",
+        "tables of places on a page in two dimensions, and patches of its image",
+        None,
+    ),
+    (
+        "layoutlmv3",
+        "tables of places on a page in two dimensions, and patches of its image",
+        None,
+    ),
+    (
+        "led",
+        "an encoder with windows and projections for global positions",
+        Some("bart"),
+    ),
+    (
+        "levit",
+        "other layers in place of attention, in stages of different widths",
+        None,
+    ),
+    (
+        "lfm3_vl",
+        "a tower with convolutions over two dimensions",
+        Some("lfm3"),
+    ),
+    ("lilt", "a second stream for places on a page", None),
+    (
+        "longcat_flash",
+        "two layers of attention in each block, and experts without weights",
+        None,
+    ),
+    (
+        "longt5",
+        "an encoder with windows, or with summaries of blocks",
+        Some("t5"),
+    ),
+    (
+        "luke",
+        "entities, whose pairs with tokens have projections of their own",
+        Some("roberta"),
+    ),
+    ("markuplm", "tables of tags of a page", Some("bert")),
+    (
+        "maskformer-swin",
+        "stages of a Swin without an output layer",
+        Some("swin"),
+    ),
+    (
+        "metaclip_2",
+        "a text tower whose vector is that of the first end of a text",
+        None,
+    ),
+    (
+        "mobilebert",
+        "blocks with narrow inner layers (bottlenecks)",
+        None,
+    ),
+    (
+        "mobilenet_v1",
+        "convolutions with strides and norms of batches",
+        None,
+    ),
+    (
+        "mobilenet_v2",
+        "convolutions with strides and norms of batches",
+        None,
+    ),
+    (
+        "mobilevit",
+        "convolutions with strides and norms of batches",
+        None,
+    ),
+    (
+        "mobilevitv2",
+        "convolutions with strides and norms of batches",
+        None,
+    ),
+    (
+        "modernvbert",
+        "towers of images in front of an encoder",
+        Some("modernbert"),
+    ),
+    (
+        "molmo2",
+        "attention that pools the patches of the tower",
+        None,
+    ),
+    (
+        "moonshine",
+        "an encoder of sounds that is not Whisper's",
+        None,
+    ),
+    (
+        "moonshine_streaming",
+        "an encoder of sounds that is not Whisper's",
+        None,
+    ),
+    ("moshi", "several streams of codes of sounds", None),
+    (
+        "mra",
+        "approximations of the matrix of attention",
+        Some("bert"),
+    ),
+    ("musicgen", "several streams of codes of sounds", None),
+    (
+        "musicgen_melody",
+        "several streams of codes of sounds",
+        None,
+    ),
+    ("mvp", "prompts of their own for each layer", Some("bart")),
+    (
+        "neomme",
+        "towers of images in front of an encoder",
+        Some("modernbert"),
+    ),
+    ("nllb-moe", "experts in an encoder and a decoder", None),
+    (
+        "nystromformer",
+        "approximations of the matrix of attention",
+        Some("bert"),
+    ),
+    (
+        "ovis2",
+        "a table of visual words that scores of patches weight",
+        Some("qwen2"),
+    ),
+    (
+        "paddleocr_vl",
+        "a tower of SigLIP with rotated patches",
+        Some("qwen2"),
+    ),
+    (
+        "parakeet_ctc",
+        "blocks with attention and convolutions (Conformer)",
+        None,
+    ),
+    (
+        "parakeet_encoder",
+        "blocks with attention and convolutions (Conformer)",
+        None,
+    ),
+    (
+        "pegasus_x",
+        "an encoder whose blocks of tokens exchange learned rows",
+        Some("pegasus"),
+    ),
+    (
+        "perceiver",
+        "learned rows that attend to inputs of any kind",
+        None,
+    ),
+    (
+        "perception_lm",
+        "a tower of timm, whose layers the file does not give",
+        None,
+    ),
+    (
+        "phi4_multimodal",
+        "towers of images and of sounds, with adapters of their own",
+        Some("phi3"),
+    ),
+    ("pix2struct", "learned rows and towers of their own", None),
+    (
+        "poolformer",
+        "other layers in place of attention, in stages of different widths",
+        None,
+    ),
+    (
+        "pp_lcnet",
+        "convolutions with strides and norms of batches",
+        None,
+    ),
+    ("prophetnet", "several streams of predicted tokens", None),
+    ("pvt", "convolutions before attention in each stage", None),
+    (
+        "pvt_v2",
+        "convolutions before attention in each stage",
+        None,
+    ),
+    (
+        "qianfan_ocr",
+        "a tower whose attention has biases that files of InternVL lack",
+        Some("qwen3"),
+    ),
+    (
+        "qwen2_5_omni",
+        "towers of images and of sounds at once, and a model that speaks",
+        None,
+    ),
+    (
+        "qwen2_5_omni_thinker",
+        "towers of images and of sounds at once, and a model that speaks",
+        Some("qwen2"),
+    ),
+    (
+        "qwen3_omni_moe",
+        "towers of images and of sounds at once, and a model that speaks",
+        None,
+    ),
+    (
+        "qwen3_omni_moe_thinker",
+        "towers of images and of sounds at once, and a model that speaks",
+        None,
+    ),
+    (
+        "qwen4_exp",
+        "embeddings of n-grams, and residuals with gates",
+        Some("qwen3_5_moe_text"),
+    ),
+    (
+        "qwen4_exp_text",
+        "embeddings of n-grams, and residuals with gates",
+        Some("qwen3_5_moe_text"),
+    ),
+    (
+        "reformer",
+        "attention to buckets of hashes, and layers that are computed backward",
+        None,
+    ),
+    (
+        "regnet",
+        "convolutions with strides and norms of batches",
+        None,
+    ),
+    (
+        "rembert",
+        "embedded tokens of other widths at its beginning and its end",
+        None,
+    ),
+    (
+        "resnet",
+        "convolutions with strides and norms of batches",
+        None,
+    ),
+    (
+        "roc_bert",
+        "tables of the shapes and sounds of characters",
+        Some("bert"),
+    ),
+    (
+        "roformer",
+        "rotated queries and keys of an encoder whose norms follow sums",
+        None,
+    ),
+    (
+        "seamless_m4t",
+        "an encoder of sounds that is not Whisper's",
+        None,
+    ),
+    (
+        "seamless_m4t_v2",
+        "an encoder of sounds that is not Whisper's",
+        None,
+    ),
+    (
+        "segformer",
+        "convolutions before attention in each stage",
+        None,
+    ),
+    (
+        "sew",
+        "convolutions over the samples of a sound and one of groups of channels for positions",
+        None,
+    ),
+    (
+        "sew-d",
+        "convolutions over the samples of a sound and one of groups of channels for positions",
+        None,
+    ),
+    ("speech-encoder-decoder", "two models in one file", None),
+    (
+        "speech_to_text",
+        "an encoder of sounds that is not Whisper's",
+        None,
+    ),
+    (
+        "speecht5",
+        "an encoder of sounds that is not Whisper's",
+        None,
+    ),
+    (
+        "squeezebert",
+        "convolutions of groups of channels in place of linear layers",
+        Some("bert"),
+    ),
+    (
+        "swiftformer",
+        "other layers in place of attention, in stages of different widths",
+        None,
+    ),
+    (
+        "swinv2",
+        "cosines in place of scores, and biases that a network makes of distances",
+        Some("swin"),
+    ),
+    (
+        "switch_transformers",
+        "experts in an encoder and a decoder",
+        None,
+    ),
+    (
+        "t5gemma",
+        "a decoder whose attention sees itself and an encoder at once",
+        None,
+    ),
+    (
+        "t5gemma2",
+        "a decoder whose attention sees itself and an encoder at once",
+        None,
+    ),
+    (
+        "tapas",
+        "tables of rows, columns and ranks of cells",
+        Some("bert"),
+    ),
+    (
+        "textnet",
+        "convolutions with strides and norms of batches",
+        None,
+    ),
+    (
+        "timm_wrapper",
+        "a model of timm, whose layers the file does not give",
+        None,
+    ),
+    (
+        "trocr",
+        "a decoder alone, which attends to the rows of a tower",
+        None,
+    ),
+    (
+        "udop",
+        "places on a page and patches of its image among the tokens of an encoder",
+        Some("t5"),
+    ),
+    (
+        "ultrabert",
+        "a narrow layer before its logits",
+        Some("eurobert"),
+    ),
+    (
+        "ultravbert",
+        "towers of images in front of an encoder",
+        Some("eurobert"),
+    ),
+    (
+        "unispeech",
+        "convolutions over the samples of a sound and one of groups of channels for positions",
+        None,
+    ),
+    (
+        "unispeech-sat",
+        "convolutions over the samples of a sound and one of groups of channels for positions",
+        None,
+    ),
+    (
+        "unlimited_ocr",
+        "two towers of images, one of them with windows (SAM)",
+        None,
+    ),
+    (
+        "video_llama_3",
+        "a tower of SigLIP with rotated patches",
+        Some("qwen2"),
+    ),
+    (
+        "video_llava",
+        "towers of images and of videos",
+        Some("llama"),
+    ),
+    (
+        "vipllava",
+        "a projector that reads five blocks of the tower",
+        Some("llama"),
+    ),
+    ("vision-encoder-decoder", "two models in one file", None),
+    (
+        "vit_mae",
+        "an encoder of some of the patches and a decoder of all of them",
+        Some("vit"),
+    ),
+    (
+        "wav2vec2",
+        "convolutions over the samples of a sound and one of groups of channels for positions",
+        None,
+    ),
+    (
+        "wav2vec2-bert",
+        "blocks with attention and convolutions (Conformer)",
+        None,
+    ),
+    (
+        "wav2vec2-conformer",
+        "blocks with attention and convolutions (Conformer)",
+        None,
+    ),
+    (
+        "wavlm",
+        "convolutions over the samples of a sound and one of groups of channels for positions",
+        None,
+    ),
+    (
+        "xlm",
+        "embeddings of languages and layers that are dropped at random",
+        None,
+    ),
+    (
+        "xlnet",
+        "two streams of attention and relative positions that layers project",
+        None,
+    ),
+    (
+        "xlstm",
+        "memories that are matrices, with exponential gates",
+        None,
+    ),
+    ("xmod", "adapters for each language", Some("roberta")),
+    (
+        "yoso",
+        "approximations of the matrix of attention",
+        Some("bert"),
+    ),
+    (
+        "zamba",
+        "layers of Mamba with several heads, behind blocks that they share",
+        Some("zamba2"),
+    ),
+    (
+        "zaya",
+        "convolutions of queries and keys, and routers with several layers",
+        None,
+    ),
+    (
+        "glm5_next",
+        "linear attention, indexers and residual streams that are mixed",
+        None,
+    ),
+    (
+        "mistral_large4",
+        "an indexer whose softmax is scaled by positions",
+        None,
+    ),
+    (
+        "minicpmv4_6",
+        "a tower with attention to windows that merge",
+        None,
+    ),
+    (
+        "minicpmv4_7",
+        "a tower with attention to windows that merge",
+        None,
+    ),
+    (
+        "voxtral_realtime",
+        "norms of the language model that depend on a time",
+        None,
+    ),
+    (
+        "glmasr",
+        "a tower of sounds with rotated frames",
+        Some("llama"),
+    ),
+    (
+        "musicflamingo",
+        "a tower of sounds with rotated frames",
+        Some("qwen2"),
+    ),
+    (
+        "qwen3_asr",
+        "a tower of sounds with convolutions over two dimensions",
+        Some("qwen3"),
+    ),
+    ("pi0", "a second model that makes actions", None),
+    (
+        "hyperclovax_vision_v2",
+        "the tower of another model, as its file names it",
+        Some("hyperclovax"),
+    ),
+];
