@@ -758,12 +758,13 @@ fn an_optimizer_of_megatron_on_the_cpu_is_named() {
         }
         row("optimizer-cpu-offload").status
     };
-    assert_eq!(
-        of("--use-distributed-optimizer"),
-        Status::NoCounterpart(Lack::Accuracy)
-    );
-    for fsdp in ["--use-megatron-fsdp", "--use-torch-fsdp2"] {
-        assert_eq!(of(fsdp), Status::NoCounterpart(Lack::Everything), "{fsdp}");
+    for engine in [
+        "--use-distributed-optimizer",
+        "--use-megatron-fsdp",
+        "--use-torch-fsdp2",
+    ] {
+        let refused = Status::NoCounterpart(Lack::Everything);
+        assert_eq!(of(engine), refused, "{engine}");
     }
     let off = script("--use-megatron-fsdp").replace("--optimizer-cpu-offload", "");
     let job = try_text("train.sh", &off, &eight()).unwrap();
@@ -772,6 +773,41 @@ fn an_optimizer_of_megatron_on_the_cpu_is_named() {
             .iter()
             .all(|r| r.status != Status::NoCounterpart(Lack::Everything))
     );
+}
+
+/// Options that change memory or time are read, or are said to be missing from the prediction.
+#[test]
+fn common_options_of_recipes_are_known() {
+    let rows = |name: &str, text: &str| {
+        let job = try_text(name, text, &eight()).unwrap();
+        move |key: &str| {
+            let row = job.rows().iter().find(|r| r.key.ends_with(key));
+            row.unwrap_or_else(|| panic!("{key}")).status
+        }
+    };
+    let (used, lost) = (Status::Used, Status::NoCounterpart(Lack::Accuracy));
+    let off = Status::NoCounterpart(Lack::Nothing);
+    let axolotl = rows(
+        "axolotl.yaml",
+        "base_model: Qwen/Qwen3-8B\nsequence_len: 512\ncut_cross_entropy: true\nloraplus_lr_ratio: 16\n",
+    );
+    assert_ne!(axolotl("cut_cross_entropy"), lost);
+    assert_eq!(axolotl("loraplus_lr_ratio"), off);
+    let script = "torchrun pretrain_gpt.py --num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 64 \
+         --vocab-size 256 --micro-batch-size 2 --global-batch-size 16 --bf16 --attention-dropout 0.1 \
+         --hidden-dropout 0.0 --cpu-offloading --cpu-offloading-num-layers 2 --window-size 32,0\n";
+    let megatron = rows("train.sh", script);
+    assert_eq!(megatron("attention-dropout"), lost);
+    assert_eq!(megatron("hidden-dropout"), off);
+    assert_eq!(megatron("cpu-offloading"), lost);
+    assert_eq!(megatron("cpu-offloading-num-layers"), off);
+    assert_eq!(megatron("window-size"), lost);
+    let recipe = "model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_attn_modules: [q_proj], \
+         lora_rank: 8, lora_alpha: 16, use_dora: true}\ntokenizer: {max_seq_len: 512}\nbatch_size: 1\n\
+         ac_mode: selective\nac_option: 2\n";
+    let torchtune = rows("recipe.yaml", recipe);
+    assert_eq!(torchtune("use_dora"), used);
+    assert_eq!(torchtune("ac_mode"), lost);
 }
 
 #[test]

@@ -13,6 +13,7 @@ use crate::ir::{ModuleId, OpKind, ParamId};
 use crate::models::ModelGraph;
 use recompute::Recomputed;
 use smallvec::SmallVec;
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// A part of the backward op list that runs a part of the forward again.
@@ -55,14 +56,15 @@ pub struct Backward {
     pub sections: Vec<Section>,
 }
 
-/// How the gradients of a parameter with several uses (tied weights) are added.
+/// How the gradients of a value with several uses are added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sums {
-    /// Into the first one.
+    /// Into the first one, if its node makes it for this use alone.
     InPlace,
     /// As PyTorch's engine does (`can_accumulate_inplace` of torch 2.11): into the first one if
-    /// nothing else refers to its memory, or else into a new tensor. The weight gradient of a
-    /// linear layer is a transposed view, which refers to its base.
+    /// nothing else refers to its memory at that time, or else into a new tensor. A view refers to
+    /// its base: the weight gradient of a linear layer is a transposed view, its input's gradient
+    /// has been folded to a matrix.
     Autograd,
 }
 
@@ -83,6 +85,10 @@ struct Engine<'m> {
     out: Backward,
     recompute: recompute::State,
     sums: Sums,
+    /// Number of waiting gradients of activations in each buffer.
+    held: HashMap<u32, u32>,
+    /// First buffer of backward.
+    first_buffer: u32,
     /// Gradient of the objective.
     seed: f64,
 }
@@ -99,6 +105,7 @@ pub(crate) fn differentiate(
     let pending = vec![None; m.graph.values.len()];
     let uses = contributions(m);
     let state = recompute::State::new(m, recompute);
+    let first_buffer = m.graph.buffers.len() as u32;
     let mut e = Engine {
         m,
         pending,
@@ -109,6 +116,8 @@ pub(crate) fn differentiate(
         },
         recompute: state,
         sums,
+        held: HashMap::new(),
+        first_buffer,
         seed,
     };
     e.m.graph.in_backward = true;
@@ -162,10 +171,14 @@ impl Engine<'_> {
         let seed = self.seed;
         let one = self.g().fill_like(loss, seed);
         self.out.one = Some(one);
-        self.pending[loss.index()] = Some(Pending {
-            value: one,
-            exclusive: false,
-        });
+        let exclusive = false;
+        self.put(
+            loss,
+            Pending {
+                value: one,
+                exclusive,
+            },
+        );
         for at in (0..self.out.first as usize).rev() {
             self.visit(at);
         }
@@ -174,11 +187,8 @@ impl Engine<'_> {
 
     fn visit(&mut self, at: usize) {
         let op = self.m.graph.ops[at].clone();
-        let grads: SmallVec<[Option<Pending>; 4]> = op
-            .outputs
-            .iter()
-            .map(|v| self.pending[v.index()].take())
-            .collect();
+        let grads: SmallVec<[Option<Pending>; 4]> =
+            op.outputs.iter().map(|&v| self.take(v)).collect();
         if grads.iter().all(Option::is_none) {
             return;
         }
@@ -241,24 +251,74 @@ impl Engine<'_> {
             self.accumulate_param(v, p, new);
             return;
         }
-        let sum = match self.pending[v.index()].take() {
+        let sum = match self.take(v) {
             None => new,
             Some(old) => Pending {
                 value: self.add(old, new.value),
                 exclusive: true,
             },
         };
-        self.pending[v.index()] = Some(sum);
+        self.put(v, sum);
+    }
+
+    /// Lets the gradient of an activation wait for its node.
+    fn put(&mut self, v: ValueId, gradient: Pending) {
+        if let Some(buffer) = self.m.graph.buffer_of(gradient.value) {
+            *self.held.entry(buffer).or_insert(0) += 1;
+        }
+        self.pending[v.index()] = Some(gradient);
+    }
+
+    /// Takes the gradient that waits for a node.
+    fn take(&mut self, v: ValueId) -> Option<Pending> {
+        let gradient = self.pending[v.index()].take()?;
+        if let Some(buffer) = self.m.graph.buffer_of(gradient.value)
+            && let Some(held) = self.held.get_mut(&buffer)
+        {
+            *held = held.saturating_sub(1);
+        }
+        Some(gradient)
     }
 
     /// Adds in place if only this node's input buffer holds the old gradient, or else into a new
     /// tensor.
     fn add(&mut self, old: Pending, new: ValueId) -> ValueId {
-        if old.exclusive {
+        let alone = match self.sums {
+            Sums::InPlace => old.exclusive,
+            Sums::Autograd => self.stands_alone(old, new),
+        };
+        if alone {
             self.g().add_into(old.value, new)
         } else {
             self.g().binary(OpKind::Add, old.value, new)
         }
+    }
+
+    /// Returns whether nothing but one waiting gradient refers to its memory, as PyTorch counts
+    /// references.
+    fn stands_alone(&self, old: Pending, new: ValueId) -> bool {
+        let g = &self.m.graph;
+        if g.functional() {
+            return old.exclusive;
+        }
+        let Some(buffer) = g.buffer_of(old.value) else {
+            return false;
+        };
+        let fresh = buffer >= self.first_buffer || old.exclusive;
+        let held = self.held.get(&buffer).is_some_and(|n| *n > 0);
+        let shared = held || g.buffer_of(new) == Some(buffer);
+        fresh && !shared && !self.is_view(old.value)
+    }
+
+    /// Returns whether PyTorch holds a gradient as a view of another tensor.
+    fn is_view(&self, v: ValueId) -> bool {
+        let g = &self.m.graph;
+        let maker = g.ops.get(g.producer[v.index()] as usize);
+        maker.is_some_and(|op| match op.act {
+            Act::View(_) => true,
+            Act::Compute(OpKind::Gemm { .. }) => g.value(v).shape.len() > 2,
+            _ => false,
+        })
     }
 
     /// Computes the first contribution directly into the gradient, and adds later ones (tied

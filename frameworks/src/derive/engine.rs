@@ -64,7 +64,7 @@ pub(super) fn decide(
     precision_aware(draft, megatron)?;
     if let Some(given) = draft.fact(Fact::OptimizerOffload).filter(|o| o.value == 1) {
         match engine {
-            Engine::MegatronOptimizer => draft.none(given.row, Lack::Accuracy, ON_DEVICE),
+            Engine::MegatronOptimizer => draft.none(given.row, Lack::Everything, HYBRID),
             _ => draft.none(given.row, Lack::Everything, UNPINNED),
         }
     }
@@ -154,7 +154,7 @@ fn registered(draft: &mut Draft) -> Result<(), ConfigError> {
 }
 
 /// Why an optimizer on the CPU is not predicted without FSDP.
-const ON_DEVICE: &str = "the optimizer is predicted on the device";
+const HYBRID: &str = "it keeps weights, gradients and moments of the optimizer in host memory, which is not modeled for this engine; without the option, `fit` predicts the job with its optimizer on the GPU";
 
 /// Why Megatron-LM cannot put the optimizer of an FSDP on the CPU.
 const UNPINNED: &str = "this job does not start: Megatron-LM's optimizer on the CPU cannot pin DTensors (Megatron-LM #1986)";

@@ -71,6 +71,7 @@ const KEYS: &[Key] = &[
     }),
     with("torch_compile", compiled_regions),
     with("liger_fused_linear_cross_entropy", chunked_loss),
+    with("cut_cross_entropy", chunked_loss),
     with("liger_rms_norm", liger_norms),
     with("chunked_cross_entropy", chunked_loss),
     with("plugins", |node| {
@@ -316,6 +317,8 @@ const ASIDES: &[(&str, &[&str])] = &[
         VALUES,
         &[
             "seed",
+            "loraplus_lr_ratio",
+            "loraplus_lr_embedding",
             "adam_beta1",
             "adam_beta2",
             "optim_args",

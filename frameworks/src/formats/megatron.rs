@@ -370,6 +370,15 @@ const KEYS: &[Key] = &[
     with("optimizer-cpu-offload", |node| {
         Ok(Effect::Fact(Fact::OptimizerOffload, node.truth()?.into()))
     }),
+    with("attention-dropout", dropout),
+    with("hidden-dropout", dropout),
+    with("cpu-offloading", |node| {
+        if_true(
+            node,
+            Effect::Lost("activations are predicted on the device"),
+        )
+    }),
+    lost("window-size", "attention is predicted over all positions"),
     lost(
         "step-batch-size-schedule",
         "the last batch size is predicted",
@@ -388,6 +397,14 @@ const KEYS: &[Key] = &[
         "kernels are predicted as launched by the host",
     ),
 ];
+
+/// Reads a probability of dropout.
+fn dropout(node: &Node) -> Result<Effect, String> {
+    Ok(match node.number()? {
+        0.0 => Effect::Aside("off"),
+        _ => Effect::Lost("kernels and masks of dropout are not predicted"),
+    })
+}
 
 const ASIDES: &[(&str, &[&str])] = &[
     (
@@ -458,6 +475,14 @@ const ASIDES: &[(&str, &[&str])] = &[
     ),
     (EVALUATION, &["eval-iters", "eval-interval"]),
     (
+        "an option of --cpu-offloading",
+        &[
+            "cpu-offloading-num-layers",
+            "cpu-offloading-activations",
+            "cpu-offloading-weights",
+        ],
+    ),
+    (
         "an option of --optimizer-cpu-offload",
         &[
             "optimizer-offload-fraction",
@@ -503,8 +528,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "decoupled-lr",
             "decoupled-min-lr",
             "init-method-std",
-            "attention-dropout",
-            "hidden-dropout",
             "apply-layernorm-1p",
             "rotary-percent",
             "rotary-seq-len-interpolation-factor",

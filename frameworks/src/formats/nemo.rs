@@ -6,8 +6,8 @@ use crate::convert::{
     full_recompute, if_true, replicas, schedule, set, shard_ranks, targets, weights,
 };
 use crate::table::{
-    Effect, Engine, Fact, Format, Key, Table, To, decisive, fact, integer, key, lost, number,
-    quoted, with,
+    Dtype, Effect, Engine, Fact, Format, Key, Table, To, decisive, fact, integer, key, lost,
+    number, quoted, with,
 };
 use crate::tree::Node;
 
@@ -108,6 +108,12 @@ const KEYS: &[Key] = &[
     number("optimizer.eps", "train.eps"),
     number("optimizer.weight_decay", "train.weight_decay"),
     with("optimizer.betas", betas),
+    with("optimizer.exp_avg_dtype", |node| {
+        Ok(set("precision.moments", Dtype::of(node)?.name()))
+    }),
+    with("optimizer.exp_avg_sq_dtype", |node| {
+        Ok(set("precision.moments", Dtype::of(node)?.name()))
+    }),
     with("lr_scheduler.lr_decay_style", schedule),
     number("lr_scheduler.min_lr", "train.min_lr"),
     integer("lr_scheduler.lr_warmup_steps", "train.warmup_steps"),

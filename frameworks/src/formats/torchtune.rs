@@ -3,8 +3,8 @@
 use crate::adapters::Targets;
 use crate::convert::{
     DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, SAVING, VALUES, betas, clip,
-    compiled_blocks, four_bits_twice, full_recompute, if_true, in_8_bits, offloaded_activations,
-    replicas, set,
+    compiled_blocks, decomposed, float8, float8_recipe, four_bits_twice, full_recompute, if_true,
+    in_8_bits, offloaded_activations, replicas, set,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, fact, integer, lost, number, quoted,
@@ -59,6 +59,7 @@ const KEYS: &[Key] = &[
         "adapters of the output projection",
     ),
     lost("model.lora_dropout", DROPOUT),
+    with("model.use_dora", decomposed),
     with("model.quantize_base", four_bits_twice),
     integer("tokenizer.max_seq_len", "train.seq_len"),
     integer("batch_size", "train.micro_batch"),
@@ -91,6 +92,10 @@ const KEYS: &[Key] = &[
         )
     }),
     with("enable_activation_checkpointing", full_recompute),
+    with("enable_fp8_training", float8),
+    with("fp8_recipe_name", float8_recipe),
+    lost("ac_mode", AC_MODE),
+    lost("ac_option", AC_MODE),
     with("enable_activation_offloading", offloaded_activations),
     with("custom_sharded_layers", units),
     with("fsdp_cpu_offload", |node| {
@@ -126,6 +131,9 @@ const KEYS: &[Key] = &[
     ),
     integer("lr_scheduler.num_warmup_steps", "train.warmup_steps"),
 ];
+
+/// Why torchtune's selective checkpointing is not predicted.
+const AC_MODE: &str = "checkpointing by ac_mode is not modeled; enable_activation_checkpointing alone decides what is recomputed";
 
 const ASIDES: &[(&str, &[&str])] = &[
     (

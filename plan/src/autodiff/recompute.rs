@@ -7,6 +7,7 @@ use crate::graph::{Act, Buffer, Op, Root, Value, ValueId, View};
 use crate::ir::{ModelCollective, Module, ModuleId, ModuleKind, OpKind};
 use crate::models::ModelGraph;
 use smallvec::SmallVec;
+use std::collections::HashMap;
 use std::ops::Range;
 
 /// Which modules backward recomputes, and how.
@@ -214,6 +215,11 @@ impl State {
     }
 }
 
+/// Returns whether an op has no operands and no results.
+fn is_dropped(op: &Op) -> bool {
+    op.act == Act::View(View::Pass) && op.outputs.is_empty()
+}
+
 impl Engine<'_> {
     /// Recomputes the region of op `at`, unless that is done or the op has none. `gradients` are
     /// those of the op's results, with which the region's backward starts.
@@ -233,12 +239,17 @@ impl Engine<'_> {
         let (ops, start) = (ops.clone(), self.m.graph.ops.len() as u32);
         let forward = ops.start as u32..ops.end as u32;
         let current = self.m.graph.module;
+        // Last op of the section when each op of the region has run again.
+        let mut after = Vec::with_capacity(ops.len());
         for i in ops.clone() {
             self.recompute_op(i);
+            after.push((self.m.graph.ops.len() as u32).checked_sub(1));
         }
-        if reentrant {
-            self.recompute.held = self.reentrant_locals(ops, at, gradients);
-        }
+        self.repeat_holds(&ops, start, &after);
+        self.recompute.held = match reentrant {
+            true => self.reentrant_locals(ops, at, gradients),
+            false => self.region_inputs(ops).collect(),
+        };
         self.g().module = current;
         let end = self.m.graph.ops.len() as u32;
         self.out.sections.push(Section {
@@ -249,25 +260,73 @@ impl Engine<'_> {
         });
     }
 
-    /// Returns the buffers of the local variables of `CheckpointFunction.backward`: the inputs of
-    /// the block, its results, and their gradients.
-    fn reentrant_locals(&self, block: Range<usize>, at: usize, gradients: &[ValueId]) -> Vec<u32> {
+    /// Lets the local variables of a region's code hold recomputed buffers where they hold those of
+    /// forward. `after` has the last op of the section, which starts at `start`, after each op of
+    /// the region has run again.
+    fn repeat_holds(&mut self, region: &Range<usize>, start: u32, after: &[Option<u32>]) {
         let g = &self.m.graph;
-        let from_outside = |v: &ValueId| (g.producer[v.index()] as usize) < block.start;
-        let inputs = g.ops[block.clone()].iter().flat_map(|op| &op.inputs);
-        let inputs = inputs.copied().filter(from_outside);
-        let results = g.ops[at].outputs.iter().map(|&v| self.recompute.get(v));
-        let all = inputs.chain(results).chain(gradients.iter().copied());
-        all.filter_map(|v| g.buffer_of(v)).collect()
+        let ops = &g.ops[region.clone()];
+        let mut stands_for: HashMap<u32, u32> = HashMap::new();
+        for &v in ops.iter().flat_map(|op| &op.outputs) {
+            let again = self.recompute.get(v);
+            if let (Some(b), Some(c)) = (g.buffer_of(v), g.buffer_of(again))
+                && b != c
+            {
+                stands_for.insert(b, c);
+            }
+        }
+        let inside = g.holds.iter().filter_map(|&(op, b)| {
+            let at = (op as usize).checked_sub(region.start)?;
+            let last = after.get(at).copied().flatten()?;
+            Some((last, *stands_for.get(&b)?))
+        });
+        let more: Vec<_> = inside.filter(|(last, _)| *last >= start).collect();
+        self.g().holds.extend(more);
     }
 
-    /// Ends the lives of what the backward of a reentrant block has kept.
+    /// Returns the buffers of the local variables of `CheckpointFunction.backward`: the inputs of
+    /// the region, its results, and their gradients.
+    fn reentrant_locals(&self, region: Range<usize>, at: usize, gradients: &[ValueId]) -> Vec<u32> {
+        let g = &self.m.graph;
+        let results = g.ops[at].outputs.iter().map(|&v| self.recompute.get(v));
+        let all = results.chain(gradients.iter().copied());
+        let all = all.filter_map(|v| g.buffer_of(v));
+        self.region_inputs(region).chain(all).collect()
+    }
+
+    /// Returns the buffers of the inputs of a region.
+    fn region_inputs(&self, region: Range<usize>) -> impl Iterator<Item = u32> {
+        let g = &self.m.graph;
+        let from_outside = move |v: &ValueId| (g.producer[v.index()] as usize) < region.start;
+        let inputs = g.ops[region.clone()].iter().flat_map(|op| &op.inputs);
+        let inputs = inputs.copied().filter(from_outside);
+        inputs.filter_map(|v| g.buffer_of(v))
+    }
+
+    /// Ends the lives of what a recomputed region has kept: at the end of its backward if that is
+    /// reentrant. Otherwise the region's inputs belong to its saved tensors, the last of which ends
+    /// their lives.
     pub(super) fn leave_section(&mut self) {
         let held = std::mem::take(&mut self.recompute.held);
-        if let Some(last) = self.m.graph.ops.len().checked_sub(1) {
-            let ends = held.into_iter().map(|buffer| (last as u32, buffer));
-            self.g().holds.extend(ends);
-        }
+        let Some(last) = self.m.graph.ops.len().checked_sub(1) else {
+            return;
+        };
+        let last = match self.out.sections.last() {
+            Some(section) if !section.reentrant => {
+                self.last_use(section.ops.clone()).unwrap_or(last)
+            }
+            _ => last,
+        };
+        let ends = held.into_iter().map(|buffer| (last as u32, buffer));
+        self.g().holds.extend(ends);
+    }
+
+    /// Returns the last op after a section that reads what it has recomputed.
+    fn last_use(&self, section: Range<u32>) -> Option<usize> {
+        let g = &self.m.graph;
+        let recomputed = |v: &ValueId| section.contains(&g.producer[v.index()]);
+        let mut after = section.end as usize..g.ops.len();
+        after.rfind(|&i| g.ops[i].inputs.iter().any(recomputed))
     }
 
     fn recompute_op(&mut self, i: usize) {
@@ -362,6 +421,13 @@ impl Engine<'_> {
             }
             for v in &op.inputs {
                 used[v.index()] = true;
+            }
+        }
+        // Where recomputation stops, the code's local variables end.
+        let first = self.out.first;
+        for (op, _) in g.holds.iter_mut().filter(|(op, _)| *op >= first) {
+            while *op > first && is_dropped(&g.ops[*op as usize]) {
+                *op -= 1;
             }
         }
         if self.recompute.caches_unneeded {

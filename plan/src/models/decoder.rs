@@ -512,6 +512,7 @@ impl Block {
         if let [_, keys, values, ..] = locals[..] {
             carried.keep(&b.s.model, self.layer, [keys, values]);
         }
+        let locals = of_block(b, locals);
         if let Some(recurrent) = recurrent {
             let more = recurrent.forward(b, y, carried);
             out = b.within(self.module, |b| b.g.binary(OpKind::Add, out, more));
@@ -587,7 +588,7 @@ impl Block {
             };
             let y = cross.norm.map_or(x1, |norm| norm.apply(b, x1));
             let (o, of_attention) = cross.forward(b, y, None, None, around);
-            locals.extend(of_attention.into_iter().chain([x1, y]));
+            locals.extend(of_block(b, of_attention).into_iter().chain([x1, y]));
             x1 = b.within(cross.module, |b| b.g.binary(OpKind::Add, x1, o));
             if let Some(norm) = cross.sum_norm {
                 x1 = norm.apply(b, x1);
@@ -654,6 +655,15 @@ impl Block {
                 b.g.release(v);
             }
         });
+    }
+}
+
+/// Returns which local variables of attention live as long as those of the block: in the code of
+/// transformers, where attention has a `forward` of its own, none.
+fn of_block(b: &Builder<'_>, attention: Locals) -> Locals {
+    match b.is_transformers() {
+        true => Locals::new(),
+        false => attention,
     }
 }
 
@@ -728,7 +738,7 @@ impl Forward for Decoder {
         }
         let own = self.layer_embedding.as_ref().zip(ids);
         let rows = own.map(|(of, ids)| of.forward(b, ids, h));
-        let masks = Masks::new(b);
+        let masks = Masks::new(b, h);
         let shares = self.blocks.iter().any(|block| block.shared.is_some());
         let seen = images.as_ref().filter(|_| attends).map(|i| i.rows);
         let encoded = self.encoder.as_ref().map(|encoder| {
@@ -773,7 +783,6 @@ impl Forward for Decoder {
                 h = b.within(ROOT, |b| with_first(b, h, add, rows));
             }
         }
-        masks.release(b);
         if let Some(streams) = self.streams {
             h = streams.collapse(b, h)[0];
         }
@@ -781,6 +790,7 @@ impl Forward for Decoder {
             h = altup.merge(b, h);
         }
         let y = self.norm.map_or(h, |norm| norm.apply(b, h));
+        masks.release(b);
         self.output.forward(b, y, labels, image);
         router_losses::add(b, &carried.routers);
     }

@@ -222,15 +222,15 @@ impl Forward for Gpt2 {
             b.g.release(places);
             b.dropout(sum, b.s.model.options.embedding_dropout)
         });
-        let masks = Masks::new(b);
+        let masks = Masks::new(b, h);
         for block in &self.blocks {
             if b.skips(block.module) {
                 continue;
             }
             h = block.forward(b, h, masks);
         }
-        masks.release(b);
         let y = b.layer_norm(self.norm, h);
+        masks.release(b);
         loss::head_and_loss(b, self.head, y, labels, Logits::default());
     }
 }

@@ -243,15 +243,15 @@ impl Forward for GptNeox {
         let mut h = b.embedding(self.embedding, ids);
         h = b.within(ROOT, |b| b.dropout(h, b.s.model.options.embedding_dropout));
         let rope = rope.cast(b);
-        let masks = Masks::new(b);
+        let masks = Masks::new(b, h);
         for block in &self.blocks {
             if b.skips(block.module) {
                 continue;
             }
             h = block.forward(b, h, rope, masks);
         }
-        masks.release(b);
         let y = b.layer_norm(self.norm, h);
+        masks.release(b);
         loss::head_and_loss(b, self.head, y, labels, Logits::default());
     }
 }

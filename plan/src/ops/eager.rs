@@ -53,13 +53,14 @@ impl OpDef for op::BatchedGemm {
         let Vjp { g, op, dy, needs } = at;
         let (a, b) = (op.inputs[0], op.inputs[1]);
         let mut out = Contributions::new();
-        if needs[0] {
-            let b = g.transpose(b, 1, 2);
-            out.push((0, batched(g, dy, b)));
-        }
+        // `BmmBackward0` computes the gradient of its second operand first.
         if needs[1] {
             let a = g.transpose(a, 1, 2);
             out.push((1, batched(g, a, dy)));
+        }
+        if needs[0] {
+            let b = g.transpose(b, 1, 2);
+            out.push((0, batched(g, dy, b)));
         }
         out
     }

@@ -347,6 +347,10 @@ impl Attention {
             }
             let mut t = b.g.reshape(t, &[batch, seq, heads * width]);
             let gate = gate.or_else(|| self.gate.map(|layer| b.linear(layer, y)));
+            if b.is_transformers() {
+                // `attn_output` is assigned again, with heads next to one another.
+                b.g.release(a);
+            }
             if let Some(gate) = gate {
                 let gate = b.g.unary(OpKind::Sigmoid, gate);
                 t = b.g.binary(OpKind::Mul, t, gate);
@@ -356,6 +360,12 @@ impl Attention {
             }
             let o = b.linear(self.output, t);
             let mut o = b.dropout(o, b.s.model.options.dropout);
+            if b.is_transformers() {
+                // The module's `forward` returns; what follows is part of the block's.
+                for v in qkv.into_iter().chain(packed) {
+                    b.g.release(v);
+                }
+            }
             if let Some(norm) = self.post_norm {
                 o = norm.apply(b, o);
             }

@@ -22,12 +22,14 @@ const POSITION_CALLS: u8 = 12;
 pub(in crate::models) struct Masks {
     full: Option<ValueId>,
     sliding: Option<ValueId>,
+    /// Embedded tokens, which live until the model's `forward` returns, like the masks.
+    embedded: Option<ValueId>,
 }
 
 impl Masks {
     /// Adds the check for packed sequences, whose result the host reads before the first block, and
-    /// what makes the masks.
-    pub(in crate::models) fn new(b: &mut Builder<'_>) -> Self {
+    /// what makes the masks; `embedded` is what the first block reads.
+    pub(in crate::models) fn new(b: &mut Builder<'_>, embedded: ValueId) -> Self {
         if !b.is_transformers() {
             return Self::default();
         }
@@ -37,10 +39,10 @@ impl Masks {
         let layers = 0..b.s.model.layers as usize;
         let slides = layers.into_iter().any(|layer| b.s.model.slides(layer));
         // Shorter sequences do not reach the end of the window.
-        let slides = slides && seq > options.window_from;
-        let slides = slides && options.sliding_window.is_some_and(|window| window <= seq);
+        let reaches = seq > options.window_from;
+        let reaches = reaches && options.sliding_window.is_some_and(|window| window <= seq);
         let (full, sliding) = match options.attn_implementation {
-            AttnImplementation::Sdpa => (false, slides),
+            AttnImplementation::Sdpa => (false, slides && reaches),
             AttnImplementation::Eager => (causal, slides),
             AttnImplementation::FlashAttention2 => (false, false),
         };
@@ -49,6 +51,7 @@ impl Masks {
         Self {
             full: of(full),
             sliding: of(sliding),
+            embedded: Some(embedded),
         }
     }
 
@@ -60,11 +63,14 @@ impl Masks {
         }
     }
 
-    /// Ends the lives of the masks.
+    /// Ends the lives of the masks and of the embedded tokens.
     pub(in crate::models) fn release(self, b: &mut Builder<'_>) {
         b.within(ROOT, |b| {
-            for mask in self.full.into_iter().chain(self.sliding) {
-                b.g.release(mask);
+            for v in [self.full, self.sliding, self.embedded]
+                .into_iter()
+                .flatten()
+            {
+                b.g.release(v);
             }
         });
     }
@@ -227,11 +233,14 @@ fn eager(b: &mut Builder<'_>, qkv: [ValueId; 3], scores: Scores) -> ValueId {
         w = b.g.binary(OpKind::Add, w, mask);
     }
     let dtype = b.g.value(w).dtype;
+    let scores = w;
     if b.code().float_softmax {
         w = b.g.cast(w, DType::F32);
     }
     let weights = b.g.unary(OpKind::Softmax, w);
     let weights = b.g.cast(weights, dtype);
+    // `attn_weights` is assigned again here.
+    b.g.release(scores);
     let weights = b.dropout(weights, b.s.model.options.attention_dropout);
     let weights = b.g.reshape(weights, &[batch * heads, seq, keys]);
     let out = batched(&mut b.g, weights, v);

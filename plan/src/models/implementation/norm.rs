@@ -61,8 +61,8 @@ pub(in crate::models) fn rms_norm(
             }
             NormCode::Promoted | NormCode::Converted => weighted(b, w, normalized, dtype),
         };
-        // The local variables of `forward`.
-        for v in [float, mean] {
+        // The argument and the local variables of `forward`.
+        for v in [float, mean, normalized, x] {
             b.g.release(v);
         }
         y
@@ -99,14 +99,16 @@ pub(in crate::models) fn layer_norm(
             let width = b.g.value(x).cols();
             let ones = b.constant("ones", &[width], DType::F32, false);
             let y = b.layer_norm_by(module, float, ones, None);
-            return b.g.cast(y, dtype);
+            let y = b.g.cast(y, dtype);
+            b.g.release(x);
+            return y;
         };
         let mean = mean(b, float);
         let centered = b.g.binary(OpKind::Sub, float, mean);
         let again = b.g.binary(OpKind::Sub, float, mean);
         let (normalized, variance) = normalized(b, again, centered);
         let y = weighted(b, w, normalized, dtype);
-        for v in [float, mean, variance, normalized] {
+        for v in [float, mean, variance, normalized, x] {
             b.g.release(v);
         }
         y
