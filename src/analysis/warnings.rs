@@ -204,7 +204,7 @@ mod tests {
         };
         let message = of(&["fsdp.policy=fsdp2", "mesh.ep=2"]).unwrap();
         assert!(
-            message.contains("the host waits in every layer"),
+            message.contains("in every layer of experts, the host waits"),
             "{message}"
         );
         for set in [
