@@ -273,7 +273,7 @@ def moe():
 
 
 def float8():
-    """Matmuls in 8 bits against the CPU device, which adds up in float32; what changes no bit of the losses on GPUs either."""
+    """8-bit matmuls against the CPU device, which adds up in float32; what changes no bit of the losses on GPUs either."""
     name, every = "small-fp8", gpus()
     slow, rowwise = "precision.float8_fast_accum=false", "precision.float8_recipe=rowwise"
     eager, saved = "compile.mode=off", "precision.float8_saved=float8"

@@ -87,7 +87,7 @@ EXPERT_OURS = {
     "ours compiled, reductions on SMs": [*NATIVE, REGIONS, CHUNKED, GATHERS],
     "ours eager": NATIVE,
 }
-# Matmuls in 8 bits next to the same in bf16. Of the peers, `tensorwise` gathers in 8 bits with scales computed ahead.
+# 8-bit matmuls next to the same in bf16. Of the peers, `tensorwise` gathers in 8 bits with scales computed ahead.
 TENSORWISE = "precision.float8_recipe=tensorwise"
 ROWWISE = "precision.float8_recipe=rowwise"
 BLOCKWISE = "precision.float8_recipe=blockwise"
@@ -251,7 +251,7 @@ def experts():
 
 
 def float8_speed():
-    """Matmuls in 8 bits, ours and FSDP2's with torchao, next to bf16: step time and memory of the same work."""
+    """8-bit matmuls, ours and FSDP2's with torchao, next to bf16: step time and memory of the same work."""
     compare("float8_speed", ROWS, FLOAT8_OURS, {n: {**c, "kind": "dense"} for n, c in FLOAT8_PEERS.items()})
     compare("float8_speed", EXPERTS, FLOAT8_EXPERTS, {})
 

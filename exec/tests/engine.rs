@@ -616,7 +616,7 @@ fn zero_inputs(program: &Program) -> StepInputs {
     }
 }
 
-/// A block of states in 8 bits has one scale, so it belongs to one tensor in one parameter group.
+/// A block of 8-bit states has one scale, so it belongs to one tensor in one parameter group.
 #[test]
 fn states_in_8_bits_of_several_groups_are_refused() {
     let fault = |set: &[&str]| {

@@ -1,4 +1,4 @@
-//! Training with matmuls in 8 bits.
+//! Training with 8-bit matmuls.
 
 mod common;
 
@@ -89,7 +89,7 @@ fn one_rank_learns_what_several_learn() {
 
 /// Gathers of codes change no bit of losses and weights: scales follow from maxima over all ranks,
 /// and codes from the weights in bfloat16, as after a gather of those. (Sums of squares for
-/// clipping have another order, since weights in 8 bits have groups of their own.)
+/// clipping have another order, since 8-bit weights have groups of their own.)
 #[test]
 fn gathers_in_8_bits_end_with_the_same_weights() {
     let both = ["train.clip_norm=0", "train.lr=1e-2"];

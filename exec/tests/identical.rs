@@ -378,7 +378,7 @@ fn muon_continues_from_a_checkpoint() {
     assert_eq!(resumed(&set, &elsewhere), whole.0[2..]);
 }
 
-/// States in 8 bits are those of shards, so results depend on where shards end. With one rank they
+/// 8-bit states are those of shards, so results depend on where shards end. With one rank they
 /// are the same under every policy that keeps them alike, and after a checkpoint.
 #[test]
 fn states_in_8_bits_continue_from_a_checkpoint() {

@@ -7,24 +7,24 @@ use crate::tree::{Node, Value};
 
 type Converted = Result<Effect, String>;
 
-pub(crate) const SAVING: &str = "loading and saving, no part of a step";
-pub(crate) const LOGGING: &str = "logging, no part of a step";
-pub(crate) const DATA: &str = "data, no part of a step";
-pub(crate) const EVALUATION: &str = "evaluation, no part of a training step";
-pub(crate) const LAUNCH: &str = "launching, no part of a step";
+pub(crate) const SAVING: &str = "loading and saving, not part of a step";
+pub(crate) const LOGGING: &str = "logging, not part of a step";
+pub(crate) const DATA: &str = "data, not part of a step";
+pub(crate) const EVALUATION: &str = "evaluation, not part of a training step";
+pub(crate) const LAUNCH: &str = "launching, not part of a step";
 pub(crate) const VALUES: &str = "changes numbers, not time or memory";
 pub(crate) const KERNELS: &str = "attention is predicted as a fused kernel";
 const ATTENTION: &str = "model.attn_implementation";
 pub(crate) const ADAPTER: &str = "other adapters than LoRA are not modeled";
 pub(crate) const DROPOUT: &str = "adapters are predicted without dropout";
 pub(crate) const QUANTIZED: &str =
-    "quantized weights other than in NF4 and in int8 of bitsandbytes are not modeled";
-pub(crate) const NF4: &str = "weights in four bits are predicted as NF4";
-pub(crate) const STORAGE: &str = "the type that holds bytes of weights in four bits";
+    "quantized weights are modeled only in NF4 and in bitsandbytes' int8";
+pub(crate) const NF4: &str = "4-bit weights are predicted as NF4";
+pub(crate) const STORAGE: &str = "the storage type of 4-bit weights";
 pub(crate) const TENSOR: &str = "tensor parallelism is not modeled for transformers";
 pub(crate) const PIPELINE: &str = "pipeline parallelism is not modeled";
 pub(crate) const CONTEXT: &str = "context parallelism is not modeled";
-pub(crate) const REFERENCE: &str = "the model of reference, a second one in memory, is not modeled";
+pub(crate) const REFERENCE: &str = "a reference model, a second one in memory, is not modeled";
 pub(crate) const PREFERENCES: &str = "training on preferences or rewards is not modeled";
 
 /// Sets a text.
@@ -90,11 +90,11 @@ pub(crate) fn float8_format(node: &Node) -> Converted {
     })
 }
 
-/// Reads the library that runs matmuls in 8 bits.
+/// Reads the library that runs 8-bit matmuls.
 pub(crate) fn float8_library(node: &Node) -> Converted {
     Ok(match node.full().to_ascii_lowercase().as_str() {
         "auto" | "ao" | "torchao" => Effect::Aside("predicted as torchao's default recipe"),
-        "te" => Effect::Lost("scales are predicted as from the current maxima"),
+        "te" => Effect::Lost("scales are predicted from the current maxima"),
         "msamp" => Effect::Lost(MSAMP),
         _ => return Err(node.expected("AO, TE or MSAMP")),
     })
@@ -127,7 +127,7 @@ pub(crate) fn float8_recipe(node: &Node) -> Converted {
         ),
         "delayed" => nearly(
             Float8Scaling::Tensor,
-            "scales are predicted as from the current maxima",
+            "scales are predicted from the current maxima",
         ),
         name if name.starts_with("mx") => nearly(
             Float8Scaling::Mx,
@@ -144,7 +144,7 @@ pub(crate) fn full_recompute(node: &Node) -> Converted {
         return Ok(Effect::Assume(
             "train.recompute",
             quoted("full"),
-            "activations in host memory are predicted as recomputed ones",
+            "activations offloaded to the host are predicted as recomputed",
         ));
     }
     if_true(node, set("train.recompute", "full"))
@@ -266,7 +266,7 @@ pub(crate) fn weights(node: &Node) -> Converted {
 /// States that move to host memory when the device is full.
 pub(crate) const PAGED: &str = "paged states are predicted on the device";
 
-/// Sets an optimizer with states in 8 bits.
+/// Sets an optimizer with 8-bit states.
 pub(crate) fn in_8_bits(optimizer: &str) -> Effect {
     let moments = set("precision.moments", "8bit");
     Effect::All(vec![set("train.optimizer", optimizer), moments])
@@ -318,10 +318,10 @@ pub(crate) fn schedule(node: &Node) -> Converted {
 /// Counts ranks, except that 0, -1 and `auto` mean the rest.
 pub(crate) fn ranks(node: &Node, fact: Fact) -> Converted {
     if node.is_auto() {
-        return Ok(Effect::Aside("what the other sizes leave"));
+        return Ok(Effect::Aside("what remains after the other sizes"));
     }
     Ok(match node.integer()? {
-        -1 | 0 => Effect::Aside("what the other sizes leave"),
+        -1 | 0 => Effect::Aside("what remains after the other sizes"),
         _ => Effect::Fact(fact, node.count()?),
     })
 }

@@ -84,7 +84,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
             let why = if off {
                 "off"
             } else {
-                "decides nothing in this job"
+                "has no effect in this job"
             };
             row.why = Some(why.to_owned());
         }
@@ -182,7 +182,7 @@ fn adapters(draft: &mut Draft) -> Result<(), ConfigError> {
 /// Another key that decides the same differently.
 fn packed_weights(draft: &mut Draft) -> Result<(), ConfigError> {
     const KEY: &str = "precision.frozen_params";
-    let why = "weights in four bits are modeled under adapters alone (QLoRA)";
+    let why = "4-bit weights are modeled only under adapters (QLoRA)";
     if let Some(given) = under_adapters(draft, Fact::FourBits, why) {
         let said = draft.fact(Fact::DoubleQuantization);
         let double = said.map_or(given.value == 2, |s| s.value == 1);
@@ -191,7 +191,7 @@ fn packed_weights(draft: &mut Draft) -> Result<(), ConfigError> {
             draft.set(row, KEY, name.clone())?;
         }
     }
-    let why = "weights in eight bits are modeled under adapters alone";
+    let why = "8-bit weights are modeled only under adapters";
     match under_adapters(draft, Fact::EightBits, why) {
         Some(given) => draft.set(given.row, KEY, quoted("int8")),
         None => Ok(()),

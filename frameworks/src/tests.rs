@@ -827,7 +827,7 @@ fn a_log_of_torchtitan_is_a_configuration() {
     }
 }
 
-/// Options of matmuls in 8 bits set keys where they are predicted. Those of the values of scales
+/// Options of 8-bit matmuls set keys where they are predicted. Those of the values of scales
 /// change nothing, and those of other libraries are approximated.
 #[test]
 fn options_of_8_bits_are_read() {

@@ -135,7 +135,7 @@ pub(crate) fn check(ranks: &[Rank]) -> Result<(), ImportError> {
         if first.span.1 < other.span.0 || other.span.1 < first.span.0 {
             let apart = (other.span.0 - first.span.1).max(first.span.0 - other.span.1) as f64 / 1e9;
             return refuse(format!(
-                "{pair}: the traces do not overlap in time ({apart:.1} s lie between them): they show different steps or jobs"
+                "{pair}: the traces do not overlap in time ({apart:.1} s apart): they show different steps or jobs"
             ));
         }
         if first.times.len() != other.times.len() {

@@ -384,7 +384,7 @@ fn replays(report: &mut SnapshotReport, history: &History, options: &SnapshotOpt
     }
     if history.has_private_pools {
         report.notes.push(
-            "private pools of CUDA graphs are replayed as part of the general pools: the history does not tell them apart"
+            "private pools of CUDA graphs are replayed as part of the general pools: the history does not distinguish them"
                 .into(),
         );
     }

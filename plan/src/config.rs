@@ -107,7 +107,7 @@ impl Scenario {
         self.model.options.implementation.unwrap_or(default)
     }
 
-    /// Returns whose code computes experts. Megatron-LM has kernels of its own, that weight rows
+    /// Returns whose code computes experts. Megatron-LM has kernels of its own, which weight rows
     /// between the matmuls.
     #[must_use]
     pub fn expert_code(&self) -> ExpertCode {

@@ -50,6 +50,6 @@ pub use real::Real;
 pub use scale_block::ScaleBlock;
 pub use shape::Shape;
 pub use shard_op::{
-    NewtonSchulz, Pieces, RECIPROCAL_STRIDE, STATE_BLOCK, ShardOp, Update, UpdateRule,
+    Fused, NewtonSchulz, Pieces, RECIPROCAL_STRIDE, STATE_BLOCK, ShardOp, Update, UpdateRule,
 };
 pub use storage::{Const, Operand, Source, Storage, StorageRole};

@@ -66,7 +66,9 @@ pub trait OpDef {
     }
 
     /// Returns how a compiler may treat the operation.
-    fn fusion(&self) -> Fusion;
+    fn fusion(&self) -> Fusion {
+        Fusion::Extern
+    }
 
     /// Counts the arithmetic of one call. Elementwise functions count a fixed number of FLOPs per
     /// element.
@@ -94,9 +96,12 @@ pub trait OpDef {
     }
 
     /// Emits the operations that turn the gradient of the first output into gradients of the inputs
-    /// that need one. Operations of backward graphs, which are not differentiated again, emit
-    /// nothing.
-    fn vjp(&self, at: Vjp<'_>) -> Contributions;
+    /// that need one. Operations of backward graphs, which are not differentiated again, and those
+    /// without differentiable inputs emit nothing.
+    fn vjp(&self, at: Vjp<'_>) -> Contributions {
+        let _ = at;
+        Contributions::new()
+    }
 
     /// Returns whether the operation belongs to backward passes.
     fn is_backward(&self) -> bool {

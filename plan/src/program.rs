@@ -319,7 +319,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// Returns whether kernels run matmuls in 8 bits.
+    /// Returns whether kernels run 8-bit matmuls.
     #[must_use]
     pub fn has_scaled_gemms(&self) -> bool {
         let mut ops = self.kernels.iter().flat_map(|k| &k.body);

@@ -50,7 +50,7 @@ use std::path::Path;
 /// and `-` standard input.
 ///
 /// `overrides` are `section.key=VALUE`; later ones win over earlier ones and over the file. `VALUE`
-/// is TOML, and what is no TOML is a string.
+/// is TOML; anything else is taken as a string.
 ///
 /// # Errors
 /// A file that cannot be read, a syntax error, an unknown key, a value of the wrong form, or a
@@ -59,8 +59,8 @@ pub fn load(path: &Path, overrides: &[String]) -> Result<Scenario, ScenarioError
     read::scenario(load::document(path, overrides)?)
 }
 
-/// As [`load`], of a text that is to be written to `path`: it reads as it would from there, so that
-/// a file which it would extend goes in a circle before anything has been replaced.
+/// Loads a text that is to be written to `path`, as [`load`] would from there. So a cycle of
+/// `extends` is found before the file is replaced.
 ///
 /// # Errors
 /// As [`load`].
@@ -68,7 +68,7 @@ pub fn load_to_be(path: &Path, text: &str) -> Result<Scenario, ScenarioError> {
     read::scenario(load::document_to_be(path, text)?)
 }
 
-/// Where each key that a scenario gives was written, by path (`gate.loss`): the file along
+/// Returns where each key of a scenario was written, by path (`gate.loss`): the file along
 /// `extends`, or `--set KEY=VALUE`, and the position there. Presets and defaults have no place.
 ///
 /// # Errors
@@ -91,7 +91,7 @@ pub fn model_notes(path: &Path, overrides: &[String]) -> Result<Vec<String>, Sce
     Ok(document.notes)
 }
 
-/// As [`load`], from a text. `name` is the scenario's name (or `NAME.toml`) and stands in errors;
+/// Loads a scenario from a text. `name` is the scenario's name (or `NAME.toml`), which errors show;
 /// `extends` is refused.
 ///
 /// # Errors

@@ -67,7 +67,7 @@ fn straggling(program: &Program, profile: &Profile) -> f64 {
     1.0 + profile.network.straggler_loss * f64::from(nodes).log2()
 }
 
-/// Refuses matmuls in 8 bits on a GPU whose profile has no rate for them. CPUs decode the factors.
+/// Refuses 8-bit matmuls on a GPU whose profile has no rate for them. CPUs decode the factors.
 fn has_rates(program: &Program, profile: &Profile) -> Result<(), SimError> {
     let known = profile.device.tflops.contains_key(&DType::F8E4m3);
     let is_cpu = profile.device.shared_cores.is_some();
@@ -75,7 +75,7 @@ fn has_rates(program: &Program, profile: &Profile) -> Result<(), SimError> {
         return Ok(());
     }
     Err(SimError::Options(format!(
-        "profile `{}` has no rate of matmuls in 8 bits; add `f8e4m3` to `tflops` of [device], or set \
+        "profile `{}` has no rate of 8-bit matmuls; add `f8e4m3` to `tflops` of [device], or set \
          precision.float8_recipe = \"none\"",
         profile.name
     )))

@@ -375,7 +375,7 @@ fn steps_without_a_wire_take_what_one_rank_took() {
     assert!(mean < 0.01, "{mean:.4}");
 }
 
-/// Matmuls in 8 bits have rates of their own, and those of backward, which add up in float32, take
+/// 8-bit matmuls have rates of their own, and those of backward, which add up in float32, take
 /// longer. A GPU whose profile knows no rate is refused.
 #[test]
 fn matmuls_in_8_bits_have_rates_of_their_own() {
@@ -400,7 +400,7 @@ fn matmuls_in_8_bits_have_rates_of_their_own() {
         .remove(&shardlab_plan::ir::DType::F8E4m3);
     let why = step(&fp8, &unknown).unwrap_err().to_string();
     assert!(
-        why.contains("`h100-80` has no rate of matmuls in 8 bits"),
+        why.contains("`h100-80` has no rate of 8-bit matmuls"),
         "{why}"
     );
     assert!(step(&bf16, &unknown).is_ok());

@@ -149,9 +149,9 @@ fn expert_dispatch(p: &Prediction) -> Option<Warning> {
     let dispatcher = s.moe.as_ref()?.dispatcher;
     (dispatcher == Dispatcher::AllToAll && s.fsdp.policy != PolicyKind::Native).then(|| Warning {
         kind: Kind::ExpertDispatch,
-        message: "the host waits in every layer of experts for the numbers of rows of the all-to-all, so that its \
-                  time decides: measured steps of `fully_shard` on a host slower than that of the profile took \
-                  up to 1.4 times as long as predicted"
+        message: "in every layer of experts, the host waits for the row counts of the all-to-all, so host time limits \
+                  the step: measured steps of `fully_shard` on a host slower than that of the profile took up to \
+                  1.4 times as long as predicted"
             .to_owned(),
         key: Some("mesh.ep"),
         place: None,
@@ -204,7 +204,7 @@ mod tests {
         };
         let message = of(&["fsdp.policy=fsdp2", "mesh.ep=2"]).unwrap();
         assert!(
-            message.contains("the host waits in every layer"),
+            message.contains("in every layer of experts, the host waits"),
             "{message}"
         );
         for set in [

@@ -1,13 +1,13 @@
-//! `shardlab fit`: predicts whether a job fits, from the configuration that people have.
+//! `shardlab fit`: predicts whether a job fits, from the configuration that starts it.
 
 pub(super) mod keys;
 
-use super::args::{Overrides, profiles};
+use super::args::profiles;
 use super::emit::EmitArgs;
 use super::output::{Failure, Out, Status};
 use super::progress::Progress;
 use super::sim::report::predicted_heading;
-use super::subject::Subject;
+use super::subject::{JobArgs, Subject};
 use super::verdict::{self, command, setting};
 use crate::analysis::smallest_fit::{self, Solution};
 use crate::analysis::verdict::{Verdict, free_memory};
@@ -16,10 +16,8 @@ use crate::predict::{Fit, Prediction, Profiles, predict};
 use keys::Key;
 use serde::Serialize;
 use serde_json::Value;
-use shardlab_frameworks::Gpus;
 use shardlab_plan::units::Bytes;
 use shardlab_sim::Options;
-use std::path::PathBuf;
 
 const NOTES: &str = "\
 JOB is recognized by its content and its name:
@@ -39,8 +37,8 @@ Files that belong together can be given together, such as the configuration of A
 Trainer. Files that they name are read, too. Nothing is downloaded: a model is looked for next to the configuration,
 in the cache of the Hugging Face hub, and among the shipped shapes of published models.
 
-Every key is shown as used, assumed or without counterpart. A key that makes it another job, such as weights in 8 bits, is
-bad input, since no answer would be right.
+Every key is shown as used, assumed or without counterpart. Keys that ask for a job that cannot be predicted, such as
+tensor parallelism, are refused.
 
 Exit status: 0 if the job fits, 1 if it does not, 2 for bad input.
 
@@ -52,19 +50,9 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = NOTES)]
 pub(super) struct Args {
-    /// Configuration of a framework, config.json, or scenario
-    #[arg(value_name = "JOB", required = true)]
-    jobs: Vec<PathBuf>,
-    /// GPUs, such as 8xh100, 4x8xh200 (nodes first) or h100, which leaves the count to the
-    /// configuration
-    #[arg(long, value_name = "GPUS")]
-    gpus: Option<Gpus>,
-    /// Folder of the model with its config.json
-    #[arg(long, value_name = "FOLDER")]
-    model: Option<PathBuf>,
     #[command(flatten)]
-    overrides: Overrides,
-    /// Print the verdict only
+    job: JobArgs,
+    /// Print only the verdict
     #[arg(long, conflicts_with_all = ["json", "emit"])]
     check: bool,
     /// Print one JSON object
@@ -84,15 +72,14 @@ struct Object<'a> {
     fits: &'static str,
     verdict: Value,
     warnings: &'a [Warning],
-    /// What became of each key of the configuration.
+    /// How each key of the configuration was read.
     keys: Vec<Key<'a>>,
     /// Scenario file that says the same as the configuration.
     scenario: Option<String>,
 }
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
-    let set = &args.overrides.set;
-    let mut subject = Subject::read(&args.jobs, args.gpus.clone(), args.model.clone(), set)?;
+    let mut subject = args.job.read()?;
     if let Some(refusal) = subject.refusal() {
         if !args.json && !args.check && args.emit.emit.is_none() {
             keys::print(&subject, out)?;

@@ -18,12 +18,12 @@ use std::sync::Arc;
 const NOTES: &str = "\
 Builds a program from a trace, without a model: each unit's kernels with their measured times, its
 parameters and the bytes that it saves. The program is sharded again with the options of --set and
-predicted. Collectives, copies around them and the optimizer are priced by the hardware profile. So is
-the host if --set names the hardware; else it is that of h100-80, as fast as the kernel launches of the
-trace say.
+predicted. Collectives, copies around them and the optimizer are priced by the hardware profile. Host
+times are those of the profile that --set names, else those of h100-80, scaled by the kernel launches of
+the trace.
 
 Units are called layers.0, layers.1, … (blocks) and by the names in the trace. The first row is the
-recorded run itself: how far its prediction is off says how far the other rows can be trusted.
+recorded run itself: its error shows how far the other rows can be trusted.
 
 Examples:
   shardlab replay trace.json.gz --set fsdp.prefetch_forward=2

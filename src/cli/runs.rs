@@ -34,7 +34,7 @@ enum Verb {
     /// Name a run, or remove a name; a name that exists moves to the new run
     #[command(alias = "name")]
     Tag(show::TagArgs),
-    /// Remove runs: by age, by number, by what they are
+    /// Remove runs by age, by number, or by filters
     Prune(prune::Args),
     /// Query saved runs: group, join, quantiles, history of a metric, Parquet and CSV
     #[cfg_attr(not(feature = "frames"), command(hide = true))]

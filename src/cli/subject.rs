@@ -1,6 +1,6 @@
 //! What is judged: a scenario, or a job of a framework as a scenario.
 
-use super::args;
+use super::args::{self, Overrides};
 use super::output::Failure;
 use shardlab_frameworks::{Gpus, Job, Options, Row, read};
 use shardlab_plan::Scenario;
@@ -21,6 +21,31 @@ pub(super) enum Subject {
         options: Options,
         set: Vec<String>,
     },
+}
+
+/// Arguments that name a job.
+#[derive(clap::Args)]
+pub(super) struct JobArgs {
+    /// Configuration of a framework, config.json, or scenario
+    #[arg(value_name = "JOB", required = true)]
+    jobs: Vec<PathBuf>,
+    /// GPUs, such as 8xh100, 4x8xh200 (nodes first) or h100, which leaves the count to the
+    /// configuration
+    #[arg(long, value_name = "GPUS")]
+    gpus: Option<Gpus>,
+    /// Folder of the model with its config.json
+    #[arg(long, value_name = "FOLDER")]
+    model: Option<PathBuf>,
+    #[command(flatten)]
+    overrides: Overrides,
+}
+
+impl JobArgs {
+    /// Reads the job.
+    pub(super) fn read(&self) -> Result<Subject, Failure> {
+        let set = &self.overrides.set;
+        Subject::read(&self.jobs, self.gpus.clone(), self.model.clone(), set)
+    }
 }
 
 impl Subject {

@@ -4,20 +4,19 @@ mod json;
 mod print;
 mod report;
 
-use super::args::{Overrides, profiles, size};
+use super::args::{profiles, size};
 use super::emit::EmitArgs;
 use super::interrupt;
 use super::output::{Failure, Out, Status, say, writable, write_file};
 use super::progress::Progress;
 use super::report::Form;
-use super::subject::Subject;
+use super::subject::{JobArgs, Subject};
 use crate::analysis::verdict::Verdict;
 use crate::predict::{Prediction, Profiles, predict};
 use crate::tune::{
     Answer, Goal, Kept, Limits, Request, Score, Size, Watch, all_but, fewest_gpus, freed, kept,
     largest, tune,
 };
-use shardlab_frameworks::Gpus;
 use shardlab_plan::scenario::ScenarioError;
 use shardlab_plan::units::Bytes;
 use shardlab_plan::{Scenario, scenario};
@@ -27,9 +26,9 @@ use std::path::PathBuf;
 const NOTES: &str = "\
 JOB is what `shardlab fit` reads: the configuration of a framework, a config.json, or a scenario.
 
-What stays: the model, the samples per optimizer step, the number of GPUs, and the engine. What changes: micro-batch and accumulation, mesh and sharding, units, resharding, prefetch, the type and time of reductions, recompute, loss, offload, compilation, and the allocator, as far as model and policy allow. --keep fixes a key, --free adds one.
+The model, the samples per optimizer step, the number of GPUs and the engine stay the same. The search changes micro-batch size and accumulation, mesh and sharding, units, resharding, prefetch, the type and time of reductions, recompute, loss, offload, compilation and the allocator, as far as model and policy allow. --keep fixes a key, --free adds one.
 
-Every setting is planned and simulated. If there are few settings, all are tried. If there are many, bounds exclude settings whose computation alone takes longer than the best step, and settings that do not fit even with the leanest choice of all other options. `gap` is the distance from the best step to the bound of the remaining settings.
+Every combination of settings that is compared is planned and simulated. If there are few, all are tried. If there are many, bounds exclude those whose computation alone takes longer than the best step, and those that do not fit even with the leanest choice of all other options. `gap` is the distance from the best step to the bound of the remaining ones.
 
 Of settings that are equal within 0.5 %, the one with the fewest changes is chosen. The simplest alternative has even fewer, and ties within the error of the predictions.
 
@@ -48,23 +47,13 @@ Examples:
 #[derive(clap::Args)]
 #[command(after_help = NOTES)]
 pub(super) struct Args {
-    /// Configuration of a framework, config.json, or scenario
-    #[arg(value_name = "JOB", required = true)]
-    jobs: Vec<PathBuf>,
-    /// GPUs, such as 8xh100, 4x8xh200 (nodes first) or h100, which leaves the count to the
-    /// configuration
-    #[arg(long, value_name = "GPUS")]
-    gpus: Option<Gpus>,
-    /// Folder of the model with its config.json
-    #[arg(long, value_name = "FOLDER")]
-    model: Option<PathBuf>,
     #[command(flatten)]
-    overrides: Overrides,
+    job: JobArgs,
     /// Reserve at most this much memory per GPU, such as 70GiB [default: leave 5 % of the device
     /// free]
     #[arg(long, value_name = "SIZE", value_parser = budget)]
     budget: Option<Bytes>,
-    /// What the best settings are
+    /// What to optimize
     #[arg(long, value_enum, default_value_t)]
     goal: GoalArg,
     /// Keep the job's value of a key, or set it to another one (repeatable)
@@ -73,7 +62,7 @@ pub(super) struct Args {
     /// Change only this key (repeatable)
     #[arg(long, value_name = "SECTION.KEY")]
     only: Vec<String>,
-    /// Try all values of a further key, or this value (repeatable), such as fsdp.policy
+    /// Also try all values of this key, such as fsdp.policy, or this value (repeatable)
     #[arg(long, value_name = "SECTION.KEY[=VALUE]")]
     free: Vec<String>,
     /// Seed of the random restarts of the search
@@ -150,8 +139,7 @@ struct Job {
 
 impl Job {
     fn read(args: &Args) -> Result<Self, Failure> {
-        let set = &args.overrides.set;
-        let mut subject = Subject::read(&args.jobs, args.gpus.clone(), args.model.clone(), set)?;
+        let mut subject = args.job.read()?;
         if let Some(refusal) = subject.refusal() {
             return Err(Failure::bad_input(refusal));
         }

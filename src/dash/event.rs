@@ -7,7 +7,8 @@ use super::state::Saved;
 use super::whatif::Explained;
 use ratatui::crossterm::event::{KeyEvent, MouseEvent};
 use shardlab_exec::train::ParamNorm;
-use shardlab_plan::scenario::BatchUnit;
+use shardlab_plan::Scenario;
+use shardlab_plan::scenario::{self, BatchUnit, ScenarioError};
 use shardlab_reports::RunView;
 use shardlab_reports::gate::{Facts, Limits};
 use std::collections::BTreeMap;
@@ -294,6 +295,14 @@ pub struct Setup {
 }
 
 impl Setup {
+    /// Loads the scenario with its changes, and with more.
+    ///
+    /// # Errors
+    /// As [`scenario::load`].
+    pub fn load(&self, more: &[String]) -> Result<Scenario, ScenarioError> {
+        scenario::load(&self.path, &[&self.overrides[..], more].concat())
+    }
+
     /// Returns the name of the scenario: its file name without `.toml`. Other dots belong to the
     /// name, as in `llama3.2-1b-4xh200`.
     #[must_use]

@@ -316,7 +316,7 @@ macro_rules! table {
 use Command as C;
 
 table! {
-    Everywhere: [c('q')] C::Quit, "", "quit (asks first if a training is running)";
+    Everywhere: [c('q')] C::Quit, "", "quit (asks first if training is running)";
     Everywhere: [ctrl('c')] C::Leave, "", "quit at once, and stop all jobs";
     Everywhere: [ctrl('z')] C::Suspend, "", "suspend (resume with `fg`)";
     Everywhere: [c('?'), k(KeyCode::F(1))] C::Help, "", "this help";
@@ -430,7 +430,7 @@ table! {
     Runs: [c('s'), c('>')] C::Sort, "sort", "sort by the next column";
     Runs: [c('S'), c('<')] C::SortBack, "", "sort by the previous column";
     Runs: [c('o')] C::Reverse, "", "reverse the sort order";
-    Runs: [c('K')] C::Keep, "keep", "save it in the store (trainings are saved automatically)";
+    Runs: [c('K')] C::Keep, "keep", "save it in the store (training runs are saved automatically)";
     Runs: [c('e')] C::Name, "name", "name it, which protects it from removal; an empty line removes the name";
     Runs: [c('d')] C::Remove, "", "remove it from the store, unless it has a name (asks first)";
     Runs: [c('R')] C::Reload, "", "reload the store";
@@ -461,7 +461,7 @@ table! {
     Tune: [k(KeyCode::Enter)] C::Enter, "apply", "apply the selected settings to the options";
     Tune: [c('u')] C::Undo, "undo", "undo the settings that were applied last";
     Tune: [c('e')] C::ShowAll, "why", "show what each change does, and how good the best settings can be";
-    Tune: [c('o'), c('R')] C::Tune, "search", "search the best settings of the selected scenario";
+    Tune: [c('o'), c('R')] C::Tune, "search", "search for the best settings of the selected scenario";
     Tune: [c('r')] C::Simulate, "sim", "simulate the scenario as it is, and open the timeline";
     Tune: [c('y')] C::Copy, "", "show and copy the command with all changes";
     Tune: [k(KeyCode::Esc)] C::Back, "stop", "end the search with the best settings so far";

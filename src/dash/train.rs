@@ -136,9 +136,9 @@ pub(super) fn train(app: &mut App, on_cpu: bool) -> Vec<Effect> {
     };
     if let Some(job) = app.job(Purpose::Train) {
         let text = if job.cancelled {
-            "a training is stopping: wait until it has ended"
+            "training is stopping: wait until it has ended"
         } else {
-            "a training runs; s stops it"
+            "training is running; s stops it"
         };
         app.view = View::Train;
         app.say(Tone::Plain, text);

@@ -49,7 +49,7 @@ impl Residual {
     pub fn of(program: &Program, profile: &Profile) -> Self {
         let world = program.meta.mesh.world();
         Self {
-            // No step with matmuls in 8 bits was measured: those of the profile are not like it.
+            // No step with 8-bit matmuls was measured: those of the profile are not like it.
             hardware: if program.has_scaled_gemms() {
                 format!("{} in 8 bits", profile.name)
             } else {
@@ -98,8 +98,8 @@ fn kind(program: &Program, profile: &Profile) -> (BasisKind, String) {
         Some(m) if program.has_scaled_gemms() => (
             BasisKind::Estimated,
             match profile.measures_float8_of(program) {
-                true => format!("measured on {}, but no step with matmuls in 8 bits", m.on),
-                false => format!("measured on {}, but no matmuls in 8 bits", m.on),
+                true => format!("measured on {}, but no step with 8-bit matmuls", m.on),
+                false => format!("measured on {}, but no 8-bit matmuls", m.on),
             },
         ),
         Some(m) => (BasisKind::Measured, m.on.clone()),

@@ -492,14 +492,14 @@ fn sizes_of_the_mesh_from_the_environment() {
     assert!(said.contains("SHARDLAB_CP must be 1, not 2"), "{said}");
 }
 
-/// No step with matmuls in 8 bits was measured, on any machine.
+/// No step with 8-bit matmuls was measured, on any machine.
 #[test]
 fn matmuls_in_8_bits_are_estimates() {
     // Lines end where the terminal does.
     let joined = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let text = joined(stdout(&["sim", "llama3-8b-4xh200-fp8"]));
     assert!(text.contains("(estimated, ±"), "{text}");
-    assert!(text.contains("but no matmuls in 8 bits"), "{text}");
+    assert!(text.contains("but no 8-bit matmuls"), "{text}");
     let bf16 = joined(stdout(&[
         "sim",
         "llama3-8b-4xh200-fp8",

@@ -18,7 +18,7 @@ const EXEC_OPTIONS: &str = concat!(
 /// The same on one and two H100.
 const EXEC_H100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/exec_h100.csv");
 
-/// Steps of the engine with matmuls in 8 bits, next to bf16.
+/// Steps of the engine with 8-bit matmuls, next to bf16.
 const EXEC_FLOAT8: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/tests/data/exec_float8_h100.csv"
@@ -307,7 +307,7 @@ fn predictions_agree_with_steps_of_exec() {
     agree(EXEC_H100, 60, 2.0, 5.0, (8, 0.045), 3);
 }
 
-/// Steps with matmuls in 8 bits are predicted as well, although the profile's rate for them was
+/// Steps with 8-bit matmuls are predicted as well, although the profile's rate for them was
 /// measured only with scales of blocks. Allocated memory is known to 0.1 MiB, where it is.
 #[test]
 fn predictions_agree_with_steps_in_8_bits() {

@@ -8,7 +8,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use shardlab_exec::kernels;
 use shardlab_exec::{Hyper, LaunchContext, ONE_GROUP, RawRange};
 use shardlab_plan::ir::{
-    BodyOp, DType, Kernel, KernelClass, OpKind, Place, Real, ShardOp, Slot, op,
+    BodyOp, DType, Fused, Kernel, KernelClass, OpKind, Place, Real, ShardOp, Slot, op,
 };
 use shardlab_plan::units::{Bytes, Flops};
 use std::hint::black_box;
@@ -255,11 +255,11 @@ fn optimizer(c: &mut Criterion) {
     let mut buffers: Vec<Buffer> = (0..4).map(|_| Buffer::new(DType::F32, n)).collect();
     let r: Vec<RawRange> = buffers.iter_mut().map(Buffer::range).collect();
     let body = BodyOp {
-        op: OpKind::Shard(ShardOp::AdamW {
+        op: OpKind::Shard(ShardOp::AdamW(Fused {
             cast: false,
             pieces: None,
             maxima: false,
-        }),
+        })),
         inputs: Default::default(),
         outputs: Default::default(),
     };

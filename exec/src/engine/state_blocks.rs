@@ -1,9 +1,9 @@
-//! Which programs have states in 8 bits that kernels can update.
+//! Which programs have 8-bit states that kernels can update.
 
 use shardlab_plan::ir::{DType, Holds};
 use shardlab_plan::program::Program;
 
-/// Checks that every state in 8 bits belongs to one tensor in one parameter group: a block has one
+/// Checks that every 8-bit state belongs to one tensor in one parameter group: a block has one
 /// scale, and a kernel updates whole blocks.
 ///
 /// # Errors
@@ -23,14 +23,14 @@ pub(super) fn check(program: &Program) -> Result<(), String> {
             }
             if numel(state) != numel(&tensor.weight) {
                 return Err(
-                    "states in 8 bits belong to several tensors: set precision.main_params to another \
+                    "8-bit states belong to several tensors: set precision.main_params to another \
                      type than precision.param_dtype, or fsdp.policy = \"fsdp2\""
                         .to_owned(),
                 );
             }
             if several_groups && matches!(buffer.holds, Holds::Group(_)) {
                 return Err(
-                    "states in 8 bits belong to several parameter groups: set fsdp.policy = \"fsdp2\", \
+                    "8-bit states belong to several parameter groups: set fsdp.policy = \"fsdp2\", \
                      whose states are those of one parameter each, or have one parameter group"
                         .to_owned(),
                 );

@@ -20,7 +20,7 @@ pub struct Span {
     pub offset: u64,
     /// Element type of the buffer.
     pub dtype: DType,
-    /// Buffer with the scales of a state in 8 bits.
+    /// Buffer with the scales of an 8-bit state.
     pub scales: Option<BufferId>,
     /// Parameter.
     pub param: ParamId,
@@ -467,7 +467,7 @@ fn tensors(program: &Program) -> Vec<Tensor> {
         for tensor in program.updates(&instr.op) {
             let bytes = |a: &Access| program.buffers[a.buffer.index()].dtype == DType::U8;
             if let Some(first) = tensor.state.first() {
-                // Scales of states in 8 bits follow them.
+                // Scales of 8-bit states follow them.
                 let states = if bytes(first) {
                     tensor.state.len() / 2
                 } else {

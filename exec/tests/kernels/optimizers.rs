@@ -4,7 +4,7 @@ use super::memory::{Buffer, HYPER, kernel, launch_in};
 use serde_json::Value;
 use shardlab_exec::{Hyper, LaunchContext, ONE_GROUP, RawRange};
 use shardlab_plan::config::GroupSettings;
-use shardlab_plan::ir::{BodyOp, DType, OpKind, ShardOp};
+use shardlab_plan::ir::{BodyOp, DType, Fused, OpKind, ShardOp};
 use shardlab_plan::program::GroupRun;
 
 fn reference() -> Value {
@@ -67,34 +67,34 @@ fn parameter_groups_follow_torch() {
         lr_scale: 0.1,
     });
     let runs = [(0, 200), (1, 100)].map(|(group, numel)| GroupRun { group, numel });
-    let op = ShardOp::AdamW {
+    let op = ShardOp::AdamW(Fused {
         cast: false,
         pieces: None,
         maxima: false,
-    };
+    });
     let hyper = Hyper { groups, ..HYPER };
     let mut states = [zeros(), zeros()];
     steps(op, (&runs, hyper), &mut weights, &mut states, &all["grads"]);
     assert_eq!(differ(&weights.values(), &numbers(&all["groups"])), 0);
 }
 
-/// States in 8 bits, and what their codes stand for. A number halfway between two codes may
+/// 8-bit states, and what their codes stand for. A number halfway between two codes may
 /// get either, which a few weights show.
 #[test]
 fn states_in_8_bits_follow_torchao() {
     let all = reference();
     let tables = ["signed", "unsigned"].map(|name| numbers(&all[name]));
     let (cast, pieces) = (false, None);
-    let adamw = ShardOp::AdamW {
+    let adamw = ShardOp::AdamW(Fused {
         cast,
         pieces,
         maxima: false,
-    };
-    let lion = ShardOp::Lion {
+    });
+    let lion = ShardOp::Lion(Fused {
         cast,
         pieces,
         maxima: false,
-    };
+    });
     for (name, op) in [("adamw_8bit", adamw), ("lion_8bit", lion)] {
         let count = op.update().unwrap().rule.states();
         let codes = || Buffer::new(DType::U8, 300);

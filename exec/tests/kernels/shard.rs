@@ -5,7 +5,9 @@ use super::memory::{Buffer, HYPER, Rng, kernel, launch, launch_in};
 use shardlab_exec::kernels::{self, KernelError, OperandError};
 use shardlab_exec::{Hyper, LaunchContext, ONE_GROUP, RawRange};
 use shardlab_plan::config::GroupSettings;
-use shardlab_plan::ir::{BodyOp, DType, Holds, Kernel, OpKind, Pieces, Real, Shape, ShardOp};
+use shardlab_plan::ir::{
+    BodyOp, DType, Fused, Holds, Kernel, OpKind, Pieces, Real, Shape, ShardOp,
+};
 use shardlab_plan::program::{GroupRun, Op, Program, ScaleRun};
 use shardlab_plan::scenario;
 
@@ -255,16 +257,16 @@ fn updates_add_up_pieces() {
         let both = |pieces| {
             let cast = true;
             [
-                ShardOp::AdamW {
+                ShardOp::AdamW(Fused {
                     cast,
                     pieces,
                     maxima: false,
-                },
-                ShardOp::Sgd {
+                }),
+                ShardOp::Sgd(Fused {
                     cast,
                     pieces,
                     maxima: false,
-                },
+                }),
             ]
         };
         let three = Some(Pieces { ranks: 3, factor });
@@ -371,11 +373,11 @@ fn adamw_follows_torch() {
     let [mut w, mut g, mut m, mut v] = [1.0, 1.0, 0.0, 0.0].map(|x| Buffer::of(F32, &[x]));
     let r = [w.range(), g.range(), m.range(), v.range()];
     run(
-        ShardOp::AdamW {
+        ShardOp::AdamW(Fused {
             cast: false,
             pieces: None,
             maxima: false,
-        },
+        }),
         h,
         &[],
         &r,
@@ -426,11 +428,11 @@ fn adamw_over_several_tensors_and_steps() {
                     reads.push(square.range());
                 }
                 run(
-                    ShardOp::AdamW {
+                    ShardOp::AdamW(Fused {
                         cast: false,
                         pieces: None,
                         maxima: false,
-                    },
+                    }),
                     h,
                     &[],
                     &reads,
@@ -485,11 +487,11 @@ fn lion_steps_by_the_sign_of_its_blend() {
         for step in 1..=3 {
             let h = Hyper { step, ..HYPER };
             let r = [w.range(), g.range(), m.range()];
-            let op = ShardOp::Lion {
+            let op = ShardOp::Lion(Fused {
                 cast: false,
                 pieces: None,
                 maxima: false,
-            };
+            });
             run(op, h, &[], &r, &[r[0], r[2]]).unwrap();
             lion(&h, &mut want_w, &g.values(), &mut want_m);
             if moments == BF16 {
@@ -500,11 +502,11 @@ fn lion_steps_by_the_sign_of_its_blend() {
         near(&m.values(), &want_m, 1e-5);
         assert!((w.get(0) - before * 0.999f64.powi(3)).abs() < 1e-6);
         // A momentum of another length than its weights.
-        let op = ShardOp::Lion {
+        let op = ShardOp::Lion(Fused {
             cast: false,
             pieces: None,
             maxima: false,
-        };
+        });
         let short = [w.range(), g.range(), m.part(0, n - 1)];
         assert!(run(op, HYPER, &[], &short, &[short[0], short[2]]).is_err());
     }
@@ -583,10 +585,12 @@ fn updates_find_maxima_of_new_weights() {
     let mut g = [3000, 500].map(|n| random(&mut rng, F32, n));
     let mut plain = [0, 1].map(|n| Buffer::of(F32, &w[n].values()));
     let mut maxima = Buffer::of(F32, &[7.0; 3]);
-    let op = |maxima| ShardOp::Sgd {
-        cast: false,
-        pieces: None,
-        maxima,
+    let op = |maxima| {
+        ShardOp::Sgd(Fused {
+            cast: false,
+            pieces: None,
+            maxima,
+        })
     };
     let mut update = |maxima: Option<RawRange>, w: &mut [Buffer; 2]| {
         let [a, b] = w.each_mut().map(Buffer::range);
@@ -646,21 +650,21 @@ fn parameter_groups_have_their_own_settings() {
     for name in ["adamw", "lion", "sgd"] {
         let (cast, pieces) = (false, None);
         let op = match name {
-            "adamw" => ShardOp::AdamW {
+            "adamw" => ShardOp::AdamW(Fused {
                 cast,
                 pieces,
                 maxima: false,
-            },
-            "lion" => ShardOp::Lion {
+            }),
+            "lion" => ShardOp::Lion(Fused {
                 cast,
                 pieces,
                 maxima: false,
-            },
-            _ => ShardOp::Sgd {
+            }),
+            _ => ShardOp::Sgd(Fused {
                 cast,
                 pieces,
                 maxima: false,
-            },
+            }),
         };
         let mut rng = Rng(31);
         let mut w = sizes.map(|n| random(&mut rng, F32, n));
@@ -751,19 +755,19 @@ fn states_in_8_bits_follow_bitsandbytes() {
             let op = match name {
                 "adamw" => {
                     adamw(&h, 1.0, &mut want, &gradient, m, v);
-                    ShardOp::AdamW {
+                    ShardOp::AdamW(Fused {
                         cast,
                         pieces,
                         maxima: false,
-                    }
+                    })
                 }
                 _ => {
                     lion(&h, &mut want, &gradient, m);
-                    ShardOp::Lion {
+                    ShardOp::Lion(Fused {
                         cast,
                         pieces,
                         maxima: false,
-                    }
+                    })
                 }
             };
             blockwise(true, m);
@@ -819,11 +823,11 @@ fn flat_moments_continue_from_tensor_to_tensor() {
     let [g0, g1] = [0, 1].map(|i| g[i].range());
     let (mr, vr) = (m.range(), v.range());
     run(
-        ShardOp::AdamW {
+        ShardOp::AdamW(Fused {
             cast: false,
             pieces: None,
             maxima: false,
-        },
+        }),
         HYPER,
         &[],
         &[w0, g0, mr, vr, w1, g1],
@@ -837,11 +841,11 @@ fn flat_moments_continue_from_tensor_to_tensor() {
     near(&m.values()[40..], &second, 1e-5);
     // More weights than moments.
     let e = run(
-        ShardOp::AdamW {
+        ShardOp::AdamW(Fused {
             cast: false,
             pieces: None,
             maxima: false,
-        },
+        }),
         HYPER,
         &[],
         &[w1, g1, mr, vr, w0, g0, w1, g1],
@@ -864,11 +868,11 @@ fn threads_change_no_bit_of_adamw() {
         let r: Vec<RawRange> = all.iter_mut().map(Buffer::range).collect();
         kernels::use_threads(threads);
         let done = run(
-            ShardOp::AdamW {
+            ShardOp::AdamW(Fused {
                 cast: false,
                 pieces: None,
                 maxima: false,
-            },
+            }),
             HYPER,
             &[],
             &r,
@@ -896,11 +900,11 @@ fn sgd_follows_torch() {
         .collect();
     let (wr, gr) = (w.range(), g.range());
     run(
-        ShardOp::Sgd {
+        ShardOp::Sgd(Fused {
             cast: false,
             pieces: None,
             maxima: false,
-        },
+        }),
         HYPER,
         &[],
         &[wr, gr],
@@ -940,22 +944,22 @@ fn updates_leave_a_second_copy_of_the_weight() {
                     let reads = vec![w0, g0, mr, vr, w1, g1];
                     let writes = [vec![w0, mr, vr], pick(&first), vec![w1], pick(&second)];
                     (
-                        ShardOp::AdamW {
+                        ShardOp::AdamW(Fused {
                             cast,
                             pieces: None,
                             maxima: false,
-                        },
+                        }),
                         reads,
                         writes.concat(),
                     )
                 } else {
                     let writes = [vec![w0], pick(&first), vec![w1], pick(&second)];
                     (
-                        ShardOp::Sgd {
+                        ShardOp::Sgd(Fused {
                             cast,
                             pieces: None,
                             maxima: false,
-                        },
+                        }),
                         vec![w0, g0, w1, g1],
                         writes.concat(),
                     )

@@ -148,7 +148,7 @@ fn registered(draft: &mut Draft) -> Result<(), ConfigError> {
     draft.rows[given.row].why = None;
     draft.approximates(
         given.row,
-        "buffers that NCCL knows are a double buffer; its kernels are those without them",
+        "buffers registered with NCCL are predicted as a double buffer, and its kernels as without registration",
     );
     Ok(())
 }
@@ -160,7 +160,7 @@ const HYBRID: &str = "it keeps weights, gradients and moments of the optimizer i
 const UNPINNED: &str = "this job does not start: Megatron-LM's optimizer on the CPU cannot pin DTensors (Megatron-LM #1986)";
 
 /// Why registration with NCCL is not predicted.
-const UNREGISTERED: &str = "NCCL's kernels are those without registered buffers";
+const UNREGISTERED: &str = "NCCL's kernels are predicted as without registered buffers";
 
 /// Megatron-LM's precision-aware optimizer reads gradients in the type they are kept in.
 fn precision_aware(draft: &mut Draft, megatron: bool) -> Result<(), ConfigError> {

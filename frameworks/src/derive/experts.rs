@@ -36,7 +36,7 @@ pub(super) fn model(draft: &mut Draft) -> Result<(), ConfigError> {
     let given = draft.fact(Fact::Experts).filter(|g| g.value > 1);
     let Some(given) = given else {
         for key in KEYS.into_iter().chain([KIND]) {
-            draft.unset(key, Lack::Nothing, "part of an option that is not on");
+            draft.unset(key, Lack::Nothing, "part of an option that is off");
         }
         return Ok(());
     };

@@ -124,7 +124,7 @@ fn float8_gather(draft: &mut Draft, recipe: &str) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Sets the keys of matmuls in 8 bits, which scenarios have for bf16 and without tensor
+/// Sets the keys of 8-bit matmuls, which scenarios have for bf16 and without tensor
 /// parallelism.
 pub(super) fn float8(draft: &mut Draft) -> Result<(), ConfigError> {
     const KEYS: [&str; 3] = [

@@ -232,7 +232,7 @@ impl Document {
             Syntax::Shell => {
                 // Next to an argument of the trainer, not of the launcher.
                 let near = NEAR.iter().find_map(|path| self.find(path));
-                let (near, _) = near.ok_or("no argument is known next to which to add it")?;
+                let (near, _) = near.ok_or("there is no known argument to add it after")?;
                 let at = offset(&self.text, near);
                 if !self.text[at..].starts_with("--") {
                     return Err("the arguments come from a variable".to_owned());

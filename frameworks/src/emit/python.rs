@@ -321,7 +321,7 @@ fn lost(s: &Scenario) -> Vec<Unexpressed> {
     unless(
         s.compile.mode != CompileMode::Full,
         "compile.mode=full".to_owned(),
-        "fully_shard has hooks, which are no part of one graph",
+        "the hooks of fully_shard cannot be part of one graph",
     );
     unless(
         s.compile.cuda_graph == shardlab_plan::config::CudaGraph::Off,

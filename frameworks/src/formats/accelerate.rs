@@ -70,7 +70,7 @@ pub(crate) static ACCELERATE: Format = Format {
                 ),
                 (EVALUATION, &["use_autocast_during_eval"]),
                 (
-                    "matmuls in 8 bits are predicted where dimensions are multiples of 16",
+                    "8-bit matmuls are predicted where dimensions are multiples of 16",
                     &["pad_inner_dim"],
                 ),
             ],
@@ -93,7 +93,7 @@ pub(crate) static ACCELERATE: Format = Format {
                 }),
             ],
             asides: &[(
-                "compiled code is predicted as of Inductor's defaults",
+                "compiled code is predicted with Inductor's defaults",
                 &["mode", "use_dynamic", "use_fullgraph"],
             )],
         },

@@ -66,7 +66,7 @@ const KEYS: &[Key] = &[
     with("gradient_checkpointing", full_recompute),
     with("gradient_checkpointing_kwargs.use_reentrant", reentrant),
     with("activation_offloading", |node| match node.text() {
-        Some("legacy" | "disk") => Ok(Effect::Lost("activations are predicted as on the device")),
+        Some("legacy" | "disk") => Ok(Effect::Lost("activations are predicted on the device")),
         _ => offloaded_activations(node),
     }),
     with("torch_compile", compiled_regions),
@@ -156,7 +156,7 @@ const KEYS: &[Key] = &[
         "resize_token_embeddings_to_32x",
         "the vocabulary is predicted as in config.json",
     ),
-    lost("layer_offloading", "layers are predicted as on the device"),
+    lost("layer_offloading", "layers are predicted on the device"),
 ];
 
 /// Reads the kind of training on preferences. Losses over pairs run both answers of a sample in
@@ -365,7 +365,7 @@ const ASIDES: &[(&str, &[&str])] = &[
         &["gradient_checkpointing_kwargs"],
     ),
     (
-        "compiled code is predicted as of Inductor's defaults",
+        "compiled code is predicted with Inductor's defaults",
         &["torch_compile_backend", "torch_compile_mode"],
     ),
     (
@@ -381,7 +381,7 @@ const ASIDES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "part of an adapter that is not on",
+        "part of an adapter that is off",
         &[
             "lora_fan_in_fan_out",
             "lora_mlp_kernel",

@@ -126,7 +126,7 @@ const KEYS: &[Key] = &[
     ),
     lost(
         "activation_checkpointing.cpu_checkpointing",
-        "activations are predicted as on the device",
+        "activations are predicted on the device",
     ),
     lost(
         "communication_data_type",

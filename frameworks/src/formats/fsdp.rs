@@ -35,7 +35,7 @@ pub(super) const KEYS: &[Key] = &[
     with("activation_checkpointing", full_recompute),
     lost(
         "activation_checkpointing_offload",
-        "activations are predicted as on the device",
+        "activations are predicted on the device",
     ),
     with("forward_prefetch", |node| {
         let one = Effect::Set("fsdp.prefetch_forward", "1".to_owned());

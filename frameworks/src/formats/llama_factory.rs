@@ -212,7 +212,7 @@ const ASIDES: &[(&str, &[&str])] = &[
     ),
     (NF4, &["quantization_type"]),
     (
-        "part of an adapter or an option that is not on",
+        "part of an adapter or an option that is off",
         &[
             "freeze_trainable_layers",
             "freeze_vision_tower",

@@ -570,7 +570,7 @@ const ASIDES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "part of an option that is not on",
+        "part of an option that is off",
         &[
             "sequence-parallel",
             "tp-comm-overlap",

@@ -45,7 +45,7 @@ const KEYS: &[Key] = &[
         Ok(if node.integer()? > 0 {
             Effect::Lost("the number of GPUs decides")
         } else {
-            Effect::Aside("what the other sizes leave")
+            Effect::Aside("what remains after the other sizes")
         })
     }),
     with("distributed.dp_replicate_size", replicas),
@@ -229,7 +229,7 @@ const ASIDES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "part of an option that is not on",
+        "part of an option that is off",
         &[
             "distributed.sequence_parallel",
             "distributed.enable_async_tensor_parallel",

@@ -125,7 +125,7 @@ const KEYS: &[Key] = &[
     }),
     lost(
         "parallelism.enable_fsdp_symm_mem",
-        "NCCL's kernels are those without registered buffers",
+        "NCCL's kernels are predicted as without registered buffers",
     ),
     decisive("parallelism.expert_tensor_parallel_degree", PIPELINE),
     choice("activation_checkpoint.mode", |node| {
@@ -285,7 +285,7 @@ const ASIDES: &[(&str, &[&str])] = &[
     ),
     (LAUNCH, &["comm", "fault_tolerance", "experimental"]),
     (
-        "part of an option that is not on",
+        "part of an option that is off",
         &[
             "quantize",
             "float8",
@@ -318,7 +318,7 @@ const ASIDES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "compiled code is predicted as of Inductor's defaults",
+        "compiled code is predicted with Inductor's defaults",
         &[
             "compile.components",
             "compile.backend",

@@ -225,7 +225,7 @@ const ASIDES: &[(&str, &[&str])] = &[
         ],
     ),
     (
-        "compiled code is predicted as of Inductor's defaults",
+        "compiled code is predicted with Inductor's defaults",
         &[
             "torch_compile_backend",
             "torch_compile_mode",

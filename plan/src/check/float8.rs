@@ -1,4 +1,4 @@
-//! Matmuls in 8 bits: their factors are read with the scales that they were cast with.
+//! 8-bit matmuls: their factors are read with the scales that they were cast with.
 //!
 //! The pass follows the instructions in the order of issue. That kernels also run in this order is
 //! proven by the rules about races.
@@ -41,7 +41,7 @@ struct State {
     unfilled: BTreeMap<Start, InstrId>,
 }
 
-/// Checks all matmuls in 8 bits.
+/// Checks all 8-bit matmuls.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
     if !p.has_scaled_gemms() {
         return;

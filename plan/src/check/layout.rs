@@ -310,7 +310,7 @@ fn state(p: &Program, sink: &mut Sink) {
     }
 }
 
-/// Checks that states in 8 bits have a scale for each of their blocks.
+/// Checks that 8-bit states have a scale for each of their blocks.
 fn scales(p: &Program, sink: &mut Sink) {
     let numel = |a: &Access| a.bytes / p.buffers[a.buffer.index()].dtype.size();
     let dtype = |a: &Access| p.buffers[a.buffer.index()].dtype;

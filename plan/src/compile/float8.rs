@@ -1,4 +1,4 @@
-//! Matmuls in 8 bits: casts in front of the matmuls of the linear layers that the recipe names.
+//! 8-bit matmuls: casts in front of the matmuls of the linear layers that the recipe names.
 //!
 //! Tensor cores read 8-bit factors with the inner dimension contiguous (`wgmma` transposes 16-bit
 //! types only, and cuBLASLt takes nothing else before compute capability 10). With `y = x W^T`, for

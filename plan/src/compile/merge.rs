@@ -172,7 +172,7 @@ fn families(
         let consecutive = params.windows(2).all(|p| p[0].0 + 1 == p[1].0);
         let param = |p: &ParamId| &m.tree.params[p.index()];
         let tied = |p: &ParamId| param(p).modules.len() > 1;
-        // One weight of one type: a part in 8 bits and a part that is not stay apart.
+        // One weight of one type: an 8-bit part and a part that is not stay apart.
         let float8 = |p: &ParamId| recipe.float8(param(p), m.tree.block_place(param(p)));
         let mixed = params.windows(2).any(|p| float8(&p[0]) != float8(&p[1]));
         if params.len() < 2 || !consecutive || mixed || params.iter().any(tied) {

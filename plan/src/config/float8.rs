@@ -1,4 +1,4 @@
-//! Keys of `[precision]` about matmuls in 8 bits.
+//! Keys of `[precision]` about 8-bit matmuls.
 
 use crate::ir::DType;
 use serde::Serialize;
@@ -67,7 +67,7 @@ words!(Float8Saved {
     Float8 = "float8",
 });
 
-/// Matmuls of linear layers in 8 bits.
+/// 8-bit matmuls of linear layers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Float8 {
     /// Scales.

@@ -1,4 +1,4 @@
-//! `[lora]`: low-rank adapters (LoRA), in the words of PEFT's `LoraConfig`.
+//! `[lora]`: low-rank adapters (LoRA), with the keys of PEFT's `LoraConfig`.
 
 use super::pattern::matches;
 use serde::{Serialize, Serializer};

@@ -110,7 +110,7 @@ pub struct Precision {
     pub moments: MomentType,
     /// Every sum has a fixed order on every device.
     pub deterministic: bool,
-    /// Matmuls in 8 bits.
+    /// 8-bit matmuls.
     #[serde(flatten)]
     pub float8: Float8,
 }

@@ -168,7 +168,7 @@ words!(LrSchedule {
 });
 
 /// An entry of `skipped_blocks`: blocks that some micro-batches leave out, as LayerDrop and
-/// branches of conditional models do. What a block would read passes it unchanged.
+/// branches of conditional models do. The input of such a block passes through unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SkippedBlocks {
     /// Globs over paths of blocks.

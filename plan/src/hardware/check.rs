@@ -9,7 +9,7 @@ use std::fmt;
 use toml::de::DeTable;
 use toml::{Table, Value as Toml};
 
-/// Why a text is no profile.
+/// Why a text is not a valid profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FormatError {
     /// Where; `None` if it is about the text as a whole.
@@ -171,7 +171,7 @@ impl Checker<'_> {
             Kind::ByDtype(range) => match &value.datum {
                 Datum::Table(entries) => entries.iter().try_for_each(|e| {
                     if !is_dtype(&e.key) {
-                        let message = format!("{path}: `{}` is no element type", e.key);
+                        let message = format!("{path}: `{}` is not an element type", e.key);
                         return Err(self.error(e.key_origin, message));
                     }
                     if e.value.number().is_some_and(|x| range.contains(x)) {
@@ -357,7 +357,7 @@ mod tests {
             ),
             (
                 "[device]\ntflops = { f33 = 1 }",
-                "2:12: device.tflops: `f33` is no element type",
+                "2:12: device.tflops: `f33` is not an element type",
             ),
             ("device = 1", "`device` is 1, but [device] was expected"),
             ("[gemm]", "`gemm` is a table, but [[gemm]] was expected"),

@@ -236,7 +236,7 @@ pub const SECTIONS: &[Section] = &[
     section!(required "" "The profile as a whole." {
         "name" Text, "", Required, "name; for shipped profiles the stem of the file";
         "about" Text, "", Required, "what it describes, in a line";
-        "extends" Text, "", Unknown, "another profile: its name, or its path relative to this file; this file gives what differs";
+        "extends" Text, "", Unknown, "another profile that this file changes: its name, or its path relative to this file";
     }),
     section!(optional "measured" "Where the numbers were measured. Predictions with a profile without it say `estimated`." {
         "on" Text, "", Required, "the machine and its software";
@@ -265,27 +265,27 @@ pub const SECTIONS: &[Section] = &[
         "context_mib" Integer(0, MAX_MIB), "MiB", Required, "per process: context, libraries, code of kernels";
         "joined_mib" Integer(0, MAX_MIB), "MiB", Is("0"), "additional, as soon as a process has a communicator";
         "communicator_mib" Integer(0, MAX_MIB), "MiB", Required, "per communicator";
-        "copy_engine_communicator_mib" Integer(0, MAX_MIB), "MiB", Unknown, "per communicator whose collectives run on copy engines; without it as others";
+        "copy_engine_communicator_mib" Integer(0, MAX_MIB), "MiB", Unknown, "per communicator whose collectives run on copy engines; without it `communicator_mib`";
         "collective_kernels_mib" Integer(0, MAX_MIB), "MiB", Is("0"), "once, if any collective runs on SMs";
         "used_communicators" Flag, "", Is("false"), "communicators that no collective uses do not exist (`exec`; frameworks make them all)";
         "kernel_workspaces" Flag, "", Is("false"), "kernel workspaces are outside the allocator too (`exec` on GPUs)";
     }),
-    section!(required "host" "What it costs the host thread to issue work, per call." {
+    section!(required "host" "Time of the host thread to issue work, per call." {
         "source" Text, "", Required, "where the numbers come from";
         "launch_us" Number(NotNegative), "us", Required, "kernel launch, the driver call alone";
         "collective_us" Number(NotNegative), "us", Required, "launch of a collective";
         "copy_us" Number(NotNegative), "us", Required, "copy on a copy engine";
-        "list_copy_us" Number(NotNegative), "us", Unknown, "launch of a copy between a buffer and a list of tensors (class `multi_copy`), which are custom operators in FSDP2's Python; without it `launch_us`";
+        "list_copy_us" Number(NotNegative), "us", Unknown, "launch of a copy between a buffer and a list of tensors (class `multi_copy`), a custom operator in FSDP2's Python; without it `launch_us`";
         "event_us" Number(NotNegative), "us", Required, "event record, or wait of a stream";
         "host_wait_us" Number(NotNegative), "us", Required, "waking up from a wait for an event";
         "alloc_us" Number(NotNegative), "us", Required, "allocation from the allocator's cache, or a free";
         "device_alloc_us" Number(NotNegative), "us", Required, "allocation from the device";
-        "cpu_gbps" Number(Positive), "GB/s", Unknown, "optimizer on the CPU (`fsdp.offload` under policy fsdp2): bytes that it reads and writes, of one rank; without it `device.h2d_gbps`";
+        "cpu_gbps" Number(Positive), "GB/s", Unknown, "optimizer on the CPU (`fsdp.offload` under policy fsdp2): bytes that it reads and writes per second, of one rank; without it `device.h2d_gbps`";
         "graph_launch_us" Number(NotNegative), "us", Required, "launch of a CUDA graph";
         "queue_depth" Integer(1, MAX), "", Required, "launches that a stream can hold";
         "steps_in_flight" Integer(1, 2), "", Is("2"), "steps that may be in flight; with 1 the host begins a step when the device has finished the one before";
     }),
-    section!(required "host.work" "Host work of the framework. All but `step_us` is 0 for `exec`." {
+    section!(required "host.work" "Host work of the framework. For `exec`, all keys but `step_us` are 0." {
         "dispatch_us" Number(NotNegative), "us", Required, "per op run eagerly in forward, launch excluded";
         "autograd_dispatch_us" Number(NotNegative), "us", Required, "per op run by the autograd engine, launch excluded";
         "guard_us" Number(NotNegative), "us", Required, "guards and entry of a compiled region";

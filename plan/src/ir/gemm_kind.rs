@@ -80,7 +80,7 @@ impl Float8Gemm {
 pub struct GemmKind {
     /// Element type of the factors.
     pub dtype: DType,
-    /// For factors in 8 bits.
+    /// For 8-bit factors.
     pub float8: Option<Float8Gemm>,
 }
 

@@ -99,6 +99,24 @@ impl KernelClass {
         )
     }
 
+    /// Returns the sizes of matmuls and convolutions for texts, such as ` 4096x1024x512`; empty for
+    /// other kernels.
+    #[must_use]
+    pub fn sizes(&self) -> String {
+        match self {
+            Self::Gemm { m, n, k, batch: 1 } | Self::Conv { m, n, k } => format!(" {m}x{n}x{k}"),
+            Self::Gemm { m, n, k, batch } => format!(" {batch}x{m}x{n}x{k}"),
+            Self::GroupedGemm {
+                rows,
+                n,
+                k,
+                experts,
+                ..
+            } => format!(" {experts} of {rows}x{n}x{k}"),
+            _ => String::new(),
+        }
+    }
+
     /// Returns the class of a row kernel that does part of a backward pass.
     #[must_use]
     pub fn of_backward(self) -> Self {

@@ -98,16 +98,31 @@ impl UpdateRule {
     }
 }
 
+/// What the kernel of an update does besides the update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+pub struct Fused {
+    /// If set, additional output ranges follow a tensor's other writes and receive its new weight,
+    /// converted.
+    pub cast: bool,
+    /// Set if every gradient is in unreduced pieces.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pieces: Option<Pieces>,
+    /// If set, the last write receives the largest absolute values of the new weights, as
+    /// [`ShardOp::ShardAmax`] would find them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub maxima: bool,
+}
+
 /// An optimizer's operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Update {
     /// Rule.
     pub rule: UpdateRule,
-    /// As in [`ShardOp::AdamW`].
+    /// As in [`Fused`].
     pub cast: bool,
-    /// As in [`ShardOp::AdamW`].
+    /// As in [`Fused`].
     pub pieces: Option<Pieces>,
-    /// As in [`ShardOp::AdamW`]. Muon finds none.
+    /// As in [`Fused`]. Muon finds none.
     pub maxima: bool,
 }
 
@@ -119,22 +134,15 @@ impl From<Update> for ShardOp {
             pieces,
             maxima,
         } = update;
+        let fused = Fused {
+            cast,
+            pieces,
+            maxima,
+        };
         match rule {
-            UpdateRule::AdamW => Self::AdamW {
-                cast,
-                pieces,
-                maxima,
-            },
-            UpdateRule::Lion => Self::Lion {
-                cast,
-                pieces,
-                maxima,
-            },
-            UpdateRule::Sgd => Self::Sgd {
-                cast,
-                pieces,
-                maxima,
-            },
+            UpdateRule::AdamW => Self::AdamW(fused),
+            UpdateRule::Lion => Self::Lion(fused),
+            UpdateRule::Sgd => Self::Sgd(fused),
             UpdateRule::Muon(newton_schulz) => Self::Muon {
                 cast,
                 pieces,
@@ -187,29 +195,9 @@ pub enum ShardOp {
     /// scales ([`STATE_BLOCK`]). A tensor without state continues that of the previous tensor (a
     /// parameter split over several ranges). A last read that is a scalar is the sum of squares of
     /// the global gradient norm: clipping is fused in.
-    AdamW {
-        /// If set, additional output ranges follow a tensor's other writes and receive its new
-        /// weight, converted.
-        cast: bool,
-        /// Set if every gradient is in unreduced pieces.
-        #[serde(skip_serializing_if = "Option::is_none")]
-        pieces: Option<Pieces>,
-        /// If set, the last write receives the largest absolute values of the new weights, as
-        /// [`ShardOp::ShardAmax`] would find them.
-        #[serde(skip_serializing_if = "std::ops::Not::not")]
-        maxima: bool,
-    },
+    AdamW(Fused),
     /// SGD on weight and gradient, as [`ShardOp::AdamW`].
-    Sgd {
-        /// As in [`ShardOp::AdamW`].
-        cast: bool,
-        /// As in [`ShardOp::AdamW`].
-        #[serde(skip_serializing_if = "Option::is_none")]
-        pieces: Option<Pieces>,
-        /// As in [`ShardOp::AdamW`].
-        #[serde(skip_serializing_if = "std::ops::Not::not")]
-        maxima: bool,
-    },
+    Sgd(Fused),
     /// A read laid out `[rank][element]` to one sum per element: pieces are multiplied by the
     /// factor and added in rank order in float32, as a reduction with that factor would do. This is
     /// the second half of a reduction whose first half is an all-to-all.
@@ -223,16 +211,7 @@ pub enum ShardOp {
     },
     // Last, because digests of programs depend on the order.
     /// Lion on weight, gradient and momentum, as [`ShardOp::AdamW`].
-    Lion {
-        /// As in [`ShardOp::AdamW`].
-        cast: bool,
-        /// As in [`ShardOp::AdamW`].
-        #[serde(skip_serializing_if = "Option::is_none")]
-        pieces: Option<Pieces>,
-        /// As in [`ShardOp::AdamW`].
-        #[serde(skip_serializing_if = "std::ops::Not::not")]
-        maxima: bool,
-    },
+    Lion(Fused),
     /// Shards of main weights, rounded first, to the largest absolute value of each tensor that has
     /// a scale, in the order of [`Group::scales`](crate::shard::Group::scales). A tensor without
     /// elements on this rank has 0.
@@ -255,9 +234,9 @@ pub enum ShardOp {
     },
     /// Muon on weight, gradient and momentum, as [`ShardOp::AdamW`]. Ranges hold whole matrices.
     Muon {
-        /// As in [`ShardOp::AdamW`].
+        /// As in [`Fused`].
         cast: bool,
-        /// As in [`ShardOp::AdamW`].
+        /// As in [`Fused`].
         #[serde(skip_serializing_if = "Option::is_none")]
         pieces: Option<Pieces>,
         /// Orthogonalization of the matrices.
@@ -269,29 +248,30 @@ impl ShardOp {
     /// Returns the optimizer's operation that this is, if it is one.
     #[must_use]
     pub const fn update(self) -> Option<Update> {
-        let (rule, cast, pieces, maxima) = match self {
-            Self::AdamW {
-                cast,
-                pieces,
-                maxima,
-            } => (UpdateRule::AdamW, cast, pieces, maxima),
-            Self::Lion {
-                cast,
-                pieces,
-                maxima,
-            } => (UpdateRule::Lion, cast, pieces, maxima),
-            Self::Sgd {
-                cast,
-                pieces,
-                maxima,
-            } => (UpdateRule::Sgd, cast, pieces, maxima),
+        let (rule, fused) = match self {
+            Self::AdamW(fused) => (UpdateRule::AdamW, fused),
+            Self::Lion(fused) => (UpdateRule::Lion, fused),
+            Self::Sgd(fused) => (UpdateRule::Sgd, fused),
             Self::Muon {
                 cast,
                 pieces,
                 newton_schulz,
-            } => (UpdateRule::Muon(newton_schulz), cast, pieces, false),
+            } => {
+                let maxima = false;
+                let fused = Fused {
+                    cast,
+                    pieces,
+                    maxima,
+                };
+                (UpdateRule::Muon(newton_schulz), fused)
+            }
             _ => return None,
         };
+        let Fused {
+            cast,
+            pieces,
+            maxima,
+        } = fused;
         Some(Update {
             rule,
             cast,

@@ -1,11 +1,10 @@
 //! Gradients that autograd allocates, one per parameter, when the first kernel adds to it.
 
-use super::builder::NewBuffer;
 use super::emitter::Emitter;
 use super::kernels::KernelLaunch;
 use super::reduction;
 use super::walk::Location;
-use crate::ir::{BufferId, COMPUTE, DType, Holds, ParamId, Pool, Role, ShardOp};
+use crate::ir::{BufferId, COMPUTE, DType, ParamId, Role, ShardOp};
 use crate::program::Rule;
 
 /// Gradient of one parameter.
@@ -39,18 +38,8 @@ impl AutogradGrads {
 
     fn made(&mut self, out: &mut Emitter<'_>, p: ParamId, which: usize, dtype: DType) -> BufferId {
         *self.grads[p.index()].made[which].get_or_insert_with(|| {
-            let (g, _) = out.inputs.home[p.index()];
-            let unit = out.inputs.group(g).unit;
             let bytes = out.inputs.tape.params[p.index()].numel() * dtype.size();
-            out.b.buffer(NewBuffer {
-                role: Role::FullGrad,
-                bytes,
-                dtype,
-                pool: Pool::Caching,
-                stream: COMPUTE,
-                unit,
-                holds: Holds::Param(p),
-            })
+            out.of_param(Role::FullGrad, bytes, dtype, COMPUTE, p)
         })
     }
 

@@ -1,11 +1,8 @@
 //! Buffers of the tape and of the libraries its kernels call.
 
-use super::builder::NewBuffer;
 use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
-use crate::ir::{
-    BufferId, COMPUTE, ConstId, DType, Holds, Packed, Role, StorageId, StorageRole, UnitId,
-};
+use crate::ir::{BufferId, ConstId, DType, Holds, Packed, Role, StorageId, StorageRole, UnitId};
 use crate::program::Rule;
 
 /// Buffers of the tape, made once and used by every micro-batch.
@@ -23,7 +20,6 @@ pub(crate) struct TapeBuffers {
 impl TapeBuffers {
     pub(crate) fn new(out: &mut Emitter<'_>) -> Self {
         let unit_of_module = unit_of_module(out.inputs);
-        let pool = out.inputs.persistent_pool;
         let tape = out.inputs.tape;
         let train = &out.inputs.scenario.train;
         let copies = if train.joint_backward {
@@ -35,20 +31,15 @@ impl TapeBuffers {
         let mut set = |_| {
             let storages = tape.storages.iter().enumerate();
             let made = storages.map(|(i, s)| {
-                out.b.buffer(NewBuffer {
-                    role: match s.role {
-                        _ if kept.contains(&StorageId(i as u32)) => Role::ModelWeight,
-                        StorageRole::Saved => Role::Activation,
-                        StorageRole::Logits => Role::Logits,
-                        StorageRole::Temporary | StorageRole::ActivationGrad => Role::Temporary,
-                    },
-                    bytes: s.bytes.0,
-                    dtype: s.dtype,
-                    pool,
-                    stream: COMPUTE,
-                    unit: unit_of_module[s.module.index()],
-                    holds: Holds::Storage(StorageId(i as u32)),
-                })
+                let id = StorageId(i as u32);
+                let role = match s.role {
+                    _ if kept.contains(&id) => Role::ModelWeight,
+                    StorageRole::Saved => Role::Activation,
+                    StorageRole::Logits => Role::Logits,
+                    StorageRole::Temporary | StorageRole::ActivationGrad => Role::Temporary,
+                };
+                let unit = unit_of_module[s.module.index()];
+                out.persistent(role, s.bytes.0, s.dtype, unit, Holds::Storage(id))
             });
             made.collect()
         };
@@ -63,19 +54,10 @@ impl TapeBuffers {
                 } else {
                     1
                 };
-                (0..copies)
-                    .map(|_| {
-                        out.b.buffer(NewBuffer {
-                            role: Role::Input,
-                            bytes: c.bytes.0,
-                            dtype: c.dtype,
-                            pool,
-                            stream: COMPUTE,
-                            unit: UnitId(0),
-                            holds: Holds::Const(ConstId(i as u32)),
-                        })
-                    })
-                    .collect()
+                let holds = Holds::Const(ConstId(i as u32));
+                let mut make =
+                    |_| out.persistent(Role::Input, c.bytes.0, c.dtype, UnitId(0), holds);
+                (0..copies).map(&mut make).collect()
             })
             .collect();
         let packed = tape.params.iter().filter_map(|p| p.packed.as_ref());

@@ -6,8 +6,8 @@ use super::kernels::{KernelLaunch, Kernels};
 use super::uses::Uses;
 use crate::config::CudaGraph;
 use crate::ir::{
-    Access, AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, EventId, GroupId, Holds, Role,
-    ShardOp, StreamId, UnitId,
+    Access, AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, EventId, GroupId, Holds, ParamId,
+    Role, ShardOp, StreamId, UnitId,
 };
 use crate::program::{Communicator, Rule, is_packed};
 use std::collections::HashMap;
@@ -74,9 +74,23 @@ impl<'a> Emitter<'a> {
         if let Some(id) = self.made.get(&(role, g, stream)) {
             return *id;
         }
+        let id = self.of_group(role, bytes, dtype, stream, g);
+        self.made.insert((role, g, stream), id);
+        id
+    }
+
+    /// Makes a buffer of a group outside the pool of full-size ones.
+    pub(crate) fn of_group(
+        &mut self,
+        role: Role,
+        bytes: u64,
+        dtype: DType,
+        stream: StreamId,
+        g: GroupId,
+    ) -> BufferId {
         let unit = self.inputs.group(g).unit;
         let pool = self.inputs.persistent_pool;
-        let id = self.b.buffer(NewBuffer {
+        self.b.buffer(NewBuffer {
             role,
             bytes,
             dtype,
@@ -84,9 +98,51 @@ impl<'a> Emitter<'a> {
             stream,
             unit,
             holds: Holds::Group(g),
-        });
-        self.made.insert((role, g, stream), id);
-        id
+        })
+    }
+
+    /// Makes a buffer of a parameter outside the pool of full-size ones.
+    pub(crate) fn of_param(
+        &mut self,
+        role: Role,
+        bytes: u64,
+        dtype: DType,
+        stream: StreamId,
+        p: ParamId,
+    ) -> BufferId {
+        let (g, _) = self.inputs.home[p.index()];
+        let unit = self.inputs.group(g).unit;
+        let pool = self.inputs.persistent_pool;
+        self.b.buffer(NewBuffer {
+            role,
+            bytes,
+            dtype,
+            pool,
+            stream,
+            unit,
+            holds: Holds::Param(p),
+        })
+    }
+
+    /// Makes a full-size buffer of the compute stream, in the pool of such buffers.
+    pub(crate) fn full_size(
+        &mut self,
+        role: Role,
+        bytes: u64,
+        dtype: DType,
+        unit: UnitId,
+        holds: Holds,
+    ) -> BufferId {
+        let pool = self.inputs.transient_pool;
+        self.b.buffer(NewBuffer {
+            role,
+            bytes,
+            dtype,
+            pool,
+            stream: COMPUTE,
+            unit,
+            holds,
+        })
     }
 
     /// Makes a buffer of the compute stream outside the pool of full-size ones.

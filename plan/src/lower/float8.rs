@@ -73,7 +73,7 @@ impl Scales {
     pub(crate) fn reciprocal(self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
         let (g, i) = inputs.home[p.index()];
         let number = inputs.group(g).scale(i as usize);
-        let number = number.expect("a parameter in 8 bits has a scale");
+        let number = number.expect("an 8-bit parameter has a scale");
         Location {
             buffer: self.inverses,
             offset: u64::from(number) * RECIPROCAL_STRIDE * SCALE,

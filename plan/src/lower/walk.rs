@@ -305,13 +305,12 @@ impl<'c, 'a> Walk<'c, 'a> {
         });
         self.out.uses = Uses::new(self.out.inputs.units.len(), &entries);
         self.out.b.at(UnitId(0), phase);
-        if pass == Pass::Backward {
-            self.life.backward_start(self.out);
-        } else {
-            self.life.forward_start(self.out);
+        match pass {
+            Pass::Backward => self.life.backward_start(self.out),
+            _ => self.life.forward_start(self.out),
         }
         let mut recompute = 0u32;
-        for (position, op) in ops.iter().enumerate() {
+        for (position, op) in (0..).zip(ops) {
             match *op {
                 TapeOp::Enter(m) => self.enter(pass, m, phase),
                 TapeOp::Exit(m) => self.exit(pass, m, phase),
@@ -328,26 +327,6 @@ impl<'c, 'a> Walk<'c, 'a> {
                         self.out.b.at(self.units[m.index()], phase);
                     }
                 }
-                TapeOp::Alloc(s) => {
-                    let id = self.buffers.storage_of(self.micro, s);
-                    match self.kept.get_mut(&s) {
-                        None => self.out.b.alloc(Rule::Model, id),
-                        Some(allocated) => {
-                            if !std::mem::replace(allocated, true) {
-                                self.out.b.first_only(|b| b.alloc(Rule::Model, id));
-                            }
-                        }
-                    }
-                }
-                TapeOp::Free(s) if self.kept.contains_key(&s) => {}
-                TapeOp::Free(s) => {
-                    let id = self.buffer_of(s);
-                    self.in_flight.arrive(self.out, |b| b == id);
-                    let moved = self.offload.as_mut();
-                    if !moved.is_some_and(|moved| moved.end(self.out, s)) {
-                        self.out.b.free(Rule::Model, id);
-                    }
-                }
                 TapeOp::Launch {
                     kernel,
                     reads,
@@ -356,8 +335,8 @@ impl<'c, 'a> Walk<'c, 'a> {
                 } => {
                     self.require(pass, reads..end);
                     self.launch(kernel, reads, writes, end);
-                    self.life.after_launch(self.out, pass, position as u32);
-                    self.leave(pass, position as u32);
+                    self.life.after_launch(self.out, pass, position);
+                    self.leave(pass, position);
                 }
                 TapeOp::Collective {
                     collective,
@@ -366,62 +345,94 @@ impl<'c, 'a> Walk<'c, 'a> {
                 } => {
                     self.require(pass, operands..operands + collective.operands());
                     self.collective(collective, dtype, operands);
-                    self.leave(pass, position as u32);
+                    self.leave(pass, position);
                 }
-                TapeOp::Host { kind, count } => {
-                    if self.framework {
-                        let rule = if kind == HostWorkKind::Guard {
-                            Rule::Compile
-                        } else {
-                            Rule::Model
-                        };
-                        self.out.b.host(rule, kind, count);
-                    }
-                }
-                TapeOp::HostRead => {
-                    if self.framework {
-                        let done = self.out.b.record(Rule::Model, COMPUTE);
-                        self.out.host_sync(Rule::Model, done);
-                    }
-                }
-                TapeOp::HostSizes { operand } => {
-                    let sizes = self.out.inputs.tape.operands[operand as usize];
-                    let sizes = self.resolve(&sizes);
-                    self.in_flight.arrive_for(self.out, &[sizes]);
-                    let known = self.out.b.record(Rule::Model, COMPUTE);
-                    self.out.b.host_wait(Rule::Model, known);
-                }
-                TapeOp::GradReady(p) => {
-                    // Autograd visits every parameter's accumulation node, compiled or not.
-                    if self.framework && self.compiled {
-                        self.out
-                            .b
-                            .host(Rule::Compile, HostWorkKind::AutogradDispatch, 2);
-                    }
-                    if self.scope.is_some() {
-                        self.ready.push(p);
-                    } else {
-                        self.life.grad_ready(self.out, p);
-                    }
-                }
+                TapeOp::Alloc(s) => self.alloc(s),
+                TapeOp::Free(s) => self.free(s),
+                TapeOp::Host { kind, count } => self.host(kind, count),
+                TapeOp::HostRead => self.host_read(),
+                TapeOp::HostSizes { operand } => self.host_sizes(operand),
+                TapeOp::GradReady(p) => self.grad_ready(p),
             }
         }
         self.in_flight.arrive_all(self.out);
         if let Some(offload) = &mut self.offload {
             offload.release(self.out);
         }
-        self.out.b.at(
-            UnitId(0),
-            if pass == Pass::Backward {
-                Phase::Final
-            } else {
-                phase
-            },
-        );
-        if pass == Pass::Backward {
-            self.life.backward_end(self.out);
+        match pass {
+            Pass::Backward => {
+                self.out.b.at(UnitId(0), Phase::Final);
+                self.life.backward_end(self.out);
+            }
+            _ => {
+                self.out.b.at(UnitId(0), phase);
+                self.life.forward_end(self.out);
+            }
+        }
+    }
+
+    fn alloc(&mut self, s: StorageId) {
+        let id = self.buffers.storage_of(self.micro, s);
+        match self.kept.get_mut(&s) {
+            None => self.out.b.alloc(Rule::Model, id),
+            Some(allocated) => {
+                if !std::mem::replace(allocated, true) {
+                    self.out.b.first_only(|b| b.alloc(Rule::Model, id));
+                }
+            }
+        }
+    }
+
+    fn free(&mut self, s: StorageId) {
+        if self.kept.contains_key(&s) {
+            return;
+        }
+        let id = self.buffer_of(s);
+        self.in_flight.arrive(self.out, |b| b == id);
+        let moved = self.offload.as_mut();
+        if !moved.is_some_and(|moved| moved.end(self.out, s)) {
+            self.out.b.free(Rule::Model, id);
+        }
+    }
+
+    /// Adds work of the framework on the host.
+    fn host(&mut self, kind: HostWorkKind, count: u16) {
+        if self.framework {
+            let rule = match kind {
+                HostWorkKind::Guard => Rule::Compile,
+                _ => Rule::Model,
+            };
+            self.out.b.host(rule, kind, count);
+        }
+    }
+
+    /// Lets the host wait for a value that the framework's code reads.
+    fn host_read(&mut self) {
+        if self.framework {
+            let done = self.out.b.record(Rule::Model, COMPUTE);
+            self.out.host_sync(Rule::Model, done);
+        }
+    }
+
+    /// Lets the host wait for the sizes of a collective.
+    fn host_sizes(&mut self, operand: u32) {
+        let sizes = self.out.inputs.tape.operands[operand as usize];
+        let sizes = self.resolve(&sizes);
+        self.in_flight.arrive_for(self.out, &[sizes]);
+        let known = self.out.b.record(Rule::Model, COMPUTE);
+        self.out.b.host_wait(Rule::Model, known);
+    }
+
+    fn grad_ready(&mut self, p: ParamId) {
+        // Autograd visits every parameter's accumulation node, compiled or not.
+        if self.framework && self.compiled {
+            let (kind, calls) = (HostWorkKind::AutogradDispatch, 2);
+            self.out.b.host(Rule::Compile, kind, calls);
+        }
+        if self.scope.is_some() {
+            self.ready.push(p);
         } else {
-            self.life.forward_end(self.out);
+            self.life.grad_ready(self.out, p);
         }
     }
 

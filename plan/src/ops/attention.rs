@@ -1,8 +1,7 @@
 //! Softmax attention, plain and with changed scores.
 
 use super::signature::{Signature, any};
-use super::vjp::backward_only;
-use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use super::{Contributions, OpDef, Operands, Vjp};
 use crate::ir::{AttentionShape, DType, KernelClass, OpKind, ScoreMod, op};
 use smallvec::{SmallVec, smallvec};
 
@@ -167,10 +166,6 @@ macro_rules! attention {
                 result_type(n, inputs)
             }
 
-            fn fusion(&self) -> Fusion {
-                Fusion::Extern
-            }
-
             fn flops(&self, at: &Operands<'_>) -> u64 {
                 Attention::from(*self).flops(at, 0, false)
             }
@@ -206,20 +201,12 @@ macro_rules! attention {
                 backward_signature($masked)
             }
 
-            fn fusion(&self) -> Fusion {
-                Fusion::Extern
-            }
-
             fn flops(&self, at: &Operands<'_>) -> u64 {
                 Attention::from(*self).flops(at, 1, true)
             }
 
             fn class(&self, at: &Operands<'_>) -> KernelClass {
                 Attention::from(*self).class(at, 1, true)
-            }
-
-            fn vjp(&self, _: Vjp<'_>) -> Contributions {
-                backward_only()
             }
 
             fn takes_strides(&self) -> bool {
@@ -266,10 +253,6 @@ impl OpDef for op::BiasedAttention {
 
     fn result(&self, n: usize, inputs: &[DType]) -> DType {
         result_type(n, inputs)
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     fn flops(&self, at: &Operands<'_>) -> u64 {
@@ -327,20 +310,12 @@ impl OpDef for op::BiasedAttentionGrad {
         Signature::new(inputs, outputs)
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, at: &Operands<'_>) -> u64 {
         self.forward().flops(at, 1, true)
     }
 
     fn class(&self, at: &Operands<'_>) -> KernelClass {
         self.forward().class(at, 1, true)
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn takes_strides(&self) -> bool {
@@ -378,10 +353,6 @@ impl OpDef for op::Indexer {
 
     fn result(&self, _: usize, _: &[DType]) -> DType {
         DType::I64
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     /// Counts half of all pairs of positions.

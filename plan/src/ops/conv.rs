@@ -2,8 +2,7 @@
 //! `exec` does not run the latter.
 
 use super::signature::{Signature, any};
-use super::vjp::backward_only;
-use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use super::{Contributions, OpDef, Operands, Vjp};
 use crate::graph::Value;
 use crate::ir::{KernelClass, OpKind, op};
 
@@ -32,10 +31,6 @@ impl OpDef for op::Conv {
             &[any("the images"), any("the weight")],
             &[any("the result")],
         )
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     fn flops(&self, at: &Operands<'_>) -> u64 {
@@ -76,20 +71,12 @@ impl OpDef for op::ConvGradInput {
         Signature::new(inputs, &[any("the images' gradient")])
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, at: &Operands<'_>) -> u64 {
         flops(mnk(at.input(0), at.input(1)))
     }
 
     fn class(&self, at: &Operands<'_>) -> KernelClass {
         class(mnk(at.input(0), at.input(1)))
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn is_backward(&self) -> bool {
@@ -107,20 +94,12 @@ impl OpDef for op::ConvGradWeight {
         Signature::new(inputs, &[any("the weight's gradient")])
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, at: &Operands<'_>) -> u64 {
         flops(mnk(at.input(0), at.output(0)))
     }
 
     fn class(&self, at: &Operands<'_>) -> KernelClass {
         class(mnk(at.input(0), at.output(0)))
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn is_backward(&self) -> bool {
@@ -143,10 +122,6 @@ impl OpDef for op::Conv1d {
     fn signature(&self) -> Signature {
         let inputs = &[any("the input"), any("the weight")];
         Signature::new(inputs, &[any("the result")])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     fn flops(&self, at: &Operands<'_>) -> u64 {
@@ -195,20 +170,12 @@ macro_rules! conv1d_gradient {
                 Signature::new(inputs, &[any($made)])
             }
 
-            fn fusion(&self) -> Fusion {
-                Fusion::Extern
-            }
-
             fn flops(&self, $at: &Operands<'_>) -> u64 {
                 flops(mnk_1d($at.input(0), $weight))
             }
 
             fn class(&self, $at: &Operands<'_>) -> KernelClass {
                 class(mnk_1d($at.input(0), $weight))
-            }
-
-            fn vjp(&self, _: Vjp<'_>) -> Contributions {
-                backward_only()
             }
 
             fn is_backward(&self) -> bool {

@@ -1,7 +1,6 @@
 //! Copies, concatenation, fills.
 
 use super::signature::{Extent, Signature, full, operand};
-use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::ir::{KernelClass, op};
 
@@ -102,9 +101,5 @@ impl OpDef for op::Fill {
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
         KernelClass::Fill
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 }

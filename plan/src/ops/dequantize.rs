@@ -1,7 +1,7 @@
 //! Packed weights, as matmuls read them.
 
 use super::signature::{Signature, any};
-use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use super::{OpDef, Operands};
 use crate::graph::{Graph, ValueId};
 use crate::ir::{KernelClass, OpKind, Packed, PackedFormat, PackedScales, op};
 
@@ -15,10 +15,6 @@ impl OpDef for op::Dequantize {
 
     fn signature(&self) -> Signature {
         Signature::new(&[any("the stored weight")], &[any("the weight")])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     /// A multiplication per element.
@@ -40,13 +36,9 @@ impl OpDef for op::Dequantize {
         Some(packed.code_bytes() + packed.scale_bytes())
     }
 
+    /// The stored weight is never trained.
     fn differentiable(&self, _: usize) -> bool {
         false
-    }
-
-    /// The stored weight is never trained.
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        Contributions::new()
     }
 
     /// Scales that are no parameters have no values in `exec`.

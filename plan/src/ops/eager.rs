@@ -3,8 +3,7 @@
 
 use super::pointwise::elementwise;
 use super::signature::{Operand, Signature, any, full};
-use super::vjp::backward_only;
-use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use super::{Contributions, OpDef, Operands, Vjp};
 use crate::graph::{Graph, ValueId};
 use crate::ir::{DType, KernelClass, OpKind, op};
 
@@ -34,10 +33,6 @@ impl OpDef for op::BatchedGemm {
 
     fn signature(&self) -> Signature {
         Signature::new(&[any("a"), any("b")], &[any("c")])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     fn flops(&self, at: &Operands<'_>) -> u64 {
@@ -94,10 +89,6 @@ impl OpDef for op::Dropout {
         }
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, at: &Operands<'_>) -> u64 {
         3 * at.output_numel()
     }
@@ -126,20 +117,12 @@ impl OpDef for op::DropoutGrad {
         Signature::new(&[X, KEPT], &[Y])
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, at: &Operands<'_>) -> u64 {
         2 * at.output_numel()
     }
 
     fn class(&self, at: &Operands<'_>) -> KernelClass {
         elementwise(at)
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn is_backward(&self) -> bool {

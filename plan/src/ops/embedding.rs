@@ -1,8 +1,7 @@
 //! Gathers of rows, and the scatter that is their gradient.
 
 use super::signature::{Signature, any};
-use super::vjp::backward_only;
-use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use super::{Contributions, OpDef, Operands, Vjp};
 use crate::graph::Value;
 use crate::ir::{DType, KernelClass, OpKind, op};
 
@@ -23,10 +22,6 @@ impl OpDef for op::Embedding {
     fn result(&self, n: usize, inputs: &[DType]) -> DType {
         let _ = n;
         inputs[1]
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     fn flops(&self, _: &Operands<'_>) -> u64 {
@@ -76,10 +71,6 @@ impl OpDef for op::EmbeddingGrad {
         Signature::new(inputs, &[any("the table's gradient")]).optional_inputs(1)
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, at: &Operands<'_>) -> u64 {
         at.input_numel()
     }
@@ -95,10 +86,6 @@ impl OpDef for op::EmbeddingGrad {
     /// Returns a table of zeros is written completely.
     fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
         (at.inputs() > 2).then(|| touched(at.input(1), at.output(0)))
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn is_backward(&self) -> bool {

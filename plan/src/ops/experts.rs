@@ -2,7 +2,6 @@
 
 use super::pointwise::Elementwise;
 use super::signature::{Extent, Operand, Reduced, Signature, any, full, operand};
-use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::graph::Value;
 use crate::ir::{DType, Indexing, KernelClass, OpKind, op};
@@ -14,6 +13,32 @@ const INDEX_PUT_CALLS: u8 = 20;
 const POSITION: Operand = any("the positions");
 const OFFSETS: Operand = any("the offsets");
 
+/// Defines what operations have in common that make indices of the choices of tokens. Selective
+/// recompute saves them, so that every choice keeps its place.
+macro_rules! indices_of_choices {
+    () => {
+        fn result(&self, _: usize, _: &[DType]) -> DType {
+            DType::I64
+        }
+
+        fn flops(&self, _: &Operands<'_>) -> u64 {
+            0
+        }
+
+        fn class(&self, _: &Operands<'_>) -> KernelClass {
+            KernelClass::Strided
+        }
+
+        fn differentiable(&self, _: usize) -> bool {
+            false
+        }
+
+        fn saved_by_selective_recompute(&self) -> bool {
+            true
+        }
+    };
+}
+
 impl OpDef for op::LocalExperts {
     fn name(&self) -> &'static str {
         "local_experts"
@@ -23,38 +48,11 @@ impl OpDef for op::LocalExperts {
         Signature::new(&[any("the ids")], &[any("the ids of each rank")])
     }
 
-    fn result(&self, _: usize, _: &[DType]) -> DType {
-        DType::I64
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
-    fn flops(&self, _: &Operands<'_>) -> u64 {
-        0
-    }
-
-    fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Strided
-    }
-
-    fn differentiable(&self, _: usize) -> bool {
-        false
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
+    indices_of_choices!();
 
     /// Choices of other ranks' experts reach no row here.
     fn leaves_rows(&self, _: bool) -> bool {
         self.ranks > 1
-    }
-
-    /// Tokens are sent to their experts once.
-    fn saved_by_selective_recompute(&self) -> bool {
-        true
     }
 }
 
@@ -67,38 +65,11 @@ impl OpDef for op::PushedRows {
         Signature::new(&[any("the ids of each rank")], &[POSITION])
     }
 
-    fn result(&self, _: usize, _: &[DType]) -> DType {
-        DType::I64
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
-    fn flops(&self, _: &Operands<'_>) -> u64 {
-        0
-    }
-
-    fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Strided
-    }
-
-    fn differentiable(&self, _: usize) -> bool {
-        false
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
+    indices_of_choices!();
 
     /// Tokens of other ranks' experts have a position, too.
     fn leaves_rows(&self, _: bool) -> bool {
         false
-    }
-
-    /// Results are found where they were asked for.
-    fn saved_by_selective_recompute(&self) -> bool {
-        true
     }
 }
 
@@ -115,37 +86,10 @@ impl OpDef for op::DispatchExperts {
         )
     }
 
-    fn result(&self, _: usize, _: &[DType]) -> DType {
-        DType::I64
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
-    fn flops(&self, _: &Operands<'_>) -> u64 {
-        0
-    }
-
-    fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Strided
-    }
-
-    fn differentiable(&self, _: usize) -> bool {
-        false
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
+    indices_of_choices!();
 
     /// Places that no choice takes are left as they are.
     fn leaves_rows(&self, _: bool) -> bool {
-        true
-    }
-
-    /// Every choice keeps its place.
-    fn saved_by_selective_recompute(&self) -> bool {
         true
     }
 }
@@ -164,34 +108,7 @@ impl OpDef for op::SortExperts {
         Signature::new(&[any("the ids")], &[OFFSETS, POSITION])
     }
 
-    fn result(&self, _: usize, _: &[DType]) -> DType {
-        DType::I64
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
-    fn flops(&self, _: &Operands<'_>) -> u64 {
-        0
-    }
-
-    fn class(&self, _: &Operands<'_>) -> KernelClass {
-        KernelClass::Strided
-    }
-
-    fn differentiable(&self, _: usize) -> bool {
-        false
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
-
-    /// Every row keeps its place.
-    fn saved_by_selective_recompute(&self) -> bool {
-        true
-    }
+    indices_of_choices!();
 }
 
 /// Returns the class of a kernel that moves rows.
@@ -236,10 +153,6 @@ impl OpDef for op::Permute {
         Signature::new(&[any("the tokens"), POSITION], &[any("the rows")])
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, _: &Operands<'_>) -> u64 {
         0
     }
@@ -270,10 +183,6 @@ impl OpDef for op::Unpermute {
 
     fn signature(&self) -> Signature {
         Signature::new(&[any("the rows"), POSITION], &[any("the tokens")])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     fn flops(&self, at: &Operands<'_>) -> u64 {
@@ -433,10 +342,6 @@ impl OpDef for op::GroupedGemm {
         Signature::new(&[any("a"), any("b"), OFFSETS], &[any("c")])
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     rows_of_experts!();
 
     fn differentiable(&self, n: usize) -> bool {
@@ -481,10 +386,6 @@ impl OpDef for op::GroupedGemmWeightGrad {
         Signature::new(&[any("a"), any("b"), OFFSETS], &[any("the weights")])
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, at: &Operands<'_>) -> u64 {
         let a = at.input(0);
         2 * computed(a, self.routed) * a.cols() * at.input(1).cols()
@@ -503,10 +404,6 @@ impl OpDef for op::GroupedGemmWeightGrad {
     /// Sums run over the rows of experts.
     fn leaves_rows(&self, _: bool) -> bool {
         false
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn is_backward(&self) -> bool {
@@ -535,18 +432,10 @@ impl OpDef for op::ScaledGroupedGemm {
         DType::Bf16
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     rows_of_experts!();
 
     fn differentiable(&self, _: usize) -> bool {
         false
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn saved_by_selective_recompute(&self) -> bool {
@@ -565,10 +454,6 @@ impl OpDef for op::ScaledGroupedGemmWeightGrad {
 
     fn result(&self, _: usize, _: &[DType]) -> DType {
         DType::Bf16
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     fn flops(&self, at: &Operands<'_>) -> u64 {
@@ -596,10 +481,6 @@ impl OpDef for op::ScaledGroupedGemmWeightGrad {
 
     fn differentiable(&self, _: usize) -> bool {
         false
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn is_backward(&self) -> bool {

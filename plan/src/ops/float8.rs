@@ -3,8 +3,7 @@
 //! `compile::float8` adds these operations to differentiated graphs, so they have no derivatives.
 
 use super::signature::{Extent, Operand, Reduced, Signature, any, full, operand};
-use super::vjp::backward_only;
-use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use super::{Fusion, OpDef, Operands};
 use crate::ir::{DType, KernelClass, op};
 
 const X: Operand = full("x");
@@ -39,10 +38,6 @@ impl OpDef for op::RowAmax {
 
     fn differentiable(&self, _: usize) -> bool {
         false
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 }
 
@@ -82,10 +77,6 @@ impl OpDef for op::Float8Scale {
     fn differentiable(&self, _: usize) -> bool {
         false
     }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
 }
 
 impl OpDef for op::Float8Cast {
@@ -112,10 +103,6 @@ impl OpDef for op::Float8Cast {
 
     fn differentiable(&self, _: usize) -> bool {
         false
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 }
 
@@ -147,10 +134,6 @@ impl OpDef for op::Float8CastRows {
 
     fn differentiable(&self, _: usize) -> bool {
         false
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 }
 
@@ -186,10 +169,6 @@ impl OpDef for op::Float8CastBlocks {
     fn differentiable(&self, _: usize) -> bool {
         false
     }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
 }
 
 const FACTORS: [Operand; 4] = [
@@ -216,10 +195,6 @@ impl OpDef for op::ScaledGemm {
         inputs.get(4).copied().unwrap_or(DType::Bf16)
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, at: &Operands<'_>) -> u64 {
         let (a, b) = (at.input(0), at.input(1));
         let bias = if self.bias { a.rows() * b.rows() } else { 0 };
@@ -238,10 +213,6 @@ impl OpDef for op::ScaledGemm {
 
     fn differentiable(&self, _: usize) -> bool {
         false
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn saved_by_selective_recompute(&self) -> bool {

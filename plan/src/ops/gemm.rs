@@ -2,7 +2,7 @@
 
 use super::signature::{Operand, Signature, any};
 use super::vjp::{gemm, sum_to};
-use super::{Contributions, Fusion, OpDef, Operands, Vjp, dequantize};
+use super::{Contributions, OpDef, Operands, Vjp, dequantize};
 use crate::ir::{KernelClass, op};
 
 const A: Operand = any("a");
@@ -37,10 +37,6 @@ impl OpDef for op::Gemm {
             (true, true) => &[A, B, BIAS, C],
         };
         Signature::new(inputs, &[C])
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     fn flops(&self, at: &Operands<'_>) -> u64 {

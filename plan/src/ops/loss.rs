@@ -1,7 +1,6 @@
 //! Losses over a vocabulary.
 
 use super::signature::{Extent, Operand, Reduced, Signature, any, full, operand};
-use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::ir::{DType, KernelClass, OpKind, op};
 
@@ -74,10 +73,6 @@ impl OpDef for op::NllLossGrad {
         KernelClass::Strided
     }
 
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
-
     /// Returns counts nothing for the filled buffer, which is overwritten, not read.
     fn bytes_read(&self, _: &Operands<'_>, n: usize) -> Option<u64> {
         (n == 3).then_some(0)
@@ -108,19 +103,11 @@ impl OpDef for op::CrossEntropy {
         if n == 0 { inputs[0] } else { DType::F32 }
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, at: &Operands<'_>) -> u64 {
         9 * at.input_numel()
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
         KernelClass::Softmax { backward: false }
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 }

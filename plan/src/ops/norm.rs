@@ -1,7 +1,6 @@
 //! Norms over the last dimension.
 
 use super::signature::{Extent, Operand, Reduced, Signature, any, full, operand};
-use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::graph::ValueId;
 use crate::ir::{DType, KernelClass, OpKind, op};
@@ -71,10 +70,6 @@ impl OpDef for op::RmsNormGrad {
         KernelClass::Norm { backward: true }
     }
 
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
-
     fn is_backward(&self) -> bool {
         true
     }
@@ -100,10 +95,6 @@ impl OpDef for op::RmsNormWeightGrad {
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
         KernelClass::ColumnReduce
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn is_backward(&self) -> bool {
@@ -181,10 +172,6 @@ impl OpDef for op::LayerNormGrad {
         KernelClass::Norm { backward: true }
     }
 
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
-
     fn is_backward(&self) -> bool {
         true
     }
@@ -219,10 +206,6 @@ impl OpDef for op::LayerNormParamGrad {
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
         KernelClass::ColumnReduce
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn is_backward(&self) -> bool {

@@ -1,7 +1,7 @@
 //! Elementwise functions.
 
 use super::signature::{Extent, Operand, Signature, full, operand};
-use super::vjp::{backward_only, sum_to};
+use super::vjp::sum_to;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::ir::{KernelClass, OpKind, Real, op};
 
@@ -30,7 +30,10 @@ pub(super) trait Elementwise {
     const FLOPS: u64;
 
     /// Emits the gradients, like [`OpDef::vjp`].
-    fn gradients(&self, at: Vjp<'_>) -> Contributions;
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
+        let _ = at;
+        Contributions::new()
+    }
 
     /// Returns whether input `n` gets a gradient, like [`OpDef::differentiable`].
     fn has_gradient(&self, n: usize) -> bool {
@@ -205,10 +208,6 @@ impl Elementwise for op::SoftcapGrad {
     const BACKWARD: bool = true;
     const INPUTS: usize = 2;
     const FLOPS: u64 = 4;
-
-    fn gradients(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
 }
 
 impl Elementwise for op::Silu {
@@ -227,10 +226,6 @@ impl Elementwise for op::SiluGrad {
     const BACKWARD: bool = true;
     const INPUTS: usize = 2;
     const FLOPS: u64 = 8;
-
-    fn gradients(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
 }
 
 impl Elementwise for op::Gelu {
@@ -249,10 +244,6 @@ impl Elementwise for op::GeluGrad {
     const BACKWARD: bool = true;
     const INPUTS: usize = 2;
     const FLOPS: u64 = 18;
-
-    fn gradients(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
 }
 
 impl Elementwise for op::GeluErf {
@@ -271,10 +262,6 @@ impl Elementwise for op::GeluErfGrad {
     const BACKWARD: bool = true;
     const INPUTS: usize = 2;
     const FLOPS: u64 = 16;
-
-    fn gradients(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
 }
 
 impl Elementwise for op::Sigmoid {
@@ -293,10 +280,6 @@ impl Elementwise for op::SigmoidGrad {
     const BACKWARD: bool = true;
     const INPUTS: usize = 2;
     const FLOPS: u64 = 3;
-
-    fn gradients(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
 }
 
 impl Elementwise for op::Relu {
@@ -315,10 +298,6 @@ impl Elementwise for op::ReluGrad {
     const BACKWARD: bool = true;
     const INPUTS: usize = 2;
     const FLOPS: u64 = 1;
-
-    fn gradients(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
 }
 
 impl Elementwise for op::SquaredError {
@@ -364,11 +343,7 @@ impl OpDef for op::SquaredErrorGrad {
         elementwise(at)
     }
 
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
-    }
-
-    /// Returns counts nothing for the filled buffer, which is overwritten, not read.
+    /// Counts nothing for the filled buffer, which is overwritten, not read.
     fn bytes_read(&self, _: &Operands<'_>, n: usize) -> Option<u64> {
         (n == 3).then_some(0)
     }

@@ -1,8 +1,7 @@
 //! Routers: which experts take a token, with which weights, and the losses that keep them balanced.
 
 use super::signature::{Signature, any};
-use super::vjp::backward_only;
-use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use super::{Contributions, OpDef, Operands, Vjp};
 use crate::ir::{DType, KernelClass, OpKind, op};
 
 const ROUTER: KernelClass = KernelClass::Softmax { backward: false };
@@ -21,10 +20,6 @@ impl OpDef for op::Route {
 
     fn result(&self, n: usize, inputs: &[DType]) -> DType {
         if n == 0 { inputs[0] } else { DType::I64 }
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     /// Counts the scores, and a comparison per column and choice.
@@ -70,20 +65,12 @@ impl OpDef for op::RouteGrad {
         Signature::new(inputs, &[any("the gradient of the logits")])
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, at: &Operands<'_>) -> u64 {
         6 * at.output_numel()
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
         ROUTER_GRAD
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn is_backward(&self) -> bool {
@@ -102,10 +89,6 @@ impl OpDef for op::LoadBalance {
 
     fn result(&self, _: usize, _: &[DType]) -> DType {
         DType::F32
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     /// Counts the probabilities, the choice and the sums.
@@ -141,20 +124,12 @@ impl OpDef for op::LoadBalanceGrad {
         Signature::new(inputs, &[any("the gradient of the logits")])
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, at: &Operands<'_>) -> u64 {
         9 * at.output_numel()
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
         ROUTER_GRAD
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn is_backward(&self) -> bool {
@@ -173,10 +148,6 @@ impl OpDef for op::ZLoss {
 
     fn result(&self, _: usize, _: &[DType]) -> DType {
         DType::F32
-    }
-
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
     }
 
     fn flops(&self, at: &Operands<'_>) -> u64 {
@@ -204,20 +175,12 @@ impl OpDef for op::ZLossGrad {
         Signature::new(inputs, &[any("the gradient of the logits")])
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, at: &Operands<'_>) -> u64 {
         5 * at.output_numel()
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
         ROUTER_GRAD
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 
     fn is_backward(&self) -> bool {

@@ -2,8 +2,7 @@
 //! convolutions of single channels. They are planned and priced; `exec` does not run them.
 
 use super::signature::{Operand, Signature, any};
-use super::vjp::backward_only;
-use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use super::{Contributions, OpDef, Operands, Vjp};
 use crate::ir::{DType, KernelClass, OpKind, op};
 
 /// FLOPs of a decay or a gate of one number, as elementwise functions count them.
@@ -77,16 +76,21 @@ trait Scan {
 
     /// Names the results, the saved ones after the first.
     fn outputs(&self) -> &'static [Operand] {
-        RESULT_AND_STATES
+        RESULT
     }
 
     /// Counts the arithmetic of forward, over inputs that start at input `first`.
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64;
 
-    /// Returns the class of a kernel with this arithmetic.
-    fn class_of(&self, at: &Operands<'_>, first: usize, flops: u64) -> KernelClass;
+    /// Returns the class of a kernel with this arithmetic. Memory bounds most of them: states never
+    /// leave the chip.
+    fn class_of(&self, at: &Operands<'_>, first: usize, flops: u64) -> KernelClass {
+        let _ = (at, first, flops);
+        KernelClass::Strided
+    }
 }
 
+const RESULT: &[Operand] = &[any("the result")];
 const RESULT_AND_STATES: &[Operand] = &[any("the result"), any("the states")];
 
 impl Scan for op::CausalConv1d {
@@ -95,17 +99,9 @@ impl Scan for op::CausalConv1d {
         &ALL[..2 + usize::from(self.bias)]
     }
 
-    fn outputs(&self) -> &'static [Operand] {
-        &RESULT_AND_STATES[..1]
-    }
-
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         let activation = GATE_FLOPS * u64::from(self.silu);
         (2 * self.kernel + activation) * at.input(first).numel()
-    }
-
-    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
-        KernelClass::Strided
     }
 }
 
@@ -143,15 +139,14 @@ impl Scan for op::SelectiveScan {
         }
     }
 
+    fn outputs(&self) -> &'static [Operand] {
+        RESULT_AND_STATES
+    }
+
     /// A decay, an update and a multiplication per number of the state, and two gates per result.
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         let state = at.input(first + 2).cols();
         (state * (GATE_FLOPS + 5) + 2 * GATE_FLOPS) * at.input(first).numel()
-    }
-
-    /// Memory bounds it: states never leave the chip.
-    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
-        KernelClass::Strided
     }
 }
 
@@ -174,6 +169,10 @@ impl Scan for op::ChunkScan {
                 any("the bias of the time steps"),
             ]
         }
+    }
+
+    fn outputs(&self) -> &'static [Operand] {
+        RESULT_AND_STATES
     }
 
     /// Scores and results of each chunk, and the states into and out of it.
@@ -208,8 +207,7 @@ impl Scan for op::GatedDelta {
     }
 
     fn outputs(&self) -> &'static [Operand] {
-        const ALL: &[Operand] = &[any("the result"), any("the inverses")];
-        ALL
+        const { &[any("the result"), any("the inverses")] }
     }
 
     /// In each chunk: keys by keys, queries by keys, the inverse applied to keys and values, and
@@ -225,12 +223,7 @@ impl Scan for op::GatedDelta {
 
 impl Scan for op::HeadLinear {
     fn inputs(&self) -> &'static [Operand] {
-        const ALL: &[Operand] = &[any("the input"), any("the weight"), any("the bias")];
-        ALL
-    }
-
-    fn outputs(&self) -> &'static [Operand] {
-        &RESULT_AND_STATES[..1]
+        const { &[any("the input"), any("the weight"), any("the bias")] }
     }
 
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
@@ -247,92 +240,57 @@ impl Scan for op::HeadLinear {
 
 impl Scan for op::Wkv {
     fn inputs(&self) -> &'static [Operand] {
-        const ALL: &[Operand] = &[
-            any("k"),
-            any("v"),
-            any("the decay"),
-            any("the first weight"),
-        ];
-        ALL
-    }
-
-    fn outputs(&self) -> &'static [Operand] {
-        &RESULT_AND_STATES[..1]
+        const {
+            &[
+                any("k"),
+                any("v"),
+                any("the decay"),
+                any("the first weight"),
+            ]
+        }
     }
 
     /// Four exponentials per number, for the result and for the state, and sums of three terms.
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         (4 * GATE_FLOPS + 16) * at.input(first).numel()
     }
-
-    /// Memory bounds it, as it does the selective scan.
-    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
-        KernelClass::Strided
-    }
 }
 
 impl Scan for op::RgLru {
     fn inputs(&self) -> &'static [Operand] {
-        const ALL: &[Operand] = &[
-            any("the input"),
-            any("the gate of the input"),
-            any("the gate of the decay"),
-            any("a"),
-        ];
-        ALL
-    }
-
-    fn outputs(&self) -> &'static [Operand] {
-        &RESULT_AND_STATES[..1]
+        const {
+            &[
+                any("the input"),
+                any("the gate of the input"),
+                any("the gate of the decay"),
+                any("a"),
+            ]
+        }
     }
 
     /// Two gates, two exponentials and a root per number, and the update.
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         (5 * GATE_FLOPS + 6) * at.input(first).numel()
     }
-
-    /// Memory bounds it, as it does the selective scan.
-    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
-        KernelClass::Strided
-    }
 }
 
 impl Scan for op::MixStreams {
     fn inputs(&self) -> &'static [Operand] {
-        const ALL: &[Operand] = &[any("the streams"), any("the weights")];
-        ALL
-    }
-
-    fn outputs(&self) -> &'static [Operand] {
-        &RESULT_AND_STATES[..1]
+        const { &[any("the streams"), any("the weights")] }
     }
 
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         2 * at.input(first).numel() * at.input(first).shape[0]
     }
-
-    /// Memory bounds it: a few operations per number.
-    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
-        KernelClass::Strided
-    }
 }
 
 impl Scan for op::MixPositions {
     fn inputs(&self) -> &'static [Operand] {
-        const ALL: &[Operand] = &[any("the input"), any("the difference"), any("the shares")];
-        ALL
-    }
-
-    fn outputs(&self) -> &'static [Operand] {
-        &RESULT_AND_STATES[..1]
+        const { &[any("the input"), any("the difference"), any("the shares")] }
     }
 
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         2 * at.input(first).numel() * at.input(first + 2).rows()
-    }
-
-    fn class_of(&self, _: &Operands<'_>, _: usize, _: u64) -> KernelClass {
-        KernelClass::Strided
     }
 }
 
@@ -344,18 +302,15 @@ impl op::WkvHeads {
 
 impl Scan for op::WkvHeads {
     fn inputs(&self) -> &'static [Operand] {
-        const ALL: &[Operand] = &[
-            any("r"),
-            any("k"),
-            any("v"),
-            any("the decays"),
-            any("the first weights"),
-        ];
-        ALL
-    }
-
-    fn outputs(&self) -> &'static [Operand] {
-        &RESULT_AND_STATES[..1]
+        const {
+            &[
+                any("r"),
+                any("k"),
+                any("v"),
+                any("the decays"),
+                any("the first weights"),
+            ]
+        }
     }
 
     /// Scores and results of each chunk, and the states into and out of it.
@@ -376,19 +331,16 @@ impl op::DiagonalDelta {
 
 impl Scan for op::DiagonalDelta {
     fn inputs(&self) -> &'static [Operand] {
-        const ALL: &[Operand] = &[
-            any("r"),
-            any("the decays"),
-            any("k"),
-            any("v"),
-            any("a"),
-            any("b"),
-        ];
-        ALL
-    }
-
-    fn outputs(&self) -> &'static [Operand] {
-        &RESULT_AND_STATES[..1]
+        const {
+            &[
+                any("r"),
+                any("the decays"),
+                any("k"),
+                any("v"),
+                any("a"),
+                any("b"),
+            ]
+        }
     }
 
     /// In each chunk: `r` and `a` by `k` and `b`, the inverse applied to `a` and values, and the
@@ -429,10 +381,6 @@ macro_rules! scan {
                 if n == 0 { inputs[0] } else { DType::F32 }
             }
 
-            fn fusion(&self) -> Fusion {
-                Fusion::Extern
-            }
-
             fn flops(&self, at: &Operands<'_>) -> u64 {
                 self.arithmetic(at, 0)
             }
@@ -470,20 +418,12 @@ macro_rules! scan {
                 Signature::new(&inputs, of.inputs())
             }
 
-            fn fusion(&self) -> Fusion {
-                Fusion::Extern
-            }
-
             fn flops(&self, at: &Operands<'_>) -> u64 {
                 BACKWARD * $forward(self).arithmetic(at, 1)
             }
 
             fn class(&self, at: &Operands<'_>) -> KernelClass {
                 $forward(self).class_of(at, 1, self.flops(at))
-            }
-
-            fn vjp(&self, _: Vjp<'_>) -> Contributions {
-                backward_only()
             }
 
             fn takes_strides(&self) -> bool {

@@ -2,8 +2,7 @@
 
 use super::pointwise::elementwise;
 use super::signature::Signature;
-use super::vjp::backward_only;
-use super::{Contributions, Fusion, OpDef, Operands, Vjp};
+use super::{OpDef, Operands};
 use crate::ir::{KernelClass, ShardOp};
 
 impl OpDef for ShardOp {
@@ -15,19 +14,11 @@ impl OpDef for ShardOp {
         Signature::new(&[], &[])
     }
 
-    fn fusion(&self) -> Fusion {
-        Fusion::Extern
-    }
-
     fn flops(&self, _: &Operands<'_>) -> u64 {
         0
     }
 
     fn class(&self, at: &Operands<'_>) -> KernelClass {
         elementwise(at)
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 }

@@ -2,7 +2,6 @@
 
 use super::pointwise::Elementwise;
 use super::signature::{Extent, Operand, Reduced, Signature, full, operand};
-use super::vjp::backward_only;
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::ir::{DType, KernelClass, OpKind, op};
 
@@ -69,10 +68,6 @@ macro_rules! softmax {
                 KernelClass::Softmax { backward: true }
             }
 
-            fn vjp(&self, _: Vjp<'_>) -> Contributions {
-                backward_only()
-            }
-
             fn is_backward(&self) -> bool {
                 true
             }
@@ -126,9 +121,5 @@ impl OpDef for op::LogSumExp {
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
         KernelClass::Softmax { backward: false }
-    }
-
-    fn vjp(&self, _: Vjp<'_>) -> Contributions {
-        backward_only()
     }
 }

@@ -48,11 +48,6 @@ impl Vjp<'_> {
     }
 }
 
-/// Returns no gradients: the rule of operations that only backward graphs have.
-pub(super) fn backward_only() -> Contributions {
-    Contributions::new()
-}
-
 /// Sums a gradient over the dimensions along which an operand was broadcast.
 pub(crate) fn sum_to(g: &mut Graph, d: ValueId, shape: &[u64]) -> ValueId {
     let v = g.value(d);

@@ -23,8 +23,8 @@ pub(super) use spec::SPEC;
 
 use crate::config::{OuterStrategy, Reshard};
 use crate::ir::{
-    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, Pool, Role,
-    StreamId, UnitId,
+    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, Role, StreamId,
+    UnitId,
 };
 use crate::lower::PlanError;
 use crate::lower::autograd::AutogradGrads;
@@ -76,7 +76,7 @@ struct GroupState {
     host: Option<offload::HostState>,
     /// The buffer of a gather while that of the unit's use before is kept.
     gathered_again: Option<BufferId>,
-    /// By parameter, what casts it before a gather in 8 bits.
+    /// By parameter, what casts it before an 8-bit gather.
     casts: Vec<Option<float8::Cast>>,
     /// Slices kept by integer reshard, until the backward's copy-out.
     kept: Vec<BufferId>,
@@ -196,15 +196,7 @@ impl Fsdp2 {
             }
             let dtype = out.inputs.gathered_type_of(item.param);
             let full = item.shard_numel * u64::from(layout.shards) * dtype.size();
-            let id = out.b.buffer(crate::lower::builder::NewBuffer {
-                role: Role::FullWeight,
-                bytes: full,
-                dtype,
-                pool: Pool::Caching,
-                stream: COMPUTE,
-                unit: group.unit,
-                holds,
-            });
+            let id = out.of_param(Role::FullWeight, full, dtype, COMPUTE, item.param);
             state.full.push(id);
         }
         state.casts = float8::casts(out, g, copy_in);
@@ -384,7 +376,7 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn scale(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
-        let scales = self.scales.expect("a parameter in 8 bits has a scale");
+        let scales = self.scales.expect("an 8-bit parameter has a scale");
         scales.reciprocal(out.inputs, p)
     }
 

@@ -25,7 +25,6 @@ pub(super) use spec::{LOWERING, RULES};
 
 use crate::config::Reshard;
 use crate::ir::{Access, BufferId, COMPUTE, EventId, Holds, ParamId, Role, UnitId};
-use crate::lower::builder::NewBuffer;
 use crate::lower::emitter::{Comms, Emitter};
 use crate::lower::optimizer::{Moments, OptimizerItem, ShardState, moments, rule};
 use crate::lower::streams::CommStreams;
@@ -173,18 +172,7 @@ fn param_state(out: &mut Emitter<'_>, p: ParamId) -> ParamState {
     } else {
         None
     };
-    let pool = out.inputs.transient_pool;
-    let mut transient = |role, bytes, dtype| {
-        out.b.buffer(NewBuffer {
-            role,
-            bytes,
-            dtype,
-            pool,
-            stream: COMPUTE,
-            unit: group.unit,
-            holds,
-        })
-    };
+    let mut transient = |role, bytes, dtype| out.full_size(role, bytes, dtype, group.unit, holds);
     ParamState {
         shard,
         full: transient(Role::FullWeight, padded * w.size(), w),

@@ -7,8 +7,7 @@
 use super::{Instr, Op, Program, Section, SectionKind};
 use crate::config::Atomic;
 use crate::ir::{
-    Access, AxisId, BufferId, GroupId, Holds, KernelClass, ParamId, Pool, ReduceOp, StreamId,
-    UnitId,
+    Access, AxisId, BufferId, GroupId, Holds, ParamId, Pool, ReduceOp, StreamId, UnitId,
 };
 use crate::shard::{Group, Layout};
 use crate::units::count;
@@ -86,19 +85,7 @@ pub(super) fn op(program: &Program, instr: &Instr) -> String {
             kernel, stream: s, ..
         } => {
             let k = &program.kernels[kernel.index()];
-            let shape = match k.class {
-                KernelClass::Gemm { m, n, k, batch: 1 } => format!(" {m}x{n}x{k}"),
-                KernelClass::Gemm { m, n, k, batch } => format!(" {batch}x{m}x{n}x{k}"),
-                KernelClass::Conv { m, n, k } => format!(" {m}x{n}x{k}"),
-                KernelClass::GroupedGemm {
-                    rows,
-                    n,
-                    k,
-                    experts,
-                    ..
-                } => format!(" {experts} of {rows}x{n}x{k}"),
-                _ => String::new(),
-            };
+            let shape = k.class.sizes();
             let (reads, writes) = (
                 list(program, program.reads(&instr.op)),
                 list(program, program.writes(&instr.op)),

@@ -3,7 +3,7 @@
 use crate::config::Family;
 use crate::models::Inputs;
 
-/// What the batches of a model are counted in: the one place that says how throughput is called.
+/// Unit of the batches of a model, and of its throughput.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum BatchUnit {
     /// Tokens of a sequence.
@@ -18,7 +18,7 @@ pub enum BatchUnit {
 }
 
 impl BatchUnit {
-    /// Several of them.
+    /// Returns the plural.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -29,7 +29,7 @@ impl BatchUnit {
         }
     }
 
-    /// One of them, as in "time per token".
+    /// Returns the singular, as in "time per token".
     #[must_use]
     pub const fn one(self) -> &'static str {
         match self {
@@ -40,7 +40,7 @@ impl BatchUnit {
         }
     }
 
-    /// Throughput of a rank.
+    /// Returns the unit of a rank's throughput.
     #[must_use]
     pub const fn rate(self) -> &'static str {
         match self {
@@ -51,7 +51,7 @@ impl BatchUnit {
         }
     }
 
-    /// The same as a title of a column, at most ten characters.
+    /// Returns the unit of a rank's throughput as a column title of at most ten characters.
     #[must_use]
     pub const fn column(self) -> &'static str {
         match self {
@@ -62,7 +62,7 @@ impl BatchUnit {
         }
     }
 
-    /// One unit for several models; that of none is unknown and taken for tokens.
+    /// Returns one unit for several models; tokens if there are none.
     #[must_use]
     pub fn common(all: impl IntoIterator<Item = Self>) -> Self {
         let mut all = all.into_iter();
@@ -76,7 +76,7 @@ impl BatchUnit {
 }
 
 impl Family {
-    /// What its batches are counted in.
+    /// Returns the unit of its batches.
     #[must_use]
     pub fn counted_in(self) -> BatchUnit {
         let spec = self.spec();

@@ -138,44 +138,44 @@ impl ScenarioError {
         self
     }
 
-    /// What is wrong, for callers that tell faults apart.
+    /// Returns the kind of fault, for callers that distinguish faults.
     #[must_use]
     pub fn kind(&self) -> ScenarioErrorKind {
         self.0.kind
     }
 
-    /// The file as the user named it, or the override (`--set fsdp.policy=x`).
+    /// Returns the file as the user named it, or the override (`--set fsdp.policy=x`).
     #[must_use]
     pub fn file(&self) -> &str {
         &self.0.file
     }
 
-    /// Line and column; `None` when the error is about the file as a whole.
+    /// Returns line and column; `None` if the error is about the file as a whole.
     #[must_use]
     pub fn position(&self) -> Option<Position> {
         self.0.position
     }
 
-    /// What is wrong, one sentence.
+    /// Returns what is wrong, in one sentence.
     #[must_use]
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// What would have been accepted in this place.
+    /// Returns what would have been accepted in this place.
     #[must_use]
     pub fn expected(&self) -> Option<&str> {
         self.0.expected.as_deref()
     }
 
-    /// What to do: the nearest valid name, or the other option to change.
+    /// Returns what to do: the nearest valid name, or the other option to change.
     #[must_use]
     pub fn help(&self) -> Option<&str> {
         self.0.help.as_deref()
     }
 }
 
-/// With its excerpt in lines of their own; `{:#}` is one line, without it.
+/// Shows the excerpt in separate lines; `{:#}` is one line without it.
 impl fmt::Display for ScenarioError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let d = &*self.0;

@@ -130,7 +130,7 @@ impl KeyInfo {
         self.key == name || self.aliases.contains(&name)
     }
 
-    /// The strings that are valid values; for shell completion and suggestions.
+    /// Returns the strings that are valid values, for shell completion and suggestions.
     pub fn values(&self) -> impl Iterator<Item = &'static str> {
         self.accepts
             .iter()
@@ -143,7 +143,7 @@ impl KeyInfo {
             .copied()
     }
 
-    /// All accepted forms in words, for example `an integer from 1 to 64 or "implicit"`.
+    /// Returns all accepted forms in words, for example `an integer from 1 to 64 or "implicit"`.
     #[must_use]
     pub fn expected(&self) -> String {
         expected(self.accepts)
@@ -489,11 +489,11 @@ keys! {
     Bias: "model" "bias" [Bool, Choice(&["qkv", "attention", "mlp", "all_but_qkv"])] "(llama, decoder: false, others: true)" "Which linear layers and convolutions have a bias: true (all), false (none), qkv (only queries, keys and values, as in Qwen2), attention (these and the output of attention), mlp (only the feed-forward layer), all_but_qkv (all but queries, keys and values, as in GPT-Neo); the last four are for llama and decoder only";
     BiasOfKeys: "model" "key_bias" [Bool] "true" "Keys have a bias if queries and values have one (Whisper: false)";
     QkNorm: "model" "qk_norm" [Bool, Choice(QkNorm::WORDS)] "false" "Normalize queries and keys: true (per head before the rotary embedding, as in Qwen3), full (all heads together, as in OLMo 2), each_head (a LayerNorm weight per head, as in Command R+), after_rope (per head after the rotary embedding, as in Hunyuan)";
-    Implementation: "model" "implementation" [Choice(Implementation::WORDS)] "(policy native: \"native\", others: \"torchtitan\")" "Code of the model, which decides kernels and saved tensors: torchtitan (fused norms), transformers (the modeling code of transformers 5 (norms, rotary embeddings and softcaps in single operations, masks that the host reads), native (that of shardlab exec)";
+    Implementation: "model" "implementation" [Choice(Implementation::WORDS)] "(policy native: \"native\", others: \"torchtitan\")" "Code of the model, which decides kernels and saved tensors: torchtitan (fused norms), transformers (the modeling code of transformers 5: norms, rotary embeddings and softcaps in single operations, masks that the host reads), native (that of shardlab exec)";
     AttnImplementation: "model" "attn_implementation" [Choice(AttnImplementation::WORDS)] "\"sdpa\"" "How transformers computes attention: sdpa (one kernel; with a mask and repeated keys and values where a sliding window is not longer than the sequence), eager (matmuls and a softmax in float32), flash_attention_2 (one kernel that knows windows)" needs [TRANSFORMERS];
-    Dropout: "model" "dropout" [Number(0.0, 1.0)] "0.0" "Probability of dropout of what attention and the feed-forward layer add to the residual stream, for predictions: of a config.json, its value. Only implementation transformers; others run without dropout";
-    AttentionDropout: "model" "attention_dropout" [Number(0.0, 1.0)] "0.0" "Probability of dropout of the weights of attention, for predictions. Costs memory with attn_implementation eager. Only implementation transformers";
-    EmbeddingDropout: "model" "embedding_dropout" [Number(0.0, 1.0)] "0.0" "Probability of dropout of the embedded tokens, for predictions. Only implementation transformers";
+    Dropout: "model" "dropout" [Number(0.0, 1.0)] "0.0" "Dropout probability of what attention and the feed-forward layer add to the residual stream, for predictions; a config.json sets it. Only implementation transformers; others run without dropout";
+    AttentionDropout: "model" "attention_dropout" [Number(0.0, 1.0)] "0.0" "Dropout probability of attention weights, for predictions. Costs memory with attn_implementation eager. Only implementation transformers";
+    EmbeddingDropout: "model" "embedding_dropout" [Number(0.0, 1.0)] "0.0" "Dropout probability of embedded tokens, for predictions. Only implementation transformers";
     ModelType: "model" "model_type" [Text] "(none)" "model_type of transformers whose names the weights have in files; none: the names of Llama";
     Norm: "model" "norm" [Choice(Norm::WORDS)] "\"rms_norm\"" "Norm of the residual stream: rms_norm, rms_norm_no_weight (no parameters: nanochat), rms_norm_unit_offset (the weight is stored minus 1: Gemma), layer_norm, layer_norm_no_bias, layer_norm_no_weight (no parameters: OLMo), layer_norm_unit_offset (Nemotron)";
     NormPosition: "model" "norm_position" [Choice(NormPosition::WORDS)] "\"before\"" "What is normalized: before (what attention and the feed-forward layer read), after (what they add to the residual stream: OLMo 2), both (Gemma 2), sum (the residual stream after each addition: BERT)";
@@ -611,7 +611,7 @@ keys! {
     LoraR: "lora" "r" also ["rank"] [Integer(1, 65536)] "(none: no adapters)" "Rank of low-rank adapters, which are trained instead of the model's own parameters (PEFT: LoraConfig)";
     LoraAlpha: "lora" "lora_alpha" also ["alpha"] [Number(ABOVE_0, 1e6)] "8.0" "An adapter's result is scaled by lora_alpha / r" needs [ADAPTERS];
     LoraTargets: "lora" "target_modules" [Choice(&["all-linear"]), List(&Text)] "\"all-linear\"" "Linear layers that get an adapter: all-linear (all of the blocks), or those whose path ends in a match of a list of globs, by the names of `shardlab plan` or of Hugging Face, for example [\"q_proj\", \"v_proj\"]" needs [ADAPTERS];
-    LoraDropout: "lora" "lora_dropout" [Number(0.0, 1.0)] "0.0" "Probability of dropout of what an adapter reads, for predictions. Above 0 only with implementation transformers" needs [ADAPTERS];
+    LoraDropout: "lora" "lora_dropout" [Number(0.0, 1.0)] "0.0" "Dropout probability of the inputs of adapters, for predictions. Above 0 only with implementation transformers" needs [ADAPTERS];
     UseDora: "lora" "use_dora" [Bool] "false" "Weight-decomposed adapters (DoRA): each row of the adapted weight has a learned length, which starts as that of the row" needs [ADAPTERS];
     UseRslora: "lora" "use_rslora" [Bool] "false" "Scale by lora_alpha / sqrt(r) instead" needs [ADAPTERS];
 
@@ -646,8 +646,8 @@ keys! {
     Steps: "train" "steps" [Integer(1, 1_000_000)] "20" "Steps of a run";
     ValidateEvery: "train" "validate_every" [Integer(0, 1_000_000)] "0" "Run a validation forward every N steps; 0: never";
     NoGradForwards: "train" "no_grad_forwards" [Integer(0, 64)] "0" "Forward passes without gradients (`torch.no_grad`) over the samples of each micro-batch before its forward and backward, as reinforcement learning computes log-probabilities of the old policy; their results are not used";
-    JointBackward: "train" "joint_backward" [Bool] "false" "The micro-batches of a step run their forwards one after another, and one backward covers all of them, last to first, as contrastive and preference losses have it. Activations of all are in memory, and gradients are reduced once. Policies native, fsdp2 and megatron" needs [SEVERAL_MICRO_BATCHES];
-    SkippedBlocks: "train" "skipped_blocks" [List(&Table(SKIPPED_BLOCKS)), Empty] "[]" "Blocks that a forward does not run, as LayerDrop and branches of conditional models leave them out; what a block would read passes it unchanged. Tables of blocks (globs over paths such as layers.3) and micro_batches (which of a step leave them out, counted from 0; default: all). All ranks leave out the same. Validation runs every block. Policies native, fsdp2 and megatron";
+    JointBackward: "train" "joint_backward" [Bool] "false" "The micro-batches of a step run their forwards one after another, and one backward covers all of them, last to first, as contrastive and preference losses need it. The activations of all are in memory at once, and gradients are reduced once. Policies native, fsdp2 and megatron" needs [SEVERAL_MICRO_BATCHES];
+    SkippedBlocks: "train" "skipped_blocks" [List(&Table(SKIPPED_BLOCKS)), Empty] "[]" "Blocks that a forward does not run, as LayerDrop and branches of conditional models leave them out; the input of such a block passes through unchanged. Tables of blocks (globs over paths such as layers.3) and micro_batches (which of a step leave them out, counted from 0; default: all). All ranks leave out the same. Validation runs every block. Policies native, fsdp2 and megatron";
     ParamNormsEvery: "train" "param_norms_every" [Integer(0, 1_000_000)] "0" "Report the norm of every parameter and of its gradient (before clipping) every N steps of a run; 0: never. Predictions do not include the time";
 
     Hardware: "mesh" "hardware" [Choice(&HARDWARE), Path(".toml")] "(required)" "Hardware profile: the name of a shipped profile, or the path of a profile file (relative to the scenario file, or to the working directory with --set)";
@@ -660,7 +660,7 @@ keys! {
     Dispatcher: "moe" "dispatcher" also ["moe_token_dispatcher_type"] [Choice(Dispatcher::WORDS)] "(native, or captured or fully compiled: gather; fsdp2, megatron: all_to_all)" "How tokens reach the ranks of their experts: gather (an all-gather of all tokens, a reduce-scatter of partial sums), all_to_all (each choice is sent to its expert; ranks exchange the numbers of rows first, which the host reads, as torchtitan and Megatron-LM do), padded (an all-to-all of a fixed number of rows, without a host read), peer (each token is written once to the memory of every rank that has one of its experts, and each of these ranks writes one partial sum back, without a host read; within a node, as DeepEP does)" needs [DIVIDED_EXPERTS];
     CapacityFactor: "moe" "capacity_factor" also ["moe_expert_capacity_factor"] [Number(ABOVE_0, 1e6)] "(native: as many rows as there can be; fsdp2, megatron: 1)" "Rows that a rank reserves for the choices of each rank, relative to those of equally popular experts" needs [SLOTS];
     OnOverflow: "moe" "on_overflow" [Choice(Overflow::WORDS)] "(padded: drop; all_to_all, peer: error)" "What happens to choices that find no row: error (the run fails) or drop (the last choices, in the order of tokens, are left out)" needs [SLOTS];
-    Routing: "moe" "routing" [Choice(Routing::WORDS), Path(".json")] "(balanced)" "How popular experts are in predictions: balanced (all are equally popular), seeded (popularity falls from expert to expert, in an order drawn per layer), or the path of a histogram that `shardlab exec --record-routing` has written (relative to the file that names it). The router decides in runs" needs [DIVIDED_EXPERTS];
+    Routing: "moe" "routing" [Choice(Routing::WORDS), Path(".json")] "(balanced)" "How popular experts are in predictions: balanced (all are equally popular), seeded (popularity falls from expert to expert, in an order drawn per layer), or the path of a histogram that `shardlab exec --record-routing` has written (relative to the file that names it). In runs of `exec`, the router decides" needs [DIVIDED_EXPERTS];
     Imbalance: "moe" "imbalance" [Number(1.0, 1e4)] "(2)" "Choices of the most popular expert of a layer, relative to the mean" needs [SEEDED_ROUTING];
     RoutingSeed: "moe" "routing_seed" [Integer(0, MAX_SEED)] "(0)" "Seed of the orders of experts" needs [SEEDED_ROUTING];
 
@@ -697,7 +697,7 @@ keys! {
     PersistOnAllocFail: "fsdp" "persist_on_alloc_fail" [Bool] "false" "With allocator double_buffer: a unit that does not fit the buffers gets a persistent buffer of its own";
     AverageInCollective: "fsdp" "average_in_collective" [Bool] "false" "Average gradients in the collective (ReduceOp.AVG) instead of scaling by 1/dp in a kernel";
     PerTokenLoss: "fsdp" "per_token_loss" also ["calculate_per_token_loss"] [Bool] "false" "The loss is a sum over tokens, so gradients are not scaled by 1/dp";
-    GradientScalingFactor: "fsdp" "gradient_scaling_factor" [Number(ABOVE_0, 1e9)] "(1 over all data-parallel ranks)" "What the sum of gradients over ranks is multiplied by, in their reduction (Megatron-FSDP: gradient_scaling_factor; `set_gradient_divide_factor` of fully_shard takes its inverse)" needs [SEVERAL_DATA_RANKS];
+    GradientScalingFactor: "fsdp" "gradient_scaling_factor" [Number(ABOVE_0, 1e9)] "(1 over all data-parallel ranks)" "Factor of the sum of gradients over ranks, applied in their reduction (Megatron-FSDP: gradient_scaling_factor; `set_gradient_divide_factor` of fully_shard takes its inverse)" needs [SEVERAL_DATA_RANKS];
     DecoupledGradients: "fsdp" "decoupled_gradients" also ["use_decoupled_grad", "megatron_fsdp_use_decoupled_grad"] [Bool] "false" "The optimizer reads gradients in the dtype of `main_grads`, instead of casts to that of main weights (Megatron-FSDP's `decoupled_grad`, with TransformerEngine's FusedAdam, which keeps no step counters on the device)";
     KeepFp8TransposeCache: "fsdp" "keep_fp8_transpose_cache" [Bool] "false" "Transposed codes of gathered weights stay in memory between steps, one byte per parameter on every rank (Megatron-FSDP). Its backward writes them again in every micro-batch all the same" needs [FLOAT8];
     NanCheck: "fsdp" "nan_check" also ["check_for_nan_in_grad"] [Bool] "false" "Check operands of collectives for NaN before, and results after each of them";
@@ -711,7 +711,7 @@ keys! {
     CommGrads: "precision" "reduce_dtype" as "comm_grads" also ["comm_grads", "grad_comm_dtype"] [Choice(DTYPES)] "(fsdp2: \"f32\", megatron_v2: param_dtype, others: main_grads)" "Type of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_replicate in main_grads";
     Moments: "precision" "moments" also ["exp_avg_dtype"] [Choice(MomentType::WORDS)] "\"f32\"" "Type of the optimizer's moments; 8bit: a byte per element and a float32 scale per 256, as in bitsandbytes and torchao (moments of fewer than 4096 elements stay f32)";
     Deterministic: "precision" "deterministic" [Bool] "false" "Fix the order of every sum, so that runs are bitwise reproducible; on GPUs the backward of attention becomes slower and needs a workspace as large as the scores (the CPU device is always deterministic)";
-    Float8Recipe: "precision" "float8_recipe" also ["fp8_recipe"] [Choice(Float8Recipe::WORDS)] "\"none\"" "Run the matmuls of linear layers in blocks in 8 bits. none: in param_dtype; tensorwise: one scale per tensor, from its own maximum (torchao: tensorwise, Transformer Engine: current scaling); rowwise: one per row, a power of two (torchao: rowwise); blockwise: one per 128 elements of a row, and per 128x128 of weights, a power of two (Transformer Engine: block scaling); mxfp8: one per 32 elements of a row, a power of two, on GPUs of compute capability 10.0. Activations and weights are e4m3. Embeddings, the head, norms and attention stay as they are, and experts without `float8_experts`";
+    Float8Recipe: "precision" "float8_recipe" also ["fp8_recipe"] [Choice(Float8Recipe::WORDS)] "\"none\"" "Run the matmuls of the linear layers of blocks in 8 bits. none: in param_dtype; tensorwise: one scale per tensor, from its own maximum (torchao: tensorwise, Transformer Engine: current scaling); rowwise: one per row, a power of two (torchao: rowwise); blockwise: one per 128 elements of a row, and per 128x128 of weights, a power of two (Transformer Engine: block scaling); mxfp8: one per 32 elements of a row, a power of two, on GPUs of compute capability 10.0. Activations and weights are e4m3. Embeddings, the head, norms and attention stay as they are, and so do experts without `float8_experts`";
     Float8Grad: "precision" "float8_grad" [Choice(Float8Format::WORDS)] "(tensorwise: \"e5m2\", others: \"e4m3\")" "8-bit type of the gradients of layers' outputs: e4m3 (3 bits of mantissa, up to 448) or e5m2 (2 bits, up to 57344)" needs [FLOAT8];
     Float8Saved: "precision" "float8_saved" [Choice(Float8Saved::WORDS)] "\"compute\"" "What forward saves for the gradients of weights. compute: the layer's input, which backward casts (torchao); float8: its transposed codes, half the bytes (Transformer Engine)" needs [FLOAT8];
     Float8Exclude: "precision" "float8_exclude" also ["filter_fqns"] [List(&Text), Empty] "[]" "Globs of linear layers, or of modules that contain them, that stay in param_dtype: consecutive components of a name here, in torchtitan or in Hugging Face's code, such as attention.o, attention.wo, self_attn.o_proj, *.w2 or layers.3" needs [FLOAT8];
@@ -719,7 +719,7 @@ keys! {
     Float8LastBf16: "precision" "float8_last_bf16" also ["num_layers_at_end_in_bf16"] [Integer(0, 65535)] "0" "Blocks at the end of the stack that stay in param_dtype" needs [FLOAT8];
     Float8FastAccum: "precision" "float8_fast_accum" also ["use_fast_accum"] [Bool] "true" "Forward matmuls add up with the precision of tensor cores; those of backward never do" needs [FLOAT8];
     Float8AllGather: "precision" "float8_all_gather" also ["enable_fsdp_float8_all_gather"] [Bool] "false" "All-gathers move the 8-bit codes of weights, one byte per element. After the optimizer, ranks agree on the largest absolute values with one all-reduce, and each casts its shards. Policy native gathers weights that stay in param_dtype in groups of their own, and losses are those of casts after the gather. Policy fsdp2 does as torchao with scales computed ahead" needs [FLOAT8, SEVERAL_RANKS];
-    Float8Experts: "precision" "float8_experts" [Bool] "false" "The grouped matmuls of experts run in 8 bits too, with one scale for the weights of all experts of a layer that a rank has; routers stay in param_dtype. Recipe tensorwise" needs [FLOAT8];
+    Float8Experts: "precision" "float8_experts" [Bool] "false" "Also run the grouped matmuls of experts in 8 bits, with one scale for the weights of all experts of a layer that a rank has; routers stay in param_dtype. Recipe tensorwise" needs [FLOAT8];
 
     Mode: "compile" "mode" [Choice(CompileMode::WORDS)] "\"off\"" "Compiled code: off (none: eager kernels), regions (code between FSDP hooks; every hook breaks the graph), blocks (each block as one graph, hooks outside: torch.compile(block) before fully_shard), full (the whole step as one graph with bucketed collectives)";
     BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "Merge collectives into buckets of up to this size; 0: one collective per parameter" needs [MODE_FULL];
@@ -737,12 +737,12 @@ keys! {
     GateAllocated: "gate" "allocated" [Number(0.0, 1e6)] "(budget: 0.02, strict: 0.0)" "Relative tolerance of peak allocated memory; 0: equal to the byte";
     GateReserved: "gate" "reserved" [Number(0.0, 1e6)] "(budget: 0.02, strict: 0.01)" "Relative tolerance of peak reserved memory";
     GateDevice: "gate" "device" [Number(0.0, 1e6)] "(budget: 0.02, strict: 0.01)" "Relative tolerance of the memory that the device has in use";
-    GateMaxMemory: "gate" "max_memory" [Size(1, 1 << 50)] "(none)" "Budget: reserved memory per GPU at most, with or without a baseline";
-    GateMaxStepMs: "gate" "max_step_ms" [Number(1e-9, 1e12)] "(none)" "Budget: predicted step time at most, in milliseconds, with or without a baseline";
+    GateMaxMemory: "gate" "max_memory" [Size(1, 1 << 50)] "(none)" "Budget: the most reserved memory per GPU, with or without a baseline";
+    GateMaxStepMs: "gate" "max_step_ms" [Number(1e-9, 1e12)] "(none)" "Budget: the longest predicted step in milliseconds, with or without a baseline";
     GateLoss: "gate" "loss" [Number(0.0, 1e6)] "1e-3" "Relative tolerance of each loss; 0 with loss_absolute 0: bitwise equal";
     GateLossAbsolute: "gate" "loss_absolute" [Number(0.0, 1e6)] "0.0" "Absolute tolerance of each loss, added to the relative one";
     GateLossArea: "gate" "loss_area" [Number(0.0, 1e6)] "5e-4" "Area between the loss curves, relative to the area under the baseline's";
-    GateFinalLoss: "gate" "final_loss" [Number(0.0, 1e6)] "1e-3" "How much worse the final loss may be, relative";
+    GateFinalLoss: "gate" "final_loss" [Number(0.0, 1e6)] "1e-3" "Relative tolerance of a worse final loss";
     GateGradNorm: "gate" "grad_norm" [Number(0.0, 1e6)] "0.01" "Relative tolerance of each gradient norm; 0: bitwise equal";
     GateSeeds: "gate" "seeds" [Integer(1, 64)] "1" "Runs with seeds 0, 1, …; with 3 or more their final losses are tested instead of a single curve";
     GateProgram: "gate" "program" [Choice(GateProgram::WORDS)] "(budget: \"off\", strict: \"exact\")" "Parts of the program that may not change: all of it, instruction counts, or none";

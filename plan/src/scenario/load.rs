@@ -28,7 +28,7 @@ const STDIN_NAME: &str = "<stdin>";
 /// The name of a scenario from standard input.
 const STDIN_STEM: &str = "stdin";
 
-/// Whether a path means standard input.
+/// Returns whether a path means standard input.
 #[must_use]
 pub fn is_stdin(path: &Path) -> bool {
     path.as_os_str() == STDIN
@@ -42,8 +42,8 @@ fn stdin() -> Result<&'static str, String> {
     text.as_deref().map_err(Clone::clone)
 }
 
-/// The text of a scenario: of a file, a shipped one, or standard input. `None` where it cannot be
-/// read.
+/// Returns the text of a scenario: of a file, a shipped one, or standard input. `None` if it cannot
+/// be read.
 #[must_use]
 pub fn text(path: &Path) -> Option<String> {
     open(path).ok().map(|(_, source)| source.text.to_string())

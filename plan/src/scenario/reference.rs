@@ -23,7 +23,9 @@ other spellings, too: `fp32`, `float32` and `torch.float32` for `f32` (also for 
 fn about(section: &str) -> &'static str {
     match section {
         "model" => "The model: a preset, or a family with its sizes.",
-        "lora" => "Low-rank adapters, in the words of PEFT; see [adapters](../how-to/adapters.md).",
+        "lora" => {
+            "Low-rank adapters, with the keys of PEFT; see [adapters](../how-to/adapters.md)."
+        }
         "train" => "Batch, recompute, loss, optimizer and schedule.",
         "mesh" => "The ranks and their hardware.",
         "moe" => {

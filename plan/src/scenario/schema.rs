@@ -4,7 +4,8 @@ use super::keys::{Accept, KEYS, KeyInfo, SECTIONS};
 use super::spellings;
 use serde_json::{Map, Value, json};
 
-/// JSON Schema (draft 2020-12) of a scenario file, for editors that complete and check TOML.
+/// Returns the JSON Schema (draft 2020-12) of scenario files, for editors that complete and check
+/// TOML.
 #[must_use]
 pub fn schema() -> Value {
     let mut properties = Map::new();

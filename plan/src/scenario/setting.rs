@@ -76,7 +76,7 @@ impl<'de> Deserializer<'de> for Plain<'de> {
             Datum::Bool(b) => visitor.visit_bool(*b),
             Datum::Int(_) => match self.0.integer() {
                 Some(n) => visitor.visit_u64(n),
-                None => Err(InvalidValue::custom("not an integer of 64 bits")),
+                None => Err(InvalidValue::custom("not a 64-bit integer")),
             },
             Datum::Array(values) => {
                 visitor.visit_seq(SeqDeserializer::new(values.iter().map(Plain)))

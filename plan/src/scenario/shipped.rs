@@ -100,7 +100,7 @@ shipped![
     "transformers-1b",
 ];
 
-/// Name (file stem) and text of every shipped scenario, sorted by name.
+/// Returns name (file stem) and text of every shipped scenario, sorted by name.
 #[must_use]
 pub fn shipped() -> &'static [(&'static str, &'static str)] {
     SHIPPED
@@ -115,7 +115,7 @@ pub fn is_example(name: &str) -> bool {
     !FIXTURES.iter().any(|family| name.starts_with(family))
 }
 
-/// Name and text of a shipped scenario, asked for with or without the file ending.
+/// Returns name and text of a shipped scenario; `name` may have the file ending.
 #[must_use]
 pub fn find_shipped(name: &str) -> Option<(&'static str, &'static str)> {
     let stem = name.strip_suffix(".toml").unwrap_or(name);

@@ -40,13 +40,13 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Paths of the keys of all axes, in the order of the axes.
+    /// Returns the paths of the keys of all axes, in the order of the axes.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.axes.iter().flat_map(|a| &a.keys).map(String::as_str)
     }
 }
 
-/// The sweep that a file's `[sweep]` describes, with overrides.
+/// Loads the sweep that a file's `[sweep]` describes, with overrides.
 ///
 /// # Errors
 /// A file that cannot be read or has a fault; the base's error when no point is possible at all.
@@ -55,8 +55,9 @@ pub fn load_sweep(path: &Path, overrides: &[String]) -> Result<Sweep, ScenarioEr
     sweep_of(path, overrides, &[])
 }
 
-/// As [`load_sweep`], with further axes written as `section.key=[v1, v2]`, or over several keys as
-/// `s.a,s.b=[[a1, b1], [a2, b2]]`. One over all keys of one of the file's own axes replaces it.
+/// Loads a sweep as [`load_sweep`] does, with further axes written as `section.key=[v1, v2]`, or
+/// over several keys as `s.a,s.b=[[a1, b1], [a2, b2]]`. An axis over all keys of one of the file's
+/// axes replaces that one.
 ///
 /// # Errors
 /// As [`load_sweep`]; and an axis with a fault.
@@ -72,8 +73,8 @@ pub fn sweep_of(
     sweep(&document)
 }
 
-/// Checks an axis written as for [`sweep_of`] for itself: its key and the form of its values.
-/// Whether its values go together with a scenario only [`sweep_of`] can say.
+/// Checks the key of an axis, written as for [`sweep_of`], and the form of its values. Only
+/// [`sweep_of`] can check whether the values fit a scenario.
 ///
 /// # Errors
 /// As [`sweep_of`] for the same axis.

@@ -119,8 +119,8 @@ impl Value {
     }
 }
 
-/// `25MiB`, `5 GB`, `1.5GiB`, `4096B`: a number and a unit, decimal or binary. A number alone is
-/// refused: it would be read as bytes, and is probably not meant so.
+/// Parses a size such as `25MiB`, `5 GB`, `1.5GiB` or `4096B`: a number and a unit, decimal or
+/// binary. A number alone is refused, because the user probably did not mean bytes.
 #[must_use]
 pub fn parse_bytes(text: &str) -> Option<u64> {
     let text = text.trim();

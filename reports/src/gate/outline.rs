@@ -27,7 +27,7 @@ pub use changes::changes;
 pub use expand::expand;
 use fold::{Id, Symbol, Symbols};
 use shardlab_plan::Program;
-use shardlab_plan::ir::{Access, BufferId, KernelClass, Part, Pool, Role, StreamId};
+use shardlab_plan::ir::{Access, BufferId, Part, Pool, Role, StreamId};
 use shardlab_plan::program::{Instr, Op, Rule, SectionKind};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -218,19 +218,7 @@ fn line(program: &Program, instr: &Instr) -> String {
             kernel, stream: s, ..
         } => {
             let k = &program.kernels[kernel.index()];
-            let shape = match k.class {
-                KernelClass::Gemm { m, n, k, batch: 1 } => format!(" {m}x{n}x{k}"),
-                KernelClass::Gemm { m, n, k, batch } => format!(" {batch}x{m}x{n}x{k}"),
-                KernelClass::Conv { m, n, k } => format!(" {m}x{n}x{k}"),
-                KernelClass::GroupedGemm {
-                    rows,
-                    n,
-                    k,
-                    experts,
-                    ..
-                } => format!(" {experts} of {rows}x{n}x{k}"),
-                _ => String::new(),
-            };
+            let shape = k.class.sizes();
             format!(
                 "{}{shape}{}: {} -> {}",
                 k.name,

@@ -18,7 +18,7 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
-    /// Sum.
+    /// Returns the sum.
     #[must_use]
     pub fn total(self) -> Bytes {
         self.context + self.communicators + self.workspaces
@@ -26,13 +26,13 @@ impl MemoryUse {
 }
 
 impl Profile {
-    /// Memory that a process can use on the device.
+    /// Returns the memory that a process can use on the device.
     #[must_use]
     pub fn capacity(&self) -> Bytes {
         Bytes(self.device.memory_mib << 20)
     }
 
-    /// Device memory outside the allocator while a program runs.
+    /// Returns the device memory outside the allocator while a program runs.
     #[must_use]
     pub fn outside_allocator(&self, program: &Program) -> MemoryUse {
         let f = &self.footprint;
@@ -64,8 +64,8 @@ impl Profile {
         }
     }
 
-    /// Model FLOPs of a rank's step over what one device's dense peak does in that time: 0 to 1,
-    /// and 0 for no time.
+    /// Returns the model FLOPs of a rank's step, relative to what one device does in that time at
+    /// its dense peak: 0 to 1, and 0 for no time.
     #[must_use]
     pub fn utilisation(&self, program: &Program, step: Picos) -> f64 {
         let most = step.secs() * self.peak_flops(program.meta.compute);
@@ -76,7 +76,8 @@ impl Profile {
         }
     }
 
-    /// Dense peak of an element type, FLOP/s; falls back to float32's.
+    /// Returns the dense peak of an element type in FLOP/s, or that of float32 if the profile lacks
+    /// the type.
     #[must_use]
     pub fn peak_flops(&self, dtype: DType) -> f64 {
         let tflops = self

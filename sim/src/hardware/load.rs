@@ -15,8 +15,8 @@ pub fn load(name_or_path: &str) -> Result<Profile, ProfileError> {
     parse(name_or_path, &read(name_or_path)?)
 }
 
-/// The text of a shipped profile by name, or of a profile file by path, which says all there is:
-/// none that extends another one.
+/// Returns the text of a shipped profile by name, or of a profile file by path, which must be
+/// complete: it must not extend another one.
 ///
 /// # Errors
 /// When there is no such profile, or it extends another one.
@@ -35,7 +35,7 @@ pub fn text(name_or_path: &str) -> Result<Cow<'static, str>, ProfileError> {
 /// searched next to it.
 ///
 /// # Errors
-/// When the text is no profile or has impossible numbers.
+/// If the text is not a profile or has impossible numbers.
 pub fn parse(path: &str, text: &str) -> Result<Profile, ProfileError> {
     let mut whole = extend::whole(path, text)?;
     let at = |e| ProfileError::format(path, e);

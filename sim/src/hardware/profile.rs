@@ -138,7 +138,7 @@ pub struct Footprint {
     pub kernel_workspaces: bool,
 }
 
-/// `[host]`: what issuing costs the host thread, in microseconds a call.
+/// `[host]`: time of the host thread to issue work, in microseconds per call.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
@@ -301,9 +301,9 @@ pub struct Contention {
     pub shared_wait_us: f64,
 }
 
-/// `[power]`: a device at its power limit lowers its clock, the more the larger the share of a step
-/// is that arithmetic takes. What is saved where nothing computes is then paid back in part by
-/// slower GEMMs. It takes the place of [`Device::loaded_rate`], which slows the same kernels: no
+/// `[power]`: the clock of a device at its power limit. The larger the share of a step that
+/// arithmetic takes, the lower the clock, so time saved where nothing computes is lost again in
+/// part by slower GEMMs. It replaces [`Device::loaded_rate`], which slows the same kernels: no
 /// profile has both.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -319,8 +319,8 @@ pub struct Power {
     pub float8_slope: Option<f64>,
 }
 
-/// `[scale]`: how many times as long as the other sections say the parts of the machine take; 1
-/// where not given.
+/// `[scale]`: factors on the times that the other sections give for the parts of the machine; 1 if
+/// not given.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scale {
@@ -375,7 +375,7 @@ impl Profile {
         })
     }
 
-    /// How many times as long as the other sections say a part takes, by `[scale]`.
+    /// Returns the factor of `[scale]` on the times of a part.
     #[must_use]
     pub fn times(&self, part: Part) -> f64 {
         let of = |s: &Scale| match part {
@@ -422,8 +422,8 @@ pub struct Efficiency {
     pub memory: BTreeMap<MemoryClass, f64>,
 }
 
-/// What it costs 16-bit GEMMs that a row of an operand has a number of elements that is not a
-/// multiple of 8: the library takes kernels without 16-byte loads.
+/// Slowdown of 16-bit GEMMs if the number of elements in a row of an operand is not a multiple of
+/// 8: the library then picks kernels without 16-byte loads.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmMisaligned {
@@ -475,7 +475,7 @@ impl MemoryClass {
         Self::Fused,
     ];
 
-    /// Class of a kernel; `None` for those bound by arithmetic.
+    /// Returns the class of a kernel; `None` for those bound by arithmetic.
     #[must_use]
     pub fn of(class: &KernelClass) -> Option<Self> {
         Some(match class {
@@ -648,8 +648,8 @@ pub enum Counted {
 }
 
 impl MemoryTable {
-    /// How its rows' bytes were counted. Calibrations filed times within steps by descriptors
-    /// before tables could say so.
+    /// Returns how the bytes of its rows were counted. Tables without `bytes` are older: their
+    /// times within steps have the bytes of descriptors.
     #[must_use]
     pub fn counted(&self) -> Counted {
         let before = if self.in_step {

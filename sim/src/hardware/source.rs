@@ -59,7 +59,7 @@ pub enum ProfileError {
     },
 }
 
-/// Names of the shipped profiles, sorted.
+/// Returns the names of the shipped profiles, sorted.
 #[must_use]
 pub fn shipped() -> Vec<&'static str> {
     SHIPPED.iter().map(|&(name, _)| name).collect()

@@ -127,7 +127,7 @@ pub(in crate::cli) fn rows(all: &[Row]) -> Vec<[String; 5]> {
 pub(in crate::cli) fn asides(all: &[Row]) -> Vec<String> {
     let mut asides: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for row in all.iter().filter(|r| !matters(r)) {
-        let why = row.why.as_deref().unwrap_or("no part of a step");
+        let why = row.why.as_deref().unwrap_or("not part of a step");
         asides.entry(why).or_default().push(&row.key);
     }
     let lines = asides.into_iter();

@@ -212,7 +212,7 @@ fn clock(run: &Run) -> Option<String> {
         .float8_factor
         .filter(|&f| f != clock.arithmetic_factor);
     let float8 = float8.map_or(String::new(), |f| {
-        format!(", matmuls in 8 bits {:.1} %", 100.0 * (f - 1.0))
+        format!(", 8-bit matmuls {:.1} %", 100.0 * (f - 1.0))
     });
     Some(if longer > 0.0 {
         format!(

@@ -66,7 +66,7 @@ pub(super) fn fit(app: &App, buf: &mut Buffer, body: Rect) {
         (None, Some(_)) => "predicting …".to_owned(),
         (None, None) => {
             "Select a scenario in view 1: whether it fits, what takes up the memory of a GPU, \
-                         and what became of the keys of its configuration are shown here."
+                         and how the keys of its configuration were read are shown here."
                 .to_owned()
         }
     };

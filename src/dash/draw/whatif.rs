@@ -106,7 +106,7 @@ fn otherwise(of: Ask) -> &'static str {
              and where its time and memory go are shown here. Enter applies a change."
         }
         Ask::Best => {
-            "o searches the best settings of the selected scenario: the shortest step within the memory of \
+            "o searches for the best settings of the selected scenario: the shortest step within the memory of \
              its GPUs, with the samples per optimizer step fixed. Enter applies them, Esc ends the search \
              with the best settings so far."
         }

@@ -680,7 +680,7 @@ fn fit() {
         let cells = [line, key, value, status, scenario];
         keys.row(Tone::Plain, cells.map(str::to_owned));
     }
-    keys.notes = vec!["logging, no part of a step: wandb_project".to_owned()];
+    keys.notes = vec!["logging, not part of a step: wandb_project".to_owned()];
     let said = |title: &str, note: &str| Table {
         notes: vec![note.to_owned()],
         ..Table::new(title, &[])
@@ -699,7 +699,7 @@ fn fit() {
             ),
             said(
                 "Next",
-                "o searches the best settings; i predicts what single changes would do",
+                "o searches for the best settings; i predicts what single changes would do",
             ),
             memory,
             keys,

@@ -2,18 +2,16 @@
 
 mod tables;
 
-use super::predict::shown_error;
+use super::predict::{shown_error, tone};
 use super::{Ended, Reporter, Stop};
 use crate::analysis::smallest_fit::{self, Search};
 use crate::analysis::verdict::Verdict;
 use crate::analysis::whatif::{Effect, WhatIf, improvements, is_settable, try_all};
 use crate::analysis::{compile, slower, warnings};
-use crate::dash::app::Tone;
 use crate::dash::event::{News, Setup};
 use crate::dash::whatif::{Explained, Group, Proposal};
 use crate::predict::{Prediction, Profiles, predict};
 use shardlab_plan::config::PolicyKind;
-use shardlab_plan::scenario;
 use shardlab_sim::Options;
 use std::sync::Arc;
 
@@ -24,10 +22,7 @@ pub(super) fn explain(
     reporter: &Reporter,
     stop: &Stop,
 ) -> Result<Ended, String> {
-    let load = |more: &[String]| {
-        let set = [&setup.overrides[..], more].concat();
-        scenario::load(&setup.path, &set)
-    };
+    let load = |more: &[String]| setup.load(more);
     let base = load(&[]).map_err(|e| shown_error(&e))?;
     let p = predict(&base, profiles, &Options::default()).map_err(|e| e.reason())?;
     let search = smallest_fit::search(&p, profiles, &load);
@@ -53,11 +48,7 @@ pub(super) fn explain(
 fn found(setup: &Setup, p: &Prediction, search: Option<&Search>, tried: &[WhatIf]) -> Explained {
     let verdict = Verdict::of(p);
     let base = Effect::of(p);
-    let tone = match (verdict.good, verdict.fits) {
-        (true, _) => Tone::Good,
-        (_, "?") => Tone::Plain,
-        _ => Tone::Bad,
-    };
+    let tone = tone(&verdict);
     let warnings = warnings::located(p, &setup.path, &setup.overrides);
     Explained {
         setup: setup.clone(),
@@ -128,7 +119,9 @@ fn proposal(tried: &WhatIf, group: Group) -> Proposal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dash::app::Tone;
     use crate::dash::event::{Event, Message};
+    use shardlab_plan::scenario;
     use std::sync::mpsc::channel;
 
     fn explained(name: &str, set: &[&str]) -> Explained {

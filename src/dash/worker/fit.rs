@@ -1,6 +1,6 @@
 //! Finds out whether a scenario fits, and what takes up the memory of a GPU.
 
-use super::predict::shown_error;
+use super::predict::{shown_error, tone};
 use super::{Ended, Reporter};
 use crate::analysis::smallest_fit;
 use crate::analysis::verdict::Verdict;
@@ -9,7 +9,6 @@ use crate::dash::app::Tone;
 use crate::dash::event::{News, Setup};
 use crate::dash::tables::{Page, Table};
 use crate::predict::{Fit, Prediction, Profiles, predict};
-use shardlab_plan::scenario;
 use shardlab_plan::units::Bytes;
 use shardlab_sim::Options;
 use std::sync::Arc;
@@ -23,18 +22,11 @@ pub(super) fn fit(
     profiles: &Profiles,
     reporter: &Reporter,
 ) -> Result<Ended, String> {
-    let load = |more: &[String]| {
-        let set = [&setup.overrides[..], more].concat();
-        scenario::load(&setup.path, &set)
-    };
+    let load = |more: &[String]| setup.load(more);
     let scenario = load(&[]).map_err(|e| shown_error(&e))?;
     let p = predict(&scenario, profiles, &Options::default()).map_err(|e| e.reason())?;
     let verdict = Verdict::of(&p);
-    let tone = match (verdict.good, verdict.fits) {
-        (true, _) => Tone::Good,
-        (_, "?") => Tone::Plain,
-        _ => Tone::Bad,
-    };
+    let tone = tone(&verdict);
     let mut tables = vec![
         sentence("Why", [verdict.why.clone()]),
         sentence("Next", [next(&p, profiles, &load)]),
@@ -69,10 +61,11 @@ fn sentence(title: &str, notes: impl IntoIterator<Item = String>) -> Table {
 /// Says what to do next: for a scenario that does not fit, the smallest change that makes it fit.
 fn next(p: &Prediction, profiles: &Profiles, load: crate::analysis::whatif::Load<'_>) -> String {
     if !matches!(p.fit, Fit::Exceeds { .. }) {
-        return "o searches the best settings; i predicts what single changes would do".to_owned();
+        return "o searches for the best settings; i predicts what single changes would do"
+            .to_owned();
     }
     let Some(search) = smallest_fit::search(p, profiles, load) else {
-        return "o searches settings that fit".to_owned();
+        return "o searches for settings that fit".to_owned();
     };
     if let Some(best) = search.best() {
         let change = best.change.overrides.join(" ");

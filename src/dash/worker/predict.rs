@@ -1,6 +1,8 @@
 //! Predicts while options change.
 
 use super::{Latest, Stop, panic_text};
+use crate::analysis::verdict::Verdict;
+use crate::dash::app::Tone;
 use crate::dash::event::{Event, Message, Setup};
 use crate::dash::glance::{Brief, Glance};
 use crate::predict::{Profiles, predict, predict_light};
@@ -81,6 +83,15 @@ fn glance(path: &Path, overrides: &[String], profiles: &Profiles) -> Result<Glan
     };
     catch_unwind(AssertUnwindSafe(work))
         .unwrap_or_else(|panic| Err(format!("internal error: {}", panic_text(&*panic))))
+}
+
+/// Returns the tone in which a verdict is shown.
+pub(super) fn tone(verdict: &Verdict) -> Tone {
+    match (verdict.good, verdict.fits) {
+        (true, _) => Tone::Good,
+        (_, "?") => Tone::Plain,
+        _ => Tone::Bad,
+    }
 }
 
 /// Formats an error for the dashboard. An error in a change is shown next to its option, one in a

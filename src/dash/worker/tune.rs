@@ -1,4 +1,4 @@
-//! Searches the best settings of a scenario.
+//! Searches for the best settings of a scenario.
 
 use super::predict::shown_error;
 use super::{Ended, Reporter, Stop};
@@ -9,7 +9,6 @@ use crate::dash::tables::Table;
 use crate::dash::whatif::{Explained, Group, Proposal};
 use crate::predict::{Prediction, Profiles, predict};
 use crate::tune::{self, Answer, Goal, Limits, Request, Score, Watch, words};
-use shardlab_plan::scenario;
 use shardlab_sim::Options;
 use std::sync::Arc;
 
@@ -42,10 +41,7 @@ pub(super) fn tune(
     reporter: &Reporter,
     stop: &Stop,
 ) -> Result<Ended, String> {
-    let load = |more: &[String]| {
-        let set = [&setup.overrides[..], more].concat();
-        scenario::load(&setup.path, &set)
-    };
+    let load = |more: &[String]| setup.load(more);
     load(&[]).map_err(|e| shown_error(&e))?;
     let request = Request {
         load: &load,

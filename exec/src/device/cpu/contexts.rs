@@ -15,7 +15,7 @@ pub(crate) struct LaunchContexts {
     groups: BTreeMap<InstrId, Vec<GroupRun>>,
     /// By launch of Muon: shapes of the matrices on this rank.
     matrices: BTreeMap<InstrId, Vec<Shape>>,
-    /// By launch over shards of weights in 8 bits: scales of the weights on this rank.
+    /// By launch over shards of 8-bit weights: scales of the weights on this rank.
     scales: BTreeMap<InstrId, Vec<ScaleRun>>,
 }
 

@@ -218,7 +218,7 @@ fn index(program: &Program, world: u32, progress: Progress, pieces: Vec<Piece>) 
     }
 }
 
-/// Reads elements of a state. Those of states in 8 bits are saved in float32, which any sharding
+/// Reads elements of a state. Those of 8-bit states are saved in float32, which any sharding
 /// can load.
 fn read_state(
     io: &mut dyn StateIo,

@@ -1,4 +1,4 @@
-//! Matmuls in 8 bits. The interpreter of these tests computes in float64 and rounds nothing, so
+//! 8-bit matmuls. The interpreter of these tests computes in float64 and rounds nothing, so
 //! that casts must change no gradient.
 
 use super::*;

@@ -1,7 +1,6 @@
 //! Gradients cast for an optimizer whose weights have another type.
 
-use crate::ir::{BufferId, COMPUTE, DType, GroupId, Holds, Role, ShardOp, StreamId};
-use crate::lower::builder::NewBuffer;
+use crate::ir::{BufferId, COMPUTE, DType, GroupId, Role, ShardOp, StreamId};
 use crate::lower::emitter::Emitter;
 use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::ShardState;
@@ -45,20 +44,10 @@ impl GradCasts {
         for (state, g) in states.iter_mut().zip(trained) {
             let made = &mut self.made[g.index()];
             if made.is_empty() {
-                let unit = out.inputs.group(g).unit;
-                let pool = out.inputs.persistent_pool;
-                let cast = |numel: u64, out: &mut Emitter<'_>| {
-                    out.b.buffer(NewBuffer {
-                        role: Role::ReduceOutput,
-                        bytes: numel * dtype.size(),
-                        dtype,
-                        pool,
-                        stream: self.stream,
-                        unit,
-                        holds: Holds::Group(g),
-                    })
-                };
-                made.extend(state.items.iter().map(|item| cast(item.numel, out)));
+                made.extend(state.items.iter().map(|item| {
+                    let bytes = item.numel * dtype.size();
+                    out.of_group(Role::ReduceOutput, bytes, dtype, self.stream, g)
+                }));
             }
             for (item, id) in state.items.iter_mut().zip(made) {
                 out.b.alloc(Rule::Optimizer, *id);

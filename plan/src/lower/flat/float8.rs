@@ -27,7 +27,7 @@ impl Flat {
     /// # Panics
     /// If its group is not gathered in 8 bits.
     pub(crate) fn reciprocal(&self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
-        let scales = self.scales.expect("a group in 8 bits has scales");
+        let scales = self.scales.expect("an 8-bit group has scales");
         scales.reciprocal(inputs, p)
     }
 
@@ -70,12 +70,12 @@ impl Flat {
                 writes: &[slots],
             });
         }
-        // Weights in 8 bits are those of all ranks of this axis.
+        // 8-bit weights are those of all ranks of this axis.
         scales.make(out, self.comms.along(AxisId::DP_SHARD).reduce);
         out.b.at(unit, phase);
     }
 
-    /// Casts all shards of weights in 8 bits on the compute stream, for engines that cast once,
+    /// Casts all shards of 8-bit weights on the compute stream, for engines that cast once,
     /// after the optimizer.
     pub(crate) fn cast_shards_float8(&self, out: &mut Emitter<'_>) {
         let (unit, phase) = (out.b.unit(), out.b.phase());
@@ -119,7 +119,7 @@ impl Flat {
     /// If it has none: scenarios refuse 8-bit gathers without main weights.
     fn main_weights(&self, out: &Emitter<'_>, g: GroupId) -> (Access, u64) {
         let state = self.state(g);
-        let main = state.main.expect("a group in 8 bits has main weights");
+        let main = state.main.expect("an 8-bit group has main weights");
         (out.b.whole(main), self.optimizer_numel(state))
     }
 }

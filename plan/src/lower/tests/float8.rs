@@ -1,4 +1,4 @@
-//! Matmuls in 8 bits within programs, and scenarios that ask for what there is not.
+//! 8-bit matmuls within programs, and scenarios that ask for what there is not.
 
 use super::{LLAMA, program};
 use crate::check::check;
@@ -218,11 +218,11 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
         ),
         (
             &[TENSORWISE, "mesh.hardware=a100-80"],
-            "needs tensor cores for 8-bit floats (compute capability 8.9 or later), which `a100-80` has not",
+            "needs tensor cores for 8-bit floats (compute capability 8.9 or later), which `a100-80` does not have",
         ),
         (
             &[TENSORWISE, "mesh.tp=2"],
-            "`float8_recipe` has no form for tensor parallelism",
+            "`float8_recipe` does not support tensor parallelism",
         ),
         (
             &[TENSORWISE, "model.ffn=168"],
@@ -252,7 +252,7 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
         ),
         (
             &["precision.float8_recipe=mxfp8", "mesh.hardware=h100-80"],
-            "needs tensor cores that multiply scales of 32 elements (compute capability 10.0), which `h100-80` has not",
+            "needs tensor cores that multiply scales of 32 elements (compute capability 10.0), which `h100-80` does not have",
         ),
         (
             &[
@@ -373,7 +373,7 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
     }
 }
 
-/// Transposed copies of all weights in 8 bits are allocated once and never freed: a byte per
+/// Transposed copies of all 8-bit weights are allocated once and never freed: a byte per
 /// parameter. Everything else is as without, and `check` proves both.
 #[test]
 fn kept_transposes_take_a_byte_per_parameter() {

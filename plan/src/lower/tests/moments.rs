@@ -244,12 +244,12 @@ fn muon_is_refused_where_it_has_no_form() {
     );
     refused(
         &["mesh.dp_shard=2", "mesh.tp=2"],
-        "no form for tensor parallelism",
+        "does not support tensor parallelism",
         "adamw",
     );
     refused(
         &["mesh.dp_shard=2", "precision.moments=8bit"],
-        "no form in 8 bits",
+        "no 8-bit momentum",
         "adamw",
     );
     refused(

@@ -59,13 +59,13 @@ fn names_and_keys_that_choose_nothing_are_refused() {
     };
     let near = fault(&[SELECTIVE, "train.recompute_save=[\"mm\", \"atention\"]"]);
     assert!(
-        near.contains("`atention` is no operation of a forward pass"),
+        near.contains("`atention` is not an operation of the forward pass"),
         "{near}"
     );
     assert!(near.contains("did you mean `attention`?"), "{near}");
     let backward = fault(&[SELECTIVE, "train.recompute_save=[\"rms_norm_backward\"]"]);
     assert!(
-        backward.contains("is no operation of a forward pass"),
+        backward.contains("is not an operation of the forward pass"),
         "{backward}"
     );
     let full = fault(&["train.recompute=full", "train.recompute_nth_matmul=2"]);

@@ -3,10 +3,10 @@
 use super::{Fsdp2, Gather, hooks, tables};
 use crate::config::{Prefetch, Reshard};
 use crate::ir::{
-    Access, AxisId, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, Part, Pool, ReduceOp,
-    Role, ShardOp, UnitId,
+    Access, AxisId, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Part, ReduceOp, Role,
+    ShardOp, UnitId,
 };
-use crate::lower::builder::{CollectiveLaunch, NewBuffer};
+use crate::lower::builder::CollectiveLaunch;
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::prefetch_targets;
 use crate::lower::kernels::KernelLaunch;
@@ -221,10 +221,7 @@ impl Fsdp2 {
         let group = &self.groups[g.index()];
         let pairs = (group.shards.iter().copied()).zip(group.full.iter().copied());
         let pairs: Vec<(BufferId, BufferId)> = pairs.collect();
-        let (unit, params) = {
-            let group = out.inputs.group(g);
-            (group.unit, group.params.clone())
-        };
+        let params = out.inputs.group(g).params.clone();
         let mut held = None;
         for (&param, (shard, full)) in params.iter().zip(pairs) {
             let program = out.b.program();
@@ -232,15 +229,7 @@ impl Fsdp2 {
             let mut from = out.b.whole(shard);
             if program.buffers[shard.index()].dtype != dtype {
                 let bytes = program.buffers[full.index()].bytes.0;
-                let cast = out.b.buffer(NewBuffer {
-                    role: Role::GatherInput,
-                    bytes,
-                    dtype,
-                    pool: Pool::Caching,
-                    stream: COMPUTE,
-                    unit,
-                    holds: Holds::Param(param),
-                });
+                let cast = out.of_param(Role::GatherInput, bytes, dtype, COMPUTE, param);
                 out.b.alloc(Rule::CopyOut, cast);
                 let to = out.b.whole(cast);
                 out.copy(Rule::CopyOut, COMPUTE, from, to);
@@ -317,16 +306,7 @@ impl Fsdp2 {
                 let whole = out.b.whole(*id);
                 let bytes = whole.bytes / u64::from(ranks);
                 let param = out.inputs.group(g).params[i];
-                let unit = out.inputs.group(g).unit;
-                let slice = out.b.buffer(NewBuffer {
-                    role: Role::GatherInput,
-                    bytes,
-                    dtype: w,
-                    pool: Pool::Caching,
-                    stream: COMPUTE,
-                    unit,
-                    holds: Holds::Param(param),
-                });
+                let slice = out.of_param(Role::GatherInput, bytes, w, COMPUTE, param);
                 out.b.alloc(Rule::ReshardGroup, slice);
                 let from = Access {
                     bytes,

@@ -47,17 +47,8 @@ impl HostState {
         let mut staged = Vec::with_capacity(state.shards.len());
         for (&shard, &param) in state.shards.iter().zip(&group.params) {
             let of = out.b.program().buffers[shard.index()];
-            let mut on_device = |dtype, bytes| {
-                out.b.buffer(NewBuffer {
-                    role: Role::GatherInput,
-                    bytes,
-                    dtype,
-                    pool: Pool::Caching,
-                    stream: copy_in,
-                    unit: group.unit,
-                    holds: Holds::Param(param),
-                })
-            };
+            let mut on_device =
+                |dtype, bytes| out.of_param(Role::GatherInput, bytes, dtype, copy_in, param);
             let plain = on_device(of.dtype, of.bytes.0);
             let numel = of.bytes.0 / of.dtype.size();
             let cast = (of.dtype != types.compute)

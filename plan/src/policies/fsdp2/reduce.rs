@@ -2,10 +2,9 @@
 
 use super::{Fsdp2, hooks, tables};
 use crate::ir::{
-    Access, BufferId, COMPUTE, DType, GroupId, Holds, HostWorkKind, Pool, Real, ReduceOp, Role,
-    ShardOp, StreamId, UnitId,
+    Access, BufferId, COMPUTE, DType, GroupId, HostWorkKind, Real, ReduceOp, Role, ShardOp,
+    StreamId, UnitId,
 };
-use crate::lower::builder::NewBuffer;
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
@@ -250,16 +249,7 @@ impl Fsdp2 {
             return None;
         }
         let (rs, c) = (self.streams.reduce, out.inputs.types.comm);
-        let unit = out.inputs.group(g).unit;
-        let id = out.b.buffer(NewBuffer {
-            role: Role::ReduceOutput,
-            bytes: input.bytes,
-            dtype: c,
-            pool: Pool::Caching,
-            stream: rs,
-            unit,
-            holds: Holds::Group(g),
-        });
+        let id = out.of_group(Role::ReduceOutput, input.bytes, c, rs, g);
         out.b.alloc(Rule::Scale, id);
         let to = out.b.whole(id);
         out.run(KernelLaunch {
@@ -325,18 +315,9 @@ impl Fsdp2 {
     /// Returns the buffer of a group's sums between micro-batches.
     fn partial(&mut self, out: &mut Emitter<'_>, g: GroupId, dtype: DType) -> BufferId {
         let rs = self.streams.reduce;
-        let (unit, numel) = (out.inputs.group(g).unit, self.shard_numel(g));
-        *self.groups[g.index()].partial_made.get_or_insert_with(|| {
-            out.b.buffer(NewBuffer {
-                role: Role::ReduceOutput,
-                bytes: numel * dtype.size(),
-                dtype,
-                pool: Pool::Caching,
-                stream: rs,
-                unit,
-                holds: Holds::Group(g),
-            })
-        })
+        let bytes = self.shard_numel(g) * dtype.size();
+        let made = &mut self.groups[g.index()].partial_made;
+        *made.get_or_insert_with(|| out.of_group(Role::ReduceOutput, bytes, dtype, rs, g))
     }
 
     /// Keeps a micro-batch's sum over the shard axis, added to those before it.

@@ -2,7 +2,7 @@
 
 use super::{Full, InFlight};
 use crate::ir::{Access, COMPUTE, CollectiveKind, Holds, ParamId, Part, ReduceOp, Role, ShardOp};
-use crate::lower::builder::{CollectiveLaunch, NewBuffer};
+use crate::lower::builder::CollectiveLaunch;
 use crate::lower::emitter::Emitter;
 use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
@@ -26,16 +26,8 @@ impl Full {
         let unit = self.params[todo[0].index()].unit;
         let slot = &mut self.gather_buffers[self.pass as usize][index];
         let buffer = *slot.get_or_insert_with(|| {
-            let pool = out.inputs.transient_pool;
-            out.b.buffer(NewBuffer {
-                role: Role::GatherBuffer,
-                bytes: bucket.bytes,
-                dtype: w,
-                pool,
-                stream: COMPUTE,
-                unit,
-                holds: Holds::Named("gather bucket"),
-            })
+            let holds = Holds::Named("gather bucket");
+            out.full_size(Role::GatherBuffer, bucket.bytes, w, unit, holds)
         });
         out.b.alloc(rule, buffer);
         let output = out.b.whole(buffer);

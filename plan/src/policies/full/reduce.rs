@@ -1,8 +1,8 @@
 //! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation.
 
+use super::buckets::Bucket;
 use super::{Full, Reducing};
-use crate::ir::{Access, BufferId, COMPUTE, Holds, Real, ReduceOp, Role, ShardOp};
-use crate::lower::builder::NewBuffer;
+use crate::ir::{Access, BufferId, COMPUTE, Holds, Real, ReduceOp, Role, ShardOp, StreamId};
 use crate::lower::emitter::Emitter;
 use crate::lower::kernels::KernelLaunch;
 use crate::lower::reduction;
@@ -37,61 +37,12 @@ impl Full {
     /// Issues copy-in and reductions of a bucket whose gradients are complete.
     pub(super) fn reduce(&mut self, out: &mut Emitter<'_>, index: usize) {
         let bucket = self.reductions[index].clone();
-        let c = out.inputs.types.comm;
-        let ranks = out.inputs.mesh.size(bucket.axis);
-        let inner = u64::from(ranks);
-        let shard_numel: u64 = bucket
-            .params
-            .iter()
-            .map(|p| self.params[p.index()].shard_numel)
-            .sum();
-        let unit = self.params[bucket.params[0].index()].unit;
         let ReduceBuffers {
             input,
             output,
             partial,
-        } = *self.reduce_buffers[index].get_or_insert_with(|| {
-            let once = !out.inputs.scenario.fsdp.reduces(true, false);
-            let partial =
-                self.comms.outer.is_some() && out.inputs.scenario.train.grad_accum > 1 && once;
-            let pool = out.inputs.transient_pool;
-            let mut make = |role, numel, name| {
-                out.b.buffer(NewBuffer {
-                    role,
-                    bytes: numel * c.size(),
-                    dtype: c,
-                    pool,
-                    stream: COMPUTE,
-                    unit,
-                    holds: Holds::Named(name),
-                })
-            };
-            ReduceBuffers {
-                input: make(Role::ReduceInput, shard_numel * inner, "reduce bucket"),
-                output: make(Role::ReduceOutput, shard_numel, "reduced bucket"),
-                partial: partial.then(|| make(Role::ReduceOutput, shard_numel, "partial bucket")),
-            }
-        });
-        out.b.alloc(Rule::ReduceCopyIn, input);
-        let grads: Vec<Access> = bucket
-            .params
-            .iter()
-            .map(|p| out.b.whole(self.params[p.index()].grad))
-            .collect();
-        let whole = out.b.whole(input);
-        out.run(KernelLaunch {
-            rule: Rule::ReduceCopyIn,
-            op: ShardOp::ChunkCat { ranks },
-            elements: shard_numel * inner,
-            dtype: c,
-            stream: COMPUTE,
-            reads: &grads,
-            writes: &[whole],
-        });
-        for p in &bucket.params {
-            out.b.free(Rule::Grad, self.params[p.index()].grad);
-            self.grad_live[p.index()] = false;
-        }
+        } = self.buffers(out, index);
+        let packed = self.pack(out, &bucket, input);
         let streams = self.streams;
         let replicas = self.comms.outer;
         // A sum that is not all-reduced yet is kept as it is.
@@ -106,50 +57,24 @@ impl Full {
             }
         }
         out.b.join(Rule::ReduceFork, COMPUTE, streams.reduce);
-        let group = out.inputs.home[bucket.params[0].index()].0;
-        // All ranks divide gradients that are sums over expert-parallel ranks (`_ScaledPartial` of
-        // SimpleFSDP).
-        let mean = 1.0 / f64::from(out.inputs.data_ranks());
-        let summed = out.inputs.summed_by_model(group) > 1;
-        let given = out.inputs.scenario.fsdp.gradient_scaling_factor;
-        let op = if out.inputs.scenario.fsdp.per_token_loss {
-            ReduceOp::Sum
-        } else if let Some(factor) = given.or(summed.then_some(mean)) {
-            let factor = Real(factor);
-            out.run(KernelLaunch {
-                rule: Rule::Scale,
-                op: ShardOp::Scale { factor },
-                elements: shard_numel * inner,
-                dtype: c,
-                stream: streams.reduce,
-                reads: &[whole],
-                writes: &[whole],
-            });
-            ReduceOp::Sum
-        } else {
-            ReduceOp::Avg
-        };
+        let op = self.scale(out, &bucket, packed);
         let reduced = out.b.whole(target);
         let over = (self.comms.along(bucket.axis).reduce, streams.reduce);
-        reduction::scatter(out, over, op, (whole, reduced));
+        reduction::scatter(out, over, op, (packed, reduced));
         let mut buffers: SmallVec<[BufferId; 3]> = smallvec![input];
         let mut tail = streams.reduce;
+        let rule = Rule::ReduceAccumulate;
         let sum = partial.filter(|_| !self.first);
         if keeps {
             if let Some(sum) = sum {
                 let sum = out.b.whole(sum);
-                reduction::accumulate(out, Rule::ReduceAccumulate, reduced, &[sum], tail);
+                reduction::accumulate(out, rule, reduced, &[sum], tail);
                 buffers.push(output);
             }
         } else {
             if let Some(sum) = sum {
-                reduction::accumulate(
-                    out,
-                    Rule::ReduceAccumulate,
-                    out.b.whole(sum),
-                    &[reduced],
-                    tail,
-                );
+                let earlier = out.b.whole(sum);
+                reduction::accumulate(out, rule, earlier, &[reduced], tail);
                 buffers.push(sum);
             }
             if let Some(comm) = replicas {
@@ -158,30 +83,116 @@ impl Full {
                 // (`redistribute(backward_dtype)` of SimpleFSDP).
                 reduction::all_reduce(out, comm, (streams.reduce, tail), op, reduced);
             }
-            let to: Vec<Access> = bucket
-                .params
-                .iter()
-                .map(|p| out.b.whole(self.params[p.index()].reduced))
-                .collect();
-            if fresh {
-                let kind = ShardOp::MultiCopy;
-                let dtype = out.inputs.types.stored();
-                out.run(KernelLaunch {
-                    rule: Rule::ReduceAccumulate,
-                    op: kind,
-                    elements: shard_numel,
-                    dtype,
-                    stream: tail,
-                    reads: &[reduced],
-                    writes: &to,
-                });
-            } else {
-                reduction::accumulate(out, Rule::ReduceAccumulate, reduced, &to, tail);
-            }
+            self.unpack(out, &bucket, reduced, fresh, tail);
             buffers.push(output);
         }
         let done = (tail != COMPUTE).then(|| out.b.record(Rule::Reduce, tail));
         self.reducing.push_back(Reducing { buffers, done });
         self.release_reductions(out, usize::from(done.is_some()), Rule::ReduceGate);
+    }
+
+    /// Returns the buffers of a bucket, made on first use.
+    fn buffers(&mut self, out: &mut Emitter<'_>, index: usize) -> ReduceBuffers {
+        let bucket = &self.reductions[index];
+        let c = out.inputs.types.comm;
+        let inner = u64::from(out.inputs.mesh.size(bucket.axis));
+        let shards = bucket.params.iter();
+        let shard_numel: u64 = shards.map(|p| self.params[p.index()].shard_numel).sum();
+        let unit = self.params[bucket.params[0].index()].unit;
+        *self.reduce_buffers[index].get_or_insert_with(|| {
+            let once = !out.inputs.scenario.fsdp.reduces(true, false);
+            let partial =
+                self.comms.outer.is_some() && out.inputs.scenario.train.grad_accum > 1 && once;
+            let mut make = |role, numel: u64, name| {
+                out.full_size(role, numel * c.size(), c, unit, Holds::Named(name))
+            };
+            ReduceBuffers {
+                input: make(Role::ReduceInput, shard_numel * inner, "reduce bucket"),
+                output: make(Role::ReduceOutput, shard_numel, "reduced bucket"),
+                partial: partial.then(|| make(Role::ReduceOutput, shard_numel, "partial bucket")),
+            }
+        })
+    }
+
+    /// Packs the gradients of a bucket into the input of its reduction, and frees them.
+    fn pack(&mut self, out: &mut Emitter<'_>, bucket: &Bucket, input: BufferId) -> Access {
+        out.b.alloc(Rule::ReduceCopyIn, input);
+        let params = bucket.params.iter();
+        let grads = params.map(|p| out.b.whole(self.params[p.index()].grad));
+        let grads: Vec<Access> = grads.collect();
+        let whole = out.b.whole(input);
+        let dtype = out.inputs.types.comm;
+        out.run(KernelLaunch {
+            rule: Rule::ReduceCopyIn,
+            op: ShardOp::ChunkCat {
+                ranks: out.inputs.mesh.size(bucket.axis),
+            },
+            elements: whole.bytes / dtype.size(),
+            dtype,
+            stream: COMPUTE,
+            reads: &grads,
+            writes: &[whole],
+        });
+        for p in &bucket.params {
+            out.b.free(Rule::Grad, self.params[p.index()].grad);
+            self.grad_live[p.index()] = false;
+        }
+        whole
+    }
+
+    /// Returns how gradients are reduced. Scales them first if NCCL does not average them.
+    fn scale(&self, out: &mut Emitter<'_>, bucket: &Bucket, packed: Access) -> ReduceOp {
+        let fsdp = &out.inputs.scenario.fsdp;
+        let group = out.inputs.home[bucket.params[0].index()].0;
+        // All ranks divide gradients that are sums over expert-parallel ranks (`_ScaledPartial` of
+        // SimpleFSDP).
+        let mean = 1.0 / f64::from(out.inputs.data_ranks());
+        let summed = out.inputs.summed_by_model(group) > 1;
+        let given = fsdp.gradient_scaling_factor;
+        if fsdp.per_token_loss {
+            return ReduceOp::Sum;
+        }
+        let Some(factor) = given.or(summed.then_some(mean)) else {
+            return ReduceOp::Avg;
+        };
+        let dtype = out.inputs.types.comm;
+        out.run(KernelLaunch {
+            rule: Rule::Scale,
+            op: ShardOp::Scale {
+                factor: Real(factor),
+            },
+            elements: packed.bytes / dtype.size(),
+            dtype,
+            stream: self.streams.reduce,
+            reads: &[packed],
+            writes: &[packed],
+        });
+        ReduceOp::Sum
+    }
+
+    /// Copies a reduced bucket to the gradients of its parameters, or adds it to them.
+    fn unpack(
+        &self,
+        out: &mut Emitter<'_>,
+        bucket: &Bucket,
+        reduced: Access,
+        fresh: bool,
+        stream: StreamId,
+    ) {
+        let params = bucket.params.iter();
+        let to = params.map(|p| out.b.whole(self.params[p.index()].reduced));
+        let to: Vec<Access> = to.collect();
+        if !fresh {
+            return reduction::accumulate(out, Rule::ReduceAccumulate, reduced, &to, stream);
+        }
+        out.run(KernelLaunch {
+            rule: Rule::ReduceAccumulate,
+            op: ShardOp::MultiCopy,
+            elements: reduced.bytes / out.inputs.types.comm.size(),
+            dtype: out.inputs.types.stored(),
+            stream,
+            reads: &[reduced],
+            writes: &to,
+        });
     }
 }

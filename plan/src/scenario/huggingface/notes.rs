@@ -110,7 +110,7 @@ impl Config<'_> {
             .collect();
         if !special.is_empty() {
             notes.push(format!(
-                "{} holds Infinity or NaN, which is no JSON",
+                "{} holds Infinity or NaN, which are not JSON",
                 special.join(", ")
             ));
         }

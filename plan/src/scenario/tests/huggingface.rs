@@ -317,7 +317,7 @@ fn what_is_not_used_is_reported() {
         [
             "`quantization_config` (fp8) is not used: weights have the types of [precision]",
             "a llama does not use `bound`, `mtp_layers`",
-            "`bound` holds Infinity or NaN, which is no JSON",
+            "`bound` holds Infinity or NaN, which are not JSON",
         ]
     );
     let plain = Folder::new(

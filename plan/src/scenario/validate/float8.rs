@@ -1,9 +1,9 @@
-//! Rules for matmuls in 8 bits.
+//! Rules for 8-bit matmuls.
 
 use super::param_groups::hint;
-use super::{Checked, cannot};
+use super::{Checked, cannot, fsdp};
 use crate::config::pattern::glob;
-use crate::config::{Float8Format, Float8Recipe, OuterStrategy, PolicyKind, Reshard, Scenario};
+use crate::config::{Float8Format, Float8Recipe, PolicyKind, Reshard, Scenario};
 use crate::ir::{DType, Param};
 use crate::models;
 use crate::policies::spec::fully_compiled;
@@ -11,7 +11,6 @@ use crate::recipes::{self, FLOAT8_ALIGNMENT};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 use crate::scenario::value::Value;
-use crate::shard::placements;
 
 /// GPUs whose tensor cores do not read 8-bit floats (compute capability below 8.9).
 const WITHOUT_FLOAT8: [&str; 2] = ["a100-80", "a100-40"];
@@ -33,13 +32,13 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return refuse(&[Key::Compute], &why);
     }
     if s.mesh.tp > 1 {
-        let why = "has no form for tensor parallelism: a scale would have to follow from the maximum over \
-                   all ranks that divide the tensor";
+        let why = "does not support tensor parallelism: a scale would need the maximum over all ranks that \
+                   divide the tensor";
         return refuse(&[Key::Tp], why);
     }
     if WITHOUT_FLOAT8.contains(&s.mesh.hardware.as_str()) {
         let why = format!(
-            "needs tensor cores for 8-bit floats (compute capability 8.9 or later), which `{}` has not",
+            "needs tensor cores for 8-bit floats (compute capability 8.9 or later), which `{}` does not have",
             s.mesh.hardware
         );
         return refuse(&[Key::Hardware], &why);
@@ -55,7 +54,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         Float8Recipe::Mxfp8 if of(BEFORE_BLACKWELL) => {
             let why = format!(
                 "\"mxfp8\" needs tensor cores that multiply scales of 32 elements (compute capability 10.0), which \
-                 `{gpu}` has not"
+                 `{gpu}` does not have"
             );
             return refuse(&[Key::Hardware], &why);
         }
@@ -80,7 +79,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     dimensions(s, d)
 }
 
-/// Refuses experts in 8 bits with scales that grouped matmuls do not have.
+/// Refuses 8-bit matmuls of experts with scales that grouped matmuls do not have.
 fn experts(s: &Scenario, d: &Document) -> Checked {
     let of = &s.precision.float8;
     if !of.experts || of.recipe == Float8Recipe::Tensorwise {
@@ -126,26 +125,8 @@ fn all_gather(s: &Scenario, d: &Document) -> Checked {
             "gathers codes with one scale per tensor; rows and blocks of a weight have others than \
              those of its transpose, or belong to several ranks",
         )
-    } else if !placements::weight_sharded(f.strategy) {
-        (
-            &[Key::Strategy],
-            "casts sharded weights, but with this strategy weights are not sharded",
-        )
-    } else if p.main_params.is_none_or(|main| main == p.compute) {
-        (
-            &[Key::MainParams, Key::Compute],
-            "casts main weights, but there are none in a type other than param_dtype",
-        )
-    } else if f.outer_strategy == OuterStrategy::Optim {
-        (
-            &[Key::OuterStrategy],
-            "casts whole shards, but with this outer strategy a rank has main weights of a part of its shard",
-        )
-    } else if f.offload.any() {
-        (
-            &[Key::Offload],
-            "reads main weights on the device, but `offload` moves state to the host",
-        )
+    } else if let Some(refused) = fsdp::no_shards_to_cast(s) {
+        refused
     } else {
         return Ok(());
     };

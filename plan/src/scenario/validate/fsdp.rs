@@ -182,7 +182,7 @@ fn reduction(s: &Scenario, d: &Document) -> Checked {
             Key::AverageInCollective
         };
         let message = format!(
-            "`{}` says what gradients are multiplied by, as `gradient_scaling_factor` does",
+            "`{}` sets the factor of gradients, as `gradient_scaling_factor` does",
             key.info().key
         );
         return Err(d
@@ -376,7 +376,7 @@ fn decoupled(s: &Scenario, d: &Document) -> Checked {
     } else if s.precision.moments == MomentType::Block8 {
         (
             Key::Moments,
-            "needs FusedAdam, which has no blockwise states in 8 bits",
+            "needs FusedAdam, which has no blockwise 8-bit states",
         )
     } else {
         return Ok(());
@@ -426,26 +426,29 @@ fn in_optimizer(s: &Scenario, d: &Document) -> Checked {
     Err(cannot(d, Key::SumInOptimizer, keys, why, "false"))
 }
 
-/// Refuses casts before gathers where gathers read no shard of the main weights on the device, or
-/// have nothing to cast.
+/// Refuses casts before gathers where there are no shards to cast.
 fn cast_before_all_gather(s: &Scenario, d: &Document) -> Checked {
-    let f = &s.fsdp;
-    if !f.cast_before_all_gather {
-        return Ok(());
+    match no_shards_to_cast(s) {
+        Some((keys, why)) if s.fsdp.cast_before_all_gather => {
+            Err(cannot(d, Key::CastBeforeAllGather, keys, why, "false"))
+        }
+        _ => Ok(()),
     }
-    let (keys, why): (&[Key], _) = if !placements::weight_sharded(f.strategy) {
+}
+
+/// Returns why ranks have no whole shards of main weights on the device that could be cast before a
+/// gather, with the keys that decide; `None` if they have.
+pub(super) fn no_shards_to_cast(s: &Scenario) -> Option<(&'static [Key], &'static str)> {
+    let (f, p) = (&s.fsdp, &s.precision);
+    Some(if !placements::weight_sharded(f.strategy) {
         (
             &[Key::Strategy],
             "casts sharded weights, but with this strategy weights are not sharded",
         )
-    } else if s
-        .precision
-        .main_params
-        .is_none_or(|main| main == s.precision.compute)
-    {
+    } else if p.main_params.is_none_or(|main| main == p.compute) {
         (
             &[Key::MainParams, Key::Compute],
-            "casts main weights to the compute dtype, but there are none in another dtype",
+            "casts main weights, but there are none in a type other than param_dtype",
         )
     } else if f.outer_strategy == OuterStrategy::Optim {
         (
@@ -458,9 +461,8 @@ fn cast_before_all_gather(s: &Scenario, d: &Document) -> Checked {
             "reads main weights on the device, but `offload` moves state to the host",
         )
     } else {
-        return Ok(());
-    };
-    Err(cannot(d, Key::CastBeforeAllGather, keys, why, "false"))
+        return None;
+    })
 }
 
 /// Refuses to reshard the root where the schedule keeps it.

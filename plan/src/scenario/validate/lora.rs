@@ -23,7 +23,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Err(error.with_help(help));
     }
     if s.mesh.tp > 1 {
-        let message = "adapters have no form for tensor parallelism";
+        let message = "adapters do not support tensor parallelism";
         let error = d.conflict(&[Key::LoraR, Key::Tp], message);
         return Err(error.with_help("set mesh.tp = 1"));
     }

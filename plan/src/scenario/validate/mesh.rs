@@ -173,7 +173,7 @@ fn tensor_parallel(s: &Scenario, d: &Document) -> Checked {
     }
     let Some(dimension) = s.model.family.spec().tensor_parallel else {
         let message = format!(
-            "`tp` = {tp} divides layers, which those of family {} cannot be",
+            "`tp` = {tp} divides layers, but the layers of family {} cannot be divided",
             s.model.family.name()
         );
         let able = Family::named_all().filter(|(_, f)| f.spec().tensor_parallel.is_some());

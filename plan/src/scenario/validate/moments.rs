@@ -1,4 +1,4 @@
-//! Rules for optimizer states in 8 bits.
+//! Rules for 8-bit optimizer states.
 
 use super::Checked;
 use crate::config::{MomentType, Optimizer, Scenario};

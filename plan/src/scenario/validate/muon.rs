@@ -20,12 +20,11 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Err(error.with_help("set fsdp.policy = \"native\""));
     }
     if s.mesh.tp > 1 {
-        let why = "muon has no form for tensor parallelism: ranks have parts of matrices";
+        let why = "muon does not support tensor parallelism: ranks have parts of matrices";
         return Err(cannot(d, key, &[Key::Tp], why, refuse));
     }
     if s.precision.moments == MomentType::Block8 {
-        let why =
-            "muon keeps its momentum in the type of `moments`, which has no form in 8 bits for it";
+        let why = "muon keeps its momentum in the type of `moments`, and has no 8-bit momentum";
         return Err(cannot(d, key, &[Key::Moments], why, refuse));
     }
     if s.train.muon_momentum >= 1.0 {

@@ -151,7 +151,7 @@ fn saved_operations(d: &Document) -> Checked {
         let name = value.str().unwrap_or_default();
         let known: BTreeSet<&str> = forward_names().collect();
         if !known.contains(name) {
-            let message = format!("`{name}` is no operation of a forward pass");
+            let message = format!("`{name}` is not an operation of the forward pass");
             let error = d.error(value.origin, message);
             let known: Vec<&str> = known.into_iter().collect();
             return Err(match nearest(name, known.iter().copied()) {

@@ -135,7 +135,7 @@ impl Watch<'_> {
             .stderr(Stdio::piped())
             .process_group(0);
         let child = command.spawn();
-        let mut child = Running(child.map_err(|e| format!("cannot start a training: {e}"))?);
+        let mut child = Running(child.map_err(|e| format!("cannot start training: {e}"))?);
         let errors = child.0.stderr.take().ok_or("its output cannot be read")?;
         let lines = read(errors)?;
         let mut report = Report::default();

@@ -7,7 +7,8 @@ use crate::kernels::cuda::codegen::shard::Ranges;
 use crate::operand::{LaunchContext, RawRange};
 use proptest::prelude::*;
 use shardlab_plan::ir::{
-    BodyOp, DType, Kernel, KernelClass, OpKind, Pieces, RECIPROCAL_STRIDE, Real, Shape, ShardOp,
+    BodyOp, DType, Fused, Kernel, KernelClass, OpKind, Pieces, RECIPROCAL_STRIDE, Real, Shape,
+    ShardOp,
 };
 use shardlab_plan::program::{GroupRun, ScaleRun};
 use shardlab_plan::units::{Bytes, Flops};
@@ -330,11 +331,11 @@ fn updates_are_cut_where_scales_are() {
     let f = DType::F32;
     let mut m = Memory::new(&[(10, f), (10, f), (2, f)], 3);
     let [weight, grad, maxima] = [0, 1, 2].map(|i| m.range(i));
-    let op = ShardOp::Sgd {
+    let op = ShardOp::Sgd(Fused {
         cast: false,
         pieces: None,
         maxima: true,
-    };
+    });
     let scales = [(Some(1), 4), (None, 1), (Some(0), 5)];
     let scales = scales.map(|(scale, numel)| ScaleRun { scale, numel });
     let groups = [(0, 6), (1, 4)].map(|(group, numel)| GroupRun { group, numel });
@@ -440,11 +441,11 @@ fn moments_go_on_where_they_are_not_named() {
     let r: Vec<RawRange> = (0..7).map(|i| m.range(i)).collect();
     let reads = [r[0], r[1], r[2], r[3], r[4], r[5], r[6]];
     let w = work(
-        ShardOp::AdamW {
+        ShardOp::AdamW(Fused {
             cast: false,
             pieces: None,
             maxima: false,
-        },
+        }),
         Parameters::default(),
         &reads,
         &[r[0], r[2], r[3], r[4]],
@@ -456,11 +457,11 @@ fn moments_go_on_where_they_are_not_named() {
     assert_eq!(pieces[1].at[2], r[2].ptr as u64 + 16);
     assert_eq!((pieces[0].n, pieces[1].n), (4, 2));
     let short = work(
-        ShardOp::AdamW {
+        ShardOp::AdamW(Fused {
             cast: false,
             pieces: None,
             maxima: false,
-        },
+        }),
         Parameters::default(),
         &reads[..6],
         &[r[0], r[4]],
@@ -476,11 +477,11 @@ fn updates_are_cut_where_copies_of_the_weight_end() {
     let r: Vec<RawRange> = (0..7).map(|i| m.range(i)).collect();
     let at = |i: usize| r[i].ptr as u64;
     let reads = [r[0], r[1], r[2], r[3], r[6]];
-    let op = ShardOp::AdamW {
+    let op = ShardOp::AdamW(Fused {
         cast: true,
         pieces: None,
         maxima: false,
-    };
+    });
     // In the order of the launch, which is not that of memory.
     let w = work(
         op,
@@ -513,11 +514,11 @@ fn updates_are_cut_where_copies_of_the_weight_end() {
         )
         .is_err()
     );
-    let sgd = ShardOp::Sgd {
+    let sgd = ShardOp::Sgd(Fused {
         cast: true,
         pieces: None,
         maxima: false,
-    };
+    });
     let w = work(sgd, Parameters::default(), &reads[..2], &[r[0], r[5], r[4]]).unwrap();
     assert_eq!(w.batches[0].kind.width(), 3);
     let got: Vec<_> = w.batches[0].pieces.iter().map(|p| (p.at, p.n)).collect();
@@ -546,10 +547,12 @@ fn updates_know_how_far_pieces_of_their_gradient_are_apart() {
             factor: Real(0.25),
         })
     };
-    let adamw = |cast, ranks| ShardOp::AdamW {
-        cast,
-        pieces: pieces(ranks),
-        maxima: false,
+    let adamw = |cast, ranks| {
+        ShardOp::AdamW(Fused {
+            cast,
+            pieces: pieces(ranks),
+            maxima: false,
+        })
     };
     let writes = [r[0], r[2], r[3], r[5], r[4]];
     let w = work(adamw(true, 3), Parameters::default(), &r[..4], &writes).unwrap();
@@ -577,11 +580,11 @@ fn updates_know_how_far_pieces_of_their_gradient_are_apart() {
         w.batches[0].pieces[0].at,
         operands([at(0), at(1), at(2), at(3), 12])
     );
-    let sgd = ShardOp::Sgd {
+    let sgd = ShardOp::Sgd(Fused {
         cast: false,
         pieces: pieces(3),
         maxima: false,
-    };
+    });
     let w = work(sgd, Parameters::default(), &r[..2], &writes[..1]).unwrap();
     assert_eq!(w.batches[0].pieces[0].at, operands([at(0), at(1), 12]));
     // A number of pieces that differs from the gradient's.

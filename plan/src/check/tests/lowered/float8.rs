@@ -1,4 +1,4 @@
-//! Matmuls in 8 bits: programs with them pass, and faults planted in their scales, formats and
+//! 8-bit matmuls: programs with them pass, and faults planted in their scales, formats and
 //! weights are found.
 
 use super::{POLICIES, try_lower};
@@ -266,7 +266,7 @@ fn codes_of_older_scales_are_found() {
     assert!(r.of(RuleId::StaleWeight).next().is_some(), "{r}");
 }
 
-/// The maxima are those of the weights before the update. (Optimizers with moments in 8 bits do not
+/// The maxima are those of the weights before the update. (Optimizers with 8-bit moments do not
 /// find them.)
 #[test]
 fn maxima_of_older_weights_are_found() {

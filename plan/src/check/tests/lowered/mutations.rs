@@ -274,7 +274,7 @@ fn half_a_reduction_before_the_optimizer() {
         let mut q = p.clone();
         let mut changed = 0;
         for k in &mut q.kernels {
-            if let OpKind::Shard(ShardOp::AdamW { pieces, .. }) = &mut k.body[0].op {
+            if let OpKind::Shard(ShardOp::AdamW(Fused { pieces, .. })) = &mut k.body[0].op {
                 *pieces = pieces.filter(|_| of > 0).map(|p| Pieces {
                     ranks: p.ranks / of,
                     ..p

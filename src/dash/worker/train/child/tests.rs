@@ -139,7 +139,7 @@ fn a_program_that_is_not_there() {
         stop: &Stop::default(),
     };
     let reason = watch.follow(Command::new("/no/such/program")).unwrap_err();
-    assert!(reason.starts_with("cannot start a training: "), "{reason}");
+    assert!(reason.starts_with("cannot start training: "), "{reason}");
 }
 
 /// Children inherit ignored signals, which `sh` cannot trap; handled signals are reset to their
