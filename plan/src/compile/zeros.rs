@@ -1,9 +1,10 @@
 //! Zeros that compiled forward saves for backward.
 //!
 //! `index_copy`, which brings rows into the order of experts, and backward of `x[index]`, which
-//! brings results back, start from equal zeros. AOTAutograd (torch 2.11) traces forward and backward
-//! of a graph together, makes equal tensors once, and saves them: one as large as the rows of
-//! experts per layer. Where the host reads counts, the graph is broken and each side makes its own.
+//! brings results back, start from equal zeros. AOTAutograd (torch 2.11) traces forward and
+//! backward of a graph together, makes equal tensors once, and saves them: one as large as the rows
+//! of experts per layer. Where the host reads counts, the graph is broken and each side makes its
+//! own.
 
 use super::schedule::Orders;
 use crate::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId};
