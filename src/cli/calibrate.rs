@@ -46,8 +46,8 @@ pub(super) struct Args {
     /// --base-profile [default: the shipped profile of their device]
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["scenarios", "library_path"])]
     from_trace: Vec<PathBuf>,
-    /// Measure nothing, but make the host of --base-profile so slow that a step of --scenario takes
-    /// MS milliseconds [default: the profile of the scenario]
+    /// Measure nothing, but scale the host's time of --base-profile, by default the profile of
+    /// --scenario, so that a step of --scenario takes MS milliseconds
     #[arg(long, value_name = "MS", requires = "scenarios", conflicts_with_all = ["from_trace", "library_path"])]
     step_ms: Option<f64>,
 }
