@@ -26,6 +26,7 @@ fn files() -> Vec<(&'static str, String)> {
         ),
         ("syntax", with(llama, "[train\nmicro_batch = 2\n")),
         ("nothing", String::new()),
+        ("model_file", "{\n  \"model_type\": \"llama\"\n}\n".into()),
         (
             "unknown_hardware",
             format!("[model]\n{llama}\n[mesh]\nhardware = \"h200\"\ndp_shard = 4\n"),

@@ -222,7 +222,16 @@ fn absorb(
     }
     chain.push((place.identity(), source.name.to_string()));
     let text = source.text.clone();
-    let parsed = DeTable::parse(&text).map_err(|e| syntax_error(&source, &e, 0))?;
+    let parsed = DeTable::parse(&text).map_err(|e| {
+        let error = syntax_error(&source, &e, 0);
+        match is_of_framework(&source.name, &text) {
+            true => error.with_help(format!(
+                "a scenario is TOML; predict this file with `shardlab fit {} --gpus 8xh100`, or name a model's config.json as `preset` in [model]",
+                source.name
+            )),
+            false => error,
+        }
+    })?;
     let table = parsed.get_ref();
     if let Some(base) = table.get("extends") {
         let fail = |message: String| ScenarioError::at(&source, base.span(), message);
@@ -467,4 +476,13 @@ fn setting(document: &mut Document, written: Written) -> Result<Setting, Scenari
         value,
         at,
     })
+}
+/// Returns whether a file that is no TOML is probably a model's `config.json` or a framework's
+/// configuration.
+fn is_of_framework(name: &str, text: &str) -> bool {
+    let path = Path::new(name);
+    let by_name = ["json", "yaml", "yml"]
+        .iter()
+        .any(|e| path.extension().is_some_and(|x| x.eq_ignore_ascii_case(e)));
+    by_name || text.trim_start().starts_with('{')
 }
