@@ -223,9 +223,6 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         sets: args.set.clone(),
     });
     let user_scenarios: Vec<UserScenario> = user_scenarios.collect();
-    for scenario in &user_scenarios {
-        scenario.check().map_err(Failure::bad_input)?;
-    }
     let stem = args.out.as_ref().and_then(|p| p.file_stem()?.to_str());
     if let Some(step_ms) = args.step_ms {
         let [job] = &user_scenarios[..] else {
@@ -238,6 +235,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         }
         let text = host::profile(job, step_ms, args.base_profile.as_deref(), stem)?;
         return finish(args, &text, out);
+    }
+    for scenario in &user_scenarios {
+        scenario.check().map_err(Failure::bad_input)?;
     }
     let onto = args
         .base_profile

@@ -14,7 +14,7 @@ mod worker;
 pub(crate) use contexts::LaunchContexts;
 pub(crate) use worker::first_nan;
 #[cfg(feature = "cuda")]
-pub(crate) use worker::squares;
+pub(crate) use worker::sum_of_squares;
 
 use super::{Command, Device, GraphId, NO_HYPER, Pass, Region, TaskTimes};
 use crate::base::abort::{Abort, Wake, lock};

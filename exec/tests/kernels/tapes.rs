@@ -412,6 +412,11 @@ const VARIANTS: [&[&str]; 14] = [
     ],
 ];
 
+/// Returns whether a variant computes the loss in chunks.
+fn has_chunks(variant: &[&str]) -> bool {
+    variant.iter().any(|set| set.starts_with("train.loss="))
+}
+
 fn variants() -> impl Iterator<Item = (String, Scenario)> {
     MODELS.into_iter().flat_map(|(name, model, train)| {
         VARIANTS.into_iter().filter_map(move |v| {
@@ -419,10 +424,7 @@ fn variants() -> impl Iterator<Item = (String, Scenario)> {
             // Chunked losses need logits, selective recompute attention.
             let blocks = tokens || name == "encoder";
             let has = |o| v.contains(&o);
-            if !tokens
-                && (has("train.loss=\"chunked\"") || has("train.loss=\"checkpointed_chunks\""))
-                || !blocks && has("train.recompute=\"selective\"")
-            {
+            if !tokens && has_chunks(v) || !blocks && has("train.recompute=\"selective\"") {
                 return None;
             }
             let overrides: Vec<&str> = v
@@ -500,7 +502,7 @@ fn compiling_and_recomputing_change_no_bit() {
                     let selective = v.contains(&"train.recompute=\"selective\"");
                     let skipped = selective && matches!(name, "linear" | "cnn");
                     // A loss in chunks is a different sum.
-                    if skipped || v.iter().any(|set| set.starts_with("train.loss=")) {
+                    if skipped || has_chunks(v) {
                         continue;
                     }
                     let tv = tape_of(&build(v)).unwrap();

@@ -130,7 +130,7 @@ pub(super) struct State {
     /// Recomputed values by forward value.
     stands_for: Vec<Option<ValueId>>,
     current: Option<u32>,
-    /// Buffers that the current region's reentrant backward keeps to its end.
+    /// Buffers that the current region keeps (see [`Engine::leave_section`]).
     held: Vec<u32>,
 }
 
@@ -308,9 +308,10 @@ impl Engine<'_> {
     /// their lives.
     pub(super) fn leave_section(&mut self) {
         let held = std::mem::take(&mut self.recompute.held);
-        let Some(last) = self.m.graph.ops.len().checked_sub(1) else {
+        if held.is_empty() {
             return;
-        };
+        }
+        let last = self.m.graph.ops.len() - 1;
         let last = match self.out.sections.last() {
             Some(section) if !section.reentrant => {
                 self.last_use(section.ops.clone()).unwrap_or(last)

@@ -51,7 +51,7 @@ fn pieces(kernel: &Kernel) -> Option<(Pieces, usize)> {
         return (ranks > 1).then_some((Pieces { ranks, factor }, 0));
     }
     // They come after the weight.
-    op.update()?.pieces.map(|p| (p, 1))
+    op.update()?.fused.pieces.map(|p| (p, 1))
 }
 
 /// Returns the operation of a sharding kernel.

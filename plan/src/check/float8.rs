@@ -162,7 +162,7 @@ impl Launch<'_> {
         let OpKind::Shard(op) = self.op.op else {
             return;
         };
-        let updates = op.update().is_some_and(|update| update.maxima);
+        let updates = op.update().is_some_and(|update| update.fused.maxima);
         match (op, reads, writes) {
             (_, _, [.., maxima]) if updates || matches!(op, ShardOp::ShardAmax { .. }) => {
                 let several = p.meta.mesh.size(AxisId::DP_SHARD) > 1;

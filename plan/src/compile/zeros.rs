@@ -9,6 +9,7 @@
 use super::schedule::Orders;
 use crate::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId};
 use crate::ir::{Indexing, OpKind, Real, op};
+use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeMap;
 
 /// Makes such zeros in forward and keeps them for backward.
@@ -18,28 +19,26 @@ pub(super) fn save(g: &mut Graph, o: &mut Orders) {
     if g.ops.iter().any(Op::is_host_sizes) || !again.is_empty() {
         return;
     }
-    let mut before: BTreeMap<u32, u32> = BTreeMap::new();
+    let users = moves(g, o, &o.backward, Indexing::IndexPut);
+    let mut with_zeros: BTreeMap<u32, SmallVec<[u32; 4]>> = BTreeMap::new();
     for i in moves(g, o, &o.forward, Indexing::IndexCopy) {
-        let result = g.ops[i as usize].outputs[0];
-        let same = |j: &u32| {
-            let other = &g.ops[*j as usize];
-            let (a, b) = (g.value(result), g.value(other.outputs[0]));
-            other.module == g.ops[i as usize].module && (a.dtype, &a.shape) == (b.dtype, &b.shape)
+        let op = &g.ops[i as usize];
+        let rows = g.value(op.outputs[0]);
+        let same = |&&j: &&u32| {
+            let other = &g.ops[j as usize];
+            let zeros = g.value(other.outputs[0]);
+            other.module == op.module && (rows.dtype, &rows.shape) == (zeros.dtype, &zeros.shape)
         };
-        let backward = moves(g, o, &o.backward, Indexing::IndexPut);
-        let Some(user) = backward.into_iter().find(same) else {
+        let (Root::Buffer(of), Some(&user)) = (rows.root, users.iter().find(same)) else {
             continue;
         };
-        let (zeros, buffer) = like(g, result);
+        let (zeros, buffer) = like(g, op.outputs[0], of);
         let fill = OpKind::Fill(op::Fill { value: Real(0.0) });
-        before.insert(i, o.add(g, i, Act::Compute(fill), &[], &[zeros]));
+        let filled = o.add(g, i, Act::Compute(fill), &[], &[zeros]);
+        with_zeros.insert(i, smallvec![filled, i]);
         g.saved.push((user, buffer));
     }
-    let old = std::mem::take(&mut o.forward);
-    for i in old {
-        o.forward.extend(before.remove(&i));
-        o.forward.push(i);
-    }
+    o.replace(with_zeros);
 }
 
 /// Returns the compiled ops of an order that move rows by a call.
@@ -52,23 +51,17 @@ fn moves(g: &Graph, o: &Orders, order: &[u32], call: Indexing) -> Vec<u32> {
     order.iter().filter(moves).copied().collect()
 }
 
-/// Adds a value in a buffer of its own, with the shape and type of another one.
-fn like(g: &mut Graph, v: ValueId) -> (ValueId, u32) {
-    let (value, buffer) = (g.value(v).clone(), g.buffers.len() as u32);
-    let module = g.ops[g.producer[v.index()] as usize].module;
+/// Adds a value in a buffer of its own, like `v`, which is all of the buffer `of`.
+fn like(g: &mut Graph, v: ValueId, of: u32) -> (ValueId, u32) {
+    let buffer = g.buffers.len() as u32;
     g.buffers.push(Buffer {
-        bytes: value.numel() * value.dtype.size(),
-        dtype: value.dtype,
-        module,
-        logits: false,
-        grad: false,
         first: ValueId(g.values.len() as u32),
+        ..g.buffers[of as usize]
     });
-    let root = Root::Buffer(buffer);
     let value = Value {
-        root,
+        root: Root::Buffer(buffer),
         requires_grad: false,
-        ..value
+        ..g.value(v).clone()
     };
-    (g.push_value(value, g.ops.len() as u32), buffer)
+    (g.push_value(value, u32::MAX), buffer)
 }

@@ -118,34 +118,20 @@ pub struct Fused {
 pub struct Update {
     /// Rule.
     pub rule: UpdateRule,
-    /// As in [`Fused`].
-    pub cast: bool,
-    /// As in [`Fused`].
-    pub pieces: Option<Pieces>,
-    /// As in [`Fused`]. Muon finds none.
-    pub maxima: bool,
+    /// What its kernel does besides. Muon finds no maxima.
+    pub fused: Fused,
 }
 
 impl From<Update> for ShardOp {
     fn from(update: Update) -> Self {
-        let Update {
-            rule,
-            cast,
-            pieces,
-            maxima,
-        } = update;
-        let fused = Fused {
-            cast,
-            pieces,
-            maxima,
-        };
+        let Update { rule, fused } = update;
         match rule {
             UpdateRule::AdamW => Self::AdamW(fused),
             UpdateRule::Lion => Self::Lion(fused),
             UpdateRule::Sgd => Self::Sgd(fused),
             UpdateRule::Muon(newton_schulz) => Self::Muon {
-                cast,
-                pieces,
+                cast: fused.cast,
+                pieces: fused.pieces,
                 newton_schulz,
             },
         }
@@ -257,27 +243,16 @@ impl ShardOp {
                 pieces,
                 newton_schulz,
             } => {
-                let maxima = false;
                 let fused = Fused {
                     cast,
                     pieces,
-                    maxima,
+                    maxima: false,
                 };
                 (UpdateRule::Muon(newton_schulz), fused)
             }
             _ => return None,
         };
-        let Fused {
-            cast,
-            pieces,
-            maxima,
-        } = fused;
-        Some(Update {
-            rule,
-            cast,
-            pieces,
-            maxima,
-        })
+        Some(Update { rule, fused })
     }
 
     /// Returns the name of the kernel.

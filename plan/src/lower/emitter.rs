@@ -7,7 +7,7 @@ use super::uses::Uses;
 use crate::config::CudaGraph;
 use crate::ir::{
     Access, AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, EventId, GroupId, Holds, ParamId,
-    Role, ShardOp, StreamId, UnitId,
+    Pool, Role, ShardOp, StreamId, UnitId,
 };
 use crate::program::{Communicator, Rule, is_packed};
 use std::collections::HashMap;
@@ -49,17 +49,8 @@ impl<'a> Emitter<'a> {
         stream: StreamId,
         g: GroupId,
     ) -> BufferId {
-        let unit = self.inputs.group(g).unit;
-        let pool = self.inputs.transient_pool;
-        self.b.buffer(NewBuffer {
-            role,
-            bytes,
-            dtype,
-            pool,
-            stream,
-            unit,
-            holds: Holds::Group(g),
-        })
+        let (unit, pool) = (self.inputs.group(g).unit, self.inputs.transient_pool);
+        self.made_in((pool, stream), role, bytes, dtype, unit, Holds::Group(g))
     }
 
     /// Makes a buffer of a group outside the double-buffer pattern, once per role and stream.
@@ -88,17 +79,8 @@ impl<'a> Emitter<'a> {
         stream: StreamId,
         g: GroupId,
     ) -> BufferId {
-        let unit = self.inputs.group(g).unit;
-        let pool = self.inputs.persistent_pool;
-        self.b.buffer(NewBuffer {
-            role,
-            bytes,
-            dtype,
-            pool,
-            stream,
-            unit,
-            holds: Holds::Group(g),
-        })
+        let (unit, pool) = (self.inputs.group(g).unit, self.inputs.persistent_pool);
+        self.made_in((pool, stream), role, bytes, dtype, unit, Holds::Group(g))
     }
 
     /// Makes a buffer of a parameter outside the pool of full-size ones.
@@ -111,17 +93,8 @@ impl<'a> Emitter<'a> {
         p: ParamId,
     ) -> BufferId {
         let (g, _) = self.inputs.home[p.index()];
-        let unit = self.inputs.group(g).unit;
-        let pool = self.inputs.persistent_pool;
-        self.b.buffer(NewBuffer {
-            role,
-            bytes,
-            dtype,
-            pool,
-            stream,
-            unit,
-            holds: Holds::Param(p),
-        })
+        let (unit, pool) = (self.inputs.group(g).unit, self.inputs.persistent_pool);
+        self.made_in((pool, stream), role, bytes, dtype, unit, Holds::Param(p))
     }
 
     /// Makes a full-size buffer of the compute stream, in the pool of such buffers.
@@ -134,15 +107,7 @@ impl<'a> Emitter<'a> {
         holds: Holds,
     ) -> BufferId {
         let pool = self.inputs.transient_pool;
-        self.b.buffer(NewBuffer {
-            role,
-            bytes,
-            dtype,
-            pool,
-            stream: COMPUTE,
-            unit,
-            holds,
-        })
+        self.made_in((pool, COMPUTE), role, bytes, dtype, unit, holds)
     }
 
     /// Makes a buffer of the compute stream outside the pool of full-size ones.
@@ -155,12 +120,24 @@ impl<'a> Emitter<'a> {
         holds: Holds,
     ) -> BufferId {
         let pool = self.inputs.persistent_pool;
+        self.made_in((pool, COMPUTE), role, bytes, dtype, unit, holds)
+    }
+
+    fn made_in(
+        &mut self,
+        (pool, stream): (Pool, StreamId),
+        role: Role,
+        bytes: u64,
+        dtype: DType,
+        unit: UnitId,
+        holds: Holds,
+    ) -> BufferId {
         self.b.buffer(NewBuffer {
             role,
             bytes,
             dtype,
             pool,
-            stream: COMPUTE,
+            stream,
             unit,
             holds,
         })

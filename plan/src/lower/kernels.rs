@@ -48,7 +48,7 @@ const fn class(op: ShardOp) -> KernelClass {
 /// Returns the FLOPs per element.
 const fn flops(op: ShardOp) -> u64 {
     if let Some(update) = op.update() {
-        return update.rule.flops() + sums(update.pieces);
+        return update.rule.flops() + sums(update.fused.pieces);
     }
     match op {
         ShardOp::Accumulate

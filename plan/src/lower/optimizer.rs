@@ -7,9 +7,9 @@ use super::kernels::KernelLaunch;
 use super::walk::Lifecycle;
 use crate::config::{Implementation, MomentType, Optimizer, Scenario};
 use crate::ir::{
-    Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, GroupId, Holds,
-    HostWorkKind, NewtonSchulz, Param, ParamId, Part, Pieces, Pool, ReduceOp, Role, STATE_BLOCK,
-    ShardOp, StreamId, UnitId, Update, UpdateRule,
+    Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, Fused, GroupId,
+    Holds, HostWorkKind, NewtonSchulz, Param, ParamId, Part, Pieces, Pool, ReduceOp, Role,
+    STATE_BLOCK, ShardOp, StreamId, UnitId, Update, UpdateRule,
 };
 use crate::models::declare::Tree;
 use crate::program::{Phase, Rule};
@@ -267,9 +267,11 @@ pub(crate) fn update(
     writes.extend(state.maxima);
     let update = Update {
         rule: state.rule,
-        cast: !state.compute.is_empty(),
-        pieces: state.pieces,
-        maxima: state.maxima.is_some(),
+        fused: Fused {
+            cast: !state.compute.is_empty(),
+            pieces: state.pieces,
+            maxima: state.maxima.is_some(),
+        },
     };
     let elements = state.items.iter().map(|i| i.numel).sum();
     if elements > 0 {

@@ -79,7 +79,7 @@ impl Program {
     #[must_use]
     pub fn sums_pieces(&self, op: &Op) -> bool {
         let update = self.shard_op(op).and_then(ShardOp::update);
-        update.is_some_and(|u| u.pieces.is_some())
+        update.is_some_and(|u| u.fused.pieces.is_some())
     }
 
     /// Returns, by launch of an optimizer, the parameter groups of its weights on a rank, tensor by
@@ -133,7 +133,7 @@ impl Program {
             let (weights, slots): (Vec<Access>, _) = match self.shard_op(&instr.op) {
                 Some(ShardOp::ShardAmax { .. }) => (reads.to_vec(), writes.last()),
                 Some(ShardOp::ShardCast { .. }) => (reads[..1].to_vec(), reads.get(1)),
-                Some(op) if op.update().is_some_and(|u| u.maxima) => {
+                Some(op) if op.update().is_some_and(|u| u.fused.maxima) => {
                     let updates = self.updates(&instr.op);
                     (updates.iter().map(|u| u.weight).collect(), writes.last())
                 }

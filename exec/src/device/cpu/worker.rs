@@ -125,7 +125,7 @@ impl Worker {
             Command::Squares { ref from, slot, .. } => {
                 // SAFETY: as above; nothing writes what an optimizer has read before the next
                 // backward pass.
-                let sum = from.iter().map(|r| unsafe { squares(r) }).sum::<f64>() as f32;
+                let sum = unsafe { sum_of_squares(from) };
                 shared.slots[slot as usize].store(sum.to_bits(), Ordering::Release);
             }
             Command::Copy { from, to, .. } => {
@@ -294,11 +294,18 @@ pub(crate) fn first_nan(bytes: &[u8], dtype: DType) -> Option<usize> {
     })
 }
 
-/// Returns the sum of squares, in float64.
+/// Returns the sum of squares of all ranges, added up in float64.
 ///
 /// # Safety
-/// The range is live memory that nothing writes meanwhile.
-pub(crate) unsafe fn squares(r: &RawRange) -> f64 {
+/// The ranges are live memory that nothing writes meanwhile.
+pub(crate) unsafe fn sum_of_squares(ranges: &[RawRange]) -> f32 {
+    // SAFETY: the caller's.
+    ranges.iter().map(|r| unsafe { squares(r) }).sum::<f64>() as f32
+}
+
+/// # Safety
+/// As for [`sum_of_squares`].
+unsafe fn squares(r: &RawRange) -> f64 {
     if !r.dtype.is_float() {
         return 0.0;
     }
@@ -308,7 +315,7 @@ pub(crate) unsafe fn squares(r: &RawRange) -> f64 {
 }
 
 /// # Safety
-/// As for [`squares`], with `n` elements.
+/// As for [`sum_of_squares`], with `n` elements.
 unsafe fn squares_of<T: Element>(at: *const T, n: usize) -> f64 {
     let square = |i: usize| {
         // SAFETY: the element is within the range.

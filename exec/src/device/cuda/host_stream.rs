@@ -9,7 +9,7 @@ use crate::base::abort::{Abort, lock};
 use crate::base::failure::{Failure, FailureKind, panic_message};
 use crate::base::operand::{Hyper, NO_HYPER};
 use crate::device::Command;
-use crate::device::cpu::{LaunchContexts, squares};
+use crate::device::cpu::{LaunchContexts, sum_of_squares};
 use crate::kernels;
 use cudarc::driver::sys;
 use shardlab_plan::ir::StreamId;
@@ -200,7 +200,7 @@ impl Work {
             Command::Squares { ref from, .. } => {
                 // SAFETY: as above; nothing writes what an optimizer has read before the next
                 // backward pass.
-                let sum = from.iter().map(|r| unsafe { squares(r) }).sum::<f64>() as f32;
+                let sum = unsafe { sum_of_squares(from) };
                 self.write_slot(sum.to_bits());
             }
             Command::Read { from, .. } => {

@@ -513,14 +513,14 @@ fn update(
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
     let (writes, maxima) = match writes.split_last() {
-        Some((maxima, rest)) if update.maxima => (rest, Some(maxima)),
+        Some((maxima, rest)) if update.fused.maxima => (rest, Some(maxima)),
         _ => (writes, None),
     };
     let slots = float8::Slots::of(maxima, scales_of)?;
     if let Some(out) = maxima {
         w.copy((at(out), out.dtype), None, numel(out));
     }
-    let pieces = update.pieces.map_or(1, |p| {
+    let pieces = update.fused.pieces.map_or(1, |p| {
         w.factor = p.factor.0 as f32;
         p.ranks.max(1)
     });
@@ -570,7 +570,7 @@ fn update(
         let mut whole = true;
         let distance = (pieces > 1).then(|| n * grad.dtype.size());
         let place = |r: &RawRange, element: u64| at(r) + element * r.dtype.size();
-        copies(update.cast, n, writes, &mut k, |first, here, copy| {
+        copies(update.fused.cast, n, writes, &mut k, |first, here, copy| {
             let kind = Ranges::Update(RangeUpdate {
                 rule: update.rule,
                 weight: weight.dtype,

@@ -188,7 +188,7 @@ pub(super) fn tensors(
                 .ok_or(missing("writes", w + 1, writes.len()))?,
         )?;
         let weight = View::flat(reads[r])?;
-        let grad = Gradient::of(&weight, reads[r + 1], update.pieces)?;
+        let grad = Gradient::of(&weight, reads[r + 1], update.fused.pieces)?;
         updates(&weight, &target)?;
         (r, w) = (r + 2, w + 1);
         if count > 0 && weight.numel > 0 && current.first().is_none_or(|s| s.view.numel == used) {
@@ -204,7 +204,7 @@ pub(super) fn tensors(
             used = 0;
             (r, w) = (r + ranges, w + ranges);
         }
-        let copies = copies(update.cast, &weight, writes, &mut w)?;
+        let copies = copies(update.fused.cast, &weight, writes, &mut w)?;
         for State { view, blocks } in &current {
             if used + weight.numel > view.numel {
                 return Err(OperandError::Size {
@@ -248,7 +248,7 @@ pub(super) fn update(
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
     let (writes, maxima) = match writes.split_last() {
-        Some((maxima, rest)) if update.maxima => (rest, Some(maxima)),
+        Some((maxima, rest)) if update.fused.maxima => (rest, Some(maxima)),
         _ => (writes, None),
     };
     let (tensors, used) = tensors(update, reads, writes)?;
