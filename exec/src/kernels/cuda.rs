@@ -27,6 +27,7 @@ mod variant;
 pub use blas::{Candidate, Trial};
 pub(crate) use code::Loader;
 pub use error::{Error, ErrorKind};
+pub(crate) use prepare::prepared;
 pub(crate) use target::Target;
 
 use crate::operand::{Hyper, RawRange};

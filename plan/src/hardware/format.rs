@@ -289,6 +289,7 @@ pub const SECTIONS: &[Section] = &[
         "dispatch_us" Number(NotNegative), "us", Required, "per op run eagerly in forward, launch excluded";
         "autograd_dispatch_us" Number(NotNegative), "us", Required, "per op run by the autograd engine, launch excluded";
         "guard_us" Number(NotNegative), "us", Required, "guards and entry of a compiled region";
+        "compiled_kernel_us" Number(NotNegative), "us", Is("0.0"), "Python of compiled code per kernel, launch excluded";
         "graph_break_us" Number(NotNegative), "us", Required, "per graph break";
         "hook_us" Number(NotNegative), "us", Required, "per sharding hook";
         "hook_param_us" Number(NotNegative), "us", Required, "per parameter in a hook";

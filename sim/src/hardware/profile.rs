@@ -207,6 +207,9 @@ pub struct HostWork {
     /// A KiB of the table of a copy into or out of a collective's buffer.
     #[serde(default)]
     pub copy_table_us: f64,
+    /// Python of compiled code around a kernel, launch excluded.
+    #[serde(default)]
+    pub compiled_kernel_us: f64,
 }
 
 impl HostWork {
@@ -225,6 +228,7 @@ impl HostWork {
             HostWorkKind::OptimizerParam => self.optimizer_param_us,
             HostWorkKind::Subclass => self.subclass_us,
             HostWorkKind::CopyTable => self.copy_table_us,
+            HostWorkKind::CompiledKernel => self.compiled_kernel_us,
         }
     }
 }

@@ -84,8 +84,9 @@ impl Experts {
             let names = ("norm", names.mlp_norm);
             Norm::new(d, at, names, h, m, Order::First)
         });
-        let router = ("router", names.router);
-        let router = d.linear(at, router, [of.experts, h], of.expert_bias);
+        // Routers of transformers 5 are modules of their own, to which PEFT adds no adapters.
+        let router = d.module(at, "router", ModuleKind::Layer);
+        let router = d.parameters(router, names.router, &[of.experts, h], of.expert_bias);
         let router_bias = of.router_bias.then(|| {
             let module = d.module(at, "router_bias", ModuleKind::Layer);
             let bias = d.parameters(module, "", &[of.experts], false);
