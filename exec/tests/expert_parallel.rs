@@ -227,10 +227,17 @@ fn every_dispatcher_reaches_the_losses_of_ranks_with_all_experts() {
     }
 }
 
+/// Forced choices of sequences that are longer than those of the shipped mixture.
+const FORCED: [&str; 3] = [
+    "moe.force_routing=true",
+    "train.seq_len=64",
+    "model.max_seq_len=64",
+];
+
 /// Counts of a run whose routing is forced, by layer.
 fn forced_counts(dp_shard: u32, ep: u32, set: &[&str]) -> (Outcome, Vec<Vec<u64>>) {
     let mesh = mesh(dp_shard, ep);
-    let forced = [&["moe.force_routing=true", "train.seq_len=64"], set].concat();
+    let forced = [&FORCED[..], set].concat();
     let mut options = options();
     options.exec.routing = true;
     let outcome = run(&load("small-moe", &settings(&mesh, &forced)), options);
@@ -242,7 +249,7 @@ fn forced_counts(dp_shard: u32, ep: u32, set: &[&str]) -> (Outcome, Vec<Vec<u64>
 #[test]
 fn forced_routing_chooses_as_the_scenario_says() {
     let seeded = ["moe.routing=seeded", "moe.imbalance=2"];
-    let (free, balanced) = (trained(4, 1, &["train.seq_len=64"]), &[][..]);
+    let (free, balanced) = (trained(4, 1, &FORCED[1..]), &[][..]);
     for set in [balanced, &seeded] {
         let (all, counts) = forced_counts(4, 1, set);
         assert_ne!(all.run.losses, free.run.losses);
@@ -286,9 +293,10 @@ fn forced_routing_chooses_as_the_scenario_says() {
         &["compile.cuda_graph=full_iteration"],
         &["compile.cuda_graph=[\"block\"]", "moe.dispatcher=peer"],
     ] {
-        let set = [&["moe.force_routing=true", "train.seq_len=64"], set].concat();
+        let set = [&FORCED[..], set].concat();
         for ep in [1, 2] {
-            let own = set.len() - usize::from(ep == 1 && set.len() == 4);
+            // Ranks with all experts have no dispatcher.
+            let own = set.len() - usize::from(ep == 1 && set.len() == FORCED.len() + 2);
             let what = format!("{set:?} ep = {ep}");
             assert_close(&trained(4, ep, &set[..own]), &all, &what);
         }

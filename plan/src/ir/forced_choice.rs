@@ -13,8 +13,8 @@ const ROWS: u64 = 4;
 ///
 /// This is systematic sampling in random order (Hartley and Rao, "Sampling with unequal
 /// probabilities and without replacement", 1962). The columns lie one after another, in an order
-/// drawn per group of rows, each as long as its share. A row takes the columns that lie at its
-/// start and at whole units after it: exactly `k`, all different, because shares add up to `k`
+/// drawn per group of rows, each with the length of its share. A row takes the columns that lie at
+/// its start and at whole units after it: exactly `k`, all different, because shares add up to `k`
 /// units and none is longer than one. The starts of a group's rows are equally far apart, so a
 /// group takes each column as often as its share says, rounded up or down. All arithmetic is in
 /// integers: every device makes the same choices.
@@ -126,7 +126,7 @@ fn common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
-/// Returns shares that are as long as `k` units together, none longer than one.
+/// Returns shares that add up to `k` units, none longer than one.
 fn shares(popularity: &[f64], k: u64, unit: u64) -> Vec<u32> {
     let mut whole = vec![false; popularity.len()];
     let mut of = vec![0.0; popularity.len()];
@@ -152,7 +152,7 @@ fn shares(popularity: &[f64], k: u64, unit: u64) -> Vec<u32> {
 }
 
 /// Returns a unit for each whole column, and the shares `of` the others, whose rounded ends make
-/// them as long as `all` together.
+/// them add up to `all`.
 fn rounded(of: &[f64], whole: &[bool], all: u64, unit: u64) -> Vec<u32> {
     let last = whole.iter().rposition(|w| !w);
     let (mut sum, mut before) = (0.0, 0);
@@ -173,7 +173,7 @@ fn rounded(of: &[f64], whole: &[bool], all: u64, unit: u64) -> Vec<u32> {
     .collect()
 }
 
-/// Returns a copy that lives as long as the process. Plans of the same scenario share theirs.
+/// Returns a copy that is never freed. Plans of the same scenario share theirs.
 fn interned(shares: Vec<u32>) -> &'static [u32] {
     static KNOWN: Mutex<BTreeSet<&'static [u32]>> = Mutex::new(BTreeSet::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
