@@ -27,7 +27,9 @@ mod users;
 mod zeros;
 
 use crate::autodiff::{self, Sums, recompute::Recomputed};
-use crate::config::{CompileMode, Implementation, MergeProjections, RecomputeLayers, Scenario};
+use crate::config::{
+    CompileMode, ForcedRouting, Implementation, MergeProjections, RecomputeLayers, Scenario,
+};
 use crate::ir::{ModuleId, Param, ParamId};
 use crate::models::declare::{Blocks, Tree};
 use crate::models::flops::{self, Backward};
@@ -188,7 +190,7 @@ fn recomputing(scenario: &Scenario, layers: RecomputeLayers) -> Scenario {
 
 /// Returns whether all blocks are built alike, except that some may be recomputed: no glob freezes
 /// some, the same modules of each are units, the same parameters are trained, the same run in 8
-/// bits, the same are contiguous, experts are equally popular in all, and routers choose them.
+/// bits, the same are contiguous, and experts are equally popular in all.
 fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) -> bool {
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
     // A block's last parameter is followed by another block's, which never matters.
@@ -203,7 +205,10 @@ fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) ->
             .moe
             .as_ref()
             .is_none_or(|moe| moe.busiest.is_empty())
-        && scenario.forced_routing.is_none()
+        && scenario
+            .forced_routing
+            .as_ref()
+            .is_none_or(ForcedRouting::is_alike)
         && (0..b.params).all(|p| (1..b.count).all(|l| float8(l, p) == float8(0, p)))
         && (0..b.params).all(|p| (1..b.count).all(|l| trained(l, p) == trained(0, p)))
         && (0..b.modules).all(|m| (1..b.count).all(|l| unit(l, m) == unit(0, m)))

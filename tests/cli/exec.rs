@@ -82,6 +82,8 @@ fn recorded_routing_is_that_of_predictions() {
     let seeded = [&divided[..], &["moe.routing=seeded", "moe.imbalance=3"]].concat();
     let [balanced, seeded] = [&divided[..], &seeded].map(|set| step("peers-mixtral-4l", set));
     assert!(seeded > 1.02 * balanced, "{seeded} {balanced}");
+    let forced = [&divided[..], &["moe.force_routing=true"]].concat();
+    assert_eq!(step("peers-mixtral-4l", &forced), balanced);
 
     let (code, text) = failure(&[
         "sim",

@@ -46,15 +46,23 @@ pub struct ForcedRouting {
 }
 
 impl ForcedRouting {
-    /// Returns the choices of the tokens of a layer.
+    /// Returns the choices of the tokens of a layer. Layers differ if their popularities do: equal
+    /// ones share a kernel, and are planned once.
     #[must_use]
     pub fn choice(&self, of: &Experts, layer: Option<u32>) -> ForcedChoice {
-        let layer = layer.unwrap_or(u32::MAX);
-        let equal = || vec![1.0; of.experts as usize];
-        let popularity = self.popularity.get(&layer).cloned().unwrap_or_else(equal);
         // Another stream than that of the orders of popularity.
-        let seed = SplitMix64(!self.seed ^ (u64::from(layer) << 32)).draw();
-        ForcedChoice::new(&popularity, of.top_k, seed)
+        let seed = |layer: u32| SplitMix64(!self.seed ^ (u64::from(layer) << 32)).draw();
+        let own = layer.and_then(|l| Some((l, self.popularity.get(&l)?)));
+        match own {
+            Some((layer, popularity)) => ForcedChoice::new(popularity, of.top_k, seed(layer)),
+            None => ForcedChoice::new(&vec![1.0; of.experts as usize], of.top_k, seed(0)),
+        }
+    }
+
+    /// Returns whether all layers make the same choices.
+    #[must_use]
+    pub fn is_alike(&self) -> bool {
+        self.popularity.is_empty()
     }
 }
 
