@@ -54,7 +54,7 @@ pub use per_layer::{AltUp, PerLayer};
 pub use precision::{FrozenType, MomentType, Precision};
 pub use reach::Reach;
 pub use rope::{RopeScaling, RopeType};
-pub use routing::{Histogram, Routing};
+pub use routing::{ForcedRouting, Histogram, Routing};
 pub(crate) use routing::{busiest_ranks, seeded};
 use serde::Serialize;
 pub use stages::{Stage, Stages};
@@ -84,6 +84,9 @@ pub struct Scenario {
     /// `[moe]`; `None` where each rank has all experts, or none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moe: Option<Moe>,
+    /// `[moe]`, what chooses experts in place of routers; `None`: nothing does.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub forced_routing: Option<ForcedRouting>,
     /// `[fsdp]`
     pub fsdp: Fsdp,
     /// `[precision]`

@@ -80,6 +80,7 @@ fn time(
     let kernel = single::kernel(op, class, dtype, ins, outs);
     let context = LaunchContext {
         kernel: &kernel,
+        data_rank: 0,
         hyper: NO_HYPER,
         shapes: &[],
         groups: &[],

@@ -4,7 +4,7 @@ use super::PER_NODE;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::Lack;
-use crate::table::{CAPACITY, Fact, quoted};
+use crate::table::{CAPACITY, FORCED, Fact, quoted};
 use shardlab_plan::scenario;
 
 const FAMILY: &str = "model.family";
@@ -75,11 +75,15 @@ pub(super) fn has_experts(draft: &Draft) -> bool {
         || draft.value("model.preset").is_some_and(of_preset)
 }
 
-/// Sets how tokens reach experts that ranks divide among themselves, as Megatron-LM says it.
+/// Sets how tokens choose experts, and how they reach those that ranks divide among themselves, as
+/// Megatron-LM says it.
 ///
 /// # Errors
 /// Another key that decides the same differently.
 pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
+    if draft.value(FORCED).is_some() && !has_experts(draft) {
+        draft.unset(FORCED, Lack::Nothing, "the model has no experts");
+    }
     let number = |draft: &Draft, key| draft.value(key).and_then(|v| v.parse::<u64>().ok());
     let Some(ep) = number(draft, "mesh.ep") else {
         draft.unset(CAPACITY, Lack::Accuracy, "no token is predicted as dropped");

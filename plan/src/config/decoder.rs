@@ -474,6 +474,12 @@ impl Model {
         }
     }
 
+    /// Returns whether some layer has experts.
+    #[must_use]
+    pub fn has_experts(&self) -> bool {
+        (0..self.layers as usize).any(|layer| self.mlp_type(layer) == MlpType::Sparse)
+    }
+
     /// Returns the model as one of its layers has it: 0 `kv_heads` is a layer without attention, a
     /// feed-forward layer of width 0 one without that.
     #[must_use]

@@ -11,7 +11,8 @@
 //! operation that lacks a part does not compile.
 
 use super::{
-    DType, Documents, Indexing, PackedFormat, PackedScales, Real, ScaleBlock, ScoreMod, ShardOp,
+    DType, Documents, ForcedChoice, Indexing, PackedFormat, PackedScales, Real, ScaleBlock,
+    ScoreMod, ShardOp,
 };
 use serde::Serialize;
 
@@ -295,7 +296,8 @@ ops! {
     /// logits. Scores are a softmax or sigmoids of the row. The columns with the largest sums of
     /// score and bias are chosen, the lower one of equal ones; of `groups` adjacent groups of
     /// columns, only those `kept` count whose two largest sums add up to most. `weights` and `ids`
-    /// are `[rows, k]`, in descending order of those sums; weights are scores without bias.
+    /// are `[rows, k]`, in descending order of those sums; weights are scores without bias. Forced
+    /// choices depend on no score, and are in ascending order of columns.
     Route {
         /// Columns that are chosen.
         k: u64 = 2,
@@ -311,6 +313,9 @@ ops! {
         kept: u64 = 1,
         /// Has the second input.
         bias: bool = false,
+        /// What chooses columns instead of scores and bias.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        forced: Option<ForcedChoice> = None,
     };
     /// `d_weights, logits, ids -> d_logits` of [`Route`].
     RouteGrad {

@@ -20,9 +20,10 @@ use crate::config::{
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
-    ADAPTERS, ATTENTION, CHUNKED_LOSS, DIVIDED_EXPERTS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON,
-    RECOMPUTE, SEEDED_ROUTING, SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS,
-    SLOTS, SOME_FROZEN, SOME_SKIPPED, TRANSFORMERS,
+    ADAPTERS, ATTENTION, CHUNKED_LOSS, DIVIDED_EXPERTS, DRAWN_ROUTING, EXPERTS, FLOAT8,
+    FULL_RECOMPUTE, MODE_FULL, MUON, RECOMPUTE, ROUTED, SEEDED_ROUTING, SELECTIVE,
+    SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SLOTS, SOME_FROZEN, SOME_SKIPPED,
+    TRANSFORMERS,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -660,9 +661,10 @@ keys! {
     Dispatcher: "moe" "dispatcher" also ["moe_token_dispatcher_type"] [Choice(Dispatcher::WORDS)] "(native, or captured or fully compiled: gather; fsdp2, megatron: all_to_all)" "How tokens reach the ranks of their experts: gather (an all-gather of all tokens, a reduce-scatter of partial sums), all_to_all (each choice is sent to its expert; ranks exchange the numbers of rows first, which the host reads, as torchtitan and Megatron-LM do), padded (an all-to-all of a fixed number of rows, without a host read), peer (each token is written once to the memory of every rank that has one of its experts, and each of these ranks writes one partial sum back, without a host read; within a node, as DeepEP does)" needs [DIVIDED_EXPERTS];
     CapacityFactor: "moe" "capacity_factor" also ["moe_expert_capacity_factor"] [Number(ABOVE_0, 1e6)] "(native: as many rows as there can be; fsdp2, megatron: 1)" "Rows that a rank reserves for the choices of each rank, relative to those of equally popular experts" needs [SLOTS];
     OnOverflow: "moe" "on_overflow" [Choice(Overflow::WORDS)] "(padded: drop; all_to_all, peer: error)" "What happens to choices that find no row: error (the run fails) or drop (the last choices, in the order of tokens, are left out)" needs [SLOTS];
-    Routing: "moe" "routing" [Choice(Routing::WORDS), Path(".json")] "(balanced)" "How popular experts are in predictions: balanced (all are equally popular), seeded (popularity falls from expert to expert, in an order drawn per layer), or the path of a histogram that `shardlab exec --record-routing` has written (relative to the file that names it). In runs of `exec`, the router decides" needs [DIVIDED_EXPERTS];
+    Routing: "moe" "routing" [Choice(Routing::WORDS), Path(".json")] "(balanced)" "How popular experts are in predictions: balanced (all are equally popular), seeded (popularity falls from expert to expert, in an order drawn per layer), or the path of a histogram that `shardlab exec --record-routing` has written (relative to the file that names it). In runs of `exec`, the router decides unless `force_routing` is true" needs [ROUTED];
+    ForceRouting: "moe" "force_routing" also ["moe_force_load_balance", "moe_router_force_load_balancing"] [Bool] "false" "In runs of `exec`, tokens choose experts as `routing` says, whatever the router's scores are; these still weight the results of the chosen experts. Choices are the same in every step. `balanced` does what `debug.moe_force_load_balance` of torchtitan does" needs [EXPERTS];
     Imbalance: "moe" "imbalance" [Number(1.0, 1e4)] "(2)" "Choices of the most popular expert of a layer, relative to the mean" needs [SEEDED_ROUTING];
-    RoutingSeed: "moe" "routing_seed" [Integer(0, MAX_SEED)] "(0)" "Seed of the orders of experts" needs [SEEDED_ROUTING];
+    RoutingSeed: "moe" "routing_seed" [Integer(0, MAX_SEED)] "(0)" "Seed of the orders of experts, and of forced choices" needs [DRAWN_ROUTING];
 
     Policy: "fsdp" "policy" [Choice(PolicyKind::WORDS)] "\"native\"" "Engine to model: native (that of `shardlab exec`), fsdp2 (fully_shard of torch 2.11), megatron (megatron-fsdp 0.6.1), megatron_v2 (its experimental engine)";
     Variant: "fsdp" "variant" [Choice(Variant::WORDS)] "\"released\"" "Engine behind policy megatron_v2: released (megatron-fsdp 0.6.1), pr4435 (the prototype of Megatron-LM #4435, with a sliding drain of gradients and the allocator trace_pool)";

@@ -3,7 +3,7 @@
 use super::error::ScenarioError;
 use super::keys::{HARDWARE, Key};
 use super::merge::Document;
-use super::moe::moe;
+use super::moe::{forced, moe};
 use super::placements::strategies;
 use super::presets::{self, Filled};
 use super::setting::Setting;
@@ -34,10 +34,13 @@ fn resolve(d: &Document, preset: Option<&Filled>) -> Result<Scenario, ScenarioEr
     let (model, train) = model_and_train(d, preset)?;
     let mesh = mesh(d)?;
     let (fsdp, compile, precision) = (fsdp(d, &mesh, &model)?, compile(d), precision(d, &mesh));
+    let forced_routing = forced(d, &model)?;
+    let routed = (&model, forced_routing.as_ref());
     Ok(Scenario {
         name: d.name.clone(),
         about: d.about.clone(),
-        moe: moe(d, &model, &fsdp, &mesh, &compile, &precision)?,
+        moe: moe(d, routed, &fsdp, &mesh, &compile, &precision)?,
+        forced_routing,
         model,
         lora: lora(d),
         train,

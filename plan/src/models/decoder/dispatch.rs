@@ -97,7 +97,7 @@ enum Back {
 }
 
 /// Returns the number of the layer that a module belongs to.
-fn layer_number(b: &Builder<'_>, module: ModuleId) -> Option<u32> {
+pub(super) fn layer_number(b: &Builder<'_>, module: ModuleId) -> Option<u32> {
     let path = &b.tree.modules[module.index()].path;
     path.split('.').find_map(|part| part.parse().ok())
 }

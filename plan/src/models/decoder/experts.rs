@@ -7,7 +7,7 @@
 //! have some of the experts each, and exchange tokens (`dispatch.rs`).
 
 use super::attention::mlp_reads_norm;
-use super::dispatch::{Dispatch, Routed};
+use super::dispatch::{Dispatch, Routed, layer_number};
 use super::norm::Norm;
 use super::{names, normalized, scaled};
 use crate::config::{ExpertCode, Model, Router};
@@ -198,6 +198,8 @@ impl Experts {
 
     fn route(&self, b: &Builder<'_>) -> OpKind {
         let of = &b.s.model.options.experts;
+        let layer = layer_number(b, self.module);
+        let forced = b.s.forced_routing.as_ref();
         OpKind::Route(op::Route {
             k: of.top_k,
             sigmoid: of.router == Router::Sigmoid,
@@ -206,6 +208,7 @@ impl Experts {
             groups: of.router_groups,
             kept: of.router_group_top_k,
             bias: self.router_bias.is_some(),
+            forced: forced.map(|f| f.choice(of, layer)),
         })
     }
 
