@@ -115,7 +115,7 @@ pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
     if kind.value == 2 {
         let why = match (near, backend.map_or(0, |b| b.value)) {
             (false, _) => "across nodes, predicted as an all-to-all of every choice",
-            (true, 0) => "DeepEP, whose host reads the numbers of rows: predicted without that",
+            (true, 0) => "DeepEP reads numbers of tokens on the host: predicted without that",
             (true, _) => "HybridEP, predicted as a push of each token once per rank",
         };
         draft.approximates(kind.row, why);

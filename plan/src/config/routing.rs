@@ -1,4 +1,4 @@
-//! How popular experts are, for predictions: a router's choices are known only when it runs.
+//! Popularity of experts, for predictions: a router's choices are known only when it runs.
 
 use super::Experts;
 use crate::ir::ForcedChoice;

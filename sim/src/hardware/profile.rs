@@ -5,8 +5,7 @@ use crate::part::Part;
 use serde::Deserialize;
 use shardlab_plan::config::AttentionBackend;
 use shardlab_plan::ir::{
-    AttentionShape, CollectiveKind, DType, Documents, GemmKind, HostWorkKind, KernelClass,
-    ScaleMode,
+    AttentionShape, CollectiveKind, DType, GemmKind, HostWorkKind, KernelClass, ScaleMode,
 };
 use shardlab_plan::program::Program;
 use std::collections::BTreeMap;
@@ -571,17 +570,7 @@ impl AttentionRow {
     #[must_use]
     pub fn shape(&self, causal: bool) -> AttentionShape {
         let &Self(batch, heads, kv_heads, seq, head_dim, _) = self;
-        AttentionShape {
-            batch,
-            heads,
-            kv_heads,
-            seq,
-            memory: None,
-            head_dim,
-            causal,
-            window: None,
-            documents: Documents::NONE,
-        }
+        AttentionShape::new([batch, heads, kv_heads, seq, head_dim], causal)
     }
 }
 

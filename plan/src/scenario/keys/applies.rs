@@ -62,7 +62,7 @@ pub(super) const TRANSFORMERS: Need = Need {
     by: Key::Implementation,
     holds: |s| s.implementation() == Implementation::Transformers,
     words: "implementation transformers",
-    otherwise: "other code than that of transformers has one way to compute attention",
+    otherwise: "only the code of transformers has several attention implementations",
 };
 
 pub(super) const SOME_FROZEN: Need = Need {
