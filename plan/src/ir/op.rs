@@ -680,7 +680,7 @@ ops! {
     BatchedGemm;
     /// `x -> softmax(x)` over the last dimension.
     Softmax;
-    /// `d_y, y -> d_x` of [`Softmax`], from its result.
+    /// `d_y * y, y -> d_x` of [`Softmax`], from its result.
     SoftmaxGrad;
     /// `x -> y, kept`: zeroes elements by chance and scales the others; `kept` has a byte for each.
     Dropout {

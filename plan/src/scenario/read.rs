@@ -359,7 +359,10 @@ fn fsdp(d: &Document, mesh: &Mesh, model: &Model) -> Result<Fsdp, ScenarioError>
         cast_before_all_gather: d.setting(Key::CastBeforeAllGather),
         unify_comm_stream: d.setting(Key::UnifyCommStream),
         allocator: d.given(Key::Allocator).unwrap_or(defaults.allocator),
-        expandable_segments: d.setting(Key::ExpandableSegments),
+        // torchtitan's launcher sets it, Accelerate and the Trainer do not.
+        expandable_segments: d
+            .given(Key::ExpandableSegments)
+            .unwrap_or_else(|| d.given(Key::Implementation) != Some(Implementation::Transformers)),
         cublas_workspace_bytes: if engine.allocates_workspaces(&mesh.hardware) {
             d.given(Key::CublasWorkspaceBytes)
                 .map_or_else(|| cublas_workspace_default(&mesh.hardware), |b: Bytes| b.0)
