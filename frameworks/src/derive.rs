@@ -1,22 +1,28 @@
 //! What follows from several keys together: mesh, batch, engine, precision and model.
 
+mod architecture;
 mod engine;
 mod experts;
 mod mesh;
 mod precision;
 
+pub(crate) use architecture::{Activation, Positions};
+
 use crate::Options;
 use crate::adapters::Targets;
 use crate::convert::REFERENCE;
-use crate::draft::{Draft, Given};
+use crate::draft::{Draft, Given, NamedModel};
 use crate::error::ConfigError;
 use crate::model::{self, Model};
 use crate::reader::Reader;
 use crate::row::{Lack, Row, Setting, Status};
-use crate::table::{Fact, list, quoted};
+use crate::table::{Engine, Fact, list, quoted};
 
 /// Why options of transformers' own code are not used.
 const FUSED: &str = "models with fused kernels are predicted without dropout, with fused attention";
+
+/// Why the end of a schedule is not used.
+const SCHEDULE: &str = "the learning rate changes numbers, not time or memory";
 
 /// GPUs per node if nothing says otherwise.
 const PER_NODE: u64 = 8;
@@ -41,6 +47,14 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
             }
         }
     }
+    packed_length(draft)?;
+    if reader
+        .formats
+        .iter()
+        .any(|f| f.engine == Some(Engine::MegatronOptimizer))
+    {
+        architecture::decide(draft)?;
+    }
     experts::model(draft)?;
     let ranks = mesh::decide(draft, options)?;
     experts::dispatch(draft)?;
@@ -52,6 +66,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
         draft.set(given.row, "train.recompute", quoted("full"))?;
         draft.approximates(given.row, "no key says which operations are kept");
     }
+    recomputed_layers(draft)?;
     compilation(draft)?;
     reentrant(draft)?;
     adapters(draft)?;
@@ -76,6 +91,9 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
             draft.unset(key, Lack::Accuracy, FUSED);
         }
     }
+    if draft.value("train.lr_schedule") != Some("\"cosine\"") {
+        draft.unset("train.min_lr", Lack::Nothing, SCHEDULE);
+    }
     draft.share();
     for row in &mut draft.rows {
         if row.status == Status::Used && row.settings.is_empty() && row.why.is_none() {
@@ -87,6 +105,49 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
                 "has no effect in this job"
             };
             row.why = Some(why.to_owned());
+        }
+    }
+    Ok(())
+}
+
+/// Lets the length of packed sequences replace that of the data's sequences.
+///
+/// # Errors
+/// Another key that decides the same differently.
+fn packed_length(draft: &mut Draft) -> Result<(), ConfigError> {
+    let Some(given) = draft.fact(Fact::PackedLength) else {
+        return Ok(());
+    };
+    let why = "packed sequences are longer";
+    draft.unset("train.seq_len", Lack::Nothing, why);
+    draft.set(given.row, "train.seq_len", given.value.to_string())
+}
+
+/// Recomputes the first layers alone, as Megatron-LM's method `block` does.
+///
+/// # Errors
+/// Another key that decides the same differently.
+fn recomputed_layers(draft: &mut Draft) -> Result<(), ConfigError> {
+    let block = draft.fact(Fact::RecomputeBlock);
+    let layers = draft.fact(Fact::RecomputeLayers);
+    let whole = draft.value("train.recompute") == Some("\"full\"");
+    let Some(layers) = layers else {
+        if let Some(block) = block.filter(|_| whole) {
+            draft.none(block.row, Lack::Nothing, "as predicted");
+        }
+        return Ok(());
+    };
+    let rows = block.map(|b| b.row).into_iter().chain([layers.row]);
+    let on_block = block.is_some_and(|b| b.value == 1);
+    for row in rows {
+        match (whole, on_block, layers.value) {
+            (true, true, n) => draft.set(row, "train.recompute_layers", n.to_string())?,
+            (true, false, 1) => draft.none(row, Lack::Nothing, "as predicted"),
+            (true, false, _) => {
+                let why = "each block is predicted as recomputed on its own";
+                draft.none(row, Lack::Accuracy, why);
+            }
+            _ => draft.none(row, Lack::Nothing, "no block is recomputed as a whole"),
         }
     }
     Ok(())
@@ -218,7 +279,9 @@ fn pairs(draft: &mut Draft) -> Result<(), ConfigError> {
     let Some(given) = draft.fact(Fact::Pairs) else {
         return Ok(());
     };
-    if let Some(reference) = draft.fact(Fact::Reference) {
+    let reference = draft.fact(Fact::Reference);
+    let without = draft.fact(Fact::WithoutReference).is_some();
+    if let Some(reference) = reference.filter(|_| !without) {
         if draft.fact(Fact::Adapter).is_none_or(|a| a.value == 0) {
             draft.none(reference.row, Lack::Everything, REFERENCE);
             return Ok(());
@@ -302,6 +365,22 @@ fn batch(draft: &mut Draft, ranks: u64) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Sets the family of a model of torchtune whose builder takes the sizes.
+///
+/// # Errors
+/// A builder of another model.
+fn sized(draft: &mut Draft, named: &NamedModel) -> Result<(), ConfigError> {
+    let is = |family: &str| named.name.starts_with(family);
+    if !(is("llama") || is("mistral") || is("qwen2")) {
+        return Err(draft.error(named.row, model::absent(&named.name)));
+    }
+    draft.set(named.row, "model.family", quoted("llama"))?;
+    if is("qwen2") {
+        draft.set(named.row, "model.bias", quoted("qkv"))?;
+    }
+    Ok(())
+}
+
 /// Finds the model on this machine, or its shipped shapes.
 fn find_model(reader: &mut Reader, options: &Options) -> Result<(), ConfigError> {
     let draft = &mut reader.draft;
@@ -329,6 +408,9 @@ fn find_model(reader: &mut Reader, options: &Options) -> Result<(), ConfigError>
         return Ok(());
     }
     if let Some(named) = draft.model.clone() {
+        if draft.value("model.layers").is_some() {
+            return sized(draft, &named);
+        }
         let cache = options.cache.as_deref();
         let row = named.row;
         return match model::find(&named.name, &reader.model_folder, cache) {

@@ -3,7 +3,7 @@
 use crate::error::ConfigError;
 use crate::formats::{
     ACCELERATE, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, MEGATRON, MEGATRON_YAML, NEMO, TORCHTITAN,
-    TORCHTUNE, TRAINER,
+    TORCHTUNE, TRAINER, TRAINER_SCRIPT, arguments,
 };
 use crate::table::Format;
 use crate::tree::Node;
@@ -93,9 +93,12 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
     if let Some(logged) = logged(text) {
         return Ok((&TORCHTITAN, yaml::parse(file, &logged)?));
     }
-    let is_script = ends(".sh") || ends(".slurm") || ends(".sbatch") || text.starts_with("#!");
-    if is_script {
-        return Ok((&MEGATRON, shell::parse(file, text)?));
+    if is_script(file, text) {
+        let command = shell::parse(file, text)?;
+        return Ok(match arguments(&command) {
+            Some(arguments) => (&TRAINER_SCRIPT, arguments),
+            None => (&MEGATRON, command),
+        });
     }
     let root = if ends(".toml") {
         toml_file::parse(file, text)?
@@ -116,6 +119,13 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
                     .to_owned(),
         }),
     }
+}
+
+/// Returns whether a file is a shell script.
+pub(crate) fn is_script(file: &str, text: &str) -> bool {
+    let file = file.to_ascii_lowercase();
+    let ends = |ending: &&str| file.ends_with(ending);
+    [".sh", ".slurm", ".sbatch"].iter().any(ends) || text.starts_with("#!")
 }
 
 /// Returns the text of a file.
@@ -221,6 +231,11 @@ mod tests {
                 "a.sh",
                 "torchrun pretrain_gpt.py --num-layers 2",
                 "Megatron-LM",
+            ),
+            (
+                "a.sh",
+                "torchrun train.py --model_name_or_path x",
+                "the Hugging Face Trainer",
             ),
             (
                 "a.log",

@@ -7,6 +7,7 @@ mod fsdp;
 mod llama_factory;
 mod megatron;
 mod nemo;
+mod script;
 mod torchtitan;
 mod torchtune;
 mod trainer;
@@ -17,13 +18,14 @@ pub(crate) use deepspeed::DEEPSPEED;
 pub(crate) use llama_factory::LLAMA_FACTORY;
 pub(crate) use megatron::{MEGATRON, MEGATRON_YAML};
 pub(crate) use nemo::NEMO;
+pub(crate) use script::{TRAINER_SCRIPT, arguments};
 pub(crate) use torchtitan::TORCHTITAN;
 pub(crate) use torchtune::TORCHTUNE;
 pub(crate) use trainer::TRAINER;
 
 /// All formats.
 #[cfg(test)]
-pub(crate) const ALL: [&crate::table::Format; 9] = [
+pub(crate) const ALL: [&crate::table::Format; 10] = [
     &ACCELERATE,
     &AXOLOTL,
     &DEEPSPEED,
@@ -33,4 +35,5 @@ pub(crate) const ALL: [&crate::table::Format; 9] = [
     &TORCHTITAN,
     &TORCHTUNE,
     &TRAINER,
+    &TRAINER_SCRIPT,
 ];

@@ -38,6 +38,8 @@ pub struct JobError {
     pub variables: Vec<String>,
     /// What is wrong with the scenario.
     pub error: ScenarioError,
+    /// Whether the scenario that follows from the configuration lacks a key.
+    is_incomplete: bool,
 }
 
 impl Job {
@@ -160,6 +162,7 @@ impl Job {
                         place: row.and_then(|r| r.place.clone()),
                         key: row.map(|r| format!("{} = {}", r.key, r.value)),
                         variables,
+                        is_incomplete: from_text && error.kind() == ScenarioErrorKind::Missing,
                         error,
                     });
                 }
@@ -210,6 +213,13 @@ impl fmt::Display for JobError {
         }
         let error = &self.error;
         if self.key.is_none() && self.variables.is_empty() {
+            if self.is_incomplete {
+                let message = error.message();
+                return write!(
+                    f,
+                    "{message}; the configuration does not say it: add --set KEY=VALUE, or --model FOLDER for a model"
+                );
+            }
             return write!(f, "{error}");
         }
         write!(f, "{}", error.message())?;

@@ -31,6 +31,7 @@ pub mod emit;
 mod error;
 mod formats;
 mod gpus;
+mod interpolation;
 mod job;
 mod model;
 mod reader;

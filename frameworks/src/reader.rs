@@ -3,6 +3,7 @@
 use crate::detect;
 use crate::draft::Draft;
 use crate::error::{ConfigError, Place};
+use crate::interpolation;
 use crate::row::{Lack, Status, UNSET_VARIABLE};
 use crate::table::{Effect, Format, To, is_typo};
 use crate::tree::{Name, Node, Value};
@@ -132,10 +133,19 @@ impl Reader {
             at: name.at,
         };
         let row = self.draft.row(place, shown, node.to_string(), Status::Used);
-        let node = resolve(file.root, node);
+        let resolved = interpolation::resolve(file.root, shown, node);
+        let node = resolved.as_ref();
         let at =
             |message: String| ConfigError::at(file.shown, node.at, format!("{shown}: {message}"));
         let Some(to) = to else {
+            if name.text.starts_with('$') {
+                self.draft.none(row, Lack::Accuracy, UNSET_VARIABLE);
+                return Ok(());
+            }
+            if node.is_unset() {
+                self.draft.none(row, Lack::Nothing, "not set");
+                return Ok(());
+            }
             return self.unknown(format, name, path, row, file.shown);
         };
         if let To::Aside(why) = to {
@@ -190,7 +200,13 @@ impl Reader {
     ) -> Result<(), ConfigError> {
         let word = format.name_of(path);
         let known = format.siblings(path);
-        if let Some(meant) = known.iter().find(|k| is_typo(word, k)) {
+        // Not so names of classes, such as `_component_`.
+        if name.text.starts_with('_') && !name.text.ends_with('_') {
+            self.draft.none(row, Lack::Nothing, "a comment");
+            return Ok(());
+        }
+        let misspelled = known.iter().find(|k| is_typo(word, k));
+        if let Some(meant) = misspelled.filter(|_| !format.open) {
             let message = format!(
                 "`{}` is not a key of {}; did you mean `{meant}`?",
                 name.text, format.name
@@ -242,14 +258,6 @@ impl Reader {
         self.draft.rows[row].why = Some("read as well".to_owned());
         self.file(&path, Some(format))
     }
-}
-
-/// Returns the value that OmegaConf's `${path}` refers to.
-fn resolve<'n>(root: &'n Node, node: &'n Node) -> &'n Node {
-    let path = node
-        .text()
-        .and_then(|t| t.strip_prefix("${")?.strip_suffix('}'));
-    path.and_then(|path| root.get(path)).unwrap_or(node)
 }
 
 fn is_off(node: &Node) -> bool {

@@ -9,6 +9,7 @@ mod word;
 
 use crate::error::ConfigError;
 use crate::tree::{Name, Node, Value, plain};
+use crate::yaml;
 
 use shardlab_plan::scenario::Position;
 use std::collections::HashMap;
@@ -18,6 +19,8 @@ use word::{Line, Part, Word};
 const MOST_WORDS: usize = 20_000;
 /// Bytes of a variable at most: variables can repeat one another.
 const MOST_TEXT: usize = 100_000;
+/// Commands that have a script as an argument, within one another, at most.
+const MOST_DEPTH: usize = 8;
 
 /// A word after expansion.
 #[derive(Clone, Debug)]
@@ -33,6 +36,8 @@ struct Shell {
     branches: Vec<(bool, bool)>,
     /// Arguments of the last command that starts Python.
     arguments: Vec<Text>,
+    /// Scripts in the arguments of other commands that are being read.
+    depth: usize,
 }
 
 /// Reads the arguments that a script passes to Python, as a map of `--names`.
@@ -51,7 +56,10 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<Node, ConfigError> {
     if shell.arguments.is_empty() {
         return Err(ConfigError::File {
             file: file.to_owned(),
-            message: "no command with --arguments for Python is in this script".to_owned(),
+            message:
+                "this script has no command with --arguments that starts Python (python, torchrun, \
+                      accelerate launch, deepspeed)"
+                    .to_owned(),
         });
     }
     Ok(map(&shell.arguments))
@@ -142,15 +150,41 @@ impl Shell {
             .flat_map(|w| self.expand(w))
             .take(MOST_WORDS + 1)
             .collect();
+        if let Some(script) = script(&words) {
+            self.inner(&script);
+            return;
+        }
         let starts = |w: &Text| {
             let name = w.text.rsplit('/').next().unwrap_or_default();
-            matches!(name, "torchrun" | "python" | "python3") || name.ends_with(".py")
+            matches!(
+                name,
+                "torchrun" | "python" | "python3" | "accelerate" | "deepspeed"
+            ) || name.ends_with(".py")
         };
         let options = words.iter().filter(|w| w.text.starts_with("--")).count();
         if options > 0 && words.iter().any(starts) && words.first().is_none_or(|w| w.text != "echo")
         {
             self.arguments = words;
         }
+    }
+
+    /// Runs a script that is an argument of another command.
+    fn inner(&mut self, script: &Text) {
+        // What cannot be read starts nothing that is known here.
+        let Ok(lines) = lex::lines("", &script.text) else {
+            return;
+        };
+        if self.depth >= MOST_DEPTH {
+            return;
+        }
+        self.depth += 1;
+        for mut line in lines {
+            for word in &mut line.words {
+                word.at = script.at;
+            }
+            self.line(&line);
+        }
+        self.depth -= 1;
     }
 
     /// Evaluates conditions such as `[[ "$A" == x ]] || [ -z "$B" ]`. What cannot be evaluated, such
@@ -226,7 +260,11 @@ impl Shell {
 
     /// Evaluates arithmetic over integers and variables, from left to right.
     fn arithmetic(&self, text: &str) -> String {
-        let unknown = || format!("$(({text}))");
+        // One word, as the number would be.
+        let unknown = || {
+            let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
+            format!("$(({text}))")
+        };
         let mut result: Option<i64> = None;
         let mut operator = '*';
         for token in text.split_inclusive(['*', '/', '+', '-']) {
@@ -254,6 +292,23 @@ impl Shell {
         }
         result.map_or_else(unknown, |n| n.to_string())
     }
+}
+
+/// Returns the script that a command runs: what follows `eval`, or `-c` of a shell.
+fn script(words: &[Text]) -> Option<Text> {
+    if let [first, rest @ ..] = words
+        && first.text == "eval"
+    {
+        let texts: Vec<&str> = rest.iter().map(|w| w.text.as_str()).collect();
+        let (text, at) = (texts.join(" "), rest.first()?.at);
+        return Some(Text { text, at });
+    }
+    let is_shell = |w: &Text| matches!(w.text.rsplit('/').next(), Some("bash" | "sh"));
+    let after = &words[words.iter().position(is_shell)? + 1..];
+    let options = after.iter().take_while(|w| w.text.starts_with('-'));
+    let is_script = |w: &Text| w.text.ends_with('c') && !w.text.starts_with("--");
+    let at = options.clone().position(is_script)?;
+    after.get(at + 1).cloned()
 }
 
 fn test(words: &[String]) -> bool {
@@ -287,6 +342,7 @@ fn test(words: &[String]) -> bool {
 /// counts.
 fn map(words: &[Text]) -> Node {
     let mut entries: Vec<(Name, Node)> = Vec::new();
+    let mut unset: Vec<Text> = Vec::new();
     let mut words = words
         .iter()
         .skip_while(|w| !w.text.starts_with("--"))
@@ -300,7 +356,10 @@ fn map(words: &[Text]) -> Node {
             None => (name, None),
         };
         let mut values: Vec<Node> = inline
-            .map(|v| Node::new(word.at, plain(v)))
+            .map(|v| {
+                let text = v.to_owned();
+                scalar(&Text { text, at: word.at })
+            })
             .into_iter()
             .collect();
         while inline.is_none()
@@ -309,7 +368,12 @@ fn map(words: &[Text]) -> Node {
             if value.text.ends_with(".py") {
                 break;
             }
-            values.push(Node::new(value.at, plain(value.text.trim_matches('\''))));
+            // More options, of which the script does not say what they are.
+            if !values.is_empty() && is_variable(&value.text) {
+                unset.push(value.clone());
+                continue;
+            }
+            values.push(scalar(value));
         }
         let value = match values.len() {
             0 => Node::new(word.at, Value::Bool(true)),
@@ -323,10 +387,39 @@ fn map(words: &[Text]) -> Node {
         entries.retain(|(n, _)| n.text != name.text);
         entries.push((name, value));
     }
+    for Text { text, at } in unset {
+        let name = Name {
+            text: text.clone(),
+            at,
+        };
+        if entries.iter().all(|(n, _)| n.text != name.text) {
+            entries.push((name, Node::new(at, Value::Text(text))));
+        }
+    }
     let at = entries
         .first()
         .map_or(Position { line: 1, column: 1 }, |(n, _)| n.at);
     Node::new(at, Value::Map(entries))
+}
+
+/// Returns whether a word is a variable that the script does not set, and nothing else.
+fn is_variable(text: &str) -> bool {
+    let name = text.strip_prefix('$');
+    name.is_some_and(|n| n.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_'))
+}
+
+/// Reads a value: a scalar, or a map that is written as JSON.
+fn scalar(word: &Text) -> Node {
+    let text = word.text.trim_matches('\'');
+    let map = text.trim_start().starts_with('{');
+    let parsed = map.then(|| yaml::parse("", text).ok()).flatten();
+    match parsed {
+        Some(mut node) => {
+            node.move_to(word.at);
+            node
+        }
+        None => Node::new(word.at, plain(text)),
+    }
 }
 
 #[cfg(test)]

@@ -116,6 +116,34 @@ pub(crate) enum Fact {
     Pipeline,
     Context,
     Expert,
+    /// Activation of Megatron-LM's feed-forward layer, as an `Activation`.
+    Activation,
+    /// Position embedding of Megatron-LM, as a `Positions`.
+    Positions,
+    /// 1: Megatron-LM's linear layers have no biases.
+    NoBias,
+    /// 1: RMSNorm, 0: LayerNorm.
+    RmsNorm,
+    /// 1: weights of norms are kept as their distance from 1.
+    UnitOffset,
+    /// 1: latent attention.
+    Latent,
+    /// Dimensions of a head that latent attention does not rotate.
+    QkHead,
+    /// 1: queries share keys and values in groups.
+    GroupedQueries,
+    /// Size of the vocabulary before it is padded.
+    Vocab,
+    /// What the size of the vocabulary is a multiple of, on one tensor-parallel rank.
+    VocabMultiple,
+    /// 1: arguments name layers of several kinds.
+    OtherLayers,
+    /// 1: routers apply their softmax before they choose.
+    PreSoftmax,
+    /// 1: the first layers of each stage are recomputed, 0: groups of layers.
+    RecomputeBlock,
+    /// Layers that are recomputed, or that a recomputed group has.
+    RecomputeLayers,
     /// Experts of a layer.
     Experts,
     /// 0: routers have no load-balancing loss.
@@ -136,6 +164,12 @@ pub(crate) enum Fact {
     Reference,
     /// 1: what the reference says is computed before training.
     ReferenceInAdvance,
+    /// 1: the loss over pairs needs no reference.
+    WithoutReference,
+    /// Tokens of a packed sequence, which replace the length of the data's sequences.
+    PackedLength,
+    /// 1: one process runs, whatever the number of processes says.
+    OneProcess,
     /// Tokens per rank and micro-batch.
     MicroBatchTokens,
     /// Tokens per step over all ranks.
@@ -262,6 +296,8 @@ pub(crate) struct Format {
     pub(crate) accelerated: bool,
     /// Whether names are unique wherever they are, and `_` is the same as `-`.
     pub(crate) flat: bool,
+    /// Whether programs add keys of their own, so that one that is not known is no misspelled one.
+    pub(crate) open: bool,
     /// What the framework does if no key says otherwise.
     pub(crate) defaults: &'static [Fallback],
 }

@@ -1138,3 +1138,7 @@ fn recipes_with_scales_of_blocks_are_read() {
         assert_eq!(setting(&job, gather).is_some(), gathers, "{name}");
     }
 }
+
+mod megatron;
+mod recipes;
+mod scripts;

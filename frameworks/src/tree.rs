@@ -38,6 +38,30 @@ impl Node {
         Self { at, value }
     }
 
+    /// Returns whether another value is the same, wherever it is.
+    pub(crate) fn same_as(&self, other: &Self) -> bool {
+        let (mut a, mut b) = (self.clone(), other.clone());
+        let start = Position { line: 1, column: 1 };
+        a.move_to(start);
+        b.move_to(start);
+        a == b
+    }
+
+    /// Gives a value, and those in it, another place.
+    pub(crate) fn move_to(&mut self, at: Position) {
+        self.at = at;
+        match &mut self.value {
+            Value::List(items) => items.iter_mut().for_each(|node| node.move_to(at)),
+            Value::Map(entries) => {
+                for (name, node) in entries {
+                    name.at = at;
+                    node.move_to(at);
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// Returns the entries of a map, or none of anything else.
     pub(crate) fn entries(&self) -> &[(Name, Self)] {
         match &self.value {

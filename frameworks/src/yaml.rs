@@ -245,8 +245,11 @@ impl Reader<'_> {
                 None => return Err(ConfigError::at(file, node.at, "expected a name")),
                 Some(name) if name.text == MERGE => merge(file, merged, node)?,
                 Some(name) if contains(entries, &name) => {
-                    let message = format!("`{}` is given twice", name.text);
-                    return Err(ConfigError::at(file, name.at, message));
+                    let same = |(n, v): &(Name, Node)| n.text == name.text && v.same_as(&node);
+                    if !entries.iter().any(same) {
+                        let message = format!("`{}` is given twice, with another value", name.text);
+                        return Err(ConfigError::at(file, name.at, message));
+                    }
                 }
                 Some(name) => entries.push((name, node)),
             },
@@ -345,7 +348,13 @@ mod tests {
             error("a: 1\nb: !include c.yaml\n"),
             "a.yaml:2:4: the tag `!include` is not followed: insert the file's content instead"
         );
-        assert_eq!(error("a: 1\na: 2\n"), "a.yaml:2:1: `a` is given twice");
+        assert_eq!(
+            error("a: 1\na: 2\n"),
+            "a.yaml:2:1: `a` is given twice, with another value"
+        );
+        // PyYAML takes the last of several values; here, they are the same.
+        let root = parse("a.yaml", "a: [1, x]\nb: 2\na: [1, x]\n").unwrap();
+        assert_eq!(root.entries().len(), 2);
         assert!(
             error("a: [1\nb: 2").starts_with("a.yaml:"),
             "{}",

@@ -21,27 +21,96 @@ struct File {
 }
 
 #[derive(Deserialize)]
+#[serde(from = "Written")]
 struct Node {
     id: u64,
-    #[serde(default)]
     name: String,
-    /// Parent; called `parent` before schema 1.1.
-    #[serde(default, alias = "parent")]
     ctrl_deps: u64,
-    #[serde(default)]
     inputs: Ports,
-    #[serde(default)]
     outputs: Ports,
-    #[serde(default)]
     attrs: Vec<Attribute>,
 }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
+/// A node as it is written. Before schema 1.1, values, shapes and types of operands are lists next
+/// to one another, and so are the attributes (`ExecutionTraceObserver` of PyTorch up to 2.2).
+#[derive(Deserialize)]
+struct Written {
+    id: u64,
+    #[serde(default)]
+    name: String,
+    #[serde(default, alias = "parent")]
+    ctrl_deps: u64,
+    #[serde(default)]
+    inputs: Value,
+    #[serde(default)]
+    outputs: Value,
+    #[serde(default)]
+    attrs: Vec<Attribute>,
+    #[serde(default)]
+    input_shapes: Value,
+    #[serde(default)]
+    input_types: Value,
+    #[serde(default)]
+    output_shapes: Value,
+    #[serde(default)]
+    output_types: Value,
+    seq_id: Option<i64>,
+    scope: Option<i64>,
+    tid: Option<i64>,
+    fw_tid: Option<i64>,
+}
+
+impl From<Written> for Node {
+    fn from(written: Written) -> Self {
+        let attributes = [
+            ("seq_id", written.seq_id),
+            ("scope", written.scope),
+            ("tid", written.tid),
+            ("fw_tid", written.fw_tid),
+        ];
+        let mut attrs = written.attrs;
+        for (name, value) in attributes {
+            attrs.extend(value.map(|value| Attribute {
+                name: name.to_owned(),
+                value: value.into(),
+            }));
+        }
+        Self {
+            id: written.id,
+            name: written.name,
+            ctrl_deps: written.ctrl_deps,
+            inputs: Ports::of(written.inputs, written.input_shapes, written.input_types),
+            outputs: Ports::of(written.outputs, written.output_shapes, written.output_types),
+            attrs,
+        }
+    }
+}
+
 struct Ports {
     values: Value,
     shapes: Value,
     types: Value,
+}
+
+impl Ports {
+    /// Returns operands of one object, or of three lists.
+    fn of(mut values: Value, shapes: Value, types: Value) -> Self {
+        match values.as_object_mut() {
+            Some(of) => {
+                let mut take = |name| of.remove(name).unwrap_or_default();
+                Self {
+                    values: take("values"),
+                    shapes: take("shapes"),
+                    types: take("types"),
+                }
+            }
+            None => Self {
+                values,
+                shapes,
+                types,
+            },
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -70,12 +139,7 @@ const STEP: i64 = 1000;
 /// Fails if the file is not an execution trace, or has no operators.
 pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
     let file: File = serde_json::from_reader(std::io::BufReader::with_capacity(1 << 20, from))
-        .map_err(|e| {
-            ImportError::invalid(
-                path,
-                format!("line {}, column {}: {e}", e.line(), e.column()),
-            )
-        })?;
+        .map_err(|e| ImportError::invalid(path, e.to_string()))?;
     let mut nodes = file.nodes;
     // Nodes are listed in the order of their ends; ids count their starts.
     nodes.sort_by_key(|n| n.id);
@@ -297,4 +361,47 @@ fn concrete(values: &str) -> String {
         _ => Value::from(""),
     };
     Value::Array(list.iter().map(plain).collect()).to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// PyTorch 2.0 writes schema 1.0.1: operands as lists next to one another.
+    #[test]
+    fn operands_of_both_schemas_are_read() {
+        let new = r#"{"schema": "1.1.1-chakra.0.0.4", "nodes": [{"id": 5, "name": "aten::mm", "ctrl_deps": 4,
+            "inputs": {"values": [[1,2,0,8,4,"cuda:0"], 3, true], "shapes": [[2,4],[],[]], "types": ["Tensor(float)","Int","Bool"]},
+            "outputs": {"values": [], "shapes": [[2,4]], "types": ["Tensor(float)"]},
+            "attrs": [{"name": "tid", "type": "uint64", "value": 7}, {"name": "seq_id", "type": "int64", "value": 3}]}]}"#;
+        let old = r#"{"schema": "1.0.1", "pid": 1, "nodes": [{"name": "aten::mm", "id": 5, "rf_id": 3, "parent": 4,
+            "fw_parent": 0, "seq_id": 3, "scope": 0, "tid": 7, "fw_tid": 0, "op_schema": "",
+            "inputs": [[1,2,0,8,4,"cuda:0"], 3, true], "input_shapes": [[2,4],[],[]], "input_types": ["Tensor(float)","Int","Bool"],
+            "outputs": [], "output_shapes": [[2,4]], "output_types": ["Tensor(float)"]}]}"#;
+        let of = |text: &str| {
+            let trace = read(text.as_bytes(), Path::new("a.json")).unwrap();
+            let texts: Vec<String> = [
+                trace.inputs[0].dims,
+                trace.inputs[0].types,
+                trace.inputs[0].concrete,
+            ]
+            .into_iter()
+            .map(|id| trace.name(id).to_owned())
+            .collect();
+            (
+                texts,
+                trace.threads,
+                trace.host[0].sequence,
+                trace.device.len(),
+            )
+        };
+        assert_eq!(of(new), of(old));
+        assert_eq!(of(old).0[0], "[[2,4],[],[]]");
+    }
+
+    #[test]
+    fn a_broken_file_says_where_once() {
+        let error = read(&b"{\"schema\": 1}"[..], Path::new("a.json")).unwrap_err();
+        assert_eq!(error.to_string().matches("line 1").count(), 1, "{error}");
+    }
 }

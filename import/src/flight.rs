@@ -113,12 +113,8 @@ pub fn read(mut from: impl Read, path: &Path, rank: u32) -> Result<FlightRecord,
     let value = if bytes.first() == Some(&0x80) {
         pickle::read(&bytes).map_err(|e| ImportError::invalid(path, e.to_string()))?
     } else {
-        let json: serde_json::Value = serde_json::from_slice(&bytes).map_err(|e| {
-            ImportError::invalid(
-                path,
-                format!("line {}, column {}: {e}", e.line(), e.column()),
-            )
-        })?;
+        let json: serde_json::Value = serde_json::from_slice(&bytes)
+            .map_err(|e| ImportError::invalid(path, e.to_string()))?;
         Value::from_json(&json)
     };
     let Some(entries) = value.get("entries") else {

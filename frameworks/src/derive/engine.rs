@@ -16,6 +16,7 @@ pub(super) enum Kind {
 
 const FSDP1: &str = "FSDP1's schedule is predicted as that of FSDP2";
 const UNSHARDED: &str = "offload is modeled for parameters sharded over at least two ranks only";
+const ONLY_ZERO3: &str = "offload is modeled with ZeRO-3 only (stage 3); without the option, `fit` predicts the job with this state on the GPU";
 const ENDS: &str = "Accelerate shards the embedding and the output layer apart from the blocks";
 const NO_SYNC: &str = "Accelerate accumulates under no_sync";
 const ZERO: &str = "ZeRO's schedule is predicted as shardlab's own";
@@ -240,6 +241,9 @@ fn deepspeed(draft: &mut Draft, row: usize) -> Result<(), ConfigError> {
         (Fact::OffloadOptimizer, &["grads", "optimizer"][..]),
     ] {
         match draft.fact(fact).filter(|f| f.value == 1) {
+            Some(given) if strategy != "optim_grads_params" => {
+                draft.none(given.row, Lack::Everything, ONLY_ZERO3);
+            }
             Some(given) if !sharded => draft.none(given.row, Lack::Everything, UNSHARDED),
             Some(_) => offload.extend_from_slice(states),
             None => {}

@@ -1,6 +1,7 @@
 //! Decides the experts of a model that arguments describe, and how tokens reach them.
 
 use super::PER_NODE;
+use super::architecture::REPLACED;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::Lack;
@@ -8,6 +9,9 @@ use crate::table::{CAPACITY, FORCED, Fact, quoted};
 use shardlab_plan::scenario;
 
 const FAMILY: &str = "model.family";
+const ROUTER: &str = "model.router";
+/// Families that experts can replace the feed-forward layers of.
+const FAMILIES: [&str; 2] = ["llama", "decoder"];
 
 /// Keys of `[model]` that only experts have.
 const KEYS: [&str; 14] = [
@@ -40,15 +44,30 @@ pub(super) fn model(draft: &mut Draft) -> Result<(), ConfigError> {
         }
         return Ok(());
     };
-    if draft.value(FAMILY) != Some(&quoted("llama")) {
+    if draft.value("model.preset").is_some() {
+        draft.none(given.row, Lack::Nothing, REPLACED);
+        return Ok(());
+    }
+    if !FAMILIES
+        .iter()
+        .any(|f| draft.value(FAMILY) == Some(&quoted(f)))
+    {
         let why = "experts without gates are not modeled: add --swiglu";
         draft.none(given.row, Lack::Everything, why);
         return Ok(());
     }
     draft.replace(FAMILY, &quoted("moe"));
+    if let Some(before) = draft.fact(Fact::PreSoftmax) {
+        if draft.value(ROUTER).is_none() {
+            draft.set(before.row, ROUTER, quoted("softmax_topk"))?;
+            draft.set(before.row, "model.normalize_top_k", "false".to_owned())?;
+        } else {
+            draft.none(before.row, Lack::Nothing, "scores are sigmoids");
+        }
+    }
     draft.set(given.row, "model.experts", given.value.to_string())?;
     draft.assume(
-        "model.router",
+        ROUTER,
         quoted("topk_softmax"),
         "without --moe-router-pre-softmax",
     );

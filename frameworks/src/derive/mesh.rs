@@ -150,6 +150,7 @@ fn world(draft: &mut Draft, options: &Options) -> Result<Option<u64>, ConfigErro
             row: per_node.row,
         })
     });
+    let processes = one_process(draft).or(processes);
     let asked = options.gpus.as_ref().and_then(|g| g.count);
     if let (Some(asked), Some(given)) = (asked, processes)
         && asked != given.value
@@ -163,6 +164,17 @@ fn world(draft: &mut Draft, options: &Options) -> Result<Option<u64>, ConfigErro
         return Err(draft.error(zero.row, "expected at least 1 process".to_owned()));
     }
     Ok(asked.or(processes.map(|p| p.value)))
+}
+
+/// Returns the process of a job that Accelerate does not distribute (`distributed_type: NO`): it
+/// starts one, whatever the number of processes is.
+fn one_process(draft: &mut Draft) -> Option<Given<u64>> {
+    let given = draft.fact(Fact::OneProcess)?;
+    if let Some(processes) = draft.fact(Fact::Processes).filter(|p| p.value > 1) {
+        let why = "one process is started without distribution";
+        draft.none(processes.row, Lack::Nothing, why);
+    }
+    Some(given)
 }
 
 /// Returns the number of ranks that hold parts of the same layers, and marks what is not modeled.

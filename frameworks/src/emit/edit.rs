@@ -8,11 +8,13 @@ use shardlab_plan::scenario::Position;
 use std::path::{Path, PathBuf};
 
 /// Arguments of a trainer next to which others are added.
-const NEAR: [&str; 4] = [
+const NEAR: [&str; 6] = [
     "micro-batch-size",
     "num-layers",
     "hidden-size",
     "seq-length",
+    "per_device_train_batch_size",
+    "model_name_or_path",
 ];
 
 /// How a file is written.
@@ -42,9 +44,10 @@ impl Document {
         text: String,
         format: &'static Format,
     ) -> Result<Self, ConfigError> {
-        let (_, root) = detect::parse(&path.display().to_string(), &text)?;
+        let shown = path.display().to_string();
+        let (_, root) = detect::parse(&shown, &text)?;
         let ends = |ending: &str| path.extension().is_some_and(|e| e == ending);
-        let is_script = format.flat && !ends("yaml") && !ends("yml");
+        let is_script = detect::is_script(&shown, &text);
         let syntax = if ends("toml") {
             Syntax::Toml
         } else if is_script {

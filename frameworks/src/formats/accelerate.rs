@@ -10,6 +10,7 @@ use crate::table::{
     Dtype, Effect, Engine, Fact, Float8Scaling, Format, Key, Table, To, fact, integer, key, lost,
     number, with,
 };
+use crate::tree::Node;
 
 pub(crate) static ACCELERATE: Format = Format {
     name: "Accelerate",
@@ -107,6 +108,7 @@ pub(crate) static ACCELERATE: Format = Format {
     engine: Some(Engine::Ddp),
     accelerated: true,
     flat: false,
+    open: false,
     defaults: &[fsdp::TORCH_SEGMENTS],
 };
 
@@ -118,7 +120,7 @@ const KEYS: &[Key] = &[
             "MULTI_GPU" => Effect::Engine(Engine::Ddp),
             "NO" => Effect::All(vec![
                 Effect::Engine(Engine::Ddp),
-                Effect::Fact(Fact::Processes, 1),
+                Effect::Fact(Fact::OneProcess, 1),
             ]),
             "MEGATRON_LM" => {
                 Effect::Decisive("Megatron-LM under Accelerate is not read: give its own arguments")
@@ -126,16 +128,7 @@ const KEYS: &[Key] = &[
             _ => Effect::Decisive("not a program that shards on NVIDIA GPUs"),
         })
     }),
-    with("mixed_precision", |node| {
-        Ok(match node.full().as_str() {
-            "no" | "false" => Effect::Mixed(Dtype::F32),
-            "fp8" => Effect::All(vec![
-                Effect::Mixed(Dtype::Bf16),
-                Effect::Fact(Fact::Float8, 1),
-            ]),
-            _ => Effect::Mixed(Dtype::of(node)?),
-        })
-    }),
+    with("mixed_precision", mixed_precision),
     fact("num_processes", Fact::Processes),
     fact("num_machines", Fact::Nodes),
     integer("gradient_accumulation_steps", "train.grad_accum"),
@@ -145,6 +138,18 @@ const KEYS: &[Key] = &[
     ),
     lost("use_cpu", "GPUs are predicted"),
 ];
+
+/// Reads the type of computation.
+pub(super) fn mixed_precision(node: &Node) -> Result<Effect, String> {
+    Ok(match node.full().as_str() {
+        "no" | "false" => Effect::Mixed(Dtype::F32),
+        "fp8" => Effect::All(vec![
+            Effect::Mixed(Dtype::Bf16),
+            Effect::Fact(Fact::Float8, 1),
+        ]),
+        _ => Effect::Mixed(Dtype::of(node)?),
+    })
+}
 
 const ASIDES: &[(&str, &[&str])] = &[
     (
@@ -180,7 +185,7 @@ const ASIDES: &[(&str, &[&str])] = &[
 ];
 
 /// Accelerate's own options of DeepSpeed.
-const PLUGIN: &[Key] = &[
+pub(super) const PLUGIN: &[Key] = &[
     fact("zero_stage", Fact::ZeroStage),
     with("offload_optimizer_device", |node| {
         Ok(super::deepspeed::device(node, Fact::OffloadOptimizer))

@@ -104,6 +104,7 @@ pub(super) static FSDP: Format = Format {
     engine: None,
     accelerated: true,
     flat: false,
+    open: false,
     defaults: &[TORCH_SEGMENTS],
 };
 

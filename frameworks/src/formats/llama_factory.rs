@@ -2,13 +2,13 @@
 
 use super::{fsdp, trainer};
 use crate::convert::{
-    ADAPTER, DATA, EVALUATION, LOGGING, NF4, PREFERENCES, QUANTIZED, SAVING, VALUES, attention,
-    decomposed, double_quantization, float8, float8_gather, float8_library, full_recompute,
-    liger_kernels, rank_stabilized, reentrant, set, targets,
+    ADAPTER, DATA, EVALUATION, KERNELS, LOGGING, NF4, PREFERENCES, QUANTIZED, REFERENCE, SAVING,
+    VALUES, attention, decomposed, double_quantization, float8, float8_gather, float8_library,
+    full_recompute, liger_kernels, rank_stabilized, reentrant, set, targets,
 };
 use crate::table::{
-    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, integer, lost, number,
-    with,
+    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, fact, integer, lost,
+    number, with,
 };
 
 pub(crate) static LLAMA_FACTORY: Format = Format {
@@ -25,6 +25,7 @@ pub(crate) static LLAMA_FACTORY: Format = Format {
     engine: Some(Engine::Ddp),
     accelerated: true,
     flat: false,
+    open: false,
     defaults: DEFAULTS,
 };
 
@@ -43,6 +44,11 @@ const KEYS: &[Key] = &[
     with("stage", |node| {
         Ok(match node.text() {
             Some("sft" | "pt") => Effect::Aside("as predicted"),
+            // `pref_loss` says whether there is a reference.
+            Some("dpo") => Effect::All(vec![
+                Effect::Fact(Fact::Pairs, 1),
+                Effect::Fact(Fact::Reference, 1),
+            ]),
             _ => Effect::Decisive(PREFERENCES),
         })
     }),
@@ -81,18 +87,44 @@ const KEYS: &[Key] = &[
         })
     }),
     with("double_quantization", double_quantization),
+    lost(
+        "pissa_init",
+        "adapters are predicted with the frozen weights as they are",
+    ),
+    decisive("use_hyper_parallel", "HyperParallel is not modeled"),
+    lost("shift_attn", KERNELS),
+    lost(
+        "upcast_lmhead_output",
+        "logits are predicted in the type of computation",
+    ),
+    lost("use_v1_kernels", "kernels are predicted as PyTorch's"),
     with("quantization_method", |node| {
         Ok(match node.text() {
             Some("bnb" | "bitsandbytes") => Effect::Aside("as predicted"),
             _ => Effect::Decisive(QUANTIZED),
         })
     }),
+    with("pref_loss", |node| {
+        Ok(match node.text() {
+            Some("orpo" | "simpo") => Effect::Fact(Fact::WithoutReference, 1),
+            _ => Effect::Aside("losses over pairs, with a reference"),
+        })
+    }),
+    decisive("ref_model", REFERENCE),
+    decisive("reward_model", PREFERENCES),
+    decisive("predict_with_generate", GENERATION),
+    fact("tensor_model_parallel_size", Fact::Tensor),
+    fact("pipeline_model_parallel_size", Fact::Pipeline),
+    fact("context_parallel_size", Fact::Context),
+    fact("expert_model_parallel_size", Fact::Expert),
+    decisive("recompute_granularity", MEGATRON_CORE),
+    decisive("use_distributed_optimizer", MEGATRON_CORE),
     decisive("mixture_of_depths", "mixture of depths is not modeled"),
     decisive(
         "use_llama_pro",
         "frozen layers: name them with --set fsdp.frozen",
     ),
-    decisive("use_mca", "Megatron-Core under LLaMA-Factory is not read"),
+    decisive("use_mca", MEGATRON_CORE),
     decisive(
         "use_megatron_bridge",
         "Megatron-Bridge under LLaMA-Factory is not read",
@@ -128,10 +160,26 @@ const KEYS: &[Key] = &[
     ),
 ];
 
+const GENERATION: &str = "this job generates texts and trains nothing";
+const MEGATRON_CORE: &str = "Megatron-Core under LLaMA-Factory is not read";
+
 const ASIDES: &[(&str, &[&str])] = &[
     (
         DATA,
         &[
+            "preserve_thinking",
+            "image_min_pixels",
+            "image_do_pan_and_scan",
+            "crop_to_patches",
+            "video_min_pixels",
+            "video_fps",
+            "video_maxlen",
+            "use_audio_in_video",
+            "audio_sampling_rate",
+            "add_tokens",
+            "add_special_tokens",
+            "new_special_tokens_config",
+            "init_special_tokens",
             "dataset",
             "eval_dataset",
             "dataset_dir",
@@ -170,6 +218,12 @@ const ASIDES: &[(&str, &[&str])] = &[
             "new_special_tokens",
             "low_cpu_mem_usage",
             "hf_hub_token",
+            "ms_hub_token",
+            "om_hub_token",
+            "create_new_adapter",
+            "pissa_iter",
+            "pissa_convert",
+            "offload_folder",
             "export_dir",
             "train_from_scratch",
         ],
@@ -182,6 +236,16 @@ const ASIDES: &[(&str, &[&str])] = &[
             "use_swanlab",
             "swanlab_project",
             "swanlab_run_name",
+            "swanlab_workspace",
+            "swanlab_mode",
+            "swanlab_api_key",
+            "swanlab_logdir",
+            "swanlab_lark_webhook_url",
+            "swanlab_lark_secret",
+            "ray_storage_path",
+            "ray_init_kwargs",
+            "resources_per_worker",
+            "placement_strategy",
             "print_param_status",
             "ray_run_name",
             "ray_num_workers",
@@ -202,6 +266,16 @@ const ASIDES: &[(&str, &[&str])] = &[
         VALUES,
         &[
             "rope_scaling",
+            "loraplus_lr_ratio",
+            "loraplus_lr_embedding",
+            "pref_beta",
+            "pref_ftx",
+            "pref_bco_weight",
+            "dpo_label_smoothing",
+            "kto_chosen_weight",
+            "kto_rejected_weight",
+            "simpo_gamma",
+            "ld_alpha",
             "moe_aux_loss_coef",
             "use_dft_loss",
             "use_asft_loss",

@@ -5,6 +5,7 @@ use crate::convert::{
     float8_gather, float8_recipe, float8_transposes, forced_routing, if_true, mixed_bf16,
     mixed_f16, set,
 };
+use crate::derive::{Activation, Positions};
 use crate::table::{
     CAPACITY, Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, choice, fact, integer,
     key, lost, number, with,
@@ -55,6 +56,21 @@ fn expert_layers(node: &Node) -> Result<Effect, String> {
     })
 }
 
+/// Why a name of an option has no effect.
+const HSDP: &str = "the outer sharding strategy decides";
+
+const fn positions(positions: Positions) -> Effect {
+    Effect::Fact(Fact::Positions, positions as u64)
+}
+
+/// Notes that layers differ in kind.
+fn other_layers(node: &Node) -> Result<Effect, String> {
+    Ok(match node.value {
+        crate::tree::Value::Bool(false) => Effect::Aside("off"),
+        _ => Effect::Fact(Fact::OtherLayers, 1),
+    })
+}
+
 /// Reads Transformer Engine's formats, which turn 8 bits on.
 fn float8_on(node: &Node) -> Result<Effect, String> {
     let on = Effect::Fact(Fact::Float8, 1);
@@ -71,6 +87,7 @@ const FORMAT: Format = Format {
     engine: Some(Engine::MegatronOptimizer),
     accelerated: false,
     flat: true,
+    open: false,
     defaults: DEFAULTS,
 };
 
@@ -88,11 +105,6 @@ const DEFAULTS: &[Fallback] = &[
         why: "Megatron's default",
     },
     Fallback {
-        key: "model.family",
-        value: "\"gpt2\"",
-        why: "without --swiglu",
-    },
-    Fallback {
         key: "fsdp.expandable_segments",
         value: "false",
         why: "PyTorch's default",
@@ -107,11 +119,94 @@ const KEYS: &[Key] = &[
     integer("num-query-groups", "model.kv_heads"),
     integer("kv-channels", "model.head_dim"),
     integer("max-position-embeddings", "model.max_seq_len"),
-    integer("vocab-size", "model.vocab"),
+    fact("vocab-size", Fact::Vocab),
+    fact("make-vocab-size-divisible-by", Fact::VocabMultiple),
     integer("padded-vocab-size", "model.vocab"),
     number("rotary-base", "model.rope_theta"),
     number("norm-epsilon", "model.norm_eps"),
-    with("swiglu", |node| if_true(node, set("model.family", "llama"))),
+    with("swiglu", |node| {
+        if_true(
+            node,
+            Effect::Fact(Fact::Activation, Activation::Swiglu as u64),
+        )
+    }),
+    with("squared-relu", |node| {
+        if_true(
+            node,
+            Effect::Fact(Fact::Activation, Activation::SquaredRelu as u64),
+        )
+    }),
+    with("quick-geglu", |node| {
+        if_true(
+            node,
+            Effect::Fact(Fact::Activation, Activation::QuickGeglu as u64),
+        )
+    }),
+    with("openai-gelu", |node| {
+        if_true(
+            node,
+            Effect::Fact(Fact::Activation, Activation::Gelu as u64),
+        )
+    }),
+    choice("position-embedding-type", |node| {
+        Ok(match node.text() {
+            Some("rope" | "yarn" | "mrope") => positions(Positions::Rotary),
+            Some("none") => positions(Positions::None),
+            Some("learned_absolute") => positions(Positions::Learned),
+            _ => Effect::Lost("these positions are predicted as learned ones"),
+        })
+    }),
+    with("use-rotary-position-embeddings", |node| {
+        if_true(node, positions(Positions::Rotary))
+    }),
+    with("use-llama2-rotary-position-embeddings", |node| {
+        if_true(node, positions(Positions::Rotary))
+    }),
+    with("no-position-embedding", |node| {
+        Ok(if node.truth()? {
+            Effect::Aside("rotary embeddings need no table")
+        } else {
+            Effect::Aside("off")
+        })
+    }),
+    with("disable-bias-linear", |node| {
+        if_true(node, Effect::Fact(Fact::NoBias, 1))
+    }),
+    with("normalization", |node| {
+        let rms = node.full() == "RMSNorm";
+        Ok(Effect::Fact(Fact::RmsNorm, rms.into()))
+    }),
+    with("apply-layernorm-1p", |node| {
+        if_true(node, Effect::Fact(Fact::UnitOffset, 1))
+    }),
+    with("group-query-attention", |node| {
+        Ok(Effect::Fact(Fact::GroupedQueries, node.truth()?.into()))
+    }),
+    number("rotary-percent", "model.partial_rotary_factor"),
+    with("multi-latent-attention", |node| {
+        if_true(node, Effect::Fact(Fact::Latent, 1))
+    }),
+    integer("kv-lora-rank", "model.kv_lora_rank"),
+    integer("q-lora-rank", "model.q_lora_rank"),
+    fact("qk-head-dim", Fact::QkHead),
+    integer("qk-pos-emb-head-dim", "model.qk_rope_head_dim"),
+    integer("v-head-dim", "model.v_head_dim"),
+    with("hybrid-layer-pattern", other_layers),
+    with("hybrid-override-pattern", other_layers),
+    with("is-hybrid-model", other_layers),
+    with("heterogeneous-layers-config-path", other_layers),
+    with("heterogeneous-layers-config-encoded-json", other_layers),
+    with("linear-attention-freq", other_layers),
+    with("encoder-num-layers", other_layers),
+    lost(
+        "mtp-num-layers",
+        "layers that predict later tokens are not predicted",
+    ),
+    lost(
+        "window-attn-skip-freq",
+        "attention is predicted over all positions",
+    ),
+    lost("enable-full-sharding-in-hsdp", HSDP),
     with("untie-embeddings-and-output-weights", |node| {
         if_true(
             node,
@@ -169,13 +264,7 @@ const KEYS: &[Key] = &[
         })
     }),
     with("moe-router-pre-softmax", |node| {
-        if_true(
-            node,
-            Effect::All(vec![
-                set("model.router", "softmax_topk"),
-                Effect::Set("model.normalize_top_k", "false".to_owned()),
-            ]),
-        )
+        if_true(node, Effect::Fact(Fact::PreSoftmax, 1))
     }),
     integer("moe-router-num-groups", "model.router_groups"),
     integer("moe-router-group-topk", "model.router_group_top_k"),
@@ -346,10 +435,11 @@ const KEYS: &[Key] = &[
         "recompute-activations",
         "recomputation of attention's core alone is not modeled",
     ),
-    lost(
-        "recompute-num-layers",
-        "all blocks are predicted as recomputed",
-    ),
+    fact("recompute-num-layers", Fact::RecomputeLayers),
+    with("recompute-method", |node| {
+        let block = node.full() == "block";
+        Ok(Effect::Fact(Fact::RecomputeBlock, block.into()))
+    }),
     lost(
         "recompute-modules",
         "recomputation of parts of a block is not modeled",
@@ -430,6 +520,25 @@ const ASIDES: &[(&str, &[&str])] = &[
             "tee",
             "redirects",
             "local-ranks-filter",
+            "distributed-timeout-seconds-after-init",
+            "nccl-communicator-config-path",
+            "use-gloo-process-groups",
+            "disable-gloo-process-groups",
+            "enable-ft-package",
+            "inprocess-restart",
+            "enable-experimental",
+            "no-async-grad-allreduce",
+            "standalone",
+            "max-restarts",
+            "role",
+            "use-tp-pp-dp-mapping",
+            "use-cpu-initialization",
+            "te-rng-tracker",
+            "no-overlap-p2p-communication",
+            "overlap-param-gather-with-optimizer-step",
+            "align-grad-reduce",
+            "no-align-param-gather",
+            "high-priority-stream-groups",
         ],
     ),
     (
@@ -441,12 +550,37 @@ const ASIDES: &[(&str, &[&str])] = &[
             "train-iters",
             "train-samples",
             "tokenizer-type",
+            "train-data-path",
+            "valid-data-path",
+            "test-data-path",
+            "data-args-path",
+            "per-split-data-args-path",
+            "dataset",
+            "patch-tokenizer-type",
+            "max-padding-length",
+            "extra-vocab-size",
+            "num-dataset-builder-threads",
+            "dataloader-fast-cache-load",
+            "dataloader-defer-npy-index-mmap",
+            "tokenizer-metadata",
+            "tokenizer-special-tokens",
+            "tokenizer-hf-include-special-tokens",
+            "epochs",
+            "keep-last",
+            "train-data",
+            "valid-data",
+            "fim-data",
+            "sft",
+            "sft-tokenizer-prompt-format",
+            "legacy-tokenizer",
+            "trust-remote-code",
+            "phase-transition-iterations",
+            "skip-train",
             "tokenizer-model",
             "vocab-file",
             "merge-file",
             "tiktoken-pattern",
             "data-cache-path",
-            "make-vocab-size-divisible-by",
             "reset-position-ids",
             "reset-attention-mask",
             "eod-mask-loss",
@@ -473,6 +607,29 @@ const ASIDES: &[(&str, &[&str])] = &[
             "async-save",
             "finetune",
             "use-checkpoint-args",
+            "dist-ckpt-format",
+            "ckpt-fully-parallel-save",
+            "ckpt-fully-parallel-load",
+            "no-ckpt-fully-parallel-save",
+            "ckpt-assume-constant-structure",
+            "ckpt-convert-format",
+            "ckpt-convert-save",
+            "ckpt-convert-update-legacy-dist-opt-format",
+            "exit-on-missing-checkpoint",
+            "pretrained-checkpoint",
+            "override-opt-param-scheduler",
+            "override-opt_param-scheduler",
+            "use-checkpoint-opt_param-scheduler",
+            "persistent-save-interval",
+            "non-persistent-save-interval",
+            "non-persistent-ckpt-type",
+            "dist-ckpt-workers",
+            "dist-ckpt-optim-fully-reshardable",
+            "no-use-tokenizer-model-from-checkpoint-args",
+            "use-persistent-ckpt-worker",
+            "ckpt-step",
+            "save-retain-interval",
+            "log-progress-interval",
         ],
     ),
     (EVALUATION, &["eval-iters", "eval-interval"]),
@@ -514,6 +671,35 @@ const ASIDES: &[(&str, &[&str])] = &[
             "profile-ranks",
             "record-memory-history",
             "timing-log-level",
+            "timing-log-option",
+            "log-batch-size-to-tensorboard",
+            "log-validation-ppl-to-tensorboard",
+            "tensorboard-queue-size",
+            "tensorboard-log-interval",
+            "log-num-zeros-in-grad",
+            "log-loss-scale-to-tensorboard",
+            "log-world-size-to-tensorboard",
+            "log-learning-rate-to-tensorboard",
+            "no-log-loss-scale-to-tensorboard",
+            "no-log-learning-rate-to-tensorboard",
+            "log-straggler",
+            "disable-straggler-on-startup",
+            "straggler-ctrlr-port",
+            "straggler-minmax-count",
+            "log-energy",
+            "wandb-entity",
+            "wandb-mode",
+            "moe-per-layer-logging",
+            "use-pytorch-profiler",
+            "memory-snapshot-path",
+            "barrier-with-L1-time",
+            "no-barrier-with-level-1-timing",
+            "check-for-spiky-loss",
+            "check-for-large-grads",
+            "rerun-mode",
+            "no-one-logger",
+            "one-logger-project",
+            "one-logger-run-name",
         ],
     ),
     (
@@ -530,11 +716,37 @@ const ASIDES: &[(&str, &[&str])] = &[
             "decoupled-lr",
             "decoupled-min-lr",
             "init-method-std",
-            "apply-layernorm-1p",
-            "rotary-percent",
             "rotary-seq-len-interpolation-factor",
-            "position-embedding-type",
-            "normalization",
+            "rotary-scaling-factor",
+            "rotary-scale-factor",
+            "rope-scaling-factor",
+            "use-rope-scaling",
+            "rope-type",
+            "original-max-position-embeddings",
+            "mscale",
+            "mscale-all-dim",
+            "beta-fast",
+            "beta-slow",
+            "mrope-section",
+            "rotary-interleaved",
+            "no-rope-freq",
+            "weight-decay-incr-style",
+            "start-weight-decay",
+            "end-weight-decay",
+            "lr-wsd-decay-style",
+            "lr-wsd-decay-iters",
+            "lr-wsd-decay-samples",
+            "sgd-momentum",
+            "muon-momentum",
+            "muon-num-ns-steps",
+            "hysteresis",
+            "min-loss-scale",
+            "loss-scale-window",
+            "mtp-loss-scaling-factor",
+            "no-weight-decay-cond-type",
+            "embedding-init-method-std",
+            "init-method-xavier-uniform",
+            "apply-residual-connection-post-layernorm",
             "initial-loss-scale",
             "loss-scale",
             "fp8-amax-history-len",
@@ -542,14 +754,21 @@ const ASIDES: &[(&str, &[&str])] = &[
             "fp8-margin",
         ],
     ),
-    (KERNELS, &["attention-backend", "use-flash-attn"]),
+    (
+        KERNELS,
+        &[
+            "attention-backend",
+            "use-flash-attn",
+            "attention-softmax-in-fp32",
+            "no-attention-softmax-in-fp32",
+            "apply-query-key-layer-scaling",
+            "use-fused-weighted-squared-relu",
+        ],
+    ),
     (
         "as predicted",
         &[
             "use-mcore-models",
-            "group-query-attention",
-            "disable-bias-linear",
-            "use-rotary-position-embeddings",
             "overlap-grad-reduce",
             "overlap-param-gather",
             "cross-entropy-loss-fusion",
@@ -557,7 +776,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "no-gradient-accumulation-fusion",
             "no-masked-softmax-fusion",
             "transformer-impl",
-            "recompute-method",
             "accumulate-allreduce-grads-in-fp32",
             "no-persist-layer-norm",
             "no-async-tensor-model-parallel-allreduce",
@@ -569,6 +787,30 @@ const ASIDES: &[(&str, &[&str])] = &[
             "moe-router-fusion",
             "moe-token-drop-policy",
             "moe-router-bias-update-rate",
+            "use-te",
+            "use-legacy-models",
+            "no-bias-dropout-fusion",
+            "no-bias-gelu-fusion",
+            "bias-swiglu-fusion",
+            "use-fused-rmsnorm",
+            "enable-one-logger",
+            "tp-comm-bulk-dgrad",
+            "batch-p2p-comm",
+            "moe-use-legacy-grouped-gemm",
+            "moe-shared-expert-overlap",
+            "moe-router-padding-for-quantization",
+            "moe-router-force-load-balancing",
+            "fp16-lm-cross-entropy",
+            "use-sharp",
+            "ddp-bucket-size",
+            "ddp-num-buckets",
+            "ddp-pad-buckets-for-high-nccl-busbw",
+            "gradient-reduce-div-fusion",
+            "no-gradient-reduce-div-fusion",
+            "delay-wgrad-compute",
+            "overlap-moe-expert-parallel-comm",
+            "mla-down-proj-fusion",
+            "reuse-grad-buf-for-mxfp8-param-ag",
         ],
     ),
     (
@@ -580,6 +822,16 @@ const ASIDES: &[(&str, &[&str])] = &[
             "disable-symmetric-registration",
             "expert-tensor-parallel-size",
             "num-layers-per-virtual-pipeline-stage",
+            "num-virtual-stages-per-pipeline-rank",
+            "pipeline-model-parallel-layout",
+            "decoder-first-pipeline-num-layers",
+            "decoder-last-pipeline-num-layers",
+            "account-for-embedding-in-pipeline-split",
+            "account-for-loss-in-pipeline-split",
+            "cp-comm-type",
+            "hierarchical-context-parallel-sizes",
+            "tp-comm-overlap-cfg",
+            "distribute-saved-activations",
         ],
     ),
 ];

@@ -1,9 +1,10 @@
 //! NeMo Automodel's YAML.
 
 use crate::convert::{
-    CONTEXT, DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, QUANTIZED, SAVING, VALUES, all_linear,
-    betas, clip, compiled_blocks, float8, float8_ahead, float8_gather, float8_recipe,
-    full_recompute, if_true, replicas, schedule, set, shard_ranks, targets, weights,
+    CONTEXT, DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, NF4, SAVING, STORAGE, VALUES, all_linear,
+    betas, clip, compiled_blocks, double_quantization, eight_bits, float8, float8_ahead,
+    float8_gather, float8_recipe, four_bits, full_recompute, if_true, replicas, schedule, set,
+    shard_ranks, targets, weights,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Format, Key, Table, To, decisive, fact, integer, key, lost,
@@ -22,6 +23,7 @@ pub(crate) static NEMO: Format = Format {
     engine: Some(Engine::Ddp),
     accelerated: false,
     flat: false,
+    open: false,
     defaults: &[super::fsdp::TORCH_SEGMENTS],
 };
 
@@ -36,9 +38,58 @@ const KEYS: &[Key] = &[
     with("packed_sequence.packed_sequence_size", |node| {
         Ok(match node.count()? {
             0 => Effect::Aside("not packed"),
-            n => Effect::Set("train.seq_len", n.to_string()),
+            n => Effect::Fact(Fact::PackedLength, n),
         })
     }),
+    with("distributed.mp_policy.param_dtype", |node| {
+        Ok(Effect::Mixed(Dtype::of(node)?))
+    }),
+    with("distributed.mp_policy.reduce_dtype", |node| {
+        Ok(set("precision.reduce_dtype", Dtype::of(node)?.name()))
+    }),
+    with("quantization.load_in_4bit", four_bits),
+    with("quantization.load_in_8bit", eight_bits),
+    with(
+        "quantization.bnb_4bit_use_double_quant",
+        double_quantization,
+    ),
+    with("model.dtype", weights),
+    with("fp8.filter_fqns", super::torchtitan::float8_filters),
+    lost("fp8.emulate", "8-bit matmuls are predicted on tensor cores"),
+    lost(
+        "peft.exclude_modules",
+        "adapters are predicted on these layers, too",
+    ),
+    lost(
+        "peft.moe_rank_scaling",
+        "adapters are predicted with one rank",
+    ),
+    lost("freeze_config", FROZEN),
+    lost("model.freeze_router", FROZEN),
+    lost("ema", "a moving average of the weights is not predicted"),
+    lost("qat", "fake quantization is not modeled"),
+    lost("model.num_nextn_predict_layers", MTP),
+    lost("model.text_config.mtp_num_hidden_layers", MTP),
+    lost(
+        "distributed.fsdp2_forward_prefetch_depth",
+        "a depth of one unit is predicted",
+    ),
+    lost(
+        "distributed.fsdp2_backward_prefetch_depth",
+        "a depth of one unit is predicted",
+    ),
+    lost("optimizer.store_param_remainders", MASTER),
+    lost("optimizer.master_weight_bits", MASTER),
+    lost("optimizer.master_weight_dtype", MASTER),
+    decisive("teacher_model", DISTILLATION),
+    decisive("recipe_args", SPECULATIVE),
+    decisive("dflash", SPECULATIVE),
+    decisive(
+        "dllm",
+        "training of diffusion language models is not modeled",
+    ),
+    decisive("flow_matching", "diffusion models are not modeled"),
+    decisive("data", "diffusion models are not modeled"),
     with("distributed.strategy", strategy),
     with("distributed._target_", strategy),
     with("distributed.dp_size", |node| {
@@ -54,7 +105,16 @@ const KEYS: &[Key] = &[
     fact("distributed.cp_size", Fact::Context),
     fact("distributed.pp_size", Fact::Pipeline),
     fact("distributed.ep_size", Fact::Expert),
-    with("distributed.activation_checkpointing", full_recompute),
+    with("distributed.activation_checkpointing", |node| {
+        Ok(match node.text() {
+            Some("selective") => Effect::Assume(
+                "train.recompute",
+                quoted("selective"),
+                "predicted with the operations that PyTorch's examples save",
+            ),
+            _ => full_recompute(node)?,
+        })
+    }),
     with("distributed.reshard_after_forward", |node| {
         Ok(Effect::Fact(Fact::Reshard, node.truth()?.into()))
     }),
@@ -142,7 +202,6 @@ const KEYS: &[Key] = &[
         "peft.use_triton",
         "adapters are predicted as PyTorch's kernels",
     ),
-    decisive("quantization", QUANTIZED),
     with("fp8.enabled", float8),
     with("fp8.recipe_name", float8_recipe),
     with("fp8.enable_fsdp_float8_all_gather", float8_gather),
@@ -157,10 +216,28 @@ const KEYS: &[Key] = &[
     ),
 ];
 
+const FROZEN: &str = "what is frozen is predicted as trained: name it with --set fsdp.frozen";
+const MTP: &str = "layers that predict later tokens are not predicted";
+const MASTER: &str = "weights are predicted with float32 copies of their shards";
+const DISTILLATION: &str = "distillation, with a second model, is not modeled";
+const SPECULATIVE: &str = "training of draft models for speculative decoding is not modeled";
+
 const ASIDES: &[(&str, &[&str])] = &[
+    (NF4, &["quantization.bnb_4bit_quant_type"]),
+    (
+        STORAGE,
+        &[
+            "quantization.bnb_4bit_compute_dtype",
+            "quantization.bnb_4bit_quant_storage",
+        ],
+    ),
     (
         LAUNCH,
         &[
+            "skypilot",
+            "nemo_run",
+            "prewarm",
+            "step_scheduler.gc_every_steps",
             "recipe",
             "dist_env",
             "ci",
@@ -175,6 +252,7 @@ const ASIDES: &[(&str, &[&str])] = &[
             "dataset",
             "dataloader",
             "packed_sequence",
+            "processor",
             "tokenizer",
             "step_scheduler.num_epochs",
             "step_scheduler.max_steps",
@@ -186,6 +264,7 @@ const ASIDES: &[(&str, &[&str])] = &[
             "validation_dataset",
             "validation_dataloader",
             "step_scheduler.val_every_steps",
+            "tool_call_eval",
         ],
     ),
     (
@@ -195,6 +274,12 @@ const ASIDES: &[(&str, &[&str])] = &[
             "step_scheduler.ckpt_every_steps",
             "model._target_",
             "model.trust_remote_code",
+            "model.force_hf",
+            "model.cache_dir",
+            "model.output_hidden_states",
+            "model.text_config",
+            "step_scheduler.save_checkpoint_every_epoch",
+            "embedding_row_repair",
             "model.config",
         ],
     ),
@@ -206,6 +291,10 @@ const ASIDES: &[(&str, &[&str])] = &[
             "benchmark",
             "step_scheduler.log_remote_every_steps",
             "logging",
+            "comet",
+            "nvtx",
+            "moe_metrics",
+            "performance",
         ],
     ),
     (
@@ -215,7 +304,16 @@ const ASIDES: &[(&str, &[&str])] = &[
             "seed",
             "lr_scheduler",
             "optimizer.foreach",
+            "optimizer.fused",
+            "optimizer.bias_correction",
+            "optimizer.warmup_ratio",
+            "optimizer.min_lr_ratio",
             "optimizer.adam_w_mode",
+            "neftune",
+            "temperature",
+            "kd_ratio",
+            "kd_loss_fn",
+            "model.mtp_loss_scaling_factor",
             "loss_fn",
         ],
     ),
@@ -226,6 +324,11 @@ const ASIDES: &[(&str, &[&str])] = &[
             "model.backend",
             "model.use_liger_kernel",
             "optimizer.master_weights",
+            "model.use_sdpa_patching",
+            "distributed.mp_policy",
+            "distributed.autocast_dtype",
+            "fp8.force_recompute_fp8_weight_in_bwd",
+            "peft.use_memory_efficient_lora",
         ],
     ),
     (
@@ -237,6 +340,9 @@ const ASIDES: &[(&str, &[&str])] = &[
             "distributed.pipeline",
             "distributed.moe",
             "distributed.multi_gpu",
+            "distributed.multimodal",
+            "parallelizer",
+            "autopipeline",
             "compile",
         ],
     ),

@@ -22,6 +22,7 @@ pub(crate) static TORCHTITAN: Format = Format {
     engine: Some(Engine::Fsdp),
     accelerated: false,
     flat: false,
+    open: false,
     defaults: &[
         Fallback {
             key: "train.clip_norm",
@@ -203,7 +204,7 @@ const KEYS: &[Key] = &[
 
 /// Returns the linear layers that stay in 16 bits: those whose names have one of the texts in them.
 /// The output head and routers stay so without being listed.
-fn float8_filters(node: &Node) -> Result<Effect, String> {
+pub(super) fn float8_filters(node: &Node) -> Result<Effect, String> {
     let words = node.words().unwrap_or_default();
     let words = words.split([' ', ',']).filter(|word| !word.is_empty());
     let (by_size, names): (Vec<&str>, Vec<&str>) =

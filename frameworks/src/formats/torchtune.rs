@@ -2,13 +2,13 @@
 
 use crate::adapters::Targets;
 use crate::convert::{
-    DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, SAVING, VALUES, betas, clip,
+    DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, PREFERENCES, SAVING, VALUES, betas, clip,
     compiled_blocks, decomposed, float8, float8_recipe, four_bits_twice, full_recompute, if_true,
     in_8_bits, offloaded_activations, replicas, set,
 };
 use crate::table::{
-    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, fact, integer, lost, number, quoted,
-    with,
+    Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, fact, integer, lost,
+    number, quoted, with,
 };
 use crate::tree::{Node, Value};
 
@@ -23,6 +23,7 @@ pub(crate) static TORCHTUNE: Format = Format {
     engine: Some(Engine::Fsdp),
     accelerated: false,
     flat: false,
+    open: false,
     defaults: &[Fallback {
         key: "fsdp.expandable_segments",
         value: "false",
@@ -83,6 +84,19 @@ const KEYS: &[Key] = &[
         })
     }),
     with("loss._component_", |node| {
+        let name = node.full();
+        if name.contains("DPO") {
+            return Ok(Effect::All(vec![
+                Effect::Fact(Fact::Pairs, 1),
+                Effect::Fact(Fact::Reference, 1),
+            ]));
+        }
+        if ["PPO", "GRPO", ".rlhf.", ".rl."]
+            .iter()
+            .any(|part| name.contains(part))
+        {
+            return Ok(Effect::Decisive(PREFERENCES));
+        }
         Ok(
             if node.full().contains("LinearCrossEntropy") || node.full().contains("Chunked") {
                 set("train.loss", "chunked")
@@ -90,6 +104,29 @@ const KEYS: &[Key] = &[
                 set("train.loss", "materialized")
             },
         )
+    }),
+    integer("model.vocab_size", "model.vocab"),
+    integer("model.num_layers", "model.layers"),
+    integer("model.num_heads", "model.heads"),
+    integer("model.num_kv_heads", "model.kv_heads"),
+    integer("model.embed_dim", "model.hidden"),
+    integer("model.intermediate_dim", "model.ffn"),
+    integer("model.max_seq_len", "model.max_seq_len"),
+    number("model.norm_eps", "model.norm_eps"),
+    number("model.rope_base", "model.rope_theta"),
+    lost("model.encoder_trainable", FROZEN),
+    lost("model.decoder_trainable", FROZEN),
+    lost("model.fusion_trainable", FROZEN),
+    decisive("teacher_model", DISTILLATION),
+    decisive("policy_model", PREFERENCES),
+    decisive("reward_and_value_model", PREFERENCES),
+    decisive("orchestration", PREFERENCES),
+    decisive("inference", PREFERENCES),
+    decisive("prompt", NO_TRAINING),
+    decisive("tasks", NO_TRAINING),
+    lost("quantizer", "fake quantization is not modeled"),
+    with("fsdp.cpu_offload", |node| {
+        Ok(Effect::Fact(Fact::OffloadAll, node.truth()?.into()))
     }),
     with("enable_activation_checkpointing", full_recompute),
     with("enable_fp8_training", float8),
@@ -132,6 +169,10 @@ const KEYS: &[Key] = &[
     integer("lr_scheduler.num_warmup_steps", "train.warmup_steps"),
 ];
 
+const DISTILLATION: &str = "distillation, with a second model, is not modeled";
+const NO_TRAINING: &str = "this recipe trains nothing: give the configuration of a training recipe";
+const FROZEN: &str = "what is frozen is predicted as trained: name it with --set fsdp.frozen";
+
 /// Why torchtune's selective checkpointing is not predicted.
 const AC_MODE: &str = "checkpointing by ac_mode is not modeled; enable_activation_checkpointing alone decides what is recomputed";
 
@@ -145,6 +186,12 @@ const ASIDES: &[(&str, &[&str])] = &[
             "save_adapter_weights_only",
             "keep_last_n_checkpoints",
             "enable_async_checkpointing",
+            "ref_checkpointer",
+            "teacher_checkpointer",
+            "save_every_n_steps",
+            "save_every_n_epochs",
+            "low_cpu_ram",
+            "name",
         ],
     ),
     (
@@ -157,6 +204,9 @@ const ASIDES: &[(&str, &[&str])] = &[
             "max_steps_per_epoch",
             "train_on_input",
             "packed",
+            "datasets",
+            "collate_fn",
+            "model.image_size",
         ],
     ),
     (
@@ -173,7 +223,17 @@ const ASIDES: &[(&str, &[&str])] = &[
             "profiler",
         ],
     ),
-    (VALUES, &["seed", "cudnn_deterministic_mode"]),
+    (
+        VALUES,
+        &[
+            "seed",
+            "cudnn_deterministic_mode",
+            "loss",
+            "kd_loss",
+            "kd_ratio",
+            "model.attn_dropout",
+        ],
+    ),
     (
         LAUNCH,
         &["device", "tensor_parallel_plan", "parallelize_plan"],

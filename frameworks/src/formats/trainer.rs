@@ -14,16 +14,14 @@ use crate::table::{
     number, with,
 };
 
+/// Name of the format.
+pub(super) const NAME: &str = "the Hugging Face Trainer";
+
 pub(crate) static TRAINER: Format = Format {
-    name: "the Hugging Face Trainer",
+    name: NAME,
     tables: &[
         TABLE,
-        Table {
-            under: "",
-            prefix: "",
-            keys: TRL,
-            asides: TRL_ASIDES,
-        },
+        TRL_TABLE,
         Table {
             under: "parallelism_config",
             prefix: "",
@@ -40,6 +38,7 @@ pub(crate) static TRAINER: Format = Format {
     engine: Some(Engine::Ddp),
     accelerated: true,
     flat: false,
+    open: false,
     defaults: DEFAULTS,
 };
 
@@ -51,8 +50,16 @@ pub(super) const TABLE: Table = Table {
     asides: ASIDES,
 };
 
+/// The arguments of TRL.
+pub(super) const TRL_TABLE: Table = Table {
+    under: "",
+    prefix: "",
+    keys: TRL,
+    asides: TRL_ASIDES,
+};
+
 /// Defaults of the Trainer.
-const DEFAULTS: &[Fallback] = &[MICRO_BATCH, CLIP_NORM, fsdp::TORCH_SEGMENTS];
+pub(super) const DEFAULTS: &[Fallback] = &[MICRO_BATCH, CLIP_NORM, fsdp::TORCH_SEGMENTS];
 
 pub(super) const MICRO_BATCH: Fallback = Fallback {
     key: "train.micro_batch",
@@ -122,6 +129,11 @@ const ASIDES: &[(&str, &[&str])] = &[
             "hub_strategy",
             "hub_always_push",
             "hub_revision",
+            "hub_model_revision",
+            "overwrite_hub_revision",
+            "push_to_hub_revision",
+            "checkpointing_steps",
+            "keep_last_n_checkpoints",
             "load_best_model_at_end",
             "resume_from_checkpoint",
             "ignore_data_skip",
@@ -150,6 +162,14 @@ const ASIDES: &[(&str, &[&str])] = &[
             "run_name",
             "project",
             "trackio_space_id",
+            "trackio_bucket_id",
+            "trackio_static_space_id",
+            "wandb_entity",
+            "wandb_project",
+            "wandb_run_group",
+            "with_tracking",
+            "callbacks",
+            "benchmarks",
             "skip_memory_metrics",
             "debug",
         ],
@@ -272,6 +292,34 @@ const TRL: &[Key] = &[
     with("bnb_4bit_use_double_quant", double_quantization),
     with("load_in_8bit", eight_bits),
     decisive("beta", PREFERENCES),
+    decisive("num_generations", PREFERENCES),
+    decisive("reward_funcs", PREFERENCES),
+    decisive("reward_model_path", PREFERENCES),
+    decisive("center_rewards_coefficient", PREFERENCES),
+    decisive("desirable_weight", PREFERENCES),
+    decisive("precompute_ref_log_probs", PREFERENCES),
+    decisive("max_completion_length", PREFERENCES),
+    lost(
+        "lora_target_parameters",
+        "adapters of the experts' parameters are not predicted",
+    ),
+    lost(
+        "cast_lm_head_to_fp32",
+        "the head is predicted in the type of computation",
+    ),
+    // Arguments of open-instruct.
+    with("use_lora", adapter),
+    with("use_qlora", |node| {
+        crate::convert::if_true(
+            node,
+            Effect::All(vec![
+                Effect::Fact(Fact::Adapter, 1),
+                Effect::Fact(Fact::FourBits, 2),
+            ]),
+        )
+    }),
+    integer("lora_rank", "lora.r"),
+    with("use_flash_attn", flash_attention),
     with("activation_offloading", offloaded_activations),
     with("packing", |node| {
         Ok(Effect::Aside(if node.truth()? {
@@ -318,6 +366,25 @@ const TRL_ASIDES: &[(&str, &[&str])] = &[
             "eval_packing",
             "pad_to_multiple_of",
             "shuffle_dataset",
+            "datasets",
+            "dataset_split",
+            "dataset_streaming",
+            "dataset_prompt_column",
+            "test_split_size",
+            "system_prompt",
+            "truncation_mode",
+            "dataset_mix_dir",
+            "dataset_mixer_list",
+            "max_train_samples",
+            "tokenizer_name",
+            "use_slow_tokenizer",
+            "add_bos",
+            "num_epochs",
+            "preprocessing_batch_size",
+            "data_path",
+            "eval_data_path",
+            "lazy_preprocess",
+            "hf_metadata_dataset",
         ],
     ),
     (
@@ -328,6 +395,9 @@ const TRL_ASIDES: &[(&str, &[&str])] = &[
             "loss_type",
             "base_model_revision",
             "model_init_kwargs",
+            "router_aux_loss_coef",
+            "disable_dropout",
+            "ignore_bias_buffers",
         ],
     ),
 ];

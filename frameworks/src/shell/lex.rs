@@ -36,10 +36,15 @@ pub(super) fn lines(file: &str, text: &str) -> Result<Vec<Line>, ConfigError> {
                 lines.push(std::mem::take(&mut line));
             }
             Some('#') => lexer.comment(),
-            // A command in the background, a pipe or a redirection ends what matters of a line.
+            Some('>' | '<') => lexer.redirection(&mut line)?,
+            // A command in the background or a pipe ends what matters of a line.
             Some(c @ ('&' | '|')) => {
                 let at = lexer.at;
                 lexer.next();
+                if c == '&' && lexer.peek() == Some('>') {
+                    lexer.redirection(&mut line)?;
+                    continue;
+                }
                 let twice = lexer.peek() == Some(c);
                 if twice {
                     lexer.next();
@@ -124,6 +129,54 @@ impl Lexer<'_> {
         }
     }
 
+    /// Skips a redirection, with the number of its stream and its file: `2>&1`, `&> log`. The text
+    /// of a here-document is skipped where it is data, and read as commands elsewhere.
+    fn redirection(&mut self, line: &mut Line) -> Result<(), ConfigError> {
+        let start = self.at;
+        let mut operator = String::new();
+        while let Some(c @ ('>' | '<' | '&' | '-')) = self.peek() {
+            operator.push(c);
+            self.next();
+        }
+        let is_stream = |w: &Word| {
+            let digits = |t: &str| t.len() == 1 && t.chars().all(|c| c.is_ascii_digit());
+            let adjacent = w.at.line == start.line && w.at.column.saturating_add(1) == start.column;
+            adjacent && w.literal().is_some_and(digits)
+        };
+        if line.words.last().is_some_and(is_stream) {
+            line.words.pop();
+        }
+        self.blanks();
+        if matches!(self.peek(), None | Some('\n' | ';' | '|' | '>' | '<')) {
+            return Ok(());
+        }
+        let target = self.word()?;
+        let command = line.words.first().and_then(Word::literal);
+        if operator.starts_with("<<") && matches!(command, Some("cat" | "tee")) {
+            self.skip_document(&target);
+        }
+        Ok(())
+    }
+
+    /// Skips the lines of a here-document, up to the one that has the mark alone.
+    fn skip_document(&mut self, mark: &Word) {
+        let Some(Part::Literal { text: mark, .. }) = mark.parts.first() else {
+            return;
+        };
+        // The rest of the command is on the line of the mark.
+        while self.next().is_some_and(|c| c != '\n') {}
+        let mut text = String::new();
+        while let Some(c) = self.next() {
+            if c != '\n' {
+                text.push(c);
+            } else if text.trim() == mark {
+                return;
+            } else {
+                text.clear();
+            }
+        }
+    }
+
     fn comment(&mut self) {
         while self.peek().is_some_and(|c| c != '\n') {
             self.next();
@@ -150,7 +203,7 @@ impl Lexer<'_> {
         let mut text = String::new();
         while let Some(c) = self.peek() {
             match c {
-                ' ' | '\t' | '\r' | '\n' | ';' | '&' | '|' | ')' => break,
+                ' ' | '\t' | '\r' | '\n' | ';' | '&' | '|' | ')' | '>' | '<' => break,
                 '(' => {
                     let Some((name, appends)) = assigned(&text).filter(|_| parts.is_empty()) else {
                         break;
@@ -196,7 +249,7 @@ impl Lexer<'_> {
             }
         }
         push(&mut parts, &mut text);
-        // A redirection or another single character that starts no word.
+        // A single character that starts no word.
         if parts.is_empty() {
             let c = self.next().map(String::from).unwrap_or_default();
             return Ok(self.literal(at, c));

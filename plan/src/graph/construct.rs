@@ -117,7 +117,8 @@ impl Graph {
             offset: 0,
             dtype,
             root: Root::Buffer(buffer),
-            requires_grad,
+            // What is counted or chosen has no gradient, even if it follows from what has one.
+            requires_grad: requires_grad && (dtype.is_float() || dtype.is_float8()),
         };
         let producer = self.ops.len() as u32;
         self.push_value(value, producer)

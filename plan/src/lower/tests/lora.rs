@@ -75,6 +75,30 @@ fn lengths_of_rows_are_read_where_they_are_gathered() {
     }
 }
 
+/// A frozen table that the chosen experts index, such as their biases in gpt-oss, has no gradient:
+/// the choice follows from activations that have one, but is not differentiable itself.
+#[test]
+fn biases_of_experts_have_no_gradient_where_they_are_frozen() {
+    const EXPERTS: &str = "[model]\nfamily = \"moe\"\nlayers = 2\nhidden = 64\nheads = 4\nvocab = 128\nffn = 96\n\
+                           experts = 4\ntop_k = 2\nexpert_bias = true\n\
+                           [train]\nseq_len = 16\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n[lora]\nr = 4\n";
+    for set in [
+        ["fsdp.policy=native", "fsdp.strategy=no_shard"],
+        ["fsdp.policy=native", "fsdp.strategy=optim_grads_params"],
+        ["fsdp.policy=fsdp2", "train.recompute=full"],
+    ] {
+        let p = program(EXPERTS, &set);
+        let verdict = check(&p);
+        assert!(verdict.is_ok(), "{set:?}\n{verdict}");
+        let scatters = |op: &OpKind| matches!(op, OpKind::EmbeddingGrad);
+        let sums = p
+            .kernels
+            .iter()
+            .filter(|k| k.body.iter().any(|b| scatters(&b.op)));
+        assert_eq!(sums.count(), 0, "{set:?}");
+    }
+}
+
 /// Gradients and moments are those of adapters alone, under every policy.
 #[test]
 fn state_is_kept_for_adapters_alone() {

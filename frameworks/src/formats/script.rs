@@ -1,0 +1,123 @@
+//! The command that starts a script with the Trainer's arguments: those of the Trainer and of TRL,
+//! and, before the name of the script, those of `torchrun`, `accelerate launch` or `deepspeed`.
+
+use super::accelerate::{self, ACCELERATE};
+use super::{fsdp, trainer};
+use crate::convert::{LAUNCH, adapter, four_bits_twice, if_true};
+use crate::table::{Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, with};
+use crate::tree::{Name, Node, Value};
+
+/// Arguments that only such a script has; any of them is enough.
+const SIGNS: [&str; 2] = ["--model-name-or-path", "--per-device-train-batch-size"];
+
+pub(crate) static TRAINER_SCRIPT: Format = Format {
+    name: trainer::NAME,
+    tables: &[
+        trainer::TABLE,
+        trainer::TRL_TABLE,
+        Table {
+            under: "",
+            prefix: "",
+            keys: LAUNCHERS,
+            asides: ASIDES,
+        },
+        Table {
+            under: "",
+            prefix: "",
+            keys: accelerate::PLUGIN,
+            asides: &[],
+        },
+        fsdp::table(""),
+    ],
+    engine: Some(Engine::Ddp),
+    accelerated: true,
+    flat: false,
+    open: true,
+    defaults: trainer::DEFAULTS,
+};
+
+const LAUNCHERS: &[Key] = &[
+    key("config_file", To::File(&ACCELERATE)),
+    fact("nproc_per_node", Fact::GpusPerNode),
+    fact("nnodes", Fact::Nodes),
+    fact("num_gpus", Fact::GpusPerNode),
+    fact("num_nodes", Fact::Nodes),
+    fact("num_processes", Fact::Processes),
+    fact("num_machines", Fact::Nodes),
+    with("mixed_precision", accelerate::mixed_precision),
+    with("use_fsdp", |node| {
+        if_true(node, Effect::Engine(Engine::Fsdp))
+    }),
+    with("use_deepspeed", |node| {
+        if_true(node, Effect::Engine(Engine::DeepSpeed))
+    }),
+    with("include", included),
+    // Arguments that scripts in the manner of Stanford Alpaca define themselves.
+    integer("model_max_length", "train.seq_len"),
+    with("lora_enable", adapter),
+    with("q_lora", four_bits_twice),
+];
+
+const ASIDES: &[(&str, &[&str])] = &[(
+    LAUNCH,
+    &[
+        "node_rank",
+        "machine_rank",
+        "master_addr",
+        "master_port",
+        "main_process_ip",
+        "main_process_port",
+        "main_training_function",
+        "rdzv_id",
+        "rdzv_backend",
+        "rdzv_endpoint",
+        "rdzv_conf",
+        "hostfile",
+        "deepspeed_hostfile",
+        "deepspeed_multinode_launcher",
+        "launcher",
+        "standalone",
+        "max_restarts",
+        "multi_gpu",
+        "gpu_ids",
+        "module",
+        "same_network",
+        "tee",
+        "log_dir",
+        "role",
+        "enable_cpu_affinity",
+        "num_cpu_threads_per_process",
+    ],
+)];
+
+/// Counts the GPUs of DeepSpeed's `--include localhost:0,1,2,3`; several hosts are joined by `@`.
+fn included(node: &Node) -> Result<Effect, String> {
+    let text = node.full();
+    let hosts: Vec<&str> = text.split('@').collect();
+    let gpus = hosts
+        .iter()
+        .map(|host| host.split_once(':').map(|(_, ids)| ids.split(',').count()));
+    let all: Option<usize> = gpus.sum();
+    Ok(match all {
+        Some(n) => Effect::Fact(Fact::Processes, n as u64),
+        None => Effect::Aside("what GPUs of these hosts there are, the launcher finds out"),
+    })
+}
+
+/// Returns the arguments of a command with the names of the Trainer, if it has such arguments.
+pub(crate) fn arguments(command: &Node) -> Option<Node> {
+    let entries = command.entries();
+    let is_sign = |(name, _): &(Name, Node)| SIGNS.contains(&name.text.as_str());
+    if !entries.iter().any(is_sign) {
+        return None;
+    }
+    let renamed = entries.iter().map(|(name, node)| {
+        let text = match name.text.strip_prefix("--") {
+            Some(argument) => argument.replace('-', "_"),
+            None => name.text.clone(),
+        };
+        let name = Name { text, at: name.at };
+        (name, node.clone())
+    });
+    Some(Node::new(command.at, Value::Map(renamed.collect())))
+}

@@ -1,0 +1,129 @@
+//! Models that arguments of Megatron-LM describe.
+
+use super::{eight, setting, try_text};
+use crate::{Job, Options};
+
+const BASE: &str = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 \
+                    --seq-length 64 --micro-batch-size 1 --bf16 --use-megatron-fsdp";
+
+fn read(more: &str) -> Job {
+    try_text("train.sh", &format!("{BASE} {more}\n"), &eight())
+        .unwrap_or_else(|e| panic!("{e}: {more}"))
+}
+
+/// Returns the number of parameters of the model.
+fn parameters(more: &str) -> u64 {
+    let scenario = read(more).scenario(&[]).unwrap();
+    let program = shardlab_plan::plan(&scenario).unwrap();
+    program
+        .params
+        .iter()
+        .map(shardlab_plan::ir::Param::numel)
+        .sum()
+}
+
+/// The counts are sums of the shapes in Megatron-Core's `GPTModel`.
+#[test]
+fn models_have_megatrons_parameters() {
+    let (attention, norm, table) = (4 * 64 * 64, 2 * 64, 128 * 64);
+    // GPT-3: biases, learned positions, LayerNorm, tied embeddings, a vocabulary padded to 128.
+    let block = attention + 4 * 64 + 2 * 64 * 256 + 256 + 64 + 2 * norm;
+    let gpt3 = table + 64 * 64 + 2 * block + norm;
+    assert_eq!(
+        parameters("--vocab-size 100 --max-position-embeddings 64"),
+        gpt3
+    );
+    // Nemotron: squared ReLU, rotary embeddings, no biases.
+    let block = attention + 2 * 64 * 256 + 2 * norm;
+    let nemotron = 2 * table + 2 * block + norm;
+    let flags = "--vocab-size 128 --squared-relu --disable-bias-linear --position-embedding-type rope \
+                 --untie-embeddings-and-output-weights --apply-layernorm-1p --rotary-percent 0.5";
+    assert_eq!(parameters(flags), nemotron);
+    // Llama: the width of the feed-forward layer is a multiple of 64; queries in groups.
+    let ffn = 8 * 64 / 3 / 64 * 64;
+    let grouped = 2 * 64 * 64 + 2 * 32 * 64;
+    let llama = table + 2 * (grouped + 3 * 64 * ffn + 2 * 64) + 64;
+    let flags = "--vocab-size 128 --swiglu --disable-bias-linear --position-embedding-type rope \
+                 --normalization RMSNorm --group-query-attention --num-query-groups 2";
+    assert_eq!(parameters(flags), llama);
+    // Groups count only with the flag.
+    let alone = flags.replace("--group-query-attention", "");
+    assert_eq!(parameters(&alone), llama + 2 * (4 * 64 * 64 - grouped));
+}
+
+/// Latent attention as `MLASelfAttention` has it: a norm for each compressed vector.
+#[test]
+fn latent_attention_of_megatron_is_read() {
+    let flags = "--vocab-size 128 --swiglu --disable-bias-linear --position-embedding-type rope \
+                 --normalization RMSNorm --ffn-hidden-size 128 --multi-latent-attention --q-lora-rank 24 \
+                 --kv-lora-rank 16 --qk-head-dim 8 --qk-pos-emb-head-dim 4 --v-head-dim 8 --untie-embeddings-and-output-weights";
+    let query = 64 * 24 + 24 + 24 * 4 * (8 + 4);
+    let keys = 64 * (16 + 4) + 16 + 16 * 4 * (8 + 8);
+    let block = query + keys + 4 * 8 * 64 + 3 * 64 * 128 + 2 * 64;
+    assert_eq!(parameters(flags), 2 * 128 * 64 + 2 * block + 64);
+    let experts = format!("{flags} --num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32");
+    let experts = read(&experts);
+    assert_eq!(
+        setting(&experts, "model.family").as_deref(),
+        Some("\"moe\"")
+    );
+    assert_eq!(setting(&experts, "model.head_dim").as_deref(), Some("12"));
+}
+
+#[test]
+fn routers_with_sigmoids_ignore_the_order_of_softmax() {
+    let flags = "--vocab-size 128 --swiglu --disable-bias-linear --num-experts 4 --moe-router-topk 2 \
+                 --moe-ffn-hidden-size 32 --moe-router-pre-softmax";
+    let router = |more: &str| setting(&read(&format!("{flags} {more}")), "model.router");
+    assert_eq!(router("").as_deref(), Some("\"softmax_topk\""));
+    let sigmoid = router("--moe-router-score-function sigmoid");
+    assert_eq!(sigmoid.as_deref(), Some("\"sigmoid\""));
+}
+
+#[test]
+fn recomputed_blocks_of_megatron_are_counted() {
+    let full = "--vocab-size 128 --recompute-granularity full";
+    let layers = |more: &str| setting(&read(&format!("{full} {more}")), "train.recompute_layers");
+    let block = "--recompute-method block --recompute-num-layers 1";
+    assert_eq!(layers(block).as_deref(), Some("1"));
+    let uniform = "--recompute-method uniform --recompute-num-layers 1";
+    assert_eq!(layers(uniform), None);
+}
+
+/// The end of a schedule says nothing about a constant or a linear one.
+#[test]
+fn a_smallest_learning_rate_needs_a_cosine() {
+    let of = |style: &str| {
+        let flags = format!("--vocab-size 128 --lr 1e-4 --min-lr 1e-5 --lr-decay-style {style}");
+        setting(&read(&flags), "train.min_lr")
+    };
+    assert_eq!(of("linear"), None);
+    assert_eq!(of("cosine").as_deref(), Some("1e-5"));
+}
+
+/// `--model` replaces what the arguments say of the model.
+#[test]
+fn a_model_by_option_replaces_that_of_the_arguments() {
+    let model = "../tests/data/configs/Qwen--Qwen3-0.6B.json";
+    let options = Options {
+        model: Some(model.into()),
+        ..eight()
+    };
+    let script =
+        format!("{BASE} --hybrid-layer-pattern M-M* --num-experts 8 --swiglu --spec x y\n");
+    let mut job = try_text("train.sh", &script, &options).unwrap();
+    assert_eq!(job.decisive().count(), 0);
+    assert_eq!(job.scenario(&[]).unwrap().model.hidden, 1024);
+    let without = try_text("train.sh", &script, &eight()).unwrap();
+    let decisive: Vec<&str> = without.decisive().map(|r| r.key.as_str()).collect();
+    assert!(decisive.contains(&"--hybrid-layer-pattern"), "{decisive:?}");
+}
+
+#[test]
+fn a_size_that_no_argument_gives_is_asked_for() {
+    let error = try_text("train.sh", &format!("{BASE}\n"), &eight()).unwrap_err();
+    assert!(
+        error.contains("`model.vocab` is missing") && error.contains("--set"),
+        "{error}"
+    );
+}

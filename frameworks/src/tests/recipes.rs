@@ -1,0 +1,145 @@
+//! Options of recipes that public configurations have.
+
+use super::{eight, setting, try_text};
+use crate::{Job, Lack};
+
+fn read(name: &str, text: &str) -> Job {
+    try_text(name, text, &eight()).unwrap_or_else(|e| panic!("{e}\n{text}"))
+}
+
+/// Returns the keys without which no prediction is possible.
+fn refused(text: &str) -> Vec<String> {
+    let job = read("job.yaml", text);
+    job.decisive().map(|r| r.key.clone()).collect()
+}
+
+#[test]
+fn keys_without_a_value_and_comments_say_nothing() {
+    let text = "base_model: Qwen/Qwen3-0.6B\nsequence_len: 64\nmicro_batch_size: 1\ntrackio_of_mine:\nfsdp_config:\n\
+                _note: for my colleagues\n";
+    let job = read("job.yaml", text);
+    for key in ["trackio_of_mine", "fsdp_config", "_note"] {
+        let row = job.rows().iter().find(|r| r.key == key).unwrap();
+        assert_eq!(row.status.lack(), Lack::Nothing, "{key}");
+    }
+}
+
+/// Jobs that are no training on texts, or have a second model.
+#[test]
+fn recipes_that_train_otherwise_are_refused() {
+    let torchtune = "model:\n  _component_: torchtune.models.llama3_2.llama3_2_1b\nbatch_size: 1\n\
+                     tokenizer: {max_seq_len: 64}\n";
+    let loss = |name: &str| format!("{torchtune}loss:\n  _component_: torchtune.{name}\n");
+    for (more, key) in [
+        (
+            "teacher_model:\n  _component_: torchtune.models.llama3_1.llama3_1_8b\n",
+            "teacher_model._component_",
+        ),
+        ("tasks: [mmlu]\n", "tasks"),
+        ("prompt:\n  user: hello\n", "prompt.user"),
+        (
+            "policy_model:\n  _component_: x\n",
+            "policy_model._component_",
+        ),
+    ] {
+        assert_eq!(refused(&format!("{torchtune}{more}")), [key]);
+    }
+    assert_eq!(refused(&loss("rlhf.loss.DPOLoss")), ["loss._component_"]);
+    assert_eq!(
+        refused(&loss("dev.grpo.loss.GRPOSimpleLoss")),
+        ["loss._component_"]
+    );
+    let trl =
+        "model_name_or_path: Qwen/Qwen3-0.6B\nper_device_train_batch_size: 1\nnum_generations: 8\n";
+    assert_eq!(refused(trl), ["num_generations"]);
+    let axolotl = "base_model: Qwen/Qwen3-0.6B\nsequence_len: 64\nmicro_batch_size: 1\n";
+    for key in [
+        "diffusion:\n  eps: 0.1",
+        "kd_trainer: true",
+        "process_reward_model: true",
+    ] {
+        assert_eq!(refused(&format!("{axolotl}{key}\n")).len(), 1, "{key}");
+    }
+    let nemo = "step_scheduler: {local_batch_size: 1}\nmodel:\n  pretrained_model_name_or_path: Qwen/Qwen3-0.6B\n";
+    for key in [
+        "teacher_model:\n  pretrained_model_name_or_path: x",
+        "recipe_args:\n  ttt_steps: 7",
+    ] {
+        assert_eq!(refused(&format!("{nemo}{key}\n")).len(), 1, "{key}");
+    }
+}
+
+/// DPO with adapters: two sequences per sample, and a forward of the model without adapters.
+#[test]
+fn pairs_of_torchtune_and_llama_factory_are_read() {
+    let torchtune = "model:\n  _component_: torchtune.models.llama3_1.lora_llama3_1_8b\nbatch_size: 4\n\
+                     tokenizer: {max_seq_len: 64}\nloss:\n  _component_: torchtune.rlhf.loss.DPOLoss\n  beta: 0.1\n";
+    let factory = "model_name_or_path: Qwen/Qwen3-0.6B\nstage: dpo\nfinetuning_type: lora\ncutoff_len: 64\n\
+                   per_device_train_batch_size: 4\npref_beta: 0.1\n";
+    for text in [torchtune, factory] {
+        let job = read("job.yaml", text);
+        assert_eq!(job.decisive().count(), 0, "{text}");
+        assert_eq!(setting(&job, "train.micro_batch").as_deref(), Some("8"));
+        assert_eq!(
+            setting(&job, "train.no_grad_forwards").as_deref(),
+            Some("1")
+        );
+    }
+    let orpo = read("job.yaml", &format!("{factory}pref_loss: orpo\n"));
+    assert_eq!(setting(&orpo, "train.micro_batch").as_deref(), Some("8"));
+    assert_eq!(setting(&orpo, "train.no_grad_forwards"), None);
+    let full = factory.replace("lora", "full");
+    assert_eq!(refused(&full), ["stage"]);
+}
+
+/// A builder of torchtune that takes the sizes: TinyLlama has 1,100,048,384 parameters.
+#[test]
+fn models_of_torchtune_may_be_given_by_sizes() {
+    let text = "model:\n  _component_: torchtune.models.llama2.llama2\n  vocab_size: 32000\n  num_layers: 22\n  \
+                num_heads: 32\n  num_kv_heads: 4\n  embed_dim: 2048\n  max_seq_len: 2048\n  attn_dropout: 0.0\n  \
+                norm_eps: 1e-5\nbatch_size: 1\ntokenizer: {max_seq_len: 64}\n";
+    let mut job = read("job.yaml", text);
+    let program = shardlab_plan::plan(&job.scenario(&[]).unwrap()).unwrap();
+    let all: u64 = program
+        .params
+        .iter()
+        .map(shardlab_plan::ir::Param::numel)
+        .sum();
+    assert_eq!(all, 1_100_048_384);
+}
+
+#[test]
+fn options_of_automodel_are_read() {
+    let text = "step_scheduler: {local_batch_size: 1}\nmodel:\n  pretrained_model_name_or_path: Qwen/Qwen3-0.6B\n\
+                dataset: {seq_length: 512}\npacked_sequence: {packed_sequence_size: 4096}\n\
+                distributed:\n  strategy: fsdp2\n  activation_checkpointing: selective\n  \
+                mp_policy: {param_dtype: bfloat16, reduce_dtype: bfloat16}\n\
+                lr_scheduler: {lr_decay_style: constant, min_lr: 1.0e-6}\n\
+                peft: {_target_: nemo_automodel.components._peft.lora.PeftConfig, dim: 8}\n\
+                quantization: {load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_use_double_quant: true}\n";
+    let job = read("job.yaml", text);
+    for (key, value) in [
+        ("train.seq_len", "4096"),
+        ("train.recompute", "\"selective\""),
+        ("precision.param_dtype", "\"bf16\""),
+        ("precision.reduce_dtype", "\"bf16\""),
+        ("precision.frozen_params", "\"nf4\""),
+    ] {
+        assert_eq!(setting(&job, key).as_deref(), Some(value), "{key}");
+    }
+    assert_eq!(setting(&job, "train.min_lr"), None);
+}
+
+/// `distributed_type: NO` starts one process, as in TRL's configuration for one GPU.
+#[test]
+fn a_job_that_is_not_distributed_has_one_process() {
+    let options = crate::Options {
+        gpus: Some("h100".parse().unwrap()),
+        model: Some("../tests/data/configs/Qwen--Qwen3-0.6B.json".into()),
+        ..Default::default()
+    };
+    let text =
+        "distributed_type: \"NO\"\nmixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n";
+    let job = try_text("job.yaml", text, &options).unwrap();
+    assert_eq!(setting(&job, "mesh.dp_shard").as_deref(), Some("1"));
+}

@@ -1,0 +1,127 @@
+//! Shell scripts: what starts a job, and with which arguments.
+
+use super::{eight, setting, try_text};
+use crate::{Job, Lack, Status};
+
+fn read(script: &str) -> Job {
+    try_text("train.sh", script, &eight()).unwrap_or_else(|e| panic!("{e}\n{script}"))
+}
+
+/// Returns the status of an argument and why it has it.
+fn row(job: &Job, key: &str) -> (Status, String) {
+    let row = job.rows().iter().find(|r| r.key == key).unwrap();
+    (row.status, row.why.clone().unwrap_or_default())
+}
+
+fn has(job: &Job, wanted: &[(&str, &str)]) {
+    for (key, value) in wanted {
+        assert_eq!(setting(job, key).as_deref(), Some(*value), "{key}");
+    }
+}
+
+/// A script in the manner of Stanford Alpaca and FastChat.
+#[test]
+fn scripts_with_arguments_of_the_trainer_are_read() {
+    let script = "#!/bin/bash\n\
+        torchrun --nproc_per_node=8 --master_port=20001 train.py \\\n\
+        --model_name_or_path meta-llama/Llama-2-7b-hf --data_path data.json --bf16 True \\\n\
+        --per_device_train_batch_size 2 --gradient_accumulation_steps 16 --weight_decay 0. \\\n\
+        --fsdp \"full_shard auto_wrap\" --fsdp_transformer_layer_cls_to_wrap 'LlamaDecoderLayer' \\\n\
+        --gradient_checkpointing True --gradient_checkpointing_kwargs '{\"use_reentrant\": true}' \\\n\
+        --model-max-length 2048 --my_own_argument 3 --dataset_nam x\n";
+    let job = read(script);
+    assert_eq!(job.framework, "the Hugging Face Trainer");
+    has(
+        &job,
+        &[
+            ("model.preset", "\"llama2-7b\""),
+            ("train.micro_batch", "2"),
+            ("train.grad_accum", "16"),
+            ("train.seq_len", "2048"),
+            ("train.recompute", "\"full\""),
+            ("train.use_reentrant", "true"),
+            ("fsdp.policy", "\"fsdp2\""),
+            ("precision.param_dtype", "\"bf16\""),
+            ("mesh.dp_shard", "8"),
+        ],
+    );
+    // Scripts define arguments of their own: none is a misspelled one.
+    for own in ["my_own_argument", "dataset_nam"] {
+        assert_eq!(row(&job, own).0, Status::NoCounterpart(Lack::Accuracy));
+    }
+}
+
+#[test]
+fn launchers_of_scripts_are_read() {
+    let trainer = "train.py --model_name_or_path Qwen/Qwen3-0.6B --per_device_train_batch_size 1";
+    let job = read(&format!(
+        "accelerate launch --num_machines 1 --num_processes 8 --mixed_precision bf16 --use_deepspeed \
+         --zero_stage 3 --offload_optimizer_device none {trainer} --use_peft --lora_r 16\n"
+    ));
+    has(
+        &job,
+        &[
+            ("fsdp.strategy", "\"optim_grads_params\""),
+            ("fsdp.policy", "\"native\""),
+            ("lora.r", "16"),
+            ("precision.param_dtype", "\"bf16\""),
+        ],
+    );
+    let job = read(&format!(
+        "deepspeed --include localhost:0,1,2,3,4,5,6,7 {trainer} --bf16 --max_seq_length 1024\n"
+    ));
+    has(&job, &[("train.seq_len", "1024"), ("mesh.dp_shard", "8")]);
+}
+
+/// Commands that are text: `eval`, `bash -c`, and a job that is submitted from a here-document.
+#[test]
+fn commands_within_other_commands_are_read() {
+    let arguments = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --vocab-size 256 \
+                     --seq-length 64 --micro-batch-size 1 --bf16";
+    for script in [
+        format!("CMD=\"torchrun --nproc_per_node 8 pretrain_gpt.py {arguments}\"\neval $CMD\n"),
+        format!("CMD=\"torchrun --nproc_per_node 8 pretrain_gpt.py {arguments}\"\neval \"$CMD\"\n"),
+        format!(
+            "RUN=\"cd /x; python pretrain_gpt.py {arguments}\"\nsbatch <<EOF\n#SBATCH -N 1\nsrun -l \\\n  \
+             bash -x -c \"${{RUN}}\" 2>&1 | tee log.txt\nEOF\n"
+        ),
+        // Data in a here-document is no command.
+        format!(
+            "torchrun --nproc_per_node 8 pretrain_gpt.py {arguments} &> log\n\
+             cat > config.json <<END\npython other.py --num-layers 9\nEND\n"
+        ),
+    ] {
+        let job = read(&script);
+        has(&job, &[("model.layers", "2"), ("train.seq_len", "64")]);
+    }
+}
+
+#[test]
+fn redirections_are_no_values() {
+    for end in ["2>&1 | tee log", "> log 2>&1", "&> log &", "2> err"] {
+        let job = read(&format!(
+            "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 \
+             --num-attention-heads 4 --vocab-size 256 --seq-length 64 --bf16 --micro-batch-size 4 {end}\n"
+        ));
+        has(&job, &[("train.micro_batch", "4")]);
+    }
+}
+
+/// What a script takes from its own arguments stays unknown, without blanks that would make it
+/// several values; lists of further options are named.
+#[test]
+fn what_a_script_does_not_set_is_named() {
+    let script = "WARMUP=$(( ${TOKENS} / $1 / ${SEQ} ))\n\
+        options=\"--lr-warmup-iters ${WARMUP} --num-query-groups 2\"\n\
+        torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 \
+        --vocab-size 256 --seq-length 64 --bf16 --micro-batch-size 4 $pr_options $options\n";
+    let job = read(script);
+    has(&job, &[("train.micro_batch", "4")]);
+    for key in ["--lr-warmup-iters", "$pr_options"] {
+        let (status, why) = row(&job, key);
+        assert_eq!(status, Status::NoCounterpart(Lack::Accuracy), "{key}");
+        assert_eq!(why, "a variable that the file does not set");
+    }
+    let none = try_text("train.sh", "swift sft --model x\n", &eight()).unwrap_err();
+    assert!(none.contains("starts Python"), "{none}");
+}
