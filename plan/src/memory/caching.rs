@@ -8,7 +8,7 @@
 //! * Each (stream, pool) has its own free blocks. The smallest that suffices is taken, and among
 //!   equal ones that with the lowest address. No block ever serves another stream.
 //! * A miss takes a new segment: 2 MiB for small requests, 20 MiB below 10 MiB, otherwise the
-//!   request rounded to 2 MiB. It lies below the segments before it: `cudaMalloc` takes addresses
+//!   request rounded to 2 MiB. Its address is below earlier segments: `cudaMalloc` takes addresses
 //!   from Linux' `mmap`, which goes from high to low, as snapshots of jobs show.
 //! * The low end of a block is handed out; the rest becomes a free block if it is at least 512
 //!   bytes (small pool) or more than 1 MiB (large pool). A smaller rest stays with the block and
