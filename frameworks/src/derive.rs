@@ -5,6 +5,7 @@ mod engine;
 mod experts;
 mod mesh;
 mod precision;
+mod recompute;
 
 pub(crate) use architecture::{Activation, Positions};
 
@@ -23,6 +24,9 @@ const FUSED: &str = "models with fused kernels are predicted without dropout, wi
 
 /// Why the end of a schedule is not used.
 const SCHEDULE: &str = "the learning rate changes numbers, not time or memory";
+
+/// Why options of adapters are not used where no flag turns adapters on.
+const UNSAID: &str = "no argument says that adapters are trained: --set lora.r=N trains them";
 
 /// GPUs per node if nothing says otherwise.
 const PER_NODE: u64 = 8;
@@ -60,16 +64,11 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     experts::dispatch(draft)?;
     batch(draft, ranks)?;
     pairs(draft)?;
-    if let Some(given) = draft.fact(Fact::Recompute)
-        && draft.value("train.recompute").is_none()
-    {
-        draft.set(given.row, "train.recompute", quoted("full"))?;
-        draft.approximates(given.row, "no key says which operations are kept");
-    }
-    recomputed_layers(draft)?;
-    compilation(draft)?;
-    reentrant(draft)?;
-    adapters(draft)?;
+    recompute::whole_blocks(draft)?;
+    recompute::layers(draft)?;
+    recompute::compilation(draft)?;
+    recompute::reentrant(draft)?;
+    adapters(draft, reader.formats.iter().any(|f| f.open))?;
     packed_weights(draft)?;
     let engine = engine::decide(draft, &reader.formats, accelerated)?;
     precision::decide(draft, engine, accelerated)?;
@@ -123,95 +122,11 @@ fn packed_length(draft: &mut Draft) -> Result<(), ConfigError> {
     draft.set(given.row, "train.seq_len", given.value.to_string())
 }
 
-/// Recomputes the first layers alone, as Megatron-LM's method `block` does.
-///
-/// # Errors
-/// Another key that decides the same differently.
-fn recomputed_layers(draft: &mut Draft) -> Result<(), ConfigError> {
-    let block = draft.fact(Fact::RecomputeBlock);
-    let layers = draft.fact(Fact::RecomputeLayers);
-    let whole = draft.value("train.recompute") == Some("\"full\"");
-    let Some(layers) = layers else {
-        if let Some(block) = block.filter(|_| whole) {
-            draft.none(block.row, Lack::Nothing, "as predicted");
-        }
-        return Ok(());
-    };
-    let rows = block.map(|b| b.row).into_iter().chain([layers.row]);
-    let on_block = block.is_some_and(|b| b.value == 1);
-    for row in rows {
-        match (whole, on_block, layers.value) {
-            (true, true, n) => draft.set(row, "train.recompute_layers", n.to_string())?,
-            (true, false, 1) => draft.none(row, Lack::Nothing, "as predicted"),
-            (true, false, _) => {
-                let why = "each block is predicted as recomputed on its own";
-                draft.none(row, Lack::Accuracy, why);
-            }
-            _ => draft.none(row, Lack::Nothing, "no block is recomputed as a whole"),
-        }
-    }
-    Ok(())
-}
-
-/// Decides what is compiled: the model, with FSDP's hooks in it, or each block.
-///
-/// # Errors
-/// Another key that decides the same differently.
-fn compilation(draft: &mut Draft) -> Result<(), ConfigError> {
-    let Some(given) = draft.fact(Fact::Compiled) else {
-        return Ok(());
-    };
-    let regional = draft.fact(Fact::RegionalCompilation);
-    let regional = regional.filter(|r| r.value == 1);
-    let mode = quoted(regional.map_or("regions", |_| "blocks"));
-    for row in regional.iter().map(|r| r.row).chain([given.row]) {
-        draft.set(row, "compile.mode", mode.clone())?;
-    }
-    Ok(())
-}
-
-/// Decides whether recompute is reentrant. Wrappers that FSDP's options ask for never are
-/// (`CheckpointImpl.NO_REENTRANT`).
-///
-/// # Errors
-/// Another key that decides the same differently.
-fn reentrant(draft: &mut Draft) -> Result<(), ConfigError> {
-    let Some(given) = draft.fact(Fact::Reentrant).filter(|f| f.value == 1) else {
-        return Ok(());
-    };
-    let full = quoted("full");
-    let recomputes = |row: &&Row| {
-        let is = |s: &Setting| s.key == "train.recompute" && s.value == full;
-        row.settings.iter().any(is)
-    };
-    match draft.rows.iter().find(recomputes) {
-        None => Ok(()),
-        Some(by) if by.key.contains("fsdp") => {
-            draft.none(
-                given.row,
-                Lack::Nothing,
-                "FSDP's wrappers are not reentrant",
-            );
-            Ok(())
-        }
-        Some(_)
-            if draft
-                .value("compile.mode")
-                .is_some_and(|m| m != quoted("off")) =>
-        {
-            let why = "recompute of compiled code is predicted as not reentrant";
-            draft.none(given.row, Lack::Accuracy, why);
-            Ok(())
-        }
-        Some(_) => draft.set(given.row, "train.use_reentrant", "true".to_owned()),
-    }
-}
-
 /// Drops the options of adapters if none are trained, and gives them a rank if they are.
 ///
 /// # Errors
 /// Another key that names other layers.
-fn adapters(draft: &mut Draft) -> Result<(), ConfigError> {
+fn adapters(draft: &mut Draft, is_open: bool) -> Result<(), ConfigError> {
     let (rows, targets) = draft.take_targets();
     if draft.fact(Fact::Adapter).is_some_and(|a| a.value == 1) {
         draft.assume("lora.r", "8", "the default of PEFT");
@@ -224,15 +139,16 @@ fn adapters(draft: &mut Draft) -> Result<(), ConfigError> {
         }
         return Ok(());
     }
+    // Scripts have a flag of their own for adapters, or none.
+    let (lack, why) = match draft.fact(Fact::Adapter) {
+        None if is_open => (Lack::Accuracy, UNSAID),
+        _ => (Lack::Nothing, "no adapters are trained"),
+    };
     for row in rows {
-        draft.none(row, Lack::Nothing, "no adapters are trained");
+        draft.none(row, lack, why);
     }
     for key in ["r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"] {
-        draft.unset(
-            &format!("lora.{key}"),
-            Lack::Nothing,
-            "no adapters are trained",
-        );
+        draft.unset(&format!("lora.{key}"), lack, why);
     }
     Ok(())
 }

@@ -13,6 +13,8 @@ use std::path::{Path, PathBuf};
 
 /// Files that may refer to one another in a row.
 const MOST_FILES: usize = 16;
+/// Why a job is not predicted whose file of options is named by a variable.
+const UNSET_FILE: &str = "the file decides how the job is sharded, and the variable that names it is not set: write its path";
 /// Folders above a configuration in which a file that it names is looked for: paths are often
 /// relative to the root of a repository.
 const ABOVE: usize = 6;
@@ -158,6 +160,10 @@ impl Reader {
             return Ok(());
         }
         if node.text().is_some_and(|t| t.starts_with('$')) {
+            if matches!(to, To::File(_)) {
+                self.draft.none(row, Lack::Everything, UNSET_FILE);
+                return Ok(());
+            }
             self.draft.none(row, Lack::Accuracy, UNSET_VARIABLE);
             return Ok(());
         }

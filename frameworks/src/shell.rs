@@ -351,6 +351,10 @@ fn map(words: &[Text]) -> Node {
         let Some(name) = word.text.strip_prefix("--") else {
             continue;
         };
+        // `--` ends the arguments of a launcher.
+        if name.is_empty() {
+            continue;
+        }
         let (name, inline) = match name.split_once('=') {
             Some((name, value)) => (name, Some(value)),
             None => (name, None),
@@ -387,6 +391,15 @@ fn map(words: &[Text]) -> Node {
         entries.retain(|(n, _)| n.text != name.text);
         entries.push((name, value));
     }
+    name_unset(&mut entries, unset);
+    let at = entries
+        .first()
+        .map_or(Position { line: 1, column: 1 }, |(n, _)| n.at);
+    Node::new(at, Value::Map(entries))
+}
+
+/// Adds variables that the script does not set under their own names.
+fn name_unset(entries: &mut Vec<(Name, Node)>, unset: Vec<Text>) {
     for Text { text, at } in unset {
         let name = Name {
             text: text.clone(),
@@ -396,10 +409,6 @@ fn map(words: &[Text]) -> Node {
             entries.push((name, Node::new(at, Value::Text(text))));
         }
     }
-    let at = entries
-        .first()
-        .map_or(Position { line: 1, column: 1 }, |(n, _)| n.at);
-    Node::new(at, Value::Map(entries))
 }
 
 /// Returns whether a word is a variable that the script does not set, and nothing else.

@@ -90,6 +90,12 @@ pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
     if draft.fact(Fact::Experts).is_none_or(|e| e.value <= 1) && gated && !latent {
         biases(draft);
     }
+    as_predicted(draft);
+    Ok(())
+}
+
+/// Says of facts that decide no key that the model is as they say.
+fn as_predicted(draft: &mut Draft) {
     for fact in OF_MODEL {
         if let Some(given) = draft.fact(fact) {
             let row = &mut draft.rows[given.row];
@@ -98,7 +104,6 @@ pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
             }
         }
     }
-    Ok(())
 }
 
 const PARTIAL: &str = "model.partial_rotary_factor";
@@ -262,20 +267,28 @@ fn decoder(draft: &mut Draft, gated: bool, latent: bool) -> Result<(), ConfigErr
         draft.assume("model.bias", "true", "without --disable-bias-linear");
     }
     if latent {
-        let dims = |draft: &Draft, fact, default| draft.fact(fact).map_or(default, |g| g.value);
-        let inner = dims(draft, Fact::QkHead, HEAD);
-        let turned = draft.value("model.qk_rope_head_dim");
-        let turned = turned.and_then(|v| v.parse().ok()).unwrap_or(ROTATED);
-        let why = "Megatron's default";
-        draft.assume("model.kv_lora_rank", KV_RANK, why);
-        draft.assume("model.qk_rope_head_dim", ROTATED.to_string(), why);
-        draft.assume("model.v_head_dim", HEAD.to_string(), why);
-        let size = inner.saturating_add(turned).to_string();
-        draft.unset("model.head_dim", Lack::Nothing, "latent attention");
-        match draft.fact(Fact::QkHead) {
-            Some(given) => draft.set(given.row, "model.head_dim", size)?,
-            None => draft.assume("model.head_dim", size, why),
-        }
+        return latent_attention(draft);
+    }
+    Ok(())
+}
+
+/// Sets the sizes of latent attention.
+fn latent_attention(draft: &mut Draft) -> Result<(), ConfigError> {
+    let dims = |draft: &Draft, fact, default| draft.fact(fact).map_or(default, |g| g.value);
+    let inner = dims(draft, Fact::QkHead, HEAD);
+    let turned = draft.value("model.qk_rope_head_dim");
+    let turned = turned.and_then(|v| v.parse().ok()).unwrap_or(ROTATED);
+    let why = "Megatron's default";
+    draft.assume("model.kv_lora_rank", KV_RANK, why);
+    draft.assume("model.qk_rope_head_dim", ROTATED.to_string(), why);
+    draft.assume("model.v_head_dim", HEAD.to_string(), why);
+    let size = inner.saturating_add(turned).to_string();
+    draft.unset("model.head_dim", Lack::Nothing, "latent attention");
+    let norms = "the compressed vectors are normalized";
+    draft.unset("model.qk_norm", Lack::Nothing, norms);
+    match draft.fact(Fact::QkHead) {
+        Some(given) => draft.set(given.row, "model.head_dim", size)?,
+        None => draft.assume("model.head_dim", size, why),
     }
     Ok(())
 }

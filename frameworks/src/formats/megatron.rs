@@ -198,10 +198,12 @@ const KEYS: &[Key] = &[
     with("heterogeneous-layers-config-encoded-json", other_layers),
     with("linear-attention-freq", other_layers),
     with("encoder-num-layers", other_layers),
-    lost(
-        "mtp-num-layers",
-        "layers that predict later tokens are not predicted",
-    ),
+    with("mtp-num-layers", |node| {
+        Ok(match node.count()? {
+            0 => Effect::Aside("off"),
+            _ => Effect::Lost("layers that predict later tokens are not predicted"),
+        })
+    }),
     lost(
         "window-attn-skip-freq",
         "attention is predicted over all positions",

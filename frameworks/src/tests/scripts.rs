@@ -73,6 +73,21 @@ fn launchers_of_scripts_are_read() {
     has(&job, &[("train.seq_len", "1024"), ("mesh.dp_shard", "8")]);
 }
 
+/// Whether a script trains adapters, only its code may say; a file that a variable names is needed.
+#[test]
+fn what_decides_a_job_and_is_not_said_is_named() {
+    let script = "python mason.py --num_nodes 1 -- torchrun --nproc_per_node 8 train_lora.py \
+                  --model_name_or_path Qwen/Qwen3-0.6B --per_device_train_batch_size 1 --lora_r 8";
+    let job = read(&format!("{script}\n"));
+    let (status, why) = row(&job, "lora_r");
+    assert_eq!(status, Status::NoCounterpart(Lack::Accuracy));
+    assert!(why.contains("--set lora.r"), "{why}");
+    assert!(job.rows().iter().all(|r| !r.key.is_empty()));
+    let job = read(&format!("{script} --deepspeed $CONFIG\n"));
+    let decisive: Vec<&str> = job.decisive().map(|r| r.key.as_str()).collect();
+    assert_eq!(decisive, ["deepspeed"]);
+}
+
 /// Commands that are text: `eval`, `bash -c`, and a job that is submitted from a here-document.
 #[test]
 fn commands_within_other_commands_are_read() {

@@ -109,6 +109,8 @@ impl RoutedAttention {
             groups: 1,
             kept: 1,
             bias: false,
+            // Experts of attention are not those of `[moe]`.
+            forced: None,
         });
         let logits = b.linear(self.router, rows);
         let logits = b.as_operand(route, 0, logits);

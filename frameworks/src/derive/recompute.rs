@@ -1,0 +1,104 @@
+//! Decides what is recomputed in backward, and what is compiled.
+
+use crate::draft::Draft;
+use crate::error::ConfigError;
+use crate::row::{Lack, Row, Setting};
+use crate::table::{Fact, quoted};
+
+/// Recomputes whole blocks if no key says which operations are kept.
+///
+/// # Errors
+/// Another key that decides the same differently.
+pub(super) fn whole_blocks(draft: &mut Draft) -> Result<(), ConfigError> {
+    if let Some(given) = draft.fact(Fact::Recompute)
+        && draft.value("train.recompute").is_none()
+    {
+        draft.set(given.row, "train.recompute", quoted("full"))?;
+        draft.approximates(given.row, "no key says which operations are kept");
+    }
+    Ok(())
+}
+
+/// Recomputes the first layers alone, as Megatron-LM's method `block` does.
+///
+/// # Errors
+/// Another key that decides the same differently.
+pub(super) fn layers(draft: &mut Draft) -> Result<(), ConfigError> {
+    let block = draft.fact(Fact::RecomputeBlock);
+    let layers = draft.fact(Fact::RecomputeLayers);
+    let whole = draft.value("train.recompute") == Some("\"full\"");
+    let Some(layers) = layers else {
+        if let Some(block) = block.filter(|_| whole) {
+            draft.none(block.row, Lack::Nothing, "as predicted");
+        }
+        return Ok(());
+    };
+    let rows = block.map(|b| b.row).into_iter().chain([layers.row]);
+    let on_block = block.is_some_and(|b| b.value == 1);
+    for row in rows {
+        match (whole, on_block, layers.value) {
+            (true, true, n) => draft.set(row, "train.recompute_layers", n.to_string())?,
+            (true, false, 1) => draft.none(row, Lack::Nothing, "as predicted"),
+            (true, false, _) => {
+                let why = "each block is predicted as recomputed on its own";
+                draft.none(row, Lack::Accuracy, why);
+            }
+            _ => draft.none(row, Lack::Nothing, "no block is recomputed as a whole"),
+        }
+    }
+    Ok(())
+}
+
+/// Decides whether recompute is reentrant. Wrappers that FSDP's options ask for never are
+/// (`CheckpointImpl.NO_REENTRANT`).
+///
+/// # Errors
+/// Another key that decides the same differently.
+pub(super) fn reentrant(draft: &mut Draft) -> Result<(), ConfigError> {
+    let Some(given) = draft.fact(Fact::Reentrant).filter(|f| f.value == 1) else {
+        return Ok(());
+    };
+    let full = quoted("full");
+    let recomputes = |row: &&Row| {
+        let is = |s: &Setting| s.key == "train.recompute" && s.value == full;
+        row.settings.iter().any(is)
+    };
+    match draft.rows.iter().find(recomputes) {
+        None => Ok(()),
+        Some(by) if by.key.contains("fsdp") => {
+            draft.none(
+                given.row,
+                Lack::Nothing,
+                "FSDP's wrappers are not reentrant",
+            );
+            Ok(())
+        }
+        Some(_)
+            if draft
+                .value("compile.mode")
+                .is_some_and(|m| m != quoted("off")) =>
+        {
+            let why = "recompute of compiled code is predicted as not reentrant";
+            draft.none(given.row, Lack::Accuracy, why);
+            Ok(())
+        }
+        Some(_) => draft.set(given.row, "train.use_reentrant", "true".to_owned()),
+    }
+}
+
+/// Decides what is compiled: the model, with FSDP's hooks in it, or each block.
+///
+/// # Errors
+/// Another key that decides the same differently.
+pub(super) fn compilation(draft: &mut Draft) -> Result<(), ConfigError> {
+    let Some(given) = draft.fact(Fact::Compiled) else {
+        return Ok(());
+    };
+    let regional = draft.fact(Fact::RegionalCompilation);
+    let regional = regional.filter(|r| r.value == 1);
+    let mode = quoted(regional.map_or("regions", |_| "blocks"));
+    for row in regional.iter().map(|r| r.row).chain([given.row]) {
+        draft.set(row, "compile.mode", mode.clone())?;
+    }
+    Ok(())
+}
