@@ -678,6 +678,7 @@ mod bench {
                 shapes: &shapes,
                 groups: runs.get(&id).map_or(&[], Vec::as_slice),
                 scales: scales.get(&id).map_or(&[], Vec::as_slice),
+                data_rank: 0,
             };
             // SAFETY: the ranges are in separate buffers.
             unsafe { shardlab_exec::kernels::launch(&context, &hr, &hw)? };
@@ -771,6 +772,7 @@ mod bench {
                 shapes: &[],
                 groups: &[],
                 scales: &[],
+                data_rank: 0,
             };
             // SAFETY: the ranges are in separate buffers.
             unsafe { shardlab_exec::kernels::launch(&context, hr, &writes)? };

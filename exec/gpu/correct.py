@@ -198,7 +198,14 @@ def moe():
         "captured iteration": ([*f32, 'compile.cuda_graph="full_iteration"'], 1e-3),
         "sigmoid in groups": ([*f32, "model.router=sigmoid", "model.router_groups=4", "model.router_group_top_k=2"], 1e-3),
     }
-    alike = ("f32", "bf16", "bf16, rows of 96 bytes", "fused gates", "regions", "blocks, bf16", "full", "recompute", "selective", "fsdp2", "megatron", "captured blocks", "captured iteration")
+    # Every device makes the same choices, whatever its sums round to.
+    force, seeded = "moe.force_routing=true", ["moe.force_routing=true", "moe.routing=seeded", "moe.imbalance=2"]
+    ways |= {
+        "forced, balanced": ([*f32, force], 1e-3), "forced, seeded": ([*f32, *seeded], 1e-3),
+        "forced, seeded, captured blocks": ([*f32, *seeded, *captured], 1e-3),
+        "forced, 128 experts, top 8": ([*f32, *seeded, "model.experts=128", "model.top_k=8"], 1e-3),
+    }
+    alike = ("forced, seeded", "forced, 128 experts, top 8", "f32", "bf16", "bf16, rows of 96 bytes", "fused gates", "regions", "blocks, bf16", "full", "recompute", "selective", "fsdp2", "megatron", "captured blocks", "captured iteration")
     sizes = [ep for ep in (2, 4) if ep <= every]
     # These policies reserve rows for equally popular experts; kernels on GPUs cannot fail if there are more.
     room = {way: ["moe.capacity_factor=4"] for way in ("fsdp2", "megatron")}
@@ -208,6 +215,7 @@ def moe():
         "padded, captured iteration": ["moe.dispatcher=padded", 'compile.cuda_graph="full_iteration"'],
         "peer": ["moe.dispatcher=peer"], "peer, recompute": ["moe.dispatcher=peer", "train.recompute=full"],
         "peer, captured iteration": ["moe.dispatcher=peer", 'compile.cuda_graph="full_iteration"'],
+        "peer, forced, seeded": ["moe.dispatcher=peer", *seeded], "all_to_all, forced, balanced": ["moe.dispatcher=all_to_all", force],
         "padded, dropped": ["moe.dispatcher=padded", "moe.capacity_factor=0.75"],
     }
     ways |= {f"{way}, ep {ep}": ([*f32, *sets, f"mesh.ep={ep}"], 1e-3) for ep in sizes for way, sets in sent.items()}
@@ -215,6 +223,23 @@ def moe():
     def case(title, sets, limit):
         def job():
             against_cpu("moe", title, name, [*fit(every), *sets], limit)
+        return job
+
+    def recorded(ep):
+        title = "counts of forced choices" + (f", ep {ep}" if ep > 1 else "")
+
+        def job():
+            sets = [*fit(every), *f32, *seeded, f"mesh.ep={ep}", "model.experts=60", "model.top_k=4"]
+            counts = []
+            for run, device in ((train, "device"), (reference, "cpu")):
+                file = OUT / f"routing-{device}-{ep}.json"
+                code, _, err, _ = run(name, "--record-routing", file, sets=sets, timeout=90)
+                if code:
+                    return row("moe", title, False, last_line(err))
+                counts.append(json.loads(file.read_text())["layers"])
+            same = counts[0] == counts[1]
+            most = max(max(of) * len(of) / sum(of) for of in counts[0].values())
+            row("moe", title, same, f"counts are {'equal' if same else 'NOT equal'} to those of the CPU device, the largest is {most:.2f} times the mean")
         return job
 
     def replayed(ep):
@@ -267,7 +292,7 @@ def moe():
         "rows of 72 bytes": ([], []), "delays": ([], ["--delays", 3]), "delays, captured iteration": (['compile.cuda_graph="full_iteration"'], ["--delays", 4]),
         **({} if SHARED else {"threads": ([], ["--one-process"])}),
     }
-    together([*(case(t, *w) for t, w in ways.items()), *(replayed(ep) for ep in (1, *sizes)),
+    together([*(case(t, *w) for t, w in ways.items()), *(recorded(ep) for ep in (1, *sizes)), *(replayed(ep) for ep in (1, *sizes)),
               *(fused(ep, more) for ep in (1, *sizes) for more in ([], ["train.recompute=full"])),
               *(pushed(ep, t, *w) for ep in sizes for t, w in pushes.items())], 1 if CPU else AT_ONCE)
 

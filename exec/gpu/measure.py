@@ -1,6 +1,6 @@
 """Stages that measure: the machine's profile, predictions against measurements, the acceptance run."""
 import json, os, queue, threading
-from keys import AS_THEY_COME, BEST, CAPTURED, CHUNKED, FUSED, NATIVE, POINTWISE, REGIONS, SUMMED
+from keys import AS_THEY_COME, BEST, CAPTURED, CAST, CHUNKED, FASTEST, FUSED, IN_BACKWARD, NATIVE, POINTWISE, PROJECTIONS, REGIONS, SUMMED
 from tools import CPU, OUT, call, chosen, fit, gpus, last_line, left, row, shardlab, train
 import tools
 
@@ -114,6 +114,37 @@ CNN = ["train.steps=12", "model.layers=8", "model.channels=256", "model.height=6
 ENCODER = ["train.steps=12", "model.layers=12", "model.hidden=1536", "model.heads=24", "model.ffn=6144", "train.seq_len=512", "train.micro_batch=16", 'precision.compute="bf16"']
 
 
+# Variants of mixtures of experts: scenarios, and what is set. Experts are chosen as predictions assume, so that
+# errors are those of prices, not of an assumption about the router.
+FORCED = "moe.force_routing=true"
+SKEWED = [FORCED, "moe.routing=seeded", "moe.imbalance=1.5"]
+TWO = [FORCED, "mesh.ep=2"]
+PEER, EXCHANGE, PADDED = "moe.dispatcher=peer", "moe.dispatcher=all_to_all", "moe.dispatcher=padded"
+MOE_VARIANTS = {
+    "compiled": BEST,
+    "eager": NATIVE,
+    "fastest": FASTEST,
+    "fastest, cast": [*FASTEST, CAST],
+    "fastest, in backward, cast, apart": [*FASTEST, IN_BACKWARD, CAST, PROJECTIONS],
+    "fastest, captured": [*FASTEST, CAPTURED],
+    "ep 2": [*FASTEST, *TWO],
+    "ep 2, skewed": [*FASTEST, *SKEWED, *TWO],
+    "ep 2, eager": [*NATIVE, *TWO],
+    "ep 2, peer": [*FASTEST, *TWO, PEER],
+    "ep 2, peer, skewed": [*FASTEST, *SKEWED, *TWO, PEER],
+    "ep 2, peer, captured": [*FASTEST, *TWO, PEER, CAPTURED],
+    "ep 2, all_to_all": [*FASTEST, *TWO, EXCHANGE],
+    "ep 2, all_to_all, skewed": [*FASTEST, *SKEWED, *TWO, EXCHANGE],
+    "ep 2, padded": [*FASTEST, *TWO, PADDED],
+}
+MOE_MODELS = {
+    "a3b-12l-64e": ("peers-a3b-12l-64e", []),
+    "mixtral-4l": ("peers-mixtral-4l", []),
+    # A shape that no kernel was measured for: wide shared experts next to 32 small ones.
+    "shared": ("peers-a3b-12l-64e", ["model.layers=8", "model.heads=16", "model.experts=32", "model.top_k=4", "model.expert_ffn=1408", "model.shared_expert_ffn=2816"]),
+}
+
+
 def settings(sets):
     """Settings, the last of each key."""
     return [f"{k}={v}" for k, v in dict(s.split("=", 1) for s in sets).items()]
@@ -169,6 +200,25 @@ def options():
     results = [r for r in results if r]
     if results:
         summed_up("options", results)
+
+
+def moe_fidelity():
+    """Predictions of mixtures of experts against measurements, with and without expert parallelism; ROWS and RUNS narrow them."""
+    profile, world, results = hardware(), min(2, gpus()), []
+    wanted = os.environ.get("ROWS", ",".join(MOE_MODELS)).split(",")
+    for model in filter(MOE_MODELS.__contains__, wanted):
+        scenario, same = MOE_MODELS[model]
+        for name in chosen(list(MOE_VARIANTS)):
+            if left() < 25:
+                row("moe_fidelity", f"{model} {name}", None, tools.NO_TIME)
+                break
+            sets = ["train.steps=12", *same, *MOE_VARIANTS[name]]
+            if CPU:
+                scenario, sets = "small-moe", ["train.steps=3", *[s for s in sets if not s.startswith(("train.steps", "model."))]]
+            results.append(judged("moe_fidelity", f"{model} {name}", profile, world, None, scenario, sets))
+    results = [r for r in results if r]
+    if results:
+        summed_up("moe_fidelity", results)
 
 
 def fidelity():

@@ -1,6 +1,7 @@
-//! The ground floor: what devices, collectives, processes and the engine all use.
+//! The foundation: what devices, collectives, processes and the engine all use.
 //!
-//! Nothing here knows a device, a kernel or a socket, so every other folder may import this one.
+//! Nothing here depends on a device, a kernel or a socket, so every other folder may import this
+//! one.
 
 pub(crate) mod abort;
 pub(crate) mod blockwise;

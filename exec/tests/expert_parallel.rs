@@ -6,6 +6,7 @@ mod common;
 use common::{load, poisoned, run};
 use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::train::{self, CheckpointOptions, NoObserver, Outcome, Resume, RunOptions};
+use shardlab_plan::config::Histogram;
 
 const STEPS: u64 = 4;
 
@@ -224,6 +225,109 @@ fn every_dispatcher_reaches_the_losses_of_ranks_with_all_experts() {
             assert_close(&trained(4, 4, &set), &all, &format!("{set:?}"));
         }
     }
+}
+
+/// Forced choices of sequences that are longer than those of the shipped mixture.
+const FORCED: [&str; 3] = [
+    "moe.force_routing=true",
+    "train.seq_len=64",
+    "model.max_seq_len=64",
+];
+
+/// Counts of a run whose routing is forced, by layer.
+fn forced_counts(dp_shard: u32, ep: u32, set: &[&str]) -> (Outcome, Vec<Vec<u64>>) {
+    let mesh = mesh(dp_shard, ep);
+    let forced = [&FORCED[..], set].concat();
+    let mut options = options();
+    options.exec.routing = true;
+    let outcome = run(&load("small-moe", &settings(&mesh, &forced)), options);
+    let histogram = outcome.routing.as_ref().unwrap();
+    let counts = histogram.layers.values().cloned().collect();
+    (outcome, counts)
+}
+
+#[test]
+fn forced_routing_chooses_as_the_scenario_says() {
+    let seeded = ["moe.routing=seeded", "moe.imbalance=2"];
+    let (free, balanced) = (trained(4, 1, &FORCED[1..]), &[][..]);
+    for set in [balanced, &seeded] {
+        let (all, counts) = forced_counts(4, 1, set);
+        assert_ne!(all.run.losses, free.run.losses);
+        assert!(all.run.losses[0] > all.run.losses[STEPS as usize - 1]);
+        for layer in &counts {
+            let mean = layer.iter().sum::<u64>() as f64 / 8.0;
+            let most = layer.iter().copied().max().unwrap() as f64 / mean;
+            // All steps have the same choices, which rounding moves by at most one per group of
+            // four tokens and rank.
+            if set.is_empty() {
+                assert!(layer.iter().all(|n| *n as f64 == mean), "{layer:?}");
+            } else {
+                assert!((most - 2.0).abs() < 0.1, "{most}: {layer:?}");
+            }
+        }
+        assert_eq!(counts[0] == counts[1], set.is_empty());
+        for ep in [2, 4] {
+            for more in [
+                &[][..],
+                &["moe.dispatcher=padded"],
+                &["moe.dispatcher=all_to_all"],
+                &["moe.dispatcher=peer"],
+                &["fsdp.policy=fsdp2", ROOM],
+                &["fsdp.policy=megatron", ROOM, "compile.mode=regions"],
+                &["train.recompute=full"],
+                &["train.recompute=selective", "compile.mode=blocks"],
+            ] {
+                let set = [set, more].concat();
+                let (divided, same) = forced_counts(4, ep, &set);
+                assert_close(&divided, &all, &format!("{set:?} ep = {ep}"));
+                assert_eq!(same, counts, "{set:?} ep = {ep}");
+            }
+        }
+    }
+    let all = forced_counts(4, 1, &[]).0;
+    // Ranks send one another equal numbers of rows.
+    let exact = ["fsdp.policy=fsdp2", "moe.capacity_factor=1"];
+    assert_close(&forced_counts(4, 4, &exact).0, &all, "no spare row");
+    for set in [
+        &["compile.mode=full"][..],
+        &["compile.cuda_graph=full_iteration"],
+        &["compile.cuda_graph=[\"block\"]", "moe.dispatcher=peer"],
+    ] {
+        let set = [&FORCED[..], set].concat();
+        for ep in [1, 2] {
+            // Ranks with all experts have no dispatcher.
+            let own = set.len() - usize::from(ep == 1 && set.len() == FORCED.len() + 2);
+            let what = format!("{set:?} ep = {ep}");
+            assert_close(&trained(4, ep, &set[..own]), &all, &what);
+        }
+    }
+}
+
+/// Shares of tokens that choose each expert are those of the recorded choices.
+#[test]
+fn forced_routing_follows_a_histogram() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("routing.json");
+    let wanted = [[1, 2, 3, 4, 5, 6, 7, 8], [0, 0, 5, 0, 5, 1, 2, 3]];
+    let recorded = Histogram {
+        format: Histogram::FORMAT,
+        experts: 8,
+        top_k: 2,
+        layers: (1..).zip(wanted.map(|w| w.to_vec())).collect(),
+    };
+    std::fs::write(&path, serde_json::to_string(&recorded).unwrap()).unwrap();
+    let routing = format!("moe.routing={}", path.display());
+    let (_, counts) = forced_counts(4, 1, &[&routing]);
+    for (counts, wanted) in counts.iter().zip(&wanted) {
+        let all = [counts.iter().sum::<u64>(), wanted.iter().sum()].map(|n| n as f64);
+        for (n, w) in counts.iter().zip(wanted) {
+            let shares = [*n as f64 / all[0], *w as f64 / all[1]];
+            assert!((shares[0] - shares[1]).abs() < 0.02, "{counts:?}");
+            assert_eq!(*n == 0, *w == 0);
+        }
+    }
+    let divided = forced_counts(4, 2, &[&routing, "moe.dispatcher=peer"]).1;
+    assert_eq!(divided, counts);
 }
 
 #[test]

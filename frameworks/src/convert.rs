@@ -2,7 +2,7 @@
 
 use crate::adapters::Targets;
 use crate::reader::float;
-use crate::table::{Dtype, Effect, Fact, Float8Scaling, quoted};
+use crate::table::{Dtype, Effect, FORCED, Fact, Float8Scaling, quoted};
 use crate::tree::{Node, Value};
 
 type Converted = Result<Effect, String>;
@@ -59,6 +59,11 @@ pub(crate) fn if_true(node: &Node, effect: Effect) -> Converted {
     } else {
         Effect::Aside("off")
     })
+}
+
+/// Lets equally popular experts take the tokens, whatever routers say.
+pub(crate) fn forced_routing(node: &Node) -> Converted {
+    if_true(node, Effect::Set(FORCED, "true".to_owned()))
 }
 
 /// Runs the matmuls of linear layers in 8 bits.

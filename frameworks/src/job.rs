@@ -6,21 +6,10 @@ use crate::reader::Reader;
 use crate::row::{Lack, Row, Status, UNSET_VARIABLE};
 use crate::table::Fact;
 use shardlab_plan::Scenario;
-use shardlab_plan::scenario::{self, Position, ScenarioError, ScenarioErrorKind};
+use shardlab_plan::scenario::{self, Position, SECTIONS, ScenarioError, ScenarioErrorKind};
 use std::fmt::{self, Write};
 use std::path::PathBuf;
 
-/// Sections of a scenario in the order in which they are written.
-const SECTIONS: [&str; 8] = [
-    "model",
-    "lora",
-    "train",
-    "mesh",
-    "moe",
-    "fsdp",
-    "precision",
-    "compile",
-];
 /// What becomes of a name in a list of layers that the model does not have: PEFT needs one that
 /// matches.
 const NO_SUCH_LAYER: &str = "skipped, as PEFT does where the model has no such layer";

@@ -415,6 +415,7 @@ pub(crate) const fn number(name: &'static str, scenario: &'static str) -> Key {
 
 /// The key of the capacity of experts.
 pub(crate) const CAPACITY: &str = "moe.capacity_factor";
+pub(crate) const FORCED: &str = "moe.force_routing";
 
 /// Returns a quantity.
 pub(crate) const fn fact(name: &'static str, fact: Fact) -> Key {

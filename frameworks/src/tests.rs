@@ -654,6 +654,45 @@ fn experts_of_megatron_are_read() {
     assert_eq!(setting(&job, "model.aux_loss"), None);
 }
 
+/// torchtitan deals tokens out in turn, Megatron-LM draws logits.
+#[test]
+fn forced_load_balance_is_read() {
+    let key = "moe.force_routing";
+    let (all, force) = (
+        "--num-experts 16 --moe-router-topk 4",
+        "--moe-router-force-load-balancing",
+    );
+    let of = |more: &str| try_text("train.sh", &experts_of_megatron(more), &eight()).unwrap();
+    let mut job = of(&format!("{all} {force}"));
+    assert_eq!(setting(&job, key).as_deref(), Some("true"));
+    assert!(job.scenario(&[]).unwrap().forced_routing.is_some());
+    assert_eq!(setting(&of(all), key), None);
+    // A dense model has nothing to force.
+    assert_eq!(setting(&of(force), key), None);
+
+    let text = std::fs::read_to_string(format!("{DATA}/torchtitan/llama3-8b.toml")).unwrap();
+    let with = |section: &str, option: &str, flavor: &str| {
+        let named = "name = \"llama3\"\nflavor = \"8B\"";
+        assert!(text.contains(named));
+        let text = text.replace(named, &format!("name = \"qwen3\"\nflavor = \"{flavor}\""));
+        let line = format!("[{section}]\n");
+        let text = match text.contains(&line) {
+            true => text.replace(&line, &format!("{line}{option} = true\n")),
+            false => format!("{text}\n{line}{option} = true\n"),
+        };
+        setting(&try_text("titan.toml", &text, &eight()).unwrap(), key)
+    };
+    let both = [
+        ("debug", "moe_force_load_balance"),
+        ("training", "debug_moe_force_load_balance"),
+    ];
+    for (section, option) in both {
+        let mixture = with(section, option, "30B-A3B");
+        assert_eq!(mixture.as_deref(), Some("true"), "{option}");
+        assert_eq!(with(section, option, "8B"), None, "{option}");
+    }
+}
+
 #[test]
 fn dispatchers_of_megatron_are_read() {
     let of = |more: &str, options: &Options| {

@@ -239,6 +239,8 @@ struct Live {
     unit: String,
 }
 
+/// Reports the segments at the end and the history of a device; `before` are the bytes that were
+/// allocated before the history, if they are known.
 fn device_report(
     device: u32,
     segments: &[&Value],
@@ -252,115 +254,125 @@ fn device_report(
         segments: segments.len(),
         ..SnapshotReport::default()
     };
-    for segment in segments {
-        report.end_reserved_bytes += number(segment, "total_size");
-        for block in segment.get("blocks").map_or(&[][..], Value::items) {
-            match text(block, "state") {
-                "active_allocated" => report.end_allocated_bytes += number(block, "size"),
-                "inactive" => {
-                    report.largest_free_bytes = report.largest_free_bytes.max(number(block, "size"))
+    report.add_end(segments);
+    let (added, reserved) = report.sum(history);
+    // Blocks at the end are rounded, requests in the history are not.
+    let at_end = |end: u64, change: i64| end.cast_signed().saturating_sub(change);
+    let allocated = before.unwrap_or_else(|| at_end(report.end_allocated_bytes, added));
+    let held = at_end(report.end_reserved_bytes, reserved);
+    report.add_start(allocated, held, history.is_empty());
+    report.add_history(history, annotations, allocated, held);
+    report
+}
+
+impl SnapshotReport {
+    /// Adds the bytes of segments and blocks at the end.
+    fn add_end(&mut self, segments: &[&Value]) {
+        for segment in segments {
+            self.end_reserved_bytes += number(segment, "total_size");
+            for block in segment.get("blocks").map_or(&[][..], Value::items) {
+                let size = number(block, "size");
+                match text(block, "state") {
+                    "active_allocated" => self.end_allocated_bytes += size,
+                    "inactive" => self.largest_free_bytes = self.largest_free_bytes.max(size),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// Returns the bytes that a history allocates and reserves in total, and notes unknown actions.
+    fn sum(&mut self, history: &[Value]) -> (i64, i64) {
+        let (mut added, mut reserved) = (0_i64, 0_i64);
+        for event in history {
+            let size = number(event, "size").cast_signed();
+            match text(event, "action") {
+                "alloc" => added += size,
+                "free_requested" | "free" => added -= size,
+                "segment_alloc" | "segment_map" => reserved += size,
+                "segment_free" | "segment_unmap" => reserved -= size,
+                "free_completed" | "snapshot" | "oom" | "annotate" | "workspace_snapshot" => {}
+                other => *self.unknown.entry(other.to_owned()).or_default() += 1,
+            }
+        }
+        (added, reserved)
+    }
+
+    /// Adds what was allocated and held before the history, and what the history lacks.
+    fn add_start(&mut self, allocated: i64, held: i64, no_history: bool) {
+        self.before_bytes = u64::try_from(allocated).unwrap_or(0);
+        self.peak_allocated_bytes = self.before_bytes;
+        self.peak_reserved_bytes = u64::try_from(held).unwrap_or(0);
+        let mut note = |text: &str| self.notes.push(text.into());
+        if allocated < 0 {
+            note(
+                "the history frees more than it allocates and the end state contains: it is incomplete",
+            );
+        }
+        if self.before_bytes > 0 {
+            note(
+                "the history begins in the middle of the run: memory allocated before has no frames",
+            );
+        }
+        if no_history {
+            note("there is no history: only the state at the end is known");
+            self.peak_allocated_bytes = self.end_allocated_bytes;
+            self.peak_reserved_bytes = self.end_reserved_bytes;
+        }
+    }
+
+    /// Adds peaks, what was live at the peak, and failed allocations.
+    fn add_history(
+        &mut self,
+        history: &[Value],
+        annotations: &[&Value],
+        mut allocated: i64,
+        mut held: i64,
+    ) {
+        let mut places = Places::new(annotations);
+        let mut live: HashMap<u64, Live> = HashMap::new();
+        let mut before = self.before_bytes;
+        for event in history {
+            let (address, bytes) = (number(event, "addr"), number(event, "size"));
+            let size = bytes.cast_signed();
+            match text(event, "action") {
+                "alloc" => {
+                    allocated += size;
+                    let (role, unit) = places.of(event);
+                    live.insert(address, Live { bytes, role, unit });
+                }
+                "free_requested" | "free" => {
+                    allocated -= size;
+                    if live.remove(&address).is_none() {
+                        before = before.saturating_sub(bytes);
+                    }
+                }
+                "segment_alloc" | "segment_map" => held += size,
+                "segment_free" | "segment_unmap" => held -= size,
+                "oom" => {
+                    let (by_role, by_unit) = shares(&live, before);
+                    self.out_of_memory.push(OutOfMemory {
+                        requested_bytes: bytes,
+                        device_free_bytes: number(event, "device_free"),
+                        allocated_bytes: u64::try_from(allocated).unwrap_or(0),
+                        by_role,
+                        by_unit,
+                        ..OutOfMemory::default()
+                    });
                 }
                 _ => {}
             }
-        }
-    }
-    let (mut added, mut reserved) = (0_i64, 0_i64);
-    for event in history {
-        let size = number(event, "size").cast_signed();
-        match text(event, "action") {
-            "alloc" => added += size,
-            "free_requested" | "free" => added -= size,
-            "segment_alloc" | "segment_map" => reserved += size,
-            "segment_free" | "segment_unmap" => reserved -= size,
-            "free_completed" | "snapshot" | "oom" | "annotate" | "workspace_snapshot" => {}
-            other => *report.unknown.entry(other.to_owned()).or_default() += 1,
-        }
-    }
-    // Blocks at the end are rounded, requests in the history are not.
-    let mut allocated = before.unwrap_or_else(|| {
-        report
-            .end_allocated_bytes
-            .cast_signed()
-            .saturating_sub(added)
-    });
-    let mut held = report
-        .end_reserved_bytes
-        .cast_signed()
-        .saturating_sub(reserved);
-    if allocated < 0 {
-        report.notes.push(
-            "the history frees more than it allocates and the end state contains: it is incomplete"
-                .into(),
-        );
-    }
-    report.before_bytes = u64::try_from(allocated).unwrap_or(0);
-    report.peak_allocated_bytes = report.before_bytes;
-    report.peak_reserved_bytes = u64::try_from(held).unwrap_or(0);
-    if report.before_bytes > 0 {
-        report.notes.push(
-            "the history begins in the middle of the run: memory allocated before has no frames"
-                .into(),
-        );
-    }
-    if history.is_empty() {
-        report
-            .notes
-            .push("there is no history: only the state at the end is known".into());
-        report.peak_allocated_bytes = report.end_allocated_bytes;
-        report.peak_reserved_bytes = report.end_reserved_bytes;
-    }
-    let mut places = Places::new(annotations);
-    let mut live: HashMap<u64, Live> = HashMap::new();
-    let mut before = report.before_bytes;
-    for event in history {
-        let (address, size) = (number(event, "addr"), number(event, "size"));
-        match text(event, "action") {
-            "alloc" => {
-                allocated += size.cast_signed();
-                let (role, unit) = places.of(event);
-                live.insert(
-                    address,
-                    Live {
-                        bytes: size,
-                        role,
-                        unit,
-                    },
-                );
+            let held_now = u64::try_from(held).unwrap_or(0);
+            self.peak_reserved_bytes = self.peak_reserved_bytes.max(held_now);
+            let now = u64::try_from(allocated).unwrap_or(0);
+            if now > self.peak_allocated_bytes
+                || self.by_role.is_empty() && now == self.peak_allocated_bytes
+            {
+                self.peak_allocated_bytes = now;
+                (self.by_role, self.by_unit) = shares(&live, before);
             }
-            "free_requested" | "free" => {
-                allocated -= size.cast_signed();
-                if live.remove(&address).is_none() {
-                    before = before.saturating_sub(size);
-                }
-            }
-            "segment_alloc" | "segment_map" => held += size.cast_signed(),
-            "segment_free" | "segment_unmap" => held -= size.cast_signed(),
-            "oom" => {
-                let free = number(event, "device_free");
-                let (by_role, by_unit) = shares(&live, before);
-                report.out_of_memory.push(OutOfMemory {
-                    requested_bytes: size,
-                    device_free_bytes: free,
-                    allocated_bytes: u64::try_from(allocated).unwrap_or(0),
-                    by_role,
-                    by_unit,
-                    ..OutOfMemory::default()
-                });
-            }
-            _ => {}
-        }
-        report.peak_reserved_bytes = report
-            .peak_reserved_bytes
-            .max(u64::try_from(held).unwrap_or(0));
-        let now = u64::try_from(allocated).unwrap_or(0);
-        if now > report.peak_allocated_bytes
-            || report.by_role.is_empty() && now == report.peak_allocated_bytes
-        {
-            report.peak_allocated_bytes = now;
-            (report.by_role, report.by_unit) = shares(&live, before);
         }
     }
-    report
 }
 
 /// Adds what the model of the allocator says about the history.

@@ -27,7 +27,9 @@ mod users;
 mod zeros;
 
 use crate::autodiff::{self, Sums, recompute::Recomputed};
-use crate::config::{CompileMode, Implementation, MergeProjections, RecomputeLayers, Scenario};
+use crate::config::{
+    CompileMode, ForcedRouting, Implementation, MergeProjections, RecomputeLayers, Scenario,
+};
 use crate::ir::{ModuleId, Param, ParamId};
 use crate::models::declare::{Blocks, Tree};
 use crate::models::flops::{self, Backward};
@@ -203,6 +205,10 @@ fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) ->
             .moe
             .as_ref()
             .is_none_or(|moe| moe.busiest.is_empty())
+        && scenario
+            .forced_routing
+            .as_ref()
+            .is_none_or(ForcedRouting::is_alike)
         && (0..b.params).all(|p| (1..b.count).all(|l| float8(l, p) == float8(0, p)))
         && (0..b.params).all(|p| (1..b.count).all(|l| trained(l, p) == trained(0, p)))
         && (0..b.modules).all(|m| (1..b.count).all(|l| unit(l, m) == unit(0, m)))

@@ -9,6 +9,7 @@ mod buffer;
 mod collective;
 mod documents;
 mod dtype;
+mod forced_choice;
 mod gemm_kind;
 mod host_work;
 mod id;
@@ -33,6 +34,7 @@ pub use collective::{
 };
 pub use documents::{Documents, MAX_DOCUMENTS};
 pub use dtype::{DType, Numeric, Values};
+pub use forced_choice::{ForcedChoice, ForcedColumns};
 pub use gemm_kind::{Float8Gemm, GemmKind, ScaleMode};
 pub use host_work::HostWorkKind;
 pub use id::{

@@ -240,19 +240,8 @@ fn check_program(program: &Program) -> Result<(), SimError> {
         return fail("too many instructions or communicators".into());
     }
     for comm in &program.communicators {
-        let span = u64::from(comm.ranks.size) * u64::from(comm.ranks.stride);
-        if comm.ranks.size == 0
-            || comm.ranks.stride == 0
-            || u64::from(program.meta.mesh.world()) % span != 0
-        {
-            return fail(format!(
-                "communicator {}: {} ranks with stride {} do not divide a world of {}",
-                comm.name,
-                comm.ranks.size,
-                comm.ranks.stride,
-                program.meta.mesh.world()
-            ));
-        }
+        comm.divides(program.meta.mesh.world())
+            .map_err(SimError::Program)?;
     }
     Ok(())
 }

@@ -15,7 +15,7 @@ pub(crate) use utilisation::utilisation;
 
 use super::args::{One, plan, size};
 use super::interrupt;
-use super::keep::{SaveByDefault, Saved, with_source};
+use super::keep::{Place, SaveByDefault, Saved, with_source};
 use super::output::{Failure, Out, Status, say, writable, write_file};
 use crate::gate::Plant;
 use crate::trace;
@@ -297,15 +297,7 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         args.device.prepare_sharing(place.rank)?;
     }
     if place.as_ref().is_none_or(|p| p.rank == 0) {
-        if let Some(saving) = &saving {
-            saving.probe()?;
-        }
-        if let Some(path) = &args.trace {
-            writable("--trace", path)?;
-        }
-        if let Some(path) = &args.record_routing {
-            writable("--record-routing", path)?;
-        }
+        args.probe(saving.as_ref())?;
     }
     let (world, local_rank) = match &place {
         Some(place) => {
@@ -346,52 +338,96 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         Failure::Run(m) => Failure::run(format_args!("{}: {m}", scenario.name)),
         other => other,
     })?;
-    // Print the results first: they must not be lost if a file cannot be written.
-    let traced = args.trace.as_deref().map_or(Ok(()), |path| {
-        write_file("--trace", path, |to| {
-            trace::write(&program, &outcome.run, to)
-        })
-    });
-    let routing = match (&args.record_routing, &outcome.routing) {
-        (Some(path), Some(routing)) => write_file("--record-routing", path, |to| {
-            serde_json::to_writer(&mut *to, routing)?;
-            writeln!(to)
-        }),
-        _ => Ok(()),
-    };
-    let saved = match &saving {
-        // The first step of a process is not a measurement: memory and kernels are still being set
-        // up.
-        Some(saving) if !outcome.run.step_samples.is_empty() => {
-            let view = view_of_outcome(&scenario, &program, &outcome);
-            let overrides = &args.scenario.overrides.set;
-            saving.save(&with_source(view, &args.scenario.scenario, overrides))
+    args.write(
+        &scenario,
+        &program,
+        &outcome,
+        saving.as_ref(),
+        &progress,
+        out,
+    )
+}
+
+impl Args {
+    /// Checks that the files of the run can be written, before it starts.
+    fn probe(&self, saving: Option<&Place>) -> Result<(), Failure> {
+        if let Some(saving) = saving {
+            saving.probe()?;
         }
-        Some(saving) if saving.is_asked() => Ok(Saved::Not(
-            "the run was not saved: no step after the first was measured".to_owned(),
-        )),
-        _ => Ok(Saved::Unasked),
-    };
-    if let Ok(saved) = &saved {
-        progress.saved(&outcome, saved);
+        if let Some(path) = &self.trace {
+            writable("--trace", path)?;
+        }
+        if let Some(path) = &self.record_routing {
+            writable("--record-routing", path)?;
+        }
+        Ok(())
     }
-    if args.json {
-        let id = saved.as_ref().ok().and_then(Saved::id);
-        out.json(&Object::new(&scenario, &program, &outcome, id))?;
-    } else {
-        report::print(&scenario, &program, &outcome, out)?;
-    }
-    out.flush()?;
-    traced?;
-    routing?;
-    saved?;
-    if outcome.interrupted {
+
+    /// Writes the files of a run, saves it, and prints its results. A file that cannot be written
+    /// is reported after the results are printed: they must not be lost.
+    fn write(
+        &self,
+        scenario: &Scenario,
+        program: &Program,
+        outcome: &Outcome,
+        saving: Option<&Place>,
+        progress: &Progress,
+        out: &mut Out,
+    ) -> Result<Status, Failure> {
+        let traced = self.trace.as_deref().map_or(Ok(()), |path| {
+            write_file("--trace", path, |to| {
+                trace::write(program, &outcome.run, to)
+            })
+        });
+        let routing = match (&self.record_routing, &outcome.routing) {
+            (Some(path), Some(routing)) => write_file("--record-routing", path, |to| {
+                serde_json::to_writer(&mut *to, routing)?;
+                writeln!(to)
+            }),
+            _ => Ok(()),
+        };
+        let saved = self.save_run(scenario, program, outcome, saving);
+        if let Ok(saved) = &saved {
+            progress.saved(outcome, saved);
+        }
+        if self.json {
+            let id = saved.as_ref().ok().and_then(Saved::id);
+            out.json(&Object::new(scenario, program, outcome, id))?;
+        } else {
+            report::print(scenario, program, outcome, out)?;
+        }
         out.flush()?;
-        let done = outcome.run.losses.len();
-        progress.interrupted(done);
-        return Ok(Status::RunFailed);
+        traced?;
+        routing?;
+        saved?;
+        if outcome.interrupted {
+            progress.interrupted(outcome.run.losses.len());
+            return Ok(Status::RunFailed);
+        }
+        Ok(Status::Done)
     }
-    Ok(Status::Done)
+
+    fn save_run(
+        &self,
+        scenario: &Scenario,
+        program: &Program,
+        outcome: &Outcome,
+        saving: Option<&Place>,
+    ) -> Result<Saved, Failure> {
+        match saving {
+            // The first step of a process is not a measurement: memory and kernels are still being
+            // set up.
+            Some(saving) if !outcome.run.step_samples.is_empty() => {
+                let view = view_of_outcome(scenario, program, outcome);
+                let overrides = &self.scenario.overrides.set;
+                saving.save(&with_source(view, &self.scenario.scenario, overrides))
+            }
+            Some(saving) if saving.is_asked() => Ok(Saved::Not(
+                "the run was not saved: no step after the first was measured".to_owned(),
+            )),
+            _ => Ok(Saved::Unasked),
+        }
+    }
 }
 
 /// Trains a rank that does not report for the run.

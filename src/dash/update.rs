@@ -1,18 +1,17 @@
 //! From an event to the next state and the requested effects. Nothing here blocks.
 
 mod mouse;
+mod news;
 
 use super::app::{App, Purpose, Tone, View};
 use super::confirm::{self, Question};
 use super::cursor::moved;
-use super::event::{Effect, Event, JobId, Message, News};
+use super::event::{Effect, Event, Message};
 use super::help::Help;
 use super::keys::{self, Command, Place};
-use super::lanes::Lanes;
 use super::options;
 use super::prompt::{Asks, Prompt};
 use super::scenarios::Refused;
-use super::train::End;
 use super::whatif::Ask;
 use super::{
     compare, export, fields, fit, gate, runs, scenarios, sweep, timeline, train, whatif, whole,
@@ -20,7 +19,6 @@ use super::{
 use mouse::mouse;
 use ratatui::crossterm::event::{KeyEvent, KeyEventKind};
 use shardlab_reports::gate::baseline::FOLDERS;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// How long a message stays.
@@ -348,153 +346,7 @@ fn message(app: &mut App, message: Message) -> Vec<Effect> {
                 app.scenarios.select(&key);
             }
         }
-        Message::Job(id, news) => return self::news(app, id, news),
+        Message::Job(id, news) => return news::news(app, id, news),
     }
     Vec::new()
-}
-
-fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
-    let Some(job) = app.jobs.get(&id).cloned() else {
-        return Vec::new();
-    };
-    // The view ignores further reports of a cancelled job, except the run of a training and the
-    // best settings so far.
-    let counts = matches!(job.purpose, Purpose::Train | Purpose::Tune);
-    let stale = job.cancelled && !counts;
-    let ends = matches!(news, News::Done | News::Cancelled | News::Failed(_));
-    if ends && job.purpose == Purpose::Train && app.question == Some(Question::Quit) {
-        // The training in question is over, and there may be a run to look at.
-        app.question = None;
-    }
-    match news {
-        News::Done | News::Cancelled => {
-            app.jobs.remove(&id);
-            if job.purpose == Purpose::Train {
-                let stopped = job.cancelled || matches!(news, News::Cancelled);
-                let end = if stopped { End::Stopped } else { End::Done };
-                // The message that it was not started has already been shown.
-                app.train.end.get_or_insert(end);
-                app.train.ranks.clear();
-            }
-            if job.purpose == Purpose::Tune {
-                app.tune.progress = None;
-            }
-            if job.cancelled && job.purpose != Purpose::Train {
-                app.say(Tone::Plain, format!("{} cancelled", job.purpose.name()));
-            }
-        }
-        News::Failed(reason) => {
-            app.jobs.remove(&id);
-            if stale {
-                return Vec::new();
-            }
-            match job.purpose {
-                Purpose::Train => {
-                    app.train.end = Some(End::Failed(reason.clone()));
-                    app.train.ranks.clear();
-                }
-                Purpose::Sweep => app.sweep.error = Some(reason.clone()),
-                Purpose::Explain => app.whatif.error = Some(reason.clone()),
-                Purpose::Tune => app.tune.error = Some(reason.clone()),
-                Purpose::Fit => app.fit.error = Some(reason.clone()),
-                Purpose::Store => {
-                    app.runs.store_error = Some(reason);
-                    return Vec::new();
-                }
-                _ => {}
-            }
-            let first = reason.lines().next().unwrap_or_default();
-            app.say(Tone::Bad, format!("{}: {first}", job.purpose.name()));
-        }
-        _ if stale => {}
-        News::Explained(found) => match job.purpose {
-            Purpose::Tune => app.tune.arrived(found),
-            _ => app.whatif.arrived(found),
-        },
-        News::Searched(text) => app.tune.progress = Some(text),
-        News::Fitted(setup, page) => app.fit.arrived(setup, page),
-        News::Note(text) => {
-            if job.purpose == Purpose::Train {
-                app.train.notes.push(text.clone());
-            }
-            app.say(Tone::Plain, text);
-        }
-        News::Run(lanes) => match job.purpose {
-            Purpose::Mark => {
-                let number = runs::arrived(app, lanes, Some(job.of), false);
-                if !app.runs.marked.contains(&number) {
-                    app.runs.marked.push(number);
-                }
-            }
-            Purpose::Open => _ = runs::arrived(app, lanes, Some(job.of), true),
-            Purpose::Train => {
-                let number = trained(app, lanes, None);
-                // Save what took time; a simulation is quickly repeated.
-                if app.keep {
-                    return runs::keep(app, number);
-                }
-            }
-            _ => _ = runs::arrived(app, lanes, None, true),
-        },
-        News::Trained(lanes, id) => {
-            let number = trained(app, lanes, Some(id.clone()));
-            return runs::saved(app, number, id);
-        }
-        News::TooLarge(reason) => {
-            app.train.end = Some(End::TooLarge(reason));
-            if app.question.is_none() {
-                app.question = Some(Question::TooLarge);
-            }
-        }
-        News::RunStart(steps) => app.train.planned = Some(steps),
-        News::On(place) => app.train.on = Some(place),
-        News::Stepping => app.train.since = Some(app.now),
-        News::Step(step) => app.train.step(step, app.now),
-        News::Validation(step, loss) => app.train.validations.push((step, loss)),
-        News::ParamNorms(step, norms) => app.train.param_norms = Some((step, norms)),
-        News::Ranks(ranks) => app.train.ranks = ranks,
-        News::Axes(keys, total) => {
-            app.sweep.keys = keys;
-            app.sweep.total = total;
-            app.sweep.sort = app.sweep.sort.min(app.sweep.columns() - 1);
-        }
-        News::Point(index, settings, result) => app.sweep.point(index, settings, result),
-        News::Stored(runs) => {
-            app.runs.list(runs);
-            app.runs.store_error = None;
-        }
-        News::Kept(number, id) => return runs::saved(app, number, id),
-        News::Exists => export::exists(app),
-        News::Removed(id) => {
-            app.runs.forget(&id);
-            app.say(Tone::Good, format!("{id} is removed"));
-        }
-        News::Compared(page) => {
-            app.compare.page = Some(page);
-            app.compare.cursor.at = 0;
-        }
-        News::Gated(page, judged) => {
-            if job.purpose == Purpose::Bless {
-                app.say(Tone::Good, format!("{} is written", judged.path.display()));
-            }
-            app.gate.page = Some(page);
-            app.gate.judged = Some(judged);
-            app.gate.cursor.at = 0;
-        }
-    }
-    Vec::new()
-}
-
-/// Adds the run of a training and returns its number. The timeline has it, but the training view
-/// stays until the user leaves it.
-fn trained(app: &mut App, lanes: Arc<Lanes>, stored: Option<String>) -> u32 {
-    let sim = app.runs.counterpart(&lanes);
-    let number = runs::arrived(app, Arc::clone(&lanes), stored, false);
-    if let Some(sim) = sim {
-        app.timeline.open(sim);
-        app.timeline.other = Some(lanes);
-    } else {
-        app.timeline.open(lanes);
-    }
-    number
 }

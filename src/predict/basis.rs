@@ -1,4 +1,4 @@
-//! What a prediction rests on, and how far similar predictions were off.
+//! What a prediction is based on, and the errors of similar predictions.
 //!
 //! The error band comes from the validation rows closest to the prediction: those with the same
 //! hardware profile, policy and model size if there are enough of them, otherwise those of wider

@@ -1,10 +1,11 @@
 //! Groups of points, and the least step time that each can have.
 //!
 //! Points with the same micro-batch and recompute form a group. Its bound is the time of its
-//! computation alone, with the fastest choice on every other axis, taking it that the choice that
-//! is fastest next to today's settings is so next to others, too. A group is left out if it does
-//! not fit with the leanest choices: first with those that are leanest next to today's settings,
-//! then axis by axis, then by two axes at once. The tests compare both with exhaustive searches.
+//! computation alone, with the fastest choice on every other axis, assuming that a choice that is
+//! the fastest combined with the current settings is the fastest combined with other settings, too.
+//! A group is left out if it does not fit with the choices that need the least memory: first with
+//! those that do combined with the current settings, then after saving memory axis by axis, and
+//! then by two axes at once. The tests compare both with exhaustive searches.
 
 use super::evaluate::{Evaluator, Scored};
 use super::recompute;

@@ -1,4 +1,4 @@
-//! Local search: single changes and pairs of them, in the order of what they promise.
+//! Local search: single changes and pairs of them, the most promising first.
 //!
 //! What a change does is estimated from where it was predicted last: effects on the logarithm of
 //! the time and on memory are added up. Only the most promising changes are predicted.

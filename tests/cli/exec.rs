@@ -53,6 +53,24 @@ fn recorded_routing_is_that_of_predictions() {
         assert_eq!(record(set), whole, "{set:?}");
     }
 
+    // Forced choices are those that the scenario says: 8 experts, of which the most popular one
+    // has twice the mean.
+    let forced = [
+        "moe.force_routing=true",
+        "moe.routing=seeded",
+        "moe.imbalance=2",
+    ];
+    let seeded = record(&forced);
+    for counts in seeded["layers"].as_object().unwrap().values() {
+        let counts = numbers(counts);
+        let most = counts.iter().copied().fold(0.0, f64::max);
+        let mean = counts.iter().sum::<f64>() / 8.0;
+        assert!((most / mean - 2.0).abs() < 0.2, "{counts:?}");
+    }
+    let divided = [&forced[..], &["mesh.ep=4", "moe.dispatcher=peer"]].concat();
+    assert_eq!(record(&divided), seeded);
+    record(&[]);
+
     let routing = format!("moe.routing={file}");
     let step = |scenario: &str, set: &[&str]| -> f64 {
         let mut args = vec!["sim", scenario, "--json"];
@@ -64,6 +82,8 @@ fn recorded_routing_is_that_of_predictions() {
     let seeded = [&divided[..], &["moe.routing=seeded", "moe.imbalance=3"]].concat();
     let [balanced, seeded] = [&divided[..], &seeded].map(|set| step("peers-mixtral-4l", set));
     assert!(seeded > 1.02 * balanced, "{seeded} {balanced}");
+    let forced = [&divided[..], &["moe.force_routing=true"]].concat();
+    assert_eq!(step("peers-mixtral-4l", &forced), balanced);
 
     let (code, text) = failure(&[
         "sim",

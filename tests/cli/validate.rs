@@ -106,7 +106,7 @@ fn error(totals: &Value, metric: &str, field: &str) -> f64 {
 }
 
 /// One measured step shows how slow a host is: with the shipped profile, these steps are predicted
-/// 35 to 53 % too fast.
+/// 35 to 51 % too fast.
 #[test]
 fn a_host_known_from_one_step_predicts_other_jobs() {
     let mut lines = json(&["validate", TRANSFORMERS_HOST, "--json"]);

@@ -108,6 +108,7 @@ impl Case {
         let writes: Vec<RawRange> = self.writes.iter_mut().map(Buffer::range).collect();
         let ctx = LaunchContext {
             kernel: &self.kernel,
+            data_rank: 0,
             hyper: HYPER,
             shapes: &[],
             groups: &[],
@@ -266,6 +267,7 @@ fn optimizer(c: &mut Criterion) {
     let kernel = kernel(vec![body]);
     let ctx = LaunchContext {
         kernel: &kernel,
+        data_rank: 0,
         hyper: HYPER,
         shapes: &[],
         groups: &[],

@@ -143,6 +143,7 @@ impl Machine {
             }
             let ctx = LaunchContext {
                 kernel: &k,
+                data_rank: 0,
                 hyper: super::HYPER,
                 shapes: &[],
                 groups: &[],

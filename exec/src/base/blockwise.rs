@@ -1,7 +1,7 @@
 //! Block-wise 8-bit numbers: optimizer states of bitsandbytes and torchao.
 //!
-//! A block of [`STATE_BLOCK`] numbers has a float32 scale, its largest magnitude, and a code per
-//! number, which names one of 256 factors of the scale ("8-bit Optimizers via Block-wise
+//! A block of [`STATE_BLOCK`] numbers has a float32 scale, its largest magnitude, and an 8-bit code
+//! per number, which selects one of 256 multiples of the scale ("8-bit Optimizers via Block-wise
 //! Quantization", Dettmers et al. 2022). Factors are close together near zero. First moments have
 //! negative ones, too; second moments have none below zero.
 

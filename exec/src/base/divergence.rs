@@ -1,7 +1,7 @@
 //! Host positions of all ranks, which explain a timeout.
 //!
-//! The rank that times out is rarely the culprit: hosts that wait for a rank are further ahead than
-//! that rank's host. So the message of a timeout lists the ranks, slowest first.
+//! The rank that times out is rarely the cause: ranks that wait for a slow rank are further ahead
+//! in the program. So the message of a timeout lists the ranks, slowest first.
 
 use super::progress::Progress;
 use shardlab_plan::Program;

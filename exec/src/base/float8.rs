@@ -1,4 +1,4 @@
-//! Floating point in 8 bits: the two types, and the factors that numbers are scaled with.
+//! 8-bit floating point: the two types, and the factors that numbers are scaled with.
 //!
 //! Casts round to nearest, ties to even, and saturate, as the conversions of CUDA's `cuda_fp8.hpp`
 //! do with `__NV_SATFINITE` and as torchao does by clamping.

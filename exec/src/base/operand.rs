@@ -123,6 +123,8 @@ pub const NO_HYPER: Hyper = Hyper {
 pub struct LaunchContext<'a> {
     /// The kernel.
     pub kernel: &'a Kernel,
+    /// Number of the rank among those that have samples of their own.
+    pub data_rank: u32,
     /// Optimizer settings of the step.
     pub hyper: Hyper,
     /// For `CopyOut` (writes) and `ChunkCat` (reads): shapes of the parameters behind those

@@ -4,9 +4,7 @@ use super::{single, typical};
 use crate::base::operand::{LaunchContext, RawRange};
 use crate::device::NO_HYPER;
 use crate::kernels;
-use shardlab_plan::ir::{
-    AttentionShape, DType, Documents, GemmKind, KernelClass, OpKind, Real, op,
-};
+use shardlab_plan::ir::{AttentionShape, DType, GemmKind, KernelClass, OpKind, Real, op};
 use std::time::{Duration, Instant};
 
 /// Element types that models compute in.
@@ -80,6 +78,7 @@ fn time(
     let kernel = single::kernel(op, class, dtype, ins, outs);
     let context = LaunchContext {
         kernel: &kernel,
+        data_rank: 0,
         hyper: NO_HYPER,
         shapes: &[],
         groups: &[],
@@ -163,17 +162,8 @@ pub(super) fn attention(budget: Duration) -> Vec<AttentionRows> {
     for (batch, heads) in [(1, 4), (4, 4), (4, 8)] {
         for seq in [16, 32, 64, 128, 256] {
             for head_dim in [8, 16, 32, 64] {
-                shapes.push(AttentionShape {
-                    batch,
-                    heads,
-                    kv_heads: heads / 2,
-                    seq,
-                    memory: None,
-                    head_dim,
-                    causal: false,
-                    window: None,
-                    documents: Documents::NONE,
-                });
+                let sizes = [batch, heads, heads / 2, seq, head_dim];
+                shapes.push(AttentionShape::new(sizes, false));
             }
         }
     }
@@ -234,18 +224,8 @@ mod tests {
 
     #[test]
     fn grids_run_and_grow_with_their_work() {
-        let us = |[batch, heads, kv_heads, seq, head_dim]: [u64; 5], backward| {
-            let shape = AttentionShape {
-                batch,
-                heads,
-                kv_heads,
-                seq,
-                memory: None,
-                head_dim,
-                causal: true,
-                window: None,
-                documents: Documents::NONE,
-            };
+        let us = |sizes: [u64; 5], backward| {
+            let shape = AttentionShape::new(sizes, true);
             attend(shape, DType::F32, backward, Duration::ZERO)
         };
         assert!(us([1, 4, 2, 128, 32], false) > us([1, 4, 2, 16, 8], false));

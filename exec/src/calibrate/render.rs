@@ -25,7 +25,7 @@ impl Taken {
         x.unwrap_or(otherwise)
     }
 
-    /// Like `number`, for values that must be above 0.
+    /// Like [`of`](Self::of), for values that must be above 0.
     pub(super) fn positive(&mut self, key: &'static str, x: f64, otherwise: f64) -> f64 {
         self.of(
             key,
@@ -117,26 +117,9 @@ pub(super) fn classes(steps: &Totals) -> BTreeMap<(&'static str, DType), Vec<(u6
 
 /// Returns the text of the profile.
 pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
-    let s = &m.steps;
     let machine = &m.machine;
     let mut out = String::new();
-    let peak = |dtype: DType| {
-        let table = m.gemm.iter().find(|t| t.0 == GemmKind::of(dtype));
-        let rates = table.into_iter().flat_map(|t| &t.1).map(|r| rate(r.0, r.1));
-        rates.fold(1.0, f64::max)
-    };
-    let (f32_peak, bf16_peak) = (peak(DType::F32), peak(DType::Bf16));
-    let tflops = |gflops: f64| num(gflops / 1e3);
-    let (f32s, bf16s) = (tflops(f32_peak), tflops(bf16_peak));
-    // Bytes read and written.
-    let memory_gbps = 2.0 * machine.copy_gbps;
-    let [launch, event, alloc] = s.issue_us;
-    let source = |what: &str| machine.source(what);
     let described = format!("{} cores of {}", machine.cores, machine.model);
-    let copy = num(machine.copy_gbps);
-    let gap = num(s.gap_us);
-    let latency = num(s.latency_us);
-    let [launch, event, alloc] = [launch, event, alloc].map(num);
     SectionText::new("")
         .text("name", name)
         .text(
@@ -151,76 +134,17 @@ pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
             m.collectives.iter().map(|t| t.ranks).max().unwrap_or(1),
         )
         .write(&mut out);
-    SectionText::new("device")
-        .text(
-            "source",
-            source("gaps, latencies, rates of matmuls and copies"),
-        )
-        .set("sms", 1)
-        .set("shared_cores", machine.cores)
-        .set("memory_mib", machine.memory_mib)
-        .set("memory_gbps", num(memory_gbps))
-        .set("l2_mib", machine.cache_mib)
-        .set("tflops", by_dtype(&f32s, &bf16s, None))
-        .set("kernel_gap_us", &gap)
-        .set("graph_gap_us", &gap)
-        .set("launch_latency_us", &latency)
-        .set("event_latency_us", num(s.event_us))
-        .set("min_kernel_us", num(s.shortest_us.max(0.01)))
-        .set("h2d_gbps", &copy)
-        .set("d2h_gbps", &copy)
-        .set("copy_latency_us", num(machine.copy_latency_us.max(0.01)))
-        .write(&mut out);
+    // Bytes read and written.
+    let memory_gbps = 2.0 * machine.copy_gbps;
+    device(&mut out, m, memory_gbps);
     SectionText::new("footprint")
         .text("source", "no device outside the process")
         .set("context_mib", 0)
         .set("communicator_mib", 0)
         .write(&mut out);
-    SectionText::new("host")
-        .text("source", source("issue times of recorded steps"))
-        .set("launch_us", &launch)
-        .set("collective_us", &launch)
-        .set("copy_us", &launch)
-        .set("event_us", event)
-        .set("host_wait_us", &latency)
-        .set("alloc_us", &alloc)
-        .set("device_alloc_us", &alloc)
-        .set("graph_launch_us", &launch)
-        .set("queue_depth", 1024)
-        .set("steps_in_flight", 1)
-        .write(&mut out);
-    no_framework(s.tail_us, &mut out);
-    SectionText::new("network")
-        .text(
-            "source",
-            source("copies between rank threads; cards are assumed, none is used"),
-        )
-        .set("nvlink_gbps", &copy)
-        .set("nvlink_efficiency", "1.0")
-        .set("nics_per_node", 1)
-        .set("nic_gbps", 1.25)
-        .set("nic_efficiency", 0.85)
-        .set("nic_latency_us", "30.0")
-        .set("misaligned_factor", "1.0")
-        .set("sms_per_collective", 0)
-        .write(&mut out);
-    let contention = if s.trials.is_empty() {
-        "assumed, not measured".to_owned()
-    } else {
-        source("whole steps of several ranks compared with their prediction")
-    };
-    SectionText::new("contention")
-        .text("source", contention)
-        .set("collective_loss_compute", "0.0")
-        .set("collective_loss_bandwidth", "0.0")
-        .set("collective_bandwidth", "0.0")
-        .set("start_wait", "0.0")
-        .set("start_wait_priority", "0.0")
-        .set("start_wait_min_us", "20.0")
-        .set("shared_loss", num(together.shared_loss))
-        .set("turn_loss", num(together.turn_loss))
-        .set("shared_wait_us", num(together.wait_us))
-        .write(&mut out);
+    host(&mut out, m);
+    network(&mut out, m);
+    contention(&mut out, m, together);
     efficiency(&mut out, m, memory_gbps);
     tables(
         &mut out,
@@ -235,6 +159,98 @@ pub(super) fn profile(name: &str, m: &Measured, together: Together) -> String {
         },
     );
     out
+}
+
+fn device(out: &mut String, m: &Measured, memory_gbps: f64) {
+    let (s, machine) = (&m.steps, &m.machine);
+    let peak = |dtype: DType| {
+        let table = m.gemm.iter().find(|t| t.0 == GemmKind::of(dtype));
+        let rates = table.into_iter().flat_map(|t| &t.1).map(|r| rate(r.0, r.1));
+        num(rates.fold(1.0, f64::max) / 1e3)
+    };
+    let copy = num(machine.copy_gbps);
+    let gap = num(s.gap_us);
+    SectionText::new("device")
+        .text(
+            "source",
+            machine.source("gaps, latencies, rates of matmuls and copies"),
+        )
+        .set("sms", 1)
+        .set("shared_cores", machine.cores)
+        .set("memory_mib", machine.memory_mib)
+        .set("memory_gbps", num(memory_gbps))
+        .set("l2_mib", machine.cache_mib)
+        .set(
+            "tflops",
+            by_dtype(&peak(DType::F32), &peak(DType::Bf16), None),
+        )
+        .set("kernel_gap_us", &gap)
+        .set("graph_gap_us", &gap)
+        .set("launch_latency_us", num(s.latency_us))
+        .set("event_latency_us", num(s.event_us))
+        .set("min_kernel_us", num(s.shortest_us.max(0.01)))
+        .set("h2d_gbps", &copy)
+        .set("d2h_gbps", &copy)
+        .set("copy_latency_us", num(machine.copy_latency_us.max(0.01)))
+        .write(out);
+}
+
+fn host(out: &mut String, m: &Measured) {
+    let s = &m.steps;
+    let [launch, event, alloc] = s.issue_us.map(num);
+    SectionText::new("host")
+        .text("source", m.machine.source("issue times of recorded steps"))
+        .set("launch_us", &launch)
+        .set("collective_us", &launch)
+        .set("copy_us", &launch)
+        .set("event_us", event)
+        .set("host_wait_us", num(s.latency_us))
+        .set("alloc_us", &alloc)
+        .set("device_alloc_us", &alloc)
+        .set("graph_launch_us", &launch)
+        .set("queue_depth", 1024)
+        .set("steps_in_flight", 1)
+        .write(out);
+    no_framework(s.tail_us, out);
+}
+
+fn network(out: &mut String, m: &Measured) {
+    SectionText::new("network")
+        .text(
+            "source",
+            m.machine
+                .source("copies between rank threads; cards are assumed, none is used"),
+        )
+        .set("nvlink_gbps", num(m.machine.copy_gbps))
+        .set("nvlink_efficiency", "1.0")
+        .set("nics_per_node", 1)
+        .set("nic_gbps", 1.25)
+        .set("nic_efficiency", 0.85)
+        .set("nic_latency_us", "30.0")
+        .set("misaligned_factor", "1.0")
+        .set("sms_per_collective", 0)
+        .write(out);
+}
+
+fn contention(out: &mut String, m: &Measured, together: Together) {
+    let source = if m.steps.trials.is_empty() {
+        "assumed, not measured".to_owned()
+    } else {
+        m.machine
+            .source("whole steps of several ranks compared with their prediction")
+    };
+    SectionText::new("contention")
+        .text("source", source)
+        .set("collective_loss_compute", "0.0")
+        .set("collective_loss_bandwidth", "0.0")
+        .set("collective_bandwidth", "0.0")
+        .set("start_wait", "0.0")
+        .set("start_wait_priority", "0.0")
+        .set("start_wait_min_us", "20.0")
+        .set("shared_loss", num(together.shared_loss))
+        .set("turn_loss", num(together.turn_loss))
+        .set("shared_wait_us", num(together.wait_us))
+        .write(out);
 }
 
 /// Formats a number for each element type; 16-bit types have the same one.

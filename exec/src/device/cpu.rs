@@ -1,7 +1,7 @@
 //! The CPU device: streams are threads with queues, events are real, memory is an arena.
 //!
-//! Nothing here orders work beyond the guarantees of streams, events and communicators, so a wait
-//! that is missing from a program is a race here as it is on a GPU.
+//! Only streams, events and communicators order work, so a wait that is missing from a program is a
+//! race here, as on a GPU.
 
 mod arena;
 mod contexts;

@@ -3,17 +3,16 @@
 mod failure;
 mod host;
 mod perform;
+mod results;
 mod scope;
 
 use super::memory::RankMemory;
 use super::offsets::Offsets;
 use super::pass::{Issued, PassInputs, PassReport};
-use super::readback::{Counts, Readback, Readbacks};
-use super::squares::{self, GradientPart};
+use super::readback::Readbacks;
 use super::{ExecError, regions};
 use crate::base::delay::Delays;
 use crate::base::divergence::LocalProgress;
-use crate::base::operand::RawRange;
 use crate::base::options::ExecOptions;
 use crate::base::progress::Progress;
 use crate::device::{Abort, Command, Device, Pass, Region, Stop};
@@ -74,6 +73,20 @@ struct PassState {
     samples: Vec<MemorySample>,
     /// Nanoseconds in which the host waited for events or for space in the device's queue.
     waited: u64,
+}
+
+impl PassState {
+    /// Starts the next pass.
+    fn begin(&mut self, record: bool) {
+        self.number += 1;
+        self.tasks = 0;
+        self.issued.clear();
+        self.last_task.fill(None);
+        self.behind.clear();
+        self.samples.clear();
+        self.record = record;
+        self.waited = 0;
+    }
 }
 
 /// One rank on one device.
@@ -184,31 +197,9 @@ impl<D: Device> Rank<D> {
             .get(&section.kind)
             .cloned()
             .unwrap_or_default();
-        self.pass.number += 1;
-        self.pass.tasks = 0;
-        self.pass.issued.clear();
-        self.pass.last_task.fill(None);
-        self.pass.behind.clear();
-        self.pass.samples.clear();
-        self.pass.record = with.record;
-        self.pass.waited = 0;
-        self.memory.begin(with.step);
-        let parts = self.parts(&program, section, &with);
-        self.device.begin(Pass {
-            hyper: with.hyper,
-            slots: readbacks.slots + with.inputs.gradient_parts.len() as u32,
-            record: with.record,
-            replay_as_instructions: with.replay_as_instructions,
-            inputs: with.inputs.all().cloned().collect(),
-        })?;
-        if let Some(barrier) = with.barrier {
-            barrier.wait(self.id, &self.abort, "begun the pass")?;
-        }
-        self.progress.begin_pass(self.id, with.step);
+        let mut results = self.results(&program, section, &readbacks, &with);
+        self.begin(&readbacks, &with)?;
         let start = self.device.now();
-        let mut next_readback = 0;
-        let mut next_square = 0;
-        let mut part_squares = vec![None; with.inputs.gradient_parts.len()];
         let mut at = section.instrs.start;
         while at < section.instrs.end {
             let id = InstrId(at);
@@ -217,76 +208,13 @@ impl<D: Device> Rank<D> {
             if self.options.fault.is_some() || self.delays.is_some() {
                 self.inject_faults(id)?;
             }
-            if let Op::GraphBegin(scope) = instr.op
-                && self.options.graphs
-                && section.kind != SectionKind::First
-                && self.capture.graphs[scope.index()].is_some()
-            {
+            if let Some(scope) = self.captured(section.kind, &instr.op) {
                 at = self.replay(&program, scope, at, section.instrs.end, &with)?;
-                let passed = |t: &Readback| t.after.0 < at;
-                next_readback += readbacks.scalars[next_readback..]
-                    .iter()
-                    .take_while(|t| passed(t))
-                    .count();
-                next_square += readbacks.squares[next_square..]
-                    .iter()
-                    .take_while(|s| s.0.0 < at)
-                    .count();
+                results.skip_to(InstrId(at));
                 continue;
             }
             self.perform(&program, section.kind, id, instr, &with)?;
-            while let Some(readback) = readbacks
-                .scalars
-                .get(next_readback)
-                .filter(|t| t.after == id)
-            {
-                next_readback += 1;
-                let from = self.range(id, readback.buffer, readback.offset, 4)?;
-                let slot = readback.slot;
-                self.submit(
-                    readback.stream,
-                    Command::Read {
-                        instr: id,
-                        from,
-                        slot,
-                    },
-                )?;
-            }
-            if let Some((_, stream, slot, grads)) =
-                readbacks.squares.get(next_square).filter(|s| s.0 == id)
-            {
-                next_square += 1;
-                let from = grads
-                    .iter()
-                    .map(|&a| {
-                        let access = &program.accesses[a as usize];
-                        let offset = self.offsets.accesses[a as usize];
-                        self.range(id, access.buffer, offset, access.bytes)
-                    })
-                    .collect::<Result<_, _>>()?;
-                let slot = *slot;
-                self.submit(
-                    *stream,
-                    Command::Squares {
-                        instr: id,
-                        from,
-                        slot,
-                    },
-                )?;
-            }
-            for &(part, stream) in parts.get(&id).into_iter().flatten() {
-                let from = self.part(&program, id, &with.inputs.gradient_parts[part])?;
-                let slot = readbacks.slots + part as u32;
-                self.submit(
-                    stream,
-                    Command::Squares {
-                        instr: id,
-                        from: std::iter::once(from).collect(),
-                        slot,
-                    },
-                )?;
-                part_squares[part] = Some(slot);
-            }
+            self.read_back(&program, id, &mut results, &with)?;
             if matches!(instr.op, Op::HostWait(_)) {
                 self.check_flags(&readbacks, id)?;
             }
@@ -299,67 +227,25 @@ impl<D: Device> Rank<D> {
         if let Some(barrier) = with.barrier {
             barrier.wait(self.id, &self.abort, "ended the pass")?;
         }
-        Ok(PassReport {
-            section: section.kind,
-            start,
-            issued_at,
-            end,
-            waited: self.pass.waited,
-            memory: self.memory.end(),
-            losses: readbacks
-                .losses
-                .iter()
-                .map(|&s| self.device.slot(s))
-                .collect(),
-            square: readbacks.norm.map(|s| self.device.slot(s)),
-            squares: readbacks
-                .squares
-                .iter()
-                .map(|s| f64::from(self.device.slot(s.2)))
-                .sum(),
-            part_squares: part_squares
-                .iter()
-                .map(|slot| slot.map_or(f32::NAN, |s| self.device.slot(s)))
-                .collect(),
-            counts: {
-                let of = |c: &Counts| c.of(|s| self.device.slot(s));
-                readbacks.counts.iter().map(of).collect()
-            },
-            tasks: std::mem::take(&mut self.pass.issued),
-            times: if with.record {
-                self.device.times()
-            } else {
-                Vec::new()
-            },
-            behind: std::mem::take(&mut self.pass.behind),
-            samples: std::mem::take(&mut self.pass.samples),
-        })
-    }
-}
-
-/// Requested parts of gradients by the instruction after which they can be read, with its stream.
-type Parts = BTreeMap<InstrId, Vec<(usize, StreamId)>>;
-
-impl<D: Device> Rank<D> {
-    /// Finds the requested parts of gradients in a section.
-    fn parts(&self, program: &Program, section: &Section, with: &PassInputs<'_>) -> Parts {
-        let mut parts = Parts::new();
-        if with.inputs.gradient_parts.is_empty() {
-            return parts;
-        }
-        let places = squares::places(program, section);
-        for (n, part) in with.inputs.gradient_parts.iter().enumerate() {
-            if let Some(&(id, stream)) = places.get(&part.grad) {
-                parts.entry(id).or_default().push((n, stream));
-            }
-        }
-        parts
+        Ok(self.report(section.kind, [start, issued_at, end], &results))
     }
 
-    fn part(&self, program: &Program, id: InstrId, part: &GradientPart) -> Result<RawRange, Stop> {
-        let start = part.grad.offset_on(&program.meta.mesh, self.id) + part.bytes.start;
-        let bytes = part.bytes.end - part.bytes.start;
-        self.range(id, part.grad.buffer, start, bytes)
+    /// Begins a pass on the device, and waits for the other ranks if they start together.
+    fn begin(&mut self, readbacks: &Readbacks, with: &PassInputs<'_>) -> Result<(), Stop> {
+        self.pass.begin(with.record);
+        self.memory.begin(with.step);
+        self.device.begin(Pass {
+            hyper: with.hyper,
+            slots: readbacks.slots + with.inputs.gradient_parts.len() as u32,
+            record: with.record,
+            replay_as_instructions: with.replay_as_instructions,
+            inputs: with.inputs.all().cloned().collect(),
+        })?;
+        if let Some(barrier) = with.barrier {
+            barrier.wait(self.id, &self.abort, "begun the pass")?;
+        }
+        self.progress.begin_pass(self.id, with.step);
+        Ok(())
     }
 }
 

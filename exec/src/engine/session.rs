@@ -525,16 +525,8 @@ fn check(program: &Program) -> Result<(), ExecError> {
         return fail("it has no streams or no ranks".to_owned());
     }
     for comm in &program.communicators {
-        let span = u64::from(comm.ranks.size) * u64::from(comm.ranks.stride);
-        if span == 0 || u64::from(program.meta.mesh.world()) % span != 0 {
-            return fail(format!(
-                "communicator {}: {} ranks with stride {} do not divide a world of {}",
-                comm.name,
-                comm.ranks.size,
-                comm.ranks.stride,
-                program.meta.mesh.world()
-            ));
-        }
+        comm.divides(program.meta.mesh.world())
+            .map_err(ExecError::Program)?;
     }
     Ok(())
 }

@@ -3,8 +3,8 @@
 //!
 //! To collect times, a device may have to stop all GPUs of its process for a moment, which ends
 //! only when their work ends. If another rank's collective were already in flight, it would wait
-//! for this rank forever. And the first collective of a pass would show as waiting time what
-//! another rank needed to prepare its recording or inputs.
+//! for this rank forever. And the first collective of a pass would include the time in which
+//! another rank prepares its recording or inputs.
 
 use crate::base::abort::{Abort, WaitLimit, Wake, lock};
 use crate::base::failure::Stop;

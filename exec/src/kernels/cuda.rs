@@ -27,6 +27,7 @@ mod variant;
 pub use blas::{Candidate, Trial};
 pub(crate) use code::Loader;
 pub use error::{Error, ErrorKind};
+pub(crate) use prepare::prepared;
 pub(crate) use target::Target;
 
 use crate::operand::{Hyper, RawRange};
@@ -185,6 +186,7 @@ fn group_block(h: &Hyper) -> [f32; 10] {
 /// launches. The context is current on the calling thread throughout.
 pub struct Kernels {
     program: Arc<Program>,
+    data_rank: u32,
     /// Keeps the context alive.
     _context: Arc<CudaContext>,
     target: Target,
@@ -258,6 +260,7 @@ impl Kernels {
                 .map_err(|why| refused.push(format!("all: {why}")))
         });
         Ok(Self {
+            data_rank: program.meta.mesh.data_rank(options.rank),
             dnn: dnn.and_then(Result::ok),
             shapes: prepare::shapes(&program),
             groups: program

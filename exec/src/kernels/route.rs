@@ -5,7 +5,7 @@ use super::math::{exp, max, sigmoid};
 use super::operands::{Operands, same};
 use super::scratch::Scratch;
 use super::strides;
-use shardlab_plan::ir::op;
+use shardlab_plan::ir::{ForcedChoice, ForcedColumns, op};
 
 /// Replaces logits by their softmax, or by sigmoids. Returns the log-sum-exp (0 for sigmoids).
 fn scores(row: &mut [f32], sigmoids: bool) -> f32 {
@@ -71,6 +71,35 @@ fn keep_groups(row: &mut [f32], groups: usize, kept: usize) {
     }
 }
 
+/// Choices that depend on no score.
+struct Forced {
+    of: ForcedChoice,
+    data_rank: u32,
+    /// Those of a group of rows, by its number.
+    columns: Option<(usize, ForcedColumns)>,
+}
+
+impl Forced {
+    /// Writes the columns of a row.
+    fn choose(&mut self, row: usize, columns: &mut [i64]) {
+        let rows = self.of.group as usize;
+        let (group, row) = (row / rows, (row % rows) as u32);
+        if self
+            .columns
+            .as_ref()
+            .is_none_or(|(known, _)| *known != group)
+        {
+            let own = self.of.columns(self.data_rank, group as u64);
+            self.columns = Some((group, own));
+        }
+        let known = self.columns.iter().flat_map(|(_, of)| of.of_row(row));
+        columns
+            .iter_mut()
+            .zip(known)
+            .for_each(|(c, n)| *c = n as i64);
+    }
+}
+
 /// Computes `logits[, bias] -> weights, ids`.
 pub(super) fn route(o: &Operands<'_>, of: &op::Route) -> Result<(), OperandError> {
     o.expect(1 + usize::from(of.bias), 2)?;
@@ -87,6 +116,18 @@ pub(super) fn route(o: &Operands<'_>, of: &op::Route) -> Result<(), OperandError
     if let Some(bias) = &bias {
         same("the bias", d, bias.len())?;
     }
+    let mut forced = match of.forced {
+        Some(forced) => {
+            same("the shares of columns", d, forced.shares.len())?;
+            let (data_rank, columns) = (o.ctx.data_rank, None);
+            Some(Forced {
+                of: forced,
+                data_rank,
+                columns,
+            })
+        }
+        None => None,
+    };
     let [mut row, mut by, mut chosen] = [d, d, k].map(Scratch::take);
     let mut columns = vec![0i64; k];
     for r in 0..rows {
@@ -100,12 +141,19 @@ pub(super) fn route(o: &Operands<'_>, of: &op::Route) -> Result<(), OperandError
         if let Some(bias) = &bias {
             by.iter_mut().zip(bias.iter()).for_each(|(s, b)| *s += b);
         }
-        keep_groups(&mut by, of.groups as usize, of.kept as usize);
+        match &mut forced {
+            Some(forced) => forced.choose(r, &mut columns),
+            None => {
+                keep_groups(&mut by, of.groups as usize, of.kept as usize);
+                for n in 0..k {
+                    columns[n] = largest(&by, |i| columns[..n].contains(&(i as i64))) as i64;
+                }
+            }
+        }
         let mut sum = 0.0;
-        for n in 0..k {
-            let next = largest(&by, |i| columns[..n].contains(&(i as i64)));
-            (columns[n], chosen[n]) = (next as i64, row[next]);
-            sum += row[next];
+        for (w, c) in chosen.iter_mut().zip(&columns) {
+            *w = row[*c as usize];
+            sum += *w;
         }
         let scale = of.scale.0 as f32;
         for w in chosen.iter_mut() {

@@ -1,4 +1,4 @@
-//! Matmuls of 8-bit factors: codes are decoded, multiplied and added up in float32.
+//! Matmuls of 8-bit operands: they are decoded, multiplied and accumulated in float32.
 
 use super::error::OperandError;
 use super::gemm::{Mat, multiply, operand};

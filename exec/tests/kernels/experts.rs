@@ -5,7 +5,9 @@ use super::case::{Arg, Case, arg};
 use super::memory::{Buffer, HYPER, Rng, kernel, launch};
 use shardlab_exec::RawRange;
 use shardlab_exec::kernels::{KernelError, OperandError};
-use shardlab_plan::ir::{BodyOp, DType, Indexing, OpKind, Place, Real, Slot, UsedRows, op};
+use shardlab_plan::ir::{
+    BodyOp, DType, ForcedChoice, Indexing, OpKind, Place, Real, Slot, UsedRows, op,
+};
 
 const WEIGHT_GRAD: OpKind =
     OpKind::GroupedGemmWeightGrad(op::GroupedGemmWeightGrad { routed: None });
@@ -20,6 +22,7 @@ fn route(sigmoid: bool, normalize: bool, groups: u64, kept: u64, bias: bool) -> 
         groups,
         kept,
         bias,
+        forced: None,
     }
 }
 
@@ -57,6 +60,38 @@ fn routers_of_every_kind() {
             }
         }
     }
+}
+
+/// Forced choices know neither scores nor groups; weights are scores.
+#[test]
+fn forced_choices_are_weighted_by_scores() {
+    let mut rng = Rng(8);
+    for popularity in [[1.0; 12], std::array::from_fn(|i| 0.8f64.powi(i as i32))] {
+        let forced = Some(ForcedChoice::new(&popularity, 3, 21));
+        for (sigmoid, normalize, groups, bias) in [
+            (false, true, 1, false),
+            (true, true, 4, true),
+            (true, false, 1, false),
+        ] {
+            let of = op::Route {
+                forced,
+                ..route(sigmoid, normalize, groups, 1, bias)
+            };
+            let mut inputs = vec![arg(&[70, 12], DType::F32)];
+            inputs.extend(bias.then(|| arg(&[12], DType::F32)));
+            let outputs = [arg(&[70, 3], DType::F32), arg(&[70, 3], DType::I64)];
+            Case::new(OpKind::Route(of), &inputs, &outputs, &mut rng).check();
+        }
+    }
+    // Of another number of experts.
+    let of = op::Route {
+        forced: Some(ForcedChoice::new(&[1.0; 8], 3, 0)),
+        ..route(false, true, 1, 1, false)
+    };
+    let outputs = [arg(&[4, 3], DType::F32), arg(&[4, 3], DType::I64)];
+    let logits = arg(&[4, 12], DType::F32);
+    let failed = Case::new(OpKind::Route(of), &[logits], &outputs, &mut rng).run();
+    assert!(failed.is_err());
 }
 
 /// Groups that are not kept lose even if the scores of all others are negative (a mask of zeros

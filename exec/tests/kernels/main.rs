@@ -16,7 +16,9 @@ mod tapes;
 
 /// Names for `examples` and `semantics`, which the planner's tests use as well.
 mod terms {
-    pub(super) use shardlab_plan::ir::{BodyOp, DType, Documents, OpKind, ScaleBlock, Slot, op};
+    pub(super) use shardlab_plan::ir::{
+        BodyOp, DType, Documents, ForcedChoice, OpKind, ScaleBlock, Slot, op,
+    };
     pub(super) use shardlab_plan::ops::{Extent, Operand};
     /// Tolerance of a log-sum-exp that forward saved in float32.
     pub(super) const SAVED: f64 = 1e-4;

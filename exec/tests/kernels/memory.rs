@@ -167,6 +167,7 @@ pub(super) fn launch(
 ) -> Result<(), KernelError> {
     let ctx = LaunchContext {
         kernel,
+        data_rank: 0,
         hyper,
         shapes,
         groups: &[],

@@ -36,6 +36,7 @@ fn steps(
         let states: Vec<RawRange> = states.iter_mut().map(Buffer::range).collect();
         let ctx = LaunchContext {
             kernel: &kernel,
+            data_rank: 0,
             hyper: Hyper { step, ..hyper },
             shapes: &[],
             groups: runs,

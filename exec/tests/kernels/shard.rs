@@ -521,6 +521,7 @@ fn casts_of_shards_round_once_or_twice() {
     let run = |op, scales: &[ScaleRun], reads: &[RawRange], writes: &[RawRange]| {
         let ctx = LaunchContext {
             kernel: &shard_kernel(op),
+            data_rank: 0,
             hyper: HYPER,
             shapes: &[],
             groups: &[],
@@ -598,6 +599,7 @@ fn updates_find_maxima_of_new_weights() {
         let writes = [&[a, b], maxima.as_slice()].concat();
         let ctx = LaunchContext {
             kernel: &shard_kernel(op(maxima.is_some())),
+            data_rank: 0,
             hyper: HYPER,
             shapes: &[],
             groups: &[],
@@ -697,6 +699,7 @@ fn parameter_groups_have_their_own_settings() {
         }
         let ctx = LaunchContext {
             kernel: &shard_kernel(op),
+            data_rank: 0,
             hyper: h,
             shapes: &[],
             groups: &runs,

@@ -5,7 +5,7 @@ use super::architecture::REPLACED;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::Lack;
-use crate::table::{CAPACITY, Fact, quoted};
+use crate::table::{CAPACITY, FORCED, Fact, quoted};
 use shardlab_plan::scenario;
 
 const FAMILY: &str = "model.family";
@@ -94,11 +94,15 @@ pub(super) fn has_experts(draft: &Draft) -> bool {
         || draft.value("model.preset").is_some_and(of_preset)
 }
 
-/// Sets how tokens reach experts that ranks divide among themselves, as Megatron-LM says it.
+/// Sets how tokens choose experts, and how they reach those that ranks divide among themselves, as
+/// Megatron-LM says it.
 ///
 /// # Errors
 /// Another key that decides the same differently.
 pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
+    if draft.value(FORCED).is_some() && !has_experts(draft) {
+        draft.unset(FORCED, Lack::Nothing, "the model has no experts");
+    }
     let number = |draft: &Draft, key| draft.value(key).and_then(|v| v.parse::<u64>().ok());
     let Some(ep) = number(draft, "mesh.ep") else {
         draft.unset(CAPACITY, Lack::Accuracy, "no token is predicted as dropped");
@@ -130,7 +134,7 @@ pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
     if kind.value == 2 {
         let why = match (near, backend.map_or(0, |b| b.value)) {
             (false, _) => "across nodes, predicted as an all-to-all of every choice",
-            (true, 0) => "DeepEP, whose host reads the numbers of rows: predicted without that",
+            (true, 0) => "DeepEP reads numbers of tokens on the host: predicted without that",
             (true, _) => "HybridEP, predicted as a push of each token once per rank",
         };
         draft.approximates(kind.row, why);

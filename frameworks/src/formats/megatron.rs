@@ -2,7 +2,8 @@
 
 use crate::convert::{
     DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, decay_of_matrices, float8_format,
-    float8_gather, float8_recipe, float8_transposes, if_true, mixed_bf16, mixed_f16, set,
+    float8_gather, float8_recipe, float8_transposes, forced_routing, if_true, mixed_bf16,
+    mixed_f16, set,
 };
 use crate::derive::{Activation, Positions};
 use crate::table::{
@@ -273,6 +274,7 @@ const KEYS: &[Key] = &[
     with("moe-router-enable-expert-bias", |node| {
         if_true(node, Effect::Set("model.router_bias", "true".to_owned()))
     }),
+    with("moe-router-force-load-balancing", forced_routing),
     number("moe-aux-loss-coeff", "model.aux_loss"),
     number("moe-z-loss-coeff", "model.z_loss"),
     choice("moe-router-load-balancing-type", |node| {

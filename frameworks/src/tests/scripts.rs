@@ -28,7 +28,7 @@ fn scripts_with_arguments_of_the_trainer_are_read() {
         --per_device_train_batch_size 2 --gradient_accumulation_steps 16 --weight_decay 0. \\\n\
         --fsdp \"full_shard auto_wrap\" --fsdp_transformer_layer_cls_to_wrap 'LlamaDecoderLayer' \\\n\
         --gradient_checkpointing True --gradient_checkpointing_kwargs '{\"use_reentrant\": true}' \\\n\
-        --model-max-length 2048 --my_own_argument 3 --dataset_nam x\n";
+        --model-max-length 2048 --my_own_argument 3 --dataset_names x\n";
     let job = read(script);
     assert_eq!(job.framework, "the Hugging Face Trainer");
     has(
@@ -46,7 +46,7 @@ fn scripts_with_arguments_of_the_trainer_are_read() {
         ],
     );
     // Scripts define arguments of their own: none is a misspelled one.
-    for own in ["my_own_argument", "dataset_nam"] {
+    for own in ["my_own_argument", "dataset_names"] {
         assert_eq!(row(&job, own).0, Status::NoCounterpart(Lack::Accuracy));
     }
 }

@@ -45,6 +45,9 @@ struct Call {
     size: u64,
 }
 
+/// A micro-batch: host times at which forward starts, backward starts and it ends.
+type Window = (i64, i64, i64);
+
 /// Finds units by order, if there are all-gathers in forward.
 pub(super) fn find(
     trace: &Trace,
@@ -52,8 +55,46 @@ pub(super) fn find(
     classes: &[Class],
     units: &mut Units,
 ) -> Order {
+    let calls = calls(trace);
+    let waits = waits(trace, classes);
+    let windows = windows(steps);
+    let starts = starts(steps, &windows, &calls);
+    // The sizes in the longest forward identify the units. Shorter ones (some parameters were kept)
+    // are matched by size.
+    let longest = windows
+        .iter()
+        .zip(&starts)
+        .enumerate()
+        .max_by_key(|(i, (w, s))| (gathers(&calls, **s, w.1).count(), usize::MAX - i));
+    let Some((_, (window, &start))) = longest else {
+        return Order::default();
+    };
+    let sizes: Vec<u64> = gathers(&calls, start, window.1).map(|c| c.size).collect();
+    if sizes.is_empty() {
+        return Order::default();
+    }
+    let used = gather_windows(&calls, &waits, start, window.1);
+    let ids: Vec<u32> = names(trace, &sizes, &used)
+        .iter()
+        .map(|n| units.id(n))
+        .collect();
     let mut order = Order::default();
-    let calls: Vec<Call> = trace
+    for (window, &start) in windows.iter().zip(&starts) {
+        order.add_forward(&calls, &waits, (start, window.1), (&sizes, &ids));
+        order.add_backward(&calls, (window.1, updated(steps, window.2)), (&sizes, &ids));
+    }
+    order.switches.sort_unstable();
+    // Forward starts with its first all-gather.
+    let batches = steps.all.iter_mut().flat_map(|s| &mut s.micro_batches);
+    for (batch, start) in batches.filter(|b| b.forward.is_some()).zip(starts) {
+        batch.forward = Some(start);
+    }
+    order
+}
+
+/// Returns the all-gathers and reductions of a trace.
+fn calls(trace: &Trace) -> Vec<Call> {
+    trace
         .calls
         .iter()
         .enumerate()
@@ -67,38 +108,52 @@ pub(super) fn find(
                 size: c.elements_in.max(c.elements_out),
             })
         })
-        .collect();
-    let mut waits: Vec<i64> = trace
+        .collect()
+}
+
+/// Returns the host times at which streams wait for collectives, ascending.
+fn waits(trace: &Trace, classes: &[Class]) -> Vec<i64> {
+    let calls = trace
         .calls
         .iter()
         .filter(|c| trace.collectives[c.collective as usize].name == "wait")
-        .map(|c| c.start)
-        .collect();
-    waits.extend(
-        trace
-            .host
-            .iter()
-            .filter(|e| classes[e.name.index()] == Class::Wait)
-            .map(|e| e.start),
-    );
+        .map(|c| c.start);
+    let events = trace
+        .host
+        .iter()
+        .filter(|e| classes[e.name.index()] == Class::Wait)
+        .map(|e| e.start);
+    let mut waits: Vec<i64> = calls.chain(events).collect();
     waits.sort_unstable();
-    // The sizes in the longest forward identify the units. Shorter ones (some parameters were kept)
-    // are matched by size.
-    let mut windows = Vec::new();
-    for step in &steps.all {
-        for batch in &step.micro_batches {
-            if let Some(from) = batch.forward {
-                windows.push((from, batch.backward.unwrap_or(i64::MAX), batch.end));
-            }
-        }
-    }
-    let gathers = |from: i64, to: i64| {
-        calls
-            .iter()
-            .filter(move |c| c.work == Work::AllGather && (from..to).contains(&c.at) && c.size > 0)
-    };
-    // The first all-gather may be issued before the first operator that counts as forward.
-    let starts: Vec<i64> = windows
+    waits
+}
+
+/// Returns all micro-batches that have a forward.
+fn windows(steps: &Steps) -> Vec<Window> {
+    let batches = steps.all.iter().flat_map(|s| &s.micro_batches);
+    batches
+        .filter_map(|b| Some((b.forward?, b.backward.unwrap_or(i64::MAX), b.end)))
+        .collect()
+}
+
+/// Returns the all-gathers between two times.
+fn gathers(calls: &[Call], from: i64, to: i64) -> impl Iterator<Item = &Call> {
+    calls
+        .iter()
+        .filter(move |c| c.work == Work::AllGather && (from..to).contains(&c.at) && c.size > 0)
+}
+
+/// Returns those of ascending times that are between two times.
+fn within(times: &[i64], from: i64, to: i64) -> &[i64] {
+    let first = times.partition_point(|&t| t < from);
+    let end = times.partition_point(|&t| t < to);
+    &times[first..end.max(first)]
+}
+
+/// Returns the starts of forward: the first all-gather may be issued before the first operator that
+/// counts as forward.
+fn starts(steps: &Steps, windows: &[Window], calls: &[Call]) -> Vec<i64> {
+    windows
         .iter()
         .enumerate()
         .map(|(i, w)| {
@@ -111,103 +166,83 @@ pub(super) fn find(
                 .filter(|&o| o <= w.0)
                 .max();
             let floor = optimizer.map_or(floor, |o| floor.max(o));
-            gathers(floor, w.0).map(|c| c.at).min().unwrap_or(w.0)
+            gathers(calls, floor, w.0)
+                .map(|c| c.at)
+                .min()
+                .unwrap_or(w.0)
         })
-        .collect();
-    let Some((best, _)) = windows
+        .collect()
+}
+
+/// Returns when the optimizer starts after the end of a micro-batch; this end, if it does not.
+fn updated(steps: &Steps, end: i64) -> i64 {
+    steps
+        .all
         .iter()
-        .zip(&starts)
-        .enumerate()
-        .max_by_key(|(i, (w, s))| (gathers(**s, w.1).count(), usize::MAX - i))
-    else {
-        return order;
-    };
-    let sizes: Vec<u64> = gathers(starts[best], windows[best].1)
-        .map(|c| c.size)
-        .collect();
-    if sizes.is_empty() {
-        return order;
-    }
-    let names = names(
-        trace,
-        &sizes,
-        &gather_windows(&calls, &waits, starts[best], windows[best].1),
-    );
-    let ids: Vec<u32> = names.iter().map(|n| units.id(n)).collect();
-    for (window, &start) in windows.iter().zip(&starts) {
-        let forward: Vec<&Call> = gathers(start, window.1).collect();
-        let used = match_sizes(&sizes, &forward);
-        let waited: Vec<i64> = waits
-            .iter()
-            .copied()
-            .filter(|w| (start..window.1).contains(w))
-            .collect();
+        .filter_map(|s| s.optimizer)
+        .map(|o| o.0)
+        .filter(|&o| o >= end)
+        .min()
+        .unwrap_or(end)
+}
+
+impl Order {
+    /// Assigns the all-gathers of a forward to units of these sizes and ids.
+    fn add_forward(
+        &mut self,
+        calls: &[Call],
+        waits: &[i64],
+        (from, to): (i64, i64),
+        (sizes, ids): (&[u64], &[u32]),
+    ) {
+        let forward: Vec<&Call> = gathers(calls, from, to).collect();
+        let waited = within(waits, from, to);
+        let used = match_sizes(sizes, &forward);
         for (k, (call, unit)) in forward.iter().zip(&used).enumerate() {
             let Some(unit) = unit else { continue };
-            order.calls.insert(call.index, ids[*unit]);
+            self.calls.insert(call.index, ids[*unit]);
             // Without a wait for each all-gather, a unit is in use from its all-gather on.
             let at = if waited.len() >= forward.len() {
                 waited[k]
             } else {
                 call.at
             };
-            order.switches.push((at, ids[*unit]));
+            self.switches.push((at, ids[*unit]));
         }
-        // In backward, units of equal size come in the opposite order.
+    }
+
+    /// Assigns the collectives of a backward: units of equal size come in the opposite order.
+    fn add_backward(
+        &mut self,
+        calls: &[Call],
+        (from, to): (i64, i64),
+        (sizes, ids): (&[u64], &[u32]),
+    ) {
         for work in [Work::AllGather, Work::ReduceScatter, Work::AllReduce] {
             let mut left: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
             for (i, size) in sizes.iter().enumerate() {
                 left.entry(*size).or_default().push(i);
             }
-            let end = steps
-                .all
-                .iter()
-                .filter_map(|s| s.optimizer)
-                .map(|o| o.0)
-                .filter(|&o| o >= window.2)
-                .min()
-                .unwrap_or(window.2);
             for call in calls
                 .iter()
-                .filter(|c| c.work == work && (window.1..=end).contains(&c.at))
+                .filter(|c| c.work == work && (from..=to).contains(&c.at))
             {
                 if let Some(unit) = left.get_mut(&call.size).and_then(Vec::pop) {
-                    order.calls.insert(call.index, ids[unit]);
+                    self.calls.insert(call.index, ids[unit]);
                 }
             }
         }
     }
-    order.switches.sort_unstable();
-    // Forward starts with its first all-gather.
-    let mut starts = starts.into_iter();
-    for step in &mut steps.all {
-        for batch in step
-            .micro_batches
-            .iter_mut()
-            .filter(|b| b.forward.is_some())
-        {
-            batch.forward = starts.next();
-        }
-    }
-    order
 }
 
 /// Returns the host times between which each gathered unit is used.
 fn gather_windows(calls: &[Call], waits: &[i64], from: i64, to: i64) -> Vec<(i64, i64)> {
-    let issued: Vec<i64> = calls
-        .iter()
-        .filter(|c| c.work == Work::AllGather && (from..to).contains(&c.at) && c.size > 0)
-        .map(|c| c.at)
-        .collect();
-    let waited: Vec<i64> = waits
-        .iter()
-        .copied()
-        .filter(|w| (from..to).contains(w))
-        .collect();
+    let issued: Vec<i64> = gathers(calls, from, to).map(|c| c.at).collect();
+    let waited = within(waits, from, to);
     let starts = if waited.len() >= issued.len() {
         &waited[..issued.len()]
     } else {
-        &issued
+        &issued[..]
     };
     let ends = starts.iter().skip(1).copied().chain([to]);
     starts.iter().copied().zip(ends).collect()

@@ -5,7 +5,7 @@ use super::order::Order;
 use super::steps::{Section, Steps};
 use super::tree::Tree;
 use super::units::Units;
-use crate::kineto::Trace;
+use crate::kineto::{HostEvent, Trace};
 use shardlab_plan::program::Phase;
 use std::collections::HashMap;
 
@@ -71,30 +71,7 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
         let steady =
             |p: &usize| known[*p] || !matches!(c.sections[*p], Section::Open | Section::Forward);
         let inherited = parent.filter(steady).and_then(|p| unit[p]);
-        let own = match class {
-            Class::PreForward(_) => {
-                if let (Some(id), Section::Forward) = (id, c.sections[i]) {
-                    nested.enter(id, &thread.forward);
-                }
-                thread.forward.extend(id);
-                id
-            }
-            Class::PostForward(_) => {
-                if let Some(at) = thread.forward.iter().rposition(|u| Some(*u) == id) {
-                    thread.forward.truncate(at);
-                }
-                id
-            }
-            Class::PreBackward(_) | Class::PostBackward(_) => {
-                thread.backward = id;
-                id
-            }
-            Class::RootBackward => {
-                thread.backward = Some(Units::ROOT);
-                id
-            }
-            _ => id,
-        };
+        let own = own_unit(c, i, id, thread, &mut nested);
         // Autograd's links count more than the surrounding range: a prefetch runs within another
         // unit's backward.
         let linked = || flows.forward_of(i, event).and_then(|f| unit[f]);
@@ -135,8 +112,50 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
             *unit = Units::ROOT;
         }
     }
-    let host_places = (0..host.len()).map(|i| {
-        let event = &host[i];
+    Places {
+        host: host_places(c, &unit, &known),
+        root: alias,
+    }
+}
+
+/// Follows the scopes of a thread through an event, and returns the event's own unit. `id` is the
+/// unit of its name.
+fn own_unit(
+    c: &Context<'_>,
+    i: usize,
+    id: Option<u32>,
+    thread: &mut Now,
+    nested: &mut Nested,
+) -> Option<u32> {
+    match &c.classes[c.trace.host[i].name.index()] {
+        Class::PreForward(_) => {
+            if let (Some(id), Section::Forward) = (id, c.sections[i]) {
+                nested.enter(id, &thread.forward);
+            }
+            thread.forward.extend(id);
+            id
+        }
+        Class::PostForward(_) => {
+            if let Some(at) = thread.forward.iter().rposition(|u| Some(*u) == id) {
+                thread.forward.truncate(at);
+            }
+            id
+        }
+        Class::PreBackward(_) | Class::PostBackward(_) => {
+            thread.backward = id;
+            id
+        }
+        Class::RootBackward => {
+            thread.backward = Some(Units::ROOT);
+            id
+        }
+        _ => id,
+    }
+}
+
+/// Returns the places of all host events, whose units are known or inherited.
+fn host_places(c: &Context<'_>, unit: &[Option<u32>], known: &[bool]) -> Vec<Option<Place>> {
+    let place = |(i, event): (usize, &HostEvent)| {
         let step = c.steps.at(event.start)?;
         let (timed, micro_batch) = c.steps.all[step].phase(event.start);
         let phase = match c.sections[i] {
@@ -156,12 +175,8 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
             phase,
             micro_batch,
         })
-    });
-    let host_places = host_places.collect();
-    Places {
-        host: host_places,
-        root: alias,
-    }
+    };
+    c.trace.host.iter().enumerate().map(place).collect()
 }
 
 /// Returns the unit of each name, numbered in the order in which forward enters them.

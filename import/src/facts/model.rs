@@ -40,39 +40,64 @@ pub struct Model {
     pub parameters: Option<u64>,
 }
 
+/// Determines the model, and whether the loss is computed in chunks, from the first micro-batch.
 pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut Facts) {
-    let mut model = Model::default();
-    let mut losses = 0_u32;
-    let mut attention: Option<(Vec<u64>, Vec<u64>)> = None;
-    let mut attentions = BTreeSet::new();
-    let mut attended: BTreeMap<u32, u64> = BTreeMap::new();
-    let mut norms = (false, false);
-    let mut weights: BTreeMap<String, Vec<Vec<u64>>> = BTreeMap::new();
-    let mut rows = None;
+    let mut seen = Seen::default();
     for (i, event) in trace.host.iter().enumerate() {
-        let Some(place) = a.host[i].filter(|p| {
+        let place = a.host[i].filter(|p| {
             step.is_none_or(|s| p.step == s) && p.phase == Phase::Forward && p.micro_batch == 0
-        }) else {
-            continue;
-        };
+        });
+        let Some(place) = place else { continue };
         let name = trace.name(event.name);
         let plain = name.rsplit("::").next().unwrap_or(name);
-        norms.0 |= plain.contains("rms_norm");
-        norms.1 |= plain.contains("layer_norm");
-        let dims = event
-            .inputs
-            .map(|i| shapes(trace.name(trace.inputs[i as usize].dims)));
-        let Some(dims) = dims else { continue };
-        match plain {
+        seen.norms.0 |= plain.contains("rms_norm");
+        seen.norms.1 |= plain.contains("layer_norm");
+        if let Some(inputs) = event.inputs {
+            let dims = shapes(trace.name(trace.inputs[inputs as usize].dims));
+            seen.operator(plain, &dims, (i, place.unit), a);
+        }
+    }
+    let mut model = seen.batch_and_heads();
+    seen.blocks(&mut model, &facts.units);
+    model.tied = tied(&model, &facts.units);
+    let known = facts.units.iter().all(|u| !u.parameters.is_empty()) && !facts.units.is_empty();
+    let all = facts.units.iter().flat_map(|u| &u.parameters);
+    model.parameters = known.then(|| all.map(|p| p.iter().product::<u64>()).sum());
+    facts.chunked_loss = seen.chunked_loss(&model);
+    facts.model = model;
+}
+
+/// Shapes of the operators of a forward pass.
+#[derive(Default)]
+struct Seen {
+    /// Table of the embedding, `[vocab, hidden]`, and token ids, `[batch, tokens]`.
+    embedding: Option<([u64; 2], [u64; 2])>,
+    /// Queries and keys, `[batch, heads, tokens, head_dim]`.
+    attention: Option<(Vec<u64>, Vec<u64>)>,
+    /// Events of attention operators.
+    attentions: BTreeSet<usize>,
+    /// Number of attention operators.
+    attended: u64,
+    /// Whether there is RMSNorm, and LayerNorm.
+    norms: (bool, bool),
+    /// Weights of linear layers, by unit.
+    weights: BTreeMap<String, Vec<Vec<u64>>>,
+    /// Number of cross entropies.
+    losses: u32,
+    /// Rows of the last cross entropy.
+    loss_rows: Option<u64>,
+}
+
+impl Seen {
+    /// Adds an operator with the shapes of its inputs: event `i`, called in a unit.
+    fn operator(&mut self, name: &str, dims: &[Vec<u64>], (i, unit): (usize, u32), a: &Attributed) {
+        match name {
             "embedding" => {
-                if let [Some(table), Some(ids)] = [dims.first(), dims.get(1)]
-                    && let ([vocab, hidden], [batch, tokens]) = (table.as_slice(), ids.as_slice())
-                    && model.vocab.is_none()
+                if let [table, ids, ..] = dims
+                    && let (&[vocab, hidden], &[batch, tokens]) = (&table[..], &ids[..])
                 {
-                    model.vocab = Some(Found::new(*vocab, "rows of the embedding"));
-                    model.hidden = Some(Found::new(*hidden, "columns of the embedding"));
-                    model.micro_batch = Some(Found::new(*batch, "shape of the token ids"));
-                    model.seq_len = Some(Found::new(*tokens, "shape of the token ids"));
+                    self.embedding
+                        .get_or_insert(([vocab, hidden], [batch, tokens]));
                 }
             }
             "scaled_dot_product_attention"
@@ -80,123 +105,129 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
             | "_scaled_dot_product_cudnn_attention"
             | "_scaled_dot_product_efficient_attention" => {
                 // One attention may appear as several nested operators.
-                let outer = a.tree.around(i).skip(1).any(|o| attentions.contains(&o));
-                attentions.insert(i);
-                if let (false, Some(q), Some(k)) = (outer, dims.first(), dims.get(1))
+                let nested = a
+                    .tree
+                    .around(i)
+                    .skip(1)
+                    .any(|o| self.attentions.contains(&o));
+                self.attentions.insert(i);
+                if let (false, [q, k, ..]) = (nested, dims)
                     && q.len() == 4
                 {
-                    *attended.entry(place.unit).or_default() += 1;
-                    attention.get_or_insert_with(|| (q.clone(), k.clone()));
+                    self.attended += 1;
+                    self.attention.get_or_insert_with(|| (q.clone(), k.clone()));
                 }
             }
             "_flash_attn_forward" | "_flash_attention_forward" => {
                 // In this layout, heads are the third dimension.
-                if let (Some(q), Some(k)) = (dims.first(), dims.get(1))
-                    && let ([b, t, h, d], [_, s, kv, _]) = (q.as_slice(), k.as_slice())
+                if let [q, k, ..] = dims
+                    && let (&[b, t, h, d], &[_, s, kv, _]) = (&q[..], &k[..])
                 {
-                    *attended.entry(place.unit).or_default() += 1;
-                    attention.get_or_insert_with(|| (vec![*b, *h, *t, *d], vec![*b, *kv, *s, *d]));
+                    self.attended += 1;
+                    self.attention
+                        .get_or_insert_with(|| (vec![b, h, t, d], vec![b, kv, s, d]));
                 }
             }
             "linear" => {
                 if let Some(weight) = dims.get(1).filter(|w| w.len() == 2) {
-                    let unit = &a.units.names()[place.unit as usize];
-                    weights
-                        .entry(unit.clone())
-                        .or_default()
-                        .push(weight.clone());
+                    let unit = a.units.names()[unit as usize].clone();
+                    self.weights.entry(unit).or_default().push(weight.clone());
                 }
             }
             "cross_entropy_loss" => {
-                losses += 1;
-                rows = dims.first().and_then(|d| d.first().copied());
+                self.losses += 1;
+                self.loss_rows = dims.first().and_then(|d| d.first().copied());
             }
             _ => {}
         }
     }
-    if let Some((q, k)) = &attention {
-        model.heads = Some(Found::new(q[1], "shape of the attention's queries"));
-        model.head_dim = Some(Found::new(q[3], "shape of the attention's queries"));
-        if let Some(kv) = k.get(1) {
-            model.kv_heads = Some(Found::new(*kv, "shape of the attention's keys"));
+
+    /// Determines the batch, the embedding and the heads.
+    fn batch_and_heads(&self) -> Model {
+        let mut model = Model::default();
+        if let Some(([vocab, hidden], [batch, tokens])) = self.embedding {
+            model.vocab = Some(Found::new(vocab, "rows of the embedding"));
+            model.hidden = Some(Found::new(hidden, "columns of the embedding"));
+            model.micro_batch = Some(Found::new(batch, "shape of the token ids"));
+            model.seq_len = Some(Found::new(tokens, "shape of the token ids"));
         }
-        model.micro_batch = model
-            .micro_batch
-            .or_else(|| Some(Found::new(q[0], "shape of the attention's queries")));
-        model.seq_len = model
-            .seq_len
-            .or_else(|| Some(Found::new(q[2], "shape of the attention's queries")));
+        if let Some((q, k)) = &self.attention {
+            let of_queries = |i: usize| Some(Found::new(q[i], "shape of the attention's queries"));
+            model.heads = of_queries(1);
+            model.head_dim = of_queries(3);
+            if let Some(kv) = k.get(1) {
+                model.kv_heads = Some(Found::new(*kv, "shape of the attention's keys"));
+            }
+            model.micro_batch = model.micro_batch.or_else(|| of_queries(0));
+            model.seq_len = model.seq_len.or_else(|| of_queries(2));
+        }
+        model
     }
-    let blocks: Vec<&UnitFacts> = facts.units.iter().filter(|u| is_block(&u.name)).collect();
-    let attending: u64 = attended.values().sum();
-    model.layers = if attending > 0 {
-        Some(Found::new(attending, "attention operators in forward"))
-    } else if blocks.is_empty() {
-        None
-    } else {
-        Some(Found::new(blocks.len() as u64, "numbered units"))
-    };
-    if let Some(block) = blocks.first() {
-        // Engines that flatten parameters show their shapes only where they are used.
-        let flat = block.parameters.iter().all(|p| p.len() < 2);
-        let used = weights.get(&block.name).filter(|_| flat);
-        of_block(&mut model, used.unwrap_or(&block.parameters), norms, 1);
-    }
-    // Without units, the root's parameters are those of all blocks.
-    if blocks.is_empty()
-        && let Some(root) = facts
-            .units
-            .iter()
-            .find(|u| u.name == crate::attribute::ROOT)
-    {
-        let vocab = model.vocab.as_ref().map(|v| v.value);
-        let inner: Vec<Vec<u64>> = root
-            .parameters
-            .iter()
-            .filter(|p| p.first().copied() != vocab)
-            .cloned()
-            .collect();
-        let n = model.layers.as_ref().map_or(1, |l| l.value as usize);
-        of_block(&mut model, &inner, norms, n);
-    }
-    if let (Some(vocab), Some(hidden)) = (&model.vocab, &model.hidden) {
-        let table = [vocab.value, hidden.value];
-        let n = facts
-            .units
-            .iter()
-            .flat_map(|u| &u.parameters)
-            .filter(|p| **p == table)
-            .count();
-        model.tied = match n {
-            0 => None,
-            1 => Some(Found::new(true, "one parameter has the embedding's shape")),
-            _ => Some(Found::new(
-                false,
-                format!("{n} parameters have the embedding's shape"),
-            )),
+
+    /// Determines the number of blocks and their sizes.
+    fn blocks(&self, model: &mut Model, units: &[UnitFacts]) {
+        let blocks: Vec<&UnitFacts> = units.iter().filter(|u| is_block(&u.name)).collect();
+        model.layers = if self.attended > 0 {
+            Some(Found::new(self.attended, "attention operators in forward"))
+        } else if blocks.is_empty() {
+            None
+        } else {
+            Some(Found::new(blocks.len() as u64, "numbered units"))
         };
+        if let Some(block) = blocks.first() {
+            // Engines that flatten parameters show their shapes only where they are used.
+            let flat = block.parameters.iter().all(|p| p.len() < 2);
+            let used = self.weights.get(&block.name).filter(|_| flat);
+            of_block(model, used.unwrap_or(&block.parameters), self.norms, 1);
+        } else if let Some(root) = units.iter().find(|u| u.name == crate::attribute::ROOT) {
+            // Without units, the root's parameters are those of all blocks.
+            let vocab = model.vocab.as_ref().map(|v| v.value);
+            let inner: Vec<Vec<u64>> = root
+                .parameters
+                .iter()
+                .filter(|p| p.first().copied() != vocab)
+                .cloned()
+                .collect();
+            let n = model.layers.as_ref().map_or(1, |l| l.value as usize);
+            of_block(model, &inner, self.norms, n);
+        }
     }
-    let known = facts.units.iter().all(|u| !u.parameters.is_empty()) && !facts.units.is_empty();
-    let all = facts.units.iter().flat_map(|u| &u.parameters);
-    model.parameters = known.then(|| all.map(|p| p.iter().product::<u64>()).sum());
-    let tokens = model
-        .micro_batch
-        .as_ref()
-        .zip(model.seq_len.as_ref())
-        .map(|(b, s)| b.value * s.value);
-    facts.chunked_loss = match (losses, rows, tokens) {
-        (0, ..) => None,
-        (1, Some(rows), Some(tokens)) if rows + 1 < tokens / 2 => Some(Found::new(
-            true,
-            "the loss takes part of the tokens at a time",
+
+    /// Returns whether the loss is computed in chunks, from the number and the sizes of cross
+    /// entropies.
+    fn chunked_loss(&self, model: &Model) -> Option<Found<bool>> {
+        let tokens = model
+            .micro_batch
+            .as_ref()
+            .zip(model.seq_len.as_ref())
+            .map(|(b, s)| b.value * s.value);
+        match (self.losses, self.loss_rows, tokens) {
+            (0, ..) => None,
+            (1, Some(rows), Some(tokens)) if rows + 1 < tokens / 2 => Some(Found::new(
+                true,
+                "the loss takes part of the tokens at a time",
+            )),
+            (1, ..) => Some(Found::new(false, "one cross entropy over all tokens")),
+            (n, ..) => Some(Found::new(
+                true,
+                format!("{n} cross entropies per micro-batch"),
+            )),
+        }
+    }
+}
+
+/// Returns whether embedding and head share a parameter.
+fn tied(model: &Model, units: &[UnitFacts]) -> Option<Found<bool>> {
+    let table = [model.vocab.as_ref()?.value, model.hidden.as_ref()?.value];
+    let parameters = units.iter().flat_map(|u| &u.parameters);
+    match parameters.filter(|p| **p == table).count() {
+        0 => None,
+        1 => Some(Found::new(true, "one parameter has the embedding's shape")),
+        n => Some(Found::new(
+            false,
+            format!("{n} parameters have the embedding's shape"),
         )),
-        (1, ..) => Some(Found::new(false, "one cross entropy over all tokens")),
-        (n, ..) => Some(Found::new(
-            true,
-            format!("{n} cross entropies per micro-batch"),
-        )),
-    };
-    facts.model = model;
+    }
 }
 
 pub(crate) fn is_block(name: &str) -> bool {

@@ -271,6 +271,10 @@ impl Passes {
             if !compiled || i == 0 {
                 ops.push(TapeOp::Host { kind, count: 1 });
             }
+            if compiled {
+                let kind = HostWorkKind::CompiledKernel;
+                ops.push(TapeOp::Host { kind, count: 1 });
+            }
             let reads = self.operands.len() as u32;
             for &p in v.params {
                 self.operands.push(v.operand(Source::Param, p));

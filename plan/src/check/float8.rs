@@ -418,7 +418,7 @@ impl Launch<'_> {
         if fast && (backward || gradients > 0) {
             sink.violation(RuleId::Float8Sum, Some(self.id), None, || {
                 format!(
-                    "{} adds up a gradient with the precision of tensor cores; expected float32",
+                    "{} accumulates a gradient with the precision of tensor cores; expected float32",
                     describe::instr(p, self.id, None)
                 )
             });

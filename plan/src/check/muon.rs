@@ -1,4 +1,4 @@
-//! Muon orthogonalizes whole matrices.
+//! Checks that Muon orthogonalizes whole matrices.
 
 use super::describe;
 use super::report::Sink;

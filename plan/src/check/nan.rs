@@ -1,4 +1,5 @@
-//! Checks for NaN around collectives: if a program has any, every collective has all of its own.
+//! Checks for NaN around collectives: if one collective of a program has such checks, all
+//! collectives do.
 
 use super::describe;
 use super::report::Sink;

@@ -1,5 +1,5 @@
-//! The gradient norm: each rank squares the part that its optimizer updates, and the ranks that
-//! update other parts add up the squares.
+//! The gradient norm: each rank sums the squares of the part that its optimizer updates, and these
+//! sums are reduced over the ranks that update other parts.
 
 use super::describe;
 use super::experts::shard_axis_of;

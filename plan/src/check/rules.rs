@@ -194,7 +194,7 @@ rules! {
         "INV-50, Megatron-LM #2772: fused optimizer kept full state";
     CaptureHost = "CHK-CAPTURE-HOST", Order, Error,
         "the host waits for nothing inside a captured scope",
-        "a replay has no host code: Megatron-LM #5401, #6152, whose dispatchers read sizes of experts on the host";
+        "a replay has no host code: Megatron-LM #5401, #6152, whose dispatchers read the numbers of tokens per expert on the host";
     CaptureAddress = "INV-54", Alias, Error,
         "a captured scope finds its buffers at the captured addresses",
         "INV-31, INV-54, Megatron-LM #4810: replay into memory that had moved";
@@ -223,7 +223,7 @@ rules! {
         "tensor cores can read the factors of 8-bit matmuls",
         "cuBLASLt: e5m2 by e5m2, transposed or unaligned factors have no algorithm and fail in the first step";
     Float8Sum = "FP8-SUM", State, Error,
-        "gradients of 8-bit matmuls add up in float32",
+        "gradients of 8-bit matmuls accumulate in float32",
         "sums of one sign in the precision of tensor cores are 7 to 21 % too small";
     Float8Amax = "FP8-AMAX", State, Error,
         "scales of sharded weights follow from maxima over all ranks",

@@ -359,6 +359,10 @@ impl Emitter<'_> {
                     self.collective(op, collective, out);
                     return;
                 }
+                if step.region != 0 {
+                    let kind = HostWorkKind::CompiledKernel;
+                    out.push(TapeOp::Host { kind, count: 1 });
+                }
             }
         }
         let internal = |b: u32| lives.internal[b as usize];

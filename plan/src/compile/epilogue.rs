@@ -1,8 +1,8 @@
 //! Fuses what comes before or after a library kernel into it.
 //!
-//! A GEMM accumulates: its epilogue reads what is added and writes the sum, which is rounded once.
-//! No separate kernel, nor the next one, reads the GEMM's result again. In a block these are the
-//! residual connections and, in backward, the gradients of an input that several layers read.
+//! A GEMM accumulates: its epilogue reads the other summand and writes the sum, which is rounded
+//! once. No separate kernel, nor the next one, reads the GEMM's result again. In a block these are
+//! the residual connections and, in backward, the gradients of an input that several layers read.
 //!
 //! An embedding's gradient writes the zeros that it would be added to, for rows that no id refers
 //! to.

@@ -1,8 +1,8 @@
 //! 8-bit matmuls: casts in front of the matmuls of the linear layers that the recipe names.
 //!
-//! Tensor cores read 8-bit factors with the inner dimension contiguous (`wgmma` transposes 16-bit
-//! types only, and cuBLASLt takes nothing else before compute capability 10). With `y = x W^T`, for
-//! `x` of shape `[T, I]` and `W` of shape `[O, I]`:
+//! Tensor cores need 8-bit operands whose inner dimension is contiguous (`wgmma` transposes 16-bit
+//! types only, and cuBLASLt accepts no other layout before compute capability 10). With
+//! `y = x W^T`, for `x` of shape `[T, I]` and `W` of shape `[O, I]`:
 //!
 //! | matmul | factors |
 //! |---|---|
@@ -10,16 +10,17 @@
 //! | `d_x`, `[T, I]` | `d_y`, `W^T` |
 //! | `d_w`, `[O, I]` | `d_y^T`, `x^T` |
 //!
-//! With one scale per tensor, a maximum over rows joins the kernel that makes the tensor, a small
-//! kernel makes the scale, and one more writes the codes and their transposes. Backward uses the
-//! scales of forward. Matmuls that read the same tensor share its codes. With one scale per row,
-//! one kernel casts a tensor, and one its transposed copy, whose rows have other scales. Blocks of
-//! the transpose have other scales, too, and one kernel casts and transposes.
+//! With one scale per tensor, a maximum over rows is fused into the kernel that computes the
+//! tensor, a small kernel computes the scale, and another one writes the 8-bit values (*codes*) and
+//! their transposes. Backward uses the scales of forward. Matmuls that read the same tensor share
+//! its codes. With one scale per row, one kernel casts a tensor, and another its transposed copy,
+//! whose rows have different scales. With one scale per block, blocks of the transpose have
+//! different scales, too, and one kernel casts and transposes.
 //!
-//! The matmuls of experts (`precision.float8_experts`) read rows of all experts, with one scale,
-//! and a stack of weights, with another. The transpose of a stack has the transpose of each matrix.
-//! With expert parallelism, rows that no choice fills hold what was in memory before: the kernel
-//! that makes the scale reads the offsets of experts, and leaves out the maxima of these rows.
+//! The matmuls of experts (`precision.float8_experts`) read the tokens of all experts, with one
+//! scale, and a stack of weights, with another. The transpose of a stack has the transpose of each
+//! matrix. With expert parallelism, unused rows of the token buffer are uninitialized: the kernel
+//! that computes the scale reads the offsets of experts, and ignores the maxima of these rows.
 //! Their codes are not read.
 //!
 //! Weights that ranks gather in 8 bits (`precision.float8_all_gather`) arrive as codes, so nothing

@@ -1,16 +1,16 @@
 //! Fuses elementwise code into the GEMMs before it.
 //!
-//! A GEMM's result that an elementwise kernel reads next never has to be read from memory: the
-//! kernel that multiplies has it, and does the rest while it multiplies the next tile. In a block
-//! these are the gate of the feed-forward network, after the two GEMMs that make its factors from
-//! one input, and its gradient, after the GEMM of the last layer's backward, whose result then
-//! needs no memory at all. The result is rounded as if it had been written, so that nothing else
-//! changes.
+//! If an elementwise kernel reads a GEMM's result, the GEMM kernel can apply the elementwise code
+//! itself, while it multiplies the next tile, so that the result is not read from memory again. In
+//! a block, this code is the gate of the feed-forward network, after the two GEMMs that compute
+//! gate and up from one input, and its gradient, after the GEMM of the down projection's backward,
+//! whose result then needs no memory at all. The result is rounded as if it had been written, so
+//! that nothing else changes.
 //!
-//! A matmul of experts makes a gate and its other factor as the two halves of its columns. Its
-//! kernel makes tiles of both halves together. In backward, the gradient of a choice's weight is a
-//! dot product per row of what a matmul makes: each tile adds up its columns, and a few numbers per
-//! row remain to be added.
+//! A matmul of experts computes gate and up as the two halves of its columns. Its kernel computes
+//! tiles of both halves together. In backward, the gradient of a routing weight is a dot product
+//! with a row of a matmul's result: each tile sums its columns, and the sums of the tiles are added
+//! afterwards.
 
 use super::inplace::{elementwise, kind};
 use super::schedule::Step;

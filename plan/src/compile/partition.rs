@@ -1,11 +1,11 @@
 //! Decides what compiled code saves: values that a fused backward can recompute from other saved
 //! values are dropped.
 //!
-//! A saved value is recomputed if elementwise ops make it from values that are saved anyway (or
+//! A saved value is recomputed if elementwise ops compute it from values that are saved anyway (or
 //! that together are smaller) and every use in backward is in a fusible op. GEMMs and attention
-//! need their operands in memory, so their inputs stay saved, unless `train.recompute =
-//! "pointwise"` asks to save memory. Then a fused kernel of backward that reads the inputs of such
-//! an operand also writes the operand, and the GEMM comes after that kernel.
+//! need their operands in memory, so their inputs stay saved, unless
+//! `train.recompute = "pointwise"` asks to save memory. Then a fused kernel of backward that reads
+//! the inputs of such an operand also writes the operand, and the GEMM comes after that kernel.
 //!
 //! AOTAutograd's partitioner recomputes norms, too, whose inputs the norm's own backward needs
 //! anyway. In 16 bits a GEMM of backward reads the result, which is saved. With one scale per row

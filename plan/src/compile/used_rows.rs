@@ -1,10 +1,9 @@
-//! Kernels between the matmuls of experts compute only rows that some expert has.
+//! Kernels between the matmuls of experts compute only rows that contain a token.
 //!
-//! Ranks that divide experts reserve rows for the case that all tokens choose the experts of one
-//! rank, but use those before the last offset of [`OpKind::SortExperts`]. Matmuls of experts read
-//! and write these only. Generated kernels between them, from one matmul to the next, do so too if
-//! all that they make is in the same order of rows. The others keep what was in memory before,
-//! which nothing reads.
+//! With expert parallelism, ranks reserve enough rows for all tokens to choose the experts of one
+//! rank, but use only the rows before the last offset of [`OpKind::SortExperts`]. Matmuls of
+//! experts read and write only these. Generated kernels between two matmuls do so, too, if all
+//! their results have the same order of rows. The other rows stay uninitialized and are not read.
 
 use super::schedule::Step;
 use crate::graph::{Act, Graph, Op, Root, ValueId};

@@ -3,8 +3,8 @@
 //! `index_copy`, which brings rows into the order of experts, and backward of `x[index]`, which
 //! brings results back, start from equal zeros. AOTAutograd (torch 2.11) traces forward and
 //! backward of a graph together, makes equal tensors once, and saves them: one as large as the rows
-//! of experts per layer. Where the host reads counts, the graph is broken and each side makes its
-//! own.
+//! of experts per layer. If the host reads counts, there is a graph break, and both graphs create
+//! their own zeros.
 
 use super::schedule::Orders;
 use crate::graph::{Act, Buffer, Graph, Op, Root, Value, ValueId};

@@ -474,6 +474,12 @@ impl Model {
         }
     }
 
+    /// Returns whether some layer has experts.
+    #[must_use]
+    pub fn has_experts(&self) -> bool {
+        (0..self.layers as usize).any(|layer| self.mlp_type(layer) == MlpType::Sparse)
+    }
+
     /// Returns the model as one of its layers has it: 0 `kv_heads` is a layer without attention, a
     /// feed-forward layer of width 0 one without that.
     #[must_use]
@@ -499,6 +505,14 @@ impl Model {
             options,
             ..self.clone()
         }
+    }
+
+    /// Returns the model with the norm of queries, keys and last rows in place of that of blocks.
+    #[must_use]
+    pub(crate) fn with_inner_norm(&self) -> Self {
+        let mut inner = self.clone();
+        inner.options.norm = self.options.inner_norm.unwrap_or(self.options.norm);
+        inner
     }
 
     /// Returns whether a layer has a sliding window.
@@ -528,6 +542,8 @@ impl Model {
         let chosen = latent.indexer_type(layer) != IndexerType::None;
         let chosen = chosen.then_some(latent.index_topk);
         let window = window.or(chosen);
+        // Sums of positions are seen from both sides.
+        let window = window.map(|w| w + self.summaries(seq).div_ceil(2));
         window.filter(|&w| w < seq)
     }
 }

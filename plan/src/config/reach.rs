@@ -1,4 +1,5 @@
-//! How many tokens reach a rank, if each is sent once to every rank that has one of its experts.
+//! Number of tokens that a rank receives if each is sent once to every rank that has one of its
+//! experts.
 
 use super::Experts;
 use serde::Serialize;

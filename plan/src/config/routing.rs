@@ -1,5 +1,7 @@
-//! How popular experts are, for predictions: a router's choices are known only when it runs.
+//! Popularity of experts, for predictions: a router's choices are known only when it runs.
 
+use super::Experts;
+use crate::ir::ForcedChoice;
 use crate::random::SplitMix64;
 use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -28,6 +30,39 @@ impl Serialize for Routing {
             Self::Seeded => Self::WORDS[1],
             Self::Recorded(path) => path,
         })
+    }
+}
+
+/// Experts take tokens as `moe.routing` says, not as the router does (`moe.force_routing`).
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct ForcedRouting {
+    /// How popular experts are.
+    pub routing: Routing,
+    /// Seed of the choices.
+    pub seed: u64,
+    /// By layer: how popular its experts are, if not equally.
+    #[serde(skip)]
+    pub popularity: BTreeMap<u32, Vec<f64>>,
+}
+
+impl ForcedRouting {
+    /// Returns the choices of the tokens of a layer. Layers differ if their popularities do: equal
+    /// ones share a kernel, and are planned once.
+    #[must_use]
+    pub fn choice(&self, of: &Experts, layer: Option<u32>) -> ForcedChoice {
+        // Another stream than that of the orders of popularity.
+        let seed = |layer: u32| SplitMix64(!self.seed ^ (u64::from(layer) << 32)).draw();
+        let own = layer.and_then(|l| Some((l, self.popularity.get(&l)?)));
+        match own {
+            Some((layer, popularity)) => ForcedChoice::new(popularity, of.top_k, seed(layer)),
+            None => ForcedChoice::new(&vec![1.0; of.experts as usize], of.top_k, seed(0)),
+        }
+    }
+
+    /// Returns whether all layers make the same choices.
+    #[must_use]
+    pub fn is_alike(&self) -> bool {
+        self.popularity.is_empty()
     }
 }
 

@@ -8,6 +8,13 @@ use crate::ir::{
 };
 use smallvec::SmallVec;
 
+/// Framework calls of a collective with a gradient (`_functional_collectives.*_autograd`), and of
+/// its backward: custom operators, tensors that wait, and an autograd function. In
+/// `scenarios/hardware/measure/host.py`, an all-to-all of one rank takes 366 to 449 us of the host
+/// where an addition takes 7, and 163 to 263 us in backward.
+const FUNCTIONAL_CALLS: u8 = 60;
+const FUNCTIONAL_BACKWARD_CALLS: u8 = 25;
+
 /// How ranks push rows to the ranks of their experts, and results back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peers {
@@ -355,6 +362,11 @@ impl Graph {
             &[v],
             SmallVec::from_slice(&[out]),
         );
+        if self.in_backward {
+            self.dispatches(FUNCTIONAL_BACKWARD_CALLS);
+        } else if rg {
+            self.dispatches(FUNCTIONAL_CALLS);
+        }
         out
     }
 

@@ -289,6 +289,7 @@ pub const SECTIONS: &[Section] = &[
         "dispatch_us" Number(NotNegative), "us", Required, "per op run eagerly in forward, launch excluded";
         "autograd_dispatch_us" Number(NotNegative), "us", Required, "per op run by the autograd engine, launch excluded";
         "guard_us" Number(NotNegative), "us", Required, "guards and entry of a compiled region";
+        "compiled_kernel_us" Number(NotNegative), "us", Is("0.0"), "Python of compiled code per kernel, launch excluded";
         "graph_break_us" Number(NotNegative), "us", Required, "per graph break";
         "hook_us" Number(NotNegative), "us", Required, "per sharding hook";
         "hook_param_us" Number(NotNegative), "us", Required, "per parameter in a hook";
@@ -350,7 +351,7 @@ pub const SECTIONS: &[Section] = &[
         "attention" Number(Rate), "", Required, "attention, forward";
         "attention_backward" Number(Rate), "", Required, "attention, backward";
         "attention_backend" Word(AttentionBackend::WORDS), "", Unknown, "library of `attention` and of `[[attention]]` tables without `backend`: the one that PyTorch picks";
-        "float8_full_accumulation" Number(AtLeastOne), "", Unknown, "time of 8-bit matmuls that add up in float32 (`use_fast_accum = False`), relative to those that add up with the precision of tensor cores, where no `[[gemm]]` table has them. Without it, both take as long";
+        "float8_full_accumulation" Number(AtLeastOne), "", Unknown, "time of 8-bit matmuls that accumulate in float32 (`use_fast_accum = False`), relative to those that accumulate with the precision of tensor cores, if no `[[gemm]]` table has them. Without it, both take the same time";
         "attention_backward_fixed_order" Number(Positive), "", Unknown, "time with a fixed order of sums, relative to the tables. Without it, deterministic steps are priced like others, and the prediction says so";
     }),
     section!(optional "efficiency.gemm_misaligned" "Slowdown of a 16-bit matmul if the rows of an operand do not start at multiples of 16 bytes." {
@@ -368,7 +369,7 @@ pub const SECTIONS: &[Section] = &[
         "source" Text, "", Required, "where the rows come from";
         "dtype" Dtype, "", Required, "element type";
         "scaling" Word(ScaleMode::WORDS), "", Unknown, "recipe of 8-bit matmuls (`precision.float8_recipe`); without it `tensorwise`. Recipes without a table are priced by those of `tensorwise`";
-        "fast_accum" Flag, "", Unknown, "whether 8-bit matmuls add up with the precision of tensor cores (`use_fast_accum`) or in float32; without it `true`";
+        "fast_accum" Flag, "", Unknown, "whether 8-bit matmuls accumulate with the precision of tensor cores (`use_fast_accum`) or in float32; default: `true`";
         "rows" GEMM_ROWS, "", Required, "measured shapes";
     }),
     section!(array "grouped_gemm" "Measured grouped matmuls: one per expert." {

@@ -69,14 +69,11 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// Returns the sizes of attention over queries and keys of these shapes, `[batch, heads, seq,
-    /// head_dim]` each; `None` if they do not belong together.
+    /// Returns the sizes `[batch, heads, kv_heads, seq, head_dim]`, of as many keys as queries,
+    /// without window and documents.
     #[must_use]
-    pub fn of(q: &[u64], k: &[u64], causal: bool) -> Option<Self> {
-        let (&[batch, heads, seq, head_dim], &[_, kv_heads, ..]) = (q, k) else {
-            return None;
-        };
-        let shape = Self {
+    pub const fn new([batch, heads, kv_heads, seq, head_dim]: [u64; 5], causal: bool) -> Self {
+        Self {
             batch,
             heads,
             kv_heads,
@@ -86,7 +83,17 @@ impl AttentionShape {
             causal,
             window: None,
             documents: Documents::NONE,
+        }
+    }
+
+    /// Returns the sizes of attention over queries and keys of these shapes, `[batch, heads, seq,
+    /// head_dim]` each; `None` if they do not belong together.
+    #[must_use]
+    pub fn of(q: &[u64], k: &[u64], causal: bool) -> Option<Self> {
+        let (&[batch, heads, seq, head_dim], &[_, kv_heads, ..]) = (q, k) else {
+            return None;
         };
+        let shape = Self::new([batch, heads, kv_heads, seq, head_dim], causal);
         (shape.keys() == *k && kv_heads > 0 && heads.is_multiple_of(kv_heads)).then_some(shape)
     }
 

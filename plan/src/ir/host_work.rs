@@ -52,6 +52,8 @@ kinds! {
     Subclass = "subclass",
     /// Filling a KiB of the table of a copy between many tensors and a collective's buffer.
     CopyTable = "copy_table",
+    /// Inductor's Python around one kernel of a compiled region: its output, its arguments.
+    CompiledKernel = "compiled_kernel",
 }
 
 #[cfg(test)]

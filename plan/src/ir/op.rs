@@ -11,7 +11,8 @@
 //! operation that lacks a part does not compile.
 
 use super::{
-    DType, Documents, Indexing, PackedFormat, PackedScales, Real, ScaleBlock, ScoreMod, ShardOp,
+    DType, Documents, ForcedChoice, Indexing, PackedFormat, PackedScales, Real, ScaleBlock,
+    ScoreMod, ShardOp,
 };
 use serde::Serialize;
 
@@ -295,7 +296,8 @@ ops! {
     /// logits. Scores are a softmax or sigmoids of the row. The columns with the largest sums of
     /// score and bias are chosen, the lower one of equal ones; of `groups` adjacent groups of
     /// columns, only those `kept` count whose two largest sums add up to most. `weights` and `ids`
-    /// are `[rows, k]`, in descending order of those sums; weights are scores without bias.
+    /// are `[rows, k]`, in descending order of those sums; weights are scores without bias. Forced
+    /// choices depend on no score, and are in ascending order of columns.
     Route {
         /// Columns that are chosen.
         k: u64 = 2,
@@ -311,6 +313,9 @@ ops! {
         kept: u64 = 1,
         /// Has the second input.
         bias: bool = false,
+        /// What chooses columns instead of scores and bias.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        forced: Option<ForcedChoice> = None,
     };
     /// `d_weights, logits, ids -> d_logits` of [`Route`].
     RouteGrad {
@@ -618,10 +623,10 @@ ops! {
         /// cannot report.
         reserved: u64 = 12,
     };
-    /// `x, w -> y`: one-dimensional convolution, with `kernel / 2` zeros on both sides. `x` is
-    /// `[samples, in, positions]`, `w` is `[out, in, kernel]`.
+    /// `x, w -> y`: one-dimensional convolution, with as many zeros on both sides as the positions
+    /// of the result need. `x` is `[samples, in, positions]`, `w` is `[out, in / groups, kernel]`.
     Conv1d {
-        /// Positions that a result sees (odd).
+        /// Positions that a result sees.
         kernel: u64 = 3,
         /// Positions from one result to the next.
         stride: u64 = 2,
@@ -675,7 +680,7 @@ ops! {
     BatchedGemm;
     /// `x -> softmax(x)` over the last dimension.
     Softmax;
-    /// `d_y, y -> d_x` of [`Softmax`], from its result.
+    /// `d_y * y, y -> d_x` of [`Softmax`], from its result.
     SoftmaxGrad;
     /// `x -> y, kept`: zeroes elements by chance and scales the others; `kept` has a byte for each.
     Dropout {

@@ -275,6 +275,12 @@ impl Builder {
         }
     }
 
+    /// Emits the host work of a hook and of its work for each of `params` parameters.
+    pub(crate) fn hook(&mut self, rule: Rule, params: u16) {
+        self.host(rule, HostWorkKind::Hook, 1);
+        self.host(rule, HostWorkKind::HookParam, params);
+    }
+
     pub(crate) fn graph_begin(&mut self, name: String) -> ScopeId {
         let scope = self.core.add_scope(name);
         self.emit(Rule::Capture, Op::GraphBegin(scope));

@@ -8,7 +8,8 @@
 //! * Each (stream, pool) has its own free blocks. The smallest that suffices is taken, and among
 //!   equal ones that with the lowest address. No block ever serves another stream.
 //! * A miss takes a new segment: 2 MiB for small requests, 20 MiB below 10 MiB, otherwise the
-//!   request rounded to 2 MiB.
+//!   request rounded to 2 MiB. Its address is below earlier segments: `cudaMalloc` takes addresses
+//!   from Linux' `mmap`, which goes from high to low, as snapshots of jobs show.
 //! * The low end of a block is handed out; the rest becomes a free block if it is at least 512
 //!   bytes (small pool) or more than 1 MiB (large pool). A smaller rest stays with the block and
 //!   counts as allocated.
@@ -139,7 +140,10 @@ pub struct CachingAllocator {
     vacant: Vec<u32>,
     /// Index: stream * 2 + (1 for the small pool).
     lists: Vec<List>,
+    /// Where the next segment ends, or the next expandable range begins.
     next_address: u64,
+    /// Where a device has placed the next segment.
+    placed: Option<u64>,
     counters: Counters,
     /// Blocks handed out through [`Allocator::alloc`], by address.
     by_address: HashMap<u64, u32, BuildHasherDefault<AddressHasher>>,
@@ -161,6 +165,10 @@ impl CachingAllocator {
     /// as it does in torch.
     #[must_use]
     pub fn with_settings(settings: AllocatorSettings, capacity: Option<Bytes>) -> Self {
+        let next_address = match settings.expandable_segments {
+            true => FIRST_ADDRESS,
+            false => LAST_ADDRESS,
+        };
         Self {
             settings,
             searches: 0,
@@ -168,7 +176,8 @@ impl CachingAllocator {
             nodes: Vec::new(),
             vacant: Vec::new(),
             lists: Vec::new(),
-            next_address: FIRST_ADDRESS,
+            next_address,
+            placed: None,
             counters: Counters::default(),
             by_address: HashMap::default(),
         }
@@ -349,11 +358,12 @@ impl CachingAllocator {
     /// Reserves address space, if the device and the space have room.
     fn reserve(&mut self, size: u64) -> Option<u64> {
         self.room(size)?;
-        let address = self.next_address;
-        self.next_address = address
-            .checked_add(size)
-            .filter(|&end| end <= LAST_ADDRESS)?;
-        Some(address)
+        if let Some(address) = self.placed.take() {
+            return Some(address);
+        }
+        let below = self.next_address.checked_sub(size);
+        self.next_address = below.filter(|&address| address >= FIRST_ADDRESS)?;
+        Some(self.next_address)
     }
 
     /// Checks that the device can give `size` more bytes.

@@ -157,6 +157,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
         },
         lora: None,
         moe: None,
+        forced_routing: None,
         gate: Gate::default(),
     }
 }

@@ -14,9 +14,17 @@ fn from_result(mut at: Vjp<'_>, kind: OpKind) -> Contributions {
     Vjp::first(at.like(kind, &[dy, y], x))
 }
 
+/// Emits the gradient of a softmax, from its result and the result's product with `d_y`, which
+/// PyTorch holds in memory (`softmax_backward_cuda_out`).
+fn from_product(mut at: Vjp<'_>, kind: OpKind) -> Contributions {
+    let (x, y, dy) = (at.x(0), at.y(0), at.dy);
+    let product = at.like(OpKind::Mul, &[dy, y], x);
+    Vjp::first(at.like(kind, &[product, y], x))
+}
+
 /// Defines a function of rows and its backward, from the result.
 macro_rules! softmax {
-    ($Forward:ident $name:literal, $Grad:ident $grad_name:literal, priced_only $priced_only:literal) => {
+    ($Forward:ident $name:literal, $Grad:ident $grad_name:literal by $vjp:ident, priced_only $priced_only:literal) => {
         impl OpDef for op::$Forward {
             fn name(&self) -> &'static str {
                 $name
@@ -39,7 +47,7 @@ macro_rules! softmax {
             }
 
             fn vjp(&self, at: Vjp<'_>) -> Contributions {
-                from_result(at, OpKind::$Grad)
+                $vjp(at, OpKind::$Grad)
             }
 
             fn is_priced_only(&self) -> bool {
@@ -79,8 +87,8 @@ macro_rules! softmax {
     };
 }
 
-softmax!(LogSoftmax "log_softmax", LogSoftmaxGrad "log_softmax_backward", priced_only false);
-softmax!(Softmax "softmax", SoftmaxGrad "softmax_backward", priced_only true);
+softmax!(LogSoftmax "log_softmax", LogSoftmaxGrad "log_softmax_backward" by from_result, priced_only false);
+softmax!(Softmax "softmax", SoftmaxGrad "softmax_backward" by from_product, priced_only true);
 
 impl Elementwise for op::LogProbs {
     const NAME: &'static str = "log_probs";

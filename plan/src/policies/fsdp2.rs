@@ -23,8 +23,7 @@ pub(super) use spec::SPEC;
 
 use crate::config::{OuterStrategy, Reshard};
 use crate::ir::{
-    Access, BufferId, COMPUTE, EventId, GroupId, Holds, HostWorkKind, ParamId, Role, StreamId,
-    UnitId,
+    Access, BufferId, COMPUTE, EventId, GroupId, Holds, ParamId, Role, StreamId, UnitId,
 };
 use crate::lower::PlanError;
 use crate::lower::autograd::AutogradGrads;
@@ -312,7 +311,8 @@ impl Lifecycle for Fsdp2 {
                 self.reduce(out, g);
             } else {
                 if hooked {
-                    hooks(out, Rule::Accumulate, out.inputs.group(g).params.len());
+                    let params = out.inputs.group(g).params.len();
+                    out.b.hook(Rule::Accumulate, params as u16);
                 }
                 // Once the parameters are freed: a cast needs memory
                 // (`to_accumulated_grad_if_needed`).
@@ -461,12 +461,6 @@ impl Lifecycle for Fsdp2 {
         }
         self.refresh_float8(out);
     }
-}
-
-/// Emits the host work of a hook and of its per-parameter work.
-fn hooks(out: &mut Emitter<'_>, rule: Rule, params: usize) {
-    out.b.host(rule, HostWorkKind::Hook, 1);
-    out.b.host(rule, HostWorkKind::HookParam, params as u16);
 }
 
 /// Refuses strategies that this policy does not have: it can only replicate over the outer axis. A

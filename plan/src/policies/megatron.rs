@@ -147,9 +147,7 @@ impl Megatron {
         }
         let (phase, at) = (out.b.phase(), out.b.unit());
         out.b.at(unit, phase);
-        out.b.host(rule, HostWorkKind::Hook, 1);
-        out.b
-            .host(rule, HostWorkKind::HookParam, out.inputs.unit(unit).params);
+        out.b.hook(rule, out.inputs.unit(unit).params);
         let resident = is_resident(out.inputs, unit);
         let kept = std::mem::replace(&mut self.preserved[unit.index()], resident);
         for g in out.inputs.groups_of(unit) {

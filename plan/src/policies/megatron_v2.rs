@@ -119,7 +119,7 @@ impl MegatronV2 {
         }
         let (phase, at) = (out.b.phase(), out.b.unit());
         out.b.at(unit, phase);
-        hooks(out, rule, out.inputs.unit(unit).params);
+        out.b.hook(rule, out.inputs.unit(unit).params);
         for g in out.inputs.groups_of(unit) {
             if let Some(full) = self.flat.state(g).full {
                 out.b.alloc(rule, full);
@@ -182,12 +182,6 @@ impl MegatronV2 {
     fn starts_at_outputs(&self, inputs: &LoweringInputs<'_>, unit: UnitId) -> bool {
         self.loss_apart && inputs.unit(unit).spec.is_root
     }
-}
-
-/// Emits the host work of a hook and of its per-parameter work.
-fn hooks(out: &mut Emitter<'_>, rule: Rule, params: u16) {
-    out.b.host(rule, HostWorkKind::Hook, 1);
-    out.b.host(rule, HostWorkKind::HookParam, params);
 }
 
 /// Returns the streams of `FsdpContext`: one for gathers, one for reductions over both axes, both

@@ -148,7 +148,7 @@ impl Pr4435 {
         self.full[unit.index()] = true;
         let (phase, at) = (out.b.phase(), out.b.unit());
         out.b.at(unit, phase);
-        hooks(out, rule, out.inputs.unit(unit).params);
+        out.b.hook(rule, out.inputs.unit(unit).params);
         for g in out.inputs.groups_of(unit) {
             if let Some(full) = self.flat.state(g).full {
                 out.b.alloc(rule, full);
@@ -302,12 +302,6 @@ impl Pr4435 {
     fn starts_at_outputs(&self, inputs: &LoweringInputs<'_>, unit: UnitId) -> bool {
         self.loss_apart && inputs.unit(unit).spec.is_root
     }
-}
-
-/// Emits the host work of a hook and of its per-parameter work.
-fn hooks(out: &mut Emitter<'_>, rule: Rule, params: u16) {
-    out.b.host(rule, HostWorkKind::Hook, 1);
-    out.b.host(rule, HostWorkKind::HookParam, params);
 }
 
 /// Returns the streams of `_FSDPRootContext`: each of its own if its feature is on, otherwise the

@@ -2,7 +2,7 @@
 
 use crate::config::{
     AllocatorKind, CompileMode, Dispatcher, FrozenType, GradientSync, PolicyKind, Prefetch,
-    Reshard, Scenario, Strategy, Variant,
+    Reshard, Scenario, Strategy, UnitPattern, Units, Variant,
 };
 use crate::ir::DType;
 use crate::lower::Lowering;
@@ -68,6 +68,11 @@ impl Rules {
     pub(crate) fn has(&self, option: &str) -> bool {
         self.options.contains(&option)
     }
+}
+
+/// Returns whether a pattern of `fsdp.units` passes a test.
+pub(crate) fn some_unit(s: &Scenario, of: fn(&UnitPattern) -> bool) -> bool {
+    matches!(&s.fsdp.units, Units::Patterns(all) if all.iter().any(of))
 }
 
 /// A value that a schedule refuses.

@@ -71,6 +71,24 @@ pub struct Communicator {
     pub copy_engine: bool,
 }
 
+impl Communicator {
+    /// Checks that instances of the communicator divide `world` ranks.
+    ///
+    /// # Errors
+    /// Fails, with a sentence that names the communicator, if they do not.
+    pub fn divides(&self, world: u32) -> Result<(), String> {
+        let RankGroup { size, stride } = self.ranks;
+        let span = u64::from(size) * u64::from(stride);
+        if span != 0 && u64::from(world).is_multiple_of(span) {
+            return Ok(());
+        }
+        Err(format!(
+            "communicator {}: {size} ranks with stride {stride} do not divide a world of {world}",
+            self.name
+        ))
+    }
+}
+
 /// False is not written: a program keeps the digest that it had before the choice existed.
 #[allow(
     clippy::trivially_copy_pass_by_ref,

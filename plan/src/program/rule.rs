@@ -65,7 +65,7 @@ rules! {
     Bucket = "bucket", "Functional collectives merged into a bucket (compile full).";
     Capture = "capture", "CUDA-graph capture scope.";
     Compile = "compile", "Guards, dispatch and graph breaks of compiled code.";
-    Offload = "offload", "Bytes move between device and host.";
+    Offload = "offload", "Data are copied between device and host.";
     Validate = "validate", "Validation forward.";
     ModelCollective = "model-collective", "Activations are exchanged along an axis of the mesh (tensor parallelism); computation waits where it first touches them.";
 }

@@ -119,24 +119,14 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::{AttentionShape, DType, Documents};
+    use crate::ir::{AttentionShape, DType};
     use crate::units::Flops;
 
     fn backward(batch: u64, heads: u64, seq: u64, head_dim: u64, dtype: DType) -> Kernel {
         Kernel {
             name: "attention_grad".to_owned(),
             class: KernelClass::Attention {
-                shape: AttentionShape {
-                    batch,
-                    heads,
-                    kv_heads: 8,
-                    seq,
-                    memory: None,
-                    head_dim,
-                    causal: true,
-                    window: None,
-                    documents: Documents::NONE,
-                },
+                shape: AttentionShape::new([batch, heads, 8, seq, head_dim], true),
                 backward: true,
             },
             flops: Flops(0),

@@ -11,10 +11,28 @@ use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 
+/// Returns what chooses experts in place of routers, if something does.
+pub(super) fn forced(d: &Document, model: &Model) -> Result<Option<ForcedRouting>, ScenarioError> {
+    if !d.setting::<bool>(Key::ForceRouting) || !model.has_experts() {
+        return Ok(None);
+    }
+    let (routing, popularity) = routing(d, model)?;
+    Ok(Some(ForcedRouting {
+        routing,
+        seed: seed(d),
+        popularity,
+    }))
+}
+
+/// Returns the seed of routing.
+fn seed(d: &Document) -> u64 {
+    d.given(Key::RoutingSeed).unwrap_or(0)
+}
+
 /// Returns how tokens travel, if ranks divide experts.
 pub(super) fn moe(
     d: &Document,
-    model: &Model,
+    (model, forced): (&Model, Option<&ForcedRouting>),
     fsdp: &Fsdp,
     mesh: &Mesh,
     compile: &Compile,
@@ -42,7 +60,7 @@ pub(super) fn moe(
     let most = busiest.values().copied().fold(1.0, f64::max);
     let needed = defaults.capacity_factor.map(|f| f * most);
     let reach = (dispatcher == Dispatcher::Peer).then(|| Reach {
-        balanced: reach::balanced(&model.options.experts, u64::from(mesh.ep)),
+        balanced: reach::balanced(&chosen_among(model, forced), u64::from(mesh.ep)),
         layers: reach::busiest(&popularity, model.options.experts.top_k, mesh.ep),
     });
     Ok(Some(Moe {
@@ -61,6 +79,18 @@ pub(super) fn moe(
         reach,
         busiest,
     }))
+}
+
+/// Returns the experts that a token chooses among. Forced choices know no groups.
+fn chosen_among(model: &Model, forced: Option<&ForcedRouting>) -> Experts {
+    let of = model.options.experts.clone();
+    match forced {
+        None => of,
+        Some(_) => Experts {
+            router_groups: 1,
+            ..of
+        },
+    }
 }
 
 /// Returns the routing, and by layer how popular experts are if not equally.
@@ -85,8 +115,7 @@ fn routing(
                     .conflict(&[Key::Imbalance, Key::TopK], message)
                     .with_help(format!("the nearest legal value is {most}")));
             }
-            let seed = d.given(Key::RoutingSeed).unwrap_or(0);
-            let popularity = seeded(layers(), of.experts, imbalance, seed);
+            let popularity = seeded(layers(), of.experts, imbalance, seed(d));
             Ok((Routing::Seeded, popularity))
         }
         Some(path) => {

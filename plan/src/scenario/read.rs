@@ -3,7 +3,7 @@
 use super::error::ScenarioError;
 use super::keys::{HARDWARE, Key};
 use super::merge::Document;
-use super::moe::moe;
+use super::moe::{forced, moe};
 use super::placements::strategies;
 use super::presets::{self, Filled};
 use super::setting::Setting;
@@ -34,10 +34,13 @@ fn resolve(d: &Document, preset: Option<&Filled>) -> Result<Scenario, ScenarioEr
     let (model, train) = model_and_train(d, preset)?;
     let mesh = mesh(d)?;
     let (fsdp, compile, precision) = (fsdp(d, &mesh, &model)?, compile(d), precision(d, &mesh));
+    let forced_routing = forced(d, &model)?;
+    let routed = (&model, forced_routing.as_ref());
     Ok(Scenario {
         name: d.name.clone(),
         about: d.about.clone(),
-        moe: moe(d, &model, &fsdp, &mesh, &compile, &precision)?,
+        moe: moe(d, routed, &fsdp, &mesh, &compile, &precision)?,
+        forced_routing,
         model,
         lora: lora(d),
         train,
@@ -356,7 +359,10 @@ fn fsdp(d: &Document, mesh: &Mesh, model: &Model) -> Result<Fsdp, ScenarioError>
         cast_before_all_gather: d.setting(Key::CastBeforeAllGather),
         unify_comm_stream: d.setting(Key::UnifyCommStream),
         allocator: d.given(Key::Allocator).unwrap_or(defaults.allocator),
-        expandable_segments: d.setting(Key::ExpandableSegments),
+        // torchtitan's launcher sets it, Accelerate and the Trainer do not.
+        expandable_segments: d
+            .given(Key::ExpandableSegments)
+            .unwrap_or_else(|| d.given(Key::Implementation) != Some(Implementation::Transformers)),
         cublas_workspace_bytes: if engine.allocates_workspaces(&mesh.hardware) {
             d.given(Key::CublasWorkspaceBytes)
                 .map_or_else(|| cublas_workspace_default(&mesh.hardware), |b: Bytes| b.0)

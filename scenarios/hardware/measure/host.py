@@ -4,11 +4,12 @@ models with and without FSDP2. Tensors are so small that the host is the bottlen
     python3 host.py OUT.jsonl [WORD ...]
 
 Runs on one GPU as rank 0 of two: collectives are those of torch's fake process group, which issues nothing, so what a real one
-takes (`collective_us`) is not included. Words pick cases (`micro`, `llama`, `torchao`). A case of a model gives medians over steps of forward,
+takes (`collective_us`) is not included. Words pick cases (`micro`, `compiled`, `llama`, `torchao`, `experts`). A case of a model gives medians over steps of forward,
 backward, clipping, optimizer and zero_grad for two numbers of layers; their difference is the time of a layer, the rest of the ends."""
 import gc, json, statistics, sys, time
 sys.path.pop(0)  # `kernels.py` of this folder is not the package that transformers looks for
 import torch, torch.distributed as dist, torch.nn as nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -48,6 +49,54 @@ def subclass(out, n=200):
                         ("subclass after a gather", lambda: w.fsdp_post_all_gather((data,), (scale,), torch.bfloat16, out=full)),
                         ("mul, clamp, to", lambda: (x * s).clamp(min=-448.0, max=448.0).to(torch.float8_e4m3fn))]:
             per_call(name, n, lambda: [f() for _ in range(n)], out)
+
+
+def of_experts(out, n=100):
+    """Operators of a mixture of experts (exec/gpu/peers/peer_moe.py), recorded, and the backward of those with one."""
+    E, d, rows, k = 8, 64, 64, 2
+    x = torch.ones(rows, d, device=DEVICE, dtype=torch.bfloat16, requires_grad=True); w = torch.ones(E, d, d, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    scores = torch.rand(rows, E, device=DEVICE, requires_grad=True); ids = torch.randint(0, E, (rows * k,), device=DEVICE); order = torch.argsort(ids, stable=True); token = order // k
+    counts = torch.full((E,), rows * k // E, device=DEVICE); offs = counts.cumsum(0).to(torch.int32); wide = torch.ones(rows * k, d, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
+    half = [rows * k // 2] * 2; once = torch.randperm(rows * k, device=DEVICE); p = torch.rand(rows * k, device=DEVICE, requires_grad=True)
+    for name, f in [("argsort, stable", lambda: torch.argsort(ids, stable=True)), ("floor divide", lambda: order // k), ("histc", lambda: torch.histc(ids.float(), bins=E, min=0, max=E - 1)),
+                    ("cumsum", lambda: counts.cumsum(0)), ("sum", lambda: counts.sum(0)), ("arange", lambda: torch.arange(E, device=DEVICE)), ("zeros", lambda: torch.zeros(rows, d, device=DEVICE)),
+                    ("repeat_interleave", lambda: offs.repeat_interleave(counts, output_size=rows * k)), ("index of integers", lambda: offs[ids]), ("counts to the host", lambda: counts.tolist())]:
+        per_call(name, n, lambda f=f: [f() for _ in range(n)], out)
+    both = [("topk", lambda: scores.topk(k, -1)[0]), ("softmax", lambda: torch.softmax(scores, -1)), ("index of rows", lambda: x[token]), ("grouped_mm", lambda: torch._grouped_mm(wide, w.transpose(-2, -1), offs=offs)),
+            ("index_copy", lambda: torch.zeros(rows * k, d, dtype=torch.bfloat16, device=DEVICE).index_copy(0, once, wide)), ("index_add", lambda: torch.zeros_like(x).index_add(0, token, wide)),
+            ("weights of choices", lambda: p.reshape(-1)[order].unsqueeze(-1)), ("functional all_to_all", lambda: all_to_all_single_autograd(wide, half, half, dist.group.WORLD) + 0), ("silu", lambda: torch.nn.functional.silu(wide))]
+    for name, f in both:
+        per_call(f"{name}, recorded", n, lambda f=f: [f() for _ in range(n)], out)
+        def graphs(f=f):
+            made = [[f() for _ in range(n)] for _ in range(20)]; seeds = [torch.ones_like(y) for y in made[0]]
+            return lambda: torch.autograd.backward(made.pop(), seeds) if made else None
+        per_call(f"{name} backward", n, graphs(), out)
+
+
+def experts(out, o, mesh):
+    """Layers of peer_moe.py, whose experts are all on each rank."""
+    import pathlib
+    sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "exec/gpu/peers")); import peer_moe
+    mp, row = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32), dict(case="experts", **o)
+    for layers in LAYERS:
+        c = dict(d=256, L=layers, h=4, kv=2, hd=64, E=8, k=2, ff=128, V=1024, T=64)
+        m = peer_moe.MoEModel(c).to(DEVICE)
+        for t in [*m.parameters(), *m.buffers()]: nn.init.normal_(t, std=0.02)
+        for l in m.layers:
+            if o.get("compiled"): l.compile(fullgraph=False)
+            if o.get("parts"): l.attn.compile(fullgraph=True); l.moe.experts.compile(fullgraph=True)
+            if o.get("shard", True): fully_shard(l, mesh=mesh, mp_policy=mp)
+        if o.get("shard", True): fully_shard([m.norm, m.out], mesh=mesh, mp_policy=mp, reshard_after_forward=False); fully_shard(m.tok, mesh=mesh, mp_policy=mp); fully_shard(m, mesh=mesh, mp_policy=mp)
+        else: m.to(torch.bfloat16)
+        opt = torch.optim.AdamW(m.parameters(), lr=1e-5, fused=DEVICE == "cuda"); x = torch.randint(0, c["V"], (1, c["T"]), device=DEVICE); parts = []
+        for i in range(WARM + STEPS):
+            SYNC(); t = [time.perf_counter()]; tick = lambda: t.append(time.perf_counter())
+            loss = torch.nn.functional.cross_entropy(m(x).view(-1, c["V"]).float(), x.view(-1)); tick()
+            loss.backward(); tick(); opt.step(); tick(); opt.zero_grad(set_to_none=True); tick()
+            if i >= WARM: parts.append([b - a for a, b in zip(t, t[1:])])
+        SYNC(); row[f"{layers} layers"] = dict(zip(("forward", "backward", "optimizer", "zero_grad"), [round(statistics.median(p) * 1e3, 3) for p in zip(*parts)]))
+        del m, opt; gc.collect(); torch._dynamo.reset()
+    print(row, flush=True); out.write(json.dumps(row) + "\n"); out.flush()
 
 
 def backward(make, n):
@@ -95,6 +144,22 @@ def micro(out, n=200):
         opt = torch.optim.AdamW(params[:count], lr=1e-5, fused=DEVICE == "cuda")
         per_call(f"adamw fused, {count} tensors", 1, opt.step, out)
         per_call(f"clip, {count} tensors", 1, lambda: nn.utils.clip_grad_norm_(params[:count], 1.0), out)
+
+
+def compiled(out):
+    """Calls of compiled code with 8 and 64 kernels in forward (half of them matmuls) and 24 and 192 in backward: the difference is
+    the host time of a kernel, the rest that of guards and entry."""
+    x, w = (torch.ones(64, 64, device=DEVICE, requires_grad=g) for g in (True, True))
+    for pairs in (4, 32):
+        @torch.compile(fullgraph=True)
+        def f(x, w):
+            for _ in range(pairs): x = torch.sin(x @ w)
+            return x
+        y = f(x, w); y.backward(torch.ones_like(y)); seed = torch.ones_like(y)
+        per_call(f"compiled, {2 * pairs} kernels", 1, lambda: f(x, w), out)
+        graphs = [f(x, w) for _ in range(20)]
+        per_call(f"compiled, {2 * pairs} kernels, backward", 1, lambda: graphs.pop().backward(seed) if graphs else None, out)
+        torch._dynamo.reset()
 
 
 def build(kind, over, layers, o, mesh):
@@ -163,7 +228,11 @@ def main():
     with open(sys.argv[1], "w") as out:
         out.write(json.dumps(dict(case="machine", gpu=torch.cuda.get_device_name() if DEVICE == "cuda" else "none", torch=torch.__version__)) + "\n")
         if picked("micro"): micro(out); out.flush()
+        if picked("compiled"): compiled(out); out.flush()
         if words and picked("torchao"): subclass(out); out.flush()
+        if picked("experts"):
+            of_experts(out)
+            for o in ({}, dict(shard=False), dict(parts=True), dict(compiled=True)): experts(out, o, mesh)
         for kind, over, o in CASES:
             if not picked(f"{kind} {o}"): continue
             try: model(kind, over, o, mesh, out)

@@ -5,8 +5,7 @@ use crate::part::Part;
 use serde::Deserialize;
 use shardlab_plan::config::AttentionBackend;
 use shardlab_plan::ir::{
-    AttentionShape, CollectiveKind, DType, Documents, GemmKind, HostWorkKind, KernelClass,
-    ScaleMode,
+    AttentionShape, CollectiveKind, DType, GemmKind, HostWorkKind, KernelClass, ScaleMode,
 };
 use shardlab_plan::program::Program;
 use std::collections::BTreeMap;
@@ -207,6 +206,9 @@ pub struct HostWork {
     /// A KiB of the table of a copy into or out of a collective's buffer.
     #[serde(default)]
     pub copy_table_us: f64,
+    /// Python of compiled code around a kernel, launch excluded.
+    #[serde(default)]
+    pub compiled_kernel_us: f64,
 }
 
 impl HostWork {
@@ -225,6 +227,7 @@ impl HostWork {
             HostWorkKind::OptimizerParam => self.optimizer_param_us,
             HostWorkKind::Subclass => self.subclass_us,
             HostWorkKind::CopyTable => self.copy_table_us,
+            HostWorkKind::CompiledKernel => self.compiled_kernel_us,
         }
     }
 }
@@ -567,17 +570,7 @@ impl AttentionRow {
     #[must_use]
     pub fn shape(&self, causal: bool) -> AttentionShape {
         let &Self(batch, heads, kv_heads, seq, head_dim, _) = self;
-        AttentionShape {
-            batch,
-            heads,
-            kv_heads,
-            seq,
-            memory: None,
-            head_dim,
-            causal,
-            window: None,
-            documents: Documents::NONE,
-        }
+        AttentionShape::new([batch, heads, kv_heads, seq, head_dim], causal)
     }
 }
 

@@ -54,7 +54,7 @@ fn factor(measured: f64, step: impl Fn(f64) -> Result<f64, Failure>) -> Result<f
     let (fastest, slowest) = (step(low)?, step(high)?);
     if measured <= fastest {
         return Err(Failure::bad_input(format_args!(
-            "--step-ms: the device alone is predicted to take {fastest:.1} ms, so {measured} ms say nothing about the host; use a job with a smaller model, shorter sequences or a smaller micro-batch"
+            "--step-ms: the device alone is predicted to take {fastest:.1} ms, so {measured} ms do not show how fast the host is; use a job with a smaller model, shorter sequences or a smaller micro-batch"
         )));
     }
     if measured >= slowest {
@@ -73,7 +73,7 @@ fn factor(measured: f64, step: impl Fn(f64) -> Result<f64, Failure>) -> Result<f
     let found = (low * high).sqrt();
     if step(1.1 * found)? < (1.0 + MIN_SHARE) * measured {
         return Err(Failure::bad_input(format_args!(
-            "--step-ms: the device is the bottleneck of this job, so its step says little about the host; use a job with a smaller model, shorter sequences or a smaller micro-batch"
+            "--step-ms: the device is the bottleneck of this job, so its step time does not show how fast the host is; use a job with a smaller model, shorter sequences or a smaller micro-batch"
         )));
     }
     Ok(found)

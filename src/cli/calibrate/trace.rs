@@ -64,7 +64,7 @@ pub(super) fn profile(
             ));
         }
         None => say(format_args!(
-            "note: the traces have too few kernel launches to tell how fast the host is; the profile keeps that of {base}"
+            "note: the traces have too few kernel launches to show how fast the host is; the profile keeps that of {base}"
         )),
     }
     let unknown: u64 = runs.iter().map(|(_, run)| run.costs.without_shapes).sum();

@@ -9,11 +9,12 @@ use crate::dash::app::{App, Hit};
 use crate::dash::glance::{Brief, Glance};
 use crate::dash::lanes::memory::Family;
 use crate::dash::scenarios::Pane;
-use crate::dash::theme::letter;
+use crate::dash::theme::{Theme, letter};
 use crate::dash::whole::Whole;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
 use ratatui::style::Style;
+use shardlab_plan::record::Basis;
 use shardlab_plan::record::basis::{bounded, number};
 use shardlab_plan::units::thousands;
 
@@ -303,77 +304,115 @@ enum Row {
 /// Returns all lines on a prediction, at most `width` columns wide.
 fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row> {
     let theme = app.theme;
-    let b = &g.brief;
-    let label = |text: &str| (format!("{text:<9}"), theme.dim());
-    let plain = |text: String| (text, theme.text());
-    let against = |now: f64, old: Option<f64>, less_is_better: bool| {
-        let (text, less) = old.and_then(|o| change(now, o)).unwrap_or_default();
-        let style = if less == less_is_better {
-            theme.good()
-        } else {
-            theme.bad()
-        };
-        (
-            if text.is_empty() {
-                text
-            } else {
-                format!("  {text}")
-            },
-            style,
-        )
-    };
     let old = base.map(|x| &x.brief);
     let mut rows = vec![
-        Row::Text(vec![
-            label("step"),
-            (format!("{} ms", step_ms(b)), theme.strong()),
-            against(b.step_ms, old.map(|o| o.step_ms), true),
-            plain(format!(
-                "   MFU {} %",
-                number(100.0 * b.mfu, 1, b.basis.as_deref())
-            )),
-        ]),
-        Row::Text(vec![
-            label(b.counted_in.name()),
-            plain(format!(
-                "{}/s/GPU",
-                number(b.tokens_per_s, 0, b.basis.as_deref())
-            )),
-            against(b.tokens_per_s, old.map(|o| o.tokens_per_s), false),
-            (
-                format!("   {} x {} {}", b.world, b.hardware, b.policy),
-                theme.dim(),
-            ),
-        ]),
+        step_row(theme, &g.brief, old),
+        throughput_row(theme, &g.brief, old),
     ];
-    if let Some(basis) = &b.basis {
-        let style = match basis.is_estimate() {
-            true => theme.warn(),
-            false => theme.good(),
-        };
-        let band = basis
-            .step_percent()
-            .map_or_else(|| " error unknown".into(), |p| format!(" ± {}", bounded(p)));
-        rows.push(Row::Text(vec![
-            label("basis"),
-            (basis.kind.word().to_owned(), style),
-            plain(band),
-            (format!("   {}", basis.on), theme.dim()),
-        ]));
+    rows.extend(g.brief.basis.as_deref().map(|b| basis_row(theme, b)));
+    rows.push(exposed_row(theme, g, old));
+    rows.push(memory_row(theme, &g.brief, old, width >= 60));
+    rows.push(Row::Memory);
+    rows.extend(memory_legend(app, g, width));
+    let largest: Vec<String> = g
+        .roles
+        .iter()
+        .take(3)
+        .map(|(role, n)| format!("{} {}", role.name(), bytes(n.0)))
+        .collect();
+    rows.push(Row::Text(vec![
+        label(theme, "peak"),
+        (format!("{}: ", g.peak), theme.text()),
+        (largest.join(", "), theme.dim()),
+    ]));
+    rows.push(Row::Text(Vec::new()));
+    for sentence in &g.why {
+        for line in wrap(sentence, width) {
+            rows.push(Row::Text(vec![(line, theme.text())]));
+        }
     }
+    rows
+}
+
+fn label(theme: Theme, text: &str) -> (String, Style) {
+    (format!("{text:<9}"), theme.dim())
+}
+
+/// Returns the change from the old value, if there is one, in the color of an improvement or a
+/// regression.
+fn against(theme: Theme, now: f64, old: Option<f64>, less_is_better: bool) -> (String, Style) {
+    let (text, less) = old.and_then(|o| change(now, o)).unwrap_or_default();
+    let style = if less == less_is_better {
+        theme.good()
+    } else {
+        theme.bad()
+    };
+    let text = if text.is_empty() {
+        text
+    } else {
+        format!("  {text}")
+    };
+    (text, style)
+}
+
+fn step_row(theme: Theme, b: &Brief, old: Option<&Brief>) -> Row {
+    let mfu = number(100.0 * b.mfu, 1, b.basis.as_deref());
+    Row::Text(vec![
+        label(theme, "step"),
+        (format!("{} ms", step_ms(b)), theme.strong()),
+        against(theme, b.step_ms, old.map(|o| o.step_ms), true),
+        (format!("   MFU {mfu} %"), theme.text()),
+    ])
+}
+
+fn throughput_row(theme: Theme, b: &Brief, old: Option<&Brief>) -> Row {
+    let rate = number(b.tokens_per_s, 0, b.basis.as_deref());
+    Row::Text(vec![
+        label(theme, b.counted_in.name()),
+        (format!("{rate}/s/GPU"), theme.text()),
+        against(theme, b.tokens_per_s, old.map(|o| o.tokens_per_s), false),
+        (
+            format!("   {} x {} {}", b.world, b.hardware, b.policy),
+            theme.dim(),
+        ),
+    ])
+}
+
+fn basis_row(theme: Theme, basis: &Basis) -> Row {
+    let style = match basis.is_estimate() {
+        true => theme.warn(),
+        false => theme.good(),
+    };
+    let band = basis
+        .step_percent()
+        .map_or_else(|| " error unknown".into(), |p| format!(" ± {}", bounded(p)));
+    Row::Text(vec![
+        label(theme, "basis"),
+        (basis.kind.word().to_owned(), style),
+        (band, theme.text()),
+        (format!("   {}", basis.on), theme.dim()),
+    ])
+}
+
+/// Returns the exposed time and its parts by cause.
+fn exposed_row(theme: Theme, g: &Glance, old: Option<&Brief>) -> Row {
+    let b = &g.brief;
     let part = |time: f64| estimated_ms(time, b.basis.as_deref());
     let mut exposed = vec![
-        label("exposed"),
-        plain(format!("{} ms", part(b.exposed_ms))),
-        against(b.exposed_ms, old.map(|o| o.exposed_ms), true),
-        plain("  ".into()),
+        label(theme, "exposed"),
+        (format!("{} ms", part(b.exposed_ms)), theme.text()),
+        against(theme, b.exposed_ms, old.map(|o| o.exposed_ms), true),
+        ("  ".into(), theme.text()),
     ];
     for (cause, time) in g.exposed.iter().filter(|(_, t)| *t >= 0.01) {
         exposed.push((format!("{}", letter(*cause)), theme.cause(*cause)));
         exposed.push((format!(" {} {}  ", cause.name(), part(*time)), theme.dim()));
     }
-    rows.push(Row::Text(exposed));
-    let wide = width >= 60;
+    Row::Text(exposed)
+}
+
+/// Returns the memory of the device, and whether it is enough.
+fn memory_row(theme: Theme, b: &Brief, old: Option<&Brief>, wide: bool) -> Row {
     let (fits, style) = match (b.fits, wide) {
         ("yes", _) => ("✓ fits", theme.good()),
         ("tight", true) => (
@@ -388,34 +427,15 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
     let capacity = b
         .capacity
         .map_or_else(String::new, |c| format!(" of {}", bytes(c.0)));
-    rows.push(Row::Text(vec![
-        label("memory"),
+    let device = b.device.0 as f64;
+    Row::Text(vec![
+        label(theme, "memory"),
         (format!("{}{capacity}", bytes(b.device.0)), theme.strong()),
-        plain("  ".into()),
+        ("  ".into(), theme.text()),
         // Before the text that is cut off if there is no room.
         (fits.to_owned(), style),
-        against(b.device.0 as f64, old.map(|o| o.device.0 as f64), true),
-    ]));
-    rows.push(Row::Memory);
-    rows.extend(memory_legend(app, g, width));
-    let largest: Vec<String> = g
-        .roles
-        .iter()
-        .take(3)
-        .map(|(role, n)| format!("{} {}", role.name(), bytes(n.0)))
-        .collect();
-    rows.push(Row::Text(vec![
-        label("peak"),
-        plain(format!("{}: ", g.peak)),
-        (largest.join(", "), theme.dim()),
-    ]));
-    rows.push(Row::Text(Vec::new()));
-    for sentence in &g.why {
-        for line in wrap(sentence, width) {
-            rows.push(Row::Text(vec![plain(line)]));
-        }
-    }
-    rows
+        against(theme, device, old.map(|o| o.device.0 as f64), true),
+    ])
 }
 
 /// Returns the bytes of each family at the peak.

@@ -5,12 +5,13 @@ use super::kit::{
     MORE, bytes, duration, excerpt, lines, over_all, pane, pieces, put, put_right, step_time,
 };
 use crate::dash::app::{App, Purpose};
-use crate::dash::event::RankStep;
+use crate::dash::event::{RankStep, StepNews};
 use crate::dash::keys::{self, Command, Place};
 use crate::dash::train::End;
 use crate::dash::whole::Whole;
 use ratatui::buffer::Buffer;
 use ratatui::layout::Rect;
+use ratatui::style::Style;
 use shardlab_exec::train::ParamNorm;
 use shardlab_plan::units::thousands;
 use std::time::Duration;
@@ -88,26 +89,57 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
     let inner = pane(buf, area, &title, running.is_some(), theme);
     let x = inner.x + 1;
     let width = inner.width.saturating_sub(2);
+    let line = |y: u16| Rect {
+        x,
+        y: inner.y + y,
+        width,
+        height: 1,
+    };
     if t.setup.is_none() {
-        put(buf, x, inner.y, width, "No training yet.", theme.strong());
-        let name = app.scenarios.current().map_or("…", |s| s.name.as_str());
-        for (i, text) in [
-            format!("x trains {name} on the device that `shardlab exec` would choose,"),
-            format!(
-                "and {} on the CPU; collectives are real",
-                keys::first(Place::Training, Command::TrainOnCpu)
-            ),
-        ]
-        .iter()
-        .enumerate()
-        {
-            put(buf, x, inner.y + 1 + i as u16, width, text, theme.dim());
-        }
-        return;
+        return no_training(app, buf, line(0));
     }
+    pieces(buf, x, inner.y, width, &status_line(app));
+    bar(app, buf, line(1), t.done(), t.total());
+    if let Some(step) = t.steps.last() {
+        pieces(buf, x, inner.y + 2, width, &loss_line(app, step));
+        pieces(buf, x, inner.y + 3, width, &speed_line(app, step));
+    }
+    ending(app, buf, line(4));
+}
+
+/// Draws what starts a training, from a line on.
+fn no_training(app: &App, buf: &mut Buffer, at: Rect) {
+    let theme = app.theme;
+    put(
+        buf,
+        at.x,
+        at.y,
+        at.width,
+        "No training yet.",
+        theme.strong(),
+    );
+    let name = app.scenarios.current().map_or("…", |s| s.name.as_str());
+    let how = [
+        format!("x trains {name} on the device that `shardlab exec` would choose,"),
+        format!(
+            "and {} on the CPU; collectives are real",
+            keys::first(Place::Training, Command::TrainOnCpu)
+        ),
+    ];
+    for (y, text) in (at.y + 1..).zip(&how) {
+        put(buf, at.x, y, at.width, text, theme.dim());
+    }
+}
+
+/// Pieces of text with their styles.
+type Pieces = Vec<(String, Style)>;
+
+/// Returns the state of the training, its step, its times and its learning rate.
+fn status_line(app: &App) -> Pieces {
+    let (theme, t) = (app.theme, &app.train);
     let dim = |t: &str| (t.to_owned(), theme.dim());
     let strong = |t: String| (t, theme.strong());
-    let last = t.steps.last();
+    let running = app.job(Purpose::Train);
     let (done, all) = (t.done(), t.total());
     let (state, style) = match (running, &t.end) {
         (_, Some(End::TooLarge(_))) => ("■ not started", theme.warn()),
@@ -119,7 +151,7 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
         (None, Some(End::Failed(_))) => ("✗ failed", theme.bad()),
         (None, None) => ("", theme.dim()),
     };
-    let mut first = vec![(state.to_owned(), style)];
+    let mut all_pieces = vec![(state.to_owned(), style)];
     if all > 0 {
         // The running step, if there is one.
         let step = if running.is_some() {
@@ -127,81 +159,86 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
         } else {
             done
         };
-        first.extend([dim("   step "), strong(format!("{step} of {all}"))]);
+        all_pieces.extend([dim("   step "), strong(format!("{step} of {all}"))]);
     }
     if let Some(job) = running.filter(|_| done < all || all == 0) {
         // For short steps the time would only flicker.
         let since = app.now.saturating_sub(t.since.unwrap_or(job.since));
         if since >= MIN_STEP_SHOWN {
-            first.push(dim(&format!(" for {}", duration(since))));
+            all_pieces.push(dim(&format!(" for {}", duration(since))));
         }
     }
     if running.is_some()
         && let Some(left) = t.left()
     {
-        first.extend([dim("   left "), strong(duration(left))]);
+        all_pieces.extend([dim("   left "), strong(duration(left))]);
     }
-    if let Some(step) = last {
-        first.extend([dim("   lr "), strong(format!("{:.3e}", step.lr))]);
+    if let Some(step) = t.steps.last() {
+        all_pieces.extend([dim("   lr "), strong(format!("{:.3e}", step.lr))]);
     }
-    pieces(buf, x, inner.y, width, &first);
-    bar(
-        app,
-        buf,
-        Rect {
-            x,
-            y: inner.y + 1,
-            width,
-            height: 1,
-        },
-        done,
-        all,
-    );
-    if let Some(s) = last {
-        let mut second = vec![dim("loss "), strong(format!("{:.4}", s.loss))];
-        if let Some(norm) = s.grad_norm {
-            second.extend([dim("   gradient norm "), strong(format!("{norm:.4}"))]);
-        }
-        if let Some((step, loss)) = t.validations.last() {
-            second.extend([
-                dim("   validation "),
-                strong(format!("{loss:.4}")),
-                dim(&format!(" at {step}")),
-            ]);
-        }
-        pieces(buf, x, inner.y + 2, width, &second);
-        let memory = s.ranks.iter().map(|r| r.allocated).max();
-        let mut third = vec![
-            dim("step "),
-            strong(step_time(t.pace().unwrap_or(s.time))),
-            dim(&format!("   {} ", s.counted_in.rate())),
-            strong(
-                t.tokens_per_s()
-                    .map_or_else(|| "-".into(), |n| thousands(n, 0)),
-            ),
-        ];
-        if let Some(memory) = memory {
-            third.extend([dim("   peak per rank "), strong(bytes(memory))]);
-        }
-        pieces(buf, x, inner.y + 3, width, &third);
+    all_pieces
+}
+
+/// Returns loss and gradient norm of a step, and the last validation loss.
+fn loss_line(app: &App, step: &StepNews) -> Pieces {
+    let theme = app.theme;
+    let dim = |t: &str| (t.to_owned(), theme.dim());
+    let strong = |t: String| (t, theme.strong());
+    let mut all = vec![dim("loss "), strong(format!("{:.4}", step.loss))];
+    if let Some(norm) = step.grad_norm {
+        all.extend([dim("   gradient norm "), strong(format!("{norm:.4}"))]);
     }
-    let ending = match &t.end {
+    if let Some((at, loss)) = app.train.validations.last() {
+        all.extend([
+            dim("   validation "),
+            strong(format!("{loss:.4}")),
+            dim(&format!(" at {at}")),
+        ]);
+    }
+    all
+}
+
+/// Returns the current step time and throughput, and the memory of a step.
+fn speed_line(app: &App, step: &StepNews) -> Pieces {
+    let (theme, t) = (app.theme, &app.train);
+    let dim = |t: &str| (t.to_owned(), theme.dim());
+    let strong = |t: String| (t, theme.strong());
+    let mut all = vec![
+        dim("step "),
+        strong(step_time(t.pace().unwrap_or(step.time))),
+        dim(&format!("   {} ", step.counted_in.rate())),
+        strong(
+            t.tokens_per_s()
+                .map_or_else(|| "-".into(), |n| thousands(n, 0)),
+        ),
+    ];
+    if let Some(memory) = step.ranks.iter().map(|r| r.allocated).max() {
+        all.extend([dim("   peak per rank "), strong(bytes(memory))]);
+    }
+    all
+}
+
+/// Draws why the training failed, its last note, or what to do after it. The text ends in line
+/// `last`.
+fn ending(app: &App, buf: &mut Buffer, last: Rect) {
+    let (theme, t) = (app.theme, &app.train);
+    let Rect { x, y, width, .. } = last;
+    let text = match &t.end {
         Some(End::Failed(reason)) => Some((reason, theme.bad())),
         Some(End::TooLarge(reason)) => Some((reason, theme.warn())),
         _ => t.notes.last().map(|n| (n, theme.warn())),
     };
-    if let Some((text, style)) = ending {
+    if let Some((text, style)) = text {
         // Without steps there is room above.
-        let rows = if last.is_none() { 3 } else { 1 };
+        let rows = if t.steps.is_empty() { 3 } else { 1 };
         let text = excerpt(text, usize::from(width), rows, MORE);
-        for (i, line) in text.iter().enumerate() {
-            let y = inner.y + 5 - rows as u16 + i as u16;
+        for (y, line) in (y + 1 - rows as u16..).zip(&text) {
             put(buf, x, y, width, line, style);
         }
     } else if t.end.is_some() {
         let text =
             "2 shows its last step, next to the prediction if there is one; 5 lists all runs";
-        put(buf, x, inner.y + 4, width, text, theme.dim());
+        put(buf, x, y, width, text, theme.dim());
     }
 }
 

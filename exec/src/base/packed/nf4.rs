@@ -1,10 +1,10 @@
 //! Weights in NF4, as bitsandbytes stores and reads them ("QLoRA:
 //! Efficient Finetuning of Quantized LLMs", Dettmers et al. 2023).
 //!
-//! Of every block of [`NF4_BLOCK`] elements there is the largest magnitude, its scale, and of every
-//! element one of 16 factors of the scale, the first of two elements in the upper half of a byte.
-//! With double quantization, scales less their mean are numbers in 8 bits ([`blockwise`]), in
-//! blocks of [`NF4_SCALES`].
+//! Every block of [`NF4_BLOCK`] elements has a scale, its largest magnitude. Every element is
+//! stored as one of 16 multiples of the scale, in 4 bits; the first of two elements is in the upper
+//! half of a byte. With double quantization, the mean is subtracted from scales, and they are
+//! stored in 8 bits ([`blockwise`]), in blocks of [`NF4_SCALES`].
 
 use super::{float, magnitude};
 use crate::base::blockwise;

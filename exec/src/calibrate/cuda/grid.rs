@@ -7,8 +7,8 @@ use super::{Measured, middle};
 use crate::calibrate::grid::AttentionRows;
 use crate::device::{Device, Stop};
 use shardlab_plan::ir::{
-    AttentionShape, DType, Documents, Float8Gemm, GemmKind, KernelClass, OpKind, Real, ScaleBlock,
-    ScaleMode, op,
+    AttentionShape, DType, Float8Gemm, GemmKind, KernelClass, OpKind, Real, ScaleBlock, ScaleMode,
+    op,
 };
 use std::collections::BTreeMap;
 
@@ -324,18 +324,7 @@ fn attention(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
 
 /// Returns the causal attention of these sizes, in the order of [`ATTENTION`].
 pub(super) const fn causal(sizes: [u64; 5]) -> AttentionShape {
-    let [batch, heads, kv_heads, seq, head_dim] = sizes;
-    AttentionShape {
-        batch,
-        heads,
-        kv_heads,
-        seq,
-        memory: None,
-        head_dim,
-        causal: true,
-        window: None,
-        documents: Documents::NONE,
-    }
+    AttentionShape::new(sizes, true)
 }
 
 /// Adds an attention in bf16.

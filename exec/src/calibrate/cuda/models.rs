@@ -1,7 +1,7 @@
-//! Steps that a calibration runs: shapes of common models, with enough layers that arithmetic has
-//! nearly the same share of a step as in whole models. A GPU at its power limit slows arithmetic
-//! down as its share grows: two layers with a full vocabulary would show rates that long steps do
-//! not reach.
+//! Models whose steps a calibration runs: shapes of common models, with enough layers that matmuls
+//! and attention have nearly the same share of a step as in whole models. A GPU at its power limit
+//! slows them down as their share grows, so two layers with a full vocabulary would show rates that
+//! long steps do not reach.
 
 use crate::calibrate::steps::Variant;
 use shardlab_plan::ir::ScaleMode;

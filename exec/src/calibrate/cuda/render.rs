@@ -5,7 +5,7 @@ use crate::calibrate::render::{
     Tables, Taken, by_dtype, classes, memory_shares, no_framework, num, rate, tables,
 };
 use shardlab_plan::hardware::{MEMORY_CLASSES, SectionText};
-use shardlab_plan::ir::{DType, Float8Gemm, GemmKind};
+use shardlab_plan::ir::{CollectiveKind, DType, Float8Gemm, GemmKind};
 
 /// Dense TFLOP/s in float32 and bf16, and in 8 bits if there are such tensor cores, GB/s of memory,
 /// MiB of cache, and GB/s of a GPU's links per direction.
@@ -45,36 +45,49 @@ pub(super) fn source(m: &Measured, what: &str) -> String {
 /// Returns the text of the profile.
 pub(super) fn profile(name: &str, m: &Measured) -> String {
     let known = sheet(&m.gpu);
-    let (f32_peak, bf16_peak, float8_peak, gbps, cache, links) = known.unwrap_or(ASSUMED);
-    let float8_peak = float8_peak.filter(|_| !m.scalings.is_empty());
-    let sheet = if known.is_some() {
+    let mut sheet = known.unwrap_or(ASSUMED);
+    // Without a way to scale 8-bit matmuls, the device runs none.
+    sheet.2 = sheet.2.filter(|_| !m.scalings.is_empty());
+    let origin = if known.is_some() {
         "data sheet"
     } else {
         "assumed: the data sheet of this GPU is unknown"
     };
-    let machine = machine(m);
     let source = |what: &str| source(m, what);
+    let mut out = String::new();
+    SectionText::new("")
+        .text("name", name)
+        .text("about", format_args!("{}, for the CUDA device", machine(m)))
+        .write(&mut out);
+    SectionText::new("measured")
+        .text("on", format_args!("{} x {}, shardlab exec", m.gpus, m.gpu))
+        .set("gpus", m.gpus)
+        .write(&mut out);
+    device(&mut out, m, sheet, origin);
+    footprint(&mut out, m);
+    host(&mut out, m);
+    network(&mut out, m, sheet.5, origin);
+    contention(&mut out, m);
+    power(&mut out, m);
+    efficiency(&mut out, m, &source, sheet);
+    tables(
+        &mut out,
+        &Tables {
+            source: &source,
+            steps: &m.steps,
+            gemm: &m.gemm,
+            grouped: &m.grouped,
+            attention: &m.attention,
+            collectives: &m.collectives,
+            between: "between GPUs, by NCCL",
+        },
+    );
+    out
+}
+
+fn device(out: &mut String, m: &Measured, sheet: Sheet, origin: &str) {
+    let (f32_peak, bf16_peak, float8_peak, gbps, cache, _) = sheet;
     let h = &m.host;
-    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-    let bus = m
-        .collectives
-        .iter()
-        .filter(|t| t.ranks == m.gpus && t.kind == shardlab_plan::ir::CollectiveKind::AllGather)
-        .flat_map(|t| &t.rows)
-        .map(|(bytes, us)| *bytes as f64 / us / 1e3 * f64::from(m.gpus - 1) / f64::from(m.gpus))
-        .fold(0.0, f64::max);
-    let w = &m.wires;
-    // One collective may reach less than the links carry: the rate of two at a time is divided
-    // between them.
-    let bus = bus.max(w.reach_gbps);
-    // A kernel bound by arithmetic loses the multiprocessors that a collective occupies; so does
-    // attention.
-    let held = f64::from(m.multiprocessors) * (1.0 - 1.0 / w.product.0.max(1.0));
-    // A pair that was not measured has factors of 0 or 1.
-    let seen = |pairs: &[(f64, f64)], x: f64| {
-        let all = pairs.iter().all(|p| p.0 > 0.0 && *p != (1.0, 1.0));
-        all.then_some(x)
-    };
     let mut d = Taken::default();
     let gap = if h.gap_us > 0.0 {
         h.gap_us
@@ -89,66 +102,12 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
     let [h2d, d2h] = [("h2d_gbps", 0), ("d2h_gbps", 1)]
         .map(|(key, i)| d.of(key, m.copies.map(|copies| copies.gbps[i]), 50.0));
     let copy_latency = d.positive("copy_latency_us", h.copy_latency_us, 5.0);
-    let mut f = Taken::default();
-    let seen_together = m.gpus > 1 && m.outside.context > 0;
-    let together = |bytes: u64| seen_together.then(|| mib(bytes) as f64);
-    let context = f.positive("context_mib", mib(m.outside.context) as f64, 0.0);
-    let joined = f.of("joined_mib", together(m.outside.joined), 0.0);
-    let communicator = f.of("communicator_mib", together(m.outside.communicator), 0.0);
-    // Until they are measured, the same as other communicators.
-    let engines = m.outside.engines.and_then(together);
-    let engines = f.of("copy_engine_communicator_mib", engines, communicator);
-    // Until they are known separately, `joined_mib` includes them.
-    let kernels = m.outside.kernels.and_then(together);
-    let kernels = f.of("collective_kernels_mib", kernels, 0.0);
-    let mut issue = Taken::default();
-    let launch = issue.positive("launch_us", h.launch_us, 3.0);
-    let collective = issue.positive("collective_us", w.issue_us, 8.0);
-    let copy = issue.positive("copy_us", h.copy_us, 3.0);
-    let events = issue.positive("event_us", h.event_us, 1.0);
-    let wait = issue.positive("host_wait_us", h.host_wait_us, 5.0);
-    let alloc = issue.positive("alloc_us", h.alloc_us, 0.2);
-    let device_alloc = issue.of("device_alloc_us", None, 150.0);
-    let graph = issue.positive("graph_launch_us", h.graph_launch_us, 10.0);
-    let tail = issue.positive("step_us", m.steps.tail_us, 10.0).min(500.0);
-    let mut n = Taken::default();
-    let efficient = n.positive("nvlink_efficiency", bus / links, 0.74).min(1.0);
-    let held = n.of("sms_per_collective", seen(&[w.product], held), 0.0);
-    let mut c = Taken::default();
-    let loss_compute = 1.0 - 1.0 / w.product.1.min(w.attention.1).max(1.0);
-    let loss_bandwidth = 1.0 / w.product.1.max(1.0) - 1.0 / w.memory.1.max(1.0);
-    let loss_compute = c.of(
-        "collective_loss_compute",
-        seen(&[w.product, w.attention], loss_compute.min(0.9)),
-        0.0,
-    );
-    let loss_bandwidth = c.of(
-        "collective_loss_bandwidth",
-        seen(&[w.product, w.memory], loss_bandwidth.clamp(0.0, 0.9)),
-        0.0,
-    );
-    let bandwidth = c.of(
-        "collective_bandwidth",
-        seen(&[w.memory], (w.memory.0 - 1.0).clamp(0.0, 0.9)),
-        0.0,
-    );
-    let [h2d_loss, d2h_loss] = [("h2d_loss", 0), ("d2h_loss", 1)]
-        .map(|(key, i)| c.of(key, m.copies.map(|copies| copies.loss[i]), 0.0));
-    let mut out = String::new();
-    SectionText::new("")
-        .text("name", name)
-        .text("about", format_args!("{machine}, for the CUDA device"))
-        .write(&mut out);
-    SectionText::new("measured")
-        .text("on", format_args!("{} x {}, shardlab exec", m.gpus, m.gpu))
-        .set("gpus", m.gpus)
-        .write(&mut out);
     SectionText::new("device")
         .text(
             "source",
             format_args!(
-                "memory, TFLOP/s: {sheet}; {}",
-                d.source(source("gaps, latencies, copies"))
+                "memory, TFLOP/s: {origin}; {}",
+                d.source(source(m, "gaps, latencies, copies"))
             ),
         )
         .set("sms", m.multiprocessors)
@@ -171,11 +130,28 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
         .set("h2d_gbps", num(h2d))
         .set("d2h_gbps", num(d2h))
         .set("copy_latency_us", num(copy_latency))
-        .write(&mut out);
+        .write(out);
+}
+
+fn footprint(out: &mut String, m: &Measured) {
+    let mut f = Taken::default();
+    let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+    let seen_together = m.gpus > 1 && m.outside.context > 0;
+    let together = |bytes: u64| seen_together.then(|| mib(bytes) as f64);
+    let context = f.positive("context_mib", mib(m.outside.context) as f64, 0.0);
+    let joined = f.of("joined_mib", together(m.outside.joined), 0.0);
+    let communicator = f.of("communicator_mib", together(m.outside.communicator), 0.0);
+    // Until they are measured, the same as other communicators.
+    let engines = m.outside.engines.and_then(together);
+    let engines = f.of("copy_engine_communicator_mib", engines, communicator);
+    // Until they are known separately, `joined_mib` includes them.
+    let kernels = m.outside.kernels.and_then(together);
+    let kernels = f.of("collective_kernels_mib", kernels, 0.0);
     SectionText::new("footprint")
         .text(
             "source",
             f.source(source(
+                m,
                 "device bytes in use in addition to the engine's and its kernels' workspaces, after steps without communicators, with two on copy engines, with one, with two, and with one of two on copy engines",
             )),
         )
@@ -186,11 +162,26 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
         .set("collective_kernels_mib", kernels)
         .set("used_communicators", true)
         .set("kernel_workspaces", true)
-        .write(&mut out);
+        .write(out);
+}
+
+fn host(out: &mut String, m: &Measured) {
+    let h = &m.host;
+    let mut issue = Taken::default();
+    let launch = issue.positive("launch_us", h.launch_us, 3.0);
+    let collective = issue.positive("collective_us", m.wires.issue_us, 8.0);
+    let copy = issue.positive("copy_us", h.copy_us, 3.0);
+    let events = issue.positive("event_us", h.event_us, 1.0);
+    let wait = issue.positive("host_wait_us", h.host_wait_us, 5.0);
+    let alloc = issue.positive("alloc_us", h.alloc_us, 0.2);
+    let device_alloc = issue.of("device_alloc_us", None, 150.0);
+    let graph = issue.positive("graph_launch_us", h.graph_launch_us, 10.0);
+    let tail = issue.positive("step_us", m.steps.tail_us, 10.0).min(500.0);
     SectionText::new("host")
         .text(
             "source",
             issue.source(source(
+                m,
                 "launches within steps, including the interpreter; everything else alone",
             )),
         )
@@ -204,14 +195,43 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
         .set("graph_launch_us", num(graph))
         .set("queue_depth", 1024)
         .set("steps_in_flight", 1)
-        .write(&mut out);
-    no_framework(tail, &mut out);
+        .write(out);
+    no_framework(tail, out);
+}
+
+/// Returns `x` if all pairs were measured: factors of those that were not are 0 or 1.
+fn seen(pairs: &[(f64, f64)], x: f64) -> Option<f64> {
+    let all = pairs.iter().all(|p| p.0 > 0.0 && *p != (1.0, 1.0));
+    all.then_some(x)
+}
+
+/// Writes the section of links, which carry `links` GB/s per direction.
+fn network(out: &mut String, m: &Measured, links: f64, origin: &str) {
+    let alone = m
+        .collectives
+        .iter()
+        .filter(|t| t.ranks == m.gpus && t.kind == CollectiveKind::AllGather)
+        .flat_map(|t| &t.rows)
+        .map(|(bytes, us)| *bytes as f64 / us / 1e3 * f64::from(m.gpus - 1) / f64::from(m.gpus))
+        .fold(0.0, f64::max);
+    let w = &m.wires;
+    // One collective may reach less than the links carry: the rate of two at a time is divided
+    // between them.
+    let reached = alone.max(w.reach_gbps);
+    // A kernel bound by arithmetic loses the multiprocessors that a collective occupies; so does
+    // attention.
+    let held = f64::from(m.multiprocessors) * (1.0 - 1.0 / w.product.0.max(1.0));
+    let mut n = Taken::default();
+    let efficient = n
+        .positive("nvlink_efficiency", reached / links, 0.74)
+        .min(1.0);
+    let held = n.of("sms_per_collective", seen(&[w.product], held), 0.0);
     SectionText::new("network")
         .text(
             "source",
             format_args!(
-                "links: {sheet}; {}; cards: 8 of 50 GB/s are assumed, none was used",
-                n.source(source("collectives, one and two at a time"))
+                "links: {origin}; {}; cards: 8 of 50 GB/s are assumed, none was used",
+                n.source(source(m, "collectives, one and two at a time"))
             ),
         )
         .set("nvlink_gbps", format_args!("{links:?}"))
@@ -229,15 +249,40 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
             "sms_per_collective",
             (held.round() as u32).min(m.multiprocessors / 2),
         )
-        .write(&mut out);
-    let contention = c.source(source(
+        .write(out);
+}
+
+fn contention(out: &mut String, m: &Measured) {
+    let w = &m.wires;
+    let mut c = Taken::default();
+    let loss_compute = 1.0 - 1.0 / w.product.1.min(w.attention.1).max(1.0);
+    let loss_bandwidth = 1.0 / w.product.1.max(1.0) - 1.0 / w.memory.1.max(1.0);
+    let loss_compute = c.of(
+        "collective_loss_compute",
+        seen(&[w.product, w.attention], loss_compute.min(0.9)),
+        0.0,
+    );
+    let loss_bandwidth = c.of(
+        "collective_loss_bandwidth",
+        seen(&[w.product, w.memory], loss_bandwidth.clamp(0.0, 0.9)),
+        0.0,
+    );
+    let bandwidth = c.of(
+        "collective_bandwidth",
+        seen(&[w.memory], (w.memory.0 - 1.0).clamp(0.0, 0.9)),
+        0.0,
+    );
+    let [h2d_loss, d2h_loss] = [("h2d_loss", 0), ("d2h_loss", 1)]
+        .map(|(key, i)| c.of(key, m.copies.map(|copies| copies.loss[i]), 0.0));
+    let measured = c.source(source(
+        m,
         "a matmul, attention and a memory-bound kernel next to an all-gather of 1 GiB, copies both ways",
     ));
     SectionText::new("contention")
         .text(
             "source",
             format_args!(
-                "{contention}; start_wait: fitted to 18 pairs of a kernel and a collective on 4 H200 (sim/tests/contention.rs)"
+                "{measured}; start_wait: fitted to 18 pairs of a kernel and a collective on 4 H200 (sim/tests/contention.rs)"
             ),
         )
         .set("collective_loss_compute", num(loss_compute))
@@ -248,35 +293,21 @@ pub(super) fn profile(name: &str, m: &Measured) -> String {
         .set("start_wait_min_us", "20.0")
         .set("h2d_loss", num(h2d_loss))
         .set("d2h_loss", num(d2h_loss))
-        .write(&mut out);
+        .write(out);
+}
+
+fn power(out: &mut String, m: &Measured) {
     if m.power.slope > 0.0 {
+        let how = "the same kernels in steps of different models and compile modes";
         let mut section = SectionText::new("power")
-            .text(
-                "source",
-                source("the same kernels in steps of different models and compile modes"),
-            )
+            .text("source", source(m, how))
             .set("arithmetic_share", num(m.power.share))
             .set("arithmetic_slope", num(m.power.slope));
         if let Some(slope) = m.power.float8_slope {
             section = section.set("float8_slope", num(slope));
         }
-        section.write(&mut out);
+        section.write(out);
     }
-    let peaks = (f32_peak, bf16_peak, float8_peak);
-    efficiency(&mut out, m, &source, peaks, gbps);
-    tables(
-        &mut out,
-        &Tables {
-            source: &source,
-            steps: &m.steps,
-            gemm: &m.gemm,
-            grouped: &m.grouped,
-            attention: &m.attention,
-            collectives: &m.collectives,
-            between: "between GPUs, by NCCL",
-        },
-    );
-    out
 }
 
 /// Returns shares of the data sheet's rates, for sizes beyond the tables.
@@ -284,8 +315,7 @@ fn efficiency(
     out: &mut String,
     m: &Measured,
     source: &dyn Fn(&str) -> String,
-    (f32_peak, bf16_peak, float8_peak): (f64, f64, Option<f64>),
-    gbps: f64,
+    (f32_peak, bf16_peak, float8_peak, gbps, ..): Sheet,
 ) {
     let share = |mut rates: Vec<f64>| {
         let middle = middle(&mut rates);

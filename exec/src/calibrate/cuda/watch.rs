@@ -7,6 +7,7 @@
 
 use crate::base::abort::lock;
 use crate::device::{Abort, Failure, FailureKind};
+use crate::kernels::cuda::prepared;
 use shardlab_plan::ir::InstrId;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -19,7 +20,7 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Time limits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Without progress: no rank continues, and no part begins.
+    /// Without progress: no rank continues, no kernel is prepared, and no part begins.
     pub(super) silence: Duration,
     /// Without progress after a failure: the other ranks only have to notice it.
     pub(super) farewell: Duration,
@@ -260,7 +261,7 @@ impl Watch {
                 return;
             }
             let mut state = lock(&self.0.state);
-            let mut pulse = vec![self.0.beats.load(Ordering::Relaxed)];
+            let mut pulse = vec![self.0.beats.load(Ordering::Relaxed), prepared()];
             let mut failing = false;
             if let Some(ranks) = &state.ranks {
                 pulse.extend(ranks.at.iter().map(|a| a.0.load(Ordering::Relaxed)));

@@ -10,6 +10,7 @@ use std::sync::Arc;
 /// What the launches of a program on a rank need.
 pub(crate) struct LaunchContexts {
     program: Arc<Program>,
+    data_rank: u32,
     shapes: Arc<Shapes>,
     /// By launch of an optimizer: parameter groups of its weights on this rank.
     groups: BTreeMap<InstrId, Vec<GroupRun>>,
@@ -40,6 +41,7 @@ impl LaunchContexts {
     ) -> Result<Self, String> {
         Ok(Self {
             program: Arc::clone(program),
+            data_rank: program.meta.mesh.data_rank(rank),
             shapes: Arc::clone(shapes),
             groups: program.group_runs(rank).map_err(|e| e.to_string())?,
             matrices: shapes::matrices(program, rank).map_err(|e| e.to_string())?,
@@ -56,6 +58,7 @@ impl LaunchContexts {
     pub(crate) fn of(&self, instr: InstrId, kernel: KernelId, hyper: Hyper) -> LaunchContext<'_> {
         LaunchContext {
             kernel: &self.program.kernels[kernel.index()],
+            data_rank: self.data_rank,
             hyper,
             shapes: match self.matrices.get(&instr) {
                 Some(matrices) => matrices,

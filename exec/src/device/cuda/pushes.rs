@@ -1,10 +1,10 @@
-//! Rows that ranks write into one another's memory, over NVLink.
+//! Tokens that ranks write into each other's memory, over NVLink.
 //!
 //! [`Pushes`] performs the collectives that push rows (`peer_push`, `peer_return`) and the barriers
 //! before them, and leaves all others to NCCL. When memory is registered, the ranks of the
 //! communicator exchange descriptors of their memory and map it (`connect`); a window of a peer is
-//! where its buffer is (`windows`). A kernel then writes the rows that were asked for, signals to
-//! all ranks that they are there, and waits for the signals of the others (`kernels`).
+//! where its buffer is (`windows`). A kernel then writes the selected rows, signals to all ranks
+//! that they have arrived, and waits for the signals of the others (`kernels`).
 //!
 //! If some rank cannot map the memory of another one, all leave pushes to NCCL, which sends all
 //! rows. A push whose window is in memory that was added after the ranks had connected goes through

@@ -4,7 +4,9 @@ use super::{POISON, Pending, Rank};
 use crate::base::operand::RawRange;
 use crate::device::{Command, Device, FailureKind, Stop};
 use crate::engine::pass::{Issued, PassInputs};
-use shardlab_plan::ir::{BufferId, EventId, Holds, InstrId, Part, StreamId};
+use shardlab_plan::ir::{
+    BufferId, CollectiveId, ConstId, CopyId, EventId, Holds, InstrId, KernelId, Part, StreamId,
+};
 use shardlab_plan::memory::AllocError;
 use shardlab_plan::program::{Instr, Op, Program, SectionKind};
 use shardlab_plan::record::MemorySample;
@@ -28,72 +30,9 @@ impl<D: Device> Rank<D> {
                 reads,
                 writes,
                 end,
-            } => {
-                let mut ranges = SmallVec::with_capacity((end - reads) as usize);
-                for a in reads..end {
-                    let access = &program.accesses[a as usize];
-                    let offset = self.offsets.accesses[a as usize];
-                    self.first_use(id, access.buffer, stream)?;
-                    ranges.push(self.range(id, access.buffer, offset, access.bytes)?);
-                }
-                let reads = writes - reads;
-                self.task(
-                    stream,
-                    Command::Launch {
-                        instr: id,
-                        kernel,
-                        reads,
-                        ranges,
-                    },
-                )
-            }
-            Op::Collective { id: c, stream } => {
-                let collective = &program.collectives[c.index()];
-                let mut parts = SmallVec::with_capacity(collective.parts.len() + 1);
-                // The choices of rows travel as a part that is only read.
-                let choices = collective.sent.map(|s| Part {
-                    input: s.choices,
-                    output: s.choices,
-                });
-                let all = collective.parts.iter().copied().chain(choices);
-                for (n, part) in all.enumerate() {
-                    let (from, to) = self.offsets.parts[c.index()][n];
-                    self.first_use(id, part.input.buffer, stream)?;
-                    self.first_use(id, part.output.buffer, stream)?;
-                    parts.push((
-                        self.range(id, part.input.buffer, from, part.input.bytes)?,
-                        self.range(id, part.output.buffer, to, part.output.bytes)?,
-                    ));
-                }
-                self.task(
-                    stream,
-                    Command::Collective {
-                        instr: id,
-                        id: c,
-                        parts,
-                    },
-                )
-            }
-            Op::Copy { id: c, stream } => {
-                let copy = &program.copies[c.index()];
-                let (from, to) = self.offsets.copies[c.index()];
-                self.first_use(id, copy.from.buffer, stream)?;
-                self.first_use(id, copy.to.buffer, stream)?;
-                let from = self.range(id, copy.from.buffer, from, copy.from.bytes)?;
-                let to = self.range(id, copy.to.buffer, to, copy.to.bytes)?;
-                if from.bytes != to.bytes {
-                    let what = format!("{} bytes into {}", from.bytes, to.bytes);
-                    return Err(self.fail(FailureKind::Program, id, what));
-                }
-                self.task(
-                    stream,
-                    Command::Copy {
-                        instr: id,
-                        from,
-                        to,
-                    },
-                )
-            }
+            } => self.launch(program, id, (kernel, stream), [reads, writes, end]),
+            Op::Collective { id: c, stream } => self.collective(program, id, c, stream),
+            Op::Copy { id: c, stream } => self.copy(program, id, c, stream),
             Op::Record { event, stream } => {
                 self.pass.recorded[event.index()] = self.pass.number;
                 if self.pass.record
@@ -107,17 +46,7 @@ impl<D: Device> Rank<D> {
                 self.expect_recorded(id, event)?;
                 self.submit(stream, Command::Wait { instr: id, event })
             }
-            Op::HostWait(event) => {
-                self.expect_recorded(id, event)?;
-                if self.capture.open.is_some() {
-                    let what = "the host waits within a captured scope".to_owned();
-                    return Err(self.fail(FailureKind::Program, id, what));
-                }
-                let before = self.device.now();
-                self.device.host_wait(id, event)?;
-                self.pass.waited += self.device.now() - before;
-                Ok(())
-            }
+            Op::HostWait(event) => self.host_wait(id, event),
             Op::HostWork { kind, count } => {
                 *self.host_work.entry(kind.name()).or_default() += u64::from(count);
                 Ok(())
@@ -136,7 +65,100 @@ impl<D: Device> Rank<D> {
         }
     }
 
-    pub(super) fn alloc(
+    /// Launches a kernel whose accesses start at `reads`, those that it writes at `writes`.
+    fn launch(
+        &mut self,
+        program: &Program,
+        id: InstrId,
+        (kernel, stream): (KernelId, StreamId),
+        [reads, writes, end]: [u32; 3],
+    ) -> Result<(), Stop> {
+        let mut ranges = SmallVec::with_capacity((end - reads) as usize);
+        for a in reads..end {
+            let access = &program.accesses[a as usize];
+            let offset = self.offsets.accesses[a as usize];
+            self.first_use(id, access.buffer, stream)?;
+            ranges.push(self.range(id, access.buffer, offset, access.bytes)?);
+        }
+        let command = Command::Launch {
+            instr: id,
+            kernel,
+            reads: writes - reads,
+            ranges,
+        };
+        self.task(stream, command)
+    }
+
+    fn collective(
+        &mut self,
+        program: &Program,
+        id: InstrId,
+        c: CollectiveId,
+        stream: StreamId,
+    ) -> Result<(), Stop> {
+        let collective = &program.collectives[c.index()];
+        let mut parts = SmallVec::with_capacity(collective.parts.len() + 1);
+        // The choices of rows travel as a part that is only read.
+        let choices = collective.sent.map(|s| Part {
+            input: s.choices,
+            output: s.choices,
+        });
+        let all = collective.parts.iter().copied().chain(choices);
+        for (n, part) in all.enumerate() {
+            let (from, to) = self.offsets.parts[c.index()][n];
+            self.first_use(id, part.input.buffer, stream)?;
+            self.first_use(id, part.output.buffer, stream)?;
+            parts.push((
+                self.range(id, part.input.buffer, from, part.input.bytes)?,
+                self.range(id, part.output.buffer, to, part.output.bytes)?,
+            ));
+        }
+        let command = Command::Collective {
+            instr: id,
+            id: c,
+            parts,
+        };
+        self.task(stream, command)
+    }
+
+    fn copy(
+        &mut self,
+        program: &Program,
+        id: InstrId,
+        c: CopyId,
+        stream: StreamId,
+    ) -> Result<(), Stop> {
+        let copy = &program.copies[c.index()];
+        let (from, to) = self.offsets.copies[c.index()];
+        self.first_use(id, copy.from.buffer, stream)?;
+        self.first_use(id, copy.to.buffer, stream)?;
+        let from = self.range(id, copy.from.buffer, from, copy.from.bytes)?;
+        let to = self.range(id, copy.to.buffer, to, copy.to.bytes)?;
+        if from.bytes != to.bytes {
+            let what = format!("{} bytes into {}", from.bytes, to.bytes);
+            return Err(self.fail(FailureKind::Program, id, what));
+        }
+        let command = Command::Copy {
+            instr: id,
+            from,
+            to,
+        };
+        self.task(stream, command)
+    }
+
+    fn host_wait(&mut self, id: InstrId, event: EventId) -> Result<(), Stop> {
+        self.expect_recorded(id, event)?;
+        if self.capture.open.is_some() {
+            let what = "the host waits within a captured scope".to_owned();
+            return Err(self.fail(FailureKind::Program, id, what));
+        }
+        let before = self.device.now();
+        self.device.host_wait(id, event)?;
+        self.pass.waited += self.device.now() - before;
+        Ok(())
+    }
+
+    fn alloc(
         &mut self,
         program: &Program,
         section: SectionKind,
@@ -145,11 +167,7 @@ impl<D: Device> Rank<D> {
         buffer: BufferId,
         with: &PassInputs<'_>,
     ) -> Result<(), Stop> {
-        let time = if self.pass.record {
-            self.device.now()
-        } else {
-            0
-        };
+        let time = self.sample_time();
         let address = match self.memory.alloc(program, buffer, id, time) {
             Ok(address) => address,
             Err(e) => {
@@ -161,23 +179,7 @@ impl<D: Device> Rank<D> {
             }
         };
         self.sample(id, time);
-        let b = &program.buffers[buffer.index()];
-        self.buffers.base[buffer.index()] = if b.bytes.0 == 0 {
-            // The address of an empty buffer is never dereferenced.
-            b.align.max(1) as usize
-        } else {
-            match self.device.pointer(address, b.bytes.0) {
-                Ok(Some(p)) => p.expose_provenance(),
-                Err((kind, e)) => return Err(self.refused(program, id, buffer, kind, &e)),
-                Ok(None) => {
-                    let what = format!(
-                        "address {address:#x} of {} is outside all planned regions",
-                        program.buffer_name(buffer)
-                    );
-                    return Err(self.fail(FailureKind::Alloc, id, what));
-                }
-            }
-        };
+        self.buffers.base[buffer.index()] = self.base(program, id, buffer, address)?;
         let preset = self.buffers.presets.contains_key(&buffer);
         self.buffers.pending[buffer.index()] = match section {
             _ if preset => Pending::Preset,
@@ -187,31 +189,67 @@ impl<D: Device> Rank<D> {
             _ if self.options.poison => Pending::Poison,
             _ => Pending::Nothing,
         };
-        if let (Some(_), Holds::Const(c)) = (program.upload(id), b.holds) {
-            let found = with.inputs.get(instr.micro_batch, c);
-            let Some(data) = found.filter(|d| d.len() as u64 == b.bytes.0) else {
-                let what = format!(
-                    "input {} of micro-batch {}: {} bytes given, {} needed",
-                    c.0,
-                    instr.micro_batch,
-                    found.map_or(0, |d| d.len()),
-                    b.bytes.0
-                );
-                return Err(self.fail(FailureKind::Program, id, what));
-            };
-            let data = Arc::clone(data);
-            self.buffers.pending[buffer.index()] = Pending::Nothing;
-            let to = self.range(id, buffer, 0, b.bytes.0)?;
-            self.task(
-                b.stream,
-                Command::Upload {
-                    instr: id,
-                    to,
-                    data,
-                },
-            )?;
+        match program.buffers[buffer.index()].holds {
+            Holds::Const(c) if program.upload(id).is_some() => {
+                let data = with.inputs.get(instr.micro_batch, c);
+                self.upload(program, id, buffer, (instr.micro_batch, c), data)
+            }
+            _ => Ok(()),
         }
-        Ok(())
+    }
+
+    /// Returns where the device has a buffer that the allocator has put at `address`.
+    fn base(
+        &self,
+        program: &Program,
+        id: InstrId,
+        buffer: BufferId,
+        address: u64,
+    ) -> Result<usize, Stop> {
+        let b = &program.buffers[buffer.index()];
+        if b.bytes.0 == 0 {
+            // The address of an empty buffer is never dereferenced.
+            return Ok(b.align.max(1) as usize);
+        }
+        match self.device.pointer(address, b.bytes.0) {
+            Ok(Some(p)) => Ok(p.expose_provenance()),
+            Err((kind, e)) => Err(self.refused(program, id, buffer, kind, &e)),
+            Ok(None) => {
+                let what = format!(
+                    "address {address:#x} of {} is outside all planned regions",
+                    program.buffer_name(buffer)
+                );
+                Err(self.fail(FailureKind::Alloc, id, what))
+            }
+        }
+    }
+
+    /// Copies the input of a micro-batch into its new buffer.
+    fn upload(
+        &mut self,
+        program: &Program,
+        id: InstrId,
+        buffer: BufferId,
+        (micro_batch, input): (u16, ConstId),
+        data: Option<&Arc<[u8]>>,
+    ) -> Result<(), Stop> {
+        let b = &program.buffers[buffer.index()];
+        let Some(data) = data.filter(|d| d.len() as u64 == b.bytes.0) else {
+            let what = format!(
+                "input {} of micro-batch {micro_batch}: {} bytes given, {} needed",
+                input.0,
+                data.map_or(0, |d| d.len()),
+                b.bytes.0
+            );
+            return Err(self.fail(FailureKind::Program, id, what));
+        };
+        self.buffers.pending[buffer.index()] = Pending::Nothing;
+        let command = Command::Upload {
+            instr: id,
+            to: self.range(id, buffer, 0, b.bytes.0)?,
+            data: Arc::clone(data),
+        };
+        self.task(b.stream, command)
     }
 
     pub(super) fn free(
@@ -220,11 +258,7 @@ impl<D: Device> Rank<D> {
         id: InstrId,
         buffer: BufferId,
     ) -> Result<(), Stop> {
-        let time = if self.pass.record {
-            self.device.now()
-        } else {
-            0
-        };
+        let time = self.sample_time();
         if !self.memory.free(program, buffer, id, time) {
             let what = format!("{} is not live", program.buffer_name(buffer));
             return Err(self.fail(FailureKind::Program, id, what));
@@ -235,7 +269,16 @@ impl<D: Device> Rank<D> {
         Ok(())
     }
 
-    pub(super) fn sample(&mut self, instr: InstrId, time: u64) {
+    /// Returns the time of a memory sample, in nanoseconds; 0 if the pass does not record.
+    fn sample_time(&self) -> u64 {
+        if self.pass.record {
+            self.device.now()
+        } else {
+            0
+        }
+    }
+
+    fn sample(&mut self, instr: InstrId, time: u64) {
         let now = self.memory.ledger.counters();
         self.progress
             .set_memory(self.id, now.allocated, now.reserved);

@@ -35,6 +35,16 @@ impl<D: Device> Rank<D> {
         Ok(())
     }
 
+    /// Returns the scope that an operation begins, if its graph replaces its instructions.
+    pub(super) fn captured(&self, section: SectionKind, op: &Op) -> Option<ScopeId> {
+        match *op {
+            Op::GraphBegin(scope) if self.options.graphs && section != SectionKind::First => {
+                self.capture.graphs[scope.index()].as_ref().map(|_| scope)
+            }
+            _ => None,
+        }
+    }
+
     /// Replays a scope. Memory is managed as the program says; device work comes from the graph,
     /// whose addresses are compared first (see Note [Captured addresses] in `plan`). Returns the
     /// index of the instruction after the scope.

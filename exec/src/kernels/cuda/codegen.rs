@@ -101,6 +101,8 @@ pub(crate) enum Param {
     Fault,
     /// The kernel's number, for that word.
     Kernel,
+    /// Number of the rank among those that have samples of their own.
+    DataRank,
     /// Tensor map of an operand: 128 bytes by value.
     Map(hopper::Map),
 }

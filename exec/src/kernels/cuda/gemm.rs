@@ -173,14 +173,11 @@ fn of_blocks(matrix: [u64; 2], inverses: &Slot) -> Option<Scales> {
     }
 }
 
-/// Reads a GEMM from a body, of which it may be a part whose result stays in the kernel.
-pub(super) fn problem(
-    req: &Request<'_>,
-    op: &BodyOp,
-) -> Result<(GemmProblem, Operands), CodegenError> {
-    let (gemm, scaled) = match op.op {
-        OpKind::Gemm(gemm) => (gemm, None),
-        // The second factor is stored as `[n, k]`.
+/// Returns the matmul of an operation, and its scales if it has 8-bit factors. The second of these
+/// is stored as `[n, k]`.
+fn kind(op: OpKind) -> Result<(op::Gemm, Option<op::ScaledGemm>), CodegenError> {
+    match op {
+        OpKind::Gemm(gemm) => Ok((gemm, None)),
         OpKind::ScaledGemm(scaled) => {
             let gemm = op::Gemm {
                 ta: false,
@@ -188,15 +185,32 @@ pub(super) fn problem(
                 bias: scaled.bias,
                 accumulate: scaled.accumulate,
             };
-            (gemm, Some(scaled))
+            Ok((gemm, Some(scaled)))
         }
-        _ => return Err(CodegenError::new("not a matmul")),
-    };
+        _ => Err(CodegenError::new("not a matmul")),
+    }
+}
+
+/// Returns the distance between the rows of a result with `n` columns, in elements.
+fn result_pitch(s: &Slot, n: u64) -> Result<u64, CodegenError> {
+    if super::codegen::is_dense(s) {
+        return Ok(n);
+    }
+    let s = stored(s)?;
+    if s.flipped || s.cols != n {
+        return Err(CodegenError::new("a matmul's result is strided"));
+    }
+    Ok(s.pitch)
+}
+
+/// Reads a GEMM from a body, of which it may be a part whose result stays in the kernel.
+pub(super) fn problem(
+    req: &Request<'_>,
+    op: &BodyOp,
+) -> Result<(GemmProblem, Operands), CodegenError> {
+    let (gemm, scaled) = kind(op.op)?;
     let op::Gemm {
-        ta,
-        tb,
-        bias,
-        accumulate,
+        bias, accumulate, ..
     } = gemm;
     let input = |i: usize| {
         op.inputs
@@ -214,17 +228,15 @@ pub(super) fn problem(
         c
     };
     let (sa, sb) = (stored(a)?, stored(b)?);
-    let (ta, tb) = (ta != sa.flipped, tb != sb.flipped);
-    let (m, k) = if ta {
-        (sa.cols, sa.rows)
-    } else {
-        (sa.rows, sa.cols)
+    let (ta, tb) = (gemm.ta != sa.flipped, gemm.tb != sb.flipped);
+    let turned = |s: &Stored, t: bool| {
+        if t {
+            (s.cols, s.rows)
+        } else {
+            (s.rows, s.cols)
+        }
     };
-    let (k2, n) = if tb {
-        (sb.cols, sb.rows)
-    } else {
-        (sb.rows, sb.cols)
-    };
+    let ((m, k), (k2, n)) = (turned(&sa, ta), turned(&sb, tb));
     let whole = |s: &Slot| strides::numel(s) as u64;
     if k != k2 || whole(c) != m * n || whole(before) != m * n {
         return Err(CodegenError::new(format!(
@@ -232,16 +244,6 @@ pub(super) fn problem(
             a.shape, b.shape, c.shape
         )));
     }
-    let out = |s: &Slot| -> Result<u64, CodegenError> {
-        if super::codegen::is_dense(s) {
-            return Ok(n);
-        }
-        let s = stored(s)?;
-        if s.flipped || s.cols != n {
-            return Err(CodegenError::new("a matmul's result is strided"));
-        }
-        Ok(s.pitch)
-    };
     let arg = |s: &Slot| match s.place {
         Place::Register(_) => Ok(Arg {
             dtype: s.dtype,
@@ -258,10 +260,8 @@ pub(super) fn problem(
         None => None,
     };
     if scaled.is_none() && fa.dtype != fb.dtype {
-        return Err(CodegenError::new(format!(
-            "factors of types {} and {}",
-            fa.dtype, fb.dtype
-        )));
+        let types = format!("factors of types {} and {}", fa.dtype, fb.dtype);
+        return Err(CodegenError::new(types));
     }
     if arg(before)?.dtype != fc.dtype {
         return Err(CodegenError::new("a matmul is added to another type"));
@@ -283,7 +283,12 @@ pub(super) fn problem(
         k,
         ta,
         tb,
-        pitch: [sa.pitch, sb.pitch, out(before)?, out(c)?],
+        pitch: [
+            sa.pitch,
+            sb.pitch,
+            result_pitch(before, n)?,
+            result_pitch(c, n)?,
+        ],
         factors: [fa.dtype, fb.dtype],
         scaling: scaled.map(|(scaling, _)| scaling),
         result: fc.dtype,

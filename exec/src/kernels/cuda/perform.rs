@@ -177,6 +177,7 @@ unsafe fn each(
                 Param::Tickets => k.fault + 8,
                 Param::Fault => k.fault,
                 Param::Kernel => u64::from(kernel.0),
+                Param::DataRank => u64::from(k.data_rank),
                 Param::Map(map) => return Ok(Argument::Matrix(tensor::map(&map, &at(map.place))?)),
             }))
         };

@@ -19,6 +19,16 @@ use shardlab_plan::ir::{
 };
 use shardlab_plan::program::{Op, Program, SectionKind, StreamKind, workspace};
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Kernels that threads of this process have prepared: a watchdog's sign of progress while devices
+/// are created, which takes minutes where a program has hundreds of shapes and nothing is cached.
+static PREPARED: AtomicU64 = AtomicU64::new(0);
+
+/// Returns the number of kernels prepared by this process so far.
+pub(crate) fn prepared() -> u64 {
+    PREPARED.load(Ordering::Relaxed)
+}
 
 /// Functions over lists of ranges: for short lists and for long ones.
 #[derive(Default)]
@@ -190,6 +200,7 @@ pub(super) fn one(k: &mut Kernels, variant: Variant, kernel: &Kernel) -> Result<
             }
         }
     };
+    PREPARED.fetch_add(1, Ordering::Relaxed);
     Ok(k.plans.add(variant, plan))
 }
 

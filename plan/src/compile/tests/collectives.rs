@@ -201,3 +201,59 @@ fn gradients_go_back_through_gathers_scatters_and_exchanges() {
         }
     }
 }
+
+/// Returns how often the host does work of this kind.
+fn host_work(ops: &[TapeOp], of: HostWorkKind) -> usize {
+    let count = |op: &TapeOp| match *op {
+        TapeOp::Host { kind, count } if kind == of => usize::from(count),
+        _ => 0,
+    };
+    ops.iter().map(count).sum()
+}
+
+/// A functional collective takes as many framework calls as were measured, in addition to one of
+/// every other op.
+#[test]
+fn functional_collectives_take_many_framework_calls() {
+    let mut whole = tiny(Family::Linear);
+    whole.model.layers = 4;
+    let (whole, divided) = (build(&whole), build(&divided(4)));
+    let dispatched = |t: &Tape| {
+        [
+            host_work(&t.forward, HostWorkKind::Dispatch),
+            host_work(&t.backward, HostWorkKind::AutogradDispatch),
+        ]
+    };
+    let sent = [&divided.forward, &divided.backward].map(|ops| collectives(ops));
+    assert!(sent[0] > 0 && sent[1] > 0, "{sent:?}");
+    let more: Vec<usize> = std::iter::zip(dispatched(&divided), dispatched(&whole))
+        .map(|(divided, whole)| divided - whole)
+        .collect();
+    assert!(more[0] >= 60 * sent[0], "{more:?} of {sent:?}");
+    assert!(more[1] >= 25 * sent[1], "{more:?} of {sent:?}");
+}
+
+/// Inductor's Python runs around every kernel of compiled code, and nowhere else: autograd itself
+/// fills the initial gradient.
+#[test]
+fn compiled_kernels_take_host_time() {
+    for family in FAMILIES {
+        for mode in MODES {
+            let mut s = tiny(family);
+            s.compile.mode = mode;
+            let t = build(&s);
+            for ops in [&t.forward, &t.backward] {
+                let kernels = ops.iter().filter(|op| matches!(op, TapeOp::Launch { .. }));
+                let (kernels, work) = (
+                    kernels.count(),
+                    host_work(ops, HostWorkKind::CompiledKernel),
+                );
+                match mode {
+                    CompileMode::Off => assert_eq!(work, 0, "{family:?}"),
+                    CompileMode::Full => assert!(kernels - work <= 1, "{family:?}"),
+                    _ => assert!(work <= kernels, "{family:?} {mode:?}"),
+                }
+            }
+        }
+    }
+}

@@ -4,7 +4,7 @@
 //! The tests of the CPU kernels use it too; `terms` contains the names that differ between the two
 //! crates.
 
-use super::terms::{BodyOp, DType, Documents, OpKind, SAVED, ScaleBlock, Slot, op};
+use super::terms::{BodyOp, DType, Documents, ForcedChoice, OpKind, SAVED, ScaleBlock, Slot, op};
 
 #[path = "semantics/experts.rs"]
 mod experts;

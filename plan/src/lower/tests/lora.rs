@@ -34,6 +34,21 @@ fn trained_parameters_are_as_many_as_pefts() {
     assert_eq!(dora, (8_073_580_544, 43_319_296));
 }
 
+/// In transformers 5, routers and experts are no linear layers: adapters are those of attention, of
+/// shapes `[4096, 2048]`, twice `[512, 2048]`, and `[2048, 4096]` in six layers.
+#[test]
+fn routers_have_no_adapters() {
+    let of = |set: &[&str]| {
+        let text = "[model]\npreset = \"qwen3-30b-a3b\"\nlayers = 6\nexperts = 64\n[lora]\nr = 16\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n";
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        let s = parse("test", text, &set).unwrap();
+        counts(&crate::models::testing::modules_and_params(&s).1)
+    };
+    let (total, trained) = of(&[]);
+    assert_eq!(trained, 6 * 16 * (2 * (2048 + 4096) + 2 * (2048 + 512)));
+    assert_eq!(total - trained, 2_548_329_984);
+}
+
 /// The last op of an adapted layer multiplies by lengths of rows. Compiled backward does not repeat
 /// it in the next unit, which runs before the lengths are gathered.
 #[test]

@@ -19,7 +19,7 @@ pub struct SegmentState {
 }
 
 impl CachingAllocator {
-    /// Adds a segment and returns its live blocks in order. Later segments lie behind it.
+    /// Adds a segment and returns its live blocks in order. Later segments lie below it.
     ///
     /// What is between live blocks becomes free, except rests that the allocator would not have
     /// split off.
@@ -27,7 +27,7 @@ impl CachingAllocator {
         let list = usize::from(segment.stream.0) * 2 + usize::from(segment.small);
         self.add_lists(list);
         let end = segment.address + segment.size;
-        self.next_address = self.next_address.max(end);
+        self.next_address = self.next_address.min(segment.address);
         self.counters.reserved += Bytes(segment.size);
         let mut at = segment.address;
         let mut last = None;
@@ -62,7 +62,7 @@ impl CachingAllocator {
     /// Lets the next segment begin at `address`, where a device has placed it. Addresses decide
     /// between free blocks of one size.
     pub fn place_next_segment(&mut self, address: u64) {
-        self.next_address = address;
+        self.placed = Some(address);
     }
 
     fn append(

@@ -119,7 +119,10 @@ fn freed_neighbours_merge() {
         40 * MIB,
         "two free pieces do not hold 20 MiB"
     );
-    a.release(other);
+    assert!(
+        address(&a, other) < start,
+        "segments lie below earlier ones"
+    );
     a.release(b[1]);
     let whole = take(&mut a, 20 * MIB);
     assert_eq!((address(&a, whole), counters(&a).2), (start, 40 * MIB));

@@ -1,16 +1,18 @@
 //! Attention of a decoder.
 
+use super::bias_gate::BiasGate;
 use super::differential::Differential;
 use super::indexer::Indexer;
 use super::latent::Latent;
 use super::norm::Norm;
+use super::summary::Summary;
 use super::{disentangled, names, normalized, scaled};
 use crate::config::{
     AttentionGate, LayerType, Model, Norm as NormKind, PackedQkv, PositionEmbedding, QkNorm,
     Residual, Vision,
 };
 use crate::graph::ValueId;
-use crate::ir::{ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 use crate::models::implementation::{self, Masks, Scores};
@@ -27,13 +29,19 @@ pub(super) struct Attention {
     /// Norm of what it reads.
     pub(super) norm: Option<Norm>,
     projections: Projections,
+    /// What separate projections of keys and values read in addition to their input.
+    summary: Option<Summary>,
     /// Chooses what separate projections see.
     indexer: Option<Indexer>,
     /// One more score for each head.
     sinks: Option<Layer>,
     differential: Option<Differential>,
+    /// Multiplies biases of scores.
+    bias_gate: Option<BiasGate>,
     /// What makes a gate for each number of the result.
     gate: Option<Layer>,
+    /// What is added to the gates of each head.
+    gate_bias: Option<Layer>,
     /// What makes a gate for each head.
     head_gate: Option<Layer>,
     output: Layer,
@@ -110,18 +118,24 @@ pub(super) struct Around {
 
 impl Attention {
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
-        Self::named(d, block, "attention", m, None)
+        Self::named(d, block, "attention", m, (None, m.hidden))
     }
 
     /// Declares a block's attention to what an encoder or a tower computes.
     pub(super) fn to_memory(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
         let rows = m.options.tower_memory().map(Vision::tokens);
-        Self::named(d, block, "cross_attention", m, rows)
+        Self::named(d, block, "cross_attention", m, (rows, m.memory_width()))
     }
 
     /// Declares a block's attention as a module of this name, whose keys and values come from as
-    /// many rows as there are tokens or from `rows` per sample.
-    fn named(d: &mut Declare, block: ModuleId, name: &str, m: &Model, rows: Option<u64>) -> Self {
+    /// many rows as there are tokens or from `rows` per sample, of this width.
+    fn named(
+        d: &mut Declare,
+        block: ModuleId,
+        name: &str,
+        m: &Model,
+        (rows, source): (Option<u64>, u64),
+    ) -> Self {
         let names = names::of(m.options.model_type.as_deref());
         let (h, bias, hd) = (m.hidden, m.bias.qkv(), m.head_dim);
         let (q, kv) = (m.heads * hd, m.kv_heads * hd);
@@ -143,9 +157,9 @@ impl Attention {
                 let q = d.linear(at, ("q", names.q), [q * query_parts(m), h], bias);
                 let outer = rows.map(|rows| d.rows(Some(rows)));
                 let key_bias = bias && m.options.key_bias;
-                let k = d.linear(at, ("k", names.k), [kv, h], key_bias);
+                let k = d.linear(at, ("k", names.k), [kv, source], key_bias);
                 let v = (!takes_keys(d, m)).then(|| {
-                    let shape = [m.kv_heads * value_width(m), h];
+                    let shape = [m.kv_heads * value_width(m), source];
                     d.linear(at, ("v", names.v), shape, bias)
                 });
                 if let Some(outer) = outer {
@@ -169,6 +183,7 @@ impl Attention {
                 d.untrained(unused);
             }
         }
+        let summary = Summary::new(d, at, m);
         let chooses = !latent.is_used() && latent.has_indexer(d.layer());
         let indexer = chooses.then(|| Indexer::of_input(d, at, m));
         let has_sinks = m.options.attention_sinks.has(m.layer_type(d.layer()));
@@ -177,22 +192,32 @@ impl Attention {
             d.parameters(module, "", &[m.heads], false)
         });
         let differential = Differential::new(d, at, m);
+        let bias_gate = BiasGate::new(d, at, m);
         let width = m.heads * value_width(m);
         let gates = m.options.attention_gate;
-        let gate = (gates == AttentionGate::Separate)
-            .then(|| d.linear(at, ("gate", "self_attn.gate_proj"), [width, h], false));
+        let separate = matches!(
+            gates,
+            AttentionGate::Separate | AttentionGate::SeparateBiased
+        );
+        let gate_bias = (gates == AttentionGate::SeparateBiased).then(|| {
+            let module = d.module(at, "gate_bias", ModuleKind::Layer);
+            d.parameters(module, "", &[m.heads], false)
+        });
+        let gate =
+            separate.then(|| d.linear(at, ("gate", "self_attn.gate_proj"), [width, h], false));
         let head_gate = (gates == AttentionGate::Head)
             .then(|| d.linear(at, ("gate", "self_attn.g_proj"), [m.heads, h], false));
         let output = d.linear(at, ("o", names.o), [h, width], m.bias.attention_output());
+        let inner = m.with_inner_norm();
         let mut head_norm = |ours, theirs, heads: u64| {
             let names = (ours, theirs);
             match m.options.qk_norm {
                 QkNorm::EachHead => HeadNorm::Each(d.head_norms(at, names, [heads, hd])),
                 QkNorm::Full => {
                     let width = heads * hd;
-                    HeadNorm::Plain(Norm::new(d, at, names, width, m, Order::Declared))
+                    HeadNorm::Plain(Norm::new(d, at, names, width, &inner, Order::Declared))
                 }
-                _ => HeadNorm::Plain(Norm::new(d, at, names, hd, m, Order::Declared)),
+                _ => HeadNorm::Plain(Norm::new(d, at, names, hd, &inner, Order::Declared)),
             }
         };
         let normalizes = m.options.qk_norm != QkNorm::None;
@@ -224,10 +249,13 @@ impl Attention {
             value_width: value_width(m),
             norm,
             projections,
+            summary,
             indexer,
             sinks,
             differential,
+            bias_gate,
             gate,
+            gate_bias,
             head_gate,
             output,
             qk_norms,
@@ -301,6 +329,10 @@ impl Attention {
             };
             let bias = around.bias.or(of_table);
             let bias = bias.or_else(|| Some(b.weight(self.sinks?)));
+            let bias = match (bias, &self.bias_gate) {
+                (Some(bias), Some(gate)) => Some(gate.apply(b, y, bias)),
+                (bias, _) => bias,
+            };
             let attend = |b: &mut Builder<'_>, qkv| match bias {
                 Some(bias) => {
                     let (window, scale) = (score_mod.window, Real(scale));
@@ -351,7 +383,11 @@ impl Attention {
                 // `attn_output` is assigned again, with heads next to one another.
                 b.g.release(a);
             }
-            if let Some(gate) = gate {
+            if let Some(mut gate) = gate {
+                if let Some(bias) = self.gate_bias {
+                    let bias = for_heads(b, bias, width);
+                    gate = b.g.binary(OpKind::Add, gate, bias);
+                }
                 let gate = b.g.unary(OpKind::Sigmoid, gate);
                 t = b.g.binary(OpKind::Mul, t, gate);
             }
@@ -425,7 +461,10 @@ impl Attention {
                     gate = Some(b.g.reshape(both[1], &[batch, seq, heads * hd]));
                 }
                 let queries = split(b, 0, queries, heads);
-                let from = memory.unwrap_or(y);
+                let from = match &self.summary {
+                    Some(summary) => summary.forward(b, y),
+                    None => memory.unwrap_or(y),
+                };
                 let projected = b.linear(k, from);
                 let keys = split(b, 1, projected, kv);
                 let values = v.map_or(projected, |v| b.linear(v, from));
@@ -491,6 +530,19 @@ impl Attention {
             }
         }
     }
+}
+
+/// Repeats the number of each head `width` times: `[heads * width]`.
+fn for_heads(b: &mut Builder<'_>, numbers: Layer, width: u64) -> ValueId {
+    let numbers = b.weight(numbers);
+    let heads = b.g.value(numbers).numel();
+    let ones = b.constant("ones", &[width], DType::F32, false);
+    let ones = b.as_activation(ones);
+    // The gradient of a broadcast sums leading dimensions only.
+    let ones = b.g.expand(ones, &[heads, width]);
+    let numbers = b.g.reshape(numbers, &[heads, 1]);
+    let each = b.g.binary(OpKind::ScaleRows, ones, numbers);
+    b.g.reshape(each, &[heads * width])
 }
 
 /// Splits the result of a packed projection, `[batch, seq, width]`, into three parts that can be

@@ -97,7 +97,7 @@ enum Back {
 }
 
 /// Returns the number of the layer that a module belongs to.
-fn layer_number(b: &Builder<'_>, module: ModuleId) -> Option<u32> {
+pub(super) fn layer_number(b: &Builder<'_>, module: ModuleId) -> Option<u32> {
     let path = &b.tree.modules[module.index()].path;
     path.split('.').find_map(|part| part.parse().ok())
 }
@@ -109,6 +109,11 @@ impl Dispatch {
             ranks,
             experts: experts / ranks,
         }
+    }
+
+    /// Returns that of experts of which each rank has all.
+    pub(super) const fn none(experts: u64) -> Self {
+        Self { ranks: 1, experts }
     }
 
     /// Returns the number of experts of this rank.

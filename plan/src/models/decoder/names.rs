@@ -138,9 +138,18 @@ const OPT_LAYERS: Names = Names {
     ..LLAMA
 };
 
-/// Returns the names of a type; without one, those of Llama.
+/// Returns the names of a type; without one, and for types that are not listed, those of Llama.
 pub(super) fn of(model_type: Option<&str>) -> Names {
-    match model_type.unwrap_or_default() {
+    let model_type = model_type.unwrap_or_default();
+    [llama_like, experts, gpt, merged, opt, encoders, others]
+        .into_iter()
+        .find_map(|names| names(model_type))
+        .unwrap_or(LLAMA)
+}
+
+/// Returns the names of decoders with Llama's modules, of which some have other names.
+fn llama_like(model_type: &str) -> Option<Names> {
+    Some(match model_type {
         "gemma2" | "gemma3_text" | "vaultgemma" => Names {
             mlp_norm: "pre_feedforward_layernorm",
             ..LLAMA
@@ -160,6 +169,49 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             down: "mlp.fc2",
             ..LLAMA
         },
+        "glm4" | "glm4v_text" => Names {
+            attention_post_norm: "post_self_attn_layernorm",
+            mlp_post_norm: "post_mlp_layernorm",
+            ..LLAMA
+        },
+        "phi" => Names {
+            norm: "model.final_layernorm",
+            o: "self_attn.dense",
+            q_norm: "self_attn.q_layernorm",
+            k_norm: "self_attn.k_layernorm",
+            up: "mlp.fc1",
+            down: "mlp.fc2",
+            ..LLAMA
+        },
+        "starcoder2" => Names {
+            up: "mlp.c_fc",
+            down: "mlp.c_proj",
+            ..LLAMA
+        },
+        "internlm2" => Names {
+            embedding: "model.tok_embeddings",
+            head: "output",
+            qkv: "attention.wqkv",
+            o: "attention.wo",
+            gate: "feed_forward.w1",
+            up: "feed_forward.w3",
+            down: "feed_forward.w2",
+            attention_norm: "attention_norm",
+            mlp_norm: "ffn_norm",
+            ..LLAMA
+        },
+        "hunyuan_v1_dense" => Names {
+            q_norm: "self_attn.query_layernorm",
+            k_norm: "self_attn.key_layernorm",
+            ..LLAMA
+        },
+        _ => return None,
+    })
+}
+
+/// Returns the names of decoders with experts.
+fn experts(model_type: &str) -> Option<Names> {
+    Some(match model_type {
         "mixtral" => Names {
             router: "block_sparse_moe.gate",
             experts: "block_sparse_moe.experts",
@@ -208,20 +260,20 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             shared_expert: "mlp.shared_experts",
             ..LLAMA
         },
-        "glm4" | "glm4v_text" => Names {
-            attention_post_norm: "post_self_attn_layernorm",
-            mlp_post_norm: "post_mlp_layernorm",
+        "hunyuan_v1_moe" => Names {
+            q_norm: "self_attn.query_layernorm",
+            k_norm: "self_attn.key_layernorm",
+            router: "mlp.gate.wg",
+            shared_expert: "mlp.shared_mlp",
             ..LLAMA
         },
-        "phi" => Names {
-            norm: "model.final_layernorm",
-            o: "self_attn.dense",
-            q_norm: "self_attn.q_layernorm",
-            k_norm: "self_attn.k_layernorm",
-            up: "mlp.fc1",
-            down: "mlp.fc2",
-            ..LLAMA
-        },
+        _ => return None,
+    })
+}
+
+/// Returns the names of decoders with GPT-2's modules.
+fn gpt(model_type: &str) -> Option<Names> {
+    Some(match model_type {
         "phi-msft" => Names {
             embedding: "transformer.embd.wte",
             norm: "lm_head.ln",
@@ -232,11 +284,6 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             down: "mlp.fc2",
             attention_norm: "ln",
             ..GPT
-        },
-        "starcoder2" => Names {
-            up: "mlp.c_fc",
-            down: "mlp.c_proj",
-            ..LLAMA
         },
         "gptj" => Names {
             q: "attn.q_proj",
@@ -262,6 +309,34 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             down: "mlp.fc_out",
             ..GPT
         },
+        "qwen" => Names {
+            gate: "mlp.w2",
+            up: "mlp.w1",
+            down: "mlp.c_proj",
+            ..GPT
+        },
+        "exaone" => Names {
+            q: "attn.attention.q_proj",
+            k: "attn.attention.k_proj",
+            v: "attn.attention.v_proj",
+            o: "attn.attention.out_proj",
+            gate: "mlp.c_fc_0",
+            up: "mlp.c_fc_1",
+            down: "mlp.c_proj",
+            ..GPT
+        },
+        "openai-gpt" => Names {
+            embedding: "transformer.tokens_embed",
+            positions: "transformer.positions_embed",
+            ..GPT
+        },
+        _ => return None,
+    })
+}
+
+/// Returns the names of decoders that project queries, keys and values by one layer.
+fn merged(model_type: &str) -> Option<Names> {
+    Some(match model_type {
         "persimmon" => Names {
             norm: "model.final_layernorm",
             qkv: "self_attn.query_key_value",
@@ -271,46 +346,6 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             up: "mlp.dense_h_to_4h",
             down: "mlp.dense_4h_to_h",
             ..LLAMA
-        },
-        "biogpt" => Names {
-            embedding: "biogpt.embed_tokens",
-            positions: "biogpt.embed_positions",
-            blocks: "biogpt.layers",
-            norm: "biogpt.layer_norm",
-            head: "output_projection",
-            ..OPT_LAYERS
-        },
-        "xglm" => Names {
-            norm: "model.layer_norm",
-            ..OPT_LAYERS
-        },
-        "rwkv" => Names {
-            embedding: "rwkv.embeddings",
-            embedding_norm: "rwkv.blocks.0.pre_ln",
-            blocks: "rwkv.blocks",
-            norm: "rwkv.ln_out",
-            head: "head",
-            ..LLAMA
-        },
-        "rwkv7" => Names {
-            embedding: "model.embeddings",
-            embedding_norm: "model.layers.0.pre_norm",
-            ..LLAMA
-        },
-        "whisper" => Names {
-            embedding: "model.decoder.embed_tokens",
-            positions: "model.decoder.embed_positions",
-            blocks: "model.decoder.layers",
-            norm: "model.decoder.layer_norm",
-            head: "proj_out",
-            ..OPT_LAYERS
-        },
-        "opt" => Names {
-            embedding: "model.decoder.embed_tokens",
-            positions: "model.decoder.embed_positions",
-            blocks: "model.decoder.layers",
-            norm: "model.decoder.final_layer_norm",
-            ..OPT_LAYERS
         },
         "bloom" => Names {
             embedding: "transformer.word_embeddings",
@@ -344,12 +379,6 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             mlp_norm: "norm_2",
             ..GPT
         },
-        "qwen" => Names {
-            gate: "mlp.w2",
-            up: "mlp.w1",
-            down: "mlp.c_proj",
-            ..GPT
-        },
         "baichuan" => Names {
             qkv: "self_attn.W_pack",
             ..LLAMA
@@ -365,39 +394,47 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             down: "mlp.dense_4h_to_h",
             ..LLAMA
         },
-        "internlm2" => Names {
-            embedding: "model.tok_embeddings",
-            head: "output",
-            qkv: "attention.wqkv",
-            o: "attention.wo",
-            gate: "feed_forward.w1",
-            up: "feed_forward.w3",
-            down: "feed_forward.w2",
-            attention_norm: "attention_norm",
-            mlp_norm: "ffn_norm",
-            ..LLAMA
+        _ => return None,
+    })
+}
+
+/// Returns the names of decoders with OPT's blocks.
+fn opt(model_type: &str) -> Option<Names> {
+    Some(match model_type {
+        "biogpt" => Names {
+            embedding: "biogpt.embed_tokens",
+            positions: "biogpt.embed_positions",
+            blocks: "biogpt.layers",
+            norm: "biogpt.layer_norm",
+            head: "output_projection",
+            ..OPT_LAYERS
         },
-        "exaone" => Names {
-            q: "attn.attention.q_proj",
-            k: "attn.attention.k_proj",
-            v: "attn.attention.v_proj",
-            o: "attn.attention.out_proj",
-            gate: "mlp.c_fc_0",
-            up: "mlp.c_fc_1",
-            down: "mlp.c_proj",
-            ..GPT
+        "xglm" => Names {
+            norm: "model.layer_norm",
+            ..OPT_LAYERS
         },
-        "t5" | "mt5" => Names {
-            embedding: "shared",
-            blocks: "decoder.block",
-            norm: "decoder.final_layer_norm",
-            q: "layer.0.SelfAttention.q",
-            k: "layer.0.SelfAttention.k",
-            v: "layer.0.SelfAttention.v",
-            o: "layer.0.SelfAttention.o",
-            attention_norm: "layer.0.layer_norm",
-            ..LLAMA
+        "whisper" => Names {
+            embedding: "model.decoder.embed_tokens",
+            positions: "model.decoder.embed_positions",
+            blocks: "model.decoder.layers",
+            norm: "model.decoder.layer_norm",
+            head: "proj_out",
+            ..OPT_LAYERS
         },
+        "opt" => Names {
+            embedding: "model.decoder.embed_tokens",
+            positions: "model.decoder.embed_positions",
+            blocks: "model.decoder.layers",
+            norm: "model.decoder.final_layer_norm",
+            ..OPT_LAYERS
+        },
+        _ => return None,
+    })
+}
+
+/// Returns the names of encoders with BERT's modules.
+fn encoders(model_type: &str) -> Option<Names> {
+    Some(match model_type {
         "bert" => BERT,
         "albert" => Names {
             embedding: "albert.embeddings.word_embeddings",
@@ -418,11 +455,6 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             transform_norm: "predictions.LayerNorm",
             pooler: "albert.pooler",
             ..BERT
-        },
-        "openai-gpt" => Names {
-            embedding: "transformer.tokens_embed",
-            positions: "transformer.positions_embed",
-            ..GPT
         },
         "longformer" => Names {
             embedding: "longformer.embeddings.word_embeddings",
@@ -447,6 +479,37 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             transform_norm: "lm_head.layer_norm",
             pooler: "roberta.pooler.dense",
             ..BERT
+        },
+        _ => return None,
+    })
+}
+
+/// Returns the names of encoder-decoder and recurrent models, and of ModernBERT.
+fn others(model_type: &str) -> Option<Names> {
+    Some(match model_type {
+        "rwkv" => Names {
+            embedding: "rwkv.embeddings",
+            embedding_norm: "rwkv.blocks.0.pre_ln",
+            blocks: "rwkv.blocks",
+            norm: "rwkv.ln_out",
+            head: "head",
+            ..LLAMA
+        },
+        "rwkv7" => Names {
+            embedding: "model.embeddings",
+            embedding_norm: "model.layers.0.pre_norm",
+            ..LLAMA
+        },
+        "t5" | "mt5" => Names {
+            embedding: "shared",
+            blocks: "decoder.block",
+            norm: "decoder.final_layer_norm",
+            q: "layer.0.SelfAttention.q",
+            k: "layer.0.SelfAttention.k",
+            v: "layer.0.SelfAttention.v",
+            o: "layer.0.SelfAttention.o",
+            attention_norm: "layer.0.layer_norm",
+            ..LLAMA
         },
         "modernbert-decoder" => Names {
             embedding: "model.embeddings.tok_embeddings",
@@ -480,18 +543,6 @@ pub(super) fn of(model_type: Option<&str>) -> Names {
             transform_norm: "head.norm",
             ..LLAMA
         },
-        "hunyuan_v1_dense" => Names {
-            q_norm: "self_attn.query_layernorm",
-            k_norm: "self_attn.key_layernorm",
-            ..LLAMA
-        },
-        "hunyuan_v1_moe" => Names {
-            q_norm: "self_attn.query_layernorm",
-            k_norm: "self_attn.key_layernorm",
-            router: "mlp.gate.wg",
-            shared_expert: "mlp.shared_mlp",
-            ..LLAMA
-        },
-        _ => LLAMA,
-    }
+        _ => return None,
+    })
 }

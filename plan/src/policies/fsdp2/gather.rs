@@ -1,6 +1,6 @@
 //! Gathers, copy-outs, and what resharding keeps or frees.
 
-use super::{Fsdp2, Gather, hooks, tables};
+use super::{Fsdp2, Gather, tables};
 use crate::config::{Prefetch, Reshard};
 use crate::ir::{
     Access, AxisId, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Part, ReduceOp, Role,
@@ -19,7 +19,7 @@ impl Fsdp2 {
     pub(super) fn issue(&mut self, out: &mut Emitter<'_>, g: GroupId, rule: Rule) {
         let w = gather_type(out, g);
         let (full, shard) = gathered_bytes(out, g);
-        hooks(out, rule, self.groups[g.index()].shards.len());
+        out.b.hook(rule, self.groups[g.index()].shards.len() as u16);
         // The slices come from the compute stream; only their own gather waits for it.
         if let Some(event) = self.groups[g.index()].resharded.take() {
             for stream in [self.copy_in, self.streams.gather] {

@@ -1,6 +1,6 @@
 //! Reductions: copy-in, reduce-scatter, all-reduce over replicas, accumulation (`foreach_reduce`).
 
-use super::{Fsdp2, hooks, tables};
+use super::{Fsdp2, tables};
 use crate::ir::{
     Access, BufferId, COMPUTE, DType, GroupId, HostWorkKind, Real, ReduceOp, Role, ShardOp,
     StreamId, UnitId,
@@ -284,7 +284,7 @@ impl Fsdp2 {
     ) -> (BufferId, Option<BufferId>) {
         let group = out.inputs.group(g).clone();
         let full = self.groups[g.index()].grads.full_numel();
-        hooks(out, Rule::Reduce, group.params.len());
+        out.b.hook(Rule::Reduce, group.params.len() as u16);
         self.recycle(out, self.in_flight - 1, Rule::ReduceGate);
         let input = out.transient_on(Role::ReduceInput, full * c.size(), c, COMPUTE, g);
         out.b.alloc(Rule::ReduceCopyIn, input);

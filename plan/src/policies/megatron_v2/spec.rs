@@ -4,12 +4,12 @@ use super::MegatronV2;
 use crate::compile::WeightAdjacency;
 use crate::config::{
     AllocatorKind, CompileMode, Dispatcher, GradientSync, OuterStrategy, PolicyKind, Prefetch,
-    Reshard, Scenario, Strategy, UnitPattern, Units, Variant,
+    Reshard, Strategy, Variant,
 };
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
 use crate::policies::GRADIENTS_ADDED_UP;
-use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, WithoutEffect};
+use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, WithoutEffect, some_unit};
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::MegatronV2,
@@ -80,11 +80,6 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         lifecycle: |out| Ok(Box::new(MegatronV2::new(out))),
     },
 };
-
-/// Returns whether a pattern of `units` passes a test.
-fn some_unit(s: &Scenario, of: fn(&UnitPattern) -> bool) -> bool {
-    matches!(&s.fsdp.units, Units::Patterns(all) if all.iter().any(of))
-}
 
 /// Returns whether a prefetch rule is not the engine's own: one unit.
 fn is_other_depth(rule: Prefetch) -> bool {

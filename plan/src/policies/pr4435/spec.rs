@@ -4,12 +4,12 @@ use super::Pr4435;
 use crate::compile::WeightAdjacency;
 use crate::config::{
     AllocatorKind, CompileMode, Dispatcher, GradientSync, PolicyKind, Prefetch, Recompute, Reshard,
-    Scenario, Strategy, UnitPattern, Units, Variant,
+    Strategy, Variant,
 };
 use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
-use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, WithoutEffect};
+use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, WithoutEffect, some_unit};
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::MegatronV2,
@@ -75,11 +75,6 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         lifecycle: |out| Ok(Box::new(Pr4435::new(out))),
     },
 };
-
-/// Returns whether a pattern of `units` passes a test.
-fn some_unit(s: &Scenario, of: fn(&UnitPattern) -> bool) -> bool {
-    matches!(&s.fsdp.units, Units::Patterns(all) if all.iter().any(of))
-}
 
 /// Returns whether a prefetch rule is neither on nor off: one unit, or none.
 fn is_other_depth(rule: Prefetch) -> bool {

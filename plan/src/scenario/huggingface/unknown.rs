@@ -41,7 +41,7 @@ impl Config<'_> {
             let error = d.error(given.origin, format!("{what}: it has {part}"));
             return error.with_help(match closest {
                 Some(near) => format!("--as {near} plans it as one, without them"),
-                None => "a model of its sizes can stand for it: set model.family and its keys in place of model.preset".to_owned(),
+                None => "a model with similar sizes can replace it: set model.family and its keys instead of model.preset".to_owned(),
             });
         }
         if let Some((field, part)) = PARTS.iter().find(|(name, _)| self.get(name).is_some()) {

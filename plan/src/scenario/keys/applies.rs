@@ -62,7 +62,7 @@ pub(super) const TRANSFORMERS: Need = Need {
     by: Key::Implementation,
     holds: |s| s.implementation() == Implementation::Transformers,
     words: "implementation transformers",
-    otherwise: "other code than that of transformers has one way to compute attention",
+    otherwise: "only the code of transformers has several attention implementations",
 };
 
 pub(super) const SOME_FROZEN: Need = Need {
@@ -128,15 +128,39 @@ pub(super) const DIVIDED_EXPERTS: Need = Need {
     otherwise: "with mesh.ep = 1, each rank has all experts",
 };
 
+pub(super) const EXPERTS: Need = Need {
+    by: Key::Family,
+    holds: |s| s.model.has_experts(),
+    words: "experts",
+    otherwise: "the model has no experts",
+};
+
+pub(super) const ROUTED: Need = Need {
+    by: Key::Ep,
+    holds: |s| s.moe.is_some() || s.forced_routing.is_some(),
+    words: "`ep` above 1 or `force_routing`",
+    otherwise: "with mesh.ep = 1, each rank has all experts, and the router chooses among them",
+};
+
+/// Returns whether popularity falls in orders that are drawn.
+fn is_seeded(s: &Scenario) -> bool {
+    let predicted = s.moe.as_ref().map(|moe| &moe.routing);
+    let forced = s.forced_routing.as_ref().map(|forced| &forced.routing);
+    predicted.or(forced) == Some(&Routing::Seeded)
+}
+
 pub(super) const SEEDED_ROUTING: Need = Need {
     by: Key::Routing,
-    holds: |s| {
-        s.moe
-            .as_ref()
-            .is_some_and(|moe| moe.routing == Routing::Seeded)
-    },
+    holds: is_seeded,
     words: "routing `seeded`",
     otherwise: "only routing seeded draws orders of experts",
+};
+
+pub(super) const DRAWN_ROUTING: Need = Need {
+    by: Key::Routing,
+    holds: |s| is_seeded(s) || s.forced_routing.is_some(),
+    words: "routing `seeded` or `force_routing`",
+    otherwise: "only routing seeded and forced choices are drawn",
 };
 
 pub(super) const SLOTS: Need = Need {

@@ -80,6 +80,7 @@ fn former_names_of_keys_stay() {
         "capacity_factor",
         "on_overflow",
         "routing",
+        "force_routing",
         "imbalance",
         "routing_seed",
         "no_sync_units",

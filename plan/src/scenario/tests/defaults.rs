@@ -439,6 +439,7 @@ fn the_table_tells_the_true_defaults() {
                     "reduce_unused",
                     "keep_fp8_transpose_cache",
                     "float8_experts",
+                    "force_routing",
                 ]
                 .contains(&info.key) =>
             {

@@ -185,3 +185,65 @@ fn a_histogram_belongs_to_its_model() {
     assert!(text.contains("it is larger than 64.0 MiB"), "{text}");
     std::fs::remove_file(&path).unwrap();
 }
+
+/// Forced routing needs experts, not ranks that divide them.
+#[test]
+fn forced_routing_takes_the_popularity_of_predictions() {
+    let forced = |set: &[&str]| {
+        let s = experts(&[&["moe.force_routing=true"], set].concat()).unwrap();
+        (s.forced_routing.unwrap(), s.moe)
+    };
+    for ep in ["mesh.ep=1", "mesh.ep=4"] {
+        let (balanced, moe) = forced(&[ep]);
+        assert_eq!(balanced.routing, Routing::Balanced);
+        assert!(balanced.popularity.is_empty());
+        assert_eq!(moe.is_some(), ep == "mesh.ep=4");
+        let (seeded, _) = forced(&[ep, "moe.routing=seeded", "moe.imbalance=3"]);
+        let layers: Vec<u32> = seeded.popularity.keys().copied().collect();
+        assert_eq!(layers, [1, 2]);
+        for each in seeded.popularity.values() {
+            let most = each.iter().copied().fold(0.0, f64::max);
+            assert!((most * 8.0 / each.iter().sum::<f64>() - 3.0).abs() < 1e-6);
+        }
+        // Choices are drawn in any routing.
+        assert_eq!(forced(&[ep, "moe.routing_seed=5"]).0.seed, 5);
+    }
+    assert_eq!(experts(&[]).unwrap().forced_routing, None);
+    assert_eq!(
+        experts(&["moe.force_routing=false"])
+            .unwrap()
+            .forced_routing,
+        None
+    );
+    let set = ["mesh.ep=1", "moe.force_routing=true"];
+    let fails = |set: &str, what: &str| {
+        let text = fault(&["mesh.ep=1", set]);
+        assert!(text.contains(what), "{set}: {text}");
+    };
+    fails("moe.routing=seeded", "each rank has all experts");
+    fails("moe.routing_seed=1", "`routing_seed` has no effect here");
+    let text = fault(&[&set[..], &["moe.imbalance=2"]].concat());
+    assert!(text.contains("only routing seeded"), "{text}");
+    let text = fault(&[&set[..], &["moe.dispatcher=peer"]].concat());
+    assert!(text.contains("each rank has all experts"), "{text}");
+    let set = ["moe.force_routing=true".to_owned()];
+    let text = load(Path::new("small-native"), &set)
+        .unwrap_err()
+        .to_string();
+    let what = "`force_routing` has no effect here: the model has no experts";
+    assert!(text.contains(what), "{text}");
+}
+
+/// Forced choices know no groups of experts, so that a token of `peer` reaches more ranks.
+#[test]
+fn forced_choices_are_among_all_experts() {
+    let groups = [
+        "moe.dispatcher=peer",
+        "model.router_groups=4",
+        "model.router_group_top_k=1",
+    ];
+    let reach = |set: &[&str]| moe(&[&groups[..], set].concat()).reach.unwrap().balanced;
+    let all = 13.0 / 28.0;
+    assert!((reach(&["moe.force_routing=true"]) - all).abs() < 1e-12);
+    assert!(reach(&[]) < all);
+}

@@ -16,13 +16,13 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     match &c.cuda_graph {
         CudaGraph::Off => Ok(()),
         CudaGraph::FullIteration if f.nan_check => {
-            let message = "`nan_check` reads results on the host, which a full-iteration CUDA graph cannot contain";
+            let message = "`nan_check` reads results on the host, which is not possible within a full-iteration CUDA graph";
             Err(d
                 .conflict(&[Key::NanCheck, Key::CudaGraph], message)
                 .with_help("set fsdp.nan_check = false"))
         }
         CudaGraph::FullIteration if f.offload.any() => {
-            let message = "`offload` waits on the host for its copies, which a full-iteration CUDA graph cannot contain";
+            let message = "with `offload`, the host waits for copies, which is not possible within a full-iteration CUDA graph";
             Err(d
                 .conflict(&[Key::Offload, Key::CudaGraph], message)
                 .with_help("set fsdp.offload = [], or capture scopes"))

@@ -70,7 +70,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     }
     let captured = s.compile.cuda_graph != CudaGraph::Off;
     if t.activation_offload && (s.compile.mode == CompileMode::Full || captured) {
-        let message = "activations are moved to host memory by hooks of autograd, which neither a step compiled as one graph nor CUDA graphs contain";
+        let message = "activations are offloaded by autograd hooks, which do not run in a step compiled as one graph or in CUDA graphs";
         return Err(d
             .conflict(
                 &[Key::ActivationOffload, Key::Mode, Key::CudaGraph],

@@ -1,4 +1,4 @@
-//! Kernels that push rows and meet the other ranks.
+//! Kernels that write rows to other ranks and synchronize with them.
 
 use super::super::context::Context;
 use super::super::driver::{CudaError, RawStream};

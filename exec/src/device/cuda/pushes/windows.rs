@@ -1,4 +1,4 @@
-//! Where other ranks have what this one has.
+//! Addresses at which other ranks have the buffers that this rank has.
 
 /// Memory of this rank, and the addresses at which the same memory of its peers is mapped.
 ///

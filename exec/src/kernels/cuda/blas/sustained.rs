@@ -1,8 +1,8 @@
 //! Candidates under load.
 //!
 //! In a training step the GPU is at its power limit and lowers its clock to stay there. Then the
-//! candidate that takes the least energy wins, which need not be the fastest of a burst on an idle
-//! GPU.
+//! candidate that takes the least energy is the fastest, which may not be the fastest in a burst on
+//! an idle GPU.
 
 use super::{Addresses, Blas, CANDIDATES, ErrorKind, Plan, WORKSPACE, ahead};
 use crate::kernels::cuda::gemm::GemmProblem;

@@ -1,4 +1,4 @@
-//! Compares ways to choose among candidates: every GEMM of a program, in bursts and under load.
+//! Compares how candidates are chosen: measures every GEMM of a program in bursts and under load.
 
 use super::sustained::{Contender, Load, MORE, contenders};
 use super::{Blas, CANDIDATES, ErrorKind, Plan, ahead, set};

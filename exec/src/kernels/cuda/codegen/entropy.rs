@@ -1,5 +1,5 @@
-//! The chunked cross entropy: logits become their gradient, and the loss is added up, in one pass
-//! over memory.
+//! The chunked cross entropy: one pass over memory replaces logits by their gradient and sums the
+//! loss.
 //!
 //! A row of a large vocabulary does not fit into one block. It is divided among the blocks of a
 //! cluster, which keep their parts in shared memory and exchange their maxima and sums. Parts are

@@ -1,4 +1,4 @@
-//! Grouped matmuls: one per expert, with rows that only the device knows.
+//! Grouped matmuls: one per expert, with numbers of rows that are only known on the device.
 
 mod plain;
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! What kernels for Hopper's tensor cores share: tensor copies, barriers, the instruction that
-//! multiplies tiles in shared memory.
+//! Code that kernels for Hopper's tensor cores share: TMA copies, barriers, and the instruction
+//! that multiplies tiles in shared memory.
 //!
 //! Forms of instructions and of tiles in shared memory are those of the PTX ISA 9.0, "Asynchronous
 //! Warpgroup Level Matrix Multiply-Accumulate Instructions" and "Strides of matrices in shared

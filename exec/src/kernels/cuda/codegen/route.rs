@@ -3,9 +3,10 @@
 use super::tables::{contiguous, entry, integers, slots};
 use super::{CodegenError, Module, Param, Request, blocks, float, numel};
 use crate::kernels::strides;
-use shardlab_plan::ir::{BodyOp, op};
+use shardlab_plan::ir::{BodyOp, ForcedChoice, op};
 
 const COMMON: &str = include_str!("route.cuh");
+const FORCED: &str = include_str!("forced.cuh");
 /// Rows of a block, one per warp.
 pub(super) const ROWS: usize = 4;
 /// Most columns whose rows fit into the shared memory of a block.
@@ -26,21 +27,21 @@ pub(super) fn common(d: usize, sigmoid: bool) -> Result<String, CodegenError> {
 /// Keeps a sum of scores from being zero.
 const TINY: &str = "1e-20f";
 
-/// Generates `logits[, bias] -> weights, ids`.
-pub(in crate::kernels) fn route(
-    req: &Request<'_>,
-    op: &BodyOp,
-    of: &op::Route,
-) -> Result<Module, CodegenError> {
-    let ([logits], [weights, ids]) = slots::<1, 2>(op)?;
-    let (rows, d) = strides::matrix(logits);
-    let (k, groups) = (of.k as usize, of.groups as usize);
-    let fits = (1..=d).contains(&k) && (1..=64).contains(&groups) && d.is_multiple_of(groups);
-    if !fits || numel(weights) != rows * k || numel(ids) != rows * k {
-        let what = format!("{k} of {d} columns in {groups} groups");
-        return Err(CodegenError::new(what));
-    }
-    integers(req, "ids", &[ids])?;
+/// How columns are chosen, as C++.
+struct Choice {
+    /// Constants and functions.
+    common: String,
+    /// What a block does before its rows.
+    of_block: String,
+    /// What a warp does once its row's scores are in `s`. It defines `chosen` and the `sum` of
+    /// their scores.
+    of_row: String,
+}
+
+/// Returns the choice of the columns with the largest sums of score and bias, of the kept groups.
+fn by_score(req: &Request<'_>, op: &BodyOp, of: &op::Route) -> Result<Choice, CodegenError> {
+    let (_, d) = strides::matrix(&op.inputs[0]);
+    let (k, groups, kept) = (of.k, of.groups as usize, of.kept);
     let bias = match op.inputs.get(1).filter(|_| of.bias) {
         Some(bias) => format!(" + up({}[c])", contiguous(req, bias)?),
         None => String::new(),
@@ -51,7 +52,7 @@ pub(in crate::kernels) fn route(
     } else {
         String::new()
     };
-    let (size, kept) = (d / groups, of.kept);
+    let size = d / groups;
     let keep = if groups > 1 {
         format!(
             "    __shared__ float best[WARPS][{groups}];
@@ -74,29 +75,100 @@ pub(in crate::kernels) fn route(
     } else {
         String::new()
     };
+    Ok(Choice {
+        common: String::new(),
+        of_block: String::new(),
+        of_row: format!(
+            "{by}{keep}    u32 chosen[{k}];
+    float sum = 0.0f;
+    for (u32 n = 0; n < {k}u; n++) {{
+      chosen[n] = take_largest(by, D);
+      sum += s[chosen[n]];
+    }}
+"
+        ),
+    })
+}
+
+/// Returns the choice of columns whatever their scores are.
+fn forced(of: &ForcedChoice, k: u64, d: usize) -> Result<Choice, CodegenError> {
+    if of.shares.len() != d || !(of.group as usize).is_multiple_of(ROWS) {
+        let (columns, group) = (of.shares.len(), of.group);
+        let what = format!("shares of {columns} of {d} columns, in groups of {group} rows");
+        return Err(CodegenError::new(what));
+    }
+    let shares: Vec<String> = of.shares.iter().map(|n| format!("{n}u")).collect();
+    let shares = shares.join(", ");
+    let ForcedChoice {
+        unit,
+        group,
+        period,
+        seed,
+        ..
+    } = of;
+    Ok(Choice {
+        common: format!(
+            "#define CHOICES {k}u
+#define UNIT {unit}u
+#define GROUP {group}u
+#define PERIOD {period}u
+#define SEED {seed}ull
+__constant__ u32 SHARES[D] = {{{shares}}};
+{FORCED}"
+        ),
+        of_block: "  __shared__ Columns columns;
+  const u32 first = place_columns(data_rank, blockIdx.x * WARPS / GROUP, columns);
+"
+        .to_owned(),
+        of_row: "    u32 chosen[CHOICES];
+    forced_columns(columns, first, r % GROUP, chosen);
+    float sum = 0.0f;
+    for (u32 n = 0; n < CHOICES; n++) sum += s[chosen[n]];
+"
+        .to_owned(),
+    })
+}
+
+/// Generates `logits[, bias] -> weights, ids`.
+pub(in crate::kernels) fn route(
+    req: &Request<'_>,
+    op: &BodyOp,
+    of: &op::Route,
+) -> Result<Module, CodegenError> {
+    let ([logits], [weights, ids]) = slots::<1, 2>(op)?;
+    let (rows, d) = strides::matrix(logits);
+    let (k, groups) = (of.k as usize, of.groups as usize);
+    let fits = (1..=d).contains(&k) && (1..=64).contains(&groups) && d.is_multiple_of(groups);
+    if !fits || numel(weights) != rows * k || numel(ids) != rows * k {
+        let what = format!("{k} of {d} columns in {groups} groups");
+        return Err(CodegenError::new(what));
+    }
+    integers(req, "ids", &[ids])?;
+    let (mut params, mut declared) = req.operands();
+    let choice = match &of.forced {
+        None => by_score(req, op, of)?,
+        Some(choice) => {
+            params.push(Param::DataRank);
+            declared.push("u32 data_rank".to_owned());
+            forced(choice, of.k, d)?
+        }
+    };
     let weight = if of.normalize {
         format!("s[chosen[n]] / (sum + {TINY})")
     } else {
         "s[chosen[n]]".to_owned()
     };
-    let (params, declared) = req.operands();
     let source = format!(
-        "{common}KERNEL(128) k0({args}) {{
+        "{common}{own}KERNEL(128) k0({args}) {{
   __shared__ float row[WARPS][2][D];
-  const u32 q = threadIdx.x % 32, r = blockIdx.x * WARPS + threadIdx.x / 32;
+{of_block}  const u32 q = threadIdx.x % 32, r = blockIdx.x * WARPS + threadIdx.x / 32;
   float *s = row[threadIdx.x / 32][0], *by = row[threadIdx.x / 32][1];
   if (r < {rows}u) {{
     load_row({logits} + (u64)r * D, s);
     for (u32 c = q; c < D; c += 32) by[c] = s[c];
     __syncwarp();
     scores(s);
-{by}{keep}    u32 chosen[{k}];
-    float sum = 0.0f;
-    for (u32 n = 0; n < {k}u; n++) {{
-      chosen[n] = take_largest(by, D);
-      sum += s[chosen[n]];
-    }}
-    if (q == 0)
+{of_row}    if (q == 0)
       for (u32 n = 0; n < {k}u; n++) {{
         down({scale} * ({weight}), {weights}[(u64)r * {k}u + n]);
         {ids}[(u64)r * {k}u + n] = chosen[n];
@@ -105,8 +177,11 @@ pub(in crate::kernels) fn route(
 }}
 ",
         common = common(d, of.sigmoid)?,
+        own = choice.common,
         args = declared.join(", "),
+        of_block = choice.of_block,
         logits = contiguous(req, logits)?,
+        of_row = choice.of_row,
         scale = float(of.scale.0 as f32),
         weights = contiguous(req, weights)?,
         ids = contiguous(req, ids)?,

@@ -1070,6 +1070,46 @@ fn no_kernel_of_a_shipped_scenario_copies_what_it_reads() {
 }
 
 #[test]
+fn forced_choices_are_generated() {
+    forced_choices(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn forced_choices_compile() {
+    forced_choices(Some(&compiler()));
+}
+
+/// Routers of softmax and sigmoids, without and with groups and a bias, up to the most experts that
+/// fit into shared memory.
+fn forced_choices(nvrtc: Option<&Compiler>) {
+    let mut all = BTreeMap::new();
+    let sizes = [(8, 2), (60, 4), (128, 8), (1024, 16)];
+    for (experts, k) in sizes {
+        for more in [
+            &["moe.routing=balanced"][..],
+            &["moe.routing=seeded", "model.normalize_top_k=false"],
+            &["model.router=sigmoid", "model.router_groups=4"],
+            &["model.router_bias=true", "precision.compute=f32"],
+        ] {
+            let mut set = vec![
+                "moe.force_routing=true".to_owned(),
+                format!("model.experts={experts}"),
+                format!("model.top_k={k}"),
+            ];
+            set.extend(more.iter().map(|s| (*s).to_owned()));
+            let s = scenario::load(Path::new("small-moe"), &set).unwrap();
+            let program = plan(&s).unwrap();
+            sources(&format!("{set:?}"), &program, Target::HOPPER, &mut all);
+        }
+    }
+    all.retain(|source, _| source.contains("place_columns"));
+    // Two layers whose experts are not equally popular have a kernel each.
+    assert_eq!(all.len(), 5 * sizes.len());
+    compile(all, Target::HOPPER, nvrtc);
+}
+
+#[test]
 fn kernels_of_experts_stop_at_used_rows() {
     used_rows(None);
 }

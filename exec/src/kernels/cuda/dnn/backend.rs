@@ -212,95 +212,10 @@ fn names(direction: Direction) -> (Descriptor, [Name; 6]) {
 
 /// Returns a node's operation; descriptors that it refers to go to `keep`.
 fn operation(node: &Node, tensors: &[Desc], keep: &mut Vec<Desc>) -> Result<Desc, ErrorKind> {
-    let float = sys::cudnnDataType_t::CUDNN_DATA_FLOAT;
     let op = match *node {
-        Node::Matmul { a, b, c } => {
-            let how = Desc::new(Descriptor::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?;
-            how.set(
-                Name::CUDNN_ATTR_MATMUL_COMP_TYPE,
-                Type::CUDNN_TYPE_DATA_TYPE,
-                &[float],
-            )?;
-            how.finish()?;
-            let op = Desc::new(Descriptor::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?;
-            op.refer(Name::CUDNN_ATTR_OPERATION_MATMUL_ADESC, &tensors[a])?;
-            op.refer(Name::CUDNN_ATTR_OPERATION_MATMUL_BDESC, &tensors[b])?;
-            op.refer(Name::CUDNN_ATTR_OPERATION_MATMUL_CDESC, &tensors[c])?;
-            op.refer(Name::CUDNN_ATTR_OPERATION_MATMUL_DESC, &how)?;
-            keep.push(how);
-            op
-        }
-        Node::Pointwise {
-            mode: m,
-            x,
-            b,
-            t,
-            y,
-            compute,
-        } => {
-            let how = Desc::new(Descriptor::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?;
-            how.set(
-                Name::CUDNN_ATTR_POINTWISE_MODE,
-                Type::CUDNN_TYPE_POINTWISE_MODE,
-                &[mode(m)],
-            )?;
-            how.set(
-                Name::CUDNN_ATTR_POINTWISE_MATH_PREC,
-                Type::CUDNN_TYPE_DATA_TYPE,
-                &[data_type(compute)?],
-            )?;
-            if let Mode::Index(axis) = m {
-                how.set(
-                    Name::CUDNN_ATTR_POINTWISE_AXIS,
-                    Type::CUDNN_TYPE_INT64,
-                    &[axis],
-                )?;
-            }
-            how.finish()?;
-            let op = Desc::new(Descriptor::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?;
-            op.refer(Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, &how)?;
-            op.refer(Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC, &tensors[x])?;
-            op.refer(Name::CUDNN_ATTR_OPERATION_POINTWISE_YDESC, &tensors[y])?;
-            if let Some(b) = b {
-                op.refer(Name::CUDNN_ATTR_OPERATION_POINTWISE_BDESC, &tensors[b])?;
-            }
-            if let Some(t) = t {
-                op.refer(Name::CUDNN_ATTR_OPERATION_POINTWISE_TDESC, &tensors[t])?;
-            }
-            for name in [
-                Name::CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1,
-                Name::CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2,
-            ] {
-                op.set(name, Type::CUDNN_TYPE_FLOAT, &[1.0f32])?;
-            }
-            keep.push(how);
-            op
-        }
-        Node::Reduce { max, x, y } => {
-            let how = Desc::new(Descriptor::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?;
-            how.set(
-                Name::CUDNN_ATTR_REDUCTION_COMP_TYPE,
-                Type::CUDNN_TYPE_DATA_TYPE,
-                &[float],
-            )?;
-            let by = if max {
-                sys::cudnnReduceTensorOp_t::CUDNN_REDUCE_TENSOR_MAX
-            } else {
-                sys::cudnnReduceTensorOp_t::CUDNN_REDUCE_TENSOR_ADD
-            };
-            how.set(
-                Name::CUDNN_ATTR_REDUCTION_OPERATOR,
-                Type::CUDNN_TYPE_REDUCTION_OPERATOR_TYPE,
-                &[by],
-            )?;
-            how.finish()?;
-            let op = Desc::new(Descriptor::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)?;
-            op.refer(Name::CUDNN_ATTR_OPERATION_REDUCTION_DESC, &how)?;
-            op.refer(Name::CUDNN_ATTR_OPERATION_REDUCTION_XDESC, &tensors[x])?;
-            op.refer(Name::CUDNN_ATTR_OPERATION_REDUCTION_YDESC, &tensors[y])?;
-            keep.push(how);
-            op
-        }
+        Node::Matmul { a, b, c } => matmul([a, b, c].map(|i| &tensors[i]), keep)?,
+        Node::Pointwise { .. } => pointwise(node, tensors, keep)?,
+        Node::Reduce { max, x, y } => reduction(max, [x, y].map(|i| &tensors[i]), keep)?,
         Node::Reshape { x, y } => {
             let op = Desc::new(Descriptor::CUDNN_BACKEND_OPERATION_RESHAPE_DESCRIPTOR)?;
             op.refer(Name::CUDNN_ATTR_OPERATION_RESHAPE_XDESC, &tensors[x])?;
@@ -328,6 +243,100 @@ fn operation(node: &Node, tensors: &[Desc], keep: &mut Vec<Desc>) -> Result<Desc
         }
     };
     op.finish()?;
+    Ok(op)
+}
+
+fn matmul([a, b, c]: [&Desc; 3], keep: &mut Vec<Desc>) -> Result<Desc, ErrorKind> {
+    let how = Desc::new(Descriptor::CUDNN_BACKEND_MATMUL_DESCRIPTOR)?;
+    how.set(
+        Name::CUDNN_ATTR_MATMUL_COMP_TYPE,
+        Type::CUDNN_TYPE_DATA_TYPE,
+        &[sys::cudnnDataType_t::CUDNN_DATA_FLOAT],
+    )?;
+    how.finish()?;
+    let op = Desc::new(Descriptor::CUDNN_BACKEND_OPERATION_MATMUL_DESCRIPTOR)?;
+    op.refer(Name::CUDNN_ATTR_OPERATION_MATMUL_ADESC, a)?;
+    op.refer(Name::CUDNN_ATTR_OPERATION_MATMUL_BDESC, b)?;
+    op.refer(Name::CUDNN_ATTR_OPERATION_MATMUL_CDESC, c)?;
+    op.refer(Name::CUDNN_ATTR_OPERATION_MATMUL_DESC, &how)?;
+    keep.push(how);
+    Ok(op)
+}
+
+fn pointwise(node: &Node, tensors: &[Desc], keep: &mut Vec<Desc>) -> Result<Desc, ErrorKind> {
+    let Node::Pointwise {
+        mode: m,
+        x,
+        b,
+        t,
+        y,
+        compute,
+    } = *node
+    else {
+        unreachable!("only called with pointwise nodes")
+    };
+    let how = Desc::new(Descriptor::CUDNN_BACKEND_POINTWISE_DESCRIPTOR)?;
+    how.set(
+        Name::CUDNN_ATTR_POINTWISE_MODE,
+        Type::CUDNN_TYPE_POINTWISE_MODE,
+        &[mode(m)],
+    )?;
+    how.set(
+        Name::CUDNN_ATTR_POINTWISE_MATH_PREC,
+        Type::CUDNN_TYPE_DATA_TYPE,
+        &[data_type(compute)?],
+    )?;
+    if let Mode::Index(axis) = m {
+        how.set(
+            Name::CUDNN_ATTR_POINTWISE_AXIS,
+            Type::CUDNN_TYPE_INT64,
+            &[axis],
+        )?;
+    }
+    how.finish()?;
+    let op = Desc::new(Descriptor::CUDNN_BACKEND_OPERATION_POINTWISE_DESCRIPTOR)?;
+    op.refer(Name::CUDNN_ATTR_OPERATION_POINTWISE_PW_DESCRIPTOR, &how)?;
+    op.refer(Name::CUDNN_ATTR_OPERATION_POINTWISE_XDESC, &tensors[x])?;
+    op.refer(Name::CUDNN_ATTR_OPERATION_POINTWISE_YDESC, &tensors[y])?;
+    if let Some(b) = b {
+        op.refer(Name::CUDNN_ATTR_OPERATION_POINTWISE_BDESC, &tensors[b])?;
+    }
+    if let Some(t) = t {
+        op.refer(Name::CUDNN_ATTR_OPERATION_POINTWISE_TDESC, &tensors[t])?;
+    }
+    for name in [
+        Name::CUDNN_ATTR_OPERATION_POINTWISE_ALPHA1,
+        Name::CUDNN_ATTR_OPERATION_POINTWISE_ALPHA2,
+    ] {
+        op.set(name, Type::CUDNN_TYPE_FLOAT, &[1.0f32])?;
+    }
+    keep.push(how);
+    Ok(op)
+}
+
+fn reduction(max: bool, [x, y]: [&Desc; 2], keep: &mut Vec<Desc>) -> Result<Desc, ErrorKind> {
+    let how = Desc::new(Descriptor::CUDNN_BACKEND_REDUCTION_DESCRIPTOR)?;
+    how.set(
+        Name::CUDNN_ATTR_REDUCTION_COMP_TYPE,
+        Type::CUDNN_TYPE_DATA_TYPE,
+        &[sys::cudnnDataType_t::CUDNN_DATA_FLOAT],
+    )?;
+    let by = if max {
+        sys::cudnnReduceTensorOp_t::CUDNN_REDUCE_TENSOR_MAX
+    } else {
+        sys::cudnnReduceTensorOp_t::CUDNN_REDUCE_TENSOR_ADD
+    };
+    how.set(
+        Name::CUDNN_ATTR_REDUCTION_OPERATOR,
+        Type::CUDNN_TYPE_REDUCTION_OPERATOR_TYPE,
+        &[by],
+    )?;
+    how.finish()?;
+    let op = Desc::new(Descriptor::CUDNN_BACKEND_OPERATION_REDUCTION_DESCRIPTOR)?;
+    op.refer(Name::CUDNN_ATTR_OPERATION_REDUCTION_DESC, &how)?;
+    op.refer(Name::CUDNN_ATTR_OPERATION_REDUCTION_XDESC, x)?;
+    op.refer(Name::CUDNN_ATTR_OPERATION_REDUCTION_YDESC, y)?;
+    keep.push(how);
     Ok(op)
 }
 

@@ -88,6 +88,7 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
         let kernel = kernel(op);
         let context = LaunchContext {
             kernel: &kernel,
+            data_rank: 0,
             hyper: NO_HYPER,
             shapes: &[],
             groups: &[],
@@ -224,6 +225,7 @@ fn agree_knowing(
     let kernel = kernel(op);
     let context = LaunchContext {
         kernel: &kernel,
+        data_rank: 0,
         hyper: NO_HYPER,
         shapes: known.shapes,
         groups: known.groups,

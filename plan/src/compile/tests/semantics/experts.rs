@@ -1,6 +1,6 @@
 //! Routers and experts.
 
-use super::{BodyOp, contiguous, dims, dot, lse, op, sigmoid};
+use super::{BodyOp, ForcedChoice, contiguous, dims, dot, lse, op, sigmoid};
 
 /// Returns the columns in descending order of `by`; the lower one of equal ones first.
 fn descending(by: &[f64]) -> Vec<usize> {
@@ -24,7 +24,7 @@ fn scores(row: &[f64], sigmoids: bool) -> Vec<f64> {
 
 pub(super) fn route(of: &op::Route, x: &[Vec<f64>], columns: usize) -> Vec<Vec<f64>> {
     let (mut weights, mut ids) = (vec![], vec![]);
-    for row in x[0].chunks(columns) {
+    for (r, row) in x[0].chunks(columns).enumerate() {
         let scores = scores(row, of.sigmoid);
         let mut by = scores.clone();
         if of.bias {
@@ -38,13 +38,22 @@ pub(super) fn route(of: &op::Route, x: &[Vec<f64>], columns: usize) -> Vec<Vec<f
         for lost in descending(&best).into_iter().skip(of.kept as usize) {
             by[lost * group..][..group].fill(f64::NEG_INFINITY);
         }
-        let chosen = &descending(&by)[..of.k as usize];
+        let chosen = match of.forced {
+            Some(forced) => forced_columns(&forced, r as u32),
+            None => descending(&by)[..of.k as usize].to_vec(),
+        };
         let sum: f64 = chosen.iter().map(|&c| scores[c]).sum();
         let by = of.scale.0 / if of.normalize { sum } else { 1.0 };
         weights.extend(chosen.iter().map(|&c| by * scores[c]));
         ids.extend(chosen.iter().map(|&c| c as f64));
     }
     vec![weights, ids]
+}
+
+/// Returns the columns that a row of the first rank takes whatever its scores are.
+fn forced_columns(forced: &ForcedChoice, row: u32) -> Vec<usize> {
+    let group = forced.columns(0, u64::from(row / forced.group));
+    group.of_row(row % forced.group).collect()
 }
 
 pub(super) fn route_grad(of: &op::RouteGrad, x: &[Vec<f64>], columns: usize) -> Vec<f64> {

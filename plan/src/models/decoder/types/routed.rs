@@ -391,6 +391,73 @@ pub(super) const TYPES: &[HfType] = &[
             ),
         ],
     },
+    HfType {
+        model_type: "beam",
+        architecture: "BeamForCausalLM",
+        fixed: &[
+            ("qk_norm", Given::Bool(true)),
+            ("norm_position", Given::Str("both")),
+            ("attention_gate", Given::Str("separate_biased")),
+            ("router", Given::Str("sigmoid")),
+        ],
+        common: &[
+            VOCAB,
+            HIDDEN,
+            FFN,
+            LAYERS,
+            HEADS,
+            KV_HEADS,
+            HEAD_DIM_128,
+            HIDDEN_ACT,
+            POSITIONS,
+            TIED,
+            EXPERTS,
+            TOP_K,
+            EXPERT_FFN,
+            GROUPS,
+            KEPT_GROUPS,
+            NORMALIZED,
+        ],
+        fields: &[
+            Field {
+                meaning: Meaning::Default("norm_eps", Given::Float(1e-6)),
+                ..NORM_EPS
+            },
+            field(
+                &["attention_bias"],
+                Meaning::HasBias(BiasPart::Attention, false),
+            ),
+            field(
+                &["routed_scaling_factor"],
+                Meaning::Default("route_scale", Given::Float(2.5)),
+            ),
+            Field {
+                names: &["rope_theta", "rope_parameters.sliding_attention.rope_theta"],
+                meaning: Meaning::Optional("rope_theta"),
+            },
+            mlp_types::<3>(),
+            field(
+                &["sliding_window"],
+                Meaning::Default("sliding_window", Given::Int(512)),
+            ),
+            field(
+                &["final_logit_softcapping"],
+                Meaning::Nullable("logits_softcap", Given::Float(30.0)),
+            ),
+            // Layers that see all positions do not rotate.
+            derived("layer_types", &["layer_types"], |file| {
+                let last = file("num_hidden_layers").and_then(|n| n.as_u64());
+                let listed = Listed::of(file, &["layer_types"]);
+                by_layer(file, |layer| {
+                    let full = (layer + 1).is_multiple_of(6) || Some(layer + 1) == last;
+                    match listed.is(layer, FULL, full) {
+                        true => NO_ROPE,
+                        false => SLIDING,
+                    }
+                })
+            }),
+        ],
+    },
     // The language model of GLM-4.5V.
     HfType {
         model_type: "glm4v_moe_text",
