@@ -16,7 +16,7 @@ use crate::draft::{Draft, Given, NamedModel};
 use crate::error::ConfigError;
 use crate::model::{self, Model};
 use crate::reader::Reader;
-use crate::row::{Lack, Row, Setting, Status};
+use crate::row::{Lack, Row, Status};
 use crate::table::{Engine, Fact, list, quoted};
 
 /// Why options of transformers' own code are not used.
@@ -78,6 +78,9 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
             draft.assume(default.key, default.value, default.why);
         }
     }
+    if !reader.formats.is_empty() && draft.value(LENGTH).is_none() {
+        unsaid_length(draft);
+    }
     if accelerated {
         draft.assume(
             "model.implementation",
@@ -109,6 +112,23 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     Ok(())
 }
 
+const LENGTH: &str = "train.seq_len";
+
+/// Says which length of sequences is predicted if no key gives one.
+fn unsaid_length(draft: &mut Draft) {
+    draft.rows.push(Row {
+        place: None,
+        key: LENGTH.to_owned(),
+        value: "the model's".to_owned(),
+        status: Status::Assumed,
+        settings: Vec::new(),
+        why: Some(
+            "no key gives a length of sequences: the model's, up to 8192, unless --set train.seq_len=N says it"
+                .to_owned(),
+        ),
+    });
+}
+
 /// Lets the length of packed sequences replace that of the data's sequences.
 ///
 /// # Errors
@@ -118,8 +138,8 @@ fn packed_length(draft: &mut Draft) -> Result<(), ConfigError> {
         return Ok(());
     };
     let why = "packed sequences are longer";
-    draft.unset("train.seq_len", Lack::Nothing, why);
-    draft.set(given.row, "train.seq_len", given.value.to_string())
+    draft.unset(LENGTH, Lack::Nothing, why);
+    draft.set(given.row, LENGTH, given.value.to_string())
 }
 
 /// Drops the options of adapters if none are trained, and gives them a rank if they are.

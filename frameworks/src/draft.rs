@@ -294,16 +294,16 @@ impl Draft {
 
     /// Removes a scenario key that a prediction does not use, and says why.
     pub(crate) fn unset(&mut self, key: &str, lack: Lack, why: &str) {
-        for row in &mut self.rows {
+        self.rows.retain_mut(|row| {
             let before = row.settings.len();
             row.settings.retain(|s| s.key != key);
-            if row.settings.len() < before && row.settings.is_empty() {
-                row.status = Status::NoCounterpart(lack);
-                row.why = Some(why.to_owned());
+            if row.settings.len() == before || !row.settings.is_empty() {
+                return true;
             }
-        }
-        self.rows
-            .retain(|r| r.place.is_some() || !r.settings.is_empty());
+            row.status = Status::NoCounterpart(lack);
+            row.why = Some(why.to_owned());
+            row.place.is_some()
+        });
     }
 }
 

@@ -232,6 +232,9 @@ impl Document {
     fn add(&self, next: &mut String, path: &str, value: &str) -> Result<(), String> {
         let (folder, name) = path.rsplit_once('.').unwrap_or(("", path));
         match self.syntax {
+            Syntax::Shell if !folder.is_empty() => {
+                Err("an option of a nested key is not added to a command".to_owned())
+            }
             Syntax::Shell => {
                 // Next to an argument of the trainer, not of the launcher.
                 let near = NEAR.iter().find_map(|path| self.find(path));

@@ -205,6 +205,17 @@ fn json_and_scripts_are_edited_in_place() {
     );
     assert!(after.contains("--recompute-granularity full"), "{after}");
     assert!(lost.is_empty(), "{lost:?}");
+
+    let script = "#!/bin/bash\ntorchrun --nproc_per_node 8 train.py \\\n  --model_name_or_path Qwen/Qwen3-0.6B \\\n  \
+                  --per_device_train_batch_size 4 --bf16 True --max_length 1024\n";
+    let sets = ["train.micro_batch=2", "train.recompute=full"];
+    let (after, lost) = edited("train.sh", script, &sets);
+    assert!(
+        after.contains("--per_device_train_batch_size 2 --bf16 True"),
+        "{after}"
+    );
+    assert!(after.contains("--gradient_checkpointing "), "{after}");
+    assert!(lost.is_empty(), "{lost:?}");
 }
 
 #[test]

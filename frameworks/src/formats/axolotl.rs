@@ -33,6 +33,11 @@ pub(crate) static AXOLOTL: Format = Format {
     open: false,
     defaults: &[
         Fallback {
+            key: "train.seq_len",
+            value: "512",
+            why: "Axolotl's default",
+        },
+        Fallback {
             key: "train.clip_norm",
             value: "1.0",
             why: "the Trainer's default",

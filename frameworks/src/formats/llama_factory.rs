@@ -35,6 +35,11 @@ const DEFAULTS: &[Fallback] = &[
         value: "\"full\"",
         why: "LLaMA-Factory's default",
     },
+    Fallback {
+        key: "train.seq_len",
+        value: "2048",
+        why: "LLaMA-Factory's default",
+    },
     trainer::MICRO_BATCH,
     trainer::CLIP_NORM,
     fsdp::TORCH_SEGMENTS,

@@ -130,6 +130,27 @@ fn options_of_automodel_are_read() {
     assert_eq!(setting(&job, "train.min_lr"), None);
 }
 
+/// Frameworks have a length of their own; elsewhere the model's is predicted, and a row says so.
+#[test]
+fn a_length_that_no_key_gives_is_named() {
+    let length = |text: &str| {
+        let job = read("job.yaml", text);
+        let row = job
+            .rows()
+            .iter()
+            .rfind(|r| r.key == "train.seq_len")
+            .cloned();
+        (setting(&job, "train.seq_len"), row.and_then(|r| r.why))
+    };
+    let axolotl = "base_model: Qwen/Qwen3-0.6B\nmicro_batch_size: 1\n";
+    assert_eq!(length(axolotl).0.as_deref(), Some("512"));
+    let factory = "model_name_or_path: Qwen/Qwen3-0.6B\nfinetuning_type: full\n";
+    assert_eq!(length(factory).0.as_deref(), Some("2048"));
+    let (none, why) = length("model_name_or_path: Qwen/Qwen3-0.6B\noutput_dir: x\n");
+    assert_eq!(none, None);
+    assert!(why.unwrap().contains("--set train.seq_len"));
+}
+
 /// `distributed_type: NO` starts one process, as in TRL's configuration for one GPU.
 #[test]
 fn a_job_that_is_not_distributed_has_one_process() {

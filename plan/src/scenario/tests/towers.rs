@@ -128,6 +128,31 @@ fn what_towers_cannot_express_is_refused() {
     }
 }
 
+/// Old files of CLIP repeat its fields under another name.
+#[test]
+fn old_fields_of_clip_may_repeat_the_others() {
+    let clip = config!("tiny--clip");
+    let mut old: serde_json::Value = serde_json::from_str(clip).unwrap();
+    for name in ["text", "vision"] {
+        old[format!("{name}_config_dict")] = old[format!("{name}_config")].clone();
+    }
+    let widths = |name: &str, text: &str| {
+        let s = read(name, text, &[]).unwrap();
+        (s.model.hidden, s.model.layers, s.model.vocab)
+    };
+    assert_eq!(
+        widths("clip-old", &old.to_string()),
+        widths("clip-new", clip)
+    );
+    // A field that the old name lacks has its default, which counts.
+    old["vision_config_dict"]
+        .as_object_mut()
+        .unwrap()
+        .remove("patch_size");
+    let message = read("clip-default", &old.to_string(), &[]).unwrap_err();
+    assert!(message.to_string().contains("not 32"), "{message}");
+}
+
 /// Its language model alone has layers that attend to nothing.
 #[test]
 fn layers_with_cross_attention_need_a_tower() {

@@ -431,15 +431,69 @@ pub(super) fn clip(t: &Tower<'_>) -> Result<Value, String> {
     ))
 }
 
-/// The tower of CLIP, which makes one vector of an image.
-fn clip_whole(file: Fields<'_>) -> Result<Value, String> {
-    for name in ["text_config_dict", "vision_config_dict"] {
-        if file(name).is_some_and(|given| given != json!({})) {
+/// The names under which old files of CLIP have its fields, too, with the fields that decide shapes
+/// and their defaults.
+const OLD_FIELDS_OF_CLIP: [(&str, &[(&str, u64)]); 2] = [
+    (
+        "text_config_dict",
+        &[
+            ("hidden_size", 512),
+            ("intermediate_size", 2048),
+            ("num_hidden_layers", 12),
+            ("num_attention_heads", 8),
+            ("vocab_size", 49408),
+            ("max_position_embeddings", 77),
+            ("projection_dim", 512),
+        ],
+    ),
+    (
+        "vision_config_dict",
+        &[
+            ("hidden_size", 768),
+            ("intermediate_size", 3072),
+            ("num_hidden_layers", 12),
+            ("num_attention_heads", 12),
+            ("image_size", 224),
+            ("patch_size", 32),
+            ("num_channels", 3),
+            ("projection_dim", 512),
+        ],
+    ),
+];
+
+/// Checks that fields under an old name say the same as those under the new one: transformers
+/// builds a configuration of the old ones alone, which replaces the other.
+///
+/// # Errors
+/// A field that differs.
+fn old_fields(file: Fields<'_>, name: &str, defaults: &[(&str, u64)]) -> Result<(), String> {
+    let Some(old) = file(name).filter(|given| *given != json!({})) else {
+        return Ok(());
+    };
+    let other = name.trim_end_matches("_dict");
+    let new = file(other).unwrap_or_else(|| json!({}));
+    for (field, default) in defaults {
+        let of = |config: &Value| {
+            config
+                .get(*field)
+                .and_then(Value::as_u64)
+                .unwrap_or(*default)
+        };
+        if of(&old) != of(&new) {
             return Err(format!(
-                "`{name}` must be null: its fields belong into `{}`",
-                name.trim_end_matches("_dict")
+                "`{name}` must be null: its fields belong into `{other}`, whose `{field}` is {}, not {}",
+                of(&new),
+                of(&old)
             ));
         }
+    }
+    Ok(())
+}
+
+/// The tower of CLIP, which makes one vector of an image.
+fn clip_whole(file: Fields<'_>) -> Result<Value, String> {
+    for (name, defaults) in OLD_FIELDS_OF_CLIP {
+        old_fields(file, name, defaults)?;
     }
     let t = Tower::new(file).unwrap_or_else(|_| Tower {
         file,
