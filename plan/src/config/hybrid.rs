@@ -180,8 +180,6 @@ pub enum AttentionGate {
     Element,
     /// A sigmoid per number, from a projection of its own (AFMoE).
     Separate,
-    /// The same, with a bias for each head (Beam).
-    SeparateBiased,
     /// A sigmoid per head, from a projection of its own (Step-3).
     Head,
 }
@@ -190,7 +188,6 @@ words!(AttentionGate {
     None = "none",
     Element = "element",
     Separate = "separate",
-    SeparateBiased = "separate_biased",
     Head = "head",
 });
 

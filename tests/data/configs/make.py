@@ -298,17 +298,16 @@ WRAPPERS |= {
     "glmasr": dict(text_config=dict(LLAMA, model_type="llama"), audio_config=dict(hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_mel_bins=10, max_position_embeddings=24)),
     "musicflamingo": dict(text_config=dict(LLAMA, model_type="qwen2"), audio_config=dict(WHISPER_TOWER, model_type="audioflamingo3_encoder")),
 }
-ENCODERS |= {"swinv2": dict(SWIN), "swinv2-keys": dict(SWIN, qkv_bias=False, use_absolute_embeddings=True, mlp_ratio=2.0), "donut-swin": dict(SWIN), "donut-swin-keys": dict(SWIN, qkv_bias=False), "dinov3_convnext": {k: v for k, v in CONVNEXT.items() if k != "num_stages"}}
+ENCODERS |= {"swinv2": dict(SWIN), "swinv2-keys": dict(SWIN, qkv_bias=False, mlp_ratio=2.0), "donut-swin": dict(SWIN), "donut-swin-keys": dict(SWIN, qkv_bias=False), "dinov3_convnext": {k: v for k, v in CONVNEXT.items() if k != "num_stages"}}
 
 ENCODERS |= {"roformer": dict(BERT), "roformer-keys": dict(BERT, embedding_size=24, type_vocab_size=3), "esmc": dict(LLAMA, num_key_value_heads=4, head_dim=16), "esmc-keys": dict(LLAMA, num_key_value_heads=4, head_dim=16, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)}
 MORE_HEADS = {"roformer": "RoFormerForTokenClassification", "esmc": "EsmcModel", "swinv2": "Swinv2Model", "donut-swin": "DonutSwinModel", "xlm": "XLMForTokenClassification"}
-EXPERTS |= {"beam": dict(LLAMA, **ROUTED, num_hidden_layers=7, head_dim=24, sliding_window=16, n_group=2, topk_group=1), "beam-keys": dict(LLAMA, **ROUTED, head_dim=16, attention_bias=True, n_group=1, topk_group=1, mlp_layer_types=["dense", "sparse", "sparse"], final_logit_softcapping=None)}
 XLSTM = dict(vocab_size=256, hidden_size=64, num_heads=4, num_hidden_layers=3, chunk_size=16)
 HYBRIDS |= {"xlstm": dict(XLSTM), "xlstm-keys": dict(XLSTM, qk_dim_factor=1.0, v_dim_factor=2.0, ffn_proj_factor=2.0, ffn_round_up_to_multiple_of=24, tie_word_embeddings=True)}
 XLM = dict(vocab_size=256, emb_dim=64, n_layers=3, n_heads=4, max_position_embeddings=66)
 ENCODERS |= {name: dict(XLM) for name in ("xlm", "flaubert")} | {"xlm-keys": dict(XLM, n_langs=5, sinusoidal_embeddings=True, gelu_activation=False), "flaubert-keys": dict(XLM, n_langs=3, use_lang_emb=False)}
 # Types whose class has the sizes of a published model by default: these, too.
-DEFAULTS = ["t5gemma", "longt5", "led", "mvp", "bigbird_pegasus", "vit_mae", "wav2vec2", "hubert", "unispeech", "unispeech-sat", "wavlm", "data2vec-audio", "longcat_flash", "jetmoe", "qianfan_ocr", "video_llama_3", "paddleocr_vl", "vipllava", "glmasr", "musicflamingo", "swinv2", "donut-swin", "dinov3_convnext", "roformer", "esmc", "beam", "xlstm", "xlm", "flaubert"]
+DEFAULTS = ["t5gemma", "longt5", "led", "mvp", "bigbird_pegasus", "vit_mae", "wav2vec2", "hubert", "unispeech", "unispeech-sat", "wavlm", "data2vec-audio", "longcat_flash", "jetmoe", "qianfan_ocr", "video_llama_3", "paddleocr_vl", "vipllava", "glmasr", "musicflamingo", "swinv2", "donut-swin", "dinov3_convnext", "roformer", "esmc", "xlstm", "xlm", "flaubert"]
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),

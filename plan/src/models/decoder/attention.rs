@@ -12,7 +12,7 @@ use crate::config::{
     Residual, Vision,
 };
 use crate::graph::ValueId;
-use crate::ir::{DType, ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
+use crate::ir::{ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 use crate::models::implementation::{self, Masks, Scores};
@@ -40,8 +40,6 @@ pub(super) struct Attention {
     bias_gate: Option<BiasGate>,
     /// What makes a gate for each number of the result.
     gate: Option<Layer>,
-    /// What is added to the gates of each head.
-    gate_bias: Option<Layer>,
     /// What makes a gate for each head.
     head_gate: Option<Layer>,
     output: Layer,
@@ -195,16 +193,8 @@ impl Attention {
         let bias_gate = BiasGate::new(d, at, m);
         let width = m.heads * value_width(m);
         let gates = m.options.attention_gate;
-        let separate = matches!(
-            gates,
-            AttentionGate::Separate | AttentionGate::SeparateBiased
-        );
-        let gate_bias = (gates == AttentionGate::SeparateBiased).then(|| {
-            let module = d.module(at, "gate_bias", ModuleKind::Layer);
-            d.parameters(module, "", &[m.heads], false)
-        });
-        let gate =
-            separate.then(|| d.linear(at, ("gate", "self_attn.gate_proj"), [width, h], false));
+        let gate = (gates == AttentionGate::Separate)
+            .then(|| d.linear(at, ("gate", "self_attn.gate_proj"), [width, h], false));
         let head_gate = (gates == AttentionGate::Head)
             .then(|| d.linear(at, ("gate", "self_attn.g_proj"), [m.heads, h], false));
         let output = d.linear(at, ("o", names.o), [h, width], m.bias.attention_output());
@@ -255,7 +245,6 @@ impl Attention {
             differential,
             bias_gate,
             gate,
-            gate_bias,
             head_gate,
             output,
             qk_norms,
@@ -383,11 +372,7 @@ impl Attention {
                 // `attn_output` is assigned again, with heads next to one another.
                 b.g.release(a);
             }
-            if let Some(mut gate) = gate {
-                if let Some(bias) = self.gate_bias {
-                    let bias = for_heads(b, bias, width);
-                    gate = b.g.binary(OpKind::Add, gate, bias);
-                }
+            if let Some(gate) = gate {
                 let gate = b.g.unary(OpKind::Sigmoid, gate);
                 t = b.g.binary(OpKind::Mul, t, gate);
             }
@@ -530,19 +515,6 @@ impl Attention {
             }
         }
     }
-}
-
-/// Repeats the number of each head `width` times: `[heads * width]`.
-fn for_heads(b: &mut Builder<'_>, numbers: Layer, width: u64) -> ValueId {
-    let numbers = b.weight(numbers);
-    let heads = b.g.value(numbers).numel();
-    let ones = b.constant("ones", &[width], DType::F32, false);
-    let ones = b.as_activation(ones);
-    // The gradient of a broadcast sums leading dimensions only.
-    let ones = b.g.expand(ones, &[heads, width]);
-    let numbers = b.g.reshape(numbers, &[heads, 1]);
-    let each = b.g.binary(OpKind::ScaleRows, ones, numbers);
-    b.g.reshape(each, &[heads * width])
 }
 
 /// Splits the result of a packed projection, `[batch, seq, width]`, into three parts that can be

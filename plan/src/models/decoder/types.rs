@@ -223,10 +223,6 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, it scales compressed queries and keys, and weights what experts without weights add by their own scores",
     ),
     (
-        "beam",
-        "unlike its plan, it weights what blocks add and the rest by their depth, and scales queries by their positions",
-    ),
-    (
         "xlstm",
         "unlike its plan, its gates of inputs are exponentials, and sums divide what its memories return",
     ),
@@ -340,6 +336,10 @@ const TIED_BY_DEFAULT: Field = field(
     &["tie_word_embeddings"],
     Meaning::Default("tie_embeddings", Given::Bool(true)),
 );
+/// Classes whose embedding and head are two parameters whatever the file says.
+const NEVER_TIED: Field = derived("tie_embeddings", &["tie_word_embeddings"], |_| {
+    Ok(Some(false.into()))
+});
 /// As [`TIED_BY_DEFAULT`], in classes that have tables or biases of their own if they do not tie
 /// them, which no plan has.
 const ALWAYS_TIED: Field = field(

@@ -34,8 +34,8 @@ fn what_encoders_cannot_express_is_refused() {
         ),
         (
             led,
-            "\"attention_window\": 16",
-            "\"attention_window\": [16, 32, 16]",
+            "  16,\n  16,\n  16\n",
+            "  16,\n  32,\n  16\n",
             "`attention_window` must be one number",
         ),
         (

@@ -1,7 +1,7 @@
 //! Types that are encoders.
 
 use super::read::size;
-use super::{ALWAYS_TIED, HIDDEN_ACT, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
+use super::{ALWAYS_TIED, HIDDEN_ACT, NEVER_TIED, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
     POSITIONS, ROPE_THETA, TIED, VOCAB, field,
@@ -352,7 +352,9 @@ pub(super) const TYPES: &[HfType] = &[
             ("qk_norm", Given::Str("full")),
             ("inner_norm", Given::Str("layer_norm_no_bias")),
         ],
-        common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, TIED],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, NEVER_TIED,
+        ],
         fields: &[
             HIDDEN_ACT,
             POSITIONS,

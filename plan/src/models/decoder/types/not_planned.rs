@@ -14,6 +14,11 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         Some("deepseek_v32"),
     ),
     (
+        "beam",
+        "gates of attention with a bias for each head, and residuals that are scaled by depth",
+        Some("qwen3_moe"),
+    ),
+    (
         "bert-generation",
         "a decoder of BERT, with or without attention to an encoder",
         None,

@@ -21,7 +21,7 @@ fn layer_types(file: Fields<'_>, part: &str) -> Result<Value, String> {
     let word = |layer: u64| {
         let own = listed.as_ref().and_then(|list| list.get(layer as usize));
         match own.and_then(Value::as_str) {
-            None if layer % 2 == 0 => Ok("sliding_attention"),
+            None if layer.is_multiple_of(2) => Ok("sliding_attention"),
             None => Ok("full_attention"),
             Some("sliding_attention") => Ok("sliding_attention"),
             Some("full_attention") => Ok("full_attention"),

@@ -708,11 +708,15 @@ pub(super) const TYPES: &[HfType] = &[
             ("key_bias", Given::Bool(false)),
         ],
         common: SWIN,
-        fields: &[derived("stages", SWIN_FIELDS, |file| {
-            let mut of = swin(file)?;
-            of["cosine"] = true.into();
-            Ok(Some(of))
-        })],
+        fields: &[
+            // The table would have one row more than there are patches.
+            field(&["use_absolute_embeddings"], Meaning::Off),
+            derived("stages", SWIN_FIELDS, |file| {
+                let mut of = swin(file)?;
+                of["cosine"] = true.into();
+                Ok(Some(of))
+            }),
+        ],
     },
     HfType {
         model_type: "donut-swin",

@@ -1,10 +1,8 @@
 //! xLSTM: matrix memories with exponential gates.
 
 use super::read::size;
-use super::{derived, number};
-use crate::models::hf::{
-    Field, Fields, Given, HIDDEN, HfType, LAYERS, Meaning, TIED, VOCAB, field,
-};
+use super::{NEVER_TIED, derived, number};
+use crate::models::hf::{Field, Fields, Given, HIDDEN, HfType, LAYERS, Meaning, VOCAB, field};
 use serde_json::{Value, json};
 
 /// Returns the width of what a factor makes of the model's.
@@ -49,7 +47,7 @@ const FIELDS: &[Field] = &[
         names: &["num_hidden_layers", "num_blocks"],
         ..LAYERS
     },
-    TIED,
+    NEVER_TIED,
     number(
         &["num_heads"],
         "heads",
