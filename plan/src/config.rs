@@ -8,6 +8,7 @@ mod words;
 
 mod compile;
 mod decoder;
+mod encoder;
 mod experts;
 mod float8;
 mod fsdp;
@@ -23,8 +24,10 @@ pub(crate) mod pattern;
 mod per_layer;
 mod precision;
 pub(crate) mod reach;
+mod reconstruction;
 mod rope;
 mod routing;
+mod sound;
 mod stages;
 mod train;
 mod vision;
@@ -35,6 +38,7 @@ pub use decoder::{
     Activation, AttnImplementation, ExpertCode, Head, ImagePooling, Implementation, LayerType,
     Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
+pub use encoder::TextEncoder;
 pub use experts::{AuxLoss, Experts, Router};
 pub use float8::{Float8, Float8Format, Float8Recipe, Float8Saved};
 pub use fsdp::{
@@ -53,10 +57,12 @@ pub use param_groups::{GroupSettings, MAX_PARAM_GROUPS, ParamGroup};
 pub use per_layer::{AltUp, PerLayer};
 pub use precision::{FrozenType, MomentType, Precision};
 pub use reach::Reach;
+pub use reconstruction::Reconstruction;
 pub use rope::{RopeScaling, RopeType};
 pub use routing::{Histogram, Routing};
 pub(crate) use routing::{busiest_ranks, seeded};
 use serde::Serialize;
+pub use sound::Sound;
 pub use stages::{Stage, Stages};
 pub use train::{
     AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers,

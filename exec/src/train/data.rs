@@ -64,6 +64,12 @@ fn runs(model: &Model, program: &Program) -> Result<(), DataError> {
         let model_type = model_type.clone();
         return Err(DataError::Approximated { model_type, what });
     }
+    if model.options.experts.zero_experts > 0 {
+        return Err(DataError::Approximated {
+            model_type: "zero_experts".to_owned(),
+            what: "unlike its plan, experts without weights add what they read by their own scores",
+        });
+    }
     let mut ops = program.kernels.iter().flat_map(|k| &k.body);
     match ops.find(|body| body.op.def().is_priced_only()) {
         Some(body) => Err(DataError::PricedOnly(body.op.name())),

@@ -501,6 +501,14 @@ impl Model {
         }
     }
 
+    /// Returns the model with the norm of queries, keys and last rows in place of that of blocks.
+    #[must_use]
+    pub(crate) fn with_inner_norm(&self) -> Self {
+        let mut inner = self.clone();
+        inner.options.norm = self.options.inner_norm.unwrap_or(self.options.norm);
+        inner
+    }
+
     /// Returns whether a layer has a sliding window.
     #[must_use]
     pub fn slides(&self, layer: usize) -> bool {
@@ -528,6 +536,8 @@ impl Model {
         let chosen = latent.indexer_type(layer) != IndexerType::None;
         let chosen = chosen.then_some(latent.index_topk);
         let window = window.or(chosen);
+        // Sums of positions are seen from both sides.
+        let window = window.map(|w| w + self.summaries(seq).div_ceil(2));
         window.filter(|&w| w < seq)
     }
 }

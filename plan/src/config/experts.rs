@@ -26,6 +26,15 @@ pub struct Experts {
     pub expert_norm: bool,
     /// Each layer has a dense feed-forward layer and experts, whose results are added.
     pub dense_and_experts: bool,
+    /// Experts that return what they read. Each layer has rows for their gates, which nothing uses
+    /// (LongCat-Flash).
+    pub zero_experts: u64,
+    /// Each block has two layers of attention and dense ones; experts read what the first dense
+    /// layer does, and their results are added after the second one (LongCat-Flash).
+    pub shortcut_experts: bool,
+    /// Experts make the queries of attention and its results; these and those of other experts have
+    /// a bias (JetMoE).
+    pub routed_attention: bool,
     /// First layers, which are dense.
     pub dense_layers: u64,
     /// Every n-th of the other layers has experts.
@@ -62,6 +71,9 @@ impl Default for Experts {
             shared_expert_gate: false,
             expert_norm: false,
             dense_and_experts: false,
+            zero_experts: 0,
+            shortcut_experts: false,
+            routed_attention: false,
             dense_layers: 0,
             moe_every: 1,
             router: Router::SoftmaxTopK,

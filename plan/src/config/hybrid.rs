@@ -104,7 +104,10 @@ pub struct LinearAttention {
     /// In place of the delta rule, sums of the pairs of keys and values, with a decay of each head
     /// that is not trained (MiniMax-Text-01).
     pub fixed_decays: bool,
-    /// Positions of a chunk, with `fixed_decays`.
+    /// In place of the delta rule, sums of the pairs of keys and values, with gates of inputs and
+    /// of decays of each head (xLSTM).
+    pub exponential_gates: bool,
+    /// Positions of a chunk, with `fixed_decays` or `exponential_gates`.
     pub chunk: u64,
 }
 
@@ -121,6 +124,7 @@ impl Default for LinearAttention {
             gate_rank: 0,
             channel_decays: false,
             fixed_decays: false,
+            exponential_gates: false,
             chunk: 256,
         }
     }

@@ -3,8 +3,8 @@
 use super::{
     Activation, AttentionGate, AttentionSinks, AttnImplementation, Experts, Head, ImagePooling,
     Implementation, Latent, LayerType, LinearAttention, MlpType, Norm, NormPosition, PackedQkv,
-    PerLayer, PositionEmbedding, QkNorm, Residual, RopeScaling, Rwkv, SharedBlock, Ssm, Stages,
-    Vision,
+    PerLayer, PositionEmbedding, QkNorm, Reconstruction, Residual, RopeScaling, Rwkv, SharedBlock,
+    Sound, Ssm, Stages, TextEncoder, Vision,
 };
 use serde::{Deserialize, Serialize};
 
@@ -178,6 +178,14 @@ pub struct ModelOptions {
     /// Width of embedded tokens, which a linear layer projects to that of the model; `None`: they
     /// are as wide.
     pub embedding_width: Option<u64>,
+    /// A decoder makes the pixels of all patches of an image (ViT-MAE).
+    pub reconstruction: Option<Reconstruction>,
+    /// Convolutions over the samples of a sound, in place of patches (wav2vec 2.0).
+    pub sound: Option<Sound>,
+    /// Norm of queries, of keys, and of the last rows, if it is not that of blocks (ESMC).
+    pub inner_norm: Option<Norm>,
+    /// Waves of rotary embeddings are a table of parameters that are not trained (RoFormer).
+    pub rotary_table: bool,
     /// The first block has no norm for what it reads (ModernBERT).
     pub plain_first_block: bool,
     /// A decoder has a linear layer and a norm before its logits (ModernBERT's decoder).
@@ -260,6 +268,8 @@ pub struct ModelOptions {
     pub linear_attention: Option<LinearAttention>,
     /// Blocks of an encoder, whose result the blocks of the decoder attend to; 0: no encoder.
     pub encoder_layers: u64,
+    /// What the encoder has otherwise than the decoder.
+    pub encoder: Option<TextEncoder>,
     /// Rows of the tables of learned biases of attention scores, by distance; 0: no such tables.
     pub relative_buckets: u64,
     /// Each layer has such a table, not the first one for all.
@@ -343,6 +353,10 @@ impl Default for ModelOptions {
             compress_rates: Vec::new(),
             disentangled_rows: 0,
             embedding_width: None,
+            reconstruction: None,
+            sound: None,
+            inner_norm: None,
+            rotary_table: false,
             plain_first_block: false,
             output_transform: false,
             stream_scale: false,
@@ -382,6 +396,7 @@ impl Default for ModelOptions {
             shared_block: None,
             linear_attention: None,
             encoder_layers: 0,
+            encoder: None,
             relative_buckets: 0,
             relative_bias_per_layer: false,
             vision: None,

@@ -60,7 +60,8 @@ impl Model {
         let own = self.layers_with_keys();
         let kind = self.layer_type(layer);
         let same = |earlier: &usize| self.layer_type(*earlier) == kind;
-        (layer >= own && kind.is_attention())
+        let shares = self.options.per_layer.shared_kv_layers > 0;
+        (shares && layer >= own && kind.is_attention())
             .then(|| (0..own).rev().find(same))
             .flatten()
     }

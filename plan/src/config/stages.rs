@@ -22,6 +22,11 @@ pub struct Stages {
     pub response_norm: bool,
     /// A table of positions is added to the patches.
     pub positions: bool,
+    /// Scores are cosines with learned factors, a network makes their biases of distances, and
+    /// what blocks add is normalized (Swin V2).
+    pub cosine: bool,
+    /// The last rows are normalized.
+    pub last_norm: bool,
 }
 
 /// The sizes of ConvNeXt-T at 224 x 224.
@@ -36,6 +41,8 @@ impl Default for Stages {
             kernel: 7,
             response_norm: false,
             positions: false,
+            cosine: false,
+            last_norm: true,
         }
     }
 }

@@ -17,6 +17,8 @@ pub struct Vision {
     pub hidden: u64,
     /// Heads of attention.
     pub heads: u64,
+    /// Heads of keys and values, if there are fewer than of queries.
+    pub kv_heads: Option<u64>,
     /// Width of the feed-forward layer.
     pub ffn: u64,
     /// Linear layers of the blocks have a bias.
@@ -171,6 +173,7 @@ impl Default for Vision {
             layers: 12,
             hidden: 768,
             heads: 12,
+            kv_heads: None,
             ffn: 3072,
             bias: true,
             attention_bias: true,
@@ -305,7 +308,7 @@ impl Vision {
             layers: (self.layers + self.gated_layers) as u32,
             hidden: self.hidden,
             heads: self.heads,
-            kv_heads: self.heads,
+            kv_heads: self.kv_heads.unwrap_or(self.heads),
             head_dim: self.hidden / self.heads.max(1),
             ffn: self.ffn,
             vocab: 0,

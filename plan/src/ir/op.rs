@@ -618,10 +618,10 @@ ops! {
         /// cannot report.
         reserved: u64 = 12,
     };
-    /// `x, w -> y`: one-dimensional convolution, with `kernel / 2` zeros on both sides. `x` is
-    /// `[samples, in, positions]`, `w` is `[out, in, kernel]`.
+    /// `x, w -> y`: one-dimensional convolution, with as many zeros on both sides as the positions
+    /// of the result need. `x` is `[samples, in, positions]`, `w` is `[out, in / groups, kernel]`.
     Conv1d {
-        /// Positions that a result sees (odd).
+        /// Positions that a result sees.
         kernel: u64 = 3,
         /// Positions from one result to the next.
         stride: u64 = 2,

@@ -6,7 +6,9 @@
 
 mod altup;
 mod attention;
+mod bias_gate;
 mod contrast;
+mod convolve;
 mod dense_and_experts;
 mod differential;
 mod disentangled;
@@ -19,21 +21,27 @@ mod latent;
 mod layer_embedding;
 mod lightning;
 mod mlp;
+mod mlstm;
 mod names;
 mod norm;
 mod output;
 mod pooling;
 mod qformer;
+mod reconstruction;
 mod recurrent;
 mod resampler;
+mod routed_attention;
 mod router_losses;
 mod rwkv;
 mod rwkv_heads;
 mod seq2seq;
 mod shared_block;
 mod shared_keys;
+mod shortcut;
+mod sound;
 pub(super) mod spec;
 mod streams;
+mod summary;
 mod tiles;
 mod types;
 pub(super) mod vision;
@@ -60,11 +68,14 @@ use layer_embedding::{LayerEmbedding, LayerInput};
 use mlp::Mlp;
 use norm::Norm;
 use output::Output;
+use reconstruction::Reconstruction;
 use recurrent::Recurrent;
+use routed_attention::RoutedAttention;
 use rwkv::ChannelMix;
 use seq2seq::{Encoder, RelativeBias};
 use shared_block::SharedBlock;
 use shared_keys::SharedKeys;
+use shortcut::Shortcut;
 use streams::Streams;
 pub(super) use types::EXPERTS as EXPERT_TYPES;
 pub(super) use types::{APPROXIMATED, NOT_PLANNED, VARIANTS};
@@ -88,6 +99,8 @@ pub(super) struct Decoder {
     altup: Option<altup::Ends>,
     /// `None` if the blocks end with a norm.
     norm: Option<Norm>,
+    /// Follows the last norm in place of the output layer.
+    reconstruction: Option<Reconstruction>,
     output: Output,
 }
 
@@ -104,6 +117,8 @@ struct Block {
     cross: Option<Attention>,
     /// `None` in a layer without a feed-forward layer.
     mlp: Option<FeedForward>,
+    /// A second layer of each, and experts next to it.
+    shortcut: Option<Shortcut>,
     /// Factors of what both add.
     scales: Option<[Layer; 2]>,
     /// Learned gates of what both add: one number each, before the tanh.
@@ -142,6 +157,7 @@ struct Carried {
 enum Mixer {
     Attention(Attention),
     SharedKeys(SharedKeys),
+    Routed(RoutedAttention),
     Recurrent(Recurrent),
     /// Both, whose results are added.
     Both(Attention, Recurrent),
@@ -153,6 +169,9 @@ impl Mixer {
         let kind = m.layer_type(layer);
         if let Some(shared) = SharedKeys::new(d, block, m) {
             return Some(Self::SharedKeys(shared));
+        }
+        if let Some(routed) = RoutedAttention::new(d, block, m) {
+            return Some(Self::Routed(routed));
         }
         if kind == LayerType::Cross {
             // Queries and keys are normalized in these layers only.
@@ -179,6 +198,7 @@ impl Mixer {
         match self {
             Self::Attention(attention) | Self::Both(attention, _) => attention.module,
             Self::SharedKeys(shared) => shared.module,
+            Self::Routed(routed) => routed.module,
             Self::Recurrent(recurrent) => recurrent.module,
         }
     }
@@ -190,6 +210,7 @@ impl Mixer {
                 [attention.norm, attention.sum_norm]
             }
             Self::SharedKeys(shared) => [shared.norm, None],
+            Self::Routed(routed) => [routed.norm, None],
             Self::Recurrent(recurrent) => [recurrent.norm, None],
         }
     }
@@ -325,7 +346,8 @@ impl Decoder {
         let vision = o.vision.as_ref().map(|of| Tower::new(d, m, of));
         let embedding = Embedding::new(d, &names, m);
         let layer_embedding = LayerEmbedding::new(d, m);
-        let encoder = (o.encoder_layers > 0).then(|| Encoder::new(d, &embedding, m));
+        let encoder = m.text_encoder();
+        let encoder = encoder.map(|inner| Encoder::new(d, &embedding, &inner));
         let bias = RelativeBias::shared(d, ROOT, m);
         if bias.is_some() {
             d.blocks_differ();
@@ -365,8 +387,23 @@ impl Decoder {
         let streams = Streams::of_output(d, m);
         let altup = altup::Ends::new(d, m);
         let last = ("norm", names.norm);
-        let norm = (o.norm_position != NormPosition::Sum)
-            .then(|| Norm::new(d, ROOT, last, m.hidden, m, Order::Declared));
+        let norm = (o.norm_position != NormPosition::Sum).then(|| {
+            Norm::new(
+                d,
+                ROOT,
+                last,
+                m.hidden,
+                &m.with_inner_norm(),
+                Order::Declared,
+            )
+        });
+        if o.rotary_table {
+            let names = ("rotary_table", "");
+            let shape = [m.max_seq_len, rotated(m)];
+            let table = d.table(ROOT, names, ModuleKind::Layer, shape);
+            d.untrained(table);
+        }
+        let reconstruction = Reconstruction::new(d, m);
         let output = Output::new(d, embedding.tokens(), &names, m);
         Self {
             vision,
@@ -381,6 +418,7 @@ impl Decoder {
             streams,
             altup,
             norm,
+            reconstruction,
             output,
         }
     }
@@ -427,6 +465,7 @@ impl Block {
             mixer: Mixer::new(d, module, m, layer),
             cross: (m.options.attends_to_memory()).then(|| Attention::to_memory(d, module, m)),
             mlp: (m.ffn > 0).then(|| FeedForward::new(d, module, m, layer)),
+            shortcut: Shortcut::new(d, module, m, layer),
             streams: Streams::of_block(d, module, m),
             altup: AltUp::new(d, module, m),
             input: LayerInput::new(d, module, m),
@@ -481,6 +520,11 @@ impl Block {
             Mixer::SharedKeys(shared) => {
                 let window = b.s.model.window(self.layer, b.seq());
                 let out = shared.forward(b, y, ropes.map(|r| r.full), window);
+                return (out, Locals::new());
+            }
+            Mixer::Routed(routed) => {
+                let (out, logits) = routed.forward(b, y, ropes.map(|r| r.full), from.masks);
+                carried.routers.push(logits);
                 return (out, Locals::new());
             }
         };
@@ -603,9 +647,19 @@ impl Block {
             if let Some(y1) = y1 {
                 b.g.release(y1);
             }
+            let more = (self.shortcut.as_ref()).map(|shortcut| {
+                let (more, logits) = shortcut.experts.forward(b, y2);
+                carried.routers.push(logits);
+                more
+            });
             let f = mlp.forward(b, [read, y2], &mut carried.routers);
             let f = self.scale(b, 1, f);
             out = self.add(b, (1, mlp.module()), x1, f, weights);
+            if let Some((shortcut, more)) = self.shortcut.as_ref().zip(more) {
+                locals.push(out);
+                out = shortcut.second.forward(b, out, by, carried);
+                out = b.within(self.module, |b| b.g.binary(OpKind::Add, out, more));
+            }
             if let Some(norm) = sum_norm {
                 out = norm.apply(b, out);
             }
@@ -714,7 +768,7 @@ fn normalized(m: &Model) -> [bool; 3] {
 impl Forward for Decoder {
     fn forward(&self, b: &mut Builder<'_>) {
         let (ids, labels) = match self.embedding {
-            Embedding::Patches(_) => (None, None),
+            Embedding::Patches(_) | Embedding::Sound(_) => (None, None),
             _ => {
                 let (ids, labels) = loss::tokens(b);
                 (Some(ids), Some(labels))
@@ -745,7 +799,7 @@ impl Forward for Decoder {
             let (batch, seq) = (b.batch(), b.seq());
             let ids = b.constant("encoder_tokens", &[batch, seq], DType::I64, true);
             let x = match encoder.embedding() {
-                Some(own) => own.forward(b, ids),
+                Some(own) => b.inside(|b| own.forward(b, ids)),
                 None => self.embedding.forward(b, Some(ids)),
             };
             encoder.forward(b, x)
@@ -791,7 +845,10 @@ impl Forward for Decoder {
         }
         let y = self.norm.map_or(h, |norm| norm.apply(b, h));
         masks.release(b);
-        self.output.forward(b, y, labels, image);
+        match &self.reconstruction {
+            Some(reconstruction) => reconstruction.forward(b, y),
+            None => self.output.forward(b, y, labels, image),
+        }
         router_losses::add(b, &carried.routers);
     }
 }

@@ -68,7 +68,8 @@ impl Backward {
 pub(super) fn active(numel: u64, p: &Param, m: &Model) -> u64 {
     // Weights of convolutions have three dimensions, too.
     if p.is_stack() && p.name.contains(".experts.") {
-        p.row() * m.options.experts.top_k
+        let of = &m.options.experts;
+        p.row() * of.top_k * of.experts / (of.experts + of.zero_experts)
     } else {
         numel
     }
@@ -94,6 +95,9 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         |name: &str| name == "vision.positions.weight" || name.starts_with("vision.tiles.");
     let is_table = |name: &str| {
         name.starts_with("tok_embeddings.")
+            || name.starts_with("encoder.tok_embeddings.")
+            || name.starts_with("encoder.wpe.")
+            || name == "rotary_table.weight"
             || name.starts_with("vision.qformer.tokens.")
             || name.starts_with("vision.qformer.positions.")
             || name == "layer_embeddings.table.weight"
@@ -156,7 +160,8 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             kind if kind.attends_with_state() => state_flops(m, layer) * tokens,
             _ => 0,
         };
-        shape.flops(false) + state
+        let times = 1 + u64::from(m.options.experts.shortcut_experts);
+        times * shape.flops(false) + state
     };
     // Backward reaches the last ones.
     let first = layers.len() - layers.len().min(backward.attention as usize);
@@ -164,7 +169,13 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
     let attention = layers.iter().copied().map(forward).sum::<u64>() + 2 * twice;
     let run = layers.len() as u64;
     (
-        Flops(matmul + attention + vision_attention(m, b) + encoder_attention(m, run, (b, t))),
+        Flops(
+            matmul
+                + attention
+                + vision_attention(m, b)
+                + encoder_attention(m, run, (b, t))
+                + reconstruction_attention(m, b),
+        ),
         tokens,
     )
 }
@@ -184,7 +195,7 @@ fn state_flops(m: &Model, layer: usize) -> u64 {
             Some(of),
             _,
         ) => 4 * of.inner * of.state,
-        (LayerType::Linear, _, Some(of)) if of.fixed_decays => {
+        (LayerType::Linear, _, Some(of)) if of.fixed_decays || of.exponential_gates => {
             4 * of.value_heads * of.key_dim * of.value_dim
         }
         (LayerType::Linear, _, Some(of)) => 8 * of.value_heads * of.key_dim * of.value_dim,
@@ -223,7 +234,7 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
     let shape = AttentionShape {
         batch,
         heads: of.heads,
-        kv_heads: of.heads,
+        kv_heads: of.kv_heads.unwrap_or(of.heads),
         seq: of.rows(),
         memory: None,
         head_dim: of.hidden / of.heads.max(1),
@@ -262,25 +273,51 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
 /// Counts the arithmetic of attention in an encoder, and to what it or a tower computes in the
 /// `run` blocks of the decoder, in forward and backward.
 fn encoder_attention(m: &Model, run: u64, (batch, seq): (u64, u64)) -> u64 {
-    let layers = m.options.encoder_layers;
     if !m.options.attends_to_memory() {
         return 0;
     }
     let tower = m.options.vision.as_ref().map(Vision::tokens);
-    let shape = AttentionShape {
+    let cross = AttentionShape {
         batch,
         heads: m.heads,
         kv_heads: m.kv_heads,
         seq,
-        memory: None,
+        memory: tower.filter(|rows| *rows != seq),
         head_dim: m.head_dim,
         causal: false,
         window: None,
         documents: Documents::NONE,
     };
-    let cross = AttentionShape {
-        memory: tower.filter(|rows| *rows != seq),
-        ..shape
+    let own = m.text_encoder().map_or(0, |inner| {
+        let of_layer = |layer: usize| AttentionShape {
+            heads: inner.heads,
+            kv_heads: inner.kv_heads,
+            memory: None,
+            head_dim: inner.head_dim,
+            window: inner.window(layer, seq),
+            ..cross
+        };
+        let layers = 0..inner.layers as usize;
+        layers.map(|layer| of_layer(layer).flops(false)).sum()
+    });
+    3 * (own + run * cross.flops(false))
+}
+
+/// Counts the arithmetic of attention in a decoder of images, in forward and backward.
+fn reconstruction_attention(m: &Model, batch: u64) -> u64 {
+    let Some(of) = &m.options.reconstruction else {
+        return 0;
     };
-    3 * (layers * shape.flops(false) + run * cross.flops(false))
+    let shape = AttentionShape {
+        batch,
+        heads: of.heads,
+        kv_heads: of.heads,
+        seq: of.rows(),
+        memory: None,
+        head_dim: of.hidden / of.heads.max(1),
+        causal: false,
+        window: None,
+        documents: Documents::NONE,
+    };
+    3 * of.layers * shape.flops(false)
 }

@@ -330,6 +330,7 @@ impl HfType {
             "ForMaskedLM",
             "ForConditionalGeneration",
             "ForImageClassification",
+            "ForCTC",
         ];
         ends.iter()
             .find_map(|end| self.architecture.strip_suffix(end))
@@ -369,7 +370,8 @@ impl HfType {
     #[must_use]
     pub fn classes(&self, heads: bool) -> Vec<String> {
         let mut all = vec![self.architecture.to_owned()];
-        if self.architecture.ends_with("ForImageClassification") {
+        let one = ["ForImageClassification", "ForCTC"];
+        if one.iter().any(|end| self.architecture.ends_with(end)) {
             all.extend(self.base_class());
         } else if let Some(stem) = self.stem().filter(|_| heads) {
             let ends = [

@@ -7,7 +7,10 @@ mod tests;
 use super::decoder::{self, Decoder};
 use super::llama::FFN_MULTIPLE;
 use super::spec::{Conflict, Defaults, FamilySpec};
-use crate::config::{Family, Model};
+use crate::config::{
+    AttentionGate, AttentionSinks, Family, LayerType, MlpType, Model, NormPosition, PackedQkv,
+    PositionEmbedding, QkNorm, Residual,
+};
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
     family: Family::Moe,
@@ -27,7 +30,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 /// Keys of experts, which follow those of decoders.
-const OF_EXPERTS: [&str; 20] = [
+const OF_EXPERTS: [&str; 23] = [
     "experts",
     "top_k",
     "expert_ffn",
@@ -38,6 +41,9 @@ const OF_EXPERTS: [&str; 20] = [
     "shared_expert_gate",
     "expert_norm",
     "dense_and_experts",
+    "zero_experts",
+    "shortcut_experts",
+    "routed_attention",
     "dense_layers",
     "moe_every",
     "router",
@@ -115,6 +121,7 @@ fn check(m: &Model) -> Result<(), Conflict> {
             message,
         ));
     }
+    check_blocks(m)?;
     if e.shared_expert_gate && e.shared_expert_ffn == 0 {
         let message = "`shared_expert_gate` needs a shared expert".to_owned();
         return Err(Conflict {
@@ -129,6 +136,77 @@ fn check(m: &Model) -> Result<(), Conflict> {
             help: Some("families llama and decoder have dense layers only"),
             ..Conflict::new(&["dense_layers", "moe_every", "layers"], message)
         });
+    }
+    Ok(())
+}
+
+/// Refuses blocks whose parts do not fit together.
+fn check_blocks(m: &Model) -> Result<(), Conflict> {
+    let (o, e) = (&m.options, &m.options.experts);
+    let groups = e.router_groups;
+    let conflict = |keys, message: String| Err(Conflict::new(keys, message));
+    let plain = o.residual == Residual::Sequential
+        && o.norm_position == NormPosition::Before
+        && o.streams == 0
+        && o.encoder_layers == 0
+        && o.per_layer.altup.is_none()
+        && o.tower_memory().is_none()
+        && !e.dense_and_experts;
+    if e.zero_experts > 0 && (groups > 1 || e.aux_loss > 0.0) {
+        let message = "`zero_experts` need a router without groups and a load-balancing loss";
+        let keys = &["zero_experts", "router_groups", "aux_loss"];
+        return conflict(keys, message.to_owned());
+    }
+    let alone = o.shared_block.is_none() && o.per_layer.layer_embedding_width == 0;
+    if e.shortcut_experts && (!plain || !alone || o.mlp_layer_types[..] != [MlpType::Dense]) {
+        let message = "`shortcut_experts` are next to dense layers: `mlp_layer_types` must be [\"dense\"], `residual` \"sequential\" and `norm_position` \"before\"";
+        let keys = &["shortcut_experts", "mlp_layer_types", "residual"];
+        return conflict(keys, message.to_owned());
+    }
+    check_routed_attention(m, plain)
+}
+
+/// Refuses what attention by experts does not have; `plain` says whether blocks are.
+fn check_routed_attention(m: &Model, plain: bool) -> Result<(), Conflict> {
+    let (o, e) = (&m.options, &m.options.experts);
+    let conflict = |keys, message: String| Err(Conflict::new(keys, message));
+    if !e.routed_attention {
+        return Ok(());
+    }
+    if m.heads != m.kv_heads * e.top_k {
+        let message = format!(
+            "`routed_attention` has `kv_heads` ({}) heads for each of `top_k` ({}) experts, not {} `heads`",
+            m.kv_heads, e.top_k, m.heads
+        );
+        return conflict(&["routed_attention", "heads", "kv_heads", "top_k"], message);
+    }
+    let whole = (0..m.layers as usize).all(|layer| m.layer_type(layer) == LayerType::Full);
+    let separate = o.packed_qkv == PackedQkv::None
+        && !o.latent.is_used()
+        && o.output_groups == 0
+        && o.qk_norm == QkNorm::None
+        && o.attention_gate == AttentionGate::None
+        && o.attention_sinks == AttentionSinks::None
+        && o.attention_softcap.is_none()
+        && o.position_embedding != PositionEmbedding::Alibi
+        && o.value_head_dim.is_none()
+        && o.full_head_dim.is_none()
+        && o.relative_buckets == 0
+        && o.disentangled_rows == 0
+        && o.latent.index_n_heads == 0
+        && o.layer_kv_heads.is_empty()
+        && o.per_layer.shared_kv_layers == 0;
+    let separate = separate && !o.differential && !o.value_norm && !o.sub_norms;
+    if !plain || !whole || !separate || m.bias.qkv() {
+        let message = "`routed_attention` sees all positions, without biases, norms of queries or gates: `residual` must be \"sequential\" and `norm_position` \"before\"";
+        let keys = &[
+            "routed_attention",
+            "residual",
+            "layer_types",
+            "sliding_window",
+            "qk_norm",
+        ];
+        return conflict(keys, message.to_owned());
     }
     Ok(())
 }

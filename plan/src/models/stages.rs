@@ -21,7 +21,7 @@ pub(super) struct Staged {
     patch_norm: Layer,
     positions: Option<Layer>,
     blocks: Vec<Block>,
-    norm: Layer,
+    norm: Option<Layer>,
     output: Option<Layer>,
 }
 
@@ -43,8 +43,18 @@ struct Merge {
     module: ModuleId,
     norm: Layer,
     linear: Layer,
-    /// The square is normalized, not each of its rows.
-    whole: bool,
+    normed: Normed,
+}
+
+/// What is normalized where rows are merged.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Normed {
+    /// Each row (ConvNeXt).
+    Rows,
+    /// Each square (Swin).
+    Squares,
+    /// What is made of squares (Swin V2).
+    Made,
 }
 
 /// Each stage has half as many rows along an edge as the one before.
@@ -122,7 +132,8 @@ impl Staged {
         let blocks = d.blocks(m, "", |d, module, m| Block::new(d, module, m, of));
         let last = of.of_block((m.layers as usize).saturating_sub(1));
         d.rows(Some(last.rows()));
-        let norm = d.norm(ROOT, ("norm", ""), last.width, true, Order::Declared);
+        let norm =
+            (of.last_norm).then(|| d.norm(ROOT, ("norm", ""), last.width, true, Order::Declared));
         d.rows(Some(1));
         let classifies = m.options.head == Head::SequenceClassification;
         let output =
@@ -165,7 +176,7 @@ impl Block {
         let before = layer.checked_sub(1).map(|before| of.of_block(before));
         let merge = before
             .filter(|before| before.number < stage.number)
-            .map(|before| Merge::new(d, module, [before, stage]));
+            .map(|before| Merge::new(d, module, [before, stage], of));
         let kind = match stage.heads {
             0 => Kind::Convolution(Convolution::new(d, module, m, of, stage)),
             _ => {
@@ -192,27 +203,26 @@ fn shifts(of: &Stages, block: usize) -> bool {
 }
 
 impl Merge {
-    fn new(d: &mut Declare, at: ModuleId, [from, to]: [Stage; 2]) -> Self {
+    fn new(d: &mut Declare, at: ModuleId, [from, to]: [Stage; 2], of: &Stages) -> Self {
         let module = d.module(at, "downsample", ModuleKind::Layer);
-        // Swin normalizes squares and has no bias, ConvNeXt rows.
-        let whole = to.heads > 0;
-        let normed = if whole { 4 * from.width } else { from.width };
+        let (normed, width) = match to.heads {
+            0 => (Normed::Rows, from.width),
+            _ if of.cosine => (Normed::Made, to.width),
+            _ => (Normed::Squares, 4 * from.width),
+        };
+        let shape = [to.width, 4 * from.width];
+        let bias = normed == Normed::Rows;
         Self {
             module,
-            norm: d.norm(module, ("norm", ""), normed, true, Order::Declared),
-            linear: d.linear(
-                module,
-                ("reduction", ""),
-                [to.width, 4 * from.width],
-                !whole,
-            ),
-            whole,
+            norm: d.norm(module, ("norm", ""), width, true, Order::Declared),
+            linear: d.linear(module, ("reduction", ""), shape, bias),
+            normed,
         }
     }
 
     /// Makes rows of the stage with this edge: `[batch, rows, width]`.
     fn forward(&self, b: &mut Builder<'_>, mut x: ValueId, edge: u64) -> ValueId {
-        if !self.whole {
+        if self.normed == Normed::Rows {
             x = b.layer_norm(self.norm, x);
         }
         let width = b.g.value(x).cols();
@@ -222,10 +232,14 @@ impl Merge {
             let x = b.g.transpose(x, 2, 3);
             b.g.reshape(x, &[batch, edge * edge, 4 * width])
         });
-        if self.whole {
+        if self.normed == Normed::Squares {
             x = b.layer_norm(self.norm, x);
         }
-        b.linear(self.linear, x)
+        let made = b.linear(self.linear, x);
+        match self.normed {
+            Normed::Made => b.layer_norm(self.norm, made),
+            _ => made,
+        }
     }
 }
 
@@ -257,13 +271,13 @@ impl Forward for Staged {
         }
         // ConvNeXt normalizes the mean, Swin the rows.
         let convolves = self.of.heads.is_empty();
-        if !convolves {
-            x = b.layer_norm(self.norm, x);
-        }
+        let normalize = |b: &mut Builder<'_>, x, now: bool| match self.norm {
+            Some(norm) if now => b.layer_norm(norm, x),
+            _ => x,
+        };
+        x = normalize(b, x, !convolves);
         x = mean(b, x);
-        if convolves {
-            x = b.layer_norm(self.norm, x);
-        }
+        x = normalize(b, x, convolves);
         let Some(output) = self.output else {
             return loss::mean_square_of(b, x, "image_vectors");
         };

@@ -85,6 +85,7 @@ pub(crate) fn fill(
         family: Some(kind.family.name.to_owned()),
         ..Shape::default()
     };
+    let vision = config.of_class(document, kind, wrapper, vision)?;
     let vision = vision.map(|value| (Key::Vision, value));
     for (key, value) in config.values(document, kind)?.into_iter().chain(vision) {
         match key {

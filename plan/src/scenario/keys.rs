@@ -367,6 +367,41 @@ const SHARED_BLOCK: &[(&str, Accept)] = &[
     ("adapter_rank", SIZE),
     ("attention_adapters", Bool),
 ];
+const ENCODER: &[(&str, Accept)] = &[
+    ("hidden", SIZE),
+    ("heads", SIZE),
+    ("kv_heads", SIZE),
+    ("head_dim", SIZE),
+    ("ffn", SIZE),
+    ("max_seq_len", SIZE),
+    ("sliding_window", SIZE),
+    ("window_from", COUNT),
+    ("layer_types", List(&Choice(LayerType::WORDS))),
+    ("own_tokens", Bool),
+    ("global_projections", Bool),
+    ("summary_block", COUNT),
+];
+const RECONSTRUCTION: &[(&str, Accept)] = &[
+    ("patches", SIZE),
+    ("layers", Integer(1, 4096)),
+    ("hidden", SIZE),
+    ("heads", SIZE),
+    ("ffn", SIZE),
+];
+const SOUND: &[(&str, Accept)] = &[
+    ("widths", List(&SIZE)),
+    ("kernels", List(&Integer(1, 4096))),
+    ("strides", List(&Integer(1, 4096))),
+    ("bias", Bool),
+    ("norms", Bool),
+    ("input_norm", Bool),
+    ("masked", Bool),
+    ("position_layers", Integer(1, 256)),
+    ("position_kernel", Integer(1, 4096)),
+    ("position_groups", SIZE),
+    ("weight_norm", Bool),
+    ("gated_biases", Bool),
+];
 const LINEAR_ATTENTION: &[(&str, Accept)] = &[
     ("key_heads", SIZE),
     ("value_heads", SIZE),
@@ -377,6 +412,7 @@ const LINEAR_ATTENTION: &[(&str, Accept)] = &[
     ("gate_rank", COUNT),
     ("channel_decays", Bool),
     ("fixed_decays", Bool),
+    ("exponential_gates", Bool),
     ("chunk", SIZE),
 ];
 const STAGES: &[(&str, Accept)] = &[
@@ -388,6 +424,8 @@ const STAGES: &[(&str, Accept)] = &[
     ("kernel", Integer(1, 255)),
     ("response_norm", Bool),
     ("positions", Bool),
+    ("cosine", Bool),
+    ("last_norm", Bool),
 ];
 const ALTUP: &[(&str, Accept)] = &[
     ("streams", Integer(2, 64)),
@@ -399,6 +437,7 @@ const VISION: &[(&str, Accept)] = &[
     ("layers", Integer(1, 4096)),
     ("hidden", SIZE),
     ("heads", SIZE),
+    ("kv_heads", SIZE),
     ("ffn", SIZE),
     ("bias", Bool),
     ("attention_bias", Bool),
@@ -511,7 +550,9 @@ keys! {
     SecondClassifier: "model" "second_classifier" [Bool] "false" "A second layer classifies the row of distillation; scores are the mean of both (DeiT)";
     RegisterTokens: "model" "register_tokens" [Integer(0, 65536)] "0" "Learned rows between that of the class and the patches (DINOv3: 4)";
     ImagePooling: "model" "image_pooling" [Choice(ImagePooling::WORDS)] "\"class\"" "What of an image is classified: class (the row of the class), mean (the mean of the patches: BEiT), class_and_mean (both: DINOv2)";
-    Stages: "model" "stages" [Table(STAGES)] "(none)" "Blocks of an encoder of images in stages, each with half as many rows along an edge as the one before (Swin, ConvNeXt): depths (blocks), widths and heads of each stage (heads = []: convolutions in place of attention), edge (patches along an edge of an image in the first stage), window (rows along an edge of what attention sees), kernel (rows along an edge that a convolution sees), response_norm (what is activated is divided by the mean of its channels: ConvNeXt V2), positions (a table of positions is added to the patches)";
+    Stages: "model" "stages" [Table(STAGES)] "(none)" "Blocks of an encoder of images in stages, each with half as many rows along an edge as the one before (Swin, ConvNeXt): depths (blocks), widths and heads of each stage (heads = []: convolutions in place of attention), edge (patches along an edge of an image in the first stage), window (rows along an edge of what attention sees), kernel (rows along an edge that a convolution sees), response_norm (what is activated is divided by the mean of its channels: ConvNeXt V2), positions (a table of positions is added to the patches), cosine (scores are cosines with learned factors, a network makes their biases of distances, and what blocks add is normalized: Swin V2), last_norm (of the last rows)";
+    Reconstruction: "model" "reconstruction" [Table(RECONSTRUCTION)] "(none)" "A decoder behind an encoder of some of an image's patches, which makes the pixels of all of them (ViT-MAE): patches (of an image; the encoder sees max_seq_len rows, with that of the class), layers, hidden, heads, ffn";
+    Sound: "model" "sound" [Table(SOUND)] "(none)" "Convolutions over the samples of a sound, in place of patches of an image (wav2vec 2.0): widths (channels), kernels and strides of each, bias (they have one), norms (of the channels of each; false: of the positions of the first), input_norm (of what is projected to the width of the model), masked (a learned row stands for masked ones), and of the convolutions that make positions: position_layers, position_kernel, position_groups, weight_norm (weights are directions and lengths; false: results are normalized); gated_biases (gates multiply the biases of attention scores: WavLM)";
     AttentionPooling: "model" "attention_pooling" [Bool] "false" "Attention with one learned query, then a feed-forward layer, makes one vector of an image (SigLIP)";
     TokenTypes: "model" "token_types" also ["type_vocab_size"] [Integer(0, 65536)] "0" "Rows of the table of token types; 0: no such table (BERT: 2)";
     PositionOffset: "model" "position_offset" [Integer(0, 1024)] "0" "Rows of the table of positions before that of the first position (OPT: 2)";
@@ -527,13 +568,14 @@ keys! {
     ActivationScalars: "model" "activation_scalars" [Integer(0, 64)] "0" "Learned numbers of the activation of each layer (Apertus: 2), which the plan has and does not use";
     LayerScale: "model" "layer_scale" [Bool] "false" "Multiply what attention and the feed-forward layer add by a learned vector (InternViT)";
     Ssm: "model" "ssm" [Table(SSM)] "(none)" "Sizes of layers of type mamba and mamba2: inner (width), state (numbers per channel), conv (positions of the convolution), dt_rank (mamba), heads, groups and chunk (mamba2), conv_bias, bias (of the projections), norms (of time steps and states: Jamba), gate_norm (mamba2: a norm of what the gate makes)";
-    LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5, 6: OLMo Hybrid), gate_rank (width between the two projections of each gate: Kimi Linear; 0: gates have one), channel_decays (every channel has a decay of its own: Ling 3), fixed_decays (sums of the pairs of keys and values in place of the delta rule, with decays that are not trained, chunk positions at a time: MiniMax-Text-01)";
+    LinearAttention: "model" "linear_attention" [Table(LINEAR_ATTENTION)] "(none)" "Sizes of layers of type linear_attention: key_heads, value_heads, key_dim, value_dim, conv (positions of the convolution), projections (2: Qwen3-Next, 4: Qwen3.5, 6: OLMo Hybrid), gate_rank (width between the two projections of each gate: Kimi Linear; 0: gates have one), channel_decays (every channel has a decay of its own: Ling 3), fixed_decays (sums of the pairs of keys and values in place of the delta rule, with decays that are not trained, chunk positions at a time: MiniMax-Text-01), exponential_gates (the same with gates of inputs and of decays of each head: xLSTM)";
     Rwkv: "model" "rwkv" [Table(RWKV)] "(none)" "Sizes of layers of type rwkv of later versions than 4: version (5, 6 or 7), heads, keys and values (widths), and the widths between the projections that make shares of positions (mix_rank: 6), decays (decay_rank: 6, 7), rates (rate_rank: 7), shares of the first layer's values (value_rank: 7) and gates (gate_rank: 7)";
     SharedBlock: "model" "shared_block" [Table(SHARED_BLOCK)] "(none)" "Blocks of attention and a feed-forward layer that layers of type shared_attention use in turn (Zamba 2): blocks, ffn (width), bias (of the feed-forward layer), adapter_rank (of each layer's adapters), attention_adapters (queries, keys and values have some, too)";
     EncoderLayers: "model" "encoder_layers" [Integer(0, 4096)] "0" "Blocks of an encoder of as many tokens, whose result the blocks of the decoder attend to (T5); 0: no encoder";
+    Encoder: "model" "encoder" [Table(ENCODER)] "(none)" "What the encoder of encoder_layers has otherwise than the decoder: hidden (width), heads, kv_heads, head_dim, ffn, max_seq_len (rows of its table of positions), sliding_window (positions to each side, with the position itself) in sequences longer than window_from, layer_types (empty: those of the decoder), own_tokens (a table of tokens of its own: T5Gemma), global_projections (attention has projections for global positions, of which there are none: LED), summary_block (positions whose sum is one more key for all others: LongT5; 0: none)";
     RelativeBuckets: "model" "relative_buckets" also ["relative_attention_num_buckets"] [Integer(0, 65536)] "0" "Rows of the tables of learned biases of attention scores by distance, one for the encoder and one for the decoder (T5); 0: none";
     RelativeBiasPerLayer: "model" "relative_bias_per_layer" [Bool] "false" "Each layer has a table of relative_buckets rows of its own (UMT5); false: all layers share that of the first one";
-    Vision: "model" "vision" [Table(VISION)] "(none)" "Tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; patches: patches per sample; mel_bins: bands of a sound, of which convolutions make the rows in place of patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: it is not trained; tiles: tiles of an image, which divide its patches (Llama 3.2 Vision); tile_rows: rows of the tables of tiles (0: none); gated_layers: blocks after the last norm, with learned gates; picked: blocks whose results the projector reads, too; memory: the language model attends to the rows, which replace no tokens (Whisper); vector: the class, or what attention pools, is one vector of an image, which texts are compared with (CLIP); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_halves: half of what the first layer makes is a gate; projector_gate: width of a gated layer after it (0: none); latents: learned rows that attend to those of the image and replace them (Idefics2; 0: none), with the width of the gated layer before (latent_ffn), the number of layers (latent_layers), and heads of queries and of keys and the dimension of one (latent_heads); latent_width: the width of these rows in a Q-Former (BLIP-2; 0: none), each latent_cross-th layer of which attends to the image; latent_vocab: rows of the table of tokens of a text that it reads, too (InstructBLIP; 0: none), with latent_positions rows of a table of positions and latent_tokens tokens in each sample; separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
+    Vision: "model" "vision" [Table(VISION)] "(none)" "Tower and projector in front of a language model, whose rows replace the first tokens of a sample. The tower's keys are those of the model; kv_heads: heads of keys, if there are fewer (EXAONE 4.5); patches: patches per sample; mel_bins: bands of a sound, of which convolutions make the rows in place of patches (0: images); positions: rows of the table of positions (0: none); fixed_positions: it is not trained; tiles: tiles of an image, which divide its patches (Llama 3.2 Vision); tile_rows: rows of the tables of tiles (0: none); gated_layers: blocks after the last norm, with learned gates; picked: blocks whose results the projector reads, too; memory: the language model attends to the rows, which replace no tokens (Whisper); vector: the class, or what attention pools, is one vector of an image, which texts are compared with (CLIP); projector: false if the rows are as wide as the language model; merge: patches that become one token, concatenated or (pool) averaged; patch_layers: widths of layers that project each patch before patches are merged (MiniMax-M3); projector_layers: widths of the projector's layers before the last one; projector_inputs: widths that its layers read, filled up with zeros; projector_halves: half of what the first layer makes is a gate; projector_gate: width of a gated layer after it (0: none); latents: learned rows that attend to those of the image and replace them (Idefics2; 0: none), with the width of the gated layer before (latent_ffn), the number of layers (latent_layers), and heads of queries and of keys and the dimension of one (latent_heads); latent_width: the width of these rows in a Q-Former (BLIP-2; 0: none), each latent_cross-th layer of which attends to the image; latent_vocab: rows of the table of tokens of a text that it reads, too (InstructBLIP; 0: none), with latent_positions rows of a table of positions and latent_tokens tokens in each sample; separators: learned rows that follow those that the projector reads (Phi-3-vision); newline: a learned row follows those of the image; deepstack: blocks whose results are added to the first layers of the language model; pooling_head: a head that no loss depends on";
     VisionPatches: "model" "vision_patches" [Integer(1, 4 * MIB)] "(that of vision)" "Patches of a sample that the vision tower encodes";
     LayerKvHeads: "model" "layer_kv_heads" [List(&Integer(0, 65536)), Empty] "[]" "Key and value heads of each layer, where layers differ (Nemotron-NAS); 0: no attention; empty: kv_heads everywhere";
     LayerFfn: "model" "layer_ffn" [List(&Integer(0, 4 * MIB)), Empty] "[]" "Width of the feed-forward layer of each block, where they differ; 0: none; empty: ffn everywhere";
@@ -545,6 +587,8 @@ keys! {
     CompressRates: "model" "compress_rates" [List(&Integer(0, MIB)), Empty] "[]" "Positions of one compressed key in each layer (DeepSeek-V4); 0: no such keys. Layers with an indexer choose among them";
     DisentangledRows: "model" "disentangled_rows" [Integer(0, MIB)] "0" "Rows of a table of relative positions, which each layer projects as its queries and keys and adds to the scores (DeBERTa; planned with biases that all samples share); 0: no such table";
     EmbeddingWidth: "model" "embedding_width" [Integer(1, MIB)] "(hidden)" "Width of embedded tokens, which a linear layer projects to that of the model; in encoders, positions and the norm are as wide (ELECTRA), in decoders those are not (OPT 350M)";
+    InnerNorm: "model" "inner_norm" [Choice(Norm::WORDS)] "(norm)" "Norm of queries, of keys, and of the last rows, if it is not that of blocks (ESMC: layer_norm_no_bias); kinds as of norm: rms_norm, rms_norm_no_weight, rms_norm_unit_offset, layer_norm, layer_norm_no_weight, layer_norm_unit_offset";
+    RotaryTable: "model" "rotary_table" [Bool] "false" "Waves of rotary embeddings are a table of parameters that are not trained (RoFormer)";
     PlainFirstBlock: "model" "plain_first_block" [Bool] "false" "The first block has no norm for what it reads (ModernBERT)";
     OutputTransform: "model" "output_transform" [Bool] "false" "A decoder has a linear layer and a norm before its logits (ModernBERT's decoder)";
     StreamScale: "model" "stream_scale" [Bool] "false" "Each block multiplies the residual stream by a number that is not trained (Gemma 4)";
@@ -597,6 +641,9 @@ keys! {
     SharedExpertGate: "model" "shared_expert_gate" also ["moe_shared_expert_gate"] [Bool] "false" "Multiply the result of the shared expert by the sigmoid of a projection of its input (Qwen2-MoE)";
     ExpertNorm: "model" "expert_norm" [Bool] "false" "Normalize what a layer of experts adds, and nothing that others add (A.X K1)";
     DenseAndExperts: "model" "dense_and_experts" also ["enable_moe_block"] [Bool] "false" "Each layer has a dense feed-forward layer and experts, whose results are added (Gemma 4)";
+    ZeroExperts: "model" "zero_experts" also ["zero_expert_num"] [Integer(0, MIB)] "0" "Experts that return what they read: each layer has rows for their gates, which nothing uses (LongCat-Flash)";
+    ShortcutExperts: "model" "shortcut_experts" [Bool] "false" "Each block has two layers of attention and two dense ones; experts read what the first dense layer does, and what they make is added after the second one (LongCat-Flash)";
+    RoutedAttention: "model" "routed_attention" [Bool] "false" "Experts make the queries of attention and what it adds, each those of kv_heads heads; what experts add has a bias (JetMoE)";
     DenseLayers: "model" "dense_layers" also ["first_k_dense_replace"] [Integer(0, 4096)] "0" "First layers, which have a dense feed-forward layer of width `ffn`";
     MoeEvery: "model" "moe_every" also ["decoder_sparse_step", "interleave_moe_layer_step"] [Integer(1, 4096)] "1" "Every n-th layer has experts, and the others a dense feed-forward layer of width `ffn`";
     Router: "model" "router" [Choice(Router::WORDS)] "\"softmax_topk\"" "Weights of experts: softmax_topk (softmax over all experts, of which the largest are chosen), topk_softmax (softmax over the chosen experts), sigmoid (sigmoids, of which the largest are chosen)";

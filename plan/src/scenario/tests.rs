@@ -6,6 +6,7 @@ mod defaults;
 mod expert_parallel;
 mod fuzz;
 mod huggingface;
+mod inputs;
 mod layers;
 mod lora;
 mod moe;

@@ -260,6 +260,54 @@ WRAPPERS |= {
     "glm_ocr": dict(text_config=dict(LLAMA, head_dim=16), vision_config=dict(depth=2, hidden_size=48, intermediate_size=80, num_heads=4, patch_size=4, spatial_merge_size=2, temporal_patch_size=2, out_hidden_size=64)),
     "cohere_compass": dict(text_config=dict(LLAMA, rope_parameters=dict(full_attention=dict(rope_type="default", rope_theta=1e4))), vision_config=dict(QWEN_TOWER, num_position_embeddings=16, deepstack_visual_indexes=[0, 1])),
 }
+SEQ2SEQ |= {
+    "t5gemma": dict(encoder=dict(LLAMA, head_dim=16, sliding_window=16), decoder=dict(LLAMA, head_dim=16, sliding_window=16), vocab_size=256),
+    "t5gemma-keys": dict(encoder=dict(LLAMA, hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_key_value_heads=4, head_dim=8, sliding_window=24, attention_bias=True), decoder=dict(LLAMA, head_dim=16, sliding_window=16, attention_bias=True, final_logit_softcapping=None), vocab_size=256, tie_word_embeddings=False),
+    "longt5": dict(T5, local_radius=15), "longt5-keys": dict(T5, local_radius=15, encoder_attention_type="transient-global", global_block_size=8, feed_forward_proj="gated-gelu"),
+    "mvp": dict(BART), "bart-keys": dict(BART, encoder_ffn_dim=80, encoder_attention_heads=8),
+    "bigbird_pegasus": dict(BART, block_size=4), "bigbird_pegasus-keys": dict(BART, attention_type="original_full", use_bias=True, encoder_attention_heads=8),
+}
+LED = {k: v for k, v in BART.items() if k != "max_position_embeddings"}
+SEQ2SEQ |= {"led": dict(LED, max_encoder_position_embeddings=120, max_decoder_position_embeddings=96, attention_window=16), "led-keys": dict(LED, max_encoder_position_embeddings=120, max_decoder_position_embeddings=96, attention_window=[16, 16, 16], encoder_attention_heads=8, encoder_ffn_dim=80)}
+WAV2VEC = dict(
+    vocab_size=20, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, conv_dim=[16, 16, 24], conv_stride=[5, 2, 2], conv_kernel=[10, 3, 2],
+    num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=4,
+)
+SOUNDS = {
+    **{name: dict(WAV2VEC) for name in ("wav2vec2", "hubert", "unispeech", "unispeech-sat", "wavlm", "data2vec-audio")},
+    **{f"{name}-keys": dict(WAV2VEC, conv_bias=True, feat_extract_norm="layer", do_stable_layer_norm=True, mask_time_prob=0.0) for name in ("wav2vec2", "unispeech", "unispeech-sat", "wavlm")},
+    "hubert-keys": dict(WAV2VEC, conv_bias=True, feat_proj_layer_norm=False), "data2vec-audio-keys": dict(WAV2VEC, num_conv_pos_embeddings=2, conv_pos_kernel_size=5),
+}
+MAE = dict(VIT, decoder_num_attention_heads=2, decoder_hidden_size=32, decoder_num_hidden_layers=2, decoder_intermediate_size=48)
+ENCODERS |= {"vit_mae": dict(MAE), "vit_mae-keys": dict(MAE, patch_size=2, num_channels=1, mask_ratio=0.5)} | SOUNDS
+LONGCAT = dict(
+    vocab_size=256, hidden_size=64, num_layers=3, num_attention_heads=4, ffn_hidden_size=96, expert_ffn_hidden_size=24, n_routed_experts=8, zero_expert_num=4, moe_topk=3,
+    q_lora_rank=12, kv_lora_rank=10, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=6,
+)
+JETMOE = dict(vocab_size=256, hidden_size=64, intermediate_size=24, num_hidden_layers=3, num_key_value_heads=2, kv_channels=16, num_local_experts=4, num_experts_per_tok=2)
+EXPERTS |= {
+    "longcat_flash": dict(LONGCAT), "longcat_flash-keys": dict(LONGCAT, attention_bias=True, zero_expert_num=0, tie_word_embeddings=True),
+    "jetmoe": dict(JETMOE), "jetmoe-keys": dict(JETMOE, num_local_experts=6, num_experts_per_tok=3, tie_word_embeddings=False, output_router_logits=True),
+}
+WHISPER_TOWER = dict(d_model=48, encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=80, num_mel_bins=10, max_source_positions=24)
+WRAPPERS |= {
+    "exaone4_5": dict(text_config=dict(LLAMA, model_type="exaone4"), vision_config=dict(QWEN_TOWER, num_key_value_heads=2)), "exaone4_5-keys": dict(text_config=dict(LLAMA, model_type="exaone4", head_dim=24), vision_config=dict(QWEN_TOWER, depth=2, num_heads=2, num_key_value_heads=1)), "qianfan_ocr": dict(text_config=dict(LLAMA, model_type="qwen3", head_dim=16), vision_config=dict(TOWER, patch_size=[4, 4], image_size=[16, 16])),
+    "video_llama_3": dict(text_config=dict(LLAMA, model_type="qwen2"), vision_config=dict(hidden_size=48, intermediate_size=80, num_hidden_layers=2, num_attention_heads=4, patch_size=4)),
+    "paddleocr_vl": dict(text_config=dict(LLAMA, head_dim=16), vision_config=dict(TOWER)), "vipllava": dict(text_config=dict(LLAMA, model_type="llama"), vision_config=dict(TOWER, num_hidden_layers=6, model_type="clip_vision_model"), vision_feature_layer=[-2, -3, 2]),
+    "vipllava-keys": dict(text_config=dict(LLAMA, model_type="llama"), vision_config=dict(TOWER, model_type="clip_vision_model"), vision_feature_layer=-2),
+    "glmasr": dict(text_config=dict(LLAMA, model_type="llama"), audio_config=dict(hidden_size=48, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_mel_bins=10, max_position_embeddings=24)),
+    "musicflamingo": dict(text_config=dict(LLAMA, model_type="qwen2"), audio_config=dict(WHISPER_TOWER, model_type="audioflamingo3_encoder")),
+}
+ENCODERS |= {"swinv2": dict(SWIN), "swinv2-keys": dict(SWIN, qkv_bias=False, mlp_ratio=2.0), "donut-swin": dict(SWIN), "donut-swin-keys": dict(SWIN, qkv_bias=False), "dinov3_convnext": {k: v for k, v in CONVNEXT.items() if k != "num_stages"}}
+
+ENCODERS |= {"roformer": dict(BERT), "roformer-keys": dict(BERT, embedding_size=24, type_vocab_size=3), "esmc": dict(LLAMA, num_key_value_heads=4, head_dim=16), "esmc-keys": dict(LLAMA, num_key_value_heads=4, head_dim=16, attention_bias=True, mlp_bias=True, tie_word_embeddings=True)}
+MORE_HEADS = {"roformer": "RoFormerForTokenClassification", "esmc": "EsmcModel", "swinv2": "Swinv2Model", "donut-swin": "DonutSwinModel", "xlm": "XLMForTokenClassification"}
+XLSTM = dict(vocab_size=256, hidden_size=64, num_heads=4, num_hidden_layers=3, chunk_size=16)
+HYBRIDS |= {"xlstm": dict(XLSTM), "xlstm-keys": dict(XLSTM, qk_dim_factor=1.0, v_dim_factor=2.0, ffn_proj_factor=2.0, ffn_round_up_to_multiple_of=24, tie_word_embeddings=True)}
+XLM = dict(vocab_size=256, emb_dim=64, n_layers=3, n_heads=4, max_position_embeddings=66)
+ENCODERS |= {name: dict(XLM) for name in ("xlm", "flaubert")} | {"xlm-keys": dict(XLM, n_langs=5, sinusoidal_embeddings=True, gelu_activation=False), "flaubert-keys": dict(XLM, n_langs=3, use_lang_emb=False)}
+# Types whose class has the sizes of a published model by default: these, too.
+DEFAULTS = ["t5gemma", "longt5", "led", "mvp", "bigbird_pegasus", "vit_mae", "wav2vec2", "hubert", "unispeech", "unispeech-sat", "wavlm", "data2vec-audio", "longcat_flash", "jetmoe", "qianfan_ocr", "video_llama_3", "paddleocr_vl", "vipllava", "glmasr", "musicflamingo", "swinv2", "donut-swin", "dinov3_convnext", "roformer", "esmc", "xlstm", "xlm", "flaubert"]
 CASES = {
     **EXPERTS, **DENSE, **ENCODERS, **HYBRIDS, **WRAPPERS, **SEQ2SEQ,
     "arcee": dict(LLAMA), "cohere": dict(LLAMA, use_qk_norm=True), "cohere2": dict(LLAMA, num_hidden_layers=5),
@@ -285,7 +333,9 @@ HEADS = {"layoutlm": "LayoutLMForSequenceClassification", "dinov2-classes": "Din
          "albert": "AlbertForSequenceClassification", "albert-keys": "AlbertForTokenClassification", "albert-groups": "AlbertModel", "eurobert": "EuroBertForSequenceClassification", "eurobert-keys": "EuroBertForTokenClassification"}
 
 
-KINDS = {**{name: f"{stem}ForImageClassification" for name, stem in {"dinov2_with_registers": "Dinov2WithRegisters", "vit_msn": "ViTMSN", "ijepa": "IJepa", "beit": "Beit", "data2vec-vision": "Data2VecVision", "swin": "Swin", "convnext": "ConvNext", "convnextv2": "ConvNextV2"}.items()},
+CTC = {"wav2vec2": "Wav2Vec2", "hubert": "Hubert", "unispeech": "UniSpeech", "unispeech-sat": "UniSpeechSat", "wavlm": "WavLM", "data2vec-audio": "Data2VecAudio"}
+HEADS |= MORE_HEADS | {"wav2vec2": "Wav2Vec2Model", "wavlm-keys": "WavLMModel"}
+KINDS = {"swinv2": "Swinv2ForImageClassification", "donut-swin": "DonutSwinForImageClassification", "dinov3_convnext": "DINOv3ConvNextModel", "glmasr": "GlmAsrForConditionalGeneration", "musicflamingo": "MusicFlamingoForConditionalGeneration", "vit_mae": "ViTMAEForPreTraining", **{name: f"{stem}ForCTC" for name, stem in CTC.items()}, **{name: f"{stem}ForImageClassification" for name, stem in {"dinov2_with_registers": "Dinov2WithRegisters", "vit_msn": "ViTMSN", "ijepa": "IJepa", "beit": "Beit", "data2vec-vision": "Data2VecVision", "swin": "Swin", "convnext": "ConvNext", "convnextv2": "ConvNextV2"}.items()},
          "instructblip": "InstructBlipForConditionalGeneration", "instructblipvideo": "InstructBlipVideoForConditionalGeneration", "blip-2": "Blip2ForConditionalGeneration", "audioflamingo3": "AudioFlamingo3ForConditionalGeneration", "siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel", "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "dinov3_vit": "DINOv3ViTModel", "siglip_vision_model": "SiglipVisionModel", "whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 
@@ -295,8 +345,9 @@ def write(name, config, kind, rows):
     config.architectures = [kind]
     values = json.loads(config.to_json_string(use_diff=False))
     keep = {k: v for k, v in values.items() if not k.startswith("_") or k == "_sliding_window_pattern"}
-    (HERE / f"tiny--{name}.json").write_text(json.dumps(keep, indent=1, sort_keys=True) + "\n")
-    rows[f"tiny--{name}.json"] = sum(p.numel() for p in model.parameters())
+    file = f"{name}.json" if name.startswith("default--") else f"tiny--{name}.json"
+    (HERE / file).write_text(json.dumps(keep, indent=1, sort_keys=True) + "\n")
+    rows[file] = sum(p.numel() for p in model.parameters())
 
 
 rows = {}
@@ -317,11 +368,14 @@ for name, values in CASES.items():
     if name in HEADS:
         config = AutoConfig.for_model(model_type, **(values | dict(num_labels=5)))
         write(f"{name}-head", config, HEADS[name], rows)
+    if name in DEFAULTS:
+        write(f"default--{name}", AutoConfig.for_model(model_type), kind, rows)
 path = HERE / "parameters.csv"
 lines = path.read_text().splitlines()
-kept = [line for line in lines if not line.startswith("tiny--") or (asked and line.split(",")[0] not in rows)]
+made = ("default--", "tiny--")
+kept = [line for line in lines if not line.startswith(made) or (asked and line.split(",")[0] not in rows)]
 if asked:
-    first = next(i for i, line in enumerate(kept) if line.startswith("tiny--"))
+    first = next(i for i, line in enumerate(kept) if line.startswith(made))
     rows.update((line.split(",")[0], int(line.split(",")[1])) for line in kept[first:])
     kept = kept[:first]
 path.write_text("\n".join(kept + [f"{k},{v}" for k, v in sorted(rows.items())]) + "\n")

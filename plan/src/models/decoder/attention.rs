@@ -1,9 +1,11 @@
 //! Attention of a decoder.
 
+use super::bias_gate::BiasGate;
 use super::differential::Differential;
 use super::indexer::Indexer;
 use super::latent::Latent;
 use super::norm::Norm;
+use super::summary::Summary;
 use super::{disentangled, names, normalized, scaled};
 use crate::config::{
     AttentionGate, LayerType, Model, Norm as NormKind, PackedQkv, PositionEmbedding, QkNorm,
@@ -27,11 +29,15 @@ pub(super) struct Attention {
     /// Norm of what it reads.
     pub(super) norm: Option<Norm>,
     projections: Projections,
+    /// What separate projections of keys and values read in addition to their input.
+    summary: Option<Summary>,
     /// Chooses what separate projections see.
     indexer: Option<Indexer>,
     /// One more score for each head.
     sinks: Option<Layer>,
     differential: Option<Differential>,
+    /// Multiplies biases of scores.
+    bias_gate: Option<BiasGate>,
     /// What makes a gate for each number of the result.
     gate: Option<Layer>,
     /// What makes a gate for each head.
@@ -110,18 +116,24 @@ pub(super) struct Around {
 
 impl Attention {
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
-        Self::named(d, block, "attention", m, None)
+        Self::named(d, block, "attention", m, (None, m.hidden))
     }
 
     /// Declares a block's attention to what an encoder or a tower computes.
     pub(super) fn to_memory(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
         let rows = m.options.tower_memory().map(Vision::tokens);
-        Self::named(d, block, "cross_attention", m, rows)
+        Self::named(d, block, "cross_attention", m, (rows, m.memory_width()))
     }
 
     /// Declares a block's attention as a module of this name, whose keys and values come from as
-    /// many rows as there are tokens or from `rows` per sample.
-    fn named(d: &mut Declare, block: ModuleId, name: &str, m: &Model, rows: Option<u64>) -> Self {
+    /// many rows as there are tokens or from `rows` per sample, of this width.
+    fn named(
+        d: &mut Declare,
+        block: ModuleId,
+        name: &str,
+        m: &Model,
+        (rows, source): (Option<u64>, u64),
+    ) -> Self {
         let names = names::of(m.options.model_type.as_deref());
         let (h, bias, hd) = (m.hidden, m.bias.qkv(), m.head_dim);
         let (q, kv) = (m.heads * hd, m.kv_heads * hd);
@@ -143,9 +155,9 @@ impl Attention {
                 let q = d.linear(at, ("q", names.q), [q * query_parts(m), h], bias);
                 let outer = rows.map(|rows| d.rows(Some(rows)));
                 let key_bias = bias && m.options.key_bias;
-                let k = d.linear(at, ("k", names.k), [kv, h], key_bias);
+                let k = d.linear(at, ("k", names.k), [kv, source], key_bias);
                 let v = (!takes_keys(d, m)).then(|| {
-                    let shape = [m.kv_heads * value_width(m), h];
+                    let shape = [m.kv_heads * value_width(m), source];
                     d.linear(at, ("v", names.v), shape, bias)
                 });
                 if let Some(outer) = outer {
@@ -169,6 +181,7 @@ impl Attention {
                 d.untrained(unused);
             }
         }
+        let summary = Summary::new(d, at, m);
         let chooses = !latent.is_used() && latent.has_indexer(d.layer());
         let indexer = chooses.then(|| Indexer::of_input(d, at, m));
         let has_sinks = m.options.attention_sinks.has(m.layer_type(d.layer()));
@@ -177,6 +190,7 @@ impl Attention {
             d.parameters(module, "", &[m.heads], false)
         });
         let differential = Differential::new(d, at, m);
+        let bias_gate = BiasGate::new(d, at, m);
         let width = m.heads * value_width(m);
         let gates = m.options.attention_gate;
         let gate = (gates == AttentionGate::Separate)
@@ -184,15 +198,16 @@ impl Attention {
         let head_gate = (gates == AttentionGate::Head)
             .then(|| d.linear(at, ("gate", "self_attn.g_proj"), [m.heads, h], false));
         let output = d.linear(at, ("o", names.o), [h, width], m.bias.attention_output());
+        let inner = m.with_inner_norm();
         let mut head_norm = |ours, theirs, heads: u64| {
             let names = (ours, theirs);
             match m.options.qk_norm {
                 QkNorm::EachHead => HeadNorm::Each(d.head_norms(at, names, [heads, hd])),
                 QkNorm::Full => {
                     let width = heads * hd;
-                    HeadNorm::Plain(Norm::new(d, at, names, width, m, Order::Declared))
+                    HeadNorm::Plain(Norm::new(d, at, names, width, &inner, Order::Declared))
                 }
-                _ => HeadNorm::Plain(Norm::new(d, at, names, hd, m, Order::Declared)),
+                _ => HeadNorm::Plain(Norm::new(d, at, names, hd, &inner, Order::Declared)),
             }
         };
         let normalizes = m.options.qk_norm != QkNorm::None;
@@ -224,9 +239,11 @@ impl Attention {
             value_width: value_width(m),
             norm,
             projections,
+            summary,
             indexer,
             sinks,
             differential,
+            bias_gate,
             gate,
             head_gate,
             output,
@@ -301,6 +318,10 @@ impl Attention {
             };
             let bias = around.bias.or(of_table);
             let bias = bias.or_else(|| Some(b.weight(self.sinks?)));
+            let bias = match (bias, &self.bias_gate) {
+                (Some(bias), Some(gate)) => Some(gate.apply(b, y, bias)),
+                (bias, _) => bias,
+            };
             let attend = |b: &mut Builder<'_>, qkv| match bias {
                 Some(bias) => {
                     let (window, scale) = (score_mod.window, Real(scale));
@@ -425,7 +446,10 @@ impl Attention {
                     gate = Some(b.g.reshape(both[1], &[batch, seq, heads * hd]));
                 }
                 let queries = split(b, 0, queries, heads);
-                let from = memory.unwrap_or(y);
+                let from = match &self.summary {
+                    Some(summary) => summary.forward(b, y),
+                    None => memory.unwrap_or(y),
+                };
                 let projected = b.linear(k, from);
                 let keys = split(b, 1, projected, kv);
                 let values = v.map_or(projected, |v| b.linear(v, from));

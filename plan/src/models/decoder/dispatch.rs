@@ -111,6 +111,11 @@ impl Dispatch {
         }
     }
 
+    /// Returns that of experts of which each rank has all.
+    pub(super) const fn none(experts: u64) -> Self {
+        Self { ranks: 1, experts }
+    }
+
     /// Returns the number of experts of this rank.
     pub(super) const fn experts(&self) -> u64 {
         self.experts

@@ -2,6 +2,7 @@
 
 use super::names::Names;
 use super::scaled;
+use super::sound::Sound;
 use crate::config::{Family, Model, PositionEmbedding};
 use crate::graph::ValueId;
 use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
@@ -15,6 +16,8 @@ pub(super) enum Embedding {
     Learned(Tables),
     /// Patches of an image, after a row for the class.
     Patches(Patches),
+    /// Samples of a sound.
+    Sound(Sound),
 }
 
 /// Returns the width of embedded tokens.
@@ -78,6 +81,9 @@ pub(super) struct Patches {
 impl Embedding {
     pub(super) fn new(d: &mut Declare, names: &Names, m: &Model) -> Self {
         let o = &m.options;
+        if let Some(sound) = Sound::new(d, m) {
+            return Self::Sound(sound);
+        }
         if m.family == Family::Vit {
             return Self::Patches(Patches::new(d, m));
         }
@@ -123,9 +129,22 @@ impl Embedding {
         })
     }
 
-    /// Declares what an encoder reads if positions are a table: the same table of tokens, and one
-    /// of positions of its own.
+    /// Declares what an encoder reads if it has a table of tokens of its own, or positions are a
+    /// table: the same table of tokens, and one of positions of its own.
     pub(super) fn of_encoder(&self, d: &mut Declare, at: ModuleId, m: &Model) -> Option<Tables> {
+        if m.options.encoder.as_ref().is_some_and(|of| of.own_tokens) {
+            let names = ("tok_embeddings", "");
+            let tokens = d.table(at, names, ModuleKind::Embedding, [m.vocab, m.hidden]);
+            let has_positions = m.options.position_embedding.is_table();
+            return Some(Tables {
+                module: at,
+                tokens,
+                project: None,
+                positions: has_positions.then(|| positions(d, at, "", m)),
+                types: None,
+                boxes: None,
+            });
+        }
         let Self::Learned(tables) = self else {
             return None;
         };
@@ -145,14 +164,15 @@ impl Embedding {
         match self {
             Self::Tokens(tokens) => Some(*tokens),
             Self::Learned(tables) => Some(tables.tokens),
-            Self::Patches(_) => None,
+            Self::Patches(_) | Self::Sound(_) => None,
         }
     }
 
-    /// Embeds token ids; patches of images are an input of their own.
+    /// Embeds token ids; patches of images and samples of sounds are inputs of their own.
     pub(super) fn forward(&self, b: &mut Builder<'_>, ids: Option<ValueId>) -> ValueId {
         match (self, ids) {
             (Self::Patches(patches), _) => patches.forward(b),
+            (Self::Sound(sound), _) => sound.forward(b),
             (Self::Tokens(tokens), Some(ids)) => {
                 let tokens = b.embedding(*tokens, ids);
                 b.within(ROOT, |b| {
@@ -161,7 +181,7 @@ impl Embedding {
                 })
             }
             (Self::Learned(tables), Some(ids)) => tables.forward(b, ids),
-            (_, None) => unreachable!("only images have no tokens"),
+            (_, None) => unreachable!("only images and sounds have no tokens"),
         }
     }
 }
@@ -253,11 +273,17 @@ impl Patches {
         let more = m.options.register_tokens;
         let registers = (more > 0).then(|| of(d, "registers", "", &[1, more, h]));
         let has_positions = m.options.position_embedding.is_table();
+        let reconstruction = m.options.reconstruction.as_ref();
         // Registers have no positions.
-        let rows = m.max_seq_len - more;
+        let rows = reconstruction.map_or(m.max_seq_len - more, |of| of.rows());
         let positions = has_positions.then(|| of(d, "positions", "", &[1, rows, h]));
+        if let Some(table) = positions.filter(|_| reconstruction.is_some()) {
+            d.untrained(table);
+        }
         let shape = [h, m.options.patch_dim];
+        let outer = d.rows(reconstruction.map(|of| of.patches));
         let projection = d.linear(ROOT, ("patches", ""), shape, m.options.patch_bias);
+        d.rows(outer);
         Self {
             module,
             projection,
@@ -269,9 +295,12 @@ impl Patches {
     }
 
     /// Computes `cat([registers, cat([class, distillation, projection(patches)]) + positions])`, of
-    /// which all but the patches may be missing. Without positions, registers follow the class.
+    /// which all but the patches may be missing. Without positions, registers follow the class. Of
+    /// images that a decoder makes again, the first rows are left.
     fn forward(&self, b: &mut Builder<'_>) -> ValueId {
-        let (batch, seq) = (b.batch(), b.seq());
+        let (batch, seen) = (b.batch(), b.seq());
+        let reconstruction = b.s.model.options.reconstruction.as_ref();
+        let seq = reconstruction.map_or(seen, |of| of.rows());
         let (h, dim) = (b.s.model.hidden, b.s.model.options.patch_dim);
         let learned = [self.class, self.distillation, self.registers];
         let learned: Vec<ValueId> = learned.into_iter().flatten().map(|l| b.weight(l)).collect();
@@ -307,6 +336,10 @@ impl Patches {
             };
             if let Some(positions) = positions {
                 all = b.g.binary(OpKind::Add, all, positions);
+            }
+            if seen < seq {
+                let first = b.g.slice(all, 1, 0, seen);
+                all = b.g.make_contiguous(first);
             }
             match apart.and_then(|row| broadcast(b, row)) {
                 Some(row) => b.g.cat(&[row, all], 1),

@@ -42,6 +42,8 @@ pub(super) struct Experts {
     shared: Option<Shared>,
     /// Biases of gates and other factors, `[experts, 2 ffn]`, and of results, `[experts, hidden]`.
     biases: Option<[Layer; 2]>,
+    /// Bias of what all experts of a token add, `[hidden]`.
+    sum_bias: Option<Layer>,
     /// Projections to and from the width that the routed experts work on.
     latent: Option<[Layer; 2]>,
     /// Norm of what it adds.
@@ -85,10 +87,11 @@ impl Experts {
             Norm::new(d, at, names, h, m, Order::First)
         });
         let router = ("router", names.router);
-        let router = d.linear(at, router, [of.experts, h], of.expert_bias);
+        let scored = of.experts + of.zero_experts;
+        let router = d.linear(at, router, [scored, h], of.expert_bias);
         let router_bias = of.router_bias.then(|| {
             let module = d.module(at, "router_bias", ModuleKind::Layer);
-            let bias = d.parameters(module, "", &[of.experts], false);
+            let bias = d.parameters(module, "", &[scored], false);
             d.untrained(bias);
             bias
         });
@@ -100,7 +103,7 @@ impl Experts {
         let (ffn, all) = (width(m), of.experts);
         let inner = of.expert_latent.unwrap_or(h);
         let first = if m.options.gated_mlp { 2 * ffn } else { ffn };
-        let gate_up = stack("gate_up", names.expert_gate_up, [all, first, inner]);
+        let gate_up = stack("gate_up", names.expert_gate_up, [scored, first, inner]);
         let down = stack("down", names.expert_down, [all, inner, ffn]);
         let biases = of.expert_bias.then(|| {
             [("gate_up_bias", first), ("down_bias", inner)].map(|(name, width)| {
@@ -125,6 +128,10 @@ impl Experts {
             ]
         });
         let shared = (of.shared_expert_ffn > 0).then(|| Shared::new(d, at, m));
+        let sum_bias = of.routed_attention.then(|| {
+            let module = d.module(at, "sum_bias", ModuleKind::Layer);
+            d.parameters(module, "", &[h], false)
+        });
         let post_norm = after.then(|| {
             let names = ("post_norm", names.mlp_post_norm);
             Norm::new(d, at, names, h, m, Order::Declared)
@@ -144,6 +151,7 @@ impl Experts {
             down,
             shared,
             biases,
+            sum_bias,
             latent,
             post_norm,
             sum_norm,
@@ -178,6 +186,10 @@ impl Experts {
             let mut routed = self.routed(b, narrow, logits, route);
             if let Some([_, up]) = self.latent {
                 routed = b.linear(up, routed);
+            }
+            if let Some(bias) = self.sum_bias {
+                let bias = b.weight(bias);
+                routed = b.g.binary(OpKind::Add, routed, bias);
             }
             let sum = match &self.shared {
                 None => routed,
@@ -217,12 +229,32 @@ impl Experts {
         let inputs: SmallVec<[ValueId; 2]> = [logits].into_iter().chain(bias).collect();
         let chosen = b.compute(route, &inputs, &[&choices, &choices]);
         let (weights, ids) = (chosen[0], chosen[1]);
-        let of = Routed { x, weights, ids };
-        b.within(self.routed, |b| match b.s.expert_code() {
-            ExpertCode::Rows => self.by_rows(b, of),
-            ExpertCode::Torchtitan => self.of_torchtitan(b, of),
-            ExpertCode::Transformers => self.of_transformers(b, of),
+        let zeros = b.s.model.options.experts.zero_experts > 0;
+        b.within(self.routed, |b| {
+            // What experts without weights add: the input, weighted.
+            let same = zeros.then(|| {
+                let first = b.g.slice(weights, 1, 0, 1);
+                let first = b.g.make_contiguous(first);
+                let first = b.as_activation(first);
+                b.g.binary(OpKind::ScaleRows, x, first)
+            });
+            let of = Routed { x, weights, ids };
+            let sum = match b.s.expert_code() {
+                ExpertCode::Rows => self.by_rows(b, of),
+                ExpertCode::Torchtitan => self.of_torchtitan(b, of),
+                ExpertCode::Transformers => self.of_transformers(b, of),
+            };
+            same.map_or(sum, |same| b.g.binary(OpKind::Add, sum, same))
         })
+    }
+
+    /// Returns the stack of gates and other factors of experts that have weights.
+    fn gates(&self, b: &mut Builder<'_>) -> ValueId {
+        let weights = b.weight(self.gate_up);
+        match b.s.model.options.experts.zero_experts {
+            0 => weights,
+            _ => b.g.slice(weights, 0, 0, self.dispatch.experts()),
+        }
     }
 
     /// Computes it with kernels that know where rows go. Weights travel with rows, and are applied
@@ -263,13 +295,19 @@ impl Experts {
     ) -> ValueId {
         let (ffn, activation) = (width(&b.s.model), defaults::activation(&b.s.model));
         let (rows, hidden) = (b.g.value(of.x).rows(), b.g.value(of.x).cols());
-        let matmul = OpKind::GroupedGemm(op::GroupedGemm {
-            tb: true,
-            routed: of.used,
-        });
+        let (experts, none) = {
+            let experts = &b.s.model.options.experts;
+            (experts.experts, experts.zero_experts)
+        };
+        // Experts without weights get their share of rows.
+        let routed = match none {
+            0 => of.used,
+            _ => Some(of.used.unwrap_or(rows) * experts / (experts + none)),
+        };
+        let matmul = OpKind::GroupedGemm(op::GroupedGemm { tb: true, routed });
         // Each in the module of its weights, which may be gathered on their own.
         let (mut both, first) = b.within(self.gate_up.module(), |b| {
-            let weights = b.weight(self.gate_up);
+            let weights = self.gates(b);
             let first = b.g.value(weights).shape[1];
             let both = b.compute(matmul, &[of.x, weights, of.offsets], &[&[rows, first]])[0];
             (both, first)

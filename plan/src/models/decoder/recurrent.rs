@@ -2,6 +2,7 @@
 
 use super::Carried;
 use super::lightning::Lightning;
+use super::mlstm::Mlstm;
 use super::norm::Norm;
 use super::rwkv::TimeMix;
 use super::rwkv_heads::HeadMix;
@@ -34,6 +35,7 @@ enum Kind {
     Mamba2(Mamba2),
     Delta(GatedDelta),
     Lightning(Lightning),
+    Mlstm(Mlstm),
     Conv(ShortConv),
     Rwkv(TimeMix),
     RwkvHeads(HeadMix),
@@ -83,6 +85,9 @@ impl Recurrent {
                     Kind::Lightning(Lightning::new(d, at, m, of))
                 })
             }
+            (LayerType::Linear, _, Some(of)) if of.exponential_gates => {
+                declare("mlstm", &|d, at| Kind::Mlstm(Mlstm::new(d, at, m, of)))
+            }
             (LayerType::Linear, _, Some(of)) => declare("linear_attn", &|d, at| {
                 Kind::Delta(GatedDelta::new(d, at, m, of))
             }),
@@ -116,6 +121,7 @@ impl Recurrent {
                 Kind::Mamba2(layer) => layer.forward(b, y),
                 Kind::Delta(layer) => layer.forward(b, y),
                 Kind::Lightning(layer) => layer.forward(b, y),
+                Kind::Mlstm(layer) => layer.forward(b, y),
                 Kind::Conv(layer) => layer.forward(b, y),
                 Kind::Rwkv(layer) => layer.forward(b, y),
                 Kind::RwkvHeads(layer) => layer.forward(b, y, &mut carried.first_values),

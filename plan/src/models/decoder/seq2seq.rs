@@ -3,34 +3,24 @@
 use super::attention::Around;
 use super::embedding::{Embedding, Tables};
 use super::norm::Norm;
-use super::{Block, Carried, Surroundings};
-use crate::config::{Family, Model, NormPosition, Scenario};
+use super::{Block, Carried, Decoder, Surroundings};
+use crate::config::{Model, NormPosition, Scenario};
 use crate::graph::ValueId;
-use crate::ir::{DType, ModuleId, ModuleKind};
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order, ROOT};
 
-/// Returns the encoder's blocks as a model: without a causal mask.
-fn model(of: &Model) -> Model {
-    let mut inner = of.clone();
-    inner.family = Family::Bert;
-    inner.layers = of.options.encoder_layers as u32;
-    inner.options.encoder_layers = 0;
-    inner
-}
-
 /// Returns the scenario that the encoder's code sees.
 pub(super) fn scenario(s: &Scenario) -> Option<Scenario> {
-    (s.model.options.encoder_layers > 0).then(|| {
-        let mut inner = s.clone();
-        inner.model = model(&s.model);
-        inner
-    })
+    let model = s.model.text_encoder()?;
+    let mut inner = s.clone();
+    inner.model = model;
+    Some(inner)
 }
 
 /// Reads as many tokens as the decoder.
 pub(super) struct Encoder {
-    /// Tables of tokens and of positions, if positions are learned.
+    /// Tables of tokens and of positions, if it has one of its own.
     embedding: Option<Tables>,
     embedding_norm: Option<Norm>,
     bias: Option<RelativeBias>,
@@ -39,22 +29,23 @@ pub(super) struct Encoder {
 }
 
 impl Encoder {
-    /// Declares it; `embedding` is that of the decoder.
-    pub(super) fn new(d: &mut Declare, embedding: &Embedding, m: &Model) -> Self {
-        let inner = model(m);
+    /// Declares it; `embedding` is that of the decoder, `inner` the encoder as a model.
+    pub(super) fn new(d: &mut Declare, embedding: &Embedding, inner: &Model) -> Self {
         let module = d.module(ROOT, "encoder", ModuleKind::Layer);
-        let embedding = embedding.of_encoder(d, module, m);
-        let mut norm = |name| Norm::new(d, module, (name, ""), m.hidden, m, Order::Declared);
-        let embedding_norm = m.options.embedding_norm.then(|| norm("embedding_norm"));
-        let bias = RelativeBias::shared(d, module, m);
+        let embedding = embedding.of_encoder(d, module, inner);
+        let width = inner.hidden;
+        let norm =
+            |d: &mut Declare, name| Norm::new(d, module, (name, ""), width, inner, Order::Declared);
+        let embedding_norm = (inner.options.embedding_norm).then(|| norm(d, "embedding_norm"));
+        let bias = RelativeBias::shared(d, module, inner);
         let block = |n: u32| {
             let name = format!("layers.{n}");
             let at = d.module(module, &name, ModuleKind::Block);
-            Block::new(d, at, &inner, n as usize)
+            Block::new(d, at, inner, n as usize)
         };
         let blocks = (0..inner.layers).map(block).collect();
-        let norm = (m.options.norm_position != NormPosition::Sum)
-            .then(|| Norm::new(d, module, ("norm", ""), m.hidden, m, Order::Declared));
+        let normalizes = inner.options.norm_position != NormPosition::Sum;
+        let norm = normalizes.then(|| norm(d, "norm"));
         // What it computes is used by all blocks of the decoder.
         d.blocks_differ();
         Self {
@@ -81,8 +72,10 @@ impl Encoder {
                 bias: self.bias.as_ref().map(|bias| bias.forward(b)),
                 ..Around::default()
             };
+            let ropes = Decoder::ropes(b, ["encoder_rope_cos", "encoder_rope_sin"]);
             let surroundings = Surroundings {
                 around,
+                ropes: ropes.map(|r| r.cast(b)),
                 ..Surroundings::default()
             };
             for block in &self.blocks {
@@ -94,7 +87,11 @@ impl Encoder {
 }
 
 /// A table of biases for each head, by distance.
-pub(super) struct RelativeBias(Layer);
+pub(super) struct RelativeBias {
+    table: Layer,
+    /// The same for sums of positions.
+    summaries: Option<Layer>,
+}
 
 impl RelativeBias {
     /// Declares the table that all layers share, unless each has one.
@@ -108,9 +105,10 @@ impl RelativeBias {
     /// Declares a table, if the model has any.
     pub(super) fn new(d: &mut Declare, parent: ModuleId, m: &Model) -> Option<Self> {
         let rows = m.options.relative_buckets;
-        (rows > 0).then(|| {
-            let names = ("relative_bias", "");
-            Self(d.table(parent, names, ModuleKind::Layer, [rows, m.heads]))
+        let mut table = |name| d.table(parent, (name, ""), ModuleKind::Layer, [rows, m.heads]);
+        (rows > 0).then(|| Self {
+            table: table("relative_bias"),
+            summaries: (m.summaries(u64::MAX) > 0).then(|| table("summary_bias")),
         })
     }
 
@@ -118,8 +116,17 @@ impl RelativeBias {
     pub(super) fn forward(&self, b: &mut Builder<'_>) -> ValueId {
         let (seq, heads) = (b.seq(), b.s.model.heads);
         let pairs = b.constant("relative_positions", &[seq * seq], DType::I64, false);
-        let each = b.embedding(self.0, pairs);
-        b.within(self.0.module(), |b| {
+        let each = match self.summaries {
+            None => b.embedding(self.table, pairs),
+            Some(more) => {
+                let tables = [self.table, more].map(|table| b.weight(table));
+                b.within(self.table.module(), |b| {
+                    let both = b.g.cat(&tables, 0);
+                    b.compute(OpKind::Embedding, &[pairs, both], &[&[seq * seq, heads]])[0]
+                })
+            }
+        };
+        b.within(self.table.module(), |b| {
             let by_head = b.g.transpose(each, 0, 1);
             b.g.reshape(by_head, &[heads, seq, seq])
         })

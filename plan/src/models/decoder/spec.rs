@@ -4,7 +4,7 @@ use super::Decoder;
 use super::types;
 use crate::config::{
     AttentionGate, Bias, Family, Head, ImagePooling, LayerType, Model, NormPosition, PackedQkv,
-    PositionEmbedding, QkNorm, Residual,
+    PositionEmbedding, QkNorm, Residual, TextEncoder,
 };
 use crate::models::declare::Weights;
 use crate::models::llama::check_rotary;
@@ -69,6 +69,7 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "shared_block",
     "linear_attention",
     "encoder_layers",
+    "encoder",
     "relative_buckets",
     "relative_bias_per_layer",
     "vision",
@@ -80,6 +81,8 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "logits_softcap",
     "embedding_norm",
     "embedding_width",
+    "inner_norm",
+    "rotary_table",
     "plain_first_block",
     "output_transform",
     "stream_scale",
@@ -184,6 +187,8 @@ pub(in crate::models) const VIT: FamilySpec = FamilySpec {
         "register_tokens",
         "attention_pooling",
         "image_pooling",
+        "reconstruction",
+        "sound",
         "stages",
         "relative_buckets",
         "relative_bias_per_layer",
@@ -222,7 +227,96 @@ pub(in crate::models) const VIT: FamilySpec = FamilySpec {
 /// Refuses what encoders of images do not have.
 fn check_images(m: &Model) -> Result<(), Conflict> {
     check(m)?;
+    check_reconstruction(m)?;
+    check_sound(m)?;
     stages::check(m)
+}
+
+/// Refuses decoders of images whose sizes do not fit.
+fn check_reconstruction(m: &Model) -> Result<(), Conflict> {
+    let (o, Some(of)) = (&m.options, &m.options.reconstruction) else {
+        return Ok(());
+    };
+    let conflict = |keys, message: String| Err(Conflict::new(keys, message));
+    if !of.hidden.is_multiple_of(of.heads) {
+        let message = format!(
+            "`reconstruction`: hidden ({}) is not divisible by heads ({})",
+            of.hidden, of.heads
+        );
+        return conflict(&["reconstruction"], message);
+    }
+    if m.max_seq_len < 2 || m.max_seq_len >= of.rows() {
+        let message = format!(
+            "`reconstruction`: the encoder must see some of the {} patches and the class, not {} rows (`max_seq_len`)",
+            of.patches, m.max_seq_len
+        );
+        return conflict(&["reconstruction", "max_seq_len"], message);
+    }
+    let plain = o.class_token && !o.distillation_token && o.register_tokens == 0;
+    let learned = o.position_embedding == PositionEmbedding::Learned;
+    let alone = o.sound.is_none() && o.stages.is_none() && !o.attention_pooling;
+    if !plain || !learned || o.head != Head::None || o.pooler || !alone {
+        let message = "`reconstruction` needs a row of the class alone (`class_token`), `position_embedding` = \"learned\", and no output layer (`head` = \"none\", `pooler` false)";
+        let keys = &["reconstruction", "head", "pooler", "position_embedding"];
+        return conflict(keys, message.to_owned());
+    }
+    Ok(())
+}
+
+/// Samples of the longest sound.
+const MOST_SAMPLES: u64 = 1 << 32;
+
+/// Refuses convolutions over sounds that do not fit together.
+fn check_sound(m: &Model) -> Result<(), Conflict> {
+    let (o, Some(of)) = (&m.options, &m.options.sound) else {
+        return Ok(());
+    };
+    let conflict = |keys, message: String| Err(Conflict::new(keys, message));
+    let lengths = [of.widths.len(), of.kernels.len(), of.strides.len()];
+    if lengths[0] == 0 || lengths != [lengths[0]; 3] {
+        let message = format!(
+            "`sound`: widths, kernels and strides must have a number for each convolution, not {}, {} and {}",
+            lengths[0], lengths[1], lengths[2]
+        );
+        return conflict(&["sound"], message);
+    }
+    let samples = of.positions(m.max_seq_len)[0];
+    if samples > MOST_SAMPLES {
+        let message = format!(
+            "`sound`: {} rows need {samples} samples, more than the {MOST_SAMPLES} that are planned",
+            m.max_seq_len
+        );
+        return conflict(&["sound", "max_seq_len"], message);
+    }
+    if !m.hidden.is_multiple_of(of.position_groups) {
+        let message = format!(
+            "`sound`: position_groups ({}) must divide `hidden` ({})",
+            of.position_groups, m.hidden
+        );
+        return conflict(&["sound", "hidden"], message);
+    }
+    let alone = !o.class_token && !o.mask_token && o.register_tokens == 0 && o.stages.is_none();
+    if !alone || o.position_embedding != PositionEmbedding::None {
+        let message = "`sound` has rows of a sound alone: `class_token` and `mask_token` must be false, `position_embedding` \"none\", without `register_tokens` and `stages`";
+        let keys = &[
+            "sound",
+            "class_token",
+            "mask_token",
+            "position_embedding",
+            "register_tokens",
+            "stages",
+        ];
+        return conflict(keys, message.to_owned());
+    }
+    if !matches!(o.head, Head::TokenClassification | Head::None) || o.pooler {
+        let message = "`sound` has scores of every row (`head` = \"token_classification\") or none, and no pooler";
+        return conflict(&["sound", "head", "pooler"], message.to_owned());
+    }
+    if of.gated_biases && o.relative_buckets == 0 {
+        let message = "`sound`: gated_biases need biases: `relative_buckets` is 0";
+        return conflict(&["sound", "relative_buckets"], message.to_owned());
+    }
+    Ok(())
 }
 
 /// Refuses sizes and options that latent attention does not have.
@@ -436,6 +530,76 @@ fn check_memory(m: &Model) -> Result<(), Conflict> {
     Ok(())
 }
 
+/// Refuses sizes of an encoder that do not fit together.
+fn check_encoder(m: &Model) -> Result<(), Conflict> {
+    let Some(of) = &m.options.encoder else {
+        return Ok(());
+    };
+    let conflict = |keys, message: String| Err(Conflict::new(keys, message));
+    let Some(inner) = m.text_encoder() else {
+        let message = "`encoder` has sizes of blocks that are not there: `encoder_layers` is 0";
+        return conflict(&["encoder", "encoder_layers"], message.to_owned());
+    };
+    if inner.heads == 0 || !inner.heads.is_multiple_of(inner.kv_heads.max(1)) {
+        let message = format!(
+            "`encoder`: heads ({}) is not divisible by kv_heads ({})",
+            inner.heads, inner.kv_heads
+        );
+        return conflict(&["encoder", "heads", "kv_heads"], message);
+    }
+    if of.head_dim.is_none() && !inner.hidden.is_multiple_of(inner.heads) {
+        let message = format!(
+            "`encoder`: hidden ({}) is not divisible by heads ({})",
+            inner.hidden, inner.heads
+        );
+        return conflict(&["encoder", "heads"], message);
+    }
+    if m.options.position_embedding.rotates() && !inner.head_dim.is_multiple_of(2) {
+        let message = format!(
+            "`encoder`: head_dim ({}) must be even, as rotary embeddings need it",
+            inner.head_dim
+        );
+        return conflict(&["encoder", "position_embedding"], message);
+    }
+    if inner.hidden != m.hidden && !of.own_tokens {
+        let message = format!(
+            "`encoder`: hidden ({}) is not that of the decoder ({}), whose table of tokens it has without own_tokens",
+            inner.hidden, m.hidden
+        );
+        return conflict(&["encoder", "hidden"], message);
+    }
+    check_encoder_windows(m, of, &inner)?;
+    // Its blocks follow the same rules.
+    let mut plain = inner;
+    plain.options.encoder = None;
+    plain.options.head = Head::LanguageModel;
+    check(&plain)
+}
+
+/// Refuses windows of an encoder that have no size, or sums of positions without a window.
+fn check_encoder_windows(m: &Model, of: &TextEncoder, inner: &Model) -> Result<(), Conflict> {
+    let conflict = |keys, message: String| Err(Conflict::new(keys, message));
+    let known = [LayerType::Full, LayerType::FullNoRope, LayerType::Sliding];
+    if let Some(other) = of.layer_types.iter().find(|kind| !known.contains(kind)) {
+        let message = format!(
+            "`encoder`: layer_types must be full_attention, full_attention_no_rope or sliding_attention, not {}",
+            other.name()
+        );
+        return conflict(&["encoder"], message);
+    }
+    let slides = inner.options.layer_types.contains(&LayerType::Sliding);
+    if slides && inner.options.sliding_window.is_none() {
+        let message =
+            "`encoder`: layer_types has layers with a window, whose size sliding_window gives";
+        return conflict(&["encoder", "sliding_window"], message.to_owned());
+    }
+    if of.summary_block > 0 && (m.options.relative_buckets == 0 || of.sliding_window.is_none()) {
+        let message = "`encoder`: sums of positions (summary_block) are seen next to a window (sliding_window), by biases of `relative_buckets`";
+        return conflict(&["encoder", "relative_buckets"], message.to_owned());
+    }
+    Ok(())
+}
+
 /// Refuses layers with a shared block that lack its sizes, or are not those of Zamba 2.
 fn check_shared_block(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
@@ -504,6 +668,11 @@ fn check_ends(m: &Model) -> Result<(), Conflict> {
         o.head,
         Head::LanguageModel | Head::SequenceClassification | Head::None
     );
+    if o.rotary_table && (!o.position_embedding.rotates() || o.latent.is_used()) {
+        let message = "`rotary_table` needs a rotary embedding of whole heads";
+        let keys = &["rotary_table", "position_embedding", "kv_lora_rank"];
+        return Err(Conflict::new(keys, message.to_owned()));
+    }
     if o.output_transform && (!decodes || !known || o.embedding_width.is_some()) {
         let message = "`output_transform` is one of decoders with logits, or scores of sequences";
         let keys = &["output_transform", "head", "family", "embedding_width"];
@@ -644,6 +813,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
     check_memory(m)?;
     check_rwkv(m)?;
     check_shared_block(m)?;
+    check_encoder(m)?;
     check_per_layer(m)?;
     check_ends(m)?;
     check_latent(m)?;
@@ -770,6 +940,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         ));
     }
     let classless = o.head != Head::None && o.image_pooling != ImagePooling::Mean;
+    let classless = classless && o.sound.is_none();
     if images && !o.class_token && (o.distillation_token || classless || o.pooler) {
         let message = "without a row of the class (`class_token`), family vit has no distillation token or pooler, and classifies the mean of the patches (`image_pooling`)";
         let keys = &[

@@ -11,6 +11,7 @@ mod gpt;
 mod hybrid;
 mod latent;
 mod llama_like;
+mod long_encoders;
 mod minimax;
 mod not_planned;
 mod packed;
@@ -20,18 +21,24 @@ mod routed;
 mod rwkv;
 mod seq2seq;
 mod short_conv;
+mod sound;
 mod sparse;
+mod t5gemma;
+mod towers;
+mod two_ways;
 mod vision;
 mod windowed;
 mod wrappers;
+mod xlm;
+mod xlstm;
 mod zamba;
 
-use crate::models::hf::{Computed, Field, Given, HfType, Meaning, field};
+use crate::models::hf::{Computed, Field, Given, HfType, HfWrapper, Meaning, field};
 use serde_json::Value;
 
 /// All decoders.
-pub(super) const ALL: &[HfType] = &joined::<14, { len(&PARTS) }>(&PARTS);
-const PARTS: [&[HfType]; 14] = [
+pub(super) const ALL: &[HfType] = &joined::<_, 17, { len(&PARTS) }>(&PARTS);
+const PARTS: [&[HfType]; 17] = [
     windowed::TYPES,
     llama_like::TYPES,
     packed::TYPES,
@@ -40,6 +47,9 @@ const PARTS: [&[HfType]; 14] = [
     delta::TYPES,
     short_conv::TYPES,
     seq2seq::TYPES,
+    long_encoders::TYPES,
+    t5gemma::TYPES,
+    xlstm::TYPES,
     latent::TYPES,
     gemma3n::TYPES,
     rwkv::TYPES,
@@ -171,7 +181,60 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "phimoe",
         "unlike its plan, its router masks scores that are far from the largest one",
     ),
+    (
+        "bigbird_pegasus",
+        "unlike its plan, its encoder attends to blocks of keys, some of them random",
+    ),
+    (
+        "longt5",
+        "unlike its plan, sums of positions are keys in addition to the first positions",
+    ),
+    (
+        "data2vec-audio",
+        "unlike its plan, its loss is one of all alignments (CTC)",
+    ),
+    (
+        "hubert",
+        "unlike its plan, its loss is one of all alignments (CTC)",
+    ),
+    (
+        "unispeech",
+        "unlike its plan, its loss is one of all alignments (CTC)",
+    ),
+    (
+        "unispeech-sat",
+        "unlike its plan, its loss is one of all alignments (CTC)",
+    ),
+    ("vit_mae", "unlike its plan, it chooses patches at random"),
+    (
+        "wav2vec2",
+        "unlike its plan, its loss is one of all alignments (CTC)",
+    ),
+    (
+        "wavlm",
+        "unlike its plan, its loss is one of all alignments (CTC), and each sample has biases of its own",
+    ),
+    (
+        "jetmoe",
+        "unlike its plan, it repeats keys for each expert of a token in another order",
+    ),
+    (
+        "longcat_flash",
+        "unlike its plan, it scales compressed queries and keys, and weights what experts without weights add by their own scores",
+    ),
+    (
+        "xlstm",
+        "unlike its plan, its gates of inputs are exponentials, and sums divide what its memories return",
+    ),
     ("swin", "unlike its plan, it has masks in shifted windows"),
+    (
+        "donut-swin",
+        "unlike its plan, it has masks in shifted windows",
+    ),
+    (
+        "swinv2",
+        "unlike its plan, it has masks in shifted windows, and exponentials of learned numbers as factors",
+    ),
     ("step3p7", SIZES_ALONE),
 ];
 
@@ -182,8 +245,8 @@ pub(in crate::models) const VARIANTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Types that are mixtures of experts.
-pub(in crate::models) const EXPERTS: &[HfType] = &joined::<10, { len(&SPARSE) }>(&SPARSE);
-const SPARSE: [&[HfType]; 10] = [
+pub(in crate::models) const EXPERTS: &[HfType] = &joined::<_, 11, { len(&SPARSE) }>(&SPARSE);
+const SPARSE: [&[HfType]; 11] = [
     experts::TYPES,
     sparse::TYPES,
     hybrid::EXPERTS,
@@ -194,9 +257,10 @@ const SPARSE: [&[HfType]; 10] = [
     minimax::TYPES,
     deepseek_v4::TYPES,
     recent::EXPERTS,
+    two_ways::TYPES,
 ];
 
-const fn len<const P: usize>(parts: &[&[HfType]; P]) -> usize {
+const fn len<T, const P: usize>(parts: &[&[T]; P]) -> usize {
     let (mut all, mut part) = (0, 0);
     while part < P {
         all += parts[part].len();
@@ -206,7 +270,7 @@ const fn len<const P: usize>(parts: &[&[HfType]; P]) -> usize {
 }
 
 /// Returns the types of all parts, `N` in all.
-const fn joined<const P: usize, const N: usize>(parts: &[&[HfType]; P]) -> [HfType; N] {
+const fn joined<T: Copy, const P: usize, const N: usize>(parts: &[&[T]; P]) -> [T; N] {
     let mut all = [parts[0][0]; N];
     let (mut part, mut at) = (0, 0);
     while part < P {
@@ -222,15 +286,19 @@ const fn joined<const P: usize, const N: usize>(parts: &[&[HfType]; P]) -> [HfTy
 }
 
 /// Types that are encoders.
-pub(super) const ENCODERS: &[HfType] = encoders::TYPES;
+pub(super) const ENCODERS: &[HfType] = &joined::<_, 2, { len(&OF_TOKENS) }>(&OF_TOKENS);
+const OF_TOKENS: [&[HfType]; 2] = [encoders::TYPES, xlm::TYPES];
 
-/// Types that encode images.
-pub(super) const VISION: &[HfType] = vision::TYPES;
+/// Types that encode images, or the samples of sounds.
+pub(super) const VISION: &[HfType] = &joined::<_, 2, { len(&INPUTS) }>(&INPUTS);
+const INPUTS: [&[HfType]; 2] = [vision::TYPES, sound::TYPES];
 
 pub use class_defaults::CLASS_DEFAULTS;
 pub(in crate::models) use not_planned::NOT_PLANNED;
+
 /// Types that wrap a vision tower and a language model.
-pub use wrappers::WRAPPERS;
+pub const WRAPPERS: &[HfWrapper] = &joined::<_, 2, { len(&TOWERS) }>(&TOWERS);
+const TOWERS: [&[HfWrapper]; 2] = [wrappers::TYPES, towers::TYPES];
 
 /// Words of transformers for the activation of gated layers. The first one is the default.
 const SILU_FIRST: &[(&str, &str)] = &[
@@ -268,6 +336,10 @@ const TIED_BY_DEFAULT: Field = field(
     &["tie_word_embeddings"],
     Meaning::Default("tie_embeddings", Given::Bool(true)),
 );
+/// Classes whose embedding and head are two parameters whatever the file says.
+const NEVER_TIED: Field = derived("tie_embeddings", &["tie_word_embeddings"], |_| {
+    Ok(Some(false.into()))
+});
 /// As [`TIED_BY_DEFAULT`], in classes that have tables or biases of their own if they do not tie
 /// them, which no plan has.
 const ALWAYS_TIED: Field = field(

@@ -1,22 +1,26 @@
 //! Towers and projectors: of images or sounds they make rows that the language model reads in place
 //! of embedded tokens, which come first in a sample, or that its blocks attend to.
 
+use super::convolve::convolve;
 use super::norm::Norm;
 use super::pooling::Pooling;
 use super::qformer::QFormer;
 use super::resampler::Resampler;
 use super::tiles::Tiles;
-use super::{Block, Carried, Decoder, Surroundings, seq2seq};
+use super::{Block, Carried, Decoder, Surroundings, reconstruction, seq2seq};
 use crate::config::{Activation, Model, Norm as NormKind, ProjectorNorm, Scenario, Vision};
 use crate::graph::ValueId;
-use crate::ir::{DType, ModuleId, ModuleKind, OpKind, op};
+use crate::ir::{DType, ModuleId, ModuleKind, OpKind};
 use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order, ROOT};
 
-/// Returns the scenario that the code of a tower or an encoder sees: its blocks as a model, over
-/// its rows.
+/// Returns the scenario that the code of a tower, an encoder or a decoder of images sees: its
+/// blocks as a model, over its rows.
 pub(in crate::models) fn scenario(s: &Scenario) -> Option<Scenario> {
+    if let Some(of) = &s.model.options.reconstruction {
+        return Some(reconstruction::scenario(s, of));
+    }
     let Some(of) = &s.model.options.vision else {
         return seq2seq::scenario(s);
     };
@@ -161,7 +165,15 @@ impl Tower {
             }
             match &self.tiles {
                 Some(tiles) => tiles.results(b, &self.of, x, &picked_too),
-                None => self.post_norm.map_or(x, |norm| norm.apply(b, x)),
+                None => {
+                    let x = self.post_norm.map_or(x, |norm| norm.apply(b, x));
+                    let more = picked_too.into_iter().filter(|_| self.projector.is_some());
+                    let all: Vec<ValueId> = [x].into_iter().chain(more).collect();
+                    match all[..] {
+                        [x] => x,
+                        _ => b.within(self.module, |b| b.g.cat(&all, 2)),
+                    }
+                }
             }
         });
         let of = &self.of;
@@ -306,33 +318,15 @@ impl Stem {
                 let frames = b.constant("frames", &shape, DType::F32, true);
                 let mut x = b.within(at, |b| b.as_activation(frames));
                 for (&layer, stride) in layers.iter().zip(STRIDES) {
-                    x = conv1d(b, layer, x, stride);
+                    let (w, bias) = (b.weight(layer), b.bias(layer));
+                    let positions = b.g.value(x).cols().div_ceil(stride);
+                    x = convolve(b, layer.module(), [x, w], bias, [stride, positions]);
                     x = b.within(at, |b| activate(b, of.activation, x));
                 }
                 b.within(at, |b| b.g.transpose(x, 1, 2))
             }
         }
     }
-}
-
-/// Applies `nn.Conv1d` to `[batch, channels, positions]`: the convolution, then the bias in place.
-fn conv1d(b: &mut Builder<'_>, layer: Layer, x: ValueId, stride: u64) -> ValueId {
-    let (w, bias) = (b.weight(layer), b.bias(layer));
-    b.within(layer.module(), |b| {
-        let (of_x, of_w) = (&b.g.value(x).shape, &b.g.value(w).shape);
-        let shape = [of_x[0], of_w[0], of_x[2].div_ceil(stride)];
-        let kernel = of_w[2];
-        let kind = OpKind::Conv1d(op::Conv1d { kernel, stride });
-        let y = b.compute(kind, &[x, w], &[&shape])[0];
-        let Some(bias) = bias else {
-            return y;
-        };
-        let [samples, channels, positions] = shape;
-        let y = b.g.reshape(y, &[samples, channels, positions, 1]);
-        let bias = b.g.reshape(bias, &[1, channels, 1, 1]);
-        let y = b.g.add_into(y, bias);
-        b.g.reshape(y, &shape)
-    })
 }
 
 /// Attention with one learned query and a feed-forward layer (SigLIP). Transformers computes its

@@ -3,7 +3,7 @@
 use super::super::error::ScenarioError;
 use super::super::keys::Key;
 use super::super::merge::Document;
-use super::super::value::{Datum, Value};
+use super::super::value::{Datum, Entry, Value};
 use super::json::datum;
 use super::{Config, Kind};
 use crate::models::{self, CLASS_DEFAULTS, HfWrapper, Ties, WRAPPERS};
@@ -48,6 +48,40 @@ impl<'t> Config<'t> {
         let found = found.map_err(|what| d.error(origin, what))?;
         let datum = datum(found);
         Ok(Value { datum, origin })
+    }
+
+    /// Returns the key `vision`, if the class of the file has a tower: that of the language model
+    /// takes the file of the whole, too, and has none.
+    ///
+    /// # Errors
+    /// Such a class whose blocks would attend to the tower: it skips them.
+    pub(super) fn of_class(
+        &self,
+        d: &Document,
+        kind: Kind,
+        wrapper: Option<&HfWrapper>,
+        vision: Option<Value>,
+    ) -> Result<Option<Value>, ScenarioError> {
+        let (Some(wrapper), Some(classes)) = (wrapper, self.get("architectures")) else {
+            return Ok(vision);
+        };
+        let first = classes.array().and_then(|list| list.first()?.str());
+        let Some(class) = first.filter(|class| *class == kind.hf.architecture) else {
+            return Ok(vision);
+        };
+        let memory = |entries: &[Entry]| entries.iter().any(|e| e.key == "memory");
+        let attends = (vision.as_ref()).is_some_and(|v| v.table().is_some_and(memory));
+        if !attends {
+            return Ok(None);
+        }
+        let message = format!(
+            "a {class} has no tower, and skips the layers that would attend to it: that is not planned"
+        );
+        let help = format!(
+            "\"architectures\": [\"{}\"] takes the whole",
+            wrapper.architecture
+        );
+        Err(d.error(classes.origin, message).with_help(help))
     }
 
     /// Returns the language model's fields, with those that its class has.

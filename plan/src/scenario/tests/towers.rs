@@ -51,6 +51,12 @@ fn what_towers_cannot_express_is_refused() {
         ),
         (
             mllama,
+            "MllamaForConditionalGeneration",
+            "MllamaForCausalLM",
+            "a MllamaForCausalLM has no tower, and skips the layers that would attend to it",
+        ),
+        (
+            mllama,
             "\"vision_output_dim\": 144",
             "\"vision_output_dim\": 96",
             "`vision_config.vision_output_dim` (96) must be 144",

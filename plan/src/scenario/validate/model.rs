@@ -1,7 +1,7 @@
 //! Rules for `[model]`.
 
 use super::Checked;
-use crate::config::{Family, Head, LayerType, Loss, Scenario};
+use crate::config::{Family, Head, LayerType, Loss, ProjectorNorm, Scenario};
 use crate::names::nearest;
 use crate::scenario::keys::{Key, families};
 use crate::scenario::merge::Document;
@@ -48,6 +48,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     }
     vision(s, d)?;
     compressed_keys(s, d)?;
+    summaries(s, d)?;
     if m.options.layer_types.contains(&LayerType::Sliding) && m.options.sliding_window.is_none() {
         let message = "`layer_types` has layers with a window, whose size `sliding_window` gives";
         return Err(d.conflict(&[Key::LayerTypes, Key::SlidingWindow], message));
@@ -81,6 +82,21 @@ fn compressed_keys(s: &Scenario, d: &Document) -> Checked {
     Err(error.with_help(format!("set train.seq_len to {longest} or more")))
 }
 
+/// Refuses sequences that are shorter than what the sum of one block stands for.
+fn summaries(s: &Scenario, d: &Document) -> Checked {
+    let encoder = s.model.options.encoder.as_ref();
+    let block = encoder.map_or(0, |of| of.summary_block);
+    if block <= s.train.seq_len {
+        return Ok(());
+    }
+    let message = format!(
+        "a sum stands for {block} positions (`encoder`: summary_block), and `seq_len` is {}",
+        s.train.seq_len
+    );
+    let error = d.conflict(&[Key::Encoder, Key::SeqLen], message);
+    Err(error.with_help(format!("set train.seq_len to {block} or more")))
+}
+
 /// Refuses towers whose sizes do not fit, and samples without room for text.
 fn vision(s: &Scenario, d: &Document) -> Checked {
     let options = &s.model.options;
@@ -96,6 +112,24 @@ fn vision(s: &Scenario, d: &Document) -> Checked {
         let message = format!(
             "`vision`: hidden ({}) divided by heads ({}) is not an even number",
             of.hidden, of.heads
+        );
+        return conflict(&[Key::Vision], message);
+    }
+    let whole = !of.pool
+        && of.patch_layers.is_empty()
+        && matches!(
+            of.projector_norm,
+            ProjectorNorm::None | ProjectorNorm::Merged | ProjectorNorm::LayerMerged
+        );
+    if !of.picked.is_empty() && of.tile_rows == 0 && of.projector && !whole {
+        let message = "`vision`: what a projector reads of several blocks (picked) is normalized as a whole (projector_norm merged or layer_merged), and not averaged (pool) or projected before it is merged (patch_layers)".to_owned();
+        return conflict(&[Key::Vision], message);
+    }
+    let kv_heads = of.kv_heads.unwrap_or(of.heads);
+    if !of.heads.is_multiple_of(kv_heads) {
+        let message = format!(
+            "`vision`: heads ({}) is not divisible by kv_heads ({kv_heads})",
+            of.heads
         );
         return conflict(&[Key::Vision], message);
     }

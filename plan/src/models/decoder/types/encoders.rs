@@ -1,7 +1,7 @@
 //! Types that are encoders.
 
 use super::read::size;
-use super::{ALWAYS_TIED, HIDDEN_ACT, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
+use super::{ALWAYS_TIED, HIDDEN_ACT, NEVER_TIED, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
     POSITIONS, ROPE_THETA, TIED, VOCAB, field,
@@ -52,6 +52,14 @@ const EMBEDDING_SIZE: Field = number(
 );
 const ABSOLUTE: Field = field(&["position_embedding_type"], Meaning::Word(&["absolute"]));
 const NO_DECODER: Field = field(&["is_decoder"], Meaning::Off);
+/// A class without an output layer has the hidden states; one with scores of positions has no layer
+/// before them.
+const NO_POOLER: Field = derived("pooler", &[], |file| {
+    let classes = file("architectures");
+    let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
+    let bare = first.is_some_and(|class| class.ends_with("Model"));
+    Ok(Some((!bare).into()))
+});
 /// The table has rows for padding.
 const ROWS: Field = number(
     &["max_position_embeddings"],
@@ -163,7 +171,7 @@ const fn siglip(
 
 /// Returns the keys that each block of queries attends to, of two global blocks, three next to it
 /// and random ones, and the longest sequence that is not divided into blocks.
-fn seen(file: Fields<'_>) -> Result<Option<[u64; 2]>, String> {
+pub(super) fn seen(file: Fields<'_>) -> Result<Option<[u64; 2]>, String> {
     if file("attention_type") == Some("original_full".into()) {
         return Ok(None);
     }
@@ -172,8 +180,22 @@ fn seen(file: Fields<'_>) -> Result<Option<[u64; 2]>, String> {
     Ok(Some([(5 + random) * block, (5 + 2 * random) * block]))
 }
 
+/// Returns the positions that a window has on both sides, the same in every layer.
+pub(super) fn attention_window(file: Fields<'_>) -> Result<u64, String> {
+    let given = file("attention_window").unwrap_or_else(|| 512.into());
+    let list = given
+        .as_array()
+        .cloned()
+        .unwrap_or_else(|| vec![given.clone()]);
+    let first = list.first().and_then(Value::as_u64);
+    let first = first.filter(|_| list.iter().all(|n| n.as_u64() == first));
+    first.ok_or_else(|| {
+        format!("`attention_window` must be one number, the same in every layer, not {given}")
+    })
+}
+
 /// Refuses a class of BigBird or Longformer whose output layer has parts of its own.
-fn no_class(file: Fields<'_>, class: &str, why: &str) -> Result<Option<Value>, String> {
+pub(super) fn no_class(file: Fields<'_>, class: &str, why: &str) -> Result<Option<Value>, String> {
     let classes = file("architectures");
     let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
     match first == Some(class) {
@@ -208,20 +230,7 @@ pub(super) const TYPES: &[HfType] = &[
             number(
                 &["attention_window"],
                 "sliding_window",
-                |file| {
-                    let given = file("attention_window").unwrap_or_else(|| 512.into());
-                    let list = given
-                        .as_array()
-                        .cloned()
-                        .unwrap_or_else(|| vec![given.clone()]);
-                    let first = list.first().and_then(Value::as_u64);
-                    if first.is_none() || list.iter().any(|n| n.as_u64() != first) {
-                        return Err(format!(
-                            "`attention_window` must be one number, the same in every layer, not {given}"
-                        ));
-                    }
-                    Ok(first.map(|both| (both / 2 + 1).into()))
-                },
+                |file| Ok(Some((attention_window(file)? / 2 + 1).into())),
                 |model| Some((2 * (model["sliding_window"].as_u64()? - 1)).into()),
             ),
             derived("num_labels", &["onnx_export"], |file| {
@@ -285,6 +294,86 @@ pub(super) const TYPES: &[HfType] = &[
                 let why = "it has layers of its own before the scores; BigBirdForTokenClassification has none";
                 no_class(file, "BigBirdForQuestionAnswering", why)
             }),
+        ],
+    },
+    HfType {
+        model_type: "roformer",
+        architecture: "RoFormerForMaskedLM",
+        fixed: &[
+            LAYER_NORM,
+            SUM,
+            NO_GATE,
+            BIASES,
+            HEAD_BIAS,
+            EMBEDDING_NORM,
+            ("position_embedding", Given::Str("rotary_interleaved")),
+            ("rotary_table", Given::Bool(true)),
+        ],
+        common: SHAPE,
+        fields: &[
+            EPS_12,
+            GELU,
+            TOKEN_TYPES,
+            number(
+                &["max_position_embeddings"],
+                "max_seq_len",
+                |file| Ok(Some(size(file, "max_position_embeddings", 1536)?.into())),
+                |model| Some(model["max_seq_len"].clone()),
+            ),
+            NO_DECODER,
+            field(&["add_cross_attention"], Meaning::Off),
+            field(&["rotary_value"], Meaning::Off),
+            number(
+                &["embedding_size"],
+                "embedding_width",
+                |file| {
+                    let width = file("hidden_size");
+                    let own = file("embedding_size");
+                    Ok(own.filter(|own| Some(own) != width.as_ref()))
+                },
+                |model| {
+                    let own = &model["embedding_width"];
+                    Some(if own.is_null() { &model["hidden"] } else { own }.clone())
+                },
+            ),
+            derived("num_labels", &[], |file| {
+                let why = "it has layers of its own before the scores; RoFormerForTokenClassification has none";
+                no_class(file, "RoFormerForSequenceClassification", why)
+            }),
+            NO_POOLER,
+        ],
+    },
+    HfType {
+        model_type: "esmc",
+        architecture: "EsmcForMaskedLM",
+        fixed: &[
+            LAYER_NORM,
+            HEAD_BIAS,
+            ("qk_norm", Given::Str("full")),
+            ("inner_norm", Given::Str("layer_norm_no_bias")),
+        ],
+        common: &[
+            VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, NEVER_TIED,
+        ],
+        fields: &[
+            HIDDEN_ACT,
+            POSITIONS,
+            ROPE_THETA,
+            field(
+                &["attention_bias"],
+                Meaning::HasBias(BiasPart::Attention, false),
+            ),
+            field(&["mlp_bias"], Meaning::HasBias(BiasPart::Mlp, false)),
+            // What blocks add is divided by the root of a 36th of their number.
+            derived("residual_multiplier", &[], |file| {
+                let layers = file("num_hidden_layers").and_then(|n| n.as_f64());
+                Ok(layers.map(|n| (36.0 / n).sqrt().into()))
+            }),
+            derived("num_labels", &["mask_token_id"], |file| {
+                let why = "it has layers of its own before the scores; EsmcForTokenClassification has none";
+                no_class(file, "EsmcForSequenceClassification", why)
+            }),
+            NO_POOLER,
         ],
     },
     HfType {

@@ -24,13 +24,8 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         None,
     ),
     (
-        "bigbird_pegasus",
-        "an encoder with attention to blocks of keys, some of them random",
-        None,
-    ),
-    (
         "bit",
-        "convolutions with strides and norms of batches",
+        "convolutions with strides, whose weights are normalized, and norms of groups of channels",
         None,
     ),
     (
@@ -39,7 +34,11 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         None,
     ),
     ("blt", "patches of bytes of different lengths", None),
-    ("canary", "an encoder of sounds that is not Whisper's", None),
+    (
+        "canary",
+        "a tower of sounds with attention and convolutions (Conformer)",
+        None,
+    ),
     (
         "canine",
         "characters whose positions a convolution makes fewer",
@@ -53,11 +52,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ),
     ("cpmant", "segments with biases of relative positions", None),
     ("cvt", "convolutions before attention in each stage", None),
-    (
-        "data2vec-audio",
-        "convolutions over the samples of a sound and one of groups of channels for positions",
-        None,
-    ),
     (
         "deberta",
         "projections of positions that each layer has, and one of queries, keys and values together",
@@ -73,22 +67,12 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         "two towers of images, one of them with windows (SAM)",
         Some("llama"),
     ),
-    ("dia", "an encoder of sounds that is not Whisper's", None),
+    ("dia", "several streams of codes of sounds", None),
     ("dinat", "attention to neighbors", None),
-    (
-        "dinov3_convnext",
-        "stages of different widths, without an output layer",
-        Some("convnext"),
-    ),
     (
         "doge",
         "masks that values make, and experts of single rows",
         None,
-    ),
-    (
-        "donut-swin",
-        "stages of a Swin without an output layer",
-        Some("swin"),
     ),
     (
         "dory",
@@ -114,28 +98,13 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ("encoder-decoder", "two models in one file", None),
     ("ernie4_5_vl_moe", "experts of images and of text", None),
     (
-        "esmc",
-        "norms of whole queries and keys next to norms with biases",
-        Some("eurobert"),
-    ),
-    (
         "evolla",
         "a tower of proteins, to whose rows blocks attend",
         Some("llama"),
     ),
     (
-        "exaone4_5",
-        "a tower with fewer heads of keys than of queries",
-        Some("exaone4"),
-    ),
-    (
         "fast_vlm",
         "a tower of timm, whose layers the file does not give",
-        None,
-    ),
-    (
-        "flaubert",
-        "embeddings of languages and layers that are dropped at random",
         None,
     ),
     (
@@ -227,11 +196,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         Some("llama"),
     ),
     (
-        "hubert",
-        "convolutions over the samples of a sound and one of groups of channels for positions",
-        None,
-    ),
-    (
         "hy_v4",
         "latent attention with gates and sinks, and residual streams that are mixed",
         None,
@@ -278,7 +242,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         None,
     ),
     ("janus", "tokens of images (VQ-VAE)", Some("llama")),
-    ("jetmoe", "experts that make queries", None),
     ("kosmos-2", "learned rows and towers of their own", None),
     ("kosmos-2.5", "learned rows and towers of their own", None),
     (
@@ -302,13 +265,8 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         None,
     ),
     (
-        "led",
-        "an encoder with windows and projections for global positions",
-        Some("bart"),
-    ),
-    (
         "levit",
-        "other layers in place of attention, in stages of different widths",
+        "attention with norms of batches, in stages whose queries are fewer",
         None,
     ),
     (
@@ -317,16 +275,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         Some("lfm3"),
     ),
     ("lilt", "a second stream for places on a page", None),
-    (
-        "longcat_flash",
-        "two layers of attention in each block, and experts without weights",
-        None,
-    ),
-    (
-        "longt5",
-        "an encoder with windows, or with summaries of blocks",
-        Some("t5"),
-    ),
     (
         "luke",
         "entities, whose pairs with tokens have projections of their own",
@@ -380,12 +328,12 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ),
     (
         "moonshine",
-        "an encoder of sounds that is not Whisper's",
+        "an encoder of the samples of a sound with a decoder of its own shape",
         None,
     ),
     (
         "moonshine_streaming",
-        "an encoder of sounds that is not Whisper's",
+        "an encoder of the samples of a sound with a decoder of its own shape",
         None,
     ),
     ("moshi", "several streams of codes of sounds", None),
@@ -400,7 +348,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         "several streams of codes of sounds",
         None,
     ),
-    ("mvp", "prompts of their own for each layer", Some("bart")),
     (
         "neomme",
         "towers of images in front of an encoder",
@@ -415,11 +362,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     (
         "ovis2",
         "a table of visual words that scores of patches weight",
-        Some("qwen2"),
-    ),
-    (
-        "paddleocr_vl",
-        "a tower of SigLIP with rotated patches",
         Some("qwen2"),
     ),
     (
@@ -452,7 +394,11 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         "towers of images and of sounds, with adapters of their own",
         Some("phi3"),
     ),
-    ("pix2struct", "learned rows and towers of their own", None),
+    (
+        "pix2struct",
+        "an encoder of patches whose rows and columns are tables, and biases of scores in its decoder alone",
+        None,
+    ),
     (
         "poolformer",
         "other layers in place of attention, in stages of different widths",
@@ -469,11 +415,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         "pvt_v2",
         "convolutions before attention in each stage",
         None,
-    ),
-    (
-        "qianfan_ocr",
-        "a tower whose attention has biases that files of InternVL lack",
-        Some("qwen3"),
     ),
     (
         "qwen2_5_omni",
@@ -531,18 +472,13 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         Some("bert"),
     ),
     (
-        "roformer",
-        "rotated queries and keys of an encoder whose norms follow sums",
-        None,
-    ),
-    (
         "seamless_m4t",
-        "an encoder of sounds that is not Whisper's",
+        "encoders of texts and of sounds (Conformer), and a model that makes codes of sounds",
         None,
     ),
     (
         "seamless_m4t_v2",
-        "an encoder of sounds that is not Whisper's",
+        "encoders of texts and of sounds (Conformer), and a model that makes codes of sounds",
         None,
     ),
     (
@@ -552,23 +488,23 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     ),
     (
         "sew",
-        "convolutions over the samples of a sound and one of groups of channels for positions",
+        "rows of a sound that pooling makes fewer before the blocks, and a layer makes more after them",
         None,
     ),
     (
         "sew-d",
-        "convolutions over the samples of a sound and one of groups of channels for positions",
+        "rows of a sound that pooling makes fewer before the blocks, and a layer makes more after them",
         None,
     ),
     ("speech-encoder-decoder", "two models in one file", None),
     (
         "speech_to_text",
-        "an encoder of sounds that is not Whisper's",
+        "convolutions with gates over the frames of a sound",
         None,
     ),
     (
         "speecht5",
-        "an encoder of sounds that is not Whisper's",
+        "an encoder and a decoder of texts or sounds, with layers of their own before and after them",
         None,
     ),
     (
@@ -582,18 +518,8 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         None,
     ),
     (
-        "swinv2",
-        "cosines in place of scores, and biases that a network makes of distances",
-        Some("swin"),
-    ),
-    (
         "switch_transformers",
         "experts in an encoder and a decoder",
-        None,
-    ),
-    (
-        "t5gemma",
-        "a decoder whose attention sees itself and an encoder at once",
         None,
     ),
     (
@@ -637,46 +563,16 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         Some("eurobert"),
     ),
     (
-        "unispeech",
-        "convolutions over the samples of a sound and one of groups of channels for positions",
-        None,
-    ),
-    (
-        "unispeech-sat",
-        "convolutions over the samples of a sound and one of groups of channels for positions",
-        None,
-    ),
-    (
         "unlimited_ocr",
         "two towers of images, one of them with windows (SAM)",
         None,
-    ),
-    (
-        "video_llama_3",
-        "a tower of SigLIP with rotated patches",
-        Some("qwen2"),
     ),
     (
         "video_llava",
         "towers of images and of videos",
         Some("llama"),
     ),
-    (
-        "vipllava",
-        "a projector that reads five blocks of the tower",
-        Some("llama"),
-    ),
     ("vision-encoder-decoder", "two models in one file", None),
-    (
-        "vit_mae",
-        "an encoder of some of the patches and a decoder of all of them",
-        Some("vit"),
-    ),
-    (
-        "wav2vec2",
-        "convolutions over the samples of a sound and one of groups of channels for positions",
-        None,
-    ),
     (
         "wav2vec2-bert",
         "blocks with attention and convolutions (Conformer)",
@@ -688,23 +584,8 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         None,
     ),
     (
-        "wavlm",
-        "convolutions over the samples of a sound and one of groups of channels for positions",
-        None,
-    ),
-    (
-        "xlm",
-        "embeddings of languages and layers that are dropped at random",
-        None,
-    ),
-    (
         "xlnet",
         "two streams of attention and relative positions that layers project",
-        None,
-    ),
-    (
-        "xlstm",
-        "memories that are matrices, with exponential gates",
         None,
     ),
     ("xmod", "adapters for each language", Some("roberta")),
@@ -747,16 +628,6 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         "voxtral_realtime",
         "norms of the language model that depend on a time",
         None,
-    ),
-    (
-        "glmasr",
-        "a tower of sounds with rotated frames",
-        Some("llama"),
-    ),
-    (
-        "musicflamingo",
-        "a tower of sounds with rotated frames",
-        Some("qwen2"),
     ),
     (
         "qwen3_asr",

@@ -3,7 +3,7 @@
 use super::read::flag;
 use super::{ALWAYS_TIED, TIED_BY_DEFAULT, derived, number, wrappers};
 use crate::models::hf::{Field, Fields, Given, HfType, Meaning, POSITIONS, VOCAB, field};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// Blocks of the decoder; of the encoder, if the file does not say otherwise.
 const LAYERS: Field = number(
@@ -33,7 +33,7 @@ fn gated(file: Fields<'_>, default: &str) -> Result<Option<Value>, String> {
 }
 
 /// Activation and gate of classes without one by default.
-const RELU: [Field; 2] = [
+pub(super) const RELU: [Field; 2] = [
     derived("activation", &["feed_forward_proj"], |file| {
         Ok(Some(activation(file, "relu")?.0.into()))
     }),
@@ -85,7 +85,11 @@ const COMMON: &[Field] = &[
 ];
 
 /// Returns the row of a type with T5's code.
-const fn t5(model_type: &'static str, architecture: &'static str, own: &'static [Field]) -> HfType {
+pub(super) const fn t5(
+    model_type: &'static str,
+    architecture: &'static str,
+    own: &'static [Field],
+) -> HfType {
     HfType {
         model_type,
         architecture,
@@ -188,6 +192,21 @@ pub(super) const TYPES: &[HfType] = &[
         ],
     },
     bart("bart", "BartForConditionalGeneration", SUM, GELU_FIRST),
+    bart(
+        "mvp",
+        "MvpForConditionalGeneration",
+        SUM,
+        &[
+            GELU,
+            SCALE,
+            SIZES,
+            // Learned rows in front of the keys and values of each layer.
+            field(&["use_prompt"], Meaning::Off),
+            derived("num_labels", &["prompt_length", "prompt_mid_dim"], |_| {
+                Ok(None)
+            }),
+        ],
+    ),
     bart("plbart", "PLBartForConditionalGeneration", SUM, GELU_FIRST),
     bart(
         "mbart",
@@ -218,7 +237,7 @@ pub(super) const TYPES: &[HfType] = &[
         "m2m_100",
         "M2M100ForConditionalGeneration",
         &[LAYER_NORM, BIASES, NO_GATE, SINUSOIDAL, OFFSET],
-        &[M2M_ACTIVATION, M2M_SCALE],
+        &[M2M_ACTIVATION, M2M_SCALE, SIZES],
     ),
     bart(
         "pegasus",
@@ -233,6 +252,7 @@ pub(super) const TYPES: &[HfType] = &[
         &[
             GELU,
             SCALE,
+            SIZES,
             derived(
                 "num_labels",
                 &["share_encoder_decoder_embeddings", "decoder_vocab_size"],
@@ -253,16 +273,25 @@ pub(super) const TYPES: &[HfType] = &[
     ),
 ];
 
-const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
+pub(super) const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
 const AFTER_SUM: (&str, Given) = ("norm_position", Given::Str("sum"));
 const BIASES: (&str, Given) = ("bias", Given::Bool(true));
-const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
-const LEARNED: (&str, Given) = ("position_embedding", Given::Str("learned"));
+pub(super) const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
+pub(super) const LEARNED: (&str, Given) = ("position_embedding", Given::Str("learned"));
 const SINUSOIDAL: (&str, Given) = ("position_embedding", Given::Str("sinusoidal"));
 const SINUSOIDAL_TABLE: (&str, Given) = ("position_embedding", Given::Str("sinusoidal_table"));
 /// The first rows of the table are those of padding.
 const OFFSET: (&str, Given) = ("position_offset", Given::Int(2));
 const EMBEDDING_NORM: (&str, Given) = ("embedding_norm", Given::Bool(true));
+/// BART's without rows for padding.
+pub(super) const SUM_PLAIN: &[(&str, Given)] = &[
+    LAYER_NORM,
+    AFTER_SUM,
+    BIASES,
+    NO_GATE,
+    LEARNED,
+    EMBEDDING_NORM,
+];
 /// BART's.
 const SUM: &[(&str, Given)] = &[
     LAYER_NORM,
@@ -301,7 +330,7 @@ const M2M_SCALE: Field = derived("embedding_multiplier", &["scale_embedding"], |
     let off = file("scale_embedding") == Some(false.into());
     Ok(root_of_width(file).filter(|_| !off))
 });
-const GELU_FIRST: &[Field] = &[GELU, SCALE];
+pub(super) const GELU_FIRST: &[Field] = &[GELU, SCALE, SIZES];
 
 fn root_of_width(file: Fields<'_>) -> Option<Value> {
     let width = file("d_model").and_then(|n| n.as_f64());
@@ -315,23 +344,11 @@ const BART: &[Field] = &[
     field(&["d_model"], Meaning::Required("hidden")),
     field(&["encoder_layers"], Meaning::Required("encoder_layers")),
     field(&["decoder_layers"], Meaning::Required("layers")),
-    number(
-        &["decoder_ffn_dim"],
-        "ffn",
-        |file| same(file, ["encoder_ffn_dim", "decoder_ffn_dim"]),
-        |model| Some(model["ffn"].clone()),
-    ),
-    number(
-        &["decoder_attention_heads"],
-        "heads",
-        |file| same(file, ["encoder_attention_heads", "decoder_attention_heads"]),
-        |model| Some(model["heads"].clone()),
-    ),
+    field(&["decoder_ffn_dim"], Meaning::Required("ffn")),
+    field(&["decoder_attention_heads"], Meaning::Required("heads")),
     derived(
         "num_labels",
         &[
-            "encoder_ffn_dim",
-            "encoder_attention_heads",
             "encoder_layerdrop",
             "decoder_layerdrop",
             "classifier_dropout",
@@ -342,7 +359,7 @@ const BART: &[Field] = &[
 ];
 
 /// Returns the row of a type with BART's code.
-const fn bart(
+pub(super) const fn bart(
     model_type: &'static str,
     architecture: &'static str,
     fixed: &'static [(&'static str, Given)],
@@ -357,12 +374,26 @@ const fn bart(
     }
 }
 
-/// Returns a size that encoder and decoder have in common.
-fn same(file: Fields<'_>, names: [&str; 2]) -> Result<Option<Value>, String> {
-    let [of_encoder, of_decoder] = names.map(file);
-    if of_encoder != of_decoder {
-        let [a, b] = names;
-        return Err(format!("`{a}` and `{b}` must be equal"));
+/// Returns sizes of an encoder that differ from those of the decoder (BART's names).
+pub(super) fn sizes(file: Fields<'_>) -> Map<String, Value> {
+    let mut out = Map::new();
+    for (key, part) in [("heads", "attention_heads"), ("ffn", "ffn_dim")] {
+        let own = file(&format!("encoder_{part}"));
+        if own != file(&format!("decoder_{part}"))
+            && let Some(own) = own
+        {
+            out.insert(key.to_owned(), own);
+        }
     }
-    Ok(of_decoder)
+    out
 }
+
+/// The key `encoder` of types with BART's names whose encoder sees all positions.
+const SIZES: Field = derived(
+    "encoder",
+    &["encoder_ffn_dim", "encoder_attention_heads"],
+    |file| {
+        let out = sizes(file);
+        Ok((!out.is_empty()).then(|| out.into()))
+    },
+);

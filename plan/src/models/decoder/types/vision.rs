@@ -333,6 +333,51 @@ const CONVNEXT: &[Field] = &[
     ),
 ];
 
+/// Fields of a Swin but its stages.
+const SWIN: &[Field] = &[
+    LAYER_EPS_5,
+    GELU,
+    number(
+        &["embed_dim"],
+        "hidden",
+        |file| Ok(Some(size(file, "embed_dim", 96)?.into())),
+        |model| Some(model["hidden"].clone()),
+    ),
+    derived("ffn", &["mlp_ratio"], |file| {
+        let ratio = file("mlp_ratio").and_then(|x| x.as_f64()).unwrap_or(4.0);
+        let width = size(file, "embed_dim", 96)? as f64;
+        Ok(Some(((ratio * width) as u64).into()))
+    }),
+    derived("layers", &["depths", "num_layers"], |file| {
+        blocks(file, &[2, 2, 6, 2])
+    }),
+    derived("max_seq_len", &["image_size"], square),
+    derived("patch_dim", &["patch_size", "num_channels"], |file| {
+        patch_dim(file, 4)
+    }),
+    derived("bias", &["qkv_bias"], |file| {
+        Ok(Some(match flag(file, "qkv_bias", true) {
+            true => true.into(),
+            false => "all_but_qkv".into(),
+        }))
+    }),
+    derived(
+        "num_labels",
+        &["id2label", "stage_names", "out_features", "out_indices"],
+        labels,
+    ),
+];
+const SWIN_FIELDS: &[&str] = &[
+    "num_heads",
+    "window_size",
+    "pretrained_window_sizes",
+    "use_absolute_embeddings",
+    "drop_path_rate",
+    "encoder_stride",
+    "path_norm",
+    "hidden_size",
+];
+
 /// Fields of types with ViT's blocks.
 const VIT_FIELDS: &[Field] = &[
     HIDDEN,
@@ -355,6 +400,57 @@ pub(super) const TYPES: &[HfType] = &[
             EPS_12,
             // One row more than patches, for the class.
             rows::<224, 16, 1>(),
+        ],
+    },
+    HfType {
+        model_type: "vit_mae",
+        architecture: "ViTMAEForPreTraining",
+        fixed: &[
+            LAYER_NORM,
+            NO_GATE,
+            BIASES,
+            LEARNED,
+            ("head", Given::Str("none")),
+            ("pooler", Given::Bool(false)),
+        ],
+        common: &[HIDDEN, FFN, LAYERS, HEADS, GELU, PATCH_DIM_16],
+        fields: &[
+            EPS_12,
+            field(&["qkv_bias"], Meaning::On),
+            // A row for the class, and those patches that are not masked.
+            number(
+                &["image_size"],
+                "max_seq_len",
+                |file| {
+                    let share = file("mask_ratio").and_then(|x| x.as_f64()).unwrap_or(0.75);
+                    if !(0.0..1.0).contains(&share) {
+                        return Err(format!("`mask_ratio` must be below 1, not {share}"));
+                    }
+                    let all = patches(file, 224, 16)? as f64;
+                    Ok(Some(((all * (1.0 - share)) as u64 + 1).into()))
+                },
+                |_| None,
+            ),
+            derived(
+                "reconstruction",
+                &[
+                    "mask_ratio",
+                    "norm_pix_loss",
+                    "decoder_num_attention_heads",
+                    "decoder_hidden_size",
+                    "decoder_num_hidden_layers",
+                    "decoder_intermediate_size",
+                ],
+                |file| {
+                    Ok(Some(json!({
+                        "patches": patches(file, 224, 16)?,
+                        "layers": size(file, "decoder_num_hidden_layers", 8)?,
+                        "hidden": size(file, "decoder_hidden_size", 512)?,
+                        "heads": size(file, "decoder_num_attention_heads", 16)?,
+                        "ffn": size(file, "decoder_intermediate_size", 2048)?,
+                    })))
+                },
+            ),
         ],
     },
     HfType {
@@ -594,56 +690,74 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "swin",
         architecture: "SwinForImageClassification",
         fixed: STAGED,
-        common: &[LAYER_EPS_5, GELU],
-        fields: &[
-            number(
-                &["embed_dim"],
-                "hidden",
-                |file| Ok(Some(size(file, "embed_dim", 96)?.into())),
-                |model| Some(model["hidden"].clone()),
-            ),
-            derived("ffn", &["mlp_ratio"], |file| {
-                let ratio = file("mlp_ratio").and_then(|x| x.as_f64()).unwrap_or(4.0);
-                let width = size(file, "embed_dim", 96)? as f64;
-                Ok(Some(((ratio * width) as u64).into()))
-            }),
-            derived("layers", &["depths", "num_layers"], |file| {
-                blocks(file, &[2, 2, 6, 2])
-            }),
-            derived("max_seq_len", &["image_size"], square),
-            derived("patch_dim", &["patch_size", "num_channels"], |file| {
-                patch_dim(file, 4)
-            }),
-            derived("bias", &["qkv_bias"], |file| {
-                Ok(Some(match flag(file, "qkv_bias", true) {
-                    true => true.into(),
-                    false => "all_but_qkv".into(),
-                }))
-            }),
-            derived(
-                "stages",
-                &[
-                    "num_heads",
-                    "window_size",
-                    "use_absolute_embeddings",
-                    "drop_path_rate",
-                    "encoder_stride",
-                    "path_norm",
-                    "hidden_size",
-                ],
-                |file| Ok(Some(swin(file)?)),
-            ),
-            derived(
-                "num_labels",
-                &["id2label", "stage_names", "out_features", "out_indices"],
-                labels,
-            ),
+        common: SWIN,
+        fields: &[derived("stages", SWIN_FIELDS, |file| Ok(Some(swin(file)?)))],
+    },
+    HfType {
+        model_type: "swinv2",
+        architecture: "Swinv2ForImageClassification",
+        fixed: &[
+            STAGED[0],
+            STAGED[1],
+            STAGED[2],
+            STAGED[3],
+            STAGED[4],
+            STAGED[5],
+            STAGED[6],
+            STAGED[7],
+            ("key_bias", Given::Bool(false)),
         ],
+        common: SWIN,
+        fields: &[
+            // The table would have one row more than there are patches.
+            field(&["use_absolute_embeddings"], Meaning::Off),
+            derived("stages", SWIN_FIELDS, |file| {
+                let mut of = swin(file)?;
+                of["cosine"] = true.into();
+                Ok(Some(of))
+            }),
+        ],
+    },
+    HfType {
+        model_type: "donut-swin",
+        architecture: "DonutSwinForImageClassification",
+        fixed: STAGED,
+        common: SWIN,
+        fields: &[derived("stages", SWIN_FIELDS, |file| {
+            let mut of = swin(file)?;
+            of["last_norm"] = false.into();
+            Ok(Some(of))
+        })],
     },
     HfType {
         model_type: "convnext",
         architecture: "ConvNextForImageClassification",
         fixed: STAGED,
+        common: CONVNEXT,
+        fields: &[
+            derived("bias", &[], |_| Ok(Some(true.into()))),
+            derived("stages", &["hidden_sizes"], |file| {
+                Ok(Some(convnext(file, false)?))
+            }),
+            derived("layer_scale", &["layer_scale_init_value"], |file| {
+                let scale = file("layer_scale_init_value").and_then(|x| x.as_f64());
+                Ok(Some((scale.unwrap_or(1e-6) > 0.0).into()))
+            }),
+        ],
+    },
+    HfType {
+        model_type: "dinov3_convnext",
+        architecture: "DINOv3ConvNextModel",
+        fixed: &[
+            LAYER_NORM,
+            NO_GATE,
+            ("head", Given::Str("none")),
+            STAGED[3],
+            STAGED[4],
+            STAGED[5],
+            STAGED[6],
+            STAGED[7],
+        ],
         common: CONVNEXT,
         fields: &[
             derived("bias", &[], |_| Ok(Some(true.into()))),

@@ -8,57 +8,57 @@ use crate::models::hf::{Fields, HfWrapper, Ties};
 use serde_json::{Value, json};
 
 /// Patches of a sample in towers that take images of any size.
-const PATCHES: u64 = 1024;
+pub(super) const PATCHES: u64 = 1024;
 
 /// `vision_config` of a file, with the defaults of its class.
-struct Tower<'f> {
-    file: Fields<'f>,
-    config: Value,
+pub(super) struct Tower<'f> {
+    pub(super) file: Fields<'f>,
+    pub(super) config: Value,
 }
 
 impl<'f> Tower<'f> {
-    fn new(file: Fields<'f>) -> Result<Self, String> {
+    pub(super) fn new(file: Fields<'f>) -> Result<Self, String> {
         let config = file("vision_config").ok_or("`vision_config` is missing")?;
         Ok(Self { file, config })
     }
 
-    fn get(&self, name: &str) -> Option<&Value> {
+    pub(super) fn get(&self, name: &str) -> Option<&Value> {
         self.config.get(name).filter(|v| !v.is_null())
     }
 
     /// Reads `audio_config`, which may be absent.
-    fn of_sound(file: Fields<'f>) -> Self {
+    pub(super) fn of_sound(file: Fields<'f>) -> Self {
         let config = file("audio_config").unwrap_or_else(|| json!({}));
         Self { file, config }
     }
 
     /// Returns the first of these integers; of a list, its first number.
-    fn int(&self, names: &[&str], default: u64) -> u64 {
+    pub(super) fn int(&self, names: &[&str], default: u64) -> u64 {
         let number = |v: &Value| v.as_u64().or_else(|| v.get(0)?.as_u64());
         let found = names.iter().find_map(|n| self.get(n).and_then(number));
         found.unwrap_or(default)
     }
 
-    fn flag(&self, name: &str, default: bool) -> bool {
+    pub(super) fn flag(&self, name: &str, default: bool) -> bool {
         self.get(name).and_then(Value::as_bool).unwrap_or(default)
     }
 
     /// Returns an integer of the whole file.
-    fn outer(&self, name: &str, default: u64) -> u64 {
+    pub(super) fn outer(&self, name: &str, default: u64) -> u64 {
         (self.file)(name)
             .and_then(|n| n.as_u64())
             .unwrap_or(default)
     }
 
     /// Returns an integer of the language model.
-    fn text(&self, name: &str, default: u64) -> u64 {
+    pub(super) fn text(&self, name: &str, default: u64) -> u64 {
         let text = (self.file)("text_config");
         let found = text.as_ref().and_then(|t| t.get(name)?.as_u64());
         found.unwrap_or_else(|| self.outer(name, default))
     }
 
     /// Returns the activation of a word.
-    fn activation(&self, default: &'static str) -> Result<&'static str, String> {
+    pub(super) fn activation(&self, default: &'static str) -> Result<&'static str, String> {
         let given = self.get("hidden_act").and_then(Value::as_str);
         Ok(match given.unwrap_or(default) {
             "gelu" => "gelu",
@@ -70,12 +70,12 @@ impl<'f> Tower<'f> {
     }
 
     /// Returns the shape of the blocks, from the names and defaults of each size.
-    fn shape(&self, sizes: [(&[&str], u64); 4]) -> [u64; 4] {
+    pub(super) fn shape(&self, sizes: [(&[&str], u64); 4]) -> [u64; 4] {
         sizes.map(|(names, default)| self.int(names, default))
     }
 
     /// Refuses a tower whose results are not as wide as the language model.
-    fn same_width(&self, name: &str, width: u64) -> Result<(), String> {
+    pub(super) fn same_width(&self, name: &str, width: u64) -> Result<(), String> {
         let text = (self.file)("text_config");
         let text = text.as_ref().and_then(|t| t.get("hidden_size")?.as_u64());
         match text {
@@ -87,31 +87,31 @@ impl<'f> Tower<'f> {
     }
 
     /// Returns the patches of an image of the size that the tower was trained with.
-    fn square(&self, image: u64, patch: u64) -> u64 {
+    pub(super) fn square(&self, image: u64, patch: u64) -> u64 {
         let edge = self.int(&["image_size"], image) / self.int(&["patch_size"], patch).max(1);
         edge * edge
     }
 
     /// Returns the numbers of one patch.
-    fn patch_dim(&self, patch: u64, frames: u64) -> u64 {
+    pub(super) fn patch_dim(&self, patch: u64, frames: u64) -> u64 {
         let edge = self.int(&["patch_size"], patch);
         let frames = self.int(&["temporal_patch_size"], frames);
         self.int(&["in_channels", "num_channels", "in_chans"], 3) * frames * edge * edge
     }
 }
 
-const DEPTH: &[&str] = &["depth", "num_hidden_layers", "vt_num_hidden_layers"];
-const WIDTH: &[&str] = &["hidden_size", "embed_dim", "vt_hidden_size"];
-const HEADS: &[&str] = &["num_heads", "num_attention_heads", "vt_num_attention_heads"];
-const INNER: &[&str] = &["intermediate_size", "vt_intermediate_size"];
+pub(super) const DEPTH: &[&str] = &["depth", "num_hidden_layers", "vt_num_hidden_layers"];
+pub(super) const WIDTH: &[&str] = &["hidden_size", "embed_dim", "vt_hidden_size"];
+pub(super) const HEADS: &[&str] = &["num_heads", "num_attention_heads", "vt_num_attention_heads"];
+pub(super) const INNER: &[&str] = &["intermediate_size", "vt_intermediate_size"];
 
 /// Returns the blocks' sizes as keys.
-fn blocks([layers, hidden, heads, ffn]: [u64; 4]) -> Value {
+pub(super) fn blocks([layers, hidden, heads, ffn]: [u64; 4]) -> Value {
     json!({ "layers": layers, "hidden": hidden, "heads": heads, "ffn": ffn })
 }
 
 /// Returns the fields of both objects.
-fn with(mut all: Value, more: Value) -> Value {
+pub(super) fn with(mut all: Value, more: Value) -> Value {
     if let (Some(all), Value::Object(more)) = (all.as_object_mut(), more) {
         all.extend(more);
     }
@@ -119,7 +119,7 @@ fn with(mut all: Value, more: Value) -> Value {
 }
 
 /// Adjacent patches, of a square, that become one token.
-fn merged(t: &Tower<'_>, default: u64) -> u64 {
+pub(super) fn merged(t: &Tower<'_>, default: u64) -> u64 {
     let edge = t.int(&["spatial_merge_size", "merge_kernel_size"], default);
     edge * edge
 }
@@ -167,7 +167,7 @@ fn qwen3(file: Fields<'_>, deepstack: Value) -> Result<Value, String> {
     Ok(all)
 }
 
-fn qwen2_5_vl(file: Fields<'_>) -> Result<Value, String> {
+pub(super) fn qwen2_5_vl(file: Fields<'_>) -> Result<Value, String> {
     let t = Tower::new(file)?;
     let shape = t.shape([
         (DEPTH, 32),
@@ -226,12 +226,12 @@ fn qwen2_vl(file: Fields<'_>) -> Result<Value, String> {
 }
 
 /// SigLIP's tower.
-fn siglip(t: &Tower<'_>) -> Result<Value, String> {
+pub(super) fn siglip(t: &Tower<'_>) -> Result<Value, String> {
     siglip_of(t, [12, 768, 12, 3072], 16)
 }
 
 /// The same in a class with other defaults: of the blocks' sizes, and of a patch's edge.
-fn siglip_of(t: &Tower<'_>, sizes: [u64; 4], edge: u64) -> Result<Value, String> {
+pub(super) fn siglip_of(t: &Tower<'_>, sizes: [u64; 4], edge: u64) -> Result<Value, String> {
     let [layers, width, heads, inner] = sizes;
     let shape = t.shape([
         (DEPTH, layers),
@@ -293,12 +293,12 @@ pub(super) fn whisper(
 }
 
 /// The tower of Qwen2-Audio and Voxtral.
-fn sound(t: &Tower<'_>) -> Result<Value, String> {
+pub(super) fn sound(t: &Tower<'_>) -> Result<Value, String> {
     whisper(&|name| t.get(name).cloned(), [32, 1280, 20, 5120], 128)
 }
 
 /// Pairs of rows are averaged before the last norm.
-fn qwen2_audio(file: Fields<'_>) -> Result<Value, String> {
+pub(super) fn qwen2_audio(file: Fields<'_>) -> Result<Value, String> {
     let tower = sound(&Tower::of_sound(file))?;
     Ok(with(
         tower,
@@ -307,7 +307,7 @@ fn qwen2_audio(file: Fields<'_>) -> Result<Value, String> {
 }
 
 /// As Qwen2-Audio, with a projector of two layers.
-fn audioflamingo3(file: Fields<'_>) -> Result<Value, String> {
+pub(super) fn audioflamingo3(file: Fields<'_>) -> Result<Value, String> {
     let width = Tower::of_sound(file).text("hidden_size", 4096);
     match file("projector_hidden_act")
         .as_ref()
@@ -414,7 +414,7 @@ fn mllama(file: Fields<'_>) -> Result<Value, String> {
 }
 
 /// CLIP's tower.
-fn clip(t: &Tower<'_>) -> Result<Value, String> {
+pub(super) fn clip(t: &Tower<'_>) -> Result<Value, String> {
     let shape = t.shape([(DEPTH, 12), (WIDTH, 768), (HEADS, 12), (INNER, 3072)]);
     let patches = t.square(224, 32);
     Ok(with(
@@ -812,6 +812,11 @@ fn minimax_m3_vl(file: Fields<'_>) -> Result<Value, String> {
 }
 
 fn internvl(file: Fields<'_>) -> Result<Value, String> {
+    internvl_of(file, false)
+}
+
+/// The tower of InternVL, in a class whose attention has biases by default or not.
+pub(super) fn internvl_of(file: Fields<'_>, biased: bool) -> Result<Value, String> {
     let t = Tower::new(file)?;
     let shape = t.shape([(DEPTH, 24), (WIDTH, 1024), (HEADS, 16), (INNER, 4096)]);
     let kind = t.get("norm_type").and_then(Value::as_str);
@@ -850,7 +855,7 @@ fn internvl(file: Fields<'_>) -> Result<Value, String> {
             "activation": t.activation("gelu")?,
             "norm": kind,
             "whole_qk_norm": normed,
-            "qkv_bias": t.flag("attention_bias", false),
+            "qkv_bias": t.flag("attention_bias", biased),
             "layer_scale": true,
             "positions": if has_table { patches + 1 } else { 0 },
             "patch_dim": t.patch_dim(14, 1),
@@ -1046,7 +1051,7 @@ fn phi3_v(file: Fields<'_>) -> Result<Value, String> {
 
 const QWEN3_MOE: &[(&str, &str)] = &[("qwen3_vl_moe_text", "qwen3_moe")];
 /// Types that put a vision tower in front of a language model.
-pub const WRAPPERS: &[HfWrapper] = &[
+pub(super) const TYPES: &[HfWrapper] = &[
     HfWrapper {
         model_type: "qwen2_vl",
         architecture: "Qwen2VLForConditionalGeneration",
