@@ -801,7 +801,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "moe-use-legacy-grouped-gemm",
             "moe-shared-expert-overlap",
             "moe-router-padding-for-quantization",
-            "moe-router-force-load-balancing",
             "fp16-lm-cross-entropy",
             "use-sharp",
             "ddp-bucket-size",
