@@ -956,7 +956,7 @@ fn baselines_stay_short_at_any_depth() {
         "llama3-70b-hfsdp",
     ] {
         let lines = lines(scenario, &[]);
-        assert!(lines <= 200, "{scenario}: {lines} lines");
+        assert!(lines <= 210, "{scenario}: {lines} lines");
     }
 }
 
