@@ -202,37 +202,39 @@ def options():
     runs = {name: ("peers-1b", ["model.layers=8", "train.steps=12", *NATIVE, *sets]) for name, sets in OPTIONS.items()}
     runs |= {"GPT-2": ("gpt2-tiny", GPT2), "GPT-2, regions": ("gpt2-tiny", [*GPT2, REGIONS])}
     runs |= {"CNN": ("small-cnn", CNN), "encoder": ("small-encoder", ENCODER), "toy CNN": ("toy-cnn", NATIVE), "toy linear": ("toy-linear", NATIVE)}
+    one_by_one("options", 2, ((name, *scaled(*runs[name])) for name in chosen(list(runs))), limit=60)
+
+
+def one_by_one(stage, world, cases, limit):
+    """Judges cases, each a name, a scenario and its settings, while time is left, and sums them up."""
     profile, results = hardware(), []
-    for name in chosen(list(runs)):
-        if left() < 20:
-            row("options", name, None, tools.NO_TIME)
+    for name, scenario, sets in cases:
+        if left() < 25:
+            row(stage, name, None, tools.NO_TIME)
             break
-        results.append(judged("options", name, profile, 2, None, *scaled(*runs[name])))
+        results.append(judged(stage, name, profile, world, None, scenario, sets, limit))
     results = [r for r in results if r]
     if results:
-        summed_up("options", results)
+        summed_up(stage, results)
 
 
 def moe_fidelity():
     """Predictions of mixtures of experts against measurements, with and without expert parallelism; ROWS and RUNS narrow them."""
-    profile, world, results = hardware(), min(2, gpus()), []
+    world = min(2, gpus())
     variants = MOE_VARIANTS if world > 1 else MOE_ALONE
     wanted = os.environ.get("ROWS", ",".join(MOE_MODELS)).split(",")
-    for model in filter(MOE_MODELS.__contains__, wanted):
-        scenario, same = MOE_MODELS[model]
-        for name in chosen(list(variants)):
-            if left() < 25:
-                row("moe_fidelity", f"{model} {name}", None, tools.NO_TIME)
-                break
-            sets = ["train.steps=12", *same, *variants[name]]
-            if CPU:
-                kept = [s for s in sets if not s.startswith(("train.steps", "train.seq_len", "model."))]
-                scenario, sets = "small-moe", ["train.steps=3", "train.clip_norm=0", *kept]
-            # Billions of weights are initialized on the CPU.
-            results.append(judged("moe_fidelity", f"{model} {name}", profile, world, None, scenario, sets, limit=100))
-    results = [r for r in results if r]
-    if results:
-        summed_up("moe_fidelity", results)
+
+    def cases():
+        for model in filter(MOE_MODELS.__contains__, wanted):
+            scenario, same = MOE_MODELS[model]
+            for name in chosen(list(variants)):
+                sets = ["train.steps=12", *same, *variants[name]]
+                if CPU:
+                    kept = [s for s in sets if not s.startswith(("train.steps", "train.seq_len", "model."))]
+                    scenario, sets = "small-moe", ["train.steps=3", "train.clip_norm=0", *kept]
+                yield f"{model} {name}", scenario, sets
+    # Billions of weights are initialized on the CPU.
+    one_by_one("moe_fidelity", world, cases(), limit=100)
 
 
 def fidelity():

@@ -296,7 +296,8 @@ pub(crate) struct Format {
     pub(crate) accelerated: bool,
     /// Whether names are unique wherever they are, and `_` is the same as `-`.
     pub(crate) flat: bool,
-    /// Whether programs add keys of their own, so that one that is not known is no misspelled one.
+    /// Whether programs add their own keys: an unknown one may then be one of these, and is not
+    /// reported as misspelled.
     pub(crate) open: bool,
     /// What the framework does if no key says otherwise.
     pub(crate) defaults: &'static [Fallback],

@@ -194,7 +194,7 @@ fn mesh(w: &mut Writer, facts: &Facts) {
                 &format!("the device is {device}"),
             ),
             None => w.missing.push(format!(
-                "mesh.hardware: there is no profile of {device}; `shardlab calibrate` measures one"
+                "mesh.hardware: no profile of {device} is shipped; `shardlab calibrate` measures one"
             )),
         },
         None => w

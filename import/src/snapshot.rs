@@ -310,12 +310,10 @@ impl SnapshotReport {
             );
         }
         if self.before_bytes > 0 {
-            note(
-                "the history begins in the middle of the run: memory allocated before has no frames",
-            );
+            note("recording started during the run: memory allocated before that has no frames");
         }
         if no_history {
-            note("there is no history: only the state at the end is known");
+            note("the snapshot has no history, only the state at its end");
             self.peak_allocated_bytes = self.end_allocated_bytes;
             self.peak_reserved_bytes = self.end_reserved_bytes;
         }

@@ -24,6 +24,7 @@ pub mod autodiff;
 pub mod check;
 pub mod compile;
 pub mod config;
+mod divisors;
 pub mod graph;
 pub mod hardware;
 pub mod ir;

@@ -550,7 +550,7 @@ fn snapshots_and_flight_records_are_read() {
         device["notes"][0]
             .as_str()
             .unwrap()
-            .contains("middle of the run")
+            .contains("recording started during the run")
     );
     let found = imported(&[
         "fsdp2-compiled-rank0.flight.pickle.gz",

@@ -100,7 +100,7 @@ fn included(node: &Node) -> Result<Effect, String> {
     let all: Option<usize> = gpus.sum();
     Ok(match all {
         Some(n) => Effect::Fact(Fact::Processes, n as u64),
-        None => Effect::Aside("what GPUs of these hosts there are, the launcher finds out"),
+        None => Effect::Aside("the launcher finds the GPUs of these hosts"),
     })
 }
 

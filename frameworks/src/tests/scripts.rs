@@ -100,7 +100,7 @@ fn commands_within_other_commands_are_read() {
             "RUN=\"cd /x; python pretrain_gpt.py {arguments}\"\nsbatch <<EOF\n#SBATCH -N 1\nsrun -l \\\n  \
              bash -x -c \"${{RUN}}\" 2>&1 | tee log.txt\nEOF\n"
         ),
-        // Data in a here-document is no command.
+        // Data in a here-document is not a command.
         format!(
             "torchrun --nproc_per_node 8 pretrain_gpt.py {arguments} &> log\n\
              cat > config.json <<END\npython other.py --num-layers 9\nEND\n"

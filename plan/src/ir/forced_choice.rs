@@ -1,5 +1,6 @@
 //! Choices of a router that follow from the number of a row instead of its scores.
 
+use crate::divisors::gcd;
 use crate::random::SplitMix64;
 use serde::Serialize;
 use std::collections::BTreeSet;
@@ -43,8 +44,8 @@ impl ForcedChoice {
     pub fn new(popularity: &[f64], k: u64, seed: u64) -> Self {
         let columns = popularity.len() as u64;
         assert!((1..=columns).contains(&k), "{k} of {columns} columns");
-        let period = columns / common_divisor(columns, k);
-        let group = period / common_divisor(period, ROWS) * ROWS;
+        let period = columns / gcd(columns, k);
+        let group = period / gcd(period, ROWS) * ROWS;
         // Shares of equally popular columns are multiples of the distance of two starts, and points
         // and ends fit into 32 bits.
         let bits = (u64::from(u32::MAX) / (group * (k + 1))).ilog2();
@@ -120,10 +121,6 @@ impl ForcedColumns {
         ends.filter(move |(_, (before, share))| points(**before) < points(**before + **share))
             .map(|(column, _)| column)
     }
-}
-
-fn common_divisor(a: u64, b: u64) -> u64 {
-    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 /// Returns shares that add up to `k` units, none longer than one.

@@ -231,17 +231,9 @@ fn vision_attention(m: &Model, batch: u64) -> u64 {
     let Some(of) = &m.options.vision else {
         return 0;
     };
-    let shape = AttentionShape {
-        batch,
-        heads: of.heads,
-        kv_heads: of.kv_heads.unwrap_or(of.heads),
-        seq: of.rows(),
-        memory: None,
-        head_dim: of.hidden / of.heads.max(1),
-        causal: false,
-        window: None,
-        documents: Documents::NONE,
-    };
+    let kv_heads = of.kv_heads.unwrap_or(of.heads);
+    let head_dim = of.hidden / of.heads.max(1);
+    let shape = AttentionShape::new([batch, of.heads, kv_heads, of.rows(), head_dim], false);
     let heads = |n: usize| of.latent_heads.get(n).copied().unwrap_or(1);
     let latents = AttentionShape {
         heads: heads(0),
@@ -308,16 +300,7 @@ fn reconstruction_attention(m: &Model, batch: u64) -> u64 {
     let Some(of) = &m.options.reconstruction else {
         return 0;
     };
-    let shape = AttentionShape {
-        batch,
-        heads: of.heads,
-        kv_heads: of.heads,
-        seq: of.rows(),
-        memory: None,
-        head_dim: of.hidden / of.heads.max(1),
-        causal: false,
-        window: None,
-        documents: Documents::NONE,
-    };
+    let head_dim = of.hidden / of.heads.max(1);
+    let shape = AttentionShape::new([batch, of.heads, of.heads, of.rows(), head_dim], false);
     3 * of.layers * shape.flops(false)
 }

@@ -1,5 +1,17 @@
 //! Tests of the whole path from text to scenario.
 
+/// A file of `tests/data/configs`.
+macro_rules! config {
+    ($name:literal) => {
+        include_str!(concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../tests/data/configs/",
+            $name,
+            ".json"
+        ))
+    };
+}
+
 mod aliases;
 mod bad;
 mod defaults;
@@ -26,6 +38,18 @@ const MINIMAL: &str =
 fn minimal(overrides: &[&str]) -> Result<super::Scenario, super::ScenarioError> {
     let overrides: Vec<String> = overrides.iter().map(|s| (*s).to_owned()).collect();
     super::parse("minimal", MINIMAL, &overrides)
+}
+
+/// Loads a scenario whose preset is this `config.json`, in a folder of its own.
+fn read_config(
+    test: &str,
+    config: &str,
+    sets: &[&str],
+) -> Result<super::Scenario, super::ScenarioError> {
+    let text = "[model]\npreset = \"there/config.json\"\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
+    let f = Folder::new(test, &[("mine.toml", text), ("there/config.json", config)]);
+    let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
+    super::load(&f.file("mine.toml"), &sets)
 }
 
 /// A folder of its own for one test, removed at the end.

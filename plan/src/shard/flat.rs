@@ -10,6 +10,7 @@
 
 use super::LayoutError;
 use crate::config::Atomic;
+use crate::divisors::lcm;
 use crate::ir::ParamId;
 use serde::Serialize;
 use std::ops::Range;
@@ -331,14 +332,6 @@ impl<'a> Packer<'a> {
             }
         }
     }
-}
-
-fn lcm(a: u64, b: u64) -> Option<u64> {
-    let (mut x, mut y) = (a, b);
-    while y != 0 {
-        (x, y) = (y, x % y);
-    }
-    (a / x).checked_mul(b)
 }
 
 #[cfg(test)]

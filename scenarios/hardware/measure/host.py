@@ -88,13 +88,8 @@ def experts(out, o, mesh):
             if o.get("shard", True): fully_shard(l, mesh=mesh, mp_policy=mp)
         if o.get("shard", True): fully_shard([m.norm, m.out], mesh=mesh, mp_policy=mp, reshard_after_forward=False); fully_shard(m.tok, mesh=mesh, mp_policy=mp); fully_shard(m, mesh=mesh, mp_policy=mp)
         else: m.to(torch.bfloat16)
-        opt = torch.optim.AdamW(m.parameters(), lr=1e-5, fused=DEVICE == "cuda"); x = torch.randint(0, c["V"], (1, c["T"]), device=DEVICE); parts = []
-        for i in range(WARM + STEPS):
-            SYNC(); t = [time.perf_counter()]; tick = lambda: t.append(time.perf_counter())
-            loss = torch.nn.functional.cross_entropy(m(x).view(-1, c["V"]).float(), x.view(-1)); tick()
-            loss.backward(); tick(); opt.step(); tick(); opt.zero_grad(set_to_none=True); tick()
-            if i >= WARM: parts.append([b - a for a, b in zip(t, t[1:])])
-        SYNC(); row[f"{layers} layers"] = dict(zip(("forward", "backward", "optimizer", "zero_grad"), [round(statistics.median(p) * 1e3, 3) for p in zip(*parts)]))
+        opt = torch.optim.AdamW(m.parameters(), lr=1e-5, fused=DEVICE == "cuda"); x = torch.randint(0, c["V"], (1, c["T"]), device=DEVICE)
+        row[f"{layers} layers"] = timed(lambda: torch.nn.functional.cross_entropy(m(x).view(-1, c["V"]).float(), x.view(-1)), opt)
         del m, opt; gc.collect(); torch._dynamo.reset()
     print(row, flush=True); out.write(json.dumps(row) + "\n"); out.flush()
 
@@ -147,7 +142,7 @@ def micro(out, n=200):
 
 
 def compiled(out):
-    """Calls of compiled code with 8 and 64 kernels in forward (half of them matmuls) and 24 and 192 in backward: the difference is
+    """Calls of compiled code with 8 and 64 kernels in forward (half of them matmuls) and 12 and 96 in backward: the difference is
     the host time of a kernel, the rest that of guards and entry."""
     x, w = (torch.ones(64, 64, device=DEVICE, requires_grad=g) for g in (True, True))
     for pairs in (4, 32):
@@ -186,18 +181,25 @@ def build(kind, over, layers, o, mesh):
     return m, trained, torch.optim.AdamW(trained, lr=1e-5, fused=fused, foreach=not fused), config.vocab_size
 
 
-def steps(kind, over, layers, o, mesh, clip):
-    m, trained, opt, vocab = build(kind, over, layers, o, mesh)
-    x = torch.randint(0, vocab, (1, 64), device=DEVICE); parts = []
+def timed(loss, opt, clipped=()):
+    """Returns the median host times of the parts of a step, in ms."""
+    parts = []
     for i in range(WARM + STEPS):
         SYNC(); t = [time.perf_counter()]; tick = lambda: t.append(time.perf_counter())
-        loss = m(input_ids=x, labels=x).loss; tick()
-        loss.backward(); tick()
-        if clip: nn.utils.clip_grad_norm_(trained, 1.0)
+        value = loss(); tick(); value.backward(); tick()
+        if clipped: nn.utils.clip_grad_norm_(clipped, 1.0)
         tick(); opt.step(); tick(); opt.zero_grad(); tick()
         if i >= WARM: parts.append([b - a for a, b in zip(t, t[1:])])
-    SYNC(); n = len(trained); del m, trained, opt; gc.collect()
-    return [round(statistics.median(p) * 1e3, 3) for p in zip(*parts)], n
+    SYNC()
+    return dict(zip(("forward", "backward", "clip", "optimizer", "zero_grad"), [round(statistics.median(p) * 1e3, 3) for p in zip(*parts)]))
+
+
+def steps(kind, over, layers, o, mesh, clip):
+    m, trained, opt, vocab = build(kind, over, layers, o, mesh)
+    x = torch.randint(0, vocab, (1, 64), device=DEVICE)
+    parts = timed(lambda: m(input_ids=x, labels=x).loss, opt, trained if clip else [])
+    n = len(trained); del m, trained, opt; gc.collect()
+    return parts, n
 
 
 def model(kind, over, o, mesh, out):
@@ -205,7 +207,7 @@ def model(kind, over, o, mesh, out):
     for clip in ((False, True) if o == {} and kind == "llama" else (False,)):
         for layers in LAYERS:
             parts, n = steps(kind, over, layers, o, mesh, clip)
-            row[f"{layers} layers{', clip' if clip else ''}"] = dict(zip(("forward", "backward", "clip", "optimizer", "zero_grad"), parts), tensors=n)
+            row[f"{layers} layers{', clip' if clip else ''}"] = dict(parts, tensors=n)
     print(row, flush=True); out.write(json.dumps(row) + "\n"); out.flush()
 
 

@@ -36,7 +36,7 @@ pub(super) fn profile(
         Some(base) => base.to_owned(),
         None => {
             return Err(Failure::bad_input(format_args!(
-                "there is no profile of {device}: name the closest one with --base-profile"
+                "no profile of {device} is shipped: name the closest one with --base-profile"
             )));
         }
     };

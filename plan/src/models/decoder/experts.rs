@@ -210,7 +210,6 @@ impl Experts {
 
     fn route(&self, b: &Builder<'_>) -> OpKind {
         let of = &b.s.model.options.experts;
-        let layer = layer_number(b, self.module);
         let forced = b.s.forced_routing.as_ref();
         OpKind::Route(op::Route {
             k: of.top_k,
@@ -220,7 +219,7 @@ impl Experts {
             groups: of.router_groups,
             kept: of.router_group_top_k,
             bias: self.router_bias.is_some(),
-            forced: forced.map(|f| f.choice(of, layer)),
+            forced: forced.map(|f| f.choice(of, layer_number(b, self.module))),
         })
     }
 

@@ -1,22 +1,7 @@
 //! Types with encoders of tokens, images or sounds: their windows and FLOPs, and what is refused.
 
-use super::super::*;
-use super::Folder;
-use crate::config::{Scenario, Sound};
-
-/// A file of `tests/data/configs`.
-macro_rules! config {
-    ($name:literal) => {
-        include_str!(concat!("../../../../tests/data/configs/", $name, ".json"))
-    };
-}
-
-fn read(test: &str, config: &str, sets: &[&str]) -> Result<Scenario, ScenarioError> {
-    let text = "[model]\npreset = \"there/config.json\"\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
-    let f = Folder::new(test, &[("mine.toml", text), ("there/config.json", config)]);
-    let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
-    load(&f.file("mine.toml"), &sets)
-}
+use super::read_config as read;
+use crate::config::Sound;
 
 /// Values of files that would make another model than the one that is planned, with the reason.
 #[test]

@@ -1,22 +1,6 @@
 //! Types with towers of images or sounds, by their `config.json`.
 
-use super::super::*;
-use super::Folder;
-use crate::config::Scenario;
-
-/// A file of `tests/data/configs`.
-macro_rules! config {
-    ($name:literal) => {
-        include_str!(concat!("../../../../tests/data/configs/", $name, ".json"))
-    };
-}
-
-fn read(test: &str, config: &str, sets: &[&str]) -> Result<Scenario, ScenarioError> {
-    let text = "[model]\npreset = \"there/config.json\"\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
-    let f = Folder::new(test, &[("mine.toml", text), ("there/config.json", config)]);
-    let sets: Vec<String> = sets.iter().map(|s| (*s).to_owned()).collect();
-    load(&f.file("mine.toml"), &sets)
-}
+use super::read_config as read;
 
 /// Values that would make another model than the one that is planned, with the reason.
 #[test]

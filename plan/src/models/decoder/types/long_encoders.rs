@@ -2,7 +2,10 @@
 
 use super::encoders::{attention_window, seen};
 use super::read::size;
-use super::seq2seq::{GELU_FIRST, LAYER_NORM, LEARNED, NO_GATE, RELU, SUM_PLAIN, bart, sizes, t5};
+use super::seq2seq::{
+    D_MODEL, DECODER_FFN, DECODER_HEADS, DECODER_LAYERS, ENCODER_LAYERS, GELU_FIRST, LAYER_NORM,
+    LEARNED, NO_GATE, RELU, SUM_PLAIN, bart, sizes, t5,
+};
 use super::{ALWAYS_TIED, derived, number};
 use crate::models::hf::{Field, Fields, HfType, Meaning, VOCAB, field};
 use serde_json::{Value, json};
@@ -28,11 +31,11 @@ fn long_t5(file: Fields<'_>) -> Result<Option<Value>, String> {
 const LED: &[Field] = &[
     VOCAB,
     ALWAYS_TIED,
-    field(&["d_model"], Meaning::Required("hidden")),
-    field(&["encoder_layers"], Meaning::Required("encoder_layers")),
-    field(&["decoder_layers"], Meaning::Required("layers")),
-    field(&["decoder_ffn_dim"], Meaning::Required("ffn")),
-    field(&["decoder_attention_heads"], Meaning::Required("heads")),
+    D_MODEL,
+    ENCODER_LAYERS,
+    DECODER_LAYERS,
+    DECODER_FFN,
+    DECODER_HEADS,
     number(
         &["max_decoder_position_embeddings"],
         "max_seq_len",

@@ -51,7 +51,7 @@ const GATED_GELU: [Field; 2] = [
 
 const COMMON: &[Field] = &[
     VOCAB,
-    field(&["d_model"], Meaning::Required("hidden")),
+    D_MODEL,
     field(&["d_ff"], Meaning::Required("ffn")),
     field(&["num_layers"], Meaning::Required("encoder_layers")),
     LAYERS,
@@ -143,10 +143,10 @@ pub(super) const TYPES: &[HfType] = &[
         ],
         common: &[VOCAB, TIED_BY_DEFAULT],
         fields: &[
-            field(&["d_model"], Meaning::Required("hidden")),
-            field(&["decoder_layers"], Meaning::Required("layers")),
-            field(&["decoder_ffn_dim"], Meaning::Required("ffn")),
-            field(&["decoder_attention_heads"], Meaning::Required("heads")),
+            D_MODEL,
+            DECODER_LAYERS,
+            DECODER_FFN,
+            DECODER_HEADS,
             GELU,
             field(
                 &["max_target_positions"],
@@ -223,14 +223,7 @@ pub(super) const TYPES: &[HfType] = &[
     bart(
         "blenderbot-small",
         "BlenderbotSmallForConditionalGeneration",
-        &[
-            LAYER_NORM,
-            AFTER_SUM,
-            BIASES,
-            NO_GATE,
-            LEARNED,
-            EMBEDDING_NORM,
-        ],
+        SUM_PLAIN,
         GELU_FIRST,
     ),
     bart(
@@ -337,15 +330,24 @@ fn root_of_width(file: Fields<'_>) -> Option<Value> {
     width.map(|w| w.sqrt().into())
 }
 
+/// Sizes as BART's files name them.
+pub(super) const D_MODEL: Field = field(&["d_model"], Meaning::Required("hidden"));
+pub(super) const ENCODER_LAYERS: Field =
+    field(&["encoder_layers"], Meaning::Required("encoder_layers"));
+pub(super) const DECODER_LAYERS: Field = field(&["decoder_layers"], Meaning::Required("layers"));
+pub(super) const DECODER_FFN: Field = field(&["decoder_ffn_dim"], Meaning::Required("ffn"));
+pub(super) const DECODER_HEADS: Field =
+    field(&["decoder_attention_heads"], Meaning::Required("heads"));
+
 const BART: &[Field] = &[
     VOCAB,
     POSITIONS,
     ALWAYS_TIED,
-    field(&["d_model"], Meaning::Required("hidden")),
-    field(&["encoder_layers"], Meaning::Required("encoder_layers")),
-    field(&["decoder_layers"], Meaning::Required("layers")),
-    field(&["decoder_ffn_dim"], Meaning::Required("ffn")),
-    field(&["decoder_attention_heads"], Meaning::Required("heads")),
+    D_MODEL,
+    ENCODER_LAYERS,
+    DECODER_LAYERS,
+    DECODER_FFN,
+    DECODER_HEADS,
     derived(
         "num_labels",
         &[

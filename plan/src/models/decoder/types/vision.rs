@@ -275,6 +275,13 @@ fn swin(file: Fields<'_>) -> Result<Value, String> {
     }))
 }
 
+/// Returns the stages of a Swin with a key that differs.
+fn swin_with(file: Fields<'_>, key: &str, value: bool) -> Result<Option<Value>, String> {
+    let mut of = swin(file)?;
+    of[key] = value.into();
+    Ok(Some(of))
+}
+
 /// Returns the stages of a ConvNeXt.
 fn convnext(file: Fields<'_>, response_norm: bool) -> Result<Value, String> {
     Ok(json!({
@@ -696,25 +703,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "swinv2",
         architecture: "Swinv2ForImageClassification",
-        fixed: &[
-            STAGED[0],
-            STAGED[1],
-            STAGED[2],
-            STAGED[3],
-            STAGED[4],
-            STAGED[5],
-            STAGED[6],
-            STAGED[7],
-            ("key_bias", Given::Bool(false)),
-        ],
+        fixed: STAGED,
         common: SWIN,
         fields: &[
+            derived("key_bias", &[], |_| Ok(Some(false.into()))),
             // The table would have one row more than there are patches.
             field(&["use_absolute_embeddings"], Meaning::Off),
             derived("stages", SWIN_FIELDS, |file| {
-                let mut of = swin(file)?;
-                of["cosine"] = true.into();
-                Ok(Some(of))
+                swin_with(file, "cosine", true)
             }),
         ],
     },
@@ -724,9 +720,7 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: STAGED,
         common: SWIN,
         fields: &[derived("stages", SWIN_FIELDS, |file| {
-            let mut of = swin(file)?;
-            of["last_norm"] = false.into();
-            Ok(Some(of))
+            swin_with(file, "last_norm", false)
         })],
     },
     HfType {
