@@ -28,6 +28,11 @@ const KINDS: [(CollectiveKind, DType); 6] = [
     (CollectiveKind::AllReduce, DType::F32),
     (CollectiveKind::AllToAll, DType::Bf16),
 ];
+/// Size from which times are checked against the fastest link, in bytes: small payloads may stay in
+/// caches.
+const LARGE: u64 = 1 << 24;
+/// More than any link between GPUs carries in one direction, in GB/s: NVLink 6 carries 1,800.
+const FASTEST_GBPS: f64 = 5e3;
 const REPEATS: u32 = 10;
 const WARM: usize = 3;
 /// Payload of collectives that overlap with kernels or with each other.
@@ -129,7 +134,24 @@ pub(super) fn alone(bench: &Bench<'_>) -> Result<Vec<Table>, String> {
     };
     let mut tables: Vec<Table> = KINDS.into_iter().enumerate().map(table).collect();
     tables.retain(|t| !t.rows.is_empty());
+    tables.iter().try_for_each(possible)?;
     Ok(tables)
+}
+
+/// Refuses times that no link allows: the collectives did not run.
+fn possible(table: &Table) -> Result<(), String> {
+    let share = f64::from(table.ranks - 1) / f64::from(table.ranks);
+    for &(bytes, us) in &table.rows {
+        let gbps = share * bytes as f64 / us / 1e3;
+        if bytes >= LARGE && gbps > FASTEST_GBPS {
+            return Err(format!(
+                "{} of {bytes} bytes between {} ranks took {us:.1} us, or {gbps:.0} GB/s, which no link reaches: it did not run",
+                table.kind.name(),
+                table.ranks
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// Measures kernels and collectives that run at the same time.
@@ -371,6 +393,20 @@ mod tests {
             task(9, 1140, 1260),
         ];
         assert_eq!(slowed(&times, &[1, 6], 2), (vec![130.0], vec![250.0]));
+    }
+
+    #[test]
+    fn a_collective_that_did_not_run_is_refused() {
+        let of = |us: f64| Table {
+            kind: CollectiveKind::AllGather,
+            dtype: None,
+            ranks: 2,
+            rows: vec![(1 << 17, 2.9), (1 << 30, us)],
+            estimates: Vec::new(),
+        };
+        // 1 GiB over NVLink 4 (450 GB/s), and the time between two events with nothing in between.
+        assert_eq!(possible(&of(1400.0)), Ok(()));
+        assert!(possible(&of(2.9)).unwrap_err().ends_with("it did not run"));
     }
 
     #[test]

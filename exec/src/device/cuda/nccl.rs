@@ -156,8 +156,7 @@ impl NcclCollectives {
         calls: impl FnOnce(&Nccl, &dyn Fn(&(RawRange, RawRange)) -> Called) -> Result<T, nccl_rs::Error>,
     ) -> Result<T, String> {
         let c = &self.program.collectives[id.index()];
-        // Without the choices of rows.
-        let parts = &parts[..c.parts.len()];
+        let parts = moved(c, parts);
         let Some(member) = &self.members[c.comm.index()] else {
             return Err(format!(
                 "communicator {} has not been initialized",
@@ -262,6 +261,11 @@ impl NcclCollectives {
     }
 }
 
+/// Returns the parts whose data moves: all but the choices of rows, which come last.
+fn moved<'a>(c: &Collective, parts: &'a [(RawRange, RawRange)]) -> &'a [(RawRange, RawRange)] {
+    &parts[..parts.len() - usize::from(c.sent.is_some())]
+}
+
 impl Collectives for NcclCollectives {
     fn register(&mut self, memory: &[Piece]) -> Result<(), String> {
         // All ranks create windows together.
@@ -277,7 +281,7 @@ impl Collectives for NcclCollectives {
         parts: &[(RawRange, RawRange)],
         stream: RawStream,
     ) -> Result<(), String> {
-        let parts = &parts[..self.program.collectives[id.index()].parts.len()];
+        let parts = moved(&self.program.collectives[id.index()], parts);
         self.call(id, parts, stream, |nccl, one| match parts {
             [] => Ok(()),
             [part] => one(part),
@@ -529,4 +533,30 @@ impl Member {
 pub(super) fn needed(program: &Program) -> bool {
     let size = |c: CommId| program.communicators[c.index()].ranks.size;
     program.collectives.iter().any(|c| size(c.comm) > 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardlab_plan::ir::DType;
+    use shardlab_plan::units::Bytes;
+
+    #[test]
+    fn ranges_move_even_if_the_program_lists_no_parts() {
+        let range = RawRange {
+            ptr: std::ptr::null_mut(),
+            bytes: 0,
+            dtype: DType::Bf16,
+        };
+        let c = Collective {
+            kind: CollectiveKind::AllGather,
+            comm: CommId(0),
+            reduce: ReduceOp::None,
+            dtype: DType::Bf16,
+            bytes: Bytes(0),
+            parts: smallvec::SmallVec::new(),
+            sent: None,
+        };
+        assert_eq!(moved(&c, &[(range, range)]).len(), 1);
+    }
 }
