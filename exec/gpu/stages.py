@@ -9,7 +9,7 @@ STAGES = {f.__name__: f for f in (correct.modes, correct.hangs, correct.goldens,
                                   measure.acceptance, measure.options, correct.bits, correct.delays, correct.checkpoint, correct.band, correct.sanitize,
                                   convergence.convergence, varied.varied)}
 SETS = {"first": ["modes", "goldens", "small", "speed"], "second": ["calibrate", "fidelity", "bits", "delays", "tensor_parallel"],
-        "third": ["hangs", "checkpoint", "band", "sanitize"]}
+        "third": ["hangs", "checkpoint", "band", "sanitize"], "fp8": ["float8", "float8_speed"]}
 
 
 def main():

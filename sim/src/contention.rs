@@ -4,11 +4,9 @@
 //!   arithmetic uses all SMs; a kernel bound by memory bandwidth is as fast on half of them. Next
 //!   to arithmetic, a memory-bound kernel takes as many SMs as it can get: blocks of a GEMM need an
 //!   SM's whole shared memory, so an SM runs one kernel or the other, and what one gains the other
-//!   loses. On an H200, the rates of a cast of 2 GiB and of the kernels next to it, relative to each
-//!   alone, sum to 0.96 to 1.0 for cuBLAS and grouped GEMMs, 1.0 for attention's forward and 1.1 for
-//!   its backward, at any stream priority.
-//! - A collective on copy engines uses SMs only to copy the rank's local chunk. For that share of
-//!   its time it counts as a memory-bound kernel.
+//!   loses. On an H200, the rates of a cast of 2 GiB and of kernels next to it, each relative to
+//!   its own alone, sum to 0.96 to 1.0 for cuBLAS and grouped GEMMs, 1.0 for attention's forward
+//!   and 1.1 for its backward, at any stream priority.
 //! - Kernels whose joint demand exceeds the memory bandwidth slow down in proportion to how much
 //!   they depend on it.
 //! - A collective loses a fixed share of its rate while any kernel runs, and a further share that

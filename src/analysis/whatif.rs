@@ -172,7 +172,8 @@ const ALL_VALUES: [&str; 23] = [
 ];
 
 /// Keys with numbers or many spellings, with the values that are tried.
-const SOME_VALUES: [(&str, &[&str]); 10] = [
+const SOME_VALUES: [(&str, &[&str]); 11] = [
+    ("fsdp.units", &["block", "block_and_ends"]),
     ("fsdp.reshard_after_forward", &["true", "false", "auto"]),
     ("fsdp.prefetch_forward", &["0", "1", "2", "4"]),
     ("fsdp.prefetch_backward", &["0", "1", "2", "4"]),
@@ -182,7 +183,7 @@ const SOME_VALUES: [(&str, &[&str]); 10] = [
     ("precision.reduce_dtype", &["f32", "bf16"]),
     (
         "precision.float8_recipe",
-        &["none", "tensorwise", "rowwise"],
+        &["none", "tensorwise", "rowwise", "blockwise", "mxfp8"],
     ),
     ("compile.mode", &["off", "regions", "blocks", "full"]),
     (

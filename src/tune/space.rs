@@ -339,7 +339,8 @@ fn layers(today: &Prediction) -> Vec<Choice> {
     all.map(|n| vec![format!("{LAYERS}={n}")]).collect()
 }
 
-/// Returns units of one, two and four blocks. Only units of blocks are known by name.
+/// Returns units of one, two and four blocks, and of the ends of the model. Only units of blocks are
+/// known by name.
 fn units(today: &Prediction) -> Vec<Choice> {
     if today.scenario.fsdp.units != Units::Block {
         return vec![vec!["fsdp.units=block".to_owned()]];
@@ -354,7 +355,9 @@ fn units(today: &Prediction) -> Vec<Choice> {
         vec![format!("fsdp.units=[{}]", units.join(", "))]
     };
     let sizes = [2, 4].into_iter().filter(|n| names.len() > *n);
-    sizes.map(joined).collect()
+    let ends = (!today.scenario.model.tie_embeddings)
+        .then(|| vec!["fsdp.units=block_and_ends".to_owned()]);
+    sizes.map(joined).chain(ends).collect()
 }
 
 /// Returns the state that can be kept in host memory.

@@ -505,6 +505,10 @@ fn matmuls_in_8_bits_are_estimates() {
         "llama3-8b-4xh200-fp8",
         "--set",
         "precision.float8_recipe=none",
+        "--set",
+        "precision.float8_all_gather=false",
+        "--set",
+        "precision.float8_saved=compute",
     ]));
     assert!(bf16.contains("(measured, ±"), "{bf16}");
 }

@@ -323,13 +323,17 @@ impl Flat {
         self.grad_arena = Some(arena);
     }
 
-    /// Returns whether G lives only from the first reduction of a step to its optimizer: a sharded
-    /// G of the native engine, so that no buffer is allocated while the step's activations are at
-    /// their largest. (Megatron-FSDP keeps its gradients; an offloaded G is kept in host memory;
-    /// one that is not sharded is what backward writes.)
+    /// Returns whether G lives only within a step, in the native engine: a sharded G from its first
+    /// reduction to its optimizer, so that no buffer is allocated while the step's activations are
+    /// at their largest, and one that is not sharded, which backward writes, if backward also
+    /// updates the weights from it. (Megatron-FSDP keeps its gradients; an offloaded G is kept in
+    /// host memory.)
     pub(crate) fn grads_of_a_step(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> bool {
-        let fsdp = &inputs.scenario.fsdp;
-        inputs.engine.frees_gradients && self.grad_sharded(g) && !fsdp.offload.grads
+        let (fsdp, train) = (&inputs.scenario.fsdp, &inputs.scenario.train);
+        let updated = fsdp.optimizer_in_backward && train.grad_accum == 1;
+        inputs.engine.frees_gradients
+            && (self.grad_sharded(g) || updated && self.grad_arena.is_none())
+            && !fsdp.offload.grads
     }
 
     /// Emits section `Init`: W and M of every group, and G if it outlives a step.

@@ -1200,6 +1200,51 @@ fn gradients_live_for_moments_where_backward_updates() {
     }
 }
 
+/// Gradients that no rank shards are freed by updates in backward as well, so that one unit's are
+/// live at a time on one rank; sums over micro-batches stay.
+#[test]
+fn whole_gradients_live_for_moments_where_backward_updates() {
+    let most = |sets: &[&str]| {
+        let mut all = vec!["model.layers=6", "train.clip_norm=0"];
+        all.extend(sets);
+        let all: Vec<String> = all.into_iter().map(str::to_owned).collect();
+        let p = plan(&parse("test", LLAMA, &all).unwrap()).unwrap();
+        let grad = |id: BufferId| p.buffers[id.index()].role == Role::MainGrad;
+        let bytes = |id: BufferId| p.buffers[id.index()].bytes.0;
+        let (mut live, mut most) = (0, 0);
+        for i in &p.instrs {
+            match i.op {
+                Op::Alloc(id) if grad(id) => live += bytes(id),
+                Op::Free(id) if grad(id) => live -= bytes(id),
+                _ => {}
+            }
+            most = most.max(live);
+        }
+        let all: u64 = p.groups.iter().map(|g| 4 * g.layout.full_numel()).sum();
+        let largest = p
+            .groups
+            .iter()
+            .map(|g| 4 * g.layout.full_numel())
+            .max()
+            .unwrap();
+        (most, largest, all)
+    };
+    const IN_BACKWARD: &str = "fsdp.optimizer_in_backward=true";
+    for alone in [&["mesh.dp_shard=1"][..], &["fsdp.strategy=no_shard"]] {
+        let (after, _, all) = most(alone);
+        assert_eq!(after, all, "{alone:?}");
+        let (within, largest, _) = most(&[alone, &[IN_BACKWARD]].concat());
+        let in_flight = if alone[0].starts_with("mesh") { 1 } else { 3 };
+        // Those of the ends share a group and live longer.
+        assert!(
+            within <= (in_flight + 1) * largest,
+            "{within} of {all}, {alone:?}"
+        );
+        let (sums, _, _) = most(&[alone, &[IN_BACKWARD, "train.grad_accum=2"]].concat());
+        assert_eq!(sums, all);
+    }
+}
+
 /// HSDP reduces shards over the outer axis, so that the full gradient buffer is already out of use.
 /// The native engine releases it after the inner reduction, and only the optimizer waits for the
 /// outer one. Megatron-FSDP records one event after both (`_bucket_group_gradient_reduce`), so its

@@ -258,7 +258,7 @@ const SKIP_ALL: &str = "train.skipped_blocks=[{ blocks = [\"layers.1\"] }]";
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 101] = [
+    const OPTIONS: [&[&str]; 103] = [
         &[],
         &[
             "fsdp.copy_engine_reduce=true",
@@ -290,6 +290,17 @@ fn every_option_passes() {
             "compile.cuda_graph=full_iteration",
         ],
         &["fsdp.optimizer_in_backward=true", "train.clip_norm=0"],
+        &[
+            "fsdp.optimizer_in_backward=true",
+            "train.clip_norm=0",
+            "fsdp.strategy=no_shard",
+        ],
+        &[
+            "fsdp.optimizer_in_backward=true",
+            "train.clip_norm=0",
+            "fsdp.strategy=optim",
+            "model.tie_embeddings=true",
+        ],
         &[
             "fsdp.optimizer_in_backward=true",
             "train.clip_norm=0",

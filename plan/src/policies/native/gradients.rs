@@ -21,6 +21,9 @@ pub(super) struct Gradients {
     accum_buffers: Vec<Option<BufferId>>,
     /// Elements that GEMMs of this micro-batch have added to the sum, by group.
     added: Vec<Vec<Range<u64>>>,
+    /// Whether backward has begun to write G, by group, where it is not sharded and only lives for a
+    /// step.
+    begun: Vec<bool>,
 }
 
 impl Gradients {
@@ -30,6 +33,7 @@ impl Gradients {
             sums: vec![None; groups],
             accum_buffers: vec![None; groups],
             added: vec![Vec::new(); groups],
+            begun: vec![false; groups],
         }
     }
 
@@ -46,8 +50,7 @@ impl Gradients {
         let (main, sharded) = (out.inputs.types.grads, flat.grad_sharded(g));
         let once = !out.inputs.reduces(g, false, false);
         let (base, dtype) = if !sharded && micro.first {
-            let grad = flat.state(g).grad;
-            (grad.expect("only trained parameters have gradients"), main)
+            (self.begin_whole(out, flat, g), main)
         } else if sharded && once && micro.first && !micro.last {
             let sum = self.sum(out, flat, g);
             (out.b.whole(sum), main)
@@ -92,6 +95,19 @@ impl Gradients {
         Some(part)
     }
 
+    /// Returns G of a group that does not shard it. One that only lives for a step is allocated on
+    /// first touch.
+    fn begin_whole(&mut self, out: &mut Emitter<'_>, flat: &Flat, g: GroupId) -> Access {
+        let grad = flat.state(g).grad;
+        let grad = grad.expect("only trained parameters have gradients");
+        let of_a_step = flat.grads_of_a_step(out.inputs, g);
+        if of_a_step && !std::mem::replace(&mut self.begun[g.index()], true) {
+            out.b.alloc(Rule::Grad, grad.buffer);
+            fill_padding(out, g, grad, out.inputs.types.grads);
+        }
+        grad
+    }
+
     /// Allocates the full gradient of a group for this micro-batch.
     fn allocate(
         &mut self,
@@ -121,8 +137,10 @@ impl Gradients {
         buffer
     }
 
-    /// Adds a later micro-batch's gradient to the one that is kept in full.
+    /// Adds a later micro-batch's gradient to the one that is kept in full, after backward has
+    /// written all of it.
     pub(super) fn accumulate(&mut self, out: &mut Emitter<'_>, flat: &Flat, g: GroupId) {
+        self.begun[g.index()] = false;
         if let Some(sum) = flat.state(g).grad {
             self.add_to(out, g, sum);
         }

@@ -63,14 +63,27 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
 
 /// Returns the component of a name that may be meant, or the first names of these `things`.
 pub(super) fn hint(pattern: &str, names: &[String], things: &str) -> String {
-    let components: BTreeSet<&str> = names.iter().flat_map(|name| name.split('.')).collect();
     let wanted = pattern.trim_matches(['*', '.']);
     let last = wanted.rsplit('.').next().unwrap_or_default();
-    match nearest(last, components) {
+    let near = [wanted, last]
+        .into_iter()
+        .find_map(|part| near_part(part, names));
+    match near {
         Some(near) => format!("did you mean `{near}`?"),
         None => {
             let first: Vec<&str> = names.iter().take(6).map(String::as_str).collect();
             format!("{things}: {}, …", first.join(", "))
         }
     }
+}
+
+/// Returns the consecutive components of some name that are most similar to `wanted` and as many.
+fn near_part(wanted: &str, names: &[String]) -> Option<String> {
+    let length = wanted.split('.').count();
+    let mut parts: BTreeSet<String> = BTreeSet::new();
+    for name in names {
+        let components: Vec<&str> = name.split('.').collect();
+        parts.extend(components.windows(length).map(|part| part.join(".")));
+    }
+    nearest(wanted, parts.iter().map(String::as_str)).map(str::to_owned)
 }
