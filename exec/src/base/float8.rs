@@ -217,6 +217,23 @@ mod tests {
         }
     }
 
+    /// Every bfloat16 times 64 scales: the quotients of both formats for maxima over all magnitudes.
+    /// The product is exact in float64.
+    #[test]
+    fn scaled_casts_equal_those_of_cuda_for_every_bfloat16() {
+        let maxima = (0..32).map(|i| 1.37 * f32::powi(16.0, i - 16));
+        for scale in maxima.flat_map(|amax| [448.0, 57344.0].map(|most| scale(most, amax))) {
+            for bits in 0..=u16::MAX {
+                let x = f32::from_bits(u32::from(bits) << 16);
+                let product = scaled(x, scale);
+                if x.is_finite() {
+                    assert_eq!(product, (f64::from(x) * f64::from(scale)) as f32);
+                }
+                compare(product);
+            }
+        }
+    }
+
     #[test]
     #[ignore = "takes a minute: every float32"]
     fn casts_equal_those_of_cuda_for_every_float() {
