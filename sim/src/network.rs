@@ -17,6 +17,9 @@ use shardlab_plan::program::Program;
 use shardlab_plan::units::Picos;
 use tables::Asked;
 
+/// Payload in bytes whose time is all latency.
+const SMALL: u64 = 1 << 10;
+
 /// The network as the communicators of one program see it.
 #[derive(Debug)]
 pub(crate) struct Network<'a> {
@@ -61,7 +64,7 @@ impl<'a> Network<'a> {
         let moved = (bus / (fitted * 1e9)).min(1.0);
         let link = formula::rate_gbps(collective.kind, &group) / fitted;
         let on_engines = self.engines[collective.comm.index()] && !collective.kind.reduces();
-        let local_copy_share = if on_engines {
+        let local_copy_share = if on_engines && !collective.in_place() {
             let own = 2.0 * collective.bytes.0 as f64 / f64::from(group.size.max(1));
             own / (copy_gbps(self.profile) * 1e9) / seconds.max(1e-12)
         } else {
@@ -124,13 +127,18 @@ impl<'a> Network<'a> {
             bytes,
             dtype: Some(collective.dtype),
         };
-        let mut price = tables::price(self.profile, asked, &group).unwrap_or_else(|| {
-            let us = formula::time_us(kind, bytes as f64, &group);
-            Price {
-                us,
+        let of_kernels = |bytes: u64| {
+            let asked = Asked { bytes, ..asked };
+            tables::price(self.profile, asked, &group).unwrap_or_else(|| Price {
+                us: formula::time_us(kind, bytes as f64, &group),
                 measured: false,
-            }
-        });
+            })
+        };
+        let mut price = of_kernels(bytes);
+        let launch_us = of_kernels(bytes.min(SMALL)).us;
+        if let Some(us) = self.on_engines_us(collective, launch_us) {
+            price.us = price.us.min(us);
+        }
         if self.profile.device.shared_cores.is_some() {
             price.us += self.profile.contention.shared_wait_us;
         }
@@ -142,6 +150,18 @@ impl<'a> Network<'a> {
             };
         }
         price
+    }
+
+    /// Returns the microseconds of a collective whose data copy engines move within a node, if
+    /// their rate is known: it starts as late as one of kernels does, for which `launch_us` is the
+    /// time of a small payload.
+    fn on_engines_us(&self, collective: &Collective, launch_us: f64) -> Option<f64> {
+        let group = &self.groups[collective.comm.index()];
+        let rate = self.profile.network.copy_engine_gbps?;
+        let on_engines = self.engines[collective.comm.index()] && !collective.kind.reduces();
+        let bytes = collective.expected_bytes() as f64;
+        let bus = formula::bus_factor(collective.kind, group.size) * bytes;
+        (on_engines && group.nodes == 1).then(|| launch_us + bus / rate / 1e3)
     }
 
     /// Returns the microseconds that a misaligned payload adds. NCCL's kernels move it element by

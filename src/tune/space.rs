@@ -339,8 +339,8 @@ fn layers(today: &Prediction) -> Vec<Choice> {
     all.map(|n| vec![format!("{LAYERS}={n}")]).collect()
 }
 
-/// Returns units of one, two and four blocks, and of the ends of the model. Only units of blocks are
-/// known by name.
+/// Returns units of one, two and four blocks, and of the ends of the model. Only units of blocks
+/// are known by name.
 fn units(today: &Prediction) -> Vec<Choice> {
     if today.scenario.fsdp.units != Units::Block {
         return vec![vec!["fsdp.units=block".to_owned()]];

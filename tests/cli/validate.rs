@@ -307,6 +307,34 @@ fn predictions_agree_with_steps_of_exec() {
     agree(EXEC_H100, 60, 2.0, 5.0, (8, 0.045), 3);
 }
 
+/// Mixtures of experts, whole and divided, by every dispatcher, with balanced and skewed choices:
+/// 40 runs of four machines, of which one also timed their kernels.
+#[test]
+fn predictions_agree_with_steps_of_experts() {
+    let table = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/data/exec_experts_h200.csv"
+    );
+    let mut lines = json(&["validate", table, "--json"]);
+    lines.pop();
+    assert_eq!(lines.len(), 40);
+    for row in &lines {
+        let of = &row["peak_allocated_mib"];
+        let bytes = |field: &str| of[field].as_f64().unwrap();
+        assert!(
+            (bytes("predicted") - bytes("measured")).abs() < 0.01,
+            "{row}"
+        );
+    }
+    let step = |row: &Value| row["step_ms"]["error_percent"].as_f64().unwrap().abs();
+    let mut errors: Vec<f64> = lines.iter().map(step).collect();
+    errors.sort_by(f64::total_cmp);
+    assert!(
+        errors[20] < 2.0 && errors[38] < 6.0 && errors[39] < 9.0,
+        "{errors:?}"
+    );
+}
+
 /// Steps with 8-bit matmuls are predicted as well, although the profile's rate for them was
 /// measured only with scales of blocks. Allocated memory is known to 0.1 MiB, where it is.
 #[test]

@@ -217,8 +217,8 @@ mod tests {
         }
     }
 
-    /// Every bfloat16 times 64 scales: the quotients of both formats for maxima over all magnitudes.
-    /// The product is exact in float64.
+    /// Every bfloat16 times 64 scales: the quotients of both formats for maxima over all
+    /// magnitudes. The product is exact in float64.
     #[test]
     fn scaled_casts_equal_those_of_cuda_for_every_bfloat16() {
         let maxima = (0..32).map(|i| 1.37 * f32::powi(16.0, i - 16));

@@ -177,6 +177,14 @@ impl Collective {
         })
     }
 
+    /// Returns whether all parts leave each rank's own payload where it is, so that nothing is
+    /// copied within a rank.
+    #[must_use]
+    pub fn in_place(&self) -> bool {
+        let same = |p: &Part| p.input.buffer == p.output.buffer;
+        !self.parts.is_empty() && self.parts.iter().all(same)
+    }
+
     /// Alignment in bytes of each rank's payload that NCCL's kernels need to move it by whole
     /// vectors.
     pub const ALIGNMENT: u64 = 16;

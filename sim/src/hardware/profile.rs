@@ -246,6 +246,9 @@ pub struct Network {
     /// Ranks of the groups that reached it: smaller ones reach less, since a rank also copies its
     /// own part, and larger ones more.
     pub nvlink_ranks: u32,
+    /// Bus bandwidth that large collectives on copy engines reach within a node, GB/s; that of
+    /// kernels where not given.
+    pub copy_engine_gbps: Option<f64>,
     /// GPUs that NVLink connects to one another; unknown where not given.
     pub nvlink_domain: Option<u32>,
     /// Network cards of a node.

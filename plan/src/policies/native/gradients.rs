@@ -21,8 +21,8 @@ pub(super) struct Gradients {
     accum_buffers: Vec<Option<BufferId>>,
     /// Elements that GEMMs of this micro-batch have added to the sum, by group.
     added: Vec<Vec<Range<u64>>>,
-    /// Whether backward has begun to write G, by group, where it is not sharded and only lives for a
-    /// step.
+    /// Whether backward has begun to write G, by group, where it is not sharded and only lives for
+    /// a step.
     begun: Vec<bool>,
 }
 
