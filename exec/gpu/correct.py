@@ -182,6 +182,14 @@ def sharding():
               if dtype == "bf16" or t not in BF16_ALONE], 1 if CPU else AT_ONCE)
 
 
+# Policies with an allocator whose addresses repeat, as captured scopes need.
+ADDRESSES = {"native": ["fsdp.policy=native"],
+             "megatron": ["fsdp.policy=megatron", "fsdp.allocator=double_buffer", "fsdp.persist_on_alloc_fail=true"]}
+# Scopes of layers with experts, by whether they contain the exchange of tokens, in which `all_to_all` waits on the host.
+BEFORE_EXCHANGE = [["attn"], ["moe_router"], ["moe_preprocess"], ["attn", "moe_router"], ["attn", "moe_router", "moe_preprocess"]]
+WITH_EXCHANGE = [["moe"], ["attn", "moe"], ["block"]]
+
+
 def moe():
     """Experts, whole and divided among ranks, against the CPU device; captured against eager runs, the same losses to the last bit, while tokens change experts; fused gates against separate ones."""
     name, every = "small-moe", gpus()
@@ -242,16 +250,19 @@ def moe():
             row("moe", title, same, f"counts are {'equal' if same else 'NOT equal'} to those of the CPU device, the largest is {most:.2f} times the mean")
         return job
 
-    def replayed(ep):
-        title = "captured and eager" + (f", ep {ep}" if ep > 1 else "")
+    def replayed(ep, policy, dispatcher, scopes):
+        title = ", ".join(["captured and eager", policy, *([f"ep {ep}", dispatcher] if ep > 1 else [])])
 
         def job():
-            sets = [*fit(every), *bf16, "train.steps=20", f"mesh.ep={ep}"]
-            runs = [train(name, sets=[*sets, *more], timeout=60) for more in ([], captured)]
-            if any(run[0] for run in runs):
-                return row("moe", title, False, last_line(next(run[2] for run in runs if run[0])))
-            same = runs[0][1]["losses"] == runs[1][1]["losses"]
-            row("moe", title, same, f"losses of 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
+            sets = [*fit(every), *bf16, "train.steps=20", f"mesh.ep={ep}", *ADDRESSES[policy]]
+            # Rows for every case: these scenarios may reserve those of equally popular experts.
+            sets += [f"moe.dispatcher={dispatcher}", *(["moe.capacity_factor=4"] if dispatcher != "gather" else [])] if ep > 1 else []
+            eager, *others = [train(name, sets=[*sets, *more], timeout=60) for more in ([], *([f"compile.cuda_graph={json.dumps(s)}"] for s in scopes))]
+            failed = next((run for run in (eager, *others) if run[0]), None)
+            if failed:
+                return row("moe", title, False, last_line(failed[2]))
+            far = [json.dumps(s) for s, run in zip(scopes, others) if run[1]["losses"] != eager[1]["losses"]]
+            row("moe", title, not far, f"losses of 20 steps with {len(scopes)} choices of scopes are " + (f"NOT equal: {', '.join(far)}" if far else "equal to the last bit"))
         return job
 
     def fused(ep, more):
@@ -292,7 +303,10 @@ def moe():
         "rows of 72 bytes": ([], []), "delays": ([], ["--delays", 3]), "delays, captured iteration": (['compile.cuda_graph="full_iteration"'], ["--delays", 4]),
         **({} if SHARED else {"threads": ([], ["--one-process"])}),
     }
-    together([*(case(t, *w) for t, w in ways.items()), *(recorded(ep) for ep in (1, *sizes)), *(replayed(ep) for ep in (1, *sizes)),
+    all_scopes = [*BEFORE_EXCHANGE, *WITH_EXCHANGE]
+    captures = [(ep, policy, dispatcher, scopes) for policy in ADDRESSES for ep in (1, *sizes) for dispatcher, scopes in (
+        [("all_to_all", BEFORE_EXCHANGE), *((d, all_scopes) for d in ("gather", "padded", "peer"))] if ep > 1 else [("", all_scopes)])]
+    together([*(case(t, *w) for t, w in ways.items()), *(recorded(ep) for ep in (1, *sizes)), *(replayed(*way) for way in captures),
               *(fused(ep, more) for ep in (1, *sizes) for more in ([], ["train.recompute=full"])),
               *(pushed(ep, t, *w) for ep in sizes for t, w in pushes.items())], 1 if CPU else AT_ONCE)
 

@@ -378,6 +378,74 @@ fn equal_runs_are_equal_to_the_last_bit() {
     assert_eq!(bits(&a), bits(&b));
 }
 
+/// Scopes that end before tokens are exchanged, which every dispatcher allows.
+const BEFORE_EXCHANGE: [&str; 5] = [
+    "[\"attn\"]",
+    "[\"moe_router\"]",
+    "[\"moe_preprocess\"]",
+    "[\"attn\", \"moe_router\"]",
+    "[\"attn\", \"moe_router\", \"moe_preprocess\"]",
+];
+/// Scopes that contain the exchange.
+const WITH_EXCHANGE: [&str; 2] = ["[\"moe\"]", "[\"attn\", \"moe\"]"];
+
+/// Losses, norms of gradients and norms of weights of 20 steps, with the counts of the eager run.
+fn captured_or_not(ep: u32, set: &[&str], scopes: Option<&str>) -> (Vec<u64>, Option<Vec<u64>>) {
+    let scopes = scopes.map(|s| format!("compile.cuda_graph={s}"));
+    let mesh = mesh(2, ep);
+    let all: Vec<&str> = (mesh.iter().map(String::as_str))
+        .chain(set.iter().copied())
+        .chain(scopes.as_deref())
+        .collect();
+    let mut options = options();
+    options.steps = Some(20);
+    options.exec.routing = scopes.is_none();
+    let o = run(&load("small-moe", &all), options);
+    assert_eq!(o.run.losses.len(), 20);
+    let numbers = (o.run.losses.iter())
+        .chain(&o.run.grad_norms)
+        .chain(&o.weight_norms);
+    let counts = o.routing.as_ref().map(|h| h.layers[&1].clone());
+    (numbers.map(|v| v.to_bits()).collect(), counts)
+}
+
+/// A captured graph replays what it has seen: choices of experts that change from step to step must
+/// not be part of that.
+#[test]
+fn captured_parts_of_experts_have_the_bits_of_eager_ones() {
+    let double_buffer = [
+        "fsdp.policy=megatron",
+        "fsdp.allocator=double_buffer",
+        "fsdp.persist_on_alloc_fail=true",
+    ];
+    let before = &BEFORE_EXCHANGE[..];
+    let all = [before, &WITH_EXCHANGE].concat();
+    let few = [before[4], WITH_EXCHANGE[0], WITH_EXCHANGE[1]];
+    for policy in [&["fsdp.policy=native"][..], &double_buffer] {
+        for (ep, dispatcher, scopes) in [
+            (1, None, &all[..]),
+            (2, Some("moe.dispatcher=all_to_all"), before),
+            (2, Some("moe.dispatcher=gather"), &all),
+            (2, Some("moe.dispatcher=padded"), &few),
+            (2, Some("moe.dispatcher=peer"), &few),
+        ] {
+            let room = dispatcher.filter(|d| *d != "moe.dispatcher=gather");
+            let set: Vec<&str> = (policy.iter().copied())
+                .chain(dispatcher)
+                .chain(room.map(|_| ROOM))
+                .collect();
+            let (eager, counts) = captured_or_not(ep, &set, None);
+            let counts = counts.expect("recorded");
+            // Equal choices in all steps would be a multiple of 20.
+            assert!(counts.iter().any(|n| n % 20 != 0), "{counts:?}");
+            for scopes in scopes {
+                let (captured, _) = captured_or_not(ep, &set, Some(scopes));
+                assert!(captured == eager, "ep = {ep}, {set:?}, {scopes}");
+            }
+        }
+    }
+}
+
 /// Experts are initialized and saved by their place among all: a run continues with another number
 /// of ranks that divide them.
 #[test]

@@ -3,11 +3,13 @@
 mod architecture;
 mod engine;
 mod experts;
+mod graphs;
 mod mesh;
 mod precision;
 mod recompute;
 
 pub(crate) use architecture::{Activation, Positions};
+pub(crate) use graphs::CAPTURED;
 
 use crate::Options;
 use crate::adapters::Targets;
@@ -71,6 +73,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     adapters(draft, reader.formats.iter().any(|f| f.open))?;
     packed_weights(draft)?;
     let engine = engine::decide(draft, &reader.formats, accelerated)?;
+    graphs::decide(draft)?;
     precision::decide(draft, engine, accelerated)?;
     precision::float8(draft)?;
     for format in &reader.formats {

@@ -181,6 +181,10 @@ pub(crate) enum Fact {
     PrecisionAwareOptimizer,
     /// 1: Megatron-LM's optimizer is on the CPU (`HybridDeviceOptimizer`).
     OptimizerOffload,
+    /// CUDA graphs of Megatron-LM: 0 none, 1 parts of each layer, 2 the whole iteration.
+    CudaGraph,
+    /// The parts, as bits of `derive::CAPTURED`.
+    CudaGraphModules,
     /// 1: Megatron-LM registers communication buffers with NCCL.
     NcclUb,
     /// ZeRO stage of DeepSpeed.

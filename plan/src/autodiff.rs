@@ -124,7 +124,7 @@ pub(crate) fn differentiate(
     e.run();
     e.m.graph.in_backward = false;
     e.m.graph.node = None;
-    e.m.graph.module = None;
+    (e.m.graph.module, e.m.graph.stage) = (None, None);
     e.out
 }
 
@@ -192,7 +192,7 @@ impl Engine<'_> {
         if grads.iter().all(Option::is_none) {
             return;
         }
-        self.g().module = Some(op.module);
+        (self.g().module, self.g().stage) = (Some(op.module), op.stage);
         let given: SmallVec<[ValueId; 4]> = grads.iter().flatten().map(|p| p.value).collect();
         self.enter_section(at, &given);
         let (mark_ops, mark_buffers) = (self.m.graph.ops.len(), self.m.graph.buffers.len() as u32);

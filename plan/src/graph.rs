@@ -6,7 +6,8 @@ mod convert;
 pub(crate) use construct::Peers;
 
 use crate::ir::{
-    AxisId, Const, ConstId, DType, ModelCollective, ModuleId, OpKind, ParamId, Shape, strides,
+    AxisId, Const, ConstId, DType, ModelCollective, ModuleId, MoeStage, OpKind, ParamId, Shape,
+    strides,
 };
 use smallvec::SmallVec;
 use std::ops::Range;
@@ -149,6 +150,8 @@ pub struct Op {
     pub outputs: SmallVec<[ValueId; 2]>,
     /// Module it belongs to.
     pub module: ModuleId,
+    /// Part of a layer of experts that it belongs to, if one that may be captured on its own.
+    pub stage: Option<MoeStage>,
     /// Autograd node (backward) or op (forward): operands are held until all of a node's ops have
     /// been issued.
     pub node: u32,
@@ -209,6 +212,8 @@ pub struct Graph {
     pub checkpoints: Vec<Range<usize>>,
     /// Module of new ops.
     pub(crate) module: Option<ModuleId>,
+    /// Part of a layer of experts that new ops belong to.
+    pub(crate) stage: Option<MoeStage>,
     /// Node of new ops; `None` makes each op a node.
     pub(crate) node: Option<u32>,
     pub(crate) nodes: u32,

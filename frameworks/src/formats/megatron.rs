@@ -5,7 +5,7 @@ use crate::convert::{
     float8_gather, float8_recipe, float8_transposes, forced_routing, if_true, mixed_bf16,
     mixed_f16, set,
 };
-use crate::derive::{Activation, Positions};
+use crate::derive::{Activation, CAPTURED, Positions};
 use crate::table::{
     CAPACITY, Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, choice, fact, integer,
     key, lost, number, with,
@@ -482,15 +482,40 @@ const KEYS: &[Key] = &[
         "empty-unused-memory-level",
         "the allocator's cache is predicted as kept",
     ),
-    lost(
-        "cuda-graph-impl",
-        "kernels are predicted as launched by the host",
-    ),
-    lost(
-        "enable-cuda-graph",
-        "kernels are predicted as launched by the host",
-    ),
+    choice("cuda-graph-impl", |node| {
+        let kind = match node.full().as_str() {
+            "none" => 0,
+            "local" | "transformer_engine" => 1,
+            "full_iteration" => 2,
+            _ => {
+                return Err(node.expected("none, local, transformer_engine or full_iteration"));
+            }
+        };
+        Ok(Effect::Fact(Fact::CudaGraph, kind))
+    }),
+    with("enable-cuda-graph", graph_per_layer),
+    with("external-cuda-graph", graph_per_layer),
+    with("cuda-graph-modules", captured_modules),
+    with("cuda-graph-scope", captured_modules),
 ];
+
+/// Reads an older flag, which stands for `--cuda-graph-impl local` or `transformer_engine`.
+fn graph_per_layer(node: &Node) -> Result<Effect, String> {
+    if_true(node, Effect::Fact(Fact::CudaGraph, 1))
+}
+
+/// Reads which parts of a layer CUDA graphs capture.
+fn captured_modules(node: &Node) -> Result<Effect, String> {
+    let words = node.words().unwrap_or_else(|| node.full());
+    let mut bits = 0;
+    for word in words.split([' ', ',']).filter(|w| !w.is_empty()) {
+        match CAPTURED.iter().position(|known| *known == word) {
+            Some(at) => bits |= 1 << at,
+            None => return Err(node.expected(&CAPTURED.join(", "))),
+        }
+    }
+    Ok(Effect::Fact(Fact::CudaGraphModules, bits))
+}
 
 /// Reads a probability of dropout.
 fn dropout(node: &Node) -> Result<Effect, String> {

@@ -127,3 +127,61 @@ fn a_size_that_no_argument_gives_is_asked_for() {
         "{error}"
     );
 }
+
+/// Models without and with experts, whose dispatcher reads counts on the host.
+const DENSE: &str = "--vocab-size 128 --swiglu --disable-bias-linear --position-embedding-type rope \
+                     --normalization RMSNorm --ffn-hidden-size 128";
+const EXPERTS: &str = "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --expert-model-parallel-size 2 \
+                       --moe-token-dispatcher-type alltoall";
+const PADDED: &str = "--moe-expert-capacity-factor 2.0 --moe-pad-expert-input-to-capacity";
+
+/// The arguments are those of Megatron-LM's guide to CUDA graphs, of this version and of earlier
+/// ones; a scenario follows from each.
+#[test]
+fn cuda_graphs_of_megatron_are_scopes() {
+    let graph = |flags: &str| {
+        let mut job = read(flags);
+        let scenario = job.scenario(&[]).unwrap_or_else(|e| panic!("{flags}: {e}"));
+        shardlab_plan::plan(&scenario).unwrap_or_else(|e| panic!("{flags}: {e}"));
+        setting(&job, "compile.cuda_graph")
+    };
+    let dense = |flags: &str| graph(&format!("{DENSE} {flags}"));
+    let experts = |flags: &str| graph(&format!("{DENSE} {EXPERTS} {flags}"));
+    let is = |found: Option<String>, wanted: &str| assert_eq!(found.as_deref(), Some(wanted));
+    is(dense("--cuda-graph-impl local"), "[\"block\"]");
+    is(
+        dense("--cuda-graph-impl transformer_engine --cuda-graph-modules attn mlp"),
+        "[\"attn\", \"mlp\"]",
+    );
+    is(
+        dense("--external-cuda-graph --cuda-graph-scope attn moe_router"),
+        "[\"attn\"]",
+    );
+    is(
+        dense("--cuda-graph-impl full_iteration"),
+        "\"full_iteration\"",
+    );
+    is(
+        dense("--enable-cuda-graph --cuda-graph-scope full_iteration"),
+        "\"full_iteration\"",
+    );
+    assert_eq!(dense("--cuda-graph-impl none"), None);
+    assert_eq!(dense("--cuda-graph-modules attn"), None);
+    let router = "--cuda-graph-impl local --cuda-graph-modules attn moe_router moe_preprocess";
+    is(
+        experts(router),
+        "[\"attn\", \"moe_router\", \"moe_preprocess\"]",
+    );
+    let whole = "--cuda-graph-impl transformer_engine --cuda-graph-modules attn moe";
+    is(experts(whole), "[\"attn\"]");
+    is(experts(&format!("{whole} {PADDED}")), "[\"attn\", \"moe\"]");
+    assert_eq!(experts("--cuda-graph-impl full_iteration"), None);
+    assert_eq!(
+        experts("--cuda-graph-impl local --cuda-graph-modules mlp"),
+        None
+    );
+    let wrong =
+        format!("{BASE} {DENSE} --cuda-graph-impl local --cuda-graph-modules attn router\n");
+    let error = try_text("train.sh", &wrong, &eight()).unwrap_err();
+    assert!(error.contains("moe_router"), "{error}");
+}

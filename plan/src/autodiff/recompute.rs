@@ -238,7 +238,7 @@ impl Engine<'_> {
         } = self.recompute.regions[region as usize];
         let (ops, start) = (ops.clone(), self.m.graph.ops.len() as u32);
         let forward = ops.start as u32..ops.end as u32;
-        let current = self.m.graph.module;
+        let (current, stage) = (self.m.graph.module, self.m.graph.stage);
         // Last op of the section when each op of the region has run again.
         let mut after = Vec::with_capacity(ops.len());
         for i in ops.clone() {
@@ -250,7 +250,7 @@ impl Engine<'_> {
             true => self.reentrant_locals(ops, at, gradients),
             false => self.region_inputs(ops).collect(),
         };
-        self.g().module = current;
+        (self.g().module, self.g().stage) = (current, stage);
         let end = self.m.graph.ops.len() as u32;
         self.out.sections.push(Section {
             module,

@@ -7,8 +7,8 @@ use super::tape::{Tape, TapeOp};
 use crate::autodiff::{Backward, Section};
 use crate::graph::{Act, Graph, Op, Root, View};
 use crate::ir::{
-    HostWorkKind, ModelCollective, ModuleId, ModuleKind, Operand, ParamId, Source, Storage,
-    StorageId, StorageRole,
+    HostWorkKind, ModelCollective, ModuleId, ModuleKind, MoeStage, Operand, ParamId, Source,
+    Storage, StorageId, StorageRole,
 };
 use crate::models::ModelGraph;
 use crate::units::Bytes;
@@ -34,6 +34,7 @@ pub(super) fn emit(
         tape,
         storage_of: vec![NONE; m.graph.buffers.len()],
         open: Vec::new(),
+        stage: None,
         again: Vec::new(),
         views: 0,
         kind: HostWorkKind::Dispatch,
@@ -155,6 +156,8 @@ struct Emitter<'m> {
     tape: Tape,
     storage_of: Vec<u32>,
     open: Vec<ModuleId>,
+    /// Open part of a layer of experts.
+    stage: Option<(MoeStage, ModuleId)>,
     /// Modules open in a recomputed forward, outermost (the block) first.
     again: Vec<ModuleId>,
     /// Framework calls of views since the last kernel.
@@ -178,6 +181,10 @@ impl Emitter<'_> {
         let mut region = 0;
         for (i, step) in phase.steps.iter().enumerate() {
             let s = phase.base + i as u32;
+            let stage = self.stage_of(step);
+            if stage != self.stage {
+                self.leave_stage(&mut out);
+            }
             match step.section {
                 Some(section) => {
                     let section = &phase.sections[section as usize];
@@ -194,6 +201,7 @@ impl Emitter<'_> {
                     self.enter(Some(step.module), &mut out);
                 }
             }
+            self.enter_stage(stage, &mut out);
             if step.region == 0 {
                 let kind = if step.section.is_some() {
                     HostWorkKind::Dispatch
@@ -224,9 +232,40 @@ impl Emitter<'_> {
                 ready = rest;
             }
         }
+        self.leave_stage(&mut out);
         self.leave_again(0, &mut out);
         self.enter(None, &mut out);
         out
+    }
+
+    /// Returns the part of a layer of experts that a step belongs to. What is run again inside
+    /// backward belongs to none, as it belongs to no half of a block.
+    fn stage_of(&self, step: &Step) -> Option<(MoeStage, ModuleId)> {
+        let stage = step.stage.filter(|_| step.section.is_none())?;
+        let mut at = step.module;
+        loop {
+            let module = &self.m.modules()[at.index()];
+            if module.kind == ModuleKind::Mlp {
+                return Some((stage, at));
+            }
+            at = module.parent?;
+        }
+    }
+
+    fn enter_stage(&mut self, stage: Option<(MoeStage, ModuleId)>, out: &mut Vec<TapeOp>) {
+        if stage == self.stage {
+            return;
+        }
+        if let Some((stage, layer)) = stage {
+            out.push(TapeOp::EnterStage { stage, layer });
+        }
+        self.stage = stage;
+    }
+
+    fn leave_stage(&mut self, out: &mut Vec<TapeOp>) {
+        if self.stage.take().is_some() {
+            out.push(TapeOp::ExitStage);
+        }
     }
 
     /// Inside the recomputed forward of `block`, moves to `target`.

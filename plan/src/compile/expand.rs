@@ -204,6 +204,10 @@ impl<'t> Expander<'t> {
             out.push(match *op {
                 TapeOp::Enter(m) => TapeOp::Enter(self.module(m, at)?),
                 TapeOp::Exit(m) => TapeOp::Exit(self.module(m, at)?),
+                TapeOp::EnterStage { stage, layer } => TapeOp::EnterStage {
+                    stage,
+                    layer: self.module(layer, at)?,
+                },
                 TapeOp::EnterRecompute(m) => TapeOp::EnterRecompute(self.module(m, at)?),
                 TapeOp::ExitRecompute(m) => TapeOp::ExitRecompute(self.module(m, at)?),
                 TapeOp::Alloc(s) => TapeOp::Alloc(self.alloc(s, at)?),
@@ -238,7 +242,7 @@ impl<'t> Expander<'t> {
                 TapeOp::HostSizes { operand } => TapeOp::HostSizes {
                     operand: self.operands(operand..operand + 1, at)?,
                 },
-                TapeOp::Host { .. } | TapeOp::HostRead => *op,
+                TapeOp::Host { .. } | TapeOp::HostRead | TapeOp::ExitStage => *op,
                 TapeOp::GradReady(p) => TapeOp::GradReady(self.param(p, at)?),
             });
         }

@@ -97,13 +97,14 @@ struct Fuser<'m> {
     readers: BTreeMap<Root, SmallVec<[u32; 4]>>,
 }
 
-/// Groups the ops of a region into kernels and yields them in an order that respects dependencies.
-/// With `mixed`, kernels may compute column sums in addition to row operations.
+/// Groups the ops of a region into kernels and yields them in an order that respects dependencies,
+/// each with the op in whose place it runs, which says its module. With `mixed`, kernels may
+/// compute column sums in addition to row operations.
 pub(super) fn fuse(
     m: &ModelGraph,
     order: &[u32],
     mixed: bool,
-    mut emit: impl FnMut(SmallVec<[u32; 2]>, ModuleId),
+    mut emit: impl FnMut(SmallVec<[u32; 2]>, u32),
 ) {
     let g = &m.graph;
     let order: Vec<u32> = order
@@ -130,7 +131,7 @@ pub(super) fn fuse(
         let ops: SmallVec<[u32; 2]> = group.ops.iter().map(|&at| order[at as usize]).collect();
         // Modules are entered in order and never twice.
         reached = reached.max(f.anchor(group));
-        emit(ops, g.ops[order[reached as usize] as usize].module);
+        emit(ops, order[reached as usize]);
     }
 }
 

@@ -316,6 +316,7 @@ mod tests {
             self.steps.push(Step {
                 ops: (end - n..end).collect(),
                 module: ModuleId(0),
+                stage: None,
                 region: 1,
                 section: None,
                 used: None,

@@ -263,11 +263,13 @@ impl Partition<'_> {
                 .map(|&v| self.rename(v, &renamed))
                 .collect();
             self.g.nodes += 1;
-            let (node, module) = (self.g.nodes, self.g.ops[first as usize].module);
+            let (node, place) = (self.g.nodes, &self.g.ops[first as usize]);
+            let (module, stage) = (place.module, place.stage);
             self.g.ops.push(Op {
                 inputs,
                 outputs,
                 module,
+                stage,
                 node,
                 ..op
             });

@@ -7,7 +7,7 @@ use super::{
 use crate::autodiff::{Backward, recompute::Recomputed};
 use crate::config::{Compile, CompileMode, Implementation, Scenario};
 use crate::graph::{Act, Graph, Op, ValueId, View};
-use crate::ir::{Module, ModuleId, ModuleKind};
+use crate::ir::{Module, ModuleId, ModuleKind, MoeStage};
 use crate::models::ModelGraph;
 use crate::recipes::Recipe;
 use smallvec::{SmallVec, smallvec};
@@ -20,6 +20,8 @@ pub(super) struct Step {
     pub(super) ops: SmallVec<[u32; 2]>,
     /// Module.
     pub(super) module: ModuleId,
+    /// Part of a layer of experts; none for what communicates.
+    pub(super) stage: Option<MoeStage>,
     /// Compiled region, counted from 1; 0 when run eagerly.
     pub(super) region: u32,
     /// Recomputed forward that the step belongs to: index into [`Backward::sections`].
@@ -92,6 +94,7 @@ impl Orders {
             inputs: SmallVec::from_slice(inputs),
             outputs: SmallVec::from_slice(outputs),
             module: g.ops[stead].module,
+            stage: g.ops[stead].stage,
             node: g.nodes,
             dispatches: 1,
         });
@@ -305,10 +308,12 @@ fn steps(m: &ModelGraph, o: &Orders, order: &[u32], fusion: &Fusion) -> Vec<Step
         let ops = &order[at..at + len];
         let section = o.section[ops[0] as usize];
         let first = out.len();
-        fuse::fuse(m, ops, fusion.mixed, |ops, module| {
+        fuse::fuse(m, ops, fusion.mixed, |ops, place| {
+            let place = &g.ops[place as usize];
             out.push(Step {
+                stage: place.stage.filter(|_| !communicates(g, &ops)),
                 ops,
-                module,
+                module: place.module,
                 region,
                 section,
                 used: None,
@@ -324,14 +329,21 @@ fn steps(m: &ModelGraph, o: &Orders, order: &[u32], fusion: &Fusion) -> Vec<Step
 }
 
 fn single(g: &Graph, o: &Orders, op: u32) -> Step {
-    let module = g.ops[op as usize].module;
+    let of = &g.ops[op as usize];
     Step {
         ops: smallvec![op],
-        module,
+        module: of.module,
+        stage: of.stage.filter(|_| !communicates(g, &[op])),
         region: 0,
         section: o.section[op as usize],
         used: None,
     }
+}
+
+/// Returns whether ops exchange data with other ranks, or let the host wait for sizes.
+fn communicates(g: &Graph, ops: &[u32]) -> bool {
+    let mut ops = ops.iter().map(|&i| &g.ops[i as usize]);
+    ops.any(|op| matches!(op.act, Act::Collective(_)) || op.is_host_sizes())
 }
 
 /// Returns the ops that the loss depends on, which a validation forward runs.

@@ -7,7 +7,7 @@
 
 use crate::ir::{
     Const, ConstId, DType, HostWorkKind, Kernel, KernelId, ModelCollective, Module, ModuleId,
-    Operand, Param, ParamId, Source, Storage, StorageId,
+    MoeStage, Operand, Param, ParamId, Source, Storage, StorageId,
 };
 use crate::units::Flops;
 use serde::Serialize;
@@ -22,6 +22,15 @@ pub enum TapeOp {
     Enter(ModuleId),
     /// It ends.
     Exit(ModuleId),
+    /// A part of a layer of experts starts, which may be captured on its own.
+    EnterStage {
+        /// The part.
+        stage: MoeStage,
+        /// The layer.
+        layer: ModuleId,
+    },
+    /// It ends. What a layer computes in one part need not be one stretch of the tape.
+    ExitStage,
     /// A module's forward is run again inside backward.
     EnterRecompute(ModuleId),
     /// It ends.

@@ -22,13 +22,20 @@ words!(CompileMode {
     Full = "full",
 });
 
-/// A CUDA-graph scope inside a block.
+/// A CUDA-graph scope inside a block, with the words of Megatron-LM's `--cuda-graph-scope`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// The attention half of a block.
     Attn,
-    /// The feed-forward half of a block.
+    /// A dense feed-forward half of a block.
     Mlp,
+    /// Of a layer of experts, what comes before tokens are sent: its norm and its router, and the
+    /// shared expert if no exchange of tokens overlaps with it.
+    MoeRouter,
+    /// Of a layer of experts, what finds out where tokens go and puts them in order.
+    MoePreprocess,
+    /// A whole layer of experts.
+    Moe,
     /// The whole block.
     Block,
 }
@@ -36,8 +43,25 @@ pub enum Scope {
 words!(Scope {
     Attn = "attn",
     Mlp = "mlp",
+    MoeRouter = "moe_router",
+    MoePreprocess = "moe_preprocess",
+    Moe = "moe",
     Block = "block",
 });
+
+impl Scope {
+    /// Returns whether it has work only in layers of experts.
+    #[must_use]
+    pub const fn needs_experts(self) -> bool {
+        matches!(self, Self::MoeRouter | Self::MoePreprocess | Self::Moe)
+    }
+
+    /// Returns whether it contains the exchange of tokens between ranks.
+    #[must_use]
+    pub const fn exchanges_tokens(self) -> bool {
+        matches!(self, Self::Moe | Self::Block)
+    }
+}
 
 /// `compile.cuda_graph`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -50,6 +74,19 @@ pub enum CudaGraph {
     FullIteration,
     /// These scopes of every block; hooks stay outside.
     Scopes(Vec<Scope>),
+}
+
+impl CudaGraph {
+    /// Returns whether a graph contains the exchange of tokens between the ranks of experts, in
+    /// which the host cannot wait.
+    #[must_use]
+    pub fn exchanges_tokens(&self) -> bool {
+        match self {
+            Self::Off => false,
+            Self::FullIteration => true,
+            Self::Scopes(scopes) => scopes.iter().any(|s| s.exchanges_tokens()),
+        }
+    }
 }
 
 /// `compile.merge_projections`: which linear layers that read the same input become one GEMM, if

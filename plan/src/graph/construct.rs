@@ -86,6 +86,7 @@ impl Graph {
             inputs: SmallVec::from_slice(inputs),
             outputs,
             module: self.module(),
+            stage: self.stage,
             node,
             dispatches: 1,
         });

@@ -10,10 +10,11 @@ impl Graph {
         let ops = std::mem::take(&mut self.ops);
         let values = self.values.len();
         let (module, node) = (self.module.take(), self.node.take());
+        let stage = self.stage.take();
         let mut moved = Vec::with_capacity(ops.len());
         for mut op in ops {
             if let Act::Compute(kind) = op.act {
-                self.module = Some(op.module);
+                (self.module, self.stage) = (Some(op.module), op.stage);
                 for n in 0..op.inputs.len() {
                     let root = self.value(op.inputs[n]).root;
                     let in_place = op.outputs.iter().any(|&v| self.value(v).root == root);
@@ -25,7 +26,7 @@ impl Graph {
             moved.push(self.ops.len() as u32);
             self.ops.push(op);
         }
-        (self.module, self.node) = (module, node);
+        (self.module, self.stage, self.node) = (module, stage, node);
         let place = |at: &mut u32| {
             if let Some(&to) = moved.get(*at as usize) {
                 *at = to;

@@ -29,6 +29,30 @@ pub enum ModuleKind {
     Layer,
 }
 
+/// A part of a layer of experts that may be captured on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum MoeStage {
+    /// Its norm and its router.
+    Router,
+    /// The shared expert, if it does not overlap with an exchange of tokens.
+    SharedExpert,
+    /// Places of tokens, and their rows in the order of places.
+    Preprocess,
+}
+
+impl MoeStage {
+    /// Returns its name in messages and names of graphs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Router => "router",
+            Self::SharedExpert => "shared expert",
+            Self::Preprocess => "preprocess",
+        }
+    }
+}
+
 /// A node of the module tree, in pre-order; index 0 is the root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Module {

@@ -1,10 +1,12 @@
-//! Contents of captures: the scopes of a module, and the memory of a captured iteration.
+//! Contents of captures: the scopes of a block, and the memory of a captured iteration.
 
 use super::PlanError;
 use super::inputs::LoweringInputs;
-use crate::config::{CudaGraph, Scope};
-use crate::ir::{ModuleKind, Pool};
+use crate::compile::tape::{Tape, TapeOp};
+use crate::config::{CudaGraph, Scenario, Scope};
+use crate::ir::{Module, ModuleId, ModuleKind, MoeStage, Pool};
 use crate::program::{Op, Program};
+use std::collections::BTreeSet;
 
 // Note [Captured addresses]
 //
@@ -32,27 +34,67 @@ pub(super) fn fix_addresses(program: &mut Program) {
     }
 }
 
-/// Returns whether one of the scopes is this kind of module.
-pub(super) fn captured(scopes: &[Scope], kind: ModuleKind) -> bool {
-    match kind {
-        ModuleKind::Attention => scopes.contains(&Scope::Attn),
-        ModuleKind::Mlp => scopes.contains(&Scope::Mlp),
-        ModuleKind::Block => scopes.contains(&Scope::Block),
-        _ => false,
+/// The scopes that a scenario captures in the blocks of its model.
+pub(super) struct Captures<'a> {
+    /// None for a whole iteration, too.
+    scopes: &'a [Scope],
+    modules: &'a [Module],
+    /// Layers of experts.
+    experts: BTreeSet<ModuleId>,
+}
+
+impl<'a> Captures<'a> {
+    pub(super) fn new(scenario: &'a Scenario, tape: &'a Tape) -> Self {
+        let scopes = match &scenario.compile.cuda_graph {
+            CudaGraph::Scopes(scopes) => scopes.as_slice(),
+            CudaGraph::Off | CudaGraph::FullIteration => &[],
+        };
+        let stages = tape.training().filter_map(|op| match op {
+            TapeOp::EnterStage { layer, .. } => Some(*layer),
+            _ => None,
+        });
+        Self {
+            scopes,
+            modules: &tape.modules,
+            experts: stages.collect(),
+        }
+    }
+
+    /// Returns whether a module is captured.
+    pub(super) fn module(&self, m: ModuleId) -> bool {
+        let scope = match self.modules[m.index()].kind {
+            ModuleKind::Attention => Scope::Attn,
+            ModuleKind::Mlp if self.experts.contains(&m) => Scope::Moe,
+            ModuleKind::Mlp => Scope::Mlp,
+            ModuleKind::Block => Scope::Block,
+            _ => return false,
+        };
+        self.scopes.contains(&scope)
+    }
+
+    /// Returns whether a part of a layer of experts is captured on its own.
+    pub(super) fn stage(&self, stage: MoeStage) -> bool {
+        self.scopes.contains(&match stage {
+            MoeStage::Router | MoeStage::SharedExpert => Scope::MoeRouter,
+            MoeStage::Preprocess => Scope::MoePreprocess,
+        })
+    }
+
+    /// Returns the name of a part of a layer.
+    pub(super) fn stage_name(&self, stage: MoeStage, layer: ModuleId) -> String {
+        format!("{} {}", self.modules[layer.index()].path, stage.name())
     }
 }
 
 /// Refuses scopes that contain a unit's hooks.
 pub(super) fn check_scopes(inputs: &LoweringInputs<'_>) -> Result<(), PlanError> {
-    let CudaGraph::Scopes(scopes) = &inputs.scenario.compile.cuda_graph else {
-        return Ok(());
-    };
+    let captures = Captures::new(inputs.scenario, inputs.tape);
     for unit in &inputs.units {
         for m in &unit.spec.modules {
             let mut up = inputs.tape.modules[m.index()].parent;
             while let Some(p) = up {
                 let module = &inputs.tape.modules[p.index()];
-                if captured(scopes, module.kind) {
+                if captures.module(p) {
                     return Err(PlanError::CapturedUnit {
                         unit: unit.spec.name.clone(),
                         scope: module.path.clone(),
@@ -60,6 +102,30 @@ pub(super) fn check_scopes(inputs: &LoweringInputs<'_>) -> Result<(), PlanError>
                 }
                 up = module.parent;
             }
+        }
+    }
+    check_stages(inputs, &captures)
+}
+
+/// Refuses parts of layers of experts that contain a unit's hooks.
+fn check_stages(inputs: &LoweringInputs<'_>, captures: &Captures<'_>) -> Result<(), PlanError> {
+    let mut open = None;
+    for op in inputs.tape.training() {
+        match *op {
+            TapeOp::EnterStage { stage, layer } if captures.stage(stage) => {
+                open = Some((stage, layer));
+            }
+            TapeOp::ExitStage => open = None,
+            TapeOp::Enter(m) | TapeOp::Exit(m) => {
+                let hooks = inputs.hooks[m.index()];
+                if let Some(((stage, layer), u)) = open.zip(hooks.first_of.or(hooks.last_of)) {
+                    return Err(PlanError::CapturedUnit {
+                        unit: inputs.unit(u).spec.name.clone(),
+                        scope: captures.stage_name(stage, layer),
+                    });
+                }
+            }
+            _ => {}
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::activation_offload::ActivationOffload;
 use super::buffers::{TapeBuffers, unit_of_module};
-use super::capture::captured;
+use super::capture::Captures;
 use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
 use super::model_collective::{InFlight, ModelLanes};
@@ -141,6 +141,14 @@ pub(crate) enum Pass {
     Eval,
 }
 
+/// What an open scope captures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Captured {
+    Module(ModuleId),
+    /// A part of a layer of experts.
+    Stage,
+}
+
 /// Walks a tape through a policy.
 pub(crate) struct Walk<'c, 'a> {
     pub(crate) out: &'c mut Emitter<'a>,
@@ -155,7 +163,8 @@ pub(crate) struct Walk<'c, 'a> {
     framework: bool,
     /// Whether a compiler compiles any of the model's code.
     compiled: bool,
-    scope: Option<(ModuleId, ScopeId)>,
+    captures: Captures<'a>,
+    scope: Option<(Captured, ScopeId)>,
     /// Parameters whose gradients became complete in the open scope.
     ready: Vec<ParamId>,
     micro: usize,
@@ -175,6 +184,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         let framework = out.inputs.engine.framework;
         let compiled = is_compiled(out.inputs);
         let weight_gradients = WeightGradients::new(out.inputs);
+        let captures = Captures::new(out.inputs.scenario, out.inputs.tape);
         let kept = out.inputs.kept_transposes().into_iter();
         let kept = kept.map(|storage| (storage, false)).collect();
         Self {
@@ -189,6 +199,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             units,
             framework,
             compiled,
+            captures,
             scope: None,
             ready: Vec::new(),
             micro: 0,
@@ -314,6 +325,13 @@ impl<'c, 'a> Walk<'c, 'a> {
             match *op {
                 TapeOp::Enter(m) => self.enter(pass, m, phase),
                 TapeOp::Exit(m) => self.exit(pass, m, phase),
+                TapeOp::EnterStage { stage, layer } => {
+                    if self.captures.stage(stage) {
+                        let name = self.captures.stage_name(stage, layer);
+                        self.open_scope(pass, Captured::Stage, &name, phase);
+                    }
+                }
+                TapeOp::ExitStage => self.close_scope(Captured::Stage),
                 TapeOp::EnterRecompute(m) => {
                     recompute += 1;
                     self.out.b.at(self.units[m.index()], Phase::Recompute);
@@ -499,26 +517,36 @@ impl<'c, 'a> Walk<'c, 'a> {
             }
             self.out.b.at(self.units[m.index()], phase);
         }
-        if pass != Pass::Eval && self.scope.is_none() && self.captures(m) {
-            let module = &self.out.inputs.tape.modules[m.index()];
-            let name = format!("{} {}", module.path, phase.name());
-            self.in_flight.arrive_all(self.out);
-            let scope = self.out.b.graph_begin(name);
-            self.scope = Some((m, scope));
+        if self.captures.module(m) {
+            let path = &self.out.inputs.tape.modules[m.index()].path;
+            self.open_scope(pass, Captured::Module(m), path, phase);
+        }
+    }
+
+    /// Starts a scope, unless one is open that contains it.
+    fn open_scope(&mut self, pass: Pass, of: Captured, name: &str, phase: Phase) {
+        if pass == Pass::Eval || self.scope.is_some() {
+            return;
+        }
+        self.in_flight.arrive_all(self.out);
+        let name = format!("{name} {}", phase.name());
+        self.scope = Some((of, self.out.b.graph_begin(name)));
+    }
+
+    /// Ends the open scope if it is this one.
+    fn close_scope(&mut self, of: Captured) {
+        let Some((_, scope)) = self.scope.take_if(|(open, _)| *open == of) else {
+            return;
+        };
+        self.in_flight.arrive_all(self.out);
+        self.out.b.graph_end(scope);
+        for p in std::mem::take(&mut self.ready) {
+            self.life.grad_ready(self.out, p);
         }
     }
 
     fn exit(&mut self, pass: Pass, m: ModuleId, phase: Phase) {
-        if let Some((module, scope)) = self.scope
-            && module == m
-        {
-            self.in_flight.arrive_all(self.out);
-            self.out.b.graph_end(scope);
-            self.scope = None;
-            for p in std::mem::take(&mut self.ready) {
-                self.life.grad_ready(self.out, p);
-            }
-        }
+        self.close_scope(Captured::Module(m));
         let hooks = self.out.inputs.hooks[m.index()];
         let unit = if pass == Pass::Backward {
             hooks.first_of
@@ -558,13 +586,6 @@ impl<'c, 'a> Walk<'c, 'a> {
         if self.framework && self.compiled && regions {
             self.out.b.host(Rule::Compile, HostWorkKind::GraphBreak, 1);
         }
-    }
-
-    fn captures(&self, m: ModuleId) -> bool {
-        let CudaGraph::Scopes(scopes) = &self.out.inputs.scenario.compile.cuda_graph else {
-            return false;
-        };
-        captured(scopes, self.out.inputs.module_kind(m))
     }
 
     fn launch(&mut self, kernel: crate::ir::KernelId, reads: u32, writes: u32, end: u32) {

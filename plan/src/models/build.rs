@@ -7,8 +7,8 @@ use super::spec::Inputs;
 use crate::config::{CompileMode, Implementation, Lora, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{
-    AxisId, CollectiveKind, Const, DType, Indexing, ModelCollective, ModuleId, ModuleKind, OpKind,
-    Packed, PackedFormat, PackedScales, ParamId, Real, ScoreMod, op,
+    AxisId, CollectiveKind, Const, DType, Indexing, ModelCollective, ModuleId, ModuleKind,
+    MoeStage, OpKind, Packed, PackedFormat, PackedScales, ParamId, Real, ScoreMod, op,
 };
 use crate::recipes::{self, Recipe};
 use crate::units::Bytes;
@@ -90,6 +90,14 @@ impl<'s> Builder<'s> {
         let outer = self.g.module.replace(m);
         let out = f(self);
         self.g.module = outer;
+        out
+    }
+
+    /// Runs `f` with new ops belonging to a part of a layer of experts.
+    pub(crate) fn in_stage<T>(&mut self, stage: MoeStage, f: impl FnOnce(&mut Self) -> T) -> T {
+        let outer = self.g.stage.replace(stage);
+        let out = f(self);
+        self.g.stage = outer;
         out
     }
 

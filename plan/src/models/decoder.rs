@@ -56,7 +56,7 @@ use crate::config::{
     Family, Head, LayerType, MlpType, Model, NormPosition, PositionEmbedding, QkNorm, Residual,
 };
 use crate::graph::ValueId;
-use crate::ir::{DType, ModuleId, ModuleKind, OpKind, Real, op};
+use crate::ir::{DType, ModuleId, ModuleKind, MoeStage, OpKind, Real, op};
 use altup::AltUp;
 use attention::{Around, Attention, Locals};
 use dense_and_experts::DenseAndExperts;
@@ -244,6 +244,17 @@ impl FeedForward {
             Self::Dense(mlp) | Self::DenseAndExperts(mlp, _) => mlp.module,
             Self::ChannelMix(mix) => mix.module,
             Self::Experts(experts) => experts.module,
+        }
+    }
+
+    /// Applies the norm of what it reads, if it has one.
+    fn normalize(&self, b: &mut Builder<'_>, x: ValueId) -> ValueId {
+        let Some(norm) = self.norms()[0] else {
+            return x;
+        };
+        match self {
+            Self::Experts(_) => b.in_stage(MoeStage::Router, |b| norm.apply(b, x)),
+            _ => norm.apply(b, x),
         }
     }
 
@@ -641,9 +652,9 @@ impl Block {
         locals.extend([x, x1]);
         let mut out = x1;
         if let Some(mlp) = &self.mlp {
-            let [norm, sum_norm] = mlp.norms();
+            let sum_norm = mlp.norms()[1];
             let [read, weights] = self.read(b, 1, x1);
-            let y2 = norm.map_or(read, |norm| norm.apply(b, read));
+            let y2 = mlp.normalize(b, read);
             if let Some(y1) = y1 {
                 b.g.release(y1);
             }

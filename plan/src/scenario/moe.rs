@@ -43,7 +43,7 @@ pub(super) fn moe(
     if mesh.ep == 1 || !experts.is_multiple_of(u64::from(mesh.ep)) {
         return Ok(None);
     }
-    let host_waits = compile.mode != CompileMode::Full && compile.cuda_graph == CudaGraph::Off;
+    let host_waits = compile.mode != CompileMode::Full && !compile.cuda_graph.exchanges_tokens();
     let defaults = &fsdp.spec().defaults;
     let dispatcher = d.given(Key::Dispatcher).unwrap_or(if host_waits {
         defaults.dispatcher

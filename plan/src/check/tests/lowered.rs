@@ -1,5 +1,6 @@
 //! Programs as the policies lower them: they pass, and planted faults are found.
 
+mod expert_scopes;
 mod experts;
 mod float8;
 mod model_collectives;

@@ -18,7 +18,8 @@
 use crate::config::{Dispatcher, Moe, Overflow};
 use crate::graph::{Peers, ValueId};
 use crate::ir::{
-    AxisId, CollectiveKind, DeviceMesh, Indexing, ModelCollective, ModuleId, OpKind, PushedRows, op,
+    AxisId, CollectiveKind, DeviceMesh, Indexing, ModelCollective, ModuleId, MoeStage, OpKind,
+    PushedRows, op,
 };
 use crate::models::build::Builder;
 
@@ -116,6 +117,24 @@ impl Dispatch {
         Self { ranks: 1, experts }
     }
 
+    /// Returns whether ranks exchange tokens.
+    pub(super) const fn exchanges(&self) -> bool {
+        self.ranks > 1
+    }
+
+    /// Runs `f`, which sorts rows by the experts of this rank. Where ranks exchange tokens, it does
+    /// so behind the exchange, and is no part of its preparation.
+    pub(super) fn locally<'s, T>(
+        &self,
+        b: &mut Builder<'s>,
+        f: impl FnOnce(&mut Builder<'s>) -> T,
+    ) -> T {
+        match self.exchanges() {
+            true => f(b),
+            false => b.in_stage(MoeStage::Preprocess, f),
+        }
+    }
+
     /// Returns the number of experts of this rank.
     pub(super) const fn experts(&self) -> u64 {
         self.experts
@@ -155,7 +174,9 @@ impl Dispatch {
             ranks: self.ranks,
             experts: self.experts,
         });
-        let sent = b.compute(kind, &[ids], &[&shape])[0];
+        let sent = b.in_stage(MoeStage::Preprocess, |b| {
+            b.compute(kind, &[ids], &[&shape])[0]
+        });
         [sent, self.exchange(b, CollectiveKind::AllToAll, sent)]
     }
 
@@ -179,7 +200,9 @@ impl Dispatch {
             experts,
             reserved: rows,
         });
-        let position = b.compute(kind, &[sent], &[&[tokens, ranks]])[0];
+        let position = b.in_stage(MoeStage::Preprocess, |b| {
+            b.compute(kind, &[sent], &[&[tokens, ranks]])[0]
+        });
         let peers = Peers {
             axis: AxisId::EP,
             pushed: PushedRows {
@@ -319,13 +342,17 @@ impl Dispatch {
         let &[tokens, k] = &b.g.value(of.ids).shape[..] else {
             unreachable!("routers choose k experts for each token");
         };
-        let placed = self.place(b, layer, of.ids);
+        let (placed, sent, weights) = b.in_stage(MoeStage::Preprocess, |b| {
+            let placed = self.place(b, layer, of.ids);
+            let (rows, position) = (placed.rows, placed.position);
+            let sent = b.permute(Indexing::Own, [of.x, position], rows);
+            // Each number in the place of its row.
+            let each = b.g.reshape(of.weights, &[tokens * k, 1]);
+            let place = b.g.reshape(position, &[tokens * k, 1]);
+            let weights = b.permute(Indexing::Own, [each, place], rows);
+            (placed, sent, weights)
+        });
         let (rows, position) = (placed.rows, placed.position);
-        let sent = b.permute(Indexing::Own, [of.x, position], rows);
-        // Each number in the place of its row.
-        let each = b.g.reshape(of.weights, &[tokens * k, 1]);
-        let place = b.g.reshape(position, &[tokens * k, 1]);
-        let weights = b.permute(Indexing::Own, [each, place], rows);
         let got = self.exchange_rows(b, &placed, sent, Some(weights));
         for v in [of.ids, of.weights] {
             b.g.release(v);

@@ -12,7 +12,7 @@ use super::norm::Norm;
 use super::{names, normalized, scaled};
 use crate::config::{ExpertCode, Model, Router};
 use crate::graph::ValueId;
-use crate::ir::{Indexing, ModuleId, ModuleKind, OpKind, Real, op};
+use crate::ir::{Indexing, ModuleId, ModuleKind, MoeStage, OpKind, Real, op};
 use crate::models::activation::activate;
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
@@ -175,15 +175,18 @@ impl Experts {
         b.within(self.module, |b| {
             let shape = b.g.value(y).shape.clone();
             let (tokens, hidden) = (b.g.value(y).rows(), b.g.value(y).cols());
-            let flat = b.g.reshape(y, &[tokens, hidden]);
-            let by = match routed_by == y {
-                true => flat,
-                false => b.g.reshape(routed_by, &[tokens, hidden]),
-            };
-            let logits = b.linear(self.router, by);
             let route = self.route(b);
-            let logits = b.as_operand(route, 0, logits);
-            let narrow = self.latent.map_or(flat, |[down, _]| b.linear(down, flat));
+            let (flat, logits, narrow) = b.in_stage(MoeStage::Router, |b| {
+                let flat = b.g.reshape(y, &[tokens, hidden]);
+                let by = match routed_by == y {
+                    true => flat,
+                    false => b.g.reshape(routed_by, &[tokens, hidden]),
+                };
+                let logits = b.linear(self.router, by);
+                let logits = b.as_operand(route, 0, logits);
+                let narrow = self.latent.map_or(flat, |[down, _]| b.linear(down, flat));
+                (flat, logits, narrow)
+            });
             let mut routed = self.routed(b, narrow, logits, route);
             if let Some([_, up]) = self.latent {
                 routed = b.linear(up, routed);
@@ -195,7 +198,10 @@ impl Experts {
             let sum = match &self.shared {
                 None => routed,
                 Some(shared) => {
-                    let shared = shared.forward(b, flat);
+                    let shared = match self.dispatch.exchanges() {
+                        true => shared.forward(b, flat),
+                        false => b.in_stage(MoeStage::SharedExpert, |b| shared.forward(b, flat)),
+                    };
                     b.g.binary(OpKind::Add, routed, shared)
                 }
             };
@@ -227,10 +233,12 @@ impl Experts {
     fn routed(&self, b: &mut Builder<'_>, x: ValueId, logits: ValueId, route: OpKind) -> ValueId {
         let k = b.s.model.options.experts.top_k;
         let choices = [b.g.value(x).rows(), k];
-        let bias = self.router_bias.map(|bias| b.weight(bias));
-        let bias = bias.map(|bias| b.as_operand(route, 1, bias));
-        let inputs: SmallVec<[ValueId; 2]> = [logits].into_iter().chain(bias).collect();
-        let chosen = b.compute(route, &inputs, &[&choices, &choices]);
+        let chosen = b.in_stage(MoeStage::Router, |b| {
+            let bias = self.router_bias.map(|bias| b.weight(bias));
+            let bias = bias.map(|bias| b.as_operand(route, 1, bias));
+            let inputs: SmallVec<[ValueId; 2]> = [logits].into_iter().chain(bias).collect();
+            b.compute(route, &inputs, &[&choices, &choices])
+        });
         let (weights, ids) = (chosen[0], chosen[1]);
         let zeros = b.s.model.options.experts.zero_experts > 0;
         b.within(self.routed, |b| {
@@ -268,8 +276,11 @@ impl Experts {
         let &[tokens, k] = &b.g.value(ids).shape[..] else {
             unreachable!("tokens have k choices each");
         };
-        let [offsets, position] = self.dispatch.sort(b, ids, sent.calls);
-        let x = b.permute(Indexing::Own, [x, position], sent.rows);
+        let ([offsets, position], x) = self.dispatch.locally(b, |b| {
+            let [offsets, position] = self.dispatch.sort(b, ids, sent.calls);
+            let x = b.permute(Indexing::Own, [x, position], sent.rows);
+            ([offsets, position], x)
+        });
         // Each number in the place of its row.
         let place = b.g.reshape(position, &[tokens * k, 1]);
         let at = Rows {

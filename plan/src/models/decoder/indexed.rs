@@ -4,7 +4,7 @@
 use super::dispatch::Routed;
 use super::experts::{Experts, Rows};
 use crate::graph::ValueId;
-use crate::ir::{Indexing, OpKind};
+use crate::ir::{Indexing, MoeStage, OpKind};
 use crate::models::build::Builder;
 
 /// The number of rows of an expert is rounded up to a multiple of this for `torch._grouped_mm`
@@ -24,9 +24,12 @@ impl Experts {
         let &[tokens, k] = &b.g.value(ids).shape[..] else {
             unreachable!("tokens have k choices each");
         };
-        let [offsets, position] = self.dispatch().sort(b, ids, TRANSFORMERS_CALLS);
-        let place = b.g.reshape(position, &[tokens * k, 1]);
-        let x = b.permute(Indexing::Index, [x, position], tokens * k);
+        let ([offsets, position], place, x) = self.dispatch().locally(b, |b| {
+            let sorted = self.dispatch().sort(b, ids, TRANSFORMERS_CALLS);
+            let place = b.g.reshape(sorted[1], &[tokens * k, 1]);
+            let x = b.permute(Indexing::Index, [x, sorted[1]], tokens * k);
+            (sorted, place, x)
+        });
         let at = Rows {
             x,
             ids,
@@ -51,9 +54,12 @@ impl Experts {
     /// weights and added up.
     pub(super) fn of_torchtitan(&self, b: &mut Builder<'_>, of: Routed) -> ValueId {
         let (tokens, choices) = (b.g.value(of.ids).shape[0], b.g.value(of.ids).numel());
-        let placed = self.dispatch().place(b, self.module, of.ids);
+        let (placed, each) = b.in_stage(MoeStage::Preprocess, |b| {
+            let placed = self.dispatch().place(b, self.module, of.ids);
+            let each = b.permute(Indexing::Index, [of.x, placed.position], placed.rows);
+            (placed, each)
+        });
         let (rows, position) = (placed.rows, placed.position);
-        let each = b.permute(Indexing::Index, [of.x, position], rows);
         let got = self.dispatch().exchange_rows(b, &placed, each, None);
         let [offsets, place] = self.dispatch().sort(b, got.ids, placed.calls);
         let padded = rows + self.dispatch().experts() * ALIGN;

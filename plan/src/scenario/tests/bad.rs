@@ -326,6 +326,7 @@ fn impossible_combinations() {
         ],
         &["compile.cuda_graph=[\"attn\", \"attn\"]"],
         &["compile.cuda_graph=[\"mlp\", \"block\"]"],
+        &["compile.cuda_graph=[\"attn\", \"moe_router\"]"],
         &["compile.cuda_graph=[\"attn\"]", "model.preset=toy-linear"],
         &["compile.cuda_graph=full_iteration", "fsdp.nan_check=true"],
         &[

@@ -14,6 +14,13 @@ fn experts(set: &[&str]) -> Result<Scenario, ScenarioError> {
     load(Path::new("small-moe"), &all)
 }
 
+/// Policy `megatron` with buffers that captured scopes can use.
+const DOUBLE_BUFFER: [&str; 3] = [
+    "fsdp.policy=megatron",
+    "fsdp.allocator=double_buffer",
+    "fsdp.persist_on_alloc_fail=true",
+];
+
 fn moe(set: &[&str]) -> Moe {
     experts(set).unwrap().moe.unwrap()
 }
@@ -37,6 +44,17 @@ fn defaults_are_those_of_the_jobs_of_a_policy() {
     }
     let compiled = of(&["fsdp.policy=fsdp2", "compile.mode=full"]);
     assert_eq!(compiled.0, Dispatcher::Gather);
+    // Scopes that end before the exchange leave it to the host.
+    for (scopes, dispatcher) in [
+        ("[\"attn\", \"moe_router\"]", Dispatcher::AllToAll),
+        ("[\"moe_preprocess\"]", Dispatcher::AllToAll),
+        ("[\"attn\", \"moe\"]", Dispatcher::Gather),
+        ("[\"block\"]", Dispatcher::Gather),
+    ] {
+        let scopes = format!("compile.cuda_graph={scopes}");
+        let captured = of(&[&[scopes.as_str()], &DOUBLE_BUFFER[..]].concat());
+        assert_eq!(captured.0, dispatcher, "{scopes}");
+    }
     assert_eq!(
         of(&["moe.dispatcher=padded"]),
         (Dispatcher::Padded, None, drop)
@@ -81,6 +99,33 @@ fn impossible_dispatchers_are_refused() {
                 "compile.cuda_graph=full_iteration",
             ],
             "which a CUDA graph cannot contain",
+        ),
+        (
+            &["moe.dispatcher=all_to_all", "compile.cuda_graph=[\"moe\"]"],
+            "or capture [\"attn\", \"moe_router\", \"moe_preprocess\"]",
+        ),
+        (
+            &[
+                "moe.dispatcher=all_to_all",
+                "compile.cuda_graph=[\"block\"]",
+            ],
+            "which a CUDA graph cannot contain",
+        ),
+        (
+            &["compile.cuda_graph=[\"moe_preprocess\", \"moe\"]"],
+            "scope moe contains moe_preprocess",
+        ),
+        (
+            &["compile.cuda_graph=[\"moe\", \"block\"]"],
+            "scope block contains all others",
+        ),
+        (
+            &["compile.cuda_graph=[\"moe_routers\"]"],
+            "did you mean `moe_router`",
+        ),
+        (
+            &["model.dense_layers=0", "compile.cuda_graph=[\"mlp\"]"],
+            "scope mlp has no effect here: every layer of the model has experts",
         ),
         (&["moe.dispatcher=alltoall"], "all_to_all"),
         (

@@ -2,8 +2,10 @@
 
 use super::{Checked, refuse};
 use crate::config::{
-    AllocatorKind, CompileMode, CudaGraph, Dispatcher, MergeProjections, Scenario, Scope,
+    AllocatorKind, CompileMode, CudaGraph, Dispatcher, Family, MergeProjections, MlpType, Scenario,
+    Scope,
 };
+use crate::scenario::ScenarioErrorKind;
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 
@@ -32,7 +34,8 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     }
 }
 
-/// Refuses to capture a dispatcher that waits for the host, or to compile it as one graph.
+/// Refuses to capture the exchange of a dispatcher that waits for the host, or to compile it as one
+/// graph.
 fn host_reads(s: &Scenario, d: &Document) -> Checked {
     if s.moe
         .as_ref()
@@ -40,7 +43,7 @@ fn host_reads(s: &Scenario, d: &Document) -> Checked {
     {
         return Ok(());
     }
-    let (key, what) = if s.compile.cuda_graph != CudaGraph::Off {
+    let (key, what) = if s.compile.cuda_graph.exchanges_tokens() {
         (Key::CudaGraph, "a CUDA graph")
     } else if s.compile.mode == CompileMode::Full {
         (Key::Mode, "a step compiled as one graph")
@@ -50,9 +53,14 @@ fn host_reads(s: &Scenario, d: &Document) -> Checked {
     let message = format!(
         "dispatcher \"all_to_all\" reads the numbers of rows on the host, which {what} cannot contain"
     );
-    Err(d
-        .conflict(&[Key::Dispatcher, key], message)
-        .with_help("use dispatcher \"gather\", \"padded\" or \"peer\""))
+    let dispatchers = "use dispatcher \"gather\", \"padded\" or \"peer\"";
+    let help = match key {
+        Key::CudaGraph => {
+            format!("{dispatchers}, or capture [\"attn\", \"moe_router\", \"moe_preprocess\"]")
+        }
+        _ => dispatchers.to_owned(),
+    };
+    Err(d.conflict(&[Key::Dispatcher, key], message).with_help(help))
 }
 
 /// Refuses what only compiled code has where nothing is compiled, and merged projections where the
@@ -132,11 +140,8 @@ fn scopes_fit(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
     if sorted.windows(2).any(|w| w[0] == w[1]) {
         return Err(d.conflict(&[Key::CudaGraph], "a scope is listed twice"));
     }
-    if sorted.len() > 1 && sorted.contains(&Scope::Block) {
-        return Err(d
-            .conflict(&[Key::CudaGraph], "scope block contains attn and mlp")
-            .with_help("list block alone"));
-    }
+    nested(&sorted, d)?;
+    layers_exist(s, d, &sorted)?;
     if sorted != [Scope::Block] && s.model.family.spec().attention.is_none() {
         let message = format!(
             "a block of family {} has no attention and no mlp",
@@ -147,4 +152,52 @@ fn scopes_fit(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
             .with_help("use scope block"));
     }
     Ok(())
+}
+
+/// Refuses a scope next to one that contains it.
+fn nested(scopes: &[Scope], d: &Document) -> Checked {
+    if scopes.len() > 1 && scopes.contains(&Scope::Block) {
+        return Err(d
+            .conflict(&[Key::CudaGraph], "scope block contains all others")
+            .with_help("list block alone"));
+    }
+    let part = scopes
+        .iter()
+        .find(|s| matches!(s, Scope::MoeRouter | Scope::MoePreprocess));
+    match part {
+        Some(part) if scopes.contains(&Scope::Moe) => Err(d
+            .conflict(
+                &[Key::CudaGraph],
+                format!("scope moe contains {}", part.name()),
+            )
+            .with_help(format!("list moe without {}", part.name()))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a scope of layers that the model does not have.
+fn layers_exist(s: &Scenario, d: &Document, scopes: &[Scope]) -> Checked {
+    let m = &s.model;
+    let options = &m.options.experts;
+    let routed = m.family == Family::Moe;
+    let beside = routed && (options.dense_and_experts || options.shortcut_experts);
+    let is = |kind| (0..m.layers as usize).any(|layer| m.mlp_type(layer) == kind);
+    let experts = m.has_experts() || beside;
+    let no_dense = routed && !beside && !is(MlpType::Dense);
+    let idle = |scope: &&Scope| match scope {
+        Scope::Mlp => no_dense,
+        scope => scope.needs_experts() && !experts,
+    };
+    let Some(scope) = scopes.iter().find(idle) else {
+        return Ok(());
+    };
+    let (why, instead) = match scope {
+        Scope::Mlp => ("every layer of the model has experts", "\"moe\""),
+        _ => ("the model has no experts", "\"mlp\""),
+    };
+    let message = format!("scope {} has no effect here: {why}", scope.name());
+    Err(d
+        .conflict(&[Key::CudaGraph, Key::Family], message)
+        .of(ScenarioErrorKind::NoEffect)
+        .with_help(format!("leave it out, or use {instead}")))
 }

@@ -1,0 +1,215 @@
+//! Captured parts of layers of experts: which kernels graphs contain, that programs with them pass,
+//! and that a host wait in one is found.
+
+use super::{file, find, passes, try_lower};
+use crate::check::{RuleId, check};
+use crate::ir::*;
+use crate::lower::PlanError;
+use crate::program::*;
+use crate::{plan, scenario};
+
+const NATIVE: &[&str] = &["fsdp.policy=native"];
+/// Policy `megatron` with buffers whose addresses repeat.
+const MEGATRON: &[&str] = &[
+    "fsdp.policy=megatron",
+    "fsdp.allocator=double_buffer",
+    "fsdp.persist_on_alloc_fail=true",
+];
+
+const PARTS: &str = "[\"attn\", \"moe_router\", \"moe_preprocess\"]";
+
+/// Lowers the shipped mixture with captured scopes; `None` if the policy refuses an option.
+fn try_scopes(scopes: &str, policy: &[&str], set: &[&str]) -> Option<Program> {
+    let scopes = format!("compile.cuda_graph={scopes}");
+    let all = [&["train.sync=false", &scopes], policy, set].concat();
+    try_lower("small-moe", &all)
+}
+
+fn scopes(scopes: &str, policy: &[&str], set: &[&str]) -> Program {
+    try_scopes(scopes, policy, set).unwrap_or_else(|| panic!("{scopes} {policy:?} {set:?}"))
+}
+
+/// Returns the graphs of the steady step, each with its phase and its launches.
+fn graphs(p: &Program) -> Vec<(&str, Phase, Vec<KernelId>)> {
+    let mut out: Vec<(&str, Phase, Vec<KernelId>)> = Vec::new();
+    let mut open = false;
+    let steady = p.section(SectionKind::Steady).expect("steady");
+    for i in &p.instrs[steady.instrs.start as usize..steady.instrs.end as usize] {
+        match i.op {
+            Op::GraphBegin(s) => {
+                open = true;
+                out.push((&p.scopes[s.index()].name, i.phase, Vec::new()));
+            }
+            Op::GraphEnd(_) => open = false,
+            Op::Launch { kernel, .. } if open => out.last_mut().expect("open").2.push(kernel),
+            _ => {}
+        }
+    }
+    out
+}
+
+/// Returns the names of the kernels in graphs of a part of the second layer, graph by graph.
+fn kernels(p: &Program, graph: &str) -> Vec<String> {
+    let graph = format!("layers.1.mlp {graph}");
+    let of = graphs(p).into_iter().filter(|(name, ..)| *name == graph);
+    of.map(|(_, _, launches)| {
+        let names = launches.iter().map(|k| &*p.kernels[k.index()].name);
+        names.collect::<Vec<&str>>().join(" ")
+    })
+    .collect()
+}
+
+/// A norm, the router's matmul, its result in float32, and the choice; then what each dispatcher
+/// prepares. The last addition of backward is that of the residual stream.
+#[test]
+fn graphs_contain_the_parts_that_scopes_name() {
+    for policy in [NATIVE, MEGATRON] {
+        for (set, preprocess, backward) in [
+            (
+                &["mesh.ep=1"][..],
+                &["sort_experts permute"][..],
+                &["unpermute add"][..],
+            ),
+            (
+                &["mesh.ep=2", "moe.dispatcher=all_to_all"],
+                &["dispatch_experts permute permute"],
+                &["unpermute unpermute add"],
+            ),
+            (
+                &["mesh.ep=2", "moe.dispatcher=padded"],
+                &["dispatch_experts permute permute"],
+                &["unpermute unpermute add"],
+            ),
+            (
+                &["mesh.ep=2", "moe.dispatcher=gather"],
+                &["local_experts"],
+                &[],
+            ),
+            (
+                &["mesh.ep=2", "moe.dispatcher=peer"],
+                &["local_experts", "pushed_rows"],
+                &[],
+            ),
+        ] {
+            let what = format!("{policy:?} {set:?}");
+            let p = scopes(PARTS, policy, set);
+            assert_eq!(
+                kernels(&p, "router forward"),
+                ["rms_norm mm copy route"],
+                "{what}"
+            );
+            let router =
+                "route_backward add copy mm mm add rms_norm_backward rms_norm_weight_backward add";
+            assert_eq!(kernels(&p, "router backward"), [router], "{what}");
+            assert_eq!(kernels(&p, "preprocess forward"), preprocess, "{what}");
+            assert_eq!(kernels(&p, "preprocess backward"), backward, "{what}");
+            // The shared expert overlaps with the way back of tokens.
+            let shared = kernels(&p, "shared expert forward");
+            match set {
+                ["mesh.ep=1"] => assert_eq!(shared, ["mm silu mm mul mm"]),
+                _ => assert_eq!(shared, [""; 0], "{what}"),
+            }
+            // The first layer is dense, and no scope of it was named.
+            let dense = |(name, ..): &(&str, Phase, Vec<KernelId>)| name.contains("layers.0.mlp");
+            assert!(!graphs(&p).iter().any(dense), "{what}");
+        }
+    }
+}
+
+#[test]
+fn dense_layers_and_layers_of_experts_are_scopes_of_their_own() {
+    let layers = |scope: &str| -> Vec<String> {
+        let p = scopes(scope, NATIVE, &["mesh.ep=2"]);
+        let forward = graphs(&p).into_iter().filter(|g| g.1 == Phase::Forward);
+        forward.map(|g| g.0.to_owned()).collect()
+    };
+    let [dense, first, second] = [0, 1, 2].map(|n| format!("layers.{n}.mlp forward"));
+    assert_eq!(layers("[\"mlp\"]"), [dense.clone()]);
+    assert_eq!(layers("[\"moe\"]"), [first.clone(), second.clone()]);
+    assert_eq!(layers("[\"mlp\", \"moe\"]"), [dense, first, second]);
+}
+
+/// Options that change what is launched in a layer of experts.
+const OTHERS: [&[&str]; 6] = [
+    &[],
+    &["train.recompute=full"],
+    &["train.recompute=selective", "compile.mode=regions"],
+    &["compile.mode=blocks"],
+    &["train.grad_accum=2"],
+    &["mesh.ep=4", "mesh.dp_outer=2"],
+];
+
+/// Whatever else is fused or run again, routers are captured, and experts' matmuls are not.
+#[test]
+fn programs_with_captured_parts_of_experts_pass() {
+    let dispatchers = ["gather", "all_to_all", "padded", "peer"];
+    for policy in [NATIVE, MEGATRON] {
+        let mut accepted = 0;
+        for (set, dispatcher) in (OTHERS.iter()).flat_map(|set| dispatchers.map(|d| (set, d))) {
+            let dispatcher = format!("moe.dispatcher={dispatcher}");
+            let set = [&["mesh.ep=2", dispatcher.as_str()], *set].concat();
+            let what = format!("{policy:?} {set:?}");
+            let Some(p) = try_scopes(PARTS, policy, &set) else {
+                continue;
+            };
+            accepted += 1;
+            let r = check(&p);
+            passes(&r, &what);
+            let host = r.rules.iter().find(|x| x.id == RuleId::CaptureHost);
+            assert!(host.expect("listed").checked > 0, "{what}");
+            let inside = |part: &str, of: fn(&OpKind) -> bool| {
+                let all = graphs(&p).into_iter().filter(|g| g.0.contains(part));
+                let ops = all.flat_map(|g| g.2).map(|k| &p.kernels[k.index()].body);
+                ops.flatten().filter(|b| of(&b.op)).count()
+            };
+            let micro_batches = 1 + usize::from(set.contains(&"train.grad_accum=2"));
+            let routes = inside("router forward", |op| matches!(op, OpKind::Route(_)));
+            assert_eq!(routes, 2 * micro_batches, "{what}");
+            let experts = |op: &OpKind| matches!(op, OpKind::GroupedGemm(_));
+            assert_eq!(inside("layers.", experts), 0, "{what}");
+        }
+        assert!(accepted >= 20, "{policy:?}: {accepted}");
+    }
+}
+
+/// The graph of a dispatcher's preparation that ends behind the wait for its counts.
+#[test]
+fn a_graph_that_contains_the_wait_for_counts() {
+    for policy in [NATIVE, MEGATRON] {
+        let p = scopes(PARTS, policy, &["mesh.ep=2", "moe.dispatcher=all_to_all"]);
+        passes(&check(&p), "unchanged");
+        let waits = find(&p, |i| {
+            i.rule == Rule::Model && matches!(i.op, Op::HostWait(_))
+        });
+        assert_eq!(waits.len(), 2);
+        for wait in waits {
+            let mut q = p.clone();
+            let ends = |i: &u32| matches!(q.instrs[*i as usize].op, Op::GraphEnd(_));
+            let end = (0..wait.0).rev().find(ends).expect("a graph before it");
+            q.instrs[end as usize..=wait.index()].rotate_left(1);
+            let r = check(&q);
+            let v = r.of(RuleId::CaptureHost).next();
+            let v = v.unwrap_or_else(|| panic!("not found\n{r}"));
+            assert_eq!(v.instr, Some(InstrId(wait.0 - 1)));
+        }
+    }
+}
+
+/// Units within a captured part have hooks there; experts as a unit start between the parts.
+#[test]
+fn units_inside_of_captured_parts_are_refused() {
+    let lower = |scopes: &str, unit: &str| {
+        let units = format!("fsdp.units=[\"layers.*\", \"layers.*.mlp.{unit}\"]");
+        let scopes = format!("compile.cuda_graph={scopes}");
+        let s = scenario::load(&file("small-moe"), &["mesh.ep=2".to_owned(), units, scopes]);
+        plan(&s.expect("a scenario"))
+    };
+    let refused = |scopes: &str, unit: &str| match lower(scopes, unit) {
+        Err(PlanError::CapturedUnit { scope, .. }) => scope,
+        other => panic!("{scopes} {unit}: {:?}", other.map(|p| p.digest())),
+    };
+    assert_eq!(refused("[\"moe_router\"]", "router"), "layers.1.mlp router");
+    assert_eq!(refused("[\"moe\"]", "experts"), "layers.1.mlp");
+    let p = lower(PARTS, "experts").expect("hooks are between the graphs");
+    passes(&check(&p), "experts as a unit");
+}
