@@ -30,7 +30,7 @@ def golden_scenario(folder, theirs):
     adapter = folder / "adapter_config.json"
     if adapter.exists():
         c = json.loads(adapter.read_text())
-        lines.append("lora = " + "{ " + ", ".join(f"{k} = {json.dumps(c[k])}" for k in ("r", "lora_alpha", "use_rslora", "target_modules")) + " }")
+        lines.append("lora = " + "{ " + ", ".join(f"{k} = {json.dumps(c[k])}" for k in ("r", "lora_alpha", "use_rslora", "use_dora", "target_modules")) + " }")
     job = OUT / "jobs" / f"{folder.name}.toml"
     job.parent.mkdir(parents=True, exist_ok=True)
     job.write_text("\n".join(lines) + "\n")
@@ -123,6 +123,8 @@ def small():
 LISTS = '[{unit="layers.0", forward=["layers.1", "layers.2"]}, {unit="layers.2", backward=["layers.1", "layers.0"]}]'
 SKIPPED = '[{ blocks = ["layers.0"], micro_batches = [0] }, { blocks = ["layers.1"], micro_batches = [1] }]'
 OFFLOADED = 'fsdp.offload=["params", "grads", "optimizer"]'
+MOMENTS_8BIT = ["precision.moments=8bit"]
+PARAM_GROUPS = ['train.param_groups=[{params=["*norm*"], weight_decay=0.0}, {params=["output"], lr_scale=0.5}]', "train.weight_decay=0.1"]
 SHARDING = {
     "packed sequences": ("small-native", ["train.document_lengths=[7, 5, 12]"]),
     "packed sequences, regions": ("small-native", ["train.document_lengths=[7, 5, 12]", "compile.mode=regions"]),
@@ -163,6 +165,12 @@ SHARDING = {
     "DoRA, regions": ("small-lora", ["lora.use_dora=true", "compile.mode=regions"]),
     "DoRA, blocks, fsdp2": ("small-lora", ["lora.use_dora=true", "compile.mode=blocks", "fsdp.policy=fsdp2"]),
     "norms of parameters": ("small-native", ["train.param_norms_every=2"]),
+    "Lion": ("small-native", ["train.optimizer=lion"]),
+    "Lion, fsdp2": ("small-native", ["train.optimizer=lion", "fsdp.policy=fsdp2"]),
+    "moments in 8 bits": ("small-native", MOMENTS_8BIT),
+    "moments in 8 bits, fsdp2": ("small-native", [*MOMENTS_8BIT, "fsdp.policy=fsdp2"]),
+    "parameter groups": ("small-native", PARAM_GROUPS),
+    "parameter groups, fsdp2": ("small-native", [*PARAM_GROUPS, "fsdp.policy=fsdp2"]),
 }
 # These need several types.
 BF16_ALONE = ["decoupled gradients", "shards cast per gather"]

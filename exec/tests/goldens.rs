@@ -8,7 +8,8 @@ mod common;
 
 use common::{
     BIOGPT, BITNET, DEEPSEEK_V3, DORA, GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA,
-    LORA, LORA_QV, MISTRAL, MIXTRAL, MIXTRAL_AUX, OLMO2, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
+    LLAMA3_ROPE, LONGROPE, LORA, LORA_QV, MISTRAL, MIXTRAL, MIXTRAL_AUX, OLMO2, OLMO3, PHI3,
+    QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
 };
 
 /// Steps of a run that tests a combination only.
@@ -242,6 +243,24 @@ fn gemma3_of_transformers() {
 #[test]
 fn olmo2_of_transformers() {
     family_with_chunks(&OLMO2);
+}
+
+/// Frequencies that are scaled by their wavelength, as in Llama 3.1.
+#[test]
+fn llama3_scaling_of_transformers() {
+    family_with_chunks(&LLAMA3_ROPE);
+}
+
+/// A divisor per frequency (Phi-3), on sequences that are longer than before scaling.
+#[test]
+fn longrope_of_transformers() {
+    family_with_chunks(&LONGROPE);
+}
+
+/// YaRN in layers that see all positions; those with a window have another base and no scaling.
+#[test]
+fn olmo3_of_transformers() {
+    family_with_chunks(&OLMO3);
 }
 
 /// Packed projections.

@@ -38,8 +38,10 @@ pub use hf::{
 };
 #[cfg(test)]
 pub(crate) use loss::mean_square;
-pub(crate) use scaling::PLACES as ROPE_SCALING_PLACES;
 pub use scaling::rope_scaling;
+pub(crate) use scaling::{
+    FIELDS as ROPE_SCALING_FIELDS, PLACES as ROPE_SCALING_PLACES, PLAIN as ROPE_PLAIN,
+};
 pub use spec::{Defaults, Dimension, FamilySpec, Inputs, Mask};
 
 use crate::config::{Family, FrozenType, Model, Scenario};

@@ -204,6 +204,19 @@ impl Args {
         Err(Failure::bad_input(why))
     }
 
+    /// Checks that the trained model can be written, which is not to fail after the last step.
+    fn can_export(&self, scenario: &Scenario, program: &Program) -> Result<(), Failure> {
+        if self.export.is_none() || scenario.lora.is_some() {
+            return Ok(());
+        }
+        hf::has_form(program, &scenario.model).map_err(|e| {
+            Failure::bad_input(format_args!(
+                "--export: {e}\n  help: leave --export out, and keep the weights with --checkpoint-dir \
+                 (`shardlab checkpoint export` writes them for PyTorch)"
+            ))
+        })
+    }
+
     /// Returns the settings that must be equal on all ranks.
     fn facts(&self, program: &Program, o: &RunOptions) -> Vec<(&'static str, String)> {
         vec![
@@ -284,6 +297,7 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     };
     let mut program = plan(&scenario)?;
     args.can_record_routing(&scenario, &program)?;
+    args.can_export(&scenario, &program)?;
     if let Some(plant) = args.inject_fault {
         program = plant.into(program).map_err(Failure::bad_input)?;
     }

@@ -181,7 +181,9 @@ mod tests {
         let huge = user_scenario("llama3-405b-1024xh100", &["model.vocab=16777216"]);
         let error = huge.observe(&on, 2, 1, Duration::ZERO).err().unwrap();
         assert!(is_out_of_memory(&error), "{error}");
-        assert!(!is_out_of_memory(&TrainError::NoNames));
+        assert!(!is_out_of_memory(&TrainError::NoNames {
+            why: String::new()
+        }));
     }
 
     #[test]

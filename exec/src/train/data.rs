@@ -56,6 +56,10 @@ pub struct Feed {
     only: Range<u32>,
 }
 
+fn model_type_is(model: &Model, name: &str) -> bool {
+    model.options.model_type.as_deref() == Some(name)
+}
+
 /// Refuses models and operations that only predictions know.
 fn runs(model: &Model, program: &Program) -> Result<(), DataError> {
     if let Some(model_type) = &model.options.model_type
@@ -63,6 +67,12 @@ fn runs(model: &Model, program: &Program) -> Result<(), DataError> {
     {
         let model_type = model_type.clone();
         return Err(DataError::Approximated { model_type, what });
+    }
+    if model_type_is(model, "deepseek_v2") && model.options.experts.router_groups > 1 {
+        return Err(DataError::Approximated {
+            model_type: "deepseek_v2".to_owned(),
+            what: "unlike its plan, it compares groups of experts by their largest score alone (`group_limited_greedy`)",
+        });
     }
     if model.options.experts.zero_experts > 0 {
         return Err(DataError::Approximated {

@@ -42,10 +42,11 @@ pub enum TrainError {
         differences: Vec<String>,
     },
     /// The model or its family has no published names.
-    #[error(
-        "this model has no Hugging Face form: no `model_type` of its family has exactly these options"
-    )]
-    NoNames,
+    #[error("this model has no Hugging Face form: {why}")]
+    NoNames {
+        /// What no file can say.
+        why: String,
+    },
     /// The data do not fit the model.
     #[error(transparent)]
     Data(#[from] DataError),
@@ -118,7 +119,7 @@ impl TrainError {
         matches!(
             self,
             Self::Init(_)
-                | Self::NoNames
+                | Self::NoNames { .. }
                 | Self::NoAdapters { .. }
                 | Self::OtherBase { .. }
                 | Self::Data(_)

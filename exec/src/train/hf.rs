@@ -77,6 +77,23 @@ pub(super) fn read_json(path: &Path) -> Result<Value, TrainError> {
     serde_json::from_slice(&text).map_err(|e| TrainError::format(path, e.to_string()))
 }
 
+/// Returns how all parameters of a program are stored.
+fn names_of(program: &Program) -> Result<Vec<Stored>, TrainError> {
+    names::of(program).ok_or_else(|| TrainError::NoNames {
+        why: "some of its parameters have no published names".to_owned(),
+    })
+}
+
+/// Checks, before a run, that its model can be written in Hugging Face's format.
+///
+/// # Errors
+/// [`TrainError::NoNames`] if its parameters have no published names, or if no `config.json`
+/// describes it.
+pub fn has_form(program: &Program, model: &Model) -> Result<(), TrainError> {
+    config::of(model)?;
+    names_of(program).map(|_| ())
+}
+
 /// Writes the weights of a Hugging Face folder to all ranks. Adapters keep theirs: [`adapter`]
 /// reads them.
 ///
@@ -93,7 +110,7 @@ pub fn load(
     layout: &StateLayout,
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
-    let names = names::of(program).ok_or(TrainError::NoNames)?;
+    let names = names_of(program)?;
     let path = dir.join("config.json");
     config::check(&path, &read_json(&path)?, model, seq_len)?;
     let mut folder = Folder::open(dir)?;
@@ -132,7 +149,7 @@ pub fn load(
         .keys()
         .map(String::as_str)
         .filter(|n| !used.contains(n) && !names::ignorable(n, model.tie_embeddings))
-        .partition(|n| n.ends_with(CORRECTION_BIAS));
+        .partition(|n| CORRECTION_BIASES.iter().any(|end| n.ends_with(end)));
     if !left.is_empty() {
         let what = format!(
             "has tensors that the model does not have: {}",
@@ -187,8 +204,8 @@ pub fn load(
     Ok(())
 }
 
-/// Buffer that balances the load of experts without a loss. A router adds it to its scores.
-const CORRECTION_BIAS: &str = ".e_score_correction_bias";
+/// Buffers that balance the load of experts without a loss. A router adds one to its scores.
+const CORRECTION_BIASES: [&str; 2] = [".e_score_correction_bias", ".expert_bias"];
 
 /// A tensor of a file, and the elements of a parameter that it holds.
 struct Source<'n> {
@@ -231,7 +248,7 @@ pub fn export(
     layout: &StateLayout,
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
-    let names = names::of(program).ok_or(TrainError::NoNames)?;
+    let names = names_of(program)?;
     if io.local().start != 0 {
         for p in 0..program.params.len() as u32 {
             layout.weights(io, ParamId(p))?;
@@ -239,7 +256,7 @@ pub fn export(
         return Ok(());
     }
     std::fs::create_dir_all(dir).map_err(TrainError::io(dir))?;
-    let config = config::of(model).ok_or(TrainError::NoNames)?;
+    let config = config::of(model)?;
     let path = dir.join("config.json");
     tensor_file::replace(&path, |out| {
         serde_json::to_writer_pretty(out, &config)

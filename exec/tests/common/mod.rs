@@ -58,6 +58,13 @@ pub(crate) static BITNET: Golden = Golden {
     name: "bitnet-tiny",
 };
 pub(crate) static XGLM: Golden = Golden { name: "xglm-tiny" };
+pub(crate) static LLAMA3_ROPE: Golden = Golden {
+    name: "llama3-rope-tiny",
+};
+pub(crate) static LONGROPE: Golden = Golden {
+    name: "longrope-tiny",
+};
+pub(crate) static OLMO3: Golden = Golden { name: "olmo3-tiny" };
 pub(crate) static OLMO2: Golden = Golden { name: "olmo2-tiny" };
 pub(crate) static PHI3: Golden = Golden { name: "phi3-tiny" };
 pub(crate) static MISTRAL: Golden = Golden {

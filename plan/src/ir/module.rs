@@ -125,8 +125,9 @@ pub struct HfName {
     pub module: String,
     /// The weight is stored as `[in, out]` (GPT-2's `Conv1D`).
     pub transposed: bool,
-    /// Layers of an expert, if the weight is a stack of experts: each expert's rows are those of
-    /// these layers, one after another, each stored as `<module>.<expert>.<layer>`.
+    /// Layers of an entry, if files have the entries of the weight one by one (experts, norms of
+    /// heads): each entry's rows are those of these layers, one after another, each stored as
+    /// `<module>.<entry>.<layer>`. An entry without layers of its own has one without a name.
     pub layers: &'static [&'static str],
 }
 

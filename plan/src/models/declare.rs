@@ -548,7 +548,8 @@ impl Declare {
         self.add(order, module, hf, &[width], bias, Some(init))
     }
 
-    /// Declares a weight of shape `[heads, width]` for norms of single heads.
+    /// Declares a weight of shape `[heads, width]` for norms of single heads. Hugging Face's code
+    /// has one for all, or a list of them if its name ends with `.*`.
     pub(crate) fn head_norms(
         &mut self,
         parent: ModuleId,
@@ -556,7 +557,13 @@ impl Declare {
         shape: [u64; 2],
     ) -> Layer {
         let module = self.module(parent, name, ModuleKind::Norm);
-        let hf = self.hf_name(hf, false);
+        let hf = match hf.strip_suffix(".*") {
+            None => self.hf_name(hf, false),
+            Some(list) => self.hf_name(list, false).map(|hf| HfName {
+                layers: &[""],
+                ..hf
+            }),
+        };
         self.add(Order::Declared, module, hf, &shape, false, Some(Init::Ones))
     }
 
@@ -605,7 +612,7 @@ impl Declare {
 
     /// Gives a declared module a stack of experts, of shape `[experts, rows, columns]`, which
     /// expert-parallel ranks divide among themselves. Hugging Face's code has a module per expert
-    /// in the list `hf`, with these layers.
+    /// in the list `hf`, with these layers; without layers, `hf` is the whole stack.
     pub(crate) fn experts(
         &mut self,
         module: ModuleId,

@@ -353,7 +353,7 @@ impl Carried {
 impl Decoder {
     pub(super) fn new(d: &mut Declare, m: &Model) -> Self {
         let o = &m.options;
-        let names = names::of(o.model_type.as_deref());
+        let names = names::of(m);
         let vision = o.vision.as_ref().map(|of| Tower::new(d, m, of));
         let embedding = Embedding::new(d, &names, m);
         let layer_embedding = LayerEmbedding::new(d, m);

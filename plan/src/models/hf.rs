@@ -6,6 +6,7 @@
 use super::defaults;
 use crate::config::{Bias, Model, ModelOptions};
 use serde_json::Value;
+use std::collections::BTreeSet;
 
 /// A `model_type` of transformers that a family covers.
 #[derive(Clone, Copy)]
@@ -250,45 +251,53 @@ impl HfType {
     /// fields can express their keys, and every other option has its default.
     #[must_use]
     pub fn describes(&self, model: &Model) -> bool {
+        self.inexpressible(model).is_empty()
+    }
+
+    /// Returns the keys of `[model]` that keep a model of the family from being of this type, each
+    /// once, in alphabetical order.
+    #[must_use]
+    pub fn inexpressible(&self, model: &Model) -> Vec<String> {
         let values = serde_json::to_value(model).unwrap_or_default();
         let defaults = serde_json::to_value(ModelOptions::default()).unwrap_or_default();
-        let is_fixed = |(key, given): &(&str, Given)| {
-            changes_training(key) || values[key] == Value::from(*given)
-        };
-        let can_say = |field: &Field| match field.meaning {
-            Meaning::Required(key) | Meaning::Default(key, _) => !values[key].is_null(),
-            // The first word stands for the default, which is the family's if no value is given.
-            Meaning::Choice(key, words) if values[key].is_null() => {
-                key == "activation" && defaults::activation(model).name() == words[0].1
-            }
-            Meaning::Choice(key, words) => words.iter().any(|(_, ours)| values[key] == *ours),
-            _ => true,
-        };
+        let is_named = !model.family.spec().keeps_type || values["model_type"] == self.model_type;
+        let fixed = self
+            .fixed
+            .iter()
+            .filter(|(key, given)| !changes_training(key) && values[*key] != Value::from(*given));
+        let unsaid = self.all_fields().filter_map(|f| f.unsaid(model, &values));
+        let options = defaults.as_object().into_iter().flatten();
+        let other = options.filter(|(key, default)| {
+            let is_own_type = *key == "model_type" && values[key] == self.model_type;
+            !is_own_type && !self.covers(key) && values[key] != **default
+        });
+        let keys = fixed.map(|(key, _)| *key).chain(unsaid);
+        let named = [
+            (!is_named, "model_type"),
+            (!self.says_bias(model.bias), "bias"),
+        ];
+        let named = named.into_iter().filter_map(|(is, key)| is.then_some(key));
+        let keys = keys.chain(named).chain(other.map(|(key, _)| key.as_str()));
+        let keys: BTreeSet<&str> = keys.collect();
+        keys.into_iter().map(str::to_owned).collect()
+    }
+
+    /// Returns whether a file of this type may have any value of a key, or its fixed one.
+    fn covers(&self, key: &str) -> bool {
         // Options that classes of transformers have whatever the type, and those of predictions.
-        const OF_ALL: [&str; 6] = [
+        const OF_ALL: [&str; 7] = [
             "head",
             "num_labels",
             "attn_implementation",
             "dropout",
             "attention_dropout",
             "embedding_dropout",
+            "rope_scaling",
         ];
-        let has_default = |(key, default): (&String, &Value)| {
-            let is_fixed = self.fixed.iter().any(|(fixed, _)| fixed == key);
-            let is_own_type = key == "model_type" && values[key] == self.model_type;
-            is_fixed
-                || is_own_type
-                || OF_ALL.contains(&key.as_str())
-                || changes_training(key)
-                || self.all_fields().any(|f| f.says(key))
-                || values[key] == *default
-        };
-        let is_named = !model.family.spec().keeps_type || values["model_type"] == self.model_type;
-        is_named
-            && self.fixed.iter().all(is_fixed)
-            && self.all_fields().all(can_say)
-            && self.says_bias(model.bias)
-            && defaults.as_object().into_iter().flatten().all(has_default)
+        self.fixed.iter().any(|(fixed, _)| *fixed == key)
+            || OF_ALL.contains(&key)
+            || changes_training(key)
+            || self.all_fields().any(|f| f.says(key))
     }
 
     /// Returns whether fields can say which layers have a bias.
@@ -305,6 +314,21 @@ impl HfType {
 }
 
 impl Field {
+    /// Returns the field's key if the field has no word for its value.
+    fn unsaid(&self, model: &Model, values: &Value) -> Option<&'static str> {
+        let (key, is_said) = match self.meaning {
+            Meaning::Required(key) | Meaning::Default(key, _) => (key, !values[key].is_null()),
+            // The first word stands for the default, which is the family's if no value is given.
+            Meaning::Choice(key, words) if values[key].is_null() => {
+                let own = defaults::activation(model).name();
+                (key, key == "activation" && own == words[0].1)
+            }
+            Meaning::Choice(key, words) => (key, words.iter().any(|(_, w)| values[key] == *w)),
+            _ => return None,
+        };
+        (!is_said).then_some(key)
+    }
+
     /// Returns whether the field is the value of a key.
     fn says(&self, key: &str) -> bool {
         match self.meaning {

@@ -5,7 +5,7 @@ use crate::config::RopeType;
 use serde_json::{Map, Value};
 
 /// Kinds that change no frequencies of text; the last one is mlc's word for GPT-J's pairs.
-const PLAIN: [&str; 3] = ["default", "mrope", "gptj"];
+pub(crate) const PLAIN: [&str; 3] = ["default", "mrope", "gptj"];
 
 /// Where a file has the scaling; transformers 5 writes the last two.
 pub(crate) const PLACES: [&str; 3] = [
@@ -15,7 +15,7 @@ pub(crate) const PLACES: [&str; 3] = [
 ];
 
 /// Fields that the key takes, in addition to the kind.
-const FIELDS: [&str; 11] = [
+pub(crate) const FIELDS: [&str; 11] = [
     "factor",
     "original_max_position_embeddings",
     "low_freq_factor",
@@ -79,7 +79,7 @@ fn complete(scaling: &mut Map<String, Value>, word: &str, file: Fields<'_>) {
         scaling.insert(ORIGINAL.to_owned(), original.into());
         let factor = longest.map(|longest| longest / original);
         if let Some(factor) = factor.filter(|_| word == "longrope") {
-            scaling.insert("factor".to_owned(), factor.into());
+            scaling.entry("factor").or_insert_with(|| factor.into());
         }
     }
 }

@@ -125,6 +125,28 @@ fn faulty_data_is_named() {
     assert!(Tokens::read(&dir.path().join("absent"), TokenWidth::U8).is_err());
 }
 
+/// Groups of DeepSeek-V2 compete by their largest score, those of the plan by the sum of two.
+#[test]
+fn groups_of_deepseek_v2_are_refused() {
+    let config = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/../tests/data/configs/tiny--deepseek_v2.json"
+    );
+    let text = format!(
+        "[model]\npreset = {config:?}\n[train]\nseq_len = 48\n[mesh]\nhardware = \"cpu\"\ndp_shard = 1\n"
+    );
+    let open = |set: &[&str]| {
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        let scenario = scenario_of(&text, &set);
+        let program = shardlab_plan::plan(&scenario).unwrap();
+        let tape = tape_of(&scenario).unwrap();
+        Feed::new(&scenario, &program, &tape.consts, None, 3).map(|_| ())
+    };
+    open(&[]).unwrap();
+    let e = open(&["model.router_groups=2"]).unwrap_err().to_string();
+    assert!(e.contains("by their largest score alone"), "{e}");
+}
+
 /// The entropy of the next token given the last one and the class of the one before is far below
 /// that of the tokens themselves.
 #[test]

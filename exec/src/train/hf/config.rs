@@ -11,10 +11,74 @@ fn type_of(m: &Model) -> Option<&'static HfType> {
     m.family.spec().hf.iter().find(|hf| hf.describes(m))
 }
 
-/// Returns the configuration of a model; `None` for families without one.
-pub(crate) fn of(m: &Model) -> Option<Value> {
-    let hf = type_of(m)?;
-    let ours = serde_json::to_value(m).ok()?;
+/// Returns why no type of transformers describes a model: what keeps it from being of the type that
+/// comes nearest, and from which other values one would.
+fn no_type(m: &Model) -> TrainError {
+    let types = m.family.spec().hf.iter();
+    let nearest = types
+        .map(|hf| (hf, hf.inexpressible(m)))
+        .min_by_key(|(_, keys)| keys.len());
+    let family = m.family.name();
+    let why = match nearest {
+        None => format!("family {family} has no `model_type`"),
+        Some((hf, keys)) => {
+            let ours = serde_json::to_value(m).unwrap_or_default();
+            let said = keys
+                .iter()
+                .map(|key| format!("model.{key} = {}", ours[key]));
+            format!(
+                "no `model_type` of family {family} has exactly these options; the nearest, {}, cannot have {}",
+                name_in_files(hf),
+                said.collect::<Vec<_>>().join(", ")
+            )
+        }
+    };
+    TrainError::NoNames { why }
+}
+
+/// Writes a value into a configuration. A dot in the name leads into an object.
+fn put(config: &mut Map<String, Value>, name: &str, value: Value) {
+    match name.split_once('.') {
+        None => {
+            config.insert(name.to_owned(), value);
+        }
+        Some((object, name)) => {
+            let inner = config.entry(object).or_insert_with(|| json!({}));
+            if let Value::Object(inner) = inner {
+                put(inner, name, value);
+            }
+        }
+    }
+}
+
+/// Writes what scales rotary frequencies: next to the base of layers that see all positions, if it
+/// is theirs alone.
+fn put_scaling(config: &mut Map<String, Value>, scaling: &RopeScaling) {
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    let Ok(Value::Object(mut fields)) = serde_json::to_value(scaling) else {
+        return;
+    };
+    if let Some(original) = scaling.original_max_position_embeddings {
+        // The classes expect an integer, and that of Phi-3 a field of its own.
+        let original = Value::from(original as u64);
+        fields.insert(ORIGINAL.to_owned(), original.clone());
+        config.insert(ORIGINAL.to_owned(), original);
+    }
+    let of_full = config.get_mut("rope_parameters");
+    let of_full = of_full.and_then(|all| all.get_mut("full_attention")?.as_object_mut());
+    match of_full {
+        Some(full) => full.extend(fields),
+        None => put(config, "rope_scaling", fields.into()),
+    }
+}
+
+/// Returns the configuration of a model.
+///
+/// # Errors
+/// [`TrainError::NoNames`] if no file describes the model.
+pub(crate) fn of(m: &Model) -> Result<Value, TrainError> {
+    let hf = type_of(m).ok_or_else(|| no_type(m))?;
+    let ours = serde_json::to_value(m).unwrap_or_default();
     let mut config = Map::new();
     config.insert("architectures".to_owned(), json!([hf.architecture]));
     config.insert("model_type".to_owned(), json!(name_in_files(hf)));
@@ -39,25 +103,13 @@ pub(crate) fn of(m: &Model) -> Option<Value> {
             Meaning::Off => false.into(),
             Meaning::Dropout => 0.0.into(),
         };
-        let name = field.names[0];
-        match name.split_once('.') {
-            None => {
-                config.insert(name.to_owned(), value);
-            }
-            Some((object, name)) => {
-                let inner = config.entry(object).or_insert_with(|| json!({}));
-                inner[name] = value;
-            }
-        }
+        put(&mut config, field.names[0], value);
     }
     if let Some(scaling) = &m.options.rope_scaling {
-        config.insert(
-            "rope_scaling".to_owned(),
-            serde_json::to_value(scaling).ok()?,
-        );
+        put_scaling(&mut config, scaling);
     }
     config.insert("torch_dtype".to_owned(), "float32".into());
-    Some(config.into())
+    Ok(config.into())
 }
 
 /// Collects differences.
@@ -148,7 +200,7 @@ pub(crate) fn check(
         config,
         all: Vec::new(),
     };
-    let mut hf = type_of(m).ok_or(TrainError::NoNames)?;
+    let mut hf = type_of(m).ok_or_else(|| no_type(m))?;
     // Several types may describe the model.
     let types = m.family.spec().hf.iter().filter(|t| t.describes(m));
     for t in types.filter(|t| config["model_type"] == name_in_files(t)) {

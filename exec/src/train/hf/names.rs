@@ -65,7 +65,8 @@ fn transpose(x: &[f32], rows: usize, cols: usize) -> Vec<f32> {
 /// How a parameter is stored in published files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Stored {
-    /// Name of the parameter; of a stack of experts, with `*` for their numbers.
+    /// Name of the parameter; of one whose entries are stored one by one, with `*` for their
+    /// numbers.
     pub(crate) name: String,
     /// Its tensors, in the order of its elements.
     pub(crate) tensors: Vec<Tensor>,
@@ -75,8 +76,9 @@ impl Stored {
     fn new(p: &Param, shape: &[u64], hf: &HfName) -> Option<Self> {
         let (_, leaf) = p.name.rsplit_once('.')?;
         let module = &hf.module;
-        let [experts, rows, columns] = match (shape, hf.layers) {
-            (&[experts, rows, columns], [_, ..]) => [experts, rows, columns],
+        let [entries, rows, columns] = match (shape, hf.layers) {
+            (&[entries, rows, columns], [_, ..]) => [entries, rows, columns],
+            (&[entries, columns], [_, ..]) => [entries, 1, columns],
             _ => {
                 let name = format!("{module}.{leaf}");
                 let transposed = hf.transposed && shape.len() == 2;
@@ -98,15 +100,22 @@ impl Stored {
         };
         let rows = rows / hf.layers.len() as u64;
         let numel = rows * columns;
-        let layers = (0..experts).flat_map(|e| hf.layers.iter().map(move |layer| (e, layer)));
+        let path = |entry: &str, layer: &str| match layer {
+            "" => format!("{module}.{entry}.{leaf}"),
+            layer => format!("{module}.{entry}.{layer}.{leaf}"),
+        };
+        let layers = (0..entries).flat_map(|e| hf.layers.iter().map(move |layer| (e, layer)));
         let tensor = |(n, (e, layer)): (u64, (u64, &&str))| Tensor {
-            name: format!("{module}.{e}.{layer}.{leaf}"),
-            shape: vec![rows, columns],
+            name: path(&e.to_string(), layer),
+            shape: match shape.len() {
+                2 => vec![columns],
+                _ => vec![rows, columns],
+            },
             elements: n * numel..(n + 1) * numel,
             transposed: false,
         };
         Some(Self {
-            name: format!("{module}.*.{}.{leaf}", hf.layers.join("+")),
+            name: path("*", &hf.layers.join("+")),
             tensors: (0..).zip(layers).map(tensor).collect(),
         })
     }

@@ -169,7 +169,7 @@ fn norms_of_queries_and_keys_are_qwen3s() {
     assert!(e.to_string().contains("`model_type` is \"qwen3\""), "{e}");
     let all = &["model.qk_norm=true", "model.head_dim=32", "model.bias=true"];
     let e = Loaded::new(LLAMA, all).load(dir.path()).unwrap_err();
-    assert!(matches!(e, TrainError::NoNames), "{e}");
+    assert!(matches!(e, TrainError::NoNames { .. }), "{e}");
 }
 
 #[test]
@@ -250,5 +250,116 @@ fn faults_are_named_in_full() {
     assert!(
         e.contains("`model.norm.weight` has shape [4, 6], the model's is [24]"),
         "{e}"
+    );
+}
+
+/// A scenario of a file of transformers, and the settings of small runs.
+fn preset(config: &Path) -> String {
+    format!(
+        "[model]\npreset = {config:?}\n[train]\nseq_len = 48\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n\
+         [precision]\ncompute = \"f32\"\n"
+    )
+}
+
+/// What scales rotary frequencies is written where the type's class expects it, and read back.
+#[test]
+fn scalings_of_rotary_frequencies_survive_export() {
+    for (name, place) in [
+        ("llama3-rope-tiny", "/rope_scaling"),
+        ("longrope-tiny", "/rope_scaling"),
+        ("olmo3-tiny", "/rope_parameters/full_attention"),
+    ] {
+        let mut l = Loaded::new(&preset(&golden(name).join("config.json")), &[]);
+        l.load(&golden(name)).unwrap();
+        let model = l.scenario.model.clone();
+        let dir = tempfile::tempdir().unwrap();
+        export(dir.path(), &l.program, &model, &l.layout, &mut l.memory).unwrap();
+        assert_eq!(tensors(dir.path()), tensors(&golden(name)), "{name}");
+        let path = dir.path().join("config.json");
+        let scaling = read_json(&path).unwrap().pointer(place).cloned().unwrap();
+        let ours = model.options.rope_scaling.clone().unwrap();
+        assert_eq!(scaling["rope_type"], ours.rope_type.name(), "{name}");
+        // Classes of transformers expect an integer.
+        assert_eq!(scaling["original_max_position_embeddings"], 32u64, "{name}");
+        let mut again = Loaded::new(&preset(&path), &[]).scenario.model;
+        again.preset.clone_from(&model.preset);
+        assert_eq!(again, model, "{name}");
+        l.load(dir.path()).unwrap();
+    }
+    // Another scaling is another model.
+    let config = golden("llama3-rope-tiny").join("config.json");
+    let other = &["model.rope_scaling={ rope_type = \"linear\", factor = 2.0 }"];
+    let e = Loaded::new(&preset(&config), other).load(&golden("llama3-rope-tiny"));
+    let e = e.unwrap_err().to_string();
+    assert!(e.contains("model.rope_scaling is of type linear"), "{e}");
+}
+
+/// Names and shapes are those of `save_pretrained` of transformers 5.24.
+#[test]
+fn names_are_those_of_transformers() {
+    let norm_of_head = [
+        "model.layers.1.self_attn.q_layernorm.norms.3.weight",
+        "[16]",
+    ];
+    let cases = [
+        ("stablelm", norm_of_head),
+        (
+            "stablelm",
+            [
+                "model.layers.0.self_attn.k_layernorm.norms.1.weight",
+                "[16]",
+            ],
+        ),
+        ("falcon-groups", ["transformer.h.0.ln_attn.weight", "[64]"]),
+        ("falcon-groups", ["transformer.h.1.ln_mlp.bias", "[64]"]),
+        (
+            "granitemoe",
+            [
+                "model.layers.0.block_sparse_moe.input_linear.weight",
+                "[4, 192, 64]",
+            ],
+        ),
+        (
+            "granitemoe",
+            [
+                "model.layers.0.block_sparse_moe.output_linear.weight",
+                "[4, 64, 96]",
+            ],
+        ),
+        (
+            "hy_v3",
+            ["model.layers.1.mlp.router.gate.weight", "[6, 64]"],
+        ),
+        (
+            "hy_v3",
+            ["model.layers.1.mlp.shared_mlp.up_proj.weight", "[24, 64]"],
+        ),
+        ("kolibri1", ["model.layers.0.post_attn_norm.weight", "[64]"]),
+        ("kolibri1", ["model.layers.0.post_ffn_norm.weight", "[64]"]),
+    ];
+    for (kind, [name, shape]) in cases {
+        let file = format!("../tests/data/configs/tiny--{kind}.json");
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
+        let scenario = scenario_of(&preset(&config), &[]);
+        let program = shardlab_plan::plan(&scenario).unwrap();
+        let all = super::tensors(&program).concat();
+        let found = all.iter().find(|t| t.name == name);
+        let found = found.unwrap_or_else(|| panic!("{kind}: no {name}"));
+        assert_eq!(format!("{:?}", found.shape), shape, "{kind}: {name}");
+    }
+}
+
+/// A model without a type is refused before it is trained, with the nearest type and what differs.
+#[test]
+fn models_without_a_type_say_why() {
+    let why = |set: &[&str]| {
+        let l = Loaded::new(LLAMA, set);
+        has_form(&l.program, &l.scenario.model).map_err(|e| e.to_string())
+    };
+    assert_eq!(why(&["model.qk_norm=true"]), Ok(()));
+    assert_eq!(
+        why(&["model.qk_norm=true", "model.bias=true"]).unwrap_err(),
+        "this model has no Hugging Face form: no `model_type` of family llama has exactly these options; the nearest, \
+         llama, cannot have model.qk_norm = true"
     );
 }

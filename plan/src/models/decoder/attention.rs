@@ -134,7 +134,7 @@ impl Attention {
         m: &Model,
         (rows, source): (Option<u64>, u64),
     ) -> Self {
-        let names = names::of(m.options.model_type.as_deref());
+        let names = names::of(m);
         let (h, bias, hd) = (m.hidden, m.bias.qkv(), m.head_dim);
         let (q, kv) = (m.heads * hd, m.kv_heads * hd);
         let at = d.module(block, name, ModuleKind::Attention);

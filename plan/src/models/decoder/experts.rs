@@ -80,7 +80,7 @@ impl Experts {
         [before, after, of_sum]: [bool; 3],
     ) -> Self {
         let (h, of) = (m.hidden, &m.options.experts);
-        let names = names::of(m.options.model_type.as_deref());
+        let names = names::of(m);
         let at = d.module(block, name, ModuleKind::Mlp);
         let norm = before.then(|| {
             let names = ("norm", names.mlp_norm);
@@ -97,9 +97,15 @@ impl Experts {
             bias
         });
         let routed = d.module(at, "experts", ModuleKind::Layer);
-        let mut stack = |name, parts, shape: [u64; 3]| {
+        let mut stack = |name, parts: &'static [&'static str], shape: [u64; 3]| {
             let module = d.module(routed, name, ModuleKind::Layer);
-            d.experts(module, (names.experts, parts), &shape)
+            match (names.experts_stacked, parts) {
+                (true, [stack]) => {
+                    let whole = format!("{}.{stack}", names.experts);
+                    d.experts(module, (&whole, &[]), &shape)
+                }
+                _ => d.experts(module, (names.experts, parts), &shape),
+            }
         };
         let (ffn, all) = (width(m), of.experts);
         let inner = of.expert_latent.unwrap_or(h);
@@ -386,7 +392,7 @@ fn biases_of(b: &mut Builder<'_>, layer: Layer, of: &Rows, rows: u64) -> ValueId
 impl Shared {
     fn new(d: &mut Declare, at: ModuleId, m: &Model) -> Self {
         let (h, of) = (m.hidden, &m.options.experts);
-        let names = names::of(m.options.model_type.as_deref());
+        let names = names::of(m);
         let ffn = of.shared_expert_ffn;
         let module = d.module(at, "shared_expert", ModuleKind::Layer);
         let inner = |part: &str| format!("{}.{part}", names.shared_expert);

@@ -39,7 +39,7 @@ enum Input {
 
 impl Mlp {
     pub(super) fn new(d: &mut Declare, block: ModuleId, m: &Model) -> Self {
-        let names = names::of(m.options.model_type.as_deref());
+        let names = names::of(m);
         let (h, ffn, bias) = (m.hidden, m.ffn, m.bias.mlp());
         let at = d.module(block, "mlp", ModuleKind::Mlp);
         let norm = mlp_reads_norm(m).then(|| {

@@ -1,5 +1,7 @@
 //! Names of a decoder's modules in files of transformers, by `model_type`.
 
+use crate::config::{Model, Residual};
+
 /// Names of one type. Those of modules that the type does not have do not matter.
 #[derive(Clone, Copy)]
 pub(super) struct Names {
@@ -25,7 +27,7 @@ pub(super) struct Names {
     pub(super) qkv: &'static str,
     /// Output projection of attention.
     pub(super) o: &'static str,
-    /// Norms of queries and keys.
+    /// Norms of queries and keys. A `.*` at the end stands for a list with one norm per head.
     pub(super) q_norm: &'static str,
     pub(super) k_norm: &'static str,
     /// Projections of the feed-forward layer; `up` is the first one of those without a gate.
@@ -36,9 +38,12 @@ pub(super) struct Names {
     pub(super) down: &'static str,
     /// Router of experts.
     pub(super) router: &'static str,
-    /// List of experts.
+    /// List of experts; of stacked ones, the module that has the stacks.
     pub(super) experts: &'static str,
-    /// Layers of an expert whose weights form the stack of gates and their other factors.
+    /// Whether files have the weights of all experts in one tensor, like the model.
+    pub(super) experts_stacked: bool,
+    /// Layers of an expert whose weights form the stack of gates and their other factors; of
+    /// stacked experts, the stack.
     pub(super) expert_gate_up: &'static [&'static str],
     pub(super) expert_down: &'static [&'static str],
     pub(super) shared_expert: &'static str,
@@ -79,6 +84,7 @@ const LLAMA: Names = Names {
     down: "mlp.down_proj",
     router: "mlp.gate",
     experts: "mlp.experts",
+    experts_stacked: false,
     expert_gate_up: &["gate_proj", "up_proj"],
     expert_down: &["down_proj"],
     shared_expert: "mlp.shared_expert",
@@ -138,13 +144,22 @@ const OPT_LAYERS: Names = Names {
     ..LLAMA
 };
 
-/// Returns the names of a type; without one, and for types that are not listed, those of Llama.
-pub(super) fn of(model_type: Option<&str>) -> Names {
-    let model_type = model_type.unwrap_or_default();
-    [llama_like, experts, gpt, merged, opt, encoders, others]
+/// Returns the names of a model's type; without one, and for types that are not listed, those of
+/// Llama.
+pub(super) fn of(m: &Model) -> Names {
+    let model_type = m.options.model_type.as_deref().unwrap_or_default();
+    let names = [llama_like, experts, gpt, merged, opt, encoders, others]
         .into_iter()
         .find_map(|names| names(model_type))
-        .unwrap_or(LLAMA)
+        .unwrap_or(LLAMA);
+    if model_type == "falcon" && m.options.residual == Residual::Parallel {
+        return Names {
+            attention_norm: "ln_attn",
+            mlp_norm: "ln_mlp",
+            ..names
+        };
+    }
+    names
 }
 
 /// Returns the names of decoders with Llama's modules, of which some have other names.
@@ -181,6 +196,11 @@ fn llama_like(model_type: &str) -> Option<Names> {
             k_norm: "self_attn.k_layernorm",
             up: "mlp.fc1",
             down: "mlp.fc2",
+            ..LLAMA
+        },
+        "stablelm" => Names {
+            q_norm: "self_attn.q_layernorm.norms.*",
+            k_norm: "self_attn.k_layernorm.norms.*",
             ..LLAMA
         },
         "starcoder2" => Names {
@@ -235,6 +255,14 @@ fn experts(model_type: &str) -> Option<Names> {
         "granitemoe" | "granitemoeshared" => Names {
             router: "block_sparse_moe.router.layer",
             experts: "block_sparse_moe",
+            experts_stacked: true,
+            expert_gate_up: &["input_linear"],
+            expert_down: &["output_linear"],
+            ..LLAMA
+        },
+        "hy_v3" => Names {
+            router: "mlp.router.gate",
+            shared_expert: "mlp.shared_mlp",
             ..LLAMA
         },
         "dbrx" => Names {
@@ -255,8 +283,8 @@ fn experts(model_type: &str) -> Option<Names> {
             ..LLAMA
         },
         "kolibri1" => Names {
-            attention_post_norm: "post_self_attn_layernorm",
-            mlp_post_norm: "post_mlp_layernorm",
+            attention_post_norm: "post_attn_norm",
+            mlp_post_norm: "post_ffn_norm",
             shared_expert: "mlp.shared_experts",
             ..LLAMA
         },

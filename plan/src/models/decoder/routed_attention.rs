@@ -36,7 +36,7 @@ impl RoutedAttention {
         if m.family != Family::Moe || !of.routed_attention {
             return None;
         }
-        let names = names::of(m.options.model_type.as_deref());
+        let names = names::of(m);
         let (h, width) = (m.hidden, m.kv_heads * m.head_dim);
         let at = d.module(block, "attention", ModuleKind::Attention);
         let norm = normalized(m)[0].then(|| {

@@ -1,7 +1,11 @@
 //! What a file says that no key expresses.
 
 use super::{Config, Kind};
-use crate::models::Meaning;
+use crate::models::{Meaning, ROPE_PLAIN, ROPE_SCALING_FIELDS, ROPE_SCALING_PLACES};
+use serde_json::{Map, Value};
+
+/// Where transformers 5 has the bases and scalings of rotary embeddings.
+const ROPE_PARAMETERS: &str = "rope_parameters";
 
 /// Fields that change neither the time nor the memory of a step.
 const WITHOUT_EFFECT: &[&str] = &[
@@ -42,7 +46,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "quantization_config",
     "rescale_prenorm_residual",
     "return_dict",
-    "rope_parameters",
     "rope_scaling",
     "slow_but_exact",
     "summary_activation",
@@ -86,7 +89,8 @@ impl Config<'_> {
         let dropped = dropped
             .into_iter()
             .filter(|name| self.is_dropped(name, kind));
-        let dropped: Vec<String> = dropped.map(|name| format!("`{name}`")).collect();
+        let names = dropped.map(str::to_owned).chain(self.dropped_rope(kind));
+        let dropped: Vec<String> = names.map(|name| format!("`{name}`")).collect();
         if !dropped.is_empty() {
             notes.push(format!(
                 "a {} does not use {}",
@@ -129,6 +133,7 @@ impl Config<'_> {
             _ => false,
         });
         let harmless = WITHOUT_EFFECT.contains(&name)
+            || name == ROPE_PARAMETERS
             || name.starts_with('_')
             || WITHOUT_EFFECT_IF_NAMED
                 .iter()
@@ -139,4 +144,61 @@ impl Config<'_> {
         };
         !read && !also && !harmless && !empty
     }
+
+    /// Returns the entries of `rope_parameters` that change rotations and that nothing reads.
+    fn dropped_rope(&self, kind: Kind) -> Vec<String> {
+        let whole = |field: crate::models::Field| match field.meaning {
+            Meaning::Computed(_, computed) => {
+                field.names.contains(&ROPE_PARAMETERS) || computed.also.contains(&ROPE_PARAMETERS)
+            }
+            _ => false,
+        };
+        let Some(Value::Object(given)) = self.json(ROPE_PARAMETERS) else {
+            return Vec::new();
+        };
+        if kind.hf.all_fields().any(|field| whole(*field)) {
+            return Vec::new();
+        }
+        let nested = given.iter().filter_map(|(of, inner)| {
+            let path = format!("{ROPE_PARAMETERS}.{of}");
+            Some((path, inner.as_object()?))
+        });
+        let all = nested.chain([(ROPE_PARAMETERS.to_owned(), &given)]);
+        all.flat_map(|(path, inner)| self.unread_rope(kind, &path, inner))
+            .collect()
+    }
+
+    /// Returns the entries of one object of `rope_parameters` that nothing reads.
+    fn unread_rope(&self, kind: Kind, path: &str, inner: &Map<String, Value>) -> Vec<String> {
+        let scaling = ROPE_SCALING_PLACES.iter().find(|place| {
+            let found = self.json(place);
+            found.is_some_and(|v| v.is_object())
+        });
+        let word = ["rope_type", "type"]
+            .iter()
+            .find_map(|name| inner.get(*name)?.as_str());
+        let is_scaled = word.is_some_and(|word| !ROPE_PLAIN.contains(&word));
+        let is_read = |name: &str| {
+            let full = format!("{path}.{name}");
+            let by_field = kind
+                .hf
+                .all_fields()
+                .any(|f| f.names.contains(&full.as_str()));
+            by_field || scaling.is_some_and(|place| *place == path) && is_scaling(name)
+        };
+        let matters = |name: &str, value: &Value| match name {
+            "rope_theta" => !value.is_null(),
+            "partial_rotary_factor" => value.as_f64().is_some_and(|share| share != 1.0),
+            name => is_scaled && is_scaling(name) && !value.is_null(),
+        };
+        let names = inner
+            .iter()
+            .filter(|(name, value)| matters(name, value) && !is_read(name));
+        names.map(|(name, _)| format!("{path}.{name}")).collect()
+    }
+}
+
+/// Returns whether an entry of `rope_parameters` belongs to a scaling of frequencies.
+fn is_scaling(name: &str) -> bool {
+    matches!(name, "rope_type" | "type") || ROPE_SCALING_FIELDS.contains(&name)
 }

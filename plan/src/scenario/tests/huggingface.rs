@@ -334,6 +334,92 @@ fn what_is_not_used_is_reported() {
     assert!(message.contains("`model.norm_eps` must be"), "{message}");
 }
 
+/// OLMo 3 has its bases in `rope_parameters`, one for each kind of layer.
+const OLMO3: &str = r#"{
+  "hidden_size": 64,
+  "intermediate_size": 96,
+  "layer_types": ["sliding_attention", "full_attention"],
+  "max_position_embeddings": 2048,
+  "model_type": "olmo3",
+  "num_attention_heads": 4,
+  "num_hidden_layers": 2,
+  "rope_parameters": {
+    "full_attention": {"rope_theta": 300000.0, "rope_type": "yarn", "factor": 8.0},
+    "sliding_attention": {"rope_theta": 20000.0, "rope_type": "default"}
+  },
+  "sliding_window": 16,
+  "vocab_size": 256
+}
+"#;
+
+#[test]
+fn bases_of_rotary_embeddings_are_read_per_kind_of_layer() {
+    let bases = |test: &str, config: &str| {
+        let model = read(test, config, &[]).unwrap().model;
+        let kind = model.options.rope_scaling.map(|s| s.rope_type);
+        (model.rope_theta, model.options.rope_local_theta, kind)
+    };
+    let nested = bases("olmo3", OLMO3);
+    assert_eq!(nested, (3e5, Some(2e4), Some(RopeType::Yarn)));
+    // The class has one default for both; files before transformers 5 have one base.
+    let start = OLMO3.find("  \"rope_parameters\"").unwrap();
+    let end = OLMO3.find("  \"sliding_window\"").unwrap();
+    let absent = [&OLMO3[..start], &OLMO3[end..]].concat();
+    assert_eq!(bases("olmo3-absent", &absent), (5e5, Some(5e5), None));
+    let flat = absent.replace("\"vocab_size\"", "\"rope_theta\": 70000.0, \"vocab_size\"");
+    assert_eq!(bases("olmo3-flat", &flat), (7e4, Some(7e4), None));
+}
+
+/// Entries of `rope_parameters` that no key expresses are named, those without effect are not.
+#[test]
+fn rotary_parameters_that_nothing_reads_are_named() {
+    let notes = |test: &str, config: &str| {
+        let text = format!("[model]\npreset = \"there/config.json\"\n{REST}");
+        let f = Folder::new(test, &[("mine.toml", &text), ("there/config.json", config)]);
+        model_notes(&f.file("mine.toml"), &[]).unwrap()
+    };
+    assert_eq!(notes("rope-read", OLMO3), [""; 0]);
+    let scaled = OLMO3.replace(
+        "20000.0, \"rope_type\": \"default\"",
+        "20000.0, \"rope_type\": \"linear\", \"factor\": 2.0, \"partial_rotary_factor\": 1.0",
+    );
+    let of_window = "rope_parameters.sliding_attention";
+    let unread = format!("a olmo3 does not use `{of_window}.rope_type`, `{of_window}.factor`");
+    assert_eq!(notes("rope-scaled", &scaled), [unread]);
+    // A llama has one base, and rotates whole heads.
+    let nested = LLAMA.replace(
+        "\"rope_theta\": 500000.0",
+        "\"rope_parameters\": {\"full_attention\": {\"rope_theta\": 7.0, \"partial_rotary_factor\": 0.5}}",
+    );
+    let of_full = "rope_parameters.full_attention";
+    let unread =
+        format!("a llama does not use `{of_full}.rope_theta`, `{of_full}.partial_rotary_factor`");
+    assert_eq!(notes("rope-nested", &nested), [unread]);
+}
+
+/// The first DeciLM: a Llama whose layers have 4, 4, 2 and 1 key heads.
+#[test]
+fn key_heads_of_deci_are_read_per_layer() {
+    let config = r#"{
+        "hidden_size": 4096, "intermediate_size": 14336, "max_position_embeddings": 8192,
+        "model_type": "deci", "num_attention_heads": 32, "num_hidden_layers": 4,
+        "num_key_value_heads": 32, "num_key_value_heads_per_layer": [4, 4, 2, 1],
+        "rms_norm_eps": 1e-06, "tie_word_embeddings": false, "vocab_size": 32000
+    }"#;
+    for name in ["deci", "decilm"] {
+        let config = config.replace("\"deci\"", &format!("\"{name}\""));
+        let s = read(name, &config, &[]).unwrap();
+        assert_eq!(s.model.options.layer_kv_heads, [4, 4, 2, 1]);
+        // Embedding and head, norms, and in each layer queries and results, keys and values, and
+        // the feed-forward layer.
+        assert_eq!(parameters(&s), 1_112_576_000);
+    }
+    let config = config.replace("[4, 4, 2, 1]", "\"all\"");
+    let message = fault("deci-word", &config);
+    let want = "`num_key_value_heads_per_layer` is missing";
+    assert!(message.contains(want), "{message}");
+}
+
 /// A file may be taken for another type.
 #[test]
 fn an_unknown_type_may_be_planned_as_a_known_one() {

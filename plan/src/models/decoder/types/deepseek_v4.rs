@@ -60,7 +60,10 @@ const FIELDS: &[Field] = &[
     HEADS,
     POSITIONS,
     TIED,
-    ROPE_THETA,
+    Field {
+        names: &["rope_theta", "rope_parameters.main.rope_theta"],
+        ..ROPE_THETA
+    },
     ROUTED,
     TOP_K,
     EXPERT_FFN,

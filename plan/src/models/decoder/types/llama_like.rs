@@ -106,6 +106,35 @@ fn layer_kv_heads(file: Fields<'_>) -> Result<Vec<u64>, String> {
     Ok(blocks(file, "attention")?.iter().map(one).collect())
 }
 
+const DECI_SHAPE: &[Field] = &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, POSITIONS, ROPE_THETA];
+
+/// Fields of the first DeciLM, whose layers differ in their key heads only. Files have both names
+/// of the type.
+const DECI: &[Field] = &[
+    NORM_EPS,
+    HIDDEN_ACT,
+    ATTENTION_BIAS,
+    TIED,
+    number(
+        &["num_key_value_heads_per_layer"],
+        "layer_kv_heads",
+        |file| Ok(Some(heads_per_layer(file)?.into())),
+        |model| Some(model["layer_kv_heads"].clone()),
+    ),
+    derived("kv_heads", &["num_key_value_heads"], |file| {
+        Ok(heads_per_layer(file)?.into_iter().max().map(Into::into))
+    }),
+];
+
+/// Returns the key heads of each layer of a DeciLM.
+fn heads_per_layer(file: Fields<'_>) -> Result<Vec<u64>, String> {
+    const NAME: &str = "num_key_value_heads_per_layer";
+    let list = file(NAME).and_then(|list| list.as_array().cloned());
+    let list = list.ok_or_else(|| format!("`{NAME}` is missing"))?;
+    let heads: Option<Vec<u64>> = list.iter().map(Value::as_u64).collect();
+    heads.ok_or_else(|| format!("`{NAME}` must be a list of integers"))
+}
+
 /// Returns the width of each block's feed-forward layer: two thirds of a multiple of the model's
 /// width, rounded up to a multiple of 256.
 fn layer_ffn(file: Fields<'_>) -> Result<Vec<u64>, String> {
@@ -359,6 +388,20 @@ pub(super) const TYPES: &[HfType] = &[
                 Ok(layer_ffn(file)?.into_iter().max().map(Into::into))
             }),
         ],
+    },
+    HfType {
+        model_type: "deci",
+        architecture: "DeciLMForCausalLM",
+        fixed: &[],
+        common: DECI_SHAPE,
+        fields: DECI,
+    },
+    HfType {
+        model_type: "decilm",
+        architecture: "DeciLMForCausalLM",
+        fixed: &[],
+        common: DECI_SHAPE,
+        fields: DECI,
     },
     HfType {
         model_type: "exaone",

@@ -21,6 +21,18 @@ const SHAPE: &[Field] = &[
     ATTENTION_BIAS,
 ];
 
+/// As [`SHAPE`], in types whose layers with a window have a base of their own.
+const SHAPE_WITHOUT_ROPE: &[Field] = &[
+    VOCAB,
+    HIDDEN,
+    FFN,
+    LAYERS,
+    HEADS,
+    KV_HEADS,
+    POSITIONS,
+    ATTENTION_BIAS,
+];
+
 /// Command's blocks.
 const COHERE: &[(&str, Given)] = &[
     ("norm", Given::Str("layer_norm_no_bias")),
@@ -146,16 +158,7 @@ pub(super) const TYPES: &[HfType] = &[
             ("norm_position", Given::Str("both")),
             ("qk_norm", Given::Bool(true)),
         ],
-        common: &[
-            VOCAB,
-            HIDDEN,
-            FFN,
-            LAYERS,
-            HEADS,
-            KV_HEADS,
-            POSITIONS,
-            ATTENTION_BIAS,
-        ],
+        common: SHAPE_WITHOUT_ROPE,
         fields: &[
             LARGE_THETA,
             LOCAL_THETA,
@@ -211,8 +214,17 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "cohere_compass_text",
         architecture: "CohereCompassForCausalLM",
         fixed: COHERE,
-        common: SHAPE,
+        common: SHAPE_WITHOUT_ROPE,
         fields: &[
+            Field {
+                names: &[
+                    "rope_theta",
+                    "rope_parameters.sliding_attention.rope_theta",
+                    "rope_parameters.full_attention.rope_theta",
+                    "rope_parameters.rope_theta",
+                ],
+                ..ROPE_THETA
+            },
             HEAD_DIM,
             LAYER_NORM_EPS,
             HIDDEN_ACT,
@@ -261,8 +273,31 @@ pub(super) const TYPES: &[HfType] = &[
             ("norm_position", Given::Str("after")),
             ("qk_norm", Given::Str("full")),
         ],
-        common: SHAPE,
-        fields: &[RMS_EPS_5, HIDDEN_ACT, TIED, WINDOW_4096, every::<4>()],
+        common: SHAPE_WITHOUT_ROPE,
+        fields: &[
+            Field {
+                names: &[
+                    "rope_parameters.full_attention.rope_theta",
+                    "rope_theta",
+                    "rope_parameters.rope_theta",
+                ],
+                meaning: Meaning::Default("rope_theta", Given::Float(5e5)),
+            },
+            // Layers with a window rotate without scaling.
+            Field {
+                names: &[
+                    "rope_parameters.sliding_attention.rope_theta",
+                    "rope_theta",
+                    "rope_parameters.rope_theta",
+                ],
+                meaning: Meaning::Default("rope_local_theta", Given::Float(5e5)),
+            },
+            RMS_EPS_5,
+            HIDDEN_ACT,
+            TIED,
+            WINDOW_4096,
+            every::<4>(),
+        ],
     },
     HfType {
         model_type: "smollm3",
