@@ -41,6 +41,7 @@ fn kernel(kind: OpKind, dtype: DType) -> Kernel {
         module: ModuleId(0),
         node: 0,
         dispatches: 1,
+        stage: None,
     };
     let at = Operands::new(&graph, &op);
     Kernel {
