@@ -124,7 +124,7 @@ fn dense_layers_and_layers_of_experts_are_scopes_of_their_own() {
         forward.map(|g| g.0.to_owned()).collect()
     };
     let [dense, first, second] = [0, 1, 2].map(|n| format!("layers.{n}.mlp forward"));
-    assert_eq!(layers("[\"mlp\"]"), [dense.clone()]);
+    assert_eq!(layers("[\"mlp\"]"), std::slice::from_ref(&dense));
     assert_eq!(layers("[\"moe\"]"), [first.clone(), second.clone()]);
     assert_eq!(layers("[\"mlp\", \"moe\"]"), [dense, first, second]);
 }
