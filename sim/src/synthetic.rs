@@ -97,12 +97,12 @@ impl Builder {
         self.kernel("mm", class, 2 * m * n * k, 2 * (m * k + k * n), 2 * m * n)
     }
 
-    /// Adds a collective of `bytes` (full side), aligned, within buffer 0.
+    /// Adds a collective of `bytes` (full side), aligned, from buffer 0 to buffer 1.
     pub fn collective(&mut self, kind: CollectiveKind, comm: CommId, bytes: u64) -> CollectiveId {
         let size = u64::from(self.program.communicators[comm.index()].ranks.size);
         let part = Part {
             input: access(BufferId(0), bytes / size),
-            output: access(BufferId(0), bytes),
+            output: access(BufferId(1), bytes),
         };
         self.add_collective(
             kind,

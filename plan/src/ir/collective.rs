@@ -178,10 +178,11 @@ impl Collective {
     }
 
     /// Returns whether all parts leave each rank's own payload where it is, so that nothing is
-    /// copied within a rank.
+    /// copied within a rank. Rank 0's payload then starts where that of all ranks does.
     #[must_use]
     pub fn in_place(&self) -> bool {
-        let same = |p: &Part| p.input.buffer == p.output.buffer;
+        let same =
+            |p: &Part| (p.input.buffer, p.input.offset) == (p.output.buffer, p.output.offset);
         !self.parts.is_empty() && self.parts.iter().all(same)
     }
 

@@ -50,7 +50,7 @@ impl Gradients {
         let (main, sharded) = (out.inputs.types.grads, flat.grad_sharded(g));
         let once = !out.inputs.reduces(g, false, false);
         let (base, dtype) = if !sharded && micro.first {
-            (self.begin_whole(out, flat, g), main)
+            (self.begin_whole(out, flat, reductions, g), main)
         } else if sharded && once && micro.first && !micro.last {
             let sum = self.sum(out, flat, g);
             (out.b.whole(sum), main)
@@ -97,11 +97,20 @@ impl Gradients {
 
     /// Returns G of a group that does not shard it. One that only lives for a step is allocated on
     /// first touch.
-    fn begin_whole(&mut self, out: &mut Emitter<'_>, flat: &Flat, g: GroupId) -> Access {
+    fn begin_whole(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        reductions: &mut Reductions,
+        g: GroupId,
+    ) -> Access {
         let grad = flat.state(g).grad;
         let grad = grad.expect("only trained parameters have gradients");
         let of_a_step = flat.grads_of_a_step(out.inputs, g);
         if of_a_step && !std::mem::replace(&mut self.begun[g.index()], true) {
+            if !out.inputs.unit(out.inputs.group(g).unit).spec.is_root {
+                reductions.make_room(out, flat);
+            }
             out.b.alloc(Rule::Grad, grad.buffer);
             fill_padding(out, g, grad, out.inputs.types.grads);
         }

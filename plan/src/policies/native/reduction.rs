@@ -28,7 +28,17 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     reduction: Reduction,
-    buffer: BufferId,
+    /// Buffer that only the reduction reads. `None` for a gradient that is kept in full, which is
+    /// freed with its group's update.
+    buffer: Option<BufferId>,
+}
+
+impl Pending {
+    fn release(self, out: &mut Emitter<'_>) {
+        if let Some(buffer) = self.buffer {
+            out.b.free(Rule::ReduceRelease, buffer);
+        }
+    }
 }
 
 /// A group whose gradient the optimizer may read after an event.
@@ -79,12 +89,12 @@ impl Reductions {
             };
             // On the compute stream itself the buffer is free at once; a reduction that continues
             // on another stream is not complete.
-            if flat.streams.reduce != COMPUTE {
+            if flat.streams.reduce != COMPUTE || p.buffer.is_none() {
                 let event = p.reduction.input_free;
                 out.b.wait(rule, event, COMPUTE);
                 self.retire_reduction(out, flat, event);
             }
-            out.b.free(Rule::ReduceRelease, p.buffer);
+            p.release(out);
         }
     }
 
@@ -133,6 +143,7 @@ impl Reductions {
                 ..reduction
             };
         }
+        let buffer = Some(buffer);
         self.pending.push_back(Pending { reduction, buffer });
         if flat.streams.reduce == COMPUTE {
             self.drain(out, flat, 0, Rule::ReduceGate);
@@ -150,7 +161,21 @@ impl Reductions {
         if micro.last {
             make_moments(out, flat, micro, g);
             let reduction = flat.reduce_full(out, g);
-            self.note_reduced(out, flat, micro, g, reduction.complete);
+            let updated = self.note_reduced(out, flat, micro, g, reduction.complete);
+            if let (Some(updated), true, true) = (
+                updated,
+                flat.grads_of_a_step(out.inputs, g),
+                last_stage(flat) != COMPUTE,
+            ) {
+                self.pending.push_back(Pending {
+                    reduction: Reduction {
+                        input_free: updated,
+                        complete: updated,
+                        ..reduction
+                    },
+                    buffer: None,
+                });
+            }
         }
     }
 
@@ -193,7 +218,7 @@ impl Reductions {
             let Some(p) = self.pending.pop_front() else {
                 break;
             };
-            out.b.free(Rule::ReduceRelease, p.buffer);
+            p.release(out);
             self.retire_reduction(out, flat, p.reduction.complete);
         }
         self.retire_reduction(out, flat, done);
