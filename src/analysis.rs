@@ -6,6 +6,7 @@
 mod awaited;
 pub mod basis;
 pub mod compile;
+pub mod experts;
 pub mod exposed;
 mod misaligned;
 pub mod pareto;

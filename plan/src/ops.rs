@@ -181,6 +181,12 @@ impl OpKind {
         self.def().fusion()
     }
 
+    /// Returns whether it reads the offsets of experts, and so only rows that some expert has.
+    pub(crate) fn stops_at_offsets(&self) -> bool {
+        let signature = self.def().signature();
+        signature.inputs.contains(&experts::OFFSETS)
+    }
+
     /// Returns whether a matmul adds to its last input; `None` for other operations.
     pub(crate) fn accumulates(&mut self) -> Option<&mut bool> {
         match self {

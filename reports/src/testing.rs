@@ -58,6 +58,7 @@ pub fn view(spans: u32) -> RunView {
             loss: 3.25,
         }],
         interrupted: false,
+        experts: None,
         run,
     }
 }

@@ -2,6 +2,7 @@
 
 mod alive;
 mod counts;
+mod experts;
 mod instr;
 mod memory;
 mod settings;
@@ -9,6 +10,7 @@ mod work;
 
 pub use alive::{Alive, alive_at, largest, launched_after};
 pub(crate) use counts::{changed_counts, deltas};
+pub use experts::{Exchange, ExpertsView};
 pub use instr::InstrView;
 pub(crate) use instr::Names;
 pub use memory::{Family, MemoryCurve, Sample, Stack};
@@ -55,6 +57,9 @@ pub struct RunView {
     /// Whether the run was stopped before its end.
     #[serde(default)]
     pub interrupted: bool,
+    /// Experts, if the model has any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub experts: Option<ExpertsView>,
 }
 
 /// One validation.
@@ -174,6 +179,7 @@ impl RunView {
             program_view.digest.clone_from(&run.program_digest);
         }
         let (instrs, names) = instr::table(&run, program);
+        let experts = ExpertsView::new(&run, program, scenario);
         let mut scenario = ScenarioView::new(scenario);
         scenario.settings.extend(what_if(&run.environment));
         Self {
@@ -185,6 +191,7 @@ impl RunView {
             names,
             validations: Vec::new(),
             interrupted: false,
+            experts,
             run,
         }
     }

@@ -78,7 +78,8 @@ impl One {
 
 /// Loads a scenario. An invalid scenario is bad input.
 pub(super) fn load(path: &Path, set: &[String]) -> Result<Scenario, Failure> {
-    scenario::load(path, set).map_err(Failure::bad_input)
+    let variable = |name: &str| std::env::var(name).ok();
+    scenario::load(path, set).map_err(|e| Failure::bad_input(parallel_sizes::blame(e, variable)))
 }
 
 /// Plans a scenario. A scenario that cannot be planned is bad input.

@@ -6,6 +6,7 @@ mod fault;
 mod processes;
 mod progress;
 mod report;
+mod reserved;
 mod utilisation;
 
 #[cfg(feature = "cuda")]
@@ -25,8 +26,8 @@ use serde::Serialize;
 use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::process::World;
 use shardlab_exec::train::{
-    CheckpointOptions, Outcome, ParamNorm, Resume, RunOptions, TokenWidth, Tokens, TrainError, hf,
-    tokenizer_next_to,
+    CheckpointOptions, Observer, Outcome, ParamNorm, Resume, RunOptions, TokenWidth, Tokens,
+    TrainError, hf, tokenizer_next_to,
 };
 use shardlab_plan::config::CudaGraph;
 use shardlab_plan::ir::{BodyOp, OpKind};
@@ -290,9 +291,11 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
 }
 
 fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
-    let scenario = args.scenario.load()?;
+    let mut one = args.scenario.clone();
+    let (scenario, factor) = reserved::load(&mut one)?;
     let args = &Args {
         device: args.device.settled(&scenario),
+        scenario: one,
         ..args.clone()
     };
     let mut program = plan(&scenario)?;
@@ -338,6 +341,12 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         return follow(args, &scenario, &program, options, world, local_rank);
     }
     let mut progress = Progress::new(args.progress, &scenario);
+    if let Some(factor) = factor {
+        progress.note(&format!(
+            "moe.capacity_factor = {factor}: rows for every choice of the routers; predictions reserve those of \
+             moe.routing"
+        ));
+    }
     let device = &args.device;
     let result = device.train_as(
         &scenario,

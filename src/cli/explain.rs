@@ -1,6 +1,7 @@
 //! `shardlab explain`: the answer, what to change, and where time and memory go. A saved or
 //! imported run is explained by itself.
 
+mod experts;
 mod json;
 mod measured;
 mod whatif;
@@ -11,6 +12,7 @@ use super::output::{Failure, Out, Status};
 use super::progress::Progress;
 use super::table::Table;
 use super::verdict::{self, command};
+use crate::analysis::experts::{self as of_experts, About};
 use crate::analysis::exposed::{self, Gap};
 use crate::analysis::path::{self, CriticalPath};
 use crate::analysis::slower::{self, Slower};
@@ -69,6 +71,7 @@ struct Explanation {
 struct Tried {
     smallest_fit: Option<Search>,
     what_ifs: Vec<WhatIf>,
+    experts: Vec<(About, WhatIf)>,
     compile: Vec<(CompileMode, Result<compile::Mode, PredictError>)>,
     slower: Vec<Slower>,
 }
@@ -93,6 +96,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         if args.json || args.all || tried.smallest_fit.is_none() {
             tried.what_ifs = try_all(&prediction, &profiles, &load);
         }
+        tried.experts = of_experts::try_all(&prediction, &profiles, &load);
         if args.json || args.all {
             let with_mode = |mode: &str| load(&[mode.to_owned()]);
             tried.compile = compile::modes(&prediction, &profiles, &with_mode);
@@ -151,6 +155,7 @@ fn print(e: &Explanation, all: bool, out: &mut Out) -> Result<(), Failure> {
     } else if e.tried.smallest_fit.is_none() && !e.tried.what_ifs.is_empty() {
         whatif::worthwhile(e, out)?;
     }
+    experts::print(e, out)?;
     let listed = if all { MAX_LISTED_ALL } else { MAX_LISTED };
     exposed_time(&p.run, &e.gaps, listed, out)?;
     memory(p, listed, out)?;

@@ -1,6 +1,7 @@
 //! Where runs are saved and where saved runs are read from, for every verb that does either.
 
 use super::output::{Failure, say};
+use super::parallel_sizes;
 use crate::predict::Prediction;
 use shardlab_plan::scenario;
 use shardlab_reports::store::{Cap, DEFAULT_DIR, Id, Store, StoreError, is_run_dir, open_dir};
@@ -332,7 +333,7 @@ pub(super) fn view_of(p: &Prediction, path: &Path, overrides: &[String]) -> RunV
     )
 }
 
-/// Adds the path and the text of the scenario to a view.
+/// Adds the path and the text of the scenario, and the variables that override it, to a view.
 pub(crate) fn with_source(mut run: RunView, path: &Path, overrides: &[String]) -> RunView {
     run.scenario = view::ScenarioView {
         source: path.display().to_string(),
@@ -340,5 +341,6 @@ pub(crate) fn with_source(mut run: RunView, path: &Path, overrides: &[String]) -
         overrides: overrides.to_vec(),
         ..run.scenario
     };
+    run.run.environment.extend(parallel_sizes::given());
     run
 }

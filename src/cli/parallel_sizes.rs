@@ -1,8 +1,9 @@
 //! Parallel sizes from the environment, for launchers that set variables rather than arguments.
 //!
 //! A variable counts as the first `--set`: it wins over the file and loses to what the command line
-//! says. Runs record it among their overrides.
+//! says. Runs record it among their overrides, and in their environment.
 
+use shardlab_plan::scenario::ScenarioError;
 use std::num::NonZeroU32;
 
 /// Variables with the keys that they override.
@@ -19,16 +20,21 @@ const ABSENT: [(&str, &str); 2] = [
     ("SHARDLAB_PP", "pipeline parallelism"),
 ];
 
-/// Returns the overrides that variables ask for. An empty variable counts as unset.
+/// Returns the overrides that variables ask for.
 ///
 /// # Errors
 /// What is wrong with a variable: no positive integer, or more than one rank on an axis that does
 /// not exist.
 pub(super) fn overrides(read: impl Fn(&str) -> Option<String>) -> Result<Vec<String>, String> {
     let size = |name: &str| -> Result<Option<NonZeroU32>, String> {
-        let Some(text) = read(name).filter(|text| !text.is_empty()) else {
+        let Some(text) = read(name) else {
             return Ok(None);
         };
+        if text.trim().is_empty() {
+            return Err(format!(
+                "{name} is empty: unset it, or give a positive integer"
+            ));
+        }
         let wrong = |_| format!("{name} must be a positive integer, not {text:?}");
         text.trim().parse().map(Some).map_err(wrong)
     };
@@ -46,9 +52,42 @@ pub(super) fn overrides(read: impl Fn(&str) -> Option<String>) -> Result<Vec<Str
     Ok(all)
 }
 
+/// Returns the variables that are set, with their values, as runs record them.
+pub(super) fn given() -> impl Iterator<Item = (String, String)> {
+    let names = SIZES.iter().map(|(name, _)| *name);
+    let all = names.chain(ABSENT.map(|(name, _)| name));
+    all.filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?)))
+}
+
+/// Names the variable in an error about a value that a variable has set.
+pub(super) fn blame(e: ScenarioError, read: impl Fn(&str) -> Option<String>) -> ScenarioError {
+    let found = SIZES.iter().find_map(|(name, key)| {
+        let value = read(name)?;
+        let value = value.trim();
+        (e.file() == format!("--set {key}={value}")).then(|| format!("{name}={value}"))
+    });
+    match found {
+        Some(variable) => e.set_by(variable),
+        None => e,
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::overrides;
+    use super::{blame, overrides};
+    use shardlab_plan::scenario;
+    use std::path::Path;
+
+    #[test]
+    fn errors_name_the_variable() {
+        let set = ["mesh.ep=3".to_owned()];
+        let e = scenario::load(Path::new("small-moe"), &set).unwrap_err();
+        let read = |name: &str| (name == "SHARDLAB_EP").then(|| " 3".to_owned());
+        let text = format!("{:#}", blame(e.clone(), read));
+        let expected = "SHARDLAB_EP=3: `ep` = 3 does not divide `dp_shard` = 4";
+        assert!(text.starts_with(expected), "{text}");
+        assert_eq!(blame(e.clone(), |_| None), e);
+    }
 
     fn of(variables: &[(&str, &str)]) -> Result<Vec<String>, String> {
         overrides(|name| {
@@ -63,7 +102,6 @@ mod tests {
         let found = of(&[
             ("SHARDLAB_TP", "2"),
             ("SHARDLAB_DP_SHARD", " 8 "),
-            ("SHARDLAB_DP_REPLICATE", ""),
             ("SHARDLAB_PP", "1"),
             ("SHARDLAB_EP", "4"),
         ]);
@@ -90,6 +128,11 @@ mod tests {
                 "SHARDLAB_DP_SHARD",
                 "0",
                 "SHARDLAB_DP_SHARD must be a positive integer, not \"0\"",
+            ),
+            (
+                "SHARDLAB_DP_REPLICATE",
+                "",
+                "SHARDLAB_DP_REPLICATE is empty: unset it, or give a positive integer",
             ),
             (
                 "SHARDLAB_TP",

@@ -20,6 +20,7 @@ use shardlab_plan::record::Summary;
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes};
 use shardlab_reports::store::Id;
+use shardlab_reports::view::ExpertsView;
 use shardlab_sim::{Options, Part};
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -280,6 +281,9 @@ struct Object {
     memory_by_unit: BTreeMap<String, u64>,
     /// Time of kernels and collectives whose costs are modelled, not measured, milliseconds.
     modelled_ms: BTreeMap<String, f64>,
+    /// Experts, dispatch and imbalance, if the model has experts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    experts: Option<ExpertsView>,
     /// The verdict, with what to try next.
     verdict: serde_json::Value,
     /// What the prediction does not cover, and what makes the job slow.
@@ -314,6 +318,7 @@ impl Object {
                 .iter()
                 .map(|(n, t)| (n.clone(), t.ms()))
                 .collect(),
+            experts: ExpertsView::new(&p.run, &p.program, &p.scenario),
             verdict: answer.verdict.json(&answer.next),
             warnings: answer.warnings,
             why: crate::analysis::why::sentences(p),

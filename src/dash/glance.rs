@@ -8,6 +8,7 @@ use shardlab_plan::ir::Role;
 use shardlab_plan::record::{Basis, Cause};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::Bytes;
+use shardlab_reports::view::ExpertsView;
 use std::sync::Arc;
 
 /// The numbers of a prediction.
@@ -108,6 +109,8 @@ pub struct Glance {
     pub roles: Vec<(Role, Bytes)>,
     /// Where memory peaks, in words.
     pub peak: String,
+    /// Experts, in lines; none without experts.
+    pub experts: Vec<String>,
     /// Explanation, one sentence each.
     pub why: Vec<String>,
     /// Values of all options, in the order of [`options::all`].
@@ -130,6 +133,8 @@ impl Glance {
             exposed,
             roles: p.run.memory.by_role.clone(),
             peak: format!("{} of {unit}", at.phase.name()),
+            experts: ExpertsView::new(&p.run, &p.program, &p.scenario)
+                .map_or_else(Vec::new, |e| e.lines().into()),
             why: why::sentences(p),
             values: options::values(&p.scenario),
             digest: p.run.program_digest.clone(),

@@ -326,6 +326,7 @@ pub(crate) fn glance(name: &str, set: &[&str], step_ms: f64) -> Arc<Glance> {
             (Role::FullWeight, Bytes(2 << 30)),
         ],
         peak: "backward of root".into(),
+        experts: Vec::new(),
         why: vec![
             "Bound by computation: the compute stream is busy 98 % of the step (gemm 70 %, attention 12 %).".into(),
             "Exposed: 11.28 ms of reduce_scatter in backward because nothing is left to compute.".into(),

@@ -507,3 +507,33 @@ fn a_gather_behind_a_reduction_is_named_with_it() {
         "{why}"
     );
 }
+
+/// Every size of expert parallelism is compared with any other, with what tokens and rows would
+/// take.
+#[test]
+fn experts_are_compared_from_any_size() {
+    for (set, others) in [("mesh.ep=1", ["2", "4"]), ("mesh.ep=2", ["1", "4"])] {
+        let e = explain(&["small-moe", "--set", set]);
+        let all = e["experts"].as_array().unwrap();
+        let about = |what: &str| all.iter().filter(|x| x["about"] == what).count();
+        assert_eq!(about("imbalance"), 2, "{set}");
+        assert_eq!(about("capacity"), 3, "{set}");
+        assert!(about("dispatcher") >= 3, "{set}");
+        for ep in others {
+            let own = [format!("mesh.ep={ep}")];
+            let found = all.iter().find(|x| x["set"] == serde_json::json!(own));
+            let step = &found.unwrap()["effect"]["step_ms"];
+            assert!(step.as_f64().unwrap() > 0.0, "{set} {ep}");
+        }
+    }
+    let text = stdout(&["explain", "small-moe-ep"]);
+    for part in [
+        "Experts: ranks, dispatcher, imbalance, capacity",
+        "imbalance of routing:",
+        "moe.capacity_factor=1.25",
+    ] {
+        assert!(text.contains(part), "{text}");
+    }
+    let dense = stdout(&["explain", "small-native"]);
+    assert!(!dense.contains("Experts:"), "{dense}");
+}

@@ -26,6 +26,39 @@ fn failure(args: &[&str]) -> (i32, String) {
     (code, String::from_utf8(output.stderr).unwrap())
 }
 
+/// Predictions of `fsdp2` reserve rows for equally popular experts; a run, whose router has other
+/// preferences, for every case. A factor that is given stays.
+#[test]
+fn routers_find_rows_for_every_choice() {
+    let train = |set: &[&str]| {
+        let mut args = vec!["exec", "small-moe-ep", "--steps", "2"];
+        ["fsdp.policy=fsdp2"]
+            .iter()
+            .chain(set)
+            .for_each(|s| args.extend(["--set", *s]));
+        let output = shardlab(&args).output().unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        (output.status.code().unwrap(), said)
+    };
+    let (code, said) = train(&[]);
+    assert_eq!(code, 0, "{said}");
+    // All choices of two ranks, of which each expects one rank's.
+    assert!(
+        said.contains("note: moe.capacity_factor = 2: rows for every choice"),
+        "{said}"
+    );
+    let (code, said) = train(&["moe.force_routing=true"]);
+    assert!(
+        code == 0 && !said.contains("rows for every choice"),
+        "{said}"
+    );
+    let (code, said) = train(&["moe.capacity_factor=0.5"]);
+    assert_eq!(code, 3, "{said}");
+    let words: Vec<&str> = said.split_whitespace().collect();
+    let advice = "or more (dispatcher \"padded\" can also drop choices:";
+    assert!(words.join(" ").contains(advice), "{said}");
+}
+
 /// A run counts the tokens of each expert, whatever carries them; predictions read the file.
 #[test]
 fn recorded_routing_is_that_of_predictions() {

@@ -119,6 +119,64 @@ fn json_is_one_object_a_run_with_every_promised_field() {
     assert_eq!(runs[1]["scenario"], "toy-linear");
 }
 
+/// A prediction of a mixture says how experts are divided, and which collectives carry tokens.
+#[test]
+fn experts_are_in_json_and_reports() {
+    let of = |set: &[&str]| {
+        let mut args = vec!["sim", "small-moe-ep", "--json"];
+        set.iter().for_each(|s| args.extend(["--set", *s]));
+        json(&args).remove(0)
+    };
+    let run = of(&[]);
+    let e = &run["experts"];
+    for (key, expected) in [
+        ("experts", 8),
+        ("experts_per_rank", 4),
+        ("top_k", 2),
+        ("ep", 2),
+    ] {
+        assert_eq!(e[key], expected, "{key}");
+    }
+    assert_eq!(
+        (&e["dispatcher"], &e["routing"]),
+        (&"gather".into(), &"balanced".into())
+    );
+    // Both ranks' 48 tokens with two choices, of which a rank expects as many as it has tokens.
+    assert_eq!(
+        (&e["rows_reserved"], &e["rows_expected"]),
+        (&192.into(), &96.into())
+    );
+    let ms = |e: &Value, key: &str| e[key].as_f64().unwrap();
+    let exchanges = e["exchanges"].as_object().unwrap();
+    let busy: f64 = exchanges.values().map(|x| ms(x, "busy_ms")).sum();
+    assert!((ms(e, "dispatch_ms") + ms(e, "combine_ms") - busy).abs() < 1e-9);
+    assert!(ms(e, "dispatch_ms") > 0.0 && ms(e, "combine_ms") > 0.0 && ms(e, "matmul_ms") > 0.0);
+    // Weights are gathered, too.
+    let all = &run["collectives"]["all_gather"]["count"];
+    assert!(
+        exchanges["all_gather"]["count"].as_f64() < all.as_f64(),
+        "{e}"
+    );
+    let seeded = of(&["moe.routing=seeded", "moe.imbalance=3"]);
+    let imbalance = ms(&seeded["experts"], "imbalance");
+    assert!(imbalance > 1.0 && imbalance < 2.0, "{imbalance}");
+    assert!(seeded["experts"]["rows_expected"].as_u64() > Some(96));
+    assert!(
+        json(&["sim", "small-native", "--json"])[0]
+            .get("experts")
+            .is_none()
+    );
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("report.md");
+    let file = path.to_str().unwrap();
+    stdout(&["report", "small-moe-ep", "--out", file]);
+    let text = std::fs::read_to_string(&path).unwrap();
+    assert!(
+        text.contains("4 of 8") && text.contains("gather: tokens of experts"),
+        "{text}"
+    );
+}
+
 #[test]
 fn the_report_fits_its_width_and_says_what_json_says() {
     let text = stdout(&["sim", "peers-tiny", "toy-cnn"]);
@@ -481,7 +539,7 @@ fn sizes_of_the_mesh_from_the_environment() {
         .code(2);
     let said = String::from_utf8_lossy(&divided.get_output().stderr).into_owned();
     assert!(
-        said.contains("`ep` = 3 does not divide `dp_shard` = 4"),
+        said.contains("SHARDLAB_EP=3: `ep` = 3 does not divide `dp_shard` = 4"),
         "{said}"
     );
     let refused = shardlab(&["sim", "small-linear"])

@@ -33,6 +33,12 @@ const PUBLISHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/publish
 /// The same on A100.
 const PUBLISHED_A100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/published_a100.csv");
 
+/// Published steps of a mixture of experts with expert parallelism.
+const PUBLISHED_EXPERTS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/data/published_experts.csv"
+);
+
 /// Published steps of llm-foundry on H100 and A100, without those that profiles are fitted to.
 const LLM_FOUNDRY: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -530,6 +536,26 @@ fn published_steps_are_predicted_better_than_by_null_models() {
         sources.keys().collect::<Vec<_>>(),
         ["llm-foundry", "torchtitan"]
     );
+}
+
+/// Only the run whose dispatcher is modeled across nodes is predicted well; the page of published
+/// runs says so.
+#[test]
+fn published_steps_of_experts_are_extrapolated() {
+    let mut lines = json(&["validate", PUBLISHED_EXPERTS, "--json"]);
+    let totals = lines.pop().unwrap();
+    assert_eq!(lines.len(), 8);
+    let worst = error(&totals, "step_ms", "mean_abs_percent");
+    assert!((50.0..60.0).contains(&worst), "{worst}");
+    let markdown = stdout(&["validate", "--markdown", PUBLISHED_EXPERTS]);
+    let page = std::fs::read_to_string("benchmarks/public.md").unwrap();
+    let rows = markdown.lines().filter(|l| l.starts_with("| qwen3"));
+    assert!(
+        rows.clone().count() == 8 && rows.clone().all(|row| page.contains(row)),
+        "{markdown}"
+    );
+    let text = stdout(&["validate", PUBLISHED_EXPERTS, "--rows", "all-to-all"]);
+    assert!(text.contains("-4.11"), "{text}");
 }
 
 /// Two published runs ran out of memory. They are predicted not to fit, and the others to fit.

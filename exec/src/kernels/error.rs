@@ -62,7 +62,8 @@ pub enum OperandError {
     /// More choices fall on the experts of a rank than it has rows for.
     #[error(
         "{rows} choices fall on the experts of one rank, which has rows for {slots}: set \
-         moe.capacity_factor = {:.2} or more, or moe.on_overflow = \"drop\"",
+         moe.capacity_factor = {:.2} or more (dispatcher \"padded\" can also drop choices: moe.on_overflow = \
+         \"drop\")",
         (*rows as f64 / *balanced as f64 * 100.0).ceil() / 100.0
     )]
     Overflow {

@@ -4,6 +4,7 @@
 //! proven by the rules about races.
 
 use super::describe;
+use super::operands;
 use super::report::Sink;
 use super::rules::RuleId;
 use crate::ir::{
@@ -137,15 +138,8 @@ struct Launch<'p> {
 }
 
 impl Launch<'_> {
-    /// Returns the range that holds a slot; `None` for a register.
     fn access(&self, slot: &Slot) -> Option<Access> {
-        let launch = &self.p.instrs[self.id.index()].op;
-        let (ranges, n) = match slot.place {
-            Place::Read(n) => (self.p.reads(launch), n),
-            Place::Write(n) => (self.p.writes(launch), n),
-            Place::Register(_) => return None,
-        };
-        ranges.get(usize::from(n)).copied()
+        operands::range(self.p, &self.p.instrs[self.id.index()].op, slot)
     }
 
     fn start(&self, slot: &Slot) -> Option<Start> {

@@ -210,6 +210,15 @@ rules! {
     ExpertShard = "MOE-SHARD", Layout, Error,
         "experts are sharded over the ranks that have them",
         "Megatron-LM #2772, torchtitan #3205: experts sharded twice, or over the wrong ranks";
+    RouterLoss = "MOE-AUX", State, Error,
+        "router losses count once per micro-batch, with own coefficient",
+        "Megatron-LM #2217, #3672, #5047: auxiliary losses whose gradients missed a factor, or had it twice";
+    ExpertTail = "MOE-TAIL", State, Error,
+        "sums over rows of experts leave out rows that no choice fills",
+        "pytorch #154557, torchtitan #1237, transformers #48205: rows past the last offset are uninitialized, and 0 times NaN is NaN";
+    ExpertEmpty = "MOE-EMPTY", State, Error,
+        "gradients of weights are written for experts without rows, too",
+        "TransformerEngine #2765, pytorch #172439: weight gradients of empty groups kept what was in memory";
     Window = "MOE-WINDOW", Order, Error,
         "windows are written only behind a barrier after their last use",
         "DeepEP #621, mori #80 and #93: symmetric buffers written again before peers had read them";

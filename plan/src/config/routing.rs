@@ -97,6 +97,26 @@ impl Histogram {
         )
     }
 
+    /// Describes the first layer whose counts no router can make: without choices, or with more
+    /// choices of an expert than there are tokens, each of which makes `top_k` different ones.
+    pub(crate) fn impossible(&self) -> Option<String> {
+        self.layers.iter().find_map(|(layer, counts)| {
+            let all: u128 = counts.iter().map(|&n| u128::from(n)).sum();
+            if all == 0 {
+                return Some(format!("no expert of layer {layer} has a token"));
+            }
+            let (expert, &most) = counts.iter().enumerate().max_by_key(|(_, n)| **n)?;
+            let tokens = all / u128::from(self.top_k.max(1));
+            (u128::from(most) > tokens).then(|| {
+                format!(
+                    "expert {expert} of layer {layer} has {most} tokens, but {all} choices, {} of each token, are \
+                     those of {tokens} tokens",
+                    self.top_k
+                )
+            })
+        })
+    }
+
     /// Returns by layer how popular its experts are.
     pub(crate) fn popularity(&self) -> BTreeMap<u32, Vec<f64>> {
         let of = |counts: &Vec<u64>| counts.iter().map(|&n| n as f64).collect();

@@ -193,7 +193,7 @@ pub struct Slot {
 }
 
 /// Place of a value of a kernel's body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Place {
     /// The launch's n-th read.

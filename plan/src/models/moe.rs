@@ -8,8 +8,8 @@ use super::decoder::{self, Decoder};
 use super::llama::FFN_MULTIPLE;
 use super::spec::{Conflict, Defaults, FamilySpec};
 use crate::config::{
-    AttentionGate, AttentionSinks, Family, LayerType, MlpType, Model, NormPosition, PackedQkv,
-    PositionEmbedding, QkNorm, Residual,
+    AttentionGate, AttentionSinks, Experts, Family, LayerType, MlpType, Model, NormPosition,
+    PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -84,7 +84,6 @@ fn dimensions(m: &Model) -> Vec<(&'static str, u64)> {
 fn check(m: &Model) -> Result<(), Conflict> {
     decoder::spec::check(m)?;
     let e = &m.options.experts;
-    let (experts, k, groups, kept) = (e.experts, e.top_k, e.router_groups, e.router_group_top_k);
     if m.bias.mlp() {
         return Err(Conflict {
             help: Some("use false, or \"qkv\" for queries, keys and values"),
@@ -94,33 +93,7 @@ fn check(m: &Model) -> Result<(), Conflict> {
             )
         });
     }
-    if k > experts {
-        let message = format!("`top_k` ({k}) is larger than `experts` ({experts})");
-        return Err(Conflict::new(&["top_k", "experts"], message));
-    }
-    if !experts.is_multiple_of(groups) {
-        let message =
-            format!("`experts` ({experts}) is not divisible by `router_groups` ({groups})");
-        return Err(Conflict::new(&["router_groups", "experts"], message));
-    }
-    if kept > groups {
-        let message =
-            format!("`router_group_top_k` ({kept}) is larger than `router_groups` ({groups})");
-        return Err(Conflict::new(
-            &["router_group_top_k", "router_groups"],
-            message,
-        ));
-    }
-    let choices = experts / groups * kept;
-    if k > choices {
-        let message = format!(
-            "`top_k` ({k}) is larger than the {choices} experts of {kept} of {groups} groups"
-        );
-        return Err(Conflict::new(
-            &["top_k", "router_group_top_k", "router_groups", "experts"],
-            message,
-        ));
-    }
+    check_choices(e)?;
     check_blocks(m)?;
     if e.shared_expert_gate && e.shared_expert_ffn == 0 {
         let message = "`shared_expert_gate` needs a shared expert".to_owned();
@@ -136,6 +109,44 @@ fn check(m: &Model) -> Result<(), Conflict> {
             help: Some("families llama and decoder have dense layers only"),
             ..Conflict::new(&["dense_layers", "moe_every", "layers"], message)
         });
+    }
+    Ok(())
+}
+
+/// Refuses routers that choose more experts than they have, at the nearest value that they have.
+fn check_choices(e: &Experts) -> Result<(), Conflict> {
+    let (experts, k, groups, kept) = (e.experts, e.top_k, e.router_groups, e.router_group_top_k);
+    let conflict = |keys, message, nearest| {
+        Err(Conflict {
+            nearest: Some(nearest),
+            ..Conflict::new(keys, message)
+        })
+    };
+    if k > experts {
+        let message = format!("`top_k` ({k}) is larger than `experts` ({experts})");
+        return conflict(&["top_k", "experts"], message, ("top_k", experts));
+    }
+    if !experts.is_multiple_of(groups) {
+        let message =
+            format!("`experts` ({experts}) is not divisible by `router_groups` ({groups})");
+        let divisors = (1..=experts).filter(|n| experts.is_multiple_of(*n));
+        let nearest = divisors.min_by_key(|n| (n.abs_diff(groups), u64::MAX - n));
+        let nearest = ("router_groups", nearest.unwrap_or(1));
+        return conflict(&["router_groups", "experts"], message, nearest);
+    }
+    if kept > groups {
+        let message =
+            format!("`router_group_top_k` ({kept}) is larger than `router_groups` ({groups})");
+        let nearest = ("router_group_top_k", groups);
+        return conflict(&["router_group_top_k", "router_groups"], message, nearest);
+    }
+    let choices = experts / groups * kept;
+    if k > choices {
+        let message = format!(
+            "`top_k` ({k}) is larger than the {choices} experts of {kept} of {groups} groups"
+        );
+        let keys = &["top_k", "router_group_top_k", "router_groups", "experts"];
+        return conflict(keys, message, ("top_k", choices));
     }
     Ok(())
 }

@@ -100,6 +100,8 @@ pub(crate) struct Conflict {
     pub(crate) keys: &'static [&'static str],
     pub(crate) message: String,
     pub(crate) help: Option<&'static str>,
+    /// The nearest legal value of a key, which the help names if there is no other.
+    pub(crate) nearest: Option<(&'static str, u64)>,
 }
 
 impl Conflict {
@@ -108,6 +110,7 @@ impl Conflict {
             keys,
             message,
             help: None,
+            nearest: None,
         }
     }
 

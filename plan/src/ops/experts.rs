@@ -11,7 +11,9 @@ use crate::ir::{DType, Indexing, KernelClass, OpKind, op};
 const INDEX_PUT_CALLS: u8 = 20;
 
 const POSITION: Operand = any("the positions");
-const OFFSETS: Operand = any("the offsets");
+/// Where the rows of each expert start, `[experts + 1]`. Operations that read it work on rows
+/// before the last offset only.
+pub(super) const OFFSETS: Operand = any("the offsets");
 
 /// Defines what operations have in common that make indices of the choices of tokens. Selective
 /// recompute saves them, so that every choice keeps its place.

@@ -2,6 +2,7 @@
 //!
 //! `compile::float8` adds these operations to differentiated graphs, so they have no derivatives.
 
+use super::experts::OFFSETS;
 use super::signature::{Extent, Operand, Reduced, Signature, any, full, operand};
 use super::{Fusion, OpDef, Operands};
 use crate::ir::{DType, KernelClass, op};
@@ -49,7 +50,7 @@ impl OpDef for op::Float8Scale {
     fn signature(&self) -> Signature {
         let outputs = [any("the scale"), any("its reciprocal")];
         let mut s = Signature::new(&[any("the maxima")], &outputs);
-        s.inputs.extend(self.routed.then_some(any("the offsets")));
+        s.inputs.extend(self.routed.then_some(OFFSETS));
         s
     }
 

@@ -10,19 +10,38 @@ use std::collections::BTreeSet;
 /// hold packed weights, whose bytes are no numbers. A check for NaN skips them: a NaN among
 /// the elements that were written shows in the results that use them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct UnfilledWrites(BTreeSet<(InstrId, u8)>);
+pub struct UnfilledWrites {
+    all: BTreeSet<(InstrId, u8)>,
+    /// Those of which whole rows are left.
+    rows: BTreeSet<(InstrId, u8)>,
+}
 
 impl UnfilledWrites {
     /// Returns whether the `n`th range that a launch or collective writes is among them.
     #[must_use]
     pub fn contains(&self, instr: InstrId, n: usize) -> bool {
-        u8::try_from(n).is_ok_and(|n| self.0.contains(&(instr, n)))
+        u8::try_from(n).is_ok_and(|n| self.all.contains(&(instr, n)))
+    }
+
+    /// Returns whether the `n`th range that a launch or collective writes keeps whole rows of what
+    /// was in memory before: those that no token has reached.
+    #[must_use]
+    pub fn leaves_rows(&self, instr: InstrId, n: usize) -> bool {
+        u8::try_from(n).is_ok_and(|n| self.rows.contains(&(instr, n)))
+    }
+
+    fn insert(&mut self, instr: usize, n: usize, rows: bool) {
+        let at = (InstrId(instr as u32), n as u8);
+        self.all.insert(at);
+        if rows {
+            self.rows.insert(at);
+        }
     }
 
     /// Returns whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.all.is_empty()
     }
 }
 
@@ -47,7 +66,7 @@ impl Program {
     /// [`OpDef::leaves_rows`](crate::ops::OpDef::leaves_rows)).
     #[must_use]
     pub fn unfilled_writes(&self) -> UnfilledWrites {
-        let mut found = BTreeSet::new();
+        let mut found = UnfilledWrites::default();
         let mut ragged = Ragged::new();
         for (i, instr) in self.instrs.iter().enumerate() {
             match &instr.op {
@@ -61,7 +80,7 @@ impl Program {
                         set(&mut ragged, access, rows);
                         let packed = self.is_packed(access.buffer);
                         if rows || packed || !kernel.fills(n) {
-                            found.insert((InstrId(i as u32), n as u8));
+                            found.insert(i, n, rows);
                         }
                     }
                 }
@@ -71,7 +90,7 @@ impl Program {
                         let is = c.kind.pushes() || ragged.contains(&start(&part.input));
                         set(&mut ragged, &part.output, is);
                         if is || self.is_packed(part.output.buffer) {
-                            found.insert((InstrId(i as u32), n as u8));
+                            found.insert(i, n, is);
                         }
                     }
                 }
@@ -83,7 +102,7 @@ impl Program {
                 _ => {}
             }
         }
-        UnfilledWrites(found)
+        found
     }
 
     /// Returns whether a buffer holds numbers of at least 16 bits, which a check for NaN can read.
@@ -159,7 +178,7 @@ mod tests {
         let program = crate::plan(&scenario.unwrap()).unwrap();
         let mut names: Vec<String> = program
             .unfilled_writes()
-            .0
+            .all
             .iter()
             .map(|(instr, _)| match program.instrs[instr.index()].op {
                 Op::Launch { kernel, .. } => program.kernels[kernel.index()].name.clone(),

@@ -138,6 +138,15 @@ impl ScenarioError {
         self
     }
 
+    /// Names what set the value in place of a file, such as a variable of the environment.
+    #[must_use]
+    pub fn set_by(mut self, name: impl Into<String>) -> Self {
+        self.0.file = name.into();
+        self.0.position = None;
+        self.0.excerpt = None;
+        self
+    }
+
     /// Returns the kind of fault, for callers that distinguish faults.
     #[must_use]
     pub fn kind(&self) -> ScenarioErrorKind {

@@ -94,6 +94,7 @@ impl Facts {
             alive: Vec::new(),
             validations: Vec::new(),
             interrupted: curve.is_some_and(|c| c.ended.is_some()),
+            experts: None,
             run,
         })
     }

@@ -2,6 +2,7 @@
 
 mod cards;
 mod compare;
+mod experts;
 mod overview;
 mod provenance;
 mod sweep;
@@ -36,6 +37,7 @@ pub(super) fn report(title: Option<&str>, items: &[Item]) -> Report {
     sections.extend(sweep::plots(items));
     sections.push(streams(detailed));
     sections.extend(compare::exposed(detailed));
+    sections.extend(experts::section(detailed));
     sections.extend(memory(detailed));
     sections.extend(compare::prediction(&all));
     sections.extend(compare::losses(&all));

@@ -55,6 +55,71 @@ fn every_part_is_there() {
     assert!(text.contains("predicted (2)"), "{text}");
 }
 
+/// Reports of mixtures say how experts are divided, and list collectives that carry tokens apart
+/// from those of weights.
+#[test]
+fn experts_have_a_section() {
+    use crate::view::{Exchange, ExpertsView};
+    use shardlab_plan::ir::CollectiveKind;
+    let mut with = item("divided", 400);
+    let gathers = with
+        .view
+        .run
+        .collectives
+        .get_mut(&CollectiveKind::AllGather);
+    gathers.expect("recorded").count = 5;
+    let exchange = Exchange {
+        count: 1,
+        bytes: 3 << 20,
+        busy_ms: 1.25,
+        exposed_ms: 0.5,
+    };
+    with.view.experts = Some(ExpertsView {
+        experts: 128,
+        experts_per_rank: 16,
+        top_k: 8,
+        ep: 8,
+        dispatcher: Some("gather".to_owned()),
+        routing: "seeded".to_owned(),
+        imbalance: 1.5,
+        rows_reserved: 262_144,
+        rows_expected: 49_152,
+        dispatch_ms: 1.25,
+        combine_ms: 2.5,
+        matmul_ms: 40.0,
+        exchanges: [(CollectiveKind::AllGather, exchange)].into(),
+    });
+    let report = Report::new(None, &[with, item("dense", 400)]);
+    let text = markdown(&report, |_| None);
+    let page = html(&report);
+    for part in [
+        "16 of 128",
+        "gather",
+        "seeded",
+        "262144",
+        "49152",
+        "1.250",
+        "40.000",
+    ] {
+        assert!(text.contains(part) && page.contains(part), "{part}: {text}");
+    }
+    assert!(
+        text.contains("| A | 8 | 16 of 128 | 8 | gather | seeded | 1.50 |"),
+        "{text}"
+    );
+    let apart = text
+        .lines()
+        .find(|l| l.contains("gather: tokens of experts"));
+    let apart = apart.unwrap_or_else(|| panic!("{text}"));
+    assert!(
+        apart.contains("| A | 1 |") && apart.contains("| 1.250 | 0.500 |"),
+        "{apart}"
+    );
+    // Others have neither.
+    let none = markdown(&Report::new(None, &[item("dense", 400)]), |_| None);
+    assert!(!none.contains("Experts") && !none.contains("tokens of experts"));
+}
+
 #[test]
 fn two_runs_are_explained_and_a_sweep_has_its_scenario_for_a_title() {
     let two: Vec<Item> = items().into_iter().step_by(2).collect();

@@ -54,6 +54,10 @@ pub(super) fn object(e: &Explanation) -> Value {
             Ok(x) => json!({ "set": w.change.overrides, "effect": effect(x) }),
             Err(error) => json!({ "set": w.change.overrides, "impossible": error.reason() }),
         }).collect::<Vec<_>>(),
+        "experts": e.tried.experts.iter().map(|(about, w)| match &w.effect {
+            Ok(x) => json!({ "about": about, "set": w.change.overrides, "effect": effect(x) }),
+            Err(error) => json!({ "about": about, "set": w.change.overrides, "impossible": error.reason() }),
+        }).collect::<Vec<_>>(),
     })
 }
 

@@ -182,7 +182,7 @@ pub(super) fn solutions(
 }
 
 /// Returns a table of changes. Its first row is the unchanged scenario.
-fn changes(e: &Explanation) -> Table {
+pub(super) fn changes(e: &Explanation) -> Table {
     let base = &e.base;
     let basis = e.verdict.basis.as_ref();
     let throughput = format!(">{}", base.counted_in.column());
@@ -205,7 +205,8 @@ fn changes(e: &Explanation) -> Table {
     table
 }
 
-fn change(label: &str, e: &Explanation, effect: &Effect) -> [String; 6] {
+/// Returns a row of such a table.
+pub(super) fn change(label: &str, e: &Explanation, effect: &Effect) -> [String; 6] {
     let base = &e.base;
     let slower = effect.step_ms - base.step_ms;
     [

@@ -76,6 +76,7 @@ pub(super) fn of(run: &RunImport) -> RunView {
         alive: Vec::new(),
         validations: Vec::new(),
         interrupted: false,
+        experts: None,
     }
 }
 

@@ -325,6 +325,7 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
         (format!("{}: ", g.peak), theme.text()),
         (largest.join(", "), theme.dim()),
     ]));
+    rows.extend(experts_rows(theme, g, width));
     rows.push(Row::Text(Vec::new()));
     for sentence in &g.why {
         for line in wrap(sentence, width) {
@@ -334,8 +335,22 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
     rows
 }
 
+/// Returns the lines on experts, the first one behind a label.
+fn experts_rows(theme: Theme, g: &Glance, width: usize) -> Vec<Row> {
+    let room = width.saturating_sub(LABEL);
+    let all = g.experts.iter().flat_map(|line| wrap(line, room));
+    let named = all.enumerate().map(|(i, line)| {
+        let name = if i == 0 { "experts" } else { "" };
+        Row::Text(vec![label(theme, name), (line, theme.text())])
+    });
+    named.collect()
+}
+
+/// Columns of a label.
+const LABEL: usize = 9;
+
 fn label(theme: Theme, text: &str) -> (String, Style) {
-    (format!("{text:<9}"), theme.dim())
+    (format!("{text:<LABEL$}"), theme.dim())
 }
 
 /// Returns the change from the old value, if there is one, in the color of an improvement or a

@@ -35,6 +35,26 @@ fn both(name: &str, stage: &mut Stage) {
     }
 }
 
+/// Predictions of mixtures say how experts are divided, and what tokens and matmuls take.
+#[test]
+fn experts_are_described() {
+    let mut stage = Stage::new();
+    let mut glance = (*crate::dash::testing::glance("small-moe-ep", &[], 5.0)).clone();
+    glance.experts = vec![
+        "4 of 8 on each rank, top 2; ep 2, gather; routing balanced, imbalance 1.00".to_owned(),
+        "192 rows, 96 expected; dispatch 1.20 ms, combine 0.80 ms, matmuls 2.10 ms".to_owned(),
+    ];
+    stage.app.scenarios.glance = Some(Arc::new(glance));
+    let screen = stage.screen(160, 50);
+    for part in [
+        "experts  4 of 8 on each rank, top 2; ep 2, gather;",
+        "192 rows, 96 expected;",
+        "matmuls 2.10 ms",
+    ] {
+        assert!(screen.contains(part), "{screen}");
+    }
+}
+
 #[test]
 fn scenarios() {
     let mut stage = Stage::new();

@@ -1,11 +1,13 @@
 //! Programs as the policies lower them: they pass, and planted faults are found.
 
+mod expert_rows;
 mod expert_scopes;
 mod experts;
 mod float8;
 mod model_collectives;
 mod muon;
 mod mutations;
+mod router_losses;
 mod waits;
 
 use crate::check::{Report, check};

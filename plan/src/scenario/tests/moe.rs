@@ -144,6 +144,14 @@ fn impossible_dispatchers_are_refused() {
             &["moe.routing=seeded", "moe.imbalance=5"],
             "the nearest legal value is 4",
         ),
+        (
+            &["mesh.ep=1", "moe.capacity_factor=2"],
+            "with mesh.ep = 1, each rank has all experts",
+        ),
+        (
+            &["mesh.ep=1", "moe.capacity_factor=2"],
+            "leave it out, or change mesh.ep",
+        ),
     ] {
         let text = fault(set);
         assert!(text.contains(what), "{set:?}: {text}");
@@ -212,6 +220,22 @@ fn a_histogram_belongs_to_its_model() {
             text.contains("this one has 8 experts, top 2, in layers 1, 2"),
             "{text}"
         );
+    }
+    for (counts, what) in [
+        ([0; 8], "no expert of layer 2 has a token"),
+        // Four choices of two tokens.
+        (
+            [3, 1, 0, 0, 0, 0, 0, 0],
+            "expert 0 of layer 2 has 3 tokens, but 4 choices, 2 of each token, are those of 2 tokens",
+        ),
+    ] {
+        recorded(8, &[1, 2]);
+        let mut histogram: Histogram =
+            serde_json::from_str(&std::fs::read_to_string(&path).unwrap()).unwrap();
+        histogram.layers.insert(2, counts.to_vec());
+        std::fs::write(&path, serde_json::to_string(&histogram).unwrap()).unwrap();
+        let text = fault(&[&set]);
+        assert!(text.contains(what), "{text}");
     }
     std::fs::write(&path, "{\n  \"format\": 1,\n  \"experts\": true\n}").unwrap();
     let text = fault(&[&set]);

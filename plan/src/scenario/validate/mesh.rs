@@ -89,7 +89,7 @@ fn expert_parallel(s: &Scenario, d: &Document) -> Checked {
     let nearest = legal
         .iter()
         .min_by_key(|n| (n.abs_diff(ep), u32::MAX - **n));
-    let help = format!("the nearest legal value is {}", nearest.unwrap_or(&1));
+    let help = format!("the nearest legal value is ep = {}", nearest.unwrap_or(&1));
     Err(d.conflict(&keys, message).with_help(help))
 }
 
@@ -139,7 +139,10 @@ fn capacity(s: &Scenario, d: &Document) -> Checked {
     let message = format!(
         "`capacity_factor` = {factor} of {balanced} choices is less than one row: nothing reaches an expert"
     );
-    let help = format!("the nearest legal value is {}", 1.0 / balanced);
+    let help = format!(
+        "the nearest legal value is capacity_factor = {}",
+        1.0 / balanced
+    );
     Err(d.conflict(&[Key::CapacityFactor], message).with_help(help))
 }
 

@@ -60,9 +60,12 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             .filter_map(|k| Key::find("model", k))
             .collect();
         let error = d.conflict(&keys, c.message);
-        match c.help {
-            Some(help) => error.with_help(help),
-            None => error,
+        match (c.help, c.nearest) {
+            (Some(help), _) => error.with_help(help),
+            (None, Some((key, value))) => {
+                error.with_help(format!("the nearest legal value is {key} = {value}"))
+            }
+            (None, None) => error,
         }
     })
 }

@@ -65,16 +65,19 @@ pub(super) fn exposed(items: &[Item]) -> Option<Section> {
     // One row per run: columns side by side would be wider than paper.
     let of_kind = |k: &CollectiveKind| {
         let k = *k;
-        items.iter().filter_map(move |i| {
-            let s = i.view.run.collectives.get(&k)?;
-            Some(vec![
-                k.name().to_owned(),
-                i.label.clone(),
-                s.count.to_string(),
-                bytes(s.bytes.0 / u64::from(s.count.max(1))),
-                number(s.busy.ms(), 3),
-                number(s.exposed.ms(), 3),
-            ])
+        items.iter().flat_map(move |i| {
+            let s = i.view.run.collectives.get(&k);
+            let all = s.map(|s| {
+                vec![
+                    k.name().to_owned(),
+                    i.label.clone(),
+                    s.count.to_string(),
+                    bytes(s.bytes.0 / u64::from(s.count.max(1))),
+                    number(s.busy.ms(), 3),
+                    number(s.exposed.ms(), 3),
+                ]
+            });
+            all.into_iter().chain(s.and(tokens(i, k)))
         })
     };
     let collectives: Vec<Vec<String>> = kinds.iter().flat_map(of_kind).collect();
@@ -103,6 +106,23 @@ pub(super) fn exposed(items: &[Item]) -> Option<Section> {
         id: "exposed",
         title: "Exposed time".to_owned(),
         blocks,
+    })
+}
+
+/// Returns the row of a run's collectives of a kind that carry tokens of experts, if others of this
+/// kind carry something else.
+fn tokens(item: &Item, kind: CollectiveKind) -> Option<Vec<String>> {
+    let found = item.view.experts.as_ref()?.exchanges.get(&kind)?;
+    let all = item.view.run.collectives.get(&kind)?.count;
+    (found.count < all).then(|| {
+        vec![
+            format!("{}: tokens of experts", kind.name()),
+            item.label.clone(),
+            found.count.to_string(),
+            bytes(found.bytes / u64::from(found.count.max(1))),
+            number(found.busy_ms, 3),
+            number(found.exposed_ms, 3),
+        ]
     })
 }
 

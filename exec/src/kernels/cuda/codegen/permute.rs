@@ -114,7 +114,7 @@ pub(in crate::kernels) fn dispatch(
     if !of.drop && of.slots < most {
         return Err(CodegenError::new(format!(
             "moe.on_overflow = \"error\" with {places} of {most} rows: kernels on GPUs cannot fail; \
-             set moe.on_overflow = \"drop\" or a larger moe.capacity_factor"
+             set a larger moe.capacity_factor, or, with dispatcher \"padded\", moe.on_overflow = \"drop\""
         )));
     }
     let chunks = blocks(n, CHUNK)?;

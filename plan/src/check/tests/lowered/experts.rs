@@ -7,7 +7,7 @@ use crate::ir::*;
 use crate::program::*;
 
 /// Policies with expert parallelism.
-const POLICIES: [&str; 3] = ["native", "fsdp2", "megatron"];
+pub(super) const POLICIES: [&str; 3] = ["native", "fsdp2", "megatron"];
 
 /// Lowers the shipped mixture of experts on four ranks; `None` if the policy refuses an option.
 fn try_experts(policy: &str, set: &[&str]) -> Option<Program> {
@@ -17,12 +17,12 @@ fn try_experts(policy: &str, set: &[&str]) -> Option<Program> {
     try_lower("small-moe", &all)
 }
 
-fn experts(policy: &str, set: &[&str]) -> Program {
+pub(super) fn experts(policy: &str, set: &[&str]) -> Program {
     try_experts(policy, set).unwrap_or_else(|| panic!("{policy} {set:?}"))
 }
 
 /// Returns the first violation of a rule, which is the only one that is broken.
-fn only(q: &Program, rule: RuleId, what: &str) -> Violation {
+pub(super) fn only(q: &Program, rule: RuleId, what: &str) -> Violation {
     let r = check(q);
     let all = &r.violations;
     let alone = all
@@ -218,7 +218,14 @@ fn programs_with_divided_experts_pass() {
             let window = set
                 .contains(&"moe.dispatcher=peer")
                 .then_some(RuleId::Window);
-            let rules = [RuleId::Scale, RuleId::Norm, RuleId::ExpertShard];
+            let rules = [
+                RuleId::Scale,
+                RuleId::Norm,
+                RuleId::ExpertShard,
+                RuleId::RouterLoss,
+                RuleId::ExpertTail,
+                RuleId::ExpertEmpty,
+            ];
             for rule in rules.into_iter().chain(window) {
                 let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
                 assert!(row.checked > 0, "{policy} {set:?}: {rule}");

@@ -1,0 +1,264 @@
+//! Experts of a run: how ranks divide them, how many rows they reserve, and what exchanging tokens
+//! takes.
+
+use serde::{Deserialize, Serialize};
+use shardlab_plan::ir::{
+    AxisId, AxisSet, BodyOp, COMPUTE, Collective, CollectiveKind, InstrId, OpKind, UnitId,
+};
+use shardlab_plan::program::{Op, Phase};
+use shardlab_plan::record::{Run, RunKind, Span};
+use shardlab_plan::units::Picos;
+use shardlab_plan::{Program, Scenario};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Experts of a run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ExpertsView {
+    /// Experts of a layer.
+    pub experts: u64,
+    /// Experts of a layer that a rank has.
+    pub experts_per_rank: u64,
+    /// Experts that take each token.
+    pub top_k: u64,
+    /// Ranks that divide the experts.
+    pub ep: u32,
+    /// How tokens reach them; `None` if each rank has all experts.
+    pub dispatcher: Option<String>,
+    /// What chooses experts: `balanced`, `seeded` or a file for predictions and forced choices,
+    /// `model` for routers.
+    pub routing: String,
+    /// Rows of the busiest rank of any layer, relative to the mean, as `routing` has them.
+    pub imbalance: f64,
+    /// Rows that a rank reserves for the choices of a layer.
+    pub rows_reserved: u64,
+    /// Rows of the busiest layer that are expected to be used.
+    pub rows_expected: u64,
+    /// Time of collectives that bring tokens (in backward, gradients) to experts, milliseconds of
+    /// the recorded step.
+    pub dispatch_ms: f64,
+    /// Time of those that bring results back.
+    pub combine_ms: f64,
+    /// Time of the matmuls of experts.
+    pub matmul_ms: f64,
+    /// These collectives by kind. Others of the same kind are of weights and gradients.
+    pub exchanges: BTreeMap<CollectiveKind, Exchange>,
+}
+
+/// Collectives of one kind that carry tokens.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Exchange {
+    /// Number per step.
+    pub count: u32,
+    /// Payload per step.
+    pub bytes: u64,
+    /// Time, milliseconds.
+    pub busy_ms: f64,
+    /// Time of these during which no kernel computes.
+    pub exposed_ms: f64,
+}
+
+impl ExpertsView {
+    /// Returns the experts of a run of this program; `None` if the model has none.
+    #[must_use]
+    pub fn new(run: &Run, program: &Program, scenario: &Scenario) -> Option<Self> {
+        if !scenario.model.has_experts() {
+            return None;
+        }
+        let (of, ep) = (&scenario.model.options.experts, scenario.mesh.ep);
+        let moe = scenario.moe.as_ref();
+        let [rows_reserved, rows_expected] = rows(program);
+        let mut view = Self {
+            experts: of.experts,
+            experts_per_rank: of.experts / u64::from(ep.max(1)),
+            top_k: of.top_k,
+            ep,
+            dispatcher: moe.map(|moe| moe.dispatcher.name().to_owned()),
+            routing: routing(run, scenario),
+            imbalance: moe.map_or(1.0, |moe| moe.busiest.values().copied().fold(1.0, f64::max)),
+            rows_reserved,
+            rows_expected,
+            dispatch_ms: 0.0,
+            combine_ms: 0.0,
+            matmul_ms: 0.0,
+            exchanges: BTreeMap::new(),
+        };
+        view.add_times(run, program);
+        Some(view)
+    }
+
+    /// Says in two lines how ranks divide experts, and what tokens take.
+    #[must_use]
+    pub fn lines(&self) -> [String; 2] {
+        let dispatcher = self.dispatcher.as_deref();
+        let sent = dispatcher.map_or_else(String::new, |word| format!(", {word}"));
+        let division = format!(
+            "{} of {} on each rank, top {}; ep {}{sent}; routing {}, imbalance {:.2}",
+            self.experts_per_rank, self.experts, self.top_k, self.ep, self.routing, self.imbalance
+        );
+        let rows = format!(
+            "{} rows, {} expected",
+            self.rows_reserved, self.rows_expected
+        );
+        let times = format!(
+            "dispatch {:.2} ms, combine {:.2} ms, matmuls {:.2} ms",
+            self.dispatch_ms, self.combine_ms, self.matmul_ms
+        );
+        [division, format!("{rows}; {times}")]
+    }
+
+    /// Adds the times of the recorded step.
+    fn add_times(&mut self, run: &Run, program: &Program) {
+        let busy = computing(run);
+        // In which passes over a unit the experts have computed.
+        let mut computed: BTreeSet<(UnitId, Phase, u16)> = BTreeSet::new();
+        let mut spans: Vec<&Span> = run.spans.iter().collect();
+        spans.sort_by_key(|s| s.instr);
+        for span in spans {
+            let Some(instr) = program.instrs.get(span.instr.index()) else {
+                continue;
+            };
+            let pass = (instr.unit, instr.phase, instr.micro_batch);
+            let took = span.end.saturating_sub(span.start);
+            if is_matmul(program, span.instr) {
+                computed.insert(pass);
+                self.matmul_ms += took.ms();
+            } else if let Some(c) = exchange(program, &instr.op) {
+                let back = match c.kind {
+                    CollectiveKind::ReduceScatter | CollectiveKind::PeerReturn => true,
+                    CollectiveKind::AllToAll => computed.contains(&pass),
+                    _ => false,
+                };
+                let part = match back {
+                    true => &mut self.combine_ms,
+                    false => &mut self.dispatch_ms,
+                };
+                *part += took.ms();
+                let of = self.exchanges.entry(c.kind).or_default();
+                of.count += 1;
+                of.bytes += c.bytes.0;
+                of.busy_ms += took.ms();
+                of.exposed_ms += took.saturating_sub(overlap(&busy, span)).ms();
+            }
+        }
+    }
+}
+
+/// Returns what chooses experts.
+fn routing(run: &Run, s: &Scenario) -> String {
+    let forced = s.forced_routing.as_ref().map(|forced| &forced.routing);
+    let predicted = s.moe.as_ref().map(|moe| &moe.routing);
+    let known = match run.kind {
+        RunKind::Sim => forced.or(predicted),
+        _ => forced,
+    };
+    let text = known.and_then(|routing| serde_json::to_value(routing).ok());
+    let text = text.as_ref().and_then(|value| value.as_str());
+    text.unwrap_or("model").to_owned()
+}
+
+/// Returns the factor with rows, and how many of them are expected to be used, of a matmul of
+/// experts.
+fn of_experts(op: &BodyOp) -> Option<[u64; 2]> {
+    let (routed, weight) = match op.op {
+        OpKind::GroupedGemm(of) => (of.routed, false),
+        OpKind::ScaledGroupedGemm(of) => (of.routed, false),
+        OpKind::GroupedGemmWeightGrad(of) => (of.routed, true),
+        OpKind::ScaledGroupedGemmWeightGrad(of) => (of.routed, true),
+        _ => return None,
+    };
+    let shape = &op.inputs.first()?.shape;
+    let (cols, all) = (shape.last().copied()?, shape.iter().product::<u64>());
+    // Weight gradients of 8-bit factors have rows as columns.
+    let rows = if weight { 0 } else { all / cols.max(1) };
+    Some([rows, if weight { 0 } else { routed.unwrap_or(rows) }])
+}
+
+/// Returns the rows that a rank reserves for a layer, and those that are expected.
+fn rows(program: &Program) -> [u64; 2] {
+    let ops = program.kernels.iter().flat_map(|k| &k.body);
+    ops.filter_map(of_experts)
+        .fold([0, 0], |a, b| [a[0].max(b[0]), a[1].max(b[1])])
+}
+
+fn is_matmul(program: &Program, id: InstrId) -> bool {
+    match program.instrs[id.index()].op {
+        Op::Launch { kernel, .. } => {
+            let body = &program.kernels[kernel.index()].body;
+            body.iter().any(|op| of_experts(op).is_some())
+        }
+        _ => false,
+    }
+}
+
+/// Returns a collective that carries tokens, their gradients or numbers between the ranks that
+/// divide experts.
+fn exchange<'p>(program: &'p Program, op: &Op) -> Option<&'p Collective> {
+    let Op::Collective { id, .. } = *op else {
+        return None;
+    };
+    let c = &program.collectives[id.index()];
+    let axes = program.communicators[c.comm.index()].axes;
+    let carries = c.kind != CollectiveKind::Barrier && axes == AxisSet::of(AxisId::EP);
+    carries.then_some(c)
+}
+
+/// Returns when the compute stream is busy, as intervals in order that do not touch.
+fn computing(run: &Run) -> Vec<(Picos, Picos)> {
+    let on = run.spans.iter().filter(|s| s.stream == COMPUTE);
+    let mut all: Vec<(Picos, Picos)> = on.map(|s| (s.start, s.end)).collect();
+    all.sort_unstable();
+    let mut merged: Vec<(Picos, Picos)> = Vec::new();
+    for (start, end) in all {
+        match merged.last_mut() {
+            Some(last) if start <= last.1 => last.1 = last.1.max(end),
+            _ => merged.push((start, end)),
+        }
+    }
+    merged
+}
+
+/// Returns the time of a span within the intervals.
+fn overlap(busy: &[(Picos, Picos)], span: &Span) -> Picos {
+    let first = busy.partition_point(|(_, end)| *end <= span.start);
+    let within = busy[first..]
+        .iter()
+        .take_while(|(start, _)| *start < span.end);
+    within
+        .map(|(start, end)| {
+            (*end)
+                .min(span.end)
+                .saturating_sub((*start).max(span.start))
+        })
+        .sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(start: u64, end: u64) -> Span {
+        let view = crate::testing::view(100);
+        let mut span = view.run.spans[0];
+        (span.start, span.end) = (Picos(start), Picos(end));
+        span
+    }
+
+    #[test]
+    fn time_next_to_kernels_counts_once() {
+        let busy = [(Picos(0), Picos(10)), (Picos(20), Picos(30))];
+        assert_eq!(overlap(&busy, &span(5, 25)), Picos(10));
+        assert_eq!(overlap(&busy, &span(10, 20)), Picos(0));
+        assert_eq!(overlap(&busy, &span(40, 50)), Picos(0));
+    }
+
+    #[test]
+    fn intervals_that_touch_are_one() {
+        let mut view = crate::testing::view(100);
+        view.run.spans = vec![span(20, 30), span(0, 10), span(5, 12)];
+        for s in &mut view.run.spans {
+            s.stream = COMPUTE;
+        }
+        let all = [(Picos(0), Picos(12)), (Picos(20), Picos(30))];
+        assert_eq!(computing(&view.run), all);
+    }
+}

@@ -1,0 +1,155 @@
+//! What it would change to divide experts among other numbers of ranks, to send tokens in another
+//! way, to reserve other numbers of rows, and if some experts were more popular than others.
+
+use super::whatif::{Change, Load, WhatIf, try_one};
+use crate::predict::{Prediction, Profiles};
+use rayon::prelude::*;
+use serde::Serialize;
+use shardlab_plan::Scenario;
+use shardlab_plan::config::Dispatcher;
+
+/// What a change is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum About {
+    /// Ranks that divide the experts.
+    Ep,
+    /// How tokens reach them.
+    Dispatcher,
+    /// How unequally popular experts are.
+    Imbalance,
+    /// How many rows ranks reserve.
+    Capacity,
+}
+
+impl About {
+    /// Returns the title of a part of a table.
+    #[must_use]
+    pub const fn title(self) -> &'static str {
+        match self {
+            Self::Ep => "ranks that divide experts:",
+            Self::Dispatcher => "dispatcher:",
+            Self::Imbalance => "imbalance of routing:",
+            Self::Capacity => "rows that ranks reserve:",
+        }
+    }
+}
+
+/// Sizes of expert parallelism that are compared.
+const SIZES: [u32; 4] = [1, 2, 4, 8];
+
+/// Ratios of the most popular expert to the mean.
+const IMBALANCES: [f64; 2] = [1.5, 2.0];
+
+/// Factors of the rows of balanced routing.
+const CAPACITIES: [&str; 3] = ["1.0", "1.25", "2.0"];
+
+/// Predicts every change that a scenario with experts allows; none without experts.
+#[must_use]
+pub fn try_all(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Vec<(About, WhatIf)> {
+    changes(&base.scenario)
+        .into_par_iter()
+        .filter_map(|(about, change)| {
+            let tried = try_one(change, &base.scenario, profiles, load)?;
+            Some((about, tried))
+        })
+        .collect()
+}
+
+/// Returns the changes that are tried. Those that need divided experts come with the largest `ep`
+/// if the scenario divides none.
+fn changes(base: &Scenario) -> Vec<(About, Change)> {
+    let now = base.mesh.ep;
+    let legal = sizes(base);
+    let Some(&largest) = legal.iter().max().filter(|n| **n > 1) else {
+        return Vec::new();
+    };
+    let mut all: Vec<(About, Change)> = legal
+        .iter()
+        .filter(|n| **n != now)
+        .map(|n| (About::Ep, Change::one("mesh.ep", &n.to_string())))
+        .collect();
+    let divided = (now == 1).then(|| format!("mesh.ep={largest}"));
+    let mut add = |about: About, sets: &[String]| {
+        let overrides: Vec<String> = divided.iter().chain(sets).cloned().collect();
+        let label = overrides.join(" ");
+        all.push((about, Change { label, overrides }));
+    };
+    for word in Dispatcher::WORDS {
+        add(About::Dispatcher, &[format!("moe.dispatcher={word}")]);
+    }
+    let of = &base.model.options.experts;
+    let most = of.experts as f64 / of.top_k as f64;
+    for imbalance in IMBALANCES.into_iter().filter(|i| *i <= most) {
+        let sets = [
+            "moe.routing=seeded".to_owned(),
+            format!("moe.imbalance={imbalance}"),
+        ];
+        add(About::Imbalance, &sets);
+    }
+    // Gathered tokens reserve rows for every case.
+    let gathers = base
+        .moe
+        .as_ref()
+        .is_none_or(|moe| moe.dispatcher == Dispatcher::Gather);
+    let padded = gathers.then(|| "moe.dispatcher=padded".to_owned());
+    for factor in CAPACITIES {
+        let factor = format!("moe.capacity_factor={factor}");
+        let sets: Vec<String> = padded.iter().cloned().chain([factor]).collect();
+        add(About::Capacity, &sets);
+    }
+    all
+}
+
+/// Returns the sizes that divide experts and shards evenly; none without experts.
+fn sizes(base: &Scenario) -> Vec<u32> {
+    let Some(of) = base.model.family.spec().expert_parallel else {
+        return Vec::new();
+    };
+    let (ranks, (_, experts)) = (base.mesh.dp_shard, of(&base.model));
+    let fits = |n: &u32| ranks.is_multiple_of(*n) && experts.is_multiple_of(u64::from(*n));
+    SIZES.into_iter().filter(fits).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::Path;
+
+    fn labels(scenario: &str, set: &[&str]) -> Vec<(About, String)> {
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        let base = shardlab_plan::scenario::load(Path::new(scenario), &set).unwrap();
+        changes(&base)
+            .into_iter()
+            .map(|(about, change)| (about, change.label))
+            .collect()
+    }
+
+    #[test]
+    fn all_sizes_are_compared_from_any() {
+        for (set, others) in [
+            ("mesh.ep=1", ["mesh.ep=2", "mesh.ep=4"]),
+            ("mesh.ep=2", ["mesh.ep=1", "mesh.ep=4"]),
+        ] {
+            // Four ranks, eight experts.
+            let all = labels("small-moe", &[set]);
+            let ep = all.iter().filter(|(about, _)| *about == About::Ep);
+            assert_eq!(ep.map(|(_, l)| l).collect::<Vec<_>>(), others, "{set}");
+        }
+    }
+
+    #[test]
+    fn undivided_experts_are_divided_first() {
+        let whole = labels("small-moe", &[]);
+        let others = || whole.iter().filter(|(about, _)| *about != About::Ep);
+        assert!(others().all(|(_, label)| label.starts_with("mesh.ep=4 ")));
+        assert_eq!(others().count(), 4 + 2 + 3);
+        let divided = labels("small-moe", &["mesh.ep=2", "moe.dispatcher=peer"]);
+        let capacity = (About::Capacity, "moe.capacity_factor=1.25".to_owned());
+        assert!(divided.contains(&capacity), "{divided:?}");
+        // No expert of two with top 2 is more popular than another.
+        let two = labels("small-moe", &["model.experts=2", "mesh.ep=2"]);
+        assert!(two.iter().all(|(about, _)| *about != About::Imbalance));
+        assert_eq!(labels("small-native", &[]), []);
+    }
+}
