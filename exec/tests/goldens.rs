@@ -7,9 +7,9 @@
 mod common;
 
 use common::{
-    BIOGPT, BITNET, DEEPSEEK_V3, DORA, GEMMA2, GEMMA3, GPT_NEOX, GPT2, GRANITE, Golden, LLAMA,
-    LLAMA3_ROPE, LONGROPE, LORA, LORA_QV, MISTRAL, MIXTRAL, MIXTRAL_AUX, OLMO2, OLMO3, PHI3,
-    QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
+    BIOGPT, BITNET, DEEPSEEK_V3, DORA, FLINT, GEMMA2, GEMMA3, GPT_NEOX, GPT_OSS, GPT2, GRANITE,
+    GRANITE_SWA, Golden, LLAMA, LLAMA3_ROPE, LONGROPE, LORA, LORA_QV, MISTRAL, MIXTRAL,
+    MIXTRAL_AUX, OLMO2, OLMO3, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
 };
 
 /// Steps of a run that tests a combination only.
@@ -370,6 +370,36 @@ fn qwen2_moe_of_transformers() {
     family(&QWEN2_MOE);
 }
 
+/// Sinks of attention, windows in every second layer, clamped gates, and biases of experts.
+#[test]
+fn gpt_oss_of_transformers() {
+    family(&GPT_OSS);
+    for set in [
+        &[
+            "mesh.dp_shard=2",
+            "train.micro_batch=1",
+            "train.grad_accum=2",
+        ][..],
+        &["mesh.dp_shard=2", "mesh.dp_outer=2", "train.micro_batch=1"],
+        &["compile.cuda_graph=full_iteration"],
+        &["compile.cuda_graph=[\"attn\", \"moe_router\", \"moe_preprocess\"]"],
+    ] {
+        GPT_OSS.matches(set, FEW);
+    }
+}
+
+/// Sinks of attention in types whose code multiplies results by a sigmoid, or has them in the
+/// softmax, with dense layers, and with experts.
+#[test]
+fn granite_swa_of_transformers() {
+    family_with_chunks(&GRANITE_SWA);
+}
+
+#[test]
+fn flint_of_transformers() {
+    family(&FLINT);
+}
+
 /// Latent attention; sigmoid scores in groups.
 #[test]
 fn deepseek_v3_of_transformers() {
@@ -379,6 +409,19 @@ fn deepseek_v3_of_transformers() {
 /// Experts divided among ranks, sharded over the others, on parts of the batch.
 #[test]
 fn expert_parallel_runs_of_transformers() {
+    for golden in [&MIXTRAL, &QWEN3_MOE, &QWEN2_MOE, &DEEPSEEK_V3] {
+        expert_parallel(golden, &[2, 4]);
+    }
+}
+
+/// As above, with biases of experts, which are divided, too. There are six experts.
+#[test]
+fn expert_parallel_runs_of_gpt_oss() {
+    expert_parallel(&GPT_OSS, &[2]);
+}
+
+/// Repeats a run with as many expert-parallel ranks, by all dispatchers.
+fn expert_parallel(golden: &Golden, sizes: &[u64]) {
     let mesh = |dp, ep| {
         let [batch, dp, ep] = [
             ("train.micro_batch", 4 / dp),
@@ -388,32 +431,32 @@ fn expert_parallel_runs_of_transformers() {
         .map(|(key, n)| format!("{key}={n}"));
         [dp, ep, batch]
     };
-    for golden in [&MIXTRAL, &QWEN3_MOE, &QWEN2_MOE, &DEEPSEEK_V3] {
-        for (dp, ep, set) in [
-            (2, 2, &[][..]),
-            (4, 2, &["compile.mode=regions"]),
-            (4, 4, &["fsdp.policy=fsdp2", "moe.dispatcher=gather"]),
-            (4, 4, &["fsdp.policy=fsdp2", "moe.capacity_factor=4"]),
-            (4, 2, &["moe.dispatcher=padded"]),
-            (4, 4, &["moe.dispatcher=padded", "compile.mode=regions"]),
-            (4, 2, &["moe.dispatcher=all_to_all"]),
-            (4, 2, &["moe.dispatcher=peer"]),
-            (4, 4, &["moe.dispatcher=peer", "train.recompute=full"]),
-            (
-                4,
-                2,
-                &[
-                    "fsdp.policy=megatron",
-                    "train.recompute=full",
-                    "moe.capacity_factor=4",
-                ],
-            ),
-            (4, 4, &["compile.mode=full", "train.recompute=selective"]),
-        ] {
-            let mesh = mesh(dp, ep);
-            let mesh: Vec<&str> = mesh.iter().map(String::as_str).collect();
-            golden.matches(&[&mesh[..], set].concat(), FEW);
-        }
+    for (dp, ep, set) in [
+        (2, 2, &[][..]),
+        (4, 2, &["compile.mode=regions"]),
+        (4, 4, &["fsdp.policy=fsdp2", "moe.dispatcher=gather"]),
+        (4, 4, &["fsdp.policy=fsdp2", "moe.capacity_factor=4"]),
+        (4, 2, &["moe.dispatcher=padded"]),
+        (4, 4, &["moe.dispatcher=padded", "compile.mode=regions"]),
+        (4, 2, &["moe.dispatcher=all_to_all"]),
+        (4, 2, &["moe.dispatcher=peer"]),
+        (4, 4, &["moe.dispatcher=peer", "train.recompute=full"]),
+        (
+            4,
+            2,
+            &[
+                "fsdp.policy=megatron",
+                "train.recompute=full",
+                "moe.capacity_factor=4",
+            ],
+        ),
+        (4, 4, &["compile.mode=full", "train.recompute=selective"]),
+    ] {
+        // The nearest size that divides the experts.
+        let ep = if sizes.contains(&ep) { ep } else { sizes[0] };
+        let mesh = mesh(dp, ep);
+        let mesh: Vec<&str> = mesh.iter().map(String::as_str).collect();
+        golden.matches(&[&mesh[..], set].concat(), FEW);
     }
 }
 

@@ -39,7 +39,7 @@ pub use decoder::{
     Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
 pub use encoder::TextEncoder;
-pub use experts::{AuxLoss, Experts, Router};
+pub use experts::{AuxLoss, Experts, Glu, Router};
 pub use float8::{Float8, Float8Format, Float8Recipe, Float8Saved};
 pub use fsdp::{
     AllocatorKind, Atomic, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch,

@@ -19,6 +19,12 @@ TYPES = {
                    pad_token_id=None, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, **DROPOUT),
     "bitnet": dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
                    max_position_embeddings=64, bos_token_id=None, eos_token_id=None),
+    "flint": dict(vocab_size=256, hidden_size=48, intermediate_size=64, num_hidden_layers=4, num_attention_heads=6, num_key_value_heads=2, head_dim=8,
+                  max_position_embeddings=64, sliding_window=20, moe_intermediate_size=24, shared_expert_intermediate_size=32, num_experts=6,
+                  num_experts_per_tok=2, router_aux_loss_coef=0.0),
+    "granite_swa": dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+                        max_position_embeddings=64, sliding_window=20, embedding_multiplier=6.0, logits_scaling=4.0, residual_multiplier=0.3,
+                        attention_multiplier=0.1, bos_token_id=None, eos_token_id=None),
     "xglm": dict(vocab_size=256, d_model=64, ffn_dim=96, num_layers=3, attention_heads=4, max_position_embeddings=64, dropout=0.0,
                  attention_dropout=0.0, **DROPOUT),
     # Sequences of 48 are longer than what these were trained with before scaling.

@@ -305,6 +305,16 @@ fn statistics(view: &View, shape: [usize; 3], g: Geometry) -> Result<usize, Oper
 /// Computes `q, k, v -> out, lse[, seed, offset]`.
 pub(super) fn forward(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> {
     o.expect(3, 2)?;
+    run_forward(o, kind, None)
+}
+
+/// Computes `q, k, v, sinks -> out, lse`.
+pub(super) fn forward_with_sinks(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> {
+    o.expect(4, 2)?;
+    run_forward(o, kind, Some(o.input(3)?))
+}
+
+fn run_forward(o: &Operands<'_>, kind: Kind, sinks: Option<View>) -> Result<(), OperandError> {
     let [q, k, v] = [
         Heads::new(o, false, 0)?,
         Heads::new(o, false, 1)?,
@@ -322,8 +332,9 @@ pub(super) fn forward(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> 
             ));
         }
     }
+    let sinks = sinks.map(|sinks| of_heads(&sinks, g)).transpose()?;
     parallel::split(g.batch * g.kv, g.step(), |part| {
-        forward_heads(g, part, [&q, &k, &v], &out, (&lse, rows));
+        forward_heads(g, part, [&q, &k, &v], sinks.as_deref(), &out, (&lse, rows));
         Ok::<(), OperandError>(())
     })?;
     for i in 2..o.op.outputs.len() {
@@ -332,11 +343,27 @@ pub(super) fn forward(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> 
     Ok(())
 }
 
+/// Reads one number for each head.
+fn of_heads(sinks: &View, g: Geometry) -> Result<Vec<f32>, OperandError> {
+    same("the sinks", g.heads, sinks.numel)?;
+    let mut all = vec![0.0; g.heads];
+    sinks.load(0, &mut all);
+    Ok(all)
+}
+
+/// Adds a sink to the softmax of a row: returns the reciprocal of the sum of exponentials, relative
+/// to the row's own maximum as `total` is, and the log-sum-exp, given those without the sink.
+fn with_sink(total: f32, z: f32, sink: f32) -> (f32, f32) {
+    let all = z.max(sink) + (-(z - sink).abs()).exp().ln_1p();
+    ((z - all).exp() / total, all)
+}
+
 /// Computes forward of some pairs of sample and key head.
 fn forward_heads(
     g: Geometry,
     part: Range<usize>,
     [q, k, v]: [&Heads; 3],
+    sinks: Option<&[f32]>,
     out: &Heads,
     (lse, rows): (&View, usize),
 ) {
@@ -375,7 +402,10 @@ fn forward_heads(
                         .modify(&mut row[..keys], &mut slopes, g, h, from + i, start);
                     row[..seen.start - start].fill(f32::NEG_INFINITY);
                     let (total, z) = attention_row(row, seen.end - start, rest);
-                    (factors[i], stats[i]) = (1.0 / total, z);
+                    (factors[i], stats[i]) = match sinks {
+                        Some(sinks) => with_sink(total, z, sinks[h]),
+                        None => (1.0 / total, z),
+                    };
                 }
                 // SAFETY: as above.
                 unsafe {
@@ -403,8 +433,54 @@ fn forward_heads(
 /// Computes `d_out, q, k, v, out, lse, .. -> d_q, d_k, d_v`.
 pub(super) fn backward(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> {
     o.expect(6, 3)?;
+    run_backward(o, kind, 4)?;
+    Ok(())
+}
+
+/// Computes `d_out, q, k, v, sinks, out, lse -> d_q, d_k, d_v, d_sinks`.
+pub(super) fn backward_with_sinks(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> {
+    o.expect(7, 4)?;
+    let g = run_backward(o, kind, 5)?;
+    let (dy, y) = (Heads::new(o, false, 0)?, Heads::new(o, false, 5)?);
+    let sinks = of_heads(&o.input(4)?, g)?;
+    let (lse, to) = (o.input(6)?, o.output(3)?);
+    let rows = statistics(&lse, dims::<3>(o.slot(false, 6)?)?, g)?;
+    same("the gradient of the sinks", g.heads, to.numel)?;
+    let gradients = sink_gradients(g, &sinks, [&dy, &y], (&lse, rows));
+    to.store(0, &gradients);
+    Ok(())
+}
+
+/// Computes the gradients of sinks: the negative sums over rows of a sink's probability times the
+/// dot product of the result and its gradient, in the order of samples and rows.
+fn sink_gradients(
+    g: Geometry,
+    sinks: &[f32],
+    [dy, y]: [&Heads; 2],
+    (lse, rows): (&View, usize),
+) -> Vec<f32> {
+    let [mut douts, mut outs] = [g.seq * g.d; 2].map(Scratch::take);
+    let [mut delta, mut stats] = [g.seq; 2].map(Scratch::take);
+    let mut all = vec![0.0; g.heads];
+    for (h, (sum, &sink)) in all.iter_mut().zip(sinks).enumerate() {
+        for b in 0..g.batch {
+            dy.load(b, h, 0, &mut douts[..g.seq * g.d]);
+            y.load(b, h, 0, &mut outs[..g.seq * g.d]);
+            lse.load((b * g.heads + h) * rows, &mut stats[..g.seq]);
+            row_dots(&douts, &outs, g.d, &mut delta[..g.seq]);
+            for (z, delta) in stats.iter().zip(&*delta).take(g.seq) {
+                *sum -= (sink - z).exp() * delta;
+            }
+        }
+    }
+    all
+}
+
+/// Computes the gradients of queries, keys and values; the forward's result and log-sum-exp are
+/// inputs `result` and the next one.
+fn run_backward(o: &Operands<'_>, kind: Kind, result: usize) -> Result<Geometry, OperandError> {
     let heads = |i| Heads::new(o, false, i);
-    let [dy, q, k, v, y] = [heads(0)?, heads(1)?, heads(2)?, heads(3)?, heads(4)?];
+    let [dy, q, k, v, y] = [heads(0)?, heads(1)?, heads(2)?, heads(3)?, heads(result)?];
     let [dq, dk, dv] = [
         Heads::new(o, true, 0)?,
         Heads::new(o, true, 1)?,
@@ -414,8 +490,8 @@ pub(super) fn backward(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError>
     for (a, b) in [(&dy, &q), (&y, &q), (&dq, &q), (&dk, &k), (&dv, &k)] {
         a.like(b)?;
     }
-    let lse = o.input(5)?;
-    let rows = statistics(&lse, dims::<3>(o.slot(false, 5)?)?, g)?;
+    let lse = o.input(result + 1)?;
+    let rows = statistics(&lse, dims::<3>(o.slot(false, result + 1)?)?, g)?;
     for x in [&dy, &q, &k, &v, &y] {
         if o.written(&x.view)? {
             return Err(OperandError::Shape(
@@ -431,8 +507,9 @@ pub(super) fn backward(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError>
             [&dq, &dk, &dv],
             (&lse, rows),
         );
-        Ok(())
-    })
+        Ok::<(), OperandError>(())
+    })?;
+    Ok(g)
 }
 
 /// Computes backward of some pairs of sample and key head.

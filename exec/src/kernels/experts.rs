@@ -214,6 +214,46 @@ pub(super) fn used_rows(offsets: &View, rows: usize) -> Result<usize, OperandErr
     Ok(experts(offsets, rows)?.last().map_or(0, |last| last.end))
 }
 
+/// Computes `table, offsets -> rows`.
+pub(super) fn repeat(o: &Operands<'_>) -> Result<(), OperandError> {
+    o.expect(2, 1)?;
+    let (table, out) = (o.input(0)?, o.output(0)?);
+    let (count, d) = strides::matrix(o.slot(false, 0)?);
+    let (rows, width) = strides::matrix(o.slot(true, 0)?);
+    same("a row", d, width)?;
+    let experts = experts(&o.input(1)?, rows)?;
+    same("the experts", count, experts.len())?;
+    let mut row = Scratch::take(d);
+    for (e, of) in experts.into_iter().enumerate() {
+        table.load(e * d, &mut row[..d]);
+        for r in of {
+            out.store(r * d, &row[..d]);
+        }
+    }
+    Ok(())
+}
+
+/// Computes `d_rows, offsets -> d_table`, in the order of rows; zeros for experts without rows.
+pub(super) fn repeat_grad(o: &Operands<'_>) -> Result<(), OperandError> {
+    o.expect(2, 1)?;
+    let (x, out) = (o.input(0)?, o.output(0)?);
+    let (rows, d) = strides::matrix(o.slot(false, 0)?);
+    let (count, width) = strides::matrix(o.slot(true, 0)?);
+    same("a row", d, width)?;
+    let experts = experts(&o.input(1)?, rows)?;
+    same("the experts", count, experts.len())?;
+    let [mut row, mut sum] = [d, d].map(Scratch::take);
+    for (e, of) in experts.into_iter().enumerate() {
+        sum.fill(0.0);
+        for r in of {
+            x.load(r * d, &mut row[..d]);
+            sum.iter_mut().zip(row.iter()).for_each(|(s, v)| *s += v);
+        }
+        out.store(e * d, &sum[..d]);
+    }
+    Ok(())
+}
+
 /// Computes `a, b, offsets -> c`.
 pub(super) fn grouped(o: &Operands<'_>, tb: bool) -> Result<(), OperandError> {
     o.expect(3, 1)?;

@@ -9,7 +9,7 @@ use super::tensor_file::{self, Entry, TensorFile};
 use serde_json::{Value, json};
 use shardlab_plan::Program;
 use shardlab_plan::config::Lora;
-use shardlab_plan::ir::{DType, Param, ParamId};
+use shardlab_plan::ir::{DType, HfForm, Param, ParamId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
@@ -191,7 +191,10 @@ fn config(program: &Program, lora: &Lora) -> Value {
         }
     };
     let names: BTreeSet<String> = targets.iter().map(short).collect();
-    let transposed = |p: &Param| p.hf.as_ref().is_some_and(|hf| hf.transposed);
+    let transposed = |p: &Param| {
+        let form = p.hf.as_ref().map(|hf| hf.form);
+        form == Some(HfForm::Transposed)
+    };
     json!({
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -223,7 +223,7 @@ impl Source<'_> {
         file: &mut TensorFile,
         elements: Range<u64>,
     ) -> Result<Vec<f32>, TrainError> {
-        if !self.tensor.transposed {
+        if self.tensor.order.is_none() {
             return file.read(&self.entry, elements);
         }
         // Rows of a transposed tensor are spread over the file, so one tensor is cached.

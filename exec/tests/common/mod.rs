@@ -36,6 +36,9 @@ pub(crate) static QWEN3_MOE: Golden = Golden {
 pub(crate) static DEEPSEEK_V3: Golden = Golden {
     name: "deepseek-v3-tiny",
 };
+pub(crate) static GPT_OSS: Golden = Golden {
+    name: "gpt-oss-tiny",
+};
 pub(crate) static QWEN2_MOE: Golden = Golden {
     name: "qwen2-moe-tiny",
 };
@@ -65,6 +68,10 @@ pub(crate) static LONGROPE: Golden = Golden {
     name: "longrope-tiny",
 };
 pub(crate) static OLMO3: Golden = Golden { name: "olmo3-tiny" };
+pub(crate) static GRANITE_SWA: Golden = Golden {
+    name: "granite-swa-tiny",
+};
+pub(crate) static FLINT: Golden = Golden { name: "flint-tiny" };
 pub(crate) static OLMO2: Golden = Golden { name: "olmo2-tiny" };
 pub(crate) static PHI3: Golden = Golden { name: "phi3-tiny" };
 pub(crate) static MISTRAL: Golden = Golden {
@@ -220,6 +227,8 @@ impl Golden {
 /// each expert, and another name of Mixtral's layers.
 fn in_memory(name: &str) -> String {
     let name = name.replace("block_sparse_moe", "mlp");
+    // Flint's sinks.
+    let name = name.replace("softmax_offset", "sinks");
     let stacks = [
         (".*.w1+w3.weight", ".gate_up_proj"),
         (".*.gate_proj+up_proj.weight", ".gate_up_proj"),

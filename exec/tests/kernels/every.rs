@@ -42,6 +42,15 @@ fn forward_of(kind: &OpKind) -> Option<OpKind> {
             scale,
             score_mod,
         })),
+        OpKind::SinkAttentionGrad(op::SinkAttentionGrad {
+            causal,
+            scale,
+            score_mod,
+        }) => Some(OpKind::SinkAttention(op::SinkAttention {
+            causal,
+            scale,
+            score_mod,
+        })),
         _ => None,
     }
 }
@@ -55,14 +64,16 @@ fn forward(op: OpKind, inputs: &[Example], rng: &mut Rng) -> Vec<Vec<f64>> {
             (0..n).map(|_| f64::from(rng.next() as f32)).collect()
         })
         .collect();
+    // The gradient comes first, then the forward's inputs and outputs.
+    let end = 1 + op.def().signature().inputs.len();
     let body = BodyOp {
         op,
-        inputs: inputs[1..4].iter().map(slot).collect(),
-        outputs: inputs[4..6].iter().map(slot).collect(),
+        inputs: inputs[1..end].iter().map(slot).collect(),
+        outputs: inputs[end..end + 2].iter().map(slot).collect(),
     };
-    let made = semantics::apply(&body, &values[1..4]);
-    values[4].clone_from(&made[0]);
-    values[5].clone_from(&made[1]);
+    let made = semantics::apply(&body, &values[1..end]);
+    values[end].clone_from(&made[0]);
+    values[end + 1].clone_from(&made[1]);
     values
 }
 

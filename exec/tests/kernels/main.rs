@@ -17,7 +17,7 @@ mod tapes;
 /// Names for `examples` and `semantics`, which the planner's tests use as well.
 mod terms {
     pub(super) use shardlab_plan::ir::{
-        BodyOp, DType, Documents, ForcedChoice, OpKind, ScaleBlock, Slot, op,
+        BodyOp, DType, Documents, ForcedChoice, OpKind, ScaleBlock, ScoreMod, Slot, op,
     };
     pub(super) use shardlab_plan::ops::{Extent, Operand};
     /// Tolerance of a log-sum-exp that forward saved in float32.

@@ -9,7 +9,7 @@ use super::case::{Arg, Case, Lay, arg, each, shape};
 use super::memory::{Buffer, Rng, positions};
 use super::semantics;
 use shardlab_exec::kernels::OperandError;
-use shardlab_plan::ir::{DType, OpKind, Place, Real, ScaleBlock, Slot, op};
+use shardlab_plan::ir::{DType, OpKind, Place, Real, ScaleBlock, ScoreMod, Slot, op};
 
 #[test]
 fn elementwise() {
@@ -442,6 +442,70 @@ fn attentions() {
     });
 }
 
+/// Sinks from where they take nearly everything to where they are as good as absent, and their
+/// gradients.
+#[test]
+fn sinks_of_attention() {
+    each(|t, a, b, rng| {
+        let (batch, kv, group) = (1 + rng.below(2), 1 + rng.below(3), 1 + rng.below(3));
+        let (seq, d, heads) = (1 + rng.below(150), 1 + rng.below(20), kv * group);
+        let window = rng.below(2) * (1 + rng.below(seq));
+        let (causal, scale) = (true, Real(1.0 / (d as f64).sqrt()));
+        let score_mod = ScoreMod {
+            window,
+            ..ScoreMod::NONE
+        };
+        let (q, k) = (
+            arg(&[batch, heads, seq, d], t).lay(a),
+            arg(&[batch, kv, seq, d], t).lay(a),
+        );
+        let sinks: Vec<f64> = (0..heads)
+            .map(|h| [-40.0, 0.5, 8.0][h as usize % 3])
+            .collect();
+        let sinks = arg(&[heads], t).values(&sinks);
+        let (out, lse) = (q.clone().lay(b), arg(&[batch, heads, seq], DType::F32));
+        let op = OpKind::SinkAttention(op::SinkAttention {
+            causal,
+            scale,
+            score_mod,
+        });
+        let ins = [q.clone(), k.clone(), k.clone(), sinks.clone()];
+        let mut forward = Case::new(op, &ins, &[out.clone(), lse.clone()], rng);
+        forward.run().unwrap();
+        let made: Vec<Vec<f64>> = forward.buffers().iter().map(|b| b.values()).collect();
+        let (given, slots) = (forward.ins.clone(), forward.op.clone());
+        forward.check();
+        let grads = [q.clone().lay(b), k.clone().lay(b), k.clone().lay(b)];
+        let grads = [&grads[..], &[arg(&[heads], DType::F32)]].concat();
+        let ins = [&[q.clone().lay(b)], &ins[..], &[out, lse]].concat();
+        let op = OpKind::SinkAttentionGrad(op::SinkAttentionGrad {
+            causal,
+            scale,
+            score_mod,
+        });
+        let mut case = Case::new(op, &ins, &grads, rng);
+        // Backward of exactly these values: the reference uses the saved statistics.
+        let results = made.iter().zip([t, DType::F32]);
+        let results = results.map(|(values, dtype)| Buffer::of(dtype, values));
+        let all = given.into_iter().chain(results);
+        for (i, (slot, buffer)) in slots
+            .inputs
+            .iter()
+            .chain(&slots.outputs)
+            .zip(all)
+            .enumerate()
+        {
+            let place = Place::Read(1 + i as u8);
+            case.op.inputs[1 + i] = Slot {
+                place,
+                ..slot.clone()
+            };
+            case.ins[1 + i] = buffer;
+        }
+        case.check();
+    });
+}
+
 #[test]
 fn convolutions() {
     each(|t, a, b, rng| {
@@ -540,7 +604,9 @@ fn extreme_values() {
     let y = run(OpKind::LogSoftmax, &[-1e3; 4]);
     assert!(y.iter().all(|v| (v + 4f64.ln()).abs() < 1e-4), "{y:?}");
     // NaN is preserved.
+    let (min, max) = (Some(Real(-1.0)), Real(1.0));
     for op in [
+        OpKind::Clamp(op::Clamp { min, max }),
         OpKind::Silu,
         OpKind::Gelu,
         OpKind::Relu,

@@ -25,7 +25,7 @@ mod zeros;
 /// Names for `semantics`.
 mod terms {
     pub(super) use crate::ir::{
-        BodyOp, DType, Documents, ForcedChoice, OpKind, ScaleBlock, Slot, op,
+        BodyOp, DType, Documents, ForcedChoice, OpKind, ScaleBlock, ScoreMod, Slot, op,
     };
     /// Tolerance of a log-sum-exp that forward saved.
     pub(super) const SAVED: f64 = 1e-9;

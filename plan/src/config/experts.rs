@@ -16,6 +16,10 @@ pub struct Experts {
     pub expert_latent: Option<u64>,
     /// The router and the routed experts have biases.
     pub expert_bias: bool,
+    /// What routed experts make of gates and other factors.
+    pub glu: Glu,
+    /// Bound of gates and other factors ([`Glu::GptOss`]).
+    pub glu_limit: f64,
     /// Experts are chosen by the sum of score and a bias, which is not trained by gradients.
     pub router_bias: bool,
     /// Width of the expert that takes every token; 0 for none.
@@ -66,6 +70,8 @@ impl Default for Experts {
             expert_ffn: None,
             expert_latent: None,
             expert_bias: false,
+            glu: Glu::Activated,
+            glu_limit: 7.0,
             router_bias: false,
             shared_expert_ffn: 0,
             shared_expert_gate: false,
@@ -102,6 +108,20 @@ impl Experts {
         self.normalize_top_k || self.router == Router::TopKSoftmax
     }
 }
+
+/// What experts make of gates and other factors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Glu {
+    /// `activation(gate) * up`.
+    Activated,
+    /// `gate * sigmoid(1.702 * gate) * (up + 1)` of clamped gates and factors.
+    GptOss,
+}
+
+words!(Glu {
+    Activated = "activation",
+    GptOss = "gpt_oss",
+});
 
 /// Scores of a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -50,6 +50,9 @@ pub struct RopeScaling {
     /// Rotations below which frequencies are scaled whole (`yarn`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beta_slow: Option<f64>,
+    /// Dimensions between which scaling begins and ends are whole numbers (`yarn`); `None`: yes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub truncate: Option<bool>,
     /// Factor of the cosines and sines (`yarn`, `longrope`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_factor: Option<f64>,

@@ -123,12 +123,27 @@ pub enum Init {
 pub struct HfName {
     /// Path of the module, for example `model.layers.3.self_attn.q_proj`.
     pub module: String,
-    /// The weight is stored as `[in, out]` (GPT-2's `Conv1D`).
-    pub transposed: bool,
-    /// Layers of an entry, if files have the entries of the weight one by one (experts, norms of
-    /// heads): each entry's rows are those of these layers, one after another, each stored as
-    /// `<module>.<entry>.<layer>`. An entry without layers of its own has one without a name.
-    pub layers: &'static [&'static str],
+    /// How files have the parameter.
+    pub form: HfForm,
+}
+
+/// How files of Hugging Face's code have a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum HfForm {
+    /// As `<module>.weight` or `<module>.bias`.
+    Layer,
+    /// As `<module>.weight`, of shape `[in, out]` (GPT-2's `Conv1D`).
+    Transposed,
+    /// Entry by entry (experts, norms of heads): each entry's rows are those of these layers, one
+    /// after another, each stored as `<module>.<entry>.<layer>`. An entry without layers of its own
+    /// has one without a name.
+    Entries(&'static [&'static str]),
+    /// As `<module>`, an `nn.Parameter`. A stack of experts is `[experts, in, out]`.
+    Parameter {
+        /// Columns alternate between those of the first half of the parameter's rows and those of
+        /// the second half (gates and other factors of gpt-oss).
+        interleaved: bool,
+    },
 }
 
 /// PEFT's name of the learned lengths of rows (DoRA).
@@ -153,12 +168,15 @@ impl Param {
         Some(format!("{layer}weight"))
     }
 
-    /// Returns the name in Hugging Face's code, if there is one; of a stack of experts, that of the
-    /// list of experts.
+    /// Returns the name in Hugging Face's code, if there is one; of a stack of experts that are
+    /// modules, that of the list of experts.
     #[must_use]
     pub fn hf_name(&self) -> Option<String> {
         let leaf = self.name.rsplit('.').next()?;
         let hf = self.hf.as_ref()?;
+        if matches!(hf.form, HfForm::Parameter { .. }) {
+            return Some(hf.module.clone());
+        }
         Some([&hf.module, ".", leaf].concat())
     }
 

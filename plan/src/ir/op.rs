@@ -487,7 +487,7 @@ ops! {
         chunk: u64 = 4,
     };
     /// `q, k, v, bias -> out, lse`: attention like [`Attention`], whose scores have a learned
-    /// summand, `[heads, seq, seq]` (T5), or one more column, `[heads]` (attention sinks).
+    /// summand, `[heads, seq, seq]` (T5), or one more column, `[heads]` (DeepSeek-V4).
     BiasedAttention {
         /// Position `i` sees positions up to `i`.
         causal: bool = true,
@@ -736,5 +736,55 @@ ops! {
     DepthwiseConvGrad {
         /// As in the forward op.
         kernel: u64 = 3,
+    };
+    /// `x -> min(max(x, min), max)`; NaN stays NaN.
+    Clamp {
+        /// Lower bound, if there is one.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        min: Option<Real> = Some(Real(-0.5)),
+        /// Upper bound.
+        max: Real = Real(0.75),
+    };
+    /// `d_y, x -> d_x` of [`Clamp`]: 0 beyond the bounds.
+    ClampGrad {
+        /// As in the forward op.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        min: Option<Real> = Some(Real(-0.5)),
+        /// As in the forward op.
+        max: Real = Real(0.75),
+    };
+    /// `q, k, v, sinks -> out, lse`: attention like [`FlexAttention`], whose softmax has one more
+    /// score in each row, the learned one of its head, which no value belongs to (gpt-oss). `sinks`
+    /// is `[heads]`; `lse` counts them.
+    SinkAttention {
+        /// Position `i` sees positions up to `i`.
+        causal: bool = true,
+        /// Factor of the scores.
+        scale: Real = Real(1.0),
+        /// Changes of the scaled scores, not of the sinks.
+        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
+    };
+    /// `d_out, q, k, v, sinks, out, lse -> d_q, d_k, d_v, d_sinks` of [`SinkAttention`].
+    SinkAttentionGrad {
+        /// As in the forward op.
+        causal: bool = true,
+        /// As in the forward op.
+        scale: Real = Real(1.0),
+        /// As in the forward op.
+        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
+    };
+    /// `table, offsets -> rows`: row `e` of the table, `[experts, columns]`, in each of the rows of
+    /// expert `e`, `offsets[e]..offsets[e + 1]` ([`SortExperts`]). Rows of no expert are left as
+    /// they are.
+    RepeatRows {
+        /// As in [`GroupedGemm`].
+        #[serde(skip_serializing_if = "Option::is_none")]
+        routed: Option<u64> = None,
+    };
+    /// `d_rows, offsets -> d_table` of [`RepeatRows`]: sums over the rows of each expert.
+    RepeatRowsGrad {
+        /// As in [`GroupedGemm`].
+        #[serde(skip_serializing_if = "Option::is_none")]
+        routed: Option<u64> = None,
     };
 }

@@ -482,6 +482,22 @@ impl<'s> Builder<'s> {
         self.g.attention(kind, &qkv, by_rows)
     }
 
+    /// Applies [`Builder::flex_attention`] with one more, learned score for each head, `[heads]`.
+    pub(crate) fn sink_attention(
+        &mut self,
+        [q, k, v]: [ValueId; 3],
+        sinks: ValueId,
+        kind: op::SinkAttention,
+    ) -> ValueId {
+        let shape = self.g.value(q).shape.clone();
+        let score_mod = ScoreMod {
+            documents: self.s.train.documents(),
+            ..kind.score_mod
+        };
+        let kind = OpKind::SinkAttention(op::SinkAttention { score_mod, ..kind });
+        self.compute(kind, &[q, k, v, sinks], &[&shape, &shape[..3]])[0]
+    }
+
     /// Applies [`Builder::scaled_attention`] with a learned bias of the scores, through a window if
     /// that is not 0.
     pub(crate) fn biased_attention(

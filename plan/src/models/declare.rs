@@ -3,8 +3,8 @@
 use crate::config::pattern::covers;
 use crate::config::{Lora, Model, Train};
 use crate::ir::{
-    AxisId, DType, DeviceMesh, HfName, Init, MAGNITUDE, Module, ModuleId, ModuleKind, Packed,
-    PackedFormat, PackedScales, Param, ParamId, Placement, Placements, Shape,
+    AxisId, DType, DeviceMesh, HfForm, HfName, Init, MAGNITUDE, Module, ModuleId, ModuleKind,
+    Packed, PackedFormat, PackedScales, Param, ParamId, Placement, Placements, Shape,
 };
 use crate::recipes::BlockPlace;
 use smallvec::{SmallVec, smallvec};
@@ -299,7 +299,7 @@ struct Pending {
     shape: Shape,
     bias: bool,
     hf: Option<HfName>,
-    /// Initialization of the weight of a norm, whose bias starts at zero.
+    /// Initialization of the weight, if it is not that of the model; biases start at zero.
     norm: Option<Init>,
     /// Axis that divides a dimension of the weight.
     divided: Option<(AxisId, u8)>,
@@ -468,7 +468,8 @@ impl Declare {
         bias: bool,
     ) -> Layer {
         let module = self.module(parent, name, ModuleKind::Layer);
-        let name = self.hf_name(hf, true);
+        let form = HfForm::Transposed;
+        let name = self.hf_name(hf).map(|hf| HfName { form, ..hf });
         let layer = self.add(Order::Declared, module, name, &shape, bias, None);
         self.adapt(layer, hf, shape);
         layer
@@ -477,7 +478,7 @@ impl Declare {
     /// Declares the adapter of a linear layer if the layer is one of its targets. Families without
     /// a Hugging Face form have no adapters: their files could not name them.
     fn adapt(&mut self, layer: Layer, hf: &str, [out, input]: [u64; 2]) {
-        let Some(HfName { module: hf, .. }) = self.hf_name(hf, false) else {
+        let Some(HfName { module: hf, .. }) = self.hf_name(hf) else {
             return;
         };
         let path = &self.tree.modules[layer.0.index()].path;
@@ -488,8 +489,7 @@ impl Declare {
                 let module = self.module(layer.0, name, ModuleKind::Layer);
                 let hf = HfName {
                     module: format!("{hf}.{name}"),
-                    transposed: false,
-                    layers: &[],
+                    form: HfForm::Layer,
                 };
                 self.add(Order::Declared, module, Some(hf), shape, false, Some(init))
             };
@@ -544,7 +544,7 @@ impl Declare {
         init: Init,
     ) -> Layer {
         let module = self.module(parent, name, ModuleKind::Norm);
-        let hf = self.hf_name(hf, false);
+        let hf = self.hf_name(hf);
         self.add(order, module, hf, &[width], bias, Some(init))
     }
 
@@ -558,9 +558,9 @@ impl Declare {
     ) -> Layer {
         let module = self.module(parent, name, ModuleKind::Norm);
         let hf = match hf.strip_suffix(".*") {
-            None => self.hf_name(hf, false),
-            Some(list) => self.hf_name(list, false).map(|hf| HfName {
-                layers: &[""],
+            None => self.hf_name(hf),
+            Some(list) => self.hf_name(list).map(|hf| HfName {
+                form: HfForm::Entries(&[""]),
                 ..hf
             }),
         };
@@ -590,7 +590,7 @@ impl Declare {
                 shape: smallvec![m.vocab],
                 placements: Placements::REPLICATED,
                 init: Init::Zeros,
-                hf: self.hf_name(hf, false),
+                hf: self.hf_name(hf),
             };
             self.param(head, bias);
         }
@@ -606,20 +606,56 @@ impl Declare {
         shape: &[u64],
         bias: bool,
     ) -> Layer {
-        let hf = self.hf_name(hf, false);
+        let hf = self.hf_name(hf);
         self.add(Order::Declared, module, hf, shape, bias, None)
     }
 
+    /// Gives a declared module a parameter that Hugging Face's code has as an `nn.Parameter` of
+    /// this name, whose columns may be interleaved ([`HfForm::Parameter`]).
+    pub(crate) fn parameter(
+        &mut self,
+        module: ModuleId,
+        (hf, interleaved): (&str, bool),
+        shape: &[u64],
+        init: Init,
+    ) -> Layer {
+        let form = HfForm::Parameter { interleaved };
+        let hf = self.hf_name(hf).map(|hf| HfName { form, ..hf });
+        self.add(Order::Declared, module, hf, shape, false, Some(init))
+    }
+
+    /// Gives a declared module such a parameter with a row for each expert, which expert-parallel
+    /// ranks divide among themselves.
+    pub(crate) fn expert_parameter(
+        &mut self,
+        module: ModuleId,
+        (hf, interleaved): (&str, bool),
+        shape: &[u64],
+        init: Init,
+    ) -> Layer {
+        let form = HfForm::Parameter { interleaved };
+        self.divided_experts(module, (hf, form), shape, Some(init))
+    }
+
     /// Gives a declared module a stack of experts, of shape `[experts, rows, columns]`, which
-    /// expert-parallel ranks divide among themselves. Hugging Face's code has a module per expert
-    /// in the list `hf`, with these layers; without layers, `hf` is the whole stack.
+    /// expert-parallel ranks divide among themselves. Files have it in this form.
     pub(crate) fn experts(
         &mut self,
         module: ModuleId,
-        (hf, layers): (&str, &'static [&'static str]),
+        (hf, form): (&str, HfForm),
         shape: &[u64],
     ) -> Layer {
-        let hf = self.hf_name(hf, false).map(|hf| HfName { layers, ..hf });
+        self.divided_experts(module, (hf, form), shape, None)
+    }
+
+    fn divided_experts(
+        &mut self,
+        module: ModuleId,
+        (hf, form): (&str, HfForm),
+        shape: &[u64],
+        init: Option<Init>,
+    ) -> Layer {
+        let hf = self.hf_name(hf).map(|hf| HfName { form, ..hf });
         let divided = self.mesh.size(AxisId::EP) > 1;
         self.wait(Pending {
             order: Order::Declared,
@@ -627,7 +663,7 @@ impl Declare {
             shape: Shape::from_slice(shape),
             bias: false,
             hf,
-            norm: None,
+            norm: init,
             divided: divided.then_some((AxisId::EP, 0)),
         })
     }
@@ -679,11 +715,10 @@ impl Declare {
         self.wait(pending)
     }
 
-    fn hf_name(&self, hf: &str, transposed: bool) -> Option<HfName> {
+    fn hf_name(&self, hf: &str) -> Option<HfName> {
         (!hf.is_empty()).then(|| HfName {
             module: [&self.hf_prefix, hf].concat(),
-            transposed,
-            layers: &[],
+            form: HfForm::Layer,
         })
     }
 
@@ -751,10 +786,8 @@ impl Declare {
                 hf,
             };
             if p.bias {
-                let of_bias = p.hf.clone().map(|hf| HfName {
-                    transposed: false,
-                    ..hf
-                });
+                let form = HfForm::Layer;
+                let of_bias = p.hf.clone().map(|hf| HfName { form, ..hf });
                 self.param(p.module, new(0, shape, weight, p.hf));
                 self.param(p.module, new(1, out, bias, of_bias));
             } else {

@@ -40,7 +40,12 @@ impl Backward {
         let mut first = true;
         for op in &graph.ops {
             let (input, weight) = match (op.act, op.inputs.as_slice()) {
-                (Act::Compute(OpKind::Attention(_) | OpKind::FlexAttention(_)), operands) => {
+                (
+                    Act::Compute(
+                        OpKind::Attention(_) | OpKind::FlexAttention(_) | OpKind::SinkAttention(_),
+                    ),
+                    operands,
+                ) => {
                     backward.attention += u64::from(operands.iter().any(|&v| trained(v)));
                     continue;
                 }

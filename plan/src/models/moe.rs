@@ -5,11 +5,12 @@
 mod tests;
 
 use super::decoder::{self, Decoder};
+use super::defaults;
 use super::llama::FFN_MULTIPLE;
 use super::spec::{Conflict, Defaults, FamilySpec};
 use crate::config::{
-    AttentionGate, AttentionSinks, Experts, Family, LayerType, MlpType, Model, NormPosition,
-    PackedQkv, PositionEmbedding, QkNorm, Residual,
+    Activation, AttentionGate, AttentionSinks, Experts, Family, Glu, LayerType, MlpType, Model,
+    NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
 
 pub(super) const SPEC: FamilySpec = FamilySpec {
@@ -30,12 +31,14 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 /// Keys of experts, which follow those of decoders.
-const OF_EXPERTS: [&str; 23] = [
+const OF_EXPERTS: [&str; 25] = [
     "experts",
     "top_k",
     "expert_ffn",
     "expert_latent",
     "expert_bias",
+    "glu",
+    "glu_limit",
     "router_bias",
     "shared_expert_ffn",
     "shared_expert_gate",
@@ -95,6 +98,7 @@ fn check(m: &Model) -> Result<(), Conflict> {
     }
     check_choices(e)?;
     check_blocks(m)?;
+    check_glu(m)?;
     if e.shared_expert_gate && e.shared_expert_ffn == 0 {
         let message = "`shared_expert_gate` needs a shared expert".to_owned();
         return Err(Conflict {
@@ -147,6 +151,34 @@ fn check_choices(e: &Experts) -> Result<(), Conflict> {
         );
         let keys = &["top_k", "router_group_top_k", "router_groups", "experts"];
         return conflict(keys, message, ("top_k", choices));
+    }
+    Ok(())
+}
+
+/// Refuses gates of gpt-oss in experts without gates, and with another activation.
+fn check_glu(m: &Model) -> Result<(), Conflict> {
+    if m.options.experts.glu != Glu::GptOss {
+        return Ok(());
+    }
+    if !m.options.gated_mlp {
+        let message = "`glu` \"gpt_oss\" needs experts with gates".to_owned();
+        let conflict = Conflict::new(&["glu", "gated_mlp"], message);
+        return Err(Conflict {
+            help: Some("set gated_mlp = true"),
+            ..conflict
+        });
+    }
+    let activation = defaults::activation(m);
+    if activation != Activation::Silu {
+        let message = format!(
+            "`glu` \"gpt_oss\" is `gate * sigmoid(1.702 * gate)`: it has no use for `activation` \"{}\"",
+            activation.name()
+        );
+        let conflict = Conflict::new(&["glu", "activation"], message);
+        return Err(Conflict {
+            help: Some("use activation = \"silu\""),
+            ..conflict
+        });
     }
     Ok(())
 }

@@ -15,13 +15,14 @@ pub(crate) const PLACES: [&str; 3] = [
 ];
 
 /// Fields that the key takes, in addition to the kind.
-pub(crate) const FIELDS: [&str; 11] = [
+pub(crate) const FIELDS: [&str; 12] = [
     "factor",
     "original_max_position_embeddings",
     "low_freq_factor",
     "high_freq_factor",
     "beta_fast",
     "beta_slow",
+    "truncate",
     "attention_factor",
     "mscale",
     "mscale_all_dim",

@@ -241,105 +241,133 @@ impl From<op::BiasedAttention> for Attention {
     }
 }
 
-impl OpDef for op::BiasedAttention {
-    fn name(&self) -> &'static str {
-        "biased_attention"
-    }
-
-    fn signature(&self) -> Signature {
-        let inputs = &[any("q"), any("k"), any("v"), any("the bias")];
-        Signature::new(inputs, &[any("out"), any("lse")])
-    }
-
-    fn result(&self, n: usize, inputs: &[DType]) -> DType {
-        result_type(n, inputs)
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        Attention::from(*self).flops(at, 0, false)
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        Attention::from(*self).class(at, 0, false)
-    }
-
-    fn vjp(&self, at: Vjp<'_>) -> Contributions {
-        let Vjp { g, op, dy, needs } = at;
-        let kind = OpKind::BiasedAttentionGrad(op::BiasedAttentionGrad {
-            causal: self.causal,
-            scale: self.scale,
-            window: self.window,
-        });
-        let mut inputs: SmallVec<[_; 8]> = smallvec![dy];
-        inputs.extend_from_slice(&op.inputs);
-        inputs.extend_from_slice(&op.outputs);
-        let made = g.compute_like(kind, &inputs, &op.inputs);
-        let all = made.iter().copied().enumerate();
-        all.filter(|(n, _)| needs[*n]).collect()
-    }
-
-    fn saved_by_selective_recompute(&self) -> bool {
-        true
-    }
-
-    fn takes_strides(&self) -> bool {
-        true
-    }
-
-    fn is_priced_only(&self) -> bool {
-        true
+impl From<op::BiasedAttentionGrad> for Attention {
+    fn from(op: op::BiasedAttentionGrad) -> Self {
+        Self {
+            causal: op.causal,
+            score_mod: ScoreMod {
+                window: op.window,
+                ..ScoreMod::NONE
+            },
+        }
     }
 }
 
-impl OpDef for op::BiasedAttentionGrad {
-    fn name(&self) -> &'static str {
-        "biased_attention_backward"
-    }
-
-    fn signature(&self) -> Signature {
-        let inputs = &[
-            any("the gradient"),
-            any("q"),
-            any("k"),
-            any("v"),
-            any("the bias"),
-            any("out"),
-            any("lse"),
-        ];
-        let outputs = &[any("d_q"), any("d_k"), any("d_v"), any("d_bias")];
-        Signature::new(inputs, outputs)
-    }
-
-    fn flops(&self, at: &Operands<'_>) -> u64 {
-        self.forward().flops(at, 1, true)
-    }
-
-    fn class(&self, at: &Operands<'_>) -> KernelClass {
-        self.forward().class(at, 1, true)
-    }
-
-    fn takes_strides(&self) -> bool {
-        true
-    }
-
-    fn is_backward(&self) -> bool {
-        true
-    }
-
-    fn is_priced_only(&self) -> bool {
-        true
+impl From<op::SinkAttention> for Attention {
+    fn from(op: op::SinkAttention) -> Self {
+        Self {
+            causal: op.causal,
+            score_mod: op.score_mod,
+        }
     }
 }
 
-impl op::BiasedAttentionGrad {
-    fn forward(self) -> Attention {
-        Attention::from(op::BiasedAttention {
-            causal: self.causal,
-            scale: self.scale,
-            window: self.window,
-        })
+impl From<op::SinkAttentionGrad> for Attention {
+    fn from(op: op::SinkAttentionGrad) -> Self {
+        Self {
+            causal: op.causal,
+            score_mod: op.score_mod,
+        }
     }
 }
+
+/// Emits the gradients of all inputs by one kernel.
+fn all_gradients(at: Vjp<'_>, kind: OpKind) -> Contributions {
+    let Vjp { g, op, dy, needs } = at;
+    let mut inputs: SmallVec<[_; 8]> = smallvec![dy];
+    inputs.extend_from_slice(&op.inputs);
+    inputs.extend_from_slice(&op.outputs);
+    let made = g.compute_like(kind, &inputs, &op.inputs);
+    let all = made.iter().copied().enumerate();
+    all.filter(|(n, _)| needs[*n]).collect()
+}
+
+/// Defines a forward and a backward operation with a fourth, learned input of the scores.
+macro_rules! learned_scores {
+    ($Forward:ident $name:literal, $Grad:ident $grad_name:literal, $input:literal $gradient:literal, priced_only $priced_only:literal, $($field:ident)+) => {
+        impl OpDef for op::$Forward {
+            fn name(&self) -> &'static str {
+                $name
+            }
+
+            fn signature(&self) -> Signature {
+                let inputs = &[any("q"), any("k"), any("v"), any($input)];
+                Signature::new(inputs, &[any("out"), any("lse")])
+            }
+
+            fn result(&self, n: usize, inputs: &[DType]) -> DType {
+                result_type(n, inputs)
+            }
+
+            fn flops(&self, at: &Operands<'_>) -> u64 {
+                Attention::from(*self).flops(at, 0, false)
+            }
+
+            fn class(&self, at: &Operands<'_>) -> KernelClass {
+                Attention::from(*self).class(at, 0, false)
+            }
+
+            fn vjp(&self, at: Vjp<'_>) -> Contributions {
+                all_gradients(at, OpKind::$Grad(op::$Grad { $($field: self.$field),+ }))
+            }
+
+            fn saved_by_selective_recompute(&self) -> bool {
+                true
+            }
+
+            fn takes_strides(&self) -> bool {
+                true
+            }
+
+            fn is_priced_only(&self) -> bool {
+                $priced_only
+            }
+        }
+
+        impl OpDef for op::$Grad {
+            fn name(&self) -> &'static str {
+                $grad_name
+            }
+
+            fn signature(&self) -> Signature {
+                let inputs = &[
+                    any("the gradient"),
+                    any("q"),
+                    any("k"),
+                    any("v"),
+                    any($input),
+                    any("out"),
+                    any("lse"),
+                ];
+                let outputs = &[any("d_q"), any("d_k"), any("d_v"), any($gradient)];
+                Signature::new(inputs, outputs)
+            }
+
+            fn flops(&self, at: &Operands<'_>) -> u64 {
+                Attention::from(*self).flops(at, 1, true)
+            }
+
+            fn class(&self, at: &Operands<'_>) -> KernelClass {
+                Attention::from(*self).class(at, 1, true)
+            }
+
+            fn takes_strides(&self) -> bool {
+                true
+            }
+
+            fn is_backward(&self) -> bool {
+                true
+            }
+
+            fn is_priced_only(&self) -> bool {
+                $priced_only
+            }
+        }
+    };
+}
+
+learned_scores!(BiasedAttention "biased_attention", BiasedAttentionGrad "biased_attention_backward", "the bias" "d_bias", priced_only true, causal scale window);
+learned_scores!(SinkAttention "sink_attention", SinkAttentionGrad "sink_attention_backward", "the sinks" "d_sinks", priced_only false, causal scale score_mod);
 
 impl OpDef for op::Indexer {
     fn name(&self) -> &'static str {

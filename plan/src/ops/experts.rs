@@ -413,6 +413,71 @@ impl OpDef for op::GroupedGemmWeightGrad {
     }
 }
 
+impl OpDef for op::RepeatRows {
+    fn name(&self) -> &'static str {
+        "repeat_rows"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[any("the table"), OFFSETS], &[any("the rows")])
+    }
+
+    fn flops(&self, _: &Operands<'_>) -> u64 {
+        0
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::Embedding
+    }
+
+    fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
+        computed_bytes(at.output(0), self.routed)
+    }
+
+    fn differentiable(&self, n: usize) -> bool {
+        n == 0
+    }
+
+    fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
+        let (table, offsets) = (at.x(0), at.x(1));
+        let dy = at.g.make_contiguous(at.dy);
+        let routed = self.routed;
+        let kind = OpKind::RepeatRowsGrad(op::RepeatRowsGrad { routed });
+        Vjp::first(at.like(kind, &[dy, offsets], table))
+    }
+}
+
+impl OpDef for op::RepeatRowsGrad {
+    fn name(&self) -> &'static str {
+        "repeat_rows_backward"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[any("the rows"), OFFSETS], &[any("the table")])
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        computed(at.input(0), self.routed) * at.input(0).cols()
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        KernelClass::ColumnReduce
+    }
+
+    fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
+        (n == 0).then(|| computed_bytes(at.input(0), self.routed))?
+    }
+
+    /// Sums run over the rows of experts.
+    fn leaves_rows(&self, _: bool) -> bool {
+        false
+    }
+
+    fn is_backward(&self) -> bool {
+        true
+    }
+}
+
 const SCALED: [Operand; 5] = [
     any("a"),
     any("b"),

@@ -300,6 +300,24 @@ impl Elementwise for op::ReluGrad {
     const FLOPS: u64 = 1;
 }
 
+impl Elementwise for op::Clamp {
+    const NAME: &'static str = "clamp";
+    const INPUTS: usize = 1;
+    const FLOPS: u64 = 2;
+
+    fn gradients(&self, at: Vjp<'_>) -> Contributions {
+        let (x, Self { min, max }) = (at.x(0), *self);
+        at.unary(OpKind::ClampGrad(op::ClampGrad { min, max }), x)
+    }
+}
+
+impl Elementwise for op::ClampGrad {
+    const NAME: &'static str = "clamp_backward";
+    const BACKWARD: bool = true;
+    const INPUTS: usize = 2;
+    const FLOPS: u64 = 2;
+}
+
 impl Elementwise for op::SquaredError {
     const NAME: &'static str = "squared_error";
     const INPUTS: usize = 2;

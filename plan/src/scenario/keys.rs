@@ -11,7 +11,7 @@ use super::presets::PRESETS;
 use crate::config::{
     Activation, AllocatorKind, AttentionBackend, AttentionGate, AttentionSinks, AttnImplementation,
     AuxLoss, CompileMode, Dispatcher, Float8Format, Float8Recipe, Float8Saved, FrozenType,
-    GatePreset, GateProgram, GradientSync, Head, ImagePooling, Implementation, IndexerType,
+    GatePreset, GateProgram, Glu, GradientSync, Head, ImagePooling, Implementation, IndexerType,
     LayerType, Loss, LrSchedule, MergeProjections, MlpType, MomentType, MuonAdjustLr, Norm,
     NormPosition, Optimizer, OuterStrategy, Overflow, PackedQkv, PolicyKind, PositionEmbedding,
     ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Routing, Scope, Strategy,
@@ -20,8 +20,8 @@ use crate::config::{
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
-    ADAPTERS, ATTENTION, CHUNKED_LOSS, DIVIDED_EXPERTS, DRAWN_ROUTING, EXPERTS, FLOAT8,
-    FULL_RECOMPUTE, MODE_FULL, MUON, RECOMPUTE, ROUTED, SEEDED_ROUTING, SELECTIVE,
+    ADAPTERS, ATTENTION, CHUNKED_LOSS, CLAMPED_GLU, DIVIDED_EXPERTS, DRAWN_ROUTING, EXPERTS,
+    FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON, RECOMPUTE, ROUTED, SEEDED_ROUTING, SELECTIVE,
     SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SLOTS, SOME_FROZEN, SOME_SKIPPED,
     TRANSFORMERS,
 };
@@ -329,6 +329,7 @@ const ROPE_SCALING: &[(&str, Accept)] = &[
     ("high_freq_factor", FACTOR),
     ("beta_fast", FACTOR),
     ("beta_slow", FACTOR),
+    ("truncate", Bool),
     ("attention_factor", FACTOR),
     ("mscale", Number(0.0, 1e9)),
     ("mscale_all_dim", Number(0.0, 1e9)),
@@ -628,6 +629,8 @@ keys! {
     ActivationSparsity: "model" "activation_sparsity" also ["activation_sparsity_pattern"] [List(&Number(0.0, 1.0)), Empty] "[]" "Share of its inputs that each layer's activation sets to 0, based on their mean and standard deviation (Gemma 3n); empty: none";
     AltUp: "model" "altup" [Table(ALTUP)] "(none)" "Alternating updates of residual streams (Gemma 3n): streams, active (the stream that blocks compute), scale (a learned vector multiplies that stream before per-layer embeddings are gated with it), laurel_rank (width between the two projections that are added to the attention output)";
     ExpertBias: "model" "expert_bias" [Bool] "false" "Routers and experts have biases (gpt-oss)";
+    Glu: "model" "glu" [Choice(Glu::WORDS)] "\"activation\"" "What gated experts compute of gates and other factors: activation (`activation(gate) * up`), gpt_oss (`gate * sigmoid(1.702 * gate) * (up + 1)`, of gates of at most `glu_limit` and factors between `-glu_limit` and `glu_limit`)";
+    GluLimit: "model" "glu_limit" also ["swiglu_limit"] [Number(ABOVE_0, 1e6)] "7.0" "Bound of gates and other factors" needs [CLAMPED_GLU];
     RouterBias: "model" "router_bias" [Bool] "false" "Experts are chosen by the sum of their scores and a bias that is not trained by gradients (ERNIE 4.5)";
     AttentionSinks: "model" "attention_sinks" [Bool, Choice(AttentionSinks::WORDS)] "false" "The softmax of attention has an additional learned logit per head: true (in every layer: gpt-oss), sliding (in layers with a sliding window: MiMo-V2-Flash)";
     ValueHeadDim: "model" "value_head_dim" [Integer(1, 65536)] "(head_dim)" "Dimension of a value head if it is smaller than that of queries and keys (MiMo-V2-Flash)";

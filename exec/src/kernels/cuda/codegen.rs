@@ -38,6 +38,7 @@ mod kept;
 pub(in crate::kernels) mod lanes;
 pub(in crate::kernels) mod permute;
 mod pointwise;
+pub(in crate::kernels) mod repeat;
 pub(in crate::kernels) mod route;
 pub(in crate::kernels) mod rows;
 pub(crate) mod shard;

@@ -86,3 +86,33 @@ impl CudaKernel for op::FlexAttentionGrad {
         CudaCode::kernel(move |req, op| codegen::attention::backward(req, op, kind))
     }
 }
+
+impl CpuKernel for op::SinkAttention {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        let kind = kind(self.causal, self.scale, self.score_mod);
+        attention::forward_with_sinks(call.whole()?, kind)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::SinkAttention {
+    fn code(&self) -> CudaCode<'_> {
+        let kind = kind(self.causal, self.scale, self.score_mod);
+        CudaCode::kernel(move |req, op| codegen::attention::forward_with_sinks(req, op, kind))
+    }
+}
+
+impl CpuKernel for op::SinkAttentionGrad {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        let kind = kind(self.causal, self.scale, self.score_mod);
+        attention::backward_with_sinks(call.whole()?, kind)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::SinkAttentionGrad {
+    fn code(&self) -> CudaCode<'_> {
+        let kind = kind(self.causal, self.scale, self.score_mod);
+        CudaCode::kernel(move |req, op| codegen::attention::backward_with_sinks(req, op, kind))
+    }
+}

@@ -124,6 +124,32 @@ impl CudaKernel for op::GroupedGemmWeightGrad {
     }
 }
 
+impl CpuKernel for op::RepeatRows {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        experts::repeat(call.whole()?)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::RepeatRows {
+    fn code(&self) -> CudaCode<'_> {
+        CudaCode::kernel(codegen::repeat::forward)
+    }
+}
+
+impl CpuKernel for op::RepeatRowsGrad {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        experts::repeat_grad(call.whole()?)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::RepeatRowsGrad {
+    fn code(&self) -> CudaCode<'_> {
+        CudaCode::kernel(codegen::repeat::backward)
+    }
+}
+
 impl CpuKernel for op::ScaledGroupedGemm {
     fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
         experts::scaled(call.whole()?)

@@ -3,7 +3,7 @@
 use super::{Elementwise, float};
 use crate::kernels::math::{exp, sigmoid, tanh};
 use crate::kernels::wide::wide;
-use shardlab_plan::ir::op;
+use shardlab_plan::ir::{Real, op};
 use std::f32::consts::FRAC_1_SQRT_2;
 
 /// `sqrt(2 / pi)` of the tanh approximation of GELU.
@@ -163,6 +163,26 @@ wide! {
     fn relu_grad(dy: &[f32], y: &[f32], dx: &mut [f32]) {
         for ((d, &g), &y) in dx.iter_mut().zip(dy).zip(y) {
             *d = if y <= 0.0 { 0.0 } else { g };
+        }
+    }
+
+    /// Computes `min(max(x, low), high)`; NaN stays NaN.
+    fn clamp(x: &[f32], low: f32, high: f32, y: &mut [f32]) {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = if x < low {
+                low
+            } else if x > high {
+                high
+            } else {
+                x
+            };
+        }
+    }
+
+    /// Computes the gradient of a clamp, which is that of `x` at both bounds.
+    fn clamp_grad(dy: &[f32], x: &[f32], low: f32, high: f32, dx: &mut [f32]) {
+        for ((d, &g), &x) in dx.iter_mut().zip(dy).zip(x) {
+            *d = if x < low || x > high { 0.0 } else { g };
         }
     }
 
@@ -390,6 +410,44 @@ impl Elementwise for op::ReluGrad {
 
     fn lane(&self, x: &[String], _: bool) -> String {
         format!("relu_grad_({}, {})", x[0], x[1])
+    }
+}
+
+/// Returns the lower bound of a clamp; without one, minus infinity.
+fn low(min: Option<Real>) -> f32 {
+    min.map_or(f32::NEG_INFINITY, |min| min.0 as f32)
+}
+
+/// Returns the C condition that `x` is below the lower bound, followed by `then`; nothing without a
+/// bound.
+fn below(x: &str, min: Option<Real>, then: impl Fn(&str) -> String) -> String {
+    min.map_or_else(String::new, |min| {
+        let low = float(min.0 as f32);
+        format!("{x} < {low}{}", then(&low))
+    })
+}
+
+impl Elementwise for op::Clamp {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        clamp(x[0], low(self.min), self.max.0 as f32, y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        let (x, high) = (&x[0], float(self.max.0 as f32));
+        let below = below(x, self.min, |low| format!(" ? {low} : "));
+        format!("({below}{x} > {high} ? {high} : {x})")
+    }
+}
+
+impl Elementwise for op::ClampGrad {
+    fn block(&self, x: &[&[f32]], y: &mut [f32]) {
+        clamp_grad(x[0], x[1], low(self.min), self.max.0 as f32, y);
+    }
+
+    fn lane(&self, x: &[String], _: bool) -> String {
+        let (dy, x, high) = (&x[0], &x[1], float(self.max.0 as f32));
+        let below = below(x, self.min, |_| " || ".to_owned());
+        format!("({below}{x} > {high} ? 0.0f : {dy})")
     }
 }
 

@@ -114,10 +114,15 @@ fn yarn(each: &[f32], by: &RopeScaling, base: f64, factor: f64, original: f64) -
         _ => temperature(1.0),
     };
     let dimension = |rotations: f64| dims * (original / (rotations * TAU)).ln() / (2.0 * base.ln());
-    let low = dimension(by.beta_fast.unwrap_or(32.0)).floor().max(0.0);
-    let high = dimension(by.beta_slow.unwrap_or(1.0))
-        .ceil()
-        .min(dims - 1.0);
+    let (first, last) = (
+        dimension(by.beta_fast.unwrap_or(32.0)),
+        dimension(by.beta_slow.unwrap_or(1.0)),
+    );
+    let (first, last) = match by.truncate.unwrap_or(true) {
+        true => (first.floor(), last.ceil()),
+        false => (first, last),
+    };
+    let (low, high) = (first.max(0.0), last.min(dims - 1.0));
     let span = if low == high { 0.001 } else { high - low };
     let one = |(i, f): (usize, &f32)| {
         let scaled = ((i as f64 - low) / span).clamp(0.0, 1.0) as f32;
@@ -174,6 +179,12 @@ mod tests {
                 64,
                 [1.0, 0.0025, 7.905_694_474e-6],
                 0.921_042_355_3,
+            ),
+            (
+                "rope_type = \"yarn\", factor = 4.0, original_max_position_embeddings = 64, truncate = false",
+                64,
+                [1.0, 0.025_595_249_608, 7.905_694_656e-5],
+                1.138_629_436,
             ),
             (
                 &longrope,

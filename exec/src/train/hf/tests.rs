@@ -107,6 +107,58 @@ fn conv1d_weights_are_transposed() {
     assert_eq!(ours[3 * 64 + 5], theirs[5 * 256 + 3]);
 }
 
+/// Stacks of gpt-oss are `[experts, in, out]`, with a column of the other factor behind each of the
+/// gate; ours are `[experts, out, in]`, with all gates before all other factors.
+#[test]
+fn stacks_of_gpt_oss_survive_loading_and_export() {
+    let dir = golden("gpt-oss-tiny");
+    let preset = format!("model.preset={}", dir.join("config.json").display());
+    let text =
+        "[train]\nseq_len = 48\n[mesh]\nhardware = \"cpu\"\n[precision]\ncompute = \"f32\"\n";
+    let original = tensors(&dir);
+    for set in [
+        &["mesh.dp_shard=1"][..],
+        &["mesh.dp_shard=3", "mesh.gpus_per_node=3"],
+        &["mesh.dp_shard=4", "mesh.ep=2"],
+    ] {
+        let mut l = Loaded::new(text, &[&[preset.as_str()], set].concat());
+        l.load(&dir).unwrap();
+        let to = tempfile::tempdir().unwrap();
+        let model = l.scenario.model.clone();
+        export(to.path(), &l.program, &model, &l.layout, &mut l.memory).unwrap();
+        assert_eq!(tensors(to.path()), original, "{set:?}");
+        // The export says which model it is.
+        l.load(to.path()).unwrap();
+        let mut weights = |name: &str| {
+            let at = l.program.params.iter().position(|p| p.name == name);
+            let id = ParamId(at.unwrap() as u32);
+            l.layout.weights(&mut l.memory, id).unwrap()
+        };
+        let file = |name: &str| crate::train::data::floats(&original[name].1, DType::F32);
+        // Six experts of width 32, of inputs of 48.
+        let (expert, column, input) = (4, 7, 11);
+        let ours = weights("layers.1.mlp.experts.gate_up.weight");
+        let theirs = file("model.layers.1.mlp.experts.gate_up_proj");
+        for half in 0..2 {
+            let row = expert * 64 + half * 32 + column;
+            let at = (expert * 48 + input) * 64 + 2 * column + half;
+            assert_eq!(ours[row * 48 + input], theirs[at], "half {half}");
+        }
+        let ours = weights("layers.1.mlp.experts.gate_up_bias.weight");
+        let theirs = file("model.layers.1.mlp.experts.gate_up_proj_bias");
+        assert_eq!(
+            ours[expert * 64 + 32 + column],
+            theirs[expert * 64 + 2 * column + 1]
+        );
+        let ours = weights("layers.1.mlp.experts.down.weight");
+        let theirs = file("model.layers.1.mlp.experts.down_proj");
+        assert_eq!(
+            ours[(expert * 48 + input) * 32 + column],
+            theirs[(expert * 32 + column) * 48 + input]
+        );
+    }
+}
+
 /// Biases of queries, keys and values change the name of the model, and can be read back.
 #[test]
 fn biases_of_queries_keys_and_values_are_qwen2s() {

@@ -4,7 +4,9 @@
 //! The tests of the CPU kernels use it too; `terms` contains the names that differ between the two
 //! crates.
 
-use super::terms::{BodyOp, DType, Documents, ForcedChoice, OpKind, SAVED, ScaleBlock, Slot, op};
+use super::terms::{
+    BodyOp, DType, Documents, ForcedChoice, OpKind, SAVED, ScaleBlock, ScoreMod, Slot, op,
+};
 
 #[path = "semantics/experts.rs"]
 mod experts;
@@ -113,44 +115,22 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             causal,
             scale,
             score_mod,
-        }) => {
-            let cap = score_mod.softcap.0;
-            let window = score_mod.window as usize;
-            let slopes = score_mod.alibi;
-            attention(
-                op,
-                x,
-                &Scores {
-                    causal,
-                    scale: scale.0,
-                    cap,
-                    slopes,
-                    window,
-                    documents: score_mod.documents,
-                },
-            )
-        }
+        }) => attention(op, x, &Scores::changed(causal, scale.0, score_mod)),
         OpKind::FlexAttentionGrad(op::FlexAttentionGrad {
             causal,
             scale,
             score_mod,
-        }) => {
-            let cap = score_mod.softcap.0;
-            let window = score_mod.window as usize;
-            let slopes = score_mod.alibi;
-            attention_grad(
-                op,
-                x,
-                &Scores {
-                    causal,
-                    scale: scale.0,
-                    cap,
-                    slopes,
-                    window,
-                    documents: score_mod.documents,
-                },
-            )
-        }
+        }) => attention_grad(op, x, &Scores::changed(causal, scale.0, score_mod)),
+        OpKind::SinkAttention(op::SinkAttention {
+            causal,
+            scale,
+            score_mod,
+        }) => attention(op, x, &Scores::with_sinks(causal, scale.0, score_mod)),
+        OpKind::SinkAttentionGrad(op::SinkAttentionGrad {
+            causal,
+            scale,
+            score_mod,
+        }) => attention_grad(op, x, &Scores::with_sinks(causal, scale.0, score_mod)),
         OpKind::Conv(op::Conv { kernel }) => vec![conv(op, x, kernel, 0)],
         OpKind::ConvGradInput(op::ConvGradInput { kernel }) => vec![conv(op, x, kernel, 1)],
         OpKind::ConvGradWeight(op::ConvGradWeight { kernel }) => vec![conv(op, x, kernel, 2)],
@@ -278,6 +258,13 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::GeluErfGrad => pair(&|g, v| g * gelu_erf(v).1),
         OpKind::Relu => map(&|v| v.max(0.0)),
         OpKind::ReluGrad => pair(&|g, y| if y > 0.0 { g } else { 0.0 }),
+        OpKind::Clamp(op::Clamp { min, max }) => {
+            map(&|v| v.max(min.map_or(f64::NEG_INFINITY, |m| m.0)).min(max.0))
+        }
+        OpKind::ClampGrad(op::ClampGrad { min, max }) => pair(&|g, v| {
+            let low = min.map_or(f64::NEG_INFINITY, |m| m.0);
+            if (low..=max.0).contains(&v) { g } else { 0.0 }
+        }),
         OpKind::Copy => map(&|v| v),
         OpKind::Cat(op::Cat { axis }) => vec![cat(op, x, usize::from(axis))],
         OpKind::Fill(op::Fill { value }) => vec![vec![
@@ -448,6 +435,8 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::Permute(_) => vec![experts::permute(op, x)],
         OpKind::Unpermute(_) => vec![experts::unpermute(op, x)],
         OpKind::GroupedGemm(op::GroupedGemm { tb, .. }) => vec![experts::grouped(op, x, tb)],
+        OpKind::RepeatRows(_) => vec![experts::repeat(op, x)],
+        OpKind::RepeatRowsGrad(_) => vec![experts::repeat_grad(op, x)],
         OpKind::GroupedGemmWeightGrad(_) => vec![experts::grouped_weight_grad(op, x)],
         OpKind::ScaledGroupedGemm(_) => {
             scaled_experts(op, x, |op, x| experts::grouped(op, x, true))
@@ -538,17 +527,32 @@ struct Scores {
     window: usize,
     /// Documents that do not see each other.
     documents: Documents,
+    /// Each row has one more score.
+    sinks: bool,
 }
 
 impl Scores {
     fn plain(causal: bool, scale: f64) -> Self {
+        Self::changed(causal, scale, ScoreMod::NONE)
+    }
+
+    fn changed(causal: bool, scale: f64, by: ScoreMod) -> Self {
         Self {
             causal,
             scale,
-            cap: 0.0,
-            slopes: false,
-            window: 0,
-            documents: Documents::NONE,
+            cap: by.softcap.0,
+            slopes: by.alibi,
+            window: by.window as usize,
+            documents: by.documents,
+            sinks: false,
+        }
+    }
+
+    fn with_sinks(causal: bool, scale: f64, by: ScoreMod) -> Self {
+        let sinks = true;
+        Self {
+            sinks,
+            ..Self::changed(causal, scale, by)
         }
     }
 
@@ -577,7 +581,12 @@ impl Scores {
 
 /// Returns the probabilities of each query row and the derivatives of its scores by
 /// `query * key`, `[batch, heads, seq, seq]` each, and the log-sum-exp of the rows.
-fn probabilities(q: &Slot, k: &Slot, xq: &[f64], xk: &[f64], scores: &Scores) -> [Vec<f64>; 3] {
+fn probabilities(
+    [q, k]: [&Slot; 2],
+    [xq, xk]: [&[f64]; 2],
+    sinks: Option<&[f64]>,
+    scores: &Scores,
+) -> [Vec<f64>; 3] {
     let [b, h, t, d] = [0, 1, 2, 3].map(|i| q.shape[i] as usize);
     let group = h / k.shape[1] as usize;
     let kv = h / group;
@@ -596,7 +605,9 @@ fn probabilities(q: &Slot, k: &Slot, xq: &[f64], xk: &[f64], scores: &Scores) ->
                     score
                 })
                 .collect();
-            let l = lse(&row);
+            let sink = sinks.map(|all| all[bh % h]);
+            let with_sink: Vec<f64> = row.iter().copied().chain(sink).collect();
+            let l = lse(&with_sink);
             z[bh * t + i] = l;
             for (j, s) in row.iter().enumerate() {
                 p[(bh * t + i) * t + j] = (s - l).exp();
@@ -609,7 +620,8 @@ fn probabilities(q: &Slot, k: &Slot, xq: &[f64], xk: &[f64], scores: &Scores) ->
 fn attention(op: &BodyOp, x: &[Vec<f64>], scores: &Scores) -> Vec<Vec<f64>> {
     let (q, k) = (&op.inputs[0], &op.inputs[1]);
     let [b, h, t, d] = [0, 1, 2, 3].map(|i| q.shape[i] as usize);
-    let [p, _, z] = probabilities(q, k, &x[0], &x[1], scores);
+    let sinks = scores.sinks.then(|| &x[3][..]);
+    let [p, _, z] = probabilities([q, k], [&x[0], &x[1]], sinks, scores);
     let kv = k.shape[1] as usize;
     let mut out = vec![0.0; b * h * t * d];
     for bh in 0..b * h {
@@ -635,11 +647,14 @@ fn attention_grad(op: &BodyOp, x: &[Vec<f64>], scores: &Scores) -> Vec<Vec<f64>>
     let (q, k) = (&op.inputs[1], &op.inputs[2]);
     let [b, h, t, d] = [0, 1, 2, 3].map(|i| q.shape[i] as usize);
     let kv = k.shape[1] as usize;
-    let [p, slopes, z] = probabilities(q, k, &x[1], &x[2], scores);
-    let rows = op.inputs[5].shape[2] as usize;
+    let sinks = scores.sinks.then(|| &x[4][..]);
+    let [p, slopes, z] = probabilities([q, k], [&x[1], &x[2]], sinks, scores);
+    // The result and the log-sum-exp of the forward.
+    let [y, stat] = [4, 5].map(|n| n + usize::from(scores.sinks));
+    let rows = op.inputs[stat].shape[2] as usize;
     for (i, v) in z.iter().enumerate() {
         assert!(
-            (v - x[5][i / t * rows + i % t]).abs() < SAVED,
+            (v - x[stat][i / t * rows + i % t]).abs() < SAVED,
             "the saved log-sum-exp is the forward's"
         );
     }
@@ -648,11 +663,15 @@ fn attention_grad(op: &BodyOp, x: &[Vec<f64>], scores: &Scores) -> Vec<Vec<f64>>
         vec![0.0; x[2].len()],
         vec![0.0; x[3].len()],
     );
+    let mut dsinks = vec![0.0; h];
     for bh in 0..b * h {
         let kh = bh / h * kv + bh % h / (h / kv);
         for i in 0..t {
             let at = (bh * t + i) * d;
-            let delta: f64 = (0..d).map(|c| x[0][at + c] * x[4][at + c]).sum();
+            let delta: f64 = (0..d).map(|c| x[0][at + c] * x[y][at + c]).sum();
+            if let Some(sinks) = sinks {
+                dsinks[bh % h] -= (sinks[bh % h] - z[bh * t + i]).exp() * delta;
+            }
             for j in 0..t {
                 let pij = p[(bh * t + i) * t + j];
                 let kt = (kh * t + j) * d;
@@ -666,7 +685,7 @@ fn attention_grad(op: &BodyOp, x: &[Vec<f64>], scores: &Scores) -> Vec<Vec<f64>>
             }
         }
     }
-    vec![dq, dk, dv]
+    vec![dq, dk, dv, dsinks]
 }
 
 /// Computes a convolution (`which` 0), its input gradient (1), its weight gradient (2).

@@ -90,7 +90,7 @@ fn biases_of_experts_have_no_gradient_where_they_are_frozen() {
         let p = program(EXPERTS, &set);
         let verdict = check(&p);
         assert!(verdict.is_ok(), "{set:?}\n{verdict}");
-        let scatters = |op: &OpKind| matches!(op, OpKind::EmbeddingGrad);
+        let scatters = |op: &OpKind| matches!(op, OpKind::RepeatRowsGrad(_));
         let sums = p
             .kernels
             .iter()

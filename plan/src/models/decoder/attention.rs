@@ -12,7 +12,7 @@ use crate::config::{
     Residual, Vision,
 };
 use crate::graph::ValueId;
-use crate::ir::{ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
+use crate::ir::{Init, ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 use crate::models::implementation::{self, Masks, Scores};
@@ -187,7 +187,7 @@ impl Attention {
         let has_sinks = m.options.attention_sinks.has(m.layer_type(d.layer()));
         let sinks = has_sinks.then(|| {
             let module = d.module(at, "sinks", ModuleKind::Layer);
-            d.parameters(module, "", &[m.heads], false)
+            d.parameter(module, (names.sinks, false), &[m.heads], Init::Normal)
         });
         let differential = Differential::new(d, at, m);
         let bias_gate = BiasGate::new(d, at, m);
@@ -317,13 +317,23 @@ impl Attention {
                 _ => None,
             };
             let bias = around.bias.or(of_table);
-            let bias = bias.or_else(|| Some(b.weight(self.sinks?)));
+            let sinks = self.sinks.filter(|_| bias.is_none());
+            let sinks = sinks.map(|sinks| b.weight(sinks));
             let bias = match (bias, &self.bias_gate) {
                 (Some(bias), Some(gate)) => Some(gate.apply(b, y, bias)),
                 (bias, _) => bias,
             };
-            let attend = |b: &mut Builder<'_>, qkv| match bias {
-                Some(bias) => {
+            let attend = |b: &mut Builder<'_>, qkv| match (bias, sinks) {
+                (None, Some(sinks)) => {
+                    let scale = Real(scale);
+                    let kind = op::SinkAttention {
+                        causal,
+                        scale,
+                        score_mod,
+                    };
+                    b.sink_attention(qkv, sinks, kind)
+                }
+                (Some(bias), _) => {
                     let (window, scale) = (score_mod.window, Real(scale));
                     let kind = op::BiasedAttention {
                         causal,
@@ -332,7 +342,7 @@ impl Attention {
                     };
                     b.biased_attention(qkv, bias, kind)
                 }
-                None if b.is_transformers() => {
+                (None, None) if b.is_transformers() => {
                     let mask = around.mask.filter(|_| around.memory.is_none());
                     let scores = Scores {
                         causal,
@@ -342,7 +352,7 @@ impl Attention {
                     };
                     implementation::attention(b, qkv, scores)
                 }
-                None => b.flex_attention(qkv, causal, scale, score_mod),
+                (None, None) => b.flex_attention(qkv, causal, scale, score_mod),
             };
             let a = match &self.differential {
                 Some(differential) => {

@@ -8,12 +8,13 @@
 
 use super::attention::mlp_reads_norm;
 use super::dispatch::{Dispatch, Routed, layer_number};
+use super::names::{self, Names, Stacks};
 use super::norm::Norm;
-use super::{names, normalized, scaled};
-use crate::config::{ExpertCode, Model, Router};
+use super::{normalized, scaled};
+use crate::config::{ExpertCode, Glu, Model, Router};
 use crate::graph::ValueId;
-use crate::ir::{Indexing, ModuleId, ModuleKind, MoeStage, OpKind, Real, op};
-use crate::models::activation::activate;
+use crate::ir::{HfForm, Indexing, Init, ModuleId, ModuleKind, MoeStage, OpKind, Real, op};
+use crate::models::activation::{activate, clamped_glu};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 use crate::models::defaults;
@@ -50,6 +51,35 @@ pub(super) struct Experts {
     post_norm: Option<Norm>,
     /// Norm of the sum.
     pub(super) sum_norm: Option<Norm>,
+}
+
+/// Returns the names of the stacks of gates and other factors, and of the stacks of results, in
+/// files, with their forms.
+fn stored(names: &Names) -> [(&'static str, HfForm); 2] {
+    match names.expert_stacks {
+        Stacks::None => {
+            let entries = |layers| (names.experts, HfForm::Entries(layers));
+            [names.expert_gate_up, names.expert_down].map(entries)
+        }
+        Stacks::Layers(names) => names.map(|name| (name, HfForm::Layer)),
+        Stacks::Parameters([gate_up, down]) => {
+            let parameter = |interleaved| HfForm::Parameter { interleaved };
+            [(gate_up, parameter(true)), (down, parameter(false))]
+        }
+    }
+}
+
+/// Multiplies activated gates by the other factors; both are halves of the columns of `both`.
+fn gated(b: &mut Builder<'_>, both: ValueId) -> ValueId {
+    let parts = b.g.split(both, 1, 2);
+    let of = &b.s.model.options.experts;
+    if of.glu == Glu::GptOss {
+        let limit = of.glu_limit;
+        return clamped_glu(b, parts[0], parts[1], limit);
+    }
+    let activation = defaults::activation(&b.s.model);
+    let gate = activate(b, activation, parts[0]);
+    b.g.binary(OpKind::Mul, gate, parts[1])
 }
 
 /// The expert that takes every token.
@@ -97,26 +127,29 @@ impl Experts {
             bias
         });
         let routed = d.module(at, "experts", ModuleKind::Layer);
-        let mut stack = |name, parts: &'static [&'static str], shape: [u64; 3]| {
+        let mut stack = |name, stored, shape: [u64; 3]| {
             let module = d.module(routed, name, ModuleKind::Layer);
-            match (names.experts_stacked, parts) {
-                (true, [stack]) => {
-                    let whole = format!("{}.{stack}", names.experts);
-                    d.experts(module, (&whole, &[]), &shape)
-                }
-                _ => d.experts(module, (names.experts, parts), &shape),
-            }
+            d.experts(module, stored, &shape)
         };
         let (ffn, all) = (width(m), of.experts);
         let inner = of.expert_latent.unwrap_or(h);
         let first = if m.options.gated_mlp { 2 * ffn } else { ffn };
-        let gate_up = stack("gate_up", names.expert_gate_up, [scored, first, inner]);
-        let down = stack("down", names.expert_down, [all, inner, ffn]);
+        let stored = stored(&names);
+        let gate_up = stack("gate_up", stored[0], [scored, first, inner]);
+        let down = stack("down", stored[1], [all, inner, ffn]);
         let biases = of.expert_bias.then(|| {
-            [("gate_up_bias", first), ("down_bias", inner)].map(|(name, width)| {
+            let [gate_up, down] = match names.expert_stacks {
+                Stacks::Parameters(names) => names.map(|name| [name, "_bias"].concat()),
+                _ => Default::default(),
+            };
+            let mut bias = |name, stored: (&str, bool), width| {
                 let module = d.module(routed, name, ModuleKind::Layer);
-                d.parameters(module, "", &[all, width], false)
-            })
+                d.expert_parameter(module, stored, &[all, width], Init::Zeros)
+            };
+            [
+                bias("gate_up_bias", (&gate_up, true), first),
+                bias("down_bias", (&down, false), inner),
+            ]
         });
         let latent = of.expert_latent.map(|inner| {
             [
@@ -291,7 +324,6 @@ impl Experts {
         let place = b.g.reshape(position, &[tokens * k, 1]);
         let at = Rows {
             x,
-            ids,
             place,
             offsets,
             used: sent.used,
@@ -333,15 +365,13 @@ impl Experts {
             (both, first)
         });
         if let Some([bias, _]) = self.biases {
-            let bias = biases_of(b, bias, of, rows);
+            let bias = biases_of(b, bias, of, (rows, routed));
             both = b.g.binary(OpKind::Add, both, bias);
         }
         let mut act = if first == ffn {
             activate(b, activation, both)
         } else {
-            let parts = b.g.split(both, 1, 2);
-            let gate = activate(b, activation, parts[0]);
-            b.g.binary(OpKind::Mul, gate, parts[1])
+            gated(b, both)
         };
         let weight = weights.map(|each| b.permute(Indexing::Own, [each, of.place], rows));
         if let Some(weight) = weight {
@@ -352,7 +382,7 @@ impl Experts {
             b.compute(matmul, &[act, weights, of.offsets], &[&[rows, hidden]])[0]
         });
         if let Some([_, bias]) = self.biases {
-            let mut bias = biases_of(b, bias, of, rows);
+            let mut bias = biases_of(b, bias, of, (rows, routed));
             if let Some(weight) = weight {
                 bias = b.g.binary(OpKind::ScaleRows, bias, weight);
             }
@@ -371,8 +401,6 @@ impl Experts {
 pub(super) struct Rows {
     /// The rows, `[rows, hidden]`.
     pub(super) x: ValueId,
-    /// Experts of the choices.
-    pub(super) ids: ValueId,
     /// The row of each choice, `[choices, 1]`.
     pub(super) place: ValueId,
     /// Where the rows of each expert start.
@@ -381,12 +409,19 @@ pub(super) struct Rows {
     pub(super) used: Option<u64>,
 }
 
-/// Returns the bias of each row's expert.
-fn biases_of(b: &mut Builder<'_>, layer: Layer, of: &Rows, rows: u64) -> ValueId {
-    let choices = b.g.value(of.ids).numel();
-    let ids = b.g.reshape(of.ids, &[choices]);
-    let each = b.embedding(layer, ids);
-    b.permute(Indexing::Own, [each, of.place], rows)
+/// Returns the bias of each row's expert, of `rows`, of which `routed` are computed, if not all.
+fn biases_of(
+    b: &mut Builder<'_>,
+    layer: Layer,
+    of: &Rows,
+    (rows, routed): (u64, Option<u64>),
+) -> ValueId {
+    b.within(layer.module(), |b| {
+        let biases = b.weight(layer);
+        let width = b.g.value(biases).cols();
+        let kind = OpKind::RepeatRows(op::RepeatRows { routed });
+        b.compute(kind, &[biases, of.offsets], &[&[rows, width]])[0]
+    })
 }
 
 impl Shared {

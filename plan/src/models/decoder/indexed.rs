@@ -32,7 +32,6 @@ impl Experts {
         });
         let at = Rows {
             x,
-            ids,
             place,
             offsets,
             used: None,
@@ -67,7 +66,6 @@ impl Experts {
         b.g.release(got.x);
         let at = Rows {
             x,
-            ids: got.ids,
             place,
             offsets,
             used: Some(placed.used),

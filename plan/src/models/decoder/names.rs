@@ -27,6 +27,8 @@ pub(super) struct Names {
     pub(super) qkv: &'static str,
     /// Output projection of attention.
     pub(super) o: &'static str,
+    /// Sinks of the softmax of attention.
+    pub(super) sinks: &'static str,
     /// Norms of queries and keys. A `.*` at the end stands for a list with one norm per head.
     pub(super) q_norm: &'static str,
     pub(super) k_norm: &'static str,
@@ -38,14 +40,12 @@ pub(super) struct Names {
     pub(super) down: &'static str,
     /// Router of experts.
     pub(super) router: &'static str,
-    /// List of experts; of stacked ones, the module that has the stacks.
+    /// List of experts.
     pub(super) experts: &'static str,
-    /// Whether files have the weights of all experts in one tensor, like the model.
-    pub(super) experts_stacked: bool,
-    /// Layers of an expert whose weights form the stack of gates and their other factors; of
-    /// stacked experts, the stack.
+    /// Layers of an expert whose weights form the stack of gates and their other factors.
     pub(super) expert_gate_up: &'static [&'static str],
     pub(super) expert_down: &'static [&'static str],
+    pub(super) expert_stacks: Stacks,
     pub(super) shared_expert: &'static str,
     pub(super) shared_expert_gate: &'static str,
     /// Norm of what attention reads.
@@ -63,6 +63,19 @@ pub(super) struct Names {
     pub(super) pooler: &'static str,
 }
 
+/// Tensors that have the matrices of all experts in files: one with gates and other factors, and
+/// one with results.
+#[derive(Clone, Copy)]
+pub(super) enum Stacks {
+    /// None: experts are modules of their own.
+    None,
+    /// Layers, whose weights lie as those of the model.
+    Layers([&'static str; 2]),
+    /// Parameters, `[experts, in, out]`, in which the columns of gates and of other factors
+    /// alternate. Biases have these names with `_bias`.
+    Parameters([&'static str; 2]),
+}
+
 const LLAMA: Names = Names {
     embedding: "model.embed_tokens",
     positions: "model.embed_positions",
@@ -76,6 +89,7 @@ const LLAMA: Names = Names {
     v: "self_attn.v_proj",
     qkv: "self_attn.qkv_proj",
     o: "self_attn.o_proj",
+    sinks: "self_attn.sinks",
     q_norm: "self_attn.q_norm",
     k_norm: "self_attn.k_norm",
     gate: "mlp.gate_proj",
@@ -84,9 +98,9 @@ const LLAMA: Names = Names {
     down: "mlp.down_proj",
     router: "mlp.gate",
     experts: "mlp.experts",
-    experts_stacked: false,
     expert_gate_up: &["gate_proj", "up_proj"],
     expert_down: &["down_proj"],
+    expert_stacks: Stacks::None,
     shared_expert: "mlp.shared_expert",
     shared_expert_gate: "mlp.shared_expert_gate",
     attention_norm: "input_layernorm",
@@ -252,12 +266,24 @@ fn experts(model_type: &str) -> Option<Names> {
             expert_down: &["w2"],
             ..LLAMA
         },
+        "flint" => Names {
+            sinks: "self_attn.softmax_offset",
+            ..LLAMA
+        },
+        "gpt_oss" => Names {
+            router: "mlp.router",
+            expert_stacks: Stacks::Parameters([
+                "mlp.experts.gate_up_proj",
+                "mlp.experts.down_proj",
+            ]),
+            ..LLAMA
+        },
         "granitemoe" | "granitemoeshared" => Names {
             router: "block_sparse_moe.router.layer",
-            experts: "block_sparse_moe",
-            experts_stacked: true,
-            expert_gate_up: &["input_linear"],
-            expert_down: &["output_linear"],
+            expert_stacks: Stacks::Layers([
+                "block_sparse_moe.input_linear",
+                "block_sparse_moe.output_linear",
+            ]),
             ..LLAMA
         },
         "hy_v3" => Names {

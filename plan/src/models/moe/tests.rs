@@ -1,4 +1,6 @@
 use crate::config::PolicyKind;
+use crate::graph::Act;
+use crate::ir::OpKind;
 use crate::models::{declare, flops, graph, parameter_count};
 use crate::scenario;
 
@@ -184,5 +186,92 @@ fn losses_of_many_equal_layers_are_planned_whole() {
         assert_eq!(launches("z_loss"), 7, "{kind}");
         assert_eq!(launches("load_balance"), if kind == "hf" { 1 } else { 7 });
         assert_eq!(launches("load_balance_backward"), launches("load_balance"));
+    }
+}
+
+const GPT_OSS: &str = "preset = \"gpt-oss-20b\"\nlayers = 2";
+
+/// Returns the faults of a model, or panics if it has none.
+fn fault(model: &str) -> String {
+    let text = format!("[model]\n{model}\n[mesh]\nhardware = \"h100-80\"\ndp_shard = 8\n");
+    let e = scenario::parse("test", &text, &[]).map(|_| ()).unwrap_err();
+    e.to_string()
+}
+
+/// Gates of gpt-oss have no use for another activation, and nothing to do without gates.
+#[test]
+fn gates_of_gpt_oss_are_gated_and_silu() {
+    let e = fault(&format!("{GPT_OSS}\nactivation = \"gelu\""));
+    assert!(e.contains("it has no use for `activation` \"gelu\""), "{e}");
+    assert!(e.contains("use activation = \"silu\""), "{e}");
+    let e = fault(&format!("{GPT_OSS}\ngated_mlp = false"));
+    assert!(e.contains("needs experts with gates"), "{e}");
+    let e = fault("preset = \"mixtral-8x7b\"\nglu_limit = 5.0");
+    assert!(e.contains("experts clamp nothing"), "{e}");
+}
+
+/// The code of gpt-oss calls seven elementwise operations between the matmuls of experts, on
+/// tensors of `rows x width`: two clamps, one of them with both bounds, `* 1.702`, a sigmoid, a
+/// multiplication, `+ 1` and another multiplication.
+#[test]
+fn gates_of_gpt_oss_are_seven_calls() {
+    let mut s = scenario_of(GPT_OSS);
+    s.train.micro_batch = 1;
+    let m = graph(&s);
+    let modules = m.modules();
+    let inside = |op: &&crate::graph::Op| modules[op.module.index()].path == "layers.0.mlp.experts";
+    let (rows, width) = (4096 * 4, 2880);
+    let made = |op: &crate::graph::Op| {
+        let Act::Compute(kind) = op.act else {
+            return None;
+        };
+        let of = &m.graph.value(*op.outputs.first()?).shape;
+        (of[..] == [rows, width]).then(|| kind.name())
+    };
+    let all = m.graph.ops.iter().filter(inside).filter_map(made);
+    let names: Vec<&str> = all.skip_while(|name| *name != "clamp").collect();
+    let calls = ["clamp", "clamp", "scale", "sigmoid", "mul", "shift", "mul"];
+    assert_eq!(names[..7], calls, "{names:?}");
+    let limits = m.graph.ops.iter().filter_map(|op| match op.act {
+        Act::Compute(OpKind::Clamp(clamp)) => Some((clamp.min.map(|m| m.0), clamp.max.0)),
+        _ => None,
+    });
+    let limits: Vec<_> = limits.take(2).collect();
+    assert_eq!(limits, [(None, 7.0), (Some(-7.0), 7.0)]);
+}
+
+/// Ranks have the biases of their experts, as they have the matrices.
+#[test]
+fn expert_parallel_ranks_divide_biases() {
+    let mut s = scenario_of(GPT_OSS);
+    s.mesh.ep = 4;
+    let tree = declare(&s, 2).tree;
+    let shape = |name: &str| {
+        let p = tree.params.iter().find(|p| p.name == name).unwrap();
+        p.shape.to_vec()
+    };
+    assert_eq!(shape("layers.1.mlp.experts.gate_up_bias.weight"), [8, 5760]);
+    assert_eq!(shape("layers.1.mlp.experts.down_bias.weight"), [8, 2880]);
+    assert_eq!(shape("layers.1.attention.sinks.weight"), [64]);
+    let count = parameter_count(&s.model, &tree.params, &s.device_mesh());
+    s.mesh.ep = 1;
+    let whole = declare(&s, 2).tree;
+    assert_eq!(
+        count,
+        parameter_count(&s.model, &whole.params, &s.device_mesh())
+    );
+}
+
+/// Every dispatcher sends rows whose experts have biases of their own rank.
+#[test]
+fn programs_with_divided_biases_are_sound() {
+    for dispatcher in ["gather", "padded", "peer", "all_to_all"] {
+        let text = format!(
+            "[model]\n{GPT_OSS}\n[train]\nseq_len = 256\n[mesh]\nhardware = \"h100-80\"\ndp_shard = 8\nep = 4\n\
+             [moe]\ndispatcher = {dispatcher:?}\n"
+        );
+        let program = crate::plan(&scenario::parse("test", &text, &[]).unwrap()).unwrap();
+        let report = crate::check::check(&program);
+        assert!(report.is_ok(), "{dispatcher}: {report}");
     }
 }

@@ -113,6 +113,14 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             vec![sorted, numbers(&[3, 4, COLS]), offsets()],
             vec![numbers(&[10, 4])],
         ),
+        OpKind::RepeatRows(_) => (
+            vec![numbers(&[3, COLS]), offsets()],
+            vec![numbers(&[10, COLS])],
+        ),
+        OpKind::RepeatRowsGrad(_) => (
+            vec![numbers(&[10, COLS]), offsets()],
+            vec![numbers(&[3, COLS])],
+        ),
         OpKind::GroupedGemmWeightGrad(_) => (
             vec![numbers(&[10, 4]), sorted, offsets()],
             vec![numbers(&[3, 4, COLS])],
@@ -241,11 +249,11 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             vec![rows.clone(), numbers(&[3, COLS])],
             vec![numbers(&[ROWS + 3, COLS])],
         ),
-        OpKind::BiasedAttention(_) => {
+        OpKind::BiasedAttention(_) | OpKind::SinkAttention(_) => {
             let bias = numbers(&[4]);
             (vec![q.clone(), kv.clone(), kv, bias], vec![q, lse])
         }
-        OpKind::BiasedAttentionGrad(_) => {
+        OpKind::BiasedAttentionGrad(_) | OpKind::SinkAttentionGrad(_) => {
             let bias = numbers(&[4]);
             let of = [
                 q.clone(),

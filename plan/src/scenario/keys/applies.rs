@@ -6,7 +6,7 @@
 
 use super::{Key, KeyInfo};
 use crate::config::{
-    CompileMode, Dispatcher, Family, Implementation, Optimizer, Recompute, Routing, Scenario,
+    CompileMode, Dispatcher, Family, Glu, Implementation, Optimizer, Recompute, Routing, Scenario,
 };
 use crate::policies;
 
@@ -56,6 +56,13 @@ pub(super) const ADAPTERS: Need = Need {
     holds: |s| s.lora.is_some(),
     words: "`r`",
     otherwise: "without a rank (lora.r) there are no adapters",
+};
+
+pub(super) const CLAMPED_GLU: Need = Need {
+    by: Key::Glu,
+    holds: |s| s.model.options.experts.glu == Glu::GptOss,
+    words: "glu gpt_oss",
+    otherwise: "experts clamp nothing",
 };
 
 pub(super) const TRANSFORMERS: Need = Need {

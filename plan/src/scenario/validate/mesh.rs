@@ -77,12 +77,6 @@ fn expert_parallel(s: &Scenario, d: &Document) -> Checked {
             );
             return Err(d.conflict(&keys, message).with_help("use true or false"));
         }
-        if s.model.options.experts.expert_bias {
-            let message = format!("`ep` = {ep}: experts with biases are not divided among ranks");
-            return Err(d
-                .conflict(&[Key::Ep, Key::ExpertBias], message)
-                .with_help("use ep = 1"));
-        }
         return whole_experts(s, d);
     };
     let legal: Vec<u32> = (1..=ranks).filter(divides_both).collect();

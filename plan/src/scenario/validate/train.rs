@@ -2,8 +2,7 @@
 
 use super::Checked;
 use crate::config::{
-    AttentionSinks, CompileMode, CudaGraph, Family, LayerType, LrSchedule, Recompute,
-    RecomputeLayers, Scenario,
+    CompileMode, CudaGraph, Family, LayerType, LrSchedule, Recompute, RecomputeLayers, Scenario,
 };
 use crate::models::Inputs;
 use crate::names::nearest;
@@ -134,8 +133,8 @@ fn documents(s: &Scenario, d: &Document) -> Checked {
         || m.options.encoder_layers > 0
     {
         "relative biases and cross attention are not planned with documents".to_owned()
-    } else if m.options.attention_sinks != AttentionSinks::None || m.options.output_groups > 0 {
-        "attention sinks are not planned with documents".to_owned()
+    } else if m.options.output_groups > 0 {
+        "compressed keys are not planned with documents".to_owned()
     } else {
         return Ok(());
     };

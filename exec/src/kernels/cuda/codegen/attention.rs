@@ -172,6 +172,38 @@ pub(in crate::kernels) fn forward(
     op: &BodyOp,
     kind: Kind,
 ) -> Result<Module, CodegenError> {
+    // The maximum of a row's scores and the sum of exponentials, before the first tile.
+    generate_forward(req, op, kind, ["-INF", "0.0f"])
+}
+
+/// Generates `q, k, v, sinks -> out, lse`.
+pub(in crate::kernels) fn forward_with_sinks(
+    req: &Request<'_>,
+    op: &BodyOp,
+    kind: Kind,
+) -> Result<Module, CodegenError> {
+    let [.., sinks] = slots(&op.inputs, 4)? else {
+        return Err(CodegenError::new("attention lacks its sinks"));
+    };
+    // A row starts as if it had seen a score, the sink.
+    let sink = sink(req, sinks)?;
+    generate_forward(req, op, kind, [&sink, "1.0f"])
+}
+
+/// Returns the C expression of the sink of head `h`.
+fn sink(req: &Request<'_>, sinks: &Slot) -> Result<String, CodegenError> {
+    let [step] = strides::of(sinks)[..] else {
+        return Err(CodegenError::new("there is one sink for each head"));
+    };
+    Ok(format!("up({}[h * {step}u])", req.address(sinks)?))
+}
+
+fn generate_forward(
+    req: &Request<'_>,
+    op: &BodyOp,
+    kind: Kind,
+    [score, sum]: [&str; 2],
+) -> Result<Module, CodegenError> {
     let [q, k, v] = slots(&op.inputs, 3)? else {
         return Err(CodegenError::new("attention lacks operands"));
     };
@@ -198,7 +230,7 @@ pub(in crate::kernels) fn forward(
   float m[N], l[N];
   Sums acc = {{}};
 #pragma unroll
-  for (int r = 0; r < N; r++) m[r] = -INF, l[r] = 0.0f;
+  for (int r = 0; r < N; r++) m[r] = {score}, l[r] = {sum};
   for (u32 k = first_tile(tile); k <= last_tile(tile); k++) {{
     __syncthreads();
     fill(other, k * TILE, k_STEP, [&](u32 j) {{ return k_at({k}, b, g, j); }});
@@ -273,6 +305,70 @@ pub(in crate::kernels) fn backward(
     let [dy, q, k, v, y, lse] = slots(&op.inputs, 6)? else {
         return Err(CodegenError::new("attention lacks operands"));
     };
+    generate_backward(req, op, kind, [dy, q, k, v, y, lse])
+}
+
+/// Generates `d_out, q, k, v, sinks, out, lse -> d_q, d_k, d_v, d_sinks`.
+pub(in crate::kernels) fn backward_with_sinks(
+    req: &Request<'_>,
+    op: &BodyOp,
+    kind: Kind,
+) -> Result<Module, CodegenError> {
+    let [dy, q, k, v, sinks, y, lse] = slots(&op.inputs, 7)? else {
+        return Err(CodegenError::new("attention lacks operands"));
+    };
+    let [.., to] = slots(&op.outputs, 4)? else {
+        return Err(CodegenError::new("attention lacks operands"));
+    };
+    let mut module = generate_backward(req, op, kind, [dy, q, k, v, y, lse])?;
+    let heads = module.entries.len();
+    let params = module.entries[0].params.clone();
+    let (_, mut declared) = req.operands();
+    declared.push("float* delta".to_owned());
+    let [step] = strides::of(to)[..] else {
+        return Err(CodegenError::new("there is one sink for each head"));
+    };
+    module.source += &format!(
+        "// Sinks: a block per head adds up its rows, thread by thread, then the threads.
+KERNEL({THREADS}) k{heads}({args}) {{
+  __shared__ float part[{THREADS}];
+  const u32 h = blockIdx.x, t = threadIdx.x;
+  const float sink = {sink};
+  float sum = 0.0f;
+  for (u32 x = t; x < BATCH * SEQ; x += {THREADS}) {{
+    const u64 head = (u64)(x / SEQ) * HEADS + h;
+    const u32 i = x % SEQ;
+    sum -= expf(sink - {lse}[head * STAT + i]) * delta[head * SEQ + i];
+  }}
+  part[t] = sum;
+  for (u32 n = {THREADS} / 2; n > 0; n /= 2) {{
+    __syncthreads();
+    if (t < n) part[t] += part[t + n];
+  }}
+  if (t == 0) down(part[0], {to}[h * {step}u]);
+}}
+",
+        args = declared.join(", "),
+        sink = sink(req, sinks)?,
+        lse = req.address(lse)?,
+        to = req.address(to)?,
+    );
+    module.entries.push(Entry {
+        name: format!("k{heads}"),
+        grid: [q.shape[1] as u32, 1, 1],
+        block: THREADS,
+        shared: 0,
+        params,
+    });
+    Ok(module)
+}
+
+fn generate_backward(
+    req: &Request<'_>,
+    op: &BodyOp,
+    kind: Kind,
+    [dy, q, k, v, y, lse]: [&Slot; 6],
+) -> Result<Module, CodegenError> {
     let [dq, dk, dv] = slots(&op.outputs, 3)? else {
         return Err(CodegenError::new("attention lacks operands"));
     };

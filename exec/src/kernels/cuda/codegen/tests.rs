@@ -260,7 +260,10 @@ fn operations(nvrtc: Option<&Compiler>) {
             let mut reads: Vec<Arg> = inputs.iter().map(arg).collect();
             let mut writes: Vec<Arg> = outputs.iter().map(arg).collect();
             match kind {
-                OpKind::Attention(_) | OpKind::FlexAttention(_) => writes = stats(writes, 1),
+                OpKind::Attention(_) | OpKind::FlexAttention(_) | OpKind::SinkAttention(_) => {
+                    writes = stats(writes, 1);
+                }
+                OpKind::SinkAttentionGrad(_) => reads = stats(reads, 6),
                 OpKind::AttentionGrad(_) | OpKind::FlexAttentionGrad(_) => reads = stats(reads, 5),
                 OpKind::Float8CastBlocks(of) => writes[0].dtype = of.to,
                 // Two factors, and the reciprocals of their scales.

@@ -250,3 +250,23 @@ pub(super) fn load_balance_grad(
     }
     out
 }
+
+pub(super) fn repeat(op: &BodyOp, x: &[Vec<f64>]) -> Vec<f64> {
+    let (rows, d) = dims(&op.outputs[0]);
+    let mut out = vec![f64::NAN; rows * d];
+    for (r, e) in expert_of(&x[1]) {
+        out[r * d..][..d].copy_from_slice(&x[0][e * d..][..d]);
+    }
+    out
+}
+
+pub(super) fn repeat_grad(op: &BodyOp, x: &[Vec<f64>]) -> Vec<f64> {
+    let (experts, d) = dims(&op.outputs[0]);
+    let mut out = vec![0.0; experts * d];
+    for (r, e) in expert_of(&x[1]) {
+        for c in 0..d {
+            out[e * d + c] += x[0][r * d + c];
+        }
+    }
+    out
+}

@@ -6,6 +6,7 @@ use super::experts::{
 };
 use super::routed::mlp_types;
 use super::{HIDDEN_ACT, RMS_EPS_5, derived, number};
+use crate::models::activation::ALPHA;
 use crate::models::hf::{
     BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
     ROPE_THETA, TIED, VOCAB, field,
@@ -133,6 +134,7 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: &[
             ("router", Given::Str("topk_softmax")),
             ("expert_bias", Given::Bool(true)),
+            ("glu", Given::Str("gpt_oss")),
             ("attention_sinks", Given::Bool(true)),
             ("aux_loss_kind", Given::Str("hf")),
         ],
@@ -176,11 +178,19 @@ pub(super) const TYPES: &[HfType] = &[
                 names: &["num_experts_per_tok", "experts_per_token"],
                 meaning: Meaning::Default("top_k", Given::Int(4)),
             },
-            // A clamp of gate and factor, and a shift of the factor, are not counted.
+            field(
+                &["swiglu_limit"],
+                Meaning::Default("glu_limit", Given::Float(7.0)),
+            ),
             derived(
-                "activation",
-                &["swiglu_limit", "initial_context_length"],
-                |_| Ok(None),
+                "glu",
+                &["swiglu_alpha", "initial_context_length"],
+                |file| match file("swiglu_alpha").and_then(|n| n.as_f64()) {
+                    None | Some(ALPHA) => Ok(Some("gpt_oss".into())),
+                    Some(other) => Err(format!(
+                        "`swiglu_alpha` must be {ALPHA}, not {other}: the key `glu` knows no other"
+                    )),
+                },
             ),
         ],
     },
