@@ -211,6 +211,18 @@ fn schedules_do_not_change_results() {
             "compile.epilogues=false",
             "train.recompute=pointwise",
         ],
+        &[
+            "compile.mode=blocks",
+            "compile.merge_projections=none",
+            "compile.epilogues=false",
+            "compile.exclude=[\"layers.*.mlp\", \"layers.0\"]",
+        ],
+        &[
+            "compile.mode=regions",
+            "compile.merge_projections=none",
+            "compile.epilogues=false",
+            "compile.exclude=[\"layers.*.attention\"]",
+        ],
         &["compile.cuda_graph=full_iteration"],
         &["compile.cuda_graph=[\"attn\", \"mlp\"]"],
         &["train.recompute=full"],

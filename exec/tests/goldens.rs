@@ -12,6 +12,10 @@ use common::{
     MIXTRAL_AUX, OLMO2, OLMO3, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
 };
 
+use safetensors::SafeTensors;
+use shardlab_exec::train::{self, NoObserver, RunOptions};
+use std::path::Path;
+
 /// Steps of a run that tests a combination only.
 const FEW: Option<u64> = Some(6);
 
@@ -404,6 +408,104 @@ fn flint_of_transformers() {
 #[test]
 fn deepseek_v3_of_transformers() {
     family(&DEEPSEEK_V3);
+}
+
+/// Biases of scores, which files of DeepSeek-V3 have as a buffer.
+const BIASES: [f32; 8] = [0.25, -0.5, 0.125, 0.0, -0.25, 0.375, 0.0625, -0.125];
+
+/// The only layer of experts of the golden model has them.
+const BIASED: &str = "model.layers.1.mlp.gate.e_score_correction_bias";
+
+/// Writes the golden model with [`BIASES`] to a folder.
+fn write_biased(dir: &Path) {
+    let golden = DEEPSEEK_V3.dir();
+    std::fs::copy(golden.join("config.json"), dir.join("config.json")).unwrap();
+    let mut bytes = std::fs::read(golden.join("model.safetensors")).unwrap();
+    let (header, tensors) = SafeTensors::read_metadata(&bytes).unwrap();
+    let info = tensors.info(BIASED).expect("the golden has the tensor");
+    let start = 8 + header + info.data_offsets.0;
+    let biases: Vec<u8> = BIASES.iter().flat_map(|b| b.to_le_bytes()).collect();
+    bytes[start..start + biases.len()].copy_from_slice(&biases);
+    std::fs::write(dir.join("model.safetensors"), bytes).unwrap();
+}
+
+/// Biases move the choice of experts and not the weights of the chosen ones. They come from files
+/// and go to files as they are. Losses and norms are those of transformers, with the golden
+/// weights, these biases and the golden run's settings (`tests/goldens/record.py`); without biases,
+/// losses are up to 4e-4 off.
+#[test]
+fn biases_of_scores_choose_experts() {
+    const LOSSES: [f64; 6] = [
+        5.562723159790039,
+        5.4657111167907715,
+        5.322854518890381,
+        5.154392719268799,
+        4.958925724029541,
+        4.864073276519775,
+    ];
+    const NORMS: [f64; 6] = [
+        1.2229421138763428,
+        1.7344344854354858,
+        1.5975157022476196,
+        1.381389856338501,
+        1.4390374422073364,
+        1.3410422801971436,
+    ];
+    let model = tempfile::tempdir().unwrap();
+    write_biased(model.path());
+    let two = ["mesh.dp_shard=2", "train.micro_batch=2"];
+    for set in [
+        &[][..],
+        &[two[0], two[1], "mesh.ep=2"],
+        &[two[0], two[1], "fsdp.policy=fsdp2"],
+        &[two[0], two[1], "fsdp.policy=megatron"],
+        &["compile.mode=blocks", "train.recompute=full"],
+        &["compile.mode=full", "compile.exclude=[\"*.*.mlp.router\"]"],
+    ] {
+        let set = [&["model.router_bias=true"], set].concat();
+        let saved = tempfile::tempdir().unwrap();
+        let options = RunOptions {
+            steps: FEW,
+            init: Some(model.path().to_owned()),
+            tokens: Some(DEEPSEEK_V3.tokens()),
+            export: Some(saved.path().to_owned()),
+            ..RunOptions::default()
+        };
+        let run = common::run(&DEEPSEEK_V3.scenario(&set), options).run;
+        let pairs = run.losses.iter().zip(LOSSES);
+        for (ours, theirs) in pairs.chain(run.grad_norms.iter().zip(NORMS)) {
+            let off = (ours - theirs).abs() / theirs;
+            assert!(off < 1e-4, "{set:?}: {ours}, not {theirs}");
+        }
+        let bytes = std::fs::read(saved.path().join("model.safetensors")).unwrap();
+        let file = SafeTensors::deserialize(&bytes).unwrap();
+        let biases: Vec<u8> = BIASES.iter().flat_map(|b| b.to_le_bytes()).collect();
+        assert_eq!(file.tensor(BIASED).unwrap().data(), biases, "{set:?}");
+    }
+}
+
+/// Without the key, a model has no place for biases.
+#[test]
+fn biases_of_scores_without_a_place_are_refused() {
+    let model = tempfile::tempdir().unwrap();
+    write_biased(model.path());
+    let scenario = DEEPSEEK_V3.scenario(&[]);
+    let options = RunOptions {
+        steps: Some(1),
+        init: Some(model.path().to_owned()),
+        tokens: Some(DEEPSEEK_V3.tokens()),
+        ..RunOptions::default()
+    };
+    let plan = common::plan(&scenario);
+    let Err(e) = train::train(&scenario, &plan, options, &mut NoObserver) else {
+        panic!("biases without a place were read");
+    };
+    let message = e.to_string();
+    assert!(message.contains(BIASED), "{message}");
+    assert!(
+        message.contains("set model.router_bias = true"),
+        "{message}"
+    );
 }
 
 /// Experts divided among ranks, sharded over the others, on parts of the batch.

@@ -639,6 +639,17 @@ fn experts_of_megatron_are_read() {
     let dense = experts_of_megatron(all).replace("--swiglu", "");
     let job = try_text("train.sh", &dense, &eight()).unwrap();
     assert_eq!(keys(&job), ["--num-experts"]);
+    // Biases of scores are read; that steps move them is not.
+    let rate = "--moe-router-bias-update-rate";
+    let biased = of(&format!(
+        "{all} --moe-router-score-function sigmoid --moe-router-enable-expert-bias {rate} 1e-3"
+    ));
+    assert_eq!(
+        setting(&biased, "model.router_bias").as_deref(),
+        Some("true")
+    );
+    let row = biased.rows().iter().find(|r| r.key == rate).unwrap();
+    assert_eq!(row.status.lack(), Lack::Accuracy);
     // A dense model does not read arguments of experts.
     let job = of("--moe-router-topk 4 --moe-aux-loss-coeff 1e-3");
     assert_eq!(setting(&job, "model.top_k"), None);

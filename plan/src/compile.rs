@@ -1,14 +1,16 @@
 //! From graphs to the tape: eager kernels, fusion, regions, liveness.
 //!
-//! `schedule` puts ops into steps (one kernel each). `merge` fuses several GEMMs into one.
-//! `float8` casts factors of GEMMs to 8 bits. `epilogue` lets GEMMs accumulate, and gradients of
-//! embeddings fill their tables. `gemm_fusion` fuses elementwise code into GEMMs. `inplace` saves
-//! their readers memory. `kernel` describes a step's kernel, `emit` decides lifetimes and writes
-//! the tape, and `expand` repeats the steps of a middle block for all middle blocks.
+//! `schedule` puts ops into steps (one kernel each). `excluded` knows the modules that stay eager.
+//! `merge` fuses several GEMMs into one. `float8` casts factors of GEMMs to 8 bits. `epilogue` lets
+//! GEMMs accumulate, and gradients of embeddings fill their tables. `gemm_fusion` fuses elementwise
+//! code into GEMMs. `inplace` saves their readers memory. `kernel` describes a step's kernel,
+//! `emit` decides lifetimes and writes the tape, and `expand` repeats the steps of a middle block
+//! for all middle blocks.
 
 mod alike;
 mod emit;
 mod epilogue;
+mod excluded;
 mod expand;
 mod float8;
 mod fuse;
@@ -190,11 +192,13 @@ fn recomputing(scenario: &Scenario, layers: RecomputeLayers) -> Scenario {
 
 /// Returns whether all blocks are built alike, except that some may be recomputed: no glob freezes
 /// some, the same modules of each are units, the same parameters are trained, the same run in 8
-/// bits, the same are contiguous, and experts are equally popular in all.
+/// bits, the same are contiguous, the same stay eager, and experts are equally popular in all.
 fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) -> bool {
     let unit = |l: u32, m: u32| (sharding.is_unit)(ModuleId(b.module + l * b.modules + m));
     // A block's last parameter is followed by another block's, which never matters.
     let near = |l: u32, p: u32| (sharding.adjacency)(ParamId(b.param + l * b.params + p));
+    let module = |l: u32, m: u32| &tree.modules[(b.module + l * b.modules + m) as usize];
+    let eager = |l: u32, m: u32| scenario.compile.excludes(&module(l, m).path);
     let param = |l: u32, p: u32| &tree.params[(b.param + l * b.params + p) as usize];
     let trained = |l: u32, p: u32| param(l, p).requires_grad;
     let recipe = recipes::of(&scenario.precision);
@@ -212,6 +216,7 @@ fn alike(scenario: &Scenario, tree: &Tree, b: Blocks, sharding: Sharding<'_>) ->
         && (0..b.params).all(|p| (1..b.count).all(|l| float8(l, p) == float8(0, p)))
         && (0..b.params).all(|p| (1..b.count).all(|l| trained(l, p) == trained(0, p)))
         && (0..b.modules).all(|m| (1..b.count).all(|l| unit(l, m) == unit(0, m)))
+        && (0..b.modules).all(|m| (1..b.count).all(|l| eager(l, m) == eager(0, m)))
         && (1..b.params).all(|p| (1..b.count).all(|l| near(l, p - 1) == near(0, p - 1)))
 }
 

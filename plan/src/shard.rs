@@ -14,8 +14,8 @@ pub mod placements;
 pub use error::{LayoutError, ShardError};
 pub use flat::{FlatItem, FlatLayout, flat_layout};
 pub use groups::{
-    Apart, LayoutKind, UnitSpec, assign_units, build_groups, check_frozen, check_recomputed,
-    check_unit, owners,
+    Apart, LayoutKind, UnitSpec, assign_units, build_groups, check_excluded, check_frozen,
+    check_recomputed, check_unit, owners,
 };
 pub use per_param::{PerParamItem, PerParamLayout, per_param_layout};
 #[cfg(test)]

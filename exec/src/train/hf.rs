@@ -166,8 +166,11 @@ pub fn load(
             .iter()
             .any(|x| *x != 0.0)
         {
-            let what =
-                format!("`{name}` is not 0: routers without a correction bias are supported");
+            let what = match name.ends_with(CORRECTION_BIASES[0]) {
+                true => "but the model has no bias of scores: set model.router_bias = true",
+                false => "and `exec` has no routers with such a bias",
+            };
+            let what = format!("`{name}` is not 0, {what}");
             return Err(TrainError::format(file.path(), what));
         }
     }
@@ -204,7 +207,8 @@ pub fn load(
     Ok(())
 }
 
-/// Buffers that balance the load of experts without a loss. A router adds one to its scores.
+/// Buffers that balance the load of experts without a loss. A router adds one to its scores
+/// (`model.router_bias`).
 const CORRECTION_BIASES: [&str; 2] = [".e_score_correction_bias", ".expert_bias"];
 
 /// A tensor of a file, and the elements of a parameter that it holds.

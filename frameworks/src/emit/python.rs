@@ -324,6 +324,11 @@ fn lost(s: &Scenario) -> Vec<Unexpressed> {
         "the hooks of fully_shard cannot be part of one graph",
     );
     unless(
+        s.compile.exclude.is_empty(),
+        format!("compile.exclude={:?}", s.compile.exclude),
+        "put torch.compiler.disable around forward of these modules",
+    );
+    unless(
         s.compile.cuda_graph == shardlab_plan::config::CudaGraph::Off,
         "compile.cuda_graph".to_owned(),
         "capture is not part of the code",

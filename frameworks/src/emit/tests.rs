@@ -301,6 +301,7 @@ fn python_says_what_it_does_not_express() {
         "train.recompute=selective",
         "train.recompute_nth_matmul=2",
         "compile.mode=blocks",
+        "compile.exclude=[\"layers.*.mlp\"]",
         "fsdp.prefetch_forward=2",
         "train.grad_accum=4",
         "fsdp.gradient_sync=last",
@@ -322,7 +323,10 @@ fn python_says_what_it_does_not_express() {
         assert!(text.contains(part), "{part} in\n{text}");
     }
     let lost: Vec<&str> = lost.iter().map(|l| l.set.as_str()).collect();
-    assert_eq!(lost, ["train.loss=chunked"]);
+    assert_eq!(
+        lost,
+        ["train.loss=chunked", "compile.exclude=[\"layers.*.mlp\"]"]
+    );
 }
 
 proptest! {

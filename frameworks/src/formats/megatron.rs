@@ -274,6 +274,10 @@ const KEYS: &[Key] = &[
     with("moe-router-enable-expert-bias", |node| {
         if_true(node, Effect::Set("model.router_bias", "true".to_owned()))
     }),
+    lost(
+        "moe-router-bias-update-rate",
+        "the all-reduce and the kernel that update biases of routers are not predicted",
+    ),
     with("moe-router-force-load-balancing", forced_routing),
     number("moe-aux-loss-coeff", "model.aux_loss"),
     number("moe-z-loss-coeff", "model.z_loss"),
@@ -813,7 +817,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "moe-router-dtype",
             "moe-router-fusion",
             "moe-token-drop-policy",
-            "moe-router-bias-update-rate",
             "use-te",
             "use-legacy-models",
             "no-bias-dropout-fusion",

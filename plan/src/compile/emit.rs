@@ -202,6 +202,12 @@ impl Emitter<'_> {
                 }
             }
             self.enter_stage(stage, &mut out);
+            if step.breaks {
+                out.push(TapeOp::Host {
+                    kind: HostWorkKind::GraphBreak,
+                    count: 1,
+                });
+            }
             if step.region == 0 {
                 let kind = if step.section.is_some() {
                     HostWorkKind::Dispatch

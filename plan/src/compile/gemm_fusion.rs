@@ -320,6 +320,7 @@ mod tests {
                 region: 1,
                 section: None,
                 used: None,
+                breaks: false,
             });
         }
 

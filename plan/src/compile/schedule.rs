@@ -2,7 +2,8 @@
 
 use super::used_rows::{Sorted, Used};
 use super::{
-    Sharding, alike, epilogue, float8, fuse, gemm_fusion, inplace, merge, partition, zeros,
+    Sharding, alike, epilogue, excluded, float8, fuse, gemm_fusion, inplace, merge, partition,
+    zeros,
 };
 use crate::autodiff::{Backward, recompute::Recomputed};
 use crate::config::{Compile, CompileMode, Implementation, Scenario};
@@ -28,6 +29,8 @@ pub(super) struct Step {
     pub(super) section: Option<u32>,
     /// The rows that its kernel computes, if not all.
     pub(super) used: Option<Used>,
+    /// Whether it begins eager code that breaks the graph around it.
+    pub(super) breaks: bool,
 }
 
 /// What the scenario says about compiled code.
@@ -142,7 +145,7 @@ pub(super) fn plan(
     };
     let mut guarded = vec![false];
     if mode != CompileMode::Off {
-        guarded = regions(m, &mut o, mode, sharding.is_unit);
+        guarded = regions(m, &mut o, compile, sharding.is_unit);
         let which = (compile.merge_projections, recipe);
         merge::projections(m, &mut o, &mut b.ready, which, sharding);
     }
@@ -167,6 +170,13 @@ pub(super) fn plan(
     let mut forward = steps(m, &o, &o.forward, &fusion);
     let mut backward = steps(m, &o, &o.backward, &fusion);
     let mut eval = steps(m, &o, &eval, &fusion);
+    if !compile.exclude.is_empty() && mode != CompileMode::Full {
+        let frames = frames(m.modules(), mode, sharding.is_unit);
+        let eager = excluded::modules(compile, m.modules());
+        for steps in [&mut forward, &mut backward, &mut eval] {
+            excluded::mark_breaks(steps, &frames, &eager);
+        }
+    }
     if used_rows || compile.fused_products {
         let g = &m.graph;
         let sorted = Sorted::new(g, &o.all());
@@ -196,21 +206,24 @@ fn sections(b: &Backward, end: u32) -> Vec<Option<u32>> {
     out
 }
 
-/// Assigns regions: maximal runs of ops that are compiled and not separated by a boundary. Returns
-/// which of them are guarded.
+/// Assigns regions: maximal runs of ops that are compiled and not separated by a boundary or by
+/// excluded modules. Returns which of them are guarded.
 fn regions(
     m: &ModelGraph,
     o: &mut Orders,
-    mode: CompileMode,
+    compile: &Compile,
     is_unit: &dyn Fn(ModuleId) -> bool,
 ) -> Vec<bool> {
-    let place = places(m.modules(), mode, is_unit);
+    let mode = compile.mode;
+    let frames = frames(m.modules(), mode, is_unit);
+    let excluded = excluded::modules(compile, m.modules());
     let mut guarded = vec![false];
     for order in [&o.forward, &o.backward] {
         let mut last = None;
         let mut first_of_phase = true;
         for &op in order {
-            let here = place[m.graph.ops[op as usize].module.index()];
+            let module = m.graph.ops[op as usize].module.index();
+            let here = frames[module].filter(|_| !excluded[module]);
             let section = o.section[op as usize];
             // The caller of backward makes the initial gradient.
             let made_by_caller = op == o.backward[0];
@@ -231,9 +244,9 @@ fn regions(
     guarded
 }
 
-/// Returns, for each module, the compiled frame that its ops belong to: the nearest unit (whose
-/// hooks break the graph), or the block.
-fn places(
+/// Returns, for each module, the compiled frame that its ops belong to, or would belong to if no
+/// module were excluded: the nearest unit (whose hooks break the graph), or the block.
+fn frames(
     modules: &[Module],
     mode: CompileMode,
     is_unit: &dyn Fn(ModuleId) -> bool,
@@ -317,6 +330,7 @@ fn steps(m: &ModelGraph, o: &Orders, order: &[u32], fusion: &Fusion) -> Vec<Step
                 region,
                 section,
                 used: None,
+                breaks: false,
             })
         });
         if let Some(units) = &fusion.units {
@@ -337,6 +351,7 @@ fn single(g: &Graph, o: &Orders, op: u32) -> Step {
         region: 0,
         section: o.section[op as usize],
         used: None,
+        breaks: false,
     }
 }
 

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 mod closed_forms;
 mod collectives;
 mod deep;
+mod excluded;
 mod float8;
 mod gemm_fusion;
 mod gradients;

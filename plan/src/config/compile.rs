@@ -1,5 +1,6 @@
 //! `[compile]`.
 
+use super::pattern::covers;
 use serde::Serialize;
 
 /// `compile.mode`.
@@ -115,6 +116,9 @@ words!(MergeProjections {
 pub struct Compile {
     /// Mode.
     pub mode: CompileMode,
+    /// Globs over paths of modules that stay eager, with all that they contain.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub exclude: Vec<String>,
     /// `full`: bucket collectives up to this many bytes (0: one collective per parameter).
     pub bucket_bytes: u64,
     /// `full`: bytes of collectives that may be in flight.
@@ -131,4 +135,12 @@ pub struct Compile {
     pub fused_products: bool,
     /// CUDA-graph capture.
     pub cuda_graph: CudaGraph,
+}
+
+impl Compile {
+    /// Returns whether a module, given by its path, or one that contains it stays eager.
+    #[must_use]
+    pub fn excludes(&self, path: &str) -> bool {
+        self.exclude.iter().any(|glob| covers(glob, path))
+    }
 }

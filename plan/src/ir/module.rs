@@ -134,6 +134,8 @@ pub enum HfForm {
     Layer,
     /// As `<module>.weight`, of shape `[in, out]` (GPT-2's `Conv1D`).
     Transposed,
+    /// As `<module>.<tensor>`, a tensor of this other name.
+    Tensor(&'static str),
     /// Entry by entry (experts, norms of heads): each entry's rows are those of these layers, one
     /// after another, each stored as `<module>.<entry>.<layer>`. An entry without layers of its own
     /// has one without a name.
@@ -172,11 +174,14 @@ impl Param {
     /// modules, that of the list of experts.
     #[must_use]
     pub fn hf_name(&self) -> Option<String> {
-        let leaf = self.name.rsplit('.').next()?;
         let hf = self.hf.as_ref()?;
         if matches!(hf.form, HfForm::Parameter { .. }) {
             return Some(hf.module.clone());
         }
+        let leaf = match hf.form {
+            HfForm::Tensor(name) => name,
+            _ => self.name.rsplit('.').next()?,
+        };
         Some([&hf.module, ".", leaf].concat())
     }
 

@@ -417,7 +417,9 @@ impl<'c, 'a> Walk<'c, 'a> {
     fn host(&mut self, kind: HostWorkKind, count: u16) {
         if self.framework {
             let rule = match kind {
-                HostWorkKind::Guard | HostWorkKind::CompiledKernel => Rule::Compile,
+                HostWorkKind::Guard | HostWorkKind::GraphBreak | HostWorkKind::CompiledKernel => {
+                    Rule::Compile
+                }
                 _ => Rule::Model,
             };
             self.out.b.host(rule, kind, count);

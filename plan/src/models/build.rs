@@ -571,13 +571,14 @@ impl<'s> Builder<'s> {
 fn compiled(s: &Scenario, tree: &Tree) -> Vec<bool> {
     let mut out: Vec<bool> = Vec::with_capacity(tree.modules.len());
     for m in &tree.modules {
-        out.push(match s.compile.mode {
+        let reached = match s.compile.mode {
             CompileMode::Off => false,
             CompileMode::Regions | CompileMode::Full => true,
             CompileMode::Blocks => {
                 m.kind == ModuleKind::Block || m.parent.is_some_and(|p| out[p.index()])
             }
-        });
+        };
+        out.push(reached && !s.compile.excludes(&m.path));
     }
     out
 }

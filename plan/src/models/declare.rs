@@ -637,6 +637,22 @@ impl Declare {
         self.divided_experts(module, (hf, form), shape, Some(init))
     }
 
+    /// Gives a declared module a vector of zeros that is not trained. Hugging Face's code has it as
+    /// the tensor of this name in the module `hf`; it has none if `hf` is empty.
+    pub(crate) fn untrained_zeros(
+        &mut self,
+        module: ModuleId,
+        (hf, tensor): (&str, &'static str),
+        width: u64,
+    ) -> Layer {
+        let form = HfForm::Tensor(tensor);
+        let hf = self.hf_name(hf).map(|hf| HfName { form, ..hf });
+        let zeros = Some(Init::Zeros);
+        let layer = self.add(Order::Declared, module, hf, &[width], false, zeros);
+        self.untrained(layer);
+        layer
+    }
+
     /// Gives a declared module a stack of experts, of shape `[experts, rows, columns]`, which
     /// expert-parallel ranks divide among themselves. Files have it in this form.
     pub(crate) fn experts(

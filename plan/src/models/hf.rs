@@ -294,7 +294,12 @@ impl HfType {
             "embedding_dropout",
             "rope_scaling",
         ];
-        self.fixed.iter().any(|(fixed, _)| *fixed == key)
+        let scores = self.fixed.iter().find(|(key, _)| *key == "router");
+        let sigmoids = scores.is_some_and(|(_, given)| Value::from(*given) == "sigmoid");
+        // A buffer next to sigmoids, which `config.json` does not mention.
+        let is_buffer = key == "router_bias" && sigmoids;
+        is_buffer
+            || self.fixed.iter().any(|(fixed, _)| *fixed == key)
             || OF_ALL.contains(&key)
             || changes_training(key)
             || self.all_fields().any(|f| f.says(key))

@@ -146,6 +146,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
         },
         compile: Compile {
             mode: CompileMode::Off,
+            exclude: Vec::new(),
             bucket_bytes: 0,
             max_inflight_bytes: 0,
             memory_budget: 0.0,

@@ -20,8 +20,8 @@ use crate::config::{
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
-    ADAPTERS, ATTENTION, CHUNKED_LOSS, CLAMPED_GLU, DIVIDED_EXPERTS, DRAWN_ROUTING, EXPERTS,
-    FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON, RECOMPUTE, ROUTED, SEEDED_ROUTING, SELECTIVE,
+    ADAPTERS, ATTENTION, CHUNKED_LOSS, CLAMPED_GLU, COMPILED, DIVIDED_EXPERTS, DRAWN_ROUTING,
+    EXPERTS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON, RECOMPUTE, ROUTED, SEEDED_ROUTING, SELECTIVE,
     SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SLOTS, SOME_FROZEN, SOME_SKIPPED,
     TRANSFORMERS,
 };
@@ -631,7 +631,7 @@ keys! {
     ExpertBias: "model" "expert_bias" [Bool] "false" "Routers and experts have biases (gpt-oss)";
     Glu: "model" "glu" [Choice(Glu::WORDS)] "\"activation\"" "What gated experts compute of gates and other factors: activation (`activation(gate) * up`), gpt_oss (`gate * sigmoid(1.702 * gate) * (up + 1)`, of gates of at most `glu_limit` and factors between `-glu_limit` and `glu_limit`)";
     GluLimit: "model" "glu_limit" also ["swiglu_limit"] [Number(ABOVE_0, 1e6)] "7.0" "Bound of gates and other factors" needs [CLAMPED_GLU];
-    RouterBias: "model" "router_bias" [Bool] "false" "Experts are chosen by the sum of their scores and a bias that is not trained by gradients (ERNIE 4.5)";
+    RouterBias: "model" "router_bias" [Bool] "false" "Experts are chosen by the sum of their scores and a bias that is not trained by gradients (ERNIE 4.5; `e_score_correction_bias` of DeepSeek-V3 and other types, which `exec` loads and saves). Nothing updates it during training";
     AttentionSinks: "model" "attention_sinks" [Bool, Choice(AttentionSinks::WORDS)] "false" "The softmax of attention has an additional learned logit per head: true (in every layer: gpt-oss), sliding (in layers with a sliding window: MiMo-V2-Flash)";
     ValueHeadDim: "model" "value_head_dim" [Integer(1, 65536)] "(head_dim)" "Dimension of a value head if it is smaller than that of queries and keys (MiMo-V2-Flash)";
     FullHeadDim: "model" "full_head_dim" also ["global_head_dim"] [Integer(1, 65536)] "(head_dim)" "Dimension of a head in layers without a sliding window, if it differs from that of layers with one (Gemma 4)";
@@ -774,6 +774,7 @@ keys! {
     Float8Experts: "precision" "float8_experts" [Bool] "false" "Also run the grouped matmuls of experts in 8 bits, with one scale for the weights of all experts that a rank has in a layer; routers stay in param_dtype. Recipe tensorwise" needs [FLOAT8];
 
     Mode: "compile" "mode" [Choice(CompileMode::WORDS)] "\"off\"" "Compiled code: off (none: eager kernels), regions (code between FSDP hooks; every hook breaks the graph), blocks (each block as one graph, hooks outside: torch.compile(block) before fully_shard), full (the whole step as one graph with bucketed collectives)";
+    CompileExclude: "compile" "exclude" [List(&Text), Empty] "[]" "Globs of modules that stay eager, with all that they contain (`torch.compiler.disable`), for example [\"layers.*.mlp\"]. Their kernels are not fused, and their activations are saved as in eager code. In modes regions and blocks, each such module breaks the graph of the code around it; in mode full it is an opaque operator of the graph" needs [COMPILED];
     BucketBytes: "compile" "bucket_bytes" [Bytes(0, 1 << 40)] "104857600" "Merge collectives into buckets of up to this size; 0: one collective per parameter" needs [MODE_FULL];
     MaxInflightBytes: "compile" "max_inflight_bytes" [Bytes(1, 1 << 50)] "5000000000" "Limit on the bytes of collectives in flight" needs [MODE_FULL];
     MemoryBudget: "compile" "memory_budget" [Number(0.0, 100.0)] "0.05" "Additional peak memory that reordering may cost, as a fraction of the peak" needs [MODE_FULL];

@@ -1,4 +1,5 @@
-//! Patterns over the modules of the scenario's model: `units`, `frozen` and `recompute_layers`.
+//! Patterns over the modules of the scenario's model: `units`, `frozen`, `recompute_layers` and
+//! `exclude`.
 
 use super::error::ScenarioError;
 use super::keys::Key;
@@ -8,17 +9,22 @@ use crate::config::Scenario;
 use crate::config::pattern::{glob, unit_pattern};
 use crate::ir::Module;
 use crate::models;
-use crate::shard::{ShardError, check_frozen, check_recomputed, check_unit};
+use crate::shard::{ShardError, check_excluded, check_frozen, check_recomputed, check_unit};
 
 /// Refuses patterns that are none, or match no module of the model.
 pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
-    let keys = [Key::Units, Key::Frozen, Key::RecomputeLayers];
+    let keys = [
+        Key::Units,
+        Key::Frozen,
+        Key::RecomputeLayers,
+        Key::CompileExclude,
+    ];
     let lists = keys.map(|key| d.value(key).and_then(Value::array));
     let lists = lists.map(Option::unwrap_or_default);
     if lists.iter().all(|list| list.is_empty()) {
         return Ok(());
     }
-    let [units, frozen, recomputed] = lists;
+    let [units, frozen, recomputed, excluded] = lists;
     let modules = models::declare(s, s.model.layers).tree.modules;
     each(units, d, &modules, |text, modules| {
         check_unit(&unit_pattern(text)?, modules).map_err(Fault::Module)
@@ -30,6 +36,10 @@ pub(crate) fn check(s: &Scenario, d: &Document) -> Result<(), ScenarioError> {
     each(recomputed, d, &modules, |text, modules| {
         glob(text)?;
         check_recomputed(text, modules).map_err(Fault::Module)
+    })?;
+    each(excluded, d, &modules, |text, modules| {
+        glob(text)?;
+        check_excluded(text, modules).map_err(Fault::Module)
     })
 }
 

@@ -472,6 +472,7 @@ fn compile(d: &Document) -> Compile {
     };
     Compile {
         mode,
+        exclude: d.setting(Key::CompileExclude),
         merge_projections: d.given(Key::MergeProjections).unwrap_or(merged),
         epilogues: d.given(Key::Epilogues).unwrap_or(generates),
         mix_order_reductions: d.given(Key::MixOrderReductions).unwrap_or(generates),

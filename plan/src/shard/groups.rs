@@ -234,6 +234,17 @@ pub fn check_recomputed(glob: &str, modules: &[Module]) -> Result<(), ShardError
     })
 }
 
+/// Refuses a glob of `compile.exclude` that covers no module.
+///
+/// # Errors
+/// [`ShardError::NoSuchModule`].
+pub fn check_excluded(glob: &str, modules: &[Module]) -> Result<(), ShardError> {
+    match modules.iter().any(|m| covers(glob, &m.path)) {
+        true => Ok(()),
+        false => Err(no_such_module("exclude", glob, modules)),
+    }
+}
+
 /// Refuses an entry of `fsdp.units` with a glob that matches no module.
 ///
 /// # Errors

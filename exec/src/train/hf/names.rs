@@ -121,6 +121,9 @@ impl Stored {
                 let whole = Tensor::whole(format!("{}.{leaf}", hf.module), &[columns, rows]);
                 Self::one(transposed(whole, [rows, columns], false))
             }
+            (HfForm::Tensor(leaf), _) => {
+                Self::one(Tensor::whole(format!("{}.{leaf}", hf.module), shape))
+            }
             _ => Self::one(Tensor::whole(format!("{}.{leaf}", hf.module), shape)),
         })
     }

@@ -261,7 +261,7 @@ const SKIP_ALL: &str = "train.skipped_blocks=[{ blocks = [\"layers.1\"] }]";
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 103] = [
+    const OPTIONS: [&[&str]; 106] = [
         &[],
         &[
             "fsdp.copy_engine_reduce=true",
@@ -560,6 +560,12 @@ fn every_option_passes() {
         ],
         &["compile.mode=regions"],
         &["compile.mode=blocks"],
+        &["compile.mode=regions", "compile.exclude=[\"layers.*\"]"],
+        &[
+            "compile.mode=blocks",
+            "compile.exclude=[\"layers.1\", \"layers.*.attention\"]",
+        ],
+        &["compile.mode=full", "compile.exclude=[\"layers.*.mlp\"]"],
         &[
             "compile.mode=full",
             "train.grad_accum=2",

@@ -122,9 +122,8 @@ impl Experts {
         let router = d.parameters(router, names.router, &[scored, h], of.expert_bias);
         let router_bias = of.router_bias.then(|| {
             let module = d.module(at, "router_bias", ModuleKind::Layer);
-            let bias = d.parameters(module, "", &[scored], false);
-            d.untrained(bias);
-            bias
+            let name = (names.router_bias, names::ROUTER_BIAS);
+            d.untrained_zeros(module, name, scored)
         });
         let routed = d.module(at, "experts", ModuleKind::Layer);
         let mut stack = |name, stored, shape: [u64; 3]| {

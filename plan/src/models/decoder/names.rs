@@ -40,6 +40,8 @@ pub(super) struct Names {
     pub(super) down: &'static str,
     /// Router of experts.
     pub(super) router: &'static str,
+    /// Module that has the bias of scores ([`ROUTER_BIAS`]); empty if `exec` does not read it.
+    pub(super) router_bias: &'static str,
     /// List of experts.
     pub(super) experts: &'static str,
     /// Layers of an expert whose weights form the stack of gates and their other factors.
@@ -76,6 +78,9 @@ pub(super) enum Stacks {
     Parameters([&'static str; 2]),
 }
 
+/// Name of the tensor that a router adds to its scores before it chooses experts.
+pub(super) const ROUTER_BIAS: &str = "e_score_correction_bias";
+
 const LLAMA: Names = Names {
     embedding: "model.embed_tokens",
     positions: "model.embed_positions",
@@ -97,6 +102,7 @@ const LLAMA: Names = Names {
     gate_up: "mlp.gate_up_proj",
     down: "mlp.down_proj",
     router: "mlp.gate",
+    router_bias: "",
     experts: "mlp.experts",
     expert_gate_up: &["gate_proj", "up_proj"],
     expert_down: &["down_proj"],
@@ -246,21 +252,31 @@ fn llama_like(model_type: &str) -> Option<Names> {
 /// Returns the names of decoders with experts.
 fn experts(model_type: &str) -> Option<Names> {
     Some(match model_type {
-        "mixtral" => Names {
+        "mixtral" | "phimoe" => Names {
             router: "block_sparse_moe.gate",
             experts: "block_sparse_moe.experts",
             expert_gate_up: &["w1", "w3"],
             expert_down: &["w2"],
             ..LLAMA
         },
-        "deepseek" | "deepseek_v2" | "deepseek_v3" | "kimi_k2" | "glm4_moe" | "dots1"
-        | "glm4v_moe_text" | "glm4_moe_lite" | "glm_moe_dsa" | "sarvam_mla" | "exaone_moe"
-        | "solar_open" => Names {
+        "deepseek" | "deepseek_v2" | "sarvam_mla" => Names {
             shared_expert: "mlp.shared_experts",
             ..LLAMA
         },
-        "minimax_m2" | "phimoe" => Names {
+        "deepseek_v3" | "kimi_k2" | "glm4_moe" | "dots1" | "glm4v_moe_text" | "glm4_moe_lite"
+        | "glm_moe_dsa" | "solar_open" => Names {
+            router_bias: "mlp.gate",
+            shared_expert: "mlp.shared_experts",
+            ..LLAMA
+        },
+        "exaone_moe" => Names {
+            router_bias: "mlp",
+            shared_expert: "mlp.shared_experts",
+            ..LLAMA
+        },
+        "minimax_m2" => Names {
             router: "block_sparse_moe.gate",
+            router_bias: "block_sparse_moe",
             experts: "block_sparse_moe.experts",
             expert_gate_up: &["w1", "w3"],
             expert_down: &["w2"],

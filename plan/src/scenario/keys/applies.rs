@@ -188,6 +188,13 @@ pub(super) const MODE_FULL: Need = Need {
     otherwise: "only compile mode full buckets collectives",
 };
 
+pub(super) const COMPILED: Need = Need {
+    by: Key::Mode,
+    holds: |s| s.compile.mode != CompileMode::Off,
+    words: "a compile mode",
+    otherwise: "with compile mode off, nothing is compiled",
+};
+
 impl KeyInfo {
     /// Returns where the key has an effect, one sentence per kind of limit; none if it has one
     /// everywhere.

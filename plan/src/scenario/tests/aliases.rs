@@ -94,6 +94,7 @@ fn former_names_of_keys_stay() {
         "gradient_scaling_factor",
         "keep_fp8_transpose_cache",
         "float8_experts",
+        "exclude",
     ];
     for info in KEYS.iter().filter(|info| !left_out.contains(&info.key)) {
         assert!(

@@ -106,6 +106,11 @@ fn impossible_combinations() {
             "train.recompute_layers=[\"layers.0.mlp\"]",
         ],
         &["train.recompute=full", "train.recompute_layers=[\"norm\"]"],
+        &["compile.exclude=[\"layers.*\"]"],
+        &[
+            "compile.mode=blocks",
+            "compile.exclude=[\"layers.*.mlp\", \"layer.2\"]",
+        ],
         &["mesh.dp_shard=12"],
         &["mesh.dp_shard=1048576", "mesh.dp_replicate=1048576"],
         &["fsdp.policy=fsdp2", "fsdp.strategy=optim"],

@@ -92,6 +92,7 @@ fn defaults_of_the_native_policy() {
         s.compile,
         Compile {
             mode: CompileMode::Off,
+            exclude: Vec::new(),
             bucket_bytes: 104_857_600,
             max_inflight_bytes: 5_000_000_000,
             memory_budget: 0.05,
@@ -440,6 +441,7 @@ fn the_table_tells_the_true_defaults() {
                     "keep_fp8_transpose_cache",
                     "float8_experts",
                     "force_routing",
+                    "exclude",
                 ]
                 .contains(&info.key) =>
             {
