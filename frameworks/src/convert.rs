@@ -10,6 +10,10 @@ type Converted = Result<Effect, String>;
 pub(crate) const SAVING: &str = "loading and saving, not part of a step";
 pub(crate) const LOGGING: &str = "logging, not part of a step";
 pub(crate) const DATA: &str = "data, not part of a step";
+pub(crate) const PACKED: &str =
+    "sequences are predicted as full; train.document_lengths says which documents they hold";
+/// Muon under engines that divide matrices.
+pub(crate) const MUON: &str = "Muon needs whole matrices: it is planned for fsdp.policy = \"native\" alone, and AdamW is predicted here";
 pub(crate) const EVALUATION: &str = "evaluation, not part of a training step";
 pub(crate) const LAUNCH: &str = "launching, not part of a step";
 pub(crate) const VALUES: &str = "changes numbers, not time or memory";
@@ -290,6 +294,7 @@ pub(crate) fn optimizer(node: &Node) -> Converted {
         "lion_8bit" => in_8_bits("lion"),
         "paged_lion_8bit" => Effect::All(vec![in_8_bits("lion"), Effect::Lost(PAGED)]),
         "sgd" => set("train.optimizer", "sgd"),
+        "muon" => Effect::Assume("train.optimizer", quoted("adamw"), MUON),
         _ => Effect::Assume(
             "train.optimizer",
             quoted("adamw"),

@@ -9,6 +9,7 @@
 mod activation;
 pub(crate) mod build;
 mod chunked;
+mod classes;
 mod cnn;
 mod cross_entropy;
 pub(crate) mod declare;

@@ -34,6 +34,7 @@ mod tests;
 pub use crate::names::nearest;
 pub use batch::BatchUnit;
 pub use error::{Position, ScenarioError, ScenarioErrorKind};
+pub use huggingface::is_config;
 pub use keys::{Accept, HARDWARE, KeyInfo, Need, SECTIONS, json_path_of, key_of, keys};
 pub use load::{is_stdin, text};
 pub use reference::reference;
@@ -87,6 +88,20 @@ pub fn places(
 /// As [`load`], without the check of combinations.
 pub fn model_notes(path: &Path, overrides: &[String]) -> Result<Vec<String>, ScenarioError> {
     let mut document = load::document(path, overrides)?;
+    presets::fill(&mut document)?;
+    Ok(document.notes)
+}
+
+/// Returns what [`model_notes`] does, of a scenario in a text, as [`parse`] reads it.
+///
+/// # Errors
+/// As [`parse`], without the check of combinations.
+pub fn model_notes_of_text(
+    name: &str,
+    text: &str,
+    overrides: &[String],
+) -> Result<Vec<String>, ScenarioError> {
+    let mut document = load::document_of_text(name, text, overrides)?;
     presets::fill(&mut document)?;
     Ok(document.notes)
 }

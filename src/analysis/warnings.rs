@@ -90,20 +90,56 @@ pub fn located(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning
     let mut all = of(p);
     // The scenario was loaded from the same texts, so this fails only if a file has changed since.
     let notes = scenario::model_notes(path, overrides).unwrap_or_default();
-    all.extend(notes.into_iter().map(|message| Warning {
+    all.extend(notes.into_iter().map(model_file));
+    locate(&mut all, path, overrides);
+    all
+}
+
+/// Returns what the model's `config.json` says that no key expresses, for the scenario at `path`
+/// with these overrides.
+#[must_use]
+pub fn of_model(path: &Path, overrides: &[String]) -> Vec<Warning> {
+    let notes = scenario::model_notes(path, overrides).unwrap_or_default();
+    let mut all: Vec<Warning> = notes.into_iter().map(model_file).collect();
+    locate(&mut all, path, overrides);
+    all
+}
+
+/// Returns the warnings about the prediction of a scenario that was written from something else:
+/// `text`, as [`scenario::parse`] reads it. The user does not have that text, so places are in
+/// files of models only.
+#[must_use]
+pub fn of_text(p: &Prediction, text: &str, overrides: &[String]) -> Vec<Warning> {
+    let mut all = of(p);
+    let notes = scenario::model_notes_of_text(&p.scenario.name, text, overrides);
+    let file = p.scenario.model.preset.clone();
+    let start = Position { line: 1, column: 1 };
+    all.extend(notes.unwrap_or_default().into_iter().map(|note| Warning {
+        place: file.clone().map(|file| (file, start)),
+        ..model_file(note)
+    }));
+    all
+}
+
+/// Returns the warning that says a note on a model's file.
+fn model_file(message: String) -> Warning {
+    Warning {
         kind: Kind::ModelFile,
         message,
         key: Some("model.preset"),
         place: None,
         set: Vec::new(),
-    }));
+    }
+}
+
+/// Adds the places where the options are written.
+fn locate(all: &mut [Warning], path: &Path, overrides: &[String]) {
     if all.iter().any(|w| w.key.is_some()) {
         let places = scenario::places(path, overrides).unwrap_or_default();
-        for warning in &mut all {
+        for warning in all {
             warning.place = warning.key.and_then(|key| places.get(key).cloned());
         }
     }
-    all
 }
 
 /// Warns if nodes have more GPUs than NVLink connects; their traffic is priced as if NVLink

@@ -4,11 +4,13 @@ use super::args::{Overrides, load, plan};
 use super::output::{Failure, Out, Status};
 use super::progress::Progress;
 use super::table::Table;
+use crate::analysis::warnings::{self, Warning};
 use rayon::prelude::*;
 use serde::Serialize;
 use shardlab_plan::check::{Report, RuleResult, Severity, check};
+use shardlab_plan::ir::ParameterCount;
 use shardlab_plan::scenario::shipped;
-use shardlab_plan::units::count;
+use shardlab_plan::units::{count, short_count};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
@@ -38,6 +40,10 @@ struct Verdict {
     ok: bool,
     errors: u64,
     warnings: u64,
+    /// Numbers of parameters.
+    parameters: ParameterCount,
+    /// What the file of the model says that no key expresses.
+    model_warnings: Vec<Warning>,
     #[serde(flatten)]
     report: Report,
 }
@@ -63,9 +69,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         .map(|path| load(path, &args.overrides.set))
         .collect::<Result<Vec<_>, _>>()?;
     let progress = Progress::new("checking", scenarios.len(), args.json);
-    let verdicts = scenarios
+    let verdicts = paths
         .par_iter()
-        .map(|scenario| {
+        .zip(&scenarios)
+        .map(|(path, scenario)| {
             let program = plan(scenario)?;
             let (report, digest) = rayon::join(|| check(&program), || program.digest());
             progress.step();
@@ -75,6 +82,8 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
                 ok: report.is_ok(),
                 errors: report.errors(),
                 warnings: report.warnings(),
+                parameters: program.meta.parameters,
+                model_warnings: warnings::of_model(path, &args.overrides.set),
                 report,
             })
         })
@@ -100,6 +109,9 @@ fn print(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure
             out.heading(&v.scenario)?;
             out.text(rules(&v.report))?;
         }
+        for warning in &v.model_warnings {
+            out.line(format_args!("{}: warning: {warning}", v.scenario))?;
+        }
         for violation in &v.report.violations {
             let word = match violation.rule.severity() {
                 Severity::Error => out.bad("error"),
@@ -116,10 +128,11 @@ fn print(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure
         }
     }
     if !args.warnings {
-        warnings(verdicts, out)?;
+        by_rule(verdicts, out)?;
     }
     let mut table = Table::new([
         "scenario",
+        "?>parameters",
         "?>instructions",
         "?>facts",
         ">errors",
@@ -129,6 +142,7 @@ fn print(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure
     for v in verdicts {
         table.row([
             v.scenario.clone(),
+            short_count(v.parameters.total),
             count(v.report.instructions),
             count(v.facts()),
             count(v.errors),
@@ -141,7 +155,7 @@ fn print(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure
 }
 
 /// Prints one line per rule that warns: how often, and in which scenarios.
-fn warnings(verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
+fn by_rule(verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
     let mut by_rule: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
     for v in verdicts {
         let warned = |r: &&RuleResult| r.severity == Severity::Warning && r.violations > 0;

@@ -11,11 +11,12 @@ use super::subject::{JobArgs, Subject};
 use super::verdict::{self, command, setting};
 use crate::analysis::smallest_fit::{self, Solution};
 use crate::analysis::verdict::{Verdict, free_memory};
-use crate::analysis::warnings::{self, Warning};
+use crate::analysis::warnings::Warning;
 use crate::predict::{Fit, Prediction, Profiles, predict};
 use keys::Key;
 use serde::Serialize;
 use serde_json::Value;
+use shardlab_plan::ir::ParameterCount;
 use shardlab_plan::units::Bytes;
 use shardlab_sim::Options;
 
@@ -71,6 +72,8 @@ struct Object<'a> {
     /// `yes`, `tight`, `no` or `?`.
     fits: &'static str,
     verdict: Value,
+    /// Numbers of parameters of the model.
+    parameters: ParameterCount,
     warnings: &'a [Warning],
     /// How each key of the configuration was read.
     keys: Vec<Key<'a>>,
@@ -96,7 +99,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let progress = Progress::new("predicting", 1, args.json);
     let prediction = predict(&scenario, &profiles, &Options::default())?;
     let verdict = Verdict::of(&prediction);
-    let warnings = warnings::of(&prediction);
+    let warnings = subject.warnings(&prediction, &[]);
     let next = next(&prediction, &profiles, &subject);
     drop(progress);
     if args.json {
@@ -105,6 +108,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             framework: subject.framework(),
             fits: verdict.fits,
             verdict: verdict.json(&next),
+            parameters: prediction.program.meta.parameters,
             warnings: &warnings,
             keys: keys::all(&subject),
             scenario: subject.text().ok(),

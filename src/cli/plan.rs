@@ -4,11 +4,12 @@
 mod groups;
 
 use super::args::{One, plan};
-use super::output::{Failure, Out, Status};
+use super::output::{Failure, Out, Status, say};
 use super::text;
+use crate::analysis::warnings::{self, Warning};
 use serde::Serialize;
 use shardlab_plan::Program;
-use shardlab_plan::ir::{InstrId, UnitId};
+use shardlab_plan::ir::{InstrId, ParameterCount, UnitId};
 use shardlab_plan::program;
 use shardlab_plan::program::SectionKind;
 use shardlab_plan::scenario::nearest;
@@ -62,8 +63,14 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     let scenario = args.scenario.load()?;
     let program = plan(&scenario)?;
     let units = units(&program, &args.unit)?;
+    let warnings = warnings::of_model(&args.scenario.scenario, &args.scenario.overrides.set);
+    if !args.json {
+        for warning in &warnings {
+            say(format_args!("warning: {warning}"));
+        }
+    }
     if args.groups {
-        let report = groups::report(&scenario, &program, units.as_deref());
+        let report = groups::report(&scenario, &program, units.as_deref(), warnings);
         if args.json {
             out.json(&report)?;
         } else {
@@ -84,7 +91,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         )));
     }
     if args.json {
-        out.json(&Selection { kind, units }.listing(&program))?;
+        out.json(&Selection { kind, units }.listing(&program, warnings))?;
         return Ok(Status::Done);
     }
     // The steps of a unit are similar: people want to read one.
@@ -186,7 +193,7 @@ impl Selection {
         Ok(())
     }
 
-    fn listing<'a>(&self, program: &'a Program) -> Listing<'a> {
+    fn listing<'a>(&self, program: &'a Program, warnings: Vec<Warning>) -> Listing<'a> {
         let m = &program.meta;
         let instr = |section: SectionKind, i: u32| {
             let instr = &program.instrs[i as usize];
@@ -205,6 +212,8 @@ impl Selection {
             program_digest: program.digest(),
             policy: m.policy,
             world_size: m.mesh.world(),
+            parameters: m.parameters,
+            warnings,
             units: program.units.iter().map(|u| u.name.as_str()).collect(),
             instructions: program
                 .sections
@@ -286,6 +295,9 @@ struct Listing<'a> {
     program_digest: String,
     policy: &'static str,
     world_size: u32,
+    parameters: ParameterCount,
+    /// What the file of the model says that no key expresses.
+    warnings: Vec<Warning>,
     units: Vec<&'a str>,
     instructions: Vec<Line<'a>>,
 }

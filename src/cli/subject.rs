@@ -2,6 +2,8 @@
 
 use super::args::{self, Overrides};
 use super::output::Failure;
+use crate::analysis::warnings::{self, Warning};
+use crate::predict::Prediction;
 use shardlab_frameworks::{Gpus, Job, Options, Row, read};
 use shardlab_plan::Scenario;
 use shardlab_plan::scenario::{self, ScenarioError};
@@ -134,6 +136,15 @@ impl Subject {
         }
     }
 
+    /// Returns the warnings about the prediction of its scenario with more overrides.
+    pub(super) fn warnings(&self, p: &Prediction, more: &[String]) -> Vec<Warning> {
+        let with = |set: &[String]| [set, more].concat();
+        match self {
+            Self::Scenario { path, set } => warnings::located(p, path, &with(set)),
+            Self::Job { job, set, .. } => warnings::of_text(p, &job.text(), &with(set)),
+        }
+    }
+
     /// Returns the overrides that the user gives.
     pub(super) fn set(&self) -> &[String] {
         match self {
@@ -229,16 +240,7 @@ fn is_model(path: &Path) -> bool {
         path.to_owned()
     };
     let is_json = file.extension().is_some_and(|e| e == "json");
-    let text = if is_json {
-        std::fs::read_to_string(file).ok()
-    } else {
-        None
-    };
-    let value = text.and_then(|t| serde_json::from_str::<serde_json::Value>(&t).ok());
-    value.is_some_and(|v| {
-        v.get("model_type")
-            .is_some_and(serde_json::Value::is_string)
-    })
+    is_json && std::fs::read_to_string(file).is_ok_and(|text| scenario::is_config(&text))
 }
 
 /// Returns the cache of the Hugging Face hub.

@@ -11,13 +11,14 @@ use super::progress::Progress;
 use super::{frames, interrupt};
 use crate::analysis::pareto::Tolerance;
 use crate::analysis::verdict::HEADROOM;
+use crate::analysis::warnings::{self, Warning};
 use crate::predict::Prediction;
 use points::{Outcome, count_changes, evaluate};
 use select::{Selection, Sort};
 use shardlab_plan::scenario::{self, nearest, sweep_of};
 use shardlab_plan::units::Bytes;
 use shardlab_reports::store::{Known, Saved, Store, StoreError};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -123,13 +124,11 @@ impl<'a> Saver<'a> {
         })
     }
 
-    fn save(&self, p: &Prediction, settings: &[(String, String)]) {
+    fn save(&self, p: &Prediction, overrides: &[String]) {
         let Some((store, known)) = &self.store else {
             return;
         };
-        let mut overrides = self.args.overrides.set.clone();
-        overrides.extend(settings.iter().map(|(key, value)| format!("{key}={value}")));
-        match store.save_once(&view_of(p, &self.args.scenario, &overrides), known) {
+        match store.save_once(&view_of(p, &self.args.scenario, overrides), known) {
             Ok(Saved { before: true, .. }) => _ = self.before.fetch_add(1, Ordering::Relaxed),
             Ok(_) => _ = self.saved.fetch_add(1, Ordering::Relaxed),
             // The first reason is enough.
@@ -151,6 +150,22 @@ impl<'a> Saver<'a> {
         let (saved, dir) = (self.saved.into_inner(), store.dir().display());
         say(format_args!("saved {saved} points in {dir}{before}"));
         Ok(())
+    }
+}
+
+/// Returns the overrides of a point with these settings of the axes.
+fn set_with(args: &Args, settings: &[(String, String)]) -> Vec<String> {
+    let mut overrides = args.overrides.set.clone();
+    overrides.extend(settings.iter().map(|(key, value)| format!("{key}={value}")));
+    overrides
+}
+
+/// Returns what the file of a point's model says that no key expresses.
+fn model_warnings(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning> {
+    let preset = p.scenario.model.preset.as_ref();
+    match preset.is_some_and(|preset| preset.contains('.')) {
+        true => warnings::of_model(path, overrides),
+        false => Vec::new(),
     }
 }
 
@@ -193,7 +208,9 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         &profiles(),
         &progress,
         &|p, settings| {
-            saver.save(p, settings);
+            let set = set_with(args, settings);
+            saver.save(p, &set);
+            model_warnings(p, &args.scenario, &set)
         },
     );
     drop(progress);

@@ -245,7 +245,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         return Ok(status(&answer));
     }
     if args.json {
-        out.json(&json::object(&job, &answer, &verdict, &next))?;
+        out.json(&json::object(&job, &answer, &best, &verdict, &next))?;
     } else {
         print::answer(&job, &answer, &best, &verdict, &next, out)?;
     }

@@ -382,3 +382,86 @@ fn published_configurations_get_an_answer_or_a_reason() {
     }
     assert!(seen >= 20, "{seen}");
 }
+
+#[test]
+fn what_a_model_s_file_says_and_no_key_expresses_is_reported() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("config.json");
+    // As json of Python writes it.
+    let config = r#"{"model_type": "llama", "hidden_size": 64, "intermediate_size": 160,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512, "time_step_limit": [0, Infinity],
+        "quantization_config": {"quant_method": "fp8"}}"#;
+    std::fs::write(&file, config).unwrap();
+    let path = file.to_str().unwrap();
+    let set = ["--set", "train.seq_len=16", "--set", "train.steps=2"];
+    let quantized =
+        "`quantization_config` (fp8) is not used: weights have the types of [precision]";
+    let sentences = |object: &Value, key: &str| -> Vec<String> {
+        let all = object[key].as_array().unwrap().iter();
+        all.filter(|w| w["kind"] == "model_file")
+            .map(|w| w["message"].as_str().unwrap().to_owned())
+            .collect()
+    };
+    for job in [path, folder.path().to_str().unwrap()] {
+        let args = [&[job, "--gpus", "2xh100"], &set[..]].concat();
+        let text = ends(0, &args);
+        let line = format!("warning   {path}:1:1: {quantized}");
+        assert!(text.replace("\n          ", " ").contains(&line), "{text}");
+        let found = object(0, &[&args[..], &["--json"]].concat());
+        // Embedding and output, two layers of four projections of attention and three others,
+        // norms.
+        let total = 2 * 512 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 160 + 2 * 64) + 64;
+        assert_eq!(found["parameters"]["total"], total);
+        let expected = [
+            quantized,
+            "a llama does not use `time_step_limit`",
+            "`time_step_limit` holds Infinity or NaN, which are not JSON",
+        ];
+        assert_eq!(sentences(&found, "warnings"), expected);
+    }
+    let preset = format!("model.preset={path}");
+    let scenario = [&["small-native", "--set", &preset][..], &set].concat();
+    for (verb, key) in [
+        ("plan", "warnings"),
+        ("check", "model_warnings"),
+        ("sweep", "warnings"),
+        ("explain", "warnings"),
+        ("sim", "warnings"),
+    ] {
+        let object = crate::json(&[&[verb], &scenario[..], &["--json"]].concat());
+        assert_eq!(sentences(&object[0], key).len(), 3, "{verb}");
+        assert!(object[0]["parameters"]["total"].is_u64(), "{verb}");
+    }
+    for verb in ["check", "sweep"] {
+        let text = stdout(&[&[verb], &scenario[..]].concat());
+        assert!(
+            text.contains("`quantization_config` (fp8)"),
+            "{verb}: {text}"
+        );
+    }
+    // The listing on standard output stays as it is.
+    let output = shardlab(&[&["plan"], &scenario[..]].concat())
+        .assert()
+        .success();
+    let error = String::from_utf8_lossy(&output.get_output().stderr).into_owned();
+    assert!(error.contains("warning: --set model.preset="), "{error}");
+}
+
+#[test]
+fn what_another_policy_or_key_predicts_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let yaml = std::fs::read_to_string(at("axolotl/qwen2-pretrain-fsdp2.yaml")).unwrap();
+    let optimizer = yaml.lines().find(|l| l.starts_with("optimizer:")).unwrap();
+    let job = folder.path().join("muon.yaml");
+    std::fs::write(&job, yaml.replace(optimizer, "optimizer: muon")).unwrap();
+    let answer = object(0, &[job.to_str().unwrap(), "--gpus", "8xh100", "--json"]);
+    let why = |key: &str| -> String {
+        let keys = answer["keys"].as_array().unwrap();
+        let found = keys.iter().find(|k| k["key"] == key).unwrap();
+        found["why"].as_str().unwrap_or_default().to_owned()
+    };
+    let muon = why("optimizer");
+    assert!(muon.contains("fsdp.policy = \"native\""), "{muon}");
+    let packing = why("sample_packing");
+    assert!(packing.contains("train.document_lengths"), "{packing}");
+}

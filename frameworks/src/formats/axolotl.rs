@@ -3,9 +3,9 @@
 use super::deepspeed::DEEPSPEED;
 use super::fsdp;
 use crate::convert::{
-    ADAPTER, CONTEXT, DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PREFERENCES, QUANTIZED,
-    REFERENCE, SAVING, STORAGE, TENSOR, VALUES, all_linear, attention, chunked_loss, clip,
-    compiled_regions, decay_of_matrices, decomposed, double_quantization, eager_attention,
+    ADAPTER, CONTEXT, DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PACKED, PREFERENCES,
+    QUANTIZED, REFERENCE, SAVING, STORAGE, TENSOR, VALUES, all_linear, attention, chunked_loss,
+    clip, compiled_regions, decay_of_matrices, decomposed, double_quantization, eager_attention,
     eight_bits, flash_attention, float8, float8_gather, four_bits_twice, full_recompute, if_true,
     liger_norms, mixed_bf16, mixed_f16, offloaded_activations, optimizer, rank_stabilized,
     reentrant, replicas, schedule, sdp_attention, shard_ranks, targets, warmup,
@@ -286,6 +286,7 @@ const ASIDES: &[(&str, &[&str])] = &[
             "flash_attn_d512",
         ],
     ),
+    (PACKED, &["sample_packing"]),
     (
         DATA,
         &[
@@ -304,7 +305,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "eot_tokens",
             "train_on_inputs",
             "group_by_length",
-            "sample_packing",
             "sample_packing_bin_size",
             "sample_packing_group_size",
             "sample_packing_eff_est",

@@ -2,9 +2,9 @@
 
 use super::{fsdp, trainer};
 use crate::convert::{
-    ADAPTER, DATA, EVALUATION, KERNELS, LOGGING, NF4, PREFERENCES, QUANTIZED, REFERENCE, SAVING,
-    VALUES, attention, decomposed, double_quantization, float8, float8_gather, float8_library,
-    full_recompute, liger_kernels, rank_stabilized, reentrant, set, targets,
+    ADAPTER, DATA, EVALUATION, KERNELS, LOGGING, MUON, NF4, PACKED, PREFERENCES, QUANTIZED,
+    REFERENCE, SAVING, VALUES, attention, decomposed, double_quantization, float8, float8_gather,
+    float8_library, full_recompute, liger_kernels, rank_stabilized, reentrant, set, targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, fact, integer, lost,
@@ -151,10 +151,7 @@ const KEYS: &[Key] = &[
         "use_adam_mini",
         "this optimizer is not modeled: AdamW is predicted",
     ),
-    lost(
-        "use_muon",
-        "this optimizer is not modeled: AdamW is predicted",
-    ),
+    lost("use_muon", MUON),
     lost("use_unsloth", "Unsloth's kernels are not modeled"),
     with("fp8", float8),
     with("fp8_backend", float8_library),
@@ -169,6 +166,7 @@ const GENERATION: &str = "this job generates texts and trains nothing";
 const MEGATRON_CORE: &str = "Megatron-Core under LLaMA-Factory is not read";
 
 const ASIDES: &[(&str, &[&str])] = &[
+    (PACKED, &["packing", "neat_packing"]),
     (
         DATA,
         &[
@@ -200,8 +198,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "preprocessing_num_workers",
             "max_samples",
             "ignore_pad_token_for_loss",
-            "packing",
-            "neat_packing",
             "tool_format",
             "default_system",
             "enable_thinking",

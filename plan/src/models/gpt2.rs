@@ -4,11 +4,12 @@
 use super::Forward;
 use super::activation::activate;
 use super::build::Builder;
+use super::classes::{self, Scores};
 use super::declare::{Declare, Layer, Order, ROOT, Weights};
 use super::defaults;
 use super::hf::{Field, HfType, Meaning, TIED, VOCAB, field};
 use super::implementation::{self, Masks};
-use super::loss::{self, Logits};
+use super::loss;
 use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
 use crate::config::{Bias, Family, Model};
 use crate::graph::ValueId;
@@ -27,6 +28,8 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         "activation",
         "max_seq_len",
         "model_type",
+        "head",
+        "num_labels",
         "implementation",
         "attn_implementation",
         "dropout",
@@ -51,7 +54,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
     weights: Weights::Normal,
     hf: HF,
     dimensions: |m| vec![("vocab", m.vocab), ("hidden", m.hidden), ("ffn", m.ffn)],
-    check: Conflict::packed_projections,
+    check,
     declare: |d, m| Box::new(Gpt2::new(d, m)),
 };
 
@@ -100,13 +103,18 @@ const fn gpt2(model_type: &'static str) -> HfType {
     }
 }
 
+fn check(m: &Model) -> Result<(), Conflict> {
+    classes::check(m)?;
+    Conflict::packed_projections(m)
+}
+
 struct Gpt2 {
     embedding: ModuleId,
     wte: Layer,
     wpe: Layer,
     blocks: Vec<Block>,
     norm: Layer,
-    head: Layer,
+    head: Scores,
 }
 
 struct Block {
@@ -137,7 +145,7 @@ impl Gpt2 {
         let blocks = d.blocks(m, "transformer.h", Block::new);
         let names = ("norm", "transformer.ln_f");
         let norm = d.norm(ROOT, names, m.hidden, true, Order::Declared);
-        let head = d.lm_head(wte, "lm_head", m);
+        let head = Scores::new(d, wte, "lm_head", m);
         Self {
             embedding,
             wte,
@@ -231,6 +239,6 @@ impl Forward for Gpt2 {
         }
         let y = b.layer_norm(self.norm, h);
         masks.release(b);
-        loss::head_and_loss(b, self.head, y, labels, Logits::default());
+        self.head.forward(b, y, labels);
     }
 }

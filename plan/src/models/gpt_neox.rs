@@ -3,12 +3,13 @@
 
 use super::Forward;
 use super::build::Builder;
+use super::classes::{self, Scores};
 use super::declare::{Declare, Layer, Order, ROOT, Weights};
 use super::hf::{
     FFN, Field, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, VOCAB, field,
 };
 use super::implementation::{self, Masks};
-use super::loss::{self, Logits};
+use super::loss;
 use super::rope::Rope;
 use super::spec::{Conflict, DEFAULT_SEQ_LEN, Defaults, FamilySpec, Inputs, Mask};
 use crate::config::{Bias, Family, Model};
@@ -30,6 +31,8 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
         "parallel_residual",
         "max_seq_len",
         "model_type",
+        "head",
+        "num_labels",
         "implementation",
         "attn_implementation",
         "dropout",
@@ -96,6 +99,7 @@ const HF: &[HfType] = &[HfType {
 }];
 
 fn check(m: &Model) -> Result<(), Conflict> {
+    classes::check(m)?;
     Conflict::packed_projections(m)?;
     let rotated = rotated(m);
     if rotated >= 2 && rotated.is_multiple_of(2) {
@@ -120,7 +124,7 @@ struct GptNeox {
     embedding: Layer,
     blocks: Vec<Block>,
     norm: Layer,
-    head: Layer,
+    head: Scores,
 }
 
 struct Block {
@@ -142,7 +146,7 @@ impl GptNeox {
         let blocks = d.blocks(m, "gpt_neox.layers", Block::new);
         let names = ("norm", "gpt_neox.final_layer_norm");
         let norm = d.norm(ROOT, names, m.hidden, true, Order::Declared);
-        let head = d.lm_head(embedding, "embed_out", m);
+        let head = Scores::new(d, embedding, "embed_out", m);
         Self {
             embedding,
             blocks,
@@ -252,6 +256,6 @@ impl Forward for GptNeox {
         }
         let y = b.layer_norm(self.norm, h);
         masks.release(b);
-        loss::head_and_loss(b, self.head, y, labels, Logits::default());
+        self.head.forward(b, y, labels);
     }
 }

@@ -335,7 +335,8 @@ impl Field {
     }
 
     /// Returns whether the field is the value of a key.
-    fn says(&self, key: &str) -> bool {
+    #[must_use]
+    pub fn says(&self, key: &str) -> bool {
         match self.meaning {
             Meaning::Required(k)
             | Meaning::Optional(k)
@@ -352,7 +353,8 @@ impl Field {
 impl HfType {
     /// Returns the name that all classes begin with; `None` if the class of the language model has
     /// an unusual name.
-    fn stem(&self) -> Option<&'static str> {
+    #[must_use]
+    pub fn stem(&self) -> Option<&'static str> {
         let ends = [
             "ForCausalLM",
             "LMHeadModel",
@@ -382,6 +384,31 @@ impl HfType {
     #[must_use]
     pub fn pretrains_with_pairs(&self) -> bool {
         let types = ["albert", "bert", "big_bird", "ernie", "megatron-bert"];
+        types.contains(&self.model_type)
+    }
+
+    /// Returns whether the class for multiple choice has the layers of the one for sequences, with
+    /// one score.
+    #[must_use]
+    pub fn chooses(&self) -> bool {
+        let types = [
+            "albert",
+            "bert",
+            "camembert",
+            "data2vec-text",
+            "deberta-v2",
+            "distilbert",
+            "electra",
+            "ernie",
+            "longformer",
+            "megatron-bert",
+            "modernbert",
+            "mpnet",
+            "roberta",
+            "roberta-prelayernorm",
+            "xlm-roberta",
+            "xlm-roberta-xl",
+        ];
         types.contains(&self.model_type)
     }
 

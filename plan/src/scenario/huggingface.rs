@@ -99,6 +99,18 @@ pub(crate) fn fill(
     Ok(shape)
 }
 
+/// Returns whether a text is the `config.json` of a model: an object with the name of its
+/// `model_type`. Numbers that JSON does not have may be in it.
+#[must_use]
+pub fn is_config(text: &str) -> bool {
+    let (plain, _) = json::without_specials(text);
+    let value = serde_json::from_str::<serde_json::Value>(&plain);
+    value.is_ok_and(|v| {
+        v.get("model_type")
+            .is_some_and(serde_json::Value::is_string)
+    })
+}
+
 impl<'t> Config<'t> {
     /// The place of the whole.
     fn whole(&self) -> Origin {
@@ -194,12 +206,35 @@ impl<'t> Config<'t> {
         let Some(value) = self.get(name).filter(|v| !fits(v)) else {
             return Ok(());
         };
+        Err(self.unsupported(d, kind, name, &value, want))
+    }
+
+    /// Returns the refusal of a value that the family does not support, with a way forward.
+    fn unsupported(
+        &self,
+        d: &Document,
+        kind: Kind,
+        name: &str,
+        value: &Value,
+        want: &str,
+    ) -> ScenarioError {
         let what = format!(
             "`{name}` must be {want}, not {}: family {} supports nothing else",
             value.describe(),
             kind.family.name
         );
-        Err(d.error(value.origin, what).with_expected(want))
+        let first = want.split(" or ").next().unwrap_or(want);
+        let quoted = match first {
+            "true" | "false" => first.to_owned(),
+            word => format!("{word:?}"),
+        };
+        let error = d.error(value.origin, what).with_expected(want);
+        error.with_help(match self.closest_with(d, value, name) {
+            Some(near) => format!("--as {near} plans it as one, with this `{name}`"),
+            None => {
+                format!("a copy of the file with \"{name}\": {quoted} is planned")
+            }
+        })
     }
 
     /// Checks words and flags, which have no key.
@@ -305,13 +340,7 @@ impl<'t> Config<'t> {
         let pair = words.iter().find(|(theirs, _)| found.str() == Some(theirs));
         let Some((_, ours)) = pair else {
             let known: Vec<&str> = words.iter().map(|(theirs, _)| *theirs).collect();
-            let want = known.join(" or ");
-            let what = format!(
-                "`{name}` must be {want}, not {}: family {} supports nothing else",
-                found.describe(),
-                kind.family.name
-            );
-            return Err(d.error(found.origin, what).with_expected(want));
+            return Err(self.unsupported(d, kind, name, &found, &known.join(" or ")));
         };
         let datum = Datum::Str((*ours).to_owned());
         Ok(Value { datum, ..found })
@@ -319,10 +348,17 @@ impl<'t> Config<'t> {
 
     /// Returns which linear layers have a bias, from what fields say about some of them.
     fn bias(&self, d: &Document, fields: &[BiasField<'_>]) -> Result<Value, ScenarioError> {
+        let is_flag = |v: &Value| matches!(v.datum, Datum::Bool(_) | Datum::Int(0 | 1));
+        for (name, _, _, value) in fields {
+            if let Some(value) = value.as_ref().filter(|v| !is_flag(v)) {
+                let what = format!("`{name}` must be true or false, not {}", value.describe());
+                return Err(d.error(value.origin, what).with_expected("true or false"));
+            }
+        }
         let on = |(_, part, default, value): &BiasField<'_>| {
             let on = value
                 .as_ref()
-                .map(|v| !matches!(v.datum, Datum::Bool(false)));
+                .map(|v| matches!(v.datum, Datum::Bool(true) | Datum::Int(1)));
             on.unwrap_or(*default).then_some(*part)
         };
         let parts: Vec<BiasPart> = fields.iter().filter_map(on).collect();

@@ -267,9 +267,19 @@ impl Document {
     /// # Errors
     /// When it has the wrong form.
     fn checked(&self, key: Key, value: Value) -> Result<Value, ScenarioError> {
-        let value = spellings::resolved(key.info().accepts, value);
+        let mut value = spellings::resolved(key.info().accepts, value);
+        if key == Key::Preset && check::form(self, key, &value).is_err() {
+            value.datum = self.config_in(&value).map_or(value.datum, Datum::Str);
+        }
         check::form(self, key, &value).map_err(|e| e.of(ScenarioErrorKind::Value))?;
         Ok(value)
+    }
+
+    /// Returns the path of the `config.json` in a folder that a value names.
+    fn config_in(&self, folder: &Value) -> Option<String> {
+        let file = Path::new(folder.str()?).join("config.json");
+        let is_there = self.found(folder).join("config.json").is_file();
+        is_there.then(|| file.display().to_string())
     }
 
     /// The key of this name, or an error that suggests one.

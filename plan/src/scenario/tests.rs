@@ -14,6 +14,7 @@ macro_rules! config {
 
 mod aliases;
 mod bad;
+mod classes;
 mod defaults;
 mod expert_parallel;
 mod fuzz;

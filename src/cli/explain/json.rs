@@ -19,6 +19,7 @@ pub(super) fn object(e: &Explanation) -> Value {
         "program_digest": p.run.program_digest,
         "hardware": p.run.hardware,
         "step_ms": p.step_ms(),
+        "parameters": p.program.meta.parameters,
         "verdict": e.verdict.json(&e.next),
         "warnings": e.warnings,
         "why": why::sentences(p),

@@ -2,9 +2,10 @@
 
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
+use crate::analysis::warnings::Warning;
 use serde::Serialize;
 use shardlab_plan::config::Atomic;
-use shardlab_plan::ir::{AxisId, UnitId};
+use shardlab_plan::ir::{AxisId, ParameterCount, UnitId};
 use shardlab_plan::shard::{Group, Layout};
 use shardlab_plan::units::{Bytes, count};
 use shardlab_plan::{Program, Scenario};
@@ -17,25 +18,11 @@ pub(super) struct Report {
     /// Element type of the gathered weights.
     compute: &'static str,
     shards: u32,
-    parameters: Parameters,
+    /// Numbers of parameters.
+    parameters: ParameterCount,
+    /// What the file of the model says that no key expresses.
+    warnings: Vec<Warning>,
     groups: Vec<GroupReport>,
-}
-
-/// Numbers of elements of all parameters.
-#[derive(Serialize)]
-struct Parameters {
-    total: u64,
-    trainable: u64,
-}
-
-impl Parameters {
-    fn of(program: &Program) -> Self {
-        let count = program.meta.parameters;
-        Self {
-            total: count.total,
-            trainable: count.trainable,
-        }
-    }
 }
 
 #[derive(Serialize)]
@@ -68,7 +55,12 @@ struct ParamReport {
     per_rank: Vec<(u32, u64)>,
 }
 
-pub(super) fn report(scenario: &Scenario, program: &Program, units: Option<&[UnitId]>) -> Report {
+pub(super) fn report(
+    scenario: &Scenario,
+    program: &Program,
+    units: Option<&[UnitId]>,
+    warnings: Vec<Warning>,
+) -> Report {
     let shown = |g: &&(usize, &Group)| units.is_none_or(|u| u.contains(&g.1.unit));
     let groups: Vec<(usize, &Group)> = program.groups.iter().enumerate().collect();
     Report {
@@ -76,7 +68,8 @@ pub(super) fn report(scenario: &Scenario, program: &Program, units: Option<&[Uni
         program_digest: program.digest(),
         compute: program.meta.compute.name(),
         shards: program.meta.mesh.size(AxisId::DP_SHARD),
-        parameters: Parameters::of(program),
+        parameters: program.meta.parameters,
+        warnings,
         groups: groups
             .iter()
             .filter(shown)
@@ -185,7 +178,9 @@ pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
         },
         report.compute
     ))?;
-    let Parameters { total, trainable } = report.parameters;
+    let ParameterCount {
+        total, trainable, ..
+    } = report.parameters;
     if trainable < total {
         out.line(format_args!(
             "{} of {} parameters are trained ({:.3} %)",

@@ -1,9 +1,11 @@
 //! Predicts the points of a sweep on all cores.
 
+use crate::analysis::warnings::Warning;
 use crate::cli::interrupt;
 use crate::cli::progress::Progress;
 use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
+use shardlab_plan::ir::ParameterCount;
 use shardlab_plan::record::Basis;
 use shardlab_plan::scenario::{BatchUnit, SweepPoint};
 use std::collections::BTreeMap;
@@ -42,6 +44,10 @@ pub(super) struct Numbers {
     pub(super) free: Option<i64>,
     /// What the prediction rests on.
     pub(super) basis: Option<Basis>,
+    /// Numbers of parameters of the model.
+    pub(super) parameters: ParameterCount,
+    /// What the file of the model says that no key expresses.
+    pub(super) warnings: Vec<Warning>,
     fit: Fit,
     /// Whether the point fits, but leaves less device memory free than requested.
     short: bool,
@@ -58,7 +64,7 @@ impl Point {
 }
 
 impl Numbers {
-    fn of(p: &Prediction, headroom: f64) -> Self {
+    fn of(p: &Prediction, headroom: f64, warnings: Vec<Warning>) -> Self {
         Self {
             world: p.scenario.mesh.world(),
             step_ms: p.step_ms(),
@@ -71,6 +77,8 @@ impl Numbers {
             device: p.run.memory.peak_device.0,
             free: p.free_bytes(),
             basis: p.run.basis.clone(),
+            parameters: p.program.meta.parameters,
+            warnings,
             fit: p.fit.clone(),
             short: p.fit.is_ok() && !p.leaves(headroom),
         }
@@ -97,8 +105,8 @@ impl Numbers {
     }
 }
 
-/// Called for every finished prediction with its settings.
-type Done<'a> = &'a (dyn Fn(&Prediction, &[(String, String)]) + Sync);
+/// Called for every finished prediction with its settings; returns the warnings about it.
+type Done<'a> = &'a (dyn Fn(&Prediction, &[(String, String)]) -> Vec<Warning> + Sync);
 
 /// Predicts the points in order until done or interrupted. Calls `done` for every prediction with
 /// its settings. A point that leaves less than the share `headroom` of the device free is marked as
@@ -122,8 +130,8 @@ pub(super) fn evaluate(
                     .and_then(|scenario| predict_light(&scenario, profiles));
                 progress.step();
                 predicted.map_or_else(Outcome::Failed, |p| {
-                    done(&p, &point.settings);
-                    Outcome::Done(Box::new(Numbers::of(&p, headroom)))
+                    let warnings = done(&p, &point.settings);
+                    Outcome::Done(Box::new(Numbers::of(&p, headroom, warnings)))
                 })
             };
             let values = point.settings.into_iter().map(|(_, value)| value);

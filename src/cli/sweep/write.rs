@@ -11,7 +11,7 @@ use crate::predict::TIGHT;
 use serde_json::{Value, json};
 use shardlab_plan::record::Basis;
 use shardlab_plan::scenario::{BatchUnit, json_path_of};
-use shardlab_plan::units::{ByteUnit, Bytes, signed};
+use shardlab_plan::units::{ByteUnit, Bytes, short_count, signed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
@@ -69,6 +69,14 @@ impl<'a> Table<'a> {
         worlds.any(|w| Some(w) != first)
     }
 
+    /// Returns whether points train models of different sizes.
+    fn sizes_differ(&self) -> bool {
+        let done = self.points.iter().filter_map(Point::done);
+        let mut sizes = done.map(|n| n.parameters.total);
+        let first = sizes.next();
+        sizes.any(|size| Some(size) != first)
+    }
+
     /// Returns the number columns. The first ones stay if axes leave no room for all.
     fn numbers(&self) -> [Column; 5] {
         let column = |title: String, of: &dyn Fn(&Numbers) -> String| -> Column {
@@ -110,6 +118,10 @@ impl<'a> Table<'a> {
             let cells = self.rows().map(|(_, n)| n.world.to_string());
             columns.push((">GPUs".to_owned(), cells.collect()));
         }
+        if self.sizes_differ() {
+            let cells = self.rows().map(|(_, n)| short_count(n.parameters.total));
+            columns.push((">parameters".to_owned(), cells.collect()));
+        }
         columns
     }
 
@@ -126,6 +138,9 @@ impl<'a> Table<'a> {
     pub(super) fn print(&self, out: &mut Out) -> Result<(), Failure> {
         for basis in self.bases() {
             out.labelled("basis", &basis)?;
+        }
+        for warning in self.warnings() {
+            out.labelled("warning", &warning)?;
         }
         let axes = self.axes();
         let numbers = self.numbers();
@@ -314,6 +329,13 @@ impl<'a> Table<'a> {
         bases.map(Basis::sentence).collect()
     }
 
+    /// Returns the warnings about all points, without duplicates.
+    fn warnings(&self) -> BTreeSet<String> {
+        let done = self.points.iter().filter_map(Point::done);
+        done.flat_map(|n| n.warnings.iter().map(ToString::to_string))
+            .collect()
+    }
+
     /// Returns the options of a point: `key=value` for every axis.
     fn settings(&self, point: &Point) -> String {
         let pairs = self.keys.iter().zip(&point.settings);
@@ -438,6 +460,8 @@ impl<'a> Table<'a> {
                 Outcome::Done(p) => json!({
                     "settings": settings,
                     "world_size": p.world,
+                    "parameters": p.parameters,
+                    "warnings": p.warnings,
                     "step_ms": p.step_ms,
                     "tokens_per_s_per_gpu": p.tokens_per_s,
                     "mfu": p.mfu,

@@ -2,17 +2,27 @@
 
 use super::Job;
 use crate::analysis::verdict::Verdict;
+use crate::predict::Prediction;
 use crate::tune::{Answer, Proposal};
 use serde_json::{Value, json};
 
 /// Returns the answer as one object.
-pub(super) fn object(job: &Job, answer: &Answer, verdict: &Verdict, next: &str) -> Value {
+pub(super) fn object(
+    job: &Job,
+    answer: &Answer,
+    best: &Prediction,
+    verdict: &Verdict,
+    next: &str,
+) -> Value {
     let all = |set: &Proposal| proposal(job, set);
+    let warnings = job.subject.warnings(best, &job.overrides(&answer.best.set));
     json!({
         "format": 1,
         "framework": job.subject.framework(),
         "found": answer.found,
         "verdict": verdict.json(next),
+        "parameters": best.program.meta.parameters,
+        "warnings": warnings,
         "today": all(&answer.today),
         "best": all(&answer.best),
         "changes": answer.reasons.iter().map(|r| json!({

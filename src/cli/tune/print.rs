@@ -7,7 +7,6 @@ use super::super::table::Table;
 use super::super::verdict;
 use super::{Job, json};
 use crate::analysis::verdict::Verdict;
-use crate::analysis::warnings;
 use crate::predict::Prediction;
 use crate::tune::{Answer, Largest, Proposal, Size, words};
 use serde_json::json;
@@ -31,7 +30,8 @@ pub(super) fn answer(
     out: &mut Out,
 ) -> Result<(), Failure> {
     out.heading(predicted_heading(best))?;
-    verdict::print(verdict, next, &warnings::of(best), out)?;
+    let set = job.overrides(&answer.best.set);
+    verdict::print(verdict, next, &job.subject.warnings(best, &set), out)?;
     for set in job.kept.overrides.iter().chain(&job.mesh) {
         out.labelled("fixed", &words::setting(set))?;
     }

@@ -428,7 +428,7 @@ fn merged(model_type: &str) -> Option<Names> {
             mlp_norm: "post_attention_layernorm",
             ..GPT
         },
-        "falcon" => Names {
+        "falcon" | "falcon_alibi" => Names {
             embedding: "transformer.word_embeddings",
             qkv: "self_attention.query_key_value",
             o: "self_attention.dense",

@@ -10,6 +10,7 @@ use crate::graph::ValueId;
 use crate::ir::{DType, OpKind, Real, op};
 use crate::models::activation::activate;
 use crate::models::build::Builder;
+use crate::models::classes;
 use crate::models::declare::{Declare, Layer, Order, ROOT};
 use crate::models::defaults;
 use crate::models::loss::{self, Logits};
@@ -43,6 +44,8 @@ impl Output {
         let h = m.hidden;
         let images = m.family == Family::Vit;
         let encoder = m.family == Family::Bert || images;
+        // The head of T5 and BART has a layer of its own before the scores.
+        let pair = m.options.encoder_layers > 0;
         let transforms = match kind {
             Head::LanguageModel | Head::SequenceClassification if m.options.output_transform => {
                 true
@@ -78,14 +81,14 @@ impl Output {
         });
         let pools = match kind {
             Head::None => encoder && m.options.pooler,
-            Head::SequenceClassification => encoder && !images && m.options.pooler,
+            Head::SequenceClassification => pair || (encoder && !images && m.options.pooler),
             Head::Pretraining => true,
             Head::LanguageModel | Head::TokenClassification | Head::Vector | Head::Contrastive => {
                 false
             }
         };
         let pooling = (images && m.options.attention_pooling).then(|| Pooling::new(d, ROOT, m));
-        let pooler_bias = m.bias.mlp() || (encoder && m.options.head_bias);
+        let pooler_bias = pair || m.bias.mlp() || (encoder && m.options.head_bias);
         let pooler = pools.then(|| d.linear(ROOT, ("pooler", names.pooler), [h, h], pooler_bias));
         let pooled = match m.options.image_pooling {
             ImagePooling::ClassAndMean if images => 2 * h,
@@ -96,7 +99,9 @@ impl Output {
             Head::LanguageModel | Head::Pretraining => {
                 tokens.map(|tokens| d.lm_head(tokens, names.head, m))
             }
-            Head::SequenceClassification => Some(d.head(("output", "score"), scores, encoder)),
+            Head::SequenceClassification => {
+                Some(d.head(("output", "score"), scores, encoder || pair))
+            }
             Head::TokenClassification => Some(d.head(("output", "score"), scores, true)),
             Head::Vector | Head::Contrastive => {
                 let outer = d.rows(Some(1));
@@ -222,8 +227,7 @@ impl Output {
             }
             Head::TokenClassification => {
                 let scores = b.linear(layer, hidden);
-                let classes = b.constant("token_classes", &[batch, seq], DType::I64, true);
-                loss::cross_entropy(b, scores, classes);
+                classes::of_positions(b, scores);
             }
             Head::SequenceClassification => {
                 let labels = options.num_labels;
@@ -235,11 +239,8 @@ impl Output {
                 if averages {
                     scores = b.within(ROOT, |b| mean_of_rows(b, scores));
                 } else if self.pooler.is_none() && !means {
-                    scores = b.within(ROOT, |b| {
-                        let at = if self.first { 0 } else { seq - 1 };
-                        let one = b.g.slice(scores, 1, at, 1);
-                        b.g.reshape(one, &[batch, labels])
-                    });
+                    let position = if self.first { 0 } else { seq - 1 };
+                    scores = classes::at(b, scores, position);
                 }
                 if let Some(second) = self.second {
                     let more = b.linear(second, hidden);
@@ -250,11 +251,7 @@ impl Output {
                         b.scale(sum, 0.5)
                     });
                 }
-                if labels == 1 {
-                    return loss::mean_square_of(b, scores, "sequence_scores");
-                }
-                let classes = b.constant("sequence_classes", &[batch], DType::I64, true);
-                loss::cross_entropy(b, scores, classes);
+                classes::of_sequences(b, scores);
             }
         }
     }

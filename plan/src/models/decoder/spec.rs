@@ -822,8 +822,10 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         let message = "`packed_gate_up` needs a gate: `gated_mlp` is false".to_owned();
         return Err(Conflict::new(&["packed_gate_up", "gated_mlp"], message));
     }
-    if o.encoder_layers > 0 && !matches!(o.head, Head::LanguageModel | Head::None) {
-        let message = "the classification heads of encoders with decoders are not known".to_owned();
+    if o.encoder_layers > 0
+        && matches!(o.head, Head::Pretraining | Head::Vector | Head::Contrastive)
+    {
+        let message = "encoders with decoders have no such `head`".to_owned();
         return Err(Conflict::new(&["head", "encoder_layers"], message));
     }
     if o.encoder_layers > 0 && o.residual != Residual::Sequential {
@@ -895,10 +897,6 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
             message,
         ));
     }
-    let classifies = matches!(
-        o.head,
-        Head::SequenceClassification | Head::TokenClassification | Head::None
-    );
     let images = m.family == Family::Vit;
     let known = matches!(
         o.position_embedding,
@@ -963,13 +961,6 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
             "`attention_pooling` is the last layer: `head` must be \"none\" and `pooler` false";
         let keys = &["attention_pooling", "head", "pooler"];
         return Err(Conflict::new(keys, message.to_owned()));
-    }
-    let pools = classifies && o.pooler;
-    if m.family == Family::Bert && pools && o.norm_position != NormPosition::Sum {
-        let message =
-            "classification heads of encoders are known for `norm_position` = \"sum\" only"
-                .to_owned();
-        return Err(Conflict::new(&["head", "norm_position"], message));
     }
     if o.residual != Residual::Sequential && o.norm_position == NormPosition::Sum {
         let message = "`norm_position` = \"sum\" needs `residual` = \"sequential\"".to_owned();

@@ -132,6 +132,10 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
         "unlike its plan, it mixes residual streams and weights positions of compressed keys by softmax",
     ),
     (
+        "falcon_alibi",
+        "unlike its plan, it divides the slopes with the scores",
+    ),
+    (
         "diffllama",
         "unlike its plan, it has exponentials of learned numbers as factors",
     ),
@@ -242,6 +246,7 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
 pub(in crate::models) const VARIANTS: &[(&str, &str, &str)] = &[
     ("minicpm", "num_experts", "minicpm_moe"),
     ("gemma4_text", "enable_moe_block", "gemma4_moe_text"),
+    ("falcon", "alibi", "falcon_alibi"),
 ];
 
 /// Types that are mixtures of experts.

@@ -93,7 +93,7 @@ impl Code {
                 float_softmax: false,
                 ..Self::LLAMA
             },
-            "falcon" => Self {
+            "falcon" | "falcon_alibi" => Self {
                 broadcasts_key: true,
                 float_softmax: false,
                 ..Self::LLAMA

@@ -24,6 +24,8 @@ const SAVES_OTHERS: &[(&str, &str)] = &[
 const LAUNCHES_OTHERS: &[(&str, &str)] = &[
     ("falcon eager", "takes keys and values by index"),
     ("falcon sdpa", "takes keys and values by index"),
+    ("falcon-2 eager", "takes keys and values by index"),
+    ("falcon-2 sdpa", "takes keys and values by index"),
     (
         "falcon-new eager",
         "repeats keys and values before it rotates",
@@ -52,12 +54,7 @@ const LAUNCHES_OTHERS: &[(&str, &str)] = &[
 ];
 
 /// Types that are not planned.
-const REFUSED: &[&str] = &[
-    "falcon-2 eager",
-    "falcon-2 sdpa",
-    "gpt_neo eager",
-    "xglm eager",
-];
+const REFUSED: &[&str] = &["gpt_neo eager", "xglm eager"];
 
 /// One line of `saved.jsonl`.
 #[derive(Deserialize)]

@@ -9,7 +9,7 @@ use crate::config::Head;
 use crate::models::Mask;
 
 /// Endings of the names of classes, longest first, with their output layers.
-const CLASSES: [(&str, Head); 10] = [
+const CLASSES: [(&str, Head); 11] = [
     (
         "ForImageClassificationWithTeacher",
         Head::SequenceClassification,
@@ -20,6 +20,8 @@ const CLASSES: [(&str, Head); 10] = [
     ("ForTokenClassification", Head::TokenClassification),
     // Two scores of every position: those of the answer's start and end.
     ("ForQuestionAnswering", Head::TokenClassification),
+    // One score of every choice.
+    ("ForMultipleChoice", Head::SequenceClassification),
     ("ForCausalLM", Head::LanguageModel),
     ("LMHeadModel", Head::LanguageModel),
     ("PreTrainedModel", Head::None),
@@ -46,9 +48,13 @@ impl Config<'_> {
         let decodes = class.ends_with("ForCausalLM") && kind.hf.has_encoder();
         let head = head.map(|(_, head)| *head).filter(|head| {
             // A model with a head of its own, such as a reward model's, ends in `Model`, too.
-            // Decoders without their encoders are another model.
+            // Decoders without their encoders are another model, and so are encoders alone.
+            let alone = kind.hf.has_encoder() && class.ends_with("ForTokenClassification");
+            let chooses = class.ends_with("ForMultipleChoice") && !kind.hf.chooses();
             let pairs = *head != Head::Pretraining || kind.hf.pretrains_with_pairs();
             !decodes
+                && !alone
+                && !chooses
                 && pairs
                 && (*head != Head::None || kind.hf.base_class().as_deref() == Some(class))
         });
@@ -64,6 +70,15 @@ impl Config<'_> {
                 kind.hf.classes(kind.family.has("head")).join(", ")
             );
             let error = d.error(classes.origin, what);
+            let scores = format!(
+                "{}ForSequenceClassification",
+                kind.hf.stem().unwrap_or_default()
+            );
+            if class.contains("Reward") && kind.family.has("head") {
+                return Err(error.with_help(format!(
+                    "\"architectures\": [\"{scores}\"] with \"num_labels\": 1 is a reward model with one layer of scores"
+                )));
+            }
             return Err(error.with_help(format!(
                 "\"architectures\": [\"{}\"] takes the language model",
                 kind.hf.architecture
@@ -86,6 +101,8 @@ impl Config<'_> {
             kind.hf.pair_scores(self.labels())
         } else if answers && causal {
             Some(2)
+        } else if class.ends_with("ForMultipleChoice") {
+            Some(1)
         } else {
             self.labels()
         };

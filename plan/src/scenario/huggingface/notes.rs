@@ -41,7 +41,6 @@ const WITHOUT_EFFECT: &[&str] = &[
     "output_attentions",
     "output_hidden_states",
     "output_past",
-    "pretraining_tp",
     "problem_type",
     "quantization_config",
     "rescale_prenorm_residual",
@@ -85,6 +84,12 @@ impl Config<'_> {
                 method.unwrap_or("no quant_method")
             ));
         }
+        let attention = self.json("_attn_implementation");
+        if let Some(word) = attention.as_ref().and_then(|word| word.as_str()) {
+            notes.push(format!(
+                "`_attn_implementation` ({word}) is not used: model.attn_implementation says whose attention is predicted"
+            ));
+        }
         let dropped: Vec<&str> = self.fields.keys().map(String::as_str).collect();
         let dropped = dropped
             .into_iter()
@@ -122,7 +127,7 @@ impl Config<'_> {
     }
 
     /// Returns whether a field has a value that nothing reads.
-    fn is_dropped(&self, name: &str, kind: Kind) -> bool {
+    pub(super) fn is_dropped(&self, name: &str, kind: Kind) -> bool {
         let known = |field: &&crate::models::Field| {
             let names = field.names.iter().map(|n| n.split('.').next());
             names.flatten().any(|n| n == name)
@@ -138,10 +143,13 @@ impl Config<'_> {
             || WITHOUT_EFFECT_IF_NAMED
                 .iter()
                 .any(|part| name.contains(part));
-        let empty = match self.json(name) {
-            None => true,
-            Some(value) => value == false || value.as_array().is_some_and(Vec::is_empty),
-        };
+        // Parts of linear layers that were divided in pretraining: 1 is not divided.
+        let whole = name == "pretraining_tp" && self.json(name).is_some_and(|n| n == 1);
+        let empty = whole
+            || match self.json(name) {
+                None => true,
+                Some(value) => value == false || value.as_array().is_some_and(Vec::is_empty),
+            };
         !read && !also && !harmless && !empty
     }
 

@@ -2,14 +2,14 @@
 
 use super::super::error::ScenarioError;
 use super::super::keys::Key;
-use super::super::merge::Document;
-use super::super::value::Value;
-use super::Config;
+use super::super::merge::{Document, Layer};
+use super::super::value::{Datum, Value};
+use super::super::{presets, read};
+use super::{Config, Kind};
 use crate::models::{self, Meaning};
 use crate::names::nearest;
 
-/// Fields that say that a type has parts of which no family with a feed-forward layer and softmax
-/// attention has any, with the parts.
+/// Fields that say that a type has parts which dense decoders lack, with the parts.
 const PARTS: [(&str, &str); 12] = [
     ("num_experts", "experts"),
     ("num_local_experts", "experts"),
@@ -24,6 +24,12 @@ const PARTS: [(&str, &str); 12] = [
     ("img_processor", "a vision tower"),
     ("image_size", "images as inputs"),
 ];
+
+/// Types that are named first if others agree as well with a file.
+const USUAL: [&str; 2] = ["llama", "gpt2"];
+
+/// What to do with a file that no type accepts.
+const NO_TYPE: &str = "no type has the fields of the file: a model with similar sizes can replace it, by model.family and its keys instead of model.preset";
 
 impl Config<'_> {
     /// Describes a type that no family covers, and the closest one that is covered.
@@ -44,26 +50,32 @@ impl Config<'_> {
                 None => "a model with similar sizes can replace it: set model.family and its keys instead of model.preset".to_owned(),
             });
         }
-        if let Some((field, part)) = PARTS.iter().find(|(name, _)| self.get(name).is_some()) {
-            let what = format!("{what}: it has {part} (`{field}`)");
-            return d.error(given.origin, what);
-        }
-        if self.get("vision_config").is_some() || self.get("text_config").is_some() {
-            let error = d.error(given.origin, format!("{what}: it wraps several models"));
-            return match self.language_model() {
+        let part = PARTS.iter().find(|(name, _)| self.get(name).is_some());
+        let wraps = ["vision_config", "text_config", "audio_config"];
+        let wraps = wraps.iter().any(|name| self.get(name).is_some());
+        let what = match part {
+            Some((field, part)) => format!("{what}: it has {part} (`{field}`)"),
+            None if wraps => format!("{what}: it wraps several models"),
+            None => what,
+        };
+        let error = d.error(given.origin, what);
+        if wraps {
+            let inner = self.inner();
+            let alone = self.language_model();
+            let alone = alone.or_else(|| inner.as_ref().unwrap_or(self).closest(d, given));
+            return match alone {
                 Some(name) => {
                     error.with_help(format!("--as {name} plans its language model alone"))
                 }
-                None => error,
+                None => error.with_help(NO_TYPE.to_owned()),
             };
         }
-        let error = d.error(given.origin, what);
-        match self.closest() {
-            Some(near) => error.with_help(format!(
+        error.with_help(match self.closest(d, given) {
+            Some(near) => format!(
                 "its fields are closest to those of type {near}: --as {near} plans it as one"
-            )),
-            None => error,
-        }
+            ),
+            None => NO_TYPE.to_owned(),
+        })
     }
 
     /// Returns the known type of the language model that a file wraps, if the file has all that it
@@ -91,20 +103,130 @@ impl Config<'_> {
         }
     }
 
-    /// Returns the type with whose fields the file agrees most: all that it needs, and the fewest
-    /// that are not its own.
-    fn closest(&self) -> Option<&'static str> {
-        let score = |hf: &models::HfType| {
-            let has = |f: &models::Field| self.first(f.names).is_some();
-            let complete = hf.all_fields().filter(|f| is_required(f)).all(has);
-            let read = hf.all_fields().filter(|f| has(f)).count();
-            complete.then_some(read)
-        };
-        let scored = models::hf_types().filter_map(|(_, hf)| Some((score(hf)?, hf.model_type)));
-        // Of equals, the first one.
-        let best = scored.reduce(|a, b| if b.0 > a.0 { b } else { a });
-        best.map(|(_, name)| name)
+    /// Returns the file of the language model within a file that wraps several models.
+    fn inner(&self) -> Option<Self> {
+        Some(Config {
+            source: self.source,
+            text: self.text,
+            fields: serde_json::from_str(self.raw("text_config")?.get()).ok()?,
+            specials: self.specials.clone(),
+        })
     }
+
+    /// Returns the type that reads most of what the file says, among those that accept the file.
+    pub(super) fn closest(&self, d: &Document, given: &Value) -> Option<&'static str> {
+        self.closest_of(d, given, |_| true)
+    }
+
+    /// Returns the one of them that reads a field, unless the scenario asks for a type.
+    pub(super) fn closest_with(
+        &self,
+        d: &Document,
+        given: &Value,
+        field: &str,
+    ) -> Option<&'static str> {
+        // Each type that is tried is asked for, so this ends.
+        let asked = d.says(Key::ModelType);
+        let reads = |kind: Kind| {
+            let meanings = kind.hf.all_fields().filter(|f| f.names.contains(&field));
+            let mut meanings = meanings.map(|f| f.meaning);
+            meanings.any(|m| !matches!(m, Meaning::Off | Meaning::On))
+        };
+        (!asked).then(|| self.closest_of(d, given, reads)).flatten()
+    }
+
+    fn closest_of(
+        &self,
+        d: &Document,
+        given: &Value,
+        fits: impl Fn(Kind) -> bool,
+    ) -> Option<&'static str> {
+        let kinds = models::hf_types().map(|(family, hf)| Kind { family, hf });
+        let mut scored: Vec<(i64, &'static str)> = kinds
+            .filter(|kind| fits(*kind) && self.has_parts_of(*kind))
+            .map(|kind| (self.agreement(kind), kind.hf.model_type))
+            .collect();
+        // Stable, so that the better known of equals comes first.
+        scored.sort_by_key(|(score, name)| (-score, !USUAL.contains(name)));
+        let mut names = scored.iter().map(|(_, name)| *name);
+        let accepted = names.clone().find(|name| accepts(d, given, name, read));
+        // The rest of the scenario may be at fault.
+        accepted.or_else(|| names.find(|name| accepts(d, given, name, fill)))
+    }
+
+    /// Returns whether a file may be one of a type: it has what the type needs, the type has the
+    /// parts that the file is known to have, and their classes are of one kind.
+    fn has_parts_of(&self, kind: Kind) -> bool {
+        let has = |f: &models::Field| self.first(f.names).is_some();
+        let needed = |f: &models::Field| {
+            is_required(f) || (f.says("experts") && !matches!(f.meaning, Meaning::Optional(_)))
+        };
+        let classes = self.get("architectures");
+        let class = classes.as_ref().and_then(|all| all.array()?.first()?.str());
+        let own = class.and_then(task);
+        let other_class = own.is_some() && own != task(kind.hf.architecture);
+        let own_parts = PARTS.iter().filter(|(name, _)| self.get(name).is_some());
+        let mut own_parts = own_parts.filter_map(|(name, _)| name.split('.').next());
+        !other_class
+            && kind.hf.all_fields().filter(|f| needed(f)).all(has)
+            && own_parts.all(|name| !self.is_dropped(name, kind))
+    }
+
+    /// Returns how well the fields of a type agree with the file, in halves of a field: those that
+    /// are there count for it, those that it does not read, and what it would compute from fields
+    /// that are not there, against it.
+    fn agreement(&self, kind: Kind) -> i64 {
+        let has = |f: &&models::Field| self.first(f.names).is_some();
+        let (there, absent): (Vec<&models::Field>, Vec<_>) = kind.hf.all_fields().partition(has);
+        let computed = |f: &&&models::Field| matches!(f.meaning, Meaning::Computed(..));
+        let computed = absent.iter().filter(computed);
+        let unread = self
+            .fields
+            .keys()
+            .filter(|name| self.is_dropped(name, kind));
+        2 * (there.len() as i64 - unread.count() as i64) - computed.count() as i64
+    }
+}
+
+/// Reads a scenario to its end.
+fn read(d: Document) -> Result<(), ScenarioError> {
+    read::scenario(d).map(|_| ())
+}
+
+/// Reads the model's file of a scenario.
+fn fill(mut d: Document) -> Result<(), ScenarioError> {
+    presets::fill(&mut d).map(|_| ())
+}
+
+/// Returns whether `--as` of a type takes the file: the scenario is read like that.
+fn accepts(
+    d: &Document,
+    given: &Value,
+    name: &str,
+    read: fn(Document) -> Result<(), ScenarioError>,
+) -> bool {
+    let mut with = d.clone();
+    let value = Value {
+        datum: Datum::Str(name.to_owned()),
+        origin: given.origin,
+    };
+    let set = with.set(Key::ModelType, value, Layer::Axis);
+    set.is_ok() && read(with).is_ok()
+}
+
+/// Returns how a class ends, if that says what its model is made for.
+fn task(class: &str) -> Option<&'static str> {
+    const TASKS: [(&str, &str); 7] = [
+        ("ForMaskedLM", "encoder"),
+        ("ForCausalLM", "decoder"),
+        ("LMHeadModel", "decoder"),
+        ("ForConditionalGeneration", "pair"),
+        ("MTModel", "pair"),
+        ("ForImageClassification", "images"),
+        ("ForCTC", "sounds"),
+    ];
+    let found = TASKS.iter().find(|(end, _)| class.ends_with(end));
+    found.map(|(_, task)| *task)
 }
 
 fn is_required(field: &models::Field) -> bool {

@@ -173,7 +173,13 @@ impl<'t> Config<'t> {
                 wrapper.model_type,
                 given.describe()
             );
-            d.error(given.origin, what)
+            let error = d.error(given.origin, what);
+            match self.closest(d, &given) {
+                Some(name) => {
+                    error.with_help(format!("--as {name} plans its language model alone"))
+                }
+                None => error,
+            }
         })
     }
 }

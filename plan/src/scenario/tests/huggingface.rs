@@ -500,8 +500,8 @@ fn what_encoders_cannot_express_is_refused() {
         (
             ALBERT,
             "AlbertForMaskedLM",
-            "AlbertForMultipleChoice",
-            "the output layer of AlbertForMultipleChoice is not known",
+            "AlbertForNextSentencePrediction",
+            "the output layer of AlbertForNextSentencePrediction is not known",
         ),
         (
             DEIT,
@@ -620,7 +620,7 @@ fn faults_are_named_at_their_place() {
         String::new(),
         MISTRAL.replace("silu", "relu"),
         GPT2.replace("gelu_new", "mish"),
-        GPT2.replace("GPT2LMHeadModel", "GPT2ForSequenceClassification"),
+        GPT2.replace("GPT2LMHeadModel", "GPT2DoubleHeadsModel"),
         GPT2.replace("\"n_ctx\"", "\"add_cross_attention\": true, \"n_ctx\""),
     ] {
         out.push_str(&fault("faults", &config));

@@ -1,6 +1,7 @@
 //! Public `config.json` files: the right number of parameters, or a refusal with its reason.
 
 use super::super::*;
+use super::Folder;
 use crate::check::Severity;
 use crate::config::Scenario;
 use crate::units::short_count;
@@ -120,4 +121,102 @@ fn public_models_make_correct_programs() {
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
     assert!(types.len() > 60, "{types:?}");
+}
+
+/// The type that is named for a file whose own type and classes are unknown.
+fn named(text: &str, own: &Folder) -> Result<String, String> {
+    let mut file: serde_json::Value = serde_json::from_str(text).unwrap();
+    file["model_type"] = "foonew".into();
+    if let Some(class) = file["architectures"].get(0).and_then(|c| c.as_str()) {
+        let ends = ["For", "LMHeadModel", "Model"];
+        let end = ends.iter().find_map(|end| Some(&class[class.find(end)?..]));
+        file["architectures"] = vec![format!("FooNew{}", end.unwrap_or_default())].into();
+    }
+    let at = own.file("config.json");
+    std::fs::write(&at, file.to_string()).unwrap();
+    let text =
+        format!("[model]\npreset = {at:?}\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n");
+    let refusal = parse("unknown", &text, &[]).unwrap_err();
+    let help = refusal.help().unwrap_or_default();
+    let (_, rest) = help.split_once("--as ").ok_or_else(|| help.to_owned())?;
+    let name = rest.split(' ').next().unwrap_or_default().to_owned();
+    let taken = parse("unknown", &text, &[format!("model.model_type={name}")]);
+    let taken = taken.map_err(|e| format!("{name} does not take it: {e}"))?;
+    Ok(format!("{name} {}", parameters(&taken)))
+}
+
+/// Files that another type describes as well as their own, with the reason.
+const MISTAKEN: &[(&str, &str)] = &[
+    (
+        "Cerebras-GPT-13B.json",
+        "GPT-J reads `n_ctx` and has all other fields",
+    ),
+    (
+        "GLM-4-9B-0414.json",
+        "no field says that norms follow attention, too",
+    ),
+    ("ModernBERT-base.json", "BERT reads as many of its fields"),
+    (
+        "OLMo-3-1025-7B.json",
+        "no field says that queries and keys are normalized",
+    ),
+    (
+        "c4ai-command-r-v01.json",
+        "no field says that there is one norm per layer",
+    ),
+    (
+        "mlc--gemma_2b.json",
+        "no field says that embedding and output are tied",
+    ),
+    (
+        "mlc--olmo2_13b.json",
+        "no field says that queries and keys are normalized",
+    ),
+    (
+        "mlc--olmo2_32b.json",
+        "no field says that queries and keys are normalized",
+    ),
+    (
+        "mlc--olmo2_7b.json",
+        "no field says that queries and keys are normalized",
+    ),
+    ("mlc--phi-1_5.json", "GPT-2 has all its fields but one"),
+    (
+        "mlc--snowflake-arctic-embed-m.json",
+        "its class is the base of its type alone",
+    ),
+    ("phi-2.json", "Phi-3 reads more of its fields"),
+    ("gemma-4-E2B-text.json", "two types have its name"),
+    ("rwkv-6-world-1b6.json", "RWKV-5 reads the same fields"),
+    (
+        "bigbird-roberta-base.json",
+        "its class for pretraining is known of its type alone",
+    ),
+];
+
+#[test]
+fn the_type_that_is_named_for_an_unknown_one_has_its_number_of_parameters() {
+    let own = Folder::new("unknown-types", &[("config.json", "")]);
+    let (mut right, mut wrong) = (0, Vec::new());
+    for (file, known) in files() {
+        let text = std::fs::read_to_string(folder().join(&file)).unwrap();
+        let made = file.starts_with("tiny--") || file.starts_with("default--");
+        // Of files that wrap several models, the language model alone is named.
+        let wraps = ["\"text_config\"", "\"vision_config\"", "\"img_processor\""];
+        let wraps = wraps.iter().any(|field| text.contains(field));
+        let (Some(known), false) = (known, made || wraps) else {
+            continue;
+        };
+        let text = text.replace("Infinity", "1e9");
+        match named(&text, &own) {
+            Ok(name) if name.ends_with(&format!(" {known}")) => right += 1,
+            Ok(name) => wrong.push(format!("{file}: {name}, not {known}")),
+            Err(why) => wrong.push(format!("{file}: {why}")),
+        }
+    }
+    let is_listed = |line: &&String| !MISTAKEN.iter().any(|(f, _)| line.starts_with(f));
+    let unlisted: Vec<&String> = wrong.iter().filter(is_listed).collect();
+    assert!(unlisted.is_empty(), "{unlisted:#?}");
+    assert_eq!(wrong.len(), MISTAKEN.len(), "{wrong:#?}");
+    assert!(right > 100, "{right}");
 }

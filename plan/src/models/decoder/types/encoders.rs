@@ -467,10 +467,7 @@ pub(super) const TYPES: &[HfType] = &[
                     "esmfold_config",
                     "vocab_list",
                 ],
-                |file| {
-                    let why = "its layers are those of RoBERTa's; EsmForMaskedLM is planned";
-                    no_class(file, "EsmForSequenceClassification", why)
-                },
+                |_| Ok(None),
             ),
         ],
     },

@@ -70,6 +70,28 @@ const FALCON_RESIDUAL: Field = derived(
     },
 );
 
+const FALCON: &[Field] = &[
+    VOCAB,
+    HIDDEN,
+    LAYERS,
+    POSITIONS,
+    TIED_BY_DEFAULT,
+    Field {
+        names: &["num_attention_heads", "n_head"],
+        ..HEADS
+    },
+    field(&["ffn_hidden_size"], Meaning::Optional("ffn")),
+    FALCON_KEYS,
+    FALCON_PACKING,
+    FALCON_RESIDUAL,
+    LAYER_NORM_EPSILON,
+    field(
+        &["activation"],
+        Meaning::Choice("activation", &[("gelu", "gelu"), ("relu", "relu")]),
+    ),
+    field(&["bias"], Meaning::HasBias(BiasPart::All, false)),
+];
+
 /// Baichuan 13B has no table of longest positions, and slopes instead of a rotation.
 const BAICHUAN_POSITIONS: Field = derived("position_embedding", &["model_max_length"], |file| {
     let rotary = file("max_position_embeddings").is_some();
@@ -243,32 +265,19 @@ pub(super) const TYPES: &[HfType] = &[
         model_type: "falcon",
         architecture: "FalconForCausalLM",
         fixed: &[LAYER_NORM, ("gated_mlp", Given::Bool(false))],
-        common: &[
-            VOCAB,
-            HIDDEN,
-            LAYERS,
-            POSITIONS,
-            ROPE_THETA,
-            TIED_BY_DEFAULT,
+        common: FALCON,
+        fields: &[ROPE_THETA, field(&["alibi"], Meaning::Off)],
+    },
+    HfType {
+        model_type: "falcon_alibi",
+        architecture: "FalconForCausalLM",
+        fixed: &[
+            LAYER_NORM,
+            ("gated_mlp", Given::Bool(false)),
+            ("position_embedding", Given::Str("alibi")),
         ],
-        fields: &[
-            Field {
-                names: &["num_attention_heads", "n_head"],
-                ..HEADS
-            },
-            field(&["ffn_hidden_size"], Meaning::Optional("ffn")),
-            FALCON_KEYS,
-            FALCON_PACKING,
-            FALCON_RESIDUAL,
-            LAYER_NORM_EPSILON,
-            field(
-                &["activation"],
-                Meaning::Choice("activation", &[("gelu", "gelu"), ("relu", "relu")]),
-            ),
-            field(&["bias"], Meaning::HasBias(BiasPart::All, false)),
-            // Its slopes are divided with the scores, which those of BLOOM are not.
-            field(&["alibi"], Meaning::Off),
-        ],
+        common: FALCON,
+        fields: &[field(&["alibi"], Meaning::On)],
     },
     HfType {
         model_type: "bloom",
