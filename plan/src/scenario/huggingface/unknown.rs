@@ -8,6 +8,7 @@ use super::super::{presets, read};
 use super::{Config, Kind};
 use crate::models::{self, Meaning};
 use crate::names::nearest;
+use std::collections::BTreeSet;
 
 /// Fields that say that a type has parts which dense decoders lack, with the parts.
 const PARTS: [(&str, &str); 12] = [
@@ -176,10 +177,11 @@ impl Config<'_> {
     /// are there count for it, those that it does not read, and what it would compute from fields
     /// that are not there, against it.
     fn agreement(&self, kind: Kind) -> i64 {
-        let has = |f: &&models::Field| self.first(f.names).is_some();
-        let (there, absent): (Vec<&models::Field>, Vec<_>) = kind.hf.all_fields().partition(has);
-        let computed = |f: &&&models::Field| matches!(f.meaning, Meaning::Computed(..));
-        let computed = absent.iter().filter(computed);
+        let found = |f: &models::Field| f.names.iter().find(|name| self.get(name).is_some());
+        // Several keys may be read from one field.
+        let there: BTreeSet<_> = kind.hf.all_fields().filter_map(found).collect();
+        let absent = kind.hf.all_fields().filter(|f| found(f).is_none());
+        let computed = absent.filter(|f| matches!(f.meaning, Meaning::Computed(..)));
         let unread = self
             .fields
             .keys()
