@@ -3,6 +3,8 @@
 mod int8;
 mod nf4;
 
+#[cfg(feature = "cuda")]
+pub(crate) use nf4::TABLE as NF4_TABLE;
 use shardlab_plan::ir::{Packed, PackedFormat};
 
 /// Returns the bytes that hold a weight: its codes, then its scales.

@@ -14,6 +14,7 @@ pub(in crate::kernels) mod dnn;
 mod error;
 mod gemm;
 mod memory;
+mod muon;
 mod numbers;
 mod nvrtc;
 mod perform;
@@ -36,7 +37,7 @@ use cache::Cache;
 use cudarc::driver::CudaContext;
 use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use dnn::Dnn;
-use shardlab_plan::config::MAX_PARAM_GROUPS;
+use shardlab_plan::config::{MAX_PARAM_GROUPS, MuonAdjustLr};
 use shardlab_plan::ir::{InstrId, KernelId, Shape};
 use shardlab_plan::program::{GroupRun, NoSlice, Program, ScaleRun};
 use std::collections::BTreeMap;
@@ -153,9 +154,10 @@ impl Default for Options {
 
 /// Optimizer settings as kernels read them from device memory: the learning rate, `1 - lr *
 /// weight_decay`, `1 - beta1`, `beta2`, `1 - beta2`, `lr / (1 - beta1^step)`, `sqrt(1 -
-/// beta2^step)`, epsilon, the norm's limit, the weight decay; for each parameter group. They are in
-/// memory so that captured launches see the settings of a new step.
-pub type HyperBlock = [[f32; 10]; MAX_PARAM_GROUPS];
+/// beta2^step)`, epsilon, the norm's limit, the weight decay, `1 - momentum` of Muon, and 1 if it
+/// matches the updates of AdamW; for each parameter group. They are in memory so that captured
+/// launches see the settings of a new step.
+pub type HyperBlock = [[f32; 12]; MAX_PARAM_GROUPS];
 
 /// Encodes a step's settings.
 #[must_use]
@@ -163,7 +165,7 @@ pub fn hyper_block(h: &Hyper) -> HyperBlock {
     std::array::from_fn(|group| group_block(&h.of(group)))
 }
 
-fn group_block(h: &Hyper) -> [f32; 10] {
+fn group_block(h: &Hyper) -> [f32; 12] {
     let [b1, b2] = h.betas;
     let steps = i32::try_from(h.step.max(1)).unwrap_or(i32::MAX);
     [
@@ -177,6 +179,8 @@ fn group_block(h: &Hyper) -> [f32; 10] {
         h.eps as f32,
         h.clip_norm as f32,
         h.weight_decay as f32,
+        (1.0 - h.muon.momentum) as f32,
+        f32::from(u8::from(h.muon.adjust_lr == MuonAdjustLr::MatchRmsAdamw)),
     ]
 }
 
@@ -197,7 +201,9 @@ pub struct Kernels {
     dnn: Option<Dnn>,
     plans: plans::Plans,
     ranges: prepare::RangeKernels,
-    /// Shapes of the parameters behind the operands of packing launches.
+    muon: muon::Matmuls,
+    /// Shapes of the parameters behind the operands of packing launches, and of the matrices of
+    /// Muon.
     shapes: BTreeMap<InstrId, Vec<Shape>>,
     /// By launch of an optimizer: parameter groups of its weights.
     groups: BTreeMap<InstrId, Vec<GroupRun>>,
@@ -262,7 +268,7 @@ impl Kernels {
         Ok(Self {
             data_rank: program.meta.mesh.data_rank(options.rank),
             dnn: dnn.and_then(Result::ok),
-            shapes: prepare::shapes(&program),
+            shapes: prepare::shapes(&program, options.rank).map_err(no_slice("optimizer"))?,
             groups: program
                 .group_runs(options.rank)
                 .map_err(no_slice("optimizer"))?,
@@ -280,6 +286,7 @@ impl Kernels {
             agree: options.agree.clone(),
             plans: plans::Plans::new(program.instrs.len()),
             ranges: prepare::RangeKernels::default(),
+            muon: muon::Matmuls::default(),
             program,
             _context: context,
         })

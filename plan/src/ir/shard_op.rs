@@ -41,13 +41,17 @@ pub enum UpdateRule {
 pub struct NewtonSchulz {
     /// FLOPs of the matmuls of all matrices of a rank.
     pub flops: u64,
-    /// Shape of the largest matrix: the shorter and the longer side.
+    /// Shape of the matrix that needs the most memory: the shorter and the longer side.
     pub largest: [u64; 2],
 }
 
 impl NewtonSchulz {
     /// Iterations, each with three matmuls in bfloat16 (`ns_steps` of `torch.optim.Muon`).
     pub const STEPS: u64 = 5;
+
+    /// Coefficients `a`, `b` and `c` of an iteration, `x` to `a x + (b g + c g g) x` with
+    /// `g = x x^T` (`ns_coefficients`).
+    pub const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
 
     /// Returns the shapes `[m, n, k]` of the matmuls of an iteration over a matrix of these sides.
     #[must_use]
@@ -66,12 +70,12 @@ impl NewtonSchulz {
         Self::STEPS * all.iter().sum::<u64>()
     }
 
-    /// Returns the bytes that a rank needs at a time for one matrix: the matrix before and after an
-    /// iteration, and two square matrices of its shorter side, in bfloat16.
+    /// Returns the bytes of what a rank needs at a time for a matrix of these sides: the matrix
+    /// before and after an iteration, and two square matrices of its shorter side, in bfloat16.
     #[must_use]
-    pub const fn workspace(&self) -> u64 {
-        let [short, long] = self.largest;
-        2 * (2 * short * long + 2 * short * short)
+    pub const fn matrices([short, long]: [u64; 2]) -> [u64; 4] {
+        let (whole, square) = (2 * short * long, 2 * short * short);
+        [whole, whole, square, square]
     }
 }
 

@@ -49,7 +49,7 @@ pub(crate) fn rule(inputs: &LoweringInputs<'_>, g: GroupId) -> UpdateRule {
     let largest = group.params.iter().map(sides);
     UpdateRule::Muon(NewtonSchulz {
         flops: (0..ranks).map(flops).max().unwrap_or(0),
-        largest: largest.max_by_key(|[a, b]| a * b).unwrap_or([0, 0]),
+        largest: largest.max_by_key(|[a, b]| a * (a + b)).unwrap_or([0, 0]),
     })
 }
 

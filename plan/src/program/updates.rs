@@ -2,7 +2,7 @@
 
 use super::contents::{Contents, NoSlice};
 use super::{Op, Program};
-use crate::ir::{Access, DType, InstrId, KernelClass, OpKind, ParamId, Role, ShardOp};
+use crate::ir::{Access, DType, InstrId, KernelClass, OpKind, ParamId, Role, Shape, ShardOp};
 use std::collections::BTreeMap;
 
 /// A tensor of an optimizer launch.
@@ -174,6 +174,22 @@ impl Program {
             all.insert(InstrId(i as u32), runs.collect());
         }
         Ok(all)
+    }
+
+    /// Returns, by launch of [`ShardOp::Muon`], the shapes of the matrices on a rank in the order
+    /// of its weights; padding counts as a vector.
+    ///
+    /// # Errors
+    /// [`NoSlice`].
+    pub fn matrix_shapes(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<Shape>>, NoSlice> {
+        let shape = |run: &MatrixRun| match run.param.map(|p| &self.params[p.index()]) {
+            Some(param) => param.shape.clone(),
+            None => Shape::from_slice(&[run.numel]),
+        };
+        let all = self.matrix_runs(rank)?.into_iter();
+        Ok(all
+            .map(|(id, runs)| (id, runs.iter().map(shape).collect()))
+            .collect())
     }
 
     /// Returns the sharding operation that an instruction launches, if it launches one.

@@ -6,7 +6,7 @@
 //! (cuBLASLt, cuDNN 9.19).
 
 use super::{Op, Program};
-use crate::ir::{Kernel, KernelClass, OpKind, Slot};
+use crate::ir::{Kernel, KernelClass, NewtonSchulz, OpKind, Slot};
 use crate::units::Bytes;
 
 /// Maximum workspace of a GEMM, and of a convolution in addition to copies of its operands, in
@@ -43,6 +43,19 @@ pub fn of(program: &Program) -> Bytes {
         .sum::<u64>();
     // A word for faults that kernels find in their inputs, and counters of finished blocks.
     Bytes(all + ALIGN)
+}
+
+/// Elements of a matrix whose squares a block adds up in Muon's kernel.
+pub const MUON_CHUNK: u64 = 8192;
+
+/// Returns the workspace of Muon for a matrix of these sides: that of its matmuls, the matrices of
+/// an iteration, a sum of squares per block in float64, and their sum.
+#[must_use]
+pub fn muon(sides: [u64; 2]) -> u64 {
+    let matrices = NewtonSchulz::matrices(sides);
+    let sums = 8 * (sides[0] * sides[1]).div_ceil(MUON_CHUNK);
+    let parts = matrices.into_iter().chain([sums, 4]);
+    GEMM + parts.map(|b| b.next_multiple_of(ALIGN)).sum::<u64>()
 }
 
 /// Returns the workspace of one kernel.
@@ -110,7 +123,7 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             let rows = dots.flat_map(|op| &op.outputs).map(rows);
             rows.sum::<u64>() * n.div_ceil(GROUPED_COLUMNS) * 4
         }
-        KernelClass::Optimizer => kernel.newton_schulz().map_or(0, |of| of.workspace()),
+        KernelClass::Optimizer => kernel.newton_schulz().map_or(0, |of| muon(of.largest)),
         _ if kernel.body.len() > 1 && kernel.body.iter().any(|op| op.op.sums_rows()) => ROW_SUMS,
         _ => 0,
     }

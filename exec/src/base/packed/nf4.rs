@@ -14,7 +14,7 @@ const BLOCK: usize = NF4_BLOCK as usize;
 const SCALES: usize = NF4_SCALES as usize;
 
 /// Factors by code: quantiles of a normal distribution (`get_4bit_type("nf4")`).
-const TABLE: [f32; 16] = [
+pub(crate) const TABLE: [f32; 16] = [
     -1.0,
     -0.696_192_8,
     -0.525_073_05,

@@ -1,6 +1,6 @@
 //! What launches on the CPU need besides their operands.
 
-use super::shapes::{self, Shapes};
+use super::shapes::Shapes;
 use crate::base::operand::{Hyper, LaunchContext};
 use shardlab_plan::ir::{InstrId, KernelId, Shape};
 use shardlab_plan::program::{GroupRun, Program, ScaleRun};
@@ -44,7 +44,7 @@ impl LaunchContexts {
             data_rank: program.meta.mesh.data_rank(rank),
             shapes: Arc::clone(shapes),
             groups: program.group_runs(rank).map_err(|e| e.to_string())?,
-            matrices: shapes::matrices(program, rank).map_err(|e| e.to_string())?,
+            matrices: program.matrix_shapes(rank).map_err(|e| e.to_string())?,
             scales: program.scale_runs(rank).map_err(|e| e.to_string())?,
         })
     }

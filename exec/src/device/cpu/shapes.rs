@@ -1,8 +1,7 @@
 //! Shapes of the parameters behind operands, for kernels that split by parameter.
 
 use shardlab_plan::ir::{Access, Holds, InstrId, OpKind, Shape, ShardOp};
-use shardlab_plan::program::{MatrixRun, NoSlice, Op, Program};
-use std::collections::BTreeMap;
+use shardlab_plan::program::{Op, Program};
 
 /// By launch: shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads.
 pub(super) struct Shapes {
@@ -52,20 +51,4 @@ fn shape(program: &Program, access: &Access) -> Shape {
         Holds::Param(p) => program.params[p.index()].shape.clone(),
         _ => Shape::from_slice(&[access.bytes / buffer.dtype.size()]),
     }
-}
-
-/// Returns, by launch of Muon, the shapes of the matrices on a rank in the order of its weights;
-/// padding counts as a vector.
-pub(super) fn matrices(
-    program: &Program,
-    rank: u32,
-) -> Result<BTreeMap<InstrId, Vec<Shape>>, NoSlice> {
-    let shape = |run: &MatrixRun| match run.param.map(|p| &program.params[p.index()]) {
-        Some(param) => param.shape.clone(),
-        None => Shape::from_slice(&[run.numel]),
-    };
-    let all = program.matrix_runs(rank)?.into_iter();
-    Ok(all
-        .map(|(id, runs)| (id, runs.iter().map(shape).collect()))
-        .collect())
 }

@@ -46,7 +46,9 @@ pub(super) struct Plan {
     /// In the library's order: its `A` is our `b`.
     layouts: [sys::cublasLtMatrixLayout_t; 4],
     algo: sys::cublasLtMatmulAlgo_t,
-    beta: f32,
+    /// Factors of the matmul and of the accumulator.
+    pub(super) alpha: f32,
+    pub(super) beta: f32,
     /// Description of the choice, for reports.
     pub(super) choice: String,
 }
@@ -184,6 +186,7 @@ impl Blas {
             desc: std::ptr::null_mut(),
             layouts: [std::ptr::null_mut(); 4],
             algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+            alpha: 1.0,
             beta: if p.accumulate { 1.0 } else { 0.0 },
             choice: String::new(),
         };
@@ -388,7 +391,6 @@ impl Blas {
         at: Addresses,
         stream: CUstream,
     ) -> Result<(), ErrorKind> {
-        let one = 1.0f32;
         let [a, b, c, d] = plan.layouts;
         // SAFETY: the caller's contract covers the operands; descriptors are live.
         unsafe {
@@ -406,7 +408,7 @@ impl Blas {
             let status = sys::cublasLtMatmul(
                 self.handle,
                 plan.desc,
-                (&raw const one).cast(),
+                (&raw const plan.alpha).cast(),
                 at.b as *const c_void,
                 a,
                 at.a as *const c_void,

@@ -10,6 +10,7 @@
 //!   column sums of the same data;
 //! - `columns`: sums over rows, channels or everything;
 //! - `tables`: gathers and scatters;
+//! - `dequantize`: packed weights;
 //! - `entropy`: the chunked cross entropy;
 //! - `float8`: scales of tensors in 8 bits;
 //! - `convolution`, `attention`: fallbacks of library kernels;
@@ -26,6 +27,7 @@ pub(in crate::kernels) mod attention;
 pub(in crate::kernels) mod balance;
 pub(in crate::kernels) mod columns;
 pub(in crate::kernels) mod convolution;
+pub(in crate::kernels) mod dequantize;
 pub(in crate::kernels) mod entropy;
 mod epilogue;
 pub(in crate::kernels) mod expr;

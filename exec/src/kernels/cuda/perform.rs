@@ -5,6 +5,7 @@ use super::blas::Addresses;
 use super::codegen::shard::Extra;
 use super::codegen::{Entry, Param};
 use super::error::{Error, ErrorKind};
+use super::muon;
 use super::plans::{Plan, PlanId};
 use super::prepare;
 use super::ranges::{self, Batch, Fold, Work};
@@ -237,8 +238,35 @@ unsafe fn lists(
     scratch: CUdeviceptr,
     stream: CUstream,
 ) -> Result<(), ErrorKind> {
+    // SAFETY: the caller's contract.
+    let parts = unsafe { batches(k, work, &work.batches, hyper, scratch, stream) }?;
+    // SAFETY: the caller's contract.
+    unsafe {
+        muon::launch(k, work, hyper, scratch, stream)?;
+        batches(k, work, &work.copies, hyper, scratch, stream)?;
+    }
+    if let Some(Fold { any, out, before }) = work.fold {
+        let f = prepare::fold_kernel(k, any)?;
+        // SAFETY: as above; earlier launches on the same stream wrote the parts.
+        unsafe { words(f, (1, 1024), &mut [scratch, parts, out, before], stream) }?;
+    }
+    Ok(())
+}
+
+/// Runs lists of ranges; returns the number of their blocks.
+///
+/// # Safety
+/// As [`Kernels::launch`].
+unsafe fn batches(
+    k: &mut Kernels,
+    work: &Work,
+    all: &[Batch],
+    hyper: CUdeviceptr,
+    scratch: CUdeviceptr,
+    stream: CUstream,
+) -> Result<u64, ErrorKind> {
     let mut parts = 0u64;
-    for batch in &work.batches {
+    for batch in all {
         let functions = prepare::list(k, batch.kind)?;
         let [short, long] = batch.kind.capacities();
         for pieces in batch.pieces.chunks(long) {
@@ -272,14 +300,24 @@ unsafe fn lists(
             parts += u64::from(blocks);
         }
     }
-    if let Some(Fold { any, out, before }) = work.fold {
-        let f = prepare::fold_kernel(k, any)?;
-        let mut values = [scratch, parts, out, before];
-        let mut params = values.each_mut().map(|v| (&raw mut *v).cast::<c_void>());
-        // SAFETY: as above; earlier launches on the same stream wrote the parts.
-        unsafe { start(f, [1, 1, 1], 1024, 0, &mut params, stream) }?;
-    }
-    Ok(())
+    Ok(parts)
+}
+
+/// Launches `blocks` blocks of `threads` threads of a function whose arguments are words: 8 bytes,
+/// or the low half of one.
+///
+/// # Safety
+/// As [`start`].
+pub(super) unsafe fn words(
+    f: CUfunction,
+    (blocks, threads): (u32, u32),
+    values: &mut [u64],
+    stream: CUstream,
+) -> Result<(), ErrorKind> {
+    let pointers = values.iter_mut().map(|v| (&raw mut *v).cast::<c_void>());
+    let mut params: Vec<*mut c_void> = pointers.collect();
+    // SAFETY: the caller's contract; the arguments outlive the call.
+    unsafe { start(f, [blocks, 1, 1], threads, 0, &mut params, stream) }
 }
 
 /// Encodes a list as the kernels read it: addresses, lengths, first blocks, their number. In words

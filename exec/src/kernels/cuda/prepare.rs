@@ -6,6 +6,7 @@ use super::codegen::{self, TICKETS};
 use super::dnn;
 use super::error::{Error, ErrorKind};
 use super::gemm;
+use super::muon;
 use super::plans::{Entries, Plan, PlanId};
 use super::ranges;
 use super::target::Target;
@@ -17,7 +18,7 @@ use cudarc::driver::sys::{CUdeviceptr, CUfunction};
 use shardlab_plan::ir::{
     Access, BodyOp, COMPUTE, Holds, InstrId, Kernel, OpKind, Shape, ShardOp, StreamId,
 };
-use shardlab_plan::program::{Op, Program, SectionKind, StreamKind, workspace};
+use shardlab_plan::program::{NoSlice, Op, Program, SectionKind, StreamKind, workspace};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -51,9 +52,12 @@ pub(super) const fn rounded(bytes: u64) -> u64 {
     bytes.next_multiple_of(workspace::ALIGN)
 }
 
-/// Returns, by launch, the shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads;
-/// other buffers count as vectors.
-pub(super) fn shapes(program: &Program) -> BTreeMap<InstrId, Vec<Shape>> {
+/// Returns, by launch, the shapes of the parameters that a `CopyOut` writes or a `ChunkCat` reads,
+/// where other buffers count as vectors, and of the matrices that Muon updates on a rank.
+pub(super) fn shapes(
+    program: &Program,
+    rank: u32,
+) -> Result<BTreeMap<InstrId, Vec<Shape>>, NoSlice> {
     let shape = |access: &Access| {
         let buffer = &program.buffers[access.buffer.index()];
         match buffer.holds {
@@ -61,7 +65,7 @@ pub(super) fn shapes(program: &Program) -> BTreeMap<InstrId, Vec<Shape>> {
             _ => Shape::from_slice(&[access.bytes / buffer.dtype.size()]),
         }
     };
-    let mut out = BTreeMap::new();
+    let mut out = program.matrix_shapes(rank)?;
     for (i, instr) in program.instrs.iter().enumerate() {
         let Op::Launch { kernel, .. } = instr.op else {
             continue;
@@ -73,7 +77,7 @@ pub(super) fn shapes(program: &Program) -> BTreeMap<InstrId, Vec<Shape>> {
         };
         out.insert(InstrId(i as u32), operands.iter().map(shape).collect());
     }
-    out
+    Ok(out)
 }
 
 /// Makes ranges with placeholder addresses, with the length and alignment of a launch's.
@@ -91,6 +95,7 @@ pub(super) fn everything(k: &mut Kernels) -> Result<(), Error> {
     let program = std::sync::Arc::clone(&k.program);
     // The plan reserves as much for sums in every program.
     need(k, COMPUTE.index(), 1 << 20);
+    muon::prepare_matmuls(k, &program).map_err(|t| Error::new("muon", t))?;
     for (i, instr) in program.instrs.iter().enumerate() {
         let Some((variant, stream)) = variant::of_launch(&program, &instr.op) else {
             continue;
@@ -286,13 +291,14 @@ fn list_launch(
     let writes = stand_ins(program, program.writes(&instr.op));
     let work = ranges::work(op, k.parameters(id), &reads, &writes)
         .map_err(|f| ErrorKind::Unsupported(f.to_string()))?;
-    for batch in &work.batches {
+    for batch in work.batches.iter().chain(&work.copies) {
         list(k, batch.kind)?;
     }
     if let Some(f) = work.fold {
         fold_kernel(k, f.any)?;
     }
-    Ok(work.parts() * 8)
+    let muon = muon::prepare(k, &work.matrices)?;
+    Ok(muon.max(work.parts() * 8))
 }
 
 /// Divides the workspace among streams and clears the word for faults and the tickets.

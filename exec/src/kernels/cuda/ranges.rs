@@ -8,9 +8,12 @@ mod float8;
 mod tests;
 
 use super::codegen::shard::{RangeUpdate, Ranges};
+use super::muon::{self, Matrix};
 use crate::kernels::error::OperandError;
 use crate::operand::{RawRange, copied};
-use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE, STATE_BLOCK, Shape, ShardOp, Update};
+use shardlab_plan::ir::{
+    DType, RECIPROCAL_STRIDE, STATE_BLOCK, Shape, ShardOp, Update, UpdateRule,
+};
 use shardlab_plan::program::{GroupRun, ScaleRun};
 use smallvec::SmallVec;
 
@@ -62,9 +65,20 @@ pub(super) struct Work {
     /// Address of the squared norm for clipping, or 0.
     pub(super) square: u64,
     pub(super) fold: Option<Fold>,
+    /// Matrices that Muon updates.
+    pub(super) matrices: Vec<Matrix>,
+    /// Copies of their new weights.
+    pub(super) copies: SmallVec<[Batch; 2]>,
 }
 
 impl Work {
+    /// Copies `n` new weights once they are written.
+    fn copy_after(&mut self, to: (u64, DType), from: (u64, DType), n: u64) {
+        let mut after = Self::default();
+        after.copy(to, Some(from), n);
+        self.copies.extend(after.batches);
+    }
+
     fn add(&mut self, kind: Ranges, piece: Piece) {
         if piece.n == 0 {
             return;
@@ -363,10 +377,12 @@ pub(super) fn work(
         ShardOp::ShardCast { through } => {
             float8::codes(&mut w, through, scales, reads, writes)?;
         }
-        ShardOp::Muon { .. } => return Err(OperandError::Unsupported),
-        ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
+        ShardOp::AdamW { .. }
+        | ShardOp::Lion { .. }
+        | ShardOp::Sgd { .. }
+        | ShardOp::Muon { .. } => {
             if let Some(rule) = op.update() {
-                update(&mut w, rule, (groups, scales), reads, writes)?;
+                update(&mut w, rule, (groups, scales, shapes), reads, writes)?;
             }
         }
     }
@@ -478,7 +494,7 @@ fn copies(
 
 /// Calls `f(group, first element, elements)` for the parts of `n` elements from `done` on, counted
 /// over the launch's weights, that are in one parameter group each.
-fn in_groups(groups: &[GroupRun], done: u64, n: u64, mut f: impl FnMut(u8, u64, u64)) {
+pub(super) fn in_groups(groups: &[GroupRun], done: u64, n: u64, mut f: impl FnMut(u8, u64, u64)) {
     if groups.is_empty() {
         return f(0, 0, n);
     }
@@ -508,7 +524,7 @@ fn in_runs<K>(
 fn update(
     w: &mut Work,
     update: Update,
-    (groups, scales_of): (&[GroupRun], &[ScaleRun]),
+    (groups, scales_of, shapes): (&[GroupRun], &[ScaleRun], &[Shape]),
     reads: &[RawRange],
     writes: &[RawRange],
 ) -> Result<(), OperandError> {
@@ -528,6 +544,7 @@ fn update(
     let (mut r, mut k) = (0, 0);
     // State of the last tensor that has some, and the number of its elements in use.
     let (mut states, mut scales, mut used): (&[RawRange], &[RawRange], u64) = (&[], &[], 0);
+    let mut shapes = shapes.iter();
     // Weights of the tensors before.
     let mut before = 0;
     while r + 1 < reads.len() {
@@ -570,6 +587,22 @@ fn update(
         let mut whole = true;
         let distance = (pieces > 1).then(|| n * grad.dtype.size());
         let place = |r: &RawRange, element: u64| at(r) + element * r.dtype.size();
+        if let UpdateRule::Muon(_) = update.rule {
+            let tensor = muon::Tensor {
+                weight,
+                grad: (grad, pieces),
+                momentum: states.first().map(|s| (s, used)),
+                before,
+            };
+            muon::matrices(&mut w.matrices, tensor, &mut shapes, groups)?;
+            copies(update.fused.cast, n, writes, &mut k, |first, here, copy| {
+                if let Some(to) = copy {
+                    w.copy_after(to, (place(weight, first), weight.dtype), here);
+                }
+            })?;
+            (used, before) = (used + n, before + n);
+            continue;
+        }
         copies(update.fused.cast, n, writes, &mut k, |first, here, copy| {
             let kind = Ranges::Update(RangeUpdate {
                 rule: update.rule,

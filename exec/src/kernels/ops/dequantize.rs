@@ -1,11 +1,14 @@
-//! Packed weights, as matmuls read them. GPUs have no kernel for it: there, programs with such
-//! weights are refused.
+//! Packed weights, as matmuls read them.
 
 use super::{Call, CpuKernel};
 #[cfg(feature = "cuda")]
 use super::{CudaCode, CudaKernel};
 use crate::base::packed;
+#[cfg(feature = "cuda")]
+use crate::kernels::cuda::codegen;
 use crate::kernels::error::OperandError;
+#[cfg(feature = "cuda")]
+use shardlab_plan::ir::PackedScales;
 use shardlab_plan::ir::{Packed, op};
 
 impl CpuKernel for op::Dequantize {
@@ -35,9 +38,13 @@ impl CpuKernel for op::Dequantize {
 #[cfg(feature = "cuda")]
 impl CudaKernel for op::Dequantize {
     fn code(&self) -> CudaCode<'_> {
-        CudaCode::Absent(
-            "packed weights (precision.frozen_params = \"nf4\", \"nf4_f32\" or \"int8\") run on CPUs, and \
-             are predicted for GPUs",
-        )
+        match self.scales {
+            PackedScales::Sharded => CudaCode::kernel(|req, op| {
+                codegen::dequantize::dequantize(req, op, (self.format, self.scales))
+            }),
+            PackedScales::Replicated => CudaCode::Absent(
+                "scales of packed weights that every rank has are predicted, and not run",
+            ),
+        }
     }
 }

@@ -17,11 +17,6 @@ impl CpuKernel for ShardOp {
 #[cfg(feature = "cuda")]
 impl CudaKernel for ShardOp {
     fn code(&self) -> CudaCode<'_> {
-        match self {
-            Self::Muon { .. } => CudaCode::Absent(
-                "Muon (train.optimizer = \"muon\") runs on CPUs, and is predicted for GPUs",
-            ),
-            _ => CudaCode::Ranges(*self),
-        }
+        CudaCode::Ranges(*self)
     }
 }

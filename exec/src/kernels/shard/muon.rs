@@ -14,8 +14,7 @@ use half::bf16;
 use shardlab_plan::config::MuonAdjustLr;
 use shardlab_plan::ir::{NewtonSchulz, Update};
 
-/// Coefficients of the iteration and smallest norm (`ns_coefficients` and `eps`).
-const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
+/// Smallest norm (`eps`).
 const EPS: f32 = 1e-7;
 
 /// Updates the tensors of a launch. `ctx.shapes` are those of their matrices, and `[n]` for `n`
@@ -113,7 +112,7 @@ fn round(x: f32) -> f32 {
 /// Moves the singular values of `short` rows of length `long`, of which there are not more than
 /// columns, towards 1.
 fn orthogonalize(x: &mut [f32], short: usize, long: usize) {
-    let [a, b, c] = COEFFICIENTS;
+    let [a, b, c] = NewtonSchulz::COEFFICIENTS;
     x.iter_mut().for_each(|v| *v = round(*v));
     let squares: f64 = x.iter().map(|v| f64::from(*v) * f64::from(*v)).sum();
     let norm = round(squares.sqrt() as f32).max(round(EPS));

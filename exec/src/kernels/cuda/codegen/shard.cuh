@@ -27,7 +27,7 @@ template <class T> DEV T* operand(const Table& t, const Part& p, int which) {
 DEV bool aligned(const void* a) { return ((u64)a & 15) == 0; }
 
 // Settings of the step for one parameter group, made on the host.
-struct Hyper { float lr, decay, blend, beta2, rest2, step, root, eps, clip_norm, weight_decay; };
+struct Hyper { float lr, decay, blend, beta2, rest2, step, root, eps, clip_norm, weight_decay, muon_rest, muon_rms; };
 // What gradients are multiplied by; a NaN spreads.
 DEV float clip_factor(const Hyper* h, const float* square) {
   if (!square || h->clip_norm <= 0.0f) return 1.0f;

@@ -2,6 +2,7 @@
 //! lists of ranges.
 
 mod float8;
+pub(in crate::kernels::cuda) mod muon;
 
 use super::{PREAMBLE, ctype};
 use crate::base::blockwise;
@@ -392,7 +393,7 @@ impl RangeUpdate {
                 "const float g_ = g[v] * clip; const float blend = m[v] + f.blend * (g_ - m[v]); const float sign = (float)(blend > 0.0f) - (float)(blend < 0.0f); m[v] = m[v] * f.beta2 + f.rest2 * g_; w[v] = w[v] * f.decay - f.lr * sign;"
             }
             UpdateRule::Sgd => "w[v] -= f.lr * (g[v] * clip + f.weight_decay * w[v]);",
-            // Not a kernel over elements: `kernels/ops/shard.rs` refuses it.
+            // Not a kernel over elements: see `muon`.
             UpdateRule::Muon(_) => "",
         }
         .to_owned();
@@ -493,16 +494,18 @@ fn update_blocks(types: &[(&str, &str, Use)], pieces: u32, step: &str) -> String
 
 /// Returns the tables of the factors of 8-bit codes.
 fn tables() -> String {
-    let table = |name: &str, signed: bool| {
-        // Rust prints as many digits as a float32 needs.
-        let values: Vec<String> = blockwise::codebook(signed)
-            .iter()
-            .map(|x| format!("{x:e}f"))
-            .collect();
-        format!(
-            "__device__ const float {name}[256] = {{{}}};\n",
-            values.join(", ")
-        )
-    };
-    table("SIGNED", true) + &table("UNSIGNED", false)
+    codebook("SIGNED", true) + &codebook("UNSIGNED", false)
+}
+
+/// Returns the table of the factors of 8-bit codes with or without a sign.
+pub(super) fn codebook(name: &str, signed: bool) -> String {
+    // Rust prints as many digits as a float32 needs.
+    let values: Vec<String> = blockwise::codebook(signed)
+        .iter()
+        .map(|x| format!("{x:e}f"))
+        .collect();
+    format!(
+        "__device__ const float {name}[256] = {{{}}};\n",
+        values.join(", ")
+    )
 }

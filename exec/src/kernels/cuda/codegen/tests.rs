@@ -108,7 +108,7 @@ fn sources(who: &str, program: &Program, target: Target, out: &mut BTreeMap<Stri
         out.entry(module.source)
             .or_insert_with(|| format!("{who}: {}", kernel.name));
     }
-    let shapes = prepare::shapes(program);
+    let shapes = prepare::shapes(program, 0).unwrap();
     let groups = program.group_runs(0).unwrap();
     let scales = program.scale_runs(0).unwrap();
     for (i, instr) in program.instrs.iter().enumerate() {
@@ -435,6 +435,57 @@ fn float8(nvrtc: Option<&Compiler>) {
         })
     });
     assert!(refused);
+}
+
+#[test]
+fn packed_weights_are_generated() {
+    packed_weights(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn packed_weights_compile() {
+    packed_weights(Some(&compiler()));
+}
+
+/// Weights in each format, whose rows are and are not whole blocks of NF4.
+fn packed_weights(nvrtc: Option<&Compiler>) {
+    let mut all = BTreeMap::new();
+    for format in ["nf4", "nf4_f32", "int8"] {
+        for compute in ["f32", "bf16"] {
+            for ffn in [176, 67] {
+                let set = [
+                    format!("precision.frozen_params={format}"),
+                    format!("precision.compute={compute}"),
+                    format!("model.ffn={ffn}"),
+                ];
+                let s = scenario::load(Path::new("small-qlora"), &set).unwrap();
+                let who = format!("{set:?}");
+                sources(&who, &plan(&s).unwrap(), Target::HOPPER, &mut all);
+            }
+        }
+    }
+    let reads_codes = |source: &&String| source.contains("const u8* stored");
+    assert!(all.keys().filter(reads_codes).count() >= 12);
+    compile(all, Target::HOPPER, nvrtc);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn kernels_of_muon_compile() {
+    let mut all = BTreeMap::new();
+    for dtype in [DType::F32, DType::Bf16] {
+        for pieces in [1, 4] {
+            let of = shard::muon::Types {
+                weight: dtype,
+                grad: dtype,
+                momentum: dtype,
+                pieces,
+            };
+            all.insert(shard::muon::source(of), format!("{of:?}"));
+        }
+    }
+    compile(all, Target::HOPPER, Some(&compiler()));
 }
 
 /// Microscaling formats have no kernels on GPUs, which is said by name.
