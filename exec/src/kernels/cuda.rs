@@ -21,6 +21,7 @@ mod perform;
 mod plans;
 mod prepare;
 mod ranges;
+mod start;
 mod target;
 mod tensor;
 mod variant;

@@ -5,122 +5,22 @@
 
 use super::Kernels;
 use super::blas::{self, Addresses};
+use super::codegen::shard::fold;
 use super::codegen::shard::muon::{Types, source};
 use super::error::ErrorKind;
 use super::gemm::GemmProblem;
-use super::perform::words;
-use super::prepare;
-use super::ranges::{Work, in_groups};
-use crate::kernels::error::OperandError;
-use crate::operand::RawRange;
+use super::ranges::{Matrix, Work};
+use super::start::words;
 use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUstream};
-use shardlab_plan::ir::{DType, NewtonSchulz, Shape};
-use shardlab_plan::program::{GroupRun, Program, workspace};
+use shardlab_plan::ir::{DType, NewtonSchulz};
+use shardlab_plan::program::{Program, workspace};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// A matrix that is updated, by addresses.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Matrix {
-    /// Rows and columns.
-    sides: [u64; 2],
-    types: Types,
-    /// Parameter group.
-    group: u8,
-    weight: u64,
-    grad: u64,
-    /// Bytes between the pieces of a gradient.
-    distance: u64,
-    momentum: u64,
-}
-
-impl Matrix {
-    const fn numel(&self) -> u64 {
-        self.sides[0] * self.sides[1]
-    }
-
-    fn short_and_long(&self) -> [u64; 2] {
-        let [rows, cols] = self.sides;
-        [rows.min(cols), rows.max(cols)]
-    }
-}
-
-/// A tensor of matrices and padding, as an optimizer's launch has it.
-pub(super) struct Tensor<'a> {
-    pub(super) weight: &'a RawRange,
-    /// Gradient, and the number of its pieces.
-    pub(super) grad: (&'a RawRange, u32),
-    /// Momentum, and the first of its elements that belongs to the tensor.
-    pub(super) momentum: Option<(&'a RawRange, u64)>,
-    /// Weights of the launch before this tensor.
-    pub(super) before: u64,
-}
-
-/// Appends the matrices of a tensor. `shapes` are those of the launch's matrices from here on, and
-/// `[n]` for `n` elements of padding.
-pub(super) fn matrices<'s>(
-    all: &mut Vec<Matrix>,
-    tensor: Tensor<'_>,
-    shapes: &mut impl Iterator<Item = &'s Shape>,
-    groups: &[GroupRun],
-) -> Result<(), OperandError> {
-    let Tensor {
-        weight,
-        grad: (grad, pieces),
-        momentum,
-        before,
-    } = tensor;
-    let n = weight.bytes as u64 / weight.dtype.size();
-    let place = |r: &RawRange, element: u64| r.ptr as u64 + element * r.dtype.size();
-    let mut start = 0;
-    while start < n {
-        let shape = shapes.next().map_or(&[0][..], |s| s.as_slice());
-        let numel = shape.iter().product::<u64>();
-        if numel == 0 || start + numel > n {
-            return Err(OperandError::Size {
-                what: "the matrices",
-                needed: n as usize,
-                found: (start + numel) as usize,
-            });
-        }
-        if let [rows, cols] = *shape {
-            let (state, used) = momentum.ok_or(OperandError::Unsupported)?;
-            if !matches!(state.dtype, DType::F32 | DType::Bf16) {
-                return Err(OperandError::Type(state.dtype));
-            }
-            let mut group = None;
-            let mut several = false;
-            in_groups(groups, before + start, numel, |g, _, _| {
-                several |= group.replace(g).is_some();
-            });
-            if several {
-                let message = "a matrix is in several parameter groups";
-                return Err(OperandError::Shape(message.to_owned()));
-            }
-            all.push(Matrix {
-                sides: [rows, cols],
-                types: Types {
-                    weight: weight.dtype,
-                    grad: grad.dtype,
-                    momentum: state.dtype,
-                    pieces,
-                },
-                group: group.unwrap_or(0),
-                weight: place(weight, start),
-                grad: place(grad, start),
-                distance: n * grad.dtype.size(),
-                momentum: place(state, used + start),
-            });
-        }
-        start += numel;
-    }
-    Ok(())
-}
 
 /// Matmuls of an iteration, by rows and columns, and the kernels around them, by types.
 #[derive(Default)]
 pub(super) struct Matmuls {
     of: BTreeMap<[u64; 2], [blas::Plan; 3]>,
-    kernels: BTreeMap<Types, [CUfunction; 3]>,
+    kernels: BTreeMap<Types, [CUfunction; 4]>,
 }
 
 // SAFETY: functions and descriptors belong to the context, not to a thread.
@@ -175,7 +75,7 @@ impl Places {
         let mut next = blas::WORKSPACE as u64;
         let mut take = |bytes: u64| {
             let at = next;
-            next += prepare::rounded(bytes);
+            next += bytes.next_multiple_of(workspace::ALIGN);
             at
         };
         let [before, after, gram, square] =
@@ -220,13 +120,13 @@ pub(super) fn prepare(k: &mut Kernels, matrices: &[Matrix]) -> Result<u64, Error
         most = most.max(workspace::muon(of.short_and_long()));
         if !k.muon.kernels.contains_key(&of.types) {
             let source = source(of.types);
-            let [momentum, scale, apply] =
-                ["k0", "k1", "k2"].map(|name| k.loader.function(&source, name, 0));
-            k.muon.kernels.insert(of.types, [momentum?, scale?, apply?]);
+            let mut function = |name| k.loader.function(&source, name, 0);
+            let [momentum, scale, apply] = [function("k0")?, function("k1")?, function("k2")?];
+            let sum = k.loader.function(&fold(false), "k0", 0)?;
+            k.muon
+                .kernels
+                .insert(of.types, [momentum, sum, scale, apply]);
         }
-    }
-    if !matrices.is_empty() {
-        prepare::fold_kernel(k, false)?;
     }
     Ok(most)
 }
@@ -266,9 +166,8 @@ unsafe fn one(
     (hyper, scratch): (CUdeviceptr, CUdeviceptr),
     stream: CUstream,
 ) -> Result<(), ErrorKind> {
-    let fold = prepare::fold_kernel(k, false)?;
     let missing = || ErrorKind::Launch("it was not prepared for such a matrix".to_owned());
-    let [momentum, scale, apply] = *k.muon.kernels.get(&of.types).ok_or_else(missing)?;
+    let [momentum, add, scale, apply] = *k.muon.kernels.get(&of.types).ok_or_else(missing)?;
     let [gram, square, next] = k.muon.of.get(&of.sides).ok_or_else(missing)?;
     let places = Places::new(of);
     let at = |place: u64| scratch + place;
@@ -317,7 +216,7 @@ unsafe fn one(
     // scratch memory, which this stream uses alone.
     unsafe {
         words(momentum, (chunks, 256), &mut operands, stream)?;
-        words(fold, (1, 1024), &mut [part, parts, sum, 0], stream)?;
+        words(add, (1, 1024), &mut [part, parts, sum, 0], stream)?;
         words(scale, (blocks(n)?, 256), &mut [sum, x, n], stream)?;
         for _ in 0..NewtonSchulz::STEPS {
             matmul(gram, [x, x, g, g])?;
@@ -344,51 +243,6 @@ mod tests {
     use super::*;
     use shardlab_plan::scenario;
     use std::path::Path;
-
-    fn range(at: usize, elements: usize, dtype: DType) -> RawRange {
-        RawRange {
-            ptr: std::ptr::without_provenance_mut(at),
-            bytes: elements * dtype.size() as usize,
-            dtype,
-        }
-    }
-
-    /// A wide and a tall matrix with padding between them, whose momentum follows that of another
-    /// tensor.
-    #[test]
-    fn matrices_of_a_tensor_have_places_and_groups() {
-        let weight = range(1 << 20, 30, DType::F32);
-        let grad = range(2 << 20, 60, DType::Bf16);
-        let momentum = range(3 << 20, 100, DType::F32);
-        let shapes: [Shape; 3] = [vec![2, 6], vec![8], vec![5, 2]].map(Shape::from_vec);
-        let groups = [(0, 50), (1, 12), (2, 18)].map(|(group, numel)| GroupRun { group, numel });
-        let tensor = || Tensor {
-            weight: &weight,
-            grad: (&grad, 2),
-            momentum: Some((&momentum, 40)),
-            before: 50,
-        };
-        let mut all = Vec::new();
-        matrices(&mut all, tensor(), &mut shapes.iter(), &groups).unwrap();
-        let [wide, tall] = all[..] else {
-            panic!("{all:?}");
-        };
-        assert_eq!((wide.sides, wide.group, wide.weight), ([2, 6], 1, 1 << 20));
-        assert_eq!((wide.grad, wide.distance), (2 << 20, 60));
-        assert_eq!((tall.sides, tall.group), ([5, 2], 2));
-        assert_eq!(tall.weight, (1 << 20) + 4 * 20);
-        assert_eq!(tall.grad, (2 << 20) + 2 * 20);
-        assert_eq!(tall.momentum, (3 << 20) + 4 * (40 + 20));
-        let bad = matrices(&mut Vec::new(), tensor(), &mut shapes[..2].iter(), &groups);
-        assert!(matches!(bad, Err(OperandError::Size { .. })), "{bad:?}");
-        let groups = [(1, 51), (2, 29)].map(|(group, numel)| GroupRun { group, numel });
-        let bad = matrices(&mut Vec::new(), tensor(), &mut shapes.iter(), &groups);
-        assert!(
-            bad.unwrap_err()
-                .to_string()
-                .contains("several parameter groups")
-        );
-    }
 
     /// Every rank prepares the matmuls of all ranks' matrices, since ranks agree on them in turn.
     #[test]

@@ -4,11 +4,13 @@
 //! operands are joined.
 
 mod float8;
+mod muon;
 #[cfg(test)]
 mod tests;
 
+pub(super) use muon::Matrix;
+
 use super::codegen::shard::{RangeUpdate, Ranges};
-use super::muon::{self, Matrix};
 use crate::kernels::error::OperandError;
 use crate::operand::{RawRange, copied};
 use shardlab_plan::ir::{
@@ -494,7 +496,7 @@ fn copies(
 
 /// Calls `f(group, first element, elements)` for the parts of `n` elements from `done` on, counted
 /// over the launch's weights, that are in one parameter group each.
-pub(super) fn in_groups(groups: &[GroupRun], done: u64, n: u64, mut f: impl FnMut(u8, u64, u64)) {
+fn in_groups(groups: &[GroupRun], done: u64, n: u64, mut f: impl FnMut(u8, u64, u64)) {
     if groups.is_empty() {
         return f(0, 0, n);
     }

@@ -12,7 +12,7 @@ use shardlab_plan::ir::{BodyOp, NF4_BLOCK, NF4_SCALES, Packed, PackedFormat, Pac
 const THREADS: usize = 256;
 
 /// Generates `stored -> weight`: a thread reads the codes of some adjacent elements, which share a
-/// scale. Every number is that of the CPU: products and sums are rounded one by one.
+/// scale. Every number is that of the CPU: multiplications and sums are rounded one by one.
 pub(in crate::kernels) fn dequantize(
     req: &Request<'_>,
     op: &BodyOp,

@@ -100,8 +100,8 @@ fn newton_schulz_has_the_flops_of_its_matmuls() {
         assert_eq!(of.largest, [64, 176]);
         assert_eq!(kernel.flops.0, block + 12 * elements);
         let workspace = crate::program::workspace::kernel_bytes(kernel, false);
-        // Two whole matrices and two squares in two bytes, all multiples of 256; sums of two blocks,
-        // and their sum.
+        // Two whole matrices and two squares in two bytes, all multiples of 256; sums of two
+        // blocks, and their sum.
         let matrices = 2 * (2 * 64 * 176 + 2 * 64 * 64);
         assert_eq!(workspace, (32 << 20) + matrices + 256 + 256);
     }

@@ -16,8 +16,8 @@ pub(in crate::kernels::cuda) struct Types {
 
 /// Generates the kernels for some types:
 ///
-/// - `k0(all, h, square, grad, distance, factor, momentum, x, part, n)` updates the momentum and writes
-///   what is orthogonalized, in bfloat16, with a float64 sum of squares per block;
+/// - `k0(all, h, square, grad, distance, factor, momentum, x, part, n)` updates the momentum and
+///   writes what is orthogonalized, in bfloat16, with a float64 sum of squares per block;
 /// - `k1(sum, x, n)` divides by the norm;
 /// - `k2(h, weight, x, original, matched, n)` updates the weight; the last factors are those of the
 ///   learning rate by `muon_adjust_lr`.
