@@ -148,6 +148,10 @@ pub(crate) enum Fact {
     Experts,
     /// 0: routers have no load-balancing loss.
     Balancing,
+    /// 1: routers choose experts by scores with biases.
+    RouterBias,
+    /// 1: steps move the biases of routers, 0: the biases stay.
+    RouterBiasUpdate,
     /// Megatron-LM's dispatcher: 0 allgather, 1 alltoall, 2 flex.
     TokenDispatcher,
     /// What `flex` is: 0 DeepEP, 1 HybridEP.

@@ -639,17 +639,6 @@ fn experts_of_megatron_are_read() {
     let dense = experts_of_megatron(all).replace("--swiglu", "");
     let job = try_text("train.sh", &dense, &eight()).unwrap();
     assert_eq!(keys(&job), ["--num-experts"]);
-    // Biases of scores are read; that steps move them is not.
-    let rate = "--moe-router-bias-update-rate";
-    let biased = of(&format!(
-        "{all} --moe-router-score-function sigmoid --moe-router-enable-expert-bias {rate} 1e-3"
-    ));
-    assert_eq!(
-        setting(&biased, "model.router_bias").as_deref(),
-        Some("true")
-    );
-    let row = biased.rows().iter().find(|r| r.key == rate).unwrap();
-    assert_eq!(row.status.lack(), Lack::Accuracy);
     // A dense model does not read arguments of experts.
     let job = of("--moe-router-topk 4 --moe-aux-loss-coeff 1e-3");
     assert_eq!(setting(&job, "model.top_k"), None);
@@ -663,6 +652,46 @@ fn experts_of_megatron_are_read() {
         Some("false")
     );
     assert_eq!(setting(&job, "model.aux_loss"), None);
+}
+
+/// Megatron-LM moves biases by 0.001 after each step unless `--moe-router-bias-update-rate` says 0.
+#[test]
+fn updates_of_router_biases_are_named() {
+    let (bias, rate) = (
+        "--moe-router-enable-expert-bias",
+        "--moe-router-bias-update-rate",
+    );
+    let experts = "--num-experts 16 --moe-router-topk 4 --moe-router-score-function sigmoid";
+    let of = |more: &str| try_text("train.sh", &experts_of_megatron(more), &eight()).unwrap();
+    let lack = |job: &Job, key: &str| {
+        let row = job.rows().iter().find(|r| r.key == key).unwrap();
+        (row.status.lack(), row.why.clone())
+    };
+    let biased = |job: &Job| setting(job, "model.router_bias");
+
+    let job = of(&format!("{experts} {bias}"));
+    assert_eq!(biased(&job).as_deref(), Some("true"));
+    let why = lack(&job, bias).1.expect("a reason");
+    assert!(why.contains("not predicted"), "{why}");
+
+    let job = of(&format!("{experts} {bias} {rate} 1e-3"));
+    assert_eq!(biased(&job).as_deref(), Some("true"));
+    assert_eq!(lack(&job, bias).1, None);
+    assert_eq!(lack(&job, rate), (Lack::Accuracy, Some(why)));
+
+    let job = of(&format!("{experts} {bias} {rate} 0"));
+    assert_eq!(biased(&job).as_deref(), Some("true"));
+    assert_eq!(lack(&job, bias).1, None);
+    assert_eq!(lack(&job, rate).0, Lack::Nothing);
+
+    // Without biases, or without experts, the rate has no effect.
+    for job in [
+        of(&format!("{experts} {rate} 1e-3")),
+        of(&format!("{bias} {rate} 1e-3")),
+    ] {
+        assert_eq!(biased(&job), None);
+        assert_eq!(lack(&job, rate).0, Lack::Nothing);
+    }
 }
 
 /// torchtitan deals tokens out in turn, Megatron-LM draws logits.

@@ -37,6 +37,41 @@ const KIND: &str = "model.aux_loss_kind";
 /// # Errors
 /// Another key that decides the same differently.
 pub(super) fn model(draft: &mut Draft) -> Result<(), ConfigError> {
+    make(draft)?;
+    router_bias(draft);
+    Ok(())
+}
+
+/// Says whether steps move the biases of routers. Megatron-LM does so after each step
+/// (`get_updated_expert_bias`), by 0.001 unless `--moe-router-bias-update-rate` is given.
+fn router_bias(draft: &mut Draft) {
+    let rate = draft.fact(Fact::RouterBiasUpdate);
+    let enabled = draft.fact(Fact::RouterBias);
+    match (enabled, rate) {
+        _ if draft.value("model.router_bias").is_none() => {
+            if let Some(rate) = rate {
+                let why = "without --moe-router-enable-expert-bias and experts";
+                draft.none(rate.row, Lack::Nothing, why);
+            }
+        }
+        (_, Some(rate)) if rate.value == 0 => {
+            draft.none(
+                rate.row,
+                Lack::Nothing,
+                "biases of routers stay as they are",
+            );
+        }
+        (_, Some(rate)) => draft.none(rate.row, Lack::Accuracy, UPDATED),
+        (Some(enabled), None) => draft.approximates(enabled.row, UPDATED),
+        (None, None) => {}
+    }
+}
+
+/// Says what is left out where steps move the biases of routers.
+const UPDATED: &str = "the all-reduce and the kernels that update biases of routers after each step are not predicted";
+
+/// Makes the model, without looking at updates of biases.
+fn make(draft: &mut Draft) -> Result<(), ConfigError> {
     let given = draft.fact(Fact::Experts).filter(|g| g.value > 1);
     let Some(given) = given else {
         for key in KEYS.into_iter().chain([KIND]) {
