@@ -293,6 +293,11 @@ impl Builder {
         self.emit(Rule::Capture, Op::GraphEnd(scope));
     }
 
+    /// Returns whether a scope is open, so that what is emitted now becomes part of a graph.
+    pub(crate) const fn is_capturing(&self) -> bool {
+        self.open_scope.is_some()
+    }
+
     /// Ends a section and returns its range. The next one has to record events of its own.
     pub(crate) fn end_section(&mut self, kind: SectionKind) -> Range<u32> {
         self.forget_events();

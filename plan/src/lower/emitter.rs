@@ -4,7 +4,6 @@ use super::builder::{Builder, CollectiveLaunch, NewBuffer};
 use super::inputs::LoweringInputs;
 use super::kernels::{KernelLaunch, Kernels};
 use super::uses::Uses;
-use crate::config::CudaGraph;
 use crate::ir::{
     Access, AxisId, AxisSet, BufferId, COMPUTE, CommId, DType, EventId, GroupId, Holds, ParamId,
     Pool, Role, ShardOp, StreamId, UnitId,
@@ -181,9 +180,10 @@ impl<'a> Emitter<'a> {
         );
     }
 
-    /// Waits on the host for an event, unless the step is captured (a capture may not block).
+    /// Waits on the host for an event, unless what is emitted now is captured (a capture may not
+    /// block, and a replay has nothing to wait for on the host).
     pub(crate) fn host_sync(&mut self, rule: Rule, event: EventId) {
-        if self.inputs.scenario.compile.cuda_graph == CudaGraph::Off {
+        if !self.b.is_capturing() {
             self.b.host_wait(rule, event);
         }
     }

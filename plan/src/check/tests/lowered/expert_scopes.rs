@@ -195,6 +195,60 @@ fn a_graph_that_contains_the_wait_for_counts() {
     }
 }
 
+/// Counts the steady host waits of a rule, outside of graphs and inside.
+fn host_waits(p: &Program, rule: Rule) -> [usize; 2] {
+    let (mut open, mut counts) = (false, [0; 2]);
+    let steady = p.section(SectionKind::Steady).expect("steady");
+    for i in &p.instrs[steady.instrs.start as usize..steady.instrs.end as usize] {
+        match i.op {
+            Op::GraphBegin(_) => open = true,
+            Op::GraphEnd(_) => open = false,
+            Op::HostWait(_) if i.rule == rule => counts[usize::from(open)] += 1,
+            _ => {}
+        }
+    }
+    counts
+}
+
+/// The host waits for the results of checks for NaN, around each collective, except where a graph
+/// contains them: those of the tokens that layers of experts exchange, if whole layers are captured.
+#[test]
+fn the_host_waits_for_what_is_not_captured() {
+    let set = ["mesh.ep=2", "moe.dispatcher=gather", "fsdp.nan_check=true"];
+    let eager = ["train.sync=false", "fsdp.policy=native"];
+    let eager = try_lower("small-moe", &[&eager[..], &set].concat()).expect("no scope");
+    let [all, none] = host_waits(&eager, Rule::NanCheck);
+    assert_eq!(none, 0);
+    for captured in ["[\"attn\"]", PARTS] {
+        let p = scopes(captured, NATIVE, &set);
+        assert_eq!(host_waits(&p, Rule::NanCheck), [all, 0], "{captured}");
+        passes(&check(&p), captured);
+    }
+    let p = scopes("[\"moe\"]", NATIVE, &set);
+    // Two layers. Forward gathers tokens and weights and adds up results, three collectives of
+    // floats with an operand and a result each, and backward does the reverse.
+    assert_eq!(host_waits(&p, Rule::NanCheck), [all - 2 * 2 * 3 * 2, 0]);
+    passes(&check(&p), "layers");
+}
+
+/// The code of transformers reads a mask on the host once a forward pass, which a captured iteration
+/// does not.
+#[test]
+fn the_host_waits_for_nothing_in_a_captured_iteration() {
+    let waits = |graph: &str| {
+        let set = [
+            "fsdp.policy=fsdp2",
+            "model.implementation=transformers",
+            graph,
+        ];
+        let p = try_lower("small-native", &set).expect("a policy of torch");
+        passes(&check(&p), graph);
+        host_waits(&p, Rule::Model)
+    };
+    assert_eq!(waits("compile.cuda_graph=off"), [1, 0]);
+    assert_eq!(waits("compile.cuda_graph=full_iteration"), [0, 0]);
+}
+
 /// Units within a captured part have hooks there; experts as a unit start between the parts.
 #[test]
 fn units_inside_of_captured_parts_are_refused() {
