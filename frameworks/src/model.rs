@@ -12,7 +12,7 @@ pub(crate) enum Model {
 }
 
 /// Published models whose shapes are shipped, by the last part of their id without what follows.
-const PUBLISHED: [(&str, &str); 30] = [
+const PUBLISHED: [(&str, &str); 38] = [
     ("meta-llama-3-8b", "llama3-8b"),
     ("meta-llama-3.1-8b", "llama3-8b"),
     ("llama-3-8b", "llama3-8b"),
@@ -43,10 +43,18 @@ const PUBLISHED: [(&str, &str); 30] = [
     ("mixtral-8x7b", "mixtral-8x7b"),
     ("gpt-oss-20b", "gpt-oss-20b"),
     ("gpt-oss-120b", "gpt-oss-120b"),
+    ("qwen1.5-moe-a2.7b", "qwen1.5-moe-a2.7b"),
+    ("deepseek-v3", "deepseek-v3"),
+    ("deepseek-v3-0324", "deepseek-v3"),
+    ("deepseek-r1", "deepseek-v3"),
+    ("deepseek-r1-0528", "deepseek-v3"),
+    ("olmoe-1b-7b-0924", "olmoe-1b-7b"),
+    ("llama-4-scout-17b-16e", "llama4-scout"),
+    ("llama-4-maverick-17b-128e", "llama4-maverick"),
 ];
 
 /// Models of torchtitan whose shapes are shipped: family, flavor, preset.
-const FLAVORS: [(&str, &str, &str); 15] = [
+const FLAVORS: [(&str, &str, &str); 18] = [
     ("llama3", "8B", "llama3-8b"),
     ("llama3", "70B", "llama3-70b"),
     ("llama3", "405B", "llama3-405b"),
@@ -62,12 +70,16 @@ const FLAVORS: [(&str, &str, &str); 15] = [
     ("qwen3", "235B-A22B", "qwen3-235b-a22b"),
     ("gpt_oss", "20b", "gpt-oss-20b"),
     ("gpt_oss", "120b", "gpt-oss-120b"),
+    ("deepseek_v3", "671B", "deepseek-v3"),
+    ("llama4", "17bx16e", "llama4-scout"),
+    ("llama4", "17bx128e", "llama4-maverick"),
 ];
 
 /// Endings of ids that do not change shapes.
-const VARIANTS: [&str; 9] = [
+const VARIANTS: [&str; 10] = [
     "",
     "-base",
+    "-chat",
     "-hf",
     "-chat-hf",
     "-instruct",
@@ -168,8 +180,25 @@ mod tests {
         assert_eq!(preset("NousResearch/Meta-Llama-3.1-8B"), Some("llama3-8b"));
         assert_eq!(preset("openai/gpt-oss-20b"), Some("gpt-oss-20b"));
         assert_eq!(preset("Qwen/Qwen3-235B-A22B"), Some("qwen3-235b-a22b"));
+        assert_eq!(preset("deepseek-ai/DeepSeek-V3"), Some("deepseek-v3"));
+        assert_eq!(preset("deepseek-ai/DeepSeek-V3-Base"), Some("deepseek-v3"));
+        assert_eq!(
+            preset("Qwen/Qwen1.5-MoE-A2.7B-Chat"),
+            Some("qwen1.5-moe-a2.7b")
+        );
+        assert_eq!(preset("allenai/OLMoE-1B-7B-0924"), Some("olmoe-1b-7b"));
+        assert_eq!(
+            preset("meta-llama/Llama-4-Scout-17B-16E-Instruct"),
+            Some("llama4-scout")
+        );
+        assert_eq!(
+            preset("meta-llama/Llama-4-Maverick-17B-128E"),
+            Some("llama4-maverick")
+        );
         // Another model with a similar name.
         for other in [
+            "deepseek-ai/DeepSeek-V3.2-Exp",
+            "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",
             "Qwen/Qwen3-Coder-480B-A35B",
             "Qwen/Qwen2.5-7B-VL",
             "x/qwen3-8b-mixture",

@@ -19,7 +19,8 @@ fn counts(model: &str) -> [u64; 2] {
     [count.total, count.active]
 }
 
-/// Totals are those of the published files, as are the 12.9 B, 3.3 B and 22 B active ones.
+/// Totals are those of the published files, as are the 12.9 B, 3.3 B and 22 B active ones. Those of
+/// Qwen1.5, OLMoE, DeepSeek and Llama 4 are counted in the models that transformers builds.
 #[test]
 fn parameter_counts_are_the_published_ones() {
     let mixtral = counts("preset = \"mixtral-8x7b\"");
@@ -33,13 +34,18 @@ fn parameter_counts_are_the_published_ones() {
     assert_eq!(gpt_oss, [20_914_757_184, 4_193_246_784]);
     let gpt_oss = counts("preset = \"gpt-oss-120b\"");
     assert_eq!(gpt_oss, [116_829_156_672, 5_750_551_872]);
-    // Qwen1.5-MoE-A2.7B.
-    let qwen2 = counts(
-        "family = \"moe\"\nlayers = 24\nhidden = 2048\nheads = 16\nvocab = 151936\nbias = \"qkv\"\nffn = 5632\n\
-         experts = 60\ntop_k = 4\nexpert_ffn = 1408\nshared_expert_ffn = 5632\nshared_expert_gate = true\n\
-         normalize_top_k = false",
-    );
-    assert_eq!(qwen2[0], 14_315_784_192);
+    let qwen2 = counts("preset = \"qwen1.5-moe-a2.7b\"");
+    assert_eq!(qwen2, [14_315_784_192, 2_689_173_504]);
+    let olmoe = counts("preset = \"olmoe-1b-7b\"");
+    assert_eq!(olmoe, [6_919_161_856, 1_282_017_280]);
+    // Without the layer that predicts a further token.
+    let deepseek = counts("preset = \"deepseek-v3\"");
+    assert_eq!(deepseek, [671_026_404_352, 37_552_282_624]);
+    // Without towers of images.
+    let scout = counts("preset = \"llama4-scout\"");
+    assert_eq!(scout, [107_769_861_120, 17_172_894_720]);
+    let maverick = counts("preset = \"llama4-maverick\"");
+    assert_eq!(maverick, [400_711_848_960, 17_184_691_200]);
 }
 
 /// Three published rates in TFLOP/s and tokens per second count 22.96 to 23.02 GFLOP per token.
