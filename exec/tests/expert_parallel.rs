@@ -378,6 +378,33 @@ fn equal_runs_are_equal_to_the_last_bit() {
     assert_eq!(bits(&a), bits(&b));
 }
 
+/// The shared expert computes the same numbers wherever it runs.
+#[test]
+fn shared_experts_that_overlap_have_the_bits_of_others() {
+    let bits = |o: &Outcome| -> Vec<u64> {
+        let all = o.run.losses.iter().chain(&o.run.grad_norms);
+        all.chain(&o.weight_norms).map(|v| v.to_bits()).collect()
+    };
+    for dispatcher in ["all_to_all", "gather", "padded", "peer"] {
+        let dispatcher = format!("moe.dispatcher={dispatcher}");
+        for set in [
+            &[][..],
+            &["compile.mode=regions", "train.recompute=full"],
+            &["fsdp.policy=megatron"],
+        ] {
+            let set = [&[dispatcher.as_str()], set].concat();
+            let [with, without] = [true, false].map(|overlap| {
+                let overlap = format!("moe.shared_expert_overlap={overlap}");
+                let room = (dispatcher != "moe.dispatcher=gather").then_some(ROOM);
+                let all = set.iter().copied().chain(room).chain([overlap.as_str()]);
+                trained(4, 2, &all.collect::<Vec<&str>>())
+            });
+            assert!(!with.run.losses.is_empty());
+            assert_eq!(bits(&with), bits(&without), "{set:?}");
+        }
+    }
+}
+
 /// Scopes that end before tokens are exchanged, which every dispatcher allows.
 const BEFORE_EXCHANGE: [&str; 5] = [
     "[\"attn\"]",

@@ -424,6 +424,8 @@ pub(crate) const fn number(name: &'static str, scenario: &'static str) -> Key {
 
 /// The key of the capacity of experts.
 pub(crate) const CAPACITY: &str = "moe.capacity_factor";
+/// The key of shared experts that compute while tokens travel.
+pub(crate) const SHARED_OVERLAP: &str = "moe.shared_expert_overlap";
 pub(crate) const FORCED: &str = "moe.force_routing";
 
 /// Returns a quantity.

@@ -810,6 +810,25 @@ fn dispatchers_of_megatron_are_read() {
     assert!(job.scenario(&[]).unwrap().moe.is_none());
 }
 
+#[test]
+fn an_overlap_of_shared_experts_is_read() {
+    let overlap = "--moe-shared-expert-overlap";
+    let of = |more: &str| {
+        let all = format!("--num-experts 16 --moe-router-topk 4 {overlap} {more}");
+        let mut job = try_text("train.sh", &experts_of_megatron(&all), &eight()).unwrap();
+        let moe = job.scenario(&[]).unwrap().moe;
+        let set = setting(&job, "moe.shared_expert_overlap");
+        (set, moe.is_some_and(|moe| moe.shared_expert_overlap))
+    };
+    let shared = "--moe-shared-expert-intermediate-size 96";
+    let divided = "--expert-model-parallel-size 8 --moe-token-dispatcher-type alltoall";
+    let read = (Some("true".to_owned()), true);
+    assert_eq!(of(&format!("{shared} {divided}")), read);
+    // Nothing to overlap, or nothing to overlap with.
+    assert_eq!(of(divided), (None, false));
+    assert_eq!(of(shared), (None, false));
+}
+
 /// Megatron-LM's optimizer on the CPU is not predicted, and does not start over the DTensors of an
 /// FSDP.
 #[test]

@@ -5,7 +5,7 @@
 //! GEMMs accumulate, and gradients of embeddings fill their tables. `gemm_fusion` fuses elementwise
 //! code into GEMMs. `inplace` saves their readers memory. `kernel` describes a step's kernel,
 //! `emit` decides lifetimes and writes the tape, and `expand` repeats the steps of a middle block
-//! for all middle blocks.
+//! for all middle blocks. `overlap` places kernels of shared experts where tokens travel.
 
 mod alike;
 mod emit;
@@ -19,6 +19,7 @@ mod inplace;
 mod kernel;
 mod liveness;
 mod merge;
+mod overlap;
 mod partition;
 mod schedule;
 pub mod tape;

@@ -190,6 +190,19 @@ pub struct Buffer {
     pub first: ValueId,
 }
 
+/// A layer whose shared expert can compute while the layer's tokens travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedOverlap {
+    /// The layer of experts.
+    pub layer: ModuleId,
+    /// Its shared expert.
+    pub shared: ModuleId,
+    /// The last linear layer of the shared expert.
+    pub down: ModuleId,
+    /// Whether it does so.
+    pub overlaps: bool,
+}
+
 /// Ops over values, in issue order.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
@@ -210,6 +223,8 @@ pub struct Graph {
     pub saved: Vec<(u32, u32)>,
     /// Forward ops that the model's own code checkpoints, in order.
     pub checkpoints: Vec<Range<usize>>,
+    /// Layers whose shared experts can compute while tokens travel.
+    pub overlaps: Vec<SharedOverlap>,
     /// Module of new ops.
     pub(crate) module: Option<ModuleId>,
     /// Part of a layer of experts that new ops belong to.

@@ -468,3 +468,52 @@ fn offloaded_activations_lower_the_peak() {
     ];
     assert!(moved < kept / 2, "{moved} of {kept}");
 }
+
+/// With a shared expert next to them, exchanges of tokens leave less of the step without a kernel,
+/// forward and backward, and the step is shorter.
+#[test]
+fn shared_experts_hide_the_dispatch() {
+    for dispatcher in ["gather", "padded", "peer"] {
+        let of = |overlap: bool| {
+            let set = [
+                "model.layers=4",
+                "model.shared_expert_ffn=4096",
+                "moe.capacity_factor=1.25",
+                &format!("moe.dispatcher={dispatcher}"),
+                &format!("moe.shared_expert_overlap={overlap}"),
+            ];
+            let gathers = |s: &&str| dispatcher != "gather" || !s.contains("capacity");
+            let set: Vec<&str> = set.into_iter().filter(gathers).collect();
+            let program = planned("qwen3-30b-a3b-8xh100-ep8", &set);
+            let r = run(&program, &Options::default());
+            let exposed = exposed_exchanges(&program, &r);
+            (exposed, r.step_samples[0])
+        };
+        let ((hidden, short), (waited, long)) = (of(true), of(false));
+        assert!(
+            hidden.0 < waited.0 * 9 / 10,
+            "{dispatcher}: {hidden:?} {waited:?}"
+        );
+        assert!(short < long, "{dispatcher}: {short:?} {long:?}");
+    }
+}
+
+/// Returns the time in which tokens are exchanged and no kernel computes.
+fn exposed_exchanges(program: &Program, r: &Run) -> Picos {
+    let compute: Vec<(u64, u64)> = (r.spans.iter())
+        .filter(|s| s.stream == COMPUTE)
+        .map(|s| (s.start.0, s.end.0))
+        .collect();
+    let exchanges = r.spans.iter().filter(|s| {
+        let instr = &program.instrs[s.instr.index()];
+        instr.rule == Rule::ModelCollective && matches!(instr.op, Op::Collective { .. })
+    });
+    let exposed = exchanges.map(|s| {
+        let covered = compute.iter().map(|&(from, to)| {
+            let (from, to) = (from.max(s.start.0), to.min(s.end.0));
+            to.saturating_sub(from)
+        });
+        (s.end.0 - s.start.0).saturating_sub(covered.sum())
+    });
+    Picos(exposed.sum())
+}

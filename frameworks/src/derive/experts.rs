@@ -5,7 +5,7 @@ use super::architecture::REPLACED;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::Lack;
-use crate::table::{CAPACITY, FORCED, Fact, quoted};
+use crate::table::{CAPACITY, FORCED, Fact, SHARED_OVERLAP, quoted};
 use shardlab_plan::scenario;
 
 const FAMILY: &str = "model.family";
@@ -139,6 +139,11 @@ pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
         draft.unset(FORCED, Lack::Nothing, "the model has no experts");
     }
     let number = |draft: &Draft, key| draft.value(key).and_then(|v| v.parse::<u64>().ok());
+    let shared = number(draft, "model.shared_expert_ffn").is_some_and(|width| width > 0);
+    if draft.value(SHARED_OVERLAP).is_some() && !(shared && draft.value("mesh.ep").is_some()) {
+        let why = "no shared expert computes while tokens travel";
+        draft.unset(SHARED_OVERLAP, Lack::Nothing, why);
+    }
     let Some(ep) = number(draft, "mesh.ep") else {
         draft.unset(CAPACITY, Lack::Accuracy, "no token is predicted as dropped");
         return Ok(());

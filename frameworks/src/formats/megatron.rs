@@ -7,8 +7,8 @@ use crate::convert::{
 };
 use crate::derive::{Activation, CAPTURED, Positions};
 use crate::table::{
-    CAPACITY, Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, choice, fact, integer,
-    key, lost, number, with,
+    CAPACITY, Dtype, Effect, Engine, Fact, Fallback, Format, Key, SHARED_OVERLAP, Table, To,
+    choice, fact, integer, key, lost, number, with,
 };
 use crate::tree::Node;
 
@@ -256,6 +256,9 @@ const KEYS: &[Key] = &[
             node,
             Effect::Set("model.shared_expert_gate", "true".to_owned()),
         )
+    }),
+    with("moe-shared-expert-overlap", |node| {
+        if_true(node, Effect::Set(SHARED_OVERLAP, "true".to_owned()))
     }),
     with("moe-layer-freq", expert_layers),
     with("moe-router-score-function", |node| {
@@ -829,7 +832,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "tp-comm-bulk-dgrad",
             "batch-p2p-comm",
             "moe-use-legacy-grouped-gemm",
-            "moe-shared-expert-overlap",
             "moe-router-padding-for-quantization",
             "fp16-lm-cross-entropy",
             "use-sharp",

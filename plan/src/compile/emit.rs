@@ -50,7 +50,7 @@ pub(super) fn emit(
         .chain(b.one.and_then(|v| m.graph.buffer_of(v)))
         .collect();
     let lives = Liveness::new(&m.graph, &m.tree, &training, split, &kept);
-    let ready = ready(b, plan, &lives, split as u32);
+    let ready = ready(&m.graph, b, plan, &lives, split as u32);
     let mut phase = Phase {
         steps: &training[..split],
         base: 0,
@@ -105,15 +105,22 @@ struct Phase<'a> {
 
 /// Returns the step after which each gradient is ready: compiled code returns all gradients of a
 /// region at its end.
-fn ready(b: &Backward, plan: &Plan, lives: &Liveness, split: u32) -> Vec<(u32, ParamId)> {
+fn ready(
+    g: &Graph,
+    b: &Backward,
+    plan: &Plan,
+    lives: &Liveness,
+    split: u32,
+) -> Vec<(u32, ParamId)> {
     let mut out: Vec<(u32, ParamId)> = Vec::with_capacity(b.ready.len());
     let last = split + plan.backward.len() as u32 - 1;
     for r in &b.ready {
-        // A view that is no step of compiled code is done when the next kernel runs.
+        // A view that is no step of compiled code is done when the next kernel runs, and not before
+        // the kernel that writes what it shows, which may have moved behind that.
         let step = |op: u32| {
             let steps = lives.step_of[op as usize..].iter();
-            let step = steps.copied().find(|&s| s != NONE);
-            (step.unwrap_or(last) - split) as usize
+            let next = steps.copied().find(|&s| s != NONE).unwrap_or(last);
+            (next.max(written_by(g, lives, op)) - split) as usize
         };
         let mut at = step(r.writer);
         let region = plan.backward[at].region;
@@ -132,6 +139,20 @@ fn ready(b: &Backward, plan: &Plan, lives: &Liveness, split: u32) -> Vec<(u32, P
     }
     out.sort_by_key(|r| r.0);
     out
+}
+
+/// Returns the step of the kernel that writes what an op or a chain of views makes; 0 if there is
+/// none.
+fn written_by(g: &Graph, lives: &Liveness, op: u32) -> u32 {
+    let mut at = op as usize;
+    while lives.step_of[at] == NONE {
+        let source = g.ops[at].inputs.first().map(|v| g.producer[v.index()]);
+        match source {
+            Some(p) if p != NONE => at = p as usize,
+            _ => return 0,
+        }
+    }
+    lives.step_of[at]
 }
 
 /// Returns the modules that appear on the tape: all except the leaves inside blocks that are not

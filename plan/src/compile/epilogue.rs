@@ -7,9 +7,10 @@
 //! An embedding's gradient writes the zeros that it would be added to, for rows that no id refers
 //! to.
 
+use super::overlap;
 use super::schedule::Orders;
 use crate::graph::{Act, Graph, Op, Root, Value, ValueId};
-use crate::ir::{OpKind, op};
+use crate::ir::{Module, OpKind, op};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
@@ -22,12 +23,16 @@ struct Fold {
 }
 
 /// Moves additions of compiled code into the GEMMs whose results nothing else reads.
-pub(super) fn additions(g: &mut Graph, o: &mut Orders) {
+pub(super) fn additions(g: &mut Graph, modules: &[Module], o: &mut Orders) {
     let mut gone = BTreeSet::new();
     let mut uses = Uses::of(g, o);
     let orders = [&o.forward, &o.backward];
     for &add in orders.into_iter().flatten() {
-        if let Some(fold) = find(g, o, &uses, add) {
+        let together = |fold: &Fold| {
+            let shared = |op| overlap::is_shared(g, modules, &[op]);
+            shared(fold.gemm) == shared(fold.add)
+        };
+        if let Some(fold) = find(g, o, &uses, add).filter(together) {
             apply(g, &fold);
             uses.merge(g, &fold);
             gone.insert(add);

@@ -2,8 +2,8 @@
 
 use super::used_rows::{Sorted, Used};
 use super::{
-    Sharding, alike, epilogue, excluded, float8, fuse, gemm_fusion, inplace, merge, partition,
-    zeros,
+    Sharding, alike, epilogue, excluded, float8, fuse, gemm_fusion, inplace, merge, overlap,
+    partition, zeros,
 };
 use crate::autodiff::{Backward, recompute::Recomputed};
 use crate::config::{Compile, CompileMode, Implementation, Scenario};
@@ -143,6 +143,8 @@ pub(super) fn plan(
         region: vec![0; end as usize],
         section: sections(b, end),
     };
+    let units = nearest_units(m.modules(), sharding.is_unit);
+    overlap::shared_experts(m, &mut o, &units);
     let mut guarded = vec![false];
     if mode != CompileMode::Off {
         guarded = regions(m, &mut o, compile, sharding.is_unit);
@@ -155,10 +157,9 @@ pub(super) fn plan(
         inplace::rotations(&mut m.graph, &mut o, &eval);
         alike::neighbours(&mut m.graph, &mut o);
         if compile.epilogues {
-            epilogue::additions(&mut m.graph, &mut o);
+            epilogue::additions(&mut m.graph, &m.tree.modules, &mut o);
             epilogue::tables(&mut m.graph, &mut o);
         }
-        let units = nearest_units(m.modules(), sharding.is_unit);
         let units = (mode != CompileMode::Full).then_some(&units[..]);
         partition::recompute_cheap(&mut m.graph, &mut o, recompute, units, aot_autograd);
         if aot_autograd {
@@ -334,7 +335,12 @@ fn steps(m: &ModelGraph, o: &Orders, order: &[u32], fusion: &Fusion) -> Vec<Step
             })
         });
         if let Some(units) = &fusion.units {
-            let unit = |s: &Step| units[s.module.index()];
+            let unit = |s: &Step| {
+                (
+                    units[s.module.index()],
+                    overlap::is_shared(g, m.modules(), &s.ops),
+                )
+            };
             gemm_fusion::join(g, &mut out, first, |a, b| unit(a) == unit(b));
         }
         at += len;

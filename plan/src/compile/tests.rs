@@ -18,6 +18,7 @@ mod gradients;
 mod interp;
 mod liveness;
 mod measured;
+mod overlap;
 pub(crate) mod semantics;
 mod used_rows;
 mod views;

@@ -23,6 +23,10 @@ pub struct Moe {
     pub stops_at_used_rows: bool,
     /// What happens to choices without a row.
     pub on_overflow: Overflow,
+    /// Kernels of the shared expert run while tokens travel: before the dispatched rows are first
+    /// used, and before the combined ones are. False without a shared expert.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub shared_expert_overlap: bool,
     /// How popular experts are in predictions.
     pub routing: Routing,
     /// How many tokens reach a rank, if they are sent once per rank.
@@ -108,6 +112,7 @@ mod tests {
             row_multiple: 1,
             stops_at_used_rows: false,
             on_overflow: Overflow::Drop,
+            shared_expert_overlap: false,
             routing: Routing::Balanced,
             reach: None,
             busiest: [(1, 1.25)].into(),

@@ -3,11 +3,13 @@
 //!
 //! A collective starts when the kernels issued before it are done, on a stream that its axis has
 //! for itself. Computation continues, and waits where it first touches what the collective sends or
-//! receives. Rows are pushed behind a barrier. A captured scope waits for its own collectives, and
+//! receives; where a shared expert computes while tokens travel, it may read what is sent. Rows are
+//! pushed behind a barrier. A captured scope waits for its own collectives, and
 //! for none of others.
 
 use super::emitter::Emitter;
 use crate::compile::tape::TapeOp;
+use crate::config::Scenario;
 use crate::ir::{
     Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, EventId,
     ModelCollective, Part, SentRows, StreamId,
@@ -46,8 +48,13 @@ impl ModelLanes {
 }
 
 /// Collectives that computation has not waited for: their operands, and when they are done.
-#[derive(Default)]
-pub(crate) struct InFlight(Vec<(Operands, EventId)>);
+pub(crate) struct InFlight {
+    all: Vec<(Operands, EventId)>,
+    /// Whether kernels run before collectives are done although their operands are read or freed.
+    overlaps: bool,
+    /// Operands that nothing uses after their collectives.
+    unused: Vec<BufferId>,
+}
 
 /// What a collective sends and receives, and the choices that say which rows.
 type Operands = (Part, Option<SentRows>);
@@ -58,7 +65,21 @@ fn buffers((part, sent): &Operands) -> impl Iterator<Item = BufferId> {
     ends.into_iter().chain(sent.map(|s| s.choices.buffer))
 }
 
+/// Returns the buffer that a collective writes.
+const fn received((part, _): &Operands) -> BufferId {
+    part.output.buffer
+}
+
 impl InFlight {
+    pub(crate) fn new(scenario: &Scenario) -> Self {
+        let moe = scenario.moe.as_ref();
+        Self {
+            all: Vec::new(),
+            overlaps: moe.is_some_and(|moe| moe.shared_expert_overlap),
+            unused: Vec::new(),
+        }
+    }
+
     /// Issues a collective of the model on these operands.
     pub(crate) fn issue(
         &mut self,
@@ -86,25 +107,62 @@ impl InFlight {
             out.collective(launch(CollectiveKind::Barrier, smallvec![], None));
         }
         out.collective(launch(collective.kind, smallvec![of.0], of.1));
-        self.0.push((of, out.b.record(rule, stream)));
+        self.all.push((of, out.b.record(rule, stream)));
     }
 
-    /// Waits for collectives that a use of these ranges depends on.
-    pub(crate) fn arrive_for(&mut self, out: &mut Emitter<'_>, accesses: &[Access]) {
-        if !self.0.is_empty() {
-            self.arrive(out, |b| accesses.iter().any(|a| a.buffer == b));
+    /// Waits for collectives that a kernel which reads and writes these ranges depends on.
+    pub(crate) fn arrive_for(
+        &mut self,
+        out: &mut Emitter<'_>,
+        reads: &[Access],
+        writes: &[Access],
+    ) {
+        if self.all.is_empty() {
+            return;
         }
+        let any = |accesses: &[Access], b| accesses.iter().any(|a| a.buffer == b);
+        let overlaps = self.overlaps;
+        self.arrive_if(out, |of| {
+            let read = match overlaps {
+                true => any(reads, received(of)),
+                false => buffers(of).any(|b| any(reads, b)),
+            };
+            read || buffers(of).any(|b| any(writes, b))
+        });
     }
 
     /// Waits for collectives whose operands are touched next.
     pub(crate) fn arrive(&mut self, out: &mut Emitter<'_>, touched: impl Fn(BufferId) -> bool) {
-        self.0.retain(|(of, done)| {
-            let needed = buffers(of).any(&touched);
+        self.arrive_if(out, |of| buffers(of).any(&touched));
+    }
+
+    fn arrive_if(&mut self, out: &mut Emitter<'_>, needs: impl Fn(&Operands) -> bool) {
+        self.all.retain(|(of, done)| {
+            let needed = needs(of);
             if needed {
                 out.b.wait(Rule::ModelCollective, *done, COMPUTE);
             }
             !needed
         });
+        let all = &self.all;
+        self.unused.retain(|&unused| {
+            let travels = all.iter().any(|(of, _)| buffers(of).any(|b| b == unused));
+            if !travels {
+                out.b.free(Rule::Model, unused);
+            }
+            travels
+        });
+    }
+
+    /// Returns whether an operand that nothing uses any more is freed when its collective has been
+    /// waited for, so that computation does not have to wait for that reason.
+    pub(crate) fn frees_later(&mut self, buffer: BufferId) -> bool {
+        let mut operands = self.all.iter().flat_map(|(of, _)| buffers(of));
+        let later = self.overlaps && operands.any(|b| b == buffer);
+        if later {
+            self.unused.push(buffer);
+        }
+        later
     }
 
     /// Waits for all.

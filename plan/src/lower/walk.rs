@@ -185,6 +185,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         let compiled = is_compiled(out.inputs);
         let weight_gradients = WeightGradients::new(out.inputs);
         let captures = Captures::new(out.inputs.scenario, out.inputs.tape);
+        let in_flight = InFlight::new(out.inputs.scenario);
         let kept = out.inputs.kept_transposes().into_iter();
         let kept = kept.map(|storage| (storage, false)).collect();
         Self {
@@ -193,7 +194,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             life,
             buffers,
             lanes,
-            in_flight: InFlight::default(),
+            in_flight,
             offload: None,
             weight_gradients,
             units,
@@ -406,6 +407,9 @@ impl<'c, 'a> Walk<'c, 'a> {
             return;
         }
         let id = self.buffer_of(s);
+        if self.offload.is_none() && self.in_flight.frees_later(id) {
+            return;
+        }
         self.in_flight.arrive(self.out, |b| b == id);
         let moved = self.offload.as_mut();
         if !moved.is_some_and(|moved| moved.end(self.out, s)) {
@@ -438,7 +442,7 @@ impl<'c, 'a> Walk<'c, 'a> {
     fn host_sizes(&mut self, operand: u32) {
         let sizes = self.out.inputs.tape.operands[operand as usize];
         let sizes = self.resolve(&sizes);
-        self.in_flight.arrive_for(self.out, &[sizes]);
+        self.in_flight.arrive_for(self.out, &[sizes], &[]);
         let known = self.out.b.record(Rule::Model, COMPUTE);
         self.out.b.host_wait(Rule::Model, known);
     }
@@ -609,7 +613,8 @@ impl<'c, 'a> Walk<'c, 'a> {
             kernel = self.weight_gradients.adding(kernel, &of, split, make);
             split += 1;
         }
-        self.in_flight.arrive_for(self.out, &resolved);
+        let (reads, writes) = resolved.split_at(split);
+        self.in_flight.arrive_for(self.out, reads, writes);
         self.workspace(kernel);
         let scratch = self.scratch(kernel);
         if let Some(id) = scratch {

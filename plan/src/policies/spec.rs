@@ -48,6 +48,8 @@ pub(crate) struct Defaults {
     pub(crate) dispatcher: Dispatcher,
     /// `moe.capacity_factor`, unless tokens are gathered.
     pub(crate) capacity_factor: Option<f64>,
+    /// `moe.shared_expert_overlap`.
+    pub(crate) shared_expert_overlap: bool,
     /// Whether compiled code merges and fuses all that this project's compiler can. Other engines
     /// keep the code that their own compiler generates.
     pub(crate) optimizes_code: bool,

@@ -75,6 +75,9 @@ pub(super) fn moe(
         },
         stops_at_used_rows: defaults.optimizes_code && compile.mode != CompileMode::Off,
         on_overflow: d.given(Key::OnOverflow).unwrap_or(overflow),
+        shared_expert_overlap: model.options.experts.shared_expert_ffn > 0
+            && d.given(Key::SharedExpertOverlap)
+                .unwrap_or(defaults.shared_expert_overlap),
         routing,
         reach,
         busiest,

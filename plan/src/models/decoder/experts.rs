@@ -12,7 +12,7 @@ use super::names::{self, Names, Stacks};
 use super::norm::Norm;
 use super::{normalized, scaled};
 use crate::config::{ExpertCode, Glu, Model, Router};
-use crate::graph::ValueId;
+use crate::graph::{SharedOverlap, ValueId};
 use crate::ir::{HfForm, Indexing, Init, ModuleId, ModuleKind, MoeStage, OpKind, Real, op};
 use crate::models::activation::{activate, clamped_glu};
 use crate::models::build::Builder;
@@ -236,7 +236,9 @@ impl Experts {
             let sum = match &self.shared {
                 None => routed,
                 Some(shared) => {
-                    let shared = match self.dispatch.exchanges() {
+                    let overlaps = self.overlap(b, shared);
+                    b.g.overlaps.extend(overlaps);
+                    let shared = match overlaps.is_some_and(|of| of.overlaps) {
                         true => shared.forward(b, flat),
                         false => b.in_stage(MoeStage::SharedExpert, |b| shared.forward(b, flat)),
                     };
@@ -249,6 +251,17 @@ impl Experts {
             }
             let out = scaled(b, sum, b.s.model.options.residual_multiplier);
             (out, logits)
+        })
+    }
+
+    /// Returns what of the shared expert can run while tokens travel, if they do.
+    fn overlap(&self, b: &Builder<'_>, shared: &Shared) -> Option<SharedOverlap> {
+        let moe = b.s.moe.as_ref().filter(|_| self.dispatch.exchanges())?;
+        Some(SharedOverlap {
+            layer: self.module,
+            shared: shared.module,
+            down: shared.w2.module(),
+            overlaps: moe.shared_expert_overlap,
         })
     }
 

@@ -32,6 +32,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         dispatcher: Dispatcher::AllToAll,
         // Their buffers have as many rows as the counts say.
         capacity_factor: Some(1.0),
+        shared_expert_overlap: false,
         optimizes_code: false,
     },
     rules: Rules {

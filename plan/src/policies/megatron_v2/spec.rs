@@ -27,6 +27,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         comm_grads: |compute, _| compute,
         dispatcher: Dispatcher::Gather,
         capacity_factor: None,
+        shared_expert_overlap: false,
         optimizes_code: false,
     },
     rules: Rules {

@@ -28,6 +28,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         comm_grads: |_, main_grads| main_grads,
         dispatcher: Dispatcher::Gather,
         capacity_factor: None,
+        shared_expert_overlap: true,
         optimizes_code: true,
     },
     rules: Rules {

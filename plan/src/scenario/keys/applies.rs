@@ -181,6 +181,13 @@ pub(super) const SLOTS: Need = Need {
     otherwise: "gathered tokens reserve rows for every case",
 };
 
+pub(super) const SHARED_EXPERT: Need = Need {
+    by: Key::SharedExpertFfn,
+    holds: |s| s.model.options.experts.shared_expert_ffn > 0,
+    words: "`shared_expert_ffn` above 0",
+    otherwise: "the model has no shared expert",
+};
+
 pub(super) const MODE_FULL: Need = Need {
     by: Key::Mode,
     holds: |s| s.compile.mode == CompileMode::Full,
