@@ -28,9 +28,9 @@ pub(super) fn shared_experts(m: &ModelGraph, o: &mut Orders, units: &[u32]) {
     }
 }
 
-/// Returns whether all of these ops are those of one shared expert that can run while tokens travel.
-/// A matmul among them that took in an op of what the tokens bring would wait for it. Whether the
-/// shared expert overlaps does not matter, so that results are equal to the last bit.
+/// Returns whether all of these ops are those of one shared expert that can run while tokens
+/// travel. A matmul among them that took in an op of what the tokens bring would wait for it.
+/// Whether the shared expert overlaps does not matter, so that results are equal to the last bit.
 pub(super) fn is_shared(g: &Graph, modules: &[Module], ops: &[u32]) -> bool {
     let module = |op: u32| g.ops[op as usize].module;
     let all =

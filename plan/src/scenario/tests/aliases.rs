@@ -95,6 +95,7 @@ fn former_names_of_keys_stay() {
         "keep_fp8_transpose_cache",
         "float8_experts",
         "exclude",
+        "shared_expert_overlap",
     ];
     for info in KEYS.iter().filter(|info| !left_out.contains(&info.key)) {
         assert!(
