@@ -67,7 +67,7 @@ fn router_bias(draft: &mut Draft) {
     }
 }
 
-/// Says what is left out where steps move the biases of routers.
+/// What predictions leave out if steps update the biases of routers.
 const UPDATED: &str = "the all-reduce and the kernels that update biases of routers after each step are not predicted";
 
 /// Makes the model, without looking at updates of biases.

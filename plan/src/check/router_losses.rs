@@ -265,7 +265,7 @@ impl Launch<'_> {
         });
     }
 
-    /// Follows sums of gradients to the first operation that is no sum or copy, which must read
+    /// Follows sums of gradients to the first operation other than a sum or a copy, which must read
     /// each of them once.
     fn other(&self, op: &BodyOp, inside: &mut Inside, state: &mut State, sink: &mut Sink) {
         let mut all = Vec::new();

@@ -115,8 +115,8 @@ fn ready(
     let mut out: Vec<(u32, ParamId)> = Vec::with_capacity(b.ready.len());
     let last = split + plan.backward.len() as u32 - 1;
     for r in &b.ready {
-        // A view that is no step of compiled code is done when the next kernel runs, and not before
-        // the kernel that writes what it shows, which may have moved behind that.
+        // A view without a step of its own is done when the next kernel runs, but not before the
+        // kernel that writes its data, which may have moved behind that.
         let step = |op: u32| {
             let steps = lives.step_of[op as usize..].iter();
             let next = steps.copied().find(|&s| s != NONE).unwrap_or(last);

@@ -178,11 +178,17 @@ impl Param {
         if matches!(hf.form, HfForm::Parameter { .. }) {
             return Some(hf.module.clone());
         }
-        let leaf = match hf.form {
-            HfForm::Tensor(name) => name,
-            _ => self.name.rsplit('.').next()?,
-        };
-        Some([&hf.module, ".", leaf].concat())
+        Some([&hf.module, ".", self.hf_tensor()?].concat())
+    }
+
+    /// Returns the name of the tensor within its module in Hugging Face's code, if the module has
+    /// a name there.
+    #[must_use]
+    pub fn hf_tensor(&self) -> Option<&str> {
+        match self.hf.as_ref()?.form {
+            HfForm::Tensor(name) => Some(name),
+            _ => self.name.rsplit('.').next(),
+        }
     }
 
     /// Returns the dimensions of which ranks have slices, with the axes that divide them.

@@ -78,6 +78,15 @@ impl Packed {
         }
     }
 
+    /// Returns the number of adjacent elements that share a scale.
+    #[must_use]
+    pub fn scale_block(&self) -> u64 {
+        match self.format {
+            PackedFormat::Nf4 | PackedFormat::Nf4F32 => NF4_BLOCK,
+            PackedFormat::Int8 => (self.numel() / self.scale_count().max(1)).max(1),
+        }
+    }
+
     /// Returns the number of factors of scales, if these have eight bits.
     #[must_use]
     pub fn factor_count(&self) -> u64 {

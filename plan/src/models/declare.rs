@@ -468,8 +468,7 @@ impl Declare {
         bias: bool,
     ) -> Layer {
         let module = self.module(parent, name, ModuleKind::Layer);
-        let form = HfForm::Transposed;
-        let name = self.hf_name(hf).map(|hf| HfName { form, ..hf });
+        let name = self.hf_name_as(hf, HfForm::Transposed);
         let layer = self.add(Order::Declared, module, name, &shape, bias, None);
         self.adapt(layer, hf, shape);
         layer
@@ -559,10 +558,7 @@ impl Declare {
         let module = self.module(parent, name, ModuleKind::Norm);
         let hf = match hf.strip_suffix(".*") {
             None => self.hf_name(hf),
-            Some(list) => self.hf_name(list).map(|hf| HfName {
-                form: HfForm::Entries(&[""]),
-                ..hf
-            }),
+            Some(list) => self.hf_name_as(list, HfForm::Entries(&[""])),
         };
         self.add(Order::Declared, module, hf, &shape, false, Some(Init::Ones))
     }
@@ -619,8 +615,7 @@ impl Declare {
         shape: &[u64],
         init: Init,
     ) -> Layer {
-        let form = HfForm::Parameter { interleaved };
-        let hf = self.hf_name(hf).map(|hf| HfName { form, ..hf });
+        let hf = self.hf_name_as(hf, HfForm::Parameter { interleaved });
         self.add(Order::Declared, module, hf, shape, false, Some(init))
     }
 
@@ -645,8 +640,7 @@ impl Declare {
         (hf, tensor): (&str, &'static str),
         width: u64,
     ) -> Layer {
-        let form = HfForm::Tensor(tensor);
-        let hf = self.hf_name(hf).map(|hf| HfName { form, ..hf });
+        let hf = self.hf_name_as(hf, HfForm::Tensor(tensor));
         let zeros = Some(Init::Zeros);
         let layer = self.add(Order::Declared, module, hf, &[width], false, zeros);
         self.untrained(layer);
@@ -671,7 +665,7 @@ impl Declare {
         shape: &[u64],
         init: Option<Init>,
     ) -> Layer {
-        let hf = self.hf_name(hf).map(|hf| HfName { form, ..hf });
+        let hf = self.hf_name_as(hf, form);
         let divided = self.mesh.size(AxisId::EP) > 1;
         self.wait(Pending {
             order: Order::Declared,
@@ -732,9 +726,13 @@ impl Declare {
     }
 
     fn hf_name(&self, hf: &str) -> Option<HfName> {
+        self.hf_name_as(hf, HfForm::Layer)
+    }
+
+    fn hf_name_as(&self, hf: &str, form: HfForm) -> Option<HfName> {
         (!hf.is_empty()).then(|| HfName {
             module: [&self.hf_prefix, hf].concat(),
-            form: HfForm::Layer,
+            form,
         })
     }
 

@@ -100,7 +100,7 @@ pub(crate) struct Conflict {
     pub(crate) keys: &'static [&'static str],
     pub(crate) message: String,
     pub(crate) help: Option<&'static str>,
-    /// The nearest legal value of a key, which the help names if there is no other.
+    /// Nearest legal value of a key, shown as the help if `help` is `None`.
     pub(crate) nearest: Option<(&'static str, u64)>,
 }
 

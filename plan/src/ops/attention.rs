@@ -1,6 +1,6 @@
 //! Softmax attention, plain and with changed scores.
 
-use super::signature::{Signature, any};
+use super::signature::{Operand, Signature, any};
 use super::{Contributions, OpDef, Operands, Vjp};
 use crate::ir::{AttentionShape, DType, KernelClass, OpKind, ScoreMod, op};
 use smallvec::{SmallVec, smallvec};
@@ -48,30 +48,51 @@ impl Attention {
     }
 }
 
-fn forward_signature(masked: bool) -> Signature {
-    let inputs = &[any("q"), any("k"), any("v"), any("the mask")];
-    let outputs = &[any("out"), any("lse"), any("the seed"), any("the offset")];
-    let inputs = &inputs[..3 + usize::from(masked)];
-    Signature::new(inputs, outputs).optional_outputs(2)
+/// A fourth input.
+#[derive(Clone, Copy)]
+enum Extra {
+    None,
+    Mask,
+    /// Learned scores and their gradient.
+    Learned(&'static str, &'static str),
 }
 
-fn backward_signature(masked: bool) -> Signature {
-    let plain = &[
-        any("the gradient"),
-        any("q"),
-        any("k"),
-        any("v"),
-        any("out"),
-        any("lse"),
-        any("the seed"),
-        any("the offset"),
-    ];
-    let outputs = &[any("d_q"), any("d_k"), any("d_v")];
-    let mut signature = Signature::new(plain, outputs).optional_inputs(2);
-    if masked {
-        signature.inputs.insert(4, any("the mask"));
+impl Extra {
+    fn forward(self) -> Signature {
+        let mut inputs = vec![any("q"), any("k"), any("v")];
+        inputs.extend(self.input());
+        let outputs = &[any("out"), any("lse"), any("the seed"), any("the offset")];
+        match self {
+            Self::Learned(..) => Signature::new(&inputs, &outputs[..2]),
+            _ => Signature::new(&inputs, outputs).optional_outputs(2),
+        }
     }
-    signature
+
+    fn backward(self) -> Signature {
+        let mut inputs = vec![any("the gradient"), any("q"), any("k"), any("v")];
+        inputs.extend(self.input());
+        inputs.extend([any("out"), any("lse")]);
+        let mut outputs = vec![any("d_q"), any("d_k"), any("d_v")];
+        if let Self::Learned(_, gradient) = self {
+            outputs.push(any(gradient));
+            return Signature::new(&inputs, &outputs);
+        }
+        inputs.extend([any("the seed"), any("the offset")]);
+        Signature::new(&inputs, &outputs).optional_inputs(2)
+    }
+
+    fn input(self) -> Option<Operand> {
+        match self {
+            Self::None => None,
+            Self::Mask => Some(any("the mask")),
+            Self::Learned(input, _) => Some(any(input)),
+        }
+    }
+
+    /// Returns the number of inputs that have gradients.
+    const fn differentiated(self) -> usize {
+        3 + matches!(self, Self::Learned(..)) as usize
+    }
 }
 
 fn result_type(n: usize, inputs: &[DType]) -> DType {
@@ -82,217 +103,39 @@ fn result_type(n: usize, inputs: &[DType]) -> DType {
     }
 }
 
-/// Emits the gradients of queries, keys and values by one kernel.
-fn gradients(at: Vjp<'_>, kind: OpKind) -> Contributions {
-    let Vjp { g, op, dy, needs } = at;
-    let [q, k, v] = [op.inputs[0], op.inputs[1], op.inputs[2]];
-    let mut inputs: SmallVec<[_; 8]> = smallvec![dy];
-    inputs.extend_from_slice(&op.inputs);
-    inputs.extend_from_slice(&op.outputs);
-    let gradients = g.compute_like(kind, &inputs, &[q, k, v]);
-    (0..3)
-        .filter(|&i| needs[i])
-        .map(|i| (i, gradients[i]))
-        .collect()
-}
-
-impl From<op::Attention> for Attention {
-    fn from(op: op::Attention) -> Self {
-        Self {
-            causal: op.causal,
-            score_mod: ScoreMod::NONE,
-        }
-    }
-}
-
-impl From<op::AttentionGrad> for Attention {
-    fn from(op: op::AttentionGrad) -> Self {
-        Self {
-            causal: op.causal,
-            score_mod: ScoreMod::NONE,
-        }
-    }
-}
-
-impl From<op::FlexAttention> for Attention {
-    fn from(op: op::FlexAttention) -> Self {
-        Self {
-            causal: op.causal,
-            score_mod: op.score_mod,
-        }
-    }
-}
-
-impl From<op::FlexAttentionGrad> for Attention {
-    fn from(op: op::FlexAttentionGrad) -> Self {
-        Self {
-            causal: op.causal,
-            score_mod: op.score_mod,
-        }
-    }
-}
-
-/// Sizes of attention with a mask: all scores are computed.
-const MASKED: Attention = Attention {
-    causal: false,
-    score_mod: ScoreMod::NONE,
-};
-
-impl From<op::MaskedAttention> for Attention {
-    fn from(_: op::MaskedAttention) -> Self {
-        MASKED
-    }
-}
-
-impl From<op::MaskedAttentionGrad> for Attention {
-    fn from(_: op::MaskedAttentionGrad) -> Self {
-        MASKED
-    }
-}
-
-/// Defines a forward and a backward operation.
-macro_rules! attention {
-    ($Forward:ident $name:literal, $Grad:ident $grad_name:literal, masked $masked:literal, $($field:ident)+) => {
-        impl OpDef for op::$Forward {
-            fn name(&self) -> &'static str {
-                $name
-            }
-
-            fn signature(&self) -> Signature {
-                forward_signature($masked)
-            }
-
-            fn result(&self, n: usize, inputs: &[DType]) -> DType {
-                result_type(n, inputs)
-            }
-
-            fn flops(&self, at: &Operands<'_>) -> u64 {
-                Attention::from(*self).flops(at, 0, false)
-            }
-
-            fn class(&self, at: &Operands<'_>) -> KernelClass {
-                Attention::from(*self).class(at, 0, false)
-            }
-
-            fn vjp(&self, at: Vjp<'_>) -> Contributions {
-                gradients(at, OpKind::$Grad(op::$Grad { $($field: self.$field),+ }))
-            }
-
-            fn saved_by_selective_recompute(&self) -> bool {
-                true
-            }
-
-            fn takes_strides(&self) -> bool {
-                true
-            }
-
-            /// No kernel here reads a mask.
-            fn is_priced_only(&self) -> bool {
-                $masked
-            }
-        }
-
-        impl OpDef for op::$Grad {
-            fn name(&self) -> &'static str {
-                $grad_name
-            }
-
-            fn signature(&self) -> Signature {
-                backward_signature($masked)
-            }
-
-            fn flops(&self, at: &Operands<'_>) -> u64 {
-                Attention::from(*self).flops(at, 1, true)
-            }
-
-            fn class(&self, at: &Operands<'_>) -> KernelClass {
-                Attention::from(*self).class(at, 1, true)
-            }
-
-            fn takes_strides(&self) -> bool {
-                true
-            }
-
-            /// No kernel here reads a mask.
-            fn is_priced_only(&self) -> bool {
-                $masked
-            }
-
-            fn is_backward(&self) -> bool {
-                true
-            }
-        }
-    };
-}
-
-attention!(Attention "attention", AttentionGrad "attention_backward", masked false, causal scale);
-attention!(FlexAttention "flex_attention", FlexAttentionGrad "flex_attention_backward", masked false, causal scale score_mod);
-attention!(MaskedAttention "masked_attention", MaskedAttentionGrad "masked_attention_backward", masked true, scale);
-
-impl From<op::BiasedAttention> for Attention {
-    fn from(op: op::BiasedAttention) -> Self {
-        Self {
-            causal: op.causal,
-            score_mod: ScoreMod {
-                window: op.window,
-                ..ScoreMod::NONE
-            },
-        }
-    }
-}
-
-impl From<op::BiasedAttentionGrad> for Attention {
-    fn from(op: op::BiasedAttentionGrad) -> Self {
-        Self {
-            causal: op.causal,
-            score_mod: ScoreMod {
-                window: op.window,
-                ..ScoreMod::NONE
-            },
-        }
-    }
-}
-
-impl From<op::SinkAttention> for Attention {
-    fn from(op: op::SinkAttention) -> Self {
-        Self {
-            causal: op.causal,
-            score_mod: op.score_mod,
-        }
-    }
-}
-
-impl From<op::SinkAttentionGrad> for Attention {
-    fn from(op: op::SinkAttentionGrad) -> Self {
-        Self {
-            causal: op.causal,
-            score_mod: op.score_mod,
-        }
-    }
-}
-
-/// Emits the gradients of all inputs by one kernel.
-fn all_gradients(at: Vjp<'_>, kind: OpKind) -> Contributions {
+/// Emits the gradients of the first `n` inputs by one kernel.
+fn gradients(at: Vjp<'_>, kind: OpKind, n: usize) -> Contributions {
     let Vjp { g, op, dy, needs } = at;
     let mut inputs: SmallVec<[_; 8]> = smallvec![dy];
     inputs.extend_from_slice(&op.inputs);
     inputs.extend_from_slice(&op.outputs);
-    let made = g.compute_like(kind, &inputs, &op.inputs);
+    let made = g.compute_like(kind, &inputs, &op.inputs[..n]);
     let all = made.iter().copied().enumerate();
     all.filter(|(n, _)| needs[*n]).collect()
 }
 
-/// Defines a forward and a backward operation with a fourth, learned input of the scores.
-macro_rules! learned_scores {
-    ($Forward:ident $name:literal, $Grad:ident $grad_name:literal, $input:literal $gradient:literal, priced_only $priced_only:literal, $($field:ident)+) => {
+/// Defines a forward and a backward operation.
+macro_rules! attention {
+    ($Forward:ident $name:literal, $Grad:ident $grad_name:literal, $($field:ident)+, $extra:expr, priced_only $priced_only:literal, |$op:pat_param| $sizes:expr) => {
+        impl From<op::$Forward> for Attention {
+            fn from($op: op::$Forward) -> Self {
+                $sizes
+            }
+        }
+
+        impl From<op::$Grad> for Attention {
+            fn from($op: op::$Grad) -> Self {
+                $sizes
+            }
+        }
+
         impl OpDef for op::$Forward {
             fn name(&self) -> &'static str {
                 $name
             }
 
             fn signature(&self) -> Signature {
-                let inputs = &[any("q"), any("k"), any("v"), any($input)];
-                Signature::new(inputs, &[any("out"), any("lse")])
+                $extra.forward()
             }
 
             fn result(&self, n: usize, inputs: &[DType]) -> DType {
@@ -308,7 +151,8 @@ macro_rules! learned_scores {
             }
 
             fn vjp(&self, at: Vjp<'_>) -> Contributions {
-                all_gradients(at, OpKind::$Grad(op::$Grad { $($field: self.$field),+ }))
+                let kind = OpKind::$Grad(op::$Grad { $($field: self.$field),+ });
+                gradients(at, kind, $extra.differentiated())
             }
 
             fn saved_by_selective_recompute(&self) -> bool {
@@ -330,17 +174,7 @@ macro_rules! learned_scores {
             }
 
             fn signature(&self) -> Signature {
-                let inputs = &[
-                    any("the gradient"),
-                    any("q"),
-                    any("k"),
-                    any("v"),
-                    any($input),
-                    any("out"),
-                    any("lse"),
-                ];
-                let outputs = &[any("d_q"), any("d_k"), any("d_v"), any($gradient)];
-                Signature::new(inputs, outputs)
+                $extra.backward()
             }
 
             fn flops(&self, at: &Operands<'_>) -> u64 {
@@ -355,19 +189,43 @@ macro_rules! learned_scores {
                 true
             }
 
-            fn is_backward(&self) -> bool {
-                true
-            }
-
             fn is_priced_only(&self) -> bool {
                 $priced_only
+            }
+
+            fn is_backward(&self) -> bool {
+                true
             }
         }
     };
 }
 
-learned_scores!(BiasedAttention "biased_attention", BiasedAttentionGrad "biased_attention_backward", "the bias" "d_bias", priced_only true, causal scale window);
-learned_scores!(SinkAttention "sink_attention", SinkAttentionGrad "sink_attention_backward", "the sinks" "d_sinks", priced_only false, causal scale score_mod);
+/// Returns attention whose scores are only scaled.
+const fn plain(causal: bool) -> Attention {
+    Attention {
+        causal,
+        score_mod: ScoreMod::NONE,
+    }
+}
+
+attention!(Attention "attention", AttentionGrad "attention_backward", causal scale, Extra::None, priced_only false, |op| plain(op.causal));
+attention!(FlexAttention "flex_attention", FlexAttentionGrad "flex_attention_backward", causal scale score_mod, Extra::None, priced_only false, |op| Self {
+    causal: op.causal,
+    score_mod: op.score_mod,
+});
+// No kernel here reads a mask, so all scores are computed.
+attention!(MaskedAttention "masked_attention", MaskedAttentionGrad "masked_attention_backward", scale, Extra::Mask, priced_only true, |_| plain(false));
+attention!(BiasedAttention "biased_attention", BiasedAttentionGrad "biased_attention_backward", causal scale window, Extra::Learned("the bias", "d_bias"), priced_only true, |op| Self {
+    causal: op.causal,
+    score_mod: ScoreMod {
+        window: op.window,
+        ..ScoreMod::NONE
+    },
+});
+attention!(SinkAttention "sink_attention", SinkAttentionGrad "sink_attention_backward", causal scale score_mod, Extra::Learned("the sinks", "d_sinks"), priced_only false, |op| Self {
+    causal: op.causal,
+    score_mod: op.score_mod,
+});
 
 impl OpDef for op::Indexer {
     fn name(&self) -> &'static str {

@@ -149,7 +149,7 @@ fn routing(
             // Choices of experts that do nothing are not counted.
             let what = histogram.impossible().filter(|_| of.zero_experts == 0);
             if let Some(what) = what {
-                let message = format!("{path} is no histogram of a router: {what}");
+                let message = format!("{path} is not a histogram of a router: {what}");
                 return Err(d
                     .conflict(&[Key::Routing], message)
                     .with_help("record one with `shardlab exec SCENARIO --record-routing FILE`"));

@@ -6,7 +6,7 @@ use shardlab_plan::ir::{
     AxisId, AxisSet, BodyOp, COMPUTE, Collective, CollectiveKind, InstrId, OpKind, UnitId,
 };
 use shardlab_plan::program::{Op, Phase};
-use shardlab_plan::record::{Run, RunKind, Span};
+use shardlab_plan::record::{Run, RunKind, Span, intervals};
 use shardlab_plan::units::Picos;
 use shardlab_plan::{Program, Scenario};
 use std::collections::{BTreeMap, BTreeSet};
@@ -202,34 +202,18 @@ fn exchange<'p>(program: &'p Program, op: &Op) -> Option<&'p Collective> {
     carries.then_some(c)
 }
 
-/// Returns when the compute stream is busy, as intervals in order that do not touch.
-fn computing(run: &Run) -> Vec<(Picos, Picos)> {
+/// Returns when the compute stream is busy.
+fn computing(run: &Run) -> Vec<(u64, u64)> {
     let on = run.spans.iter().filter(|s| s.stream == COMPUTE);
-    let mut all: Vec<(Picos, Picos)> = on.map(|s| (s.start, s.end)).collect();
-    all.sort_unstable();
-    let mut merged: Vec<(Picos, Picos)> = Vec::new();
-    for (start, end) in all {
-        match merged.last_mut() {
-            Some(last) if start <= last.1 => last.1 = last.1.max(end),
-            _ => merged.push((start, end)),
-        }
-    }
-    merged
+    let mut all: Vec<(u64, u64)> = on.map(|s| (s.start.0, s.end.0)).collect();
+    intervals::union(&mut all)
 }
 
 /// Returns the time of a span within the intervals.
-fn overlap(busy: &[(Picos, Picos)], span: &Span) -> Picos {
-    let first = busy.partition_point(|(_, end)| *end <= span.start);
-    let within = busy[first..]
-        .iter()
-        .take_while(|(start, _)| *start < span.end);
-    within
-        .map(|(start, end)| {
-            (*end)
-                .min(span.end)
-                .saturating_sub((*start).max(span.start))
-        })
-        .sum()
+fn overlap(busy: &[(u64, u64)], span: &Span) -> Picos {
+    let first = busy.partition_point(|(_, end)| *end <= span.start.0);
+    let span = [(span.start.0, span.end.0)];
+    Picos(intervals::overlap(&busy[first..], &span))
 }
 
 #[cfg(test)]
@@ -245,7 +229,7 @@ mod tests {
 
     #[test]
     fn time_next_to_kernels_counts_once() {
-        let busy = [(Picos(0), Picos(10)), (Picos(20), Picos(30))];
+        let busy = [(0, 10), (20, 30)];
         assert_eq!(overlap(&busy, &span(5, 25)), Picos(10));
         assert_eq!(overlap(&busy, &span(10, 20)), Picos(0));
         assert_eq!(overlap(&busy, &span(40, 50)), Picos(0));
@@ -258,7 +242,7 @@ mod tests {
         for s in &mut view.run.spans {
             s.stream = COMPUTE;
         }
-        let all = [(Picos(0), Picos(12)), (Picos(20), Picos(30))];
+        let all = [(0, 12), (20, 30)];
         assert_eq!(computing(&view.run), all);
     }
 }

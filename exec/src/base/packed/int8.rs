@@ -8,16 +8,11 @@ use shardlab_plan::ir::Packed;
 /// Largest magnitude of a code.
 const LARGEST: f32 = 127.0;
 
-/// Returns the length of a row.
-fn columns(of: &Packed) -> usize {
-    (of.numel() / of.scale_count().max(1)).max(1) as usize
-}
-
 /// Returns the bytes that hold a weight: its codes, then the largest magnitude of each row.
 pub(super) fn quantize(of: &Packed, weight: &[f32]) -> Vec<u8> {
     let mut out = Vec::with_capacity(of.stored_bytes() as usize);
     let mut scales = Vec::new();
-    for row in weight.chunks(columns(of)) {
+    for row in weight.chunks(of.scale_block() as usize) {
         let largest = magnitude(row);
         // A row of zeros has codes of zero.
         let factor = if largest > 0.0 {
@@ -39,7 +34,7 @@ pub(super) fn quantize(of: &Packed, weight: &[f32]) -> Vec<u8> {
 /// Writes the elements of a weight row by row.
 pub(super) fn dequantize(of: &Packed, stored: &[u8], mut write: impl FnMut(usize, &[f32])) {
     let (codes, scales) = stored.split_at(of.code_bytes() as usize);
-    let columns = columns(of);
+    let columns = of.scale_block() as usize;
     let mut row = vec![0.0; columns];
     for i in 0..of.scale_count() as usize {
         let scale = float(scales, i) / LARGEST;

@@ -354,7 +354,7 @@ fn numel(slot: &Slot) -> usize {
 }
 
 /// Returns how many blocks cover `n` items, `per` each.
-fn blocks(n: usize, per: usize) -> Result<u32, CodegenError> {
+pub(super) fn blocks(n: usize, per: usize) -> Result<u32, CodegenError> {
     u32::try_from(n.div_ceil(per))
         .ok()
         .filter(|&b| b < 1 << 31)

@@ -5,6 +5,7 @@
 
 use super::Kernels;
 use super::blas::{self, Addresses};
+use super::codegen::blocks;
 use super::codegen::shard::fold;
 use super::codegen::shard::muon::{Types, source};
 use super::error::ErrorKind;
@@ -131,12 +132,6 @@ pub(super) fn prepare(k: &mut Kernels, matrices: &[Matrix]) -> Result<u64, Error
     Ok(most)
 }
 
-/// Returns an elementwise kernel's number of blocks of 256 threads with one element each.
-fn blocks(n: u64) -> Result<u32, ErrorKind> {
-    let blocks = u32::try_from(n.div_ceil(256)).ok().filter(|b| *b < 1 << 31);
-    blocks.ok_or_else(|| ErrorKind::Launch("a matrix is too large for one launch".to_owned()))
-}
-
 /// Updates the matrices of a launch.
 ///
 /// # Safety
@@ -174,7 +169,8 @@ unsafe fn one(
     let n = of.numel();
     let group = hyper + u64::from(of.group) * GROUP_BYTES;
     let parts = n.div_ceil(workspace::MUON_CHUNK);
-    let chunks = blocks(parts * 256)?;
+    let chunks = blocks(n as usize, workspace::MUON_CHUNK as usize)?;
+    let each = blocks(n as usize, 256)?;
     let factor = u64::from(work.factor.to_bits());
     let [mut x, mut y] = places.x.map(at);
     let (g, s, sum, part) = (
@@ -217,7 +213,7 @@ unsafe fn one(
     unsafe {
         words(momentum, (chunks, 256), &mut operands, stream)?;
         words(add, (1, 1024), &mut [part, parts, sum, 0], stream)?;
-        words(scale, (blocks(n)?, 256), &mut [sum, x, n], stream)?;
+        words(scale, (each, 256), &mut [sum, x, n], stream)?;
         for _ in 0..NewtonSchulz::STEPS {
             matmul(gram, [x, x, g, g])?;
             matmul(square, [g, g, g, s])?;
@@ -227,7 +223,7 @@ unsafe fn one(
         }
         words(
             apply,
-            (blocks(n)?, 256),
+            (each, 256),
             &mut [group, of.weight, x, original, matched, n],
             stream,
         )

@@ -105,7 +105,7 @@ pub(crate) struct Stored {
 
 impl Stored {
     fn new(p: &Param, shape: &[u64], hf: &HfName) -> Option<Self> {
-        let (_, leaf) = p.name.rsplit_once('.')?;
+        let leaf = p.hf_tensor()?;
         Some(match (hf.form, shape) {
             (HfForm::Parameter { interleaved }, _) => {
                 Self::one(parameter(hf.module.clone(), shape, interleaved))
@@ -120,9 +120,6 @@ impl Stored {
             (HfForm::Transposed, &[rows, columns]) => {
                 let whole = Tensor::whole(format!("{}.{leaf}", hf.module), &[columns, rows]);
                 Self::one(transposed(whole, [rows, columns], false))
-            }
-            (HfForm::Tensor(leaf), _) => {
-                Self::one(Tensor::whole(format!("{}.{leaf}", hf.module), shape))
             }
             _ => Self::one(Tensor::whole(format!("{}.{leaf}", hf.module), shape)),
         })

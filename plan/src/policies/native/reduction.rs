@@ -133,16 +133,8 @@ impl Reductions {
         }
         make_moments(out, flat, micro, g);
         let input = out.b.whole(buffer);
-        let mut reduction = flat.reduce_sharded(out, g, input, first, micro.last, ReduceTo::Grad);
-        if let Some(updated) = self.note_reduced(out, flat, micro, g, reduction.complete) {
-            // The shard of the gradient is freed with the full one, which therefore waits for the
-            // update.
-            reduction = Reduction {
-                input_free: updated,
-                complete: updated,
-                ..reduction
-            };
-        }
+        let reduction = flat.reduce_sharded(out, g, input, first, micro.last, ReduceTo::Grad);
+        let reduction = self.note_reduced(out, flat, micro, g, reduction);
         let buffer = Some(buffer);
         self.pending.push_back(Pending { reduction, buffer });
         if flat.streams.reduce == COMPUTE {
@@ -161,49 +153,45 @@ impl Reductions {
         if micro.last {
             make_moments(out, flat, micro, g);
             let reduction = flat.reduce_full(out, g);
-            let updated = self.note_reduced(out, flat, micro, g, reduction.complete);
-            if let (Some(updated), true, true) = (
-                updated,
-                flat.grads_of_a_step(out.inputs, g),
-                last_stage(flat) != COMPUTE,
-            ) {
-                self.pending.push_back(Pending {
-                    reduction: Reduction {
-                        input_free: updated,
-                        complete: updated,
-                        ..reduction
-                    },
-                    buffer: None,
-                });
+            let reduction = self.note_reduced(out, flat, micro, g, reduction);
+            // Only an update in backward ends the life of a gradient that is kept in full.
+            if flat.grads_of_a_step(out.inputs, g) && last_stage(flat) != COMPUTE {
+                let buffer = None;
+                self.pending.push_back(Pending { reduction, buffer });
             }
         }
     }
 
-    /// Notes a group that was reduced in the last micro-batch (until the event `complete`), and
-    /// updates it if backward does that. Returns the end of the update.
+    /// Notes a group that was reduced in the last micro-batch, and updates it if backward does
+    /// that. Returns the reduction, which then ends with the update: what the update reads is freed
+    /// after it.
     fn note_reduced(
         &mut self,
         out: &mut Emitter<'_>,
         flat: &Flat,
         micro: MicroBatch,
         group: GroupId,
-        complete: EventId,
-    ) -> Option<EventId> {
+        reduction: Reduction,
+    ) -> Reduction {
         if !micro.last {
-            return None;
+            return reduction;
         }
         let in_backward = out.inputs.scenario.fsdp.optimizer_in_backward;
         let updated = in_backward.then(|| update(out, flat, group));
         let elsewhere = last_stage(flat) != COMPUTE;
         self.reduced.push(Reduced {
             group,
-            done: elsewhere.then_some(updated.unwrap_or(complete)),
+            done: elsewhere.then_some(updated.unwrap_or(reduction.complete)),
             updated: in_backward,
         });
         if in_backward && !elsewhere {
             self.free_gradient(out, flat, self.reduced.len() - 1);
         }
-        updated
+        updated.map_or(reduction, |updated| Reduction {
+            input_free: updated,
+            complete: updated,
+            ..reduction
+        })
     }
 
     /// Makes computation wait for the reduction of the optimizer's state `index`, and frees the

@@ -6,7 +6,7 @@ use super::{CodegenError, Module, Request, blocks};
 use crate::base::packed::NF4_TABLE;
 use crate::kernels::ops::float;
 use crate::kernels::strides;
-use shardlab_plan::ir::{BodyOp, NF4_BLOCK, NF4_SCALES, Packed, PackedFormat, PackedScales};
+use shardlab_plan::ir::{BodyOp, NF4_BLOCK, NF4_SCALES, Packed, PackedFormat, PackedScales, Slot};
 
 /// Threads of a block.
 const THREADS: usize = 256;
@@ -30,13 +30,8 @@ pub(in crate::kernels) fn dequantize(
         PackedFormat::Nf4 | PackedFormat::Nf4F32 => l.div_ceil(2),
         PackedFormat::Int8 => l,
     };
-    // Elements that share a scale follow each other, by the block or by the row.
-    let together = match format {
-        PackedFormat::Nf4 | PackedFormat::Nf4F32 => NF4_BLOCK,
-        PackedFormat::Int8 => packed.numel() / packed.scale_count().max(1),
-    };
     let mut l = lanes(req, numel, &[out])?;
-    while l > 1 && !(align >= codes_of(l) as u64 && together.is_multiple_of(l as u64)) {
+    while l > 1 && !(align >= codes_of(l) as u64 && packed.scale_block().is_multiple_of(l as u64)) {
         l /= 2;
     }
     let (params, declared) = req.operands();
@@ -75,7 +70,7 @@ pub(in crate::kernels) fn dequantize(
 }
 
 /// Returns the bytes to which the stored weight is aligned.
-fn alignment(req: &Request<'_>, stored: &shardlab_plan::ir::Slot) -> Result<u64, CodegenError> {
+fn alignment(req: &Request<'_>, stored: &Slot) -> Result<u64, CodegenError> {
     let arg = req.arg(stored.place)?;
     let at = stored.offset * arg.dtype.size();
     let fits = |bytes: &u64| u64::from(arg.align) >= *bytes && at.is_multiple_of(*bytes);
@@ -96,8 +91,8 @@ struct Code {
     element: String,
 }
 
-/// Returns the parts of a kernel whose threads have `l` elements. Elements that no even number of
-/// threads has share a byte of NF4.
+/// Returns the parts of a kernel whose threads have `l` elements each. With one element, two
+/// threads read halves of the same byte of NF4.
 fn code(packed: &Packed, l: usize, align: u64) -> Code {
     // Scales follow whole numbers of four bytes.
     let at = |n: &str| match align {
@@ -110,7 +105,7 @@ fn code(packed: &Packed, l: usize, align: u64) -> Code {
         ""
     };
     if packed.format == PackedFormat::Int8 {
-        let columns = packed.numel() / packed.scale_count().max(1);
+        let columns = packed.scale_block();
         return Code {
             tables: unaligned.to_owned(),
             before: String::new(),

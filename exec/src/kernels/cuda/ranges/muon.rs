@@ -35,13 +35,13 @@ impl Matrix {
 
 /// A tensor of matrices and padding, as an optimizer's launch has it.
 pub(super) struct Tensor<'a> {
-    pub(in crate::kernels::cuda) weight: &'a RawRange,
+    pub(super) weight: &'a RawRange,
     /// Gradient, and the number of its pieces.
-    pub(in crate::kernels::cuda) grad: (&'a RawRange, u32),
+    pub(super) grad: (&'a RawRange, u32),
     /// Momentum, and the first of its elements that belongs to the tensor.
-    pub(in crate::kernels::cuda) momentum: Option<(&'a RawRange, u64)>,
+    pub(super) momentum: Option<(&'a RawRange, u64)>,
     /// Weights of the launch before this tensor.
-    pub(in crate::kernels::cuda) before: u64,
+    pub(super) before: u64,
 }
 
 /// Appends the matrices of a tensor. `shapes` are those of the launch's matrices from here on, and

@@ -103,7 +103,7 @@ fn graphs_contain_the_parts_that_scopes_name() {
             assert_eq!(kernels(&p, "router backward"), [router], "{what}");
             assert_eq!(kernels(&p, "preprocess forward"), preprocess, "{what}");
             assert_eq!(kernels(&p, "preprocess backward"), backward, "{what}");
-            // Where it overlaps with the way of tokens, it is no part of any graph.
+            // If it overlaps with the exchange of tokens, it is not captured.
             let shared = kernels(&p, "shared expert forward");
             match (policy, set) {
                 (NATIVE, [_, _]) => assert_eq!(shared, [""; 0], "{what}"),
