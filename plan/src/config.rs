@@ -8,6 +8,7 @@ mod words;
 
 mod compile;
 mod decoder;
+mod documents;
 mod encoder;
 mod experts;
 mod float8;
@@ -38,6 +39,7 @@ pub use decoder::{
     Activation, AttnImplementation, ExpertCode, Head, ImagePooling, Implementation, LayerType,
     Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
+pub use documents::{DocumentLengths, LengthDistribution};
 pub use encoder::TextEncoder;
 pub use experts::{AuxLoss, Experts, Glu, Router};
 pub use float8::{Float8, Float8Format, Float8Recipe, Float8Saved};

@@ -1,7 +1,7 @@
 //! `[train]`.
 
-use super::ParamGroup;
 use super::pattern::{covers, matches};
+use super::{DocumentLengths, ParamGroup};
 use crate::ir::{Documents, UpdateRule};
 use serde::{Deserialize, Serialize};
 
@@ -185,7 +185,7 @@ pub struct Train {
     /// Tokens per sample (rows per sample for `linear`; 1 for `cnn`).
     pub seq_len: u64,
     /// Lengths of the documents that a sequence is packed from.
-    pub document_lengths: Documents,
+    pub document_lengths: DocumentLengths,
     /// Samples per rank and micro-batch.
     pub micro_batch: u64,
     /// Micro-batches per step.

@@ -1,7 +1,7 @@
 //! Scenarios for tests, built by hand.
 
 use crate::config::*;
-use crate::ir::{DType, Documents, Module, Param};
+use crate::ir::{DType, Module, Param};
 
 /// Returns whether a family has Llama's attention.
 fn is_llama(family: Family) -> bool {
@@ -51,7 +51,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
         },
         train: Train {
             seq_len: if family == Family::Cnn { 1 } else { 5 },
-            document_lengths: Documents::NONE,
+            document_lengths: DocumentLengths::NONE,
             micro_batch: 2,
             grad_accum: 1,
             recompute: Recompute::None,

@@ -213,6 +213,7 @@ impl Accept {
     fn describe_many(&self) -> String {
         match self {
             Self::Text => "strings".into(),
+            Self::Integer(a, b) => format!("integers from {a} to {b}"),
             Self::Number(a, b) if *a == ABOVE_0 => format!("numbers above 0 and up to {b}"),
             Self::Number(a, b) => format!("numbers from {a} to {b}"),
             other => other.describe(),
@@ -498,6 +499,10 @@ const PARAM_GROUP: &[(&str, Accept)] = &[
     ("weight_decay", Number(0.0, 1e3)),
     ("lr_scale", Number(0.0, 1e6)),
 ];
+const LENGTH_DISTRIBUTION: &[(&str, Accept)] = &[
+    ("mean", Integer(1, 4 * MIB)),
+    ("std", Number(ABOVE_0, 4.0 * MIB as f64)),
+];
 const PREFETCH_LIST: &[(&str, Accept)] = &[
     ("unit", Text),
     ("forward", List(&Text)),
@@ -667,7 +672,7 @@ keys! {
     UseRslora: "lora" "use_rslora" [Bool] "false" "Scale by lora_alpha / sqrt(r) instead of lora_alpha / r" needs [ADAPTERS];
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
-    DocumentLengths: "train" "document_lengths" also ["document_length"] [Integer(1, 4 * MIB), Short(&Integer(1, 4 * MIB), MAX_DOCUMENTS), Empty] "[]" "Packed sequences: lengths of the documents in a sequence, repeated until it is full. A query attends to its own document only, and positions restart with each document; empty: a sequence is one document" needs [ATTENTION];
+    DocumentLengths: "train" "document_lengths" also ["document_length"] [Integer(1, 4 * MIB), Short(&Integer(1, 4 * MIB), MAX_DOCUMENTS), Table(LENGTH_DISTRIBUTION), Empty] "[]" "Packed sequences: lengths of the documents in a sequence, repeated until it is full, or the mean and the standard deviation (std) of a log-normal distribution of lengths. A query attends to its own document only, and positions restart with each document; empty: a sequence is one document" needs [ATTENTION];
     MicroBatch: "train" "micro_batch" also ["micro_batch_size", "local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
     GradAccum: "train" "grad_accum" also ["gradient_accumulation_steps", "grad_accum_steps"] [Integer(1, 4096)] "1" "Micro-batches per step (gradient accumulation)";
     Recompute: "train" "recompute" also ["activation_checkpoint"] [Choice(Recompute::WORDS)] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";

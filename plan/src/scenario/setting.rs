@@ -4,8 +4,8 @@ use super::keys::{KEYS, Key};
 use super::merge::Document;
 use super::value::{Datum, Value, convert};
 use crate::config::{
-    Atomic, Bias, CudaGraph, Family, LoraTargets, Offload, ParamGroup, Prefetch, PrefetchList,
-    RecomputeLayers, Reshard, Scope, SkippedBlocks, Words,
+    Atomic, Bias, CudaGraph, DocumentLengths, Family, LengthDistribution, LoraTargets, Offload,
+    ParamGroup, Prefetch, PrefetchList, RecomputeLayers, Reshard, Scope, SkippedBlocks, Words,
 };
 use crate::ir::Documents;
 use crate::units::Bytes;
@@ -194,12 +194,18 @@ impl Setting for RecomputeLayers {
     }
 }
 
-impl Setting for Documents {
+impl Setting for DocumentLengths {
     fn of(value: &Value) -> Option<Self> {
-        match u64::of(value) {
-            Some(length) => Self::new(&[length]),
-            None => Self::new(&Vec::of(value)?),
+        if let Datum::Table(_) = value.datum {
+            return LengthDistribution::deserialize(Plain(value))
+                .ok()
+                .map(Self::Distributed);
         }
+        let listed = match u64::of(value) {
+            Some(length) => Documents::new(&[length]),
+            None => Documents::new(&Vec::of(value)?),
+        };
+        listed.map(Self::Listed)
     }
 }
 

@@ -16,6 +16,7 @@ mod aliases;
 mod bad;
 mod classes;
 mod defaults;
+mod documents;
 mod expert_parallel;
 mod fuzz;
 mod huggingface;

@@ -2,7 +2,8 @@
 
 use super::Checked;
 use crate::config::{
-    CompileMode, CudaGraph, Family, LayerType, LrSchedule, Recompute, RecomputeLayers, Scenario,
+    CompileMode, CudaGraph, DocumentLengths, Family, LayerType, LrSchedule, Recompute,
+    RecomputeLayers, Scenario,
 };
 use crate::models::Inputs;
 use crate::names::nearest;
@@ -111,8 +112,33 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     Ok(())
 }
 
+/// Refuses a distribution of lengths without a mean, or with a deviation that the documents of a
+/// sequence cannot have.
+fn length_distribution(s: &Scenario, d: &Document) -> Checked {
+    let DocumentLengths::Distributed(lengths) = s.train.document_lengths else {
+        return Ok(());
+    };
+    let refused = |message: String| d.conflict(&[Key::DocumentLengths], message);
+    if lengths.mean == 0 {
+        let error = refused("a distribution of lengths needs its mean, in tokens".to_owned());
+        return Err(error.with_help("for example: { mean = 1200, std = 900 }"));
+    }
+    let seq = s.train.seq_len;
+    let (count, largest) = (lengths.period(seq), lengths.largest_std(seq).floor());
+    if count > 1 && lengths.std > largest {
+        let mean = lengths.mean;
+        let message = format!(
+            "sequences of {seq} tokens hold {count} documents of {mean} on average, whose standard \
+             deviation cannot be above {largest}"
+        );
+        return Err(refused(message).with_help(format!("set std = {largest} or less")));
+    }
+    Ok(())
+}
+
 /// Refuses packed sequences in models whose layers have no form for them.
 fn documents(s: &Scenario, d: &Document) -> Checked {
+    length_distribution(s, d)?;
     let m = &s.model;
     let of_layers = || (0..m.layers as usize).map(|layer| m.layer_type(layer));
     let recurrent = |kind: &LayerType| match kind {
