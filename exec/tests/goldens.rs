@@ -8,7 +8,7 @@ mod common;
 
 use common::{
     BIOGPT, BITNET, DEEPSEEK_V3, DORA, FLINT, GEMMA2, GEMMA3, GPT_NEOX, GPT_OSS, GPT2, GRANITE,
-    GRANITE_SWA, Golden, LLAMA, LLAMA3_ROPE, LONGROPE, LORA, LORA_QV, MISTRAL, MIXTRAL,
+    GRANITE_SWA, Golden, LLAMA, LLAMA3_ROPE, LONGROPE, LORA, LORA_QV, LORA_SAVED, MISTRAL, MIXTRAL,
     MIXTRAL_AUX, OLMO2, OLMO3, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
 };
 
@@ -312,6 +312,7 @@ fn decomposed_adapters_of_peft() {
 fn adapters_of_peft() {
     family(&LORA);
     family(&LORA_QV);
+    family(&LORA_SAVED);
     for set in [
         &[
             "fsdp.strategy=no_shard",

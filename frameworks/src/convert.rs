@@ -2,7 +2,7 @@
 
 use crate::adapters::Targets;
 use crate::reader::float;
-use crate::table::{Dtype, Effect, FORCED, Fact, Float8Scaling, quoted};
+use crate::table::{Dtype, Effect, FORCED, Fact, Float8Scaling, list, quoted};
 use crate::tree::{Node, Value};
 
 type Converted = Result<Effect, String>;
@@ -376,6 +376,22 @@ pub(crate) fn targets(node: &Node) -> Converted {
 /// Puts adapters on all linear layers of the blocks.
 pub(crate) fn all_linear(node: &Node) -> Converted {
     if_true(node, Effect::Targets(Targets::AllLinear))
+}
+
+/// Trains modules in full next to the adapters.
+pub(crate) fn saved_modules(node: &Node) -> Converted {
+    let names = node
+        .words()
+        .ok_or_else(|| node.expected("a list of modules"))?;
+    let names: Vec<String> = names
+        .split([' ', ','])
+        .filter(|n| !n.is_empty())
+        .map(str::to_owned)
+        .collect();
+    Ok(match names.as_slice() {
+        [] => Effect::Aside("as predicted"),
+        names => Effect::Set("lora.modules_to_save", list(names)),
+    })
 }
 
 /// Scales adapters by the root of their rank.

@@ -266,6 +266,24 @@ fn layers_with_adapters_are_those_of_all_keys() {
     assert!(error.contains("matches no linear layer"), "{error}");
 }
 
+/// Modules that are trained in full next to adapters, in lists and in text.
+#[test]
+fn modules_that_adapters_save_are_read() {
+    let axolotl = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nadapter: lora\nlora_r: 16\nlora_target_linear: true\n\
+                   lora_modules_to_save: [embed_tokens, lm_head]\n";
+    let factory = "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\nlora_target: all\n\
+                   additional_target: embed_tokens,lm_head\ncutoff_len: 512\nper_device_train_batch_size: 1\n";
+    for text in [axolotl, factory] {
+        let job = try_text("job.yaml", text, &eight()).unwrap();
+        let saved = setting(&job, "lora.modules_to_save");
+        assert_eq!(
+            saved.as_deref(),
+            Some("[\"embed_tokens\", \"lm_head\"]"),
+            "{text}"
+        );
+    }
+}
+
 #[test]
 fn decomposed_adapters_are_read() {
     let text = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nadapter: lora\nlora_r: 16\nlora_target_linear: true\npeft_use_dora: true\n";

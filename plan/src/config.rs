@@ -50,8 +50,8 @@ pub use fsdp::{
 pub use gate::{Gate, GatePreset, GateProgram};
 pub use hybrid::{AttentionGate, AttentionSinks, LinearAttention, MlpType, Rwkv, SharedBlock, Ssm};
 pub use latent::{IndexerType, Latent};
-pub(crate) use lora::targets;
 pub use lora::{Lora, LoraTargets};
+pub(crate) use lora::{saves, targets};
 pub use mesh::Mesh;
 pub use model::{Bias, Family, Model, ModelOptions};
 pub use moe::{Dispatcher, Moe, Overflow};

@@ -44,8 +44,8 @@ pub use id::{
 pub use indexing::Indexing;
 pub use kernel::{BodyOp, Kernel, KernelClass, Place, Slot, UsedRows};
 pub use mesh::{AxisRole, AxisSet, DeviceMesh, MeshAxis, Placement, Placements, RankGroup};
-pub(crate) use module::MAGNITUDE;
 pub use module::{HfForm, HfName, Init, Module, ModuleKind, MoeStage, Param, ParameterCount};
+pub(crate) use module::{MAGNITUDE, ORIGINAL};
 pub use op::OpKind;
 pub use packed::{NF4_BLOCK, NF4_SCALES, Packed, PackedFormat, PackedScales};
 pub use real::Real;

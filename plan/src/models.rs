@@ -45,7 +45,7 @@ pub(crate) use scaling::{
 };
 pub use spec::{Defaults, Dimension, FamilySpec, Inputs, Mask};
 
-use crate::config::{Family, FrozenType, Model, Scenario};
+use crate::config::{Family, FrozenType, Implementation, Model, Scenario};
 use crate::graph::{Graph, ValueId};
 use crate::ir::{DeviceMesh, Module, Param, ParameterCount};
 use crate::units::Flops;
@@ -184,10 +184,13 @@ pub(crate) fn declare(s: &Scenario, layers: u32) -> Declared {
     let mut model = s.model.clone();
     model.layers = layers;
     let mut d = Declare::new(spec.weights, s.lora.clone(), s.device_mesh());
+    if s.implementation() == Implementation::Transformers {
+        d.keep_originals();
+    }
     let code = (spec.declare)(&mut d, &model);
     let mut tree = d.finish();
-    if s.lora.is_some() {
-        tree.freeze_base();
+    if let Some(lora) = &s.lora {
+        tree.freeze_base(lora);
     }
     tree.freeze(&s.fsdp.frozen);
     tree.group(&s.train);

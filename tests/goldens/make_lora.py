@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes golden runs of LoRA by PEFT: make_lora.py FOLDER TOKENS [--targets NAME,...] [--rslora] [--dora] [--lr LR]
+"""Makes golden runs of LoRA by PEFT: make_lora.py FOLDER TOKENS [--targets NAME,...] [--rslora] [--dora] [--save NAME,...] [--lr LR]
 
 FOLDER gets the model (`config.json`, `model.safetensors`), its initial adapters (`adapter_config.json`, `adapter_model.safetensors`) and
 `reference.json`, by torch, transformers and peft in float32 on a CPU; TOKENS are those of another golden run (see README.md)."""
@@ -17,6 +17,7 @@ arguments.add_argument("tokens", type=Path)
 arguments.add_argument("--targets", default="all-linear")
 arguments.add_argument("--rslora", action="store_true")
 arguments.add_argument("--dora", action="store_true")
+arguments.add_argument("--save", help="modules that are trained in full next to the adapters")
 arguments.add_argument("--lr", type=float, default=LR)
 given = arguments.parse_args()
 folder = given.folder
@@ -40,7 +41,7 @@ folder.mkdir(parents=True, exist_ok=True)
 model.save_pretrained(folder)
 (folder / "generation_config.json").unlink(missing_ok=True)
 # `init_lora_weights=False` makes B random: with zeros, A would have no gradient in the first step.
-lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, lora_dropout=0.0, use_rslora=given.rslora, use_dora=given.dora, init_lora_weights=False, task_type="CAUSAL_LM")
+lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, lora_dropout=0.0, use_rslora=given.rslora, use_dora=given.dora, modules_to_save=given.save and given.save.split(","), init_lora_weights=False, task_type="CAUSAL_LM")
 model = peft.get_peft_model(model, lora).train()
 with torch.no_grad():
     for name, p in model.named_parameters():
@@ -49,8 +50,8 @@ with torch.no_grad():
 model.save_pretrained(folder)
 (folder / "README.md").unlink(missing_ok=True)
 run = train(model, given.tokens, T=T, B=B, steps=STEPS, lr=given.lr, wd=WD, betas=BETAS, eps=EPS, clip=CLIP)
-plain = lambda name: name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".default", "")
-final = {plain(name): p.detach().norm().item() for name, p in model.named_parameters()}
+plain = lambda name: name.removeprefix("base_model.model.").replace(".base_layer", "").replace(".modules_to_save", "").replace(".default", "")
+final = {plain(name): p.detach().norm().item() for name, p in model.named_parameters() if ".original_module" not in name}
 count = {"total": sum(p.numel() for p in model.parameters()), "trainable": sum(p.numel() for p in model.parameters() if p.requires_grad)}
 run = {"name": folder.name, **run, "final_norms": final, "parameters": count,
        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "peft": peft.__version__}}

@@ -19,16 +19,16 @@ const PREFIX: &str = "base_model.model.";
 const CONFIG: &str = "adapter_config.json";
 const TENSORS: &str = "adapter_model.safetensors";
 
-/// Returns the parameters of adapters with their names in PEFT's files.
+/// Returns the parameters of adapters, and of modules that are trained in full next to them, with
+/// their names in PEFT's files.
 fn names(program: &Program) -> Vec<(ParamId, String)> {
     let named = |(id, p): (u32, &Param)| {
-        let hf = p.hf.as_ref().filter(|_| p.is_adapter())?;
-        let module = format!("{PREFIX}{}", hf.module);
+        let hf = p.hf.as_ref().filter(|_| p.is_saved_with_adapters())?;
         let name = match p.magnitude_of() {
-            Some(_) => module,
-            None => format!("{module}.weight"),
+            Some(_) => hf.module.clone(),
+            None => p.hf_name()?,
         };
-        Some((ParamId(id), name))
+        Some((ParamId(id), format!("{PREFIX}{name}")))
     };
     (0u32..).zip(&program.params).filter_map(named).collect()
 }
@@ -119,7 +119,7 @@ fn find(file: &TensorFile, program: &Program) -> Result<Vec<(ParamId, Entry)>, T
     let others: Vec<&str> = others.map(String::as_str).collect();
     if !others.is_empty() {
         let what = format!(
-            "has tensors for which lora.target_modules has no layer: {}",
+            "has tensors for which lora.target_modules and lora.modules_to_save have no module: {}",
             others.join(", ")
         );
         return Err(TrainError::format(file.path(), what));
@@ -128,7 +128,7 @@ fn find(file: &TensorFile, program: &Program) -> Result<Vec<(ParamId, Entry)>, T
 }
 
 /// Compares a configuration with the scenario's: what PEFT would compute must be what a run
-/// computes.
+/// computes. The names of tensors show which modules have adapters or are trained in full.
 fn check(path: &Path, config: &Value, lora: &Lora) -> Result<(), TrainError> {
     let mut differences = Vec::new();
     let mut same = |key: &str, ours: Value, default: Value| {
@@ -151,11 +151,7 @@ fn check(path: &Path, config: &Value, lora: &Lora) -> Result<(), TrainError> {
     for key in ["rank_pattern", "alpha_pattern"] {
         same(key, json!({}), json!({}));
     }
-    for key in [
-        "modules_to_save",
-        "trainable_token_indices",
-        "target_parameters",
-    ] {
+    for key in ["trainable_token_indices", "target_parameters"] {
         same(key, Value::Null, Value::Null);
     }
     if differences.is_empty() {
@@ -191,6 +187,14 @@ fn config(program: &Program, lora: &Lora) -> Value {
         }
     };
     let names: BTreeSet<String> = targets.iter().map(short).collect();
+    let saved: BTreeSet<String> = program
+        .params
+        .iter()
+        .filter(|p| p.requires_grad && !p.is_adapter())
+        .filter_map(hf)
+        .collect();
+    let saved = (!saved.is_empty()).then_some(saved);
+    let shared = |p: &Param| p.requires_grad && !p.is_adapter() && p.modules.len() > 1;
     let transposed = |p: &Param| {
         let form = p.hf.as_ref().map(|hf| hf.form);
         form == Some(HfForm::Transposed)
@@ -206,6 +210,8 @@ fn config(program: &Program, lora: &Lora) -> Value {
         "use_rslora": lora.use_rslora,
         "use_dora": lora.use_dora,
         "bias": "none",
+        "modules_to_save": saved,
+        "ensure_weight_tying": program.params.iter().any(shared),
         "fan_in_fan_out": program.params.iter().any(transposed),
         "init_lora_weights": true,
         "inference_mode": true,

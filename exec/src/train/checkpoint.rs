@@ -20,11 +20,14 @@ use shardlab_plan::ir::Param;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 
-/// Returns whether checkpoints hold each parameter: all, or those of adapters if there are any.
+/// Returns whether checkpoints hold each parameter: all, or those that files of adapters have if
+/// there are any adapters.
 fn held(program: &Program) -> Vec<bool> {
     let adapters = program.params.iter().any(Param::is_adapter);
     let params = program.params.iter();
-    params.map(|p| !adapters || p.is_adapter()).collect()
+    params
+        .map(|p| !adapters || p.is_saved_with_adapters())
+        .collect()
 }
 
 /// Returns the name of a finished checkpoint.

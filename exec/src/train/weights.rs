@@ -37,7 +37,7 @@ pub(super) fn start(
     }
 }
 
-/// Returns the norm of all weights that belong to no adapter.
+/// Returns the norm of all weights that files of adapters do not have.
 ///
 /// # Errors
 /// Errors of the memory.
@@ -48,7 +48,9 @@ pub(super) fn base_norm(
 ) -> Result<f64, TrainError> {
     let norms = layout.weight_norms(io, program.params.len())?;
     let pairs = norms.iter().zip(&program.params);
-    let squares = pairs.filter(|(_, p)| !p.is_adapter()).map(|(n, _)| n * n);
+    let squares = pairs
+        .filter(|(_, p)| !p.is_saved_with_adapters())
+        .map(|(n, _)| n * n);
     Ok(squares.sum::<f64>().sqrt())
 }
 

@@ -45,6 +45,10 @@ pub(crate) static QWEN2_MOE: Golden = Golden {
 /// Adapters on every linear layer, and on queries and values only (with rank-stabilized scaling).
 pub(crate) static LORA: Golden = Golden { name: "lora-tiny" };
 pub(crate) static DORA: Golden = Golden { name: "dora-tiny" };
+/// Adapters on queries and values, and tables and norms that are trained in full.
+pub(crate) static LORA_SAVED: Golden = Golden {
+    name: "lora-saved-tiny",
+};
 pub(crate) static LORA_QV: Golden = Golden {
     name: "lora-qv-tiny",
 };
@@ -139,8 +143,13 @@ impl Golden {
             return String::new();
         };
         let c: serde_json::Value = serde_json::from_slice(&text).unwrap();
+        let saved = match &c["modules_to_save"] {
+            serde_json::Value::Null => "[]".to_owned(),
+            names => names.to_string(),
+        };
         format!(
-            "lora = {{ r = {}, lora_alpha = {}, use_rslora = {}, use_dora = {}, target_modules = {} }}\n",
+            "lora = {{ r = {}, lora_alpha = {}, use_rslora = {}, use_dora = {}, target_modules = {}, \
+             modules_to_save = {saved} }}\n",
             c["r"], c["lora_alpha"], c["use_rslora"], c["use_dora"], c["target_modules"]
         )
     }

@@ -8,7 +8,7 @@ use crate::convert::{
     clip, compiled_regions, decay_of_matrices, decomposed, double_quantization, eager_attention,
     eight_bits, flash_attention, float8, float8_gather, four_bits_twice, full_recompute, if_true,
     liger_norms, mixed_bf16, mixed_f16, offloaded_activations, optimizer, rank_stabilized,
-    reentrant, replicas, schedule, sdp_attention, shard_ranks, targets, warmup,
+    reentrant, replicas, saved_modules, schedule, sdp_attention, shard_ranks, targets, warmup,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -121,10 +121,7 @@ const KEYS: &[Key] = &[
     with("sdp_attention", sdp_attention),
     with("eager_attention", eager_attention),
     with("peft_use_dora", decomposed),
-    lost(
-        "lora_modules_to_save",
-        "these modules are predicted as frozen",
-    ),
+    with("lora_modules_to_save", saved_modules),
     with("load_in_4bit", four_bits_twice),
     with(
         "bnb_config_kwargs.bnb_4bit_use_double_quant",

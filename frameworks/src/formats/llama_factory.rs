@@ -4,7 +4,8 @@ use super::{fsdp, trainer};
 use crate::convert::{
     ADAPTER, DATA, EVALUATION, KERNELS, LOGGING, MUON, NF4, PACKED, PREFERENCES, QUANTIZED,
     REFERENCE, SAVING, VALUES, attention, decomposed, double_quantization, float8, float8_gather,
-    float8_library, full_recompute, liger_kernels, rank_stabilized, reentrant, set, targets,
+    float8_library, full_recompute, liger_kernels, rank_stabilized, reentrant, saved_modules, set,
+    targets,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, decisive, fact, integer, lost,
@@ -72,7 +73,7 @@ const KEYS: &[Key] = &[
     number("lora_dropout", "lora.lora_dropout"),
     with("flash_attn", attention),
     with("use_dora", decomposed),
-    lost("additional_target", "these modules are predicted as frozen"),
+    with("additional_target", saved_modules),
     integer("cutoff_len", "train.seq_len"),
     with("pure_bf16", |node| {
         crate::convert::if_true(node, Effect::Weights(Dtype::Bf16))

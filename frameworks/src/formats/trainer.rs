@@ -6,8 +6,8 @@ use crate::convert::{
     DATA, EVALUATION, LAUNCH, LOGGING, NF4, PREFERENCES, SAVING, STORAGE, VALUES, adapter,
     attention, clip, compiled_regions, decay_of_matrices, decomposed, double_quantization,
     eight_bits, flash_attention, four_bits, full_recompute, liger_kernels, mixed_bf16, mixed_f16,
-    offloaded_activations, optimizer, rank_stabilized, reentrant, replicas, schedule, shard_ranks,
-    targets, warmup, weights,
+    offloaded_activations, optimizer, rank_stabilized, reentrant, replicas, saved_modules,
+    schedule, shard_ranks, targets, warmup, weights,
 };
 use crate::table::{
     Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key, lost,
@@ -283,10 +283,7 @@ const TRL: &[Key] = &[
     with("attn_implementation", attention),
     with("use_flash_attention_2", flash_attention),
     with("use_dora", decomposed),
-    lost(
-        "lora_modules_to_save",
-        "these modules are predicted as frozen",
-    ),
+    with("lora_modules_to_save", saved_modules),
     with("load_in_4bit", four_bits),
     with("use_bnb_nested_quant", double_quantization),
     with("bnb_4bit_use_double_quant", double_quantization),

@@ -57,8 +57,8 @@ impl LengthDistribution {
 
     /// Returns the documents of sequences of `seq` positions. Their lengths are those of a
     /// log-normal distribution at evenly spaced quantiles, with the mean and the standard deviation
-    /// that were asked for. So attention, whose time depends on the mean square of lengths, is that of
-    /// the distribution.
+    /// that were asked for. So attention, whose time depends on the mean square of lengths, is that
+    /// of the distribution.
     fn in_sequence(self, seq: u64) -> Documents {
         let n = self.period(seq);
         if n == 1 {

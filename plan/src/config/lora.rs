@@ -22,6 +22,9 @@ pub struct Lora {
     pub use_rslora: bool,
     /// Rows of `W + scaling * B A` get a learned length (DoRA).
     pub use_dora: bool,
+    /// Globs of modules that are trained in full, next to the adapters.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub modules_to_save: Vec<String>,
 }
 
 impl Lora {
@@ -30,6 +33,13 @@ impl Lora {
     pub fn scaling(&self) -> f64 {
         let r = self.r as f64;
         self.alpha / if self.use_rslora { r.sqrt() } else { r }
+    }
+
+    /// Returns whether the module of these paths, ours and that of Hugging Face's code, is trained
+    /// in full.
+    #[must_use]
+    pub fn saves(&self, paths: [&str; 2]) -> bool {
+        self.modules_to_save.iter().any(|glob| saves(glob, paths))
     }
 }
 
@@ -73,6 +83,12 @@ pub(crate) fn targets(glob: &str, paths: [&str; 2]) -> bool {
     })
 }
 
+/// Returns whether a glob is that of a module in `modules_to_save`: either path ends with it, as
+/// PEFT compares names (`key.endswith(name)`), so `norm` is also `input_layernorm`.
+pub(crate) fn saves(glob: &str, paths: [&str; 2]) -> bool {
+    targets(&format!("*{glob}"), paths)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -112,7 +128,10 @@ mod tests {
             dropout: 0.0,
             use_rslora: false,
             use_dora: false,
+            modules_to_save: vec!["norm".to_owned()],
         };
+        assert!(lora.saves(["layers.0.norm_1", "model.layers.0.input_layernorm"]));
+        assert!(!lora.saves(["output", "lm_head"]));
         assert_eq!(lora.scaling(), 2.0);
         lora.use_rslora = true;
         assert_eq!(lora.scaling(), 8.0);

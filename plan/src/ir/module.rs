@@ -151,7 +151,17 @@ pub enum HfForm {
 /// PEFT's name of the learned lengths of rows (DoRA).
 pub(crate) const MAGNITUDE: &str = "lora_magnitude_vector";
 
+/// PEFT's name of the module that keeps the parameters of another one, which is trained in full.
+pub(crate) const ORIGINAL: &str = "original_module";
+
 impl Param {
+    /// Returns whether it is a copy that PEFT keeps of a parameter that is trained in full; nothing
+    /// reads it.
+    #[must_use]
+    pub fn is_original(&self) -> bool {
+        self.name.rsplit('.').nth(1) == Some(ORIGINAL)
+    }
+
     /// Returns whether it belongs to an adapter (`[lora]`), by the names that PEFT gives to the
     /// modules of adapters.
     #[must_use]
@@ -160,6 +170,13 @@ impl Param {
         components
             .nth(1)
             .is_some_and(|m| matches!(m, "lora_A" | "lora_B" | MAGNITUDE))
+    }
+
+    /// Returns whether files of adapters have it: it belongs to an adapter, or to a module that is
+    /// trained in full next to adapters.
+    #[must_use]
+    pub fn is_saved_with_adapters(&self) -> bool {
+        self.is_adapter() || self.requires_grad
     }
 
     /// Returns the name of the weight whose rows have these learned lengths (DoRA), if it has them.

@@ -4,7 +4,7 @@ use crate::config::pattern::covers;
 use crate::config::{Lora, Model, Train};
 use crate::ir::{
     AxisId, DType, DeviceMesh, HfForm, HfName, Init, MAGNITUDE, Module, ModuleId, ModuleKind,
-    Packed, PackedFormat, PackedScales, Param, ParamId, Placement, Placements, Shape,
+    ORIGINAL, Packed, PackedFormat, PackedScales, Param, ParamId, Placement, Placements, Shape,
 };
 use crate::recipes::BlockPlace;
 use smallvec::{SmallVec, smallvec};
@@ -193,11 +193,32 @@ impl Tree {
         paths.map(|l| [&*self.modules[l.layer.index()].path, &*l.hf])
     }
 
-    /// Stops the training of all parameters that belong to no adapter.
-    pub(crate) fn freeze_base(&mut self) {
-        for p in &mut self.params {
-            p.requires_grad &= p.is_adapter();
+    /// Stops the training of all parameters that belong to no adapter, and to no module that is
+    /// trained in full.
+    pub(crate) fn freeze_base(&mut self, lora: &Lora) {
+        let params = self.params.iter();
+        let saved = params.map(|p| self.paths(p).any(|paths| lora.saves(paths)));
+        let trained: Vec<bool> = saved
+            .zip(&self.params)
+            .map(|(saved, p)| saved || p.is_adapter())
+            .collect();
+        for (p, trained) in self.params.iter_mut().zip(trained) {
+            p.requires_grad &= trained;
         }
+    }
+
+    /// Returns the paths of the modules that have a parameter: ours, and that in Hugging Face's
+    /// code.
+    pub(crate) fn paths<'t>(&'t self, p: &'t Param) -> impl Iterator<Item = [&'t str; 2]> {
+        let hf = p.hf.as_ref().map_or("", |hf| hf.module.as_str());
+        p.modules.iter().enumerate().map(move |(i, m)| {
+            let module = &self.modules[m.index()];
+            let hf = match module.kind {
+                ModuleKind::Head if i > 0 => "lm_head",
+                _ => hf,
+            };
+            [&module.path, hf]
+        })
     }
 
     /// Keeps the weights of linear layers that are not trained in a packed format, in parameters of
@@ -306,6 +327,7 @@ struct Pending {
 }
 
 /// A parameter to register.
+#[derive(Clone)]
 struct NewParam {
     /// 0 for the weight, 1 for the bias.
     which: usize,
@@ -333,6 +355,8 @@ pub(crate) struct Declare {
     hf_prefix: String,
     /// Modules whose parameters are not trained.
     untrained: Vec<ModuleId>,
+    /// Modules that adapters train in full keep their original parameters, which nothing reads.
+    keeps_originals: bool,
     /// Rows per sample that modules declared from here on work on, if they are not the tokens.
     rows: Option<u64>,
 }
@@ -364,8 +388,15 @@ impl Declare {
             shares_until: None,
             hf_prefix: String::new(),
             untrained: Vec::new(),
+            keeps_originals: false,
             rows: None,
         }
+    }
+
+    /// Keeps the original parameters of modules that adapters train in full, as PEFT's
+    /// `ModulesToSaveWrapper` does: they are sharded and gathered, and never read.
+    pub(crate) fn keep_originals(&mut self) {
+        self.keeps_originals = true;
     }
 
     /// Ends the declaration with the module of the loss.
@@ -799,14 +830,30 @@ impl Declare {
                 init,
                 hf,
             };
-            if p.bias {
-                let form = HfForm::Layer;
-                let of_bias = p.hf.clone().map(|hf| HfName { form, ..hf });
-                self.param(p.module, new(0, shape, weight, p.hf));
-                self.param(p.module, new(1, out, bias, of_bias));
-            } else {
-                self.param(p.module, new(0, shape, weight, p.hf));
+            let form = HfForm::Layer;
+            let of_bias = p.hf.clone().map(|hf| HfName { form, ..hf });
+            let of_bias = p.bias.then(|| new(1, out, bias, of_bias));
+            let params = [Some(new(0, shape, weight, p.hf)), of_bias];
+            self.original(p.module, &params);
+            for param in params.into_iter().flatten() {
+                self.param(p.module, param);
             }
+        }
+    }
+
+    /// Declares copies of the parameters of a module that adapters train in full, if they are kept.
+    fn original(&mut self, module: ModuleId, params: &[Option<NewParam>]) {
+        let path = &self.tree.modules[module.index()].path;
+        let hf = params[0].as_ref().and_then(|p| p.hf.as_ref());
+        let paths = [path.as_str(), hf.map_or("", |hf| hf.module.as_str())];
+        let saved = self.lora.as_ref().is_some_and(|lora| lora.saves(paths));
+        if !self.keeps_originals || !saved {
+            return;
+        }
+        let copy = self.module(module, ORIGINAL, ModuleKind::Layer);
+        self.untrained.push(copy);
+        for param in params.iter().flatten() {
+            self.param(copy, param.clone());
         }
     }
 

@@ -118,7 +118,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         .params
         .iter()
         .zip(&backward.inputs)
-        .filter(|(p, _)| !tree.skips_param(p))
+        .filter(|(p, _)| !tree.skips_param(p) && !p.is_original())
         .filter(|(p, _)| weight(p).len() > 1 && (!is_table(&p.name) || p.modules.len() > 1))
         .map(|(p, &input)| {
             let positions = if images { m.height * m.width } else { 1 };

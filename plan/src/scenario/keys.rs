@@ -669,6 +669,7 @@ keys! {
     LoraTargets: "lora" "target_modules" [Choice(&["all-linear"]), List(&Text)] "\"all-linear\"" "Linear layers that get an adapter: all-linear (all linear layers of the blocks), or those whose path ends in a match of a list of globs, with names as in `shardlab plan` or Hugging Face, for example [\"q_proj\", \"v_proj\"]" needs [ADAPTERS];
     LoraDropout: "lora" "lora_dropout" [Number(0.0, 1.0)] "0.0" "Dropout probability of adapter inputs, for predictions. Above 0 only with implementation transformers" needs [ADAPTERS];
     UseDora: "lora" "use_dora" [Bool] "false" "Weight-decomposed adapters (DoRA): each row of the adapted weight has a learned magnitude, which is initialized with the norm of the row" needs [ADAPTERS];
+    ModulesToSave: "lora" "modules_to_save" [List(&Text), Empty] "[]" "Modules that are trained in full next to the adapters: globs that the end of a module's path matches, with names as in `shardlab plan` or Hugging Face, for example [\"embed_tokens\", \"lm_head\"]" needs [ADAPTERS];
     UseRslora: "lora" "use_rslora" [Bool] "false" "Scale by lora_alpha / sqrt(r) instead of lora_alpha / r" needs [ADAPTERS];
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";

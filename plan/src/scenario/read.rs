@@ -173,6 +173,7 @@ fn lora(d: &Document) -> Option<Lora> {
         dropout: d.setting(Key::LoraDropout),
         use_rslora: d.setting(Key::UseRslora),
         use_dora: d.setting(Key::UseDora),
+        modules_to_save: d.setting(Key::ModulesToSave),
     })
 }
 

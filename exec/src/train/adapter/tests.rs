@@ -84,6 +84,31 @@ fn adapters_of_peft_survive_loading_and_export_on_any_mesh() {
     }
 }
 
+/// Modules that are trained in full are in the same file. `norm` is the end of the names of all
+/// norms.
+#[test]
+fn saved_modules_of_peft_survive_loading_and_export() {
+    let original = tensors(&golden("lora-saved-tiny"));
+    assert_eq!(original.len(), 3 * 2 * 2 + 3 * 2 + 3);
+    let targets = "lora.target_modules=[\"q_proj\", \"v_proj\"]";
+    let saved = "lora.modules_to_save=[\"embed_tokens\", \"lm_head\", \"norm\"]";
+    let mut l = Loaded::new(&[targets, saved]);
+    l.load(&golden("lora-saved-tiny")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    l.export(dir.path());
+    assert_eq!(tensors(dir.path()), original);
+    let config = read_json(&dir.path().join(CONFIG)).unwrap();
+    let names = config["modules_to_save"].as_array().unwrap();
+    assert_eq!(names.len(), 3 + 3 * 2);
+    assert!(names.contains(&"model.layers.2.input_layernorm".into()));
+    let fault = Loaded::new(&[targets]).fault(&golden("lora-saved-tiny"));
+    assert!(
+        fault.contains("lora.modules_to_save have no module"),
+        "{fault}"
+    );
+    assert!(fault.contains("base_model.model.lm_head.weight"), "{fault}");
+}
+
 /// The configuration names layers as `LoraConfig.target_modules` does: by their last component if
 /// all such layers have adapters, else in full.
 #[test]
@@ -141,7 +166,7 @@ fn folders_that_do_not_fit_are_refused() {
     let fewer = Loaded::new(&["lora.target_modules=[\"q\", \"k\", \"v\", \"o\", \"w1\", \"w3\"]"])
         .fault(&dir);
     assert!(
-        fewer.contains("no layer: base_model.model.model.layers.0.mlp.down_proj.lora_A.weight, "),
+        fewer.contains("no module: base_model.model.model.layers.0.mlp.down_proj.lora_A.weight, "),
         "{fewer}"
     );
     let more = Loaded::new(&["model.layers=4"]).fault(&dir);

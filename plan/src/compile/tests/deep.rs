@@ -94,6 +94,7 @@ fn repeating_a_block_with_adapters_equals_building_it() {
         s.train.recompute = recompute;
         s.model.layers = 8;
         s.lora = Some(Lora {
+            modules_to_save: Vec::new(),
             r: 4,
             alpha: 8.0,
             targets,

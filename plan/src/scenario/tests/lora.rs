@@ -49,6 +49,82 @@ fn targets_that_match_nothing_list_the_linear_layers() {
     assert!(form.contains("` ` in a module pattern"), "{form}");
 }
 
+/// The counts are those of PEFT (`tests/goldens/lora-saved-tiny`), whose code keeps the original
+/// parameters of what is trained in full.
+#[test]
+fn modules_that_are_trained_in_full() {
+    let sizes = [
+        "model.layers=3",
+        "model.hidden=64",
+        "model.heads=4",
+        "model.kv_heads=2",
+        "model.ffn=112",
+        "model.vocab=256",
+        "lora.r=4",
+        "lora.target_modules=[\"q_proj\", \"v_proj\"]",
+        "lora.modules_to_save=[\"embed_tokens\", \"output\", \"norm\"]",
+    ];
+    let count = |more: &[&str]| {
+        let tree = crate::models::declare(&minimal(&[&sizes[..], more].concat()).unwrap(), 3).tree;
+        let of = |trained: bool| {
+            let some = tree.params.iter().filter(|p| p.requires_grad || !trained);
+            some.map(crate::ir::Param::numel).sum::<u64>()
+        };
+        (of(false), of(true))
+    };
+    assert_eq!(
+        count(&["model.implementation=transformers"]),
+        (170_496, 35_904)
+    );
+    assert_eq!(
+        count(&["model.implementation=torchtitan"]),
+        (137_280, 35_904)
+    );
+    // Nothing is computed with the original parameters.
+    let flops = |code: &str| {
+        let code = format!("model.implementation={code}");
+        let all = [&sizes[..], &[code.as_str()]].concat();
+        crate::plan(&minimal(&all).unwrap())
+            .unwrap()
+            .meta
+            .model_flops
+    };
+    assert_eq!(flops("transformers"), flops("torchtitan"));
+}
+
+/// A table that is also the output projection is trained for both, by either name.
+#[test]
+fn a_shared_table_is_trained_by_the_name_of_either_module() {
+    for name in ["embed_tokens", "lm_head", "output"] {
+        let save = format!("lora.modules_to_save=[\"{name}\"]");
+        let s = minimal(&["lora.r=8", "model.tie_embeddings=true", &save]).unwrap();
+        let tree = crate::models::declare(&s, 1).tree;
+        let table = tree
+            .params
+            .iter()
+            .find(|p| p.name == "tok_embeddings.weight");
+        assert!(table.unwrap().requires_grad, "{name}");
+    }
+}
+
+#[test]
+fn modules_to_save_are_refused_where_they_cannot_be() {
+    let saved = |names: &str, more: &[&str]| {
+        fault(&[&[&*format!("lora.modules_to_save=[{names}]")], more].concat())
+    };
+    let near = saved("\"lm_heat\"", &[]);
+    assert!(near.contains("matches no module with parameters"), "{near}");
+    assert!(near.contains("did you mean `lm_head`?"), "{near}");
+    let adapted = saved("\"q_proj\"", &[]);
+    assert!(
+        adapted.contains("`layers.0.attention.q` has an adapter"),
+        "{adapted}"
+    );
+    let preset = "model.preset=\"qwen3-30b-a3b\"";
+    let stack = fault(&[preset, "lora.modules_to_save=[\"experts.down\"]"]);
+    assert!(stack.contains("stored in another form"), "{stack}");
+}
+
 #[test]
 fn impossible_adapters_are_refused() {
     let zero = minimal(&["lora.r=0"]).unwrap_err().to_string();

@@ -2,8 +2,10 @@
 
 use super::Checked;
 use crate::config::pattern::glob;
-use crate::config::{Family, FrozenType, Implementation, LoraTargets, Scenario, targets};
+use crate::config::{Family, FrozenType, Implementation, LoraTargets, Scenario, saves, targets};
+use crate::ir::{HfForm, Param};
 use crate::models;
+use crate::models::declare::Tree;
 use crate::names::nearest;
 use crate::scenario::ScenarioErrorKind;
 use crate::scenario::keys::Key;
@@ -48,6 +50,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         let names: Vec<&str> = with.map(|(name, _)| name).collect();
         return Err(error.with_help(format!("families with adapters: {}", names.join(", "))));
     }
+    modules_to_save(d, &tree)?;
     if let LoraTargets::AllLinear = lora.targets {
         return Ok(());
     }
@@ -60,7 +63,49 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             let error = d.error(pattern.origin, message);
             return Err(error
                 .of(ScenarioErrorKind::NoMatch)
-                .with_help(hint(text, &linears)));
+                .with_help(hint(text, ("linear layers", &linears))));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses modules to save that the model does not have, that have adapters, or whose parameters
+/// files store in another form than the model's.
+fn modules_to_save(d: &Document, tree: &Tree) -> Checked {
+    let given = d.value(Key::ModulesToSave).and_then(Value::array);
+    for pattern in given.unwrap_or_default() {
+        let text = pattern.str().unwrap_or_default();
+        glob(text).map_err(|message| d.error(pattern.origin, message))?;
+        let base = tree.params.iter().filter(|p| !p.is_adapter());
+        let chosen = |p: &&Param| tree.paths(p).any(|paths| saves(text, paths));
+        let mut some = base.clone().filter(chosen).peekable();
+        if some.peek().is_none() {
+            let message =
+                format!("modules_to_save pattern `{text}` matches no module with parameters");
+            let error = d
+                .error(pattern.origin, message)
+                .of(ScenarioErrorKind::NoMatch);
+            let names: Vec<[&str; 2]> = base.flat_map(|p| tree.paths(p)).collect();
+            return Err(error.with_help(hint(text, ("modules", &names))));
+        }
+        for p in some {
+            let path = &tree.modules[p.modules[0].index()].path;
+            let inside = format!("{path}.");
+            let form = p.hf.as_ref().map(|hf| hf.form);
+            let why = if tree
+                .params
+                .iter()
+                .any(|of| of.is_adapter() && of.name.starts_with(&inside))
+            {
+                "has an adapter (target_modules)"
+            } else if matches!(form, Some(HfForm::Layer | HfForm::Tensor(_))) {
+                continue;
+            } else {
+                "is stored in another form than it is computed with"
+            };
+            let message = format!("modules_to_save pattern `{text}`: `{path}` {why}");
+            let error = d.error(pattern.origin, message);
+            return Err(error.with_help("leave it out of modules_to_save or of target_modules"));
         }
     }
     Ok(())
@@ -111,20 +156,20 @@ fn frozen_params(s: &Scenario, d: &Document) -> Checked {
     }
 }
 
-/// Returns the name of the linear layer that may be meant, or all of them; blocks are alike.
-fn hint(pattern: &str, linears: &[[&str; 2]]) -> String {
+/// Returns the name of the module that may be meant, or all of them; blocks are alike.
+fn hint(pattern: &str, (what, of): (&str, &[[&str; 2]])) -> String {
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
     let wanted = last(pattern);
-    let names: BTreeSet<String> = linears.iter().flatten().map(|path| last(path)).collect();
+    let names: BTreeSet<String> = of.iter().flatten().map(|path| last(path)).collect();
     if let Some(near) = nearest(&wanted, names.iter().map(String::as_str)) {
         return format!("did you mean `{near}`?");
     }
     let mut listed: Vec<String> = Vec::new();
-    for [ours, theirs] in linears {
+    for [ours, theirs] in of {
         let entry = format!("{} ({})", last(ours), last(theirs));
         if !listed.contains(&entry) {
             listed.push(entry);
         }
     }
-    format!("linear layers: {}", listed.join(", "))
+    format!("{what}: {}", listed.join(", "))
 }
