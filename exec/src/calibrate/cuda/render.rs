@@ -37,7 +37,7 @@ pub(super) fn source(m: &Measured, what: &str) -> String {
     let machine = machine(m);
     let what = what.replace(
         "alone",
-        "alone, long ones as slow as steps have shown them to be",
+        "alone, long kernels slowed down as within steps",
     );
     format!("{what}: measured on {machine}, by shardlab calibrate --device cuda")
 }
@@ -182,7 +182,7 @@ fn host(out: &mut String, m: &Measured) {
             "source",
             issue.source(source(
                 m,
-                "launches within steps, including the interpreter; everything else alone",
+                "launches within steps, including the interpreter; everything else separately",
             )),
         )
         .set("launch_us", num(launch))
