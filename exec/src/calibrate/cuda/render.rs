@@ -35,10 +35,7 @@ fn machine(m: &Measured) -> String {
 /// Describes what was measured, where and how.
 pub(super) fn source(m: &Measured, what: &str) -> String {
     let machine = machine(m);
-    let what = what.replace(
-        "alone",
-        "alone, long kernels slowed down as within steps",
-    );
+    let what = what.replace("alone", "alone, long kernels slowed down as within steps");
     format!("{what}: measured on {machine}, by shardlab calibrate --device cuda")
 }
 
