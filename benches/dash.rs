@@ -34,7 +34,7 @@ fn press(app: &mut App, c: char) {
     let _ = update(app, Event::Key(key));
 }
 
-/// Draws a frame after a change of the window, which recomputes all bins, and one without changes.
+/// Measures a redraw after a zoom, which recomputes all bins, and one without changes.
 fn redraw(c: &mut Criterion) {
     let mut group = c.benchmark_group("redraw");
     for spans in [20_000, 100_000] {
@@ -42,7 +42,7 @@ fn redraw(c: &mut Criterion) {
         let mut terminal =
             Terminal::new(TestBackend::new(160, 50)).expect("a test backend cannot fail");
         group.bench_function(BenchmarkId::new("zoomed", spans), |b| {
-            // Samples have odd numbers of iterations too: start each from the same window.
+            // Samples can have odd numbers of iterations: start each from the same window.
             press(&mut app, '0');
             let mut keys = "+-".chars().cycle();
             b.iter(|| {
@@ -64,7 +64,7 @@ fn redraw(c: &mut Criterion) {
     group.finish();
 }
 
-/// Reads the store's files and computes lanes.
+/// Measures how long it takes to read a saved run and to compute its lanes.
 fn open(c: &mut Criterion) {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let store = Store::at(folder.path());
@@ -85,8 +85,8 @@ fn open(c: &mut Criterion) {
     group.finish();
 }
 
-/// From a changed option of the 8B scenario to the frame that shows its prediction: loading,
-/// planning, simulating, explaining and drawing.
+/// Measures the time from a changed option of the 8B scenario to the frame with its prediction:
+/// loading, planning, simulating, explaining and drawing.
 fn edit(c: &mut Criterion) {
     let profiles = Profiles::default();
     let name = "llama3-8b-4xh200";

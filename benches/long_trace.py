@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Writes a long trace of the PyTorch profiler: the steps of a short one, again and again.
+"""Writes a long trace of the PyTorch profiler by repeating the steps of a short one.
 
     benches/long_trace.py SHORT.json.gz BYTES LONG.json[.gz]
 
-Every copy is later in time and has ids of its own, as the steps of a real trace have. The text of
-the events stays as the profiler wrote it.
+Every copy has later times and new ids, like the steps of a real trace. The rest of the text stays as
+the profiler wrote it.
 """
 import gzip
 import re
 import sys
 
-# Numbers that differ from copy to copy: times, and ids that link events.
+# Numbers that change in every copy: times, and ids that link events.
 SHIFTED = re.compile(
     rb'"(ts|External id|correlation|id|Sequence number|Ev Idx|Record function id)": ([0-9.]+)'
 )
@@ -30,7 +30,7 @@ def main(source, size, target):
     middle = sorted(times)[len(times) // 2]
     near = [t for t in times if abs(t - middle) < 60e6]
     period = int(max(near) - min(near)) + 1000
-    # The pieces between shifted numbers, which every copy repeats.
+    # The text between shifted numbers, which is the same in every copy.
     pieces, at, most = [], 0, 0
     for match in SHIFTED.finditer(body):
         is_time = match[1] == b"ts"
@@ -48,7 +48,7 @@ def main(source, size, target):
             for before, is_time, value in pieces:
                 whole, dot, part = value.partition(b".")
                 shift = period if is_time else most
-                # 0 stands for no id.
+                # 0 means that there is no id.
                 same = not is_time and whole == b"0"
                 number = whole if same else b"%d" % (int(whole) + copy * shift)
                 parts += [before, number, dot, part]

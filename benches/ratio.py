@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Compares the criterion benches of this tree with those of a revision, by ratio in one call.
+"""Compares the criterion benches of this tree with those of a revision.
 
     benches/ratio.py [REVISION] [--rounds N] [--seconds S] [--bench CRATE:NAME]...
 
 Builds both (the revision in a temporary work tree), then runs them in turns, and prints the time of each
-bench in its fastest round and the ratio of these times. It is a report: only a bench that does not build
-or run is an error. Two runs of one binary differ by several percent on a busy machine, so a ratio counts
-once it repeats. The default revision is HEAD if the tree has changes, else its parent.
+bench in its fastest round and the ratio of these times. Only a bench that does not build or run is an
+error; slower benches are not. Two runs of one binary differ by several percent on a busy machine, so only
+trust ratios that repeat. The default revision is HEAD if the tree has changes, else its parent.
 """
 import argparse, json, os, re, subprocess, sys, tempfile
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 BENCHES = ["shardlab-plan:plan", "shardlab-sim:engine"]
 UNITS = {"ps": 1e-9, "ns": 1e-6, "µs": 1e-3, "us": 1e-3, "ms": 1.0, "s": 1e3}
-# criterion prints a long name on a line of its own.
+# criterion prints a long name on a separate line.
 RESULT = re.compile(r"^(\S.*?)\s+time:\s+\[\S+ \S+ (\S+) (\S+) \S+ \S+\]", re.MULTILINE)
 
 
@@ -23,7 +23,7 @@ def git(*args):
 
 
 def build(tree, benches):
-    """Executables of the benches of a tree, by crate and name, and their folders. Both trees share their builds of crates from registries."""
+    """Builds the benches of a tree and returns their executables and folders by name. Both trees share a target folder, so dependencies are built once."""
     wanted = [x for b in benches for x in ("-p", b.split(":")[0], "--bench", b.split(":")[1])]
     command = ["cargo", "bench", "--no-run", "--quiet", "--message-format=json", *wanted]
     run = subprocess.run(command, cwd=tree, stdout=subprocess.PIPE, text=True, env={**os.environ, "CARGO_TARGET_DIR": str(target())})
@@ -42,7 +42,7 @@ def target():
 
 
 def measure(executables, seconds):
-    """Milliseconds of every bench."""
+    """Runs the benches and returns the milliseconds of each."""
     times = {}
     for executable, folder in executables.values():
         run = subprocess.run([executable, "--bench", "--noplot", "--warm-up-time", str(seconds / 3), "--measurement-time", str(seconds)],

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""Shows that a change of the code's structure changes no prediction, no program and no loss.
+"""Checks that a refactoring changes no prediction, program or loss.
 
-    benches/unchanged.py record BINARY FACTS     write what this binary predicts and computes
-    benches/unchanged.py compare FACTS BINARY    compare another binary with it
+    benches/unchanged.py record BINARY FACTS     write the predictions and results of this binary
+    benches/unchanged.py compare FACTS BINARY    compare those of another binary with them
 
-Covers every shipped scenario and CASES (default 400) random ones of `exec/gpu/varied.py`: predicted times and memory
-exactly, the number of instructions of every section, and on small CPU scenarios the losses, gradient norms and memory of
-two steps, to the bit. Program digests are not compared: they change with the words in programs. Exits with status 1 if
-anything differs.
+Covers every shipped scenario and CASES (default 400) random ones of `exec/gpu/varied.py`. Predicted times and memory,
+the number of instructions of every section, and on small CPU scenarios the losses, gradient norms and memory of two steps
+must be exactly equal. Program digests are not compared, because they change with texts in programs. Exits with status 1
+if anything differs.
 """
 import gzip, json, os, subprocess, sys, tempfile
 from collections import Counter
@@ -20,7 +20,7 @@ os.environ.setdefault("DEVICE", "cpu")
 import varied
 
 CASES = int(os.environ.get("CASES", "400"))
-# Parameters up to which a CPU scenario is trained.
+# CPU scenarios with fewer parameters are trained.
 TRAINED = 2_000_000
 STEPS = 2
 TIMES = ["step_ms", "tokens_per_s_per_gpu", "mfu", "host_ms", "collectives", "exposed_ms", "measured_cost_share", "modelled_ms"]
@@ -28,7 +28,7 @@ MEMORY = ["memory", "memory_by_unit", "fits"]
 
 
 def call(binary, *args):
-    """Exit status, the JSON of standard output, and standard error."""
+    """Runs the binary. Returns its exit status, its JSON output, and standard error."""
     environment = {**os.environ, "SHARDLAB_STORE": "off", "NO_COLOR": "1"}
     run = subprocess.run([binary, *map(str, args)], capture_output=True, text=True, cwd=ROOT, env=environment, timeout=600)
     found = json.loads(run.stdout) if run.returncode == 0 else None
@@ -36,7 +36,7 @@ def call(binary, *args):
 
 
 def facts(binary, scenario, trained):
-    """What is compared of a scenario."""
+    """Returns the facts of a scenario that are compared."""
     code, sim, error = call(binary, "sim", scenario, "--json")
     if code:
         return {"refused": code}
@@ -56,7 +56,7 @@ def facts(binary, scenario, trained):
 
 
 def scenarios(binary, folder):
-    """Names, what `sim` takes, and whether it is small enough to train."""
+    """Yields scenarios: the name, the argument for `sim`, and whether it is small enough to train."""
     listed = subprocess.run([binary, "scenarios", "--json"], capture_output=True, text=True, check=True).stdout
     for line in listed.splitlines():
         one = json.loads(line)
@@ -65,7 +65,7 @@ def scenarios(binary, folder):
     for number in range(CASES):
         path = folder / f"random-{number}.toml"
         keys = dict(zip(("what", "how"), varied.case(number)))
-        # Keys that this family or policy does not have go, as in `varied`.
+        # Removes keys that this family or policy does not support, as in `varied`.
         while True:
             varied.write(path, {**keys["what"], **keys["how"]})
             code, _, error = call(binary, "plan", path, "--json")
@@ -83,7 +83,7 @@ def collect(binary):
 
 
 def differences(before, after, at=""):
-    """Paths at which two facts differ, with both values."""
+    """Yields the paths at which two facts differ, with both values."""
     if isinstance(before, dict) and isinstance(after, dict):
         for key in sorted({*before, *after}):
             yield from differences(before.get(key), after.get(key), f"{at}.{key}")
@@ -104,7 +104,7 @@ def main():
     with gzip.open(first, "rt") as file:
         before = json.load(file)
     after = collect(str(Path(second).resolve()))
-    # Scenarios that were added since prove nothing.
+    # Ignores scenarios that were added since.
     changed = {name: list(differences(before[name], after.get(name, {}))) for name in before}
     changed = {name: found for name, found in changed.items() if found}
     for name, found in changed.items():

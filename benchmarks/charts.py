@@ -46,7 +46,7 @@ class Svg:
 
 
 def rows(binary, table):
-    """Rows of one measured table with their predictions; the last object is about all of them."""
+    """Returns the rows of a measured table with their predictions; the last object summarizes them."""
     command = [binary, "validate", str(ROOT / "tests/data" / f"{table}.csv"), "--json"]
     output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     return [json.loads(line) for line in output.splitlines()][:-1]
@@ -126,7 +126,7 @@ def training():
 
 
 def convergence():
-    """Means over the last 20 steps of every curve: all runs in bf16, and runs in 8 bits next to those of the same seed."""
+    """Draws means over 20 steps of every curve: all runs in bf16, and runs in 8 bits next to those with the same seed."""
     window, first = 20, 40
     with open(HERE / "convergence.csv", newline="") as file:
         table = list(csv.DictReader(file))

@@ -1,4 +1,4 @@
-"""What torch gives for attention and matrix products, dense and grouped, at the shapes of the measured models, beside
+"""Times attention and dense and grouped matmuls of torch at the shapes of the measured models, to compare with
 `cuda_kernels time`: run both in one session on one machine. Prints the median of ten runs in microseconds."""
 import torch, torch.nn.functional as F
 from torch.nn.attention import sdpa_kernel, SDPBackend
@@ -25,7 +25,7 @@ def mm(m,n,k,ta=False,tb=False):
     A=a.t() if ta else a; B=b.t() if tb else b
     x=t(lambda: A@B); print(f"torch mm m{m} n{n} k{k} ta{ta} tb{tb}: {x:.1f} us {2*m*n*k/x/1e6:.1f} TFLOP/s")
 for c in [(8192,2048,2048,False,True),(8192,512,2048,False,True),(8192,8192,2048,False,True),(8192,2048,8192,False,True),(8192,128256,2048,False,True),(128256,2048,8192,True,False),(8192,2048,128256,False,False),(2048,8192,8192,True,False),(2048,2048,8192,True,False),(512,2048,8192,True,False)]: mm(*c)
-# Experts of Qwen3-30B-A3B, Mixtral and gpt-oss: forward, gradient of the rows, gradient of the weights.
+# Experts of Qwen3-30B-A3B, Mixtral and gpt-oss: forward, input gradient, weight gradient.
 for (n,k,e) in [(1536,2048,32),(2048,768,32),(28672,4096,8),(5760,2880,32)]:
     for rows in [256,512,1024,2048]:
         r=lambda *s: torch.randn(*s,device="cuda",dtype=torch.bfloat16)

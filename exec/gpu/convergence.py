@@ -1,4 +1,4 @@
-"""The stage that compares loss curves: the same weights and samples in our engine and under FSDP2, in bf16 and in 8 bits."""
+"""The stage that compares loss curves of our engine and of FSDP2, from the same weights on the same samples, in bf16 and in 8 bits."""
 import array, os, re, sysconfig, tempfile
 from collections import Counter
 from pathlib import Path
@@ -14,7 +14,7 @@ FLOAT8_STEPS = STEPS if CPU else 200
 SEEDS = (1, 2)
 LR, WARMUP, CLIP, BETAS, DECAY = 3e-4, 20, 1.0, [0.9, 0.95], 0.1
 SCENARIO, BATCH, LENGTH, VOCAB = ("llama-tiny", 4, 64, 256) if CPU else ("peers-1b", 2, 4096, 128_256)
-# Clipping needs summed gradients, so the sum is not fused into the optimizer.
+# Clipping needs reduced gradients, so the reduction is not fused into the optimizer.
 SETS = [*([*NATIVE, REGIONS, CHUNKED] if CPU else [*BEST, FUSED]), f"train.micro_batch={BATCH}",
         f"train.lr={LR}", f"train.warmup_steps={WARMUP}", f"train.clip_norm={CLIP}", f"train.betas={BETAS}", f"train.weight_decay={DECAY}"]
 
@@ -22,8 +22,9 @@ FLOAT8 = [TENSORWISE, *(['precision.param_dtype="bf16"'] if CPU else [])]
 
 
 def corpus(need):
-    """A file of tokens: the Python sources of this machine, in the order of their paths. A token is a word, a run of spaces or a
-    character; the most frequent have the smallest numbers, and those beyond the vocabulary share the last."""
+    """Writes a file of at most `need` tokens, the Python sources of this machine in the order of their paths, and returns it with the number
+    of tokens. A token is a word, a run of spaces or a character. The most frequent tokens have the smallest numbers, and all that exceed the
+    vocabulary share the last number."""
     words = re.compile(r"[A-Za-z_]+|\d+|[ \t]+|\s|.", re.DOTALL)
     found = []
     for root in (sysconfig.get_path("stdlib"), sysconfig.get_path("purelib")):
@@ -38,25 +39,25 @@ def corpus(need):
 
 
 def smooth(losses):
-    """Means over `WINDOW` steps, from the first whole window on."""
+    """Returns moving averages over `WINDOW` steps, starting with the first full window."""
     return [sum(losses[i - WINDOW:i]) / WINDOW for i in range(WINDOW, len(losses) + 1)]
 
 
 def ours(world, data, seed, sets=(), steps=STEPS):
-    """Loss of every step."""
+    """Returns the loss of every step of our engine, or an error message."""
     code, run, err, s = train(SCENARIO, "--steps", steps, "--seed", seed, "--data", data, "--data-dtype", "uint32", "--no-grad-norms",
                               sets=[*fit(world), *SETS, *sets], timeout=150)
     return run["losses"] if code == 0 else last_line(err)
 
 
 def weights(world, seed, folder):
-    """Writes the weights that a run of ours with this seed starts from: a step with a learning rate of 0 keeps them. Returns an error, or None."""
+    """Writes the initial weights of our run with this seed (a step with a learning rate of 0 does not change them). Returns an error, or None."""
     code, _, err, _ = train(SCENARIO, "--steps", 1, "--seed", seed, "--export", folder, sets=[*fit(world), *SETS, "train.lr=0"], timeout=120)
     return last_line(err) if code else None
 
 
 def peer(world, data, folder, steps=STEPS, **more):
-    """Loss of every step."""
+    """Returns the loss of every step under FSDP2, or an error message."""
     config = {"init": folder, "data": str(data), "steps": steps, "B": BATCH, "T": LENGTH, "warmup": WARMUP, "lr": LR, "clip": CLIP, "betas": BETAS,
               "weight_decay": DECAY, "dtype": "float32" if CPU else "bfloat16", "compile": not CPU, **more}
     results, why = torchrun("converge.py", world, [config], 200)
@@ -64,7 +65,7 @@ def peer(world, data, folder, steps=STEPS, **more):
 
 
 def convergence():
-    """Loss curves over 300 steps of a 1b model: the engines differ by less than two seeds do."""
+    """Checks that loss curves of a 1b model over 300 steps differ less between engines than between seeds."""
     world = 2 if CPU else gpus()
     data, tokens = corpus((STEPS + 1) * world * BATCH * (LENGTH + 1))
     row("convergence", "corpus", None, f"{tokens:,} tokens of Python sources", tokens=tokens)
@@ -94,7 +95,7 @@ def convergence():
 
 
 def judge(curves):
-    """Compares engines with the same seed, seeds in the same engine, and 8 bits with bf16."""
+    """Compares engines with the same seed, seeds with the same engine, and 8 bits with bf16."""
     spread = [worst(curves[f"{engine}, seed {SEEDS[0]}"], curves[f"{engine}, seed {SEEDS[1]}"])
               for engine in ("ours", "fsdp2") if all(f"{engine}, seed {s}" in curves for s in SEEDS)]
     for seed in SEEDS:
@@ -106,7 +107,7 @@ def judge(curves):
     a, bf16, theirs = (curves.get(name) for name in ("ours tensorwise", f"ours, seed {SEEDS[0]}", "fsdp2 tensorwise"))
     if not a or not spread:
         return
-    # What eight bits change is judged at the end of their runs, where two seeds differ by this much.
+    # Losses in 8 bits are compared at the end of the 8-bit runs. `seeds` is how much two seeds differ at that step.
     last = len(a) - 1
     seeds = max(abs(curves[f"{e}, seed {SEEDS[0]}"][last] / curves[f"{e}, seed {SEEDS[1]}"][last] - 1) for e in ("ours", "fsdp2")
                 if all(f"{e}, seed {s}" in curves for s in SEEDS))

@@ -1,23 +1,23 @@
-"""Stages that check: each prints a line a case."""
+"""Stages that check correctness: each prints one line per case."""
 import json, os, re, shutil, signal, subprocess, sys, tempfile, time
 from pathlib import Path
 from keys import CAPTURED, CAST, FASTEST, IN_BACKWARD
 from tools import CPU, OUT, ROOT, SHARED, call, chosen, end, fit, gpus, last_line, on_device, reference, row, shardlab, together, train, worst
 import tools
 
-# Runs that share the GPUs: each takes seconds to start and little to compute, but collectives of several take turns.
+# Number of runs that share the GPUs at a time: each takes seconds to start and computes little, but their collectives take turns.
 AT_ONCE = int(os.environ.get("AT_ONCE", "3"))
 FIXED = "precision.deterministic=true"
-# Pushed rows of experts go through NCCL, which sends all of them.
+# Makes pushed rows of experts go through NCCL, which sends all of them.
 NCCL_PUSHES = [] if CPU else ["--no-peer-memory"]
-# Rows that tensor copies can read: the gates of experts become part of their matmuls, on Hopper only.
+# Rows that TMA can read, so that the gates of experts are fused into their matmuls (on Hopper only).
 FUSED_GATES = ["compile.mode=blocks", "compile.gemm_epilogue_fusion=true", "model.expert_ffn=48"]
-# An inner dimension from which on the gate's gradients are fused, too.
+# An inner dimension that is large enough for the gradients of gates to be fused, too.
 DEEP = ["model.hidden=4096", "model.head_dim=16"]
 
 
 def golden_scenario(folder, theirs):
-    """The shipped scenario of a golden run, or one of its `config.json` and the settings of its reference."""
+    """Returns the shipped scenario of a golden run, or writes one from its `config.json` and the settings of its reference."""
     if (ROOT / "scenarios" / f"{folder.name}.toml").exists():
         return folder.name
     lines = [
@@ -38,12 +38,12 @@ def golden_scenario(folder, theirs):
 
 
 def goldens():
-    """torch's float32 runs, TF32 off: within 1e-3."""
+    """Compares runs with those of torch in float32 without TF32: within 1e-3."""
     def case(name, world):
         def job():
             folder = ROOT / "tests/goldens" / name
             theirs = json.loads((folder / "reference.json").read_text())
-            # The reference's batch, whatever the number of ranks.
+            # The batch of the reference, for any number of ranks.
             sets = [*fit(world), f"train.micro_batch={theirs['B'] // world}"]
             adapter = ["--adapter", folder] if (folder / "adapter_config.json").exists() else []
             scenario = golden_scenario(folder, theirs)
@@ -52,14 +52,14 @@ def goldens():
                 return row("goldens", f"{name} on {world}", False, last_line(err))
             losses = worst(run["losses"], theirs["losses"])
             norms = worst(run["grad_norms"], theirs["grad_norms"])
-            # transformers names stacks of experts and GPT-NeoX's head otherwise in memory: these are compared on the CPU.
+            # In memory, transformers uses other names for stacks of experts and GPT-NeoX's head; tests on the CPU compare these.
             final = theirs.get("final_norms") or theirs["final_param_norms"]
             final = [(run["final_norms"][k], v) for k, v in final.items() if k in run["final_norms"]]
             weights = max(abs(a - b) / max(b, 1e-3) for a, b in final)
             ok = max(losses, norms, weights) < 1e-3
             row("goldens", f"{name} on {world}", ok, f"losses {losses:.1e}, norms {norms:.1e}, weights {weights:.1e}, {s:.1f} s")
         return job
-    # The load-balancing loss depends on the tokens of a rank.
+    # The load-balancing loss depends on how tokens are distributed over ranks.
     alone = {"mixtral-tiny-aux"}
     names = sorted(f.parent.name for f in (ROOT / "tests/goldens").glob("*/reference.json"))
     worlds = sorted({1, min(2, gpus()), min(4, gpus())})
@@ -69,18 +69,18 @@ def goldens():
 SMALL = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-fused", "small-scopes", "small-iteration",
          "small-recompute", "small-accumulation", "small-no-sync", "small-double-buffer", "small-units", "small-frozen", "small-lora", "small-lora-fsdp2",
          "small-zero1", "small-zero2", "small-ddp", "small-gpt2", "small-qwen3", "small-moe", "small-encoder", "small-linear", "small-cnn", "small-offload"]
-# These also run in bf16, the policies on two ranks as well; a rehearsal runs the last ones alone.
+# These also run in bf16, and the policies on two ranks as well. A rehearsal runs only those of REHEARSED.
 BF16 = ["small-native", "small-fsdp2", "small-megatron", "small-regions", "small-blocks", "small-merged", "small-engines", "small-pointwise", "small-full", "small-next-step", "small-in-backward", "small-summed", "small-fused", "small-no-sync", "small-qwen3", "small-moe", "small-cnn"]
 POLICIES = ["small-native", "small-fsdp2", "small-megatron"]
 REHEARSED = [*POLICIES, "small-regions", "small-cnn"]
-# These are nothing on one GPU.
+# These need several GPUs.
 SEVERAL = ["small-offload"]
-# These have a mesh of their own, of 4.
+# These set their own mesh of 4 ranks.
 MESH = ["small-hsdp", "small-hfsdp", "small-selective"]
 
 
 def against_cpu(stage, title, name, sets, limit):
-    """A run and the same on the CPU device: losses within `limit`, gradient norms within three times that, equal memory."""
+    """Compares a run with the same run on the CPU device: losses within `limit`, gradient norms within three times that, equal memory."""
     code, ours, err, s = train(name, "--check-nan", sets=sets, timeout=60)
     if code:
         return row(stage, title, False, last_line(err))
@@ -94,7 +94,7 @@ def against_cpu(stage, title, name, sets, limit):
 
 
 def small():
-    """Every option's small scenario against the CPU device, float32 and bf16."""
+    """Compares the small scenario of every option with the CPU device, in float32 and bf16."""
     names = os.environ["ONLY"].split(",") if os.environ.get("ONLY") else (REHEARSED if CPU else SMALL) + MESH
     every = gpus()
     names = [n for n in names if every > 1 or n not in SEVERAL]
@@ -102,7 +102,7 @@ def small():
     def case(name, world, dtype, limit):
         def job():
             mesh = [] if name in MESH else fit(world)
-            # cuBLASLt multiplies no float32 factors into bf16 gradients.
+            # cuBLASLt has no matmul of float32 inputs with a bf16 output, which bf16 gradients would need.
             sets = [*mesh, f'precision.compute="{dtype}"', *(['precision.comm_grads="f32"'] if dtype == "f32" else [])]
             title = f"{name} {dtype} on {world}"
             against_cpu("small", title, name, sets, limit)
@@ -119,7 +119,7 @@ def small():
     together(jobs, 1 if CPU else AT_ONCE)
 
 
-# Options without a scenario of their own: what they are set on, and how.
+# Options without their own scenario: the scenario to set them on, and the settings.
 LISTS = '[{unit="layers.0", forward=["layers.1", "layers.2"]}, {unit="layers.2", backward=["layers.1", "layers.0"]}]'
 SKIPPED = '[{ blocks = ["layers.0"], micro_batches = [0] }, { blocks = ["layers.1"], micro_batches = [1] }]'
 OFFLOADED = 'fsdp.offload=["params", "grads", "optimizer"]'
@@ -177,12 +177,12 @@ SHARDING = {
     "parameter groups": ("small-native", PARAM_GROUPS),
     "parameter groups, fsdp2": ("small-native", [*PARAM_GROUPS, "fsdp.policy=fsdp2"]),
 }
-# These need several types.
+# These need parameters and main weights of different types.
 BF16_ALONE = ["decoupled gradients", "shards cast per gather"]
 
 
 def sharding():
-    """Options of the sharding engine, packed sequences and checkpointing against the CPU device, float32 and bf16."""
+    """Compares options of the sharding engine, packed sequences and checkpointing with the CPU device, in float32 and bf16."""
     every = gpus()
 
     def case(title, name, sets, dtype, limit):
@@ -195,21 +195,22 @@ def sharding():
               if dtype == "bf16" or t not in BF16_ALONE], 1 if CPU else AT_ONCE)
 
 
-# Policies with an allocator whose addresses repeat, as captured scopes need.
+# Policies with an allocator whose addresses repeat in every step, as captured scopes need.
 ADDRESSES = {"native": ["fsdp.policy=native"],
              "megatron": ["fsdp.policy=megatron", "fsdp.allocator=double_buffer", "fsdp.persist_on_alloc_fail=true"]}
-# Scopes of layers with experts, by whether they contain the exchange of tokens, in which `all_to_all` waits on the host.
+# Scopes of layers with experts, without and with the exchange of tokens, for which `all_to_all` blocks the host.
 BEFORE_EXCHANGE = [["attn"], ["moe_router"], ["moe_preprocess"], ["attn", "moe_router"], ["attn", "moe_router", "moe_preprocess"]]
 WITH_EXCHANGE = [["moe"], ["attn", "moe"], ["block"]]
 
 
 def moe():
-    """Experts, whole and divided among ranks, against the CPU device; captured against eager runs, the same losses to the last bit, while tokens change experts; fused gates against separate ones."""
+    """Compares experts, with and without expert parallelism, with the CPU device; captured with eager runs, whose losses are bitwise equal although
+    tokens change experts between steps; and fused with separate gates."""
     name, every = "small-moe", gpus()
     f32, bf16 = ['precision.compute="f32"', 'precision.comm_grads="f32"'], ['precision.compute="bf16"']
     captured = ['compile.cuda_graph=["block"]']
     ways = {
-        # Rows of 48 elements are multiples of 16 bytes, which matmuls on Hopper's tensor cores need; those of 44 are not.
+        # Matmuls on Hopper's tensor cores need rows that are multiples of 16 bytes: rows of 48 elements are, those of 44 are not.
         "f32": (f32, 1e-3), "bf16": (bf16, 3e-2), "bf16, rows of 96 bytes": ([*bf16, "model.expert_ffn=48"], 3e-2),
         "fused gates": ([*bf16, *FUSED_GATES], 3e-2), "fused gates, recompute": ([*bf16, *FUSED_GATES, "train.recompute=full"], 3e-2),
         "regions": ([*f32, "compile.mode=regions"], 1e-3), "blocks, bf16": ([*bf16, "compile.mode=blocks"], 3e-2), "full": ([*f32, "compile.mode=full"], 1e-3),
@@ -219,7 +220,7 @@ def moe():
         "captured iteration": ([*f32, 'compile.cuda_graph="full_iteration"'], 1e-3),
         "sigmoid in groups": ([*f32, "model.router=sigmoid", "model.router_groups=4", "model.router_group_top_k=2"], 1e-3),
     }
-    # Every device makes the same choices, whatever its sums round to.
+    # With forced routing, all devices choose the same experts, however they round sums.
     force, seeded = "moe.force_routing=true", ["moe.force_routing=true", "moe.routing=seeded", "moe.imbalance=2"]
     ways |= {
         "forced, balanced": ([*f32, force], 1e-3), "forced, seeded": ([*f32, *seeded], 1e-3),
@@ -228,7 +229,7 @@ def moe():
     }
     alike = ("forced, seeded", "forced, 128 experts, top 8", "f32", "bf16", "bf16, rows of 96 bytes", "fused gates", "regions", "blocks, bf16", "full", "recompute", "selective", "fsdp2", "megatron", "captured blocks", "captured iteration")
     sizes = [ep for ep in (2, 4) if ep <= every]
-    # These policies reserve rows for equally popular experts; kernels on GPUs cannot fail if there are more.
+    # These policies reserve rows for balanced experts, and a kernel on the GPU cannot raise an error if an expert gets more.
     room = {way: ["moe.capacity_factor=4"] for way in ("fsdp2", "megatron")}
     ways |= {f"{way}, ep {ep}": ([*ways[way][0], *room.get(way, []), f"mesh.ep={ep}"], ways[way][1]) for ep in sizes for way in alike if ep == 2 or way in ("f32", "bf16")}
     sent = {
@@ -268,7 +269,7 @@ def moe():
 
         def job():
             sets = [*fit(every), *bf16, "train.steps=20", f"mesh.ep={ep}", *ADDRESSES[policy]]
-            # Rows for every case: these scenarios may reserve those of equally popular experts.
+            # Enough rows for every case: by default, these scenarios may reserve rows for balanced experts only.
             sets += [f"moe.dispatcher={dispatcher}", *(["moe.capacity_factor=4"] if dispatcher != "gather" else [])] if ep > 1 else []
             eager, *others = [train(name, sets=[*sets, *more], timeout=60) for more in ([], *([f"compile.cuda_graph={json.dumps(s)}"] for s in scopes))]
             failed = next((run for run in (eager, *others) if run[0]), None)
@@ -282,19 +283,19 @@ def moe():
         title = ", ".join(["fused and separate gates", *([f"ep {ep}"] if ep > 1 else []), *more])
 
         def job():
-            # Only matmuls of experts are fused: others would be by cuBLAS if they are not.
+            # Fuses only matmuls of experts: with fusion off, cuBLAS would compute the others, with other roundings.
             sets = [*fit(every), *bf16, *FUSED_GATES, *DEEP, "train.steps=20", f"mesh.ep={ep}", "model.dense_layers=0", "model.shared_expert_ffn=0", *more]
             runs = [train(name, sets=[*sets, *apart], timeout=60) for apart in ([], ["compile.gemm_epilogue_fusion=false"])]
             if any(run[0] for run in runs):
                 return row("moe", title, False, last_line(next(run[2] for run in runs if run[0])))
-            # In backward, tiles add up the gradients of choices' weights in another order.
+            # In backward, the tiles add up the gradients of the router's weights in another order.
             one, other = (run[1]["losses"] for run in runs)
             same, far = one[0] == other[0], worst(one, other)
             row("moe", title, same and far < 5e-3, f"first losses are {'equal' if same else 'NOT equal'} to the last bit, those of 20 steps {far:.1e}")
         return job
 
     def pushed(ep, title, sets, flags):
-        # Rows of 72 bytes are no whole vectors.
+        # Rows of 72 bytes are not a multiple of the vector width.
         narrow = ["model.hidden=36", "model.heads=2", "model.kv_heads=1"] if "72 bytes" in title else []
         title = f"pushed rows, {title}, ep {ep}"
 
@@ -325,14 +326,14 @@ def moe():
 
 
 def float8():
-    """8-bit matmuls against the CPU device, which adds up in float32; what changes no bit of the losses on GPUs either."""
+    """Compares 8-bit matmuls with the CPU device, which accumulates in float32; and options that must not change a bit of the losses on the GPU."""
     name, every = "small-fp8", gpus()
     slow, rowwise = "precision.float8_fast_accum=false", "precision.float8_recipe=rowwise"
     eager, saved = "compile.mode=off", "precision.float8_saved=float8"
-    # The last block of a row, of a column and of the tokens is no whole one.
+    # Sizes with a partial last block along rows, columns and tokens.
     blockwise, several = "precision.float8_recipe=blockwise", ["model.hidden=320", "model.ffn=432", "train.micro_batch=12"]
-    # Sums in another order differ in the last bit, codes of them by 1/16, and routed tokens have other experts: after more steps, norms of
-    # gradients differ by as much as the limit allows, while losses are within 0.2 %.
+    # Sums in another order differ in the last bit, their 8-bit codes by up to 1/16, and the router then chooses other experts: after more
+    # steps, gradient norms differ by as much as the limit allows, while losses are within 0.2 %.
     few = "train.steps=4"
     ways = {
         "compiled": [], "compiled, float32 sums": [slow], "eager": [eager], "full": ["compile.mode=full"], "codes saved": [saved],
@@ -342,17 +343,17 @@ def float8():
         "blockwise": [blockwise], "blockwise, eager": [blockwise, eager], "blockwise, codes saved": [blockwise, saved],
         "blockwise, several blocks": [blockwise, *several, few], "blockwise, several blocks, captured": [blockwise, *several, CAPTURED, few],
     }
-    # Tiles that nothing fills.
+    # Sizes too small to fill a tile.
     moe = ["precision.float8_recipe=tensorwise", "precision.float8_experts=true", "model.hidden=32", "model.ffn=96", "model.expert_ffn=48",
            "model.shared_expert_ffn=48", "train.seq_len=24"]
-    # Several tiles and steps of 128 per expert, whose last ones are not whole.
+    # Several tiles and several steps of 128 per expert, the last ones partial.
     larger = ["model.hidden=320", "model.expert_ffn=400", "train.micro_batch=32"]
     experts = {
         "experts": [], "experts, float32 sums": [slow], "experts, eager": [eager], "experts, compiled": ["compile.mode=blocks"],
         "experts, codes saved": [saved], "experts, recompute": ["train.recompute=full"], "experts, captured": [CAPTURED],
         "experts, larger": [*larger, few], "experts, larger, float32 sums": [*larger, slow, few],
     }
-    # Ranks gather shards, which one rank has not.
+    # A single rank has no shards to gather.
     gathered, unclipped = "precision.float8_all_gather=true", "train.clip_norm=0"
     if every > 1:
         ways |= {
@@ -377,7 +378,7 @@ def float8():
 
     def experts_alike(title, sets, more):
         def job():
-            # They have no Hugging Face form to compare weights in.
+            # Only losses are compared: this model has no Hugging Face format to export weights to.
             runs = [train("small-moe", sets=[*fit(every), FIXED, "train.steps=20", *moe, *sets, *extra], timeout=60) for extra in ([], more)]
             if any(run[0] for run in runs):
                 return row("float8", title, False, last_line(next(run[2] for run in runs if run[0])))
@@ -387,7 +388,7 @@ def float8():
 
     def alike(title, sets, more):
         def job():
-            # Norms are sums of the ranks' parts, which have other ends where groups differ: whole weights are compared.
+            # Compares whole weights: norms are sums over the ranks' shards, whose boundaries depend on the parameter groups.
             with tempfile.TemporaryDirectory() as folder:
                 files = [os.path.join(folder, which) for which in ("one", "other")]
                 runs = [train(name, "--export", file, sets=[*fit(every), FIXED, "train.steps=20", *sets, *extra], timeout=60)
@@ -398,11 +399,11 @@ def float8():
             same = runs[0][1]["losses"] == runs[1][1]["losses"] and weights[0] == weights[1]
             row("float8", title, same, f"losses and weights after 20 steps are {'equal' if same else 'NOT equal'} to the last bit")
         return job
-    # Saved or made again, codes have the scale of forward; graphs replay the same kernels.
+    # Codes have the scale of forward, whether they are saved or cast again; graphs replay the same kernels.
     pairs = {"codes saved or made again": ([], [saved]), "blockwise, eager, recompute": ([blockwise, *several, eager], ["train.recompute=full"]), "captured and not": ([], ['compile.cuda_graph="full_iteration"']),
              "prefetch 0 and 1": ([], ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"])}
     if every > 1:
-        # The codes are those of the gathered weight in bf16. Clipping adds up squares by groups, which differ.
+        # The codes are those of the gathered bf16 weight. Runs are not clipped: the norm is a sum over parameter groups, which differ.
         more = {"": [], ", eager": [eager], ", all merged": ['compile.fuse_projections="all"'], ", cast before each": [CAST],
                 ", captured": [CAPTURED], ", fastest": FASTEST, ", in backward": [IN_BACKWARD], ", recompute": ["train.recompute=full"],
                 ", no reshard": ["fsdp.reshard_after_forward=false"], ", accumulated": ["train.grad_accum=2"],
@@ -415,14 +416,14 @@ def float8():
 
 
 def tensor_parallel():
-    """Collectives of the model graph: ranks that divide layers against whole layers on one rank of the CPU device."""
+    """Compares tensor parallelism with whole layers on one rank of the CPU device: checks the collectives of the model graph."""
     if gpus() < 2:
         return
     name = "small-tensor-parallel"
-    # cuBLASLt multiplies no float32 factors into bf16 gradients.
+    # cuBLASLt has no matmul of float32 inputs with a bf16 output, which bf16 gradients would need.
     f32, bf16 = ['precision.compute="f32"', 'precision.comm_grads="f32"'], ['precision.compute="bf16"']
     ways = {
-        # Rows of 48 elements are multiples of 16 bytes, which matmuls on Hopper's tensor cores need; those of 44 are not.
+        # Matmuls on Hopper's tensor cores need rows that are multiples of 16 bytes: rows of 48 elements are, those of 44 are not.
         "f32": (f32, 1e-3), "bf16": (bf16, 3e-2), "bf16, rows of 96 bytes": ([*bf16, "model.expert_ffn=48"], 3e-2),
         "regions": ([*f32, "compile.mode=regions"], 1e-3), "blocks, bf16": ([*bf16, "compile.mode=blocks"], 3e-2), "full": ([*f32, "compile.mode=full"], 1e-3),
         "recompute": ([*f32, "train.recompute=full"], 1e-3),
@@ -459,18 +460,18 @@ SAME = {
 }
 
 
-# What steps are fastest with: compiled regions, copy engines, gradients sent in 16 bits, a chunked loss.
+# The options of the fastest steps: compiled regions, copy engines, gradients sent in 16 bits, a chunked loss.
 ENGINES = ("small-engines", ["compile.mode=regions", 'precision.compute="bf16"', 'precision.comm_grads="bf16"'])
-# What the optimizer can sum as well: one micro-batch, nothing clipped.
+# The same where the optimizer can also sum gradients: one micro-batch, no clipping.
 SUMMABLE = (ENGINES[0], [*ENGINES[1], "train.grad_accum=1", "train.clip_norm=0"])
 SUMMED = "fsdp.fuse_reduce_into_optimizer=true"
-# And with kernels of our own that multiply and go on.
+# The same with our own matmul kernels, which have fused epilogues.
 FUSED = (ENGINES[0], [*ENGINES[1], "compile.gemm_epilogue_fusion=true"])
 PLAIN = ("small-native", [])
 
 
 def same_as(stage, cases, of=PLAIN):
-    """Every case has the losses and weights of the run without it, to the bit."""
+    """Checks that every case has bitwise the same losses and weights as the run without its settings."""
     name, sets = of
     if SHARED:
         # Ranks of one process cannot share a GPU.
@@ -493,7 +494,7 @@ def same_as(stage, cases, of=PLAIN):
 
 
 def bits():
-    """Losses and weights are the same to the bit whatever the schedule is, and from run to run: as plain as can be, and as fast."""
+    """Checks that losses and weights are bitwise equal from run to run and for every schedule, with the plainest and the fastest options."""
     more = {"without graphs": (SAME["captured iteration"], ["--no-graphs"])}
     same = {k: (v, []) for k, v in SAME.items() if gpus() > 1 or k != "gathers for the next step"}
     same_as("bits", {"again": ([], []), **same, **more}, PLAIN)
@@ -508,7 +509,7 @@ def bits():
 
 
 def delays():
-    """Random instructions held up: the same bits."""
+    """Checks that delays of random instructions change no bit."""
     cases = {f"seed {s}": ([], ["--delays", s]) for s in (1, 2, 3)}
     cases["seed 4, captured scopes"] = (SAME["captured scopes"], ["--delays", 4])
     for of in (PLAIN, ENGINES, FUSED):
@@ -516,7 +517,7 @@ def delays():
 
 
 def on_gpus():
-    """Processes that hold GPU memory."""
+    """Returns the number of processes that hold GPU memory."""
     if CPU:
         return 0
     r = subprocess.run(["nvidia-smi", "--query-compute-apps=pid", "--format=csv,noheader"], capture_output=True, text=True)
@@ -524,12 +525,12 @@ def on_gpus():
 
 
 def modes():
-    """Ways to run ranks: the same bits; times both ways; a rank that dies ends all, and one that was stopped goes on."""
+    """Checks the ways to run ranks: bitwise equal results, both ways to measure times, a killed rank ends the run on all ranks, and a stopped run resumes."""
     same_as("modes", {
         "a process a rank, again": ([], []),
         "ranks as threads": ([], ["--one-process"]),
         "times by events": ([], ["--times", "events"]),
-        # Captured collectives: rank 0 keeps times of the last step, in which none replays.
+        # Captured collectives: rank 0 measures times in the last step, which it runs without replaying graphs.
         "threads, captured iteration": (SAME["captured iteration"], ["--one-process"]),
         "threads, times by records": ([], ["--one-process", "--times", "cupti", "--timeout", "15"] if not CPU else ["--one-process"]),
     })
@@ -556,30 +557,30 @@ def modes():
 
 
 def hangs():
-    """A rank that goes on no more, never comes, or has no memory ends all, and leaves nothing on the GPUs."""
+    """Checks that a rank that hangs, never joins or runs out of memory ends the run on all ranks and leaves no process on the GPUs."""
     if gpus() > 1:
         before = on_gpus()
         together(hung() + absent(), 1 if CPU else AT_ONCE)
-        # Alone: these fill the GPUs.
+        # Run alone: these fill the GPUs.
         no_room()
         time.sleep(1)
         after = on_gpus()
         row("hangs", "nothing stays on the GPUs", after <= before, f"{before} processes on the GPUs before, {after} after")
 
 
-# Collectives of a communicator that is aborted: kernels, copy engines, rows in memory of peers, and each as part of graphs.
+# Runs whose communicator is aborted: collectives as kernels, on copy engines, as rows pushed into peer memory, and each of them in CUDA graphs.
 HANGS = {"small-native": [], "small-engines": [], "small-engines, captured": ['compile.cuda_graph="full_iteration"'], "small-iteration": [],
          "small-moe, peer": ["moe.dispatcher=peer", "mesh.ep=2"],
          "small-moe, peer, captured": ["moe.dispatcher=peer", "mesh.ep=2", 'compile.cuda_graph="full_iteration"']}
 
 
-# Ways to run ranks; those of one process cannot share a GPU.
+# Ways to run ranks. Ranks of one process cannot share a GPU.
 MODES = (("processes", "--processes"), ("threads", "--one-process"))[:1 if SHARED else 2]
 
 
 def hung():
-    """Cases in which rank 1 does not go on: its host, or its part in a collective. The others notice within the timeout, as processes and
-    as threads, and the run ends by itself, whatever the collectives are made of."""
+    """Returns cases in which rank 1 hangs, on its host or in a collective. The other ranks notice this within the timeout, as processes and
+    as threads, and the run ends by itself with every kind of collective."""
     patience = 5
 
     def case(title, mode, name, sets, what):
@@ -587,22 +588,22 @@ def hung():
             code, _, err, s = train(name.split(",")[0], "--steps", 50, "--timeout", patience, "--fault", f"1:{what}", mode, sets=[*fit(gpus()), *sets], timeout=60)
             if code == 125:
                 return row("hangs", f"{what} of rank 1, {name}, {title}", None, err)
-            # One that ends earlier has not hung; one that hangs for good may take its time to be ended from outside.
+            # A run that ends earlier did not hang; one that cannot shut down cleanly takes longer, because another process ends it.
             ok = code == 3 and (patience if what == "stall" else 0) <= s < 40
-            # Those who wait report it; the cause says who is waited for.
+            # The waiting ranks report the timeout; the message must name the rank that they wait for.
             if what == "stall" and "slowest first: rank 1 at instruction" not in err:
-                ok, err = False, err + "\nrank 1 is not named as the one that stands behind"
+                ok, err = False, err + "\nthe message does not name rank 1 as the slowest"
             how = ", by the last resort" if "cannot shut down cleanly" in err else ""
             row("hangs", f"{what} of rank 1, {name}, {title}", ok, f"status {code} after {s:.1f} s{how}: {last_line(err)[:110]}")
         return job
-    # On the CPU the collective panics, which everybody hears of at once.
+    # On the CPU the collective panics, which all ranks notice at once.
     faults = ("stall",) if CPU else ("stall", "collective")
     return [case(title, mode, name, sets, what) for title, mode in MODES for name, sets in HANGS.items() for what in faults]
 
 
 def absent():
-    """Cases of a rank that never comes to where ranks join: NCCL would wait for it for ever. The others, among them the one that leaves the
-    communicator's identity for all, end the run after ten times the timeout."""
+    """Returns cases in which a rank never joins the communicator: NCCL would wait for it indefinitely. The other ranks end the run after ten
+    times the timeout, also if the absent rank is rank 0, which creates the communicator's id."""
     def case(title, mode, who):
         def job():
             code, _, err, s = train("small-native", "--steps", 2, "--timeout", 1, "--fault", f"{who}:absent", mode, sets=fit(gpus()), timeout=60)
@@ -610,17 +611,17 @@ def absent():
                 return row("hangs", f"rank {who} never comes, {title}", None, err)
             ok = code == 3 and (1 if CPU else 10) <= s < 40
             if not CPU and who and "NCCL has not joined" not in err:
-                ok, err = False, err + "\nnobody says that NCCL waits"
+                ok, err = False, err + "\nthe message does not say that NCCL waits"
             row("hangs", f"rank {who} never comes, {title}", ok, f"status {code} after {s:.1f} s: {last_line(err)[:110]}")
         return job
     return [case(title, mode, who) for title, mode in MODES for who in (1, 0)]
 
 
 def no_room():
-    """Ranks whose memory does not fit, all of them, end with the cause; none waits for another where memory is made known to NCCL."""
+    """Checks that ranks that all run out of memory end with that error, and that none waits for another while it registers memory with NCCL."""
     if CPU:
         return
-    # Weights and optimizer state of some hundred GB a GPU.
+    # Weights and optimizer state of some hundred GB per GPU.
     sets = [*fit(gpus()), "model.hidden=16384", "model.heads=128", "model.kv_heads=8", "model.ffn=53248", "model.layers=40"]
     for title, mode in MODES:
         code, _, err, s = train("small-engines", "--steps", 2, mode, sets=sets, timeout=60)
@@ -628,7 +629,7 @@ def no_room():
 
 
 def stopped():
-    """Ctrl-Z for longer than the store is waited for, and `fg`: all go on, and end where they are told to."""
+    """Checks that a run that Ctrl-Z stops for longer than the store's timeout resumes on `fg`, and that Ctrl-C then ends it."""
     if gpus() < 2:
         return
     where = ["--processes"] if CPU else on_device()
@@ -655,11 +656,11 @@ def stopped():
         code = 124
     words = (OUT / "stopped.txt").read_text()
     ok = all_stopped and goes_on and code == 3 and "interrupted" in words
-    row("modes", "stopped and gone on", ok, f"{len(ranks)} ranks {'' if all_stopped else 'NOT '}stopped, status {code}: {words.strip().splitlines()[-1][:90] if words else '?'}")
+    row("modes", "stopped and resumed", ok, f"{len(ranks)} ranks {'' if all_stopped else 'NOT '}stopped, status {code}: {words.strip().splitlines()[-1][:90] if words else '?'}")
 
 
 def killed():
-    """One rank is killed in the middle of a long run."""
+    """Checks that killing one rank during a long run ends all ranks."""
     if gpus() < 2:
         return
     before = on_gpus()
@@ -689,16 +690,16 @@ def killed():
     rest = sum(os.path.exists(f"/proc/{r}") for r in ranks)
     words = (OUT / "killed.txt").read_text()
     ok = code == 3 and "signal 9" in words and rest == 0 and on_gpus() <= before
-    row("modes", "a killed rank ends all", ok, f"status {code} after {took:.1f} s, {rest} ranks left, {on_gpus()} processes on the GPUs")
+    row("modes", "a killed rank ends the run", ok, f"status {code} after {took:.1f} s, {rest} ranks left, {on_gpus()} processes on the GPUs")
 
 
-# Beginnings of the names of cuDNN's, cuBLAS's and NCCL's kernels.
+# Prefixes of the names of kernels of cuDNN, cuBLAS and NCCL.
 LIBRARIES = ("cudnn", "nvjet", "cutlass", "sm90_", "cublas", "gemm", "gemv", "nccl", "void")
 
 
 def sanitize():
-    """compute-sanitizer finds nothing in two steps: op by op, compiled (with a vocabulary that a cluster keeps), and in float32
-    (our own attention, on more than one tile)."""
+    """Checks that compute-sanitizer finds no error in two steps: eager, compiled (with a vocabulary that fits into the shared memory of a
+    cluster), and in float32 (our own attention kernel, with more than one tile)."""
     tool = shutil.which("compute-sanitizer") or "/usr/local/cuda/bin/compute-sanitizer"
     cases = [("small-native", "small-native", []), ("small-pointwise", "small-pointwise", ["model.vocab=8192"]),
              ("small-fused", "small-fused", []),
@@ -712,7 +713,7 @@ def sanitize():
             summary = [l.strip("= ") for l in err.splitlines() if "SUMMARY" in l]
             text = (summary or [last_line(err)])[-1][:120]
             if kind == "racecheck" and code == 9:
-                # It does not follow the barriers of asynchronous copies (TMA), by which the libraries' kernels order theirs.
+                # racecheck does not track the barriers of asynchronous copies (TMA), which kernels of the libraries use.
                 named = re.findall(r"access at (\w+)", err)
                 own = sorted({n for n in named if not n.startswith(LIBRARIES)})
                 text += f"; in kernels of ours: {', '.join(own) or 'none'}, of libraries: {len({*named} - {*own})}"
@@ -723,7 +724,7 @@ def sanitize():
 
 
 def checkpoint():
-    """A run that changes the device half way goes on as if it had not, within float32."""
+    """Checks that a run that changes the device halfway continues as if it had not, within float32 accuracy."""
     sets = [*fit(gpus()), 'precision.compute="f32"']
     code, whole, err, _ = reference("small-native", "--steps", 8, sets=sets)
     if code:
@@ -743,7 +744,7 @@ def checkpoint():
 
 
 def band():
-    """bf16 on the GPU against float32 on the CPU over 200 steps: within 2 %, smoothed."""
+    """Compares smoothed losses in bf16 on the GPU with float32 on the CPU over 200 steps: within 2 %."""
     sets = [*fit(gpus()), f"train.steps={20 if CPU else 200}"]
     code, cpu, err, _ = reference("llama-tiny", sets=[*sets, 'precision.compute="f32"'], timeout=500)
     if code:

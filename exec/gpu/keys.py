@@ -5,13 +5,13 @@ CHUNKED = 'train.loss="chunked"'
 CAPTURED = 'compile.cuda_graph="full_iteration"'
 GATHERS = "fsdp.copy_engine_all_gather=true"
 REDUCTIONS = "fsdp.copy_engine_reduce_scatter=true"
-# What FSDP2 does with `reduce_dtype` float32: gradients come in bf16 and are summed in float32.
-# Copy engines carry them as they come.
+# Sends gradients in bf16, the type in which backward computes them, and sums them in float32. FSDP2 with `reduce_dtype` float32
+# casts before it sends.
 AS_THEY_COME = 'precision.comm_grads="bf16"'
 ONE_CHUNK = "train.loss_chunk_tokens=8192"
-# A gradient's pieces go from the exchange to the optimizer without a sum between them.
+# The optimizer sums the pieces of a gradient as it reads them, so no reduced gradient is stored.
 SUMMED = "fsdp.fuse_reduce_into_optimizer=true"
-# No shard in 16 bits persists, and gradients end with their unit's update.
+# Stores no 16-bit copy of the shards (CAST), and frees gradients after the update of their unit (IN_BACKWARD).
 CAST = "fsdp.cast_before_all_gather=true"
 IN_BACKWARD = "fsdp.optimizer_in_backward=true"
 FUSED = "compile.gemm_epilogue_fusion=true"
@@ -21,5 +21,5 @@ SELECTIVE = 'train.recompute="selective"'
 FLOATS = [*NATIVE, REGIONS, CHUNKED, GATHERS, REDUCTIONS]
 BEST = [*FLOATS, AS_THEY_COME]
 FASTEST = [*BEST, FUSED, SUMMED]
-# The two projections of a layer's experts are gathered and reduced one after the other.
+# Gathers and reduces the two projections of a layer's experts as separate units.
 PROJECTIONS = 'fsdp.units=["layers.*", "layers.*.mlp.experts.gate_up", "layers.*.mlp.experts.down", "tok_embeddings", "norm+output=keep"]'

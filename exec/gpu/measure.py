@@ -1,4 +1,4 @@
-"""Stages that measure: the machine's profile, predictions against measurements, the acceptance run."""
+"""Stages that measure: the profile of the machine, predictions against measurements, the acceptance run."""
 import json, os, queue, threading
 from keys import AS_THEY_COME, BEST, CAPTURED, CAST, CHUNKED, FASTEST, FUSED, IN_BACKWARD, NATIVE, POINTWISE, PROJECTIONS, REGIONS, SUMMED
 from tools import CPU, OUT, call, chosen, fit, gpus, last_line, left, row, shardlab, train
@@ -6,13 +6,13 @@ import tools
 
 
 def calibrate():
-    """The hardware profile of this machine."""
+    """Measures the hardware profile of this machine."""
     file = OUT / "calibrated.toml"
     seconds = "10" if CPU else os.environ.get("CALIBRATE_SECONDS", "200")
     code, _, err, s = shardlab("calibrate", "--device", tools.DEVICE, "--ranks", gpus(), "--seconds", seconds, "--out", file, timeout=300)
     row("calibrate", str(file), code == 0 and s < 300, f"{s:.0f} s" if code == 0 else last_line(err))
     if code == 0 and not CPU and gpus() > 1:
-        # Every number of this section can be measured with two GPUs.
+        # Two GPUs suffice to measure every number of this section.
         text = file.read_text().split("\n[footprint]\n")[1].split("\n\n")[0]
         source, *numbers = text.splitlines()
         row("calibrate", "footprint", "not measured" not in source, ", ".join(numbers))
@@ -26,7 +26,7 @@ def calibrate():
 
 
 def variants(world):
-    """Scenarios that nothing was calibrated on: models, lengths, strategies, prefetch, compile, graphs."""
+    """Yields scenarios that were not used for calibration: models, lengths, strategies, prefetch, compile, graphs."""
     base = ["train.steps=8"]
     native = [*base, *NATIVE]
     none = ["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"]
@@ -45,14 +45,14 @@ def variants(world):
 
 
 def scaled(scenario, sets):
-    """The rehearsal's stand-in for a variant."""
+    """Returns a variant as it is, or a small replacement for it in a rehearsal on the CPU."""
     if not CPU:
         return scenario, sets
     gone = ("train.seq_len", "model.", "train.steps", "train.grad_accum")
     return "small-native", ["train.steps=3", *[s for s in sets if not s.startswith(gone)]]
 
 
-# Options one after another, on eight layers of the 1b model: names, and what is set. `BEST` comes first where it is part of one.
+# Single options on eight layers of the 1b model: names and settings. `BEST` comes first where it is included.
 SHORT = ["train.seq_len=1024", "model.max_seq_len=1024"]
 FLOAT32 = ['precision.compute="f32"', *SHORT]
 ON_SMS = ["fsdp.copy_engine_all_gather=false", "fsdp.copy_engine_reduce_scatter=false"]
@@ -87,7 +87,7 @@ OPTIONS = {
     "best, selective recompute": [*BEST, 'train.recompute="selective"'],
     "best, four micro-batches": [*BEST, "train.grad_accum=4", "train.micro_batch=1"],
     "one reduction in flight": ["fsdp.reduce_in_flight=1"],
-    "reductions not beside computation": ["fsdp.async_reduce=false"],
+    "reductions not overlapped": ["fsdp.async_reduce=false"],
     "one stream": ["fsdp.unify_comm_stream=true"],
     "one communicator": ["fsdp.separate_communicators=false"],
     "one unit": ['fsdp.units="root"'],
@@ -114,8 +114,8 @@ CNN = ["train.steps=12", "model.layers=8", "model.channels=256", "model.height=6
 ENCODER = ["train.steps=12", "model.layers=12", "model.hidden=1536", "model.heads=24", "model.ffn=6144", "train.seq_len=512", "train.micro_batch=16", 'precision.compute="bf16"']
 
 
-# Variants of mixtures of experts: scenarios, and what is set. Experts are chosen as predictions assume, so that
-# errors are those of prices, not of an assumption about the router.
+# Variants of mixtures of experts: names and settings. Routing is forced to what predictions assume, so that errors
+# come from predicted times and not from an assumption about the router.
 FORCED = "moe.force_routing=true"
 SKEWED = [FORCED, "moe.routing=seeded", "moe.imbalance=1.5"]
 TWO = [FORCED, "mesh.ep=2"]
@@ -137,7 +137,7 @@ MOE_VARIANTS = {
     "ep 2, all_to_all, skewed": [*FASTEST, *SKEWED, *TWO, EXCHANGE],
     "ep 2, padded": [*FASTEST, *TWO, PADDED],
 }
-# The same on one GPU, where nothing is gathered.
+# The same on one GPU, without collectives.
 MOE_ALONE = {
     "eager": NATIVE,
     "compiled": [*NATIVE, REGIONS],
@@ -151,19 +151,19 @@ MOE_ALONE = {
 MOE_MODELS = {
     "a3b-6l-64e": ("peers-a3b-12l-64e", ["model.layers=6"]),
     "mixtral-2l": ("peers-mixtral-4l", ["model.layers=2"]),
-    # A shape that no kernel was measured for: wide shared experts next to 32 small ones.
+    # Shapes without measured kernels: wide shared experts and 32 small ones.
     "shared": ("peers-a3b-12l-64e", ["model.layers=8", "model.heads=16", "model.experts=32", "model.top_k=4", "model.expert_ffn=1408", "model.shared_expert_ffn=2816"]),
 }
 
 
 def settings(sets):
-    """Settings, the last of each key."""
+    """Returns settings without duplicate keys: the last value of each key wins."""
     return [f"{k}={v}" for k, v in dict(s.split("=", 1) for s in sets).items()]
 
 
 def judged(stage, case, profile, world, visible, scenario, sets, limit=60):
-    """A prediction beside a measurement of the same program: scenario, world, predicted and measured ms, by how much exposed time and
-    device memory are off, and whether the engine's memory is equal; nothing if either failed."""
+    """Compares a prediction with a measurement of the same program. Returns scenario, world, predicted and measured ms, the errors of exposed
+    time and of device memory, and whether the engine's memory is equal; None if either run failed."""
     sets = settings([*fit(world), f'mesh.hardware="{profile}"', *sets])
     code, sim, err, _ = shardlab("sim", scenario, "--json", "--no-store", *[x for s in sets for x in ("--set", s)], timeout=60)
     if code == 0:
@@ -182,7 +182,7 @@ def judged(stage, case, profile, world, visible, scenario, sets, limit=60):
 
 
 def summed_up(stage, results):
-    """A row on what predictions were off by."""
+    """Prints a row with the errors of all predictions."""
     mid = lambda l: sorted(l)[len(l) // 2]
     time = [abs(a / b - 1) for _, _, a, b, *_ in results]
     exposed, device = [r[4] for r in results], [abs(r[5]) for r in results]
@@ -192,13 +192,13 @@ def summed_up(stage, results):
 
 
 def hardware():
-    """The profile that predictions rest on."""
+    """Returns the profile for predictions."""
     made = OUT / "calibrated.toml"
     return os.environ.get("PROFILE", str(made) if made.exists() else "h200-nvlink-exec")
 
 
 def options():
-    """Options one after another on 2 GPUs, predicted and measured; RUNS narrows them."""
+    """Predicts and measures single options on 2 GPUs; RUNS selects some of them."""
     runs = {name: ("peers-1b", ["model.layers=8", "train.steps=12", *NATIVE, *sets]) for name, sets in OPTIONS.items()}
     runs |= {"GPT-2": ("gpt2-tiny", GPT2), "GPT-2, regions": ("gpt2-tiny", [*GPT2, REGIONS])}
     runs |= {"CNN": ("small-cnn", CNN), "encoder": ("small-encoder", ENCODER), "toy CNN": ("toy-cnn", NATIVE), "toy linear": ("toy-linear", NATIVE)}
@@ -206,7 +206,7 @@ def options():
 
 
 def one_by_one(stage, world, cases, limit):
-    """Judges cases, each a name, a scenario and its settings, while time is left, and sums them up."""
+    """Predicts and measures cases (a name, a scenario and its settings) while time is left, and prints a summary."""
     profile, results = hardware(), []
     for name, scenario, sets in cases:
         if left() < 25:
@@ -219,7 +219,7 @@ def one_by_one(stage, world, cases, limit):
 
 
 def moe_fidelity():
-    """Predictions of mixtures of experts against measurements, with and without expert parallelism; ROWS and RUNS narrow them."""
+    """Compares predictions of mixtures of experts with measurements, with and without expert parallelism; ROWS and RUNS select some of them."""
     world = min(2, gpus())
     variants = MOE_VARIANTS if world > 1 else MOE_ALONE
     wanted = os.environ.get("ROWS", ",".join(MOE_MODELS)).split(",")
@@ -233,12 +233,12 @@ def moe_fidelity():
                     kept = [s for s in sets if not s.startswith(("train.steps", "train.seq_len", "model."))]
                     scenario, sets = "small-moe", ["train.steps=3", "train.clip_norm=0", *kept]
                 yield f"{model} {name}", scenario, sets
-    # Billions of weights are initialized on the CPU.
+    # The limit is high because billions of weights are initialized on the CPU.
     one_by_one("moe_fidelity", world, cases(), limit=100)
 
 
 def fidelity():
-    """Predictions against measurements of the same programs, on 2 GPUs (two runs at a time) and on all."""
+    """Compares predictions with measurements of the same programs, on 2 GPUs (two runs at a time) and on all."""
     profile = hardware()
     results = []
 
@@ -277,7 +277,7 @@ def fidelity():
 
 
 def order(results):
-    """Pairs of variants of one model and world whose measured times differ by more than 2 %: predicted in the same order, and not."""
+    """Counts pairs of variants of one model and world whose measured times differ by more than 2 %: those predicted in the right order, and the others."""
     right = wrong = 0
     for i, x in enumerate(results):
         for y in results[:i]:
@@ -288,7 +288,7 @@ def order(results):
 
 
 def acceptance():
-    """A first run on four GPUs as a user starts it, its trace, and its prediction compared with it."""
+    """Runs a scenario on four GPUs with the command of a user, and checks its trace and its prediction."""
     scenario = "small-native" if CPU else "llama3.2-1b-4xh200"
     trace = OUT / "trace-acceptance.json"
     code, run, err, s = train(scenario, "--trace", trace, sets=fit(gpus()), timeout=90)
@@ -302,7 +302,7 @@ def acceptance():
         f"{m['peak_device_bytes'] / 2**20:,.0f} on the device, {run['exposed_ms']['total']:.1f} ms exposed {run['exposed_ms']['by_cause']}, {slices} slices, {s:.0f} s")
     sets = [*fit(gpus()), *([] if CPU else [f'mesh.hardware="{hardware()}"'])]
     code, found, err, s = shardlab("compare", scenario, scenario, "--exec-b", "--device", tools.DEVICE, "--steps", 8, "--json", *[x for v in sets for x in ("--set", v)], timeout=90)
-    # 1: the difference is a regression, which a prediction that is too fast looks like.
+    # Status 1 reports a regression, which `compare` also finds if the prediction is too fast.
     if code not in (0, 1) or not found:
         return row("acceptance", "compare", False, last_line(err))
     (OUT / "compare-acceptance.json").write_text(json.dumps(found))

@@ -1,28 +1,28 @@
-"""Stages that compare: a step of ours beside the peers, and beside the floor of the hardware."""
+"""Stages that compare our steps with those of the peers, and with the floor of the hardware."""
 import array, json, os, random, sys
 from collections import namedtuple
 from keys import AS_THEY_COME, BEST, CAPTURED, CAST, CHUNKED, FASTEST, FLOATS, FUSED, GATHERS, IN_BACKWARD, NATIVE, ONE_CHUNK, POINTWISE, PROJECTIONS, REGIONS, SELECTIVE, SUMMED
 from tools import CPU, HERE, OUT, call, chosen, fit, gpus, last_line, left, row, train
 
-# Steps that do not count (peer.py's number): until the power limit has settled they are slower.
+# Number of warm-up steps, as in peer.py: steps are slower until the GPUs have settled at their power limit.
 WARM = 4
-# Rows of the comparison: micro-batch and sequence length of peer.py's model of that name, our scenario and what makes it the same
-# work, steps of each run, and its vocabulary: every run trains on uniformly random tokens, since what a step computes on
-# decides what power it takes.
+# Rows of the comparison: micro-batch and sequence length of the model of that name in peer.py, our scenario and the settings that make
+# it the same work, the number of steps, and the vocabulary. All runs train on uniformly random tokens, because the power draw of
+# a step depends on its data.
 Row = namedtuple("Row", "batch length scenario sets steps vocab")
 ROWS = {
     "1b": Row(2, 4096, "peers-1b", [], 24, 128_256),
     "3b": Row(2, 4096, "peers-3b", ["train.micro_batch=2"], 24, 128_256),
     "8b": Row(1, 8192, "peers-8b", ['train.recompute="none"'], 16, 128_256),
 }
-# Rows of the stages `experts` and `float8_speed`, models of peer_moe.py.
+# Rows of the stages `experts` and `float8_speed`: models of peer_moe.py.
 EXPERTS = {
     "a3b-12l-64e": Row(1, 4096, "peers-a3b-12l-64e", [], 14, 151_936),
     "mixtral-4l": Row(1, 4096, "peers-mixtral-4l", [], 14, 32_000),
 }
-# The floor in ms: the loop of the floor stage on four H200, at their power limit of 700 W.
+# The floor in ms, measured by the loop of the floor stage on four H200 at their power limit of 700 W.
 FLOOR_MS = {"1b": 113.0, "3b": 284.2, "8b": 674.5}
-# Chunks of half the rows: with selective recompute, the logits would be the peak.
+# Halves the loss chunks: with selective recompute, the logits would otherwise determine the memory peak.
 LEANEST = [*FASTEST, SELECTIVE, "train.loss_chunk_tokens=2048"]
 OURS = {
     "ours compiled": BEST,
@@ -49,7 +49,7 @@ OURS = {
     "ours eager": NATIVE,
     "ours compiled, all logits": [*NATIVE, REGIONS],
 }
-# A tuned peer has a loss that never holds all logits, and reduces gradients in bf16 as ours and Megatron-FSDP do.
+# A tuned peer has a loss that never stores all logits, and reduces gradients in bf16, as our engine and Megatron-FSDP do.
 PEERS = {
     "fsdp2 compiled": {"engine": "fsdp2", "compile": "layer"},
     "fsdp2 compiled, liger, bf16 sent": {"engine": "fsdp2", "compile": "layer", "loss": "liger", "reduce": "bfloat16"},
@@ -60,7 +60,7 @@ PEERS = {
     # The per-module rewrite; its blocks cannot be compiled.
     "megatron-fsdp experimental eager": {"engine": "mfsdp2"},
 }
-# Compiled in parts: attention and experts alone, without the code between them. Divided experts: each GPU has a part of them.
+# "Compiled in parts" compiles attention and experts separately, without the code between them. "Divided experts" is expert parallelism.
 EXPERT_PEERS = {
     "fsdp2 compiled": {"compile": True},
     "fsdp2 compiled, divided experts": {"compile": True, "ep": None},
@@ -87,7 +87,7 @@ EXPERT_OURS = {
     "ours compiled, reductions on SMs": [*NATIVE, REGIONS, CHUNKED, GATHERS],
     "ours eager": NATIVE,
 }
-# 8-bit matmuls next to the same in bf16. Of the peers, `tensorwise` gathers in 8 bits with scales computed ahead.
+# 8-bit matmuls compared with bf16. The peer with `tensorwise` gathers in 8 bits with precomputed scales.
 TENSORWISE = "precision.float8_recipe=tensorwise"
 ROWWISE = "precision.float8_recipe=rowwise"
 BLOCKWISE = "precision.float8_recipe=blockwise"
@@ -112,7 +112,7 @@ FLOAT8_OURS = {
     "ours blockwise": [*FASTEST, BLOCKWISE],
     "ours blockwise, codes saved": [*FASTEST, BLOCKWISE, CODES_SAVED],
 }
-# Mixtures of experts: linear layers in 8 bits, then experts, too.
+# Mixtures of experts, with linear layers in 8 bits, and with experts in 8 bits, too.
 CODES_OF_EXPERTS = "precision.float8_experts=true"
 FLOAT8_EXPERTS = {
     "ours bf16": FASTEST,
@@ -131,8 +131,8 @@ FLOAT8_PEERS = {
     "fsdp2 tensorwise compiled, liger, bf16 sent": {"compile": True, "loss": "liger", "reduce": "bfloat16", "float8": "tensorwise", "fp8_gather": True},
     "fsdp2 rowwise compiled, liger, bf16 sent": {"compile": True, "loss": "liger", "reduce": "bfloat16", "float8": "rowwise"},
 }
-# What counts first, for every size, then the rest, as far as time allows. Each list of peers runs in processes of its own:
-# Megatron-FSDP does not give its memory back.
+# The most important runs of every size come first, then the others while time is left. Each list of peers runs in separate processes,
+# because Megatron-FSDP does not free its memory.
 PASSES = [
     ([["fsdp2 compiled", "fsdp2 compiled, liger, bf16 sent"], ["megatron-fsdp compiled"]],
      ["ours compiled, fused epilogues, summed in the optimizer", "ours compiled, fused epilogues, summed in the optimizer, pointwise",
@@ -147,7 +147,7 @@ PASSES = [
       "ours compiled, all merged", "ours compiled, selective"]),
     ([["megatron-fsdp eager"], ["megatron-fsdp experimental eager"]], ["ours compiled, all logits"]),
 ]
-# What a rehearsal runs in place of the programs that need torch and GPUs.
+# A rehearsal runs this instead of the programs that need torch and GPUs.
 STAND_IN = """
 import json, sys
 for c in json.load(open(sys.argv[1])):
@@ -161,7 +161,7 @@ def sizes():
 
 
 def torchrun(program, world, configs, timeout):
-    """Runs configurations of a program of `peers/`: results in order, as far as they came, and why no more."""
+    """Runs configurations with a program of `peers/`. Returns the results that it printed, in order, and an error message for the missing ones."""
     file = OUT / "configs.json"
     file.write_text(json.dumps(configs))
     command = ["torchrun", f"--nproc-per-node={world}", "--master-port", str(20000 + (os.getpid() + int(left())) % 20000),
@@ -180,14 +180,14 @@ def torchrun(program, world, configs, timeout):
 
 
 def peer(world, size, names):
-    """Steps of peers, all in one process per rank."""
+    """Runs the named peers, all in one process per rank. Returns their results and an error message, as `torchrun` does."""
     r = ROWS[size]
     configs = [{"size": size, "B": r.batch, "T": r.length, "steps": r.steps, **PEERS[n]} for n in names]
     return torchrun("peer.py", world, configs, 40 + 55 * len(configs))
 
 
 def tokens(world, r):
-    """A file of random tokens, enough for a run."""
+    """Writes and returns a file with enough random tokens for a run."""
     file = OUT / "tokens.bin"
     draw = random.Random(1).randrange
     file.write_bytes(array.array("I", (draw(r.vocab) for _ in range((r.steps + 1) * world * r.batch * (r.length + 1)))).tobytes())
@@ -211,7 +211,7 @@ def ours(world, size, name, sets, stage="speed"):
 
 
 def speed():
-    """Ours beside the peers: step time and memory of the same work on the same machine, in the same call."""
+    """Compares step time and memory of our engine and the peers: the same work on the same machine, in the same call."""
     world = gpus()
     found = {size: {} for size in sizes()}
 
@@ -226,7 +226,7 @@ def speed():
                 if any("megatron" in n or "liger" in n for n in names) and not CPU and not os.environ.get("PEER_PYTHONPATH"):
                     continue
                 results, why = peer(world, size, names)
-                # A configuration that fails prints no result; the ones behind it do.
+                # A configuration that fails prints no result, but those after it do, so results are matched by their settings.
                 of = {json.dumps({k: r.get(k) for k in ("engine", "compile", "loss", "reduce")}): r for r in results}
                 for name in names:
                     r = of.get(json.dumps({k: PEERS[name].get(k) for k in ("engine", "compile", "loss", "reduce")}))
@@ -244,20 +244,20 @@ def speed():
 
 
 def experts():
-    """Mixtures of experts, ours and FSDP2's, with and without expert parallelism: step time and memory of the same work."""
+    """Compares step time and memory of mixtures of experts in our engine and under FSDP2, with and without expert parallelism."""
     world = gpus()
     peers = {n: {**c, "kind": "moe", **({"ep": world} if "ep" in c else {})} for n, c in EXPERT_PEERS.items()}
     compare("experts", EXPERTS, EXPERT_OURS, peers)
 
 
 def float8_speed():
-    """8-bit matmuls, ours and FSDP2's with torchao, next to bf16: step time and memory of the same work."""
+    """Compares step time and memory of 8-bit matmuls, in our engine and under FSDP2 with torchao, with those of bf16."""
     compare("float8_speed", ROWS, FLOAT8_OURS, {n: {**c, "kind": "dense"} for n, c in FLOAT8_PEERS.items()})
     compare("float8_speed", EXPERTS, FLOAT8_EXPERTS, {})
 
 
 def compare(stage, sizes, own, peers):
-    """Runs of ours, then those of peer_moe.py, for each of these sizes that ROWS names."""
+    """Measures runs of our engine, then those of peer_moe.py, for each of these sizes that ROWS names."""
     world = gpus()
     wanted = os.environ.get("ROWS", ",".join(sizes)).split(",")
     for size in filter(sizes.__contains__, wanted):
@@ -273,7 +273,7 @@ def compare(stage, sizes, own, peers):
                 ms, allocated, device, samples, s = one
                 say(name, ms, allocated, device, least_ms=samples[0], most_ms=samples[-1], seconds=s)
         for name in chosen(peers):
-            # A configuration in a process of its own: what one leaves reserved would be missing to the next.
+            # Each configuration runs in a separate process: memory that one leaves reserved would be missing for the next.
             config = {"size": size, "B": r.batch, "T": r.length, "steps": r.steps, **peers[name]}
             results, why = torchrun("peer_moe.py", world, [config], 100)
             for p in results:
@@ -284,7 +284,7 @@ def compare(stage, sizes, own, peers):
 
 
 def ratios(size, found, stage="speed"):
-    """Each run of ours relative to the fastest peer's time, the leanest one's memory, and that of its device."""
+    """Prints each of our runs relative to the least time, allocated memory and device memory of the peers."""
     theirs = {n: r for n, r in found.items() if not n.startswith("ours")}
     if not theirs:
         return
@@ -298,7 +298,7 @@ def ratios(size, found, stage="speed"):
 
 
 def floor():
-    """Every matmul and attention kernel of a step, back to back on all GPUs at once until power and clocks settle."""
+    """Runs all matmul and attention kernels of a step back to back, on all GPUs at once, until power and clocks settle."""
     seconds = float(os.environ.get("FLOOR_SECONDS", "30"))
     configs = [{"size": s, "B": ROWS[s].batch, "T": ROWS[s].length, "seconds": seconds} for s in sizes()]
     results, why = torchrun("floor.py", gpus(), configs, 40 + (seconds + 20) * len(configs))

@@ -1,4 +1,4 @@
-"""Stages of run.sh; README.md beside says what they are."""
+"""Runs the stages of run.sh, which README.md in this folder describes."""
 import sys, time
 from pathlib import Path
 import tools

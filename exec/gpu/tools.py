@@ -1,4 +1,4 @@
-"""Processes with limits, rows, and what the call is run on."""
+"""Functions that stages share: processes with time limits, rows of results, and the devices of this call."""
 import json, os, signal, subprocess, threading, time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,9 +9,9 @@ OUT = Path(os.environ.get("OUT", "gpu-out")).resolve()
 DEVICE = os.environ.get("DEVICE", "cuda")
 END = time.time() + float(os.environ.get("BUDGET", "570"))
 CPU = DEVICE == "cpu"
-# Ranks share GPUs: what several do, on fewer.
+# Whether ranks share GPUs, to run several ranks on fewer GPUs.
 SHARED = os.environ.get("SHARED") == "1" and not CPU
-# What is said of a case that the end of the call has cut off: it is neither right nor wrong.
+# The message of a case that the end of the call interrupts. Such a case counts as neither right nor wrong.
 NO_TIME = "no time is left in this call"
 binary = None
 rows = []
@@ -34,7 +34,7 @@ def left():
 
 
 def descendants(pid):
-    """Processes that a process has started, and theirs."""
+    """Returns the ids of all direct and indirect children of a process."""
     children = {}
     for d in os.listdir("/proc"):
         if d.isdigit():
@@ -52,7 +52,7 @@ def descendants(pid):
 
 
 def end(process):
-    """Ends a process of ours and everything that it has started."""
+    """Ends a process and all its descendants."""
     doomed = [process.pid, *descendants(process.pid)]
     process.terminate()
     try:
@@ -68,7 +68,7 @@ def end(process):
 
 
 def call(command, timeout, env=None, name="call"):
-    """Exit status (124: no end in time; 125: no time was left), output, errors, seconds."""
+    """Runs a command. Returns its exit status (124: it exceeded `timeout`; 125: no time was left in this call), stdout, stderr and seconds."""
     begin = time.time()
     limit = min(timeout, left())
     if limit < 2:
@@ -85,13 +85,13 @@ def call(command, timeout, env=None, name="call"):
     with lock, open(OUT / "log.txt", "a") as log:
         log.write(f"$ {' '.join(map(str, command))}\n{err[-6000:]}\n-- {name}: {code}, {time.time() - begin:.1f} s\n")
     if code == 124 and limit < timeout:
-        # The call ended it, not a limit of its own.
+        # The time of the whole call ended it, not its own limit.
         code, err = 125, NO_TIME
     return code, out, err, time.time() - begin
 
 
 def shardlab(*args, timeout=120, env=None, prefix=()):
-    """A call of the binary: exit status, its JSON where it printed any, what it said, seconds."""
+    """Runs the binary. Returns its exit status, its JSON output or None, its messages, and seconds."""
     code, out, err, s = call([*prefix, binary, *args], timeout, env)
     try:
         value = json.loads(out)
@@ -101,17 +101,17 @@ def shardlab(*args, timeout=120, env=None, prefix=()):
 
 
 def on_device():
-    """Arguments that put a run of several ranks on the call's GPUs."""
+    """Returns the arguments that run several ranks on the GPUs of this call."""
     return ["--device", "cuda", *(["--share-gpu"] if SHARED else [])]
 
 
 def train(scenario, *args, device=None, sets=(), visible=None, **more):
-    """`shardlab exec` on the call's device, or another; `visible` narrows the GPUs."""
+    """Runs `shardlab exec` on the device of this call, or on `device`; `visible` selects GPUs."""
     device = device or DEVICE
     flags = [x for s in sets for x in ("--set", s)]
     where = on_device() if device == "cuda" else []
     if CPU and device == "cpu" and more.pop("spread", True):
-        # The rehearsal goes the way of the GPUs: one process a rank.
+        # A rehearsal runs one process per rank, as on GPUs.
         where = [] if "--one-process" in args else ["--processes"]
     args = [a for a in args if not (CPU and a in ("--one-process", "--processes"))]
     more.pop("spread", None)
@@ -122,12 +122,12 @@ def train(scenario, *args, device=None, sets=(), visible=None, **more):
 
 
 def reference(scenario, *args, **more):
-    """The same on the CPU device, ranks as threads."""
+    """Runs `shardlab exec` on the CPU device, with ranks as threads."""
     return train(scenario, *args, device="cpu", spread=False, **more)
 
 
 def row(stage, case, ok, text, **facts):
-    """One line, and one object. `ok` is None where nothing can be wrong, only slow."""
+    """Prints a line and appends an object to `rows.jsonl`. `ok` is None for rows that only measure."""
     if text.startswith(NO_TIME):
         ok = None
     word = {True: "ok", False: "FAIL", None: ""}[ok]
@@ -145,7 +145,7 @@ def last_line(err):
 
 
 def together(jobs, at_once):
-    """Runs independent cases a few at a time; a fault in one is a row, not the end."""
+    """Runs independent cases, `at_once` at a time. An exception in one prints a row and does not stop the others."""
     def safely(job):
         try:
             job()
@@ -156,12 +156,12 @@ def together(jobs, at_once):
 
 
 def fit(world):
-    """Overrides that make a scenario's mesh fit the GPUs that are here."""
+    """Returns overrides that fit the mesh of a scenario to `world` GPUs."""
     return [f"mesh.dp_shard={world}", "mesh.dp_outer=1"]
 
 
 def worst(a, b):
-    """Largest relative difference of two lists of numbers; what neither tells differs by nothing."""
+    """Returns the largest relative difference between two lists of numbers. Entries that are None in both count as equal."""
     if [x is None for x in a] != [x is None for x in b]:
         return float("inf")
     a, b = ([x for x in l if x is not None] for l in (a, b))
@@ -169,6 +169,6 @@ def worst(a, b):
 
 
 def chosen(names):
-    """Those that RUNS names, where it names any."""
+    """Returns the names that the variable RUNS lists, or all if it is not set."""
     wanted = os.environ.get("RUNS")
     return [n for n in names if not wanted or n in wanted.split(";")]

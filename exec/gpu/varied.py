@@ -1,8 +1,8 @@
-"""Random scenarios: what no list of cases names. Every case is a function of its number."""
+"""The stage with random scenarios, for combinations that no list of cases has. Every case is a function of its number."""
 import os, random, tempfile
 from tools import CPU, OUT, gpus, last_line, reference, row, shardlab, together, train, worst
 
-# Numbers of the cases: CASES of them, from FROM on.
+# The cases have the numbers FROM to FROM + CASES - 1.
 FROM, CASES = int(os.environ.get("FROM", "0")), int(os.environ.get("CASES", "60"))
 
 
@@ -41,12 +41,12 @@ FAMILIES = {"llama": llama, "gpt2": gpt2, "encoder": encoder, "linear": linear, 
 
 
 def some(r, share, options):
-    """Each key with this chance, with one of its values."""
+    """Returns each key with this probability, with one of its values."""
     return {k: r.choice(v) for k, v in options.items() if r.random() < share}
 
 
 def case(number):
-    """Keys of a scenario that decide what is computed, and keys that must not: `(what, how)`."""
+    """Returns `(what, how)`: the keys of a scenario that determine its results, and keys that must not change them."""
     r = random.Random(number)
     family = r.choice(["llama"] * 6 + ["gpt2"] * 3 + ["encoder", "linear", "cnn"])
     model, seq = FAMILIES[family](r)
@@ -56,7 +56,7 @@ def case(number):
              "train.clip_norm": r.choice([0.0, 0.0, 0.5]), "mesh.hardware": "cpu"}
     what |= some(r, 0.15, {"fsdp.per_token_loss": [True], "train.weight_decay": [0.0, 0.3], "train.warmup_steps": [2]})
     if "fsdp.per_token_loss" in what and what["train.optimizer"] == "sgd":
-        # Sums over tokens make steps so long that training diverges, and the last digit decides where to.
+        # Losses summed over tokens give updates so large that training diverges, and rounding then determines the losses.
         what["train.clip_norm"] = 0.5
     world = min(gpus(), r.choice([1, 2, 2, 3, 4]))
     outer = 2 if world == 4 and r.random() < 0.4 else 1
@@ -81,7 +81,7 @@ def case(number):
     })
     if outer > 1:
         how |= some(r, 0.5, {"fsdp.outer_strategy": ["optim"]})
-    # What is computed in 16 bits depends on how: held to the CPU device alone.
+    # Results in 16 bits depend on `how`, so they are only compared with the CPU device.
     how["precision.compute"] = r.choice(["f32", "f32", "bf16"])
     how["precision.comm_grads"] = "f32" if how["precision.compute"] == "f32" else r.choice(["f32", "bf16"])
     return what, how
@@ -104,15 +104,15 @@ def write(path, keys):
 
 
 def varied():
-    """Random scenarios against the CPU device; there, in float32, against the plainest way to compute the same, to the bit against what changes none, and memory
-    against the prediction."""
+    """Compares random scenarios with the CPU device. On the CPU device, compares float32 runs with the simplest program for the same training,
+    checks that delays, processes and interruptions change no bit, and compares memory with the prediction."""
     folder = OUT / "varied"
     folder.mkdir(parents=True, exist_ok=True)
     kept = []
 
     def job(number):
         what, how = case(number)
-        # Keys that this family or policy does not have go, by the one that the error names; the rest of the case stays.
+        # Removes keys that this family or policy does not support, one at a time as errors name them, and keeps the others.
         while True:
             path = folder / f"{number}.toml"
             write(path, {**what, **how})
@@ -148,7 +148,7 @@ def varied():
             if code:
                 return row("varied", title, False, f"plain: {last_line(err)}")
             hold("plain", worst(cpu["losses"], base["losses"]), 1e-4)
-            if not how.get("fsdp.fuse_reduce_into_optimizer"):  # else there are none to tell
+            if not how.get("fsdp.fuse_reduce_into_optimizer"):  # otherwise there are no norms
                 hold("norms", worst(cpu["grad_norms"], base["grad_norms"]), 1e-3)
         if CPU:
             for way, other in others(path, number, world):
@@ -171,7 +171,7 @@ def varied():
 
 
 def others(path, number, world):
-    """What changes no bit: random instructions held up, a process a rank, a stop half way. Names with runs, or with what went wrong."""
+    """Runs what must not change a bit: random delays, one process per rank, an interruption halfway. Yields names with runs, or with an error."""
     with tempfile.TemporaryDirectory() as kept:
         saved = ["--checkpoint-dir", kept, "--checkpoint-every", 2]
         ways = {"delays": [reference, "--delays", number], "processes": [train], "half": [reference, *saved, "--steps", 2], "resumed": [reference, *saved]}
@@ -187,7 +187,7 @@ def others(path, number, world):
 
 
 def culprit(err, path, how):
-    """The key of `how` at the place that an error names, or one that its text names."""
+    """Returns the key of `how` in the line that an error points at, or one that its text contains, or None."""
     first = err.strip().splitlines()[0]
     at = first.find(f"{path.name}:")
     if at >= 0:

@@ -1,9 +1,9 @@
-"""Predict, prove and run fully sharded (FSDP) training steps.
+"""Predicts, checks and runs fully sharded (FSDP) training steps.
 
 Every function runs the ``shardlab`` binary and returns the JSON that it prints, as dictionaries.
 ``docs/reference/json.md`` describes their keys.
 
-A scenario is a file, the name of a shipped one, or a dictionary with the sections of a file::
+A scenario is a file, the name of a shipped scenario, or a dictionary with the sections of a file::
 
     import shardlab
 
@@ -21,7 +21,7 @@ dashes: ``shardlab.predict(job, full_ranks=True, slower={"host": 2})`` is
 
 Runs are not saved unless ``store`` names a folder. Paths in a dictionary are relative to the
 working directory. A failed command raises :class:`Error`; a dictionary that cannot be a scenario,
-such as one with a ``None`` in it, raises ``TypeError`` or ``ValueError``.
+for example because it contains ``None``, raises ``TypeError`` or ``ValueError``.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def sweep(
     """Predicts all combinations of some options and returns one dictionary per point.
 
     ``axes`` maps keys to their values: ``{"train.micro_batch": [1, 2, 4]}``. Keys joined by commas
-    change together: ``{"mesh.dp_shard,mesh.dp_replicate": [[16, 1], [8, 2]]}``. A scenario's
-    ``[sweep]`` section gives further axes.
+    change together: ``{"mesh.dp_shard,mesh.dp_replicate": [[16, 1], [8, 2]]}``. The ``[sweep]``
+    section of a scenario adds axes.
     """
     flags = [*_settings("--axis", axes), *_settings("--set", set), *_options(options)]
     return _on_scenarios("sweep", [scenario], flags, store)
@@ -109,9 +109,9 @@ def fit(
     set: Optional[Overrides] = None,
     **options: Option,
 ) -> Dict[str, Any]:
-    """Predicts whether a job fits, from the configuration of a framework or a scenario.
+    """Predicts whether a job fits into memory, from the configuration of a framework or a scenario.
 
-    ``gpus`` names the GPUs, such as ``"8xh100"``. Files that belong together are given together. A
+    ``gpus`` names the GPUs, such as ``"8xh100"``. If a job has several files, pass all of them. A
     job that does not fit is not an error: see ``fits`` of the result.
     """
     if not jobs:
@@ -131,9 +131,9 @@ def tune(
 ) -> Dict[str, Any]:
     """Finds the best settings of a job: the shortest step within the memory of its GPUs.
 
-    ``keep`` fixes keys, ``only`` names the keys that change, and ``free`` adds further ones. Other
-    options are those of the command line: ``budget="70GiB"``, ``goal="memory"``,
-    ``longest_sequence=True``. That nothing fits is not an error: see ``found`` of the result.
+    ``keep`` fixes keys, ``only`` names the keys that may change, and ``free`` adds keys to the
+    search. Other options are those of the command line: ``budget="70GiB"``, ``goal="memory"``,
+    ``longest_sequence=True``. If nothing fits, this is not an error: see ``found`` of the result.
     """
     if not jobs:
         raise TypeError("tune() needs at least one job")
@@ -154,7 +154,7 @@ def explain(
     what_if: bool = True,
     **options: Option,
 ) -> Dict[str, Any]:
-    """Explains what a step's time and memory consist of, and what other options would change.
+    """Explains the time and memory of a step, and what other options would change.
 
     ``what_if=False`` skips the other options, which take most of the time.
     """
@@ -165,7 +165,7 @@ def explain(
 def check(
     scenario: Scenario, *, set: Optional[Overrides] = None, **options: Option
 ) -> Dict[str, Any]:
-    """Proves that a program is free of races, leaks and mismatched collectives.
+    """Checks that a program is free of races, leaks and mismatched collectives.
 
     A broken rule is not an error: see ``ok`` and ``violations`` of the result.
     """
@@ -176,7 +176,7 @@ def check(
 def plan(
     scenario: Scenario, *, set: Optional[Overrides] = None, **options: Option
 ) -> Dict[str, Any]:
-    """Returns the program of a scenario: each instruction of a step, with the rule that made it."""
+    """Returns the program of a scenario: the instructions of a step and the rules behind them."""
     flags = [*_settings("--set", set), *_options(options)]
     return _on_scenarios("plan", [scenario], flags)[0]
 
@@ -188,10 +188,10 @@ def compare(
     set_b: Optional[Overrides] = None,
     **options: Option,
 ) -> Dict[str, Any]:
-    """Compares scenarios, saved runs or baselines, and says what the difference comes from.
+    """Compares scenarios, saved runs or baselines, and explains the difference.
 
-    One scenario is compared with itself under other options: ``set_a`` overrides keys of the first
-    run only, ``set_b`` of the second.
+    To compare a scenario with itself under other options, use ``set_a``, which only overrides keys
+    of the first run, and ``set_b`` for the second.
     """
     if not runs:
         raise TypeError("compare() needs at least one run")
@@ -213,8 +213,9 @@ def gate(
     """Compares scenarios with their baselines and returns one dictionary per scenario.
 
     A regression is not an error: see ``pass`` and ``findings`` of each result. A missing baseline
-    is one; ``bless=True`` writes baselines instead of comparing. A baseline has its scenario's
-    file name, so dictionaries are not accepted; :func:`dumps` turns one into the text of a file.
+    is an error; ``bless=True`` writes baselines instead of comparing. Baselines are found by the
+    file name of their scenario, so dictionaries are not accepted; :func:`dumps` converts one to a
+    file's text.
     """
     if not scenarios:
         raise TypeError("gate() needs at least one scenario")
@@ -223,7 +224,7 @@ def gate(
 
 
 def run(verb: str, *arguments: FilePath, store: Optional[FilePath] = None) -> List[Dict[str, Any]]:
-    """Runs any command that has ``--json`` and returns the objects it prints.
+    """Runs any command that has ``--json`` and returns the objects that it prints.
 
     ``shardlab.run("exec", "llama-tiny", "--steps", "5")`` trains. Arguments are those of the
     command line. ``store`` is the folder of saved runs.
@@ -246,10 +247,10 @@ def schema() -> Dict[str, Any]:
 
 
 def version() -> str:
-    """Returns the binary's version."""
+    """Returns the version of the binary."""
     return _text(["--version"]).split()[-1]
 
 
 def dumps(scenario: Mapping[str, Any]) -> str:
-    """Returns the text of a scenario file for a dictionary."""
+    """Converts a dictionary to the text of a scenario file."""
     return _toml.dumps(scenario)

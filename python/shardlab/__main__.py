@@ -1,4 +1,4 @@
-"""``python -m shardlab`` is ``shardlab``."""
+"""Runs ``shardlab`` as ``python -m shardlab``."""
 
 import os
 import sys

@@ -13,14 +13,14 @@ VARIABLE = "SHARDLAB_BIN"
 
 
 class BinaryNotFound(FileNotFoundError):
-    """There is no ``shardlab`` binary."""
+    """The ``shardlab`` binary was not found."""
 
 
 def find() -> str:
     """Returns the path of the binary.
 
-    This is what ``SHARDLAB_BIN`` names, else the binary that was installed with this module, else
-    the first one on the ``PATH``. Raises ``BinaryNotFound`` when there is none.
+    Searches for the program that ``SHARDLAB_BIN`` names, then for the binary that was installed
+    with this module, then on the ``PATH``. Raises ``BinaryNotFound`` if there is none.
     """
     named = os.environ.get(VARIABLE)
     if named:
@@ -29,7 +29,7 @@ def find() -> str:
             raise BinaryNotFound(f"{VARIABLE}={named} is not a program")
         return found
     for folder in _installed():
-        # An explicit path also rules out a folder of the same name.
+        # `which` ignores a folder of the same name.
         found = shutil.which("shardlab", path=folder)
         if found is not None:
             return found

@@ -1,4 +1,4 @@
-"""Runs the binary and reads its JSON."""
+"""Runs the binary and parses its JSON."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from typing import Any, Dict, Iterable, Iterator, List, Mapping, Optional, Seque
 
 from . import _binary, _toml
 
-#: A scenario: a file, the name of a shipped one, or its sections as a dictionary.
+#: A scenario: a file, the name of a shipped scenario, or its sections as a dictionary.
 Scenario = Union[str, "os.PathLike[str]", Mapping[str, Any]]
 
 #: A file or folder.
 FilePath = Union[str, "os.PathLike[str]"]
 
-#: Overrides: ``{"fsdp.prefetch_forward": 0}``, or as on the command line,
+#: Overrides: ``{"fsdp.prefetch_forward": 0}``, or the syntax of the command line,
 #: ``["fsdp.prefetch_forward=0"]``.
 Overrides = Union[Mapping[str, Any], Iterable[str]]
 
@@ -31,8 +31,8 @@ Option = Union[None, bool, int, float, str, "os.PathLike[str]", Sequence[Any], M
 class Error(Exception):
     """A command failed.
 
-    ``exit_code`` is the binary's: 2 for bad input, 3 when the run itself failed, negative when a
-    signal ended it. ``results`` holds what was printed before the failure.
+    ``exit_code`` is that of the binary: 2 for invalid input, 3 if the run itself failed, negative
+    if a signal ended it. ``results`` holds the objects that were printed before the failure.
     """
 
     def __init__(
@@ -44,21 +44,21 @@ class Error(Exception):
         self.results = list(results)
 
     def __reduce__(self) -> Any:
-        # Worker processes send their errors back pickled.
+        # Worker processes pickle their errors.
         return type(self), (self.message, self.exit_code, self.results)
 
 
 def text(arguments: Sequence[str], store: Optional[FilePath] = None) -> str:
-    """Runs the binary and returns what it printed.
+    """Runs the binary and returns its standard output.
 
-    Exit status 1, a failed check, is not an error.
+    Exit status 1, which means that a check failed, is not an error.
     """
     environment = dict(os.environ, NO_COLOR="1")
     if store is None:
         # Runs are saved only when the caller names a folder.
         environment["SHARDLAB_STORE"] = "off"
     if sys.prefix != sys.base_prefix:
-        # GPU libraries that were installed with this module are found without activating anything.
+        # The binary finds GPU libraries in this environment even if it is not activated.
         environment.setdefault("VIRTUAL_ENV", sys.prefix)
     done = subprocess.run(
         [_binary.find(), *arguments],
@@ -80,7 +80,7 @@ def text(arguments: Sequence[str], store: Optional[FilePath] = None) -> str:
 
 
 def objects(arguments: Sequence[str], store: Optional[FilePath] = None) -> List[Dict[str, Any]]:
-    """Runs the binary with ``--json`` and returns the objects it printed."""
+    """Runs the binary with ``--json`` and returns the objects that it prints."""
     printed = text(_with_json(arguments), store)
     return [json.loads(line) for line in printed.splitlines()]
 
@@ -91,7 +91,7 @@ def on_scenarios(
     flags: Sequence[str],
     store: Optional[FilePath] = None,
 ) -> List[Dict[str, Any]]:
-    """Runs a verb on scenarios. Those that are dictionaries are written to files first."""
+    """Runs a command on scenarios. Writes dictionaries to temporary files first."""
     if store is not None:
         flags = [*flags, f"--store={os.fspath(store)}"]
     with contextlib.ExitStack() as stack:
@@ -99,7 +99,7 @@ def on_scenarios(
         try:
             return objects([verb, *flags, "--", *paths], store)
         except Error as error:
-            # The caller does not know the files of dictionaries.
+            # The caller does not know the paths of these temporary files.
             message = error.message
             for scenario, path in zip(scenarios, paths):
                 if isinstance(scenario, Mapping):
@@ -108,9 +108,9 @@ def on_scenarios(
 
 
 def options(given: Mapping[str, Option]) -> List[str]:
-    """Returns options as arguments: ``full_ranks=True`` is ``--full-ranks``.
+    """Returns options as arguments: ``full_ranks=True`` becomes ``--full-ranks``.
 
-    ``None`` and ``False`` leave an option out, a sequence repeats it, and a mapping repeats it with
+    ``None`` and ``False`` omit an option, a sequence repeats it, and a mapping repeats it with
     ``KEY=VALUE``.
     """
     arguments: List[str] = []
@@ -130,7 +130,7 @@ def options(given: Mapping[str, Option]) -> List[str]:
 
 
 def settings(flag: str, given: Optional[Overrides]) -> List[str]:
-    """Returns overrides or axes as arguments, their values as TOML."""
+    """Returns overrides or axes as arguments, with their values as TOML."""
     if given is None:
         return []
     if isinstance(given, str):
@@ -155,7 +155,7 @@ def _as_argument(scenario: Scenario) -> Iterator[str]:
 def _absolute(item: Any) -> Any:
     """Returns a scenario with its relative paths made absolute.
 
-    Paths in a file are relative to that file. Those of a dictionary are relative to the working
+    Paths in a file are relative to that file, but those in a dictionary are relative to the working
     directory.
     """
     if isinstance(item, Mapping):
@@ -174,7 +174,7 @@ def _plain(given: Any) -> str:
 
 
 def _with_json(arguments: Sequence[str]) -> List[str]:
-    """Adds ``--json`` where it is an option: before ``--``."""
+    """Adds ``--json`` before ``--``, where it is still an option."""
     listed = list(arguments)
     end = listed.index("--") if "--" in listed else len(listed)
     return [*listed[:end], "--json", *listed[end:]]
@@ -192,7 +192,7 @@ def _message(done: "subprocess.CompletedProcess[str]") -> str:
 
 
 def _complete(printed: str) -> List[Dict[str, Any]]:
-    """Returns the objects that were printed before a failure. The last line may be cut off."""
+    """Returns the objects that were printed before a failure. The last line may be incomplete."""
     found: List[Dict[str, Any]] = []
     for line in printed.splitlines():
         try:

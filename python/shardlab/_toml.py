@@ -1,4 +1,4 @@
-"""Writes dictionaries as TOML. The standard library only reads it."""
+"""Writes dictionaries as TOML, which the standard library can only read."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _Path = Tuple[str, ...]
 def dumps(document: Mapping[str, Any]) -> str:
     """Returns the TOML text of a document, with one line per key of each section.
 
-    Raises ``TypeError`` for what TOML has no type for, such as ``None``, and ``ValueError`` for
-    values it cannot represent. The message names the key.
+    Raises ``TypeError`` for types that TOML does not have, such as ``None``, and ``ValueError`` for
+    values that it cannot represent. The message names the key.
     """
     if not isinstance(document, Mapping):
         raise TypeError(f"a mapping is expected, not {type(document).__name__}")
@@ -42,7 +42,7 @@ def dumps(document: Mapping[str, Any]) -> str:
 
 
 def value(item: Any, path: _Path = ()) -> str:
-    """Returns the TOML text of a value. ``path`` names it in errors."""
+    """Returns the TOML text of a value. ``path`` is its name in errors."""
     if isinstance(item, bool):
         return "true" if item else "false"
     if isinstance(item, str):
@@ -101,7 +101,7 @@ def _float(number: float) -> str:
         return "nan"
     if math.isinf(number):
         return "inf" if number > 0 else "-inf"
-    # The shortest text that reads back as the same number, always with a point or an exponent.
+    # The shortest text that parses to the same number; it always has a point or an exponent.
     return repr(number)
 
 

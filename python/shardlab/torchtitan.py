@@ -5,9 +5,10 @@ torchtitan's configurations are Python functions that return a ``Trainer.Config`
     python -m shardlab.torchtitan --module llama3 --config llama3_8b -o job.json
     shardlab fit job.json --gpus 8xh100
 
-Overrides follow as they would for a run: ``--training.local_batch_size 2``. torchtitan parses them.
-A function of another module is named ``MODULE:FUNCTION``; it takes no arguments and no overrides.
-From Python, :func:`export` returns the same as a dictionary.
+Overrides follow as for a training run, and torchtitan parses them:
+``--training.local_batch_size 2``. For a function of another module, pass ``MODULE:FUNCTION``; the
+function must not need arguments, and there are no overrides. From Python, :func:`export` returns
+the same configuration as a dictionary.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 __all__ = ["export", "main"]
 
-#: Modes of activation checkpointing, by the class that does it.
+#: Modes of activation checkpointing by the class that implements them.
 _RECOMPUTE = {
     "FullAC": "full",
     "SelectiveAC": "selective",
@@ -33,11 +34,12 @@ _RECOMPUTE = {
 
 
 def export(config: Any) -> Dict[str, Any]:
-    """Returns a configuration as a dictionary of values that JSON has.
+    """Returns a configuration as a dictionary of JSON values.
 
     ``config`` is a ``Trainer.Config``, or another dataclass with the same sections. Fields that
-    start with an underscore are left out, as torchtitan's ``to_dict`` does. Functions and classes
-    become their names. The layers of the model are left out: its name and flavor say what they are.
+    start with an underscore are omitted, as in torchtitan's ``to_dict``. Functions and classes
+    become their names. The layers of the model are omitted, because its name and flavor determine
+    them.
     """
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise TypeError(f"expected a Trainer.Config, not {type(config).__name__}")
@@ -50,7 +52,7 @@ def export(config: Any) -> Dict[str, Any]:
         if chosen is None:
             exported["activation_checkpoint"] = {"mode": "none"}
         elif not hasattr(chosen, "mode"):
-            # The class says what the field did in older versions.
+            # The class replaces the field of older versions.
             name = _owner(chosen)
             mode = _RECOMPUTE.get(name, name)
             exported["activation_checkpoint"] = {"mode": mode, **_fields(chosen)}
@@ -63,7 +65,7 @@ def _fields(config: Any) -> Dict[str, Any]:
 
 
 def _plain(item: Any) -> Any:
-    """Returns a value that JSON has."""
+    """Converts a value to one that JSON has."""
     if isinstance(item, enum.Enum):
         return _plain(item.value)
     if item is None or isinstance(item, (bool, int, float, str)):
@@ -80,13 +82,13 @@ def _plain(item: Any) -> Any:
         return os.fsdecode(item)
     if callable(item):
         return getattr(item, "__qualname__", None) or repr(item)
-    # Such as torch.bfloat16.
+    # For example torch.bfloat16.
     text = str(item)
     return text[len("torch.") :] if text.startswith("torch.") else text
 
 
 def _owner(config: Any) -> str:
-    """Returns the class that a configuration is nested in: ``FullAC`` for ``FullAC.Config``."""
+    """Returns the class that contains a configuration: ``FullAC`` for ``FullAC.Config``."""
     names = type(config).__qualname__.split(".")
     return names[-2] if names[-1] == "Config" and len(names) > 1 else names[-1]
 
@@ -113,7 +115,7 @@ def _of_registry(arguments: Sequence[str]) -> Any:
 
 
 def main(arguments: Optional[List[str]] = None) -> int:
-    """Runs the command with the arguments of the process or others. Returns its exit status."""
+    """Runs the command with these arguments or those of the process. Returns its exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m shardlab.torchtitan",
         description="Write a torchtitan configuration as JSON, which `shardlab fit` reads.",
@@ -127,7 +129,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         help="function that returns the configuration",
     )
     parser.add_argument("-o", "--output", metavar="FILE", help="write to this file")
-    # torchtitan's options have values, which are no positional arguments of this command.
+    # Values of torchtitan's options must not be parsed as positional arguments of this command.
     given = sys.argv[1:] if arguments is None else arguments
     if not any(each.split("=")[0] in ("--module", "--config") for each in given):
         known, rest = parser.parse_args(given), []
@@ -138,7 +140,7 @@ def main(arguments: Optional[List[str]] = None) -> int:
         known.function = None
     if not known.function and not rest:
         parser.error("expected MODULE:FUNCTION, or --module and --config")
-    # A configuration may be next to the working directory's other modules, as for `python -m`.
+    # Finds modules in the working directory, like `python -m`.
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     try:

@@ -1,4 +1,4 @@
-"""The module over the binary that it is installed with."""
+"""Tests the module with the binary that is installed with it."""
 
 import contextlib
 import io
@@ -16,7 +16,7 @@ from unittest import mock
 
 import shardlab
 
-#: Milliseconds to predict, and not a shipped scenario.
+#: A scenario that is not shipped and takes milliseconds to predict.
 JOB = {
     "model": {
         "family": "llama",
@@ -282,7 +282,7 @@ class Errors(InFolder):
 
 class Binaries(InFolder):
     def stand_in(self, script):
-        """Makes a program take the place of the binary."""
+        """Replaces the binary by a shell script."""
         path = self.folder / "stand-in"
         path.write_text(f"#!/bin/sh\n{textwrap.dedent(script)}")
         path.chmod(path.stat().st_mode | stat.S_IXUSR)

@@ -1,4 +1,4 @@
-"""The TOML that dictionaries are written as."""
+"""Tests the TOML text of dictionaries."""
 
 import math
 import sys

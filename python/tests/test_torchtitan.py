@@ -1,4 +1,4 @@
-"""The exporter of torchtitan's configurations, on stand-ins for its classes."""
+"""Tests the export of torchtitan configurations with replacements for its classes."""
 
 import contextlib
 import enum
@@ -20,7 +20,7 @@ from shardlab.torchtitan import export, main
 
 
 class BFloat16:
-    """Prints as torch.bfloat16 does."""
+    """Has the same text as torch.bfloat16."""
 
     def __str__(self):
         return "torch.bfloat16"
@@ -79,7 +79,7 @@ class Llama3:
 
 
 def parallelize():
-    """Stands for a function of a model."""
+    """Represents a function of a model."""
 
 
 @dataclass
@@ -172,7 +172,7 @@ class Fit(unittest.TestCase):
                 else:
                     yield path + name
 
-        # A key without a counterpart may stand for those below it.
+        # A key without a counterpart may represent the keys below it.
         for leaf in leaves(export(Trainer.Config())):
             parts = leaf.split(".")
             above = {".".join(parts[: n + 1]) for n in range(len(parts))}

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes a golden run of a Hugging Face model: make.py FOLDER TOKENS
 
-FOLDER gets `config.json`, `model.safetensors` and `reference.json`, by torch and transformers in float32 on a CPU; TOKENS are those of
-another golden run. This is how qwen3-tiny was made (see README.md)."""
+Writes `config.json`, `model.safetensors` and `reference.json` to FOLDER, with torch and transformers in float32 on a CPU. TOKENS are
+the tokens of another golden run. It made qwen3-tiny (see README.md)."""
 import sys
 from pathlib import Path
 
@@ -19,7 +19,7 @@ config = transformers.Qwen3Config(
 torch.manual_seed(0)
 model = transformers.Qwen3ForCausalLM(config).float().train()
 with torch.no_grad():
-    # Norms that begin as ones would hide one that is not applied, or applied to the wrong head.
+    # With weights of 1, a norm that is not applied, or applied to the wrong head, would not be noticed.
     for name, p in model.named_parameters():
         if name.endswith("norm.weight"):
             p.add_(0.2 * torch.randn_like(p))

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Makes golden runs of LoRA by PEFT: make_lora.py FOLDER TOKENS [--targets NAME,...] [--rslora] [--dora] [--save NAME,...] [--lr LR]
+"""Makes golden runs of LoRA with PEFT: make_lora.py FOLDER TOKENS [--targets NAME,...] [--rslora] [--dora] [--save NAME,...] [--lr LR]
 
-FOLDER gets the model (`config.json`, `model.safetensors`), its initial adapters (`adapter_config.json`, `adapter_model.safetensors`) and
-`reference.json`, by torch, transformers and peft in float32 on a CPU; TOKENS are those of another golden run (see README.md)."""
+Writes the model (`config.json`, `model.safetensors`), its initial adapters (`adapter_config.json`, `adapter_model.safetensors`) and
+`reference.json` to FOLDER, with torch, transformers and peft in float32 on a CPU. TOKENS are the tokens of another golden run (see
+README.md)."""
 import argparse, json
 from pathlib import Path
 
@@ -35,7 +36,7 @@ with torch.no_grad():
         if p.dim() == 1:
             p.add_(0.1 * torch.randn_like(p))
         else:
-            # Weights of a trained model are larger than initial ones; a small base would hide the adapters' scale.
+            # Weights of a trained model are larger than initial ones. With a small base, errors in the scale of adapters would be hidden.
             p.mul_(2.0)
 folder.mkdir(parents=True, exist_ok=True)
 model.save_pretrained(folder)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes golden runs with Muon: make_muon.py FOLDER
 
-FOLDER is another golden run. It gets `muon.json`: the same model, trained by torch.optim.Muon (matrices of blocks) and AdamW (everything
-else), by torch and transformers in float32 on a CPU."""
+FOLDER is another golden run. Writes `muon.json` there: a run of the same model with torch.optim.Muon (matrices of blocks) and AdamW
+(everything else), with torch and transformers in float32 on a CPU."""
 import json, sys
 from pathlib import Path
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Repeats a golden run with packed sequences: make_packed.py FOLDER LENGTHS
 
-Writes FOLDER/packed.json. LENGTHS (such as 10,23,5) repeat until a sequence is full. Every document goes through the model of FOLDER
-alone, which is what a mask of documents and positions that start again stand for, so that no code of masks takes part. Logits are compared
-with those of transformers for whole sequences with `position_ids`, from which it makes the mask (GPT-2's code gets the mask)."""
+Writes FOLDER/packed.json. LENGTHS (such as 10,23,5) repeat until a sequence is full. Runs the model of FOLDER on each document
+separately, which is equivalent to a document mask with positions that restart, but needs no code for masks. Compares the logits with
+those of transformers for whole sequences with `position_ids`, from which it derives the mask (GPT-2 is given the mask)."""
 import json, sys
 from pathlib import Path
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""Makes a golden run of a small model of a type, or of one with a scaling of rotary frequencies: make_type.py NAME FOLDER TOKENS
+"""Makes a golden run of a small model of a given type, or of one with scaled rotary frequencies: make_type.py NAME FOLDER TOKENS
 
-FOLDER gets `config.json`, `model.safetensors` and `reference.json`, by torch and transformers in float32 on a CPU; TOKENS are those of
-another golden run (see README.md)."""
+Writes `config.json`, `model.safetensors` and `reference.json` to FOLDER, with torch and transformers in float32 on a CPU. TOKENS are
+the tokens of another golden run (see README.md)."""
 import sys
 from pathlib import Path
 
@@ -27,13 +27,13 @@ TYPES = {
                         attention_multiplier=0.1, bos_token_id=None, eos_token_id=None),
     "xglm": dict(vocab_size=256, d_model=64, ffn_dim=96, num_layers=3, attention_heads=4, max_position_embeddings=64, dropout=0.0,
                  attention_dropout=0.0, **DROPOUT),
-    # Sequences of 48 are longer than what these were trained with before scaling.
+    # Sequences of 48 are longer than the original context of these models.
     "llama3-rope": dict(model_type="llama", max_position_embeddings=256, rope_parameters=dict(
         rope_type="llama3", rope_theta=500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=32), **LLAMA),
     "longrope": dict(model_type="phi3", max_position_embeddings=128, original_max_position_embeddings=32, rope_parameters=dict(
         rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=32, short_factor=[1.0 + 0.1 * i for i in range(8)],
         long_factor=[1.5 + i for i in range(8)]), **LLAMA),
-    # Layers with a window have another base, and are not scaled.
+    # Layers with a window have another base and are not scaled.
     "olmo3": dict(max_position_embeddings=256, sliding_window=8, layer_types=["sliding_attention", "full_attention"], rope_parameters=dict(
         full_attention=dict(rope_type="yarn", rope_theta=500000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0, attention_factor=1.2,
                             original_max_position_embeddings=32),

@@ -1,12 +1,12 @@
-"""Trains a Hugging Face model for a golden run, and writes what it started from and what came of it."""
+"""Trains a Hugging Face model for a golden run, and writes its initial weights and its results."""
 import json
 
 import numpy, torch, transformers
 
 
 def train(model, tokens, *, T, B, steps, lr, wd, betas, eps, clip):
-    """Trains what requires gradients on B sequences of T tokens per step, and returns what a reference has of any run. Gradients are clipped
-    to a norm of `clip`; 0 clips nothing."""
+    """Trains the parameters that require gradients on B sequences of T tokens per step, and returns the settings, losses and gradient norms.
+    Clips gradients to a norm of `clip`; 0 does not clip."""
     text = torch.from_numpy(numpy.fromfile(tokens, dtype="<u2").astype("int64"))
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=lr, betas=betas, eps=eps, weight_decay=wd)
@@ -25,7 +25,7 @@ def train(model, tokens, *, T, B, steps, lr, wd, betas, eps, clip):
 
 
 def record(model, folder, tokens, **settings):
-    """Writes `config.json` and `model.safetensors`, trains with the settings of `train`, and writes `reference.json`."""
+    """Writes `config.json` and `model.safetensors`, calls `train` with the settings, and writes `reference.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)

@@ -1,10 +1,10 @@
-"""Trains a Llama from a Hugging Face folder under FSDP2, on the samples that `shardlab exec` takes from a file of tokens.
+"""Trains a Llama from a Hugging Face folder under FSDP2, with the same samples of a file of tokens as `shardlab exec`.
 
 torchrun --nproc-per-node=2 converge.py configs.json      (a JSON list of configurations; keys below)
   {"init": DIR, "data": FILE, "steps": 300, "B": 2, "T": 4096, "warmup": 20, "lr": 3e-4, "clip": 1.0, "betas": [0.9, 0.95],
    "weight_decay": 0.1, "compile": true, "dtype": "bfloat16"|"float32", "float8": "tensorwise"|"rowwise"|null, "loss": "liger"|null}
 
-Prints the mean loss over all ranks and the norm of the gradient before clipping, for each step. Works on CPUs with gloo.
+Prints the mean loss over all ranks and the gradient norm before clipping for each step. Also runs on CPUs, with gloo.
 """
 import json, os, sys, traceback
 from pathlib import Path
@@ -18,14 +18,14 @@ sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 from peer import Llama, WithLoss
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-# Names in the folder of what peer.py's model calls otherwise.
+# Hugging Face names of the parameters of peer.py's model.
 NAMES = {"tok.": "model.embed_tokens.", "norm.": "model.norm.", "out.": "lm_head.", "head.norm.": "model.norm.", "head.out.": "lm_head."}
 BLOCK = {"n1": "input_layernorm", "n2": "post_attention_layernorm", "q": "self_attn.q_proj", "k": "self_attn.k_proj", "v": "self_attn.v_proj",
          "o": "self_attn.o_proj", "w1": "mlp.gate_proj", "w3": "mlp.up_proj", "w2": "mlp.down_proj"}
 
 
 def hf_name(name):
-    """The name in the folder of a parameter, such as `model.layers.0.self_attn.q_proj.weight` of `layers.0.q.weight`."""
+    """Returns the Hugging Face name of a parameter, such as `model.layers.0.self_attn.q_proj.weight` for `layers.0.q.weight`."""
     name = name.replace("_orig_mod.", "")
     if name.startswith("layers."):
         _, layer, part, rest = name.split(".", 3)
@@ -35,7 +35,7 @@ def hf_name(name):
 
 
 def load(model, folder):
-    """Fills every parameter, and the tables of the rotary embedding."""
+    """Copies the weights of the folder into the parameters of the model."""
     tensors = {}
     for file in sorted(Path(folder).glob("*.safetensors")):
         tensors.update(load_file(file))
@@ -77,7 +77,7 @@ def build(c, world):
 
 
 def batch(tokens, c, step, rank, world):
-    """The samples of a rank: sample i of the run is T + 1 tokens from i * T on."""
+    """Returns the samples of a rank, shape [B, T + 1]: sample i of the run has the T + 1 tokens that start at i * T."""
     B, T = c["B"], c["T"]
     span = len(tokens) - T - 1
     starts = [(step * world * B + rank * B + j) * T % span for j in range(B)]

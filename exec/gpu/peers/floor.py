@@ -1,13 +1,13 @@
-"""The floor of a step: every matmul and attention kernel it needs, back to back until power and clocks settle.
+"""Measures the floor of a step: all its matmul and attention kernels, back to back until power and clocks settle.
 
 torchrun --nproc-per-node=4 floor.py configs.json      (a list such as [{"size": "1b", "B": 2, "T": 4096, "seconds": 30}])
 
-All GPUs run at once, without collectives, on random operands. Queries, keys and values are one matmul, gate and up projection too;
-attention is cuDNN's. Prints a RESULT line per configuration, milliseconds of the slowest GPU:
+All GPUs run at once, without collectives, on random operands. Queries, keys and values are one matmul, and so are gate and up projection;
+attention is cuDNN's. Prints a RESULT line per configuration, with times of the slowest GPU in milliseconds:
 
-alone_ms   every kernel in a burst of its own, medians added up
+alone_ms   sum of the medians of all kernels, each in a separate burst
 first_ms   median of the loop's first five steps
-loop_ms    median of the steps of the loop's last third
+loop_ms    median of the steps in the last third of the loop
 mhz, watts medians per GPU over the same third, as nvidia-smi reports them
 """
 import json, os, statistics, subprocess, sys, tempfile, time
@@ -27,7 +27,7 @@ def random(*shape, scale=1.0):
 
 
 class Linear:
-    """y = x wᵀ of `tokens` rows, and its two gradients, all in bf16."""
+    """A linear layer y = x wᵀ with `tokens` rows, and its two gradients, all in bf16."""
     def __init__(self, tokens, fan_in, fan_out):
         self.x, self.w, self.dy = random(tokens, fan_in), random(fan_out, fan_in, scale=0.02), random(tokens, fan_out, scale=0.01)
         self.y, self.dx, self.dw = torch.empty_like(self.dy), torch.empty_like(self.x), torch.empty_like(self.w)
@@ -42,7 +42,7 @@ class Linear:
 
 
 class Attention:
-    """Causal attention with grouped queries, by cuDNN; heads lie as projections write them."""
+    """Causal grouped-query attention by cuDNN, in the layout that the projections write."""
     def __init__(self, batch, length, heads, kv, dim):
         make = lambda n: random(batch, length, n, dim).transpose(1, 2)
         self.q, self.k, self.v, self.dy = make(heads), make(kv), make(kv), make(heads)
@@ -51,7 +51,7 @@ class Attention:
         try:
             self.forward()
         except RuntimeError:
-            # Without grouped queries in torch's binding: a key and a value head for each query head.
+            # This torch does not support grouped queries with cuDNN: repeat keys and values for each query head.
             self.k, self.v = (t.detach().repeat_interleave(heads // kv, dim=1).requires_grad_() for t in (self.k, self.v))
             self.grouped, self.name = False, "cuDNN, keys and values repeated"
             self.forward()
@@ -87,7 +87,7 @@ class Step:
             self.qkv.backward()
 
     def alone(self):
-        """Milliseconds of a step's kernels, each in a burst of its own; and by kernel, how often it runs."""
+        """Measures every kernel in a separate burst. Returns the sum over a step and the time of each kernel, in milliseconds."""
         y = self.attention.forward()
         kernels = {"attention": (self.attention.forward, self.layers), "attention backward": (lambda: self.attention.backward(y), self.layers)}
         for name in ("qkv", "out", "gate_up", "down", "head"):
@@ -110,7 +110,7 @@ def burst(f, times=8):
 
 
 def loop(step, seconds):
-    """Milliseconds of every step for a while; the host is at most two steps ahead."""
+    """Runs steps for `seconds` and returns the milliseconds of each; the host is at most two steps ahead."""
     begin, marks = time.time(), [event()]
     while time.time() - begin < seconds:
         step.run()
@@ -121,7 +121,7 @@ def loop(step, seconds):
 
 
 class Sampler:
-    """Clocks and power of all GPUs, every half second, as far as nvidia-smi is here."""
+    """Samples clocks and power of all GPUs every half second, if nvidia-smi is available."""
     def __init__(self):
         self.file = tempfile.TemporaryFile("w+")
         command = ["nvidia-smi", "--query-gpu=index,clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "500"]
@@ -131,7 +131,7 @@ class Sampler:
             self.process = None
 
     def end(self):
-        """Medians per GPU over the last third."""
+        """Stops sampling. Returns the median MHz and the median watts of each GPU over the last third."""
         if not self.process: return [], []
         self.process.terminate()
         self.process.wait()

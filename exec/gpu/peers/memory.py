@@ -1,23 +1,23 @@
-"""Memory of PyTorch's FSDP2 and of Megatron-FSDP on meshes of any size, measured on one GPU.
+"""Measures the memory of PyTorch's FSDP2 and of Megatron-FSDP on meshes of any size with a single GPU.
 
     python3 exec/gpu/peers/memory.py tests/data/engine_memory.csv [--jobs 3] [--only WORD]
 
-Every row of the table is run as rank 0 of its mesh, with the collectives of torch's fake process group, which do nothing: what is
-allocated and freed, in which order and on which stream, is the engine's own, and gathered weights are whatever was in memory. Prints
-the table with what was measured now; rows that differ from what the table says go to stderr."""
+Runs every row of the table as rank 0 of its mesh, with the no-op collectives of torch's fake process group. The engine allocates and frees
+in the same order and on the same streams as in a real run, but gathered weights are uninitialized. Prints the table with the new
+measurements, and to stderr the rows that differ from the table."""
 import argparse, contextlib, csv, fnmatch, gc, json, os, pathlib, subprocess, sys, tomllib
 from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 TORCH = {"f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 ZERO = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-# Modules of scenarios that have other names in peer.py, or none.
+# Modules of scenarios that have other names in peer.py, or do not exist there.
 MODULES = {"tok_embeddings": "tok", "attention": ""}
 STEPS = 4
 
 
 def settings(row):
-    """The scenario of a row, its overrides taken in: `section.key` to value."""
+    """Returns the scenario of a row with its overrides applied, as a dict from `section.key` to value."""
     text = tomllib.loads((ROOT / "scenarios" / f"{row['scenario']}.toml").read_text())
     all = {f"{s}.{k}": v for s, keys in text.items() for k, v in keys.items()}
     for override in filter(None, row["overrides"].split(";")):
@@ -28,7 +28,7 @@ def settings(row):
 
 
 def own_name(glob):
-    """Beginning of the names of what a glob of `fsdp.frozen` covers, numbers of blocks left open."""
+    """Translates a glob of `fsdp.frozen` to the names of modules in peer.py."""
     return ".".join(filter(None, (MODULES.get(part, part) for part in glob.split("."))))
 
 
@@ -81,7 +81,7 @@ def measure(row):
 
 
 def recomputed(which, layers):
-    """Numbers of the blocks that `train.recompute_layers` chooses: all, the first so many, or those that globs cover."""
+    """Returns the indices of the blocks that `train.recompute_layers` selects: all, the first n, or those that match a glob."""
     if which == "all": return range(layers)
     if isinstance(which, int): return range(which)
     covers = lambda glob, path: len(glob) <= len(path) and all(fnmatch.fnmatchcase(p, g) for g, p in zip(glob, path))
@@ -89,7 +89,7 @@ def recomputed(which, layers):
 
 
 def selective(nth):
-    """Contexts of a checkpoint that keeps the results of matmuls and attention, without every nth matmul (as torchtitan counts)."""
+    """Returns contexts of a checkpoint that saves the results of matmuls and attention, except those of every nth matmul (counted as in torchtitan)."""
     import torch
     from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
     aten = torch.ops.aten
@@ -104,7 +104,7 @@ def selective(nth):
 
 
 def around_blocks(m, get):
-    """What a scenario puts around blocks: recompute of those that it chooses, and compilation of each."""
+    """Wraps and compiles the blocks of `m` as the scenario says: `train.recompute` and `compile.mode`."""
     if get("train.recompute") == "full":
         from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
         for i in recomputed(get("train.recompute_layers", "all"), len(m.layers)):
@@ -119,8 +119,8 @@ def around_blocks(m, get):
 
 
 def torch_fsdp2(m, get, mesh):
-    """Units of the peers-* scenarios: blocks, the embedding, and norm with head, which is not resharded; or blocks alone
-    (`fsdp.units = "block"`), where the root has the others and reshards if it is told to."""
+    """Shards with the units of the peers-* scenarios: blocks, the embedding, and norm with head, which is not resharded after forward. With
+    `fsdp.units = "block"`, only blocks are units, and the root has the other parameters; `fsdp.reshard_root` reshards it."""
     import torch
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
     dtype = lambda key, default: getattr(torch, TORCH[get(key, default)])
@@ -181,7 +181,7 @@ def main():
             except Exception as e: sys.exit(f"{table[i]['name']}: {e!r}")
         return
     picked = [i for i, row in enumerate(table) if a.only in row["name"]]
-    # Megatron-FSDP leaves memory behind, so each of its rows has a process of its own.
+    # Megatron-FSDP does not free all its memory, so each of its rows runs in a separate process.
     ours = [i for i in picked if settings(table[i])["fsdp.policy"] == "fsdp2"]
     chunks = [ours[k::a.jobs] for k in range(a.jobs)] + [[i] for i in picked if i not in ours]
     def run(chunk):

@@ -1,9 +1,9 @@
-"""FSDP2 with CPUOffloadPolicy on one GPU: how long AdamW and clipping take on the CPU, by number of threads.
+"""Measures AdamW and clipping on the CPU under FSDP2 with CPUOffloadPolicy on one GPU, with several numbers of threads.
 
     python3 exec/gpu/peers/offload.py [LAYERS]
 
-A row is one setting: times of a step and of the optimizer in ms (medians), and the rate of the optimizer in GB/s, if it
-reads and writes 28 bytes per parameter (weight, gradient and two moments in float32, the gradient only read).
+Prints a row per setting: median times of a step and of the optimizer in ms, and the rate of the optimizer in GB/s at
+28 bytes per parameter (it reads and writes the weight and two moments in float32, and reads the gradient).
 """
 import json, os, sys, time
 import torch, torch.distributed as dist
@@ -40,7 +40,7 @@ def median(times): return sorted(times)[len(times) // 2]
 
 
 def steps(m, sizes, opt, n):
-    """Returns the medians of the seconds of a step and of its optimizer, without the first of `n`."""
+    """Runs `n` steps and returns the median seconds of a step and of its optimizer, without the first step."""
     whole, optimizer = [], []
     for _ in range(n):
         torch.cuda.synchronize(); start = time.perf_counter()

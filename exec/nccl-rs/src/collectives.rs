@@ -1,5 +1,5 @@
-//! Collectives and point-to-point calls. They return when the work is in the stream, or, within a
-//! group, recorded.
+//! Collectives and point-to-point calls. They return when the work is enqueued on the stream, or,
+//! within a group, when the call is recorded.
 
 use crate::communicator::{Communicator, number};
 use crate::error::Error;
@@ -9,12 +9,13 @@ use std::ffi::{c_int, c_void};
 /// Safety contract of every call in this file.
 ///
 /// # Safety
-/// Buffers are memory of the communicator's device (or reachable by it), of at least the length
-/// that the call needs, and nothing else accesses them until the work has completed. The stream
-/// belongs to the device and is alive. A reduction belongs to this communicator and element type.
+/// Buffers are memory of the communicator's device, or memory that it can access, and have at least
+/// the length that the call needs. Nothing else accesses them until the work has completed. The
+/// stream belongs to the device and is alive. A reduction belongs to this communicator and element
+/// type.
 impl Communicator {
-    /// Writes the concatenation of all ranks' `count` elements, in rank order, on every rank. In
-    /// place if `send == recv + rank * count`.
+    /// Gathers `count` elements of every rank, in rank order, on every rank. The call is in place
+    /// if `send == recv + rank * count`.
     ///
     /// # Safety
     /// The contract of this file; `recv` has room for `count` times the number of ranks.
@@ -37,8 +38,8 @@ impl Communicator {
         self.finish(CALL, result, &c)
     }
 
-    /// Writes the reduction of the `i`-th `count` elements of all ranks on rank `i`. In place if
-    /// `recv == send + rank * count`.
+    /// Reduces the `i`-th chunk of `count` elements of all ranks and writes the result on rank `i`.
+    /// The call is in place if `recv == send + rank * count`.
     ///
     /// # Safety
     /// As for [`Communicator::all_gather`]; `send` has `count` times the number of ranks.
@@ -62,8 +63,8 @@ impl Communicator {
         self.finish(CALL, result, &c)
     }
 
-    /// Writes the reduction of all ranks' `count` elements on every rank. In place if the buffers
-    /// are equal.
+    /// Reduces `count` elements of all ranks and writes the result on every rank. The call is in
+    /// place if the buffers are equal.
     ///
     /// # Safety
     /// As for [`Communicator::all_gather`].
@@ -87,7 +88,7 @@ impl Communicator {
         self.finish(CALL, result, &c)
     }
 
-    /// Writes the reduction of all ranks' `count` elements on the root.
+    /// Reduces `count` elements of all ranks and writes the result on the root.
     ///
     /// # Safety
     /// As for [`Communicator::all_gather`]; `recv` is used on the root only.
@@ -114,7 +115,7 @@ impl Communicator {
         self.finish(CALL, result, &c)
     }
 
-    /// Writes the root's `count` elements on every rank.
+    /// Copies `count` elements of the root to every rank.
     ///
     /// # Safety
     /// As for [`Communicator::all_gather`]; `send` is used on the root only.
@@ -136,7 +137,7 @@ impl Communicator {
         unsafe { self.rooted(CALL, f, send, recv, count, dtype, root, stream) }
     }
 
-    /// Writes the concatenation of all ranks' `count` elements on the root (since 2.28).
+    /// Gathers `count` elements of every rank, in rank order, on the root (since 2.28).
     ///
     /// # Safety
     /// As for [`Communicator::all_gather`]; `recv` is used on the root only.
@@ -158,7 +159,7 @@ impl Communicator {
         unsafe { self.rooted(CALL, f, send, recv, count, dtype, root, stream) }
     }
 
-    /// Writes the root's `i`-th `count` elements on rank `i` (since 2.28).
+    /// Copies the `i`-th chunk of `count` elements of the root to rank `i` (since 2.28).
     ///
     /// # Safety
     /// As for [`Communicator::all_gather`]; `send` is used on the root only.
@@ -211,8 +212,9 @@ impl Communicator {
         self.finish(call, result, &c)
     }
 
-    /// Writes the `i`-th `count` elements of every rank, in rank order, on rank `i`. Not in place.
-    /// For libraries before 2.28, this is a group of sends and receives.
+    /// Sends the `i`-th chunk of `count` elements of every rank to rank `i`, which stores the
+    /// chunks in rank order. The buffers must not overlap. For libraries before 2.28, this is a
+    /// group of sends and receives.
     ///
     /// # Safety
     /// As for [`Communicator::all_gather`]; both buffers have `count` times the number of ranks.
@@ -238,7 +240,7 @@ impl Communicator {
         unsafe { self.all_to_all_grouped(send, recv, count, dtype, stream) }
     }
 
-    /// Like [`Communicator::all_to_all`], always as a group of sends and receives.
+    /// Like [`Communicator::all_to_all`], but always a group of sends and receives.
     ///
     /// # Safety
     /// As for [`Communicator::all_to_all`].
@@ -273,8 +275,8 @@ impl Communicator {
         })
     }
 
-    /// Sends elements to a rank, which receives the same number. Calls that must progress together
-    /// belong into one group.
+    /// Sends `count` elements to rank `peer`, which must receive the same number. Calls that must
+    /// progress together belong in one group.
     ///
     /// # Safety
     /// As for [`Communicator::all_gather`].
@@ -298,7 +300,7 @@ impl Communicator {
         self.finish(CALL, result, &c)
     }
 
-    /// Receives elements from a rank.
+    /// Receives `count` elements from rank `peer`.
     ///
     /// # Safety
     /// As for [`Communicator::all_gather`].

@@ -17,17 +17,18 @@ use std::time::Duration;
 /// Default timeout of calls of nonblocking communicators.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How long an owner that aborts waits for a thread that is inside a call.
+/// How long [`Communicator::abort`] waits for another thread that is inside a call.
 const ABORT_GRACE: Duration = Duration::from_secs(1);
 
 /// One rank's handle of a communicator.
 ///
-/// All ranks make the same calls in the same order. Calls name the stream on which the work runs,
-/// and may use different streams. A communicator may be sent to another thread, but NCCL does not
-/// allow two threads in it at a time, so it is not shared; other threads can use a [`Watch`].
+/// All ranks make the same calls in the same order. Each call takes the stream on which its work
+/// runs. A communicator can be sent to another thread, but not shared, because NCCL does not allow
+/// two threads to use it at the same time. Other threads can use a [`Watch`].
 ///
-/// Dropping it destroys it in good order, which all ranks have to do. After a failure, or while a
-/// thread panics, it is aborted instead, which waits for no one.
+/// Dropping a communicator destroys it together with the other ranks, all of which have to do so.
+/// After a failure, or while the thread panics, it is aborted instead, without waiting for other
+/// ranks.
 pub struct Communicator {
     pub(crate) inner: Arc<Inner>,
     size: u32,
@@ -43,9 +44,9 @@ impl fmt::Debug for Communicator {
 }
 
 impl Communicator {
-    /// Joins the communicator of a unique id as rank `rank` of `size`, with the calling thread's
-    /// current CUDA device. Waits for the other ranks, unless it is configured as nonblocking. One
-    /// thread that joins as several ranks does so within [`Nccl::group`].
+    /// Joins the communicator of a unique id as rank `rank` of `size`, with the current CUDA device
+    /// of the calling thread. Waits for the other ranks, unless it is configured as nonblocking. To
+    /// join as several ranks in one thread, call this within [`Nccl::group`].
     ///
     /// # Errors
     /// Errors of NCCL, and a rank that is not below the size.
@@ -90,10 +91,10 @@ impl Communicator {
         }
     }
 
-    /// Waits until a new communicator is ready. A nonblocking one may still be in progress, and one
-    /// that is created within a group is created at its end. NCCL has written the handle by now
-    /// (all versions from 2.14 to 2.30 do), and an abort waits for NCCL's thread, so a caller that
-    /// times out may drop the communicator.
+    /// Returns a new communicator, or the error of its creation. A nonblocking communicator may
+    /// still be in progress, and a group creates its communicators at its end. NCCL has written the
+    /// handle by now (in all versions from 2.14 to 2.30), and an abort waits for NCCL's thread, so
+    /// a caller that times out may drop the communicator.
     fn begun(self, call: &'static str, result: RawResult) -> Result<Self, Error> {
         match result {
             SUCCESS | IN_PROGRESS => {
@@ -110,9 +111,9 @@ impl Communicator {
         }
     }
 
-    /// Splits off a communicator of the ranks that name the same color, ordered by key; `None` for
-    /// a rank that names no color. All ranks call it. Without a configuration, the parent's is
-    /// inherited.
+    /// Splits the communicator: ranks that pass the same color form a new one, ordered by key.
+    /// Returns `None` for a rank without a color. All ranks must call it. Without a configuration,
+    /// the new communicator inherits that of its parent.
     ///
     /// # Errors
     /// Errors of NCCL, and a call within a group.
@@ -128,7 +129,7 @@ impl Communicator {
         group::refuse(CALL)?;
         let key = number(CALL, "key", key)?;
         let raw_color = color.map_or(Ok(NO_COLOR), |c| number(CALL, "color", c))?;
-        // NCCL inherits a configuration as a copy with the same pointers.
+        // The child's copy of an inherited configuration has the same pointers.
         let own = config.map(Arc::new);
         let mut raw = own.as_deref().map(Config::raw);
         let raw = raw.as_mut().map_or(std::ptr::null_mut(), |r| &raw mut *r);
@@ -143,13 +144,13 @@ impl Communicator {
         let made = self.finish_later(CALL, result, &parent);
         let begun = matches!(result, SUCCESS | IN_PROGRESS);
         if begun && made.is_err() {
-            // Before the parent is left, which a watch may be waiting for.
+            // This must happen before the parent is left, which a watch may be waiting for.
             self.inner.keep(&child);
         }
         drop(parent);
         if !begun {
-            // NCCL leaves a communicator behind that can only be freed. The first error is
-            // reported.
+            // NCCL leaves a communicator behind that can only be freed. `made` has the error to
+            // report.
             let _ = child.end(End::Abort, None);
         }
         made?;
@@ -173,7 +174,7 @@ impl Communicator {
     /// passed.
     ///
     /// # Errors
-    /// The operation's error, or [`Error::NotReady`].
+    /// The error of the operation, or [`Error::NotReady`].
     pub fn wait_ready(&self, timeout: Duration, give_up: impl Fn() -> bool) -> Result<(), Error> {
         self.inner.wait_ready(timeout, give_up)
     }
@@ -239,12 +240,12 @@ impl Communicator {
     }
 
     /// Makes a call that this crate does not wrap: `f` receives NCCL's handle and returns the
-    /// call's result. See [`Nccl::functions`].
+    /// result of the call. See [`Nccl::functions`].
     ///
     /// # Safety
-    /// `f` makes one call of the named function, which does not free the communicator. `f` follows
-    /// NCCL's rules for everything else that it passes: a nonblocking communicator may write to it
-    /// until it is ready.
+    /// `f` makes one call of the named function, which does not free the communicator. Its other
+    /// arguments follow NCCL's rules. With a nonblocking communicator, NCCL may write to them until
+    /// the communicator is ready.
     ///
     /// # Errors
     /// Errors of NCCL.
@@ -272,8 +273,8 @@ impl Communicator {
         Watch::new(Arc::clone(&self.inner))
     }
 
-    /// Waits until everything that was launched has completed, on all ranks. Only
-    /// [`Communicator::destroy`] may follow.
+    /// Waits until all launched work has completed on all ranks. Only [`Communicator::destroy`] may
+    /// follow.
     ///
     /// # Errors
     /// Errors of NCCL.
@@ -285,16 +286,16 @@ impl Communicator {
         self.finish(CALL, result, &entered)
     }
 
-    /// Frees the communicator in good order; all ranks do so. Waits for operations of a nonblocking
-    /// communicator that are in progress. After a failure it is aborted instead, as NCCL requires.
-    /// Within a group it is freed at the group's end, which then reports the errors.
+    /// Frees the communicator; all ranks must do so. Waits for operations in progress of a
+    /// nonblocking communicator. After a failure, aborts instead, as NCCL requires. Within a group,
+    /// the communicator is freed at the end of the group, which then reports the errors.
     ///
     /// # Errors
     /// Errors of NCCL.
     pub fn destroy(self) -> Result<(), Error> {
         if !group::is_open() && !self.inner.failed.load(Ordering::Relaxed) {
             match self.inner.wait_ready(self.timeout, || false) {
-                // A watch has aborted it before.
+                // `Aborted`: a watch has already aborted it.
                 Ok(()) | Err(Error::Aborted { .. }) => {}
                 error => return error,
             }
@@ -308,25 +309,26 @@ impl Communicator {
         self.inner.end(end, None)
     }
 
-    /// Within a group, it is freed when the group has ended, because NCCL may have recorded calls.
+    /// Within a group, keeps the communicator until the end of the group, because NCCL may have
+    /// recorded calls that use it.
     fn hold_to_end(&self) {
-        // It fails if a watch has aborted it before.
+        // This fails if a watch has already aborted it.
         let _ = group::hold(&self.inner, "ncclCommDestroy");
     }
 
     /// Stops the communicator's work on the device and frees it, without the other ranks. Within a
-    /// group, this happens at the group's end.
+    /// group, this happens at the end of the group.
     ///
     /// # Errors
-    /// [`Error::Busy`] if another thread stays inside it, in an open group, for a second: that
-    /// thread frees it when it leaves. Otherwise errors of NCCL.
+    /// [`Error::Busy`] if another thread stays inside the communicator, in an open group, for a
+    /// second: that thread then frees it when it leaves. Otherwise errors of NCCL.
     pub fn abort(self) -> Result<(), Error> {
         self.hold_to_end();
         self.inner.abort_at_last(ABORT_GRACE)
     }
 
-    /// Returns the result of a call whose work completes later if the communicator is nonblocking,
-    /// even if the call reports success at once.
+    /// Returns the result of a call whose work may still be in progress on a nonblocking
+    /// communicator, even if the call has returned success. Waits until it is ready.
     pub(crate) fn finish_later(
         &self,
         call: &'static str,
@@ -337,8 +339,8 @@ impl Communicator {
         self.inner.wait_ready(self.timeout, || false)
     }
 
-    /// Returns a call's result. Waits for a nonblocking communicator, except within a group, which
-    /// completes later.
+    /// Returns the result of a call. Waits for a nonblocking communicator, except within a group,
+    /// whose calls complete later.
     pub(crate) fn finish(
         &self,
         call: &'static str,
@@ -364,7 +366,7 @@ impl Drop for Communicator {
         } else {
             End::Destroy
         };
-        // No one is left to notify; the owner of an important communicator calls `destroy`.
+        // A drop cannot return the error; callers that need it call `destroy`.
         let _ = self.end(end);
     }
 }

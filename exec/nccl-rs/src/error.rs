@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// `ncclResult_t`. Unknown values of later versions are preserved.
+/// `ncclResult_t`. Preserves unknown values of later versions.
 #[repr(transparent)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Code(pub i32);
@@ -19,14 +19,14 @@ impl Code {
     pub const INTERNAL_ERROR: Self = Self(3);
     /// An argument has an invalid value.
     pub const INVALID_ARGUMENT: Self = Self(4);
-    /// Calls are invalid in combination.
+    /// A sequence of calls is invalid.
     pub const INVALID_USAGE: Self = Self(5);
     /// Another rank failed or died.
     pub const REMOTE_ERROR: Self = Self(6);
-    /// In progress; not an error (nonblocking communicators).
+    /// A nonblocking communicator is still in progress. Not an error.
     pub const IN_PROGRESS: Self = Self(7);
 
-    /// Returns the name in `nccl.h`.
+    /// Returns the name of the result in `nccl.h`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self.0 {
@@ -49,7 +49,7 @@ impl fmt::Debug for Code {
     }
 }
 
-/// Why a call failed.
+/// Reason why a call failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -57,7 +57,7 @@ pub enum Error {
     Nccl {
         /// Name of the function.
         call: &'static str,
-        /// Result.
+        /// Result of the call.
         code: Code,
         /// NCCL's description of the result.
         text: String,
@@ -71,7 +71,7 @@ pub enum Error {
         /// Version of the library.
         version: Version,
     },
-    /// An argument is invalid, which was detected before NCCL was called.
+    /// An argument is invalid. NCCL was not called.
     Argument {
         /// Name of the function.
         call: &'static str,
@@ -94,7 +94,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns NCCL's result, if there is one.
+    /// Returns NCCL's result, or `None` for errors of this crate.
     #[must_use]
     pub fn code(&self) -> Option<Code> {
         match self {
@@ -166,7 +166,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// Everything that was tried to load a library.
+/// Error of [`crate::Nccl::load`]: every file that was tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
     /// Files and names in the order in which they were tried, with the reasons.

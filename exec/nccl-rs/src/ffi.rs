@@ -1,8 +1,8 @@
 //! NCCL's C interface as in `nccl.h` 2.28: types with their layouts, and a table of functions.
 //!
-//! Enumerations are plain integers here. A closed Rust `enum` would be undefined behavior as soon
-//! as the library returns an unlisted value, which NCCL does: a reduction made by
-//! `ncclRedOpCreatePreMulSum` has its own number.
+//! Enumerations are plain integers here, because a closed Rust `enum` with an unlisted value is
+//! undefined behavior. NCCL returns such values: `ncclRedOpCreatePreMulSum` assigns new numbers to
+//! reductions.
 
 use std::ffi::{c_char, c_float, c_int, c_uint, c_void};
 
@@ -129,11 +129,11 @@ macro_rules! functions {
             /// Symbols that a library may have.
             pub const OPTIONAL: &'static [&'static str] = &[$($osymbol),*];
 
-            /// Looks up every symbol; the error names the first required one that is missing.
+            /// Looks up every symbol. The error is the first required symbol that is missing.
             ///
             /// # Safety
-            /// The library is NCCL 2: its symbols have the types of `nccl.h`. The table is used
-            /// only while it is loaded.
+            /// The library is NCCL 2: its symbols have the types of `nccl.h`. The table is only
+            /// used while the library is loaded.
             pub(crate) unsafe fn of(library: &libloading::Library) -> Result<Self, &'static str> {
                 $(
                     // SAFETY: the caller guarantees the symbol's type.
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
     use std::mem::{align_of, offset_of, size_of};
 
-    /// Offsets by which a C compiler lays out the structs of nccl.h 2.28.9 on a 64-bit machine.
+    /// Checks the offsets that a C compiler gives the structs of nccl.h 2.28.9 on a 64-bit machine.
     #[test]
     fn structs_are_those_of_the_header() {
         assert_eq!((size_of::<RawConfig>(), align_of::<RawConfig>()), (80, 8));

@@ -1,4 +1,4 @@
-//! Groups: several calls that are launched together.
+//! Groups of calls that NCCL launches together.
 
 use crate::error::Error;
 use crate::ffi::{IN_PROGRESS, RawResult, RawSimInfo};
@@ -14,8 +14,8 @@ thread_local! {
     static DEPTH: Cell<u32> = const { Cell::new(0) };
     /// Whether the outermost group is an estimate.
     static SIMULATED: Cell<bool> = const { Cell::new(false) };
-    /// Communicators used in the group. They stay entered, because NCCL does the work of a group at
-    /// its end.
+    /// Communicators used in the group. They stay entered until its end, when NCCL performs the
+    /// calls.
     static HELD: RefCell<Vec<Arc<Inner>>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -23,7 +23,7 @@ pub(crate) fn is_open() -> bool {
     DEPTH.get() > 0
 }
 
-/// Rejects calls with immediate results, because a group runs later.
+/// Returns an error within a group, for calls that must return a result immediately.
 pub(crate) fn refuse(call: &'static str) -> Result<(), Error> {
     if !is_open() {
         return Ok(());
@@ -45,7 +45,7 @@ pub(crate) fn hold(inner: &Arc<Inner>, call: &'static str) -> Result<(), Error> 
     Ok(())
 }
 
-/// Rejects nonblocking communicators in an estimate: NCCL would run their calls.
+/// Returns an error for a nonblocking communicator in an estimate: NCCL would run its calls.
 pub(crate) fn allow(inner: &Inner, call: &'static str) -> Result<(), Error> {
     if !SIMULATED.get() || inner.blocks {
         return Ok(());
@@ -56,8 +56,8 @@ pub(crate) fn allow(inner: &Inner, call: &'static str) -> Result<(), Error> {
     })
 }
 
-/// An open group. It is also ended when a panic drops it, since an open group would capture all
-/// later calls of the thread.
+/// An open group. Also ends when a panic drops it, since an open group would capture all later
+/// calls of the thread.
 struct Open<'a>(&'a Nccl);
 
 impl<'a> Open<'a> {
@@ -94,7 +94,7 @@ impl<'a> Open<'a> {
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
-        // A panic is in progress; its cause matters more than this result.
+        // A panic is in progress, which matters more than this result.
         let _ = close(|| end(self.0));
     }
 }
@@ -107,8 +107,8 @@ fn end(nccl: &Nccl) -> Result<(), Error> {
     }
 }
 
-/// Ends a group by `end`. With the outermost group, leaves the communicators that were used. An
-/// error belongs to all of them.
+/// Ends a group by calling `end`. For the outermost group, also leaves the communicators that it
+/// has used, and marks all of them as failed on an error.
 fn close(end: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
     DEPTH.set(DEPTH.get() - 1);
     let ended = end();
@@ -128,12 +128,12 @@ fn close(end: impl FnOnce() -> Result<(), Error>) -> Result<(), Error> {
 
 impl Nccl {
     /// Performs the calls of `f` as one operation: sends and receives progress together, and
-    /// collectives on several communicators or of several buffers are one launch. The group is also
-    /// ended if `f` fails, whose error takes precedence.
+    /// collectives on several communicators or of several buffers are one launch. The group also
+    /// ends if `f` fails; the error of `f` then takes precedence.
     ///
-    /// Communicators that were used belong to the group until its end has returned: other threads
-    /// wait, and none is freed before. An error at the end belongs to all of them, and they are
-    /// aborted when they are dropped.
+    /// Communicators that `f` uses belong to the group until its end has returned: other threads
+    /// wait for them, and none is freed before. If the end fails, all of them are aborted when they
+    /// are dropped.
     ///
     /// Nonblocking communicators may not be ready afterwards: see
     /// [`crate::Communicator::wait_ready`].
@@ -150,7 +150,7 @@ impl Nccl {
     /// ```
     ///
     /// # Errors
-    /// The closure's error, or else those of the calls, which appear at the group's end.
+    /// The error of the closure, or else an error of the calls, which NCCL reports at the end.
     pub fn group<T, E: From<Error>>(&self, f: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         let open = Open::new(self)?;
         let result = f();
@@ -160,13 +160,13 @@ impl Nccl {
         Ok(value)
     }
 
-    /// Returns NCCL's estimate of the duration of the calls of `f` together, without launching
-    /// anything; `None` if NCCL has no estimate. Not available for nonblocking communicators, whose
-    /// calls NCCL would launch.
+    /// Returns NCCL's estimate of the total duration of the calls of `f`, without launching them;
+    /// `None` if NCCL has no estimate. Not available for nonblocking communicators, whose calls
+    /// NCCL would launch.
     ///
     /// # Errors
-    /// As for [`Nccl::group`]; also within a group, and for libraries before 2.22, which do not
-    /// have the function.
+    /// As for [`Nccl::group`]; a call within a group; libraries before 2.22, which do not have the
+    /// function.
     pub fn simulate<E: From<Error>>(
         &self,
         f: impl FnOnce() -> Result<(), E>,

@@ -1,9 +1,9 @@
 //! Bindings of NCCL 2, NVIDIA's collective communication library, loaded at run time.
 //!
-//! Building requires neither CUDA nor NCCL. A program starts without them, and reports what is
-//! missing when they are requested. Functions that a loaded version does not have are errors when
-//! they are called, not when the library is loaded. Streams and memory are raw pointers, so the
-//! crate works with any CUDA bindings.
+//! Building requires neither CUDA nor NCCL. A program also starts without them; [`Nccl::load`] then
+//! returns an error that lists every file that was tried. If the loaded version lacks a function,
+//! calling it returns an error, but loading the library does not. Streams and memory are raw
+//! pointers, so the crate works with any CUDA bindings.
 //!
 //! ```no_run
 //! use nccl_rs::{Communicator, Config, DataType, Nccl, RedOp, Search, Stream};
@@ -32,10 +32,10 @@
 //! - [`Nccl`] is the loaded library: [`Nccl::has`] looks up functions by name, [`Nccl::group`]
 //!   launches calls together, [`Nccl::simulate`] returns NCCL's estimate of a group's duration.
 //! - [`Communicator`] has the collectives, and [`Communicator::call`] makes calls that are not
-//!   wrapped. Another thread can use a [`Watch`] of it, whose documentation says what can be
-//!   aborted when.
-//! - [`RedOp`] is an integer, not an enumeration, because [`PreMulSum`] creates new ones at run
-//!   time.
+//!   wrapped. Another thread can use its [`Watch`]; [`Watch::abort`] documents when a communicator
+//!   can be aborted.
+//! - [`RedOp`] is an integer and not an enumeration, because [`PreMulSum`] creates new values at
+//!   run time.
 //! - [`ffi`] is the C interface.
 
 mod collectives;

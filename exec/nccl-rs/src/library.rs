@@ -12,10 +12,11 @@ use std::sync::Arc;
 pub const ENVIRONMENT: &str = "NCCL_RS_LIB";
 const FILE: &str = "libnccl.so.2";
 
-/// Where to search for the library. The default searches the environment and the system.
+/// Where to search for the library. The default searches the environment variable [`ENVIRONMENT`]
+/// and the system.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Search {
-    /// This file only.
+    /// Loads only this file.
     pub file: Option<PathBuf>,
     /// Python's `site-packages` folders, in which pip installs the library as `nvidia/nccl/lib`.
     pub site_packages: Vec<PathBuf>,
@@ -24,9 +25,9 @@ pub struct Search {
 }
 
 impl Search {
-    /// Returns the candidates in order. A file that is named (by `file`, or else by the
-    /// environment) is the only one; otherwise pip's packages, the folders, and the system's loader
-    /// by name.
+    /// Returns the candidates in order. If `file` or else `environment` names a file, it is the
+    /// only candidate. Otherwise these are pip's packages, the folders, and bare names for the
+    /// system's loader.
     #[must_use]
     pub fn candidates(&self, environment: Option<&Path>) -> Vec<PathBuf> {
         if let Some(file) = self.file.as_deref().or(environment) {
@@ -48,8 +49,8 @@ struct Inner {
     version: Version,
 }
 
-/// The loaded library. Clones refer to the same one. It stays loaded until the process ends,
-/// because it runs threads that no call ends, such as the one behind a unique id.
+/// The loaded library. Clones refer to the same one. The library stays loaded until the process
+/// ends, because no call ends some of its threads, such as the one that serves a unique id.
 #[derive(Clone)]
 pub struct Nccl(Arc<Inner>);
 
@@ -68,8 +69,7 @@ impl Nccl {
         let environment = std::env::var_os(ENVIRONMENT).map(PathBuf::from);
         let mut tried = Vec::new();
         for path in search.candidates(environment.as_deref()) {
-            // A path is checked first, to give a short reason; a bare name is searched by the
-            // system's loader.
+            // Checks paths first, to give a short reason. The system's loader searches bare names.
             if path.components().count() > 1 && !path.exists() {
                 tried.push((path, "no such file".to_owned()));
                 continue;
@@ -83,8 +83,8 @@ impl Nccl {
     }
 
     fn open(path: &Path) -> Result<Self, String> {
-        // SAFETY: the file's name says that it is NCCL, whose initializers have no requirements on
-        // the process.
+        // SAFETY: by its name, the file is NCCL, whose initializers have no requirements on the
+        // process.
         let library = unsafe { libloading::Library::new(path) }.map_err(|e| {
             let source = std::error::Error::source(&e).map(ToString::to_string);
             source.unwrap_or_else(|| e.to_string())
@@ -97,13 +97,13 @@ impl Nccl {
         Ok(nccl)
     }
 
-    /// Creates a library from functions.
+    /// Creates a library from a table of functions.
     ///
     /// # Safety
     /// Every function behaves like the function of `nccl.h` with its name, while the program runs.
     ///
     /// # Errors
-    /// If the library does not return its version.
+    /// An error if the library does not return its version.
     pub unsafe fn from_functions(functions: Functions) -> Result<Self, Error> {
         Self::with(functions, PathBuf::from("(functions)"))
     }
@@ -141,7 +141,7 @@ impl Nccl {
         &self.0.path
     }
 
-    /// Returns whether the library has a function, by its C name: versions differ.
+    /// Returns whether this version of the library has a function, by its C name.
     #[must_use]
     pub fn has(&self, symbol: &str) -> bool {
         self.0.functions.has(symbol)
@@ -173,7 +173,7 @@ impl Nccl {
         unsafe { text((self.functions().get_error_string)(code.0)) }
     }
 
-    /// Returns NCCL's last error message, of any thread of the process; empty if there is none.
+    /// Returns NCCL's last error message of any thread of the process; empty if there is none.
     #[must_use]
     pub fn last_error(&self) -> String {
         self.last_error_of(std::ptr::null_mut())
@@ -210,7 +210,7 @@ impl Nccl {
         }
     }
 
-    /// Returns an optional function, or the error that it is missing.
+    /// Returns an optional function, or an error if it is missing.
     pub(crate) fn optional<F>(&self, f: Option<F>, symbol: &'static str) -> Result<F, Error> {
         f.ok_or(Error::Unsupported {
             symbol,

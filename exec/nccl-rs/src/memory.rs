@@ -1,5 +1,5 @@
-//! Memory that is known to NCCL (registered buffers, symmetric windows, its own allocations), and
-//! reductions with a factor.
+//! Memory for NCCL (registered buffers, symmetric windows, its own allocations), and reductions
+//! with a factor.
 
 use crate::communicator::Communicator;
 use crate::error::Error;
@@ -12,8 +12,8 @@ use std::ffi::c_void;
 use std::fmt;
 use std::sync::Arc;
 
-/// Device memory allocated by NCCL (`ncclMemAlloc`), which can be registered in every way. Freed
-/// when it is dropped.
+/// Device memory allocated by NCCL (`ncclMemAlloc`), which supports every kind of registration.
+/// Dropping it frees the memory.
 pub struct DeviceMemory {
     nccl: Nccl,
     ptr: *mut c_void,
@@ -46,8 +46,8 @@ impl DeviceMemory {
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
         if let Some(f) = self.nccl.functions().mem_free {
-            // SAFETY: the memory is from `ncclMemAlloc`, and this is its only owner. No one is left
-            // to notify of an error.
+            // A drop cannot return the error.
+            // SAFETY: the memory is from `ncclMemAlloc`, and this is its only owner.
             let _ = unsafe { f(self.ptr) };
         }
     }
@@ -80,26 +80,26 @@ pub enum WindowKind {
     /// No guarantee.
     #[default]
     Plain,
-    /// Every rank registers memory of this size, and passes equal offsets in it to collectives.
+    /// Every rank registers memory of the same size, and passes equal offsets in it to collectives.
     Symmetric,
 }
 
-/// A buffer that is registered with a communicator (`ncclCommRegister`); deregistered when it is
-/// dropped.
+/// A buffer that is registered with a communicator (`ncclCommRegister`). Dropping it deregisters
+/// the buffer.
 pub struct Registration {
     comm: Arc<Inner>,
     handle: *mut c_void,
 }
 
-/// A window (`ncclCommWindowRegister`); deregistered when it is dropped.
+/// A window (`ncclCommWindowRegister`). Dropping it deregisters the window.
 pub struct Window {
     comm: Arc<Inner>,
     handle: RawWindow,
 }
 
-/// A reduction that multiplies every input by a factor and sums (`ncclRedOpCreatePreMulSum`). It
-/// belongs to its communicator and the factor's type. It is destroyed when it is dropped, which may
-/// happen as soon as the calls that use it have returned.
+/// A reduction that multiplies every input by a factor and sums (`ncclRedOpCreatePreMulSum`). It is
+/// only valid for its communicator and the type of the factor. Dropping it destroys it; this is
+/// allowed as soon as the calls that use it have returned.
 pub struct PreMulSum {
     comm: Arc<Inner>,
     op: RedOp,
@@ -147,7 +147,7 @@ impl PreMulSum {
 
 impl Communicator {
     /// Registers a buffer, so that collectives use it without copies through NCCL's own buffers.
-    /// Local to the rank, but it only helps if all ranks do it.
+    /// The call is local to the rank, but only has an effect if all ranks make it.
     ///
     /// # Safety
     /// The memory belongs to the device, has this length, and stays allocated until the
@@ -175,10 +175,10 @@ impl Communicator {
         })
     }
 
-    /// Registers a window. All ranks call it. Collectives on copy engines need a symmetric window
-    /// of memory from [`Nccl::mem_alloc`] (or from the driver's virtual memory functions) that
-    /// begins at a multiple of 4096 bytes within its allocation. Returns `None` if NCCL does not
-    /// use windows on this machine.
+    /// Registers a window. All ranks must call this. Collectives on copy engines need a symmetric
+    /// window of memory from [`Nccl::mem_alloc`] (or from the driver's virtual memory functions)
+    /// that begins at a multiple of 4096 bytes within its allocation. Returns `None` if NCCL does
+    /// not use windows on this machine.
     ///
     /// # Safety
     /// As for [`Communicator::register`].
@@ -204,8 +204,9 @@ impl Communicator {
             WindowKind::Symmetric => 1,
         };
         let c = self.inner.enter(CALL)?;
-        // If the communicator is nonblocking, NCCL writes the handle when it is ready, whatever the
-        // result was. If that takes too long, these bytes are leaked to NCCL.
+        // If the communicator is nonblocking, NCCL writes the handle when it is ready, for any
+        // result of the call. If that takes too long, the handle's memory is leaked, so that NCCL
+        // can still write to it.
         let place = Box::into_raw(Box::new(std::ptr::null_mut()));
         // SAFETY: as in `register`; the location does not move.
         let result = unsafe { register(c.handle, ptr, bytes, place, flags) };
@@ -218,7 +219,7 @@ impl Communicator {
         }))
     }
 
-    /// Creates a sum of inputs that are first multiplied by `factor`.
+    /// Creates a reduction that multiplies inputs by `factor` and sums them.
     ///
     /// # Errors
     /// Errors of NCCL, and libraries before 2.11.
@@ -249,8 +250,8 @@ impl Communicator {
     }
 }
 
-// A communicator that is gone has freed everything of its own, and then `enter` fails. No one is
-// left to notify of errors of a drop.
+// A freed communicator has released its registrations, windows and reductions, and `enter` then
+// fails. A drop cannot return errors.
 
 impl Drop for Registration {
     fn drop(&mut self) {

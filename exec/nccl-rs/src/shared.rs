@@ -1,5 +1,5 @@
-//! State that the threads of a communicator share: which thread is inside a call, and which one
-//! frees it.
+//! State of a communicator that threads share: which thread is inside a call, and which one frees
+//! the communicator.
 
 use crate::error::Error;
 use crate::ffi::{IN_PROGRESS, RawComm, RawResult, SUCCESS};
@@ -13,43 +13,46 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-/// Pause between two checks of something that is not ready.
+/// Pause between two checks of a communicator that is not ready.
 const PAUSE: Duration = Duration::from_micros(200);
 
 /// State that a communicator's owner, its watches and its registrations share.
 pub(crate) struct Inner {
     pub(crate) nccl: Nccl,
-    /// Null before NCCL has created the communicator and after it has been freed. NCCL keeps this
-    /// address and writes to it when a communicator becomes ready, which is why it is on the heap.
+    /// Null before NCCL has created the communicator and after it has been freed. NCCL keeps the
+    /// address of this field and writes to it when a communicator becomes ready, so it must not
+    /// move.
     handle: AtomicPtr<c_void>,
     aborted: AtomicBool,
-    /// Whether a call has failed: the other ranks may never destroy the communicator with this one.
+    /// Whether a call has failed. The other ranks may then never destroy the communicator with this
+    /// one.
     pub(crate) failed: AtomicBool,
     gate: Mutex<Gate>,
-    /// Notified when a thread has left, or the communicator has been closed.
+    /// Notified when a thread leaves and when the communicator is closed.
     changed: Condvar,
-    /// Communicators that NCCL may still be creating from this one, at their locations.
+    /// Communicators that NCCL may still be creating from this one: it may write to their handles.
     unborn: Mutex<Vec<Arc<Inner>>>,
-    /// NCCL keeps pointers to the strings, also in communicators that inherit the configuration.
+    /// NCCL keeps pointers to its strings, also in communicators that inherit the configuration.
     pub(crate) config: Arc<Config>,
-    /// Whether calls return only when their work is done.
+    /// Whether calls block until their work is done.
     pub(crate) blocks: bool,
 }
 
 /// Threads inside calls.
 #[derive(Default)]
 struct Gate {
-    /// Whether no call may begin any more.
+    /// Whether new calls are refused.
     closed: bool,
-    /// The one thread that may be inside: registrations may be dropped by any thread.
+    /// The thread that is inside, if any. Other threads may want to enter, because any thread may
+    /// drop a registration.
     owner: Option<ThreadId>,
-    /// Number of calls that the owner is inside; an open group that has used the communicator
-    /// counts as one.
+    /// Number of nested calls of the owner; an open group that has used the communicator counts as
+    /// one.
     depth: usize,
     /// Number of calls that NCCL allows concurrently with others.
     concurrent: usize,
-    /// How the last thread to leave frees the communicator: its owner requested it from within a
-    /// call, or no longer waits.
+    /// How the last thread to leave frees the communicator, if it has to: the end was requested
+    /// from within a call, or the requester no longer waits.
     last: Option<End>,
 }
 
@@ -62,17 +65,17 @@ impl Gate {
 /// How a communicator ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
-    /// In good order, together with the other ranks; or by an abort if something has failed or is
-    /// in progress, as NCCL requires.
+    /// Together with the other ranks; or by an abort if something has failed or is in progress, as
+    /// NCCL requires.
     Destroy,
     /// Immediately, without the other ranks.
     Abort,
 }
 
-/// A call that has begun. The communicator is not freed while it lives.
+/// A call that has begun. The communicator is not freed while this value lives.
 pub(crate) struct Entered<'a> {
     inner: &'a Inner,
-    /// Returns the live communicator.
+    /// The live communicator.
     pub(crate) handle: RawComm,
     /// Whether NCCL allows the call concurrently with others.
     concurrent: bool,
@@ -80,8 +83,8 @@ pub(crate) struct Entered<'a> {
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
-        // If the end of the communicator was requested meanwhile, its requester has been answered
-        // that it is in progress.
+        // The error is dropped: if the end of the communicator was requested meanwhile, that
+        // request has already returned.
         let _ = if self.concurrent {
             self.inner.leave_concurrent()
         } else {
@@ -114,13 +117,13 @@ impl Inner {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins a call, once no other thread is inside. Within a group of the calling thread, the
-    /// communicator stays entered until the group's end has returned, because only then NCCL
-    /// performs the calls.
+    /// Begins a call as soon as no other thread is inside. Within a group of the calling thread,
+    /// the communicator stays entered until the end of the group has returned, because NCCL
+    /// performs the calls only then.
     pub(crate) fn enter(self: &Arc<Self>, call: &'static str) -> Result<Entered<'_>, Error> {
         group::allow(self, call)?;
         self.occupy(call)?;
-        // From here on, the drop of the call leaves again.
+        // From here on, dropping `entered` leaves the communicator.
         let mut entered = Entered {
             inner: self,
             handle: std::ptr::null_mut(),
@@ -134,7 +137,7 @@ impl Inner {
         Ok(entered)
     }
 
-    /// Waits for a turn and takes it; [`Inner::leave`] returns it.
+    /// Waits until no other thread is inside, and enters; [`Inner::leave`] leaves again.
     pub(crate) fn occupy(&self, call: &'static str) -> Result<(), Error> {
         let me = std::thread::current().id();
         let mut gate = self.gate();
@@ -165,7 +168,7 @@ impl Inner {
         }
     }
 
-    /// Returns a turn. With the last one, frees the communicator if that was requested meanwhile.
+    /// Leaves a call. The last one frees the communicator if that was requested meanwhile.
     pub(crate) fn leave(&self) -> Result<(), Error> {
         let last = {
             let mut gate = self.gate();
@@ -180,7 +183,8 @@ impl Inner {
         last.map_or(Ok(()), |end| self.end(end, None))
     }
 
-    /// Ends a concurrent call, which frees the communicator only if it is the last of all calls.
+    /// Leaves a concurrent call. Frees the communicator if that was requested meanwhile and no
+    /// other call is left.
     fn leave_concurrent(&self) -> Result<(), Error> {
         let last = {
             let mut gate = self.gate();
@@ -196,8 +200,8 @@ impl Inner {
     }
 
     /// Begins a query of the state; `None` if an operation is in progress. NCCL allows the query
-    /// concurrently with a call that blocks. For a nonblocking communicator, the query also joins
-    /// the thread that did the work, which only one thread may do.
+    /// concurrently with a blocking call. For a nonblocking communicator, the query also joins
+    /// NCCL's worker thread, which only one thread may do.
     fn look(&self, call: &'static str) -> Result<Option<Entered<'_>>, Error> {
         let me = std::thread::current().id();
         let mut gate = self.gate();
@@ -273,8 +277,8 @@ impl Inner {
         }
     }
 
-    /// Keeps a communicator that NCCL may still be creating from this one: NCCL writes to its
-    /// location until it is ready, or this one is gone.
+    /// Keeps a communicator that NCCL may still be creating from this one: NCCL may write to its
+    /// handle until it is ready or this communicator is freed.
     pub(crate) fn keep(&self, child: &Arc<Self>) {
         self.unborn().push(Arc::clone(child));
     }
@@ -283,8 +287,8 @@ impl Inner {
         self.unborn.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Frees the communicator once no thread is inside a call, or fails after `grace`. If the
-    /// calling thread is itself inside a call or an open group, the communicator is freed when it
+    /// Frees the communicator when no thread is inside a call, or fails after `grace`. If the
+    /// calling thread is itself inside a call or an open group, frees the communicator when it
     /// leaves.
     pub(crate) fn end(&self, end: End, grace: Option<Duration>) -> Result<(), Error> {
         let begin = Instant::now();
@@ -300,7 +304,7 @@ impl Inner {
         }
         while !gate.is_empty() {
             if grace.is_none() && gate.last.is_some() {
-                // The owner no longer waits: the last thread to leave frees it.
+                // The owner no longer waits, so the last thread to leave frees it.
                 return Ok(());
             }
             let rest = grace.map(|g| g.saturating_sub(begin.elapsed()));
@@ -317,7 +321,7 @@ impl Inner {
         let bad = self.failed.load(Ordering::Relaxed) || self.aborted.load(Ordering::SeqCst);
         // A communicator with an error, or with an operation in progress, cannot be destroyed.
         // SAFETY: the handle was live, only this code takes it, and no call uses it: no thread is
-        // inside, and no call can begin any more.
+        // inside, and no new call can begin.
         let abort = bad || unsafe { self.state(handle) } != SUCCESS;
         let functions = self.nccl.functions();
         let (call, free) = if abort {
@@ -329,14 +333,14 @@ impl Inner {
         let result = unsafe { free(handle) };
         self.release_unborn(abort && result == SUCCESS);
         match result {
-            // Other operations end on their own.
+            // NCCL completes the operation in the background.
             IN_PROGRESS => Ok(()),
             r => self.nccl.check(call, r, std::ptr::null_mut()),
         }
     }
 
-    /// Aborts the communicator on behalf of its owner, which waits for `grace` at most; after that,
-    /// the last thread to leave does it, if it ever leaves.
+    /// Aborts the communicator on behalf of its owner, and waits at most for `grace`. If a thread
+    /// is then still inside, it aborts the communicator when it leaves, if it ever does.
     pub(crate) fn abort_at_last(&self, grace: Duration) -> Result<(), Error> {
         let ended = self.end(End::Abort, Some(grace));
         if ended != Err(Error::Busy) {
@@ -351,13 +355,13 @@ impl Inner {
         ended
     }
 
-    /// Frees the communicators that were being created from this one: an abort has waited for the
-    /// thread that creates them, so nothing writes to their locations any more. Without that
-    /// certainty, the locations are leaked.
+    /// Frees the communicators that were being created from this one. `certain` says that an abort
+    /// has waited for the thread that creates them, so that nothing writes to their handles any
+    /// longer. Otherwise, their memory is leaked.
     fn release_unborn(&self, certain: bool) {
         for child in std::mem::take(&mut *self.unborn()) {
             if certain {
-                // No one is left to notify.
+                // There is no caller to return an error to.
                 let _ = child.end(End::Abort, None);
             } else {
                 std::mem::forget(child);
@@ -369,13 +373,14 @@ impl Inner {
 /// State of a communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// It can be used.
+    /// The communicator can be used.
     Ready,
     /// An operation of a nonblocking communicator is in progress.
     InProgress,
 }
 
-/// Another thread's handle of a communicator. It keeps nothing alive on the device.
+/// A handle of a communicator for another thread, which can poll and abort it. It does not keep the
+/// communicator alive on the device.
 #[derive(Clone)]
 pub struct Watch(Arc<Inner>);
 
@@ -401,24 +406,24 @@ impl Watch {
         self.0.poll()
     }
 
-    /// Aborts the communicator: its kernels end, and later calls fail. Waits for `grace` until a
-    /// thread that is inside a call, or in a group that has used the communicator, has left.
+    /// Aborts the communicator: its kernels end, and later calls fail. Waits at most for `grace`
+    /// until a thread that is inside a call, or in a group that has used the communicator, has
+    /// left.
     ///
-    /// NCCL allows no thread inside while it aborts, so a thread that is stuck inside cannot be
-    /// released from outside, by any function: `ncclCommRevoke` is also an operation that must not
-    /// run concurrently with another. Which threads can be stuck depends on the communicator
-    /// ([`crate::Config::blocking`]):
-    /// - A nonblocking one is never stuck: its calls return, and the waits of this crate end with
-    ///   [`Error::Aborted`] as soon as it is closed. Use one if it must be possible to abort at any
-    ///   time.
-    /// - A call of a blocking one may stay inside forever when another rank is gone, because
-    ///   connections are made at first uses. After [`Error::Busy`], only the end of the process
-    ///   frees everything.
+    /// NCCL does not allow an abort while a thread is inside, so no function can release a thread
+    /// that is stuck inside: `ncclCommRevoke` must not run concurrently with other calls, either.
+    /// Whether threads can get stuck depends on [`crate::Config::blocking`]:
+    /// - Threads of a nonblocking communicator never get stuck: its calls return, and waits of this
+    ///   crate end with [`Error::Aborted`] as soon as it is closed. Use a nonblocking communicator
+    ///   if it must be possible to abort at any time.
+    /// - A call of a blocking communicator may never return if another rank is gone, because NCCL
+    ///   connects ranks at the first use. After [`Error::Busy`], only the end of the process frees
+    ///   the communicator.
     ///
     /// # Errors
-    /// [`Error::Busy`] if a thread stays inside: the communicator is closed but not freed, and this
-    /// may be retried; its owner aborts it when it drops it. Within a group of the calling thread,
-    /// only this error is returned. Otherwise errors of NCCL.
+    /// [`Error::Busy`] if a thread stays inside. The communicator is then closed but not freed;
+    /// call this again, or let the owner abort it by dropping it. A call within a group is an
+    /// error, too. Otherwise errors of NCCL.
     pub fn abort(&self, grace: Duration) -> Result<(), Error> {
         group::refuse("ncclCommAbort")?;
         self.0.end(End::Abort, Some(grace))

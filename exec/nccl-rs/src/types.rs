@@ -41,8 +41,8 @@ impl fmt::Debug for UniqueId {
     }
 }
 
-/// A CUDA stream (`cudaStream_t`, which is the driver's `CUstream`); null is the default stream. It
-/// belongs to its creator.
+/// A CUDA stream (`cudaStream_t`, the same as the driver's `CUstream`); null is the default stream.
+/// This crate does not own it.
 #[repr(transparent)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stream(pub RawStream);
@@ -78,7 +78,7 @@ impl DataType {
     /// 8-bit float, 5 bits of exponent.
     pub const F8E5M2: Self = Self(11);
 
-    /// Returns the bytes of an element; `None` for types that this crate does not know.
+    /// Returns the size of an element in bytes; `None` for types that this crate does not know.
     #[must_use]
     pub const fn size(self) -> Option<usize> {
         match self.0 {
@@ -116,7 +116,7 @@ pub enum Scalar {
     F32(f32),
     /// Double precision.
     F64(f64),
-    /// Bits of a half.
+    /// Bits of an IEEE half-precision number.
     F16(u16),
     /// Bits of a bfloat16.
     Bf16(u16),
@@ -161,7 +161,7 @@ impl Scalar {
         }
     }
 
-    /// Returns the value's bytes, at the start of eight bytes.
+    /// Returns the bytes of the value in native order, padded with zeros to eight bytes.
     pub(crate) fn bytes(self) -> [u8; 8] {
         let mut out = [0; 8];
         let mut put = |bytes: &[u8]| out[..bytes.len()].copy_from_slice(bytes);
@@ -180,24 +180,24 @@ impl Scalar {
     }
 }
 
-/// How a communicator uses the GPU's processors (`CTAPolicy`, since 2.27).
+/// How many SMs of the GPU a communicator uses (`CTAPolicy`, since 2.27).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CtaPolicy {
     /// Maximum speed.
     Default,
-    /// Fewer processors if that costs little speed.
+    /// Fewer SMs if that costs little speed.
     Efficiency,
-    /// No processors if possible: copy engines move the data of all-gathers and similar collectives
+    /// No SMs if possible: copy engines move the data of all-gathers and similar collectives
     /// between registered symmetric windows (since 2.28).
     Zero,
 }
 
-/// Settings of a communicator. NCCL (or its environment) chooses those that are not set.
+/// Settings of a communicator. For settings that are `None`, NCCL uses its environment or defaults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// Whether calls return only when their work is done; otherwise see
-    /// [`crate::Communicator::wait_ready`]. A thread may block forever in a call when another rank
-    /// is gone, and cannot be released: see [`crate::Watch::abort`].
+    /// Whether calls block until their work is done. If another rank is gone, a thread may block
+    /// in a call forever and cannot be released: see [`crate::Watch::abort`]. For nonblocking
+    /// communicators, see [`crate::Communicator::wait_ready`].
     pub blocking: Option<bool>,
     /// Thread blocks per cluster.
     pub cga_cluster_size: Option<u32>,
@@ -215,7 +215,7 @@ pub struct Config {
     pub comm_name: Option<CString>,
     /// Whether in-network reductions are allowed.
     pub collnet: Option<bool>,
-    /// Use of the GPU's processors.
+    /// How many SMs collectives use.
     pub cta_policy: Option<CtaPolicy>,
     /// Whether a shrunk communicator shares resources with its parent.
     pub shrink_share: Option<bool>,
@@ -240,7 +240,7 @@ impl Config {
         }
     }
 
-    /// Returns NCCL's struct, which points into `self`.
+    /// Returns NCCL's struct, which has pointers into `self`.
     pub(crate) fn raw(&self) -> RawConfig {
         let mut raw = RawConfig::initial();
         let flag = |to: &mut c_int, x: Option<bool>| {

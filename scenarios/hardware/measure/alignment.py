@@ -2,7 +2,7 @@
 
 Prints one JSON object per line: the layer (tokens, in_features, out_features), the element type, the matmul
 (forward, dgrad, wgrad), its median time in microseconds and its rate in TFLOP/s. The shapes are those of published
-models, with one dimension moved off its multiple of 8 by `d`.
+models, with `d` added to one dimension, which is otherwise a multiple of 8.
 
     python3 scenarios/hardware/measure/alignment.py > alignment.jsonl
 """
@@ -14,7 +14,7 @@ import sys
 import torch
 
 TOKENS = 8192
-# Layers as (in_features, out_features), and which of the two is moved.
+# Layers as (in_features, out_features), and the dimension to which `d` is added.
 LAYERS = [
     (4096, 14336, "out"),
     (4096, 14336, "in"),

@@ -1,8 +1,8 @@
 """Measures fused attention by backend, and the rates that a GPU sustains at its power limit.
 
-Prints one JSON object per line. `attention`: the backend, shape and direction, the median time in
-microseconds of back-to-back calls, and the rate in TFLOP/s (causal: half of the scores). `sustained`:
-the rate of the last third of SECONDS of GEMMs of one transformer block, without a break.
+Prints one JSON object per line. `attention` has the backend, shape and direction, the median time in
+microseconds of back-to-back calls, and the rate in TFLOP/s (causal attention counts half of the scores).
+`sustained` has the rate over the last third of SECONDS of back-to-back GEMMs of one transformer block.
 
     python3 scenarios/hardware/measure/attention_backends.py [SECONDS] > attention.jsonl
 """

@@ -1,13 +1,14 @@
-"""Measures the host time of PyTorch's eager steps: of single calls, of autograd nodes, of modules, and of layers of transformers
-models with and without FSDP2. Tensors are so small that the host is the bottleneck, so wall-clock time between calls is host time.
+"""Measures the host time of PyTorch's eager steps: of single calls, autograd nodes, modules, and layers of transformers models
+with and without FSDP2. Tensors are so small that the host is the bottleneck, so wall-clock time between calls is host time.
 
     python3 host.py OUT.jsonl [WORD ...]
 
-Runs on one GPU as rank 0 of two: collectives are those of torch's fake process group, which issues nothing, so what a real one
-takes (`collective_us`) is not included. Words pick cases (`micro`, `compiled`, `llama`, `torchao`, `experts`). A case of a model gives medians over steps of forward,
-backward, clipping, optimizer and zero_grad for two numbers of layers; their difference is the time of a layer, the rest of the ends."""
+Runs on one GPU as rank 0 of two, with the no-op collectives of torch's fake process group, so the time to issue a real collective
+(`collective_us`) is not included. Words select cases (`micro`, `compiled`, `llama`, `torchao`, `experts`). For a model, prints medians
+over steps of forward, backward, clipping, optimizer and zero_grad for two numbers of layers. The difference gives the time per layer,
+and the rest is that of embedding, head and loss."""
 import gc, json, statistics, sys, time
-sys.path.pop(0)  # `kernels.py` of this folder is not the package that transformers looks for
+sys.path.pop(0)  # otherwise, transformers would import `kernels.py` of this folder instead of a package
 import torch, torch.distributed as dist, torch.nn as nn
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import init_device_mesh
@@ -18,7 +19,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SYNC = torch.cuda.synchronize if DEVICE == "cuda" else (lambda: None)
 SMALL = dict(hidden_size=256, num_attention_heads=4, num_key_value_heads=2, head_dim=64, intermediate_size=512, vocab_size=1024,
              tie_word_embeddings=True, max_position_embeddings=4096)
-# Model type, changes of the configuration, options of the step.
+# Model type, changes to the configuration, options of the step.
 CASES = [("llama", {}, {}), ("llama", {}, dict(reshard=False)), ("llama", {}, dict(shard=False)), ("llama", {}, dict(compiled=True)),
          ("llama", {}, dict(checkpoint=True)), ("llama", {}, dict(foreach=True)), ("llama", {}, dict(lora=16)),
          ("qwen3", {}, {}), ("mistral", dict(sliding_window=None, tie_word_embeddings=False), {}), ("gemma2", dict(query_pre_attn_scalar=64), {}),
@@ -27,7 +28,7 @@ LAYERS, WARM, STEPS = (4, 12), 5, 25
 
 
 def per_call(name, n, f, out):
-    """Times `f`, which makes `n` calls, and writes the median of one call."""
+    """Times `f`, which makes `n` calls, and writes the median time per call."""
     for _ in range(3): f()
     times = []
     for _ in range(15):
@@ -37,7 +38,7 @@ def per_call(name, n, f, out):
 
 
 def subclass(out, n=200):
-    """What FSDP2 calls for each weight that torchao gathers in 8 bits with a scale computed ahead, and its three operators alone."""
+    """Measures the functions that FSDP2 calls for each weight that torchao gathers in 8 bits with a precomputed scale, and their three operators alone."""
     from torchao.float8.float8_training_tensor import LinearMMConfig, ScaledMMConfig
     from torchao.float8.fsdp_utils import WeightWithDynamicFloat8CastTensor
     x, s, c = torch.ones(16, 16, device=DEVICE), torch.tensor(3.0, device=DEVICE), ScaledMMConfig(False, True, False, False)
@@ -52,7 +53,7 @@ def subclass(out, n=200):
 
 
 def of_experts(out, n=100):
-    """Operators of a mixture of experts (exec/gpu/peers/peer_moe.py), recorded, and the backward of those with one."""
+    """Measures operators of a mixture of experts (exec/gpu/peers/peer_moe.py), recorded by autograd, and their backward if they have one."""
     E, d, rows, k = 8, 64, 64, 2
     x = torch.ones(rows, d, device=DEVICE, dtype=torch.bfloat16, requires_grad=True); w = torch.ones(E, d, d, device=DEVICE, dtype=torch.bfloat16, requires_grad=True)
     scores = torch.rand(rows, E, device=DEVICE, requires_grad=True); ids = torch.randint(0, E, (rows * k,), device=DEVICE); order = torch.argsort(ids, stable=True); token = order // k
@@ -74,7 +75,7 @@ def of_experts(out, n=100):
 
 
 def experts(out, o, mesh):
-    """Layers of peer_moe.py, whose experts are all on each rank."""
+    """Measures layers of peer_moe.py without expert parallelism."""
     import pathlib
     sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "exec/gpu/peers")); import peer_moe
     mp, row = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32), dict(case="experts", **o)
@@ -95,7 +96,7 @@ def experts(out, o, mesh):
 
 
 def backward(make, n):
-    """Returns a function that times only the backward of what `make` builds, by running it on graphs built beforehand."""
+    """Returns a function that only runs backward, on graphs that `make` has built beforehand."""
     graphs = [make() for _ in range(20)]
     return lambda: graphs.pop().backward() if graphs else None
 
@@ -142,8 +143,8 @@ def micro(out, n=200):
 
 
 def compiled(out):
-    """Calls of compiled code with 8 and 64 kernels in forward (half of them matmuls) and 12 and 96 in backward: the difference is
-    the host time of a kernel, the rest that of guards and entry."""
+    """Measures calls of compiled code with 8 and 64 kernels in forward (half of them matmuls) and 12 and 96 in backward. The difference
+    gives the host time per kernel, and the rest is that of guards and of entering the code."""
     x, w = (torch.ones(64, 64, device=DEVICE, requires_grad=g) for g in (True, True))
     for pairs in (4, 32):
         @torch.compile(fullgraph=True)
@@ -182,7 +183,7 @@ def build(kind, over, layers, o, mesh):
 
 
 def timed(loss, opt, clipped=()):
-    """Returns the median host times of the parts of a step, in ms."""
+    """Returns the median host times of the parts of a step in ms."""
     parts = []
     for i in range(WARM + STEPS):
         SYNC(); t = [time.perf_counter()]; tick = lambda: t.append(time.perf_counter())
@@ -212,7 +213,7 @@ def model(kind, over, o, mesh, out):
 
 
 def launch_times(mesh, out):
-    """Durations of the runtime's calls in a short profile without shapes or stacks."""
+    """Measures CUDA runtime calls in a short profile without shapes or stacks."""
     from torch.profiler import ProfilerActivity, profile
     m, trained, opt, vocab = build("llama", {}, 4, {}, mesh); x = torch.randint(0, vocab, (1, 64), device=DEVICE)
     for _ in range(5): m(input_ids=x, labels=x).loss.backward(); opt.zero_grad()

@@ -1,10 +1,10 @@
-"""Measures kernels, host costs and copies of one GPU with torch; the tables of a hardware profile come from its output.
+"""Measures kernels, host costs and copies of one GPU with torch, for the tables of a hardware profile.
 
     python3 kernels.py OUT.jsonl
 
-One JSON object a line: {"table": "gemm" | "attention" | "memory" | "conv" | "host" | "copy" | "device", ...}. Times are
-microseconds of device time (CUDA events around a batch of launches on random data) except `host`, which is wall time of
-the issuing thread with the device far behind or idle, as named.
+Writes one JSON object per line: {"table": "gemm" | "attention" | "memory" | "conv" | "host" | "copy" | "device", ...}.
+Times are microseconds of device time (CUDA events around a batch of launches on random data), except for `host`: wall-clock
+time of the host thread while the GPU is far behind or idle.
 """
 import json, sys, time
 import torch, torch.nn.functional as F
@@ -38,8 +38,8 @@ def timed(f, target_ms=25.0, least=5, most=200):
 
 
 def mixed(f, g, n):
-    """Time of f when each call follows g, a memory-bound kernel: matrix products alone, back to back, run into the
-    power limit as they never do inside a training step."""
+    """Returns the time of f in microseconds when each call follows g, a memory-bound kernel. Back-to-back matmuls would
+    reach the power limit, which they do not do in a training step."""
     def run(both):
         a, b = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(2_000_000)
@@ -59,7 +59,7 @@ sink = torch.empty_like(noise)
 
 
 def in_step(f):
-    """As `mixed`, with a copy as long as the kernel, between 20 us and 250 us, and enough repetitions to warm up."""
+    """Like `mixed`, with a copy as long as f, between 20 us and 250 us, and enough repetitions to warm up."""
     us = timed(f, 8.0, 3, 40)
     size = int(min(1 << 27, max(1 << 23, us * 1e-6 * 4.2e12 / 4)))
     return mixed(f, lambda: sink[:size].copy_(noise[:size]), int(min(120, max(6, 12e3 / us))))
@@ -249,7 +249,7 @@ def host():
             return x + y
         cb = torch.compile(br); cb(a, b)
         g(name="compiled_call_one_break_no_grad", us=wall(lambda: cb(a, b)))
-    except Exception as e:  # compile is optional on a bare machine
+    except Exception as e:  # torch.compile may not work on this machine
         print("compile failed:", repr(e)[:300])
     gr = torch.cuda.CUDAGraph()
     sx = torch.randn(64, 64, device=dev)

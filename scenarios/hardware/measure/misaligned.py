@@ -1,12 +1,12 @@
 """Measures what misaligned payloads cost NCCL's all-gather and reduce-scatter.
 
-Prints one JSON object per line: the collective, the element type, the bytes of the full side, by how many bytes the
-payload of each rank exceeds a multiple of 16, and the median time in microseconds.
+Prints one JSON object per line: the collective, the element type, the bytes of the full buffer, the excess of each
+rank's payload over a multiple of 16 bytes, and the median time in microseconds.
 
     torchrun --nproc-per-node=4 scenarios/hardware/measure/misaligned.py > misaligned.jsonl
 
-With `NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1`, ranks of one node exchange through the network, which is then the
-bottleneck. `SIZES` lists other sizes, in MiB.
+With `NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1`, ranks of one node communicate over the network, which is then the
+bottleneck. The variable `SIZES` sets other sizes, in MiB.
 """
 
 import json

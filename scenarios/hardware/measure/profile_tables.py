@@ -2,7 +2,8 @@
 
     python3 profile_tables.py STEPS.jsonl KERNELS.jsonl "one H200, torch 2.11, driver 580" > tables.toml
 
-The rows of steps.py come first, and the first row of a shape wins. KERNELS.jsonl may be /dev/null: only what steps say is printed then.
+The rows of steps.py come first, and the first row of a shape takes precedence. If KERNELS.jsonl is /dev/null, only the tables of
+steps.py are printed.
 """
 import collections, json, sys
 
@@ -59,8 +60,8 @@ for dtype in ("bf16", "f32"):
                 key = "backward_us" if backward else "forward_us"
                 emit(sorted([r["batch"], r["heads"], r["kv_heads"], r["seq"], r["head_dim"], r[key]] for r in some))
 
-# An implicit matrix product: positions x output channels x (input channels times kernel area); the two gradients are
-# products of the same size.
+# Convolutions are implicit GEMMs of positions x output channels x (input channels times kernel area); the two gradients are
+# GEMMs of the same size.
 for dtype in ("f32", "bf16"):
     some = [r for r in of("conv") if r["dtype"] == dtype]
     if some:
@@ -74,7 +75,7 @@ for dtype in ("f32", "bf16"):
 mem = collections.defaultdict(dict)
 for r in of("memory"):
     mem[r["name"]][r["read"] + r["written"]] = r["us"]
-# Gradient of the norm's weight: what the backward of both costs above the input's alone.
+# Gradient of the norm's weight: the time of both gradients minus that of the input gradient.
 mem["norm_weight"] = {
     r["read"] // 3 * 2: round(r["us"] - mem["rms_norm_backward_input"][r["read"]], 3) for r in of("memory") if r["name"] == "rms_norm_backward_both"
 }

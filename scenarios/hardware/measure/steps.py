@@ -1,12 +1,12 @@
-"""Measures the library kernels of training steps of PyTorch's FSDP2: rank 0 of four, on one GPU. Matrix products and attention
-are slower or faster there than alone in a loop, or in a few layers without a sharding engine: a GPU at its power limit has a clock
-that follows what else a step does. So these rows come first in a profile.
+"""Measures the library kernels of training steps of PyTorch's FSDP2: rank 0 of four, on one GPU. Matmuls and attention take other
+times there than alone in a loop, or in a few layers without a sharding engine, because the clock of a GPU at its power limit
+depends on the other kernels of a step. So these rows come first in a profile.
 
     python3 steps.py OUT.jsonl [WORD ...]
 
-Gathers come from a buffer that each unit keeps, filled once; other collectives are those of torch's fake process group, which do
-nothing. So nothing runs beside the kernels but the engine's own copies, and weights stay what they were. Words
-pick cases (`3b`, `compiled`). Steps' times are printed, and written beside the rows of tables with those of all kernels by name."""
+All-gathers fill the buffer of each unit once and then keep it; other collectives are the no-op collectives of torch's fake process
+group. So only the engine's own copies overlap with the kernels, and weights do not change. Words select cases (`3b`, `compiled`).
+Prints step times, and writes them to OUT.jsonl with the rows of the tables and the times of all kernels by name."""
 import collections, gc, json, pathlib, statistics, sys, time
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "exec/gpu/peers"))
 import torch, torch.distributed as dist
@@ -26,7 +26,7 @@ MM, FORWARD, BACKWARD = "aten::mm", "aten::_cudnn_attention_forward", "aten::_cu
 
 
 class KeptGather:
-    """All-gather of one unit: the first fills the buffer with copies of the rank's shard, later ones find it."""
+    """The all-gather of one unit: the first call fills the buffer with copies of the rank's shard, later calls reuse it."""
     def __init__(self): self.buffer = None
     def allocate(self, size, *, dtype, device):
         if self.buffer is None: self.buffer = torch.empty(*size, dtype=dtype, device=device); self.filled = False
@@ -50,8 +50,8 @@ def build(size, seq, compiled, recompute, mesh):
 
 
 def launches(prof):
-    """Kernels of products and attention by the operators that launched them, in the order of their launches: operator, shapes
-    of its inputs, kernel names."""
+    """Returns matmul and attention operators in launch order, each with its name, the shapes of its inputs, and the names of the
+    kernels that it launched."""
     ops = [e for e in prof.events() if e.name in (MM, FORWARD, BACKWARD) and e.kernels]
     return [(e.name, e.input_shapes, [k.name for k in e.kernels]) for e in sorted(ops, key=lambda e: e.time_range.start)]
 
@@ -79,7 +79,7 @@ def measure(case, mesh, emit):
     named = dict(size=size, batch=batch, seq=seq, compiled=compiled, recompute=recompute)
     emit(table="step", **named, ms=round(statistics.median(times), 2), least=round(min(times), 2), most=round(max(times), 2),
          host_ms=round(1e3 * min(host), 2), loss=round(float(loss), 3))
-    # The GPU's clock follows what it does: recording on the host leaves gaps, so that shapes come from one step and times from others.
+    # Recording on the host leaves gaps between kernels, which change the GPU's clock. So shapes come from one step and times from others.
     with profile(activities=[ProfilerActivity.CUDA, ProfilerActivity.CPU], record_shapes=True, acc_events=True) as shapes: step(); torch.cuda.synchronize()
     for _ in range(3): step()
     with profile(activities=[ProfilerActivity.CUDA], acc_events=True) as prof:
@@ -93,7 +93,7 @@ def measure(case, mesh, emit):
     launched = launches(shapes)
     flat = [(i, name) for i, (_, _, names) in enumerate(launched) for name in names if not name.startswith("Mem")]
     found = durations(prof, {name for _, name in flat})
-    if [n for n, _ in found] != [n for _, n in flat] * RECORDED: sys.exit(f"{case}: {len(found)} kernels found, {len(flat)} launched a step")
+    if [n for n, _ in found] != [n for _, n in flat] * RECORDED: sys.exit(f"{case}: {len(found)} kernels found, {len(flat)} launched per step")
     keys = [(op, json.dumps(inputs)) for op, inputs, _ in launched]
     us, count = collections.Counter(), collections.Counter(keys)
     for k, (_, t) in enumerate(found): us[keys[flat[k % len(flat)][0]]] += t / RECORDED

@@ -35,10 +35,7 @@ fn machine(m: &Measured) -> String {
 /// Describes what was measured, where and how.
 pub(super) fn source(m: &Measured, what: &str) -> String {
     let machine = machine(m);
-    let what = what.replace(
-        "alone",
-        "alone, long ones as slow as steps have shown them to be",
-    );
+    let what = what.replace("alone", "alone, long kernels slowed down as within steps");
     format!("{what}: measured on {machine}, by shardlab calibrate --device cuda")
 }
 
@@ -182,7 +179,7 @@ fn host(out: &mut String, m: &Measured) {
             "source",
             issue.source(source(
                 m,
-                "launches within steps, including the interpreter; everything else alone",
+                "launches within steps, including the interpreter; everything else separately",
             )),
         )
         .set("launch_us", num(launch))
