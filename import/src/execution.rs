@@ -31,9 +31,9 @@ struct Node {
     attrs: Vec<Attribute>,
 }
 
-/// A node as it is written. Before schema 1.1, the values, shapes and types of operands are separate
-/// lists, and the attributes are fields of the node (`ExecutionTraceObserver` of PyTorch up to
-/// 2.2).
+/// A node as it is written. Before schema 1.1, the values, shapes and types of operands are
+/// separate lists, and the attributes are fields of the node (`ExecutionTraceObserver` of PyTorch
+/// up to 2.2).
 #[derive(Deserialize)]
 struct Written {
     id: u64,
