@@ -1,7 +1,8 @@
-//! What a prediction means: the verdict, where time and memory go, and what other options would do.
+//! What a prediction means: the verdict, the uses of time and memory, and the effect of other
+//! options.
 //!
-//! Everything here is computed from a [`crate::predict::Prediction`] and rendered elsewhere
-//! (command line, dashboard).
+//! Everything here is computed from a [`crate::predict::Prediction`], and rendered by the command
+//! line or the dashboard.
 
 mod awaited;
 pub mod basis;

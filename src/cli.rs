@@ -1,8 +1,8 @@
-//! The command line: one file per verb.
+//! The command line, with one file per subcommand.
 //!
-//! Results go to stdout, everything else to stderr. Exit status: 0 done, 1 a check or gate failed,
-//! 2 bad input, 3 the run itself failed. A reader that closes the pipe early (`| head`) ends the
-//! program successfully.
+//! Results go to stdout, everything else to stderr. Exit status: 0 for success, 1 if a check or
+//! gate failed, 2 for bad input, 3 if the run itself failed. If the reader closes the pipe early
+//! (`| head`), the program ends successfully.
 
 mod args;
 mod budget;
@@ -130,7 +130,7 @@ enum Command {
     Completions(completions::Args),
 }
 
-/// Returns the command with its help laid out for the terminal.
+/// Returns the command with its help wrapped for the terminal.
 fn command() -> clap::Command {
     fn laid_out(command: clap::Command) -> clap::Command {
         let notes = command.get_after_help().map(ToString::to_string);
@@ -151,7 +151,8 @@ pub fn main() -> ExitCode {
         .and_then(|matches| Cli::from_arg_matches(&matches));
     let cli = match parsed {
         Ok(cli) => cli,
-        // Help and version are not errors. Neither is a pipe that is closed while they are printed.
+        // Requests for help and version are not errors. Neither is a pipe that is closed while they
+        // are printed.
         Err(e) => {
             let code = u8::try_from(e.exit_code()).unwrap_or(Status::BAD_INPUT);
             return match e.print() {

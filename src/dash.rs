@@ -8,8 +8,8 @@
 //! ```
 //!
 //! State changes only in [`update`], which neither blocks nor has side effects. Drawing only reads
-//! the state. Slow work runs on threads (`worker`) and can be cancelled. The key table ([`keys`])
-//! drives dispatch, the footer and the help.
+//! the state. Slow work runs on threads (`worker`) and can be cancelled. Dispatch, the footer and
+//! the help all use the key table ([`keys`]).
 
 pub mod app;
 pub mod compare;
@@ -64,7 +64,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::channel;
 use theme::{Depth, Name, Theme};
 
-/// Key of the scenario that is selected in the first session: the one of the tutorial.
+/// Key of the scenario that is selected in the first session, which is the one in the tutorial.
 const FIRST: &str = "llama3-8b-4xh200";
 
 /// Initial settings of the dashboard.
@@ -72,17 +72,17 @@ const FIRST: &str = "llama3-8b-4xh200";
 pub struct Options {
     /// Scenarios, in the order of the list.
     pub sources: Vec<Source>,
-    /// Key of the scenario to select, instead of the one selected last time.
+    /// Key of the scenario to select instead of the last selected one.
     pub select: Option<String>,
-    /// Changes by scenario key, instead of those of last time.
+    /// Changes by scenario key, instead of those of the last session.
     pub changes: BTreeMap<String, Changes>,
-    /// Theme, instead of the one used last time.
+    /// Theme, instead of the last one.
     pub theme: Option<Name>,
     /// Folder of saved runs.
     pub store: Option<PathBuf>,
     /// Folder of baselines.
     pub baselines: PathBuf,
-    /// File that keeps the state; `None` keeps nothing.
+    /// File for the state; `None` disables saving.
     pub state: Option<PathBuf>,
     /// Whether to report the mouse.
     pub mouse: bool,
@@ -90,7 +90,7 @@ pub struct Options {
     pub(crate) device: DeviceArgs,
 }
 
-/// Shows the dashboard until the user leaves it. The caller has checked that there is a terminal.
+/// Shows the dashboard until the user quits. The caller must have checked that there is a terminal.
 ///
 /// # Errors
 /// Fails if the terminal cannot be read or written.

@@ -2,13 +2,13 @@
 //! the chunks of every tensor, and `.distcp` files with the chunks as archives of `torch.save`.
 //!
 //! - [`export()`] writes a checkpoint of `exec` as PyTorch does for a model that FSDP2 has sharded
-//!   over some ranks: `model.NAME` and `optimizer.state.NAME.exp_avg`, with the names of
-//!   transformers.
-//! - [`import()`] reads such a folder as a checkpoint of `exec`, whichever ranks and meshes wrote
-//!   it.
+//!   over several ranks: `model.NAME` and `optimizer.state.NAME.exp_avg`, with the names of
+//!   Transformers.
+//! - [`import()`] reads such a folder as a checkpoint of `exec`, for any ranks and meshes that
+//!   wrote it.
 //!
-//! Nothing in a folder is executed: pickles are read as data, and unknown classes are refused. The
-//! format is that of torch 2.15 (`torch/distributed/checkpoint/metadata.py`, `filesystem.py`).
+//! Nothing in a folder is executed: pickles are read as data, and unknown classes are rejected. The
+//! format is that of PyTorch 2.15 (`torch/distributed/checkpoint/metadata.py`, `filesystem.py`).
 
 mod archive;
 mod export;
@@ -22,7 +22,7 @@ use shardlab_exec::train::TrainError;
 use shardlab_import::pickle::PickleError;
 use std::path::{Path, PathBuf};
 
-/// Why a folder cannot be read or written.
+/// Reason why a folder cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DcpError {
@@ -42,7 +42,7 @@ pub enum DcpError {
         /// Reason.
         error: PickleError,
     },
-    /// A file is invalid, or not of this model.
+    /// A file is invalid, or does not belong to this model.
     #[error("{}: {what}", path.display())]
     Format {
         /// Path of the file or folder.
@@ -50,7 +50,7 @@ pub enum DcpError {
         /// Description of the problem.
         what: String,
     },
-    /// Errors of checkpoints of `exec`.
+    /// An error of a checkpoint of `exec`.
     #[error(transparent)]
     Train(#[from] TrainError),
 }

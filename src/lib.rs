@@ -1,8 +1,8 @@
-//! shardlab predicts what a fully sharded training step costs, and says why.
+//! shardlab predicts the cost of a fully sharded training step, and explains it.
 //!
-//! This is the library behind the command line. [`cli`] has one file per verb, [`predict`] goes
-//! from a scenario to a run, [`analysis`] explains runs and compares options, and [`trace`] writes
-//! timelines.
+//! This is the library behind the command line. [`cli`] has one file per subcommand, [`predict`]
+//! computes the predicted run of a scenario, [`analysis`] explains runs and compares options, and
+//! [`trace`] writes timelines.
 //!
 //! ```
 //! use shardlab::predict::{Profiles, predict};

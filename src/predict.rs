@@ -1,4 +1,4 @@
-//! From a scenario to a predicted run: plans, simulates, and decides whether it fits.
+//! Predicts the run of a scenario: plans it, simulates it, and determines whether it fits.
 
 mod basis;
 
@@ -15,7 +15,7 @@ use shardlab_sim::{Options, Profile, SimError};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Hardware profiles, each read once.
+/// Hardware profiles. Each is read only once.
 #[derive(Debug, Default)]
 pub struct Profiles(Mutex<BTreeMap<String, Arc<Profile>>>);
 
@@ -25,7 +25,8 @@ impl Profiles {
     /// # Errors
     /// Fails if there is no such profile, or it is invalid.
     pub fn get(&self, name: &str) -> Result<Arc<Profile>, ProfileError> {
-        // The map stays consistent after a panic elsewhere: entries are only inserted.
+        // The map stays consistent after a panic in another thread, because entries are only
+        // inserted.
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(profile) = known.get(name) {
             return Ok(Arc::clone(profile));
@@ -36,7 +37,7 @@ impl Profiles {
     }
 }
 
-/// Why there is no prediction.
+/// Reason why there is no prediction.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PredictError {
@@ -65,7 +66,7 @@ pub enum PredictError {
 }
 
 impl PredictError {
-    /// Returns whether the user's input is at fault, rather than the run.
+    /// Returns whether the user's input is the cause, rather than the run.
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         !matches!(self, Self::Sim { error, .. } if !matches!(error, SimError::Options(_)))
@@ -88,26 +89,26 @@ impl PredictError {
 pub enum Fit {
     /// It fits.
     Fits,
-    /// It fits, but the allocator has to free cached memory in between, which synchronises the
+    /// It fits, but the allocator has to free cached memory during the step, which synchronises the
     /// device.
     Tight {
         /// Number of times the allocator does so over the simulated steps.
         retries: u32,
     },
-    /// It does not fit. The run's numbers are those of a device with enough memory.
+    /// It does not fit. The numbers are those of a device with enough memory.
     Exceeds {
-        /// Bytes required beyond the device's capacity, at the peak.
+        /// Bytes needed beyond the device's capacity, at the peak.
         over: Bytes,
-        /// Where device memory runs out: the phase and the memory in use by role, if that was
-        /// simulated.
+        /// Where device memory runs out, if that was simulated: the phase, and the memory in use by
+        /// role.
         out_of_memory: Option<(Phase, Vec<(Role, Bytes)>)>,
     },
-    /// The capacity of the device is not known.
+    /// The capacity of the device is unknown.
     Unknown,
 }
 
 impl Fit {
-    /// Returns whether the run fits as far as is known.
+    /// Returns whether the run fits, as far as is known.
     #[must_use]
     pub fn is_ok(&self) -> bool {
         !matches!(self, Self::Exceeds { .. })
@@ -150,8 +151,8 @@ impl Prediction {
         self.run.step_ms()
     }
 
-    /// Returns the device memory that the run never uses, bytes. It is negative if the run needs
-    /// more than the device has, and `None` if the capacity is not known.
+    /// Returns the device memory that the run never uses, bytes. The result is negative if the run
+    /// needs more than the device has, and `None` if the capacity is unknown.
     #[must_use]
     pub fn free_bytes(&self) -> Option<i64> {
         let m = &self.run.memory;
@@ -159,8 +160,8 @@ impl Prediction {
         Some(signed(m.capacity?) - signed(m.peak_device))
     }
 
-    /// Returns whether the run fits and leaves `share` (0 to 1) of the device's memory free, as far
-    /// as is known.
+    /// Returns whether the run fits and leaves at least `share` (0 to 1) of the device's memory
+    /// free, as far as is known.
     #[must_use]
     pub fn leaves(&self, share: f64) -> bool {
         let capacity = self.run.memory.capacity;
@@ -177,9 +178,9 @@ impl Prediction {
 
 /// Plans and simulates a scenario.
 ///
-/// Memory is unlimited at first, so that a step that does not fit has a prediction too. If the peak
-/// exceeds the device's capacity, a second simulation enforces the limit. If freeing cached memory
-/// is enough, the step still fits, and the run reports the second simulation.
+/// Memory is unlimited at first, so that a step that does not fit also has a prediction. If the
+/// peak exceeds the device's capacity, a second simulation enforces the limit. If freeing cached
+/// memory is enough, the step still fits, and the result is that of the second simulation.
 ///
 /// # Errors
 /// See [`PredictError`]. Insufficient memory is not an error; see [`Fit`].
@@ -193,7 +194,7 @@ pub fn predict(
     })
 }
 
-/// Plans a scenario and adds the basis to what `simulate` predicts for it.
+/// Plans a scenario, and adds the basis to the prediction of `simulate`.
 fn planned(
     scenario: &Scenario,
     profiles: &Profiles,
@@ -210,8 +211,8 @@ fn planned(
     Ok(prediction)
 }
 
-/// Like [`predict`], but judges by the peak alone, in one simulation: a step that fits only after
-/// freeing cached memory counts as one that does not fit.
+/// Like [`predict`], but uses only the peak, from a single simulation: a step that fits only after
+/// cached memory is freed counts as one that does not fit.
 ///
 /// # Errors
 /// See [`predict`].
@@ -279,7 +280,8 @@ pub fn predict_program(
                     over: Bytes(run.memory.peak_device.0 - capacity.0),
                     out_of_memory: Some((phase, by_role)),
                 },
-                // A pool has no cached memory to free: it needs what it plans.
+                // A pool has no cached memory that could be freed. It needs all the memory that it
+                // plans.
                 Err(SimError::Alloc { .. }) => Fit::Exceeds {
                     over: Bytes(run.memory.peak_device.0 - capacity.0),
                     out_of_memory: None,
@@ -297,7 +299,7 @@ pub fn predict_program(
     })
 }
 
-/// Like [`predict`], but without spans, gaps and the memory timeline. Use it for many points.
+/// Like [`predict`], but without spans, gaps and the memory timeline, for predicting many points.
 ///
 /// # Errors
 /// See [`predict`].

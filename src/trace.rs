@@ -1,14 +1,14 @@
 //! Timelines for Perfetto and `chrome://tracing`.
 //!
 //! A trace has one process per rank (rank 0, and a straggler if one is simulated), one thread per
-//! stream, and one thread for the host. Counters show allocated and reserved memory. An arrow leads
-//! from every collective to the first work that waited for it. Events are streamed to the writer,
-//! so memory does not grow with the run.
+//! stream, and one thread for the host. Counters show allocated and reserved memory. An arrow
+//! connects every collective with the first work that waited for it. Events are streamed to the
+//! writer, so memory does not grow with the run.
 //!
 //! Time 0 is the start of the recorded step, as in `explain`, reports and the dashboard. The host
 //! may issue a step while the device still runs the previous one. Viewers move the first event of a
-//! file to time 0 and drop what comes before 0. Launches before the step are therefore left out;
-//! their slices on streams carry the launch time instead (`issued_us`, negative in that case).
+//! file to time 0 and drop events before 0. Launches before the step are therefore left out; their
+//! slices on streams contain the launch time instead (`issued_us`, negative in that case).
 
 mod flows;
 mod json;
@@ -67,7 +67,7 @@ pub fn write(program: &Program, run: &Run, writer: impl Write) -> io::Result<()>
 struct Trace<'a, W: Write> {
     program: &'a Program,
     run: &'a Run,
-    /// Number of arrows so far: their ids are unique per file, not per rank.
+    /// Number of arrows so far. Their ids are unique per file, not per rank.
     arrows: u64,
     json: Writer<W>,
 }
@@ -78,7 +78,7 @@ impl<W: Write> Trace<'_, W> {
         time.saturating_sub(self.run.recorded_from).us()
     }
 
-    /// Returns microseconds since the start of the step, negative before it.
+    /// Returns microseconds since the start of the step; negative before it.
     fn signed_us(&self, time: Picos) -> f64 {
         self.us(time) - self.run.recorded_from.saturating_sub(time).us()
     }
@@ -167,7 +167,7 @@ impl<W: Write> Trace<'_, W> {
         Ok(())
     }
 
-    /// Describes what the host does between two launches.
+    /// Describes the work of the host between two launches.
     fn host_work(&self, after: Option<InstrId>, before: InstrId) -> String {
         let first = after.map_or(before.0, |i| i.0 + 1);
         let mut parts = Vec::new();
@@ -218,9 +218,9 @@ impl<W: Write> Trace<'_, W> {
         Ok(())
     }
 
-    /// Writes the memory counters. Allocators act when the host issues, not when the device
-    /// executes; the name of the counter says so. Of the time before the step, the highest and the
-    /// last sample are kept, so that no peak is lost.
+    /// Writes the memory counters. Allocators act when the host issues work, not when the device
+    /// runs it; the name of the counter says so. Of the samples before the step, the highest and
+    /// the last are kept, so that no peak is lost.
     fn memory(&mut self, of: Ranked<'_>) -> io::Result<()> {
         let timeline = &self.run.memory.timeline;
         let began = timeline.partition_point(|s| s.time < self.run.recorded_from);
@@ -244,7 +244,7 @@ impl<W: Write> Trace<'_, W> {
     fn arrows(&mut self, of: Ranked<'_>) -> io::Result<()> {
         for Flow { from, to } in flows::flows(self.program, of.spans) {
             let (a, b) = (&of.spans[from], &of.spans[to]);
-            // The arrow leaves inside the collective's slice and arrives at the start of the
+            // The arrow starts inside the collective's slice and ends at the start of the
             // consumer's.
             let (leaves, arrives) = (self.us(a.end), self.us(b.start));
             let inside = leaves.min(self.us(a.start).max(leaves - 0.001));

@@ -5,9 +5,9 @@
 //!                    recompute, bound ─────────────┘            └─ front
 //! ```
 //!
-//! The samples per optimizer step, the number of ranks and the engine stay as they are: see
-//! `space` for the options that change. Every score is the full simulation of a plan. Results
-//! depend on the request only, not on the number of threads.
+//! The samples per optimizer step, the number of ranks and the engine do not change; `space` lists
+//! the options that do. Every score is the full simulation of a plan. Results depend only on the
+//! request, not on the number of threads.
 
 mod answer;
 mod bound;
@@ -42,7 +42,7 @@ use space::Space;
 /// What is asked.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
-    /// Loads the job with further overrides.
+    /// Loads the job with additional overrides.
     pub load: Load<'a>,
     /// Hardware profiles.
     pub profiles: &'a Profiles,
@@ -52,7 +52,7 @@ pub struct Request<'a> {
     pub limits: Limits,
     /// Keys that do not change.
     pub kept: &'a [String],
-    /// Further axes: keys with the values that they may have.
+    /// Additional axes: keys, with the values that they may have.
     pub free: &'a [(String, Vec<String>)],
     /// Seed of the random restarts.
     pub seed: u64,
@@ -61,8 +61,8 @@ pub struct Request<'a> {
 /// Finds the best settings.
 ///
 /// # Errors
-/// The job cannot be predicted with its own settings. Settings that are impossible or do not fit
-/// are not errors.
+/// Fails if the job cannot be predicted with its own settings. Settings that are impossible or do
+/// not fit are not errors.
 pub fn tune(request: &Request<'_>, watch: &dyn Watch) -> Result<Answer, PredictError> {
     let today = predict_light(&(request.load)(&[])?, request.profiles)?;
     let space = Space::new(&today, request);

@@ -1,4 +1,4 @@
-//! The foundation: what devices, collectives, processes and the engine all use.
+//! The foundation that devices, collectives, processes and the engine all use.
 //!
 //! Nothing here depends on a device, a kernel or a socket, so every other folder may import this
 //! one.

@@ -1,11 +1,11 @@
-//! Measures this machine: produces a hardware profile of the CPU device, in the format that `sim`
-//! reads.
+//! Measures this machine and produces a hardware profile of the CPU device, in the format that
+//! `sim` reads.
 //!
-//! Kernels are timed within training steps of small models of every family; GEMMs and attention are
-//! also timed on a grid of sizes, and collectives between rank threads by kind, size and number of
-//! ranks. The costs of issue, start, events and allocations come from the recorded issue times and
-//! spans of the same steps. Every time is a median of several, as runs report the median of their
-//! steps, so measure on an idle machine.
+//! Kernels are timed within training steps of small models from every family. GEMMs and attention
+//! are also timed on a grid of sizes, and collectives between rank threads by kind, size and number
+//! of ranks. The costs of issue, start, events and allocations come from the recorded issue times
+//! and spans of the same steps. Every time is a median of several measurements, just as runs report
+//! the median of their steps, so the machine should be idle.
 
 mod collectives;
 #[cfg(feature = "cuda")]
@@ -61,8 +61,8 @@ struct Measured {
     collectives: Vec<collectives::Table>,
 }
 
-/// A measured machine. The contention between ranks on shared cores shows in whole steps only: a
-/// caller that can predict steps compares its predictions with [`Calibration::trials`] and passes
+/// A measured machine. The contention between ranks on shared cores is visible only in whole steps.
+/// A caller that can predict steps compares its predictions with [`Calibration::trials`] and passes
 /// the best fit to [`Calibration::profile`].
 #[derive(Debug)]
 pub struct Calibration {
@@ -75,7 +75,7 @@ pub struct Calibration {
 pub struct Trial {
     /// Program that the ranks ran.
     pub program: Arc<Program>,
-    /// Duration of their median step.
+    /// Median duration of its steps.
     pub step: Picos,
 }
 
@@ -84,9 +84,10 @@ pub struct Trial {
 pub struct Together {
     /// Share of its rate that work loses when every core is busy.
     pub shared_loss: f64,
-    /// Like `loss`, when there are more ranks than cores.
+    /// Like `shared_loss`, if there are more ranks than cores.
     pub turn_loss: f64,
-    /// Time from the first rank's arrival at a collective to the last one's, in microseconds.
+    /// Time from the first rank's arrival at a collective to the last rank's arrival, in
+    /// microseconds.
     pub wait_us: f64,
 }
 
@@ -110,10 +111,10 @@ impl Calibration {
     }
 }
 
-/// Measures this machine. `note` is called with the name of each part.
+/// Measures this machine. Calls `note` with the name of each part.
 ///
 /// # Errors
-/// [`TrainError`] if a calibration step cannot be planned or run.
+/// Returns [`TrainError`] if a calibration step cannot be planned or run.
 pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibration, TrainError> {
     let share = |x: f64| options.budget.mul_f64(x);
     let begin = Instant::now();
@@ -139,12 +140,12 @@ pub fn calibrate(options: &Options, note: &mut dyn FnMut(&str)) -> Result<Calibr
 /// Number of layers of a scenario that are run to time its kernels.
 const USER_LAYERS: u32 = 2;
 
-/// Measures only the kernels of `options.user_scenarios`, on one rank, for the profile of a machine
-/// with the same number of cores. `note` is called with the name of each part.
+/// Measures only the kernels of `options.user_scenarios` on one rank, for the profile of a machine
+/// with the same number of cores. Calls `note` with the name of each part.
 ///
 /// # Errors
-/// [`TrainError`] if a scenario cannot be planned or run, or if the machine has another number of
-/// cores.
+/// Returns [`TrainError`] if a scenario cannot be planned or run, or if the machine has a different
+/// number of cores.
 pub fn add_kernels(
     options: &Options,
     cores: u32,
@@ -172,8 +173,8 @@ pub fn add_kernels(
     })
 }
 
-/// Returns the median time of repeated calls, in microseconds: at least three calls after a warm-up
-/// call, and more until `time` has passed.
+/// Returns the median time of repeated calls, in microseconds. Makes a warm-up call, then at least
+/// three calls, and more until `time` has passed.
 fn typical(time: Duration, mut call: impl FnMut()) -> f64 {
     let begin = Instant::now();
     let mut times = Vec::new();

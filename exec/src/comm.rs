@@ -1,27 +1,27 @@
-//! Collectives between ranks that are threads of one process, or, for functional tests, processes
-//! of one run (`remote`).
+//! Collectives between ranks that are threads of one process or, for functional tests, processes of
+//! one run (`remote`).
 //!
 //! A communicator instance ([`Group`]) runs its collectives one after another in host launch order:
-//! each rank numbers its launches, and a rank may enter number `n` only when `n - 1` has completed.
-//! Every rank contributes its ranges. When all have arrived, their descriptors are compared, and
-//! each rank moves its own share of the data directly from its peers' memory. See
+//! each rank numbers its launches, and a rank may enter number `n` only after `n - 1` has
+//! completed. Every rank contributes its ranges. When all have arrived, their descriptors are
+//! compared, and each rank moves its own share of the data directly from its peers' memory. See
 //! Note [Order of sums].
 
 // Note [Order of sums]
 //
-// A run gives the same bits every time, with any number of threads and processes, although ranks
+// A run produces the same bits every time, with any number of threads and processes, although ranks
 // and streams arrive in any order. Floating-point addition is not associative, so every sum has an
-// order that depends on shapes and rank numbers alone:
+// order that depends only on shapes and rank numbers:
 //
-// - a collective adds its inputs in rank order, in float32, once all ranks have arrived; the data
-//   of a rank are never added on arrival. `ShardOp::SumPieces` adds in the same order, so an
-//   all-to-all with a local sum has the bits of a reduce-scatter;
+// - a collective adds its inputs in rank order, in float32, after all ranks have arrived; a rank's
+//   data are never added on arrival. `ShardOp::SumPieces` adds in the same order, so an all-to-all
+//   with a local sum has the same bits as a reduce-scatter;
 // - a reduction within a kernel has a fixed number of lanes and a fixed tree, for any width of the
 //   vector instructions and any number of threads (`kernels/math.rs`, `kernels/parallel.rs`);
 // - norms of the whole state are added in the order of spans, for any distribution over processes
 //   (`train/state.rs`).
 //
-// NCCL and cuDNN choose their own orders: a GPU run repeats if these do.
+// NCCL and cuDNN choose their own orders, so a GPU run is reproducible if these are.
 
 pub(crate) mod check;
 mod group;

@@ -1,9 +1,9 @@
-//! Interface between the interpreter and hardware.
+//! The interface between the interpreter and hardware.
 //!
 //! The interpreter ([`crate::engine`]) walks a program in host order and passes commands with
 //! resolved addresses to a [`Device`]. A device has streams, events, graphs, memory and
-//! collectives; it knows nothing of buffers, sections or policies. One device serves one rank;
-//! devices of different ranks synchronize in their collectives.
+//! collectives, but no concept of buffers, sections or policies. One device serves one rank.
+//! Devices of different ranks synchronize in their collectives.
 
 pub mod cpu;
 #[cfg(feature = "cuda")]
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Work for a stream, with addresses resolved.
+/// Work for a stream, with resolved addresses.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Launches a kernel.
@@ -32,7 +32,7 @@ pub enum Command {
         instr: InstrId,
         /// Kernel.
         kernel: KernelId,
-        /// Number of `ranges` that are read; the others are written.
+        /// Number of `ranges` that are read. The others are written.
         reads: u32,
         /// Operands.
         ranges: SmallVec<[RawRange; 6]>,
@@ -117,7 +117,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Returns the instruction that the command performs or belongs to.
+    /// Returns the instruction that the command runs or belongs to.
     #[must_use]
     pub const fn instr(&self) -> InstrId {
         match *self {
@@ -134,7 +134,7 @@ impl Command {
         }
     }
 
-    /// Returns whether the command is an instruction's device task, which gets a span.
+    /// Returns whether the command is the device task of an instruction, which gets a span.
     #[must_use]
     pub const fn is_task(&self) -> bool {
         matches!(
@@ -144,7 +144,7 @@ impl Command {
     }
 }
 
-/// A captured list of commands.
+/// Id of a captured list of commands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GraphId(pub usize);
 
@@ -153,7 +153,7 @@ pub struct GraphId(pub usize);
 pub struct Region {
     /// Allocator addresses.
     pub addresses: Range<u64>,
-    /// Bytes that are expected to be used; the others allow for growth.
+    /// Bytes that are expected to be used. The rest allows for growth.
     pub used: u64,
     /// End of the addresses that are expected to be used.
     pub touched: u64,
@@ -164,50 +164,53 @@ pub struct Region {
 pub struct Pass {
     /// Optimizer settings.
     pub hyper: Hyper,
-    /// Number of host slots that [`Command::Read`] and [`Command::Squares`] may name.
+    /// Number of host slots that [`Command::Read`] and [`Command::Squares`] may refer to.
     pub slots: u32,
     /// Record the times of tasks.
     pub record: bool,
-    /// Replay graphs as individual launches (required for per-kernel timing). Must be equal on all
-    /// ranks: a collective inside a CUDA graph may not match one outside.
+    /// Replay graphs as individual launches, which is required for per-kernel timing. Must be equal
+    /// on all ranks: a collective inside a CUDA graph may not match one outside.
     pub replay_as_instructions: bool,
-    /// Data that will be uploaded, in order. A device may stage them before the pass begins.
+    /// Data to upload, in order. A device may stage them before the pass starts.
     pub inputs: Vec<Arc<[u8]>>,
 }
 
-/// Times of a task and the event that it waited for. Times are nanoseconds of the device's clock.
+/// Times of a task, and the event that it waited for. Times are in nanoseconds of the device's
+/// clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TaskTimes {
     /// Index of the task in issue order of the pass.
     pub task: u32,
-    /// When the host issued it.
+    /// Time at which the host issued it.
     pub issued: u64,
-    /// When its stream reached it.
+    /// Time at which its stream reached it.
     pub ready: u64,
-    /// When its communicator was free for it (collectives; otherwise `ready`).
+    /// Time at which its communicator was free for it (for collectives; otherwise equal to
+    /// `ready`).
     pub free: u64,
-    /// When it started: for a collective, when the last rank had arrived.
+    /// Time at which it started. A collective starts when the last rank has arrived.
     pub start: u64,
     /// When it ended.
     pub end: u64,
-    /// The last event that its stream waited for since the previous task, and when that wait ended.
+    /// The last event that its stream waited for since the previous task, and the time at which
+    /// that wait ended.
     pub waited: Option<(EventId, u64)>,
 }
 
-/// Hardware of one rank. Every call comes from the rank's host thread. If a call returns [`Stop`],
+/// Hardware of one rank. All calls come from the rank's host thread. If a call returns [`Stop`],
 /// the cause is in the session's [`Abort`].
 pub trait Device: Send {
     /// Returns the device's name for run records.
     fn name(&self) -> String;
 
-    /// Backs allocator addresses with zeroed memory. Called once, before anything else.
+    /// Backs allocator addresses with zeroed memory. Called once, before all other calls.
     ///
     /// # Errors
-    /// A message, if the machine does not have enough memory.
+    /// Returns a message if the machine does not have enough memory.
     fn map(&mut self, regions: &[Region]) -> Result<(), String>;
 
     /// Registers the device's memory with the other ranks, if they need to access it. Called once,
-    /// after `map` has returned on all ranks of this process; may wait for other ranks.
+    /// after `map` has returned on all ranks of this process. May wait for other ranks.
     ///
     /// # Errors
     /// A message.
@@ -219,7 +222,7 @@ pub trait Device: Send {
     /// outside all regions.
     ///
     /// # Errors
-    /// Kind and message, if the machine has no memory for the range.
+    /// Returns a kind and a message if the machine has no memory for the range.
     fn pointer(&self, address: u64, bytes: u64) -> Result<Option<*mut u8>, (FailureKind, String)>;
 
     /// Starts a pass on an idle device: all events are incomplete and all slots are 0.
@@ -241,7 +244,7 @@ pub trait Device: Send {
     /// [`Stop`].
     fn capture(&mut self, commands: Vec<(StreamId, Command)>) -> Result<GraphId, Stop>;
 
-    /// Enqueues captured commands; `first` is the index of their first task.
+    /// Enqueues captured commands. `first` is the index of their first task.
     ///
     /// # Errors
     /// [`Stop`].
@@ -262,17 +265,18 @@ pub trait Device: Send {
     /// Returns whether work is enqueued or running.
     fn is_busy(&mut self) -> bool;
 
-    /// Returns the value of a slot. It is valid once the device is idle, or once the host has
-    /// waited for an event after the read.
+    /// Returns the value of a slot. The value is valid when the device is idle, or after the host
+    /// has waited for an event after the read.
     fn slot(&self, slot: u32) -> f32;
 
     /// Returns the nanoseconds since the session started.
     fn now(&self) -> u64;
 
-    /// Returns the times of the tasks of the pass, in any order. The device is idle.
+    /// Returns the times of the tasks of the pass, in any order. The device must be idle.
     fn times(&mut self) -> Vec<TaskTimes>;
 
-    /// Copies device memory to the host. The range is backed memory that no work in flight writes.
+    /// Copies device memory to the host. The range is backed memory that no work in flight writes
+    /// to.
     fn read(&self, range: RawRange) -> Vec<u8>;
 
     /// Copies host memory to the device. The range is backed memory that no work in flight uses;
@@ -285,12 +289,12 @@ pub trait Device: Send {
         true
     }
 
-    /// Returns whether recording times is so cheap that every step may be recorded.
+    /// Returns whether recording times is cheap enough to record every step.
     fn records_freely(&self) -> bool {
         true
     }
 
-    /// Returns notes for the user about the device.
+    /// Returns notes on the device for the user.
     fn notes(&self) -> Vec<String> {
         Vec::new()
     }

@@ -1,8 +1,8 @@
-//! Ranks as processes: how they are launched, find one another, and end together.
+//! Ranks as processes: how they are launched, find each other, and end together.
 //!
 //! A [`Server`] runs the store in which processes exchange data, and detects processes that die or
-//! hang. It lives in the launcher, or in rank 0's process if another launcher started the ranks.
-//! [`ProcessGroup`] is one process's view of the run; [`World`] says which ranks it runs.
+//! hang. It runs in the launcher, or in rank 0's process if another launcher started the ranks.
+//! [`ProcessGroup`] is a process's view of the run, and [`World`] describes which ranks it runs.
 
 mod client;
 mod codec;

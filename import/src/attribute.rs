@@ -60,7 +60,7 @@ pub struct Attributed {
     pub unmatched: BTreeMap<String, (u64, u64)>,
     /// Nanoseconds of device work that has a place, and of all device work.
     pub time: (u64, u64),
-    /// Prefetches requested by the user.
+    /// Prefetches that the user requested.
     pub prefetch: Prefetch,
     /// Optimizers, by the names that PyTorch gives them, such as `AdamW`.
     pub optimizers: Vec<String>,
@@ -222,7 +222,7 @@ impl<'a> Join<'a> {
         steps: &Steps,
     ) -> Option<Found> {
         let launch = event.correlation.and_then(|c| self.launch(c));
-        // Nesting in time works in every version. Use the external id if the call is not in the
+        // Nesting in time works in every version. The external id is used if the call is not in the
         // trace.
         let nested = launch.and_then(|l| {
             let call = &self.trace.launches[l];
@@ -238,7 +238,7 @@ impl<'a> Join<'a> {
         let call = self.call(event, operator);
         let mut place = match (operator, launch) {
             (Some(o), _) => places.host[o],
-            // For a call outside of all operators, time decides.
+            // Time decides for a call outside of all operators.
             (None, Some(l)) => {
                 let at = self.trace.launches[l].start;
                 steps.at(at).map(|step| {
@@ -311,7 +311,7 @@ fn optimizers(classes: &[Class]) -> Vec<String> {
     named.collect()
 }
 
-/// Returns the prefetches that the user requests: those outside of the range of a unit's own hook.
+/// Returns the prefetches that the user requested: those outside of the range of a unit's own hook.
 /// FSDP2 nests its own prefetch of one unit within `pre_backward`.
 fn prefetch(trace: &Trace, tree: &Tree, classes: &[Class]) -> Prefetch {
     let mut found = Prefetch::default();

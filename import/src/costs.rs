@@ -9,7 +9,7 @@ use shardlab_plan::record::Work;
 use shardlab_plan::units::Picos;
 use std::collections::BTreeMap;
 
-/// Measured times in nanoseconds, by what they depend on.
+/// Measured times in nanoseconds, keyed by what they depend on.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Costs {
     /// Matmuls by type and `[m, n, k]`.
@@ -40,7 +40,7 @@ pub struct AttentionKey {
     pub shape: [u64; 5],
 }
 
-/// Some times of one thing.
+/// Measured times of one operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Times(Vec<u64>);
 
@@ -55,7 +55,7 @@ impl Times {
         self.0.len()
     }
 
-    /// Returns the time that a tenth of them stay below, in microseconds; 0 without times.
+    /// Returns the 10th percentile of the times, in microseconds; 0 without times.
     fn low_us(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
@@ -64,13 +64,13 @@ impl Times {
             .map_or(0.0, |ns| *ns as f64 / 1e3)
     }
 
-    /// Returns the shortest in microseconds; 0 without times.
+    /// Returns the shortest time in microseconds; 0 without times.
     #[must_use]
     pub fn fastest_us(&self) -> f64 {
         self.0.iter().min().map_or(0.0, |ns| *ns as f64 / 1e3)
     }
 
-    /// Returns the median in microseconds; 0 without times.
+    /// Returns the median time in microseconds; 0 without times.
     #[must_use]
     pub fn median_us(&self) -> f64 {
         let mut sorted = self.0.clone();
@@ -82,21 +82,21 @@ impl Times {
     }
 }
 
-/// Fewest launches that show the speed of a host.
+/// Minimum number of launches that show the speed of a host.
 const LAUNCHES: usize = 100;
 
-/// Exponent of [`Costs::host_factor`], fitted on eleven jobs of three machines that were timed
-/// without the profiler, too: `benchmarks/import.md`. Fitted on two of the machines, it is 0.39 to
-/// 0.43.
+/// Exponent of [`Costs::host_factor`]: a fit to eleven jobs on three machines that were also timed
+/// without the profiler (`benchmarks/import.md`). Fits to two of the machines give 0.39 to 0.43.
 const HOST_EXPONENT: f64 = 0.41;
 
 impl Costs {
-    /// Returns how many times as long this machine's host takes as one whose kernel launches take
-    /// `launch_us` without a profiler; `None` if the trace has too few launches to tell.
+    /// Returns the factor by which this machine's host is slower than one whose kernel launches
+    /// take `launch_us` without a profiler; `None` if the trace has too few launches to determine
+    /// it.
     ///
-    /// The profiler slows operators down by amounts that depend on what it records, but hardly the
-    /// quickest launches: their time is spent in the driver. A host with slower launches is slower
-    /// in Python, too, but by less.
+    /// The profiler slows operators down by amounts that depend on what it records, but it hardly
+    /// affects the quickest launches, which spend their time in the driver. A host with slower
+    /// launches is slower in Python, too, but by less.
     #[must_use]
     pub fn host_factor(&self, launch_us: f64) -> Option<f64> {
         let low = self.launches.low_us();
@@ -154,7 +154,7 @@ pub fn find(trace: &Trace, a: &Attributed) -> Costs {
     costs
 }
 
-/// An operator with what was recorded of its inputs.
+/// An operator and what the trace records of its inputs.
 struct Operator<'a> {
     name: &'a str,
     shapes: Vec<Vec<u64>>,
@@ -169,7 +169,7 @@ fn first_type(types: &str) -> Option<&'static str> {
 }
 
 impl Costs {
-    /// Adds the collectives of the shown step; `ranks` are those that shard.
+    /// Adds the collectives of the shown step; `ranks` is the number of ranks that shard.
     pub(crate) fn add_collectives(&mut self, measured: &Measured, ranks: u32, outer: u32) {
         let by_id: BTreeMap<_, &Instr> = measured.instrs.iter().map(|i| (i.id, i)).collect();
         for span in &measured.run.spans {
@@ -206,7 +206,7 @@ impl Costs {
 
     fn attention(&mut self, o: &Operator<'_>, time: u64) -> Option<()> {
         let backward = o.name.contains("backward");
-        // Backward has the gradient of the output first.
+        // In backward, the gradient of the output is the first input.
         let skip = usize::from(backward);
         let (q, k) = (o.shapes.get(skip)?, o.shapes.get(skip + 1)?);
         let ([b, h, s, d], [_, kv, ..]) = (q.as_slice(), k.as_slice()) else {
@@ -222,10 +222,10 @@ impl Costs {
         Some(())
     }
 
-    /// Adds a kernel whose traffic follows from its shapes: one that reads and writes whole
+    /// Adds a kernel whose traffic follows from its shapes, because it reads and writes whole
     /// tensors of one shape.
     fn memory(&mut self, o: &Operator<'_>, time: u64) -> Option<()> {
-        // Class, and number of tensors of the first one's size that are moved.
+        // The class, and how many tensors of the first tensor's size are moved.
         let (class, tensors) = match o.name {
             "silu" | "gelu" => ("pointwise", 2),
             "silu_backward" | "gelu_backward" => ("pointwise", 3),
@@ -255,7 +255,7 @@ mod tests {
         let mut costs = Costs::default();
         for i in 0..LAUNCHES as u64 {
             assert_eq!(costs.host_factor(3.2), None);
-            // One launch of ten is quick: a tenth of them stays below 6.4 us.
+            // One launch in ten is quick, so the 10th percentile is below 6.4 us.
             costs.launches.add(if i < 11 { 6400 } else { 20_000 });
         }
         let factor = costs.host_factor(3.2).unwrap();

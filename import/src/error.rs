@@ -22,24 +22,24 @@ pub enum ImportError {
         /// What is wrong, where, and what was expected.
         reason: String,
     },
-    /// An argument that names no file.
+    /// An argument that does not name a file.
     #[error("{argument}: {reason}")]
     NoFile {
         /// The argument.
         argument: String,
-        /// Why it names none, and what to write instead.
+        /// Why it does not name a file, and what to write instead.
         reason: String,
     },
     /// No file is given.
     #[error("no trace is given")]
     NoTrace,
-    /// Files that do not belong together: of different jobs or steps, or of the same rank.
+    /// Files that do not belong together: they are of different jobs or steps, or of the same rank.
     #[error("{0}")]
     Apart(String),
 }
 
 impl ImportError {
-    /// An error of reading. Data that a decompressor cannot read is bad input.
+    /// Returns the error for a failed read. Data that a decompressor cannot read is bad input.
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         use io::ErrorKind::{InvalidData, InvalidInput, UnexpectedEof};
         match source.kind() {

@@ -1,7 +1,7 @@
 //! Execution traces (`ExecutionTraceObserver`): every operator with its shapes, without times.
 //!
 //! An execution trace is converted to a [`Trace`] whose times are positions, so that the same rules
-//! find units, steps and options. Operators that are relevant to these rules get device work.
+//! find units, steps and options. Operators that matter for these rules get device work.
 
 use crate::ImportError;
 use crate::kineto::{
@@ -31,8 +31,9 @@ struct Node {
     attrs: Vec<Attribute>,
 }
 
-/// A node as it is written. Before schema 1.1, values, shapes and types of operands are lists next
-/// to one another, and so are the attributes (`ExecutionTraceObserver` of PyTorch up to 2.2).
+/// A node as it is written. Before schema 1.1, the values, shapes and types of operands are
+/// separate lists, and the attributes are fields of the node (`ExecutionTraceObserver` of PyTorch
+/// up to 2.2).
 #[derive(Deserialize)]
 struct Written {
     id: u64,
@@ -141,7 +142,7 @@ pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
     let file: File = serde_json::from_reader(std::io::BufReader::with_capacity(1 << 20, from))
         .map_err(|e| ImportError::invalid(path, e.to_string()))?;
     let mut nodes = file.nodes;
-    // Nodes are listed in the order of their ends; ids count their starts.
+    // Nodes are listed in the order of their ends; ids follow the order of their starts.
     nodes.sort_by_key(|n| n.id);
     let mut trace = Trace::default();
     let index: HashMap<u64, usize> = nodes.iter().enumerate().map(|(i, n)| (n.id, i)).collect();

@@ -46,7 +46,7 @@ pub enum Reshard {
     Group(u32),
 }
 
-/// How far ahead units are gathered.
+/// How far ahead the engine gathers units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
     /// The engine's own prefetching.
@@ -95,7 +95,7 @@ pub struct UnitFacts {
 /// All determined facts; `None` stands for an undetermined one.
 #[derive(Clone, Debug, Default)]
 pub struct Facts {
-    /// Number of ranks of the job.
+    /// Number of ranks in the job.
     pub world_size: Option<Found<u32>>,
     /// Number of ranks that shard parameters.
     pub dp_shard: Option<Found<u32>>,
@@ -145,7 +145,7 @@ pub struct Facts {
     pub device: Option<String>,
 }
 
-/// Determines facts from the typical step of a trace.
+/// Determines the facts of the typical step of a trace.
 #[must_use]
 pub fn find(trace: &Trace, a: &Attributed, step: Option<u32>) -> Facts {
     let counts = Counts::new(trace, a, step);

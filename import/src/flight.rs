@@ -1,4 +1,5 @@
-//! Dumps of NCCL's flight recorder: where ranks diverge, and the first collective that differs.
+//! Dumps of NCCL's flight recorder: finds where ranks diverge, and the first collective that
+//! differs.
 
 mod program;
 
@@ -18,16 +19,16 @@ use std::path::Path;
 pub struct Entry {
     /// Process group: name and description.
     pub group: (String, String),
-    /// Sequence number within the group. Collectives and point-to-point messages are counted
-    /// separately.
+    /// Sequence number within the group. Collectives and point-to-point messages have separate
+    /// counters.
     pub sequence: u64,
     /// Whether it is a point-to-point message.
     pub is_p2p: bool,
     /// Name, such as `all_gather`.
     pub name: String,
-    /// Shapes and types of inputs and outputs, as text.
+    /// Shapes and types of the inputs and outputs, as text.
     pub sizes: String,
-    /// Payload: bytes of the larger side; 0 if its types are unknown.
+    /// Payload: size of the larger side in bytes; 0 if its types are unknown.
     pub bytes: u64,
     /// `scheduled`, `started` or `completed`.
     pub state: String,
@@ -63,7 +64,7 @@ pub enum Divergence {
         /// What each rank issues.
         ranks: BTreeMap<u32, String>,
     },
-    /// Some ranks do not issue a collective in which others wait.
+    /// Some ranks do not issue a collective that other ranks wait in.
     Missing {
         /// Process group.
         group: String,
@@ -90,7 +91,7 @@ pub enum Divergence {
 pub struct FlightReport {
     /// Number of collectives of each rank.
     pub ranks: BTreeMap<u32, usize>,
-    /// Number of collectives that all ranks of their group issued alike.
+    /// Number of collectives that match on all ranks of their group.
     pub matched: u64,
     /// The first divergence, by the time at which its collective was issued.
     pub divergence: Option<Divergence>,
@@ -204,7 +205,7 @@ fn entry(value: &Value) -> Entry {
     }
 }
 
-/// Returns the bytes of the tensors of one side.
+/// Returns the size of one side's tensors in bytes.
 fn payload(value: &Value, sizes: &str, types: &str) -> u64 {
     let items = |key: &str| value.get(key).map_or(&[][..], Value::items);
     let bytes = |name: &Value| {
@@ -244,7 +245,8 @@ impl Entry {
         format!("{} {}{at}", self.name, self.sizes)
     }
 
-    /// Returns what has to be equal on all ranks. The sizes of all-to-all collectives may differ.
+    /// Returns the properties that must be equal on all ranks. The sizes of all-to-all collectives
+    /// may differ.
     fn signature(&self) -> (&str, &str) {
         let sized = !self.name.contains("all_to_all")
             && !self.name.contains("alltoall")
@@ -331,7 +333,7 @@ fn compare_group(
             }
             continue;
         }
-        // A ring buffer may have lost the first ones.
+        // A ring buffer may have lost the first collectives.
         let start = ranks
             .iter()
             .filter_map(|(_, e)| e.keys().next().copied())

@@ -17,17 +17,17 @@ use std::path::{Path, PathBuf};
 /// Result of importing some files.
 #[derive(Debug, Default)]
 pub struct Import {
-    /// The run shown by traces.
+    /// The run that the traces show.
     pub run: Option<RunImport>,
     /// Memory snapshots with their files.
     pub snapshots: Vec<(PathBuf, Vec<SnapshotReport>)>,
-    /// Comparison of flight records.
+    /// Result of comparing the flight records.
     pub flight: Option<FlightReport>,
-    /// Structure shown by execution traces, with their files.
+    /// Structure of each execution trace, with its file.
     pub structure: Vec<(PathBuf, Structure)>,
 }
 
-/// Structure shown by an execution trace.
+/// Structure that an execution trace shows.
 #[derive(Debug)]
 pub struct Structure {
     /// Number of operators.
@@ -36,7 +36,7 @@ pub struct Structure {
     pub facts: Facts,
 }
 
-/// A run shown by traces.
+/// A run that profiler traces show.
 #[derive(Debug)]
 pub struct RunImport {
     /// The run of the first rank.
@@ -51,11 +51,11 @@ pub struct RunImport {
     pub attributed_share: f64,
     /// Work that could not be attributed, by name: count, and device time in nanoseconds.
     pub unmatched: BTreeMap<String, (u64, u64)>,
-    /// Events that carry no work, by category.
+    /// Events without work, by category.
     pub context: BTreeMap<String, u64>,
-    /// How step boundaries were found.
+    /// How the step boundaries were found.
     pub steps_by: &'static str,
-    /// What cannot be determined, with reasons.
+    /// What the traces do not determine, with reasons.
     pub undetermined: Vec<String>,
     /// Notes for the reader.
     pub notes: Vec<String>,
@@ -65,7 +65,7 @@ pub struct RunImport {
     pub events: u64,
 }
 
-/// What to find out besides what the files contain.
+/// What to determine in addition to the content of the files.
 #[derive(Clone, Debug, Default)]
 pub struct Options<'a> {
     /// Replays of memory snapshots.
@@ -157,7 +157,7 @@ pub fn facts_of(path: &Path) -> Result<(Facts, Vec<String>), ImportError> {
     let source = Source::open(path)?;
     let trace = match source.format() {
         Some(format @ (Format::Kineto | Format::Sqlite)) => {
-            // The first of several processes stands for all.
+            // The first process stands for all of them.
             let first = read(path, format)?.into_iter().next();
             first.ok_or(ImportError::NoTrace)?
         }
@@ -215,7 +215,7 @@ struct First {
     times: Vec<StepTime>,
 }
 
-/// Reads the traces of files one by one, since all of them may not fit into memory.
+/// Reads the trace files one by one, because all of them together may not fit into memory.
 fn all_traces<'a>(
     paths: &'a [(&'a Path, Format)],
 ) -> impl Iterator<Item = (usize, (&'a Path, Result<Trace, ImportError>))> {

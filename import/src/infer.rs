@@ -7,14 +7,14 @@ pub use units::family_names;
 use crate::facts::{Ahead, Compiled, Facts, Found, Recompute, Reshard};
 use std::fmt::{Display, Write};
 
-/// A scenario as text, and what the trace does not determine.
+/// A scenario as text, and the keys that the trace does not determine.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Inferred {
     /// Text of the scenario file.
     pub text: String,
     /// Required keys that the trace does not determine, with reasons.
     pub missing: Vec<String>,
-    /// Keys with assumed values.
+    /// Keys whose values are assumed.
     pub assumed: Vec<String>,
 }
 
@@ -38,9 +38,8 @@ pub fn infer(facts: &Facts, name: &str, preset: Option<&str>) -> Inferred {
     w.finish()
 }
 
-/// Writes the options of a scenario whose model is not described: `layers` is the number of its
-/// blocks. The model is a placeholder, whose modules are not those of the trace, so units are left
-/// out.
+/// Writes the options of a scenario without a model description: `layers` is the number of blocks.
+/// The model is a placeholder whose modules are not those of the trace, so units are left out.
 #[must_use]
 pub fn options(facts: &Facts, name: &str, layers: usize) -> Inferred {
     let mut w = Writer::default();
@@ -311,7 +310,7 @@ impl Writer {
         }
     }
 
-    /// Writes a key that every scenario needs.
+    /// Writes a required key.
     fn needed<T>(&mut self, key: &str, found: Option<&Found<T>>, show: impl Fn(&T) -> String) {
         if found.is_none() {
             self.missing.push(format!(

@@ -1,14 +1,15 @@
-//! Memory of a trace from a snapshot of the same process.
+//! Adds memory from a snapshot of the same process to a trace.
 //!
-//! Both have times since 1970. A snapshot does not know the thread of an allocation: it is the one
-//! whose innermost operator at that time started last, because others wait for it.
+//! The times of both are relative to 1970. A snapshot does not record the thread of an allocation.
+//! The thread is assumed to be the one whose innermost operator at that time started last, because
+//! the other threads wait for it.
 
 use crate::attribute::Attributed;
 use crate::kineto::{MemoryEvent, Trace};
 use crate::snapshot::{Change, SnapshotReport};
 
-/// Returns the allocations and frees of the trace's process during the trace, in order. Empty if no
-/// history, or more than one, is of its device and time.
+/// Returns the allocations and frees of the trace's process during the trace, in order. The result
+/// is empty unless exactly one history matches the trace's device and time.
 pub(crate) fn memory<'a>(
     trace: &Trace,
     a: &Attributed,

@@ -23,7 +23,7 @@ use scan::{Fault, Item, Scanner};
 use std::io::Read;
 use std::path::Path;
 
-/// Reads a trace. A file that ends too early is read as far as it goes, with a note.
+/// Reads a trace. If the file ends too early, reads all complete events and adds a note.
 ///
 /// # Errors
 /// Fails if the file is not a trace.
@@ -75,7 +75,7 @@ fn go_on<R: Read>(
 ) -> Result<bool, Fault> {
     let read = builder.trace.events;
     match fault {
-        // A quote that is not escaped may hide the end of its event, up to the end of the file.
+        // An unescaped quote may hide the end of its event, up to the end of the file.
         Fault::CutOff(_) | Fault::Syntax(..) if scanner.skip() => {
             let reason = match fault {
                 Fault::Syntax(_, reason) => reason,

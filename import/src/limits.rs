@@ -5,11 +5,11 @@
 pub(crate) const TIME: i64 = 1 << 61;
 /// Longest duration of device work in nanoseconds: an hour.
 pub(crate) const LONGEST: i64 = 3_600_000_000_000;
-/// Largest distance of an event from the middle of its trace in nanoseconds: a day.
+/// Largest distance of an event from the median of its trace in nanoseconds: a day.
 pub(crate) const SPREAD: i64 = 24 * LONGEST;
 /// Largest size in bytes: 4 TiB.
 pub(crate) const BYTES: u64 = 1 << 42;
-/// Largest address. Those of predictions go beyond those of devices.
+/// Largest address. Predictions use higher addresses than devices do.
 pub(crate) const ADDRESS: u64 = 1 << 63;
 /// Largest number of elements of a tensor.
 pub(crate) const ELEMENTS: u64 = 1 << 40;

@@ -19,7 +19,7 @@ use shardlab_plan::record::{CostSources, Run, RunKind, StepRecord};
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
 
-/// The instruction of a span or a memory sample of a measured run.
+/// The instruction that a span or a memory sample of a measured run refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Instr {
     /// Number in the order of issue by the host.
@@ -27,7 +27,7 @@ pub struct Instr {
     /// Index of its name in [`Measured::names`].
     pub name: u32,
     /// Rule that issues it in programs, such as `prefetch`; `imported` if the trace does not show
-    /// it.
+    /// the rule.
     pub rule: &'static str,
     /// Kind of work; `None` for allocations and frees.
     pub work: Option<Work>,
@@ -47,7 +47,7 @@ pub struct Instr {
     pub flops: u64,
 }
 
-/// A measured run, and everything that its numbers refer to.
+/// A measured run, with everything that its numbers refer to.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
     /// The run.
@@ -64,8 +64,9 @@ pub struct Measured {
     pub flops: u64,
     /// Activations of the first micro-batch; empty if memory was not recorded.
     pub activations: Vec<Activation>,
-    /// Host times at which forward leaves the root and backward enters it in the first micro-batch,
-    /// since the trace's start: the loss is computed between them. `None` if hooks do not show it.
+    /// Host times, since the start of the trace, at which forward leaves the root and backward
+    /// enters it in the first micro-batch. The loss is computed between them. `None` if no hooks
+    /// show them.
     pub loss: Option<[Picos; 2]>,
 }
 
@@ -78,7 +79,7 @@ pub struct StepTime {
     pub from: i64,
     /// End of its last work.
     pub to: i64,
-    /// Whether the previous step is in the trace. If not, `from` excludes the host's share.
+    /// Whether the previous step is in the trace. If it is not, `from` excludes the host's share.
     pub follows: bool,
 }
 
@@ -96,7 +97,7 @@ pub fn step_times(trace: &Trace, a: &Attributed) -> Vec<StepTime> {
     let mut times = Vec::new();
     let mut before: Option<i64> = None;
     for (step, span) in spans {
-        // Work that was issued for the next step counts towards that step.
+        // Work that was issued for the next step counts as part of that step.
         let from = before.map_or(span.0, |b| b.min(span.1));
         if a.steps.all[step as usize].is_whole() {
             times.push(StepTime {
@@ -111,8 +112,8 @@ pub fn step_times(trace: &Trace, a: &Attributed) -> Vec<StepTime> {
     times
 }
 
-/// Returns the step that is shown in detail: the one with the median time among those that follow
-/// another step.
+/// Returns the step to show in detail: the one with the median time among those that follow another
+/// step.
 #[must_use]
 pub fn typical(times: &[StepTime]) -> Option<StepTime> {
     let following: Vec<&StepTime> = times.iter().filter(|t| t.follows).collect();
@@ -125,7 +126,7 @@ pub fn typical(times: &[StepTime]) -> Option<StepTime> {
     sorted.get(sorted.len().saturating_sub(1) / 2).map(|t| **t)
 }
 
-/// Descriptive data of a run.
+/// Labels of a run.
 #[derive(Clone, Debug, Default)]
 pub struct Labels {
     /// Name.
@@ -134,13 +135,13 @@ pub struct Labels {
     pub policy: String,
     /// Ranks.
     pub world_size: u32,
-    /// Tokens per step and rank; 0 if shapes do not show them.
+    /// Tokens per step and rank; 0 if no shapes show them.
     pub tokens: u64,
     /// Facts of the environment.
     pub environment: BTreeMap<String, String>,
 }
 
-/// Converts a trace to a run. `pure` are the times of collectives without waits for other ranks, by
+/// Converts a trace to a run. `pure` has the times of collectives without waits for other ranks, by
 /// device event.
 #[must_use]
 pub fn measured(
@@ -237,7 +238,7 @@ pub fn measured(
     }
 }
 
-/// Returns when forward leaves the root and backward enters it, by the hooks of FSDP2.
+/// Returns when forward leaves the root and backward enters it, according to FSDP2's hooks.
 fn loss(trace: &Trace, a: &Attributed, shown: Option<StepTime>) -> Option<[i64; 2]> {
     let shown = shown?;
     let find = |name: &str| {
@@ -254,8 +255,8 @@ fn loss(trace: &Trace, a: &Attributed, shown: Option<StepTime>) -> Option<[i64; 
     Some([left, entered])
 }
 
-/// Returns the times of steps. If some follow another step, only these count, since the first one
-/// lacks the host's share.
+/// Returns the step times. If some steps follow another step, only these count, because the first
+/// step lacks the host's share.
 #[must_use]
 pub fn samples(times: &[StepTime]) -> Vec<Picos> {
     let follow = times.iter().any(|t| t.follows);
@@ -286,7 +287,7 @@ fn host_span(trace: &Trace, a: &Attributed, step: u32) -> (i64, i64) {
     span.unwrap_or((0, 0))
 }
 
-/// Returns the host times of a step, from its start to that of the next.
+/// Returns the host times between the start of a step and the start of the next one.
 pub(crate) fn window(steps: &[Step], step: u32) -> (i64, i64) {
     let step = step as usize;
     let to = steps.get(step + 1).map_or(i64::MAX, |s| s.start);

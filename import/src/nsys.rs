@@ -1,8 +1,8 @@
 //! Exports of Nsight Systems (`nsys export --type sqlite`).
 //!
-//! The tables and columns are those of the documented schema of its exporter; no export of a real
-//! job has been read yet, and imported runs say so. Columns vary with the version: missing ones are
-//! left out. Ranges of NVTX (`emit_nvtx` of PyTorch, Megatron's) stand for operators and
+//! Tables and columns are those of the exporter's documented schema. No export of a real job has
+//! been read yet, and imported runs say so. Columns vary between versions, and missing ones are
+//! ignored. NVTX ranges (from PyTorch's `emit_nvtx` or from Megatron) stand for operators and
 //! annotations. Each process with device work is a rank.
 
 use crate::ImportError;
@@ -16,7 +16,8 @@ use std::path::Path;
 
 /// Table that every export with device work has.
 const KERNELS: &str = "CUPTI_ACTIVITY_KIND_KERNEL";
-/// Ranges of NVTX that a thread pushes and pops, and those with two ends.
+/// Types of NVTX ranges: those that a thread pushes and pops, and those with separate start and
+/// end.
 const RANGES: [i64; 2] = [59, 60];
 
 /// Reads an export: a trace per process with device work, by process id.
@@ -68,7 +69,7 @@ pub(crate) fn read(path: &Path) -> Result<Vec<Trace>, ImportError> {
     Ok(traces)
 }
 
-/// What was read, by process.
+/// The data of an export, by process.
 #[derive(Default)]
 struct Export {
     strings: HashMap<i64, String>,
@@ -94,7 +95,7 @@ impl Row<'_> {
         self.get(column)?.int()
     }
 
-    /// Returns a process and thread: process ids are 24 bits above the thread's.
+    /// Returns the process and the thread. Process ids are 24 bits above thread ids.
     fn owner(&self, column: &str) -> Option<(i64, i64)> {
         let id = self.int(column)?;
         Some(((id >> 24) & 0xff_ffff, id & 0xff_ffff))
@@ -195,7 +196,7 @@ impl Export {
         else {
             return;
         };
-        // Names end in the version of the interface: cudaLaunchKernel_v7000.
+        // Names end with the version of the API: `cudaLaunchKernel_v7000`.
         let name = self.string(row, &["nameId"]);
         let name = name.split("_v").next().unwrap_or(&name).to_owned();
         let thread = self.thread(owner);
@@ -244,7 +245,7 @@ impl Export {
             is_annotation: !operator,
             external: None,
             sequence: number("seq"),
-            // Any number other than 0 says that autograd runs it.
+            // Any number other than 0 means that autograd runs the operator.
             forward_thread: u32::from(backward),
             inputs: None,
         });

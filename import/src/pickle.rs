@@ -2,8 +2,8 @@
 //!
 //! A pickle is a program. [`read`] supports only the instructions that build plain values, and
 //! rejects those that import or call something (`GLOBAL`, `REDUCE`, `BUILD` and similar ones).
-//! [`read_objects`] keeps objects of named classes as they are described, and calls nothing either.
-//! Shared values stay shared in the result.
+//! [`read_objects`] returns a description of each object of the named classes, and calls nothing
+//! either. Shared values stay shared in the result.
 
 mod instructions;
 mod machine;
@@ -23,7 +23,7 @@ pub enum Value {
     None,
     /// `True` or `False`.
     Bool(bool),
-    /// Integer. Those beyond 64 bits keep their low bits.
+    /// Integer. Larger integers keep only their low 64 bits.
     Int(i64),
     /// Floating-point number.
     Float(f64),
@@ -31,21 +31,21 @@ pub enum Value {
     Text(Rc<str>),
     /// Bytes.
     Bytes(Rc<[u8]>),
-    /// List, tuple or set, as all are read.
+    /// List, tuple or set; all three are read as a list.
     List(Rc<Vec<Value>>),
     /// Tuple, to be written.
     Tuple(Rc<Vec<Value>>),
     /// Dictionary, in insertion order.
     Dict(Rc<Vec<(Value, Value)>>),
-    /// Object, which was not built.
+    /// Object: its description, since it is not built.
     Object(Rc<Object>),
 }
 
-/// What a pickle says about an object.
+/// The description of an object in a pickle.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Object {
-    /// Class or function, with its module: `torch.Size`; [`PERSISTENT`] for what is stored outside
-    /// the pickle.
+    /// Class or function with its module, such as `torch.Size`; [`PERSISTENT`] for an object that
+    /// is stored outside the pickle.
     pub class: Rc<str>,
     /// Arguments of the call; `None` for the class or function itself.
     pub args: Option<Vec<Value>>,
@@ -185,7 +185,7 @@ pub fn read(bytes: &[u8]) -> Result<Value, PickleError> {
 /// Reads a pickle with objects of known classes, which are not built.
 ///
 /// # Errors
-/// As [`read`], and for classes and functions that are not among the known ones.
+/// Fails as [`read`] does, and if a class or function is not among the known ones.
 pub fn read_objects(bytes: &[u8], known: &[&str]) -> Result<Value, PickleError> {
     Machine::new(bytes, known).run()
 }

@@ -23,7 +23,7 @@ pub(crate) struct Rank {
     pub(crate) notes: Vec<String>,
 }
 
-/// A rank in the result.
+/// Summary of a rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct RankSummary {
     /// Rank.
@@ -32,7 +32,7 @@ pub struct RankSummary {
     pub file: String,
     /// Median step time, milliseconds.
     pub step_ms: Option<f64>,
-    /// How long the other ranks waited for this one in collectives, milliseconds over the whole
+    /// Time that the other ranks waited for this one in collectives, milliseconds over the whole
     /// trace.
     pub late_ms: f64,
     /// Attributed share of device time.
@@ -84,8 +84,8 @@ pub(crate) fn share(time: (u64, u64)) -> f64 {
     }
 }
 
-/// Returns the rank of a file: the rank in the trace, or the last number after `rank` in the file's
-/// name, or its position.
+/// Returns the rank of a file: the rank in the trace, or else the last number after `rank` in the
+/// file's name, or else its position.
 pub(crate) fn rank_of(said: Option<u32>, path: &Path, place: usize) -> u32 {
     let name = path
         .file_name()

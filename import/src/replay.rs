@@ -1,8 +1,9 @@
 //! A tape without a model: the kernels, parameters and activations of each unit as a trace shows
-//! them, ready to be sharded again.
+//! them. They can be sharded in a new way.
 //!
 //! Kernels keep their measured times. What the engine itself launches (gathers, reductions, the
-//! copies around them, the optimizer) is left out: the policy that shards the tape makes its own.
+//! copies around them, the optimizer) is left out, because the policy that shards the tape adds its
+//! own.
 
 mod lives;
 mod modules;
@@ -27,15 +28,15 @@ pub struct Traced {
     pub scenario: Inferred,
     /// The recorded units, as patterns over the modules of the tape.
     pub units: Units,
-    /// What the tape does not contain.
+    /// What the tape lacks.
     pub notes: Vec<String>,
 }
 
 /// Makes a tape of an imported run.
 ///
 /// # Errors
-/// Fails if the trace shows no complete step, no units or no kernels in their forward pass; returns
-/// the reason.
+/// Fails if the trace shows no complete step, no units, or no kernels in their forward pass. The
+/// error is the reason as text.
 pub fn tape(run: &RunImport, name: &str) -> Result<Traced, String> {
     if run.measured.run.step_samples.is_empty() {
         return Err("the trace contains no complete step".into());

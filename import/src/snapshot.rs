@@ -1,8 +1,8 @@
 //! Memory snapshots (`torch.cuda.memory._dump_snapshot`): the peak by role and unit, failed
-//! allocations, and the same allocations under other settings of the allocator.
+//! allocations, and replays of the same allocations under other allocator settings.
 //!
-//! The history is a ring buffer, so it may begin after the run did. Memory allocated before
-//! that is the state at the end minus the changes in the history.
+//! The history is a ring buffer, so it may start later than the run. Memory that was allocated
+//! before the history is the state at the end minus the changes in the history.
 
 mod export;
 mod history;
@@ -31,10 +31,10 @@ use std::path::Path;
 /// Name of the owner of memory allocated before the history began.
 pub const BEFORE: &str = "before the history";
 
-/// Which replays are asked for.
+/// Which replays to run.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SnapshotOptions {
-    /// Settings under which the history is replayed, besides the recorded ones.
+    /// Settings under which the history is replayed, in addition to the recorded ones.
     pub settings: Vec<AllocatorSettings>,
     /// Memory limit of the process.
     pub limit: Option<Bytes>,
@@ -71,12 +71,12 @@ pub struct SnapshotReport {
     pub unknown: BTreeMap<String, u64>,
     /// Settings of the allocator that differ from the defaults.
     pub settings: BTreeMap<String, String>,
-    /// The history through the model of the allocator: first under the recorded settings. Empty
-    /// without a history.
+    /// Replays of the history through the model of the allocator; the first uses the recorded
+    /// settings. Empty without a history.
     pub replays: Vec<Replay>,
     /// What cannot be determined.
     pub notes: Vec<String>,
-    /// The history, for a trace of the same process.
+    /// The history, to add memory to a trace of the same process.
     #[serde(skip)]
     pub changes: Vec<Change>,
 }
@@ -159,7 +159,7 @@ pub fn read(
     Ok(devices.iter().map(report).collect())
 }
 
-/// Refuses sizes and addresses that no device has: sums of them would overflow.
+/// Rejects sizes and addresses that no device has, because sums of them would overflow.
 fn check_sizes(snapshot: &Value) -> Result<(), String> {
     let check = |value: &Value, keys: &[&str], what: &dyn Fn() -> String| {
         let sizes = keys.iter().map(|key| number(value, key));
@@ -239,8 +239,8 @@ struct Live {
     unit: String,
 }
 
-/// Reports the segments at the end and the history of a device; `before` are the bytes that were
-/// allocated before the history, if they are known.
+/// Reports the segments at the end and the history of a device; `before` is the number of bytes
+/// allocated before the history, if it is known.
 fn device_report(
     device: u32,
     segments: &[&Value],
@@ -256,7 +256,7 @@ fn device_report(
     };
     report.add_end(segments);
     let (added, reserved) = report.sum(history);
-    // Blocks at the end are rounded, requests in the history are not.
+    // Blocks at the end have rounded sizes, requests in the history do not.
     let at_end = |end: u64, change: i64| end.cast_signed().saturating_sub(change);
     let allocated = before.unwrap_or_else(|| at_end(report.end_allocated_bytes, added));
     let held = at_end(report.end_reserved_bytes, reserved);
@@ -298,7 +298,7 @@ impl SnapshotReport {
         (added, reserved)
     }
 
-    /// Adds what was allocated and held before the history, and what the history lacks.
+    /// Adds what was allocated and reserved before the history, and what the history lacks.
     fn add_start(&mut self, allocated: i64, held: i64, no_history: bool) {
         self.before_bytes = u64::try_from(allocated).unwrap_or(0);
         self.peak_allocated_bytes = self.before_bytes;
@@ -319,7 +319,7 @@ impl SnapshotReport {
         }
     }
 
-    /// Adds peaks, what was live at the peak, and failed allocations.
+    /// Adds the peaks, the live memory at the peak, and failed allocations.
     fn add_history(
         &mut self,
         history: &[Value],
@@ -373,7 +373,7 @@ impl SnapshotReport {
     }
 }
 
-/// Adds what the model of the allocator says about the history.
+/// Adds replays of the history through the model of the allocator.
 fn replays(report: &mut SnapshotReport, history: &History, options: &SnapshotOptions) {
     if history.events.is_empty() {
         return;

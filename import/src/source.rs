@@ -1,4 +1,4 @@
-//! Opens files: expands globs, decompresses gzip, and detects formats by content.
+//! Opens files: expands globs, decompresses gzip, and detects formats by their content.
 
 use crate::ImportError;
 use crate::sqlite::MAGIC;
@@ -11,8 +11,8 @@ use std::thread;
 
 /// Number of bytes at the start of a file that are examined to detect its format.
 const PROBE: usize = 64 << 10;
-/// Number of bytes that the decompressing thread passes on at a time, and maximum number of such
-/// pieces that are queued.
+/// Number of bytes that the decompressing thread passes on at a time, and maximum number of queued
+/// pieces.
 const PIECE: usize = 1 << 20;
 const WAITING: usize = 4;
 
@@ -32,7 +32,7 @@ pub enum Format {
 }
 
 impl Format {
-    /// Returns the name in messages.
+    /// Returns the name for messages.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -131,7 +131,7 @@ impl Source {
         format(self.head.get_ref())
     }
 
-    /// Says what the content seems to be instead.
+    /// Describes what the content seems to be, for content that cannot be imported.
     #[must_use]
     pub fn otherwise(&self) -> &'static str {
         let head = self.head.get_ref().as_slice();
@@ -161,8 +161,8 @@ impl Read for Source {
     }
 }
 
-/// Reads until the buffer is full or the end is reached. Data before an error is kept, so that a
-/// cut-off gzip file is reported at the place where its content ends.
+/// Reads until the buffer is full or the end is reached. Keeps the data before an error, so that
+/// the error for a truncated gzip file gives the position where its content ends.
 fn fill(from: &mut impl Read, to: &mut [u8]) -> io::Result<usize> {
     let mut n = 0;
     while n < to.len() {
@@ -183,7 +183,7 @@ fn format(head: &[u8]) -> Option<Format> {
         return Some(Format::Sqlite);
     }
     if head.first() == Some(&0x80) {
-        // Keys of the outermost dictionaries come early in a pickle.
+        // The keys of the outermost dictionaries come early in a pickle.
         return if has("segments") || has("device_traces") {
             Some(Format::Snapshot)
         } else if has("pg_config") || has("entries") || has("nccl_version") {
@@ -203,7 +203,7 @@ fn format(head: &[u8]) -> Option<Format> {
     }
 }
 
-/// Data that another thread reads ahead.
+/// Data that another thread reads in advance.
 struct Pieces {
     from: Receiver<io::Result<Vec<u8>>>,
     piece: io::Cursor<Vec<u8>>,
@@ -212,7 +212,7 @@ struct Pieces {
 impl Pieces {
     fn of(mut reader: impl Read + Send + 'static) -> Self {
         let (to, from) = sync_channel(WAITING);
-        // The thread ends with this receiver or with the file.
+        // The thread ends when this receiver is dropped or the file ends.
         thread::spawn(move || {
             loop {
                 let mut piece = vec![0; PIECE];

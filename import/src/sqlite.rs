@@ -1,8 +1,8 @@
 //! Reads tables of SQLite databases.
 //!
 //! Exports of Nsight Systems are plain tables that are read from start to end. This module reads
-//! just that, as <https://www.sqlite.org/fileformat2.html> describes it: no indices, no SQL, no
-//! write-ahead log. A binding of the C library would be the largest dependency of the workspace.
+//! only those, as <https://www.sqlite.org/fileformat2.html> describes them: no indices, no SQL, no
+//! write-ahead log. Bindings to the C library would be the largest dependency of the workspace.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -63,7 +63,7 @@ impl Table {
 pub(crate) struct Database {
     file: File,
     page_size: usize,
-    /// Bytes of a page that hold content.
+    /// Bytes of a page that can hold content.
     usable: usize,
     pages: u32,
     tables: BTreeMap<String, Table>,
@@ -171,7 +171,7 @@ impl Database {
         left: &mut u32,
         row: &mut dyn FnMut(&[Value]),
     ) -> io::Result<()> {
-        // Pages of a tree are visited once: more of them are a circle.
+        // Each page of a tree is visited once, so more visits mean a cycle.
         *left = left
             .checked_sub(1)
             .filter(|_| depth <= DEEPEST)
@@ -314,7 +314,7 @@ fn values(id: i64, record: &[u8], table: &Table) -> io::Result<Vec<Value>> {
     if let Some(value) = table.row_id.and_then(|i| all.get_mut(i)) {
         *value = Value::Int(id);
     }
-    // Columns that were added later are missing in old rows.
+    // Old rows lack columns that were added later.
     all.resize(all.len().max(table.columns.len()), Value::Null);
     Ok(all)
 }

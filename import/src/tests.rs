@@ -16,7 +16,7 @@ fn read(text: &[u8]) -> Option<(Trace, Attributed)> {
     Some((trace, attributed))
 }
 
-/// Runs everything that can be done with a trace.
+/// Runs every analysis on a trace.
 fn all(text: &[u8]) {
     let Some((trace, a)) = read(text) else { return };
     let times = step_times(&trace, &a);
@@ -38,7 +38,7 @@ fn device_work_has_its_place() {
             .filter(|w| w.place.phase == phase && w.place.unit == unit && w.work == work);
         found.count()
     };
-    // In each of two steps.
+    // The same in each of two steps.
     for unit in [1, 2] {
         assert_eq!(count(Phase::Forward, unit, Work::AllGather), 2);
         assert_eq!(count(Phase::Forward, unit, Work::Gemm), 2);
@@ -132,7 +132,7 @@ fn impossible_numbers_are_malformed() {
             kernel("100", "1", "99999999999999"),
             "more than a device has",
         ),
-        // A day and an hour later.
+        // One a day and one an hour later.
         (kernel("90000000000", "1", "1"), "their times are damaged"),
         // Two hours.
         (kernel("100", "7200000000", "1"), "their times are damaged"),
@@ -150,7 +150,8 @@ fn impossible_numbers_are_malformed() {
     }
 }
 
-/// A matmul may clear its output before it adds to it. Only the product has the operator's name.
+/// A matmul may clear its output before it accumulates into it. Only the GEMM kernel has the
+/// operator's name.
 #[test]
 fn helpers_of_a_matmul_keep_their_own_names() {
     let text = testing::trace();
@@ -163,7 +164,7 @@ fn helpers_of_a_matmul_keep_their_own_names() {
     let count = |text: &str, name: &str| {
         let (trace, a) = read(text.as_bytes()).unwrap();
         let times = step_times(&trace, &a);
-        // The first step has the matmul.
+        // The matmul is in the first step.
         let m = measured(&trace, &a, &times[..1], &BTreeMap::new(), Labels::default());
         let named = m.instrs.iter().filter(|i| m.names[i.name as usize] == name);
         named.count()
@@ -173,7 +174,7 @@ fn helpers_of_a_matmul_keep_their_own_names() {
     assert_eq!((count(&text, "Memset "), count(&filled, "Memset ")), (0, 1));
 }
 
-/// Returns the numbers of a document, in order.
+/// Returns the numbers of a JSON document, in order.
 fn numbers(value: &mut serde_json::Value) -> Vec<&mut serde_json::Value> {
     match value {
         serde_json::Value::Number(_) => vec![value],

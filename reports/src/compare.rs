@@ -103,15 +103,15 @@ impl Head {
     }
 }
 
-/// A comparison of two runs. Pairs are values of A and B; times are picoseconds if their type says
-/// so.
+/// A comparison of two runs. Pairs are values of A and B. Times are in picoseconds if their type
+/// says so.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Pair {
     /// The runs.
     pub runs: [Head; 2],
     /// Whether they can be compared, and why.
     pub comparable: Comparable,
-    /// Reasons not to draw conclusions, such as a recorded step that is an outlier.
+    /// Reasons for not drawing conclusions, such as a recorded step that is an outlier.
     pub warnings: Vec<String>,
     /// Options that differ.
     pub options: Vec<Difference>,
@@ -123,9 +123,9 @@ pub struct Pair {
     pub step: Option<stats::Comparison>,
     /// Main numbers.
     pub metrics: Vec<Metric>,
-    /// Time of the step by its parts.
+    /// Step time by its parts.
     pub breakdown: Breakdown,
-    /// Instructions or groups whose time changed most.
+    /// Instructions or groups with the largest changes in time.
     pub changes: Vec<Change>,
     /// Errors of the prediction, if one run is predicted and the other measured.
     pub prediction: Option<Prediction>,
@@ -133,7 +133,7 @@ pub struct Pair {
     pub units: Vec<UnitTime>,
     /// Exposed time by cause.
     pub exposed: Vec<CauseTime>,
-    /// Exposed time by what was waited for, largest change first.
+    /// Exposed time by what the compute stream waited for, largest change first.
     pub waits: Vec<Wait>,
     /// Memory.
     pub memory: MemoryPair,
@@ -204,7 +204,7 @@ fn step(a: Side<'_>, b: Side<'_>, options: &Options) -> Option<stats::Comparison
         return None;
     }
     let ((x, x_exact), (y, y_exact)) = (a.samples(), b.samples());
-    // Medians of runs are independent of one another; steps of a run are not.
+    // Medians of runs are independent of each other; steps of a run are not.
     let block = |side: Side<'_>, n| {
         if side.medians.is_empty() {
             Options::block_of(n)
@@ -230,7 +230,7 @@ fn step(a: Side<'_>, b: Side<'_>, options: &Options) -> Option<stats::Comparison
 }
 
 fn environment(sides: [&RunView; 2]) -> BTreeMap<String, [Option<String>; 2]> {
-    // A baseline contains few facts: the missing ones do not count as different.
+    // A baseline contains few facts, so missing ones do not count as different.
     let all = !sides.iter().any(|s| s.is_baseline());
     let [a, b] = sides.map(|s| &s.run.environment);
     a.keys()

@@ -1,10 +1,10 @@
-//! Facts about the machine and the checkout that a run comes from, collected without starting
-//! another program.
+//! Facts about the machine and the checkout that a run comes from, collected without starting other
+//! programs.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Facts that say where a run was made. A prediction is the same on every machine.
+/// Facts about where a run was made. A prediction is the same on every machine.
 pub(crate) const MACHINE: [&str; 8] = [
     "os",
     "kernel",
@@ -17,7 +17,7 @@ pub(crate) const MACHINE: [&str; 8] = [
 ];
 
 /// Returns facts by name: `shardlab`, `os`, `kernel`, `host`, `cpu`, `cpus`, `memory_bytes`,
-/// `nvidia_driver`, `git_revision`. Unknown ones are left out.
+/// `nvidia_driver`, `git_revision`. Unknown facts are left out.
 #[must_use]
 pub fn facts() -> Vec<(String, String)> {
     let mut all = Vec::new();
@@ -70,8 +70,8 @@ fn driver() -> Option<String> {
         .map(str::to_owned)
 }
 
-/// Returns the commit that is checked out in the repository around a folder. Uncommitted changes
-/// are not visible.
+/// Returns the checked-out commit of the repository that contains a folder. Uncommitted changes are
+/// not detected.
 fn git_revision(dir: &Path) -> Option<String> {
     let dot_git = dir
         .ancestors()
@@ -87,7 +87,7 @@ fn git_revision(dir: &Path) -> Option<String> {
     let Some(name) = head.strip_prefix("ref:").map(str::trim) else {
         return Some(head);
     };
-    // A worktree has its own HEAD, and its branches in the common folder.
+    // A worktree has its own HEAD. Its branches are in the common folder.
     let common: PathBuf = match line(git.join("commondir")) {
         Some(path) => git.join(path),
         None => git.clone(),

@@ -1,8 +1,8 @@
 //! Writes files completely or not at all.
 //!
-//! A file appears under its name only once all of it is on the disk. Until then it is a temporary
-//! file in the same folder, which is removed if anything fails. Pipes and devices have no content
-//! to protect and are written directly.
+//! A file appears under its name only when all of it is on disk. Until then it is a temporary file
+//! in the same folder, which is removed after any failure. Pipes and devices have no content to
+//! protect and are written directly.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, ErrorKind, Write};
@@ -32,7 +32,7 @@ pub fn write<T>(path: &Path, fill: impl FnOnce(&mut dyn Write) -> io::Result<T>)
 /// Like [`write()`], with a choice of what happens to an existing file.
 ///
 /// # Errors
-/// See [`write()`]; [`ErrorKind::AlreadyExists`] for a file that is to be kept.
+/// See [`write()`]; also fails with [`ErrorKind::AlreadyExists`] if an existing file is to be kept.
 pub fn write_as<T>(
     path: &Path,
     existing: Existing,
@@ -47,7 +47,7 @@ pub fn write_as<T>(
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt as _;
-        // The permissions of any new file: the umask applies.
+        // The permissions are those of any new file: the umask applies.
         part.permissions(Permissions::from_mode(0o666));
     }
     let part = part.tempfile_in(folder(&target.path)).map_err(bare)?;
@@ -63,8 +63,8 @@ pub fn write_as<T>(
     Ok(done)
 }
 
-/// Checks, before a long computation, that [`write()`] will be able to write this file, without
-/// changing it.
+/// Checks, before a long computation, that [`write()`] will be able to write this file. Leaves the
+/// file unchanged.
 ///
 /// # Errors
 /// Fails if the folder or the file cannot be written.

@@ -1,12 +1,13 @@
-//! Gates: has anything regressed since the baseline, and is the step within its budgets?
+//! Gates: report whether anything has regressed since the baseline, and whether the step is within
+//! its budgets.
 //!
 //! ```text
 //! program, prediction, check, measured runs ─▶ Facts ─┬─▶ Baseline (a text file)        `--bless`
 //!                                  Baseline, Limits ──┴─▶ judge ─▶ Verdict ─▶ formats    `gate`
 //! ```
 //!
-//! Deterministic facts are compared directly. Noisy ones (measured time) are compared only as a
-//! ratio of runs that one call has interleaved, see [`ratio`].
+//! Deterministic facts are compared directly. Noisy facts (measured time) are compared only as a
+//! ratio of runs that one call interleaves, see [`ratio`].
 
 pub mod baseline;
 pub mod facts;

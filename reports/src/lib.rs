@@ -6,7 +6,7 @@
 //!                                   └─▶ stats    tests whether a difference is significant
 //! ```
 //!
-//! A [`RunView`] is everything that a reader of a run needs without its program. Nothing in this
+//! A [`RunView`] is everything that readers of a run need without its program. Nothing in this
 //! crate plans, simulates or executes.
 //!
 //! ```

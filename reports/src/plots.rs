@@ -1,4 +1,4 @@
-//! Plots as SVG, in colours that the page chooses.
+//! Plots as SVG, in colours that the page defines.
 //!
 //! Colours in an SVG are variables (`var(--c1)`), so that one drawing serves light and dark pages
 //! and paper. [`Plot::standalone`] fills them in for a separate file.

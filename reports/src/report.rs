@@ -22,7 +22,7 @@ pub struct Item {
     pub label: String,
     /// The run.
     pub view: RunView,
-    /// Its place in a sweep: options and values in the order of the axes; empty if it is not a
+    /// Its position in a sweep: options and values in the order of the axes; empty if it is not a
     /// point of a sweep.
     pub axes: Vec<(String, String)>,
 }
@@ -32,7 +32,7 @@ pub struct Item {
 pub struct Report {
     /// Title.
     pub title: String,
-    /// Lines below the title: what the numbers rest on, and when and how the report was made.
+    /// Lines below the title: the basis of the numbers, and when and how the report was made.
     pub about: Vec<String>,
     /// Sections in order.
     pub sections: Vec<Section>,
@@ -62,7 +62,7 @@ pub enum Block {
     Plot(Plot),
     /// A drawing with zoom.
     Timeline(Timeline),
-    /// Collapsible long text: a title and the text.
+    /// Collapsible long text, as a title and the text.
     Long(String, String),
 }
 
@@ -75,7 +75,7 @@ pub struct Card {
     pub about: String,
     /// The most important number, with its unit.
     pub head: String,
-    /// How it differs from that of the first run.
+    /// How the number differs from that of the first run.
     pub change: Option<Change>,
     /// More numbers.
     pub facts: Vec<Fact>,
@@ -88,7 +88,7 @@ pub struct Fact {
     pub name: String,
     /// Value with its unit.
     pub value: String,
-    /// How it differs from that of the first run.
+    /// How the number differs from that of the first run.
     pub change: Option<Change>,
 }
 
@@ -97,12 +97,12 @@ pub struct Fact {
 pub struct Change {
     /// The difference, with its sign.
     pub by: String,
-    /// Whether that is better; `None` if the numbers tie or do not rank the runs.
+    /// Whether the difference is an improvement; `None` if the numbers tie or do not rank the runs.
     pub is_better: Option<bool>,
 }
 
 impl Change {
-    /// Returns the difference, marked if it is better or worse.
+    /// Returns the difference as text, marked if it is better or worse.
     #[must_use]
     pub fn text(&self) -> String {
         match self.is_better {
@@ -125,8 +125,8 @@ pub struct Table {
 }
 
 impl Report {
-    /// Returns the report on these runs, of which there must be at least one. The others are
-    /// compared with the first.
+    /// Returns the report on these runs. There must be at least one run; the others are compared
+    /// with the first.
     #[must_use]
     pub fn new(title: Option<&str>, items: &[Item]) -> Self {
         content::report(title, items)

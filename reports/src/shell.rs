@@ -1,6 +1,6 @@
 //! Formats commands for a shell.
 
-/// Returns the command that applies a verb to a scenario with overrides `section.key=VALUE`.
+/// Returns the command that runs a subcommand on a scenario with overrides `section.key=VALUE`.
 #[must_use]
 pub fn command(verb: &str, scenario: &str, overrides: &[String]) -> String {
     let set = overrides.iter().map(|o| format!(" --set {}", quoted(o)));
@@ -8,7 +8,7 @@ pub fn command(verb: &str, scenario: &str, overrides: &[String]) -> String {
     format!("shardlab {verb} {}{set}", quoted(scenario))
 }
 
-/// Joins words to a command, each quoted if it needs to be.
+/// Joins words into a command. Words are quoted if necessary.
 #[must_use]
 pub fn joined<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     let words: Vec<String> = words.into_iter().map(quoted).collect();

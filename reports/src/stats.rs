@@ -1,11 +1,11 @@
-//! Decides whether two sets of samples differ, by how much, and whether the samples suffice to
-//! tell.
+//! Decides whether two sets of samples differ, by how much, and whether there are enough samples to
+//! decide.
 //!
-//! The verdict compares the interval of the ratio of medians with a threshold. Rank and t tests are
-//! second opinions that are shown with it but do not affect it. Randomness comes from a fixed
-//! ChaCha stream, so equal inputs have equal verdicts.
+//! The verdict compares the interval of the ratio of medians with a threshold. Rank tests and t
+//! tests are second opinions: they are shown with the verdict, but do not affect it. Randomness
+//! comes from a fixed ChaCha stream, so equal inputs have equal verdicts.
 //!
-//! Steps of one run are not independent of one another (clocks drift, other jobs come and go). If a
+//! Steps of one run are not independent of each other (clocks drift, other jobs come and go). If a
 //! side has several runs, pass one median per run; otherwise resample blocks ([`Options::block`]).
 
 mod bootstrap;
@@ -25,7 +25,7 @@ use shardlab_plan::units::{signed, thousands};
 /// Options of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Options {
-    /// Relative change of measurements that matters, for example 0.02.
+    /// Smallest relative change of measurements that matters, for example 0.02.
     pub threshold: f64,
     /// Relative difference up to which two predictions count as equal.
     pub tolerance: Tolerance,
@@ -119,7 +119,7 @@ pub enum Verdict {
     Improved,
     /// Within the threshold.
     Equal,
-    /// The samples do not suffice for a decision.
+    /// There are too few samples for a decision.
     Inconclusive,
 }
 
@@ -148,20 +148,20 @@ pub struct Comparison {
     /// Ratio of the medians, B to A, with its interval. For two exact numbers the interval is the
     /// ratio itself.
     pub ratio: Interval,
-    /// Second opinion by ranks, for two measured sides.
+    /// Second opinion by ranks, if both sides are measured.
     pub mann_whitney: Option<RankTest>,
-    /// Second opinion by means, for two measured sides with any spread.
+    /// Second opinion by means, if both sides are measured and have any spread.
     pub welch: Option<WelchTest>,
     /// Share of pairs in which B is larger minus the share in which it is smaller, -1 to 1.
     pub cliffs_delta: f64,
-    /// Cliff's delta as a word.
+    /// Size of Cliff's delta, as a word.
     pub magnitude: Magnitude,
-    /// Standardised difference of the means (Hedges), if there is any spread.
+    /// Standardised difference of the means (Hedges' g), if there is any spread.
     pub hedges_g: Option<f64>,
     /// Probability that Welch's test detects a change of [`Options::threshold`], given this spread
     /// and these numbers of samples.
     pub power: Option<f64>,
-    /// Smallest relative change that is detected with a probability of 80 %.
+    /// Smallest relative change that the test detects with a probability of 80 %.
     pub detectable: Option<f64>,
     /// Verdict.
     pub verdict: Verdict,
@@ -200,7 +200,7 @@ pub fn compare(
         ratio,
         options: *options,
     };
-    // A single measurement has no spread, however tight its "interval" is.
+    // A single measurement has no spread, however narrow its "interval" is.
     let single = |s: Samples<'_>| matches!(s, Samples::Measured(all) if all.len() < 2);
     if let (Samples::Exact(x), Samples::Exact(y)) = (a, b) {
         c.verdict = exact(x, y, options.tolerance);
@@ -282,8 +282,8 @@ pub fn variance(all: &[f64]) -> f64 {
     all.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (all.len() as f64 - 1.0)
 }
 
-/// Adjusts p-values for multiple tests (Benjamini and Hochberg). Among those at most `q`, the
-/// expected share of false discoveries is at most `q`.
+/// Adjusts p-values for multiple tests (Benjamini and Hochberg). Among the results with at most
+/// `q`, the expected share of false discoveries is at most `q`.
 #[must_use]
 pub fn adjusted(p: &[f64]) -> Vec<f64> {
     let mut order: Vec<usize> = (0..p.len()).collect();

@@ -11,9 +11,10 @@
 //! runs/.names/NAME    holds the id that NAME stands for
 //! ```
 //!
-//! A run is written under a temporary name, flushed to the disk and renamed, so every folder with
-//! an id is complete. Writers do not conflict: ids are unique, and the later of two writers with
-//! one id chooses another. Incomplete folders are left out of lists and reported with the reason.
+//! A run is written under a temporary name, flushed to disk and renamed, so every folder that is
+//! named by an id is complete. Writers do not conflict: ids are unique, and if two writers choose
+//! the same id, the later one chooses another. Incomplete folders are left out of lists and
+//! reported with the reason.
 
 mod cap;
 mod entry;
@@ -61,15 +62,14 @@ pub struct Listing {
     pub skipped: Vec<Skipped>,
 }
 
-/// Something in a store that is not a complete run.
+/// Anything in a store that is not a complete run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Skipped {
     /// Path.
     pub path: PathBuf,
-    /// Why it is left out.
+    /// Reason why it is left out.
     pub reason: String,
-    /// Whether it was left by a writer or remover that is gone, so that nothing is lost by removing
-    /// it.
+    /// Whether its writer or remover no longer exists, so that removing it loses nothing.
     pub litter: bool,
 }
 
@@ -98,7 +98,7 @@ impl Store {
     /// Saves a run, with facts about this machine added to its environment.
     ///
     /// # Errors
-    /// Fails if the run cannot be written; nothing of it is listed then.
+    /// Fails if the run cannot be written. In that case, it is not listed.
     pub fn save(&self, view: &RunView) -> Result<Id, StoreError> {
         write::save(self, &write::complete(view))
     }
@@ -180,12 +180,11 @@ impl Store {
         Ok(ids)
     }
 
-    /// Returns the run that a text refers to: an id, an unambiguous prefix of one or of its last
-    /// part, `last`, `last~N`, or a name given with [`Store::name`].
+    /// Returns the run that a text refers to. The text is an id, an unambiguous prefix of an id or
+    /// of its last part, `last`, `last~N`, or a name given with [`Store::name`].
     ///
     /// # Errors
-    /// Fails if there is no such run, or more than one. The message contains the closest valid
-    /// name.
+    /// Fails if there is no such run, or more than one. The message contains the most similar name.
     pub fn resolve(&self, text: &str) -> Result<Id, StoreError> {
         let ids = self.ids()?;
         if let Some(back) = back(text) {
@@ -232,15 +231,15 @@ impl Store {
     /// Rejects invalid names of runs.
     ///
     /// # Errors
-    /// Fails if the name could be taken for an id or a path.
+    /// Fails if the name could be mistaken for an id or a path.
     pub fn check_name(name: &str) -> Result<(), StoreError> {
         valid(name)
     }
 
-    /// Names a run. A run that had the name before loses it.
+    /// Names a run. If another run has the name, that run loses it.
     ///
     /// # Errors
-    /// Fails if the name could be taken for an id or a path, or cannot be written.
+    /// Fails if the name could be mistaken for an id or a path, or cannot be written.
     pub fn name(&self, name: &str, id: &Id) -> Result<(), StoreError> {
         valid(name)?;
         let dir = self.dir.join(NAMES);
@@ -249,11 +248,11 @@ impl Store {
     }
 
     /// Renames a run from `from` to `to` atomically, so that it can always be found by one of the
-    /// two names. A run that had the name `to` before loses it.
+    /// two names. If another run has the name `to`, that run loses it.
     ///
     /// # Errors
-    /// Fails if there is no such name, the new one could be taken for an id or a path, or it cannot
-    /// be written.
+    /// Fails if the old name does not exist, if the new one could be mistaken for an id or a path,
+    /// or if it cannot be written.
     pub fn rename(&self, from: &str, to: &str) -> Result<(), StoreError> {
         valid(to)?;
         self.has_name(from)?;
@@ -283,7 +282,7 @@ impl Store {
         Ok(all)
     }
 
-    /// Removes a run. Concurrent readers find it gone, but never partly.
+    /// Removes a run. Concurrent readers find either all of it or nothing.
     ///
     /// # Errors
     /// Fails if the run does not exist or cannot be removed.
@@ -294,10 +293,10 @@ impl Store {
         fs::remove_dir_all(&trash).map_err(|e| StoreError::io(&trash, e))
     }
 
-    /// Removes the leftovers of a stopped writer or remover.
+    /// Removes what a stopped writer or remover left.
     ///
     /// # Errors
-    /// Fails if the entry is not such a leftover or cannot be removed.
+    /// Fails if the entry was not left by a stopped writer or remover, or cannot be removed.
     pub fn remove_litter(&self, skipped: &Skipped) -> Result<(), StoreError> {
         let own = skipped.path.parent() == Some(self.dir.as_path());
         if !own || !skipped.litter {
@@ -327,7 +326,7 @@ impl Store {
         }
     }
 
-    /// Rejects a name that no run has. A name whose file is invalid counts as existing.
+    /// Returns an error if no run has a name. A name whose file is invalid counts as existing.
     fn has_name(&self, name: &str) -> Result<(), StoreError> {
         let all = self.all_names()?;
         if all.iter().any(|n| n == name) {
@@ -402,7 +401,7 @@ fn names_in(dir: &Path) -> Result<Vec<String>, StoreError> {
     Ok(names)
 }
 
-/// Reads the run in any folder.
+/// Reads a run from any folder.
 ///
 /// # Errors
 /// Fails if the run does not exist or is incomplete.

@@ -1,4 +1,4 @@
-//! Synthetic runs for tests and benchmarks: every field is filled, and nothing is random.
+//! Synthetic runs for tests and benchmarks. Every field has a value, and nothing is random.
 
 use crate::view::{
     Alive, InstrView, ProgramView, RunView, ScenarioView, VIEW_FORMAT, Validation, Work,

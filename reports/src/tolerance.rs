@@ -11,20 +11,21 @@ use std::str::FromStr;
 pub struct Tolerance(f64);
 
 impl Tolerance {
-    /// 0.5 %: less than repeated measurements of one program can distinguish, and far below the
-    /// error of a prediction.
+    /// 0.5 %. This is less than repeated measurements of one program can distinguish, and far below
+    /// the error of a prediction.
     pub const DEFAULT: Self = Self(0.005);
     /// Only equal values tie.
     pub const EXACT: Self = Self(0.0);
 
-    /// Returns the tolerance of this share, from 0 to below 1; 0.005 is 0.5 %.
+    /// Returns the tolerance for a share, for example 0.005 for 0.5 %; `None` unless the share is
+    /// at least 0 and below 1.
     #[must_use]
     pub fn new(share: f64) -> Option<Self> {
         (0.0..1.0).contains(&share).then_some(Self(share))
     }
 
     /// Returns the tolerance for predictions with these bases: the default, or the largest error
-    /// band of those that are estimates, in whole percent. Estimates without a band use the
+    /// band of the estimates among them, in whole percent. Estimates without a band use the
     /// default.
     #[must_use]
     pub fn of_bases<'a>(bases: impl Iterator<Item = Option<&'a Basis>>) -> Self {
@@ -39,8 +40,8 @@ impl Tolerance {
         self.0
     }
 
-    /// Returns the tolerance of memory for this tolerance of time. Predictions of memory are exact
-    /// enough that it never exceeds the default.
+    /// Returns the tolerance of memory that goes with this tolerance of time. Predictions of memory
+    /// are so exact that it never exceeds the default.
     #[must_use]
     pub const fn of_memory(self) -> Self {
         Self(self.0.min(Self::DEFAULT.0))
@@ -68,12 +69,12 @@ impl Default for Tolerance {
 impl fmt::Display for Tolerance {
     /// Formats `0.5 %`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Fractions of a percent have no exact binary form.
+        // Fractions of a percent have no exact binary representation.
         write!(f, "{} %", (1e5 * self.0).round() / 1e3)
     }
 }
 
-/// A text that is not a tolerance.
+/// The error for a text that is not a tolerance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("expected a percentage from 0% to below 100%, for example 0.5%")]
 pub struct NotATolerance;

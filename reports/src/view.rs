@@ -1,4 +1,4 @@
-//! A run with the names of everything in it, readable without its program.
+//! A run with the names of everything that it refers to. It can be read without its program.
 
 mod alive;
 mod counts;
@@ -28,10 +28,10 @@ use shardlab_plan::units::Picos;
 use shardlab_plan::{Program, Scenario};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Version of [`RunView`]'s JSON. Fields are added with a default, never renamed.
+/// Version of [`RunView`]'s JSON. New fields have a default, and fields are never renamed.
 pub const VIEW_FORMAT: u32 = 1;
 
-/// Maximum number of buffers alive at the peak that a view lists.
+/// Maximum number of groups of buffers alive at the peak that a view lists.
 const MAX_ALIVE: usize = 24;
 
 /// A run, and everything that its numbers refer to.
@@ -65,7 +65,7 @@ pub struct RunView {
 /// One validation.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
-    /// Number of training steps before it.
+    /// Number of training steps before the checkpoint.
     pub steps: u64,
     /// Loss.
     #[serde(with = "shardlab_plan::record::float")]
@@ -147,7 +147,7 @@ fn kind(program: &Program, op: &Op) -> &'static str {
 
 impl RunView {
     /// Returns the value of a filter key: a field, an option or a fact of the environment, as
-    /// [`crate::store::Entry::field`] does for a saved run. An unsaved run has no id and no date.
+    /// [`crate::store::Entry::field`] does for a saved run. An unsaved run has neither id nor date.
     #[must_use]
     pub fn field(&self, key: &str) -> Option<String> {
         Some(match key {
@@ -196,7 +196,8 @@ impl RunView {
         }
     }
 
-    /// Returns the instruction of a span or memory sample. Every one that the run refers to exists.
+    /// Returns the instruction of a span or memory sample. Instructions that the run refers to
+    /// always exist.
     #[must_use]
     pub fn instr(&self, id: shardlab_plan::ir::InstrId) -> Option<&InstrView> {
         let at = self.instrs.binary_search_by_key(&id, |i| i.id).ok()?;
@@ -222,7 +223,7 @@ impl RunView {
         self.program.units.get(id.index()).map_or("", |n| n)
     }
 
-    /// Returns the name of a span's stream.
+    /// Returns the name of the stream that a span ran on.
     #[must_use]
     pub fn stream(&self, span: &Span) -> &str {
         let streams = &self.program.streams;
@@ -251,7 +252,7 @@ impl RunView {
         self.instrs.is_empty()
     }
 
-    /// Returns the indices of the spans whose end a gap waited for, see [`Run::awaited`].
+    /// Returns the indices of the spans whose ends a gap waited for, see [`Run::awaited`].
     #[must_use]
     pub fn awaited(&self, gap: &ExposedGap) -> Vec<u32> {
         self.run.awaited(gap, |i| {
@@ -297,7 +298,7 @@ impl RunView {
         self.run.step_ms()
     }
 
-    /// Returns the batch unit of some runs. Runs with unknown options are ignored.
+    /// Returns the batch unit that some runs have in common. Runs with unknown options are ignored.
     #[must_use]
     pub fn counted_in<'a>(views: impl IntoIterator<Item = &'a Self>) -> BatchUnit {
         BatchUnit::common(views.into_iter().filter_map(|v| v.scenario.counted_in()))
@@ -313,8 +314,8 @@ impl RunView {
         }
     }
 
-    /// Returns whether the steps of runs have the same number of tokens (or rows, or images).
-    /// Otherwise their times do not rank them.
+    /// Returns whether the steps of all runs have the same number of tokens (or rows, or images).
+    /// If not, their times do not rank the runs.
     pub(crate) fn have_same_tokens<'a>(views: impl IntoIterator<Item = &'a Self>) -> bool {
         let mut tokens = views.into_iter().map(|v| v.run.tokens);
         let first = tokens.next();
@@ -327,7 +328,7 @@ impl RunView {
         self.run.exposed_total().ms()
     }
 
-    /// Returns whether the peak is within the device's memory; `None` if its capacity is unknown. A
+    /// Returns whether the peak is within the device's memory; `None` if the capacity is unknown. A
     /// run whose device memory was not measured did fit.
     #[must_use]
     pub fn fits(&self) -> Option<bool> {
@@ -353,7 +354,7 @@ mod tests {
         let view = testing::view(100);
         let text = serde_json::to_string(&view).unwrap();
         let back: RunView = serde_json::from_str(&text).unwrap();
-        // NaN is unequal to itself, so compare texts.
+        // NaN does not equal itself, so the texts are compared.
         assert_eq!(serde_json::to_string(&back).unwrap(), text);
         assert!(back.run.losses[1].is_nan());
         assert_eq!(back.run.spans, view.run.spans);

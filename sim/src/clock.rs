@@ -1,4 +1,4 @@
-//! Integer time with fractional rates: progress never drifts.
+//! Integer time with fractional rates, so that progress never drifts.
 //!
 //! The work of a task is its isolated duration in picoseconds. It progresses at a rate of at most
 //! one, a multiple of 1/[`ONE`]. Remaining work is kept in picoseconds times [`ONE`], so that
@@ -10,7 +10,7 @@ pub(crate) const ONE: u32 = 1 << 12;
 /// Time of an event that never happens.
 pub(crate) const NEVER: u64 = u64::MAX;
 
-/// Longest task: 1,000 seconds. It keeps remaining work far from 64 bits.
+/// Longest task: 1,000 seconds. The limit keeps remaining work far below the 64-bit limit.
 pub(crate) const MAX_TASK: u64 = 1_000_000_000_000_000;
 
 /// Work in progress.
@@ -20,7 +20,7 @@ pub(crate) struct Progress {
     remaining: u64,
     since: u64,
     rate: u32,
-    /// When it ends if the rate stays.
+    /// Time at which it ends if the rate does not change.
     pub(crate) end: u64,
 }
 
@@ -33,7 +33,7 @@ impl Progress {
         end: NEVER,
     };
 
-    /// Starts `work` picoseconds at full rate. `work` is at most [`MAX_TASK`].
+    /// Starts `work` picoseconds of work at full rate. `work` is at most [`MAX_TASK`].
     pub(crate) fn start(work: u64, now: u64) -> Self {
         Self {
             remaining: work * u64::from(ONE),
@@ -43,7 +43,7 @@ impl Progress {
         }
     }
 
-    /// Changes the rate now (`now` is not after `end`); a rate of zero stops the work.
+    /// Changes the rate at `now`, which must not be after `end`. A rate of zero stops the work.
     pub(crate) fn set_rate(&mut self, rate: u32, now: u64) {
         if rate == self.rate {
             return;
@@ -81,7 +81,7 @@ mod tests {
     }
 
     proptest! {
-        /// Checks that the work done equals the work given, to the picosecond, for any changes of
+        /// Checks that the work done equals the given work to the picosecond, for any changes of
         /// rate.
         #[test]
         fn work_is_conserved(work in 1u64..MAX_TASK, changes in proptest::collection::vec((1u32..=ONE, 0u64..1_000_000_000), 0..50)) {

@@ -1,25 +1,25 @@
-//! How running tasks slow one another: they share SMs, memory bandwidth and links.
+//! How running tasks slow each other down: they share SMs, memory bandwidth and links.
 //!
 //! - A running collective holds a fixed number of SMs; kernels share the rest. A kernel bound by
-//!   arithmetic uses all SMs; a kernel bound by memory bandwidth is as fast on half of them. Next
-//!   to arithmetic, a memory-bound kernel takes as many SMs as it can get: blocks of a GEMM need an
-//!   SM's whole shared memory, so an SM runs one kernel or the other, and what one gains the other
-//!   loses. On an H200, the rates of a cast of 2 GiB and of kernels next to it, each relative to
-//!   its own alone, sum to 0.96 to 1.0 for cuBLAS and grouped GEMMs, 1.0 for attention's forward
-//!   and 1.1 for its backward, at any stream priority.
+//!   arithmetic uses all SMs; a kernel bound by memory bandwidth is equally fast on half of them.
+//!   While an arithmetic-bound kernel runs, a memory-bound kernel takes as many SMs as it can get:
+//!   blocks of a GEMM need the whole shared memory of an SM, so an SM runs one kernel or the other,
+//!   and what one kernel gains, the other loses. On an H200, the rates of a cast of 2 GiB and of a
+//!   concurrent kernel, each relative to running alone, sum to 0.96 to 1.0 for cuBLAS and grouped
+//!   GEMMs, 1.0 for the forward of attention and 1.1 for its backward, at any stream priority.
 //! - Kernels whose joint demand exceeds the memory bandwidth slow down in proportion to how much
 //!   they depend on it.
 //! - A collective loses a fixed share of its rate while any kernel runs, and a further share that
-//!   grows with the bandwidth that kernels use. Both shares refer to what its SMs can carry over
-//!   NVLink. A collective across nodes keeps the rate of the network cards while its SMs can still
-//!   carry more than that, and takes from kernels only the memory bandwidth of what it moves. It
-//!   holds its SMs all the same.
-//! - Collectives on the same links divide them.
-//! - Copies to and from the host lose fixed shares of their rates to one another: host memory and
-//!   the link serve both.
+//!   grows with the bandwidth that kernels use. Both shares are relative to what its SMs can carry
+//!   over NVLink. A collective across nodes keeps the rate of the network cards while its SMs can
+//!   still carry more than that, and it takes only as much memory bandwidth from kernels as its
+//!   data needs. It nevertheless holds its SMs.
+//! - Collectives on the same links divide their bandwidth.
+//! - Copies to and from the host slow each other down by fixed shares of their rates, because they
+//!   share host memory and the link.
 //!
-//! Ranks that share cores instead of having a device each are simpler: every running task takes a
-//! core, and all ranks do the same things at the same time.
+//! Ranks that share cores instead of having one device each follow simpler rules: every running
+//! task takes a core, and all ranks do the same things at the same time.
 
 use crate::clock::ONE;
 use crate::hardware::Profile;
@@ -32,39 +32,40 @@ pub(crate) struct Rules {
     held: u32,
     loss_compute: u32,
     loss_bandwidth: u32,
-    /// Share of its rate that a copy to the device loses while one to the host runs, and the
+    /// Share of its rate that a copy to the device loses while a copy to the host runs, and the
     /// reverse.
     loss_to_device: u32,
     loss_to_host: u32,
-    /// Share of the duration of a kernel that fills the device for which a collective waits for
-    /// SMs: at default and at high priority.
+    /// How long a collective waits for SMs, as a share of the duration of a kernel that fills the
+    /// device: at default and at high priority.
     pub(crate) start_wait: [u32; 2],
     /// Cores that the ranks of a node share, in units of [`ONE`]; 0 if each rank has a device.
     cores: u32,
-    /// Number of ranks that share them.
+    /// Number of ranks that share the cores.
     ranks: u32,
     shared_loss: u32,
     /// If false, every task runs as if alone.
     pub(crate) on: bool,
 }
 
-/// Totals over the running tasks; the rate of each task follows from them.
+/// Totals over the running tasks. They determine the rate of each task.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Pressure {
     collectives: u32,
     to_device: u32,
     to_host: u32,
-    /// Running collectives that move data, and copies: each keeps a core busy.
+    /// Number of running collectives that move data and of running copies. Each of them keeps a
+    /// core busy.
     moves: u32,
-    /// Number of all kernels; of those bound by arithmetic; and of memory-bound ones that fill the
-    /// device.
+    /// Numbers of kernels: of all, of those bound by arithmetic, and of memory-bound ones that fill
+    /// the device.
     kernels: u32,
     arithmetic: u32,
     filling: u32,
     kernel_bandwidth: u32,
     collective_bandwidth: u32,
-    /// Sum over collectives on copy engines of the share of their time in which they count as
-    /// memory-bound kernels that fill the device.
+    /// Sum over collectives on copy engines: the share of the time in which each counts as a
+    /// memory-bound kernel that fills the device.
     local_copies: u32,
     nvlink: u32,
     nic: u32,
@@ -93,7 +94,7 @@ impl Rules {
         }
     }
 
-    /// Returns whether ranks slow one another, so that no task runs alone.
+    /// Returns whether ranks slow each other down, so that no task runs alone.
     pub(crate) fn shares(&self) -> bool {
         self.cores > 0 && self.ranks > 1
     }
@@ -155,7 +156,7 @@ impl Rules {
             mul(turn, ONE - mul(self.shared_loss, crowd))
         };
         let now = share(p.kernels + p.moves);
-        // A collective was measured while all of its ranks ran it.
+        // Collectives were measured while all of their ranks ran them.
         let measured = if task.load == Load::Collective {
             share(1)
         } else {
@@ -167,7 +168,7 @@ impl Rules {
 }
 
 impl Pressure {
-    /// Returns the share of the SMs that kernels would use if they were alone.
+    /// Returns the share of the SMs that kernels would use if no collective ran.
     fn sm_demand(&self) -> u32 {
         let halves = (self.kernels + self.arithmetic) * ONE + self.local_copies;
         let more = if self.arithmetic > 0 {
@@ -268,9 +269,8 @@ mod tests {
     }
 
     /// During a GEMM a collective keeps 85 % of NVLink's rate, and during a kernel that uses all of
-    /// the memory bandwidth 55 %. That is 1.7 and 1.1 times what a collective at half of NVLink's
-    /// rate needs, and 1.0625 and
-    /// 0.6875 times what one at four fifths does.
+    /// the memory bandwidth 55 %. That is 1.7 and 1.1 times the rate that a collective at half of
+    /// NVLink's rate needs, and 1.0625 and 0.6875 times the rate of one at four fifths.
     #[test]
     fn a_collective_bound_by_the_cards_loses_what_its_sms_cannot_keep_up_with() {
         let at = |headroom: f64, bandwidth: u32| {
@@ -288,10 +288,10 @@ mod tests {
         near(at(2.0, ONE)[0], 1.0);
         near(at(1.25, 0)[0], 1.0);
         near(at(1.25, ONE)[0], 0.6875);
-        // The GEMM loses its SMs at any rate of the collective.
+        // The GEMM loses the SMs, whatever the collective's rate is.
         near(at(64.0, 0)[1], 108.0 / 132.0);
-        // Two collectives across nodes divide the cards; each could do half of their rate during
-        // the GEMM.
+        // Two collectives across nodes divide the cards; either could run at half of its rate
+        // during the GEMM.
         let collective = Cost {
             nvlink: 0,
             nic: ONE,
@@ -304,7 +304,7 @@ mod tests {
 
     #[test]
     fn an_update_takes_from_a_gemm_what_it_uses() {
-        // Each runs at rate 1 alone. While both run each has half, so that together they take as
+        // Alone, each runs at rate 1. Together, each runs at half the rate, so that both take as
         // long as one after the other.
         let update = Cost {
             bandwidth: ONE,
@@ -352,7 +352,7 @@ mod tests {
         assert_eq!(rates(&[gemm, engines]), [1.0, 1.0]);
     }
 
-    /// The collective counts as an update for a third of its time, and the GEMM takes a third
+    /// The collective counts as an update for a third of its time, so the GEMM takes a third
     /// longer.
     #[test]
     fn a_rank_copies_its_own_part_by_sms() {
@@ -364,7 +364,7 @@ mod tests {
         let r = rates(&[task(Load::Compute, 0, 0), engines]);
         assert!((r[0] - 0.75).abs() < 0.01, "{r:?}");
         assert_eq!(r[1], 1.0);
-        // It finds room next to a memory-bound kernel.
+        // There is room for it during a memory-bound kernel.
         assert_eq!(rates(&[task(Load::Memory, 0, 0), engines]), [1.0, 1.0]);
     }
 
@@ -392,15 +392,15 @@ mod tests {
         let kernel = task(Load::Compute, 0, 0);
         let collective = task(Load::Collective, 0, ONE);
         near(rate(1, &[kernel], 0), 1.0);
-        // The second core loses only what contention for caches and memory costs; more ranks divide
-        // the cores.
+        // A second busy core costs only what contention for caches and memory costs; more ranks
+        // divide the cores.
         near(rate(2, &[kernel], 0), 0.9);
         near(rate(4, &[kernel], 0), 0.9 / 2.0);
         near(rate(2, &[kernel, collective], 0), 0.9 / 2.0);
-        // Collectives were measured while all ranks ran theirs.
+        // Collectives were measured while all ranks ran them.
         near(rate(4, &[collective], 0), 1.0);
         near(rate(2, &[kernel, collective], 1), 0.5);
-        // Ranks that take turns lose more, where that was measured.
+        // Ranks that take turns lose more if that loss was measured.
         profile.contention.turn_loss = Some(0.2);
         let rate = |ranks: u32| {
             let rules = Rules::new(&profile, true, ranks);

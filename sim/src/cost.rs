@@ -1,4 +1,4 @@
-//! Isolated duration of each kernel, collective and copy, and the resources that it takes from
+//! Isolated duration of each kernel, collective and copy, and the resources that each takes from
 //! others.
 
 mod attention;
@@ -37,10 +37,10 @@ pub(crate) struct Costs {
     pub(crate) copies: usize,
     /// Index of the first input.
     pub(crate) inputs: usize,
-    /// Index of the input that is copied into a buffer, by buffer.
+    /// For each buffer, the index of the input that is copied into it.
     uploads: BTreeMap<BufferId, usize>,
-    /// The program asks for a fixed order of sums in attention's backward, whose cost the profile
-    /// does not know: it is priced as in any order.
+    /// Whether the program asks for a fixed order of sums in attention's backward at a cost that
+    /// the profile does not contain. It is then priced as without a fixed order.
     any_order: bool,
 }
 
@@ -52,7 +52,7 @@ impl Costs {
         let mut all = Vec::with_capacity(copies + program.copies.len());
         let (on_cpu, grouped) = (on_cpu(program), Grouped::new(profile));
         for ((kernel, moved), on_cpu) in program.kernels.iter().zip(moved(program)).zip(on_cpu) {
-            // A device that is a CPU has no other one.
+            // A device that is a CPU has no separate CPU.
             let mut cost = match on_cpu && profile.device.shared_cores.is_none() {
                 true => cpu_cost(moved, profile),
                 false => kernel_cost(kernel, moved, profile, &grouped),
@@ -116,7 +116,7 @@ impl Costs {
         }
     }
 
-    /// Returns the name under which a kernel with a modelled cost is reported.
+    /// Returns the name for reporting a kernel whose cost is modelled.
     pub(crate) fn modelled_name(&self, kernel: &Kernel) -> String {
         if self.any_order && is_attention_backward(kernel) {
             format!("{} in any order", kernel.name)
@@ -125,7 +125,7 @@ impl Costs {
         }
     }
 
-    /// Makes arithmetic as slow as at a clock.
+    /// Slows arithmetic down to a clock.
     pub(crate) fn at(&mut self, clock: &Clock) {
         for cost in self.all.iter_mut().filter(|c| c.load == Load::Compute) {
             let factor = match clock.float8_factor {
@@ -140,8 +140,8 @@ impl Costs {
 
     /// Multiplies the durations of a part of the machine by `factor`.
     pub(crate) fn slow(&mut self, part: Part, factor: f64) {
-        // A multiplication would not leave the largest picoseconds of a `u64` as they were, since
-        // it goes through an `f64`.
+        // A factor of one must not change anything, but a multiplication in `f64` would round large
+        // numbers of picoseconds.
         if factor == 1.0 {
             return;
         }
@@ -149,8 +149,8 @@ impl Costs {
             if Part::of(cost.load) == Some(part) {
                 cost.work = (cost.work as f64 * factor) as u64;
             }
-            // A rank copies its local chunk at the speed of its memory, however long the other
-            // ranks take.
+            // A rank copies its local chunk at the speed of its memory, no matter how slow the
+            // other ranks are.
             let own = f64::from(cost.local_copy_share) / f64::from(crate::clock::ONE);
             match part {
                 Part::Memory => cost.local_copy_share = fixed_share(own * factor),
@@ -175,7 +175,7 @@ fn copy_cost(kind: CopyKind, bytes: u64, profile: &Profile) -> Cost {
     }
 }
 
-/// Returns whether each kernel runs on the CPU, over operands in host memory.
+/// Returns for each kernel whether it runs on the CPU, with operands in host memory.
 fn on_cpu(program: &Program) -> Vec<bool> {
     let mut out = vec![false; program.kernels.len()];
     let mut elsewhere = out.clone();
@@ -192,7 +192,7 @@ fn on_cpu(program: &Program) -> Vec<bool> {
         .collect()
 }
 
-/// Prices an operator on the CPU by its bytes: the optimizer computes little.
+/// Prices an operator on the CPU by its bytes, because the optimizer computes little.
 fn cpu_cost(traffic: Traffic, profile: &Profile) -> Cost {
     let gbps = profile.host.cpu_gbps.unwrap_or(profile.device.h2d_gbps);
     let work = Picos::from_us(traffic.moved().0 as f64 / gbps / 1e3).0;
@@ -206,7 +206,8 @@ fn is_attention_backward(kernel: &Kernel) -> bool {
     matches!(kernel.class, KernelClass::Attention { backward: true, .. })
 }
 
-/// Returns the traffic of each kernel where it is launched: where launches differ, the largest.
+/// Returns the traffic of each kernel at its launches. If launches differ, this is the largest
+/// traffic.
 fn moved(program: &Program) -> Vec<Traffic> {
     let descriptor = |k: &Kernel| Traffic {
         read: k.read,
@@ -227,8 +228,8 @@ fn moved(program: &Program) -> Vec<Traffic> {
         .collect()
 }
 
-/// Returns an e5m2 kernel as the e4m3 one, and a float16 kernel as the bfloat16 one, if nothing was
-/// measured in float16: devices move both alike and compute them at one rate.
+/// Returns an e5m2 kernel as the e4m3 one, and a float16 kernel as the bfloat16 one if nothing was
+/// measured in float16: in both cases, devices move the same bytes and compute at the same rate.
 fn as_measured<'a>(kernel: &'a Kernel, profile: &Profile) -> Cow<'a, Kernel> {
     let dtype = kernel.dtype.rated();
     if dtype != kernel.dtype {
@@ -319,7 +320,7 @@ fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile, grouped: &Grouped
     }
 }
 
-/// Prices an update by Muon: its memory traffic, and its matmuls, which are as fast as those of the
+/// Prices an update by Muon by its memory traffic and its matmuls, which all run at the rate of the
 /// largest matrix.
 fn muon(kernel: &Kernel, moved: Bytes, profile: &Profile, of: NewtonSchulz) -> Price {
     let elementwise = Kernel {
@@ -356,7 +357,7 @@ fn kernel_cost(
     let bytes = traffic.moved().0 as f64;
     let bound_by_memory = MemoryClass::of(&kernel.class).is_some();
     // Bandwidth relative to what a plain copy reaches: a kernel that reads its operands several
-    // times (softmax) or with strides keeps the memory system as busy as one that streams.
+    // times (softmax) or with strides keeps the memory system as busy as a streaming kernel.
     let reach = copy_gbps(profile);
     let bandwidth = if bound_by_memory {
         1.0
@@ -423,7 +424,7 @@ mod tests {
     }
 
     /// The profile measured with `exec` has 2,048 rows of the 1b model's feed-forward layer in its
-    /// table, in bfloat16 only.
+    /// table, but only in bfloat16.
     #[test]
     fn float16_takes_what_bf16_does_where_it_was_not_measured() {
         let mut profile = hardware::load("h200-nvlink-exec").unwrap();
@@ -460,8 +461,8 @@ mod tests {
         assert_eq!(of(DType::F16, &profile).us, 500.0);
     }
 
-    /// Memory is half as fast again, and collectives run at half of their rate: the local chunk
-    /// takes half as long again, then half of its share.
+    /// If memory operations take half as long again, so does the local chunk. If collectives run at
+    /// half of their rate, the share of the local chunk is halved.
     #[test]
     fn a_rank_s_own_part_is_as_slow_as_memory() {
         let mut program = crate::synthetic::fsdp(&crate::synthetic::Shape::tiny());
@@ -486,7 +487,7 @@ mod tests {
         let profile = hardware::load("h200-nvlink").unwrap();
         let mut seen = std::collections::BTreeSet::new();
         for table in profile.gemm.iter().filter(|t| t.dtype == DType::Bf16) {
-            // The first of several rows of one shape counts.
+            // If several rows have the same shape, the first one counts.
             for row in table.rows.iter().filter(|r| seen.insert((r.0, r.1, r.2))) {
                 let price = alone(&gemm(row.0, row.1, row.2), &profile);
                 assert!(price.measured);
@@ -496,7 +497,7 @@ mod tests {
     }
 
     /// Kernels of a step of a 1.5 B model (8,192 tokens per rank), averaged over two eager steps
-    /// under the profiler, against the profile's tables of isolated kernels.
+    /// under the profiler, compared with the profile's tables of isolated kernels.
     #[test]
     fn memory_bound_kernels_of_a_profiled_step() {
         let profile = hardware::load("h200-nvlink").unwrap();
@@ -580,7 +581,7 @@ mod tests {
             )
         };
         let (flops, muon) = of("muon");
-        // Of a block: w1, w2 and w3; q and o; k and v.
+        // The matrices of a block: w1, w2 and w3; q and o; k and v.
         let matrix = |m: u64, n: u64| 5 * (4 * m * m * n + 2 * m * m * m);
         let block = 3 * matrix(4096, 14336) + 2 * matrix(4096, 4096) + 2 * matrix(1024, 4096);
         assert_eq!(flops, block);
@@ -593,8 +594,8 @@ mod tests {
         assert!(!muon.measured);
     }
 
-    /// Float32 weight gradients take as long as the tables say, and keep more of the memory system
-    /// busy while collectives run.
+    /// Float32 weight gradients take as long as the tables say, but they use more of the memory
+    /// bandwidth while collectives run.
     #[test]
     fn gradients_weigh_on_neighbours_by_the_bytes_that_are_written() {
         let profile = hardware::load("h200-nvlink").unwrap();
@@ -622,7 +623,7 @@ mod tests {
         };
         let (wide, narrow) = (of("f32"), of("bf16"));
         assert_eq!(wide.work, narrow.work);
-        // Two bfloat16 factors of 8192 x 4096, and 4096 x 4096 gradients.
+        // Two bfloat16 factors of 8192 x 4096, and gradients of 4096 x 4096.
         let bytes = |size: f64| 2.0 * 2.0 * 8192.0 * 4096.0 + size * 4096.0 * 4096.0;
         let ratio = f64::from(wide.bandwidth) / f64::from(narrow.bandwidth);
         assert!(
@@ -634,8 +635,8 @@ mod tests {
         );
     }
 
-    /// A fill of 100 MB according to its descriptor, which is 200 MB where the gradient is stored
-    /// in float32.
+    /// The descriptor says that a fill has 100 MB, which are 200 MB if the gradient is stored in
+    /// float32.
     #[test]
     fn a_table_is_looked_up_by_the_bytes_that_it_was_filed_by() {
         let mb = 1_000_000;
@@ -659,7 +660,7 @@ mod tests {
         };
         assert_eq!(us(true, Some(hardware::Counted::Moved)), 48.0);
         assert_eq!(us(true, Some(hardware::Counted::Described)), 25.0);
-        // Profiles older than this choice keep their meaning.
+        // Profiles that are older than this key keep their meaning.
         assert_eq!(us(true, None), 25.0);
         assert_eq!(us(false, None), 48.0);
     }

@@ -1,10 +1,10 @@
 //! The event loop of one rank.
 //!
-//! Host and device have a clock each. The host runs ahead, filling queues, until one is full or it
-//! has to wait for the device. The device follows, event by event, and never overtakes the host.
-//! Device events are starts and ends of tasks. A rank has a handful of streams, so the next event
-//! is found by scanning them, and rates change only when the set of running tasks does. The loop
-//! allocates no memory.
+//! Host and device each have a clock. The host runs ahead and fills queues until one is full or it
+//! has to wait for the device. The device follows event by event and never overtakes the host.
+//! Device events are starts and ends of tasks. A rank has only a few streams, so the next event is
+//! found by scanning them, and rates change only when the set of running tasks changes. The loop
+//! does not allocate memory.
 
 use crate::clock::{NEVER, ONE, Progress};
 use crate::contention::Pressure;
@@ -22,19 +22,21 @@ pub(crate) use driver::{run_all, run_one};
 pub(crate) use jitter::Jitter;
 pub(crate) use tables::{Pass, Stall, Tables};
 
-/// Maximum number of passes in flight: the host starts a pass only when the one this many before it
-/// is complete.
+/// Maximum number of passes in flight: before the host starts a pass, the pass this many before it
+/// must be complete.
 pub(crate) const IN_FLIGHT: usize = 2;
 
-/// Other ranks, as a collective sees them.
+/// The other ranks, from the point of view of a collective.
 pub(crate) trait Peers {
-    /// Marks a rank as ready for a collective; returns true when it was the last and all start now.
+    /// Marks a rank as ready for a collective. Returns true if it was the last one, so that all
+    /// ranks start now.
     fn arrive(&mut self, rank: u32, comm: u8) -> bool;
-    /// Marks a rank as done with a collective; returns true when it was the last and all end now.
+    /// Marks a rank as done with a collective. Returns true if it was the last one, so that all
+    /// ranks end now.
     fn leave(&mut self, rank: u32, comm: u8) -> bool;
 }
 
-/// Identical ranks: all arrive and leave together.
+/// Identical ranks, which all arrive and leave together.
 pub(crate) struct Symmetric;
 
 impl Peers for Symmetric {
@@ -53,9 +55,9 @@ impl Peers for Symmetric {
 struct Comm {
     /// Number of collectives issued.
     issued: u32,
-    /// Number of collectives ended: the next that may start.
+    /// Number of collectives that have ended, which is the index of the next one that may start.
     ended: u32,
-    /// When the last one ended.
+    /// Time at which the last collective ended.
     free: u64,
     /// Longest chain of dependent work up to `free`.
     chain: u64,
@@ -66,11 +68,11 @@ struct Comm {
 /// Progress of a pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct PassTimes {
-    /// When the host started to issue it.
+    /// Time at which the host started to issue it.
     pub(crate) start: u64,
-    /// When the host had issued it.
+    /// Time at which the host had issued it.
     pub(crate) host_end: u64,
-    /// When its last task ended.
+    /// Time at which its last task ended.
     pub(crate) device_end: u64,
     tasks: u32,
     ended: u32,
@@ -82,7 +84,7 @@ impl PassTimes {
         self.issued && self.tasks == self.ended
     }
 
-    /// Returns when host and device were done with it.
+    /// Returns the time at which both host and device were done with it.
     pub(crate) fn end(&self) -> u64 {
         self.host_end.max(self.device_end)
     }
@@ -98,7 +100,7 @@ enum Blocked {
     Event(u32),
     /// A pass.
     Pass(u32),
-    /// The device, before it releases memory.
+    /// For the device to be idle, before memory is released.
     Drain,
     /// Nothing: everything is issued.
     Finished,
@@ -113,7 +115,7 @@ pub(crate) struct Rank<'a> {
     streams: Vec<Stream>,
     /// Time of each stream's next event; stored separately because every event scans it.
     keys: [u64; 8],
-    /// Bit set of streams whose head has to be looked at.
+    /// Bit set of streams whose head has to be examined.
     dirty: u8,
     /// Bit set of streams with a task on the device.
     running: u8,
@@ -130,7 +132,7 @@ pub(crate) struct Rank<'a> {
     pass: u32,
     code: usize,
     stall: usize,
-    /// Whether the cost of the current code is paid.
+    /// Whether the host has already spent the cost of the current code.
     paid: bool,
     blocked: Blocked,
     /// Times of every pass.
@@ -138,7 +140,7 @@ pub(crate) struct Rank<'a> {
     jitter: Option<Jitter>,
     /// Longest chain of dependent work.
     pub(crate) chain: u64,
-    /// Collective payload issued and ended, in bytes.
+    /// Payload of issued and of ended collectives, in bytes.
     pub(crate) collectives: [u64; 2],
     /// Spans of the recorded pass in issue order.
     pub(crate) spans: Vec<Span>,
@@ -198,7 +200,7 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Looks at the heads of all dirty streams: completes events, passes waits, schedules tasks.
+    /// Examines the heads of all dirty streams: completes events, passes waits, schedules tasks.
     fn settle(&mut self) {
         while self.dirty != 0 {
             let s = self.dirty.trailing_zeros() as usize;
@@ -285,7 +287,7 @@ impl<'a> Rank<'a> {
         self.keys.iter().copied().fold(NEVER, u64::min)
     }
 
-    /// Processes all events of time `t`: ends, then starts by priority.
+    /// Processes all events at time `t`: ends first, then starts by priority.
     fn process<P: Peers>(&mut self, t: u64, peers: &mut P) {
         self.now = t;
         let mut due = 0u8;
@@ -325,8 +327,8 @@ impl<'a> Rank<'a> {
         }
     }
 
-    /// Returns the longest time from now for which the kernels that fill the device keep a
-    /// collective of stream `s` out.
+    /// Returns the longest time from now during which kernels that fill the device keep a
+    /// collective of stream `s` from starting.
     fn wait_for_sms(&self, s: usize) -> u64 {
         let rules = &self.tables.rules;
         let fraction = rules.start_wait[usize::from(self.streams[s].priority < 0)];
@@ -360,8 +362,8 @@ impl<'a> Rank<'a> {
             self.streams[s].wanted = self.now;
         }
         if cost.load == Load::Collective && !cost.on_engines {
-            // The collective starts when its time has come; before that, it looks again whenever a
-            // kernel ends.
+            // The collective starts at its time at the latest. Until then, it is examined again
+            // whenever a kernel ends.
             let forced = !first && self.keys[s] <= self.now;
             let wait = if forced { 0 } else { self.wait_for_sms(s) };
             if wait > 0 {
@@ -461,7 +463,7 @@ impl<'a> Rank<'a> {
         if entry.span != NO_SPAN {
             self.spans[entry.span as usize].end = Picos(now);
         }
-        // The slot holds the pass modulo 256; the passes in flight are the last few.
+        // The slot contains the pass modulo 256, which is unique among the passes in flight.
         let pass = self.pass_of(entry.pass);
         let times = &mut self.passes[pass];
         times.ended += 1;
@@ -477,7 +479,7 @@ impl<'a> Rank<'a> {
         &self.tables.costs[self.streams[s].task.arg as usize]
     }
 
-    /// Gives every running task the rate that the running set allows.
+    /// Sets the rate of every running task to what the set of running tasks allows.
     fn update_rates(&mut self) {
         self.changed = false;
         let rules = &self.tables.rules;
@@ -526,8 +528,8 @@ impl<'a> Rank<'a> {
             self.now = now;
             self.finish(s);
             self.settle();
-            // Tasks that may start at this very moment do so in an event of their own; streams that
-            // wait for SMs look again.
+            // Tasks that may start at this very moment start in a separate event. Streams that wait
+            // for SMs are examined again.
             for &w in &self.tables.by_priority {
                 if self.on_sms & (1 << w) != 0 {
                     self.try_start(usize::from(w), peers);
@@ -547,7 +549,7 @@ impl<'a> Rank<'a> {
         self.streams.iter().map(|s| s.busy).max().unwrap_or(0)
     }
 
-    /// Returns when everything has ended.
+    /// Returns the time at which everything has ended.
     pub(crate) fn makespan(&self) -> u64 {
         self.passes.iter().map(PassTimes::end).max().unwrap_or(0)
     }

@@ -1,4 +1,4 @@
-//! Why a simulation has no result.
+//! Errors of a simulation.
 
 use shardlab_plan::ir::{InstrId, Role};
 use shardlab_plan::memory::AllocError;
@@ -9,19 +9,19 @@ use shardlab_plan::units::Bytes;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum SimError {
-    /// The step does not fit.
+    /// The step does not fit the device.
     #[error("out of memory in {} at instruction {}: {error}; in use: {}", phase.name(), instr.0, composition(by_role))]
     OutOfMemory {
-        /// Instruction that asked for memory.
+        /// Instruction that requested memory.
         instr: InstrId,
         /// Its phase.
         phase: Phase,
         /// The allocator's answer.
         error: AllocError,
-        /// Memory allocated at that moment, largest role first.
+        /// Memory allocated at that time, largest role first.
         by_role: Vec<(Role, Bytes)>,
     },
-    /// An allocator refused for a reason other than size: the program is wrong.
+    /// An allocation failed for a reason other than size, because the program is invalid.
     #[error("allocation refused at instruction {} ({}): {error}", instr.0, phase.name())]
     Alloc {
         /// Instruction.
@@ -31,7 +31,7 @@ pub enum SimError {
         /// The allocator's answer.
         error: AllocError,
     },
-    /// The program has no steady section, or refers to entries that it does not have.
+    /// The program has no steady section, or refers to entries that do not exist.
     #[error("the program cannot be simulated: {0}")]
     Program(String),
     /// Every stream waits for another one.
@@ -40,7 +40,7 @@ pub enum SimError {
     /// An option is impossible.
     #[error("{0}")]
     Options(String),
-    /// An invariant does not hold: a bug in the simulator.
+    /// An invariant is violated, which is a bug in the simulator.
     #[error("internal error: {0}")]
     Internal(String),
 }

@@ -20,14 +20,14 @@ pub(crate) enum Action {
     Wait,
     /// Block until an event.
     HostWait,
-    /// Issue nothing: trailing host work of a section.
+    /// Nothing is issued: host work at the end of a section.
     Nothing,
 }
 
 /// One action of the host thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Code {
-    /// Host time spent first, picoseconds.
+    /// Host time before the action, picoseconds.
     pub(crate) cost: u64,
     /// Cost index or event.
     pub(crate) arg: u32,
@@ -46,7 +46,7 @@ pub(crate) struct SectionCode {
     pub(crate) kind: SectionKind,
     /// Codes in order.
     pub(crate) codes: Vec<Code>,
-    /// Number of device tasks among them.
+    /// Number of device tasks among the codes.
     pub(crate) tasks: usize,
     /// Sum of all host costs.
     pub(crate) host: u64,
@@ -64,14 +64,14 @@ pub(crate) struct HostCosts {
     /// Cost of waking up from a wait.
     pub(crate) host_wait: u64,
     alloc: u64,
-    /// Cost of taking memory from the device.
+    /// Cost of allocating memory on the device.
     pub(crate) device_alloc: u64,
     graph_launch: u64,
     work: [u64; HostWorkKind::ALL.len()],
 }
 
 impl HostCosts {
-    /// Derives the costs of a host that is slower than the profile by this factor.
+    /// Derives the costs for a host that is slower than the profile by this factor.
     pub(crate) fn new(profile: &Profile, times: f64) -> Self {
         let us = |x: f64| Picos::from_us(x * times).0;
         let h = &profile.host;
@@ -108,8 +108,9 @@ impl HostCosts {
     }
 }
 
-/// Yields the host time of each instruction of a section in order. Inside a captured scope that is
-/// replayed, only the start costs time. The first step captures, so it pays for every instruction.
+/// Yields the host time of each instruction of a section in order. Within a captured scope that is
+/// replayed, only the start costs time. The first step captures the scope, so it pays for every
+/// instruction.
 pub(crate) fn costs<'a>(
     program: &'a Program,
     section: SectionKind,
@@ -155,7 +156,7 @@ impl SectionCode {
                 Action::Task
             };
             let id = InstrId(section.instrs.start + i as u32);
-            // An instruction without a cost on the device is not a task.
+            // An instruction that costs nothing on the device is not a task.
             let issued = |stream: StreamId| {
                 costs_of
                     .index(program, id)
@@ -205,8 +206,8 @@ mod tests {
     use super::*;
     use crate::hardware;
 
-    /// Two ranks hold a half of the 1b model's gradients each. `_chunk_cat` has an entry of eight
-    /// bytes for every 2 KiB of it in float32; copy-outs have few.
+    /// Each of two ranks has half of the 1b model's gradients. The table of `_chunk_cat` has an
+    /// entry of eight bytes for every 2 KiB of gradients in float32. Copy-outs have few entries.
     #[test]
     fn filling_tables_of_copies_takes_the_host_time_per_shard() {
         let of = |policy: &str| {
@@ -256,7 +257,7 @@ mod tests {
             .map(|(cost, _)| cost)
             .sum();
         assert_eq!(passed - without, all);
-        // Gathered weights of other policies are used where they are.
+        // In other policies, gathered weights are used in place.
         assert!(fills(&of("native")).is_empty());
     }
 }

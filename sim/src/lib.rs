@@ -6,10 +6,10 @@
 //!          └─▶ host code per section ──────────────────────┴▶ engine ─▶ report ─▶ run
 //! ```
 //!
-//! Time is an integer number of picoseconds. The host issues in order and pays for it, streams are
-//! FIFO, events join them, communicators serialise their collectives, running tasks share SMs,
-//! bandwidth and links. The result says which costs were measured, and every run checks its own
-//! invariants.
+//! Time is an integer number of picoseconds. The host issues work in order and spends time on it,
+//! streams are FIFO queues joined by events, communicators serialise their collectives, and running
+//! tasks share SMs, bandwidth and links. The result reports which costs were measured, and every
+//! run checks its own invariants.
 //!
 //! ```
 //! use shardlab_sim::{Options, hardware, simulate};

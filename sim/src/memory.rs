@@ -1,4 +1,4 @@
-//! Memory over the passes of a run: allocations in host order, independent of time.
+//! Memory over the passes of a run. Allocations happen in host order and do not depend on time.
 
 use crate::SimError;
 use crate::engine::Stall;
@@ -18,14 +18,15 @@ pub(crate) struct PassMemory {
     repetition: Repetition,
 }
 
-/// Effect of another pass of the same section right after a pass, if that is certain.
+/// The effect on memory if a section's pass is repeated right after a pass, as far as it is
+/// certain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Repetition {
-    /// Not certain: an allocator decides again.
+    /// Not certain, because an allocator makes new decisions.
     Unknown,
-    /// Everything that it allocates keeps its address forever.
+    /// All its allocations have fixed addresses.
     Fixed,
-    /// It left memory as it had found it, and does the same from there.
+    /// The pass left memory in the state in which it found it, so the next one does the same.
     Same,
 }
 
@@ -60,7 +61,7 @@ impl<'a> MemoryRun<'a> {
         }
     }
 
-    /// Performs a section's allocations and frees.
+    /// Applies a section's allocations and frees.
     pub(crate) fn pass(
         &mut self,
         section: &Section,
@@ -126,8 +127,8 @@ impl<'a> MemoryRun<'a> {
         Ok(())
     }
 
-    /// Adds a steady pass that repeats the last one, without performing it. Returns `false` where
-    /// the repetition is not certain, because an allocator decides again in each pass.
+    /// Adds a steady pass that repeats the last one, without running it. Returns `false` if the
+    /// repetition is not certain, because an allocator makes new decisions in each pass.
     pub(crate) fn repeat(&mut self, kinds: &[SectionKind]) -> bool {
         let before = kinds[..self.passes.len()]
             .iter()
@@ -139,7 +140,7 @@ impl<'a> MemoryRun<'a> {
         self.ledger.repeat_pass(before);
         let mut again = self.passes[before].clone();
         if again.repetition == Repetition::Fixed {
-            // Nothing is taken from the device any more.
+            // No more memory is taken from the device.
             again.stalls.clear();
             again.retries = 0;
         }
@@ -164,7 +165,7 @@ impl<'a> MemoryRun<'a> {
         }
     }
 
-    /// Returns whether the last two passes, both steady, did the same.
+    /// Returns whether the last two passes, both steady, had the same effect.
     pub(crate) fn repeats(&self) -> bool {
         match self.passes.as_slice() {
             [.., a, b] => a.peaks == b.peaks && a.retries == b.retries && a.stalls == b.stalls,
@@ -172,7 +173,7 @@ impl<'a> MemoryRun<'a> {
         }
     }
 
-    /// Returns phase, unit and micro-batch of the peak.
+    /// Returns the phase, unit and micro-batch of the peak.
     pub(crate) fn peak_instr(&self) -> (Phase, UnitId, u16) {
         let peak = self.ledger.peak().instr;
         let instr = self.program.instrs.get(peak.index());
@@ -200,8 +201,8 @@ impl<'a> Stalls<'a> {
         }
     }
 
-    /// Adds the interruption by an instruction, if it took memory from the device or returned
-    /// memory to it.
+    /// Adds the interruption by an instruction, if the allocator took memory from the device or
+    /// returned memory to it.
     fn add(&mut self, instr: InstrId, before: Counters, now: Counters) {
         let drain = now.retries > before.retries;
         if now.reserved <= before.reserved && !drain {
@@ -214,7 +215,7 @@ impl<'a> Stalls<'a> {
             self.next_code += 1;
         }
         let cost = self.host.device_alloc * if drain { 2 } else { 1 };
-        // Two interruptions before one code count as one of their joint length.
+        // Two interruptions before the same code count as one of their total length.
         match self.found.last_mut() {
             Some(last) if last.code == self.next_code as u32 => {
                 last.cost += cost;
@@ -229,8 +230,8 @@ impl<'a> Stalls<'a> {
     }
 }
 
-/// Returns the sections in the order of a run: initial state, first step, steady steps with one
-/// validation among them.
+/// Returns the sections in the order of a run: the initial state, the first step, and steady steps
+/// with one validation among them.
 pub(crate) fn order(program: &Program, steady: usize) -> Vec<SectionKind> {
     let mut kinds = Vec::with_capacity(steady + 3);
     for kind in [SectionKind::Init, SectionKind::First] {

@@ -17,16 +17,16 @@ use shardlab_plan::program::Program;
 use shardlab_plan::units::Picos;
 use tables::Asked;
 
-/// Payload in bytes whose time is all latency.
+/// Payload in bytes that is small enough for the time to be all latency.
 const SMALL: u64 = 1 << 10;
 
-/// The network as the communicators of one program see it.
+/// The network, from the point of view of one program's communicators.
 #[derive(Debug)]
 pub(crate) struct Network<'a> {
     profile: &'a Profile,
     groups: Vec<Group>,
-    /// For each communicator, whether its collectives run on copy engines, except those that
-    /// reduce.
+    /// For each communicator, whether its collectives run on copy engines. Collectives that reduce
+    /// never do.
     engines: Vec<bool>,
 }
 
@@ -51,15 +51,14 @@ impl<'a> Network<'a> {
         let group = self.groups[collective.comm.index()];
         let price = self.price(collective);
         let seconds = price.us * 1e-6;
-        // Bus bytes over the time that they take: the load of the links, as a share of what they
-        // can reach.
+        // The load of the links: bus bytes over their time, as a share of what the links can reach.
         let sent = collective.expected_bytes();
         let bus =
             formula::bus_factor(collective.kind, group.size) * sent as f64 / seconds.max(1e-12);
         let load = (bus / (group.bandwidth_gbps * 1e9)).min(1.0);
-        // Contention was fitted to collectives that run at NVLink's rate. Across nodes, their
-        // kernels wait for the cards most of the time: they take less of what kernels need, and
-        // have more of their own rate to spare.
+        // Contention was fitted to collectives that run at NVLink's rate. Kernels of collectives
+        // across nodes wait for the network cards most of the time, so they take less from compute
+        // kernels and have more spare rate.
         let fitted = self.profile.network.nvlink_gbps * self.profile.network.nvlink_efficiency;
         let moved = (bus / (fitted * 1e9)).min(1.0);
         let link = formula::rate_gbps(collective.kind, &group) / fitted;
@@ -100,14 +99,14 @@ impl<'a> Network<'a> {
         let group = self.groups[collective.comm.index()];
         let (kind, bytes) = (collective.kind, collective.expected_bytes());
         if group.size <= 1 {
-            // NCCL turns it into a copy on the device.
+            // NCCL replaces it by a copy on the device.
             let us = 2.0 * bytes as f64 / (self.profile.device.memory_gbps * 0.8) / 1e3;
             return Price {
                 us: self.profile.device.min_kernel_us + us,
                 measured: false,
             };
         }
-        // Rows are pushed within a node. Where ranks share cores, all of this is copies.
+        // Rows are pushed within a node. If ranks share cores, all of this consists of copies.
         let pushes = kind.pushes() || kind == CollectiveKind::Barrier;
         if pushes && group.reached_by.is_some() {
             let launch_us = self.profile.device.min_kernel_us;
@@ -153,8 +152,8 @@ impl<'a> Network<'a> {
     }
 
     /// Returns the microseconds of a collective whose data copy engines move within a node, if
-    /// their rate is known: it starts as late as one of kernels does, for which `launch_us` is the
-    /// time of a small payload.
+    /// their rate is known. Its latency is that of a collective on SMs, for which `launch_us` is
+    /// the time of a small payload.
     fn on_engines_us(&self, collective: &Collective, launch_us: f64) -> Option<f64> {
         let group = &self.groups[collective.comm.index()];
         let rate = self.profile.network.copy_engine_gbps?;
@@ -164,8 +163,8 @@ impl<'a> Network<'a> {
         (on_engines && group.nodes == 1).then(|| launch_us + bus / rate / 1e3)
     }
 
-    /// Returns the microseconds that a misaligned payload adds. NCCL's kernels move it element by
-    /// element, at a lower rate than NVLink's. Where the network is slower than that, nothing is
+    /// Returns the additional microseconds for a misaligned payload. NCCL's kernels move it element
+    /// by element, at a lower rate than NVLink's. If the network is slower than that, nothing is
     /// lost.
     fn misalignment_us(&self, collective: &Collective) -> f64 {
         let group = &self.groups[collective.comm.index()];
@@ -185,7 +184,7 @@ impl<'a> Network<'a> {
     }
 }
 
-/// Returns for each collective of a program the time that a misaligned payload adds to it; see
+/// Returns the additional time for a misaligned payload for each collective of a program; see
 /// [`Collective::misaligned`].
 #[must_use]
 pub fn misalignment(program: &Program, profile: &Profile) -> Vec<Picos> {
@@ -195,9 +194,10 @@ pub fn misalignment(program: &Program, profile: &Profile) -> Vec<Picos> {
         .collect()
 }
 
-/// Returns NVLink's rate relative to a collective's, which is this share of it, in engine units.
+/// Returns NVLink's rate relative to a collective's rate in engine units. `share` is the inverse of
+/// this ratio.
 fn headroom(share: f64) -> u32 {
-    // At a 64th of NVLink's rate and below, kernels take nothing that the collective would notice.
+    // At a 64th of NVLink's rate and below, kernels take nothing that would affect the collective.
     (f64::from(ONE) / share.clamp(1.0 / 64.0, 1.0)).round() as u32
 }
 
@@ -274,8 +274,8 @@ mod tests {
     }
 
     /// Between eight H100s, `all_gather_perf` of nccl-tests shows about 360 GB/s of bus bandwidth
-    /// for 16 GB (github.com/NVIDIA/nccl-tests/issues/326). Nothing was fitted to it: one profile
-    /// has measured two and four GPUs but not eight, the other nothing.
+    /// for 16 GB (github.com/NVIDIA/nccl-tests/issues/326). Nothing was fitted to this value: one
+    /// profile has measurements of two and four GPUs but not of eight, and the other has none.
     #[test]
     fn large_gathers_of_eight_reach_what_others_have_measured() {
         let bytes = 16 << 30;
@@ -289,15 +289,15 @@ mod tests {
 
     #[test]
     fn crossing_nodes_is_bound_by_the_cards() {
-        // 16 ranks on 2 nodes: 15/16 of 1 GiB over min(NVLink, 8 cards of 50 GB/s at the profile's
-        // efficiency).
+        // 16 ranks on 2 nodes: 15/16 of 1 GiB over the lower bandwidth of NVLink and 8 cards of 50
+        // GB/s at the profile's efficiency.
         let profile = hardware::load("h200-nvlink").unwrap();
         let n = &profile.network;
         let gbps = (n.nvlink_gbps * n.nvlink_efficiency).min(8.0 * n.nic_gbps * n.nic_efficiency);
         let wire = f64::from(1 << 30) * 15.0 / 16.0 / gbps / 1e3;
         let p = priced(CollectiveKind::AllGather, 1 << 30, 16, 1, 8, "h200-nvlink");
         assert!(p.us > wire && p.us < 1.15 * wire, "{p:?} against {wire}");
-        // One rank per node (an outer axis): only one card.
+        // One rank per node (an outer axis) uses only one card.
         let outer = priced(CollectiveKind::AllReduce, 1 << 30, 2, 8, 8, "h200-nvlink");
         let wire = f64::from(1 << 30) / (n.nic_gbps * n.nic_efficiency) / 1e3;
         assert!(
@@ -306,8 +306,8 @@ mod tests {
         );
     }
 
-    /// Rows that no rank asks for cost nothing: 1.857 of 4 ranks get a token of Mixtral. A barrier
-    /// takes the time of a kernel and a flag.
+    /// Rows that no rank asks for cost nothing: on average, a token of Mixtral is sent to 1.857 of
+    /// 4 ranks. A barrier takes the time of a kernel and a flag.
     #[test]
     fn pushed_rows_take_the_time_of_those_that_travel() {
         let profile = hardware::load("h100-80").unwrap();
@@ -337,7 +337,7 @@ mod tests {
             us(CollectiveKind::PeerReturn, 1 << 30, 464),
             us(CollectiveKind::PeerPush, 1 << 30, 464)
         );
-        // Three quarters of the rows come from others, at NVLink's rate.
+        // Three quarters of the rows come from other ranks, at NVLink's rate.
         let rate = 0.75 * f64::from(1 << 30) / all / 1e3;
         let nvlink = profile.network.nvlink_gbps * profile.network.nvlink_efficiency;
         assert!((0.8..1.2).contains(&(rate / nvlink)), "{rate} {nvlink}");
@@ -345,7 +345,7 @@ mod tests {
         assert!((barrier - launch - flag).abs() < 1e-9, "{barrier}");
     }
 
-    /// Copy engines cannot add: a reduction on their communicator runs on SMs.
+    /// Copy engines cannot add, so a reduction on their communicator runs on SMs.
     #[test]
     fn reductions_hold_sms_on_any_communicator() {
         let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
@@ -363,8 +363,8 @@ mod tests {
         assert!(!on_engines(CollectiveKind::AllReduce));
     }
 
-    /// An all-gather of 1 GiB among four ranks: the local quarter is read and written at a copy's
-    /// rate, 4,800 GB/s times the profile's efficiency.
+    /// An all-gather of 1 GiB among four ranks: the local quarter is read and written at the rate
+    /// of a copy, 4,800 GB/s times the profile's efficiency.
     #[test]
     fn engines_leave_a_rank_its_own_part_to_copy() {
         let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
@@ -391,7 +391,7 @@ mod tests {
     }
 
     /// Groups of six on nodes of eight: the second group has two ranks on the first node and four
-    /// on the next, and the slowest counts.
+    /// on the next. The slowest group determines the price.
     #[test]
     fn a_group_that_straddles_nodes_crosses_the_network() {
         let of = |size: u32, per_node: u32| {
@@ -427,19 +427,19 @@ mod tests {
         };
         let within = gather(8, 1, &profile);
         let formula = gather(16, 1, &profile);
-        // A table of one node does not apply to two.
+        // A table for one node does not apply to two.
         profile.collective = vec![table(16, 1, 1.0)];
         assert_eq!(gather(16, 1, &profile), formula);
         profile.collective = vec![table(16, 2, 5_000.0), table(2, 2, 40_000.0)];
         let price = gather(16, 1, &profile);
         assert_eq!((price.us, price.measured), (5_000.0, true));
-        // One rank per node, eight groups at once, each with a card of its own: the same as when
-        // one is alone.
+        // One rank per node and eight groups at the same time, each with its own card, take as long
+        // as one group alone.
         let price = gather(2, 8, &profile);
         assert_eq!((price.us, price.measured), (40_000.0, true));
-        // Eight nodes, from the table with as many ranks per node, by NCCL's Simple protocol: its
-        // steps take 3.4 us within a node and 14 between nodes, and 8 more for the network. The
-        // eight cards carry 340 GB/s.
+        // Eight nodes, priced from the table with the same number of ranks per node, by NCCL's
+        // Simple protocol: its steps take 3.4 us within a node and 14 us between nodes, plus 8 us
+        // for the network. The eight cards carry 340 GB/s.
         let simple = |ranks: f64, nodes: f64| {
             let steps = (ranks - nodes) * 3.4 + (nodes - 1.0) * (14.0 + 8.0);
             8.4 + steps + (ranks - 1.0) / ranks * f64::from(1 << 30) / 340e3
@@ -450,20 +450,21 @@ mod tests {
             !price.measured && (price.us / us - 1.0).abs() < 1e-9,
             "{price:?}"
         );
-        // Four cards for the eight groups of one rank per node: half a card each, where the table's
-        // group had a whole one.
+        // Four cards for the eight groups with one rank per node: half a card per group, while the
+        // group in the table had a whole one.
         profile.network.nics_per_node = 4;
         let price = gather(2, 8, &profile);
         assert!(
             !price.measured && (price.us / 80_000.0 - 1.0).abs() < 0.01,
             "{price:?}"
         );
-        // Within a node nothing changes.
+        // Within a node, nothing changes.
         assert_eq!(gather(8, 1, &profile), within);
     }
 
-    /// All-gathers over two nodes of eight H100s by eight cards of 6.25 GB/s at 85 %, 42.5 GB/s of
-    /// NVLink's 369: the time in seconds is 15/16 of the bytes over that rate.
+    /// All-gathers over two nodes of eight H100s with eight cards of 6.25 GB/s at 85 %, which is
+    /// 42.5 GB/s compared with NVLink's 369. The time in seconds is 15/16 of the bytes divided by
+    /// that rate.
     #[test]
     fn a_collective_across_nodes_weighs_on_neighbours_by_what_it_moves() {
         let mut profile = hardware::load("h100-80").unwrap();
@@ -489,19 +490,19 @@ mod tests {
         let [bandwidth, headroom] = shares(cost(8));
         near(bandwidth, 0.2 * 42.5 / 369.0);
         near(headroom, 369.0 / 42.5);
-        // In one node the whole loss applies, as it was fitted.
+        // Within one node the whole loss applies, as it was fitted.
         let [bandwidth, headroom] = shares(cost(16));
         near(bandwidth, 0.2);
         near(headroom, 1.0);
     }
 
-    /// Returns the price of a payload of `bytes` per rank, relative to that of an aligned one.
+    /// Returns the price of a payload of `bytes` per rank relative to that of an aligned payload.
     fn misaligned(kind: CollectiveKind, bytes: u64, ranks: u32, profile: &Profile) -> f64 {
         let us = |bytes| priced_on(kind, u64::from(ranks) * bytes, ranks, 1, 8, profile).us;
         us(bytes / 16 * 16 + 2) / us(bytes / 16 * 16)
     }
 
-    /// Ratios that `misaligned.py` measured on four H200, of payloads that are 2 bytes too large.
+    /// Ratios that `misaligned.py` measured on four H200 for payloads that are 2 bytes too large.
     #[test]
     fn misaligned_payloads_take_as_long_as_measured() {
         let profile = hardware::load("h200-nvlink").unwrap();

@@ -6,28 +6,28 @@ use shardlab_plan::units::Picos;
 /// Options of a simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Options {
-    /// Number of steady passes beyond the first step. 0 runs until time and memory repeat (at least
-    /// two).
+    /// Number of steady passes after the first step. With 0, the simulation runs until time and
+    /// memory repeat (at least two passes).
     pub steps: u32,
     /// Seed of the jitter.
     pub seed: u64,
-    /// Standard deviation of kernel durations, as a share of them.
+    /// Standard deviation of kernel durations, as a share of the durations.
     pub jitter: f64,
-    /// Ranks whose kernels take longer, and the factor.
+    /// Ranks whose kernels take longer, with the factor for each.
     pub stragglers: Vec<(u32, f64)>,
-    /// Parts of every rank's machine that take longer than the profile says (with its `[scale]`),
-    /// and the factor.
+    /// Parts of every rank's machine that take longer than the profile says (including its
+    /// `[scale]`), with the factor for each.
     pub slower: Vec<(Part, f64)>,
-    /// Simulate every rank even if they are identical.
+    /// Simulates every rank even if they are identical.
     pub full_ranks: bool,
-    /// Keep spans, gaps, cost sources and the memory timeline of the last step.
+    /// Keeps spans, gaps, cost sources and the memory timeline of the last step.
     pub record: bool,
-    /// Let running tasks slow one another.
+    /// Lets running tasks slow each other down.
     pub contention: bool,
     /// Measured durations of the program's first kernels, instead of the profile's.
     pub kernel_times: Vec<Picos>,
-    /// Refuse a program that does not fit the device. Otherwise memory is unlimited and the report
-    /// compares.
+    /// Rejects a program that does not fit the device. Otherwise memory is unlimited, and the
+    /// report compares it with the device.
     pub enforce_memory: bool,
 }
 
@@ -49,7 +49,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Returns whether ranks differ, so that each has to be simulated.
+    /// Returns whether ranks differ, so that each one has to be simulated.
     pub(crate) fn every_rank(&self) -> bool {
         self.full_ranks || self.jitter > 0.0 || !self.stragglers.is_empty()
     }

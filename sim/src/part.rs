@@ -1,4 +1,4 @@
-//! Parts of a machine, for asking how long a step would take if one of them were slower.
+//! Parts of a machine, to predict the time of a step if one of them were slower.
 
 use crate::price::Load;
 use std::ops::RangeInclusive;

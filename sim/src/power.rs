@@ -1,4 +1,4 @@
-//! The power limit: arithmetic is slower the larger its share of a step.
+//! The power limit: the larger the share of arithmetic in a step, the slower it is.
 
 use crate::cost::Costs;
 use crate::hardware::Power;
@@ -6,8 +6,8 @@ use crate::price::Load;
 use shardlab_plan::program::{Op, Program, SectionKind};
 use shardlab_plan::record::Clock;
 
-/// Rounds until share and clock agree; each reduces the difference at least fourfold, since the
-/// slope is at most one.
+/// Number of iterations until share and clock agree. Each one reduces the difference at least
+/// fourfold, because the slope is at most one.
 const ROUNDS: usize = 40;
 
 /// Isolated duration of a step's arithmetic, in picoseconds.
@@ -19,9 +19,9 @@ pub(crate) struct Busy {
     other: u64,
 }
 
-/// Returns the slowdown of arithmetic in steps that take `step` picoseconds at the rates of the
-/// tables, of which arithmetic takes `busy`. Other work keeps its duration, so share and clock
-/// determine each other.
+/// Returns the slowdown of arithmetic. At the rates of the tables, a step takes `step` picoseconds,
+/// of which arithmetic takes `busy`. Other work keeps its duration, so share and clock determine
+/// each other.
 pub(crate) fn clock(power: &Power, busy: Busy, step: u64) -> Clock {
     let (float8, other, step) = (busy.float8 as f64, busy.other as f64, step.max(1) as f64);
     let rest = (step - float8 - other).max(0.0);
@@ -93,7 +93,8 @@ mod tests {
         assert!(c.arithmetic_factor > 1.04 && c.arithmetic_share > 0.8);
     }
 
-    /// 8-bit matmuls follow their own slope if the profile has one, and both count for the share.
+    /// 8-bit matmuls have a separate slope if the profile contains one. They and other matmuls both
+    /// count for the share.
     #[test]
     fn float8_has_a_slope_of_its_own() {
         let busy = Busy {
@@ -126,7 +127,7 @@ mod tests {
         assert!((full(&power(0.75, 0.3), 75) - 1.0).abs() < 1e-12);
         assert_eq!(full(&power(0.75, 0.3), 30), 1.0);
         assert_eq!(full(&power(0.75, 0.0), 90), 1.0);
-        // Neither empty steps nor overlapping arithmetic break it.
+        // It accepts empty steps and overlapping arithmetic.
         assert_eq!(clock(&power(0.75, 1.0), others(0), 0).arithmetic_share, 0.0);
         assert_eq!(
             clock(&power(0.5, 0.5), others(200), 100).arithmetic_share,

@@ -7,7 +7,7 @@ use crate::hardware::{MemoryClass, Profile};
 pub(crate) struct Price {
     /// Isolated duration in microseconds.
     pub(crate) us: f64,
-    /// Whether a measured row was hit, or measured neighbours were interpolated.
+    /// Whether a measured row matched, or measured neighbours were interpolated.
     pub(crate) measured: bool,
 }
 
@@ -51,22 +51,21 @@ pub(crate) struct Cost {
     pub(crate) bytes: u64,
     /// Communicator of a collective.
     pub(crate) comm: u8,
-    /// Whether it fills the device, so that later kernels find no free SM.
+    /// Whether it fills the device, so that no SM is free for later kernels.
     pub(crate) fills: bool,
-    /// Whether it is a collective on copy engines, which holds no SMs and waits for none.
+    /// Whether it is a collective on copy engines, which neither holds SMs nor waits for them.
     pub(crate) on_engines: bool,
-    /// Copy-engine collectives only: share of the isolated duration in which SMs copy the local
-    /// chunk. Copy engines carry the chunks of other ranks.
+    /// For collectives on copy engines only: share of the isolated duration in which SMs copy the
+    /// local chunk. Copy engines carry the chunks of other ranks.
     pub(crate) local_copy_share: u32,
     /// Whether the duration comes from measured rows.
     pub(crate) measured: bool,
-    /// Whether it is a kernel with 8-bit matmuls, which the power limit slows by a factor of its
-    /// own.
+    /// Whether it is a kernel with 8-bit matmuls, which the power limit slows by a separate factor.
     pub(crate) float8: bool,
 }
 
 impl Cost {
-    /// Makes the cost of work that takes nothing from others but its resource.
+    /// Makes the cost of work that takes only its resource from others.
     pub(crate) const fn of(work: u64, load: Load) -> Self {
         Self {
             work,

@@ -1,5 +1,5 @@
-//! From engine state to a run: step times, memory, collectives, exposed time, cost sources, and the
-//! run's invariants.
+//! Converts the state of the engine to a run: step times, memory, collectives, exposed time, cost
+//! sources, and the run's invariants.
 
 mod gaps;
 
@@ -48,8 +48,8 @@ fn pass_ends(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Vec<u64> {
         .collect()
 }
 
-/// Returns the durations of the steady passes, between successive ends. The first one follows
-/// passes of another kind, or nothing.
+/// Returns the durations of the steady passes, from the end of each pass to the end of the next.
+/// The first one follows passes of another kind, or none.
 fn durations(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Vec<u64> {
     let ends = pass_ends(parts, ranks);
     let starts = std::iter::once(0).chain(ends.iter().copied());
@@ -59,7 +59,7 @@ fn durations(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Vec<u64> {
     steady.map(|(_, (start, end))| end - start).collect()
 }
 
-/// Returns whether the last two steady steps took equally long.
+/// Returns whether the last two steady steps took the same time.
 pub(crate) fn repeats(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> bool {
     match durations(parts, ranks).as_slice() {
         [first, second] => starts_alike(*first, *second),
@@ -68,14 +68,14 @@ pub(crate) fn repeats(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> bool {
     }
 }
 
-/// Returns whether the first two steps took equally long, except for the kernels at the start,
-/// which find empty queues: within 1/200.
+/// Returns whether the first two steps took the same time, up to 1/200. The kernels at the start of
+/// the first step find empty queues, which causes a small difference.
 pub(crate) fn starts_alike(first: u64, second: u64) -> bool {
     first.abs_diff(second) <= second / 200
 }
 
-/// Returns the program instructions that the host interpreted over all timed passes and ranks.
-/// Passes that only the allocators ran do not count.
+/// Returns the number of program instructions that the host interpreted over all timed passes and
+/// ranks. Passes that only the allocators ran do not count.
 pub(crate) fn instructions(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> u64 {
     let of = |section: usize| u64::from(parts.program.sections[section].instrs.len() as u32);
     parts
@@ -134,7 +134,7 @@ pub(crate) fn invariants(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Result<(), Si
     Ok(())
 }
 
-/// Builds the run as rank 0 saw it; step times are those of the slowest rank.
+/// Builds the run as rank 0 observed it; step times are those of the slowest rank.
 pub(crate) fn build(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Run {
     let program = parts.program;
     let rank = &ranks[0];
@@ -142,7 +142,7 @@ pub(crate) fn build(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Run {
     let last = ends.len() - 1;
     let (from, to) = (last.checked_sub(1).map_or(0, |i| ends[i]), ends[last]);
     let durations = durations(parts, ranks);
-    // The first one starts with empty queues.
+    // The first step starts with empty queues.
     let later = durations.get(1..).unwrap_or_default();
     let every = parts.options.jitter > 0.0;
     let step_samples: Vec<Picos> = match later.last() {
@@ -205,7 +205,7 @@ pub(crate) fn build(parts: &Parts<'_>, ranks: &[Rank<'_>]) -> Run {
     }
 }
 
-/// Returns the slowest straggler, or a rank that waits for it where that is rank 0.
+/// Returns the slowest straggler, or, if that is rank 0, a rank that waits for it.
 fn other(options: &Options, ranks: &[Rank<'_>]) -> Option<OtherRank> {
     let slow = options.stragglers.iter().max_by(|a, b| a.1.total_cmp(&b.1));
     let rank = match slow?.0 {
@@ -216,8 +216,8 @@ fn other(options: &Options, ranks: &[Rank<'_>]) -> Option<OtherRank> {
     Some(OtherRank { rank, spans })
 }
 
-/// Returns an entry of the environment that names slowed ranks or parts with their factors; `None`
-/// if there are none.
+/// Returns an environment entry that names slowed ranks or parts with their factors; `None` if
+/// there are none.
 fn told(key: &str, who: impl Iterator<Item = (String, f64)>) -> Option<(String, String)> {
     let texts: Vec<String> = who
         .map(|(name, factor)| format!("{name}={factor}"))

@@ -19,29 +19,30 @@ use shardlab_plan::units::Picos;
 
 /// Maximum number of streams of a program.
 const STREAMS: usize = 8;
-/// Steady passes simulated at first, when the caller leaves the number open.
+/// Number of steady passes to simulate at first if the caller does not set it.
 const STEADY: usize = 3;
-/// Steady passes of a light run at first: time repeats from the first one on in most scenarios.
+/// Number of steady passes to simulate at first in a light run. In most scenarios, time repeats
+/// from the first one.
 const STEADY_LIGHT: usize = 2;
-/// Steady passes that find the slowdown of arithmetic at the power limit.
+/// Number of steady passes for finding the slowdown of arithmetic at the power limit.
 const STEADY_CLOCK: usize = 2;
-/// Steady passes when that was not enough for time to repeat.
+/// Number of steady passes if the first ones were not enough for time to repeat.
 const STEADY_MORE: usize = 7;
-/// Steady passes when every step differs.
+/// Number of steady passes if every step differs.
 const SAMPLES: usize = 10;
-/// Steady passes after which memory is assumed to repeat.
+/// Number of steady passes after which memory is assumed to repeat.
 const MEMORY_PASSES: usize = 6;
 
 /// Simulates a program.
 ///
 /// # Errors
-/// When options or program are impossible, when memory is enforced and does not suffice, when
-/// streams wait for one another in a circle, or when an invariant of the simulator does not hold.
+/// Fails if the options or the program are invalid, if memory is enforced and does not suffice, if
+/// streams wait for each other in a cycle, or if an invariant of the simulator is violated.
 pub fn simulate(program: &Program, profile: &Profile, options: &Options) -> Result<Run, SimError> {
     simulate_counted(program, profile, options).map(|(run, _)| run)
 }
 
-/// Simulates without keeping spans, gaps, timeline and cost sources: for sweeps.
+/// Simulates without keeping spans, gaps, timeline and cost sources, for sweeps.
 ///
 /// # Errors
 /// As [`simulate`].
@@ -60,14 +61,14 @@ pub fn simulate_light(
     )
 }
 
-/// Returns how many times as long kernels take where the slowest of many GPUs decides: every
-/// collective of all ranks ends with the last one.
+/// Returns the factor on kernel times when the slowest of many GPUs determines the step: every
+/// collective of all ranks ends with the slowest rank.
 fn straggling(program: &Program, profile: &Profile) -> f64 {
     let nodes = program.meta.nodes().max(1);
     1.0 + profile.network.straggler_loss * f64::from(nodes).log2()
 }
 
-/// Refuses 8-bit matmuls on a GPU whose profile has no rate for them. CPUs decode the factors.
+/// Rejects 8-bit matmuls on a GPU whose profile has no rate for them. CPUs decode the factors.
 fn has_rates(program: &Program, profile: &Profile) -> Result<(), SimError> {
     let known = profile.device.tflops.contains_key(&DType::F8E4m3);
     let is_cpu = profile.device.shared_cores.is_some();
@@ -81,8 +82,8 @@ fn has_rates(program: &Program, profile: &Profile) -> Result<(), SimError> {
     )))
 }
 
-/// Simulates, and counts the program instructions that the host interpreted (over all timed passes
-/// and ranks), for benchmarks.
+/// Simulates, and returns the number of program instructions that the host interpreted (over all
+/// timed passes and ranks), for benchmarks.
 ///
 /// # Errors
 /// As [`simulate`].
@@ -165,7 +166,7 @@ pub fn simulate_counted(
     }
 }
 
-/// What steps at the rates of a profile's tables show.
+/// Results of a trial at the rates of the profile's tables.
 struct Trial {
     /// The slowdown of arithmetic at the power limit.
     clock: Clock,
@@ -307,7 +308,7 @@ fn tables<'a>(
         let Some(section) = sections.iter().position(|s| s.kind == kind) else {
             continue;
         };
-        // Beyond the passes for which memory was simulated, the last one repeats.
+        // The last pass for which memory was simulated is repeated.
         let memory_pass = memory.passes.get(i).or_else(|| memory.passes.last());
         let stalls = memory_pass.map(|p| p.stalls.clone()).unwrap_or_default();
         passes.push(Pass {
@@ -321,8 +322,8 @@ fn tables<'a>(
         None => return Err(SimError::Program("nothing to run".into())),
     }
     let mut by_priority: Vec<u8> = (0..program.streams.len() as u8).collect();
-    // Compute comes last among equals: a collective that waited for a kernel to end precedes the
-    // next kernel.
+    // Among equal priorities, the compute stream comes last: a collective that waited for the end
+    // of a kernel precedes the next kernel.
     by_priority.sort_by_key(|&s| (program.streams[usize::from(s)].priority, s == 0, s));
     let us = |x: f64| Picos::from_us(x).0;
     let node = program

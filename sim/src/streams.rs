@@ -21,7 +21,7 @@ pub(crate) enum EntryKind {
 /// Entry of a queue.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
-    /// When the host finished issuing it.
+    /// Time at which the host finished issuing it.
     pub(crate) issue: u64,
     /// Cost index or event slot.
     pub(crate) arg: u32,
@@ -74,14 +74,14 @@ impl Ring {
         self.tail == self.head
     }
 
-    /// Appends an entry; the caller has checked that there is room.
+    /// Appends an entry. The caller must have checked that there is room.
     pub(crate) fn push(&mut self, entry: Entry) {
         let mask = self.slots.len() as u32 - 1;
         self.slots[(self.tail & mask) as usize] = entry;
         self.tail = self.tail.wrapping_add(1);
     }
 
-    /// Returns the oldest entry; meaningful only when the queue is not empty.
+    /// Returns the oldest entry. The queue must not be empty.
     pub(crate) fn front(&self) -> &Entry {
         let mask = self.slots.len() as u32 - 1;
         &self.slots[(self.head & mask) as usize]
@@ -92,7 +92,7 @@ impl Ring {
     }
 }
 
-/// What a stream is doing.
+/// State of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
     /// Queue empty.
@@ -101,20 +101,20 @@ pub(crate) enum State {
     OnEvent,
     /// Its head waits for its turn on a communicator.
     OnComm,
-    /// Its head starts at the time of the stream's key.
+    /// Its head starts at the time in the stream's key.
     Pending,
-    /// Its head, a collective, waits for SMs; at the time of the stream's key it gets them in any
-    /// case.
+    /// Its head is a collective that waits for SMs. At the time in the stream's key it gets them in
+    /// any case.
     OnSms,
     /// A collective holds its SMs and waits for the other ranks to arrive.
     OnRanks,
-    /// A task runs until the stream's key.
+    /// A task runs until the time in the stream's key.
     Running,
     /// A collective is done on this rank and waits for the other ranks to end.
     Ending,
 }
 
-/// Why a stream's cursor is where it is.
+/// Cause of the time of a stream's cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Cause {
     /// Nothing ran before.
@@ -144,9 +144,9 @@ pub(crate) struct Stream {
     pub(crate) progress: Progress,
     /// Running task.
     pub(crate) task: Entry,
-    /// When the running task was ready, before it waited for SMs or ranks.
+    /// Time at which the running task was ready, before it waited for SMs or ranks.
     pub(crate) wanted: u64,
-    /// When the running collective was ready for the other ranks.
+    /// Time at which the running collective was ready for the other ranks.
     pub(crate) arrived: u64,
     /// Work done on the stream since the start.
     pub(crate) busy: u64,
@@ -175,13 +175,13 @@ impl Stream {
 /// One recording of an event.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Event {
-    /// When it completes; [`NEVER`] while unknown.
+    /// Time at which it completes; [`NEVER`] while unknown.
     pub(crate) time: u64,
     /// Longest chain of dependent work before it.
     pub(crate) chain: u64,
     /// The span that completed it.
     pub(crate) span: u32,
-    /// Pass that recorded it last, from 1.
+    /// The last pass that recorded it, counted from 1.
     pub(crate) pass: u32,
 }
 

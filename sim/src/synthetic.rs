@@ -1,5 +1,5 @@
-//! Synthetic programs for tests and benchmarks: a small builder, and a fully sharded step that has
-//! no model.
+//! Synthetic programs for tests and benchmarks: a small builder, and a fully sharded step without a
+//! model.
 
 use shardlab_plan::ir::{
     Access, AxisId, AxisSet, Buffer, BufferId, COMPUTE, CollectiveId, CollectiveKind, CommId,
@@ -13,7 +13,7 @@ use shardlab_plan::units::{Bytes, Flops};
 use smallvec::smallvec;
 use std::ops::{Deref, DerefMut};
 
-/// Builds a program on one node whose kernels and collectives are known by their sizes alone.
+/// Builds a program on one node. Only the sizes of its kernels and collectives are given.
 #[derive(Clone, Debug)]
 pub struct Builder {
     core: ProgramBuilder,
@@ -34,7 +34,7 @@ impl DerefMut for Builder {
 }
 
 impl Builder {
-    /// Starts a program for a world of `world` ranks, with the compute stream and a root unit.
+    /// Starts a program for `world` ranks, with the compute stream and a root unit.
     #[must_use]
     pub fn new(name: &str, world: u32) -> Self {
         let mesh = DeviceMesh::data_parallel(world, 1);
@@ -97,7 +97,7 @@ impl Builder {
         self.kernel("mm", class, 2 * m * n * k, 2 * (m * k + k * n), 2 * m * n)
     }
 
-    /// Adds a collective of `bytes` (full side), aligned, from buffer 0 to buffer 1.
+    /// Adds an aligned collective of `bytes` (full side) from buffer 0 to buffer 1.
     pub fn collective(&mut self, kind: CollectiveKind, comm: CommId, bytes: u64) -> CollectiveId {
         let size = u64::from(self.program.communicators[comm.index()].ranks.size);
         let part = Part {
@@ -177,7 +177,7 @@ impl Builder {
         self
     }
 
-    /// Returns the program; what was appended since the last section becomes the steady one.
+    /// Returns the program. Instructions after the last section become the steady section.
     #[must_use]
     pub fn finish(mut self) -> Program {
         let program = &self.core.program;
@@ -210,7 +210,7 @@ pub struct Shape {
     pub ffn: u64,
     /// Tokens per rank.
     pub tokens: u64,
-    /// Pointwise kernels per block and direction, in addition to the seven GEMMs.
+    /// Number of pointwise kernels per block and direction, in addition to the seven GEMMs.
     pub pointwise: u16,
     /// Number of ranks.
     pub ranks: u32,
@@ -230,7 +230,7 @@ impl Shape {
         }
     }
 
-    /// Returns a step like that of an 8 B model on eight ranks, eager: about 4,000 kernels and
+    /// Returns an eager step like that of an 8 B model on eight ranks: about 4,000 kernels and
     /// 16,000 instructions.
     #[must_use]
     pub const fn large() -> Self {
@@ -245,8 +245,8 @@ impl Shape {
     }
 }
 
-/// Builds a fully sharded step: gather, compute and release per block; backward with
-/// reduce-scatters; an optimizer kernel. Gathers run on their own stream, one unit ahead.
+/// Builds a fully sharded step: gather, compute and release for each block; backward with
+/// reduce-scatters; an optimizer kernel. Gathers run on a separate stream, one unit ahead.
 #[must_use]
 pub fn fsdp(shape: &Shape) -> Program {
     let mut b = Builder::new("synthetic", shape.ranks);

@@ -7,7 +7,7 @@ use shardlab_plan::program::Op;
 use shardlab_plan::record::{ExposedGap, Run, awaited_names, awaited_units};
 use std::collections::BTreeSet;
 
-/// Number of instructions before a collective in which the copy into its bucket is searched.
+/// Number of instructions before a collective that are searched for the copy into its bucket.
 const LOOK_BACK: usize = 64;
 
 /// Returns the spans that had to end before a gap could end, see [`Run::awaited`].
@@ -61,7 +61,7 @@ fn units_of(program: &Program, instr: InstrId, all: &mut BTreeSet<UnitId>) {
                 if !matches!(bucket, Holds::Named(_)) {
                     continue;
                 }
-                // Find the copy that filled the bucket.
+                // The copy that filled the bucket.
                 let before =
                     &program.instrs[instr.index().saturating_sub(LOOK_BACK)..instr.index()];
                 let filled = before.iter().rev().find(|i| {

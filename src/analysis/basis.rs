@@ -1,4 +1,4 @@
-//! Formats predicted numbers according to what they rest on.
+//! Formats predicted numbers according to their basis.
 
 use crate::predict::Prediction;
 use shardlab_plan::record::Basis;
@@ -39,8 +39,8 @@ pub fn difference(x: f64, decimals: usize, basis: Option<&Basis>) -> String {
     format!("{sign}{}", significant(x.abs(), ESTIMATE_DIGITS))
 }
 
-/// Returns the share of busy time (0 to 1) that is priced by measured tables; `None` if nothing was
-/// recorded.
+/// Returns the share of busy time (0 to 1) whose price comes from measured tables; `None` if
+/// nothing was recorded.
 #[must_use]
 pub fn measured_share(p: &Prediction) -> Option<f64> {
     let costs = &p.run.costs;

@@ -1,4 +1,4 @@
-//! What compile modes gain in kernel time and memory, and what they cost in guards and graph
+//! What compile modes save in kernel time and memory, and what they cost in guards and graph
 //! breaks.
 
 use crate::predict::{PredictError, Prediction, Profiles, predict};
@@ -32,7 +32,7 @@ pub struct Mode {
     pub guards: Picos,
     /// Host time spent in graph breaks; part of `host`.
     pub graph_breaks: Picos,
-    /// Exposed time caused by a late host.
+    /// Exposed time caused by late issue from the host.
     pub host_exposed: Picos,
     /// Peak of allocated memory.
     pub peak_allocated: Bytes,
@@ -133,7 +133,7 @@ pub const fn name(mode: CompileMode) -> &'static str {
     }
 }
 
-/// Returns the prediction of every mode, or the reason why a mode is impossible.
+/// Returns the prediction for every mode, or the reason why a mode is impossible.
 ///
 /// `load` loads the scenario with a mode.
 #[must_use]
@@ -163,7 +163,7 @@ pub fn modes(
     .collect()
 }
 
-/// Returns how often the host does this kind of work in a steady step.
+/// Returns how often the host does work of this kind in a steady step.
 fn host_work(p: &Prediction, wanted: HostWorkKind) -> u64 {
     let Some(steady) = p.program.section(SectionKind::Steady) else {
         return 0;

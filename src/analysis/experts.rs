@@ -1,5 +1,5 @@
-//! What it would change to divide experts among other numbers of ranks, to send tokens in another
-//! way, to reserve other numbers of rows, and if some experts were more popular than others.
+//! The effects of dividing experts among other numbers of ranks, of sending tokens in another way,
+//! of reserving other numbers of rows, and of unequally popular experts.
 
 use super::whatif::{Change, Load, WhatIf, try_one};
 use crate::predict::{Prediction, Profiles};
@@ -8,17 +8,17 @@ use serde::Serialize;
 use shardlab_plan::Scenario;
 use shardlab_plan::config::Dispatcher;
 
-/// What a change is about.
+/// Subject of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum About {
-    /// Ranks that divide the experts.
+    /// Number of ranks among which experts are divided.
     Ep,
     /// How tokens reach them.
     Dispatcher,
-    /// How unequally popular experts are.
+    /// Imbalance in the popularity of experts.
     Imbalance,
-    /// How many rows ranks reserve.
+    /// Number of rows that ranks reserve.
     Capacity,
 }
 
@@ -38,13 +38,13 @@ impl About {
 /// Sizes of expert parallelism that are compared.
 const SIZES: [u32; 4] = [1, 2, 4, 8];
 
-/// Ratios of the most popular expert to the mean.
+/// Ratios of the most popular expert's tokens to the mean.
 const IMBALANCES: [f64; 2] = [1.5, 2.0];
 
-/// Factors of the rows of balanced routing.
+/// Factors on the rows of balanced routing.
 const CAPACITIES: [&str; 3] = ["1.0", "1.25", "2.0"];
 
-/// Predicts every change that a scenario with experts allows; none without experts.
+/// Predicts every change that a scenario with experts allows. Returns none without experts.
 #[must_use]
 pub fn try_all(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Vec<(About, WhatIf)> {
     changes(&base.scenario)
@@ -57,7 +57,7 @@ pub fn try_all(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Vec<(A
 }
 
 /// Returns the changes that are tried. Those that need divided experts come with the largest `ep`
-/// if the scenario divides none.
+/// if the scenario does not divide experts.
 fn changes(base: &Scenario) -> Vec<(About, Change)> {
     let now = base.mesh.ep;
     let legal = sizes(base);
@@ -101,7 +101,7 @@ fn changes(base: &Scenario) -> Vec<(About, Change)> {
     all
 }
 
-/// Returns the sizes that divide experts and shards evenly; none without experts.
+/// Returns the sizes that divide both experts and shards evenly; none without experts.
 fn sizes(base: &Scenario) -> Vec<u32> {
     let Some(of) = base.model.family.spec().expert_parallel else {
         return Vec::new();
@@ -147,7 +147,7 @@ mod tests {
         let divided = labels("small-moe", &["mesh.ep=2", "moe.dispatcher=peer"]);
         let capacity = (About::Capacity, "moe.capacity_factor=1.25".to_owned());
         assert!(divided.contains(&capacity), "{divided:?}");
-        // No expert of two with top 2 is more popular than another.
+        // With two experts and top 2, no expert is more popular than the other.
         let two = labels("small-moe", &["model.experts=2", "mesh.ep=2"]);
         assert!(two.iter().all(|(about, _)| *about != About::Imbalance));
         assert_eq!(labels("small-native", &[]), []);

@@ -16,9 +16,11 @@ use std::collections::BTreeMap;
 /// What a gap waited for.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Awaited {
-    /// Kernels and collectives; `host` where the compute stream waited for nothing on the device.
+    /// Names of kernels and collectives; `host` if the compute stream did not wait for work on the
+    /// device.
     pub name: String,
-    /// Phase of the first task; of the next kernel if the gap waited for nothing on the device.
+    /// Phase of the first task, or of the next kernel if the gap did not wait for work on the
+    /// device.
     pub phase: &'static str,
     /// Whether one of the tasks is a collective.
     pub collective: bool,
@@ -27,7 +29,7 @@ pub struct Awaited {
 /// A gap, described in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gap {
-    /// Start, from the start of the step.
+    /// Start, relative to the start of the step.
     pub start: Picos,
     /// Length.
     pub length: Picos,
@@ -43,7 +45,7 @@ pub struct Gap {
     pub why: String,
 }
 
-/// Exposed time, grouped by cause and by what was waited for.
+/// Exposed time, grouped by cause and by what the gaps waited for.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Group {
     /// Cause.
@@ -58,8 +60,8 @@ pub struct Group {
     pub total: Picos,
 }
 
-/// Returns all gaps of a run, described in words and ordered by time. Adjacent gaps of one kernel
-/// and one cause are merged.
+/// Returns all gaps of a run, described in words and ordered by time. Adjacent gaps with the same
+/// kernel and cause are merged.
 #[must_use]
 pub fn gaps(program: &Program, run: &Run) -> Vec<Gap> {
     let next = NextCompute::new(run);

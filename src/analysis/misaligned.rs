@@ -9,7 +9,7 @@ use shardlab_plan::units::Picos;
 use shardlab_sim::misalignment;
 use std::collections::BTreeMap;
 
-/// Number of meshes of the same ranks that are planned to find an aligned one.
+/// Number of other meshes over the same ranks that are planned in search of an aligned one.
 const TRIED: usize = 4;
 
 /// Collectives of the recorded step whose payloads are misaligned.
@@ -18,7 +18,7 @@ pub(super) struct Misaligned {
     pub(super) lost: Picos,
     /// Misaligned launches and all launches, for each kind that has misaligned ones.
     counts: BTreeMap<CollectiveKind, (u32, u32)>,
-    /// How many times longer the slowest takes than an aligned one.
+    /// Factor by which the slowest misaligned collective is slower than an aligned one.
     factor: f64,
 }
 
@@ -101,12 +101,12 @@ pub(super) fn aligned_mesh(p: &Prediction) -> Option<AlignedMesh> {
         })
 }
 
-/// A mesh of the same ranks on which payloads are aligned.
+/// A mesh over the same ranks with aligned payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AlignedMesh {
     shard: u32,
     outer: u32,
-    /// Whether it aligns all of them.
+    /// Whether it aligns all payloads.
     all: bool,
 }
 
@@ -165,8 +165,8 @@ mod tests {
                 (CollectiveKind::ReduceScatter, (1, 3)),
             ])
         );
-        // The cards of a node move 340 GB/s. NVLink's 369 are divided by 1.6 for the gathers, and
-        // by 1.15 for one reduction, which is the largest.
+        // The cards of a node carry 340 GB/s. NVLink's 369 GB/s are divided by 1.6 for the gathers,
+        // and by 1.15 for one reduction, which is the largest.
         let bytes = |s: &Span, kind| match p.program.instrs[s.instr.index()].op {
             Op::Collective { id, .. } => {
                 let c = &p.program.collectives[id.index()];

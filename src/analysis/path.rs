@@ -24,14 +24,14 @@ pub struct CriticalPath {
     pub host_first: Picos,
     /// Time of the spans by unit, largest first.
     pub by_unit: Vec<(String, Picos)>,
-    /// The longest runs of consecutive spans of one kind, unit and phase.
+    /// The longest runs of consecutive spans with the same kind, unit and phase.
     pub pieces: Vec<Piece>,
 }
 
 /// Consecutive spans of the path.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Piece {
-    /// Start, from the start of the step.
+    /// Start, relative to the start of the step.
     pub start: Picos,
     /// Duration.
     pub length: Picos,

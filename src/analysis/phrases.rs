@@ -1,4 +1,4 @@
-//! Phrases that several sentences of the analysis share.
+//! Phrases that are used in several sentences of the analysis.
 
 use crate::predict::Prediction;
 

@@ -1,4 +1,4 @@
-//! Matmul dimensions that are off the fast path of the GPU libraries. In 16-bit types, tensor cores
+//! Matmul dimensions that are off the fast path of GPU libraries. In 16-bit types, tensor cores
 //! need rows whose size is a multiple of 16 bytes; odd leading dimensions need slower kernels.
 
 use crate::predict::Prediction;
@@ -17,9 +17,9 @@ pub(super) struct Dimension {
     name: &'static str,
     /// Size, in elements.
     elements: u64,
-    /// The size should be a multiple of this, in elements.
+    /// Number of elements that the size should be a multiple of.
     multiple: u64,
-    /// How many times longer matmuls of this dimension take, if it was measured.
+    /// Factor by which matmuls of this dimension are slower, if it was measured.
     slowdown: Option<f64>,
 }
 
@@ -48,7 +48,7 @@ impl Dimension {
     }
 
     /// Returns the override that pads the dimension. Only the vocabulary can be padded without
-    /// turning the model into another one.
+    /// changing the model.
     pub(super) fn padding(&self) -> Option<String> {
         (self.name == VOCAB).then(|| format!("model.vocab={}", self.padded()))
     }
@@ -56,7 +56,8 @@ impl Dimension {
 
 const VOCAB: &str = "vocab";
 
-/// Returns the unaligned matmul dimensions of a prediction, on hardware on which alignment matters.
+/// Returns the unaligned matmul dimensions of a prediction. Empty on hardware for which alignment
+/// does not matter.
 pub(super) fn unaligned(p: &Prediction) -> Vec<Dimension> {
     let used: BTreeSet<u64> = p
         .program
@@ -80,7 +81,7 @@ pub(super) fn padded_vocabulary(scenario: &Scenario, profile: &Profile) -> Optio
 }
 
 fn of_scenario(scenario: &Scenario, profile: &Profile) -> Vec<Dimension> {
-    // Ranks without a device of their own run on CPU cores. Float32 GEMMs lose nothing: see
+    // Ranks without their own device run on CPU cores. Float32 GEMMs do not become slower: see
     // `scenarios/hardware/measure/alignment.py`.
     let size = scenario.precision.compute.size();
     if profile.device.shared_cores.is_some() || size != 2 {
@@ -129,14 +130,14 @@ mod tests {
         );
         assert!(message.ends_with("pad it to 128264."), "{message}");
         assert_eq!(set[..], ["model.vocab=128264"]);
-        // Another FFN width makes another model.
+        // Another FFN width would be another model.
         let ffn = warned(&["model.layers=2", "model.ffn=14337"]);
         assert!(
             ffn[0].0.starts_with("ffn 14337 is not a multiple of 8: "),
             "{ffn:?}"
         );
         assert_eq!((ffn.len(), ffn[0].1.len()), (1, 0));
-        // An even number of elements costs less than an odd one, and float32 loses nothing.
+        // An even number of elements costs less than an odd one, and float32 costs nothing.
         let four = ["model.layers=2", "model.vocab=128260"];
         assert_eq!(warned(&four).len(), 1);
         assert!(warned(&four)[0].0.contains("take about 2.7 times as long"));

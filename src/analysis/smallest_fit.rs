@@ -1,4 +1,4 @@
-//! Finds the smallest change that makes a job fit: one option, else two, else three.
+//! Finds the smallest change that makes a job fit: one option, or else two, or else three.
 
 use super::whatif::{self, Change, Effect, Load, WhatIf, is_settable};
 use crate::predict::{Fit, Prediction, Profiles};
@@ -9,11 +9,12 @@ use std::cmp::Reverse;
 
 /// Maximum number of options in a combination.
 const MAX_OPTIONS: usize = 3;
-/// Number of changes that combinations are made of: those that save the most.
+/// Number of changes that combinations are made of. The changes that save the most are used.
 const COMBINED: usize = 10;
-/// Number of combinations per level that are extended by one more option: those that save the most.
+/// Number of combinations per level that get one more option. The combinations that save the most
+/// are used.
 const EXTENDED: usize = 8;
-/// Multiples of the sharding mesh that are tried if no change of options fits.
+/// Multiples of the sharding mesh to try if no change of options fits.
 const MORE_GPUS: [u32; 6] = [2, 4, 8, 16, 32, 64];
 /// Relative saving of device memory above which a change is worth combining.
 const WORTH_COMBINING: f64 = 0.002;
@@ -34,16 +35,17 @@ pub struct Solution {
 pub struct Search {
     /// Changes with the fewest options that fit and leave the usual headroom, fastest first.
     pub solutions: Vec<Solution>,
-    /// Changes with the fewest options that only just fit. Empty if headroom takes no more options.
+    /// Changes with the fewest options that fit, but leave little headroom. Empty if leaving the
+    /// usual headroom does not take more options.
     pub narrow: Vec<Solution>,
-    /// The fewest GPUs that fit, if no change of options does.
+    /// The smallest number of GPUs on which the job fits, if no change of options is enough.
     pub more_gpus: Option<Solution>,
     /// Number of combinations that were simulated.
     pub tried: usize,
 }
 
 impl Search {
-    /// Returns the smallest change that leaves headroom, or else the smallest that fits.
+    /// Returns the smallest change that leaves headroom, or else the smallest change that fits.
     #[must_use]
     pub fn best(&self) -> Option<&Solution> {
         self.solutions.first().or(self.narrow.first())
@@ -65,7 +67,7 @@ struct Tried {
 }
 
 /// Searches for the smallest change that makes a job fit on the same GPUs without changing what it
-/// computes: batch, model and precision stay. Returns `None` if the job already fits.
+/// computes: batch, model and precision stay the same. Returns `None` if the job already fits.
 #[must_use]
 pub fn search(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Option<Search> {
     if !matches!(base.fit, Fit::Exceeds { .. }) {
@@ -120,7 +122,8 @@ pub fn search(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Option<
     Some(found)
 }
 
-/// Returns the smallest larger mesh that fits, with the current options or with the leanest ones.
+/// Returns the smallest larger mesh on which the job fits, with the current options or with the
+/// most economical ones.
 fn more_gpus(
     base: &Prediction,
     leanest: Option<Change>,
@@ -161,7 +164,7 @@ fn collect(found: &mut Search, moves: &[Move], level: &[Tried], options: usize) 
         .filter(fitting)
         .partition(|t| leaves_room(&t.effect));
     found.solutions.extend(roomy.into_iter().map(solution));
-    // Using more options to only just fit is no better than using fewer.
+    // A tight fit with more options is no better than one with fewer.
     if found.solutions.is_empty() && found.narrow.is_empty() {
         found.narrow.extend(narrow.into_iter().map(solution));
     }
@@ -191,7 +194,7 @@ fn worth_combining(base: &Prediction, singles: &[Tried]) -> Vec<usize> {
     worth.iter().take(COMBINED).map(|t| t.moves[0]).collect()
 }
 
-/// Returns the combinations of `level`, each extended by one more option.
+/// Returns the combinations of `level`, each with one more option.
 fn extend(moves: &[Move], singles: &[usize], mut level: Vec<Tried>) -> Vec<Vec<usize>> {
     level.retain(|t| t.moves.iter().all(|i| singles.contains(i)));
     level.sort_by_key(|t| t.effect.peak_device);
@@ -239,7 +242,7 @@ fn moves(base: &Scenario) -> Vec<Move> {
             &["train.recompute=selective", "train.recompute=full"]
         }
         Recompute::Selective => &["train.recompute=full"],
-        // If only some blocks are recomputed, recompute all of them.
+        // If only some blocks are recomputed, a move recomputes all of them.
         Recompute::Full => &["train.recompute_layers=all"],
     };
     for set in stronger {
@@ -331,7 +334,7 @@ mod tests {
         assert_eq!(found("llama3-8b-4xh200", &[]), None);
     }
 
-    /// If one option is enough, none are combined.
+    /// If one option is enough, options are not combined.
     #[test]
     fn one_option_goes_before_two() {
         let set = ["mesh.hardware=h100-80", "train.recompute=none"];
@@ -354,8 +357,8 @@ mod tests {
         assert!(speeds.is_sorted_by(|a, b| a >= b), "{speeds:?}");
     }
 
-    /// Full recompute alone only just fits; a second option gives headroom. Neither another engine
-    /// nor another batch is proposed.
+    /// Full recompute alone leaves little headroom; a second option leaves enough. Neither another
+    /// engine nor another batch is proposed.
     #[test]
     fn two_options_are_found_where_one_is_not_enough() {
         let set = [
@@ -386,7 +389,7 @@ mod tests {
         let found = found("llama3-70b-64xh100", &set).unwrap();
         assert_eq!(found.best(), None);
         assert!(found.tried > 5, "{}", found.tried);
-        // A larger mesh holds it.
+        // The job fits on a larger mesh.
         let more = found.more_gpus.unwrap();
         assert!(more.effect.has_headroom, "{more:?}");
         assert!(more.change.overrides[0].starts_with("mesh.dp_shard="));

@@ -1,7 +1,7 @@
 //! Compares predictions with measured runs.
 //!
-//! The table is a CSV file. Required columns: `scenario` and `overrides` (values for `--set`,
-//! separated by `;`). Any of the measured columns of [`Metric`] may follow; an empty cell means
+//! The table is a CSV file. The columns `scenario` and `overrides` (values for `--set`, separated
+//! by `;`) are required. Any of the measured columns of [`Metric`] may follow; an empty cell means
 //! that the value was not measured. `name` and `source` are optional, and so is `out_of_memory`: a
 //! run with `true` ran out of memory and has no measured values.
 
@@ -110,11 +110,11 @@ pub struct Compared {
     pub peak_flops: f64,
     /// Tokens per rank and step.
     pub tokens: f64,
-    /// The row in the form that the error bands of predictions use.
+    /// The row in the form from which error bands of predictions are derived.
     pub residual: Residual,
 }
 
-/// Errors of one metric over all rows that measured it.
+/// Errors of one metric over all rows in which it was measured.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Errors {
     /// Metric.
@@ -139,20 +139,20 @@ impl Compared {
     }
 }
 
-/// How many runs ran out of memory, and of how many that was predicted.
+/// Number of runs that ran out of memory, and how many of them were predicted to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct OutOfMemory {
     /// Number of runs that ran out of memory.
     pub measured: usize,
-    /// Number of them that are predicted not to fit.
+    /// Number of these that are predicted not to fit.
     pub predicted: usize,
-    /// Number of runs that fitted.
+    /// Number of runs that fit.
     pub ran: usize,
-    /// Number of them that are predicted to fit.
+    /// Number of these that are predicted to fit.
     pub predicted_to_fit: usize,
 }
 
-/// Returns how many predictions of whether a run fits are right; `None` if no run ran out of
+/// Returns the number of correct predictions of whether a run fits; `None` if no run ran out of
 /// memory.
 #[must_use]
 pub fn out_of_memory(rows: &[Compared]) -> Option<OutOfMemory> {
@@ -226,7 +226,7 @@ pub fn compare(
         .collect()
 }
 
-/// Returns the path of a row's scenario: as given, or else relative to the table's folder.
+/// Returns the path of a row's scenario: as given, or else relative to the folder of the table.
 fn path_of(table: &Path, scenario: &str) -> PathBuf {
     let given = PathBuf::from(scenario);
     let next_to_table = table.parent().map(|folder| folder.join(scenario));
@@ -236,8 +236,8 @@ fn path_of(table: &Path, scenario: &str) -> PathBuf {
     }
 }
 
-/// Returns the errors of the rows of each project, in the order of their first rows; none if all
-/// rows are of one project.
+/// Returns the errors of the rows of each project, in the order of their first rows. Empty if all
+/// rows are from one project.
 #[must_use]
 pub fn errors_by_project(rows: &[Compared]) -> Vec<(&str, Vec<Errors>)> {
     let mut projects: Vec<&str> = Vec::new();
@@ -256,7 +256,7 @@ pub fn errors_by_project(rows: &[Compared]) -> Vec<(&str, Vec<Errors>)> {
         .collect()
 }
 
-/// Returns the errors of every metric that any row measured.
+/// Returns the errors of every metric that was measured in any row.
 #[must_use]
 pub fn errors<'a>(rows: impl IntoIterator<Item = &'a Compared> + Clone) -> Vec<Errors> {
     Metric::ALL

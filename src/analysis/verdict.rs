@@ -1,4 +1,4 @@
-//! The verdict on a prediction: whether it fits, how long a step takes, and what decides that.
+//! The verdict on a prediction: whether the job fits, how long a step takes, and what limits it.
 
 use super::basis::step_time;
 use super::phrases::frees;
@@ -8,29 +8,29 @@ use serde_json::{Value, json};
 use shardlab_plan::record::Basis;
 use shardlab_plan::units::{ByteUnit, Bytes};
 
-/// Share of the device's memory that should stay free; less is too little headroom.
+/// Share of the device's memory that should stay free. A smaller share is too little headroom.
 pub const HEADROOM: f64 = 0.05;
 
 const NARROWLY: &str = "fits narrowly";
 
-/// The verdict in two lines: the answer, and why. The caller decides what to suggest next.
+/// The verdict in two lines: the answer, and the reason. The caller decides what to suggest next.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Verdict {
     /// Short form for tables: `yes`, `tight`, `no` or `?`.
     pub fits: &'static str,
-    /// Whether the answer is good news.
+    /// Whether the answer is positive.
     pub good: bool,
     /// The first words: `fits`, `fits narrowly`, `tight`, `does not fit`, `may fit`.
     pub headline: &'static str,
     /// The other parts of the verdict.
     pub parts: Vec<String>,
-    /// What bounds the step, or what takes up the memory.
+    /// What limits the step, or what takes up the memory.
     pub why: String,
     /// Step time, milliseconds.
     pub step_ms: f64,
     /// Device memory that stays free; negative if the device has too little.
     pub free_bytes: Option<i64>,
-    /// What the numbers rest on, if known.
+    /// The basis of the numbers, if known.
     pub basis: Option<Basis>,
 }
 
@@ -133,7 +133,8 @@ fn of_capacity(bytes: Bytes, capacity: Bytes) -> String {
     }
 }
 
-/// Formats free memory: in GiB down to 0.01 GiB, so that it compares with the device's capacity.
+/// Formats free memory. Uses GiB down to 0.01 GiB, so that it is comparable with the device's
+/// capacity.
 #[must_use]
 pub fn free_memory(bytes: Bytes) -> String {
     let gib = ByteUnit::Gib;

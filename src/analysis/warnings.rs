@@ -1,4 +1,5 @@
-//! Warnings about a prediction: what it cannot price, and what makes a job needlessly slow.
+//! Warnings about a prediction: costs that it cannot predict, and settings that make a job
+//! unnecessarily slow.
 
 use super::misaligned::{Misaligned, aligned_mesh};
 use super::shapes;
@@ -9,10 +10,10 @@ use shardlab_plan::scenario::{self, Position};
 use std::fmt;
 use std::path::Path;
 
-/// Share of the step above which time lost to misaligned collectives is worth a warning.
+/// Share of the step above which the time lost to misaligned collectives causes a warning.
 const WORTH_SAYING: f64 = 0.005;
 
-/// What a warning is about.
+/// Subject of a warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
@@ -22,11 +23,11 @@ pub enum Kind {
     MisalignedCollectives,
     /// Nodes have more GPUs than NVLink connects.
     NvlinkDomain,
-    /// torch cannot capture what the scenario captures.
+    /// PyTorch cannot capture what the scenario captures.
     FullIterationGraph,
-    /// Experts are divided by an engine that sends tokens in another way than is predicted.
+    /// The engine that divides experts does not send tokens in the predicted way.
     ExpertDispatch,
-    /// The model's `config.json` says what no key expresses.
+    /// The model's `config.json` contains something that no key expresses.
     ModelFile,
 }
 
@@ -39,7 +40,7 @@ pub struct Warning {
     pub message: String,
     /// The option concerned (`section.key`), if there is one.
     pub key: Option<&'static str>,
-    /// Where that option is written; `None` for a default, or if only the prediction is known.
+    /// Place where that option is set; `None` for a default, or if only the prediction is known.
     #[serde(serialize_with = "as_text")]
     pub place: Option<(String, Position)>,
     /// Overrides that remove the cause, if there are any.
@@ -83,8 +84,8 @@ pub fn of(p: &Prediction) -> Vec<Warning> {
     all
 }
 
-/// Returns the same warnings with the places where the options are written, for the scenario at
-/// `path` with these overrides.
+/// Returns the same warnings with the places where the options are set, for the scenario at `path`
+/// with these overrides.
 #[must_use]
 pub fn located(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning> {
     let mut all = of(p);
@@ -95,8 +96,8 @@ pub fn located(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning
     all
 }
 
-/// Returns what the model's `config.json` says that no key expresses, for the scenario at `path`
-/// with these overrides.
+/// Returns what the model's `config.json` contains that no key expresses, for the scenario at
+/// `path` with these overrides.
 #[must_use]
 pub fn of_model(path: &Path, overrides: &[String]) -> Vec<Warning> {
     let notes = scenario::model_notes(path, overrides).unwrap_or_default();
@@ -105,9 +106,9 @@ pub fn of_model(path: &Path, overrides: &[String]) -> Vec<Warning> {
     all
 }
 
-/// Returns the warnings about the prediction of a scenario that was written from something else:
-/// `text`, as [`scenario::parse`] reads it. The user does not have that text, so places are in
-/// files of models only.
+/// Returns the warnings about the prediction of a scenario that was generated from another file.
+/// `text` is the scenario, as [`scenario::parse`] reads it. The user does not have that text, so
+/// only places in model files are given.
 #[must_use]
 pub fn of_text(p: &Prediction, text: &str, overrides: &[String]) -> Vec<Warning> {
     let mut all = of(p);
@@ -121,7 +122,7 @@ pub fn of_text(p: &Prediction, text: &str, overrides: &[String]) -> Vec<Warning>
     all
 }
 
-/// Returns the warning that says a note on a model's file.
+/// Returns the warning that reports a note on a model's file.
 fn model_file(message: String) -> Warning {
     Warning {
         kind: Kind::ModelFile,
@@ -132,7 +133,7 @@ fn model_file(message: String) -> Warning {
     }
 }
 
-/// Adds the places where the options are written.
+/// Adds the places where the options are set.
 fn locate(all: &mut [Warning], path: &Path, overrides: &[String]) {
     if all.iter().any(|w| w.key.is_some()) {
         let places = scenario::places(path, overrides).unwrap_or_default();
@@ -142,7 +143,7 @@ fn locate(all: &mut [Warning], path: &Path, overrides: &[String]) {
     }
 }
 
-/// Warns if nodes have more GPUs than NVLink connects; their traffic is priced as if NVLink
+/// Warns if nodes have more GPUs than NVLink connects. Their traffic is priced as if NVLink
 /// connected all of them.
 fn nvlink_domain(p: &Prediction) -> Option<Warning> {
     let mesh = &p.scenario.mesh;
@@ -161,8 +162,8 @@ fn nvlink_domain(p: &Prediction) -> Option<Warning> {
     })
 }
 
-/// Warns if whole steps of torch's `fully_shard` are captured: the program is sound, and runs here,
-/// but torch itself cannot capture it (pytorch/pytorch#164264).
+/// Warns if whole steps of PyTorch's `fully_shard` are captured. The program is valid and runs
+/// here, but PyTorch cannot capture it (pytorch/pytorch#164264).
 fn full_iteration(p: &Prediction) -> Option<Warning> {
     let s = &p.scenario;
     let captured = s.compile.cuda_graph == CudaGraph::FullIteration;
@@ -177,8 +178,8 @@ fn full_iteration(p: &Prediction) -> Option<Warning> {
     })
 }
 
-/// Warns of the host time of dispatchers whose host waits for the numbers of rows: it decides how
-/// long such a step takes, and depends on the machine
+/// Warns about the host time of dispatchers whose host waits for the numbers of rows. This time
+/// determines the length of such a step, and depends on the machine
 /// (`tests/data/peers_experts_h200x2.csv` has runs of `fully_shard`).
 fn expert_dispatch(p: &Prediction) -> Option<Warning> {
     let s = &p.scenario;

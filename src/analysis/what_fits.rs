@@ -1,4 +1,4 @@
-//! What fits on some GPUs: models of a few sizes, trained in full or with LoRA.
+//! What fits on some GPUs: models of several sizes, trained in full or with LoRA.
 
 use super::verdict::HEADROOM;
 use super::whatif::Effect;
@@ -8,13 +8,13 @@ use shardlab_plan::record::Basis;
 use shardlab_plan::scenario;
 use shardlab_plan::units::Bytes;
 
-/// Models that are tried, the smallest first.
+/// Models to try, smallest first.
 const MODELS: [&str; 4] = ["llama3.2-1b", "llama3.2-3b", "llama3-8b", "llama3-70b"];
 
-/// Times as many GPUs up to which more are tried.
+/// Largest multiple of the number of GPUs that is tried.
 pub const MORE: u64 = 64;
 
-/// Settings that need less and less memory, the fastest first, and their description.
+/// Settings with decreasing memory requirements, fastest first, and their descriptions.
 const LADDER: [(&str, &[&str]); 4] = [
     ("no recompute", &["train.recompute=none"]),
     ("selective recompute", &["train.recompute=selective"]),
@@ -25,15 +25,15 @@ const LADDER: [(&str, &[&str]); 4] = [
     ),
 ];
 
-/// Tokens per sequence. Every GPU trains one sequence at a time.
+/// Number of tokens per sequence. Every GPU trains one sequence at a time.
 pub const TOKENS: u64 = 4096;
 
-/// Some training of a model.
+/// One way to train a model.
 #[derive(Clone, Debug)]
 pub struct Training {
-    /// Name of the model's shipped shape.
+    /// Name of the model's shipped preset.
     pub model: &'static str,
-    /// Parameters, with those of adapters.
+    /// Number of parameters, including those of adapters.
     pub parameters: u64,
     /// Whether adapters (LoRA) are trained instead of the model.
     pub lora: bool,
@@ -44,7 +44,7 @@ pub struct Training {
 /// Whether some training fits.
 #[derive(Clone, Debug)]
 pub enum Answer {
-    /// It fits and leaves the usual headroom.
+    /// The training fits and leaves the usual headroom.
     Fits {
         /// The settings in words.
         with: &'static str,
@@ -52,14 +52,14 @@ pub enum Answer {
         set: Vec<String>,
         /// Step time and memory.
         effect: Box<Effect>,
-        /// What the prediction rests on.
+        /// The basis of the prediction.
         basis: Option<Basis>,
     },
     /// It does not fit.
     No {
-        /// Memory that each GPU needs with the leanest settings.
+        /// Memory that each GPU needs with the most economical settings.
         needed: Bytes,
-        /// GPUs on which it fits, if up to 64 times as many are enough.
+        /// Number of GPUs on which it fits, if up to 64 times as many are enough.
         gpus: Option<u64>,
     },
 }
@@ -68,7 +68,7 @@ pub enum Answer {
 /// `mesh.hardware` and the sizes of the mesh, of which `mesh.dp_shard` is `gpus`.
 ///
 /// # Errors
-/// The hardware profile is not valid.
+/// Fails if the hardware profile is not valid.
 pub fn what_fits(
     gpus: u64,
     mesh: &[String],
@@ -130,7 +130,7 @@ fn training(
     })
 }
 
-/// Returns a scenario of PyTorch's `fully_shard` with the usual precisions.
+/// Returns a scenario for PyTorch's `fully_shard` with the usual precisions.
 fn text(model: &str, lora: bool) -> String {
     let lora = if lora {
         "[lora]\nr = 16\nlora_alpha = 32\n"
@@ -174,13 +174,13 @@ mod tests {
             let lora = of(&small, a.model, true);
             assert!(rung(lora) <= rung(of(&small, a.model, false)), "{a:?}");
         }
-        // 16 bytes of state per parameter: 8.03 billion take 119.7 GiB.
+        // 16 bytes of state per parameter: 8.03 billion parameters take 119.7 GiB.
         let Answer::No { needed, gpus } = of(&small, "llama3-8b", false) else {
             panic!("8B cannot fit in 40 GB");
         };
         assert!(needed.gib() > 119.7, "{needed}");
         assert!(gpus.is_some_and(|n| n >= 4), "{gpus:?}");
-        // 16 bit of weights alone take 131 GiB of one GPU's 140.
+        // 16-bit weights alone take 131 of the 140 GiB of one GPU.
         assert!(matches!(of(&large, "llama3-70b", false), Answer::No { .. }));
     }
 

@@ -35,8 +35,8 @@ impl Change {
 }
 
 impl Change {
-    /// Returns whether samples per step, precision and model stay the same. (They do not if only
-    /// the micro-batch shrinks.)
+    /// Returns whether the samples per step, the precision and the model stay the same. (They do
+    /// not if only the micro-batch becomes smaller.)
     #[must_use]
     pub fn keeps_training(&self) -> bool {
         let other = ["train.micro_batch=", "precision.", "model."];
@@ -47,7 +47,7 @@ impl Change {
     }
 }
 
-/// Step time and memory under a change.
+/// Step time and memory with a change.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Effect {
     /// Step time, milliseconds.
@@ -60,19 +60,19 @@ pub struct Effect {
     pub peak_allocated: Bytes,
     /// Peak of reserved memory.
     pub peak_reserved: Bytes,
-    /// Peak of the device's memory.
+    /// Peak of device memory.
     pub peak_device: Bytes,
     /// Device memory that stays free; negative if the device has too little, `None` if its capacity
     /// is unknown.
     pub free_bytes: Option<i64>,
-    /// Whether it fits and leaves [`HEADROOM`] free.
+    /// Whether it fits and leaves at least [`HEADROOM`] free.
     pub has_headroom: bool,
     /// Whether it fits.
     pub fit: Fit,
 }
 
 impl Effect {
-    /// Returns the effect shown by a prediction.
+    /// Returns the effect that a prediction shows.
     #[must_use]
     pub fn of(p: &Prediction) -> Self {
         Self {
@@ -123,10 +123,10 @@ impl Effect {
             (&self.fit, &base.fit),
             (Fit::Exceeds { .. }, _) | (Fit::Tight { .. }, Fit::Fits | Fit::Unknown)
         );
-        // A faster step is no improvement if it leaves too little memory.
+        // A faster step is not an improvement if it leaves too little memory.
         let room = self.has_headroom || !base.has_headroom || self.peak_device <= base.peak_device;
         let faster = self.is_faster_than(base) && room;
-        // A saving of memory may cost at most the same share of the throughput.
+        // Saved memory may cost at most the same share of the throughput.
         let smaller = self.saves(base) > TOLERANCE.max(-self.faster_than(base));
         !worse && (faster || smaller)
     }
@@ -141,10 +141,10 @@ pub struct WhatIf {
     pub effect: Result<Effect, PredictError>,
 }
 
-/// Key that moves the same codes in another way: no result of a layer changes.
+/// Key that moves the same codes in another way. The results of layers do not change.
 const GATHERS_OF_CODES: &str = "precision.float8_all_gather";
 
-/// Keys of which every value is tried.
+/// Keys for which every value is tried.
 const ALL_VALUES: [&str; 23] = [
     "fsdp.policy",
     "fsdp.strategy",
@@ -171,7 +171,7 @@ const ALL_VALUES: [&str; 23] = [
     GATHERS_OF_CODES,
 ];
 
-/// Keys with numbers or many spellings, with the values that are tried.
+/// Keys with numbers or many spellings, and the values that are tried.
 const SOME_VALUES: [(&str, &[&str]); 11] = [
     ("fsdp.units", &["block", "block_and_ends"]),
     ("fsdp.reshard_after_forward", &["true", "false", "auto"]),
@@ -197,9 +197,9 @@ const SOME_VALUES: [(&str, &[&str]); 11] = [
     ),
 ];
 
-/// Returns whether a user of this policy can set an option. Other policies than the native engine
-/// fix most of them, and some keys select another engine. `shardlab explain` proposes the rest only
-/// on request.
+/// Returns whether a user of this policy can set an option. Policies other than the native engine
+/// fix most options, and some keys select another engine. `shardlab explain` proposes the other
+/// options only on request.
 #[must_use]
 pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
     let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
@@ -221,7 +221,7 @@ pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
         "mesh.ep",
         "moe.dispatcher",
     ];
-    /// Options that torch `fully_shard` fixes too, or that duplicate `reshard_after_forward`.
+    /// Options that PyTorch's `fully_shard` also fixes, or that duplicate `reshard_after_forward`.
     const FULLY_SHARD: [&str; 4] = [
         "fsdp.allocator",
         "fsdp.separate_communicators",
@@ -249,7 +249,7 @@ pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
         PolicyKind::MegatronV2 => !ENGINE.contains(&key) && !FIXED.contains(&key),
         PolicyKind::Fsdp2 => {
             // `set_modules_to_forward_prefetch` adds prefetches, but nothing removes the implicit
-            // one. Collectives as graph nodes, and graphs of a whole iteration, need other engines.
+            // one. Collectives as graph nodes, and graphs of whole iterations, need other engines.
             let impossible = match (key, value) {
                 ("fsdp.prefetch_forward" | "fsdp.prefetch_backward", "0") => true,
                 ("compile.mode", "full") => true,
@@ -293,7 +293,7 @@ pub fn improvements<'a>(
     worth
 }
 
-/// Returns the changes that are tried on a scenario.
+/// Returns the changes to try on a scenario.
 #[must_use]
 pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
     let mut all = Vec::new();
@@ -369,7 +369,7 @@ pub fn padding(base: &Scenario, profile: &Profile) -> Option<Change> {
 /// `reshard_after_forward`, and meshes that shard within nodes or over all ranks.
 pub(crate) fn mesh(base: &Scenario) -> Vec<Change> {
     let m = &base.mesh;
-    // In data-parallel ranks: the others stay as they are.
+    // Counted in data-parallel ranks; the other axes do not change.
     let (world, node) = (m.data_ranks(), (m.gpus_per_node / m.tp).max(1));
     let mut all = Vec::new();
     if world > node {
@@ -379,8 +379,8 @@ pub(crate) fn mesh(base: &Scenario) -> Vec<Change> {
     }
     let mut meshes = vec![(world, 1)];
     if world > node {
-        // Groups of one node, of two, of four, and so on. Smaller groups hold more memory without
-        // saving traffic between nodes.
+        // Groups of one node, two, four, and so on. Smaller groups hold more memory without saving
+        // traffic between nodes.
         let groups = std::iter::successors(Some(node), |shard| shard.checked_mul(2));
         let whole = groups.take_while(|shard| *shard < world);
         meshes.extend(whole.map(|shard| (shard, world / shard)));
@@ -392,7 +392,7 @@ pub(crate) fn mesh(base: &Scenario) -> Vec<Change> {
                 format!("mesh.dp_replicate={outer}"),
             ];
             if outer == 1 && base.fsdp.outer_strategy == OuterStrategy::Optim {
-                // Without an outer axis there is nothing to shard over.
+                // Without an outer axis, there is nothing to shard over.
                 overrides.push("fsdp.outer_strategy=no_shard".to_owned());
             }
             all.push(Change {
@@ -404,7 +404,7 @@ pub(crate) fn mesh(base: &Scenario) -> Vec<Change> {
     all
 }
 
-/// Returns other numbers of ranks that divide the experts.
+/// Returns other numbers of ranks among which experts can be divided.
 fn expert_parallel(base: &Scenario) -> impl Iterator<Item = Change> {
     let experts = base.model.family.spec().expert_parallel;
     let experts = experts.map_or(1, |of| of(&base.model).1);
@@ -426,9 +426,9 @@ fn dispatchers(base: &Scenario) -> impl Iterator<Item = Change> {
 /// Loads the scenario with additional overrides.
 pub type Load<'a> = &'a (dyn Fn(&[String]) -> Result<Scenario, ScenarioError> + Sync);
 
-/// Finds the fewest recomputed blocks that leave [`HEADROOM`], counted from the first block.
-/// Applies if all blocks are recomputed but need not be, or if none is and the scenario does not
-/// fit.
+/// Finds the smallest number of recomputed blocks, counted from the first block, that leaves
+/// [`HEADROOM`]. Applies if all blocks are recomputed but need not be, or if no block is and the
+/// scenario does not fit.
 #[must_use]
 pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Option<WhatIf> {
     let train = &base.scenario.train;
@@ -437,7 +437,7 @@ pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> 
         Recompute::None if !base.fit.is_ok() => false,
         _ => return None,
     };
-    // A device of unknown memory holds anything.
+    // A device of unknown capacity fits everything.
     base.free_bytes()?;
     let change = |layers: u32| {
         let mut overrides = vec![format!("train.recompute_layers={layers}")];
@@ -458,7 +458,8 @@ pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> 
         predict_light(&scenario, profiles).ok()
     };
     let all = base.scenario.model.layers;
-    // No recompute is another candidate. Recompute of all blocks is the base, or a candidate too.
+    // No recompute is a separate candidate. Recompute of all blocks is the base or also a
+    // candidate.
     let mut found = None;
     let (mut too_few, mut enough) = (0, all);
     if full && !base.leaves(HEADROOM) {
@@ -475,7 +476,8 @@ pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> 
     }
     let found = found?;
     if enough == 1 {
-        // A scenario recomputes at least one block. No recompute, another candidate, may be enough.
+        // A scenario recomputes at least one block. No recompute, which is a separate candidate,
+        // may be enough.
         let none = load(&["train.recompute=none".to_owned()]).ok()?;
         if predict_light(&none, profiles).ok()?.leaves(HEADROOM) {
             return None;
@@ -544,15 +546,15 @@ mod tests {
             "mesh.dp_shard=32 mesh.dp_replicate=2",
         ];
         assert_eq!(of("llama3-70b-64xh100"), nodes);
-        // Without an outer axis there is nothing to shard over.
+        // Without an outer axis, there is nothing to shard over.
         let whole = "mesh.dp_shard=4 mesh.dp_replicate=1 fsdp.outer_strategy=no_shard";
         assert_eq!(of("small-hfsdp"), [whole]);
-        // Experts on fewer or more of the four ranks.
+        // Experts on fewer or on more of the four ranks.
         assert_eq!(of("small-moe"), ["mesh.ep=2", "mesh.ep=4"]);
         assert_eq!(of("small-moe-ep"), ["mesh.ep=1", "mesh.ep=4"]);
     }
 
-    /// The native engine can send tokens in every way, torch in the way that its job has.
+    /// The native engine can send tokens in every way, PyTorch only in the way of its job.
     #[test]
     fn dispatchers_are_tried_where_ranks_divide_experts() {
         let of = |name: &str| {

@@ -1,4 +1,4 @@
-//! Explains in a few plain sentences why a step takes its time and memory.
+//! Explains the time and memory of a step in a few plain sentences.
 
 use super::exposed::{self, Group};
 use super::phrases::frees;
@@ -12,13 +12,13 @@ use shardlab_plan::units::{Bytes, Picos};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-/// Share of the step below which exposed time is not worth a sentence.
+/// Share of the step below which exposed time is not mentioned.
 const WORTH_SAYING: f64 = 0.005;
 /// Share of the step up to which exposed time still counts as compute-bound.
 const COMPUTE_BOUND: f64 = 0.10;
 
-/// Returns sentences on what bounds the step, what is exposed and why, the warnings, where memory
-/// peaks, and what keeps the job from fitting.
+/// Returns sentences on what limits the step, what is exposed and why, the warnings, where memory
+/// peaks, and why the job does not fit if it does not.
 #[must_use]
 pub fn sentences(p: &Prediction) -> Vec<String> {
     let groups = exposed::groups(&exposed::gaps(&p.program, &p.run));
@@ -44,7 +44,7 @@ pub fn details(p: &Prediction) -> Vec<String> {
     all
 }
 
-/// Returns what bounds the step time.
+/// Returns what limits the step time.
 #[must_use]
 pub fn bound(p: &Prediction) -> String {
     time(p, &exposed::groups(&exposed::gaps(&p.program, &p.run)))
@@ -107,7 +107,7 @@ fn time(p: &Prediction, groups: &[Group]) -> String {
     }
 }
 
-/// Returns what the compute stream waits for most, excluding the host.
+/// Returns what the compute stream waits for most, other than the host.
 fn awaited(groups: &[Group]) -> &str {
     let mut sums: BTreeMap<&str, Picos> = BTreeMap::new();
     for g in groups.iter().filter(|g| g.cause != Cause::Host) {

@@ -1,4 +1,4 @@
-//! Arguments that several verbs share.
+//! Arguments that several subcommands share.
 
 use super::output::Failure;
 use super::parallel_sizes;
@@ -88,7 +88,7 @@ pub(super) fn plan(scenario: &Scenario) -> Result<Program, Failure> {
         .map_err(|e| Failure::bad_input(format_args!("{}: {e}", scenario.name)))
 }
 
-/// Reads a number of bytes, such as `512MiB`.
+/// Parses a number of bytes, such as `512MiB`.
 pub(super) fn size(text: &str) -> Result<Bytes, String> {
     scenario::parse_bytes(text).map(Bytes).ok_or_else(|| {
         let number = text.trim();
@@ -99,7 +99,8 @@ pub(super) fn size(text: &str) -> Result<Bytes, String> {
     })
 }
 
-/// Reads a share in percent, such as `5%` or `2.5`, and returns it as a fraction (0 to below 1).
+/// Parses a percentage such as `5%` or `2.5`, and returns it as a fraction (at least 0 and below
+/// 1).
 pub(super) fn percent(text: &str) -> Result<f64, String> {
     let number = text.strip_suffix('%').unwrap_or(text).trim_end();
     let share = number.parse::<f64>().map(|n| n / 100.0);

@@ -28,8 +28,8 @@ fn milliseconds(text: &str) -> Result<f64, String> {
 }
 
 impl Check {
-    /// Judges a prediction if a check is requested. The verdict goes to stderr, since stdout
-    /// belongs to the prediction.
+    /// Judges a prediction if a check is requested. The verdict goes to stderr, because stdout is
+    /// for the prediction.
     pub(super) fn judge(&self, p: &Prediction) -> Status {
         if !(self.check || self.max_memory.is_some() || self.max_step_ms.is_some()) {
             return Status::Done;

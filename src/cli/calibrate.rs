@@ -61,7 +61,7 @@ enum Device {
 }
 
 impl Device {
-    /// Returns the name of a profile that the user does not name.
+    /// Returns the name of a profile if the user does not give one.
     const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -74,7 +74,8 @@ impl Device {
 fn cuda(args: &Args, options: &Options, onto: Option<&Onto>) -> Result<String, Failure> {
     use shardlab_exec::calibrate::{add_kernels_cuda, calibrate_cuda};
     super::exec::use_libraries(&args.library_path)?;
-    // Nothing is printed before the profile, so nothing is lost if the process has to end at once.
+    // Nothing is printed before the profile, so nothing is lost if the process has to end
+    // immediately.
     let stuck = |why: &str| {
         eprintln!("error: {why}");
         shardlab_exec::device::cuda::exit_now(Status::RUN_FAILED)
@@ -104,7 +105,7 @@ fn cpu(options: &Options, onto: Option<&Onto>) -> Result<String, Failure> {
             let measured = calibrate(options, &mut note).map_err(Failure::run)?;
             fit::fit(&measured, &mut note).map_err(Failure::run)
         }
-        // The loss of several ranks on shared cores is already part of the profile.
+        // The profile already contains the loss of several ranks on shared cores.
         Some(onto) => {
             let added = add_kernels(options, onto.cores()?, &mut note).map_err(Failure::run)?;
             Ok(onto.with(&added.tables(&[])))
@@ -112,7 +113,7 @@ fn cpu(options: &Options, onto: Option<&Onto>) -> Result<String, Failure> {
     }
 }
 
-/// A profile to which kernels are added.
+/// A profile that gets additional kernels.
 struct Onto {
     profile: Profile,
     text: String,
@@ -135,7 +136,7 @@ impl Onto {
         Ok(onto)
     }
 
-    /// Reads a profile, also one whose tables are those of an idle device.
+    /// Reads a profile, including one whose tables are those of an idle device.
     fn load_any(name: &str, renamed: Option<&str>) -> Result<Self, Failure> {
         let bad =
             |e: &dyn std::fmt::Display| Failure::bad_input(format_args!("--base-profile: {e}"));
@@ -191,7 +192,7 @@ fn note(text: &str) {
     eprintln!("calibrate: {text}");
 }
 
-/// Returns the first line of the profile: when it was measured, and by which command.
+/// Returns the first line of the profile: when it was measured, and with which command.
 fn provenance() -> String {
     let today = day(0);
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -257,10 +258,10 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     finish(args, &text, out)
 }
 
-/// Checks and writes a profile, with a first line that says how it was made.
+/// Checks and writes a profile. Its first line describes how it was made.
 fn finish(args: &Args, text: &str, out: &mut Out) -> Result<Status, Failure> {
     let text = format!("{}{text}", provenance());
-    // Never write a profile that cannot be loaded.
+    // A profile that cannot be loaded is never written.
     hardware::parse("the measured profile", &text).map_err(Failure::run)?;
     match &args.out {
         Some(path) => write_file("--out", path, |to| to.write_all(text.as_bytes()))?,

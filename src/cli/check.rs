@@ -42,7 +42,7 @@ struct Verdict {
     warnings: u64,
     /// Numbers of parameters.
     parameters: ParameterCount,
-    /// What the file of the model says that no key expresses.
+    /// What the model's file contains that no key expresses.
     model_warnings: Vec<Warning>,
     #[serde(flatten)]
     report: Report,
@@ -154,7 +154,7 @@ fn print(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure
     Ok(())
 }
 
-/// Prints one line per rule that warns: how often, and in which scenarios.
+/// Prints one line per rule with warnings: their number, and the scenarios.
 fn by_rule(verdicts: &[Verdict], out: &mut Out) -> Result<(), Failure> {
     let mut by_rule: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
     for v in verdicts {

@@ -1,4 +1,4 @@
-//! `shardlab checkpoint`: checkpoints of PyTorch.
+//! `shardlab checkpoint`: converts checkpoints from and to PyTorch.
 
 use super::args::{One, plan};
 use super::output::{Failure, Out, Status, say};
@@ -139,7 +139,7 @@ fn report(
     Ok(Status::Done)
 }
 
-/// Opens a checkpoint, or the newest one of a folder.
+/// Opens a checkpoint, or the newest one in a folder.
 fn open(path: &Path) -> Result<Checkpoint, Failure> {
     if path.join("index.json").exists() || !path.is_dir() {
         return Checkpoint::open(path).map_err(|e| failure(e.into()));
@@ -155,7 +155,7 @@ fn open(path: &Path) -> Result<Checkpoint, Failure> {
     }
 }
 
-/// Returns the failure of an error. A folder that cannot be written is not bad input.
+/// Converts an error to a failure. A folder that cannot be written is not bad input.
 fn failure(error: DcpError) -> Failure {
     let full = std::io::ErrorKind::StorageFull;
     match &error {

@@ -122,7 +122,7 @@ fn threshold(text: &str) -> Result<f64, String> {
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     interrupt::watch();
     let mut plans = plans(args)?;
-    // The folders of revisions are removed at the end of the comparison.
+    // The folders of the revisions are removed at the end of the comparison.
     let _revisions = revisions(args, &mut plans)?;
     let made = input::make(args, &plans)?;
     if let [a, b] = made.as_slice() {
@@ -165,7 +165,7 @@ fn label(i: usize) -> String {
     }
 }
 
-/// Builds the revisions that make runs.
+/// Builds the revisions whose binaries make runs.
 fn revisions(args: &Args, plans: &mut [Plan]) -> Result<Vec<Revision>, Failure> {
     let mut built = Vec::new();
     for (plan, rev) in plans.iter_mut().zip([&args.rev_a, &args.rev_b]) {
@@ -181,7 +181,7 @@ fn revisions(args: &Args, plans: &mut [Plan]) -> Result<Vec<Revision>, Failure> 
     Ok(built)
 }
 
-/// Returns the things to compare, in order.
+/// Returns the inputs of the comparison, in order.
 fn plans(args: &Args) -> Result<Vec<Plan>, Failure> {
     let own = |side: usize| match side {
         0 => (&args.set_a, args.exec_a, &args.binary_a, &args.rev_a),
@@ -196,7 +196,7 @@ fn plans(args: &Args) -> Result<Vec<Plan>, Failure> {
     let mut further = None;
     if paths.len() == 1 {
         match baseline::of(&paths[0], args.baseline.as_deref())? {
-            // Compare with the current state of the baseline's scenario.
+            // The baseline is compared with the current state of its scenario.
             Some(kept) => {
                 further = Some(kept.facts.set.clone());
                 paths.push(baseline::scenario(&kept)?);
@@ -233,7 +233,7 @@ fn plans(args: &Args) -> Result<Vec<Plan>, Failure> {
             set.extend(own_set.iter().cloned());
             exec |= own_exec;
             let program = own_binary.clone().or_else(|| {
-                // The binary is known once the revision has been built.
+                // The path of the binary is known after the revision has been built.
                 own_revision.as_ref().map(PathBuf::from)
             });
             maker = program.map(|program| Maker {

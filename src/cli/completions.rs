@@ -1,4 +1,4 @@
-//! `shardlab completions`: prints a script that completes verbs and options in a shell.
+//! `shardlab completions`: prints a script that completes subcommands and options in a shell.
 
 use super::output::{Failure, Out, Status};
 use clap_complete::Shell;
@@ -15,7 +15,7 @@ pub(super) fn run(
     mut command: clap::Command,
     out: &mut Out,
 ) -> Result<Status, Failure> {
-    // The generator panics if its writer fails, so write to memory.
+    // The generator panics if its writer fails, so the script is written to memory first.
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "shardlab", &mut script);
     std::io::Write::write_all(out, &script)?;

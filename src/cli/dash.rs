@@ -98,8 +98,8 @@ pub(super) fn run(args: &Args, _: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// Reads the job of a framework, and writes its scenario into a folder, which is removed when it is
-/// dropped.
+/// Reads the job of a framework, and writes its scenario to a temporary folder that is removed on
+/// drop.
 fn job(files: &[PathBuf], gpus: Option<&Gpus>) -> Result<Option<(Source, TempDir)>, Failure> {
     if files.is_empty() {
         return Ok(None);
@@ -149,7 +149,7 @@ fn changes(sources: &[Source], set: &[String]) -> Result<BTreeMap<String, Change
     let changes: Changes = pairs
         .map(|(k, v)| (k.trim().to_owned(), v.trim().to_owned()))
         .collect();
-    // A broken scenario of a folder stays in the list with the reason.
+    // An invalid scenario in a folder stays in the list, with the reason.
     let sound = |s: &&Source| scenario::load(&s.path, &[]).is_ok();
     let of = |s: &Source| match scenario::load(&s.path, set) {
         Ok(_) => Ok((s.key.clone(), changes.clone())),
@@ -165,10 +165,11 @@ fn sources(asked: &[PathBuf]) -> Result<(Vec<Source>, usize), Failure> {
         for file in files(path)? {
             all.push(match scenario::load(&file, &[]) {
                 Ok(scenario) => Source::new(scenario.name.clone(), file, scenario.about),
-                // A broken file of a folder must not hide the others: the list shows the reason.
+                // An invalid file in a folder must not hide the others, so the list shows the
+                // reason.
                 Err(e) if path.is_dir() => {
                     let stem = file.file_stem().unwrap_or_default();
-                    // Use one line: a caret would need lines of its own.
+                    // The message has one line, because a caret would need separate lines.
                     let why = format!("{e:#}");
                     Source::new(stem.to_string_lossy().into_owned(), file.clone(), why)
                 }
@@ -236,7 +237,7 @@ mod tests {
             "{}",
             all[1].about
         );
-        // A broken scenario that is requested by name is bad input.
+        // An invalid scenario that is requested by name is bad input.
         assert!(sources(&[folder.path().join("b.toml")]).is_err());
         // It does not prevent changes to the others.
         let set = |texts: &[&str]| texts.iter().map(|t| (*t).to_owned()).collect::<Vec<_>>();
@@ -246,7 +247,7 @@ mod tests {
         assert_eq!(changes, BTreeMap::from([(key, Changes::from([lr]))]));
     }
 
-    /// The scenario of a job is as good as one that is given as a file.
+    /// The scenario of a job is treated like one that is given as a file.
     #[test]
     fn the_job_of_a_framework_is_listed_first() {
         let data = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/frameworks");

@@ -59,15 +59,15 @@ impl Emit {
     }
 }
 
-/// What is written: files of the job with changes, or a text that no file has yet.
+/// The output: files of the job with changes, or a text that is not in a file yet.
 enum Written {
     Edits(Vec<Edited>),
     Text(String),
 }
 
 impl EmitArgs {
-    /// Writes a job with changes, in the syntax of `--set`, as the requested form. `to` is its
-    /// scenario with them.
+    /// Writes a job with changes (in the syntax of `--set`) in the requested form. `to` is the
+    /// scenario of the job with the changes.
     pub(super) fn write(
         &self,
         emit: Emit,

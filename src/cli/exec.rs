@@ -182,7 +182,7 @@ impl Args {
         })
     }
 
-    /// Checks that there are choices of experts to count.
+    /// Checks that the run has choices of experts to count.
     fn can_record_routing(&self, scenario: &Scenario, program: &Program) -> Result<(), Failure> {
         if self.record_routing.is_none() {
             return Ok(());
@@ -205,7 +205,8 @@ impl Args {
         Err(Failure::bad_input(why))
     }
 
-    /// Checks that the trained model can be written, which is not to fail after the last step.
+    /// Checks that the trained model can be written, so that this does not fail after the last
+    /// step.
     fn can_export(&self, scenario: &Scenario, program: &Program) -> Result<(), Failure> {
         if self.export.is_none() || scenario.lora.is_some() {
             return Ok(());
@@ -281,7 +282,7 @@ impl From<TrainError> for Failure {
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     perform(args, out).map_err(|failure| {
-        // The messages of other ranks are only for people who look for them.
+        // Messages of other ranks are logged only for debugging.
         if processes::leads() {
             args.progress.tell(failure)
         } else {
@@ -372,7 +373,7 @@ fn perform(args: &Args, out: &mut Out) -> Result<Status, Failure> {
 }
 
 impl Args {
-    /// Checks that the files of the run can be written, before it starts.
+    /// Checks, before the run starts, that its files can be written.
     fn probe(&self, saving: Option<&Place>) -> Result<(), Failure> {
         if let Some(saving) = saving {
             saving.probe()?;
@@ -387,7 +388,7 @@ impl Args {
     }
 
     /// Writes the files of a run, saves it, and prints its results. A file that cannot be written
-    /// is reported after the results are printed: they must not be lost.
+    /// is reported after the results are printed, so that they are not lost.
     fn write(
         &self,
         scenario: &Scenario,
@@ -438,8 +439,8 @@ impl Args {
         saving: Option<&Place>,
     ) -> Result<Saved, Failure> {
         match saving {
-            // The first step of a process is not a measurement: memory and kernels are still being
-            // set up.
+            // The first step of a process is not a measurement, because memory and kernels are
+            // still being set up.
             Some(saving) if !outcome.run.step_samples.is_empty() => {
                 let view = view_of_outcome(scenario, program, outcome);
                 let overrides = &self.scenario.overrides.set;
@@ -453,7 +454,7 @@ impl Args {
     }
 }
 
-/// Trains a rank that does not report for the run.
+/// Trains as a rank that does not report for the run.
 fn follow(
     args: &Args,
     scenario: &Scenario,
@@ -467,8 +468,8 @@ fn follow(
     match device.train_as(scenario, program, options, world, local_rank, &mut Follower) {
         Ok(outcome) if outcome.interrupted => Ok(Status::RunFailed),
         Ok(_) => Ok(Status::Done),
-        // Rank 0 reports everything. Name the cause here for readers who see only this rank's
-        // output.
+        // Rank 0 reports everything. The cause is repeated here for users who see only the output
+        // of this rank.
         Err(_) if let Some(cause) = peers.failure() => {
             let rank = peers.process();
             let first = cause.lines().next().unwrap_or_default();
@@ -479,7 +480,7 @@ fn follow(
     }
 }
 
-/// Returns the view of a finished training.
+/// Returns the view of a completed training run.
 pub(super) fn view_of_outcome(
     scenario: &Scenario,
     program: &Program,
@@ -496,12 +497,12 @@ pub(super) fn view_of_outcome(
     }
 }
 
-/// The run's summary, plus fields that the summary does not contain.
+/// The summary of the run, plus fields that the summary does not contain.
 #[derive(Serialize)]
 struct Object {
     #[serde(flatten)]
     summary: Summary,
-    /// Steps done by an earlier process; their losses are in `losses`.
+    /// Number of steps of an earlier process; their losses are in `losses`.
     resumed_from: u64,
     /// Whether the run was stopped early.
     interrupted: bool,
@@ -511,7 +512,7 @@ struct Object {
     final_norms: BTreeMap<String, f64>,
     /// Norm of every parameter's gradient in the last step, if gradients outlive the step.
     final_grad_norms: Option<BTreeMap<String, f64>>,
-    /// Norms of all parameters with the number of steps done, every `train.param_norms_every`
+    /// Norms of all parameters with the number of completed steps, every `train.param_norms_every`
     /// steps.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     param_norms: Vec<StepNorms>,

@@ -1,5 +1,5 @@
-//! `shardlab explain`: the answer, what to change, and where time and memory go. A saved or
-//! imported run is explained by itself.
+//! `shardlab explain`: the answer, what to change, and where time and memory go. Also explains
+//! saved and imported runs.
 
 mod experts;
 mod json;
@@ -47,9 +47,9 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Rows of a table with `--all`, and entries of a list in JSON.
+/// Number of rows of a table with `--all`, and of entries of a list in JSON.
 const MAX_LISTED_ALL: usize = 10;
-/// Rows of a table without `--all`.
+/// Number of rows of a table without `--all`.
 const MAX_LISTED: usize = 5;
 
 /// All parts of an explanation.

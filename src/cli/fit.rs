@@ -67,7 +67,7 @@ pub(super) struct Args {
 #[derive(Serialize)]
 struct Object<'a> {
     format: u32,
-    /// Framework of the configuration; none for scenarios.
+    /// Framework of the configuration; `None` for scenarios.
     framework: Option<&'static str>,
     /// `yes`, `tight`, `no` or `?`.
     fits: &'static str,
@@ -77,7 +77,7 @@ struct Object<'a> {
     warnings: &'a [Warning],
     /// How each key of the configuration was read.
     keys: Vec<Key<'a>>,
-    /// Scenario file that says the same as the configuration.
+    /// Scenario file that is equivalent to the configuration.
     scenario: Option<String>,
 }
 
@@ -126,7 +126,8 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     })
 }
 
-/// Returns what to do next: for a job that does not fit, the smallest change that makes it fit.
+/// Returns what to do next. For a job that does not fit, this is the smallest change that makes it
+/// fit.
 fn next(p: &Prediction, profiles: &Profiles, subject: &Subject) -> String {
     if !matches!(p.fit, Fit::Exceeds { .. }) {
         return match subject {
@@ -155,7 +156,7 @@ fn next(p: &Prediction, profiles: &Profiles, subject: &Subject) -> String {
     }
 }
 
-/// Shows a change with its effect and the keys of the configuration that it is about.
+/// Formats a change with its effect and the related keys of the configuration.
 fn shown(solution: &Solution, subject: &Subject) -> String {
     let overrides = &solution.change.overrides;
     let settings: Vec<String> = overrides.iter().map(|set| setting(set)).collect();

@@ -1,4 +1,4 @@
-//! Tables of many points, summarized by polars if it is built in (`--features frames`).
+//! Tables of many points. polars summarizes them if it is built in (`--features frames`).
 
 use super::output::Failure;
 use super::table::Table;
@@ -34,7 +34,7 @@ impl Points {
     /// Returns a table of these rows, each with one cell per title.
     ///
     /// # Errors
-    /// Fails if the number of cells of a row differs.
+    /// Fails if a row has a different number of cells.
     pub(super) fn of<'a>(
         titles: impl Iterator<Item = &'a str>,
         rows: impl Iterator<Item = Vec<String>>,

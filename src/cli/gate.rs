@@ -1,4 +1,5 @@
-//! `shardlab gate`: has anything regressed since the baseline, and is the step within its budgets?
+//! `shardlab gate`: reports whether anything has regressed since the baseline, and whether the step
+//! is within its budgets.
 
 mod measured;
 mod own;
@@ -115,7 +116,7 @@ pub(super) struct Args {
 
 impl Args {
     /// Returns the overrides, including those implied by other flags. A self-test checks the gate
-    /// itself, so it uses the tightest limits.
+    /// itself, so it uses the strictest limits.
     fn set(&self) -> Vec<String> {
         let preset = self.preset.as_deref();
         let preset = preset.or_else(|| self.selftest.then_some("strict"));
@@ -176,7 +177,7 @@ fn built(commit: Commit) -> Result<Revision, Failure> {
     Ok(Revision::build(commit)?)
 }
 
-/// A scenario under the gate.
+/// A scenario that the gate judges.
 struct Job {
     path: PathBuf,
     scenario: Scenario,
@@ -187,7 +188,7 @@ impl Job {
     fn load(path: &Path, set: &[String]) -> Result<Self, Failure> {
         let scenario = load(path, set)?;
         let places = scenario::places(path, set).map_err(Failure::bad_input)?;
-        // A bare name is a shipped scenario, whose file is in this repository.
+        // A name without a path is a shipped scenario, whose file is in this repository.
         let file = if path.exists() {
             path.display().to_string()
         } else {
@@ -203,7 +204,7 @@ impl Job {
 
 pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     out.outlive_reader();
-    // Find every error in the input before the first run.
+    // All errors in the input are found before the first run.
     let set = args.set();
     if !args.measured.is_empty() {
         return own::run(args, &set, out);
@@ -227,7 +228,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         return selftest::run(args, &jobs, &collect, out);
     }
     let given = measured::read(&args.run, &jobs, &collect, &args.from.store())?;
-    // Other binaries write to the same terminal, and blessing writes as it goes.
+    // Other binaries write to the same terminal, and blessing writes as it proceeds.
     let silent = args.against.is_none() && args.against_rev.is_none() && !args.bless;
     let progress = silent.then(|| Progress::new("judging", jobs.len(), args.json));
     let facts = |job: &Job| -> Result<Facts, Failure> {
@@ -268,13 +269,14 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
 /// The result of comparing.
 struct Compared {
     verdicts: Vec<Verdict>,
-    /// Why baselines are not available, one line per scenario.
+    /// Reasons why baselines are not available, one line per scenario.
     missing: Vec<String>,
     /// Whether every verdict is about the new side alone.
     alone: bool,
 }
 
-/// Rejects scenarios with equal names: baselines are found by name, so they would share one.
+/// Rejects scenarios with equal names. Baselines are found by name, so such scenarios would share
+/// one.
 fn distinct(jobs: &[Job]) -> Result<(), Failure> {
     let mut seen: BTreeMap<&str, &Path> = BTreeMap::new();
     for job in jobs {
@@ -342,7 +344,7 @@ fn by_budgets(
     })
 }
 
-/// Compares with baselines in files. A scenario without a baseline is judged by its budgets; it
+/// Compares with baselines in files. A scenario without a baseline is judged by its budgets, and
 /// fails if it has none.
 fn with_files(
     jobs: &[Job],
@@ -397,7 +399,7 @@ fn with_files(
     })
 }
 
-/// Compares with the output of another binary in the same call.
+/// Compares with the output of another binary, in the same call.
 fn against(
     args: &Args,
     jobs: &[Job],
@@ -519,8 +521,8 @@ fn this_binary() -> Result<Binary, Failure> {
         .map_err(|e| Failure::run(format_args!("cannot find this binary: {e}")))
 }
 
-/// Compares measured times, old against new, if runs are requested. The scenario has another path
-/// on the old side.
+/// Compares measured times of the old and the new side, if runs are requested. On the old side, the
+/// scenario has another path.
 fn interleaved(
     args: &Args,
     job: &Job,
@@ -582,8 +584,7 @@ fn bless(
         let path = baseline::path_of(at, name);
         let before = Baseline::read(&path, name).ok();
         let done = baseline::bless(&path, &now).map_err(|e| match e {
-            // To a caller that wants a baseline to compare with, exit status 2 means an unknown
-            // scenario.
+            // For a caller that needs a baseline, exit status 2 means an unknown scenario.
             BaselineError::Io { .. } => Failure::run(e),
             other => other.into(),
         })?;
@@ -638,7 +639,7 @@ fn report(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failur
     let on_github = std::env::var_os("GITHUB_ACTIONS").is_some_and(|v| v == "true");
     if args.github || on_github {
         let annotations = format::github(verdicts);
-        // Standard output contains only the JSON objects; the runner reads both streams.
+        // Standard output contains only the JSON objects, because the CI runner reads both streams.
         if args.json {
             eprint!("{annotations}");
         } else {
@@ -647,7 +648,7 @@ fn report(args: &Args, verdicts: &[Verdict], out: &mut Out) -> Result<(), Failur
     }
     let write = |path: &Path, text: String| {
         std::fs::write(path, text).map_err(|e| {
-            // Remove a partial report, but not a pipe or a device.
+            // A partial report is removed, but not a pipe or a device.
             if path.is_file() {
                 let _ = std::fs::remove_file(path);
             }

@@ -114,7 +114,8 @@ pub(super) fn failure(e: ImportError) -> Failure {
     }
 }
 
-/// Returns the name of a run: that of its first file, without the parts for rank and format.
+/// Returns the name of a run: that of its first file, without the parts for the rank and the
+/// format.
 pub(super) fn name(files: &[PathBuf]) -> String {
     let first = files.first().and_then(|f| f.file_name());
     let name = first

@@ -60,7 +60,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         }
     };
     let inferred = infer(&facts, &name(&args.trace), preset.as_deref());
-    // A complete text must be a valid scenario. A file without all keys says what it lacks.
+    // A complete text must be a valid scenario. A file without all keys lists the missing ones.
     if inferred.missing.is_empty()
         && let Err(e) = scenario::parse("inferred", &inferred.text, &[])
     {
@@ -99,7 +99,7 @@ fn name(path: &Path) -> String {
         .map_or_else(|| shown(path), |n| n.to_string_lossy().into_owned())
 }
 
-/// Returns a preset's path such that it is valid wherever the scenario is written.
+/// Returns a path to a preset that is valid wherever the scenario is written.
 fn preset(path: &Path) -> Result<String, Failure> {
     let full = path
         .canonicalize()

@@ -1,4 +1,4 @@
-//! Signals: Ctrl-C, and the signal by which batch schedulers announce a job's end, finish a run
+//! Signals. Ctrl-C, and the signal by which batch schedulers announce the end of a job, end a run
 //! early with its results so far. Ctrl-Z is handled if other processes have to stop as well.
 
 use shardlab_exec::process::has_launcher;
@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, LazyLock, Once};
 
 static INTERRUPTED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
-/// Set by SIGTERM, which a launcher passes on as well. It must not be mistaken for a second signal.
+/// Set by SIGTERM, which a launcher also passes on. It must not be mistaken for a second signal.
 static TERMINATED: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 static STOP: LazyLock<Arc<AtomicBool>> = LazyLock::new(Arc::default);
 
-/// Makes either signal set a flag instead of ending the process. A second one ends it.
+/// Makes either signal set a flag instead of ending the process. A second signal ends it.
 pub(super) fn watch() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -27,7 +27,7 @@ pub(super) fn watch() {
 }
 
 /// Makes a signal set the flag, and a second one end the process. If no handler can be installed,
-/// the first one ends it.
+/// the first signal ends the process.
 fn on(signal: i32) {
     // The order matters: if the flag is already set, this is the second signal.
     let _ = flag::register_conditional_shutdown(signal, 3, Arc::clone(&INTERRUPTED));
@@ -41,12 +41,12 @@ pub(super) fn requested() -> bool {
         .any(|f| f.load(Ordering::Relaxed))
 }
 
-/// Makes Ctrl-Z set a flag instead of stopping the process. The caller stops the process itself,
-/// after its children.
+/// Makes Ctrl-Z set a flag instead of stopping the process. The caller stops the process after its
+/// children.
 pub(super) fn watch_stops() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // Without a handler, Ctrl-Z stops this process alone, as usual.
+        // Without a handler, Ctrl-Z stops only this process, as usual.
         let _ = flag::register(SIGTSTP, Arc::clone(&STOP));
     });
 }

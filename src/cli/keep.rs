@@ -1,4 +1,4 @@
-//! Where runs are saved and where saved runs are read from, for every verb that does either.
+//! Where runs are saved and read from, for all subcommands that do either.
 
 use super::output::{Failure, say};
 use super::parallel_sizes;
@@ -8,7 +8,7 @@ use shardlab_reports::store::{Cap, DEFAULT_DIR, Id, Store, StoreError, is_run_di
 use shardlab_reports::{RunView, view};
 use std::path::{Path, PathBuf};
 
-/// Folder of runs if `--store` is not given; `off` saves none.
+/// Folder of runs if `--store` is not given; `off` disables saving.
 const VARIABLE: &str = "SHARDLAB_STORE";
 /// Maximum number of runs and bytes in that folder.
 const LIMIT: &str = "SHARDLAB_STORE_LIMIT";
@@ -52,16 +52,16 @@ pub(super) struct SaveOnRequest {
     no_store: bool,
 }
 
-/// Where the run of a command is saved.
+/// Place where a command saves its run.
 #[derive(Debug)]
 pub(super) struct Place {
     store: Store,
     /// Name of the run.
     name: Option<String>,
-    /// The option that asked for saving. A failure to save then fails the command; without such an
-    /// option it is a warning.
+    /// The option that asked for saving. If saving fails, the command fails. Without such an
+    /// option, the failure is only a warning.
     asked: Option<&'static str>,
-    /// Limit of the folder. Folders given by `--store` are the user's and have none.
+    /// Limit on the folder. Folders given with `--store` belong to the user and have no limit.
     cap: Option<Cap>,
 }
 
@@ -92,7 +92,7 @@ fn cap() -> Result<Option<Cap>, Failure> {
 }
 
 impl Folder {
-    /// Returns the store, unless it is turned off.
+    /// Returns the store, unless it is disabled.
     pub(super) fn store(&self) -> Option<Store> {
         if self.no_store {
             return None;
@@ -107,7 +107,7 @@ impl Folder {
 }
 
 impl SaveByDefault {
-    /// Returns where to save the run, unless saving is turned off.
+    /// Returns where to save the run, unless saving is disabled.
     pub(super) fn place(&self) -> Result<Option<Place>, Failure> {
         let named = self.name.as_ref().map(|_| "--name");
         let Some(store) = self.folder.store() else {
@@ -151,7 +151,7 @@ impl SaveOnRequest {
     }
 }
 
-/// Handles a disabled store: an error if an option asks for one.
+/// Handles a disabled store, which is an error if an option asks for one.
 fn refused(option: Option<&str>) -> Result<Option<Place>, Failure> {
     match option {
         None => Ok(None),
@@ -180,7 +180,7 @@ impl Place {
         })
     }
 
-    /// Returns whether an option asks for the run to be saved.
+    /// Returns whether an option asks for saving the run.
     pub(super) fn is_asked(&self) -> bool {
         self.asked.is_some()
     }
@@ -193,7 +193,7 @@ impl Place {
         }
     }
 
-    /// Saves a run, names it and makes room for it. A failure is a warning if saving was not
+    /// Saves a run, names it, and makes room for it. A failure is only a warning if saving was not
     /// requested.
     pub(super) fn save(&self, run: &RunView) -> Result<Saved, Failure> {
         match (self.try_save(run), self.asked) {
@@ -233,7 +233,7 @@ impl Place {
     }
 }
 
-/// Checks that a store is in a writable place. A full disk is reported after the results.
+/// Checks that the place of a store is writable. A full disk is reported after the results.
 pub(super) fn probe(store: &Store, option: Option<&str>) -> Result<(), Failure> {
     match store.writable() {
         Err(e) if e.is_bad_input() => Err(unsaved(option, &e)),
@@ -259,7 +259,7 @@ pub(super) fn unsaved(option: Option<&str>, e: &StoreError) -> Failure {
 pub(super) enum Saved {
     /// Saving was not requested.
     Unasked,
-    /// Saved under this id; also in words.
+    /// Saved with this id; the text is the same in words.
     As(Id, String),
     /// Saving failed, for this reason.
     Not(String),
@@ -304,7 +304,7 @@ impl From {
         }
     }
 
-    /// Returns the saved run that an argument names; `None` if it is a scenario, or neither.
+    /// Returns the saved run that an argument refers to; `None` if it is a scenario, or neither.
     pub(super) fn find(&self, argument: &Path) -> Result<Option<RunView>, Failure> {
         let name = argument.to_string_lossy();
         if is_run_dir(argument) {
@@ -324,7 +324,7 @@ impl From {
     }
 }
 
-/// Returns the view of a prediction whose scenario came from this file with these overrides.
+/// Returns the view of a prediction whose scenario was read from this file with these overrides.
 pub(super) fn view_of(p: &Prediction, path: &Path, overrides: &[String]) -> RunView {
     with_source(
         RunView::new(&p.run, &p.program, &p.scenario),

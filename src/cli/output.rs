@@ -9,11 +9,11 @@ use std::io::{self, BufWriter, ErrorKind, IsTerminal, Write};
 use std::path::Path;
 use std::process::ExitCode;
 
-/// Width of a label with the blanks after it, in columns.
+/// Width of a label including the spaces after it, in columns.
 const LABEL: usize = 10;
 
 /// Checks, before a long computation, that the file of an option can be written. A full disk is
-/// reported after the results: it may have room by then.
+/// reported after the results, because there may be room by then.
 pub(super) fn writable(option: &str, path: &Path) -> Result<(), Failure> {
     match files::check(path) {
         Err(e) if files::is_bad_path(&e) => Err(Failure::unwritten(
@@ -34,7 +34,7 @@ pub(super) fn write_file<T>(
         .map_err(|e| Failure::unwritten(format_args!("{option} {}", path.display()), &e))
 }
 
-/// Writes a line to stderr in one piece, since other ranks of the run write to the same place.
+/// Writes a line to stderr in one piece, because other ranks of the run write to the same place.
 pub(super) fn say(line: impl Display) {
     // A closed stderr is ignored.
     let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
@@ -47,7 +47,7 @@ pub(super) enum Status {
     Done,
     /// A check failed.
     CheckFailed,
-    /// The run failed or was interrupted; the results so far have been printed.
+    /// The run failed or was interrupted. The results so far have been printed.
     RunFailed,
 }
 
@@ -66,16 +66,16 @@ impl Status {
     }
 }
 
-/// Why a command ended early.
+/// Reason why a command ended early.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// A scenario, option or table is at fault.
+    /// A scenario, option or table is invalid.
     BadInput(String),
     /// The run itself failed.
     Run(String),
     /// Output cannot be written.
     Output(io::Error),
-    /// The failure has already been reported; holds the exit status.
+    /// The failure has already been reported; contains the exit status.
     Reported(u8),
 }
 
@@ -129,7 +129,7 @@ impl Failure {
         Self::Reported(code)
     }
 
-    /// Reports the failure on stderr at once, for commands that continue.
+    /// Reports the failure on stderr immediately, for commands that continue.
     pub(super) fn reported_on_stderr(self) -> Self {
         self.reported(|message| say(format_args!("error: {message}")))
     }
@@ -154,12 +154,12 @@ impl Failure {
 /// Standard output.
 struct Stdout {
     lock: io::StdoutLock<'static>,
-    /// Whether to drop output once the reader is gone.
+    /// Whether to discard output when the reader has closed the pipe.
     outlives_its_reader: bool,
 }
 
 impl Stdout {
-    /// Returns the result, or `dropped` if the reader is gone and that is acceptable.
+    /// Returns the result, or `dropped` if the reader has closed the pipe and that is acceptable.
     fn outlive<T>(&self, done: io::Result<T>, dropped: T) -> io::Result<T> {
         match done {
             Err(e) if self.outlives_its_reader && e.kind() == ErrorKind::BrokenPipe => Ok(dropped),
@@ -180,7 +180,7 @@ impl Write for Stdout {
     }
 }
 
-/// Buffered standard output, with the decision whether to use colour.
+/// Buffered standard output, and whether to use colour.
 pub(super) struct Out {
     writer: BufWriter<Stdout>,
     /// Whether to use escape sequences.
@@ -202,13 +202,13 @@ impl Out {
         }
     }
 
-    /// Lets the command continue when the reader stops reading, for commands that are run for their
-    /// exit status.
+    /// Lets the command continue when the reader closes the pipe, for commands that are run for
+    /// their exit status.
     pub(super) fn outlive_reader(&mut self) {
         self.writer.get_mut().outlives_its_reader = true;
     }
 
-    /// Writes text as it is.
+    /// Writes text unchanged.
     pub(super) fn text(&mut self, text: impl Display) -> io::Result<()> {
         write!(self.writer, "{text}")
     }
@@ -243,7 +243,7 @@ impl Out {
         Ok(())
     }
 
-    /// Writes a text after a label. Further lines are aligned with its first.
+    /// Writes a text after a label. Further lines are aligned with the first one.
     pub(super) fn labelled(&mut self, label: &str, text: &str) -> io::Result<()> {
         let mut lines = wrap(text, sentence() - LABEL).into_iter();
         let label = self.bold(format_args!("{label:<LABEL$}"));

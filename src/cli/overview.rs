@@ -10,7 +10,7 @@ use shardlab_import::infer::hardware;
 use shardlab_plan::record::basis::number;
 use shardlab_plan::units::{Bytes, count, short_count};
 
-/// Share of a profile's memory that a GPU must have at least, to be what the profile describes. A
+/// Minimum memory of a GPU as a share of a profile's memory, for the profile to describe it. A
 /// slice of a GPU (MIG) has less.
 const SAME: f64 = 0.97;
 
@@ -25,7 +25,7 @@ pub(super) struct Args {
     json: bool,
 }
 
-/// Equal GPUs of this machine.
+/// A group of equal GPUs in this machine.
 #[derive(Clone, Debug, PartialEq)]
 struct Group {
     name: String,
@@ -35,7 +35,7 @@ struct Group {
     profile: Option<&'static str>,
 }
 
-/// Returns the names and memory of this machine's GPUs, or why there are none.
+/// Returns the names and memory of this machine's GPUs, or the reason why there are none.
 #[cfg(feature = "cuda")]
 fn detect() -> Result<Vec<(String, Bytes)>, String> {
     use shardlab_exec::device::cuda::visible_gpus;
@@ -148,7 +148,7 @@ fn found(seen: &Result<Vec<Group>, String>, out: &mut Out) -> Result<(), Failure
     Ok(())
 }
 
-/// Returns how many GPUs are meant. A name alone means one.
+/// Returns the number of GPUs. A name alone stands for one.
 fn number_of(gpus: &Gpus) -> u64 {
     gpus.count.unwrap_or(1)
 }
@@ -219,7 +219,7 @@ fn table(gpus: &Gpus, all: &[Training], out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns what to run to see whether a job fits.
+/// Returns the command that shows whether a job fits.
 fn fit(gpus: &str) -> String {
     format!(
         "`shardlab fit JOB --gpus {gpus}` predicts whether your job fits: a configuration of Accelerate, the Trainer, torchtitan and others, or a config.json"

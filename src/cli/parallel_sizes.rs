@@ -1,12 +1,12 @@
 //! Parallel sizes from the environment, for launchers that set variables rather than arguments.
 //!
-//! A variable counts as the first `--set`: it wins over the file and loses to what the command line
-//! says. Runs record it among their overrides, and in their environment.
+//! A variable has the same effect as a `--set` before all others: it overrides the file, and the
+//! command line overrides it. Runs record it among their overrides and in their environment.
 
 use shardlab_plan::scenario::ScenarioError;
 use std::num::NonZeroU32;
 
-/// Variables with the keys that they override.
+/// Variables, and the keys that they override.
 const SIZES: [(&str, &str); 4] = [
     ("SHARDLAB_DP_SHARD", "mesh.dp_shard"),
     ("SHARDLAB_DP_REPLICATE", "mesh.dp_outer"),
@@ -14,17 +14,17 @@ const SIZES: [(&str, &str); 4] = [
     ("SHARDLAB_EP", "mesh.ep"),
 ];
 
-/// Variables of axes that do not exist: they may say 1.
+/// Variables for axes that do not exist. Their value may be 1.
 const ABSENT: [(&str, &str); 2] = [
     ("SHARDLAB_CP", "context parallelism"),
     ("SHARDLAB_PP", "pipeline parallelism"),
 ];
 
-/// Returns the overrides that variables ask for.
+/// Returns the overrides that the variables set.
 ///
 /// # Errors
-/// What is wrong with a variable: no positive integer, or more than one rank on an axis that does
-/// not exist.
+/// Returns the error in a variable: a value that is not a positive integer, or more than one rank
+/// on an axis that does not exist.
 pub(super) fn overrides(read: impl Fn(&str) -> Option<String>) -> Result<Vec<String>, String> {
     let size = |name: &str| -> Result<Option<NonZeroU32>, String> {
         let Some(text) = read(name) else {
@@ -52,14 +52,14 @@ pub(super) fn overrides(read: impl Fn(&str) -> Option<String>) -> Result<Vec<Str
     Ok(all)
 }
 
-/// Returns the variables that are set, with their values, as runs record them.
+/// Returns the variables that are set, with their values, for the record of a run.
 pub(super) fn given() -> impl Iterator<Item = (String, String)> {
     let names = SIZES.iter().map(|(name, _)| *name);
     let all = names.chain(ABSENT.map(|(name, _)| name));
     all.filter_map(|name| Some((name.to_owned(), std::env::var(name).ok()?)))
 }
 
-/// Names the variable in an error about a value that a variable has set.
+/// Adds the name of the variable to an error about a value that it set.
 pub(super) fn blame(e: ScenarioError, read: impl Fn(&str) -> Option<String>) -> ScenarioError {
     let found = SIZES.iter().find_map(|(name, key)| {
         let value = read(name)?;

@@ -94,7 +94,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         out.json(&Selection { kind, units }.listing(&program, warnings))?;
         return Ok(Status::Done);
     }
-    // The steps of a unit are similar: people want to read one.
+    // All steps of a unit are similar, so by default only one is shown.
     let one_of_many = kind.is_none() && units.is_some();
     if one_of_many {
         kind = Some(SectionKind::Steady);
@@ -129,7 +129,7 @@ fn units(program: &Program, names: &[String]) -> Result<Option<Vec<UnitId>>, Fai
     names.iter().map(find).collect::<Result<_, _>>().map(Some)
 }
 
-/// Joins names with commas. Leaves out the middle of a long list.
+/// Joins names with commas. Omits the central part of a long list.
 fn abridged(names: &[&str]) -> String {
     match names {
         [first, second, third, .., last] if names.len() > 8 => {
@@ -248,7 +248,7 @@ impl Columns {
         rule: 17,
     };
 
-    /// Returns the smallest widths that these instructions allow.
+    /// Returns the smallest widths that fit these instructions.
     fn narrow(program: &Program, shown: impl Iterator<Item = InstrId>) -> Self {
         let mut columns = Self {
             id: 1,
@@ -296,7 +296,7 @@ struct Listing<'a> {
     policy: &'static str,
     world_size: u32,
     parameters: ParameterCount,
-    /// What the file of the model says that no key expresses.
+    /// What the model's file contains that no key expresses.
     warnings: Vec<Warning>,
     units: Vec<&'a str>,
     instructions: Vec<Line<'a>>,

@@ -8,7 +8,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Work that ends within this time shows nothing.
+/// Work that takes less than this shows no progress.
 const AFTER: Duration = Duration::from_secs(1);
 /// Time between two redraws.
 const TICK: Duration = Duration::from_millis(100);
@@ -18,15 +18,15 @@ const ONE: &str = "{spinner} {msg}, {elapsed} elapsed";
 /// Template for work with several parts.
 const MANY: &str = "{msg} {bar:30} {pos}/{len}, {elapsed} elapsed{left}";
 
-/// Progress of some work. Its line disappears when this is dropped.
+/// Progress of some work. Its line disappears on drop.
 pub(super) struct Progress {
     bar: ProgressBar,
-    /// Shows the bar after a while, unless the work ends first and drops the sender.
+    /// Shows the bar after a delay, unless the work ends first and drops the sender.
     timer: Option<(Sender<()>, JoinHandle<()>)>,
 }
 
 impl Progress {
-    /// Starts to count the `parts` of the work in progress, for example `predicting`.
+    /// Starts counting the `parts` of the work `doing`, for example `predicting`.
     pub(super) fn new(doing: &'static str, parts: usize, json: bool) -> Self {
         let bar = bar(doing, parts);
         let shown = wanted(json, std::io::stderr().is_terminal());
@@ -45,7 +45,7 @@ impl Progress {
         }
     }
 
-    /// Says what has been reached so far, such as `tuning: 975 ms per step`.
+    /// Shows the result so far, such as `tuning: 975 ms per step`.
     pub(super) fn reached(&self, message: String) {
         self.bar.set_message(message);
     }
@@ -72,7 +72,8 @@ fn bar(doing: &'static str, parts: usize) -> ProgressBar {
     let template = if parts > 1 { MANY } else { ONE };
     match ProgressStyle::with_template(template) {
         Ok(style) => bar.with_style(style.with_key("left", left)),
-        // The templates are constants that tests cover. If one failed, the default bar would do.
+        // The templates are constants that are covered by tests. If one failed, the default bar
+        // would be used.
         Err(_) => bar,
     }
 }
@@ -80,7 +81,7 @@ fn bar(doing: &'static str, parts: usize) -> ProgressBar {
 /// Writes the remaining time once it can be estimated.
 fn left(state: &ProgressState, w: &mut dyn Write) {
     if state.pos() > 0 {
-        // A line that cannot be formatted is left empty.
+        // A line that cannot be formatted stays empty.
         let _ = write!(w, ", {:#} left", HumanDuration(state.eta()));
     }
 }
@@ -89,7 +90,7 @@ fn wanted(json: bool, terminal: bool) -> bool {
     terminal && !json
 }
 
-/// Shows a bar on stderr after a while. Without a thread nothing is shown.
+/// Shows a bar on stderr after a delay. If no thread can be started, nothing is shown.
 fn later(bar: ProgressBar) -> Option<(Sender<()>, JoinHandle<()>)> {
     let (working, work) = channel();
     let ended = move |time| work.recv_timeout(time) != Err(RecvTimeoutError::Timeout);
@@ -114,7 +115,7 @@ mod tests {
     use std::io;
     use std::sync::{Arc, Mutex};
 
-    /// A terminal that keeps what is written to it.
+    /// A terminal that records what is written to it.
     #[derive(Clone, Debug, Default)]
     struct Screen(Arc<Mutex<String>>);
 
@@ -155,8 +156,8 @@ mod tests {
         }
     }
 
-    /// Returns the content of the screen for work with `parts` parts, of which `done` are done,
-    /// when the time is up; `ended` says whether the work has ended.
+    /// Returns the content of the screen when the delay is over, for work with `parts` parts, of
+    /// which `done` are done; `ended` is whether the work has ended.
     fn shown(parts: usize, done: u64, ended: bool) -> String {
         let screen = Screen::default();
         let bar = bar("predicting", parts);
@@ -192,7 +193,7 @@ mod tests {
             "{text}"
         );
         assert!(text.contains(" left"), "{text}");
-        // The remaining time is unknown before the first part is done.
+        // The remaining time is unknown until the first part is done.
         let text = shown(10, 0, false);
         assert!(text.contains("0/10") && !text.contains(" left"), "{text}");
         let text = shown(1, 0, false);

@@ -99,15 +99,16 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// Returns the time in which the recorded device waited for its host, or for that of another rank.
+/// Returns the time during which the recorded device waited for its host, or for that of another
+/// rank.
 fn host_wait(measured: &Run) -> Picos {
     let causes = [Cause::Host, Cause::Straggler];
     let waits = causes.iter().filter_map(|c| measured.exposed.get(c));
     waits.copied().sum()
 }
 
-/// Returns what the replay assumes. The host is priced by the profile and the launches of the
-/// trace, which the profiler hardly slows down.
+/// Returns the assumptions of the replay. The host is priced by the profile and by the launches in
+/// the trace, which the profiler hardly slows down.
 fn notes(traced: &Traced, measured: &Run, recorded: &Recorded) -> Vec<String> {
     let mut notes = traced.notes.clone();
     if let Some(factor) = recorded.host {
@@ -126,23 +127,23 @@ fn notes(traced: &Traced, measured: &Run, recorded: &Recorded) -> Vec<String> {
     notes
 }
 
-/// Keeps the overrides that describe the machine: the recorded run has them, too.
+/// Keeps the overrides that describe the machine, which also apply to the recorded run.
 fn hardware_only(set: &[String]) -> Vec<String> {
     let machine = set.iter().filter(|s| s.starts_with("mesh.hardware="));
     machine.cloned().collect()
 }
 
-/// A replay with its assumption on the host.
+/// A replay, and its assumption about the host.
 struct Recorded {
     prediction: Prediction,
-    /// Time of the trace's host relative to that of [`HOST`]; `None` if the trace does not tell, or
-    /// the machine is another one.
+    /// Time of the trace's host relative to that of [`HOST`]; `None` if the trace does not show it,
+    /// or if the machine is another one.
     host: Option<f64>,
 }
 
-/// Profile that prices the host of a trace, times [`Recorded::host`]. The trace shows how fast
-/// launches are, but not what Python costs without the profiler, whichever GPU it drives; that was
-/// measured on this profile's host.
+/// Profile that prices the host of a trace, multiplied by [`Recorded::host`]. The trace shows how
+/// fast launches are, but not what Python costs without the profiler. That was measured on this
+/// profile's host, and does not depend on the GPU.
 const HOST: &str = "h100-80";
 
 fn named(profile: &str) -> Result<Arc<Profile>, Failure> {
@@ -150,7 +151,7 @@ fn named(profile: &str) -> Result<Arc<Profile>, Failure> {
     found.map_err(|e| Failure::from(PredictError::from(e)))
 }
 
-/// Shards the tape with the options of the trace and some overrides, and predicts it.
+/// Shards the tape with the options of the trace and some overrides, and predicts the result.
 fn one(traced: &Traced, costs: &Costs, name: &str, set: &[String]) -> Result<Recorded, Failure> {
     let scenario = options(traced, name, set)?;
     let program = plan_tape(&scenario, &traced.tape)
@@ -198,7 +199,7 @@ fn options(traced: &Traced, name: &str, set: &[String]) -> Result<Scenario, Fail
     let has = |key: &str| set.iter().any(|s| s.starts_with(key));
     let mut set = set.to_vec();
     if has("fsdp.reshard_after_forward=false") && !has("fsdp.reshard_root=") {
-        // The recorded setting of the root has no effect then.
+        // In this case, the recorded setting of the root has no effect.
         set.push("fsdp.reshard_root=false".to_owned());
     }
     let mut scenario =

@@ -17,7 +17,7 @@ use shardlab_sim::Options;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-/// Maximum number of runs in one report; a longer page is no overview.
+/// Maximum number of runs in one report. A longer page would not be readable.
 const MAX_RUNS: usize = 200;
 /// Maximum length of the options in a run's label, in characters.
 const LONG: usize = 48;
@@ -55,7 +55,7 @@ pub(super) struct Args {
     png: bool,
 }
 
-/// The form of a report.
+/// The format of a report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     Html,
@@ -63,7 +63,7 @@ pub(super) enum Form {
 }
 
 impl Form {
-    /// Returns the form that the name of an option's file asks for.
+    /// Returns the format for the file name in an option.
     pub(super) fn of(option: &str, path: &Path) -> Result<Self, Failure> {
         match path.extension().and_then(|e| e.to_str()) {
             Some("html") => Ok(Self::Html),
@@ -121,7 +121,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     Ok(Status::Done)
 }
 
-/// Says when and how the report was made.
+/// Returns a line on when and how the report was made.
 pub(super) fn made() -> String {
     let words = std::env::args_os().skip(1);
     let words: Vec<String> = words.map(|w| w.to_string_lossy().into_owned()).collect();
@@ -232,8 +232,8 @@ enum Found {
     Predicted(Vec<Item>),
 }
 
-/// Labels saved runs by name. Several runs of one scenario are also labelled by the options in
-/// which they differ.
+/// Labels saved runs with their names. If several runs have the same scenario, the labels also
+/// contain the options in which they differ.
 fn name_kept(items: &mut [Item], ids: &[(usize, String)]) {
     let scenario = |at: usize| items[at].view.scenario.name.as_str();
     let options = |at: usize| items[at].view.scenario.overrides.as_slice();
@@ -276,14 +276,15 @@ fn resolve(
     }
     let scenario = match load(path, set) {
         Ok(scenario) => scenario,
-        // Report an error in an existing scenario; otherwise the argument may be a run.
+        // An error in an existing scenario is reported; any other argument may be a run.
         Err(e) if path.exists() || name.ends_with(".toml") => return Err(e),
         Err(e) => {
             let Ok(id) = store.resolve(name) else {
                 return Err(e);
             };
             let view = store.open(&id).map_err(Failure::bad_input)?;
-            // A name says more than an id, and the end of an id is enough to distinguish runs.
+            // A name is more informative than an id, and the end of an id is enough to distinguish
+            // runs.
             let called = if name.contains(id.tail()) {
                 id.tail()
             } else {
@@ -323,7 +324,7 @@ fn resolve(
             .map(|(k, v)| format!("{}={v}", k.rsplit('.').next().unwrap_or(k)))
             .collect::<Vec<_>>()
             .join(" ");
-        // Skip impossible combinations and keep the others.
+        // Impossible combinations are skipped.
         let predicted = point
             .scenario
             .map_err(PredictError::from)

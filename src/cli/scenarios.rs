@@ -57,7 +57,7 @@ struct Entry {
     example: bool,
     family: &'static str,
     parameters: u64,
-    /// Parameters that a token uses, if those are not all.
+    /// Number of parameters that a token uses, if not all.
     #[serde(skip_serializing_if = "Option::is_none")]
     active_parameters: Option<u64>,
     world_size: u32,
@@ -230,7 +230,8 @@ fn list_profiles(wanted: Option<&str>, json: bool, out: &mut Out) -> Result<Stat
     Ok(Status::Done)
 }
 
-/// Returns an error that names the closest existing names, or the command that lists them.
+/// Returns an error that contains the most similar existing names, or the command that lists all
+/// names.
 fn unknown<'a>(
     what: &str,
     wanted: &str,

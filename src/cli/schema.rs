@@ -1,5 +1,5 @@
 //! `shardlab schema`: prints the JSON Schema of scenario files for editors, or a page of the
-//! reference for people.
+//! reference.
 
 use super::output::{Failure, Out, Status};
 use super::reference;

@@ -130,8 +130,8 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             )));
         }
     }
-    // Read all files before the first simulation, so that an error in the last one is reported at
-    // once.
+    // All files are read before the first simulation, so that an error in the last one is reported
+    // immediately.
     let scenarios: Vec<Scenario> = args
         .scenarios
         .iter()
@@ -183,7 +183,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             if args.check.judge(&prediction) != Status::Done {
                 status = Status::CheckFailed;
             }
-            // Print the prediction first: it must not be lost if a file cannot be written.
+            // The prediction is printed first, so that it is not lost if a file cannot be written.
             for failure in [traced.err(), exported.err(), saved.map(|s| s.say()).err()] {
                 unwritten = unwritten
                     .take()
@@ -279,7 +279,8 @@ struct Object {
     fits: &'static str,
     /// Bytes by unit at the peak.
     memory_by_unit: BTreeMap<String, u64>,
-    /// Time of kernels and collectives whose costs are modelled, not measured, milliseconds.
+    /// Time in milliseconds of kernels and collectives whose costs are modelled rather than
+    /// measured.
     modelled_ms: BTreeMap<String, f64>,
     /// Experts, dispatch and imbalance, if the model has experts.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -1,4 +1,4 @@
-//! What is judged: a scenario, or a job of a framework as a scenario.
+//! The subject of a command: a scenario, or a job of a framework as a scenario.
 
 use super::args::{self, Overrides};
 use super::output::Failure;
@@ -71,7 +71,7 @@ impl Subject {
             cache: cache(),
         };
         let mut rest = files.to_vec();
-        // A model stands for the job that trains it.
+        // A model alone stands for a job that trains it.
         if let Some(at) = rest.iter().position(|f| is_model(f))
             && options.model.is_none()
         {
@@ -145,7 +145,7 @@ impl Subject {
         }
     }
 
-    /// Returns the overrides that the user gives.
+    /// Returns the overrides that the user gave.
     pub(super) fn set(&self) -> &[String] {
         match self {
             Self::Scenario { set, .. } | Self::Job { set, .. } => set,
@@ -177,14 +177,14 @@ impl Subject {
         }
     }
 
-    /// Returns the key of the configuration that decides a scenario key, with its place.
+    /// Returns the configuration key that determines a scenario key, with its place.
     pub(super) fn origin(&self, key: &str) -> Option<String> {
         let decides = |r: &&Row| r.settings.iter().any(|s| s.key == key);
         let row = self.rows().iter().find(decides)?;
         Some(format!("{} ({})", row.key, row.place.as_ref()?))
     }
 
-    /// Says why there is no answer, if there is none.
+    /// Returns the reason why there is no answer, if there is none.
     pub(super) fn refusal(&self) -> Option<String> {
         let Self::Job { job, .. } = self else {
             return None;
@@ -215,13 +215,13 @@ pub(super) fn is_job(path: &Path) -> bool {
     path.is_file() && !is_scenario(path)
 }
 
-/// Returns whether a path means a scenario: such a file, a shipped name or standard input.
+/// Returns whether a path refers to a scenario: a scenario file, a shipped name or standard input.
 fn is_scenario(path: &Path) -> bool {
     if scenario::is_stdin(path) {
         return true;
     }
     if !path.exists() {
-        // The message about a name that is unknown lists near ones.
+        // The error for an unknown name lists similar ones.
         return path.extension().is_none_or(|e| e == "toml");
     }
     let is_toml = path.extension().is_some_and(|e| e == "toml");
@@ -232,7 +232,7 @@ fn is_scenario(path: &Path) -> bool {
         })
 }
 
-/// Returns whether a path is the config.json of a model, or a folder with one.
+/// Returns whether a path is the `config.json` of a model, or a folder that contains one.
 fn is_model(path: &Path) -> bool {
     let file = if path.is_dir() {
         path.join("config.json")

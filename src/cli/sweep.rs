@@ -131,7 +131,7 @@ impl<'a> Saver<'a> {
         match store.save_once(&view_of(p, &self.args.scenario, overrides), known) {
             Ok(Saved { before: true, .. }) => _ = self.before.fetch_add(1, Ordering::Relaxed),
             Ok(_) => _ = self.saved.fetch_add(1, Ordering::Relaxed),
-            // The first reason is enough.
+            // Only the first reason is kept.
             Err(e) => _ = self.failed.set(e),
         }
     }
@@ -160,7 +160,7 @@ fn set_with(args: &Args, settings: &[(String, String)]) -> Vec<String> {
     overrides
 }
 
-/// Returns what the file of a point's model says that no key expresses.
+/// Returns what the file of a point's model contains that no key expresses.
 fn model_warnings(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning> {
     let preset = p.scenario.model.preset.as_ref();
     match preset.is_some_and(|preset| preset.contains('.')) {
@@ -239,7 +239,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         all: args.all,
     };
     let table = write::Table::new(&keys, &points, &selection);
-    // Print the points first: they must not be lost if a file cannot be written.
+    // The points are printed first, so that they are not lost if a file cannot be written.
     let written = args.csv.as_ref().map_or(Ok(()), |path| {
         write_file("--csv", path, |to| table.csv(to).map_err(Into::into))
     });

@@ -1,8 +1,8 @@
 //! Tables that fit the terminal: a header, a rule, and right-aligned numbers.
 //!
-//! A table that is too wide loses its optional columns first. Then texts are broken between words,
+//! A table that is too wide first loses its optional columns. Then texts are broken between words,
 //! then long words are shortened, and only then further columns are dropped from the right. Numbers
-//! are never broken. The last line names the dropped columns.
+//! are never broken. The last line lists the dropped columns.
 
 use super::text::wrap;
 pub(super) use super::text::{WIDTH, width};
@@ -12,17 +12,17 @@ use comfy_table::{
 };
 use std::fmt;
 
-/// Additional blanks before every column but the first.
+/// Additional spaces before every column except the first.
 const PADDING: usize = 2;
 
 /// Total gap between columns.
 const GAP: usize = PADDING + 1;
 
-/// Texts up to this length stay on one line as long as possible: a broken option value looks like
+/// Texts up to this length stay on one line if possible, because a broken option value looks like
 /// another value.
 const UNBROKEN: usize = 14;
 
-/// Words are never shortened to fewer characters than this.
+/// Minimum number of characters of a shortened word.
 const MIN_CHARACTERS: usize = 12;
 
 /// Returns the width of a column whose cells are not broken, including the gap next to it.
@@ -33,7 +33,7 @@ pub(super) fn room<'a>(title: &'a str, cells: impl IntoIterator<Item = &'a str>)
 
 /// Returns whether columns with this total width fit a table.
 pub(super) fn fits(room: usize) -> bool {
-    // There is one gap less than there are columns.
+    // There is one gap fewer than there are columns.
     room <= width() + GAP
 }
 
@@ -70,19 +70,19 @@ struct Column {
     optional: bool,
 }
 
-/// How far cells give way on a narrow terminal.
+/// How far cells shrink on a narrow terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Give {
     /// Long texts are broken between words.
     Texts,
-    /// Short texts and the titles of numbers are broken, too.
+    /// Short texts and the titles of number columns are broken, too.
     Words,
     /// Words longer than this are also shortened.
     Shortened(usize),
 }
 
 impl Column {
-    /// Parses a title: `>` marks a column of numbers, a leading `?` an optional column.
+    /// Parses a title. `>` marks a column of numbers, and a leading `?` marks an optional column.
     fn new(title: &str) -> Self {
         let (optional, title) = match title.strip_prefix('?') {
             Some(rest) => (true, rest),
@@ -141,8 +141,8 @@ fn shortened(text: &str, most: usize) -> String {
 
 impl Table {
     /// Creates a table with these column titles. A title that starts with `>` marks a column of
-    /// right-aligned numbers. One that starts with `?` (before `>`) marks a column that is dropped
-    /// first.
+    /// right-aligned numbers. A title that starts with `?` (before `>`) marks a column that is
+    /// dropped first.
     pub(super) fn new<'a>(titles: impl IntoIterator<Item = &'a str>) -> Self {
         Self {
             columns: titles.into_iter().map(Column::new).collect(),
@@ -181,7 +181,7 @@ impl Table {
         self.columns.iter().enumerate().map(of).collect()
     }
 
-    /// Returns the columns that are shown, and how far their cells give way.
+    /// Returns the columns to show, and how far their cells shrink.
     fn arrange(&self, sizes: &[Size], width: usize) -> (Vec<usize>, Give) {
         let fits = |shown: &[usize], give| {
             let cells: usize = shown.iter().map(|&c| sizes[c].least(give)).sum();
@@ -208,7 +208,7 @@ impl Table {
         }
     }
 
-    /// Returns the lines of the table in `width` columns, without trailing blanks.
+    /// Returns the lines of the table in `width` columns, without trailing spaces.
     fn lines(&self, width: usize) -> Vec<String> {
         let sizes = self.sizes();
         let (shown, give) = self.arrange(&sizes, width);
@@ -258,7 +258,7 @@ impl Table {
 }
 
 impl fmt::Display for Table {
-    /// Writes the table's lines, without trailing blanks.
+    /// Writes the table's lines, without trailing spaces.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for line in self.lines(width()) {
             writeln!(f, "{line}")?;
@@ -307,7 +307,8 @@ mod tests {
         }
     }
 
-    /// With six columns of options next to a long text, only the text is broken if there is room.
+    /// With six columns of options next to a long text, only the text is broken if there is enough
+    /// room.
     #[test]
     fn short_values_are_never_broken() {
         let values = ["native", "implicit", "chunked", "true", "auto", "f32 main"];
@@ -333,8 +334,8 @@ mod tests {
         assert_eq!(narrow[3], "(no room for: facts)");
     }
 
-    /// At every width, lines fit, and every word is whole, shortened with a mark, or in a column
-    /// that is reported as dropped.
+    /// At every width, lines fit, and every word is either whole, shortened with a mark, or in a
+    /// column that is reported as dropped.
     #[test]
     fn no_width_breaks_a_word() {
         let mut table = Table::new(["unit", ">A ms", ">B ms", "what it waited for", ">change"]);

@@ -1,4 +1,4 @@
-//! The width of text output, and text broken to it.
+//! The width of text output, and line breaking.
 
 use comfy_table::Table;
 use std::sync::OnceLock;
@@ -15,7 +15,8 @@ const CONTINUED: &str = "    ";
 /// Units that stay on the same line as their number.
 const UNITS: [&str; 9] = ["B", "KiB", "MiB", "GiB", "ns", "us", "ms", "s", "%"];
 
-/// Returns the width that the user asks for: `COLUMNS`, else that of the terminal, if there is one.
+/// Returns the width that the user requests: `COLUMNS`, or else that of the terminal, if there is
+/// one.
 pub(super) fn asked() -> Option<usize> {
     static ASKED: OnceLock<Option<usize>> = OnceLock::new();
     *ASKED.get_or_init(|| {
@@ -40,7 +41,7 @@ pub(super) fn width() -> usize {
     asked().unwrap_or(WIDTH)
 }
 
-/// Returns the maximum width of sentences, since long lines are hard to read.
+/// Returns the maximum width of sentences, which is limited because long lines are hard to read.
 pub(super) fn sentence() -> usize {
     width().min(WIDTH)
 }
@@ -54,8 +55,8 @@ fn shown(text: &str) -> usize {
 }
 
 /// Breaks a text into lines of at most `width` characters, between words but not between a number
-/// and its unit. Runs of blanks within a line are kept. A word longer than a line gets a line of
-/// its own.
+/// and its unit. Runs of spaces within a line are kept. A word that is longer than a line gets a
+/// separate line.
 pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     for word in text.split(' ') {
@@ -73,7 +74,8 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     fill(words, width, "")
 }
 
-/// Fills lines of at most `width` characters with words. Every line but the last ends with `end`.
+/// Fills lines of at most `width` characters with words. Every line except the last ends with
+/// `end`.
 fn fill(words: impl IntoIterator<Item = String>, width: usize, end: &str) -> Vec<String> {
     let room = width.saturating_sub(end.len());
     let mut lines: Vec<String> = Vec::new();
@@ -83,7 +85,7 @@ fn fill(words: impl IntoIterator<Item = String>, width: usize, end: &str) -> Vec
                 line.push(' ');
                 line.push_str(&word);
             }
-            // A run of blanks is not carried over to the next line.
+            // A run of spaces is not carried over to the next line.
             Some(_) if word.is_empty() => {}
             Some(line) => {
                 line.truncate(line.trim_end().len());
@@ -96,7 +98,7 @@ fn fill(words: impl IntoIterator<Item = String>, width: usize, end: &str) -> Vec
     lines
 }
 
-/// Breaks a line that is longer than `width`, if given, between words. Its further lines start with
+/// Breaks a line that is longer than `width`, if given, between words. Further lines start with
 /// `indent`.
 pub(super) fn hanging(line: &str, indent: &str, width: Option<usize>) -> Vec<String> {
     let Some(width) = width.filter(|w| shown(line) > *w) else {
@@ -112,9 +114,9 @@ pub(super) fn hanging(line: &str, indent: &str, width: Option<usize>) -> Vec<Str
 
 /// Lays out the text below the options of `--help`.
 ///
-/// Lines of a paragraph are joined and wrapped to the terminal. Lines that start with blanks stay
-/// separate: `  KEY  text` continues below its text, and a command (`  shardlab …`) continues after
-/// a backslash, so that it can be pasted.
+/// Lines of a paragraph are joined and wrapped to the terminal. Lines that start with spaces stay
+/// separate: ` KEY text` continues below its text, and a command (` shardlab …`) continues after a
+/// backslash, so that it can be pasted.
 pub(super) fn help(text: &str) -> String {
     laid_out(text, sentence())
 }
@@ -125,7 +127,7 @@ fn laid_out(text: &str, width: usize) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Joins the lines of paragraphs, and of commands that a backslash continues.
+/// Joins the lines of paragraphs, and those of commands that a backslash continues.
 fn logical(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for line in text.lines() {
@@ -145,7 +147,7 @@ fn logical(text: &str) -> Vec<String> {
     lines
 }
 
-/// Returns whether a line belongs to the same paragraph as the line before.
+/// Returns whether a line belongs to the same paragraph as the previous line.
 fn continues(before: &str, line: &str) -> bool {
     let indent = |l: &str| l.len() - l.trim_start().len();
     let (blanks, outer) = (indent(line), indent(before));
@@ -159,7 +161,7 @@ fn continues(before: &str, line: &str) -> bool {
     }
 }
 
-/// Returns where the text of `  KEY  text` starts.
+/// Returns the column at which the text of ` KEY text` starts.
 fn key(line: &str) -> Option<usize> {
     let rest = line.trim_start();
     let blanks = line.len() - rest.len();
@@ -274,7 +276,7 @@ several words.
   shardlab sim \\
       'a b' c";
         assert_eq!(laid_out(text, 20), expected);
-        // Nothing changes if there is room.
+        // Nothing changes if there is enough room.
         assert_eq!(laid_out(text, 100), text);
     }
 

@@ -105,7 +105,7 @@ fn budget(text: &str) -> Result<Bytes, String> {
     Ok(budget)
 }
 
-/// Shows the best settings so far, and ends the search at a signal.
+/// Shows the best settings so far, and ends the search on a signal.
 struct Follow(Progress);
 
 impl Watch for Follow {
@@ -128,12 +128,12 @@ impl Watch for Follow {
     }
 }
 
-/// A job with what the user fixes.
+/// A job, and the settings that the user fixes.
 struct Job {
     subject: Subject,
     kept: Kept,
     free: Vec<(String, Vec<String>)>,
-    /// Overrides by which `--fewest-gpus` changes the mesh.
+    /// Overrides that `--fewest-gpus` applies to the mesh.
     mesh: Vec<String>,
 }
 
@@ -173,7 +173,7 @@ impl Job {
             .load(&[&self.kept.overrides[..], &self.mesh, more].concat())
     }
 
-    /// Returns the overrides of a proposal relative to the job as it was given.
+    /// Returns the overrides of a proposal relative to the given job.
     fn overrides(&self, set: &[String]) -> Vec<String> {
         [&self.kept.overrides[..], &self.mesh, set].concat()
     }
@@ -184,8 +184,8 @@ impl Job {
     }
 }
 
-/// Writes a value of `--free` as an item of a TOML list. Numbers, truth values, lists and tables
-/// stay as they are, and anything else is a string.
+/// Converts a value of `--free` to an item of a TOML list. Numbers, booleans, lists and tables stay
+/// unchanged, and anything else becomes a string.
 fn quoted(value: &str) -> String {
     let plain = value.starts_with(['[', '{', '"', '\''])
         || matches!(value, "true" | "false")

@@ -139,8 +139,8 @@ fn predicted(table: &Path, args: &Args, profiles: &Profiles) -> Result<Vec<Compa
     })
 }
 
-/// Prints the errors of all rows as CSV, with two decimals. That is enough for bounds, and the
-/// table stays the same if arithmetic differs in the last bits.
+/// Prints the errors of all rows as CSV, with two decimals. That is enough for bounds, and keeps
+/// the table the same if arithmetic differs in the last bits.
 fn residuals(compared: &[Compared], out: &mut Out) -> Result<(), Failure> {
     let rounded = |percent: Option<f64>| percent.map(|p| (p * 100.0).round() / 100.0 + 0.0);
     let mut writer = csv::Writer::from_writer(out);
@@ -241,7 +241,7 @@ impl Sheet {
             out.text(table)?;
             return Ok(());
         }
-        // A bar would end the cell.
+        // A vertical bar would end the cell.
         let escaped = |cell: &str| cell.replace('|', "\\|");
         let titles = self.titles.iter();
         let plain: Vec<String> = titles.map(|t| escaped(t.trim_start_matches('>'))).collect();
@@ -260,7 +260,7 @@ impl Sheet {
     }
 }
 
-/// Says how many runs that ran out of memory are predicted not to fit.
+/// Describes how many of the runs that ran out of memory are predicted not to fit.
 fn fits(count: OutOfMemory) -> String {
     let OutOfMemory {
         measured,
@@ -279,7 +279,8 @@ fn rows(markdown: bool, rows: &[Compared], out: &mut Out) -> Result<(), Failure>
     let shown: Vec<usize> = (0..Metric::ALL.len())
         .filter(|&i| rows.iter().any(|r| r.cells[i].is_some()))
         .collect();
-    // Four metrics side by side leave no room for names, so print one table per metric.
+    // There is no room for names if four metrics are side by side, so there is one table per
+    // metric.
     let sheets: Vec<Vec<usize>> = if markdown || shown.len() <= 2 {
         vec![shown.clone()]
     } else {

@@ -1,4 +1,4 @@
-//! The three lines that predictions start with: the verdict, why, and what to do next.
+//! The three lines at the start of predictions: the verdict, the reason, and what to do next.
 
 use super::output::Out;
 use super::text;
@@ -36,7 +36,7 @@ fn rule(out: &mut Out) -> io::Result<()> {
     out.line("─".repeat(text::sentence()))
 }
 
-/// Returns a shell command that runs a verb on a scenario.
+/// Returns a shell command that runs a subcommand on a scenario.
 pub(super) fn command(verb: &str, scenario: &Path, set: &[String]) -> String {
     let mut words = vec![
         "shardlab".to_owned(),

@@ -81,7 +81,7 @@ impl View {
     }
 }
 
-/// Meaning of a message, which decides its colour.
+/// Meaning of a message, which determines its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     /// For information.
@@ -173,11 +173,11 @@ pub struct Job {
     pub of: String,
     /// Start time.
     pub since: Duration,
-    /// Whether it has been asked to end.
+    /// Whether the job was asked to end.
     pub cancelled: bool,
 }
 
-/// Meaning of a click at a place of the screen.
+/// Meaning of a click at a place on the screen.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Hit {
     /// A tab.
@@ -247,14 +247,14 @@ pub struct App {
     /// Running jobs.
     pub jobs: BTreeMap<JobId, Job>,
     next_job: JobId,
-    /// Clickable places of the last drawing.
+    /// Clickable places in the last drawing.
     pub(crate) hits: RefCell<Vec<(Rect, Hit)>>,
-    /// Where the cursor of the edited value was drawn.
+    /// Position at which the cursor of the edited value was drawn.
     pub(crate) text_cursor: Cell<Option<Position>>,
 }
 
 impl App {
-    /// Creates a dashboard over scenarios. Also returns the effects to carry out at the start.
+    /// Creates a dashboard over scenarios. Also returns the effects to run at the start.
     #[must_use]
     pub fn new(sources: Vec<Source>, theme: Theme, saved: &Saved) -> (Self, Vec<Effect>) {
         let mut app = Self {
@@ -349,7 +349,7 @@ impl App {
         }
     }
 
-    /// Returns the state of the view that shows what was asked.
+    /// Returns the state of the view that shows the answer.
     #[must_use]
     pub const fn proposals(&self, of: Ask) -> &WhatIfView {
         match of {
@@ -378,7 +378,7 @@ impl App {
     pub fn predict(&mut self) -> Vec<Effect> {
         let edited = self.prompt.as_ref().and_then(Prompt::edited);
         let setup = self.scenarios.setup_with(edited);
-        // A pending prediction may be of another scenario, so its ticket becomes invalid.
+        // A pending prediction may be for another scenario, so its ticket becomes invalid.
         self.scenarios.ticket += 1;
         self.scenarios.pending = setup.is_some();
         let Some(setup) = setup else {
@@ -407,7 +407,7 @@ impl App {
     }
 
     /// Starts a job. Only one job per purpose runs at a time: the previous one is cancelled, unless
-    /// each works on something of its own.
+    /// the jobs work on different things.
     pub fn start(&mut self, task: Task) -> Vec<Effect> {
         let (purpose, of) = match &task {
             Task::Simulate(setup) => (Purpose::Simulate, setup.name()),

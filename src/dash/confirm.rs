@@ -15,7 +15,7 @@ pub enum Question {
     Overwrite,
     /// Whether to quit while a training is running.
     Quit,
-    /// Whether to train although it needs more memory than available.
+    /// Whether to train even though it needs more memory than available.
     TooLarge,
 }
 

@@ -9,14 +9,14 @@ use std::ops::Range;
 pub struct Cursor {
     /// Selected row.
     pub at: usize,
-    /// First visible row; drawing keeps the selected row visible.
+    /// First visible row. Drawing keeps the selected row visible.
     top: Cell<usize>,
     /// Number of rows in the last drawing.
     page: Cell<usize>,
 }
 
-/// Returns where a command moves from row `at`, at most to `last`; `None` if the command does not
-/// move. A page has `page` rows.
+/// Returns the row that a command moves to from row `at`, at most `last`; `None` if the command
+/// does not move. A page has `page` rows.
 pub(super) fn moved(at: usize, command: Command, page: usize, last: usize) -> Option<usize> {
     let to = match command {
         Command::Up => at.saturating_sub(1),

@@ -20,7 +20,7 @@ use super::whatif::Ask;
 use ratatui::Frame;
 use ratatui::layout::Rect;
 
-/// Minimum size in columns and rows; a smaller terminal shows only a message.
+/// Minimum size in columns and rows. A smaller terminal shows only a message.
 pub(crate) const SMALLEST: (u16, u16) = (80, 24);
 
 /// Draws the dashboard.

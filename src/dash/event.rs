@@ -1,4 +1,4 @@
-//! Events and effects: the only interface between the dashboard's state and the outside.
+//! Events and effects, which are the only interface between the dashboard's state and the outside.
 
 use super::export::Export;
 use super::glance::{Brief, Glance};
@@ -31,7 +31,7 @@ pub enum Event {
     Message(Message),
 }
 
-/// Number of a job; never used again.
+/// Number of a job. Numbers are never reused.
 pub type JobId = u32;
 
 /// A report from a background thread.
@@ -43,7 +43,7 @@ pub enum Message {
         ticket: u64,
         /// The scenario without changes.
         base: Option<Arc<Glance>>,
-        /// The scenario with its changes, or why it is invalid.
+        /// The scenario with its changes, or the reason why it is invalid.
         now: Result<Arc<Glance>, String>,
     },
     /// The numbers of a scenario are ready.
@@ -61,7 +61,7 @@ pub enum News {
     Run(Arc<Lanes>),
     /// A training was not started because it needs more memory than available; holds the reason.
     TooLarge(String),
-    /// A training with this number of steps begins.
+    /// A training with this number of steps starts.
     RunStart(u64),
     /// The device that it trains on, as a phrase after "on".
     On(String),
@@ -79,7 +79,8 @@ pub enum News {
     Ranks(Vec<RankNow>),
     /// The keys of the axes of a sweep, and its number of points.
     Axes(Vec<String>, usize),
-    /// A point of a sweep: its index, its settings, and its numbers or why there are none.
+    /// A point of a sweep: its index, its settings, and its numbers or the reason why there are
+    /// none.
     Point(usize, Vec<String>, Result<Brief, String>),
     /// The runs of the store.
     Stored(Vec<StoredRun>),
@@ -93,9 +94,9 @@ pub enum News {
     Compared(Arc<super::tables::Page>),
     /// The verdict of a gate, and the facts that it judged.
     Gated(Arc<super::tables::Page>, Arc<Judged>),
-    /// What changes would do, or the best settings.
+    /// The effects of changes, or the best settings.
     Explained(Arc<Explained>),
-    /// How far the search for the best settings is, in words.
+    /// Progress of the search for the best settings, in words.
     Searched(String),
     /// Whether a scenario fits.
     Fitted(Setup, Arc<super::tables::Page>),
@@ -122,7 +123,7 @@ pub struct StepNews {
     pub lr: f64,
     /// Step time.
     pub time: Duration,
-    /// Tokens of one rank, or the number of items in the model's batch unit.
+    /// Tokens per rank, or the number of items in the model's batch unit.
     pub tokens: u64,
     /// Unit of the batches.
     pub counted_in: BatchUnit,
@@ -163,7 +164,7 @@ pub struct StoredRun {
     pub scenario: String,
     /// `sim` or `exec`.
     pub kind: String,
-    /// When it was saved: `YYYY-MM-DDTHH:MM:SSZ`.
+    /// Time of saving: `YYYY-MM-DDTHH:MM:SSZ`.
     pub made: String,
     /// Median step time, milliseconds.
     pub step_ms: f64,
@@ -179,7 +180,7 @@ pub struct StoredRun {
     pub fields: BTreeMap<String, String>,
 }
 
-/// Number of characters of an id that distinguish it from others.
+/// Number of characters at the end of an id that distinguish it from others.
 const TAIL: usize = 6;
 
 impl StoredRun {
@@ -199,11 +200,11 @@ pub enum Task {
     Train {
         /// Scenario.
         setup: Setup,
-        /// Number of steps, if not the scenario's.
+        /// Number of steps, if it is not the scenario's.
         steps: Option<u64>,
         /// Whether to train even if it needs more memory than available.
         anyway: bool,
-        /// Whether to train on the CPU, whatever the scenario's hardware is.
+        /// Whether to train on the CPU, even if the scenario's hardware is different.
         on_cpu: bool,
     },
     /// Predict all combinations.
@@ -224,11 +225,11 @@ pub enum Task {
     },
     /// Save the run with this number in the store.
     Keep(u32, Runs),
-    /// Give a saved run a name, which replaces its present one.
+    /// Gives a saved run a name, which replaces its current one.
     Name {
         /// Id.
         id: String,
-        /// The new name; `None` removes the present one.
+        /// The new name; `None` removes the current one.
         name: Option<String>,
     },
     /// Write a scenario with its changes to a file.
@@ -241,13 +242,13 @@ pub enum Task {
     Gate(Setup, PathBuf),
     /// Make the result of a gate the baseline.
     Bless(Arc<Judged>),
-    /// Predict what changes would do.
+    /// Predict the effects of changes.
     Explain(Setup),
     /// Judge whether a scenario fits.
     Fit {
         /// Scenario.
         setup: Setup,
-        /// What became of the keys of its configuration, if it is the job of a framework.
+        /// How the keys of its configuration were read, if it is the job of a framework.
         keys: Option<Arc<super::tables::Table>>,
     },
     /// Search the best settings.
@@ -295,7 +296,7 @@ pub struct Setup {
 }
 
 impl Setup {
-    /// Loads the scenario with its changes, and with more.
+    /// Loads the scenario with its changes and further overrides.
     ///
     /// # Errors
     /// As [`scenario::load`].

@@ -74,7 +74,7 @@ pub(super) fn ask(app: &mut App, setup: Option<Setup>) {
     });
 }
 
-/// Accepts the path that was typed.
+/// Accepts the path in the prompt.
 pub(super) fn accept(app: &mut App, text: &str) -> Vec<Effect> {
     let Some(export) = &mut app.export else {
         return Vec::new();
@@ -83,7 +83,7 @@ pub(super) fn accept(app: &mut App, text: &str) -> Vec<Effect> {
     if text.is_empty() {
         return Vec::new();
     }
-    // Scenario files are identified by their extension; other dots belong to the name.
+    // Scenario files are identified by their extension; other dots are part of the name.
     let ending = if text.ends_with(".toml") { "" } else { ".toml" };
     export.path = format!("{text}{ending}").into();
     let export = export.clone();
@@ -138,7 +138,7 @@ pub(super) fn write(export: &Export) -> Result<(), Unwritten> {
     let failed =
         |why: &dyn std::fmt::Display| Unwritten::Failed(format!("{}: {why}", to.display()));
     let text = text(&extends.to_string_lossy(), overrides);
-    // Check before writing, since the file may be one that the scenario extends.
+    // The check comes before writing, because the scenario may extend this file.
     let written = scenario::load_to_be(to, &text).map_err(|e| failed(&e.message()))?;
     let digest = |s| ScenarioView::new(s).digest;
     if digest(&written) != digest(&meant) {
@@ -202,7 +202,7 @@ mod tests {
         let expected = "extends = \"llama3-8b-4xh200\"\n\n[fsdp]\npolicy = \"fsdp2\"\n\n[train]\nmicro_batch = 2\n";
         assert_eq!(text, expected);
         assert_eq!(write(&export), Err(Unwritten::Exists));
-        // Extends a file from another folder.
+        // This one extends a file in another folder.
         let second = folder.path().join("second.toml");
         let again = Export {
             setup: Setup {
@@ -215,7 +215,7 @@ mod tests {
         write(&again).unwrap();
         let loaded = scenario::load(&second, &[]).unwrap();
         assert_eq!(loaded.train.micro_batch, 4);
-        // The file is replaced on request, but never by itself.
+        // The file is replaced on request, but never otherwise.
         export.overwrite = true;
         write(&export).unwrap();
         let circle = Export {
@@ -237,7 +237,7 @@ mod tests {
         names
     }
 
-    /// Replacing the scenario itself or any file that it extends, under any name, is rejected
+    /// Replacing the scenario itself, or any file that it extends, under any name is rejected
     /// before the user is asked.
     #[test]
     fn a_file_that_the_scenario_extends_is_never_replaced() {
@@ -270,7 +270,7 @@ mod tests {
         );
     }
 
-    /// A failed write leaves nothing behind. A replaced file keeps everything but its text.
+    /// A failed write leaves nothing behind. A replaced file keeps everything except its text.
     #[test]
     fn a_file_is_written_whole_or_not_at_all() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
 //! The fields that filters compare: the fields of each list, their completion, and messages on
-//! unknown ones.
+//! unknown fields.
 
 use super::app::App;
 use super::glance;
@@ -29,7 +29,7 @@ fn both(key: &str) -> [String; 2] {
     [short.to_owned(), key.to_owned()]
 }
 
-/// Returns the fields of a list, its own ones first. Empty if its filter only searches words.
+/// Returns the fields of a list, its own ones first. Empty if its filter searches only for words.
 fn names(app: &App, asks: Asks) -> Vec<String> {
     let own = |all: &[&str]| all.iter().map(|n| (*n).to_owned()).collect::<Vec<_>>();
     let mut all = match asks {
@@ -95,8 +95,8 @@ fn values(app: &App, asks: Asks, name: &str) -> Vec<String> {
     all.into_iter().collect()
 }
 
-/// Returns the completions of the last word of a filter: field names, or values after `=`. Each is
-/// a whole line.
+/// Returns the completions for the last word of a filter: field names, or values after `=`. Each
+/// completion is a whole line.
 pub(super) fn complete(app: &App, asks: Asks, text: &str) -> Vec<String> {
     let at = text.rfind(char::is_whitespace).map_or(0, |i| i + 1);
     let (before, word) = text.split_at(at);
@@ -118,7 +118,7 @@ pub(super) fn complete(app: &App, asks: Asks, text: &str) -> Vec<String> {
     all.into_iter().map(|w| format!("{before}{w}")).collect()
 }
 
-/// Returns why a filter is invalid: it compares a field that the list does not have.
+/// Returns the reason why a filter is invalid: it compares a field that the list does not have.
 pub(super) fn refusal(app: &App, asks: Asks, text: &str) -> Option<String> {
     let query = Query::parse(text);
     let names = names(app, asks);
@@ -144,7 +144,7 @@ mod tests {
     use crate::dash::testing::Stage;
     use std::time::{Duration, Instant};
 
-    /// Returns saved runs that differ in one key, each with about as many other keys as a real run.
+    /// Returns saved runs that differ in one key. Each has about as many other keys as a real run.
     fn stored(count: usize) -> Vec<StoredRun> {
         let run = |n: usize| StoredRun {
             id: format!("run-{n}"),
@@ -164,7 +164,7 @@ mod tests {
         (0..count).map(run).collect()
     }
 
-    /// Returns the shortest of several tries, since other work on the machine only makes them
+    /// Returns the shortest of several times, because other work on the machine only makes them
     /// longer.
     fn shortest(mut body: impl FnMut()) -> Duration {
         let times = [(); 3].map(|()| {
@@ -175,7 +175,7 @@ mod tests {
         times.into_iter().min().expect("there are three")
     }
 
-    /// Ten keys typed into a filter cost less than collecting the keys of all runs once.
+    /// Typing ten keys into a filter costs less than collecting the keys of all runs once.
     #[test]
     fn keys_of_stored_runs_are_collected_when_they_are_listed() {
         let mut stage = Stage::new();
@@ -183,7 +183,7 @@ mod tests {
         stage.app.runs.list(stored(3));
         assert_eq!(refusal(&stage.app, asks, "own.of_2=1 of_0=1 key_7=1"), None);
         assert!(refusal(&stage.app, asks, "of_3=1").is_some());
-        // Many runs with the same keys, as in a store.
+        // Many runs with the same keys, as in a real store.
         let runs = vec![stored(1).remove(0); 3000];
         stage.app.runs.list(runs.clone());
         let all = shortest(|| {

@@ -1,5 +1,5 @@
-//! Whether the selected scenario fits, what takes up the memory of a GPU, and what became of the
-//! keys of its configuration: what `shardlab fit` knows.
+//! The fit view: whether the selected scenario fits, what takes up the memory of a GPU, and how the
+//! keys of its configuration were read. It shows the same as `shardlab fit`.
 
 use super::app::{App, Purpose, View};
 use super::cursor::Cursor;
@@ -13,13 +13,13 @@ use std::sync::Arc;
 /// State of the fit view.
 #[derive(Debug, Default)]
 pub struct FitView {
-    /// The scenario that was asked about last.
+    /// The scenario of the last request.
     asked: Option<Setup>,
     /// The scenario that the page is about.
     of: Option<Setup>,
-    /// What was found out last.
+    /// The last result.
     pub page: Option<Arc<Page>>,
-    /// Why nothing could be found out.
+    /// The reason why there is no result.
     pub error: Option<String>,
     /// Scroll position.
     pub cursor: Cursor,
@@ -28,7 +28,7 @@ pub struct FitView {
 }
 
 impl FitView {
-    /// Stores what was found out.
+    /// Stores a result.
     pub(super) fn arrived(&mut self, of: Setup, page: Arc<Page>) {
         self.of = Some(of);
         self.page = Some(page);

@@ -1,4 +1,5 @@
-//! The part of a prediction that the dashboard shows: small, and independent of the program.
+//! The part of a prediction that the dashboard shows. It is small and does not depend on the
+//! program.
 
 use super::options;
 use super::query::Fields;
@@ -30,7 +31,7 @@ pub struct Brief {
     pub allocated: Bytes,
     /// Peak of reserved memory.
     pub reserved: Bytes,
-    /// Peak of the device's memory.
+    /// Peak of device memory.
     pub device: Bytes,
     /// Capacity of the device, if known.
     pub capacity: Option<Bytes>,
@@ -42,7 +43,7 @@ pub struct Brief {
     pub world: u32,
     /// Hardware profile.
     pub hardware: String,
-    /// What the prediction rests on.
+    /// The basis of the prediction.
     pub basis: Option<Arc<Basis>>,
 }
 
@@ -98,7 +99,7 @@ pub const FIELDS: [&str; 13] = [
     "world", "hardware", "basis",
 ];
 
-/// A prediction and the options it was made with.
+/// A prediction, and the options it was made with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Glance {
     /// Numbers.
@@ -109,7 +110,7 @@ pub struct Glance {
     pub roles: Vec<(Role, Bytes)>,
     /// Where memory peaks, in words.
     pub peak: String,
-    /// Experts, in lines; none without experts.
+    /// Lines on experts; empty without experts.
     pub experts: Vec<String>,
     /// Explanation, one sentence each.
     pub why: Vec<String>,
@@ -142,7 +143,7 @@ impl Glance {
     }
 }
 
-/// An item of a list with its prediction, as filters see it.
+/// An item of a list with its prediction, for filters.
 pub struct Named<'a> {
     /// Searchable text.
     pub text: String,

@@ -25,8 +25,8 @@ pub enum HelpLine {
 }
 
 impl Help {
-    /// Returns all lines that match the search: those of the present place first, then those valid
-    /// everywhere, then the rest.
+    /// Returns all lines that match the search: first those of the current place, then those that
+    /// apply everywhere, then the rest.
     #[must_use]
     pub fn lines(&self) -> Vec<HelpLine> {
         let mut places: Vec<Place> = self.here.into_iter().collect();

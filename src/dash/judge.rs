@@ -56,7 +56,7 @@ pub(crate) fn open(store: Option<&Path>, id: &str) -> Result<RunView, String> {
     store.open(&id).map_err(|e| e.to_string())
 }
 
-/// Names a saved run, or removes its name. Replaces the name that lists show.
+/// Names a saved run, or removes its name. A new name replaces the one that lists show.
 pub(crate) fn name(store: Option<&Path>, id: &str, name: Option<&str>) -> Result<(), String> {
     let dir = store.ok_or("there is no store")?;
     let store = Store::at(dir);
@@ -77,7 +77,7 @@ fn name_of<'a>(names: &'a [(String, Id)], id: &Id) -> Option<&'a str> {
     Some(name)
 }
 
-/// Removes a saved run. A named run is kept, as by `runs prune`.
+/// Removes a saved run. A named run is kept, as `runs prune` does.
 pub(crate) fn remove(store: Option<&Path>, id: &str) -> Result<(), String> {
     let dir = store.ok_or("there is no store")?;
     let store = Store::at(dir);
@@ -89,7 +89,7 @@ pub(crate) fn remove(store: Option<&Path>, id: &str) -> Result<(), String> {
     store.remove(&id).map_err(|e| e.to_string())
 }
 
-/// Explains why a named run is not removed.
+/// Explains why a named run was not removed.
 pub(crate) fn spared(run: &str, name: &str) -> String {
     format!("{run} is kept because it has the name {name}")
 }
@@ -172,7 +172,7 @@ fn against(
     (page, judged)
 }
 
-/// Returns what a missing baseline would contain, and findings that need no baseline.
+/// Returns the content of a missing baseline, and the findings that need no baseline.
 fn no_baseline(facts: &Facts, limits: &Limits, path: &Path) -> Page {
     let mut table = Table::new("It would hold", &["metric", ">value"]);
     let m = &facts.memory;

@@ -1,4 +1,4 @@
-//! The key table. Dispatch, the footer and the help all read it, so they always agree.
+//! The key table. Dispatch, the footer and the help all use it, so they always agree.
 
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 
@@ -19,7 +19,7 @@ pub enum Command {
     Theme,
     /// Mouse on or off.
     Mouse,
-    /// Close, cancel or clear the innermost thing.
+    /// Close, cancel or clear the innermost open element.
     Back,
     /// Row up.
     Up,
@@ -49,13 +49,13 @@ pub enum Command {
     Simulate,
     /// Train on this machine, on the scenario's hardware if available.
     Train,
-    /// Train on the CPU of this machine, whatever the scenario's hardware is.
+    /// Train on the CPU of this machine, even if the scenario's hardware is different.
     TrainOnCpu,
     /// Sweep.
     Sweep,
     /// Gate.
     Gate,
-    /// Make what the gate found the baseline.
+    /// Make the result of the gate the baseline.
     Bless,
     /// Choose another folder.
     Folder,
@@ -129,9 +129,9 @@ pub enum Command {
     Stretch,
     /// List the scenarios for tests, or hide them.
     Tests,
-    /// Show what changes would do.
+    /// Show the effects of changes.
     WhatIf,
-    /// Say whether the scenario fits.
+    /// Show whether the scenario fits.
     Fit,
     /// Search the best settings.
     Tune,
@@ -141,11 +141,11 @@ pub enum Command {
     Undo,
 }
 
-/// Where a key has a meaning. Keys that a place does not bind may be bound by
+/// Places in which a key has a meaning. Keys that a place does not bind may be bound by
 /// [`Place::Everywhere`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// All views, unless text is being typed.
+    /// All views, unless the user is typing text.
     Everywhere,
     /// The scenario list.
     Scenarios,
@@ -493,7 +493,7 @@ pub fn find(place: Place, key: KeyEvent) -> Option<Command> {
     })
 }
 
-/// Returns the first key of a command in a place, as the help writes it; empty if it has none.
+/// Returns the first key of a command in a place, as the help formats it; empty if there is none.
 #[must_use]
 pub fn first(place: Place, command: Command) -> String {
     TABLE

@@ -74,7 +74,7 @@ pub struct Gap {
     pub end: u64,
     /// Cause.
     pub cause: Cause,
-    /// The spans that were waited for, in order.
+    /// The spans that the gap waited for, in order.
     pub awaited: Vec<u32>,
 }
 
@@ -222,7 +222,8 @@ impl Lanes {
         self.instr(span).map_or("", |i| self.view.name_of(i))
     }
 
-    /// Returns what the start of a span waited for last: in words, and the span if it was one.
+    /// Returns the last thing that the start of a span waited for, in words, and the span if it was
+    /// one.
     #[must_use]
     pub fn why(&self, span: u32) -> (String, Option<u32>) {
         let Some(s) = self.view.run.spans.get(span as usize) else {

@@ -4,7 +4,7 @@ use crate::cli::option_of;
 use shardlab_reports::RunView;
 use shardlab_reports::view::differences;
 
-/// Returns the letter of the n-th compared run, from 0: A, B, … Z, 27, …
+/// Returns the letter of the n-th compared run, counted from 0: A, B, … Z, 27, …
 #[must_use]
 pub fn letter(n: usize) -> String {
     u8::try_from(n)
@@ -14,8 +14,8 @@ pub fn letter(n: usize) -> String {
 }
 
 /// Returns what distinguishes each run from the others: `prefetch_forward=2` if all have the same
-/// scenario, otherwise the run's own changes, since different scenarios differ in more than fits a
-/// title. Empty if there is nothing.
+/// scenario, otherwise the run's own changes, because different scenarios differ in more than a
+/// title can show. Empty if nothing distinguishes it.
 #[must_use]
 pub fn apart(runs: &[&RunView]) -> Vec<String> {
     let one = runs

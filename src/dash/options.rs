@@ -37,7 +37,7 @@ pub fn path(info: &KeyInfo) -> String {
     info.path()
 }
 
-/// Returns the values of all options in a scenario, in the order of [`all`] and the syntax of
+/// Returns the values of all options in a scenario, in the order of [`all`] and in the syntax of
 /// `--set`. `None` marks an option that is not set and has no default.
 #[must_use]
 pub fn values(scenario: &Scenario) -> Vec<Option<String>> {
@@ -101,7 +101,7 @@ fn list(items: impl Iterator<Item = String>) -> String {
     format!("[{}]", items.collect::<Vec<_>>().join(", "))
 }
 
-/// Returns the values to offer for an option with this current value, regardless of the typed text.
+/// Returns the values to offer for an option with this current value, whatever text has been typed.
 #[must_use]
 pub fn candidates(info: &KeyInfo, current: Option<&str>) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
@@ -137,7 +137,8 @@ pub fn candidates(info: &KeyInfo, current: Option<&str>) -> Vec<String> {
     all
 }
 
-/// Returns all values of a small range; of a large one, halves and doubles of the current value.
+/// Returns all values of a small range, or for a large range, halves and doubles of the current
+/// value.
 fn integers(low: u64, high: u64, current: Option<&str>) -> Vec<String> {
     const SMALL: u64 = 8;
     if high <= 64 {
@@ -220,7 +221,7 @@ mod tests {
         assert_eq!(all().len(), keys().len());
     }
 
-    /// The editor shows values in the syntax of `--set`: setting every option to its shown value
+    /// The editor shows values in the syntax of `--set`, so setting every option to its shown value
     /// changes nothing.
     #[test]
     fn shown_values_are_valid_and_mean_the_same() {
@@ -230,8 +231,8 @@ mod tests {
                 .iter()
                 .zip(values(&scenario))
                 .filter_map(|(info, value)| Some(format!("{}={}", path(info), value?)))
-                // Setting a preset's values next to its name is redundant, and a constant schedule
-                // rejects a final learning rate.
+                // Setting the values of a preset in addition to its name is redundant, and a
+                // constant schedule rejects a final learning rate.
                 .filter(|s| !s.starts_with("model.") && !s.starts_with("train.min_lr="))
                 .collect();
             let again = load(Path::new(name), &set).unwrap_or_else(|e| panic!("{name}: {e}"));

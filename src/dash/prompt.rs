@@ -1,4 +1,4 @@
-//! A line that is being typed, and its purpose.
+//! A line of input and its purpose.
 
 use super::line::Line;
 
@@ -48,7 +48,7 @@ impl Asks {
         }
     }
 
-    /// Returns whether typed text takes effect at once.
+    /// Returns whether typed text takes effect immediately.
     #[must_use]
     pub const fn is_filter(self) -> bool {
         matches!(
@@ -73,7 +73,7 @@ pub struct Prompt {
     pub before: String,
     /// Possible completions.
     pub completions: Vec<String>,
-    /// Index of the completion used last.
+    /// Index of the last used completion.
     pub chosen: Option<usize>,
     /// Whether the line has been changed.
     pub touched: bool,
@@ -106,7 +106,7 @@ impl Prompt {
         }
     }
 
-    /// Returns the edited option and its text, if the text differs from that at the start.
+    /// Returns the edited option and its text, if the text has changed.
     #[must_use]
     pub fn edited(&self) -> Option<(usize, &str)> {
         match self.asks {

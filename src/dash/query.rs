@@ -1,11 +1,11 @@
-//! Filters of every list: words, and comparisons of named fields.
+//! Filters for all lists: words, and comparisons of named fields.
 //!
 //! `llama step<100 fits=yes !fsdp2` keeps items that contain `llama`, have a `step` below 100 and
 //! `fits` equal to `yes`, and do not contain `fsdp2`. Case does not matter.
 
 /// An item that a filter can examine.
 pub trait Fields {
-    /// Returns all text in which words are searched.
+    /// Returns all text that is searched for words.
     fn text(&self) -> String;
     /// Returns the value of a named field; `None` if there is no such field.
     fn field(&self, name: &str) -> Option<String>;
@@ -21,7 +21,7 @@ enum Compare {
     MoreOrEqual,
 }
 
-/// Longest first: `<=` must not be read as `<` and `=`.
+/// Longest first, so that `<=` is not read as `<` and `=`.
 const OPERATORS: [(&str, Compare); 6] = [
     ("<=", Compare::LessOrEqual),
     (">=", Compare::MoreOrEqual),
@@ -138,7 +138,7 @@ fn holds(found: &str, compare: Compare, value: &str) -> bool {
     match compare {
         Compare::Equal => found == value,
         Compare::NotEqual => found != value,
-        // Users would not expect an order of text.
+        // Users would not expect text to be ordered.
         _ => false,
     }
 }

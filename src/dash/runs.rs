@@ -24,7 +24,7 @@ pub struct Kept {
     pub lanes: Arc<Lanes>,
     /// Id in the store, if it was opened from there.
     pub stored: Option<String>,
-    /// Number in this session, from 1.
+    /// Number in this session, starting at 1.
     pub number: u32,
 }
 
@@ -50,10 +50,10 @@ pub struct RunsView {
     pub kept: Vec<Kept>,
     /// Runs of the store, newest first.
     pub stored: Vec<StoredRun>,
-    /// Keys of all their fields. They are collected when the runs are listed, since there may be
+    /// Keys of all their fields. They are collected when the runs are listed, because there may be
     /// thousands of runs, and filters need the keys on every keystroke.
     pub stored_keys: BTreeSet<String>,
-    /// Why the store cannot be read.
+    /// Reason why the store cannot be read.
     pub store_error: Option<String>,
     /// Selected row.
     pub cursor: Cursor,
@@ -241,13 +241,13 @@ impl RunsView {
 
     /// Replaces the list of saved runs.
     pub(super) fn list(&mut self, stored: Vec<StoredRun>) {
-        // Most runs have the same keys: copy one of each.
+        // Most runs have the same keys, so only one copy of each key is made.
         let keys: HashSet<&String> = stored.iter().flat_map(|s| s.fields.keys()).collect();
         self.stored_keys = keys.into_iter().cloned().collect();
         self.stored = stored;
     }
 
-    /// Removes the run with this id from the list. Its keys stay known until the store is listed
+    /// Removes the run with this id from the list. Its keys remain known until the store is listed
     /// again.
     pub(super) fn forget(&mut self, id: &str) {
         self.stored.retain(|s| s.id != id);
@@ -358,7 +358,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
                 app.runs.cursor.go(Command::Down, rows.len());
             }
             Some(Row::Stored(i)) => {
-                // A run must be open to be compared.
+                // Only open runs can be compared.
                 let id = app.runs.stored[i].id.clone();
                 return app.start(Task::Open { id, mark: true });
             }
@@ -415,7 +415,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Accepts a typed name for a saved run. An empty one removes the present name.
+/// Accepts a name for a saved run from the prompt. An empty name removes the current one.
 pub(super) fn named(app: &mut App, text: &str, before: &str) -> Vec<Effect> {
     let name = text.trim();
     match app.runs.subject.take() {

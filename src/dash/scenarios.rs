@@ -30,7 +30,7 @@ pub struct Source {
     pub about: String,
     /// Its numbers without changes, once they are known.
     pub brief: Option<Result<Brief, String>>,
-    /// Whether it was made for tests and benchmarks, and is not an example.
+    /// Whether it is for tests and benchmarks rather than an example.
     pub is_test: bool,
     /// The job that it was read from, unless it is a scenario file.
     pub job: Option<FrameworkJob>,
@@ -41,7 +41,7 @@ pub struct Source {
 pub struct FrameworkJob {
     /// Words of the command `shardlab fit` for it.
     pub words: Vec<String>,
-    /// What became of the keys of its configuration.
+    /// How the keys of its configuration were read.
     pub keys: Arc<Table>,
 }
 
@@ -49,7 +49,7 @@ impl Source {
     /// Creates a scenario without numbers.
     #[must_use]
     pub fn new(name: String, path: PathBuf, about: String) -> Self {
-        // Like the loader: a path that is not a file is the name of a shipped scenario.
+        // Like in the loader, a path that is not a file is the name of a shipped scenario.
         let key = std::fs::canonicalize(&path)
             .map_or_else(|_| name.clone(), |p| p.to_string_lossy().into_owned());
         Self {
@@ -63,14 +63,14 @@ impl Source {
         }
     }
 
-    /// Marks it as made for tests and benchmarks.
+    /// Marks it as being for tests and benchmarks.
     #[must_use]
     pub fn for_tests(self, is_test: bool) -> Self {
         Self { is_test, ..self }
     }
 }
 
-/// How well a name matches the words of a search, best first.
+/// Quality of a match between a name and the words of a search, best first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Match {
     Exact,
@@ -126,7 +126,7 @@ pub struct Scenarios {
     pub cursor: Cursor,
     /// Filter.
     pub filter: String,
-    /// Whether scenarios for tests and benchmarks are listed. A search finds them in any case.
+    /// Whether scenarios for tests and benchmarks are listed. A search always finds them.
     pub with_tests: bool,
     /// The pane that receives keys.
     pub pane: Pane,
@@ -138,25 +138,25 @@ pub struct Scenarios {
     pub overrides: BTreeMap<String, Changes>,
     /// Numbers of scenarios with their changes, by [`Source::key`].
     changed: BTreeMap<String, Result<Brief, String>>,
-    /// The selected scenario. It stays in the list, whatever its numbers become, until another one
-    /// is selected.
+    /// The selected scenario. It stays in the list until another one is selected, even if its
+    /// numbers no longer pass the filter.
     held: Option<String>,
-    /// The last changes, with the key of their scenario, that could be predicted. They are restored
-    /// when later ones are invalid.
+    /// The last changes that could be predicted, with the key of their scenario. They are restored
+    /// when later changes are invalid.
     proven: Option<(String, Changes)>,
-    /// The value that was typed or set last, if it is invalid.
+    /// The last typed or set value, if it is invalid.
     pub refused: Option<Refused>,
     /// The selected scenario without changes.
     pub base: Option<Arc<Glance>>,
     /// The selected scenario with its changes, in the last valid state.
     pub glance: Option<Arc<Glance>>,
-    /// Why the scenario is invalid, if no change of an option is the cause.
+    /// Reason why the scenario is invalid, if it is not a change of an option.
     pub error: Option<String>,
     /// Ticket of the newest requested prediction.
     pub ticket: u64,
     /// Whether that prediction is still pending.
     pub pending: bool,
-    /// The scenario that was selected when filtering began. It is selected again as soon as it
+    /// The scenario that was selected when filtering started. It is selected again as soon as it
     /// passes the filter.
     pub(super) anchor: Option<String>,
 }
@@ -181,7 +181,7 @@ impl Scenarios {
         self.hold();
     }
 
-    /// Makes the selected scenario the one that stays in the list.
+    /// Keeps the selected scenario in the list.
     fn hold(&mut self) {
         self.held = self.current().map(|s| s.key.clone());
         if let Some(key) = self.held.clone() {
@@ -190,8 +190,7 @@ impl Scenarios {
         }
     }
 
-    /// Returns the numbers of a scenario in its present state, with its changes if these have been
-    /// predicted.
+    /// Returns the current numbers of a scenario, with its changes if these have been predicted.
     #[must_use]
     pub fn brief<'a>(&'a self, source: &'a Source) -> Option<&'a Result<Brief, String>> {
         let changes = self.overrides.get(&source.key).filter(|c| !c.is_empty());
@@ -212,7 +211,8 @@ impl Scenarios {
         }
     }
 
-    /// Stores the numbers of the selected scenario. Without changes they equal those of the survey.
+    /// Stores the numbers of the selected scenario. Without changes, they equal those of the
+    /// survey.
     pub(super) fn predicted(&mut self, brief: &Result<Brief, String>) {
         let setup = self.setup_with(None).filter(|s| !s.overrides.is_empty());
         if let Some(setup) = setup {
@@ -261,7 +261,7 @@ impl Scenarios {
                 self.held.as_ref() == Some(&source.key) || (listed(source) && keeps(source))
             })
             .collect();
-        // Names that match come first, and examples before tests.
+        // Matching names come first, and examples before tests.
         rows.sort_by_key(|&i| {
             let source = &self.sources[i];
             (Match::of(&source.name, &self.filter), source.is_test)
@@ -301,7 +301,7 @@ impl Scenarios {
         if let Some((option, text)) = edited {
             let path = options::path(options::all()[option]);
             match text.trim() {
-                // An accepted empty text undoes the change.
+                // Accepting an empty text undoes the change.
                 "" => changes.remove(&path),
                 text => changes.insert(path, text.to_owned()),
             };
@@ -361,13 +361,13 @@ impl Scenarios {
         value.map(String::as_str)
     }
 
-    /// Records that the scenario is valid in its present state.
+    /// Records that the scenario is valid in its current state.
     pub(super) fn prove(&mut self) {
         let changes = self.changes().cloned().unwrap_or_default();
         self.proven = self.current().map(|s| (s.key.clone(), changes));
     }
 
-    /// Returns whether the selected scenario has been predicted with some set of changes, possibly
+    /// Returns whether the selected scenario has been predicted with any set of changes, possibly
     /// none.
     pub(super) fn is_proven(&self) -> bool {
         let proven = self.proven.as_ref().map(|(key, _)| key);
@@ -474,7 +474,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
         Command::Back => return clear(app),
         Command::ResetAll => {
             app.scenarios.refused = None;
-            // Without changes the scenario is shown as its file defines it, even if that is
+            // Without changes, the scenario is shown as its file defines it, even if that is
             // invalid.
             app.scenarios.proven = None;
             if let Some(key) = app.scenarios.current().map(|s| s.key.clone()) {
@@ -513,8 +513,8 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Shows a message if a requested scenario has changes from last time: its file alone would not
-/// explain the shown values.
+/// Shows a message if a requested scenario has changes from the last session, because its file
+/// alone would not explain the shown values.
 pub(super) fn tell_kept(app: &mut App) {
     let Some(n) = app.scenarios.changes().map(BTreeMap::len) else {
         return;
@@ -560,13 +560,13 @@ fn clear(app: &mut App) -> Vec<Effect> {
     Vec::new()
 }
 
-/// Handles a new filter of the list. The selection returns to its previous scenario as soon as the
-/// filter allows it.
+/// Handles a new filter for the list. The previously selected scenario is selected again as soon as
+/// it passes the filter.
 pub(super) fn filter(app: &mut App, text: &str) -> Vec<Effect> {
     let s = &mut app.scenarios;
     let before = s.current().map(|c| c.key.clone());
     s.filter = text.to_owned();
-    // While typing, only the filter decides.
+    // While the user is typing, only the filter decides.
     s.held = None;
     let best = s
         .rows()
@@ -592,7 +592,7 @@ fn edit(app: &mut App) {
     };
     let value = app.scenarios.value(option).unwrap_or_default().to_owned();
     let mut prompt = Prompt::new(Asks::Option(option), value);
-    // Before anything is typed, all values are offered.
+    // All values are offered until something is typed.
     prompt.completions = options::candidates(options::all()[option], Some(&prompt.before));
     // A rejected value is more often corrected than replaced.
     if let Some(refused) = app.scenarios.refused_value(option) {
@@ -604,7 +604,8 @@ fn edit(app: &mut App) {
 /// Accepts the edited value.
 pub(super) fn accept(app: &mut App, option: usize, text: &str) -> Vec<Effect> {
     let text = text.trim();
-    // Known to be invalid: the previous value stays in effect, and the text stays next to it.
+    // The value is known to be invalid, so the previous value stays in effect and the text stays
+    // next to it.
     if app.scenarios.refused_value(option) == Some(text) {
         return app.predict();
     }
@@ -619,7 +620,7 @@ fn step(app: &mut App, forward: bool) -> Vec<Effect> {
         return Vec::new();
     };
     let info = options::all()[option];
-    // Continue from the rejected value, skipping invalid ones.
+    // Stepping continues from the rejected value and skips invalid ones.
     let from = app.scenarios.refused_value(option);
     let from = from.or_else(|| app.scenarios.value(option));
     let Some(next) = options::neighbour(info, from, forward) else {

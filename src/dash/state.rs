@@ -1,4 +1,4 @@
-//! The state kept between sessions: a small file in the user's state folder.
+//! The state between sessions: a small file in the user's state folder.
 
 use serde::{Deserialize, Serialize};
 use shardlab_reports::files;
@@ -19,7 +19,7 @@ pub struct Saved {
     /// Selected scenario, by [`Source::key`](super::scenarios::Source).
     pub scenario: Option<String>,
     /// Changes by [`Source::key`](super::scenarios::Source), then by option. A name without a path
-    /// belongs to a shipped scenario; in files written by old versions, it may not identify a file.
+    /// belongs to a shipped scenario. In files from old versions, a name may not identify a file.
     pub overrides: BTreeMap<String, BTreeMap<String, String>>,
     /// Filter of the scenario list.
     pub filter: String,
@@ -70,8 +70,8 @@ pub fn path(var: impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     Some(base.join("shardlab/dash.json"))
 }
 
-/// Reads the file. A missing or damaged file, or one of another version, counts as empty: it
-/// contains nothing important.
+/// Reads the file. A missing or damaged file, or one of another version, counts as empty, because
+/// it contains nothing important.
 #[must_use]
 pub fn read(path: &Path) -> Saved {
     std::fs::read_to_string(path)

@@ -1,4 +1,4 @@
-//! The sweep: a table that fills up while points are predicted.
+//! The sweep: a table that grows as points are predicted.
 
 use super::app::{App, Purpose, Tone, View};
 use super::cursor::Cursor;
@@ -33,7 +33,7 @@ pub struct Point {
     pub index: usize,
     /// Value on each axis.
     pub settings: Vec<String>,
-    /// Numbers, or why there are none.
+    /// Numbers, or the reason why there are none.
     pub result: Result<Brief, String>,
 }
 
@@ -42,7 +42,7 @@ pub struct Point {
 pub struct SweepView {
     /// Scenario of the sweep.
     pub setup: Option<Setup>,
-    /// Axes added here, `section.key=[v1, v2]`.
+    /// Axes that were added in the dashboard, `section.key=[v1, v2]`.
     pub axes: Vec<String>,
     /// Keys of all axes of the current sweep.
     pub keys: Vec<String>,
@@ -60,9 +60,9 @@ pub struct SweepView {
     pub reversed: bool,
     /// Whether to show only the Pareto front.
     pub front_only: bool,
-    /// Why the sweep is impossible.
+    /// Reason why the sweep is impossible.
     pub error: Option<String>,
-    /// Columns that fitted in the last drawing, numbered like [`Self::sort`].
+    /// Columns that fit in the last drawing, numbered like [`Self::sort`].
     pub(super) drawn: RefCell<Vec<usize>>,
 }
 
@@ -82,7 +82,7 @@ impl SweepView {
         1 + self.keys.len() + COLUMNS.len()
     }
 
-    /// Returns the visible column to sort by after or before the present one.
+    /// Returns the visible sort column after or before the current one.
     fn next_sort(&self, forward: bool) -> usize {
         let drawn = self.drawn.borrow();
         let all = if drawn.is_empty() {
@@ -92,7 +92,7 @@ impl SweepView {
             all.extend(drawn.iter());
             all
         };
-        // The present column may be hidden if the terminal has become narrower.
+        // The current column may be hidden if the terminal has become narrower.
         let after = all.iter().find(|c| **c > self.sort).unwrap_or(&all[0]);
         let before = all.iter().rfind(|c| **c < self.sort);
         let before = before.or(all.last()).unwrap_or(after);
@@ -123,7 +123,7 @@ impl SweepView {
             .iter()
             .map(|p| match &p.result {
                 Ok(b) if b.fits != "no" => pareto::Point {
-                    // Time per token, so that points with different batches can share a front.
+                    // Time per token allows points with different batches to share a front.
                     time: 1.0 / b.tokens_per_s,
                     memory: b.reserved.0 as f64,
                     changes: 0,
@@ -152,7 +152,8 @@ impl SweepView {
             .filter(|r| self.keeps(&query, *r))
             .collect();
         if let Some(column) = self.sort.checked_sub(1) {
-            // Compute each sort key once: tables with thousands of rows are sorted in every frame.
+            // Each sort key is computed only once, because tables with thousands of rows are sorted
+            // for every frame.
             rows.sort_by_cached_key(|r| self.sort_key(&self.points[r.point], column));
         }
         if self.reversed {
@@ -277,7 +278,7 @@ pub(super) fn run(app: &mut App) -> Vec<Effect> {
     app.start(Task::Sweep { setup, axes })
 }
 
-/// Makes the selected option an axis over the values that the editor offers.
+/// Turns the selected option into an axis over the values that the editor offers.
 pub(super) fn add_option(app: &mut App) {
     let Some(option) = app.scenarios.option() else {
         return;
@@ -302,10 +303,10 @@ pub(super) fn add_option(app: &mut App) {
     ));
 }
 
-/// Accepts a typed axis.
+/// Accepts an axis from the prompt.
 ///
 /// # Errors
-/// Returns the message of `shardlab sweep` on an invalid axis.
+/// Returns the message of `shardlab sweep` for an invalid axis.
 pub(super) fn accept(app: &mut App, text: &str) -> Result<(), String> {
     let key = |axis: &str| axis.split('=').next().unwrap_or_default().trim().to_owned();
     let text = text.trim();

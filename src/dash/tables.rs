@@ -7,7 +7,7 @@ use super::app::Tone;
 pub struct Row {
     /// Cells.
     pub cells: Vec<String>,
-    /// Meaning of the row, which decides its colour.
+    /// Meaning of the row, which determines its colour.
     pub tone: Tone,
 }
 
@@ -58,7 +58,7 @@ pub struct Series {
 pub struct Page {
     /// Title.
     pub title: String,
-    /// Verdict in one line, with its meaning.
+    /// Verdict as one line, with its meaning.
     pub verdict: Option<(Tone, String)>,
     /// Tables.
     pub tables: Vec<Table>,

@@ -26,10 +26,10 @@ use std::time::{Duration, Instant};
 
 /// Interval of the clock while nothing else happens.
 const TICK: Duration = Duration::from_millis(250);
-/// Minimum time between two drawings, since there may be thousands of reports.
+/// Minimum time between two drawings, because there may be thousands of reports.
 const FRAME: Duration = Duration::from_millis(30);
 
-/// Set only by tests: makes drawing panic, to check that the terminal is restored.
+/// Set only by tests. Makes drawing panic, to check that the terminal is restored.
 const PANIC: &str = "SHARDLAB_TEST_PANIC";
 
 /// Whether the dashboard owns the terminal.
@@ -41,7 +41,7 @@ struct Guard;
 impl Guard {
     fn new(mouse: bool) -> io::Result<Self> {
         hook(std::thread::current().id());
-        // If a later step fails, dropping the guard restores what has been changed.
+        // If a later step fails, dropping the guard restores what was changed.
         let guard = Self;
         take(mouse)?;
         Ok(guard)
@@ -52,7 +52,8 @@ impl Guard {
 fn take(mouse: bool) -> io::Result<()> {
     enable_raw_mode()?;
     HELD.store(true, Ordering::Relaxed);
-    // Do not use ratatui's clear: it queries the cursor position, which not every terminal reports.
+    // ratatui's clear is not used, because it queries the cursor position, which not every terminal
+    // reports.
     execute!(stdout(), EnterAlternateScreen, Clear(ClearType::All))?;
     if mouse {
         execute!(stdout(), EnableMouseCapture)?;
@@ -64,10 +65,10 @@ fn take(mouse: bool) -> io::Result<()> {
 /// resumes it.
 fn suspend(mouse: bool, terminal: &mut Terminal<CrosstermBackend<Stdout>>) -> io::Result<Size> {
     give_back();
-    // Stop the whole process group, as the terminal does on Ctrl-Z: a script that waits for this
-    // process stops as well, otherwise its shell would never notice. Without a shell that could
-    // resume it, nothing happens. The drawing thread is the main thread, which handles its own
-    // signal before this call returns.
+    // Stops the whole process group, as the terminal does on Ctrl-Z. A script that waits for this
+    // process stops as well; otherwise its shell would never notice. Without a shell that could
+    // resume the group, nothing happens. The drawing thread is the main thread, which handles its
+    // own signal before this call returns.
     kill_current_process_group(Signal::TSTP)?;
     take(mouse)?;
     // Resizes are not reported while the process is stopped.
@@ -82,8 +83,9 @@ impl Drop for Guard {
     }
 }
 
-/// Restores the terminal, once. Leaving the alternate screen again would move the cursor back over
-/// the message of a panic. Errors are ignored, since the terminal may be gone.
+/// Restores the terminal, only once. Leaving the alternate screen a second time would move the
+/// cursor back over the message of a panic. Errors are ignored, because the terminal may no longer
+/// exist.
 fn give_back() {
     if !HELD.swap(false, Ordering::Relaxed) {
         return;
@@ -94,7 +96,7 @@ fn give_back() {
 }
 
 /// Restores the terminal before a panic of the drawing thread is reported. Panics of other threads
-/// become failed jobs without output, which would only spoil the screen.
+/// become failed jobs without output, which would only corrupt the screen.
 fn hook(own: ThreadId) {
     let before = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
@@ -126,7 +128,7 @@ pub(super) fn run(
     let result = turn(app, worker, inbox, &mut terminal, &ended);
     worker.stop_all();
     drop(guard);
-    // Give panic reporting back to the default hook.
+    // Panic reporting returns to the default hook.
     drop(std::panic::take_hook());
     result
 }
@@ -166,7 +168,7 @@ fn turn(
             worker.carry_out(Effect::Save(app.save()));
             return Ok(());
         }
-        // Draw first when it is due: endless reports must not freeze the screen.
+        // A due drawing comes first, so that endless reports cannot freeze the screen.
         if changed && drawn.elapsed() >= FRAME {
             let _ = update(app, Event::Tick(begin.elapsed()));
             terminal.draw(|frame| draw(app, frame))?;

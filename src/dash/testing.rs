@@ -44,7 +44,7 @@ pub(crate) fn view(name: &str, set: &[&str]) -> Arc<RunView> {
 const US: u64 = 1_000_000;
 const MIB: u64 = 1 << 20;
 
-/// Returns a hand-made step that no change of the simulator affects: four layers forward and
+/// Returns a synthetic step that does not depend on the simulator: four layers forward and
 /// backward, gathers one unit ahead, reductions, and an optimizer. `slow` (percent) stretches every
 /// kernel.
 pub(crate) fn step(kind: RunKind, slow: u64) -> Arc<RunView> {
@@ -281,7 +281,7 @@ impl Made {
     }
 }
 
-/// Returns hand-made numbers that no change of the simulator affects.
+/// Returns synthetic numbers that do not depend on the simulator.
 pub(crate) fn brief(step_ms: f64, gib: f64, fits: &'static str) -> Brief {
     let bytes = |x: f64| Bytes((x * (1u64 << 30) as f64) as u64);
     Brief {
@@ -312,7 +312,7 @@ pub(crate) fn brief(step_ms: f64, gib: f64, fits: &'static str) -> Brief {
     }
 }
 
-/// Returns a prediction with the options of a shipped scenario and hand-made numbers.
+/// Returns a prediction with the options of a shipped scenario and synthetic numbers.
 pub(crate) fn glance(name: &str, set: &[&str], step_ms: f64) -> Arc<Glance> {
     let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
     let scenario = scenario::load(Path::new(name), &set).unwrap();
@@ -336,7 +336,7 @@ pub(crate) fn glance(name: &str, set: &[&str], step_ms: f64) -> Arc<Glance> {
     })
 }
 
-/// Returns hand-made changes to the selected scenario.
+/// Returns synthetic changes to the selected scenario.
 pub(crate) fn explained(stage: &Stage) -> Explained {
     let gib = |x: f64| Bytes((x * f64::from(1 << 30)) as u64);
     let effect = |step_ms: f64, reserved: f64, fit: Fit| WhatIfEffect {
@@ -409,7 +409,7 @@ pub(crate) fn explained(stage: &Stage) -> Explained {
     }
 }
 
-/// Returns hand-made best settings of the selected scenario.
+/// Returns synthetic best settings of the selected scenario.
 pub(crate) fn tuned(stage: &Stage) -> Explained {
     let mut found = explained(stage);
     let groups = [Group::Best, Group::Simplest, Group::Front];
@@ -440,14 +440,14 @@ pub(crate) fn tuned(stage: &Stage) -> Explained {
     found
 }
 
-/// A dashboard without an outside: effects are collected, and messages are sent by hand.
+/// A dashboard without the outside: effects are collected, and tests send the messages.
 pub(crate) struct Stage {
     pub(crate) app: App,
     pub(crate) effects: Vec<Effect>,
 }
 
 impl Stage {
-    /// Creates a dashboard over a few shipped scenarios with hand-made predictions.
+    /// Creates a dashboard over a few shipped scenarios with synthetic predictions.
     pub(crate) fn new() -> Self {
         Self::with(&Saved::default())
     }
@@ -496,7 +496,7 @@ impl Stage {
         self.event(Event::Message(message));
     }
 
-    /// Answers the newest request with hand-made numbers.
+    /// Answers the newest request with synthetic numbers.
     pub(crate) fn predicted(&mut self, step_ms: f64) {
         let Some(name) = self.app.scenarios.current().map(|s| s.name.clone()) else {
             return;

@@ -1,4 +1,4 @@
-//! Colours and glyphs. Colour never carries meaning alone: kinds of work have textures, and states
+//! Colours and glyphs. Colour alone never carries meaning: kinds of work have textures, and states
 //! have marks.
 
 mod palette;
@@ -11,7 +11,7 @@ use shardlab_plan::record::Cause;
 /// Number of colours of the terminal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Depth {
-    /// No colours, or none wanted.
+    /// No colours, because there are none or the user does not want them.
     None,
     /// The basic sixteen colours.
     Sixteen,
@@ -22,7 +22,7 @@ pub enum Depth {
 }
 
 impl Depth {
-    /// Returns what the environment says, given a look-up of variables.
+    /// Returns the depth according to the environment, given a lookup of variables.
     #[must_use]
     pub fn of(var: impl Fn(&str) -> Option<String>) -> Self {
         let set = |name| var(name).filter(|v| !v.is_empty());
@@ -196,7 +196,7 @@ impl Theme {
         Style::new().add_modifier(Modifier::UNDERLINED)
     }
 
-    /// Returns the style of a border, of the focused pane or another.
+    /// Returns the style of a border, for the focused pane or another.
     #[must_use]
     pub fn border(self, focused: bool) -> Style {
         if focused {
@@ -206,7 +206,7 @@ impl Theme {
         }
     }
 
-    /// Returns the colour of a kind of work, as foreground.
+    /// Returns the foreground colour of a kind of work.
     #[must_use]
     pub fn work(self, work: Work) -> Style {
         self.fg(|p| p.work[work_index(work)])

@@ -11,7 +11,7 @@ use shardlab_plan::record::Cause;
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// Minimum window, picoseconds: far shorter than any kernel.
+/// Minimum window in picoseconds, which is far shorter than any kernel.
 const MIN_WINDOW: u64 = 10_000;
 
 /// A span of one of the two runs.
@@ -35,7 +35,7 @@ pub struct LaneRow {
 /// Content of a column of exposed time: the cause, and its share of the column.
 pub type Exposed = Option<(Cause, f32)>;
 
-/// Cached bins, with what they were computed for.
+/// Cached bins, and the inputs that they were computed from.
 #[derive(Debug)]
 pub(crate) struct Binned {
     key: (u64, u64, Window, u64, u16),
@@ -61,7 +61,7 @@ pub struct Timeline {
     pub selected: Option<Selected>,
     /// Whether the critical path is shown.
     pub critical: bool,
-    /// Where a drag started: its column, and the window at that time.
+    /// Start of a drag: its column, and the window at that time.
     pub(crate) drag: Option<(u16, Window)>,
     pub(crate) binned: RefCell<Option<Binned>>,
 }
@@ -254,7 +254,7 @@ impl Timeline {
         if self.window.is_some() && (time.to <= view.from || time.from >= view.to) {
             let length = view.length();
             let middle = time.from + time.length() / 2;
-            // A span longer than the window is shown from its start.
+            // A span that is longer than the window is shown from its start.
             let from = if time.length() > length {
                 time.from
             } else {
@@ -366,7 +366,7 @@ impl Timeline {
     }
 
     /// Selects the next or the previous notable gap: one of at least a thousandth of the step, or
-    /// any if there is none.
+    /// any gap if there is none.
     fn go_to_gap(&mut self, forward: bool) -> Option<String> {
         let run_index = self.selected.map_or(0, |s| s.run);
         let run = Arc::clone(self.run(run_index)?);

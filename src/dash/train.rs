@@ -12,7 +12,7 @@ use std::time::Duration;
 pub struct Training {
     /// Scenario of the training.
     pub setup: Option<Setup>,
-    /// Whether to train on the CPU, whatever the scenario's hardware is.
+    /// Whether to train on the CPU, even if the scenario's hardware is different.
     pub on_cpu: bool,
     /// The device it trains on, as a phrase after "on", once it is known.
     pub on: Option<String>,
@@ -20,17 +20,17 @@ pub struct Training {
     pub steps: Vec<StepNews>,
     /// Validation losses, with the number of steps before each.
     pub validations: Vec<(u64, f64)>,
-    /// Last norms of all parameters, with the number of steps before.
+    /// Last norms of all parameters, with the number of steps before them.
     pub param_norms: Option<(u64, Vec<ParamNorm>)>,
     /// Progress of the ranks, if this process trains.
     pub ranks: Vec<RankNow>,
     /// Messages of the engine.
     pub notes: Vec<String>,
-    /// How it ended, if it has.
+    /// How the training ended, if it has.
     pub end: Option<End>,
     /// Number of steps of the run, once it is known.
     pub planned: Option<u64>,
-    /// When the running step started; `None` before the first.
+    /// Time at which the running step started; `None` before the first.
     pub since: Option<Duration>,
 }
 
@@ -41,14 +41,14 @@ pub enum End {
     Done,
     /// The user stopped it.
     Stopped,
-    /// It was not started: why this machine has too little memory.
+    /// The training was not started. Contains the reason why this machine has too little memory.
     TooLarge(String),
     /// It failed.
     Failed(String),
 }
 
 impl Training {
-    /// Returns the name of what is trained: that of its file.
+    /// Returns the name of the training, which is that of its file.
     #[must_use]
     pub fn name(&self) -> String {
         self.setup.as_ref().map_or_else(String::new, Setup::name)
@@ -67,14 +67,14 @@ impl Training {
         last.or(self.planned).unwrap_or(0)
     }
 
-    /// Records that a step ended at this time. The next one begins.
+    /// Records that a step ended at this time. The next one starts.
     pub(super) fn step(&mut self, step: StepNews, now: Duration) {
         self.steps.push(step);
         self.since = Some(now);
     }
 
-    /// Returns the current step time: the median of the last steps. It ignores single slow steps
-    /// (the first prepares, the last is recorded).
+    /// Returns the current step time: the median of the last steps. It ignores single slow steps,
+    /// such as the first one, which prepares, and the last one, which is recorded.
     #[must_use]
     pub fn pace(&self) -> Option<Duration> {
         const LAST: usize = 10;
@@ -129,7 +129,7 @@ pub(super) fn command(app: &mut App, command: Command) -> Vec<Effect> {
     }
 }
 
-/// Trains the selected scenario on this machine: on its hardware if available, or on the CPU.
+/// Trains the selected scenario on this machine: on its hardware if available, or else on the CPU.
 pub(super) fn train(app: &mut App, on_cpu: bool) -> Vec<Effect> {
     let Some(setup) = app.wanted() else {
         return Vec::new();
@@ -148,7 +148,7 @@ pub(super) fn train(app: &mut App, on_cpu: bool) -> Vec<Effect> {
     begin(app, setup, on_cpu, false)
 }
 
-/// Starts the training that was not started for lack of memory.
+/// Starts the training that was not started because of too little memory.
 pub(super) fn anyway(app: &mut App) -> Vec<Effect> {
     let (setup, on_cpu) = (app.train.setup.clone(), app.train.on_cpu);
     setup.map_or_else(Vec::new, |setup| begin(app, setup, on_cpu, true))
@@ -174,7 +174,7 @@ mod tests {
         let ms = Duration::from_millis;
         let mut t = Training::default();
         assert_eq!((t.pace(), t.left(), t.tokens_per_s()), (None, None, None));
-        // The first step prepares, and the very last one is recorded.
+        // The first step prepares, and the last one is recorded.
         let times = [900, 10, 10, 11, 10, 60];
         for (step, time) in (1..).zip(times) {
             t.steps.push(StepNews {

@@ -1,4 +1,4 @@
-//! From an event to the next state and the requested effects. Nothing here blocks.
+//! Computes the next state and the requested effects from an event. Nothing here blocks.
 
 mod mouse;
 mod news;
@@ -21,7 +21,7 @@ use ratatui::crossterm::event::{KeyEvent, KeyEventKind};
 use shardlab_reports::gate::baseline::FOLDERS;
 use std::time::Duration;
 
-/// How long a message stays.
+/// Time for which a message is shown.
 const NOTICE: Duration = Duration::from_secs(8);
 
 /// Handles an event.
@@ -51,7 +51,7 @@ pub fn update(app: &mut App, event: Event) -> Vec<Effect> {
 fn key(app: &mut App, key: KeyEvent) -> Vec<Effect> {
     let place = app.place();
     let command = keys::find(place, key);
-    // Everything that is open stays as it is.
+    // Everything that is open remains as it is.
     if keys::find(Place::Everywhere, key) == Some(Command::Suspend) {
         return vec![Effect::Suspend];
     }
@@ -163,7 +163,7 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
         Some(Command::Back) => {
             let before = prompt.before.clone();
             return match asks {
-                // The prediction followed the typed text: return to the effective options.
+                // The prediction followed the typed text, so it returns to the effective options.
                 Asks::Option(_) => {
                     app.scenarios.refused = None;
                     if prompt.touched {
@@ -184,7 +184,7 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
                     Vec::new()
                 }
                 Asks::Axis => {
-                    // The line stays for correction.
+                    // The line stays open for correction.
                     if let Err(reason) = sweep::accept(app, &text) {
                         prompt.refused = Some(reason);
                         app.prompt = Some(prompt);
@@ -194,7 +194,7 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
                 Asks::Baselines => gate::accept(app, &text),
                 Asks::Export => export::accept(app, &text),
                 Asks::RunName => runs::named(app, &text, &prompt.before),
-                // The line stays for correction.
+                // The line stays open for correction.
                 asks if asks.is_filter() && prompt.refused.is_some() => {
                     app.prompt = Some(prompt);
                     Vec::new()
@@ -203,8 +203,8 @@ fn typing(app: &mut App, key: KeyEvent, command: Option<Command>) -> Vec<Effect>
             };
         }
         Some(Command::Complete | Command::CompleteBack) => {
-            // Offer fields on request only, since most filters are words. After a name, offer its
-            // values.
+            // Fields are offered only on request, because most filters are words. After a name, its
+            // values are offered.
             if asks.is_filter() && prompt.completions.len() < 2 {
                 prompt.completions = fields::complete(app, asks, prompt.line.text());
                 prompt.chosen = None;
@@ -300,7 +300,7 @@ fn message(app: &mut App, message: Message) -> Vec<Effect> {
     match message {
         Message::Predicted { ticket, base, now } => {
             let s = &mut app.scenarios;
-            // The answer to an older ticket is not needed any more.
+            // The answer for an older ticket is no longer needed.
             if ticket != s.ticket {
                 return Vec::new();
             }
@@ -320,7 +320,7 @@ fn message(app: &mut App, message: Message) -> Vec<Effect> {
                         }
                     }
                 }
-                // If the scenario is invalid anyway, the value is not the cause.
+                // If the scenario is invalid in any case, the value is not the cause.
                 (Err(reason), Some((option, text))) if s.is_proven() => {
                     let path = options::path(options::all()[option]);
                     s.refused = Some(Refused {
@@ -341,7 +341,7 @@ fn message(app: &mut App, message: Message) -> Vec<Effect> {
         Message::Surveyed(setup, brief) => {
             let key = app.scenarios.current().map(|s| s.key.clone());
             app.scenarios.surveyed(&setup, &brief);
-            // A filter on numbers may let another row through: keep the selection.
+            // A filter on numbers may let another row pass, so the selection is kept.
             if let Some(key) = key.filter(|_| !app.scenarios.filter.is_empty()) {
                 app.scenarios.select(&key);
             }

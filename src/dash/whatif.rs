@@ -1,6 +1,6 @@
-//! Changes to the selected scenario: what single ones would do and where its time and memory go, as
-//! `shardlab explain` knows, or the best settings, as `shardlab tune` finds them. A change is
-//! applied to the options with one key.
+//! Changes to the selected scenario. One view shows the effects of single changes and the uses of
+//! time and memory, as `shardlab explain` does; the other shows the best settings, as `shardlab
+//! tune` does. One key applies a change to the options.
 
 use super::app::{App, Purpose, Tone, View};
 use super::cursor::Cursor;
@@ -13,7 +13,7 @@ use crate::analysis::whatif::Effect as Outcome;
 use shardlab_plan::record::Basis;
 use std::sync::Arc;
 
-/// What a view asks about the selected scenario.
+/// What a view requests for the selected scenario.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ask {
     /// What changes would do.
@@ -50,7 +50,7 @@ impl Ask {
         }
     }
 
-    /// Returns the command that asks.
+    /// Returns the command that requests it.
     #[must_use]
     pub const fn command(self) -> Command {
         match self {
@@ -60,14 +60,14 @@ impl Ask {
     }
 }
 
-/// Why a change is listed. Groups are listed in this order.
+/// Reason why a change is listed. Groups are listed in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Group {
     /// The best settings.
     Best,
     /// The fewest changes that tie with the best settings.
     Simplest,
-    /// The Pareto front of throughput and memory.
+    /// Point on the Pareto front of throughput and memory.
     Front,
     /// The smallest changes that make the scenario fit.
     Fits,
@@ -77,7 +77,7 @@ pub enum Group {
     Smaller,
     /// Helps, but trains with another batch size or precision.
     OtherTraining,
-    /// No gain in time or memory.
+    /// Gains neither time nor memory.
     NoGain,
     /// Part of another engine than that of the policy.
     OtherEngine,
@@ -122,22 +122,22 @@ pub struct Proposal {
     pub label: String,
     /// Overrides, in the syntax of `--set`.
     pub overrides: Vec<String>,
-    /// Effect, or why it is impossible.
+    /// Effect, or the reason why it is impossible.
     pub outcome: Result<Outcome, String>,
 }
 
-/// What was found out about a scenario.
+/// Result for a scenario.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explained {
     /// The scenario with its changes.
     pub setup: Setup,
-    /// The verdict in one line, and whether it is good.
+    /// The verdict as one line, and whether it is positive.
     pub verdict: (Tone, String),
     /// Why.
     pub why: String,
     /// Warnings.
     pub warnings: Vec<String>,
-    /// Numbers of the scenario as it is.
+    /// Numbers of the unchanged scenario.
     pub base: Outcome,
     /// What they rest on.
     pub basis: Option<Basis>,
@@ -150,24 +150,24 @@ pub struct Explained {
 /// State of the what-if view, or of the tune view.
 #[derive(Debug, Default)]
 pub struct WhatIfView {
-    /// The scenario that was asked about last.
+    /// The scenario of the last request.
     asked: Option<Setup>,
-    /// What was found out last.
+    /// The last result.
     pub found: Option<Arc<Explained>>,
-    /// How far the search is, in words.
+    /// Progress of the search, in words.
     pub progress: Option<String>,
-    /// Why nothing could be found out.
+    /// The reason why there is no result.
     pub error: Option<String>,
     /// Selected change among those shown.
     pub cursor: Cursor,
-    /// Whether changes that do not help are shown, too.
+    /// Whether changes that do not help are also shown.
     pub all: bool,
-    /// Changes that were applied: the key of the scenario, and its earlier changes.
+    /// Changes that were applied: the key of the scenario, and its changes before that.
     undo: Vec<(String, Changes)>,
 }
 
 impl WhatIfView {
-    /// Stores what was found out.
+    /// Stores a result.
     pub(super) fn arrived(&mut self, found: Arc<Explained>) {
         let same = |old: &Arc<Explained>| old.setup == found.setup;
         if !self.found.as_ref().is_some_and(same) {
@@ -194,7 +194,7 @@ impl WhatIfView {
     }
 }
 
-/// Shows the what-if view, and predicts changes if those shown are of another scenario.
+/// Shows the what-if view, and predicts changes if the shown ones are for another scenario.
 pub(super) fn open(app: &mut App) -> Vec<Effect> {
     app.view = View::WhatIf;
     let setup = app.setup();

@@ -7,12 +7,12 @@ use super::event::Effect;
 use super::keys::Command;
 use std::cell::Cell;
 
-/// State of the full text. Its content follows the view below it.
+/// State of the full text. Its content is that of the view below it.
 #[derive(Clone, Debug, Default)]
 pub struct Whole {
     /// First visible line.
     top: usize,
-    /// Number of lines beyond those that fitted in the last drawing, and how many fitted.
+    /// Number of lines beyond those that fit in the last drawing, and number of lines that fit.
     drawn: Cell<(usize, usize)>,
 }
 

@@ -1,7 +1,7 @@
-//! The outside of the dashboard: threads that carry out effects and report back.
+//! The outside of the dashboard: threads that run effects and report back.
 //!
-//! Predictions share one thread, which only answers the newest request. Every job has its own
-//! thread. A panic in any of them is a failed job, nothing else.
+//! Predictions share one thread, which answers only the newest request. Every job has its own
+//! thread. A panic in a job only makes that job fail.
 
 mod explain;
 mod fit;
@@ -29,7 +29,7 @@ use std::time::Duration;
 
 pub(crate) use train::{Children, Trainer};
 
-/// How long training processes may take to end when the dashboard ends.
+/// Time for training processes to end when the dashboard ends.
 const FAREWELL: Duration = Duration::from_secs(5);
 
 /// A request to end a job.
@@ -39,7 +39,7 @@ pub(crate) struct Stop(Arc<AtomicU8>);
 impl Stop {
     /// End cleanly.
     const SOON: u8 = 1;
-    /// End at once: the result is not needed.
+    /// End immediately, because the result is not needed.
     const NOW: u8 = 2;
 
     fn ask(&self) {
@@ -95,7 +95,7 @@ pub(crate) struct Worker {
 }
 
 impl Drop for Worker {
-    /// Stops all work however the dashboard ends.
+    /// Stops all work, however the dashboard ends.
     fn drop(&mut self) {
         self.stop_all();
     }
@@ -104,7 +104,7 @@ impl Drop for Worker {
 /// Folders that jobs read and write.
 #[derive(Clone, Debug)]
 pub(crate) struct Folders {
-    /// Saved runs, unless nothing is saved.
+    /// Folder of saved runs; `None` if runs are not saved.
     pub(crate) store: Option<PathBuf>,
 }
 
@@ -129,7 +129,7 @@ impl Worker {
         }
     }
 
-    /// Carries out an effect in the background. The caller handles the terminal's own effects.
+    /// Runs an effect in the background. The caller handles the terminal's own effects.
     pub(crate) fn carry_out(&mut self, effect: Effect) {
         match effect {
             Effect::Predict { ticket, setup } => self.predictor.ask(ticket, setup),
@@ -150,7 +150,7 @@ impl Worker {
                 }
             }
             Effect::Save(saved) => {
-                // A failure to save the state must not keep the dashboard open.
+                // A failure to save the state must not prevent the dashboard from ending.
                 if let Some(path) = &self.state {
                     let _ = state::write(path, &saved);
                 }
@@ -303,7 +303,7 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
         .unwrap_or("it panicked")
 }
 
-/// A slot that passes the latest value from one thread to another; a newer value replaces an older
+/// A slot that passes the latest value from one thread to another. A newer value replaces an older
 /// one.
 pub(crate) struct Latest<T>(Mutex<Option<T>>);
 

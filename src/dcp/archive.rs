@@ -1,11 +1,12 @@
-//! Archives of `torch.save`: zip files without compression, with a pickle and bytes of tensors.
+//! Archives of `torch.save`: zip files without compression that contain a pickle and the bytes of
+//! tensors.
 
 use shardlab_import::pickle::{self, PERSISTENT, Value};
 use std::io::{Cursor, Read, Write};
 use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipArchive, ZipWriter};
 
-/// Classes and functions that the pickle of a tensor names.
+/// Classes and functions that occur in the pickle of a tensor.
 const KNOWN: [&str; 9] = [
     "torch._utils._rebuild_tensor_v2",
     "torch._utils._rebuild_parameter",
@@ -69,7 +70,7 @@ fn archive(value: &Value, data: Option<&[u8]>) -> std::io::Result<Vec<u8>> {
 /// Reads the archive of a tensor: its shape and its elements, row-major.
 ///
 /// # Errors
-/// Says what is wrong with the archive.
+/// Returns the fault in the archive as text.
 pub(super) fn read(bytes: &[u8]) -> Result<(Vec<u64>, Vec<f32>), String> {
     let mut zip = ZipArchive::new(Cursor::new(bytes)).map_err(|e| e.to_string())?;
     let entry = |zip: &mut ZipArchive<Cursor<&[u8]>>, name: &str| -> Result<Vec<u8>, String> {
@@ -153,11 +154,11 @@ fn decode(bytes: &[u8], class: &str) -> Option<Vec<f32>> {
     }
 }
 
-/// What a pickle says about a tensor.
+/// The description of a tensor in a pickle.
 struct Described {
     shape: Vec<u64>,
     strides: Vec<u64>,
-    /// First element in the storage.
+    /// Index of the first element in the storage.
     offset: u64,
     /// Identity of the storage.
     storage: Vec<Value>,

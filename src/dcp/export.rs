@@ -1,4 +1,4 @@
-//! Writing a folder.
+//! Writes a folder.
 
 use super::metadata::{self, Chunk, Metadata, Place, Tensor};
 use super::{DcpError, archive};
@@ -12,10 +12,11 @@ use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 /// Writes a checkpoint as PyTorch does for a model that FSDP2 has sharded over `ranks` ranks, with
-/// optimizer states if there are any. Everything is in float32.
+/// optimizer states if there are any. All values are float32.
 ///
 /// # Errors
-/// If the checkpoint is not of this model or the folder is not empty, and errors of files.
+/// Fails if the checkpoint does not belong to this model, if the folder is not empty, or if a file
+/// cannot be read or written.
 pub fn export(
     scenario: &Scenario,
     program: &Program,
@@ -74,8 +75,8 @@ pub fn export(
     out.finish()
 }
 
-/// Returns whether a tensor is the table of token embeddings, which transformers also lists as the
-/// output layer if the two are tied.
+/// Returns whether a tensor is the table of token embeddings. If embeddings are tied, Transformers
+/// also lists it as the output layer.
 fn is_embedding(name: &str) -> bool {
     [
         ".embed_tokens.weight",
@@ -87,7 +88,7 @@ fn is_embedding(name: &str) -> bool {
     .any(|end| name.ends_with(end))
 }
 
-/// Returns what `torch.optim` keeps with its states.
+/// Returns the settings that `torch.optim` stores with its states.
 fn param_group(scenario: &Scenario, params: &[String]) -> Vec<(&'static str, Value)> {
     let t = &scenario.train;
     let names = params.iter().map(|n| Value::from(n.as_str()));
@@ -114,7 +115,7 @@ fn param_group(scenario: &Scenario, params: &[String]) -> Vec<(&'static str, Val
 
 struct Writer {
     folder: PathBuf,
-    /// By rank: its file and the number of bytes in it.
+    /// The file of each rank, and the number of bytes in it.
     files: Vec<(BufWriter<File>, u64)>,
     metadata: Metadata,
 }
@@ -143,7 +144,7 @@ impl Writer {
         Ok(Place { file, at })
     }
 
-    /// Writes a tensor in pieces of adjacent rows, as `torch.chunk` makes them.
+    /// Writes a tensor in pieces of adjacent rows, as `torch.chunk` divides it.
     fn tensor(&mut self, name: String, shape: &[u64], values: &[f32]) -> Result<(), DcpError> {
         let ranks = self.files.len() as u64;
         let rows = shape.first().copied().unwrap_or(1);
@@ -189,7 +190,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Writes the metadata last: a folder that has them is complete.
+    /// Writes the metadata last, so that a folder with metadata is complete.
     fn finish(self) -> Result<(), DcpError> {
         let folder = &self.folder;
         for (rank, (out, _)) in self.files.into_iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Reading a folder.
+//! Reads a folder.
 
 use super::metadata::{Metadata, Tensor};
 use super::{DcpError, archive};
@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 /// What was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Imported {
-    /// Steps that the optimizer had made; 0 without its states.
+    /// Number of optimizer steps; 0 if the folder has no optimizer states.
     pub step: u64,
     /// The new checkpoint.
     pub path: PathBuf,
@@ -27,8 +27,8 @@ pub struct Imported {
 /// checkpoints.
 ///
 /// # Errors
-/// If tensors of the model are missing or have another shape (all of them are named), for files
-/// that are damaged or hold code, and if `to` has a checkpoint of that step or a later one.
+/// Fails if tensors of the model are missing or have another shape (the error names all of them),
+/// if files are damaged or contain code, or if `to` has a checkpoint of that step or a later one.
 pub fn import(
     folder: &Path,
     scenario: &Scenario,
@@ -79,7 +79,7 @@ pub fn import(
         grad_norms: vec![None; step as usize],
         ..Progress::default()
     };
-    // The closure's errors are those of training; the first one of ours is kept here.
+    // The closure's errors are those of training, so the first error of this module is stored here.
     let failed = RefCell::new(None);
     let snapshot = Snapshot::whole(program, progress, |param, kind| {
         let name = |tensor: &hf::Tensor| match (kind, &states) {
@@ -118,7 +118,7 @@ pub fn import(
         let of = state
             .and_then(|s| s.rsplit_once('.'))
             .map(|(param, _)| param);
-        // The table of embeddings again.
+        // The table of embeddings has a second name.
         let tied = scenario.model.tie_embeddings && bare == Some("lm_head.weight");
         tied || bare.is_some_and(|n| names.contains(&n)) || of.is_some_and(|n| names.contains(&n))
     };
@@ -130,8 +130,9 @@ pub fn import(
     })
 }
 
-/// Returns what precedes the names of all parameters, and `end` follows, in the names of a folder:
-/// `model.`, nothing, or whatever a program has chosen; the one with the most parameters.
+/// Returns the prefix of a folder's tensor names, which consist of a prefix, the name of a
+/// parameter and `end`. It is `model.`, empty, or any other prefix of the program that wrote the
+/// folder. If there are several, returns the one with the most parameters.
 fn prefix(metadata: &Metadata, names: &[&str], end: &str) -> Option<String> {
     let first = format!("{}{end}", names.first()?);
     let candidates = metadata.tensors.keys().filter_map(|key| {
@@ -149,7 +150,7 @@ fn prefix(metadata: &Metadata, names: &[&str], end: &str) -> Option<String> {
     candidates.max_by_key(found).map(str::to_owned)
 }
 
-/// Refuses weights that are missing, incomplete or of another shape.
+/// Rejects weights that are missing, incomplete or of another shape.
 fn check(
     folder: &Path,
     metadata: &Metadata,
@@ -186,7 +187,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Reads the number of steps of an optimizer.
+    /// Reads the step count of an optimizer.
     fn step(&mut self, name: &str) -> Result<u64, DcpError> {
         let values = self.tensor(name)?;
         match values[..] {

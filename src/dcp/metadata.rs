@@ -16,7 +16,7 @@ const FILESYSTEM: &str = "torch.distributed.checkpoint.filesystem";
 pub(super) struct Place {
     /// Name of the file, relative to the folder.
     pub(super) file: String,
-    /// First byte, and number of bytes.
+    /// Position of the first byte, and number of bytes.
     pub(super) at: [u64; 2],
 }
 
@@ -25,7 +25,7 @@ pub(super) struct Place {
 pub(super) struct Chunk {
     /// First element, by dimension.
     pub(super) offsets: Vec<u64>,
-    /// Number of elements, by dimension.
+    /// Number of elements in each dimension.
     pub(super) sizes: Vec<u64>,
     /// Its archive.
     pub(super) place: Place,
@@ -95,7 +95,7 @@ impl Metadata {
         pickle::write(&instance(METADATA, "Metadata", fields))
     }
 
-    /// Reads the file of a folder.
+    /// Reads the metadata of a folder.
     pub(super) fn read(folder: &Path) -> Result<Self, DcpError> {
         let file = folder.join(FILE);
         let bytes = std::fs::read(&file).map_err(DcpError::io(&file))?;
@@ -173,7 +173,7 @@ fn of(tensor: &Tensor) -> Value {
     let layout = Value::call("torch.serialization._get_layout", vec![strided]);
     let format = format!("{METADATA}._MEM_FORMAT_ENCODING");
     let contiguous = Value::call(&format, vec![Value::from(0)]);
-    // As torch before 2.15 writes them; later versions read these too.
+    // As PyTorch before 2.15 writes them. Later versions can read these, too.
     let properties = [
         Value::class("torch.float32"),
         layout,
@@ -212,8 +212,8 @@ fn stored(place: &Place) -> Value {
     instance(FILESYSTEM, "_StorageInfo", fields)
 }
 
-/// Returns the path of a value within nested dictionaries, as `flatten_state_dict` gives it: names
-/// of parameters stay whole.
+/// Returns the path of a value within nested dictionaries, as in `flatten_state_dict`. Names of
+/// parameters are not divided.
 fn path(name: &str) -> Value {
     let parts: Vec<Value> = match name.split_once('.') {
         Some(("model", rest)) => vec![Value::from("model"), Value::from(rest)],
@@ -237,7 +237,7 @@ fn path(name: &str) -> Value {
     Value::tuple(parts)
 }
 
-/// Returns the classes and functions that a `.metadata` may name.
+/// Returns the classes and functions that may occur in a `.metadata` file.
 fn known() -> Vec<String> {
     let metadata = [
         "Metadata",

@@ -44,7 +44,7 @@ fn metadata_are_read_as_written() {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join(".metadata"), metadata.write()).unwrap();
     assert_eq!(Metadata::read(dir.path()).unwrap(), metadata);
-    // Damage is an error, never a panic.
+    // Damage causes an error, never a panic.
     let bytes = metadata.write();
     for end in (0..bytes.len()).step_by(7) {
         std::fs::write(dir.path().join(".metadata"), &bytes[..end]).unwrap();
@@ -71,7 +71,8 @@ fn archives_are_read_as_written() {
     }
 }
 
-/// What torch 2.15 wrote on two ranks, whose rows do not divide evenly (`tests/data/dcp/make.py`).
+/// Output of PyTorch 2.15 on two ranks with rows that do not divide evenly
+/// (`tests/data/dcp/make.py`).
 #[test]
 fn folders_of_pytorch_are_read() {
     let data = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/dcp"));

@@ -1,6 +1,6 @@
-//! Old against new: the baseline comes from another binary or revision in the same call. For a
-//! revision of shardlab itself, its binary is built. For a revision of any other repository, its
-//! scenarios are read by the current binary.
+//! Comparison of old and new: the baseline comes from another binary or revision, in the same call.
+//! For a revision of shardlab itself, its binary is built. For a revision of any other repository,
+//! the current binary reads the scenarios of that revision.
 
 use std::ffi::OsStr;
 use std::io::Write;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Why the old side is not available.
+/// Reason why the old side is not available.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum AgainstError {
@@ -46,7 +46,7 @@ pub enum AgainstError {
         /// Root folder of the repository.
         root: PathBuf,
     },
-    /// Git does not know the revision.
+    /// The revision does not exist.
     #[error(
         "git knows no revision `{revision}`{}",
         if *.shallow { "; this clone is shallow: fetch more of it (actions/checkout: fetch-depth: 0)" } else { "" }
@@ -57,7 +57,7 @@ pub enum AgainstError {
         /// Whether the clone is shallow.
         shallow: bool,
     },
-    /// A folder could not be made, or a file could not be copied.
+    /// A folder could not be created, or a file could not be copied.
     #[error("{}: {error}", path.display())]
     Folder {
         /// Path.
@@ -76,7 +76,7 @@ pub enum AgainstError {
 }
 
 impl AgainstError {
-    /// Returns whether the user's input is at fault, rather than the old side.
+    /// Returns whether the user's input is the cause, rather than the old side.
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         matches!(
@@ -86,7 +86,7 @@ impl AgainstError {
     }
 }
 
-/// Returns the last lines of an error output.
+/// Returns the last lines of standard error output.
 fn said(stderr: &str) -> String {
     const LINES: usize = 12;
     let lines: Vec<&str> = stderr.trim_end().lines().collect();
@@ -113,12 +113,12 @@ fn output_of(command: &mut Command, input: &[u8]) -> Result<String, AgainstError
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
-        // Measurements of the old side are not runs of the user and must not be saved.
+        // Measurements of the old side are not the user's runs and must not be saved.
         .env("SHARDLAB_STORE", "off")
         .spawn()
         .and_then(|mut child| {
             let stdin = child.stdin.take();
-            // If the command exits without reading, its own error says why.
+            // If the command exits without reading its input, its own error explains why.
             let _ = stdin.map(|mut stdin| stdin.write_all(input));
             child.wait_with_output()
         })
@@ -136,7 +136,7 @@ fn output_of(command: &mut Command, input: &[u8]) -> Result<String, AgainstError
     Ok(String::from_utf8_lossy(&out.stdout).into_owned())
 }
 
-/// A folder that is removed when this is dropped.
+/// A folder that is removed on drop.
 #[derive(Debug)]
 pub struct Scratch(PathBuf);
 
@@ -153,8 +153,8 @@ impl Scratch {
             let path = std::env::temp_dir().join(name);
             match std::fs::create_dir(&path) {
                 Ok(()) => return Ok(Self(path)),
-                // Left by an earlier process with this number, or planted by someone else: never
-                // use it.
+                // The folder was left by an earlier process with this number, or planted by someone
+                // else, so it is never used.
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(AgainstError::Folder { path, error }),
             }
@@ -179,16 +179,16 @@ impl Drop for Scratch {
 pub struct Binary(pub PathBuf);
 
 impl Binary {
-    /// Checks that the program is a shardlab with a `gate` command.
+    /// Checks that the program is a shardlab binary with a `gate` command.
     ///
     /// # Errors
-    /// Fails if it cannot be started or has no such command.
+    /// Fails if the program cannot be started or has no such command.
     pub fn knows_gates(&self) -> Result<(), AgainstError> {
         output(Command::new(&self.0).args(["gate", "--help"])).map(|_| ())
     }
 
     /// Writes the binary's baseline of a scenario into a folder. Returns the reason if there is
-    /// none because the binary does not know the scenario or one of its options yet.
+    /// none because the binary does not support the scenario or one of its options yet.
     ///
     /// # Errors
     /// Fails if the binary cannot be started, or the run fails.
@@ -259,7 +259,8 @@ impl Commit {
     /// Finds a revision in the repository that contains `folder`.
     ///
     /// # Errors
-    /// Fails if git cannot be started, there is no repository, or it does not know the revision.
+    /// Fails if git cannot be started, if there is no repository, or if the revision does not
+    /// exist.
     pub fn find(folder: &Path, revision: &str) -> Result<Self, AgainstError> {
         let root = git(folder, &["rev-parse", "--show-toplevel"]).map_err(|e| match e {
             AgainstError::Failed { .. } => AgainstError::Repository {
@@ -268,7 +269,8 @@ impl Commit {
             other => other,
         })?;
         let root = PathBuf::from(root.trim_end());
-        // Resolve it first, so that a name that starts with a dash is not taken as an option below.
+        // The revision is resolved first, so that a name that starts with a dash is not mistaken
+        // for an option later.
         let commit = format!("{revision}^{{commit}}");
         let verify = [
             "rev-parse",
@@ -305,7 +307,8 @@ impl Commit {
     }
 
     /// Writes the files of the revision into a folder that is removed when the tree is dropped.
-    /// Leaves out files too large to be a scenario, a model configuration or a hardware profile.
+    /// Omits files that are too large to be a scenario, a model configuration or a hardware
+    /// profile.
     ///
     /// # Errors
     /// Fails if git fails.
@@ -330,7 +333,7 @@ impl Commit {
             path: tree.clone(),
             error,
         })?;
-        // Use a separate index: the repository's index and work tree stay unchanged.
+        // A separate index keeps the repository's index and work tree unchanged.
         let index = scratch.path().join("index");
         let with_index = |args: &[&str], input: &[u8]| {
             let mut command = Command::new("git");
@@ -407,8 +410,8 @@ pub struct Revision {
 
 impl Revision {
     /// Builds a revision with `cargo build --release` (or the program in `CARGO`) in a separate
-    /// work tree, which is removed when the revision is dropped. Build output stays in
-    /// `target/gate-old`, which makes the next call quick.
+    /// work tree, which is removed when the revision is dropped. The build output stays in
+    /// `target/gate-old`, so that the next call is fast.
     ///
     /// # Errors
     /// Fails if the revision cannot be checked out or does not build.
@@ -436,7 +439,7 @@ impl Revision {
             .args(["build", "--release", "--quiet", "--target-dir"])
             .arg(&target);
         output(&mut command)?;
-        // Another revision would be built into the same place.
+        // Another revision would be built in the same place.
         let built = target.join("release").join(&name);
         std::fs::copy(&built, &made.binary)
             .map_err(|error| AgainstError::Folder { path: built, error })?;

@@ -13,7 +13,7 @@ use shardlab_sim::Options;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Why there are no facts.
+/// Reason why there are no facts.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GateError {
@@ -30,7 +30,7 @@ pub enum GateError {
         /// Reason.
         reason: &'static str,
     },
-    /// The training run failed. (A loss that is not a number is a finding, not a failure.)
+    /// The training run failed. (A NaN or infinite loss is a finding, not a failure.)
     #[error("{scenario}: {error}")]
     Train {
         /// Scenario.
@@ -44,7 +44,7 @@ pub enum GateError {
 }
 
 impl GateError {
-    /// Returns whether the user's input is at fault, rather than the run.
+    /// Returns whether the user's input is the cause, rather than the run.
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         match self {
@@ -69,7 +69,7 @@ pub struct Collect<'a> {
     pub timeout: Duration,
     /// A fault to inject into every program.
     pub plant: Option<Plant>,
-    /// Called before each stage and after every step; returns whether to stop.
+    /// Callback before each stage and after every step. Returns whether to stop.
     pub stop: &'a dyn Fn() -> bool,
 }
 
@@ -151,7 +151,7 @@ impl Collect<'_> {
             match train(scenario, program, options, &mut steps) {
                 Ok(outcome) if outcome.interrupted => return Err(GateError::Interrupted),
                 Ok(outcome) => views.push(RunView::of(outcome.run, program, scenario)),
-                // Divergence is a fact about convergence, not a fault of the machine.
+                // Divergence is a fact about convergence, not a failure of the machine.
                 Err(error @ TrainError::Diverged { .. }) => ended.push(Curve {
                     seed,
                     losses: steps.losses,

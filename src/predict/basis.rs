@@ -1,4 +1,4 @@
-//! What a prediction is based on, and the errors of similar predictions.
+//! The basis of a prediction, and the errors of similar predictions.
 //!
 //! The error band comes from the validation rows closest to the prediction: those with the same
 //! hardware profile, policy and model size if there are enough of them, otherwise those of wider
@@ -15,11 +15,11 @@ use std::sync::OnceLock;
 const TABLE: &str = include_str!("residuals.csv");
 /// Minimum number of rows for a class to be used.
 const MIN_ROWS: usize = 4;
-/// Minimum number of rows across nodes, of which fewer were measured.
+/// Minimum number of rows for predictions across nodes, since fewer of these were measured.
 const MIN_ROWS_ACROSS_NODES: usize = 2;
-/// Models whose parameter counts differ by at most this factor count as the same size.
+/// Maximum ratio of parameter counts for models to count as the same size.
 const SIZE_FACTOR: f64 = 3.0;
-/// Share of the rows whose errors a bound covers.
+/// Share of the rows whose errors are within a bound.
 const COVERED: f64 = 0.9;
 
 /// One validation row: the setting that was predicted, and the error of the prediction.
@@ -27,7 +27,7 @@ const COVERED: f64 = 0.9;
 pub struct Residual {
     /// Hardware profile.
     pub hardware: String,
-    /// Whether the prediction rested on measurements.
+    /// Whether the prediction was based on measurements.
     pub basis: BasisKind,
     /// Policy.
     pub policy: String,
@@ -49,7 +49,8 @@ impl Residual {
     pub fn of(program: &Program, profile: &Profile) -> Self {
         let world = program.meta.mesh.world();
         Self {
-            // No step with 8-bit matmuls was measured: those of the profile are not like it.
+            // Steps with 8-bit matmuls were not measured, and the measured steps of the profile
+            // differ from them.
             hardware: if program.has_scaled_gemms() {
                 format!("{} in 8 bits", profile.name)
             } else {
@@ -78,7 +79,8 @@ impl Residual {
     }
 }
 
-/// Determines whether a prediction rests on measurements. Also returns which ones, or why not.
+/// Determines whether a prediction is based on measurements. Also returns which ones, or the reason
+/// why it is not.
 fn kind(program: &Program, profile: &Profile) -> (BasisKind, String) {
     let world = program.meta.mesh.world();
     match &profile.measured {
@@ -106,7 +108,7 @@ fn kind(program: &Program, profile: &Profile) -> (BasisKind, String) {
     }
 }
 
-/// Returns what the prediction of a scenario rests on.
+/// Returns the basis of a scenario's prediction.
 #[must_use]
 pub(super) fn basis(program: &Program, profile: &Profile) -> Basis {
     let (kind, on) = kind(program, profile);
@@ -142,7 +144,7 @@ const TIME: [Class; 4] = [
         a.hardware == b.hardware && a.policy == b.policy
     }),
     ("same hardware", |a, b| a.hardware == b.hardware),
-    // For hardware without measured rows: other profiles of the same kind.
+    // Used for hardware without measured rows: other profiles of the same kind.
     ("other hardware of the same basis", |a, b| {
         a.basis == b.basis
     }),
@@ -236,9 +238,9 @@ mod tests {
         // Signs do not matter.
         rows[0].step_percent = Some(-20.0);
         assert_eq!(band(&asked, &rows).unwrap().step_percent, Some(10.0));
-        // No measurements exist across nodes.
+        // There are no measurements across nodes.
         assert_eq!(band(&row("a", "fsdp2", 2, 1_000, 0.0), &rows), None);
-        // Hardware without rows of its own.
+        // Hardware without measured rows.
         let other = band(&row("b", "native", 1, 1_000, 0.0), &rows).unwrap();
         assert_eq!(other.like, "other hardware of the same basis");
     }

@@ -15,8 +15,8 @@ pub(super) struct Flow {
 
 /// Returns the arrows of the recorded section, in the order of their consumers.
 ///
-/// Dependencies are followed through event records and waits in issue order. A wait that passes
-/// through a stream without work of its own still ends at the work that it held up.
+/// Dependencies are followed through event records and waits in issue order. If a wait passes
+/// through a stream that has no work, its arrow ends at the work that it delayed.
 pub(super) fn flows(program: &Program, spans: &[Span]) -> Vec<Flow> {
     let by_instr: BTreeMap<InstrId, usize> = spans
         .iter()

@@ -1,4 +1,4 @@
-//! Writes trace events one by one.
+//! Writes trace events one at a time.
 
 use std::io::{self, BufWriter, Write};
 
@@ -9,12 +9,12 @@ pub(super) struct Writer<W: Write> {
     first_arg: bool,
 }
 
-/// Converts microseconds to whole nanoseconds, rounded down, which is what readers keep. A slice
-/// that ends where the next one begins still does so after rounding. If it were a nanosecond
+/// Converts microseconds to whole nanoseconds, rounded down, which is the precision of readers. A
+/// slice that ends where the next one starts still does so after rounding. If it were a nanosecond
 /// longer, the slices would overlap, and Perfetto drops overlapping slices
 /// (`slice_drop_overlapping_complete_event`).
 fn nanos(micros: f64) -> i64 {
-    // Convert through picoseconds, so that floating-point sums do not fall just short of a whole
+    // The conversion uses picoseconds, so that floating-point sums do not fall just below a whole
     // nanosecond.
     ((micros * 1e6).round() as i64).div_euclid(1000)
 }
@@ -31,7 +31,7 @@ fn quoted(text: &str) -> String {
     serde_json::Value::from(text).to_string()
 }
 
-/// Returns the number if it is finite, else 0: JSON has neither NaN nor infinity.
+/// Returns the number if it is finite, or else 0, because JSON has neither NaN nor infinity.
 fn number(x: f64) -> f64 {
     if x.is_finite() { x } else { 0.0 }
 }
@@ -54,7 +54,7 @@ impl<W: Write> Writer<W> {
         self.out.write_all(separator)
     }
 
-    /// Writes a complete metadata event; `value` is JSON.
+    /// Writes a complete metadata event. `value` is JSON.
     pub(super) fn metadata(
         &mut self,
         name: &str,
@@ -71,7 +71,7 @@ impl<W: Write> Writer<W> {
         )
     }
 
-    /// Begins a slice; arguments and [`Self::end`] follow. Times in microseconds.
+    /// Starts a slice; arguments and [`Self::end`] follow. Times are in microseconds.
     pub(super) fn slice(
         &mut self,
         tid: u32,
@@ -92,7 +92,7 @@ impl<W: Write> Writer<W> {
         )
     }
 
-    /// Begins a counter event; its series and [`Self::end`] follow.
+    /// Starts a counter event; its series and [`Self::end`] follow.
     pub(super) fn counter(&mut self, pid: u32, name: &str, at: f64) -> io::Result<()> {
         self.separate()?;
         write!(

@@ -1,4 +1,4 @@
-//! What a search found, for the command line.
+//! The result of a search, for the command line.
 
 use super::evaluate::{Evaluator, Scored};
 use super::reasons::{self, Reason};
@@ -8,9 +8,10 @@ use super::{Score, front};
 /// Settings and their score.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Proposal {
-    /// What differs from today's settings, in the syntax of `--set`.
+    /// Differences from the current settings, in the syntax of `--set`.
     pub set: Vec<String>,
-    /// Number of changes. Keys that belong together, such as micro-batch and accumulation, are one.
+    /// Number of changes. Keys that belong together, such as micro-batch and accumulation, count as
+    /// one.
     pub changes: usize,
     /// Score.
     pub score: Score,
@@ -21,18 +22,18 @@ pub struct Proposal {
 pub struct Answer {
     /// Today's settings.
     pub today: Proposal,
-    /// The best settings, or those that come closest to fitting.
+    /// The best settings, or those that are closest to fitting.
     pub best: Proposal,
     /// Whether the best settings fit, and are fast enough for the goal.
     pub found: bool,
-    /// Why each change is part of the best settings, the largest gain first.
+    /// The reason for each change in the best settings, largest gain first.
     pub reasons: Vec<Reason>,
-    /// The Pareto front of step time and reserved memory, the fastest settings first.
+    /// The Pareto front of step time and reserved memory, fastest settings first.
     pub front: Vec<Proposal>,
     /// The settings with the fewest changes that tie with the best ones within the error of the
-    /// predictions, if they have fewer changes.
+    /// predictions; `None` if they do not have fewer changes.
     pub simpler: Option<Proposal>,
-    /// No step within the limits is shorter, milliseconds; `None` if that is not known.
+    /// Lower bound of the time of steps within the limits, milliseconds; `None` if it is unknown.
     pub bound_ms: Option<f64>,
     /// Whether all settings were predicted.
     pub exact: bool,

@@ -1,11 +1,12 @@
-//! Groups of points, and the least step time that each can have.
+//! Groups of points, and a lower bound for the step time of each.
 //!
 //! Points with the same micro-batch and recompute form a group. Its bound is the time of its
-//! computation alone, with the fastest choice on every other axis, assuming that a choice that is
-//! the fastest combined with the current settings is the fastest combined with other settings, too.
-//! A group is left out if it does not fit with the choices that need the least memory: first with
-//! those that do combined with the current settings, then after saving memory axis by axis, and
-//! then by two axes at once. The tests compare both with exhaustive searches.
+//! computation alone, with the fastest choice on every other axis. This assumes that the fastest
+//! choice in combination with the current settings is also the fastest in combination with other
+//! settings. A group is left out if it does not fit with the choices that need the least memory:
+//! first those that need the least in combination with the current settings, then after saving
+//! memory on one axis at a time, and then on two axes at once. The tests compare the bound and the
+//! omitted groups with exhaustive searches.
 
 use super::evaluate::{Evaluator, Scored};
 use super::recompute;
@@ -13,27 +14,30 @@ use super::score::Order;
 use super::space::{GROUPS, LAYERS, Point, Space};
 use std::cmp::Reverse;
 
-/// Share of its memory that a group may lack with the choices that are leanest next to today's
-/// settings. If it lacks more, no other choices are tried.
+/// Maximum share of its memory that a group may lack with the most economical choices next to the
+/// current settings. If it lacks more, no other choices are tried.
 const NEAR: f64 = 0.4;
-/// Predicted points after which two changes at once are no longer tried, so that all groups have
-/// their turn.
+/// Number of predicted points after which two changes at once are no longer tried, so that every
+/// group is examined.
 const MOST: usize = 1000;
-/// Instructions of all plans of points with two changes, above which these are not predicted.
+/// Limit on the instructions of all plans of points with two changes. Beyond it, these points are
+/// not predicted.
 const MOST_INSTRS: usize = 5_000_000;
 
 /// Points with the same micro-batch and recompute.
 pub(super) struct Group {
     /// The point with the fastest choices.
     start: Point,
-    /// The point with the leanest choices; recomputes the fewest blocks, if it fits.
+    /// The point with the most economical choices. If it fits, it recomputes as few blocks as
+    /// possible.
     pub(super) lean: Scored,
-    /// No step of the group has a shorter [`Score::time`](super::Score::time).
+    /// Lower bound of the [`Score::time`](super::Score::time) of the group's steps.
     pub(super) floor: f64,
 }
 
 impl Group {
-    /// Returns the point with the fastest choices and as many recomputed blocks as the leanest one.
+    /// Returns the point with the fastest choices and as many recomputed blocks as the most
+    /// economical point.
     pub(super) fn start(&self, space: &Space) -> Point {
         match space.axis(LAYERS) {
             Some(axis) if self.lean.1.fits() => self.start.with(axis, self.lean.0.0[axis]),
@@ -41,8 +45,8 @@ impl Group {
         }
     }
 
-    /// Looks for a point of the group that fits: axis by axis, and where no axis helps alone, by
-    /// two axes at once if plans are short. Returns whether there is one.
+    /// Searches for a point of the group that fits: on one axis at a time, and, if no axis helps
+    /// alone and plans are short, on two axes at once. Returns whether there is one.
     pub(super) fn fit(&mut self, eval: &Evaluator<'_>, order: &Order) -> bool {
         let fixed: Vec<usize> = GROUPS.iter().filter_map(|k| eval.space.axis(k)).collect();
         let blocks = eval.space.axis(LAYERS);
@@ -73,7 +77,8 @@ impl Group {
         self.lean.1.fits()
     }
 
-    /// Takes the leanest of some points with the same choices on the fixed axes, if it is leaner.
+    /// Takes the most economical of some points with the same choices on the fixed axes, if it
+    /// needs less memory than the current one.
     fn leaner(&mut self, eval: &Evaluator<'_>, fixed: &[usize], points: Vec<Point>) {
         let same = |p: &Point| fixed.iter().all(|a| p.0[*a] == self.lean.0.0[*a]);
         let own = eval.all(points).into_iter().filter(|(p, _)| same(p));
@@ -84,13 +89,13 @@ impl Group {
     }
 }
 
-/// Returns a point with each choice on an axis.
+/// Returns one point for each choice on an axis.
 fn changed(space: &Space, point: &Point, axis: usize) -> Vec<Point> {
     let choices = 0..space.axes[axis].choices.len() as u16;
     choices.map(|c| point.with(axis, c)).collect()
 }
 
-/// Returns the groups that fit or nearly do, the fastest ones of each kind first.
+/// Returns the groups that fit or nearly fit, fastest first among each kind.
 pub(super) fn groups(
     eval: &Evaluator<'_>,
     order: &Order,
@@ -132,7 +137,7 @@ pub(super) fn groups(
     for (group, floor) in groups.iter_mut().zip(eval.floors(&starts)) {
         group.floor = floor;
     }
-    // Those that fit come first: they may make it needless to look at others.
+    // Groups that fit come first, because they may make it unnecessary to examine others.
     groups.sort_by(|a, b| {
         let fits = |g: &Group| g.lean.1.fits();
         fits(b).cmp(&fits(a)).then(a.floor.total_cmp(&b.floor))

@@ -1,7 +1,7 @@
-//! Local search: single changes and pairs of them, the most promising first.
+//! Local search: single changes and pairs of changes, most promising first.
 //!
-//! What a change does is estimated from where it was predicted last: effects on the logarithm of
-//! the time and on memory are added up. Only the most promising changes are predicted.
+//! The effect of a change is estimated from its last prediction: effects on the logarithm of the
+//! time and on memory are added up. Only the most promising changes are predicted.
 
 use super::evaluate::{Evaluator, Scored};
 use super::recompute;
@@ -9,18 +9,18 @@ use super::score::{Order, compare};
 use super::space::Point;
 use std::collections::BTreeSet;
 
-/// Points that are predicted at once.
+/// Number of points that are predicted at once.
 const BATCH: usize = 12;
-/// Batches without an improvement after which a climb ends.
+/// Number of batches without an improvement after which a climb ends.
 const PATIENCE: usize = 3;
-/// Estimated time, relative to the best, above which a point is not predicted.
+/// Estimated time relative to the best above which a point is not predicted.
 const WORSE: f64 = 1.02;
 
-/// Share of the reserved memory by which estimates are off: points that seem to exceed the limits
-/// by less are predicted, too.
+/// Error of the estimates as a share of the reserved memory. Points that seem to exceed the limits
+/// by less are also predicted.
 const UNSURE: f64 = 0.03;
 
-/// Relative to today's choice on the same axis.
+/// Effect relative to the current choice on the same axis.
 #[derive(Clone, Copy, Debug, Default)]
 struct Effect {
     log_time: f64,
@@ -57,7 +57,8 @@ impl<'a> Climb<'a> {
         }
     }
 
-    /// Predicts all single changes of a point, and returns the best of them and the point.
+    /// Predicts all single changes of a point, and returns the best among these and the point
+    /// itself.
     pub(super) fn neighbours(&mut self, of: &Scored) -> Scored {
         let scored = self.eval.all(self.singles(&of.0));
         self.learn(of, &scored);
@@ -79,7 +80,7 @@ impl<'a> Climb<'a> {
         all
     }
 
-    /// Remembers the effects of points that differ from another one on one axis.
+    /// Stores the effects of points that differ from another point on one axis.
     fn learn(&mut self, from: &Scored, scored: &[Scored]) {
         for (point, score) in scored {
             let pairs = || from.0.0.iter().zip(&point.0).enumerate();
@@ -111,8 +112,8 @@ impl<'a> Climb<'a> {
         self.order.value(slack, time, reserved)
     }
 
-    /// Returns today's choices, but on each axis the one with the shortest step (`memory` false) or
-    /// the least memory.
+    /// Returns the current choices, except that each axis has the choice with the shortest step
+    /// (`memory` is false) or with the least memory.
     pub(super) fn composite(&self, memory: bool) -> Point {
         let value = |e: &Effect| if memory { e.memory } else { e.log_time };
         let choice = |effects: &Vec<Effect>| {
@@ -123,7 +124,7 @@ impl<'a> Climb<'a> {
         Point(self.effects.iter().map(choice).collect())
     }
 
-    /// Climbs from a point until nothing better is promised.
+    /// Climbs from a point until no change promises an improvement.
     pub(super) fn climb(&mut self, start: Scored) -> Scored {
         let mut best = start;
         let mut idle = 0;
@@ -148,7 +149,7 @@ impl<'a> Climb<'a> {
         best
     }
 
-    /// Returns the fastest of some points that leave more memory free than another one, and could
+    /// Returns the fastest of some points that leave more memory free than another point, and could
     /// use it to recompute fewer blocks.
     fn leaner(&self, than: &Scored, scored: &[Scored]) -> Option<Scored> {
         let leaner = scored

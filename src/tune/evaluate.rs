@@ -14,9 +14,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Follows a search, and may end it.
 pub trait Watch: Sync {
-    /// Returns whether the search is to end with what it has.
+    /// Returns whether the search should end with its results so far.
     fn stopped(&self) -> bool;
-    /// Called for the best point so far, with the number of settings that were predicted.
+    /// Callback for the best point so far, with the number of predicted settings.
     fn best(&self, evaluated: usize, score: &Score, fits: bool);
 }
 
@@ -26,7 +26,7 @@ pub(super) type Scored = (Point, Score);
 /// Predicts a scenario; `None` if that is impossible.
 pub(super) type Predict<'a> = &'a (dyn Fn(&Scenario) -> Option<Score> + Sync);
 
-/// Predicts a scenario by its peak, with or without tasks that slow one another.
+/// Predicts a scenario by its peak, with or without tasks that slow each other down.
 pub(super) fn predicted(
     scenario: &Scenario,
     request: &Request<'_>,
@@ -50,7 +50,7 @@ pub(super) struct Evaluator<'a> {
     memory: Mutex<Memory>,
 }
 
-/// What is known so far. Points are canonical: see [`Evaluator::settle`].
+/// Results so far. Points are canonical: see [`Evaluator::settle`].
 #[derive(Default)]
 struct Memory {
     scores: BTreeMap<Point, Option<Score>>,
@@ -59,7 +59,7 @@ struct Memory {
 }
 
 impl<'a> Evaluator<'a> {
-    /// Starts with the score of today's settings.
+    /// Creates an evaluator with the score of the current settings.
     pub(super) fn new(
         space: &'a Space,
         request: &'a Request<'a>,
@@ -80,7 +80,7 @@ impl<'a> Evaluator<'a> {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        // Entries are only inserted, so that they stay consistent after a panic elsewhere.
+        // Entries are only inserted, so they stay consistent after a panic in another thread.
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -100,7 +100,7 @@ impl<'a> Evaluator<'a> {
         scores.map(|score| score.instrs).sum()
     }
 
-    /// Returns the score of a point; `None` if it is impossible, or was not reached.
+    /// Returns the score of a point; `None` if it is impossible or was not reached.
     pub(super) fn score(&self, point: &Point) -> Option<Score> {
         self.memory().scores.get(point).cloned().flatten()
     }
@@ -113,15 +113,15 @@ impl<'a> Evaluator<'a> {
             .collect()
     }
 
-    /// Predicts points on all cores and returns those that are possible, in the given order, each
-    /// once.
+    /// Predicts points on all cores and returns the possible ones, in the given order and without
+    /// duplicates.
     pub(super) fn all(&self, points: impl IntoIterator<Item = Point>) -> Vec<Scored> {
         let mut seen: BTreeSet<Point> = BTreeSet::new();
         let scored = self.each(points).into_iter().flatten();
         scored.filter(|(p, _)| seen.insert(p.clone())).collect()
     }
 
-    /// Predicts points on all cores; `None` for those that are impossible, or were not reached.
+    /// Predicts points on all cores; `None` for those that are impossible or were not reached.
     pub(super) fn each(&self, points: impl IntoIterator<Item = Point>) -> Vec<Option<Scored>> {
         let points: Vec<Point> = points.into_iter().collect();
         let settled: Vec<Option<(Point, Scenario)>> =
@@ -159,8 +159,8 @@ impl<'a> Evaluator<'a> {
         self.each([point]).pop().flatten()
     }
 
-    /// Returns the least [`Score::time`] of steps with the computation of these points: the compute
-    /// stream is never idle, and nothing slows it down. Infinite for impossible points.
+    /// Returns a lower bound of [`Score::time`] for the computation of each of these points: the
+    /// compute stream is never idle, and nothing slows it down. Infinite for impossible points.
     pub(super) fn floors(&self, points: &[Point]) -> Vec<f64> {
         let floor = |point: &Point| {
             let (_, scenario) = self.settle(point.clone())?;
@@ -170,8 +170,9 @@ impl<'a> Evaluator<'a> {
         floors.map(|f| f.unwrap_or(f64::INFINITY)).collect()
     }
 
-    /// Returns a point whose settings all have an effect, with its scenario: those that have none
-    /// next to the others are reset to today's. `None` if the point is impossible.
+    /// Returns a point whose settings all have an effect, and its scenario. Settings that have no
+    /// effect in combination with the others are reset to the current ones. `None` if the point is
+    /// impossible.
     fn settle(&self, mut point: Point) -> Option<(Point, Scenario)> {
         loop {
             let error = match (self.request.load)(&self.space.overrides(&point)) {

@@ -1,11 +1,12 @@
-//! The Pareto front of step time and reserved memory, and the simplest settings that are as good.
+//! The Pareto front of step time and reserved memory, and the simplest settings that are equally
+//! good.
 
 use super::evaluate::{Evaluator, Scored};
 use super::score::Order;
 use super::space::Point;
 use crate::analysis::pareto::{self, Tolerance};
 
-/// Returns the Pareto front of all points that were predicted and fit, the fastest first.
+/// Returns the Pareto front of all predicted points that fit, fastest first.
 pub(super) fn front(eval: &Evaluator<'_>) -> Vec<Scored> {
     let all = eval.scores();
     let points: Vec<pareto::Point> = all
@@ -29,13 +30,14 @@ pub(super) fn front(eval: &Evaluator<'_>) -> Vec<Scored> {
     front
 }
 
-/// Returns the point with the fewest changes, and fewer than the best one, that ties with it
-/// within the error of the predictions. Adds the changes of the best point to today's settings one
-/// by one, the most useful first, and considers all other points that were predicted, too.
+/// Returns the point with the fewest changes that ties with the best one within the error of the
+/// predictions, if it has fewer changes than the best one. Adds the changes of the best point to
+/// the current settings one at a time, most useful first, and also considers all other predicted
+/// points.
 pub(super) fn simplest(eval: &Evaluator<'_>, order: &Order, best: &Scored) -> Option<Scored> {
     let mut reached = eval.space.today();
     let axes: Vec<usize> = best.0.changed().collect();
-    // A change that has no effect without another one is not a step, so steps are counted.
+    // The loop counts its steps, because a change that has no effect without another one is undone.
     for _ in 1..axes.len() {
         let left = axes
             .iter()

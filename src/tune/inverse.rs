@@ -1,5 +1,5 @@
-//! The inverse questions: the longest sequence, the largest micro-batch and the fewest GPUs that
-//! fit, by bisection.
+//! The inverse questions, answered by bisection: the longest sequence, the largest micro-batch and
+//! the smallest number of GPUs that fit.
 
 use super::climb::Climb;
 use super::evaluate::{Evaluator, Scored, Watch, predicted};
@@ -9,19 +9,19 @@ use super::{Goal, Request};
 use crate::predict::{PredictError, predict_light};
 use shardlab_plan::Scenario;
 
-/// Sequences are multiples of this number of tokens, if today's length is one.
+/// Sequence lengths are multiples of this number of tokens, if the current length is one.
 const TOKENS: u64 = 128;
-/// Times today's size up to which sequences and micro-batches are tried.
+/// Largest multiple of the current size that is tried for sequences and micro-batches.
 const LARGER: u64 = 1024;
-/// Times today's ranks up to which meshes are tried.
+/// Largest multiple of the current ranks that is tried for meshes.
 const MORE_RANKS: u64 = 64;
 
-/// A size of the job that is to be as large as possible.
+/// A size of the job to maximize.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Size {
     /// Tokens of a sequence.
     Sequence,
-    /// Samples of a micro-batch. More of them make up a larger batch per optimizer step.
+    /// Samples per micro-batch. More samples make the batch per optimizer step larger.
     MicroBatch,
 }
 
@@ -34,7 +34,7 @@ impl Size {
         }
     }
 
-    /// Returns the size of a job, and the number of which it stays a multiple.
+    /// Returns the size of a job, and the number that it stays a multiple of.
     fn of(self, scenario: &Scenario) -> (u64, u64) {
         let train = &scenario.train;
         match self {
@@ -56,26 +56,26 @@ impl Size {
 /// The largest sizes that fit.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Largest {
-    /// With today's settings; `None` if no size fits.
+    /// Result with the current settings; `None` if no size fits.
     pub today: Option<u64>,
-    /// With the leanest settings, these settings, and their score at that size.
+    /// Result with the most economical settings, these settings, and their score at that size.
     pub lean: Option<(u64, Vec<String>, Score)>,
 }
 
-/// The fewest ranks that fit.
+/// The smallest number of ranks that fits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fewest {
     /// Data-parallel ranks.
     pub ranks: u64,
-    /// Overrides for this number of ranks, with the samples per step of today.
+    /// Overrides for this number of ranks, with the current samples per step.
     pub set: Vec<String>,
 }
 
-/// Finds the longest sequence or the largest micro-batch that fits, with today's settings and with
-/// those that need the least memory.
+/// Finds the longest sequence or the largest micro-batch that fits, with the current settings and
+/// with those that need the least memory.
 ///
 /// # Errors
-/// The job cannot be predicted.
+/// Fails if the job cannot be predicted.
 pub fn largest(
     request: &Request<'_>,
     size: Size,
@@ -100,11 +100,12 @@ pub fn largest(
     })
 }
 
-/// Finds the fewest data-parallel ranks on which some settings fit. The samples per step stay the
-/// same; with fewer ranks, each has more micro-batches. `None` if no number of ranks fits.
+/// Finds the smallest number of data-parallel ranks on which some settings fit. The samples per
+/// step stay the same, so with fewer ranks, each rank has more micro-batches. `None` if no number
+/// of ranks fits.
 ///
 /// # Errors
-/// The job cannot be predicted.
+/// Fails if the job cannot be predicted.
 pub fn fewest_gpus(
     request: &Request<'_>,
     watch: &dyn Watch,
@@ -138,7 +139,7 @@ pub fn fewest_gpus(
         })
     };
     let count = counts.len() as u64;
-    // Counts in descending order: the last one that fits is the smallest.
+    // The counts are in descending order, so the last one that fits is the smallest.
     let found = last(0, count - 1, &|i| fits(count - 1 - i));
     Ok(found.map(|i| {
         let ranks = counts[(count - 1 - i) as usize];
@@ -200,7 +201,7 @@ fn score(request: &Request<'_>, set: &[String]) -> Option<Score> {
     predicted(&(request.load)(set).ok()?, request, true)
 }
 
-/// Returns the settings that need the least memory, axis by axis.
+/// Returns the settings that need the least memory, determined for each axis.
 fn leanest(request: &Request<'_>, watch: &dyn Watch) -> Result<Vec<String>, PredictError> {
     let today = predict_light(&(request.load)(&[])?, request.profiles)?;
     let space = Space::new(&today, request);

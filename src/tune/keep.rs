@@ -1,4 +1,4 @@
-//! What the user fixes and frees: `--keep` and `--free`.
+//! The keys that the user fixes or frees: `--keep` and `--free`.
 
 use shardlab_plan::Scenario;
 use shardlab_plan::scenario::{json_path_of, keys, nearest};
@@ -6,13 +6,13 @@ use shardlab_plan::scenario::{json_path_of, keys, nearest};
 /// Keys that do not change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
-    /// Keys, under their own names.
+    /// Keys, with their primary names.
     pub keys: Vec<String>,
-    /// Overrides of the job: the given values, and what follows from them.
+    /// Overrides of the job: the given values, and those that follow from them.
     pub overrides: Vec<String>,
 }
 
-/// Keys whose product stays the same: if one of them is given, the other follows.
+/// Keys whose values have a constant product, so that each determines the other.
 const PRODUCTS: [[&str; 2]; 2] = [
     ["train.micro_batch", "train.grad_accum"],
     ["mesh.dp_shard", "mesh.dp_replicate"],
@@ -21,7 +21,7 @@ const PRODUCTS: [[&str; 2]; 2] = [
 /// Reads `--keep` options: `KEY` keeps the job's value, `KEY=VALUE` sets another one.
 ///
 /// # Errors
-/// An unknown key, or values that contradict one another or the job's batch and ranks.
+/// Fails if a key is unknown, or if values contradict each other or the job's batch and ranks.
 pub fn kept(texts: &[String], base: &Scenario) -> Result<Kept, String> {
     let mut found = Kept::default();
     let mut given: Vec<(String, &str)> = Vec::new();
@@ -74,11 +74,11 @@ pub fn kept(texts: &[String], base: &Scenario) -> Result<Kept, String> {
     Ok(found)
 }
 
-/// Reads `--free` options: `KEY` for every value that the key has, `KEY=VALUE` for one more value.
+/// Reads `--free` options: `KEY` for every value of the key, `KEY=VALUE` for one more value.
 /// Returns keys with their values.
 ///
 /// # Errors
-/// An unknown key, a key without a list of values, or one that is kept as well.
+/// Fails if a key is unknown, has no list of values, or is also kept.
 pub fn freed(texts: &[String], kept: &Kept) -> Result<Vec<(String, Vec<String>)>, String> {
     let mut found: Vec<(String, Vec<String>)> = Vec::new();
     for text in texts {
@@ -110,8 +110,8 @@ pub fn freed(texts: &[String], kept: &Kept) -> Result<Vec<(String, Vec<String>)>
     Ok(found)
 }
 
-/// Reads `--only` options: returns the keys that do not change if only these do. Micro-batch and
-/// accumulation, and the sizes of the mesh, change together.
+/// Reads `--only` options. Returns the keys that do not change if only these do. Micro-batch and
+/// accumulation change together, and so do the sizes of the mesh.
 ///
 /// # Errors
 /// An unknown key.
@@ -135,7 +135,7 @@ fn parts(text: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Returns the key of this name or alias, under its own name.
+/// Returns the primary name of the key with this name or alias.
 fn named(name: &str) -> Result<String, String> {
     let name = name.trim();
     let found = json_path_of(name).and_then(|field| {

@@ -1,4 +1,4 @@
-//! Why each change is part of the answer: what undoing it alone would do.
+//! The reason for each change in the answer: the effect of undoing it alone.
 
 use super::evaluate::{Evaluator, Scored};
 use super::score::Score;
@@ -14,25 +14,25 @@ pub struct Changed {
     pub key: String,
     /// Today's value.
     pub from: String,
-    /// Value of the best settings.
+    /// Value in the best settings.
     pub to: String,
 }
 
-/// Why a change is part of the best settings.
+/// Reason for a change in the best settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reason {
     /// Options.
     pub changed: Vec<Changed>,
-    /// What the change does, compared with undoing it alone.
+    /// The effect of the change, compared with undoing it alone.
     pub why: String,
-    /// Its share of the time that all changes gain, each alone (0 to 1); `None` if none gains time.
+    /// Its share of the time that all changes save, each alone (0 to 1); `None` if none saves time.
     pub share: Option<f64>,
 }
 
 /// Share of the step time below which a difference is not mentioned.
 const MENTIONED: f64 = 0.001;
 
-/// Returns one reason per change, the largest gain first.
+/// Returns one reason per change, largest gain first.
 pub(super) fn reasons(eval: &Evaluator<'_>, best: &Scored) -> Vec<Reason> {
     let axes: Vec<usize> = best.0.changed().collect();
     let undone: Vec<Point> = axes.iter().map(|axis| best.0.with(*axis, 0)).collect();
@@ -73,7 +73,7 @@ fn changed(eval: &Evaluator<'_>, choice: &Choice, options: &Value) -> Vec<Change
     all.filter(|c| c.from != c.to).collect()
 }
 
-/// Returns the job's value of a key as a scenario writes it.
+/// Returns the job's value of a key in the syntax of scenarios.
 fn value_of(eval: &Evaluator<'_>, options: &Value, key: &str) -> String {
     let base = &eval.space.base;
     let is_own = |value: &&str| {
@@ -93,7 +93,7 @@ fn value_of(eval: &Evaluator<'_>, options: &Value, key: &str) -> String {
     }
 }
 
-/// Says what a change does, from the score without it.
+/// Describes the effect of a change, from the score without it.
 fn why(without: Option<&Score>, with: &Score) -> String {
     let Some(without) = without else {
         return "the other changes need it".to_owned();

@@ -1,8 +1,8 @@
 //! The number of recomputed blocks.
 //!
-//! Blocks of a model are alike, so the knapsack of blocks to recompute is their number: the fewest
-//! that fit are the fastest. Memory is nearly proportional to the number, so the first tries
-//! interpolate; bisection follows. Every number that is tried is simulated.
+//! All blocks of a model are alike, so only the number of recomputed blocks matters, and the
+//! smallest number that fits is the fastest. Memory is nearly proportional to the number, so the
+//! first tries interpolate, followed by bisection. Every number that is tried is simulated.
 
 use super::evaluate::{Evaluator, Scored};
 use super::score::{Goal, Order};
@@ -48,13 +48,13 @@ pub(super) fn moves(space: &Space, axis: usize, from: u16) -> Option<Vec<u16>> {
 
 /// Tries at the ends.
 const ENDS: u32 = 2;
-/// Tries that interpolate, before bisection.
+/// Number of tries by interpolation, before bisection.
 const INTERPOLATED: u32 = 3;
 
-/// Returns for each point the one with the fewest recomputed blocks that fit; `None` if blocks
-/// cannot be chosen, none fits, or the goal is another one than the shortest step.
+/// Returns for each point the variant with the fewest recomputed blocks that fits. `None` if blocks
+/// cannot be chosen, if no variant fits, or if the goal is not the shortest step.
 ///
-/// The searches take their steps at the same time, so that all cores have work.
+/// The searches advance in parallel, so that all cores have work.
 pub(super) fn fewest(eval: &Evaluator<'_>, order: &Order, points: &[Point]) -> Vec<Option<Scored>> {
     let mut searches: Vec<Search<Scored>> = points.iter().map(|_| Search::default()).collect();
     let ladder = ladder(eval.space).filter(|_| order.goal == Goal::Throughput);
@@ -71,7 +71,7 @@ pub(super) fn fewest(eval: &Evaluator<'_>, order: &Order, points: &[Point]) -> V
                 .iter()
                 .map(|(i, rung)| points[*i].with(axis, rungs[*rung]));
             for ((i, rung), scored) in next.iter().zip(eval.each(at)) {
-                // If the number has no effect, it is reset.
+                // A number without an effect is reset.
                 let own = scored.filter(|(p, _)| p.0[axis] == rungs[*rung]);
                 searches[*i].learn(*rung, own.map(|s| (s.1.slack, s)));
             }
@@ -85,7 +85,7 @@ pub(super) fn fewest(eval: &Evaluator<'_>, order: &Order, points: &[Point]) -> V
 struct Search<T> {
     /// A rung that does not fit, and its slack.
     too_few: Option<(usize, i64)>,
-    /// A rung that fits, its slack, and what was found there.
+    /// A rung that fits, its slack, and the result at that rung.
     enough: Option<(usize, i64, T)>,
     tries: u32,
     ended: bool,
@@ -124,7 +124,7 @@ impl<T> Search<T> {
         (between > 0).then(|| low + step.clamp(1, between))
     }
 
-    /// Takes the slack of a rung, and what was found there; `None` if it is impossible.
+    /// Adds the slack of a rung and the result; `None` if the rung is impossible.
     fn learn(&mut self, rung: usize, found: Option<(i64, T)>) {
         self.tries += 1;
         let first = self.too_few.is_none();

@@ -1,4 +1,4 @@
-//! What a point is worth: its effect, and whether it stays within the limits.
+//! The score of a point: its effect, and whether it is within the limits.
 
 use crate::analysis::verdict::HEADROOM;
 use crate::analysis::whatif::Effect;
@@ -7,20 +7,20 @@ use shardlab_plan::record::Basis;
 use shardlab_plan::units::Bytes;
 use std::cmp::Ordering;
 
-/// What the best settings are.
+/// Definition of the best settings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Goal {
     /// The shortest step.
     #[default]
     Throughput,
-    /// The least reserved memory of steps that take no longer than today's.
+    /// The least reserved memory among steps that take no longer than the current one.
     Memory,
 }
 
 /// Memory that a step may use.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Limits {
-    /// Reserved memory at most. Without it, the usual headroom of the device stays free.
+    /// Maximum reserved memory. If not given, the usual headroom of the device stays free.
     pub budget: Option<Bytes>,
 }
 
@@ -29,13 +29,13 @@ pub struct Limits {
 pub struct Score {
     /// Step time and memory.
     pub effect: Effect,
-    /// Time in which the compute stream runs nothing, milliseconds per step.
+    /// Time during which the compute stream runs nothing, milliseconds per step.
     pub exposed_ms: f64,
-    /// Memory that is left within the limits, bytes; negative if the point does not fit.
+    /// Memory left within the limits, bytes; negative if the point does not fit.
     pub slack: i64,
-    /// What the prediction rests on.
+    /// The basis of the prediction.
     pub basis: Option<Basis>,
-    /// Instructions of the plan, which the time of a prediction grows with.
+    /// Number of instructions of the plan. The time of a prediction grows with it.
     pub instrs: usize,
 }
 
@@ -51,7 +51,7 @@ impl Score {
         }
     }
 
-    /// Returns the score within another budget.
+    /// Returns the score for another budget.
     #[cfg(test)]
     pub(super) fn within(&self, budget: Bytes) -> Self {
         let budget = Some(budget);
@@ -61,32 +61,33 @@ impl Score {
         }
     }
 
-    /// Returns whether the point fits within the limits without freeing cached memory in between.
+    /// Returns whether the point fits within the limits without freeing cached memory during the
+    /// step.
     #[must_use]
     pub fn fits(&self) -> bool {
         self.slack >= 0
     }
 
-    /// Returns the time in which the compute stream is busy, milliseconds per step.
+    /// Returns the time during which the compute stream is busy, milliseconds per step.
     #[must_use]
     pub fn busy_ms(&self) -> f64 {
         self.effect.step_ms - self.exposed_ms
     }
 
     /// Returns the time per token (or the model's batch unit) and GPU, milliseconds, so that steps
-    /// with different batches compare.
+    /// with different batches are comparable.
     #[must_use]
     pub fn time(&self) -> f64 {
         1e3 / self.effect.tokens_per_s
     }
 
-    /// Returns the part of [`Self::time`] in which the compute stream is busy.
+    /// Returns the part of [`Self::time`] during which the compute stream is busy.
     pub(super) fn busy_time(&self) -> f64 {
         self.time() * self.busy_ms() / self.effect.step_ms
     }
 }
 
-/// Returns the memory that is left within the limits, bytes.
+/// Returns the memory left within the limits, bytes.
 fn slack(effect: &Effect, capacity: Option<Bytes>, limits: Limits) -> i64 {
     let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
     let headroom = match (limits.budget, capacity) {
@@ -100,7 +101,7 @@ fn slack(effect: &Effect, capacity: Option<Bytes>, limits: Limits) -> i64 {
     let slack = [free, within].into_iter().flatten().min().unwrap_or(0);
     match effect.fit {
         Fit::Fits | Fit::Unknown => slack,
-        // What does not fit needs at least one more byte.
+        // A step that does not fit needs at least one more byte.
         Fit::Tight { .. } | Fit::Exceeds { .. } => slack.min(-1),
     }
 }
@@ -109,19 +110,19 @@ fn slack(effect: &Effect, capacity: Option<Bytes>, limits: Limits) -> i64 {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Order {
     pub(super) goal: Goal,
-    /// [`Score::time`] of today's settings, if they fit.
+    /// [`Score::time`] of the current settings, if they fit.
     pub(super) today: Option<f64>,
 }
 
 impl Order {
-    /// Returns what is minimized, most important first. `slack` and `time` may be estimates.
+    /// Returns the values to minimize, most important first. `slack` and `time` may be estimates.
     pub(super) fn value(&self, slack: f64, time: f64, reserved: f64) -> [f64; 3] {
         let missing = (-slack).max(0.0);
         match (self.goal, self.today) {
             (Goal::Throughput, _) => [missing, time, reserved],
             (Goal::Memory, Some(most)) => {
                 let late = (time / most - 1.0 - crate::analysis::whatif::TOLERANCE).max(0.0);
-                // A step that is 1 % too slow weighs as much as 1 GiB that is missing.
+                // A step that is 1 % too slow has the same weight as 1 GiB of missing memory.
                 let late = late * 100.0 * f64::from(1 << 30);
                 [missing + late, reserved, time]
             }
@@ -134,7 +135,7 @@ impl Order {
         self.value(score.slack as f64, score.time(), reserved)
     }
 
-    /// Returns whether a score fits, and is fast enough for the goal.
+    /// Returns whether a score fits and is fast enough for the goal.
     pub(super) fn admits(&self, score: &Score) -> bool {
         self.of(score)[0] <= 0.0
     }

@@ -1,4 +1,5 @@
-//! Searches a space: all points of a small one, groups with bounds and local search in a large one.
+//! Searches a space: all points of a small one; groups with bounds, and local search, in a large
+//! one.
 
 use super::bound::{self, Group};
 use super::climb::Climb;
@@ -9,32 +10,32 @@ use crate::analysis::whatif::TOLERANCE;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 
-/// Most points that are all predicted.
+/// Maximum number of points of a space that is searched exhaustively.
 pub(super) const EXACT: u64 = 512;
-/// Points after which no further group is opened.
+/// Number of points after which no further group is opened.
 const MOST: usize = 1500;
-/// Instructions of predicted plans after which no further group is opened: about five seconds on
-/// two cores.
+/// Number of instructions of predicted plans after which no further group is opened. This takes
+/// about five seconds on two cores.
 const MOST_INSTRS: usize = 45_000_000;
-/// Random restarts near the best point.
+/// Number of random restarts near the best point.
 const RESTARTS: usize = 6;
-/// Axes that a restart changes.
+/// Number of axes that a restart changes.
 const KICK: usize = 3;
 
 /// Result of a search.
 pub(super) struct Found {
     pub(super) order: Order,
     pub(super) today: Scored,
-    /// The best point, or the one that comes closest if none is admitted.
+    /// The best point, or the one that is closest to being admitted if none is.
     pub(super) best: Scored,
-    /// No step within the limits has a shorter [`Score::time`](super::Score::time); `None` if that
-    /// is not known.
+    /// Lower bound of the [`Score::time`](super::Score::time) of steps within the limits; `None` if
+    /// it is unknown.
     pub(super) bound: Option<f64>,
     /// Whether all points were predicted.
     pub(super) exact: bool,
 }
 
-/// Searches a space; completely if it has at most `exact` points.
+/// Searches a space: exhaustively if it has at most `exact` points.
 pub(super) fn search(eval: &Evaluator<'_>, today: Scored, seed: u64, exact: u64) -> Found {
     let fits = today.1.fits();
     let order = Order {
@@ -88,7 +89,7 @@ fn large(
             continue;
         }
         if !group.lean.1.fits() && !group.fit(eval, &order) {
-            // The one that lacks the least is the answer if nothing fits.
+            // If nothing fits, the answer is the point that lacks the least memory.
             best = climb.better(best, group.lean.clone());
             continue;
         }
@@ -119,7 +120,7 @@ fn large(
     (best, bound)
 }
 
-/// Returns whether a search is to end with what it has.
+/// Returns whether a search should end with its results so far.
 fn spent(eval: &Evaluator<'_>) -> bool {
     eval.stopped() || eval.evaluated() > MOST || eval.instrs() > MOST_INSTRS
 }
@@ -155,8 +156,8 @@ fn kicked(eval: &Evaluator<'_>, point: &Point, random: &mut ChaCha8Rng) -> Point
     next
 }
 
-/// Returns the point with the fewest changes of those that are as good as the best one, then the
-/// one with the least memory. Takes back the changes that do not matter first.
+/// Returns the point with the fewest changes among those that are as good as the best one, then the
+/// one with the least memory. Changes that do not matter are taken back first.
 fn fewest_changes(eval: &Evaluator<'_>, order: &Order, best: Scored) -> Scored {
     let changes = |point: &Point| point.changed().count();
     let preferred = |a: &Scored, b: &Scored| {

@@ -1,8 +1,8 @@
-//! The options that may change: one row per axis.
+//! The options that may change, one row per axis.
 //!
-//! Which values an option has comes from the key table, and which of them a policy or model refuses
-//! from the validation of scenarios. A row only says which keys belong together, and which of their
-//! values are worth trying.
+//! The key table determines the values of an option, and the validation of scenarios determines
+//! which of them a policy or model rejects. A row only defines which keys belong together, and
+//! which of their values are worth trying.
 
 use super::Request;
 use crate::analysis::whatif::{is_settable, mesh};
@@ -11,7 +11,7 @@ use shardlab_plan::Scenario;
 use shardlab_plan::config::{RecomputeLayers, Units};
 use shardlab_plan::scenario::{ScenarioErrorKind, keys};
 
-/// Overrides, in the syntax of `--set`, that belong together. Empty: as today.
+/// Overrides, in the syntax of `--set`, that belong together. Empty for the current settings.
 pub(super) type Choice = Vec<String>;
 
 /// Values of the keys of a row.
@@ -22,7 +22,7 @@ enum Values {
     Of(&'static [&'static str]),
     /// These overrides.
     Sets(&'static [&'static [&'static str]]),
-    /// Those that follow from the job.
+    /// Values that follow from the job.
     From(fn(&Prediction) -> Vec<Choice>),
 }
 
@@ -39,7 +39,8 @@ use Values::{Every, From, Of, Sets};
 
 /// Key of the axis of recomputed blocks.
 pub(super) const LAYERS: &str = "train.recompute_layers";
-/// Keys of the axes that divide points into groups: they decide most of time and memory.
+/// Keys of the axes that divide points into groups. They have the largest effect on time and
+/// memory.
 pub(super) const GROUPS: [&str; 2] = ["train.micro_batch", "train.recompute"];
 
 /// Axes on which the values of others depend come first.
@@ -133,20 +134,20 @@ const ROWS: &[Row] = &[
     ),
 ];
 
-/// Options that change together, with the values that the job can have.
+/// Options that change together, with the values that are possible for the job.
 #[derive(Clone, Debug)]
 pub(super) struct Axis {
     pub(super) keys: Vec<String>,
-    /// The first one is today's.
+    /// The first one is the current one.
     pub(super) choices: Vec<Choice>,
 }
 
-/// A choice on each axis. The point of zeros is today's.
+/// A choice on each axis. All zeros stand for the current settings.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Point(pub(super) Vec<u16>);
 
 impl Point {
-    /// Returns the points with two of some single changes of this one, on different axes.
+    /// Returns the points with two of some single changes of this point, on different axes.
     pub(super) fn pairs(&self, singles: &[Self]) -> Vec<Self> {
         let changed = |p: &Self| p.0.iter().zip(&self.0).position(|(a, b)| a != b);
         let mut all = Vec::new();
@@ -222,7 +223,7 @@ impl Space {
         }
     }
 
-    /// Returns whether a choice is possible and differs from today's settings, alone or with a
+    /// Returns whether a choice is possible and differs from the current settings, alone or with a
     /// choice of an earlier axis.
     fn is_other(&self, choice: &Choice, request: &Request<'_>) -> bool {
         match (request.load)(choice) {
@@ -297,7 +298,7 @@ impl Row {
     }
 }
 
-/// Returns the micro-batches that make up the same batch per rank and step.
+/// Returns the micro-batches that result in the same batch per rank and step.
 fn batches(today: &Prediction) -> Vec<Choice> {
     let train = &today.scenario.train;
     let all = train.micro_batch * u64::from(train.grad_accum);
@@ -311,13 +312,14 @@ fn batches(today: &Prediction) -> Vec<Choice> {
     divisors.map(choice).collect()
 }
 
-/// Returns the meshes of the same ranks.
+/// Returns the meshes over the same ranks.
 fn meshes(today: &Prediction) -> Vec<Choice> {
     let all = mesh(&today.scenario).into_iter().map(|c| c.overrides);
     all.filter(|set| set[0].starts_with("mesh.")).collect()
 }
 
-/// Returns the groups of ranks over which shards are kept after forward, and the other values.
+/// Returns the groups of ranks over which shards are kept after forward, and the other values of
+/// the key.
 fn reshard(today: &Prediction) -> Vec<Choice> {
     let key = "fsdp.reshard_after_forward=";
     let words = ["true", "false", "auto"].map(|v| vec![format!("{key}{v}")]);
@@ -339,7 +341,7 @@ fn layers(today: &Prediction) -> Vec<Choice> {
     all.map(|n| vec![format!("{LAYERS}={n}")]).collect()
 }
 
-/// Returns units of one, two and four blocks, and of the ends of the model. Only units of blocks
+/// Returns units of one, two and four blocks, and of both ends of the model. Only units of blocks
 /// are known by name.
 fn units(today: &Prediction) -> Vec<Choice> {
     if today.scenario.fsdp.units != Units::Block {

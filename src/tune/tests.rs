@@ -1,4 +1,4 @@
-//! Searches against exhaustive ones, and properties of answers.
+//! Compares searches with exhaustive ones, and tests properties of answers.
 
 use super::evaluate::{Evaluator, Scored, Watch, digest, predicted};
 use super::score::Order;
@@ -81,8 +81,8 @@ fn with<T>(text: &str, free: Option<&[&str]>, test: impl FnOnce(&Job<'_>) -> T) 
     })
 }
 
-/// Compares searches with bounds within random budgets to the best of all points. Returns those
-/// that found another point than the best one, or one that ties.
+/// Compares searches with bounds, for random budgets, with the best of all points. Returns the
+/// searches that found neither the best point nor one that ties with it.
 fn misses(text: &str, free: &[&str], budgets: u32, least: u64) -> Vec<String> {
     with(text, Some(free), |job| {
         let unlimited = job.request(Some(Bytes(u64::MAX >> 1)));
@@ -129,7 +129,7 @@ fn misses(text: &str, free: &[&str], budgets: u32, least: u64) -> Vec<String> {
                     space.overrides(point),
                 ));
             }
-            // A bound above the optimum would be no bound.
+            // A bound above the optimum would not be a bound.
             if let Some(bound) = found.bound {
                 let step = bound / found.best.1.time() * step;
                 assert!(step <= best * (1.0 + TOLERANCE), "{step} > {best}");
@@ -217,7 +217,8 @@ fn an_answer_is_what_its_settings_predict() {
         assert_eq!(train.micro_batch * u64::from(train.grad_accum), 4);
         let shares: f64 = answer.reasons.iter().filter_map(|r| r.share).sum();
         assert!((shares - 1.0).abs() < 1e-9, "{:?}", answer.reasons);
-        // The best settings have the shortest step of the front; memory falls along it.
+        // The best settings have the shortest step of the front, and memory decreases along the
+        // front.
         let front = &answer.front;
         assert!(front[0].score.effect.step_ms >= best.score.effect.step_ms * (1.0 - TOLERANCE));
         let memory: Vec<u64> = front
@@ -289,7 +290,7 @@ fn the_engine_changes_only_if_it_is_free() {
     });
 }
 
-/// Options that torch does not have are not proposed, and those that need others are.
+/// Options that PyTorch does not have are not proposed, and those that need others are.
 #[test]
 fn validation_decides_which_choices_there_are() {
     with(&model(4, 2, FSDP2), None, |job| {
@@ -328,7 +329,7 @@ fn validation_decides_which_choices_there_are() {
     });
 }
 
-/// A measured run with what is predicted of it.
+/// A measured run and its prediction.
 struct Measured {
     name: String,
     score: Score,
@@ -336,8 +337,8 @@ struct Measured {
     step_ms: Option<f64>,
 }
 
-/// Returns the measured runs of a table by job: runs of one model, engine, machine, number of ranks
-/// and samples per step.
+/// Returns the measured runs of a table by job. The runs of a job have the same model, engine,
+/// machine, number of ranks and samples per step.
 fn jobs(table: &str) -> BTreeMap<String, Vec<Measured>> {
     let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data");
     let path = std::path::PathBuf::from(format!("{folder}/{table}.csv"));
@@ -350,7 +351,7 @@ fn jobs(table: &str) -> BTreeMap<String, Vec<Measured>> {
         }
         let scenario = scenario::load(row.scenario.as_ref(), &row.overrides).unwrap();
         let train = &scenario.train;
-        // Tables name the machine of a run last: m1, m2, m3.
+        // Tables end the name of a run with its machine: m1, m2, m3.
         let machine = row.name.rsplit(' ').next().unwrap_or_default();
         let is_machine = machine.len() == 2 && machine.starts_with('m');
         let job = format!(
@@ -375,7 +376,8 @@ fn jobs(table: &str) -> BTreeMap<String, Vec<Measured>> {
         let prediction = predict_light(&scenario, &profiles).unwrap();
         jobs.entry(job).or_default().push(Measured {
             name: row.label(),
-            // All of the device: its usual headroom would exclude runs that did fit.
+            // All of the device's memory counts, because its usual headroom would exclude runs that
+            // did fit.
             score: Score::of(
                 &prediction,
                 Limits {
@@ -389,12 +391,12 @@ fn jobs(table: &str) -> BTreeMap<String, Vec<Measured>> {
     jobs
 }
 
-/// Picks that are more than 2 % slower than the fastest run of their group, and by how much at
-/// most. Runs of this setting differ by 10 % among themselves.
+/// Answers that are more than 2 % slower than the fastest run of their group, with the maximum
+/// difference. Runs with this setting differ by 10 % among themselves.
 const SLOWER: [(&str, &str, f64); 1] = [("transformers_h100", "1b compiled", 0.03)];
 
-/// Of the measured runs of a job, `tune` picks one within 2 % of the fastest, and none that ran out
-/// of memory.
+/// Among the measured runs of a job, `tune` picks one within 2 % of the fastest, and none that ran
+/// out of memory.
 #[test]
 fn the_pick_among_measured_runs_is_nearly_the_fastest() {
     const TABLES: [&str; 12] = [

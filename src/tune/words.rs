@@ -5,16 +5,17 @@ use crate::predict::Prediction;
 use shardlab_plan::record::basis::number;
 use shardlab_plan::units::{Bytes, signed};
 
-/// Characters of a value that are shown.
+/// Maximum number of characters of a value that are shown.
 const VALUE: usize = 36;
 
-/// Returns the name of the best settings: those that come closest if none fit.
+/// Returns the name of the best settings, or of those that are closest to fitting.
 #[must_use]
 pub fn name(answer: &Answer) -> &'static str {
     if answer.found { "best" } else { "closest" }
 }
 
-/// Returns a row per number: its name, today's value, that of the best settings, the difference.
+/// Returns one row per number: its name, the current value, that of the best settings, and the
+/// difference.
 #[must_use]
 pub fn compared(answer: &Answer, best: &Prediction) -> Vec<[String; 4]> {
     let (today, chosen) = (&answer.today.score, &answer.best.score);
@@ -61,7 +62,8 @@ pub fn compared(answer: &Answer, best: &Prediction) -> Vec<[String; 4]> {
 /// Titles of the columns of [`changed`]. A leading `>` marks a column of numbers.
 pub const CHANGED: [&str; 5] = ["option", "today", "best", ">share", "effect"];
 
-/// Returns a row per changed option: its name, both values, its share of the gain, its effect.
+/// Returns one row per changed option: its name, both values, its share of the gain, and its
+/// effect.
 #[must_use]
 pub fn changed(answer: &Answer) -> Vec<[String; 5]> {
     let mut rows = Vec::new();
@@ -115,7 +117,8 @@ fn shortened(value: &str) -> String {
     format!("{first}… ({items} items)")
 }
 
-/// Says what else is as good, how good the best settings can be, and how many were predicted.
+/// Describes what else is equally good, how good the best settings can be, and how many settings
+/// were predicted.
 #[must_use]
 pub fn conclusions(answer: &Answer) -> Vec<String> {
     let mut all = Vec::new();

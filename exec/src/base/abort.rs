@@ -1,8 +1,9 @@
 //! Propagates the first failure of a session to all of its threads.
 //!
-//! Ranks, streams and collectives wait for one another; when one of them fails, all waits must end.
-//! Every blocking wait of this crate goes through [`Abort::wait`], which ends on its condition, on
-//! a failure anywhere, or when nothing in the session has made progress for the watchdog's time.
+//! Ranks, streams and collectives wait for each other. When one of them fails, all waits must end.
+//! Every blocking wait of this crate goes through [`Abort::wait`], which ends when its condition
+//! holds, when a failure occurs anywhere, or when nothing in the session has made progress for the
+//! watchdog's time.
 
 use super::clock::Clock;
 use super::failure::{Failure, Stop};
@@ -12,21 +13,22 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Something whose waiters must check for a failure.
+/// An object whose waiters must check for a failure.
 pub(crate) trait Wake: Send + Sync {
-    /// Wakes every waiter. Takes the lock that the waiters sleep with, so that none misses it.
+    /// Wakes every waiter. Takes the lock that the waiters sleep with, so that no waiter misses it.
     fn wake(&self);
 }
 
 /// See the module documentation.
 pub struct Abort {
     flag: AtomicBool,
-    /// Every failure, in order of arrival.
+    /// All failures, in order of arrival.
     failures: Mutex<Vec<Failure>>,
     wakers: Mutex<Vec<Weak<dyn Wake>>>,
     clock: Clock,
     epoch: Instant,
-    /// When a command last finished anywhere, in nanoseconds since `epoch`; read by the watchdog.
+    /// Time at which a command last finished anywhere, in nanoseconds since `epoch`. The watchdog
+    /// reads it.
     progress: AtomicU64,
     /// Number of kernels that are running anywhere.
     running: AtomicU32,
@@ -45,7 +47,7 @@ impl Drop for Running<'_> {
 /// Factor by which waits may last longer while kernels are running.
 const BUSY: u32 = 10;
 
-/// How long a wait may last without progress anywhere.
+/// Maximum duration of a wait without progress anywhere.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WaitLimit {
     /// The watchdog's time: a rank is missing from a rendezvous.
@@ -62,7 +64,8 @@ impl fmt::Debug for Abort {
     }
 }
 
-/// Locks a mutex whose data cannot be left half-changed: kernels panic outside of every lock.
+/// Locks a mutex whose data cannot be left in an inconsistent state, because kernels panic outside
+/// of every lock.
 pub(crate) fn lock<T>(m: &Mutex<T>) -> MutexGuard<'_, T> {
     m.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -74,7 +77,7 @@ impl Abort {
         Self::with_clock(timeout, Clock::default())
     }
 
-    /// Like [`Abort::new`], with a clock of the caller's.
+    /// Like [`Abort::new`], with a clock that the caller provides.
     pub(crate) fn with_clock(timeout: Duration, clock: Clock) -> Self {
         Self {
             flag: AtomicBool::new(false),
@@ -94,7 +97,7 @@ impl Abort {
         self.timeout
     }
 
-    /// Adds something to wake when a failure occurs.
+    /// Adds an object to wake when a failure occurs.
     pub(crate) fn register(&self, waker: Weak<dyn Wake>) {
         let mut wakers = lock(&self.wakers);
         // A step barrier lives for one pass, and there are many passes.
@@ -108,7 +111,7 @@ impl Abort {
         self.stop();
     }
 
-    /// Ends every wait without a failure (the session is dropped).
+    /// Ends every wait without a failure, because the session is dropped.
     pub(crate) fn stop(&self) {
         if !self.flag.swap(true, Ordering::SeqCst) {
             let wakers = std::mem::take(&mut *lock(&self.wakers));
@@ -124,20 +127,20 @@ impl Abort {
         self.flag.load(Ordering::SeqCst)
     }
 
-    /// Sleeps until a failure occurs, as a rank does that an injected fault makes unresponsive.
+    /// Sleeps until a failure occurs, like a rank that an injected fault makes unresponsive.
     pub(crate) fn idle_until_aborted(&self) {
         while !self.aborted() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Returns the failures so far, the first one first.
+    /// Returns the failures so far, oldest first.
     #[must_use]
     pub fn failures(&self) -> Vec<Failure> {
         lock(&self.failures).clone()
     }
 
-    /// Notes that a command has finished.
+    /// Records that a command has finished.
     pub(crate) fn progressed(&self) {
         let now = self.clock.now().saturating_duration_since(self.epoch);
         self.progress
@@ -152,14 +155,14 @@ impl Abort {
         )
     }
 
-    /// Marks a kernel as running until the result is dropped: no rank counts as missing while a
+    /// Marks a kernel as running until the result is dropped. No rank counts as missing while a
     /// kernel runs.
     pub(crate) fn running(&self) -> Running<'_> {
         self.running.fetch_add(1, Ordering::Relaxed);
         Running(self)
     }
 
-    /// Returns when a command last finished.
+    /// Returns the time at which a command last finished.
     fn last_progress(&self) -> Instant {
         self.epoch + Duration::from_nanos(self.progress.load(Ordering::Relaxed))
     }
@@ -196,8 +199,8 @@ impl Abort {
             let Some(left) = limit.checked_sub(idle).filter(|l| !l.is_zero()) else {
                 return (guard, Err(Stop::TimedOut));
             };
-            // Kernels may end meanwhile, which shortens the limit; and a suspension is only noticed
-            // between short sleeps.
+            // In the meantime, kernels may end, which shortens the limit. A suspension is noticed
+            // only between short sleeps.
             let left = left.min(self.timeout).min(MAX_POLL);
             guard = self.clock.wait(cv, guard, left);
         }
@@ -234,7 +237,7 @@ mod tests {
             let weak: Weak<dyn Wake> = Arc::downgrade(&flag()) as _;
             abort.register(weak);
         }
-        // The last one is dropped too, but nothing has been registered since.
+        // The last one has also been dropped, but nothing has been registered since.
         assert_eq!(lock(&abort.wakers).len(), 2);
     }
 
@@ -333,7 +336,7 @@ mod tests {
         });
         drop(guard);
         assert_eq!(r, Err(Stop::TimedOut));
-        // The poll of 0.5 s in which the process was suspended does not count either.
+        // The 0.5 s poll during which the process was suspended does not count either.
         assert_eq!(abort.clock.now() - abort.epoch, ms(62_500));
     }
 }

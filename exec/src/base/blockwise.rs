@@ -2,8 +2,8 @@
 //!
 //! A block of [`STATE_BLOCK`] numbers has a float32 scale, its largest magnitude, and an 8-bit code
 //! per number, which selects one of 256 multiples of the scale ("8-bit Optimizers via Block-wise
-//! Quantization", Dettmers et al. 2022). Factors are close together near zero. First moments have
-//! negative ones, too; second moments have none below zero.
+//! Quantization", Dettmers et al. 2022). Factors are close together near zero. First moments also
+//! have negative factors; second moments do not.
 
 use shardlab_plan::ir::STATE_BLOCK;
 use std::sync::LazyLock;
@@ -25,8 +25,9 @@ pub(crate) fn codebook(signed: bool) -> &'static Codebook {
     if signed { &SIGNED } else { &UNSIGNED }
 }
 
-/// Returns the map that bitsandbytes calls dynamic: seven decades, each with the middles of twice
-/// as many equal parts of [0.1, 1] as the decade below, and 0 and 1.
+/// Returns what bitsandbytes calls the dynamic map. It has seven decades, and 0 and 1. Each decade
+/// divides [0.1, 1] into twice as many equal parts as the decade below and contains their
+/// midpoints.
 fn dynamic_map(signed: bool) -> Codebook {
     let mut all: Vec<f32> = vec![0.0, 1.0];
     for decade in 0..7u32 {
@@ -52,7 +53,7 @@ pub(crate) const fn scales(numel: usize) -> usize {
     numel.div_ceil(BLOCK)
 }
 
-/// Returns the code of the factor nearest to `x`, the larger one of two that are equally near.
+/// Returns the code of the factor nearest to `x`. If two are equally near, returns the larger one.
 fn nearest(map: &Codebook, x: f32) -> u8 {
     let mut code = 0;
     for step in [128, 64, 32, 16, 8, 4, 2, 1] {
@@ -65,7 +66,8 @@ fn nearest(map: &Codebook, x: f32) -> u8 {
     (if up { above } else { code }) as u8
 }
 
-/// Writes the codes of one block; returns its scale. A NaN makes the scale NaN, so that it spreads.
+/// Writes the codes of one block and returns its scale. A NaN makes the scale NaN, so that it
+/// propagates.
 pub(crate) fn quantize(values: &[f32], map: &Codebook, codes: &mut [u8]) -> f32 {
     let largest = |a: f32, x: &f32| {
         if x.abs() > a || x.is_nan() {
@@ -85,16 +87,16 @@ fn write(values: &[f32], scale: f32, map: &Codebook, codes: &mut [u8]) {
     }
 }
 
-/// Reads numbers of one block.
+/// Reads numbers from one block.
 pub(crate) fn dequantize(codes: &[u8], scale: f32, map: &Codebook, values: &mut [f32]) {
     for (x, code) in values.iter_mut().zip(codes) {
         *x = map[usize::from(*code)] * scale;
     }
 }
 
-/// Like [`quantize`]; numbers that were read from a whole block come back as the same numbers.
-/// Their largest magnitude is the block's scale, or else the scale times the smallest factor,
-/// since no factor is -1.
+/// Like [`quantize`], but for numbers that were read from a whole block: reading the result returns
+/// the same numbers. Their largest magnitude is the block's scale or, because no factor is -1, the
+/// scale times the smallest factor.
 pub(crate) fn restore(values: &[f32], map: &Codebook, codes: &mut [u8]) -> f32 {
     let largest = values.iter().fold(0.0f32, |a, x| a.max(x.abs()));
     let negative = largest / map[0].abs().max(f32::MIN_POSITIVE);
@@ -154,7 +156,7 @@ mod tests {
         }
     }
 
-    /// Codes and scales that are written after a checkpoint give the numbers that it holds.
+    /// Codes and scales that are written after loading a checkpoint represent the numbers in it.
     #[test]
     fn numbers_that_were_read_are_restored() {
         let mut state = 7u64;
@@ -184,7 +186,7 @@ mod tests {
                 assert_eq!(back, read, "block {block}");
             }
         }
-        // What the first step finds.
+        // State at the start of the first step.
         let mut codes = [9; 4];
         let scale = restore(&[0.0; 4], codebook(true), &mut codes);
         let mut read = [1.0; 4];

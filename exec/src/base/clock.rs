@@ -1,4 +1,4 @@
-//! Clock of waits with a time limit, which tests replace by one that they control.
+//! Clock for waits with a time limit. Tests replace it by one that they control.
 
 use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,7 +9,8 @@ pub(crate) enum Clock {
     /// The system's monotonic clock.
     #[default]
     System,
-    /// A clock that stands still, except that a wait advances it by its limit and returns at once.
+    /// A clock that does not advance on its own. A wait advances it by its limit and returns
+    /// immediately.
     #[cfg(test)]
     Manual(std::sync::Mutex<Instant>),
 }
@@ -30,7 +31,7 @@ impl Clock {
         }
     }
 
-    /// Waits for a notification, for `limit` at most.
+    /// Waits for a notification, for at most `limit`.
     pub(crate) fn wait<'a, T>(
         &self,
         changed: &Condvar,

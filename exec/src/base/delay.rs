@@ -22,7 +22,7 @@ impl Delays {
         delays
     }
 
-    /// Draws the next sleep; `None` for no sleep.
+    /// Draws the next sleep; `None` means no sleep.
     pub(crate) fn draw(&mut self) -> Option<Duration> {
         let unit = |x: u64| (x >> 11) as f64 / (1u64 << 53) as f64;
         let (a, b) = (self.random.draw(), self.random.draw());

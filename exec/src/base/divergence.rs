@@ -1,7 +1,7 @@
 //! Host positions of all ranks, which explain a timeout.
 //!
 //! The rank that times out is rarely the cause: ranks that wait for a slow rank are further ahead
-//! in the program. So the message of a timeout lists the ranks, slowest first.
+//! in the program. The message of a timeout therefore lists the ranks, slowest first.
 
 use super::progress::Progress;
 use shardlab_plan::Program;
@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Number of positions that a message lists; ranks at other positions are counted.
+/// Number of positions that a message lists. Ranks at other positions are only counted.
 const MAX_LISTED: usize = 3;
 
 /// Position of a rank's host in the program.
@@ -18,7 +18,7 @@ const MAX_LISTED: usize = 3;
 pub(crate) struct RankProgress {
     /// Rank.
     pub(crate) rank: u32,
-    /// Number of passes begun, counted in the same way by all ranks.
+    /// Number of passes that have started, which all ranks count in the same way.
     pub(crate) pass: u32,
     /// Step of the pass.
     pub(crate) step: u32,
@@ -28,7 +28,7 @@ pub(crate) struct RankProgress {
     pub(crate) text: String,
 }
 
-/// Host positions of this process's ranks, readable from any thread.
+/// Host positions of this process's ranks. Any thread can read them.
 #[derive(Debug)]
 pub(crate) struct LocalProgress {
     pub(crate) program: Arc<Program>,
@@ -55,7 +55,7 @@ impl LocalProgress {
     }
 }
 
-/// Formats the end of a timeout's message: host positions, slowest first. Empty if all hosts are at
+/// Formats the end of a timeout message: host positions, slowest first. Empty if all hosts are at
 /// the same position.
 pub(crate) fn describe_divergence<'a>(all: impl IntoIterator<Item = &'a RankProgress>) -> String {
     let mut positions: BTreeMap<(u32, InstrId), Vec<&RankProgress>> = BTreeMap::new();
@@ -118,8 +118,8 @@ mod tests {
             describe_divergence(&all),
             "; host positions, slowest first: rank 1 at instruction 12 `op 12`; ranks 0, 2, 3 at instruction 90 `op 90`"
         );
-        // An earlier pass at a later instruction: the first step and validation have instructions
-        // of their own.
+        // An earlier pass at a later instruction: the first step and the validation have separate
+        // instructions.
         let all = [at(0, 3, 12), at(1, 2, 90)];
         assert_eq!(
             describe_divergence(&all),

@@ -1,7 +1,7 @@
-//! Element types on devices: the Rust type of each [`DType`], its conversions, and the names that
-//! CUDA, NCCL and NVIDIA's libraries give to it.
+//! Element types on devices: the Rust type of each [`DType`], its conversions, and its names in
+//! CUDA, NCCL and NVIDIA's libraries.
 //!
-//! A new element type is a row of `DType::numeric` in `plan`, an [`Element`] here, and a line of
+//! A new element type needs a row of `DType::numeric` in `plan`, an [`Element`] here, and a line in
 //! [`match_dtype`].
 
 use crate::base::float8::{F8E4m3, F8E5m2};
@@ -12,24 +12,24 @@ use shardlab_plan::ir::DType;
 
 /// An element in memory, in the byte order of the machine.
 pub(crate) trait Element: bytemuck::Pod + Send + Sync {
-    /// What the type is on NVIDIA GPUs.
+    /// The type on NVIDIA GPUs.
     #[cfg(feature = "cuda")]
     const CUDA: CudaElement;
 
     /// Returns the number as float32.
     fn widen(self) -> f32;
 
-    /// Returns the element nearest to a number: ties to even for floats, towards zero for
-    /// integers.
+    /// Returns the element nearest to a number. Rounds ties to even for floats, and towards zero
+    /// for integers.
     fn round(x: f32) -> Self;
 
-    /// Returns whether this is NaN.
+    /// Returns whether the number is NaN.
     fn is_nan(self) -> bool {
         false
     }
 }
 
-/// An element type on NVIDIA GPUs; `None` where something does not take it.
+/// An element type on NVIDIA GPUs. `None` marks interfaces that do not support it.
 #[cfg(feature = "cuda")]
 #[derive(Clone, Copy)]
 pub(crate) struct CudaElement {
@@ -41,7 +41,7 @@ pub(crate) struct CudaElement {
     pub(crate) support: Option<u32>,
     /// NCCL's type.
     pub(crate) nccl: nccl_rs::DataType,
-    /// Makes the factor of a premultiplied sum of NCCL.
+    /// Makes the factor of a premultiplied sum for NCCL.
     pub(crate) nccl_factor: Option<fn(f32) -> nccl_rs::Scalar>,
     /// Type of cuBLASLt's matrices.
     pub(crate) blas: Option<cublaslt::sys::cudaDataType>,
@@ -53,7 +53,7 @@ pub(crate) struct CudaElement {
 
 #[cfg(feature = "cuda")]
 impl CudaElement {
-    /// Returns a type that is moved but not computed with.
+    /// Returns a type that is only moved, not computed with.
     const fn moved(ctype: &'static str, nccl: nccl_rs::DataType) -> Self {
         Self {
             ctype,
@@ -114,7 +114,8 @@ impl Element for bf16 {
         f32::from_bits(u32::from(self.to_bits()) << 16)
     }
 
-    /// NaN stays NaN. Without branches, so that loops over it become vector instructions.
+    /// NaN stays NaN. There are no branches, so that loops over this function compile to vector
+    /// instructions.
     #[inline(always)]
     fn round(x: f32) -> Self {
         let bits = x.to_bits();
@@ -238,13 +239,13 @@ macro_rules! match_dtype {
 
 pub(crate) use match_dtype;
 
-/// Returns what an element type is on NVIDIA GPUs.
+/// Returns the form of an element type on NVIDIA GPUs.
 #[cfg(feature = "cuda")]
 pub(crate) const fn cuda(dtype: DType) -> CudaElement {
     match_dtype!(dtype, T => <T as Element>::CUDA)
 }
 
-/// Appends a number as an element type.
+/// Appends a number, converted to an element type.
 pub(crate) fn push(out: &mut Vec<u8>, dtype: DType, x: f32) {
     match_dtype!(dtype, T => {
         out.extend_from_slice(bytemuck::bytes_of(&<T as Element>::round(x)));

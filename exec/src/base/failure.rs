@@ -1,9 +1,9 @@
-//! Failures of a session: what went wrong, where, and why a wait ended.
+//! Failures of a session: what failed, where, and why a wait ended.
 
 use shardlab_plan::ir::InstrId;
 use std::fmt;
 
-/// Why a wait ended without its condition.
+/// Reason why a wait ended before its condition held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
     /// Another thread failed; the cause is in the session's [`Abort`](super::abort::Abort).
@@ -17,7 +17,7 @@ pub enum Stop {
 pub enum FailureKind {
     /// A thread panicked.
     Panic,
-    /// A kernel refused its operands.
+    /// A kernel rejected its operands.
     Kernel,
     /// Ranks launched collectives that do not match.
     Mismatch,
@@ -25,7 +25,7 @@ pub enum FailureKind {
     Timeout,
     /// The arena's limit was reached.
     OutOfMemory,
-    /// An allocation was refused for another reason.
+    /// An allocation failed for another reason.
     Alloc,
     /// A NaN was found.
     Nan,
@@ -40,7 +40,7 @@ pub enum FailureKind {
 }
 
 impl FailureKind {
-    /// Returns the name in messages.
+    /// Returns the name for messages.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         match self {
@@ -59,7 +59,7 @@ impl FailureKind {
     }
 }
 
-/// A failure and where it happened.
+/// A failure, and where it happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Kind.
@@ -68,7 +68,7 @@ pub struct Failure {
     pub rank: u32,
     /// Stream whose worker failed; `None` for the host thread.
     pub stream: Option<&'static str>,
-    /// Instruction that was being performed, if any.
+    /// Instruction that was running, if any.
     pub instr: Option<InstrId>,
     /// Text of the instruction, or empty.
     pub text: String,
@@ -82,7 +82,7 @@ impl fmt::Display for Failure {
             return f.write_str(&self.message);
         }
         write!(f, "rank {}", self.rank)?;
-        // The missing memory matters, not which of many allocations came first.
+        // The largest shortage matters, not which of many allocations came first.
         if self.kind == FailureKind::OutOfMemory {
             return write!(f, ": {}: {}", self.kind.name(), self.message);
         }

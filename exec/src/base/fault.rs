@@ -9,12 +9,12 @@ pub enum FaultKind {
     Panic,
     /// The host thread reports an error.
     Error,
-    /// The host thread stops issuing work: the other ranks must notice.
+    /// The host thread stops issuing work, which the other ranks must notice.
     Stall,
-    /// The rank never joins the others. On GPUs it skips NCCL's initialization, whatever the
-    /// instruction; elsewhere it stops at the instruction.
+    /// The rank never joins the others. On GPUs it skips NCCL's initialization, for any
+    /// instruction; on other devices it stops at the instruction.
     Absent,
-    /// The stream's worker panics; in a collective, after its arrival.
+    /// The worker of the stream panics. In a collective, it panics after its arrival.
     DevicePanic,
 }
 

@@ -1,7 +1,7 @@
-//! 8-bit floating point: the two types, and the factors that numbers are scaled with.
+//! 8-bit floating point: the two formats, and the factors that scale numbers.
 //!
-//! Casts round to nearest, ties to even, and saturate, as the conversions of CUDA's `cuda_fp8.hpp`
-//! do with `__NV_SATFINITE` and as torchao does by clamping.
+//! Casts round to nearest (ties to even) and saturate, like the conversions of CUDA's
+//! `cuda_fp8.hpp` with `__NV_SATFINITE`, and like torchao's clamping.
 
 /// Facts of a format.
 struct Format {
@@ -25,14 +25,14 @@ const E5M2: Format = Format {
 };
 
 impl Format {
-    /// Returns the code nearest to a number. Without branches on the number's size, so that loops
-    /// over it become vector instructions.
+    /// Returns the code nearest to a number. Branches do not depend on the size of the number, so
+    /// that loops over this function compile to vector instructions.
     #[inline(always)]
     const fn encode(&self, x: f32) -> u8 {
         let bits = x.to_bits();
         let (sign, magnitude) = (bits >> 24 & 0x80, bits & 0x7fff_ffff);
         let exponent = magnitude >> 23;
-        // Below the smallest normal number, codes are multiples of the smallest one.
+        // Below the smallest normal number, codes are multiples of the smallest number.
         let below = self.normal.saturating_sub(exponent);
         let shift = 23 - self.mantissa + if below > 8 { 8 } else { below };
         let normal = magnitude.wrapping_sub((self.normal - 1) << 23);
@@ -52,13 +52,13 @@ impl Format {
         (sign | code) as u8
     }
 
-    /// Returns the number of a code.
+    /// Returns the number that a code represents.
     const fn decode(&self, code: u8) -> f32 {
         let (sign, magnitude) = ((code as u32 & 0x80) << 24, code as u32 & 0x7f);
         let exponent = magnitude >> self.mantissa;
         let mantissa = magnitude & ((1 << self.mantissa) - 1);
         let bits = if magnitude > self.most {
-            // E5M2 has one infinity; everything else above is NaN.
+            // E5M2 has one infinity; all larger codes are NaN.
             match magnitude {
                 0x7c => 0x7f80_0000,
                 _ => 0x7fc0_0000,
@@ -123,9 +123,9 @@ macro_rules! float8 {
 float8!(F8E4m3, E4M3, NUMBERS_E4M3);
 float8!(F8E5m2, E5M2, NUMBERS_E5M2);
 
-/// Returns the factor that turns `amax`, the largest absolute value of a tensor, into `most`, the
-/// largest number of a format: 1 for tensors of zeros and those with infinities, and the largest
-/// float32 instead of infinity. (Transformer Engine: `compute_scale_from_amax`.)
+/// Returns the factor that scales `amax`, the largest absolute value of a tensor, to `most`, the
+/// largest number of a format. It is 1 for tensors of zeros and for those with infinities, and the
+/// largest float32 instead of infinity. (Transformer Engine: `compute_scale_from_amax`.)
 #[inline(always)]
 pub(crate) fn scale(most: f32, amax: f32) -> f32 {
     if amax == 0.0 || !amax.is_finite() {
@@ -134,15 +134,15 @@ pub(crate) fn scale(most: f32, amax: f32) -> f32 {
     (most / amax).min(f32::MAX)
 }
 
-/// Returns the largest power of two that is not above a positive factor.
+/// Returns the largest power of two that is at most a positive factor.
 #[inline(always)]
 pub(crate) fn power_of_two(scale: f32) -> f32 {
     f32::from_bits(scale.to_bits() & 0xff80_0000)
 }
 
-/// Returns the exponent, plus 127, of the smallest power of two that divides numbers up to `amax`
-/// to at most `most`. (Transformer Engine: `float_to_e8m0`. Rounding down, as in the text of the
-/// Open Compute Project, saturates the largest numbers.) 255 is NaN.
+/// Returns the exponent, plus 127, of the smallest power of two by which division brings numbers up
+/// to `amax` to at most `most`. (Transformer Engine: `float_to_e8m0`. Rounding down, as in the Open
+/// Compute Project's specification, would saturate the largest numbers.) 255 is NaN.
 #[inline(always)]
 pub(crate) fn e8m0(amax: f32, most: f32) -> u8 {
     let x = amax * (1.0 / most);
@@ -158,8 +158,8 @@ pub(crate) fn e8m0(amax: f32, most: f32) -> u8 {
     exponent + u8::from(up)
 }
 
-/// Returns the factor that a cast multiplies by, of the exponent of [`e8m0`]: 1 for blocks of
-/// zeros and of numbers that are all subnormal.
+/// Returns the factor by which a cast multiplies, for an exponent of [`e8m0`]. It is 1 for blocks
+/// of zeros and for blocks of only subnormal numbers.
 #[inline(always)]
 pub(crate) fn e8m0_scale(exponent: u8) -> f32 {
     match exponent {
@@ -171,7 +171,7 @@ pub(crate) fn e8m0_scale(exponent: u8) -> f32 {
     }
 }
 
-/// Returns the number that an exponent stands for: a power of two.
+/// Returns the power of two that an exponent represents.
 #[inline(always)]
 pub(crate) fn e8m0_number(exponent: u8) -> f32 {
     match exponent {
@@ -191,7 +191,7 @@ pub(crate) fn scaled(x: f32, scale: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// Compares both encoders with those of crate `float8`; NaN is a class.
+    /// Compares both encoders with those of the crate `float8`. All NaN codes count as equal.
     fn compare(x: f32) {
         let same = |ours: u8, theirs: u8, nan: fn(u8) -> bool| {
             assert!(
@@ -206,8 +206,8 @@ mod tests {
         same(F8E5m2::round(x).0, e5m2, |c| c & 0x7f > 0x7c);
     }
 
-    /// Every upper half of a float32 with the lower halves around ties, and two in between: every
-    /// bfloat16 is among them.
+    /// Every upper half of a float32, with the lower halves around ties and two in between. This
+    /// includes every bfloat16.
     #[test]
     fn casts_equal_those_of_cuda_near_all_ties() {
         for high in 0..=u16::MAX {
@@ -217,8 +217,8 @@ mod tests {
         }
     }
 
-    /// Every bfloat16 times 64 scales: the quotients of both formats for maxima over all
-    /// magnitudes. The product is exact in float64.
+    /// Every bfloat16 times 64 scales: the quotients of both formats for maxima of all magnitudes.
+    /// The exact result fits float64.
     #[test]
     fn scaled_casts_equal_those_of_cuda_for_every_bfloat16() {
         let maxima = (0..32).map(|i| 1.37 * f32::powi(16.0, i - 16));
@@ -264,7 +264,7 @@ mod tests {
         assert_eq!((e4m3.widen(), e5m2.widen()), (448.0, 57344.0));
     }
 
-    /// A division in float64, rounded to float32, is the same (torchao).
+    /// A float64 division that is rounded to float32 gives the same result (torchao).
     #[test]
     fn scales_are_the_quotient_rounded_once() {
         for bits in 0x2a00..0x7f80u16 {
@@ -282,7 +282,8 @@ mod tests {
         assert_eq!(scale(448.0, 1e-40), f32::MAX);
     }
 
-    /// Exponents of every bfloat16: the power of two is large enough, and half of it is not.
+    /// For the exponents of every bfloat16, the power of two is large enough, and half of it is
+    /// not.
     #[test]
     fn exponents_are_those_of_the_smallest_power_of_two() {
         for bits in 0x0600..0x7f80u16 {

@@ -7,8 +7,9 @@ use smallvec::SmallVec;
 
 /// A byte range of device memory, resolved for one rank, with its buffer's element type.
 ///
-/// It is a plain address. Its creator guarantees that the range stays allocated while work that
-/// uses it is in flight, and the program's waits guarantee that nothing else writes it meanwhile.
+/// This is a plain address. Its creator guarantees that the range stays allocated while work that
+/// uses it is in flight, and the program's waits guarantee that nothing else writes to it during
+/// that time.
 #[derive(Clone, Copy, Debug)]
 pub struct RawRange {
     /// First byte.
@@ -30,8 +31,8 @@ impl RawRange {
     }
 }
 
-/// Returns the operands of a copy. If a buffer has bytes, everything is copied as bytes: gathers of
-/// weights in several types have such buffers.
+/// Returns the operands of a copy. If a buffer has the element type bytes, everything is copied as
+/// bytes. This applies to gathers of weights in several types.
 pub(crate) fn copied(reads: &[RawRange], writes: &[RawRange]) -> [SmallVec<[RawRange; 8]>; 2] {
     let bytes = |r: &RawRange| r.dtype == DType::U8;
     let all = reads.iter().chain(writes).any(bytes);
@@ -48,7 +49,7 @@ unsafe impl Send for RawRange {}
 // SAFETY: as above.
 unsafe impl Sync for RawRange {}
 
-/// Settings of Muon besides those of all optimizers.
+/// Settings of Muon in addition to those of all optimizers.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MuonSettings {
     /// Momentum.
@@ -66,7 +67,7 @@ pub const NO_MUON: MuonSettings = MuonSettings {
 /// Optimizer settings of one step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Hyper {
-    /// Learning rate of this step, of parameter group 0.
+    /// Learning rate of parameter group 0 in this step.
     pub lr: f64,
     /// AdamW betas.
     pub betas: [f64; 2],
@@ -74,17 +75,18 @@ pub struct Hyper {
     pub eps: f64,
     /// Settings of Muon.
     pub muon: MuonSettings,
-    /// Decoupled weight decay, of parameter group 0.
+    /// Decoupled weight decay of parameter group 0.
     pub weight_decay: f64,
     /// Global norm limit; 0 means none.
     pub clip_norm: f64,
-    /// Optimizer steps including this one (for bias correction): 1 in the first step.
+    /// Number of optimizer steps, including this one, for bias correction: 1 in the first step.
     pub step: u64,
-    /// Settings of parameter groups after group 0, which has those above; `None` after the last.
+    /// Settings of the parameter groups after group 0, whose settings are above. `None` after the
+    /// last one.
     pub groups: [Option<GroupSettings>; MAX_PARAM_GROUPS - 1],
 }
 
-/// No parameter groups but group 0.
+/// No parameter groups except group 0.
 pub const ONE_GROUP: [Option<GroupSettings>; MAX_PARAM_GROUPS - 1] = [None; MAX_PARAM_GROUPS - 1];
 
 impl Hyper {
@@ -106,7 +108,7 @@ impl Hyper {
     }
 }
 
-/// Settings of a pass that runs no optimizer.
+/// Settings for a pass without an optimizer.
 pub const NO_HYPER: Hyper = Hyper {
     lr: 0.0,
     betas: [0.0; 2],
@@ -123,17 +125,17 @@ pub const NO_HYPER: Hyper = Hyper {
 pub struct LaunchContext<'a> {
     /// The kernel.
     pub kernel: &'a Kernel,
-    /// Number of the rank among those that have samples of their own.
+    /// Index of the rank among those that have separate samples.
     pub data_rank: u32,
     /// Optimizer settings of the step.
     pub hyper: Hyper,
-    /// For `CopyOut` (writes) and `ChunkCat` (reads): shapes of the parameters behind those
-    /// operands, in order. For `Muon`: those of the matrices of its weights on this rank, and `[n]`
-    /// for `n` elements of padding.
+    /// For `CopyOut` (writes) and `ChunkCat` (reads): shapes of the parameters in those operands,
+    /// in order. For `Muon`: shapes of the matrices of its weights on this rank, and `[n]` for `n`
+    /// elements of padding.
     pub shapes: &'a [Shape],
     /// For optimizers: parameter groups of the weights, in order. Empty if all are in group 0.
     pub groups: &'a [GroupRun],
-    /// For `ShardAmax`, `ShardCast` and optimizers that find maxima: scales of the weights, in
+    /// For `ShardAmax`, `ShardCast` and optimizers that compute maxima: scales of the weights, in
     /// order.
     pub scales: &'a [ScaleRun],
 }

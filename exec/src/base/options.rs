@@ -14,7 +14,7 @@ pub(crate) const DEFAULT_QUEUE_DEPTH: usize = 1024;
 /// Random delays to inject.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct DelaySpec {
-    /// Seed; each stream of each rank has its own sequence.
+    /// Seed. Each stream of each rank has a separate sequence.
     pub seed: u64,
     /// Probability of a sleep before a command, 0 to 1.
     pub probability: f64,
@@ -22,13 +22,14 @@ pub struct DelaySpec {
     pub max: Duration,
 }
 
-/// How memory is registered with the library of collectives.
+/// How memory is registered with the communication library.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Registration {
     /// No registration.
     #[default]
     Off,
-    /// As user buffers: collectives use them without copies through the library's own buffers.
+    /// As user buffers. Collectives use them directly, without copies through the library's
+    /// buffers.
     Buffer,
     /// As symmetric windows.
     Window,
@@ -49,17 +50,17 @@ impl Registration {
     }
 }
 
-/// Source of the times of a recorded pass, where a device has a choice.
+/// Source of the times of a recorded pass, if a device has several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Times {
-    /// CUPTI's activity records if the process has one GPU, else events. Collecting records may
+    /// CUPTI's activity records if the process has one GPU, or else events. Collecting records may
     /// make the driver wait for every GPU of the process, and a GPU whose collective waits for
     /// another rank of the same process would never finish it.
     #[default]
     Auto,
-    /// CUPTI's activity records: nothing is inserted between instructions.
+    /// CUPTI's activity records. Nothing is inserted between instructions.
     Cupti,
-    /// Events around every instruction: each costs about one microsecond of stream time.
+    /// Events around every instruction. Each one costs about one microsecond of stream time.
     Events,
 }
 
@@ -77,11 +78,11 @@ impl Times {
         }
     }
 
-    /// Returns whether a process with `ranks` ranks uses activity records; `missing` is the reason
+    /// Returns whether a process with `ranks` ranks uses activity records. `missing` is the reason
     /// why CUPTI is unavailable, if it is.
     ///
     /// # Errors
-    /// A message, if records are requested and unavailable.
+    /// Returns a message if records are requested but unavailable.
     pub fn records(self, ranks: usize, missing: Option<String>) -> Result<bool, String> {
         match (self, missing) {
             (Self::Auto, missing) => Ok(missing.is_none() && ranks == 1),
@@ -94,41 +95,42 @@ impl Times {
     }
 }
 
-/// How a session runs. The default is a plain run.
+/// Options for running a session. The default is a normal run.
 #[derive(Clone, Debug)]
 pub struct ExecOptions {
     /// Longest time without progress before waits time out.
     pub timeout: Duration,
-    /// Random sleeps before commands of every stream and instructions of every host; results must
-    /// not change.
+    /// Random sleeps before the commands of every stream and the instructions of every host. The
+    /// results must not change.
     pub delay: Option<DelaySpec>,
     /// A fault to inject.
     pub fault: Option<Fault>,
-    /// Fill memory with NaN at its first use after an allocation, to expose reads of uninitialized
+    /// Fill memory with NaN at its first use after an allocation, to detect reads of uninitialized
     /// memory.
     pub poison: bool,
     /// Check the outputs of every kernel and collective for NaN.
     pub nan_check: bool,
-    /// Memory limit of a rank's device; allocations beyond it fail.
+    /// Memory limit of a rank's device. Allocations beyond it fail.
     pub capacity: Option<Bytes>,
     /// Replay captured scopes instead of issuing them again in every step.
     pub graphs: bool,
-    /// Sum the squares of the gradients that each optimizer launch reads, where the program
-    /// computes no norm.
+    /// Sum the squares of the gradients that each optimizer launch reads, if the program computes
+    /// no norm.
     pub grad_squares: bool,
-    /// Count the choices of each expert, in every layer of experts.
+    /// Count how often each expert is chosen, in every layer with experts.
     pub routing: bool,
-    /// Keep spans and memory samples of every step (the last ones go into the run).
+    /// Keep spans and memory samples of every step. Those of the last step become part of the run.
     pub record: bool,
     /// Source of the times of recorded passes.
     pub times: Times,
-    /// Where ranks publish their progress. A session creates its own if there is none.
+    /// Where ranks publish their progress. If not given, a session creates its own.
     pub progress: Option<Arc<Progress>>,
-    /// Threads that a kernel may use on the CPU device; results have the same bits with any number.
+    /// Number of threads that a kernel may use on the CPU device. The results have the same bits
+    /// for any number.
     pub threads: usize,
-    /// How devices register memory with the library of collectives.
+    /// How devices register memory with the communication library.
     pub registration: Registration,
-    /// Commands that a stream's queue holds.
+    /// Number of commands that a stream's queue holds.
     pub queue_depth: usize,
 }
 

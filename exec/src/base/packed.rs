@@ -7,7 +7,7 @@ mod nf4;
 pub(crate) use nf4::TABLE as NF4_TABLE;
 use shardlab_plan::ir::{Packed, PackedFormat};
 
-/// Returns the bytes that hold a weight: its codes, then its scales.
+/// Returns the bytes of a packed weight: its codes, then its scales.
 pub(crate) fn quantize(packed: &Packed, weight: &[f32]) -> Vec<u8> {
     match packed.format {
         PackedFormat::Nf4 | PackedFormat::Nf4F32 => nf4::quantize(packed, weight),
@@ -15,8 +15,8 @@ pub(crate) fn quantize(packed: &Packed, weight: &[f32]) -> Vec<u8> {
     }
 }
 
-/// Writes the elements of a weight, from the bytes that hold it, in parts: calls
-/// `write(first element, elements)`.
+/// Unpacks the elements of a weight from its bytes, in parts: calls `write(first element,
+/// elements)`.
 pub(crate) fn dequantize(packed: &Packed, stored: &[u8], write: impl FnMut(usize, &[f32])) {
     match packed.format {
         PackedFormat::Nf4 | PackedFormat::Nf4F32 => nf4::dequantize(packed, stored, write),

@@ -1,18 +1,18 @@
-//! Progress of the ranks while a step runs, readable from any thread.
+//! Progress of the ranks while a step runs. Any thread can read it.
 
 use shardlab_plan::ir::InstrId;
 use shardlab_plan::units::Bytes;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-/// Progress of the ranks of a world. Ranks write and any thread reads, without locks; values are
-/// published with relaxed ordering.
+/// Progress of the ranks of a world. Ranks write it and any thread reads it, without locks. Values
+/// are published with relaxed ordering.
 #[derive(Debug, Default)]
 pub struct Progress(Box<[Slot]>);
 
 #[derive(Debug, Default)]
 struct Slot {
-    /// Passes begun (upper half) and the instruction that the host issues, plus one (lower half);
-    /// 0 before the first instruction.
+    /// Number of passes that have started (upper half), and the instruction that the host is
+    /// issuing, plus one (lower half); 0 before the first instruction.
     at: AtomicU64,
     /// Step of the current pass.
     step: AtomicU32,
@@ -23,7 +23,7 @@ struct Slot {
 /// Progress of one rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RankSnapshot {
-    /// Instruction that the host is issuing or issued last; `None` before the first.
+    /// Instruction that the host is issuing or issued last; `None` before the first one.
     pub at: Option<InstrId>,
     /// Allocated bytes.
     pub allocated: Bytes,
@@ -38,7 +38,7 @@ impl Progress {
         Self((0..world).map(|_| Slot::default()).collect())
     }
 
-    /// Returns the progress of each rank, as far as it is visible to this thread.
+    /// Returns the progress of each rank, as visible to this thread.
     #[must_use]
     pub fn ranks(&self) -> Vec<RankSnapshot> {
         let of = |s: &Slot| RankSnapshot {
@@ -57,14 +57,14 @@ impl Progress {
         Some((pass, slot.step.load(Ordering::Relaxed), instr))
     }
 
-    /// Notes the step of the pass that a rank begins.
+    /// Records the step of the pass that a rank starts.
     pub(crate) fn begin_pass(&self, rank: u32, step: u32) {
         if let Some(slot) = self.0.get(rank as usize) {
             slot.step.store(step, Ordering::Relaxed);
         }
     }
 
-    /// Notes the instruction that a rank is issuing.
+    /// Records the instruction that a rank is issuing.
     pub(crate) fn set_instruction(&self, rank: u32, pass: u32, instr: InstrId) {
         if let Some(slot) = self.0.get(rank as usize) {
             let at = u64::from(pass) << 32 | u64::from(instr.0 + 1);
@@ -72,7 +72,7 @@ impl Progress {
         }
     }
 
-    /// Notes the memory of a rank.
+    /// Records the memory of a rank.
     pub(crate) fn set_memory(&self, rank: u32, allocated: Bytes, reserved: Bytes) {
         if let Some(slot) = self.0.get(rank as usize) {
             slot.allocated.store(allocated.0, Ordering::Relaxed);

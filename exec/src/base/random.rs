@@ -1,8 +1,8 @@
-//! Random numbers by position: any value of a named sequence can be computed without the ones
+//! Random numbers by position: any value of a named sequence can be computed without the values
 //! before it.
 //!
-//! Every sequence is a ChaCha8 key stream whose key is the BLAKE3 hash of seed and name. Values
-//! depend on nothing else: not on the machine, the number of ranks, or the order of requests.
+//! Every sequence is a ChaCha8 key stream whose key is the BLAKE3 hash of the seed and the name.
+//! Values do not depend on the machine, the number of ranks, or the order of requests.
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -12,7 +12,7 @@ use rand_chacha::rand_core::{Rng, SeedableRng};
 pub(crate) struct Sequence(ChaCha8Rng);
 
 impl Sequence {
-    /// Creates the sequence of a name under a seed.
+    /// Creates the sequence for a name and a seed.
     pub(crate) fn new(seed: u64, name: &str) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&seed.to_le_bytes());
@@ -20,7 +20,7 @@ impl Sequence {
         Self(ChaCha8Rng::from_seed(*hasher.finalize().as_bytes()))
     }
 
-    /// Moves to the `word`-th 32-bit word.
+    /// Seeks to the `word`-th 32-bit word.
     pub(crate) fn seek(&mut self, word: u64) {
         self.0.set_word_pos(u128::from(word));
     }

@@ -1,7 +1,7 @@
 //! Start-up barrier for the rank threads of one process.
 //!
-//! It fails fast: if a rank drops its ticket, every waiter returns `false` instead of hanging in a
-//! call such as `ncclCommInitRank`, which waits for all ranks and has no timeout.
+//! The barrier fails fast: if a rank drops its ticket, every waiter returns `false` instead of
+//! hanging in a call such as `ncclCommInitRank`, which waits for all ranks and has no timeout.
 
 use super::abort::lock;
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -37,7 +37,7 @@ impl StartBarrier {
         }
     }
 
-    /// Issues the ticket of one rank. Take it before anything can fail.
+    /// Issues the ticket of one rank. Must be called before anything can fail.
     pub(crate) fn ticket(&self) -> Ticket<'_> {
         Ticket {
             barrier: self,
@@ -47,7 +47,8 @@ impl StartBarrier {
 }
 
 impl Ticket<'_> {
-    /// Waits until all ranks have arrived and returns `true`, or `false` as soon as one never will.
+    /// Waits until all ranks have arrived and returns `true`. Returns `false` as soon as one rank
+    /// can no longer arrive.
     pub(crate) fn arrive(mut self) -> bool {
         self.arrived = true;
         let barrier = self.barrier;
@@ -76,8 +77,8 @@ mod tests {
     use super::*;
     use std::sync::mpsc::channel;
 
-    /// Returns what each of three ranks observes when the listed ones fail before arriving. The
-    /// last rank starts once the first two have arrived or failed.
+    /// Returns what each of three ranks observes if the listed ranks fail before they arrive. The
+    /// last rank starts after the first two have arrived or failed.
     fn observe(failing: &[usize]) -> Vec<Option<bool>> {
         let barrier = StartBarrier::new(3);
         let (started, starts) = channel();

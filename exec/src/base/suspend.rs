@@ -1,9 +1,9 @@
-//! Detects `SIGSTOP`/`SIGCONT` (Ctrl-Z and `fg`, a debugger), so that suspended time is not counted
-//! against peer heartbeats or timeouts.
+//! Detects `SIGSTOP`/`SIGCONT` (Ctrl-Z and `fg`, a debugger), so that suspended time does not count
+//! for heartbeats or timeouts.
 
 use std::time::{Duration, Instant};
 
-/// Longest pause between two readings of the clock by a loop that wants to notice a suspension.
+/// Longest pause between two clock readings for a loop that has to notice a suspension.
 pub(crate) const MAX_POLL: Duration = Duration::from_millis(500);
 
 /// Returns how often a loop with a time limit should read the clock.
@@ -12,12 +12,12 @@ pub(crate) fn poll_period(limit: Duration) -> Duration {
     (limit / 8).clamp(Duration::from_millis(1), MAX_POLL)
 }
 
-/// Readings further apart than this mean that the process was suspended between them. The
-/// watchdog's limit may be as short as this.
+/// If readings are further apart than this, the process was suspended between them. The watchdog's
+/// limit may be as short as this.
 const SUSPENDED: Duration = Duration::from_secs(1);
 
-/// Returns the time that the process was suspended between two readings `apart` from each other:
-/// about that long, or zero.
+/// Returns the approximate time for which the process was suspended between two readings that are
+/// `apart` from each other; zero if it was not.
 pub(crate) fn suspended(apart: Duration) -> Duration {
     if apart > SUSPENDED {
         apart
@@ -26,7 +26,7 @@ pub(crate) fn suspended(apart: Duration) -> Duration {
     }
 }
 
-/// Measures the time since the last progress, without the time in which the process was suspended.
+/// Measures the time since the last progress, without the time for which the process was suspended.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IdleTime {
     since: Instant,
@@ -42,12 +42,12 @@ impl IdleTime {
         }
     }
 
-    /// Notes progress at an instant.
+    /// Records progress at an instant.
     pub(crate) fn progressed(&mut self, at: Instant) {
         self.since = self.since.max(at);
     }
 
-    /// Returns the time since the last progress. Call it more than once per second.
+    /// Returns the time since the last progress. Must be called more than once per second.
     pub(crate) fn read(&mut self, now: Instant) -> Duration {
         let suspended = suspended(now.saturating_duration_since(self.read));
         self.read = now;

@@ -1,4 +1,4 @@
-//! Hand-built programs, and kernels that support only sharding operations on float32.
+//! Hand-written programs, and kernels that support only sharding operations on float32.
 
 use crate::base::operand::{LaunchContext, RawRange};
 use shardlab_plan::ir::{

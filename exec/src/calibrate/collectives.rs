@@ -21,10 +21,10 @@ const SIZES: [u64; 7] = [
 ];
 /// Minimum and maximum number of repetitions.
 const REPEATS: (u64, u64) = (8, 80);
-/// Number of repetitions that warm up caches and queues.
+/// Number of repetitions for warming up caches and queues.
 const WARM: usize = 3;
 
-/// Kinds and types with different costs: reductions in bf16 convert.
+/// Kinds and types with different costs. Reductions in bf16 convert.
 const KINDS: [(CollectiveKind, DType); 6] = [
     (CollectiveKind::AllGather, DType::F32),
     (CollectiveKind::ReduceScatter, DType::F32),
@@ -42,7 +42,7 @@ pub(super) struct Table {
     pub(super) dtype: Option<DType>,
     pub(super) ranks: u32,
     pub(super) rows: Vec<(u64, f64)>,
-    /// The library's own estimates, if it has any.
+    /// The library's own estimates, if there are any.
     pub(super) estimates: Vec<(u64, f64)>,
 }
 
@@ -78,7 +78,7 @@ const fn reduces(kind: CollectiveKind) -> bool {
     )
 }
 
-/// Returns the input and output bytes of one rank, for a full side of `bytes`.
+/// Returns the input and output bytes of one rank, if the full side has `bytes` bytes.
 fn sides(kind: CollectiveKind, bytes: u64, ranks: u64) -> (u64, u64) {
     match kind {
         CollectiveKind::AllGather => (bytes / ranks, bytes),
@@ -87,12 +87,13 @@ fn sides(kind: CollectiveKind, bytes: u64, ranks: u64) -> (u64, u64) {
     }
 }
 
-/// Returns the median time from the last rank's arrival to the return on rank 0, in microseconds.
+/// Returns the median time from the last rank's arrival until the call returns on rank 0, in
+/// microseconds.
 fn time(kind: CollectiveKind, dtype: DType, ranks: u32, bytes: u64, budget: Duration) -> f64 {
     let abort = Arc::new(Abort::new(Duration::from_secs(60)));
     let group = Arc::new(Group::new("calibration", (0..ranks).collect(), abort));
     let (input, output) = sides(kind, bytes, u64::from(ranks));
-    // An estimate that determines the number of repetitions, which must be equal on all ranks.
+    // An estimate for choosing the number of repetitions, which must be equal on all ranks.
     let guess = 30.0 + bytes as f64 * f64::from(ranks) / 4e3;
     let repeats = ((budget.as_secs_f64() * 1e6 / guess) as u64).clamp(REPEATS.0, REPEATS.1);
     let reduce = if reduces(kind) {

@@ -1,4 +1,4 @@
-//! Measures the GPUs of this machine: produces a hardware profile of the CUDA device.
+//! Measures the GPUs of this machine and produces a hardware profile of the CUDA device.
 //!
 //! Kernels are timed by the GPU's own records within training steps; matmuls and attention are also
 //! timed on a grid of sizes. Collectives are timed by kind, size and number of ranks, alone and
@@ -28,19 +28,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 use watch::{Limits, Watch};
 
-/// Duration of steps before any is recorded.
+/// Duration of the steps before the first recorded one.
 const WARM: Duration = Duration::from_millis(2000);
 /// Longest time without progress in a step. It is shorter than the calibration's own limit, whose
-/// message knows less about steps.
+/// message contains less about steps.
 const STEP: Duration = Duration::from_secs(40);
 /// Share of the measuring time after which collectives of fewer ranks are skipped.
 const FEWER: f64 = 0.35;
 /// Share of the measuring time after which communicators on copy engines are skipped.
 const ENGINES: f64 = 0.35;
-/// Share of the measuring time after which the timing of attention's backward in both orders is
-/// skipped.
+/// Share of the measuring time after which timing attention's backward in both orders is skipped.
 const ORDERS: f64 = 0.6;
-/// Share of the remaining time for steps that steps of several ranks may use.
+/// Share of the remaining time for steps that may be used by steps of several ranks.
 const SHARDED: f64 = 0.45;
 /// Number of kernels for measuring the overhead of recording.
 const SHORT_US: f64 = 200.0;
@@ -53,13 +52,13 @@ struct Measured {
     driver: i32,
     multiprocessors: u32,
     memory_mib: u64,
-    /// Recipes of 8-bit matmuls that the GPU has.
+    /// Recipes of 8-bit matmuls that the GPU supports.
     scalings: Vec<ScaleMode>,
     steps: Totals,
     gemm: Vec<super::grid::GemmTable>,
     grouped: Vec<super::grid::GroupedRows>,
     attention: Vec<super::grid::AttentionRows>,
-    /// Time of attention's backward with a fixed order of its sums, relative to any order.
+    /// Time of attention's backward with a fixed order of sums, relative to any order.
     fixed_order: Option<f64>,
     collectives: Vec<super::collectives::Table>,
     host: host::Host,
@@ -69,18 +68,18 @@ struct Measured {
     outside: Outside,
 }
 
-/// Measures GPUs with up to `options.ranks` ranks. Returns the text of the profile. `note` is
-/// called with the name of each part as it begins.
+/// Measures GPUs with up to `options.ranks` ranks. Returns the text of the profile. Calls `note`
+/// with the name of each part as it starts.
 ///
 /// Every part has a deadline. If nothing makes progress for a minute, or everything takes far
-/// longer than planned, this fails with a message that names the part and its ranks. It cannot
-/// return while a thread is inside a call that does not return. In that case, or if the process has
-/// not ended soon after an error, `stuck` is called with the message on another thread, and must
-/// end the process.
+/// longer than planned, this function fails with a message that names the part and its ranks. It
+/// cannot return while a thread is inside a call that does not return. In that case, or if the
+/// process has not ended soon after an error, `stuck` is called with the message on another thread,
+/// and must end the process.
 ///
 /// # Errors
-/// [`TrainError`] if there is no GPU, if a calibration step cannot be planned or run, or if a
-/// deadline passes.
+/// Returns [`TrainError`] if there is no GPU, if a calibration step cannot be planned or run, or if
+/// a deadline passes.
 pub fn calibrate_cuda(
     options: &Options,
     library_path: &[PathBuf],
@@ -101,19 +100,20 @@ pub struct Base {
     pub memory_mib: u64,
     /// Share of a step, 0 to 1, up to which arithmetic runs at the full clock.
     pub arithmetic_share: f64,
-    /// Slowdown of arithmetic above this share: the fraction of its time per unit of share.
+    /// Slowdown of arithmetic above this share: the relative increase of its time per unit of
+    /// share.
     pub arithmetic_slope: f64,
     /// The same for 8-bit matmuls, if known.
     pub float8_slope: Option<f64>,
 }
 
-/// Relative difference of device memory between GPUs of one kind: the driver reserves different
-/// amounts.
+/// Relative difference in device memory between GPUs of the same kind, on which the driver reserves
+/// different amounts.
 const SAME_MEMORY: f64 = 0.02;
 
 impl Base {
     /// # Errors
-    /// If the profile is of another kind of GPU.
+    /// Fails if the profile is for another kind of GPU.
     fn fits(&self, m: &Measured) -> Result<(), TrainError> {
         let memory = m.memory_mib as f64 / self.memory_mib.max(1) as f64;
         if self.multiprocessors == m.multiprocessors && (memory - 1.0).abs() < SAME_MEMORY {
@@ -126,11 +126,11 @@ impl Base {
     }
 }
 
-/// Duration of steps of a user's scenario: about one second after a load begins, GPUs lower their
-/// clocks again.
+/// Duration of the steps of a user's scenario. About one second after a load starts, GPUs lower
+/// their clocks again.
 const OWN_WARM: Duration = Duration::from_millis(4000);
 
-/// Minimum time of a scenario, including the creation of its devices and weights, on all GPUs and
+/// Minimum time for a scenario, including the creation of its devices and weights, on all GPUs and
 /// on one.
 const OWN_TIME: Duration = Duration::from_secs(30);
 
@@ -139,8 +139,8 @@ const OWN_TIME: Duration = Duration::from_secs(30);
 /// [`calibrate_cuda`].
 ///
 /// # Errors
-/// [`TrainError`] if there is no GPU or one of another kind than the profile's, if a scenario
-/// cannot be planned or run, or if a deadline passes.
+/// Returns [`TrainError`] if there is no GPU or one of another kind than the profile's, if a
+/// scenario cannot be planned or run, or if a deadline passes.
 pub fn add_kernels_cuda(
     options: &Options,
     base: Base,
@@ -174,7 +174,8 @@ pub fn add_kernels_cuda(
             watch.say(&job.name());
             job.run(&on, ranks)
         };
-        // All ranks first: once CUPTI has been used (to time one rank), it stays in the process.
+        // The runs on all ranks come first, because after CUPTI has been used (to time one rank),
+        // it stays in the process.
         let together = options.user_scenarios.iter().map(|scenario| match m.gpus {
             1 => Ok(None),
             ranks => observe(scenario, ranks).map(Some),
@@ -198,7 +199,7 @@ pub fn add_kernels_cuda(
     })
 }
 
-/// Runs something under a watch, whose verdict takes precedence.
+/// Runs a function under a watch, whose verdict takes precedence.
 fn watched<T>(
     options: &Options,
     note: impl Fn(&str) + Send + Sync + 'static,
@@ -240,8 +241,8 @@ fn open(
     Ok((factory, m))
 }
 
-/// Returns the recipes of 8-bit matmuls that cuBLASLt has on GPUs of a compute capability: scales
-/// per row and block are Hopper's alone.
+/// Returns the recipes of 8-bit matmuls that cuBLASLt supports on GPUs of a compute capability.
+/// Only Hopper has scales per row and per block.
 fn scalings(capability: (u32, u32)) -> Vec<ScaleMode> {
     match capability {
         (..=7, _) | (8, ..=8) => Vec::new(),
@@ -262,13 +263,13 @@ fn measure(
     let fault = |e: String| TrainError::Plan(e);
     let (factory, mut m) = open(options, library_path)?;
     let ranks = m.gpus;
-    // First, because everything that runs leaves library code on the device.
+    // This part is first, because everything that runs leaves library code on the device.
     watch.say("memory used by other libraries");
     if let Err(e) = footprint(&factory, ranks, watch, &mut m) {
         watch.say(&format!("memory used by other libraries: {e}"));
     }
-    // Parts with several ranks precede everything that is timed with CUPTI's records. Once CUPTI
-    // has been used, it stays in the process, and may make the driver wait for a GPU whose
+    // Parts with several ranks come before everything that is timed with CUPTI's records. After
+    // CUPTI has been used, it stays in the process, and may make the driver wait for a GPU whose
     // collective waits for another rank.
     let all = Bench::new(&factory, ranks, watch);
     if ranks > 1 {
@@ -313,8 +314,8 @@ fn measure(
     Ok(render::profile(&options.name, &m))
 }
 
-/// Measures the device bytes that are not the engine's: without communicators, with one and with
-/// two, on SMs and on copy engines.
+/// Measures the device memory in bytes that the engine does not allocate: without communicators,
+/// with one and with two, on SMs and on copy engines.
 fn footprint(
     factory: &CudaFactory,
     ranks: u32,
@@ -349,13 +350,14 @@ fn footprint(
             let failed = |e: &TrainError| watch.say(&format!("communicators on copy engines: {e}"));
             observed.inspect_err(failed).ok()
         };
-        // Before any collective has run on SMs, because its kernels stay on the device.
+        // Measured before any collective has run on SMs, because the kernels of those stay on the
+        // device.
         let engines = on_engines(policies.engines);
         found.extend(engines.as_ref().and_then(Footprint::of));
         for policy in [policies.one, policies.two] {
             found.extend(Footprint::of(&look(policy, ranks)?));
         }
-        // A failure is not retried.
+        // The measurement is not repeated after a failure.
         if engines.is_some() {
             let mixed = on_engines(policies.mixed);
             found.extend(mixed.as_ref().and_then(Footprint::of));
@@ -365,7 +367,7 @@ fn footprint(
     Ok(())
 }
 
-/// Device bytes that are not the engine's, with given numbers of communicators.
+/// Device bytes that the engine does not allocate, with given numbers of communicators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Footprint {
     /// Number of communicators whose collectives run on SMs.
@@ -395,20 +397,21 @@ impl Footprint {
     }
 }
 
-/// Model of the device bytes that are not the engine's.
+/// Model of the device bytes that the engine does not allocate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Outside {
     /// Device memory (bytes) of a process with no communicator.
     context: u64,
-    /// Additional bytes with the first communicator, without those of the communicator itself.
+    /// Additional bytes for the first communicator, without those of the communicator itself.
     /// Includes the kernels of collectives if `kernels` is unknown.
     joined: u64,
     /// Bytes per communicator whose collectives run on SMs.
     communicator: u64,
-    /// Bytes per communicator whose collectives run on copy engines, if there was one.
+    /// Bytes per communicator whose collectives run on copy engines, if such a communicator was
+    /// measured.
     engines: Option<u64>,
-    /// Bytes of the kernels of collectives, which are loaded once when any of them runs on SMs, if
-    /// they can be separated from `joined`.
+    /// Bytes of the kernels of collectives, which are loaded once when any of them runs on SMs.
+    /// `None` if they cannot be separated from `joined`.
     kernels: Option<u64>,
 }
 
@@ -430,7 +433,7 @@ impl Outside {
         let communicator = more(2, 0).unwrap_or(0);
         // A communicator without bytes was not observed.
         let engines = more(1, 1).filter(|bytes| *bytes > 0);
-        // Runs with communicators on copy engines only, and with one on SMs: without the
+        // Compares runs with communicators only on copy engines with one on SMs: without the
         // communicators themselves, they differ by the kernels.
         let once = one.saturating_sub(communicator + context);
         let without_kernels = bytes(0, 2)
@@ -447,7 +450,7 @@ impl Outside {
     }
 }
 
-/// Returns how steps are run.
+/// Returns how to run the steps.
 fn on<'a>(factory: &'a CudaFactory, beat: &'a dyn Fn()) -> On<'a, CudaFactory> {
     On {
         factory,
@@ -461,8 +464,8 @@ fn on<'a>(factory: &'a CudaFactory, beat: &'a dyn Fn()) -> On<'a, CudaFactory> {
     }
 }
 
-/// Number of layers of a user's scenario that are run: enough to show most effects of the share of
-/// arithmetic in a step.
+/// Number of layers of a user's scenario that are run. It is large enough to show most effects of
+/// the share of arithmetic in a step.
 const USER_LAYERS: u32 = 8;
 
 /// Steps to run.
@@ -508,7 +511,7 @@ impl Job<'_> {
     }
 }
 
-/// Returns all jobs, the user's scenarios first, since there is time for them.
+/// Returns all jobs, with the user's scenarios first, so that there is enough time for them.
 fn jobs(options: &Options, ranks: u32, models: Vec<models::Run>) -> Vec<Job<'_>> {
     let ways = if ranks > 1 {
         &[true, false][..]
@@ -525,7 +528,7 @@ fn jobs(options: &Options, ranks: u32, models: Vec<models::Run>) -> Vec<Job<'_>>
         .collect()
 }
 
-/// Runs training steps of several ranks, while there is time.
+/// Runs training steps on several ranks, while there is time.
 fn sharded_steps(
     factory: &CudaFactory,
     jobs: &[Job<'_>],
@@ -550,15 +553,15 @@ fn sharded_steps(
         match (job.run(&on, ranks), job) {
             (Ok(observed), _) => all.push(observed),
             (Err(e), Job::UserScenario { .. }) => return Err(e),
-            // The profile is complete without what only several ranks show.
+            // The profile is complete without the values that need several ranks.
             (Err(e), Job::Model(_)) => watch.say(&format!("{name}: {e}")),
         }
     }
     Ok(all)
 }
 
-/// Measures times within training steps of one rank, while there is time, and adds what those of
-/// all ranks have shown.
+/// Measures times within training steps of one rank, while there is time, and adds the results from
+/// all ranks.
 fn steps(
     factory: &CudaFactory,
     jobs: &[Job<'_>],
@@ -631,10 +634,10 @@ fn host_cost(observed: &Observed, host: &host::Host) -> Option<f64> {
     (launches > 0.0 && whole.is_finite()).then(|| (whole - others) / launches)
 }
 
-/// Adds the kernels that ran on several ranks only. With several GPUs in one process, times come
-/// from events, which lengthen the measured times; they are corrected by the lengthening of kernels
+/// Adds the kernels that ran only on several ranks. With several GPUs in one process, times come
+/// from events, which lengthen the measured times. They are corrected by the lengthening of kernels
 /// that were also measured without events. A kernel that never ran alone was slowed by overlapping
-/// work, by up to six times its own time; if other kernels of its class exist, they are more
+/// work, by up to six times its own time; if there are other kernels of its class, those are more
 /// representative.
 fn new_kernels(observed: &Observed, steps: &mut Totals) {
     let (mut longer, mut new) = (Vec::new(), Vec::new());
@@ -676,7 +679,7 @@ mod tests {
 
     #[test]
     fn communicators_are_separated_from_the_context() {
-        // 600, with communicators 30 more, 170 for kernels on SMs, 500 each, and 260 for one on
+        // 600, plus 30 with communicators, 170 for kernels on SMs, 500 for each, and 260 for one on
         // copy engines.
         let outside = |context, joined, communicator, engines, kernels| Outside {
             context,
@@ -694,18 +697,19 @@ mod tests {
         ];
         let all = outside(600, 30, 500, Some(260), Some(170));
         assert_eq!(Outside::of(&[alone, engines, one, two, mixed]), all);
-        // Without one of the two runs on copy engines, kernels cannot be separated from the rest.
+        // Without one of the two runs on copy engines, the kernels cannot be separated from the
+        // rest.
         let whole = outside(600, 200, 500, Some(260), None);
         assert_eq!(Outside::of(&[alone, one, two, mixed]), whole);
         let without = outside(600, 200, 500, None, None);
         assert_eq!(Outside::of(&[alone, engines, one, two]), without);
         assert_eq!(Outside::of(&[alone, one, two]), without);
         assert_eq!(Outside::of(&[alone]), outside(600, 0, 0, None, None));
-        // Negative kernel sizes are discarded: more bytes with copy engines alone than with a
-        // communicator on SMs.
+        // Negative kernel sizes are discarded: here there are more bytes with only copy engines
+        // than with a communicator on SMs.
         let more = footprint(0, 2, 600 + 230 + 2 * 260);
         assert_eq!(Outside::of(&[alone, more, one, two, mixed]), whole);
-        // Memory that a library frees when others join is not negative.
+        // Memory that a library frees when other ranks join does not count as negative.
         let odd = [
             alone,
             footprint(1, 0, 500),
@@ -716,7 +720,7 @@ mod tests {
         assert_eq!(Outside::of(&[]), Outside::default());
     }
 
-    /// The runs are those that separate the numbers.
+    /// The runs are those that make the numbers separable.
     #[test]
     fn footprints_have_the_communicators_that_they_are_for() {
         let (model, variant, policies) = models::footprints();

@@ -25,7 +25,7 @@ pub(super) struct AttentionRows {
     pub(super) rows: Vec<AttentionRow>,
 }
 
-/// Memory of an operand, aligned, with valid values.
+/// Memory of an operand, which is aligned and contains valid values.
 struct Operand {
     words: Vec<u64>,
     bytes: usize,
@@ -101,11 +101,11 @@ pub(super) struct GroupedRows {
     pub(super) rows: Vec<(GroupedSizes, f64)>,
 }
 
-/// Kind of grouped GEMMs with a table of their own: element type and sums, and whether they are
-/// weight gradients.
+/// Kind of grouped GEMMs that has a separate table: element type and accumulation, and whether they
+/// are weight gradients.
 pub(super) type GroupedKind = (GemmKind, bool);
 
-/// Sizes of a grouped GEMM: experts, rows of an expert, and n and k of its matrix.
+/// Sizes of a grouped GEMM: number of experts, rows per expert, and n and k of its matrix.
 pub(super) type GroupedSizes = [u64; 4];
 
 /// Kind, and microseconds for each `[m, n, k]`.

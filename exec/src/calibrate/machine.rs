@@ -3,7 +3,7 @@
 use super::typical;
 use std::time::Duration;
 
-/// Bytes of the copies that measure the memory bandwidth: larger than caches.
+/// Bytes of the copies that measure the memory bandwidth. They are larger than caches.
 const COPY: usize = 64 << 20;
 
 /// See the module documentation.
@@ -17,7 +17,7 @@ pub(super) struct Machine {
     pub(super) memory_mib: u64,
     /// Last-level cache in MiB.
     pub(super) cache_mib: u64,
-    /// Rate of a large copy in GB/s (a byte that is read and written counts once).
+    /// Rate of a large copy in GB/s. A byte that is both read and written counts once.
     pub(super) copy_gbps: f64,
     /// Time of a copy of one kilobyte, in microseconds.
     pub(super) copy_latency_us: f64,
@@ -55,7 +55,7 @@ impl Machine {
         }
     }
 
-    /// Returns the `source` of values that were measured here.
+    /// Returns the `source` text for values that were measured here.
     pub(super) fn source(&self, what: &str) -> String {
         let cores = if self.cores == 1 { "core" } else { "cores" };
         format!(

@@ -8,7 +8,7 @@ use shardlab_plan::hardware::{MEMORY_CLASSES, SectionText};
 use shardlab_plan::ir::{AttentionShape, DType, GemmKind};
 use std::collections::BTreeMap;
 
-/// Returns the source of a section's numbers, which names the values that were not measured.
+/// The source of a section's numbers, with the names of values that were not measured.
 #[derive(Debug, Default)]
 pub(super) struct Taken {
     measured: bool,
@@ -34,7 +34,7 @@ impl Taken {
         )
     }
 
-    /// Returns the section's source; `measured` says how it was measured.
+    /// Returns the section's source. `measured` describes how the values were measured.
     pub(super) fn source(&self, measured: String) -> String {
         let assumed = format!("assumed, not measured: {}", self.assumed.join(", "));
         match (self.measured, &self.assumed[..]) {
@@ -45,7 +45,7 @@ impl Taken {
     }
 }
 
-/// Rows of a table per line.
+/// Number of rows of a table per line.
 const ON_A_LINE: usize = 5;
 
 /// Rounds to four significant digits.
@@ -87,7 +87,7 @@ pub(super) fn rate([m, n, k]: [u64; 3], us: f64) -> f64 {
 
 /// Inputs of the measured tables.
 pub(super) struct Tables<'a> {
-    /// Returns the source of values measured at a place.
+    /// Returns the source text for values from a given measurement.
     pub(super) source: &'a dyn Fn(&str) -> String,
     pub(super) steps: &'a Totals,
     pub(super) gemm: &'a [GemmTable],
@@ -98,10 +98,10 @@ pub(super) struct Tables<'a> {
     pub(super) between: &'static str,
 }
 
-/// Returns the rows of one kind of kernel, averaged if their bytes are equal.
+/// Rows of one kind of kernel. Those with equal bytes are averaged.
 type Rows = BTreeMap<u64, (f64, f64)>;
 
-/// Returns by class the rows of all its kernels of one type.
+/// Returns the rows of all kernels, by class and element type.
 pub(super) fn classes(steps: &Totals) -> BTreeMap<(&'static str, DType), Vec<(u64, f64)>> {
     let mut all: BTreeMap<(&'static str, DType), Rows> = BTreeMap::new();
     for ((class, _, dtype), table) in &steps.memory {
@@ -253,14 +253,14 @@ fn contention(out: &mut String, m: &Measured, together: Together) {
         .write(out);
 }
 
-/// Formats a number for each element type; 16-bit types have the same one.
+/// Formats a number for each element type. 16-bit types have the same number.
 pub(super) fn by_dtype(f32s: &str, bf16s: &str, float8s: Option<&str>) -> String {
     let float8s = float8s.map_or(String::new(), |x| format!(", f8e4m3 = {x}"));
     format!("{{ f32 = {f32s}, bf16 = {bf16s}, f16 = {bf16s}{float8s} }}")
 }
 
-/// Formats the host work of a framework where there is none; a step ends `tail_us` microseconds
-/// later than its last task.
+/// Formats the host work of a framework for programs without one. A step ends `tail_us`
+/// microseconds after its last task.
 pub(super) fn no_framework(tail_us: f64, out: &mut String) {
     let work = SectionText::new("host.work");
     let none = [
@@ -301,8 +301,8 @@ pub(super) fn tables(out: &mut String, t: &Tables<'_>) {
     collectives(out, t);
 }
 
-/// Formats tables of kernels alone, as text that precedes a profile's own tables. The profile's
-/// values of whole classes are not changed.
+/// Formats only the tables of kernels, as text that precedes a profile's own tables. The profile's
+/// values for whole classes do not change.
 pub(super) fn added(steps: &Totals, source: &dyn Fn(&str) -> String) -> String {
     let mut out = String::new();
     let t = Tables {
@@ -474,7 +474,7 @@ fn attention(out: &mut String, m: &Tables<'_>) {
     }
 }
 
-/// Formats a table of memory-bound kernels: of one operation, or of a class.
+/// Formats a table of memory-bound kernels, for one operation or for a class.
 fn memory_table(
     out: &mut String,
     source: &str,

@@ -4,7 +4,7 @@ use shardlab_plan::ir::{BodyOp, DType, Kernel, KernelClass, OpKind, Place, Shape
 use shardlab_plan::units::{Bytes, Flops};
 use smallvec::SmallVec;
 
-/// Creates a kernel of one operation over dense operands of given shapes and element types. Its
+/// Creates a kernel with one operation on dense operands of given shapes and element types. Its
 /// costs are not used, so they are zero.
 pub(super) fn kernel<S: AsRef<[u64]>>(
     op: OpKind,

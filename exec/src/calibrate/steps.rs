@@ -27,28 +27,28 @@ use totals::Mean;
 /// Element type and compile mode.
 pub(super) type Variant = (&'static str, &'static str);
 
-/// A model to run: its section, and further settings.
+/// A model to run: its section, and additional settings.
 pub(super) struct Model {
     pub(super) text: String,
     /// Variants to run it in.
     pub(super) variants: &'static [Variant],
-    /// Whether it runs on several ranks, too.
+    /// Whether it also runs on several ranks.
     pub(super) sharded: bool,
 }
 
-/// How steps are run and measured.
+/// How to run and measure steps.
 pub(super) struct On<'a, F> {
     pub(super) factory: &'a F,
     /// Name of the scenarios' hardware.
     pub(super) hardware: &'static str,
     /// Whether times of tasks are recorded.
     pub(super) recorded: bool,
-    /// Minimum and maximum number of recorded steps, after a first one. More than the minimum are
-    /// run while there is time.
+    /// Minimum and maximum number of recorded steps, after a first step. Steps beyond the minimum
+    /// run only while there is time.
     pub(super) steps: (usize, usize),
-    /// Minimum number of unrecorded steps before the others, if recording changes times.
+    /// Minimum number of unrecorded steps before the others, for use if recording changes times.
     pub(super) plain: usize,
-    /// Duration of such steps, so that the device is as warm as in a long run.
+    /// Duration of these steps, which brings the device to the temperature of a long run.
     pub(super) warm: Duration,
     /// Longest time without progress.
     pub(super) timeout: Duration,
@@ -85,7 +85,8 @@ const EAGER: &[(&str, &str)] = &[("f32", "off"), ("bf16", "off")];
 const MIN_STEPS: usize = 4;
 /// Maximum number of recorded steps.
 const MAX_STEPS: usize = 60;
-/// Number of models that run on several ranks even when time has run out; the first ones are small.
+/// Number of models that run on several ranks even if there is no time left. The first models are
+/// small.
 const MIN_SHARDED_MODELS: usize = 2;
 /// Maximum number of cores for which a calibration runs more ranks than cores.
 const MAX_CORES: u32 = 8;
@@ -154,8 +155,8 @@ fn models() -> Vec<Model> {
     all
 }
 
-/// Sharding of runs with several ranks, for the kernels of sharding and the contention between
-/// ranks.
+/// Sharding for runs with several ranks, which measure the kernels of sharding and the contention
+/// between ranks.
 const SHARDED: [(&str, &str); 3] = [
     ("native", "policy = \"native\""),
     ("fsdp2", "policy = \"fsdp2\""),
@@ -173,16 +174,16 @@ const SHARDED: [(&str, &str); 3] = [
 )]
 pub(super) struct Observed {
     pub(super) program: Arc<Program>,
-    /// By task in issue order: kernel, if it is one, and time.
+    /// By task in issue order: the kernel, if the task is one, and its time.
     pub(super) tasks: Vec<(Option<Launched>, f64)>,
     pub(super) typical: StepResult,
     /// Unrecorded steps on a warm device: microseconds of the whole step and of the host.
     pub(super) plain: Vec<(f64, f64)>,
-    /// Device bytes that are not the engine's after the last step, if they are known.
+    /// Device bytes that the engine does not allocate, after the last step, if known.
     pub(super) foreign: Option<u64>,
 }
 
-/// A kernel at a launch. Launches of one kernel may move different numbers of bytes, since
+/// A kernel at a launch. Launches of the same kernel may move different numbers of bytes, because
 /// gradients are not always stored in the type that the kernel computes in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Launched {
@@ -312,7 +313,7 @@ pub(super) fn measure(
     Ok(totals)
 }
 
-/// Returns the factor by which half of the work (by time) is slowed less.
+/// Returns the slowdown factor that half of the work (by time) does not exceed.
 fn crowded(mut factors: Vec<(f64, f64)>) -> f64 {
     factors.sort_by(|a, b| a.0.total_cmp(&b.0));
     let half: f64 = factors.iter().map(|f| f.1).sum::<f64>() / 2.0;
@@ -342,13 +343,13 @@ pub(super) fn means(observed: &Observed) -> BTreeMap<Launched, f64> {
 pub(super) struct Shown {
     /// Microseconds.
     pub(super) us: f64,
-    /// Whether the mean is over tasks that overlap with no task of another stream; otherwise the
+    /// Whether the mean is over tasks that overlap with no task of another stream. If not, the
     /// kernel had no such tasks.
     pub(super) alone: bool,
 }
 
-/// Returns mean times over the tasks that overlap with no task of another stream, if a kernel has
-/// such tasks, or else over all.
+/// Returns mean times over the tasks that overlap with no task of another stream, or over all tasks
+/// of kernels that have none.
 #[cfg_attr(
     not(any(test, feature = "cuda")),
     expect(dead_code, reason = "for GPUs")
@@ -400,7 +401,7 @@ pub(super) fn run<F: DeviceFactory>(
     run_with(on, (model, variant, policy, &[]), ranks, time)
 }
 
-/// Runs steps of a model with further keys.
+/// Runs steps of a model with additional keys.
 pub(super) fn run_with<F: DeviceFactory>(
     on: &On<'_, F>,
     (model, variant, policy, sets): (&str, Variant, &str, &[String]),
@@ -452,7 +453,7 @@ pub(super) fn run_scenario<F: DeviceFactory>(
             })
             .collect(),
     };
-    // Memory that libraries allocate at their first launches does not belong to records.
+    // Memory that libraries allocate at their first launches must not be part of recorded steps.
     session.set_recording(false);
     (on.beat)();
     session.step(&inputs, schedule::hyper(&scenario.train, 0))?;
@@ -467,7 +468,8 @@ pub(super) fn run_scenario<F: DeviceFactory>(
         let whole = step.record.end - step.record.start;
         plain.push((us(whole.0), us(step.record.host.0)));
     }
-    // The first steps after a pause are faster: the GPU is cold and its clock not yet limited.
+    // The first steps after a pause are faster, because the GPU is cold and its clock is not
+    // limited yet.
     plain.drain(..plain.len().saturating_sub(1).min(2));
     session.set_recording(on.recorded);
     let begin = Instant::now();
@@ -502,7 +504,7 @@ pub(super) fn run_scenario<F: DeviceFactory>(
     }
     let typical = results.swap_remove(results.len() / 2);
     let run = session.into_run();
-    // Workspaces of kernels are planned as well.
+    // Workspaces of kernels are also planned.
     let workspaces = run.environment.get("kernels.workspace_bytes");
     let workspaces = workspaces.and_then(|b| b.parse().ok()).unwrap_or(0);
     let engine = run.memory.peak_reserved.0 + workspaces;
@@ -570,8 +572,8 @@ mod tests {
             end: shardlab_plan::units::Picos(end),
             ..observed.typical.spans[0]
         };
-        // The first kernel runs twice, the second time alone; the second one overlaps with a task
-        // of another stream.
+        // The first kernel runs twice, the second time alone. The second kernel overlaps with a
+        // task of another stream.
         let spans = vec![
             span(0, 0, 10),
             span(0, 10, 20),
@@ -597,8 +599,8 @@ mod tests {
         assert_eq!(found, want);
     }
 
-    /// The gradient of the table with 120 rows of 24 numbers is cleared: in float32 under `native`,
-    /// and in the compute type under `fsdp2`.
+    /// The gradient of the table with 120 rows of 24 numbers is cleared. It is in float32 with
+    /// `native`, and in the compute type with `fsdp2`.
     #[test]
     fn kernels_are_filed_by_what_their_launches_move() {
         let m = &models()[0];

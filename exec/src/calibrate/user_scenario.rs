@@ -1,4 +1,4 @@
-//! Kernels of scenarios that the user names, timed in steps with a few of their layers.
+//! Kernels of the user's scenarios, timed in steps with a few of their layers.
 
 use super::steps::{Observed, On, Totals, run_scenario};
 use super::{Trial, render};
@@ -10,14 +10,14 @@ use shardlab_plan::scenario;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Numbers of layers of which a scenario must be plannable with one. The first layers may be unlike
-/// the others: dense, for example, in front of experts.
+/// Numbers of layers. A scenario must be plannable with one of them. The first layers may differ
+/// from the others; for example, they may be dense in a model with experts.
 const FEW_LAYERS: [u32; 4] = [1, 2, 4, 8];
 
 /// A scenario whose kernels are measured.
 #[derive(Clone, Debug)]
 pub struct UserScenario {
-    /// Path of a file, or the name of a shipped scenario.
+    /// Path of a file, or name of a shipped scenario.
     pub scenario: PathBuf,
     /// Overrides of its keys.
     pub sets: Vec<String>,
@@ -53,7 +53,7 @@ impl UserScenario {
         self.load(&[])
     }
 
-    /// Loads the scenario with given numbers of layers and ranks; all ranks have a part of
+    /// Loads the scenario with given numbers of layers and ranks. All ranks have a part of
     /// everything.
     fn part(&self, layers: u32, ranks: u32) -> Result<Scenario, TrainError> {
         self.load(&[
@@ -68,11 +68,11 @@ impl UserScenario {
         scenario::load(&self.scenario, &sets).map_err(|e| TrainError::Plan(e.to_string()))
     }
 
-    /// Runs steps of the scenario with all its layers, `most` at most, and fewer if memory is
+    /// Runs steps of the scenario with all its layers, but at most `most`, and fewer if memory is
     /// insufficient.
     ///
     /// # Errors
-    /// [`TrainError`] if it cannot be loaded, planned or run.
+    /// Returns [`TrainError`] if the scenario cannot be loaded, planned or run.
     pub(super) fn observe<F: DeviceFactory>(
         &self,
         on: &On<'_, F>,
@@ -89,7 +89,7 @@ impl UserScenario {
 
 /// Kernels of the user's scenarios. The clock of a device's arithmetic depends on its temperature
 /// and on its other work, which differ between a few steps of one rank and training. A caller that
-/// can predict steps determines a factor for each scenario.
+/// can predict steps therefore determines a factor for each scenario.
 #[derive(Debug)]
 pub struct AddedKernels {
     /// Machine of the measurements.
@@ -105,7 +105,7 @@ impl AddedKernels {
     }
 
     /// Returns the tables of all scenarios, as text that precedes the tables of a profile. The
-    /// arithmetic of each scenario is multiplied by its factor (1 by default).
+    /// arithmetic of each scenario is multiplied by its factor (default: 1).
     #[must_use]
     pub fn tables(&self, factors: &[f64]) -> String {
         let mut steps = Totals::default();
@@ -116,7 +116,7 @@ impl AddedKernels {
     }
 }
 
-/// Calls `attempt(n)`, halving `n` while the error satisfies `is_reason`.
+/// Calls `attempt(n)`, and halves `n` while the error satisfies `is_reason`.
 fn fewer_until<T, E>(
     most: u32,
     is_reason: impl Fn(&E) -> bool,
@@ -167,14 +167,14 @@ mod tests {
             (all.model.hidden, all.compile, all.train)
         );
         whole.check().unwrap();
-        // The only layer would be a dense one.
+        // With a single layer, that layer would be dense.
         user_scenario("small-moe", &[]).check().unwrap();
         let wrong = user_scenario("peers-8b", &["model.heads=31"]).check();
         assert!(wrong.is_err_and(|e| e.is_bad_input()));
     }
 
-    /// No machine has enough memory for two layers of 405 billion parameters, or for one: both are
-    /// tried.
+    /// No machine has enough memory for two layers of 405 billion parameters, or for one. Both
+    /// numbers are tried.
     #[test]
     fn what_does_not_fit_is_tried_with_fewer_layers() {
         let on = On::cpu();

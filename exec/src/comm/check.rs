@@ -4,7 +4,7 @@ use super::Call;
 use crate::base::operand::RawRange;
 use shardlab_plan::ir::{CollectiveKind, ReduceOp};
 
-/// Checks calls in order of position. The error names the first rank that differs, or whose call is
+/// Checks calls in order of position. The error names the first rank whose call differs or is
 /// invalid.
 pub(super) fn check(name: &str, ranks: &[u32], ticket: u64, calls: &[Call]) -> Result<(), String> {
     let at = |i: usize, what: String| {
@@ -51,7 +51,7 @@ fn difference(a: &Call, b: &Call) -> Option<String> {
     (!same).then(|| words(b))
 }
 
-/// Describes what is invalid about a call, at `position` of `n` members.
+/// Describes what is invalid about the call at `position` of `n` members.
 fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
     let reduces = matches!(
         call.kind,
@@ -89,7 +89,7 @@ fn wrong(call: &Call, position: usize, n: usize) -> Option<String> {
             ));
         }
     }
-    // The outputs of coalesced parts are disjoint, and no part reads what another one writes.
+    // The outputs of coalesced parts are disjoint, and no part reads what another part writes.
     for (p, (_, output)) in call.parts.iter().enumerate() {
         for (q, (input, other)) in call.parts.iter().enumerate() {
             if p != q && (overlap(output, other) || overlap(output, input)) {

@@ -22,23 +22,23 @@ pub struct Call {
     /// Input and output of each part. They stay allocated, and nothing else uses them, until
     /// [`Group::run`] has returned on every member.
     pub parts: SmallVec<[(RawRange, RawRange); 1]>,
-    /// Rows that the first part carries, if not all: those that the last part names, which is only
-    /// read.
+    /// Rows that the first part carries, if it does not carry all of them: the rows that the last
+    /// part selects. The last part is only read.
     pub pushed: Option<PushedRows>,
-    /// A test makes the rank fail after its arrival.
+    /// Whether the rank fails after its arrival, for tests.
     pub crash: bool,
 }
 
-/// When a collective could begin.
+/// When a collective could start.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// When the communicator was free.
+    /// Time at which the communicator was free.
     pub free: Instant,
-    /// When the last rank had arrived.
+    /// Time at which the last rank had arrived.
     pub start: Instant,
 }
 
-/// Why a collective was not performed.
+/// Reason why a collective did not run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CommError {
     /// Another thread failed.
@@ -122,11 +122,11 @@ impl Group {
         &self.ranks
     }
 
-    /// Performs collective number `ticket` as the member at `position`. Returns when this member
-    /// may reuse its ranges.
+    /// Runs collective number `ticket` as the member at `position`. Returns when this member may
+    /// reuse its ranges.
     ///
     /// # Errors
-    /// [`CommError`]. Every member receives a mismatch.
+    /// Returns [`CommError`]. In case of a mismatch, every member does.
     ///
     /// # Safety
     /// The ranges of `call` are valid for reads and writes, aligned to their element, and used by
@@ -143,7 +143,7 @@ impl Group {
         }
         let (kind, crash) = (call.kind, call.crash);
         let guard = lock(&self.state);
-        // Earlier collectives of this communicator complete first.
+        // Earlier collectives of this communicator must complete first.
         let (mut guard, turn) = self
             .abort
             .wait(&self.changed, guard, WaitLimit::Primary, |s| {
@@ -181,7 +181,7 @@ impl Group {
         Ok(Arrival { free, start })
     }
 
-    /// Performs a collective whose members are processes.
+    /// Runs a collective whose members are processes.
     ///
     /// # Safety
     /// As [`Group::run`].

@@ -3,7 +3,7 @@
 //! No member writes a byte while another one reads it. An all-gather's in-place input is a slice
 //! that its owner does not change; a reduce-scatter's in-place output is the slice that only its
 //! owner reads; in an all-reduce, only member `i` accesses the `i`-th chunk of every buffer; an
-//! all-to-all uses a staging copy; pushed rows have places of their own.
+//! all-to-all uses a staging copy; each pushed row has a separate place.
 
 use super::{Call, reduce};
 use crate::kernels::is_pushed;
@@ -68,7 +68,7 @@ pub(super) unsafe fn perform(me: usize, calls: &[Call]) -> Option<Vec<Vec<u8>>> 
     (mine.kind == CollectiveKind::AllToAll).then_some(staged)
 }
 
-/// Copies the rows that the other members push to member `me`, and its own.
+/// Copies the rows that all members, including `me` itself, push to member `me`.
 ///
 /// # Safety
 /// As [`perform`].

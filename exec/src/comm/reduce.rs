@@ -3,8 +3,7 @@
 use crate::base::element::{Element, match_dtype};
 use shardlab_plan::ir::{DType, ReduceOp};
 
-/// Number of elements that are accumulated at a time: the accumulator fits into the first-level
-/// cache.
+/// Number of elements that are accumulated at a time. The accumulator fits in the L1 cache.
 const BLOCK: usize = 1024;
 
 /// Reduces `bytes` bytes of every source, in the order of the sources, into every output.
@@ -37,10 +36,10 @@ pub(super) unsafe fn reduce(
     unsafe { match_dtype!(dtype, T => run::<T>(combine, sources, outputs, n)) }
 }
 
-/// How values of two sources become one.
+/// How values of two sources are combined.
 #[derive(Clone, Copy)]
 enum Combine {
-    /// Their sum, each multiplied by the factor.
+    /// Their sum. Each value is multiplied by the factor first.
     Sum(Option<f32>),
     Max,
 }

@@ -1,8 +1,9 @@
 //! Collectives between ranks of different processes, over the process group's store.
 //!
-//! Every member publishes its call and its inputs, and performs its share as if all memory were its
-//! own, with the code that rank threads use: results have the same bits. It is meant for functional
-//! tests of several processes without GPUs; every byte passes through the store once per member.
+//! Every member publishes its call and its inputs, and runs its share as if all memory were its
+//! own, with the same code as rank threads, so results have the same bits. This is meant for
+//! functional tests of several processes without GPUs: every byte passes through the store once per
+//! member.
 
 use super::{Call, moves};
 use crate::base::operand::RawRange;
@@ -77,13 +78,13 @@ pub(super) unsafe fn exchange(
     Ok((calls, copies))
 }
 
-/// Performs this member's share of calls that match.
+/// Runs this member's share of calls that match.
 ///
 /// # Safety
 /// The ranges of this member's call are valid and used by nothing else.
 pub(super) unsafe fn perform(position: usize, calls: &[Call]) {
-    // In an all-reduce, each member writes one chunk of every output: here all chunks, of the
-    // copies as well.
+    // In an all-reduce, each member writes one chunk of every output. Here this member writes all
+    // chunks, including those of the copies.
     let shares = match calls[position].kind {
         CollectiveKind::AllReduce => 0..calls.len(),
         _ => position..position + 1,
@@ -155,7 +156,7 @@ fn decode(data: &[u8], copies: &mut Copies) -> Option<Call> {
         reduce,
         dtype,
         parts,
-        // Each member knows which rows it wants.
+        // Each member knows which rows it needs.
         pushed: None,
         crash: false,
     })

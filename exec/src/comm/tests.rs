@@ -1,4 +1,4 @@
-//! Collectives against naive references, mismatches, timeouts.
+//! Collectives against naive reference implementations, mismatches, timeouts.
 
 use super::*;
 use crate::base::failure::{Failure, FailureKind};
@@ -91,7 +91,7 @@ fn range(data: &mut [u8], dtype: DType) -> RawRange {
     }
 }
 
-/// Runs one collective on threads that arrive in a scrambled order. Returns the outputs by member.
+/// Runs one collective on threads that arrive in a shuffled order. Returns the outputs by member.
 fn perform(
     kind: CollectiveKind,
     reduce: ReduceOp,
@@ -115,7 +115,7 @@ fn perform(
                         CollectiveKind::ReduceScatter => len / n,
                         _ => len,
                     };
-                    // Memory that is aligned for either form.
+                    // Memory that is aligned for both forms.
                     let mut memory = vec![0f32; (len + out) / 4 + 2];
                     let raw: &mut [u8] = bytemuck::cast_slice_mut(&mut memory);
                     let base = raw.as_mut_ptr();
@@ -192,13 +192,13 @@ fn every_kind_equals_its_reference_in_every_world_and_form() {
     }
 }
 
-/// Two members push rows of two tokens: member 0 has expert 0, member 1 expert 1. Token 0 of
-/// member 0 wants both, its token 1 neither, those of member 1 expert 0 and expert 1. Then the rows
-/// return.
+/// Two members push the rows of two tokens each: member 0 has expert 0, member 1 has expert 1.
+/// Token 0 of member 0 chooses both experts, its token 1 chooses neither, and those of member 1
+/// choose expert 0 and expert 1. Then the rows are returned.
 #[test]
 fn rows_are_pushed_to_the_members_that_choices_name_and_return() {
     const NOT: f32 = -7.0;
-    // By member: as member 0 and member 1 number their experts.
+    // For each member, with the numbers that member 0 and member 1 give their experts.
     let sent: [Vec<i64>; 2] = [vec![0, -1, 0, 5], vec![0, 1, -1, 0]];
     let got: [Vec<i64>; 2] = [vec![0, -1, 0, 1], vec![0, 5, -1, 0]];
     let push = |kind, input: [Vec<f32>; 2], choices: &[Vec<i64>; 2]| -> Vec<Vec<f32>> {
@@ -264,7 +264,7 @@ fn the_order_of_arrival_does_not_show() {
     for scramble in 1..4 {
         assert_eq!(run(scramble), first);
     }
-    // The order of ranks matters: addition of these numbers is not associative.
+    // The order of ranks matters, because the addition of these numbers is not associative.
     let reversed: Vec<Vec<f32>> = inputs.iter().rev().cloned().collect();
     let other = perform(
         CollectiveKind::AllReduce,

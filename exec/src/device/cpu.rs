@@ -1,7 +1,7 @@
-//! The CPU device: streams are threads with queues, events are real, memory is an arena.
+//! The CPU device: streams are threads with queues, events are real, and memory is an arena.
 //!
 //! Only streams, events and communicators order work, so a wait that is missing from a program is a
-//! race here, as on a GPU.
+//! race on this device, just as on a GPU.
 
 mod arena;
 mod contexts;
@@ -42,7 +42,7 @@ use std::time::Instant;
 ///
 /// # Safety
 /// The ranges fulfill the contract of [`RawRange`]: they are valid, and nothing else uses them
-/// meanwhile except as the program allows.
+/// during the call except as the program allows.
 pub type Launcher = unsafe fn(&LaunchContext<'_>, &[RawRange], &[RawRange]) -> Result<(), String>;
 
 /// Runs a kernel of this crate.
@@ -61,13 +61,13 @@ pub unsafe fn launch(
 /// Options of a CPU device.
 #[derive(Clone, Debug)]
 pub struct CpuOptions {
-    /// Commands that a stream's queue holds before the host has to wait.
+    /// Number of commands that a stream's queue holds before the host has to wait.
     pub queue_depth: usize,
     /// Random sleeps, if any.
     pub delay: Option<DelaySpec>,
     /// Check every output for NaN.
     pub nan_check: bool,
-    /// Threads that a kernel of the compute stream may use.
+    /// Number of threads that a kernel of the compute stream may use.
     pub threads: usize,
     /// Rank and instruction at which a worker panics, for tests.
     pub crash: Option<(u32, InstrId)>,
@@ -114,7 +114,7 @@ struct Shared {
     recording: AtomicBool,
     times: Vec<Mutex<Vec<TaskTimes>>>,
     epoch: Instant,
-    /// Outputs that the check for NaN skips, if outputs are checked.
+    /// Outputs that the NaN check skips, if outputs are checked.
     nan_check: Option<UnfilledWrites>,
     crash: Option<InstrId>,
 }
@@ -142,7 +142,7 @@ pub struct CpuWorld {
     shapes: Arc<Shapes>,
     comms: Arc<Communicators>,
     abort: Arc<Abort>,
-    /// Memory of every rank. A collective of one rank reads the memory of others, so all of it
+    /// Memory of every rank. A collective on one rank reads the memory of others, so all memory
     /// lives until the last worker has ended.
     arenas: Arc<Mutex<Vec<Arc<Arena>>>>,
     epoch: Instant,
@@ -177,7 +177,7 @@ impl CpuWorld {
     /// Creates the device of a rank.
     ///
     /// # Errors
-    /// A message, if a thread cannot be started.
+    /// Returns a message if a thread cannot be started.
     pub fn device(
         &self,
         rank: u32,
@@ -296,7 +296,7 @@ impl CpuDevice {
             })
     }
 
-    /// Reports a host wait that has timed out.
+    /// Reports a host wait that timed out.
     fn timed_out(&self, stop: Stop, instr: InstrId, what: impl FnOnce() -> String) -> Stop {
         if stop == Stop::TimedOut {
             self.shared.abort.fail(Failure {
@@ -447,7 +447,7 @@ impl Device for CpuDevice {
 impl Drop for CpuDevice {
     fn drop(&mut self) {
         if self.is_busy() {
-            // Work in flight may wait for ranks that are gone.
+            // Work in flight may wait for ranks that no longer exist.
             self.shared.abort.stop();
         }
         self.shared.queues.iter().for_each(Queue::close);
@@ -458,7 +458,7 @@ impl Drop for CpuDevice {
     }
 }
 
-/// Returns the memory that the system has available, if it is known.
+/// Returns the memory that the system has available, if known.
 fn available() -> Option<Bytes> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find(|l| l.starts_with("MemAvailable:"))?;
@@ -466,7 +466,7 @@ fn available() -> Option<Bytes> {
     Some(Bytes(kib * 1024))
 }
 
-/// Describes which instruction records an event that another one waits for.
+/// Describes which instruction records an event that another instruction waits for.
 fn recorder(program: &Program, waiting: InstrId, event: EventId) -> String {
     let section = program
         .sections

@@ -1,8 +1,8 @@
 //! The CUDA device: streams, events, memory and graphs of an NVIDIA GPU behind
 //! [`crate::device::Device`].
 //!
-//! Nothing of CUDA is linked: [`Libraries`] finds and loads the libraries when a GPU is requested,
-//! so the same binary starts anywhere. A rank has one GPU; its streams, events and memory are
+//! No CUDA library is linked: [`Libraries`] finds and loads the libraries when a GPU is requested,
+//! so the same binary starts on any machine. A rank has one GPU. Its streams, events and memory are
 //! created once and used for the whole run, so a step only enqueues work.
 
 mod activity;
@@ -62,7 +62,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
-// Layout of the scratch memory: settings of the step, words of the NaN check, partial sums by
+// Layout of the scratch memory: settings of the step, words for the NaN check, partial sums by
 // stream.
 const NAN_AT: u64 = 512;
 const SUMS_AT: u64 = 768;
@@ -72,11 +72,11 @@ const _: () = assert!(size_of::<HyperBlock>() <= NAN_AT as usize);
 struct Captured {
     shape: graph::Shape,
     exec: graph::Exec,
-    /// Commands of the scope, which are enqueued one by one if a pass records times.
+    /// Commands of the scope. They are enqueued one by one if a pass records times.
     commands: Vec<(StreamId, Command)>,
-    /// By other stream: marks the work before the graph, which the graph waits for.
+    /// By other stream: an event after the work before the graph. The graph waits for it.
     before: Vec<Event>,
-    /// Marks the end of the graph, which the other streams wait for.
+    /// An event at the end of the graph. The other streams wait for it.
     after: Event,
 }
 
@@ -84,7 +84,7 @@ struct Captured {
 struct Diagnostics {
     /// Synchronize after every command, to find the one that fails.
     sync: bool,
-    /// Outputs that the check for NaN skips, if outputs are checked.
+    /// Outputs that the NaN check skips, if outputs are checked.
     nan_check: Option<UnfilledWrites>,
     /// Instruction whose task fails.
     crash: Option<InstrId>,
@@ -105,12 +105,12 @@ struct Recording {
     recorder: Option<Recorder>,
     /// Source of the times of the last recorded pass.
     source: Option<&'static str>,
-    /// Bytes in use on the GPU before the first recorded pass: the memory of records is not the
+    /// Bytes in use on the GPU before the first recorded pass. Memory for records is not the
     /// program's.
     bytes_before: Option<u64>,
 }
 
-/// What commands are enqueued on. Fields are dropped in order.
+/// The queues for commands. Fields are dropped in order.
 struct Queues {
     events: Vec<Event>,
     streams: Vec<RawStream>,
@@ -140,7 +140,7 @@ pub struct CudaDevice {
     /// Streams whose work runs on the CPU.
     host_streams: Option<HostStreams>,
     queues: Queues,
-    /// Device memory of the device's own; see [`NAN_AT`] and [`SUMS_AT`].
+    /// The device's own device memory; see [`NAN_AT`] and [`SUMS_AT`].
     scratch: sys::CUdeviceptr,
     arena: Option<Arena>,
     context: Arc<Context>,
@@ -166,10 +166,10 @@ impl CudaDevice {
         Stop::Aborted
     }
 
-    /// Aborts collectives in flight. Returns whether the library has returned from it. NCCL frees a
-    /// communicator only once no graph is left that has captured its collectives, even when it is
-    /// aborted, so graphs are dropped first. The driver keeps their work in flight until it has
-    /// ended.
+    /// Aborts collectives in flight. Returns whether the library has returned from the abort. Even
+    /// when it aborts a communicator, NCCL frees it only after all graphs that captured its
+    /// collectives have been dropped, so graphs are dropped first. The driver keeps their work in
+    /// flight until it has ended.
     fn abort_collectives(&mut self) -> bool {
         self.graphs.fill_with(|| None);
         self.collectives.abort()
@@ -248,7 +248,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Returns libraries, cuDNN kernels and memory of peers that are unused, with the reasons.
+    /// Returns the libraries, cuDNN kernels and peer memory that are not used, with the reasons.
     fn unused(&self) -> Vec<(&'static str, String)> {
         let libraries = Libraries::load(&[]).map_or(&[][..], Libraries::refused);
         let libraries: Vec<String> = libraries
@@ -300,7 +300,7 @@ impl HostMemory {
 }
 
 impl CudaDevice {
-    /// Allocates pinned memory outside of the arena; `None` if the system refuses it.
+    /// Allocates pinned memory outside of the arena; `None` if the system rejects the request.
     pub(crate) fn pinned(&self, bytes: usize) -> Option<HostMemory> {
         self.context.bind().ok()?;
         Pinned::new(&self.context, bytes)
@@ -380,7 +380,7 @@ impl Device for CudaDevice {
     fn shutdown(&mut self) -> bool {
         // Errors cannot be handled here.
         let _ = self.context.bind();
-        // Work in flight may wait for ranks that are gone.
+        // Work in flight may wait for ranks that no longer exist.
         self.abort_collectives() && self.wait_briefly()
     }
 
@@ -480,7 +480,7 @@ impl Drop for CudaDevice {
         let _ = self.context.bind();
         if self.is_busy() {
             self.abort.stop();
-            // A caller that must not drop a busy device has called `shutdown` before.
+            // A caller that must not drop a busy device has already called `shutdown`.
             let _ = self.shutdown();
         }
         self.graphs.clear();

@@ -15,13 +15,13 @@ pub struct Setup {
     pub program: Arc<Program>,
     /// Options of the session.
     pub options: Arc<ExecOptions>,
-    /// Where devices report failures and learn of those of other devices: it ends every wait of a
-    /// device.
+    /// Failures of all devices. Devices report their own failures here and learn about others; a
+    /// failure ends every wait of a device.
     pub abort: Arc<Abort>,
     /// Ranks of this process, and the process group in which devices agree on communicators.
     pub world: World,
-    /// Index of the session in the run: equal on all processes, and part of the keys that devices
-    /// use in the process group.
+    /// Index of the session in the run. It is equal on all processes, and part of the keys that
+    /// devices use in the process group.
     pub session: u32,
 }
 
@@ -30,11 +30,11 @@ pub trait DeviceFactory {
     /// Type of the devices.
     type Device: Device;
 
-    /// Creates one device for each rank of [`World::local`], in order. Called once, by every
-    /// process of the world at the same time, so devices may wait for one another.
+    /// Creates one device for each rank of [`World::local`], in order. Called once by every process
+    /// of the world at the same time, so devices may wait for each other.
     ///
     /// # Errors
-    /// A message: what is missing, and where it was searched.
+    /// Returns a message that describes what is missing, and where it was searched.
     fn devices(&self, setup: &Setup) -> Result<Vec<Self::Device>, String>;
 }
 

@@ -1,4 +1,4 @@
-//! A device that does nothing, to measure the interpreter's own cost.
+//! A device that does nothing, for measuring the interpreter's own cost.
 
 use super::{Command, Device, FailureKind, GraphId, Pass, Region, Stop, TaskTimes};
 use crate::base::operand::RawRange;
@@ -14,11 +14,11 @@ pub struct NullDevice {
     graphs: Vec<usize>,
     /// Commands submitted so far.
     pub commands: u64,
-    /// Addresses from here on have no memory.
+    /// Addresses from this one on have no memory.
     pub memory_end: u64,
     /// Number of passes that replay graphs as individual launches.
     pub replay_as_instructions: Arc<AtomicU32>,
-    /// Reason why it refuses memory, if it does.
+    /// Reason why it rejects memory, if it does.
     pub refuses: Option<String>,
     /// Result of [`Device::shutdown`].
     pub shuts_down: bool,

@@ -21,25 +21,25 @@ use std::time::{Duration, Instant};
 const HEARTBEAT_PERIOD: Duration = Duration::from_millis(200);
 /// Pause between two attempts to find the store.
 const RETRY_PERIOD: Duration = Duration::from_millis(50);
-/// How long a server may take to answer [`Request::Hello`] before it counts as another program's.
+/// Time for a server to answer [`Request::Hello`] before it counts as another program's.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a process that has timed out waits for the store's report of host positions.
+/// Time for which a process that has timed out waits for the store's report of host positions.
 const FAILURE_ECHO_TIMEOUT: Duration = Duration::from_secs(1);
 type Parts = Vec<Vec<u8>>;
 
 struct Shared {
     process: u32,
-    /// When the store last sent anything; it answers every heartbeat.
+    /// Time at which the store last sent anything. It answers every heartbeat.
     heard_at: Mutex<Instant>,
-    /// How long the store may be silent before it counts as lost.
+    /// Time for which the store may be silent before it counts as lost.
     silence: Duration,
     /// By request: answers that no thread has taken yet.
     answers: Mutex<BTreeMap<u64, Result<Parts, PeerError>>>,
     changed: Condvar,
     failure_seen: AtomicBool,
-    /// The process that failed and the cause; no process if the store is lost.
+    /// The process that failed and the cause. There is no process if the store is lost.
     failure: Mutex<Option<(Option<u32>, String)>>,
-    /// Host positions at the failure: the end of its message.
+    /// Host positions at the time of the failure, as the end of its message.
     divergence: Mutex<String>,
     abort: Mutex<Weak<Abort>>,
     progress: Mutex<Weak<LocalProgress>>,
@@ -138,19 +138,19 @@ impl Client {
         })
     }
 
-    /// Watches a session: failures of other processes end its waits, and heartbeats carry its
+    /// Watches a session. Failures of other processes end its waits, and heartbeats carry its
     /// progress.
     pub(super) fn watch(&self, abort: &Arc<Abort>, progress: Weak<LocalProgress>) {
         *lock(&self.shared.progress) = progress;
         *lock(&self.shared.abort) = Arc::downgrade(abort);
-        // The failure may have arrived before.
+        // The failure may have arrived before this call.
         let before = lock(&self.shared.failure).clone();
         if let Some((process, cause)) = before {
             self.shared.end_waits(process, &cause);
         }
     }
 
-    /// Sets what ends this process if it is still alive a while after a failure.
+    /// Sets the hook that ends this process if it is still alive some time after a failure.
     pub(super) fn set_exit_hook(&self, f: ExitHook) {
         *lock(&self.shared.exit_hook) = Some(f);
     }
@@ -167,7 +167,7 @@ impl Client {
         self.send(&Request::Put { key, uses, data })
     }
 
-    /// Waits for the data of `key`; `slow` allows for a producer that takes several times the
+    /// Waits for the data of `key`. `slow` allows for a producer that takes several times the
     /// timeout.
     pub(super) fn get(&self, key: &str, slow: bool) -> Result<Vec<u8>, PeerError> {
         let key = key.to_owned();
@@ -175,7 +175,7 @@ impl Client {
         Ok(parts.into_iter().next().unwrap_or_default())
     }
 
-    /// Gathers `data` of all processes under `key`.
+    /// Gathers the `data` of all processes under `key`.
     pub(super) fn gather(
         &self,
         key: String,
@@ -196,7 +196,7 @@ impl Client {
     }
 
     /// Reports that a wait of this process has timed out. Returns the host positions that the store
-    /// attaches to the first failure of the run, whether that is this one or another.
+    /// attaches to the first failure of the run, whether that is this failure or another.
     pub(super) fn fail_timed_out(&self, cause: &str) -> String {
         self.report_failure(cause, true);
         let (end, shared) = (Instant::now() + FAILURE_ECHO_TIMEOUT, &self.shared);
@@ -218,7 +218,7 @@ impl Client {
     fn report_failure(&self, cause: &str, timed_out: bool) {
         if self.failure().is_none() {
             let cause = cause.to_owned();
-            // If the connection is lost, every process knows already.
+            // If the connection is lost, every process already knows.
             let _ = self.send(&Request::Fail { cause, timed_out });
         }
     }
@@ -247,7 +247,7 @@ impl Client {
             if let Some(cause) = self.failure() {
                 return Err(PeerError::Failed(cause));
             }
-            // A failure of another thread of this process is only visible here.
+            // A failure in another thread of this process is only visible here.
             if let Some(abort) = lock(&self.shared.abort).upgrade()
                 && let Some(first) = abort.failures().first()
             {
@@ -268,7 +268,7 @@ impl Client {
             return;
         }
         let out = &mut *lock(&self.out);
-        // A store that is gone needs no message.
+        // A store that no longer exists needs no message.
         let _ = protocol::write(out, &Request::Disconnect.encode());
         let _ = out.shutdown(Shutdown::Write);
     }
@@ -362,7 +362,7 @@ impl Shared {
     }
 
     /// Ends the waits of this process's ranks after a failure of another process or of the store.
-    /// Failures that this process has reported itself have ended them already.
+    /// Failures that this process itself has reported have already ended them.
     fn end_waits(&self, process: Option<u32>, cause: &str) {
         if process == Some(self.process) {
             return;
@@ -388,8 +388,8 @@ fn lost_message(why: &str) -> String {
     )
 }
 
-/// Reads from the store and notes when bytes arrive: a store that sends a long answer is not
-/// silent.
+/// Reads from the store and records when bytes arrive, because a store that sends a long answer is
+/// not silent.
 struct Monitored<'a> {
     from: TcpStream,
     shared: &'a Shared,
@@ -405,13 +405,14 @@ impl Read for Monitored<'_> {
 
 /// Why [`Request::Hello`] failed.
 enum HelloError {
-    /// No store of this run is listening there (yet).
+    /// No store of this run is listening at this address (yet).
     NoStore(String),
     /// The store rejects this process.
     Rejected(String),
 }
 
-/// Connects to the store at a port. Returns the connection and how long the store may be silent.
+/// Connects to the store at a port. Returns the connection, and the time for which the store may be
+/// silent.
 fn say_hello(
     rendezvous: &Rendezvous,
     port: u16,
@@ -475,7 +476,8 @@ fn location() -> String {
     format!("{host}, process {}", std::process::id())
 }
 
-/// Returns a number that identifies this process: the keys of the system's hasher are random.
+/// Returns a number that identifies this process. It comes from the keys of the system's hasher,
+/// which are random.
 fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -525,7 +527,7 @@ mod tests {
         })
     }
 
-    /// Including rank 0, if the launcher runs the store.
+    /// This includes rank 0, if the launcher runs the store.
     #[test]
     fn a_lost_store_ends_the_waits_of_every_process() {
         for process in [0, 1] {

@@ -34,7 +34,7 @@ impl Writer {
     }
 }
 
-/// Reads fields; each method returns `None` if the data end too early.
+/// Reads fields. Each method returns `None` if the data end too early.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a>(pub(crate) &'a [u8]);
 

@@ -1,6 +1,6 @@
-//! Comparison of the configuration of all ranks: finds the first value that differs.
+//! Compares the configurations of all ranks, and finds the first value that differs.
 
-/// Separates a value from its reason. Reasons are shown, and may differ.
+/// Separates a value from its reason. Reasons are shown, and may differ between ranks.
 const REASON: char = '\t';
 
 /// Formats a value with the reason for it.
@@ -17,8 +17,8 @@ pub(crate) fn encode(values: &[(&str, String)]) -> Vec<u8> {
     lines.collect::<String>().into_bytes()
 }
 
-/// Describes the first value that differs from rank 0's; `None` if all are equal. `all` has the
-/// encoded values of every rank.
+/// Describes the first value that differs from rank 0's; `None` if all are equal. `all` contains
+/// the encoded values of every rank.
 pub(crate) fn first_difference(all: &[Vec<u8>]) -> Option<String> {
     let texts: Vec<_> = all.iter().map(|t| String::from_utf8_lossy(t)).collect();
     let (first, rest) = texts.split_first()?;

@@ -1,8 +1,8 @@
-//! Reads the rank of a process from the environment variables of its launcher.
+//! Reads the rank of a process from the environment variables that its launcher sets.
 //!
-//! Known launchers are shardlab itself, torchrun (and everything else that sets `RANK` and
-//! `WORLD_SIZE`), Slurm's `srun`, Open MPI's `mpirun`, and those of MPICH and Intel MPI. If several
-//! have set variables, the innermost launcher counts if it can be identified; otherwise all must
+//! Known launchers are shardlab itself, torchrun (and all others that set `RANK` and `WORLD_SIZE`),
+//! Slurm's `srun`, Open MPI's `mpirun`, and those of MPICH and Intel MPI. If several launchers have
+//! set variables, the innermost launcher counts if it can be identified; otherwise all of them must
 //! agree.
 
 use super::rendezvous::Rendezvous;
@@ -13,11 +13,11 @@ pub(super) const OWN_RANK: &str = "SHARDLAB_RANK";
 pub(super) const OWN_WORLD: &str = "SHARDLAB_WORLD_SIZE";
 pub(super) const OWN_STORE: &str = "SHARDLAB_MEETING";
 pub(super) const OWN_RUN: &str = "SHARDLAB_RUN";
-/// Environment variable with the port of the store, which overrides the launcher's.
+/// Environment variable with the port of the store, which overrides the launcher's port.
 pub const PORT: &str = "SHARDLAB_PORT";
-/// Default port, as in PyTorch.
+/// Default port, which is the same as in PyTorch.
 const DEFAULT_PORT: u16 = 29500;
-/// Number of ports that are tried after the first, which may be in use, for example by torchrun's
+/// Number of ports to try after the first one, which may be in use, for example by torchrun's
 /// store.
 const MORE_PORTS: u16 = 8;
 
@@ -50,7 +50,7 @@ impl Launcher {
     }
 }
 
-/// Rank of a process and the rendezvous of its run.
+/// Rank of a process, and the rendezvous of its run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     /// Program that started it.
@@ -94,13 +94,13 @@ type Read<T> = Result<T, EnvironmentError>;
 /// Reads the rank of this process; `None` if it was not started as one of several.
 ///
 /// # Errors
-/// [`EnvironmentError`] names variables that are missing, not numbers, out of range or
-/// contradictory.
+/// Returns [`EnvironmentError`], which names variables that are missing, not numbers, out of range
+/// or contradictory.
 pub fn placement() -> Read<Option<Placement>> {
     read(&|name| std::env::var(name).ok().filter(|v| !v.is_empty()))
 }
 
-/// Like [`placement`], from the variables that `var` returns.
+/// Like [`placement`], but reads the variables with `var`.
 ///
 /// # Errors
 /// As [`placement`].
@@ -115,13 +115,13 @@ pub fn read(var: &dyn Fn(&str) -> Option<String>) -> Read<Option<Placement>> {
             found.push((source, rank, world));
         }
     }
-    // torchrun may have been started by another launcher, whose variables describe torchrun and not
-    // this process.
+    // torchrun may itself have been started by another launcher, whose variables describe torchrun
+    // and not this process.
     if env.text("TORCHELASTIC_RUN_ID").is_some() {
         found.retain(|(s, ..)| s.launcher == Launcher::Torchrun);
     }
-    // If mpirun or mpiexec started the ranks, Slurm's variables describe their daemons, one per
-    // node. srun itself may set PMI's variables too, except for the local rank.
+    // If mpirun or mpiexec started the ranks, Slurm's variables describe their daemons, of which
+    // there is one per node. srun itself may also set PMI's variables, except for the local rank.
     let pair_of = |launcher| {
         let source = found.iter().find(|f| f.0.launcher == launcher)?;
         Some((source.1, source.2))
@@ -137,7 +137,7 @@ pub fn read(var: &dyn Fn(&str) -> Option<String>) -> Read<Option<Placement>> {
         return Ok(None);
     };
     for (other, r, w) in &found[1..] {
-        // A launcher of one task (`srun` around a script) does not describe ranks.
+        // A launcher with one task (`srun` around a script) does not describe ranks.
         if *w != 1 && (*r, *w) != (rank, world) {
             return Err(EnvironmentError(format!(
                 "{} says rank {rank} of {world}, but {} says rank {r} of {w}: unset the variables of one of them",
@@ -186,8 +186,8 @@ pub fn read(var: &dyn Fn(&str) -> Option<String>) -> Read<Option<Placement>> {
         local_rank,
         host,
         ports,
-        // torchrun's run id is `none` by default, but runs that share a host use different ports.
-        // Host names do not identify runs: ranks may know rank 0's host by several names.
+        // torchrun's run id is `none` by default, but runs on the same host use different ports.
+        // Host names do not identify runs, because ranks may know rank 0's host by several names.
         run: format!("{run}@{port}"),
     }))
 }
@@ -228,8 +228,8 @@ static SOURCES: &[Source] = &[
     Source {
         launcher: Launcher::Srun,
         rank: "SLURM_PROCID",
-        // A batch script has SLURM_PROCID and SLURM_NTASKS without being one of several tasks; the
-        // step's number of tasks is only set for tasks of `srun`.
+        // A batch script has SLURM_PROCID and SLURM_NTASKS without being one of several tasks. The
+        // step's number of tasks is set only for tasks of `srun`.
         world: "SLURM_STEP_NUM_TASKS",
         local: "SLURM_LOCALID",
         run: &["SLURM_JOB_ID", "SLURM_STEP_ID"],
@@ -258,8 +258,8 @@ impl Env<'_> {
     fn pair(&self, s: &Source) -> Read<Option<(u32, u32)>> {
         match (self.number(s.rank)?, self.number(s.world)?) {
             (Some(rank), Some(world)) => Ok(Some((rank, world))),
-            // SLURM_PROCID without the step's tasks belongs to a batch script; PMI_RANK alone is
-            // set by Slurm's PMI.
+            // SLURM_PROCID without the step's tasks belongs to a batch script; Slurm's PMI sets
+            // only PMI_RANK.
             (Some(_), None) if s.launcher != Launcher::Torchrun => Ok(None),
             (None, Some(_)) if s.launcher != Launcher::Torchrun => Ok(None),
             (None, None) => Ok(None),
@@ -297,7 +297,7 @@ impl Env<'_> {
     fn master(&self, s: &Source, world: u32) -> Read<(String, u16)> {
         let port = match self.number("MASTER_PORT")? {
             Some(p) => port_of("MASTER_PORT", p)?,
-            // Jobs of one cluster rarely share a node and these two digits.
+            // Jobs of one cluster rarely share both a node and these two digits.
             None => DEFAULT_PORT + (self.number("SLURM_JOB_ID")?.unwrap_or(0) % 64) as u16 * 16,
         };
         if let Some(host) = self.text("MASTER_ADDR") {

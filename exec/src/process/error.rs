@@ -1,12 +1,12 @@
 //! Errors of the process group.
 
-/// Why the processes of a run could not communicate.
+/// Reason why the processes of a run could not communicate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PeerError {
-    /// A process did not arrive in time; the message names it.
+    /// A process did not arrive in time. The message names it.
     #[error("{0}")]
     Timeout(String),
-    /// A process failed or died; the message says which and why.
+    /// A process failed or died. The message names it and the cause.
     #[error("{0}")]
     Failed(String),
 }

@@ -1,4 +1,4 @@
-//! Ends a process that stays alive after its session has failed, because a library call cannot be
+//! Ends a process that remains alive after its session has failed, because a library call cannot be
 //! interrupted.
 
 use crate::base::abort::{Abort, Wake, lock};
@@ -7,20 +7,20 @@ use crate::base::failure::FailureKind;
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
-/// How long a process may take to shut down after a failure before its exit is forced.
+/// Time for a process to shut down after a failure before its exit is forced.
 pub(super) const FORCE_EXIT_AFTER: Duration = Duration::from_secs(10);
 
-/// Called with the cause when a session has failed and its process is still alive a while later.
+/// Called with the cause if a session has failed and its process is still alive some time later.
 pub type ExitHook = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// Calls `hook` with `cause` after `delay`, from another thread. `hook` returns `None` if the
-/// process has shut down meanwhile.
+/// process has shut down in the meantime.
 pub(super) fn after(
     delay: Duration,
     cause: String,
     hook: impl FnOnce() -> Option<ExitHook> + Send + 'static,
 ) {
-    // Without a thread nothing is forced to end.
+    // Without a thread, the exit is not forced.
     let _ = std::thread::Builder::new()
         .name("force exit".to_owned())
         .spawn(move || {
@@ -71,7 +71,7 @@ impl ForceExit {
         abort.register(waker);
     }
 
-    /// Returns the session that is watched, if it is alive.
+    /// Returns the watched session, if it is still alive.
     pub(super) fn abort(&self) -> Option<Arc<Abort>> {
         lock(&self.abort).upgrade()
     }
@@ -83,7 +83,7 @@ impl Wake for ForceExit {
             return;
         };
         let mut cause = first_failure(&abort);
-        // The session reports it as well, unless its host thread never leaves a library call.
+        // The session reports it as well, unless its host thread never returns from a library call.
         let failures = abort.failures();
         let timed_out = failures
             .first()
@@ -92,7 +92,7 @@ impl Wake for ForceExit {
             cause.push_str(&describe_divergence(&progress.snapshot()));
         }
         let me = Weak::clone(&self.me);
-        // It is gone once the session and its process group have been dropped.
+        // It no longer exists after the session and its process group have been dropped.
         after(self.after, cause, move || {
             me.upgrade().and_then(|f| lock(&f.hook).clone())
         });
@@ -135,7 +135,7 @@ mod tests {
         let (exit, abort) = (ForceExit::new(after), Arc::new(Abort::new(LONG)));
         let (sender, causes) = channel();
         exit.set_hook(Arc::new(move |cause: &str| {
-            // The test may be over.
+            // The test may have ended.
             let _ = sender.send(cause.to_owned());
         }));
         (exit, abort, causes)

@@ -1,4 +1,4 @@
-//! Starts one process per rank on this host, and makes sure that none is left behind.
+//! Starts one process per rank on this host, and ensures that no process remains.
 
 use super::environment::{OWN_RANK, OWN_RUN, OWN_STORE, OWN_WORLD};
 use super::rendezvous::StoreOptions;
@@ -13,7 +13,8 @@ use std::time::{Duration, Instant};
 
 /// Period of the check of the children.
 const POLL_PERIOD: Duration = Duration::from_millis(20);
-/// How long after a connection has ended the exit status may still arrive, which says more.
+/// Time after the end of a connection during which the exit status, which is more informative, may
+/// still arrive.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Processes to start.
@@ -25,18 +26,18 @@ pub struct Launch {
     pub program: PathBuf,
     /// Arguments, equal for all ranks.
     pub args: Vec<OsString>,
-    /// How long ranks may be missing or make no progress.
+    /// Time for which ranks may be missing or make no progress.
     pub timeout: Duration,
-    /// How long the other ranks may take to shut down after one has failed, before they are killed.
+    /// Time for the other ranks to shut down after one has failed, before they are killed.
     pub shutdown_grace: Duration,
 }
 
-/// Requests of the terminal, polled by the launcher.
+/// Requests from the terminal, which the launcher polls.
 #[derive(Clone, Copy)]
 pub struct ControlSignals<'a> {
     /// Returns whether the run should shut down (Ctrl-C).
     pub interrupted: &'a dyn Fn() -> bool,
-    /// Returns once per request whether the run should be suspended (Ctrl-Z).
+    /// Returns whether the run should be suspended (Ctrl-Z), once per request.
     pub suspended: &'a dyn Fn() -> bool,
 }
 
@@ -49,9 +50,9 @@ impl std::fmt::Debug for ControlSignals<'_> {
 /// How a run of several processes ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LaunchOutcome {
-    /// By rank: exit status, or the signal that ended it as a negative number.
+    /// By rank: exit status, or the negated number of the signal that ended it.
     pub status: Vec<i32>,
-    /// The first failure that the launcher knows: rank and cause.
+    /// The first failure that the launcher knows about: rank and cause.
     pub failure: Option<(u32, String)>,
     /// Ranks that a signal ended before the launcher killed any, and how they ended.
     pub killed: Vec<(u32, String)>,
@@ -64,8 +65,8 @@ impl LaunchOutcome {
         self.status.iter().all(|s| *s == 0)
     }
 
-    /// Returns the ranks in `killed` that the first failure does not mention: another rank may have
-    /// reported a missing peer before the launcher saw how it ended.
+    /// Returns the ranks in `killed` that the first failure does not mention. Another rank may have
+    /// reported a missing peer before the launcher saw how that peer ended.
     pub fn unreported_kills(&self) -> impl Iterator<Item = &(u32, String)> {
         let reported = self.failure.as_ref().map_or("", |(_, cause)| cause);
         self.killed
@@ -73,7 +74,7 @@ impl LaunchOutcome {
             .filter(move |(_, how)| !reported.contains(how.as_str()))
     }
 
-    /// Returns the rank that failed first, if it is known, and its exit status.
+    /// Returns the rank that failed first and its exit status, if known.
     #[must_use]
     pub fn first(&self) -> Option<(u32, i32)> {
         let bad = |r: u32| self.status.get(r as usize).copied().filter(|s| *s != 0);
@@ -85,14 +86,14 @@ impl LaunchOutcome {
     }
 }
 
-/// Children, which are killed when this is dropped.
+/// Children. They are killed on drop.
 struct Children(Vec<(Child, Option<ExitStatus>)>);
 
 impl Drop for Children {
     fn drop(&mut self) {
         for (child, status) in &mut self.0 {
             if status.is_none() {
-                // The child may have ended meanwhile.
+                // The child may have ended in the meantime.
                 let _ = child.kill();
                 let _ = child.wait();
             }
@@ -102,12 +103,12 @@ impl Drop for Children {
 
 /// Starts the ranks and waits until all have ended.
 ///
-/// Each rank has a process group of its own, so signals of a terminal reach only the launcher. It
-/// forwards an interrupt to rank 0 and a suspension to all ranks: if only the launcher were
-/// suspended, the ranks would lose the store, which runs here.
+/// Each rank has its own process group, so signals of a terminal reach only the launcher. The
+/// launcher forwards an interrupt to rank 0 and a suspension to all ranks: if only the launcher
+/// were suspended, the ranks would lose the store, which runs here.
 ///
 /// # Errors
-/// If no port is free or a process cannot be started.
+/// Fails if no port is free or a process cannot be started.
 pub fn launch(what: &Launch, signals: ControlSignals<'_>) -> io::Result<LaunchOutcome> {
     let listener = TcpListener::bind(("127.0.0.1", 0))?;
     let address = listener.local_addr()?;
@@ -140,8 +141,8 @@ pub fn launch(what: &Launch, signals: ControlSignals<'_>) -> io::Result<LaunchOu
                 .name(format!("errors of rank {rank}"))
                 .spawn(move || {
                     for line in BufReader::new(errors).lines().map_while(Result::ok) {
-                        // Written at once: rank 0 writes to the same stream, including lines that
-                        // programs parse.
+                        // Written in one piece, because rank 0 writes to the same stream, including
+                        // lines that programs parse.
                         let line = format!("[rank {rank}] {line}\n");
                         let _ = io::stderr().write_all(line.as_bytes());
                     }
@@ -192,7 +193,7 @@ fn wait(
         if (signals.interrupted)() && !std::mem::replace(&mut interrupted, true) {
             super::signals::interrupt(&children.0[0].0);
         }
-        // The store knows of failures before a process has ended.
+        // The store learns about failures before a process has ended.
         let failed = server.failure().is_some();
         match kill_at {
             None if failed => kill_at = Some(Instant::now() + what.shutdown_grace),

@@ -1,4 +1,4 @@
-//! Store of a process without peers: its rank threads exchange data here.
+//! Store of a process without peers, in which its rank threads exchange data.
 
 use super::error::PeerError;
 use super::force_exit::{ExitHook, ForceExit, first_failure};
@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-/// Shortest time that rank threads wait for one another. One of them may be compiling or autotuning
-/// kernels, and the watchdog's time is meant for steps.
+/// Minimum time for which rank threads wait for each other. One of them may be compiling or
+/// autotuning kernels, and the watchdog's time is meant for steps.
 const MIN_TIMEOUT: Duration = Duration::from_secs(60);
 /// Period of the check whether the session has failed.
 const POLL_PERIOD: Duration = Duration::from_millis(200);
@@ -32,12 +32,12 @@ impl LocalStore {
         }
     }
 
-    /// Sets what ends the process; see [`ForceExit`].
+    /// Sets the hook that ends the process; see [`ForceExit`].
     pub(super) fn set_exit_hook(&self, hook: ExitHook) {
         self.exit.set_hook(hook);
     }
 
-    /// Watches a session: its failure ends waits and starts the timer of the forced exit.
+    /// Watches a session. Its failure ends waits and starts the timer of the forced exit.
     pub(super) fn watch(&self, abort: &Arc<Abort>, progress: Weak<LocalProgress>) {
         self.exit.watch(abort, progress);
     }
@@ -51,7 +51,7 @@ impl LocalStore {
     /// Waits for the data of `key`.
     ///
     /// # Errors
-    /// [`PeerError`], if the session fails or nothing is stored in time.
+    /// Returns [`PeerError`] if the session fails or nothing is stored in time.
     pub(super) fn get(&self, key: &str) -> Result<Vec<u8>, PeerError> {
         let abort = self.exit.abort();
         let timeout = abort

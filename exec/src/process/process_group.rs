@@ -1,4 +1,4 @@
-//! The processes of a run, as one of them sees them.
+//! The processes of a run, from the point of view of one of them.
 
 use super::client::Client;
 use super::config_check;
@@ -17,15 +17,15 @@ use std::sync::{Arc, Mutex};
 
 /// Connects the processes of a run: a key-value store, gathers and failures.
 ///
-/// A process without peers has a group of its own, in which its rank threads exchange data just as
-/// those of several processes do.
+/// A process without peers has its own group, in which its rank threads exchange data just as the
+/// threads of several processes do.
 #[derive(Debug)]
 pub struct ProcessGroup {
     process: u32,
     processes: u32,
     link: Link,
     sessions: AtomicU32,
-    /// Number of uses of each name: all processes use a name equally often.
+    /// Number of uses of each name. All processes use a name the same number of times.
     names: Mutex<BTreeMap<String, u64>>,
 }
 
@@ -46,17 +46,17 @@ impl ProcessGroup {
     /// Joins the store that another process runs.
     ///
     /// # Errors
-    /// [`PeerError`], if the store is not found in time or rejects this process.
+    /// Returns [`PeerError`] if the store is not found in time or rejects this process.
     pub fn connect(rendezvous: &Rendezvous) -> Result<Self, PeerError> {
         let client = Client::connect(rendezvous)?;
         let link = Link::Store(client, None);
         Ok(Self::of(rendezvous.process, rendezvous.processes, link))
     }
 
-    /// Runs the store on the rendezvous's first port that is free, and joins it.
+    /// Runs the store on the first free port of the rendezvous, and joins it.
     ///
     /// # Errors
-    /// [`PeerError`], if no port is free.
+    /// Returns [`PeerError`] if no port is free.
     pub fn host(rendezvous: &Rendezvous, options: StoreOptions) -> Result<Self, PeerError> {
         let mut last = "there is none".to_owned();
         for port in &rendezvous.ports {
@@ -104,13 +104,14 @@ impl ProcessGroup {
         self.processes
     }
 
-    /// Returns the number of a new session: processes open the same sessions in the same order.
+    /// Returns the number of a new session. Processes open the same sessions in the same order.
     pub(crate) fn next_session(&self) -> u32 {
         self.sessions.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Sets what ends this process if it is still alive a while after a failure, in this process or
-    /// another one, because a library call cannot be interrupted. Without it, such a process stays.
+    /// Sets the hook that ends this process if it is still alive some time after a failure in this
+    /// process or another one, because a library call cannot be interrupted. Without a hook, such a
+    /// process stays alive.
     pub fn set_exit_hook(&self, hook: ExitHook) {
         match &self.link {
             Link::Local(store) => store.set_exit_hook(hook),
@@ -118,7 +119,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Stores `data` under `key`. Use a key once per run.
+    /// Stores `data` under `key`. A key must be used only once per run.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -145,8 +146,8 @@ impl ProcessGroup {
         self.fetch(key, false)
     }
 
-    /// Like [`ProcessGroup::get`], with a timeout that is several times longer: the producer
-    /// compiles or autotunes kernels first.
+    /// Like [`ProcessGroup::get`], but with a timeout that is several times longer, because the
+    /// producer compiles or autotunes kernels first.
     #[cfg(feature = "cuda")]
     pub(crate) fn get_slow(&self, key: &str) -> Result<Vec<u8>, PeerError> {
         self.fetch(key, true)
@@ -159,8 +160,9 @@ impl ProcessGroup {
         }
     }
 
-    /// Gathers the data of all processes on all processes, in process order. Every process calls it
-    /// equally often with each name. Waits as long as missing processes make progress.
+    /// Gathers the data of all processes on all processes, in process order. Every process must
+    /// call it the same number of times with each name. Waits while missing processes make
+    /// progress.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -172,8 +174,8 @@ impl ProcessGroup {
         self.gather_as(name, mode, data)
     }
 
-    /// Like [`ProcessGroup::all_gather`], without a timeout: waits as long as all processes live,
-    /// since they read or write files.
+    /// Like [`ProcessGroup::all_gather`], without a timeout. Waits while all processes are alive,
+    /// because they may read or write files.
     ///
     /// # Errors
     /// [`PeerError::Failed`].
@@ -186,7 +188,7 @@ impl ProcessGroup {
     }
 
     /// Gathers the data of all processes on process 0, in process order; `None` on the others.
-    /// Waits as long as all processes live.
+    /// Waits while all processes are alive.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -199,7 +201,7 @@ impl ProcessGroup {
         Ok((self.process == 0).then_some(parts))
     }
 
-    /// Sends the data of process 0 to all processes. Waits as long as all processes live.
+    /// Sends the data of process 0 to all processes. Waits while all processes are alive.
     ///
     /// # Errors
     /// [`PeerError`].
@@ -216,7 +218,8 @@ impl ProcessGroup {
     /// program.
     ///
     /// # Errors
-    /// [`PeerError::Failed`] names the rank and the value that differ; [`PeerError`].
+    /// Returns [`PeerError::Failed`] with the rank and the value that differ, or another
+    /// [`PeerError`].
     pub fn check_config(&self, mine: &[(&str, String)]) -> Result<(), PeerError> {
         let all = self.all_gather("configuration", config_check::encode(mine))?;
         let Some(difference) = config_check::first_difference(&all) else {
@@ -245,7 +248,7 @@ impl ProcessGroup {
         client.gather(format!("{name}#{number}"), mode, data)
     }
 
-    /// Watches a session: failures of other processes end its waits, and its progress and host
+    /// Watches a session. Failures of other processes end its waits, and its progress and host
     /// positions are reported to the store.
     pub(crate) fn watch(&self, abort: &Arc<Abort>, progress: &Arc<LocalProgress>) {
         match &self.link {
@@ -270,7 +273,7 @@ impl ProcessGroup {
         }
     }
 
-    /// Returns why the run has failed, if it has.
+    /// Returns the reason why the run has failed, if it has.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
         match &self.link {

@@ -5,12 +5,13 @@ use crate::base::divergence::RankProgress;
 use shardlab_plan::ir::InstrId;
 use std::io::{self, Read, Write};
 
-/// First bytes of every connection: another program may be listening on the port.
+/// First bytes of every connection, because another program may be listening on the port.
 pub(super) const MAGIC: &[u8; 8] = b"shardl06";
-/// Longest frame, in bytes. The largest are parameters that are gathered for an export.
+/// Maximum length of a frame, in bytes. The longest frames are parameters that are gathered for an
+/// export.
 const MAX_FRAME: u64 = 1 << 40;
 
-/// Message of a process to the store.
+/// Message from a process to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Request {
     /// First message: which process of how many, of which run, and where it runs.
@@ -28,11 +29,12 @@ pub(super) enum Request {
         uses: u32,
         data: Vec<u8>,
     },
-    /// Answer with a key's data once they are stored.
+    /// Answer with the data of a key once they are stored.
     Get {
         request: u64,
         key: String,
-        /// The producer may take several times the timeout (it compiles or autotunes kernels).
+        /// Whether the producer may take several times the timeout, because it compiles or
+        /// autotunes kernels.
         slow: bool,
     },
     /// Answer with the data of all processes once all have sent theirs.
@@ -53,10 +55,10 @@ pub(super) enum Request {
     /// The process has failed.
     Fail {
         cause: String,
-        /// A wait of the process has timed out, so another process may be the culprit.
+        /// Whether a wait of the process has timed out, so that another process may be the cause.
         timed_out: bool,
     },
-    /// The process closes the connection in good order.
+    /// The process closes the connection cleanly.
     Disconnect,
 }
 
@@ -64,22 +66,22 @@ pub(super) enum Request {
 /// answer, but the store may still read it later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Attempt {
-    /// Random number of the process: another one may claim to be the same rank.
+    /// Random number of the process, because another process may claim to be the same rank.
     pub(super) instance: u64,
     /// Index of the attempt.
     pub(super) number: u32,
 }
 
-/// How a gather waits, and who receives its data.
+/// How a gather waits, and which processes receive its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct GatherMode {
-    /// Wait until a peer dies, not merely until the watchdog sees no progress.
+    /// Wait until a peer dies, not only until the watchdog sees no progress.
     pub(super) untimed: bool,
     /// Send the data to all processes, not only to process 0.
     pub(super) to_all: bool,
 }
 
-/// Message of the store to a process.
+/// Message from the store to a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Response {
     /// The process is part of the run. The store counts as lost after this time without a message.
@@ -94,7 +96,7 @@ pub(super) enum Response {
     Failed {
         process: u32,
         cause: String,
-        /// Host positions of all ranks: the end of the message. May be empty.
+        /// Host positions of all ranks, as the end of the message. May be empty.
         divergence: String,
     },
     /// Answer to a heartbeat.
@@ -310,7 +312,7 @@ pub(super) fn write(out: &mut impl Write, frame: &[u8]) -> io::Result<()> {
     out.flush()
 }
 
-/// Reads a frame. Room grows as bytes arrive: a length is only a claim.
+/// Reads a frame. The buffer grows as bytes arrive, because the length is not trusted.
 pub(super) fn read(from: &mut impl Read) -> io::Result<Vec<u8>> {
     let mut length = [0; 8];
     from.read_exact(&mut length)?;

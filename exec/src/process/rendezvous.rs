@@ -1,4 +1,4 @@
-//! Where the processes of a run meet, and how the store that they meet at behaves.
+//! Where the processes of a run meet, and how the store behaves there.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 pub struct Rendezvous {
     /// Host of the store.
     pub host: String,
-    /// Ports to try, in order: another server may occupy the first ones.
+    /// Ports to try, in order. Another server may occupy the first ones.
     pub ports: Vec<u16>,
     /// Index of this process.
     pub process: u32,
@@ -15,7 +15,7 @@ pub struct Rendezvous {
     pub processes: u32,
     /// Name that distinguishes runs.
     pub run: String,
-    /// How long to look for the store.
+    /// Time limit for finding the store.
     pub timeout: Duration,
 }
 
@@ -24,15 +24,15 @@ pub struct Rendezvous {
 pub struct StoreOptions {
     /// Number of processes of the run.
     pub processes: u32,
-    /// Name that distinguishes runs that use the same port.
+    /// Name that distinguishes runs on the same port.
     pub run: String,
-    /// How long a process may be missing from a gather without making progress.
+    /// Time for which a process may be missing from a gather without making progress.
     pub timeout: Duration,
-    /// How long a process may be silent, or the store towards it. Heartbeats are sent several times
-    /// per second, and the store answers each.
+    /// Time for which a process may be silent towards the store, or the store towards a process.
+    /// Heartbeats are sent several times per second, and the store answers each of them.
     pub silence: Duration,
-    /// How long after its connection has ended a process counts as lost. The launcher may report a
-    /// more precise cause meanwhile.
+    /// Time after which a process counts as lost when its connection has ended. The launcher may
+    /// report a more precise cause in the meantime.
     pub grace: Duration,
 }
 

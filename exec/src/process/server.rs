@@ -1,7 +1,7 @@
-//! The store: keeps data for processes, performs gathers, and detects missing processes.
+//! The store: keeps data for processes, runs gathers, and detects missing processes.
 //!
-//! It lives in the launcher, or in the process of rank 0 if another launcher started the ranks.
-//! Each connection has a thread that reads and one that writes; one more thread checks time limits.
+//! It runs in the launcher, or in the process of rank 0 if another launcher started the ranks. Each
+//! connection has one thread that reads and one that writes. Another thread checks time limits.
 
 use super::protocol::{self, Attempt, MAGIC, Request, Response};
 use super::rendezvous::StoreOptions;
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Period of the check of time limits.
 const TICK: Duration = Duration::from_millis(20);
-/// How long a new connection may take to send [`Request::Hello`].
+/// Time for a new connection to send [`Request::Hello`].
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 struct Shared {
@@ -44,7 +44,7 @@ impl Server {
     /// Serves on a listening socket.
     ///
     /// # Errors
-    /// If a thread cannot be started.
+    /// Fails if a thread cannot be started.
     pub fn start(listener: TcpListener, options: StoreOptions) -> io::Result<Self> {
         let address = listener.local_addr()?;
         let shared = Arc::new(Shared {
@@ -107,7 +107,7 @@ impl Server {
         lock(&self.shared.state).failure()
     }
 
-    /// Waits until every process has disconnected or is lost, for `timeout` at most. Returns
+    /// Waits until every process has disconnected or is lost, for at most `timeout`. Returns
     /// whether all have.
     #[must_use]
     pub fn wait_for_disconnects(&self, timeout: Duration) -> bool {
@@ -128,13 +128,13 @@ impl Drop for Server {
     fn drop(&mut self) {
         self.shared.closed.store(true, Ordering::SeqCst);
         lock(&self.shared.writers).clear();
-        // Wakes the thread that accepts.
+        // Wakes the thread that accepts connections.
         let _ = TcpStream::connect_timeout(&self.address, Duration::from_millis(200));
     }
 }
 
 impl Shared {
-    /// Changes the state, and sends the messages that result.
+    /// Changes the state, and sends the resulting messages.
     fn change(&self, f: impl FnOnce(&mut State) -> Changes) {
         // Frames are sent in the order in which they were produced.
         let mut state = lock(&self.state);
@@ -145,7 +145,8 @@ impl Shared {
         let writers = lock(&self.writers);
         for (process, response) in changes {
             if let Some(Some(writer)) = writers.get(process as usize) {
-                // If the writer is gone, the connection has ended, which its reader notices.
+                // If the writer no longer exists, the connection has ended, which its reader
+                // notices.
                 let _ = writer.send(response.encode());
             }
         }
@@ -174,7 +175,7 @@ impl Shared {
         }
     }
 
-    /// Reads the hello of a connection and admits a process of this run.
+    /// Reads the hello of a connection, and admits a process of this run.
     fn welcome(&self, stream: &mut TcpStream) -> Option<(u32, Attempt)> {
         stream.set_nodelay(true).ok()?;
         stream.set_read_timeout(Some(HELLO_TIMEOUT)).ok()?;
@@ -236,8 +237,8 @@ impl Shared {
         Some((process, attempt))
     }
 
-    /// Admits a process and registers its writer under one lock: another attempt of the same
-    /// process may be handled at the same time.
+    /// Admits a process and registers its writer under the same lock, because another attempt of
+    /// the same process may be handled at the same time.
     fn admit(
         &self,
         process: u32,

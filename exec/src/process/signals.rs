@@ -1,5 +1,5 @@
-//! Signals between a launcher and its ranks: ranks end with their launcher, and are interrupted and
-//! suspended by it.
+//! Signals between a launcher and its ranks: ranks end with their launcher, and the launcher
+//! interrupts and suspends them.
 
 use rustix::process::{
     Pid, Signal, getpid, getppid, kill_process, set_parent_process_death_signal,
@@ -10,15 +10,16 @@ use std::process::Child;
 /// Environment variable with the launcher's process id.
 pub const PARENT: &str = "SHARDLAB_PARENT";
 
-/// Ends this process when the shardlab launcher that started it ends, however that happens. Calls
-/// `cleanup` first if there is time. Does nothing in a process that was started by other means.
+/// Ends this process when the shardlab launcher that started it ends for any reason. Calls
+/// `cleanup` first if there is time. Does nothing in a process that was started in another way.
 ///
-/// The system sends a signal (on Linux), and standard input, which the launcher holds open, ends.
+/// There are two mechanisms: the system sends a signal (on Linux), and the standard input, which
+/// the launcher holds open, ends.
 pub fn end_with_launcher(cleanup: impl FnOnce() + Send + 'static) {
     let Some(parent) = launcher() else {
         return;
     };
-    // If the system does not support it, standard input remains.
+    // If the system does not support it, the standard input remains.
     let _ = set_parent_process_death_signal(Some(Signal::KILL));
     if getppid() != Some(parent) {
         // The launcher ended before the signal was requested.
@@ -41,7 +42,7 @@ fn launcher() -> Option<Pid> {
     Pid::from_raw(parent)
 }
 
-/// Returns whether a shardlab launcher started this process, and forwards signals to it.
+/// Returns whether a shardlab launcher started this process. That launcher forwards signals to it.
 #[must_use]
 pub fn has_launcher() -> bool {
     launcher().is_some()
@@ -52,10 +53,11 @@ pub fn interrupt(child: &Child) {
     send(child, Signal::INT);
 }
 
-/// Suspends this process and its children until this process is resumed; then resumes the children.
+/// Suspends this process and its children until this process is resumed. Then it resumes the
+/// children.
 pub(super) fn suspend_with<'a>(children: impl Iterator<Item = &'a Child> + Clone) {
     children.clone().for_each(|c| send(c, Signal::STOP));
-    // If this is refused, the children are resumed at once.
+    // If the system rejects this, the children are resumed immediately.
     let _ = kill_process(getpid(), Signal::STOP);
     children.for_each(|c| send(c, Signal::CONT));
 }

@@ -18,12 +18,12 @@ struct Process {
     joined: Option<Attempt>,
     /// Whether it has sent a message since it joined.
     active: bool,
-    /// Whether it has disconnected in good order.
+    /// Whether it has disconnected cleanly.
     left: bool,
-    /// When its connection ended without [`Request::Disconnect`].
+    /// Time at which its connection ended without [`Request::Disconnect`].
     lost_at: Option<Instant>,
     heard_at: Instant,
-    /// When its progress last changed.
+    /// Time at which its progress last changed.
     progressed_at: Instant,
     progress: u64,
     running: u32,
@@ -57,7 +57,7 @@ pub(super) struct State {
     grace: Duration,
     started_at: Instant,
     processes: Vec<Process>,
-    /// By key: data, and the number of answers that are left (`None`: any number).
+    /// By key: the data, and the remaining number of answers (`None`: any number).
     values: BTreeMap<String, (Vec<u8>, Option<u32>)>,
     waits: BTreeMap<String, Vec<Wait>>,
     gathers: BTreeMap<String, Gather>,
@@ -69,7 +69,7 @@ pub(super) struct State {
 struct RunFailure {
     process: u32,
     cause: String,
-    /// Host positions at the failure: the end of its message.
+    /// Host positions at the time of the failure, as the end of its message.
     divergence: String,
 }
 
@@ -126,7 +126,8 @@ impl State {
     /// abandoned it.
     ///
     /// # Errors
-    /// A message, if the process is unknown or another process claims to be the same rank.
+    /// Returns a message if the process is unknown, or if another process claims to be the same
+    /// rank.
     pub(super) fn join(
         &mut self,
         process: u32,
@@ -156,7 +157,7 @@ impl State {
         Ok(())
     }
 
-    /// Returns the message for a process that joins a run which has failed.
+    /// Returns the message for a process that joins a run that has failed.
     pub(super) fn known_failure(&self, process: u32) -> Changes {
         let failed = self.failure.iter();
         failed.map(|it| (process, it.response())).collect()
@@ -219,7 +220,7 @@ impl State {
         }
     }
 
-    /// Answers a request with a key's data, if they are stored.
+    /// Answers a request with the data of a key, if they are stored.
     fn fetch(&mut self, key: &str, process: u32, request: u64) -> Option<(u32, Response)> {
         let (data, left) = self.values.get_mut(key)?;
         let response = answer(request, vec![data.clone()]);
@@ -270,13 +271,13 @@ impl State {
             .collect()
     }
 
-    /// Ends the run because a process has failed; every process is notified.
+    /// Ends the run because a process has failed. Every process is notified.
     pub(super) fn fail(&mut self, process: u32, cause: &str) -> Changes {
         self.end(process, cause, String::new())
     }
 
-    /// Ends the run because a wait has timed out. `process` waited or is the one that was waited
-    /// for; host positions show which rank is behind.
+    /// Ends the run because a wait has timed out. `process` is the process that waited or the one
+    /// that was waited for; host positions show which rank is behind.
     fn fail_timed_out(&mut self, process: u32, cause: &str) -> Changes {
         let all = self.processes.iter().flat_map(|p| &p.ranks);
         let divergence = describe_divergence(all);
@@ -301,8 +302,9 @@ impl State {
             .collect()
     }
 
-    /// Notes the end of an attempt's connection. Returns whether it was the process's last one. The
-    /// consequences are left to [`State::tick`], since the store may have been suspended meanwhile.
+    /// Records the end of an attempt's connection. Returns whether it was the process's last
+    /// connection. The consequences are left to [`State::tick`], because the store may have been
+    /// suspended in the meantime.
     pub(super) fn connection_lost(&mut self, process: u32, attempt: Attempt, now: Instant) -> bool {
         let Some(p) = self.processes.get_mut(process as usize) else {
             return false;
@@ -313,15 +315,15 @@ impl State {
         if p.active {
             p.lost_at = Some(now);
         } else {
-            // A process that was admitted sends a heartbeat at once. This attempt was abandoned
+            // A process that was admitted sends a heartbeat immediately. This attempt was abandoned
             // before that, and another one follows.
             p.joined = None;
         }
         true
     }
 
-    /// Adjusts all time limits after the store itself was suspended until `now`: processes were not
-    /// silent in that time, and nothing has waited.
+    /// Adjusts all time limits after the store itself was suspended until `now`. During that time,
+    /// processes were not silent, and nothing has waited.
     pub(super) fn resume(&mut self, suspended: Duration, now: Instant) {
         // Messages that arrived after the suspension keep their time.
         let later = |t: Instant| (t + suspended).min(now);
@@ -367,7 +369,7 @@ impl State {
         }
     }
 
-    /// Returns the failure if processes have not joined in time.
+    /// Returns the failure if not all processes have joined in time.
     fn missing_at_the_start(&self, now: Instant) -> Option<(u32, String)> {
         let waited = now.saturating_duration_since(self.started_at);
         let missing = self.who(|_, p| p.joined.is_none());
@@ -387,7 +389,7 @@ impl State {
     fn late_gather(&self, now: Instant) -> Option<(u32, String)> {
         self.gathers.iter().find_map(|(key, g)| {
             let missing = self.who(|i, _| g.arrived[i].is_none());
-            // Time without progress of each, and its limit.
+            // Time without progress of each process, and its limit.
             let idle = missing.iter().map(|i| {
                 let p = &self.processes[*i as usize];
                 let limit = match p.running {
@@ -411,7 +413,7 @@ impl State {
         })
     }
 
-    /// Answers waits for keys that have timed out; the waiting process decides what follows.
+    /// Answers waits for keys that have timed out. The waiting process decides how to continue.
     fn late_waits(&mut self, now: Instant) -> Changes {
         let timeout = self.timeout;
         let mut changes = Vec::new();

@@ -24,10 +24,10 @@ impl World {
         }
     }
 
-    /// Divides a program's ranks evenly among the processes of a group, in order.
+    /// Divides the ranks of a program evenly among the processes of a group, in order.
     ///
     /// # Errors
-    /// A message, if the number of ranks is not a multiple of the number of processes.
+    /// Returns a message if the number of ranks is not a multiple of the number of processes.
     pub fn shared(program: &Program, group: Arc<ProcessGroup>) -> Result<Self, String> {
         let (size, processes) = (program.meta.mesh.world(), group.processes());
         if processes == 0 || !size.is_multiple_of(processes) {

@@ -59,8 +59,8 @@ pub(super) fn find(
     let waits = waits(trace, classes);
     let windows = windows(steps);
     let starts = starts(steps, &windows, &calls);
-    // The sizes in the longest forward identify the units. Shorter ones (some parameters were kept)
-    // are matched by size.
+    // The sizes in the longest forward identify the units. Shorter forwards, in which some
+    // parameters were not gathered again, are matched by size.
     let longest = windows
         .iter()
         .zip(&starts)
@@ -143,7 +143,7 @@ fn gathers(calls: &[Call], from: i64, to: i64) -> impl Iterator<Item = &Call> {
         .filter(move |c| c.work == Work::AllGather && (from..to).contains(&c.at) && c.size > 0)
 }
 
-/// Returns those of ascending times that are between two times.
+/// Returns the times between `from` and `to` from an ascending list.
 fn within(times: &[i64], from: i64, to: i64) -> &[i64] {
     let first = times.partition_point(|&t| t < from);
     let end = times.partition_point(|&t| t < to);
@@ -174,7 +174,8 @@ fn starts(steps: &Steps, windows: &[Window], calls: &[Call]) -> Vec<i64> {
         .collect()
 }
 
-/// Returns when the optimizer starts after the end of a micro-batch; this end, if it does not.
+/// Returns when the optimizer starts after the end of a micro-batch, or this end if there is no
+/// optimizer.
 fn updated(steps: &Steps, end: i64) -> i64 {
     steps
         .all
@@ -201,7 +202,7 @@ impl Order {
         for (k, (call, unit)) in forward.iter().zip(&used).enumerate() {
             let Some(unit) = unit else { continue };
             self.calls.insert(call.index, ids[*unit]);
-            // Without a wait for each all-gather, a unit is in use from its all-gather on.
+            // Without a wait for each all-gather, a unit counts as in use from its all-gather.
             let at = if waited.len() >= forward.len() {
                 waited[k]
             } else {
@@ -248,7 +249,7 @@ fn gather_windows(calls: &[Call], waits: &[i64], from: i64, to: i64) -> Vec<(i64
     starts.iter().copied().zip(ends).collect()
 }
 
-/// Assigns all-gathers to units: to the next known unit of the same size.
+/// Assigns each all-gather to the next known unit of the same size.
 fn match_sizes(sizes: &[u64], calls: &[&Call]) -> Vec<Option<usize>> {
     let mut from = 0;
     calls
@@ -261,8 +262,8 @@ fn match_sizes(sizes: &[u64], calls: &[&Call]) -> Vec<Option<usize>> {
         .collect()
 }
 
-/// Names the units: consecutive equal sizes are blocks, a unit with an embedding is the embedding,
-/// and the last other one is the root.
+/// Names the units: consecutive units of equal size are blocks, a unit that contains an embedding
+/// is the embedding, and the last of the others is the root.
 fn names(trace: &Trace, sizes: &[u64], windows: &[(i64, i64)]) -> Vec<String> {
     let mut counts: BTreeMap<u64, usize> = BTreeMap::new();
     for size in sizes {

@@ -66,14 +66,13 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
         let id = ids[event.name.index()];
         let thread = &mut now[event.thread as usize];
         let parent = c.tree.parent(i);
-        // Nested events do not inherit what this one has inherited itself, unless the trace says
-        // so.
+        // Nested events do not inherit what this event itself inherited, unless the trace says so.
         let steady =
             |p: &usize| known[*p] || !matches!(c.sections[*p], Section::Open | Section::Forward);
         let inherited = parent.filter(steady).and_then(|p| unit[p]);
         let own = own_unit(c, i, id, thread, &mut nested);
-        // Autograd's links count more than the surrounding range: a prefetch runs within another
-        // unit's backward.
+        // Autograd's links take precedence over the surrounding range: a prefetch runs within
+        // another unit's backward.
         let linked = || flows.forward_of(i, event).and_then(|f| unit[f]);
         let found = own.or_else(|| if id.is_none() { linked() } else { None });
         known[i] = found.is_some() || parent.is_some_and(|p| known[p]);
@@ -103,7 +102,7 @@ pub(super) fn find(c: &Context<'_>, units: &mut Units) -> Places {
             }
         }
     }
-    // Accelerate wraps the embedding, the last norm and the head together, and leaves nothing to
+    // Accelerate wraps the embedding, the last norm and the head together, and leaves nothing for
     // the root.
     let alias = nested.root(&ids, c);
     if let Some(alias) = alias {
@@ -153,7 +152,7 @@ fn own_unit(
     }
 }
 
-/// Returns the places of all host events, whose units are known or inherited.
+/// Returns the places of all host events, whether their units are known or inherited.
 fn host_places(c: &Context<'_>, unit: &[Option<u32>], known: &[bool]) -> Vec<Option<Place>> {
     let place = |(i, event): (usize, &HostEvent)| {
         let step = c.steps.at(event.start)?;
@@ -192,10 +191,10 @@ fn ids(c: &Context<'_>, by_time: &[u32], units: &mut Units) -> Vec<Option<u32>> 
         .collect()
 }
 
-/// Which units run within which.
+/// Units that run within other units.
 #[derive(Default)]
 struct Nested {
-    /// For each unit, the units within which it always runs.
+    /// For each unit, the units that always enclose it.
     around: HashMap<u32, Vec<u32>>,
 }
 
@@ -205,7 +204,7 @@ impl Nested {
         of.retain(|u| around.contains(u));
     }
 
-    /// Returns the unit within which all others run, if nothing is gathered for the root itself.
+    /// Returns the unit that encloses all others, if nothing is gathered for the root itself.
     fn root(&self, ids: &[Option<u32>], c: &Context<'_>) -> Option<u32> {
         let own = c.classes.iter().zip(ids).any(|(class, id)| {
             *id == Some(Units::ROOT) && matches!(class, Class::OfUnit(_) | Class::PreForward(_))
@@ -294,7 +293,7 @@ impl Flows {
         let inside = host.get(i + 1..)?.iter().enumerate();
         let inside =
             inside.take_while(|(_, e)| e.thread == host[i].thread && e.start < host[i].end);
-        // Nodes are short: operators deep inside are not their own.
+        // Nodes are short, so operators deep inside belong to other nodes.
         inside
             .take(4)
             .find_map(|(k, e)| self.forward_of(i + 1 + k, e))

@@ -8,7 +8,7 @@ use super::tree::Tree;
 use crate::kineto::Trace;
 use shardlab_plan::program::Phase;
 
-/// What shows the position of the host in a step.
+/// Events that show how far the host is in a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Evidence {
     Forward,
@@ -95,7 +95,7 @@ impl Step {
 pub struct Steps {
     /// Steps in order. The first and the last may be partial.
     pub all: Vec<Step>,
-    /// How the boundaries were found, for the user.
+    /// How the boundaries were found, as a phrase for the user.
     pub found_by: &'static str,
 }
 
@@ -323,8 +323,9 @@ fn walk(signs: &[Sign], each_is_a_step: bool) -> Vec<Step> {
     steps
 }
 
-/// Sets the start of each step to the end of the previous one: after its optimizer, the clearing of
-/// gradients, and the copies of updated weights. What follows are the inputs of the next step.
+/// Sets the start of each step to the end of the previous one: after its optimizer, the zeroing of
+/// gradients and the copies of updated weights. Everything after that belongs to the inputs of the
+/// next step.
 fn set_starts(trace: &Trace, tree: &Tree, classes: &[Class], steps: &mut [Step], marks: &[i64]) {
     let endings = endings(trace, tree, classes);
     let mut from = i64::MIN;
@@ -341,7 +342,8 @@ fn set_starts(trace: &Trace, tree: &Tree, classes: &[Class], steps: &mut [Step],
         let (Some(ended), Some(next)) = (ended, next) else {
             continue;
         };
-        // A mark between them is the best indication, unless it comes after the first forward.
+        // A mark between the two steps is the best indication, unless it comes after the first
+        // forward.
         if let Some(&mark) = marks.iter().rfind(|&&m| (ended..=next).contains(&m)) {
             from = mark;
             continue;
@@ -361,7 +363,7 @@ struct Ending {
     around: Option<i64>,
 }
 
-/// Returns the operators that clear gradients or copy updated weights.
+/// Returns the operators that zero gradients or copy updated weights.
 fn endings(trace: &Trace, tree: &Tree, classes: &[Class]) -> Vec<Ending> {
     let all = trace.host.iter().enumerate().filter(|(_, event)| {
         let clears = matches!(trace.name(event.name), "aten::zero_" | "aten::fill_");

@@ -1,4 +1,4 @@
-//! Nesting of host events, and look-up of the event at a time.
+//! Nesting of host events, and lookup of the event at a given time.
 
 use crate::kineto::Trace;
 use std::ops::Range;
@@ -22,8 +22,8 @@ impl Tree {
                 threads[event.thread as usize] = i..i;
             }
             threads[event.thread as usize].end = i + 1;
-            // Times are rounded: an event that starts within another one is nested in it, even if
-            // it seems to end later.
+            // Times are rounded, so an event that starts within another one is nested in it, even
+            // if it seems to end later.
             while let Some(&top) = open.last() {
                 if host[top as usize].end > event.start {
                     break;

@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 
-/// Name of the unit of everything that no other unit contains.
+/// Name of the unit that contains everything outside of the other units.
 pub const ROOT: &str = "root";
 
 /// Parts of module names that wrappers add.
@@ -46,7 +46,7 @@ impl Units {
         let id = self.names.len() as u32;
         self.known.insert(name.to_owned(), id);
         let plain = normalize(name);
-        // Two spellings of one name are one unit.
+        // Two spellings of one name refer to the same unit.
         if let Some(same) = self.names.iter().position(|n| *n == plain) {
             self.known.insert(name.to_owned(), same as u32);
             return same as u32;
@@ -61,7 +61,7 @@ impl Units {
             *id = Self::ROOT;
         }
         self.root_modules = self.names[unit as usize].clone();
-        // The index stays in use, so that others do not change.
+        // The index stays in use, so that other indices do not change.
         self.names[unit as usize].clear();
     }
 

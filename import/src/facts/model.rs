@@ -28,7 +28,7 @@ pub struct Model {
     pub vocab: Option<Found<u64>>,
     /// Whether embedding and head share a parameter.
     pub tied: Option<Found<bool>>,
-    /// Which linear layers have a bias: `true`, `false` or `"qkv"`.
+    /// Which linear layers have biases: `true`, `false` or `"qkv"`.
     pub bias: Option<Found<&'static str>>,
     /// Whether queries and keys are normalized.
     pub qk_norm: Option<Found<bool>>,
@@ -254,7 +254,7 @@ fn of_block(model: &mut Model, parameters: &[Vec<u64>], norms: (bool, bool), blo
             }
         }
     }
-    // A merged gate and up projection has twice the width, and occurs once.
+    // A merged gate and up projection is twice as wide and occurs once.
     let ffn = widths
         .iter()
         .max_by_key(|(w, n)| (**n, std::cmp::Reverse(**w)))

@@ -76,7 +76,7 @@ pub(super) fn find(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut
             because,
         )
     });
-    // Without host operators, or with those of a graph's launch only, it is unknown whether there
+    // Without host operators, or with only those that launch a graph, it is unknown whether there
     // is a norm.
     if trace.host.iter().all(|e| e.is_annotation) || in_graphs(trace, a) * 2 > a.work.len() {
         return;
@@ -125,7 +125,8 @@ fn adam(name: &str, concrete: &str) -> Option<Numbers> {
 
 /// Formats a number as a person would write it: PyTorch prints 17 digits.
 fn shortest(x: f64) -> String {
-    // Fifteen digits remove what printing 17 digits and intermediate computations have added.
+    // Rounding to 15 digits removes the noise of printing 17 digits and of intermediate
+    // computations.
     let rounded: f64 = format!("{x:.14e}").parse().unwrap_or(x);
     if rounded != 0.0 && rounded.abs() < 1e-3 {
         format!("{rounded:e}")

@@ -25,7 +25,7 @@ pub(super) fn recompute(trace: &Trace, a: &Attributed, step: Option<u32>, facts:
             continue;
         }
         let of = blocks.entry(w.place.unit).or_default();
-        // A matmul may take several kernels, so count its operator.
+        // A matmul may launch several kernels, so operators are counted.
         let id = w.operator.unwrap_or(u32::MAX - w.device);
         match (w.place.phase, w.work) {
             (Phase::Forward, Work::Gemm) => drop(of.forward.insert(id)),
@@ -41,7 +41,7 @@ pub(super) fn recompute(trace: &Trace, a: &Attributed, step: Option<u32>, facts:
             _ => {}
         }
     }
-    // The root's matmuls do not matter: head and embedding are not recomputed.
+    // The root's matmuls do not count, because head and embedding are not recomputed.
     let blocks: Vec<&Passes> = blocks
         .iter()
         .filter(|(unit, p)| **unit != Units::ROOT && p.forward.len() > 2)
@@ -61,7 +61,7 @@ pub(super) fn recompute(trace: &Trace, a: &Attributed, step: Option<u32>, facts:
     }
     let full = blocks.iter().filter(|p| {
         let spare = p.backward.len().saturating_sub(2 * p.forward.len()) + p.again.len();
-        // The result of the last matmul is not needed again, so it may be missing.
+        // Recomputation may skip the last matmul, because its result is not needed again.
         spare * 2 > p.forward.len() || p.attention_again && p.attends
     });
     let full = full.count();

@@ -237,7 +237,7 @@ fn main_types(trace: &Trace, a: &Attributed, step: Option<u32>, facts: &mut Fact
     }
     let main = time.into_iter().max_by_key(|(_, t)| *t).map(|(t, _)| t);
     facts.main_params = main.map(|t| Found::new(t, "type of the optimizer's kernels"));
-    // Gradients that are cast before the optimizer reads them are kept in the narrower type.
+    // Gradients that are cast before the optimizer reads them are stored in the narrower type.
     let cast = a.work.iter().any(|w| {
         let between = matches!(w.place.phase, Phase::Final | Phase::Clip);
         between

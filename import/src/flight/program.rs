@@ -1,5 +1,5 @@
-//! Compares flight records with the collectives of a program: the first one that the program does
-//! not issue.
+//! Compares flight records with the collectives of a program, and finds the first collective that
+//! the program does not issue.
 
 use super::{Entry, FlightRecord};
 use serde::Serialize;
@@ -11,19 +11,20 @@ use shardlab_plan::program::{Op, Phase, Program, SectionKind};
 pub struct ProgramCheck {
     /// Rank.
     pub rank: u32,
-    /// Number of collectives of a step of the program.
+    /// Number of collectives per step of the program.
     pub step: usize,
-    /// Collectives before those that match: initialization, or steps of another kind.
+    /// Number of collectives before the matching ones: those of the initialization, or of steps of
+    /// another kind.
     pub before: usize,
     /// Number of consecutive collectives that match.
     pub matched: usize,
-    /// The first collective after them, if the program issues another one there.
+    /// The first collective after the matching ones, if the program issues a different one there.
     pub unexpected: Option<Unexpected>,
-    /// The collective that the program issues after the last one that matches.
+    /// The collective that the program issues after the last match.
     pub next: String,
 }
 
-/// A collective that is not in the program.
+/// A collective that the program does not issue.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unexpected {
     /// Process group.
@@ -44,7 +45,7 @@ struct Expected {
 
 impl Expected {
     fn matches(&self, entry: &Entry) -> bool {
-        // PyTorch reduces the norms of all parameters, a program their sum.
+        // PyTorch reduces the norms of all parameters, a program only their sum.
         let sized = self.phase != Phase::Clip.name();
         kind(&entry.name) == Some(self.kind) && (!sized || entry.bytes == self.bytes)
     }
@@ -60,7 +61,7 @@ impl Expected {
     }
 }
 
-/// Returns the kind of a recorded collective, by the names of PyTorch's versions.
+/// Returns the kind of a recorded collective, for the names of all supported PyTorch versions.
 fn kind(name: &str) -> Option<CollectiveKind> {
     let name = name.to_ascii_lowercase().replace('_', "");
     let starts = |part: &str| name.starts_with(part);
@@ -133,8 +134,8 @@ fn one(record: &FlightRecord, step: &[Expected]) -> ProgramCheck {
     }
 }
 
-/// Returns the first run of collectives that is at least a step long, or else the longest: its
-/// start, the place of its first one in the step, and its length.
+/// Returns the first run of matching collectives that spans at least one step, or else the
+/// longest run: its start, the position of its first collective in the step, and its length.
 fn longest(entries: &[&Entry], step: &[Expected]) -> (usize, usize, usize) {
     let mut best = (0, 0, 0);
     let mut from = 0;

@@ -58,8 +58,8 @@ fn is_block(name: &str) -> bool {
     crate::facts::is_block(name)
 }
 
-/// Returns the parts that a unit outside of the blocks contains, from the shapes of its parameters.
-/// Its name decides if an embedding and a head have the same shape.
+/// Returns the parts of a unit outside of the blocks, from the shapes of its parameters. The unit's
+/// name decides if an embedding and a head have the same shape.
 fn parts(unit: &UnitFacts, facts: &Facts) -> Vec<Part> {
     let m = &facts.model;
     let vocab = m.vocab.as_ref().map(|v| v.value);
@@ -81,7 +81,7 @@ fn parts(unit: &UnitFacts, facts: &Facts) -> Vec<Part> {
     let before = matches!((order, first_block), (Some(o), Some(b)) if o < b);
     let mut parts = Vec::new();
     if unit.parameters.is_empty() {
-        // Without shapes, names decide.
+        // Without shapes, the names decide.
         if embeds || before {
             parts.push(Part::Embedding);
         }

@@ -203,7 +203,7 @@ impl Builder {
         let (start, end) = span(event)?;
         let a = Self::arguments(event)?;
         let collective = (!a.collective.is_empty()).then(|| self.collective(a));
-        // Process and thread of a device event are its device and stream.
+        // The process and thread of a device event are its device and stream.
         let number =
             |argument: &str, field: &str| small(argument).or_else(|| small(field)).unwrap_or(0);
         self.trace.device.push(DeviceEvent {
@@ -310,7 +310,8 @@ fn small(raw: &str) -> Option<u32> {
     integer(raw).and_then(|n| u32::try_from(n).ok())
 }
 
-/// Removes work that is far from the rest of the trace or takes too long: its times are damaged.
+/// Removes work that is far away from the rest of the trace or takes too long, because its times
+/// are damaged.
 pub(crate) fn keep_plausible(trace: &mut Trace) {
     let mut starts: Vec<i64> = match trace.device.is_empty() {
         true => trace.host.iter().map(|e| e.start).collect(),

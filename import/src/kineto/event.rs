@@ -27,8 +27,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Text<'a> {
     }
 }
 
-/// The fields of an event. Numbers stay text until they are needed, since they may be in quotes.
-/// Arguments are read in the same pass: they are most of a trace's text.
+/// The fields of an event. Numbers are kept as text until they are needed, because they may be
+/// quoted. Arguments make up most of a trace, so they are read in the same pass.
 #[derive(Default)]
 pub(super) struct Event<'a> {
     pub(super) ph: Cow<'a, str>,
@@ -109,7 +109,7 @@ impl<'a> Fields<'a> for Event<'a> {
     }
 }
 
-/// The arguments of an event, unless they are something other than an object.
+/// The arguments of an event; `None` if the value is not an object.
 pub(super) struct Args<'a>(pub(super) Option<Arguments<'a>>);
 
 impl Default for Args<'_> {
@@ -220,7 +220,7 @@ impl<'a> Fields<'a> for Arguments<'a> {
     }
 }
 
-/// Parses a whole number, in quotes or not; `None` for anything else.
+/// Parses a whole number, quoted or not; `None` for anything else.
 pub(super) fn integer(raw: &str) -> Option<i64> {
     let digits = raw.trim_matches('"').trim();
     digits.parse().ok().or_else(|| {
@@ -241,7 +241,7 @@ pub(super) fn nanos(raw: &str) -> Option<i64> {
     let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
     let plain = |s: &str| s.bytes().all(|b| b.is_ascii_digit());
     if whole.is_empty() || !plain(whole) || !plain(part) {
-        // Exponents are rare, so they may be slow.
+        // Exponents are rare, so this path may be slow.
         let us: f64 = raw.parse().ok()?;
         return (us.is_finite() && us.abs() < 9e15).then_some((us * 1e3).round() as i64);
     }

@@ -1,4 +1,4 @@
-//! The parts of a trace outside of its events.
+//! The fields of a trace other than its events.
 
 use crate::limits;
 use serde::Deserialize;
@@ -21,7 +21,7 @@ pub struct Group {
     pub ranks: Vec<u32>,
 }
 
-/// The root of a trace without its events.
+/// The root object of a trace without its events.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Head {
     /// Rank; `None` if the job was not distributed or the profiler did not know it.
@@ -42,7 +42,7 @@ pub struct Head {
     pub shapes: bool,
     /// Errors logged by the profiler.
     pub errors: Vec<String>,
-    /// Id that differs between the ranks of a session and between sessions.
+    /// Id that is different for each rank and each session.
     pub trace_id: String,
 }
 
@@ -85,7 +85,7 @@ impl Head {
             }
             "baseTimeNanoseconds" => {
                 let base: i64 = parse(value);
-                // A damaged origin would move all times beyond their range.
+                // A damaged origin would shift all times out of their range.
                 self.base = if (0..limits::TIME).contains(&base) {
                     base
                 } else {

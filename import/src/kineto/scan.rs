@@ -54,7 +54,8 @@ pub(super) struct Scanner<R> {
     reader: R,
     buffer: Vec<u8>,
     at: usize,
-    /// Number of lines and of bytes since the last line break, before the buffer.
+    /// Position before the buffer: the number of lines, and the number of bytes since the last line
+    /// break.
     position: Position,
     /// Number of bytes before the buffer.
     offset: u64,

@@ -106,14 +106,14 @@ pub struct Collective {
     pub group: String,
     /// Description of the process group.
     pub about: String,
-    /// Ranks of the group as text; may be abbreviated.
+    /// Ranks of the group as text; possibly abbreviated.
     pub ranks: String,
 }
 
 /// A call of `record_param_comms`, which describes a collective.
 #[derive(Clone, Copy, Debug)]
 pub struct CollectiveCall {
-    /// Index into [`Trace::host`], valid while events are in the order of the file.
+    /// Start, nanoseconds.
     pub start: i64,
     /// Thread, an index into [`Trace::threads`].
     pub thread: u32,
@@ -180,7 +180,7 @@ pub struct Trace {
     pub backward: Vec<Flow>,
     /// Allocations and frees of device memory.
     pub memory: Vec<MemoryEvent>,
-    /// Known events that carry no work (names, flows to the device, synchronization), by category.
+    /// Known events without work (names, flows to the device, synchronization), by category.
     pub context: BTreeMap<String, u64>,
     /// Events of unknown kinds, by category.
     pub unknown: BTreeMap<String, u64>,

@@ -8,7 +8,7 @@ use shardlab_plan::record::{CollectiveStats, Span};
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::{BTreeMap, HashMap};
 
-/// Returns the bytes of an element type, by its name in PyTorch's profiler.
+/// Returns the size in bytes of an element type, by its name in PyTorch's profiler.
 pub(crate) fn element_bytes(dtype: &str) -> u64 {
     match dtype {
         "Double" | "Long" | "ComplexFloat" => 8,
@@ -18,7 +18,7 @@ pub(crate) fn element_bytes(dtype: &str) -> u64 {
     }
 }
 
-/// Returns the payload of a collective, bytes: the size of the full tensor.
+/// Returns the payload of a collective in bytes: the size of the full tensor.
 #[must_use]
 pub fn bytes_of(collective: &Collective) -> u64 {
     let elements = collective.elements_in.max(collective.elements_out);
@@ -63,13 +63,13 @@ pub fn of_rank(trace: &Trace, a: &Attributed) -> Vec<CollectiveSpan> {
 pub struct Pure {
     /// Earliest end over all ranks minus latest start, nanoseconds.
     pub alone: i64,
-    /// How long this rank waited for the last one, nanoseconds.
+    /// Time that this rank waited for the last one, nanoseconds.
     pub waited: i64,
 }
 
-/// Returns the times of the first rank's collectives without waits, by device event; the number of
-/// collectives without a counterpart on any rank; and, for each rank, how long the others waited
-/// for it.
+/// Returns three results: the times of the first rank's collectives without waits, by device event;
+/// the number of collectives without a counterpart on any rank; and for each rank the time that the
+/// others waited for it.
 #[must_use]
 pub fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, Vec<i64>) {
     let mut late = vec![0; ranks.len()];
@@ -98,7 +98,7 @@ pub fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, V
         let n = seen.entry((c.step, c.key.clone())).or_default();
         let key = (c.step, c.key.clone(), *n);
         *n += 1;
-        // Ranks outside of its group do not take part.
+        // Ranks outside of the collective's group do not take part.
         let spans: Vec<(usize, (i64, i64))> = std::iter::once((0, c.span))
             .chain(
                 others
@@ -125,7 +125,7 @@ pub fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, V
         found.insert(
             c.device,
             Pure {
-                // Clocks of several hosts may differ, but a duration must not be negative.
+                // The clocks of several hosts may differ, but a duration must not be negative.
                 alone: (end - start).clamp(0, c.span.1 - c.span.0),
                 waited: (start - c.span.0).max(0),
             },

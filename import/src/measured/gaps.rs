@@ -1,4 +1,4 @@
-//! Exposed time of an imported step: when and why the compute stream had nothing to run.
+//! Exposed time of an imported step: when the compute stream had nothing to run, and why.
 
 use shardlab_plan::ir::{COMPUTE, InstrId};
 use shardlab_plan::record::{Blocker, Cause, ExposedGap, MIN_GAP, Span, exposed_gaps};

@@ -59,7 +59,7 @@ pub struct Activation {
     pub unit: u32,
     /// Whether forward allocates it.
     pub in_forward: bool,
-    /// Whether the engine takes it: a gradient that it reduces.
+    /// Whether the engine takes it over, as it does with a gradient that it reduces.
     pub is_gradient: bool,
     /// Host time of the allocation, since the trace's start.
     pub from: Picos,
@@ -67,8 +67,8 @@ pub struct Activation {
     pub to: Picos,
 }
 
-/// Returns the activations of the shown step, in order of their frees. What is not freed within the
-/// micro-batch, such as a gradient that is added to, is none.
+/// Returns the activations of the shown step, in the order of their frees. Memory that is not freed
+/// within the micro-batch, such as a gradient that is accumulated, is not an activation.
 pub(super) fn activations(
     trace: &Trace,
     a: &Attributed,
@@ -126,8 +126,8 @@ pub(super) fn activations(
     all
 }
 
-/// Returns the memory of the shown step. Its samples get new instructions after those of device
-/// work.
+/// Returns the memory of the shown step. Its samples get new instructions, numbered after those of
+/// device work.
 pub(super) fn build(
     trace: &Trace,
     a: &Attributed,
@@ -245,7 +245,7 @@ fn empty(trace: &Trace) -> MemoryReport {
 type Shares = (Vec<(Role, Bytes)>, Vec<(String, Bytes)>);
 
 /// Returns the allocated bytes by role and by unit, largest first. Memory from before the trace has
-/// no known role: it holds weights, optimizer states, and whatever else a job keeps.
+/// no known role: it contains weights, optimizer states, and anything else that a job keeps.
 fn shares(live: &HashMap<u64, (u64, u32, Role)>, allocated: u64, units: &[String]) -> Shares {
     let mut roles: BTreeMap<Role, u64> = BTreeMap::new();
     let mut of_units: BTreeMap<&str, u64> = BTreeMap::new();

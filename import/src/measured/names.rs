@@ -99,8 +99,8 @@ fn alias<'a>(operator: &'a str, kernel: &str, work: Work) -> &'a str {
     }
 }
 
-/// Returns the rule that issues a piece of work in programs: for a gather, a prefetch or on demand;
-/// for copies, the hook of FSDP2 that makes them.
+/// Returns the rule that issues a piece of work in programs. For a gather it is a prefetch or on
+/// demand; for copies it is the FSDP2 hook that makes them.
 pub(super) fn rule(trace: &Trace, a: &Attributed, work: &Placed) -> &'static str {
     let around = || {
         let operators = work
@@ -154,7 +154,7 @@ pub(super) fn flops(trace: &Trace, work: &Placed) -> u64 {
         (Some(a), Some(b)) if a.len() >= 2 && b.len() == a.len() => {
             let elements: u64 = a.iter().product();
             let n = b.last().copied().unwrap_or(0);
-            // More than a device computes in a second is not one matmul.
+            // A result that implies more than a device computes in a second is not one matmul.
             let flops = elements.checked_mul(2 * n);
             flops.filter(|f| *f < 1 << 52).unwrap_or(0)
         }
@@ -162,8 +162,8 @@ pub(super) fn flops(trace: &Trace, work: &Placed) -> u64 {
     }
 }
 
-/// Parses the shapes in `Input Dims`. Those of lists of tensors are inserted in order, and scalars
-/// have an empty shape.
+/// Parses the shapes in `Input Dims`. The shapes of a list of tensors are inserted in order, and
+/// scalars have an empty shape.
 pub(crate) fn shapes(dims: &str) -> Vec<Vec<u64>> {
     let Ok(values) = serde_json::from_str::<Vec<serde_json::Value>>(dims) else {
         return Vec::new();

@@ -10,7 +10,7 @@ use shardlab_plan::record::{Blocker, Span};
 use shardlab_plan::units::Picos;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Start-up latency of ready work, nanoseconds; shorter waits have no cause.
+/// Start-up latency of ready work, nanoseconds. Shorter waits have no cause.
 const LATENCY: i64 = 6_000;
 /// Minimum delay of another rank that counts as a wait for it, nanoseconds.
 const RANK_WAIT: i64 = 20_000;
@@ -44,7 +44,7 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
     let mut instrs = Vec::with_capacity(work.len());
     // The last span of each stream, by issue order.
     let mut last: BTreeMap<u8, u32> = BTreeMap::new();
-    // Ends of spans with their indices, to find what a start followed.
+    // Ends of spans with their indices, to find the span that a start followed.
     let mut ends: Vec<(i64, u32)> = work
         .iter()
         .enumerate()
@@ -102,7 +102,8 @@ pub(super) fn build(p: &Parts<'_>, shown: Option<StepTime>, table: &mut Table) -
 }
 
 /// Returns the device events that are named after their operator. Matmuls and attention may launch
-/// helpers, which clear or convert their results; the operator is its longest kernel.
+/// helper kernels that clear or convert their results; the operator's name goes to its longest
+/// kernel.
 fn main_kernels(trace: &Trace, work: &[&Placed]) -> BTreeSet<u32> {
     let time = |device: u32| {
         let event = &trace.device[device as usize];
@@ -150,8 +151,8 @@ fn blocker(
             Blocker::Stream(b),
         )
     });
-    // Traces contain no CUDA events. Work that was already issued on a free stream must have waited
-    // for the work on another stream that ended last before it.
+    // Traces contain no CUDA events. Work that was issued before its stream was free to run it must
+    // have waited for work on another stream: the one that ended last before it started.
     let free = stream.map_or(i64::MIN, |s| s.0);
     if event.start > issued.max(free) + LATENCY {
         let upto = ends.partition_point(|e| e.0 <= event.start);

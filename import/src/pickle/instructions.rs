@@ -1,5 +1,5 @@
-//! Instructions of pickles, by family. Each family's function performs an instruction, and returns
-//! whether it is one of the family.
+//! Instructions of pickles, by family. The function of each family runs an instruction if it
+//! belongs to the family, and returns whether it does.
 
 use super::machine::{Done, Machine, Node, Slot, long};
 use super::{PERSISTENT, Value};
@@ -28,7 +28,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Performs instructions that begin a pickle, or move values on the stack.
+    /// Runs instructions that start a pickle, or that move values on the stack.
     fn frame_or_stack(&mut self, op: u8) -> Done<bool> {
         match op {
             0x80 => {
@@ -54,7 +54,7 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// Performs instructions that push a number, a boolean or `None`.
+    /// Runs instructions that push a number, a boolean or `None`.
     fn number_or_constant(&mut self, op: u8) -> Done<bool> {
         let value = match op {
             b'N' => Value::None,
@@ -90,7 +90,7 @@ impl Machine<'_> {
             .or_else(|_| self.fail(format!("`{line}` is not a number")))
     }
 
-    /// Performs instructions that push text or bytes.
+    /// Runs instructions that push text or bytes.
     fn text_or_bytes(&mut self, op: u8) -> Done<bool> {
         let value = match op {
             0x8c | b'U' => self.text(1)?,
@@ -107,7 +107,7 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// Performs instructions that make or extend a list, tuple, set or dictionary.
+    /// Runs instructions that make or extend a list, tuple, set or dictionary.
     fn container(&mut self, op: u8) -> Done<bool> {
         match op {
             b']' | b')' | 0x8f => self.push(Node::List(Vec::new())),
@@ -151,7 +151,7 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// Performs instructions that store a value in the memo, or push one of it.
+    /// Runs instructions that store a value in the memo, or push one from it.
     fn memoize_or_recall(&mut self, op: u8) -> Done<bool> {
         let at = match op {
             b'q' | b'h' => self.number(1)? as usize,
@@ -170,8 +170,8 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// Performs instructions that describe an object of a known class; `start` is the position of
-    /// the instruction.
+    /// Runs instructions that describe an object of a known class; `start` is the position of the
+    /// instruction.
     fn object(&mut self, op: u8, start: usize) -> Done<bool> {
         match op {
             b'c' => {
@@ -200,7 +200,7 @@ impl Machine<'_> {
         Ok(true)
     }
 
-    /// Returns the error for an instruction that is not performed.
+    /// Returns the error for an instruction that is not supported.
     fn refuse<T>(&self, op: u8) -> Done<T> {
         match op {
             0x93

@@ -1,4 +1,4 @@
-//! Stack, memo and values of a pickle that is being read.
+//! Stack, memo and values of a pickle while it is read.
 
 use super::{Object, PickleError, Value};
 use std::rc::Rc;
@@ -25,7 +25,7 @@ pub(super) enum Node {
 /// Maximum nesting of values.
 const DEEPEST: usize = 200;
 
-/// State of a pickle that is being read.
+/// State of a pickle while it is read.
 pub(super) struct Machine<'a> {
     bytes: &'a [u8],
     /// Classes and functions that objects may have.
@@ -40,7 +40,7 @@ pub(super) struct Machine<'a> {
 pub(super) type Done<T> = Result<T, PickleError>;
 
 impl<'a> Machine<'a> {
-    /// Starts to read a pickle whose objects have one of the known classes.
+    /// Starts reading a pickle whose objects have one of the known classes.
     pub(super) fn new(bytes: &'a [u8], known: &'a [&'a str]) -> Self {
         Self {
             bytes,
@@ -91,7 +91,7 @@ impl<'a> Machine<'a> {
         Ok(bytes.iter().rev().fold(0, |x, b| (x << 8) | u64::from(*b)))
     }
 
-    /// Reads bytes, after their number in `width` bytes.
+    /// Reads bytes, preceded by their number in `width` bytes.
     pub(super) fn sized(&mut self, width: usize) -> Done<&'a [u8]> {
         let n = self.number(width)?;
         match usize::try_from(n) {
@@ -100,7 +100,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Reads text, after its length in `width` bytes.
+    /// Reads text, preceded by its length in `width` bytes.
     pub(super) fn text(&mut self, width: usize) -> Done<Value> {
         let bytes = self.sized(width)?;
         Ok(Value::Text(String::from_utf8_lossy(bytes).as_ref().into()))
@@ -117,7 +117,7 @@ impl<'a> Machine<'a> {
         self.push(Node::Plain(value));
     }
 
-    /// Removes and returns the value at the top of the stack.
+    /// Pops the value at the top of the stack and returns it.
     pub(super) fn pop(&mut self) -> Done<usize> {
         match self.stack.pop() {
             Some(Slot::Value(v)) => Ok(v),
@@ -133,7 +133,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Removes and returns the values above the last mark.
+    /// Pops the values above the last mark and returns them.
     pub(super) fn above_mark(&mut self) -> Done<Vec<usize>> {
         let mut found = Vec::new();
         loop {
@@ -150,7 +150,7 @@ impl<'a> Machine<'a> {
     /// Stores the value at the top of the stack in the memo.
     pub(super) fn remember(&mut self, at: usize) -> Done<()> {
         let top = self.top()?;
-        // Numbers are assigned in order; one far beyond them indicates damage.
+        // Memo entries are numbered in order, so a number far beyond them indicates damage.
         if at > self.memo.len() + self.bytes.len() {
             return self.fail("a memo number is too large");
         }
@@ -161,7 +161,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    /// Pushes a value of the memo.
+    /// Pushes a value from the memo.
     pub(super) fn recall(&mut self, at: usize) -> Done<()> {
         match self.memo.get(at).copied().flatten() {
             Some(v) => {
@@ -200,7 +200,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Returns the finished value of a node. Each node is built once, and shared.
+    /// Returns the finished value of a node. Each node is built once, and the result is shared.
     pub(super) fn build(&self, root: usize) -> Done<Value> {
         let mut built: Vec<Option<Value>> = vec![None; self.nodes.len()];
         self.finish(root, &mut built, 0)
@@ -210,7 +210,7 @@ impl<'a> Machine<'a> {
         if let Some(value) = &built[node] {
             return Ok(value.clone());
         }
-        // A value that contains itself would never end.
+        // Building a value that contains itself would never end.
         if depth > DEEPEST {
             return self.fail(format!("values are nested more than {DEEPEST} deep"));
         }
@@ -247,7 +247,7 @@ impl<'a> Machine<'a> {
     }
 }
 
-/// Reads a little-endian two's complement number; of longer ones, the low bits.
+/// Reads a little-endian two's complement number. Longer numbers keep only their low bits.
 pub(super) fn long(bytes: &[u8]) -> i64 {
     let negative = bytes.last().is_some_and(|b| b & 0x80 != 0);
     let start: u64 = if negative { u64::MAX } else { 0 };

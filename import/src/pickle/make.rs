@@ -1,4 +1,4 @@
-//! Makes values, to be written.
+//! Makes values for writing.
 
 use super::{Object, Value};
 use std::rc::Rc;
@@ -48,7 +48,7 @@ impl Value {
         object(name, Some(args), None)
     }
 
-    /// Returns an instance of a class, which is made without its initializer.
+    /// Returns an instance of a class that is made without a call of its initializer.
     #[must_use]
     pub fn instance(class: &str, state: Self) -> Self {
         object(class, Some(Vec::new()), Some(state))

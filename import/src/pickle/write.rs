@@ -4,7 +4,7 @@ use super::{Object, PERSISTENT, Value};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Writes a value as a pickle. Equal texts are written once.
+/// Writes a value as a pickle. Equal texts are written only once.
 #[must_use]
 pub fn write(value: &Value) -> Vec<u8> {
     let mut writer = Writer {
@@ -34,7 +34,7 @@ impl Writer {
                 self.out.extend(x.to_be_bytes());
             }
             Value::Text(text) => self.text(text),
-            // Protocol 2 has no bytes; a list of numbers stands for them.
+            // Protocol 2 has no bytes, so they are written as a list of numbers.
             Value::Bytes(bytes) => {
                 let items = bytes.iter().map(|b| Value::Int(i64::from(*b)));
                 self.list(&items.collect::<Vec<_>>());
@@ -66,7 +66,7 @@ impl Writer {
         self.out.extend(format!("c{module}\n{name}\n").bytes());
         if let Some(args) = args {
             self.tuple(args);
-            // An object that gets its state afterwards is only made, not initialized.
+            // An object whose state is set afterwards is created without a call of its initializer.
             let made = object.state.is_some() && args.is_empty();
             self.out.push(if made { 0x81 } else { b'R' });
         }
@@ -111,7 +111,7 @@ impl Writer {
             self.out.extend(number.to_le_bytes());
             return;
         }
-        // Texts beyond 4 GiB do not occur in what is written.
+        // Texts beyond 4 GiB do not occur in these files.
         let length = u32::try_from(text.len()).unwrap_or(u32::MAX);
         self.out.push(b'X');
         self.out.extend(length.to_le_bytes());

@@ -10,19 +10,20 @@ use std::cmp::Reverse;
 
 /// Allocations and frees in the order of a tape's kernels.
 pub(super) struct Lives {
-    /// Operations with the number of the kernel that they precede, the last first.
+    /// Operations with the number of the kernel that they precede, in reverse order.
     left: Vec<(usize, TapeOp)>,
     /// Number of kernels that were launched.
     launched: usize,
 }
 
 impl Lives {
-    /// Places activations between kernels, in the order of the tape, issued at these host times.
+    /// Places activations between kernels. `issued` are the host times of the kernels, in the order
+    /// of the tape.
     ///
-    /// An allocation comes before the kernel that the host launched next, a free too. Later kernels
-    /// of a unit join its first run, so a free can come before its allocation in the order of the
-    /// tape; such a tensor lives during one kernel. Tensors that no kernel separates are left out.
-    /// Also returns the storages of the activations.
+    /// Each allocation and each free comes before the kernel that the host launched next. Later
+    /// kernels of a unit join the unit's first run, so in the order of the tape a free can come
+    /// before its allocation; such a tensor lives during one kernel. Tensors whose allocation and
+    /// free no kernel separates are left out. Also returns the storages of the activations.
     pub(super) fn new(
         activations: &[Activation],
         units: &Units,
@@ -34,7 +35,7 @@ impl Lives {
         Self::between(kept.map(|(a, _)| (*a, units.module(a.unit))), issued)
     }
 
-    /// Places activations with their modules between kernels that were issued at these times.
+    /// Places activations, with their modules, between kernels that were issued at these times.
     fn between(
         activations: impl Iterator<Item = (Activation, ModuleId)>,
         issued: impl Iterator<Item = Picos>,
@@ -76,22 +77,23 @@ impl Lives {
         (lives, storages)
     }
 
-    /// Returns what precedes the next kernel of the tape.
+    /// Returns the operations before the next kernel of the tape.
     pub(super) fn before_next(&mut self) -> Vec<TapeOp> {
         let at = self.launched;
         self.launched += 1;
         std::iter::from_fn(|| Some(self.left.pop_if(|op| op.0 <= at)?.1)).collect()
     }
 
-    /// Returns what follows the last kernel.
+    /// Returns the operations after the last kernel.
     pub(super) fn rest(&mut self) -> Vec<TapeOp> {
         let ops = std::mem::take(&mut self.left);
         ops.into_iter().rev().map(|op| op.1).collect()
     }
 }
 
-/// Returns which activations are gradients of parameters: the policy allocates them. If the trace
-/// does not show that an engine takes them, they are those of a parameter's size that live longest.
+/// Returns which activations are gradients of parameters, which the policy allocates. If the trace
+/// does not show that an engine takes them over, the activations of a parameter's size that live
+/// longest count as gradients.
 fn gradients(activations: &[Activation], units: &Units, element: u64) -> Vec<bool> {
     let mut found: Vec<bool> = activations.iter().map(|a| a.is_gradient).collect();
     if found.contains(&true) {
@@ -121,7 +123,7 @@ fn gradients(activations: &[Activation], units: &Units, element: u64) -> Vec<boo
 mod tests {
     use super::*;
 
-    /// Three kernels, of which the host issued the last one of the tape second.
+    /// Three kernels. The host issued the last kernel of the tape second.
     #[test]
     fn tensors_live_between_the_kernels_around_them() {
         let life = |from: u64, to: u64| {
@@ -152,7 +154,8 @@ mod tests {
             };
             found.iter().map(id).collect()
         };
-        // The fourth has no kernel; frees before the second kernel issued come before the third.
+        // No kernel separates the ends of the fourth activation. Frees before the kernel that was
+        // issued second come before the third kernel of the tape.
         assert_eq!(storages.len(), 4);
         assert_eq!(ops(lives.before_next()), [(true, 0), (true, 3)]);
         assert_eq!(ops(lives.before_next()), [(true, 2)]);

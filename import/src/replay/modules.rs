@@ -23,7 +23,7 @@ pub(super) struct Units {
 }
 
 impl Units {
-    /// Returns the module of a unit of the run. Units that are not modules belong to the root.
+    /// Returns the module of a unit of the run. Units without a module belong to the root.
     pub(super) fn module(&self, unit: u32) -> ModuleId {
         self.of_unit.get(&unit).copied().unwrap_or(ModuleId(0))
     }
@@ -49,7 +49,7 @@ pub(super) fn build(facts: &Facts, measured: &Measured) -> Result<Units, String>
         loss: None,
         patterns: Vec::new(),
     };
-    // Kept units are marked; a setting for all units needs no marks.
+    // Units that are not resharded are marked; a setting for all units needs no marks.
     let marks = matches!(
         facts.reshard.as_ref().map(|r| r.value),
         Some(Reshard::Always | Reshard::Group(_))

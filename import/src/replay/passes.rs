@@ -23,7 +23,7 @@ pub(super) struct Passes {
     pub(super) operands: Vec<Operand>,
     pub(super) forward: Vec<TapeOp>,
     pub(super) backward: Vec<TapeOp>,
-    /// Whether the compiler made the units' code.
+    /// Whether the compiler generated the unit's code.
     compiled: bool,
 }
 
@@ -53,7 +53,7 @@ pub(super) fn build(run: &RunImport, units: &Units) -> Result<Passes, String> {
         .iter()
         .filter_map(|span| {
             let instr = *by_id.get(&span.instr)?;
-            // The engine's own kernels have a rule, and collectives a stream of their own.
+            // The engine's own kernels have a rule, and collectives have their own stream.
             let own = instr.rule == IMPORTED && instr.stream == COMPUTE && instr.micro_batch == 0;
             let kind = instr.work.is_some_and(|w| !w.is_collective());
             (own && kind).then_some(Measured {
@@ -76,7 +76,8 @@ pub(super) fn build(run: &RunImport, units: &Units) -> Result<Passes, String> {
     };
     let mut forward = of(&[Phase::Forward]);
     let mut backward = of(&[Phase::Backward, Phase::Recompute]);
-    // The loss is outside of the root: after it in forward, before it in backward.
+    // The loss is outside of the root: it comes after the root in forward and before it in
+    // backward.
     let is_loss = |run: &Run<'_>| Some(run.module) == units.loss;
     forward.sort_by_key(is_loss);
     backward.sort_by_key(|run| !is_loss(run));
@@ -111,8 +112,8 @@ fn module_of(kernel: &Measured<'_>, units: &Units, loss: Option<[Picos; 2]>) -> 
     }
 }
 
-/// Splits kernels into runs of one module. A module other than the root runs once in each pass:
-/// later kernels join its first run.
+/// Splits kernels into runs of one module each. A module other than the root has one run per pass,
+/// which later kernels join.
 fn runs<'a>(
     kernels: impl Iterator<Item = Measured<'a>>,
     module_of: impl Fn(&Measured<'_>) -> ModuleId,
@@ -142,12 +143,12 @@ fn runs<'a>(
 struct Visit<'a> {
     params: &'a [ParamId],
     sizes: &'a [shardlab_plan::ir::Param],
-    /// Bytes of an element in the type of computation.
+    /// Size in bytes of an element of the compute type.
     element: u64,
 }
 
 impl Visit<'_> {
-    /// Returns the whole of a parameter or gradient.
+    /// Returns the whole parameter or gradient as an operand.
     fn operand(&self, source: impl Fn(ParamId) -> Source, p: ParamId) -> Operand {
         Operand {
             source: source(p),
@@ -228,7 +229,8 @@ impl Passes {
         if !in_root {
             ops.push(TapeOp::Enter(ModuleId(0)));
         }
-        // Gradients of units without a kernel in backward are zero and complete at its end.
+        // The gradients of units without a kernel in backward are zero, and complete at the end of
+        // backward.
         for (module, params) in owned.iter().enumerate().filter(|(m, _)| !seen[*m]) {
             let inner = module != 0 && !params.is_empty();
             let id = ModuleId(module as u32);
@@ -245,8 +247,9 @@ impl Passes {
         self.backward = ops;
     }
 
-    /// Adds the kernels of a run. All read the module's parameters; gradients are written in equal
-    /// parts over the run, the last parameter's first, as backward makes them.
+    /// Adds the kernels of a run. All of them read the module's parameters. The writes of gradients
+    /// are divided equally among the kernels, starting with the last parameter, because backward
+    /// produces its gradient first.
     fn launches(
         &mut self,
         run: &Run<'_>,
@@ -309,7 +312,7 @@ impl Passes {
         self.kernels.push(Kernel {
             name: measured.name.to_owned(),
             class,
-            // Times are known: neither arithmetic nor traffic prices it.
+            // The times are known, so neither FLOPs nor traffic determine the cost.
             flops: Flops(0),
             read: Bytes::ZERO,
             written: Bytes::ZERO,

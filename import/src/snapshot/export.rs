@@ -1,5 +1,5 @@
-//! Writes the allocations of a program as a memory snapshot, which PyTorch's `memory_viz` opens
-//! like that of a job.
+//! Writes the allocations of a program as a memory snapshot that PyTorch's `memory_viz` opens like
+//! one of a job.
 
 use crate::pickle::{self, Value};
 use shardlab_plan::ir::{BufferId, Pool};
@@ -14,11 +14,11 @@ const STEADY: usize = 2;
 
 /// Returns the snapshot of a rank that has run the initialization and three steps, as a pickle.
 ///
-/// Events are in the order in which the host issues them, one per microsecond. Host memory is left
-/// out.
+/// Events are in the order in which the host issues them, one per microsecond. Host memory is
+/// excluded.
 ///
 /// # Errors
-/// Fails if an allocation is refused, which a valid program rules out.
+/// Fails if an allocation fails, which does not happen for a valid program.
 pub fn export(program: &Program) -> Result<Vec<u8>, ReplayError> {
     let mut export = Export {
         program,
@@ -88,13 +88,13 @@ impl Export<'_> {
         Ok(())
     }
 
-    /// Returns whether a buffer takes memory of the device.
+    /// Returns whether a buffer is in device memory.
     fn is_on_device(&self, id: BufferId) -> bool {
         let buffer = &self.program.buffers[id.index()];
         buffer.pool != Pool::Host && buffer.bytes > Bytes::ZERO
     }
 
-    /// Records segments that were taken or returned since the last call.
+    /// Records segments that were allocated or released since the last call.
     fn note_segments(&mut self) {
         let reserved: u64 = self.segments.values().sum();
         if reserved == self.memory.counters().reserved.0 {
@@ -156,7 +156,7 @@ impl Export<'_> {
         ]));
     }
 
-    /// Returns what stands for Python frames: the buffer, then its role and unit.
+    /// Returns the text in place of Python frames: the buffer, then its role and unit.
     fn frames(&self, id: BufferId) -> Value {
         let buffer = &self.program.buffers[id.index()];
         let unit = &self.program.units[buffer.unit.index()].name;

@@ -1,4 +1,4 @@
-//! The history of a snapshot: its events, and the memory at its start and its end.
+//! The history of a snapshot: its events, and the memory at its start and end.
 
 use super::{number, text};
 use crate::pickle::Value;
@@ -12,11 +12,12 @@ use std::collections::{BTreeMap, HashMap};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
     Alloc,
-    /// Memory is available again. It is freed earlier if another stream still uses it.
+    /// The memory is available again. The `free` comes earlier if another stream still uses the
+    /// memory.
     FreeCompleted,
-    /// A segment, or pages of an expandable one, are taken from the device.
+    /// A segment, or pages of an expandable one, are allocated on the device.
     Take,
-    /// They are returned to it.
+    /// They are released to the device.
     Return,
     OutOfMemory,
 }
@@ -26,7 +27,7 @@ pub(super) enum Action {
 pub(super) struct Event {
     pub(super) action: Action,
     pub(super) address: u64,
-    /// Requested bytes of an allocation, bytes of a segment.
+    /// Requested bytes of an allocation, or bytes of a segment.
     pub(super) size: u64,
     pub(super) stream: StreamId,
     /// Microseconds since 1970; 0 if not recorded.
@@ -56,13 +57,13 @@ pub(super) struct History {
     /// Segments at the end: address and size, ascending.
     pub(super) end: Vec<(u64, Bytes)>,
     pub(super) events: Vec<Event>,
-    /// Settings under which it was recorded.
+    /// Settings in effect while the history was recorded.
     pub(super) settings: AllocatorSettings,
     /// Whether some segments belong to private pools of CUDA graphs.
     pub(super) has_private_pools: bool,
 }
 
-/// Numbers of streams: the recorded ones are addresses.
+/// Numbers for streams, which are recorded as addresses.
 #[derive(Default)]
 struct Streams(Vec<u64>);
 
@@ -77,7 +78,7 @@ impl Streams {
     }
 }
 
-/// Segment size of the small pool; no segment of the large pool is as small.
+/// Segment size of the small pool. All segments of the large pool are larger.
 const SMALL_SEGMENT: u64 = 2 << 20;
 
 impl History {
@@ -121,7 +122,7 @@ impl History {
         this
     }
 
-    /// Finds the start by undoing the events.
+    /// Reconstructs the start by undoing the events.
     fn rewind(&mut self, mut held: BTreeMap<u64, SegmentState>, mut live: HashMap<u64, u64>) {
         for e in self.events.iter().rev() {
             match e.action {
@@ -157,12 +158,12 @@ impl History {
         }
         self.start = held.into_values().collect();
         if self.settings.expandable_segments {
-            // Only segments with blocks that are older than the history existed before it.
+            // Only segments with blocks older than the history existed before it.
             self.start.retain(|s| !s.live.is_empty());
         }
     }
 
-    /// Returns the reserved bytes before an event, and the most that were reserved until then.
+    /// Returns the reserved bytes before an event, and their maximum up to it.
     pub(super) fn reserved_before(&self, at: usize) -> (u64, u64) {
         let mut now: u64 = self.start.iter().map(|s| s.size).sum();
         let mut peak = now;
@@ -234,7 +235,7 @@ fn event(value: &Value, streams: &mut Streams) -> Option<Event> {
     })
 }
 
-/// Reads the settings that decide how memory is laid out.
+/// Reads the settings that affect the layout of memory.
 fn recorded_settings(value: Option<&Value>) -> AllocatorSettings {
     let of = |key: &str| value.and_then(|v| v.get(key));
     let size = of("max_split_size").and_then(Value::int);

@@ -1,5 +1,5 @@
-//! Allocations that failed: what was alive, the largest hole, what was missing, and which settings
-//! would have made it fit.
+//! Allocations that failed: the live memory, the largest hole, the missing bytes, and which
+//! settings would have avoided the failure.
 
 use super::Share;
 use super::history::{Action, History};
@@ -15,12 +15,12 @@ pub struct OutOfMemory {
     pub requested_bytes: u64,
     /// Bytes that the device had free.
     pub device_free_bytes: u64,
-    /// Bytes that were missing below the limit of the process or the device. With an unknown limit,
-    /// the most that can have been missing.
+    /// Bytes that were missing below the limit of the process or the device. If the limit is
+    /// unknown, this is the maximum that can have been missing.
     pub missing_bytes: u64,
-    /// Requested bytes of the allocations that were alive.
+    /// Requested bytes of the live allocations.
     pub allocated_bytes: u64,
-    /// Reserved bytes that are not in use. Blocks count with their rounded sizes, as in torch's
+    /// Reserved bytes that are not in use. Blocks count with their rounded sizes, as in PyTorch's
     /// message.
     pub reserved_unused_bytes: u64,
     /// Size of the largest free block that the request could have used.
@@ -29,11 +29,11 @@ pub struct OutOfMemory {
     pub holes: usize,
     /// Memory limit of the process.
     pub limit_bytes: u64,
-    /// How the limit is known.
+    /// Where the limit comes from.
     pub limit_by: &'static str,
-    /// Bytes alive by role, largest first.
+    /// Live bytes by role, largest first.
     pub by_role: Vec<Share>,
-    /// Bytes alive by unit, largest first.
+    /// Live bytes by unit, largest first.
     pub by_unit: Vec<Share>,
     /// Settings of the allocator under which the whole history was replayed.
     pub tried: Vec<Tried>,
@@ -46,11 +46,11 @@ pub struct Tried {
     pub settings: String,
     /// Whether the allocation fits.
     pub fits: bool,
-    /// Peak of reserved bytes up to there.
+    /// Peak of reserved bytes up to that point.
     pub peak_reserved_bytes: u64,
 }
 
-/// Settings that are tried after a failure.
+/// Settings to try after a failure.
 const SETTINGS: [&str; 5] = [
     "expandable_segments:True",
     "max_split_size_mb:128",
@@ -59,7 +59,8 @@ const SETTINGS: [&str; 5] = [
     "max_split_size_mb:128,garbage_collection_threshold:0.8",
 ];
 
-/// Completes the description of the `n`-th failure of a history. `limit` is given by the user.
+/// Completes the description of the `n`-th failure of a history. `limit` is the limit that the user
+/// gave.
 pub(super) fn complete(oom: &mut OutOfMemory, history: &History, n: usize, limit: Option<Bytes>) {
     let failures = history.events.iter().enumerate();
     let mut failures = failures.filter(|(_, e)| e.action == Action::OutOfMemory);
@@ -67,7 +68,7 @@ pub(super) fn complete(oom: &mut OutOfMemory, history: &History, n: usize, limit
         return;
     };
     let (held, peak) = history.reserved_before(at);
-    // Memory that would have to be taken from the device.
+    // Memory that the request would have to allocate on the device.
     let wanted = new_memory(event.size, history.settings.expandable_segments);
     (oom.limit_bytes, oom.limit_by) = match limit {
         Some(limit) => (limit.0, "given"),
@@ -103,7 +104,7 @@ pub(super) fn complete(oom: &mut OutOfMemory, history: &History, n: usize, limit
         .collect();
 }
 
-/// Returns the memory that a request takes from the device if no free block serves it.
+/// Returns the memory that a request allocates on the device if no free block can serve it.
 fn new_memory(size: u64, expandable: bool) -> u64 {
     const MIB: u64 = 1 << 20;
     match size {

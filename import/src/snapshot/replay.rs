@@ -9,7 +9,7 @@ use shardlab_plan::memory::{AllocatorSettings, CachingAllocator};
 use shardlab_plan::units::Bytes;
 use std::collections::HashMap;
 
-/// A history under some settings.
+/// Result of replaying a history under some settings.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Replay {
     /// Settings, in the syntax of `PYTORCH_CUDA_ALLOC_CONF`.
@@ -22,31 +22,32 @@ pub struct Replay {
     pub end_reserved_bytes: u64,
     /// Number of segments at the end.
     pub segments: usize,
-    /// Number of times that all cached segments had to be returned before a request could be
+    /// Number of times that all cached segments had to be released before a request could be
     /// served.
     pub retries: u32,
     /// Size of the first request that could not be served.
     pub failed_request_bytes: Option<u64>,
-    /// Agreement with the recorded run, if its settings are replayed.
+    /// Agreement with the recorded run, if the recorded settings are replayed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub agreement: Option<Agreement>,
 }
 
-/// How far a replay agrees with the recorded run.
+/// How well a replay agrees with the recorded run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Agreement {
     /// Number of allocations.
     pub allocations: u64,
-    /// Allocations after which the reserved bytes are the recorded ones.
+    /// Number of allocations after which the reserved bytes equal the recorded ones.
     pub equal_reserved: u64,
-    /// Allocations at the recorded address. Expandable segments have other addresses.
+    /// Number of allocations at the recorded address. Expandable segments have other addresses.
     pub equal_addresses: u64,
     /// Whether the segments at the end have the recorded sizes.
     pub equal_segments: bool,
 }
 
 impl Agreement {
-    /// Returns whether reserved memory is the recorded one at all times, segments included.
+    /// Returns whether the reserved memory equals the recorded one at all times, including the
+    /// segments.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.equal_segments && self.equal_reserved == self.allocations
@@ -62,8 +63,8 @@ struct State {
     failed: Option<u64>,
 }
 
-/// Replays the history under the settings with which it was recorded and compares the two.
-/// `capacity` is the memory limit of the process, if it is known.
+/// Replays the history under the recorded settings and compares the result with the recorded run.
+/// `capacity` is the memory limit of the process, if known.
 pub(super) fn recorded(history: &History, capacity: Option<Bytes>) -> Replay {
     let mut state = State::new(history, history.settings, capacity);
     let mut agreement = Agreement::default();
@@ -100,8 +101,8 @@ pub(super) fn recorded(history: &History, capacity: Option<Bytes>) -> Replay {
     replay
 }
 
-/// Replays the history under other settings. A history that starts after the run did is
-/// replayed from its live blocks, allocated in the order of their addresses.
+/// Replays the history under other settings. A history that starts later than the run is replayed
+/// from its live blocks, allocated in the order of their addresses.
 pub(super) fn under(
     history: &History,
     settings: AllocatorSettings,
@@ -117,11 +118,11 @@ pub(super) fn under(
 /// Free memory at a failed request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Holes {
-    /// Number of free blocks that the request could have used, had they been larger.
+    /// Number of free blocks that were too small, but otherwise usable for the request.
     pub(super) count: usize,
-    /// Size of the largest of them.
+    /// Size of the largest of these blocks.
     pub(super) largest: Bytes,
-    /// Bytes that were reserved but not in use, of all streams and sizes.
+    /// Bytes that were reserved but not in use, for all streams and sizes.
     pub(super) unused: Bytes,
 }
 
@@ -181,7 +182,7 @@ impl State {
         }
     }
 
-    /// Performs an event. Nothing happens after a failed request.
+    /// Applies an event. After a failed request it does nothing.
     fn apply(&mut self, events: &[Event], at: usize, capacity: Option<Bytes>) {
         if self.failed.is_some() {
             return;
@@ -194,12 +195,12 @@ impl State {
                     self.allocator.release(block);
                 }
             }
-            // Whether the device is full is only known with its capacity. Without it, memory is
-            // returned when it was in the recorded run.
+            // Only with a known capacity is it known when the device is full. Without it, memory is
+            // released when the recorded run released it.
             Action::Return if capacity.is_none() || !is_forced(events, at) => {
                 self.allocator.release_cached();
             }
-            // A request that failed in the recorded run may fit here.
+            // A request that failed in the recorded run may succeed here.
             Action::OutOfMemory if capacity.is_some() => {
                 match self.allocator.take(Bytes(event.size), event.stream) {
                     Ok(block) => {
@@ -235,8 +236,8 @@ impl State {
     }
 }
 
-/// Returns whether memory was returned in order to serve a request, and not by
-/// `torch.cuda.empty_cache`: new memory or a failure follows.
+/// Returns whether memory was released to serve a request, and not by `torch.cuda.empty_cache`: an
+/// allocation on the device or a failure follows.
 fn is_forced(events: &[Event], at: usize) -> bool {
     let next = events[at..].iter().find(|e| e.action != Action::Return);
     next.is_some_and(|e| matches!(e.action, Action::Take | Action::OutOfMemory))

@@ -1,5 +1,5 @@
-//! Determines role and unit of an allocation from its Python frames and from the annotations at
-//! that time.
+//! Determines the role and the unit of an allocation from its Python frames and from the
+//! annotations at that time.
 
 use super::{number, text};
 use crate::attribute::{ROOT, normalize};
@@ -39,7 +39,7 @@ impl Places {
         }
     }
 
-    /// Returns role and unit of an allocation. Events must be passed in order of time.
+    /// Returns the role and the unit of an allocation. Events must be passed in order of time.
     pub(super) fn of(&mut self, event: &Value) -> (&'static str, String) {
         self.advance(number(event, "time_us"));
         let frames = Frames::of(event);
@@ -111,7 +111,7 @@ impl Places {
                 Role::ReduceOutput
             };
         }
-        // Outer frames do not count: the whole forward runs within Megatron-FSDP's module.
+        // Outer frames do not count, because the whole forward runs within Megatron-FSDP's module.
         if frames.inner().any("param_and_grad_buffer.py", "") {
             let frames = frames.inner();
             let grad = frames.functions("grad") || frames.functions("reduce");
@@ -171,7 +171,7 @@ impl<'a> Frames<'a> {
         self.0.iter().any(|(_, n)| n.contains(part))
     }
 
-    /// Returns whether the allocation happened in backward: autograd's threads have no Python
+    /// Returns whether the allocation happened in backward. Autograd's threads have no Python
     /// frames except those of hooks.
     fn is_backward(&self) -> bool {
         let hook = |file: &str| {

@@ -23,8 +23,8 @@ pub struct Alignment {
 }
 
 impl Alignment {
-    /// Says which spans have no counterpart; `None` if all have one. `a` and `b` are the names of
-    /// the runs.
+    /// Describes how many spans have no counterpart; `None` if all have one. `a` and `b` are the
+    /// names of the runs.
     #[must_use]
     pub fn sentence(&self, a: &str, b: &str) -> Option<String> {
         let lack = |n: usize| self.matched + n == 0;
@@ -70,7 +70,7 @@ pub struct Change {
 /// Errors of a prediction, relative to a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
-    /// Which side is the measured one; 0 is A.
+    /// Which side is the measurement: 0 for A, 1 for B.
     pub measured: usize,
     /// Errors by kind of work, most measured time first.
     pub by_kind: Vec<KindError>,
@@ -187,7 +187,7 @@ impl<'a> Aligned<'a> {
             _ => return None,
         };
         // The prediction may be of another program than the measurement. The program of an imported
-        // run is unknown: the user says what predicts it.
+        // run is unknown, so the user chooses the prediction.
         let [x, y] = self.sides;
         let imported = self.sides[measured].program.digest.is_empty();
         if !imported && x.program.digest != y.program.digest && x.run.scenario != y.run.scenario {

@@ -16,7 +16,7 @@ pub struct Part {
     pub time: [Picos; 2],
 }
 
-/// The time of a step, broken down in several ways; largest change first in each.
+/// The time of a step, broken down in several ways. Each list is sorted by change, largest first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Breakdown {
     /// Wall time by phase: kernels of the compute stream, including the waits before them. Adds up
@@ -30,8 +30,8 @@ pub struct Breakdown {
     pub by_kind: Vec<Part>,
     /// Busy time of the compute stream.
     pub compute: [Picos; 2],
-    /// Busy time of the compute stream by kind of work. Together with the exposed time it adds up
-    /// to the step time, excluding hidden work on other streams.
+    /// Busy time of the compute stream by kind of work. Its sum and the exposed time add up to the
+    /// step time, which excludes hidden work on other streams.
     pub compute_by_kind: Vec<Part>,
 }
 
@@ -39,8 +39,8 @@ pub struct Breakdown {
 pub(super) const END: &str = "end of step";
 
 impl Breakdown {
-    /// Returns the breakdown. It is empty if one of the runs has no spans, since the parts of its
-    /// step are unknown.
+    /// Returns the breakdown. It is empty if one of the runs has no spans, because the parts of its
+    /// step are then unknown.
     pub(super) fn new(sides: [&RunView; 2]) -> Self {
         if !sides.iter().all(|s| s.is_recorded()) {
             return Self {

@@ -6,7 +6,7 @@ use shardlab_plan::record::RunKind;
 use shardlab_plan::scenario::{HARDWARE, key_of};
 use std::collections::BTreeSet;
 
-/// Maximum number of options that are named; if there are more, only their number is given.
+/// Maximum number of options that are named. For more options, only the number is given.
 const MAX_NAMED: usize = 3;
 
 /// To what extent the numbers of runs can be compared.
@@ -17,7 +17,7 @@ pub enum Level {
     Full,
     /// Comparable with care: the reasons say what differs.
     Partial,
-    /// Unrelated runs: their times are not compared.
+    /// Unrelated runs, whose times are not compared.
     None,
 }
 
@@ -75,8 +75,8 @@ impl Comparable {
         self.level != Level::None
     }
 
-    /// Returns whether one run may be called better than another. A prediction and a measurement
-    /// are never ranked.
+    /// Returns whether one run may be called better than another. Predictions and measurements are
+    /// never ranked against each other.
     #[must_use]
     pub fn ranks(&self) -> bool {
         self.times() && self.one_kind
@@ -177,7 +177,7 @@ impl<'a> Facts<'a> {
     }
 
     fn same_tokens(&self) -> bool {
-        // A baseline does not know its tokens.
+        // The number of tokens is unknown for a baseline.
         let known: BTreeSet<u64> = self.views.iter().map(|v| v.run.tokens).collect();
         known.into_iter().filter(|n| *n > 0).count() < 2
     }
@@ -350,7 +350,7 @@ mod tests {
         let c = Comparable::new(&[&b, &a]);
         assert_eq!((c.level, c.ranks(), c.times()), (Level::None, false, false));
         assert_eq!(c.reasons[1], "different models on different machines");
-        // A variant of the same scenario is compared, with care.
+        // A variant of the same scenario is comparable with care.
         let c = run("a", &[("model.layers", "32")]);
         let (level, text) = of([&a, &c]);
         assert_eq!(level, Level::Partial);

@@ -23,7 +23,7 @@ pub struct CurvePair {
     pub steps: [usize; 2],
     /// First step whose values are not bitwise identical.
     pub diverges: Option<Difference>,
-    /// Step with the largest absolute difference. A step on which only one value is NaN counts as
+    /// Step with the largest absolute difference. A step for which only one value is NaN counts as
     /// the largest.
     pub largest: Option<Difference>,
     /// Last common step.

@@ -1,5 +1,5 @@
-//! A matrix of many runs: options and metrics, with the best values and the Pareto front of time
-//! and memory marked.
+//! A matrix of several runs: options and metrics, with marks for the best values and for the Pareto
+//! front of time and memory.
 
 use super::comparable::Comparable;
 use super::ties::{self, Point};
@@ -10,7 +10,7 @@ use shardlab_plan::record::float;
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{ByteUnit, Bytes, signed, thousands};
 
-/// Unit of a metric. It decides how values are shown, and when they rank runs.
+/// Unit of a metric. It determines how values are shown, and when they rank runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Unit {
     /// Time of a step or a part of it, milliseconds.
@@ -38,15 +38,15 @@ impl Unit {
         }
     }
 
-    /// Returns whether a run's value competes. Runs that do not fit never do; step times compete
-    /// only if all steps do the same work.
+    /// Returns whether a run's value competes. Values of runs that do not fit never compete; step
+    /// times compete only if all steps do the same work.
     #[must_use]
     pub fn counts(self, fits: Option<bool>, same_tokens: bool) -> bool {
         fits != Some(false) && (self != Self::StepTime || same_tokens)
     }
 }
 
-/// A number by which runs are compared.
+/// A number that is compared across runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Metric {
     /// Name with unit, as in JSON.
@@ -169,8 +169,8 @@ const COLUMNS: [Column; 10] = [
     }),
 ];
 
-/// Returns the main numbers of some runs, except those that no run has, and retries if there are
-/// none.
+/// Returns the main numbers of some runs. Metrics that no run has are left out, and so are retries
+/// if there are none.
 pub(super) fn metrics(runs: &[&RunView]) -> Vec<Metric> {
     let counted_in = RunView::counted_in(runs.iter().copied());
     COLUMNS
@@ -200,27 +200,27 @@ pub struct Row {
     pub scenario: String,
     /// `sim` or `exec`.
     pub kind: &'static str,
-    /// Whether it fits the device, if known.
+    /// Whether the run fits the device, if known.
     pub fits: Option<bool>,
-    /// Whether it is on the Pareto front of time per token and reserved memory, among the runs that
-    /// fit. See [`ties::front`].
+    /// Whether the run is on the Pareto front of time per token and reserved memory, among the runs
+    /// that fit. See [`ties::front`].
     pub on_front: bool,
 }
 
-/// Several runs side by side.
+/// Several runs, side by side.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Matrix {
     /// The runs.
     pub rows: Vec<Row>,
-    /// Whether they can be compared, and why. If they cannot be ranked, none is the best and none
-    /// is on the front.
+    /// Whether they can be compared, and why. If the runs cannot be ranked, no run is the best and
+    /// the front is empty.
     pub comparable: Comparable,
     /// Options that differ between runs, with their values.
     pub options: Vec<Difference>,
     /// Metrics.
     pub metrics: Vec<Metric>,
-    /// Whether steps have the same number of tokens in all runs; otherwise step times do not rank
-    /// them.
+    /// Whether steps have the same number of tokens in all runs. If not, step times do not rank the
+    /// runs.
     #[serde(skip)]
     pub same_tokens: bool,
     /// Unit of the batches.
@@ -229,7 +229,7 @@ pub struct Matrix {
     /// Values closer than this count as equal.
     #[serde(skip)]
     pub tolerance: Tolerance,
-    /// Values of each run that decide between ties.
+    /// Values of each run that decide between tied runs.
     #[serde(skip)]
     points: Vec<Point>,
 }
@@ -273,13 +273,13 @@ impl Matrix {
         let Some(best) = ties::best(&points, tolerance).map(|i| points[i]) else {
             return vec![false; points.len()];
         };
-        // Runs that cannot be distinguished are all marked.
+        // All runs that cannot be distinguished from the best one are marked.
         let equal = |p: &Point| p.ties(&best, tolerance) && p.changes == best.changes;
         points.iter().map(equal).collect()
     }
 
-    /// Builds the matrix of some named runs. The default tolerance follows from what the runs rest
-    /// on: see [`Tolerance::of_bases`].
+    /// Builds the matrix of some named runs. The default tolerance depends on the bases of the
+    /// runs: see [`Tolerance::of_bases`].
     #[must_use]
     pub fn new(runs: &[(&str, &RunView)], tolerance: Option<Tolerance>) -> Self {
         let views: Vec<&RunView> = runs.iter().map(|(_, v)| *v).collect();
@@ -289,7 +289,7 @@ impl Matrix {
         let points: Vec<Point> = views
             .iter()
             .map(|v| Point {
-                // Time per token, so that runs with different batches are comparable.
+                // Time per token makes runs with different batches comparable.
                 time: v.step_ms() / v.run.tokens.max(1) as f64,
                 memory: v.run.memory.peak_reserved.0 as f64,
                 changes: v.scenario.changes(),

@@ -1,4 +1,5 @@
-//! Compares the memory of two runs: composition at the peak, peaks by place, and curves.
+//! Compares the memory of two runs: composition at the peak, peaks by place in the program, and
+//! curves.
 
 use super::places::{Common, Sums, change, unit_numbers};
 use crate::view::RunView;
@@ -41,7 +42,7 @@ pub struct MemoryPair {
     pub by_unit: Vec<Sized>,
     /// Places that both runs have, largest change of the peak first.
     pub places: Vec<PlacePeak>,
-    /// Maximum of allocated bytes in each of equally many intervals of the recorded step, by host
+    /// Maximum of the allocated bytes in each of the equal intervals of the recorded step, by host
     /// time; empty without samples.
     pub curves: [Vec<u64>; 2],
 }
@@ -58,7 +59,7 @@ impl MemoryPair {
                 units.add(unit.as_str(), side, bytes.0);
             }
         }
-        // A baseline lists only the largest units, so missing ones have not disappeared.
+        // A baseline lists only the largest units, so units missing from it have not disappeared.
         if sides.iter().any(|s| s.is_baseline()) {
             units.0.retain(|_, bytes| !bytes.contains(&0));
         }

@@ -32,8 +32,8 @@ impl Point {
         !self.time.is_nan() && !self.memory.is_nan()
     }
 
-    /// Returns whether this point makes another one unnecessary: no worse within the tolerance in
-    /// both values, better beyond it in at least one.
+    /// Returns whether this point makes another one unnecessary: it is no worse than a tie in both
+    /// values, and better by more than the tolerance in at least one.
     #[must_use]
     pub fn dominates(&self, other: &Self, tolerance: Tolerance) -> bool {
         let memory = tolerance.of_memory();
@@ -59,10 +59,10 @@ impl Point {
 
 /// Returns whether each point is on the Pareto front of time and memory.
 ///
-/// No point of the front dominates another one or ties with it. Every other competing point is
-/// dominated by a point of the front or ties with one. Among tied points, the one with the fewest
-/// changes is on the front, then the one with less memory, then the faster one, then the first.
-/// With [`Tolerance::EXACT`] this is the classical front with one of several equal points.
+/// No point of the front dominates another point of the front or ties with one. Every other
+/// competing point is dominated by a point of the front or ties with one. Ties are resolved by the
+/// fewest changes, then by less memory, then by less time, then by the first position. With
+/// [`Tolerance::EXACT`] this is the classical front, with one point of each group of equal points.
 #[must_use]
 pub fn front(points: &[Point], tolerance: Tolerance) -> Vec<bool> {
     let mut on = vec![false; points.len()];
@@ -72,7 +72,7 @@ pub fn front(points: &[Point], tolerance: Tolerance) -> Vec<bool> {
     open.sort_by(|&a, &b| points[a].time.total_cmp(&points[b].time));
     while let Some(&fastest) = open.first() {
         // Dominance has no cycles: in a cycle, both numbers would have to fall by more than the
-        // tolerance in half of the steps, and rise by at most the tolerance in the other half.
+        // tolerance on half of the edges, and rise by at most the tolerance on the other half.
         let free = undominated(points, &open, tolerance);
         let anchor = free.first().copied().unwrap_or(fastest);
         let tied = free
@@ -97,7 +97,7 @@ pub fn front(points: &[Point], tolerance: Tolerance) -> Vec<bool> {
 /// Returns the open points, sorted by time, that no other open point dominates.
 fn undominated(points: &[Point], open: &[usize], tolerance: Tolerance) -> Vec<usize> {
     let memory = tolerance.of_memory();
-    // The least memory of the points before the first one that `within` rejects. Thresholds rise
+    // The minimum memory of the points before the first one that `within` rejects. Thresholds rise
     // with time.
     let least = |within: &dyn Fn(f64, f64) -> bool| -> Vec<f64> {
         let (mut reached, mut so_far) = (0, f64::INFINITY);
@@ -148,7 +148,7 @@ mod tests {
         }
     }
 
-    /// A setting that gains 0.002 % of the time for 10 % more memory is not on the front. Among
+    /// A setting that saves 0.002 % of the time for 10 % more memory is not on the front. Among
     /// settings that tie in both, the one closest to the defaults is.
     #[test]
     fn noise_is_not_worth_memory() {

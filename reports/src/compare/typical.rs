@@ -1,11 +1,11 @@
-//! Checks whether the step that a comparison explains resembles the others.
+//! Checks whether the step that a comparison explains is similar to the others.
 
 use super::Side;
 use crate::stats::median;
 
 /// Relative distance from the median beyond which a recorded step is not typical.
 ///
-/// This is a choice, not a measurement. It is far above the change of 2 % that comparisons look
+/// This value is a choice, not a measurement. It is far above the 2 % changes that comparisons look
 /// for, so most of what such a step shows has another cause.
 const ATYPICAL: f64 = 0.25;
 

@@ -59,7 +59,7 @@ pub(super) fn units(predicted: &RunView, measured: &RunView) -> Vec<UnitTime> {
     }
     let cause = |unit: &str, [before, after]: [u64; 2]| {
         let largest = parts.get(unit)?.0.iter();
-        // Only a part that moves in the direction of the whole explains it.
+        // A part explains the total only if it changes in the same direction.
         let moved = |[x, y]: [u64; 2]| match after > before {
             true => y.saturating_sub(x),
             false => x.saturating_sub(y),
@@ -98,8 +98,8 @@ impl<'a> Waits<'a> {
         Self { view, next: 0 }
     }
 
-    /// Returns the waits between two kernels by cause. Gaps too short to have one are the launch
-    /// gaps of the queue.
+    /// Returns the waits between two kernels by cause. Gaps that are too short to have a cause
+    /// count as launch gaps of the queue.
     fn until(&mut self, from: Picos, to: Picos) -> Vec<(String, u64)> {
         let idle = to.saturating_sub(from).0;
         if idle == 0 {

@@ -1,4 +1,4 @@
-//! Exposed time by cause, and by what was waited for.
+//! Exposed time by cause, and by what the compute stream waited for.
 
 use super::places::{Sums, change};
 use crate::view::RunView;
@@ -21,11 +21,11 @@ pub struct CauseTime {
 pub struct WaitKey {
     /// Names of the kernels and collectives; `host` if the gap waited for nothing on the device.
     pub name: String,
-    /// Phase of the first one; empty for the host.
+    /// Phase of the first of these; empty for the host.
     pub phase: String,
 }
 
-/// Exposed time waiting for one thing.
+/// Exposed time spent waiting for the same thing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Wait {
     /// What was waited for.
@@ -39,12 +39,12 @@ pub struct Wait {
     /// Number of instructions with this name and phase in A and B, by the rule that emitted them.
     /// Empty for the host.
     pub rules: Rules,
-    /// Mean time between the first instruction's issue and its start.
+    /// Mean time from the issue of the first instruction to its start.
     pub held: [Picos; 2],
 }
 
-/// Returns the exposed time by cause, for all causes that occur. It is empty if a run does not know
-/// its exposed time.
+/// Returns the exposed time by cause, for all causes that occur. It is empty if the exposed time of
+/// a run is unknown.
 pub(super) fn causes(sides: [&RunView; 2]) -> Vec<CauseTime> {
     let unknown = |s: &&RunView| !s.is_recorded() && s.run.exposed.is_empty();
     if sides.iter().any(unknown) {
@@ -64,8 +64,8 @@ pub(super) fn causes(sides: [&RunView; 2]) -> Vec<CauseTime> {
     .collect()
 }
 
-/// Returns the exposed time by what was waited for, largest change first. It is empty if a run has
-/// no spans.
+/// Returns the exposed time by what the compute stream waited for, largest change first. It is
+/// empty if a run has no spans.
 pub(super) fn waits(sides: [&RunView; 2]) -> Vec<Wait> {
     if !sides.iter().all(|s| s.is_recorded()) {
         return Vec::new();
@@ -137,7 +137,7 @@ fn key(view: &RunView, awaited: &[u32]) -> WaitKey {
 /// Number of instructions by rule.
 type Rules = BTreeMap<String, [u32; 2]>;
 
-/// Sums the rules of all parts.
+/// Sums the rule counts of all parts.
 fn sum(rules: &BTreeMap<WaitKey, Rules>, parts: &BTreeSet<WaitKey>) -> Rules {
     let mut all = Rules::new();
     for (rule, n) in parts.iter().filter_map(|p| rules.get(p)).flatten() {

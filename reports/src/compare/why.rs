@@ -1,4 +1,5 @@
-//! A comparison in sentences: what changed, where it comes from, and which option caused it.
+//! A comparison in sentences: what changed, where the change comes from, and which option caused
+//! it.
 
 use super::Pair;
 use super::waits::Wait;
@@ -9,11 +10,11 @@ use shardlab_plan::record::{Cause, Clock, RunKind};
 use shardlab_plan::scenario::BatchUnit;
 use shardlab_plan::units::{self, Bytes, Picos};
 
-/// Share of the step below which a change is not worth a sentence.
+/// Share of the step below which a change is not mentioned.
 const WORTH_SAYING: f64 = 0.002;
 /// Maximum number of sentences about waits.
 const WAITS: usize = 3;
-/// Maximum number of options that are spelled out.
+/// Maximum number of options that are listed.
 const OPTIONS: usize = 3;
 
 pub(super) fn sentences(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
@@ -74,8 +75,8 @@ fn parts_of_the_step(pair: &Pair, sides: [&RunView; 2]) -> Vec<String> {
     all
 }
 
-/// Compares throughput if steps differ in their tokens (rows, images). Different units are not
-/// compared.
+/// Compares throughput if steps differ in their tokens (or rows, or images). Different batch units
+/// are not compared.
 pub(crate) fn tokens(sides: [&RunView; 2], labels: [&str; 2]) -> Option<String> {
     let [a, b] = sides.map(|s| s.run.tokens);
     if a == b || a == 0 || b == 0 {
@@ -97,7 +98,7 @@ pub(crate) fn tokens(sides: [&RunView; 2], labels: [&str; 2]) -> Option<String> 
     })
 }
 
-/// Compares the effect of the power limit on the clocks of two predictions.
+/// Compares how much the power limit lowers the clocks in two predictions.
 fn clock(sides: [&RunView; 2], labels: [&String; 2]) -> Option<String> {
     let [a, b] = sides.map(|s| Clock::from_environment(&s.run.environment));
     let (a, b) = (a?, b?);
@@ -148,7 +149,7 @@ fn options(pair: &Pair) -> Option<String> {
     }
 }
 
-/// Compares the number of instructions of each kind, if single instructions cannot be aligned.
+/// Compares the number of instructions of each kind, if instructions cannot be aligned one by one.
 fn instructions(sides: [&RunView; 2]) -> Option<String> {
     if sides.iter().all(|s| s.is_recorded()) {
         return None;
@@ -236,7 +237,7 @@ fn wait(w: &Wait, a: &str, b: &str) -> String {
     } else {
         format!("{} in {}", w.of.name, w.of.phase)
     };
-    // The side that waits longer needs the explanation.
+    // The explanation is for the side that waits longer.
     let worse = usize::from(w.time[1] > w.time[0]);
     let ahead = |side: usize| count(w, Rule::Prefetch.name(), side);
     let because = match w.cause[worse] {
@@ -266,7 +267,7 @@ fn count(w: &Wait, rule: &str, side: usize) -> u32 {
     w.rules.get(rule).copied().unwrap_or_default()[side]
 }
 
-/// Says which rules issue the collectives that are waited for, if they differ.
+/// Describes which rules issue the awaited collectives, if the runs differ in that.
 fn issued(w: &Wait, a: &str, b: &str) -> String {
     let of = |rule: &str, side: usize| {
         let all: u32 = w.rules.values().map(|n| n[side]).sum();
@@ -336,9 +337,9 @@ fn memory(pair: &Pair, sides: [&RunView; 2]) -> String {
     )
 }
 
-/// Says how far the predicted step time is off, and why. Computation and exposed time make up the
-/// step; names the part with the largest error in the direction of the step's error. Hidden
-/// communication does not make a step longer.
+/// Describes how far the predicted step time is off, and why. Computation and exposed time make up
+/// the step, so the sentence names the part with the largest error in the direction of the step's
+/// error. Hidden communication does not make a step longer.
 fn prediction(p: &super::Prediction, pair: &Pair, sides: [&RunView; 2]) -> String {
     // Predicted minus measured.
     let error = |time: [Picos; 2]| signed([time[p.measured], time[1 - p.measured]]);

@@ -1,4 +1,4 @@
-//! Baselines: one text file per scenario, made to be read and diffed.
+//! Baselines: one text file per scenario, made for reading and diffing.
 
 pub(crate) mod options;
 mod write;
@@ -11,11 +11,11 @@ use std::fs::File;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Version of the file format that is written, raised when a field changes its meaning. The outline
-/// of the plan in format 1 is comparable only by the version that wrote it; everything else in such
-/// files is read.
+/// Version of the written file format. It increases when the meaning of a field changes. An outline
+/// of the plan in format 1 can be compared only by the version that wrote it; all other content of
+/// such files is read.
 pub const BASELINE_FORMAT: u32 = 2;
-/// Oldest format that is read.
+/// Oldest format that can be read.
 const OLDEST_FORMAT: u32 = 1;
 
 /// Maximum size of a file that is read, bytes.
@@ -32,7 +32,7 @@ pub enum BaselineError {
         near.as_ref().map_or_else(String::new, |n| format!(", did you mean `{n}`?"))
     )]
     Missing {
-        /// Closest name that has a baseline.
+        /// The most similar name that has a baseline.
         near: Option<String>,
         /// Path that was searched.
         path: PathBuf,
@@ -47,12 +47,12 @@ pub enum BaselineError {
         /// Reason.
         error: std::io::Error,
     },
-    /// It is not a baseline.
+    /// The file is not a baseline.
     #[error("{}{}: {message}", path.display(), at.map_or_else(String::new, |at| format!(":{}:{}", at.line, at.column)))]
     Format {
         /// Path.
         path: PathBuf,
-        /// Line and column, from 1, if one place is at fault.
+        /// Line and column, starting at 1, if the error has a place.
         at: Option<Position>,
         /// Reason.
         message: String,
@@ -60,7 +60,7 @@ pub enum BaselineError {
 }
 
 impl BaselineError {
-    /// Returns the place in the baseline's file that is at fault, if there is one.
+    /// Returns the place of the error in the baseline's file, if it has one.
     #[must_use]
     pub fn place(&self) -> Option<Place> {
         let Self::Format {
@@ -81,7 +81,7 @@ impl BaselineError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Fault {
-    /// Line and column, from 1, if one place is at fault.
+    /// Line and column, starting at 1, if the error has a place.
     pub at: Option<Position>,
     /// Message, on one line.
     pub message: String,
@@ -103,7 +103,7 @@ impl Fault {
 pub struct Baseline {
     /// Facts at the time of writing.
     pub facts: Facts,
-    /// File name, for annotations; empty if it was not read from a file.
+    /// File name for annotations; empty if the baseline was not read from a file.
     pub file: String,
     /// Version of the file's format.
     format: u32,
@@ -118,7 +118,7 @@ struct Head {
 }
 
 impl Baseline {
-    /// Creates a baseline that is not in a file.
+    /// Creates a baseline without a file.
     #[must_use]
     pub fn of(facts: Facts) -> Self {
         Self {
@@ -135,10 +135,10 @@ impl Baseline {
         write::text(facts)
     }
 
-    /// Reads a file. `scenario` is the scenario that the caller needs it for.
+    /// Reads a baseline. `scenario` is the scenario that the caller needs the baseline for.
     ///
     /// # Errors
-    /// Fails if there is none, or it is not a baseline of a known format.
+    /// Fails if the file does not exist or is not a baseline of a known format.
     pub fn read(path: &Path, scenario: &str) -> Result<Self, BaselineError> {
         let io = |error| BaselineError::Io {
             path: path.to_owned(),
@@ -182,8 +182,8 @@ impl Baseline {
                 ),
             });
         }
-        // The format is not a fact. An empty line in its place keeps the positions of the lines
-        // that follow.
+        // The format is not a fact. An empty line in its place keeps the positions of the following
+        // lines.
         let at = text.lines().position(|line| is_key(line, "format"));
         let facts = text.split('\n').enumerate();
         let facts = facts.map(|(i, line)| if Some(i) == at { "" } else { line });
@@ -197,7 +197,7 @@ impl Baseline {
         })
     }
 
-    /// Returns the plan's outline, if this version can compare it with its own.
+    /// Returns the plan's outline, if this version can compare it with its own outlines.
     #[must_use]
     pub fn outline(&self) -> Option<&str> {
         (self.format == BASELINE_FORMAT).then_some(self.facts.program.outline.as_str())
@@ -253,7 +253,7 @@ impl Baseline {
     }
 }
 
-/// Returns the closest name in the folder of a missing path.
+/// Returns the most similar name in the folder of a missing path.
 fn near(path: &Path, scenario: &str) -> Option<String> {
     let entries = std::fs::read_dir(path.parent()?).ok()?;
     let names: Vec<String> = entries
@@ -264,8 +264,8 @@ fn near(path: &Path, scenario: &str) -> Option<String> {
     nearest(scenario, names.iter().map(String::as_str)).map(str::to_owned)
 }
 
-/// Returns whether a text is meant as a baseline, valid or not: its head names a format, which no
-/// scenario does.
+/// Returns whether a text is meant as a baseline, valid or not: its head contains a format, which
+/// scenarios do not have.
 #[must_use]
 pub fn is_baseline(text: &str) -> bool {
     head(text, "format").is_some()
@@ -292,7 +292,7 @@ pub fn folder() -> Option<PathBuf> {
 }
 
 /// Returns the path of a scenario's baseline: `at` itself if it ends in `.toml` and is not a
-/// folder, otherwise `NAME.toml` in it.
+/// folder, otherwise `NAME.toml` in that folder.
 #[must_use]
 pub fn path_of(at: &Path, scenario: &str) -> PathBuf {
     if at.extension().is_some_and(|e| e == "toml") && !at.is_dir() {
@@ -313,7 +313,7 @@ pub enum Blessed {
     Unchanged,
 }
 
-/// Checks that a scenario's baseline may replace the file at a path, if there is one: it must be an
+/// Checks that a scenario's baseline may replace an existing file at a path. The file must be an
 /// older baseline of the scenario, valid or not.
 ///
 /// # Errors
@@ -382,7 +382,7 @@ fn replace(
     let written = File::create(&part)
         .and_then(|mut file| {
             write(&mut file)?;
-            // A full disk may be reported only now.
+            // A full disk may be reported only at this point.
             file.sync_all()
         })
         .and_then(|()| std::fs::rename(&part, path));

@@ -25,7 +25,7 @@ pub struct Facts {
     #[serde(default)]
     pub set: Vec<String>,
     /// Options of the resolved scenario as `section.key` and value, except the path of the profile
-    /// and the limits of the gate.
+    /// and the gate's limits.
     #[serde(default, deserialize_with = "super::baseline::options::read")]
     pub options: BTreeMap<String, String>,
     /// Policy.
@@ -45,7 +45,7 @@ pub struct Facts {
     /// Measured runs, if there are any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub measured: Option<Measured>,
-    /// What the prediction rests on. Not part of a baseline.
+    /// The basis of the prediction. It is not part of a baseline.
     #[serde(skip)]
     pub basis: Option<Basis>,
 }
@@ -76,9 +76,9 @@ pub struct MemoryFacts {
     /// Capacity of the device; `None` if unknown. Not part of a baseline.
     #[serde(skip)]
     pub capacity: Option<u64>,
-    /// Bytes that stay allocated between steps.
+    /// Bytes that remain allocated between steps.
     pub persistent: u64,
-    /// Where allocated bytes peak, for example `backward layers.1`.
+    /// Place of the peak of allocated bytes, for example `backward layers.1`.
     pub at: String,
     /// Bytes by role at the peak.
     #[serde(default)]
@@ -118,7 +118,7 @@ pub struct CheckFacts {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Measured {
-    /// Device and versions, for the reader.
+    /// Device and versions, for information only.
     #[serde(default)]
     pub environment: BTreeMap<String, String>,
     /// Digest of the program that ran.
@@ -141,7 +141,7 @@ pub struct Curve {
     /// Gradient norms, one per step.
     #[serde(default)]
     pub grad_norms: Vec<f64>,
-    /// Why the run ended before its last step.
+    /// Reason why the run ended before its last step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<String>,
 }
@@ -283,8 +283,8 @@ impl Measured {
     }
 }
 
-/// Returns the part of a run's environment that a baseline contains: no seed, since each curve has
-/// its own, and nothing that differs from call to call.
+/// Returns the part of a run's environment that a baseline contains. It excludes the seed, since
+/// each curve has its own, and facts that differ from call to call.
 #[must_use]
 pub fn lasting(environment: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let kept = [

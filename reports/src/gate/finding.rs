@@ -49,7 +49,7 @@ pub enum Status {
     Changed,
     /// There is no baseline to compare with.
     NoBaseline,
-    /// The measurements do not suffice for a decision.
+    /// There are too few measurements for a decision.
     Inconclusive,
     /// Not compared, for the reason in the message.
     Skipped,
@@ -100,7 +100,7 @@ pub struct Finding {
     /// Additional lines, for example a diff; may be empty.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub detail: String,
-    /// Decisive line: the limit, or the value in the baseline.
+    /// The line of a file that decides: the limit, or the value in the baseline.
     pub place: Option<Place>,
 }
 
@@ -114,12 +114,12 @@ pub struct Change {
     pub place: Option<Place>,
 }
 
-/// Findings that fail for one reason and count as one failure.
+/// Findings that fail for the same reason and count as one failure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Failure {
     /// The reason, in words.
     pub cause: String,
-    /// Metrics of the findings, most telling one first.
+    /// Metrics of the findings, most informative one first.
     pub metrics: Vec<String>,
     /// Decisive line.
     pub place: Option<Place>,
@@ -132,9 +132,9 @@ pub struct Verdict {
     pub scenario: String,
     /// Whether no finding fails.
     pub pass: bool,
-    /// Preset that the scenario was judged by.
+    /// Preset that the scenario was judged with.
     pub preset: GatePreset,
-    /// What the prediction rests on.
+    /// The basis of the prediction.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub basis: Option<Basis>,
     /// What changed since the baseline.
@@ -172,7 +172,7 @@ impl Verdict {
         verdict
     }
 
-    /// Adds what the prediction rests on.
+    /// Adds the basis of the prediction.
     #[must_use]
     pub fn resting_on(mut self, basis: Option<Basis>) -> Self {
         self.basis = basis;
@@ -205,7 +205,7 @@ impl Verdict {
             }
         }
         for failure in &mut all {
-            // Numbers are more telling than the fact that the program differs.
+            // Numbers are more informative than the fact that the program differs.
             failure.metrics.sort_by_key(|m| m == super::metric::DIGEST);
             let first = failing
                 .iter()
@@ -223,7 +223,7 @@ impl Verdict {
         self.findings.iter().find(|f| f.metric == metric)
     }
 
-    /// Returns the findings of a failure, most telling one first.
+    /// Returns the findings of a failure, most informative one first.
     pub fn of<'a>(&'a self, failure: &'a Failure) -> impl Iterator<Item = &'a Finding> {
         failure.metrics.iter().filter_map(|m| self.finding(m))
     }
@@ -242,7 +242,7 @@ impl Finding {
             && self.metric != super::metric::FINITE
     }
 
-    /// Returns the reason of a failure that no change explains.
+    /// Returns the cause of a failure that no change explains.
     fn cause(&self) -> String {
         if let Some(meaning) = super::metric::meaning(&self.metric) {
             return meaning.to_owned();

@@ -33,7 +33,7 @@ struct Subject<'a> {
 
 impl<'a> Subject<'a> {
     /// Creates the subject for a number with a relative limit. An annotation points at the user's
-    /// limit if there is one, otherwise at the baseline's value, otherwise at the scenario.
+    /// limit if there is one, or else at the baseline's value, or else at the scenario.
     fn limited(
         class: Class,
         metric: &'a str,
@@ -73,8 +73,8 @@ fn place(limit: Option<&Place>, otherwise: Option<Place>, limits: &Limits) -> Op
 
 /// Compares a scenario's facts with its baseline.
 ///
-/// Measured runs are judged if both sides have them. A side without them is reported and does not
-/// fail.
+/// Measured runs are judged if both sides have them. If only one side has them, this is reported
+/// and does not fail.
 #[must_use]
 pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
     let old = &baseline.facts;
@@ -145,8 +145,9 @@ pub fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Verdict {
     Verdict::new(&now.scenario, limits.preset, change, findings).resting_on(now.basis.clone())
 }
 
-/// Returns the verdict on a scenario without an available baseline, for this reason. `fault` is the
-/// place in its file, if the file is invalid. Nothing was compared, which is a failure.
+/// Returns the verdict on a scenario whose baseline is not available, for the given reason. `fault`
+/// is the place of the error if the baseline's file is invalid. Since nothing was compared, the
+/// gate fails.
 #[must_use]
 pub fn missing(now: Facts, limits: &Limits, reason: &str, fault: Option<Place>) -> Verdict {
     by_itself(now, limits, |_| Finding {
@@ -155,7 +156,7 @@ pub fn missing(now: Facts, limits: &Limits, reason: &str, fault: Option<Place>) 
     })
 }
 
-/// Returns the verdict on a scenario without a counterpart, for this reason.
+/// Returns the verdict on a scenario without a counterpart, for the given reason.
 #[must_use]
 pub fn alone(now: Facts, limits: &Limits, reason: &str) -> Verdict {
     by_itself(now, limits, |now| {
@@ -164,8 +165,8 @@ pub fn alone(now: Facts, limits: &Limits, reason: &str) -> Verdict {
     })
 }
 
-/// Judges what needs no baseline: proofs, budgets, and that losses are finite. Adds the finding
-/// that there is no baseline.
+/// Judges everything that needs no baseline: proofs, budgets, and that losses are finite. Adds the
+/// finding that there is no baseline.
 fn by_itself(now: Facts, limits: &Limits, none: impl FnOnce(&Facts) -> Finding) -> Verdict {
     let itself = Baseline::of(now);
     let mut findings = judge(&itself, &itself.facts, limits).findings;

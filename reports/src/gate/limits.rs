@@ -1,4 +1,4 @@
-//! Effective limits, and where each was defined.
+//! The limits in effect, and where each of them was defined.
 
 use serde::Serialize;
 use shardlab_plan::config::{Gate, GatePreset, GateProgram};
@@ -40,7 +40,7 @@ impl fmt::Display for Place {
 pub struct Limit {
     /// Value; relative limits are fractions.
     pub value: f64,
-    /// Where the user set it; `None` for the default.
+    /// Where the user set the limit; `None` for the default.
     pub place: Option<Place>,
 }
 
@@ -95,7 +95,7 @@ pub struct Limits {
     pub final_loss: Limit,
     /// Gradient norms.
     pub grad_norm: Limit,
-    /// Which changes of the program fail.
+    /// Changes of the program that fail.
     #[serde(skip)]
     pub program: GateProgram,
     /// Where `gate.program` was set.
@@ -108,14 +108,15 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Returns the limits of a scenario. `places` are those of its keys, `file` is its own.
+    /// Returns the limits of a scenario. `places` are the lines of its keys, and `file` is its own
+    /// file.
     #[must_use]
     pub fn new(
         gate: &Gate,
         places: &BTreeMap<String, (String, Position)>,
         file: Option<&str>,
     ) -> Self {
-        // An override has no line that an annotation could point at.
+        // An override is not on a line that an annotation could point at.
         let given = places
             .iter()
             .filter(|(_, (file, _))| !file.starts_with("--"));
@@ -154,7 +155,7 @@ impl Limits {
         }
     }
 
-    /// Returns whether the budgets alone form a verdict, so that no baseline is needed.
+    /// Returns whether the budgets alone are enough for a verdict, so that no baseline is needed.
     #[must_use]
     pub fn stand_alone(&self) -> bool {
         let given = self.max_memory.is_some() || self.max_step_ms.is_some();

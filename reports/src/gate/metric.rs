@@ -1,6 +1,6 @@
 //! Names of the metrics that a gate judges.
 
-/// Name of the finding that there is nothing to compare with.
+/// Name of the finding that no baseline exists.
 pub const BASELINE: &str = "baseline";
 /// Name of the finding about the device's capacity.
 pub(super) const FITS: &str = "fits";
@@ -20,7 +20,7 @@ pub(super) const MEASURED_MEMORY: [&str; 2] =
     ["peak allocated, measured", "peak reserved, measured"];
 /// Name of the finding about the step time of measured runs.
 pub(super) const MEASURED_STEP: &str = "step, both measured";
-/// Name of the finding about their collectives.
+/// Name of the finding about the collectives of measured runs.
 pub(super) const MEASURED_COLLECTIVES: &str = "collectives, measured";
 
 /// Returns whether a metric is judged independently of the baseline.
@@ -28,7 +28,8 @@ pub(super) fn stands_alone(metric: &str) -> bool {
     metric == FITS || metric == FINITE || BUDGETS.contains(&metric)
 }
 
-/// Explains the failure of a metric that is judged independently of the baseline.
+/// Explains what the failure of a metric means if the metric is judged independently of the
+/// baseline.
 pub(super) fn meaning(metric: &str) -> Option<&'static str> {
     let [reserved, measured, step] = BUDGETS;
     Some(match metric {

@@ -1,11 +1,11 @@
-//! The plan as a short text that can be stored, read and diffed.
+//! The plan as a short text for storing, reading and diffing.
 //!
-//! A program's full text has one line per instruction, with numbered buffers and events: one more
-//! buffer renumbers half of it. An outline gives the same order of work without numbers. It names
-//! operands by role and layers relative to the previous layer, and writes loops instead of
+//! A program's full text has one line per instruction, with numbered buffers and events, so one
+//! more buffer renumbers half of it. An outline gives the same order of work without numbers. It
+//! names operands by role and layers relative to the previous layer, and writes loops instead of
 //! repetitions. Parts that several places share are written once, so neither the depth nor the
-//! number of micro-batches makes it longer. What an outline cannot distinguish (which of two
-//! buffers with one role is read), the digest can.
+//! number of micro-batches makes it longer. The digest distinguishes what an outline cannot, such
+//! as which of two buffers with the same role is read.
 //!
 //! ```text
 //! [block 1] alloc act 128Mi 2*32Ki; free act 2*tmp      a shared part: act is activation, tmp temporary
@@ -96,10 +96,10 @@ fn lines(program: &Program, kind: SectionKind) -> Vec<String> {
     lines
 }
 
-/// Consecutive allocations or frees, as one statement.
+/// Consecutive allocations or frees as one statement.
 struct Group {
     head: String,
-    /// Sizes with one role and place, or roles.
+    /// Sizes with the same role and place, or roles.
     items: Vec<String>,
     tail: String,
 }
@@ -148,8 +148,8 @@ impl Group {
     }
 }
 
-/// Returns the buffers that a statement of an expanded outline allocates: their role, and each size
-/// with its count.
+/// Returns the buffers that a statement of an expanded outline allocates: their role, and the count
+/// of each size.
 pub(crate) fn allocations(statement: &str) -> Option<(&str, Vec<(u64, u32)>)> {
     let words = match statement.split_once(": ") {
         Some((label, rest)) if !label.contains(' ') => rest,
@@ -164,18 +164,18 @@ pub(crate) fn allocations(statement: &str) -> Option<(&str, Vec<(u64, u32)>)> {
     Some((role, sizes.collect()))
 }
 
-/// The place in the model that the program has reached.
+/// The current place in the model.
 #[derive(Default)]
 struct Place {
     /// Phase and unit.
     at: Option<(&'static str, usize)>,
-    /// The layer named last, by the parts of its name around the number.
+    /// Numbers of the last layers, by the rest of their names.
     layers: BTreeMap<String, i64>,
 }
 
 impl Place {
-    /// Returns a heading if the phase or the unit changes. Layer numbers are relative to the layer
-    /// named last.
+    /// Returns a heading if the phase or the unit changes. Layer numbers are relative to the
+    /// previous layer.
     fn go(&mut self, program: &Program, instr: &Instr) -> Option<String> {
         let (phase, unit) = (instr.phase.name(), instr.unit.index());
         if self.at.replace((phase, unit)) == Some((phase, unit)) {
@@ -263,7 +263,8 @@ fn line(program: &Program, instr: &Instr) -> String {
         Op::HostWait(_) => "host waits".to_owned(),
         Op::HostWork { kind, count } => {
             let kind = format!("{kind:?}").to_lowercase();
-            // Omit `dispatch`, the most common kind: autograd's operations in backward.
+            // `dispatch` is omitted, because it is the most common kind: the operations of autograd
+            // in backward.
             let kind = kind
                 .strip_suffix("dispatch")
                 .filter(|k| !k.is_empty())
@@ -282,7 +283,7 @@ fn line(program: &Program, instr: &Instr) -> String {
     labelled(instr, &text)
 }
 
-/// Returns a statement with a label for what it works for.
+/// Returns a statement with a label for its purpose.
 fn labelled(instr: &Instr, text: &str) -> String {
     let rule = match instr.rule {
         Rule::Model | Rule::State | Rule::Optimizer | Rule::Refresh => String::new(),
@@ -300,7 +301,7 @@ fn stream(program: &Program, stream: StreamId) -> String {
     }
 }
 
-/// Returns the name of a role; a short one for the two most frequent roles.
+/// Returns the name of a role. The two most frequent roles have short names.
 const fn short(role: Role) -> &'static str {
     match role {
         Role::Temporary => "tmp",
@@ -309,7 +310,7 @@ const fn short(role: Role) -> &'static str {
     }
 }
 
-/// Returns the full name of a short role.
+/// Returns the full name of a role from its short name.
 fn role_of(word: &str) -> &str {
     match word {
         "tmp" => Role::Temporary.name(),

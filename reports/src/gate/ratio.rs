@@ -1,8 +1,9 @@
-//! Judges measured time: old against new, interleaved in one call.
+//! Judges measured time: old and new runs, interleaved in one call.
 //!
 //! A stored time depends on the state of the machine as much as on the program, so measured time is
-//! never compared with a baseline file. Runs of both sides alternate (A B B A …), so that drift
-//! affects both. Each run counts with its median, since steps within a run are not independent.
+//! never compared with a baseline file. Runs of both sides alternate (A B B A …), so drift affects
+//! both sides. Each run is represented by its median, because steps within a run are not
+//! independent.
 
 use super::finding::{Class, Finding, Status};
 use super::limits::{Limits, percent};
@@ -51,8 +52,8 @@ pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, Stats
         Samples::Measured(new),
         &Options::default(),
     )?;
-    // A faster program needs no new baseline, since measured times have none: only the upper limit
-    // counts.
+    // A faster program needs no new baseline, because measured times have none. Only the upper
+    // limit counts.
     let above = 1.0 + limit.value;
     let status = if c.ratio.low > above {
         Status::Regression
@@ -76,8 +77,8 @@ pub fn judge(old: &[f64], new: &[f64], limits: &Limits) -> Result<Finding, Stats
 
 fn sentence(c: &Comparison, limit: f64) -> String {
     let relative = |x: f64| format!("{} %", signed(100.0 * x, 1));
-    // The interval alone shows whether a change is significant; the gate requires that it is
-    // significantly beyond the limit.
+    // The interval alone shows whether a change is significant. The gate also requires that the
+    // change is significantly beyond the limit.
     let seen = c.detectable.map_or_else(String::new, |least| {
         let least = (1000.0 * (limit + least)).ceil() / 1000.0;
         format!(

@@ -1,7 +1,7 @@
 //! Judges measured runs of the user's own jobs: one run against another, without a scenario.
 //!
-//! Memory is deterministic and compared as it is. Times of two jobs were not measured in turns, so
-//! drift of the machine counts as a change; limits should be wider than that.
+//! Memory is deterministic and compared directly. The times of the two jobs were not measured in
+//! turns, so drift of the machine counts as a change; limits should allow for it.
 
 use super::finding::{Class, Finding, Status, Verdict};
 use super::limits::{Limit, Limits, percent};
@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 /// Minimum number of steps on each side for a statistical test.
 const MIN_STEPS: usize = 3;
 
-/// Judges `after` by `before`: peak memory, step time and collectives.
+/// Judges `after` against `before`: peak memory, step time and collectives.
 #[must_use]
 pub fn judge(before: &RunView, after: &RunView, limits: &Limits) -> Verdict {
     let [allocated, reserved] = MEASURED_MEMORY;
@@ -120,7 +120,7 @@ fn time(before: &[f64], after: &[f64], limits: &Limits) -> Finding {
     }
 }
 
-/// Compares a few steps: a change counts if no step of one side is like one of the other.
+/// Compares a few steps. A change counts only if the times of the two sides do not overlap.
 fn few(before: &[f64], after: &[f64], change: f64, limits: &Limits) -> (Status, String) {
     let limit = limits.measured_step_time.value;
     let most = |all: &[f64]| all.iter().copied().fold(f64::MIN, f64::max);
@@ -145,7 +145,7 @@ fn few(before: &[f64], after: &[f64], change: f64, limits: &Limits) -> (Status, 
     }
 }
 
-/// Compares many steps by their medians with an interval.
+/// Compares many steps by the ratio of their medians, with an interval.
 fn tested(before: &[f64], after: &[f64], change: f64, limits: &Limits) -> (Status, String) {
     let limit = limits.measured_step_time.value;
     let options = Options {
@@ -223,7 +223,7 @@ fn collectives(before: &RunView, after: &RunView, limits: &Limits) -> Finding {
     }
 }
 
-/// Compares with absolute limits, if the user gave some.
+/// Compares with absolute limits, if the user set some.
 fn budgets(after: &RunView, limits: &Limits) -> Vec<Finding> {
     let mut all = Vec::new();
     let mut one = |class, metric, limit: &Limit, now: f64, words: &dyn Fn(f64) -> String| {
@@ -297,7 +297,7 @@ mod tests {
         let grown = judge(&before, &run(&[12.0, 12.1, 11.9, 12.0], 3 << 29), &limits());
         assert_eq!(status(&grown, MEASURED_STEP), Status::Regression);
         assert_eq!(status(&grown, MEASURED_MEMORY[0]), Status::Regression);
-        // Less is not a failure.
+        // A decrease is not a failure.
         assert!(judge(&run(&[12.0, 12.1, 11.9], 2 << 30), &before, &limits()).pass);
     }
 

@@ -9,14 +9,14 @@ use shardlab_plan::record::{Cause, CostSources, MemoryReport, PeakAt, Run, RunKi
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
 
-/// Returns the value that a word in a baseline names; `None` for words of other versions.
+/// Returns the value that a word in a baseline stands for; `None` for words of other versions.
 fn named<T: DeserializeOwned>(word: &str) -> Option<T> {
     serde_json::from_value(serde_json::Value::String(word.to_owned())).ok()
 }
 
 impl Facts {
     /// Returns the baseline as a run: its prediction, or the training of its first seed (`None` if
-    /// it has none). It has no spans and no memory curve; a training has no times.
+    /// it has none). It has no spans and no memory curve, and a training run has no times.
     #[must_use]
     pub fn run_view(&self, kind: RunKind) -> Option<RunView> {
         let measured = match kind {
@@ -105,7 +105,7 @@ fn peak(memory: &MemoryFacts) -> (&str, &str) {
     memory.at.split_once(' ').unwrap_or((&memory.at, ""))
 }
 
-/// Returns the units that the numbers name.
+/// Returns the units that the numbers refer to.
 fn units(memory: &MemoryFacts) -> Vec<String> {
     let mut all: Vec<String> = memory.by_unit.keys().cloned().collect();
     let (_, at) = peak(memory);
@@ -142,7 +142,7 @@ fn report(memory: &MemoryFacts, units: &[String]) -> MemoryReport {
             instr: InstrId(0),
             time: Picos::ZERO,
             phase: named(phase).unwrap_or(Phase::Init),
-            // Units are numbered in 16 bits, and a baseline names only a few.
+            // Unit numbers have 16 bits, and a baseline lists only a few units.
             unit: UnitId(u16::try_from(unit).unwrap_or(0)),
             micro_batch: 0,
         },
@@ -180,7 +180,7 @@ mod tests {
         assert_eq!(sim.program.counts[&SectionKind::Steady]["launch"], 3);
         assert!(sim.run.losses.is_empty());
         let exec = facts.run_view(RunKind::Exec).unwrap();
-        // A stored time is never compared with one from another day.
+        // A stored time is never compared with a time from another day.
         assert!(exec.samples_ms().is_empty() && exec.run.exposed.is_empty());
         assert_eq!(exec.run.memory.peak_allocated, Bytes(1001));
         assert_eq!(exec.run.losses.len(), 4);

@@ -13,7 +13,7 @@ pub(super) type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// Result of drawing. Writing to a string does not fail.
 pub(super) type Drawn = Result<(), Box<dyn std::error::Error>>;
 
-/// Placeholders for variables: colours that nothing else uses.
+/// Placeholders for variables: colours that are not used otherwise.
 pub(super) const INK: RGBColor = RGBColor(1, 1, 1);
 /// Axes and less important text.
 pub(super) const FAINT: RGBColor = RGBColor(2, 2, 2);
@@ -46,7 +46,7 @@ pub(super) fn plot(
         drawn.and_then(|()| area.present().map_err(Into::into))
     };
     if let Err(e) = drawn {
-        // Show an error in the plot instead of hiding it.
+        // An error is shown in the plot instead of being hidden.
         svg = format!(
             "<svg width=\"{WIDTH}\" height=\"60\" viewBox=\"0 0 {WIDTH} 60\" xmlns=\"http://www.w3.org/2000/svg\">\n\
              <text x=\"20\" y=\"36\" font-size=\"24\" fill=\"var(--ink)\">{}</text></svg>",
@@ -75,7 +75,7 @@ fn variables(svg: &str) -> String {
     for i in 0..SERIES {
         out = out.replace(&format!("\"#09090{i}\""), &format!("\"var(--c{i})\""));
     }
-    // Remove attributes without effect that occur thousands of times.
+    // Attributes without effect that occur thousands of times are removed.
     out.replace(" opacity=\"1\"", "")
 }
 
@@ -137,7 +137,7 @@ pub(super) fn short(x: f64) -> String {
     }
 }
 
-/// Returns text shortened to at most `most` characters.
+/// Returns text, shortened to at most `most` characters.
 pub(super) fn cut(text: &str, most: usize) -> String {
     if text.chars().count() <= most {
         return text.to_owned();
@@ -145,7 +145,7 @@ pub(super) fn cut(text: &str, most: usize) -> String {
     text.chars().take(most - 1).chain(['…']).collect()
 }
 
-/// Returns a range that contains these values with a margin, never empty.
+/// Returns a range with a margin that contains these values. It is never empty.
 pub(super) fn range(values: impl Iterator<Item = f64>) -> std::ops::Range<f64> {
     let (mut low, mut high) = (f64::INFINITY, f64::NEG_INFINITY);
     for x in values.filter(|x| x.is_finite()) {

@@ -6,7 +6,7 @@ use super::svg::{Anchor, Canvas, TEXT, width_of};
 
 /// Height of a cell.
 const CELL: f64 = 68.0;
-/// Maximum width of a cell; a map of few columns stays narrow enough for a phone.
+/// Maximum width of a cell, so that a map with few columns is narrow enough for a phone.
 const WIDEST: f64 = 190.0;
 /// Width of the colour scale, of its gradations, and its height.
 const SCALE: f64 = 320.0;
@@ -35,7 +35,7 @@ pub struct Cell {
     pub value: f64,
     /// Whether it fits the device. A cell that does not fit is shown, but is never the best.
     pub fits: bool,
-    /// Whether it is the best of all, without a tie.
+    /// Whether it is the best of all cells, without a tie.
     pub best: bool,
 }
 
@@ -76,7 +76,8 @@ pub fn heat(
     let most = (f64::from(draw::WIDTH) - left - 20.0) / columns;
     let names = x.1.iter().map(|n| width_of(n, TEXT) + 16.0);
     let w = names.fold(130.0, f64::max).min(WIDEST).min(most);
-    // Above the rows is the title of their axis, below the columns that of theirs.
+    // The title of the rows' axis is above the rows, and the title of the columns' axis is below
+    // the columns.
     let top = if y.0.is_empty() { 8.0 } else { 44.0 };
     let bottom = top + rows * CELL;
     let titles = [x.0, y.0].map(|t| draw::cut(t, TITLE));
@@ -146,7 +147,7 @@ fn draw_cell(canvas: &mut Canvas, place: [f64; 4], cell: &Cell, worst: f64, best
     );
 }
 
-/// Draws the scale: from the worst value on the left to the best on the right.
+/// Draws the scale from the worst value on the left to the best on the right.
 fn scale(canvas: &mut Canvas, (x, y): (f64, f64), measure: Measure, worst: f64, best: f64) {
     let part = SCALE / f64::from(GRADATIONS);
     for i in 0..GRADATIONS {
@@ -177,7 +178,7 @@ fn describe(measure: Measure, x: (&str, &[String]), y: (&str, &[String]), cells:
     for (row, name) in cells.iter().zip(y.1) {
         for (cell, column) in row.iter().zip(x.1) {
             if let Some(cell) = cell.filter(|c| c.best) {
-                // The first of equal cells, as in tables.
+                // The first of equal cells is the best, as in tables.
                 best.get_or_insert((cell.value, column, name));
             }
         }

@@ -16,7 +16,7 @@ pub struct Curve {
     pub values: Vec<f64>,
 }
 
-/// Dash patterns of the second and later curves. They show that equal curves overlap, and
+/// Dash patterns of the second and later curves. They make overlapping curves visible, and
 /// distinguish curves without colours.
 const DASHES: [&str; 4] = ["16 10", "5 8", "24 8 5 8", "2 6"];
 

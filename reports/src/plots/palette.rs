@@ -1,4 +1,4 @@
-//! Colours: readable on their background, and distinguishable by colour-blind readers.
+//! Colours that are readable on their background and distinguishable for colour-blind readers.
 
 /// Number of series colours in each palette.
 pub const SERIES: usize = 8;
@@ -24,10 +24,10 @@ pub struct Palette {
     pub link: &'static str,
     /// Series and kinds of work, in order of use.
     pub series: [&'static str; SERIES],
-    /// Families of memory, from the bottom of the stack to the top: muted, so that areas of memory
-    /// are distinguishable from bars of work.
+    /// Families of memory, from the bottom of the stack to the top. Their colours are muted, so
+    /// that areas of memory look different from bars of work.
     pub memory: [&'static str; SERIES],
-    /// The best cell of a heat map. Paler cells have less of it; text stays readable on all.
+    /// The best cell of a heat map. Worse cells are paler; text is readable on all of them.
     pub heat: &'static str,
 }
 
@@ -131,7 +131,7 @@ mod tests {
     #[test]
     fn contrast_is_that_of_wcag() {
         assert!((contrast("#000000", "#ffffff") - 21.0).abs() < 1e-9);
-        // The usual example of a grey that is just dark enough.
+        // The well-known grey that is just dark enough.
         assert!((contrast("#767676", "#ffffff") - 4.54).abs() < 0.005);
     }
 
@@ -147,7 +147,7 @@ mod tests {
                 let ratio = contrast(colour, p.panel);
                 assert!(ratio >= 4.5, "{colour} on {}: {ratio:.2}", p.panel);
             }
-            // Areas without text on them.
+            // Areas that have no text on them.
             for colour in p.memory {
                 let ratio = contrast(colour, p.ground);
                 assert!(ratio >= 3.0, "{colour} on {}: {ratio:.2}", p.ground);
@@ -220,8 +220,9 @@ mod tests {
             .sqrt()
     }
 
-    /// Checks that the colours differ from each other. A difference of 0.02 is just visible: with
-    /// normal vision, colours differ six times as much, with any colour blindness four times.
+    /// Checks that the colours differ from each other. A difference of 0.02 is just visible. With
+    /// normal vision the colours must differ six times as much, with any colour blindness four
+    /// times.
     fn distinguishable(colours: &[&str]) {
         for (i, a) in colours.iter().enumerate() {
             for b in &colours[i + 1..] {
@@ -249,7 +250,7 @@ mod tests {
         }
     }
 
-    /// Work is saturated and memory is muted, so that neither is taken for the other.
+    /// Work is saturated and memory is muted, so that they are not confused.
     #[test]
     fn memory_is_muted() {
         let chroma = |c: &&str| {

@@ -12,7 +12,8 @@ const LEFT: f64 = 130.0;
 const RIGHT: f64 = 40.0;
 const TOP: f64 = 24.0;
 const BOTTOM: f64 = 90.0;
-/// A limit farther away than this multiple of the largest point is only mentioned in words.
+/// A limit farther away than this multiple of the largest point is mentioned only in the
+/// description.
 const FAR: f64 = 1.5;
 /// Radius of a point.
 const RADIUS: f64 = 9.0;
@@ -30,14 +31,14 @@ pub struct Spot {
     pub throughput: f64,
     /// Whether it fits the device.
     pub fits: bool,
-    /// Whether no other point is faster with as little memory.
+    /// Whether no other point is faster with at most the same memory.
     pub on_front: bool,
 }
 
 /// Draws points, the steps of the front, and the memory of the device in GiB.
 ///
-/// Points that do not fit are hollow. The front and as many of the others as there is room for are
-/// labelled; every point shows its numbers when the pointer rests on it.
+/// Points that do not fit are hollow. Labels are drawn for the front and for as many other points
+/// as there is room for. Every point shows its numbers when the pointer hovers over it.
 #[must_use]
 pub fn pareto(title: &str, unit: &str, spots: &[Spot], capacity: Option<f64>) -> Plot {
     let largest = spots.iter().map(|s| s.reserved).fold(0.0, f64::max);
@@ -125,7 +126,7 @@ fn point(canvas: &mut Canvas, spot: &Spot, unit: &str, (x, y): (f64, f64)) {
     canvas.close();
 }
 
-/// Labels points without overlaps: those on the front first.
+/// Labels points without overlaps, starting with those on the front.
 fn labels(canvas: &mut Canvas, spots: &[Spot], place: &impl Fn(&Spot) -> (f64, f64)) {
     let (first, rest): (Vec<&Spot>, Vec<&Spot>) = spots.iter().partition(|s| s.on_front);
     let marks = spots.iter().map(|s| {
@@ -250,7 +251,7 @@ mod tests {
         let at = centres(&plot.svg);
         assert!(at[0].0 < at[1].0 && at[1].0 < at[2].0);
         assert!(at[1].1 < at[2].1 && at[2].1 < at[0].1);
-        // Equal differences are equal distances.
+        // Equal differences correspond to equal distances.
         let (dx, dy) = (at[1].0 - at[0].0, at[0].1 - at[1].1);
         assert!(((at[2].0 - at[1].0) / dx - 0.2).abs() < 0.01);
         assert!(((at[2].1 - at[1].1) / dy - 0.5).abs() < 0.01);
@@ -263,7 +264,7 @@ mod tests {
         );
     }
 
-    /// A far limit does not squeeze the points, but is named.
+    /// A far limit does not squeeze the points, but is mentioned.
     #[test]
     fn a_far_limit_is_in_words_only() {
         let spots = [spot("0", 4.0, 8.0, true), spot("1", 5.0, 9.0, true)];
@@ -322,7 +323,7 @@ mod tests {
         }
     }
 
-    /// Written positions are rounded to a tenth.
+    /// Positions in the SVG are rounded to a tenth.
     fn shrunk([x, y, w, h]: [f64; 4]) -> [f64; 4] {
         [x + 0.1, y + 0.1, w - 0.2, h - 0.2]
     }

@@ -4,10 +4,10 @@ use super::draw::{self, FAINT, GRID, series, short, text};
 use super::{Key, Plot};
 use plotters::prelude::*;
 
-/// Maximum number of points per colour: the longest instructions.
+/// Maximum number of points per colour. The longest instructions are drawn.
 const POINTS: usize = 400;
 
-/// Draws points by kind: predicted and measured microseconds. Both are equal on the diagonal.
+/// Draws points by kind: predicted and measured microseconds. On the diagonal, both are equal.
 #[must_use]
 pub fn scatter(name: &str, title: &str, kinds: &[(String, Vec<(f64, f64)>)]) -> Plot {
     let good = |p: &&(f64, f64)| p.0 > 0.0 && p.1 > 0.0 && p.0.is_finite() && p.1.is_finite();

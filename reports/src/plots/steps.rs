@@ -6,7 +6,7 @@ use plotters::prelude::*;
 
 /// Maximum number of samples drawn as points.
 const POINTS: usize = 200;
-/// Maximum number of runs whose numbers the description lists; for more runs it gives the range.
+/// Maximum number of runs whose numbers the description lists. For more runs it gives the range.
 const MAX_LISTED: usize = 6;
 /// Height of a row.
 const ROW: u32 = 64;

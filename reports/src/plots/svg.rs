@@ -1,4 +1,4 @@
-//! A small SVG writer for drawings whose geometry is computed here.
+//! A small SVG writer for drawings whose geometry this crate computes.
 
 use super::draw::{escape, titled};
 use super::{Key, Plot};
@@ -14,7 +14,7 @@ pub(super) fn width_of(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * CHARACTER
 }
 
-/// Point of a text that its position refers to.
+/// Point of a text that is placed at its position.
 #[derive(Clone, Copy)]
 pub(super) enum Anchor {
     Start,
@@ -32,7 +32,7 @@ impl Anchor {
     }
 }
 
-/// A drawing in the making. Colours are names of variables, such as `ink`.
+/// A drawing under construction. Colours are names of variables, such as `ink`.
 pub(super) struct Canvas {
     out: String,
 }
@@ -118,7 +118,7 @@ impl Canvas {
         self.out.push_str(elements);
     }
 
-    /// Opens a group whose text a browser shows when the pointer rests on it.
+    /// Opens a group with a tooltip.
     pub(super) fn open_titled(&mut self, title: &str) {
         let _ = write!(self.out, "<g><title>{}</title>", escape(title));
     }

@@ -1,5 +1,5 @@
-//! A step over time: its streams as lanes, and below them its memory, on one time axis. A
-//! standalone drawing, and data for zooming.
+//! A step over time: its streams as lanes, and its memory below them, on one time axis. Consists of
+//! a standalone drawing and data for zooming.
 
 mod drawing;
 mod geometry;
@@ -15,14 +15,14 @@ use serde::Serialize;
 use shardlab_plan::record::{Blocker, Cause};
 use std::collections::BTreeMap;
 
-/// Maximum number of spans in the data of one timeline: the longest.
+/// Maximum number of spans in the data of one timeline. The longest spans are kept.
 const MAX_SPANS: usize = 20_000;
 /// Maximum number of spans in the data of all timelines of a page: about 4 MB.
 const MAX_SPANS_PER_PAGE: usize = 72_000;
-/// Number of the colour of exposed time.
+/// Index of the colour of exposed time.
 const EXPOSED: usize = 8;
 
-/// Returns the maximum number of spans for each of `timelines` timelines of a page.
+/// Returns the maximum number of spans per timeline for a page with `timelines` timelines.
 #[must_use]
 pub const fn share(timelines: usize) -> usize {
     if timelines * MAX_SPANS <= MAX_SPANS_PER_PAGE {
@@ -58,10 +58,10 @@ pub const fn colour(work: Work) -> usize {
     }
 }
 
-/// Data for the script. Times are nanoseconds since the start of the step.
+/// Data for the script. Times are in nanoseconds since the start of the step.
 #[derive(Serialize)]
 struct Data<'a> {
-    /// Length of the time axis: that of the longest step of the page.
+    /// Length of the time axis, which is that of the longest step on the page.
     length: u64,
     /// Length of this step.
     own: u64,
@@ -71,7 +71,7 @@ struct Data<'a> {
     top: f64,
     lane: f64,
     gap: f64,
-    /// Height at which the time axis is.
+    /// Vertical position of the time axis.
     axis: f64,
     lanes: Vec<Lane>,
     names: Vec<&'a str>,
@@ -89,7 +89,7 @@ struct Data<'a> {
 struct Lane {
     name: String,
     /// Seven numbers per span: start relative to the previous span, length, colour, name, unit,
-    /// phase, and what it waited for.
+    /// phase, and what the span waited for.
     spans: Vec<u64>,
 }
 
@@ -158,8 +158,8 @@ pub fn timeline(name: &str, title: &str, view: &RunView, length: u64, most: usiz
             description,
             legend,
         },
-        // Plain data always serialises. `<` is escaped, so that no text can end the page's script
-        // element.
+        // Plain data can always be serialized. `<` is escaped, so that no text can end the page's
+        // script element.
         data: serde_json::to_string(&data)
             .unwrap_or_default()
             .replace('<', "\\u003c"),
@@ -202,8 +202,8 @@ fn streams(
     lanes.into_iter().map(|(i, bars)| (name(i), bars)).collect()
 }
 
-/// Returns the gaps of the compute stream. Their names, which follow those of the view, say what
-/// they waited for.
+/// Returns the gaps of the compute stream. Their names, appended to those of the view, describe
+/// what they waited for.
 fn gaps(view: &RunView, awaited: &mut Vec<String>) -> Vec<Bar> {
     let from = view.run.recorded_from.0;
     let mut known: BTreeMap<String, u64> = BTreeMap::new();
@@ -227,7 +227,7 @@ fn gaps(view: &RunView, awaited: &mut Vec<String>) -> Vec<Bar> {
         .collect()
 }
 
-/// Keeps the longest `most` spans, and returns how many are left out.
+/// Keeps the `most` longest spans, and returns the number of dropped ones.
 fn limit(named: &mut [(String, Vec<Bar>)], most: usize) -> usize {
     let total: usize = named.iter().map(|(_, b)| b.len()).sum();
     let left_out = total.saturating_sub(most);
@@ -274,7 +274,7 @@ fn describe(named: &[(String, Vec<Bar>)], length: u64) -> String {
     )
 }
 
-/// What the start of a span waited for, by number.
+/// What the start of a span waited for, by index.
 const WAITS: [&str; 7] = [
     "the host",
     "its stream",
@@ -374,7 +374,7 @@ mod tests {
         }
     }
 
-    /// Of two runs on one scale, the shorter one ends before the axis does.
+    /// With two runs on one scale, the shorter one ends before the axis.
     #[test]
     fn steps_share_a_scale() {
         let view = testing::view(300);
@@ -391,7 +391,7 @@ mod tests {
             .fold(0.0, f64::max);
         let half = f64::midpoint(GUTTER, f64::from(WIDTH));
         assert!(last > half - 20.0 && last < half + 1.0, "{last}");
-        // A step is never cut off.
+        // A step is never truncated.
         let v = timeline("t", "T", &view, 1, MAX_SPANS).data;
         assert!(v.contains(&format!("\"length\":{own},")));
     }

@@ -15,7 +15,7 @@ use std::borrow::Cow;
 
 /// Maximum number of runs whose streams and memory are drawn; the tables contain all runs.
 const DRAWN: usize = 12;
-/// Steps that differ in length by more than this factor have scales of their own.
+/// Ratio of step lengths beyond which timelines do not share a scale.
 const ALIKE: u64 = 4;
 /// Names of two runs in sentences and columns.
 const LETTERS: [&str; 2] = ["A", "B"];
@@ -24,7 +24,7 @@ pub(super) fn report(title: Option<&str>, items: &[Item]) -> Report {
     let items = &numbered(items);
     let title = title.map_or_else(|| default_title(items), str::to_owned);
     let (detailed, which) = sweep::detailed(items);
-    // Two runs are A and B wherever their names would be repeated.
+    // Two runs are called A and B wherever their names would be repeated.
     let named = prefixed(items);
     let (all, detailed) = match items.as_slice() {
         [_, _] => (lettered(items), lettered(items)),
@@ -51,7 +51,7 @@ pub(super) fn report(title: Option<&str>, items: &[Item]) -> Report {
     }
 }
 
-/// Names the only two runs A and B.
+/// Names two runs A and B, if there are only two.
 fn lettered(items: &[Item]) -> Cow<'static, [Item]> {
     let named = items.iter().zip(LETTERS).map(|(item, letter)| Item {
         label: letter.to_owned(),
@@ -60,7 +60,7 @@ fn lettered(items: &[Item]) -> Cow<'static, [Item]> {
     Cow::Owned(named.collect())
 }
 
-/// Puts the letters of the only two runs before their names.
+/// Prefixes the names of two runs with their letters, if there are only two.
 fn prefixed(items: &[Item]) -> Cow<'_, [Item]> {
     if items.len() != LETTERS.len() {
         return Cow::Borrowed(items);
@@ -126,8 +126,8 @@ fn streams(items: &[Item]) -> Section {
     }
 }
 
-/// Returns the length of the longest step as the scale of all; 0 for scales of their own if the
-/// shortest would be too small to read.
+/// Returns the length of the longest step as the scale of all timelines; 0 for separate scales, if
+/// the shortest step would be too small to read.
 fn common_length(items: &[&Item]) -> u64 {
     let lengths = || items.iter().map(|i| plots::timeline::length(&i.view));
     match (lengths().min(), lengths().max()) {
@@ -145,7 +145,7 @@ fn memory(items: &[Item]) -> Option<Section> {
     })
 }
 
-/// Returns whether a run was predicted or measured, as a word.
+/// Returns a word for whether a run was predicted or measured.
 fn kind(item: &Item) -> &'static str {
     item.view.run.kind.word()
 }
@@ -159,7 +159,7 @@ fn number(x: f64, digits: usize) -> String {
     }
 }
 
-/// Formats a number of a run, with the digits that its basis justifies.
+/// Formats a number of a run with the digits that its basis justifies.
 fn priced(item: &Item, x: f64, digits: usize) -> String {
     match &item.view.run.basis {
         Some(basis) if basis.is_estimate() && x.is_finite() => {

@@ -1,4 +1,4 @@
-//! Writes a report as one HTML file that contains its style, script and drawings and fetches
+//! Writes a report as one HTML file that contains its style, scripts and drawings and loads
 //! nothing.
 
 use super::{Block, Card, Change, Report, Table};
@@ -57,8 +57,8 @@ pub fn html(report: &Report) -> String {
     out
 }
 
-/// Returns the palettes as style variables: light, dark if the reader's system or choice says so,
-/// and light again for printing.
+/// Returns the palettes as CSS variables: light by default, dark if the reader's system or choice
+/// asks for it, and light for printing.
 fn themes() -> String {
     let variables = |p: &Palette| {
         p.variables()
@@ -135,7 +135,7 @@ fn put_card(out: &mut String, card: &Card) {
     out.push_str("</dl>\n</article>\n");
 }
 
-/// Returns a change behind a number, with its meaning in a class and in a mark.
+/// Returns the change shown after a number, with its meaning as a class and as a mark.
 fn change(change: Option<&Change>) -> String {
     change.map_or_else(String::new, |c| {
         let class = match c.is_better {
@@ -195,7 +195,7 @@ fn put_plot(out: &mut String, plot: &Plot) {
         escape(&plot.title),
         escape(&plot.description)
     );
-    // Work and memory of one drawing have legends of their own.
+    // Work and memory of a drawing have separate legends.
     let is_work = |key: &Key| matches!(key, Key::Series(_) | Key::Exposed);
     let first = plot.legend.iter().take_while(|(key, _)| is_work(key));
     let (work, memory) = plot.legend.split_at(first.count());

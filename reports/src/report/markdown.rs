@@ -57,7 +57,7 @@ fn put(out: &mut String, block: &Block, image: &impl Fn(&Plot) -> Option<String>
     }
 }
 
-/// Returns a change behind a number.
+/// Returns the change shown after a number.
 fn change(change: Option<&Change>) -> String {
     change.map_or_else(String::new, |c| format!(" ({})", line(&c.text())))
 }
@@ -97,7 +97,7 @@ fn put_table(out: &mut String, table: &Table) {
     }
 }
 
-/// Escapes text so that it stays on one line, also in tables, and has no effect as markup.
+/// Escapes text so that it stays on one line, also in tables, and contains no markup.
 fn line(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {

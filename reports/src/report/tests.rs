@@ -55,8 +55,8 @@ fn every_part_is_there() {
     assert!(text.contains("predicted (2)"), "{text}");
 }
 
-/// Reports of mixtures say how experts are divided, and list collectives that carry tokens apart
-/// from those of weights.
+/// Reports of mixtures of experts describe how experts are divided, and list collectives that carry
+/// tokens separately from those of weights.
 #[test]
 fn experts_have_a_section() {
     use crate::view::{Exchange, ExpertsView};
@@ -182,7 +182,7 @@ fn html_is_whole_and_fetches_nothing() {
     assert_eq!(page, html(&Report::new(Some("A <report>"), &items())));
     assert!(page.contains("<title>A &lt;report&gt;</title>"));
     assert!(page.contains("&lt;measured&gt; &amp; kept") && !page.contains("<measured>"));
-    // Addresses occur only as names of vocabularies.
+    // Addresses occur only as names of XML namespaces.
     let rest = page.replace("http://www.w3.org/2000/svg", "");
     for word in ["http:", "https:", "src=", "@import", "url("] {
         assert!(!rest.contains(word), "{word}");
@@ -309,7 +309,7 @@ fn a_sweep_becomes_a_map() {
     );
 }
 
-/// The axes of a sweep take precedence over other options that changed.
+/// The axes of a sweep take precedence over other changed options.
 #[test]
 fn a_map_follows_the_axes_it_is_given() {
     let items: Vec<Item> = ["native", "fsdp2", "megatron"]
@@ -376,7 +376,7 @@ fn cube() -> Vec<Item> {
     all
 }
 
-/// A large sweep shows its best fitting points, and has one column per axis.
+/// A large sweep shows its best points that fit, and has one column per axis.
 #[test]
 fn a_sweep_of_three_axes_shows_the_best_that_fit() {
     let items = cube();
@@ -393,8 +393,8 @@ fn a_sweep_of_three_axes_shows_the_best_that_fit() {
         .collect();
     let best = "Best that fits: prefetch_forward=2 units=1 recompute=true";
     assert_eq!(heads, [(best, "84.00 ms per step")]);
-    // In milliseconds: 2 and 3 take 84 and 85 with recompute (79 and 80 without do not fit), then
-    // 89, 90 and 94, 95.
+    // In milliseconds: with recompute, 2 and 3 take 84 and 85, then 89, 90 and 94, 95. Without
+    // recompute they take 79 and 80, and do not fit.
     let plots = report.plots();
     let titles = plots.iter().map(|p| p.title.as_str());
     let drawn: Vec<&str> = titles
@@ -460,7 +460,7 @@ fn map(items: &[Item]) -> Plot {
     found.expect("a map").clone()
 }
 
-/// The shortest step has the fewest tokens: tokens per second decide.
+/// The shortest step has the fewest tokens, so tokens per second determine the best.
 #[test]
 fn a_map_of_steps_that_differ_in_tokens_goes_by_tokens_a_second() {
     let mut items = batches();
@@ -509,8 +509,8 @@ fn the_best_of_a_map_fits_the_device() {
     );
 }
 
-/// Stars follow the rules of the map: steps with different work are not compared, and only fitting
-/// runs are marked.
+/// Stars follow the rules of the map: steps with different work are not compared, and only runs
+/// that fit are marked.
 #[test]
 fn stars_are_for_runs_that_fit_and_for_numbers_that_compare() {
     let mut items = batches();
@@ -532,7 +532,7 @@ fn stars_are_for_runs_that_fit_and_for_numbers_that_compare() {
         all.retain(|(_, cell)| cell.contains(" ms") || cell.contains("tokens"));
         all
     };
-    // The three that fit take a millisecond per hundred tokens: none is the best.
+    // The three runs that fit take a millisecond per hundred tokens, so none is the best.
     assert_eq!(starred(&items), []);
     for i in &mut items {
         i.view.run.tokens = 1000;
@@ -586,7 +586,8 @@ fn cards(report: &Report) -> &[Card] {
     found.expect("cards")
 }
 
-/// Of two runs, the second card says how it differs, and whether that is better.
+/// With two runs, the second card shows how it differs, and whether the difference is an
+/// improvement.
 #[test]
 fn the_second_card_has_changes() {
     let mut two: Vec<Item> = items().into_iter().step_by(2).collect();
@@ -623,7 +624,7 @@ fn the_second_card_has_changes() {
     assert!(text.contains("| cause | A | B |"), "{text}");
 }
 
-/// A prediction is not better than a measurement, only different.
+/// A prediction is not better or worse than a measurement, only different.
 #[test]
 fn predictions_and_measurements_are_not_ranked() {
     let mut two: Vec<Item> = items().into_iter().take(2).collect();
@@ -638,7 +639,7 @@ fn predictions_and_measurements_are_not_ranked() {
     assert!(!markdown(&report, |_| None).contains('★'));
 }
 
-/// The header says what the numbers rest on: once if it is the same for all runs.
+/// The header contains the basis of the numbers, once if it is the same for all runs.
 #[test]
 fn the_header_states_the_basis() {
     let all = items();
@@ -658,7 +659,7 @@ fn the_header_states_the_basis() {
     assert!(html(&other).contains("<p class=\"about\">B: Measured run on 4 x h200-nvlink.</p>"));
 }
 
-/// Timelines of one page have one scale.
+/// All timelines of a page have the same scale.
 #[test]
 fn timelines_share_a_scale() {
     let mut two = [item("a", 400), item("b", 400)];
@@ -672,7 +673,7 @@ fn timelines_share_a_scale() {
         _ => None,
     });
     assert!(data.all(|d| d.starts_with(&format!("{{\"length\":{length},"))));
-    // A step of another order of magnitude would leave nothing to see of the others.
+    // A step of another order of magnitude would make the others too small to see.
     let run = &mut two[1].view.run;
     run.recorded_to = Picos(4 * run.recorded_to.0);
     let own = crate::plots::timeline::length(&two[0].view);

@@ -5,8 +5,8 @@ use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
-/// Maximum number of samples that all resamples together draw, so that long series cost at most a
-/// tenth of a second. Beyond it there are fewer resamples, but at least [`MIN_RESAMPLES`].
+/// Maximum number of samples drawn by all resamples together, so that long series take at most a
+/// tenth of a second. Beyond it the number of resamples is lower, but at least [`MIN_RESAMPLES`].
 const BUDGET: usize = 5_000_000;
 /// Minimum number of resamples, if that many are requested.
 const MIN_RESAMPLES: usize = 1_000;
@@ -24,8 +24,8 @@ pub struct Interval {
     pub level: f64,
 }
 
-/// Returns the ratio of the medians of `b` to `a` with its percentile interval. Both sides need
-/// samples, all of them positive.
+/// Returns the ratio of the median of `b` to the median of `a`, with its percentile interval. Both
+/// sides need samples, and all samples must be positive.
 ///
 /// A side with one sample, or with equal samples, adds no spread.
 #[must_use]
@@ -99,21 +99,21 @@ impl<'a> Side<'a> {
     }
 }
 
-/// Returns a uniform number in `0..n`, by multiplication. The bias of at most `n` in 2^64 does not
-/// matter.
+/// Returns a uniform number in `0..n`, by multiplication. The bias of at most `n` in 2^64 is
+/// negligible.
 fn below(rng: &mut ChaCha8Rng, n: usize) -> usize {
     ((u128::from(rng.next_u64()) * n as u128) >> 64) as usize
 }
 
-/// Returns the smallest value such that a share `q` of the values is not above it.
+/// Returns the smallest value that is at least as large as a share `q` of the values.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let n = sorted.len();
-    // A rank that is a whole number except for rounding is that whole number.
+    // A rank that differs from a whole number only by rounding is that whole number.
     let rank = (q * n as f64 - 1e-9).ceil() as usize;
     sorted[rank.clamp(1, n) - 1]
 }
 
-/// Returns the median of values in any order, which it changes; NaN if there are none.
+/// Returns the median of values in any order, and reorders them; NaN if there are none.
 fn median_of(all: &mut [f64]) -> f64 {
     let n = all.len();
     if n == 0 {

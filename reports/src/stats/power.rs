@@ -48,8 +48,8 @@ pub fn detectable(a: &[f64], b: &[f64], options: &Options) -> Option<f64> {
 }
 
 /// Returns the probability that a t value with these degrees of freedom and noncentrality exceeds
-/// the two-sided critical value: the normal probability given the estimated spread `s`, integrated
-/// over `s`, which follows a chi distribution divided by the root of `df`.
+/// the two-sided critical value. This is the normal probability given the estimated spread `s`,
+/// integrated over `s`, which follows a chi distribution divided by the square root of `df`.
 fn noncentral(df: f64, shift: f64, significance: f64) -> f64 {
     let (Ok(student), Ok(normal)) = (StudentsT::new(0.0, 1.0, df), Normal::new(0.0, 1.0)) else {
         return f64::NAN;
@@ -64,12 +64,12 @@ fn noncentral(df: f64, shift: f64, significance: f64) -> f64 {
         }
         (constant + (df - 1.0) * s.ln() - df * s * s / 2.0).exp()
     };
-    // Ten standard deviations (about 1 / sqrt(2 df)) around 1 cover all of it. With few degrees of
-    // freedom it reaches further down.
+    // Ten standard deviations (about 1 / sqrt(2 df)) around 1 cover the whole distribution. With
+    // few degrees of freedom it extends further down.
     let reach = 10.0 / (2.0 * df).sqrt();
     let (from, to) = ((1.0 - reach).max(0.0), 1.0 + reach);
     let step = (to - from) / f64::from(2 * PIECES);
-    // Simpson's rule, normalised by the density's own integral, which cancels its error.
+    // Simpson's rule, normalised by the integral of the density, so that its error cancels.
     let (mut sum, mut mass) = (0.0, 0.0);
     for i in 0..=2 * PIECES {
         let s = from + step * f64::from(i);

@@ -12,7 +12,7 @@ const EXACT_UP_TO: usize = 40;
 pub struct RankTest {
     /// Number of pairs in which B is larger; ties count half.
     pub u: f64,
-    /// Probability of such a U, or one further from its mean, if both sides have the same
+    /// Probability of a U that is at least this far from its mean, if both sides have the same
     /// distribution.
     pub p: f64,
     /// Whether `p` is exact: for few samples without ties. Otherwise it is the normal approximation
@@ -24,8 +24,8 @@ pub struct RankTest {
 #[must_use]
 pub fn mann_whitney(a: &[f64], b: &[f64]) -> RankTest {
     let method = MannWhitneyUMethod::AsymptoticInclContinuityCorrection;
-    // The function rejects NaN and empty inputs, and returns NaN if all values are equal: nothing
-    // indicates a difference then.
+    // The function rejects NaN and empty inputs. It returns NaN if all values are equal, which
+    // indicates no difference.
     let (u, p) = mannwhitneyu(b, a, method, Alternative::TwoSided)
         .unwrap_or((a.len() as f64 * b.len() as f64 / 2.0, 1.0));
     let p = if p.is_nan() { 1.0 } else { p };
@@ -45,7 +45,7 @@ pub fn mann_whitney(a: &[f64], b: &[f64]) -> RankTest {
 /// Returns the two-sided p-value, computed from the number of orders with each U.
 ///
 /// statrs has an exact method too, but version 0.19.1 returns the other tail unless the first
-/// sample is the larger one, and enumerates every combination.
+/// sample is the larger one, and it enumerates all combinations.
 fn exact_p(u: usize, n: usize, m: usize) -> f64 {
     // ways[k][u]: number of orders of k values of one side among i of the other with this U. Each
     // iteration adds one value of the other side.

@@ -11,7 +11,7 @@ pub struct WelchTest {
     pub t: f64,
     /// Degrees of freedom (Welch and Satterthwaite).
     pub df: f64,
-    /// Probability of such a t, or one further from 0, if the means are equal.
+    /// Probability of a t that is at least this far from 0, if the means are equal.
     pub p: f64,
 }
 

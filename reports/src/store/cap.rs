@@ -1,4 +1,4 @@
-//! Limits the size of a store: the oldest unnamed runs make room for new ones.
+//! Limits the size of a store: the oldest unnamed runs are removed to make room for new ones.
 
 use super::error::StoreError;
 use super::id::Id;
@@ -11,8 +11,8 @@ use std::fmt;
 use std::fs;
 use std::path::Path;
 
-/// Percentage of the cap that is left after removing runs, so that not every save has to remove
-/// one.
+/// Percentage of the cap that remains used after removing runs, so that not every save has to
+/// remove one.
 const ROOM: u64 = 90;
 
 /// Maximum number of runs and bytes of a store.
@@ -66,9 +66,9 @@ impl Cap {
 }
 
 impl Store {
-    /// Removes the oldest unnamed runs until the store is well below the cap, and returns their
-    /// number. Predictions are removed before measurements, which are more expensive to repeat.
-    /// `newest`, which has just been saved, is kept.
+    /// Removes the oldest unnamed runs until the store is well below the cap, and returns the
+    /// number of removed runs. Predictions are removed before measurements, which are more
+    /// expensive to repeat. The run `newest`, which has just been saved, is kept.
     ///
     /// # Errors
     /// Fails if the folder cannot be read or a run cannot be removed.

@@ -1,4 +1,4 @@
-//! Summary files: the part of a run that lists, filters and queries use.
+//! Summary files: the part of a run that is used for lists, filters and queries.
 
 use super::error::StoreError;
 use super::files::{GAPS, MEMORY, RUN, SPANS, SUMMARY};
@@ -19,7 +19,7 @@ pub struct Entry {
     /// Id.
     #[serde(serialize_with = "as_text")]
     pub id: Id,
-    /// When it was saved: `YYYY-MM-DDTHH:MM:SSZ`.
+    /// Time of saving: `YYYY-MM-DDTHH:MM:SSZ`.
     pub created: String,
     /// `sim` or `exec`.
     pub kind: String,
@@ -35,14 +35,14 @@ pub struct Entry {
     pub program_digest: String,
     /// Digest of the options.
     pub scenario_digest: String,
-    /// `section.key=VALUE` from the command line.
+    /// Overrides `section.key=VALUE` from the command line.
     pub overrides: Vec<String>,
     /// Options by `section.key`, including those of a what-if.
     pub settings: BTreeMap<String, String>,
     /// Environment.
     pub environment: BTreeMap<String, String>,
-    /// Every number of the summary by its path in the JSON, for example `step_ms.median` or
-    /// `memory.peak_allocated_bytes`, and `loss.first`, `loss.last`, `spans`.
+    /// Every number of the summary, keyed by its path in the JSON, for example `step_ms.median` or
+    /// `memory.peak_allocated_bytes`. Also contains `loss.first`, `loss.last` and `spans`.
     pub metrics: BTreeMap<String, f64>,
 }
 
@@ -85,7 +85,7 @@ pub(super) fn summary(id: &Id, view: &RunView) -> impl Serialize {
     all
 }
 
-/// The part of the summary file that is read.
+/// The fields of the summary file that are read.
 #[derive(Deserialize)]
 struct File {
     kind: String,
@@ -164,8 +164,8 @@ impl Entry {
         self.overrides.iter().cloned().chain(what_if).collect()
     }
 
-    /// Returns a key that is equal for equal predictions: it covers everything except when and
-    /// where they were made. Measurements have no key, since no two are the same.
+    /// Returns a key that is equal for equal predictions. It covers everything except when and
+    /// where they were made. Measurements have no key, because no two are the same.
     pub(super) fn identity(&self) -> Option<String> {
         if self.kind != RunKind::Sim.name() {
             return None;
@@ -185,14 +185,14 @@ impl Entry {
         serde_json::to_string(&same).ok()
     }
 
-    /// Returns a metric; NaN if the run has none with that name.
+    /// Returns a metric; NaN if the run does not have it.
     #[must_use]
     pub fn metric(&self, name: &str) -> f64 {
         self.metrics.get(name).copied().unwrap_or(f64::NAN)
     }
 
-    /// Returns the value of a filter or grouping key: a field, an option (by any name of its key)
-    /// or a fact of the environment.
+    /// Returns the value of a filter key or grouping key: a field, an option (by any name of its
+    /// key) or a fact of the environment.
     #[must_use]
     pub fn field(&self, key: &str) -> Option<String> {
         Some(match key {
@@ -213,7 +213,7 @@ impl Entry {
         })
     }
 
-    /// Returns everything that [`Self::field`] knows, by key.
+    /// Returns all values that [`Self::field`] can return, by key.
     #[must_use]
     pub fn fields(&self) -> BTreeMap<String, String> {
         let own = Self::FIELDS.iter().map(|k| (*k).to_owned());
@@ -258,9 +258,9 @@ fn numbers(path: &str, value: &Value, into: &mut BTreeMap<String, f64>) {
 pub struct Term {
     /// A field, an option or a fact of the environment.
     pub key: String,
-    /// Expected value; a prefix is enough for digests.
+    /// Expected value. For digests, a prefix is enough.
     pub value: String,
-    /// Whether the value should be equal or different.
+    /// Whether the values must be equal (`true`) or different.
     pub equal: bool,
 }
 
@@ -284,7 +284,7 @@ impl Term {
         })
     }
 
-    /// Returns whether a run satisfies the term. A key that the run does not have has no value.
+    /// Returns whether a run satisfies the term. A key that the run lacks does not have any value.
     #[must_use]
     pub fn matches(&self, entry: &Entry) -> bool {
         let digest = self.key.ends_with("digest") && !self.value.is_empty();

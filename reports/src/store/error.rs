@@ -24,7 +24,7 @@ pub enum StoreError {
         /// What is wrong.
         reason: String,
     },
-    /// A text refers to no run, or to more than one.
+    /// A text refers to no run or to more than one.
     #[error("no run `{text}` in {}: {help}", dir.display())]
     Unknown {
         /// The text.
@@ -41,7 +41,7 @@ pub enum StoreError {
         name: String,
         /// Folder of the store.
         dir: PathBuf,
-        /// A similar name, or nothing.
+        /// A similar name, or empty.
         help: String,
     },
     /// A name is not allowed.
@@ -66,8 +66,8 @@ impl StoreError {
         }
     }
 
-    /// Returns whether the user's input is at fault: a wrong name or path, rather than a full disk,
-    /// for example.
+    /// Returns whether the user's input is the cause: for example a wrong name or path, but not a
+    /// full disk.
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         match self {
@@ -76,8 +76,8 @@ impl StoreError {
         }
     }
 
-    /// Returns the reason without the path of the folder. Includes the name of the file if it is
-    /// one of several.
+    /// Returns the reason without the path of the folder. It includes the name of the file if there
+    /// are several files.
     #[must_use]
     pub fn reason(&self) -> String {
         let file = |path: &Path| {

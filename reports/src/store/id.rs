@@ -7,8 +7,8 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Minimum length of an abbreviated id.
 const MIN_PREFIX: usize = 2;
 
-/// Id of a run: `YYYYMMDD-HHMMSSmmm-xxxxxx` in UTC (milliseconds last) with six random hexadecimal
-/// digits. Ids sort by time.
+/// Id of a run: `YYYYMMDD-HHMMSSmmm-xxxxxx` in UTC. `mmm` are milliseconds, and `xxxxxx` are six
+/// random hexadecimal digits. Ids sort by time.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Id(String);
 
@@ -18,7 +18,7 @@ impl Id {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap_or_default();
-        // Every RandomState has other keys, also in a forked process.
+        // Every RandomState has different keys, also in a forked process.
         let random = RandomState::new().build_hasher().finish() & 0xff_ffff;
         let (seconds, ms) = (now.as_secs(), now.subsec_millis());
         Self(format!("{}{ms:03}-{random:06x}", stamp(seconds)))
@@ -43,7 +43,7 @@ impl Id {
         &self.0
     }
 
-    /// Returns the random digits, which people type.
+    /// Returns the random digits, which users type.
     #[must_use]
     pub fn tail(&self) -> &str {
         &self.0[19..]
@@ -64,7 +64,7 @@ impl Id {
         )
     }
 
-    /// Returns the day, `YYYYMMDD`, which sorts.
+    /// Returns the day as `YYYYMMDD`. These texts sort by date.
     #[must_use]
     pub fn day(&self) -> &str {
         &self.0[..8]
@@ -128,8 +128,8 @@ fn stamp(seconds: u64) -> String {
     )
 }
 
-/// Returns the date of a number of days since 1970, counted in 400-year cycles from March 1 of the
-/// year 0.
+/// Returns the date of a number of days since 1970. Days are counted in 400-year cycles from March
+/// 1 of the year 0.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (cycle, day) = (days / 146_097, days % 146_097);

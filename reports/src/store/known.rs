@@ -1,4 +1,4 @@
-//! Finds equal predictions in a store, so that none is saved twice.
+//! Finds equal predictions in a store, so that none of them is saved twice.
 
 use super::entry::{Entry, summary};
 use super::error::StoreError;
@@ -8,7 +8,7 @@ use crate::view::RunView;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
-/// The predictions of a store by content, read once for one or many saves.
+/// The predictions of a store by content, read once for any number of saves.
 #[derive(Debug)]
 pub struct Known(Mutex<BTreeMap<String, Id>>);
 
@@ -17,12 +17,12 @@ pub struct Known(Mutex<BTreeMap<String, Id>>);
 pub struct Saved {
     /// Its id.
     pub id: Id,
-    /// Whether it already existed: equal predictions are saved once.
+    /// Whether it already existed, since equal predictions are saved only once.
     pub before: bool,
 }
 
 impl Store {
-    /// Returns the existing predictions. Of several equal ones the newest counts.
+    /// Returns the existing predictions. If several are equal, the newest counts.
     ///
     /// # Errors
     /// Fails if the folder cannot be read.
@@ -36,7 +36,7 @@ impl Store {
     /// same options and the same numbers, made by the same version. Measurements are always saved.
     ///
     /// # Errors
-    /// Fails if the run cannot be written; nothing of it is listed then.
+    /// Fails if the run cannot be written. In that case, it is not listed.
     pub fn save_once(&self, view: &RunView, known: &Known) -> Result<Saved, StoreError> {
         let view = write::complete(view);
         let identity = identity(&view)?;

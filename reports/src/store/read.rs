@@ -44,7 +44,7 @@ pub(super) fn view(dir: &Path) -> Result<RunView, StoreError> {
             _ => Ok(gaps),
         }
     })?;
-    // A repeated step contains an instruction more than once.
+    // With a repeated step, an instruction occurs more than once.
     instrs.sort_by_key(|i| i.id);
     instrs.dedup_by_key(|i| i.id);
     view.instrs = instrs;

@@ -1,7 +1,8 @@
 //! The large parts of a run as CSV: spans, memory samples and gaps.
 //!
-//! A row describes its instruction in full (kernel, kind of work, unit, phase, …), so that a table
-//! can be read without other files. The numbers of unit and stream allow exact reading.
+//! Each row describes its instruction in full (kernel, kind of work, unit, phase, …), so that a
+//! table can be read without other files. The numbers of unit and stream make exact reading
+//! possible.
 
 use crate::view::{InstrView, Names, RunView, Work};
 use csv::{ByteRecord, Writer};
@@ -145,7 +146,7 @@ pub(super) fn write_gaps(view: &RunView, to: impl Write) -> Result<(), csv::Erro
     Ok(rows.finish()?)
 }
 
-/// Reads rows with the expected titles; later versions may append columns.
+/// Reads rows with the expected titles. Later versions may append columns.
 struct Reader<'a> {
     csv: csv::Reader<&'a [u8]>,
     record: ByteRecord,
@@ -225,7 +226,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns the value that the field names; `None` if it is empty.
+    /// Returns the value that the field stands for; `None` if it is empty.
     fn one_of<T: Copy>(
         &mut self,
         all: &[T],

@@ -16,10 +16,10 @@ use std::time::Duration;
 /// File of the scenario's text.
 const SCENARIO: &str = "scenario.toml";
 
-/// Number of ids to try before giving up. Two runs in one second share their random digits once in
-/// 16 million times.
+/// Number of ids to try before the write fails. Two runs in the same second have the same random
+/// digits once in 16 million times.
 const TRIES: u32 = 16;
-/// Age beyond which a folder without any file counts as abandoned.
+/// Age beyond which a folder without files counts as abandoned.
 const ABANDONED_AFTER: Duration = Duration::from_secs(60);
 
 /// Content of `run.json`.
@@ -61,7 +61,7 @@ pub(super) fn save(store: &Store, view: &RunView) -> Result<Id, StoreError> {
     create_dir(&store.dir)?;
     save_in(store, view).inspect_err(|_| {
         if is_new {
-            // Succeeds only if it is empty.
+            // Succeeds only if the folder is empty.
             let _ = fs::remove_dir(&store.dir);
         }
     })
@@ -101,8 +101,8 @@ fn save_in(store: &Store, view: &RunView) -> Result<Id, StoreError> {
     Err(StoreError::invalid(&store.dir, "no free name was found"))
 }
 
-/// Writes and flushes everything. The returned file is locked, which shows others that its writer
-/// is alive.
+/// Writes and flushes all files. The returned file is locked, which shows other processes that the
+/// writer is alive.
 fn write(dir: &Path, id: &Id, view: &RunView) -> Result<File, StoreError> {
     let path = dir.join(RUN);
     let failed = |e| StoreError::io(&path, e);
@@ -208,17 +208,17 @@ pub(super) fn create_dir(dir: &Path) -> Result<(), StoreError> {
     fs::create_dir_all(dir).map_err(|e| StoreError::io(dir, e))
 }
 
-/// Flushes a folder, so that the names in it survive a loss of power.
+/// Flushes a folder, so that the names in it survive a power failure.
 fn sync(dir: &Path) -> Result<(), StoreError> {
-    // Not every system allows opening a folder; flushing the files has to suffice there.
+    // Not every system allows opening a folder. In that case, flushing the files has to suffice.
     match File::open(dir) {
         Ok(file) => file.sync_all().map_err(|e| StoreError::io(dir, e)),
         Err(_) => Ok(()),
     }
 }
 
-/// Returns whether the writer of an unfinished run is gone: nothing holds the lock on its first
-/// file.
+/// Returns whether the writer of an unfinished run has stopped: the first file of the run is not
+/// locked.
 pub(super) fn abandoned(dir: &Path) -> bool {
     match File::open(dir.join(RUN)) {
         Ok(file) => match file.try_lock() {

@@ -7,10 +7,10 @@ use shardlab_plan::program::{Op, SectionKind};
 use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 
-/// Returns the buffers alive on the device after an instruction, in order of allocation, when the
-/// program has run its sections up to it.
+/// Returns the buffers alive on the device after an instruction, in order of allocation, if the
+/// program has run its sections up to that instruction.
 ///
-/// An allocation by the instruction itself counts, and a free by it has happened.
+/// An allocation or a free by the instruction itself has already happened.
 #[must_use]
 pub fn alive_at(program: &Program, at: InstrId) -> Vec<BufferId> {
     let mut since: Vec<Option<u32>> = vec![None; program.buffers.len()];
@@ -24,7 +24,7 @@ pub fn alive_at(program: &Program, at: InstrId) -> Vec<BufferId> {
     for section in order.iter().filter_map(|&kind| program.section(kind)) {
         for i in section.instrs.clone() {
             match program.instrs[i as usize].op {
-                // Host memory takes up none of the device's.
+                // Host memory does not count towards the device's memory.
                 Op::Alloc(b) if program.buffers[b.index()].pool != Pool::Host => {
                     since[b.index()] = Some(clock);
                     clock += 1;
@@ -55,7 +55,7 @@ pub fn launched_after(program: &Program, at: InstrId) -> Option<&str> {
         .find(|name| !name.is_empty())
 }
 
-/// Equal buffers alive at the peak.
+/// A group of equal buffers alive at the peak.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Alive {
     /// Name of the first buffer, for example `logits root#812`.
@@ -73,7 +73,7 @@ pub struct Alive {
 }
 
 impl Alive {
-    /// Returns the requested bytes of all of them.
+    /// Returns the requested bytes of the whole group.
     #[must_use]
     pub fn total(&self) -> Bytes {
         self.bytes * u64::from(self.count)

@@ -1,5 +1,5 @@
-//! Experts of a run: how ranks divide them, how many rows they reserve, and what exchanging tokens
-//! takes.
+//! Experts of a run: how they are divided among ranks, how many rows are reserved, and how long the
+//! exchange of tokens takes.
 
 use serde::{Deserialize, Serialize};
 use shardlab_plan::ir::{
@@ -16,31 +16,31 @@ use std::collections::{BTreeMap, BTreeSet};
 pub struct ExpertsView {
     /// Experts of a layer.
     pub experts: u64,
-    /// Experts of a layer that a rank has.
+    /// Number of experts per layer and rank.
     pub experts_per_rank: u64,
-    /// Experts that take each token.
+    /// Number of experts that process each token.
     pub top_k: u64,
-    /// Ranks that divide the experts.
+    /// Number of ranks among which the experts are divided.
     pub ep: u32,
-    /// How tokens reach them; `None` if each rank has all experts.
+    /// How tokens reach their experts; `None` if each rank has all experts.
     pub dispatcher: Option<String>,
-    /// What chooses experts: `balanced`, `seeded` or a file for predictions and forced choices,
+    /// What chooses the experts: `balanced`, `seeded` or a file for predictions and forced choices,
     /// `model` for routers.
     pub routing: String,
-    /// Rows of the busiest rank of any layer, relative to the mean, as `routing` has them.
+    /// Rows of the busiest rank in any layer, relative to the mean, according to `routing`.
     pub imbalance: f64,
     /// Rows that a rank reserves for the choices of a layer.
     pub rows_reserved: u64,
-    /// Rows of the busiest layer that are expected to be used.
+    /// Expected number of used rows in the busiest layer.
     pub rows_expected: u64,
-    /// Time of collectives that bring tokens (in backward, gradients) to experts, milliseconds of
-    /// the recorded step.
+    /// Time of the collectives that bring tokens (in backward, gradients) to experts, milliseconds
+    /// of the recorded step.
     pub dispatch_ms: f64,
-    /// Time of those that bring results back.
+    /// Time of the collectives that bring the results back.
     pub combine_ms: f64,
-    /// Time of the matmuls of experts.
+    /// Time of the experts' matmuls.
     pub matmul_ms: f64,
-    /// These collectives by kind. Others of the same kind are of weights and gradients.
+    /// These collectives by kind. Other collectives of the same kind carry weights and gradients.
     pub exchanges: BTreeMap<CollectiveKind, Exchange>,
 }
 
@@ -53,7 +53,7 @@ pub struct Exchange {
     pub bytes: u64,
     /// Time, milliseconds.
     pub busy_ms: f64,
-    /// Time of these during which no kernel computes.
+    /// Time of these collectives during which no kernel computes.
     pub exposed_ms: f64,
 }
 
@@ -86,7 +86,8 @@ impl ExpertsView {
         Some(view)
     }
 
-    /// Says in two lines how ranks divide experts, and what tokens take.
+    /// Describes in two lines how experts are divided among ranks, and how long the exchange of
+    /// tokens takes.
     #[must_use]
     pub fn lines(&self) -> [String; 2] {
         let dispatcher = self.dispatcher.as_deref();
@@ -109,7 +110,7 @@ impl ExpertsView {
     /// Adds the times of the recorded step.
     fn add_times(&mut self, run: &Run, program: &Program) {
         let busy = computing(run);
-        // In which passes over a unit the experts have computed.
+        // The passes over a unit in which the experts have already computed.
         let mut computed: BTreeSet<(UnitId, Phase, u16)> = BTreeSet::new();
         let mut spans: Vec<&Span> = run.spans.iter().collect();
         spans.sort_by_key(|s| s.instr);
@@ -156,8 +157,8 @@ fn routing(run: &Run, s: &Scenario) -> String {
     text.unwrap_or("model").to_owned()
 }
 
-/// Returns the factor with rows, and how many of them are expected to be used, of a matmul of
-/// experts.
+/// For a matmul of experts, returns the number of rows of its factor, and how many of them are
+/// expected to be used.
 fn of_experts(op: &BodyOp) -> Option<[u64; 2]> {
     let (routed, weight) = match op.op {
         OpKind::GroupedGemm(of) => (of.routed, false),
@@ -168,12 +169,12 @@ fn of_experts(op: &BodyOp) -> Option<[u64; 2]> {
     };
     let shape = &op.inputs.first()?.shape;
     let (cols, all) = (shape.last().copied()?, shape.iter().product::<u64>());
-    // Weight gradients of 8-bit factors have rows as columns.
+    // Weight gradients do not count: with 8-bit factors, their rows are columns of the factor.
     let rows = if weight { 0 } else { all / cols.max(1) };
     Some([rows, if weight { 0 } else { routed.unwrap_or(rows) }])
 }
 
-/// Returns the rows that a rank reserves for a layer, and those that are expected.
+/// Returns the rows that a rank reserves for a layer, and the rows that are expected to be used.
 fn rows(program: &Program) -> [u64; 2] {
     let ops = program.kernels.iter().flat_map(|k| &k.body);
     ops.filter_map(of_experts)
@@ -190,8 +191,8 @@ fn is_matmul(program: &Program, id: InstrId) -> bool {
     }
 }
 
-/// Returns a collective that carries tokens, their gradients or numbers between the ranks that
-/// divide experts.
+/// Returns a collective that carries tokens, their gradients or counts between the ranks among
+/// which experts are divided.
 fn exchange<'p>(program: &'p Program, op: &Op) -> Option<&'p Collective> {
     let Op::Collective { id, .. } = *op else {
         return None;
@@ -202,14 +203,14 @@ fn exchange<'p>(program: &'p Program, op: &Op) -> Option<&'p Collective> {
     carries.then_some(c)
 }
 
-/// Returns when the compute stream is busy.
+/// Returns the intervals in which the compute stream is busy.
 fn computing(run: &Run) -> Vec<(u64, u64)> {
     let on = run.spans.iter().filter(|s| s.stream == COMPUTE);
     let mut all: Vec<(u64, u64)> = on.map(|s| (s.start.0, s.end.0)).collect();
     intervals::union(&mut all)
 }
 
-/// Returns the time of a span within the intervals.
+/// Returns the part of a span's time that is within the intervals.
 fn overlap(busy: &[(u64, u64)], span: &Span) -> Picos {
     let first = busy.partition_point(|(_, end)| *end <= span.start.0);
     let span = [(span.start.0, span.end.0)];

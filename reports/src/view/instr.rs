@@ -45,7 +45,7 @@ pub(crate) struct Names {
 }
 
 impl Names {
-    /// Creates the table from names by index. The first of equal names counts.
+    /// Creates the table from names by index. Of equal names, the first counts.
     pub(crate) fn of(all: Vec<String>) -> Self {
         let mut known = BTreeMap::new();
         for (i, name) in all.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Memory over the recorded step, on the time axis of the device, and its composition.
+//! Memory over the recorded step on the time axis of the device, and its composition.
 
 use super::RunView;
 use shardlab_plan::ir::{InstrId, Role};
@@ -28,8 +28,8 @@ impl Family {
     /// Number of families.
     pub const COUNT: usize = 8;
 
-    /// All families, from the bottom of the stack to the top: what persists between steps comes
-    /// first, so that what changes most moves nothing else.
+    /// All families, from the bottom of the stack to the top. Persistent memory comes first, so
+    /// that the most variable families do not move the others.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Weights,
         Self::Optimizer,
@@ -75,7 +75,7 @@ impl Family {
 /// Bytes per family, in the order of [`Family::ALL`].
 pub type Stack = [u64; Family::COUNT];
 
-/// Memory from one point in time to the next.
+/// The memory from one point in time to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Picoseconds since the start of the step.
@@ -102,14 +102,14 @@ impl MemoryCurve {
     ///
     /// The allocator works in host time, and the host runs ahead of the device. Each sample is
     /// placed where the device reaches it: at the start of the next kernel that the host issued to
-    /// the compute stream. So the curve lines up with the streams, and its order and values are
-    /// those of the allocator. The level at the start of the step is that of its end, because
-    /// steady steps are alike.
+    /// the compute stream. The curve is therefore aligned with the streams, while its order and
+    /// values are those of the allocator. The level at the start of the step equals the level at
+    /// its end, because all steady steps are the same.
     #[must_use]
     pub fn new(view: &RunView) -> Self {
         let timeline = &view.run.memory.timeline;
         let times = device_times(view).unwrap_or_else(|| host_times(view));
-        // The level at the start of the step, unless a sample is there.
+        // The level at the start of the step, unless there is a sample at the start.
         let level = times.iter().zip(0..).max_by_key(|o| *o.0);
         let level = level.filter(|_| times.iter().all(|&t| t > 0));
         let mut order: Vec<(u64, usize)> = level.map(|(_, i)| (0, i)).into_iter().collect();
@@ -123,7 +123,7 @@ impl MemoryCurve {
                 reserved: timeline[i].reserved.0,
             })
             .collect();
-        // The first of equal samples.
+        // Of equal samples, the first is the peak.
         let peak = (0..samples.len())
             .rev()
             .max_by_key(|&i| samples[i].allocated);
@@ -140,8 +140,9 @@ impl MemoryCurve {
     }
 }
 
-/// Returns when the device reaches each sample, picoseconds since the start of the step; `None` if
-/// the ids of the samples say nothing about the order of issue, as in imported traces.
+/// Returns the time when the device reaches each sample, in picoseconds since the start of the
+/// step. Returns `None` if the ids of the samples do not show the order of issue, as in imported
+/// traces.
 fn device_times(view: &RunView) -> Option<Vec<u64>> {
     let from = view.run.recorded_from.0;
     let compute = view.run.spans.iter().filter(|s| s.stream.index() == 0);
@@ -154,7 +155,7 @@ fn device_times(view: &RunView) -> Option<Vec<u64>> {
         return None;
     }
     let end = view.recorded().0;
-    // Kernels of a stream start in the order of issue, and the curve never goes back in time.
+    // Kernels of a stream start in the order of issue, and the curve never moves back in time.
     let mut next = 0;
     let times = timeline.iter().map(|sample| {
         while kernels.get(next).is_some_and(|k| k.0 < sample.instr) {
@@ -165,8 +166,8 @@ fn device_times(view: &RunView) -> Option<Vec<u64>> {
     Some(times.collect())
 }
 
-/// Returns the host's times, picoseconds since the start of the step. What the host allocated
-/// before the step is placed one step later, where the next step allocates it.
+/// Returns the host's times, picoseconds since the start of the step. Allocations before the step
+/// are shown one step later, where the next step makes them.
 fn host_times(view: &RunView) -> Vec<u64> {
     let from = view.run.recorded_from.0;
     let length = view.recorded().0.max(1);
@@ -178,8 +179,8 @@ fn host_times(view: &RunView) -> Vec<u64> {
     timeline.map(|s| within_step(s.time.0)).collect()
 }
 
-/// Returns the composition of every sample, starting from the peak. Each neighbouring sample
-/// differs by one buffer, whose role is known.
+/// Returns the composition of every sample, starting from the peak. Neighbouring samples differ by
+/// one buffer, whose role is known.
 fn stacks(view: &RunView) -> Vec<Stack> {
     let memory = &view.run.memory;
     let timeline = &memory.timeline;
@@ -231,11 +232,11 @@ mod tests {
         }
     }
 
-    /// A sample is placed at the next kernel of the compute stream, whatever the host's time is.
+    /// A sample is placed at the next kernel of the compute stream, whatever its host time is.
     #[test]
     fn samples_line_up_with_the_kernels_issued_after_them() {
         let mut view = testing::view(400);
-        // The host issues everything at once.
+        // The host issues everything at the same time.
         for sample in &mut view.run.memory.timeline {
             sample.time = Picos(1);
         }
@@ -257,8 +258,8 @@ mod tests {
         assert_eq!(curve.samples[0].time, 0);
     }
 
-    /// Without an order of issue, allocations before the step are shown at the place of the next
-    /// step's, and no sample of another time is shown at the start.
+    /// Without an order of issue, allocations before the step are shown where the next step makes
+    /// them, and no sample of another time is shown at the start.
     #[test]
     fn what_comes_before_the_step_stands_a_step_later() {
         let mut view = testing::view(8);

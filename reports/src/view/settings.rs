@@ -1,4 +1,4 @@
-//! A scenario as flat keys, and differences between scenarios.
+//! A scenario as flat keys, and the differences between scenarios.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -42,7 +42,7 @@ impl ScenarioView {
         // A scenario is plain data, so it always becomes an object.
         if let Ok(Value::Object(sections)) = serde_json::to_value(scenario) {
             for (name, section) in sections {
-                // The rules for judging a run are not part of it.
+                // The rules for judging a run are not part of its scenario.
                 if !matches!(name.as_str(), "name" | "about" | "gate") {
                     flatten(&name, section, &mut settings);
                 }
@@ -50,7 +50,7 @@ impl ScenarioView {
         }
         let mut hash = blake3::Hasher::new();
         for (key, value) in &settings {
-            // Keys and values contain no zero bytes, so lines cannot be confused.
+            // Keys and values contain no zero bytes, so the hashed text is unambiguous.
             hash.update(key.as_bytes()).update(&[0]);
             hash.update(value.as_bytes()).update(&[0]);
         }
@@ -72,8 +72,9 @@ impl ScenarioView {
         Family::named(family).map(Family::counted_in)
     }
 
-    /// Counts the options of training, sharding, precision and compilation that differ from the
-    /// defaults of its policy. This orders scenarios of one model by closeness to the defaults.
+    /// Counts the options for training, sharding, precision and compilation that differ from the
+    /// defaults of the policy. The count orders scenarios of one model by how close they are to the
+    /// defaults.
     #[must_use]
     pub fn changes(&self) -> usize {
         let policy = self.settings.get("fsdp.policy").map_or("", |p| p);
@@ -112,7 +113,7 @@ pub fn what_if(environment: &BTreeMap<String, String>) -> Vec<(String, String)> 
     }
     all
 }
-/// Sections with options that are tuned for a model on a machine.
+/// Sections with the options that are tuned for a model on a machine.
 const SCHEDULE: [&str; 4] = ["train.", "fsdp.", "precision.", "compile."];
 
 fn flatten(path: &str, value: Value, into: &mut BTreeMap<String, String>) {
@@ -159,7 +160,7 @@ fn choice(path: &str, value: &Value) -> Option<String> {
     Some(text)
 }
 
-/// Formats globs joined by `+`, with `=keep` for units that are not resharded.
+/// Formats glob patterns joined by `+`, with `=keep` for units that are not resharded.
 fn pattern(value: &Value) -> Option<String> {
     let modules = value.get("modules")?.as_array()?;
     let globs: Vec<&str> = modules.iter().filter_map(Value::as_str).collect();
@@ -170,7 +171,7 @@ fn pattern(value: &Value) -> Option<String> {
 /// An option that differs between scenarios.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Difference {
-    /// Path in JSON: `section.key`, by the first name that the key had.
+    /// Path in the JSON: `section.key`, with the first name that the key had.
     pub key: String,
     /// Value in each scenario, if it has one.
     pub values: Vec<Option<String>>,
@@ -184,8 +185,8 @@ impl Difference {
     }
 }
 
-/// Returns the options that differ between scenarios, by key. A scenario without any options is not
-/// fully known (that of a gate's baseline) and differs from none.
+/// Returns the options that differ between scenarios, by key. A scenario without options, such as
+/// that of a gate's baseline, is not fully known and does not differ from any other.
 #[must_use]
 pub fn differences(all: &[&ScenarioView]) -> Vec<Difference> {
     let keys: BTreeSet<&String> = all.iter().flat_map(|s| s.settings.keys()).collect();
@@ -196,7 +197,7 @@ pub fn differences(all: &[&ScenarioView]) -> Vec<Difference> {
         })
         .filter(|d| {
             let known = all.iter().zip(&d.values);
-            // Every scenario names its hardware. A gate's baseline omits it, since it may be a
+            // Every scenario names its hardware. A gate's baseline omits it, because it may be a
             // path.
             let mut known = known
                 .filter(|(s, v)| !s.settings.is_empty() && (v.is_some() || d.key != HARDWARE))

@@ -1,11 +1,11 @@
-//! Fused attention: measured rows, or else the efficiency of the nearest ones.
+//! Fused attention: measured rows, or else the efficiency of the nearest rows.
 
 use super::Price;
 use crate::hardware::{AttentionTable, Profile};
 use shardlab_plan::ir::{Kernel, KernelClass};
 use shardlab_plan::units::Bytes;
 
-/// Distance in powers of two within which a row counts as a measurement of its neighbour.
+/// Distance in powers of two within which a row counts as a measurement of its neighbours.
 const NEAR: f64 = 2.0;
 
 pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
@@ -37,8 +37,8 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
                 };
             }
             let log = |a: u64, b: u64| (a as f64 / b as f64).log2().abs();
-            // Batch and heads only multiply the number of independent tiles; sequence and head size
-            // change the kernel.
+            // Batch and heads only multiply the number of independent tiles, but sequence and head
+            // size change the kernel.
             let distance = 0.5 * log(measured.batch * measured.heads, like.batch * like.heads)
                 + log(measured.seq, like.seq)
                 + 2.0 * log(measured.head_dim, shape.head_dim);

@@ -17,7 +17,7 @@ mod terms {
     pub(super) use shardlab_plan::ops::{Extent, Operand};
 }
 
-/// Returns a kernel that does only this operation, with its class and its arithmetic.
+/// Returns a kernel that consists of only this operation, with its class and its FLOPs.
 fn kernel(kind: OpKind, dtype: DType) -> Kernel {
     let (inputs, outputs) = examples::operands(&kind);
     let mut graph = Graph::default();

@@ -17,14 +17,15 @@ const TILES: [(u64, u64, f64); 4] = [
 ];
 
 /// Distance in powers of two (summed over m, n, k) within which a row counts as a measurement of
-/// its neighbour.
+/// its neighbours.
 const NEAR: f64 = 2.0;
 
-/// Share of the wave quantisation loss that a GEMM really pays. Leaving out one row of a table at a
-/// time, a tenth predicts the other rows of three profiles best (benchmarks/exec-h200.md).
+/// Share of the wave quantisation loss that a GEMM actually pays. With each row left out of its
+/// table in turn, a tenth predicts the left-out rows of three profiles best
+/// (benchmarks/exec-h200.md).
 const PAID: f64 = 0.1;
 
-/// Maximum number of rows that an interpolation takes into account.
+/// Maximum number of rows that an interpolation considers.
 const NEIGHBOURS: usize = 8;
 
 /// Returns the number of large tiles of a result.
@@ -32,8 +33,8 @@ pub(super) fn tiles(m: u64, n: u64) -> u64 {
     m.div_ceil(128) * n.div_ceil(128)
 }
 
-/// Returns the time by formula, in microseconds, at full efficiency of the largest tile. Elements
-/// of the result take `result` bytes.
+/// Returns the time according to the formula, in microseconds, at full efficiency of the largest
+/// tile. Elements of the result have `result` bytes.
 fn formula(profile: &Profile, dtype: DType, result: f64, [m, n, k]: [u64; 3], batch: u64) -> f64 {
     let sms = u64::from(profile.device.sms);
     let per_sm = profile.peak_flops(dtype) / sms as f64;
@@ -41,12 +42,12 @@ fn formula(profile: &Profile, dtype: DType, result: f64, [m, n, k]: [u64; 3], ba
     let tiles = &profile.efficiency.gemm_tiles[..];
     for &(tm, tn, efficiency) in if tiles.is_empty() { &TILES } else { tiles } {
         let tiles = m.div_ceil(tm) * n.div_ceil(tn) * batch;
-        // A long inner dimension is split over idle SMs, at the cost of a reduction.
+        // A long inner dimension is split over idle SMs, which costs a reduction.
         for split in [1, 2, 4, 8, 16] {
             if split > 1 && (k / split < 256 || tiles * split > 2 * sms) {
                 break;
             }
-            // Within a wave, tiles finish at different times and the remainder is split: only a
+            // Within a wave, tiles finish at different times and the remainder is split, so only a
             // tenth of the quantisation loss is paid.
             let needed = ((tiles * split) as f64 / sms as f64).max(1.0);
             let waves = needed + PAID * (needed.ceil() - needed);
@@ -68,8 +69,8 @@ fn rows(tables: &[GemmTable], kind: GemmKind) -> impl Iterator<Item = &GemmRow> 
         .flat_map(|t| &t.rows)
 }
 
-/// Returns the kind whose rows price a GEMM: its own, or if it has none, that of 8-bit GEMMs with
-/// one scale per factor, which adds up alike or at least is in 8 bits.
+/// Returns the kind whose rows price a GEMM. This is its own kind or, if that has no rows, an 8-bit
+/// kind with one scale per factor: preferably one with the same accumulation.
 fn priced_by(tables: &[GemmTable], kind: GemmKind) -> GemmKind {
     let Some(float8) = kind.float8 else {
         return kind;
@@ -87,7 +88,7 @@ fn priced_by(tables: &[GemmTable], kind: GemmKind) -> GemmKind {
     found.unwrap_or_else(|| as_float8(Float8Gemm::FASTEST))
 }
 
-/// Returns the slowdown of 8-bit GEMMs that add up in float32 relative to those that do not.
+/// Returns the slowdown of 8-bit GEMMs with float32 accumulation relative to those without.
 fn accumulation(kind: GemmKind, by: GemmKind, profile: &Profile) -> f64 {
     let fast = |kind: GemmKind| kind.float8.is_none_or(|of| of.fast_accum);
     match (fast(kind), fast(by)) {
@@ -96,8 +97,8 @@ fn accumulation(kind: GemmKind, by: GemmKind, profile: &Profile) -> f64 {
     }
 }
 
-/// Prices a GEMM from `tables`, whose rows do not depend on the type of the result. Elements of it
-/// take `result` bytes, and `relative` scales the default efficiency.
+/// Prices a GEMM from `tables`, whose rows do not depend on the type of the result. Elements of the
+/// result have `result` bytes, and `relative` scales the default efficiency.
 pub(super) fn price(
     tables: &[GemmTable],
     profile: &Profile,
@@ -150,8 +151,8 @@ fn price_by(
         .get(&dtype)
         .or_else(|| profile.efficiency.gemm.get(&DType::F32));
     let by_default = by_default.copied().unwrap_or(0.5) * relative;
-    // Weights fall with the square of the distance; the default counts like a row at distance 3, so
-    // that a single distant row has little weight.
+    // Weights decrease with the square of the distance. The default counts like a row at distance
+    // 3, so that a single distant row has little weight.
     let (mut weight, mut efficiency) = (1.0 / 9.0, by_default / 9.0);
     for (distance, row) in near.iter().filter_map(|&(d, row)| Some((d, row?))) {
         let w = 1.0 / (distance * distance).max(1e-3);
@@ -169,12 +170,13 @@ fn price_by(
     }
 }
 
-/// 16-bit elements that one 16-byte load takes.
+/// Number of 16-bit elements in a 16-byte load.
 const ALIGNED: u64 = 8;
 
 /// Returns the slowdown of a kernel's GEMMs because rows of their operands do not start at
-/// multiples of 16 bytes. It is 1 where all do, for other element types, and where the profile does
-/// not know. (float32 loses nothing: measured with `scenarios/hardware/measure/alignment.py`.)
+/// multiples of 16 bytes. The factor is 1 if all rows do, for other element types, and if the
+/// profile does not contain it. (float32 loses nothing: measured with
+/// `scenarios/hardware/measure/alignment.py`.)
 pub(super) fn misaligned(body: &[BodyOp], profile: &Profile) -> f64 {
     let Some(factors) = profile.efficiency.gemm_misaligned else {
         return 1.0;
@@ -193,35 +195,35 @@ pub(super) fn misaligned(body: &[BodyOp], profile: &Profile) -> f64 {
     }
 }
 
-/// Returns whether a table has a row of exactly this GEMM, which then needs no correction.
+/// Returns whether a table has a row for exactly this GEMM, which then needs no correction.
 pub(super) fn is_measured(tables: &[GemmTable], kind: GemmKind, [m, n, k]: [u64; 3]) -> bool {
     rows(tables, kind).any(|r| [r.0, r.1, r.2] == [m, n, k])
 }
 
-/// Additional time of our fused GEMM over the library's, as a share.
+/// Time that our fused GEMM takes in addition to the library's GEMM, as a share.
 const FUSED_OVERHEAD: f64 = 0.017;
 
-/// How the time of our fused GEMM grows with the other bytes that it moves: this many times the
-/// square of the time that a copy takes for them, divided by the GEMM's (benchmarks/training.md,
-/// "Fused matmuls").
+/// Determines how the time of our fused GEMM grows with the other bytes that it moves. The
+/// additional time is this factor times the square of the time that a copy of these bytes takes,
+/// divided by the time of the GEMM (benchmarks/training.md, "Fused matmuls").
 const OVERLAP: f64 = 2.4;
 
-/// Returns the microseconds in which a kernel with a fused epilogue moves other bytes than its
-/// GEMMs' own, if it does nothing else.
+/// Returns the time in microseconds for the bytes that a kernel with a fused epilogue moves in
+/// addition to those of its GEMMs, if the kernel does nothing else.
 pub(super) fn beside(profile: &Profile, bytes: u64) -> f64 {
     let rate = profile.efficiency.memory[&MemoryClass::Fused] * profile.device.memory_gbps;
     bytes as f64 / rate / 1e3
 }
 
-/// Returns the time of our fused GEMM while other bytes are moved that a copy moves in `more`; both
-/// in one unit. At most one after the other.
+/// Returns the time of our fused GEMM together with other bytes whose copy takes `more`. Both
+/// arguments and the result have the same unit. The result is at most the sum of both.
 pub(super) fn overlapped(gemm: f64, more: f64) -> f64 {
     gemm * (1.0 + FUSED_OVERHEAD) + more.min(OVERLAP * more * more / gemm)
 }
 
-/// Prices GEMMs with a fused elementwise epilogue, which move `moved` bytes in all: at most the
-/// GEMMs and the epilogue one after the other. Several GEMMs of one factor have the same shape, and
-/// their columns are adjacent.
+/// Prices GEMMs with a fused elementwise epilogue that move `moved` bytes in total. The price is at
+/// most that of the GEMMs and the epilogue, one after the other. Several GEMMs of one factor have
+/// the same shape, and their columns are adjacent.
 pub(super) fn with_epilogue(
     profile: &Profile,
     dtype: DType,
@@ -248,8 +250,8 @@ mod tests {
     use shardlab_plan::units::Bytes;
     use std::collections::BTreeMap;
 
-    /// Mean relative error of every GEMM of at least 50 us in bf16, priced by all the others of
-    /// its profile.
+    /// Returns the number of bf16 GEMMs of at least 50 us and the mean relative error if each is
+    /// priced by all other rows of its profile.
     fn left_out(profile: &Profile) -> (usize, f64) {
         let tables = profile.gemm.iter().filter(|t| t.dtype == DType::Bf16);
         let mut rows = BTreeMap::new();
@@ -278,8 +280,8 @@ mod tests {
         )
     }
 
-    /// What is said of gemms that no table has. With half of the quantisation paid, as before,
-    /// the first was off by 5.4 %.
+    /// The error that the documents state for GEMMs that no table has. With half of the
+    /// quantisation loss paid, as before, the first was off by 5.4 %.
     #[test]
     fn a_gemm_that_was_left_out_is_priced_by_the_others() {
         for name in ["h200-nvlink-exec", "h200-nvlink", "h100-80-exec"] {
@@ -293,8 +295,9 @@ mod tests {
         }
     }
 
-    /// An 8-bit GEMM is priced by the table of its recipe and sums; without one by that of tensors
-    /// with the same sums, then by the fastest and the factor of float32 sums.
+    /// An 8-bit GEMM is priced by the table of its recipe and accumulation; without one, by the
+    /// table of tensorwise scales with the same accumulation; without that, by the fastest table
+    /// and the factor of float32 accumulation.
     #[test]
     fn eight_bits_are_priced_by_the_nearest_recipe() {
         let mut profile = hardware::load("h100-80").unwrap();
@@ -338,13 +341,13 @@ mod tests {
         assert_eq!(of(&profile, block, false), (230.0, false));
         assert_eq!(of(&profile, row, true), (210.0, true));
         assert_eq!(of(&profile, row, false), (230.0, false));
-        // Those in 16 bits are not concerned.
+        // 16-bit GEMMs are not affected.
         let bf16 = |p: &Profile| price(&p.gemm, p, DType::Bf16, 2.0, shape, 1, 1.0).us;
         assert_eq!(bf16(&profile), bf16(&hardware::load("h100-80").unwrap()));
     }
 
-    /// Every GEMM of a linear layer has its in and out features as lengths of rows, and tokens
-    /// never.
+    /// Every GEMM of a linear layer has its in features or out features as row lengths, and never
+    /// the number of tokens.
     #[test]
     fn odd_features_cost_what_was_measured_and_odd_tokens_nothing() {
         let worst = |profile: &str, set: &str| {
@@ -362,14 +365,15 @@ mod tests {
         assert_eq!(worst("h200-nvlink", "model.vocab=32001"), 4.85);
         assert_eq!(worst("h200-nvlink", "model.vocab=32002"), 2.67);
         assert_eq!(worst("h200-nvlink", "model.vocab=32008"), 1.0);
-        // Nothing is known of an A100, and a CPU has no such loads.
+        // Nothing is known about an A100, and a CPU has no such loads.
         assert_eq!(worst("a100-80", "model.vocab=32001"), 1.0);
     }
 
-    /// Gates of the 1b, 3b and 8b models, 8,192 tokens: microseconds of the gemms alone, of a
-    /// copy of what else is moved, and of the one kernel (2026-11-25). Forward in bursts on one
-    /// H200, gemms in the same call; backward there in another call, the gemms' time
-    /// corrected by that of the forward kernels; and within steps of two H100, in one call.
+    /// Gates of the 1b, 3b and 8b models, 8,192 tokens: microseconds of the GEMMs alone, of a copy
+    /// of the other bytes, and of the fused kernel (2026-11-25). Forward was measured in bursts on
+    /// one H200, with the GEMMs in the same call. Backward was measured there in another call, with
+    /// the GEMMs' time corrected by that of the forward kernels, and within steps on two H100, in
+    /// one call.
     #[test]
     fn fused_gemms_take_the_measured_time() {
         for (name, gemm, copy, us) in [
@@ -387,8 +391,8 @@ mod tests {
         }
     }
 
-    /// Little arithmetic hides nothing: the two one after the other. Of two gemms of one factor
-    /// each takes what it would alone.
+    /// Little arithmetic hides nothing, so both times add up. Each of two GEMMs with a common
+    /// factor takes the same time as alone.
     #[test]
     fn fused_gemms_cost_no_more_than_both_kernels() {
         let profile = hardware::load("h200-nvlink-exec").unwrap();

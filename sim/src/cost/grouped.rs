@@ -1,12 +1,13 @@
-//! Grouped GEMMs: one matmul per expert, over as many rows as were routed to it.
+//! Grouped GEMMs: one matmul per expert, over the rows that were routed to it.
 //!
-//! The estimate is the GEMM over all rows, from the tables of GEMMs, with the rows that fill the
+//! The estimate is the GEMM over all rows, from the tables of GEMMs, plus the rows that fill the
 //! last tiles of experts: half a tile per expert on average, if remainders are evenly distributed.
-//! The matrices of all experts have to be moved, which bounds experts with few rows. Measured rows
-//! (`[[grouped_gemm]]`) correct it: near their sizes, a price is the estimate times what they took
-//! relative to theirs. Rows are of an element type and, in 8 bits, of a kind of sums; without any
-//! of its own sums, an 8-bit price follows those of the others. Without a row nearby it is marked
-//! as modelled.
+//! The matrices of all experts have to be moved, which is a lower bound for experts with few rows.
+//! Measured rows (`[[grouped_gemm]]`) correct the estimate: near their sizes, a price is the
+//! estimate times the ratio of their measured times to their estimated times. Each row has an
+//! element type and, in 8 bits, a kind of accumulation. Without rows for its own accumulation, an
+//! 8-bit price follows the rows for the other one. Without a row nearby, the price is marked as
+//! modelled.
 
 use super::Price;
 use super::gemm;
@@ -40,7 +41,7 @@ impl Shape {
         }
     }
 
-    /// Returns the logarithms of its sizes, rows as those of an expert.
+    /// Returns the logarithms of its sizes, with rows per expert.
     fn logs(&self) -> [f64; 4] {
         let each = self.rows as f64 / self.experts.max(1) as f64;
         [self.experts as f64, each, self.n as f64, self.k as f64].map(|x| x.max(1.0).log2())
@@ -57,22 +58,22 @@ impl Shape {
 const TILE: u64 = 128;
 const STEP: u64 = 64;
 
-/// Distance in powers of two (summed over experts, rows of an expert, n and k) within which a row
-/// counts as a measurement of its neighbour, as for GEMMs.
+/// Distance in powers of two (summed over experts, rows per expert, n and k) within which a row
+/// counts as a measurement of its neighbours, as for GEMMs.
 const NEAR: f64 = 2.0;
-/// The estimate counts like a row at this distance.
+/// The estimate has the weight of a row at this distance.
 const DEFAULT: f64 = 3.0;
 
-/// Returns the rows that are computed on average, those that fill last tiles included.
+/// Returns the average number of computed rows, including those that fill the last tiles.
 fn padded(rows: u64, experts: u64, tile: u64) -> u64 {
     rows + rows.min(experts) * tile / 2
 }
 
-/// Returns the time in microseconds without measured rows.
+/// Returns the estimated time in microseconds, without measured rows.
 fn estimate(kind: GemmKind, s: Shape, moved: Bytes, profile: &Profile) -> f64 {
     let size = kind.dtype.size() as f64;
-    // The rate of one GEMM over all rows; of weight gradients, that of a result as large as an
-    // expert's, once per expert.
+    // The rate of one GEMM over all rows. For weight gradients, it is the rate of a GEMM with the
+    // result of one expert, once per expert.
     let one = if s.weight_gradient {
         let rows = padded(s.rows, s.experts, STEP).div_ceil(s.experts).max(1);
         let (shape, batch) = ([s.n, s.k, rows], s.experts);
@@ -89,15 +90,16 @@ fn estimate(kind: GemmKind, s: Shape, moved: Bytes, profile: &Profile) -> f64 {
 /// A measured row.
 struct Row {
     logs: [f64; 4],
-    /// Microseconds that it took, and those of the estimate.
+    /// Measured microseconds, and estimated microseconds.
     us: f64,
     estimated: f64,
 }
 
-/// Rows by the kind of the GEMMs to price, and whether they are weight gradients.
+/// Rows by the kind of GEMMs that they price, and by whether those are weight gradients.
 type Estimated = BTreeMap<(GemmKind, bool), Rc<[Row]>>;
 
-/// Prices grouped GEMMs of a profile. Its measured rows are estimated once for all prices.
+/// Prices the grouped GEMMs of a profile. The estimates of its measured rows are computed once for
+/// all prices.
 pub(super) struct Grouped<'p> {
     profile: &'p Profile,
     rows: RefCell<Estimated>,
@@ -148,8 +150,8 @@ impl<'p> Grouped<'p> {
                     measured: true,
                 };
             }
-            // Weights fall with the fourth power of the distance, so that many distant rows do not
-            // outweigh a near one.
+            // Weights decrease with the fourth power of the distance, so that many distant rows do
+            // not outweigh a near one.
             let w = distance.max(0.1).powi(-4);
             weight += w;
             ratio += w * row.us / row.estimated;
@@ -163,8 +165,8 @@ impl<'p> Grouped<'p> {
         }
     }
 
-    /// Prices a grouped GEMM with a fused elementwise epilogue, which move `moved` bytes in all: at
-    /// most one after the other.
+    /// Prices a grouped GEMM with a fused elementwise epilogue; both together move `moved` bytes.
+    /// The price is at most that of both, one after the other.
     pub(super) fn with_epilogue(&self, kind: impl Into<GemmKind>, s: Shape, moved: Bytes) -> Price {
         let kind = kind.into();
         let own = s.bytes(kind.dtype);
@@ -176,7 +178,7 @@ impl<'p> Grouped<'p> {
     }
 }
 
-/// Returns the tables of a kind in the direction of a matmul.
+/// Returns the tables for a kind and direction of matmul.
 fn tables(
     kind: GemmKind,
     weight_gradient: bool,
@@ -186,8 +188,8 @@ fn tables(
     tables.filter(move |t| t.kind() == kind && t.weight_gradient == weight_gradient)
 }
 
-/// Returns the kind whose rows correct the estimate: its own, or if it has none, 8-bit matmuls that
-/// add up differently.
+/// Returns the kind whose rows correct the estimate: its own or, if that has no rows, the 8-bit
+/// kind with the other accumulation.
 fn priced_by(kind: GemmKind, weight_gradient: bool, profile: &Profile) -> GemmKind {
     let fast = kind.float8.map(|of| !of.fast_accum);
     let others = kind.refined(None, fast);
@@ -242,7 +244,7 @@ mod tests {
         assert!(us(rare, bytes) > 240.0, "{}", us(rare, bytes));
     }
 
-    /// A weight gradient's arithmetic is never faster than the peak.
+    /// The arithmetic of a weight gradient is never faster than the peak.
     #[test]
     fn no_price_is_below_the_peak() {
         let profile = hardware::load("h100-80").unwrap();
@@ -257,8 +259,8 @@ mod tests {
         }
     }
 
-    /// Measured rows are taken as they are, correct their neighbours, and leave other directions
-    /// and distant sizes to the estimate.
+    /// The prices of measured rows are exact. The rows correct their neighbours, and leave other
+    /// directions and distant sizes to the estimate.
     #[test]
     fn measured_rows_correct_their_neighbours() {
         let mut profile = hardware::load("h100-80").unwrap();
@@ -301,8 +303,8 @@ mod tests {
         assert!(!of(gradient, &profile).measured);
     }
 
-    /// Rows in bf16 say nothing of those in 8 bits. Rows in 8 bits with one kind of sums correct
-    /// those with the other, whose prices stay estimates.
+    /// Rows in bf16 do not affect prices in 8 bits. 8-bit rows with one accumulation correct prices
+    /// with the other, which remain estimates.
     #[test]
     fn rows_in_8_bits_are_of_a_kind_of_sums() {
         let mut profile = hardware::load("h100-80").unwrap();
@@ -330,7 +332,7 @@ mod tests {
             .grouped_gemm
             .push(table(DType::Bf16, None, 10.0 * fast));
         assert_eq!(of(true, &profile), (fast, false));
-        // Twice the estimate, which the other sums follow in part.
+        // Twice the estimate, which prices with the other accumulation follow in part.
         profile
             .grouped_gemm
             .push(table(DType::F8E4m3, Some(true), 2.0 * fast));
@@ -341,15 +343,15 @@ mod tests {
             .grouped_gemm
             .push(table(DType::F8E4m3, Some(false), 1.5 * full));
         assert_eq!(of(false, &profile), (1.5 * full, true));
-        // A table that does not say is of fast sums.
+        // A table without the key was measured with fast accumulation.
         assert_eq!(
             table(DType::F8E4m3, None, 1.0).kind(),
             table(DType::F8E4m3, Some(true), 1.0).kind()
         );
     }
 
-    /// A fused epilogue costs less than a kernel that moves its bytes, and never nothing: halves
-    /// that backward does not read need not be written.
+    /// A fused epilogue costs less than a kernel that moves its bytes, but never nothing, even if
+    /// the halves that backward does not read are not written.
     #[test]
     fn an_epilogue_costs_more_than_nothing_and_less_than_a_kernel() {
         let profile = hardware::load("h100-80-exec").unwrap();

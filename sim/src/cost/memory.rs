@@ -21,7 +21,7 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
             && t.op.as_deref().is_none_or(|op| name.contains(op))
             && t.dtype.is_none_or(|d| d == kernel.dtype)
     };
-    // Takes the most specific table, and the first among equals.
+    // The most specific table is used, and the first of equal ones.
     let rank = |t: &MemoryTable| (t.op.as_ref().map_or(0, String::len), t.dtype.is_some());
     let found = profile
         .memory
@@ -57,9 +57,9 @@ pub(super) fn price(kernel: &Kernel, moved: Bytes, profile: &Profile) -> Price {
     }
 }
 
-/// Returns the time of operands that are not in the cache. Tables come from loops over the same
-/// operands, which stay in the cache if they are small; within a step they come from memory, at the
-/// rate of the table's largest size.
+/// Returns the time for operands that are not in the cache. Tables come from loops over the same
+/// operands, which stay in the cache if they are small. Within a step, operands come from memory,
+/// at the rate of the table's largest size.
 fn cold(table: Option<&MemoryTable>, bytes: u64, profile: &Profile) -> f64 {
     let in_step = table.is_some_and(|t| t.in_step);
     match table.and_then(|t| t.rows.last()) {

@@ -1,8 +1,8 @@
 //! Interpolation in measured tables.
 
-/// Interpolates a table of (bytes, microseconds), ascending in bytes, linearly in logarithms.
-/// Returns the value and whether it is within the table. Below the table the first time holds (a
-/// latency), above it the last rate.
+/// Interpolates a table of (bytes, microseconds), ascending in bytes, linearly between logarithms.
+/// Returns the value and whether it is within the table. Below the table, the result is the first
+/// time (a latency); above it, the last rate applies.
 pub(crate) fn log_interpolate(rows: &[(u64, f64)], bytes: u64) -> Option<(f64, bool)> {
     let (&first, &last) = (rows.first()?, rows.last()?);
     if bytes <= first.0 {
@@ -28,16 +28,16 @@ const APART: u64 = 256;
 pub(super) struct Beyond {
     /// Duration of the shortest kernel, in microseconds.
     pub(super) shortest: f64,
-    /// Rate in bytes per microsecond from which on a row is no longer a latency.
+    /// Rate in bytes per microsecond above which a row is no longer a latency.
     pub(super) fast: f64,
     /// Rate in bytes per microsecond that the class reaches.
     pub(super) usual: f64,
 }
 
-/// Interpolates a table of memory-bound kernels, which take a latency plus their bytes at a rate.
-/// Between distant rows (a flag and a gradient buffer) it follows a straight line. Below a first
-/// row that is not a latency it follows the line from the shortest kernel's time at zero bytes.
-/// Above a last row that is a latency, further bytes are moved at the usual rate.
+/// Interpolates a table of memory-bound kernels, whose time is a latency plus bytes divided by a
+/// rate. Between distant rows (a flag and a gradient buffer), the interpolation is a straight line.
+/// Below a first row that is not a latency, it is the line from the shortest kernel's time at zero
+/// bytes. Above a last row that is a latency, additional bytes are moved at the usual rate.
 pub(super) fn of_memory(rows: &[(u64, f64)], bytes: u64, beyond: Beyond) -> Option<(f64, bool)> {
     let Beyond {
         shortest,
@@ -91,18 +91,18 @@ mod tests {
         near(at(mb / 2, 1e5), 2.5, false);
         near(at(0, 1e5), 2.0, false);
         near(at(4_000 * mb, 1e5), 4_004.0, false);
-        // A first row far from the bandwidth is a latency; close rows are interpolated as in all
+        // A first row far below the bandwidth is a latency; close rows are interpolated as in all
         // tables.
         near(at(mb / 2, 1e7), 3.0, false);
         assert_eq!(
             at(1_500 * mb, 1e5),
             log_interpolate(&rows, 1_500 * mb).unwrap()
         );
-        // A first row shorter than the shortest kernel holds below it.
+        // Below a first row that is shorter than the shortest kernel, its time applies.
         let short = of_memory(&[(100, 1.0)], 50, beyond(2.0, 1.0));
         assert_eq!(short, Some((1.0, false)));
         assert_eq!(of_memory(&[], 1, beyond(2.0, 1.0)), None);
-        // The last row is 24 KB in 7 us, whose rate means nothing: 2 MB more take a microsecond.
+        // The last row is 24 KB in 7 us. Its rate is meaningless: 2 MB more take one microsecond.
         let small = of_memory(&[(24_000, 7.0)], 2_024_000, beyond(2.0, 1e6));
         near(small.unwrap(), 8.0, false);
     }

@@ -8,7 +8,8 @@ use shardlab_plan::program::Communicator;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// Entries that the host issues before the device catches up: few enough to stay in the cache.
+/// Number of entries that the host issues before the device catches up. It is small enough for the
+/// entries to stay in the cache.
 const BATCH: u32 = 128;
 
 /// Runs one rank whose peers are identical.
@@ -83,7 +84,8 @@ pub(crate) fn run_all(
 }
 
 impl Rank<'_> {
-    /// Lets the host issue until the next device event is certain, and returns its time.
+    /// Lets the host issue until the next device event is certain, and returns the time of that
+    /// event.
     fn prepare(&mut self) -> Result<u64, SimError> {
         loop {
             self.unblock();
@@ -97,7 +99,7 @@ impl Rank<'_> {
         }
     }
 
-    /// Checks that everything issued has run.
+    /// Checks that everything that was issued has run.
     fn finished(&self) -> Result<(), SimError> {
         let idle = self
             .streams
@@ -129,12 +131,12 @@ impl Rank<'_> {
     }
 }
 
-/// Ranks that have arrived at and left each communicator's current collective.
+/// For each communicator, the ranks that have arrived at and left its current collective.
 struct World {
     shapes: Vec<(usize, usize)>,
     arrived: Vec<Vec<u32>>,
     left: Vec<Vec<u32>>,
-    /// Collectives that start (true) or end now on all members except the given one.
+    /// Collectives that start (true) or end now on all members except the given rank.
     pending: Vec<(u8, u32, bool)>,
 }
 

@@ -1,4 +1,5 @@
-//! The host thread of a rank: it issues codes in order, pays for them, and waits where it must.
+//! The host thread of a rank. It issues codes in order, spends the host time of each, and waits
+//! where necessary.
 
 use super::{Blocked, IN_FLIGHT, Pass, PassTimes, Rank};
 use crate::SimError;
@@ -150,7 +151,7 @@ impl<'a> Rank<'a> {
         self.spans.len() as u32 - 1
     }
 
-    /// Moves on to the next code.
+    /// Advances to the next code.
     fn next_code(&mut self, pass: &Pass, section: &SectionCode) {
         if pass.recorded {
             self.host_times.push(self.host);
@@ -191,7 +192,7 @@ impl<'a> Rank<'a> {
         self.running == 0 && self.streams.iter().all(|s| s.ring.is_empty())
     }
 
-    /// Unblocks the host if what it waits for has happened.
+    /// Unblocks the host if the event that it waits for has happened.
     pub(super) fn unblock(&mut self) {
         match self.blocked {
             Blocked::No | Blocked::Finished => return,

@@ -1,4 +1,4 @@
-//! Random durations, from a seed, without floating-point drift.
+//! Random durations from a seed, without floating-point drift.
 
 use crate::clock::MAX_TASK;
 use crate::price::Load;
@@ -29,15 +29,15 @@ impl Jitter {
     }
 
     /// Returns the duration of a task that takes `work` on an undisturbed rank. Collectives have no
-    /// jitter of their own: they wait for their ranks.
+    /// jitter, because they wait for their ranks anyway.
     pub(crate) fn apply(&mut self, work: u64, load: Load) -> u64 {
         if load == Load::Collective {
             return work;
         }
         let mut scale = self.factor;
         if self.sigma > 0 {
-            // The sum of twelve uniform numbers has variance one: normal within six deviations, and
-            // exact in integers.
+            // The sum of twelve uniform numbers has variance one. It is close to normal within six
+            // deviations, and exact in integers.
             let mut sum = -6 * UNIT;
             for _ in 0..3 {
                 let bits = self.rng.next_u64();

@@ -7,11 +7,11 @@ use crate::price::Cost;
 /// An interruption of the host by the allocator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stall {
-    /// Index of the code of the section before which it happens.
+    /// Index of the code in the section before which it happens.
     pub(crate) code: u32,
     /// Host time.
     pub(crate) cost: u64,
-    /// Whether the device has to be idle first (cached memory is being released).
+    /// Whether the device has to be idle first, because cached memory is released.
     pub(crate) drain: bool,
 }
 
@@ -20,7 +20,7 @@ pub(crate) struct Stall {
 pub(crate) struct Pass {
     /// Index into [`Tables::sections`].
     pub(crate) section: usize,
-    /// Whether to keep spans and host times (for at most one pass of a run).
+    /// Whether to keep spans and host times. At most one pass of a run does.
     pub(crate) recorded: bool,
     /// Allocator interruptions, in order.
     pub(crate) stalls: Vec<Stall>,
@@ -44,14 +44,14 @@ pub(crate) struct Tables<'a> {
     pub(crate) comms: usize,
     /// Maximum number of entries in a stream's queue.
     pub(crate) queue_depth: u32,
-    /// Gap from the end of a task to the start of the next.
+    /// Gap between the end of a task and the start of the next one.
     pub(crate) gap: u64,
-    /// The same gap inside a captured graph.
+    /// The same gap within a captured graph.
     pub(crate) graph_gap: u64,
     /// Latency from issue to start.
     pub(crate) latency: u64,
-    /// Latency from an event to the start of work that waited for it on another stream, beyond
-    /// `gap`.
+    /// Latency from an event to the start of work on another stream that waited for it, in addition
+    /// to `gap`.
     pub(crate) event_latency: u64,
     /// Maximum number of passes in flight, at most [`super::IN_FLIGHT`].
     pub(crate) in_flight: usize,

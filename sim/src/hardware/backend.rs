@@ -1,15 +1,15 @@
-//! Attention of the library that a job asks for.
+//! The attention library that a job asks for.
 
 use super::profile::{AttentionTable, Profile};
 use shardlab_plan::config::AttentionBackend;
 use std::borrow::Cow;
 
 impl Profile {
-    /// Returns the profile of this machine with the attention kernels of a library; `None` stands
-    /// for the one that PyTorch picks.
+    /// Returns the profile of this machine with the attention kernels of a library; `None` is the
+    /// library that PyTorch picks.
     ///
     /// # Errors
-    /// When the profile has no `[[attention_backend]]` of it.
+    /// Fails if the profile has no `[[attention_backend]]` for the library.
     pub(crate) fn with_attention(
         &self,
         backend: Option<AttentionBackend>,
@@ -40,7 +40,7 @@ impl Profile {
         Ok(Cow::Owned(own))
     }
 
-    /// Returns the tables of the attention that programs run.
+    /// Returns the tables of the attention library that programs run with.
     pub(crate) fn attention_tables(&self) -> impl Iterator<Item = &AttentionTable> {
         self.attention.iter().filter(|t| t.backend.is_none())
     }
@@ -60,8 +60,8 @@ mod tests {
         Ok(simulate_light(&program, profile, &Options::default())?.step_ms())
     }
 
-    /// FlashAttention 2 reaches a bit more than half of cuDNN's rate on an H100, so the step
-    /// becomes longer by the time of attention times what that leaves.
+    /// FlashAttention 2 reaches a little more than half of cuDNN's rate on an H100, so the step
+    /// becomes longer by the corresponding time of attention.
     #[test]
     fn each_library_has_its_price() {
         let profile = load("h100-80").unwrap();

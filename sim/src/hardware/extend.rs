@@ -1,4 +1,4 @@
-//! `extends` in a profile: what a file does not say is as in another one.
+//! `extends` in a profile: keys that the file does not set come from another profile.
 
 use super::source::{ProfileError, read};
 use serde::Deserialize;
@@ -9,22 +9,22 @@ use toml::{Spanned, Table, Value};
 
 /// The key.
 const KEY: &str = "extends";
-/// The section that says where a profile was measured.
+/// The section that describes the machine of the measurements.
 const MEASURED: &str = "measured";
-/// Most profiles that may stand on one another.
+/// Maximum number of profiles in a chain of `extends`.
 const MAX_CHAIN: usize = 8;
 
-/// The profile of a text as one table, with all that it does not say itself.
+/// Returns the profile in a text as one table, including the keys of the profiles that it extends.
 pub(super) fn whole(path: &str, text: &str) -> Result<Table, ProfileError> {
     resolve(path, text, &mut vec![identity(path)])
 }
 
-/// Whether a text extends another profile.
+/// Returns whether a text extends another profile.
 pub(super) fn extends(path: &str, text: &str) -> Result<bool, ProfileError> {
     Ok(text.contains(KEY) && base(path, text)?.is_some())
 }
 
-/// Where a text says what it extends, and what that is.
+/// Returns the profile that a text extends, with the position of the key.
 fn base(path: &str, text: &str) -> Result<Option<Spanned<String>>, ProfileError> {
     #[derive(Deserialize)]
     struct Head {
@@ -37,7 +37,7 @@ fn base(path: &str, text: &str) -> Result<Option<Spanned<String>>, ProfileError>
 fn resolve(path: &str, text: &str, below: &mut Vec<PathBuf>) -> Result<Table, ProfileError> {
     hardware::check(text).map_err(|e| ProfileError::format(path, e))?;
     let mut own: Table = toml::from_str(text).map_err(|e| ProfileError::parse(path, &e))?;
-    // Profiles are long, and loaded by every command: most are not parsed for this.
+    // Profiles are long and loaded by every command, so most of them are not parsed here.
     let extended = match text.contains(KEY) {
         true => base(path, text)?,
         false => None,
@@ -77,13 +77,15 @@ fn resolve(path: &str, text: &str, below: &mut Vec<PathBuf>) -> Result<Table, Pr
         under => under?,
     };
     let mut all = resolve(&place, &under, below)?;
-    // A changed number was not measured: the claim has to be made again.
+    // A changed number was not measured, so the extending profile has to state its own
+    // `[measured]`.
     all.remove(MEASURED);
     lay_over(&mut all, own);
     Ok(all)
 }
 
-/// Returns a shipped name, or a path relative to the file that names it.
+/// Returns a shipped name unchanged, and other names as paths relative to the file that contains
+/// them.
 fn relative_to(path: &str, name: &str) -> String {
     if super::shipped().contains(&name) {
         return name.to_owned();
@@ -92,7 +94,7 @@ fn relative_to(path: &str, name: &str) -> String {
     folder.join(name).to_string_lossy().into_owned()
 }
 
-/// What a profile is known by, however its path is written.
+/// Returns a value that identifies a profile, however its path is written.
 fn identity(place: &str) -> PathBuf {
     if super::shipped().contains(&place) {
         return place.into();
@@ -100,7 +102,7 @@ fn identity(place: &str) -> PathBuf {
     std::fs::canonicalize(place).unwrap_or_else(|_| place.into())
 }
 
-/// Sections key by key; all else, the tables of an array among it, as a whole.
+/// Merges sections key by key. Everything else, including arrays of tables, is replaced as a whole.
 fn lay_over(under: &mut Table, over: Table) {
     for (key, value) in over {
         match (under.get_mut(&key), value) {
@@ -117,7 +119,7 @@ mod tests {
     use crate::hardware::{load, text};
     use std::path::PathBuf;
 
-    /// Files in a folder of their own, and the profile of the first or why there is none.
+    /// Writes files into a new folder, and returns the profile of the first one or the error.
     fn of(test: &str, files: &[(&str, &str)]) -> Result<crate::Profile, String> {
         let folder: PathBuf = std::env::temp_dir().join(format!("{test}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
@@ -127,7 +129,7 @@ mod tests {
         let first = folder.join(files[0].0);
         let first = first.to_str().unwrap();
         let loaded = load(first).map_err(|e| e.to_string());
-        // Its text is not all there is.
+        // The text of the file is not the complete profile.
         let said = text(first).unwrap_err().to_string();
         assert!(
             loaded.is_err() || said.contains("it extends another profile"),
@@ -165,7 +167,7 @@ mod tests {
         assert_eq!((p.network.nics_per_node, p.host.work.hook_us), (4, 7.0));
         assert_eq!(p.network.nic_gbps, base.network.nic_gbps);
         assert_eq!(p.host.work.step_us, base.host.work.step_us);
-        // Arrays of tables one for another.
+        // Each array of tables is replaced as a whole.
         assert_eq!((p.collective.len(), p.conv.len()), (1, 0));
         assert_eq!(p.gemm, base.gemm);
     }

@@ -1,5 +1,4 @@
-//! What follows from a profile's numbers: the footprint of a process, FLOPs and their share of the
-//! peak.
+//! Derived numbers of a profile: the footprint of a process, FLOPs and their share of the peak.
 
 use super::profile::Profile;
 use shardlab_plan::ir::{CommId, DType};
@@ -64,8 +63,8 @@ impl Profile {
         }
     }
 
-    /// Returns the model FLOPs of a rank's step, relative to what one device does in that time at
-    /// its dense peak: 0 to 1, and 0 for no time.
+    /// Returns the model FLOPs of a rank's step relative to what one device computes in that time
+    /// at its dense peak: 0 to 1, and 0 if the time is zero.
     #[must_use]
     pub fn utilisation(&self, program: &Program, step: Picos) -> f64 {
         let most = step.secs() * self.peak_flops(program.meta.compute);

@@ -1,4 +1,4 @@
-//! Loading and checking profiles.
+//! Loads and checks profiles.
 
 use super::profile::Profile;
 use super::source::{ProfileError, read};
@@ -10,16 +10,17 @@ use std::borrow::Cow;
 /// Loads a shipped profile by name, or a profile file by path.
 ///
 /// # Errors
-/// When there is no such profile, or when it does not parse or has impossible numbers.
+/// Fails if there is no such profile, if it is not valid TOML of the format, or if it has
+/// impossible numbers.
 pub fn load(name_or_path: &str) -> Result<Profile, ProfileError> {
     parse(name_or_path, &read(name_or_path)?)
 }
 
-/// Returns the text of a shipped profile by name, or of a profile file by path, which must be
+/// Returns the text of a shipped profile by name, or of a profile file by path. The profile must be
 /// complete: it must not extend another one.
 ///
 /// # Errors
-/// When there is no such profile, or it extends another one.
+/// Fails if there is no such profile, or if it extends another one.
 pub fn text(name_or_path: &str) -> Result<Cow<'static, str>, ProfileError> {
     let text = read(name_or_path)?;
     if extend::extends(name_or_path, &text)? {
@@ -31,11 +32,11 @@ pub fn text(name_or_path: &str) -> Result<Cow<'static, str>, ProfileError> {
     Ok(text)
 }
 
-/// Parses and checks a profile; `path` names it in errors, and the profile that it extends is
-/// searched next to it.
+/// Parses and checks a profile. `path` names it in errors. A profile that it extends is searched in
+/// the same folder.
 ///
 /// # Errors
-/// If the text is not a profile or has impossible numbers.
+/// Fails if the text is not a profile or has impossible numbers.
 pub fn parse(path: &str, text: &str) -> Result<Profile, ProfileError> {
     let mut whole = extend::whole(path, text)?;
     let at = |e| ProfileError::format(path, e);
@@ -52,8 +53,8 @@ pub fn parse(path: &str, text: &str) -> Result<Profile, ProfileError> {
     Ok(profile)
 }
 
-/// Refuses numbers that contradict one another, with the key to blame; the table of the format
-/// limits each alone.
+/// Rejects numbers that contradict each other, and returns the key at fault. The table of the
+/// format checks the limits of each number on its own.
 fn check(p: &Profile) -> Result<(), (&'static str, String)> {
     let (d, n, c) = (&p.device, &p.network, &p.contention);
     if p.power.is_some() && d.loaded_rate < 1.0 {
@@ -193,8 +194,8 @@ mod tests {
         assert!(with(&table.replace("nodes = 8", "nodes = 4")).is_ok());
     }
 
-    /// Every number that a step's time is made of: a sign, no number, more than all there is, an
-    /// empty product.
+    /// Numbers that affect the time of a step are rejected in every section: for example a wrong
+    /// sign, NaN, or more than the maximum.
     #[test]
     fn numbers_that_cannot_be_are_refused_wherever_they_stand() {
         let text = text("cpu");
@@ -292,7 +293,7 @@ mod tests {
         }
     }
 
-    /// Tables of 8-bit matmuls say what they measured; those of other types have nothing to say.
+    /// Tables of 8-bit matmuls describe their recipe; tables of other types must not.
     #[test]
     fn only_8_bit_matmuls_have_scales() {
         let with = |keys: &str| {
@@ -361,7 +362,7 @@ mod tests {
         );
         // A rate of one slows nothing.
         assert!(with("1.0").unwrap().power.is_some());
-        // Each alone is fine: the shipped profiles have both ways, none of them twice.
+        // Each is valid alone, and the shipped profiles use both, but never together.
         let ways = shipped().into_iter().map(|name| {
             let p = load(name).unwrap();
             (p.device.loaded_rate < 1.0, p.power.is_some())
@@ -371,7 +372,7 @@ mod tests {
         assert_eq!(ways, either.into_iter().collect());
     }
 
-    /// The table of the format and the types agree: a profile with every key is read.
+    /// The table of the format and the types agree: a profile with every key can be read.
     #[test]
     fn every_key_of_the_format_is_read() {
         let (mut text, mut keys) = (String::new(), 0);
@@ -390,7 +391,7 @@ mod tests {
         assert_eq!(read.efficiency.memory.len(), MemoryClass::ALL.len());
     }
 
-    /// A value that no other key contradicts.
+    /// Returns a value that does not contradict any other key.
     fn example(kind: hardware::Kind) -> String {
         use hardware::Kind;
         let number = |range| match range {

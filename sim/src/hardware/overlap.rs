@@ -1,16 +1,16 @@
-//! Tables that hold the same shapes.
+//! Tables with the same shapes.
 //!
-//! A profile may have several tables of one kind of kernel: measured in running layers, for
-//! example, and alone. The first that has a shape counts. The rows of a later one, which only it
-//! has, are scaled by how the two differ on the shapes they share, in the median: a shape next to a
-//! measured one must not cost more or less because it is only in the other table. Tables of kernels
-//! bound by memory are interpolated, and so become one.
+//! A profile may have several tables for one kind of kernel, for example measured within layers and
+//! in isolation. The first table that contains a shape counts. Rows that only a later table has are
+//! scaled by the median ratio of both tables on their common shapes: a shape close to a measured
+//! one must not cost more or less only because it is in the other table. Tables of memory-bound
+//! kernels are interpolated, so they are merged into one.
 
 use super::profile::{AttentionRow, GemmRow, GroupedGemmRow, MemoryTable, Profile};
 use std::collections::HashMap;
 use std::hash::Hash;
 
-/// Lets tables of one kind agree.
+/// Makes the tables of each kind consistent.
 pub(super) fn reconcile(p: &mut Profile) {
     let gemm = |r: &mut GemmRow| ([r.0, r.1, r.2], r.3);
     let time = |r: &mut GemmRow, us| r.3 = us;
@@ -32,7 +32,7 @@ pub(super) fn reconcile(p: &mut Profile) {
     p.memory = joined(std::mem::take(&mut p.memory));
 }
 
-/// One table for each kind of kernel bound by memory.
+/// Merges the tables of each kind of memory-bound kernel into one.
 fn joined(mut tables: Vec<MemoryTable>) -> Vec<MemoryTable> {
     let kind = |t: &MemoryTable| (t.class, t.op.clone(), t.dtype, t.in_step, t.counted());
     agree(
@@ -54,7 +54,7 @@ fn joined(mut tables: Vec<MemoryTable>) -> Vec<MemoryTable> {
     all
 }
 
-/// The middle one; 1 of none.
+/// Returns the median; 1 for an empty list.
 fn median(mut ratios: Vec<f64>) -> f64 {
     ratios.sort_by(f64::total_cmp);
     match ratios.len() {
@@ -109,7 +109,8 @@ mod tests {
         p.gemm = vec![
             table(DType::F32, &[(1, 10.0), (2, 20.0), (3, 33.0)]),
             table(DType::Bf16, &[(1, 1.0), (9, 2.0)]),
-            // Half as long, half as long, a third as long on shared shapes; twice in one table.
+            // Half as long, half as long and a third as long on the common shapes; twice as long in
+            // one table.
             table(
                 DType::F32,
                 &[(1, 5.0), (2, 10.0), (3, 11.0), (4, 20.0), (4, 25.0)],
@@ -137,7 +138,7 @@ mod tests {
         let all = super::joined(vec![
             table(Some("a"), &[(10, 1.0), (30, 3.0)]),
             table(Some("b"), &[(20, 9.0)]),
-            // Twice as long on what both have.
+            // Twice as long on the common sizes.
             table(Some("a"), &[(20, 5.0), (30, 6.0), (40, 8.0)]),
             table(None, &[(20, 7.0)]),
         ]);
@@ -149,7 +150,7 @@ mod tests {
                 table(None, &[(20, 7.0)]),
             ]
         );
-        // What is shipped says everything once.
+        // Shipped profiles contain every shape only once.
         for name in crate::hardware::shipped() {
             let once = shipped(name);
             assert_eq!(super::joined(once.clone()), once, "{name}");

@@ -1,5 +1,5 @@
-//! A profile as it is loaded. [`shardlab_plan::hardware`] says what each key may hold and fills in
-//! defaults, so that only keys of unknown value are optional here.
+//! A profile after loading. [`shardlab_plan::hardware`] defines the values of each key and fills in
+//! defaults, so that only keys that may be unknown are optional here.
 
 use crate::part::Part;
 use serde::Deserialize;
@@ -10,16 +10,17 @@ use shardlab_plan::ir::{
 use shardlab_plan::program::Program;
 use std::collections::BTreeMap;
 
-/// A machine: device, host, network, and tables of what was measured on it.
+/// A machine: device, host, network, and tables of measurements.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Profile {
     /// Name, equal to the file's stem for shipped profiles.
     pub name: String,
-    /// What it describes, in a line.
+    /// One-line description.
     pub about: String,
-    /// `[measured]`, where the numbers come from a machine rather than from data sheets. A profile
-    /// that extends another one does not inherit it: what it changes was not measured there.
+    /// `[measured]`, if the numbers were measured on a machine and do not come from data sheets. A
+    /// profile that extends another one does not inherit this section, because its changes were not
+    /// measured there.
     pub measured: Option<MeasuredOn>,
     /// `[device]`
     pub device: Device,
@@ -31,9 +32,9 @@ pub struct Profile {
     pub network: Network,
     /// `[contention]`
     pub contention: Contention,
-    /// `[power]`, where the device was seen to reach its power limit.
+    /// `[power]`, if the device was observed to reach its power limit.
     pub power: Option<Power>,
-    /// `[scale]`, where predictions were seen to be off by the same on all of a part's work.
+    /// `[scale]`, if predictions were observed to be off by the same factor for all work of a part.
     pub scale: Option<Scale>,
     /// `[efficiency]`
     pub efficiency: Efficiency,
@@ -49,7 +50,7 @@ pub struct Profile {
     /// `[[attention]]`: measured fused attention.
     #[serde(default)]
     pub attention: Vec<AttentionTable>,
-    /// `[[attention_backend]]`: libraries of attention that a job may ask for.
+    /// `[[attention_backend]]`: attention libraries that a job may ask for.
     #[serde(default)]
     pub attention_backend: Vec<AttentionRates>,
     /// `[[memory]]`: measured memory-bound kernels by class and bytes moved.
@@ -64,9 +65,9 @@ pub struct Profile {
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredOn {
-    /// The machine and the software that ran on it, in a few words.
+    /// The machine and its software, in a few words.
     pub on: String,
-    /// Most GPUs of one node whose collectives were measured together.
+    /// Maximum number of GPUs of one node whose collectives were measured together.
     pub gpus: u32,
 }
 
@@ -74,41 +75,43 @@ pub struct MeasuredOn {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Device {
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
-    /// Streaming multiprocessors (cores of a CPU).
+    /// Number of streaming multiprocessors (or cores of a CPU).
     pub sms: u32,
     /// Memory that a process can use, MiB.
     pub memory_mib: u64,
-    /// Memory bandwidth by data sheet, GB/s.
+    /// Memory bandwidth from the data sheet, GB/s.
     pub memory_gbps: f64,
     /// Last-level cache, MiB.
     pub l2_mib: u64,
     /// Dense peak by element type, TFLOP/s.
     pub tflops: BTreeMap<DType, f64>,
-    /// Rate of arithmetic-bound kernels while several GPUs of a node train, relative to one GPU on
-    /// its own: power and clocks (0 to 1). One number for all programs, where only that is known; a
-    /// profile with [`Power`] has none.
+    /// Rate of arithmetic-bound kernels while several GPUs of a node train, relative to a single
+    /// GPU (0 to 1). It covers power and clocks. If only this is known, it applies to all programs;
+    /// a profile with [`Power`] does not have it.
     pub loaded_rate: f64,
-    /// From the end of a kernel to the start of the next one on its stream, microseconds.
+    /// Time from the end of a kernel to the start of the next one on its stream, microseconds.
     pub kernel_gap_us: f64,
     /// The same between nodes of a captured graph, microseconds.
     pub graph_gap_us: f64,
-    /// From the end of a launch call to the start of the kernel on an idle device, microseconds.
+    /// Time from the end of a launch call to the start of the kernel on an idle device,
+    /// microseconds.
     pub launch_latency_us: f64,
-    /// From an event to the start of the work of another stream that waited for it, beyond
+    /// Time from an event to the start of work on another stream that waited for it, in addition to
     /// `kernel_gap_us`, microseconds.
     pub event_latency_us: f64,
-    /// Where the ranks of a node have no device each, but share these cores: every running kernel,
-    /// collective and copy of any rank takes one of them, and all slow down when there are more.
+    /// Number of cores that the ranks of a node share, if they do not have one device each. Every
+    /// running kernel, collective and copy of any rank takes one core, and all of them slow down if
+    /// there are more tasks than cores.
     pub shared_cores: Option<u32>,
     /// Shortest kernel, microseconds.
     pub min_kernel_us: f64,
-    /// Host to device copies, GB/s (pinned memory).
+    /// Bandwidth of host-to-device copies, GB/s (pinned memory).
     pub h2d_gbps: f64,
-    /// Device to host copies, GB/s (pinned memory).
+    /// Bandwidth of device-to-host copies, GB/s (pinned memory).
     pub d2h_gbps: f64,
-    /// Fixed part of a copy-engine copy, microseconds.
+    /// Fixed time of a copy by a copy engine, microseconds.
     pub copy_latency_us: f64,
 }
 
@@ -116,59 +119,60 @@ pub struct Device {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Footprint {
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
-    /// Context, libraries and kernels' code, MiB.
+    /// CUDA context, libraries and code of kernels, MiB.
     pub context_mib: u64,
-    /// What a process takes once more as soon as it has a communicator at all, MiB: the library's
-    /// state, ways to other devices.
+    /// Additional memory of a process with at least one communicator, MiB: the state of the
+    /// library, and connections to other devices.
     pub joined_mib: u64,
     /// Each communicator, MiB.
     pub communicator_mib: u64,
-    /// Each communicator whose collectives run on copy engines, MiB: it has fewer buffers. As
-    /// others where it is not known.
+    /// Memory per communicator whose collectives run on copy engines, MiB. It has fewer buffers
+    /// than others. If not given, it takes as much as other communicators.
     pub copy_engine_communicator_mib: Option<u64>,
-    /// What communicators take once, as soon as one of them runs collectives on SMs, MiB.
+    /// Memory that is needed once as soon as one communicator runs collectives on SMs, MiB.
     pub collective_kernels_mib: u64,
-    /// Communicators that no collective uses do not exist, as in `exec`; frameworks make them all.
+    /// Whether communicators without collectives do not exist, as in `exec`. Frameworks create all
+    /// of them.
     pub used_communicators: bool,
-    /// Kernels' workspaces lie outside the allocator too, as those of `exec` on GPUs do; frameworks
-    /// take theirs from it.
+    /// Whether workspaces of kernels are also outside the allocator, as those of `exec` on GPUs
+    /// are. Frameworks allocate theirs from it.
     pub kernel_workspaces: bool,
 }
 
-/// `[host]`: time of the host thread to issue work, in microseconds per call.
+/// `[host]`: time that the host thread needs to issue work, in microseconds per call.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Host {
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
-    /// A kernel launch (the driver call alone; framework dispatch is `work.dispatch_us`).
+    /// A kernel launch (only the driver call; framework dispatch is `work.dispatch_us`).
     pub launch_us: f64,
     /// A collective launch.
     pub collective_us: f64,
     /// A copy-engine copy.
     pub copy_us: f64,
     /// Launch of a copy between a buffer and a list of tensors (FSDP2's custom operators in
-    /// Python). As a kernel launch where it is not known.
+    /// Python). If not given, it has the cost of a kernel launch.
     pub list_copy_us: Option<f64>,
     /// An event record or a stream wait.
     pub event_us: f64,
-    /// Waking up after waiting for an event.
+    /// Waking up after a wait for an event.
     pub host_wait_us: f64,
     /// An allocation served from the allocator's cache, or a free.
     pub alloc_us: f64,
-    /// Taking memory from the device (`cudaMalloc` or mapping), each call.
+    /// Each call that takes memory from the device (`cudaMalloc` or mapping).
     pub device_alloc_us: f64,
-    /// Rate of operators on the CPU, bytes read plus written, in GB/s of one rank; that of copies
-    /// from pinned memory if not given.
+    /// Rate of operators on the CPU, in GB/s read plus written by one rank. If not given, it is the
+    /// rate of copies from pinned memory.
     pub cpu_gbps: Option<f64>,
     /// Launching a captured graph.
     pub graph_launch_us: f64,
-    /// Maximum number of launches in a stream before the host has to wait.
+    /// Maximum number of launches in a stream's queue before the host has to wait.
     pub queue_depth: u32,
-    /// Steps that may be in flight: with 1 the host begins a step when the device has finished the
-    /// one before.
+    /// Number of steps that may be in flight. With 1, the host starts a step when the device has
+    /// finished the previous one.
     pub steps_in_flight: u32,
     /// `[host.work]`
     pub work: HostWork,
@@ -178,9 +182,9 @@ pub struct Host {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HostWork {
-    /// Forward op run eagerly, launch excluded.
+    /// Forward op that runs eagerly, without its launch.
     pub dispatch_us: f64,
-    /// Op run by the autograd engine, launch excluded.
+    /// Op that the autograd engine runs, without its launch.
     pub autograd_dispatch_us: f64,
     /// Guards and entry of a compiled region.
     pub guard_us: f64,
@@ -194,25 +198,25 @@ pub struct HostWork {
     pub optimizer_step_us: f64,
     /// Fixed work of a step.
     pub step_us: f64,
-    /// Python of a module of transformers, without its operators.
+    /// Python code of a Transformers module, without its operators.
     #[serde(default)]
     pub module_us: f64,
-    /// Per-parameter work of the optimizer and of clipping in jobs of transformers.
+    /// Per-parameter work of the optimizer and of clipping in Transformers jobs.
     #[serde(default)]
     pub optimizer_param_us: f64,
-    /// Python and further launches of torchao's tensor subclass, per weight and gather.
+    /// Python code and additional launches of torchao's tensor subclass, per weight and gather.
     #[serde(default)]
     pub subclass_us: f64,
-    /// A KiB of the table of a copy into or out of a collective's buffer.
+    /// Per KiB of the table of a copy into or out of a collective's buffer.
     #[serde(default)]
     pub copy_table_us: f64,
-    /// Python of compiled code around a kernel, launch excluded.
+    /// Python code of compiled code around a kernel, without its launch.
     #[serde(default)]
     pub compiled_kernel_us: f64,
 }
 
 impl HostWork {
-    /// Returns the microseconds of a kind.
+    /// Returns the microseconds for a kind of work.
     pub(crate) const fn us(&self, kind: HostWorkKind) -> f64 {
         match kind {
             HostWorkKind::Dispatch => self.dispatch_us,
@@ -236,101 +240,102 @@ impl HostWork {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Network {
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
-    /// NVLink bandwidth of a GPU, one direction, GB/s by data sheet; without NVLink what takes its
-    /// place, PCIe's or memory's.
+    /// NVLink bandwidth of a GPU in one direction, GB/s, from the data sheet. Without NVLink, the
+    /// bandwidth of what replaces it: PCIe or memory.
     pub nvlink_gbps: f64,
     /// Bus bandwidth that large collectives reach, as a share of `nvlink_gbps`.
     pub nvlink_efficiency: f64,
-    /// Ranks of the groups that reached it: smaller ones reach less, since a rank also copies its
-    /// own part, and larger ones more.
+    /// Size of the groups that reached it. Smaller groups reach less, because a rank also copies
+    /// its own chunk, and larger ones reach more.
     pub nvlink_ranks: u32,
-    /// Bus bandwidth that large collectives on copy engines reach within a node, GB/s; that of
-    /// kernels where not given.
+    /// Bus bandwidth that large collectives on copy engines reach within a node, GB/s. If not
+    /// given, it is that of kernels.
     pub copy_engine_gbps: Option<f64>,
-    /// GPUs that NVLink connects to one another; unknown where not given.
+    /// Number of GPUs that NVLink connects to each other, if known.
     pub nvlink_domain: Option<u32>,
     /// Network cards of a node.
     pub nics_per_node: u32,
-    /// Bandwidth of a network card, one direction, GB/s.
+    /// Bandwidth of a network card in one direction, GB/s.
     pub nic_gbps: f64,
-    /// Share of it that large collectives reach.
+    /// Share of this bandwidth that large collectives reach.
     pub nic_efficiency: f64,
     /// Extra time of one network hop, microseconds.
     pub nic_latency_us: f64,
-    /// How many times slower than NVLink's rate a large all-gather runs if the payload of a rank is
+    /// Factor by which a large all-gather is slower than NVLink's rate if the payload of a rank is
     /// not a multiple of 16 bytes.
     pub misaligned_factor: f64,
-    /// The same for a reduce-scatter; unless given, that of an all-gather.
+    /// The same for a reduce-scatter. If not given, it is the factor of an all-gather.
     pub misaligned_reduction_factor: Option<f64>,
-    /// How much longer kernels take per doubling of the number of nodes, because collectives wait
-    /// for the slowest GPU.
+    /// Relative increase of kernel times per doubling of the number of nodes, because collectives
+    /// wait for the slowest GPU.
     pub straggler_loss: f64,
     /// SMs that a running collective holds.
     pub sms_per_collective: u32,
 }
 
-/// `[contention]`: how kernels and collectives slow one another. All are rates relative to running
-/// alone.
+/// `[contention]`: how kernels and collectives slow each other down. All values are relative to the
+/// rate of running alone.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Contention {
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
     /// Share of its rate that a collective loses while any compute kernel runs.
     pub collective_loss_compute: f64,
-    /// Share that it loses in proportion to the memory bandwidth that compute kernels use.
+    /// Share of its rate that a collective loses in proportion to the memory bandwidth that compute
+    /// kernels use.
     pub collective_loss_bandwidth: f64,
     /// Memory bandwidth that a collective at full bus bandwidth uses, as a share of what kernels
     /// reach.
     pub collective_bandwidth: f64,
-    /// Share of a filling kernel's duration after which a waiting collective of a default-priority
-    /// stream gets its SMs (1: only when the kernel ends).
+    /// Share of the duration of a kernel that fills the device after which a waiting collective on
+    /// a default-priority stream gets its SMs. With 1, it gets them only when the kernel ends.
     pub start_wait: f64,
     /// The same for high-priority streams.
     pub start_wait_priority: f64,
-    /// Kernels shorter than this never hold a collective up, microseconds.
+    /// Kernels shorter than this never delay a collective, microseconds.
     pub start_wait_min_us: f64,
-    /// Share of its rate that a copy from host memory loses while one to it runs.
+    /// Share of its rate that a copy from host memory loses while a copy to host memory runs.
     pub h2d_loss: f64,
-    /// Share of its rate that a copy to host memory loses while one from it runs.
+    /// Share of its rate that a copy to host memory loses while a copy from host memory runs.
     pub d2h_loss: f64,
-    /// Share of its rate that work on one of `device.shared_cores` loses to caches and memory when
-    /// all cores are busy.
+    /// Share of its rate that work on one of `device.shared_cores` loses because of caches and
+    /// memory when all cores are busy.
     pub shared_loss: f64,
-    /// The same when more ranks than cores take turns, the turns themselves apart; `shared_loss` if
-    /// not given.
+    /// The same if more ranks than cores take turns, without the turns themselves. If not given, it
+    /// is `shared_loss`.
     pub turn_loss: Option<f64>,
-    /// Where ranks share cores: from the first rank's arrival at a collective to the last one's,
-    /// microseconds.
+    /// If ranks share cores: time from the first rank's arrival at a collective to the last rank's
+    /// arrival, microseconds.
     pub shared_wait_us: f64,
 }
 
 /// `[power]`: the clock of a device at its power limit. The larger the share of a step that
-/// arithmetic takes, the lower the clock, so time saved where nothing computes is lost again in
-/// part by slower GEMMs. It replaces [`Device::loaded_rate`], which slows the same kernels: no
-/// profile has both.
+/// arithmetic takes, the lower the clock, so slower GEMMs consume part of the time that is saved
+/// where nothing computes. This section replaces [`Device::loaded_rate`], which slows the same
+/// kernels: no profile has both.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Power {
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
-    /// Share of a step's time (0 to 1) that GEMMs, convolutions and attention may take, alone,
-    /// at the rates of `[[gemm]]`, `[[conv]]` and `[[attention]]`.
+    /// Share of a step's time (0 to 1) up to which GEMMs, convolutions and attention run at the
+    /// rates of `[[gemm]]`, `[[conv]]` and `[[attention]]`.
     pub arithmetic_share: f64,
-    /// How much longer they take above it: the fraction of their time for each unit of share.
+    /// Slope above this share: the relative increase of their time per unit of share.
     pub arithmetic_slope: f64,
-    /// The same for 8-bit matmuls; as others if not given.
+    /// The same for 8-bit matmuls. If not given, it is `arithmetic_slope`.
     pub float8_slope: Option<f64>,
 }
 
-/// `[scale]`: factors on the times that the other sections give for the parts of the machine; 1 if
-/// not given.
+/// `[scale]`: factors that multiply the times of parts of the machine, as given by the other
+/// sections. The default is 1.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Scale {
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
     /// [`Part::Host`].
     pub host: f64,
@@ -362,7 +367,7 @@ impl Profile {
         profile
     }
 
-    /// Returns whether tables have every kind of 8-bit matmul of a program.
+    /// Returns whether the tables have every kind of 8-bit matmul in a program.
     #[must_use]
     pub fn measures_float8_of(&self, program: &Program) -> bool {
         let kernels = program.kernels.iter();
@@ -381,7 +386,7 @@ impl Profile {
         })
     }
 
-    /// Returns the factor of `[scale]` on the times of a part.
+    /// Returns the factor that `[scale]` applies to the times of a part.
     #[must_use]
     pub fn times(&self, part: Part) -> f64 {
         let of = |s: &Scale| match part {
@@ -395,20 +400,20 @@ impl Profile {
     }
 }
 
-/// `[efficiency]`: shares of the data sheet's rates that kernels reach where nothing was measured
-/// for their size.
+/// `[efficiency]`: shares of the data sheet's rates that kernels reach if nothing was measured for
+/// their size.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Efficiency {
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
     /// Large GEMMs, by element type.
     pub gemm: BTreeMap<DType, f64>,
-    /// Output tiles of GEMMs, `[rows, columns, rate relative to the best one]`; those of
-    /// Hopper's libraries if not given.
+    /// Output tiles of GEMMs, `[rows, columns, rate relative to the best one]`. If not given, they
+    /// are those of the libraries on Hopper.
     pub gemm_tiles: Vec<(u64, u64, f64)>,
-    /// How many times as long 16-bit GEMMs take whose rows do not start at multiples of 16 bytes;
-    /// not known if not given.
+    /// Factor on the time of 16-bit GEMMs whose rows do not start at multiples of 16 bytes; `None`
+    /// if unknown.
     pub gemm_misaligned: Option<GemmMisaligned>,
     /// Convolutions relative to the equivalent GEMM.
     pub conv: f64,
@@ -416,15 +421,16 @@ pub struct Efficiency {
     pub attention: f64,
     /// Attention backward.
     pub attention_backward: f64,
-    /// The library of these rates and of tables without a library: the one that PyTorch picks.
+    /// The library of these rates and of tables without a library; `None` is the one that PyTorch
+    /// picks.
     pub attention_backend: Option<AttentionBackend>,
-    /// Time of attention's backward when its sums have a fixed order, relative to the tables'; not
-    /// known if not given.
+    /// Time of attention's backward with a fixed order of sums, relative to the tables; `None` if
+    /// unknown.
     pub attention_backward_fixed_order: Option<f64>,
-    /// Time of 8-bit matmuls that add up in float32, relative to those that add up with the
-    /// precision of tensor cores; not known if not given.
+    /// Time of 8-bit matmuls with float32 accumulation, relative to those that accumulate with the
+    /// precision of tensor cores; `None` if unknown.
     pub float8_full_accumulation: Option<f64>,
-    /// Memory-bound classes: share of `memory_gbps`.
+    /// Share of `memory_gbps` for each class of memory-bound kernels.
     pub memory: BTreeMap<MemoryClass, f64>,
 }
 
@@ -433,13 +439,13 @@ pub struct Efficiency {
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmMisaligned {
-    /// Time relative to the aligned GEMM where rows have an even number of elements.
+    /// Time relative to the aligned GEMM if rows have an even number of elements.
     pub even: f64,
-    /// The same where a row has an odd number of elements.
+    /// The same if a row has an odd number of elements.
     pub odd: f64,
 }
 
-/// Classes of memory-bound kernels. Backward kernels of a class may have an entry of their own.
+/// Classes of memory-bound kernels. Backward kernels of a class may have a separate entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the names are those of `KernelClass`")]
@@ -516,27 +522,27 @@ pub struct GemmRow(pub u64, pub u64, pub u64, pub f64);
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GemmTable {
-    /// Where the rows come from.
+    /// Source of the rows.
     pub source: String,
     /// Element type.
     pub dtype: DType,
-    /// What shares a scale, of 8-bit matmuls; [`ScaleMode::Tensorwise`] if not given.
+    /// What shares a scale in 8-bit matmuls. The default is [`ScaleMode::Tensorwise`].
     pub scaling: Option<ScaleMode>,
-    /// Whether 8-bit matmuls add up with the precision of tensor cores; they do if not given.
+    /// Whether 8-bit matmuls accumulate with the precision of tensor cores. The default is true.
     pub fast_accum: Option<bool>,
     /// Rows.
     pub rows: Vec<GemmRow>,
 }
 
 impl GemmTable {
-    /// Returns what the matmuls of the rows have in common.
+    /// Returns what the matmuls of all rows have in common.
     #[must_use]
     pub fn kind(&self) -> GemmKind {
         GemmKind::of(self.dtype).refined(self.scaling, self.fast_accum)
     }
 }
 
-/// One measured grouped GEMM: `[experts, rows of an expert, n, k, microseconds]`.
+/// One measured grouped GEMM: `[experts, rows per expert, n, k, microseconds]`.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct GroupedGemmRow(pub u64, pub u64, pub u64, pub u64, pub f64);
 
@@ -544,20 +550,21 @@ pub struct GroupedGemmRow(pub u64, pub u64, pub u64, pub u64, pub f64);
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupedGemmTable {
-    /// Where the rows come from.
+    /// Source of the rows.
     pub source: String,
     /// Element type.
     pub dtype: DType,
-    /// Whether 8-bit matmuls add up with the precision of tensor cores; they do if not given.
+    /// Whether 8-bit matmuls accumulate with the precision of tensor cores. The default is true.
     pub fast_accum: Option<bool>,
-    /// Matmuls over the rows of an expert, `[n, rows] x [rows, k]`; otherwise rows times matrices.
+    /// Whether the matmuls are over the rows of an expert, `[n, rows] x [rows, k]`. Otherwise rows
+    /// are multiplied by matrices.
     pub weight_gradient: bool,
     /// Rows.
     pub rows: Vec<GroupedGemmRow>,
 }
 
 impl GroupedGemmTable {
-    /// Returns what the matmuls of the rows have in common. In 8 bits, each factor has one scale.
+    /// Returns what the matmuls of all rows have in common. In 8 bits, each factor has one scale.
     #[must_use]
     pub fn kind(&self) -> GemmKind {
         GemmKind::of(self.dtype).refined(None, self.fast_accum)
@@ -569,7 +576,7 @@ impl GroupedGemmTable {
 pub struct AttentionRow(pub u64, pub u64, pub u64, pub u64, pub u64, pub f64);
 
 impl AttentionRow {
-    /// Returns the sizes of what was measured, in a table with or without causal mask.
+    /// Returns the measured sizes, for a table with or without causal mask.
     #[must_use]
     pub fn shape(&self, causal: bool) -> AttentionShape {
         let &Self(batch, heads, kv_heads, seq, head_dim, _) = self;
@@ -581,7 +588,7 @@ impl AttentionRow {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionTable {
-    /// Where the rows come from.
+    /// Source of the rows.
     pub source: String,
     /// Element type.
     pub dtype: DType,
@@ -589,17 +596,17 @@ pub struct AttentionTable {
     pub causal: bool,
     /// Backward kernel.
     pub backward: bool,
-    /// Library; `None`: the one that PyTorch picks.
+    /// Library; `None` is the one that PyTorch picks.
     pub backend: Option<AttentionBackend>,
     /// Rows.
     pub rows: Vec<AttentionRow>,
 }
 
-/// `[[attention_backend]]`: attention of a library that a job asks for.
+/// `[[attention_backend]]`: rates of an attention library that a job may ask for.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttentionRates {
-    /// Where the numbers come from.
+    /// Source of the numbers.
     pub source: String,
     /// The library.
     pub backend: AttentionBackend,
@@ -613,19 +620,20 @@ pub struct AttentionRates {
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MemoryTable {
-    /// Where the rows come from.
+    /// Source of the rows.
     pub source: String,
     /// Class.
     pub class: MemoryClass,
-    /// Only kernels whose name contains this (they prefer the longest name to a shorter one, and
-    /// that to the class's).
+    /// If given, only kernels whose name contains this text. Of several matching tables, a kernel
+    /// uses the one with the longest text, or else that of the class.
     pub op: Option<String>,
-    /// Only kernels on this element type (they prefer this table to one for all types).
+    /// If given, only kernels on this element type. A kernel prefers this table to one for all
+    /// types.
     pub dtype: Option<DType>,
-    /// The rows were measured within steps, where operands lie in the caches or not as they do
-    /// there.
+    /// Whether the rows were measured within steps, where operands are in the caches or not as in a
+    /// real step.
     pub in_step: bool,
-    /// Which bytes the rows are filed by; see [`MemoryTable::counted`] where it is not given.
+    /// How the bytes of the rows were counted. If not given, see [`MemoryTable::counted`].
     pub bytes: Option<Counted>,
     /// `[bytes, microseconds]`, ascending.
     pub rows: Vec<(u64, f64)>,
@@ -636,10 +644,11 @@ pub struct MemoryTable {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Counted {
-    /// What a launch reads and writes, gradients as wide as they lie.
+    /// The bytes that a launch reads and writes, with gradients in the type in which they are
+    /// stored.
     Moved,
-    /// As the kernel is described, which is before it is known how gradients lie: all in the type
-    /// it computes in.
+    /// The bytes in the descriptor of the kernel, which does not depend on how gradients are
+    /// stored: all operands count in the compute type.
     Described,
 }
 
@@ -657,25 +666,26 @@ impl MemoryTable {
     }
 }
 
-/// `[[collective]]`: payload against microseconds, alone on the links.
+/// `[[collective]]`: payload against microseconds, without other traffic on the links.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CollectiveTable {
-    /// Where the rows come from.
+    /// Source of the rows.
     pub source: String,
     /// Kind.
     pub kind: CollectiveName,
     /// Ranks.
     pub ranks: u32,
-    /// Nodes that they are spread over, equally many on each.
+    /// Number of nodes. Each has the same number of ranks.
     pub nodes: u32,
-    /// Only payloads of this element type (they prefer this table to one for all types).
+    /// If given, only payloads of this element type. A collective prefers this table to one for all
+    /// types.
     pub dtype: Option<DType>,
     /// `[bytes of the full side, microseconds]`, ascending.
     pub rows: Vec<(u64, f64)>,
-    /// What NCCL itself estimates for the same, in the same form: nothing is priced by it. It shows
-    /// how far the formula, which follows NCCL's tuner, and the tuner's numbers are from each other
-    /// and from what was measured.
+    /// NCCL's own estimates for the same payloads, in the same form. They do not affect prices.
+    /// They show how far the formula, which follows NCCL's tuner, and the tuner's numbers are from
+    /// each other and from the measurements.
     pub nccl_rows: Vec<(u64, f64)>,
 }
 

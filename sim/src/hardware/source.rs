@@ -1,4 +1,4 @@
-//! Where the text of a profile comes from: a shipped profile, or a file.
+//! The text of a profile: a shipped one, or a file.
 
 use shardlab_plan::hardware::FormatError;
 use std::borrow::Cow;

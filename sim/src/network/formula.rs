@@ -1,13 +1,13 @@
-//! Times by formula, after NCCL's tuner (`src/graph/tuning.cc` of NCCL 2.28): the fastest of ring
-//! and tree with the LL, LL128 and Simple protocols, each with a base latency, a latency per step
-//! and a share of the bandwidth.
+//! Times according to a formula that follows NCCL's tuner (`src/graph/tuning.cc` of NCCL 2.28): the
+//! fastest of ring and tree with the LL, LL128 and Simple protocols, each with a base latency, a
+//! latency per step and a share of the bandwidth.
 //!
-//! Within a node, two terms are added that the tuner does not have, and by which NCCL's own
-//! estimates are too short (benchmarks/exec-h100.md): a rank also copies its local chunk in
+//! Within a node, the formula adds two terms that the tuner does not have and whose absence makes
+//! NCCL's own estimates too short (benchmarks/exec-h100.md): a rank also copies its local chunk in
 //! addition to what it receives, and the rate grows with the payload. Their constants are fitted to
-//! collectives of 1 MiB to 1 GiB between two and four H200 and two H100. For groups of eight, on
-//! which nothing was fitted, they predict 366 GB/s for an all-gather of 16 GB between H100s, where
-//! nccl-tests show about 360 (github.com/NVIDIA/nccl-tests/issues/326).
+//! collectives of 1 MiB to 1 GiB between two and four H200 and between two H100. For groups of
+//! eight, which were not part of the fit, they predict 366 GB/s for an all-gather of 16 GB between
+//! H100s, where nccl-tests show about 360 (github.com/NVIDIA/nccl-tests/issues/326).
 
 use shardlab_plan::ir::CollectiveKind;
 
@@ -22,23 +22,24 @@ pub(super) struct Group {
     pub(super) nodes: u32,
     /// Bus bandwidth that large collectives reach, in GB/s.
     pub(super) bandwidth_gbps: f64,
-    /// Size of the groups within a node that reach that bandwidth. `None` where ranks share the
-    /// cores of a processor, and the rules of GPUs do not hold.
+    /// Size of the groups within a node that reach this bandwidth. `None` if ranks share the cores
+    /// of a processor, for which the rules of GPUs do not hold.
     pub(super) reached_by: Option<u32>,
     /// Extra time of a network hop, in microseconds.
     pub(super) nic_latency_us: f64,
 }
 
 impl Group {
-    /// Returns whether another group is placed alike and has the same share of its links.
+    /// Returns whether another group has the same placement and the same share of its links.
     pub(super) fn like(&self, other: &Self) -> bool {
         let near = (self.bandwidth_gbps / other.bandwidth_gbps - 1.0).abs() < 1e-9;
         (self.size, self.per_node, self.nodes) == (other.size, other.per_node, other.nodes) && near
     }
 }
 
-/// A protocol of NCCL: base latency, ring step inside a node, ring step between nodes, tree step
-/// inside a node, tree step between nodes (all in microseconds), and share of the bandwidth.
+/// A protocol of NCCL. It has a base latency, latencies of a ring step inside a node, a ring step
+/// between nodes, a tree step inside a node and a tree step between nodes (all in microseconds),
+/// and a share of the bandwidth.
 struct Protocol {
     base: [f64; 2],
     nvlink: [f64; 2],
@@ -52,7 +53,7 @@ const RING: usize = 0;
 const TREE: usize = 1;
 
 const PROTOCOLS: [Protocol; 3] = [
-    // LL: a flag for every 4 bytes.
+    // LL: one flag for every 4 bytes.
     Protocol {
         base: [6.6, 6.8],
         nvlink: [0.6, 0.6],
@@ -68,7 +69,7 @@ const PROTOCOLS: [Protocol; 3] = [
         share: 0.92,
         ramps: true,
     },
-    // Simple: full bandwidth, a fence per step.
+    // Simple: full bandwidth, and a fence per step.
     Protocol {
         base: [8.4, 8.4],
         nvlink: [3.4, 4.0],
@@ -78,21 +79,23 @@ const PROTOCOLS: [Protocol; 3] = [
     },
 ];
 
-/// Returns how long a rank takes to copy its local chunk, relative to receiving as much.
+/// Returns the time that a rank needs to copy its local chunk, relative to receiving the same
+/// number of bytes.
 const fn local_copy(kind: CollectiveKind) -> f64 {
     match kind {
         CollectiveKind::AllGather | CollectiveKind::ReduceScatter => 0.4,
-        // The local chunk is only one of two rounds, or is copied while others' chunks arrive.
+        // The local chunk is only in one of two rounds, or is copied while chunks of other ranks
+        // arrive.
         _ => 0.15,
     }
 }
 
-/// Extra time of a payload that does not reach the full rate: this many times the square root of
-/// its time at that rate, in microseconds.
+/// Additional time for payloads that do not reach the full rate: this factor times the square root
+/// of their time at that rate, in microseconds.
 const RAMP: f64 = 2.5;
 
-/// Returns the microseconds on the wire within a node, and the extra time of payloads that do not
-/// reach the full rate.
+/// Returns the microseconds on the wire within a node, and the additional time for payloads that do
+/// not reach the full rate.
 fn within(kind: CollectiveKind, bytes: f64, group: &Group, reached_by: u32) -> (f64, f64) {
     let share = |kind, ranks: u32| 1.0 + local_copy(kind) / f64::from(ranks.max(2) - 1);
     // The known rate is that of an all-gather.
@@ -110,11 +113,11 @@ pub(super) fn bus_factor(kind: CollectiveKind, ranks: u32) -> f64 {
     }
 }
 
-/// Returns what a rank sends while a large collective runs, in GB/s.
+/// Returns the rate at which a rank sends during a large collective, in GB/s.
 pub(super) fn rate_gbps(kind: CollectiveKind, group: &Group) -> f64 {
     match kind {
-        // A ring enters and leaves a node once, and passes all of its ranks; in an all-to-all each
-        // rank has its part of the node's cards.
+        // A ring enters and leaves a node once and passes through all of its ranks. In an
+        // all-to-all, each rank has its share of the node's cards.
         CollectiveKind::AllToAll if group.nodes > 1 => {
             group.bandwidth_gbps / f64::from(group.per_node)
         }
@@ -122,9 +125,10 @@ pub(super) fn rate_gbps(kind: CollectiveKind, group: &Group) -> f64 {
     }
 }
 
-/// Returns the microseconds in which ranks of a node write `bytes` each into memory of others and
-/// see that all have: stores have the rate of an exchange, and a flag takes the time of a step of
-/// LL, which waits for one. A kernel takes at least `launch_us`.
+/// Returns the microseconds in which each rank of a node writes `bytes` into the memory of other
+/// ranks and observes that all ranks have done so. Stores have the rate of an all-to-all, and a
+/// flag takes the time of an LL step, which also waits for a flag. A kernel takes at least
+/// `launch_us`.
 pub(super) fn pushed_us(bytes: f64, group: &Group, launch_us: f64) -> f64 {
     let kind = CollectiveKind::AllToAll;
     let ranks = group.reached_by.unwrap_or(group.size);
@@ -149,7 +153,7 @@ pub(super) fn time_us(kind: CollectiveKind, bytes: f64, group: &Group) -> f64 {
         if group.nodes == 1 {
             return start + wire + ramp;
         }
-        // Everything except the node's own chunks crosses the cards.
+        // Everything except the node's own chunks passes through the cards.
         let outside = f64::from(group.size - group.per_node) / f64::from((group.size - 1).max(1));
         let rail = rate_gbps(kind, group);
         let wire = bus_factor(kind, group.size) * bytes * outside / rail / 1e3;
@@ -170,8 +174,8 @@ pub(super) fn time_us(kind: CollectiveKind, bytes: f64, group: &Group) -> f64 {
             let depth = f64::from(group.nodes).log2().ceil();
             let inside = f64::from(group.per_node - 1) * p.nvlink[TREE];
             let hops = inside + depth * (p.net[TREE] + group.nic_latency_us);
-            // A tree does not reach the full bandwidth: NCCL's own estimate of its efficiency on
-            // several nodes.
+            // A tree does not reach the full bandwidth on several nodes. This is NCCL's own
+            // estimate of its efficiency.
             best = best.min(p.base[TREE] + 2.0 * hops + wire / (p.share * 0.85) + ramp);
         }
     }

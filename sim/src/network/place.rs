@@ -1,4 +1,4 @@
-//! Placement of a communicator's ranks, and the network cards of the node that they have.
+//! Placement of a communicator's ranks, and the share of the node's network cards that they have.
 
 use super::formula::Group;
 use crate::hardware::Profile;
@@ -6,8 +6,8 @@ use shardlab_plan::ir::{AxisId, AxisSet, RankGroup};
 use shardlab_plan::program::Communicator;
 use std::collections::BTreeMap;
 
-/// Returns the placement of a communicator's groups and the rate of their links; where groups
-/// differ, that of the slowest.
+/// Returns the placement of a communicator's groups and the rate of their links. If groups differ,
+/// the slowest one counts.
 pub(super) fn place(
     comm: &Communicator,
     world: u32,
@@ -41,8 +41,8 @@ pub(super) fn place(
     }
 }
 
-/// Returns the placement of a group alone on its nodes, with the same number of ranks on each, as
-/// tables are measured. It has the cards close to its GPUs.
+/// Returns the placement of a group that is alone on its nodes, with the same number of ranks on
+/// each, like the groups in the tables. It uses the cards close to its GPUs.
 pub(super) fn alone(ranks: u32, nodes: u32, profile: &Profile) -> Group {
     let comm = Communicator {
         name: String::new(),
@@ -56,9 +56,10 @@ pub(super) fn alone(ranks: u32, nodes: u32, profile: &Profile) -> Group {
     place(&comm, ranks, ranks / nodes, profile)
 }
 
-/// Returns what a group's ranks of one node send over the network together, in GB/s, on the node
-/// where that is least. Ranks are SPMD: all groups that cross the border of a node do so at the
-/// same time and divide its cards by their ranks; groups within the node leave the cards free.
+/// Returns the rate in GB/s at which a group's ranks on one node send over the network together,
+/// for the node with the lowest rate. Ranks are SPMD, so all groups that cross the border of a node
+/// do so at the same time and divide its cards in proportion to their ranks. Groups within the node
+/// do not use the cards.
 fn network_gbps(comm: &Communicator, world: u32, gpus_per_node: u32, profile: &Profile) -> f64 {
     let mut least = f64::INFINITY;
     for first in (0..world).step_by(gpus_per_node as usize) {
@@ -76,9 +77,9 @@ fn network_gbps(comm: &Communicator, world: u32, gpus_per_node: u32, profile: &P
     least
 }
 
-/// Returns what one GPU sends over the network when it may use this many of the node's cards (or a
-/// share of one), in GB/s. It uses the cards close to it: as many as its link to the host feeds, at
-/// least one, and no faster than that link.
+/// Returns the rate in GB/s at which one GPU sends over the network if it may use this many of the
+/// node's cards (or a share of one). It uses the cards close to it: as many as its link to the host
+/// can feed, but at least one, and no faster than that link.
 fn gpu_gbps(cards: f64, profile: &Profile) -> f64 {
     let (n, d) = (&profile.network, &profile.device);
     let link = d.h2d_gbps.min(d.d2h_gbps);
@@ -110,8 +111,8 @@ mod tests {
         assert!((is - gbps).abs() < 1e-9 * gbps, "{is} instead of {gbps}");
     }
 
-    /// One rank per node and group, eight groups per node: with fewer cards than GPUs they divide
-    /// them.
+    /// One rank per node and group, and eight groups per node. If there are fewer cards than GPUs,
+    /// the groups divide them.
     #[test]
     fn groups_that_send_at_the_same_time_divide_the_cards() {
         for (nics, cards) in [(8, 1.0), (4, 0.5), (2, 0.25), (1, 0.125)] {
@@ -127,8 +128,9 @@ mod tests {
             near(of(16, 1, 16, 8, nics), f64::from(nics) * 42.5);
         }
         // Groups of five on nodes of eight with one card. The first node has a whole group, whose
-        // ranks do not send, and three ranks of the next one. The second node has the other two of
-        // that group, a whole group, and one rank of the fourth: a third of the card.
+        // ranks do not use the network, and three ranks of the next group. The second node has the
+        // other two ranks of that group, a whole group, and one rank of the fourth, which gets a
+        // third of the card.
         near(of(5, 1, 40, 8, 1), 42.5 / 3.0);
         // Groups of six: the second node has four ranks of each of two groups.
         near(of(6, 1, 24, 8, 1), 42.5 / 2.0);
@@ -137,7 +139,7 @@ mod tests {
     /// A GPU's link to the host carries 53 GB/s in the slower direction.
     #[test]
     fn a_gpu_draws_what_its_link_to_the_host_feeds() {
-        // One card of 50 GB/s is close to it, however many the node has.
+        // One card of 50 GB/s is close to the GPU, no matter how many cards the node has.
         near(of(2, 1, 2, 1, 8), 42.5);
         near(of(8, 1, 8, 4, 8), 4.0 * 42.5);
         let mut profile = hardware::load("h100-80").unwrap();
@@ -146,7 +148,7 @@ mod tests {
             profile.network.nic_gbps = gbps;
             gpu_gbps(f64::from(nics), &profile)
         };
-        // Four slower cards per GPU; a card faster than the link.
+        // Four slower cards per GPU, then a card faster than the link.
         assert!((with(32, 12.5) - 4.0 * 12.5 * 0.85).abs() < 1e-9);
         assert!((with(8, 100.0) - 53.0).abs() < 1e-9);
     }

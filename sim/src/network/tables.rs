@@ -7,21 +7,21 @@ use crate::hardware::{CollectiveTable, Profile};
 use crate::price::Price;
 use shardlab_plan::ir::{CollectiveKind, DType};
 
-/// A collective to be priced.
+/// A collective to price.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked {
     /// Kind.
     pub(super) kind: CollectiveKind,
     /// Bytes of the full side.
     pub(super) bytes: u64,
-    /// Element type; `None` if the price is to hold for all types.
+    /// Element type; `None` if the price must hold for all types.
     pub(super) dtype: Option<DType>,
 }
 
-/// Prices a collective from tables: those of the group's own size, or of another size of the same
-/// kind, scaled by the ratio of the formula's predictions for the two. Groups within a node use
-/// tables of one node, groups across nodes those of several: NVLink's rate does not determine that
-/// of the cards, nor the reverse.
+/// Prices a collective from tables: those for the group's own size, or else those for another size,
+/// scaled by the ratio of the formula's predictions for both sizes. Groups within a node use tables
+/// of one node, and groups across nodes use those of several nodes: the rates of NVLink and of the
+/// cards do not determine each other.
 pub(super) fn price(profile: &Profile, asked: Asked, group: &Group) -> Option<Price> {
     let Asked { kind, bytes, dtype } = asked;
     let fits = |t: &&CollectiveTable| {
@@ -44,8 +44,8 @@ pub(super) fn price(profile: &Profile, asked: Asked, group: &Group) -> Option<Pr
         return Some(Price { us, measured });
     }
     let ratio = |a: u32, b: u32| (f64::from(a) / f64::from(b)).log2().abs();
-    // The same number of ranks per node comes before the same number of nodes: how ranks share the
-    // cards decides.
+    // The same number of ranks per node takes precedence over the same number of nodes, because it
+    // determines how ranks share the cards.
     let distance = |t: &&CollectiveTable| match t.nodes {
         1 => ratio(t.ranks, group.size),
         nodes => ratio(t.ranks / nodes, group.per_node) + ratio(nodes, group.nodes),

@@ -1,5 +1,5 @@
-//! Cross-validation of a profile's measured collectives: each is predicted as if it had not been
-//! measured.
+//! Cross-validation of a profile's measured collectives: each one is predicted as if it had not
+//! been measured.
 
 use super::tables::{self, Asked};
 use super::{formula, place};
@@ -16,19 +16,19 @@ pub struct CollectiveCheck {
     pub dtype: Option<DType>,
     /// Number of ranks of the group.
     pub ranks: u32,
-    /// Number of nodes that they are spread over.
+    /// Number of nodes of the group.
     pub nodes: u32,
     /// Payload: bytes of the full side.
     pub bytes: Bytes,
     /// Measured time, in microseconds.
     pub measured_us: f64,
-    /// Prediction of the formula alone, which prices groups far from every measured one, in
-    /// microseconds.
+    /// Prediction of the formula alone, in microseconds. The formula prices groups that are far
+    /// from every measured one.
     pub formula_us: f64,
-    /// Prediction from the profile's tables of the kind for other groups, as if this one did not
-    /// exist, in microseconds. `None` where there are none.
+    /// Prediction from the profile's tables of the same kind for other groups, as if this group had
+    /// not been measured, in microseconds. `None` if there are no such tables.
     pub others_us: Option<f64>,
-    /// NCCL's own estimate, in microseconds, where the profile has it.
+    /// NCCL's own estimate in microseconds, if the profile contains it.
     pub nccl_us: Option<f64>,
 }
 
@@ -87,8 +87,8 @@ mod tests {
     const TWO: &str = "[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 2\nnodes = 1\nrows = [[1000000000, 20000.0], [2000000000, 30000.0]]\nnccl_rows = [[2000000000, 25000.0]]\n";
     const FOUR: &str = "[[collective]]\nsource = \"s\"\nkind = \"all_gather\"\nranks = 4\nnodes = 1\nrows = [[1000000000, 40000.0]]\nnccl_rows = []\n";
 
-    /// Two ranks reach 50 GB/s by definition: half of 1 and of 2 GB take 10 and 20 ms, plus 2.5
-    /// times the root of their microseconds.
+    /// Two ranks reach 50 GB/s by definition: half of 1 GB and of 2 GB take 10 and 20 ms, plus 2.5
+    /// times the square root of their microseconds.
     #[test]
     fn the_formula_knows_nothing_of_the_tables() {
         let found = rows(TWO);
@@ -99,14 +99,14 @@ mod tests {
         }
         let measured: Vec<f64> = found.iter().map(|r| r.measured_us).collect();
         assert_eq!(measured, [20000.0, 30000.0]);
-        // There is no other table, and an estimate for one of the two.
+        // There is no other table, and NCCL's estimate exists for one of the two sizes.
         assert!(found.iter().all(|r| r.others_us.is_none()));
         assert_eq!((found[0].nccl_us, found[1].nccl_us), (None, Some(25000.0)));
     }
 
-    /// Each of four ranks copies a third of what it receives, not as much, so that they reach 61.8
-    /// GB/s instead of 50: 12.1 and 24.3 ms, with the roots 12.42 and 24.68. Four ranks from two:
-    /// 20 ms times 12.42 over 10.25. Two from four: the reverse.
+    /// Each of four ranks copies a third of what it receives, rather than as much, so they reach
+    /// 61.8 GB/s instead of 50: 12.1 and 24.3 ms, or 12.42 and 24.68 with the square roots. Four
+    /// ranks from two: 20 ms times 12.42 over 10.25. Two ranks from four: the reverse.
     #[test]
     fn a_row_is_predicted_from_the_tables_of_other_groups() {
         let found = rows(&format!("{TWO}{FOUR}"));
@@ -117,7 +117,7 @@ mod tests {
         assert_eq!(found[2].ranks, 4);
     }
 
-    /// Returns the median error of sizes of 1 MiB and more, in percent.
+    /// Returns the median error for payloads of 1 MiB and more, in percent.
     fn off(name: &str, of: impl Fn(&CollectiveCheck) -> Option<f64>) -> f64 {
         let found = check_collectives(&hardware::load(name).unwrap());
         let large = found.iter().filter(|r| r.bytes >= Bytes(1 << 20));
@@ -128,8 +128,8 @@ mod tests {
         off[off.len() / 2]
     }
 
-    /// NCCL 2.28's estimate between two H100s is short by a quarter. The formula, and one group's
-    /// times from another's, are not.
+    /// NCCL 2.28's estimate between two H100s is too short by a quarter. The formula, and the
+    /// prediction of one group's times from another's, are not.
     #[test]
     fn what_was_measured_is_predicted_without_it() {
         assert!(off("h100-80-exec", |r| r.nccl_us) > 20.0);
@@ -142,7 +142,7 @@ mod tests {
         }
     }
 
-    /// The shipped measurements have rows to check, and their estimates belong to rows that exist.
+    /// The shipped measurements have rows to check, and NCCL's estimates belong to existing rows.
     #[test]
     fn shipped_profiles_have_rows_to_check() {
         for name in ["h200-nvlink-exec", "h100-80-exec", "h200-nvlink", "cpu"] {

@@ -1,11 +1,11 @@
 //! Exposed time: when the compute stream had nothing to run, and why.
 //!
-//! A gap before a kernel is cut at the start of what the kernel waited for. Before that start, the
-//! cause is what delayed *it* (host, gate, another rank, missing SMs), followed backwards. While it
-//! ran, the time by which another rank joined late is a straggler's, the time lost to contention is
-//! contention's, the time by which it could have started earlier is its gate's or the host's, and
-//! the rest is the wire's. Nothing could have started before its own input was ready, so waiting
-//! for an input is not a gate.
+//! A gap before a kernel is split at the start of the span that the kernel waited for. Before that
+//! start, the cause is whatever delayed the awaited span (host, gate, another rank, missing SMs),
+//! followed backwards. While the awaited span ran, the time by which another rank joined late is a
+//! straggler's, the time lost to contention is contention's, the time by which it could have
+//! started earlier is its gate's or the host's, and the rest is the wire's. Nothing could have
+//! started before its own input was ready, so waiting for an input is not a gate.
 
 use shardlab_plan::ir::COMPUTE;
 use shardlab_plan::program::{Op, Phase, Program};
@@ -80,7 +80,7 @@ impl Finder<'_> {
         }
     }
 
-    /// Adds the gap from `a` to `b` in which the compute stream ran nothing, and which ended when
+    /// Adds the gap from `a` to `b` in which the compute stream ran nothing and which ended when
     /// span `i` started.
     fn gap(&mut self, a: Picos, b: Picos, i: usize) {
         let span = &self.spans[i];
@@ -91,7 +91,7 @@ impl Finder<'_> {
                     Phase::Final | Phase::Clip | Phase::Optimizer | Phase::Refresh
                 );
                 if closing && self.ends_collective(x) {
-                    // If every rank had been in time, it would have ended this much earlier.
+                    // If every rank had been on time, it would have ended this much earlier.
                     let late = a + self.joined_late(x).min(b - a);
                     self.push(a, late, Cause::Straggler, Some(x));
                     self.push(late, b, Cause::Tail, Some(x));
@@ -102,13 +102,13 @@ impl Finder<'_> {
             Blocker::Communicator(x) => self.waited(a, b, x, x),
             Blocker::Rank => self.push(a, b, Cause::Straggler, None),
             Blocker::Sms => self.push(a, b, Cause::Contention, None),
-            // The gap waited for work of the step before.
+            // The gap waited for work of the previous step.
             Blocker::None => self.push(a, b, Cause::Gate, None),
             Blocker::Host | Blocker::Stream(_) => self.push(a, b, Cause::Host, None),
         }
     }
 
-    /// Returns how long a collective that another rank joined late waited for that rank alone.
+    /// Returns how long a collective that another rank joined late waited only for that rank.
     fn joined_after(&self, x: u32) -> Picos {
         let span = &self.spans[x as usize];
         let turn = self.queues.of(x).map_or(Picos::ZERO, |q| q.until);
@@ -136,8 +136,8 @@ impl Finder<'_> {
         }
     }
 
-    /// Returns how much earlier a collective would have ended if every rank had joined it in time,
-    /// and the collectives directly before it.
+    /// Returns how much earlier a collective would have ended if every rank had joined it, and the
+    /// collectives directly before it, on time.
     fn joined_late(&self, mut x: u32) -> Picos {
         let mut late = Picos::ZERO;
         loop {
@@ -161,15 +161,16 @@ impl Finder<'_> {
         }
     }
 
-    /// Attributes `a..b` to span `x`, whose end was waited for; the gap reports `shown`. Blockers
-    /// precede what they block in issue order, so the recursion ends.
+    /// Attributes `a..b` to span `x`, whose end the gap waited for; the gap reports `shown`. In
+    /// issue order, blockers precede what they block, so the recursion ends.
     fn waited(&mut self, a: Picos, b: Picos, x: u32, shown: u32) {
         if b <= a {
             return;
         }
         let span = self.spans[x as usize];
         let begun = span.start.clamp(a, b);
-        // First the time before it started. What it waited for last comes after its turn.
+        // First, the time before it started. The last thing that it waited for comes after its
+        // turn.
         let queued = self.queues.of(x);
         let mut counted = self.queued;
         let turn = queued.map_or(a, |q| {
@@ -195,12 +196,12 @@ impl Finder<'_> {
                 }
             }
         }
-        // Then the time while it ran, earliest first: what an earlier start would have hidden, the
-        // wire, and what contention added.
+        // Then the time while it ran, in order: the part that an earlier start would have hidden,
+        // the wire, and what contention added.
         let ran = b - begun;
         let lost = (span.end - span.start).saturating_sub(span.alone);
-        // Its turn and a late rank come before contention: if it had started when it was ready, or
-        // that rank had been in time, this time would be hidden at any speed.
+        // Its turn and a late rank take precedence over contention: if it had started when it was
+        // ready, or if that rank had been on time, this time would be hidden at any speed.
         let behind = self.queues.late(x).map_or(Picos::ZERO, |(_, late)| late);
         let behind = ran.min(behind.saturating_sub(self.queued - counted));
         self.push(begun, begun + behind, Cause::Queue, Some(shown));
@@ -233,8 +234,8 @@ impl Finder<'_> {
         self.push(begun + ran, b, Cause::Contention, Some(shown));
     }
 
-    /// Attributes `a..b`, in which span `x` could not yet wait for its turn: it was not issued, or
-    /// its stream was not ready.
+    /// Attributes `a..b`, during which span `x` could not yet wait for its turn, because it was not
+    /// issued or its stream was not ready.
     fn held(&mut self, a: Picos, b: Picos, x: u32, shown: u32) {
         let span = &self.spans[x as usize];
         let mut before = self.spans[..x as usize].iter();

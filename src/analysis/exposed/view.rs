@@ -1,4 +1,4 @@
-//! Exposed time of saved and imported runs, whose programs are not known.
+//! Exposed time of saved and imported runs, whose programs are unknown.
 
 use super::{Awaited, Gap, NextCompute};
 use shardlab_plan::program::Phase;
@@ -49,7 +49,7 @@ fn describe(view: &RunView, gap: &ExposedGap, next: &NextCompute) -> Gap {
     }
 }
 
-/// Explains a gap from times alone.
+/// Explains a gap from the times alone.
 fn why(view: &RunView, gap: &ExposedGap, awaited: &[u32]) -> String {
     let spans: Vec<&Span> = awaited
         .iter()

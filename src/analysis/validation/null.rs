@@ -1,4 +1,5 @@
-//! Null models: step-time predictions without a simulator, which a real prediction has to beat.
+//! Null models: step-time predictions without a simulator. A real prediction has to be better than
+//! these.
 
 use super::Compared;
 use serde::Serialize;
@@ -11,17 +12,17 @@ pub struct Null {
     pub name: &'static str,
     /// Description of the model.
     pub about: &'static str,
-    /// Mean absolute error, percent; `None` if the table is too small for it.
+    /// Mean absolute error, percent; `None` if the table is too small.
     pub mean_abs_percent: Option<f64>,
 }
 
 /// Returns the errors of the null models.
 ///
-/// *Constant MFU*: the step time is proportional to model FLOPs over the GPU's peak. The factor
-/// minimizes the mean absolute error. *Nearest neighbor*: the step time of the most similar row
-/// with another setting, scaled by FLOPs over peak. Both know the table itself. If it has several
-/// sources, they are repeated with rows of other sources alone, which is what a prediction for a
-/// new source has to beat.
+/// *Constant MFU*: the step time is proportional to model FLOPs divided by the GPU's peak. The
+/// factor minimizes the mean absolute error. *Nearest neighbor*: the step time of the most similar
+/// row with another setting, scaled by FLOPs over peak. Both models use the table itself. If the
+/// table has several sources, both are repeated with only the rows of other sources, which a
+/// prediction for a new source has to beat.
 #[must_use]
 pub fn null_models(rows: &[Compared]) -> Vec<Null> {
     let measured: Vec<(&Compared, f64)> = rows
@@ -65,7 +66,7 @@ fn ideal(row: &Compared) -> f64 {
     row.model_flops / row.peak_flops
 }
 
-/// Returns the factor of a constant MFU that fits rows best.
+/// Returns the factor of the constant MFU that fits the rows best.
 fn factor(rows: &[(&Compared, f64)]) -> Option<f64> {
     // The error of a row is |factor * ideal / measured - 1|, so the best factor equals measured /
     // ideal of some row.
@@ -111,14 +112,14 @@ fn nearest(
     mean(errors.into_iter())
 }
 
-/// Returns the mean absolute value in percent; `None` for none.
+/// Returns the mean absolute value in percent; `None` if there are no values.
 fn mean(errors: impl ExactSizeIterator<Item = f64>) -> Option<f64> {
     let n = errors.len();
     (n > 0).then(|| 100.0 * errors.map(f64::abs).sum::<f64>() / n as f64)
 }
 
-/// Returns the distance between two rows: the difference in size, plus a little for each differing
-/// setting.
+/// Returns the distance between two rows: the difference in size, plus a small amount for each
+/// differing setting.
 fn distance(a: &Compared, b: &Compared) -> f64 {
     let ratio = |x: f64, y: f64| (x / y).ln().abs();
     let only = |x: &Compared, y: &Compared| {
@@ -194,8 +195,8 @@ mod tests {
         assert_eq!(null_models(&rows)[1].mean_abs_percent, None);
     }
 
-    /// Two sources of different MFU: each is predicted with the other's factor or row, and a GPU of
-    /// twice the peak takes half of the time.
+    /// Two sources with different MFU. Each is predicted with the factor or row of the other, and a
+    /// GPU with twice the peak takes half the time.
     #[test]
     fn other_sources_predict_a_row_without_its_own() {
         let of = |source: &str, setting: &str, flops: f64, ms: f64, peak: f64| {
@@ -211,7 +212,8 @@ mod tests {
         ];
         let nulls = null_models(&rows);
         assert_eq!(nulls.len(), 4);
-        // Left's rows are predicted twice as long, right's half as long: 100, 100 and 50 %.
+        // The predictions for the rows of `left` are twice as long, and those of `right` half as
+        // long: 100, 100 and 50 %.
         for null in &nulls[2..] {
             let error = null.mean_abs_percent.unwrap();
             assert!((error - 250.0 / 3.0).abs() < 1e-9, "{null:?}");

@@ -6,7 +6,7 @@ use std::path::Path;
 /// A measured run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Row {
-    /// Line number in the table, from 1.
+    /// Line number in the table, starting at 1.
     pub line: u64,
     /// Name in the table; may be empty.
     pub name: String,
@@ -84,7 +84,7 @@ pub enum TableError {
         /// Content of the cell.
         cell: String,
     },
-    /// A row contradicts itself, or a truth value is none.
+    /// A row contradicts itself, or a value is neither `true` nor `false`.
     #[error("{table}:{line}: out_of_memory = `{cell}`: {expected}")]
     OutOfMemory {
         /// Table.
@@ -200,7 +200,7 @@ pub fn read(path: &Path) -> Result<Vec<Row>, TableError> {
     Ok(rows)
 }
 
-/// Splits overrides at semicolons. Those inside quotes, brackets or braces do not separate.
+/// Splits overrides at semicolons. Semicolons inside quotes, brackets or braces do not separate.
 fn split(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut depth = 0_i32;

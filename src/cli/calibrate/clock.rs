@@ -1,21 +1,21 @@
-//! Fits the GPU clock in the user's scenarios, so that the predicted step times match the measured
+//! Fits the GPU clock for the user's scenarios, so that the predicted step times match the measured
 //! ones.
 
 use super::fit::{distance, predicted};
 use shardlab_exec::calibrate::{AddedKernels, Trial};
 use shardlab_sim::hardware;
 
-/// Number of halvings of the interval of factors, and of rounds over the scenarios. Kernels shared
-/// by several scenarios get the mean of their factors.
+/// Number of bisections of the interval of factors, and of rounds over the scenarios. Kernels that
+/// several scenarios share get the mean of their factors.
 const FINER: u32 = 9;
 const ROUNDS: u32 = 2;
-/// Below this step time, milliseconds, the host may cause the error of a prediction.
+/// Step time in milliseconds below which the host may cause the error of a prediction.
 const SHORT_STEP_MS: f64 = 20.0;
-/// Maximum factor by which arithmetic in training may be slower or faster than measured on its own.
+/// Maximum factor by which arithmetic in training may be slower or faster than when measured alone.
 const MAX_FACTOR: f64 = 1.25;
 
-/// Returns the profile with which the user's scenarios take as long as measured. `whole` makes a
-/// profile of tables.
+/// Returns the profile with which predictions for the user's scenarios match the measurements.
+/// `whole` makes a profile from tables.
 pub(super) fn fit(
     added: &AddedKernels,
     whole: impl Fn(&str) -> String,
@@ -53,8 +53,8 @@ pub(super) fn fit(
     Ok(whole(&added.tables(&factors)))
 }
 
-/// Returns the factors by which arithmetic takes longer in each scenario, so that `off` is 0 for
-/// the `informative` ones. `off` is negative if a scenario's prediction with all factors is too
+/// Returns for each scenario the factor on the time of arithmetic with which `off` is 0, if the
+/// scenario is `informative`. `off` is negative if a scenario's prediction with all factors is too
 /// short. Longer arithmetic makes every prediction longer.
 fn factors(
     informative: &[bool],

@@ -1,5 +1,5 @@
-//! Fits how much ranks on shared cores slow one another down, so that the predicted steps of
-//! several ranks match the measured ones.
+//! Fits how much ranks on shared cores slow each other down, so that the predicted steps of several
+//! ranks match the measured ones.
 
 use rayon::iter::{IntoParallelRefIterator, ParallelIterator};
 use shardlab_exec::calibrate::{Calibration, Together, Trial};
@@ -8,7 +8,7 @@ use shardlab_sim::{Options, Profile, hardware, simulate_light};
 
 /// Number of waiting times to try.
 const WAITS: u32 = 4;
-/// Number of halvings of the loss interval.
+/// Number of bisections of the loss interval.
 const HALVINGS: u32 = 6;
 /// Largest loss to try.
 const MAX_LOSS: f64 = 0.5;
@@ -51,7 +51,7 @@ pub(super) fn fit(c: &Calibration, note: &mut dyn FnMut(&str)) -> Result<String,
 /// Returns the loss that fits these runs best, and the sum of their errors.
 fn loss(profile: &mut Profile, trials: &[&Trial], wait_us: f64) -> Result<(f64, f64), String> {
     profile.contention.shared_wait_us = wait_us;
-    // Signed: a larger loss makes every prediction longer.
+    // The errors are signed: a larger loss makes every prediction longer.
     let mut errors = |loss: f64| -> Result<(f64, f64), String> {
         profile.contention.shared_loss = loss;
         profile.contention.turn_loss = None;

@@ -1,4 +1,4 @@
-//! A profile whose host is as slow as a measured step says.
+//! A profile whose host speed is derived from a measured step.
 
 use super::Onto;
 use crate::cli::output::{Failure, say};
@@ -8,16 +8,18 @@ use shardlab_sim::{Options, Part, simulate_light};
 
 /// Smallest and largest factor to try.
 const FACTORS: [f64; 2] = [0.1, 20.0];
-/// Number of halvings of the interval of factors.
+/// Number of bisections of the interval of factors.
 const HALVINGS: u32 = 20;
-/// A step that a host 10 % slower makes less than this much longer says little about the host.
+/// If a host that is 10 % slower makes a step longer by less than this share, the step contains
+/// little information about the host.
 const MIN_SHARE: f64 = 0.03;
 
-/// Returns the text of a profile in which a step of the scenario takes `step_ms`: that of `base`,
-/// by default the scenario's, with another factor for the host.
+/// Returns the text of a profile with which a step of the scenario takes `step_ms`. This is the
+/// profile `base`, or else that of the scenario, with another factor for the host.
 ///
 /// # Errors
-/// Bad input, if the scenario or the profile cannot be read, or if no host explains the step.
+/// Returns bad input if the scenario or the profile cannot be read, or if no host speed explains
+/// the step.
 pub(super) fn profile(
     job: &UserScenario,
     step_ms: f64,
@@ -48,7 +50,8 @@ pub(super) fn profile(
     Ok(onto.with(""))
 }
 
-/// Returns the factor of the host with which `step` gives the measured time, both in milliseconds.
+/// Returns the factor for the host with which `step` returns the measured time. Both times are in
+/// milliseconds.
 fn factor(measured: f64, step: impl Fn(f64) -> Result<f64, Failure>) -> Result<f64, Failure> {
     let [mut low, mut high] = FACTORS;
     let (fastest, slowest) = (step(low)?, step(high)?);
@@ -79,8 +82,8 @@ fn factor(measured: f64, step: impl Fn(f64) -> Result<f64, Failure>) -> Result<f
     Ok(found)
 }
 
-/// Returns the text of a profile in which the host takes `factor` times as long, on top of its own
-/// `[scale]`.
+/// Returns the text of a profile in which the host takes `factor` times as long, in addition to the
+/// profile's own `[scale]`.
 pub(super) fn with_host_scale(text: &str, factor: f64, about: &str) -> String {
     const SECTION: &str = "[scale]";
     let lines: Vec<&str> = text.lines().collect();
@@ -117,7 +120,7 @@ mod tests {
 
     #[test]
     fn the_host_explains_a_step_that_waits_for_it() {
-        // 40 ms of the device, 30 ms of the host next to them.
+        // 40 ms on the device, and 30 ms on the host at the same time.
         let step = |factor: f64| Ok(f64::max(40.0, 30.0 * factor));
         let found = factor(90.0, step).unwrap_or_default();
         assert!((found - 3.0).abs() < 1e-3, "{found}");

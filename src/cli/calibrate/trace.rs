@@ -1,4 +1,4 @@
-//! A profile whose costs come from traces of the user's jobs.
+//! A profile with costs from traces of the user's jobs.
 
 use super::Onto;
 use super::host::with_host_scale;
@@ -10,15 +10,15 @@ use shardlab_import::infer::hardware;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Returns the text of a profile: tables of the traces before those of the base profile. `base` is
-/// its name; by default that of the device.
+/// Returns the text of a profile: tables from the traces, followed by those of the base profile.
+/// `base` is the name of the base profile; the default is that of the device.
 pub(super) fn profile(
     files: &[PathBuf],
     base: Option<&str>,
     name: Option<&str>,
 ) -> Result<String, Failure> {
     let files = shardlab_import::source::expand(files).map_err(failure)?;
-    // Each file is a job of its own, or a rank of one: costs are those of a machine either way.
+    // Each file is a separate job, or a rank of one. Either way, the costs describe one machine.
     let mut runs = Vec::new();
     for file in &files {
         let import =
@@ -76,7 +76,7 @@ pub(super) fn profile(
     Ok(onto.with(tables.trim_end()))
 }
 
-/// Returns the trace with the slowest host, for which the other ranks wait, and how slow it is.
+/// Returns the trace with the slowest host, which the other ranks wait for, and its slowdown.
 fn slowest_host<'a>(runs: &[(&'a Path, RunImport)], launch_us: f64) -> Option<(&'a Path, f64)> {
     let factors = runs
         .iter()
@@ -102,8 +102,9 @@ fn one_device(runs: &[(&Path, RunImport)]) -> Result<String, Failure> {
     }
 }
 
-/// Writes the tables of one trace. Kernels were measured within steps; a profile whose tables are
-/// those of an idle device slows them all by `rate`, so they are stored without that.
+/// Writes the tables of one trace. Their kernels were measured within steps. A profile whose tables
+/// are those of an idle device slows all kernels down by `rate`, so this factor is removed from the
+/// stored times.
 fn write(out: &mut String, costs: &Costs, about: &str, rate: f64) {
     let kernel = |t: &Times| number(t.median_us() * rate);
     let idle = match rate < 1.0 {
@@ -173,7 +174,7 @@ fn write(out: &mut String, costs: &Costs, about: &str, rate: f64) {
             .collectives
             .iter()
             .filter(|(k, _)| (k.0, k.1) == (kind, ranks));
-        // Waits for other ranks only make them longer.
+        // Waits for other ranks only make collectives longer.
         let rows = of.map(|((_, _, bytes), t)| format!("[{bytes}, {}]", number(t.fastest_us())));
         let keys = [quoted("kind", kind), format!("ranks = {ranks}")];
         let how = "fastest call of one step, next to computation";

@@ -17,7 +17,7 @@ pub(super) struct Kept {
     pub(super) path: PathBuf,
 }
 
-/// Returns the baseline that an argument names, if it names one: `baseline:SCENARIO`, or a baseline
+/// Returns the baseline that an argument refers to, if it does: `baseline:SCENARIO`, or a baseline
 /// file.
 pub(super) fn of(argument: &Path, at: Option<&Path>) -> Result<Option<Kept>, Failure> {
     let (path, name) = match argument.to_str().and_then(|a| a.strip_prefix(PREFIX)) {
@@ -45,8 +45,8 @@ pub(super) fn of(argument: &Path, at: Option<&Path>) -> Result<Option<Kept>, Fai
     Ok(Some(Kept { facts, path }))
 }
 
-/// Returns the scenario of a baseline: the shipped one with its name, or the file with that name in
-/// this folder.
+/// Returns the scenario of a baseline: the shipped scenario with its name, or the file with its
+/// name in this folder.
 pub(super) fn scenario(kept: &Kept) -> Result<PathBuf, Failure> {
     let name = &kept.facts.scenario;
     let file = PathBuf::from(format!("{name}.toml"));
@@ -64,8 +64,8 @@ pub(super) fn scenario(kept: &Kept) -> Result<PathBuf, Failure> {
 }
 
 impl Kept {
-    /// Returns the baseline's training if `measured` is set and it has one, otherwise its
-    /// prediction. Also returns where the view comes from.
+    /// Returns the baseline's training run if `measured` is set and it has one, or else its
+    /// prediction. Also returns the origin of the view.
     pub(super) fn view(&self, measured: bool) -> Result<(RunView, String), Failure> {
         let wanted = if measured {
             RunKind::Exec

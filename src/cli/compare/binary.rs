@@ -1,4 +1,4 @@
-//! Makes runs with another shardlab binary: one revision against another.
+//! Makes runs with another shardlab binary, to compare revisions.
 
 use super::super::exec::device::DeviceArgs;
 use super::super::output::Failure;

@@ -20,10 +20,11 @@ use shardlab_sim::Options;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Minimum number of rounds for comparing the medians of rounds instead of the steps of one round.
+/// Minimum number of rounds for comparing the medians of rounds instead of the steps of a single
+/// round.
 const MEDIANS_FROM: u32 = 3;
 
-/// One of the things to compare.
+/// One of the inputs to compare.
 pub(super) enum Plan {
     /// A run in a folder.
     Folder(PathBuf),
@@ -38,14 +39,14 @@ pub(super) enum Plan {
 /// A run that has been read or made.
 pub(super) struct Made {
     pub(super) view: RunView,
-    /// Median step time of each of several rounds, milliseconds.
+    /// Median step time of each round if there are several, milliseconds.
     pub(super) medians: Vec<f64>,
-    /// Where the run comes from.
+    /// Origin of the run.
     pub(super) origin: String,
 }
 
 impl Made {
-    /// Returns the run under a label.
+    /// Returns the run with a label.
     pub(super) fn side<'a>(&'a self, label: &'a str) -> Side<'a> {
         Side {
             label,
@@ -103,7 +104,7 @@ impl Plan {
     }
 }
 
-/// Reports an argument that is neither a scenario nor a run, with the closest names.
+/// Reports an argument that is neither a scenario nor a run, with the most similar names.
 fn unknown(name: &str, path: &Path, set: &[String], error: StoreError) -> Failure {
     let looks_like_file = path.extension().is_some() || path.components().count() > 1;
     if looks_like_file && let Err(e) = load(path, set) {
@@ -143,8 +144,8 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
             }
         }
     }
-    // A baseline shows its training if compared with trainings, and its prediction if compared with
-    // predictions.
+    // A baseline shows its training run if it is compared with training runs, and its prediction if
+    // it is compared with predictions.
     let trained = made.iter().flatten();
     let trained = args.exec || trained.clone().any(|m| m.view.run.kind.is_measured());
     for (plan, made) in plans.iter().zip(&mut made) {
@@ -157,7 +158,7 @@ pub(super) fn make(args: &Args, plans: &[Plan]) -> Result<Vec<Made>, Failure> {
             });
         }
     }
-    // There is at least one round, and it makes every run.
+    // There is at least one round, and each round makes every run.
     Ok(made.into_iter().flatten().collect())
 }
 

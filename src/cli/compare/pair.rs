@@ -55,7 +55,7 @@ pub(super) fn print(
     provenance(pair, all, out)
 }
 
-/// Determines which rows of a table are shown.
+/// Determines which rows of a table to show.
 #[derive(Clone, Copy)]
 struct Shown {
     /// Whether to show all rows, including unchanged ones.
@@ -68,7 +68,7 @@ impl Shown {
         all.iter().filter(|row| self.all || changed(row)).collect()
     }
 
-    /// Returns how many rows are listed; the rest is summed up or left out.
+    /// Returns the number of listed rows. The other rows are summed up or left out.
     fn most(self, rows: usize) -> usize {
         match self.all {
             true => rows,
@@ -137,8 +137,8 @@ fn metrics(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints the tests behind the verdict if anything was measured. A prediction is not an improvement
-/// on a measurement.
+/// Prints the tests behind the verdict if anything was measured. A prediction is never an
+/// improvement over a measurement.
 fn statistics(c: &Comparison, is_prediction: bool, out: &mut Out) -> Result<(), Failure> {
     if c.n == [1, 1] {
         return Ok(());
@@ -268,7 +268,7 @@ fn breakdown(title: &str, parts: &[Part], shown: Shown, out: &mut Out) -> Result
     print_table(table, out)
 }
 
-/// Prints predicted and measured times by unit with the part that explains most of the difference.
+/// Prints predicted and measured times by unit, with the part that explains most of the difference.
 fn units(all: &[UnitTime], shown: Shown, out: &mut Out) -> Result<(), Failure> {
     let mut table = Table::new([
         "wall time by unit",
@@ -443,7 +443,7 @@ fn provenance(pair: &Pair, all: bool, out: &mut Out) -> Result<(), Failure> {
     }
     let text = |v: &Option<String>| v.clone().unwrap_or_else(|| "-".into());
     let mut table = Table::new(["option", "A", "B"]);
-    // A few options are already listed in a sentence above.
+    // A few options are already listed in an earlier sentence.
     if all || pair.options.len() > MAX_NAMED {
         for d in &pair.options {
             table.row([d.key.clone(), text(&d.values[0]), text(&d.values[1])]);
@@ -451,7 +451,8 @@ fn provenance(pair: &Pair, all: bool, out: &mut Out) -> Result<(), Failure> {
     }
     print_table(table, out)?;
     let mut table = Table::new(["environment", "A", "B"]);
-    // A setting that only one of the runs has says how that run was made, not how the two differ.
+    // A setting of only one run shows how that run was made, and is not a difference between the
+    // two.
     let differs = |[a, b]: &[Option<String>; 2]| all || a.is_some() && b.is_some();
     for (key, [a, b]) in pair.environment.iter().filter(|(_, v)| differs(v)) {
         table.row([key.clone(), text(a), text(b)]);

@@ -1,4 +1,4 @@
-//! The device that a run is performed on.
+//! The device for a run.
 
 use super::super::output::Failure;
 use super::utilisation;
@@ -94,11 +94,11 @@ enum Clock {
 }
 
 impl DeviceArgs {
-    /// Returns the command-line form of the non-default options, for a child process or another
-    /// shardlab binary. That may be an older one, so options have their first names, which stay
-    /// aliases.
+    /// Returns the command-line form of the options that differ from the defaults, for a child
+    /// process or another shardlab binary. That binary may be older, so options have their first
+    /// names, which remain aliases.
     pub(crate) fn words(&self) -> Vec<OsString> {
-        // Destructure all fields, so that a new argument cannot be forgotten here.
+        // All fields are destructured, so that a new argument cannot be forgotten here.
         let Self {
             device,
             library_path,
@@ -158,8 +158,8 @@ impl DeviceArgs {
         words
     }
 
-    /// Returns the same arguments with `auto` resolved, so that all processes of a run choose the
-    /// same device.
+    /// Returns the same arguments with `auto` resolved, so that all processes of a run use the same
+    /// device.
     pub(crate) fn settled(&self, scenario: &Scenario) -> Self {
         let mut settled = self.clone();
         if self.device == Kind::Auto {
@@ -178,13 +178,13 @@ impl DeviceArgs {
         shardlab_exec::device::cuda::gpus(&self.library_path).is_ok_and(|n| n > 0)
     }
 
-    /// Returns `false`: this build does not support GPUs.
+    /// Returns `false`, because this build does not support GPUs.
     #[cfg(not(feature = "cuda"))]
     fn has_gpus(&self) -> bool {
         false
     }
 
-    /// Returns whether each rank runs in a process of its own.
+    /// Returns whether each rank runs in a separate process.
     pub(crate) fn wants_processes(&self, program: &Program) -> bool {
         let several_gpus = self.device == Kind::Cuda && program.meta.mesh.world() > 1;
         self.processes || several_gpus && !self.single_process
@@ -213,8 +213,8 @@ impl DeviceArgs {
         }
     }
 
-    /// Finds the libraries of the device. This may restart the process, so call it before ranks
-    /// meet.
+    /// Finds the libraries of the device. This may restart the process, so it must be called before
+    /// ranks meet.
     #[cfg(feature = "cuda")]
     pub(super) fn prepare(&self) -> Result<(), Failure> {
         if self.device == Kind::Cuda {
@@ -223,13 +223,13 @@ impl DeviceArgs {
         Ok(())
     }
 
-    /// Does nothing: the CPU needs no libraries.
+    /// Does nothing, because the CPU needs no libraries.
     #[cfg(not(feature = "cuda"))]
     pub(super) fn prepare(&self) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// Checks that this host has a GPU for every rank process before any process is started.
+    /// Checks that this host has a GPU for every rank, before any process is started.
     #[cfg(feature = "cuda")]
     pub(super) fn has_room(&self, program: &Program) -> Result<(), Failure> {
         if self.device != Kind::Cuda {
@@ -245,14 +245,14 @@ impl DeviceArgs {
             .map_err(Failure::run)
     }
 
-    /// Accepts any number of ranks: this build does not use GPUs.
+    /// Accepts any number of ranks, because this build does not use GPUs.
     #[cfg(not(feature = "cuda"))]
     pub(super) fn has_room(&self, _: &Program) -> Result<(), Failure> {
         Ok(())
     }
 
-    /// Makes NCCL accept ranks that share a GPU. This may restart the process, so call it before
-    /// ranks meet.
+    /// Makes NCCL accept ranks that share a GPU. This may restart the process, so it must be called
+    /// before ranks meet.
     #[cfg(feature = "cuda")]
     pub(super) fn prepare_sharing(&self, rank: u32) -> Result<(), Failure> {
         use shardlab_exec::device::cuda::gpu_sharing::{HOST, variables};
@@ -262,7 +262,7 @@ impl DeviceArgs {
         again_with(&variables(rank).map(|(name, value)| (name, value.into())))
     }
 
-    /// Does nothing: this build does not use GPUs.
+    /// Does nothing, because this build does not use GPUs.
     #[cfg(not(feature = "cuda"))]
     pub(super) fn prepare_sharing(&self, _: u32) -> Result<(), Failure> {
         Ok(())
@@ -349,7 +349,7 @@ impl DeviceArgs {
     ) -> Result<Outcome, Failure> {
         use super::super::output::{Status, say};
         use shardlab_exec::device::cuda::{CudaFactory, CudaOptions, exit_now, gpus};
-        // Check first: nothing else matters without a GPU.
+        // This check comes first, because nothing else matters without a GPU.
         let count = gpus(&self.library_path).map_err(Failure::run)?;
         if count == 0 {
             return Err(Failure::run("no usable GPU: the driver shows none"));
@@ -394,14 +394,14 @@ impl DeviceArgs {
     }
 }
 
-/// Loads NVIDIA's libraries. If the loader would use other ones, restarts the process with an
-/// environment in which it does not.
+/// Loads NVIDIA's libraries. If the dynamic loader would use other libraries, restarts the process
+/// with an environment in which it uses these.
 #[cfg(feature = "cuda")]
 pub(in crate::cli) fn use_libraries(folders: &[PathBuf]) -> Result<(), Failure> {
     known_tuning()?;
     let libraries = shardlab_exec::device::cuda::Libraries::load(folders).map_err(Failure::run)?;
     match libraries.better_path().map_err(Failure::run)? {
-        // The restarted process has already tried.
+        // The restarted process must not restart again.
         Some(path) if std::env::var_os(TRIED).is_none() => {
             again_with(&[("LD_LIBRARY_PATH", path), (TRIED, "1".into())])
         }
@@ -409,11 +409,12 @@ pub(in crate::cli) fn use_libraries(folders: &[PathBuf]) -> Result<(), Failure> 
     }
 }
 
-/// Environment variable that marks a process that has been restarted for its libraries.
+/// Environment variable that marks a process that was restarted for its libraries.
 #[cfg(feature = "cuda")]
 const TRIED: &str = "SHARDLAB_LIBRARIES_SET";
 
-/// Rejects a mistyped way to choose matmuls, which would otherwise silently mean the default.
+/// Rejects an invalid value of the variable that selects matmuls, which would otherwise silently
+/// mean the default.
 #[cfg(feature = "cuda")]
 fn known_tuning() -> Result<(), Failure> {
     use shardlab_exec::kernels::cuda::Choose;

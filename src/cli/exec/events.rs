@@ -1,11 +1,11 @@
 //! The events that `exec --progress json` prints, one object per line. The dashboard reads them
-//! from the training that it starts.
+//! from the training process that it starts.
 
 use serde::{Deserialize, Serialize};
 use shardlab_exec::engine::RankTimes;
 use shardlab_exec::train::{ParamNorm, RunStart, StepReport};
 
-/// Something that happened. `null` stands for a number that is not finite.
+/// An event. Numbers that are not finite are written as `null`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Event {
@@ -15,9 +15,9 @@ pub(crate) enum Event {
         ranks: u32,
         /// Device that a rank runs on.
         device: String,
-        /// Steps done by an earlier process.
+        /// Number of steps of an earlier process.
         resumed_from: u64,
-        /// Steps of the whole run, including those.
+        /// Total number of steps, including those.
         steps: u64,
     },
     /// A step is done.
@@ -34,7 +34,7 @@ pub(crate) enum Event {
         lr: f64,
         /// Step time, nanoseconds.
         time_ns: u64,
-        /// Tokens of one rank, or the number of items in the model's batch unit.
+        /// Tokens per rank, or the number of items in the model's batch unit.
         tokens: u64,
         /// One entry per rank.
         ranks: Vec<Rank>,
@@ -53,12 +53,12 @@ pub(crate) enum Event {
         /// One entry per parameter.
         params: Vec<Norms>,
     },
-    /// Something that the user should know.
+    /// A message for the user.
     Note {
         /// Text of the note.
         text: String,
     },
-    /// The run is over and has been saved, if it is to be saved.
+    /// The run has ended, and has been saved if it was to be saved.
     End {
         /// Steps done.
         step: u64,
@@ -79,7 +79,7 @@ pub(crate) enum Event {
 pub(crate) struct Rank {
     /// Duration from start to end.
     pub(crate) time_ns: u64,
-    /// Time in which the host issued instructions; part of `time_ns`.
+    /// Time during which the host issued instructions; part of `time_ns`.
     pub(crate) host_ns: u64,
     /// Peak of allocated bytes.
     pub(crate) peak_allocated_bytes: u64,
@@ -107,7 +107,7 @@ impl Norms {
         }
     }
 
-    /// Returns the norms that these were written from.
+    /// Returns the norms as they were before formatting.
     #[cfg(feature = "dash")]
     pub(crate) fn norm(self) -> ParamNorm {
         ParamNorm {
@@ -153,10 +153,10 @@ impl Event {
         Self::Validation { step, loss }
     }
 
-    /// Returns the event as a line of JSON with its newline.
+    /// Returns the event as a line of JSON, including the newline.
     pub(super) fn line(&self) -> String {
-        // Serialization fails only for maps whose keys are not strings, and for types that refuse
-        // it. There are none.
+        // Serialization fails only for maps whose keys are not strings, and for types that reject
+        // it. Neither occurs here.
         let mut line = serde_json::to_string(self).unwrap_or_default();
         line.push('\n');
         line

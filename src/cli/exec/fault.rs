@@ -33,7 +33,7 @@ pub(super) fn fault(text: &str) -> Result<FaultAt, String> {
 }
 
 impl FaultAt {
-    /// Returns the fault for a program. Rejects a fault that can never happen, since a test would
+    /// Returns the fault for a program. Rejects a fault that can never happen, because a test would
     /// conclude that the run survived it.
     pub(super) fn of(self, program: &Program) -> Result<Fault, Failure> {
         let (rank, world) = (self.rank, program.meta.mesh.world());

@@ -11,10 +11,10 @@ use shardlab_plan::Program;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time that ranks get to shut down cleanly after one has failed.
+/// Time for ranks to shut down cleanly after one has failed.
 const SHUTDOWN_GRACE: Duration = Duration::from_secs(15);
 
-/// Returns the place of this process among several; `None` if it was not started as one of several.
+/// Returns the placement of this process; `None` if it was not started as one of several.
 pub(super) fn place() -> Result<Option<Placement>, Failure> {
     let place = placement().map_err(Failure::bad_input)?;
     // A launcher may itself have been started by the dashboard.

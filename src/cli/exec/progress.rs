@@ -1,4 +1,4 @@
-//! Progress of a training on stderr.
+//! Progress of a training run on stderr.
 
 mod json;
 mod text;
@@ -30,7 +30,7 @@ pub(super) enum Style {
 }
 
 impl Style {
-    /// Reports a failure that ends the command in this style.
+    /// Reports a failure that ends the command, in this style.
     pub(super) fn tell(self, failure: Failure) -> Failure {
         if self != Self::Json {
             return failure;
@@ -42,7 +42,7 @@ impl Style {
     }
 }
 
-/// Reports the progress of a training, and stops it when a signal asks for that.
+/// Reports the progress of a training run, and stops it when a signal requests that.
 pub(super) enum Progress {
     /// For people.
     Text(Text),
@@ -97,8 +97,8 @@ impl Progress {
     }
 }
 
-/// The progress handler of a rank other than rank 0: it reports nothing, but can be interrupted
-/// too. A scheduler that takes a host away signals only the ranks of that host.
+/// The progress handler of a rank other than rank 0. It reports nothing, but can be interrupted,
+/// because a scheduler that preempts a host signals only the ranks on that host.
 pub(super) struct Follower;
 
 impl Observer for Follower {

@@ -1,4 +1,4 @@
-//! Prints a measured run for people.
+//! Prints a measured run as text.
 
 use crate::cli::output::{Failure, Out};
 use crate::cli::sim::report::{collectives, composition, heading};
@@ -125,7 +125,7 @@ fn memory(program: &Program, o: &Outcome, out: &mut Out) -> Result<(), Failure> 
     Ok(())
 }
 
-/// Returns a table of the first, the last and evenly spaced steps.
+/// Returns a table of the first and last steps, and of evenly spaced steps between them.
 fn steps(scenario: &Scenario, o: &Outcome) -> Table {
     let mut table = Table::new([">step", ">loss", ">gradient norm", ">learning rate", ">ms"]);
     let n = o.run.losses.len();
@@ -145,7 +145,7 @@ fn steps(scenario: &Scenario, o: &Outcome) -> Table {
         } else {
             i * (n - 1) / (shown - 1)
         };
-        // Steps before a resumption have no time in this run.
+        // Steps before a resumption have no times in this run.
         let time = step
             .checked_sub(n - times.len().min(n))
             .and_then(|t| times.get(t).cloned());

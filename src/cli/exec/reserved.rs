@@ -1,8 +1,8 @@
-//! Rows that experts reserve in a run whose routers choose.
+//! Rows that experts reserve in a run whose routers choose the experts.
 //!
-//! Policies that reserve rows by the numbers of tokens, like torchtitan and Megatron-LM, are
-//! predicted with those of `moe.routing`. A program has fixed sizes, and a router need not keep to
-//! a prediction: unless a size is given, a run reserves rows for every case.
+//! Policies that reserve rows according to the numbers of tokens, like torchtitan and Megatron-LM,
+//! are predicted with the numbers of `moe.routing`. A program has fixed sizes, and a router may
+//! differ from the prediction. So unless a size is given, a run reserves rows for every case.
 
 use super::super::args::One;
 use super::super::output::Failure;
@@ -12,8 +12,8 @@ use shardlab_plan::scenario::places;
 
 const KEY: &str = "moe.capacity_factor";
 
-/// Returns the scenario of a run, and the factor that it reserves rows by, if that is not the
-/// default of predictions. It joins the overrides.
+/// Returns the scenario of a run, and the factor for its reserved rows if that is not the default
+/// of predictions. The factor is added to the overrides.
 pub(super) fn load(one: &mut One) -> Result<(Scenario, Option<f64>), Failure> {
     let scenario = one.load()?;
     let Some(factor) = every_case(&scenario) else {
@@ -27,8 +27,9 @@ pub(super) fn load(one: &mut One) -> Result<(Scenario, Option<f64>), Failure> {
     Ok((one.load()?, Some(factor)))
 }
 
-/// Returns the factor of the rows that all tokens need if they choose the experts of one rank;
-/// `None` if routers do not choose, if there are as many rows, or if more choices are no error.
+/// Returns the factor for the rows that are needed if all tokens choose the experts of one rank.
+/// Returns `None` if routers do not choose, if this many rows are already reserved, or if more
+/// choices are not an error.
 fn every_case(s: &Scenario) -> Option<f64> {
     let moe = s.moe.as_ref()?;
     let now = moe.capacity_factor?;

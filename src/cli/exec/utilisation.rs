@@ -6,7 +6,7 @@ use shardlab_plan::{Program, Scenario};
 use shardlab_sim::hardware;
 
 /// Returns the model FLOPs utilisation of a measured run, relative to the peak in the scenario's
-/// hardware profile. It is 0 if that profile describes another kind of device than the one used, or
+/// hardware profile. It is 0 if the profile describes another kind of device than the one used, or
 /// cannot be read.
 pub(crate) fn utilisation(scenario: &Scenario, program: &Program, run: &Run, on_cpu: bool) -> f64 {
     let Ok(profile) = hardware::load(&scenario.mesh.hardware) else {

@@ -1,4 +1,4 @@
-//! The effect of dividing experts otherwise, and of other routing.
+//! The effects of dividing experts differently, and of other routing.
 
 use super::super::output::{Failure, Out};
 use super::{Explanation, whatif};

@@ -8,7 +8,7 @@ use serde_json::json as object;
 use shardlab_plan::units::{Bytes, thousands};
 use shardlab_reports::RunView;
 
-/// Key of the environment under which an imported run keeps how long the others waited for a rank.
+/// Key in the environment of an imported run for the time that the other ranks waited for a rank.
 const LATE: &str = "late_ms.rank";
 
 pub(super) fn run(view: &RunView, args: &Args, out: &mut Out) -> Result<Status, Failure> {
@@ -68,7 +68,7 @@ pub(super) fn run(view: &RunView, args: &Args, out: &mut Out) -> Result<Status, 
     Ok(Status::Done)
 }
 
-/// Returns how long the other ranks waited for each, longest first.
+/// Returns how long the other ranks waited for each rank, longest first.
 fn stragglers(view: &RunView) -> Vec<(u32, f64)> {
     let facts = view.run.environment.iter();
     let mut all: Vec<(u32, f64)> = facts

@@ -13,7 +13,7 @@ use shardlab_plan::config::PolicyKind;
 use shardlab_plan::units::{ByteUnit, Bytes, signed, thousands};
 use std::collections::BTreeMap;
 
-/// Returns the change to try next, with its effect.
+/// Returns the change to try next, and its effect.
 pub(super) fn next(base: &Effect, verdict: &Verdict, tried: &Tried, policy: PolicyKind) -> String {
     if let Some(search) = &tried.smallest_fit {
         return smallest(base, search);
@@ -104,7 +104,7 @@ fn free(effect: &Effect) -> String {
     }
 }
 
-/// Prints the single changes that help: the fastest, and those that save memory.
+/// Prints the single changes that help: the fastest ones, and those that save memory.
 pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     let policy = e.prediction.scenario.fsdp.policy;
     let worth = improvements(&e.base, &e.tried.what_ifs, policy);
@@ -145,7 +145,7 @@ pub(super) fn worthwhile(e: &Explanation, out: &mut Out) -> Result<(), Failure> 
         }
     }
     out.text(table)?;
-    // If the scenario is tight, changes may be too.
+    // If the scenario is tight, the changes may be too.
     tight_in_words(std::iter::once(&e.base), out)
 }
 
@@ -181,7 +181,7 @@ pub(super) fn solutions(
     tight_in_words(found().map(|s| &s.effect), out)
 }
 
-/// Returns a table of changes. Its first row is the unchanged scenario.
+/// Returns a table of changes. The first row is the unchanged scenario.
 pub(super) fn changes(e: &Explanation) -> Table {
     let base = &e.base;
     let basis = e.verdict.basis.as_ref();
@@ -205,7 +205,7 @@ pub(super) fn changes(e: &Explanation) -> Table {
     table
 }
 
-/// Returns a row of such a table.
+/// Returns a row of this table.
 pub(super) fn change(label: &str, e: &Explanation, effect: &Effect) -> [String; 6] {
     let base = &e.base;
     let slower = effect.step_ms - base.step_ms;

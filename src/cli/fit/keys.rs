@@ -1,4 +1,4 @@
-//! Shows what became of each key of a configuration.
+//! Shows how each key of a configuration was read.
 
 use super::super::output::{Failure, Out};
 use super::super::subject::Subject;
@@ -17,9 +17,9 @@ pub(super) struct Key<'a> {
     value: &'a str,
     /// `used`, `assumed` or `no counterpart`.
     status: &'static str,
-    /// What a prediction lacks without the key: `nothing`, `accuracy` or `everything`.
+    /// What a prediction loses without the key: `nothing`, `accuracy` or `everything`.
     lacks: &'static str,
-    /// Scenario keys that it decides.
+    /// Scenario keys that it determines.
     scenario: &'a [Setting],
     why: Option<&'a str>,
 }
@@ -47,7 +47,7 @@ pub(super) fn all(subject: &Subject) -> Vec<Key<'_>> {
 /// Titles of the columns of [`rows`].
 pub(in crate::cli) const HEAD: [&str; 5] = [">line", "key", "value", "status", "scenario"];
 
-/// Prints a table of the keys that matter for a step, and lists the others by the reason.
+/// Prints a table of the keys that matter for a step, and lists the others by reason.
 pub(super) fn print(subject: &Subject, out: &mut Out) -> Result<(), Failure> {
     let all = subject.rows();
     if all.is_empty() {
@@ -71,8 +71,8 @@ pub(super) fn print(subject: &Subject, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Says of which files keys are, and how many are used. A model alone has no keys of a job: then
-/// all settings come from the command line, or are assumed.
+/// Says which files the keys are from, and how many are used. A model alone has no keys of a job.
+/// In that case, all settings come from the command line or are assumed.
 pub(in crate::cli) fn heading(all: &[Row]) -> String {
     let files = files(all);
     if files.is_empty() {
@@ -94,7 +94,7 @@ pub(in crate::cli) fn heading(all: &[Row]) -> String {
     )
 }
 
-/// Returns a row per key that matters for a step.
+/// Returns a row for each key that matters for a step.
 pub(in crate::cli) fn rows(all: &[Row]) -> Vec<[String; 5]> {
     let several = files(all).len() > 1;
     let cells = |row: &Row| {
@@ -106,7 +106,7 @@ pub(in crate::cli) fn rows(all: &[Row]) -> Vec<[String; 5]> {
                 p.at.line.to_string()
             }
         });
-        // What this reader supplies is not a key of the configuration.
+        // A value that this reader adds is not a key of the configuration.
         let (key, value) = if row.place.is_some() {
             (row.key.as_str(), row.value.as_str())
         } else {
@@ -123,7 +123,7 @@ pub(in crate::cli) fn rows(all: &[Row]) -> Vec<[String; 5]> {
     all.iter().filter(|r| matters(r)).map(cells).collect()
 }
 
-/// Returns the other keys: a line per reason.
+/// Returns the other keys, with one line per reason.
 pub(in crate::cli) fn asides(all: &[Row]) -> Vec<String> {
     let mut asides: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for row in all.iter().filter(|r| !matters(r)) {
@@ -151,7 +151,7 @@ fn files(rows: &[Row]) -> Vec<&str> {
     files
 }
 
-/// Says what a key becomes: scenario keys, and why.
+/// Describes what a key becomes: scenario keys, and the reason.
 fn becomes(row: &Row) -> String {
     let settings: Vec<String> = row
         .settings

@@ -1,4 +1,4 @@
-//! Prints answers of polars as tables and JSON.
+//! Prints polars results as tables and JSON.
 
 use super::super::output::Failure;
 use super::super::table::Table;
@@ -58,7 +58,7 @@ pub(in crate::cli) fn object(answer: &Frame, row: usize) -> Result<Map<String, V
 /// Returns an answer as a table.
 pub(in crate::cli) fn table(answer: &Frame) -> Result<Table, Failure> {
     let titles = titles(answer)?;
-    // Long paths break between their parts.
+    // Long paths are broken between their parts.
     let titles: Vec<String> = titles.iter().map(|t| broken(t)).collect();
     let mut table = Table::new(titles.iter().map(String::as_str));
     for row in rows(answer, DECIMALS)? {
@@ -67,7 +67,7 @@ pub(in crate::cli) fn table(answer: &Frame) -> Result<Table, Failure> {
     Ok(table)
 }
 
-/// Returns the names of the columns. Those of numeric columns start with `>`.
+/// Returns the names of the columns. The names of numeric columns start with `>`.
 fn titles(answer: &Frame) -> Result<Vec<String>, Failure> {
     let names = answer.columns().into_iter().enumerate();
     let title = |(i, name): (usize, String)| {

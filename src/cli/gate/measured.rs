@@ -9,7 +9,8 @@ use shardlab_reports::store::{Store, open_dir};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Reads the runs and assigns them to their scenarios. Each run must have its scenario's program.
+/// Reads the runs and assigns them to their scenarios. Each run must have the program of its
+/// scenario.
 pub(super) fn read(
     paths: &[PathBuf],
     jobs: &[Job],
@@ -56,7 +57,7 @@ pub(super) fn read(
     Ok(all)
 }
 
-/// Reason why a run is not a measurement if its checkpoint was already at the last step: its losses
+/// Reason why a run is not a measurement if its checkpoint was already at the last step. Its losses
 /// come from the checkpoint, and its memory contains no step.
 const UNTRAINED: &str = "trained no step: its checkpoint was of the last one already";
 
@@ -103,7 +104,7 @@ fn of(v: &Value) -> Result<(String, Measured), String> {
     }
     let numbers = |key: &str| -> Vec<f64> {
         let list = v[key].as_array().map_or(&[][..], Vec::as_slice);
-        // JSON has no NaN; `null` stands for it.
+        // JSON has no NaN, so it is written as `null`.
         list.iter()
             .map(|x| x.as_f64().unwrap_or(f64::NAN))
             .collect()

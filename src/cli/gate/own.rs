@@ -1,4 +1,4 @@
-//! Judges a measured run of the user's own job by another one.
+//! Judges a measured run of the user's own job against another run.
 
 use super::{Args, report};
 use crate::cli::import;
@@ -46,7 +46,7 @@ fn view(args: &Args, files: &[PathBuf], option: &str) -> Result<RunView, Failure
     Ok(view)
 }
 
-/// Returns the limits: those of `--set gate.KEY=VALUE`, otherwise the defaults.
+/// Returns the limits: those set with `--set gate.KEY=VALUE`, or else the defaults.
 fn limits(args: &Args, view: &RunView, set: &[String]) -> Result<Limits, Failure> {
     if set.iter().all(|s| s.starts_with("gate.preset=")) {
         let gate = match args.preset.as_deref() {

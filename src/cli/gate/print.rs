@@ -1,4 +1,4 @@
-//! Prints verdicts for people.
+//! Prints verdicts as text.
 
 use crate::cli::output::{Failure, Out};
 use crate::cli::table::{Table, WIDTH};
@@ -18,7 +18,7 @@ pub(super) fn verdicts(all: bool, verdicts: &[Verdict], out: &mut Out) -> Result
             let findings: Vec<&Finding> = v.of(failure).collect();
             let cause = out.bold(&failure.cause);
             out.blank()?;
-            // If there are no two numbers to compare, a sentence is enough.
+            // If there are not two numbers to compare, a sentence is enough.
             if let [f] = findings[..]
                 && (f.baseline.is_empty() || f.status == Status::NoBaseline)
             {
@@ -31,7 +31,8 @@ pub(super) fn verdicts(all: bool, verdicts: &[Verdict], out: &mut Out) -> Result
         }
         let rest = |f: &&Finding| match f.status {
             Status::Pass => all,
-            // Unless the heading or the cause already contains it.
+            // Skipped findings are left out if the heading or the cause already contains the
+            // message.
             Status::Skipped => all || v.change.as_ref() != Some(&f.message),
             status => !status.fails(),
         };
@@ -59,7 +60,7 @@ pub(super) fn verdicts(all: bool, verdicts: &[Verdict], out: &mut Out) -> Result
     Ok(())
 }
 
-/// Prints the verdict on one line, with changes that do not fail.
+/// Prints the verdict as one line, with changes that do not fail.
 fn heading(v: &Verdict, out: &mut Out) -> Result<(), Failure> {
     let of = |s: Status| v.findings.iter().filter(|f| f.status == s).count();
     let mut about = match v.failures.len() {
@@ -96,7 +97,8 @@ fn heading(v: &Verdict, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns whether a finding only says that there was nothing to compare with, and does not fail.
+/// Returns whether a finding only reports that there was nothing to compare with, and does not
+/// fail.
 fn is_note(f: &Finding) -> bool {
     f.status == Status::Skipped && f.metric == BASELINE
 }

@@ -13,9 +13,9 @@ use shardlab_reports::gate::{Class, Facts, Verdict, format, judge};
 #[derive(Serialize)]
 struct Trial {
     scenario: String,
-    /// The fault; `none` for the unchanged tree.
+    /// The fault; `none` for the unchanged program.
     fault: &'static str,
-    /// Whether the gate did what it should: failed in the right class, or passed.
+    /// Whether the gate did what it should: fail in the right class, or pass.
     ok: bool,
     /// The decisive finding, in words.
     seen: String,
@@ -28,7 +28,7 @@ fn expected(plant: Plant, runs: bool) -> Class {
         Plant::Slow => Class::Time,
         Plant::Scale | Plant::Stale if runs => Class::Convergence,
         Plant::Stale => Class::Checks,
-        // Only a run can show this fault; the changed program is detected anyway.
+        // Only a run can show this fault. Without one, the changed program is detected.
         Plant::Scale => Class::Program,
     }
 }
@@ -43,7 +43,7 @@ pub(super) fn run(
     for job in jobs {
         let set = &args.overrides.set;
         let good = collect.facts(&job.scenario, set)?;
-        // Parse the file's text, as for a stored baseline.
+        // The text of the file is parsed, as for a stored baseline.
         let baseline = Baseline::parse(Baseline::text(&good), "")
             .map_err(|e| Failure::run(format_args!("{}: the baseline {e}", job.scenario.name)))?;
         let again = judge(&baseline, &collect.facts(&job.scenario, set)?, &job.limits);
@@ -108,7 +108,7 @@ pub(super) fn run(
 fn trial(job: &Job, plant: Plant, runs: bool, verdict: &Verdict) -> Trial {
     let class = expected(plant, runs);
     let all: Vec<_> = verdict.failing().filter(|f| f.class == class).collect();
-    // Prefer the finding that names the reason.
+    // The finding that names the reason is preferred.
     let named = all.iter().find(|f| f.message.contains("world size"));
     let decisive = named.or(all.first()).copied();
     Trial {

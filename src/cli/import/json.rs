@@ -10,7 +10,8 @@ use shardlab_plan::record::Summary;
 use shardlab_reports::store::Id;
 use std::collections::BTreeMap;
 
-/// Version of the JSON, raised when a field changes its meaning. Fields are added, never renamed.
+/// Version of the JSON. It increases when the meaning of a field changes. Fields are added, but
+/// never renamed.
 const FORMAT: u32 = 1;
 
 #[derive(Serialize)]
@@ -68,7 +69,7 @@ struct Unmatched {
     by_name: BTreeMap<String, u64>,
 }
 
-/// Options that a trace determines; `null` for those that it does not.
+/// Options that a trace determines; `null` for the others.
 #[derive(Serialize)]
 struct Options {
     world_size: Option<u32>,

@@ -1,4 +1,4 @@
-//! Prints the result of `import` for people.
+//! Prints the result of `import` as text.
 
 mod snapshot;
 

@@ -64,7 +64,7 @@ pub(super) fn of(run: &RunImport) -> RunView {
             dp_outer: value(facts.dp_outer.as_ref().map(|d| d.value)),
             micro_batches: u16::try_from(value(facts.accumulation.as_ref().map(|a| a.value)))
                 .unwrap_or(u16::MAX),
-            // If the trace does not determine the model, its matmuls count.
+            // If the trace does not determine the model, the recorded matmuls count.
             model_flops: program.map_or(m.flops, |p| p.meta.model_flops.0),
         },
         instrs: m
@@ -80,8 +80,8 @@ pub(super) fn of(run: &RunImport) -> RunView {
     }
 }
 
-/// Returns the names of units as predictions name them (blocks are `layers.N`), so that both can be
-/// aligned.
+/// Returns the names of units as they are in predictions (blocks are `layers.N`), so that both can
+/// be aligned.
 fn units(run: &RunImport) -> Vec<String> {
     let known = family_names(&run.facts);
     let name = |unit: &String| {
@@ -98,8 +98,8 @@ fn units(run: &RunImport) -> Vec<String> {
     run.measured.units.iter().map(name).collect()
 }
 
-/// Returns the utilisation of the device: model FLOPs of the inferred scenario's program over the
-/// peak of its profile; `None` without a step time or a profile.
+/// Returns the utilisation of the device: model FLOPs of the inferred scenario's program relative
+/// to the peak of its profile. Returns `None` without a step time or a profile.
 fn utilisation(scenario: &Scenario, program: &Program, run: &Run) -> Option<f64> {
     let profile = shardlab_sim::hardware::load(&scenario.mesh.hardware).ok()?;
     let step = Picos::from_us(1e3 * run.step_ms());
@@ -108,7 +108,7 @@ fn utilisation(scenario: &Scenario, program: &Program, run: &Run) -> Option<f64>
 
 /// Returns the options that the trace determines, as in the scenario that `infer` writes.
 fn scenario_view(scenario: Option<&Scenario>, name: &str, text: String) -> ScenarioView {
-    // An incomplete scenario has no options that could be compared.
+    // An incomplete scenario has no options to compare.
     let mut view = scenario.map(ScenarioView::new).unwrap_or_default();
     name.clone_into(&mut view.name);
     view.about = "Imported from a profiler's trace.".to_owned();

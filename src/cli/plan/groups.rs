@@ -1,4 +1,4 @@
-//! Prints how parameters are laid out in the buffers that are gathered and reduced.
+//! Prints the layout of parameters in the buffers that are gathered and reduced.
 
 use super::super::output::{Failure, Out};
 use super::super::table::Table;
@@ -20,7 +20,7 @@ pub(super) struct Report {
     shards: u32,
     /// Numbers of parameters.
     parameters: ParameterCount,
-    /// What the file of the model says that no key expresses.
+    /// What the model's file contains that no key expresses.
     warnings: Vec<Warning>,
     groups: Vec<GroupReport>,
 }
@@ -31,13 +31,13 @@ struct GroupReport {
     unit: String,
     layout: &'static str,
     requires_grad: bool,
-    /// Elements that a shard boundary never divides (flat layouts).
+    /// Number of elements that a shard boundary never divides (flat layouts).
     #[serde(skip_serializing_if = "Option::is_none")]
     chunk_factor: Option<u64>,
     payload_numel: u64,
     full_numel: u64,
     shard_numel: u64,
-    /// Bytes of the gathered weights, padding included.
+    /// Bytes of the gathered weights, including padding.
     full_bytes: u64,
     params: Vec<ParamReport>,
 }
@@ -46,7 +46,7 @@ struct GroupReport {
 struct ParamReport {
     name: String,
     shape: Vec<u64>,
-    /// First element in the full buffer; in the shard for per-parameter layouts.
+    /// First element in the full buffer, or in the shard for per-parameter layouts.
     offset: u64,
     numel: u64,
     requires_grad: bool,
@@ -122,7 +122,7 @@ fn group_report(program: &Program, index: usize, group: &Group) -> GroupReport {
     }
 }
 
-/// Groups that differ only in their names: the first one, and the units of the others.
+/// Groups that differ only in their names: the first group, and the units of the others.
 struct Alike<'a> {
     first: &'a GroupReport,
     others: Vec<&'a GroupReport>,
@@ -266,7 +266,7 @@ pub(super) fn print(report: &Report, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Returns which ranks hold how many elements, one line each: `0: 4,096` and `1-3: 0`.
+/// Returns how many elements each rank holds, on lines such as `0: 4,096` and `1-3: 0`.
 fn held(per_rank: &[(u32, u64)]) -> String {
     let mut first = 0;
     let mut lines = Vec::new();

@@ -12,7 +12,7 @@ pub(super) fn render(svg: &str) -> Result<Vec<u8>, String> {
     if options.fontdb.is_empty() {
         return Err("no fonts are installed on this machine, so labels cannot be drawn".to_owned());
     }
-    // Map sans-serif to any font that is available.
+    // Any available font is used for sans-serif.
     let known = |family: &str| {
         let mut faces = options.fontdb.faces();
         faces.any(|f| f.families.iter().any(|(name, _)| name == family))
@@ -47,7 +47,7 @@ pub(super) fn render(svg: &str) -> Result<Vec<u8>, String> {
     picture.encode_png().map_err(|e| e.to_string())
 }
 
-/// Fails: this build cannot render pictures.
+/// Fails, because this build cannot render pictures.
 #[cfg(not(feature = "png"))]
 pub(super) fn render(_: &str) -> Result<Vec<u8>, String> {
     Err("this binary was built without the feature `png`".to_owned())

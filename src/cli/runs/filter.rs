@@ -74,8 +74,8 @@ impl Filter {
         all
     }
 
-    /// Returns the runs that match. Reports a key or value that no run has but that resembles a
-    /// known one as a mistake.
+    /// Returns the runs that match. If no run has a key or value of a filter, but it is similar to
+    /// an existing one, it is reported as a mistake.
     pub(in crate::cli) fn apply(&self, runs: Vec<Entry>) -> Result<Vec<Entry>, Failure> {
         let terms = self.terms();
         for term in &terms {

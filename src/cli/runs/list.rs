@@ -57,7 +57,7 @@ const POLICY: usize = 4;
 const HARDWARE: usize = 5;
 const OPTIONS: usize = 9;
 
-/// Returns a table of runs with their main numbers. Hardware and policy are dropped if there is no
+/// Returns a table of runs with their main numbers. Hardware and policy are left out if there is no
 /// room for them.
 pub(super) fn table(runs: &[Entry]) -> Table {
     let reserved = |e: &Entry| match e.metric("memory.peak_reserved_bytes") {
@@ -110,7 +110,7 @@ pub(super) fn table(runs: &[Entry]) -> Table {
             room(titles[column], cells)
         }
     };
-    // The changed options are already among the options.
+    // The options already include the changed ones.
     let mut shown: Vec<usize> = (0..titles.len()).collect();
     for spare in [HARDWARE, POLICY] {
         if !fits(shown.iter().map(|c| room_of(*c)).sum()) {

@@ -44,7 +44,7 @@ pub(super) fn run(
         Vec::new()
     };
     if let Some(keep) = args.keep {
-        // Oldest first: the newest runs are at the end.
+        // Sorted oldest first, so the newest runs are at the end.
         doomed.truncate(doomed.len().saturating_sub(keep));
     }
     if let Some(days) = args.older_than {

@@ -1,4 +1,4 @@
-//! Queries over many runs, answered by polars if it is built in.
+//! Queries over many runs, executed by polars if it is built in.
 
 use super::super::output::{Failure, Out, Status};
 use super::filter::Filter;

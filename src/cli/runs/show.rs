@@ -136,7 +136,8 @@ fn print(entry: &Entry, view: &RunView, store: &Store, out: &mut Out) -> Result<
     Ok(())
 }
 
-/// Describes the memory of a run. A trace may lack all of it, and always lacks that of the device.
+/// Describes the memory of a run. A trace may contain no memory at all, and never contains that of
+/// the device.
 fn memory(m: &MemoryReport) -> String {
     if m.peak_allocated == Bytes::ZERO {
         return "not recorded".to_owned();

@@ -15,9 +15,9 @@ use shardlab_plan::units::{Bytes, Picos, count, short_count};
 use shardlab_plan::{Program, Scenario};
 use std::path::Path;
 
-/// Minimum exposed time of a cause to be shown, milliseconds: less rounds to 0.00.
+/// Minimum exposed time of a cause that is shown, milliseconds. Less would be rounded to 0.00.
 const MIN_CAUSE_MS: f64 = 0.005;
-/// Maximum number of estimated costs that are named.
+/// Maximum number of estimated costs that are listed.
 const MAX_ESTIMATED: usize = 4;
 /// Maximum number of roles and units of the peak that are shown.
 const MAX_COMPOSITION: usize = 5;
@@ -83,8 +83,8 @@ pub(super) fn print(p: &Prediction, answer: &Answer, out: &mut Out) -> Result<()
     Ok(())
 }
 
-/// Names the scenario that is predicted, and what the prediction rests on: `…, 4 x h200-nvlink
-/// (measured, ± 5.8 %)`.
+/// Describes the predicted scenario and the basis of the prediction: `…, 4 x h200-nvlink (measured,
+/// ± 5.8 %)`.
 pub(in crate::cli) fn predicted_heading(p: &Prediction) -> String {
     let heading = heading(&p.scenario, &p.program, &p.run.hardware);
     let Some(basis) = &p.run.basis else {
@@ -97,7 +97,7 @@ pub(in crate::cli) fn predicted_heading(p: &Prediction) -> String {
     }
 }
 
-/// Names what is run: model, policy, sharding and ranks.
+/// Describes what is run: model, policy, sharding and ranks.
 pub(in crate::cli) fn heading(scenario: &Scenario, program: &Program, hardware: &str) -> String {
     let m = &program.meta;
     let parameters = program.meta.parameters;
@@ -156,7 +156,7 @@ fn time(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
         );
     }
     out.labelled("step", &step)?;
-    // The prediction is for another machine than the heading names.
+    // The prediction is for a different machine than the one in the heading.
     if let Some(parts) = p.run.environment.get("slower") {
         out.labelled("slower", &format!("{parts} times the profile's times"))?;
     }
@@ -284,9 +284,9 @@ fn costs(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints the collectives of a step. `exposed` is time in which the compute stream is idle,
-/// whatever it waits for. The time of collectives that does not overlap with compute is another
-/// quantity with another name.
+/// Prints the collectives of a step. `exposed` is time during which the compute stream is idle,
+/// whatever it waits for. The time during which collectives do not overlap with compute is a
+/// different quantity with a different name.
 pub(in crate::cli) fn collectives(run: &Run, out: &mut Out) -> Result<(), Failure> {
     let mut table = Table::new([
         "collective",

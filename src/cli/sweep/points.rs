@@ -42,11 +42,11 @@ pub(super) struct Numbers {
     pub(super) device: u64,
     /// Device memory that is never used, bytes; negative if the device has too little.
     pub(super) free: Option<i64>,
-    /// What the prediction rests on.
+    /// The basis of the prediction.
     pub(super) basis: Option<Basis>,
-    /// Numbers of parameters of the model.
+    /// Number of parameters of the model.
     pub(super) parameters: ParameterCount,
-    /// What the file of the model says that no key expresses.
+    /// What the model's file contains that no key expresses.
     pub(super) warnings: Vec<Warning>,
     fit: Fit,
     /// Whether the point fits, but leaves less device memory free than requested.
@@ -84,12 +84,12 @@ impl Numbers {
         }
     }
 
-    /// Returns whether the point fits as far as is known, with the requested headroom.
+    /// Returns whether the point fits, as far as is known, with the requested headroom.
     pub(super) fn fits(&self) -> bool {
         self.fit.is_ok() && !self.short
     }
 
-    /// Returns whether the point fits only by freeing cached memory in between.
+    /// Returns whether the point fits only if cached memory is freed in between.
     pub(super) fn is_tight(&self) -> bool {
         self.fits() && matches!(self.fit, Fit::Tight { .. })
     }
@@ -105,12 +105,13 @@ impl Numbers {
     }
 }
 
-/// Called for every finished prediction with its settings; returns the warnings about it.
+/// Callback for every finished prediction and its settings. Returns the warnings about the
+/// prediction.
 type Done<'a> = &'a (dyn Fn(&Prediction, &[(String, String)]) -> Vec<Warning> + Sync);
 
-/// Predicts the points in order until done or interrupted. Calls `done` for every prediction with
-/// its settings. A point that leaves less than the share `headroom` of the device free is marked as
-/// short.
+/// Predicts the points in order until all are done or the command is interrupted. Calls `done` for
+/// every prediction with its settings. A point that leaves less than the share `headroom` of the
+/// device free is marked as short.
 pub(super) fn evaluate(
     points: Vec<SweepPoint>,
     headroom: f64,

@@ -1,4 +1,4 @@
-//! Selects and sorts the points of a sweep that are shown, and finds the best of them.
+//! Selects and sorts the points of a sweep to show, and finds the best ones.
 
 use super::points::{Numbers, Point};
 use crate::analysis::pareto::{self, Tolerance};
@@ -30,16 +30,16 @@ pub(super) struct Selection {
     pub(super) max_memory: Option<Bytes>,
     /// Requested share of the device's memory (0 to 1) that a fitting point leaves free.
     pub(super) headroom: Option<f64>,
-    /// Times and amounts of memory closer than this count as equal.
+    /// Times and amounts of memory with a smaller relative difference count as equal.
     pub(super) tolerance: Tolerance,
-    /// Only the first N points: of those that fit, if any does.
+    /// Only the first N points. If any point fits, only points that fit count.
     pub(super) top: Option<usize>,
-    /// Whether points that do not fit count for `top`, too.
+    /// Whether points that do not fit also count for `top`.
     pub(super) all: bool,
 }
 
 impl Selection {
-    /// Returns whether any point may be left out.
+    /// Returns whether points may be left out.
     fn is_partial(&self) -> bool {
         self.fits || self.max_memory.is_some() || self.top.is_some()
     }
@@ -70,8 +70,8 @@ impl Selection {
         order
     }
 
-    /// Returns the requested indices out of `sorted`. Points without numbers are included only if
-    /// all points are requested.
+    /// Returns the requested indices from `sorted`. Points without numbers are included only if all
+    /// points are requested.
     pub(super) fn shown(&self, points: &[Point], sorted: &[usize]) -> Vec<usize> {
         if !self.is_partial() {
             return sorted.to_vec();
@@ -97,7 +97,7 @@ impl Selection {
         done.any(|n| n.fits() && self.within_limit(n))
     }
 
-    /// Returns how many points `top` leaves out because they do not fit.
+    /// Returns the number of points that `top` leaves out because they do not fit.
     pub(super) fn unfit_left_out(&self, points: &[Point]) -> usize {
         if self.top.is_none() || self.all || self.fits || !self.any_fits(points) {
             return 0;
@@ -106,15 +106,15 @@ impl Selection {
         done.filter(|n| !n.fits() && self.within_limit(n)).count()
     }
 
-    /// Returns the points that compete for the best and the front: those that fit (if `easily` is
-    /// set, without being tight) and stay within the limit.
+    /// Returns the points that compete for the best and the front. They fit (if `easily` is set,
+    /// without being tight) and stay within the limit.
     pub(super) fn contest(&self, points: &[Point], easily: bool) -> Vec<pareto::Point> {
         let admitted = |n: &&Numbers| n.fits() && !(easily && n.is_tight()) && self.within_limit(n);
         points
             .iter()
             .map(|point| match point.done().filter(admitted) {
                 Some(n) => pareto::Point {
-                    // Time per token, so that points with different batches are comparable.
+                    // Time per token makes points with different batches comparable.
                     time: 1.0 / n.tokens_per_s,
                     memory: n.reserved as f64,
                     changes: point.changes,

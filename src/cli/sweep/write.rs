@@ -15,14 +15,14 @@ use shardlab_plan::units::{ByteUnit, Bytes, short_count, signed};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 
-/// All points, with what they have in common.
+/// All points, and what they have in common.
 pub(super) struct Table<'a> {
     /// Keys of the axes.
     keys: &'a [String],
     points: &'a [Point],
     selection: &'a Selection,
-    /// Whether each point is on the Pareto front of step time and reserved memory, among those that
-    /// fit.
+    /// Whether each point is on the Pareto front of step time and reserved memory, among the points
+    /// that fit.
     pareto: Vec<bool>,
     /// Indices of all points, in order.
     sorted: Vec<usize>,
@@ -35,7 +35,7 @@ type Column = (String, Vec<String>);
 
 /// Number of columns of [`Table::numbers`] that are always shown.
 const ALWAYS: usize = 3;
-/// Maximum number of impossible points that are listed per reason; --csv and --json list all.
+/// Maximum number of impossible points that are listed per reason. `--csv` and `--json` list all.
 const MAX_IMPOSSIBLE: usize = 8;
 /// Maximum number of equal points that are listed below the best.
 const MAX_EQUALS: usize = 4;
@@ -77,7 +77,7 @@ impl<'a> Table<'a> {
         sizes.any(|size| Some(size) != first)
     }
 
-    /// Returns the number columns. The first ones stay if axes leave no room for all.
+    /// Returns the number columns. The first ones are kept if the axes do not leave room for all.
     fn numbers(&self) -> [Column; 5] {
         let column = |title: String, of: &dyn Fn(&Numbers) -> String| -> Column {
             (title, self.rows().map(|(_, n)| of(n)).collect())
@@ -205,7 +205,7 @@ impl<'a> Table<'a> {
         self.conclusions(out)
     }
 
-    /// Prints which points are best, after a blank line.
+    /// Prints which points are best, after an empty line.
     fn conclusions(&self, out: &mut Out) -> Result<(), Failure> {
         let best = self.best();
         if !best.is_empty() {
@@ -217,8 +217,9 @@ impl<'a> Table<'a> {
         Ok(())
     }
 
-    /// Returns a sentence on the fastest point that fits. If that is tight, another sentence names
-    /// the fastest that is not. Models with different batch units have no fastest point.
+    /// Returns a sentence on the fastest point that fits. If that point is tight, another sentence
+    /// names the fastest point that is not. Models with different batch units have no fastest
+    /// point.
     fn best(&self) -> Vec<String> {
         let none = self.points.iter().all(|p| p.done().is_none());
         if none || self.keys.is_empty() || self.counted_in() == BatchUnit::Items {
@@ -232,7 +233,7 @@ impl<'a> Table<'a> {
                 .headroom
                 .filter(|share| *share > 0.0)
                 .map(|share| {
-                    // Fractions of a percent have no exact binary form.
+                    // Fractions of a percent have no exact binary representation.
                     let percent = (1e4 * share).round() / 100.0;
                     format!("leaves {percent} % of the device free")
                 }),
@@ -264,7 +265,7 @@ impl<'a> Table<'a> {
         sentences
     }
 
-    /// Returns the best of the points that fit, if any does.
+    /// Returns the best of the points that fit, if there are any.
     fn winner(&self, easily: bool) -> Option<(&'a Point, &'a Numbers)> {
         let contest = self.selection.contest(self.points, easily);
         let point = &self.points[pareto::best(&contest, self.selection.tolerance)?];
@@ -272,7 +273,7 @@ impl<'a> Table<'a> {
     }
 
     /// Returns the points that are as fast as the best one, and how much slower the fastest of the
-    /// others is.
+    /// other points is.
     fn equals(&self, (best, numbers): (&Point, &Numbers)) -> Vec<String> {
         let tolerance = self.selection.tolerance;
         let time = |n: &Numbers| 1.0 / n.tokens_per_s;
@@ -323,7 +324,7 @@ impl<'a> Table<'a> {
         done.any(|n| n.basis.as_ref().is_some_and(Basis::is_estimate))
     }
 
-    /// Returns what the predictions rest on, without duplicates.
+    /// Returns the bases of the predictions, without duplicates.
     fn bases(&self) -> BTreeSet<String> {
         let bases = self.points.iter().filter_map(|p| p.done()?.basis.as_ref());
         bases.map(Basis::sentence).collect()
@@ -487,7 +488,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// The names of an axis in JSON: the key, and its first name where it has had another.
+/// Returns the names of an axis in JSON: the key, and its first name if that was different.
 fn names(key: &str) -> impl Iterator<Item = String> {
     let first = json_path_of(key).filter(|first| first != key);
     std::iter::once(key.to_owned()).chain(first)

@@ -17,7 +17,7 @@ pub(super) const CHANGES: &str = "Changes: what each does, compared with undoing
 pub(super) const FRONT: &str = "Pareto front of step time and reserved memory";
 pub(super) const FRONT_HEAD: [&str; 3] = [">ms", ">GiB", "changes"];
 
-/// Rows of the front that are shown.
+/// Number of rows of the front that are shown.
 const FRONT_ROWS: usize = 12;
 
 /// Prints an answer.
@@ -47,7 +47,7 @@ pub(super) fn answer(
     Ok(())
 }
 
-/// Prints today's settings next to the best ones.
+/// Prints the current settings next to the best ones.
 fn comparison(answer: &Answer, best: &Prediction, out: &mut Out) -> Result<(), Failure> {
     let head = comparison_head(answer);
     let mut table = Table::new(head.each_ref().map(String::as_str));
@@ -90,7 +90,7 @@ fn front(answer: &Answer, out: &mut Out) -> Result<(), Failure> {
     out.blank()?;
     out.heading(FRONT)?;
     let mut table = Table::new(FRONT_HEAD);
-    // An even selection of a long front, with both ends.
+    // A long front is reduced to an even selection that includes both ends.
     let count = answer.front.len();
     let shown = (0..count.min(FRONT_ROWS)).map(|i| match count.min(FRONT_ROWS) {
         1 => 0,
@@ -113,7 +113,7 @@ pub(super) fn front_row(point: &Proposal) -> [String; 3] {
     ]
 }
 
-/// Says how to continue with settings that differ from the job's.
+/// Describes how to continue with settings that differ from the job's.
 pub(super) fn next(job: &Job, set: &[String]) -> String {
     match &job.subject {
         Subject::Scenario { path, set: own } => {

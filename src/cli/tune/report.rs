@@ -1,4 +1,5 @@
-//! The answer as a report: what changes and why, and the front of throughput and reserved memory.
+//! The answer as a report: the changes and their reasons, and the front of throughput and reserved
+//! memory.
 
 use super::super::report::{Form, made};
 use super::{Job, print};
@@ -46,7 +47,7 @@ pub(super) fn report(
     }
 }
 
-/// Returns the report's text. Markdown has no drawings, but says what they show.
+/// Returns the report's text. Markdown has no drawings, but describes what they show.
 pub(super) fn text(report: &Report, form: Form) -> String {
     match form {
         Form::Html => html(report),
@@ -80,7 +81,7 @@ fn front(answer: &Answer, best: &Prediction) -> Section {
     }
 }
 
-/// Returns the points of the front, and the settings that the answer names.
+/// Returns the points of the front, and the settings that the answer lists.
 fn spots(answer: &Answer) -> Vec<Spot> {
     let named = [
         ("today", Some(&answer.today)),
@@ -108,7 +109,7 @@ fn spots(answer: &Answer) -> Vec<Spot> {
     }
     for (name, point) in &named {
         let known = answer.front.iter().any(|p| p.set == point.set);
-        // The best settings may be today's.
+        // The best settings may be the current ones.
         if !known && !spots.iter().any(|s| s.label == *name) {
             spots.push(spot((*name).to_owned(), point, false));
         }

@@ -9,11 +9,11 @@ use shardlab_plan::units::{Bytes, signed};
 use shardlab_sim::{CollectiveCheck, Profile, check_collectives, hardware};
 use std::path::Path;
 
-/// Payloads of this size or more are limited by links rather than latencies. Training steps consist
-/// mostly of these.
+/// Payloads of at least this size are limited by links rather than by latencies. Training steps
+/// consist mostly of these.
 const LARGE: Bytes = Bytes(1 << 20);
 
-/// Returns the profile that an argument names, if it is one: the name of a shipped profile, or a
+/// Returns the profile that an argument refers to, if it does: the name of a shipped profile, or a
 /// TOML file.
 pub(super) fn profile(argument: &Path) -> Option<&str> {
     let name = argument.to_str()?;
@@ -25,7 +25,7 @@ pub(super) fn profile(argument: &Path) -> Option<&str> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Predictor {
-    /// The simulator's formula, which knows only the rates of the links.
+    /// The simulator's formula, which depends only on the rates of the links.
     Formula,
     /// The profile's tables for other groups, scaled by the formula.
     Others,
@@ -136,7 +136,7 @@ pub(super) fn run(name: &str, args: &Args, out: &mut Out) -> Result<Status, Fail
     Ok(Status::Done)
 }
 
-/// Describes the settings that distinguish rows.
+/// Describes the properties that distinguish rows.
 fn label(c: &CollectiveCheck) -> String {
     let dtype = c.dtype.map(|d| format!(" {d}")).unwrap_or_default();
     let nodes = match c.nodes {

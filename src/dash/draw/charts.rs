@@ -46,7 +46,7 @@ pub(super) fn family_style(theme: Theme, family: Family) -> Style {
     })
 }
 
-/// Returns the texture of a family; a full block if colours are enough.
+/// Returns the texture of a family, or a full block if colours are enough.
 pub(super) fn family_fill(theme: Theme, family: Family) -> char {
     if !theme.textures() {
         return '█';

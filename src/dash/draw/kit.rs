@@ -39,7 +39,8 @@ pub(super) fn pieces(buf: &mut Buffer, x: u16, y: u16, width: u16, all: &[(Strin
     at
 }
 
-/// Draws a framed pane and returns its inner area. The focused pane is marked by more than colour.
+/// Draws a framed pane and returns its inner area. The focused pane differs by more than its
+/// colour.
 pub(super) fn pane(buf: &mut Buffer, area: Rect, title: &str, focused: bool, theme: Theme) -> Rect {
     let mark = if focused { "▸ " } else { "" };
     let style = if focused {
@@ -85,8 +86,8 @@ pub(super) fn cut(text: &str, width: usize) -> String {
     short
 }
 
-/// Returns a name of at most `width` characters. Of a longer one, both ends stay, since names often
-/// differ in the last word only.
+/// Returns a name of at most `width` characters. A longer name keeps both ends, because names often
+/// differ only in the last word.
 pub(super) fn shorten(name: &str, width: usize) -> String {
     let all: Vec<char> = name.chars().collect();
     if all.len() <= width {
@@ -100,7 +101,7 @@ pub(super) fn shorten(name: &str, width: usize) -> String {
         .collect()
 }
 
-/// Shortens a name in its middle, and other texts, which are read from the start, at the end.
+/// Shortens a name in its centre, and other texts, which are read from the start, at the end.
 pub(super) fn abridge(text: &str, width: usize) -> String {
     let is_name = text.starts_with(char::is_alphabetic) && !text.contains(' ');
     match is_name {
@@ -140,7 +141,7 @@ pub(super) fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-/// Ends a shortened message: names the key that shows all of it.
+/// End of a shortened message, with the key that shows all of it.
 pub(super) const MORE: &str = "… (e)";
 
 /// Returns at most `most` lines of a text. A shortened text ends with `mark`.
@@ -220,7 +221,7 @@ pub(super) fn estimated_ms(time: f64, basis: Option<&Basis>) -> String {
     }
 }
 
-/// Says in a few words what a prediction rests on: `estimated ± 14 %`.
+/// Describes the basis of a prediction in a few words: `estimated ± 14 %`.
 pub(super) fn badge(basis: &Basis) -> String {
     let word = basis.kind.word();
     match basis.step_percent() {
@@ -229,8 +230,8 @@ pub(super) fn badge(basis: &Basis) -> String {
     }
 }
 
-/// Formats a change relative to a base, for example `-3.1 % ▼`, and whether it is a decrease;
-/// `None` if there is no change.
+/// Formats a change relative to a base, for example `-3.1 % ▼`. Also returns whether it is a
+/// decrease; `None` if there is no change.
 pub(super) fn change(now: f64, base: f64) -> Option<(String, bool)> {
     let share = 100.0 * (now / base - 1.0);
     if !share.is_finite() || share.abs() < 0.005 {

@@ -22,7 +22,7 @@ enum Line {
     Section(&'static str),
     /// Row among the shown options, and index into all options.
     Option(usize, usize),
-    /// Reason why the value above is invalid.
+    /// Reason why the value in the previous row is invalid.
     Refused(String),
 }
 
@@ -56,7 +56,8 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
         .unwrap_or(0);
     let is_reason = |l: &&Line| matches!(l, Line::Refused(_));
     let reason = lines.iter().skip(at + 1).take_while(is_reason).count();
-    // Show the reason together with its option. The option comes first if both do not fit.
+    // The reason is shown together with its option. If there is no room for both, the option takes
+    // precedence.
     let height = usize::from(body.height);
     let _ = s.option.window_at(at + reason, lines.len(), height);
     let shown = s.option.window_at(at, lines.len(), height);
@@ -257,7 +258,7 @@ fn describe(app: &App, buf: &mut Buffer, area: Rect) {
     let room = usize::from(area.height);
     let mut lines = lines_about(option, width);
     if lines.len() > room {
-        // The key shows the rest.
+        // The rest is shown by a key.
         lines.truncate(room);
         if let Some(last) = lines.last_mut() {
             *last = cut(last, width.saturating_sub(MORE.chars().count())) + MORE;
@@ -277,7 +278,7 @@ fn describe(app: &App, buf: &mut Buffer, area: Rect) {
     }
 }
 
-/// Returns the sentences on an option: what it does, and its valid values.
+/// Returns the sentences on an option: its effect, and its valid values.
 pub(super) fn about(option: usize) -> Vec<String> {
     let info = options::all()[option];
     let default = info.default.trim_matches(['(', ')']);

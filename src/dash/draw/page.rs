@@ -158,7 +158,7 @@ fn draw(
     let lines = lines(&page.tables, theme, usize::from(inner.width) - 2);
     count.set(lines.len());
     let height = usize::from(inner.bottom().saturating_sub(y));
-    // The cursor is the first visible line, since tables are read and have no selection.
+    // The cursor is the first visible line, because tables have no selection.
     let top = cursor.at.min(lines.len().saturating_sub(height));
     let _ = cursor.window(lines.len(), height);
     for line in lines.iter().skip(top).take(height) {
@@ -194,7 +194,7 @@ pub(super) fn tone_style(theme: Theme, tone: Tone) -> Style {
     }
 }
 
-/// Returns the lines of tables below one another, at most `width` columns wide.
+/// Returns the lines of tables, one table after another, at most `width` columns wide.
 pub(super) fn lines(tables: &[Table], theme: Theme, width: usize) -> Vec<Line> {
     let mut all = Vec::new();
     for table in tables {
@@ -230,7 +230,7 @@ fn table_lines(table: &Table, theme: Theme, width: usize) -> Vec<Line> {
             *w = (*w).max(cell.chars().count());
         }
     }
-    // Shrink the widest columns until everything fits.
+    // The widest columns are shrunk until everything fits.
     while widths.iter().sum::<usize>() + 2 * columns.saturating_sub(1) > width {
         match widths.iter_mut().max() {
             Some(w) if *w > 8 => *w -= 1,

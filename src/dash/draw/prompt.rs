@@ -9,8 +9,8 @@ use ratatui::layout::{Position, Rect};
 /// Maximum number of visible completions.
 const MAX_COMPLETIONS: usize = 7;
 
-/// Draws the prompt into the status line and returns the position of the cursor. An edited value
-/// has already been drawn in its place.
+/// Draws the prompt in the status line and returns the position of the cursor. An edited value has
+/// already been drawn in its own place.
 pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) -> Option<Position> {
     let prompt = app.prompt.as_ref()?;
     if matches!(prompt.asks, Asks::Option(_)) {
@@ -80,7 +80,7 @@ pub(super) fn line(
     }
 }
 
-/// Draws the completions above or below the line, depending on the room.
+/// Draws the completions above or below the line, wherever there is room.
 pub(super) fn list(app: &App, prompt: &Prompt, buf: &mut Buffer, at: Rect) {
     let all = &prompt.completions;
     if all.is_empty() {

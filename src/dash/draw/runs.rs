@@ -11,7 +11,8 @@ use ratatui::style::Style;
 
 /// Columns before the texts, for the selection and the marks.
 const MARKS: u16 = 3;
-/// Rows below the list for the details of the selected run, including the rule above them.
+/// Number of rows below the list for the details of the selected run, including the line above
+/// them.
 const DETAILS: u16 = 4;
 /// Minimum number of rows for showing the details.
 const TALL: u16 = 14;
@@ -128,8 +129,8 @@ fn date(created: &str) -> String {
     created.get(5..16).unwrap_or_default().replace('T', " ")
 }
 
-/// Returns the columns, as wide as their contents. The options get the rest, for which losses and
-/// dates give way.
+/// Returns the columns with the widths of their contents. The options get the rest; if there is too
+/// little room, losses and dates are left out.
 fn layout(app: &App, rows: &[Row], width: u16) -> Vec<Column> {
     let column = |of: usize| {
         let mut column = Column {

@@ -61,7 +61,7 @@ fn list(app: &App, buf: &mut Buffer, area: Rect) {
     let text = if wide {
         "step ms   GiB  fits"
     } else {
-        // Above the numbers; the mark for a scenario that does not fit comes after them.
+        // Placed above the numbers. The mark for a scenario that does not fit comes after them.
         "step ms  "
     };
     put(buf, head.x + 2, head.y, 10, "name", theme.dim());
@@ -162,7 +162,7 @@ fn narrow_ms(b: &Brief) -> String {
     }
 }
 
-/// Marks a scenario that does not fit, since there may be no colours.
+/// Returns the mark of a scenario that does not fit, which is needed if there are no colours.
 fn fit_mark(b: &Brief) -> &'static str {
     match b.fits {
         "no" => "✗",
@@ -193,7 +193,7 @@ fn prediction(app: &App, buf: &mut Buffer, area: Rect) {
         put(buf, inner.x + 1, inner.y, width as u16, text, theme.dim());
         return;
     }
-    // The last prediction, if there was one, follows the message.
+    // The last prediction, if there is one, follows the message.
     let most = match &s.glance {
         None => inner.height,
         Some(_) if inner.height > 8 => 4,
@@ -214,7 +214,7 @@ fn prediction(app: &App, buf: &mut Buffer, area: Rect) {
     write(app, buf, inner, &rows);
 }
 
-/// Draws the whole message and prediction over the body.
+/// Draws the whole message and the prediction over the body.
 pub(super) fn whole(app: &App, whole: &Whole, buf: &mut Buffer, body: Rect) {
     let theme = app.theme;
     let s = &app.scenarios;
@@ -335,7 +335,7 @@ fn lines(app: &App, g: &Glance, base: Option<&Glance>, width: usize) -> Vec<Row>
     rows
 }
 
-/// Returns the lines on experts, the first one behind a label.
+/// Returns the lines on experts; the first one has a label.
 fn experts_rows(theme: Theme, g: &Glance, width: usize) -> Vec<Row> {
     let room = width.saturating_sub(LABEL);
     let all = g.experts.iter().flat_map(|line| wrap(line, room));
@@ -447,7 +447,7 @@ fn memory_row(theme: Theme, b: &Brief, old: Option<&Brief>, wide: bool) -> Row {
         label(theme, "memory"),
         (format!("{}{capacity}", bytes(b.device.0)), theme.strong()),
         ("  ".into(), theme.text()),
-        // Before the text that is cut off if there is no room.
+        // Placed before the text that is truncated if there is no room.
         (fits.to_owned(), style),
         against(theme, device, old.map(|o| o.device.0 as f64), true),
     ])

@@ -49,7 +49,7 @@ fn axes(app: &App, buf: &mut Buffer, area: Rect) {
         |x| x.path.display().to_string(),
     );
     let running = app.running(Purpose::Sweep).is_some();
-    // All points have one basis, except if axes change the mesh.
+    // All points have the same basis, unless axes change the mesh.
     let mut briefs = s.points.iter().filter_map(|p| p.result.as_ref().ok());
     let basis = briefs.find_map(|b| b.basis.as_ref());
     let basis = basis.map_or_else(String::new, |b| format!(" ({})", badge(b)));
@@ -100,7 +100,7 @@ struct Column {
     width: u16,
 }
 
-/// Columns by importance: the last of these are dropped first if there is no room.
+/// Columns by importance. The last of these are dropped first if there is no room.
 const IMPORTANCE: [usize; 8] = [0, 7, 6, 1, 3, 5, 4, 2];
 
 /// Returns the columns that fit, axes first.
@@ -364,7 +364,7 @@ fn scatter(app: &App, buf: &mut Buffer, area: Rect) {
     let (x, y) = (range(|p| p.0), range(|p| p.1));
     let rows = s.rows();
     let selected = rows.get(s.cursor.at).map(|r| r.point);
-    // Draw the front last, so that its marks are not covered.
+    // The front is drawn last, so that its marks are not covered.
     let mut order = rows;
     order.sort_by_key(|r| (r.front, Some(r.point) == selected));
     for row in &order {

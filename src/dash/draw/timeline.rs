@@ -21,8 +21,8 @@ use std::sync::Arc;
 /// Width of the names on the left, in columns.
 const GUTTER: u16 = 16;
 
-/// Rows of the lanes. The heights of streams depend on the room; a lane may have a row of exposed
-/// time above or below it.
+/// Rows of the lanes. The height of a stream depends on the available room; a lane may have a row
+/// of exposed time above or below it.
 struct Plan {
     details: u16,
     memory: u16,
@@ -84,8 +84,8 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
     );
 }
 
-/// Divides the rows below the heading: up to three per lane and a dozen for the memory. The rest
-/// goes to lists below the details.
+/// Divides the rows below the heading: up to three per lane and a dozen for the memory. The
+/// remaining rows are for lists below the details.
 fn plan(t: &Timeline, height: u16) -> Plan {
     const DETAILS: u16 = 6;
     let lanes = (t.rows().len() as u16).max(1);
@@ -128,14 +128,14 @@ fn empty(app: &App, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// Describes the shown runs in one line. Two runs get two lines if one is too narrow to identify
-/// both.
+/// Describes the shown runs in one line. Two runs get two lines if one line is too narrow to
+/// identify both.
 fn titles(app: &App, room: usize) -> Vec<String> {
     let t = &app.timeline;
     let runs: Vec<&Arc<Lanes>> = t.main.iter().chain(&t.other).collect();
     let name = |l: &Lanes| l.view.scenario.name.clone();
     let says = |l: &Arc<Lanes>| {
-        // Two runs leave no room for their basis.
+        // There is no room for the basis if two runs are shown.
         let basis = l.view.run.basis.as_ref().filter(|_| runs.len() == 1);
         let kind = match (l.view.run.kind, basis) {
             (RunKind::Sim, Some(basis)) => format!("predicted (basis: {})", badge(basis)),
@@ -162,7 +162,7 @@ fn titles(app: &App, room: usize) -> Vec<String> {
     };
     let mut apart = apart(&[&main.view, &other.view]);
     if apart.iter().all(String::is_empty) {
-        // Show the common part only once.
+        // The common part is shown only once.
         apart[1] = changes(&other.view.scenario.overrides);
     }
     let one = name(main) == name(other);
@@ -258,8 +258,8 @@ fn minimap(app: &App, buf: &mut Buffer, row: Rect, plot: Rect) {
     }
 }
 
-/// Draws ticks at round times. If their numbers would be long, as deep in a zoom, ticks are
-/// relative to a round time, which is returned as text.
+/// Draws ticks at round times. If their numbers would be long, as they are deep in a zoom, ticks
+/// are relative to a round time, which is returned as text.
 fn axis(t: &Timeline, buf: &mut Buffer, plot: Rect, theme: Theme) -> Option<String> {
     const APART: u64 = 11;
     let view = t.view();
@@ -300,7 +300,7 @@ const MS: u64 = 1_000_000_000;
 const US: u64 = 1_000_000;
 
 /// Returns the round time that ticks are relative to: a millisecond for ticks in microseconds, a
-/// microsecond for ticks in nanoseconds; `None` if the times themselves are short.
+/// microsecond for ticks in nanoseconds. `None` if the times themselves are short.
 fn offset(first: u64, step: u64) -> Option<u64> {
     let round = match step {
         s if s >= MS / 10 => return None,
@@ -372,7 +372,7 @@ fn lanes(app: &App, buf: &mut Buffer, body: Rect, plan: &Plan, from: u16, bottom
     y
 }
 
-/// Returns the name of the stream; for the lane of the other run, its kind of run.
+/// Returns the name of the stream, or for a lane of the other run, the kind of that run.
 fn lane_name(t: &Timeline, run: usize, name: &str) -> String {
     match (run, t.run(run).map(|r| r.view.run.kind)) {
         (0, _) => name.to_owned(),

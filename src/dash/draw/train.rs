@@ -16,7 +16,7 @@ use shardlab_exec::train::ParamNorm;
 use shardlab_plan::units::thousands;
 use std::time::Duration;
 
-/// Minimum duration of the running step for it to be shown.
+/// Minimum duration after which the running step is shown.
 const MIN_STEP_SHOWN: Duration = Duration::from_secs(1);
 
 pub(super) fn draw(app: &App, buf: &mut Buffer, body: Rect) {
@@ -107,7 +107,7 @@ fn summary(app: &App, buf: &mut Buffer, area: Rect) {
     ending(app, buf, line(4));
 }
 
-/// Draws what starts a training, from a line on.
+/// Draws how to start a training, beginning at a row.
 fn no_training(app: &App, buf: &mut Buffer, at: Rect) {
     let theme = app.theme;
     put(
@@ -162,7 +162,7 @@ fn status_line(app: &App) -> Pieces {
         all_pieces.extend([dim("   step "), strong(format!("{step} of {all}"))]);
     }
     if let Some(job) = running.filter(|_| done < all || all == 0) {
-        // For short steps the time would only flicker.
+        // For short steps, the time would only flicker.
         let since = app.now.saturating_sub(t.since.unwrap_or(job.since));
         if since >= MIN_STEP_SHOWN {
             all_pieces.push(dim(&format!(" for {}", duration(since))));
@@ -218,7 +218,7 @@ fn speed_line(app: &App, step: &StepNews) -> Pieces {
     all
 }
 
-/// Draws why the training failed, its last note, or what to do after it. The text ends in line
+/// Draws why the training failed, its last note, or what to do after it. The text ends on row
 /// `last`.
 fn ending(app: &App, buf: &mut Buffer, last: Rect) {
     let (theme, t) = (app.theme, &app.train);
@@ -229,7 +229,7 @@ fn ending(app: &App, buf: &mut Buffer, last: Rect) {
         _ => t.notes.last().map(|n| (n, theme.warn())),
     };
     if let Some((text, style)) = text {
-        // Without steps there is room above.
+        // If there are no steps yet, there is room above.
         let rows = if t.steps.is_empty() { 3 } else { 1 };
         let text = excerpt(text, usize::from(width), rows, MORE);
         for (y, line) in (y + 1 - rows as u16..).zip(&text) {
@@ -345,7 +345,7 @@ fn largest_gradients(app: &App, buf: &mut Buffer, area: Rect, step: u64, norms: 
     }
 }
 
-/// Returns parameters, that with the largest gradient first.
+/// Returns parameters, the one with the largest gradient first.
 fn by_gradient(norms: &[ParamNorm]) -> Vec<&ParamNorm> {
     let mut order: Vec<&ParamNorm> = norms.iter().collect();
     let of = |n: &ParamNorm| n.gradient.unwrap_or(-1.0);
@@ -368,7 +368,7 @@ fn rank_table(app: &App, buf: &mut Buffer, area: Rect) {
     if rows == 0 {
         return;
     }
-    // The progress of ranks is only known while they run in this process.
+    // The progress of ranks is known only while they run in this process.
     let placed = !now.is_empty();
     let head = if placed {
         "rank  issued  last step      host  memory       peak"

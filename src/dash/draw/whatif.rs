@@ -1,4 +1,4 @@
-//! Draws what changes would do, and the best settings.
+//! Draws the effects of changes, and the best settings.
 
 use super::charts::{Curve, curves};
 use super::kit::{
@@ -98,7 +98,7 @@ pub(super) fn draw(app: &App, of: Ask, buf: &mut Buffer, body: Rect) {
     }
 }
 
-/// Says what the view would show.
+/// Describes what the view would show.
 fn otherwise(of: Ask) -> &'static str {
     match of {
         Ask::Changes => {
@@ -121,7 +121,7 @@ fn waiting(state: &WhatIfView, of: Ask) -> String {
     }
 }
 
-/// Returns reserved memory in GiB and throughput of the points of the front, the smallest first.
+/// Returns reserved memory in GiB and throughput of the points of the front, smallest memory first.
 fn front(found: &Explained) -> Vec<(f64, f64)> {
     let on = found
         .proposals
@@ -136,7 +136,7 @@ fn front(found: &Explained) -> Vec<(f64, f64)> {
     points
 }
 
-/// Draws throughput over reserved memory.
+/// Draws throughput against reserved memory.
 fn draw_front(app: &App, buf: &mut Buffer, area: Rect, points: &[(f64, f64)], found: &Explained) {
     let theme = app.theme;
     let base = &found.base;
@@ -193,7 +193,7 @@ fn title(app: &App, of: Ask) -> String {
     title
 }
 
-/// Returns the verdict, why, and warnings.
+/// Returns the verdict, the reason, and warnings.
 fn answer(
     app: &App,
     of: Ask,
@@ -314,7 +314,7 @@ fn columns_width() -> u16 {
     COLUMNS.iter().map(|c| c.1 + 1).sum()
 }
 
-/// Writes the cells behind the name, aligned to the right.
+/// Writes the right-aligned cells after the name.
 fn cells(buf: &mut Buffer, place: Rect, texts: &[String; 5], style: Style) {
     let mut x = place.right().saturating_sub(columns_width() + 1);
     for (text, (_, width)) in texts.iter().zip(COLUMNS) {
@@ -370,7 +370,7 @@ fn fit_style(app: &App, effect: &Effect) -> Style {
     }
 }
 
-/// Shows the whole name of the selected change, or why it is impossible.
+/// Shows the whole name of the selected change, or the reason why it is impossible.
 fn describe(app: &App, of: Ask, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     let Some(proposal) = app.proposals(of).selected() else {

@@ -10,7 +10,7 @@ use shardlab_reports::compare::{Change, Matrix, Pair, Part, Side, Tolerance, pai
 use shardlab_reports::stats::{Comparison, Options, Verdict};
 use std::sync::Arc;
 
-/// Maximum number of rows of a table whose last rows matter little.
+/// Maximum number of rows of a table whose last rows are less important.
 const MAX_ROWS: usize = 10;
 
 /// Compares two runs in full, or several as a matrix. The first is the base. Each comes with its
@@ -68,7 +68,7 @@ fn title(runs: &[(String, Arc<RunView>)], apart: &[String]) -> String {
 }
 
 fn of_pair(p: &Pair) -> Page {
-    // A prediction is not an improvement on a measurement.
+    // A prediction is never an improvement over a measurement.
     let ranked = p.step.as_ref().filter(|_| p.comparable.ranks());
     let tone = match ranked.map(|s| s.verdict) {
         Some(Verdict::Improved) => Tone::Good,

@@ -1,7 +1,7 @@
 //! Maps lanes to columns of the screen.
 //!
 //! A single pass visits the visible spans. The timeline keeps the result until the window or the
-//! width changes, so drawing costs per column, not per span.
+//! width changes, so the cost of drawing depends on the number of columns, not of spans.
 
 use super::{Gap, Lane};
 use shardlab_plan::record::Cause;
@@ -42,8 +42,8 @@ impl Window {
         self.to.saturating_sub(self.from).max(1)
     }
 
-    /// Returns the column of a time out of `columns`. Times outside the window map beyond the
-    /// edges.
+    /// Returns the column of a time, out of `columns`. Times outside the window map to positions
+    /// beyond the edges.
     #[must_use]
     pub fn column(&self, time: u64, columns: u16) -> f64 {
         (time as f64 - self.from as f64) / self.length() as f64 * f64::from(columns)
@@ -61,8 +61,8 @@ impl Window {
 #[must_use]
 pub fn bins(lane: &Lane, critical: &[bool], window: Window, columns: u16) -> Vec<Bin> {
     let mut bins = vec![Bin::default(); usize::from(columns)];
-    // Time of each kind of work in the current column. Spans come in order, so one column at a time
-    // is enough.
+    // Time of each kind of work in the current column. Spans come in order, so only one column is
+    // needed at a time.
     let mut kinds = [0f32; Work::ALL.len()];
     let mut at = usize::MAX;
     for item in lane.within(window.from, window.to) {

@@ -22,7 +22,7 @@ pub fn columns(curve: &MemoryCurve, window: Window, columns: u16) -> Vec<Option<
     let mut at = curve.samples.partition_point(|s| s.time < window.from);
     for column in 0..columns {
         let end = window.time(column + 1, columns);
-        // Memory allocated before the column starts counts too.
+        // Memory that was allocated before the column starts also counts.
         let mut best = at.checked_sub(1);
         let mut reserved = best.map_or(0, |b| curve.samples[b].reserved);
         while let Some(sample) = curve.samples.get(at).filter(|s| s.time < end) {

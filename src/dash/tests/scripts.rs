@@ -58,7 +58,7 @@ fn editing_predicts_with_every_key_and_cancelling_goes_back() {
     stage.keys("<tab>/prefetch_f<enter><enter><backspace>2");
     let (ticket, set) = last_prediction(&stage);
     assert_eq!(set, ["fsdp.prefetch_forward=2"]);
-    // The empty text in between is not a value. It was requested too, and its answer arrives late.
+    // The empty text in between is not a value. It was also requested, and its answer arrives late.
     stage.tell(Message::Predicted {
         ticket: ticket - 1,
         base: None,
@@ -115,7 +115,7 @@ fn a_value_that_cannot_be_is_shown_but_not_in_force() {
     );
     stage.predicted(990.0);
     assert!(!stage.screen(120, 40).contains("not an integer"));
-    // The value is known to be invalid while it is typed: Enter rejects it, and Esc discards it.
+    // The value is known to be invalid while it is typed, so Enter rejects it and Esc discards it.
     stage.keys("<enter><ctrl-u>x");
     refuse(&mut stage, "no x");
     stage.keys("<enter>");
@@ -158,8 +158,8 @@ fn arrows_pass_by_values_that_cannot_be() {
     assert_eq!(changes(&stage), Vec::<String>::new());
 }
 
-/// Kept changes that are no longer valid cannot fall back to anything. They are reported and can be
-/// undone.
+/// If changes of the last session are no longer valid, there is no valid state to return to. They
+/// are reported and can be undone.
 #[test]
 fn invalid_kept_changes_are_reported() {
     let mut saved = Saved::default();
@@ -181,7 +181,7 @@ fn invalid_kept_changes_are_reported() {
     refuse(&mut stage, "no policy gone");
     assert_eq!(changes(&stage), ["fsdp.policy=gone"]);
     assert!(stage.screen(120, 40).contains("no policy gone"));
-    // Another value is not the cause and is accepted: several errors are corrected one after
+    // Another value is not the cause and is accepted, so several errors can be corrected one after
     // another.
     stage.keys("<tab>/prefetch_f<enter><enter><ctrl-u>2");
     refuse(&mut stage, "no policy gone");
@@ -241,13 +241,13 @@ fn the_filter_keeps_the_selection_and_finds_by_numbers() {
         stage.app.scenarios.current().map(|s| s.name.as_str()),
         Some("prefetch-0")
     );
-    // An empty list breaks nothing.
+    // An empty list causes no errors.
     stage.keys("/zzz<enter>rxwb<tab><enter><left>d");
     assert_eq!(stage.app.scenarios.current().map(|s| s.name.clone()), None);
 }
 
-/// A search without results selects nothing: no numbers of another scenario are shown, and keys say
-/// why they have no effect.
+/// A search without results selects nothing: numbers of other scenarios are not shown, and keys
+/// explain why they have no effect.
 #[test]
 fn where_nothing_is_selected_nothing_is_shown() {
     let mut stage = Stage::new();
@@ -276,7 +276,7 @@ fn where_nothing_is_selected_nothing_is_shown() {
     }
 }
 
-/// The list and its filter use the numbers of what would run.
+/// The list and its filter use the numbers of the changed scenarios, which would be run.
 #[test]
 fn the_list_has_the_numbers_of_changed_scenarios() {
     let mut stage = Stage::new();
@@ -291,7 +291,7 @@ fn the_list_has_the_numbers_of_changed_scenarios() {
         list.find(|l| l.contains("llama3-8b"))
     };
     assert!(row(&mut stage).unwrap().contains("1,077"));
-    // It no longer passes the filter, but stays while it is selected.
+    // It no longer passes the filter, but stays in the list while it is selected.
     stage.predicted(7654.3);
     let changed = row(&mut stage).unwrap();
     assert!(
@@ -318,7 +318,7 @@ fn the_list_has_the_numbers_of_changed_scenarios() {
     assert_eq!(surveyed.overrides, ["fsdp.prefetch_forward=2"]);
     stage.tell(Message::Surveyed(surveyed, Ok(brief(7654.3, 1.0, "yes"))));
     assert!(row(&mut stage).unwrap().contains("7,654"));
-    // Without changes it is as before.
+    // Without changes, the state is as before.
     stage.keys("k");
     stage.predicted(1076.7);
     stage.keys("D");
@@ -370,7 +370,7 @@ fn a_training_is_stopped_once_and_its_run_is_kept() {
     assert_eq!(stage.app.running(Purpose::Train), None);
 }
 
-/// A training that needs too much memory starts only after a question.
+/// A training that needs too much memory starts only after a confirmation.
 #[test]
 fn a_training_that_is_too_large_is_asked_about() {
     let reason = "its 1024 ranks keep 4.1 TiB between steps, and 12.0 GiB of memory are free here";
@@ -390,7 +390,7 @@ fn a_training_that_is_too_large_is_asked_about() {
         .collect()
     };
     let whole = |screen: &str| {
-        // The pane wraps the text: compare its words without the frame.
+        // The pane wraps the text, so its words are compared without the frame.
         let words: Vec<&str> = screen
             .split([' ', '│', '"', '\n'])
             .filter(|w| !w.is_empty())
@@ -415,8 +415,7 @@ fn a_training_that_is_too_large_is_asked_about() {
     assert_eq!(stage.app.question, None);
 }
 
-/// `x` chooses the device by what is available, `X` uses the CPU, also after the question on
-/// memory.
+/// `x` chooses the device by availability, `X` uses the CPU, also after the question about memory.
 #[test]
 fn a_training_is_where_the_key_says() {
     let trainings = |stage: &Stage| -> Vec<(bool, bool)> {
@@ -459,7 +458,7 @@ fn a_run_that_is_kept_is_not_kept_again() {
     let notice = stage.app.notice.as_ref().unwrap();
     assert!(notice.text.contains("saved as"), "{}", notice.text);
     assert!(stage.app.timeline.main.is_some());
-    // A run that is in no store yet is saved.
+    // A run that is not in any store yet is saved.
     stage.keys("x");
     stage.news(News::Run(lanes()));
     assert_eq!(keeps(&stage), 1);
@@ -547,7 +546,7 @@ fn predicted_and_measured_lie_above_one_another() {
     assert!(stage.app.timeline.length() > sim);
     stage.keys("s");
     assert_eq!(stage.app.timeline.length(), sim);
-    // After the last of the other runs comes none.
+    // After the last of the other runs, none is shown.
     stage.keys("sm");
     assert_eq!(kind(&stage.app.timeline.other), None);
 }
@@ -594,7 +593,8 @@ fn why_a_sweep_could_not_be_stays_until_the_next() {
     assert!(!stage.screen(80, 24).contains("at least 1"));
 }
 
-/// The message of `shardlab sweep --axis` is shown next to the line, which stays for correction.
+/// The message of `shardlab sweep --axis` is shown next to the line, which stays open for
+/// correction.
 #[test]
 fn a_wrong_axis_is_refused_as_it_is_entered() {
     let mut stage = Stage::new();
@@ -632,7 +632,7 @@ fn a_completed_list_is_typed_into() {
     assert_eq!(stage.app.sweep.axes, ["train.micro_batch=[1, 2]"]);
 }
 
-/// The table cannot be sorted by columns for which it has no room.
+/// The table cannot be sorted by columns that do not fit.
 #[test]
 fn the_sweep_is_sorted_by_columns_that_are_drawn() {
     let mut stage = Stage::new();
@@ -760,7 +760,7 @@ fn runs_are_filtered_by_what_their_rows_show() {
     assert_eq!(shown(&stage).len(), 3);
 }
 
-/// With 80 columns, what distinguishes the runs is visible.
+/// With 80 columns, the options that distinguish the runs are visible.
 #[test]
 fn stored_runs_have_columns() {
     let mut stage = with_stored();
@@ -850,7 +850,7 @@ fn runs_are_sorted_named_and_removed() {
     assert_eq!(stage.app.question, None);
 }
 
-/// The line starts with the run's present name. Emptying it removes the name, and only then does
+/// The line starts with the run's current name. Emptying it removes the name. Only after that does
 /// removing the run ask a question.
 #[test]
 fn a_run_that_has_a_name_is_not_removed_and_the_name_can_be_taken_away() {
@@ -987,8 +987,8 @@ fn a_point_of_the_sweep_leaves_as_a_command() {
     assert_eq!(stage.effects.last(), Some(&Effect::Copy(command.into())));
 }
 
-/// Saving and opening work on one run each: starting the next must not drop the result of the
-/// previous one.
+/// Jobs that save or open runs work on one run each, so starting the next one must not drop the
+/// result of the previous one.
 #[test]
 fn every_run_that_is_kept_or_opened_counts() {
     let mut stage = Stage::new();
@@ -1120,7 +1120,7 @@ fn leaving_keeps_the_state_and_coming_back_restores_it() {
         Some("llama3-8b-4xh200")
     );
     assert_eq!(last_prediction(&again).1, ["fsdp.prefetch_forward=2"]);
-    // The selected scenario may be gone.
+    // The selected scenario may no longer exist.
     let gone = Saved {
         scenario: Some("gone".into()),
         filter: "zzz".into(),
@@ -1187,7 +1187,7 @@ fn kept_changes_are_of_one_file() {
             vec!["train.steps=6".to_owned()]
         ]
     );
-    // The selected one is selected again, not the first with its name.
+    // The selected one is selected again, not the first one with its name.
     app.scenarios.cursor.at = 1;
     let (app, _) = App::new(sources(), theme, &app.save());
     assert_eq!(app.scenarios.cursor.at, 1);
@@ -1228,7 +1228,7 @@ fn notices_go_with_time() {
     assert!(stage.app.notice.is_none());
 }
 
-/// Quitting would end a training, so it asks; Ctrl-C does not.
+/// Quitting would end a training, so it asks first. Ctrl-C does not.
 #[test]
 fn quitting_while_a_training_runs_is_asked_about() {
     let mut stage = Stage::new();
@@ -1243,7 +1243,7 @@ fn quitting_while_a_training_runs_is_asked_about() {
     let mut stage = Stage::new();
     stage.keys("x<ctrl-c>");
     assert_eq!(stage.effects.last(), Some(&Effect::Quit));
-    // A training that is stopping would be lost as well, and no other starts at the same time.
+    // A training that is stopping would be lost as well, and no other one starts at the same time.
     let mut stage = Stage::new();
     stage.keys("xsq");
     assert!(!stage.effects.contains(&Effect::Quit));
@@ -1252,14 +1252,14 @@ fn quitting_while_a_training_runs_is_asked_about() {
     stage.keys("nx");
     let trainings = |task: &&&Task| matches!(task, Task::Train { .. });
     assert_eq!(started(&stage).iter().filter(trainings).count(), 1);
-    // The training ends while the question is open, so there is nothing left to ask.
+    // The training ends while the question is open, so the question disappears.
     stage.keys("q");
     stage.run(step(RunKind::Exec, 0));
     assert_eq!(stage.app.question, None);
     let mut stage = Stage::new();
     stage.keys("xsqy");
     assert_eq!(stage.effects.last(), Some(&Effect::Quit));
-    // After the end there is nothing to ask.
+    // After the end, quitting asks no question.
     let mut stage = Stage::new();
     stage.keys("x");
     stage.run(step(RunKind::Exec, 0));
@@ -1267,7 +1267,7 @@ fn quitting_while_a_training_runs_is_asked_about() {
     assert_eq!(stage.effects.last(), Some(&Effect::Quit));
 }
 
-/// A key applies the selected change to the options and predicts again; another one undoes it.
+/// One key applies the selected change to the options and predicts again; another key undoes it.
 #[test]
 fn a_change_is_applied_and_undone_with_one_key_each() {
     let mut stage = Stage::new();
@@ -1276,7 +1276,7 @@ fn a_change_is_applied_and_undone_with_one_key_each() {
     let found = explained(&stage);
     stage.news(News::Explained(Arc::new(found)));
     stage.news(News::Done);
-    // Coming back to the view predicts nothing again.
+    // Returning to the view predicts nothing again.
     let jobs = started(&stage).len();
     stage.keys("18");
     assert_eq!(started(&stage).len(), jobs);
@@ -1288,7 +1288,8 @@ fn a_change_is_applied_and_undone_with_one_key_each() {
         panic!("no explanation of the result")
     };
     assert_eq!(setup.overrides, applied);
-    // Until it is there, the shown changes are those of another state and have no effect.
+    // Until the new result arrives, the shown changes are those of another state and have no
+    // effect.
     stage.keys("<up><enter>");
     assert_eq!(changes(&stage), applied);
     stage.keys("u");
@@ -1342,7 +1343,7 @@ fn the_best_settings_are_applied_and_undone() {
     assert_eq!(stage.app.tune.progress, None);
     stage.keys("<enter>");
     assert_eq!(changes(&stage), ["compile.mode=blocks"]);
-    // What is shown is of an earlier state now.
+    // The shown settings are now those of an earlier state.
     stage.keys("j<enter>");
     assert_eq!(changes(&stage), ["compile.mode=blocks"]);
     let notice = &stage.app.notice.as_ref().unwrap().text;
@@ -1368,7 +1369,7 @@ fn a_cancelled_search_keeps_what_it_has() {
     assert_eq!(stage.app.tune.rows().len(), 3);
 }
 
-/// The fit view asks once per state of the scenario.
+/// The fit view predicts once per state of the scenario.
 #[test]
 fn fit_is_asked_when_the_scenario_has_changed() {
     let mut stage = Stage::new();
@@ -1389,7 +1390,7 @@ fn fit_is_asked_when_the_scenario_has_changed() {
     assert!(stage.screen(80, 24).contains("✗ too bad"));
 }
 
-/// Names rank before descriptions, whatever was selected before.
+/// Matching names rank before matching descriptions, whatever was selected before.
 #[test]
 fn a_search_ranks_names_first() {
     let mut stage = Stage::new();
@@ -1415,7 +1416,7 @@ fn a_search_ranks_names_first() {
     assert_eq!(s.current().unwrap().name, "prefetch-1");
 }
 
-/// Scenarios for tests come last, are listed on request only, and are found by a search.
+/// Scenarios for tests come last, are listed only on request, and are found by a search.
 #[test]
 fn tests_are_apart_from_examples() {
     let mut stage = Stage::new();

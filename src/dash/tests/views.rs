@@ -1,5 +1,5 @@
-//! Every view at the smallest and at a large size, with hand-made numbers that no change of the
-//! simulator affects.
+//! Every view at the smallest size and at a large size, with synthetic numbers that do not depend
+//! on the simulator.
 
 use crate::dash::app::Tone;
 use crate::dash::event::{
@@ -35,7 +35,8 @@ fn both(name: &str, stage: &mut Stage) {
     }
 }
 
-/// Predictions of mixtures say how experts are divided, and what tokens and matmuls take.
+/// Predictions of mixtures of experts describe how experts are divided, and the time for tokens and
+/// matmuls.
 #[test]
 fn experts_are_described() {
     let mut stage = Stage::new();
@@ -134,13 +135,13 @@ fn long_messages_can_be_read_to_their_end() {
     assert_snapshot!("message_cut_80x24", stage.screen(80, 24));
     stage.keys("e");
     assert_snapshot!("message_whole_80x24", stage.screen(80, 24));
-    // It scrolls exactly to its end, and the keys of the view below have no effect.
+    // It scrolls exactly to its end, and the keys of the view below it have no effect.
     stage.keys("jjjjjjrG");
     assert!(stage.screen(80, 24).contains("word59 end"));
     assert_eq!(stage.app.jobs.len(), 0);
     stage.keys("e");
     assert!(stage.app.whole.is_none());
-    // The same holds for a prediction.
+    // The same applies to a prediction.
     stage.predicted(1000.0);
     stage.keys("e");
     let screen = stage.screen(80, 24);
@@ -270,7 +271,8 @@ fn training_elsewhere() {
     assert!(stage.app.whole.is_none());
 }
 
-/// The first step may take minutes: show its number, the number of steps, and its duration so far.
+/// The first step may take minutes, so its number, the number of steps and its duration so far are
+/// shown.
 #[test]
 fn the_step_that_runs_is_counted() {
     let mut stage = Stage::new();
@@ -333,13 +335,13 @@ fn sweep() {
     stage.news(News::Point(5, vec!["2".into(), "full".into()], refused));
     both("sweep_running", &mut stage);
     stage.news(News::Done);
-    // By step time: the third column after the order and the two axes.
+    // By step time, which is the third column after the order and the two axes.
     stage.keys("sssj");
     stage.keys("/fits=yes<enter>");
     both("sweep_sorted", &mut stage);
 }
 
-/// Only the form is made up; the texts of real comparisons are tested in `reports`.
+/// Only the form is synthetic; the texts of real comparisons are tested in `reports`.
 fn comparison() -> Page {
     let cells = |cells: [&str; 4]| cells.map(str::to_owned);
     let mut why = Table::new("Why", &[]);
@@ -412,7 +414,7 @@ fn comparisons_say_which_run_is_which() {
     assert_eq!(titles(&many)[1], "Options that differ");
 }
 
-/// Two runs above each other keep their options if one line is too narrow.
+/// Two runs above each other keep their options even if one line is too narrow.
 #[test]
 fn both_runs_of_a_timeline_keep_their_options() {
     let mut stage = Stage::new();
@@ -470,7 +472,7 @@ fn comparisons_of_two_runs_and_of_many_have_their_tables() {
     let cells = many.tables[1].rows.iter().flat_map(|r| &r.cells);
     assert!(cells.into_iter().all(|c| !c.contains(['*', '◆'])));
     assert_eq!(many.tables[0].rows.len(), 3);
-    // Predictions are ranked among themselves, but not if they tie.
+    // Predictions are ranked among each other, but not if they tie.
     let many = judge::compare(&[
         called(1, &a),
         called(2, &step(RunKind::Sim, 0)),
@@ -513,7 +515,7 @@ fn a_baseline_is_confirmed() {
     stage.news(News::Gated(Arc::default(), Arc::clone(&found)));
     stage.news(News::Done);
     let before = stage.effects.len();
-    // Keys with a meaning elsewhere have none now.
+    // Keys that have a meaning elsewhere have none now.
     stage.keys("B1qb<esc>Bn");
     assert_eq!(stage.effects.len(), before);
     assert_eq!(stage.app.question, None);
@@ -553,7 +555,7 @@ fn a_gate_becomes_a_baseline() {
     );
     assert_eq!(page.tables.len(), 1);
     assert!(!first.exists);
-    // Exceeding a budget fails whatever a baseline would contain.
+    // Exceeding a budget fails, whatever a baseline would contain.
     let over = Setup {
         overrides: vec!["gate.max_memory=1KiB".into()],
         ..setup.clone()
@@ -646,7 +648,7 @@ fn help_and_small_terminals() {
     }
 }
 
-/// The verdict, the changes that help, and those that do not; the reasons where there is room.
+/// The verdict, the changes that help, those that do not, and the reasons if there is room.
 #[test]
 fn what_if() {
     let mut stage = Stage::new();
@@ -734,7 +736,7 @@ fn fit() {
     }
 }
 
-/// The best settings, the front and the reasons; before that, how far the search is.
+/// The best settings, the front and the reasons; before that, the progress of the search.
 #[test]
 fn tune() {
     let mut stage = Stage::new();
@@ -756,7 +758,7 @@ fn tune() {
     assert_snapshot!("tune_whole_80x24", stage.screen(80, 24));
 }
 
-/// The sizes between the smallest and the largest.
+/// Sizes between the smallest and the largest.
 #[test]
 fn scenarios_at_a_usual_size() {
     let mut stage = Stage::new();
@@ -767,7 +769,7 @@ fn scenarios_at_a_usual_size() {
     assert_snapshot!("timeline_120x40", stage.screen(120, 40));
 }
 
-/// The text on an option is shown in full: next to the list if it fits, and by a key.
+/// The text on an option is shown in full: next to the list if it fits, or else by a key.
 #[test]
 fn help_on_options_is_never_cut_off() {
     let mut stage = Stage::new();
@@ -783,7 +785,7 @@ fn help_on_options_is_never_cut_off() {
         words.collect::<Vec<_>>().join(" ")
     };
     let takes = format!("takes {}", info.expected());
-    // At these widths it covers everything.
+    // At these widths, it covers everything.
     for (width, height) in [(80, 24), (100, 40)] {
         stage.keys("e");
         let screen = flat(&stage.screen(width, height));
@@ -793,7 +795,7 @@ fn help_on_options_is_never_cut_off() {
     }
 }
 
-/// Without colours, nothing on any screen has one.
+/// Without colours, no part of any screen has one.
 #[test]
 fn mono_has_no_colour() {
     let mut stage = Stage::new();

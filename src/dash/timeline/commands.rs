@@ -107,7 +107,7 @@ fn peak(app: &mut App) {
         app.say(Tone::Plain, "the run has no memory timeline");
         return;
     };
-    // Memory is allocated in host order: the kernels that need it run at that time or later.
+    // Memory is allocated in host order, so the kernels that need it run at that time or later.
     t.select_at(LaneRow { run: 0, lane: 0 }, sample.time);
     let bytes = Bytes(sample.allocated);
     app.say(

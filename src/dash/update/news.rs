@@ -1,4 +1,4 @@
-//! What jobs report.
+//! Handles the reports of jobs.
 
 use crate::dash::app::{App, Job, Purpose, Tone};
 use crate::dash::confirm::Question;
@@ -19,7 +19,7 @@ pub(super) fn news(app: &mut App, id: JobId, news: News) -> Vec<Effect> {
         app.jobs.remove(&id);
     }
     if ends && job.purpose == Purpose::Train && app.question == Some(Question::Quit) {
-        // The training in question is over, and there may be a run to look at.
+        // The training that the question is about has ended, and there may be a run to look at.
         app.question = None;
     }
     // The view ignores further reports of a cancelled job, except the run of a training and the
@@ -112,7 +112,7 @@ fn run(app: &mut App, job: Job, lanes: Arc<Lanes>) -> Vec<Effect> {
         Purpose::Open => _ = runs::arrived(app, lanes, Some(job.of), true),
         Purpose::Train => {
             let number = trained(app, lanes, None);
-            // Save what took time; a simulation is quickly repeated.
+            // Runs that took time are saved; a simulation is quickly repeated.
             if app.keep {
                 return runs::keep(app, number);
             }
@@ -166,8 +166,8 @@ fn gated(app: &mut App, job: &Job, page: Arc<Page>, judged: Arc<Judged>) {
     app.gate.cursor.at = 0;
 }
 
-/// Adds the run of a training and returns its number. The timeline has it, but the training view
-/// stays until the user leaves it.
+/// Adds the run of a training and returns its number. The run is in the timeline, but the training
+/// view stays until the user leaves it.
 fn trained(app: &mut App, lanes: Arc<Lanes>, stored: Option<String>) -> u32 {
     let sim = app.runs.counterpart(&lanes);
     let number = runs::arrived(app, Arc::clone(&lanes), stored, false);

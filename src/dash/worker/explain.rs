@@ -1,4 +1,4 @@
-//! Finds out what changes to a scenario would do, and where its time and memory go.
+//! Predicts the effects of changes to a scenario, and where its time and memory go.
 
 mod tables;
 
@@ -169,7 +169,7 @@ mod tests {
         assert!(found.tables.iter().all(|t| !t.rows.is_empty()));
     }
 
-    /// A scenario that does not fit gets the changes that make it fit, which predictions confirm.
+    /// A scenario that does not fit gets the changes that make it fit. Predictions confirm them.
     #[test]
     fn what_does_not_fit_gets_solutions() {
         let set = ["train.micro_batch=8", "train.recompute=none"];

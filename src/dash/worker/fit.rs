@@ -1,4 +1,4 @@
-//! Finds out whether a scenario fits, and what takes up the memory of a GPU.
+//! Predicts whether a scenario fits, and what takes up the memory of a GPU.
 
 use super::predict::{shown_error, tone};
 use super::{Ended, Reporter};
@@ -58,7 +58,8 @@ fn sentence(title: &str, notes: impl IntoIterator<Item = String>) -> Table {
     }
 }
 
-/// Says what to do next: for a scenario that does not fit, the smallest change that makes it fit.
+/// Returns what to do next. For a scenario that does not fit, this is the smallest change that
+/// makes it fit.
 fn next(p: &Prediction, profiles: &Profiles, load: crate::analysis::whatif::Load<'_>) -> String {
     if !matches!(p.fit, Fit::Exceeds { .. }) {
         return "o searches for the best settings; i predicts what single changes would do"
@@ -80,7 +81,7 @@ fn next(p: &Prediction, profiles: &Profiles, load: crate::analysis::whatif::Load
     }
 }
 
-/// Returns what takes up the device's memory at the peak, and what stays free.
+/// Returns what takes up the device's memory at the peak, and what remains free.
 fn memory(p: &Prediction) -> Table {
     let m = &p.run.memory;
     let device = m.capacity.unwrap_or(m.peak_device);

@@ -24,7 +24,7 @@ impl Predictor {
         let question = Arc::new(Latest::empty());
         let (wake, woken) = sync_channel::<()>(1);
         let asked = Arc::clone(&question);
-        // Without the thread (the system is out of threads) there are no predictions, and the
+        // Without the thread (if the system is out of threads), there are no predictions, and the
         // dashboard keeps showing "…".
         let _ = std::thread::Builder::new()
             .name("predict".into())

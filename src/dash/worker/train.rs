@@ -14,7 +14,7 @@ use shardlab_plan::{Program, Scenario, plan, scenario};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Share of the machine's free memory that a training may use without a question.
+/// Share of the machine's free memory that a training may use without a confirmation.
 const SHARE: f64 = 0.7;
 
 /// Settings of trainings.
@@ -22,7 +22,7 @@ const SHARE: f64 = 0.7;
 pub(crate) struct Trainer {
     /// Requested device.
     pub(crate) device: DeviceArgs,
-    /// The program to start if ranks are processes or run on GPUs: this one.
+    /// The program to start if ranks are processes or run on GPUs, which is this program.
     pub(crate) program: PathBuf,
     /// Processes that have been started.
     pub(crate) children: Children,
@@ -32,11 +32,11 @@ pub(crate) struct Trainer {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asked<'a> {
     pub(super) setup: &'a Setup,
-    /// Number of steps, if not the scenario's.
+    /// Number of steps, if it is not the scenario's.
     pub(super) steps: Option<u64>,
     /// Whether to train even if it needs more memory than available.
     pub(super) anyway: bool,
-    /// Whether to train on the CPU, whatever the scenario's hardware is.
+    /// Whether to train on the CPU, even if the scenario's hardware is different.
     pub(super) on_cpu: bool,
 }
 
@@ -70,7 +70,7 @@ impl What<'_> {
     }
 }
 
-/// Trains. If another process has trained, the run is in `store`; otherwise only in the report.
+/// Trains. If another process trained, the run is in `store`; otherwise it is only in the report.
 pub(super) fn train(
     asked: Asked<'_>,
     trainer: &Trainer,
@@ -111,11 +111,11 @@ pub(super) fn train(
     }
 }
 
-/// Returns why this machine probably has too little memory: all ranks share it.
+/// Returns the reason why this machine probably has too little memory, which all ranks share.
 fn too_large(program: &Program) -> Option<String> {
     let free = free_memory()?;
-    // Count only persistent state. Init and the step's own buffers without reuse would give an
-    // upper bound that rejects too much.
+    // Only persistent state counts. An upper bound, with the initialization and the step's own
+    // buffers without reuse, would reject too much.
     let resting: u64 = program
         .section(SectionKind::Init)
         .into_iter()
@@ -163,7 +163,7 @@ mod tests {
         assert_eq!(too_large(&small), None);
     }
 
-    /// GPU trainings always run in another process; `X` asks for the CPU.
+    /// GPU trainings always run in another process; `X` requests the CPU.
     #[test]
     fn another_process_trains_on_gpus_or_where_it_is_wanted() {
         let setup = Setup {
@@ -207,7 +207,7 @@ mod tests {
         assert!(!of(&auto).0);
     }
 
-    /// Requested options come first; the name of a file may begin with any character.
+    /// Requested options come first, because the name of a file may start with any character.
     #[test]
     fn the_command_says_what_is_trained() {
         let setup = Setup {

@@ -34,7 +34,7 @@ impl Watch for Follow<'_> {
     }
 }
 
-/// Reports the best settings, also those so far if the search is ended early.
+/// Reports the best settings. If the search ends early, these are the best ones so far.
 pub(super) fn tune(
     setup: &Setup,
     profiles: &Profiles,
@@ -94,7 +94,7 @@ fn proposals(answer: &Answer) -> Vec<Proposal> {
         all.push(one(Group::Best, &answer.best));
     }
     all.extend(answer.simpler.as_ref().map(|s| one(Group::Simplest, s)));
-    // Today's settings are the first row of the table.
+    // The current settings are the first row of the table.
     let listed: Vec<Vec<String>> = all.iter().map(|p| p.overrides.clone()).collect();
     let is_new = |p: &&tune::Proposal| !p.set.is_empty() && !listed.contains(&p.set);
     let front = answer.front.iter().filter(is_new);

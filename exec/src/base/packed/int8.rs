@@ -8,7 +8,7 @@ use shardlab_plan::ir::Packed;
 /// Largest magnitude of a code.
 const LARGEST: f32 = 127.0;
 
-/// Returns the bytes that hold a weight: its codes, then the largest magnitude of each row.
+/// Returns the bytes of a packed weight: its codes, then the largest magnitude of each row.
 pub(super) fn quantize(of: &Packed, weight: &[f32]) -> Vec<u8> {
     let mut out = Vec::with_capacity(of.stored_bytes() as usize);
     let mut scales = Vec::new();
@@ -60,7 +60,7 @@ mod tests {
         }
     }
 
-    /// Values by hand: the largest magnitude of a row has code 127.
+    /// Values computed by hand: the largest magnitude of a row has code 127.
     #[test]
     fn codes_are_shares_of_the_largest_magnitude_of_a_row() {
         let of = packed(3, 3);

@@ -1,10 +1,10 @@
 //! Weights in NF4, as bitsandbytes stores and reads them ("QLoRA:
 //! Efficient Finetuning of Quantized LLMs", Dettmers et al. 2023).
 //!
-//! Every block of [`NF4_BLOCK`] elements has a scale, its largest magnitude. Every element is
-//! stored as one of 16 multiples of the scale, in 4 bits; the first of two elements is in the upper
-//! half of a byte. With double quantization, the mean is subtracted from scales, and they are
-//! stored in 8 bits ([`blockwise`]), in blocks of [`NF4_SCALES`].
+//! Every block of [`NF4_BLOCK`] elements has a scale, which is its largest magnitude. Every element
+//! is stored as one of 16 multiples of the scale, in 4 bits; the first of two elements is in the
+//! upper half of a byte. With double quantization, the mean is subtracted from the scales, and they
+//! are stored in 8 bits ([`blockwise`]), in blocks of [`NF4_SCALES`].
 
 use super::{float, magnitude};
 use crate::base::blockwise;
@@ -52,13 +52,13 @@ const BOUNDS: [f32; 15] = [
     0.861_478_45,
 ];
 
-/// Returns the code of a number between -1 and 1; NaN has the first one.
+/// Returns the code of a number between -1 and 1. NaN has the first code.
 fn code(x: f32) -> u8 {
     BOUNDS.partition_point(|bound| x > *bound) as u8
 }
 
-/// Returns the bytes that hold a weight: its codes and its scales; with double quantization the
-/// factors, the mean and the codes of the scales.
+/// Returns the bytes of a packed weight: its codes and its scales, or, with double quantization,
+/// the factors, the mean and the codes of the scales.
 pub(super) fn quantize(nf4: &Packed, weight: &[f32]) -> Vec<u8> {
     let scales: Vec<f32> = weight.chunks(BLOCK).map(magnitude).collect();
     let mut out = Vec::with_capacity(nf4.stored_bytes() as usize);
@@ -86,7 +86,7 @@ pub(super) fn quantize(nf4: &Packed, weight: &[f32]) -> Vec<u8> {
     out
 }
 
-/// Writes the elements of a weight, from the bytes that hold it, in parts of at most a block: calls
+/// Unpacks the elements of a weight from its bytes, in parts of at most one block: calls
 /// `write(first element, elements)`.
 pub(super) fn dequantize(nf4: &Packed, stored: &[u8], mut write: impl FnMut(usize, &[f32])) {
     let numel = nf4.numel() as usize;
@@ -170,7 +170,8 @@ mod tests {
         text.chunks(2).map(byte).collect()
     }
 
-    /// Codes and scales of bitsandbytes, bit by bit, and what it reads (`nf4.py`).
+    /// Codes and scales equal those of bitsandbytes bit by bit, and so do the numbers read from
+    /// them (`nf4.py`).
     #[test]
     fn bytes_and_values_are_those_of_bitsandbytes() {
         let text = include_str!("../../../tests/kernels/nf4.json");

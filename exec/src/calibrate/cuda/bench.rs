@@ -1,4 +1,4 @@
-//! Devices with a program of single kernels and collectives, which measurements issue as they need.
+//! Devices with a program of single kernels and collectives, which measurements issue as needed.
 
 use super::rank::{Rank, perform};
 use super::recipe::Recipe;
@@ -12,10 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-/// Limit of the device's own watchdog. The calibration's, which knows all ranks, is shorter.
+/// Limit of the device's own watchdog. The calibration's watchdog, which observes all ranks, has a
+/// shorter limit.
 const DEVICE_TIMEOUT: Duration = Duration::from_secs(100);
 
-/// A bench: measurements add operations to its recipe, and then run on every rank.
+/// A bench. Measurements add operations to its recipe, and then run on every rank.
 pub(super) struct Bench<'a> {
     factory: &'a CudaFactory,
     ranks: u32,
@@ -58,7 +59,8 @@ impl<'a> Bench<'a> {
         let at = self.watch.ranks(self.ranks, &abort);
         let result = self.on_ranks(&setup, &at, &what, &on);
         self.watch.alone();
-        // A rank that reported an error knows more than a rank that was stopped by it.
+        // The error of a rank that failed on its own is more informative than that of a rank that
+        // it stopped.
         self.watch.verdict().map_or(result, Err)
     }
 

@@ -1,4 +1,4 @@
-//! GEMMs and attention on a grid of sizes, back to back.
+//! GEMMs and attention on a grid of sizes, run back to back.
 
 use super::bench::Bench;
 use super::rank::Rank;
@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 
 /// Numbers of tokens per rank.
 const TOKENS: [u64; 4] = [2048, 4096, 8192, 16_384];
-/// The same for 8-bit matmuls, first those that every recipe is measured with.
+/// The same for 8-bit matmuls. Every recipe is measured with the first one.
 const FLOAT8_TOKENS: [u64; 2] = [8192, 2048];
 /// Widths of layers.
 const WIDTHS: [u64; 5] = [1024, 2048, 4096, 8192, 14_336];
@@ -37,8 +37,8 @@ const ATTENTION: [[u64; 5]; 14] = [
     [1, 32, 8, 8192, 128],
     [1, 32, 8, 16_384, 128],
 ];
-/// Shapes whose backward is timed in both orders of its sums. Longer sequences are excluded: the
-/// workspace of a fixed order grows with their square, and would take 4 GiB.
+/// Shapes whose backward is timed in both orders of sums. Longer sequences are excluded, because
+/// the workspace for a fixed order grows with the square of their length, and would take 4 GiB.
 const ORDERS: [[u64; 5]; 5] = [
     [2, 32, 8, 4096, 64],
     [2, 24, 8, 4096, 128],
@@ -46,14 +46,14 @@ const ORDERS: [[u64; 5]; 5] = [
     [4, 16, 8, 2048, 64],
     [1, 32, 8, 4096, 128],
 ];
-/// Number of launches of each kernel, and of warm-up launches.
+/// Number of launches of each kernel, and number of warm-up launches.
 const REPEATS: usize = 6;
 const WARM: usize = 2;
-/// Number of cells between two checks of the time, and the share of the measuring time after which
-/// no more begin.
+/// Number of cells between two checks of the time, and share of the measuring time after which no
+/// further cells start.
 const CELLS_PER_CHECK: usize = 16;
 const SHARE: f64 = 0.6;
-/// Maximum bytes of operands in a bench.
+/// Maximum number of operand bytes in a bench.
 const ROOM: u64 = 5 << 30;
 
 /// Kind of a kernel in the grid.
@@ -104,11 +104,11 @@ pub(super) fn time(rank: &mut Rank, single: &Single) -> Result<f64, Stop> {
     Ok(middle(&mut all))
 }
 
-/// Returns the time of attention's backward with a fixed order of its sums, relative to any order:
-/// the median over shapes. Returns `None` if the library lacks some of these kernels, because their
-/// replacements say nothing about them.
+/// Returns the time of attention's backward with a fixed order of sums, relative to any order: the
+/// median over shapes. Returns `None` if the library lacks some of these kernels, because their
+/// replacements are not representative.
 pub(super) fn fixed_order(bench: &Bench<'_>) -> Result<Option<f64>, String> {
-    // Each in its own device, so that both start equally cool.
+    // Each order runs on its own device, so that both start at the same temperature.
     let Some(any) = backwards(bench, false)? else {
         return Ok(None);
     };
@@ -138,7 +138,7 @@ fn backwards(bench: &Bench<'_>, fixed: bool) -> Result<Option<Vec<f64>>, String>
     )
 }
 
-/// Returns the median of ratios of times.
+/// Returns the median of the ratios of times.
 fn ratio(of: &[f64], times: &[f64]) -> Option<f64> {
     let ratios = times.iter().zip(of).map(|(t, o)| t / o);
     let mut ratios: Vec<f64> = ratios.filter(|r| r.is_finite() && *r > 0.0).collect();
@@ -190,7 +190,7 @@ fn gemms(recipe: &mut Recipe) -> Vec<(Cell, Single)> {
             if size > ROOM || (n > 20_000 && tokens > 8192) {
                 continue;
             }
-            // Forward, and the gradient of the weight; the gradient of the input is the forward of
+            // Forward, and the gradient of the weight. The gradient of the input is the forward of
             // another layer.
             for (shape, ta, tb) in [([tokens, n, k], false, true), ([n, k, tokens], true, false)] {
                 cells.push(gemm(recipe, DType::Bf16, shape, ta, tb));
@@ -235,12 +235,12 @@ fn gemm(
     (Cell::Gemm(GemmKind::of(dtype), [m, n, k]), single)
 }
 
-/// Returns 8-bit matmuls: those of linear layers in forward, with the precision of tensor cores,
-/// and the same shapes and those of weight gradients with sums in float32, as in backward.
+/// Returns 8-bit matmuls. Those of linear layers in forward accumulate with the precision of tensor
+/// cores. The same shapes, and those of weight gradients, accumulate in float32, as in backward.
 fn scaled_gemms(recipe: &mut Recipe, scalings: &[ScaleMode]) -> Vec<(Cell, Single)> {
     let mut cells = Vec::new();
     for (i, &scaling) in scalings.iter().enumerate() {
-        // Recipes differ little from one another at other numbers of tokens.
+        // At other numbers of tokens, recipes differ little from each other.
         let tokens = if i == 0 {
             &FLOAT8_TOKENS[..]
         } else {
@@ -266,8 +266,7 @@ fn scaled_gemms(recipe: &mut Recipe, scalings: &[ScaleMode]) -> Vec<(Cell, Singl
     cells
 }
 
-/// Adds an 8-bit matmul. Blocks are those of a row, as both factors of a weight's gradient have
-/// them.
+/// Adds an 8-bit matmul. Blocks are those of a row, as in both factors of a weight gradient.
 fn scaled_gemm(recipe: &mut Recipe, of: Float8Gemm, [m, n, k]: [u64; 3]) -> (Cell, Single) {
     let scales = |rows: u64| match of.scaling {
         ScaleMode::Tensorwise => Vec::new(),
@@ -374,7 +373,7 @@ mod tests {
         assert_eq!(ratio(&[0.0], &[1.0]), None);
     }
 
-    /// The kernels of the grid are of the kinds that they are filed under, and both kinds of sums
+    /// The kernels of the grid belong to the kinds of their tables, and both kinds of accumulation
     /// share shapes, so that their ratio is known.
     #[test]
     fn matmuls_in_8_bits_are_filed_as_what_they_are() {
@@ -408,7 +407,7 @@ mod tests {
         }
     }
 
-    /// The benches of both orders differ only in the order, whose workspace fits on a GPU with 40
+    /// The benches of both orders differ only in the order, and its workspace fits on a GPU with 40
     /// GB.
     #[test]
     fn orders_are_asked_of_the_same_kernels() {

@@ -1,4 +1,4 @@
-//! Grouped GEMMs, back to back: one matmul per expert, over equal numbers of rows.
+//! Grouped GEMMs, run back to back: one matmul per expert, over equal numbers of rows.
 
 use super::Measured;
 use super::bench::Bench;
@@ -14,8 +14,8 @@ const EXPERTS: [u64; 3] = [8, 32, 128];
 const ROWS: [u64; 6] = [64, 128, 256, 512, 1024, 2048];
 /// The same for 8-bit matmuls, whose rates follow those in 16 bits between these sizes.
 const FLOAT8_ROWS: [u64; 3] = [128, 512, 2048];
-/// Results and inner sizes of an expert's matrices: gate and up, and down, of Qwen3-30B-A3B,
-/// gpt-oss, DeepSeek-V3 and Mixtral 8x7B.
+/// Sizes n and k of an expert's matrices: gate and up, and down, of Qwen3-30B-A3B, gpt-oss,
+/// DeepSeek-V3 and Mixtral 8x7B.
 const MATRICES: [[u64; 2]; 8] = [
     [1536, 2048],
     [2048, 768],
@@ -26,12 +26,12 @@ const MATRICES: [[u64; 2]; 8] = [
     [28_672, 4096],
     [4096, 14_336],
 ];
-/// Maximum bytes of operands, and maximum floating-point operations of a kernel (a twentieth of a
-/// second at the peak of an H100).
+/// Maximum number of operand bytes, and maximum number of floating-point operations of a kernel
+/// (1/20 s at the peak of an H100).
 const ROOM: u64 = 5 << 30;
 const WORK: u64 = 5 << 42;
-/// Number of kernels between two checks of the time, and the share of the measuring time after
-/// which no more begin.
+/// Number of kernels between two checks of the time, and share of the measuring time after which no
+/// further kernels start.
 const PER_CHECK: usize = 16;
 const SHARE: f64 = 0.65;
 
@@ -42,8 +42,8 @@ struct Cell {
     single: Single,
 }
 
-/// Measures grouped GEMMs: rows times matrices, in bf16 in both layouts of these, and weight
-/// gradients. GPUs with 8-bit matmuls measure those as well, last.
+/// Measures grouped GEMMs: rows times matrices in bf16, for both layouts of the matrices, and
+/// weight gradients. On GPUs with 8-bit matmuls, also measures those, last.
 pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String> {
     let float8 = m.scalings.contains(&ScaleMode::Tensorwise);
     let all = |recipe: &mut Recipe| {
@@ -61,7 +61,7 @@ pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String>
             if n > 0 && n % PER_CHECK == 0 && rank.late(SHARE, &rest)? {
                 break;
             }
-            // Kernels before have written there.
+            // Earlier kernels have written there.
             rank.write(&cell.single, cell.offsets(), &offsets(cell.sizes));
             times.push((cell.kind, cell.sizes, time(rank, &cell.single)?));
         }
@@ -72,13 +72,13 @@ pub(super) fn measure(bench: &Bench<'_>, m: &mut Measured) -> Result<(), String>
 }
 
 impl Cell {
-    /// Returns the operand that holds the offsets of experts: the last one that is read.
+    /// Returns the operand that holds the offsets of experts, which is the last one that is read.
     fn offsets(&self) -> usize {
         self.single.reads as usize - 1
     }
 }
 
-/// Returns where the rows of each expert begin, and the end of the last one, as 64-bit integers.
+/// Returns where the rows of each expert start, and the end of the last one, as 64-bit integers.
 fn offsets([experts, rows, ..]: GroupedSizes) -> Vec<u8> {
     let ends = (0..=experts).map(|e| (e * rows) as i64);
     ends.flat_map(i64::to_le_bytes).collect()
@@ -113,7 +113,7 @@ fn cells(recipe: &mut Recipe) -> Vec<Cell> {
 }
 
 /// Returns 8-bit matmuls: those of forward, with the precision of tensor cores, and those of
-/// gradients, with sums in float32.
+/// gradients, with float32 accumulation.
 fn scaled_cells(recipe: &mut Recipe) -> Vec<Cell> {
     let mut cells = Vec::new();
     for sizes in sizes(&FLOAT8_ROWS) {
@@ -195,7 +195,8 @@ fn weight_gradient(recipe: &mut Recipe, sizes: GroupedSizes) -> Single {
     )
 }
 
-/// Adds an 8-bit matmul of rows: with sums in float32 that of their gradient, which is e5m2.
+/// Adds an 8-bit matmul of rows. With float32 accumulation, it is the one of their gradient, which
+/// is e5m2.
 fn scaled(recipe: &mut Recipe, sizes: GroupedSizes, fast: bool) -> Single {
     let [experts, each, n, k] = sizes;
     let rows = experts * each;
@@ -212,7 +213,7 @@ fn scaled(recipe: &mut Recipe, sizes: GroupedSizes, fast: bool) -> Single {
     recipe.kernel(op, class(sizes, false), first, &ins, &[out])
 }
 
-/// Adds an 8-bit weight gradient, of factors whose columns are the rows of experts.
+/// Adds an 8-bit weight gradient, whose factors have the rows of experts as columns.
 fn scaled_weight_gradient(recipe: &mut Recipe, sizes: GroupedSizes) -> Single {
     let [experts, each, n, k] = sizes;
     let rows = experts * each;
@@ -233,7 +234,7 @@ fn scaled_weight_gradient(recipe: &mut Recipe, sizes: GroupedSizes) -> Single {
     )
 }
 
-/// Returns one table per kind; the mean over layouts, both of which occur in a step.
+/// Returns one table per kind, with the mean over both layouts, since both occur in a step.
 fn tables(times: Vec<(GroupedKind, GroupedSizes, f64)>) -> Vec<GroupedRows> {
     let mut by_kind: BTreeMap<GroupedKind, BTreeMap<GroupedSizes, Vec<f64>>> = BTreeMap::new();
     for (kind, sizes, us) in times.into_iter().filter(|t| t.2.is_finite()) {

@@ -1,4 +1,4 @@
-//! Host costs of issuing, and copies.
+//! Host costs of issuing work, and rates of copies.
 
 use super::bench::Bench;
 use super::middle;
@@ -8,11 +8,11 @@ use crate::base::operand::RawRange;
 use crate::device::Device;
 use shardlab_plan::ir::{CollectiveKind, DType, KernelClass, OpKind};
 
-/// Number of commands in a measurement, fewer than a stream's queue holds.
+/// Number of commands in a measurement. It is smaller than the capacity of a stream's queue.
 const MANY: u32 = 400;
 /// Number of launches in a captured graph.
 const GRAPH: u32 = 500;
-/// Number of elements of a kernel that takes longer than its launch on the host.
+/// Number of elements for a kernel that takes longer than its launch on the host.
 const LONGER: u64 = 8 << 20;
 /// Bytes of large and of small copies.
 const LARGE: usize = 128 << 20;
@@ -54,7 +54,7 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
             let mut h = Host::default();
             let command = rank.command(single);
             let us = |ns: u64, n: u32| ns as f64 / 1e3 / f64::from(n);
-            // Issue: the shortest of several, since nothing can make it shorter.
+            // Issue time: the shortest of several, because interference can only make it longer.
             let mut launch = f64::INFINITY;
             let mut events = f64::INFINITY;
             for _ in 0..5 {
@@ -75,8 +75,8 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
                 rank.end()?;
             }
             (h.launch_us, h.event_us) = (launch, events);
-            // End of a wait: from the end of the kernel until the host continues, without the
-            // issue.
+            // End of a wait: time from the end of the kernel until the host continues, without the
+            // issue time.
             rank.begin(true)?;
             let mut waits = Vec::new();
             for n in 0..8 {
@@ -92,7 +92,7 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
                 .map(|(t, &w)| w.saturating_sub(t.end) as f64 / 1e3)
                 .collect();
             h.host_wait_us = middle(&mut late);
-            // Time of a graph's launches in addition to their kernels.
+            // Time of a graph's launches in addition to that of their kernels.
             rank.begin(true)?;
             for n in 0..MANY {
                 rank.issue(COMPUTE_STREAM, command.clone(), n)?;
@@ -145,13 +145,13 @@ pub(super) fn measure(bench: &Bench<'_>, host: &mut Host) -> Result<(), String> 
     Ok(())
 }
 
-/// Large copies to the device and to the host, while all ranks copy: ranks share the host's memory,
-/// and may share links.
+/// Large copies to the device and to the host while all ranks copy, because ranks share the host's
+/// memory and may share links.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Copies {
     /// Rate of each direction alone, in GB/s.
     pub(super) gbps: [f64; 2],
-    /// Share of its rate that each direction loses to the other.
+    /// Share of its rate that each direction loses because of the other.
     pub(super) loss: [f64; 2],
 }
 
@@ -166,14 +166,15 @@ impl Copies {
     }
 }
 
-/// Copies on all ranks of a bench at the same time; `None` if memory cannot be pinned.
+/// Copies on all ranks of a bench at the same time. Returns `None` if memory cannot be pinned.
 pub(super) fn copies(bench: &Bench<'_>) -> Result<Option<Copies>, String> {
     bench.run(
         |_| (),
         |rank, ()| {
             rank.say("copies to and from the host");
             let pinned = rank.device().pinned(2 * LARGE);
-            // The first rank records times; another rank without memory copies nothing.
+            // The first rank records times. If another rank has no pinned memory, it copies
+            // nothing.
             if rank.agree(f64::from(u8::from(pinned.is_some())))? == 0.0 {
                 return Ok(None);
             }
@@ -184,7 +185,7 @@ pub(super) fn copies(bench: &Bench<'_>) -> Result<Option<Copies>, String> {
             };
             let host = pinned.as_ref().map(|p| p.range());
             let device = rank.scratch(2 * LARGE);
-            // Each direction on its own stream and in its own halves of memory.
+            // Each direction has its own stream and its own halves of memory.
             let copy = |rank: &mut Rank, back: bool, task| {
                 let Some(host) = host else { return Ok(()) };
                 let (host, device) = (half(host, back), half(device, back));
@@ -231,7 +232,7 @@ fn overlapped(times: &[(u64, u64)]) -> Option<[f64; 2]> {
 
 /// Returns the microseconds per kernel in a sequence of many: the kernel's own time if it is
 /// recorded, otherwise including the gap to the next one. The end of a kernel becomes visible later
-/// if GPUs access one another's memory, so ranks of a run measure the total, and a single rank
+/// if GPUs access each other's memory, so several ranks measure the total, and a single rank
 /// measures the kernel's own time.
 pub(super) fn spacing(bench: &Bench<'_>, record: bool) -> Result<f64, String> {
     bench.run(
@@ -239,7 +240,7 @@ pub(super) fn spacing(bench: &Bench<'_>, record: bool) -> Result<f64, String> {
             let two = [(vec![LONGER], DType::Bf16), (vec![LONGER], DType::Bf16)];
             let class = KernelClass::Pointwise;
             let kernel = recipe.kernel(OpKind::Mul, class, DType::Bf16, &two, &two[..1]);
-            // A collective, after which the ranks' GPUs access one another's memory.
+            // A collective, after which the GPUs of the ranks access each other's memory.
             let kind = CollectiveKind::AllGather;
             (kernel, recipe.collective(kind, DType::Bf16, 1 << 20))
         },
@@ -267,7 +268,7 @@ pub(super) fn spacing(bench: &Bench<'_>, record: bool) -> Result<f64, String> {
     )
 }
 
-/// Returns the microseconds of an allocation or a free, which need no device.
+/// Returns the microseconds of an allocation or a free, which do not involve a device.
 fn allocation() -> f64 {
     let text = "[model]\nfamily = \"llama\"\nlayers = 4\nhidden = 64\nheads = 4\nffn = 128\nvocab = 128\n\
                 [train]\nseq_len = 16\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 2\n";
@@ -307,8 +308,8 @@ mod tests {
 
     #[test]
     fn copies_without_overlap_do_not_count() {
-        // To the device from 0 to 12 in steps of three, to the host from 1 to 13 in steps of four:
-        // the first copy to the device begins alone, and the last one to the host ends alone.
+        // To the device from 0 to 12 in steps of three, to the host from 1 to 13 in steps of four.
+        // The first copy to the device starts alone, and the last one to the host ends alone.
         let times = [
             (0, 3),
             (1, 5),

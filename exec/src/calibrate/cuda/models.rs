@@ -1,7 +1,7 @@
 //! Models whose steps a calibration runs: shapes of common models, with enough layers that matmuls
-//! and attention have nearly the same share of a step as in whole models. A GPU at its power limit
-//! slows them down as their share grows, so two layers with a full vocabulary would show rates that
-//! long steps do not reach.
+//! and attention have nearly the same share of a step as in whole models. At its power limit, a GPU
+//! slows arithmetic down as its share grows, so steps with two layers and a full vocabulary would
+//! have rates that steps of whole models do not reach.
 
 use crate::calibrate::steps::Variant;
 use shardlab_plan::ir::ScaleMode;
@@ -93,8 +93,8 @@ fn images((name, dtype, [layers, channels, side, batch]): (&str, &'static str, [
     }
 }
 
-/// Returns all steps, the most important ones first. `scalings` are the recipes of 8-bit matmuls
-/// that the GPU has.
+/// Returns all steps, most important first. `scalings` are the recipes of 8-bit matmuls that the
+/// GPU supports.
 pub(super) fn runs(scalings: &[ScaleMode]) -> Vec<Run> {
     let [whole, chunked] = ["materialized", "chunked"];
     let one = |mode, shape, loss| tokens(("bf16", mode), shape, NATIVE, false, loss);
@@ -114,7 +114,7 @@ pub(super) fn runs(scalings: &[ScaleMode]) -> Vec<Run> {
         all.extend([NATIVE, MEGATRON, FSDP2].map(|policy| all_ranks(shape, policy)));
     }
     all.extend([TINY, 0].map(|shape| one("regions", shape, whole)));
-    // In two modes, since arithmetic has another share of a step in each.
+    // In two modes, because the share of arithmetic in a step is different in each.
     all.extend(in_float8("regions", 0, scalings));
     all.extend(in_float8("off", 0, &scalings[..scalings.len().min(1)]));
     all.extend(IMAGES.map(images));
@@ -140,7 +140,7 @@ pub(super) fn runs(scalings: &[ScaleMode]) -> Vec<Run> {
     all
 }
 
-/// Policies whose steps show the memory of a process that is not the engine's.
+/// Policies whose steps show the memory of a process that the engine does not allocate.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Footprints {
     /// One communicator, if there are several ranks.
@@ -178,8 +178,8 @@ mod tests {
         ScaleMode::Blockwise,
     ];
 
-    /// A GPU without 8-bit matmuls runs none, and the power limit's slope needs the same 8-bit
-    /// matmuls in steps of several shares.
+    /// A GPU without 8-bit matmuls runs none of them. The slope of the power limit needs the same
+    /// 8-bit matmuls in steps with different shares.
     #[test]
     fn matmuls_in_8_bits_are_run_in_several_modes() {
         let eight = |run: &&Run| !run.sets.is_empty();

@@ -21,7 +21,7 @@ pub(super) struct Rank {
     pub(super) barrier: Arc<StepBarrier>,
     pub(super) abort: Arc<Abort>,
     pub(super) watch: Watch,
-    /// State that all ranks share.
+    /// State of all ranks, which they share.
     pub(super) at: Arc<Vec<At>>,
     /// Number of commands in the pass.
     pub(super) enqueued: u32,
@@ -41,7 +41,7 @@ impl Rank {
         self.barrier.wait(self.id, &self.abort, "come")
     }
 
-    /// Announces a part; only the first rank does.
+    /// Announces a part. Only the first rank does this.
     pub(super) fn say(&self, part: &str) {
         if self.id == 0 {
             let s = if self.ranks == 1 { "" } else { "s" };
@@ -49,8 +49,8 @@ impl Rank {
         }
     }
 
-    /// Returns whether a share of the measuring time has passed, so that the rest of something is
-    /// skipped: the first rank's answer, since all ranks must do the same.
+    /// Returns whether a share of the measuring time has passed, so that the rest of a part is
+    /// skipped. Returns the first rank's answer, because all ranks must do the same.
     pub(super) fn late(&mut self, share: f64, rest: &str) -> Result<bool, Stop> {
         let late = self.id == 0 && self.watch.late(share);
         if late {
@@ -59,8 +59,8 @@ impl Rank {
         Ok(self.agree(f64::from(u8::from(late)))? != 0.0)
     }
 
-    /// Returns the first rank's number. It alone records times, and if a time decides what is
-    /// issued, all ranks must issue the same.
+    /// Returns the first rank's number. Only the first rank records times, and if a time determines
+    /// what is issued, all ranks must issue the same.
     pub(super) fn agree(&mut self, mine: f64) -> Result<f64, Stop> {
         if self.id == 0 {
             self.answer.store(mine.to_bits(), Ordering::SeqCst);
@@ -73,9 +73,9 @@ impl Rank {
     }
 
     /// Runs each command once, one after another on all ranks, before anything is measured. At
-    /// their first use, libraries load, allocate and connect, for which the driver may wait for a
-    /// GPU; if that GPU's collective waited for a rank that waits for the driver, neither would
-    /// end.
+    /// their first use, libraries load, allocate and connect, and the driver may wait for a GPU in
+    /// the process. If a collective on that GPU waited for a rank that waits for the driver,
+    /// neither would end.
     pub(super) fn prime(&mut self, commands: &[(StreamId, Command)]) -> Result<(), Stop> {
         for (stream, command) in commands {
             self.begin(false)?;
@@ -85,7 +85,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Begins a pass when all ranks are idle; `record` records times on the first rank.
+    /// Starts a pass when all ranks are idle. `record` records times on the first rank.
     pub(super) fn begin(&mut self, record: bool) -> Result<(), Stop> {
         self.enqueued = 0;
         self.doing(Doing::Beginning);
@@ -115,8 +115,8 @@ impl Rank {
         Ok(times)
     }
 
-    /// Waits until the device is idle. Returns the microseconds of every task but the first `warm`,
-    /// if times were recorded.
+    /// Waits until the device is idle. Returns the microseconds of every task except the first
+    /// `warm`, if times were recorded.
     pub(super) fn end_us(&mut self, warm: usize) -> Result<Vec<f64>, Stop> {
         let us = |t: &TaskTimes| (t.end - t.start) as f64 / 1e3;
         Ok(self.end()?.iter().skip(warm).map(us).collect())
@@ -157,7 +157,7 @@ impl Rank {
         }
     }
 
-    /// Writes an operand of a kernel, when the device is idle.
+    /// Writes an operand of a kernel while the device is idle.
     pub(super) fn write(&mut self, s: &Single, operand: usize, data: &[u8]) {
         let (at, bytes, dtype) = s.operands[operand];
         let range = self.range(at, bytes, dtype);
@@ -188,7 +188,7 @@ impl Rank {
     }
 
     /// Returns NCCL's estimate of a collective's duration in microseconds, without running it. All
-    /// ranks call it at the same time.
+    /// ranks must call it at the same time.
     pub(super) fn estimate(&mut self, command: &Command) -> Result<Option<f64>, Stop> {
         let Command::Collective { instr, id, parts } = command else {
             return Ok(None);
@@ -252,8 +252,8 @@ impl Rank {
         &mut self.device
     }
 
-    /// Fills memory with numbers between 2^-7 and 2, in every 16-bit and 32-bit float type, and
-    /// with numbers below 2 in every 8-bit one: no byte is a NaN.
+    /// Fills memory with numbers between 2^-7 and 2 in every 16-bit and 32-bit float type, and with
+    /// numbers below 2 in every 8-bit one. No byte is a NaN.
     fn fill(&mut self) -> Result<(), Stop> {
         const PIECE: usize = 64 << 20;
         let mut state = 0x9e37_79b9_7f4a_7c15u64.wrapping_add(u64::from(self.id));
@@ -279,7 +279,7 @@ impl Rank {
     }
 }
 
-/// Ends the waits of other ranks if its own rank ends early, even by a panic.
+/// Ends the waits of other ranks if its own rank ends early, even because of a panic.
 struct Leaving {
     abort: Arc<Abort>,
     at: Arc<Vec<At>>,
@@ -296,13 +296,13 @@ impl Drop for Leaving {
     }
 }
 
-/// Runs a rank's part of a bench. Returns `None` if it or another rank failed.
+/// Runs a rank's part of a bench. Returns `None` if this or another rank failed.
 pub(super) fn perform<R, T>(
     mut rank: Rank,
     what: &R,
     on: &impl Fn(&mut Rank, &R) -> Result<T, Stop>,
 ) -> Option<T> {
-    // Dropped before the rank, whose device shuts down in good order only if nothing has failed.
+    // Dropped before the rank, whose device shuts down cleanly only if nothing has failed.
     let mut leaving = Leaving {
         abort: Arc::clone(&rank.abort),
         at: Arc::clone(&rank.at),

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 /// Allocator address of the bench's memory.
 pub(super) const BASE: u64 = 1 << 21;
-/// Bytes of the memory: two sides of the largest collective, and the operands of a large GEMM.
+/// Bytes of the memory: both sides of the largest collective, and the operands of a large GEMM.
 pub(super) const MEMORY: u64 = 12 << 30;
 /// The stream of collectives; [`COMPUTE`] is the first.
 pub(super) const SIDE: StreamId = StreamId(1);
@@ -25,7 +25,7 @@ pub(super) const EVENTS: u32 = 1024;
 /// Alignment of operands, in bytes.
 const ALIGN: u64 = 512;
 
-/// A single kernel of the program, with the location of its operands.
+/// A single kernel of the program, and the location of its operands.
 #[derive(Clone, Debug)]
 pub(super) struct Single {
     pub(super) instr: InstrId,
@@ -55,7 +55,7 @@ impl Recipe {
         let mut program = shardlab_plan::plan(&scenario).map_err(|e| e.to_string())?;
         program.meta.mesh = DeviceMesh::data_parallel(ranks, 1);
         program.streams.truncate(3);
-        // NCCL creates the communicators that a collective uses.
+        // NCCL creates only the communicators that a collective uses.
         program.communicators = ["bench", "other"]
             .map(|name| Communicator {
                 name: name.to_owned(),

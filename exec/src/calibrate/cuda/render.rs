@@ -7,12 +7,12 @@ use crate::calibrate::render::{
 use shardlab_plan::hardware::{MEMORY_CLASSES, SectionText};
 use shardlab_plan::ir::{CollectiveKind, DType, Float8Gemm, GemmKind};
 
-/// Dense TFLOP/s in float32 and bf16, and in 8 bits if there are such tensor cores, GB/s of memory,
-/// MiB of cache, and GB/s of a GPU's links per direction.
+/// Dense TFLOP/s in float32 and in bf16, and in 8 bits if the GPU has such tensor cores; GB/s of
+/// memory; MiB of cache; and GB/s of a GPU's links per direction.
 type Sheet = (f64, f64, Option<f64>, f64, u64, f64);
 
-/// Returns the data sheet of a GPU, by the driver's exact name: other GPUs of the same family have
-/// other numbers.
+/// Returns the data sheet of a GPU by the exact name that the driver reports, because other GPUs of
+/// the same family have other numbers.
 fn sheet(gpu: &str) -> Option<Sheet> {
     match gpu {
         "NVIDIA H200" => Some((67.0, 989.0, Some(1979.0), 4800.0, 50, 450.0)),
@@ -43,7 +43,7 @@ pub(super) fn source(m: &Measured, what: &str) -> String {
 pub(super) fn profile(name: &str, m: &Measured) -> String {
     let known = sheet(&m.gpu);
     let mut sheet = known.unwrap_or(ASSUMED);
-    // Without a way to scale 8-bit matmuls, the device runs none.
+    // Without a way to scale 8-bit matmuls, the device runs none of them.
     sheet.2 = sheet.2.filter(|_| !m.scalings.is_empty());
     let origin = if known.is_some() {
         "data sheet"
@@ -138,10 +138,10 @@ fn footprint(out: &mut String, m: &Measured) {
     let context = f.positive("context_mib", mib(m.outside.context) as f64, 0.0);
     let joined = f.of("joined_mib", together(m.outside.joined), 0.0);
     let communicator = f.of("communicator_mib", together(m.outside.communicator), 0.0);
-    // Until they are measured, the same as other communicators.
+    // If they were not measured, the value is that of other communicators.
     let engines = m.outside.engines.and_then(together);
     let engines = f.of("copy_engine_communicator_mib", engines, communicator);
-    // Until they are known separately, `joined_mib` includes them.
+    // If they are not known separately, `joined_mib` includes them.
     let kernels = m.outside.kernels.and_then(together);
     let kernels = f.of("collective_kernels_mib", kernels, 0.0);
     SectionText::new("footprint")
@@ -196,7 +196,7 @@ fn host(out: &mut String, m: &Measured) {
     no_framework(tail, out);
 }
 
-/// Returns `x` if all pairs were measured: factors of those that were not are 0 or 1.
+/// Returns `x` if all pairs were measured. Factors that were not measured are 0 or 1.
 fn seen(pairs: &[(f64, f64)], x: f64) -> Option<f64> {
     let all = pairs.iter().all(|p| p.0 > 0.0 && *p != (1.0, 1.0));
     all.then_some(x)
@@ -212,11 +212,11 @@ fn network(out: &mut String, m: &Measured, links: f64, origin: &str) {
         .map(|(bytes, us)| *bytes as f64 / us / 1e3 * f64::from(m.gpus - 1) / f64::from(m.gpus))
         .fold(0.0, f64::max);
     let w = &m.wires;
-    // One collective may reach less than the links carry: the rate of two at a time is divided
-    // between them.
+    // A single collective may reach less than the links carry. The rate of two concurrent
+    // collectives is divided between them.
     let reached = alone.max(w.reach_gbps);
-    // A kernel bound by arithmetic loses the multiprocessors that a collective occupies; so does
-    // attention.
+    // A kernel bound by arithmetic, including attention, loses the multiprocessors that a
+    // collective occupies.
     let held = f64::from(m.multiprocessors) * (1.0 - 1.0 / w.product.0.max(1.0));
     let mut n = Taken::default();
     let efficient = n
@@ -233,8 +233,8 @@ fn network(out: &mut String, m: &Measured, links: f64, origin: &str) {
         )
         .set("nvlink_gbps", format_args!("{links:?}"))
         .set("nvlink_efficiency", num(efficient))
-        // Two ranks reach with two collectives at a time what four reach with one (334 and 327 GB/s
-        // on H100s and H200s).
+        // With two concurrent collectives, two ranks reach the rate that four ranks reach with one
+        // (334 and 327 GB/s on H100s and H200s).
         .set("nvlink_ranks", m.gpus.max(4))
         .set("nics_per_node", 8)
         .set("nic_gbps", 50)
@@ -379,7 +379,7 @@ fn efficiency(
             .into_iter()
             .filter_map(|d| classes.get(&(class, d)))
             .flatten()
-            // Small kernels say nothing about rates.
+            // Small kernels are not representative of rates.
             .filter(|r| r.0 >= 16 << 20)
             .map(|(bytes, us)| *bytes as f64 / us / 1e3 / gbps);
         taken.of(class, share(rates.collect()), 0.6)
@@ -406,8 +406,8 @@ fn efficiency(
     memory_shares(memory, out);
 }
 
-/// Returns the time of 8-bit matmuls that add up in float32, relative to those of the same shape
-/// that do not: the median over shapes.
+/// Returns the time of 8-bit matmuls with float32 accumulation, relative to those of the same shape
+/// without it: the median over shapes.
 fn full_accumulation(m: &Measured) -> Option<f64> {
     let of = |fast_accum| {
         let of = GemmKind {
@@ -433,7 +433,7 @@ mod tests {
     use super::*;
     use shardlab_plan::ir::ScaleMode;
 
-    /// A profile without measurements has valid numbers: no NaN, no infinity.
+    /// A profile without measurements has valid numbers, without NaN or infinity.
     #[test]
     fn a_profile_of_nothing_has_numbers_everywhere() {
         let m = Measured {
@@ -448,7 +448,7 @@ mod tests {
         if let Ok(path) = std::env::var("SHARDLAB_PROFILE_OUT") {
             std::fs::write(path, &text).unwrap();
         }
-        // Only the source of the tables and of the GPU says `measured`.
+        // Only the sources of the tables and of the GPU say `measured`.
         assert!(!text.contains("measured on"), "{text}");
         for key in [
             "collective_us",
@@ -507,8 +507,8 @@ mod tests {
         assert!(source("device").contains("TFLOP/s: assumed"), "{text}");
     }
 
-    /// A GPU that multiplies in 8 bits has a table by recipe and sums, and their medians; another
-    /// one has nothing of them.
+    /// For a GPU with 8-bit matmuls, the profile has a table per recipe and accumulation, and their
+    /// medians. For other GPUs, it has none of these.
     #[test]
     fn matmuls_in_8_bits_are_by_recipe_and_sums() {
         let kind = |scaling, fast_accum| GemmKind {
@@ -557,7 +557,7 @@ mod tests {
         assert!(!without.contains("f8e4m3 =") && !without.contains("float8_full"));
     }
 
-    /// The cost of a fixed order is marked as measured only if it was.
+    /// The cost of a fixed order is marked as measured only if it was measured.
     #[test]
     fn a_fixed_order_has_a_price_and_its_origin() {
         let lines = |fixed_order| {
@@ -587,9 +587,9 @@ mod tests {
         assert!(assumed);
     }
 
-    /// A communicator on copy engines has its own size if it was measured, or else that of any
-    /// communicator, which the source says. The same holds for the kernels of collectives, which
-    /// are otherwise included in `joined_mib`.
+    /// A communicator on copy engines has its own size if it was measured, or else that of other
+    /// communicators, and the source says which. The same applies to the kernels of collectives,
+    /// which are otherwise included in `joined_mib`.
     #[test]
     fn communicators_on_copy_engines_and_kernels_of_collectives_are_reported() {
         let line = |engines, kernels| {
@@ -636,7 +636,7 @@ mod tests {
         );
     }
 
-    /// The driver's names of other GPUs of the same families.
+    /// The driver's names of other GPUs in the same families.
     #[test]
     fn data_sheets_are_those_of_exactly_one_gpu() {
         assert!(sheet("NVIDIA H100 80GB HBM3").is_some());

@@ -9,16 +9,16 @@ use shardlab_plan::units::Bytes;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Shorter kernels say nothing about rates, in microseconds.
+/// Kernels shorter than this are not representative of rates, in microseconds.
 const LONG_US: f64 = 50.0;
-/// Differences between shorter steps, in microseconds, may be due to the host instead of
-/// arithmetic.
+/// Differences between steps shorter than this, in microseconds, may be caused by the host instead
+/// of arithmetic.
 const SHORT_STEP_US: f64 = 20e3;
 /// Maximum slowdown of arithmetic per unit of share.
 const MAX_SLOPE: f64 = 0.5;
 /// Number of shares between 0 and 1 that are tried as the start of the slowdown.
 const SHARES: u32 = 50;
-/// Minimum fraction of the best share's explained variance, for a larger share to be chosen.
+/// Minimum explained variance, relative to that of the best share, for choosing a larger share.
 const MIN_EXPLAINED: f64 = 0.985;
 /// Maximum slowdown or speedup of arithmetic in consecutive steps.
 const MAX_CHANGE: f64 = 0.2;
@@ -30,13 +30,13 @@ const SPREAD: f64 = 1.0;
 struct Pace {
     /// Its share of a step without recording.
     share: f64,
-    /// Its slowdown there, relative to recorded steps.
+    /// Slowdown in unrecorded steps, relative to recorded steps.
     slower: f64,
 }
 
 impl Pace {
-    /// Attributes the difference between consecutive steps and a recorded one to arithmetic: the
-    /// clock depends on how long the device has been busy.
+    /// Attributes the difference between consecutive steps and a recorded step to arithmetic,
+    /// because the clock depends on how long the device has been busy.
     fn of(observed: &Observed) -> Self {
         let spans = &observed.typical.spans;
         let first = spans.iter().map(|s| s.start.0).min().unwrap_or(0);
@@ -74,7 +74,7 @@ impl Pace {
 /// Kernels of a run, and the pace of arithmetic in it.
 pub(super) struct Paced {
     program: Arc<Program>,
-    /// Microseconds as recorded, without overlap if that was observed.
+    /// Microseconds as recorded; without overlap, if tasks without overlap were observed.
     kernels: BTreeMap<Launched, f64>,
     pace: Pace,
 }
@@ -112,13 +112,13 @@ impl Paced {
     }
 }
 
-/// Dependence of the pace of arithmetic on its share of a step: at its power limit, a device lowers
+/// Dependence of the pace of arithmetic on its share of a step. At its power limit, a device lowers
 /// its clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Power {
     /// Share up to which the clock is not lowered.
     pub(super) share: f64,
-    /// Slowdown above it: the fraction of a time per unit of share.
+    /// Slope above this share: the relative increase of times per unit of share.
     pub(super) slope: f64,
     /// The same for 8-bit matmuls, if they ran in steps of several shares.
     pub(super) float8_slope: Option<f64>,
@@ -134,11 +134,11 @@ impl Default for Power {
     }
 }
 
-/// Runs of a kernel: arithmetic's share of the step, and microseconds.
+/// Runs of a kernel: the share of arithmetic in the step, and microseconds.
 type Runs = Vec<(f64, f64)>;
 
 impl Power {
-    /// Fits the dependence to equal kernels in runs of different shares.
+    /// Fits the dependence to equal kernels in runs with different shares.
     pub(super) fn of(runs: &[Paced]) -> Self {
         let mut seen: BTreeMap<(bool, String), Runs> = BTreeMap::new();
         for run in runs {
@@ -146,8 +146,8 @@ impl Power {
                 // Without tensor cores, a device is far from its power limit.
                 let hot = kernel.class.is_arithmetic() && kernel.dtype != DType::F32;
                 if hot && us >= LONG_US {
-                    // All properties of a kernel count: GEMMs of one shape differ in layout, sums,
-                    // fused epilogue and width of results.
+                    // All properties of a kernel count: GEMMs of the same shape may differ in
+                    // layout, accumulation, fused epilogue and width of the result.
                     let float8 = kernel.float8_gemm().is_some();
                     let key = (float8, format!("{kernel:?} {moved:?}"));
                     let runs = seen.entry(key).or_default();
@@ -162,10 +162,11 @@ impl Power {
         Self::fit(&of(false), &of(true))
     }
 
-    /// Fits the dependence to kernels' runs. The start of the slowdown is hard to separate from its
-    /// slope. Of the shares that explain the times nearly as well as the best one, the largest is
-    /// chosen, since smaller ones would predict arithmetic that is faster than ever observed. The
-    /// slope of 8-bit matmuls starts at the same share: one clock slows all of them.
+    /// Fits the dependence to the runs of kernels. The start of the slowdown is hard to separate
+    /// from its slope. Of the shares that explain the times nearly as well as the best one, the
+    /// largest is chosen, because smaller ones would predict arithmetic that is faster than ever
+    /// observed. The slope of 8-bit matmuls starts at the same share, because the same clock slows
+    /// all of them.
     fn fit(kernels: &[Runs], float8: &[Runs]) -> Self {
         let shares = (0..=SHARES).map(|i| f64::from(i) / f64::from(SHARES));
         let fits = shares.filter_map(|share| Some((share, line(kernels, share)?)));
@@ -180,8 +181,8 @@ impl Power {
         })
     }
 
-    /// Returns the factor from the recorded times of a run's arithmetic, or of its 8-bit matmuls,
-    /// to its times at the full clock.
+    /// Returns the factor that converts the recorded times of a run's arithmetic, or of its 8-bit
+    /// matmuls, to times at the full clock.
     fn at_full_clock(self, pace: Pace, float8: bool) -> f64 {
         let own = self.float8_slope.filter(|_| float8);
         let slope = own.unwrap_or(self.slope);
@@ -189,17 +190,17 @@ impl Power {
     }
 }
 
-/// A line through times over shares.
+/// A line that fits times as a function of shares.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Line {
     slope: f64,
-    /// Fraction of the variance that it explains.
+    /// Fraction of the variance that the line explains.
     explained: f64,
 }
 
-/// Fits a line by least squares to kernels' times relative to their own means, as a function of the
-/// excess of their shares, relative to its mean. Kernels are weighted by time. Returns `None` if
-/// the shares do not differ.
+/// Fits a line by least squares. The times of each kernel, relative to their mean, are a function
+/// of the excess of the shares, relative to its mean. Kernels are weighted by time. Returns `None`
+/// if the shares do not differ.
 fn line(kernels: &[Runs], from: f64) -> Option<Line> {
     let (mut up, mut down) = (0.0, 0.0);
     for runs in kernels {
@@ -219,8 +220,8 @@ fn line(kernels: &[Runs], from: f64) -> Option<Line> {
     })
 }
 
-/// Scales times of kernels that ran in isolation to the times of equal shapes in steps, so that all
-/// rows of a table have the same meaning.
+/// Scales the times of kernels that ran in isolation to the times of equal shapes in steps, so that
+/// all rows of a table have the same meaning.
 pub(super) fn as_in_steps(m: &mut Measured) {
     for (kind, rows) in &mut m.gemm {
         let known = |shape: &[u64; 3]| m.steps.gemm.get(&(*kind, *shape)).map(|t| t.us());
@@ -255,8 +256,9 @@ mod tests {
 
     #[test]
     fn a_clock_falls_from_a_share_on() {
-        // 0.3 longer per unit of share above 0.66. The longer kernel's runs have higher shares,
-        // which would look like a slope if kernels were not compared with themselves.
+        // 0.3 longer per unit of share above 0.66. The runs of the longer kernel have higher
+        // shares. This would look like a slope if kernels were compared with each other instead of
+        // with themselves.
         let at = |share: f64, us: f64| (share, us * (1.0 + 0.3 * (share - 0.66_f64).max(0.0)));
         let short = [0.5, 0.6, 0.7, 0.8].map(|s| at(s, 1000.0)).to_vec();
         let long = [0.55, 0.65, 0.75, 0.85].map(|s| at(s, 9000.0)).to_vec();
@@ -282,7 +284,7 @@ mod tests {
         };
         let longer = |float8| 1.0 / both.at_full_clock(pace, float8) - 1.0;
         assert!((longer(true) / longer(false) - eight / both.slope).abs() < 1e-9);
-        // One run per kernel says nothing, and no device gets faster with more work.
+        // One run per kernel contains no information, and no device gets faster with more work.
         let none = Power::default();
         let fit = |kernels: &[Runs]| Power::fit(kernels, &[]);
         assert_eq!(fit(&[vec![(0.7, 100.0)], vec![(0.9, 900.0)]]), none);
@@ -305,19 +307,19 @@ mod tests {
         // Half of a millisecond is arithmetic; the rest is unknown.
         let short = Pace::from_times(500.0, 900.0, 1000.0);
         assert_eq!((short.share, short.slower), (0.5, 1.0));
-        // 80 of 100 ms recorded, 104 in a row: 84 of 104.
+        // 80 of 100 ms in the recorded step, 104 ms in consecutive steps: 84 of 104.
         let pace = Pace::from_times(80e3, 100e3, 104e3);
         assert!((pace.slower - 1.05).abs() < 1e-12);
         assert!((pace.share - 84.0 / 104.0).abs() < 1e-12);
         assert!(Pace::from_times(80e3, 104e3, 100e3).slower < 1.0);
-        // A run whose steps say nothing about arithmetic.
+        // A run whose steps contain no information about arithmetic.
         assert_eq!(Pace::from_times(0.0, 100.0, 4e3).share, 0.0);
     }
 
     #[test]
     fn rows_alone_are_as_slow_as_the_same_shapes_in_steps() {
-        // Ratios in steps of 1.1, 1.2 and 1.3; a short kernel that says nothing; and one that was
-        // not observed.
+        // Ratios of 1.1, 1.2 and 1.3 in steps, a short kernel that is ignored, and one that was not
+        // observed.
         let mut rows = vec![(1, 100.0), (2, 100.0), (3, 200.0), (4, 10.0), (5, 1000.0)];
         let steps = [110.0, 120.0, 260.0, 90.0];
         slow_down(&mut rows, |&shape: &usize| steps.get(shape - 1).copied());

@@ -1,9 +1,9 @@
-//! Deadlines of a calibration: every part ends in time, or the calibration ends with a message that
-//! names the missing ranks.
+//! Deadlines of a calibration: every part ends on time, or else the calibration ends with a message
+//! that names the missing ranks.
 //!
-//! A thread observes the ranks. If nothing makes progress for too long, or everything takes too
+//! A thread observes the ranks. If nothing makes progress for too long, or if everything takes too
 //! long, it ends the waits of the part. If that is not enough, because a thread is inside a driver
-//! call that does not return, the caller of the calibration is asked to end the process.
+//! call that does not return, the thread asks the caller of the calibration to end the process.
 
 use crate::base::abort::lock;
 use crate::device::{Abort, Failure, FailureKind};
@@ -20,18 +20,18 @@ const PERIOD: Duration = Duration::from_millis(100);
 /// Time limits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Without progress: no rank continues, no kernel is prepared, and no part begins.
+    /// Limit without progress: no rank continues, no kernel is prepared, and no part starts.
     pub(super) silence: Duration,
-    /// Without progress after a failure: the other ranks only have to notice it.
+    /// Limit without progress after a failure, which the other ranks only have to notice.
     pub(super) farewell: Duration,
     /// For the whole calibration.
     pub(super) total: Duration,
-    /// From the end of waits to the end of the process.
+    /// Time between the end of waits and the end of the process.
     pub(super) grace: Duration,
 }
 
 impl Limits {
-    /// Returns the limits of a calibration with a given measuring time. Parts that cannot be
+    /// Returns the limits for a calibration with a given measuring time. Parts that cannot be
     /// skipped may take longer than a short measuring time.
     pub(super) fn of(budget: Duration) -> Self {
         Self {
@@ -43,13 +43,13 @@ impl Limits {
     }
 }
 
-/// What a rank is doing.
+/// Current activity of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Doing {
-    /// Creates its device: kernels, communicators.
+    /// Creates its device: kernels and communicators.
     Joining,
-    /// Allocates memory and registers it with the library of collectives.
+    /// Allocates memory and registers it with the communication library.
     Mapping,
     /// Fills memory.
     Filling,
@@ -95,7 +95,7 @@ impl Doing {
         Self::Done,
     ];
 
-    /// Describes the activity when `enqueued` commands of the pass have been enqueued.
+    /// Describes the activity, with the number of commands of the pass that have been `enqueued`.
     fn words(self, enqueued: u32) -> String {
         let call = |what| {
             format!("is inside the call that enqueues command {enqueued} of its pass, {what}")
@@ -119,7 +119,7 @@ impl Doing {
     }
 }
 
-/// Publishes what a rank is doing. It costs one store, so it does not lengthen measurements.
+/// Publishes the activity of a rank. It costs only one store, so it does not lengthen measurements.
 #[derive(Debug)]
 pub(super) struct At(AtomicU64);
 
@@ -153,7 +153,7 @@ struct State {
     /// Current part.
     part: String,
     ranks: Option<Ranks>,
-    /// Why the calibration was ended.
+    /// Reason why the calibration was ended.
     verdict: Option<String>,
 }
 
@@ -162,7 +162,7 @@ struct Shared {
     budget: Duration,
     note: Box<dyn Fn(&str) + Send + Sync>,
     state: Mutex<State>,
-    /// Number of signs of progress.
+    /// Number of progress reports.
     beats: AtomicU64,
     over: AtomicBool,
 }
@@ -189,7 +189,8 @@ impl Watch {
             over: AtomicBool::new(false),
         }));
         let it = watch.clone();
-        // The thread is not joined: the thread that could do so may be the one that hangs.
+        // The thread is not joined, because the thread that could join it may be the one that
+        // hangs.
         std::thread::spawn(move || it.look_on(limits, stuck));
         watch
     }
@@ -219,7 +220,7 @@ impl Watch {
         self.0.begin.elapsed().as_secs_f64() / self.0.budget.as_secs_f64().max(1e-3)
     }
 
-    /// Notes that ranks start, whose waits `abort` ends.
+    /// Records the start of ranks. `abort` ends their waits.
     pub(super) fn ranks(&self, count: u32, abort: &Arc<Abort>) -> Arc<Vec<At>> {
         let at: Arc<Vec<At>> = Arc::new((0..count).map(|_| At::new()).collect());
         let ranks = Ranks {
@@ -231,23 +232,23 @@ impl Watch {
         at
     }
 
-    /// Notes that the ranks have ended.
+    /// Records the end of the ranks.
     pub(super) fn alone(&self) {
         lock(&self.0.state).ranks = None;
         self.beat();
     }
 
-    /// Returns why the calibration was ended, if it was.
+    /// Returns the reason why the calibration was ended, if it was.
     pub(super) fn verdict(&self) -> Option<String> {
         lock(&self.0.state).verdict.clone()
     }
 
-    /// Ends all deadlines: everything is measured.
+    /// Ends all deadlines, because everything has been measured.
     pub(super) fn end(&self) {
         self.0.over.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that a failure has occurred and the process is about to end, within the grace time.
+    /// Records that a failure has occurred and that the process must end within the grace time.
     pub(super) fn failed(&self, why: &str) {
         let mut state = lock(&self.0.state);
         state.verdict.get_or_insert_with(|| why.to_owned());
@@ -298,7 +299,7 @@ fn give_up(ranks: &Ranks, message: String) {
     });
 }
 
-/// Returns the ranks that others wait for: all, if none waits for another.
+/// Returns the ranks that others wait for, or all ranks if none waits for another.
 fn missing(at: &[At]) -> Vec<u32> {
     let waits = |a: &At| matches!(a.get().0, Doing::Rendezvous | Doing::Done);
     (0..).zip(at).filter(|r| !waits(r.1)).map(|r| r.0).collect()
@@ -343,7 +344,7 @@ struct Deadline {
     begin: Instant,
     moved: Instant,
     pulse: Vec<u64>,
-    /// When the calibration was ended.
+    /// Time at which the calibration was ended.
     given_up: Option<Instant>,
 }
 
@@ -358,7 +359,7 @@ impl Deadline {
         }
     }
 
-    /// Checks the limits. `pulse` changes with every progress; `failing` is set when a rank has
+    /// Checks the limits. `pulse` changes with every progress. `failing` is set when a rank has
     /// failed, and `over` when there is a verdict.
     fn look(&mut self, now: Instant, pulse: Vec<u64>, failing: bool, over: bool) -> Verdict {
         if over {

@@ -19,7 +19,7 @@ const SIZES: [u64; 8] = [
     1 << 29,
     1 << 30,
 ];
-/// Kinds and types; reductions in float32 as well.
+/// Kinds and types, including reductions in float32.
 const KINDS: [(CollectiveKind, DType); 6] = [
     (CollectiveKind::AllGather, DType::Bf16),
     (CollectiveKind::ReduceScatter, DType::Bf16),
@@ -28,22 +28,22 @@ const KINDS: [(CollectiveKind, DType); 6] = [
     (CollectiveKind::AllReduce, DType::F32),
     (CollectiveKind::AllToAll, DType::Bf16),
 ];
-/// Size from which times are checked against the fastest link, in bytes: small payloads may stay in
+/// Size in bytes from which times are compared with the fastest link. Smaller payloads may stay in
 /// caches.
 const LARGE: u64 = 1 << 24;
-/// More than any link between GPUs carries in one direction, in GB/s: NVLink 6 carries 1,800.
+/// A rate in GB/s that no link between GPUs reaches in one direction: NVLink 6 carries 1,800.
 const FASTEST_GBPS: f64 = 5e3;
 const REPEATS: u32 = 10;
 const WARM: usize = 3;
 /// Payload of collectives that overlap with kernels or with each other.
 const OVERLAP: u64 = 1 << 30;
-/// Share of the measuring time after which no other part of this begins.
+/// Share of the measuring time after which no further part of this measurement starts.
 const SHARE: f64 = 0.45;
-/// Number of collectives that overlap with each kernel, and of warm-up ones.
+/// Number of collectives that overlap with each kernel, and number of warm-up collectives.
 const ROUNDS: u32 = 5;
 
-/// Mutual slowdown of kernels and collectives, as factors of their times alone; 1 if it was not
-/// measured.
+/// How much kernels and collectives slow each other down, as factors relative to running alone; 1
+/// if not measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Together {
     /// A large GEMM during an all-gather, and the all-gather.
@@ -54,8 +54,7 @@ pub(super) struct Together {
     pub(super) attention: (f64, f64),
     /// Host time to issue a collective, in microseconds.
     pub(super) issue_us: f64,
-    /// Bus bandwidth of an all-gather and a reduce-scatter at the same time, in GB/s; 0 if it was
-    /// not measured.
+    /// Bus bandwidth of a concurrent all-gather and reduce-scatter, in GB/s; 0 if not measured.
     pub(super) reach_gbps: f64,
 }
 
@@ -138,7 +137,7 @@ pub(super) fn alone(bench: &Bench<'_>) -> Result<Vec<Table>, String> {
     Ok(tables)
 }
 
-/// Refuses times that no link allows: the collectives did not run.
+/// Rejects times that no link allows, because the collectives did not run.
 fn possible(table: &Table) -> Result<(), String> {
     let share = f64::from(table.ranks - 1) / f64::from(table.ranks);
     for &(bytes, us) in &table.rows {
@@ -187,14 +186,14 @@ pub(super) fn together(bench: &Bench<'_>) -> Result<Together, String> {
             let [product, memory, attention, short] = kernels;
             let command = rank.gather(*gather);
             let scatter = rank.gather(*scatter);
-            // Both communicators connect and all kernels load, one at a time.
+            // Both communicators connect and all kernels load, one after another.
             rank.say("first uses");
             rank.prime(&[(SIDE, command.clone()), (OTHER, scatter.clone())])?;
             for kernel in kernels {
                 let kernel = rank.command(kernel);
                 rank.prime(&[(COMPUTE_STREAM, kernel)])?;
             }
-            // It is also used on this stream.
+            // This kernel is also used on this stream.
             let ahead = rank.command(short);
             rank.prime(&[(OTHER, ahead.clone())])?;
             rank.say("issue of all-gathers");
@@ -239,7 +238,7 @@ fn length(t: &TaskTimes) -> f64 {
     (t.end - t.start) as f64
 }
 
-/// Returns the nanoseconds per command in a sequence: the same number on all ranks.
+/// Returns the nanoseconds per command in a sequence. All ranks return the same number.
 fn row(
     rank: &mut Rank,
     stream: shardlab_plan::ir::StreamId,
@@ -253,10 +252,10 @@ fn row(
     rank.agree(middle(&mut times))
 }
 
-/// Measures the bus bandwidth of two collectives at the same time, in GB/s. They start together:
-/// the all-gather at once, and the reduce-scatter after a short kernel. So the all-gather gets its
-/// multiprocessors first on every GPU. Even if both do not fit, no GPU runs one that waits for a
-/// collective which another GPU has not started.
+/// Measures the bus bandwidth of two collectives at the same time, in GB/s. The all-gather starts
+/// immediately, and the reduce-scatter after a short kernel, so the all-gather gets its
+/// multiprocessors first on every GPU. Even if there is no room for both, no GPU runs a collective
+/// that another GPU cannot start.
 fn reach(
     rank: &mut Rank,
     gather: &Command,
@@ -295,9 +294,9 @@ fn rates(times: &[TaskTimes], bytes: f64) -> Vec<f64> {
         .collect()
 }
 
-/// Measures the mutual slowdown of a kernel and a collective. Each collective starts as in training
-/// steps: after a kernel that has just ended, while a short kernel runs, so that it gets its
-/// multiprocessors at once instead of at the end of the next kernel.
+/// Measures how much a kernel and a collective slow each other down. Each collective starts as in
+/// training steps: after a kernel that has just ended, while a short kernel runs. It therefore gets
+/// its multiprocessors immediately instead of at the end of the next kernel.
 fn pair(
     rank: &mut Rank,
     single: &Single,
@@ -343,9 +342,9 @@ fn pair(
     Ok((kernel, factor(&mut collectives, gather_alone)))
 }
 
-/// Returns the times of kernels that overlap completely with a collective, and of the collectives,
-/// without the first round. `gathers` are the tasks of the collectives; `launches` kernels follow
-/// one task after each.
+/// Returns the times of kernels that overlap completely with a collective, and the times of the
+/// collectives, without the first round. `gathers` are the tasks of the collectives. `launches`
+/// kernels follow one task after each collective.
 fn slowed(times: &[TaskTimes], gathers: &[u32], launches: u32) -> (Vec<f64>, Vec<f64>) {
     let find = |task: u32| times.iter().find(|t| t.task == task);
     let (mut kernels, mut collectives) = (Vec::new(), Vec::new());
@@ -379,7 +378,7 @@ mod tests {
 
     #[test]
     fn only_kernels_that_overlap_completely_count_without_the_first_round() {
-        // A short kernel, the collective, a short one, two kernels; twice.
+        // A short kernel, the collective, a short kernel, and two kernels; all of it twice.
         let times = [
             task(0, 0, 1),
             task(1, 1, 900),
@@ -404,7 +403,8 @@ mod tests {
             rows: vec![(1 << 17, 2.9), (1 << 30, us)],
             estimates: Vec::new(),
         };
-        // 1 GiB over NVLink 4 (450 GB/s), and the time between two events with nothing in between.
+        // 1 GiB over NVLink 4 (450 GB/s), and the time between two events with nothing between
+        // them.
         assert_eq!(possible(&of(1400.0)), Ok(()));
         assert!(possible(&of(2.9)).unwrap_err().ends_with("it did not run"));
     }

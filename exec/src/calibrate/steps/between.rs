@@ -8,10 +8,10 @@ use shardlab_plan::record::{Blocker, Span};
 use shardlab_plan::units::Picos;
 
 /// A task that starts this long after its issue or the previous task, in microseconds, has waited
-/// for something that its record does not show.
+/// for something that is not in its record.
 const LATE: f64 = 20.0;
 
-/// Observations that are reduced to medians.
+/// Observations, from which medians are computed.
 #[derive(Debug, Default)]
 pub(in crate::calibrate) struct Between {
     gaps: Vec<f64>,
@@ -90,7 +90,7 @@ impl Between {
         totals.latency_us = quantile(self.latencies, 0.5);
         totals.event_us = (quantile(self.events, 0.5) - totals.gap_us).max(0.0);
         let launch = quantile(self.launches, 0.5);
-        // The instructions between two tasks are issued in addition to the second one.
+        // The instructions between two tasks are issued in addition to the second task.
         let in_addition = |x: Vec<(f64, usize)>| {
             let each = x.into_iter().map(|(took, n)| (took - launch) / n as f64);
             quantile(each.collect(), 0.5).max(0.02)

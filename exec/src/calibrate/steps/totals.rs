@@ -41,24 +41,25 @@ pub(in crate::calibrate) struct Totals {
     pub(in crate::calibrate) memory: BTreeMap<MemoryKey, BTreeMap<u64, Mean>>,
     /// GEMMs.
     pub(in crate::calibrate) gemm: BTreeMap<(GemmKind, [u64; 3]), Mean>,
-    /// Grouped GEMMs. Rows of an expert are those of all experts divided by their number, rounded.
+    /// Grouped GEMMs. The rows per expert are the rows of all experts divided by their number,
+    /// rounded.
     pub(in crate::calibrate) grouped: BTreeMap<GroupedKind, BTreeMap<GroupedSizes, Mean>>,
     /// Convolutions.
     pub(in crate::calibrate) conv: BTreeMap<(DType, [u64; 3]), Mean>,
     /// Attention: element type, causal, backward; sizes.
     pub(in crate::calibrate) attention:
         BTreeMap<(DType, bool, bool), BTreeMap<AttentionShape, Mean>>,
-    /// From the end of a kernel to the start of the next one on its stream.
+    /// Time from the end of a kernel to the start of the next one on its stream.
     pub(in crate::calibrate) gap_us: f64,
-    /// From the issue of a kernel to its start if its stream is idle.
+    /// Time from the issue of a kernel to its start, if its stream is idle.
     pub(in crate::calibrate) latency_us: f64,
-    /// From the end of a kernel to the start of a kernel on another stream that waited for it.
+    /// Time from the end of a kernel to the start of a kernel on another stream that waited for it.
     pub(in crate::calibrate) event_us: f64,
-    /// Issue of a kernel; of an event's record or wait; of an allocation or a free.
+    /// Time to issue a kernel; an event's record or wait; an allocation or a free.
     pub(in crate::calibrate) issue_us: [f64; 3],
-    /// From the last task's end to the end of the step.
+    /// Time from the end of the last task to the end of the step.
     pub(in crate::calibrate) tail_us: f64,
-    /// Slowdown of kernels when every core is busy, as a factor.
+    /// Slowdown factor of kernels when every core is busy.
     pub(in crate::calibrate) crowded: f64,
     /// Duration of the shortest kernel.
     pub(in crate::calibrate) shortest_us: f64,
@@ -67,7 +68,7 @@ pub(in crate::calibrate) struct Totals {
 }
 
 impl Totals {
-    /// Returns the microseconds of a launch that moves a given number of bytes.
+    /// Adds the microseconds of a launch that moves a given number of bytes.
     pub(in crate::calibrate) fn add(&mut self, kernel: &Kernel, moved: Bytes, us: f64) {
         self.shortest_us = if self.shortest_us == 0.0 {
             us
@@ -131,7 +132,7 @@ impl Totals {
         }
     }
 
-    /// Returns whether there are times of memory-bound kernels of its class and element type.
+    /// Returns whether there are times of memory-bound kernels with its class and element type.
     #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "for GPUs"))]
     pub(in crate::calibrate) fn knows_like(&self, kernel: &Kernel) -> bool {
         let class = kernel.class.memory_name().unwrap_or_default();
@@ -139,7 +140,8 @@ impl Totals {
         self.memory.keys().any(|(c, _, d)| (*c, *d) == like)
     }
 
-    /// Returns the time of a kernel that ran in isolation before and moved as many bytes.
+    /// Returns the time of a kernel that was measured in isolation and moved the same number of
+    /// bytes.
     pub(in crate::calibrate) fn find(&self, kernel: &Kernel, moved: Bytes) -> Option<f64> {
         let mean = match Row::of(kernel, moved)? {
             Row::Gemm(kind, shape) => self.gemm.get(&(kind, shape)),
@@ -162,8 +164,7 @@ enum Row {
 }
 
 impl Row {
-    /// Returns the table of a kernel. Batched GEMMs have none, and neither have GEMMs with a fused
-    /// epilogue.
+    /// Returns the table of a kernel. Batched GEMMs and GEMMs with a fused epilogue have none.
     fn of(kernel: &Kernel, moved: Bytes) -> Option<Self> {
         let dtype = kernel.dtype.rated();
         Some(match kernel.class {
@@ -186,7 +187,7 @@ impl Row {
                 Self::Grouped(kind, [experts, each.max(1), n, k])
             }
             KernelClass::Conv { m, n, k } => Self::Conv(dtype, [m, n, k]),
-            // Tables are of attention over whole sequences.
+            // The tables are for attention over whole sequences.
             KernelClass::Attention { shape, .. }
                 if shape.window.is_some() || shape.memory.is_some() =>
             {

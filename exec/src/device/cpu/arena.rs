@@ -1,7 +1,7 @@
 //! Memory behind allocator addresses.
 //!
-//! Equal allocator addresses are equal real addresses. So a block that is reused while work on its
-//! former contents is in flight is a real hazard, as on a GPU. Untouched pages cost nothing (the
+//! Equal allocator addresses are equal real addresses. Reusing a block while work on its former
+//! contents is in flight is therefore a real hazard, as on a GPU. Untouched pages cost nothing (the
 //! system maps zeroed pages on first touch), which leaves room for regions to grow.
 
 use crate::device::Region;
@@ -11,8 +11,8 @@ use std::ops::Range;
 /// Alignment of every region, in bytes (a page), which preserves the alignment of the allocator's
 /// granule.
 const ALIGN: usize = 4096;
-/// Alignment that is requested from the system. Up to this value, zeroed pages are used as they
-/// are; a larger alignment would write every page.
+/// Alignment that is requested from the system. Up to this value, the system's zeroed pages are
+/// used unchanged; for a larger alignment, every page would be written.
 const ASKED: usize = 16;
 
 struct Mapped {
@@ -31,14 +31,14 @@ pub(crate) struct Arena {
     regions: Vec<Mapped>,
 }
 
-// SAFETY: an arena hands out addresses and owns their memory until it is dropped. Code that
-// enqueues work is responsible for uses of the addresses.
+// SAFETY: an arena returns addresses and owns their memory until it is dropped. Code that enqueues
+// work is responsible for uses of the addresses.
 unsafe impl Send for Arena {}
 // SAFETY: as above; an arena does not change after construction.
 unsafe impl Sync for Arena {}
 
 impl Arena {
-    /// Backs regions, which are disjoint and ascending.
+    /// Backs regions, which must be disjoint and ascending.
     pub(crate) fn new(regions: &[Region]) -> Result<Self, String> {
         let mut arena = Self::default();
         for region in regions {

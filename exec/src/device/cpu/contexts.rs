@@ -1,4 +1,4 @@
-//! What launches on the CPU need besides their operands.
+//! Inputs of launches on the CPU in addition to their operands.
 
 use super::shapes::Shapes;
 use crate::base::operand::{Hyper, LaunchContext};
@@ -7,24 +7,24 @@ use shardlab_plan::program::{GroupRun, Program, ScaleRun};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What the launches of a program on a rank need.
+/// Inputs for the launches of a program on a rank.
 pub(crate) struct LaunchContexts {
     program: Arc<Program>,
     data_rank: u32,
     shapes: Arc<Shapes>,
-    /// By launch of an optimizer: parameter groups of its weights on this rank.
+    /// By optimizer launch: parameter groups of its weights on this rank.
     groups: BTreeMap<InstrId, Vec<GroupRun>>,
     /// By launch of Muon: shapes of the matrices on this rank.
     matrices: BTreeMap<InstrId, Vec<Shape>>,
-    /// By launch over shards of 8-bit weights: scales of the weights on this rank.
+    /// By launch on shards of 8-bit weights: scales of the weights on this rank.
     scales: BTreeMap<InstrId, Vec<ScaleRun>>,
 }
 
 impl LaunchContexts {
-    /// Returns what a device with one rank needs, next to a GPU.
+    /// Returns the contexts for a device with one rank, in addition to a GPU.
     ///
     /// # Errors
-    /// A message, if a launch's operands are not those of parameters.
+    /// Returns a message if a launch's operands are not those of parameters.
     #[cfg(feature = "cuda")]
     pub(crate) fn new(program: &Arc<Program>, rank: u32) -> Result<Self, String> {
         Self::with(program, &Arc::new(Shapes::new(program)), rank)
@@ -33,7 +33,7 @@ impl LaunchContexts {
     /// Shares the shapes with other ranks.
     ///
     /// # Errors
-    /// A message, if a launch's operands are not those of parameters.
+    /// Returns a message if a launch's operands are not those of parameters.
     pub(super) fn with(
         program: &Arc<Program>,
         shapes: &Arc<Shapes>,

@@ -1,4 +1,4 @@
-//! Events of one rank: completed once per pass, awaited by streams and the host.
+//! Events of one rank. They complete once per pass; streams and the host wait for them.
 
 use crate::base::abort::{Abort, WaitLimit, Wake, lock};
 use crate::base::failure::Stop;
@@ -34,7 +34,7 @@ impl Events {
         }
     }
 
-    /// Resets all events. Called on an idle device, at the start of a pass.
+    /// Resets all events. Called on an idle device at the start of a pass.
     pub(crate) fn reset(&self) {
         self.done
             .iter()
@@ -43,8 +43,8 @@ impl Events {
 
     /// Completes an event.
     pub(crate) fn set(&self, event: EventId) {
-        // Sequentially consistent with the count of sleepers: either this thread sees the sleeper,
-        // or the sleeper sees the event.
+        // Sequentially consistent with the count of sleepers, so either this thread sees the
+        // sleeper, or the sleeper sees the event.
         self.done[event.index()].store(true, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             let _held = lock(&self.sleep);

@@ -1,4 +1,4 @@
-//! Queue of a stream: bounded, first in first out, with one producer (the host) and one consumer
+//! Queue of a stream: bounded, first in, first out, with one producer (the host) and one consumer
 //! (the worker).
 
 use crate::base::abort::{Abort, WaitLimit, Wake, lock};
@@ -7,7 +7,7 @@ use crate::device::Command;
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex};
 
-/// A command with what the host knew when it issued it.
+/// A command, and what the host knew when it issued it.
 #[derive(Debug)]
 pub(crate) struct Entry {
     pub(crate) command: Command,
@@ -48,7 +48,7 @@ impl Wake for Queue {
 }
 
 impl Queue {
-    /// Creates an empty queue for up to `depth` entries in addition to those that the worker has
+    /// Creates an empty queue for up to `depth` entries, in addition to those that the worker has
     /// taken.
     pub(crate) fn new(depth: usize, abort: Arc<Abort>) -> Self {
         Self {
@@ -84,8 +84,8 @@ impl Queue {
         Ok(blocked)
     }
 
-    /// Moves all entries, in order, into `into`, which is empty. Blocks while there are none.
-    /// Returns `false` when the queue is closed. Entries taken before count as done.
+    /// Moves all entries, in order, into `into`, which must be empty. Blocks while there are none.
+    /// Returns `false` if the queue is closed. Entries that were taken before count as done.
     pub(crate) fn take(&self, into: &mut VecDeque<Entry>) -> bool {
         let mut guard = lock(&self.state);
         guard.busy = false;
@@ -116,7 +116,7 @@ impl Queue {
         true
     }
 
-    /// Blocks until the worker has processed everything.
+    /// Blocks until the worker has processed all entries.
     pub(crate) fn idle(&self) -> Result<(), Stop> {
         let mut guard = lock(&self.state);
         guard.host_sleeps = true;
@@ -126,7 +126,7 @@ impl Queue {
                 (s.items.is_empty() && !s.busy).then_some(())
             });
         guard.host_sleeps = false;
-        // After a failure the queue is empty because its commands were dropped.
+        // After a failure, the queue is empty because its commands were dropped.
         if self.abort.aborted() {
             return Err(Stop::Aborted);
         }

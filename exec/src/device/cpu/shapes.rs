@@ -44,7 +44,7 @@ impl Shapes {
     }
 }
 
-/// Returns the shape of an operand's parameter; other buffers count as vectors.
+/// Returns the shape of an operand's parameter. Other buffers count as vectors.
 fn shape(program: &Program, access: &Access) -> Shape {
     let buffer = &program.buffers[access.buffer.index()];
     match buffer.holds {

@@ -26,9 +26,9 @@ pub(super) struct Worker {
     waited: Option<(EventId, u64)>,
 }
 
-/// Why a command ended early.
+/// Reason why a command ended early.
 enum CommandError {
-    /// Root cause already recorded; stop silently.
+    /// The root cause has already been recorded, so the worker stops silently.
     Stopped,
     Failed(FailureKind, String),
 }
@@ -49,7 +49,7 @@ impl Worker {
         }
     }
 
-    /// Runs until the queue is closed. Drops commands after a failure anywhere.
+    /// Runs until the queue is closed. After a failure anywhere, commands are dropped.
     pub(super) fn run(mut self) {
         let shared = Arc::clone(&self.shared);
         let mut batch = VecDeque::new();
@@ -198,7 +198,7 @@ impl Worker {
         self.check_nan(instr, writes.iter())
     }
 
-    /// Fails on the first NaN that a command has written, if NaNs are looked for.
+    /// Fails on the first NaN that a command has written, if the NaN check is enabled.
     fn check_nan<'r>(
         &self,
         instr: InstrId,
@@ -215,7 +215,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Fails on the first NaN of a range of floating-point numbers.
+    /// Fails on the first NaN in a range of floating-point numbers.
     fn no_nan(&self, instr: InstrId, range: &RawRange) -> Result<(), CommandError> {
         // SAFETY: the command that has just run owned this range.
         let bytes = unsafe { std::slice::from_raw_parts(range.ptr.cast_const(), range.bytes) };
@@ -268,13 +268,14 @@ impl Worker {
     }
 }
 
-/// Writes data of the host into device memory.
+/// Writes host data to device memory.
 ///
 /// # Safety
-/// The range is backed memory that nothing else uses meanwhile.
+/// The range is backed memory that nothing else uses during the call.
 unsafe fn write(to: RawRange, data: &[u8]) {
     let bytes = to.bytes.min(data.len());
-    // SAFETY: the caller's promise; the data are the host's and apart from device memory.
+    // SAFETY: the caller's contract; the data belong to the host and are separate from device
+    // memory.
     unsafe { to.ptr.copy_from_nonoverlapping(data.as_ptr(), bytes) };
 }
 
@@ -294,10 +295,10 @@ pub(crate) fn first_nan(bytes: &[u8], dtype: DType) -> Option<usize> {
     })
 }
 
-/// Returns the sum of squares of all ranges, added up in float64.
+/// Returns the sum of squares over all ranges, accumulated in float64.
 ///
 /// # Safety
-/// The ranges are live memory that nothing writes meanwhile.
+/// The ranges are live memory that nothing writes to during the call.
 pub(crate) unsafe fn sum_of_squares(ranges: &[RawRange]) -> f32 {
     // SAFETY: the caller's.
     ranges.iter().map(|r| unsafe { squares(r) }).sum::<f64>() as f32

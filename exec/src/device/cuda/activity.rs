@@ -1,9 +1,9 @@
-//! CUPTI's activity records: when each kernel and copy of a pass ran, by the GPU's own clock,
-//! without inserting anything into their streams.
+//! CUPTI's activity records: when each kernel and copy of a pass ran, according to the GPU's own
+//! clock. Nothing is inserted into the streams.
 //!
-//! Records are assigned to tasks by correlation ids. A task's commands are issued within an
-//! external region with the task's label; CUPTI relates the label to the calls in the region, and
-//! the calls to the work that ran.
+//! Records are assigned to tasks by correlation ids. The commands of a task are issued within an
+//! external region that has the task's label. CUPTI relates the label to the calls in the region,
+//! and the calls to the work that ran.
 
 use crate::base::abort::lock;
 use cudarc::cupti::result::{self as cupti, CuptiError, activity};
@@ -36,7 +36,7 @@ const KINDS: [Kind; 7] = [
     Kind::CUPTI_ACTIVITY_KIND_EXTERNAL_CORRELATION,
 ];
 
-/// Contents of the buffers. CUPTI serves the whole process, and so does this.
+/// Contents of the buffers. CUPTI serves the whole process, so this does as well.
 static COLLECTED: Mutex<Collected> = Mutex::new(Collected {
     labels: Vec::new(),
     work: Vec::new(),
@@ -90,7 +90,7 @@ impl Activity {
         })
     }
 
-    /// Starts the region of a label: what this thread enqueues belongs to it.
+    /// Starts the region of a label. Work that this thread enqueues belongs to it.
     pub(super) fn enter(&self, label: u64) -> Result<(), String> {
         let kind = External::CUPTI_EXTERNAL_CORRELATION_KIND_CUSTOM0;
         activity::push_external_correlation_id(kind, label).map_err(words)
@@ -105,7 +105,7 @@ impl Activity {
     }
 
     /// Returns start and end of each label's work, in nanoseconds of the host's clock. The device
-    /// is idle.
+    /// must be idle.
     pub(super) fn spans(&self) -> Result<BTreeMap<u64, (u64, u64)>, String> {
         const FORCED: u32 = 1;
         activity::flush_all(FORCED).map_err(words)?;
@@ -127,7 +127,7 @@ impl Drop for Activity {
     }
 }
 
-/// Returns the first start and the last end by label.
+/// Returns the first start and the last end for each label.
 fn join(collected: &Collected) -> BTreeMap<u64, (u64, u64)> {
     let labels: BTreeMap<u32, u64> = collected.labels.iter().copied().collect();
     let mut spans: BTreeMap<u64, (u64, u64)> = BTreeMap::new();

@@ -15,8 +15,8 @@ pub(super) struct AutotuneBroadcast {
     session: u32,
     rank: u32,
     ranks: u32,
-    /// Choices by name. The same GEMM may be requested again, and a new measurement could choose
-    /// differently.
+    /// Choices by name. The same GEMM may be requested again, and another measurement could result
+    /// in a different choice.
     made: Mutex<BTreeMap<String, Vec<u8>>>,
 }
 
@@ -33,12 +33,12 @@ impl AutotuneBroadcast {
         (broadcast.ranks > 1).then(|| Arc::new(broadcast))
     }
 
-    /// Checks that the same kernels fit all ranks: rank 0 compares everything that decides which
-    /// kernels run. Every rank calls it once, before the first choice, and none returns before all
-    /// have called it.
+    /// Checks that the same kernels fit all ranks. Rank 0 compares everything that determines which
+    /// kernels run. Every rank calls it once, before the first choice, and no rank returns before
+    /// all have called it.
     ///
     /// # Errors
-    /// A message, equal on all ranks.
+    /// Returns a message, which is equal on all ranks.
     pub(super) fn check_equal(&self, mine: &[(&str, String)]) -> Result<(), String> {
         let verdict = format!("verdict on kernels {}", self.session);
         let words = |e: PeerError| e.to_string();
@@ -97,7 +97,7 @@ impl Agree for AutotuneBroadcast {
         let sent = if self.rank > 0 {
             self.peers.get_slow(&key).map_err(words)?
         } else {
-            // Rank 0 publishes an error as well, since the other ranks wait for a result.
+            // Rank 0 also publishes an error, because the other ranks wait for a result.
             let sent = pack(choose());
             self.peers.put(&key, sent.clone()).map_err(words)?;
             sent
@@ -156,7 +156,7 @@ mod tests {
             })
         };
         std::thread::scope(|scope| {
-            // They wait before rank 0 publishes, for a short time.
+            // They wait for a short time before rank 0 publishes.
             let late: Vec<_> = (1..4).map(|r| scope.spawn(move || of(r))).collect();
             std::thread::sleep(std::time::Duration::from_millis(20));
             let refusal = Err(ErrorKind::Unsupported("no engine".to_owned()));
@@ -167,7 +167,7 @@ mod tests {
         });
     }
 
-    /// Returns each rank's result for given versions of cuDNN.
+    /// Returns the result of each rank for given versions of cuDNN.
     fn check_all(versions: [&str; 4]) -> Vec<Result<(), String>> {
         let peers = Arc::new(ProcessGroup::single());
         let of = &|rank: u32, version: &str| {

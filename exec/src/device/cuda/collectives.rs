@@ -1,4 +1,4 @@
-//! Interface between the device and the library of collectives.
+//! Interface between the device and the communication library.
 
 use super::context::Context;
 use super::driver::{RawStream, check};
@@ -14,14 +14,14 @@ use std::time::Duration;
 
 /// Collectives of one rank.
 pub(crate) trait Collectives: Send {
-    /// Registers the memory that collectives will use, which stays allocated until this is dropped.
-    /// Called once, before anything else, on all ranks at the same time.
+    /// Registers the memory that collectives will use. The memory stays allocated until this object
+    /// is dropped. Called once, before all other calls, on all ranks at the same time.
     ///
     /// # Errors
     /// A message.
     fn register(&mut self, memory: &[Piece]) -> Result<(), String>;
 
-    /// Enqueues a collective; can be captured.
+    /// Enqueues a collective. Can be captured.
     ///
     /// # Errors
     /// A message.
@@ -32,8 +32,8 @@ pub(crate) trait Collectives: Send {
         stream: RawStream,
     ) -> Result<(), String>;
 
-    /// Returns the library's estimate of a collective's duration, without enqueuing anything;
-    /// `None` if it has none. All ranks of the communicator call it at the same time.
+    /// Returns the library's estimate of a collective's duration without enqueuing anything; `None`
+    /// if there is none. All ranks of the communicator must call it at the same time.
     ///
     /// # Errors
     /// A message.
@@ -52,24 +52,24 @@ pub(crate) trait Collectives: Send {
     /// A message.
     fn poll(&mut self) -> Result<(), String>;
 
-    /// Aborts everything in flight, because peers are gone. Waits for a limited time, and returns
-    /// whether everything has ended.
+    /// Aborts everything in flight, because peers no longer exist. Waits for a limited time, and
+    /// returns whether everything has ended.
     fn abort(&mut self) -> bool;
 
-    /// Returns a function that aborts everything in flight from another thread, also while this one
-    /// is inside a call.
+    /// Returns a function that aborts everything in flight from another thread, even while this
+    /// thread is inside a call.
     fn aborter(&self) -> Box<dyn Fn() + Send>;
 
     /// Returns facts for the run's environment.
     fn facts(&self) -> BTreeMap<String, String>;
 
-    /// Returns what the program could use, but this does not, with the reason.
+    /// Returns a feature that the program could use but this object does not, with the reason.
     fn unused(&self) -> Option<(&'static str, String)> {
         None
     }
 }
 
-/// Collectives of a rank whose communicators have no other members: nothing is exchanged.
+/// Collectives of a rank whose communicators have no other members. Nothing is exchanged.
 pub(crate) struct SingleRank {
     program: Arc<Program>,
     helpers: HelperKernels,
@@ -110,7 +110,7 @@ impl Collectives for SingleRank {
             } else if from.ptr == to.ptr {
                 Ok(())
             } else {
-                // SAFETY: by the interpreter's contract, ranges of live device memory of equal
+                // SAFETY: by the interpreter's contract, the ranges are live device memory of equal
                 // length.
                 check("cuMemcpyAsync", unsafe {
                     sys::cuMemcpyAsync(

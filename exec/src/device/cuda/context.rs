@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// CUDA version of the bindings.
 const DRIVER: i32 = 13_000;
 
-/// Why no GPU can be used.
+/// Reason why no GPU can be used.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum GpuError {
@@ -53,7 +53,7 @@ pub(super) fn visible() -> String {
         .unwrap_or_default()
 }
 
-/// Primary context of a GPU, which libraries share.
+/// The primary context of a GPU, which libraries share.
 pub struct Context {
     /// Index of the GPU among the visible ones.
     pub ordinal: u32,
@@ -111,7 +111,7 @@ pub fn gpus(library_path: &[PathBuf]) -> Result<u32, GpuError> {
         .iter()
         .map(|d| capability(*d))
         .collect::<Result<Vec<_>, CudaError>>()?;
-    // If some GPUs are new enough, the error is reported when an old one is used.
+    // If some GPUs are new enough, an error occurs only if an old one is used.
     match (devices.first(), capabilities.first()) {
         (Some(first), Some(&found)) if capabilities.iter().all(|c| Target::of(*c).is_none()) => {
             Err(too_old(*first, found))
@@ -120,7 +120,7 @@ pub fn gpus(library_path: &[PathBuf]) -> Result<u32, GpuError> {
     }
 }
 
-/// Returns the driver's device of an index below the count.
+/// Returns the driver's device for an index below the count.
 pub(super) fn device(ordinal: u32) -> Result<sys::CUdevice, CudaError> {
     let mut device = 0;
     // SAFETY: the output is a local number.
@@ -247,15 +247,15 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
-    /// Creates a stream that waits for no other one. `priority` is CUDA's: lower values are more
-    /// urgent, and values that the GPU does not support are clamped.
+    /// Creates a stream that does not synchronize with other streams. `priority` is CUDA's: lower
+    /// values are more urgent, and values that the GPU does not support are clamped.
     pub(crate) fn stream(&self, priority: i8) -> Result<RawStream, CudaError> {
         let (mut least, mut greatest) = (0, 0);
         // SAFETY: the outputs are local numbers.
         check("cuCtxGetStreamPriorityRange", unsafe {
             sys::cuCtxGetStreamPriorityRange(&raw mut least, &raw mut greatest)
         })?;
-        // The program uses 0 and -1; urgent work precedes everything else.
+        // The program uses 0 and -1. Urgent work takes precedence over everything else.
         let priority = if priority < 0 { greatest } else { least.min(0) };
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;

@@ -1,4 +1,4 @@
-//! Assignment of GPUs to processes, and the check that no two processes use the same one.
+//! Assigns GPUs to processes, and checks that no two processes use the same GPU.
 
 use super::context::{device, gpus, visible};
 use super::driver::check;
@@ -9,8 +9,8 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 /// Returns the first GPU of a process with `ranks` ranks that sees `count` GPUs. The processes of a
-/// host divide them in order of `place`, starting at `base`. A launcher that shows each of several
-/// processes only its own GPUs (Slurm's `--gpus-per-task`) has divided them already.
+/// host divide the GPUs in the order of `place`, starting at `base`. A launcher that shows each
+/// process only its own GPUs (Slurm's `--gpus-per-task`) has already divided them.
 pub(super) fn first(
     base: u32,
     place: u32,
@@ -33,7 +33,7 @@ pub(super) fn first(
     ))
 }
 
-/// Returns the GPU of a process that may share it: processes use the GPUs from `base` on in turn.
+/// Returns the GPU of a process that may share it. Processes use the GPUs from `base` on in turn.
 pub(super) fn in_turn(base: u32, place: u32, ranks: u32, count: u32) -> Result<u32, String> {
     if ranks > 1 {
         return Err(format!(
@@ -46,10 +46,10 @@ pub(super) fn in_turn(base: u32, place: u32, ranks: u32, count: u32) -> Result<u
     }
 }
 
-/// Checks before ranks are started that a host has a GPU for each of them, from `base` on.
+/// Checks, before ranks are started, that a host has a GPU for each of them, starting at `base`.
 ///
 /// # Errors
-/// A message, if there are fewer; [`super::GpuError`]'s, if none can be used.
+/// Returns a message if there are fewer, or that of [`super::GpuError`] if no GPU can be used.
 pub fn check_gpus(library_path: &[PathBuf], base: u32, ranks: u32) -> Result<(), String> {
     let count = gpus(library_path).map_err(|e| e.to_string())?;
     if u64::from(base) + u64::from(ranks) <= u64::from(count) {
@@ -70,7 +70,7 @@ fn too_few(first: u32, ranks: u32, whom: &str, count: u32) -> String {
     )
 }
 
-/// Checks that no two processes use the same GPU. NCCL would report it later, and less clearly.
+/// Checks that no two processes use the same GPU. NCCL would report this later and less clearly.
 pub(super) fn check_distinct(peers: &ProcessGroup, gpus: Range<u32>) -> Result<(), String> {
     if peers.processes() == 1 {
         return Ok(());

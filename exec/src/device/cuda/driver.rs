@@ -26,7 +26,7 @@ impl CudaError {
     }
 }
 
-/// Turns the result of a call into an error.
+/// Converts the result of a call to an error.
 #[inline]
 pub(crate) fn check(call: &'static str, result: CUresult) -> Result<(), CudaError> {
     if result == CUresult::CUDA_SUCCESS {
@@ -58,7 +58,7 @@ pub(crate) fn done(call: &'static str, result: CUresult) -> Result<bool, CudaErr
     }
 }
 
-/// A stream, destroyed with its context.
+/// A stream. It is destroyed with its context.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RawStream(pub(crate) sys::CUstream);
 
@@ -67,7 +67,7 @@ unsafe impl Send for RawStream {}
 // SAFETY: as above.
 unsafe impl Sync for RawStream {}
 
-/// An event, destroyed when dropped.
+/// An event. It is destroyed when dropped.
 #[derive(Debug)]
 pub(crate) struct Event(sys::CUevent);
 
@@ -77,7 +77,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// Creates an event; one that records times is slower.
+    /// Creates an event. An event that records times is slower.
     pub(crate) fn new(timing: bool) -> Result<Self, CudaError> {
         let flags = if timing {
             sys::CUevent_flags_enum::CU_EVENT_DEFAULT
@@ -130,7 +130,8 @@ impl Event {
         done("cuEventQuery", unsafe { sys::cuEventQuery(self.0) })
     }
 
-    /// Returns the milliseconds since another event; both have completed and record times.
+    /// Returns the milliseconds since another event. Both events must have completed and must
+    /// record times.
     pub(crate) fn ms_since(&self, earlier: &Self) -> Result<f32, CudaError> {
         let mut ms = 0.0;
         // SAFETY: both handles are alive.

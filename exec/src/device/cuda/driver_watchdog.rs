@@ -1,7 +1,7 @@
 //! Watchdog for driver calls that do not return.
 //!
 //! A launch waits for space in the device's queue, which never becomes free if a collective in the
-//! queue hangs. The host thread is blocked then, so another thread watches it: it aborts
+//! queue hangs. The host thread is then blocked, so another thread watches it. That thread aborts
 //! collectives if a call takes longer than the watchdog's time, or if a failure has occurred
 //! elsewhere.
 
@@ -14,14 +14,14 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// State of the host thread: the instruction of its last call (lower half) and the number of calls
-/// begun and ended (upper half), which is odd inside a call.
+/// State of the host thread: the instruction of its last call (lower half), and the number of
+/// starts and ends of calls (upper half), which is odd inside a call.
 #[derive(Debug, Default)]
 struct HostState(AtomicU64);
 
 /// Actions for a call that does not return.
 pub(super) struct WatchdogActions {
-    /// Reports that an instruction's call has taken too long. Called once.
+    /// Reports that the call of an instruction has taken too long. Called once.
     pub(super) fail: Box<dyn Fn(InstrId) + Send>,
     /// Aborts work in flight. Called repeatedly.
     pub(super) abort: Box<dyn Fn() + Send>,
@@ -69,7 +69,7 @@ impl DriverWatchdog {
     /// Starts the thread.
     ///
     /// # Errors
-    /// A message, if the thread cannot be started.
+    /// Returns a message if the thread cannot be started.
     pub(super) fn start(abort: &Arc<Abort>, actions: WatchdogActions) -> Result<Self, String> {
         let state = Arc::new(HostState::default());
         let (end, ended) = channel();
@@ -103,13 +103,13 @@ impl DriverWatchdog {
         })
     }
 
-    /// Notes that the host begins a call for an instruction, or has returned from it.
+    /// Records that the host starts a call for an instruction, or has returned from it.
     #[inline]
     pub(super) fn pass(&mut self, instr: InstrId) {
         self.advance(1, instr);
     }
 
-    /// Notes that the host has returned from a call and begins the next one.
+    /// Records that the host has returned from a call and starts the next one.
     #[inline]
     pub(super) fn next(&mut self, instr: InstrId) {
         self.advance(2, instr);
@@ -127,7 +127,7 @@ impl Drop for DriverWatchdog {
     fn drop(&mut self) {
         self.end = None;
         if let Some(thread) = self.thread.take() {
-            // The thread does not panic, and if it did there would be nothing left to watch.
+            // The thread does not panic. If it did, there would be nothing left to watch.
             let _ = thread.join();
         }
     }
@@ -141,7 +141,8 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_millis(80);
 
-    /// Returns a watchdog, its session, the instructions that it reports, and a message per abort.
+    /// Returns a watchdog, its session, a receiver of the instructions that it reports, and a
+    /// receiver with one message per abort.
     fn watchdog() -> (DriverWatchdog, Arc<Abort>, Receiver<u32>, Receiver<()>) {
         let abort = Arc::new(Abort::new(TIMEOUT));
         let (report, reports) = channel();
@@ -192,12 +193,12 @@ mod tests {
         let state = |calls: u64| calls << 32 | 7;
         let mut inside =
             |calls, ms| timer.inside_for(state(calls), start + Duration::from_millis(ms));
-        // The same instruction every time. Outside of a call the host watches itself.
+        // The same instruction every time. Outside of a call, the host watches itself.
         assert_eq!(inside(0, 100), None);
         assert_eq!(inside(0, 300), None);
         assert_eq!(inside(1, 400), None);
         assert_eq!(inside(1, 450), Some(Duration::from_millis(50)));
-        // The host returned and began the next call.
+        // The host returned and started the next call.
         assert_eq!(inside(3, 500), None);
         assert_eq!(inside(3, 570), Some(Duration::from_millis(70)));
         assert_eq!(inside(4, 600), None);
@@ -214,7 +215,7 @@ mod tests {
             watchdog.next(InstrId(7));
             watchdog.pass(InstrId(7));
         }
-        // Outside of a call the host watches itself.
+        // Outside of a call, the host watches itself.
         std::thread::sleep(2 * TIMEOUT);
         assert!(!abort.aborted());
         drop(watchdog);

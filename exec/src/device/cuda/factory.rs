@@ -35,13 +35,13 @@ pub struct CudaOptions {
     pub library_path: Vec<PathBuf>,
     /// First GPU to use, among those that the driver shows.
     pub first_gpu: u32,
-    /// Index of this process among those of its host; it offsets the GPUs of the process.
+    /// Index of this process among those of its host. It offsets the GPUs of the process.
     pub local_rank: u32,
     /// Multiply float32 matrices on tensor cores with TF32, which has about three decimal digits.
     pub tf32: bool,
     /// Do not use cuDNN, even if it is available.
     pub no_cudnn: bool,
-    /// Do not write into the memory of other GPUs: NCCL carries pushed rows.
+    /// Do not write into the memory of other GPUs; NCCL carries pushed rows.
     pub no_peer_memory: bool,
     /// Assign GPUs to processes in turn, so that several processes may share one: see
     /// [`gpu_sharing`].
@@ -63,8 +63,8 @@ impl CudaFactory {
         Self { options }
     }
 
-    /// Creates the device of a rank. Returns `None` if another rank of this process has failed;
-    /// that rank reports the error.
+    /// Creates the device of a rank. Returns `None` if another rank of this process has failed.
+    /// That rank reports the error.
     fn device(
         &self,
         setup: &Setup,
@@ -108,7 +108,8 @@ impl CudaFactory {
         let broadcast = AutotuneBroadcast::of(setup, rank);
         let agree = broadcast.clone().map(|b| b as Arc<dyn Agree>);
         let kernels = kernels::open(&context, program, settings, (agree, rank))?;
-        // All ranks of this process must arrive: rank 0 waits for the configuration of each.
+        // All ranks of this process must arrive, because rank 0 waits for the configuration of
+        // each.
         if !opened.arrive() {
             return Ok(None);
         }
@@ -116,8 +117,8 @@ impl CudaFactory {
             broadcast.check_equal(&kernels::decisive(&context, settings, &kernels))?;
         }
         let kernels = KernelLauncher::new(&context, program, settings, kernels)?;
-        // Everything that may fail precedes the barrier: the other ranks would wait for a rank that
-        // joins NCCL and then fails.
+        // Everything that may fail precedes the barrier, because the other ranks would wait for a
+        // rank that joins NCCL and then fails.
         let helpers = HelperKernels::new(&context)?;
         let push_kernels = pushes::communicator(program)
             .map(|_| PushKernels::new(&context))
@@ -184,7 +185,7 @@ impl CudaFactory {
 }
 
 impl CudaFactory {
-    /// Returns whether times are CUPTI's.
+    /// Returns whether times come from CUPTI.
     fn uses_cupti(&self, setup: &Setup) -> Result<bool, String> {
         let libraries = Libraries::load(&self.options.library_path).map_err(|e| e.to_string())?;
         let ranks = setup.world.local().len();
@@ -255,7 +256,7 @@ impl DeviceFactory for CudaFactory {
                     let tickets = (opened.ticket(), ready.ticket());
                     scope.spawn(move || {
                         let made = self.device(setup, rank, gpu, tickets);
-                        // Other ranks of this process may be waiting for this one without a
+                        // Other ranks of this process may be waiting for this rank without a
                         // timeout.
                         made.inspect_err(|e| setup.abort.fail(no_device(rank, e)))
                     })
@@ -284,7 +285,7 @@ fn no_device(rank: u32, message: &str) -> Failure {
 }
 
 /// Creates the actions for a driver call that does not return. They notify other processes, because
-/// the rank's own thread may never do so.
+/// the rank's own thread may never be able to.
 fn watchdog_actions(setup: &Setup, rank: u32, abort: Box<dyn Fn() + Send>) -> WatchdogActions {
     let (program, timeout) = (Arc::clone(&setup.program), setup.abort.timeout());
     let report = report_timeout(setup, rank);
@@ -307,8 +308,8 @@ fn init_timeout(setup: &Setup, rank: u32) -> InitTimeout {
     InitTimeout::new(setup.abort.timeout(), Arc::new(late))
 }
 
-/// Returns a function that ends the run, in this process and the others, because a wait has timed
-/// out: at an instruction with its text, or before the first one.
+/// Returns a function that ends the run in this process and the others because a wait timed out: at
+/// an instruction with its text, or before the first instruction.
 fn report_timeout(setup: &Setup, rank: u32) -> impl Fn(Option<InstrId>, String, String) + use<> {
     let (abort, group) = (
         Arc::clone(&setup.abort),

@@ -1,9 +1,9 @@
 //! Captured scopes as CUDA graphs.
 //!
-//! A scope's commands may use several streams. One of them is the origin: the capture begins there,
+//! A scope's commands may use several streams. One of them is the origin: the capture starts there,
 //! and the other streams fork from it and join it at the end. A replay makes the origin wait for
-//! earlier work of the other streams, and them for the graph. Events that are awaited outside of
-//! the scope, or were recorded outside, become nodes of the graph.
+//! earlier work of the other streams, and the other streams wait for the graph. Events that are
+//! awaited or were recorded outside of the scope become nodes of the graph.
 
 use super::driver::{CudaError, Event, RawStream, check};
 use crate::device::Command;
@@ -108,8 +108,8 @@ impl Exec {
             Ok::<_, E>(())
         })();
         let mut graph = std::ptr::null_mut();
-        // SAFETY: the capture began above. It must end in any case, or the stream could not be used
-        // again.
+        // SAFETY: the capture began above. It must always be ended, because otherwise the stream
+        // could not be used again.
         let ended = check("cuStreamEndCapture", unsafe {
             sys::cuStreamEndCapture(origin.0, &raw mut graph)
         });

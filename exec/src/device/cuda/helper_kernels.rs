@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 const SOURCE: &str = include_str!("support.cu");
-/// Number of partial sums of a range.
+/// Number of partial sums per range.
 pub(crate) const SUMS: u32 = 512;
 const THREADS: u32 = 512;
 
@@ -170,7 +170,7 @@ impl HelperKernels {
 
 impl Drop for HelperKernels {
     fn drop(&mut self) {
-        // The module is unloaded next, and nothing runs any more. Errors cannot be handled here.
+        // The module is unloaded next, and no work is running. Errors cannot be handled here.
         let _ = self.context.bind();
     }
 }

@@ -1,8 +1,9 @@
-//! Work of CPU streams: operators over operands in pinned memory, as host functions of the driver.
+//! Work of CPU streams: operators on operands in pinned memory, run as host functions of the
+//! driver.
 //!
-//! The driver calls a host function once the earlier work of its CUDA stream has completed, and
-//! begins later work after it has returned. So events order the CPU and the GPU as they order
-//! streams. A host function must not call the driver.
+//! The driver calls a host function after the earlier work of its CUDA stream has completed, and
+//! starts later work after it has returned. Events therefore order the CPU and the GPU as they
+//! order streams. A host function must not call the driver.
 
 use super::driver::{CudaError, RawStream, check};
 use crate::base::abort::{Abort, lock};
@@ -42,7 +43,7 @@ pub(super) struct HostStreams {
     shared: Arc<Shared>,
 }
 
-/// A command on its way to a host function.
+/// A command that is passed to a host function.
 struct Work {
     shared: Arc<Shared>,
     command: Command,
@@ -55,7 +56,7 @@ impl HostStreams {
     /// Returns the CPU streams of a rank; `None` if its program has none.
     ///
     /// # Errors
-    /// A message, if a launch's operands are not those of parameters.
+    /// Returns a message if a launch's operands are not those of parameters.
     pub(super) fn new(
         program: &Arc<Program>,
         rank: u32,
@@ -87,13 +88,13 @@ impl HostStreams {
         lock(&self.shared.times).clear();
     }
 
-    /// Returns the times of the pass's tasks.
+    /// Returns the times of the tasks of the pass.
     pub(super) fn times(&self) -> HostTimes {
         lock(&self.shared.times).clone()
     }
 
-    /// Returns whether a command is one for the CPU: all but events and data from the host, which
-    /// the driver handles on every stream.
+    /// Returns whether a command is for the CPU. All commands are, except events and data from the
+    /// host, which the driver handles on every stream.
     pub(super) fn takes(&self, stream: StreamId, command: &Command) -> bool {
         let streams = &self.shared.contexts.program().streams;
         streams[stream.index()].kind == StreamKind::Cpu
@@ -107,8 +108,8 @@ impl HostStreams {
             )
     }
 
-    /// Enqueues a command that it takes. `slot` is where a scalar goes, in pinned memory that lives
-    /// until the device is idle.
+    /// Enqueues a command that [`Self::takes`] accepts. `slot` is where a scalar is written, in
+    /// pinned memory that lives until the device is idle.
     pub(super) fn enqueue(
         &self,
         command: &Command,
@@ -128,7 +129,7 @@ impl HostStreams {
             sys::cuLaunchHostFunc(stream.0, Some(run), data.cast())
         });
         if enqueued.is_err() {
-            // SAFETY: the driver has refused the function, so it never gets the box.
+            // SAFETY: the driver has rejected the function, so it never gets the box.
             drop(unsafe { Box::from_raw(data) });
         }
         enqueued
@@ -289,7 +290,7 @@ mod tests {
         assert!(program.instrs.iter().any(|i| on_cpu(&i.op)));
     }
 
-    /// Copies are tasks with times; sums of squares go to their slot.
+    /// Copies are tasks with times; sums of squares are written to their slot.
     #[test]
     fn commands_run_on_the_cpu() {
         let (host, abort) = streams(&program(&[OFFLOAD]));
@@ -318,7 +319,7 @@ mod tests {
         assert!(!abort.aborted());
     }
 
-    /// An error ends the run, and what the driver calls after it does nothing.
+    /// An error ends the run, and functions that the driver calls after it do nothing.
     #[test]
     fn a_failure_ends_the_run() {
         let (host, abort) = streams(&program(&[OFFLOAD]));

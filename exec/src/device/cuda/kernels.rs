@@ -22,7 +22,7 @@ pub(super) struct Settings {
     pub(super) no_cudnn: bool,
 }
 
-/// See the module documentation. Allocates workspaces when it is created, and nothing afterwards.
+/// See the module documentation. Allocates workspaces on creation, and nothing afterwards.
 pub(super) struct KernelLauncher {
     kernels: Kernels,
     workspace: sys::CUdeviceptr,
@@ -39,8 +39,8 @@ pub(super) struct KernelLauncher {
 // only, after the context was made current.
 unsafe impl Send for KernelLauncher {}
 
-/// Opens the libraries that the kernels of a rank's program need. Compiles and autotunes nothing
-/// yet.
+/// Opens the libraries that the kernels of a rank's program need. Does not compile or autotune
+/// anything yet.
 pub(super) fn open(
     context: &Context,
     program: &Arc<Program>,
@@ -63,9 +63,9 @@ pub(super) fn open(
     Kernels::new(theirs, Arc::clone(program), &options).map_err(|e| e.to_string())
 }
 
-/// Returns what decides which kernels a rank launches and the order of their sums. Different GPU
-/// models may run together if these values agree; the shared memory per block follows from the
-/// capability.
+/// Returns the values that determine which kernels a rank launches and the order of their sums.
+/// Different GPU models may run together if these values agree; the shared memory per block follows
+/// from the capability.
 pub(super) fn decisive(
     context: &Context,
     settings: Settings,
@@ -138,7 +138,7 @@ impl KernelLauncher {
         })
     }
 
-    /// Enqueues a kernel; can be captured. `hyper` is the device address of the step's settings.
+    /// Enqueues a kernel. Can be captured. `hyper` is the device address of the step's settings.
     ///
     /// # Safety
     /// The contract of [`RawRange`], for device memory.
@@ -156,12 +156,13 @@ impl KernelLauncher {
             .map_err(|e| e.to_string())
     }
 
-    /// Returns what kernels report about invalid inputs (indices out of range). The device is idle.
+    /// Returns what kernels report about invalid inputs (indices out of range). The device must be
+    /// idle.
     pub(super) fn input_error(&mut self) -> Option<String> {
         self.kernels.fault().unwrap_or_else(|e| Some(e.to_string()))
     }
 
-    /// Returns the operations that cuDNN does not perform, with the reasons.
+    /// Returns the operations that cuDNN does not support, with the reasons.
     pub(super) fn refused(&self) -> &[String] {
         self.kernels.refused()
     }
@@ -184,14 +185,14 @@ impl KernelLauncher {
     }
 }
 
-/// Encodes a step's settings as kernels read them.
+/// Encodes a step's settings in the form that kernels read.
 pub(super) fn settings_block(hyper: &Hyper) -> HyperBlock {
     hyper_block(hyper)
 }
 
 impl Drop for KernelLauncher {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new`; nothing runs any more. Errors cannot be handled here.
+        // SAFETY: allocated in `new`; no work is running. Errors cannot be handled here.
         unsafe {
             let _ = self.context.bind();
             let _ = sys::cuMemFree_v2(self.workspace);

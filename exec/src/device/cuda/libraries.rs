@@ -1,11 +1,11 @@
 //! Finds and loads NVIDIA's libraries.
 //!
-//! Libraries come from four places, in this order: folders named on the command line, the
-//! environment, pip's `nvidia` packages, the system. Each is loaded by its absolute path with
-//! global symbols. A later `dlopen` of the bare name (by the bindings) then finds the library that
-//! is already loaded, because the names inside the libraries match. The bindings panic if a library
-//! is missing, so none of their functions may be called before [`Libraries::load`] has succeeded,
-//! and none of an optional library unless [`Libraries::has`] returns `true`.
+//! Libraries come from four places, in this order: folders from the command line, the environment,
+//! pip's `nvidia` packages, and the system. Each library is loaded by its absolute path with global
+//! symbols. A later `dlopen` of the bare name (by the bindings) then finds the library that is
+//! already loaded, because the names inside the libraries match. The bindings panic if a library is
+//! missing, so none of their functions may be called before [`Libraries::load`] has succeeded, and
+//! none of those of an optional library unless [`Libraries::has`] returns `true`.
 
 mod folders;
 mod hidden;
@@ -19,7 +19,7 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// A library of NVIDIA that the device uses.
+/// An NVIDIA library that the device uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Library {
     /// `libcuda`, which comes with the driver.
@@ -47,7 +47,7 @@ impl Library {
         Self::Cupti,
     ];
 
-    /// Returns the name of the file.
+    /// Returns the name of its file.
     #[must_use]
     pub const fn file(self) -> &'static str {
         match self {
@@ -61,10 +61,10 @@ impl Library {
     }
 
     /// Returns files in the same folder that the library opens by name when it needs them. They are
-    /// loaded before it, if they exist.
+    /// loaded before the library, if they exist.
     const fn parts(self) -> &'static [&'static str] {
         match self {
-            // The compiler has no search path of its own.
+            // The compiler has no search path for these files.
             Self::Nvrtc => &["libnvrtc-builtins.so.13.0", "libnvrtc-builtins.so.13"],
             Self::Cudnn => &[
                 "libcudnn_graph.so.9",
@@ -91,7 +91,7 @@ impl Library {
         }
     }
 
-    /// Returns the name that the bindings look for, and a function of the library.
+    /// Returns the name that the bindings look for, and the name of a function in the library.
     pub(super) const fn stem(self) -> (&'static str, &'static CStr) {
         match self {
             Self::Driver => ("cuda", c"cuInit"),
@@ -127,10 +127,10 @@ impl fmt::Display for Library {
     }
 }
 
-/// Required libraries that could not be loaded, and everything that was tried.
+/// Required libraries that could not be loaded, and all places that were tried.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct MissingLibraries {
-    /// Missing libraries, each with the reason if a file exists and could not be loaded.
+    /// Missing libraries. Those with a file that could not be loaded also have the reason.
     pub missing: Vec<(Library, Option<String>)>,
     /// Folders that were searched.
     pub searched: Vec<Folder>,
@@ -179,14 +179,14 @@ pub struct Loaded {
 #[derive(Clone, Debug)]
 pub struct Libraries {
     loaded: Vec<Loaded>,
-    /// Why optional libraries with an existing file are not loaded.
+    /// Reasons why optional libraries with an existing file are not loaded.
     refused: Vec<(Library, String)>,
     folders: Vec<Folder>,
 }
 
 impl Libraries {
-    /// Finds and loads all libraries; `extra` are folders that are searched first. Later calls
-    /// return the first success, whatever folders they name.
+    /// Finds and loads all libraries. `extra` are folders that are searched first. Later calls
+    /// return the first success, for any folders.
     ///
     /// # Errors
     /// [`MissingLibraries`] if a required library cannot be loaded.
@@ -199,7 +199,7 @@ impl Libraries {
         Ok(LOADED.get_or_init(|| loaded))
     }
 
-    /// Finds and loads the driver alone, which is enough to list GPUs.
+    /// Finds and loads only the driver, which is enough to list GPUs.
     ///
     /// # Errors
     /// [`MissingLibraries`] if it cannot be loaded.
@@ -257,13 +257,13 @@ impl Libraries {
         &self.loaded
     }
 
-    /// Returns why optional libraries that exist could not be loaded.
+    /// Returns the reasons why optional libraries that exist could not be loaded.
     #[must_use]
     pub fn refused(&self) -> &[(Library, String)] {
         &self.refused
     }
 
-    /// Returns why a library is not loaded; `None` if it is.
+    /// Returns the reason why a library is not loaded; `None` if it is.
     #[must_use]
     pub fn missing(&self, library: Library) -> Option<String> {
         if self.has(library) {
@@ -276,7 +276,7 @@ impl Libraries {
         })
     }
 
-    /// Returns the folders that were searched, in order; NCCL's loader searches the same ones.
+    /// Returns the folders that were searched, in order. NCCL's loader searches the same folders.
     #[must_use]
     pub fn folders(&self) -> &[Folder] {
         &self.folders
@@ -334,11 +334,11 @@ fn open_known(library: Library, folders: &[Folder]) -> Result<PathBuf, Option<St
     }
 }
 
-/// Loads a library from the first folder that has it, or else by the system's loader. The error
-/// says why the last existing file could not be loaded.
+/// Loads a library from the first folder that has it, or else by the system's loader. The error is
+/// the reason why the last existing file could not be loaded.
 fn open(library: Library, folders: &[Folder]) -> Result<PathBuf, Option<String>> {
     let mut reason = None;
-    // The driver must match the kernel's module, so only the system's is used, unless the user
+    // The driver must match the kernel module, so only the system's driver is used, unless the user
     // names another one.
     let (before, after): (Vec<_>, Vec<_>) = folders
         .iter()
@@ -352,7 +352,7 @@ fn open(library: Library, folders: &[Folder]) -> Result<PathBuf, Option<String>>
         for part in library.parts() {
             let part = folder.path.join(part);
             if part.exists() {
-                // A file that cannot be loaded here is reported by the library when it needs it.
+                // If a file cannot be loaded here, the library reports it when it needs the file.
                 let _ = keep(&part, RTLD_LAZY | RTLD_GLOBAL);
             }
         }

@@ -1,7 +1,7 @@
 //! Device memory behind allocator addresses, and pinned host memory.
 //!
 //! A region of allocator addresses is one range of virtual addresses. Physical memory backs the
-//! part that the plan uses; if an allocation goes beyond it, more memory is mapped after it, so
+//! part that the plan uses. If an allocation exceeds it, more memory is mapped after it, so
 //! addresses never change. The memory can be exported to other processes, which NCCL requires for
 //! registration and [`super::pushes`] for windows.
 
@@ -125,7 +125,7 @@ pub(crate) fn granularity(p: &sys::CUmemAllocationProp) -> Result<usize, CudaErr
     Ok(granule)
 }
 
-/// Maps physical memory at reserved device addresses, and lets a device read and write it.
+/// Maps physical memory at reserved device addresses, and allows a device to read and write it.
 ///
 /// # Safety
 /// The addresses are reserved, and nothing is mapped there yet.
@@ -149,14 +149,14 @@ pub(crate) unsafe fn map(
         sys::cuMemSetAccess(start, bytes, &raw const access, 1)
     });
     if allowed.is_err() {
-        // SAFETY: mapped above, and no one uses it yet.
+        // SAFETY: mapped above, and nothing uses it yet.
         let _ = unsafe { sys::cuMemUnmap(start, bytes) };
     }
     allowed
 }
 
 impl Arena {
-    /// Backs regions, which are disjoint and ascending, with zeroed memory.
+    /// Backs regions, which must be disjoint and ascending, with zeroed memory.
     pub(crate) fn new(context: &Arc<Context>, regions: &[Region]) -> Result<Self, String> {
         let granule = granularity(&property(context.device())).map_err(|e| e.to_string())?;
         let mut arena = Self {
@@ -242,7 +242,7 @@ impl Arena {
             bytes,
             handle,
         });
-        // SAFETY: the range is mapped, and no one else uses it yet.
+        // SAFETY: the range is mapped, and nothing else uses it yet.
         check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(start, 0, bytes) })?;
         // SAFETY: no conditions. The fill runs on a stream that other streams do not wait for.
         check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })?;
@@ -260,10 +260,11 @@ impl Arena {
         Ok(())
     }
 
-    /// Returns the device (or pinned host) address of `bytes` bytes at an allocator address.
+    /// Returns the device address (or pinned host address) of `bytes` bytes at an allocator
+    /// address.
     ///
     /// # Errors
-    /// Kind and message, if there is no memory for a region to grow.
+    /// Returns a kind and a message if there is no memory for a region to grow.
     pub(crate) fn pointer(
         &self,
         address: u64,
@@ -300,7 +301,7 @@ impl Arena {
         Ok(None)
     }
 
-    /// Returns the device memory so far, which other ranks may map and NCCL may register.
+    /// Returns the current device memory, which other ranks may map and NCCL may register.
     pub(crate) fn pieces(&self) -> Vec<Piece> {
         let pieces = self.regions.iter().map(|r| lock(r).pieces.clone());
         pieces.flatten().collect()

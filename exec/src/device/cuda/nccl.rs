@@ -1,9 +1,9 @@
 //! Collectives of one rank through NCCL.
 //!
-//! Each communicator of the program that some collective uses becomes an NCCL communicator, created
-//! in the program's order on every rank; several streams may use it. Everything that NCCL would
-//! initialize at its first use is initialized when ranks join, so that only launches happen during
-//! graph capture.
+//! Each communicator that some collective of the program uses becomes an NCCL communicator. They
+//! are created in the program's order on every rank, and several streams may use the same one.
+//! Everything that NCCL would initialize at its first use is initialized when ranks join, so that
+//! only launches happen during graph capture.
 
 mod check;
 mod init_timeout;
@@ -32,18 +32,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long a thread inside a call may take to return after an abort.
+/// Time for a thread inside a call to return after an abort.
 const GRACE: Duration = Duration::from_secs(2);
-/// How long to wait for aborts, including `GRACE`. During an abort, NCCL waits without a timeout
-/// for streams and for graphs that have captured collectives.
+/// Time to wait for aborts, including `GRACE`. During an abort, NCCL waits without a timeout for
+/// streams and for graphs that have captured collectives.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(4);
 /// Period of the check whether aborts have returned.
 const POLL_PERIOD: Duration = Duration::from_millis(1);
 
-/// Finds and loads NCCL, once for the process. `folders` may hold the library itself.
+/// Finds and loads NCCL, once per process. `folders` may contain the library itself.
 ///
 /// # Errors
-/// A message with everything that was tried.
+/// Returns a message with everything that was tried.
 pub(super) fn library(folders: &[PathBuf]) -> Result<Nccl, String> {
     static LOADED: OnceLock<Nccl> = OnceLock::new();
     static LOADING: Mutex<()> = Mutex::new(());
@@ -79,7 +79,7 @@ pub(super) struct Join<'a> {
     pub(super) init_timeout: InitTimeout,
     /// How memory is registered with NCCL.
     pub(super) registration: Mode,
-    /// Whether copy engines reach the other ranks; otherwise kernels do their work.
+    /// Whether copy engines can reach the other ranks. If not, kernels do their work.
     pub(super) copy_engines: bool,
 }
 
@@ -114,8 +114,8 @@ pub(super) struct NcclCollectives {
 }
 
 impl NcclCollectives {
-    /// Joins the communicators of the program. The rank's CUDA context is current; all ranks call
-    /// it at the same time, each on its own thread.
+    /// Joins the communicators of the program. The rank's CUDA context must be current. All ranks
+    /// call it at the same time, each on its own thread.
     ///
     /// # Errors
     /// A message.
@@ -147,7 +147,7 @@ impl NcclCollectives {
         Ok(it)
     }
 
-    /// Calls NCCL for the parts of a collective; `calls` receives the call for one part.
+    /// Calls NCCL for the parts of a collective. `calls` receives the call for one part.
     fn call<T>(
         &mut self,
         id: CollectiveId,
@@ -194,7 +194,7 @@ impl NcclCollectives {
             if member.sums.contains_key(&key) {
                 continue;
             }
-            // The factor of the CPU's reductions is a float32 as well.
+            // The factor in the CPU's reductions is also a float32.
             let factor = factor as f32;
             let scalar = element::cuda(c.dtype).nccl_factor;
             let scalar = scalar.ok_or_else(|| format!("a sum of {} with a factor", c.dtype))?;
@@ -261,7 +261,7 @@ impl NcclCollectives {
     }
 }
 
-/// Returns the parts whose data moves: all but the choices of rows, which come last.
+/// Returns the parts whose data moves: all except the choices of rows, which come last.
 fn moved<'a>(c: &Collective, parts: &'a [(RawRange, RawRange)]) -> &'a [(RawRange, RawRange)] {
     &parts[..parts.len() - usize::from(c.sent.is_some())]
 }
@@ -344,8 +344,8 @@ impl Collectives for NcclCollectives {
                 self.registration.name().to_owned(),
             ),
         ]);
-        // Variables that change NCCL's choices change times and, between algorithms, the order of
-        // sums.
+        // Variables that change NCCL's choices also change times and, between algorithms, the order
+        // of sums.
         for (name, value) in std::env::vars().filter(|(n, _)| n.starts_with("NCCL_")) {
             facts.insert(format!("env.{name}"), value);
         }
@@ -356,7 +356,8 @@ impl Collectives for NcclCollectives {
 impl Drop for NcclCollectives {
     fn drop(&mut self) {
         if self.abort.aborted() {
-            // The other ranks will not finalize their communicators, and no one is left to notify.
+            // The other ranks will not finalize their communicators, and there is no rank left to
+            // notify.
             let _ = self.watch().abort();
         }
         // Registrations are dropped before their communicators.
@@ -368,7 +369,7 @@ impl Drop for NcclCollectives {
     }
 }
 
-/// Communicators of a rank, as seen by another thread.
+/// Communicators of a rank, for use by another thread.
 #[derive(Clone, Debug)]
 pub(super) struct NcclWatch {
     comms: Vec<(String, Watch)>,
@@ -380,7 +381,7 @@ impl NcclWatch {
     /// Checks whether NCCL has reported an asynchronous error.
     ///
     /// # Errors
-    /// A message with the communicator's name.
+    /// Returns a message with the communicator's name.
     pub(super) fn poll(&self) -> Result<(), String> {
         for (name, watch) in &self.comms {
             watch
@@ -391,21 +392,22 @@ impl NcclWatch {
     }
 
     /// Aborts everything in flight. Returns whether all aborts have returned within a limited time.
-    /// A communicator in which a thread is stuck is closed, and freed with the process.
+    /// If a thread is stuck in a communicator, the communicator is closed, and freed with the
+    /// process.
     ///
-    /// Each abort has its own thread: it first ends the communicator's kernels, and then may wait
-    /// for the whole GPU, where a kernel of another communicator that has not been aborted yet
-    /// would never end.
+    /// Each abort has its own thread. An abort first ends the communicator's kernels, and then may
+    /// wait for the whole GPU. There, a kernel of another communicator that has not been aborted
+    /// yet would never end.
     pub(super) fn abort(&self) -> bool {
         for (_, watch) in &self.comms {
             let (watch, aborting) = (watch.clone(), Arc::clone(&self.aborting));
             self.aborting.fetch_add(1, Ordering::SeqCst);
             let abort = move || {
-                // No one is left to notify.
+                // There is no rank left to notify.
                 let _ = watch.abort(GRACE);
                 aborting.fetch_sub(1, Ordering::SeqCst);
             };
-            // Without a thread the communicator is not aborted, and counts as not returned.
+            // Without a thread, the communicator is not aborted and counts as not returned.
             let _ = std::thread::Builder::new()
                 .name("abort".to_owned())
                 .spawn(abort);
@@ -505,7 +507,7 @@ impl Member {
         // SAFETY: the caller's contract; counts follow from the checked lengths.
         unsafe {
             match c.kind {
-                // NCCL sends rows that no one asked for, too: each has a place of its own.
+                // NCCL also sends rows that no rank asked for, so each row has a separate place.
                 CollectiveKind::AllGather | CollectiveKind::PeerPush => {
                     comm.all_gather(from, to, input.bytes / element, dtype, stream)
                 }

@@ -1,7 +1,7 @@
-//! Ranges for profilers: the work that the host issues, by unit and phase.
+//! Ranges for profilers that show the work that the host issues, by unit and phase.
 //!
-//! Enabled by `SHARDLAB_NVTX`. The functions come from NVIDIA's library for programs without its
-//! headers; if it is missing, there are no ranges.
+//! Enabled by `SHARDLAB_NVTX`. The functions come from NVIDIA's library for programs that do not
+//! use its headers. If it is missing, there are no ranges.
 
 use super::libraries::Libraries;
 use libloading::os::unix::{Library, RTLD_LAZY};
@@ -54,7 +54,7 @@ impl Ranges {
         }
     }
 
-    /// Notes that the host issues an instruction.
+    /// Records that the host issues an instruction.
     pub(super) fn at(&mut self, program: &Program, instr: InstrId) {
         let Some(i) = program.instrs.get(instr.index()) else {
             return;
@@ -75,7 +75,7 @@ impl Ranges {
         self.open = Some(key);
     }
 
-    /// Ends the open range: the pass has been issued.
+    /// Ends the open range, because the pass has been issued.
     pub(super) fn close(&mut self) {
         if self.open.take().is_some() {
             // SAFETY: a range is open on this thread.

@@ -1,14 +1,14 @@
-//! Tokens that ranks write into each other's memory, over NVLink.
+//! Tokens that ranks write into each other's memory over NVLink.
 //!
-//! [`Pushes`] performs the collectives that push rows (`peer_push`, `peer_return`) and the barriers
+//! [`Pushes`] runs the collectives that push rows (`peer_push`, `peer_return`) and the barriers
 //! before them, and leaves all others to NCCL. When memory is registered, the ranks of the
-//! communicator exchange descriptors of their memory and map it (`connect`); a window of a peer is
-//! where its buffer is (`windows`). A kernel then writes the selected rows, signals to all ranks
-//! that they have arrived, and waits for the signals of the others (`kernels`).
+//! communicator exchange descriptors of their memory and map it (`connect`). A window of a peer is
+//! the place of its buffer (`windows`). A kernel then writes the selected rows, signals to all
+//! ranks that they have arrived, and waits for the signals of the others (`kernels`).
 //!
-//! If some rank cannot map the memory of another one, all leave pushes to NCCL, which sends all
-//! rows. A push whose window is in memory that was added after the ranks had connected goes through
-//! NCCL, too: ranks add memory alike, so all of them choose it.
+//! If any rank cannot map the memory of another one, all ranks leave pushes to NCCL, which sends
+//! all rows. A push whose window is in memory that was added after the ranks connected also goes
+//! through NCCL. All ranks add the same memory, so all of them make the same choice.
 
 mod agreement;
 mod connect;
@@ -38,7 +38,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use windows::Windows;
 
-/// Name of what is used in the facts of a run.
+/// Name of this feature in the facts of a run.
 const PEER_MEMORY: &str = "peer_memory";
 
 /// Returns the communicator whose collectives push rows, if there is one.
@@ -54,11 +54,11 @@ pub(super) fn communicator(program: &Program) -> Option<CommId> {
 enum Way {
     /// Into mapped memory.
     Mapped(Box<Connected>),
-    /// Through NCCL, for this reason.
+    /// Through NCCL, for the given reason.
     Nccl(String),
 }
 
-/// A word in the host's memory that ends waits of kernels.
+/// A word in host memory that ends waits of kernels.
 #[derive(Clone)]
 struct StopWord(Arc<Pinned>);
 
@@ -115,7 +115,7 @@ impl Pushes {
         })
     }
 
-    /// Returns why this rank cannot push, without asking the others.
+    /// Returns the reason why this rank cannot push, without asking the others.
     fn obstacle(&self) -> Option<String> {
         if !self.allowed {
             return Some("--no-peer-memory".to_owned());
@@ -138,7 +138,7 @@ impl Pushes {
     }
 }
 
-/// Returns the streams on which a communicator pushes rows or waits for that.
+/// Returns the streams on which a communicator pushes rows or waits for pushes.
 fn streams(program: &Program, comm: CommId) -> BTreeSet<StreamId> {
     let of = program.instrs.iter().filter_map(|i| match i.op {
         Op::Collective { id, stream } => {
@@ -151,7 +151,7 @@ fn streams(program: &Program, comm: CommId) -> BTreeSet<StreamId> {
     of.collect()
 }
 
-/// Returns what a push moves; `None` if its window is not mapped on all ranks.
+/// Returns the rows that a push moves; `None` if its window is not mapped on all ranks.
 fn rows(
     c: &Collective,
     ranks: u32,
@@ -253,7 +253,7 @@ impl Collectives for Pushes {
     }
 
     fn abort(&mut self) -> bool {
-        // NCCL waits for the GPU, where a kernel may wait for a peer.
+        // NCCL waits for the GPU, on which a kernel may wait for a peer.
         self.stop.stop();
         self.nccl.abort()
     }

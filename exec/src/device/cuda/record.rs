@@ -21,11 +21,11 @@ struct Task {
 /// Source of the times of tasks.
 #[derive(Debug)]
 enum Clock {
-    /// CUPTI's records; the label of a task is its index plus one.
+    /// CUPTI's records. The label of a task is its index plus one.
     Records(Activity),
     /// Events around each task, if CUPTI is unavailable.
     Events {
-        /// Event that was recorded when the pass began.
+        /// Event that was recorded at the start of the pass.
         base: Event,
         /// Host clock at that time.
         base_ns: u64,
@@ -34,8 +34,8 @@ enum Clock {
     },
 }
 
-/// Number of pairs that exist when a pass begins: nothing should be created while collectives wait
-/// for one another.
+/// Number of pairs that exist at the start of a pass. Nothing should be created while collectives
+/// wait for each other.
 const SPARE: usize = 512;
 
 /// Message of a failed measurement.
@@ -84,10 +84,11 @@ impl Recorder {
         self.behind.fill(None);
         self.put_away();
         if self.records {
-            // Another profiler may use CUPTI; events work as well.
+            // If another profiler uses CUPTI, events work as well.
             self.clock = Activity::start(&now).ok().map(Clock::Records);
         }
-        // CUPTI allocates memory at the first call that it sees, which must not belong to the pass.
+        // CUPTI allocates memory at the first call that it observes. This memory must not belong to
+        // the pass.
         let base = Event::new(true)?;
         base.record(stream)?;
         while !base.is_done()? {
@@ -114,7 +115,7 @@ impl Recorder {
         }
     }
 
-    /// Notes that a task is about to be enqueued.
+    /// Records that a task is about to be enqueued.
     pub(crate) fn start(
         &mut self,
         number: u32,
@@ -147,7 +148,7 @@ impl Recorder {
         Ok(())
     }
 
-    /// Notes that the task has been enqueued.
+    /// Records that the task has been enqueued.
     pub(crate) fn end(&mut self, stream: RawStream) -> Result<(), Trouble> {
         match &mut self.clock {
             Some(Clock::Records(activity)) => activity.leave(),
@@ -159,12 +160,12 @@ impl Recorder {
         }
     }
 
-    /// Notes that an event was recorded on a stream.
+    /// Records that an event was recorded on a stream.
     pub(crate) fn recorded(&mut self, event: EventId, stream: usize) {
         self.behind[event.index()] = self.last[stream];
     }
 
-    /// Notes that a stream waits for an event.
+    /// Records that a stream waits for an event.
     pub(crate) fn waited(&mut self, event: EventId, stream: usize) {
         self.waits[stream].push(event);
     }
@@ -204,8 +205,8 @@ impl Recorder {
         }
     }
 
-    /// Returns the times of the pass and ends the recording. The device is idle. Tasks on the CPU,
-    /// of which the GPU knows nothing, have the times `on_cpu`.
+    /// Returns the times of the pass and ends the recording. The device must be idle. Tasks on the
+    /// CPU, which the GPU does not record, have the times `on_cpu`.
     pub(crate) fn times(&mut self, on_cpu: &HostTimes) -> Result<Vec<TaskTimes>, Trouble> {
         let mut spans = self.spans()?;
         for (task, span) in self.tasks.iter().zip(&mut spans) {
@@ -222,7 +223,7 @@ fn words<T>(r: Result<T, CudaError>) -> Result<T, Trouble> {
     r.map_err(|e| e.to_string())
 }
 
-/// Combines what the host knows about tasks with the times when they ran.
+/// Combines what the host knows about tasks with the times at which they ran.
 fn join(tasks: &[Task], spans: &[Option<(u64, u64)>], behind: &[Option<usize>]) -> Vec<TaskTimes> {
     let streams = tasks.iter().map(|t| t.stream + 1).max().unwrap_or(0);
     let comms = tasks
@@ -244,9 +245,9 @@ fn join(tasks: &[Task], spans: &[Option<(u64, u64)>], behind: &[Option<usize>]) 
             .issued
             .max(stream_end[task.stream])
             .max(waited.map_or(0, |w| w.1));
-        // A task without a record had no work.
+        // A task without a record did no work.
         let (start, end) = span.unwrap_or((ready, ready));
-        // The clocks of device and host differ slightly: a task does not start before it could.
+        // The clocks of device and host differ slightly, but a task does not start before it could.
         let ready = ready.min(start);
         let free = task.comm.map_or(ready, |c| comm_end[c.index()].max(ready));
         let end = end.max(start);

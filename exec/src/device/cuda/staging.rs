@@ -20,11 +20,11 @@ const BLOCK: usize = 8 << 20;
 /// resumed run) wait for the first blocks.
 const BLOCKS: usize = 8;
 const ALIGN: usize = 256;
-/// Bytes that one thread copies at a time. One thread takes 5 ms for 50 MB; the link takes 1 to 2
-/// ms.
+/// Number of bytes that one thread copies at a time. One thread takes 5 ms for 50 MB, while the
+/// link takes 1 to 2 ms.
 const SHARE: usize = 1 << 20;
 
-/// Bytes of inputs that are staged before a pass; the rest goes through the blocks.
+/// Number of bytes of inputs that are staged before a pass. The rest uses the blocks.
 const AHEAD: usize = 512 << 20;
 
 /// Blocks that are filled one after another during a pass and are all free at its start, and inputs
@@ -34,7 +34,7 @@ pub(crate) struct Staging {
     context: Arc<Context>,
     ring: Ring,
     blocks: Vec<Block>,
-    /// By input of the pass: memory that is kept from pass to pass.
+    /// By input of the pass: memory that is kept between passes.
     ahead: Vec<Ahead>,
 }
 
@@ -43,7 +43,7 @@ pub(crate) struct Staging {
 struct Ahead {
     memory: Pinned,
     room: usize,
-    /// Data that the memory is a copy of; `None` if it holds no input of this pass.
+    /// Data that the memory is a copy of; `None` if it contains no input of this pass.
     of: Option<Arc<[u8]>>,
 }
 
@@ -52,8 +52,8 @@ struct Block {
     memory: Pinned,
     /// Streams that have copied from the block since it was free.
     readers: Vec<RawStream>,
-    /// Events on these streams, recorded when the block was left. The list may be longer than
-    /// `readers` from an earlier use.
+    /// Events on these streams, recorded when the ring moved on from the block. The list may be
+    /// longer than `readers` from an earlier use.
     read: Vec<Event>,
 }
 
@@ -66,7 +66,7 @@ impl Block {
         })
     }
 
-    /// Marks the block as left: all its copies have been enqueued.
+    /// Marks that the ring has moved on from the block: all copies from it have been enqueued.
     fn leave(&mut self) -> Result<(), CudaError> {
         for (i, stream) in self.readers.iter().enumerate() {
             if i == self.read.len() {
@@ -77,7 +77,7 @@ impl Block {
         Ok(())
     }
 
-    /// Waits until the block, which was left, is free.
+    /// Waits until the block, which the ring had moved on from, is free.
     fn wait(&mut self) -> Result<(), CudaError> {
         for (event, _) in self.read.iter().zip(&self.readers) {
             event.host_wait()?;
@@ -110,7 +110,7 @@ impl Staging {
     }
 
     /// Copies inputs larger than a share into pinned memory, like a data loader. If the host has no
-    /// pinned memory left, they go through the blocks.
+    /// pinned memory left, the inputs use the blocks.
     fn bring(&mut self, inputs: &[Arc<[u8]>]) {
         let mut total = 0;
         let large = inputs.iter().filter(|data| data.len() > SHARE);
@@ -140,7 +140,7 @@ impl Staging {
         }
     }
 
-    /// Enqueues a copy of host data, which may change or be freed once this returns.
+    /// Enqueues a copy of host data, which may change or be freed after this returns.
     pub(crate) fn upload(
         &mut self,
         mut data: &[u8],
@@ -193,14 +193,14 @@ impl Staging {
     }
 }
 
-/// Copies with several threads; a single share with this one.
+/// Copies with several threads, or with this thread if there is only one share.
 fn copy(room: &mut [u8], data: &[u8]) {
     room.par_chunks_mut(SHARE)
         .zip(data.par_chunks(SHARE))
         .for_each(|(room, share)| room.copy_from_slice(share));
 }
 
-/// Enqueues a copy of pinned memory, which is not written again before the copy has completed.
+/// Enqueues a copy from pinned memory, which is not written again before the copy has completed.
 fn send(from: *const u8, to: u64, bytes: usize, stream: RawStream) -> Result<(), CudaError> {
     // SAFETY: the source is staging memory, see above; the destination is the caller's.
     check("cuMemcpyHtoDAsync", unsafe {

@@ -10,10 +10,10 @@ use shardlab_plan::ir::{CollectiveId, EventId, InstrId, StreamId};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Why a command was not enqueued.
+/// Reason why a command was not enqueued.
 pub(super) enum EnqueueError {
     Driver(Error),
-    /// Kind and message: a kernel or a collective rejects the command.
+    /// Kind and message. A kernel or a collective rejects the command.
     Rejected(FailureKind, String),
 }
 
@@ -120,8 +120,8 @@ impl CudaDevice {
         self.issue(stream, command, task)
     }
 
-    /// Returns the library's estimate of a collective's duration, without enqueuing anything;
-    /// `None` if it has none. All ranks of the communicator call it at the same time.
+    /// Returns the library's estimate of a collective's duration without enqueuing anything; `None`
+    /// if there is none. All ranks of the communicator must call it at the same time.
     pub(crate) fn estimate(
         &mut self,
         stream: StreamId,
@@ -134,8 +134,8 @@ impl CudaDevice {
         told.map_err(|e| self.fail(FailureKind::Kernel, Some(stream), instr, e))
     }
 
-    /// Passes a command to the driver, or to the CPU if it is for that; `task` is the index of the
-    /// task.
+    /// Passes a command to the driver, or to the CPU if it is for a CPU stream. `task` is the index
+    /// of the task.
     fn issue(
         &mut self,
         stream: StreamId,
@@ -187,8 +187,8 @@ impl CudaDevice {
                 self.check_nan(instr, written.iter().map(|(_, output)| output), stream)?;
             }
             Command::Copy { from, to, .. } => {
-                // SAFETY: the interpreter's contract for ranges that it submits; both are in one
-                // address space.
+                // SAFETY: the interpreter's contract for ranges that it submits; both are in the
+                // same address space.
                 check("cuMemcpyAsync", unsafe {
                     sys::cuMemcpyAsync(
                         to.ptr.addr() as u64,
@@ -235,7 +235,7 @@ impl CudaDevice {
         Ok(())
     }
 
-    /// Enqueues searches for NaNs in what a command writes, if NaNs are looked for.
+    /// Enqueues searches for NaN in the outputs of a command, if the NaN check is enabled.
     fn check_nan<'r>(
         &self,
         instr: InstrId,
@@ -280,9 +280,9 @@ impl CudaDevice {
         // An event recorded in a capture cannot be used outside of it, so edges within the graph
         // have their own events.
         let mut inner = BTreeMap::new();
-        // The driver and NCCL may wait for the GPU while a graph is created: forever, if a
-        // collective of an earlier scope hangs there. Each command counts as its own call, and so
-        // does the work after the last one.
+        // The driver and NCCL may wait for the GPU while a graph is created, and would wait forever
+        // if a collective of an earlier scope hangs there. Each command counts as a separate call,
+        // and so does the work after the last one.
         self.watchdog.pass(at.1);
         let made = Exec::capture(origin, &others, || {
             for (stream, command) in &commands {
@@ -328,7 +328,8 @@ impl CudaDevice {
             Command::Wait { event, .. } => {
                 match inner.get(&event) {
                     Some(edge) => edge.wait(raw)?,
-                    // Recorded before the scope: the replay waits for it before the graph starts.
+                    // The event was recorded before the scope. The replay waits for it before the
+                    // graph starts.
                     None => debug_assert!(shape.inward.contains(&event)),
                 }
                 Ok(())
@@ -354,7 +355,7 @@ impl CudaDevice {
     pub(super) fn launch_graph(&mut self, captured: &mut Captured, first: u32) -> Result<(), Stop> {
         if self.recording.enabled || self.recording.replay_as_instructions || self.diagnostics.sync
         {
-            // Times and errors of individual tasks need individual commands.
+            // Times and errors of individual tasks require individual commands.
             let mut task = first;
             for (stream, command) in &captured.commands {
                 self.enqueue(*stream, command, task)?;

@@ -16,7 +16,7 @@ pub struct Gpu {
     pub memory: Bytes,
 }
 
-/// Why no GPU is visible.
+/// Reason why no GPU is visible.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum NoGpu {
@@ -31,11 +31,11 @@ pub enum NoGpu {
     Driver(#[from] CudaError),
 }
 
-/// Returns the GPUs that the driver shows, also those that are too old to train on. Loads only the
-/// driver, and creates no context. `library_path` are folders that are searched first.
+/// Returns the GPUs that the driver shows, including those that are too old for training. Loads
+/// only the driver, and creates no context. `library_path` are folders that are searched first.
 ///
 /// # Errors
-/// [`NoGpu`]. On success, there is at least one GPU.
+/// Returns [`NoGpu`]. On success, there is at least one GPU.
 pub fn visible_gpus(library_path: &[PathBuf]) -> Result<Vec<Gpu>, NoGpu> {
     Libraries::load_driver(library_path).map_err(NoGpu::NoDriver)?;
     // SAFETY: no conditions.

@@ -9,11 +9,11 @@ use cudarc::driver::sys;
 use shardlab_plan::ir::{EventId, InstrId, StreamId};
 use std::time::{Duration, Instant};
 
-/// Time of busy waiting, so that the end of a step is noticed at once.
+/// Duration of busy waiting, which detects the end of a step immediately.
 const SPIN: Duration = Duration::from_millis(2);
 /// Period of the check for failures and timeouts.
 const POLL_PERIOD: Duration = Duration::from_millis(1);
-/// How long work in flight may take to end after its collectives have been aborted.
+/// Time for work in flight to end after its collectives have been aborted.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl CudaDevice {
@@ -34,7 +34,8 @@ impl CudaDevice {
             let busy = self.busy_stream().map_err(|e| self.driver_error(&e))?;
             let Some(stream) = busy else {
                 self.abort.progressed();
-                // The results of streams that ended although their peers are gone are invalid.
+                // The results of streams that ended because their peers no longer exist are
+                // invalid.
                 return if self.abort.aborted() {
                     Err(Stop::Aborted)
                 } else {
@@ -107,8 +108,8 @@ impl CudaDevice {
         Err(self.fail(FailureKind::Timeout, None, instr, what))
     }
 
-    /// Returns whether events have completed since the last call. Events of different streams
-    /// complete in another order than they were recorded in; the first incomplete one holds up the
+    /// Returns whether events have completed since the last call. Events of different streams may
+    /// complete in another order than they were recorded in. The first incomplete event stops the
     /// count, which is good enough for a watchdog.
     fn moved(&mut self) -> Result<bool, Error> {
         let before = self.queues.completed;
@@ -121,7 +122,8 @@ impl CudaDevice {
         Ok(self.queues.completed > before)
     }
 
-    /// Waits a limited time for work in flight, even after a failure. Returns whether it has ended.
+    /// Waits for work in flight for a limited time, even after a failure. Returns whether it has
+    /// ended.
     pub(super) fn wait_briefly(&self) -> bool {
         let start = Instant::now();
         while self.busy_stream().is_ok_and(|s| s.is_some()) {

@@ -50,7 +50,7 @@ fn torchrun() {
     vars.push(("TORCHELASTIC_RUN_ID", "abc"));
     let p = place(&vars);
     assert_eq!((p.ports[0], p.run.as_str()), (29401, "abc@29400"));
-    // torchrun is started by srun, once per node: torchrun's variables describe this process.
+    // torchrun is started by srun, once per node. torchrun's variables describe this process.
     vars.extend([("SLURM_PROCID", "1"), ("SLURM_STEP_NUM_TASKS", "2")]);
     assert_eq!(place(&vars).rank, 5);
     vars.push(("SHARDLAB_PORT", "7000"));
@@ -74,7 +74,7 @@ fn srun() {
         ("gpu-017", "129.0@29516")
     );
     assert_eq!(p.ports[0], 29516);
-    // srun around one script that another launcher starts does not describe the ranks.
+    // If srun runs one script that starts another launcher, srun does not describe the ranks.
     let mut vars = TORCHRUN.to_vec();
     vars.extend([("SLURM_PROCID", "0"), ("SLURM_STEP_NUM_TASKS", "1")]);
     assert_eq!(place(&vars).rank, 5);
@@ -101,7 +101,7 @@ fn mpirun() {
     assert_eq!(place(&pmi).launcher, Launcher::Pmi);
 }
 
-/// Two runs on one host: neither must join the other's store.
+/// Two runs on the same host. Neither must join the other's store.
 #[test]
 fn runs_that_share_a_host() {
     let torchrun = |port: &'static str| {
@@ -116,7 +116,7 @@ fn runs_that_share_a_host() {
     let (one, other) = (torchrun("29500"), torchrun("29501"));
     assert!(one.ports.iter().any(|p| other.ports.contains(p)));
     assert_ne!(one.run, other.run);
-    // Runs with neither names nor ports cannot be distinguished: only the first port is tried.
+    // Runs with neither names nor ports cannot be distinguished, so only the first port is tried.
     let pmi = [
         ("PMI_RANK", "1"),
         ("PMI_SIZE", "2"),
@@ -142,8 +142,8 @@ fn srun_that_speaks_pmi() {
     assert_eq!((p.local_rank, p.host.as_str()), (1, "gpu-1"));
 }
 
-/// The daemons of mpirun are started by srun, one per node, and the ranks inherit srun's variables
-/// for them.
+/// srun starts the daemons of mpirun, one per node, and the ranks inherit the variables that srun
+/// set for them.
 #[test]
 fn mpirun_within_a_slurm_job() {
     let daemon = [

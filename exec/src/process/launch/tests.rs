@@ -46,11 +46,11 @@ fn no_process_is_left_behind() {
 }
 
 /// Makes children receive SIGINT. Children inherit ignored signals, which `sh` cannot trap, and
-/// scripts that start tests with `&` ignore SIGINT; handled signals are reset to the default.
+/// scripts that start tests with `&` ignore SIGINT. Handled signals are reset to the default.
 fn restore_interrupts() {
     use signal_hook::{consts::SIGINT, flag};
     use std::sync::{Arc, atomic::AtomicBool};
-    // Ends the tests, as without a handler.
+    // A second signal ends the tests, as it would without a handler.
     flag::register_conditional_shutdown(SIGINT, 130, Arc::new(AtomicBool::new(true))).unwrap();
 }
 
@@ -64,7 +64,7 @@ fn rank_0_receives_interrupts() {
         ..NO_SIGNALS
     };
     let outcome = launch(&shell(script, 2), signals).unwrap();
-    // The signal may come before the shell has set its trap.
+    // The signal may arrive before the shell has set its trap.
     assert!(matches!(outcome.status[..], [5 | -2, 0]), "{outcome:?}");
 }
 
@@ -77,7 +77,7 @@ fn a_program_that_is_not_there() {
 
 #[test]
 fn a_killed_rank_is_reported_although_another_failure_came_first() {
-    // Rank 0 notices that its peer is gone, and fails, before the launcher looks.
+    // Rank 0 notices that its peer no longer exists, and fails, before the launcher checks.
     let script = r#"if test "$SHARDLAB_RANK" = 1; then kill -9 $$; fi; exit 3"#;
     let outcome = launch(&shell(script, 2), NO_SIGNALS).unwrap();
     assert_eq!(outcome.status, [3, -9]);

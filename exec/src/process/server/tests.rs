@@ -45,7 +45,7 @@ fn is_welcome(stream: &mut TcpStream) -> bool {
     matches!(receive(stream), Some(Response::Welcome { .. }))
 }
 
-/// The process is welcome, and receives messages of the store.
+/// The process is welcome, and receives messages from the store.
 fn is_connected(stream: &mut TcpStream) {
     assert!(is_welcome(stream));
     let beat = Request::Heartbeat {
@@ -90,7 +90,7 @@ fn an_attempt_replaces_an_abandoned_one() {
         parts: vec![vec![4]],
     };
     assert_eq!(receive(&mut stream), Some(answer));
-    // Another process that claims the same rank is refused.
+    // Another process that claims the same rank is rejected.
     let refused = receive(&mut connect(server.address(), 8, 3));
     let why = "two processes claim to be rank 1: one on host, process 7, one on host, process 8";
     assert_eq!(

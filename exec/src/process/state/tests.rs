@@ -3,7 +3,7 @@ use shardlab_plan::ir::InstrId;
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Returns the first attempt of a process; another process has another instance.
+/// Returns the first attempt of a process. Another process has a different instance.
 fn first(instance: u64) -> Attempt {
     Attempt {
         instance,
@@ -18,7 +18,7 @@ fn three(now: Instant) -> State {
     for p in 0..3 {
         let location = format!("host, process {}", 100 + p);
         s.join(p, first(p.into()), &location, now).unwrap();
-        // A process sends a heartbeat at once.
+        // A process sends a heartbeat immediately.
         s.handle(p, heartbeat(0, 0), now);
     }
     s
@@ -78,9 +78,9 @@ fn data_and_readers_may_come_in_any_order() {
     let sent = s.handle(0, put(2), now);
     assert_eq!(sent, [(1, answer(4, vec![vec![5]]))]);
     assert_eq!(s.handle(2, get(0), now), [(2, answer(0, vec![vec![5]]))]);
-    // Two have read it: it is dropped.
+    // Two processes have read it, so it is dropped.
     assert!(s.handle(2, get(1), now).is_empty());
-    // It is not stored again: the wait times out, and its process may continue.
+    // It is not stored again, so the wait times out, and its process may continue.
     (0..3).for_each(|p| drop(s.handle(p, heartbeat(0, 0), now + 9 * SECOND)));
     let sent = s.tick(now + 10 * SECOND);
     assert_eq!(sent.len(), 1);
@@ -251,7 +251,7 @@ fn a_rank_joins_once() {
 fn a_suspension_of_the_store_extends_waits() {
     let start = Instant::now();
     let at = |seconds: u32| start + seconds * SECOND;
-    // At the start: 1 s before the suspension of 11 s, so 9 s are left after it.
+    // At the start: 1 s before the suspension of 11 s, so 9 s remain after it.
     let mut s = State::new(&StoreOptions::new(2, "run", 10 * SECOND), start);
     s.join(0, first(0), "host", start).unwrap();
     s.resume(11 * SECOND, at(12));
@@ -269,7 +269,7 @@ fn a_suspension_of_the_store_extends_waits() {
     s.handle(1, get("before"), start);
     s.handle(0, gather(6, false, false, 10), start);
     s.resume(60 * SECOND, at(64));
-    // A request after the suspension has its own time.
+    // A request after the suspension has a separate time.
     s.handle(2, get("after"), at(64));
     let late = |sent: Changes| -> Vec<String> {
         let why = |(_, response)| match response {
@@ -288,7 +288,8 @@ fn a_suspension_of_the_store_extends_waits() {
     assert_eq!(tick(74), ["no rank published `after` within 10.0s"]);
 }
 
-/// Rank 0 autotunes kernels, which may take longer than any step: the wait is longer, but limited.
+/// Rank 0 autotunes kernels, which may take longer than any step. The wait is longer, but still
+/// limited.
 #[test]
 fn a_slow_wait_is_longer() {
     let start = Instant::now();

@@ -72,7 +72,7 @@ fn blessing_writes_once_and_says_what_it_did() {
     now.memory.allocated += 1;
     assert_eq!(bless(&path, &now).unwrap(), Blessed::Updated);
     assert_eq!(read(&path).unwrap().facts, now);
-    // No other file is left.
+    // No other file remains.
     assert_eq!(
         std::fs::read_dir(path.parent().unwrap()).unwrap().count(),
         1
@@ -80,7 +80,7 @@ fn blessing_writes_once_and_says_what_it_did() {
     assert_eq!(path_of(&path, "other"), path);
 }
 
-/// Writing fails like on a full disk.
+/// Writing fails as it does on a full disk.
 #[test]
 fn a_file_that_cannot_be_written_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
@@ -158,7 +158,7 @@ prop_compose! {
 }
 
 proptest! {
-    /// Every file reads back to its facts, bitwise.
+    /// Every file can be read back to bitwise equal facts.
     #[test]
     fn files_read_back(
         words in proptest::collection::vec(name(), 6),

@@ -1,9 +1,9 @@
 //! Formats verdicts as JUnit XML: one suite per scenario, and one case per finding. Findings that
-//! fail for one reason are one failure: the first contains the details, and the others are skipped
-//! and refer to it.
+//! fail for the same reason are one failure: the first one contains the details, and the others are
+//! skipped and refer to it.
 //!
-//! Readers differ. Some show only a failure's `message` and some only its text, so the text starts
-//! with the message. Some print `NaN` for a case without a time, so cases have the time 0.
+//! JUnit readers differ. Some show only a failure's `message` and some only its text, so the text
+//! starts with the message. Some print `NaN` for a case without a time, so cases have the time 0.
 
 use super::{outcome, sentence};
 use crate::gate::finding::{Finding, Status, Verdict};

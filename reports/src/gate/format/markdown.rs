@@ -53,7 +53,7 @@ pub fn markdown(verdicts: &[Verdict]) -> String {
             let _ = write!(out, "\n**{}**\n\n", cell(&failure.cause));
             table(v.of(failure), &mut out);
             for f in v.of(failure).filter(|f| !f.detail.is_empty()) {
-                // Four backticks, so that three in the detail do not end the block.
+                // Four backticks, so that three backticks in the detail do not end the block.
                 let _ = write!(
                     out,
                     "\n<details><summary>{}</summary>\n\n````diff\n{}````\n\n</details>\n",

@@ -7,7 +7,7 @@ use crate::gate::limits::{Limit, Limits};
 use crate::gate::metric::BUDGETS;
 use shardlab_plan::units::Bytes;
 
-/// Returns one finding for each given budget and each number that it limits.
+/// Returns one finding for each budget and each number that it limits.
 pub(super) fn judge(now: &Facts, limits: &Limits) -> Vec<Finding> {
     let bytes = |n: f64| Bytes(n as u64).to_string();
     let milliseconds = |ms: f64| super::time::ms(ms * 1e9);

@@ -25,8 +25,8 @@ pub(super) fn judge(
     } else {
         findings.extend(seeds::unmatched(baseline, before, after, limits));
     }
-    // Compare one curve per common seed. With enough seeds, compare only gradient norms, which have
-    // little noise.
+    // One curve per common seed is compared. With enough seeds, only gradient norms are compared
+    // this way, because they have little noise.
     let pairs: Vec<(&Curve, &Curve)> = before
         .curves
         .iter()
@@ -92,8 +92,8 @@ fn finite(baseline: &Baseline, after: &Measured, limits: &Limits) -> Finding {
     }
 }
 
-/// Steps at which two series differ by more than allowed, from 0. Messages count from 1, like
-/// training output.
+/// Steps, counted from 0, at which two series differ by more than allowed. Messages count from 1,
+/// like training output.
 struct Misses {
     first: usize,
     worst: usize,
@@ -220,7 +220,7 @@ fn last(baseline: &Baseline, metric: &str, a: &Curve, b: &Curve, limits: &Limits
     let end = |c: &Curve| c.losses.last().copied().unwrap_or(f64::NAN);
     let (x, y) = (end(a), end(b));
     let worse = y - x;
-    // Written such that NaN fails.
+    // This form of the comparison fails for NaN.
     let within = worse <= limits.final_loss.value * x.abs();
     let subject = Subject {
         class: Class::Convergence,
@@ -301,8 +301,8 @@ fn norms(
     subject.finding(status, mean(x), mean(y), message)
 }
 
-/// Explains a factor that equals the world size or its inverse, which has a usual reason. Only the
-/// first differing step is reliable: later ones start from different weights.
+/// Explains a factor that equals the world size or its inverse, which has a common cause. Only the
+/// first differing step is reliable, because later steps start from different weights.
 fn scale(ratio: f64, world: u32) -> String {
     let world = f64::from(world);
     let near = |x: f64| (ratio / x - 1.0).abs() < 0.02;

@@ -10,7 +10,7 @@ use shardlab_plan::config::GatePreset;
 use shardlab_plan::units::{Bytes, count};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Maximum number of parts of a change that are named.
+/// Maximum number of parts of a change that are listed.
 const MAX_NAMED: usize = 3;
 
 fn signed(from: u64, to: u64) -> String {
@@ -18,7 +18,7 @@ fn signed(from: u64, to: u64) -> String {
     format!("{sign}{}", Bytes(to.abs_diff(from)))
 }
 
-/// Formats two sizes; exactly if they would look equal although they differ.
+/// Formats two sizes. If they differ but would look equal, both are exact.
 fn both(a: u64, b: u64) -> (String, String) {
     let (x, y) = (Bytes(a).to_string(), Bytes(b).to_string());
     if x == y && a != b {
@@ -50,8 +50,8 @@ pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Ve
 }
 
 /// Judges whether the step fits the device; `None` if the device's capacity is unknown. With the
-/// preset `budget` it has to fit. With `strict` it has to fit if it did before. If it did not, that
-/// is reported; if it fits on both sides, nothing is.
+/// preset `budget`, the step has to fit. With `strict`, it has to fit only if it fit before; a step
+/// that did not is reported, and a step that fits on both sides is not mentioned.
 pub(super) fn fits(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<Finding> {
     let capacity = now.memory.capacity?;
     let (before, after) = (baseline.facts.memory.device, now.memory.device);
@@ -165,7 +165,8 @@ fn peaks(
                         message.push_str(&format!("; peak moved from {} to {}", old.at, new.at));
                     }
                 }
-                // Explain only once: the other peaks differ for the same reason.
+                // The explanation is given once, because the other peaks differ for the same
+                // reason.
                 if !std::mem::replace(&mut explained, true) {
                     let why = why(b > a);
                     if !why.is_empty() {
@@ -212,7 +213,8 @@ pub(super) fn relative(old: u64, new: u64) -> String {
     }
 }
 
-/// Describes the change of the peak's composition by role or, if roles are unchanged, by unit.
+/// Describes how the composition of the peak changed: by role or, if the roles are unchanged, by
+/// unit.
 fn composition(old: &MemoryFacts, new: &MemoryFacts) -> String {
     let parts = |a: &BTreeMap<String, u64>, b: &BTreeMap<String, u64>| {
         let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();

@@ -14,9 +14,9 @@ use std::collections::BTreeMap;
 
 /// Maximum number of diff lines that are shown.
 const DIFF_LINES: usize = 40;
-/// Maximum number of diff lines if the scenario changed, since the plan follows it.
+/// Maximum number of diff lines if the scenario changed. A different plan is then expected.
 const LINES_OF_A_CHANGED_SCENARIO: usize = 12;
-/// Maximum number of options that a cause names.
+/// Maximum number of options that a cause lists.
 const MAX_NAMED: usize = 4;
 
 pub(super) fn judge(baseline: &Baseline, now: &Facts, limits: &Limits) -> Finding {
@@ -77,8 +77,8 @@ fn differing(baseline: &Baseline, now: &Facts) -> Option<String> {
     })
 }
 
-/// Returns the change since the baseline that explains different numbers: of the scenario, or else
-/// of the program.
+/// Returns the change since the baseline that explains different numbers: a change of the scenario,
+/// or else of the program.
 pub(super) fn change(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<Change> {
     if let Some(options) = options(baseline, now, limits) {
         return Some(Change {
@@ -92,7 +92,7 @@ pub(super) fn change(baseline: &Baseline, now: &Facts, limits: &Limits) -> Optio
     })
 }
 
-/// Reports options whose value differs from the baseline's. An option that only one side knows was
+/// Reports options whose value differs from the baseline's. An option that only one side has was
 /// added or removed by another version.
 pub(super) fn options(baseline: &Baseline, now: &Facts, limits: &Limits) -> Option<Finding> {
     let old = &baseline.facts;
@@ -106,7 +106,7 @@ pub(super) fn options(baseline: &Baseline, now: &Facts, limits: &Limits) -> Opti
         .filter(|(_, a, b)| a != b)
         .map(|(key, a, b)| (key, format!("{} {a} → {b}", key_of(key))))
         .collect();
-    // Prefer the scenario's own line if it still has one.
+    // The scenario's own line is preferred if it still exists.
     let place = match changed.first() {
         Some((key, _)) => {
             let given = changed
@@ -181,7 +181,8 @@ pub(super) fn buffers(baseline: &Baseline, now: &Facts, more: bool) -> Vec<Strin
         .collect()
 }
 
-/// Judges the proofs of the program. Violations in the baseline excuse nothing: a race is a race.
+/// Judges the proofs of the program. A violation fails even if the baseline has it too: a race is a
+/// race.
 pub(super) fn checks(baseline: &Baseline, now: &Facts, limits: &Limits) -> Finding {
     let (old, new) = (&baseline.facts.check, &now.check);
     let words = |errors: u64| match errors {

@@ -11,11 +11,11 @@ use std::collections::BTreeSet;
 
 /// Accepted probability of a false alarm.
 const SIGNIFICANCE: f64 = 0.05;
-/// Share of the steps at the end whose mean is a run's final loss.
+/// Share of the last steps whose mean is a run's final loss.
 const TAIL: f64 = 0.1;
 
-/// Reports seeds that only one side has, whose curves cannot be compared. A missing seed fails,
-/// since its curve would not be judged.
+/// Reports seeds that only one side has and whose curves therefore cannot be compared. A missing
+/// seed fails, because its curve is not judged.
 pub(super) fn unmatched(
     baseline: &Baseline,
     before: &Measured,
@@ -50,7 +50,8 @@ fn words<'a>(seeds: impl IntoIterator<Item = &'a u64>) -> String {
     seeds.join(", ")
 }
 
-/// Returns a run's final loss: the mean of its last tenth, which has less noise than its last step.
+/// Returns a run's final loss: the mean of the last tenth of its steps, which has less noise than
+/// the last step.
 fn tail(curve: &Curve) -> f64 {
     let n = curve.losses.len();
     let last = ((TAIL * n as f64).ceil() as usize).clamp(1, n.max(1));
@@ -66,7 +67,8 @@ struct Test {
     detectable: f64,
 }
 
-/// Runs a test paired by seed, in which what both sides share (initial weights, data) cancels out.
+/// Runs a test paired by seed, in which everything that both sides share (initial weights, data)
+/// cancels out.
 fn paired(pairs: &[(f64, f64)]) -> Option<Test> {
     let d: Vec<f64> = pairs.iter().map(|(a, b)| b - a).collect();
     let n = d.len() as f64;

@@ -153,11 +153,11 @@ fn curves_leave_their_band() {
         message(&v, "loss curve"),
         "outside at 1 of 4 steps, first at step 2; furthest at step 2: 5.006000 instead of 5.000000 (+0.120 %)"
     );
-    // Each step is within its band, but all deviate in one direction: 0.0009 of every loss exceeds
-    // 0.0005 of the area.
+    // Each step is within its band, but all of them deviate in the same direction: 0.0009 of every
+    // loss exceeds the limit of 0.0005 for the area.
     let v = after(|f| curve(f).losses.iter_mut().for_each(|x| *x *= 1.0009));
     assert_eq!(failures(&v), ["area between losses: REGRESSION"]);
-    // A better end is a change of the curve, but not a worse end.
+    // A lower final loss changes the curve, but is not a worse final loss.
     let v = after(|f| curve(f).losses[3] -= 0.01);
     assert!(!failures(&v).iter().any(|f| f.starts_with("final loss")));
     let v = after(|f| curve(f).losses[3] += 0.01);
@@ -201,7 +201,7 @@ fn nan_and_missing_steps_never_pass() {
     assert_eq!(message(&v, "finite"), "seed 0: the loss is NaN");
     let v = after(|f| curve(f).losses.clear());
     assert!(!v.pass);
-    // A NaN in the baseline excuses none.
+    // A NaN in the baseline does not excuse a NaN now.
     let mut nan = facts();
     curve(&mut nan).losses[2] = f64::NAN;
     assert!(!judge(&Baseline::of(nan.clone()), &nan, &limits(|_| {})).pass);
@@ -264,7 +264,7 @@ fn several_seeds_are_tested_together() {
     assert!(judge(&base, &seeds(-0.05, 0.01), &l).pass);
 }
 
-/// A run with another seed says nothing about the baseline's seeds.
+/// A run with another seed contains no information about the baseline's seeds.
 #[test]
 fn a_seed_without_a_counterpart_is_reported() {
     let v = after(|f| curve(f).seed = 7);
@@ -505,7 +505,7 @@ fn failures_of_one_cause_are_one_failure() {
         ["allocated", "reserved", "device", "digest"]
     );
     assert!(message(&v, "allocated").ends_with("; 8 more temporary buffers (448 MiB each)"));
-    // Only once, not for every peak.
+    // Buffers are listed only once, not for every peak.
     assert!(!message(&v, "reserved").contains("buffers"));
     let v = after(|f| {
         grow(f);

@@ -7,7 +7,7 @@ use crate::gate::finding::{Class, Finding, Status};
 use crate::gate::limits::Limits;
 use std::collections::BTreeSet;
 
-/// Maximum number of causes that are named.
+/// Maximum number of causes that are listed.
 const MAX_NAMED: usize = 3;
 
 pub(super) fn predicted(baseline: &Baseline, now: &Facts, limits: &Limits) -> Finding {

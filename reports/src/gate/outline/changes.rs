@@ -9,8 +9,8 @@ const CONTEXT: usize = 2;
 
 /// Returns a diff of two outlines: changed statements after `-` and `+`, each under the heading of
 /// its place in the model, with some context. Equal changes are counted instead of repeated. At
-/// most `limit` lines are returned, plus a last line that counts what is left out. The result is
-/// empty if the outlines are equal.
+/// most `limit` lines are returned, plus a last line with the number of omitted lines. The result
+/// is empty if the outlines are equal.
 #[must_use]
 pub fn changes(old: &str, new: &str, limit: usize) -> String {
     let (old, new) = (expand(old), expand(new));

@@ -55,7 +55,8 @@ struct Text<'a> {
 }
 
 impl<'a> Text<'a> {
-    /// Expands statements up to the brace that ends the loop, which is consumed, or up to the end.
+    /// Expands statements up to and including the brace that ends the loop, or up to the end of the
+    /// text.
     fn list(&mut self, depth: usize, out: &mut String) {
         let mut label = "";
         loop {
@@ -82,7 +83,7 @@ impl<'a> Text<'a> {
         }
     }
 
-    /// Consumes the start of a loop, `12x{`, and returns its count.
+    /// Reads the start of a loop, `12x{`, and returns its count.
     fn open(&mut self) -> Option<u32> {
         let digits = self.rest.bytes().take_while(u8::is_ascii_digit).count();
         let (times, rest) = self.rest.split_at(digits);

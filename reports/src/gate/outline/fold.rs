@@ -10,25 +10,25 @@ pub(super) type Id = u32;
 pub(super) enum Symbol {
     /// A statement.
     Line(String),
-    /// A body that is repeated this many times.
+    /// A body and the number of its repetitions.
     Repeat(u32, Vec<Id>),
-    /// A part that occurs in more than one place.
+    /// A part that occurs in several places.
     Block(Vec<Id>),
 }
 
 /// Maximum number of earlier occurrences of a symbol that are considered for a loop. A loop's body
-/// must contain a symbol that occurs in it at most this often.
+/// must contain a symbol that occurs in it at most this many times.
 const HOPS: usize = 8;
 /// Minimum number of characters that sharing a part must save.
 const MIN_SAVED: usize = 30;
 /// Minimum length of a shared part, in characters: shorter ones are easier to read than a
 /// reference.
 const MIN_PART: usize = 48;
-/// Characters needed to define a part: its title, and a line that is not full.
+/// Number of characters for the definition of a part: its title, and a line that is not full.
 const TITLE: usize = 60;
 /// Length of a reference to a part, in characters.
 const REFERENCE: usize = 8;
-/// Maximum length of a text in which shared parts are searched, in symbols.
+/// Maximum length in symbols of a text that is searched for shared parts.
 const MAX_SYMBOLS: usize = 20_000;
 
 /// All symbols of an outline.
@@ -54,15 +54,15 @@ impl Symbols {
         &self.all[id as usize]
     }
 
-    /// Folds adjacent repetitions into loops, shortest bodies first, so that equal lists fold alike
-    /// wherever they occur. If the loop leaves a choice, its body starts with a statement that
-    /// `first` accepts.
+    /// Folds adjacent repetitions into loops, shortest bodies first, so that equal lists fold the
+    /// same way wherever they occur. If there is a choice, the loop's body starts with a statement
+    /// that `first` accepts.
     pub(super) fn fold(&mut self, mut list: Vec<Id>, first: impl Fn(&str) -> bool) -> Vec<Id> {
         while let Some(length) = shortest(&list, self.all.len()) {
             let mut folded = Vec::with_capacity(list.len());
             let mut end = 0;
             for (start, matched) in runs(&list, length) {
-                // Skip what the previous loop has consumed.
+                // Skips the symbols that the previous loop consumed.
                 let stop = start + matched;
                 let start = start.max(end);
                 let matched = stop.saturating_sub(start);
@@ -89,8 +89,8 @@ impl Symbols {
         list
     }
 
-    /// Creates blocks of parts that occur more than once in these lists or in the bodies of their
-    /// loops. Parts that save the most text come first.
+    /// Turns parts that occur more than once in these lists, or in the bodies of their loops, into
+    /// blocks. Parts that save the most text come first.
     pub(super) fn share(&mut self, lists: &mut [Vec<Id>]) {
         loop {
             let inner = self.reachable(lists);
@@ -145,7 +145,7 @@ impl Symbols {
         }
     }
 
-    /// Returns the part whose sharing saves the most text.
+    /// Returns the part with the largest savings.
     fn best(&self, lists: &[Vec<Id>]) -> Option<Vec<Id>> {
         // Concatenate the lists; each ends with a unique number.
         let mut text: Vec<u64> = Vec::new();
@@ -165,7 +165,7 @@ impl Symbols {
             pairs.take_while(|(x, y)| x == y).count()
         };
         let mut best: Option<(usize, usize, usize)> = None;
-        // Intervals of suffixes with a common prefix: where each starts, and the length of the
+        // Intervals of suffixes with a common prefix: the start of each, and the length of the
         // prefix.
         let mut open: Vec<(usize, usize)> = Vec::new();
         for i in 0..order.len() {
@@ -201,12 +201,13 @@ impl Symbols {
     }
 }
 
-/// Returns how many characters are saved by sharing a part of this width that occurs `times` times.
+/// Returns the number of characters saved by sharing a part of this width that occurs `times`
+/// times.
 fn saved(times: usize, width: usize) -> usize {
     (times.saturating_sub(1) * width).saturating_sub(times * REFERENCE + TITLE)
 }
 
-/// Returns how many of these places do not overlap.
+/// Returns the number of these places that do not overlap.
 fn apart(places: &[usize], length: usize) -> usize {
     let mut places = places.to_vec();
     places.sort_unstable();
@@ -240,7 +241,7 @@ fn shortest(list: &[Id], symbols: usize) -> Option<usize> {
     const NONE: usize = usize::MAX;
     let mut last = vec![NONE; symbols];
     let mut before = vec![NONE; list.len()];
-    // For each length, the position up to which it has been searched.
+    // The position up to which each length has been searched.
     let mut seen = vec![0; list.len() / 2 + 1];
     let mut least: Option<usize> = None;
     for (i, id) in list.iter().enumerate() {
@@ -267,8 +268,8 @@ fn shortest(list: &[Id], symbols: usize) -> Option<usize> {
     least
 }
 
-/// Returns where symbols repeat after `length` positions, in order: the start, and how many in a
-/// row.
+/// Returns where symbols repeat after `length` positions, in order: the start of each run, and its
+/// length.
 fn runs(list: &[Id], length: usize) -> Vec<(usize, usize)> {
     let mut all = Vec::new();
     let mut i = 0;
@@ -328,7 +329,7 @@ mod tests {
         }
     }
 
-    /// Layers that are partly alike: the parts fold alike, however many layers there are.
+    /// Layers that are partly equal: the equal parts fold the same way, for any number of layers.
     #[test]
     fn depth_does_not_lengthen_a_folded_list() {
         for layers in [2, 500] {

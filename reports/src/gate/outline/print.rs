@@ -21,7 +21,7 @@ pub(super) fn print(symbols: &Symbols, sections: &[(String, Vec<Id>)]) -> String
     out
 }
 
-/// Numbers of blocks in the order of the text.
+/// Numbers of blocks in their order in the text.
 type Names = BTreeMap<Id, usize>;
 
 /// Writes the blocks that a list needs.
@@ -78,11 +78,11 @@ fn fill(title: &str, symbols: &Symbols, list: &[Id], names: &Names, out: &mut St
 struct Statement {
     text: String,
     heading: bool,
-    /// Whether it has the label of the previous statement and does not repeat it.
+    /// Whether it has the same label as the previous statement, and omits it.
     goes_on: bool,
 }
 
-/// Returns the label that says what a statement works for: `copy-out` in `copy-out: free
+/// Returns the label of a statement, which is its purpose: `copy-out` in `copy-out: free
 /// temporary`.
 pub(super) fn label(statement: &str) -> Option<&str> {
     let (label, _) = statement.split_once(": ")?;

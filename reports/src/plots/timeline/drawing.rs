@@ -15,7 +15,7 @@ const EDGE: f64 = 60.0;
 /// Spans closer than this are drawn as one, and no span is drawn narrower.
 const FINEST: f64 = 0.7;
 
-/// A bar of the drawing. Times are nanoseconds since the start of the step.
+/// A bar of the drawing. Times are in nanoseconds since the start of the step.
 pub(super) struct Bar {
     pub(super) start: u64,
     pub(super) length: u64,
@@ -23,7 +23,7 @@ pub(super) struct Bar {
     pub(super) text: [u64; 4],
 }
 
-/// The drawing, and the height of its time axis.
+/// A drawing and the vertical position of its time axis.
 pub(super) struct Drawing {
     pub(super) svg: String,
     pub(super) axis: f64,
@@ -83,7 +83,7 @@ pub(super) fn draw(
         );
     }
     if own < length {
-        // Where this step ends, as the axis goes to the end of a longer one.
+        // The end of this step, because the axis extends to the end of a longer one.
         let x = GUTTER + own as f64 * scale;
         let _ = write!(
             out,
@@ -94,7 +94,7 @@ pub(super) fn draw(
     Drawing { svg: out, axis }
 }
 
-/// Returns one path per colour. Spans that the drawing cannot separate become one bar.
+/// Returns one path per colour. Spans that are too close to draw separately become one bar.
 fn paths(bars: &[Bar], scale: f64, y: f64) -> BTreeMap<usize, String> {
     let mut open: BTreeMap<usize, (f64, f64)> = BTreeMap::new();
     let mut out: BTreeMap<usize, String> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! The memory panel below the lanes: families stacked, what persists at the bottom, with the
-//! allocator's reserved memory and the limit of the device.
+//! The memory panel below the lanes: a stack of families with persistent memory at the bottom, the
+//! allocator's reserved memory, and the limit of the device.
 
 use super::geometry::{GAP, GUTTER, scale};
 use crate::plots::Key;
@@ -12,7 +12,7 @@ use std::fmt::Write;
 
 /// Height of the curve.
 const HEIGHT: f64 = 260.0;
-/// Height above the curve for a limit that is off the scale.
+/// Space above the curve for a limit that is off the scale.
 const HEADER: f64 = 40.0;
 /// Distance from the lanes.
 const SPACE: f64 = 24.0;
@@ -88,7 +88,7 @@ impl Panel {
             end: super::length(view),
         };
         let mut svg = axes.grid();
-        // The curve has a view box of its own, whose sides the script moves to zoom.
+        // The curve has its own view box, which the script changes to zoom.
         let width = f64::from(WIDTH) - GUTTER;
         let _ = write!(
             svg,
@@ -109,7 +109,7 @@ impl Panel {
         })
     }
 
-    /// Returns the height at which the panel ends.
+    /// Returns the vertical position at which the panel ends.
     pub(super) fn bottom(&self) -> f64 {
         self.top + HEIGHT + GAP / 2.0
     }
@@ -128,7 +128,7 @@ impl Panel {
     }
 }
 
-/// Places of times and bytes.
+/// Maps times and bytes to positions.
 struct Axes {
     top: f64,
     /// Bytes at the top of the panel.
@@ -213,8 +213,8 @@ impl Axes {
         )
     }
 
-    /// Returns the corners of a curve that stays level from each point to the next, and from the
-    /// last to the end of the step.
+    /// Returns the corners of a curve that is constant from each point to the next one, and from
+    /// the last point to the end of the step.
     fn stairs(&self, points: &[Point], values: &[u64]) -> Vec<(f64, f64)> {
         let mut out: Vec<(f64, f64)> = Vec::with_capacity(2 * points.len());
         for (point, value) in points.iter().zip(values) {
@@ -250,7 +250,7 @@ impl Axes {
         )
     }
 
-    /// Draws the limit of the device: at its place, or above a break of the axis.
+    /// Draws the limit of the device at its place, or above a break of the axis.
     fn limit(&self, limit: u64, is_scaled: bool) -> String {
         let y = match is_scaled {
             true => self.top + self.y(limit),
@@ -268,7 +268,7 @@ impl Axes {
                 self.top + 6.0
             ),
         };
-        // The line begins behind its name.
+        // The line starts after its name.
         let from = GUTTER + 36.0 + width_of(&words, TEXT);
         format!(
             "<g class=\"limit\"><path d=\"M{from:.0} {y:.1}H{WIDTH}\" stroke=\"var(--bad)\" stroke-width=\"3\" stroke-dasharray=\"12 8\"/>{brk}{}</g>",
@@ -284,8 +284,8 @@ fn label((x, y): (f64, f64), anchor: &str, colour: &str, text: &str) -> String {
     )
 }
 
-/// Returns the points of a curve. Where the composition is unknown, everything is of the family
-/// `other`.
+/// Returns the points of a curve. Where the composition is unknown, all memory belongs to the
+/// family `other`.
 fn points(curve: &MemoryCurve) -> Vec<Point> {
     let samples = curve.samples.iter().enumerate();
     samples
@@ -398,8 +398,8 @@ mod tests {
         assert!(!t.plot.svg.contains("class=\"mem\""));
     }
 
-    /// The device's limit is drawn however far it is, at its place if that leaves room for the
-    /// curve.
+    /// The device's limit is always drawn: at its place if that leaves room for the curve, or else
+    /// above a break of the axis.
     #[test]
     fn the_limit_is_always_visible() {
         let mut view = testing::view(400);
@@ -439,7 +439,7 @@ mod tests {
             }
         };
         let all = [point(0, 50, 0), point(10, 50, 100), point(20, 50, 0)];
-        // Levels change at once and stay until the next point.
+        // Levels change at points and are constant between them.
         let totals: Vec<u64> = all.iter().map(Point::allocated).collect();
         let y = |bytes| axes.y(bytes);
         assert_eq!(
@@ -453,13 +453,13 @@ mod tests {
                 (10.0, y(50))
             ]
         );
-        // What persists is the lowest layer.
+        // Persistent memory is the lowest layer.
         let svg = axes.layers(&all, &[Family::Weights, Family::Activations]);
         let lowest = svg.split("<path ").nth(1).unwrap();
         assert!(lowest.contains("var(--m0)") && lowest.contains(&format!("{HEIGHT:.1}")));
     }
 
-    /// The points of the script add up to the samples.
+    /// The points for the script add up to the samples.
     #[test]
     fn data_has_every_level() {
         let view = testing::view(400);

@@ -1,4 +1,4 @@
-//! Cards: the main numbers of a run, and how those of the second of two runs differ.
+//! Cards: the main numbers of a run, and how the numbers of the second of two runs differ.
 
 use super::{bytes, kind, priced, sweep};
 use crate::compare::{Matrix, Metric, Unit};
@@ -9,7 +9,8 @@ use shardlab_plan::units::{Bytes, signed};
 /// Maximum number of runs with a card.
 const CARDS: usize = 6;
 
-/// Returns a card per run; of a sweep, which has a table and plots, only that of its best point.
+/// Returns one card per run. For a sweep, which has a table and plots, returns only the card of its
+/// best point.
 pub(super) fn cards(items: &[Item]) -> Vec<Card> {
     match items {
         [a, b] => pair([a, b]),
@@ -38,7 +39,7 @@ fn pair([a, b]: [&Item; 2]) -> Vec<Card> {
     vec![card(a, |_| None), card(b, change)]
 }
 
-/// Returns how a metric of the second run differs from that of the first.
+/// Returns the difference of a metric between the second run and the first.
 fn change(matrix: &Matrix, metric: &Metric) -> Option<Change> {
     let &[a, b] = metric.values.as_slice() else {
         return None;
@@ -55,7 +56,7 @@ fn change(matrix: &Matrix, metric: &Metric) -> Option<Change> {
     }
     let by = match metric.name {
         _ if a == b => "no change".to_owned(),
-        // Relative to nearly nothing, a change says nothing.
+        // A change relative to nearly zero would be meaningless.
         "exposed_ms" => format!("{} ms", signed(b - a, 2)),
         "mfu_percent" => format!("{} points", signed(b - a, 1)),
         _ => format!("{} %", signed(100.0 * (b / a - 1.0), 1)),
@@ -131,7 +132,7 @@ fn mfu(item: &Item) -> f64 {
     }
 }
 
-/// Says whether a run fits the device, and by how much.
+/// Describes whether a run fits the device, and by how much.
 fn fits(item: &Item) -> String {
     let memory = &item.view.run.memory;
     match (memory.device(), memory.capacity) {
@@ -142,7 +143,7 @@ fn fits(item: &Item) -> String {
     }
 }
 
-/// Returns what a run's times rest on.
+/// Returns the basis of a run's times.
 fn basis(item: &Item) -> String {
     match (&item.view.run.basis, item.view.run.kind) {
         (_, kind) if kind.is_measured() => "measured run".to_owned(),

@@ -22,7 +22,8 @@ fn titles(first: &str, items: &[Item]) -> Vec<String> {
         .collect()
 }
 
-/// Explains in sentences why two runs differ. The verdict on their step times is above.
+/// Explains in sentences why two runs differ. The verdict on their step times is in an earlier
+/// section.
 pub(super) fn why(items: &[Item]) -> Option<Section> {
     let [a, b] = items else { return None };
     let pair = judged([&a.label, &b.label], [a, b]);
@@ -62,7 +63,7 @@ pub(super) fn exposed(items: &[Item]) -> Option<Section> {
         .iter()
         .flat_map(|i| i.view.run.collectives.keys().copied())
         .collect();
-    // One row per run: columns side by side would be wider than paper.
+    // One row per run: side-by-side columns would be wider than paper.
     let of_kind = |k: &CollectiveKind| {
         let k = *k;
         items.iter().flat_map(move |i| {
@@ -109,8 +110,8 @@ pub(super) fn exposed(items: &[Item]) -> Option<Section> {
     })
 }
 
-/// Returns the row of a run's collectives of a kind that carry tokens of experts, if others of this
-/// kind carry something else.
+/// Returns the row for those of a run's collectives of a kind that carry tokens of experts, if
+/// other collectives of this kind carry something else.
 fn tokens(item: &Item, kind: CollectiveKind) -> Option<Vec<String>> {
     let found = item.view.experts.as_ref()?.exchanges.get(&kind)?;
     let all = item.view.run.collectives.get(&kind)?.count;
@@ -126,7 +127,7 @@ fn tokens(item: &Item, kind: CollectiveKind) -> Option<Vec<String>> {
     })
 }
 
-/// Returns the composition of every run's peak.
+/// Returns the composition of the peak of each run.
 pub(super) fn composition(items: &[Item]) -> Option<Block> {
     let of = |i: &Item, role: Role| {
         let found = i.view.run.memory.by_role.iter().find(|(r, _)| *r == role);
@@ -143,7 +144,7 @@ pub(super) fn composition(items: &[Item]) -> Option<Block> {
     if rows.is_empty() {
         return None;
     }
-    // A trace shows no more than what was allocated while it was recorded.
+    // A trace shows only memory that was allocated while it was recorded.
     let rest = |i: &Item| {
         let memory = &i.view.run.memory;
         let known: u64 = memory.by_role.iter().map(|(_, b)| b.0).sum();
@@ -173,7 +174,7 @@ pub(super) fn composition(items: &[Item]) -> Option<Block> {
     }))
 }
 
-/// Instructions with one name, size and phase, and their times in both runs.
+/// Instructions with the same name, size and phase, and their times in both runs.
 struct Group {
     name: String,
     work: Work,
@@ -221,7 +222,7 @@ pub(super) fn prediction(items: &[Item]) -> Option<Section> {
     })
 }
 
-/// Pairs spans of both runs by instruction, and groups them by name, kind and size.
+/// Matches the spans of both runs by instruction, and groups them by name, kind and size.
 fn groups(sim: &Item, exec: &Item) -> Vec<Group> {
     let times = |item: &Item| -> BTreeMap<u32, f64> {
         let spans = item.view.run.spans.iter();
@@ -328,7 +329,7 @@ pub(super) fn losses(items: &[Item]) -> Option<Section> {
     })
 }
 
-/// Says where two curves diverge.
+/// Describes where two curves diverge.
 fn apart(a: &Curve, b: &Curve) -> String {
     let steps = a.values.len().min(b.values.len());
     let pairs = || a.values.iter().zip(&b.values).enumerate();

@@ -1,10 +1,10 @@
-//! Experts: how ranks divide them, and what exchanging tokens takes.
+//! Experts: how they are divided among ranks, and how long the exchange of tokens takes.
 
 use super::number;
 use crate::report::{Block, Item, Section, Table};
 use crate::view::ExpertsView;
 
-/// Returns tables of the runs with experts.
+/// Returns the tables for runs with experts.
 pub(super) fn section(items: &[Item]) -> Option<Section> {
     let runs: Vec<(&str, &ExpertsView)> = items
         .iter()
@@ -20,7 +20,7 @@ pub(super) fn section(items: &[Item]) -> Option<Section> {
     })
 }
 
-/// Returns how ranks divide experts, and how many rows they reserve.
+/// Returns a table of how experts are divided among ranks, and how many rows the ranks reserve.
 fn division(runs: &[(&str, &ExpertsView)]) -> Table {
     let row = |(label, e): &(&str, &ExpertsView)| {
         vec![
@@ -55,7 +55,7 @@ fn division(runs: &[(&str, &ExpertsView)]) -> Table {
     }
 }
 
-/// Returns what exchanging tokens takes, next to what experts compute.
+/// Returns a table of the time for exchanging tokens, next to the time for computing experts.
 fn times(runs: &[(&str, &ExpertsView)]) -> Table {
     let row = |(label, e): &(&str, &ExpertsView)| {
         let exposed: f64 = e.exchanges.values().map(|x| x.exposed_ms).sum();

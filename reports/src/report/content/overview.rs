@@ -10,7 +10,7 @@ use crate::view::RunView;
 
 /// Maximum number of runs that are compared with the first in a sentence.
 const SENTENCES: usize = 4;
-/// Maximum number of runs whose basis is in the header, if they differ.
+/// Maximum number of bases that the header lists, if the runs have different ones.
 const BASES: usize = 4;
 
 fn fits(item: &Item) -> &'static str {
@@ -21,7 +21,7 @@ fn fits(item: &Item) -> &'static str {
     }
 }
 
-/// Returns what the times of the runs rest on: one line if it is the same for all.
+/// Returns the basis of the runs' times: one line if it is the same for all of them.
 pub(super) fn bases(items: &[Item]) -> Vec<String> {
     let basis = |item: &Item| {
         let run = &item.view.run;
@@ -85,7 +85,7 @@ fn table(items: &[Item]) -> Table {
         .collect();
     let axes = sweep::names(items);
     let rows = items.iter().enumerate().map(|(i, item)| {
-        // A point of a sweep consists of its values: one column each.
+        // The row of a point of a sweep has one column per value.
         let mut row = match &axes {
             Some(_) => item.axes.iter().map(|(_, v)| v.clone()).collect(),
             None => vec![item.label.clone()],
@@ -101,7 +101,7 @@ fn table(items: &[Item]) -> Table {
     let rows = rows.collect();
     let runs = axes.unwrap_or_else(|| vec!["run".to_owned()]);
     let titles = columns.iter().map(|(metric, _)| match metric.unit {
-        // Sizes are written with their unit.
+        // Sizes include their unit.
         Unit::Memory => format!(">{}", metric.title.replace(" GiB", "")),
         _ => format!(">{}", metric.title),
     });
@@ -130,7 +130,7 @@ fn cell(item: &Item, metric: &Metric, run: usize) -> String {
     }
 }
 
-/// Explains the stars, if there are any.
+/// Explains the stars in the table, if there are any.
 fn caption(matrix: &Matrix, starred: bool) -> String {
     if !starred {
         return match matrix.comparable.ranks() {
@@ -169,7 +169,7 @@ pub(super) fn step_times(items: &[Item], told: &[Item]) -> Option<Section> {
             let samples = samples(item);
             let measured = item.view.run.kind.is_measured() && samples.len() >= 2;
             let options = options(samples.len());
-            // The interval of a median is that of its ratio to 1.
+            // The interval of a median is the interval of its ratio to 1.
             let interval = measured.then(|| ratio_of_medians(&[1.0], &samples, &options));
             StepBar {
                 label: match &axes {
@@ -187,7 +187,7 @@ pub(super) fn step_times(items: &[Item], told: &[Item]) -> Option<Section> {
         None => "Step time".to_owned(),
     };
     let mut blocks = Vec::new();
-    // Predictions are single numbers, which the cards and the table show.
+    // Predictions are single numbers, which are in the cards and the table.
     if bars.iter().any(|b| b.interval.is_some()) {
         blocks.push(Block::Plot(plots::steps(&title, &bars)));
     }
@@ -206,7 +206,7 @@ fn options(samples: usize) -> Options {
     }
 }
 
-/// Compares the step times with the first, in sentences.
+/// Compares the step times with those of the first run, in sentences.
 fn verdicts(items: &[Item]) -> Vec<String> {
     let sentences = |pair: &Pair| {
         let all = pair.verdict().into_iter().map(str::to_owned);
@@ -220,11 +220,11 @@ fn verdicts(items: &[Item]) -> Vec<String> {
             all.extend(sentences(&pair));
             all
         }
-        // Steps of different work are compared by throughput, in the plots.
+        // Steps with different work are compared by throughput, in the plots.
         items if items.len() > 2 && !RunView::have_same_tokens(items.iter().map(|i| &i.view)) => {
             Vec::new()
         }
-        // With more runs, the drawing and the table are clearer than a page of sentences.
+        // With more runs, the drawing and the table are easier to read than a page of sentences.
         [first, rest @ ..] => {
             let rest = rest.iter().take(SENTENCES);
             rest.flat_map(|other| {

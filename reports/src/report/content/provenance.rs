@@ -1,4 +1,4 @@
-//! Where numbers come from: options, programs and environments.
+//! Provenance of the numbers: options, programs and environments.
 
 use super::number;
 use crate::report::{Block, Item, Section, Table};
@@ -6,7 +6,7 @@ use crate::shell;
 use crate::view::{self, ScenarioView};
 use std::collections::BTreeSet;
 
-/// Maximum number of runs with a command for a trace.
+/// Maximum number of runs for which a command for writing a trace is shown.
 const TRACES: usize = 12;
 
 fn differences_of(items: &[Item]) -> Vec<Vec<String>> {
@@ -91,7 +91,8 @@ pub(super) fn origin(items: &[Item]) -> Section {
         .flat_map(|i| i.view.run.environment.keys())
         .collect();
     if !keys.is_empty() {
-        // Runs of one environment share a column: there is no room for one column per run.
+        // Runs in the same environment share a column, because there is no room for one column per
+        // run.
         let first = &items[0].view.run.environment;
         let one = items.iter().all(|i| i.view.run.environment == *first);
         let shown = if one { &items[..1] } else { items };
@@ -118,7 +119,7 @@ pub(super) fn origin(items: &[Item]) -> Section {
     let mut seen = BTreeSet::new();
     for i in items {
         let s = &i.view.scenario;
-        // The points of a sweep share their text.
+        // The points of a sweep have the same text.
         if !s.text.is_empty() && seen.insert(&s.text) {
             blocks.push(Block::Long(
                 format!("Scenario of {}", i.label),

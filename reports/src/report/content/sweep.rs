@@ -1,5 +1,5 @@
-//! Runs that differ in options: selects the points of a sweep that are shown in detail, and draws a
-//! heat map.
+//! Runs that differ in options: selects the points of a sweep to show in detail, and draws a heat
+//! map.
 
 use crate::compare::{Matrix, Row};
 use crate::plots::{self, Cell, Measure, Plot, Spot};
@@ -10,15 +10,15 @@ use shardlab_plan::units::Bytes;
 use std::borrow::Cow;
 use std::cmp::Ordering;
 
-/// Minimum number of runs for a map; fewer are clearer in a table.
+/// Minimum number of runs for a map. Fewer runs are easier to read in a table.
 const MIN_RUNS: usize = 3;
 /// Maximum number of values per axis.
 const MAX_VALUES: usize = 24;
 
-/// Maximum number of points of a sweep that are shown in detail: the best ones.
+/// Maximum number of points of a sweep that are shown in detail. The best points are shown.
 const DETAILED: usize = 6;
 
-/// Returns whether an option is an axis. Some options only name things and vary with the file.
+/// Returns whether an option can be an axis. Some options are only names that vary with the file.
 fn is_axis(key: &str) -> bool {
     !key.starts_with("gate.")
 }
@@ -35,7 +35,7 @@ fn keys(items: &[Item]) -> Option<Vec<&str>> {
     (!first.axes.is_empty() && items.iter().all(same)).then(|| keys_of(first))
 }
 
-/// Returns the names of the axes for columns, without their sections if they stay unambiguous;
+/// Returns the names of the axes for columns, without their sections where they remain unambiguous;
 /// `None` if the runs are not points of a sweep.
 pub(super) fn names(items: &[Item]) -> Option<Vec<String>> {
     let keys = keys(items)?;
@@ -51,7 +51,7 @@ pub(super) fn values(item: &Item) -> String {
     values.join(", ")
 }
 
-/// Orders runs: those that fit come first, then better ones. Runs without a number come last.
+/// Compares two runs: those that fit come first, then better ones. Runs without a number come last.
 fn better(measure: Measure, a: &RunView, b: &RunView) -> Ordering {
     let out = |v: &RunView| (v.fits() == Some(false), !value(measure, v).is_finite());
     let [x, y] = [a, b].map(|v| value(measure, v));
@@ -63,8 +63,8 @@ fn better(measure: Measure, a: &RunView, b: &RunView) -> Ordering {
     out(a).cmp(&out(b)).then(numbers)
 }
 
-/// Returns the runs that are shown in detail, and a sentence on which ones these are: all runs, or
-/// the best points of a large sweep.
+/// Returns the runs to show in detail, and a sentence that describes the selection. These are all
+/// runs, or the best points of a large sweep.
 pub(super) fn detailed(items: &[Item]) -> (Cow<'_, [Item]>, Option<String>) {
     if items.len() <= DETAILED || keys(items).is_none() {
         return (Cow::Borrowed(items), None);
@@ -112,7 +112,7 @@ pub(super) fn title(items: &[Item]) -> Option<String> {
     Some(format!("{name}: {} points of {keys}", items.len()))
 }
 
-/// Draws throughput against memory, and the map.
+/// Draws throughput against memory, and the heat map.
 pub(super) fn plots(items: &[Item]) -> Option<Section> {
     if items.len() < MIN_RUNS {
         return None;
@@ -148,7 +148,7 @@ fn pareto(items: &[Item]) -> Option<Plot> {
         return None;
     }
     let capacity = items[0].view.run.memory.capacity;
-    // Points on different devices have no common limit.
+    // Points on different devices do not have a common limit.
     let capacity = capacity.filter(|c| {
         let same = |i: &Item| i.view.run.memory.capacity == Some(*c);
         items.iter().all(same)
@@ -168,7 +168,7 @@ fn heat(items: &[Item]) -> Option<Vec<Block>> {
     let (x, y, others) = match axes.as_slice() {
         [x] => (x, None, &[][..]),
         [x, y] => (x, Some(y), &[][..]),
-        // Runs that happen to differ in many options have no map.
+        // Runs that merely differ in many options have no map.
         [x, y, others @ ..] if keys(items).is_some() => (x, Some(y), others),
         _ => return None,
     };
@@ -281,8 +281,8 @@ fn value(measure: Measure, view: &RunView) -> f64 {
     }
 }
 
-/// Returns what the map shows, with its name. Step times only compare points whose steps do the
-/// same work.
+/// Returns the measure that the map shows, and its name. Step times are comparable only for points
+/// whose steps do the same work.
 fn measure(items: &[Item]) -> (&'static str, Measure) {
     let tokens = |i: &Item| i.view.run.tokens;
     let same_tokens = RunView::have_same_tokens(items.iter().map(|i| &i.view));

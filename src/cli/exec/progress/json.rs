@@ -23,7 +23,7 @@ impl Json {
         let thread = std::thread::Builder::new().name("progress".to_owned());
         Self {
             ranks: Vec::new(),
-            // If no thread can be started, events are written directly.
+            // If the thread cannot be started, events are written directly.
             writer: thread.spawn(body).ok().map(|thread| (events, thread)),
         }
     }

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 /// Approximate number of lines that a run writes to a log.
 const LINES: u64 = 20;
-/// Approximate number of steps that a rate is averaged over.
+/// Approximate number of steps over which the rate is averaged.
 const SMOOTHING: f64 = 10.0;
 
 /// Where steps are reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Output {
-    /// On one line that is redrawn.
+    /// Output on one line that is redrawn.
     Terminal,
     /// On occasional lines.
     Log,
@@ -27,14 +27,14 @@ pub(in crate::cli::exec) struct Text {
     unit: &'static str,
     /// Smoothed step time.
     time: Option<f64>,
-    /// When the line on the terminal was last drawn.
+    /// Time at which the line on the terminal was last drawn.
     drawn: Option<Instant>,
-    /// Whether a line has no newline yet.
+    /// Whether the current line has no newline yet.
     open: bool,
 }
 
 impl Text {
-    /// Reports on a terminal or in a log; `unit` is what is counted.
+    /// Creates a reporter for a terminal or a log; `unit` is the unit of the rate.
     pub(super) fn new(unit: &'static str, terminal: bool) -> Self {
         let output = if terminal {
             Output::Terminal
@@ -96,8 +96,8 @@ fn short(d: Duration) -> String {
 impl Observer for Text {
     fn step(&mut self, r: &StepReport) -> Flow {
         let now = r.time.as_secs_f64().max(1e-9);
-        // The first step prepares what later ones reuse, so its time counts only until there is
-        // another.
+        // The first step prepares what later ones reuse, so its time counts only until another step
+        // has ended.
         let first = self.drawn.is_none();
         let time = match self.time {
             Some(t) => t + (now - t) / SMOOTHING,

@@ -51,7 +51,7 @@ pub(super) fn print(path: &Path, device: &SnapshotReport, out: &mut Out) -> Resu
     remarks(&[], &device.notes, out)
 }
 
-/// Says how far the model of the allocator reproduces the recorded run.
+/// Describes how well the model of the allocator reproduces the recorded run.
 fn agreement(replay: &Replay) -> String {
     let Some(a) = replay.agreement else {
         return String::new();
@@ -123,7 +123,7 @@ fn failure(oom: &OutOfMemory, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints the history under each of the settings.
+/// Prints the replay of the history for each of the settings.
 fn settings(replays: &[Replay], out: &mut Out) -> Result<(), Failure> {
     let mut table = Table::new([
         "PYTORCH_CUDA_ALLOC_CONF",

@@ -1,4 +1,4 @@
-//! Answers queries.
+//! Executes queries.
 
 use super::super::super::frames::{object, table};
 use super::super::super::output::{Failure, Out, Status};
@@ -10,7 +10,7 @@ use shardlab_reports::store::Store;
 const RUN: [&str; 5] = ["id", "kind", "scenario", "policy", "hardware"];
 /// Default columns of spans.
 const SPAN: [&str; 5] = ["scenario", "name", "unit_name", "phase", "work"];
-/// Default metrics, as far as they exist.
+/// Default metrics, if they exist.
 const METRICS: [&str; 5] = [
     "step_ms.median",
     "memory.peak_reserved_bytes",

@@ -1,4 +1,4 @@
-//! Draws details on the selected span: what it is, why it started when it did, and what it held up.
+//! Draws details on the selected span: what it is, why it started when it did, and what it delayed.
 
 use super::put_legend;
 use crate::dash::app::App;
@@ -79,7 +79,7 @@ pub(super) fn draw(app: &App, buf: &mut Buffer, area: Rect) {
     }
 }
 
-/// Draws the longest exposed intervals: where they are, and what was waited for.
+/// Draws the longest exposed intervals: where they are, and what the compute stream waited for.
 fn longest(app: &App, run: &Lanes, buf: &mut Buffer, area: Rect) {
     let theme = app.theme;
     put(
@@ -155,7 +155,7 @@ fn describe(app: &App, run: &Lanes, s: Selected) -> Vec<Line> {
     let text = |text: String| (text, theme.text());
     let length = span.end.saturating_sub(span.start);
     let critical = run.critical.get(s.span as usize).copied().unwrap_or(false);
-    // Omit the number if there is only one micro-batch.
+    // The number is omitted if there is only one micro-batch.
     let part = match run.view.program.micro_batches {
         0 | 1 => String::new(),
         _ => format!(", micro-batch {}", instr.micro_batch),
@@ -220,7 +220,7 @@ fn describe(app: &App, run: &Lanes, s: Selected) -> Vec<Line> {
     vec![first, second, third, fourth]
 }
 
-/// Formats a time of a span, with digits that show a tenth of the span's length.
+/// Formats the time of a span with enough digits to show a tenth of the span's length.
 fn instant(time: Picos, length: Picos) -> String {
     let step = (length.0 / 10).max(1);
     let decimals = 9_u32.saturating_sub(step.ilog10());

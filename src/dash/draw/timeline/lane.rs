@@ -51,7 +51,7 @@ pub(super) fn lane(
         let Some(work) = bin.work else { continue };
         let dimmed = critical_only && !bin.critical;
         let (mut glyph, style) = cell(app, bin, work, dimmed);
-        // Draw a hairline where one wide span ends and the next begins.
+        // A hairline separates adjacent wide spans.
         let ends =
             |other: Option<&Bin>| other.is_some_and(|o| o.work.is_some() && o.span != bin.span);
         let wide = i > 0 && bins[i - 1].span == bin.span && bins[i - 1].work.is_some();
@@ -95,7 +95,7 @@ fn cell(app: &App, bin: &Bin, work: Work, dimmed: bool) -> (char, Style) {
     let eighths = ((f64::from(bin.cover) * 8.0).round() as usize).clamp(1, 8);
     match (eighths, bin.left, bin.right) {
         (8, ..) => ('█', style),
-        // The bar starts within the column: draw the empty part over the colour.
+        // The bar starts within the column, so the empty part is drawn over the colour.
         (e, false, true) => (LEFT[8 - e], style.add_modifier(Modifier::REVERSED)),
         (e, ..) => (LEFT[e], style),
     }
@@ -103,7 +103,7 @@ fn cell(app: &App, bin: &Bin, work: Work, dimmed: bool) -> (char, Style) {
 
 /// Draws the names of the spans that are wide enough.
 fn names(app: &App, run: &Lanes, bins: &[Bin], buf: &mut Buffer, area: Rect, critical_only: bool) {
-    // Between textures, a name needs a blank on each side.
+    // Between textures, a name needs a space on each side.
     let margin = if app.theme.textures() { 3 } else { 2 };
     let mut from = 0;
     while from < bins.len() {
@@ -131,7 +131,7 @@ fn names(app: &App, run: &Lanes, bins: &[Bin], buf: &mut Buffer, area: Rect, cri
     }
 }
 
-/// Returns the name with the unit, or only the name, or its beginning if that is informative.
+/// Returns the name with the unit, or only the name, or its start if that is informative.
 fn label(run: &Lanes, span: u32, width: usize) -> Option<String> {
     const MIN_COLUMNS: usize = 5;
     let full = run.label(span);
@@ -212,7 +212,7 @@ fn put_name_matches(_: &App, buf: &Buffer, area: Rect) -> bool {
         .is_some_and(|c| c.symbol() == "▸")
 }
 
-/// Returns the part of the step that a phase belongs to, shown if units are too narrow.
+/// Returns the part of the step that a phase belongs to. It is shown if units are too narrow.
 fn band(phase: Phase) -> &'static str {
     match phase {
         Phase::Recompute | Phase::Backward => "backward",
@@ -226,7 +226,7 @@ pub(super) fn units(app: &App, run: &Lanes, buf: &mut Buffer, row: Rect, plot: R
     put(buf, row.x + 1, row.y, GUTTER - 1, "unit", theme.dim());
     let view = app.timeline.view();
     let columns = plot.width;
-    // Draw segments of the phase if units are too narrow for names.
+    // If units are too narrow for names, segments show the phase.
     let shown: Vec<_> = run
         .segments
         .iter()
@@ -242,7 +242,7 @@ pub(super) fn units(app: &App, run: &Lanes, buf: &mut Buffer, row: Rect, plot: R
         let unit = run.view.unit(s.unit);
         let named = unit.chars().count() as u16 + 2;
         let width = |end: u64| view.column(end.min(view.to), columns) as u16 - from.min(columns);
-        // Merge adjacent units that are too narrow for their names, within one phase.
+        // Adjacent units within one phase are merged if they are too narrow for their names.
         let single = width(end) >= named;
         if !single {
             while let Some(next) = shown

@@ -1,4 +1,4 @@
-//! Draws the memory curve, stacked by purpose, above the composition at its peak.
+//! Draws the memory curve as a stack of families, and the composition at its peak below it.
 
 use super::GUTTER;
 use crate::dash::app::{App, Hit};
@@ -103,7 +103,7 @@ fn draw_column(
     let theme = app.theme;
     let cells = |n: u64| n as f64 / top as f64 * f64::from(rows);
     for row in 0..rows {
-        // How far each family reaches within this cell, from its bottom.
+        // Height of each family within this cell, from the bottom of the cell.
         let (low, high) = (f64::from(rows - 1 - row), f64::from(rows - row));
         let filled = (cells(column.allocated) - low).clamp(0.0, 1.0);
         if filled <= 0.06 {
@@ -166,7 +166,7 @@ fn overlay(
         let height = column.allocated as f64 / top as f64 * f64::from(rows);
         let row = (f64::from(rows) - height).clamp(0.0, f64::from(rows - 1)) as u16;
         let at = (plot.x + i as u16, plot.y + row);
-        // Over a filled cell, the line is drawn on the cell's colour.
+        // Over a filled cell, the line has the cell's colour as background.
         let below = buf.cell(at).filter(|c| c.symbol() == "█").map(|c| c.fg);
         let style = below.map_or(style, |colour| style.bg(colour));
         put(buf, at.0, at.1, 1, "─", style);

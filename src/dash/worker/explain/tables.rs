@@ -13,7 +13,7 @@ use shardlab_plan::units::Picos;
 /// Maximum number of rows per table.
 const ROWS: usize = 10;
 
-/// Returns the tables that one prediction determines.
+/// Returns the tables that follow from one prediction.
 pub(super) fn of(p: &Prediction) -> Vec<Table> {
     let mut all = exposed_time(p);
     all.extend(memory(p));

@@ -20,22 +20,22 @@ use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Interval for checking whether to end the process.
+/// Interval between checks of whether to end the process.
 const LOOK: Duration = Duration::from_millis(50);
-/// How long output of an ended process may still arrive.
+/// Time during which output of an ended process may still arrive.
 const LAST_WORDS: Duration = Duration::from_secs(1);
-/// How long a process may be silent, beyond its own limit, after it has been asked to end.
+/// Time for which a process may be silent, beyond its own limit, after it was asked to end.
 const GRACE: Duration = Duration::from_secs(10);
 /// Number of output lines kept in case the process ends without a reason.
 const LINES_KEPT: usize = 12;
 
-/// Counts the processes started by jobs: none may be left when the dashboard ends.
+/// Counts the processes that jobs have started. None may remain when the dashboard ends.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Children(Arc<()>);
 
 impl Children {
-    /// Waits until all processes are gone, at most `limit`. Each job ends its own process when
-    /// asked to.
+    /// Waits until all processes have ended, for at most `limit`. Each job ends its own process
+    /// when asked to.
     pub(crate) fn wait(&self, limit: Duration) {
         let end = Instant::now() + limit;
         while Arc::strong_count(&self.0) > 1 && Instant::now() < end {
@@ -54,7 +54,7 @@ pub(super) fn train(
 ) -> Result<Ended, String> {
     // Declared before the folder, so that waiting for the children includes its removal.
     let _counted = trainer.children.clone();
-    // An unwritable store does not prevent training: the code that saves the run reports it.
+    // An unwritable store does not prevent training. The code that saves the run reports it.
     let store = store.filter(|dir| Store::at(*dir).writable().is_ok());
     let passing = match store {
         Some(_) => None,
@@ -103,9 +103,9 @@ pub(super) fn command(what: &What<'_>, program: &Path, dir: &Path) -> Command {
 /// Settings for following a process.
 struct Watch<'a> {
     counted_in: BatchUnit,
-    /// Returns what it trains on, given the device's name.
+    /// Returns the device as a phrase, given the device's name.
     place: &'a dyn Fn(&str) -> String,
-    /// How long the process may be silent after it has been asked to end, in addition to its step
+    /// Time for which the process may be silent after it was asked to end, in addition to its step
     /// time.
     patience: Duration,
     reporter: &'a Reporter,
@@ -126,8 +126,8 @@ impl Drop for Running {
 impl Watch<'_> {
     /// Starts the command, reports its events, and ends it on request.
     fn follow(&self, mut command: Command) -> Result<Report, String> {
-        // The child ends when its standard input closes or its parent is gone. It has its own
-        // process group, so the terminal's keys do not reach it.
+        // The child ends when its standard input closes or its parent no longer exists. It has its
+        // own process group, so keys in the terminal do not reach it.
         command
             .env(PARENT, std::process::id().to_string())
             .stdin(Stdio::piped())
@@ -276,7 +276,7 @@ struct Over {
 }
 
 impl Report {
-    /// Returns how the process ended, or why it failed.
+    /// Returns how the process ended, or the reason why it failed.
     fn result(self, on_gpus: bool, stop: &Stop) -> Result<Ended, String> {
         if let (Some(over), None) = (&self.over, &self.error) {
             return Ok(if over.interrupted {

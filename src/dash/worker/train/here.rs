@@ -55,7 +55,7 @@ pub(super) fn train(what: &What<'_>, reporter: &Reporter, stop: &Stop) -> Result
             counted_in: scenario.model.family.counted_in(),
             ranks: Vec::new(),
         };
-        // A panic must not leave the watcher running, since the scope waits for it.
+        // A panic must not leave the watcher running, because the scope waits for it.
         let done = End(&over, watcher.thread().clone());
         let result = run(scenario, program, options, &mut observer);
         drop(done);

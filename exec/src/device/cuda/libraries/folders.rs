@@ -1,4 +1,4 @@
-//! Folders that may hold NVIDIA's libraries.
+//! Folders that may contain NVIDIA's libraries.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -33,7 +33,7 @@ impl Origin {
         }
     }
 
-    /// Returns the text of messages if the source named no folder.
+    /// Returns the text for messages if the source has no folder.
     pub(super) const fn nothing(self) -> &'static str {
         match self {
             Self::Flag => "not given",
@@ -46,7 +46,7 @@ impl Origin {
     }
 }
 
-/// A folder and who named it.
+/// A folder and its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Folder {
     /// Path.
@@ -60,10 +60,10 @@ pub struct Folder {
 pub struct Surroundings {
     /// Environment variables.
     pub variables: Vec<(String, OsString)>,
-    /// Whether `python3` may be started to ask for its packages, if no folder reveals them.
+    /// Whether `python3` may be started to ask for its packages, if no folder contains them.
     pub ask_python: bool,
-    /// Path of the running program. An environment's packages are located relative to the programs
-    /// in its `bin`.
+    /// Path of the running program. The packages of a virtual environment are located relative to
+    /// the programs in its `bin`.
     pub program: Option<PathBuf>,
     /// Usual installation paths.
     pub system: Vec<PathBuf>,
@@ -90,7 +90,7 @@ impl Surroundings {
                 .filter_map(|&n| Some((n.to_owned(), std::env::var_os(n)?)))
                 .collect(),
             ask_python: true,
-            // Resolves the links that pipx and similar tools put on the PATH.
+            // Resolves the links that pipx and similar tools put in a folder of PATH.
             program: std::env::current_exe().and_then(|p| p.canonicalize()).ok(),
             system: [
                 "/usr/local/cuda/lib64",
@@ -119,8 +119,8 @@ impl Surroundings {
     }
 }
 
-/// Returns existing folders in search order, without duplicates. `extra` may name folders of
-/// libraries, roots of CUDA toolkits and folders of pip's `nvidia` packages.
+/// Returns existing folders in search order, without duplicates. `extra` may contain folders with
+/// libraries, roots of CUDA toolkits, and folders with pip's `nvidia` packages.
 #[must_use]
 pub fn folders(around: &Surroundings, extra: &[PathBuf]) -> Vec<Folder> {
     let mut all: Vec<Folder> = Vec::new();
@@ -149,7 +149,7 @@ pub fn folders(around: &Surroundings, extra: &[PathBuf]) -> Vec<Folder> {
     all
 }
 
-/// Returns a folder, the library folders of a toolkit whose root it is, and those of the packages
+/// Returns a folder, its library folders if it is the root of a toolkit, and those of the packages
 /// in it.
 fn within(path: &Path) -> Vec<PathBuf> {
     let mut all = vec![path.to_owned()];
@@ -177,8 +177,8 @@ fn packages(nvidia: &Path) -> Vec<PathBuf> {
     all
 }
 
-/// Returns folders of `nvidia` packages: of the environment in which the program is installed, of
-/// active environments, then of the python3 on the PATH.
+/// Returns folders of `nvidia` packages: those of the environment in which the program is
+/// installed, those of active environments, and then those of the `python3` in PATH.
 fn pip(around: &Surroundings) -> Vec<PathBuf> {
     let bin = around.program.as_deref().and_then(Path::parent);
     let bin = bin.filter(|d| d.file_name().is_some_and(|n| n == "bin"));
@@ -192,8 +192,8 @@ fn pip(around: &Surroundings) -> Vec<PathBuf> {
         .map(|d| d.join("python3"))
         .find(|p| p.is_file());
     if let Some(python) = &python {
-        // An environment's python3 is a link: its packages are next to the link, the system's next
-        // to the target.
+        // An environment's python3 is a link. Its packages are next to the link, and the system's
+        // are next to the target.
         let real = python.canonicalize().ok();
         let bins = [python.parent(), real.as_deref().and_then(Path::parent)];
         prefixes.extend(
@@ -231,7 +231,7 @@ fn sites(prefix: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Asks Python itself, since a launcher script hides its location.
+/// Asks Python itself, because a launcher script hides its location.
 fn asked(python: &Path) -> Vec<PathBuf> {
     const CODE: &str = "import sys; print(*[p for p in sys.path if p], sep='\\n')";
     let Ok(output) = Command::new(python).args(["-c", CODE]).output() else {
@@ -295,7 +295,7 @@ mod tests {
                 (Origin::System, usual),
             ]
         );
-        // The folder of packages itself can be named.
+        // The folder of the packages can also be named directly.
         let named = folders(&Surroundings::default(), std::slice::from_ref(&site));
         let named: Vec<PathBuf> = named.into_iter().map(|f| f.path).collect();
         assert_eq!(named, [site, cu, dnn]);

@@ -1,9 +1,9 @@
-//! Detects libraries that the bindings would not use although they are loaded.
+//! Detects loaded libraries that the bindings would not use.
 //!
 //! The bindings try a library's shortest name first (`libcudnn.so` before `libcudnn.so.9`). pip's
-//! packages have no file of that name, so a system library with that name is preferred. The loader
-//! reads its search path only when a process starts, so the process has to be restarted with a
-//! better path.
+//! packages have no file of that name, so the bindings would use a system library with that name.
+//! The loader reads its search path only when a process starts, so the process has to be restarted
+//! with another path.
 
 use super::{Libraries, Library};
 use libloading::os::unix::{Library as Handle, RTLD_LAZY};
@@ -12,13 +12,13 @@ use std::path::{Path, PathBuf};
 
 impl Libraries {
     /// Returns the `LD_LIBRARY_PATH` with which a new process would use the libraries that are
-    /// loaded here; `None` if this process does.
+    /// loaded here; `None` if this process already uses them.
     ///
-    /// The path begins with a folder in the user's cache that has these libraries under their
+    /// The path starts with a folder in the user's cache that contains these libraries under their
     /// shortest names.
     ///
     /// # Errors
-    /// A message, if the folder cannot be created.
+    /// Returns a message if the folder cannot be created.
     pub fn better_path(&self) -> Result<Option<OsString>, String> {
         let hidden: Vec<_> = self
             .loaded
@@ -39,7 +39,7 @@ impl Libraries {
         for l in &hidden {
             let link = links.join(format!("lib{}.so", l.library.stem().0));
             if !link.exists() {
-                // Another process may create the link at the same time, which is as good.
+                // Another process may create the link at the same time, which has the same result.
                 let _ = std::os::unix::fs::symlink(&l.path, &link);
             }
         }
@@ -65,7 +65,7 @@ fn cache() -> PathBuf {
         .unwrap_or_else(std::env::temp_dir)
 }
 
-/// Returns whether the bindings would use another file than the one that was loaded.
+/// Returns whether the bindings would use a different file from the one that was loaded.
 fn is_hidden(library: Library, path: &Path) -> bool {
     let (stem, function) = library.stem();
     let found = cudarc::get_lib_name_candidates(stem)

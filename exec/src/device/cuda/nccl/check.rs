@@ -1,4 +1,5 @@
-//! Checks that a collective's ranges fit its kind: NCCL receives one length and trusts it.
+//! Checks that a collective's ranges fit its kind. NCCL receives a single length and does not check
+//! it.
 
 use crate::base::operand::RawRange;
 use crate::comm::check::{in_place, overlap};
@@ -61,7 +62,7 @@ mod tests {
         };
         assert!(ok(AllGather, 2, at(0x1000, 16), at(0x2000, 64)));
         assert!(!ok(AllGather, 2, at(0x1000, 16), at(0x2000, 60)));
-        // In place means one address: the rank's own slice.
+        // In place means the same address: the rank's own slice.
         assert!(ok(AllGather, 2, at(0x1020, 16), at(0x1000, 64)));
         assert!(!ok(AllGather, 1, at(0x1020, 16), at(0x1000, 64)));
         assert!(ok(ReduceScatter, 3, at(0x1000, 64), at(0x1030, 16)));

@@ -1,4 +1,4 @@
-//! Time limit for NCCL calls in which ranks wait for one another without a timeout: creating
+//! Time limit for NCCL calls in which ranks wait for each other without a timeout: creating
 //! communicators, and registering memory on all of them.
 
 use crate::base::suspend::{IdleTime, poll_period};
@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-/// Multiple of `--timeout` allowed for NCCL initialization (default: 10 × 60 s; PyTorch: 10 min).
+/// Multiple of `--timeout` that NCCL initialization may take (default: 10 × 60 s; PyTorch: 10 min).
 const MULTIPLE: u32 = 10;
 
-/// Limit of a call, and what to do when it is exceeded.
+/// Limit of a call, and the action when it is exceeded.
 #[derive(Clone)]
 pub(in crate::device::cuda) struct InitTimeout {
     limit: Duration,
@@ -29,7 +29,7 @@ impl InitTimeout {
         }
     }
 
-    /// Makes a call. If it takes too long, reports once that NCCL `has not` completed it.
+    /// Makes a call. If the call takes too long, reports once that NCCL `has not` completed it.
     pub(in crate::device::cuda) fn with<T>(&self, has_not: &str, call: impl FnOnce() -> T) -> T {
         let period = poll_period(self.limit);
         let (done, ended) = channel::<()>();
@@ -46,7 +46,7 @@ impl InitTimeout {
             }
         };
         std::thread::scope(|scope| {
-            // Without a thread the time is not limited.
+            // Without a thread, the time is not limited.
             let _ = std::thread::Builder::new()
                 .name("init timeout".to_owned())
                 .spawn_scoped(scope, watch);
@@ -66,7 +66,7 @@ mod tests {
 
     fn reporting(timeout: Duration) -> (InitTimeout, Receiver<String>) {
         let (sender, reports) = channel();
-        // The test may be over.
+        // The test may have ended.
         let late = Arc::new(move |message| drop(sender.send(message)));
         (InitTimeout::new(timeout, late), reports)
     }
@@ -94,7 +94,7 @@ mod tests {
         let (timeout, reports) = reporting(Duration::from_secs(60));
         assert_eq!(timeout.with("come", || 7), 7);
         drop(timeout);
-        // The thread has ended with the call: otherwise it would report after ten minutes.
+        // The thread has ended with the call. Otherwise it would report after ten minutes.
         assert_eq!(reports.iter().count(), 0);
     }
 }

@@ -1,32 +1,33 @@
-//! Steps that all ranks of a communicator take, or none.
+//! Steps that either all ranks of a communicator take, or none.
 
 use crate::process::{PeerError, ProcessGroup};
 
-/// The ranks that agree, as one of them sees them.
+/// The ranks that have to agree, from the point of view of one of them.
 pub(super) struct Agreement<'a> {
     pub(super) peers: &'a ProcessGroup,
-    /// Name of the communicator's instance, which no other uses in the run.
+    /// Name of the communicator's instance, which is unique in the run.
     pub(super) name: String,
     /// World ranks by position.
     pub(super) ranks: &'a [u32],
     pub(super) position: usize,
 }
 
-/// Why ranks do not take a step.
+/// Reason why ranks do not take a step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// One of them cannot: all know it and do without.
+    /// One of the ranks cannot take it. All ranks know this and continue without it.
     Together(String),
     /// The run has failed.
     Run(String),
 }
 
 impl Agreement<'_> {
-    /// Takes a step: publishes what this rank has done and shows of it, or why it cannot. Returns
-    /// what it has done, and what all show, by position.
+    /// Takes a step. Publishes this rank's result, or the reason why it has none. Returns its own
+    /// result, and the published results of all ranks by position.
     ///
     /// # Errors
-    /// [`Refusal`]: the reason of the first rank that cannot, equal on all ranks.
+    /// Returns [`Refusal`] with the reason of the first rank that cannot take the step, which is
+    /// equal on all ranks.
     pub(super) fn step<T>(
         &self,
         step: &str,

@@ -1,4 +1,4 @@
-//! Maps the memory of the ranks that push to one another, on all of them or on none.
+//! Maps the memory of the ranks that push to each other, either on all of them or on none.
 
 use super::super::context::Context;
 use super::super::driver::{CudaError, check};
@@ -12,8 +12,8 @@ use cudarc::driver::sys;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// What ranks write into one another's signals, plus the writer's position, to try whether it
-/// arrives.
+/// Value that ranks write into each other's signals, plus the position of the writer, to test
+/// whether it arrives.
 const PROBE: u32 = 0x5eed_0000;
 
 /// Memory of all ranks, mapped on this one.
@@ -24,19 +24,19 @@ pub(super) struct Connected {
     _peers: Vec<Mapping>,
 }
 
-/// What a rank has prepared for its peers.
+/// What a rank offers to its peers.
 struct Offered {
     inbox: Inbox,
     signals: Mapping,
-    /// Of all pieces of memory, and of the signals.
+    /// Descriptors of all pieces of memory, and of the signals.
     descriptors: Vec<OwnedFd>,
 }
 
 /// Maps the memory of the other ranks. All ranks call it at the same time. `abort` is the device
-/// address of a word that ends waits; `obstacle` a reason not to map anything.
+/// address of a word that ends waits. `obstacle` is a reason not to map anything.
 ///
 /// # Errors
-/// [`Refusal`], equal on all ranks.
+/// Returns [`Refusal`], which is equal on all ranks.
 pub(super) fn connect(
     agreement: &Agreement<'_>,
     context: &Arc<Context>,
@@ -48,7 +48,7 @@ pub(super) fn connect(
     let (offered, offers) = agreement.step("offer", offered)?;
     let connected = exchange(agreement, context, memory, offered, &offers, abort);
     let (connected, _) = agreement.step("mapping", connected.map(|c| (c, Vec::new())))?;
-    // All have written their probes.
+    // All ranks have written their probes.
     let arrived = arrived(agreement, &connected);
     agreement.step("probe", arrived.map(|()| ((), Vec::new())))?;
     Ok(connected)
@@ -58,14 +58,14 @@ fn words(e: CudaError) -> String {
     e.to_string()
 }
 
-/// Makes this rank's memory available. Returns what peers must know: the host, the name of the
-/// socket, and the layout of the memory, one per line.
+/// Makes this rank's memory available. Returns what peers must know, one item per line: the host,
+/// the name of the socket, and the layout of the memory.
 fn offer(context: &Arc<Context>, memory: &[Piece]) -> Result<(Offered, Vec<u8>), String> {
     let signals = Mapping::new(context, SIGNAL_BYTES).map_err(words)?;
     let own = memory.iter().map(|p| export(p.handle));
     let descriptors = own.chain([signals.export()]).collect::<Result<_, _>>();
     let inbox = Inbox::open()?;
-    // Equal for all processes of a host, in whatever container; empty where it is hidden.
+    // Equal for all processes of a host, in any container; empty if it is hidden.
     let host = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let layout = layout(memory, signals.bytes());
     let text = format!("{}\n{}\n{layout}", host.trim(), inbox.name());
@@ -77,7 +77,7 @@ fn offer(context: &Arc<Context>, memory: &[Piece]) -> Result<(Offered, Vec<u8>),
     Ok((offered, text.into_bytes()))
 }
 
-/// Describes memory: allocator addresses and lengths.
+/// Describes memory by allocator addresses and lengths.
 fn layout(memory: &[Piece], signals: usize) -> String {
     let pieces = memory
         .iter()
@@ -112,7 +112,8 @@ fn names<'o>(offers: &'o [Vec<u8>], agreement: &Agreement<'_>) -> Result<Vec<&'o
     offers.iter().zip(agreement.ranks).map(name).collect()
 }
 
-/// Exchanges descriptors, maps what they name, and writes a probe into each peer's signals.
+/// Exchanges descriptors, maps the memory that they refer to, and writes a probe into each peer's
+/// signals.
 fn exchange(
     agreement: &Agreement<'_>,
     context: &Arc<Context>,
@@ -179,7 +180,7 @@ fn exchange(
     })
 }
 
-/// Checks that what the peers have written into this rank's signals is there.
+/// Checks that the peers' probes have arrived in this rank's signals.
 fn arrived(agreement: &Agreement<'_>, connected: &Connected) -> Result<(), String> {
     let me = agreement.position;
     let own = connected.team.signals[me];

@@ -1,8 +1,8 @@
 //! Sends file descriptors to other processes of the same user and host.
 //!
-//! Each rank listens at an abstract Unix socket, whose name it publishes. It connects to those of
-//! its peers, sends its position and descriptors, and then accepts their connections. Nothing waits
-//! for a peer before all have connected, so ranks may be threads as well as processes.
+//! Each rank listens at an abstract Unix socket, whose name it publishes. It connects to the
+//! sockets of its peers, sends its position and descriptors, and then accepts their connections. No
+//! rank waits for a peer before all have connected, so ranks may be threads as well as processes.
 
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -16,10 +16,10 @@ use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-/// How long peers may take, once all have published where they listen.
+/// Time limit for peers, after all have published the names of their sockets.
 const TIMEOUT: Duration = Duration::from_secs(10);
 const POLL_PERIOD: Duration = Duration::from_millis(1);
-/// Most descriptors of a message; Linux allows 253.
+/// Maximum number of descriptors in a message; Linux allows 253.
 const MOST: usize = 128;
 
 /// A socket at which this rank receives descriptors.
@@ -30,7 +30,7 @@ pub(super) struct Inbox {
 }
 
 impl Inbox {
-    /// Opens a socket with a name of its own.
+    /// Opens a socket with a unique name.
     ///
     /// # Errors
     /// A message.
@@ -53,7 +53,7 @@ impl Inbox {
     /// positions, in order of arrival.
     ///
     /// # Errors
-    /// A message, if not all peers have sent them in time.
+    /// Returns a message if not all peers have sent their descriptors in time.
     pub(super) fn receive(
         &self,
         peers: usize,
@@ -145,7 +145,7 @@ mod tests {
     use std::fs::File;
     use std::io::{Read, Seek, SeekFrom, Write};
 
-    /// Returns a file without a name, with a text.
+    /// Returns an unnamed file that contains a text.
     fn file(text: &str) -> OwnedFd {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(text.as_bytes()).unwrap();

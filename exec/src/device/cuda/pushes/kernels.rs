@@ -9,24 +9,24 @@ use cudarc::driver::sys;
 use std::sync::Arc;
 
 const SOURCE: &str = include_str!("push.cu");
-/// Most ranks that push to one another: those of the largest NVLink domain.
+/// Maximum number of ranks that push to each other: the size of the largest NVLink domain.
 pub(in crate::device::cuda) const MOST: usize = 72;
-/// Words of 32 bits that a rank's signals have, as in `push.cu`.
+/// Number of 32-bit words per signal of a rank, as in `push.cu`.
 const FLAG_STRIDE: u64 = 8;
 const PROBES: u64 = 2048;
 /// Bytes of a rank's signals.
 pub(super) const SIGNAL_BYTES: usize = 16 << 10;
-/// Most blocks of a push. As many as NCCL's kernels have: enough for NVLink's rate, and most
-/// multiprocessors are left to matmuls.
+/// Maximum number of blocks of a push. It equals that of NCCL's kernels: enough for NVLink's rate,
+/// while most multiprocessors are left to matmuls.
 const BLOCKS: u64 = 32;
 const THREADS: u32 = 512;
-/// Bytes that are worth a block.
+/// Minimum number of bytes per block.
 const BLOCK_BYTES: u64 = 64 << 10;
 
 const _: () = assert!((FLAG_STRIDE as usize) * MOST <= 1024);
 const _: () = assert!((PROBES as usize + MOST) * 4 <= SIGNAL_BYTES);
 
-/// Returns the offset in bytes, within a rank's signals, of the word that `position` writes to try
+/// Returns the offset in bytes, within a rank's signals, of the word that `position` writes to test
 /// whether the memory is mapped.
 pub(super) const fn probe_of(position: usize) -> u64 {
     (PROBES + position as u64) * 4
@@ -62,18 +62,19 @@ pub(super) struct Rows {
     pub(super) k: u32,
     /// Bytes of a row.
     pub(super) width: u32,
-    /// Whether each rank has rows of its own, as on the way back; otherwise all get the same.
+    /// Whether each rank gets separate rows, as on the way back. Otherwise all ranks get the same
+    /// rows.
     pub(super) back: u32,
 }
 
 impl Rows {
-    /// Returns whether rows and windows consist of whole vectors of 16 bytes.
+    /// Returns whether rows and windows consist of whole 16-byte vectors.
     fn vectors(&self) -> bool {
         let all = self.to.iter().fold(self.from, |bits, to| bits | to);
         (all | u64::from(self.width)).is_multiple_of(16)
     }
 
-    /// Returns the blocks that move the rows of all ranks.
+    /// Returns the number of blocks that move the rows of all ranks.
     fn blocks(&self, ranks: u32) -> u32 {
         let bytes = u64::from(ranks) * u64::from(self.tokens) * u64::from(self.width);
         bytes.div_ceil(BLOCK_BYTES).clamp(1, BLOCKS) as u32
@@ -115,7 +116,7 @@ impl PushKernels {
         })
     }
 
-    /// Makes a stream wait until all ranks have come to the same point.
+    /// Makes a stream wait until all ranks have reached the same point.
     pub(super) fn meet(&self, team: &Team, stream: RawStream) -> Result<(), CudaError> {
         let mut team = *team;
         HelperKernels::launch(self.meeting, 1, 128, stream, &mut [(&raw mut team).cast()])
@@ -142,7 +143,7 @@ impl PushKernels {
 
 impl Drop for PushKernels {
     fn drop(&mut self) {
-        // The module is unloaded next, and nothing runs any more. Errors cannot be handled here.
+        // The module is unloaded next, and no work is running. Errors cannot be handled here.
         let _ = self.context.bind();
     }
 }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-/// Physical memory at device addresses of this process. A peer's memory stays while it is mapped
-/// here, also if the peer ends.
+/// Physical memory at device addresses of this process. A peer's memory remains while it is mapped
+/// here, even if the peer ends.
 #[derive(Debug)]
 pub(super) struct Mapping {
     start: u64,
@@ -32,7 +32,7 @@ impl Mapping {
             sys::cuMemCreate(&raw mut handle, bytes, &raw const p, 0)
         })?;
         let it = Self::of(context, handle, bytes)?;
-        // SAFETY: the range is mapped, and no one else uses it yet.
+        // SAFETY: the range is mapped, and nothing else uses it yet.
         check("cuMemsetD8", unsafe {
             sys::cuMemsetD8_v2(it.start, 0, bytes)
         })?;
@@ -41,7 +41,7 @@ impl Mapping {
         Ok(it)
     }
 
-    /// Maps `bytes` bytes of a peer, which a descriptor names.
+    /// Maps `bytes` bytes of a peer's memory, given by a descriptor.
     pub(super) fn import(
         context: &Arc<Context>,
         descriptor: BorrowedFd<'_>,
@@ -61,7 +61,7 @@ impl Mapping {
         Self::of(context, handle, bytes)
     }
 
-    /// Maps a handle, which is released with the mapping, or if there is an error.
+    /// Maps a handle. The handle is released with the mapping, or if an error occurs.
     fn of(
         context: &Arc<Context>,
         handle: sys::CUmemGenericAllocationHandle,
@@ -104,7 +104,7 @@ impl Mapping {
         self.bytes
     }
 
-    /// Returns a descriptor by which other processes can map the memory.
+    /// Returns a descriptor with which other processes can map the memory.
     pub(super) fn export(&self) -> Result<OwnedFd, CudaError> {
         export(self.handle)
     }
@@ -123,7 +123,7 @@ impl Drop for Mapping {
     }
 }
 
-/// Returns a descriptor of physical memory, by which other processes can map it.
+/// Returns a descriptor of physical memory, with which other processes can map it.
 pub(super) fn export(handle: sys::CUmemGenericAllocationHandle) -> Result<OwnedFd, CudaError> {
     let mut number: i32 = -1;
     // SAFETY: the output is the number of a descriptor, which is an `int`.

@@ -63,7 +63,7 @@ fn a_push_is_rows_that_choices_name_and_windows_of_all_ranks() {
             (of.from, of.choices, of.back),
             (0x2000, 0x3000, u32::from(back))
         );
-        // Memory that was added later is not mapped; NCCL carries these rows on all ranks.
+        // Memory that was added later is not mapped, so NCCL carries these rows on all ranks.
         assert_eq!(rows(c, 2, &parts(0x8000_0000), &windows), Ok(None));
         let mut short = parts(0x1_0000_0400);
         short[0].0.bytes -= 16;

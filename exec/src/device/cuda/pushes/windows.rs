@@ -1,10 +1,10 @@
-//! Addresses at which other ranks have the buffers that this rank has.
+//! Addresses of this rank's buffers in the memory of other ranks.
 
 /// Memory of this rank, and the addresses at which the same memory of its peers is mapped.
 ///
-/// A buffer has the same allocator address on every rank: ranks run one program over one list of
-/// buffers, and allocators depend on nothing else. So a window of a peer is as far into the peer's
-/// memory as this rank's own window is into its own.
+/// A buffer has the same allocator address on every rank, because all ranks run the same program
+/// with the same list of buffers, and allocators depend on nothing else. So a window of a peer has
+/// the same offset in the peer's memory as this rank's window has in its own.
 #[derive(Debug, Default)]
 pub(super) struct Windows {
     pieces: Vec<Window>,
@@ -26,8 +26,8 @@ impl Windows {
         Self { pieces }
     }
 
-    /// Returns the addresses, by position, of a range of `bytes` bytes that is at `address` here;
-    /// `None` if it is not in memory that is mapped on all ranks.
+    /// Returns the addresses, by position, of a range of `bytes` bytes that is at `address` on this
+    /// rank; `None` if the range is not in memory that is mapped on all ranks.
     pub(super) fn of(&self, address: u64, bytes: u64) -> Option<impl Iterator<Item = u64> + '_> {
         let end = address.checked_add(bytes)?;
         let (piece, start) = self.pieces.iter().find_map(|p| {

@@ -1,7 +1,7 @@
 //! Placement of data in a ring of blocks, which are filled one after another and reused from the
 //! first.
 
-/// The ring only computes positions; it does not know the blocks' contents.
+/// The ring only computes positions and does not access the contents of the blocks.
 #[derive(Debug)]
 pub(super) struct Ring {
     blocks: usize,
@@ -9,10 +9,10 @@ pub(super) struct Ring {
     bytes: usize,
     /// Alignment of data within a block, in bytes.
     align: usize,
-    /// Index of the current block, and the bytes of it that are used.
+    /// Index of the current block, and its number of used bytes.
     at: (usize, usize),
-    /// Whether the last block has been left: every block that is entered from now on has been
-    /// filled before.
+    /// Whether the ring has wrapped around, so that every block entered from now on was filled
+    /// before.
     around: bool,
 }
 
@@ -30,9 +30,9 @@ pub(super) struct Place {
 /// The ring moves to the next block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Turn {
-    /// The full block. It is not written until it is entered again.
+    /// The full block. It is not written again until it is entered again.
     pub(super) left: usize,
-    /// Whether the entered block was filled before, so its readers must be awaited first.
+    /// Whether the entered block was filled before, so that its readers must be awaited first.
     pub(super) wait: bool,
 }
 
@@ -55,8 +55,8 @@ impl Ring {
         self.around = false;
     }
 
-    /// Returns a place for as many of `bytes` bytes (at least one) as fit into a block. A piece
-    /// never spans two blocks.
+    /// Returns a place for as many of `bytes` bytes (at least one) as fit in a block. A piece never
+    /// spans two blocks.
     pub(super) fn place(&mut self, bytes: usize) -> Place {
         let bytes = bytes.min(self.bytes);
         let mut turn = None;

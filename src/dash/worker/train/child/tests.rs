@@ -1,5 +1,5 @@
-//! Shell scripts stand in for the training process. The tests check its reports, its end, and that
-//! no process is left.
+//! Tests with shell scripts in place of the training process. They check the reports of the
+//! process, its end, and that no process remains.
 
 use super::*;
 use crate::dash::event::{Event as DashEvent, Message};
@@ -8,8 +8,8 @@ use std::sync::mpsc::Sender;
 const BEGUN: &str =
     r#"echo '{"event":"begun","ranks":2,"device":"NVIDIA H200","resumed_from":0,"steps":6}' >&2;"#;
 
-/// Follows a script. `act` receives every piece of news and may stop it. Returns the answer and the
-/// news.
+/// Follows a script. `act` receives every report and may stop the script. Returns the result and
+/// the reports.
 fn follow(
     script: &str,
     patience: Duration,
@@ -114,7 +114,7 @@ fn a_dead_process_is_reported_with_its_last_output() {
     };
     let wanted = "the training's process ended with exit status 7\nfirst\ncannot continue\nX trains it on the CPU";
     assert_eq!(reason, wanted);
-    // Once it has begun, or on the CPU, another device would not help.
+    // If training has started, or if it is on the CPU, another device would not help.
     let (report, _, stop) = calm(&format!("{BEGUN} kill -9 $$"));
     let reason = report.unwrap().result(true, &stop).err().unwrap();
     assert!(
@@ -147,11 +147,11 @@ fn a_program_that_is_not_there() {
 fn children_hear_interrupts() {
     use signal_hook::{consts::SIGINT, flag};
     use std::sync::{Arc, atomic::AtomicBool};
-    // Ends the tests, as without a handler.
+    // A second signal ends the tests, as it would without a handler.
     flag::register_conditional_shutdown(SIGINT, 130, Arc::new(AtomicBool::new(true))).unwrap();
 }
 
-/// The child is stopped by SIGINT, once, and its result is used.
+/// The child is stopped by a single SIGINT, and its result is used.
 #[test]
 fn it_is_stopped_in_good_order() {
     children_hear_interrupts();

@@ -36,7 +36,7 @@ fn small_data_share_a_block_from_aligned_bytes_on() {
     // To the last byte: 48 + 52.
     assert_eq!(places(&mut ring, 52), [at(0, 48, 52)]);
     assert_eq!(places(&mut ring, 1), [turned(at(1, 0, 1), 0, false)]);
-    // Data that do not fit into the rest of a block are not split for it.
+    // Data that do not fit in the rest of a block are not split to fill it.
     assert_eq!(places(&mut ring, 85), [turned(at(2, 0, 85), 1, false)]);
 }
 
@@ -71,12 +71,12 @@ fn one_block_is_waited_for_whenever_it_is_full() {
 struct Block {
     /// Bytes that have been written since the block was free.
     written: Vec<bool>,
-    /// Whether the block was left, so that events follow every copy from it.
+    /// Whether the ring has moved on from the block, so that events follow every copy from it.
     marked: bool,
 }
 
 proptest! {
-    /// Uploads of several lengths; a length of zero means that the device becomes idle.
+    /// Uploads of several lengths. A length of zero means that the device becomes idle.
     #[test]
     fn bytes_are_covered_once_and_blocks_are_written_again_only_behind_their_events(
         blocks in 1usize..5,
@@ -116,7 +116,7 @@ proptest! {
         }
     }
 
-    /// A block is awaited as late as possible: after all others have been used.
+    /// The ring waits for a block as late as possible: after all other blocks have been used.
     #[test]
     fn all_blocks_are_used_before_one_is_waited_for(blocks in 1usize..9, rounds in 1usize..4) {
         let mut ring = Ring::new(blocks, 8, 4);
