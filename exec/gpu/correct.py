@@ -240,6 +240,14 @@ def moe():
         "peer, forced, seeded": ["moe.dispatcher=peer", *seeded], "all_to_all, forced, balanced": ["moe.dispatcher=all_to_all", force],
         "padded, dropped": ["moe.dispatcher=padded", "moe.capacity_factor=0.75"],
     }
+    # A shared expert computes while tokens travel, eager and captured.
+    shared = "model.shared_expert_ffn=32"
+    sent |= {
+        "shared expert, all_to_all": [shared, "moe.dispatcher=all_to_all"], "shared expert, padded": [shared, "moe.dispatcher=padded"],
+        "shared expert, peer": [shared, "moe.dispatcher=peer"], "shared expert, gather, regions": [shared, "compile.mode=regions"],
+        "shared expert, captured parts of blocks": [shared, 'compile.cuda_graph=["attn", "moe_router", "moe_preprocess"]'],
+        "shared expert, peer, captured iteration": [shared, "moe.dispatcher=peer", 'compile.cuda_graph="full_iteration"'],
+    }
     ways |= {f"{way}, ep {ep}": ([*f32, *sets, f"mesh.ep={ep}"], 1e-3) for ep in sizes for way, sets in sent.items()}
 
     def case(title, sets, limit):
