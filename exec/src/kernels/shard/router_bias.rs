@@ -6,8 +6,8 @@ use super::super::view::View;
 use crate::operand::RawRange;
 use shardlab_plan::ir::DType;
 
-/// Moves the biases of routers by counts of choices. Reads are the biases and counts of each; biases
-/// are written.
+/// Moves the biases of routers by counts of choices. Reads are biases and counts of each router,
+/// writes the biases.
 pub(super) fn update(
     speed: f32,
     reads: &[RawRange],
