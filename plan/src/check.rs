@@ -28,6 +28,7 @@ mod norm;
 mod operands;
 mod page;
 mod report;
+mod router_biases;
 mod router_losses;
 mod rules;
 mod shadow;
@@ -63,6 +64,7 @@ pub fn check(program: &Program) -> Report {
     experts::check(program, &mut sink);
     expert_rows::check(program, &mut sink);
     router_losses::check(program, &mut sink);
+    router_biases::check(program, &mut sink);
     float8::check(program, &mut sink);
     muon::check(program, &mut sink);
     nan::check(program, &mut sink);

@@ -94,6 +94,27 @@ fn forced_choices_are_weighted_by_scores() {
     assert!(failed.is_err());
 }
 
+#[test]
+fn choices_of_each_expert_are_counted() {
+    let chosen = [0, 3, 3, 11, 11, 11];
+    let out = [arg(&[12], DType::F32)];
+    let mut case = Case::new(
+        OpKind::CountExperts,
+        &[ids(&[3, 2], &chosen)],
+        &out,
+        &mut Rng(7),
+    );
+    case.run().unwrap();
+    let mut wanted = [0.0; 12];
+    (wanted[0], wanted[3], wanted[11]) = (1.0, 2.0, 3.0);
+    assert_eq!(case.buffers()[0].values(), wanted);
+    for bad in [-1, 12] {
+        let inputs = [ids(&[1, 2], &[0, bad])];
+        let failed = Case::new(OpKind::CountExperts, &inputs, &out, &mut Rng(7)).run();
+        assert!(failed.is_err(), "{bad}");
+    }
+}
+
 /// Groups that are not kept lose even if the scores of all others are negative (a mask of zeros
 /// would let them win).
 #[test]

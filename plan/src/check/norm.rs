@@ -37,15 +37,17 @@ struct Sum {
 
 impl Norms {
     pub(super) fn new(p: &Program, facts: &Facts) -> Self {
-        let trained = p.groups.iter().filter(|g| g.requires_grad);
+        // Biases of routers have counts in place of gradients.
+        let trained = (p.groups.iter()).filter(|g| g.requires_grad && !g.router_biases);
         let shards = trained.fold(AxisSet::EMPTY, |set, g| set.union(sharded_over(p, g)));
-        let trained = p.params.iter().filter(|x| x.requires_grad);
+        let trained = (p.params.iter()).filter(|x| x.requires_grad && !x.router_bias);
         let divided = trained.fold(AxisSet::EMPTY, |set, x| set.union(x.placements.divided()));
         let divided = apart(divided, shards);
         Self {
             need: shards.union(divided),
             divided,
             of_grad: (facts.of_grad.iter())
+                .filter(|(_, g)| !p.groups[g.index()].router_biases)
                 .map(|(grad, g)| (*grad, apart(divided_by(p, *g), shards)))
                 .collect(),
             open: BTreeMap::new(),

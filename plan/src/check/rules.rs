@@ -213,6 +213,9 @@ rules! {
     RouterLoss = "MOE-AUX", State, Error,
         "router losses count once per micro-batch, with own coefficient",
         "Megatron-LM #2217, #3672, #5047: auxiliary losses whose gradients missed a factor, or had it twice";
+    RouterBias = "MOE-BIAS", State, Error,
+        "steps move biases of routers once, by all choices of the step",
+        "Megatron-LM #4433, torchtitan #1593, #1324: choices counted in graph warm-up, or again in recompute";
     ExpertTail = "MOE-TAIL", State, Error,
         "sums over rows of experts leave out rows that no choice fills",
         "pytorch #154557, torchtitan #1237, transformers #48205: rows past the last offset are uninitialized, and 0 times NaN is NaN";

@@ -176,12 +176,17 @@ impl Facts {
         }
     }
 
-    /// Returns the axes that a gradient has to be reduced over: those of its group. The optimizer
-    /// says which one that is where all groups share a buffer.
+    /// Returns the axes that a gradient has to be reduced over: those of its group.
     fn need_of(&self, grad: Access) -> AxisSet {
-        let group = self.group_of[grad.buffer.index()];
-        let group = group.or_else(|| self.of_grad.get(&(grad.buffer, grad.offset)).copied());
+        let group = self.group(grad);
         group.map_or(AxisSet::EMPTY, |g| self.need[g.index()])
+    }
+
+    /// Returns the group of a gradient. The optimizer says which one that is where all groups share
+    /// a buffer.
+    fn group(&self, grad: Access) -> Option<GroupId> {
+        let group = self.group_of[grad.buffer.index()];
+        group.or_else(|| self.of_grad.get(&(grad.buffer, grad.offset)).copied())
     }
 
     /// Returns whether a group's full weights, filled at `written`, have not been read since;
@@ -425,7 +430,10 @@ impl Walk<'_> {
                 }
             });
         }
-        if at_end && stale.is_none() && unreduced.is_none() {
+        // Counts of choices have no factor.
+        let group = self.facts.group(a);
+        let counts = group.is_some_and(|g| p.groups[g.index()].router_biases);
+        if at_end && stale.is_none() && unreduced.is_none() && !counts {
             self.scaled(work, a, inputs.reduced);
         }
         if let Some((at, reduced)) = unreduced {

@@ -22,6 +22,9 @@ pub struct Experts {
     pub glu_limit: f64,
     /// Experts are chosen by the sum of score and a bias, which is not trained by gradients.
     pub router_bias: bool,
+    /// How far a step moves the biases of routers, up for experts with less than the mean load and
+    /// down for those with more; 0: not at all.
+    pub router_bias_update_speed: f64,
     /// Width of the expert that takes every token; 0 for none.
     pub shared_expert_ffn: u64,
     /// The shared expert's result is multiplied by the sigmoid of a projection of its input.
@@ -73,6 +76,7 @@ impl Default for Experts {
             glu: Glu::Activated,
             glu_limit: 7.0,
             router_bias: false,
+            router_bias_update_speed: 0.0,
             shared_expert_ffn: 0,
             shared_expert_gate: false,
             expert_norm: false,

@@ -79,6 +79,10 @@ pub struct Param {
     pub placements: Placements,
     /// Whether it is trained.
     pub requires_grad: bool,
+    /// Whether it is the bias of a router, which is trained by counts of choices
+    /// ([`UpdateRule::RouterBias`](super::UpdateRule::RouterBias)), not by a gradient.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub router_bias: bool,
     /// The optimizer's parameter group: its place in
     /// [`Train::group_settings`](crate::config::Train::group_settings).
     #[serde(skip_serializing_if = "is_zero")]
@@ -341,6 +345,7 @@ mod tests {
             shape: shape.iter().copied().collect(),
             placements,
             requires_grad: true,
+            router_bias: false,
             group: 0,
             packed: None,
             init: Init::Zeros,

@@ -787,4 +787,7 @@ ops! {
         #[serde(skip_serializing_if = "Option::is_none")]
         routed: Option<u64> = None,
     };
+    /// `ids -> counts`: the number of choices of each expert among the ids of a [`Route`], in
+    /// float32.
+    CountExperts;
 }

@@ -33,6 +33,10 @@ pub enum UpdateRule {
     Sgd,
     /// `torch.optim.Muon` with Nesterov momentum.
     Muon(NewtonSchulz),
+    /// Moves the biases of a router by this much, down if its expert has more than the mean of the
+    /// counted choices and up if it has less, and then all of them by as much that their sum stays
+    /// (`load_balance_coeff` of torchtitan). What it reads as gradients are the counts.
+    RouterBias(Real),
 }
 
 /// Orthogonalization of the matrices of a launch (Newton-Schulz). Ranks have different matrices:
@@ -86,8 +90,14 @@ impl UpdateRule {
         match self {
             Self::AdamW => 2,
             Self::Lion | Self::Muon(_) => 1,
-            Self::Sgd => 0,
+            Self::Sgd | Self::RouterBias(_) => 0,
         }
+    }
+
+    /// Returns whether it reads gradients, which a norm is taken of and which are clipped.
+    #[must_use]
+    pub const fn has_gradients(self) -> bool {
+        !matches!(self, Self::RouterBias(_))
     }
 
     /// Returns the FLOPs per weight, without those of matmuls.
@@ -98,6 +108,7 @@ impl UpdateRule {
             Self::Lion => 10,
             Self::Sgd => 2,
             Self::Muon(_) => 12,
+            Self::RouterBias(_) => 6,
         }
     }
 }
@@ -138,6 +149,7 @@ impl From<Update> for ShardOp {
                 pieces: fused.pieces,
                 newton_schulz,
             },
+            UpdateRule::RouterBias(speed) => Self::RouterBias { speed },
         }
     }
 }
@@ -232,6 +244,12 @@ pub enum ShardOp {
         /// Orthogonalization of the matrices.
         newton_schulz: NewtonSchulz,
     },
+    /// [`UpdateRule::RouterBias`] on biases and counts, a router's after another's: each pair of
+    /// reads is a whole router. Biases are written.
+    RouterBias {
+        /// How far a bias moves.
+        speed: Real,
+    },
 }
 
 impl ShardOp {
@@ -253,6 +271,14 @@ impl ShardOp {
                     maxima: false,
                 };
                 (UpdateRule::Muon(newton_schulz), fused)
+            }
+            Self::RouterBias { speed } => {
+                let fused = Fused {
+                    cast: false,
+                    pieces: None,
+                    maxima: false,
+                };
+                (UpdateRule::RouterBias(speed), fused)
             }
             _ => return None,
         };
@@ -278,6 +304,7 @@ impl ShardOp {
             Self::Lion { .. } => "lion",
             Self::Sgd { .. } => "sgd",
             Self::Muon { .. } => "muon",
+            Self::RouterBias { .. } => "router_bias_update",
             Self::ShardAmax { .. } => "shard_amax",
             Self::ShardScales { .. } => "shard_scales",
             Self::ShardCast { .. } => "shard_float8_cast",

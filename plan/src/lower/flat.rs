@@ -41,6 +41,8 @@ pub(crate) struct Sharded {
     pub(super) ranks: u64,
     /// Strategy in effect.
     pub(super) strategy: Strategy,
+    /// Whether ranks of the outer axis update different parts.
+    pub(super) outer_optim: bool,
     pub(super) comms: ShardComms,
 }
 
@@ -104,13 +106,15 @@ impl GroupState {
 // the sum is the same, and updates are element by element.
 
 /// Makes the optimizer's states of a group, of which this rank updates `own` elements: by parameter
-/// in the engines of frameworks, otherwise as one tensor. `apart` says that the optimizer updates
-/// parameters in buffers of their own, without padding. See Note [State of single parameters].
+/// in the engines of frameworks and for biases of routers, otherwise as one tensor. `apart` says
+/// that the optimizer updates parameters in buffers of their own, without padding. See Note [State
+/// of single parameters].
 fn tensors(out: &mut Emitter<'_>, g: GroupId, own: u64, apart: bool) -> Vec<Tensor> {
     let unit = out.inputs.group(g).unit;
     let (framework, rule) = (out.inputs.engine.framework, rule(out.inputs, g));
-    let parts = match &out.inputs.group(g).layout {
-        Layout::Flat(layout) if framework && apart => {
+    let group = out.inputs.group(g);
+    let parts = match &group.layout {
+        Layout::Flat(layout) if framework && apart || group.router_biases => {
             let items = layout.items.iter().filter(|i| i.numel > 0);
             let mut parts: Vec<Range<u64>> = items.map(|i| i.offset..i.offset + i.numel).collect();
             parts.sort_unstable_by_key(|part| part.start);
@@ -148,7 +152,6 @@ pub(crate) struct Flat {
     g: DType,
     c: DType,
     weight_sharded: bool,
-    outer_optim: bool,
     outer: u64,
 }
 
@@ -171,7 +174,6 @@ impl Flat {
             g: types.grads,
             c: types.comm,
             weight_sharded: placements::weight_sharded(out.inputs.strategy),
-            outer_optim: outer_optim(out.inputs.scenario),
             outer: u64::from(out.inputs.outer),
         };
         let main = types
@@ -191,13 +193,7 @@ impl Flat {
         let group = out.inputs.group(id).clone();
         let holds = Holds::Group(id);
         let numel = group.layout.full_numel();
-        let over = out.inputs.shard_axis(id);
-        let sharded = Sharded {
-            over,
-            ranks: u64::from(out.inputs.inner(id)),
-            strategy: out.inputs.strategy_of(id),
-            comms: self.comms.along(over),
-        };
+        let sharded = self.sharded(out.inputs, id);
         let shard = numel / sharded.ranks;
         let weight_sharded = placements::weight_sharded(sharded.strategy);
         // Gathers cast M, so that no shard in the compute dtype persists.
@@ -206,6 +202,8 @@ impl Flat {
             && group.requires_grad
             && main.is_some();
         let w = out.inputs.gathered_type(id);
+        // Steps move biases of routers in the type that routers read.
+        let main = main.filter(|_| !group.router_biases);
         let mut state = GroupState {
             sharded,
             w,
@@ -278,6 +276,23 @@ impl Flat {
         state
     }
 
+    /// Returns how a group is sharded.
+    fn sharded(&self, inputs: &LoweringInputs<'_>, id: GroupId) -> Sharded {
+        let over = inputs.shard_axis(id);
+        let everywhere = inputs.group(id).router_biases;
+        let comms = self.comms.along(over);
+        Sharded {
+            over,
+            ranks: u64::from(inputs.inner(id)),
+            strategy: inputs.strategy_of(id),
+            outer_optim: outer_optim(inputs.scenario) && !everywhere,
+            comms: ShardComms {
+                gather: comms.gather.filter(|_| !everywhere),
+                ..comms
+            },
+        }
+    }
+
     /// Returns the number of elements of M and of each moment.
     fn optimizer_numel(&self, state: &GroupState) -> u64 {
         let GroupState { sharded, numel, .. } = *state;
@@ -286,7 +301,7 @@ impl Flat {
         } else {
             numel
         };
-        if self.outer_optim {
+        if sharded.outer_optim {
             inner / self.outer
         } else {
             inner
@@ -484,7 +499,7 @@ impl Flat {
         from: Option<Access>,
     ) {
         let state = self.state(g);
-        if self.outer_optim && stale {
+        if state.sharded.outer_optim && stale {
             self.gather_outer(out, g);
         }
         let stream = self.streams.gather;

@@ -16,8 +16,13 @@ impl Mixed {
 }
 
 impl Recipe for Mixed {
-    fn param(&self, _: &Param) -> DType {
-        self.precision.compute
+    /// Returns the compute type, but float32 for biases that steps move: steps are too small for
+    /// fewer bits.
+    fn param(&self, p: &Param) -> DType {
+        match p.router_bias {
+            true => DType::F32,
+            false => self.precision.compute,
+        }
     }
 
     fn activation(&self) -> DType {

@@ -7,6 +7,7 @@ mod float8;
 mod model_collectives;
 mod muon;
 mod mutations;
+mod router_biases;
 mod router_losses;
 mod waits;
 

@@ -123,7 +123,7 @@ impl Experts {
         let router_bias = of.router_bias.then(|| {
             let module = d.module(at, "router_bias", ModuleKind::Layer);
             let name = (names.router_bias, names::ROUTER_BIAS);
-            d.untrained_zeros(module, name, scored)
+            d.router_bias(module, name, scored, of.router_bias_update_speed > 0.0)
         });
         let routed = d.module(at, "experts", ModuleKind::Layer);
         let mut stack = |name, stored, shape: [u64; 3]| {

@@ -488,6 +488,45 @@ fn kernels_of_muon_compile() {
     compile(all, Target::HOPPER, Some(&compiler()));
 }
 
+#[test]
+fn updates_of_router_biases_are_generated() {
+    router_biases(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn updates_of_router_biases_compile() {
+    router_biases(Some(&compiler()));
+}
+
+/// Counts of choices, up to the most experts that fit into shared memory, and updates.
+fn router_biases(nvrtc: Option<&Compiler>) {
+    let mut all = BTreeMap::new();
+    for experts in [8, 60, 1024] {
+        let set = [
+            "model.router_bias=true".to_owned(),
+            "model.router_bias_update_speed=0.001".to_owned(),
+            format!("model.experts={experts}"),
+        ];
+        let s = scenario::load(Path::new("small-moe"), &set).unwrap();
+        sources(
+            &format!("{set:?}"),
+            &plan(&s).unwrap(),
+            Target::HOPPER,
+            &mut all,
+        );
+    }
+    all.retain(|source, _| source.contains("atomicAdd(&counts"));
+    assert_eq!(all.len(), 3);
+    for capacity in Ranges::RouterBias.capacities() {
+        all.insert(
+            Ranges::RouterBias.source(capacity),
+            format!("update of {capacity} routers"),
+        );
+    }
+    compile(all, Target::HOPPER, nvrtc);
+}
+
 /// Microscaling formats have no kernels on GPUs, which is said by name.
 #[test]
 fn what_runs_on_cpus_only_is_refused_by_name() {

@@ -203,6 +203,12 @@ fn probabilities(row: &[f64], sigmoids: bool) -> Vec<f64> {
     p
 }
 
+/// Returns how often each column is chosen.
+pub(super) fn counts(ids: &[f64], columns: usize) -> Vec<f64> {
+    let of = |c: usize| ids.iter().filter(|id| **id == c as f64).count() as f64;
+    (0..columns).map(of).collect()
+}
+
 pub(super) fn load_balance(of: &op::LoadBalance, x: &[f64], columns: usize) -> Vec<Vec<f64>> {
     let n = x.len() / columns / of.sequences as usize;
     let (mut loss, mut counts) = (0.0, vec![]);
