@@ -30,7 +30,7 @@ def golden_scenario(folder, theirs):
     adapter = folder / "adapter_config.json"
     if adapter.exists():
         c = json.loads(adapter.read_text())
-        lines.append("lora = " + "{ " + ", ".join(f"{k} = {json.dumps(c[k])}" for k in ("r", "lora_alpha", "use_rslora", "use_dora", "target_modules")) + " }")
+        lines.append("lora = " + "{ " + ", ".join(f"{k} = {json.dumps(c[k])}" for k in ("r", "lora_alpha", "use_rslora", "use_dora", "target_modules", "modules_to_save") if c[k] is not None) + " }")
     job = OUT / "jobs" / f"{folder.name}.toml"
     job.parent.mkdir(parents=True, exist_ok=True)
     job.write_text("\n".join(lines) + "\n")
