@@ -31,7 +31,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 /// Keys of experts, which follow those of decoders.
-const OF_EXPERTS: [&str; 25] = [
+const OF_EXPERTS: [&str; 26] = [
     "experts",
     "top_k",
     "expert_ffn",
@@ -52,6 +52,7 @@ const OF_EXPERTS: [&str; 25] = [
     "router",
     "normalize_top_k",
     "route_scale",
+    "score_before_experts",
     "router_groups",
     "router_group_top_k",
     "aux_loss",
