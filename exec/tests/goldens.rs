@@ -8,8 +8,8 @@ mod common;
 
 use common::{
     BIOGPT, BITNET, DEEPSEEK_V3, DORA, FLINT, GEMMA2, GEMMA3, GPT_NEOX, GPT_OSS, GPT2, GRANITE,
-    GRANITE_SWA, Golden, LLAMA, LLAMA3_ROPE, LONGROPE, LORA, LORA_QV, LORA_SAVED, MISTRAL, MIXTRAL,
-    MIXTRAL_AUX, OLMO2, OLMO3, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
+    GRANITE_SWA, Golden, LLAMA, LLAMA3_ROPE, LLAMA4, LONGROPE, LORA, LORA_QV, LORA_SAVED, MISTRAL,
+    MIXTRAL, MIXTRAL_AUX, OLMO2, OLMO3, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
 };
 
 use safetensors::SafeTensors;
@@ -405,6 +405,26 @@ fn flint_of_transformers() {
     family(&FLINT);
 }
 
+/// Chunks, layers without a rotary embedding whose queries are scaled by their positions, norms of
+/// rotated queries and keys without weights, scores that multiply what experts read, and a shared
+/// expert in every second layer.
+#[test]
+fn llama4_of_transformers() {
+    family_with_chunks(&LLAMA4);
+    for set in [
+        &[
+            "mesh.dp_shard=2",
+            "train.micro_batch=1",
+            "train.grad_accum=2",
+        ][..],
+        &["mesh.dp_shard=2", "mesh.dp_outer=2", "train.micro_batch=1"],
+        &["compile.cuda_graph=full_iteration"],
+        &["compile.mode=blocks", "compile.merge_projections=all"],
+    ] {
+        LLAMA4.matches(set, FEW);
+    }
+}
+
 /// Latent attention; sigmoid scores in groups.
 #[test]
 fn deepseek_v3_of_transformers() {
@@ -512,7 +532,7 @@ fn biases_of_scores_without_a_place_are_refused() {
 /// Experts divided among ranks, sharded over the others, on parts of the batch.
 #[test]
 fn expert_parallel_runs_of_transformers() {
-    for golden in [&MIXTRAL, &QWEN3_MOE, &QWEN2_MOE, &DEEPSEEK_V3] {
+    for golden in [&MIXTRAL, &QWEN3_MOE, &QWEN2_MOE, &DEEPSEEK_V3, &LLAMA4] {
         expert_parallel(golden, &[2, 4]);
     }
 }

@@ -33,7 +33,7 @@ mod stages;
 mod train;
 mod vision;
 
-use crate::ir::{AxisId, DeviceMesh, PackedScales};
+use crate::ir::{AxisId, DeviceMesh, Documents, PackedScales};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use decoder::{
     Activation, AttnImplementation, ExpertCode, Head, ImagePooling, Implementation, LayerType,
@@ -116,6 +116,21 @@ impl Scenario {
             }
         };
         self.model.options.implementation.unwrap_or(default)
+    }
+
+    /// Returns the documents of a sequence as a layer's attention sees them: cut into chunks, if it
+    /// stays within these.
+    ///
+    /// # Panics
+    /// Never: scenarios whose documents and chunks no pattern describes are refused.
+    #[must_use]
+    pub fn documents(&self, layer: usize) -> Documents {
+        let whole = self.train.documents();
+        match self.model.chunk(layer, self.train.seq_len) {
+            None => whole,
+            Some(chunk) => (whole.cut(chunk, self.train.seq_len))
+                .expect("scenarios without a pattern are refused"),
+        }
     }
 
     /// Returns whose code computes experts. Megatron-LM has kernels of its own, which weight rows

@@ -52,6 +52,8 @@ pub struct Experts {
     pub normalize_top_k: bool,
     /// Factor of the weights.
     pub route_scale: f64,
+    /// The weights multiply what experts read, not what they make.
+    pub score_before_experts: bool,
     /// Groups of adjacent experts, of which a token uses some; 1 for none.
     pub router_groups: u64,
     /// Groups that a token uses.
@@ -89,6 +91,7 @@ impl Default for Experts {
             router: Router::SoftmaxTopK,
             normalize_top_k: true,
             route_scale: 1.0,
+            score_before_experts: false,
             router_groups: 1,
             router_group_top_k: 1,
             aux_loss: 0.0,

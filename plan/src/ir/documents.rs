@@ -62,6 +62,31 @@ impl Documents {
         }
     }
 
+    /// Returns the documents of sequences of `seq` positions that are cut after every `every`
+    /// positions, too; `None` if no pattern of [`MAX_DOCUMENTS`] lengths describes them.
+    #[must_use]
+    pub fn cut(self, every: u64, seq: u64) -> Option<Self> {
+        if self.is_none() {
+            return Self::new(&[every]).map(|all| all.in_sequence(seq));
+        }
+        let mut lengths = Vec::new();
+        for mut left in self.spans(seq) {
+            while !left.is_empty() {
+                let end = left.end.min((left.start / every + 1) * every);
+                lengths.push(end - left.start);
+                left.start = end;
+            }
+        }
+        let last = lengths.len().checked_sub(1)?;
+        let repeats = |&period: &usize| {
+            let again = |i: usize| lengths[i % period];
+            // The last one is cut off.
+            (0..last).all(|i| lengths[i] == again(i)) && lengths[last] <= again(last)
+        };
+        let period = (1..=MAX_DOCUMENTS.min(lengths.len())).find(repeats)?;
+        Self::new(&lengths[..period]).map(|all| all.in_sequence(seq))
+    }
+
     /// Returns the positions of each document in a sequence of `seq` positions.
     pub fn spans(self, seq: u64) -> impl Iterator<Item = Range<u64>> {
         let mut start = 0;
@@ -132,6 +157,30 @@ mod tests {
         assert_eq!(documents.longest(24), 3);
         assert_eq!(Documents::new(&[4, 9]).unwrap().longest(6), 4);
         assert_eq!(Documents::NONE.longest(6), 6);
+    }
+
+    #[test]
+    fn chunks_cut_documents() {
+        let cut = |lengths: &[u64], every, seq| {
+            let documents = Documents::new(lengths).unwrap();
+            Some(documents.cut(every, seq)?.lengths().collect::<Vec<_>>())
+        };
+        assert_eq!(cut(&[], 4, 10), Some(vec![4]));
+        assert_eq!(cut(&[], 4, 4), Some(vec![]));
+        // Documents end at 3, 5, 8 and 10, chunks at 4 and 8; the last part could be 3 long.
+        assert_eq!(cut(&[3, 2], 4, 10), Some(vec![3, 1, 1, 3]));
+        assert_eq!(cut(&[6, 2], 4, 64), Some(vec![4, 2, 2]));
+        assert_eq!(cut(&[3], 4, 64), Some(vec![3, 1, 2, 2, 1, 3]));
+        assert_eq!(cut(&[9], 32, 4096).map(|all| all.len()), None);
+        for (lengths, every) in [(&[3, 2][..], 4), (&[6, 2], 4), (&[5], 3)] {
+            let whole = Documents::new(lengths).unwrap();
+            let both = whole.cut(every, 61).unwrap();
+            let pairs = (0..61).flat_map(|i| (0..61).map(move |j| (i, j)));
+            for (i, j) in pairs {
+                let same = whole.span(i, 61) == whole.span(j, 61) && i / every == j / every;
+                assert_eq!(both.span(i, 61) == both.span(j, 61), same, "{i} {j}");
+            }
+        }
     }
 
     #[test]

@@ -462,10 +462,7 @@ impl<'s> Builder<'s> {
         score_mod: ScoreMod,
     ) -> ValueId {
         let scale = Real(scale);
-        let score_mod = ScoreMod {
-            documents: self.s.train.documents(),
-            ..score_mod
-        };
+        let score_mod = self.within_documents(score_mod);
         let kind = if score_mod == ScoreMod::NONE {
             OpKind::Attention(op::Attention { causal, scale })
         } else {
@@ -482,6 +479,17 @@ impl<'s> Builder<'s> {
         self.g.attention(kind, &qkv, by_rows)
     }
 
+    /// Adds the documents of sequences to scores that say nothing of them.
+    fn within_documents(&self, score_mod: ScoreMod) -> ScoreMod {
+        match score_mod.documents.is_none() {
+            true => ScoreMod {
+                documents: self.s.train.documents(),
+                ..score_mod
+            },
+            false => score_mod,
+        }
+    }
+
     /// Applies [`Builder::flex_attention`] with one more, learned score for each head, `[heads]`.
     pub(crate) fn sink_attention(
         &mut self,
@@ -490,10 +498,7 @@ impl<'s> Builder<'s> {
         kind: op::SinkAttention,
     ) -> ValueId {
         let shape = self.g.value(q).shape.clone();
-        let score_mod = ScoreMod {
-            documents: self.s.train.documents(),
-            ..kind.score_mod
-        };
+        let score_mod = self.within_documents(kind.score_mod);
         let kind = OpKind::SinkAttention(op::SinkAttention { score_mod, ..kind });
         self.compute(kind, &[q, k, v, sinks], &[&shape, &shape[..3]])[0]
     }

@@ -53,6 +53,7 @@ const OF_EXPERTS: [&str; 26] = [
     "router",
     "normalize_top_k",
     "route_scale",
+    "score_before_experts",
     "router_groups",
     "router_group_top_k",
     "aux_loss",

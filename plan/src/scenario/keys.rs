@@ -20,10 +20,10 @@ use crate::config::{
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
-    ADAPTERS, ATTENTION, CHUNKED_LOSS, CLAMPED_GLU, COMPILED, DIVIDED_EXPERTS, DRAWN_ROUTING,
-    EXPERTS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON, RECOMPUTE, ROUTED, SEEDED_ROUTING, SELECTIVE,
-    SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SHARED_EXPERT, SLOTS, SOME_FROZEN,
-    SOME_SKIPPED, TRANSFORMERS,
+    ADAPTERS, ATTENTION, CHUNKED_LAYERS, CHUNKED_LOSS, CLAMPED_GLU, COMPILED, DIVIDED_EXPERTS,
+    DRAWN_ROUTING, EXPERTS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON, NO_ROPE_LAYERS, RECOMPUTE,
+    ROUTED, SEEDED_ROUTING, SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS,
+    SHARED_EXPERT, SLOTS, SOME_FROZEN, SOME_SKIPPED, TEMPERATURE, TRANSFORMERS,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -534,7 +534,7 @@ keys! {
     Kernel: "model" "kernel" [Integer(1, 255)] "(cnn: 3)" "Edge length of the convolution kernels; must be odd";
     Bias: "model" "bias" [Bool, Choice(&["qkv", "attention", "mlp", "all_but_qkv"])] "(llama, decoder: false, others: true)" "Which linear layers and convolutions have a bias: true (all), false (none), qkv (only queries, keys and values, as in Qwen2), attention (these and the output projection of attention), mlp (only the feed-forward layer), all_but_qkv (all but queries, keys and values, as in GPT-Neo); the last four are for llama and decoder only";
     BiasOfKeys: "model" "key_bias" [Bool] "true" "The projection of keys has a bias if those of queries and values have one (Whisper: false)";
-    QkNorm: "model" "qk_norm" [Bool, Choice(QkNorm::WORDS)] "false" "Normalize queries and keys: true (per head before the rotary embedding, as in Qwen3), full (all heads together, as in OLMo 2), each_head (a LayerNorm weight per head, as in Command R+), after_rope (per head after the rotary embedding, as in Hunyuan)";
+    QkNorm: "model" "qk_norm" [Bool, Choice(QkNorm::WORDS)] "false" "Normalize queries and keys: true (per head before the rotary embedding, as in Qwen3), full (all heads together, as in OLMo 2), each_head (a LayerNorm weight per head, as in Command R+), after_rope (per head after the rotary embedding, as in Hunyuan), after_rope_no_weight (the same without a weight, in layers with a rotary embedding only, as in Llama 4)";
     Implementation: "model" "implementation" [Choice(Implementation::WORDS)] "(policy native: \"native\", others: \"torchtitan\")" "Code of the model, which determines kernels and saved tensors: torchtitan (fused norms), transformers (the modeling code of transformers 5: norms, rotary embeddings and softcaps as separate operators, masks that synchronize with the CPU), native (the code of shardlab exec)";
     AttnImplementation: "model" "attn_implementation" [Choice(AttnImplementation::WORDS)] "\"sdpa\"" "How transformers computes attention: sdpa (one kernel; with a mask and repeated keys and values if a sliding window is not longer than the sequence), eager (matmuls and a softmax in float32), flash_attention_2 (one kernel, which supports windows)" needs [TRANSFORMERS];
     Dropout: "model" "dropout" [Number(0.0, 1.0)] "0.0" "Dropout probability of what attention and the feed-forward layer add to the residual stream, for predictions; a config.json sets it. Only implementation transformers; others run without dropout";
@@ -567,7 +567,10 @@ keys! {
     RopeLocalTheta: "model" "rope_local_theta" also ["rope_local_base_freq"] [Number(1.0, 1e12)] "(rope_theta)" "Base of the rotary embedding of layers with a sliding window (Gemma 3)";
     SlidingWindow: "model" "sliding_window" [Integer(1, 4 * MIB)] "(none)" "Positions that a query of sliding-window attention sees, including its own";
     WindowFrom: "model" "window_from" [Integer(0, 16 * MIB)] "0" "Longest sequence that sliding-window attention sees as a whole (BigBird)";
-    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "Type of each layer, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope; or instead of attention: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, hybrid (attention and mamba2 in parallel: Falcon-H1), conv (a gated short convolution, with the sizes in ssm: LFM2), shared_attention (mamba2 after a block that layers share: Zamba 2), none; empty: sliding windows in every layer, if there is a window";
+    AttentionChunk: "model" "attention_chunk" also ["attention_chunk_size"] [Integer(1, 4 * MIB)] "(none: the whole sequence)" "Positions of a chunk: in layers of type chunked_attention, a query sees keys of its own chunk of the sequence only (Llama 4)" needs [CHUNKED_LAYERS];
+    AttentionTemperature: "model" "attention_temperature" also ["attn_scale"] [Number(0.0, 1e6)] "0.0" "In layers without a rotary embedding, queries are multiplied by `1 + attention_temperature * ln(1 + floor((position + 1) / attention_temperature_floor))`, of positions from 0 in the sequence (Llama 4); 0: they are not" needs [NO_ROPE_LAYERS];
+    AttentionTemperatureFloor: "model" "attention_temperature_floor" also ["floor_scale"] [Integer(1, 16 * MIB)] "8192" "Positions after which the factor of queries grows" needs [TEMPERATURE, NO_ROPE_LAYERS];
+    LayerTypes: "model" "layer_types" [List(&Choice(LayerType::WORDS)), Empty] "[]" "Type of each layer, repeated over the layers: full_attention, sliding_attention, full_attention_no_rope, chunked_attention (within chunks of attention_chunk positions: Llama 4); or instead of attention: linear_attention (gated delta rule: Qwen3-Next), mamba, mamba2, hybrid (attention and mamba2 in parallel: Falcon-H1), conv (a gated short convolution, with the sizes in ssm: LFM2), shared_attention (mamba2 after a block that layers share: Zamba 2), none; empty: sliding windows in every layer, if there is a window";
     MlpLayerTypes: "model" "mlp_layer_types" [List(&Choice(MlpType::WORDS)), Empty] "[]" "What follows attention in each block, repeated over the layers: dense (a feed-forward layer), sparse (experts), none; empty: as dense_layers and moe_every say";
     Differential: "model" "differential" [Bool] "false" "Attention subtracts the results of two halves of its heads, with learned factors (DiffLlama)";
     AttentionGate: "model" "attention_gate" [Choice(AttentionGate::WORDS)] "\"none\"" "Gate of the attention output: none, element (a sigmoid per element, from the projection of queries: Qwen3-Next), separate (the same, from a separate projection: AFMoE), head (a sigmoid per head: Step-3)";
@@ -659,6 +662,7 @@ keys! {
     Router: "model" "router" [Choice(Router::WORDS)] "\"softmax_topk\"" "Weights of experts: softmax_topk (softmax over all experts, of which the largest are chosen), topk_softmax (softmax over the chosen experts), sigmoid (sigmoids, of which the largest are chosen)";
     NormalizeTopK: "model" "normalize_top_k" also ["norm_topk_prob"] [Bool] "true" "Divide the weights of a token's experts by their sum";
     RouteScale: "model" "route_scale" also ["routed_scaling_factor", "moe_router_topk_scaling_factor"] [Number(ABOVE_0, 1e6)] "1.0" "Factor of the weights of experts";
+    ScoreBeforeExperts: "model" "score_before_experts" [Bool] "false" "Weights of experts multiply what experts read (torchtitan's `score_before_experts`, Llama 4); false: what experts make, or the activations between their matmuls";
     RouterGroups: "model" "router_groups" also ["n_group", "moe_router_num_groups"] [Integer(1, 64)] "1" "Groups of adjacent experts, of which a token uses `router_group_top_k`: those with the largest sum of two scores";
     RouterGroupTopK: "model" "router_group_top_k" also ["topk_group", "moe_router_group_topk"] [Integer(1, 64)] "1" "Groups of experts that a token uses";
     AuxLoss: "model" "aux_loss" also ["router_aux_loss_coef", "moe_aux_loss_coeff"] [Number(0.0, 1e6)] "0.0" "Coefficient of the load-balancing loss of routers, which is part of the gradient but not of the logged loss; 0: none";

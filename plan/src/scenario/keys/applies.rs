@@ -6,7 +6,8 @@
 
 use super::{Key, KeyInfo};
 use crate::config::{
-    CompileMode, Dispatcher, Family, Glu, Implementation, Optimizer, Recompute, Routing, Scenario,
+    CompileMode, Dispatcher, Family, Glu, Implementation, LayerType, Optimizer, Recompute, Routing,
+    Scenario,
 };
 use crate::policies;
 
@@ -63,6 +64,30 @@ pub(super) const CLAMPED_GLU: Need = Need {
     holds: |s| s.model.options.experts.glu == Glu::GptOss,
     words: "glu gpt_oss",
     otherwise: "experts clamp nothing",
+};
+
+pub(super) const CHUNKED_LAYERS: Need = Need {
+    by: Key::LayerTypes,
+    holds: |s| s.model.options.layer_types.contains(&LayerType::Chunked),
+    words: "layers of type chunked_attention",
+    otherwise: "no layer has chunks",
+};
+
+pub(super) const NO_ROPE_LAYERS: Need = Need {
+    by: Key::LayerTypes,
+    holds: |s| {
+        let types = &s.model.options.layer_types;
+        types.contains(&LayerType::FullNoRope)
+    },
+    words: "layers of type full_attention_no_rope",
+    otherwise: "all layers have a rotary embedding",
+};
+
+pub(super) const TEMPERATURE: Need = Need {
+    by: Key::AttentionTemperature,
+    holds: |s| s.model.has_temperature(),
+    words: "`attention_temperature` above 0",
+    otherwise: "no layer scales queries by their positions",
 };
 
 pub(super) const TRANSFORMERS: Need = Need {
