@@ -1,6 +1,6 @@
 //! Changes to the selected scenario. One view shows the effects of single changes and the uses of
-//! time and memory, as `shardlab explain` does; the other shows the best settings, as `shardlab
-//! tune` does. One key applies a change to the options.
+//! time and memory, as `shardlab explain` does; the other shows the best settings, as
+//! `shardlab tune` does. One key applies a change to the options.
 
 use super::app::{App, Purpose, Tone, View};
 use super::cursor::Cursor;
