@@ -139,7 +139,7 @@ pub struct Explained {
     pub warnings: Vec<String>,
     /// Numbers of the unchanged scenario.
     pub base: Outcome,
-    /// What they rest on.
+    /// Basis of the numbers.
     pub basis: Option<Basis>,
     /// Changes by group; within a group, best first.
     pub proposals: Vec<Proposal>,

@@ -10,7 +10,7 @@ use std::fmt;
 /// Maximum number of violations per rule that are kept with their text. All violations are counted.
 const KEPT: usize = 32;
 
-/// A broken rule.
+/// A violated rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Violation {
     /// Rule.

@@ -42,7 +42,7 @@ impl Segment {
         }
     }
 
-    /// Notes a read.
+    /// Records a read.
     #[inline]
     pub(super) fn read_by(&mut self, u: Use) {
         match self.reads.iter_mut().find(|r| r.lane == u.lane) {

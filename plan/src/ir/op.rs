@@ -401,7 +401,7 @@ ops! {
     };
     /// `x -> x + by`.
     Shift {
-        /// Summand.
+        /// Addend.
         by: Real = Real(1.0),
     };
     /// Like [`Attention`], with modified scores (PyTorch's `flex_attention`).

@@ -90,7 +90,7 @@ impl Ledger {
         }
     }
 
-    /// Begins a pass.
+    /// Starts a pass.
     pub fn begin_pass(&mut self) {
         self.pass = PassPeaks {
             peak_allocated: self.counters.allocated,

@@ -66,7 +66,7 @@ impl MemoryTrace {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
-    /// An allocation was refused.
+    /// An allocation failed.
     #[error("instruction {}: {source}", instr.0)]
     Alloc {
         /// Instruction.
@@ -89,7 +89,7 @@ pub enum ReplayError {
 /// `validate_every`-th one.
 ///
 /// # Errors
-/// [`ReplayError`].
+/// Returns [`ReplayError`].
 pub fn replay(program: &Program, steps: u32) -> Result<MemoryTrace, ReplayError> {
     let mut memory = Memory::new(program, None);
     replay_on(program, steps, &mut memory, |_, _, _| {})
@@ -99,7 +99,7 @@ pub fn replay(program: &Program, steps: u32) -> Result<MemoryTrace, ReplayError>
 /// state after it.
 ///
 /// # Errors
-/// [`ReplayError`].
+/// Returns [`ReplayError`].
 pub fn replay_on(
     program: &Program,
     steps: u32,

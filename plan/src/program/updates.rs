@@ -86,7 +86,7 @@ impl Program {
     /// tensor. Padding is in group 0. Empty if there is only one group.
     ///
     /// # Errors
-    /// [`NoSlice`].
+    /// Returns [`NoSlice`].
     pub fn group_runs(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<GroupRun>>, NoSlice> {
         let mut all = BTreeMap::new();
         if self.params.iter().all(|p| p.group == 0) {
@@ -114,7 +114,7 @@ impl Program {
     /// shard ([`ShardOp::ShardCast`]), the scales of its weights on a rank.
     ///
     /// # Errors
-    /// [`NoSlice`].
+    /// Returns [`NoSlice`].
     pub fn scale_runs(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<ScaleRun>>, NoSlice> {
         let mut all = BTreeMap::new();
         let params = self
@@ -157,7 +157,7 @@ impl Program {
     /// tensor.
     ///
     /// # Errors
-    /// [`NoSlice`].
+    /// Returns [`NoSlice`].
     pub fn matrix_runs(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<MatrixRun>>, NoSlice> {
         let mut all = BTreeMap::new();
         let contents = Contents::new(self);
@@ -180,7 +180,7 @@ impl Program {
     /// of its weights. Padding counts as a vector.
     ///
     /// # Errors
-    /// [`NoSlice`].
+    /// Returns [`NoSlice`].
     pub fn matrix_shapes(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<Shape>>, NoSlice> {
         let shape = |run: &MatrixRun| match run.param.map(|p| &self.params[p.index()]) {
             Some(param) => param.shape.clone(),

@@ -39,7 +39,7 @@ impl Number {
 /// Writes one number.
 ///
 /// # Errors
-/// When the serializer fails.
+/// Fails if the serializer fails.
 pub fn serialize<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
     Number::from(*x).serialize(to)
 }
@@ -59,7 +59,7 @@ pub mod list {
     /// Writes the numbers.
     ///
     /// # Errors
-    /// When the serializer fails.
+    /// Fails if the serializer fails.
     pub fn serialize<S: Serializer>(all: &[f64], to: S) -> Result<S::Ok, S::Error> {
         to.collect_seq(all.iter().map(|x| Number::from(*x)))
     }

@@ -71,7 +71,7 @@ struct Node {
     any: Ranges,
 }
 
-/// Taken addresses over time.
+/// Occupied addresses over time.
 #[derive(Clone, Debug)]
 pub(super) struct Occupancy {
     /// Nodes of each level, leaves first. The last level has at most [`FAN`] nodes.
