@@ -1,9 +1,9 @@
-//! Reverse-mode transformation of the forward graph: backward ops, saved tensors, recompute.
+//! Reverse-mode differentiation of the forward graph: backward ops, saved tensors, recompute.
 //!
 //! Forward ops are visited in reverse issue order, which is the order in which PyTorch's engine
-//! runs their nodes (it prefers the node created last). Each op kind has one rule (`rules`);
-//! nothing is written per model. A forward value that a rule refers to is thereby saved: lifetimes
-//! follow from uses, so there is no separate list of saved tensors.
+//! runs their nodes (it prefers the node created last). Each kind of op has one rule (`rules`), and
+//! there are no rules for specific models. A forward value is saved if a rule refers to it:
+//! lifetimes follow from uses, so there is no separate list of saved tensors.
 
 pub(crate) mod recompute;
 mod rules;
@@ -36,17 +36,17 @@ pub struct Section {
 pub struct Ready {
     /// Parameter.
     pub param: ParamId,
-    /// The op that writes its last contribution; [`Ready::after`] if forward has computed the
+    /// The op that writes its last contribution, or [`Ready::after`] if forward has computed the
     /// gradient.
     pub writer: u32,
-    /// The last op of that op's node: the engine passes gradients on only then.
+    /// The last op of that op's node. The engine passes gradients on only after it.
     pub after: u32,
 }
 
-/// What `differentiate` appends to a graph.
+/// The result of `differentiate`, which appends ops to a graph.
 #[derive(Clone, Debug, Default)]
 pub struct Backward {
-    /// First backward op; the forward ops come before it.
+    /// First backward op. The forward ops come before it.
     pub first: u32,
     /// Parameters in the order in which their gradients become complete.
     pub ready: Vec<Ready>,
@@ -56,19 +56,19 @@ pub struct Backward {
     pub sections: Vec<Section>,
 }
 
-/// How the gradients of a value with several uses are added.
+/// How the gradients of a value with several uses are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sums {
-    /// Into the first one, if its node makes it for this use alone.
+    /// Into the first one, if its node creates it only for this use.
     InPlace,
     /// As PyTorch's engine does (`can_accumulate_inplace` of torch 2.11): into the first one if
     /// nothing else refers to its memory at that time, or else into a new tensor. A view refers to
-    /// its base: the weight gradient of a linear layer is a transposed view, its input's gradient
-    /// has been folded to a matrix.
+    /// its base: the weight gradient of a linear layer is a transposed view, and the gradient of
+    /// its input has been folded into a matrix.
     Autograd,
 }
 
-/// A gradient that waits for its node to run.
+/// A gradient that waits until its node runs.
 #[derive(Clone, Copy)]
 struct Pending {
     value: ValueId,
@@ -81,11 +81,11 @@ struct Engine<'m> {
     pending: Vec<Option<Pending>>,
     /// Number of gradient contributions that each parameter still waits for.
     uses: Vec<u32>,
-    /// Buffer of the first value a buffer was made for.
+    /// For each buffer, the first value that it was created for.
     out: Backward,
     recompute: recompute::State,
     sums: Sums,
-    /// Number of waiting gradients of activations in each buffer.
+    /// Number of waiting activation gradients in each buffer.
     held: HashMap<u32, u32>,
     /// First buffer of backward.
     first_buffer: u32,
@@ -93,8 +93,9 @@ struct Engine<'m> {
     seed: f64,
 }
 
-/// Appends the backward ops of `m.objective` to `m.graph`, starting from a gradient of `seed`. (1
-/// over the micro-batches of a step makes their gradients add up to that of the step's mean loss.)
+/// Appends the backward ops of `m.objective` to `m.graph`, starting from a gradient of `seed`.
+/// (With a seed of 1 over the number of micro-batches, their gradients add up to that of the step's
+/// mean loss.)
 pub(crate) fn differentiate(
     m: &mut ModelGraph,
     recompute: &Recomputed,
@@ -128,7 +129,7 @@ pub(crate) fn differentiate(
     e.out
 }
 
-/// Counts the gradient contributions that each parameter gets.
+/// Counts the gradient contributions to each parameter.
 fn contributions(m: &ModelGraph) -> Vec<u32> {
     let mut uses = vec![0; m.params.len()];
     for op in &m.graph.ops {
@@ -147,8 +148,8 @@ fn contributions(m: &ModelGraph) -> Vec<u32> {
     uses
 }
 
-/// Returns the parameter that a value is all of; `None` for views, whose gradients are those of
-/// activations.
+/// Returns the parameter that a value covers completely; `None` for views, whose gradients are
+/// those of activations.
 fn parameter(g: &Graph, v: ValueId) -> Option<ParamId> {
     match g.value(v).root {
         Root::Param(p) if g.is_leaf(v) => Some(p),
@@ -211,7 +212,7 @@ impl Engine<'_> {
             self.g().pass();
         }
         self.m.graph.node = None;
-        // Nothing else reads what forward has computed for this node alone.
+        // Nothing else reads what forward has computed only for this node.
         let own = op.act == Act::View(View::Precomputed);
         for &(i, value) in &contributions {
             let exclusive = own || self.exclusive(value, &contributions, &grads, mark_buffers);
@@ -261,7 +262,7 @@ impl Engine<'_> {
         self.put(v, sum);
     }
 
-    /// Lets the gradient of an activation wait for its node.
+    /// Stores the gradient of an activation until its node runs.
     fn put(&mut self, v: ValueId, gradient: Pending) {
         if let Some(buffer) = self.m.graph.buffer_of(gradient.value) {
             *self.held.entry(buffer).or_insert(0) += 1;
@@ -269,7 +270,7 @@ impl Engine<'_> {
         self.pending[v.index()] = Some(gradient);
     }
 
-    /// Takes the gradient that waits for a node.
+    /// Takes the gradient that was stored for a node.
     fn take(&mut self, v: ValueId) -> Option<Pending> {
         let gradient = self.pending[v.index()].take()?;
         if let Some(buffer) = self.m.graph.buffer_of(gradient.value)
@@ -280,8 +281,8 @@ impl Engine<'_> {
         Some(gradient)
     }
 
-    /// Adds in place if only this node's input buffer holds the old gradient, or else into a new
-    /// tensor.
+    /// Adds in place if only this node's input buffer refers to the old gradient, or else into a
+    /// new tensor.
     fn add(&mut self, old: Pending, new: ValueId) -> ValueId {
         let alone = match self.sums {
             Sums::InPlace => old.exclusive,
@@ -294,8 +295,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Returns whether nothing but one waiting gradient refers to its memory, as PyTorch counts
-    /// references.
+    /// Returns whether a single waiting gradient is the only reference to its memory, as PyTorch
+    /// counts references.
     fn stands_alone(&self, old: Pending, new: ValueId) -> bool {
         let g = &self.m.graph;
         if g.functional() {
@@ -321,8 +322,8 @@ impl Engine<'_> {
         })
     }
 
-    /// Computes the first contribution directly into the gradient, and adds later ones (tied
-    /// parameters) as [`Sums`] says.
+    /// Computes the first contribution directly into the gradient, and adds later ones (of tied
+    /// parameters) according to [`Sums`].
     fn accumulate_param(&mut self, v: ValueId, p: ParamId, new: Pending) {
         let sum = match self.pending[v.index()] {
             None if self.uses[p.index()] > 1 && self.is_shared_view(new.value) => Pending {
@@ -330,7 +331,8 @@ impl Engine<'_> {
                 exclusive: false,
             },
             None => {
-                // A collective's result has the activation's type, which a gradient's need not be.
+                // A collective's result has the activation's type, which may differ from that of a
+                // gradient.
                 let fits = self.covers(new.value) && !self.is_received(new.value);
                 let value = if new.exclusive && fits {
                     new.value
@@ -407,7 +409,7 @@ impl Engine<'_> {
         })
     }
 
-    /// Returns whether a collective made the buffer of a value.
+    /// Returns whether a collective created the buffer of a value.
     fn is_received(&self, v: ValueId) -> bool {
         let g = &self.m.graph;
         let Some(buffer) = g.buffer_of(v) else {

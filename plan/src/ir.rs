@@ -1,7 +1,7 @@
-//! Data types that everything else is written in: ids, shapes, element types, modules, operations,
-//! kernels, buffers and collectives.
+//! Data types of everything else: ids, shapes, element types, modules, operations, kernels, buffers
+//! and collectives.
 //!
-//! Invariant: nothing here imports another folder of the crate (units of measure apart) or takes a
+//! Invariant: nothing here imports another folder of the crate (except units of measure) or makes a
 //! decision.
 
 mod attention;

@@ -1,4 +1,4 @@
-//! The rules: what is proven, what goes wrong without it, and the source of the rule.
+//! The rules: what is proven, what fails without it, and the source of the rule.
 
 use serde::{Serialize, Serializer};
 use std::fmt;
@@ -11,13 +11,13 @@ pub enum Kind {
     Order,
     /// Address intervals and lifetimes.
     Alias,
-    /// State a step carries: what was gathered, reduced, updated.
+    /// State that a step carries: what has been gathered, reduced and updated.
     State,
     /// Layout of parameter groups.
     Layout,
     /// Agreement of ranks about a collective.
     Collective,
-    /// How much is live at once.
+    /// Amount of memory that is live at the same time.
     Memory,
 }
 
@@ -36,13 +36,13 @@ impl Kind {
     }
 }
 
-/// How bad a violation is.
+/// Severity of a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// The program can compute something wrong, or fail.
     Error,
-    /// The program is right, but slow, wasteful or fragile.
+    /// The program is correct, but slow, wasteful or fragile.
     Warning,
 }
 

@@ -3,11 +3,11 @@
 use serde::Serialize;
 use std::ops::Range;
 
-/// Most lengths that a pattern of documents has.
+/// Maximum number of lengths in a pattern of documents.
 pub const MAX_DOCUMENTS: usize = 16;
 
-/// Lengths of the documents of a sequence, in order, repeated until the sequence is full. The last
-/// document is cut off there.
+/// Lengths of the documents of a sequence, in order. They repeat until the sequence is full, and
+/// the last document is truncated there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Documents {
     /// The lengths, then zeros.
@@ -29,8 +29,8 @@ impl Documents {
         Self { lengths }
     }
 
-    /// Creates a pattern; `None` if there are more than [`MAX_DOCUMENTS`] lengths or one is 0 or
-    /// above 32 bits.
+    /// Creates a pattern; `None` if there are more than [`MAX_DOCUMENTS`] lengths, or if one is 0
+    /// or does not fit in 32 bits.
     #[must_use]
     pub fn new(given: &[u64]) -> Option<Self> {
         let mut lengths = [0; MAX_DOCUMENTS];
@@ -40,7 +40,7 @@ impl Documents {
         (given.len() <= MAX_DOCUMENTS).then_some(Self { lengths })
     }
 
-    /// Returns the lengths of one repetition; none if a sequence is one document.
+    /// Returns the lengths of one repetition. There are none if a sequence is a single document.
     pub fn lengths(&self) -> impl Iterator<Item = u64> {
         let known = self.lengths.iter().take_while(|&&n| n > 0);
         known.map(|&n| u64::from(n))
@@ -52,8 +52,8 @@ impl Documents {
         self.lengths[0] == 0
     }
 
-    /// Returns the documents of sequences of `seq` positions: [`Documents::NONE`] if the first one
-    /// fills them.
+    /// Returns the documents of sequences with `seq` positions: [`Documents::NONE`] if the first
+    /// one fills them.
     #[must_use]
     pub fn in_sequence(self, seq: u64) -> Self {
         match u64::from(self.lengths[0]) >= seq {
@@ -97,7 +97,8 @@ impl Documents {
         })
     }
 
-    /// Returns the positions of the document that has `position`, in a sequence of `seq` positions.
+    /// Returns the positions of the document that contains `position`, in a sequence of `seq`
+    /// positions.
     #[must_use]
     pub fn span(&self, position: u64, seq: u64) -> Range<u64> {
         let period: u64 = self.lengths().sum();

@@ -1,4 +1,4 @@
-//! Mixed precision: one type for parameters, activations and GEMMs, float32 for losses.
+//! Mixed precision: one type for parameters, activations and GEMMs, and float32 for losses.
 
 use super::{BlockPlace, Float8Linear, ParamTypes, Recipe, float8};
 use crate::config::Precision;
@@ -29,7 +29,7 @@ impl Recipe for Mixed {
         self.precision.compute
     }
 
-    /// GEMMs read factors in the compute type; losses read what the model makes in float32
+    /// GEMMs read factors in the compute type. Losses read the model's results in float32
     /// (`F.cross_entropy(logits.float(), …)`, `F.mse_loss(out.float(), …)`), and so do routers.
     fn operand(&self, op: &OpKind, n: usize) -> Option<DType> {
         match (op, n) {

@@ -1,4 +1,4 @@
-//! Rows of experts: faults planted in what reads them and in gradients of weights are found.
+//! Rows of experts: faults planted in their readers and in gradients of weights are found.
 
 use super::experts::{POLICIES, experts, only};
 use super::find;
@@ -18,7 +18,7 @@ fn launches(p: &Program, is: impl Fn(&OpKind) -> bool) -> Vec<(InstrId, KernelId
     found.into_iter().map(with).collect()
 }
 
-/// Returns the place of a launch's `n`th read in the table of accesses.
+/// Returns the position of a launch's `n`th read in the table of accesses.
 fn read(p: &Program, at: InstrId, n: usize) -> usize {
     match p.instrs[at.index()].op {
         Op::Launch { reads, .. } => reads as usize + n,
@@ -26,7 +26,8 @@ fn read(p: &Program, at: InstrId, n: usize) -> usize {
     }
 }
 
-/// Offsets of another layer: rows beyond the valid ones are multiplied, others are left out.
+/// Offsets of another layer: rows beyond the valid ones are multiplied, and valid ones are left
+/// out.
 #[test]
 fn matmuls_with_the_offsets_of_another_layer() {
     for policy in POLICIES {
@@ -47,8 +48,8 @@ fn matmuls_with_the_offsets_of_another_layer() {
     }
 }
 
-/// The mistake of padded layouts: a dense product adds up rows that nothing has written, and 0
-/// times NaN is NaN.
+/// The mistake of padded layouts: a dense GEMM sums over rows that nothing has written, and 0 times
+/// NaN is NaN.
 #[test]
 fn sums_over_rows_that_no_choice_fills() {
     for dispatcher in ["gather", "padded", "peer", "all_to_all"] {
@@ -65,7 +66,7 @@ fn sums_over_rows_that_no_choice_fills() {
     }
 }
 
-/// Generated kernels stop at the last offset; here at that of another layer.
+/// Generated kernels stop at the last offset, which is that of another layer here.
 #[test]
 fn generated_kernels_with_the_offsets_of_another_layer() {
     let p = experts("native", &["compile.mode=regions"]);
@@ -99,7 +100,7 @@ fn generated_kernels_with_the_offsets_of_another_layer() {
     assert!(planted > 0);
 }
 
-/// An expert whose matrix no kernel writes: its gradient is what was in memory.
+/// No kernel writes the matrix of an expert, so its gradient contains what was in memory before.
 #[test]
 fn gradients_without_the_last_expert() {
     for policy in POLICIES {
@@ -117,7 +118,7 @@ fn gradients_without_the_last_expert() {
     }
 }
 
-/// Offsets that leave out an expert: its rows count for none, its gradient has no end.
+/// The offsets leave out an expert: no rows count for it, and its gradient has no end.
 #[test]
 fn offsets_without_the_last_expert() {
     let mut q = experts("native", &[]);
