@@ -31,7 +31,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 /// Keys of experts, which follow those of decoders.
-const OF_EXPERTS: [&str; 26] = [
+const OF_EXPERTS: [&str; 27] = [
     "experts",
     "top_k",
     "expert_ffn",
