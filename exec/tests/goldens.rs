@@ -118,11 +118,12 @@ fn norms_of_queries_and_keys() {
 }
 
 /// Packed sequences, against documents that went through the model one by one: learned positions,
-/// which start again with each document, and windows.
+/// which start again with each document, and windows. So do chunks of Llama 4, but not the
+/// positions that scale its queries: its sequences went through the model as a whole.
 #[test]
 fn packed_sequences() {
     const LENGTHS: &str = "train.document_lengths=[10, 23, 5]";
-    for golden in [&GPT2, &GEMMA3] {
+    for golden in [&GPT2, &GEMMA3, &LLAMA4] {
         let packed = golden.recorded("packed.json");
         assert_eq!(packed["lengths"].to_string(), "[10,23,5]");
         let alone = ["mesh.dp_shard=1", "train.micro_batch="];

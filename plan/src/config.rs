@@ -128,8 +128,7 @@ impl Scenario {
         let whole = self.train.documents();
         match self.model.chunk(layer, self.train.seq_len) {
             None => whole,
-            Some(chunk) => (whole.cut(chunk, self.train.seq_len))
-                .expect("scenarios without a pattern are refused"),
+            Some(chunk) => (whole.cut(chunk)).expect("scenarios without a pattern are refused"),
         }
     }
 

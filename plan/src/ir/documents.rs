@@ -62,29 +62,24 @@ impl Documents {
         }
     }
 
-    /// Returns the documents of sequences of `seq` positions that are cut after every `every`
-    /// positions, too; `None` if no pattern of [`MAX_DOCUMENTS`] lengths describes them.
+    /// Returns the parts of documents that are cut after every `every` of their positions; `None`
+    /// if no pattern of [`MAX_DOCUMENTS`] lengths describes them.
     #[must_use]
-    pub fn cut(self, every: u64, seq: u64) -> Option<Self> {
+    pub fn cut(self, every: u64) -> Option<Self> {
         if self.is_none() {
-            return Self::new(&[every]).map(|all| all.in_sequence(seq));
+            return Self::new(&[every]);
         }
-        let mut lengths = Vec::new();
-        for mut left in self.spans(seq) {
-            while !left.is_empty() {
-                let end = left.end.min((left.start / every + 1) * every);
-                lengths.push(end - left.start);
-                left.start = end;
-            }
-        }
-        let last = lengths.len().checked_sub(1)?;
-        let repeats = |&period: &usize| {
-            let again = |i: usize| lengths[i % period];
-            // The last one is cut off.
-            (0..last).all(|i| lengths[i] == again(i)) && lengths[last] <= again(last)
+        let parts = |length: u64| {
+            let starts = (0..length).step_by(usize::try_from(every).unwrap_or(usize::MAX));
+            starts.map(move |start| every.min(length - start))
         };
-        let period = (1..=MAX_DOCUMENTS.min(lengths.len())).find(repeats)?;
-        Self::new(&lengths[..period]).map(|all| all.in_sequence(seq))
+        let all: Vec<u64> = self.lengths().flat_map(parts).collect();
+        let repeats = |&n: &usize| {
+            let again = all.iter().zip(&all[n..]).all(|(a, b)| a == b);
+            again && all.len().is_multiple_of(n)
+        };
+        let period = (1..=MAX_DOCUMENTS.min(all.len())).find(repeats)?;
+        Self::new(&all[..period])
     }
 
     /// Returns the positions of each document in a sequence of `seq` positions.
@@ -161,26 +156,26 @@ mod tests {
     }
 
     #[test]
-    fn chunks_cut_documents() {
-        let cut = |lengths: &[u64], every, seq| {
+    fn parts_of_documents_start_with_them() {
+        let cut = |lengths: &[u64], every| {
             let documents = Documents::new(lengths).unwrap();
-            Some(documents.cut(every, seq)?.lengths().collect::<Vec<_>>())
+            Some(documents.cut(every)?.lengths().collect::<Vec<_>>())
         };
-        assert_eq!(cut(&[], 4, 10), Some(vec![4]));
-        assert_eq!(cut(&[], 4, 4), Some(vec![]));
-        // Documents end at 3, 5, 8 and 10, chunks at 4 and 8; the last part could be 3 long.
-        assert_eq!(cut(&[3, 2], 4, 10), Some(vec![3, 1, 1, 3]));
-        assert_eq!(cut(&[6, 2], 4, 64), Some(vec![4, 2, 2]));
-        assert_eq!(cut(&[3], 4, 64), Some(vec![3, 1, 2, 2, 1, 3]));
-        assert_eq!(cut(&[9], 32, 4096).map(|all| all.len()), None);
-        for (lengths, every) in [(&[3, 2][..], 4), (&[6, 2], 4), (&[5], 3)] {
-            let whole = Documents::new(lengths).unwrap();
-            let both = whole.cut(every, 61).unwrap();
-            let pairs = (0..61).flat_map(|i| (0..61).map(move |j| (i, j)));
-            for (i, j) in pairs {
-                let same = whole.span(i, 61) == whole.span(j, 61) && i / every == j / every;
-                assert_eq!(both.span(i, 61) == both.span(j, 61), same, "{i} {j}");
-            }
+        assert_eq!(cut(&[], 4), Some(vec![4]));
+        assert_eq!(cut(&[3, 2], 4), Some(vec![3, 2]));
+        assert_eq!(cut(&[10, 4, 5], 4), Some(vec![4, 4, 2, 4, 4, 1]));
+        assert_eq!(cut(&[64], 4), Some(vec![4]));
+        assert_eq!(cut(&[68, 64], 4), Some(vec![4]));
+        assert_eq!(cut(&[65], 4), None);
+        let whole = Documents::new(&[10, 4, 5]).unwrap();
+        let both = whole.cut(4).unwrap();
+        let part = |i| {
+            let document = whole.span(i, 61);
+            (document.start, (i - document.start) / 4)
+        };
+        for (i, j) in (0..61).flat_map(|i| (0..61).map(move |j| (i, j))) {
+            let same = both.span(i, 61) == both.span(j, 61);
+            assert_eq!(same, part(i) == part(j), "{i} {j}");
         }
     }
 

@@ -386,7 +386,8 @@ fn chunks_cut_packed_sequences() {
     let lengths = |layer| s.documents(layer).lengths().collect::<Vec<_>>();
     assert_eq!(lengths(0), [8192, 4096, 4096]);
     assert_eq!(lengths(3), [12288, 4096]);
-    let e = with("[1000]").map(|_| ()).unwrap_err().to_string();
+    let e = with("[12288, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24]");
+    let e = e.map(|_| ()).unwrap_err().to_string();
     let why =
         "chunks of 8192 positions (`attention_chunk`) cut documents into more than 16 lengths";
     assert!(e.contains(why), "{e}");

@@ -178,7 +178,7 @@ fn documents(s: &Scenario, d: &Document) -> Checked {
 fn uneven_chunk(s: &Scenario) -> Option<u64> {
     let seq = s.train.seq_len;
     let mut chunks = (0..s.model.layers as usize).filter_map(|layer| s.model.chunk(layer, seq));
-    chunks.find(|&chunk| s.train.documents().cut(chunk, seq).is_none())
+    chunks.find(|&chunk| s.train.documents().cut(chunk).is_none())
 }
 
 /// Refuses names in `recompute_save` that no operation has whose results can be kept.

@@ -50,6 +50,29 @@ fn programs() -> impl Iterator<Item = (String, Program)> {
     })
 }
 
+/// Returns programs of a golden Llama 4, whose layers no shipped scenario has.
+fn golden_programs() -> impl Iterator<Item = (String, Program)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens/llama4-tiny");
+    let text = format!(
+        "[model]\npreset = {:?}\n[train]\nseq_len = 48\n[mesh]\nhardware = \"cpu\"\ndp_shard = 4\n",
+        folder.join("config.json")
+    );
+    let sets: [&[&str]; 7] = [
+        &[],
+        &["compile.mode=blocks"],
+        &["compile.mode=full"],
+        &["precision.compute=f32", "fsdp.policy=fsdp2"],
+        &["mesh.ep=2", "compile.mode=regions"],
+        &["mesh.ep=2", "moe.dispatcher=padded"],
+        &["mesh.ep=2", "moe.dispatcher=peer", "compile.mode=blocks"],
+    ];
+    sets.into_iter().map(move |set| {
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        let s = scenario::parse("llama4-tiny", &text, &set).unwrap();
+        (format!("llama4-tiny {set:?}"), plan(&s).unwrap())
+    })
+}
+
 /// Returns whether GPUs have code for all of a body.
 fn is_written(body: &[BodyOp]) -> bool {
     let absent = |op: &BodyOp| matches!(ops::cuda(&op.op), CudaCode::Absent(_));
@@ -213,7 +236,7 @@ fn every_kernel_of_every_shipped_scenario_compiles() {
 
 fn shipped_kernels(nvrtc: Option<&Compiler>) {
     let mut all = BTreeMap::new();
-    for (who, program) in programs() {
+    for (who, program) in programs().chain(golden_programs()) {
         sources(&who, &program, Target::HOPPER, &mut all);
     }
     for kind in [true, false] {
