@@ -11,8 +11,8 @@
 //! operation that lacks a part does not compile.
 
 use super::{
-    DType, Documents, ForcedChoice, Indexing, PackedFormat, PackedScales, Real, ScaleBlock,
-    ScoreMod, ShardOp,
+    DType, Documents, ForcedChoice, Indexing, PackedFormat, PackedScales, Real, RowLimit,
+    ScaleBlock, ScoreMod, ShardOp,
 };
 use serde::Serialize;
 
@@ -328,10 +328,14 @@ ops! {
     };
     /// `ids -> offsets, position`: a stable sort of the choices `[tokens, k]` by expert. The rows
     /// of expert `e` are `offsets[e]..offsets[e + 1]`; `position`, `[tokens, k]`, is the row of
-    /// each choice. Choices outside `0..experts` belong to other ranks: their position is -1.
+    /// each choice. Choices outside `0..experts` belong to other ranks: their position is -1. So is
+    /// that of choices beyond a limit, which count for no expert.
     SortExperts {
         /// Experts of this rank.
         experts: u64 = 3,
+        /// Rows, if there may be more choices.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        limit: Option<RowLimit> = Some(RowLimit { rows: 8, balanced: 6, drop: true }),
     };
     /// `x, position -> rows`: copies row `t` of `x` to the rows `position[t, ..]`; negative
     /// positions are skipped, and rows without a position are left as they are.
@@ -619,9 +623,6 @@ ops! {
         ranks: u64 = 2,
         /// Experts of one rank.
         experts: u64 = 3,
-        /// Rows that a rank reserves for choices. More of them are an error, which kernels on GPUs
-        /// cannot report.
-        reserved: u64 = 12,
     };
     /// `x, w -> y`: one-dimensional convolution, with as many zeros on both sides as the positions
     /// of the result need. `x` is `[samples, in, positions]`, `w` is `[out, in / groups, kernel]`.

@@ -96,3 +96,34 @@ fn casts_of_experts_compute_used_rows() {
     // Two layers, two matmuls each: of inputs and gradients; codes, and transposed ones.
     assert_eq!(found, [8, 16]);
 }
+
+/// Two ranks with 96 choices each share the rows of a rank: 192 of them in the worst case, and a
+/// factor of 96 otherwise. Two matmuls of a layer have them, and both kinds of gradients.
+#[test]
+fn experts_have_the_rows_of_the_factor() {
+    let rows = |set: &[&str]| {
+        let s = load(set);
+        assert_eq!(s.train.micro_batch * s.train.seq_len, 48);
+        let t = build(&s);
+        let matmuls = |op: &BodyOp| match op.op {
+            OpKind::GroupedGemm(_) | OpKind::GroupedGemmWeightGrad(_) => {
+                Some(op.inputs[0].shape[0])
+            }
+            _ => None,
+        };
+        let mut all: Vec<u64> = (t.kernels.iter().flat_map(|k| &k.body))
+            .filter_map(matmuls)
+            .collect();
+        all.dedup();
+        all
+    };
+    for dispatcher in ["moe.dispatcher=gather", "moe.dispatcher=peer"] {
+        let of = |factor: &str| rows(&[dispatcher, &format!("moe.capacity_factor={factor}")]);
+        assert_eq!(rows(&[dispatcher]), [192]);
+        assert_eq!(of("worst"), [192]);
+        assert_eq!(of("2"), [192]);
+        assert_eq!(of("1.25"), [120]);
+        assert_eq!(of("1.001"), [97]);
+        assert_eq!(of("0.5"), [48]);
+    }
+}

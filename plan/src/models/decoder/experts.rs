@@ -328,7 +328,7 @@ impl Experts {
             unreachable!("tokens have k choices each");
         };
         let ([offsets, position], x) = self.dispatch.locally(b, |b| {
-            let [offsets, position] = self.dispatch.sort(b, ids, sent.calls);
+            let [offsets, position] = self.dispatch.sort_within(b, ids, sent.calls, sent.limit);
             let x = b.permute(Indexing::Own, [x, position], sent.rows);
             ([offsets, position], x)
         });

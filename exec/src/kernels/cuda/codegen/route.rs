@@ -217,8 +217,8 @@ pub(in crate::kernels) fn route_grad(
         "s[c] * (ds[c] - all)"
     };
     let (mut params, mut declared) = req.operands();
-    params.extend([Param::Fault, Param::Kernel]);
-    declared.extend(["u64* fault".to_owned(), "u32 kernel".to_owned()]);
+    params.extend([Param::Fault, Param::Launch]);
+    declared.extend(["u64* fault".to_owned(), "u32 launch".to_owned()]);
     let source = format!(
         "{common}KERNEL(128) k0({args}) {{
   __shared__ float row[WARPS][2][D];
@@ -232,7 +232,7 @@ pub(in crate::kernels) fn route_grad(
     float sum = {TINY}, mean = 0.0f, all = 0.0f;
     for (u32 n = 0; n < {k}u; n++) {{
       const i64 c = {ids}[(u64)r * {k}u + n];
-      if (bad_id(c, D, fault, kernel)) continue;
+      if (bad_id(c, D, fault, launch)) continue;
       sum += s[c];
       mean += up({dy}[(u64)r * {k}u + n]) * s[c];
     }}
