@@ -288,8 +288,8 @@ mod tests {
             let scenario = scenario::load(Path::new("small-moe"), &set.collect::<Vec<_>>());
             let options = shardlab_sim::Options::default();
             let p = predict(&scenario.unwrap(), &Profiles::default(), &options).unwrap();
-            let all = super::of(&p).into_iter();
-            all.filter(|w| w.kind == Kind::ExpertRows).last()
+            let mut all = super::of(&p).into_iter();
+            all.find(|w| w.kind == Kind::ExpertRows)
         };
         // Half of the 96 choices that fall on a rank.
         let few = ["moe.capacity_factor=0.5"];

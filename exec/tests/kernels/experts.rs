@@ -214,7 +214,10 @@ fn a_rank_without_any_row() {
     let nowhere = ids(&[3, 2], &[-1; 6]);
     let rows = arg(&[4, 5], DType::F32);
     Case::new(
-        OpKind::Unpermute(op::Unpermute { by: Indexing::Own }),
+        OpKind::Unpermute(op::Unpermute {
+            by: Indexing::Own,
+            routed: None,
+        }),
         &[rows, nowhere],
         &[arg(&[3, 5], DType::F32)],
         &mut rng,
@@ -379,8 +382,14 @@ fn choices_beyond_the_limit_add_nothing() {
     let (own, product) = (Indexing::Own, |tb| {
         OpKind::GroupedGemm(op::GroupedGemm { tb, routed: None })
     });
-    let permute = OpKind::Permute(op::Permute { by: own });
-    let unpermute = OpKind::Unpermute(op::Unpermute { by: own });
+    let permute = OpKind::Permute(op::Permute {
+        by: own,
+        routed: None,
+    });
+    let unpermute = OpKind::Unpermute(op::Unpermute {
+        by: own,
+        routed: None,
+    });
     let ((x, x_is), (w, w_is), (dy, dy_is)) = (
         numbers(&[6, 3], 1),
         numbers(&[3, 4, 3], 2),

@@ -343,6 +343,9 @@ ops! {
         /// How PyTorch's code does it.
         #[serde(skip_serializing_if = "Indexing::is_own")]
         by: Indexing = Indexing::Own,
+        /// Rows that positions name on average; `None`: as many as there are of both.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        routed: Option<u64> = None,
     };
     /// `rows, position -> y`: row `t` of `y` is the sum of the rows `position[t, ..]`, in this
     /// order, in float32; negative positions are skipped.
@@ -350,6 +353,9 @@ ops! {
         /// How PyTorch's code does it.
         #[serde(skip_serializing_if = "Indexing::is_own")]
         by: Indexing = Indexing::Own,
+        /// As in [`Permute`].
+        #[serde(skip_serializing_if = "Option::is_none")]
+        routed: Option<u64> = None,
     };
     /// `a, b, offsets -> c`: one matmul per expert. Rows `offsets[e]..offsets[e + 1]` of `a` are
     /// multiplied by matrix `e` of `b`, `[experts, inner, n]`, or `[experts, n, inner]` with `tb`.

@@ -8,8 +8,8 @@ use serde::Serialize;
 pub struct RowLimit {
     /// Rows. Choices take them in their order, so that the last ones find none.
     pub rows: u64,
-    /// Rows that choices take if experts are equally popular: what `moe.capacity_factor` is relative
-    /// to.
+    /// Rows that choices take if experts are equally popular: what `moe.capacity_factor` is
+    /// relative to.
     pub balanced: u64,
     /// Choices without a row are left out; if false, they are an error.
     pub drop: bool,

@@ -127,3 +127,28 @@ fn experts_have_the_rows_of_the_factor() {
         assert_eq!(of("0.5"), [48]);
     }
 }
+
+/// Copies of tokens to rows of experts write as many on average, and sums of rows read as many, as
+/// those of ranks with all experts, however many rows are reserved.
+#[test]
+fn tokens_are_moved_to_used_rows() {
+    let moved = |set: &[&str]| -> Vec<u64> {
+        let t = build(&load(set));
+        let all = performed(&t, &t.forward).chain(performed(&t, &t.backward));
+        let bytes = all.filter_map(|(k, ..)| match k.body.first()?.op {
+            OpKind::Permute(_) => Some(k.written.0),
+            OpKind::Unpermute(_) => {
+                let positions = k.body[0].inputs[1].shape.iter().product::<u64>();
+                Some(k.read.0 - 8 * positions)
+            }
+            _ => None,
+        });
+        bytes.collect()
+    };
+    let all = moved(&["mesh.ep=1"]);
+    assert!(all.len() >= 8, "{all:?}");
+    for factor in ["worst", "1.25", "1"] {
+        let factor = format!("moe.capacity_factor={factor}");
+        assert_eq!(moved(&[&factor]), all, "{factor}");
+    }
+}
