@@ -234,7 +234,7 @@ def moe():
     }
     alike = ("forced, seeded", "forced, 128 experts, top 8", "f32", "bf16", "bf16, rows of 96 bytes", "fused gates", "regions", "blocks, bf16", "full", "recompute", "selective", "fsdp2", "megatron", "captured blocks", "captured iteration")
     sizes = [ep for ep in (2, 4) if ep <= every]
-    # These policies reserve rows for balanced experts, and a kernel on the GPU cannot raise an error if an expert gets more.
+    # These policies reserve rows for equally popular experts.
     room = {way: ["moe.capacity_factor=4"] for way in ("fsdp2", "megatron")}
     ways |= {f"{way}, ep {ep}": ([*ways[way][0], *room.get(way, []), f"mesh.ep={ep}"], ways[way][1]) for ep in sizes for way in alike if ep == 2 or way in ("f32", "bf16")}
     sent = {
@@ -244,6 +244,7 @@ def moe():
         "peer, captured iteration": ["moe.dispatcher=peer", 'compile.cuda_graph="full_iteration"'],
         "peer, forced, seeded": ["moe.dispatcher=peer", *seeded], "all_to_all, forced, balanced": ["moe.dispatcher=all_to_all", force],
         "padded, dropped": ["moe.dispatcher=padded", "moe.capacity_factor=0.75"], "router biases": MOVED,
+        "gather, forced, no spare row": ["moe.dispatcher=gather", force, "moe.capacity_factor=1"],
     }
     # A shared expert computes while tokens travel, eager and captured.
     shared = "model.shared_expert_ffn=32"
@@ -253,11 +254,26 @@ def moe():
         "shared expert, captured parts of blocks": [shared, 'compile.cuda_graph=["attn", "moe_router", "moe_preprocess"]'],
         "shared expert, peer, captured iteration": [shared, "moe.dispatcher=peer", 'compile.cuda_graph="full_iteration"'],
     }
+    few = ["moe.on_overflow=drop", "moe.capacity_factor=0.75"]
+    sent |= {f"{dispatcher}, dropped": [f"moe.dispatcher={dispatcher}", *few] for dispatcher in ("gather", "peer", "all_to_all")}
+    sent |= {f"{dispatcher}, dropped, captured iteration": [*sent[f"{dispatcher}, dropped"], 'compile.cuda_graph="full_iteration"'] for dispatcher in ("gather", "peer")}
     ways |= {f"{way}, ep {ep}": ([*f32, *sets, f"mesh.ep={ep}"], 1e-3) for ep in sizes for way, sets in sent.items()}
 
     def case(title, sets, limit):
         def job():
             against_cpu("moe", title, name, [*fit(every), *sets], limit)
+        return job
+
+    def beyond(ep, dispatcher, more):
+        title = ", ".join(["too few rows", dispatcher, f"ep {ep}", *more])
+
+        def job():
+            sets = [*fit(every), *f32, f"mesh.ep={ep}", f"moe.dispatcher={dispatcher}", "moe.capacity_factor=0.5", "moe.on_overflow=error", *more]
+            # Of choices that do not depend on rounding, both devices find the same ones without a row.
+            words = [" ".join(run(name, sets=[*sets, force], timeout=60)[2].split()) for run in (train, reference)]
+            said = [re.search(r"layers\.\d+: kernel .*?(\d+) choices .*? reserves (\d+) rows .*?factor = [\d.]+", text) for text in words]
+            same = all(said) and said[0][0] == said[1][0]
+            row("moe", title, same, said[0][0] if same else f"{words[0][:300]} / {words[1][:300]}")
         return job
 
     def recorded(ep):
@@ -333,8 +349,9 @@ def moe():
     all_scopes = [*BEFORE_EXCHANGE, *WITH_EXCHANGE]
     captures = [(ep, policy, dispatcher, scopes) for policy in ADDRESSES for ep in (1, *sizes) for dispatcher, scopes in (
         [("all_to_all", BEFORE_EXCHANGE), *((d, all_scopes) for d in ("gather", "padded", "peer"))] if ep > 1 else [("", all_scopes)])]
+    lacking = [("all_to_all", []), *((d, more) for d in ("gather", "padded", "peer") for more in ([], ['compile.cuda_graph="full_iteration"']))]
     cases = [case(t, *ways[t]) for t in chosen(ways)]
-    others = [*(recorded(ep) for ep in (1, *sizes)), *(replayed(*way) for way in captures),
+    others = [*(recorded(ep) for ep in (1, *sizes)), *(beyond(ep, *way) for ep in sizes for way in lacking), *(replayed(*way) for way in captures),
               *(fused(ep, more) for ep in (1, *sizes) for more in ([], ["train.recompute=full"])),
               *(pushed(ep, t, *w) for ep in sizes for t, w in pushes.items())]
     together(cases if os.environ.get("RUNS") else [*cases, *others], 1 if CPU else AT_ONCE)

@@ -28,6 +28,7 @@ mod norm;
 mod operands;
 mod page;
 mod report;
+mod reserved_rows;
 mod router_biases;
 mod router_losses;
 mod rules;
@@ -63,6 +64,7 @@ pub fn check(program: &Program) -> Report {
     collectives::check(program, &mut sink);
     experts::check(program, &mut sink);
     expert_rows::check(program, &mut sink);
+    reserved_rows::check(program, &mut sink);
     router_losses::check(program, &mut sink);
     router_biases::check(program, &mut sink);
     float8::check(program, &mut sink);

@@ -401,6 +401,15 @@ impl Program {
         instr.map_or_else(String::new, |i| text::op(self, i))
     }
 
+    /// Returns a message about an instruction behind the name of its unit, which says in which
+    /// layer it is.
+    #[must_use]
+    pub fn in_unit(&self, id: InstrId, message: &str) -> String {
+        let unit = self.instrs.get(id.index());
+        let unit = unit.and_then(|i| self.units.get(i.unit.index()));
+        unit.map_or_else(|| message.to_owned(), |u| format!("{}: {message}", u.name))
+    }
+
     /// Returns the content digest: 16 hexadecimal digits, equal exactly for equal programs. It does
     /// not include the scenario's name and the hardware profile.
     #[must_use]

@@ -222,6 +222,9 @@ rules! {
     ExpertEmpty = "MOE-EMPTY", State, Error,
         "gradients of weights are written for experts without rows, too",
         "TransformerEngine #2765, pytorch #172439: weight gradients of empty groups kept what was in memory";
+    ExpertRows = "MOE-ROWS", Alias, Error,
+        "every row that a choice can take is among the reserved ones",
+        "Megatron-LM #5231: results were combined as if choices beyond the capacity had rows, too";
     Window = "MOE-WINDOW", Order, Error,
         "windows are written only behind a barrier after their last use",
         "DeepEP #621, mori #80 and #93: symmetric buffers written again before peers had read them";

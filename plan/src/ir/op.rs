@@ -11,8 +11,8 @@
 //! operation that lacks a part does not compile.
 
 use super::{
-    DType, Documents, ForcedChoice, Indexing, PackedFormat, PackedScales, Real, ScaleBlock,
-    ScoreMod, ShardOp,
+    DType, Documents, ForcedChoice, Indexing, PackedFormat, PackedScales, Real, RowLimit,
+    ScaleBlock, ScoreMod, ShardOp,
 };
 use serde::Serialize;
 
@@ -331,10 +331,13 @@ ops! {
     /// `ids -> offsets, position`: a stable sort of the choices `[tokens, k]` by expert. The rows
     /// of expert `e` are `offsets[e]..offsets[e + 1]`. `position`, `[tokens, k]`, is the row of
     /// each choice. Choices outside of `0..experts` belong to other ranks, and their position is
-    /// -1.
+    /// -1. So is that of choices beyond a limit, which count for no expert.
     SortExperts {
         /// Experts of this rank.
         experts: u64 = 3,
+        /// Rows, if there may be more choices.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        limit: Option<RowLimit> = Some(RowLimit { rows: 8, balanced: 6, drop: true }),
     };
     /// `x, position -> rows`: copies row `t` of `x` to the rows `position[t, ..]`. Negative
     /// positions are skipped, and rows without a position are left unchanged.
@@ -342,6 +345,9 @@ ops! {
         /// How PyTorch code does this.
         #[serde(skip_serializing_if = "Indexing::is_own")]
         by: Indexing = Indexing::Own,
+        /// Rows that positions name on average; `None`: as many as there are of both.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        routed: Option<u64> = None,
     };
     /// `rows, position -> y`: row `t` of `y` is the sum of the rows `position[t, ..]`, in this
     /// order, in float32. Negative positions are skipped.
@@ -349,6 +355,9 @@ ops! {
         /// How PyTorch code does this.
         #[serde(skip_serializing_if = "Indexing::is_own")]
         by: Indexing = Indexing::Own,
+        /// As in [`Permute`].
+        #[serde(skip_serializing_if = "Option::is_none")]
+        routed: Option<u64> = None,
     };
     /// `a, b, offsets -> c`: one matmul per expert. Rows `offsets[e]..offsets[e + 1]` of `a` are
     /// multiplied by matrix `e` of `b`, which is `[experts, inner, n]`, or `[experts, n, inner]`
@@ -625,9 +634,6 @@ ops! {
         ranks: u64 = 2,
         /// Experts of one rank.
         experts: u64 = 3,
-        /// Number of rows that a rank reserves for choices. More choices are an error, which
-        /// kernels on GPUs cannot report.
-        reserved: u64 = 12,
     };
     /// `x, w -> y`: one-dimensional convolution, with zero padding on both sides as the positions
     /// of the result require. `x` is `[samples, in, positions]`, `w` is

@@ -163,9 +163,8 @@ impl<'s> Builder<'s> {
         [x, position]: [ValueId; 2],
         rows: u64,
     ) -> ValueId {
-        let cols = self.g.value(x).cols();
-        let kind = OpKind::Permute(op::Permute { by });
-        self.compute(kind, &[x, position], &[&[rows, cols]])[0]
+        let kind = OpKind::Permute(op::Permute { by, routed: None });
+        self.moved(kind, [x, position], rows)
     }
 
     /// Adds up the rows at the positions of each of `rows`.
@@ -175,8 +174,18 @@ impl<'s> Builder<'s> {
         [x, position]: [ValueId; 2],
         rows: u64,
     ) -> ValueId {
+        let kind = OpKind::Unpermute(op::Unpermute { by, routed: None });
+        self.moved(kind, [x, position], rows)
+    }
+
+    /// Copies rows to their positions, or adds up those there; the result has `rows` of them.
+    pub(crate) fn moved(
+        &mut self,
+        kind: OpKind,
+        [x, position]: [ValueId; 2],
+        rows: u64,
+    ) -> ValueId {
         let cols = self.g.value(x).cols();
-        let kind = OpKind::Unpermute(op::Unpermute { by });
         self.compute(kind, &[x, position], &[&[rows, cols]])[0]
     }
 

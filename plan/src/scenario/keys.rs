@@ -22,8 +22,8 @@ use crate::models;
 use applies::{
     ADAPTERS, ATTENTION, CHUNKED_LAYERS, CHUNKED_LOSS, CLAMPED_GLU, COMPILED, DIVIDED_EXPERTS,
     DRAWN_ROUTING, EXPERTS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON, NO_ROPE_LAYERS, RECOMPUTE,
-    ROUTED, SEEDED_ROUTING, SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS,
-    SHARED_EXPERT, SLOTS, SOME_FROZEN, SOME_SKIPPED, TEMPERATURE, TRANSFORMERS,
+    ROUTED, ROW_FACTOR, SEEDED_ROUTING, SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES,
+    SEVERAL_RANKS, SHARED_EXPERT, SOME_FROZEN, SOME_SKIPPED, TEMPERATURE, TRANSFORMERS,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -720,8 +720,8 @@ keys! {
     GpusPerNode: "mesh" "gpus_per_node" also ["nproc_per_node"] [Integer(1, 1024)] "(8, or fewer when there are fewer ranks)" "GPUs per node, connected by NVLink";
 
     Dispatcher: "moe" "dispatcher" also ["moe_token_dispatcher_type"] [Choice(Dispatcher::WORDS)] "(native, or captured or fully compiled: gather; fsdp2, megatron: all_to_all)" "How tokens reach the ranks of their experts: gather (an all-gather of all tokens, a reduce-scatter of partial sums), all_to_all (each token is sent once per chosen expert; ranks first exchange the numbers of tokens, which the host reads, as in torchtitan and Megatron-LM), padded (an all-to-all of a fixed number of tokens, without a host read), peer (each token is written once to the memory of every rank that has one of its experts, and each of these ranks writes one partial sum back, without a host read; within a node, like DeepEP)" needs [DIVIDED_EXPERTS];
-    CapacityFactor: "moe" "capacity_factor" also ["moe_expert_capacity_factor"] [Number(ABOVE_0, 1e6)] "(native: as many rows as there can be; fsdp2, megatron: 1)" "Size of the buffer that a rank reserves for tokens from each other rank, relative to balanced routing" needs [DIVIDED_EXPERTS, SLOTS];
-    OnOverflow: "moe" "on_overflow" [Choice(Overflow::WORDS)] "(padded: drop; all_to_all, peer: error)" "What happens to tokens beyond the reserved buffer: error (the run fails) or drop (the last ones, in token order, are not sent to the expert)" needs [DIVIDED_EXPERTS, SLOTS];
+    CapacityFactor: "moe" "capacity_factor" also ["moe_expert_capacity_factor"] [Number(ABOVE_0, 1e6), Choice(&["worst"])] "(native, gather: worst; fsdp2, megatron: 1)" "Rows that a rank reserves for tokens of its experts, relative to balanced routing: for those of all ranks together (gather, peer), or for those of each rank (all_to_all, padded). worst: as many as there can be" needs [DIVIDED_EXPERTS];
+    OnOverflow: "moe" "on_overflow" [Choice(Overflow::WORDS)] "(padded: drop; others: error)" "What happens to tokens beyond the reserved rows: error (the run fails) or drop (the last ones, in token order, add nothing; with gather and peer, tokens of later ranks come after those of earlier ones)" needs [DIVIDED_EXPERTS, ROW_FACTOR];
     SharedExpertOverlap: "moe" "shared_expert_overlap" also ["moe_shared_expert_overlap"] [Bool] "(native: true; fsdp2, megatron: false)" "The shared expert computes while tokens travel: its first layers next to the dispatch and its last one next to the combination, and the same in backward (`--moe-shared-expert-overlap` of Megatron-LM). false: all of it runs once the results of the routed experts are on their way back" needs [DIVIDED_EXPERTS, SHARED_EXPERT];
     Routing: "moe" "routing" [Choice(Routing::WORDS), Path(".json")] "(balanced)" "Popularity of experts in predictions: balanced (all are equally popular), seeded (popularity decreases from expert to expert, in a random order per layer), or the path of a histogram written by `shardlab exec --record-routing` (relative to the file that names it). In runs of `exec`, the router decides unless `force_routing` is true" needs [ROUTED];
     ForceRouting: "moe" "force_routing" also ["moe_force_load_balance", "moe_router_force_load_balancing"] [Bool] "false" "In runs of `exec`, `routing` determines the experts of each token, instead of the router's scores, which still weight the experts' outputs. Choices are the same in every step. With `balanced`, this is `debug.moe_force_load_balance` of torchtitan" needs [EXPERTS];

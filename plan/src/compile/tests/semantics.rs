@@ -431,7 +431,7 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::LocalExperts(of) => vec![experts::local(&of, &x[0])],
         OpKind::PushedRows(of) => vec![experts::pushed(&of, &x[0], dims(&ins[0]).1)],
         OpKind::DispatchExperts(of) => experts::dispatch(&of, &x[0]),
-        OpKind::SortExperts(op::SortExperts { experts }) => experts::sort(experts, &x[0]),
+        OpKind::SortExperts(of) => experts::sort(&of, &x[0]),
         OpKind::Permute(_) => vec![experts::permute(op, x)],
         OpKind::Unpermute(_) => vec![experts::unpermute(op, x)],
         OpKind::GroupedGemm(op::GroupedGemm { tb, .. }) => vec![experts::grouped(op, x, tb)],

@@ -333,8 +333,8 @@ impl Experts {
             unreachable!("tokens have k choices each");
         };
         let ([offsets, position], x) = self.dispatch.locally(b, |b| {
-            let [offsets, position] = self.dispatch.sort(b, ids, sent.calls);
-            let x = b.permute(Indexing::Own, [x, position], sent.rows);
+            let [offsets, position] = self.dispatch.sort_within(b, ids, sent.calls, sent.limit);
+            let x = b.moved(to_experts(sent.used), [x, position], sent.rows);
             ([offsets, position], x)
         });
         // Each number in the place of its row.
@@ -352,7 +352,11 @@ impl Experts {
             used: sent.used,
         };
         let out = self.matmuls(b, &at, (!before).then_some(each));
-        let y = b.unpermute(Indexing::Own, [out, position], tokens);
+        let from = OpKind::Unpermute(op::Unpermute {
+            by: Indexing::Own,
+            routed: sent.used,
+        });
+        let y = b.moved(from, [out, position], tokens);
         for v in [weights, ids, offsets, position, x] {
             b.g.release(v);
         }
@@ -395,7 +399,7 @@ impl Experts {
         } else {
             gated(b, both)
         };
-        let weight = weights.map(|each| b.permute(Indexing::Own, [each, of.place], rows));
+        let weight = weights.map(|each| b.moved(to_experts(of.used), [each, of.place], rows));
         if let Some(weight) = weight {
             act = b.g.binary(OpKind::ScaleRows, act, weight);
         }
@@ -417,6 +421,12 @@ impl Experts {
     pub(super) const fn dispatch(&self) -> &Dispatch {
         &self.dispatch
     }
+}
+
+/// Returns the op that copies tokens, or their weights, to rows of experts.
+const fn to_experts(routed: Option<u64>) -> OpKind {
+    let by = Indexing::Own;
+    OpKind::Permute(op::Permute { by, routed })
 }
 
 /// Rows in the order of their experts.

@@ -6,8 +6,7 @@
 
 use super::{Key, KeyInfo};
 use crate::config::{
-    CompileMode, Dispatcher, Family, Glu, Implementation, LayerType, Optimizer, Recompute, Routing,
-    Scenario,
+    CompileMode, Family, Glu, Implementation, LayerType, Optimizer, Recompute, Routing, Scenario,
 };
 use crate::policies;
 
@@ -195,15 +194,14 @@ pub(super) const DRAWN_ROUTING: Need = Need {
     otherwise: "only routing seeded and forced choices are drawn",
 };
 
-pub(super) const SLOTS: Need = Need {
-    by: Key::Dispatcher,
+pub(super) const ROW_FACTOR: Need = Need {
+    by: Key::CapacityFactor,
     holds: |s| {
-        s.moe
-            .as_ref()
-            .is_some_and(|moe| moe.dispatcher != Dispatcher::Gather)
+        let moe = s.moe.as_ref();
+        moe.is_some_and(|moe| moe.capacity_factor.is_some())
     },
-    words: "dispatcher `all_to_all`, `padded` or `peer`",
-    otherwise: "gathered tokens reserve rows for every case",
+    words: "a number as `capacity_factor`",
+    otherwise: "rows are reserved for every case",
 };
 
 pub(super) const SHARED_EXPERT: Need = Need {

@@ -210,8 +210,8 @@ pub(in crate::kernels) fn count_experts(
     }
     let per = n.div_ceil(COUNTED);
     let (mut params, mut declared) = req.operands();
-    params.extend([Param::Scratch(0), Param::Fault, Param::Kernel]);
-    declared.extend(["u32* parts", "u64* fault", "u32 kernel"].map(str::to_owned));
+    params.extend([Param::Scratch(0), Param::Fault, Param::Launch]);
+    declared.extend(["u32* parts", "u64* fault", "u32 launch"].map(str::to_owned));
     let source = format!(
         "KERNEL(1024) k0({args}) {{
   __shared__ u32 counts[{d}];
@@ -221,7 +221,7 @@ pub(in crate::kernels) fn count_experts(
     const u64 at = (u64)blockIdx.x * {COUNTED}u + i;
     if (at >= {n}u) break;
     const i64 c = {ids}[at];
-    if (!bad_id(c, {d}, fault, kernel)) atomicAdd(&counts[c], 1u);
+    if (!bad_id(c, {d}, fault, launch)) atomicAdd(&counts[c], 1u);
   }}
   __syncthreads();
   for (u32 c = threadIdx.x; c < {d}u; c += 1024) parts[blockIdx.x * {d}u + c] = counts[c];
@@ -272,8 +272,8 @@ pub(in crate::kernels) fn route_grad(
         "s[c] * (ds[c] - all)"
     };
     let (mut params, mut declared) = req.operands();
-    params.extend([Param::Fault, Param::Kernel]);
-    declared.extend(["u64* fault".to_owned(), "u32 kernel".to_owned()]);
+    params.extend([Param::Fault, Param::Launch]);
+    declared.extend(["u64* fault".to_owned(), "u32 launch".to_owned()]);
     let source = format!(
         "{common}KERNEL(128) k0({args}) {{
   __shared__ float row[WARPS][2][D];
@@ -287,7 +287,7 @@ pub(in crate::kernels) fn route_grad(
     float sum = {TINY}, mean = 0.0f, all = 0.0f;
     for (u32 n = 0; n < {k}u; n++) {{
       const i64 c = {ids}[(u64)r * {k}u + n];
-      if (bad_id(c, D, fault, kernel)) continue;
+      if (bad_id(c, D, fault, launch)) continue;
       sum += s[c];
       mean += up({dy}[(u64)r * {k}u + n]) * s[c];
     }}

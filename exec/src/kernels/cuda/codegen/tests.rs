@@ -10,7 +10,7 @@ use crate::kernels::cuda::target::Target;
 use crate::kernels::cuda::{prepare, ranges, variant};
 use crate::kernels::ops::{self, CudaCode, Library};
 use shardlab_plan::ir::{
-    BodyOp, COMPUTE, DType, InstrId, Kernel, OpKind, Place, Shape, Slot, UpdateRule, op,
+    BodyOp, COMPUTE, DType, InstrId, Kernel, OpKind, Place, RowLimit, Shape, Slot, UpdateRule, op,
 };
 use shardlab_plan::program::{Op, Program, workspace};
 use shardlab_plan::{plan, scenario};
@@ -263,11 +263,36 @@ fn every_operation_compiles() {
     operations(Some(&compiler()));
 }
 
+/// Returns operations that give choices rows: enough for all of them, or not; then choices without
+/// one are dropped, or an error.
+fn rows_of_experts(drop: Option<bool>) -> [OpKind; 2] {
+    let limit = |drop| RowLimit {
+        rows: 7,
+        balanced: 6,
+        drop,
+    };
+    let sort = op::SortExperts {
+        experts: 3,
+        limit: drop.map(limit),
+    };
+    let dispatch = op::DispatchExperts {
+        ranks: 2,
+        experts: 3,
+        slots: 4,
+        drop: drop == Some(true),
+    };
+    [OpKind::SortExperts(sort), OpKind::DispatchExperts(dispatch)]
+}
+
 /// Every operation as a kernel of its own, over float32 and bfloat16.
 fn operations(nvrtc: Option<&Compiler>) {
     let mut all = BTreeMap::new();
     let absent = |k: &OpKind| matches!(ops::cuda(k), CudaCode::Absent(_));
-    let runs = || OpKind::ALL.iter().filter(|k| !absent(k));
+    let limits = [None, Some(false), Some(true)].map(rows_of_experts);
+    let runs = || {
+        let all = OpKind::ALL.iter().chain(limits.iter().flatten());
+        all.filter(|k| !absent(k))
+    };
     for &kind in runs() {
         let (inputs, outputs) = examples::operands(&kind);
         for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
@@ -335,7 +360,7 @@ fn operations(nvrtc: Option<&Compiler>) {
             all.entry(module.source).or_insert(who);
         }
     }
-    assert!(all.len() >= runs().count(), "{}", all.len());
+    assert!(all.len() >= OpKind::ALL.len(), "{}", all.len());
     compile(all, Target::HOPPER, nvrtc);
 }
 

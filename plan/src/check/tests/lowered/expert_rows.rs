@@ -131,3 +131,45 @@ fn offsets_without_the_last_expert() {
     let v = r.of(RuleId::ExpertEmpty).next().expect("found");
     assert!(v.message.contains("those of 3 experts"), "{v:?}");
 }
+
+/// Buffers with as many rows as a limit says, and choices that take more: of a larger limit, of
+/// none, or of more places on a rank.
+#[test]
+fn rows_beyond_the_reserve() {
+    type Plant = fn(&mut OpKind);
+    let larger: Plant = |op| {
+        if let OpKind::SortExperts(op::SortExperts {
+            limit: Some(limit), ..
+        }) = op
+        {
+            limit.rows += 1;
+        }
+    };
+    let none: Plant = |op| {
+        if let OpKind::SortExperts(sort) = op {
+            sort.limit = None;
+        }
+    };
+    let places: Plant = |op| {
+        if let OpKind::DispatchExperts(of) = op {
+            of.slots += 1;
+        }
+    };
+    for (dispatcher, plants) in [
+        ("gather", &[larger, none][..]),
+        ("peer", &[larger, none]),
+        ("padded", &[places]),
+        ("all_to_all", &[places]),
+    ] {
+        let dispatcher = format!("moe.dispatcher={dispatcher}");
+        let p = experts("native", &[&dispatcher, "moe.capacity_factor=1.25"]);
+        for plant in plants {
+            let mut q = p.clone();
+            for op in q.kernels.iter_mut().flat_map(|k| &mut k.body) {
+                plant(&mut op.op);
+            }
+            let v = only(&q, RuleId::ExpertRows, &dispatcher);
+            assert!(v.message.contains("gives choices rows up to"), "{v:?}");
+        }
+    }
+}
