@@ -82,7 +82,8 @@ impl Program {
         update.is_some_and(|u| u.fused.pieces.is_some())
     }
 
-    /// Returns whether an instruction moves biases of routers: it reads counts in place of gradients.
+    /// Returns whether an instruction moves biases of routers, and so reads counts in place of
+    /// gradients.
     #[must_use]
     pub fn moves_router_biases(&self, op: &Op) -> bool {
         let update = self.shard_op(op).and_then(ShardOp::update);
