@@ -293,6 +293,20 @@ def moe():
             row("moe", title, same, f"counts are {'equal' if same else 'NOT equal'} to those of the CPU device, the largest is {most:.2f} times the mean")
         return job
 
+    def moved(ep, more):
+        title = ", ".join(["moved biases", *([f"ep {ep}"] if ep > 1 else []), *more])
+
+        def job():
+            # Choices that depend on no score are the same on every device, and so are the steps of biases.
+            sets = [*fit(every), *seeded, f"mesh.ep={ep}", "model.router_bias=true", "model.router_bias_update_speed=0.01", "train.steps=5", *more]
+            runs = [run(name, sets=sets, timeout=90) for run in (train, reference)]
+            if any(run[0] for run in runs):
+                return row("moe", title, False, last_line(next(run[2] for run in runs if run[0])))
+            one, other = ([norm for of, norm in run[1]["final_norms"].items() if "router_bias" in of] for run in runs)
+            same = one == other and len(one) == 2 and min(one) > 0.01
+            row("moe", title, same, f"norms of biases are {'equal' if same else 'NOT equal'} to those of the CPU device to the last bit: {one}")
+        return job
+
     def replayed(ep, policy, dispatcher, scopes):
         title = ", ".join(["captured and eager", policy, *([f"ep {ep}", dispatcher] if ep > 1 else [])])
 
@@ -352,6 +366,7 @@ def moe():
     lacking = [("all_to_all", []), *((d, more) for d in ("gather", "padded", "peer") for more in ([], ['compile.cuda_graph="full_iteration"']))]
     cases = [case(t, *ways[t]) for t in chosen(ways)]
     others = [*(recorded(ep) for ep in (1, *sizes)), *(beyond(ep, *way) for ep in sizes for way in lacking), *(replayed(*way) for way in captures),
+              *(moved(ep, more) for ep in (1, *sizes) for more in ([], ['compile.cuda_graph="full_iteration"'], ["train.micro_batch=1", "train.grad_accum=2"])),
               *(fused(ep, more) for ep in (1, *sizes) for more in ([], ["train.recompute=full"])),
               *(pushed(ep, t, *w) for ep in sizes for t, w in pushes.items())]
     together(cases if os.environ.get("RUNS") else [*cases, *others], 1 if CPU else AT_ONCE)

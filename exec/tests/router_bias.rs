@@ -185,6 +185,35 @@ fn resumed_runs_continue_with_their_biases() {
     }
 }
 
+/// Norms of gradients leave out the counts, whether the program, the engine or a caller asks for
+/// them.
+#[test]
+fn counts_are_in_no_norm() {
+    let split = ["mesh.dp_shard=2", "train.micro_batch=2"];
+    let norms = |more: &[&str]| {
+        let set = [&split[..], &["train.param_norms_every=1"], more].concat();
+        let scenario = scenario(&set);
+        let outcome = common::run(&scenario, options(2));
+        let names = outcome.param_norms[0].1.iter();
+        for norm in names.filter(|n| n.name.contains("correction_bias")) {
+            assert_eq!(norm.gradient, None, "{more:?}");
+        }
+        outcome.run.grad_norms
+    };
+    let of_program = norms(&["train.clip_norm=1000"]);
+    let of_engine = norms(&["train.clip_norm=0", "train.grad_norm=false"]);
+    for (a, b) in of_program.iter().zip(&of_engine) {
+        assert!((a - b).abs() < 1e-5 * a, "{of_program:?} {of_engine:?}");
+    }
+    // Of all parameters without the biases.
+    let whole = [&split[..], &["fsdp.strategy=no_shard"]].concat();
+    let whole = common::run(&scenario(&whole), options(1));
+    let all = whole.grad_norms.expect("gradients that persist");
+    let sum = all.iter().map(|n| n * n).sum::<f64>().sqrt();
+    let norm = whole.run.grad_norms[0];
+    assert!((sum - norm).abs() < 1e-4, "{sum} {norm}");
+}
+
 /// Biases keep small steps next to weights in bfloat16, whatever the optimizer; evaluation moves
 /// none.
 #[test]

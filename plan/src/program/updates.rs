@@ -82,6 +82,14 @@ impl Program {
         update.is_some_and(|u| u.fused.pieces.is_some())
     }
 
+    /// Returns whether an instruction moves biases of routers, and so reads counts in place of
+    /// gradients.
+    #[must_use]
+    pub fn moves_router_biases(&self, op: &Op) -> bool {
+        let update = self.shard_op(op).and_then(ShardOp::update);
+        update.is_some_and(|u| !u.rule.has_gradients())
+    }
+
     /// Returns, by optimizer launch, the parameter groups of its weights on a rank, tensor by
     /// tensor. Padding is in group 0. Empty if there is only one group.
     ///

@@ -110,6 +110,11 @@ fn steps_that_move_biases_pass() {
         &["train.validate_every=2"],
         &["train.optimizer=muon"],
         &["precision.compute=f32"],
+        &[
+            "mesh.ep=1",
+            "train.grad_accum=2",
+            "train.skipped_blocks=[{ blocks = [\"layers.1\"], micro_batches = [1] }]",
+        ],
         &["moe.dispatcher=all_to_all"],
         &["moe.dispatcher=peer"],
     ] {
