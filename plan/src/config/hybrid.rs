@@ -102,10 +102,10 @@ pub struct LinearAttention {
     pub gate_rank: u64,
     /// Each channel has a separate decay, and gates have one projection (Ling 3).
     pub channel_decays: bool,
-    /// In place of the delta rule, sums of key-value outer products with a fixed decay per head
+    /// In place of the delta rule, plain linear attention with a fixed decay per head
     /// (MiniMax-Text-01).
     pub fixed_decays: bool,
-    /// In place of the delta rule, sums of key-value outer products with input and decay gates per
+    /// In place of the delta rule, plain linear attention with input and decay gates per
     /// head (xLSTM).
     pub exponential_gates: bool,
     /// Positions per chunk, with `fixed_decays` or `exponential_gates`.
