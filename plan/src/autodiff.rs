@@ -1,8 +1,8 @@
 //! Reverse-mode transformation of the forward graph: backward ops, saved tensors, recompute.
 //!
-//! Forward ops are visited in reverse issue order, which is the order in which PyTorch's engine
-//! runs their nodes (it prefers the node created last). Each op kind has one rule (`rules`);
-//! nothing is written per model. A forward value that a rule refers to is thereby saved: lifetimes
+//! Visits forward ops in reverse issue order, which is the order in which PyTorch's engine runs
+//! their nodes (it prefers the most recently created node). Each op kind has one rule (`rules`);
+//! there is no code per model. A forward value that a rule uses is saved automatically: lifetimes
 //! follow from uses, so there is no separate list of saved tensors.
 
 pub(crate) mod recompute;
@@ -16,16 +16,16 @@ use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// A part of the backward op list that runs a part of the forward again.
+/// A part of the backward op list that reruns a part of the forward.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
     /// Module.
     pub module: ModuleId,
     /// Forward ops.
     pub forward: Range<u32>,
-    /// Backward ops that repeat them.
+    /// Backward ops that rerun them.
     pub ops: Range<u32>,
-    /// Whether these run before the hooks of the module's backward ([`Train::use_reentrant`]).
+    /// Whether these ops run before the hooks of the module's backward ([`Train::use_reentrant`]).
     ///
     /// [`Train::use_reentrant`]: crate::config::Train::use_reentrant
     pub reentrant: bool,
@@ -36,17 +36,17 @@ pub struct Section {
 pub struct Ready {
     /// Parameter.
     pub param: ParamId,
-    /// The op that writes its last contribution; [`Ready::after`] if forward has computed the
+    /// The op that writes its last contribution, or [`Ready::after`] if forward has computed the
     /// gradient.
     pub writer: u32,
-    /// The last op of that op's node: the engine passes gradients on only then.
+    /// The last op of that op's node. The engine passes gradients on only after it.
     pub after: u32,
 }
 
-/// What `differentiate` appends to a graph.
+/// The results of `differentiate`, which it appends to a graph.
 #[derive(Clone, Debug, Default)]
 pub struct Backward {
-    /// First backward op; the forward ops come before it.
+    /// First backward op; all ops before it are forward ops.
     pub first: u32,
     /// Parameters in the order in which their gradients become complete.
     pub ready: Vec<Ready>,
@@ -56,45 +56,46 @@ pub struct Backward {
     pub sections: Vec<Section>,
 }
 
-/// How the gradients of a value with several uses are added.
+/// How the gradients of a value with several uses are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sums {
-    /// Into the first one, if its node makes it for this use alone.
+    /// In place into the first one, if its node creates it for this use alone.
     InPlace,
-    /// As PyTorch's engine does (`can_accumulate_inplace` of torch 2.11): into the first one if
-    /// nothing else refers to its memory at that time, or else into a new tensor. A view refers to
-    /// its base: the weight gradient of a linear layer is a transposed view, its input's gradient
-    /// has been folded to a matrix.
+    /// As in PyTorch's engine (`can_accumulate_inplace` of torch 2.11): in place into the first one
+    /// if nothing else refers to its memory at that time, otherwise into a new tensor. A view
+    /// refers to its base: the weight gradient of a linear layer is a transposed view, and the
+    /// gradient of its input has been folded to a matrix.
     Autograd,
 }
 
-/// A gradient that waits for its node to run.
+/// A gradient that waits until its node runs.
 #[derive(Clone, Copy)]
 struct Pending {
     value: ValueId,
-    /// Whether nothing else refers to its memory, so that later contributions are added in place.
+    /// Whether nothing else refers to its memory, so that later contributions can be added in
+    /// place.
     exclusive: bool,
 }
 
 struct Engine<'m> {
     m: &'m mut ModelGraph,
     pending: Vec<Option<Pending>>,
-    /// Number of gradient contributions that each parameter still waits for.
+    /// Number of gradient contributions that each parameter still lacks.
     uses: Vec<u32>,
-    /// Buffer of the first value a buffer was made for.
+    /// The result so far.
     out: Backward,
     recompute: recompute::State,
     sums: Sums,
-    /// Number of waiting gradients of activations in each buffer.
+    /// Number of waiting activation gradients in each buffer.
     held: HashMap<u32, u32>,
-    /// First buffer of backward.
+    /// First buffer that backward allocates.
     first_buffer: u32,
-    /// Gradient of the objective.
+    /// Initial gradient of the objective.
     seed: f64,
 }
 
-/// Appends the backward ops of `m.objective` to `m.graph`, starting from a gradient of `seed`. (1
-/// over the micro-batches of a step makes their gradients add up to that of the step's mean loss.)
+/// Appends the backward ops of `m.objective` to `m.graph`, starting with the gradient `seed`. (With
+/// 1 over the number of micro-batches, the gradients of a step sum to that of its mean loss.)
 pub(crate) fn differentiate(
     m: &mut ModelGraph,
     recompute: &Recomputed,
@@ -147,8 +148,8 @@ fn contributions(m: &ModelGraph) -> Vec<u32> {
     uses
 }
 
-/// Returns the parameter that a value is all of; `None` for views, whose gradients are those of
-/// activations.
+/// Returns the parameter that a value covers as a whole; `None` for views, which have gradients
+/// like activations.
 fn parameter(g: &Graph, v: ValueId) -> Option<ParamId> {
     match g.value(v).root {
         Root::Param(p) if g.is_leaf(v) => Some(p),
@@ -211,7 +212,7 @@ impl Engine<'_> {
             self.g().pass();
         }
         self.m.graph.node = None;
-        // Nothing else reads what forward has computed for this node alone.
+        // No other op reads the values that forward has computed for this node.
         let own = op.act == Act::View(View::Precomputed);
         for &(i, value) in &contributions {
             let exclusive = own || self.exclusive(value, &contributions, &grads, mark_buffers);
@@ -219,7 +220,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Returns whether a contribution is the only reference to its memory.
+    /// Returns whether a contribution holds the only reference to its memory.
     fn exclusive(
         &self,
         value: ValueId,
@@ -261,7 +262,7 @@ impl Engine<'_> {
         self.put(v, sum);
     }
 
-    /// Lets the gradient of an activation wait for its node.
+    /// Keeps the gradient of an activation until its node runs.
     fn put(&mut self, v: ValueId, gradient: Pending) {
         if let Some(buffer) = self.m.graph.buffer_of(gradient.value) {
             *self.held.entry(buffer).or_insert(0) += 1;
@@ -280,7 +281,7 @@ impl Engine<'_> {
         Some(gradient)
     }
 
-    /// Adds in place if only this node's input buffer holds the old gradient, or else into a new
+    /// Adds in place if only this node's input buffer holds the old gradient, otherwise into a new
     /// tensor.
     fn add(&mut self, old: Pending, new: ValueId) -> ValueId {
         let alone = match self.sums {
@@ -294,8 +295,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Returns whether nothing but one waiting gradient refers to its memory, as PyTorch counts
-    /// references.
+    /// Returns whether a single waiting gradient holds the only reference to its memory, by
+    /// PyTorch's reference counts.
     fn stands_alone(&self, old: Pending, new: ValueId) -> bool {
         let g = &self.m.graph;
         if g.functional() {
@@ -321,8 +322,8 @@ impl Engine<'_> {
         })
     }
 
-    /// Computes the first contribution directly into the gradient, and adds later ones (tied
-    /// parameters) as [`Sums`] says.
+    /// Computes the first contribution directly into the gradient. Adds later ones (tied
+    /// parameters) according to [`Sums`].
     fn accumulate_param(&mut self, v: ValueId, p: ParamId, new: Pending) {
         let sum = match self.pending[v.index()] {
             None if self.uses[p.index()] > 1 && self.is_shared_view(new.value) => Pending {
@@ -330,7 +331,8 @@ impl Engine<'_> {
                 exclusive: false,
             },
             None => {
-                // A collective's result has the activation's type, which a gradient's need not be.
+                // The result of a collective has the dtype of the activation, which may differ from
+                // the gradient's.
                 let fits = self.covers(new.value) && !self.is_received(new.value);
                 let value = if new.exclusive && fits {
                     new.value
@@ -398,7 +400,7 @@ impl Engine<'_> {
         (0..g.ops.len()).rev().find(writes).map_or(0, |i| i as u32)
     }
 
-    /// Returns whether a value covers all of its buffer, in order.
+    /// Returns whether a value covers all elements of its buffer in order.
     fn covers(&self, v: ValueId) -> bool {
         let value = self.m.graph.value(v);
         self.m.graph.buffer_of(v).is_some_and(|b| {
@@ -407,7 +409,7 @@ impl Engine<'_> {
         })
     }
 
-    /// Returns whether a collective made the buffer of a value.
+    /// Returns whether a collective has produced the buffer of a value.
     fn is_received(&self, v: ValueId) -> bool {
         let g = &self.m.graph;
         let Some(buffer) = g.buffer_of(v) else {
@@ -418,7 +420,7 @@ impl Engine<'_> {
         maker.is_some_and(|op| matches!(op.act, Act::Collective(_)))
     }
 
-    /// Moves every value of a fresh buffer into the parameter's gradient.
+    /// Moves all values of a new buffer to the gradient of a parameter.
     fn root_in_grad(&mut self, v: ValueId, p: ParamId) {
         let root = self.m.graph.value(v).root;
         let Root::Buffer(buffer) = root else { return };

@@ -1,5 +1,5 @@
-//! Recompute: a block's forward is run again at the start of its backward, and the rules refer to
-//! its new values.
+//! Recompute: reruns a block's forward at the start of its backward. The rules then use the
+//! recomputed values.
 
 use super::{Engine, Section};
 use crate::config::{Recompute, RecomputeLayers, Train};
@@ -14,19 +14,19 @@ use std::ops::Range;
 pub(crate) struct Recomputed {
     /// Mode.
     pub(crate) mode: Recompute,
-    /// Names of operations whose results selective recompute keeps, unless they are the default.
+    /// Names of operations whose results selective recompute saves, if they are not the default.
     save: Option<Vec<String>>,
-    /// Selective recompute runs every n-th matmul of a block again; 0: none.
+    /// Selective recompute reruns every n-th matmul of a block; 0: none.
     nth_matmul: u32,
-    /// Eager code keeps all results that selective recompute keeps, also those that backward does
-    /// not need (see `Train::caches_unneeded`).
+    /// Eager code keeps all results that selective recompute saves, including those that backward
+    /// does not need (see `Train::caches_unneeded`).
     caches_unneeded: bool,
     /// Blocks are recomputed by `CheckpointFunction` (see `Train::use_reentrant`).
     pub(crate) reentrant: bool,
     /// Block that each module belongs to.
     block_of: Vec<Option<ModuleId>>,
-    /// Whether the mode applies to a module, for each module: to the blocks that were chosen and
-    /// what they contain, or to all.
+    /// Whether the mode applies to each module: to the selected blocks and the modules inside them,
+    /// or to all.
     chosen: Vec<bool>,
 }
 
@@ -61,9 +61,9 @@ impl Recomputed {
         }
     }
 
-    /// Returns for each op of a forward graph whether selective recompute keeps its results.
+    /// Returns, for each op of a forward graph, whether selective recompute saves its results.
     /// Matmuls are counted from the start of their block (`_get_custom_policy` of torchtitan, which
-    /// counts `mm` alone).
+    /// only counts `mm`).
     fn kept(&self, ops: &[Op]) -> Vec<bool> {
         let (mut block, mut matmuls) = (None, 0);
         let mut keeps = |op: &Op| {
@@ -107,25 +107,25 @@ impl Recomputed {
     }
 }
 
-/// Consecutive forward ops that backward runs again together.
+/// Consecutive forward ops that backward reruns together.
 struct Region {
-    /// Block that they are, or module that the code which checkpoints them is part of.
+    /// The block, or the module whose code checkpoints the ops.
     module: ModuleId,
     ops: Range<usize>,
-    /// Whether their backward is a backward of its own, which keeps their inputs, results and the
-    /// results' gradients to its end.
+    /// Whether they have a nested backward, which keeps their inputs, results and the results'
+    /// gradients until its end.
     reentrant: bool,
 }
 
-/// Ops that are recomputed, and the values that replace others.
+/// Ops that are recomputed, and the values that replace those of forward.
 #[derive(Default)]
 pub(super) struct State {
     regions: Vec<Region>,
     /// Region of each forward op; empty if there are none.
     region_of: Vec<Option<u32>>,
-    /// Whether the results of each forward op are kept.
+    /// Whether the results of each forward op are saved.
     kept: Vec<bool>,
-    /// Whether eager code keeps them although backward does not need them.
+    /// Whether eager code keeps saved results that backward does not need.
     caches_unneeded: bool,
     /// Recomputed values by forward value.
     stands_for: Vec<Option<ValueId>>,
@@ -134,8 +134,8 @@ pub(super) struct State {
     held: Vec<u32>,
 }
 
-/// Returns whether forward ops of a block run again before its backward. Kernel fusion decides what
-/// [`Recompute::Pointwise`] drops.
+/// Returns whether forward ops of a block are rerun before its backward. For
+/// [`Recompute::Pointwise`], kernel fusion decides which results are dropped.
 const fn reruns(mode: Recompute) -> bool {
     matches!(mode, Recompute::Full | Recompute::Selective)
 }
@@ -171,7 +171,7 @@ impl State {
         out
     }
 
-    /// Makes each block that the mode applies to a region.
+    /// Adds a region for each block that the mode applies to.
     fn add_blocks(&mut self, m: &ModelGraph, what: &Recomputed) {
         let mut region_of: Vec<Option<u32>> = vec![None; m.modules().len()];
         for (i, op) in m.graph.ops.iter().enumerate() {
@@ -221,8 +221,8 @@ fn is_dropped(op: &Op) -> bool {
 }
 
 impl Engine<'_> {
-    /// Recomputes the region of op `at`, unless that is done or the op has none. `gradients` are
-    /// those of the op's results, with which the region's backward starts.
+    /// Recomputes the region of op `at`, unless this has happened or the op has no region.
+    /// `gradients` are those of the op's results, with which the region's backward starts.
     pub(super) fn enter_section(&mut self, at: usize, gradients: &[ValueId]) {
         let region = self.recompute.region_of.get(at).copied().flatten();
         if region == self.recompute.current {
@@ -239,7 +239,7 @@ impl Engine<'_> {
         let (ops, start) = (ops.clone(), self.m.graph.ops.len() as u32);
         let forward = ops.start as u32..ops.end as u32;
         let (current, stage) = (self.m.graph.module, self.m.graph.stage);
-        // Last op of the section when each op of the region has run again.
+        // For each op of the region: the last op of the section after it has been rerun.
         let mut after = Vec::with_capacity(ops.len());
         for i in ops.clone() {
             self.recompute_op(i);
@@ -260,9 +260,9 @@ impl Engine<'_> {
         });
     }
 
-    /// Lets the local variables of a region's code hold recomputed buffers where they hold those of
-    /// forward. `after` has the last op of the section, which starts at `start`, after each op of
-    /// the region has run again.
+    /// Makes the local variables of a region's code hold recomputed buffers where they hold those
+    /// of forward. The section starts at `start`; `after` has the last op of the section after each
+    /// op of the region has been rerun.
     fn repeat_holds(&mut self, region: &Range<usize>, start: u32, after: &[Option<u32>]) {
         let g = &self.m.graph;
         let ops = &g.ops[region.clone()];
@@ -303,9 +303,9 @@ impl Engine<'_> {
         inputs.filter_map(|v| g.buffer_of(v))
     }
 
-    /// Ends the lives of what a recomputed region has kept: at the end of its backward if that is
-    /// reentrant. Otherwise the region's inputs belong to its saved tensors, the last of which ends
-    /// their lives.
+    /// Ends the lifetimes of the buffers that a recomputed region keeps: at the end of its backward
+    /// if it is reentrant. Otherwise, the inputs of the region belong to its saved tensors, and
+    /// live until the last of these is freed.
     pub(super) fn leave_section(&mut self) {
         let held = std::mem::take(&mut self.recompute.held);
         if held.is_empty() {
@@ -322,7 +322,7 @@ impl Engine<'_> {
         self.g().holds.extend(ends);
     }
 
-    /// Returns the last op after a section that reads what it has recomputed.
+    /// Returns the last op after a section that reads a recomputed value.
     fn last_use(&self, section: Range<u32>) -> Option<usize> {
         let g = &self.m.graph;
         let recomputed = |v: &ValueId| section.contains(&g.producer[v.index()]);
@@ -337,7 +337,7 @@ impl Engine<'_> {
         }
         let inputs: SmallVec<[ValueId; 4]> =
             op.inputs.iter().map(|&v| self.recompute.get(v)).collect();
-        // Views of kept values are reused, and in-place updates of kept values are not repeated.
+        // Views of saved values are reused, and in-place updates of saved values are not repeated.
         let shares = |v: &ValueId| {
             let root = self.m.graph.value(*v).root;
             op.inputs
@@ -373,7 +373,7 @@ impl Engine<'_> {
         });
     }
 
-    /// Returns the root of the operand that an output shares memory with, or a new buffer.
+    /// Returns the root of the operand whose memory an output shares, or a new buffer.
     fn recomputed_root(&mut self, op: &Op, inputs: &[ValueId], out: ValueId) -> Root {
         let root = self.m.graph.value(out).root;
         if let Some(i) = op
@@ -395,7 +395,7 @@ impl Engine<'_> {
         Root::Buffer(self.m.graph.buffers.len() as u32 - 1)
     }
 
-    /// Drops recomputed ops that nothing uses: recomputation stops once every saved tensor is
+    /// Drops recomputed ops that nothing uses. Recomputation stops once all saved tensors are
     /// available, unless it is reentrant.
     pub(super) fn finish_sections(&mut self) {
         self.leave_section();
@@ -424,7 +424,7 @@ impl Engine<'_> {
                 used[v.index()] = true;
             }
         }
-        // Where recomputation stops, the code's local variables end.
+        // The lifetimes of the code's local variables end where recomputation stops.
         let first = self.out.first;
         for (op, _) in g.holds.iter_mut().filter(|(op, _)| *op >= first) {
             while *op > first && is_dropped(&g.ops[*op as usize]) {
@@ -436,7 +436,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Holds the results that selective recompute keeps until the block's forward runs again, which
+    /// Keeps the results that selective recompute saves until the block's forward is rerun, which
     /// takes them out of the cache.
     fn hold_cached(&mut self) {
         let g = &mut self.m.graph;

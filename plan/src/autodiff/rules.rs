@@ -1,11 +1,11 @@
-//! Vector-Jacobian products: of views here, of kernels in `ops`.
+//! Vector-Jacobian products of views and collectives. Those of kernels are in `ops`.
 
 use crate::graph::{Act, Graph, Op, Peers, ValueId, View};
 use crate::ir::{CollectiveKind, ModelCollective, OpKind, Real, op};
 use crate::ops::{Contributions, Vjp, sum_to};
 use smallvec::{SmallVec, smallvec};
 
-/// Returns whether an input gets a gradient at all (ids, labels and statistics do not).
+/// Returns whether an input can have a gradient (ids, labels and statistics cannot).
 pub(super) fn differentiable(op: &Op, input: usize) -> bool {
     match op.act {
         Act::Compute(kind) => kind.def().differentiable(input),
@@ -17,7 +17,8 @@ pub(super) fn differentiable(op: &Op, input: usize) -> bool {
     }
 }
 
-/// Emits the ops that turn gradients of `op`'s outputs into gradients of the inputs that need one.
+/// Emits the ops that turn gradients of `op`'s outputs into gradients of its inputs, if they need
+/// one.
 pub(super) fn vjp(
     g: &mut Graph,
     op: &Op,
@@ -51,7 +52,7 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
         View::Reshape => g.reshape(dy, &shape),
         View::Transpose(a, b) => g.transpose(dy, usize::from(a), usize::from(b)),
         View::Slice { axis, start } => {
-            // `slice_backward` of eager code makes contiguous zeros.
+            // In eager code, `slice_backward` creates contiguous zeros.
             let zeros = if g.functional() {
                 g.fill_like(x, 0.0)
             } else {
@@ -69,7 +70,7 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
             let kind = CollectiveKind::AllReduce;
             g.collective(ModelCollective::new(kind, axis), dy, &shape)
         }
-        // `Join` is made by compilation, after differentiation.
+        // Compilation creates `Join` after differentiation.
         View::Split { .. }
         | View::Join { .. }
         | View::Precomputed
@@ -80,9 +81,9 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
     }
 }
 
-/// Emits the transpose of a collective. Each rank uses the result of a gather or a scatter in its
-/// own way, so gradients are partial sums. All ranks use the result of an all-reduce alike, so each
-/// has the whole gradient ([`View::SumGradient`] turns it into partial sums).
+/// Emits the transpose of a collective. After a gather or a scatter, each rank uses the result
+/// differently, so gradients are partial sums. After an all-reduce, all ranks use the result in the
+/// same way, so each has the full gradient ([`View::SumGradient`] turns it into partial sums).
 fn collective_rule(g: &mut Graph, op: &Op, c: ModelCollective, dy: ValueId) -> ValueId {
     let kind = match c.kind {
         CollectiveKind::AllReduce | CollectiveKind::PeerReturn | CollectiveKind::Barrier => {
@@ -99,8 +100,8 @@ fn collective_rule(g: &mut Graph, op: &Op, c: ModelCollective, dy: ValueId) -> V
     g.collective(ModelCollective { kind, ..c }, dy, &shape)
 }
 
-/// Returns how rows were pushed, from the choices that were sent, those that were got, and where
-/// results are found.
+/// Returns how rows were pushed, given the sent choices, the received choices, and the positions of
+/// results.
 fn peers(c: ModelCollective, [sent, got, position]: [ValueId; 3]) -> Peers {
     let pushed = c.pushed.expect("collectives that push rows say which");
     Peers {
