@@ -3,7 +3,7 @@
 use crate::tree::{Node, Value};
 use regex::Regex;
 
-/// Paths of the blocks' list in transformers' models, of text alone and with other inputs.
+/// Paths of the list of blocks in transformers' models, both text-only and multimodal ones.
 const BLOCKS: [&str; 5] = [
     "model.layers",
     "model.language_model.layers",
@@ -11,7 +11,7 @@ const BLOCKS: [&str; 5] = [
     "model.text_model.layers",
     "transformer.h",
 ];
-/// Linear layers of a block in transformers' models, by the module that holds them.
+/// Linear layers of a block in transformers' models, grouped by the module that holds them.
 const LAYERS: [(&str, &[&str]); 6] = [
     (
         "self_attn",
@@ -44,9 +44,9 @@ const LAYERS: [(&str, &[&str]); 6] = [
     ("attn", &["c_attn", "c_proj"]),
     ("attention", &["query_key_value", "dense"]),
 ];
-/// Number of blocks with which an expression is tried.
+/// Number of blocks that a regular expression is matched against.
 const TRIED: usize = 128;
-/// Characters that a list of names has not.
+/// Characters that show that a text is a regular expression, not a list of names.
 const OF_EXPRESSIONS: &[char] = &['\\', '(', '[', '^', '$', '|', '+', '?', '{'];
 
 /// Layers that get adapters.
@@ -54,15 +54,15 @@ const OF_EXPRESSIONS: &[char] = &['\\', '(', '[', '^', '$', '|', '+', '?', '{'];
 pub(crate) enum Targets {
     /// All linear layers of the blocks.
     AllLinear,
-    /// Names, or ends of their paths.
+    /// Names, or suffixes of module paths.
     Named(Vec<String>),
 }
 
 impl Targets {
-    /// Reads a list of names, a word for all of them, or a regular expression.
+    /// Reads a list of names, a keyword for all layers, or a regular expression.
     ///
     /// # Errors
-    /// What was expected; an expression that matches no layer.
+    /// Returns a message if the value has the wrong type or the expression matches no layer.
     pub(crate) fn of(node: &Node) -> Result<Self, String> {
         let words = node
             .words()
@@ -77,12 +77,12 @@ impl Targets {
         })
     }
 
-    /// Returns targets of these names.
+    /// Returns targets with these names.
     pub(crate) fn named(names: &[&str]) -> Self {
         Self::Named(names.iter().map(|&n| n.to_owned()).collect())
     }
 
-    /// Adds those of another key.
+    /// Adds the layers that another key names.
     pub(crate) fn join(self, other: &Self) -> Self {
         match (self, other) {
             (Self::Named(mut names), Self::Named(more)) => {
@@ -99,8 +99,8 @@ impl Targets {
     }
 }
 
-/// Returns the layers whose whole path an expression matches, as PEFT's `re.fullmatch`: of those
-/// that it matches in some blocks alone, the ends of their paths from the number of the block on.
+/// Returns the layers whose full path matches an expression, like PEFT's `re.fullmatch`. For layers
+/// that match in some blocks only, returns the end of their paths, starting at the block number.
 fn matching(expression: &str) -> Result<Targets, String> {
     let whole = Regex::new(&format!("^(?:{expression})$"))
         .map_err(|_| format!("expected a regular expression, got `{expression}`"))?;

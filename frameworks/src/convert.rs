@@ -12,7 +12,7 @@ pub(crate) const LOGGING: &str = "logging, not part of a step";
 pub(crate) const DATA: &str = "data, not part of a step";
 pub(crate) const PACKED: &str =
     "sequences are predicted as full; train.document_lengths says which documents they hold";
-/// Muon under engines that divide matrices.
+/// Why Muon is not predicted under engines that shard individual matrices.
 pub(crate) const MUON: &str = "Muon needs whole matrices: it is planned for fsdp.policy = \"native\" alone, and AdamW is predicted here";
 pub(crate) const EVALUATION: &str = "evaluation, not part of a training step";
 pub(crate) const LAUNCH: &str = "launching, not part of a step";
@@ -31,17 +31,17 @@ pub(crate) const CONTEXT: &str = "context parallelism is not modeled";
 pub(crate) const REFERENCE: &str = "a reference model, a second one in memory, is not modeled";
 pub(crate) const PREFERENCES: &str = "training on preferences or rewards is not modeled";
 
-/// Sets a text.
+/// Sets a scenario key to a string.
 pub(crate) fn set(key: &'static str, value: &str) -> Effect {
     Effect::Set(key, quoted(value))
 }
 
-/// Keeps the frozen model in four bits, by default with float32 scales, as bitsandbytes.
+/// Keeps the frozen model in 4 bits, by default with float32 scales, as bitsandbytes does.
 pub(crate) fn four_bits(node: &Node) -> Converted {
     if_true(node, Effect::Fact(Fact::FourBits, 1))
 }
 
-/// Keeps the frozen model in four bits, by default with scales of eight bits.
+/// Keeps the frozen model in 4 bits, by default with 8-bit scales.
 pub(crate) fn four_bits_twice(node: &Node) -> Converted {
     if_true(node, Effect::Fact(Fact::FourBits, 2))
 }
@@ -51,12 +51,12 @@ pub(crate) fn eight_bits(node: &Node) -> Converted {
     if_true(node, Effect::Fact(Fact::EightBits, 1))
 }
 
-/// Reads whether the scales of weights in four bits have eight bits.
+/// Reads whether the scales of 4-bit weights have 8 bits.
 pub(crate) fn double_quantization(node: &Node) -> Converted {
     Ok(Effect::Fact(Fact::DoubleQuantization, node.truth()?.into()))
 }
 
-/// Sets something if the value is true.
+/// Applies an effect if the value is true.
 pub(crate) fn if_true(node: &Node, effect: Effect) -> Converted {
     Ok(if node.truth()? {
         effect
@@ -65,7 +65,7 @@ pub(crate) fn if_true(node: &Node, effect: Effect) -> Converted {
     })
 }
 
-/// Lets equally popular experts take the tokens, whatever routers say.
+/// Spreads tokens evenly over the experts, whatever the routers choose.
 pub(crate) fn forced_routing(node: &Node) -> Converted {
     if_true(node, Effect::Set(FORCED, "true".to_owned()))
 }
@@ -80,17 +80,17 @@ pub(crate) fn float8_gather(node: &Node) -> Converted {
     if_true(node, Effect::Fact(Fact::Float8Gather, 1))
 }
 
-/// Computes the scales for these gathers after the optimizer.
+/// Computes the scales for these gathers after the optimizer step.
 pub(crate) fn float8_ahead(node: &Node) -> Converted {
     if_true(node, Effect::Fact(Fact::Float8Ahead, 1))
 }
 
-/// Keeps the transposed codes of gathered weights.
+/// Keeps the transposed 8-bit copies of gathered weights.
 pub(crate) fn float8_transposes(node: &Node) -> Converted {
     if_true(node, Effect::Fact(Fact::Float8Transposes, 1))
 }
 
-/// Reads Transformer Engine's formats: `hybrid` has gradients in e5m2.
+/// Reads Transformer Engine's formats: `hybrid` means gradients in e5m2.
 pub(crate) fn float8_format(node: &Node) -> Converted {
     Ok(match node.full().to_ascii_lowercase().as_str() {
         "e4m3" => set("precision.float8_grad", "e4m3"),
@@ -109,7 +109,7 @@ pub(crate) fn float8_library(node: &Node) -> Converted {
     })
 }
 
-/// Reads which of the three matmuls of a layer stay in 16 bits.
+/// Reads which of the three matmuls of a layer (forward and two in backward) stay in 16 bits.
 pub(crate) fn float8_overrides(node: &Node) -> Converted {
     Ok(match node.full().to_ascii_lowercase().contains("true") {
         true => Effect::Lost("all matmuls of a layer are predicted in 8 bits"),
@@ -117,11 +117,11 @@ pub(crate) fn float8_overrides(node: &Node) -> Converted {
     })
 }
 
-/// What MS-AMP does in 8 bits in addition to matmuls.
+/// What MS-AMP keeps in 8 bits in addition to matmuls.
 pub(crate) const MSAMP: &str =
     "gradients and optimizer states of MS-AMP are predicted with the types of `[precision]`";
 
-/// Reads the name of a recipe for 8 bits: torchao's, Transformer Engine's.
+/// Reads the name of an 8-bit recipe of torchao or Transformer Engine.
 pub(crate) fn float8_recipe(node: &Node) -> Converted {
     let nearly =
         |scaling: Float8Scaling, why| Effect::All(vec![scaling.effect(), Effect::Lost(why)]);
@@ -148,7 +148,7 @@ pub(crate) fn float8_recipe(node: &Node) -> Converted {
 
 /// Recomputes whole blocks in backward.
 pub(crate) fn full_recompute(node: &Node) -> Converted {
-    // Axolotl and Unsloth name variants that move activations to the host.
+    // Axolotl and Unsloth have names for variants that move activations to the host.
     if let Some("offload" | "offload_disk" | "unsloth") = node.text() {
         return Ok(Effect::Assume(
             "train.recompute",
@@ -167,12 +167,12 @@ pub(crate) fn offloaded_activations(node: &Node) -> Converted {
     )
 }
 
-/// Reads whether recompute of the model's code is reentrant.
+/// Reads whether activation checkpointing in the model's code is reentrant.
 pub(crate) fn reentrant(node: &Node) -> Converted {
     Ok(Effect::Fact(Fact::Reentrant, node.truth()?.into()))
 }
 
-/// Computes the loss chunk by chunk.
+/// Computes the loss in chunks.
 pub(crate) fn chunked_loss(node: &Node) -> Converted {
     if_true(node, fused_loss())
 }
@@ -185,13 +185,13 @@ fn fused_loss() -> Effect {
     )
 }
 
-/// Replaces norms, rotary embeddings, activations and the loss by Liger's fused kernels.
+/// Replaces norms, rotary embeddings, activations and the loss with Liger's fused kernels.
 pub(crate) fn liger_kernels(node: &Node) -> Converted {
     let effects = vec![fused_loss(), fused_norms()];
     if_true(node, Effect::All(effects))
 }
 
-/// Chooses how transformers computes attention, by its own words or those of LLaMA-Factory.
+/// Reads the attention implementation, in the terms of transformers or LLaMA-Factory.
 pub(crate) fn attention(node: &Node) -> Converted {
     Ok(match node.text() {
         Some("sdpa") => set(ATTENTION, "sdpa"),
@@ -216,7 +216,7 @@ pub(crate) fn eager_attention(node: &Node) -> Converted {
     if_true(node, set(ATTENTION, "eager"))
 }
 
-/// Replaces norms by Liger's fused kernels.
+/// Replaces norms with Liger's fused kernels.
 pub(crate) fn liger_norms(node: &Node) -> Converted {
     if_true(node, fused_norms())
 }
@@ -229,7 +229,7 @@ fn fused_norms() -> Effect {
     )
 }
 
-/// Compiles the model with FSDP's hooks as graph breaks.
+/// Compiles the model with graph breaks at FSDP's hooks.
 pub(crate) fn compiled_regions(node: &Node) -> Converted {
     if node.is_auto() {
         return Ok(Effect::Aside(
@@ -256,7 +256,7 @@ pub(crate) fn mixed_f16(node: &Node) -> Converted {
 
 fn mixed(node: &Node, dtype: Dtype) -> Converted {
     match node.text() {
-        // Axolotl: on if the GPU has it.
+        // In Axolotl, `auto` means that bf16 is on if the GPU supports it.
         Some("auto") if dtype == Dtype::Bf16 => Ok(Effect::Mixed(dtype)),
         Some("auto") => Ok(Effect::Aside("filled in from the training arguments")),
         Some("full") => Ok(Effect::Weights(dtype)),
@@ -264,7 +264,7 @@ fn mixed(node: &Node, dtype: Dtype) -> Converted {
     }
 }
 
-/// Reads the type in which the model is loaded.
+/// Reads the dtype in which the model is loaded.
 pub(crate) fn weights(node: &Node) -> Converted {
     if node.is_auto() {
         return Ok(Effect::Aside("the type of the checkpoint"));
@@ -272,10 +272,10 @@ pub(crate) fn weights(node: &Node) -> Converted {
     Ok(Effect::Weights(Dtype::of(node)?))
 }
 
-/// States that move to host memory when the device is full.
+/// Note for optimizers whose state moves to host memory when the device is full.
 pub(crate) const PAGED: &str = "paged states are predicted on the device";
 
-/// Sets an optimizer with 8-bit states.
+/// Sets an optimizer with 8-bit state.
 pub(crate) fn in_8_bits(optimizer: &str) -> Effect {
     let moments = set("precision.moments", "8bit");
     Effect::All(vec![set("train.optimizer", optimizer), moments])
@@ -303,7 +303,7 @@ pub(crate) fn optimizer(node: &Node) -> Converted {
     })
 }
 
-/// Reads the weight decay of a trainer that decays neither norms nor biases.
+/// Reads the weight decay of a trainer that excludes norms and biases from decay.
 pub(crate) fn decay_of_matrices(node: &Node) -> Converted {
     let decay = node.number()?;
     let set = Effect::Set("train.weight_decay", float(decay));
@@ -314,7 +314,7 @@ pub(crate) fn decay_of_matrices(node: &Node) -> Converted {
     Ok(Effect::All(vec![set, without]))
 }
 
-/// Reads a schedule of the learning rate.
+/// Reads a learning rate schedule.
 pub(crate) fn schedule(node: &Node) -> Converted {
     let name = node.full().to_ascii_lowercase();
     let name = name.strip_prefix("schedulertype.").unwrap_or(&name);
@@ -325,7 +325,7 @@ pub(crate) fn schedule(node: &Node) -> Converted {
     })
 }
 
-/// Counts ranks, except that 0, -1 and `auto` mean the rest.
+/// Reads a number of ranks. 0, -1 and `auto` mean all remaining ranks.
 pub(crate) fn ranks(node: &Node, fact: Fact) -> Converted {
     if node.is_auto() {
         return Ok(Effect::Aside("what remains after the other sizes"));
@@ -336,17 +336,17 @@ pub(crate) fn ranks(node: &Node, fact: Fact) -> Converted {
     })
 }
 
-/// Ranks that shard.
+/// Reads the number of ranks that shard.
 pub(crate) fn shard_ranks(node: &Node) -> Converted {
     ranks(node, Fact::DpShard)
 }
 
-/// Replicas.
+/// Reads the number of replicas.
 pub(crate) fn replicas(node: &Node) -> Converted {
     ranks(node, Fact::DpReplicate)
 }
 
-/// Reads a pair of AdamW's decay rates.
+/// Reads AdamW's two betas.
 pub(crate) fn betas(node: &Node) -> Converted {
     let Value::List(items) = &node.value else {
         return Err(node.expected("two numbers"));
@@ -358,7 +358,7 @@ pub(crate) fn betas(node: &Node) -> Converted {
     Ok(Effect::Set("train.betas", pair))
 }
 
-/// Sets the limit of the gradients' norm.
+/// Sets the maximum norm for gradient clipping.
 pub(crate) fn clip(node: &Node) -> Converted {
     Ok(Effect::Set("train.clip_norm", float(node.number()?)))
 }
@@ -368,7 +368,7 @@ pub(crate) fn adapter(node: &Node) -> Converted {
     Ok(Effect::Fact(Fact::Adapter, node.truth()?.into()))
 }
 
-/// Reads the layers that get adapters: names, a word for all of them, or a regular expression.
+/// Reads the layers that get adapters: names, a keyword for all layers, or a regular expression.
 pub(crate) fn targets(node: &Node) -> Converted {
     Targets::of(node).map(Effect::Targets)
 }
@@ -394,17 +394,17 @@ pub(crate) fn saved_modules(node: &Node) -> Converted {
     })
 }
 
-/// Scales adapters by the root of their rank.
+/// Scales adapters by the square root of their rank (rsLoRA).
 pub(crate) fn rank_stabilized(node: &Node) -> Converted {
     if_true(node, Effect::Set("lora.use_rslora", "true".to_owned()))
 }
 
-/// Gives the rows of adapted weights learned lengths (DoRA).
+/// Learns the magnitude of each row of the adapted weights (DoRA).
 pub(crate) fn decomposed(node: &Node) -> Converted {
     if_true(node, Effect::Set("lora.use_dora", "true".to_owned()))
 }
 
-/// Reads a number of warm-up steps; a fraction is a share of all steps.
+/// Reads the number of warm-up steps; a fraction is a share of all steps.
 pub(crate) fn warmup(node: &Node) -> Converted {
     let number = node.number()?;
     Ok(if number.fract() == 0.0 {

@@ -1,4 +1,4 @@
-//! What follows from several keys together: mesh, batch, engine, precision and model.
+//! Derives what several keys decide together: mesh, batch, engine, precision and model.
 
 mod architecture;
 mod engine;
@@ -27,22 +27,23 @@ const FUSED: &str = "models with fused kernels are predicted without dropout, wi
 /// Why the end of a schedule is not used.
 const SCHEDULE: &str = "the learning rate changes numbers, not time or memory";
 
-/// Why options of adapters are not used where no flag turns adapters on.
+/// Why options of adapters are unused if no flag turns adapters on.
 const UNSAID: &str = "no argument says that adapters are trained: --set lora.r=N trains them";
 
 /// GPUs per node if nothing says otherwise.
 const PER_NODE: u64 = 8;
 
-/// Decides the scenario keys that no single key decides.
+/// Sets the scenario keys that depend on more than one key.
 ///
 /// # Errors
-/// Sizes that contradict one another; what neither the files nor the options say.
+/// Fails if sizes contradict one another, or if neither the files nor the options give a value that
+/// is needed.
 pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), ConfigError> {
     let accelerated = reader.formats.iter().any(|f| f.accelerated);
     find_model(reader, options)?;
     let draft = &mut reader.draft;
     for format in &reader.formats {
-        // Other defaults than these depend on what follows.
+        // The fallbacks for other keys depend on the steps below.
         for default in format
             .defaults
             .iter()
@@ -117,7 +118,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
 
 const LENGTH: &str = "train.seq_len";
 
-/// Says which length of sequences is predicted if no key gives one.
+/// Notes which sequence length is predicted if no key gives one.
 fn unsaid_length(draft: &mut Draft) {
     draft.rows.push(Row {
         place: None,
@@ -132,10 +133,10 @@ fn unsaid_length(draft: &mut Draft) {
     });
 }
 
-/// Lets the length of packed sequences replace that of the data's sequences.
+/// Replaces the length of the data's sequences with the length of packed sequences.
 ///
 /// # Errors
-/// Another key that decides the same differently.
+/// Fails if another key gives a different value.
 fn packed_length(draft: &mut Draft) -> Result<(), ConfigError> {
     let Some(given) = draft.fact(Fact::PackedLength) else {
         return Ok(());
@@ -148,7 +149,7 @@ fn packed_length(draft: &mut Draft) -> Result<(), ConfigError> {
 /// Drops the options of adapters if none are trained, and gives them a rank if they are.
 ///
 /// # Errors
-/// Another key that names other layers.
+/// Fails if another key names other layers.
 fn adapters(draft: &mut Draft, is_open: bool) -> Result<(), ConfigError> {
     let (rows, targets) = draft.take_targets();
     if draft.fact(Fact::Adapter).is_some_and(|a| a.value == 1) {
@@ -162,7 +163,7 @@ fn adapters(draft: &mut Draft, is_open: bool) -> Result<(), ConfigError> {
         }
         return Ok(());
     }
-    // Scripts have a flag of their own for adapters, or none.
+    // Scripts may have their own flag for adapters, or none.
     let (lack, why) = match draft.fact(Fact::Adapter) {
         None if is_open => (Lack::Accuracy, UNSAID),
         _ => (Lack::Nothing, "no adapters are trained"),
@@ -176,10 +177,10 @@ fn adapters(draft: &mut Draft, is_open: bool) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Keeps the frozen model in four bits (QLoRA) or in int8.
+/// Keeps the frozen model in 4 bits (QLoRA) or in int8.
 ///
 /// # Errors
-/// Another key that decides the same differently.
+/// Fails if another key gives a different value.
 fn packed_weights(draft: &mut Draft) -> Result<(), ConfigError> {
     const KEY: &str = "precision.frozen_params";
     let why = "4-bit weights are modeled only under adapters (QLoRA)";
@@ -198,8 +199,8 @@ fn packed_weights(draft: &mut Draft) -> Result<(), ConfigError> {
     }
 }
 
-/// Returns a fact about the frozen model, if adapters are trained. Without them it has no
-/// counterpart, for this reason.
+/// Returns a fact about the frozen model if adapters are trained. Otherwise marks the fact as
+/// having no counterpart, for the reason `why`.
 fn under_adapters(draft: &mut Draft, fact: Fact, why: &str) -> Option<Given<u64>> {
     let given = draft.fact(fact)?;
     if draft.value("lora.r").is_none() {
@@ -209,11 +210,12 @@ fn under_adapters(draft: &mut Draft, fact: Fact, why: &str) -> Option<Given<u64>
     Some(given)
 }
 
-/// Doubles the sequences of samples that are pairs, and adds the forward of their reference: the
-/// model without its adapters, whose own forward takes little less time than with them.
+/// Doubles the number of sequences for samples that are pairs, and adds the forward of their
+/// reference model. The reference is the model without its adapters; its forward takes only
+/// slightly less time than one with adapters.
 ///
 /// # Errors
-/// Another key that decides the same differently.
+/// Fails if another key gives a different value.
 fn pairs(draft: &mut Draft) -> Result<(), ConfigError> {
     let Some(given) = draft.fact(Fact::Pairs) else {
         return Ok(());
@@ -237,7 +239,7 @@ fn pairs(draft: &mut Draft) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Decides micro-batch and accumulation.
+/// Decides the micro-batch and the gradient accumulation.
 fn batch(draft: &mut Draft, ranks: u64) -> Result<(), ConfigError> {
     let number = |draft: &Draft, key: &str| draft.value(key).and_then(|v| v.parse::<u64>().ok());
     if let Some(tokens) = draft.fact(Fact::MicroBatchTokens) {
@@ -304,10 +306,10 @@ fn batch(draft: &mut Draft, ranks: u64) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Sets the family of a model of torchtune whose builder takes the sizes.
+/// Sets the family of a torchtune model whose builder takes the sizes as arguments.
 ///
 /// # Errors
-/// A builder of another model.
+/// Fails if the builder is for another model.
 fn sized(draft: &mut Draft, named: &NamedModel) -> Result<(), ConfigError> {
     let is = |family: &str| named.name.starts_with(family);
     if !(is("llama") || is("mistral") || is("qwen2")) {
@@ -320,7 +322,7 @@ fn sized(draft: &mut Draft, named: &NamedModel) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Finds the model on this machine, or its shipped shapes.
+/// Finds the model on this machine, or a shipped preset with its shapes.
 fn find_model(reader: &mut Reader, options: &Options) -> Result<(), ConfigError> {
     let draft = &mut reader.draft;
     if let Some(path) = &options.model {

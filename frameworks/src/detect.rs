@@ -10,13 +10,13 @@ use crate::tree::Node;
 use crate::{shell, toml_file, yaml};
 use std::path::Path;
 
-/// Bytes of a file at most; logs of long runs are cut.
+/// Maximum size of a file in bytes; longer files, such as logs of long runs, are truncated.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// What torchtitan prints in front of its configuration.
+/// Text that torchtitan prints before its configuration in a log.
 const LOGGED: [&str; 2] = ["Running with configs: ", "Running with args: "];
 
-/// Paths that only one framework has, most telling first. Any of them is enough.
+/// Paths that occur in one framework only, the most distinctive first. Any one of them is enough.
 const SIGNS: [(&Format, &[&str]); 9] = [
     (
         &NEMO,
@@ -84,10 +84,10 @@ const SIGNS: [(&Format, &[&str]); 9] = [
     ),
 ];
 
-/// Reads a text as the file of a name and recognizes its format.
+/// Parses the text of a file and recognizes its format.
 ///
 /// # Errors
-/// A format that is not known; a syntax error.
+/// Fails on an unknown format or a syntax error.
 pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), ConfigError> {
     let ends = |ending: &str| file.to_ascii_lowercase().ends_with(ending);
     if let Some(logged) = logged(text) {
@@ -148,8 +148,8 @@ pub(crate) fn text(path: &Path) -> Result<String, ConfigError> {
     Ok(text.trim_start_matches('\u{feff}').to_owned())
 }
 
-/// Returns the configuration that a log of torchtitan contains, at its place in a text that is
-/// otherwise blank.
+/// Returns the configuration in a torchtitan log. Everything else is replaced by blanks so that
+/// positions stay the same.
 fn logged(text: &str) -> Option<String> {
     let after = LOGGED
         .iter()

@@ -1,4 +1,4 @@
-//! A scenario in the making: the keys so far, and the quantities that are still to be combined.
+//! A draft of a scenario: the keys set so far, and the quantities that remain to be combined.
 
 use crate::adapters::Targets;
 use crate::error::{ConfigError, Place};
@@ -6,7 +6,7 @@ use crate::row::{Lack, Row, Setting, Status};
 use crate::table::{Dtype, Effect, Engine, Fact, list};
 use std::collections::BTreeMap;
 
-/// A value and the row that gave it.
+/// A value and the row that provided it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Given<T> {
     pub(crate) value: T,
@@ -20,14 +20,14 @@ pub(crate) struct NamedModel {
     pub(crate) row: usize,
 }
 
-/// See the module.
+/// See the module documentation.
 #[derive(Debug, Default)]
 pub(crate) struct Draft {
     pub(crate) rows: Vec<Row>,
     facts: BTreeMap<Fact, Given<u64>>,
-    /// Rows that say the same as an earlier one, with that one.
+    /// Rows that repeat an earlier row, each with the earlier one.
     agreeing: Vec<(usize, usize)>,
-    /// Layers that get adapters, by the rows that name them.
+    /// Layers that get adapters, with the rows that name them.
     targets: Vec<(usize, Targets)>,
     pub(crate) engine: Option<Given<Engine>>,
     pub(crate) mixed: Option<Given<Dtype>>,
@@ -38,7 +38,7 @@ pub(crate) struct Draft {
 }
 
 impl Draft {
-    /// Adds the row of a key.
+    /// Adds a row for a key.
     pub(crate) fn row(&mut self, place: Place, key: &str, value: String, status: Status) -> usize {
         self.rows.push(Row {
             place: Some(place),
@@ -51,10 +51,10 @@ impl Draft {
         self.rows.len() - 1
     }
 
-    /// Applies what a value does.
+    /// Applies the effect of a value.
     ///
     /// # Errors
-    /// A value that contradicts another.
+    /// Fails if the value contradicts another one.
     pub(crate) fn apply(&mut self, row: usize, effect: Effect) -> Result<(), ConfigError> {
         match effect {
             Effect::All(all) => {
@@ -79,7 +79,7 @@ impl Draft {
                 }
             }
             Effect::Mixed(value) => {
-                // Arguments of the Trainer replace Accelerate's `mixed_precision: no`.
+                // Arguments of the Trainer override Accelerate's `mixed_precision: no`.
                 if self.mixed.is_none_or(|m| m.value == Dtype::F32) {
                     self.mixed = Some(Given { value, row });
                 }
@@ -106,7 +106,7 @@ impl Draft {
     /// Sets a scenario key.
     ///
     /// # Errors
-    /// Another key that decides the same differently.
+    /// Fails if another key gives a different value.
     pub(crate) fn set(
         &mut self,
         row: usize,
@@ -124,7 +124,7 @@ impl Draft {
         Ok(())
     }
 
-    /// Replaces the value of a scenario key where a row sets it.
+    /// Replaces the value of a scenario key that a row has set.
     pub(crate) fn replace(&mut self, key: &str, value: &str) {
         for setting in self.rows.iter_mut().flat_map(|r| &mut r.settings) {
             if setting.key == key {
@@ -133,7 +133,7 @@ impl Draft {
         }
     }
 
-    /// Doubles the value of a scenario key; sets it to 2 by a row if nothing sets it.
+    /// Doubles the value of a scenario key. If the key is not set, `row` sets it to 2.
     pub(crate) fn double(&mut self, key: &'static str, row: usize) {
         let mut found = false;
         for setting in self.rows.iter_mut().flat_map(|r| &mut r.settings) {
@@ -201,7 +201,7 @@ impl Draft {
         self.error_at(&self.rows[row], message)
     }
 
-    /// Takes the rows that name layers with adapters, and all these layers.
+    /// Takes the rows that name layers with adapters, together with all of these layers.
     pub(crate) fn take_targets(&mut self) -> (Vec<usize>, Option<Targets>) {
         let given = std::mem::take(&mut self.targets);
         let rows = given.iter().map(|(row, _)| *row).collect();
@@ -209,8 +209,8 @@ impl Draft {
         (rows, all.reduce(|all, more| all.join(&more)))
     }
 
-    /// Removes an item from a list that rows set, if others are left, and says so in these rows.
-    /// Returns whether it did.
+    /// Removes an item from a list that rows have set, unless it is the only one, and adds a note
+    /// to these rows. Returns whether it removed the item.
     pub(crate) fn drop_item(&mut self, key: &str, item: &str, why: &str) -> bool {
         let mut dropped = false;
         for row in &mut self.rows {
@@ -242,7 +242,7 @@ impl Draft {
         self.facts.get(&fact).copied()
     }
 
-    /// Gives rows that say the same as an earlier one what that one decides.
+    /// Copies what a row decides to the rows that repeat it.
     pub(crate) fn share(&mut self) {
         for (row, first) in std::mem::take(&mut self.agreeing) {
             let (status, why) = (self.rows[first].status, self.rows[first].why.clone());
@@ -261,19 +261,19 @@ impl Draft {
         row.why.get_or_insert(why.into());
     }
 
-    /// Marks a row as without counterpart.
+    /// Marks a row as having no counterpart.
     pub(crate) fn none(&mut self, row: usize, lack: Lack, why: impl Into<String>) {
         let row = &mut self.rows[row];
         row.status = Status::NoCounterpart(lack);
         row.why = Some(why.into());
     }
 
-    /// Sets a scenario key that no key of the files decides. What is set already stays.
+    /// Sets a scenario key that no key of the files decides. Keeps a value that is already set.
     pub(crate) fn assume(&mut self, key: &'static str, value: impl Into<String>, why: &str) {
         self.supply(key, value.into(), Status::Assumed, why);
     }
 
-    /// Sets a scenario key by an option of the command line. What is set already stays.
+    /// Sets a scenario key from a command-line option. Keeps a value that is already set.
     pub(crate) fn option(&mut self, key: &'static str, value: impl Into<String>, option: &str) {
         self.supply(key, value.into(), Status::Used, option);
     }
@@ -292,7 +292,7 @@ impl Draft {
         });
     }
 
-    /// Removes a scenario key that a prediction does not use, and says why.
+    /// Removes a scenario key that a prediction does not use, and notes why.
     pub(crate) fn unset(&mut self, key: &str, lack: Lack, why: &str) {
         self.rows.retain_mut(|row| {
             let before = row.settings.len();
@@ -307,7 +307,7 @@ impl Draft {
     }
 }
 
-/// Reads a list of texts that is written as TOML.
+/// Parses a list of strings written as TOML.
 fn items(text: &str) -> Option<Vec<String>> {
     let table: toml::Table = toml::from_str(&format!("list = {text}")).ok()?;
     let items = table.get("list")?.as_array()?.iter();

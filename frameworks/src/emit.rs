@@ -1,10 +1,10 @@
-//! Writes changed options back: into the user's files, or as a new file of a framework.
+//! Writes changed options back to the user's files, or to a new file for a framework.
 //!
 //! ```text
 //! changes ─ rules ─▶ keys of the framework ─ edit ─▶ text ─ read again ─▶ what is expressed
 //! ```
 //!
-//! Edited files are read again. A change that they do not express is reported with the reason.
+//! Edited files are read again. Changes that they do not express are reported with the reason.
 
 mod edit;
 mod fresh;
@@ -30,37 +30,38 @@ use std::path::{Path, PathBuf};
 /// A file and its text with changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edited {
-    /// Path as it was given.
+    /// Path as the caller gave it.
     pub path: PathBuf,
-    /// Text before.
+    /// Text before the changes.
     pub before: String,
     /// Text with the changes.
     pub after: String,
 }
 
-/// A change that a file does not express.
+/// A change that no file expresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unexpressed {
     /// The change, in the syntax of `--set`.
     pub set: String,
-    /// Why.
+    /// Why no file expresses it.
     pub why: String,
 }
 
-/// The files of a job with changes.
+/// The files of a job after changes.
 #[derive(Debug)]
 pub struct Edits {
-    /// Files that change.
+    /// Files that have changed.
     pub files: Vec<Edited>,
     /// Changes that no file expresses.
     pub lost: Vec<Unexpressed>,
 }
 
-/// Writes changes into the files of a job, in place. Everything else in the files stays, comments
-/// included. `changes` are in the syntax of `--set`, `to` is the scenario with them.
+/// Writes changes into the files of a job, in place. Everything else in the files stays the same,
+/// including comments. `changes` are in the syntax of `--set`; `to` is the scenario with these
+/// changes.
 ///
 /// # Errors
-/// The files cannot be read, or not with these options.
+/// Fails if the files cannot be read, with or without the changes.
 pub fn edit(
     files: &[PathBuf],
     options: &Options,
@@ -112,8 +113,8 @@ pub fn edit(
     })
 }
 
-/// Groups changes that agree only together: micro-batch and accumulation, and the sizes of the
-/// mesh.
+/// Groups changes that are only consistent together: the micro-batch with the accumulation, and the
+/// sizes of the mesh.
 fn together(changes: &[String]) -> Vec<Vec<&String>> {
     const PAIRS: [&str; 2] = [
         "train.micro_batch= train.grad_accum=",
@@ -137,7 +138,7 @@ fn together(changes: &[String]) -> Vec<Vec<&String>> {
     groups
 }
 
-/// Returns whether a job says what these changes say.
+/// Returns whether a job has the values that these changes set.
 fn says(job: &mut Job, sets: &[&String]) -> bool {
     let sets: Vec<String> = sets.iter().map(|set| (*set).clone()).collect();
     match (job.scenario(&[]), job.scenario(&sets)) {
@@ -146,10 +147,10 @@ fn says(job: &mut Job, sets: &[&String]) -> bool {
     }
 }
 
-/// A file that belongs to a job, and its format.
+/// A file of a job and its format.
 type Source = (PathBuf, &'static Format);
 
-/// Reads files, some of them with another text, and returns the job and all files with their
+/// Reads files, using other texts for some of them, and returns the job and all files with their
 /// formats.
 fn read(
     files: &[PathBuf],
@@ -170,7 +171,7 @@ fn read(
 }
 
 /// Writes a change into the first file whose format has a key for it.
-/// `pairs` says that samples are pairs of sequences.
+/// `pairs` means that each sample is a pair of sequences.
 fn write(
     documents: &mut [Document],
     set: &str,
@@ -208,7 +209,7 @@ fn write(
 /// Writes changes into the text of a scenario file, in place.
 ///
 /// # Errors
-/// A text that is not TOML, or a value that cannot be replaced.
+/// Fails if the text is not TOML or a value cannot be replaced.
 pub fn edit_scenario(path: &Path, text: &str, changes: &[String]) -> Result<String, ConfigError> {
     let mut document = Document::scenario(path, text)?;
     for set in changes {

@@ -21,26 +21,26 @@ impl fmt::Display for Place {
     }
 }
 
-/// A configuration that cannot be read. All of these are bad input.
+/// An error about a configuration that cannot be read. All of these errors are invalid input.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("{}: {source}", path.display())]
     Io {
-        /// File.
+        /// Path of the file.
         path: PathBuf,
-        /// Error of the system.
+        /// I/O error.
         source: io::Error,
     },
-    /// Something in a file is wrong.
+    /// A location in a file has an error.
     #[error("{place}: {message}")]
     At {
-        /// Where.
+        /// Location of the error.
         place: Place,
         /// What is wrong, and what was expected.
         message: String,
     },
-    /// Something about a file as a whole.
+    /// A file as a whole has an error.
     #[error("{file}: {message}")]
     File {
         /// File as the user named it.
@@ -48,7 +48,7 @@ pub enum ConfigError {
         /// What is wrong, and what was expected.
         message: String,
     },
-    /// Something that the files do not say.
+    /// The files do not provide something that is needed.
     #[error("{0}")]
     Missing(String),
 }

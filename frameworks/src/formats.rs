@@ -1,4 +1,4 @@
-//! The frameworks: one file each, with the table of its keys.
+//! The formats of the frameworks. Each file has the table of a framework's keys.
 
 mod accelerate;
 mod axolotl;

@@ -4,14 +4,14 @@ use shardlab_plan::scenario::{HARDWARE, nearest};
 use std::fmt;
 use std::str::FromStr;
 
-/// GPUs that a job is to run on.
+/// The GPUs that a job runs on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gpus {
     /// Hardware profile: a shipped name or a path.
     pub hardware: String,
-    /// GPUs in total, if said.
+    /// Total number of GPUs, if given.
     pub count: Option<u64>,
-    /// GPUs per node, if said.
+    /// Number of GPUs per node, if given.
     pub per_node: Option<u64>,
 }
 
@@ -24,7 +24,7 @@ const SHORT: [(&str, &str); 5] = [
     ("h100-80gb", "h100-80"),
 ];
 
-/// Most GPUs that are accepted.
+/// Maximum number of GPUs.
 const MOST: u64 = 1 << 20;
 
 impl FromStr for Gpus {
@@ -70,7 +70,7 @@ impl FromStr for Gpus {
 }
 
 impl Gpus {
-    /// Returns the text that means these GPUs, such as `4x8xh100-80`.
+    /// Returns the text form of these GPUs, such as `4x8xh100-80`.
     #[must_use]
     pub fn spec(&self) -> String {
         let name = &self.hardware;

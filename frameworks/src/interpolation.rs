@@ -3,11 +3,12 @@
 use crate::tree::{Node, Value, plain};
 use std::borrow::Cow;
 
-/// References to values that are references themselves, at most.
+/// Maximum length of a chain of references.
 const MOST_STEPS: usize = 8;
 
-/// Returns the value that a node refers to: that of another path if it is such a reference as a
-/// whole, or a text with references replaced by texts. What cannot be resolved stays.
+/// Returns the value that a node refers to. If the whole text is one reference, this is the value
+/// at the other path; otherwise, references in the text are replaced by the texts they refer to.
+/// References that cannot be resolved stay as they are.
 pub(crate) fn resolve<'n>(root: &'n Node, path: &str, node: &'n Node) -> Cow<'n, Node> {
     let Some(text) = node.text().filter(|t| t.contains("${")) else {
         return Cow::Borrowed(node);
@@ -21,13 +22,13 @@ pub(crate) fn resolve<'n>(root: &'n Node, path: &str, node: &'n Node) -> Cow<'n,
     }
 }
 
-/// Returns what is between the braces of a text that is one reference.
+/// Returns the text between the braces if the whole text is one reference.
 fn whole(text: &str) -> Option<&str> {
     let inner = text.strip_prefix("${")?.strip_suffix('}')?;
     (!inner.contains(['{', '}'])).then_some(inner)
 }
 
-/// Returns the value of a reference in the map of `path`.
+/// Returns the value that a reference in the map of `path` refers to.
 fn target<'n>(root: &'n Node, path: &str, name: &str) -> Option<Cow<'n, Node>> {
     let (mut path, mut name) = (path.to_owned(), name.to_owned());
     for _ in 0..MOST_STEPS {
@@ -52,7 +53,7 @@ fn target<'n>(root: &'n Node, path: &str, name: &str) -> Option<Cow<'n, Node>> {
     None
 }
 
-/// Returns a text with all its references replaced; `None` if one cannot be.
+/// Returns a text with all references replaced, or `None` if one of them cannot be resolved.
 fn replaced(root: &Node, path: &str, text: &str) -> Option<String> {
     let mut all = String::new();
     let mut rest = text;

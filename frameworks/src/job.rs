@@ -1,4 +1,4 @@
-//! A job that has been read: its rows, and its scenario.
+//! A job that has been read, with its rows and its scenario.
 
 use crate::draft::Draft;
 use crate::error::Place;
@@ -10,35 +10,35 @@ use shardlab_plan::scenario::{self, Position, SECTIONS, ScenarioError, ScenarioE
 use std::fmt::{self, Write};
 use std::path::PathBuf;
 
-/// What becomes of a name in a list of layers that the model does not have: PEFT needs one that
-/// matches.
+/// Note for a name in a list of layers that the model does not have. PEFT skips such names if at
+/// least one other name matches.
 const NO_SUCH_LAYER: &str = "skipped, as PEFT does where the model has no such layer";
-/// Column at which comments start.
+/// Column where comments start.
 const COMMENT: usize = 40;
 
 /// A job as its configuration describes it.
 #[derive(Debug)]
 pub struct Job {
-    /// Name of the first file without its ending.
+    /// Name of the first file without its extension.
     pub name: String,
     /// Framework of the first file.
     pub framework: &'static str,
     draft: Draft,
 }
 
-/// A scenario that is not valid, with the key of the configuration that is at fault.
+/// An invalid scenario, with the key of the configuration that causes the error.
 #[derive(Debug)]
 pub struct JobError {
-    /// Where the configuration says so.
+    /// Place of the key in the configuration, if it has one.
     pub place: Option<Place>,
     /// Key of the configuration and its value.
     pub key: Option<String>,
-    /// Keys whose values are variables that the files do not set, each with its place. The missing
-    /// value may be one of them.
+    /// Keys whose values are variables that the files do not set, each with its place. One of them
+    /// may hold the missing value.
     pub variables: Vec<String>,
-    /// What is wrong with the scenario.
+    /// The error in the scenario.
     pub error: ScenarioError,
-    /// Whether the scenario that follows from the configuration lacks a key.
+    /// Whether the scenario derived from the configuration lacks a key.
     is_incomplete: bool,
 }
 
@@ -57,25 +57,26 @@ impl Job {
         self.draft.fact(Fact::Pairs).is_some()
     }
 
-    /// Returns what became of each key, in the order of the files.
+    /// Returns the status of each key, in the order of the files.
     #[must_use]
     pub fn rows(&self) -> &[Row] {
         &self.draft.rows
     }
 
-    /// Returns the keys without which no prediction is possible.
+    /// Returns the keys without a counterpart that make a prediction impossible.
     pub fn decisive(&self) -> impl Iterator<Item = &Row> {
         let rows = self.rows().iter();
         rows.filter(|r| r.status.lack() == Lack::Everything)
     }
 
-    /// Returns the scenario as TOML, with a comment per line that says where its value is from.
+    /// Returns the scenario as TOML, with a comment on each line that names the source of its
+    /// value.
     #[must_use]
     pub fn text(&self) -> String {
         self.written().0
     }
 
-    /// Returns the text, and the row of each of its lines.
+    /// Returns the text, and the row that belongs to each of its lines.
     fn written(&self) -> (String, Vec<Option<usize>>) {
         let mut text = format!(
             "# From {} by `shardlab fit`. A comment says where a value is from.\n",
@@ -107,7 +108,7 @@ impl Job {
         (text, lines)
     }
 
-    /// Says where a value is from: `job.yaml:3:1 micro_batch_size`, or why it is assumed.
+    /// Describes the source of a value: `job.yaml:3:1 micro_batch_size`, or why it is assumed.
     fn origin(&self, row: usize) -> String {
         let row = &self.rows()[row];
         let from = match &row.place {
@@ -127,11 +128,12 @@ impl Job {
         format!("{from}{gap}{why}").replace(['\n', '\r'], " ")
     }
 
-    /// Returns the scenario with overrides. Keys that have no effect in it are dropped from it, and
-    /// their rows say so.
+    /// Returns the scenario with overrides. Keys that have no effect in it are dropped from it,
+    /// with a note in their rows.
     ///
     /// # Errors
-    /// A combination of keys that cannot be, with the key of the configuration that is at fault.
+    /// Fails if the keys are not valid together; the error names the key of the configuration that
+    /// causes it.
     pub fn scenario(&mut self, overrides: &[String]) -> Result<Scenario, JobError> {
         loop {
             let (text, lines) = self.written();
@@ -195,7 +197,7 @@ fn key_at(text: &str, line: usize) -> Option<String> {
     Some(format!("{section}.{key}"))
 }
 
-/// Returns the text in quotation marks at a position.
+/// Returns the text inside the quotation marks at a position.
 fn quoted_at(text: &str, position: Option<Position>) -> Option<&str> {
     let at = position?;
     let line = text.lines().nth(at.line.checked_sub(1)? as usize)?;

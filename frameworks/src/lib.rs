@@ -7,8 +7,8 @@
 //! file ◀─ emit ◀─ changed scenario keys
 //! ```
 //!
-//! Nothing is dropped silently: every key of the files is a row that says whether it is used,
-//! assumed or without counterpart, and why. No file is downloaded.
+//! No key is dropped silently: each key of the files becomes a row that says whether it is used,
+//! assumed or has no counterpart, and why. Nothing is downloaded.
 //!
 //! ```
 //! # let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data/frameworks/torchtitan/llama3-8b.toml");
@@ -53,23 +53,24 @@ pub use row::{Lack, Row, Setting, Status};
 use reader::Reader;
 use std::path::PathBuf;
 
-/// What the files do not say.
+/// Information that the files do not contain.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// GPUs of the job.
     pub gpus: Option<Gpus>,
-    /// Folder of the model with its config.json, or that file.
+    /// Folder with the model's config.json, or the path of that file.
     pub model: Option<PathBuf>,
-    /// Cache of the Hugging Face hub, in which downloaded models are looked for.
+    /// Hugging Face Hub cache in which to look for downloaded models.
     pub cache: Option<PathBuf>,
 }
 
-/// Reads the configuration of a job: one file, or several that belong together, such as the
+/// Reads the configuration of a job from one file or from several that belong together, such as a
 /// configuration of Accelerate and the arguments of the Trainer.
 ///
 /// # Errors
-/// A file that cannot be read, or whose format is not known; a misspelled key, a value of the wrong
-/// type, sizes that contradict one another; what neither the files nor the options say.
+/// Fails if a file cannot be read or its format is unknown, if a key is misspelled or has a value
+/// of the wrong type, if sizes contradict one another, or if neither the files nor the options give
+/// a value that is needed.
 pub fn read(files: &[PathBuf], options: &Options) -> Result<Job, ConfigError> {
     let mut reader = Reader::default();
     for file in files {

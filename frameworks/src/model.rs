@@ -5,13 +5,14 @@ use std::path::{Path, PathBuf};
 /// A model that was found.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Model {
-    /// Absolute path of a config.json.
+    /// Absolute path of its config.json.
     File(PathBuf),
     /// Shipped preset of a published model.
     Preset(&'static str),
 }
 
-/// Published models whose shapes are shipped, by the last part of their id without what follows.
+/// Published models whose shapes are shipped, by the last part of their id without version
+/// suffixes.
 const PUBLISHED: [(&str, &str); 38] = [
     ("meta-llama-3-8b", "llama3-8b"),
     ("meta-llama-3.1-8b", "llama3-8b"),
@@ -53,7 +54,7 @@ const PUBLISHED: [(&str, &str); 38] = [
     ("llama-4-maverick-17b-128e", "llama4-maverick"),
 ];
 
-/// Models of torchtitan whose shapes are shipped: family, flavor, preset.
+/// torchtitan models whose shapes are shipped: family, flavor, preset.
 const FLAVORS: [(&str, &str, &str); 18] = [
     ("llama3", "8B", "llama3-8b"),
     ("llama3", "70B", "llama3-70b"),
@@ -75,7 +76,7 @@ const FLAVORS: [(&str, &str, &str); 18] = [
     ("llama4", "17bx128e", "llama4-maverick"),
 ];
 
-/// Endings of ids that do not change shapes.
+/// Suffixes of ids that do not change shapes.
 const VARIANTS: [&str; 10] = [
     "",
     "-base",
@@ -91,8 +92,9 @@ const VARIANTS: [&str; 10] = [
 
 const FILE: &str = "config.json";
 
-/// Finds a model by its name in a configuration: a folder or file, relative to the configuration or
-/// the working directory, then a download in `cache`, then a shipped preset.
+/// Finds a model by the name that a configuration gives. Looks for a folder or file relative to the
+/// configuration or the working directory, then for a download in `cache`, then for a shipped
+/// preset.
 pub(crate) fn find(name: &str, folder: &Path, cache: Option<&Path>) -> Option<Model> {
     let local = [folder.join(name), PathBuf::from(name)];
     let local = local.iter().find_map(|path| config_in(path));
@@ -101,7 +103,7 @@ pub(crate) fn find(name: &str, folder: &Path, cache: Option<&Path>) -> Option<Mo
         .or_else(|| preset(name).map(Model::Preset))
 }
 
-/// Returns the absolute path of the config.json that a path means.
+/// Returns the absolute path of the config.json that a path refers to.
 pub(crate) fn config_in(path: &Path) -> Option<PathBuf> {
     let file = if path.is_dir() {
         path.join(FILE)
@@ -113,7 +115,7 @@ pub(crate) fn config_in(path: &Path) -> Option<PathBuf> {
     found.then(|| file.canonicalize().ok()).flatten()
 }
 
-/// Returns the config.json of a model in the cache of the Hugging Face hub.
+/// Returns the config.json of a model in the Hugging Face Hub cache.
 fn downloaded(id: &str, cache: &Path) -> Option<PathBuf> {
     if id.contains("..") || id.starts_with('/') {
         return None;
@@ -147,7 +149,7 @@ pub(crate) fn preset(id: &str) -> Option<&'static str> {
     found.map(|(_, preset)| *preset)
 }
 
-/// Returns the shipped preset of a model of torchtitan.
+/// Returns the shipped preset of a torchtitan model.
 pub(crate) fn flavored(family: &str, flavor: &str) -> Option<&'static str> {
     let is = |(f, v, _): &&(&str, &str, &str)| *f == family && *v == flavor;
     FLAVORS.iter().find(is).map(|(.., preset)| *preset)
@@ -195,7 +197,7 @@ mod tests {
             preset("meta-llama/Llama-4-Maverick-17B-128E"),
             Some("llama4-maverick")
         );
-        // Another model with a similar name.
+        // These are other models with similar names.
         for other in [
             "deepseek-ai/DeepSeek-V3.2-Exp",
             "deepseek-ai/DeepSeek-R1-Distill-Llama-8B",

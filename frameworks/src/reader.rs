@@ -1,4 +1,4 @@
-//! Walks configuration files over the tables of their formats.
+//! Reads configuration files with the tables of their formats.
 
 use crate::detect;
 use crate::draft::Draft;
@@ -11,11 +11,11 @@ use shardlab_plan::scenario::nearest;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Files that may refer to one another in a row.
+/// Maximum length of a chain of files that refer to one another.
 const MOST_FILES: usize = 16;
-/// Why a job is not predicted whose file of options is named by a variable.
+/// Why a job is not predicted if a variable names its file of options.
 const UNSET_FILE: &str = "the file decides how the job is sharded, and the variable that names it is not set: write its path";
-/// Folders above a configuration in which a file that it names is looked for: paths are often
+/// Number of parent folders to search for a file that a configuration names: such paths are often
 /// relative to the root of a repository.
 const ABOVE: usize = 6;
 
@@ -29,7 +29,7 @@ pub(crate) struct Reader {
     pub(crate) model_folder: PathBuf,
     /// Files in the order in which they were read.
     pub(crate) files: Vec<PathBuf>,
-    /// Texts that stand for those of files.
+    /// Texts that replace the contents of files.
     pub(crate) texts: BTreeMap<PathBuf, String>,
 }
 
@@ -44,7 +44,8 @@ impl Reader {
     /// Reads a file and the files that it refers to.
     ///
     /// # Errors
-    /// A file that cannot be read, a misspelled key, a value of the wrong type, a contradiction.
+    /// Fails if a file cannot be read, a key is misspelled, a value has the wrong type, or values
+    /// contradict one another.
     pub(crate) fn file(
         &mut self,
         path: &Path,
@@ -64,7 +65,7 @@ impl Reader {
         self.text(path, &text, format)
     }
 
-    /// Reads a text as a file at `path`.
+    /// Reads a text as the contents of the file at `path`.
     pub(crate) fn text(
         &mut self,
         path: &Path,
@@ -73,7 +74,8 @@ impl Reader {
     ) -> Result<(), ConfigError> {
         let shown = path.display().to_string();
         let (found, root) = detect::parse(&shown, text)?;
-        // A file that another one names has the format of that key, unless its content says more.
+        // If another file refers to this one, the key decides the format, unless the content is
+        // more specific.
         let format = format.unwrap_or(found);
         self.formats.push(format);
         let folder = path.parent().unwrap_or(Path::new(""));
@@ -85,7 +87,7 @@ impl Reader {
         self.map(&file, format, &root, "", "", None)
     }
 
-    /// Reads the entries of a map. `shown` is the path in the file, `path` that in the format.
+    /// Reads the entries of a map. `shown` is the path in the file, `path` the path in the format.
     fn map(
         &mut self,
         file: &File<'_>,
@@ -195,7 +197,7 @@ impl Reader {
         self.draft.apply(row, effect)
     }
 
-    /// Rejects a misspelled key, and notes one that is not known.
+    /// Rejects a misspelled key, and adds a row for an unknown one.
     fn unknown(
         &mut self,
         format: &Format,
@@ -206,7 +208,7 @@ impl Reader {
     ) -> Result<(), ConfigError> {
         let word = format.name_of(path);
         let known = format.siblings(path);
-        // Not so names of classes, such as `_component_`.
+        // Names of classes such as `_component_` are not skipped.
         if name.text.starts_with('_') && !name.text.ends_with('_') {
             self.draft.none(row, Lack::Nothing, "a comment");
             return Ok(());

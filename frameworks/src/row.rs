@@ -1,4 +1,4 @@
-//! What became of each key of a configuration.
+//! The outcome for each key of a configuration.
 
 use crate::error::Place;
 use serde::Serialize;
@@ -6,7 +6,7 @@ use serde::Serialize;
 /// Why a variable that a file does not set has no counterpart.
 pub(crate) const UNSET_VARIABLE: &str = "a variable that the file does not set";
 
-/// A key of a configuration and what became of it.
+/// A key of a configuration and its outcome.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
     /// Where the key is written; `None` for a value that the framework or this reader supplies.
@@ -15,31 +15,31 @@ pub struct Row {
     pub key: String,
     /// Value on one line, shortened.
     pub value: String,
-    /// What became of it.
+    /// Status of the key.
     pub status: Status,
-    /// Scenario keys that it decides.
+    /// Scenario keys that it sets.
     pub settings: Vec<Setting>,
     /// Why it is assumed or has no counterpart.
     pub why: Option<String>,
 }
 
-/// What became of a key.
+/// Status of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Status {
-    /// The scenario says the same.
+    /// The scenario has the same value.
     Used,
-    /// The scenario says something similar, or what the configuration leaves open.
+    /// The scenario has a similar value, or one that the configuration leaves open.
     Assumed,
-    /// Scenarios have no counterpart, with what a prediction lacks by that.
+    /// Scenarios have no counterpart. The value says what the prediction lacks because of this.
     NoCounterpart(Lack),
 }
 
-/// What a prediction lacks without a key.
+/// What a prediction lacks because a key has no counterpart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Lack {
     /// Time or memory that depends on the key.
     Accuracy,
-    /// Everything: the job would be another one.
+    /// Everything: the prediction would be of a different job.
     Everything,
     /// Nothing: the key does not affect a training step.
     Nothing,
@@ -56,7 +56,7 @@ impl Status {
         }
     }
 
-    /// Returns what a prediction lacks.
+    /// Returns what the prediction lacks.
     #[must_use]
     pub fn lack(self) -> Lack {
         match self {

@@ -1,8 +1,8 @@
-//! Shell scripts that start Megatron-LM: the arguments of the command at the end, with the
+//! Reads shell scripts that start Megatron-LM: the arguments of the last such command, with the
 //! variables that the script sets.
 //!
-//! Assignments, arrays, `${NAME:-default}`, arithmetic and conditions on texts are
-//! followed. What depends on more than the script, such as `$1` or `$(hostname)`, stays a variable.
+//! Follows assignments, arrays, `${NAME:-default}`, arithmetic and string comparisons. Values from
+//! outside the script, such as `$1` or `$(hostname)`, stay variables.
 
 mod lex;
 mod word;
@@ -15,11 +15,11 @@ use shardlab_plan::scenario::Position;
 use std::collections::HashMap;
 use word::{Line, Part, Word};
 
-/// Words of a command at most: arrays can repeat one another.
+/// Maximum number of words of a command: arrays can repeat one another.
 const MOST_WORDS: usize = 20_000;
-/// Bytes of a variable at most: variables can repeat one another.
+/// Maximum size of a variable in bytes: variables can repeat one another.
 const MOST_TEXT: usize = 100_000;
-/// Commands that have a script as an argument, within one another, at most.
+/// Maximum nesting of commands that take a script as an argument.
 const MOST_DEPTH: usize = 8;
 
 /// A word after expansion.
@@ -32,18 +32,18 @@ struct Text {
 #[derive(Default)]
 struct Shell {
     variables: HashMap<String, Vec<Text>>,
-    /// For each `if` that is open: whether its lines run, and whether a branch has run.
+    /// For each open `if`: whether its lines run, and whether a branch has run.
     branches: Vec<(bool, bool)>,
     /// Arguments of the last command that starts Python.
     arguments: Vec<Text>,
-    /// Scripts in the arguments of other commands that are being read.
+    /// Number of nested scripts, passed as arguments of other commands, that are being read.
     depth: usize,
 }
 
 /// Reads the arguments that a script passes to Python, as a map of `--names`.
 ///
 /// # Errors
-/// Quotes that do not end; a script without such a command.
+/// Fails if a quote is not closed or the script has no such command.
 pub(crate) fn parse(file: &str, text: &str) -> Result<Node, ConfigError> {
     let mut shell = Shell::default();
     for line in lex::lines(file, text)? {
@@ -108,7 +108,7 @@ impl Shell {
         let words = line.words.get(skip..).unwrap_or_default();
         let assigned = words.iter().take_while(|w| w.assignment.is_some()).count();
         if assigned < words.len() {
-            // Assignments in front of a command are its environment.
+            // Assignments before a command set its environment.
             self.command(&words[assigned..]);
             return;
         }
@@ -143,7 +143,7 @@ impl Shell {
         }
     }
 
-    /// Keeps the arguments of a command that starts Python with options.
+    /// Keeps the arguments of a command if it starts Python with options.
     fn command(&mut self, words: &[Word]) {
         let words: Vec<Text> = words
             .iter()
@@ -168,9 +168,9 @@ impl Shell {
         }
     }
 
-    /// Runs a script that is an argument of another command.
+    /// Runs a script that is passed as an argument of another command.
     fn inner(&mut self, script: &Text) {
-        // What cannot be read starts nothing that is known here.
+        // A script that cannot be parsed starts no known command.
         let Ok(lines) = lex::lines("", &script.text) else {
             return;
         };
@@ -187,8 +187,8 @@ impl Shell {
         self.depth -= 1;
     }
 
-    /// Evaluates conditions such as `[[ "$A" == x ]] || [ -z "$B" ]`. What cannot be evaluated, such
-    /// as whether a file exists, does not hold.
+    /// Evaluates conditions such as `[[ "$A" == x ]] || [ -z "$B" ]`. Conditions that cannot be
+    /// evaluated, such as whether a file exists, are false.
     fn condition(&self, words: &[Word]) -> bool {
         let words: Vec<String> = words
             .iter()
@@ -201,7 +201,7 @@ impl Shell {
             .any(|all| all.split(|w| w == "&&").all(test))
     }
 
-    /// Expands a word: variables without quotes are split at blanks.
+    /// Expands a word. Unquoted variables are split at blanks.
     fn expand(&self, word: &Word) -> Vec<Text> {
         if let [part] = word.parts.as_slice()
             && let Part::Variable { name, quoted, .. } = part
@@ -260,7 +260,7 @@ impl Shell {
 
     /// Evaluates arithmetic over integers and variables, from left to right.
     fn arithmetic(&self, text: &str) -> String {
-        // One word, as the number would be.
+        // An unknown result stays one word, as a number would be.
         let unknown = || {
             let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
             format!("$(({text}))")
@@ -294,7 +294,7 @@ impl Shell {
     }
 }
 
-/// Returns the script that a command runs: what follows `eval`, or `-c` of a shell.
+/// Returns the script that a command runs: the arguments of `eval`, or of a shell's `-c`.
 fn script(words: &[Text]) -> Option<Text> {
     if let [first, rest @ ..] = words
         && first.text == "eval"
@@ -315,7 +315,7 @@ fn test(words: &[String]) -> bool {
     let number = |text: &str| text.parse::<i64>();
     match words {
         [not, rest @ ..] if not == "!" && !rest.is_empty() => {
-            // What cannot be evaluated does not hold, negated or not.
+            // A condition that cannot be evaluated is false, whether negated or not.
             !matches!(rest, [op, _] if op.starts_with('-') && !matches!(op.as_str(), "-z" | "-n"))
                 && !test(rest)
         }
@@ -338,8 +338,8 @@ fn test(words: &[String]) -> bool {
     }
 }
 
-/// Makes a map of arguments: a name takes the words up to the next one, and the last of equal names
-/// counts.
+/// Builds a map of arguments. A name takes the words up to the next name; the last of several equal
+/// names wins.
 fn map(words: &[Text]) -> Node {
     let mut entries: Vec<(Name, Node)> = Vec::new();
     let mut unset: Vec<Text> = Vec::new();
@@ -351,7 +351,7 @@ fn map(words: &[Text]) -> Node {
         let Some(name) = word.text.strip_prefix("--") else {
             continue;
         };
-        // `--` ends the arguments of a launcher.
+        // `--` ends the launcher's arguments.
         if name.is_empty() {
             continue;
         }
@@ -372,7 +372,7 @@ fn map(words: &[Text]) -> Node {
             if value.text.ends_with(".py") {
                 break;
             }
-            // More options, of which the script does not say what they are.
+            // These are further options that the script does not define.
             if !values.is_empty() && is_variable(&value.text) {
                 unset.push(value.clone());
                 continue;
@@ -398,7 +398,7 @@ fn map(words: &[Text]) -> Node {
     Node::new(at, Value::Map(entries))
 }
 
-/// Adds variables that the script does not set under their own names.
+/// Adds variables that the script does not set, under their own names.
 fn name_unset(entries: &mut Vec<(Name, Node)>, unset: Vec<Text>) {
     for Text { text, at } in unset {
         let name = Name {
@@ -411,13 +411,13 @@ fn name_unset(entries: &mut Vec<(Name, Node)>, unset: Vec<Text>) {
     }
 }
 
-/// Returns whether a word is a variable that the script does not set, and nothing else.
+/// Returns whether a word consists of exactly one variable that the script does not set.
 fn is_variable(text: &str) -> bool {
     let name = text.strip_prefix('$');
     name.is_some_and(|n| n.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_'))
 }
 
-/// Reads a value: a scalar, or a map that is written as JSON.
+/// Parses a value: a scalar, or a map written as JSON.
 fn scalar(word: &Text) -> Node {
     let text = word.text.trim_matches('\'');
     let map = text.trim_start().starts_with('{');

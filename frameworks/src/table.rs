@@ -1,11 +1,11 @@
-//! The tables of keys: what a key of a framework means for a scenario.
+//! The tables of keys: the meaning of a framework's keys in a scenario.
 
 use crate::adapters::Targets;
 use crate::tree::Node;
 
 /// A key of a framework.
 pub(crate) struct Key {
-    /// Path below the table's place: `zero_optimization.stage`.
+    /// Path relative to the table: `zero_optimization.stage`.
     pub(crate) name: &'static str,
     /// Meaning.
     pub(crate) to: To,
@@ -14,34 +14,35 @@ pub(crate) struct Key {
 /// What a key means. A null or empty value means that the key is not given.
 #[derive(Clone, Copy)]
 pub(crate) enum To {
-    /// An integer of a scenario, by key.
+    /// An integer scenario key.
     Integer(&'static str),
-    /// A number of a scenario, by key.
+    /// A numeric scenario key.
     Number(&'static str),
     /// A quantity that decides scenario keys together with others.
     Fact(Fact),
     /// The model: a folder, a file or the id of a repository.
     Model,
-    /// Another configuration file, or its content: keys of this format.
+    /// Another configuration file, or its content inline. Its keys are those of this format.
     File(&'static Format),
-    /// A conversion of its own.
+    /// A custom conversion.
     With(fn(&Node) -> Result<Effect, String>),
-    /// A conversion of a choice, in which the word `none` has a meaning.
+    /// A custom conversion of a choice for which the word `none` has a meaning.
     Choice(fn(&Node) -> Result<Effect, String>),
-    /// No part of a training step, and why.
+    /// Not part of a training step, with the reason.
     Aside(&'static str),
-    /// Changes time or memory, but has no counterpart; nothing if the value is false, 0 or 1.
+    /// Changes time or memory but has no counterpart. Has no effect if the value is false, 0 or 1.
     Lost(&'static str),
-    /// No prediction is possible without a counterpart; nothing if the value is false, 0 or 1.
+    /// Makes a prediction impossible because it has no counterpart. Has no effect if the value is
+    /// false, 0 or 1.
     Decisive(&'static str),
 }
 
-/// What a value does.
+/// The effect of a value.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Effect {
     /// Sets a scenario key to a TOML value.
     Set(&'static str, String),
-    /// Sets it, as an approximation.
+    /// Sets a scenario key to a TOML value as an approximation, with a note.
     Assume(&'static str, String, &'static str),
     /// Gives a quantity.
     Fact(Fact, u64),
@@ -49,9 +50,9 @@ pub(crate) enum Effect {
     Targets(Targets),
     /// Names the program that shards.
     Engine(Engine),
-    /// Type of computation under mixed precision.
+    /// Sets the compute dtype of mixed precision.
     Mixed(Dtype),
-    /// Type in which the model is loaded.
+    /// Sets the dtype in which the model is loaded.
     Weights(Dtype),
     /// Names the model.
     Model(String),
@@ -69,7 +70,7 @@ pub(crate) enum Effect {
     Decisive(&'static str),
 }
 
-/// What shares a scale where matmuls run in 8 bits.
+/// The granularity of scales if matmuls run in 8 bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Float8Scaling {
     Tensor,
@@ -81,13 +82,13 @@ pub(crate) enum Float8Scaling {
 impl Float8Scaling {
     const ALL: [Self; 4] = [Self::Tensor, Self::Row, Self::Block, Self::Mx];
 
-    /// Returns what a [`Fact::Float8Scaling`] says; that of the framework without one.
+    /// Returns the scaling of a [`Fact::Float8Scaling`], or the framework's default without one.
     pub(crate) fn of(value: Option<u64>) -> Self {
         let found = Self::ALL.into_iter().find(|s| Some(*s as u64) == value);
         found.unwrap_or(Self::Tensor)
     }
 
-    /// Makes the fact.
+    /// Converts the scaling to a fact.
     pub(crate) fn effect(self) -> Effect {
         Effect::Fact(Fact::Float8Scaling, self as u64)
     }
@@ -124,55 +125,56 @@ pub(crate) enum Fact {
     NoBias,
     /// 1: RMSNorm, 0: LayerNorm.
     RmsNorm,
-    /// 1: weights of norms are kept as their distance from 1.
+    /// 1: norms store their weights minus 1.
     UnitOffset,
-    /// 1: latent attention.
+    /// 1: multi-head latent attention (MLA).
     Latent,
-    /// Dimensions of a head that latent attention does not rotate.
+    /// Head dimension that latent attention does not rotate.
     QkHead,
-    /// 1: queries share keys and values in groups.
+    /// 1: grouped-query attention.
     GroupedQueries,
     /// Size of the vocabulary before it is padded.
     Vocab,
-    /// What the size of the vocabulary is a multiple of, on one tensor-parallel rank.
+    /// Divisor of the padded vocabulary size, on one tensor-parallel rank.
     VocabMultiple,
-    /// 1: arguments name layers of several kinds.
+    /// 1: arguments describe layers of several kinds.
     OtherLayers,
-    /// 1: routers apply their softmax before they choose.
+    /// 1: routers apply softmax before top-k.
     PreSoftmax,
-    /// 1: the first layers of each stage are recomputed, 0: groups of layers.
+    /// 1: the first layers of each stage are recomputed; 0: groups of layers are recomputed.
     RecomputeBlock,
-    /// Layers that are recomputed, or that a recomputed group has.
+    /// Number of layers that are recomputed, or number of layers in a recomputed group.
     RecomputeLayers,
-    /// Experts of a layer.
+    /// Number of experts per layer.
     Experts,
     /// 0: routers have no load-balancing loss.
     Balancing,
-    /// 1: routers choose experts by scores with biases.
+    /// 1: routers choose experts by scores plus a bias.
     RouterBias,
-    /// 1: steps move the biases of routers, 0: the biases stay.
+    /// 1: each step updates the router biases; 0: the biases stay the same.
     RouterBiasUpdate,
     /// Megatron-LM's dispatcher: 0 allgather, 1 alltoall, 2 flex.
     TokenDispatcher,
-    /// What `flex` is: 0 DeepEP, 1 HybridEP.
+    /// Backend of `flex`: 0 DeepEP, 1 HybridEP.
     FlexBackend,
-    /// 1: the rows of experts are padded to their capacity.
+    /// 1: the tokens of experts are padded to their capacity.
     PadToCapacity,
     /// Sequences per step over all ranks.
     GlobalBatch,
-    /// Sequences per step and rank, from which accumulation follows.
+    /// Sequences per step and rank; accumulation follows from it.
     RankBatch,
-    /// Every sample is a pair of sequences: an answer that is preferred, and one that is not.
+    /// 1: every sample is a pair of sequences, a preferred answer and a rejected one.
     Pairs,
-    /// Answers are compared with those of a reference: 1: in the step, 0: not in the step.
+    /// 1: the loss needs a reference model that runs in the step; 0: one that does not run in the
+    /// step.
     Reference,
-    /// 1: what the reference says is computed before training.
+    /// 1: log probabilities of the reference model are computed before training.
     ReferenceInAdvance,
-    /// 1: the loss over pairs needs no reference.
+    /// 1: the loss over pairs needs no reference model.
     WithoutReference,
-    /// Tokens of a packed sequence, which replace the length of the data's sequences.
+    /// Tokens per packed sequence; replaces the length of the data's sequences.
     PackedLength,
-    /// 1: one process runs, whatever the number of processes says.
+    /// 1: one process runs, whatever the given number of processes.
     OneProcess,
     /// Tokens per rank and micro-batch.
     MicroBatchTokens,
@@ -181,51 +183,51 @@ pub(crate) enum Fact {
     FsdpVersion,
     /// 1: Megatron-LM's distributed optimizer is on.
     DistributedOptimizer,
-    /// 1: Megatron-LM's optimizer reads gradients in their own type.
+    /// 1: Megatron-LM's optimizer reads gradients in the dtype they are stored in.
     PrecisionAwareOptimizer,
     /// 1: Megatron-LM's optimizer is on the CPU (`HybridDeviceOptimizer`).
     OptimizerOffload,
     /// CUDA graphs of Megatron-LM: 0 none, 1 parts of each layer, 2 the whole iteration.
     CudaGraph,
-    /// The parts, as bits of `derive::CAPTURED`.
+    /// The captured parts of a layer, as bits of `derive::CAPTURED`.
     CudaGraphModules,
     /// 1: Megatron-LM registers communication buffers with NCCL.
     NcclUb,
     /// ZeRO stage of DeepSpeed.
     ZeroStage,
-    /// PyTorch's `ShardingStrategy`, by its number: 1 FULL_SHARD, 2 SHARD_GRAD_OP, 3 NO_SHARD,
-    /// 4 HYBRID_SHARD, 5 HYBRID_SHARD_ZERO2.
+    /// PyTorch's `ShardingStrategy` by its number: 1 `FULL_SHARD`, 2 `SHARD_GRAD_OP`, 3 `NO_SHARD`,
+    /// 4 `HYBRID_SHARD`, 5 `HYBRID_SHARD_ZERO2`.
     Strategy,
-    /// 1: full parameters are freed after forward; 0: not.
+    /// 1: full parameters are freed after forward; 0: they are kept.
     Reshard,
-    /// 1: adapters are trained; 0: the model.
+    /// 1: adapters are trained; 0: the model itself is trained.
     Adapter,
-    /// The frozen model has four bits per element. 1: with float32 scales, 2: with scales of eight
-    /// bits, unless [`Fact::DoubleQuantization`] says which.
+    /// The frozen model has 4 bits per element. 1: with float32 scales, 2: with 8-bit scales,
+    /// unless [`Fact::DoubleQuantization`] is given.
     FourBits,
     /// The frozen model is kept in int8.
     EightBits,
-    /// 1: the scales of weights in four bits have eight bits; 0: they are float32.
+    /// 1: the scales of 4-bit weights have 8 bits; 0: they are float32.
     DoubleQuantization,
     /// 1: whole blocks are recomputed, unless another key says which operations.
     Recompute,
-    /// 1: `torch.utils.checkpoint` with `use_reentrant=True`, where the model's code recomputes.
+    /// 1: the model's code calls `torch.utils.checkpoint` with `use_reentrant=True`.
     Reentrant,
     /// 1: matmuls of linear layers run in 8 bits.
     Float8,
-    /// What shares a scale, as a [`Float8Scaling`].
+    /// Granularity of scales, as a [`Float8Scaling`].
     Float8Scaling,
     /// 1: ranks gather their weights in 8 bits.
     Float8Gather,
-    /// 1: scales for these gathers are computed after the optimizer, all at once.
+    /// 1: scales for these gathers are computed after the optimizer step, all at once.
     Float8Ahead,
-    /// 1: transposed codes of gathered weights stay in memory.
+    /// 1: transposed 8-bit copies of gathered weights stay in memory.
     Float8Transposes,
     /// 1: the first and last blocks stay in 16 bits.
     Float8InnerBlocks,
     /// 1: the model is compiled.
     Compiled,
-    /// 1: its blocks are compiled one by one.
+    /// 1: blocks are compiled separately.
     RegionalCompilation,
     /// 1: parameters, gradients and optimizer state are in host memory.
     OffloadAll,
@@ -235,7 +237,7 @@ pub(crate) enum Fact {
     OffloadOptimizer,
 }
 
-/// The program that shards.
+/// The engine that shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Engine {
     /// FSDP of the version that [`Fact::FsdpVersion`] gives.
@@ -247,7 +249,7 @@ pub(crate) enum Engine {
     Ddp,
 }
 
-/// An element type.
+/// A dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dtype {
     F32,
@@ -256,10 +258,10 @@ pub(crate) enum Dtype {
 }
 
 impl Dtype {
-    /// Reads a name of PyTorch or a framework.
+    /// Reads a dtype name of PyTorch or of a framework.
     ///
     /// # Errors
-    /// What was expected.
+    /// Returns a message that says what was expected.
     pub(crate) fn of(node: &Node) -> Result<Self, String> {
         let text = node.full();
         let name = text.strip_prefix("torch.").unwrap_or(&text);
@@ -281,14 +283,14 @@ impl Dtype {
     }
 }
 
-/// Keys at a place of a configuration.
+/// The keys at one place of a configuration.
 pub(crate) struct Table {
-    /// Path that the keys are below; empty: the top.
+    /// Path of the table; empty for the top level.
     pub(crate) under: &'static str,
-    /// Prefix that names may have.
+    /// Optional prefix of names.
     pub(crate) prefix: &'static str,
     pub(crate) keys: &'static [Key],
-    /// Keys that are no part of a training step, by the reason.
+    /// Keys that are not part of a training step, grouped by the reason.
     pub(crate) asides: &'static [(&'static str, &'static [&'static str])],
 }
 
@@ -297,37 +299,36 @@ pub(crate) struct Format {
     /// Name of the framework.
     pub(crate) name: &'static str,
     pub(crate) tables: &'static [Table],
-    /// The program that shards if no key says so.
+    /// The engine if no key names one.
     pub(crate) engine: Option<Engine>,
-    /// Whether it runs on Accelerate: FSDP1 unless a key says otherwise, float32 without mixed
-    /// precision, gradients reduced in the type of computation, accumulation under `no_sync`.
+    /// Whether the framework runs on Accelerate: FSDP1 unless a key says otherwise, float32 without
+    /// mixed precision, gradients reduced in the compute dtype, accumulation under `no_sync`.
     pub(crate) accelerated: bool,
-    /// Whether names are unique wherever they are, and `_` is the same as `-`.
+    /// Whether names are unique at every level, and `_` is equivalent to `-`.
     pub(crate) flat: bool,
-    /// Whether programs add their own keys: an unknown one may then be one of these, and is not
+    /// Whether programs add their own keys. An unknown key may then be one of these, so it is not
     /// reported as misspelled.
     pub(crate) open: bool,
-    /// What the framework does if no key says otherwise.
+    /// Fallbacks for keys that are not given.
     pub(crate) defaults: &'static [Fallback],
 }
 
-/// What a framework does if no key says otherwise.
+/// The value that a framework uses if no key is given.
 pub(crate) struct Fallback {
     /// Scenario key.
     pub(crate) key: &'static str,
-    /// Value as TOML.
+    /// TOML value.
     pub(crate) value: &'static str,
     pub(crate) why: &'static str,
 }
 
 impl Format {
-    /// Returns what the key at a path means.
+    /// Returns the meaning of the key at a path.
     pub(crate) fn key(&self, path: &str) -> Option<To> {
         self.tables.iter().find_map(|table| table.key(path))
     }
 
-    /// Returns whether two paths are names of the same key, such as one with and one without a
-    /// prefix.
+    /// Returns whether two paths name the same key, for example with and without a prefix.
     pub(crate) fn is_same_key(&self, a: &str, b: &str) -> bool {
         self.tables.iter().any(|table| {
             let (a, b) = (table.name_of(a), table.name_of(b));
@@ -335,7 +336,7 @@ impl Format {
         })
     }
 
-    /// Returns the known names next to a path, without prefixes.
+    /// Returns the known sibling names of a path, without prefixes.
     pub(crate) fn siblings(&self, path: &str) -> Vec<&'static str> {
         let mut names = Vec::new();
         for table in self.tables {
@@ -349,14 +350,14 @@ impl Format {
         names
     }
 
-    /// Returns the name of a path as the tables write it.
+    /// Returns the name of a path in the form that the tables use.
     pub(crate) fn name_of<'p>(&self, path: &'p str) -> &'p str {
         let mut names = self.tables.iter().filter(|t| !t.under.is_empty());
         split(names.find_map(|t| t.name_of(path)).unwrap_or(path)).1
     }
 }
 
-/// Splits a path into its folder and its last name.
+/// Splits a path into its parent and its last name.
 fn split(path: &str) -> (&str, &str) {
     path.rsplit_once('.').unwrap_or(("", path))
 }
@@ -381,7 +382,7 @@ impl Table {
         self.keys.iter().map(|k| k.name).chain(asides)
     }
 
-    /// Returns a path below this table's place, without the prefix.
+    /// Returns a path relative to this table, without the prefix.
     fn name_of<'p>(&self, path: &'p str) -> Option<&'p str> {
         let name = if self.under.is_empty() {
             path
@@ -392,43 +393,43 @@ impl Table {
     }
 }
 
-/// Returns a key that changes time or memory, but is not modeled.
+/// Returns a key that changes time or memory but is not modeled.
 pub(crate) const fn lost(name: &'static str, why: &'static str) -> Key {
     key(name, To::Lost(why))
 }
 
-/// Returns a key without which no prediction is possible.
+/// Returns a key that makes a prediction impossible if it is set.
 pub(crate) const fn decisive(name: &'static str, why: &'static str) -> Key {
     key(name, To::Decisive(why))
 }
 
-/// Returns a key with a conversion of its own.
+/// Returns a key with a custom conversion.
 pub(crate) const fn with(name: &'static str, f: fn(&Node) -> Result<Effect, String>) -> Key {
     key(name, To::With(f))
 }
 
-/// Returns a choice in which the word `none` has a meaning.
+/// Returns a choice for which the word `none` has a meaning.
 pub(crate) const fn choice(name: &'static str, f: fn(&Node) -> Result<Effect, String>) -> Key {
     key(name, To::Choice(f))
 }
 
-/// Returns an integer of a scenario.
+/// Returns an integer scenario key.
 pub(crate) const fn integer(name: &'static str, scenario: &'static str) -> Key {
     key(name, To::Integer(scenario))
 }
 
-/// Returns a number of a scenario.
+/// Returns a numeric scenario key.
 pub(crate) const fn number(name: &'static str, scenario: &'static str) -> Key {
     key(name, To::Number(scenario))
 }
 
-/// The key of the capacity of experts.
+/// Scenario key of the expert capacity factor.
 pub(crate) const CAPACITY: &str = "moe.capacity_factor";
-/// The key of shared experts that compute while tokens travel.
+/// Scenario key that overlaps shared experts with the token exchange.
 pub(crate) const SHARED_OVERLAP: &str = "moe.shared_expert_overlap";
 pub(crate) const FORCED: &str = "moe.force_routing";
 
-/// Returns a quantity.
+/// Returns a key that gives a quantity.
 pub(crate) const fn fact(name: &'static str, fact: Fact) -> Key {
     key(name, To::Fact(fact))
 }
@@ -438,19 +439,19 @@ pub(crate) const fn key(name: &'static str, to: To) -> Key {
     Key { name, to }
 }
 
-/// Writes a list of texts as TOML.
+/// Writes a list of strings as TOML.
 pub(crate) fn list(items: &[String]) -> String {
     let items: Vec<String> = items.iter().map(|i| quoted(i)).collect();
     format!("[{}]", items.join(", "))
 }
 
-/// Returns the TOML text of a string.
+/// Writes a string as TOML.
 pub(crate) fn quoted(text: &str) -> String {
     format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
-/// Returns whether two names differ by one typing error: a letter too many, missing, wrong, or
-/// swapped with its neighbour. Different digits are different names.
+/// Returns whether two names differ by one typo: an extra, missing or wrong letter, or two swapped
+/// neighbors. Names with different digits are different names.
 pub(crate) fn is_typo(a: &str, b: &str) -> bool {
     const SHORTEST: usize = 6;
     let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());

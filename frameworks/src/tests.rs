@@ -1,4 +1,4 @@
-//! Tests over published configurations.
+//! Tests that read published configurations.
 
 use crate::reader::Reader;
 use crate::{Job, Lack, Options, Status, read};
@@ -31,12 +31,12 @@ fn options() -> Options {
     }
 }
 
-/// Reads a fixture. What it leaves open is 8 GPUs and the model Mistral 7B.
+/// Reads a fixture, with 8 GPUs and Mistral 7B for what it leaves open.
 fn job(path: &Path) -> Job {
     job_with_options(path).0
 }
 
-/// Reads a fixture, and returns the options with which it is read.
+/// Reads a fixture and returns the job with the options used to read it.
 pub(crate) fn job_with_options(path: &Path) -> (Job, Options) {
     let mut options = options();
     loop {
@@ -48,7 +48,7 @@ pub(crate) fn job_with_options(path: &Path) -> (Job, Options) {
         if error.contains("on how many GPUs") && !counted {
             options.gpus = Some("8xh200".parse().unwrap());
         } else if error.contains("model-parallel ranks") && !counted {
-            // One node of a script that is for many.
+            // The script is one node's part of a job on many nodes.
             options.gpus = Some("128xh200".parse().unwrap());
         } else if error.contains("--model") && options.model.is_none() {
             options.model = Some(format!("{DATA}/trainer/mistralai/Mistral-7B-v0.1").into());
@@ -116,7 +116,7 @@ fn every_key_of_published_configurations_is_accounted_for() {
     assert!(bad.is_empty(), "{}", bad.join("\n"));
 }
 
-/// Returns the number of leaves of a configuration: what has no other values in it but lists.
+/// Returns the number of leaves of a configuration: all values that are not maps with entries.
 fn leaves(node: &crate::tree::Node) -> usize {
     if node.entries().is_empty() {
         return 1;
@@ -149,7 +149,7 @@ fn what_is_written_is_read_again() {
     assert_eq!(format!("{scenario:?}"), format!("{again:?}"));
 }
 
-/// Reads a text as a file of a name.
+/// Reads a text as a file with a name.
 fn try_text(name: &str, text: &str, options: &Options) -> Result<Job, String> {
     let mut reader = Reader::default();
     let read = reader.text(Path::new(name), text, None);
@@ -209,7 +209,7 @@ fn bad_input_says_where_and_what_to_write() {
         "job.yaml:3:1: expected version 1 or 2, got 3"
     );
     assert!(error("deepspeed: no/such.json\n").contains("file `no/such.json` is not found"));
-    // Values that scenarios refuse have the place of the configuration.
+    // For values that scenarios reject, errors have the place in the configuration.
     let refused = error("micro_batch_size: 0\n");
     assert!(
         refused.starts_with("job.yaml:3:1: micro_batch_size = 0: "),
@@ -217,7 +217,7 @@ fn bad_input_says_where_and_what_to_write() {
     );
 }
 
-/// Axolotl divides its `batch_size` by the micro-batch alone: it is that of a rank.
+/// Axolotl divides its `batch_size` by the micro-batch only, so it is a batch size per rank.
 #[test]
 fn the_batch_of_axolotl_is_that_of_a_rank() {
     let steps = |text: &str| {
@@ -244,14 +244,14 @@ fn layers_with_adapters_are_those_of_all_keys() {
         targets(expression).0,
         "[\"self_attn.q_proj\", \"self_attn.v_proj\"]"
     );
-    // PEFT needs one name that the model has.
+    // PEFT requires at least one name that the model has.
     let (kept, rows) = targets("lora_target_modules: [q_proj, in_proj]\n");
     assert_eq!(kept, "[\"q_proj\"]");
     assert!(
         rows.contains("skipped, as PEFT does where the model has no such layer: in_proj"),
         "{rows}"
     );
-    // The row shows a part of a long list, and its note every name.
+    // The row shows the beginning of a long list; its note lists every name.
     let long =
         "lora_target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, in_proj, out_proj]\n";
     assert!(
@@ -266,7 +266,7 @@ fn layers_with_adapters_are_those_of_all_keys() {
     assert!(error.contains("matches no linear layer"), "{error}");
 }
 
-/// Modules that are trained in full next to adapters, in lists and in text.
+/// Modules trained in full next to adapters, given as lists and as text.
 #[test]
 fn modules_that_adapters_save_are_read() {
     let axolotl = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nadapter: lora\nlora_r: 16\nlora_target_linear: true\n\
@@ -378,7 +378,7 @@ fn engines_set_policy_precision_and_accumulation() {
             vec![
                 ("fsdp.reshard_after_forward", Some("false")),
                 ("fsdp.units", Some("\"block\"")),
-                // No accumulation, so nothing to synchronize at its end.
+                // Without accumulation, there is nothing to synchronize at its end.
                 ("fsdp.gradient_sync", None),
             ],
         ),
@@ -412,7 +412,7 @@ fn engines_set_policy_precision_and_accumulation() {
     }
 }
 
-/// Reentrant recompute is that of the model's code, in eager jobs.
+/// Reentrant recompute is only possible in the model's code, in eager jobs.
 #[test]
 fn only_recompute_of_the_models_code_is_reentrant() {
     const ON: &str = "gradient_checkpointing: true\n";
@@ -456,7 +456,7 @@ fn hybrid_sharding_replicates_over_nodes() {
     assert_eq!(setting(&job, "mesh.dp_replicate").as_deref(), Some("4"));
 }
 
-/// Experts are divided among ranks that shard parameters; a dense model has none.
+/// Experts are divided among the ranks that shard parameters; dense models have no experts.
 #[test]
 fn expert_parallel_sizes_of_three_frameworks() {
     let sixteen = Options {
@@ -479,7 +479,7 @@ fn expert_parallel_sizes_of_three_frameworks() {
     );
     assert_eq!(of(&nemo("Qwen/Qwen3-30B-A3B", 1)), (None, 0));
     assert_eq!(of(&nemo("Qwen/Qwen3-8B", 8)), (None, 0));
-    // Across more ranks than share parameters.
+    // There are more expert-parallel ranks than ranks that shard parameters.
     assert_eq!(of(&nemo("Qwen/Qwen3-30B-A3B", 32)), (None, 1));
 }
 
@@ -493,14 +493,14 @@ fn adapters_and_packed_weights_are_read() {
     assert_eq!(setting(&job, "lora.r").as_deref(), Some("16"));
     let off = job.rows().iter().find(|r| r.key == "load_in_4bit").unwrap();
     assert_eq!(off.status.lack(), Lack::Nothing);
-    // Options of adapters alone train none.
+    // Options of adapters do not turn adapters on.
     let job = read("");
     assert_eq!(setting(&job, "lora.r"), None);
     let frozen = |job: &Job| {
         let value = setting(job, "precision.frozen_params")?;
         Some(value.trim_matches('"').to_owned())
     };
-    // Axolotl quantizes scales, too, unless a key says otherwise.
+    // Axolotl also quantizes the scales unless a key says otherwise.
     let job = read("adapter: qlora\nload_in_4bit: true\n");
     assert_eq!(frozen(&job).as_deref(), Some("nf4"));
     let job = read(
@@ -510,13 +510,13 @@ fn adapters_and_packed_weights_are_read() {
     assert_eq!(frozen(&read("adapter: lora\nload_in_4bit: false\n")), None);
     let job = read("adapter: lora\nload_in_8bit: true\n");
     assert_eq!(frozen(&job).as_deref(), Some("int8"));
-    // Packed weights without adapters.
+    // These jobs have packed weights without adapters.
     for key in ["load_in_4bit", "load_in_8bit"] {
         let job = read(&format!("{key}: true\n"));
         let keys: Vec<&str> = job.decisive().map(|r| r.key.as_str()).collect();
         assert_eq!(keys, [key]);
     }
-    // Other programs.
+    // The same keys in other frameworks.
     let of = |text: &str| try_text("job.yaml", text, &eight()).unwrap();
     let factory = "model_name_or_path: Qwen/Qwen3-8B\nstage: sft\nfinetuning_type: lora\ncutoff_len: 512\nquantization_bit: ";
     assert_eq!(
@@ -535,8 +535,8 @@ fn adapters_and_packed_weights_are_read() {
     assert_eq!(setting(&job, "lora.r").as_deref(), Some("8"));
 }
 
-/// Both answers of a sample are sequences of one micro-batch. The reference of DPO is the model
-/// without its adapters.
+/// Both answers of a sample are sequences of one micro-batch. The reference model of DPO is the
+/// model without its adapters.
 #[test]
 fn training_on_pairs_of_answers_is_read() {
     let base = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nmicro_batch_size: 3\n\
@@ -566,7 +566,7 @@ fn training_on_pairs_of_answers_is_read() {
         keys(&read(&format!("{adapter}{in_advance}"))),
         (Some(6), None, 0)
     );
-    // A second model.
+    // These jobs have a second model.
     for more in [
         "rl: dpo\n",
         "rl: simpo\n",
@@ -598,8 +598,8 @@ fn arguments_of_megatron_can_be_yaml() {
     assert_eq!(row.unwrap().key, "language_model.num_layers");
 }
 
-/// Megatron-LM's precision-aware optimizer reads decoupled gradients, and buffers that NCCL knows
-/// are a double buffer, in its FSDP alone.
+/// Only in Megatron-FSDP, the precision-aware optimizer reads decoupled gradients, and buffers
+/// registered with NCCL are a double buffer.
 #[test]
 fn optimizers_and_buffers_of_megatron_are_read() {
     let script = |engine: &str| {
@@ -620,7 +620,7 @@ fn optimizers_and_buffers_of_megatron_are_read() {
     assert_eq!(of("--use-torch-fsdp2"), [None, None]);
 }
 
-/// Arguments of a model like Qwen3-30B-A3B.
+/// Arguments of an MoE model similar to Qwen3-30B-A3B.
 fn experts_of_megatron(more: &str) -> String {
     format!(
         "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 64 --ffn-hidden-size 192 \
@@ -650,14 +650,14 @@ fn experts_of_megatron_are_read() {
     }
     let s = job.scenario(&[]).unwrap();
     assert_eq!(s.model.options.experts.experts, 16);
-    // Layers in another order, and experts without gates.
+    // Unsupported: another order of layers, and experts without gates.
     let keys = |job: &Job| -> Vec<String> { job.decisive().map(|r| r.key.clone()).collect() };
     let job = of(&format!("{all} --moe-layer-freq 2"));
     assert_eq!(keys(&job), ["--moe-layer-freq"]);
     let dense = experts_of_megatron(all).replace("--swiglu", "");
     let job = try_text("train.sh", &dense, &eight()).unwrap();
     assert_eq!(keys(&job), ["--num-experts"]);
-    // A dense model does not read arguments of experts.
+    // A dense model ignores the arguments of experts.
     let job = of("--moe-router-topk 4 --moe-aux-loss-coeff 1e-3");
     assert_eq!(setting(&job, "model.top_k"), None);
     assert_eq!(setting(&job, "model.family").as_deref(), Some("\"llama\""));
@@ -672,7 +672,7 @@ fn experts_of_megatron_are_read() {
     assert_eq!(setting(&job, "model.aux_loss"), None);
 }
 
-/// Megatron-LM moves biases by 0.001 after each step unless `--moe-router-bias-update-rate` says 0.
+/// Megatron-LM updates biases by 0.001 after each step unless `--moe-router-bias-update-rate` is 0.
 #[test]
 fn updates_of_router_biases_are_named() {
     let (bias, rate) = (
@@ -723,7 +723,8 @@ fn updates_of_router_biases_are_named() {
     }
 }
 
-/// torchtitan deals tokens out in turn, Megatron-LM draws logits.
+/// For forced load balancing, torchtitan assigns tokens round-robin and Megatron-LM draws random
+/// logits.
 #[test]
 fn forced_load_balance_is_read() {
     let key = "moe.force_routing";
@@ -736,7 +737,7 @@ fn forced_load_balance_is_read() {
     assert_eq!(setting(&job, key).as_deref(), Some("true"));
     assert!(job.scenario(&[]).unwrap().forced_routing.is_some());
     assert_eq!(setting(&of(all), key), None);
-    // A dense model has nothing to force.
+    // A dense model has no routing to force.
     assert_eq!(setting(&of(force), key), None);
 
     let text = std::fs::read_to_string(format!("{DATA}/torchtitan/llama3-8b.toml")).unwrap();
@@ -823,7 +824,7 @@ fn dispatchers_of_megatron_are_read() {
         );
         assert_eq!(of(more, &sixteen), (name.to_owned(), capacity), "{more}");
     }
-    // Ranks that divide the experts on two nodes.
+    // The experts are divided among ranks on two nodes.
     let across =
         "--num-experts 16 --expert-model-parallel-size 16 --moe-token-dispatcher-type flex";
     let job = try_text("train.sh", &experts_of_megatron(across), &sixteen).unwrap();
@@ -831,7 +832,7 @@ fn dispatchers_of_megatron_are_read() {
         setting(&job, "moe.dispatcher").as_deref(),
         Some("\"all_to_all\"")
     );
-    // Ranks with all experts send no token.
+    // Ranks that hold all experts send no tokens.
     let whole =
         "--num-experts 16 --moe-token-dispatcher-type alltoall --moe-expert-capacity-factor 1";
     let mut job = try_text("train.sh", &experts_of_megatron(whole), &eight()).unwrap();
@@ -853,13 +854,13 @@ fn an_overlap_of_shared_experts_is_read() {
     let divided = "--expert-model-parallel-size 8 --moe-token-dispatcher-type alltoall";
     let read = (Some("true".to_owned()), true);
     assert_eq!(of(&format!("{shared} {divided}")), read);
-    // Nothing to overlap, or nothing to overlap with.
+    // There are no shared experts, or no token exchange to overlap.
     assert_eq!(of(divided), (None, false));
     assert_eq!(of(shared), (None, false));
 }
 
-/// Megatron-LM's optimizer on the CPU is not predicted, and does not start over the DTensors of an
-/// FSDP.
+/// Megatron-LM's CPU optimizer is not predicted. Under an FSDP, whose parameters are DTensors, such
+/// a job does not start.
 #[test]
 fn an_optimizer_of_megatron_on_the_cpu_is_named() {
     let script = |engine: &str| {
@@ -902,7 +903,7 @@ fn an_optimizer_of_megatron_on_the_cpu_is_named() {
     );
 }
 
-/// Options that change memory or time are read, or are said to be missing from the prediction.
+/// Options that change memory or time are either read or reported as missing from the prediction.
 #[test]
 fn common_options_of_recipes_are_known() {
     let rows = |name: &str, text: &str| {
@@ -954,8 +955,8 @@ fn a_log_of_torchtitan_is_a_configuration() {
     }
 }
 
-/// Options of 8-bit matmuls set keys where they are predicted. Those of the values of scales
-/// change nothing, and those of other libraries are approximated.
+/// Options of 8-bit matmuls set keys if they are predicted. Options that affect the values of
+/// scales change nothing, and those of other libraries are approximated.
 #[test]
 fn options_of_8_bits_are_read() {
     let text = std::fs::read_to_string(format!("{DATA}/megatron/llama3-8b-fsdp-fp8.sh")).unwrap();
@@ -1027,8 +1028,8 @@ fn options_of_8_bits_are_read() {
     assert_eq!(found, Status::NoCounterpart(Lack::Accuracy));
 }
 
-/// torchtitan's filters are parts of names. Those of layers that are never in 8 bits, and all of
-/// them without 8 bits, set nothing.
+/// torchtitan's filters are substrings of names. Filters set nothing if the layers are never in 8
+/// bits, or if 8-bit matmuls are off.
 #[test]
 fn layers_that_torchtitan_keeps_in_16_bits_are_read() {
     let text = std::fs::read_to_string(format!("{DATA}/torchtitan/llama3-8b.toml")).unwrap();
@@ -1056,7 +1057,7 @@ fn layers_that_torchtitan_keeps_in_16_bits_are_read() {
     assert_eq!(setting(&of("[]", "[\"w2\"]"), exclude), None);
 }
 
-/// `none` is a mode of torchtitan. In other keys, the word means that nothing is set.
+/// `none` is a mode in torchtitan. In other keys, the word means that nothing is set.
 #[test]
 fn a_choice_may_be_none() {
     let text = |mode: &str| {
@@ -1074,7 +1075,7 @@ fn a_choice_may_be_none() {
         let job = try_text("job.toml", &text(mode), &eight()).unwrap();
         let expected = format!("{recompute:?}");
         let found = setting(&job, "train.recompute");
-        // An empty mode is not set, so that the framework's default is assumed.
+        // An empty mode counts as not set, so the framework's default is assumed.
         let found = found.unwrap_or_else(|| "\"selective\"".to_owned());
         assert_eq!(found, expected, "{mode}");
         assert_eq!(setting(&job, "fsdp.reshard_after_forward"), None);
@@ -1164,7 +1165,8 @@ proptest! {
     }
 }
 
-/// Accelerate compiles a model with its hooks, or block by block before it shards them.
+/// Accelerate compiles a model including its hooks, or compiles each block before it shards the
+/// model.
 #[test]
 fn regional_compilation_is_that_of_blocks() {
     let mode = |dynamo: &str| {
@@ -1190,8 +1192,8 @@ fn regional_compilation_is_that_of_blocks() {
     assert_eq!(mode(&format!("  dynamo_backend: 'NO'\n{regional}")), None);
 }
 
-/// torchtitan's converters of torchao's microscaling formats, Megatron's recipes, and what a GPU
-/// without them gets.
+/// torchtitan's converters for torchao's MX formats, Megatron's recipes, and the fallback for GPUs
+/// without hardware support.
 #[test]
 fn recipes_with_scales_of_blocks_are_read() {
     let recipe = |job: &Job| setting(job, "precision.float8_recipe");

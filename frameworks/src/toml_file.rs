@@ -9,7 +9,7 @@ use toml::de::{DeTable, DeValue};
 /// Reads a document.
 ///
 /// # Errors
-/// A syntax error, with its place.
+/// Fails on a syntax error; the error has its position.
 pub(crate) fn parse(file: &str, text: &str) -> Result<Node, ConfigError> {
     let table = DeTable::parse(text).map_err(|e| {
         let at = e.span().map_or(0, |s| s.start);
@@ -29,7 +29,7 @@ fn map(text: &str, start: usize, table: &DeTable<'_>) -> Node {
         };
         entries.push((at, name, node(text, value)));
     }
-    // A table has its names in alphabetical order; the file has them in another.
+    // Tables list their names alphabetically; sorting by position restores the order of the file.
     entries.sort_by_key(|(at, ..)| *at);
     let entries = entries.into_iter().map(|(_, name, node)| (name, node));
     Node::new(Position::of(text, start), Value::Map(entries.collect()))

@@ -1,9 +1,9 @@
-//! A configuration as a tree of values, each with its place in the file.
+//! A configuration as a tree of values, each with its position in the file.
 
 use shardlab_plan::scenario::Position;
 use std::fmt;
 
-/// A value and the place where it is written.
+/// A value and its position.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Node {
     pub(crate) at: Position,
@@ -19,18 +19,18 @@ pub(crate) enum Value {
     Float(f64),
     Text(String),
     List(Vec<Node>),
-    /// Entries in the order of the file; names are unique.
+    /// Entries in the order of the file, with unique names.
     Map(Vec<(Name, Node)>),
 }
 
-/// The name of a map's entry and its place.
+/// The name of a map entry and its position.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Name {
     pub(crate) text: String,
     pub(crate) at: Position,
 }
 
-/// Characters of a value that messages show.
+/// Maximum number of characters of a value that messages show.
 const SHOWN: usize = 40;
 
 impl Node {
@@ -38,7 +38,7 @@ impl Node {
         Self { at, value }
     }
 
-    /// Returns whether another value is the same, wherever it is.
+    /// Returns whether another value is equal, regardless of positions.
     pub(crate) fn same_as(&self, other: &Self) -> bool {
         let (mut a, mut b) = (self.clone(), other.clone());
         let start = Position { line: 1, column: 1 };
@@ -47,7 +47,7 @@ impl Node {
         a == b
     }
 
-    /// Gives a value, and those in it, another place.
+    /// Sets the position of a value and of all values in it.
     pub(crate) fn move_to(&mut self, at: Position) {
         self.at = at;
         match &mut self.value {
@@ -62,7 +62,7 @@ impl Node {
         }
     }
 
-    /// Returns the entries of a map, or none of anything else.
+    /// Returns the entries of a map; empty for other values.
     pub(crate) fn entries(&self) -> &[(Name, Self)] {
         match &self.value {
             Value::Map(entries) => entries,
@@ -78,12 +78,12 @@ impl Node {
         })
     }
 
-    /// Returns whether there is a value at a path.
+    /// Returns whether the tree has a value at a path.
     pub(crate) fn has(&self, path: &str) -> bool {
         self.get(path).is_some()
     }
 
-    /// Returns the text of a scalar.
+    /// Returns a scalar as text.
     pub(crate) fn text(&self) -> Option<&str> {
         match &self.value {
             Value::Text(text) => Some(text),
@@ -103,10 +103,10 @@ impl Node {
         }
     }
 
-    /// Returns a truth value, also one that is written as text.
+    /// Returns a boolean, which may also be written as text.
     ///
     /// # Errors
-    /// What was expected.
+    /// Returns a message that says what was expected.
     pub(crate) fn truth(&self) -> Result<bool, String> {
         match &self.value {
             Value::Bool(b) => Ok(*b),
@@ -121,10 +121,10 @@ impl Node {
         }
     }
 
-    /// Returns an integer, also one that is written as text or as a float (`5e8`).
+    /// Returns an integer, which may also be written as text or as a float (`5e8`).
     ///
     /// # Errors
-    /// What was expected.
+    /// Returns a message that says what was expected.
     pub(crate) fn integer(&self) -> Result<i64, String> {
         const EXACT: f64 = 9_007_199_254_740_992.0;
         match &self.value {
@@ -135,10 +135,10 @@ impl Node {
         }
     }
 
-    /// Returns an integer that is not negative.
+    /// Returns a non-negative integer.
     ///
     /// # Errors
-    /// What was expected.
+    /// Returns a message that says what was expected.
     pub(crate) fn count(&self) -> Result<u64, String> {
         u64::try_from(self.integer()?).map_err(|_| self.expected("an integer of at least 0"))
     }
@@ -146,7 +146,7 @@ impl Node {
     /// Returns a finite number.
     ///
     /// # Errors
-    /// What was expected.
+    /// Returns a message that says what was expected.
     pub(crate) fn number(&self) -> Result<f64, String> {
         let number = match &self.value {
             Value::Integer(i) => Some(*i as f64),
@@ -159,7 +159,7 @@ impl Node {
             .ok_or_else(|| self.expected("a number"))
     }
 
-    /// Returns the value as text: scalars in full, of lists and maps the first entries.
+    /// Returns the value as text: scalars in full, and the first entries of lists and maps.
     pub(crate) fn full(&self) -> String {
         match &self.value {
             Value::Null => "null".to_owned(),
@@ -178,12 +178,12 @@ impl Node {
         }
     }
 
-    /// Says what was expected instead of this value.
+    /// Returns a message that says what was expected instead of this value.
     pub(crate) fn expected(&self, what: &str) -> String {
         format!("expected {what}, got `{self}`")
     }
 
-    /// Returns whether nothing is given: null, `none`, or an empty text, list or map.
+    /// Returns whether the value is empty: null, `none`, or an empty text, list or map.
     pub(crate) fn is_unset(&self) -> bool {
         match &self.value {
             Value::Null => true,
@@ -197,13 +197,13 @@ impl Node {
         }
     }
 
-    /// Returns whether another program fills the value in: DeepSpeed's `auto`.
+    /// Returns whether another program fills in the value (DeepSpeed's `auto`).
     pub(crate) fn is_auto(&self) -> bool {
         self.text() == Some("auto")
     }
 }
 
-/// A value on one line, shortened.
+/// Writes a value on one line, shortened.
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let text = self.full();
@@ -214,7 +214,7 @@ impl fmt::Display for Node {
     }
 }
 
-/// Reads a plain scalar by the rules of YAML 1.1, as `PyYAML` does, and of Python's `repr`.
+/// Parses a plain scalar by the rules of YAML 1.1, as `PyYAML` does, and of Python's `repr`.
 pub(crate) fn plain(text: &str) -> Value {
     match text {
         "" | "~" | "null" | "Null" | "NULL" | "None" => return Value::Null,

@@ -1,4 +1,4 @@
-//! YAML, and JSON as a part of YAML, as a tree.
+//! Reads YAML, including JSON as a subset of YAML, into a tree.
 
 use crate::error::ConfigError;
 use crate::tree::{Name, Node, Value, plain};
@@ -6,14 +6,14 @@ use saphyr_parser::{Event, Marker, Parser, ScalarStyle, Tag};
 use shardlab_plan::scenario::Position;
 use std::collections::HashMap;
 
-/// Values of a file at most, with those that anchors repeat.
+/// Maximum number of values in a file, including those that aliases repeat.
 const MOST_NODES: usize = 100_000;
-/// Nesting at most.
+/// Maximum nesting depth.
 const MOST_DEPTH: usize = 64;
-/// The name under which YAML merges another map.
+/// The key with which YAML merges another map.
 const MERGE: &str = "<<";
 
-/// A list or map that is being read.
+/// A list or map whose end has not been read yet.
 struct Open {
     at: Position,
     anchor: usize,
@@ -24,7 +24,7 @@ enum Kind {
     List(Vec<Node>),
     Map {
         entries: Vec<(Name, Node)>,
-        /// Entries of maps that are merged into this one, which its own replace.
+        /// Entries of maps that are merged into this one; own entries override them.
         merged: Vec<(Name, Node)>,
         key: Option<Name>,
     },
@@ -33,8 +33,8 @@ enum Kind {
 /// Reads a document.
 ///
 /// # Errors
-/// A syntax error, a repeated name, a tag such as `!include`, a second document, a file that is too
-/// large or too deep.
+/// Fails on a syntax error, a repeated name, a tag such as `!include`, a second document, or a file
+/// that is too large or too deeply nested.
 pub(crate) fn parse(file: &str, text: &str) -> Result<Node, ConfigError> {
     match document(file, text) {
         Err(fault) if fault.is_indentation => Ok(document(file, &deepened(text))?),
@@ -42,10 +42,10 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<Node, ConfigError> {
     }
 }
 
-/// Why a text is refused.
+/// The reason why a text is rejected.
 struct Fault {
     error: ConfigError,
-    /// A line is not as deep as YAML wants it.
+    /// A line has less indentation than YAML requires.
     is_indentation: bool,
 }
 
@@ -64,8 +64,8 @@ impl From<Fault> for ConfigError {
     }
 }
 
-/// Moves brackets at the beginning of a line below the end of the line before. YAML wants the end
-/// of a list deeper than its key; PyYAML, which reads these files, does not mind.
+/// Indents brackets at the start of a line like the end of the line before. YAML requires the end
+/// of a list to be indented deeper than its key; PyYAML, which the frameworks use, does not.
 fn deepened(text: &str) -> String {
     let mut depth = 0;
     let mut moved = String::with_capacity(text.len());
@@ -83,7 +83,7 @@ fn deepened(text: &str) -> String {
     moved
 }
 
-/// Reads a document that the parser takes as it is.
+/// Parses a document without changing its indentation.
 fn document(file: &str, text: &str) -> Result<Node, Fault> {
     let mut reader = Reader {
         file,
@@ -203,7 +203,7 @@ impl Reader<'_> {
         }
     }
 
-    /// Rejects tags that would need another program.
+    /// Rejects tags that would need a custom constructor.
     fn tag(&self, tag: Option<&Tag>, at: Position) -> Result<(), ConfigError> {
         let Some(tag) = tag.filter(|t| !t.is_yaml_core_schema()) else {
             return Ok(());
@@ -262,7 +262,7 @@ fn contains(entries: &[(Name, Node)], name: &Name) -> bool {
     entries.iter().any(|(n, _)| n.text == name.text)
 }
 
-/// Adds the entries of a merged map (`<<: *base`); those of an earlier one stay.
+/// Adds the entries of a merged map (`<<: *base`). Entries of earlier maps take precedence.
 fn merge(file: &str, merged: &mut Vec<(Name, Node)>, node: Node) -> Result<(), ConfigError> {
     let maps = match node.value {
         Value::List(items) => items,
@@ -352,7 +352,7 @@ mod tests {
             error("a: 1\na: 2\n"),
             "a.yaml:2:1: `a` is given twice, with another value"
         );
-        // PyYAML takes the last of several values; here, they are the same.
+        // PyYAML takes the last of several equal names; here, all values are the same.
         let root = parse("a.yaml", "a: [1, x]\nb: 2\na: [1, x]\n").unwrap();
         assert_eq!(root.entries().len(), 2);
         assert!(

@@ -1,4 +1,4 @@
-//! Scenario parser, planner, checker and simulator on whatever libFuzzer thinks of.
+//! Fuzzes the scenario parser, the planner, the checker and the simulator.
 //!
 //! `RUSTC_BOOTSTRAP=1 cargo fuzz run scenario -s none -- -max_len=192 -runs=1000000`
 #![no_main]

@@ -16,16 +16,16 @@ use smallvec::SmallVec;
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// A part of the backward op list that runs a part of the forward again.
+/// A part of the backward op list that reruns a part of the forward.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Section {
     /// Module.
     pub module: ModuleId,
     /// Forward ops.
     pub forward: Range<u32>,
-    /// Backward ops that repeat them.
+    /// Backward ops that rerun them.
     pub ops: Range<u32>,
-    /// Whether these run before the hooks of the module's backward ([`Train::use_reentrant`]).
+    /// Whether these ops run before the hooks of the module's backward ([`Train::use_reentrant`]).
     ///
     /// [`Train::use_reentrant`]: crate::config::Train::use_reentrant
     pub reentrant: bool,
@@ -72,14 +72,15 @@ pub(crate) enum Sums {
 #[derive(Clone, Copy)]
 struct Pending {
     value: ValueId,
-    /// Whether nothing else refers to its memory, so that later contributions are added in place.
+    /// Whether nothing else refers to its memory, so that later contributions can be added in
+    /// place.
     exclusive: bool,
 }
 
 struct Engine<'m> {
     m: &'m mut ModelGraph,
     pending: Vec<Option<Pending>>,
-    /// Number of gradient contributions that each parameter still waits for.
+    /// Number of gradient contributions that each parameter still lacks.
     uses: Vec<u32>,
     /// For each buffer, the first value that it was created for.
     out: Backward,
@@ -87,9 +88,9 @@ struct Engine<'m> {
     sums: Sums,
     /// Number of waiting activation gradients in each buffer.
     held: HashMap<u32, u32>,
-    /// First buffer of backward.
+    /// First buffer that backward allocates.
     first_buffer: u32,
-    /// Gradient of the objective.
+    /// Initial gradient of the objective.
     seed: f64,
 }
 
@@ -220,7 +221,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Returns whether a contribution is the only reference to its memory.
+    /// Returns whether a contribution holds the only reference to its memory.
     fn exclusive(
         &self,
         value: ValueId,
@@ -400,7 +401,7 @@ impl Engine<'_> {
         (0..g.ops.len()).rev().find(writes).map_or(0, |i| i as u32)
     }
 
-    /// Returns whether a value covers all of its buffer, in order.
+    /// Returns whether a value covers all elements of its buffer in order.
     fn covers(&self, v: ValueId) -> bool {
         let value = self.m.graph.value(v);
         self.m.graph.buffer_of(v).is_some_and(|b| {
@@ -420,7 +421,7 @@ impl Engine<'_> {
         maker.is_some_and(|op| matches!(op.act, Act::Collective(_)))
     }
 
-    /// Moves every value of a fresh buffer into the parameter's gradient.
+    /// Moves all values of a new buffer to the gradient of a parameter.
     fn root_in_grad(&mut self, v: ValueId, p: ParamId) {
         let root = self.m.graph.value(v).root;
         let Root::Buffer(buffer) = root else { return };

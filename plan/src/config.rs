@@ -1,7 +1,7 @@
-//! The resolved scenario: every option has a value, every combination is legal.
+//! The resolved scenario: every option has a value, and all combinations are valid.
 //!
 //! Values of these types come from [`scenario::load`](crate::scenario::load), which checks them.
-//! Code that builds one by hand (tests) has to keep the rules of `scenario/validate.rs`.
+//! Code that builds a value by hand (tests) must follow the rules of `scenario/validate.rs`.
 
 #[macro_use]
 mod words;
@@ -91,10 +91,10 @@ pub struct Scenario {
     pub train: Train,
     /// `[mesh]`
     pub mesh: Mesh,
-    /// `[moe]`; `None` where each rank has all experts, or none.
+    /// `[moe]`; `None` if there are no experts or each rank has all of them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub moe: Option<Moe>,
-    /// `[moe]`, what chooses experts in place of routers; `None`: nothing does.
+    /// `[moe]`: forced choices of experts that replace the routers'; `None` if the routers choose.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub forced_routing: Option<ForcedRouting>,
     /// `[fsdp]`
@@ -108,7 +108,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    /// Returns the code that the model consists of.
+    /// Returns the implementation of the model's code.
     #[must_use]
     pub fn implementation(&self) -> Implementation {
         let default = match self.fsdp.policy {
@@ -152,8 +152,8 @@ impl Scenario {
         }
     }
 
-    /// Returns where the scales of packed weights are: transformers has those of
-    /// bitsandbytes, torchtitan and torchtune those of torchao.
+    /// Returns the layout of the scales of packed weights: transformers uses that of bitsandbytes,
+    /// torchtitan and torchtune use that of torchao.
     #[must_use]
     pub fn packed_scales(&self) -> PackedScales {
         match self.implementation() {
@@ -162,7 +162,7 @@ impl Scenario {
         }
     }
 
-    /// Returns the ranks on their axes.
+    /// Returns the mesh with its axes.
     #[must_use]
     pub fn device_mesh(&self) -> DeviceMesh {
         let mesh = &self.mesh;
@@ -179,14 +179,14 @@ impl Scenario {
         ])
     }
 
-    /// Returns whether the optimizer's kernel sums what ranks exchange; a single rank exchanges
+    /// Returns whether the optimizer's kernel sums the exchanged gradients. A single rank exchanges
     /// nothing.
     #[must_use]
     pub const fn sums_in_optimizer(&self) -> bool {
         self.fsdp.sum_in_optimizer && self.fsdp.copy_engine_reduce && self.mesh.dp_shard > 1
     }
 
-    /// Returns what is sharded, in the words of the policy's users: `ZeRO-3 (FULL_SHARD)`, with
+    /// Returns the sharding strategy in the terms of the policy: `ZeRO-3 (FULL_SHARD)`, for
     /// Megatron-FSDP `ZeRO-3 (optim_grads_params)`.
     #[must_use]
     pub fn sharding(&self) -> String {

@@ -42,11 +42,11 @@ pub enum Root {
 /// A tensor: a strided window on its root.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Value {
-    /// Shape.
+    /// Shape of the tensor.
     pub shape: Shape,
     /// Strides in elements.
     pub strides: SmallVec<[u64; 4]>,
-    /// First element within the root.
+    /// Offset of the first element in the root.
     pub offset: u64,
     /// Element type.
     pub dtype: DType,
@@ -82,12 +82,12 @@ impl Value {
     }
 }
 
-/// A change of view: no kernel, only dispatch.
+/// A change of view: launches no kernel, and only costs dispatch time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum View {
     /// Same elements, different shape.
     Reshape,
-    /// Two dimensions exchanged.
+    /// Swaps two dimensions.
     Transpose(u8, u8),
     /// Part of one dimension.
     Slice {
@@ -96,12 +96,12 @@ pub enum View {
         /// First index.
         start: u64,
     },
-    /// Parts of one dimension, one per output: equal ones, except for those of a merged GEMM.
+    /// Parts of one dimension, one per output. They are equal, except for those of a merged GEMM.
     Split {
         /// Dimension.
         axis: u8,
     },
-    /// Adjacent parts of one dimension as one, in compiled code.
+    /// Joins adjacent parts of one dimension, in compiled code.
     Join {
         /// Dimension.
         axis: u8,
@@ -109,31 +109,31 @@ pub enum View {
     /// Repeats dimensions (zero strides).
     Expand,
     /// `loss, x, w, d_x, d_w -> loss`: ties gradients of `x` and `w` that the forward pass has
-    /// computed to the loss, where backward starts. They include the factor that it starts from.
+    /// computed to the loss, where backward starts. They include the initial gradient as a factor.
     Precomputed,
-    /// No change: a node of the autograd graph that passes its gradient on.
+    /// No change: an autograd node that only passes its gradient on.
     Pass,
-    /// The host reads a value on the device, so it waits until everything before has been done.
+    /// The host reads a value on the device, so it waits for all work before.
     HostRead,
-    /// `x, sizes -> x`: the host reads `sizes` on the device, because the sizes of what uses `x`
-    /// follow from it.
+    /// `x, sizes -> x`: the host reads `sizes` on the device, because the sizes of results computed
+    /// from `x` depend on them.
     HostSizes,
-    /// Equal on every rank along an axis, but each uses it in its own way: its gradient is the sum
-    /// of theirs. The conjugate of an all-reduce, whose gradient every rank has whole
-    /// (Megatron-LM's f and g).
+    /// A value that is equal on all ranks along an axis, but that each rank uses differently: its
+    /// gradient is the sum over ranks. This is the conjugate of an all-reduce, for which each rank
+    /// has the full gradient (Megatron-LM's f and g).
     SumGradient(AxisId),
-    /// `sum, rows, sent, got, position -> sum`: ties `rows`, of which ranks have pushed those that
-    /// `got` names to where they came from and added them up, to the sum. Gradients are pushed the
-    /// other way, to the ranks that `sent` names.
+    /// `sum, rows, sent, got, position -> sum`: ties `rows` to the sum. Ranks have pushed the rows
+    /// that `got` names back to their source ranks, which have summed them. Gradients are pushed in
+    /// the other direction, to the ranks that `sent` names.
     PeerSum(ModelCollective),
 }
 
-/// What an op does.
+/// The action of an op.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Act {
     /// Launches a kernel.
     Compute(OpKind),
-    /// Makes views.
+    /// Creates views.
     View(View),
     /// Communicates along an axis.
     Collective(ModelCollective),
@@ -142,20 +142,20 @@ pub enum Act {
 /// One op.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Op {
-    /// What it does.
+    /// Action.
     pub act: Act,
     /// Operands.
     pub inputs: SmallVec<[ValueId; 4]>,
     /// Results. A result that shares its buffer with an input is written in place.
     pub outputs: SmallVec<[ValueId; 2]>,
-    /// Module it belongs to.
+    /// Module that the op belongs to.
     pub module: ModuleId,
-    /// Part of a layer of experts that it belongs to, if one that may be captured on its own.
+    /// Part of an MoE layer that the op belongs to, if the part can be captured separately.
     pub stage: Option<MoeStage>,
-    /// Autograd node (backward) or op (forward): operands are held until all of a node's ops have
+    /// Autograd node (backward) or op (forward). Operands are held until all ops of a node have
     /// been issued.
     pub node: u32,
-    /// Framework calls that it takes when run eagerly, including itself.
+    /// Number of framework calls in eager execution, including the op itself.
     pub dispatches: u8,
 }
 
@@ -166,7 +166,7 @@ impl Op {
         matches!(self.act, Act::View(View::HostSizes))
     }
 
-    /// Returns whether it only makes views and launches nothing.
+    /// Returns whether the op only creates views and launches nothing.
     #[must_use]
     pub const fn is_view(&self) -> bool {
         matches!(self.act, Act::View(_))
@@ -182,24 +182,24 @@ pub struct Buffer {
     pub dtype: DType,
     /// Module of the op that allocates it.
     pub module: ModuleId,
-    /// Whether it holds logits or tensors of their shape.
+    /// Whether the buffer holds logits or tensors of their shape.
     pub logits: bool,
-    /// Whether it is a gradient of an activation.
+    /// Whether the buffer is the gradient of an activation.
     pub grad: bool,
-    /// The value it was made for: every other value in it is newer.
+    /// The value for which the buffer was created: all other values in it are newer.
     pub first: ValueId,
 }
 
-/// A layer whose shared expert can compute while the layer's tokens travel.
+/// An MoE layer whose shared expert can overlap with the token exchange.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedOverlap {
-    /// The layer of experts.
+    /// The MoE layer.
     pub layer: ModuleId,
     /// Its shared expert.
     pub shared: ModuleId,
     /// The last linear layer of the shared expert.
     pub down: ModuleId,
-    /// Whether it does so.
+    /// Whether it overlaps.
     pub overlaps: bool,
 }
 
@@ -214,27 +214,27 @@ pub struct Graph {
     pub buffers: Vec<Buffer>,
     /// Inputs and tables.
     pub consts: Vec<Const>,
-    /// Op that computes a value, by value; `u32::MAX` for leaves.
+    /// By value: the op that computes it; `u32::MAX` for leaves.
     pub producer: Vec<u32>,
     /// `(op, buffer)`: a local variable of the model's code, or the cache of selective recompute,
     /// holds the buffer until this op has been issued.
     pub holds: Vec<(u32, u32)>,
     /// `(op, buffer)`: forward saves the buffer for a backward op that does not read it.
     pub saved: Vec<(u32, u32)>,
-    /// Forward ops that the model's own code checkpoints, in order.
+    /// Ranges of forward ops that the model's own code checkpoints, in order.
     pub checkpoints: Vec<Range<usize>>,
-    /// Layers whose shared experts can compute while tokens travel.
+    /// Layers whose shared experts can overlap with the token exchange.
     pub overlaps: Vec<SharedOverlap>,
     /// Module of new ops.
     pub(crate) module: Option<ModuleId>,
-    /// Part of a layer of experts that new ops belong to.
+    /// Part of an MoE layer that new ops belong to.
     pub(crate) stage: Option<MoeStage>,
-    /// Node of new ops; `None` makes each op a node.
+    /// Autograd node of new ops; `None` makes each op a separate node.
     pub(crate) node: Option<u32>,
     pub(crate) nodes: u32,
-    /// Vocabulary size: tensors of this last dimension are logits.
+    /// Vocabulary size. Tensors whose last dimension has this size are logits.
     pub(crate) vocab: Option<u64>,
-    /// Modules whose code is compiled: ops there do nothing in place, because the compiler decides
+    /// Modules whose code is compiled. Their ops never work in place, because the compiler decides
     /// that.
     pub(crate) compiled: Vec<bool>,
     /// Whether new buffers are gradients.
@@ -242,13 +242,13 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Returns the value of an id.
+    /// Returns the value with an id.
     #[must_use]
     pub fn value(&self, v: ValueId) -> &Value {
         &self.values[v.index()]
     }
 
-    /// Returns the buffer of a value, if it is one of the graph.
+    /// Returns the buffer of a value, if the graph allocates it.
     #[must_use]
     pub fn buffer_of(&self, v: ValueId) -> Option<u32> {
         match self.value(v).root {
@@ -257,7 +257,7 @@ impl Graph {
         }
     }
 
-    /// Returns whether no op makes a value: it is a parameter, a constant or memory.
+    /// Returns whether no op produces a value: it is a parameter, a constant or memory.
     pub(crate) fn is_leaf(&self, v: ValueId) -> bool {
         self.producer[v.index()] == u32::MAX
     }

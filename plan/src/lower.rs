@@ -1,8 +1,8 @@
-//! The machinery that lowers tape and layouts to a program, which all policies share.
+//! Lowers a tape and layouts to a program. All policies share this code.
 //!
-//! The walk (`walk.rs`) runs the tape and calls the policy at its hooks; the policy emits gathers,
+//! The walk (`walk.rs`) runs the tape and calls the policy at its hooks. The policy emits gathers,
 //! reductions and state through `flat.rs`, `optimizer.rs` and the builder. Steps after the first
-//! are the first one without its one-time allocations.
+//! one are copies of it without its one-time allocations.
 
 pub(crate) mod activation_offload;
 pub(crate) mod autograd;
@@ -51,10 +51,10 @@ use walk::{Lifecycle, Walk};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// Units or layouts.
+    /// An error in units or layouts.
     #[error(transparent)]
     Shard(#[from] ShardError),
-    /// Every parameter is frozen.
+    /// All parameters are frozen.
     #[error("no parameter is trained: `fsdp.frozen` names every module that has any")]
     NothingTrained,
     /// A step keeps more units full at once than a double buffer has copies.
@@ -64,11 +64,11 @@ pub enum PlanError {
         phase.name()
     )]
     DoubleBuffer {
-        /// Copies that the buffer has.
+        /// Number of copies that the double buffer has.
         copies: u32,
-        /// Phase that wants another one.
+        /// Phase that needs another copy.
         phase: Phase,
-        /// Name of its unit.
+        /// Name of the unit that needs it.
         unit: String,
     },
     /// A unit's hooks would run during a replay.
@@ -96,13 +96,13 @@ pub enum PlanError {
         /// Path of the module around it that has one; `None` for the root.
         by: Option<String>,
     },
-    /// A micro-batch skips all that is trained.
+    /// A micro-batch skips all trained parameters.
     #[error("micro-batch {micro_batch} skips every parameter that is trained: it has no backward")]
     NothingUsed {
         /// Number of the micro-batch.
         micro_batch: u32,
     },
-    /// A micro-batch runs a part of a unit's forward.
+    /// A micro-batch runs only a part of a unit's forward.
     #[error(
         "micro-batch {micro_batch} skips `{block}`, but not all of unit `{unit}`, which has some of its parameters: \
          make the block a unit of its own, or skip the whole unit"
@@ -131,20 +131,20 @@ pub enum PlanError {
     OuterSharding,
 }
 
-/// A schedule: how it lays parameters out, and its lifecycle.
+/// A schedule: its parameter layout and its lifecycle.
 pub(crate) struct Lowering {
-    /// Layout of groups of parameters with these placements.
+    /// Layout of parameter groups with these placements.
     pub(crate) layout: fn(&Scenario, Placements) -> LayoutKind,
-    /// Whether frozen parameters have groups of their own.
+    /// Whether frozen parameters have separate groups.
     pub(crate) frozen_apart: bool,
-    /// Whether parameters that ranks gather in 8 bits have groups of their own.
+    /// Whether parameters that ranks gather in 8 bits have separate groups.
     pub(crate) float8_apart: bool,
-    /// Whether it places weights that `compile.merge_projections` would merge next to each other.
-    /// The layout of other engines is their own.
+    /// Whether the schedule places weights that `compile.merge_projections` would merge next to
+    /// each other. Other engines have a fixed layout.
     pub(crate) places_merged_weights: bool,
-    /// What is adjacent where two weights of a flat layout are.
+    /// What is adjacent if two weights of a flat layout are: the weights, their gradients, or both.
     pub(crate) adjacency: WeightAdjacency,
-    /// Makes the lifecycle, with its buffers and streams.
+    /// Creates the lifecycle with its buffers and streams.
     pub(crate) lifecycle: fn(&mut Emitter<'_>) -> Result<Box<dyn Lifecycle>, PlanError>,
 }
 
@@ -174,7 +174,7 @@ pub(crate) fn plan(
     lower(scenario, engine, lowering, &tape, specs, groups)
 }
 
-/// Returns which parameters ranks gather in 8 bits, or nothing if there are none.
+/// Returns, for each parameter, whether ranks gather it in 8 bits; empty if none is.
 fn float8_gathers(scenario: &Scenario, tree: &Tree) -> Vec<bool> {
     if !scenario.precision.float8.all_gather {
         return Vec::new();
@@ -188,8 +188,8 @@ fn float8_gathers(scenario: &Scenario, tree: &Tree) -> Vec<bool> {
     tree.params.iter().map(gathered).collect()
 }
 
-/// Plans a tape that does not come from a model with a schedule. Only the options of the scenario
-/// count, not its model.
+/// Plans a tape that does not come from a model. Uses the options of the scenario, but not its
+/// model.
 ///
 /// # Errors
 /// See [`PlanError`].
@@ -242,8 +242,8 @@ fn lower(
     Ok(program)
 }
 
-/// Refuses a schedule that keeps more units full at once than a double buffer has copies; see
-/// Note [Double buffer].
+/// Rejects a schedule that keeps more units full at once than a double buffer has copies; see Note
+/// [Double buffer].
 fn check_double_buffer(program: &Program) -> Result<(), PlanError> {
     if program.double_buffer_copies == 0 {
         return Ok(());
@@ -260,12 +260,12 @@ fn check_double_buffer(program: &Program) -> Result<(), PlanError> {
                 unit: program.units[at.unit.index()].name.clone(),
             })
         }
-        // Anything else is a fault of the program, which `check` explains.
+        // All other errors are faults of the program, which `check` reports.
         _ => Ok(()),
     }
 }
 
-/// Returns the layout of policies whose groups are one flat buffer each.
+/// Returns the layout of policies with one flat buffer per group.
 pub(crate) fn flat_layout(scenario: &Scenario, of: Placements) -> LayoutKind {
     let mesh = scenario.device_mesh();
     let outer = inputs::outer_optim(scenario);
@@ -290,7 +290,7 @@ pub(crate) fn per_param_layout(scenario: &Scenario, of: Placements) -> LayoutKin
     }
 }
 
-/// Returns for every parameter but the last whether the next one follows without a gap, so that
+/// Returns, for each parameter but the last, whether the next one follows without a gap, so that
 /// their layers can be merged.
 fn contiguous_with_next(scenario: &Scenario, lowering: &Lowering, params: &[Param]) -> Vec<bool> {
     let which = scenario.compile.merge_projections;
@@ -324,7 +324,7 @@ fn sections(
     }
 }
 
-/// Adds to an emitted program what follows from the scenario alone.
+/// Adds the parts that only depend on the scenario to an emitted program.
 fn finish(inputs: LoweringInputs<'_>, emitted: Program, buffers: &TapeBuffers) -> Program {
     let fsdp = &inputs.scenario.fsdp;
     let units = (0..inputs.units.len() as u16).map(UnitId);
@@ -356,10 +356,10 @@ fn finish(inputs: LoweringInputs<'_>, emitted: Program, buffers: &TapeBuffers) -
     }
 }
 
-/// Returns the tape of a scenario as [`plan`] uses it.
+/// Returns the tape of a scenario that [`plan`] uses.
 ///
 /// # Errors
-/// As [`plan`].
+/// Same as for [`plan`].
 pub(crate) fn tape_of(
     scenario: &Scenario,
     engine: &Engine,
@@ -376,8 +376,8 @@ pub(crate) fn tape_of(
     Ok(tape(scenario, engine, lowering, model, &specs, &groups))
 }
 
-/// Returns the units of a model, and the groups of their parameters. `float8` and `muon` say which
-/// ones ranks gather in 8 bits, and Muon updates.
+/// Returns the units of a model and the groups of their parameters. `float8` and `muon` are the
+/// parameters that ranks gather in 8 bits and that Muon updates.
 fn units(
     scenario: &Scenario,
     lowering: &Lowering,
@@ -425,8 +425,8 @@ fn tape(
     whole
 }
 
-/// Returns what is contiguous for each parameter and the next one in the buffers that kernels read
-/// weights from and write gradients to.
+/// Returns, for each parameter and the next one, which of their weights and gradients are
+/// contiguous in the buffers that kernels read and write.
 fn weight_adjacency(
     scenario: &Scenario,
     engine: &Engine,

@@ -1,4 +1,4 @@
-//! The planner's definition of each operation: operands, fusion, cost, derivative.
+//! The planner's definition of each operation: operands, fusion, cost and derivative.
 //!
 //! One file per family of operations, one `impl OpDef` per operation. [`crate::ir::op`] lists the
 //! operations; the compiler asks for an implementation of each.
@@ -39,10 +39,10 @@ use crate::ir::{DType, KernelClass, OpKind, op};
 pub enum Fusion {
     /// A library kernel: its operands must be in memory.
     Extern,
-    /// A generated kernel of its own (column and full reductions).
+    /// A separate generated kernel (column and full reductions).
     Alone,
-    /// Column sums for the gradients of a norm's parameters: alone, or with kernels over the same
-    /// rows.
+    /// Column sums for the gradients of a norm's parameters. They form a separate kernel or fuse
+    /// with kernels over the same rows.
     Column,
     /// Reduces rows; fuses with elementwise neighbors over the same elements.
     Row,
@@ -52,14 +52,14 @@ pub enum Fusion {
 
 /// Definition of an operation for planning.
 pub trait OpDef {
-    /// Returns the name of the kernel that does only this, in PyTorch's words.
+    /// Returns the name of the kernel that does only this, in PyTorch's terms.
     fn name(&self) -> &'static str;
 
     /// Describes the operands.
     fn signature(&self) -> Signature;
 
-    /// Returns the element type of output `n` of a forward operation, from those of the inputs:
-    /// that of the first one, or float32 without inputs.
+    /// Returns the dtype of output `n` of a forward operation, given those of the inputs. The
+    /// default is the dtype of the first input, or float32 without inputs.
     fn result(&self, n: usize, inputs: &[DType]) -> DType {
         let _ = n;
         inputs.first().copied().unwrap_or(DType::F32)
@@ -77,45 +77,47 @@ pub trait OpDef {
     /// Returns the cost class of a kernel that does only this.
     fn class(&self, at: &Operands<'_>) -> KernelClass;
 
-    /// Returns the bytes that the operation touches of input `n`, if it does not touch all of it.
+    /// Returns the number of bytes of input `n` that the operation reads, if it does not read all
+    /// of it.
     fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
         let _ = (at, n);
         None
     }
 
-    /// Returns the bytes that the operation touches of output `n`, if it does not touch all of it.
+    /// Returns the number of bytes of output `n` that the operation writes, if it does not write
+    /// all of it.
     fn bytes_written(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
         let _ = (at, n);
         None
     }
 
-    /// Returns whether input `n` gets a gradient at all (ids, labels and statistics do not).
+    /// Returns whether input `n` can have a gradient (ids, labels and statistics cannot).
     fn differentiable(&self, n: usize) -> bool {
         let _ = n;
         true
     }
 
     /// Emits the operations that turn the gradient of the first output into gradients of the inputs
-    /// that need one. Operations of backward graphs, which are not differentiated again, and those
-    /// without differentiable inputs emit nothing.
+    /// that need one. Emits nothing for operations of backward graphs, which are not differentiated
+    /// again, and for operations without differentiable inputs.
     fn vjp(&self, at: Vjp<'_>) -> Contributions {
         let _ = at;
         Contributions::new()
     }
 
-    /// Returns whether the operation belongs to backward passes.
+    /// Returns whether the operation only occurs in backward passes.
     fn is_backward(&self) -> bool {
         false
     }
 
-    /// Returns whether `exec` has no code for it: it is planned and priced, and `exec` refuses
-    /// programs with it by its name.
+    /// Returns whether `exec` has no kernel for the operation. Such operations are planned and
+    /// priced, and `exec` rejects programs that contain them.
     fn is_priced_only(&self) -> bool {
         false
     }
 
-    /// Returns whether outputs have rows that no one writes or reads, given whether an input has
-    /// such rows. Experts leave the rows that the choices of this rank do not reach.
+    /// Returns whether outputs have rows that are neither written nor read, given whether an input
+    /// has such rows. Experts leave out rows that no choice reaches on this rank.
     fn leaves_rows(&self, input: bool) -> bool {
         input
     }
@@ -125,8 +127,8 @@ pub trait OpDef {
         false
     }
 
-    /// Returns whether the kernel accepts operands whose rows are not adjacent: columns of a wider
-    /// buffer.
+    /// Returns whether the kernel accepts operands whose rows are not adjacent, such as columns of
+    /// a wider buffer.
     fn takes_strides(&self) -> bool {
         self.fusion() == Fusion::Pointwise
     }
@@ -141,7 +143,7 @@ pub(crate) fn forward_names() -> impl Iterator<Item = &'static str> {
         accumulate: false,
     });
     let all = OpKind::ALL.iter().copied().chain([bias]);
-    // Casts to 8 bits join graphs after they have been differentiated.
+    // Casts to 8 bits are added to graphs after differentiation.
     let casts = |kind: &OpKind| {
         matches!(
             kind,
@@ -181,7 +183,8 @@ impl OpKind {
         self.def().fusion()
     }
 
-    /// Returns whether it reads the offsets of experts, and so only rows that some expert has.
+    /// Returns whether the operation reads the offsets of experts, and thus only rows that some
+    /// expert has.
     pub(crate) fn stops_at_offsets(&self) -> bool {
         let signature = self.def().signature();
         signature.inputs.contains(&experts::OFFSETS)
@@ -196,7 +199,7 @@ impl OpKind {
         }
     }
 
-    /// Returns whether it adds up rows, for the gradients of a norm's parameters.
+    /// Returns whether the operation sums rows, for the gradients of a norm's parameters.
     #[must_use]
     pub fn sums_rows(&self) -> bool {
         self.fusion() == Fusion::Column

@@ -1,9 +1,9 @@
-//! Policies: who gathers, reduces and frees what, and when.
+//! Policies: which rank gathers, reduces and frees which buffers, and when.
 //!
-//! A policy is one folder: `spec.rs` holds its defaults, the values that it refuses, the keys that
-//! have no effect under it, and its layout of parameters; the rest is its lifecycle over the
-//! machinery of [`lower`]. `full/` is the schedule of compile mode full, which replaces the
-//! policy's own. [`plan`] covers the whole way from a scenario to a program.
+//! Each policy is one folder. `spec.rs` holds its defaults, the values that it rejects, the keys
+//! that have no effect under it, and its parameter layout. The other files implement its lifecycle
+//! with [`lower`]. `full/` is the schedule of compile mode full, which replaces the policy's own.
+//! [`plan`] turns a scenario into a program.
 
 pub(crate) mod fsdp2;
 pub(crate) mod full;
@@ -19,7 +19,7 @@ use crate::lower::{self, Lowering, PlanError};
 use crate::program::Program;
 use spec::{PolicySpec, Refusal, Rules, fully_compiled};
 
-/// Specs of all policies and their variants; that of a policy's released engine is its first.
+/// Specs of all policies and their variants. The first spec of a policy is its released engine.
 const SPECS: [&PolicySpec; 5] = [
     &native::SPEC,
     &fsdp2::SPEC,
@@ -29,17 +29,18 @@ const SPECS: [&PolicySpec; 5] = [
 ];
 
 impl PolicySpec {
-    /// Returns the spec of a policy, in a variant if it has that one.
+    /// Returns the spec of a policy in a variant, or in its released variant if it has no such
+    /// variant.
     ///
     /// # Panics
-    /// Never: a test finds every policy among the specs.
+    /// Never panics: a test checks that every policy has a spec.
     pub(crate) fn of(policy: PolicyKind, variant: Variant) -> &'static Self {
         let mut specs = SPECS.iter().filter(|spec| spec.kind == policy);
         let found = specs.clone().find(|spec| spec.variant == variant);
         found.or(specs.next()).expect("every policy has a spec")
     }
 
-    /// Returns its name in messages: that of the policy, or of the variant.
+    /// Returns the name that messages use: that of the policy, or that of the variant.
     fn name(&self) -> String {
         match self.variant {
             Variant::Released => format!("policy {}", self.kind.name()),
@@ -55,7 +56,8 @@ impl Fsdp {
     }
 }
 
-/// Returns the rules that apply to a scenario: its policy's and, in compile mode full, that mode's.
+/// Returns the rules that apply to a scenario: those of its policy and, in compile mode full, those
+/// of that mode.
 pub(crate) fn rules(s: &Scenario) -> impl DoubleEndedIterator<Item = &'static Rules> {
     let full = fully_compiled(s).then_some(&full::RULES);
     std::iter::once(&s.fsdp.spec().rules).chain(full)
@@ -66,13 +68,14 @@ pub(crate) fn is_option(key: &str) -> bool {
     SPECS.iter().any(|spec| spec.rules.has(key)) || full::RULES.has(key)
 }
 
-/// Names the policies, and compile mode full, under which no value of a key has an effect.
+/// Returns the names of the policies under which no value of a key has an effect, including compile
+/// mode full.
 pub(crate) fn ignoring(path: &str) -> Vec<String> {
     let ignores = |rules: &Rules| {
         let mut rows = rules.without_effect.iter();
         rows.any(|row| row.key == path && row.only.is_none())
     };
-    // A variant is named only where its policy's released engine differs.
+    // A variant is named only if it differs from its policy's released engine.
     let alike = |spec: &PolicySpec| ignores(&PolicySpec::of(spec.kind, Variant::Released).rules);
     let named = |spec: &&&PolicySpec| spec.variant.is_released() || !alike(spec);
     let specs = SPECS
@@ -84,10 +87,10 @@ pub(crate) fn ignoring(path: &str) -> Vec<String> {
     policies.chain(full).collect()
 }
 
-/// Names the policies that have an option of `[fsdp]`, for example
+/// Returns the names of the policies that support an option of `[fsdp]`, for example
 /// `policy native outside compile mode full`.
 pub(crate) fn with_option(option: &str) -> String {
-    // Variants have the options of their policy, or fewer.
+    // Variants support all options of their policy, or a subset.
     let has = |spec: &&&PolicySpec| spec.rules.has(option) && spec.variant == Variant::Released;
     let names: Vec<&str> = SPECS.iter().filter(has).map(|s| s.kind.name()).collect();
     let noun = if names.len() == 1 {
@@ -103,7 +106,7 @@ pub(crate) fn with_option(option: &str) -> String {
     format!("{noun} {}{outside}", names.join(" and "))
 }
 
-/// Refusal of engines that reduce over `dp_replicate` only in a step's last micro-batch.
+/// Rejects engines that reduce over `dp_replicate` only in the last micro-batch of a step.
 const GRADIENTS_ADDED_UP: Refusal = Refusal {
     keys: &["fsdp.gradient_sync", "fsdp.policy"],
     when: |s| {
@@ -131,8 +134,8 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
     lower::plan(scenario, &scenario.fsdp.spec().engine, lowering(scenario))
 }
 
-/// Plans a tape that was made without a model: shards it and lowers it with the options of a
-/// scenario, whose `[model]` has no effect.
+/// Plans a tape that was built without a model: shards it and lowers it with the options of a
+/// scenario. `[model]` of the scenario has no effect.
 ///
 /// # Errors
 /// See [`PlanError`].
@@ -145,10 +148,10 @@ pub fn plan_tape(scenario: &Scenario, tape: &Tape) -> Result<Program, PlanError>
     )
 }
 
-/// Returns the tape of a scenario as [`plan`] uses it, for tools and tests.
+/// Returns the tape of a scenario that [`plan`] uses, for tools and tests.
 ///
 /// # Errors
-/// As [`plan`].
+/// Same as for [`plan`].
 pub fn tape_of(scenario: &Scenario) -> Result<Tape, PlanError> {
     lower::tape_of(scenario, &scenario.fsdp.spec().engine, lowering(scenario))
 }
@@ -165,7 +168,7 @@ mod tests {
         for spec in SPECS {
             let found = super::PolicySpec::of(spec.kind, spec.variant);
             assert_eq!((found.kind, found.variant), (spec.kind, spec.variant));
-            // The serialized name is that of scenario files.
+            // The serialized name is the name in scenario files.
             let json = serde_json::to_value(spec.kind).unwrap();
             assert_eq!(json, spec.kind.name());
         }

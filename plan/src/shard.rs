@@ -1,8 +1,8 @@
 //! Mesh, placements, parameter groups and the layouts of their buffers.
 //!
-//! [`assign_units`] turns the scenario's `units` into units of the module tree, [`build_groups`]
-//! assigns every parameter to one unit and lays the groups out, and [`placements`] defines which
-//! axis shards what.
+//! [`assign_units`] turns the scenario's `units` into units of the module tree. [`build_groups`]
+//! assigns each parameter to one unit and lays out the groups. [`placements`] defines which axis
+//! shards what.
 
 mod error;
 mod flat;
@@ -25,21 +25,21 @@ use crate::ir::{ParamId, UnitId};
 use serde::Serialize;
 use std::ops::Range;
 
-/// A unit's parameters of one dtype and (except for policy `fsdp2`) `requires_grad`. They are
-/// gathered together, and those that are trained are reduced together.
+/// Parameters of a unit with the same dtype and (except for policy `fsdp2`) `requires_grad`. They
+/// are gathered together, and the trained ones are reduced together.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Group {
-    /// Owning unit.
+    /// Unit that owns the group.
     pub unit: UnitId,
     /// Parameters in registration order.
     pub params: Vec<ParamId>,
     /// Whether any of them is trained.
     pub requires_grad: bool,
-    /// Layout.
+    /// Layout of the parameters.
     pub layout: Layout,
-    /// The number of each parameter's scale among those of the program; `None` for a parameter that
-    /// is not gathered in 8 bits. Parameters that one matmul reads share a scale. Empty if none is
-    /// gathered in 8 bits.
+    /// For each parameter, the index of its scale among those of the program; `None` for a
+    /// parameter that is not gathered in 8 bits. Parameters that one matmul reads share a scale.
+    /// Empty if no parameter is gathered in 8 bits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub scales: Vec<Option<u32>>,
     /// Whether Muon updates its parameters, which are matrices.
@@ -51,26 +51,26 @@ pub struct Group {
 }
 
 impl Group {
-    /// Returns whether ranks gather all of it in 8 bits.
+    /// Returns whether ranks gather all parameters of the group in 8 bits.
     #[must_use]
     pub fn is_float8(&self) -> bool {
         self.has_float8() && self.scales.iter().all(Option::is_some)
     }
 
-    /// Returns whether ranks gather any of it in 8 bits.
+    /// Returns whether ranks gather any parameter of the group in 8 bits.
     #[must_use]
     pub fn has_float8(&self) -> bool {
         !self.scales.is_empty()
     }
 
-    /// Returns the number of the scale of its `index`-th parameter; `None` if that is not gathered
-    /// in 8 bits.
+    /// Returns the index of the scale of the group's `index`-th parameter; `None` if it is not
+    /// gathered in 8 bits.
     #[must_use]
     pub fn scale(&self, index: usize) -> Option<u32> {
         self.scales.get(index).copied().flatten()
     }
 
-    /// Returns the numbers of its scales, which follow each other.
+    /// Returns the range of its scale indices, which are consecutive.
     #[must_use]
     pub fn scale_range(&self) -> Range<u32> {
         let mut scales = self.scales.iter().copied().flatten();
@@ -85,9 +85,10 @@ impl Group {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Layout {
-    /// One flat buffer, cut evenly; parameters may span shards, at row boundaries only.
+    /// One flat buffer, split evenly. Parameters may span shards, but are only split at row
+    /// boundaries.
     Flat(FlatLayout),
-    /// Every parameter cut on dimension 0, padded to equal shards.
+    /// Each parameter is split along dimension 0, and padded to equal shards.
     PerParam(PerParamLayout),
 }
 
@@ -101,7 +102,7 @@ impl Layout {
         }
     }
 
-    /// Returns the number of elements of one rank's shard (equal on all ranks).
+    /// Returns the number of elements of one rank's shard, which is equal on all ranks.
     #[must_use]
     pub fn shard_numel(&self) -> u64 {
         match self {
@@ -119,11 +120,12 @@ impl Layout {
         }
     }
 
-    /// Returns the number of elements of the group's `index`-th parameter that `rank` of the shard
+    /// Returns the number of elements of the group's `index`-th parameter that `rank` on the shard
     /// axis holds; 0 if it holds none.
     ///
     /// # Panics
-    /// If `index` is not below the number of parameters or `rank` not below the number of shards.
+    /// Panics if `index` is not below the number of parameters or `rank` not below the number of
+    /// shards.
     #[must_use]
     pub fn local_numel(&self, index: usize, rank: u32) -> u64 {
         match self {

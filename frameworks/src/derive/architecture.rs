@@ -1,4 +1,4 @@
-//! Decides the model that arguments of Megatron-LM describe: its family, and what differs from it.
+//! Decides the model that Megatron-LM's arguments describe: its family and its options.
 
 use crate::draft::Draft;
 use crate::error::ConfigError;
@@ -8,16 +8,15 @@ use crate::table::{Fact, quoted};
 const FAMILY: &str = "model.family";
 const VOCAB: &str = "model.vocab";
 
-/// What `MLATransformerConfig` says without arguments.
+/// Defaults of Megatron's `MLATransformerConfig`.
 const KV_RANK: &str = "512";
 const HEAD: u64 = 128;
 const ROTATED: u64 = 64;
 
-/// What follows from a vocabulary's size if no argument says otherwise
-/// (`--make-vocab-size-divisible-by`).
+/// Default of `--make-vocab-size-divisible-by`, which pads the vocabulary.
 const MULTIPLE: u64 = 128;
 
-/// Activations of Megatron-LM as a [`Fact::Activation`].
+/// Activations of Megatron-LM, stored as a [`Fact::Activation`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Activation {
     Gelu,
@@ -26,7 +25,7 @@ pub(crate) enum Activation {
     QuickGeglu,
 }
 
-/// Positions of Megatron-LM as a [`Fact::Positions`].
+/// Position embeddings of Megatron-LM, stored as a [`Fact::Positions`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Positions {
     Learned,
@@ -34,10 +33,10 @@ pub(crate) enum Positions {
     None,
 }
 
-/// Sets the keys of `[model]` that several arguments decide together.
+/// Sets the keys of `[model]` that depend on several arguments.
 ///
 /// # Errors
-/// Another key that decides the same differently.
+/// Fails if another key gives a different value.
 pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
     if draft.value("model.preset").is_some() {
         replaced(draft);
@@ -94,7 +93,7 @@ pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Says of facts that decide no key that the model is as they say.
+/// Marks facts that decide no key, but match the predicted model.
 fn as_predicted(draft: &mut Draft) {
     for fact in OF_MODEL {
         if let Some(given) = draft.fact(fact) {
@@ -114,7 +113,7 @@ const LATENT: [&str; 4] = [
     "model.v_head_dim",
 ];
 
-/// Drops what the arguments say of the model: `--model` says it.
+/// Drops the arguments that describe the model because `--model` replaces them.
 fn replaced(draft: &mut Draft) {
     let code = ["model.preset", "model.implementation"];
     let mut keys = Vec::new();
@@ -133,7 +132,7 @@ fn replaced(draft: &mut Draft) {
 }
 
 pub(super) const REPLACED: &str = "replaced by --model";
-/// Facts that describe the model and nothing else.
+/// Facts that only describe the model.
 const OF_MODEL: [Fact; 12] = [
     Fact::UnitOffset,
     Fact::OtherLayers,
@@ -155,7 +154,7 @@ fn unset(draft: &mut Draft, keys: &[&'static str], why: &str) {
     }
 }
 
-/// Groups of queries count only with `--group-query-attention`.
+/// Uses the number of query groups only with `--group-query-attention`.
 fn grouped_queries(draft: &mut Draft) {
     if draft
         .fact(Fact::GroupedQueries)
@@ -166,7 +165,7 @@ fn grouped_queries(draft: &mut Draft) {
     }
 }
 
-/// Sets the width of the feed-forward layer as `validate_args` does.
+/// Sets the width of the feed-forward layer as Megatron-LM's `validate_args` does.
 fn ffn(draft: &mut Draft, gated: bool) {
     let hidden = draft
         .value("model.hidden")
@@ -181,7 +180,7 @@ fn ffn(draft: &mut Draft, gated: bool) {
     }
 }
 
-/// Pads the vocabulary to a multiple, as `vocab_size_with_padding` does.
+/// Pads the vocabulary as Megatron-LM's `vocab_size_with_padding` does.
 fn vocabulary(draft: &mut Draft) -> Result<(), ConfigError> {
     let Some(given) = draft.fact(Fact::Vocab) else {
         return Ok(());
@@ -199,7 +198,7 @@ fn vocabulary(draft: &mut Draft) -> Result<(), ConfigError> {
     draft.set(given.row, VOCAB, padded.to_string())
 }
 
-/// Notes that LayerNorm is predicted as RMSNorm.
+/// Notes that the prediction uses RMSNorm instead of LayerNorm.
 fn norms_of_llama(draft: &mut Draft) {
     let rms = draft.fact(Fact::RmsNorm).is_some_and(|g| g.value == 1);
     for fact in [Fact::RmsNorm, Fact::UnitOffset] {
@@ -209,14 +208,14 @@ fn norms_of_llama(draft: &mut Draft) {
     }
 }
 
-/// Linear layers have biases without `--disable-bias-linear`.
+/// Adds biases to linear layers unless `--disable-bias-linear` is given.
 fn biases(draft: &mut Draft) {
     if draft.fact(Fact::NoBias).is_none_or(|b| b.value == 0) {
         draft.assume("model.bias", "true", "without --disable-bias-linear");
     }
 }
 
-/// Sets the keys of the family whose options cover other models.
+/// Sets the keys of `family = "decoder"`, whose options cover models other than Llama.
 fn decoder(draft: &mut Draft, gated: bool, latent: bool) -> Result<(), ConfigError> {
     let on = |draft: &Draft, fact| draft.fact(fact).is_some_and(|g| g.value == 1);
     let (rms, no_bias) = (on(draft, Fact::RmsNorm), on(draft, Fact::NoBias));
@@ -272,7 +271,7 @@ fn decoder(draft: &mut Draft, gated: bool, latent: bool) -> Result<(), ConfigErr
     Ok(())
 }
 
-/// Sets the sizes of latent attention.
+/// Sets the sizes of multi-head latent attention.
 fn latent_attention(draft: &mut Draft) -> Result<(), ConfigError> {
     let dims = |draft: &Draft, fact, default| draft.fact(fact).map_or(default, |g| g.value);
     let inner = dims(draft, Fact::QkHead, HEAD);

@@ -1,11 +1,11 @@
-//! Decides policy, strategy and offload from the program that shards.
+//! Decides the policy, the strategy and offload, based on the engine that shards.
 
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::{Lack, Row, Status};
 use crate::table::{Engine, Fact, Format, quoted};
 
-/// What a job shards with, as the precision depends on it.
+/// The engine that a job shards with, as far as the precision depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Fsdp,
@@ -28,13 +28,13 @@ pub(super) fn decide(
     accelerated: bool,
 ) -> Result<Kind, ConfigError> {
     let given = draft.engine;
-    // A model alone is trained with FSDP2.
+    // A model without a configuration is trained with FSDP2.
     let alone = formats.is_empty().then_some(Engine::Fsdp);
     let by_format = formats.iter().find_map(|f| f.engine).or(alone);
     let version = draft.fact(Fact::FsdpVersion);
     let stage = draft.fact(Fact::ZeroStage);
     let engine = match given.map(|g| g.value).or(by_format) {
-        // Options of FSDP or DeepSpeed alone say that it is on.
+        // Options of FSDP or DeepSpeed imply that it is on.
         Some(Engine::Ddp) | None if given.is_none() && version.is_some() => Engine::Fsdp,
         Some(Engine::Ddp) | None if given.is_none() && stage.is_some() => Engine::DeepSpeed,
         Some(engine) => engine,
@@ -74,7 +74,7 @@ pub(super) fn decide(
     }
     match engine {
         Engine::Fsdp => {
-            // A recipe for one device shards nothing.
+            // A single-device recipe does not shard.
             if given.is_none() && version.is_none() && draft.value("mesh.dp_shard") == Some("1") {
                 own(draft, row, "no_shard", &[])?;
                 return Ok(Kind::Fsdp);
@@ -138,7 +138,8 @@ pub(super) fn decide(
     }
 }
 
-/// Megatron-FSDP registers the buffers of a double buffer (`fsdp_double_buffer or nccl_ub`).
+/// Notes that Megatron-FSDP registers the buffers of a double buffer
+/// (`fsdp_double_buffer or nccl_ub`).
 fn registered(draft: &mut Draft) -> Result<(), ConfigError> {
     let given = draft.fact(Fact::NcclUb).filter(|given| given.value == 1);
     let production = draft.value("fsdp.policy") == Some("\"megatron\"");
@@ -154,16 +155,16 @@ fn registered(draft: &mut Draft) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Why an optimizer on the CPU is not predicted without FSDP.
+/// Why a CPU optimizer is not predicted without FSDP.
 const HYBRID: &str = "it keeps weights, gradients and moments of the optimizer in host memory, which is not modeled for this engine; without the option, `fit` predicts the job with its optimizer on the GPU";
 
-/// Why Megatron-LM cannot put the optimizer of an FSDP on the CPU.
+/// Why Megatron-LM cannot run the optimizer on the CPU under FSDP.
 const UNPINNED: &str = "this job does not start: Megatron-LM's optimizer on the CPU cannot pin DTensors (Megatron-LM #1986)";
 
-/// Why registration with NCCL is not predicted.
+/// Why buffer registration with NCCL is not predicted.
 const UNREGISTERED: &str = "NCCL's kernels are predicted as without registered buffers";
 
-/// Megatron-LM's precision-aware optimizer reads gradients in the type they are kept in.
+/// Makes Megatron-LM's precision-aware optimizer read gradients in the dtype they are stored in.
 fn precision_aware(draft: &mut Draft, megatron: bool) -> Result<(), ConfigError> {
     match draft.fact(Fact::PrecisionAwareOptimizer) {
         Some(given) if megatron => {
@@ -272,7 +273,7 @@ fn own(draft: &mut Draft, row: usize, strategy: &str, offload: &[&str]) -> Resul
     Ok(())
 }
 
-/// Gives the key that names the engine the policy, too.
+/// Sets the policy in the row of the key that names the engine, too.
 fn also(draft: &mut Draft, row: usize) -> Result<(), ConfigError> {
     let policy = draft.value("fsdp.policy").map(str::to_owned);
     let has = draft.rows[row]

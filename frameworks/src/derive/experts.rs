@@ -1,4 +1,4 @@
-//! Decides the experts of a model that arguments describe, and how tokens reach them.
+//! Decides the experts of a model that arguments describe, and how tokens are dispatched to them.
 
 use super::PER_NODE;
 use super::architecture::REPLACED;
@@ -10,10 +10,10 @@ use shardlab_plan::scenario;
 
 const FAMILY: &str = "model.family";
 const ROUTER: &str = "model.router";
-/// Families that experts can replace the feed-forward layers of.
+/// Families whose feed-forward layers can be replaced by experts.
 const FAMILIES: [&str; 2] = ["llama", "decoder"];
 
-/// Keys of `[model]` that only experts have.
+/// Keys of `[model]` that only MoE models have.
 const KEYS: [&str; 14] = [
     "model.experts",
     "model.top_k",
@@ -32,17 +32,17 @@ const KEYS: [&str; 14] = [
 ];
 const KIND: &str = "model.aux_loss_kind";
 
-/// Makes a model with gated layers one with experts.
+/// Turns a model with gated feed-forward layers into an MoE model.
 ///
 /// # Errors
-/// Another key that decides the same differently.
+/// Fails if another key gives a different value.
 pub(super) fn model(draft: &mut Draft) -> Result<(), ConfigError> {
     make(draft)?;
     router_bias(draft);
     Ok(())
 }
 
-/// Says whether steps move the biases of routers. Megatron-LM does so after each step
+/// Decides whether steps update the router biases. Megatron-LM does so after each step
 /// (`get_updated_expert_bias`), by 0.001 unless `--moe-router-bias-update-rate` is given.
 fn router_bias(draft: &mut Draft) {
     let rate = draft.fact(Fact::RouterBiasUpdate);
@@ -72,7 +72,7 @@ fn router_bias(draft: &mut Draft) {
 /// `model.router_bias_update_speed` is for policy native.
 pub(super) const UPDATED: &str = "the all-reduce and the kernels that update biases of routers after each step are not predicted";
 
-/// Makes the model, without looking at updates of biases.
+/// Builds the MoE model, without considering updates of biases.
 fn make(draft: &mut Draft) -> Result<(), ConfigError> {
     let given = draft.fact(Fact::Experts).filter(|g| g.value > 1);
     let Some(given) = given else {
@@ -131,11 +131,11 @@ pub(super) fn has_experts(draft: &Draft) -> bool {
         || draft.value("model.preset").is_some_and(of_preset)
 }
 
-/// Sets how tokens choose experts, and how they reach those that ranks divide among themselves, as
-/// Megatron-LM says it.
+/// Sets how tokens choose experts, and how they are dispatched under expert parallelism, from
+/// Megatron-LM's arguments.
 ///
 /// # Errors
-/// Another key that decides the same differently.
+/// Fails if another key gives a different value.
 pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
     if draft.value(FORCED).is_some() && !has_experts(draft) {
         draft.unset(FORCED, Lack::Nothing, "the model has no experts");
@@ -155,7 +155,7 @@ pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
         draft.fact(Fact::FlexBackend),
     );
     let Some(kind) = kind else {
-        // Only arguments of Megatron-LM give the number of experts.
+        // Only Megatron-LM's arguments give the number of experts.
         if draft.fact(Fact::Experts).is_some() {
             draft.assume("moe.dispatcher", quoted("gather"), "Megatron's default");
             draft.unset(CAPACITY, Lack::Accuracy, DROPPED);
@@ -181,7 +181,7 @@ pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
         };
         draft.approximates(kind.row, why);
     }
-    // The other arguments that say so.
+    // Other arguments that set the same dispatcher.
     let also = match name {
         "padded" => draft.fact(Fact::PadToCapacity),
         _ => backend.filter(|_| kind.value == 2),

@@ -1,4 +1,4 @@
-//! Decides what CUDA graphs capture, from Megatron-LM's arguments.
+//! Decides what CUDA graphs capture from Megatron-LM's arguments.
 
 use super::experts::has_experts;
 use crate::draft::Draft;
@@ -6,9 +6,9 @@ use crate::error::ConfigError;
 use crate::row::Lack;
 use crate::table::{Fact, list, quoted};
 
-/// Words of `--cuda-graph-modules` (before: `--cuda-graph-scope`). The first five are scopes of
-/// scenarios; models that arguments describe have no Mamba layers. Older versions have the last
-/// three: whole layers, iterations, and inference.
+/// Words of `--cuda-graph-modules` (formerly `--cuda-graph-scope`). The first five are scopes of
+/// scenarios; models that arguments describe have no Mamba layers. The last three exist in older
+/// versions: whole layers, iterations, and inference.
 pub(crate) const CAPTURED: [&str; 9] = [
     "attn",
     "mlp",
@@ -27,10 +27,10 @@ const OFF: &str = "no CUDA graph is captured";
 const COUNTS: &str = "the dispatcher's counts are read on the host, which a CUDA graph cannot contain: predicted without this graph";
 const ADDRESSES: &str = "captured scopes need buffers at fixed addresses";
 
-/// Sets what is captured.
+/// Sets the capture scopes.
 ///
 /// # Errors
-/// Another key that decides the same differently.
+/// Fails if another key gives a different value.
 pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
     let modules = draft.fact(Fact::CudaGraphModules);
     let kind = draft.fact(Fact::CudaGraph);
@@ -108,7 +108,8 @@ fn set(draft: &mut Draft, rows: &[usize], value: &str) -> Result<(), ConfigError
     Ok(())
 }
 
-/// Megatron-FSDP gives captured buckets planned slots, which a double buffer is closest to.
+/// Sets a double buffer, which is closest to the fixed slots that Megatron-FSDP gives to captured
+/// buckets.
 fn fixed_addresses(draft: &mut Draft) {
     if draft.value("fsdp.policy") == Some(&quoted("megatron")) {
         draft.assume("fsdp.allocator", quoted("double_buffer"), ADDRESSES);
@@ -116,7 +117,7 @@ fn fixed_addresses(draft: &mut Draft) {
     }
 }
 
-/// Lets units that do not fit a double buffer keep buffers of their own.
+/// Lets units that do not fit a double buffer keep their own buffers.
 fn persists(draft: &mut Draft) {
     if draft.value("fsdp.allocator") == Some(&quoted("double_buffer")) {
         draft.assume("fsdp.persist_on_alloc_fail", "true", ADDRESSES);

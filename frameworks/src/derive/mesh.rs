@@ -1,4 +1,4 @@
-//! Decides the GPUs and how they are divided.
+//! Decides the number of GPUs and the mesh dimensions.
 
 use super::PER_NODE;
 use crate::Options;
@@ -54,7 +54,7 @@ pub(super) fn decide(draft: &mut Draft, options: &Options) -> Result<u64, Config
     Ok(ranks)
 }
 
-/// Sets the number of ranks that divide the experts, if the model has any.
+/// Sets the expert-parallel size if the model has experts.
 fn expert_parallel(draft: &mut Draft, shards: u64) -> Result<(), ConfigError> {
     let Some(given) = draft.fact(Fact::Expert) else {
         return Ok(());
@@ -80,7 +80,7 @@ fn nodes(draft: &mut Draft, options: &Options, ranks: u64) -> Result<(), ConfigE
         nodes.filter(|n| n.value > 0 && ranks.is_multiple_of(n.value) && ranks > n.value);
     let (number, row) = match (asked.and_then(|g| g.per_node), per_node, by_nodes) {
         (Some(asked), ..) => (asked, None),
-        // The same number of GPUs as in the files: on as many nodes.
+        // The number of GPUs is the same as in the files, so the number of nodes is, too.
         (None, Some(given), _) => (given.value, Some(given)),
         (None, None, Some(given)) if asked.is_none_or(|g| g.count.is_none()) => {
             (ranks / given.value, Some(given))
@@ -104,7 +104,7 @@ fn nodes(draft: &mut Draft, options: &Options, ranks: u64) -> Result<(), ConfigE
     Ok(())
 }
 
-/// Sets a size at the row that gives it, or as one that `--gpus` gives.
+/// Sets a mesh size in the row that gives it, or as an option if `--gpus` gives it.
 fn place(
     draft: &mut Draft,
     key: &'static str,
@@ -166,8 +166,8 @@ fn world(draft: &mut Draft, options: &Options) -> Result<Option<u64>, ConfigErro
     Ok(asked.or(processes.map(|p| p.value)))
 }
 
-/// Returns the process of a job that Accelerate does not distribute (`distributed_type: NO`): it
-/// starts one, whatever the number of processes is.
+/// Returns one process for a job that Accelerate does not distribute (`distributed_type: NO`).
+/// Accelerate then starts one process, whatever the given number of processes.
 fn one_process(draft: &mut Draft) -> Option<Given<u64>> {
     let given = draft.fact(Fact::OneProcess)?;
     if let Some(processes) = draft.fact(Fact::Processes).filter(|p| p.value > 1) {
@@ -177,7 +177,8 @@ fn one_process(draft: &mut Draft) -> Option<Given<u64>> {
     Some(given)
 }
 
-/// Returns the number of ranks that hold parts of the same layers, and marks what is not modeled.
+/// Returns the product of the tensor, pipeline and context parallel sizes, and marks the kinds of
+/// parallelism that are not modeled.
 fn model_parallel(draft: &mut Draft) -> u64 {
     let axes = [
         (Fact::Tensor, TENSOR),

@@ -1,4 +1,4 @@
-//! Decides the element types.
+//! Decides the dtypes.
 
 use super::engine::Kind;
 use crate::draft::Draft;
@@ -38,13 +38,13 @@ pub(super) fn decide(draft: &mut Draft, kind: Kind, accelerated: bool) -> Result
     };
     draft.set(row, "precision.param_dtype", quoted(dtype.name()))?;
     match kind {
-        // Weights are float32 copies of their shards, gradients have the type of computation.
+        // Weights are float32 copies of their shards; gradients have the compute dtype.
         Kind::DeepSpeed => {
             let why = "DeepSpeed's default";
             draft.assume("precision.main_grads", quoted(dtype.name()), why);
             draft.assume("precision.reduce_dtype", quoted(dtype.name()), why);
         }
-        // Accelerate converts parameters to float32 if there is mixed precision.
+        // Accelerate converts parameters to float32 under mixed precision.
         Kind::Fsdp if mixed.is_some() => {
             if accelerated {
                 draft.assume(
@@ -54,7 +54,8 @@ pub(super) fn decide(draft: &mut Draft, kind: Kind, accelerated: bool) -> Result
                 );
             }
         }
-        // Without FSDP, or without mixed precision, parameters stay as they are loaded.
+        // Without FSDP, or without mixed precision, parameters keep the dtype in which they are
+        // loaded.
         Kind::Fsdp | Kind::Ddp => {
             if let Some(weights) = low_weights {
                 let name = weights.value.name();
@@ -77,7 +78,7 @@ pub(super) fn decide(draft: &mut Draft, kind: Kind, accelerated: bool) -> Result
     Ok(())
 }
 
-/// Sets whether ranks gather weights in 8 bits, where that is modeled.
+/// Sets whether ranks gather weights in 8 bits, if this is modeled.
 fn float8_gather(draft: &mut Draft, recipe: &str) -> Result<(), ConfigError> {
     let kept = draft.fact(Fact::Float8Transposes);
     let kept = kept.filter(|k| k.value == 1);
@@ -124,8 +125,7 @@ fn float8_gather(draft: &mut Draft, recipe: &str) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Sets the keys of 8-bit matmuls, which scenarios have for bf16 and without tensor
-/// parallelism.
+/// Sets the keys of 8-bit matmuls. Scenarios support these for bf16 and without tensor parallelism.
 pub(super) fn float8(draft: &mut Draft) -> Result<(), ConfigError> {
     const KEYS: [&str; 3] = [
         "precision.float8_grad",
@@ -168,7 +168,7 @@ pub(super) fn float8(draft: &mut Draft) -> Result<(), ConfigError> {
             Float8Scaling::Tensor,
             Some("this GPU has no MXFP8: predicted with one scale per tensor"),
         ),
-        // Transformer Engine emulates blocks there.
+        // Transformer Engine emulates block scaling on these GPUs.
         Float8Scaling::Block if is(&["b200"]) => (
             Float8Scaling::Mx,
             Some("this GPU's tensor cores have MXFP8 instead of blocks of 128, which is predicted"),

@@ -1,14 +1,14 @@
-//! Decides what is recomputed in backward, and what is compiled.
+//! Decides what backward recomputes and what is compiled.
 
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::{Lack, Row, Setting};
 use crate::table::{Fact, quoted};
 
-/// Recomputes whole blocks if no key says which operations are kept.
+/// Recomputes whole blocks unless a key selects the operations to save.
 ///
 /// # Errors
-/// Another key that decides the same differently.
+/// Fails if another key gives a different value.
 pub(super) fn whole_blocks(draft: &mut Draft) -> Result<(), ConfigError> {
     if let Some(given) = draft.fact(Fact::Recompute)
         && draft.value("train.recompute").is_none()
@@ -19,10 +19,10 @@ pub(super) fn whole_blocks(draft: &mut Draft) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Recomputes the first layers alone, as Megatron-LM's method `block` does.
+/// Recomputes only the first layers, as Megatron-LM's method `block` does.
 ///
 /// # Errors
-/// Another key that decides the same differently.
+/// Fails if another key gives a different value.
 pub(super) fn layers(draft: &mut Draft) -> Result<(), ConfigError> {
     let block = draft.fact(Fact::RecomputeBlock);
     let layers = draft.fact(Fact::RecomputeLayers);
@@ -49,11 +49,11 @@ pub(super) fn layers(draft: &mut Draft) -> Result<(), ConfigError> {
     Ok(())
 }
 
-/// Decides whether recompute is reentrant. Wrappers that FSDP's options ask for never are
-/// (`CheckpointImpl.NO_REENTRANT`).
+/// Decides whether activation checkpointing is reentrant. The wrappers that FSDP's options request
+/// never are (`CheckpointImpl.NO_REENTRANT`).
 ///
 /// # Errors
-/// Another key that decides the same differently.
+/// Fails if another key gives a different value.
 pub(super) fn reentrant(draft: &mut Draft) -> Result<(), ConfigError> {
     let Some(given) = draft.fact(Fact::Reentrant).filter(|f| f.value == 1) else {
         return Ok(());
@@ -86,10 +86,10 @@ pub(super) fn reentrant(draft: &mut Draft) -> Result<(), ConfigError> {
     }
 }
 
-/// Decides what is compiled: the model, with FSDP's hooks in it, or each block.
+/// Decides what is compiled: the model including FSDP's hooks, or each block.
 ///
 /// # Errors
-/// Another key that decides the same differently.
+/// Fails if another key gives a different value.
 pub(super) fn compilation(draft: &mut Draft) -> Result<(), ConfigError> {
     let Some(given) = draft.fact(Fact::Compiled) else {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Replaces and adds values in a text, at the places that its tree knows.
+//! Replaces and adds values in a text at the positions that its tree records.
 
 use crate::error::ConfigError;
 use crate::table::Format;
@@ -7,7 +7,7 @@ use crate::{detect, toml_file};
 use shardlab_plan::scenario::Position;
 use std::path::{Path, PathBuf};
 
-/// Arguments of a trainer next to which others are added.
+/// Arguments of a trainer; new arguments are added next to one of them.
 const NEAR: [&str; 6] = [
     "micro-batch-size",
     "num-layers",
@@ -17,7 +17,7 @@ const NEAR: [&str; 6] = [
     "model_name_or_path",
 ];
 
-/// How a file is written.
+/// Syntax of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Syntax {
     Yaml,
@@ -31,7 +31,7 @@ pub(super) enum Syntax {
 pub(super) struct Document {
     pub(super) path: PathBuf,
     pub(super) text: String,
-    /// Format of a framework; of scenarios, none is used.
+    /// Format of the framework; not used for scenario files.
     pub(super) format: &'static Format,
     pub(super) syntax: Syntax,
     is_scenario: bool,
@@ -78,7 +78,7 @@ impl Document {
         })
     }
 
-    /// Returns whether there is a value at a path, under any of the names of its key.
+    /// Returns whether the file has a value at a path, under any of the names of its key.
     pub(super) fn has(&self, path: &str) -> bool {
         self.find(path).is_some()
     }
@@ -109,7 +109,7 @@ impl Document {
         Ok(())
     }
 
-    /// Finds the value of a path: the position of its name, and the value.
+    /// Finds the entry at a path. Returns the position of its name, and the value.
     fn find(&self, path: &str) -> Option<(Position, Node)> {
         let mut found = None;
         self.visit(&self.root, "", &mut |own, at, node| {
@@ -131,7 +131,7 @@ impl Document {
         }
     }
 
-    /// Returns whether two paths are names of the same key.
+    /// Returns whether two paths name the same key.
     fn is_same(&self, own: &str, path: &str) -> bool {
         if self.is_scenario {
             return own == path;
@@ -143,16 +143,16 @@ impl Document {
         own == path || self.format.is_same_key(own, path)
     }
 
-    /// Writes a value as the syntax wants it.
+    /// Writes a value in the syntax of the file.
     fn written(&self, value: &str) -> String {
         match self.syntax {
             Syntax::Yaml | Syntax::Shell => value.to_owned(),
-            // Words that YAML takes for truth values are texts in TOML and JSON.
+            // Words that YAML reads as booleans are strings in TOML and JSON.
             Syntax::Toml | Syntax::Json => literal(value),
         }
     }
 
-    /// Returns the end of a value that starts at a byte.
+    /// Returns the end of a value that starts at a byte offset.
     fn end(&self, start: usize, node: &Node) -> Result<usize, String> {
         let rest = &self.text[start..];
         let first = rest.chars().next().ok_or("the value is not in the file")?;
@@ -174,7 +174,7 @@ impl Document {
         let end = match self.syntax {
             Syntax::Yaml => {
                 let comment = cut(line.find(" #"));
-                // A flow map ends its values earlier.
+                // In a flow map, a value can end before the comment.
                 comment.min(cut(line
                     .find([',', '}', ']'])
                     .filter(|_| line.contains('}'))))
@@ -236,7 +236,7 @@ impl Document {
                 Err("an option of a nested key is not added to a command".to_owned())
             }
             Syntax::Shell => {
-                // Next to an argument of the trainer, not of the launcher.
+                // The new argument must follow one of the trainer, not one of the launcher.
                 let near = NEAR.iter().find_map(|path| self.find(path));
                 let (near, _) = near.ok_or("there is no known argument to add it after")?;
                 let at = offset(&self.text, near);
@@ -279,7 +279,7 @@ impl Document {
     ) -> Result<(), String> {
         let entry = match self.syntax {
             Syntax::Json => format!("\"{name}\": {value}"),
-            // A map in block style.
+            // The value is a map in block style.
             _ if value.starts_with('\n') => format!("{name}:{value}"),
             _ => format!("{name}: {value}"),
         };
@@ -318,8 +318,8 @@ impl Document {
     }
 }
 
-/// Writes a value as TOML and JSON want it: numbers, truth values, lists and tables as they are,
-/// anything else as a string.
+/// Writes a value in the syntax that TOML and JSON share: numbers, booleans, lists and tables
+/// unchanged, anything else as a string.
 pub(super) fn literal(value: &str) -> String {
     let as_it_is = value.starts_with(['[', '{', '"'])
         || matches!(value, "true" | "false")
@@ -331,7 +331,7 @@ pub(super) fn literal(value: &str) -> String {
     }
 }
 
-/// Returns the byte of a position.
+/// Returns the byte offset of a position.
 fn offset(text: &str, at: Position) -> usize {
     let mut start = 0;
     for _ in 1..at.line {
@@ -346,7 +346,7 @@ fn offset(text: &str, at: Position) -> usize {
             .map_or(line.len(), |(i, _)| i)
 }
 
-/// Returns the length of a quoted text.
+/// Returns the length of a quoted string.
 fn quoted_end(text: &str, quote: char) -> Option<usize> {
     let mut escaped = false;
     text.char_indices().skip(1).find_map(|(i, c)| {

@@ -1,4 +1,4 @@
-//! A new file of a framework for a scenario.
+//! Writes a new file of a framework for a scenario.
 
 use super::edit::Document;
 use super::{Unexpressed, rules};
@@ -9,18 +9,18 @@ use shardlab_plan::Scenario;
 use shardlab_plan::config::{PolicyKind, RecomputeLayers, Reshard};
 use std::fmt::Write;
 
-/// Frameworks for which new files are written.
+/// The frameworks for which new files can be written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// YAML of Accelerate.
+    /// A YAML file of Accelerate.
     Accelerate,
-    /// YAML of arguments of the Hugging Face Trainer.
+    /// A YAML file with arguments of the Hugging Face Trainer.
     Trainer,
-    /// TOML of torchtitan.
+    /// A TOML file of torchtitan.
     Torchtitan,
-    /// Shell script that starts Megatron-LM.
+    /// A shell script that starts Megatron-LM.
     Megatron,
-    /// JSON of DeepSpeed.
+    /// A JSON file of DeepSpeed.
     DeepSpeed,
 }
 
@@ -35,7 +35,7 @@ impl Form {
         }
     }
 
-    /// Returns the name of the framework as jobs have it.
+    /// Returns the name that jobs use for the framework.
     #[must_use]
     pub fn framework(self) -> &'static str {
         self.format().name
@@ -50,7 +50,7 @@ impl Form {
         }
     }
 
-    /// Returns the keys of the framework that no scenario key decides.
+    /// Returns the fixed keys of the framework, which no scenario key decides.
     fn frame(self, s: &Scenario) -> String {
         let world = s.mesh.world();
         let nodes = world.div_ceil(s.mesh.gpus_per_node.max(1));
@@ -102,7 +102,7 @@ fn megatron(text: &mut String, s: &Scenario, nodes: u32) -> std::fmt::Result {
     )
 }
 
-/// Returns the options that frameworks have, with their values as scenario files write them.
+/// Returns the scenario keys that frameworks have options for, with their values in TOML.
 fn options(s: &Scenario) -> Vec<(&'static str, String)> {
     let layers = match &s.train.recompute_layers {
         RecomputeLayers::All => "all".to_owned(),
@@ -138,10 +138,10 @@ fn options(s: &Scenario) -> Vec<(&'static str, String)> {
 }
 
 /// Writes a scenario as a new file of a framework. `changes` are overrides in the syntax of `--set`
-/// that the file should express. Returns the text, and what it does not express.
+/// that the file should express. Returns the text, and the changes that it does not express.
 ///
 /// # Errors
-/// A text that cannot be read again.
+/// Fails if the written text cannot be read again.
 pub fn fresh(
     form: Form,
     scenario: &Scenario,

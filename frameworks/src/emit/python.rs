@@ -1,4 +1,4 @@
-//! Python code that shards a model with PyTorch's `fully_shard` as a scenario says.
+//! Writes Python code that shards a model with PyTorch's `fully_shard` according to a scenario.
 
 use super::Unexpressed;
 use shardlab_plan::Scenario;
@@ -9,8 +9,8 @@ use shardlab_plan::config::{
 use shardlab_plan::ir::DType;
 use std::fmt::{self, Write};
 
-/// Writes a module with a function `shard(model, blocks)` and one for the steps of accumulation.
-/// Returns it, and what `fully_shard` cannot express.
+/// Writes a module with a function `shard(model, blocks)`, and another one for gradient
+/// accumulation. Returns the module, and the settings that `fully_shard` cannot express.
 #[must_use]
 pub fn python(s: &Scenario) -> (String, Vec<Unexpressed>) {
     let mut text = String::new();
@@ -60,7 +60,7 @@ fn module(to: &mut String, s: &Scenario) -> fmt::Result {
     accumulate(to, s)
 }
 
-/// Writes the policy of selective recompute.
+/// Writes the policy of selective activation checkpointing.
 fn selective(to: &mut String, s: &Scenario) -> fmt::Result {
     let saved = s.train.recompute_save.as_deref().map_or_else(
         || vec!["mm", "addmm", "attention", "conv"],
@@ -88,7 +88,7 @@ fn selective(to: &mut String, s: &Scenario) -> fmt::Result {
     Ok(())
 }
 
-/// Returns PyTorch's operators for a kernel's name.
+/// Returns PyTorch's operators for a kernel name.
 fn operators(name: &str) -> &[&str] {
     match name {
         "mm" => &["mm"],
@@ -218,7 +218,7 @@ fn units(to: &mut String, s: &Scenario) -> fmt::Result {
     )
 }
 
-/// Returns how many blocks form a unit.
+/// Returns the number of blocks in a unit.
 fn together(patterns: &[UnitPattern]) -> usize {
     patterns.first().map_or(1, |p| p.modules.len()).max(1)
 }
@@ -241,7 +241,7 @@ fn prefetch(to: &mut String, pass: &str, depth: &Prefetch) -> fmt::Result {
     )
 }
 
-/// Writes what changes between the micro-batches of a step.
+/// Writes the settings that change between the micro-batches of a step.
 fn accumulate(to: &mut String, s: &Scenario) -> fmt::Result {
     let sync = s.fsdp.gradient_sync;
     if s.train.grad_accum == 1 || (sync == GradientSync::Every && s.fsdp.reshard_after_backward) {
@@ -268,7 +268,7 @@ fn dtype(dtype: DType) -> &'static str {
     }
 }
 
-/// Returns what `fully_shard` cannot express.
+/// Returns the settings that `fully_shard` cannot express.
 fn lost(s: &Scenario) -> Vec<Unexpressed> {
     let mut all = Vec::new();
     let mut unless = |fine: bool, set: String, why: &str| {

@@ -1,25 +1,25 @@
-//! Which keys of a framework say what a scenario key says: the reverse of the tables of formats.
+//! Maps scenario keys to the keys of frameworks. This is the inverse of the tables of the formats.
 //!
 //! Keys that formats read as an integer or number of a scenario need no rule.
 
 use crate::table::{Format, To};
 use shardlab_plan::Scenario;
 
-/// A scenario key with a value, and the keys of a framework that say the same.
+/// A scenario key with a value, and the equivalent keys of a framework.
 struct Rule {
     format: &'static str,
     key: &'static str,
     value: &'static str,
-    /// The rule is for files with this key.
+    /// If set, the rule only applies to files that have this key.
     with: Option<&'static str>,
     to: &'static [(&'static str, &'static str)],
 }
 
-/// Any value.
+/// Matches any value.
 const ANY: &str = "*";
-/// Stands for the sequences per step over all ranks.
+/// Placeholder for the number of sequences per step over all ranks.
 const GLOBAL: &str = "{global}";
-/// Stands for the value of the scenario.
+/// Placeholder for the value in the scenario.
 const SAME: &str = "{value}";
 
 const ACCELERATE: &str = "Accelerate";
@@ -41,9 +41,8 @@ const REDUCE: &str = "precision.reduce_dtype";
 
 const SHARDING: &str = "fsdp_config.fsdp_sharding_strategy";
 
-/// Writes a table of rules, one per line: `FORMAT: KEY = VALUE => [PATH = VALUE, …];`, or
-/// `FORMAT if PATH: …` for files that have this path. Of several rules that apply, the first one
-/// counts.
+/// Defines a table of rules, one per line: `FORMAT: KEY = VALUE => [PATH = VALUE, …];`, or
+/// `FORMAT if PATH: …` for files that have this path. The first rule that applies wins.
 macro_rules! rules {
     ($($format:ident $(if $with:tt)?: $key:tt = $value:tt => [$($path:tt = $to:tt),*];)*) => {
         &[$(Rule {
@@ -151,12 +150,12 @@ const RULES: &[Rule] = rules! {
     DEEPSPEED: "fsdp.async_reduce" = "true" => ["zero_optimization.overlap_comm" = "true"];
     DEEPSPEED: "fsdp.async_reduce" = "false" => ["zero_optimization.overlap_comm" = "false"];
     DEEPSPEED: "precision.param_dtype" = "bf16" => ["bf16.enabled" = "true"];
-    // All blocks are what frameworks recompute if nothing else is said.
+    // Frameworks recompute all blocks by default.
     ANY: "train.recompute_layers" = "all" => [];
 };
 
-/// Returns the keys of a framework with the values that say the same as a scenario key; `None` if
-/// there are none. `has` says which keys a file has already.
+/// Returns the keys of a framework, with their values, that are equivalent to a scenario key;
+/// `None` if there are none. `has` returns whether the file already has a key.
 pub(super) fn pairs(
     format: &Format,
     key: &str,

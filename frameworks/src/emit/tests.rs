@@ -1,4 +1,4 @@
-//! Read, emit, read again: over the published configurations, and by hand.
+//! Reads, emits and reads again, for the published configurations and for cases written by hand.
 
 use super::edit::literal;
 use super::{Form, edit, edit_scenario, fresh, python};
@@ -10,7 +10,7 @@ use shardlab_plan::scenario;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Reads a file with other texts.
+/// Reads a file, with other texts for some files.
 fn read_again(path: &Path, options: &Options, texts: BTreeMap<PathBuf, String>) -> Job {
     let mut reader = Reader {
         texts,
@@ -21,7 +21,7 @@ fn read_again(path: &Path, options: &Options, texts: BTreeMap<PathBuf, String>) 
     Job::new(&[path.into()], reader)
 }
 
-/// Changes that a tuned job can have, for a batch of `all` sequences per rank.
+/// Changes that tuning a job can make, for a batch of `all` sequences per rank.
 fn changes(all: u64) -> Vec<Vec<String>> {
     let one = |set: &str| vec![set.to_owned()];
     vec![
@@ -41,8 +41,8 @@ fn changes(all: u64) -> Vec<Vec<String>> {
     ]
 }
 
-/// What is written is read as the same scenario, except for what is reported as not expressed. All
-/// other lines stay as they are.
+/// What is written reads back as the same scenario, except for changes that are reported as not
+/// expressed. All other lines stay the same.
 #[test]
 fn what_is_emitted_is_read_again() {
     let (mut expressed, mut lost) = (0, 0);
@@ -86,7 +86,7 @@ fn what_is_emitted_is_read_again() {
                 );
             }
         }
-        // Without changes, nothing changes.
+        // Without changes, the files stay the same.
         let edits = edit(std::slice::from_ref(&path), &options, &[], &base).unwrap();
         assert!(edits.files.is_empty() && edits.lost.is_empty(), "{shown}");
     }
@@ -139,7 +139,7 @@ fn yaml_keeps_comments_and_order() {
     assert_eq!(lost, ["fsdp.prefetch_backward=2"]);
 }
 
-/// A sample is two sequences.
+/// A sample consists of two sequences.
 #[test]
 fn samples_that_are_pairs_are_counted_once() {
     let text = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nmicro_batch_size: 3\n\
@@ -330,7 +330,7 @@ fn python_says_what_it_does_not_express() {
 }
 
 proptest! {
-    /// A number that is written into a scenario is the one that is read.
+    /// A number written into a scenario reads back as the same number.
     #[test]
     fn any_number_is_written_in_place(n in 1..100_000_u64, comment in "[ a-z#=\\[\\]\"]{0,20}") {
         let text = format!("[train]\nmicro_batch = 7 # {comment}\n");
@@ -338,7 +338,7 @@ proptest! {
         prop_assert_eq!(after.unwrap(), format!("[train]\nmicro_batch = {n} # {comment}\n"));
     }
 
-    /// A word is a string in TOML, whatever YAML takes it for.
+    /// A word is a string in TOML, even if YAML reads it as a boolean.
     #[test]
     fn words_are_strings(word in "[a-z_]{1,12}") {
         let expected = match word.as_str() {

@@ -1,4 +1,4 @@
-//! Hugging Face Accelerate: the file that `accelerate config` writes.
+//! Hugging Face Accelerate: the file written by `accelerate config`.
 
 use super::deepspeed::DEEPSPEED;
 use super::fsdp;
@@ -139,7 +139,7 @@ const KEYS: &[Key] = &[
     lost("use_cpu", "GPUs are predicted"),
 ];
 
-/// Reads the type of computation.
+/// Reads the compute dtype.
 pub(super) fn mixed_precision(node: &Node) -> Result<Effect, String> {
     Ok(match node.full().as_str() {
         "no" | "false" => Effect::Mixed(Dtype::F32),
@@ -184,7 +184,7 @@ const ASIDES: &[(&str, &[&str])] = &[
     ("TPUs only", &["downcast_bf16"]),
 ];
 
-/// Accelerate's own options of DeepSpeed.
+/// Accelerate's own options for DeepSpeed.
 pub(super) const PLUGIN: &[Key] = &[
     fact("zero_stage", Fact::ZeroStage),
     with("offload_optimizer_device", |node| {

@@ -105,7 +105,7 @@ const KEYS: &[Key] = &[
     decisive("sequence_parallel_degree", CONTEXT),
     with("adapter", |node| {
         Ok(match node.text() {
-            // QLoRA also has `load_in_4bit`, which decides.
+            // For QLoRA, `load_in_4bit` decides the packed format.
             Some("lora" | "qlora") => Effect::Fact(Fact::Adapter, 1),
             _ => Effect::Decisive(ADAPTER),
         })
@@ -238,16 +238,16 @@ const ONE_RANK: &str = "adapters are predicted with one rank";
 const EXPERT_KERNELS: &str = "experts are predicted as grouped matmuls";
 const LOADED: &str = "weights are predicted as the keys of the adapter say";
 
-/// Reads the kind of training on preferences. Losses over pairs run both answers of a sample in
-/// one forward; DPO and IPO run it again without gradients for the reference, which is the model
-/// without its adapters (`setup_reference_model`).
+/// Reads the preference training method. Losses over pairs run both answers of a sample in one
+/// forward. DPO and IPO run a second forward without gradients for the reference, which is the
+/// model without its adapters (`setup_reference_model`).
 fn preferences(node: &Node) -> Result<Effect, String> {
     Ok(match node.text() {
         Some("dpo" | "ipo") => Effect::All(vec![
             Effect::Fact(Fact::Pairs, 1),
             Effect::Fact(Fact::Reference, 1),
         ]),
-        // Without adapters, Axolotl loads a second model for SimPO, too.
+        // Without adapters, Axolotl loads a second model even for SimPO.
         Some("simpo") => Effect::All(vec![
             Effect::Fact(Fact::Pairs, 1),
             Effect::Fact(Fact::Reference, 0),

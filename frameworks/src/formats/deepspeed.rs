@@ -1,4 +1,4 @@
-//! DeepSpeed's JSON. Values may be `auto`: the Trainer fills them in.
+//! DeepSpeed's JSON. The Trainer fills in values that are `auto`.
 
 use crate::convert::{
     LOGGING, SAVING, VALUES, betas, compiled_regions, mixed_bf16, mixed_f16, set,
@@ -286,7 +286,7 @@ fn enabled_f16(node: &Node) -> Result<Effect, String> {
     mixed_f16(node)
 }
 
-/// Reads where state is kept.
+/// Reads the device that holds state.
 pub(super) fn device(node: &Node, fact: Fact) -> Effect {
     match node.full().as_str() {
         "cpu" => Effect::Fact(fact, 1),

@@ -1,4 +1,4 @@
-//! Options of FSDP as Accelerate, the Trainer and Axolotl write them.
+//! FSDP options as Accelerate, the Trainer and Axolotl write them.
 
 use crate::convert::{SAVING, full_recompute, if_true, set};
 use crate::table::{Effect, Fact, Fallback, Format, Key, Table, To, key, lost, quoted, with};
@@ -8,7 +8,7 @@ pub(super) const KEYS: &[Key] = &[
     key("version", To::Fact(Fact::FsdpVersion)),
     with("sharding_strategy", strategy),
     with("reshard_after_forward", |node| match &node.value {
-        // FSDP1 of Accelerate 1.15 has the strategy under this name.
+        // FSDP1 in Accelerate 1.15 uses this key for the strategy.
         Value::Text(text) if text.contains("SHARD") => strategy(node),
         _ => Ok(Effect::Fact(Fact::Reshard, node.truth()?.into())),
     }),
@@ -87,7 +87,7 @@ pub(super) const ASIDES: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Keys of FSDP with the prefix that they may have.
+/// Returns the table of FSDP keys, with their optional prefix.
 pub(super) const fn table(under: &'static str) -> Table {
     Table {
         under,
@@ -97,7 +97,7 @@ pub(super) const fn table(under: &'static str) -> Table {
     }
 }
 
-/// A file of FSDP options alone, which `fsdp_config` of the Trainer can name.
+/// A file that contains only FSDP options; `fsdp_config` of the Trainer can name one.
 pub(super) static FSDP: Format = Format {
     name: "the Trainer's fsdp_config",
     tables: &[table("")],
@@ -108,7 +108,7 @@ pub(super) static FSDP: Format = Format {
     defaults: &[TORCH_SEGMENTS],
 };
 
-/// PyTorch's default.
+/// PyTorch's default for `expandable_segments`.
 pub(super) const TORCH_SEGMENTS: Fallback = Fallback {
     key: "fsdp.expandable_segments",
     value: "false",
@@ -149,7 +149,7 @@ fn offload(node: &Node) -> Result<Effect, String> {
     Ok(Effect::Fact(Fact::OffloadAll, node.truth()?.into()))
 }
 
-/// Reads the words of the Trainer's `fsdp`: true, or a text such as `full_shard auto_wrap offload`.
+/// Reads the Trainer's `fsdp`: true, or words such as `full_shard auto_wrap offload`.
 pub(super) fn words(node: &Node) -> Result<Effect, String> {
     if let Value::Bool(on) = node.value {
         let two = Effect::All(vec![

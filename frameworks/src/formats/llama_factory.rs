@@ -50,7 +50,7 @@ const KEYS: &[Key] = &[
     with("stage", |node| {
         Ok(match node.text() {
             Some("sft" | "pt") => Effect::Aside("as predicted"),
-            // `pref_loss` says whether there is a reference.
+            // `pref_loss` decides whether there is a reference model.
             Some("dpo") => Effect::All(vec![
                 Effect::Fact(Fact::Pairs, 1),
                 Effect::Fact(Fact::Reference, 1),

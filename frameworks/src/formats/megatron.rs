@@ -1,4 +1,4 @@
-//! Megatron-LM's arguments: of a shell script, or of `--yaml-cfg`.
+//! Megatron-LM's arguments, from a shell script or from the file that `--yaml-cfg` names.
 
 use crate::convert::{
     DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, decay_of_matrices, float8_format,
@@ -29,8 +29,8 @@ pub(crate) static MEGATRON: Format = Format {
 /// The file that `--yaml-cfg` names.
 pub(crate) static MEGATRON_YAML: Format = FORMAT;
 
-/// Which layers have experts: all, or all behind the first ones, as expressions of Python such as
-/// `[0]*3+[1]*58`.
+/// Reads which layers have experts: all of them, or all after the first ones. Accepts Python
+/// expressions such as `[0]*3+[1]*58`.
 fn expert_layers(node: &Node) -> Result<Effect, String> {
     let full = node.full();
     let text: String = full.chars().filter(|c| !" ()\"'".contains(*c)).collect();
@@ -56,14 +56,14 @@ fn expert_layers(node: &Node) -> Result<Effect, String> {
     })
 }
 
-/// Why a name of an option has no effect.
+/// Why the name of a sharding strategy has no effect.
 const HSDP: &str = "the outer sharding strategy decides";
 
 const fn positions(positions: Positions) -> Effect {
     Effect::Fact(Fact::Positions, positions as u64)
 }
 
-/// Notes that layers differ in kind.
+/// Notes that the layers are of different kinds.
 fn other_layers(node: &Node) -> Result<Effect, String> {
     Ok(match node.value {
         crate::tree::Value::Bool(false) => Effect::Aside("off"),
@@ -71,7 +71,7 @@ fn other_layers(node: &Node) -> Result<Effect, String> {
     })
 }
 
-/// Reads Transformer Engine's formats, which turn 8 bits on.
+/// Reads Transformer Engine's formats, which turn on 8-bit matmuls.
 fn float8_on(node: &Node) -> Result<Effect, String> {
     let on = Effect::Fact(Fact::Float8, 1);
     Ok(match node.full().as_str() {
@@ -297,7 +297,7 @@ const KEYS: &[Key] = &[
     with("moe-token-dispatcher-type", |node| {
         let found = match node.text() {
             Some("allgather") => 0,
-            // Older versions have a sequential one, too.
+            // Older versions also have a sequential dispatcher.
             Some("alltoall" | "alltoall_seq") => 1,
             Some("flex") => 2,
             _ => return Err(node.expected("allgather, alltoall or flex")),
@@ -508,7 +508,7 @@ const KEYS: &[Key] = &[
     with("cuda-graph-scope", captured_modules),
 ];
 
-/// Reads an older flag, which stands for `--cuda-graph-impl local` or `transformer_engine`.
+/// Reads a deprecated flag that is equivalent to `--cuda-graph-impl local` or `transformer_engine`.
 fn graph_per_layer(node: &Node) -> Result<Effect, String> {
     if_true(node, Effect::Fact(Fact::CudaGraph, 1))
 }
@@ -526,7 +526,7 @@ fn captured_modules(node: &Node) -> Result<Effect, String> {
     Ok(Effect::Fact(Fact::CudaGraphModules, bits))
 }
 
-/// Reads a probability of dropout.
+/// Reads a dropout probability.
 fn dropout(node: &Node) -> Result<Effect, String> {
     Ok(match node.number()? {
         0.0 => Effect::Aside("off"),

@@ -1,5 +1,5 @@
-//! The command that starts a script with the Trainer's arguments: those of the Trainer and of TRL,
-//! and, before the name of the script, those of `torchrun`, `accelerate launch` or `deepspeed`.
+//! Commands that start a script with the arguments of the Trainer and of TRL. Arguments of
+//! `torchrun`, `accelerate launch` or `deepspeed` may come before the name of the script.
 
 use super::accelerate::{self, ACCELERATE};
 use super::{fsdp, trainer};
@@ -7,7 +7,7 @@ use crate::convert::{LAUNCH, adapter, four_bits_twice, if_true};
 use crate::table::{Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, with};
 use crate::tree::{Name, Node, Value};
 
-/// Arguments that only such a script has; any of them is enough.
+/// Arguments that only such scripts have; any one of them is enough.
 const SIGNS: [&str; 2] = ["--model-name-or-path", "--per-device-train-batch-size"];
 
 pub(crate) static TRAINER_SCRIPT: Format = Format {
@@ -52,7 +52,7 @@ const LAUNCHERS: &[Key] = &[
         if_true(node, Effect::Engine(Engine::DeepSpeed))
     }),
     with("include", included),
-    // Arguments that scripts in the manner of Stanford Alpaca define themselves.
+    // Arguments that Alpaca-style scripts define themselves.
     integer("model_max_length", "train.seq_len"),
     with("lora_enable", adapter),
     with("q_lora", four_bits_twice),
@@ -90,7 +90,7 @@ const ASIDES: &[(&str, &[&str])] = &[(
     ],
 )];
 
-/// Counts the GPUs of DeepSpeed's `--include localhost:0,1,2,3`; several hosts are joined by `@`.
+/// Counts the GPUs in DeepSpeed's `--include localhost:0,1,2,3`. Several hosts are joined by `@`.
 fn included(node: &Node) -> Result<Effect, String> {
     let text = node.full();
     let hosts: Vec<&str> = text.split('@').collect();
@@ -104,7 +104,8 @@ fn included(node: &Node) -> Result<Effect, String> {
     })
 }
 
-/// Returns the arguments of a command with the names of the Trainer, if it has such arguments.
+/// Returns the arguments of a command under the Trainer's names, or `None` if it has no such
+/// arguments.
 pub(crate) fn arguments(command: &Node) -> Option<Node> {
     let entries = command.entries();
     let is_sign = |(name, _): &(Name, Node)| SIGNS.contains(&name.text.as_str());

@@ -1,5 +1,5 @@
-//! torchtitan: the TOML of its configurations until 2025, and the job configuration that every
-//! version prints into its log.
+//! torchtitan: the TOML configurations used until 2025, and the job configuration that every
+//! version prints to its log.
 
 use crate::convert::{
     CONTEXT, DATA, EVALUATION, LAUNCH, LOGGING, PIPELINE, SAVING, VALUES, clip, compiled_blocks,
@@ -120,7 +120,7 @@ const KEYS: &[Key] = &[
     with("parallelism.fsdp_reshard_after_forward", |node| {
         Ok(match node.text() {
             Some("never") => Effect::Fact(Fact::Reshard, 0),
-            // Without pipeline parallelism, the default is to reshard.
+            // Without pipeline parallelism, parameters are resharded by default.
             _ => Effect::Fact(Fact::Reshard, 1),
         })
     }),
@@ -141,7 +141,7 @@ const KEYS: &[Key] = &[
             ),
         })
     }),
-    // Logs since 2026 have no mode, but the options of the class that recomputes.
+    // Logs since 2026 have no mode; they contain the options of the activation checkpointing class.
     with("activation_checkpoint.debug", |_| {
         Ok(Effect::Fact(Fact::Recompute, 1))
     }),
@@ -202,8 +202,8 @@ const KEYS: &[Key] = &[
     ),
 ];
 
-/// Returns the linear layers that stay in 16 bits: those whose names have one of the texts in them.
-/// The output head and routers stay so without being listed.
+/// Reads the names of linear layers that stay in 16 bits: those that contain one of the listed
+/// strings. The output head and routers always do.
 pub(super) fn float8_filters(node: &Node) -> Result<Effect, String> {
     let words = node.words().unwrap_or_default();
     let words = words.split([' ', ',']).filter(|word| !word.is_empty());

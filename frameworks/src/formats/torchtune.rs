@@ -36,7 +36,7 @@ const KEYS: &[Key] = &[
     integer("model.lora_rank", "lora.r"),
     number("model.lora_alpha", "lora.lora_alpha"),
     with("model.lora_attn_modules", |node| {
-        // The only name that differs from transformers' ones.
+        // This is the only name that differs from those of transformers.
         let words = node
             .words()
             .ok_or_else(|| node.expected("a list of layers"))?;
@@ -241,7 +241,7 @@ const ASIDES: &[(&str, &[&str])] = &[
     ("as predicted", &["optimizer.fused"]),
 ];
 
-/// Reads a builder of a model: `torchtune.models.llama3_1.llama3_1_8b`.
+/// Reads the model builder: `torchtune.models.llama3_1.llama3_1_8b`.
 fn model(node: &Node) -> Result<Effect, String> {
     let path = node.full();
     let builder = path.rsplit('.').next().unwrap_or(&path);
@@ -262,7 +262,7 @@ fn model(node: &Node) -> Result<Effect, String> {
         .replace("llama3_", "llama-3_")
         .replace("llama2", "llama-2")
         .replace("qwen2_5", "qwen2.5");
-    // What is left are separators, and decimal points in sizes such as 0_5b.
+    // The remaining underscores are separators, or decimal points in sizes such as `0_5b`.
     let parts: Vec<&str> = name.split('_').collect();
     let name = match parts.as_slice() {
         [family, whole, tenths] if tenths.ends_with('b') => format!("{family}-{whole}.{tenths}"),
@@ -276,13 +276,13 @@ fn model(node: &Node) -> Result<Effect, String> {
     Ok(Effect::All(effects))
 }
 
-/// Modules that are units besides the blocks.
+/// Reads the modules that are units in addition to the blocks.
 fn units(node: &Node) -> Result<Effect, String> {
     let names = node
         .words()
         .ok_or_else(|| node.expected("a list of modules"))?;
     let mut units = vec![quoted("layers.*")];
-    // Models with several inputs have them in `decoder`.
+    // Multimodal models have these modules in `decoder`.
     let names = names.split_whitespace();
     for name in names.map(|n| n.strip_prefix("decoder.").unwrap_or(n)) {
         if !matches!(name, "tok_embeddings" | "output" | "norm") {

@@ -42,7 +42,7 @@ pub(crate) static TRAINER: Format = Format {
     defaults: DEFAULTS,
 };
 
-/// The arguments that LLaMA-Factory has, too.
+/// Arguments that LLaMA-Factory shares.
 pub(super) const TABLE: Table = Table {
     under: "",
     prefix: "",

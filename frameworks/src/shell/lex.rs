@@ -4,7 +4,7 @@ use super::word::{Assignment, Line, Part, Word, assigned, assignment, push};
 use crate::error::ConfigError;
 use shardlab_plan::scenario::Position;
 
-/// Nesting of defaults and arrays at most.
+/// Maximum nesting of defaults and arrays.
 const MOST_DEPTH: usize = 16;
 
 struct Lexer<'t> {
@@ -17,7 +17,7 @@ struct Lexer<'t> {
 /// Splits a script.
 ///
 /// # Errors
-/// Quotes and brackets that do not end.
+/// Fails if a quote or bracket is not closed.
 pub(super) fn lines(file: &str, text: &str) -> Result<Vec<Line>, ConfigError> {
     let mut lexer = Lexer {
         file,
@@ -37,7 +37,7 @@ pub(super) fn lines(file: &str, text: &str) -> Result<Vec<Line>, ConfigError> {
             }
             Some('#') => lexer.comment(),
             Some('>' | '<') => lexer.redirection(&mut line)?,
-            // A command in the background or a pipe ends what matters of a line.
+            // Nothing relevant follows a background command or a pipe on the same line.
             Some(c @ ('&' | '|')) => {
                 let at = lexer.at;
                 lexer.next();
@@ -71,7 +71,7 @@ pub(super) fn lines(file: &str, text: &str) -> Result<Vec<Line>, ConfigError> {
             Some(_) => {
                 let word = lexer.word()?;
                 let is_then = matches!(word.literal(), Some("then" | "else" | "do" | "fi"));
-                // Keywords stand alone.
+                // Each keyword forms its own line.
                 if is_then && !line.words.is_empty() {
                     lines.push(std::mem::take(&mut line));
                 }
@@ -107,7 +107,7 @@ impl Lexer<'_> {
         ConfigError::at(self.file, at, message)
     }
 
-    /// Skips blanks and continued lines.
+    /// Skips blanks and line continuations.
     fn blanks(&mut self) {
         while let Some(c) = self.peek() {
             let goes_on = c == '\\' && {
@@ -129,8 +129,8 @@ impl Lexer<'_> {
         }
     }
 
-    /// Skips a redirection, with the number of its stream and its file: `2>&1`, `&> log`. The text
-    /// of a here-document is skipped where it is data, and read as commands elsewhere.
+    /// Skips a redirection with its stream number and file: `2>&1`, `&> log`. The text of a
+    /// here-document is skipped if it is data, and read as commands otherwise.
     fn redirection(&mut self, line: &mut Line) -> Result<(), ConfigError> {
         let start = self.at;
         let mut operator = String::new();
@@ -158,12 +158,12 @@ impl Lexer<'_> {
         Ok(())
     }
 
-    /// Skips the lines of a here-document, up to the one that has the mark alone.
+    /// Skips the lines of a here-document, up to its delimiter.
     fn skip_document(&mut self, mark: &Word) {
         let Some(Part::Literal { text: mark, .. }) = mark.parts.first() else {
             return;
         };
-        // The rest of the command is on the line of the mark.
+        // The rest of the command is on the line of the `<<`.
         while self.next().is_some_and(|c| c != '\n') {}
         let mut text = String::new();
         while let Some(c) = self.next() {
@@ -249,7 +249,7 @@ impl Lexer<'_> {
             }
         }
         push(&mut parts, &mut text);
-        // A single character that starts no word.
+        // This is a single character that starts no word.
         if parts.is_empty() {
             let c = self.next().map(String::from).unwrap_or_default();
             return Ok(self.literal(at, c));
@@ -336,7 +336,7 @@ impl Lexer<'_> {
         Ok(())
     }
 
-    /// Reads what starts with a dollar sign, or a command in backquotes.
+    /// Reads an expansion that starts with a dollar sign, or a command in backquotes.
     fn dollar(&mut self, quoted: bool) -> Result<Part, ConfigError> {
         let at = self.at;
         if self.next() == Some('`') {
@@ -388,7 +388,7 @@ impl Lexer<'_> {
         }
     }
 
-    /// Returns the text up to the bracket that closes.
+    /// Returns the text up to the closing bracket.
     fn until(&mut self, at: Position, open: char, close: char) -> Result<String, ConfigError> {
         let mut depth = 1;
         let mut text = String::new();
@@ -406,7 +406,7 @@ impl Lexer<'_> {
         Err(self.error(at, "this expansion does not end"))
     }
 
-    /// Reads what is within `${…}`: a name, `[@]`, and a default.
+    /// Reads the contents of `${…}`: a name, `[@]`, and a default.
     fn braces(&self, inner: &str, quoted: bool) -> Result<Part, ConfigError> {
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let end = inner.find(|c| !is_name(c)).unwrap_or(inner.len());
@@ -424,7 +424,7 @@ impl Lexer<'_> {
             .or(rest.strip_prefix(":="));
         let default = match default {
             None if rest.is_empty() => None,
-            // Patterns and substrings need more than a lookup.
+            // Patterns and substrings are not supported.
             None => return Ok(Part::Command),
             Some(text) => {
                 let mut inner = Lexer {

@@ -13,7 +13,7 @@ pub(super) struct Line {
 pub(super) struct Word {
     pub(super) at: Position,
     pub(super) parts: Vec<Part>,
-    /// What it assigns, if it is an assignment.
+    /// The assignment, if the word is one.
     pub(super) assignment: Option<Assignment>,
 }
 
@@ -38,14 +38,14 @@ pub(super) enum Part {
         default: Option<Vec<Part>>,
         quoted: bool,
     },
-    /// The text within `$((…))`.
+    /// The text inside `$((…))`.
     Arithmetic(String),
-    /// `$(…)` or backquotes.
+    /// A command in `$(…)` or backquotes.
     Command,
 }
 
 impl Word {
-    /// Returns the text of a word without quotes and variables.
+    /// Returns the text of a word if it has neither quotes nor variables.
     pub(super) fn literal(&self) -> Option<&str> {
         match self.parts.as_slice() {
             [
@@ -68,7 +68,7 @@ impl Word {
     }
 }
 
-/// Ends a literal part.
+/// Ends a literal part and adds it to `parts`.
 pub(super) fn push(parts: &mut Vec<Part>, text: &mut String) {
     if !text.is_empty() {
         let text = std::mem::take(text);
@@ -79,7 +79,7 @@ pub(super) fn push(parts: &mut Vec<Part>, text: &mut String) {
     }
 }
 
-/// Returns the name of `NAME=` or `NAME+=`.
+/// Returns the name in `NAME=` or `NAME+=`, and whether the assignment appends.
 pub(super) fn assigned(text: &str) -> Option<(String, bool)> {
     let name = text.strip_suffix('=')?;
     let (name, appends) = match name.strip_suffix('+') {
@@ -94,7 +94,7 @@ fn is_name(name: &str) -> bool {
     name.chars().all(is) && name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
 }
 
-/// Takes an assignment apart.
+/// Splits an assignment off the parts of a word.
 pub(super) fn assignment(parts: &mut Vec<Part>) -> Option<Assignment> {
     let Some(Part::Literal {
         text,

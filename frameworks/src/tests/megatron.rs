@@ -22,7 +22,7 @@ fn parameters(more: &str) -> u64 {
         .sum()
 }
 
-/// The counts are sums of the shapes in Megatron-Core's `GPTModel`.
+/// Parameter counts are sums over the shapes in Megatron-Core's `GPTModel`.
 #[test]
 fn models_have_megatrons_parameters() {
     let (attention, norm, table) = (4 * 64 * 64, 2 * 64, 128 * 64);
@@ -39,19 +39,19 @@ fn models_have_megatrons_parameters() {
     let flags = "--vocab-size 128 --squared-relu --disable-bias-linear --position-embedding-type rope \
                  --untie-embeddings-and-output-weights --apply-layernorm-1p --rotary-percent 0.5";
     assert_eq!(parameters(flags), nemotron);
-    // Llama: the width of the feed-forward layer is a multiple of 64; queries in groups.
+    // Llama: the width of the feed-forward layer is a multiple of 64; grouped queries.
     let ffn = 8 * 64 / 3 / 64 * 64;
     let grouped = 2 * 64 * 64 + 2 * 32 * 64;
     let llama = table + 2 * (grouped + 3 * 64 * ffn + 2 * 64) + 64;
     let flags = "--vocab-size 128 --swiglu --disable-bias-linear --position-embedding-type rope \
                  --normalization RMSNorm --group-query-attention --num-query-groups 2";
     assert_eq!(parameters(flags), llama);
-    // Groups count only with the flag.
+    // The number of groups is used only with the flag.
     let alone = flags.replace("--group-query-attention", "");
     assert_eq!(parameters(&alone), llama + 2 * (4 * 64 * 64 - grouped));
 }
 
-/// Latent attention as `MLASelfAttention` has it: a norm for each compressed vector.
+/// Latent attention as in `MLASelfAttention`: one norm for each compressed vector.
 #[test]
 fn latent_attention_of_megatron_is_read() {
     let flags = "--vocab-size 128 --swiglu --disable-bias-linear --position-embedding-type rope \
@@ -90,7 +90,7 @@ fn recomputed_blocks_of_megatron_are_counted() {
     assert_eq!(layers(uniform), None);
 }
 
-/// The end of a schedule says nothing about a constant or a linear one.
+/// The end of a schedule does not matter for constant and linear schedules.
 #[test]
 fn a_smallest_learning_rate_needs_a_cosine() {
     let of = |style: &str| {
@@ -101,7 +101,7 @@ fn a_smallest_learning_rate_needs_a_cosine() {
     assert_eq!(of("cosine").as_deref(), Some("1e-5"));
 }
 
-/// `--model` replaces what the arguments say of the model.
+/// `--model` replaces the arguments that describe the model.
 #[test]
 fn a_model_by_option_replaces_that_of_the_arguments() {
     let model = "../tests/data/configs/Qwen--Qwen3-0.6B.json";
@@ -128,15 +128,15 @@ fn a_size_that_no_argument_gives_is_asked_for() {
     );
 }
 
-/// Models without and with experts, whose dispatcher reads counts on the host.
+/// Models without and with experts. The dispatcher of the latter reads token counts on the host.
 const DENSE: &str = "--vocab-size 128 --swiglu --disable-bias-linear --position-embedding-type rope \
                      --normalization RMSNorm --ffn-hidden-size 128";
 const EXPERTS: &str = "--num-experts 4 --moe-router-topk 2 --moe-ffn-hidden-size 32 --expert-model-parallel-size 2 \
                        --moe-token-dispatcher-type alltoall";
 const PADDED: &str = "--moe-expert-capacity-factor 2.0 --moe-pad-expert-input-to-capacity";
 
-/// The arguments are those of Megatron-LM's guide to CUDA graphs, of this version and of earlier
-/// ones; a scenario follows from each.
+/// Arguments from Megatron-LM's guide to CUDA graphs, of the current version and of earlier ones,
+/// and the scenarios that result.
 #[test]
 fn cuda_graphs_of_megatron_are_scopes() {
     let graph = |flags: &str| {

@@ -1,4 +1,4 @@
-//! Options of recipes that public configurations have.
+//! Tests of options that public recipes use.
 
 use super::{eight, setting, try_text};
 use crate::{Job, Lack};
@@ -7,7 +7,7 @@ fn read(name: &str, text: &str) -> Job {
     try_text(name, text, &eight()).unwrap_or_else(|e| panic!("{e}\n{text}"))
 }
 
-/// Returns the keys without which no prediction is possible.
+/// Returns the keys that make a prediction impossible.
 fn refused(text: &str) -> Vec<String> {
     let job = read("job.yaml", text);
     job.decisive().map(|r| r.key.clone()).collect()
@@ -24,7 +24,7 @@ fn keys_without_a_value_and_comments_say_nothing() {
     }
 }
 
-/// Jobs that are no training on texts, or have a second model.
+/// Jobs that do not train on text, or that have a second model, are not predicted.
 #[test]
 fn recipes_that_train_otherwise_are_refused() {
     let torchtune = "model:\n  _component_: torchtune.models.llama3_2.llama3_2_1b\nbatch_size: 1\n\
@@ -69,7 +69,7 @@ fn recipes_that_train_otherwise_are_refused() {
     }
 }
 
-/// DPO with adapters: two sequences per sample, and a forward of the model without adapters.
+/// DPO with adapters has two sequences per sample, and a forward of the model without adapters.
 #[test]
 fn pairs_of_torchtune_and_llama_factory_are_read() {
     let torchtune = "model:\n  _component_: torchtune.models.llama3_1.lora_llama3_1_8b\nbatch_size: 4\n\
@@ -92,7 +92,7 @@ fn pairs_of_torchtune_and_llama_factory_are_read() {
     assert_eq!(refused(&full), ["stage"]);
 }
 
-/// A builder of torchtune that takes the sizes: TinyLlama has 1,100,048,384 parameters.
+/// Reads a torchtune builder that takes sizes: TinyLlama has 1,100,048,384 parameters.
 #[test]
 fn models_of_torchtune_may_be_given_by_sizes() {
     let text = "model:\n  _component_: torchtune.models.llama2.llama2\n  vocab_size: 32000\n  num_layers: 22\n  \
@@ -130,7 +130,8 @@ fn options_of_automodel_are_read() {
     assert_eq!(setting(&job, "train.min_lr"), None);
 }
 
-/// Frameworks have a length of their own; elsewhere the model's is predicted, and a row says so.
+/// Some frameworks have their own default length. For others, the model's length is predicted, and
+/// a row says so.
 #[test]
 fn a_length_that_no_key_gives_is_named() {
     let length = |text: &str| {

@@ -1,4 +1,4 @@
-//! Shell scripts: what starts a job, and with which arguments.
+//! Shell scripts: which command starts a job, and with which arguments.
 
 use super::{eight, setting, try_text};
 use crate::{Job, Lack, Status};
@@ -7,7 +7,7 @@ fn read(script: &str) -> Job {
     try_text("train.sh", script, &eight()).unwrap_or_else(|e| panic!("{e}\n{script}"))
 }
 
-/// Returns the status of an argument and why it has it.
+/// Returns the status of an argument and the reason.
 fn row(job: &Job, key: &str) -> (Status, String) {
     let row = job.rows().iter().find(|r| r.key == key).unwrap();
     (row.status, row.why.clone().unwrap_or_default())
@@ -19,7 +19,7 @@ fn has(job: &Job, wanted: &[(&str, &str)]) {
     }
 }
 
-/// A script in the manner of Stanford Alpaca and FastChat.
+/// A script in the style of Stanford Alpaca and FastChat.
 #[test]
 fn scripts_with_arguments_of_the_trainer_are_read() {
     let script = "#!/bin/bash\n\
@@ -45,7 +45,7 @@ fn scripts_with_arguments_of_the_trainer_are_read() {
             ("mesh.dp_shard", "8"),
         ],
     );
-    // Scripts define arguments of their own: none is a misspelled one.
+    // Scripts define their own arguments, so none of these is misspelled.
     for own in ["my_own_argument", "dataset_names"] {
         assert_eq!(row(&job, own).0, Status::NoCounterpart(Lack::Accuracy));
     }
@@ -73,7 +73,8 @@ fn launchers_of_scripts_are_read() {
     has(&job, &[("train.seq_len", "1024"), ("mesh.dp_shard", "8")]);
 }
 
-/// Whether a script trains adapters, only its code may say; a file that a variable names is needed.
+/// Only the code of a script decides whether it trains adapters. A file that a variable names is
+/// required.
 #[test]
 fn what_decides_a_job_and_is_not_said_is_named() {
     let script = "python mason.py --num_nodes 1 -- torchrun --nproc_per_node 8 train_lora.py \
@@ -88,7 +89,7 @@ fn what_decides_a_job_and_is_not_said_is_named() {
     assert_eq!(decisive, ["deepspeed"]);
 }
 
-/// Commands that are text: `eval`, `bash -c`, and a job that is submitted from a here-document.
+/// Commands inside text: `eval`, `bash -c`, and a job submitted as a here-document.
 #[test]
 fn commands_within_other_commands_are_read() {
     let arguments = "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --vocab-size 256 \
@@ -100,7 +101,7 @@ fn commands_within_other_commands_are_read() {
             "RUN=\"cd /x; python pretrain_gpt.py {arguments}\"\nsbatch <<EOF\n#SBATCH -N 1\nsrun -l \\\n  \
              bash -x -c \"${{RUN}}\" 2>&1 | tee log.txt\nEOF\n"
         ),
-        // Data in a here-document is not a command.
+        // A here-document with data is not a command.
         format!(
             "torchrun --nproc_per_node 8 pretrain_gpt.py {arguments} &> log\n\
              cat > config.json <<END\npython other.py --num-layers 9\nEND\n"
@@ -122,8 +123,8 @@ fn redirections_are_no_values() {
     }
 }
 
-/// What a script takes from its own arguments stays unknown, without blanks that would make it
-/// several values; lists of further options are named.
+/// Values from the script's own arguments stay unknown. They contain no blanks, which would split
+/// them into several values. Lists of further options are reported by name.
 #[test]
 fn what_a_script_does_not_set_is_named() {
     let script = "WARMUP=$(( ${TOKENS} / $1 / ${SEQ} ))\n\

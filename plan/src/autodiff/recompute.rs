@@ -62,7 +62,7 @@ impl Recomputed {
         }
     }
 
-    /// Returns for each op of a forward graph whether selective recompute keeps its results.
+    /// Returns, for each op of a forward graph, whether selective recompute saves its results.
     /// Matmuls are counted from the start of their block (`_get_custom_policy` of torchtitan, which
     /// counts only `mm`).
     fn kept(&self, ops: &[Op]) -> Vec<bool> {
@@ -108,7 +108,7 @@ impl Recomputed {
     }
 }
 
-/// Consecutive forward ops that backward runs again together.
+/// Consecutive forward ops that backward reruns together.
 struct Region {
     /// The block that they form, or the module whose code checkpoints them.
     module: ModuleId,
@@ -118,13 +118,13 @@ struct Region {
     reentrant: bool,
 }
 
-/// Ops that are recomputed, and the values that replace others.
+/// Ops that are recomputed, and the values that replace those of forward.
 #[derive(Default)]
 pub(super) struct State {
     regions: Vec<Region>,
     /// Region of each forward op; empty if there are none.
     region_of: Vec<Option<u32>>,
-    /// Whether the results of each forward op are kept.
+    /// Whether the results of each forward op are saved.
     kept: Vec<bool>,
     /// Whether eager code keeps them even if backward does not need them.
     caches_unneeded: bool,
@@ -338,7 +338,7 @@ impl Engine<'_> {
         }
         let inputs: SmallVec<[ValueId; 4]> =
             op.inputs.iter().map(|&v| self.recompute.get(v)).collect();
-        // Views of kept values are reused, and in-place updates of kept values are not repeated.
+        // Views of saved values are reused, and in-place updates of saved values are not repeated.
         let shares = |v: &ValueId| {
             let root = self.m.graph.value(*v).root;
             op.inputs
@@ -374,7 +374,7 @@ impl Engine<'_> {
         });
     }
 
-    /// Returns the root of the operand that an output shares memory with, or a new buffer.
+    /// Returns the root of the operand whose memory an output shares, or a new buffer.
     fn recomputed_root(&mut self, op: &Op, inputs: &[ValueId], out: ValueId) -> Root {
         let root = self.m.graph.value(out).root;
         if let Some(i) = op
@@ -437,7 +437,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Holds the results that selective recompute keeps until the block's forward runs again, which
+    /// Keeps the results that selective recompute saves until the block's forward is rerun, which
     /// takes them out of the cache.
     fn hold_cached(&mut self) {
         let g = &mut self.m.graph;

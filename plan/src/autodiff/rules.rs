@@ -17,7 +17,8 @@ pub(super) fn differentiable(op: &Op, input: usize) -> bool {
     }
 }
 
-/// Emits the ops that turn gradients of `op`'s outputs into gradients of the inputs that need one.
+/// Emits the ops that turn gradients of `op`'s outputs into gradients of its inputs, if they need
+/// one.
 pub(super) fn vjp(
     g: &mut Graph,
     op: &Op,
@@ -51,7 +52,7 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
         View::Reshape => g.reshape(dy, &shape),
         View::Transpose(a, b) => g.transpose(dy, usize::from(a), usize::from(b)),
         View::Slice { axis, start } => {
-            // `slice_backward` of eager code makes contiguous zeros.
+            // In eager code, `slice_backward` creates contiguous zeros.
             let zeros = if g.functional() {
                 g.fill_like(x, 0.0)
             } else {

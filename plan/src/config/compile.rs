@@ -12,7 +12,7 @@ pub enum CompileMode {
     Regions,
     /// Each block is compiled before sharding; hooks stay outside.
     Blocks,
-    /// Collectives are nodes of one graph that passes bucket and reorder.
+    /// Collectives are nodes of one graph, which passes bucket and reorder.
     Full,
 }
 
@@ -23,19 +23,19 @@ words!(CompileMode {
     Full = "full",
 });
 
-/// A CUDA-graph scope inside a block, with the words of Megatron-LM's `--cuda-graph-scope`.
+/// A CUDA graph scope inside a block, with the names of Megatron-LM's `--cuda-graph-scope`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Scope {
     /// The attention half of a block.
     Attn,
     /// A dense feed-forward half of a block.
     Mlp,
-    /// Of a layer of experts, what comes before tokens are sent: its norm and its router, and the
-    /// shared expert if no exchange of tokens overlaps with it.
+    /// The part of an MoE layer before the token exchange: its norm and its router, and the shared
+    /// expert unless it overlaps with the exchange.
     MoeRouter,
-    /// Of a layer of experts, what finds out where tokens go and puts them in order.
+    /// The part of an MoE layer that computes where tokens go and permutes them.
     MoePreprocess,
-    /// A whole layer of experts.
+    /// A whole MoE layer.
     Moe,
     /// The whole block.
     Block,
@@ -51,13 +51,13 @@ words!(Scope {
 });
 
 impl Scope {
-    /// Returns whether it has work only in layers of experts.
+    /// Returns whether the scope has work only in MoE layers.
     #[must_use]
     pub const fn needs_experts(self) -> bool {
         matches!(self, Self::MoeRouter | Self::MoePreprocess | Self::Moe)
     }
 
-    /// Returns whether it contains the exchange of tokens between ranks.
+    /// Returns whether the scope contains the token exchange between ranks.
     #[must_use]
     pub const fn exchanges_tokens(self) -> bool {
         matches!(self, Self::Moe | Self::Block)
@@ -70,16 +70,16 @@ impl Scope {
 pub enum CudaGraph {
     /// No capture.
     Off,
-    /// Forward and backward of a step (and, with the native policy, its optimizer), collectives
-    /// included, as one graph.
+    /// Forward and backward of a step (and, with the native policy, its optimizer) as one graph,
+    /// including collectives.
     FullIteration,
-    /// These scopes of every block; hooks stay outside.
+    /// Graphs for these scopes of every block; hooks stay outside.
     Scopes(Vec<Scope>),
 }
 
 impl CudaGraph {
-    /// Returns whether a graph contains the exchange of tokens between the ranks of experts, in
-    /// which the host cannot wait.
+    /// Returns whether a graph contains the token exchange between expert-parallel ranks, in which
+    /// the host cannot wait.
     #[must_use]
     pub fn exchanges_tokens(&self) -> bool {
         match self {
@@ -90,17 +90,17 @@ impl CudaGraph {
     }
 }
 
-/// `compile.merge_projections`: which linear layers that read the same input become one GEMM, if
-/// their weights are contiguous.
+/// `compile.merge_projections`: which linear layers with the same input become one GEMM if their
+/// weights are contiguous.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MergeProjections {
     /// One GEMM per layer.
     None,
-    /// In backward only: the gradients of queries, keys and values, and of gate and up.
+    /// Only in backward: the gradients of queries, keys and values, and of gate and up.
     Gradients,
     /// Queries, keys and values, in forward and backward.
     Qkv,
-    /// Those, and gate and up.
+    /// As `Qkv`, and also gate and up.
     All,
 }
 
@@ -116,14 +116,14 @@ words!(MergeProjections {
 pub struct Compile {
     /// Mode.
     pub mode: CompileMode,
-    /// Globs over paths of modules that stay eager, with all that they contain.
+    /// Globs over paths of modules that stay eager, including all modules inside them.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub exclude: Vec<String>,
     /// `full`: bucket collectives up to this many bytes (0: one collective per parameter).
     pub bucket_bytes: u64,
     /// `full`: bytes of collectives that may be in flight.
     pub max_inflight_bytes: u64,
-    /// `full`: extra memory that reordering may cost, as a fraction of the peak without it.
+    /// `full`: extra memory that reordering may use, as a fraction of the peak without it.
     pub memory_budget: f64,
     /// Linear layers that become one GEMM.
     pub merge_projections: MergeProjections,
@@ -138,7 +138,7 @@ pub struct Compile {
 }
 
 impl Compile {
-    /// Returns whether a module, given by its path, or one that contains it stays eager.
+    /// Returns whether the module at a path, or one that contains it, stays eager.
     #[must_use]
     pub fn excludes(&self, path: &str) -> bool {
         self.exclude.iter().any(|glob| covers(glob, path))

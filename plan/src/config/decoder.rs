@@ -3,14 +3,14 @@
 use super::{Bias, Family, IndexerType, MlpType, Model};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Code that a model consists of.
+/// Implementation of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Implementation {
     /// Fused norms, as in torchtitan.
     Torchtitan,
     /// The modeling code of transformers 5.
     Transformers,
-    /// That of `shardlab exec`.
+    /// The implementation of `shardlab exec`.
     Native,
 }
 
@@ -23,11 +23,11 @@ words!(Implementation {
 /// How the code of transformers computes attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttnImplementation {
-    /// `scaled_dot_product_attention`, with a mask where a window is not longer than the sequence.
+    /// `scaled_dot_product_attention`, with a mask if a window is not longer than the sequence.
     Sdpa,
     /// Matmuls and a softmax in float32.
     Eager,
-    /// The kernels of the flash-attn package, which know windows and soft limits.
+    /// The kernels of the flash-attn package, which support windows and soft capping.
     FlashAttention2,
 }
 
@@ -37,14 +37,14 @@ words!(AttnImplementation {
     FlashAttention2 = "flash_attention_2",
 });
 
-/// Code that experts consist of.
+/// Implementation of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExpertCode {
-    /// Kernels that know the row of each choice; weights are applied between the matmuls.
+    /// Kernels that index the row of each choice; weights are applied between the matmuls.
     Rows,
-    /// torchtitan's calls of PyTorch.
+    /// torchtitan's PyTorch code.
     Torchtitan,
-    /// Those of transformers.
+    /// The code of transformers.
     Transformers,
 }
 
@@ -77,16 +77,16 @@ words!(Norm {
     LayerUnitOffset = "layer_norm_unit_offset",
 });
 
-/// Where attention and the feed-forward layer are normalized.
+/// Where norms are placed around attention and the feed-forward layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NormPosition {
-    /// What they read.
+    /// On their inputs.
     Before,
-    /// What they add to the residual stream (OLMo 2).
+    /// On their outputs, before these are added to the residual stream (OLMo 2).
     After,
     /// Both (Gemma 2).
     Both,
-    /// The residual stream, after each addition (BERT).
+    /// On the residual stream, after each addition (BERT).
     Sum,
 }
 
@@ -97,7 +97,7 @@ words!(NormPosition {
     Sum = "sum",
 });
 
-/// How attention and the feed-forward layer follow each other.
+/// How attention and the feed-forward layer are combined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Residual {
     /// One after the other.
@@ -141,22 +141,22 @@ words!(Activation {
     Relu2 = "relu2",
 });
 
-/// What attention knows the positions of tokens by.
+/// Position embedding of attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PositionEmbedding {
     /// Rotation of queries and keys; dimension `i` is paired with `i + rotated / 2`.
     Rotary,
     /// Rotation of queries and keys; dimension `2 i` is paired with `2 i + 1`.
     RotaryInterleaved,
-    /// A table whose rows are added to the tokens.
+    /// A learned table whose rows are added to the token embeddings.
     Learned,
-    /// Sines and cosines of the positions, which are added to the tokens.
+    /// Sines and cosines of the positions, which are added to the token embeddings.
     Sinusoidal,
-    /// The same as a parameter that is not trained.
+    /// The same, stored as a frozen parameter.
     SinusoidalTable,
-    /// A penalty of the scores that grows with the distance.
+    /// A penalty on the scores that grows with the distance.
     Alibi,
-    /// Nothing: other layers know the order.
+    /// None: other layers encode the order.
     None,
 }
 
@@ -171,7 +171,7 @@ words!(PositionEmbedding {
 });
 
 impl PositionEmbedding {
-    /// Returns whether rows of a table are added to the tokens.
+    /// Returns whether rows of a table are added to the token embeddings.
     #[must_use]
     pub fn is_table(self) -> bool {
         matches!(self, Self::Learned | Self::SinusoidalTable)
@@ -184,10 +184,10 @@ impl PositionEmbedding {
     }
 }
 
-/// Order of queries, keys and values in a projection that makes all three.
+/// Layout of queries, keys and values in a packed projection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PackedQkv {
-    /// Three projections.
+    /// Three separate projections.
     None,
     /// All queries, all keys, all values (Phi-3).
     Concatenated,
@@ -204,8 +204,8 @@ words!(PackedQkv {
     PerGroup = "per_group",
 });
 
-/// What a layer's attention sees, or what a layer has in its place. The words are those of
-/// `layer_types` of transformers.
+/// The positions that a layer's attention sees, or the layer that replaces attention. The names are
+/// those of `layer_types` in transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LayerType {
     /// All earlier positions.
@@ -222,21 +222,21 @@ pub enum LayerType {
     Mamba,
     /// The same by heads and chunks (Mamba-2).
     Mamba2,
-    /// Attention and a layer of Mamba-2 that read the same; their results are added (Falcon-H1).
+    /// Attention and a Mamba-2 layer with the same input; their results are added (Falcon-H1).
     Hybrid,
     /// A gated short convolution in place of attention (LFM2).
     Conv,
-    /// The recurrence of RWKV in place of attention, with a feed-forward layer that reads the
-    /// position before, too.
+    /// The recurrence of RWKV in place of attention, with a feed-forward layer that also reads the
+    /// previous position.
     Rwkv,
     /// A gated linear recurrence in place of attention (RecurrentGemma).
     RgLru,
-    /// What a tower makes, in place of earlier positions. What the layer adds is multiplied by
-    /// learned gates (Llama 3.2 Vision).
+    /// Rows of a tower, in place of earlier positions. Learned gates multiply the layer's output
+    /// (Llama 3.2 Vision).
     Cross,
-    /// All positions. What the layer adds is multiplied by learned gates (its tower).
+    /// All positions. Learned gates multiply the layer's output (the tower of Llama 3.2 Vision).
     FullGated,
-    /// A layer of Mamba-2 behind a block of attention that several layers share (Zamba 2).
+    /// A Mamba-2 layer after an attention block that several layers share (Zamba 2).
     Shared,
     /// Nothing in place of attention.
     None,
@@ -277,19 +277,19 @@ impl LayerType {
         )
     }
 
-    /// Returns whether a layer has a state that runs over the positions next to its attention.
+    /// Returns whether a layer has a recurrent state in addition to its attention.
     #[must_use]
     pub fn attends_with_state(self) -> bool {
         matches!(self, Self::Hybrid | Self::Shared)
     }
 
-    /// Returns whether a block that several layers share comes first.
+    /// Returns whether a block that several layers share comes before the layer.
     #[must_use]
     pub fn has_shared_block(self) -> bool {
         self == Self::Shared
     }
 
-    /// Returns whether learned gates multiply what attention and the feed-forward layer add.
+    /// Returns whether learned gates multiply the outputs of attention and the feed-forward layer.
     #[must_use]
     pub fn is_gated(self) -> bool {
         matches!(self, Self::Cross | Self::FullGated)
@@ -299,20 +299,20 @@ impl LayerType {
 /// Output layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Head {
-    /// Logits of the vocabulary at every position; in encoders, of masked tokens.
+    /// Logits of the vocabulary at every position; in encoders, only for masked tokens.
     LanguageModel,
-    /// That of masked tokens, and two scores of whether two sentences follow each other (BERT).
+    /// Logits for masked tokens, and two scores for next sentence prediction (BERT).
     Pretraining,
-    /// Scores of the last position (a single one: a reward model); in encoders, of the first one.
+    /// Scores for the last position (a single one: a reward model); in encoders, for the first one.
     SequenceClassification,
-    /// Scores of every position.
+    /// Scores for every position.
     TokenClassification,
-    /// A linear layer makes one vector of the last position.
+    /// A vector that a linear layer computes from the last position.
     Vector,
-    /// The same, which is compared with a vector that the tower makes of an image: each text with
-    /// all images of the micro-batch (CLIP).
+    /// The same vector, compared with the vector that the tower computes from an image: each text
+    /// with all images of the micro-batch (CLIP).
     Contrastive,
-    /// None: the hidden states are the result, or a pooled one.
+    /// None: the output is the hidden states, or a pooled one.
     None,
 }
 
@@ -326,14 +326,14 @@ words!(Head {
     None = "none",
 });
 
-/// What of an image is classified.
+/// Which rows of an image are classified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImagePooling {
-    /// The row of the class.
+    /// The class token.
     Class,
     /// The mean of the patches.
     Mean,
-    /// Both, next to each other (DINOv2).
+    /// Both, concatenated (DINOv2).
     ClassAndMean,
 }
 
@@ -343,18 +343,18 @@ words!(ImagePooling {
     ClassAndMean = "class_and_mean",
 });
 
-/// Norms of queries and keys.
+/// Norms on queries and keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QkNorm {
     /// None.
     None,
-    /// Of each head, with one weight for all heads (Qwen3).
+    /// On each head, with one weight for all heads (Qwen3).
     Head,
-    /// Of all heads together (OLMo 2).
+    /// On all heads together (OLMo 2).
     Full,
-    /// Of each head, with a LayerNorm weight of its own (Command R+).
+    /// On each head, with a separate LayerNorm weight (Command R+).
     EachHead,
-    /// Of each head, after the rotation (Hunyuan).
+    /// On each head, after the rotation (Hunyuan).
     AfterRope,
     /// The same without a weight, in layers with a rotary embedding only (Llama 4).
     AfterRopeNoWeight,
@@ -365,7 +365,7 @@ impl QkNorm {
     pub const WORDS: &'static [&'static str] =
         &["full", "each_head", "after_rope", "after_rope_no_weight"];
 
-    /// Returns the value of a word.
+    /// Returns the value with a name.
     #[must_use]
     pub fn of_word(word: &str) -> Option<Self> {
         Some(match word {
@@ -390,7 +390,7 @@ impl From<bool> for QkNorm {
     }
 }
 
-/// Writes the value as scenario files do.
+/// Writes the value in the form of scenario files.
 impl Serialize for QkNorm {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -441,7 +441,7 @@ impl Bias {
 }
 
 impl Model {
-    /// Returns what a layer's attention sees.
+    /// Returns the type of a layer.
     #[must_use]
     pub fn layer_type(&self, layer: usize) -> LayerType {
         let types = &self.options.layer_types;
@@ -452,7 +452,7 @@ impl Model {
         }
     }
 
-    /// Returns the block whose weights a block has, if it has none of its own.
+    /// Returns the block whose weights a block shares, if it has no weights of its own.
     #[must_use]
     pub fn weights_of(&self, layer: u32) -> Option<u32> {
         let (groups, own) = (self.options.layer_groups, self.options.group_layers);
@@ -465,7 +465,8 @@ impl Model {
         (back > 0).then(|| layer - back)
     }
 
-    /// Returns the layer whose shared block a layer uses, if it is not the first one to use it.
+    /// Returns the layer whose shared block a layer reuses, if the layer is not the first to use
+    /// it.
     #[must_use]
     pub fn block_of(&self, layer: usize) -> Option<usize> {
         let blocks = self.options.shared_block.as_ref()?.blocks.max(1) as usize;
@@ -476,7 +477,7 @@ impl Model {
             .flatten()
     }
 
-    /// Returns what a block has after attention.
+    /// Returns the kind of layer that follows attention in a block.
     #[must_use]
     pub fn mlp_type(&self, layer: usize) -> MlpType {
         let types = &self.options.mlp_layer_types;
@@ -495,8 +496,8 @@ impl Model {
         (0..self.layers as usize).any(|layer| self.mlp_type(layer) == MlpType::Sparse)
     }
 
-    /// Returns the model as one of its layers has it: 0 `kv_heads` is a layer without attention, a
-    /// feed-forward layer of width 0 one without that.
+    /// Returns the model with the sizes of one of its layers. `kv_heads` is 0 for a layer without
+    /// attention; `ffn` is 0 for a layer without a feed-forward layer.
     #[must_use]
     pub(crate) fn of_layer(&self, layer: usize) -> Self {
         let pick = |list: &[u64], all: u64| list.get(layer).copied().unwrap_or(all);
@@ -508,7 +509,7 @@ impl Model {
         );
         let head_dim = self.options.full_head_dim.filter(|_| full);
         let mut options = self.options.clone();
-        // Layers of OLMo Hybrid without attention normalize what they read.
+        // In OLMo Hybrid, layers without attention use pre-norm.
         let recurs = self.layer_type(layer) == LayerType::Linear;
         if recurs && options.norm_position == NormPosition::After {
             options.norm_position = NormPosition::Before;
@@ -526,7 +527,8 @@ impl Model {
         }
     }
 
-    /// Returns the model with the norm of queries, keys and last rows in place of that of blocks.
+    /// Returns the model with `inner_norm`, the norm of queries, keys and last rows, in place of
+    /// the norm of blocks.
     #[must_use]
     pub(crate) fn with_inner_norm(&self) -> Self {
         let mut inner = self.clone();
@@ -562,7 +564,7 @@ impl Model {
     pub fn window(&self, layer: usize, seq: u64) -> Option<u64> {
         let slides = self.slides(layer) && seq > self.options.window_from;
         let window = self.options.sliding_window.filter(|_| slides);
-        // Compressed keys follow those of the window.
+        // Compressed keys follow the keys of the window.
         let rate = self.options.compress_rates.get(layer).copied();
         if let Some(rate) = rate {
             let more = seq.checked_div(rate).unwrap_or(0);
@@ -572,12 +574,12 @@ impl Model {
             };
             return window.map(|w| w + chosen).filter(|&w| w < seq);
         }
-        // What an indexer chooses costs as much as a window of that size.
+        // The positions that an indexer chooses cost as much as a window of that size.
         let latent = &self.options.latent;
         let chosen = latent.indexer_type(layer) != IndexerType::None;
         let chosen = chosen.then_some(latent.index_topk);
         let window = window.or(chosen);
-        // Sums of positions are seen from both sides.
+        // Queries see sums of positions on both sides.
         let window = window.map(|w| w + self.summaries(seq).div_ceil(2));
         window.filter(|&w| w < seq)
     }

@@ -9,14 +9,14 @@ use serde::{Deserialize, Serialize};
 pub enum DocumentLengths {
     /// Given lengths, repeated until the sequence is full.
     Listed(Documents),
-    /// Those of a distribution.
+    /// Lengths drawn from a distribution.
     Distributed(LengthDistribution),
 }
 
 /// A log-normal distribution of document lengths, in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct LengthDistribution {
-    /// Mean; 0 if it was left out, which is refused.
+    /// Mean; 0 if it is missing, which is rejected.
     #[serde(default)]
     pub mean: u64,
     /// Standard deviation.
@@ -25,11 +25,11 @@ pub struct LengthDistribution {
 }
 
 impl DocumentLengths {
-    /// Sequences of one document.
+    /// Each sequence is one document.
     pub const NONE: Self = Self::Listed(Documents::NONE);
 
-    /// Returns the documents of sequences of `seq` positions: [`Documents::NONE`] if the first one
-    /// fills them, or if a distribution's documents are on average longer than 2/3 of a sequence.
+    /// Returns the documents in sequences of `seq` positions. This is [`Documents::NONE`] if the
+    /// first document fills a sequence, or if a distribution's mean is more than 2/3 of a sequence.
     #[must_use]
     pub fn in_sequence(self, seq: u64) -> Documents {
         match self {
@@ -40,25 +40,25 @@ impl DocumentLengths {
 }
 
 impl LengthDistribution {
-    /// Returns the number of documents after which their lengths repeat, in sequences of `seq`
-    /// positions: as many as fill a sequence, at most [`MAX_DOCUMENTS`].
+    /// Returns the number of documents after which lengths repeat, in sequences of `seq` positions:
+    /// as many as fill a sequence, at most [`MAX_DOCUMENTS`].
     #[must_use]
     pub fn period(self, seq: u64) -> u64 {
         let filling = (2 * seq + self.mean) / (2 * self.mean);
         filling.clamp(1, MAX_DOCUMENTS as u64)
     }
 
-    /// Returns the largest standard deviation that the lengths of one period can have: that of one
-    /// document which has all tokens.
+    /// Returns the largest possible standard deviation of the lengths in one period, in which one
+    /// document has all tokens.
     #[must_use]
     pub fn largest_std(self, seq: u64) -> f64 {
         self.mean as f64 * (self.period(seq) as f64 - 1.0).sqrt()
     }
 
-    /// Returns the documents of sequences of `seq` positions. Their lengths are those of a
-    /// log-normal distribution at evenly spaced quantiles, with the mean and the standard deviation
-    /// that were asked for. So attention, whose time depends on the mean square of lengths, is that
-    /// of the distribution.
+    /// Returns the documents in sequences of `seq` positions. The lengths are evenly spaced
+    /// quantiles of a log-normal distribution, with exactly the requested mean and standard
+    /// deviation. The time of attention depends on the mean square of lengths, so it matches the
+    /// distribution.
     fn in_sequence(self, seq: u64) -> Documents {
         let n = self.period(seq);
         if n == 1 {
@@ -67,7 +67,8 @@ impl LengthDistribution {
         let lengths = spread(n as usize, self.std / self.mean as f64);
         let tokens = |share: f64| ((share * self.mean as f64).round() as u64).max(1);
         let mut order: Vec<u8> = (0..n as u8).collect();
-        // Long and short documents alternate, since the end of a sequence cuts off a period.
+        // Long and short documents alternate, because the end of a sequence cuts off the last
+        // period.
         order.sort_unstable_by_key(|i| i.reverse_bits());
         let given: Vec<u64> = order
             .iter()
@@ -79,8 +80,9 @@ impl LengthDistribution {
     }
 }
 
-/// Returns `n` lengths with mean 1, in ascending order, whose logarithms are normal quantiles times
-/// a factor, such that their standard deviation is `std`, or the largest that `n` lengths can have.
+/// Returns `n` lengths with mean 1 in ascending order. Their logarithms are normal quantiles times
+/// a factor, chosen such that the standard deviation is `std`, or the largest one that `n` lengths
+/// can have.
 fn spread(n: usize, std: f64) -> Vec<f64> {
     let quantiles: Vec<f64> = (0..n)
         .map(|i| quantile((i as f64 + 0.5) / n as f64))
@@ -107,7 +109,7 @@ fn quantile(p: f64) -> f64 {
     bisect(-9.0, 9.0, |z| below(z) < p)
 }
 
-/// Returns where a condition stops holding, from `low`, where it does, to `high`.
+/// Returns the point between `low` and `high` where a condition stops holding. It holds at `low`.
 fn bisect(mut low: f64, mut high: f64, holds: impl Fn(f64) -> bool) -> f64 {
     for _ in 0..60 {
         let middle = f64::midpoint(low, high);
@@ -145,7 +147,8 @@ mod tests {
         }
     }
 
-    /// Of a normal distribution, 84.13 % are below one standard deviation.
+    /// In a normal distribution, 84.13 % of values are less than one standard deviation above the
+    /// mean.
     #[test]
     fn quantiles_are_those_of_a_table() {
         for (p, z) in [(0.5, 0.0), (0.841_344_746, 1.0), (0.025, -1.959_963_985)] {
@@ -160,7 +163,7 @@ mod tests {
         assert!(of(6000, 10.0).in_sequence(8192).is_none());
     }
 
-    /// A period of 4 documents with all tokens in one of them has the largest deviation.
+    /// In a period of 4 documents, the deviation is largest if one document has all tokens.
     #[test]
     fn the_largest_deviation() {
         assert_eq!(of(1000, 1.0).period(4000), 4);

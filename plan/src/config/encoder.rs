@@ -3,7 +3,7 @@
 use super::{Family, LayerType, Model};
 use serde::{Deserialize, Serialize};
 
-/// `encoder`: what an encoder of tokens has otherwise than the decoder behind it.
+/// `encoder`: where an encoder of tokens differs from the decoder that follows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct TextEncoder {
@@ -21,20 +21,21 @@ pub struct TextEncoder {
     pub max_seq_len: Option<u64>,
     /// Positions of the window to each side, with the position itself.
     pub sliding_window: Option<u64>,
-    /// Longest sequence without a window.
+    /// Maximum length of a sequence without a window.
     pub window_from: u64,
-    /// What the attention of each layer sees, repeated; empty: as `layer_types`.
+    /// Types of the layers, repeated; empty: the same as `layer_types`.
     pub layer_types: Vec<LayerType>,
-    /// It has a table of tokens of its own (T5Gemma).
+    /// The encoder has a separate token embedding (T5Gemma).
     pub own_tokens: bool,
-    /// Attention has projections for global positions, of which there are none (LED).
+    /// Attention has projections for global positions, although there are none (LED).
     pub global_projections: bool,
-    /// Positions whose sum is one more key for all others (LongT5); 0: none.
+    /// Number of positions whose sum becomes an additional key (LongT5); 0: none.
     pub summary_block: u64,
 }
 
 impl Model {
-    /// Returns the blocks of the encoder as a model, without a causal mask; `None` if it has none.
+    /// Returns the blocks of the encoder as a model without a causal mask; `None` if there is no
+    /// encoder.
     #[must_use]
     pub fn text_encoder(&self) -> Option<Self> {
         let layers = self.options.encoder_layers;
@@ -65,7 +66,7 @@ impl Model {
         let options = &mut inner.options;
         options.encoder_layers = 0;
         if options.embedding_multiplier != 1.0 {
-            // The root of the width.
+            // Embeddings are scaled by the square root of the width.
             options.embedding_multiplier *= (inner.hidden as f64 / self.hidden as f64).sqrt();
         }
         if of.sliding_window.is_some() {
@@ -80,7 +81,7 @@ impl Model {
         Some(inner)
     }
 
-    /// Returns the width of what an encoder or a tower makes for the blocks of the decoder.
+    /// Returns the width of the encoder or tower outputs that the decoder's blocks read.
     #[must_use]
     pub fn memory_width(&self) -> u64 {
         let encoder = self.options.encoder.as_ref();
@@ -89,7 +90,8 @@ impl Model {
             .unwrap_or(self.hidden)
     }
 
-    /// Returns the sums of positions that the attention of an encoder sees, as more keys.
+    /// Returns the number of sums of positions that the encoder's attention sees as additional
+    /// keys.
     #[must_use]
     pub fn summaries(&self, seq: u64) -> u64 {
         let block = self.options.encoder.as_ref().map(|of| of.summary_block);

@@ -16,11 +16,11 @@ pub struct Experts {
     pub expert_latent: Option<u64>,
     /// The router and the routed experts have biases.
     pub expert_bias: bool,
-    /// What routed experts make of gates and other factors.
+    /// How routed experts combine gate and up projections.
     pub glu: Glu,
-    /// Bound of gates and other factors ([`Glu::GptOss`]).
+    /// Clamp limit of gate and up projections ([`Glu::GptOss`]).
     pub glu_limit: f64,
-    /// Experts are chosen by the sum of score and a bias, which is not trained by gradients.
+    /// Experts are chosen by score plus a bias that is not trained by gradients.
     pub router_bias: bool,
     /// How far a step moves the biases of routers, up for experts with less than the mean load and
     /// down for those with more; 0: not at all.
@@ -29,26 +29,26 @@ pub struct Experts {
     pub shared_expert_ffn: u64,
     /// The shared expert's result is multiplied by the sigmoid of a projection of its input.
     pub shared_expert_gate: bool,
-    /// What a layer of experts adds is normalized, unlike what others add.
+    /// The output of MoE layers is normalized, unlike that of other layers.
     pub expert_norm: bool,
-    /// Each layer has a dense feed-forward layer and experts, whose results are added.
+    /// Each layer has a dense feed-forward layer and experts; their results are added.
     pub dense_and_experts: bool,
-    /// Experts that return what they read. Each layer has rows for their gates, which nothing uses
+    /// Number of experts that return their input. Each layer has unused rows for their gates
     /// (LongCat-Flash).
     pub zero_experts: u64,
-    /// Each block has two layers of attention and dense ones; experts read what the first dense
-    /// layer does, and their results are added after the second one (LongCat-Flash).
+    /// Each block has two attention layers and two dense layers. Experts read the input of the
+    /// first dense layer, and their results are added after the second one (LongCat-Flash).
     pub shortcut_experts: bool,
-    /// Experts make the queries of attention and its results; these and those of other experts have
-    /// a bias (JetMoE).
+    /// Experts compute the queries and the output of attention; these and the other experts have a
+    /// bias (JetMoE).
     pub routed_attention: bool,
-    /// First layers, which are dense.
+    /// Number of first layers that are dense.
     pub dense_layers: u64,
     /// Every n-th of the other layers has experts.
     pub moe_every: u64,
-    /// Scores of the router.
+    /// Scoring function of the router.
     pub router: Router,
-    /// The weights of a token's experts are divided by their sum.
+    /// The weights of a token's experts are normalized to sum to 1.
     pub normalize_top_k: bool,
     /// Factor of the weights.
     pub route_scale: f64,
@@ -56,11 +56,11 @@ pub struct Experts {
     pub score_before_experts: bool,
     /// Groups of adjacent experts, of which a token uses some; 1 for none.
     pub router_groups: u64,
-    /// Groups that a token uses.
+    /// Number of groups that a token uses.
     pub router_group_top_k: u64,
     /// Coefficient of the load-balancing loss; 0 for none.
     pub aux_loss: f64,
-    /// Tokens over which the load-balancing loss averages.
+    /// Set of tokens that the load-balancing loss averages over.
     pub aux_loss_kind: AuxLoss,
     /// Coefficient of the mean squared log-sum-exp of the router's logits; 0 for none.
     pub z_loss: f64,
@@ -102,8 +102,8 @@ impl Default for Experts {
 }
 
 impl Experts {
-    /// Returns whether a layer has experts: after the dense ones, every `moe_every`-th, counted
-    /// from the first layer of the model as transformers does.
+    /// Returns whether a layer has experts: after the dense layers, every `moe_every`-th layer. As
+    /// in transformers, layers are counted from the first layer of the model.
     #[must_use]
     pub fn has(&self, layer: u64) -> bool {
         layer >= self.dense_layers && (layer + 1).is_multiple_of(self.moe_every)
@@ -116,12 +116,12 @@ impl Experts {
     }
 }
 
-/// What experts make of gates and other factors.
+/// How experts combine gate and up projections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Glu {
     /// `activation(gate) * up`.
     Activated,
-    /// `gate * sigmoid(1.702 * gate) * (up + 1)` of clamped gates and factors.
+    /// `gate * sigmoid(1.702 * gate) * (up + 1)`, with gate and up clamped.
     GptOss,
 }
 
@@ -130,14 +130,14 @@ words!(Glu {
     GptOss = "gpt_oss",
 });
 
-/// Scores of a router.
+/// Scoring function of a router.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Router {
-    /// Softmax over all experts, of which the largest are chosen.
+    /// Softmax over all experts; the largest are chosen.
     SoftmaxTopK,
-    /// The largest logits are chosen; softmax over these.
+    /// The largest logits are chosen, followed by a softmax over them.
     TopKSoftmax,
-    /// Sigmoids, of which the largest are chosen.
+    /// Sigmoids; the largest are chosen.
     Sigmoid,
 }
 
@@ -147,14 +147,14 @@ words!(Router {
     Sigmoid = "sigmoid",
 });
 
-/// Tokens over which a load-balancing loss averages.
+/// Set of tokens that a load-balancing loss averages over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AuxLoss {
-    /// Those of a layer and micro-batch (Switch Transformer, Megatron).
+    /// The tokens of a layer and micro-batch (Switch Transformer, Megatron).
     Layer,
-    /// Those of a layer and sequence; the mean over sequences.
+    /// The tokens of a layer and sequence, with the mean over sequences.
     Sequence,
-    /// Those of all layers and a micro-batch, not divided by `top_k` (transformers).
+    /// The tokens of all layers of a micro-batch, not divided by `top_k` (transformers).
     Pooled,
 }
 

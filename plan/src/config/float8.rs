@@ -8,15 +8,15 @@ use serde::Serialize;
 pub enum Float8Recipe {
     /// No matmul runs in 8 bits.
     None,
-    /// One scale per tensor, from its own maximum (torchao: tensorwise; Transformer Engine: current
+    /// One scale per tensor, from its amax (torchao: tensorwise; Transformer Engine: current
     /// scaling).
     Tensorwise,
-    /// One scale per row of each operand, a power of two.
+    /// One power-of-two scale per row of each operand.
     Rowwise,
-    /// One scale per 128 elements of a row of activations and gradients, and per 128x128 elements
-    /// of weights, a power of two (DeepSeek-V3, Transformer Engine: block scaling).
+    /// One power-of-two scale per 128 elements of a row of activations and gradients, and per
+    /// 128x128 elements of weights (DeepSeek-V3, Transformer Engine: block scaling).
     Blockwise,
-    /// One scale per 32 elements of a row, a power of two (MXFP8).
+    /// One power-of-two scale per 32 elements of a row (MXFP8).
     Mxfp8,
 }
 
@@ -28,12 +28,12 @@ words!(Float8Recipe {
     Mxfp8 = "mxfp8",
 });
 
-/// A floating-point type of 8 bits.
+/// An 8-bit floating-point dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Float8Format {
-    /// 4 bits of exponent, 3 of mantissa.
+    /// 4 exponent bits, 3 mantissa bits.
     E4m3,
-    /// 5 bits of exponent, 2 of mantissa.
+    /// 5 exponent bits, 2 mantissa bits.
     E5m2,
 }
 
@@ -43,7 +43,7 @@ words!(Float8Format {
 });
 
 impl Float8Format {
-    /// Returns the element type.
+    /// Returns the dtype.
     #[must_use]
     pub const fn dtype(self) -> DType {
         match self {
@@ -53,12 +53,12 @@ impl Float8Format {
     }
 }
 
-/// What the gradient of a weight reads of the layer's input.
+/// The form of a layer's input that is saved for the gradient of its weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Float8Saved {
     /// The input itself; backward casts it.
     Compute,
-    /// Its transposed codes, which forward writes.
+    /// Its transposed 8-bit copy, which forward writes.
     Float8,
 }
 
@@ -73,31 +73,31 @@ pub struct Float8 {
     /// Scales.
     #[serde(rename = "float8_recipe")]
     pub recipe: Float8Recipe,
-    /// Type of gradients; activations and weights are e4m3.
+    /// Format of gradients; activations and weights are e4m3.
     #[serde(rename = "float8_grad")]
     pub grad: Float8Format,
-    /// What forward saves for the gradients of weights.
+    /// The form of inputs that forward saves for the gradients of weights.
     #[serde(rename = "float8_saved")]
     pub saved: Float8Saved,
-    /// Globs of modules whose linear layers stay in the compute type.
+    /// Globs of modules whose linear layers stay in the compute dtype.
     #[serde(rename = "float8_exclude")]
     pub exclude: Vec<String>,
-    /// Blocks at the start of the stack that stay in the compute type.
+    /// Number of blocks at the start of the stack that stay in the compute dtype.
     #[serde(rename = "float8_first_bf16")]
     pub first_bf16: u32,
-    /// Blocks at its end.
+    /// Number of blocks at the end of the stack that stay in the compute dtype.
     #[serde(rename = "float8_last_bf16")]
     pub last_bf16: u32,
-    /// Tensor cores add up with their own precision in forward.
+    /// Tensor cores use their fast, less precise accumulation in forward.
     #[serde(rename = "float8_fast_accum")]
     pub fast_accum: bool,
-    /// Gathers move codes of weights, with scales from maxima over all ranks.
+    /// Gathers send the 8-bit codes of weights, with scales from the amax over all ranks.
     #[serde(rename = "float8_all_gather")]
     pub all_gather: bool,
-    /// The grouped matmuls of experts run in 8 bits too.
+    /// The grouped matmuls of experts also run in 8 bits.
     #[serde(rename = "float8_experts", skip_serializing_if = "std::ops::Not::not")]
     pub experts: bool,
-    /// Ranks shard the weights of experts, so that gathers move them: several ranks have the same
+    /// The weights of experts are sharded, so gathers send them: several ranks have the same
     /// experts.
     #[serde(skip)]
     pub gathers_experts: bool,
@@ -113,7 +113,7 @@ impl Float8 {
 
 #[cfg(test)]
 impl Float8 {
-    /// Makes the defaults of scenarios without `float8_recipe`.
+    /// Returns the defaults of scenarios without `float8_recipe`.
     pub(crate) fn off() -> Self {
         Self {
             recipe: Float8Recipe::None,

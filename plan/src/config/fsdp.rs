@@ -22,7 +22,7 @@ words!(PolicyKind {
     MegatronV2 = "megatron_v2",
 });
 
-/// Engine of a policy that follows several.
+/// Engine of a policy that has several.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Variant {
     /// The released one.
@@ -52,9 +52,9 @@ pub enum Strategy {
     NoShard,
     /// Optimizer state and main weights (ZeRO-1).
     Optim,
-    /// And gradients (ZeRO-2).
+    /// As `Optim`, and also gradients (ZeRO-2).
     OptimGrads,
-    /// And parameters (ZeRO-3).
+    /// As `OptimGrads`, and also parameters (ZeRO-3).
     OptimGradsParams,
 }
 
@@ -66,7 +66,7 @@ words!(Strategy {
 });
 
 impl Strategy {
-    /// Returns the name in the ZeRO paper's words; `DDP` where nothing is sharded.
+    /// Returns the name in the terms of the ZeRO paper; `DDP` if nothing is sharded.
     #[must_use]
     pub const fn zero(self) -> &'static str {
         match self {
@@ -77,7 +77,7 @@ impl Strategy {
         }
     }
 
-    /// Returns the name of torch's `ShardingStrategy`, if it has one; `replicated` says that an
+    /// Returns the name in torch's `ShardingStrategy`, if it has one; `replicated` means that an
     /// outer axis replicates.
     #[must_use]
     pub const fn torch(self, replicated: bool) -> Option<&'static str> {
@@ -112,7 +112,7 @@ words!(OuterStrategy {
 pub enum Units {
     /// Each block is a unit; the root owns the rest (embedding, final norm, head).
     Block,
-    /// Each block is a unit, and so is the embedding; the final norm and the head are one that
+    /// Each block is a unit, and so is the embedding. The final norm and the head form a unit that
     /// stays gathered after forward.
     #[serde(rename = "block_and_ends")]
     BlockAndEnds,
@@ -126,8 +126,8 @@ pub enum Units {
 /// exempts the unit from `reshard_after_forward`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct UnitPattern {
-    /// Globs over module paths; `*` matches any characters of one path component. With one glob
-    /// each match is a unit of its own, with several (`norm+output`) all matches together are one
+    /// Globs over module paths; `*` matches any characters of one path component. With one glob,
+    /// each match is a separate unit; with several (`norm+output`), all matches together are one
     /// unit.
     pub modules: Vec<String>,
     /// Never reshard this unit after forward.
@@ -143,13 +143,13 @@ pub enum Reshard {
     Always,
     /// `false`: keep full parameters until backward is done.
     Never,
-    /// `auto`: every unit but the last block.
+    /// `auto`: every unit except the last block.
     Auto,
     /// Integer: reshard to groups of this many ranks.
     Group(u32),
 }
 
-/// `atomic`: what a boundary between the shards of a flat buffer never cuts.
+/// `atomic`: elements of a flat buffer that are never split between shards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Atomic {
@@ -171,14 +171,14 @@ impl Atomic {
     }
 }
 
-/// `gradient_sync`: in which micro-batches of a step gradients are reduced.
+/// `gradient_sync`: the micro-batches of a step in which gradients are reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GradientSync {
-    /// In each, over all axes.
+    /// In each micro-batch, over all axes.
     Every,
-    /// In each over `dp_shard`, in the last over `dp_outer` too.
+    /// In each micro-batch over `dp_shard`, and in the last one also over `dp_outer`.
     OuterLast,
-    /// In the last; until then full gradients are added up.
+    /// In the last micro-batch; before that, full gradients are accumulated.
     Last,
 }
 
@@ -188,11 +188,11 @@ words!(GradientSync {
     Last = "last",
 });
 
-/// Gather-ahead of one direction.
+/// Prefetch of gathers in one direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Prefetch {
-    /// The policy's own behaviour (`fsdp2`: the implicit overlap of its streams).
+    /// The policy's default behavior (`fsdp2`: the implicit overlap of its streams).
     Implicit,
     /// This many units ahead; 0 gathers on demand, after the previous computation.
     Depth(u32),
@@ -200,18 +200,17 @@ pub enum Prefetch {
     Elements(u64),
 }
 
-/// An entry of `prefetch_lists`: what some units gather ahead instead of what `prefetch_forward`
-/// and `prefetch_backward` say (`set_modules_to_forward_prefetch`,
-/// `set_modules_to_backward_prefetch`).
+/// An entry of `prefetch_lists`: units that some units prefetch, in place of `prefetch_forward` and
+/// `prefetch_backward` (`set_modules_to_forward_prefetch`, `set_modules_to_backward_prefetch`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PrefetchList {
-    /// Glob over names of units.
+    /// Glob over names of units that prefetch.
     #[serde(default)]
     pub unit: String,
-    /// Globs over names of the units gathered ahead in forward.
+    /// Globs over names of the units to prefetch in forward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forward: Option<Vec<String>>,
-    /// The same in backward.
+    /// Globs over names of the units to prefetch in backward.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backward: Option<Vec<String>>,
 }
@@ -229,7 +228,7 @@ impl PrefetchList {
     }
 }
 
-/// Where transient full-size buffers come from.
+/// Allocator of transient full-size buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AllocatorKind {
     /// PyTorch's caching allocator.
@@ -238,7 +237,7 @@ pub enum AllocatorKind {
     Pool,
     /// Two copies of the largest unit's buffers.
     DoubleBuffer,
-    /// Storage allocated and freed for each use (over the caching allocator).
+    /// Storage allocated and freed for each use (with the caching allocator).
     Temporary,
     /// Slots from the lifetimes of the first micro-batch (`TracePoolAllocator` of Megatron-LM
     /// #4435).
@@ -258,7 +257,7 @@ words!(AllocatorKind {
 pub struct Fsdp {
     /// Policy.
     pub policy: PolicyKind,
-    /// Engine, if the policy follows several.
+    /// Engine, if the policy has several.
     #[serde(skip_serializing_if = "Variant::is_released")]
     pub variant: Variant,
     /// Inner strategy.
@@ -269,36 +268,36 @@ pub struct Fsdp {
     pub units: Units,
     /// Reshard after forward.
     pub reshard_after_forward: Reshard,
-    /// The root reshards after forward as other units do.
+    /// The root reshards after forward like other units.
     pub reshard_root: bool,
-    /// Reshard after the backward of every micro-batch, not only of the last.
+    /// Reshard after the backward of every micro-batch, not only after the last.
     pub reshard_after_backward: bool,
     /// Full parameters keep their storage when a unit is resharded.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub keep_unsharded_storage: bool,
-    /// Units that a micro-batch skips reduce gradients of zero.
+    /// Units that a micro-batch skips reduce zero gradients.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub reduce_unused: bool,
-    /// Which micro-batches reduce.
+    /// Micro-batches that reduce gradients.
     pub gradient_sync: GradientSync,
-    /// What shards of flat buffers do not divide.
+    /// Elements that shards of flat buffers do not split.
     #[serde(skip_serializing_if = "Atomic::is_row")]
     pub atomic: Atomic,
-    /// Globs of units that only the last micro-batch reduces, whatever `gradient_sync` says.
+    /// Globs of units that only the last micro-batch reduces, regardless of `gradient_sync`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub no_sync_units: Vec<String>,
     /// Prefetch in forward.
     pub prefetch_forward: Prefetch,
     /// Prefetch in backward.
     pub prefetch_backward: Prefetch,
-    /// Units gathered ahead by some units; the first entry that matches a unit counts.
+    /// Units that some units prefetch; the first entry that matches a unit wins.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prefetch_lists: Vec<PrefetchList>,
     /// Number of units that the end of a step gathers for the next one.
     pub prefetch_next_step: u32,
     /// The optimizer updates a unit after its reduction, during backward.
     pub optimizer_in_backward: bool,
-    /// Gradient buffers that may be in flight (at least 1).
+    /// Maximum number of gradient buffers in flight (at least 1).
     pub reduce_in_flight: u32,
     /// Reduce on a side stream.
     pub async_reduce: bool,
@@ -306,36 +305,36 @@ pub struct Fsdp {
     pub separate_communicators: bool,
     /// All-gathers run on copy engines and hold no SMs.
     pub copy_engine_gather: bool,
-    /// Reductions are an all-to-all on copy engines and a kernel that sums.
+    /// Reductions are an all-to-all on copy engines, followed by a kernel that sums.
     pub copy_engine_reduce: bool,
-    /// The optimizer's kernel sums what such reductions have exchanged.
+    /// The optimizer's kernel sums the results of such an all-to-all.
     pub sum_in_optimizer: bool,
-    /// Shards are cast to the compute dtype right before a gather, and are not kept in it.
+    /// Shards are cast to the compute dtype right before a gather; the cast is not kept.
     pub cast_before_all_gather: bool,
-    /// One side stream for all-gather and reduce-scatter.
+    /// All-gather and reduce-scatter share one side stream.
     pub unify_comm_stream: bool,
     /// Allocator of the transient buffers.
     pub allocator: AllocatorKind,
     /// `expandable_segments` of the caching allocator.
     pub expandable_segments: bool,
-    /// Bytes of cuBLAS's workspace, one per PyTorch thread of the two; 0 without one.
+    /// Size in bytes of cuBLAS's workspaces, one for each of PyTorch's two threads; 0 for none.
     pub cublas_workspace_bytes: u64,
-    /// Double buffer: units that do not fit the pattern get a persistent buffer instead of a
-    /// temporary one.
+    /// Double buffer: units that do not fit the pattern get a persistent buffer, not a temporary
+    /// one.
     pub persist_on_alloc_fail: bool,
     /// Use AVG in the collective instead of scaling by 1/dp.
     pub average_in_collective: bool,
     /// The loss is a sum over tokens: gradients are not scaled.
     pub per_token_loss: bool,
-    /// What the sum of gradients over ranks is multiplied by; `None` for one over the ranks.
+    /// Factor of the sum of gradients over ranks; `None` for one over the number of ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gradient_scaling_factor: Option<f64>,
-    /// The optimizer reads gradients in their own dtype, instead of casts to that of main weights.
+    /// The optimizer reads gradients in their own dtype, without casts to that of main weights.
     pub decoupled_gradients: bool,
-    /// Transposed codes of gathered weights stay in memory.
+    /// Transposed 8-bit copies of gathered weights stay in memory.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub keep_fp8_transpose_cache: bool,
-    /// Check operands of collectives for NaN before, and results after each of them.
+    /// Check the operands of each collective for NaN, and its results.
     pub nan_check: bool,
     /// State that is kept in host memory.
     pub offload: Offload,
@@ -344,8 +343,8 @@ pub struct Fsdp {
 }
 
 impl Fsdp {
-    /// Returns whether a micro-batch's gradients are reduced over `dp_shard` (or, with `outer`,
-    /// over `dp_replicate`); `last` says that it is the step's last one.
+    /// Returns whether the gradients of a micro-batch are reduced over `dp_shard` (or, with
+    /// `outer`, over `dp_replicate`). `last` means that it is the last micro-batch of the step.
     #[must_use]
     pub fn reduces(&self, outer: bool, last: bool) -> bool {
         last || match self.gradient_sync {
@@ -356,8 +355,8 @@ impl Fsdp {
     }
 }
 
-/// `fsdp.offload`: what is kept in host memory between uses. Each piece keeps its identity and its
-/// device address: its bytes move.
+/// `fsdp.offload`: state that is kept in host memory between uses. Each buffer keeps its identity
+/// and its device address; only its bytes move.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Offload {
     /// Resident compute weights.
@@ -369,13 +368,13 @@ pub struct Offload {
 }
 
 impl Offload {
-    /// Returns whether anything is offloaded.
+    /// Returns whether any state is offloaded.
     #[must_use]
     pub const fn any(self) -> bool {
         self.params || self.grads || self.optimizer
     }
 
-    /// Returns whether everything is offloaded.
+    /// Returns whether all state is offloaded.
     #[must_use]
     pub const fn all(self) -> bool {
         self.params && self.grads && self.optimizer

@@ -3,7 +3,7 @@
 use crate::units::Bytes;
 use serde::Serialize;
 
-/// Which property of the program `shardlab gate` requires to stay equal.
+/// The property of the program that must stay the same for `shardlab gate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GateProgram {
     /// Its digest.
@@ -23,11 +23,11 @@ words!(GateProgram {
 /// Purpose of `shardlab gate`: it sets the defaults of the other keys of `[gate]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GatePreset {
-    /// The step has to fit and to stay within its budgets. Growth beyond a tolerance fails;
-    /// improvements and other changes of the program do not.
+    /// The step has to fit in memory and stay within its budgets. Increases beyond a tolerance
+    /// fail; improvements and other changes of the program pass.
     #[default]
     Budget,
-    /// Every change fails, improvements too: allocated bytes and the program have to be equal.
+    /// All changes fail, including improvements: allocated bytes and the program must be equal.
     Strict,
 }
 
@@ -36,14 +36,14 @@ words!(GatePreset {
     Strict = "strict",
 });
 
-/// `[gate]`: limits for `shardlab gate`, which are checked for form here and used there.
+/// `[gate]`: limits for `shardlab gate`. Their form is checked here.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Gate {
     /// Purpose of the gate.
     pub preset: GatePreset,
     /// Relative tolerance of the predicted step time.
     pub step_time: f64,
-    /// Relative tolerance of the ratio of measured step times, old against new.
+    /// Relative tolerance of the measured step time of the new version against the old one.
     pub measured_step_time: f64,
     /// Relative tolerance of peak allocated bytes.
     pub allocated: f64,
@@ -51,23 +51,23 @@ pub struct Gate {
     pub reserved: f64,
     /// Relative tolerance of device bytes.
     pub device: f64,
-    /// Maximum reserved memory of a rank, for any baseline.
+    /// Maximum reserved memory of a rank, regardless of the baseline.
     pub max_memory: Option<Bytes>,
-    /// Maximum predicted step time in milliseconds, for any baseline.
+    /// Maximum predicted step time in milliseconds, regardless of the baseline.
     pub max_step_ms: Option<f64>,
     /// Relative tolerance of each loss.
     pub loss: f64,
     /// Absolute tolerance of each loss, added to the relative one.
     pub loss_absolute: f64,
-    /// Area between the loss curves over the area under the baseline's.
+    /// Maximum area between the loss curves, divided by the area under the baseline's curve.
     pub loss_area: f64,
-    /// Maximum increase of the final loss, relative.
+    /// Maximum relative increase of the final loss.
     pub final_loss: f64,
     /// Relative tolerance of each gradient norm.
     pub grad_norm: f64,
-    /// Runs with different seeds.
+    /// Number of runs with different seeds.
     pub seeds: u32,
-    /// Property of the program that may not change.
+    /// Property of the program that must not change.
     pub program: GateProgram,
 }
 

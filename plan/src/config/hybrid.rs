@@ -1,4 +1,4 @@
-//! Layers that have something else in place of attention.
+//! Layers that replace attention.
 
 use super::LayerType;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
@@ -7,27 +7,27 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Ssm {
-    /// Width of what a layer works on.
+    /// Inner width of a layer.
     pub inner: u64,
-    /// Numbers of the state of a channel.
+    /// State size per channel.
     pub state: u64,
-    /// Positions that the convolution sees.
+    /// Kernel size of the convolution.
     pub conv: u64,
-    /// Rank of the projection that makes time steps (Mamba).
+    /// Rank of the projection that computes time steps (Mamba).
     pub dt_rank: u64,
-    /// Heads; their channels share a decay (Mamba-2), or have gates of their own (RecurrentGemma).
+    /// Heads. Their channels share a decay (Mamba-2) or have separate gates (RecurrentGemma).
     pub heads: u64,
-    /// Groups of heads with the same inputs and outputs of states (Mamba-2).
+    /// Groups of heads that share the input and output projections of states (Mamba-2).
     pub groups: u64,
-    /// Positions of a chunk (Mamba-2).
+    /// Positions per chunk (Mamba-2).
     pub chunk: u64,
     /// The convolution has a bias.
     pub conv_bias: bool,
     /// The projections have a bias.
     pub bias: bool,
-    /// Time steps and inputs and outputs of states are normalized (Jamba).
+    /// Time steps and the input and output projections of states are normalized (Jamba).
     pub norms: bool,
-    /// What the gate makes is normalized (Mamba-2).
+    /// The gated output is normalized (Mamba-2).
     pub gate_norm: bool,
 }
 
@@ -50,19 +50,20 @@ impl Default for Ssm {
     }
 }
 
-/// `shared_block`: blocks of attention and a feed-forward layer that layers share (Zamba 2).
+/// `shared_block`: blocks of attention and a feed-forward layer that several layers share (Zamba
+/// 2).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SharedBlock {
-    /// Blocks, which layers use in turn.
+    /// Number of blocks, which layers use in turn.
     pub blocks: u64,
     /// Width of the feed-forward layer.
     pub ffn: u64,
     /// The feed-forward layer has biases.
     pub bias: bool,
-    /// Width between the two projections of each layer's adapters.
+    /// Rank of each layer's adapters.
     pub adapter_rank: u64,
-    /// Queries, keys and values have adapters, too.
+    /// Queries, keys and values also have adapters.
     pub attention_adapters: bool,
 }
 
@@ -91,23 +92,23 @@ pub struct LinearAttention {
     pub key_dim: u64,
     /// Dimension of a value.
     pub value_dim: u64,
-    /// Positions that the convolution sees.
+    /// Kernel size of the convolution.
     pub conv: u64,
-    /// Projections that read the input: 2 (Qwen3-Next), 4 (Qwen3.5) or 6 (OLMo Hybrid).
+    /// Number of projections of the input: 2 (Qwen3-Next), 4 (Qwen3.5) or 6 (OLMo Hybrid).
     pub projections: u64,
-    /// Width between the two projections of each gate, where every channel has a decay of its own
-    /// and queries, keys and values have projections of their own (Kimi Linear); 0: gates have one
+    /// Rank of the two projections of each gate. Each channel then has a separate decay, and
+    /// queries, keys and values have separate projections (Kimi Linear). 0: gates have one
     /// projection.
     pub gate_rank: u64,
-    /// Every channel has a decay of its own, where gates have one projection (Ling 3).
+    /// Each channel has a separate decay, and gates have one projection (Ling 3).
     pub channel_decays: bool,
-    /// In place of the delta rule, sums of the pairs of keys and values, with a decay of each head
-    /// that is not trained (MiniMax-Text-01).
+    /// In place of the delta rule, plain linear attention with a fixed decay per head
+    /// (MiniMax-Text-01).
     pub fixed_decays: bool,
-    /// In place of the delta rule, sums of the pairs of keys and values, with gates of inputs and
-    /// of decays of each head (xLSTM).
+    /// In place of the delta rule, plain linear attention with input and decay gates per
+    /// head (xLSTM).
     pub exponential_gates: bool,
-    /// Positions of a chunk, with `fixed_decays` or `exponential_gates`.
+    /// Positions per chunk, with `fixed_decays` or `exponential_gates`.
     pub chunk: u64,
 }
 
@@ -130,7 +131,7 @@ impl Default for LinearAttention {
     }
 }
 
-/// `rwkv`: sizes of the layers of RWKV-5 to 7, whose heads have matrices as states.
+/// `rwkv`: sizes of the layers of RWKV-5 to 7, whose heads have matrix-valued states.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Rwkv {
@@ -142,15 +143,15 @@ pub struct Rwkv {
     pub keys: u64,
     /// Width of values.
     pub values: u64,
-    /// Width between the projections that make the shares of positions (RWKV-6).
+    /// Rank of the projections for token shift (RWKV-6).
     pub mix_rank: u64,
-    /// Width between the projections that make decays (RWKV-6 and 7).
+    /// Rank of the projections for decays (RWKV-6 and 7).
     pub decay_rank: u64,
-    /// Width between the projections that make rates of learning (RWKV-7).
+    /// Rank of the projections for in-context learning rates (RWKV-7).
     pub rate_rank: u64,
-    /// Width between the projections that make shares of the first layer's values (RWKV-7).
+    /// Rank of the projections for the mix with the first layer's values (RWKV-7).
     pub value_rank: u64,
-    /// Width between the projections that make gates (RWKV-7).
+    /// Rank of the projections for gates (RWKV-7).
     pub gate_rank: u64,
 }
 
@@ -171,16 +172,16 @@ impl Default for Rwkv {
     }
 }
 
-/// Gate of what attention makes, computed from its input.
+/// Gate on the output of attention, computed from the layer's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionGate {
     /// None.
     None,
-    /// A sigmoid per number; the projection of queries makes it too (Qwen3-Next).
+    /// A sigmoid per element; the query projection also computes it (Qwen3-Next).
     Element,
-    /// A sigmoid per number, from a projection of its own (AFMoE).
+    /// A sigmoid per element, from a separate projection (AFMoE).
     Separate,
-    /// A sigmoid per head, from a projection of its own (Step-3).
+    /// A sigmoid per head, from a separate projection (Step-3).
     Head,
 }
 
@@ -191,22 +192,22 @@ words!(AttentionGate {
     Head = "head",
 });
 
-/// Layers whose softmax of attention has one more, learned column for each head.
+/// Layers with attention sinks: a learned extra column per head in the softmax.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AttentionSinks {
     /// None.
     None,
     /// All (gpt-oss).
     All,
-    /// Those with a sliding window (MiMo-V2-Flash).
+    /// Layers with a sliding window (MiMo-V2-Flash).
     Sliding,
 }
 
 impl AttentionSinks {
-    /// Words for the values that are not `true` or `false`.
+    /// Names of the values other than `true` and `false`.
     pub const WORDS: &'static [&'static str] = &["sliding"];
 
-    /// Returns whether layers of a type have them.
+    /// Returns whether layers of a type have attention sinks.
     #[must_use]
     pub fn has(self, layer: LayerType) -> bool {
         match self {
@@ -217,7 +218,7 @@ impl AttentionSinks {
     }
 }
 
-/// Writes the value as scenario files do.
+/// Writes the value in the form of scenario files.
 impl Serialize for AttentionSinks {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -245,7 +246,8 @@ impl<'de> Deserialize<'de> for AttentionSinks {
     }
 }
 
-/// What a block has after attention. The words are those of `mlp_layer_types` of transformers.
+/// The kind of layer that follows attention. The names are those of `mlp_layer_types` in
+/// transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MlpType {
     /// A feed-forward layer.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Keys of `[model]` for latent attention (DeepSeek): queries, keys and values are projected from
-/// compressed ones.
+/// compressed vectors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Latent {
@@ -11,30 +11,30 @@ pub struct Latent {
     pub kv_lora_rank: u64,
     /// Width of compressed queries; 0: queries are not compressed.
     pub q_lora_rank: u64,
-    /// Dimensions of a head that are rotated. Their keys are shared by all heads.
+    /// Rotated dimensions of a head. All heads share their keys.
     pub qk_rope_head_dim: u64,
     /// Width of a head's values.
     pub v_head_dim: u64,
-    /// Heads of the indexer that chooses what attention sees, latent or not (DeepSeek-V3.2,
-    /// MiniMax-M3); 0: it sees all.
+    /// Heads of the indexer that chooses the positions that attention sees, latent or not
+    /// (DeepSeek-V3.2, MiniMax-M3); 0: attention sees all positions.
     pub index_n_heads: u64,
     /// Dimension of a head of the indexer.
     pub index_head_dim: u64,
-    /// Positions that the indexer chooses.
+    /// Number of positions that the indexer chooses.
     pub index_topk: u64,
-    /// Which layers have an indexer; none: all.
+    /// Which layers have an indexer; empty: all.
     pub indexer_types: Vec<IndexerType>,
 }
 
-/// Where the positions come from that a layer sees. The words are those of `indexer_types` of
+/// Source of the positions that a layer sees. The names are those of `indexer_types` in
 /// transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IndexerType {
-    /// From an indexer of the layer.
+    /// The layer's own indexer.
     Full,
-    /// From that of an earlier layer.
+    /// The indexer of an earlier layer.
     Shared,
-    /// From none: the layer sees all positions.
+    /// None: the layer sees all positions.
     None,
 }
 
@@ -73,7 +73,7 @@ impl Latent {
         self.indexer_type(layer) == IndexerType::Full
     }
 
-    /// Returns where the positions come from that a layer sees.
+    /// Returns the source of the positions that a layer sees.
     #[must_use]
     pub fn indexer_type(&self, layer: usize) -> IndexerType {
         let kind = self.indexer_types.get(layer).copied();

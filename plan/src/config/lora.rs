@@ -15,28 +15,28 @@ pub struct Lora {
     /// Linear layers that have adapters.
     #[serde(rename = "target_modules")]
     pub targets: LoraTargets,
-    /// Probability of dropout of what an adapter reads, in the code of transformers.
+    /// Dropout probability of an adapter's input, in the code of transformers.
     #[serde(rename = "lora_dropout")]
     pub dropout: f64,
-    /// The scaling's divisor is the root of the rank (rank-stabilized LoRA).
+    /// The scaling divides by the square root of the rank (rank-stabilized LoRA).
     pub use_rslora: bool,
-    /// Rows of `W + scaling * B A` get a learned length (DoRA).
+    /// The rows of `W + scaling * B A` have a learned magnitude (DoRA).
     pub use_dora: bool,
-    /// Globs of modules that are trained in full, next to the adapters.
+    /// Globs of modules that are trained in full, in addition to the adapters.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub modules_to_save: Vec<String>,
 }
 
 impl Lora {
-    /// Returns the factor of an adapter's result.
+    /// Returns the scaling of an adapter's result.
     #[must_use]
     pub fn scaling(&self) -> f64 {
         let r = self.r as f64;
         self.alpha / if self.use_rslora { r.sqrt() } else { r }
     }
 
-    /// Returns whether the module of these paths, ours and that of Hugging Face's code, is trained
-    /// in full.
+    /// Returns whether the module with these paths (in this project and in Hugging Face's code) is
+    /// trained in full.
     #[must_use]
     pub fn saves(&self, paths: [&str; 2]) -> bool {
         self.modules_to_save.iter().any(|glob| saves(glob, paths))
@@ -46,13 +46,13 @@ impl Lora {
 /// `lora.target_modules`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoraTargets {
-    /// Every linear layer of the blocks; not the output projection.
+    /// All linear layers of the blocks, without the output projection.
     AllLinear,
-    /// Those that a glob matches.
+    /// Layers that a glob matches.
     Patterns(Vec<String>),
 }
 
-/// Writes the value as scenario files do.
+/// Writes the value in the form of scenario files.
 impl Serialize for LoraTargets {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -63,8 +63,8 @@ impl Serialize for LoraTargets {
 }
 
 impl LoraTargets {
-    /// Returns whether the layer of these paths, ours and that of Hugging Face's code, is among
-    /// them.
+    /// Returns whether the layer with these paths (in this project and in Hugging Face's code) has
+    /// adapters.
     #[must_use]
     pub fn has(&self, paths: [&str; 2]) -> bool {
         match self {
@@ -74,8 +74,8 @@ impl LoraTargets {
     }
 }
 
-/// Returns whether a glob is that of a layer: it matches the last components of either path, as
-/// PEFT compares names (`key == target or key.endswith("." + target)`).
+/// Returns whether a glob selects a layer: it matches the last components of either path, as PEFT
+/// compares names (`key == target or key.endswith("." + target)`).
 pub(crate) fn targets(glob: &str, paths: [&str; 2]) -> bool {
     paths.iter().any(|path| {
         let ends = path.match_indices('.').map(|(dot, _)| &path[dot + 1..]);
@@ -83,8 +83,8 @@ pub(crate) fn targets(glob: &str, paths: [&str; 2]) -> bool {
     })
 }
 
-/// Returns whether a glob is that of a module in `modules_to_save`: either path ends with it, as
-/// PEFT compares names (`key.endswith(name)`), so `norm` is also `input_layernorm`.
+/// Returns whether a glob selects a module for `modules_to_save`: either path ends with it, as PEFT
+/// compares names (`key.endswith(name)`), so `norm` also matches `input_layernorm`.
 pub(crate) fn saves(glob: &str, paths: [&str; 2]) -> bool {
     targets(&format!("*{glob}"), paths)
 }

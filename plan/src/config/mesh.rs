@@ -12,10 +12,10 @@ pub struct Mesh {
     pub dp_shard: u32,
     /// Outer data-parallel size (replication or outer sharding).
     pub dp_outer: u32,
-    /// Tensor-parallel size: ranks that divide the layers among themselves.
+    /// Tensor-parallel size.
     pub tp: u32,
-    /// Expert-parallel size: adjacent ranks of `dp_shard` that divide the experts of a layer among
-    /// themselves.
+    /// Expert-parallel size: number of adjacent ranks of `dp_shard` that divide the experts of a
+    /// layer.
     pub ep: u32,
     /// GPUs of one NVLink node.
     pub gpus_per_node: u32,
@@ -28,7 +28,7 @@ impl Mesh {
         self.data_ranks() * self.tp
     }
 
-    /// Returns the number of ranks that take different samples.
+    /// Returns the number of ranks that process different samples.
     #[must_use]
     pub fn data_ranks(&self) -> u32 {
         self.dp_shard * self.dp_outer

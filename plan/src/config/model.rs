@@ -18,14 +18,14 @@ pub enum Family {
     Moe,
     /// LayerNorm with bias, learned positions, GELU, tied head.
     Gpt2,
-    /// LayerNorm with bias, partial RoPE, attention next to the feed-forward layer.
+    /// LayerNorm with bias, partial RoPE, attention parallel to the feed-forward layer.
     #[serde(rename = "gpt_neox")]
     GptNeox,
     /// Decoder whose norms, projections and positions are options.
     Decoder,
     /// Encoder of tokens, with the options of a decoder.
     Bert,
-    /// Encoder of the patches of images, with the options of a decoder.
+    /// Encoder of image patches, with the options of a decoder.
     Vit,
     /// Post-norm `TransformerEncoderLayer` stack.
     Encoder,
@@ -38,7 +38,7 @@ pub enum Family {
 /// `[model]`: shapes. Fields that a family does not use keep their defaults.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Model {
-    /// Name of the preset the model came from, or the path of its `config.json`, if any.
+    /// Name of the preset of the model, or the path of its `config.json`, if any.
     pub preset: Option<String>,
     /// Family.
     pub family: Family,
@@ -62,7 +62,7 @@ pub struct Model {
     pub norm_eps: f64,
     /// Base of the rotary embedding.
     pub rope_theta: f64,
-    /// Longest sequence (rows of the position table).
+    /// Maximum sequence length (rows of the position table).
     pub max_seq_len: u64,
     /// Channels of the CNN.
     pub channels: u64,
@@ -70,85 +70,85 @@ pub struct Model {
     pub height: u64,
     /// Image width.
     pub width: u64,
-    /// Convolution kernel edge (odd).
+    /// Size of the convolution kernel (odd).
     pub kernel: u64,
-    /// Which linear layers carry a bias.
+    /// Linear layers that have a bias.
     pub bias: Bias,
     /// The other keys.
     #[serde(flatten)]
     pub options: ModelOptions,
 }
 
-/// Keys of `[model]` whose defaults do not depend on others, read by the names of these fields.
+/// Keys of `[model]` whose defaults do not depend on other keys, read by the names of these fields.
 /// `None` is a default that is derived where the value is used.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ModelOptions {
-    /// Code that the model consists of; `None`: that of the policy.
+    /// Implementation of the model; `None`: that of the policy.
     pub implementation: Option<Implementation>,
-    /// How transformers computes attention.
+    /// Attention implementation of transformers.
     pub attn_implementation: AttnImplementation,
-    /// Probability of dropout of what layers add to the residual stream, in the code of
-    /// transformers.
+    /// Dropout probability on the layer outputs that are added to the residual stream, in the code
+    /// of transformers.
     pub dropout: f64,
-    /// That of the weights of attention.
+    /// Dropout probability on attention weights.
     pub attention_dropout: f64,
-    /// That of the embedded tokens.
+    /// Dropout probability on token embeddings.
     pub embedding_dropout: f64,
-    /// `model_type` of transformers: how its files name the weights.
+    /// `model_type` of transformers, which determines the names of weights in files.
     pub model_type: Option<String>,
     /// Norm of the residual stream.
     pub norm: Norm,
-    /// Where attention and the feed-forward layer are normalized.
+    /// Where norms are placed around attention and the feed-forward layer.
     pub norm_position: NormPosition,
-    /// How attention and the feed-forward layer follow each other.
+    /// How attention and the feed-forward layer are combined.
     pub residual: Residual,
     /// Activation of the feed-forward layer; `None`: the family's.
     pub activation: Option<Activation>,
     /// The activation is multiplied by a second projection of the input.
     pub gated_mlp: bool,
-    /// One projection makes queries, keys and values.
+    /// How one projection computes queries, keys and values.
     pub packed_qkv: PackedQkv,
-    /// One projection makes gate and up.
+    /// One projection computes gate and up.
     pub packed_gate_up: bool,
     /// Keys have a bias if queries and values have one.
     pub key_bias: bool,
     /// Norms of queries and keys.
     pub qk_norm: QkNorm,
-    /// What attention knows the positions of tokens by.
+    /// Position embedding of attention.
     pub position_embedding: PositionEmbedding,
-    /// Numbers of one patch of an image.
+    /// Number of values in an image patch.
     pub patch_dim: u64,
     /// The projection of patches has a bias.
     pub patch_bias: bool,
-    /// A learned row stands for masked patches, which the plan has none of.
+    /// A learned row replaces masked patches. Plans have no masked patches.
     pub mask_token: bool,
-    /// A second layer classifies the row of distillation; scores are the mean of both (DeiT).
+    /// A second layer classifies the distillation token; scores are the mean of both (DeiT).
     pub second_classifier: bool,
-    /// A learned row for the class comes before the patches.
+    /// A learned class token comes before the patches.
     pub class_token: bool,
-    /// A second learned row follows that of the class.
+    /// A learned distillation token follows the class token.
     pub distillation_token: bool,
-    /// Learned rows between that of the class and the patches (DINOv3).
+    /// Learned register tokens between the class token and the patches (DINOv3).
     pub register_tokens: u64,
-    /// What of an image is classified.
+    /// Which rows of an image are classified.
     pub image_pooling: ImagePooling,
     /// Blocks in stages of different widths; `None`: all blocks have the same.
     pub stages: Option<Stages>,
-    /// Attention with one learned query, then a feed-forward layer, makes one vector of an image
+    /// Attention with one learned query and a feed-forward layer pool an image to one vector
     /// (SigLIP).
     pub attention_pooling: bool,
-    /// Rows of the table of token types; 0: no such table.
+    /// Rows of the token type table; 0: no such table.
     pub token_types: u64,
-    /// Rows of the position table before that of the first position.
+    /// Rows of the position table before the row of the first position.
     pub position_offset: u64,
     /// Scaling of rotary frequencies.
     pub rope_scaling: Option<RopeScaling>,
     /// Base of the rotary embedding of layers with a sliding window, if it differs.
     pub rope_local_theta: Option<f64>,
-    /// Positions that attention with a sliding window sees.
+    /// Window size of sliding-window attention, in positions.
     pub sliding_window: Option<u64>,
-    /// Longest sequence that attention with a window sees as a whole.
+    /// Maximum sequence length that windowed attention sees as a whole.
     pub window_from: u64,
     /// Positions of a chunk of a sequence, in layers that see one chunk.
     pub attention_chunk: Option<u64>,
@@ -164,46 +164,47 @@ pub struct ModelOptions {
     pub layer_kv_heads: Vec<u64>,
     /// Width of the feed-forward layer of each block, if they differ; 0: a block without one.
     pub layer_ffn: Vec<u64>,
-    /// Soft limit of attention scores.
+    /// Soft cap on attention scores.
     pub attention_softcap: Option<f64>,
-    /// Soft limit of the logits.
+    /// Soft cap on the logits.
     pub logits_softcap: Option<f64>,
-    /// The embedded tokens are normalized.
+    /// Token embeddings are normalized.
     pub embedding_norm: bool,
-    /// Residual streams next to each other (hyper-connections of DeepSeek-V4); 0: one, without
+    /// Number of residual streams (hyper-connections of DeepSeek-V4); 0: one stream, without
     /// weights.
     pub streams: u64,
-    /// Groups of heads with output projections of their own, in attention with one head of keys
-    /// that are also the values (DeepSeek-V4); 0: another attention.
+    /// Groups of heads with separate output projections, in attention with one key head whose keys
+    /// are also the values (DeepSeek-V4); 0: another kind of attention.
     pub output_groups: u64,
-    /// Width of what the projection of each such group makes.
+    /// Output width of the projection of each such group.
     pub output_rank: u64,
-    /// Positions of one compressed key in each layer; 0: no such keys.
+    /// Number of positions per compressed key in each layer; 0: no such keys.
     pub compress_rates: Vec<u64>,
-    /// Rows of a table of relative positions that each layer projects as its queries and keys
+    /// Rows of a table of relative positions that each layer projects to queries and keys
     /// (DeBERTa); 0: no such table.
     pub disentangled_rows: u64,
-    /// Width of embedded tokens, which a linear layer projects to that of the model; `None`: they
-    /// are as wide.
+    /// Width of token embeddings, which a linear layer projects to the width of the model; `None`:
+    /// the width of the model.
     pub embedding_width: Option<u64>,
-    /// A decoder makes the pixels of all patches of an image (ViT-MAE).
+    /// A decoder reconstructs the pixels of all patches of an image (ViT-MAE).
     pub reconstruction: Option<Reconstruction>,
-    /// Convolutions over the samples of a sound, in place of patches (wav2vec 2.0).
+    /// Convolutions over audio samples, in place of patches (wav2vec 2.0).
     pub sound: Option<Sound>,
-    /// Norm of queries, of keys, and of the last rows, if it is not that of blocks (ESMC).
+    /// Norm of queries, keys and the last rows, if it differs from that of blocks (ESMC).
     pub inner_norm: Option<Norm>,
-    /// Waves of rotary embeddings are a table of parameters that are not trained (RoFormer).
+    /// Rotary embeddings are stored as a frozen table of parameters (RoFormer).
     pub rotary_table: bool,
-    /// The first block has no norm for what it reads (ModernBERT).
+    /// The first block does not normalize its input (ModernBERT).
     pub plain_first_block: bool,
-    /// A decoder has a linear layer and a norm before its logits (ModernBERT's decoder).
+    /// A decoder has a linear layer and a norm before its logits (ModernBERT decoder).
     pub output_transform: bool,
-    /// Each block multiplies the residual stream by a number that is not trained (Gemma 4).
+    /// Each block multiplies the residual stream by a fixed number (Gemma 4).
     pub stream_scale: bool,
-    /// Groups of following layers that share the weights of their first blocks; 0: every block has
-    /// its own.
+    /// Number of groups of consecutive layers that share the weights of their first blocks; 0: each
+    /// block has separate weights.
     pub layer_groups: u64,
-    /// Blocks of each group that have weights of their own, and repeat.
+    /// Number of blocks of each group that have separate weights; the rest of the group repeats
+    /// them.
     pub group_layers: u64,
     /// The output layer has a bias.
     pub head_bias: bool,
@@ -211,85 +212,86 @@ pub struct ModelOptions {
     pub head: Head,
     /// Rows of the table of tokens beyond the vocabulary (Llama 3.2 Vision).
     pub extra_tokens: u64,
-    /// An encoder makes one vector of the first position.
+    /// An encoder pools the first position to one vector.
     pub pooler: bool,
-    /// An encoder has a pooler that nothing uses (BigBird).
+    /// An encoder has an unused pooler (BigBird).
     pub unused_pooler: bool,
-    /// An encoder has scores of the weights of all heads, which nothing uses (ESM).
+    /// An encoder has an unused contact head over the attention weights of all heads (ESM).
     pub contact_head: bool,
-    /// Rows of each table of places on a page (LayoutLM); 0: none.
+    /// Rows of each table of page coordinates (LayoutLM); 0: none.
     pub box_rows: u64,
-    /// Attention has projections for global positions, of which there are none (Longformer).
+    /// Attention has projections for global positions, although there are none (Longformer).
     pub global_projections: bool,
-    /// An encoder has a linear layer and a norm before its logits; otherwise sequences alone are
-    /// classified through a linear layer.
+    /// An encoder has a linear layer and a norm before its logits. If false, it has only the linear
+    /// layer, and only for sequence classification.
     pub head_transform: bool,
     /// Classes of a classification head.
     pub num_labels: u64,
-    /// Width of the vector that the head `vector` or `contrastive` makes.
+    /// Width of the output of the heads `vector` and `contrastive`.
     pub vector_width: u64,
-    /// The loss of vectors that are compared is one of sigmoids, with a learned bias (SigLIP), not
-    /// cross entropies of rows and columns.
+    /// The contrastive loss uses sigmoids with a learned bias (SigLIP), not the cross entropies of
+    /// rows and columns.
     pub sigmoid_loss: bool,
-    /// Share of a head's dimensions that are rotated.
+    /// Fraction of a head's dimensions that are rotated.
     pub partial_rotary_factor: f64,
-    /// Attention and feed-forward layer read the same input, and their results are added to it.
+    /// Attention and the feed-forward layer read the same input, and both results are added to it.
     pub parallel_residual: bool,
-    /// Factor of the embedded tokens.
+    /// Factor of token embeddings.
     pub embedding_multiplier: f64,
-    /// Factor of attention scores; `1 / sqrt(head_dim)` if there is none.
+    /// Factor of attention scores; `None`: `1 / sqrt(head_dim)`.
     pub attention_multiplier: Option<f64>,
-    /// Factor of what a block adds to the residual stream.
+    /// Factor of the layer outputs that are added to the residual stream.
     pub residual_multiplier: f64,
     /// Divisor of the logits.
     pub logits_scaling: f64,
-    /// Attention makes differences of the results of two halves of its heads, with learned factors
+    /// Attention computes the difference of two halves of its heads, with learned factors
     /// (Differential Transformer).
     pub differential: bool,
-    /// What attention makes is multiplied by a gate.
+    /// Gate on the output of attention.
     pub attention_gate: AttentionGate,
-    /// The softmax of attention has one more, learned column for each head.
+    /// Attention sinks: a learned extra column per head in the softmax.
     pub attention_sinks: AttentionSinks,
     /// Width of a head's values, if it is not that of queries and keys.
     pub value_head_dim: Option<u64>,
     /// Dimension of a head in layers without a window, if it differs.
     pub full_head_dim: Option<u64>,
-    /// Layers without a window take keys, before norm and rotation, for values.
+    /// Layers without a window use the keys, before norm and rotation, as values.
     pub keys_as_values: bool,
     /// Values are normalized, without a weight.
     pub value_norm: bool,
-    /// What the last layer of attention and of the feed-forward layer reads is normalized.
+    /// The inputs of the last layer of attention and of the feed-forward layer are normalized.
     pub sub_norms: bool,
-    /// Learned numbers of the activation, which the plan does not use.
+    /// Number of learned scalars of each layer's activation, which plans contain but do not use.
     pub activation_scalars: u64,
-    /// What the blocks add is multiplied by a learned vector.
+    /// Layer outputs are multiplied by a learned vector.
     pub layer_scale: bool,
-    /// What each block has after attention, repeated; none: as `dense_layers` and `moe_every` say.
+    /// The kind of layer after attention in each block, repeated; empty: `dense_layers` and
+    /// `moe_every` decide.
     pub mlp_layer_types: Vec<MlpType>,
     /// State-space layers.
     pub ssm: Option<Ssm>,
-    /// Layers of type `rwkv`, if they are not those of RWKV-4.
+    /// Layers of type `rwkv`; `None`: those of RWKV-4.
     pub rwkv: Option<Rwkv>,
     /// Blocks that layers of type `shared_attention` share.
     pub shared_block: Option<SharedBlock>,
     /// Layers with linear attention.
     pub linear_attention: Option<LinearAttention>,
-    /// Blocks of an encoder, whose result the blocks of the decoder attend to; 0: no encoder.
+    /// Number of blocks of an encoder whose result the decoder's blocks attend to; 0: no encoder.
     pub encoder_layers: u64,
-    /// What the encoder has otherwise than the decoder.
+    /// Where the encoder differs from the decoder.
     pub encoder: Option<TextEncoder>,
-    /// Rows of the tables of learned biases of attention scores, by distance; 0: no such tables.
+    /// Rows of the tables of learned relative position biases; 0: no such tables.
     pub relative_buckets: u64,
-    /// Each layer has such a table, not the first one for all.
+    /// Each layer has such a table. If false, all layers use that of the first one.
     pub relative_bias_per_layer: bool,
     /// Vision tower and projector.
     pub vision: Option<Vision>,
-    /// Patches of a sample, in place of those of `vision`, which has the same number.
+    /// Patches per sample, in place of those of `vision`, which has the same number.
     pub vision_patches: Option<u64>,
     /// Keys for latent attention.
     #[serde(flatten)]
     pub latent: Latent,
-    /// Keys for what single layers have.
+    /// Keys for individual layers.
     #[serde(flatten)]
     pub per_layer: PerLayer,
     /// Keys for experts.
@@ -298,15 +300,15 @@ pub struct ModelOptions {
 }
 
 impl ModelOptions {
-    /// Returns whether every block attends to what an encoder or a tower computes, besides its own
-    /// attention.
+    /// Returns whether every block attends to the result of an encoder or tower, in addition to its
+    /// self-attention.
     #[must_use]
     pub fn attends_to_memory(&self) -> bool {
         let instead = self.layer_types.contains(&LayerType::Cross);
         self.encoder_layers > 0 || self.tower_memory().is_some() && !instead
     }
 
-    /// Returns the tower to whose rows blocks attend, if there is one.
+    /// Returns the tower whose rows the blocks attend to, if there is one.
     #[must_use]
     pub fn tower_memory(&self) -> Option<&Vision> {
         self.vision.as_ref().filter(|of| of.memory)
@@ -424,13 +426,13 @@ impl Default for ModelOptions {
 pub enum Bias {
     /// None of them.
     None,
-    /// Those that make queries, keys and values.
+    /// The projections of queries, keys and values.
     Qkv,
-    /// Those of attention.
+    /// The projections of attention.
     Attention,
-    /// Those of the feed-forward layer.
+    /// The layers of the feed-forward layer.
     Mlp,
-    /// All but those that make queries, keys and values (GPT-Neo).
+    /// All except the projections of queries, keys and values (GPT-Neo).
     AllButQkv,
     /// All, and convolutions.
     All,
@@ -442,7 +444,7 @@ impl From<bool> for Bias {
     }
 }
 
-/// Writes the value as scenario files do.
+/// Writes the value in the form of scenario files.
 impl Serialize for Bias {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {

@@ -1,13 +1,13 @@
-//! `[moe]`: how tokens reach experts that ranks divide among themselves.
+//! `[moe]`: how tokens reach experts under expert parallelism.
 
 use super::{Reach, Routing};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// `[moe]`; a scenario whose ranks have all experts has none.
+/// `[moe]`; not present if each rank has all experts.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Moe {
-    /// How tokens reach the ranks of their experts.
+    /// How tokens are sent to the ranks of their experts.
     pub dispatcher: Dispatcher,
     /// Rows that a rank reserves for choices, relative to the number of them if experts are equally
     /// popular; `None`: as many as there can be.
@@ -17,23 +17,22 @@ pub struct Moe {
     /// as their tensor cores read at once.
     #[serde(skip)]
     pub row_multiple: u64,
-    /// Compiled kernels between the matmuls of experts compute only the rows that some expert has,
-    /// of those that are reserved.
+    /// Compiled kernels between the matmuls of experts only compute reserved rows that are in use.
     #[serde(skip)]
     pub stops_at_used_rows: bool,
     /// What happens to choices without a row.
     pub on_overflow: Overflow,
-    /// Kernels of the shared expert run while tokens travel: before the dispatched rows are first
-    /// used, and before the combined ones are. False without a shared expert.
+    /// Kernels of the shared expert overlap with the token exchange: they run before the dispatched
+    /// rows are first used, and before the combined ones are. False without a shared expert.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub shared_expert_overlap: bool,
-    /// How popular experts are in predictions.
+    /// Distribution of choices over experts in predictions.
     pub routing: Routing,
-    /// How many tokens reach a rank, if they are sent once per rank.
+    /// Number of tokens that reach a rank, if they are sent once per rank.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reach: Option<Reach>,
-    /// By layer: rows of the busiest rank, relative to those of equally popular experts, which
-    /// layers without an entry have.
+    /// By layer: rows of the busiest rank, relative to a balanced load. Layers without an entry are
+    /// balanced.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub busiest: BTreeMap<u32, f64>,
     /// By layer: rows of each rank, of which [`busiest`](Self::busiest) has the maximum.
@@ -42,8 +41,8 @@ pub struct Moe {
 }
 
 impl Moe {
-    /// Returns the rows that a rank reserves for the choices of one rank, which has `tokens` tokens
-    /// that choose `k` experts each. `ranks` ranks have `experts` experts each.
+    /// Returns the number of rows that a rank reserves for the choices of one rank, which has
+    /// `tokens` tokens with `k` choices each. There are `ranks` ranks with `experts` experts each.
     #[must_use]
     pub fn slots(&self, [tokens, k]: [u64; 2], [ranks, experts]: [u64; 2]) -> u64 {
         let most = Self::most_slots([tokens, k], experts);
@@ -67,8 +66,8 @@ impl Moe {
         })
     }
 
-    /// Returns the rows of a layer's busiest rank, of `rows` that it would have if experts were
-    /// equally popular: ranks wait for it in every exchange.
+    /// Returns the number of rows of a layer's busiest rank, for which all ranks wait in each
+    /// exchange. `rows` is the number with a balanced load.
     #[must_use]
     pub fn used(&self, layer: Option<u32>, rows: u64) -> u64 {
         let factor = layer.and_then(|l| self.busiest.get(&l));
@@ -88,7 +87,8 @@ impl Moe {
 pub enum Dispatcher {
     /// An all-gather of all tokens, and a reduce-scatter of partial sums.
     Gather,
-    /// An all-to-all of the choices. Ranks exchange the number of rows first, which the host reads.
+    /// An all-to-all of the choices. Ranks first exchange the numbers of rows, which the host
+    /// reads.
     AllToAll,
     /// An all-to-all of a fixed number of rows.
     Padded,
@@ -117,7 +117,7 @@ impl Dispatcher {
 pub enum Overflow {
     /// The run fails.
     Error,
-    /// The last choices, in the order of tokens, add nothing to their tokens.
+    /// The last choices, in token order, are dropped.
     Drop,
 }
 
@@ -159,7 +159,7 @@ mod tests {
         assert_eq!(slots(Some(1.0)), 100);
         assert_eq!(slots(Some(1.25)), 125);
         assert_eq!(slots(Some(0.333)), 34);
-        // All four choices of each token.
+        // All four choices of each token go to the rank.
         assert_eq!(slots(Some(9.0)), 400);
         assert_eq!(slots(None), 400);
         // A rank with one expert gets at most one choice of each token.

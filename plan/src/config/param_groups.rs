@@ -4,7 +4,7 @@ use super::Train;
 use super::pattern::part_of;
 use serde::{Deserialize, Serialize};
 
-/// Number of parameter groups with different settings that a scenario may have.
+/// Maximum number of parameter groups with different settings in a scenario.
 pub const MAX_PARAM_GROUPS: usize = 8;
 
 /// An entry of `train.param_groups`.
@@ -26,8 +26,8 @@ fn one() -> f64 {
 }
 
 impl ParamGroup {
-    /// Returns whether a parameter of these names (ours, and that of Hugging Face's code, if any)
-    /// is in the group.
+    /// Returns whether a parameter with these names (in this project and, if any, in Hugging Face's
+    /// code) is in the group.
     #[must_use]
     pub fn has<'n>(&self, names: impl IntoIterator<Item = &'n str>) -> bool {
         let mut names = names.into_iter();
@@ -35,7 +35,7 @@ impl ParamGroup {
     }
 }
 
-/// Settings that parameters of one group share.
+/// Settings that the parameters of a group share.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct GroupSettings {
     /// Weight decay.
@@ -45,8 +45,8 @@ pub struct GroupSettings {
 }
 
 impl Train {
-    /// Returns the different settings of parameter groups. The first are those of parameters that
-    /// no glob matches.
+    /// Returns the distinct settings of parameter groups. The first are those of parameters that no
+    /// glob matches.
     #[must_use]
     pub fn group_settings(&self) -> Vec<GroupSettings> {
         let groups = std::iter::once(None).chain(self.param_groups.iter().map(Some));
@@ -59,8 +59,8 @@ impl Train {
         all
     }
 
-    /// Returns the place in [`Train::group_settings`] of a parameter with these names and number of
-    /// dimensions. Of several groups that have it, the first one counts.
+    /// Returns the index in [`Train::group_settings`] of a parameter with these names and number of
+    /// dimensions. If several groups match it, the first one wins.
     #[must_use]
     pub fn group_of<'n>(
         &self,

@@ -20,7 +20,7 @@ pub(crate) fn unit_pattern(text: &str) -> Result<UnitPattern, String> {
     Ok(UnitPattern { modules, keep })
 }
 
-/// Refuses a text that cannot be a glob over module paths.
+/// Rejects a text that is not a glob over module paths.
 pub(crate) fn glob(text: &str) -> Result<(), String> {
     if text.is_empty() {
         return Err("an empty module pattern".into());
@@ -43,7 +43,7 @@ pub(crate) fn glob(text: &str) -> Result<(), String> {
 /// Returns whether `glob` matches `path`, component by component, where `*` stands for any
 /// characters of one component.
 pub(crate) fn matches(glob: &str, path: &str) -> bool {
-    // Rejects most pairs of long lists of units at once.
+    // This quickly rejects most pairs in long lists of units.
     let literal = glob.find('*').unwrap_or(glob.len());
     if !path.starts_with(&glob[..literal]) {
         return false;
@@ -58,15 +58,15 @@ pub(crate) fn matches(glob: &str, path: &str) -> bool {
     }
 }
 
-/// Returns whether `glob` matches `path` or a module that contains it. The root contains everything
-/// and no glob matches it.
+/// Returns whether `glob` matches `path` or a module that contains it. The root contains
+/// everything, but no glob matches it.
 pub(crate) fn covers(glob: &str, path: &str) -> bool {
     let above = path.match_indices('.').map(|(dot, _)| &path[..dot]);
     !path.is_empty() && above.chain([path]).any(|p| matches(glob, p))
 }
 
-/// Returns whether `glob` matches consecutive components of `name`: the name, its end, or a module
-/// that is part of it.
+/// Returns whether `glob` matches consecutive components of `name`: the whole name, its end, or a
+/// module in it.
 pub(crate) fn part_of(glob: &str, name: &str) -> bool {
     let length = glob.split('.').count();
     let parts: Vec<&str> = name.split('.').collect();

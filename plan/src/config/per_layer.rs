@@ -1,21 +1,22 @@
-//! What layers of Gemma 3n and 4 read besides the residual stream, or have in place of it.
+//! Options of individual layers in Gemma 3n and 4: inputs in addition to the residual stream, and
+//! replacements of it.
 
 use super::Model;
 use serde::{Deserialize, Serialize};
 
-/// Keys of what single layers have.
+/// Keys for individual layers.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PerLayer {
-    /// Width of the embedded tokens that each layer has of its own; 0: none.
+    /// Width of per-layer token embeddings; 0: none.
     pub layer_embedding_width: u64,
-    /// Rows of their table; `None`: as many as the vocabulary.
+    /// Rows of the per-layer embedding table; `None`: the vocabulary size.
     pub layer_embedding_rows: Option<u64>,
-    /// Last layers that attend to the keys and values of an earlier one.
+    /// Number of last layers that attend to the keys and values of an earlier layer.
     pub shared_kv_layers: u64,
-    /// Share of its inputs that each layer's activation sets to 0; empty: none.
+    /// Fraction of its inputs that each layer's activation sets to 0; empty: none.
     pub activation_sparsity: Vec<f64>,
-    /// Residual streams next to each other, of which blocks compute one (Gemma 3n).
+    /// Multiple residual streams, of which blocks compute one (Gemma 3n).
     pub altup: Option<AltUp>,
 }
 
@@ -23,13 +24,13 @@ pub struct PerLayer {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AltUp {
-    /// Streams.
+    /// Number of streams.
     pub streams: u64,
-    /// Number of the stream that blocks compute.
+    /// Index of the stream that blocks compute.
     pub active: u64,
-    /// A learned vector multiplies the corrected stream that embeddings per layer gate.
+    /// A learned vector multiplies the corrected stream that per-layer embeddings gate.
     pub scale: bool,
-    /// Width between the two projections that add to what attention makes (LAUREL).
+    /// Rank of the two projections that are added to the output of attention (LAUREL).
     pub laurel_rank: u64,
 }
 
@@ -46,15 +47,15 @@ impl Default for AltUp {
 }
 
 impl Model {
-    /// Returns the layers that have keys and values of their own.
+    /// Returns the layers that have their own keys and values.
     #[must_use]
     pub fn layers_with_keys(&self) -> usize {
         let shared = self.options.per_layer.shared_kv_layers;
         u64::from(self.layers).saturating_sub(shared) as usize
     }
 
-    /// Returns the layer whose keys and values a layer attends to, if it has none of its own: the
-    /// last one of its type before those that share.
+    /// Returns the layer whose keys and values a layer attends to, if it shares them: the last
+    /// layer of the same type before the sharing layers.
     #[must_use]
     pub fn keys_of(&self, layer: usize) -> Option<usize> {
         let own = self.layers_with_keys();
@@ -66,7 +67,7 @@ impl Model {
             .flatten()
     }
 
-    /// Returns the share of its inputs that a layer's activation sets to 0, if it has one.
+    /// Returns the fraction of its inputs that a layer's activation sets to 0, if any.
     #[must_use]
     pub fn sparsity(&self, layer: usize) -> Option<f64> {
         let all = &self.options.per_layer.activation_sparsity;

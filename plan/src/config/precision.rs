@@ -4,7 +4,7 @@ use super::Float8;
 use crate::ir::{DType, PackedFormat};
 use serde::Serialize;
 
-/// Type of an optimizer's states.
+/// Dtype of optimizer state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MomentType {
     /// float32.
@@ -26,7 +26,7 @@ words!(MomentType {
 });
 
 impl MomentType {
-    /// Returns the type of one element.
+    /// Returns the dtype of one element.
     #[must_use]
     pub const fn dtype(self) -> DType {
         match self {
@@ -38,7 +38,7 @@ impl MomentType {
     }
 }
 
-/// Type in which parameters that are not trained are kept.
+/// Dtype in which frozen parameters are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FrozenType {
     /// float32.
@@ -48,9 +48,10 @@ pub enum FrozenType {
     /// float16.
     F16,
     /// NF4 with double quantization, for the weights of linear layers (QLoRA): see
-    /// [`Packed`](crate::ir::Packed). The others are kept as they are gathered.
+    /// [`Packed`](crate::ir::Packed). Other parameters are kept in the dtype in which they are
+    /// gathered.
     Nf4,
-    /// The same with scales in float32.
+    /// NF4 with float32 scales.
     Nf4F32,
     /// int8 with a scale per row, for the same weights (`load_in_8bit`).
     Int8,
@@ -66,7 +67,7 @@ words!(FrozenType {
 });
 
 impl FrozenType {
-    /// Returns the type of one element; `None` for packed weights.
+    /// Returns the dtype of one element; `None` for packed weights.
     #[must_use]
     pub const fn dtype(self) -> Option<DType> {
         match self {
@@ -77,7 +78,7 @@ impl FrozenType {
         }
     }
 
-    /// Returns the format of packed weights; `None` for types of elements.
+    /// Returns the format of packed weights; `None` for unpacked dtypes.
     #[must_use]
     pub const fn packed(self) -> Option<PackedFormat> {
         match self {
@@ -97,18 +98,17 @@ pub struct Precision {
     /// Dtype of the main (optimizer) weights; `None` (scenario: `"none"`): the optimizer updates
     /// the compute weights.
     pub main_params: Option<DType>,
-    /// Type in which policy fsdp2 and compile mode full keep the shards of parameters that are not
-    /// trained; `None` for that of trained ones. Other policies keep them as they compute, or
-    /// packed.
+    /// Dtype in which policy fsdp2 and compile mode full keep the shards of frozen parameters;
+    /// `None` for that of trained ones. Other policies keep them in the compute dtype, or packed.
     pub frozen_params: Option<FrozenType>,
     /// Dtype in which gradients are kept between micro-batches.
     pub main_grads: DType,
-    /// Dtype in which gradients are reduced over the inner axis (policies fsdp2 and megatron: over
-    /// both).
+    /// Dtype in which gradients are reduced over the inner axis (for policies fsdp2 and megatron,
+    /// over both axes).
     pub comm_grads: DType,
     /// Type of the optimizer moments.
     pub moments: MomentType,
-    /// Every sum has a fixed order on every device.
+    /// All sums have a fixed order on every device.
     pub deterministic: bool,
     /// 8-bit matmuls.
     #[serde(flatten)]

@@ -1,22 +1,22 @@
-//! Number of tokens that a rank receives if each is sent once to every rank that has one of its
-//! experts.
+//! Number of tokens that a rank receives if each token is sent once to every rank that has one of
+//! its experts.
 
 use super::Experts;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Share of the tokens of all ranks that choose an expert of the busiest rank.
+/// Fraction of all ranks' tokens that choose an expert of the busiest rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Reach {
-    /// If experts are equally popular.
+    /// The fraction with a balanced load.
     pub balanced: f64,
-    /// By layer, if not.
+    /// The fraction by layer, for layers that are not balanced.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub layers: BTreeMap<u32, f64>,
 }
 
 impl Reach {
-    /// Returns the share of a layer.
+    /// Returns the fraction for a layer.
     #[must_use]
     pub fn of(&self, layer: Option<u32>) -> f64 {
         let known = layer.and_then(|l| self.layers.get(&l));
@@ -24,8 +24,8 @@ impl Reach {
     }
 }
 
-/// Returns how many of `all` things, `marked` of which are marked, `drawn` at a time, have `n`
-/// marked ones: a share.
+/// Returns the hypergeometric probability of drawing `n` marked items: `drawn` items are drawn at
+/// once from `all` items, `marked` of which are marked.
 fn hypergeometric([all, marked, drawn]: [u64; 3], n: u64) -> f64 {
     let ways = |of: u64, n: u64| -> f64 {
         if n > of {
@@ -39,9 +39,9 @@ fn hypergeometric([all, marked, drawn]: [u64; 3], n: u64) -> f64 {
     ways(marked, n) * ways(all - marked, drawn - n) / ways(all, drawn)
 }
 
-/// Returns the share of tokens that choose an expert of one of `ranks` ranks, which divide equally
-/// popular experts in order. Tokens that choose among the experts of some groups choose the groups
-/// first.
+/// Returns the fraction of tokens that choose an expert of one of `ranks` ranks, which divide
+/// equally popular experts in order. If tokens are limited to groups of experts, they choose the
+/// groups first.
 pub(crate) fn balanced(of: &Experts, ranks: u64) -> f64 {
     let (own, k) = (of.experts / ranks, of.top_k);
     let groups = of.router_groups.max(1);
@@ -51,7 +51,7 @@ pub(crate) fn balanced(of: &Experts, ranks: u64) -> f64 {
         groups
     };
     let group = of.experts / groups;
-    // Of groups that are on the rank, or of the one that the rank has a part of.
+    // Counts the groups on the rank, or the one group that the rank has a part of.
     let (of_rank, there) = if own >= group {
         (own / group, group)
     } else {
@@ -77,26 +77,26 @@ fn symmetric(weights: impl Iterator<Item = f64>, k: usize) -> Vec<f64> {
     sums
 }
 
-/// Largest number of rounds in which weights are fitted to popularities, and the relative change
-/// at which they are.
+/// Maximum number of iterations in which weights are fitted to popularities, and the relative
+/// change at which the iteration stops.
 const ROUNDS: usize = 200;
 const FITTED: f64 = 1e-9;
 
-/// Returns the weights for which sets of `k` experts, as likely as the product of their experts'
-/// weights, give each expert its number of choices. Nothing else is known of which experts are
-/// chosen together. `None` without choices.
+/// Returns weights of experts such that, if sets of `k` experts are as likely as the product of
+/// their weights, each expert gets its number of choices. Nothing else is known about which experts
+/// are chosen together. Returns `None` without choices.
 fn weights(popularity: &[f64], k: usize) -> Option<Vec<f64>> {
     let all: f64 = popularity.iter().sum();
     if all <= 0.0 {
         return None;
     }
-    // An expert gets a token once.
+    // A token chooses an expert at most once.
     let wanted: Vec<f64> = (popularity.iter())
         .map(|p| (k as f64 * p / all).min(1.0 - 1e-6))
         .collect();
     let mut weights: Vec<f64> = wanted.iter().map(|q| q / (1.0 - q)).collect();
     for _ in 0..ROUNDS {
-        // Scaled, so that polynomials neither vanish nor overflow.
+        // The weights are scaled so that polynomials neither vanish nor overflow.
         let mean = weights.iter().sum::<f64>() / weights.len() as f64;
         weights.iter_mut().for_each(|w| *w /= mean);
         let sets = symmetric(weights.iter().copied(), k)[k];
@@ -119,14 +119,14 @@ fn weights(popularity: &[f64], k: usize) -> Option<Vec<f64>> {
     Some(weights)
 }
 
-/// Returns by layer the share of tokens that choose an expert of the rank that most tokens choose
-/// one of. `popularity` has the relative number of choices of each expert.
+/// Returns, by layer, the fraction of tokens that choose an expert of the rank that receives the
+/// most tokens. `popularity` has the relative number of choices of each expert.
 pub(crate) fn busiest(
     popularity: &BTreeMap<u32, Vec<f64>>,
     k: u64,
     ranks: u32,
 ) -> BTreeMap<u32, f64> {
-    // Layers often have the same popularities in another order.
+    // Layers often have the same popularities in a different order.
     let mut known: Option<(Vec<f64>, Vec<f64>)> = None;
     let mut of = |each: &[f64]| {
         let k = (k as usize).min(each.len());
@@ -165,7 +165,7 @@ mod tests {
         }
     }
 
-    /// Numbers of ranks per token, with its own: Qwen3, DeepSeek, gpt-oss, Mixtral.
+    /// Numbers of ranks per token, including its own rank: Qwen3, DeepSeek, gpt-oss, Mixtral.
     #[test]
     fn equally_popular_experts_are_on_known_numbers_of_ranks() {
         for (all, k, ranks, number) in [
@@ -183,7 +183,7 @@ mod tests {
         }
     }
 
-    /// Counted over all choices of groups and experts.
+    /// The expected value counts all choices of groups and experts.
     #[test]
     fn groups_limit_the_ranks_of_a_token() {
         for (ranks, groups, kept) in [(2, 4, 2), (4, 4, 2), (8, 4, 1), (4, 2, 1)] {
@@ -202,7 +202,7 @@ mod tests {
                 let pairs: Vec<u64> = sets(8, 2)
                     .filter(|s| (0..8).filter(|e| s >> e & 1 == 1).all(|e| open(&e)))
                     .collect();
-                // Each choice of groups is as likely as another.
+                // All choices of groups are equally likely.
                 all += 1.0;
                 let first = pairs.iter().filter(|s| **s & ((1 << own) - 1) != 0).count();
                 hit += first as f64 / pairs.len() as f64;
@@ -227,12 +227,13 @@ mod tests {
             let exact = balanced(&experts(all, k), u64::from(ranks));
             assert!((flat - exact).abs() < 1e-9, "{flat} {exact}");
         }
-        // One expert has every token: so has its rank.
+        // One expert has every token, and so has its rank.
         let mut one = vec![1.0; 8];
         one[5] = 7.0;
         let is = share(&one, 2, 4).unwrap();
         assert!(is > 0.999 && is <= 1.0, "{is}");
-        // Weights 2, 1 and 1 give the pairs 2, 2 and 1 of 5: experts have 4, 3 and 3 of 10 choices.
+        // Weights 2, 1 and 1 give the pairs probabilities 2/5, 2/5 and 1/5, so the experts have 4,
+        // 3 and 3 of 10 choices.
         let is = share(&[3.0, 4.0, 3.0], 2, 3).unwrap();
         assert!((is - 0.8).abs() < 1e-6, "{is}");
         assert_eq!(share(&[0.0; 4], 2, 2), None);

@@ -1,16 +1,16 @@
-//! Decoders that reconstruct what an encoder of images did not see.
+//! Decoders that reconstruct the masked patches of an image.
 
 use super::{Family, Model};
 use serde::{Deserialize, Serialize};
 
-/// `reconstruction`: a decoder behind an encoder of some of an image's patches, which makes the
-/// pixels of all of them (ViT-MAE).
+/// `reconstruction`: a decoder after an encoder of some of an image's patches, which reconstructs
+/// the pixels of all of them (ViT-MAE).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Reconstruction {
-    /// Patches of an image.
+    /// Patches per image.
     pub patches: u64,
-    /// Blocks.
+    /// Number of blocks.
     pub layers: u64,
     /// Width.
     pub hidden: u64,
@@ -34,13 +34,13 @@ impl Default for Reconstruction {
 }
 
 impl Reconstruction {
-    /// Returns the rows that its blocks see: those of the patches, and that of the class.
+    /// Returns the number of rows that its blocks process: the patches and the class token.
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.patches + 1
     }
 
-    /// Returns its blocks as a model.
+    /// Returns the decoder's blocks as a model.
     #[must_use]
     pub(crate) fn model(&self, of: &Model) -> Model {
         let mut inner = of.clone();

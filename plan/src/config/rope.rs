@@ -2,8 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// How frequencies of the rotary embedding are changed for long sequences. The words and fields are
-/// those of `rope_scaling` of transformers.
+/// How rotary frequencies are changed for long sequences. The names and fields are those of
+/// `rope_scaling` in transformers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RopeType {
     /// Positions are divided by the factor.
@@ -29,16 +29,16 @@ words!(RopeType {
 /// Parameters of a [`RopeType`]. `None` is the default of transformers.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RopeScaling {
-    /// Kind; linear if there is none.
+    /// Kind; linear if it is not given.
     #[serde(default = "linear")]
     pub rope_type: RopeType,
-    /// Factor of the length.
+    /// Factor by which the context length grows.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub factor: Option<f64>,
     /// Length before scaling.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub original_max_position_embeddings: Option<f64>,
-    /// Divisor of the original length: longer wavelengths are scaled whole (`llama3`).
+    /// Divisor of the original length: longer wavelengths are scaled fully (`llama3`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub low_freq_factor: Option<f64>,
     /// Divisor of the original length: shorter wavelengths are kept (`llama3`).
@@ -47,10 +47,10 @@ pub struct RopeScaling {
     /// Rotations above which frequencies are kept (`yarn`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beta_fast: Option<f64>,
-    /// Rotations below which frequencies are scaled whole (`yarn`).
+    /// Rotations below which frequencies are scaled fully (`yarn`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub beta_slow: Option<f64>,
-    /// Dimensions between which scaling begins and ends are whole numbers (`yarn`); `None`: yes.
+    /// The dimensions between which scaling starts and ends are rounded (`yarn`); `None`: yes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub truncate: Option<bool>,
     /// Factor of the cosines and sines (`yarn`, `longrope`).
@@ -75,7 +75,8 @@ fn linear() -> RopeType {
 }
 
 impl RopeScaling {
-    /// Returns what is missing for a rotary embedding of this many pairs of dimensions.
+    /// Returns a description of the value that is missing for a rotary embedding with this many
+    /// pairs of dimensions, if any.
     pub(crate) fn missing(&self, pairs: u64) -> Option<String> {
         let fields = [
             ("factor", self.factor),

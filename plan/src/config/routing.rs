@@ -1,4 +1,4 @@
-//! Popularity of experts, for predictions: a router's choices are known only when it runs.
+//! Popularity of experts in predictions. A router's actual choices are known only at run time.
 
 use super::Experts;
 use crate::ir::ForcedChoice;
@@ -13,16 +13,16 @@ pub enum Routing {
     Balanced,
     /// Popularity falls geometrically from expert to expert, in an order drawn per layer.
     Seeded,
-    /// Choices that a run has recorded in a file.
+    /// Choices recorded by a run, in a file.
     Recorded(String),
 }
 
 impl Routing {
-    /// Values that are words.
+    /// Names of the values that are not files.
     pub const WORDS: &'static [&'static str] = &["balanced", "seeded"];
 }
 
-/// Writes the value as scenario files do.
+/// Writes the value in the form of scenario files.
 impl Serialize for Routing {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_str(match self {
@@ -33,24 +33,25 @@ impl Serialize for Routing {
     }
 }
 
-/// Experts take tokens as `moe.routing` says, not as the router does (`moe.force_routing`).
+/// Forced choices of experts, which replace those of the router (`moe.force_routing`).
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ForcedRouting {
-    /// How popular experts are.
+    /// Distribution of the choices.
     pub routing: Routing,
     /// Seed of the choices.
     pub seed: u64,
-    /// By layer: how popular its experts are, if not equally.
+    /// Popularity of experts by layer, if it is not balanced.
     #[serde(skip)]
     pub popularity: BTreeMap<u32, Vec<f64>>,
 }
 
 impl ForcedRouting {
-    /// Returns the choices of the tokens of a layer. Layers differ if their popularities do: equal
-    /// ones share a kernel, and are planned once.
+    /// Returns the choices of a layer's tokens. Layers with equal popularities make the same
+    /// choices, so they share a kernel and are planned once.
     #[must_use]
     pub fn choice(&self, of: &Experts, layer: Option<u32>) -> ForcedChoice {
-        // Another stream than that of the orders of popularity.
+        // This must be a different stream of random numbers than the one for the order of
+        // popularity.
         let seed = |layer: u32| SplitMix64(!self.seed ^ (u64::from(layer) << 32)).draw();
         let own = layer.and_then(|l| Some((l, self.popularity.get(&l)?)));
         match own {
@@ -66,18 +67,18 @@ impl ForcedRouting {
     }
 }
 
-/// The choices of a run: how many tokens each expert got. `shardlab exec --record-routing` writes
-/// it as JSON.
+/// Choices of a run: the number of tokens that each expert got. `shardlab exec --record-routing`
+/// writes it as JSON.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Histogram {
-    /// Version of the form: 1.
+    /// Version of the file format: 1.
     pub format: u32,
-    /// Experts of a layer.
+    /// Experts per layer.
     pub experts: u64,
-    /// Experts that take each token.
+    /// Experts per token.
     pub top_k: u64,
-    /// Choices of each expert over all ranks and steps, by layer of the model.
+    /// Number of choices of each expert over all ranks and steps, by layer of the model.
     pub layers: BTreeMap<u32, Vec<u64>>,
 }
 
@@ -85,7 +86,7 @@ impl Histogram {
     /// The version that this program reads and writes.
     pub const FORMAT: u32 = 1;
 
-    /// Describes what it has of a model.
+    /// Describes the sizes of the recorded model.
     #[must_use]
     pub fn words(&self) -> String {
         let layers: Vec<String> = self.layers.keys().map(u32::to_string).collect();
@@ -97,8 +98,8 @@ impl Histogram {
         )
     }
 
-    /// Describes the first layer whose counts no router can make: without choices, or with more
-    /// choices of an expert than there are tokens, each of which makes `top_k` different ones.
+    /// Describes the first layer whose counts are impossible: without choices, or with more choices
+    /// of an expert than tokens, where each token makes `top_k` different choices.
     pub(crate) fn impossible(&self) -> Option<String> {
         self.layers.iter().find_map(|(layer, counts)| {
             let all: u128 = counts.iter().map(|&n| u128::from(n)).sum();
@@ -117,7 +118,7 @@ impl Histogram {
         })
     }
 
-    /// Returns by layer how popular its experts are.
+    /// Returns the popularity of experts by layer.
     pub(crate) fn popularity(&self) -> BTreeMap<u32, Vec<f64>> {
         let of = |counts: &Vec<u64>| counts.iter().map(|&n| n as f64).collect();
         self.layers
@@ -155,12 +156,12 @@ pub(crate) fn busiest_ranks(loads: &BTreeMap<u32, Vec<f64>>) -> BTreeMap<u32, f6
     loads.iter().map(|(l, each)| (*l, most(each))).collect()
 }
 
-/// Returns the popularities of experts that fall geometrically, the largest of which is `imbalance`
-/// times their mean.
+/// Returns popularities of experts that fall geometrically. The largest is `imbalance` times their
+/// mean.
 fn geometric(experts: usize, imbalance: f64) -> Vec<f64> {
     let series = |ratio: f64| -> Vec<f64> { (0..experts).map(|i| ratio.powi(i as i32)).collect() };
     let of = |ratio: f64| experts as f64 / series(ratio).iter().sum::<f64>();
-    // The smaller the ratio, the larger the imbalance.
+    // A smaller ratio means a larger imbalance.
     let (mut low, mut high) = (0.0, 1.0);
     for _ in 0..60 {
         let middle = f64::midpoint(low, high);
@@ -173,7 +174,7 @@ fn geometric(experts: usize, imbalance: f64) -> Vec<f64> {
     series(high)
 }
 
-/// Returns by layer popularities that fall geometrically in an order drawn from `seed` and the
+/// Returns, by layer, popularities that fall geometrically, in an order drawn from `seed` and the
 /// layer.
 pub(crate) fn seeded(
     layers: impl Iterator<Item = u32>,
@@ -233,7 +234,8 @@ mod tests {
         assert_ne!(of(1), of(2));
         let layers: Vec<f64> = of(1).into_values().collect();
         assert!(layers.iter().any(|x| *x != layers[0]));
-        // No rank of 4 of 16 experts can be busier than its most popular expert is on average.
+        // A rank with 4 of 16 experts cannot be busier, relative to the mean, than its most popular
+        // expert.
         assert!(layers.iter().all(|x| (1.0..3.0).contains(x)), "{layers:?}");
         assert!(
             busiest_ranks(&loads(&seeded(0..4, 16, 1.0, 1), 4))

@@ -1,33 +1,33 @@
-//! Encoders of the samples of a sound.
+//! Encoders of audio samples.
 
 use serde::{Deserialize, Serialize};
 
-/// `sound`: convolutions that make the rows of an encoder of the samples of a sound (wav2vec 2.0).
+/// `sound`: convolutions that turn audio samples into the rows of an encoder (wav2vec 2.0).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Sound {
-    /// Channels that each convolution makes.
+    /// Output channels of each convolution.
     pub widths: Vec<u64>,
-    /// Positions that each convolution sees.
+    /// Kernel size of each convolution.
     pub kernels: Vec<u64>,
-    /// Positions from one result of each convolution to the next.
+    /// Stride of each convolution.
     pub strides: Vec<u64>,
     /// Convolutions have a bias.
     pub bias: bool,
-    /// The channels of each convolution's results are normalized; otherwise the positions of the
-    /// first one's.
+    /// The output of each convolution is normalized over channels. If false, only that of the first
+    /// one is normalized, over positions.
     pub norms: bool,
-    /// What is projected to the width of the model is normalized.
+    /// The input of the projection to the width of the model is normalized.
     pub input_norm: bool,
-    /// A learned row stands for those that are masked.
+    /// A learned row replaces masked rows.
     pub masked: bool,
-    /// Convolutions that make positions of rows.
+    /// Number of convolutions that compute position embeddings.
     pub position_layers: u64,
-    /// Rows that each of these sees.
+    /// Kernel size of these convolutions.
     pub position_kernel: u64,
-    /// Groups of channels of these.
+    /// Channel groups of these convolutions.
     pub position_groups: u64,
-    /// Their weights are directions and lengths; otherwise their results are normalized.
+    /// Their weights use weight normalization. If false, their results are normalized.
     pub weight_norm: bool,
     /// Gates multiply the biases of attention scores (WavLM).
     pub gated_biases: bool,
@@ -54,7 +54,8 @@ impl Default for Sound {
 }
 
 impl Sound {
-    /// Returns how many positions each convolution reads, and those that the last one makes.
+    /// Returns the number of positions that each convolution reads, and the number that the last
+    /// one outputs.
     #[must_use]
     pub fn positions(&self, rows: u64) -> Vec<u64> {
         let mut all = vec![rows];

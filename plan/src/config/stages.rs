@@ -1,29 +1,30 @@
-//! Encoders of images whose blocks form stages of different widths.
+//! Image encoders whose blocks form stages of different widths.
 
 use serde::{Deserialize, Serialize};
 
-/// `stages`: blocks in stages, each with fewer and wider rows than the one before (Swin, ConvNeXt).
+/// `stages`: blocks in stages, each with fewer and wider rows than the previous one (Swin,
+/// ConvNeXt).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Stages {
-    /// Blocks of each stage.
+    /// Number of blocks of each stage.
     pub depths: Vec<u64>,
     /// Width of each stage.
     pub widths: Vec<u64>,
-    /// Heads of attention in each stage; empty: blocks have convolutions in place of attention.
+    /// Attention heads of each stage; empty: blocks have convolutions in place of attention.
     pub heads: Vec<u64>,
     /// Patches along an edge of an image in the first stage; each later one has half as many.
     pub edge: u64,
-    /// Rows along an edge of the windows that attention sees.
+    /// Window size of attention, in rows along an edge.
     pub window: u64,
-    /// Rows along an edge that a convolution sees.
+    /// Kernel size of a convolution, in rows along an edge.
     pub kernel: u64,
-    /// What a block of convolutions activates is divided by the mean of its channels (ConvNeXt V2).
+    /// Convolution blocks use global response normalization (ConvNeXt V2).
     pub response_norm: bool,
     /// A table of positions is added to the patches.
     pub positions: bool,
-    /// Scores are cosines with learned factors, a network makes their biases of distances, and
-    /// what blocks add is normalized (Swin V2).
+    /// Scores are scaled cosines, a network computes their biases from distances, and blocks
+    /// normalize their outputs (Swin V2).
     pub cosine: bool,
     /// The last rows are normalized.
     pub last_norm: bool,
@@ -50,7 +51,7 @@ impl Default for Stages {
 /// Sizes of one stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stage {
-    /// Its number.
+    /// Index of the stage.
     pub number: usize,
     /// Width.
     pub width: u64,
@@ -63,13 +64,13 @@ pub struct Stage {
 }
 
 impl Stages {
-    /// Returns the number of blocks.
+    /// Returns the total number of blocks.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.depths.iter().sum()
     }
 
-    /// Returns the stage of a block; of blocks that are none, the last one.
+    /// Returns the stage of a block, or the last stage if there is no such block.
     #[must_use]
     pub fn of_block(&self, block: usize) -> Stage {
         let ends = self.depths.iter().scan(0, |end, depth| {
@@ -80,7 +81,7 @@ impl Stages {
         self.stage(passed.min(self.depths.len().saturating_sub(1)))
     }
 
-    /// Returns a stage's sizes.
+    /// Returns the sizes of a stage.
     #[must_use]
     pub fn stage(&self, number: usize) -> Stage {
         let edge = self.edge >> number;
@@ -89,26 +90,26 @@ impl Stages {
             width: self.widths.get(number).copied().unwrap_or(1),
             heads: self.heads.get(number).copied().unwrap_or(0),
             edge,
-            // A window that is larger than the image is the image.
+            // A window is at most as large as the image.
             window: self.window.min(edge),
         }
     }
 }
 
 impl Stage {
-    /// Returns the rows of an image.
+    /// Returns the number of rows per image.
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.edge * self.edge
     }
 
-    /// Returns the rows of a window.
+    /// Returns the number of rows per window.
     #[must_use]
     pub fn window_rows(&self) -> u64 {
         self.window * self.window
     }
 
-    /// Returns the rows of a table of distances within a window.
+    /// Returns the number of rows of the table of relative positions within a window.
     #[must_use]
     pub fn distances(&self, window: u64) -> u64 {
         (2 * window - 1) * (2 * window - 1)

@@ -14,8 +14,8 @@ pub enum Recompute {
     Full,
     /// Keep the results of GEMMs and attention; rerun the rest.
     Selective,
-    /// Keep what no fused kernel of backward can recompute from its other inputs. Needs compiled
-    /// code.
+    /// Keep only tensors that no fused backward kernel can recompute from its other inputs.
+    /// Requires compiled code.
     Pointwise,
 }
 
@@ -26,18 +26,18 @@ words!(Recompute {
     Pointwise = "pointwise",
 });
 
-/// Blocks that [`Train::recompute`] applies to.
+/// Blocks to which [`Train::recompute`] applies.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecomputeLayers {
     /// All blocks, and modules outside of blocks.
     All,
-    /// The first `n` of the stack.
+    /// The first `n` blocks of the stack.
     First(u32),
-    /// Blocks that a glob over module paths covers.
+    /// Blocks whose paths a glob covers.
     Patterns(Vec<String>),
 }
 
-/// Writes the value as scenario files do.
+/// Writes the value in the form of scenario files.
 impl Serialize for RecomputeLayers {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
@@ -49,7 +49,8 @@ impl Serialize for RecomputeLayers {
 }
 
 impl RecomputeLayers {
-    /// Returns whether block `number` of the stack, a module of this path, is among them.
+    /// Returns whether block `number` of the stack, a module with this path, is one of these
+    /// blocks.
     #[must_use]
     pub fn has(&self, number: u32, path: &str) -> bool {
         match self {
@@ -65,15 +66,15 @@ impl RecomputeLayers {
 pub enum Loss {
     /// All logits at once, as float32.
     Materialized,
-    /// Chunk by chunk over rows, head included, with their gradients; no full logits tensor.
+    /// In chunks of rows, including the head and the gradients; there is no full logits tensor.
     Chunked,
-    /// Chunk by chunk over rows, head included; backward computes each chunk again
+    /// In chunks of rows, including the head; backward recomputes each chunk
     /// (`torch.utils.checkpoint`).
     CheckpointedChunks,
 }
 
 impl Loss {
-    /// Returns whether head and loss work on chunks of rows.
+    /// Returns whether the head and the loss work on chunks of rows.
     #[must_use]
     pub const fn is_chunked(self) -> bool {
         !matches!(self, Self::Materialized)
@@ -86,7 +87,7 @@ words!(Loss {
     CheckpointedChunks = "checkpointed_chunks",
 });
 
-/// Library of the fused attention kernels, by the names of `torch.nn.attention.SDPBackend`.
+/// Backend of fused attention, by the names of `torch.nn.attention.SDPBackend`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AttentionBackend {
     /// cuDNN's.
@@ -95,7 +96,7 @@ pub enum AttentionBackend {
     Flash,
     /// CUTLASS's memory-efficient attention.
     Efficient,
-    /// FlashAttention 1 in Triton, as training frameworks of 2022 and 2023 used it.
+    /// FlashAttention 1 in Triton, as used by training frameworks of 2022 and 2023.
     Triton,
 }
 
@@ -120,7 +121,7 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// Returns how it computes new weights; of Muon, of what it leaves to AdamW.
+    /// Returns the update rule; for Muon, that of the parameters that it leaves to AdamW.
     #[must_use]
     pub const fn rule(self) -> UpdateRule {
         match self {
@@ -153,10 +154,10 @@ words!(MuonAdjustLr {
     MatchRmsAdamw = "match_rms_adamw",
 });
 
-/// Learning rate after the warm-up.
+/// Learning rate schedule after the warm-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum LrSchedule {
-    /// `lr` to the end.
+    /// `lr` until the end.
     Constant,
     /// Half a cosine from `lr` at the end of the warm-up to `min_lr` at the last step.
     Cosine,
@@ -167,14 +168,14 @@ words!(LrSchedule {
     Cosine = "cosine",
 });
 
-/// An entry of `skipped_blocks`: blocks that some micro-batches leave out, as LayerDrop and
-/// branches of conditional models do. The input of such a block passes through unchanged.
+/// An entry of `skipped_blocks`: blocks that some micro-batches skip, as with LayerDrop or
+/// conditional branches. The input of a skipped block passes through unchanged.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SkippedBlocks {
-    /// Globs over paths of blocks.
+    /// Globs over block paths.
     #[serde(default)]
     pub blocks: Vec<String>,
-    /// Micro-batches that leave them out, counted from 0; `None`: all.
+    /// Micro-batches that skip the blocks, counted from 0; `None`: all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub micro_batches: Option<Vec<u32>>,
 }
@@ -192,28 +193,28 @@ pub struct Train {
     pub grad_accum: u32,
     /// Recompute.
     pub recompute: Recompute,
-    /// Blocks that recompute applies to.
+    /// Blocks to which recompute applies.
     pub recompute_layers: RecomputeLayers,
-    /// Names of operations whose results selective recompute keeps; `None`: matmuls, attention and
+    /// Names of operations whose results selective recompute saves; `None`: matmuls, attention and
     /// convolutions.
     pub recompute_save: Option<Vec<String>>,
-    /// Selective recompute runs every n-th matmul of a block again, although it keeps the results
-    /// of others; 0: none.
+    /// Selective recompute reruns every n-th matmul of a block, although it saves the results of
+    /// the others; 0: none.
     pub recompute_nth_matmul: u32,
-    /// Blocks are recomputed by an autograd function that runs the whole block again and then a
-    /// backward of its own (`torch.utils.checkpoint` with `use_reentrant=True`).
+    /// Blocks are recomputed by an autograd function that reruns the whole block and then runs a
+    /// nested backward (`torch.utils.checkpoint` with `use_reentrant=True`).
     pub use_reentrant: bool,
     /// Saved activations are in host memory between forward and backward.
     pub activation_offload: bool,
-    /// Eager selective recompute keeps every result that it may keep until the block's forward runs
-    /// again, also those that backward does not need, as `create_selective_checkpoint_contexts`
-    /// does. Compiled code keeps what backward needs.
+    /// Eager selective recompute keeps all saved results until the block's forward is rerun,
+    /// including those that backward does not need, as `create_selective_checkpoint_contexts` does.
+    /// Compiled code only keeps results that backward needs.
     pub caches_unneeded: bool,
     /// Loss.
     pub loss: Loss,
     /// Rows per chunk of the chunked loss.
     pub loss_chunk_rows: u64,
-    /// Library of the attention kernels; `None`: the one that PyTorch picks.
+    /// Attention backend; `None`: the one that PyTorch picks.
     pub attention_backend: Option<AttentionBackend>,
     /// Optimizer.
     pub optimizer: Optimizer,
@@ -221,7 +222,7 @@ pub struct Train {
     pub lr: f64,
     /// Steps over which the learning rate rises linearly to `lr`; 0 for none.
     pub warmup_steps: u32,
-    /// Learning rate after the warm-up.
+    /// Learning rate schedule after the warm-up.
     pub lr_schedule: LrSchedule,
     /// Learning rate at the end of a cosine schedule.
     pub min_lr: f64,
@@ -235,9 +236,10 @@ pub struct Train {
     pub muon_adjust_lr: MuonAdjustLr,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// Whether it applies to parameters of one dimension, too.
+    /// Whether weight decay also applies to one-dimensional parameters.
     pub decay_norms_and_biases: bool,
-    /// Groups of parameters with other settings; a parameter belongs to the first that matches.
+    /// Groups of parameters with other settings; a parameter belongs to the first group that
+    /// matches.
     pub param_groups: Vec<ParamGroup>,
     /// Global gradient norm limit; 0 turns clipping off.
     pub clip_norm: f64,
@@ -247,12 +249,13 @@ pub struct Train {
     pub sync: bool,
     /// Steps of a run.
     pub steps: u32,
-    /// Forward passes without gradients over the samples of every micro-batch, before its own.
+    /// Number of forward passes without gradients over each micro-batch's samples, before its own
+    /// forward.
     pub no_grad_forwards: u32,
     /// One backward over the forwards of all micro-batches.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub joint_backward: bool,
-    /// Blocks that some micro-batches do not run.
+    /// Blocks that some micro-batches skip.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub skipped_blocks: Vec<SkippedBlocks>,
     /// Steps between validation forwards; 0 for none.
@@ -262,7 +265,7 @@ pub struct Train {
 }
 
 impl Train {
-    /// Returns whether a micro-batch leaves out the block at a path.
+    /// Returns whether a micro-batch skips the block at a path.
     #[must_use]
     pub fn skips(&self, micro_batch: u32, path: &str) -> bool {
         self.skipped_blocks.iter().any(|s| {
@@ -274,7 +277,7 @@ impl Train {
         })
     }
 
-    /// Returns the documents of a sequence; [`Documents::NONE`] if it is one.
+    /// Returns the documents of a sequence; [`Documents::NONE`] if the sequence is one document.
     #[must_use]
     pub fn documents(&self) -> Documents {
         self.document_lengths.in_sequence(self.seq_len)

@@ -1,4 +1,4 @@
-//! Towers in front of language models, which encode images or sounds.
+//! Towers before language models, which encode images or audio.
 
 use super::{
     Activation, Bias, Family, Head, LayerType, Model, ModelOptions, Norm, NormPosition, PackedQkv,
@@ -6,8 +6,8 @@ use super::{
 };
 use serde::{Deserialize, Serialize};
 
-/// `vision`: a tower that encodes the patches of images or the frames of a sound, and the projector
-/// that makes of its rows what the language model reads in place of embedded tokens, or attends to.
+/// `vision`: a tower that encodes image patches or audio frames, and a projector. The language
+/// model reads the projector's rows in place of token embeddings, or attends to them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Vision {
@@ -17,141 +17,142 @@ pub struct Vision {
     pub hidden: u64,
     /// Heads of attention.
     pub heads: u64,
-    /// Heads of keys and values, if there are fewer than of queries.
+    /// Key and value heads, if there are fewer than query heads.
     pub kv_heads: Option<u64>,
     /// Width of the feed-forward layer.
     pub ffn: u64,
     /// Linear layers of the blocks have a bias.
     pub bias: bool,
-    /// Those of attention have one, too.
+    /// The projections of attention also have a bias.
     pub attention_bias: bool,
-    /// Those that make queries, keys and values have one, too.
+    /// The projections of queries, keys and values also have a bias.
     pub qkv_bias: bool,
-    /// Keys have a bias if the other linear layers of attention have one.
+    /// Keys have a bias if the other projections of attention have one.
     pub key_bias: bool,
     /// Norm of the residual stream.
     pub norm: Norm,
-    /// What the blocks normalize.
+    /// Where blocks place norms.
     pub norm_position: NormPosition,
     /// Queries and keys are normalized.
     pub qk_norm: bool,
-    /// All heads together are, not each head (InternViT).
+    /// Queries and keys are normalized over all heads together, not per head (InternViT).
     pub whole_qk_norm: bool,
     /// Activation of the feed-forward layer, and of the projector.
     pub activation: Activation,
     /// The activation is multiplied by a second projection of the input.
     pub gated_mlp: bool,
-    /// One projection makes queries, keys and values.
+    /// One projection computes queries, keys and values.
     pub packed_qkv: bool,
-    /// What the blocks add is multiplied by a learned vector.
+    /// Layer outputs are multiplied by a learned vector.
     pub layer_scale: bool,
     /// Queries and keys are rotated.
     pub rotary: bool,
-    /// Bands of the frames of a sound, of which two convolutions make half as many rows as there
-    /// are frames (Whisper); 0: patches of images.
+    /// Mel bins of audio frames, which two convolutions reduce to half as many rows (Whisper); 0:
+    /// image patches.
     pub mel_bins: u64,
-    /// Numbers of one patch.
+    /// Number of values in a patch.
     pub patch_dim: u64,
     /// The projection of patches has a bias.
     pub patch_bias: bool,
-    /// Patches of a sample, or rows that the convolutions make.
+    /// Patches per sample, or rows that the convolutions output.
     pub patches: u64,
     /// Rows of the table of positions; 0: no such table.
     pub positions: u64,
-    /// That table is not trained.
+    /// The position table is frozen.
     pub fixed_positions: bool,
-    /// A row for the class comes before the patches, or those of each tile.
+    /// A class token comes before the patches, or before those of each tile.
     pub class_token: bool,
-    /// Tiles of an image, which divide its patches among themselves (Llama 3.2 Vision).
+    /// Number of tiles into which the patches of an image are divided (Llama 3.2 Vision).
     pub tiles: u64,
-    /// Rows of tables of tiles, by the shape that tiles have together; 0: no such tables.
+    /// Rows of the tile tables, one per arrangement of tiles; 0: no such tables.
     pub tile_rows: u64,
-    /// Blocks after the last norm, with learned gates.
+    /// Number of blocks after the last norm, with learned gates.
     pub gated_layers: u64,
-    /// Blocks whose results follow those of the last one, in what the projector reads.
+    /// Blocks whose results are concatenated with that of the last one as inputs of the projector.
     pub picked: Vec<u64>,
-    /// The embedded patches are normalized.
+    /// Patch embeddings are normalized.
     pub pre_norm: bool,
-    /// The class, or what attention pools, becomes the vector of an image, through a layer if there
-    /// is a projector; the language model is compared with it and reads nothing of the tower.
+    /// The class token, or the result of pooling attention, becomes the vector of an image, through
+    /// a linear layer if there is a projector. The language model's vector is compared with it, and
+    /// the language model reads no rows of the tower.
     pub vector: bool,
     /// The last block's result is normalized.
     pub post_norm: bool,
-    /// Attention pools the rows. The language model does not read its result, so its parameters
-    /// are not trained.
+    /// Attention pools the rows. The language model does not read the result, so these parameters
+    /// get no gradients.
     pub pooling_head: bool,
-    /// The blocks of the language model attend to what the projector makes, which is then no part
-    /// of a sequence.
+    /// The blocks of the language model attend to the projector's rows, which are then not part of
+    /// a sequence.
     pub memory: bool,
-    /// There is a projector. Otherwise the tower is as wide as the language model.
+    /// There is a projector. If false, the tower has the width of the language model.
     pub projector: bool,
-    /// Adjacent patches that become one row of the projector.
+    /// Number of adjacent patches that are merged to one row of the projector.
     pub merge: u64,
-    /// They are averaged, not concatenated.
+    /// Merged patches are averaged, not concatenated.
     pub pool: bool,
-    /// Norm of what the projector reads.
+    /// Norm on the input of the projector.
     pub projector_norm: ProjectorNorm,
-    /// Widths of layers that project each patch before adjacent ones are merged, with activations
-    /// between them (MiniMax-M3); none: the projector reads what the tower makes.
+    /// Widths of layers that project each patch before patches are merged, with activations between
+    /// them (MiniMax-M3); empty: the projector reads the tower's rows.
     pub patch_layers: Vec<u64>,
-    /// Widths of the projector's layers before the last one, whose width is that of the language
+    /// Widths of the projector's layers before the last one, which has the width of the language
     /// model.
     pub projector_layers: Vec<u64>,
-    /// Widths that the projector's layers read, if they are wider than what there is, which zeros
-    /// fill up (the defaults of Llama 4's class); empty: as wide as that.
+    /// Input widths of the projector's layers, if they are wider than their inputs, which are then
+    /// padded with zeros (the defaults of Llama 4's class); empty: the widths of the inputs.
     pub projector_inputs: Vec<u64>,
-    /// The second half of what the projector's first layer makes is the gate of the first one.
+    /// The second half of the first projector layer's output gates the first half.
     pub projector_halves: bool,
     /// The projector's layers have a bias.
     pub projector_bias: bool,
-    /// Width of a gated layer after the projector's last one, with a projection and a norm before
-    /// it; 0: none (GLM-4.1V).
+    /// Width of a gated layer after the projector's last one, preceded by a projection and a norm;
+    /// 0: none (GLM-4.1V).
     pub projector_gate: u64,
-    /// Learned rows that attend to those of the image, in place of which the language model reads
-    /// them (Idefics2); 0: none.
+    /// Number of learned rows that attend to the rows of the image and replace them in the language
+    /// model (Idefics2); 0: none.
     pub latents: u64,
-    /// Their width, in a Q-Former that projects them to that of the language model (BLIP-2); 0:
-    /// they are as wide.
+    /// Width of the learned rows in a Q-Former, which are projected to the width of the language
+    /// model (BLIP-2); 0: the width of the language model.
     pub latent_width: u64,
-    /// Layers of a Q-Former from one that attends to the image to the next.
+    /// Q-Former layers per layer that attends to the image.
     pub latent_cross: u64,
-    /// Width of the gated layer that projects what they attend to, or of the feed-forward layers of
-    /// a Q-Former.
+    /// Width of the gated layer that projects the rows they attend to, or of a Q-Former's
+    /// feed-forward layers.
     pub latent_ffn: u64,
-    /// Layers in which they do.
+    /// Number of layers in which the learned rows attend to the image.
     pub latent_layers: u64,
-    /// Rows of the table of tokens of a text that a Q-Former reads, too (InstructBLIP); 0: none.
+    /// Rows of the token table for a text that a Q-Former also reads (InstructBLIP); 0: none.
     pub latent_vocab: u64,
-    /// Rows of its table of positions.
+    /// Rows of the position table for this text.
     pub latent_positions: u64,
-    /// Tokens of that text in each sample.
+    /// Tokens of this text per sample.
     pub latent_tokens: u64,
-    /// Heads of queries, heads of keys, and the dimension of a head in these layers.
+    /// Query heads, key heads, and head dimension in these layers.
     pub latent_heads: Vec<u64>,
-    /// Learned rows that follow those that the projector reads (Phi-3-vision).
+    /// Number of learned rows that follow those that the projector reads (Phi-3-vision).
     pub separators: u64,
-    /// A learned row follows those of the image (LLaVA-NeXT).
+    /// A learned row follows the rows of the image (LLaVA-NeXT).
     pub newline: bool,
-    /// Blocks whose results have projectors of their own; what these make is added to the hidden
-    /// states of the first layers of the language model (Qwen3-VL).
+    /// Blocks whose results have separate projectors, whose outputs are added to the hidden states
+    /// of the first layers of the language model (Qwen3-VL).
     pub deepstack: Vec<u64>,
 }
 
-/// The rows of a tile are filled up to a multiple of this.
+/// The rows of a tile are padded to a multiple of this.
 const TILE_ROWS: u64 = 8;
 
-/// What is normalized before the projector's first layer.
+/// Norm before the projector's first layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProjectorNorm {
     /// Nothing.
     None,
-    /// Each patch, or the mean of patches, by the tower's kind of norm.
+    /// On each patch, or on the mean of patches, with the tower's norm.
     Patch,
-    /// Concatenated patches, by the tower's kind of norm.
+    /// On concatenated patches, with the tower's norm.
     Merged,
-    /// Concatenated patches, by a LayerNorm.
+    /// On concatenated patches, with a LayerNorm.
     LayerMerged,
-    /// Each patch, or the mean of patches, by an RMSNorm.
+    /// On each patch, or on the mean of patches, with an RMSNorm.
     RmsPatch,
     /// As `RmsPatch`, without a weight.
     RmsPatchNoWeight,
@@ -231,13 +232,13 @@ impl Default for Vision {
 }
 
 impl Vision {
-    /// Returns the frames of a sound from which convolutions make the rows, per sample.
+    /// Returns the number of audio frames per sample that the convolutions read.
     #[must_use]
     pub fn frames(&self) -> u64 {
         2 * self.patches
     }
 
-    /// Returns the rows that the tower's blocks work on, per sample.
+    /// Returns the number of rows per sample that the tower's blocks process.
     #[must_use]
     pub fn rows(&self) -> u64 {
         match self.tile_rows {
@@ -246,20 +247,20 @@ impl Vision {
         }
     }
 
-    /// Returns the rows of a tile, without those that fill it up.
+    /// Returns the number of rows of a tile, without padding.
     #[must_use]
     pub(crate) fn of_tile(&self) -> u64 {
         self.patches / self.tiles.max(1) + u64::from(self.class_token)
     }
 
-    /// Returns the rows that the language model reads, per sample.
+    /// Returns the number of rows per sample that the language model reads.
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.projected() + u64::from(self.newline)
     }
 
-    /// Returns the rows that the layers of a Q-Former work on, per sample: learned ones, and tokens
-    /// of a text.
+    /// Returns the number of rows per sample that the layers of a Q-Former process: learned rows
+    /// and tokens of a text.
     #[must_use]
     pub fn latent_rows(&self) -> u64 {
         match self.latent_vocab {
@@ -268,7 +269,7 @@ impl Vision {
         }
     }
 
-    /// Returns the rows that the projector makes, per sample.
+    /// Returns the number of rows per sample that the projector outputs.
     #[must_use]
     pub fn projected(&self) -> u64 {
         match self.tile_rows {
@@ -278,7 +279,7 @@ impl Vision {
         }
     }
 
-    /// Returns the width of what the projector's first layer reads.
+    /// Returns the input width of the projector's first layer.
     #[must_use]
     pub(crate) fn merged_width(&self) -> u64 {
         let all = self.hidden * (1 + self.picked.len() as u64);

@@ -1,27 +1,27 @@
-//! Options whose values are words.
+//! Options whose values are keywords.
 
-/// An option whose values are words; see `words!`.
+/// An option whose values are keywords; see `words!`.
 pub(crate) trait Words: Copy + 'static {
     /// All values.
     const ALL: &'static [Self];
 
-    /// Returns the value as scenario files write it.
+    /// Returns the keyword of the value in scenario files.
     fn word(self) -> &'static str;
 
-    /// Returns the value of this word.
+    /// Returns the value of a keyword.
     fn of_word(word: &str) -> Option<Self> {
         Self::ALL.iter().copied().find(|v| v.word() == word)
     }
 }
 
-/// Gives an enum the words of scenario files. The key table, the reader and JSON use them.
+/// Gives an enum the keywords of scenario files. The key table, the reader and JSON use them.
 macro_rules! words {
     ($type:ident { $($variant:ident = $word:literal),+ $(,)? }) => {
         impl $type {
-            /// All values as scenario files write them.
+            /// All keywords in scenario files.
             pub const WORDS: &'static [&'static str] = &[$($word),+];
 
-            /// Returns the value as scenario files write it.
+            /// Returns the keyword of the value in scenario files.
             #[must_use]
             pub const fn name(self) -> &'static str {
                 match self {

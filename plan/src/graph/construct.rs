@@ -9,22 +9,22 @@ use crate::ir::{
 use smallvec::SmallVec;
 
 /// Framework calls of a collective with a gradient (`_functional_collectives.*_autograd`), and of
-/// its backward: custom operators, tensors that wait, and an autograd function. In
-/// `scenarios/hardware/measure/host.py`, an all-to-all of one rank takes 366 to 449 us of the host
-/// where an addition takes 7, and 163 to 263 us in backward.
+/// its backward: custom operators, async tensors, and an autograd function. In
+/// `scenarios/hardware/measure/host.py`, an all-to-all on one rank takes 366 to 449 us of host
+/// time, and 163 to 263 us in backward; an addition takes 7 us.
 const FUNCTIONAL_CALLS: u8 = 60;
 const FUNCTIONAL_BACKWARD_CALLS: u8 = 25;
 
-/// How ranks push rows to the ranks of their experts, and results back.
+/// How ranks push rows to the ranks of their experts, and push the results back.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Peers {
     pub(crate) axis: AxisId,
     pub(crate) pushed: PushedRows,
-    /// Choices of this rank's rows, as each rank numbers its experts, `[ranks * tokens, k]`.
+    /// Choices of this rank's rows, as indices into each rank's experts, `[ranks * tokens, k]`.
     pub(crate) sent: ValueId,
-    /// Choices of the rows of all ranks, as this rank numbers its experts.
+    /// Choices of the rows of all ranks, as indices into this rank's experts.
     pub(crate) got: ValueId,
-    /// Where each token finds its results, see [`op::PushedRows`].
+    /// Position of each token's results, see [`op::PushedRows`].
     pub(crate) position: ValueId,
 }
 
@@ -92,7 +92,7 @@ impl Graph {
         });
     }
 
-    /// Adds a fresh buffer and the value that covers it.
+    /// Adds a new buffer and the value that covers it.
     fn fresh(
         &mut self,
         shape: &[u64],
@@ -118,7 +118,7 @@ impl Graph {
             offset: 0,
             dtype,
             root: Root::Buffer(buffer),
-            // What is counted or chosen has no gradient, even if it follows from what has one.
+            // Counts and choices have no gradient, even if they depend on values that do.
             requires_grad: requires_grad && (dtype.is_float() || dtype.is_float8()),
         };
         let producer = self.ops.len() as u32;
@@ -167,10 +167,9 @@ impl Graph {
         outputs
     }
 
-    /// Adds fused attention to the query, keys, values and maybe a mask. The result has the layout
-    /// of the query (cuDNN's kernel, 16-bit types)
-    /// or `[batch, seq, heads, head_dim]` order (the memory-efficient kernel, float32; and with
-    /// `by_rows`).
+    /// Adds fused attention over the query, keys, values and an optional mask. The result has the
+    /// layout of the query (cuDNN's kernel, 16-bit types) or `[batch, seq, heads, head_dim]` order
+    /// (the memory-efficient kernel, float32; and with `by_rows`).
     pub(crate) fn attention(&mut self, kind: OpKind, inputs: &[ValueId], by_rows: bool) -> ValueId {
         let rg = self.any_requires_grad(inputs);
         let x = self.value(inputs[0]);
@@ -212,7 +211,7 @@ impl Graph {
             .unwrap_or(false)
     }
 
-    /// Adds to `target`: in place, or, in compiled code, into a new tensor.
+    /// Adds `other` to `target`: in place or, in compiled code, into a new tensor.
     pub(crate) fn add_into(&mut self, target: ValueId, other: ValueId) -> ValueId {
         if self.functional() {
             self.compute_like(OpKind::Add, &[target, other], &[target])[0]
@@ -221,7 +220,7 @@ impl Graph {
         }
     }
 
-    /// Adds an op that writes its result into `target`'s memory.
+    /// Adds an op that writes its result to `target`'s memory.
     pub(crate) fn compute_into(
         &mut self,
         kind: OpKind,
@@ -237,7 +236,7 @@ impl Graph {
         out
     }
 
-    /// Adds an op with two results, each in an operand's memory.
+    /// Adds an op with two results, each written to an operand's memory.
     pub(crate) fn compute_into_both(
         &mut self,
         kind: OpKind,
@@ -254,14 +253,14 @@ impl Graph {
         [out, second]
     }
 
-    /// Adds memory that later ops fill.
+    /// Adds uninitialized memory that later ops fill.
     pub(crate) fn empty(&mut self, shape: &[u64], dtype: DType) -> ValueId {
         let v = self.fresh(shape, strides::contiguous(shape), dtype, false);
         self.producer[v.index()] = u32::MAX;
         v
     }
 
-    /// Ties gradients of `x` and `w` that have already been computed to the loss.
+    /// Ties gradients of `x` and `w` that are already computed to the loss.
     pub(crate) fn precomputed(
         &mut self,
         loss: ValueId,
@@ -282,7 +281,7 @@ impl Graph {
         out
     }
 
-    /// Returns the same value, not differentiated.
+    /// Returns the same value, detached from differentiation.
     pub(crate) fn detach(&mut self, v: ValueId) -> ValueId {
         let x = self.value(v);
         let (shape, strides, offset) = (x.shape.clone(), x.strides.clone(), x.offset);
@@ -314,20 +313,20 @@ impl Graph {
         out
     }
 
-    /// Marks the last op as taking `n` framework calls.
+    /// Sets the number of framework calls of the last op.
     pub(crate) fn dispatches(&mut self, n: u8) {
         if let Some(op) = self.ops.last_mut() {
             op.dispatches = n;
         }
     }
 
-    /// Adds a node without ops (an addition's backward, for example).
+    /// Adds an autograd node without ops (for example, the backward of an addition).
     pub(crate) fn pass(&mut self) {
         self.push_op(Act::View(View::Pass), &[], SmallVec::new());
     }
 
-    /// Lets the host wait until everything before has been done, after `calls` framework calls.
-    /// Compiled code has no such reads.
+    /// Makes the host wait for all work so far, after `calls` framework calls. Compiled code has no
+    /// such reads.
     pub(crate) fn host_read(&mut self, calls: u8) {
         if !self.functional() {
             self.push_op(Act::View(View::HostRead), &[], SmallVec::new());
@@ -335,7 +334,7 @@ impl Graph {
         }
     }
 
-    /// Lets the host read `sizes` before `v` is used. Compiled code breaks its graph there.
+    /// Makes the host read `sizes` before `v` is used. Compiled code has a graph break there.
     pub(crate) fn host_sizes(&mut self, v: ValueId, sizes: ValueId) -> ValueId {
         let x = self.value(v);
         let (shape, strides, offset) = (x.shape.clone(), x.strides.clone(), x.offset);
@@ -372,18 +371,18 @@ impl Graph {
     }
 
     /// Pushes the rows of a value to the ranks of their experts. The result has the rows of all
-    /// ranks; those that were not sent here are left as they are.
+    /// ranks; rows that were not sent to this rank stay uninitialized.
     pub(crate) fn peer_push(&mut self, by: Peers, x: ValueId) -> ValueId {
         let shape = [by.pushed.rows, self.value(x).cols()];
         self.push_rows(CollectiveKind::PeerPush, by, x, by.sent, &shape)
     }
 
-    /// Pushes rows back to where [`Graph::peer_push`] has brought them from, and adds up those of
-    /// each token, in the order of ranks.
+    /// Pushes rows back to the ranks from which [`Graph::peer_push`] has brought them, and sums
+    /// those of each token in rank order.
     pub(crate) fn peer_sum(&mut self, by: Peers, rows: ValueId) -> ValueId {
         let (shape, dtype) = (self.value(rows).shape.clone(), self.value(rows).dtype);
         let back = self.push_rows(CollectiveKind::PeerReturn, by, rows, by.got, &shape);
-        // Gradients take another way.
+        // Gradients flow through `PeerSum` instead.
         self.values[back.index()].requires_grad = false;
         let tokens = self.value(by.position).shape[0];
         let sum = self.compute(
@@ -428,7 +427,7 @@ impl Graph {
         self.view_op(View::SumGradient(axis), v, shape, strides, offset)
     }
 
-    /// Reshapes a value: as a view if strides allow it, or else as a copy.
+    /// Reshapes a value: as a view if its strides allow it, otherwise as a copy.
     pub(crate) fn reshape(&mut self, v: ValueId, to: &[u64]) -> ValueId {
         let x = self.value(v);
         if x.shape.as_slice() == to {
@@ -446,7 +445,7 @@ impl Graph {
         }
     }
 
-    /// Exchanges two dimensions.
+    /// Swaps two dimensions.
     pub(crate) fn transpose(&mut self, v: ValueId, a: usize, b: usize) -> ValueId {
         let x = self.value(v);
         let (mut shape, mut strides, offset) = (x.shape.clone(), x.strides.clone(), x.offset);
@@ -494,7 +493,7 @@ impl Graph {
         parts
     }
 
-    /// Broadcasts a value along new leading dimensions and those of one element.
+    /// Broadcasts a value along new leading dimensions and dimensions of size 1.
     pub(crate) fn expand(&mut self, v: ValueId, to: &[u64]) -> ValueId {
         let x = self.value(v);
         let strides = strides::broadcast(&x.shape, &x.strides, to);
@@ -502,7 +501,7 @@ impl Graph {
         self.view_op(View::Expand, v, strides::shape(to), strides, offset)
     }
 
-    /// Copies a value in another dtype; returns the value itself if it has that dtype. Eager code
+    /// Casts a value to another dtype. Returns the value itself if it has that dtype. Eager code
     /// preserves the layout, as `Tensor.to` does.
     pub(crate) fn cast(&mut self, v: ValueId, dtype: DType) -> ValueId {
         let x = self.value(v);
@@ -525,7 +524,7 @@ impl Graph {
         out
     }
 
-    /// Returns `a` itself if it is contiguous, or else a contiguous copy.
+    /// Returns `a` itself if it is contiguous, otherwise a contiguous copy.
     pub(crate) fn make_contiguous(&mut self, v: ValueId) -> ValueId {
         let x = self.value(v);
         if x.is_contiguous() {
@@ -545,8 +544,8 @@ impl Graph {
         self.compute_like(kind, &[a, b], &[like])[0]
     }
 
-    /// Adds an elementwise op of two operands, whose result has the wider of their types, as
-    /// PyTorch promotes them.
+    /// Adds an elementwise op of two operands. The result has the wider of their dtypes, as in
+    /// PyTorch's type promotion.
     pub(crate) fn promoted(&mut self, kind: OpKind, a: ValueId, b: ValueId) -> ValueId {
         let out = self.binary(kind, a, b);
         let wider = |v: ValueId| self.value(v).dtype;
@@ -558,7 +557,7 @@ impl Graph {
         out
     }
 
-    /// Sets the type of a fresh result.
+    /// Sets the dtype of a new result.
     fn set_dtype(&mut self, v: ValueId, dtype: DType) {
         let Root::Buffer(buffer) = self.value(v).root else {
             unreachable!("results of ops have buffers");
@@ -591,8 +590,8 @@ impl Graph {
         )[0]
     }
 
-    /// Ends the life of the code's local variable for this value, which goes out of scope or is
-    /// assigned again here, or of what autograd has saved. Compiled code keeps no such values.
+    /// Ends the lifetime of the code's local variable for this value, which goes out of scope or is
+    /// reassigned here, or of a value that autograd has saved. Compiled code keeps no such values.
     pub(crate) fn release(&mut self, v: ValueId) {
         if let (Some(b), Some(op)) = (self.buffer_of(v), self.ops.len().checked_sub(1)) {
             self.holds.push((op as u32, b));

@@ -4,8 +4,8 @@ use super::{Act, Graph};
 use crate::ir::{DType, OpKind};
 
 impl Graph {
-    /// Converts operands right before the operation that reads them: input `n` of `op` to
-    /// `wanted(op, n)`. Operations that write into an operand keep it as it is.
+    /// Converts operands right before the operation that reads them: input `n` of `op` to the dtype
+    /// `wanted(op, n)`. Does not convert operands that an operation writes to.
     pub(crate) fn convert_operands(&mut self, wanted: impl Fn(&OpKind, usize) -> Option<DType>) {
         let ops = std::mem::take(&mut self.ops);
         let values = self.values.len();

@@ -1,11 +1,12 @@
 //! Activations in host memory between forward and backward: `OffloadActivations` of torchtune and
-//! TRL, with a stream for the copies.
+//! TRL, with a separate stream for the copies.
 //!
-//! - What forward has saved is copied after its last use there. A few copies may be under way; then
-//!   computation waits for the oldest one, and its tensor is freed.
-//! - Backward copies a tensor back where it first needs it. The host issues that early, and the
-//!   copy overlaps with what computes before: it waits only until the tensors of the operation
-//!   before that one are free.
+//! - Each tensor saved by forward is copied after its last use there. The number of copies in
+//!   flight is limited: at the limit, computation waits for the oldest copy, and its tensor is
+//!   freed.
+//! - Backward copies a tensor back before its first use. The host issues the copy early, so that it
+//!   overlaps with computation: the copy only waits until the tensors of the operation before the
+//!   previous one are free.
 
 use super::buffers::TapeBuffers;
 use super::builder::NewBuffer;
@@ -17,25 +18,25 @@ use crate::ir::{
 use crate::program::{Rule, StreamKind};
 use std::collections::{HashMap, HashSet, VecDeque};
 
-/// Bytes of the smallest tensor that is moved (`min_offload_size`).
+/// Size in bytes of the smallest tensor that is offloaded (`min_offload_size`).
 const SMALLEST: u64 = 1024;
-/// Most tensors that wait for their copy (`max_fwd_stash_size`).
+/// Maximum number of tensors with a copy in flight (`max_fwd_stash_size`).
 const STASH: usize = 5;
 
-/// Where a tensor is.
+/// Location of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
-    /// Where forward has made it.
+    /// On the device, where forward has written it.
     Device,
-    /// There, and on its way to the host.
+    /// On the device, with the copy to the host in flight.
     Leaving,
     /// In host memory.
     Host,
-    /// On the device again.
+    /// On the device again, copied back.
     Back,
 }
 
-/// The buffers of a tensor that is moved.
+/// The buffers of an offloaded tensor.
 #[derive(Clone, Copy, Debug)]
 struct Moved {
     place: Place,
@@ -47,16 +48,16 @@ struct Moved {
 pub(crate) struct ActivationOffload {
     stream: StreamId,
     moved: HashMap<StorageId, Moved>,
-    /// Tensors by the position of the last op of forward that uses them.
+    /// Tensors, by the position of the last forward op that uses them.
     last_use: HashMap<u32, Vec<StorageId>>,
-    /// Tensors whose copy to the host may be under way, with its end.
+    /// Tensors whose copy to the host may be in flight, with the event at its end.
     leaving: VecDeque<(StorageId, EventId)>,
-    /// Tensors that backward has used, with the end of that use.
+    /// Tensors that backward has used, with the event at the end of that use.
     spent: Vec<(BufferId, EventId)>,
 }
 
 impl ActivationOffload {
-    /// Makes the stream and the buffers, if the scenario asks for it.
+    /// Creates the stream and the buffers if the scenario offloads activations.
     pub(crate) fn new(out: &mut Emitter<'_>, buffers: &TapeBuffers) -> Option<Self> {
         if !out.inputs.scenario.train.activation_offload {
             return None;
@@ -116,7 +117,7 @@ impl ActivationOffload {
         Some(new)
     }
 
-    /// Returns where a tensor is now, if it has been moved.
+    /// Returns the current buffer of a tensor, if it is offloaded.
     pub(crate) fn buffer(&self, s: StorageId) -> Option<BufferId> {
         let moved = self.moved.get(&s)?;
         (moved.place == Place::Back).then_some(moved.back)
@@ -127,7 +128,7 @@ impl ActivationOffload {
         self.last_use.get(&position).cloned().unwrap_or_default()
     }
 
-    /// Copies a tensor to the host, and frees those whose copies are old enough.
+    /// Copies a tensor to the host, and frees the tensors with the oldest copies.
     pub(crate) fn leave(&mut self, out: &mut Emitter<'_>, buffers: &TapeBuffers, s: StorageId) {
         while self.leaving.len() >= STASH {
             let Some((oldest, done)) = self.leaving.pop_front() else {
@@ -155,7 +156,7 @@ impl ActivationOffload {
         self.put(s, Place::Leaving);
     }
 
-    /// Makes the tensors that an op of backward uses available.
+    /// Makes the tensors that a backward op uses available on the device.
     pub(crate) fn require(&mut self, out: &mut Emitter<'_>, operands: &[Operand]) {
         let mut copied = false;
         for s in storages(operands) {
@@ -165,7 +166,7 @@ impl ActivationOffload {
             match moved.place {
                 Place::Device | Place::Back => {}
                 Place::Leaving => {
-                    // It has not been freed yet.
+                    // The tensor has not been freed yet.
                     if let Some(at) = self.leaving.iter().position(|(x, _)| *x == s)
                         && let Some((_, done)) = self.leaving.remove(at)
                     {
@@ -191,7 +192,8 @@ impl ActivationOffload {
         }
     }
 
-    /// Ends the life of a tensor in backward; returns false if its own buffer is to be freed.
+    /// Ends the lifetime of a tensor in backward. Returns false if the caller has to free its
+    /// original buffer.
     pub(crate) fn end(&mut self, out: &mut Emitter<'_>, s: StorageId) -> bool {
         let Some(moved) = self.moved.get(&s).copied() else {
             return false;
@@ -205,7 +207,7 @@ impl ActivationOffload {
         true
     }
 
-    /// Frees the tensors that backward has used, on the stream of copies.
+    /// Frees the tensors that backward has used, on the copy stream.
     pub(crate) fn release(&mut self, out: &mut Emitter<'_>) {
         for (buffer, used) in self.spent.drain(..) {
             out.b.wait(Rule::Offload, used, self.stream);

@@ -1,4 +1,4 @@
-//! Gradients that autograd allocates, one per parameter, when the first kernel adds to it.
+//! Gradients that autograd allocates: one per parameter, when the first kernel writes to it.
 
 use super::emitter::Emitter;
 use super::kernels::KernelLaunch;
@@ -7,24 +7,25 @@ use super::walk::Location;
 use crate::ir::{BufferId, COMPUTE, DType, ParamId, Role, ShardOp};
 use crate::program::Rule;
 
-/// Gradient of one parameter.
+/// Gradient of a parameter.
 #[derive(Clone, Copy, Debug, Default)]
 struct Grad {
     /// Gradient of this backward, until it is taken.
     live: Option<BufferId>,
-    /// Sum of the micro-batches that were not reduced (`unsharded_accumulated_grad`, or `.grad`
-    /// itself if dtypes agree).
+    /// Sum over micro-batches that were not reduced (`unsharded_accumulated_grad`, or `.grad`
+    /// itself if the dtypes agree).
     sum: Option<BufferId>,
-    /// Buffers of the compute dtype and of sums, once made. If dtypes agree, a first micro-batch's
-    /// gradient becomes the sum, and the next ones need another buffer.
+    /// Buffers in the compute dtype and in the dtype of sums, once allocated. If the dtypes agree,
+    /// the gradient of the first micro-batch becomes the sum, and later gradients need another
+    /// buffer.
     made: [Option<BufferId>; 2],
 }
 
-/// Parameters that have a gradient now, and the buffers that hold them in every micro-batch.
+/// Parameters that have a gradient now, with the buffers that hold them in every micro-batch.
 #[derive(Clone, Debug)]
 pub(crate) struct AutogradGrads {
     grads: Vec<Grad>,
-    /// Dtype of sums: the one that is reduced.
+    /// Dtype of sums, in which gradients are reduced.
     sums: DType,
 }
 
@@ -43,7 +44,7 @@ impl AutogradGrads {
         })
     }
 
-    /// Returns where a kernel writes the gradient of `p`; allocates it if there is none.
+    /// Returns where a kernel writes the gradient of `p`. Allocates the gradient if there is none.
     pub(crate) fn location(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
         let dtype = out.inputs.types.compute;
         let grad = self.grads[p.index()];
@@ -66,7 +67,7 @@ impl AutogradGrads {
         self.grads[p.index()].sum.is_some()
     }
 
-    /// Makes a gradient of zeros, if `p` is trained.
+    /// Creates a gradient of zeros if `p` is trained.
     pub(crate) fn zero(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         if !out.inputs.tape.params[p.index()].requires_grad {
             return;
@@ -85,15 +86,15 @@ impl AutogradGrads {
         });
     }
 
-    /// Completes a gradient of the dtype of sums: autograd adds it to what earlier micro-batches
-    /// have left.
+    /// Completes a gradient in the dtype of sums: autograd adds it to the gradient of earlier
+    /// micro-batches.
     pub(crate) fn accumulate_alike(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         if self.sums == out.inputs.types.compute {
             self.accumulate(out, p);
         }
     }
 
-    /// Adds the gradient to what earlier micro-batches have left, if any
+    /// Adds the gradient to the sum of earlier micro-batches, if there is one
     /// (`accumulate_unsharded_grad_if_needed`).
     pub(crate) fn accumulate(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         let grad = &mut self.grads[p.index()];
@@ -106,7 +107,8 @@ impl AutogradGrads {
         }
     }
 
-    /// Keeps a first micro-batch's gradient for the next ones to be added to, in the dtype of sums.
+    /// Keeps the gradient of the first micro-batch, in the dtype of sums, so that later ones are
+    /// added to it.
     pub(crate) fn keep(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         let Some(live) = self.grads[p.index()].live.take() else {
             return;
@@ -133,7 +135,7 @@ impl AutogradGrads {
         self.grads[p.index()].sum = Some(sum);
     }
 
-    /// Takes the gradient, or the sum over the step's micro-batches. The caller copies it and frees
+    /// Takes the gradient, or the sum over the step's micro-batches. The caller copies and frees
     /// it.
     pub(crate) fn take(&mut self, p: ParamId) -> Option<BufferId> {
         let grad = &mut self.grads[p.index()];

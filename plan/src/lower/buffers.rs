@@ -1,17 +1,17 @@
-//! Buffers of the tape and of the libraries its kernels call.
+//! Buffers of the tape, and of the libraries that its kernels call.
 
 use super::emitter::Emitter;
 use super::inputs::LoweringInputs;
 use crate::ir::{BufferId, ConstId, DType, Holds, Packed, Role, StorageId, StorageRole, UnitId};
 use crate::program::Rule;
 
-/// Buffers of the tape, made once and used by every micro-batch.
+/// Buffers of the tape, created once and used by every micro-batch.
 pub(crate) struct TapeBuffers {
-    /// Buffers of all storages: one set, or one per micro-batch if one backward covers all of them.
+    /// Buffers of all storages: one set, or one per micro-batch with a joint backward.
     storages: Vec<Vec<BufferId>>,
     /// Buffers of each constant: one, or one per micro-batch.
     pub(super) consts: Vec<Vec<BufferId>>,
-    /// Scales of packed weights that are no parameters.
+    /// Scales of packed weights that are not parameters.
     quantization_state: Option<BufferId>,
     /// Bases of library workspaces, allocated in the first step.
     pub(super) workspaces: Vec<BufferId>,
@@ -94,7 +94,7 @@ impl TapeBuffers {
         }
     }
 
-    /// Returns the buffer of a storage, in the first micro-batch if they have one each.
+    /// Returns the buffer of a storage, in the first micro-batch if each has a separate one.
     pub(crate) fn storage(&self, s: StorageId) -> BufferId {
         self.storage_of(0, s)
     }
@@ -104,7 +104,7 @@ impl TapeBuffers {
         self.storages[micro.min(self.storages.len() - 1)][s.index()]
     }
 
-    /// Allocates tables that live for the whole run.
+    /// Allocates the tables that live for the whole run.
     pub(crate) fn init(&self, out: &mut Emitter<'_>) {
         for (c, ids) in out.inputs.tape.consts.iter().zip(&self.consts) {
             if !c.per_micro_batch {
@@ -117,7 +117,7 @@ impl TapeBuffers {
     }
 }
 
-/// Returns the unit that each module's parameters would belong to.
+/// Returns, for each module, the unit that parameters of this module belong to.
 pub(super) fn unit_of_module(inputs: &LoweringInputs<'_>) -> Vec<UnitId> {
     let mut own = vec![None; inputs.tape.modules.len()];
     for (u, unit) in inputs.units.iter().enumerate() {

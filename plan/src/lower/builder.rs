@@ -1,4 +1,4 @@
-//! Emits instructions with the rule behind them, and shares events.
+//! Emits instructions with the rule that requires them, and reuses events.
 
 use crate::ir::{
     Access, Buffer, BufferId, CollectiveKind, CommId, CopyKind, DType, EventId, Holds,
@@ -37,19 +37,19 @@ pub(crate) struct CollectiveLaunch {
     pub(crate) sent: Option<SentRows>,
 }
 
-/// The growing program. It marks instructions that only the first step has, and reuses an event
+/// The program being built. It marks instructions that only the first step has, and reuses an event
 /// until more work is issued on its stream.
 #[derive(Debug)]
 pub(crate) struct Builder {
     core: ProgramBuilder,
-    /// Instructions that only the first step has (positions in the program).
+    /// Positions of instructions that only the first step has.
     first_only: Vec<u32>,
-    /// Event that already stands for everything issued so far on a stream.
+    /// By stream: an event that covers all work issued so far.
     fresh: SmallVec<[Option<EventId>; 8]>,
     open_scope: Option<ScopeId>,
 }
 
-/// Instructions of both steps per operation of the tape, rounded up.
+/// Instructions of both steps per tape operation, rounded up.
 const INSTRS_PER_OP: usize = 3;
 
 impl Builder {
@@ -63,9 +63,9 @@ impl Builder {
         }
     }
 
-    /// Reserves memory for a first step that runs `ops` operations of the tape with `operands`, and
-    /// for the steady step that is copied from it: growing tables of a hundred thousand
-    /// instructions costs as much as filling them.
+    /// Reserves memory for a first step that runs `ops` tape operations with `operands`, and for
+    /// the steady step that is copied from it. Growing tables of a hundred thousand instructions
+    /// costs as much as filling them.
     pub(crate) fn reserve(&mut self, ops: usize, operands: usize) {
         let program = &mut self.core.program;
         program.instrs.reserve(INSTRS_PER_OP * ops);
@@ -77,7 +77,7 @@ impl Builder {
         &self.core.program
     }
 
-    /// Returns the program so far, to change its tables.
+    /// Returns the program so far for changes to its tables.
     pub(crate) fn program_mut(&mut self) -> &mut Program {
         &mut self.core.program
     }
@@ -122,18 +122,18 @@ impl Builder {
         self.core.program.instrs.len() as u32
     }
 
-    /// Runs `f` and marks what it emits as belonging to the first step only.
+    /// Runs `f` and marks the instructions that it emits as belonging to the first step only.
     pub(crate) fn first_only(&mut self, f: impl FnOnce(&mut Self)) {
         let from = self.next_instr();
         f(self);
         self.first_only.extend(from..self.next_instr());
     }
 
-    /// Marks instructions that were emitted last, with the events they record, as belonging to the
+    /// Marks the instructions emitted last, and the events that they record, as belonging to the
     /// first step only.
     pub(crate) fn withhold_from_later(&mut self, instrs: Range<u32>) {
         self.first_only.extend(instrs);
-        // Later steps record none of their events.
+        // Later steps do not record any of their events.
         self.forget_events();
     }
 
@@ -151,7 +151,7 @@ impl Builder {
         })
     }
 
-    /// Adds a buffer like another one.
+    /// Adds a buffer with the same properties as another one.
     pub(crate) fn twin(&mut self, of: BufferId) -> BufferId {
         let buffer = self.program().buffers[of.index()];
         self.core.add_buffer(buffer)
@@ -165,7 +165,7 @@ impl Builder {
         self.emit(rule, Op::Free(buffer));
     }
 
-    /// Returns the range of a whole buffer.
+    /// Returns the access range of a whole buffer.
     pub(crate) fn whole(&self, buffer: BufferId) -> Access {
         self.core.whole(buffer)
     }
@@ -186,7 +186,7 @@ impl Builder {
         self.work(rule, stream, op);
     }
 
-    /// Emits work on a stream, after which earlier events no longer cover the stream.
+    /// Emits work on a stream. Earlier events then no longer cover the stream.
     fn work(&mut self, rule: Rule, stream: StreamId, op: Op) {
         self.fresh[stream.index()] = None;
         self.emit(rule, op);
@@ -208,7 +208,7 @@ impl Builder {
         self.work(launch.rule, stream, Op::Collective { id, stream });
     }
 
-    /// Copies the whole of one buffer to another of the same size by copy engine.
+    /// Copies a whole buffer to another one of the same size with a copy engine.
     pub(crate) fn copy(
         &mut self,
         rule: Rule,
@@ -221,7 +221,7 @@ impl Builder {
         self.copy_range(rule, kind, from, to, stream);
     }
 
-    /// Copies a range to another of the same size by copy engine.
+    /// Copies a range to another one of the same size with a copy engine.
     pub(crate) fn copy_range(
         &mut self,
         rule: Rule,
@@ -234,13 +234,14 @@ impl Builder {
         self.work(rule, stream, Op::Copy { id, stream });
     }
 
-    /// Moves a buffer that has not been used to host memory, where operators of `stream` use it.
+    /// Moves a buffer that has not been used yet to host memory, where operators of `stream` use
+    /// it.
     pub(crate) fn move_to_host(&mut self, id: BufferId, stream: StreamId) {
         let buffer = &mut self.core.program.buffers[id.index()];
         (buffer.pool, buffer.stream) = (Pool::Host, stream);
     }
 
-    /// Returns an event after everything issued on `stream` so far; reuses the last one if nothing
+    /// Returns an event after everything issued on `stream` so far. Reuses the last one if nothing
     /// has been issued since.
     pub(crate) fn record(&mut self, rule: Rule, stream: StreamId) -> EventId {
         if let Some(event) = self.fresh[stream.index()] {
@@ -275,7 +276,7 @@ impl Builder {
         }
     }
 
-    /// Emits the host work of a hook and of its work for each of `params` parameters.
+    /// Emits the host work of a hook, and its work for each of `params` parameters.
     pub(crate) fn hook(&mut self, rule: Rule, params: u16) {
         self.host(rule, HostWorkKind::Hook, 1);
         self.host(rule, HostWorkKind::HookParam, params);
@@ -293,18 +294,18 @@ impl Builder {
         self.emit(Rule::Capture, Op::GraphEnd(scope));
     }
 
-    /// Returns whether a scope is open, so that what is emitted now becomes part of a graph.
+    /// Returns whether a scope is open, so that instructions emitted now become part of a graph.
     pub(crate) const fn is_capturing(&self) -> bool {
         self.open_scope.is_some()
     }
 
-    /// Ends a section and returns its range. The next one has to record events of its own.
+    /// Ends a section and returns its range. The next section has to record its own events.
     pub(crate) fn end_section(&mut self, kind: SectionKind) -> Range<u32> {
         self.forget_events();
         self.core.end_section(kind).instrs.clone()
     }
 
-    /// Appends a steady step: the first one without what only the first allocates.
+    /// Appends a steady step: a copy of the first step without its one-time allocations.
     pub(crate) fn steady_after(&mut self, first: Range<u32>) {
         let mut once = std::mem::take(&mut self.first_only).into_iter().peekable();
         let instrs = &mut self.core.program.instrs;

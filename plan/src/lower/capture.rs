@@ -10,18 +10,19 @@ use std::collections::BTreeSet;
 
 // Note [Captured addresses]
 //
-// A CUDA graph contains the addresses of its operands, so a replay must find every buffer where it
-// was at capture. torch gives a graph a private pool for that. Here the program guarantees it:
+// A CUDA graph contains the addresses of its operands, so each replay must find all buffers at the
+// addresses they had at capture. torch gives a graph a private pool for that. Here, the program
+// guarantees it:
 //
 // - buffers that a captured iteration allocates and frees get planned slots (`fix_addresses`),
 //   which keep their addresses for any order of sections;
-// - smaller scopes need an allocator whose addresses repeat: the scenario is refused otherwise
+// - smaller scopes need an allocator whose addresses repeat; otherwise, the scenario is rejected
 //   (`PolicySpec::fixed_addresses`);
-// - `check` compares the addresses of each pass with those of the pass before (`scope_address`),
-//   and `exec` compares them before every replay, because a graph that reads freed memory fails
+// - `check` compares the addresses of each pass with those of the previous one (`scope_address`).
+//   `exec` compares them before every replay, because a graph that reads freed memory fails
 //   silently.
 
-/// Moves buffers that steps free from the caching allocator to planned slots; see
+/// Moves buffers that are freed within a step from the caching allocator to planned slots; see
 /// Note [Captured addresses].
 pub(super) fn fix_addresses(program: &mut Program) {
     for instr in &program.instrs {
@@ -36,10 +37,10 @@ pub(super) fn fix_addresses(program: &mut Program) {
 
 /// The scopes that a scenario captures in the blocks of its model.
 pub(super) struct Captures<'a> {
-    /// None for a whole iteration, too.
+    /// Empty for a whole iteration, too.
     scopes: &'a [Scope],
     modules: &'a [Module],
-    /// Layers of experts.
+    /// MoE layers.
     experts: BTreeSet<ModuleId>,
 }
 
@@ -72,7 +73,7 @@ impl<'a> Captures<'a> {
         self.scopes.contains(&scope)
     }
 
-    /// Returns whether a part of a layer of experts is captured on its own.
+    /// Returns whether a part of an MoE layer is captured separately.
     pub(super) fn stage(&self, stage: MoeStage) -> bool {
         self.scopes.contains(&match stage {
             MoeStage::Router | MoeStage::SharedExpert => Scope::MoeRouter,
@@ -80,13 +81,13 @@ impl<'a> Captures<'a> {
         })
     }
 
-    /// Returns the name of a part of a layer.
+    /// Returns the name of a part of an MoE layer.
     pub(super) fn stage_name(&self, stage: MoeStage, layer: ModuleId) -> String {
         format!("{} {}", self.modules[layer.index()].path, stage.name())
     }
 }
 
-/// Refuses scopes that contain a unit's hooks.
+/// Rejects scopes that contain the hooks of a unit.
 pub(super) fn check_scopes(inputs: &LoweringInputs<'_>) -> Result<(), PlanError> {
     let captures = Captures::new(inputs.scenario, inputs.tape);
     for unit in &inputs.units {
@@ -107,7 +108,7 @@ pub(super) fn check_scopes(inputs: &LoweringInputs<'_>) -> Result<(), PlanError>
     check_stages(inputs, &captures)
 }
 
-/// Refuses parts of layers of experts that contain a unit's hooks.
+/// Rejects parts of MoE layers that contain the hooks of a unit.
 fn check_stages(inputs: &LoweringInputs<'_>, captures: &Captures<'_>) -> Result<(), PlanError> {
     let mut open = None;
     for op in inputs.tape.training() {

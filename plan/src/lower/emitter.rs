@@ -1,4 +1,4 @@
-//! The growing program: buffers, launches and communicators that policies add to it.
+//! The program being built: buffers, launches and communicators that policies add to it.
 
 use super::builder::{Builder, CollectiveLaunch, NewBuffer};
 use super::inputs::LoweringInputs;
@@ -11,18 +11,18 @@ use crate::ir::{
 use crate::program::{Communicator, Rule, is_packed};
 use std::collections::HashMap;
 
-/// The growing program, which the walk and the policies emit into.
+/// The program being built, into which the walk and the policies emit.
 pub(crate) struct Emitter<'a> {
     pub(crate) inputs: &'a LoweringInputs<'a>,
     pub(crate) b: Builder,
     /// Uses of units in the current pass.
     pub(crate) uses: Uses,
     kernels: Kernels,
-    /// Transients of groups, by role and stream.
+    /// Transient buffers of groups, by role and stream.
     pub(crate) made: HashMap<(Role, GroupId, StreamId), BufferId>,
-    /// Memory that kernels need in addition to their operands while they run, by name and size.
+    /// Scratch memory that kernels need while they run, by name and size.
     scratch: HashMap<(&'static str, u64), BufferId>,
-    /// Results of checks for NaN, by stream.
+    /// Result buffers of NaN checks, by stream.
     flags: HashMap<StreamId, BufferId>,
 }
 
@@ -39,7 +39,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Makes a full-size buffer of a group, in the pool of such buffers.
+    /// Creates a full-size buffer of a group in the pool of such buffers.
     pub(crate) fn transient(
         &mut self,
         role: Role,
@@ -52,7 +52,7 @@ impl<'a> Emitter<'a> {
         self.made_in((pool, stream), role, bytes, dtype, unit, Holds::Group(g))
     }
 
-    /// Makes a buffer of a group outside the double-buffer pattern, once per role and stream.
+    /// Creates a buffer of a group outside the double-buffer pattern, once per role and stream.
     pub(crate) fn transient_on(
         &mut self,
         role: Role,
@@ -69,7 +69,7 @@ impl<'a> Emitter<'a> {
         id
     }
 
-    /// Makes a buffer of a group outside the pool of full-size ones.
+    /// Creates a buffer of a group outside the pool of full-size buffers.
     pub(crate) fn of_group(
         &mut self,
         role: Role,
@@ -82,7 +82,7 @@ impl<'a> Emitter<'a> {
         self.made_in((pool, stream), role, bytes, dtype, unit, Holds::Group(g))
     }
 
-    /// Makes a buffer of a parameter outside the pool of full-size ones.
+    /// Creates a buffer of a parameter outside the pool of full-size buffers.
     pub(crate) fn of_param(
         &mut self,
         role: Role,
@@ -96,7 +96,7 @@ impl<'a> Emitter<'a> {
         self.made_in((pool, stream), role, bytes, dtype, unit, Holds::Param(p))
     }
 
-    /// Makes a full-size buffer of the compute stream, in the pool of such buffers.
+    /// Creates a full-size buffer on the compute stream in the pool of such buffers.
     pub(crate) fn full_size(
         &mut self,
         role: Role,
@@ -109,7 +109,7 @@ impl<'a> Emitter<'a> {
         self.made_in((pool, COMPUTE), role, bytes, dtype, unit, holds)
     }
 
-    /// Makes a buffer of the compute stream outside the pool of full-size ones.
+    /// Creates a buffer on the compute stream outside the pool of full-size buffers.
     pub(crate) fn persistent(
         &mut self,
         role: Role,
@@ -142,8 +142,8 @@ impl<'a> Emitter<'a> {
         })
     }
 
-    /// Returns memory of the compute stream that a kernel needs in addition to its operands, to be
-    /// allocated and freed around its launch.
+    /// Returns scratch memory on the compute stream for a kernel. The caller allocates and frees it
+    /// around the launch.
     pub(crate) fn scratch(&mut self, name: &'static str, bytes: u64) -> BufferId {
         if let Some(id) = self.scratch.get(&(name, bytes)) {
             return *id;
@@ -154,7 +154,7 @@ impl<'a> Emitter<'a> {
         id
     }
 
-    /// Copies a range into another one, in the element type of the latter's buffer.
+    /// Copies a range to another one, in the dtype of the target buffer.
     pub(crate) fn copy(&mut self, rule: Rule, stream: StreamId, from: Access, to: Access) {
         let dtype = self.b.program().buffers[to.buffer.index()].dtype;
         self.run(KernelLaunch {
@@ -180,15 +180,15 @@ impl<'a> Emitter<'a> {
         );
     }
 
-    /// Waits on the host for an event, unless what is emitted now is captured (a capture may not
-    /// block, and a replay has nothing to wait for on the host).
+    /// Makes the host wait for an event, unless the code emitted now is captured: a capture must
+    /// not block, and a replay has nothing to wait for on the host.
     pub(crate) fn host_sync(&mut self, rule: Rule, event: EventId) {
         if !self.b.is_capturing() {
             self.b.host_wait(rule, event);
         }
     }
 
-    /// Launches a collective. With `fsdp.nan_check`, operands are checked before it, and results
+    /// Launches a collective. With `fsdp.nan_check`, checks the operands before it and the results
     /// after it.
     pub(crate) fn collective(&mut self, launch: CollectiveLaunch) {
         if !self.inputs.scenario.fsdp.nan_check {
@@ -197,7 +197,7 @@ impl<'a> Emitter<'a> {
         }
         let stream = launch.stream;
         let operands: Vec<Access> = launch.parts.iter().map(|p| p.input).collect();
-        // Rows that were not pushed hold what was in memory before.
+        // Rows that were not pushed hold stale data.
         let pushes = launch.kind.pushes();
         let results = launch.parts.iter().map(|p| p.output);
         let results: Vec<Access> = results.filter(|_| !pushes).collect();
@@ -206,7 +206,7 @@ impl<'a> Emitter<'a> {
         results.into_iter().for_each(|a| self.check_nan(stream, a));
     }
 
-    /// Checks a range for NaN on a stream; the host waits for the result.
+    /// Checks a range for NaN on a stream. The host waits for the result.
     fn check_nan(&mut self, stream: StreamId, what: Access) {
         let buffer = self.b.program().buffers[what.buffer.index()];
         let (params, groups) = (&self.inputs.tape.params, &self.inputs.groups);
@@ -243,9 +243,9 @@ impl<'a> Emitter<'a> {
         self.b.free(rule, flag);
     }
 
-    /// Adds the communicators that the mesh needs: of each axis that groups are sharded over, with
-    /// a second one of the same ranks for reductions; of the outer axis; of a part of the shard
-    /// axis for integer reshard.
+    /// Adds the communicators that the mesh needs: for each axis over which groups are sharded,
+    /// with a second one over the same ranks for reductions; for the outer axis; and for a part of
+    /// the shard axis with integer reshard.
     pub(crate) fn communicators(&mut self, separate: bool) -> Comms {
         let fsdp = &self.inputs.scenario.fsdp;
         let (gathers, reduces) = (fsdp.copy_engine_gather, fsdp.copy_engine_reduce);
@@ -270,7 +270,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Adds a communicator along axes; `None` where they have one rank.
+    /// Adds a communicator along axes; returns `None` if they have one rank.
     pub(crate) fn communicator(
         &mut self,
         name: &str,
@@ -290,14 +290,14 @@ impl<'a> Emitter<'a> {
     }
 }
 
-/// Communicators of an axis that groups are sharded over; `None` if it has one rank.
+/// Communicators of an axis over which groups are sharded; `None` if it has one rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShardComms {
     pub(crate) gather: Option<CommId>,
     pub(crate) reduce: Option<CommId>,
 }
 
-/// Communicators of a program; `None` where the axis has one rank.
+/// Communicators of a program; `None` if an axis has one rank.
 #[derive(Clone, Debug)]
 pub(crate) struct Comms {
     sharded: Vec<(AxisId, ShardComms)>,
@@ -306,10 +306,10 @@ pub(crate) struct Comms {
 }
 
 impl Comms {
-    /// Returns the communicators of an axis that groups are sharded over.
+    /// Returns the communicators of an axis over which groups are sharded.
     ///
     /// # Panics
-    /// If no group is.
+    /// Panics if no group is sharded over the axis.
     pub(crate) fn along(&self, axis: AxisId) -> ShardComms {
         let found = self.sharded.iter().find(|(a, _)| *a == axis);
         found.expect("groups are sharded over the axis").1

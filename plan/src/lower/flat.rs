@@ -1,9 +1,10 @@
 //! Building blocks of the flat-buffer policies (`native`, `megatron`): persistent state, gathers
 //! and reductions of one parameter group, by strategy.
 //!
-//! Notation: S padded elements of a group, I and O the inner and outer sizes (I is that of the axis
-//! over which the group is sharded); W, M, G the compute weights, main weights and gradients that
-//! are kept between uses (Megatron-FSDP `param_and_grad_buffer.py`, DDP configuration tables).
+//! Notation: S is the number of padded elements of a group. I and O are the inner and outer sizes
+//! (I is that of the axis over which the group is sharded). W, M and G are the compute weights,
+//! main weights and gradients that are kept between uses (Megatron-FSDP `param_and_grad_buffer.py`,
+//! DDP configuration tables).
 
 mod casts;
 mod float8;
@@ -37,7 +38,7 @@ use std::ops::Range;
 pub(crate) struct Sharded {
     /// Inner axis.
     pub(super) over: AxisId,
-    /// I.
+    /// I, the size of the inner axis.
     pub(super) ranks: u64,
     /// Strategy in effect.
     pub(super) strategy: Strategy,
@@ -57,7 +58,7 @@ impl Sharded {
     }
 }
 
-/// Elements of the optimizer's part of a group that have one state.
+/// Elements of the optimizer's part of a group that share one state.
 #[derive(Clone, Debug)]
 pub(crate) struct Tensor {
     pub(super) elements: Range<u64>,
@@ -68,23 +69,23 @@ pub(crate) struct Tensor {
 #[derive(Clone, Debug)]
 pub(crate) struct GroupState {
     pub(super) sharded: Sharded,
-    /// Element type of W: 8 bits if ranks gather codes.
+    /// Dtype of W: 8 bits if ranks gather codes.
     pub(crate) w: DType,
-    /// Persistent W: the shard, or all of it; `None` when every parameter has a separate buffer, or
-    /// when gathers cast M.
+    /// Persistent W: the shard, or all of it. `None` if each parameter has a separate buffer, or if
+    /// gathers cast M.
     pub(crate) weight: Option<BufferId>,
-    /// W of a group that no axis shards: the model's own parameters.
+    /// W of a group that no axis shards: the parameters of the model.
     pub(crate) params: Vec<BufferId>,
-    /// M, if it is not W itself.
+    /// M, if it is separate from W.
     pub(crate) main: Option<BufferId>,
     /// Persistent G.
     pub(crate) grad: Option<Access>,
-    /// Tensors that the optimizer updates, in order of their elements.
+    /// Tensors that the optimizer updates, in the order of their elements.
     pub(crate) tensors: Vec<Tensor>,
     /// Gathered weights.
     pub(crate) full: Option<BufferId>,
-    /// Result of the inner reduction of the gradient, in the communication dtype, while the outer
-    /// axis reduces it: policy megatron, if that is not the dtype of G (`hsdp_comm_gbuf`). Other
+    /// Result of the inner reduction in the communication dtype, while the outer axis reduces it.
+    /// Only used by policy megatron if this dtype differs from that of G (`hsdp_comm_gbuf`). Other
     /// policies reduce G itself.
     pub(crate) outer_comm: Option<BufferId>,
     /// S.
@@ -100,10 +101,10 @@ impl GroupState {
 
 // Note [State of single parameters]
 //
-// Optimizers of PyTorch keep states per parameter: here, of the rank's part of it. Parts differ
-// from rank to rank, since shards begin anywhere in a group. A program has one list of buffers,
-// with the sizes of rank 0. Other ranks keep as many elements, and cut them in the same places;
-// the sum is the same, and updates are element by element.
+// PyTorch's optimizers keep state per parameter: here, for the rank's part of the parameter. Parts
+// differ from rank to rank because shards start anywhere in a group. A program has a single list of
+// buffers, with the sizes of rank 0. Other ranks keep the same number of elements and split them at
+// the same places. The sum is the same, and updates are elementwise.
 
 /// Makes the optimizer's states of a group, of which this rank updates `own` elements: by parameter
 /// in the engines of frameworks and for biases of routers, otherwise as one tensor. `apart` says
@@ -143,7 +144,7 @@ pub(crate) struct Flat {
     pub(crate) groups: Vec<GroupState>,
     /// Host buffers of offloaded state, by device buffer.
     pub(super) host_copies: BTreeMap<BufferId, BufferId>,
-    /// Streams to and from the host.
+    /// Streams for copies to and from the host.
     pub(super) host: Option<(StreamId, StreamId)>,
     /// Buffer of all groups' G, if one allocation holds them.
     grad_arena: Option<BufferId>,
@@ -196,7 +197,7 @@ impl Flat {
         let sharded = self.sharded(out.inputs, id);
         let shard = numel / sharded.ranks;
         let weight_sharded = placements::weight_sharded(sharded.strategy);
-        // Gathers cast M, so that no shard in the compute dtype persists.
+        // Gathers cast M, so no shard in the compute dtype is kept.
         let casts = out.inputs.scenario.fsdp.cast_before_all_gather
             && weight_sharded
             && group.requires_grad
@@ -233,7 +234,7 @@ impl Flat {
                 Some(out.persistent(Role::ModelWeight, n * w.size(), w, group.unit, holds));
         }
         let own = self.optimizer_numel(&state);
-        // Nothing reads main weights of parameters that are not trained.
+        // Nothing reads the main weights of frozen parameters.
         let main_role = match (group.requires_grad, out.inputs.engine.separate_frozen_main) {
             (true, _) => Some((Role::MainWeight, holds)),
             (false, true) => Some((Role::Workspace, Holds::Named("frozen main weights"))),
@@ -248,7 +249,7 @@ impl Flat {
             } else {
                 numel
             };
-            // Pieces of all ranks, until the optimizer adds them up.
+            // The pieces of all ranks, until the optimizer sums them.
             let (role, n, dtype) = if out.inputs.sums_in_optimizer(id) {
                 (Role::ReduceOutput, numel, self.c)
             } else {
@@ -338,11 +339,11 @@ impl Flat {
         self.grad_arena = Some(arena);
     }
 
-    /// Returns whether G lives only within a step, in the native engine: a sharded G from its first
-    /// reduction to its optimizer, so that no buffer is allocated while the step's activations are
-    /// at their largest, and one that is not sharded, which backward writes, if backward also
-    /// updates the weights from it. (Megatron-FSDP keeps its gradients; an offloaded G is kept in
-    /// host memory.)
+    /// Returns whether G only lives within a step, in the native engine. A sharded G then lives
+    /// from its first reduction to its optimizer, so that it is not allocated while the step's
+    /// activations peak. A G that is not sharded is written by backward, and lives within a step if
+    /// backward also updates the weights from it. (Megatron-FSDP keeps its gradients; an offloaded
+    /// G is kept in host memory.)
     pub(crate) fn grads_of_a_step(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> bool {
         let (fsdp, train) = (&inputs.scenario.fsdp, &inputs.scenario.train);
         let updated = fsdp.optimizer_in_backward && train.grad_accum == 1;
@@ -389,14 +390,14 @@ impl Flat {
         &self.groups[g.index()]
     }
 
-    /// Returns whether weights of a unit must be gathered in this pass: always for sharded weights,
-    /// and on the first micro-batch for replicated ones of which the optimizer updated only a shard
-    /// (ZeRO-1, ZeRO-2).
+    /// Returns whether the weights of a unit must be gathered in this pass: always if they are
+    /// sharded, and in the first micro-batch if they are replicated and the optimizer has updated
+    /// only a shard (ZeRO-1, ZeRO-2).
     pub(crate) fn gathers(&self, inputs: &LoweringInputs<'_>, first_micro_batch: bool) -> bool {
         self.weight_sharded || (first_micro_batch && placements::optim_sharded(inputs.strategy))
     }
 
-    /// Returns whether W of groups that are sharded over several ranks is a shard.
+    /// Returns whether W is a shard, for groups that are sharded over several ranks.
     pub(crate) fn weight_sharded(&self) -> bool {
         self.weight_sharded
     }
@@ -435,8 +436,8 @@ impl Flat {
         }
     }
 
-    /// Gathers a group's W shard over the outer axis (HFSDP, once per step); leaves the gather
-    /// stream waiting for it.
+    /// Gathers a group's W shard over the outer axis (HFSDP, once per step). Makes the gather
+    /// stream wait for it.
     fn gather_outer(&self, out: &mut Emitter<'_>, g: GroupId) {
         let (Some(comm), Some(rest)) = (self.comms.outer, self.state(g).weight) else {
             return;
@@ -466,7 +467,7 @@ impl Flat {
         out.b.join(Rule::OuterGather, stream, self.streams.gather);
     }
 
-    /// Casts a group's M into this rank's slice of its full weights, and returns the slice.
+    /// Casts a group's M to this rank's slice of its full weights, and returns the slice.
     fn cast(&self, out: &mut Emitter<'_>, g: GroupId, full: Access) -> Access {
         let state = self.state(g);
         let slice = state.sharded.part(full);
@@ -487,9 +488,9 @@ impl Flat {
         slice
     }
 
-    /// Issues the gather of a group on the gather stream; the caller has allocated `full` and
-    /// placed the gates. `stale` says that this is the first gather since ranks updated their
-    /// parts: the outer axis refreshes the shard, or a cast its codes.
+    /// Issues the gather of a group on the gather stream. The caller has allocated `full` and
+    /// emitted the required waits. `stale` means that this is the first gather since ranks updated
+    /// their parts, so the outer axis refreshes the shard, or a cast refreshes its codes.
     pub(crate) fn gather(
         &self,
         out: &mut Emitter<'_>,
@@ -516,7 +517,7 @@ impl Flat {
                 shard
             }
             (None, Some(_), None) => self.cast(out, g, output),
-            // Replicated W: every rank refreshed its slice, gather in place.
+            // W is replicated: each rank has refreshed its slice, which is gathered in place.
             (None, None, _) => state.sharded.part(output),
         };
         let comm = if from.is_some() {
@@ -539,8 +540,8 @@ impl Flat {
     }
 }
 
-/// Zeroes the ranges of a fresh full-size gradient buffer that no parameter covers: the reduction
-/// reads them.
+/// Zeroes the ranges of a new full-size gradient buffer that no parameter covers, because the
+/// reduction reads them.
 pub(crate) fn fill_padding(out: &mut Emitter<'_>, g: GroupId, full: Access, dtype: DType) {
     let Layout::Flat(layout) = &out.inputs.group(g).layout else {
         return;

@@ -16,10 +16,10 @@ use smallvec::smallvec;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Bytes of a scale.
+/// Size of a scale in bytes.
 const SCALE: u64 = DType::F32.size();
 
-/// Buffers with a float32 for each of the program's scales.
+/// Buffers with a float32 for each scale of the program.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scales {
     amax: BufferId,
@@ -28,7 +28,7 @@ pub(crate) struct Scales {
 }
 
 impl Scales {
-    /// Makes the buffers; `None` if no parameter is gathered in 8 bits.
+    /// Creates the buffers; `None` if no parameter is gathered in 8 bits.
     pub(crate) fn new(out: &mut Emitter<'_>) -> Option<Self> {
         let ends = out.inputs.groups.iter().map(|g| g.scale_range().end);
         let count = u64::from(ends.max().unwrap_or(0));
@@ -56,12 +56,12 @@ impl Scales {
         }
     }
 
-    /// Returns the maxima of these numbers.
+    /// Returns the amax buffers of scales with these indices.
     pub(crate) fn maxima(self, out: &Emitter<'_>, numbers: Range<u32>) -> Access {
         of_numbers(out, self.amax, numbers)
     }
 
-    /// Returns the scales of these numbers.
+    /// Returns the scales with these indices.
     pub(crate) fn scales(self, out: &Emitter<'_>, numbers: Range<u32>) -> Access {
         of_numbers(out, self.scales, numbers)
     }
@@ -69,7 +69,7 @@ impl Scales {
     /// Returns the reciprocal of a parameter's scale.
     ///
     /// # Panics
-    /// If the parameter is not gathered in 8 bits.
+    /// Panics if the parameter is not gathered in 8 bits.
     pub(crate) fn reciprocal(self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
         let (g, i) = inputs.home[p.index()];
         let number = inputs.group(g).scale(i as usize);
@@ -81,8 +81,9 @@ impl Scales {
         }
     }
 
-    /// Makes the maxima of ranks' shards those of whole tensors, over the ranks of a communicator,
-    /// and all scales from them. Communicates on the compute stream, as the gradient norm does.
+    /// Reduces the amax of ranks' shards to the amax of whole tensors over the ranks of a
+    /// communicator, and computes all scales. Communicates on the compute stream, like the gradient
+    /// norm.
     pub(crate) fn make(self, out: &mut Emitter<'_>, comm: Option<CommId>) {
         out.b.at(UnitId(0), Phase::Refresh);
         let [amax, made, inverses] =
@@ -114,19 +115,19 @@ impl Scales {
     }
 }
 
-/// Returns the range of a buffer of scales that has these numbers.
+/// Returns the range of a buffer of scales with these indices.
 fn of_numbers(out: &Emitter<'_>, buffer: BufferId, numbers: Range<u32>) -> Access {
     let at = |number: u32| u64::from(number) * SCALE;
     out.b.whole(buffer).part(at(numbers.start)..at(numbers.end))
 }
 
-/// Gives parameters that one matmul reads one scale (merged projections), and numbers the scales
-/// again.
+/// Gives parameters that one matmul reads (merged projections) a common scale, and renumbers the
+/// scales.
 pub(super) fn share_scales(tape: &Tape, groups: &mut [Group]) {
     if !groups.iter().any(Group::has_float8) {
         return;
     }
-    // Elements from the start of a parameter that some kernel reads as one matrix.
+    // Number of elements, from the start of a parameter, that a kernel reads as one matrix.
     let mut reach: BTreeMap<u32, u64> = BTreeMap::new();
     for operand in &tape.operands {
         if let Source::Param(p) = operand.source {
@@ -136,7 +137,7 @@ pub(super) fn share_scales(tape: &Tape, groups: &mut [Group]) {
     }
     let mut next = 0;
     for group in groups.iter_mut() {
-        // Elements that the matrix before still covers. A code is a byte.
+        // Elements that the previous matrix still covers. A code is one byte.
         let mut covered = 0;
         let scales = group.scales.iter_mut().map(Option::as_mut);
         for (p, scale) in group.params.iter().zip(scales) {

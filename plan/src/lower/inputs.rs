@@ -1,4 +1,4 @@
-//! Inputs of lowering: the scenario, its tape, units and groups, and what follows from them.
+//! Inputs of lowering: the scenario, its tape, its units and groups, and values derived from these.
 
 use super::engine::Engine;
 use crate::compile::tape::{Tape, TapeOp};
@@ -14,14 +14,14 @@ use crate::recipes::{self, ParamTypes};
 use crate::shard::{Group, Layout, UnitSpec, placements};
 use std::collections::BTreeSet;
 
-/// A unit with its properties for policies.
+/// A unit with the properties that policies use.
 #[derive(Clone, Debug)]
 pub(crate) struct UnitPlan {
     pub(crate) spec: UnitSpec,
     pub(crate) groups: Vec<GroupId>,
     /// Whether full weights are freed after forward.
     pub(crate) reshards: bool,
-    /// Elements of its full buffers.
+    /// Number of elements of its full buffers.
     pub(crate) numel: u64,
     /// Number of parameters.
     pub(crate) params: u16,
@@ -30,39 +30,40 @@ pub(crate) struct UnitPlan {
 /// Hooks of units that fire at a module.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Hooks {
-    /// Unit whose forward starts when this module is entered (and whose backward ends when it is
-    /// left).
+    /// Unit whose forward starts when this module is entered. Its backward ends when the module is
+    /// left.
     pub(crate) first_of: Option<UnitId>,
-    /// Unit whose forward ends when this module is left (and whose backward starts when it is
-    /// entered).
+    /// Unit whose forward ends when this module is left. Its backward starts when the module is
+    /// entered.
     pub(crate) last_of: Option<UnitId>,
 }
 
-/// Inputs of lowering: the scenario and what follows from it. Policies only read it.
+/// Inputs of lowering: the scenario and values derived from it. Policies only read them.
 pub(crate) struct LoweringInputs<'a> {
     pub(crate) scenario: &'a Scenario,
     pub(crate) engine: &'a Engine,
-    /// Element types in which parameters' state is kept and sent.
+    /// Dtypes in which the state of parameters is kept and sent.
     pub(crate) types: ParamTypes,
     pub(crate) tape: &'a Tape,
     pub(crate) units: Vec<UnitPlan>,
     pub(crate) groups: Vec<Group>,
     /// Hooks by module.
     pub(crate) hooks: Vec<Hooks>,
-    /// Units with parameters, by first entry in forward.
+    /// Units with parameters, in the order in which forward first enters them.
     pub(crate) forward_order: Vec<UnitId>,
-    /// Units with parameters, by first entry in backward.
+    /// Units with parameters, in the order in which backward first enters them.
     pub(crate) backward_order: Vec<UnitId>,
-    /// Units with parameters, by entry in forward: several times if a forward uses the unit several
-    /// times.
+    /// Units with parameters, in the order in which forward enters them. A unit occurs several
+    /// times if a forward uses it several times.
     pub(crate) forward_uses: Vec<UnitId>,
     /// The same for backward.
     pub(crate) backward_uses: Vec<UnitId>,
-    /// Whether a micro-batch uses a unit, by micro-batch and unit; empty if all use all.
+    /// Whether a micro-batch uses a unit, by micro-batch and unit; empty if all micro-batches use
+    /// all units.
     used: Vec<Vec<bool>>,
-    /// Group and index within it of every parameter.
+    /// Group of each parameter, and its index in the group.
     pub(crate) home: Vec<(GroupId, u32)>,
-    /// Ranks.
+    /// The device mesh.
     pub(crate) mesh: DeviceMesh,
     /// Size of the outer axis.
     pub(crate) outer: u32,
@@ -71,7 +72,7 @@ pub(crate) struct LoweringInputs<'a> {
     pub(crate) strategy: Strategy,
     /// Pool of transient full-size buffers.
     pub(crate) transient_pool: Pool,
-    /// Pool of everything else.
+    /// Pool of all other buffers.
     pub(crate) persistent_pool: Pool,
 }
 
@@ -157,7 +158,7 @@ impl<'a> LoweringInputs<'a> {
         inputs
     }
 
-    /// Returns the labels of the program.
+    /// Returns the metadata of the program.
     pub(crate) fn meta(&self) -> ProgramMeta {
         let scenario = self.scenario;
         let mesh = &scenario.mesh;
@@ -183,8 +184,8 @@ impl<'a> LoweringInputs<'a> {
         }
     }
 
-    /// Returns the units with parameters that a pass enters, in order. `of` is the unit that a
-    /// module is the first of.
+    /// Returns the units with parameters that a pass enters, in order. `of` returns the unit that
+    /// starts at a module.
     pub(crate) fn entries(
         &self,
         ops: &[TapeOp],
@@ -205,7 +206,7 @@ impl<'a> LoweringInputs<'a> {
         order
     }
 
-    /// Returns which units a micro-batch uses: all but those whose forward it does not run.
+    /// Returns which units a micro-batch uses: those whose forward it runs.
     fn used_by(&self, micro_batch: usize) -> Vec<bool> {
         let run = self.entries(self.tape.forward_of(micro_batch), |h| h.first_of);
         let mut used = vec![true; self.units.len()];
@@ -215,7 +216,7 @@ impl<'a> LoweringInputs<'a> {
         used
     }
 
-    /// Returns whether some micro-batch skips a unit.
+    /// Returns whether any micro-batch skips a unit.
     pub(crate) fn skips_units(&self) -> bool {
         !self.used.is_empty()
     }
@@ -254,7 +255,7 @@ impl<'a> LoweringInputs<'a> {
         &self.groups[g.index()]
     }
 
-    /// Returns the element type of a group's weights as they are gathered.
+    /// Returns the dtype in which a group's weights are gathered.
     pub(crate) fn gathered_type(&self, g: GroupId) -> DType {
         let group = self.group(g);
         match group.is_float8() {
@@ -272,7 +273,7 @@ impl<'a> LoweringInputs<'a> {
         }
     }
 
-    /// Returns the element type of a parameter as it is gathered.
+    /// Returns the dtype in which a parameter is gathered.
     pub(crate) fn gathered_type_of(&self, p: ParamId) -> DType {
         let (g, i) = self.home[p.index()];
         match self.group(g).scale(i as usize) {
@@ -281,14 +282,13 @@ impl<'a> LoweringInputs<'a> {
         }
     }
 
-    /// Returns the placements of a group's parameters, which all of them share.
+    /// Returns the placements that all parameters of a group share.
     fn placements(&self, g: GroupId) -> Placements {
         let first = self.group(g).params[0];
         self.tape.params[first.index()].placements
     }
 
-    /// Returns the axes that divide the model along which ranks have different parameters in this
-    /// group.
+    /// Returns the model-parallel axes along which ranks have different parameters of this group.
     pub(crate) fn divided(&self, g: GroupId) -> AxisSet {
         self.placements(g).divided()
     }
@@ -308,13 +308,13 @@ impl<'a> LoweringInputs<'a> {
         self.mesh.size(self.shard_axis(g))
     }
 
-    /// Returns over how many ranks the model has already added up a group's gradient: those that
-    /// send their tokens to the group's experts.
+    /// Returns the number of ranks over which the model has already summed a group's gradient:
+    /// those that send tokens to the group's experts.
     pub(crate) fn summed_by_model(&self, g: GroupId) -> u32 {
         self.ranks() / self.inner(g)
     }
 
-    /// Returns whether the optimizer's kernel adds up the pieces of a group's gradient that ranks
+    /// Returns whether the optimizer's kernel sums the pieces of a group's gradient that ranks
     /// exchange.
     pub(crate) fn sums_in_optimizer(&self, g: GroupId) -> bool {
         self.scenario.sums_in_optimizer() && self.inner(g) > 1 && !self.group(g).router_biases
@@ -330,8 +330,9 @@ impl<'a> LoweringInputs<'a> {
         }
     }
 
-    /// Returns whether a micro-batch's gradients of a group are reduced over `dp_shard` (or, with
-    /// `outer`, over `dp_replicate`); `last` says that it is the step's last one.
+    /// Returns whether the gradients of a group in a micro-batch are reduced over `dp_shard` (or,
+    /// with `outer`, over `dp_replicate`). `last` means that it is the last micro-batch of the
+    /// step.
     pub(crate) fn reduces(&self, g: GroupId, outer: bool, last: bool) -> bool {
         if self.scenario.train.joint_backward {
             return last;
@@ -342,8 +343,8 @@ impl<'a> LoweringInputs<'a> {
         last || !waits && fsdp.reduces(outer, last)
     }
 
-    /// Returns which units a trained parameter precedes in forward, by unit: an input of theirs
-    /// needs a gradient, so that PyTorch can run a hook after their backward.
+    /// Returns, by unit, whether a trained parameter precedes the unit in forward. One of its
+    /// inputs then needs a gradient, so PyTorch can run a hook after its backward.
     pub(crate) fn units_after_trained(&self) -> Vec<bool> {
         let mut after = vec![false; self.units.len()];
         let mut trained = false;
@@ -367,8 +368,8 @@ impl<'a> LoweringInputs<'a> {
         after
     }
 
-    /// Returns the groups in the order of their first parameters, as `Module.parameters` lists them
-    /// for an optimizer.
+    /// Returns the groups in the order of their first parameters, as an optimizer gets them from
+    /// `Module.parameters`.
     pub(crate) fn groups_by_param(&self) -> Vec<GroupId> {
         let mut groups: Vec<GroupId> = self.group_ids().collect();
         groups.sort_by_key(|g| self.group(*g).params.first().copied());
@@ -392,7 +393,7 @@ impl<'a> LoweringInputs<'a> {
         (0..self.groups.len() as u16).map(GroupId)
     }
 
-    /// Returns the first element of a parameter within its group's flat buffer.
+    /// Returns the offset of a parameter in its group's flat buffer, in elements.
     pub(crate) fn flat_offset(&self, p: ParamId) -> u64 {
         let (g, i) = self.home[p.index()];
         match &self.group(g).layout {
@@ -401,13 +402,13 @@ impl<'a> LoweringInputs<'a> {
         }
     }
 
-    /// Returns the number of ranks that average a gradient.
+    /// Returns the number of ranks over which gradients are averaged.
     pub(crate) fn data_ranks(&self) -> u32 {
         self.mesh.data_ranks()
     }
 
     /// Returns the storages of transposed copies of weights that ranks gather in 8 bits, if these
-    /// stay in memory.
+    /// copies stay in memory.
     pub(crate) fn kept_transposes(&self) -> BTreeSet<StorageId> {
         let (mut all, tape) = (BTreeSet::new(), self.tape);
         if !self.scenario.fsdp.keep_fp8_transpose_cache {
@@ -452,7 +453,7 @@ impl<'a> LoweringInputs<'a> {
     }
 }
 
-/// Returns the strategy in effect.
+/// Returns the strategy in effect for the scenario.
 fn strategy(scenario: &Scenario, engine: &Engine) -> Strategy {
     if scenario.mesh.dp_shard == 1 {
         Strategy::NoShard
@@ -468,7 +469,7 @@ pub(crate) fn outer_optim(scenario: &Scenario) -> bool {
     scenario.mesh.dp_outer > 1 && scenario.fsdp.outer_strategy == OuterStrategy::Optim
 }
 
-/// Returns whether no axis shards anything, so that every parameter keeps a separate buffer.
+/// Returns whether no axis shards anything, so that each parameter has a separate buffer.
 pub(crate) fn params_apart(scenario: &Scenario, engine: &Engine) -> bool {
     strategy(scenario, engine) == Strategy::NoShard && !outer_optim(scenario)
 }
@@ -510,9 +511,9 @@ fn pools(scenario: &Scenario, engine: &Engine) -> (Pool, Pool) {
     (transient, persistent)
 }
 
-/// Returns the units that the first unit of `order` gathers ahead in a micro-batch, by a list of
-/// the scenario or by the rule of the direction. `order` is that of the direction, from this unit
-/// on; `implicit` is the depth of [`Prefetch::Implicit`], among the units that are used.
+/// Returns the units that the first unit of `order` prefetches in a micro-batch, based on a list of
+/// the scenario or on the rule of the direction. `order` is the order of the direction, starting
+/// with this unit. `implicit` is the depth of [`Prefetch::Implicit`], counted over used units.
 pub(crate) fn prefetch_targets(
     inputs: &LoweringInputs<'_>,
     order: &[UnitId],
@@ -526,8 +527,8 @@ pub(crate) fn prefetch_targets(
         .unwrap_or_else(|| prefetch_rule(inputs, later, (micro_batch, backward), implicit))
 }
 
-/// Returns the units that `unit` gathers ahead by a list of the scenario, in the order of the list;
-/// `None` if it has none for the direction.
+/// Returns the units that `unit` prefetches according to a list of the scenario, in the order of
+/// the list; `None` if it has no list for the direction.
 fn prefetch_list(
     inputs: &LoweringInputs<'_>,
     unit: UnitId,
@@ -545,7 +546,7 @@ fn prefetch_list(
     Some(found.collect())
 }
 
-/// Returns the units that the prefetch rule of a direction reaches.
+/// Returns the units that the prefetch rule of a direction covers.
 fn prefetch_rule(
     inputs: &LoweringInputs<'_>,
     later: &[UnitId],

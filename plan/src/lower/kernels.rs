@@ -1,4 +1,4 @@
-//! Kernels that sharding adds to the model's own: copies, casts, scaling, optimizer.
+//! Kernels that sharding adds to those of the model: copies, casts, scaling, optimizer.
 
 use super::builder::Builder;
 use crate::ir::{
@@ -14,7 +14,7 @@ use std::collections::HashMap;
 pub(crate) struct KernelLaunch<'a> {
     pub(crate) rule: Rule,
     pub(crate) op: ShardOp,
-    /// Number of elements that it works on, for its FLOPs.
+    /// Number of elements, from which FLOPs are computed.
     pub(crate) elements: u64,
     pub(crate) dtype: DType,
     pub(crate) stream: StreamId,
@@ -64,7 +64,7 @@ const fn flops(op: ShardOp) -> u64 {
     }
 }
 
-/// Returns the FLOPs that do not follow from the number of elements.
+/// Returns the FLOPs that do not depend on the number of elements.
 const fn further_flops(op: ShardOp) -> u64 {
     match op {
         ShardOp::Muon { newton_schulz, .. } => newton_schulz.flops,
@@ -72,7 +72,7 @@ const fn further_flops(op: ShardOp) -> u64 {
     }
 }
 
-/// Returns the FLOPs per element of adding up the pieces of a gradient.
+/// Returns the FLOPs per element to sum the pieces of a gradient.
 const fn sums(pieces: Option<Pieces>) -> u64 {
     match pieces {
         Some(p) => 2 * p.ranks as u64,

@@ -1,11 +1,10 @@
 //! Collectives of the model's graph: their communicators and streams, and where computation waits
 //! for them.
 //!
-//! A collective starts when the kernels issued before it are done, on a stream that its axis has
-//! for itself. Computation continues, and waits where it first touches what the collective sends or
-//! receives; where a shared expert computes while tokens travel, it may read what is sent. Rows are
-//! pushed behind a barrier. A captured scope waits for its own collectives, and
-//! for none of others.
+//! A collective starts after the kernels issued before it, on a separate stream of its axis.
+//! Computation continues, and waits when it first touches a buffer that the collective sends or
+//! receives. A shared expert that overlaps with the token exchange may read the sent buffer. Pushed
+//! rows follow a barrier. A captured scope waits for its own collectives only.
 
 use super::emitter::Emitter;
 use crate::compile::tape::TapeOp;
@@ -18,7 +17,8 @@ use crate::lower::builder::CollectiveLaunch;
 use crate::program::{Rule, StreamKind};
 use smallvec::smallvec;
 
-/// Ranks wait for one another in a collective, and computation waits for its result.
+/// High priority, because ranks wait for one another in a collective, and computation waits for its
+/// result.
 const PRIORITY: i8 = -1;
 
 /// Communicators and streams of the axes along which the model communicates.
@@ -47,16 +47,16 @@ impl ModelLanes {
     }
 }
 
-/// Collectives that computation has not waited for: their operands, and when they are done.
+/// Collectives that computation has not waited for, with their operands and end events.
 pub(crate) struct InFlight {
     all: Vec<(Operands, EventId)>,
-    /// Whether kernels run before collectives are done although their operands are read or freed.
+    /// Whether kernels may read or free the operands of collectives before these have finished.
     overlaps: bool,
-    /// Operands that nothing uses after their collectives.
+    /// Operands that are unused after their collectives.
     unused: Vec<BufferId>,
 }
 
-/// What a collective sends and receives, and the choices that say which rows.
+/// The buffers that a collective sends and receives, and the choices that determine the rows.
 type Operands = (Part, Option<SentRows>);
 
 /// Returns the buffers of operands.
@@ -80,7 +80,7 @@ impl InFlight {
         }
     }
 
-    /// Issues a collective of the model on these operands.
+    /// Issues a collective of the model with these operands.
     pub(crate) fn issue(
         &mut self,
         out: &mut Emitter<'_>,
@@ -102,7 +102,8 @@ impl InFlight {
             parts,
             sent,
         };
-        // Other ranks write into this one's memory: not before it is done with what was there.
+        // Other ranks write to this rank's memory, so they must wait until it no longer uses its
+        // previous content.
         if collective.kind.pushes() {
             out.collective(launch(CollectiveKind::Barrier, smallvec![], None));
         }
@@ -110,7 +111,7 @@ impl InFlight {
         self.all.push((of, out.b.record(rule, stream)));
     }
 
-    /// Waits for collectives that a kernel which reads and writes these ranges depends on.
+    /// Waits for the collectives on which a kernel depends that reads and writes these ranges.
     pub(crate) fn arrive_for(
         &mut self,
         out: &mut Emitter<'_>,
@@ -131,7 +132,7 @@ impl InFlight {
         });
     }
 
-    /// Waits for collectives whose operands are touched next.
+    /// Waits for the collectives whose operands are used next.
     pub(crate) fn arrive(&mut self, out: &mut Emitter<'_>, touched: impl Fn(BufferId) -> bool) {
         self.arrive_if(out, |of| buffers(of).any(&touched));
     }
@@ -154,8 +155,8 @@ impl InFlight {
         });
     }
 
-    /// Returns whether an operand that nothing uses any more is freed when its collective has been
-    /// waited for, so that computation does not have to wait for that reason.
+    /// Returns whether an unused operand will be freed when its collective has been waited for.
+    /// Computation then does not have to wait just to free it.
     pub(crate) fn frees_later(&mut self, buffer: BufferId) -> bool {
         let mut operands = self.all.iter().flat_map(|(of, _)| buffers(of));
         let later = self.overlaps && operands.any(|b| b == buffer);
@@ -165,7 +166,7 @@ impl InFlight {
         later
     }
 
-    /// Waits for all.
+    /// Waits for all collectives.
     pub(crate) fn arrive_all(&mut self, out: &mut Emitter<'_>) {
         self.arrive(out, |_| true);
     }

@@ -1,8 +1,8 @@
-//! Host offload of the flat policies: state is kept in host memory and fetched to the device when
-//! it is used.
+//! Host offload of the flat policies: state is kept in host memory, and fetched to the device for
+//! each use.
 //!
-//! The device buffer keeps its identity and, in a pool, its address from fetch to fetch. (An engine
-//! that made new tensors on reload trained weights that nothing read.)
+//! The device buffer keeps its identity across fetches and, in a pool, its address. (An engine that
+//! created new tensors on reload would train weights that nothing reads.)
 
 use super::builder::NewBuffer;
 use super::emitter::Emitter;
@@ -11,7 +11,7 @@ use crate::ir::{BufferId, CopyKind, EventId, Pool, StreamId};
 use crate::program::{Rule, StreamKind};
 
 impl Flat {
-    /// Adds a host buffer for everything that the scenario offloads, and makes the host-to-device
+    /// Adds a host buffer for all state that the scenario offloads, and makes the host-to-device
     /// stream the owner of its device buffer.
     pub(super) fn offload(&mut self, out: &mut Emitter<'_>) {
         let what = out.inputs.scenario.fsdp.offload;
@@ -58,13 +58,13 @@ impl Flat {
         }
     }
 
-    /// Returns whether anything is offloaded.
+    /// Returns whether any state is offloaded.
     pub(crate) fn offloads(&self) -> bool {
         self.host.is_some()
     }
 
     /// Allocates an offloaded buffer on the device and, with `load`, copies its content. The caller
-    /// makes the user's stream wait for [`Flat::fetch_issued`].
+    /// makes the stream that uses it wait for [`Flat::fetch_issued`].
     pub(crate) fn start_fetch(&self, out: &mut Emitter<'_>, device: BufferId, load: bool) {
         let (Some((h2d, _)), Some(&host)) = (self.host, self.host_copies.get(&device)) else {
             return;
@@ -89,13 +89,13 @@ impl Flat {
         }
     }
 
-    /// Records an event after everything fetched to the device so far.
+    /// Records an event after all fetches to the device so far.
     pub(crate) fn fetch_issued(&self, out: &mut Emitter<'_>) -> Option<EventId> {
         self.host.map(|(h2d, _)| out.b.record(Rule::Offload, h2d))
     }
 
-    /// Frees an offloaded buffer on the device once `last` is done with it; with `store`, copies
-    /// its content back to the host first.
+    /// Frees an offloaded buffer on the device after `last` has used it. With `store`, copies its
+    /// content back to the host first.
     pub(crate) fn evict_to_host(
         &self,
         out: &mut Emitter<'_>,

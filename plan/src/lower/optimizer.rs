@@ -1,4 +1,4 @@
-//! Clipping by global norm, and the optimizer on shards.
+//! Clipping by the global norm, and the optimizer on shards.
 
 use super::builder::{CollectiveLaunch, NewBuffer};
 use super::emitter::Emitter;
@@ -16,7 +16,7 @@ use crate::program::{Phase, Rule};
 use crate::shard::Layout;
 use smallvec::smallvec;
 
-/// Returns by parameter whether Muon updates it; empty without Muon.
+/// Returns, by parameter, whether Muon updates it; empty without Muon.
 pub(crate) fn muon_params(scenario: &Scenario, tree: &Tree) -> Vec<bool> {
     if scenario.train.optimizer != Optimizer::Muon {
         return Vec::new();
@@ -26,7 +26,7 @@ pub(crate) fn muon_params(scenario: &Scenario, tree: &Tree) -> Vec<bool> {
     tree.params.iter().map(|p| matrix(p) && hidden(p)).collect()
 }
 
-/// Returns how the weights of a group are updated.
+/// Returns the update rule of a group's weights.
 pub(crate) fn rule(inputs: &LoweringInputs<'_>, g: GroupId) -> UpdateRule {
     let group = inputs.group(g);
     if group.router_biases {
@@ -62,7 +62,7 @@ pub(crate) fn rule(inputs: &LoweringInputs<'_>, g: GroupId) -> UpdateRule {
     })
 }
 
-/// One tensor the optimizer updates.
+/// A tensor that the optimizer updates.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct OptimizerItem {
     /// Weights to update.
@@ -79,14 +79,14 @@ pub(crate) struct OptimizerItem {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Moments {
     pub(crate) first: BufferId,
-    /// Second moment, of optimizers that have one.
+    /// Second moment, for optimizers that have one.
     pub(crate) second: Option<BufferId>,
-    /// Scales of the moments, if they are in 8 bits.
+    /// Scales of the moments, if these have 8 bits.
     pub(crate) scales: [Option<BufferId>; 2],
-    /// What the engine keeps per tensor on the device besides: a step counter, or the tables of
+    /// Other state that the engine keeps per tensor on the device: a step counter, or the tables of
     /// 8-bit codes.
     pub(crate) extras: [Option<BufferId>; 2],
-    /// Whether it is kept in host memory; the policy then fetches it to the device.
+    /// Whether the state is kept in host memory. The policy then fetches it to the device.
     pub(crate) offloaded: bool,
 }
 
@@ -102,20 +102,21 @@ impl Moments {
 #[derive(Clone, Debug)]
 pub(crate) struct ShardState {
     pub(crate) unit: UnitId,
-    /// How new weights are computed.
+    /// Rule that computes the new weights.
     pub(crate) rule: UpdateRule,
-    /// Axes that divide the model along which ranks update different parameters.
+    /// Model-parallel axes along which ranks update different parameters.
     pub(crate) divided: AxisSet,
     pub(crate) items: Vec<OptimizerItem>,
-    /// Where the launch also writes the new weights of its one item, in the compute dtype.
+    /// Ranges to which the launch also writes the new weights of its only item, in the compute
+    /// dtype.
     pub(crate) compute: Vec<Access>,
-    /// Set if the gradient of its one item is in unreduced pieces.
+    /// Set if the gradient of its only item consists of unreduced pieces.
     pub(crate) pieces: Option<Pieces>,
-    /// Where the launch also writes the largest absolute values of the new weights.
+    /// Range to which the launch also writes the amax of the new weights.
     pub(crate) maxima: Option<Access>,
 }
 
-/// Makes the state buffers of a tensor (they are allocated in the first step).
+/// Creates the state buffers of a tensor. They are allocated in the first step.
 pub(crate) fn moments(
     out: &mut Emitter<'_>,
     (unit, rule): (UnitId, UpdateRule),
@@ -146,7 +147,7 @@ pub(crate) fn moments(
             let mut table = || extra(1024, "table of 8-bit codes");
             [table(), if states > 1 { table() } else { None }]
         }
-        // Of the engines' optimizers, only torch's AdamW has a counter on the device.
+        // Of the engines' optimizers, only torch's AdamW has a step counter on the device.
         MomentType::F32 | MomentType::Bf16 | MomentType::F16 if states > 1 => {
             [extra(4, "adam step counter"), None]
         }
@@ -171,25 +172,25 @@ pub(crate) fn moments(
     })
 }
 
-/// Returns whether moments of this number of elements are in 8 bits where that is asked for:
-/// bitsandbytes and torchao keep those of small tensors in float32, and torchao those that are no
-/// whole number of blocks (`_new_buffer`). `framework` says that the optimizer is torchao's.
+/// Returns whether moments with this number of elements are quantized to 8 bits. bitsandbytes and
+/// torchao keep those of small tensors in float32; torchao also those that are not a whole number
+/// of blocks (`_new_buffer`). `framework` means that the optimizer is torchao's.
 fn has_blocks(numel: u64, framework: bool) -> bool {
     numel >= SMALL && (!framework || numel.is_multiple_of(STATE_BLOCK))
 }
 
-/// Elements from which moments are in 8 bits (`min_8bit_size`).
+/// Minimum number of elements for 8-bit moments (`min_8bit_size`).
 const SMALL: u64 = 4096;
 
-/// Returns whether the gradient norm comes after the updates. Nothing waits for a norm that is only
-/// reported, so it must not keep the native engine's updates from overlapping with the last
-/// reductions.
+/// Returns whether the gradient norm is computed after the updates. Nothing waits for a norm that
+/// is only reported, so it must not prevent the native engine's updates from overlapping with the
+/// last reductions.
 pub(crate) fn late_norm(inputs: &LoweringInputs<'_>) -> bool {
     let train = &inputs.scenario.train;
     train.grad_norm && train.clip_norm <= 0.0 && inputs.engine.late_norm
 }
 
-/// Emits clipping and the update; the policy has reduced all gradients.
+/// Emits clipping and the update, after the policy has reduced all gradients.
 pub(crate) fn step(out: &mut Emitter<'_>, life: &mut dyn Lifecycle) {
     out.b.at(UnitId(0), Phase::Clip);
     let states = life.optimizer_state(out);
@@ -227,8 +228,8 @@ pub(crate) fn step(out: &mut Emitter<'_>, life: &mut dyn Lifecycle) {
     }
 }
 
-/// Emits the host work of an optimizer call, or of clipping, per trained parameter, where it is
-/// known: in jobs of transformers.
+/// Emits the host work per trained parameter of an optimizer call or of clipping. It is known for
+/// jobs of transformers only.
 fn param_work(out: &mut Emitter<'_>, rule: Rule) {
     let transformers = out.inputs.scenario.implementation() == Implementation::Transformers;
     if out.inputs.engine.framework && transformers {
@@ -251,7 +252,7 @@ pub(crate) fn make_moments(out: &mut Emitter<'_>, state: &ShardState) {
     }
 }
 
-/// Launches the optimizer over one state; `scale` is the norm by which it clips.
+/// Launches the optimizer for one state; `scale` is the norm for clipping.
 pub(crate) fn update(
     out: &mut Emitter<'_>,
     state: &ShardState,
@@ -297,9 +298,9 @@ pub(crate) fn update(
     }
 }
 
-/// Emits the global gradient norm: squares summed over local shards, then over the ranks that hold
-/// different ones. With `clips` the gradients are scaled by it, unless the optimizer's kernel does
-/// that.
+/// Emits the global gradient norm: squares are summed over local shards, then over the ranks that
+/// hold different shards. With `clips`, the gradients are scaled by it, unless the optimizer's
+/// kernel does so.
 fn norm(
     out: &mut Emitter<'_>,
     life: &mut dyn Lifecycle,
@@ -320,8 +321,8 @@ fn norm(
     out.b.alloc(Rule::Clip, norm);
     param_work(out, Rule::Clip);
     let scalar = out.b.whole(norm);
-    // Squares of parameters that all ranks have are added after those that the ranks add up. The
-    // last sum, over the axes of shards, includes the parts of these axes.
+    // Squares of parameters that all ranks have are added after the sum over ranks. The last sum,
+    // over the shard axes, includes the parts of these axes.
     let shards = sharded_axes(out.inputs);
     let apart = |state: &ShardState| {
         let parts = state.divided.iter();
@@ -380,9 +381,9 @@ fn norm(
     norm
 }
 
-/// Adds up a scalar of a stream over axes. Devices also reach pinned host memory.
+/// Sums a scalar of a stream over axes. Devices can also access pinned host memory.
 fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet, stream: StreamId) {
-    // The ranks often have a communicator already; another would cost device memory.
+    // The ranks often have a communicator already. Another one would cost device memory.
     let known = out
         .b
         .program()
@@ -411,7 +412,7 @@ fn sum_over(out: &mut Emitter<'_>, scalar: Access, axes: AxisSet, stream: Stream
     out.b.join(Rule::Clip, COMPUTE, stream);
 }
 
-/// Returns the axes over which optimizer shards differ: the inner one if anything is sharded, both
+/// Returns the axes over which optimizer shards differ: the inner one if anything is sharded; both
 /// under HFSDP.
 fn sharded_axes(inputs: &LoweringInputs<'_>) -> AxisSet {
     use crate::config::{OuterStrategy, Strategy};

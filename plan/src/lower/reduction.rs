@@ -1,5 +1,5 @@
-//! Reductions of torch's two ways of sharding (a reduce-scatter of gradients and an all-reduce over
-//! replicas after it), and sums, which every policy needs.
+//! Reductions for torch's two sharding methods (a reduce-scatter of gradients, followed by an
+//! all-reduce over replicas), and sums that every policy needs.
 
 use super::builder::CollectiveLaunch;
 use super::emitter::Emitter;
@@ -8,7 +8,7 @@ use crate::ir::{Access, CollectiveKind, CommId, Part, ReduceOp, ShardOp, StreamI
 use crate::program::Rule;
 use smallvec::smallvec;
 
-/// Reduces `input` into this rank's part of it, in the communication dtype of gradients. A single
+/// Reduces `input` to this rank's part of it, in the communication dtype of gradients. A single
 /// rank copies.
 pub(crate) fn scatter(
     out: &mut Emitter<'_>,
@@ -35,8 +35,8 @@ pub(crate) fn scatter(
     });
 }
 
-/// Sums what was reduced on one stream over the replicas on another, in place and in the same
-/// dtype.
+/// All-reduces a result over the replicas, in place and in the same dtype. The reduction that
+/// produced it ran on one stream; the all-reduce runs on another.
 pub(crate) fn all_reduce(
     out: &mut Emitter<'_>,
     comm: CommId,
@@ -63,7 +63,7 @@ pub(crate) fn all_reduce(
     });
 }
 
-/// Adds a range to others, one after another, in their dtype.
+/// Adds a range to other ranges, one after another, in their dtype.
 pub(crate) fn accumulate(
     out: &mut Emitter<'_>,
     rule: Rule,

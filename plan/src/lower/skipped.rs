@@ -1,4 +1,4 @@
-//! Micro-batches that skip blocks: their tapes, and which of them cannot be.
+//! Micro-batches that skip blocks: their tapes, and checks for skips that are not supported.
 
 use super::PlanError;
 use crate::compile::tape::Tape;
@@ -10,25 +10,27 @@ use crate::shard::{Group, UnitSpec};
 
 // Note [Skipped blocks]
 //
-// With `train.skipped_blocks`, micro-batches have tapes of their own. A unit all of whose blocks a
-// micro-batch skips is unused there: none of its hooks run. What follows differs by engine.
+// With `train.skipped_blocks`, micro-batches have separate tapes. If a micro-batch skips all blocks
+// of a unit, it does not use the unit, and none of the unit's hooks run. The consequences differ by
+// engine.
 //
-// - native knows which micro-batches use a unit: it gathers nothing for the others, reduces over
-//   replicas in the last one that uses the unit, and updates no unit that none of them uses.
-// - fsdp2 (`_fsdp_state.py`, `_fsdp_param_group.py` of torch 2.11) has lists of units to gather
-//   ahead that know nothing of this. What such a gather brings is dropped at the end of backward
+// - native knows which micro-batches use a unit: it does not gather the unit for the others,
+//   reduces over replicas in the last micro-batch that uses it, and does not update units that no
+//   micro-batch uses.
+// - fsdp2 (`_fsdp_state.py`, `_fsdp_param_group.py` of torch 2.11) has fixed lists of units to
+//   prefetch. Units that were gathered but not used are freed at the end of backward
 //   (`finalize_backward`). The root's final callback runs the post-backward of unused units, which
-//   reduces what earlier micro-batches have left, or nothing. Parameters without a gradient are
-//   skipped by the optimizer and by the norm. With `reduce_unused` gradients of zero are reduced
-//   instead (`unsharded_zero_grad_data` of torch 2.15), if the unit has been gathered at all: here,
-//   if some micro-batch of the step uses it.
+//   reduces the gradients of earlier micro-batches, or nothing. The optimizer and the norm skip
+//   parameters without a gradient. With `reduce_unused`, zero gradients are reduced instead
+//   (`unsharded_zero_grad_data` of torch 2.15), if the unit has been gathered in the step, which
+//   means here that some micro-batch uses it.
 // - megatron (`_root_post_backward` of megatron-fsdp 0.6.1) treats missing gradients as zeros: it
 //   fills the buckets of all unused units, then reduces them one after another, and its optimizer
-//   updates them. What a forward gathered ahead is dropped before backward gathers anything
-//   (`recycle_unused_buckets`). Backward would gather it once more and keep it until the next
-//   step; the plan leaves this out.
+//   updates these units. Units that forward has prefetched but not used are released before
+//   backward gathers anything (`recycle_unused_buckets`). Backward would gather them again and keep
+//   them until the next step; the plan leaves this out.
 
-/// Adds the tapes of micro-batches that skip blocks to the one of the whole model.
+/// Adds the tapes of micro-batches that skip blocks to the tape of the whole model.
 pub(super) fn add_variants(scenario: &Scenario, whole: &mut Tape, sharding: Sharding<'_>) {
     let train = &scenario.train;
     if train.skipped_blocks.is_empty() {
@@ -51,7 +53,7 @@ pub(super) fn add_variants(scenario: &Scenario, whole: &mut Tape, sharding: Shar
     }
 }
 
-/// Refuses micro-batches that use a part of a unit, or nothing that is trained.
+/// Rejects micro-batches that use only a part of a unit, or no trained parameter.
 pub(super) fn check(
     scenario: &Scenario,
     tree: &Tree,

@@ -4,8 +4,8 @@ use super::emitter::Emitter;
 use crate::ir::{COMPUTE, StreamId};
 use crate::program::StreamKind;
 
-/// Streams of a policy's collectives: equal ids if streams are shared, and the compute stream if
-/// none is needed.
+/// Streams of a policy's collectives. Shared streams have equal ids; the compute stream means that
+/// no separate stream is needed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommStreams {
     pub(crate) gather: StreamId,
@@ -15,8 +15,8 @@ pub(crate) struct CommStreams {
 
 impl CommStreams {
     /// Adds the streams. `collective` says whether the inner axis (or, for a policy that gathers
-    /// over both, any axis) has collectives at all. Priorities are those of the source that the
-    /// policy follows.
+    /// over both axes, any axis) has collectives at all. Priorities are those of the engine that
+    /// the policy follows.
     pub(crate) fn new(out: &mut Emitter<'_>, collective: bool, inner: i8, outer: i8) -> Self {
         let fsdp = &out.inputs.scenario.fsdp;
         let (asynchronous, unify) = (fsdp.async_reduce, fsdp.unify_comm_stream);
@@ -25,10 +25,10 @@ impl CommStreams {
         } else {
             COMPUTE
         };
-        // Ranks wait for one another's kernels in a collective, so these go before computation. An
-        // exchange leaves to the SMs only the rank's own copy and sum. With a higher priority than
-        // computation, these delay the next block's first kernels; with a lower one, the last
-        // gradients of a step (benchmarks/training.md has all three).
+        // In a collective, ranks wait for one another's kernels, so these run before computation.
+        // An exchange on copy engines only leaves the rank's own copy and the sum to the SMs. With
+        // a higher priority than computation, these delay the first kernels of the next block; with
+        // a lower one, the last gradients of a step (benchmarks/training.md compares all three).
         let urgency = if fsdp.copy_engine_reduce { 0 } else { inner };
         let reduce = match (collective && asynchronous, unify) {
             (false, _) => COMPUTE,

@@ -1,4 +1,4 @@
-//! Programs against closed forms, counts and text.
+//! Tests programs against closed forms, counts and text.
 
 mod find;
 mod float8;
@@ -46,7 +46,7 @@ fn program(text: &str, sets: &[&str]) -> Program {
     plan(&scenario(text, sets)).unwrap_or_else(|e| panic!("{sets:?}: {e}"))
 }
 
-/// Counts the matmuls of a tape's forward and backward.
+/// Counts the matmuls in forward and backward of a tape.
 fn matmuls(set: &[&str]) -> [usize; 2] {
     let tape = crate::tape_of(&scenario(LLAMA, set)).unwrap();
     let count = |ops: &[TapeOp]| {
@@ -87,7 +87,7 @@ fn compare(text: &str, sets: &[&str]) {
             panic!("flat policies lay groups out flat")
         };
         let mut precision = s.precision.clone();
-        // The native engine uses the compute weights as main weights if their types agree.
+        // The native engine uses the compute weights as main weights if their dtypes agree.
         if s.fsdp.policy == PolicyKind::Native && precision.main_params == Some(precision.compute) {
             precision.main_params = None;
         }
@@ -95,7 +95,7 @@ fn compare(text: &str, sets: &[&str]) {
             layout.numel,
             layout.payload_numel(),
             &s.device_mesh(),
-            // A sharding axis of one rank shards nothing.
+            // A sharding axis with one rank shards nothing.
             if s.mesh.dp_shard > 1 {
                 s.fsdp.strategy
             } else {
@@ -105,7 +105,7 @@ fn compare(text: &str, sets: &[&str]) {
             &precision,
             2,
         );
-        // It has sharded gradients only from their reduction to the optimizer.
+        // The native engine has sharded gradients only from their reduction to the optimizer.
         let sharded = matches!(
             s.fsdp.strategy,
             Strategy::OptimGrads | Strategy::OptimGradsParams
@@ -116,7 +116,7 @@ fn compare(text: &str, sets: &[&str]) {
         } else {
             Bytes::ZERO
         };
-        // Optimizers of PyTorch update weights that are not sharded in place, without padding.
+        // PyTorch's optimizers update unsharded weights in place, without padding.
         let apart = s.fsdp.policy != PolicyKind::Native
             && (s.mesh.dp_shard == 1 || s.fsdp.strategy == Strategy::NoShard)
             && forms.main_weight == Bytes::ZERO
@@ -141,7 +141,7 @@ fn compare(text: &str, sets: &[&str]) {
     }
 }
 
-/// Megatron-FSDP's closed forms (section 2.5 of its DDP buffers), exactly.
+/// Resident state matches Megatron-FSDP's closed forms exactly (section 2.5 of its DDP buffers).
 #[test]
 fn persistent_bytes_are_the_closed_forms() {
     for policy in ["native", "megatron"] {
@@ -183,7 +183,7 @@ fn persistent_bytes_are_the_closed_forms() {
     }
 }
 
-/// Resident state of FSDP2: every parameter's padded shard in the stored dtype, and two moments of
+/// FSDP2's resident state is each parameter's padded shard in the stored dtype, and two moments of
 /// the unpadded shard.
 #[test]
 fn persistent_bytes_of_fsdp2() {
@@ -219,7 +219,8 @@ fn count(p: &Program, kind: CollectiveKind) -> usize {
 
 /// Collectives of N linear children and two micro-batches (Megatron-LM `test_overlap.py`):
 /// all-gathers N, N, 4N and reduce-scatters N, 2N, 2N for ZeRO-1, 2, 3. The native engine does not
-/// gather the first child for backward, where its weight would only give a gradient of the input.
+/// gather the first child for backward, because its weight would only be used for a gradient of the
+/// input.
 #[test]
 fn collectives_of_linear_children() {
     for policy in ["native", "megatron"] {
@@ -250,9 +251,9 @@ fn collectives_of_linear_children() {
     }
 }
 
-/// HFSDP: the outer axis refreshes every group's shard once per step, even if it is gathered again
-/// in backward, in later micro-batches or for the next step. (Megatron-FSDP does it again in
-/// backward.)
+/// Under HFSDP, the outer axis refreshes each group's shard once per step, even if it is gathered
+/// again in backward, in later micro-batches or for the next step. (Megatron-FSDP refreshes it
+/// again in backward.)
 #[test]
 fn shards_are_refreshed_over_the_outer_axis_once_a_step() {
     for set in [
@@ -286,8 +287,8 @@ fn steady(p: &Program) -> &[Instr] {
     p.section_instrs(steady.expect("every program has steady steps"))
 }
 
-/// Tokens are new in every micro-batch, with one more than the sequence for the labels; rotary
-/// tables stay.
+/// Each micro-batch gets new tokens, one more than the sequence length for the labels. Rotary
+/// tables are kept.
 #[test]
 fn inputs_are_sent_where_they_are_new() {
     let sent = |text, sets: &[&str]| {
@@ -309,7 +310,7 @@ fn inputs_are_sent_where_they_are_new() {
     assert_eq!(sent(LINEAR, &[]), [16 * 64 * 2, 16 * 64 * 4]);
 }
 
-/// Returns the units of the instructions that `f` picks, in order.
+/// Returns the units of the instructions that `f` selects, in order.
 fn units_of(p: &Program, f: impl Fn(&Instr) -> bool) -> Vec<UnitId> {
     let picked = steady(p).iter().filter(|i| f(i));
     picked.map(|i| i.unit).collect()
@@ -328,7 +329,7 @@ fn collective(p: &Program, i: &Instr) -> Option<CollectiveKind> {
 
 const UNITS: &str = "fsdp.units=[\"layers.*\", \"tok_embeddings\", \"norm+output=keep\"]";
 
-/// Lists that name the next two units of every unit give the program of depth 2.
+/// Lists that name the next two units of every unit result in the same program as depth 2.
 #[test]
 fn lists_of_the_next_units_are_a_depth() {
     let order = ["root", "layers.0", "layers.1", "layers.2", "layers.3"];
@@ -369,7 +370,7 @@ fn lists_of_the_next_units_are_a_depth() {
     }
 }
 
-/// A list changes its own units alone.
+/// A list only changes the units that it names.
 #[test]
 fn a_list_changes_its_own_unit() {
     let far =
@@ -420,7 +421,7 @@ fn the_last_reduction_hides_behind_the_updates_of_the_others() {
             assert_eq!(p.units[reduced[3].index()].name, "tok_embeddings");
             let updated = units_of(&p, |i| i.rule == Rule::Optimizer && is_launch(i));
             assert_eq!(updated, reduced, "{strategy}");
-            // First reads of gradients: their sums if clipping needs them, or else the updates.
+            // First reads of gradients: their sums if clipping needs them, otherwise the updates.
             let first = if clip { Rule::Clip } else { Rule::Optimizer };
             let step = steady(&p);
             let last = step
@@ -464,7 +465,7 @@ fn native_gathers_for_backward_what_backward_reads() {
     }
     let recompute = ["train.recompute=full"];
     assert_eq!(backward(&recompute), ["layers.0", "layers.1"]);
-    // Below the first trained module nothing has a backward.
+    // Modules before the first trained one have no backward.
     let frozen = ["fsdp.frozen=[\"tok_embeddings\", \"layers.0\"]"];
     assert_eq!(backward(&frozen), ["layers.1"]);
     for peer in ["fsdp2", "megatron"] {
@@ -473,14 +474,14 @@ fn native_gathers_for_backward_what_backward_reads() {
     }
 }
 
-/// With main weights, the native update writes the compute weights as well: in one range, or, if
-/// parameters have separate buffers, in one range each.
+/// With main weights, the native update also writes the compute weights: in one range, or in one
+/// range per parameter if parameters have separate buffers.
 #[test]
 fn native_updates_write_compute_weights() {
     for (sets, refreshes) in [
         (&["fsdp.strategy=optim_grads_params"][..], 0),
         (&["fsdp.strategy=optim"], 0),
-        // Rows of one length: a layout without holes.
+        // All rows have the same length, so the layout has no gaps.
         (&["fsdp.strategy=no_shard", "model.ffn=64"], 0),
         (&["mesh.dp_outer=2", "fsdp.outer_strategy=optim"], 0),
         (&["fsdp.offload=[\"params\", \"optimizer\"]"], 0),
@@ -511,8 +512,8 @@ fn native_updates_write_compute_weights() {
     }
 }
 
-/// A captured iteration of the native engine ends after its updates; those of torch and Megatron
-/// contain only forward and backward.
+/// A captured iteration of the native engine ends after its updates. For torch and Megatron, it
+/// contains only forward and backward.
 #[test]
 fn what_a_captured_iteration_contains() {
     for (policy, whole) in [
@@ -579,7 +580,7 @@ fn every_combination_checks() {
     assert!(checked > 300, "only {checked} combinations are legal");
 }
 
-/// Options that only one policy has.
+/// Tests options that only one policy has.
 #[test]
 fn further_options_check() {
     for sets in [
@@ -807,8 +808,8 @@ fn further_options_check() {
     }
 }
 
-/// Validation of a fully compiled step frees a parameter after its last use, as forward does: it
-/// never holds the model at once.
+/// Validation of a fully compiled step frees a parameter after its last use, as forward does, so it
+/// never holds the whole model at once.
 #[test]
 fn full_mode_validates_within_the_memory_of_a_step() {
     let p = program(
@@ -841,8 +842,7 @@ fn full_mode_validates_within_the_memory_of_a_step() {
     assert!(0 < validation && validation <= most(SectionKind::Steady));
 }
 
-/// Prefetch never runs in recompute, and validation leaves nothing behind: it frees what it
-/// allocates, and nothing else.
+/// Recompute never prefetches. Validation frees exactly the buffers that it allocates.
 #[test]
 fn recompute_gathers_on_demand() {
     for (policy, depth) in [
@@ -882,7 +882,7 @@ fn recompute_gathers_on_demand() {
     }
 }
 
-/// One unit through a steady step of each policy, as `shardlab plan` prints it.
+/// Prints one unit in a steady step of each policy, in the format of `shardlab plan`.
 #[test]
 fn program_text() {
     for policy in ["native", "fsdp2", "megatron", "megatron_v2"] {
@@ -894,7 +894,7 @@ fn program_text() {
     }
 }
 
-/// Equal scenarios give equal digests, changed schedules give different ones, and names do not
+/// Equal scenarios have equal digests, changed schedules have different ones, and names do not
 /// matter.
 #[test]
 fn digests_identify_programs() {
@@ -911,8 +911,8 @@ fn digests_identify_programs() {
     assert_ne!(a.digest(), program(LLAMA, &["train.seq_len=16"]).digest());
 }
 
-/// One rank of the inner axis reduces nothing there: gradients are not cast to the communication
-/// dtype.
+/// With one rank on the inner axis, nothing is reduced there, so gradients are not cast to the
+/// communication dtype.
 #[test]
 fn gradients_are_cast_for_a_reduction_only() {
     let cast = |policy: &str, sets: &[&str]| {
@@ -940,8 +940,8 @@ fn gradients_are_cast_for_a_reduction_only() {
     }
 }
 
-/// Globs of frozen modules are those of units, with a star within a component too; modules below a
-/// match are frozen with it.
+/// Globs of frozen modules have the syntax of units, including a star within a component. Modules
+/// below a match are frozen, too.
 #[test]
 fn globs_freeze_what_they_match_and_all_below() {
     let trained = |glob: &str| {
@@ -960,7 +960,7 @@ fn globs_freeze_what_they_match_and_all_below() {
     assert!(!inside(&left, "layers.0.mlp") && inside(&left, "layers.0.attention"));
 }
 
-/// Errors that only lowering can find, and errors of scenarios that no file gives.
+/// Tests errors that only lowering can find, and errors of scenarios that no file can express.
 #[test]
 fn refusals() {
     let nested = scenario(
@@ -1014,8 +1014,8 @@ fn refusals() {
     );
 }
 
-/// Returns the number of GEMMs of a step, and of launches that write more than one parameter's
-/// gradient at once.
+/// Returns the number of GEMMs in a step, and the number of launches that write the gradients of
+/// several parameters at once.
 fn gemms(sets: &[&str]) -> (usize, usize) {
     const ALIGNED: &str = "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 64\nheads = 4\nkv_heads = 2\n\
         ffn = 256\nvocab = 250\nmax_seq_len = 32\n[train]\nseq_len = 32\nmicro_batch = 2\n\
@@ -1035,7 +1035,7 @@ fn gemms(sets: &[&str]) -> (usize, usize) {
         for w in p.writes(&instr.op) {
             let buffer = &p.buffers[w.buffer.index()];
             let gradient = matches!(buffer.role, Role::FullGrad | Role::MainGrad);
-            // Only queries, keys and values together are this large.
+            // Only queries, keys and values together have this size.
             let numel = w.bytes / buffer.dtype.size();
             count.1 += usize::from(gradient && numel == 64 * (64 + 32 + 32));
         }
@@ -1043,8 +1043,8 @@ fn gemms(sets: &[&str]) -> (usize, usize) {
     count
 }
 
-/// Two blocks of 7 GEMMs in forward and 14 in backward, and three of the head. Which weights are
-/// contiguous depends on the policy and on whether anything is sharded.
+/// Two blocks with 7 GEMMs in forward and 14 in backward, and three GEMMs of the head. Which
+/// weights are contiguous depends on the policy and on whether anything is sharded.
 #[test]
 fn projections_merge_where_the_layout_has_them_side_by_side() {
     assert_eq!(gemms(&["compile.merge_projections=none"]), (45, 0));
@@ -1054,12 +1054,12 @@ fn projections_merge_where_the_layout_has_them_side_by_side() {
         assert_eq!(gemms(&[&strategy]), (45 - 2 * 6, 2), "{strategy}");
     }
     assert_eq!(gemms(&["train.recompute=full"]), (45 + 2 * 6 - 2 * 8, 2));
-    // Autograd's gradients are separate.
+    // Autograd's gradients are in separate buffers.
     let megatron = ["fsdp.policy=megatron", "compile.merge_projections=qkv"];
     assert_eq!(gemms(&megatron), (45 - 2 * 4, 0));
     assert_eq!(gemms(&["fsdp.policy=megatron"]), (45, 0));
     assert_eq!(gemms(&["fsdp.policy=fsdp2"]), (45, 0));
-    // Every parameter has a separate buffer if nothing is sharded.
+    // Each parameter has a separate buffer if nothing is sharded.
     assert_eq!(gemms(&["fsdp.strategy=no_shard"]), (45, 0));
     assert_eq!(gemms(&["mesh.dp_shard=1"]), (45, 0));
     // Separate units are gathered separately.
@@ -1067,8 +1067,9 @@ fn projections_merge_where_the_layout_has_them_side_by_side() {
     assert_eq!(gemms(&[units]), (45, 0));
 }
 
-/// Rows of the feed-forward width, which have a factor that the others lack, would place queries,
-/// keys and values with gaps in the grid: 64 rows of 64 are not a multiple of 448.
+/// Rows with the width of the feed-forward layer have a factor that the others lack. They would
+/// leave gaps between queries, keys and values in the grid: 64 rows of 64 are not a multiple of
+/// 448.
 #[test]
 fn merging_keeps_gaps_out_of_the_layout() {
     let model = LLAMA.replace("ffn = 176", "ffn = 448");
@@ -1104,7 +1105,7 @@ fn merging_keeps_gaps_out_of_the_layout() {
         [true, false, false]
     );
     assert_eq!(apart(&[blocks]), [false, false, false]);
-    // Other engines keep their layout.
+    // Other engines keep their layouts.
     let megatron = [
         "fsdp.policy=megatron",
         "compile.merge_projections=qkv",
@@ -1113,8 +1114,9 @@ fn merging_keeps_gaps_out_of_the_layout() {
     assert_eq!(apart(&megatron), [true, false, false]);
 }
 
-/// The first units' gathers move from the start of a step to the end of the one before: after their
-/// update, overlapping with those of others. Only the first step starts with them.
+/// Gathers of the first units move from the start of a step to the end of the previous one: they
+/// follow the unit's update and overlap with the updates of other units. Only the first step starts
+/// with them.
 #[test]
 fn the_next_steps_first_units_are_gathered_beside_updates() {
     let program = |n: u32| {
@@ -1155,9 +1157,9 @@ fn the_next_steps_first_units_are_gathered_beside_updates() {
     assert!(before >= after && after + 1 >= before, "{before} {after}");
 }
 
-/// If it is updated in backward, a group's gradient is freed with the full one: at most
-/// `reduce_in_flight` are live, and none after backward. What is updated, and in which order, stays
-/// the same.
+/// If a group is updated in backward, its gradient shard is freed together with the full gradient.
+/// At most `reduce_in_flight` of them are live, and none after backward. The updates and their
+/// order stay the same.
 #[test]
 fn gradients_live_for_moments_where_backward_updates() {
     let of = |in_backward: bool, depth: u32| {
@@ -1200,8 +1202,8 @@ fn gradients_live_for_moments_where_backward_updates() {
     }
 }
 
-/// Gradients that no rank shards are freed by updates in backward as well, so that one unit's are
-/// live at a time on one rank; sums over micro-batches stay.
+/// Updates in backward also free gradients that no rank shards, so that on one rank, the gradients
+/// of one unit are live at a time. Sums over micro-batches stay.
 #[test]
 fn whole_gradients_live_for_moments_where_backward_updates() {
     let most = |sets: &[&str]| {
@@ -1235,7 +1237,7 @@ fn whole_gradients_live_for_moments_where_backward_updates() {
         assert_eq!(after, all, "{alone:?}");
         let (within, largest, _) = most(&[alone, &[IN_BACKWARD]].concat());
         let in_flight = if alone[0].starts_with("mesh") { 1 } else { 3 };
-        // Those of the ends share a group and live longer.
+        // The gradients of the root share a group and live longer.
         assert!(
             within <= (in_flight + 1) * largest,
             "{within} of {all}, {alone:?}"
@@ -1245,10 +1247,10 @@ fn whole_gradients_live_for_moments_where_backward_updates() {
     }
 }
 
-/// HSDP reduces shards over the outer axis, so that the full gradient buffer is already out of use.
-/// The native engine releases it after the inner reduction, and only the optimizer waits for the
-/// outer one. Megatron-FSDP records one event after both (`_bucket_group_gradient_reduce`), so its
-/// computation waits for outer reductions in backward too.
+/// HSDP reduces shards over the outer axis, when the full gradient buffer is no longer in use. The
+/// native engine releases the buffer after the inner reduction, and only the optimizer waits for
+/// the outer one. Megatron-FSDP records one event after both (`_bucket_group_gradient_reduce`), so
+/// its computation also waits for outer reductions in backward.
 #[test]
 fn an_outer_reduction_holds_no_full_gradient_of_the_native_engine() {
     for (policy, early) in [("native", true), ("megatron", false)] {
@@ -1276,7 +1278,7 @@ fn an_outer_reduction_holds_no_full_gradient_of_the_native_engine() {
         let backward = step.iter().filter(|i| i.phase == Phase::Backward);
         let waits = backward.filter(waits_for_outer).count();
         assert_eq!(waits == 0, early, "{policy}: {waits} waits in backward");
-        // Each update comes after the outer reduction of its own group.
+        // Each update comes after the outer reduction of its group.
         let mut outer = Vec::new();
         let mut seen = Vec::new();
         let mut updates = 0;
@@ -1307,8 +1309,8 @@ fn an_outer_reduction_holds_no_full_gradient_of_the_native_engine() {
     }
 }
 
-/// Megatron-FSDP multiplies gradients before a reduction only in bf16; for other dtypes NCCL's
-/// premultiplied sum does it (`gradient_reduce_preprocessing`).
+/// Megatron-FSDP multiplies gradients before a reduction only in bf16. For other dtypes, NCCL's
+/// premultiplied sum does so (`gradient_reduce_preprocessing`).
 #[test]
 fn megatron_scales_bf16_gradients_before_their_reduction_and_no_others() {
     for (dtype, scaled) in [("bf16", true), ("f16", false), ("f32", false)] {
@@ -1339,10 +1341,10 @@ fn megatron_scales_bf16_gradients_before_their_reduction_and_no_others() {
     }
 }
 
-/// Megatron-FSDP lets twice its mean unit wait in the reduce queue under ZeRO-3, and 1e9 elements
-/// otherwise. A unit of 32,768² elements and a bias is 1.07e9: either one waits while another is
-/// reduced (two, which are counted with padding, would be above twice the mean without), or none
-/// does.
+/// Megatron-FSDP limits the reduce queue to twice its mean unit under ZeRO-3, and to 1e9 elements
+/// otherwise. A unit of 32,768² elements and a bias has 1.07e9 elements, so either one unit waits
+/// while another one is reduced, or none does. (Two units are counted with padding, which would
+/// exceed twice the mean without padding.)
 #[test]
 fn megatrons_reduce_queue_holds_twice_a_unit_under_zero_3_only() {
     for (strategy, want) in [("optim_grads_params", 2), ("optim_grads", 1)] {
@@ -1372,8 +1374,8 @@ fn megatrons_reduce_queue_holds_twice_a_unit_under_zero_3_only() {
     }
 }
 
-/// Megatron-FSDP sends gradients over the outer axis in the communication dtype: it copies them
-/// into a buffer of that dtype, reduces it there, copies it back, and frees it when the queue pops
+/// Megatron-FSDP sends gradients over the outer axis in the communication dtype: it copies them to
+/// a buffer in that dtype, reduces it there, copies it back, and frees it when the queue pops it
 /// (`hsdp_comm_gbuf`).
 #[test]
 fn megatron_reduces_over_the_outer_axis_in_the_communication_dtype() {
@@ -1429,7 +1431,7 @@ fn megatron_reduces_over_the_outer_axis_in_the_communication_dtype() {
                 p.groups.len()
             };
             assert_eq!((allocated.count(), launches), (casts, 2 * casts), "{what}");
-            // Each copy lives until computation has waited for its own reduction.
+            // Each copy lives until computation has waited for its reduction.
             for (at, i) in steady(&p).iter().enumerate() {
                 let Op::Free(id) = i.op else { continue };
                 if p.buffers[id.index()].role != Role::ReduceOutput || i.rule == Rule::ZeroGrad {
@@ -1452,10 +1454,10 @@ fn megatron_reduces_over_the_outer_axis_in_the_communication_dtype() {
     }
 }
 
-/// Megatron-FSDP copies each gradient into the bucket in its parameter's post-accumulate hook and
-/// deletes it (`_grad_acc`). A bucket exists from its first gradient on, and the root's, to which
-/// the head belongs, through all of backward; it is reduced after its last gradient. Gradients that
-/// are kept in full are accumulated at the same place.
+/// Megatron-FSDP copies each gradient into the bucket in its parameter's post-accumulate hook, and
+/// deletes it (`_grad_acc`). A bucket is allocated for its first gradient, and reduced after its
+/// last one. The root's bucket, which contains the head, lives through all of backward. Gradients
+/// that are kept in full are accumulated at the same place.
 #[test]
 fn megatron_gathers_gradients_as_they_become_ready() {
     for strategy in ["optim_grads_params", "optim_grads", "optim", "no_shard"] {
@@ -1521,8 +1523,8 @@ fn megatron_gathers_gradients_as_they_become_ready() {
     }
 }
 
-/// `_enforce_double_buffer_limit` counts units of the double buffer, to which the root does not
-/// belong: while its gradients are reduced, two of these may be.
+/// `_enforce_double_buffer_limit` counts units of the double buffer, without the root. While the
+/// root's gradients are reduced, two of these units may be in reduction.
 #[test]
 fn the_double_buffer_bounds_its_own_units() {
     let p = program(
@@ -1553,7 +1555,7 @@ fn the_double_buffer_bounds_its_own_units() {
     assert_eq!((most, at_root), (2, 2));
 }
 
-/// A captured scope passes its gradients on at its end: hooks do not run in a replay.
+/// A captured scope reports its gradients at its end, because hooks do not run in a replay.
 #[test]
 fn a_captured_scope_contains_no_gradient_hook_of_megatron() {
     let p = program(

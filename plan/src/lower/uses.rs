@@ -1,9 +1,9 @@
-//! How often a pass has used each unit, and will.
+//! Number of past and future uses of each unit in a pass.
 //!
-//! A forward may run a module several times: a block that all layers share, or tables of which one
-//! half is read before a tower's blocks and the other half after them. Its unit is gathered and
-//! resharded for each of these uses, in forward as in backward, and reduced after the last one in
-//! backward: autograd adds up the gradients of a parameter before it accumulates them.
+//! A forward may run a module several times: a block that all layers share, or tables that are
+//! partly read before a tower's blocks and partly after them. The unit is gathered and resharded
+//! for each use, in forward and in backward. It is reduced after its last use in backward, because
+//! autograd sums the gradients of a parameter before it accumulates them.
 
 use super::PlanError;
 use super::inputs::LoweringInputs;
@@ -14,9 +14,9 @@ use crate::ir::{ModuleId, Source, UnitId};
 /// Uses of each unit in a pass.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Uses {
-    /// Number of uses so far, including the current one.
+    /// Number of uses that have started, including the current one.
     begun: Vec<usize>,
-    /// Number of uses to come.
+    /// Number of remaining uses.
     left: Vec<usize>,
 }
 
@@ -33,7 +33,7 @@ impl Uses {
         }
     }
 
-    /// Begins a use of a unit.
+    /// Starts a use of a unit.
     pub(crate) fn begin(&mut self, u: UnitId) {
         self.begun[u.index()] += 1;
         self.left[u.index()] -= 1;
@@ -44,7 +44,8 @@ impl Uses {
         self.left[u.index()] > 0
     }
 
-    /// Returns the part of `order` from the current use of a unit on; nothing if `order` lacks it.
+    /// Returns the part of `order` that starts with the current use of a unit; empty if `order`
+    /// does not contain it.
     pub(crate) fn rest_of<'o>(&self, order: &'o [UnitId], u: UnitId) -> &'o [UnitId] {
         let mut places = (0..order.len()).filter(|&i| order[i] == u);
         let at = places.nth(self.begun[u.index()].saturating_sub(1));
@@ -52,12 +53,12 @@ impl Uses {
     }
 }
 
-/// Refuses units whose modules no forward enters, although kernels use their parameters: some
-/// modules only stand for a parameter, which the module around them reads. Mode `full` gathers
-/// parameters where they are read.
+/// Rejects units whose modules have no forward, although kernels use their parameters: some modules
+/// only hold a parameter that the module around them reads. Mode `full` gathers parameters where
+/// they are read.
 ///
 /// # Errors
-/// [`PlanError::NoForward`].
+/// Fails with [`PlanError::NoForward`].
 pub(super) fn check(inputs: &LoweringInputs<'_>) -> Result<(), PlanError> {
     if inputs.scenario.compile.mode == CompileMode::Full {
         return Ok(());

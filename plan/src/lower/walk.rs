@@ -1,4 +1,4 @@
-//! The walk: runs the tape through a policy's hooks and emits the step.
+//! The walk: runs the tape, calls a policy's hooks, and emits the step.
 
 use super::activation_offload::ActivationOffload;
 use super::buffers::{TapeBuffers, unit_of_module};
@@ -30,38 +30,38 @@ pub(crate) struct Location {
     pub(crate) element: u64,
 }
 
-/// A policy: what it does at the hooks of a step.
+/// A policy: its actions at the hooks of a step.
 pub(crate) trait Lifecycle {
     /// Emits persistent state (section `Init`).
     fn init(&mut self, out: &mut Emitter<'_>);
-    /// Called before the H2D input copies; issue work that does not depend on inputs. Not called
-    /// inside a captured iteration.
+    /// Called before the H2D copies of inputs, to issue work that does not depend on inputs. Not
+    /// called inside a captured iteration.
     fn before_inputs(&mut self, _out: &mut Emitter<'_>) {}
     /// Called when a forward pass starts (training micro-batch or validation).
     fn forward_start(&mut self, out: &mut Emitter<'_>);
     fn pre_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
     fn post_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
-    /// Called when the model's outputs are ready; the loss, which is outside of the model, comes
-    /// next. Not called for a chunked loss, which computes the logits itself.
+    /// Called when the model's outputs are ready. The loss, which is outside the model, follows.
+    /// Not called for a chunked loss, which computes the logits itself.
     fn outputs(&mut self, _out: &mut Emitter<'_>) {}
     /// Called in backward when the gradients of the model's outputs are ready, after the loss. Not
     /// called for a chunked loss.
     fn output_gradients(&mut self, _out: &mut Emitter<'_>) {}
-    /// Returns the called when the forward pass has ended, after the loss.
+    /// Called when the forward pass has ended, after the loss.
     fn forward_end(&mut self, out: &mut Emitter<'_>);
     fn backward_start(&mut self, out: &mut Emitter<'_>);
     fn pre_recompute(&mut self, out: &mut Emitter<'_>, unit: UnitId);
     fn pre_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
     fn post_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId);
-    /// Called instead of `post_backward` if this backward uses the unit again: its gradients are
-    /// not complete.
+    /// Called instead of `post_backward` if this backward uses the unit again, because its
+    /// gradients are not complete.
     fn between_backwards(&mut self, out: &mut Emitter<'_>, unit: UnitId);
-    /// Returns the called in the final callback of a backward pass.
+    /// Called in the final callback of a backward pass.
     fn backward_end(&mut self, out: &mut Emitter<'_>);
-    /// Returns the full weight of a parameter, which the hooks have made available.
+    /// Returns the location of a parameter's full weight, which the hooks have made available.
     fn weight(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
-    /// Returns where a GEMM can add a group's gradients of these elements to those of earlier
-    /// micro-batches, and notes that it does.
+    /// Returns where a GEMM can accumulate a group's gradients of these elements into those of
+    /// earlier micro-batches, and records that it does so.
     fn add_gradient(
         &mut self,
         _out: &mut Emitter<'_>,
@@ -70,13 +70,13 @@ pub(crate) trait Lifecycle {
     ) -> Option<Access> {
         None
     }
-    /// Returns the full gradient of a parameter; allocates it on first touch.
+    /// Returns the location of a parameter's full gradient. Allocates it on first use.
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
     /// Returns the reciprocal of the scale of a parameter that ranks gather in 8 bits.
     fn scale(&mut self, _out: &mut Emitter<'_>, _p: ParamId) -> Location {
         unreachable!("the scenario refuses 8-bit gathers under other policies")
     }
-    /// Returns what the optimizer works on, after `backward_end` of the last micro-batch.
+    /// Returns the states for the optimizer, after `backward_end` of the last micro-batch.
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<optimizer::ShardState>;
     /// Returns the stream of the optimizer and of clipping.
     fn optimizer_stream(&self) -> StreamId {
@@ -96,23 +96,24 @@ pub(crate) trait Lifecycle {
     fn captures_optimizer(&self) -> bool {
         false
     }
-    /// Called before the launch over state `index` of `optimizer_state` (its norm when `norm`), to
-    /// make the state available.
+    /// Called before the launch for state `index` of `optimizer_state` (or, with `norm`, the launch
+    /// for its norm), to make the state available.
     fn before_state(&mut self, _out: &mut Emitter<'_>, _index: usize, _norm: bool) {}
     /// Called after that launch.
     fn after_state(&mut self, _out: &mut Emitter<'_>, _index: usize, _norm: bool) {}
-    /// Called after the optimizer, to refresh compute weights and drop gradients.
+    /// Called after the optimizer, to refresh compute weights and free gradients.
     fn step_end(&mut self, out: &mut Emitter<'_>);
-    /// Called after a model kernel has been issued; `position` is its place in the pass's list.
+    /// Called after a model kernel has been issued; `position` is its index in the list of the
+    /// pass.
     fn after_launch(&mut self, _out: &mut Emitter<'_>, _pass: Pass, _position: u32) {}
     /// Called when a parameter's gradient is complete. A captured scope reports all of its
     /// gradients at its end.
     fn grad_ready(&mut self, _out: &mut Emitter<'_>, _p: ParamId) {}
-    /// Called before `forward_start` with the number of the micro-batch, and whether it is the
-    /// last.
+    /// Called before `forward_start` with the index of the micro-batch, and whether it is the last
+    /// one.
     fn micro_batch(&mut self, index: u16, last: bool);
-    /// Called before the part of a joint backward that covers one micro-batch, with its place among
-    /// these parts, and whether it is the last. See Note [Joint backward].
+    /// Called before the part of a joint backward that covers one micro-batch, with the index of
+    /// the part, and whether it is the last one. See Note [Joint backward].
     fn joint_backward(&mut self, index: u16, last: bool) {
         self.micro_batch(index, last);
     }
@@ -121,19 +122,18 @@ pub(crate) trait Lifecycle {
 // Note [Joint backward]
 //
 // With `train.joint_backward`, all micro-batches of a step run their forwards before one backward
-// covers them, from the last to the first. To autograd this is one backward: a parameter's
-// accumulation node runs once, when all parts have sent it their gradients, which are added up in
-// the type in which they arrive. So
+// covers them, from the last to the first. To autograd, this is one backward: the accumulation node
+// of a parameter runs once, after all parts have sent it their gradients, which are summed in the
+// dtype in which they arrive. So
 //
-// - hooks of modules run in every part: units are gathered and resharded as in a backward of their
-//   own;
+// - hooks of modules run in every part: units are gathered and resharded as in a separate backward;
 // - hooks of parameters run in the last part, which alone reduces;
-// - the root's final callback runs once. Until then, units none of whose inputs need gradients stay
-//   as their backward left them: nothing runs their post-backward.
+// - the root's final callback runs once. Until then, units whose inputs need no gradients stay as
+//   their backward has left them, because nothing runs their post-backward.
 //
-// Each micro-batch has activations of its own.
+// Each micro-batch has separate activations.
 
-/// List of the tape that is walked.
+/// The list of the tape to walk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pass {
     Forward,
@@ -145,11 +145,11 @@ pub(crate) enum Pass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Captured {
     Module(ModuleId),
-    /// A part of a layer of experts.
+    /// A part of an MoE layer.
     Stage,
 }
 
-/// Walks a tape through a policy.
+/// Walks a tape with the hooks of a policy.
 pub(crate) struct Walk<'c, 'a> {
     pub(crate) out: &'c mut Emitter<'a>,
     pub(crate) life: &'c mut dyn Lifecycle,
@@ -159,7 +159,7 @@ pub(crate) struct Walk<'c, 'a> {
     offload: Option<ActivationOffload>,
     weight_gradients: WeightGradients,
     units: Vec<UnitId>,
-    /// Whether framework host work applies (not for the native engine).
+    /// Whether there is host work of a framework (not in the native engine).
     framework: bool,
     /// Whether a compiler compiles any of the model's code.
     compiled: bool,
@@ -169,7 +169,7 @@ pub(crate) struct Walk<'c, 'a> {
     ready: Vec<ParamId>,
     micro: usize,
     workspaces_made: [bool; 2],
-    /// Storages that stay in memory once they are allocated, and whether they are.
+    /// Storages that stay in memory once they are allocated, and whether they have been allocated.
     kept: BTreeMap<StorageId, bool>,
 }
 
@@ -242,7 +242,7 @@ impl<'c, 'a> Walk<'c, 'a> {
             }
         }
         if joint {
-            // Autograd runs the nodes that were made last first.
+            // Autograd runs the most recently created nodes first.
             for (index, m) in (0..n).rev().enumerate() {
                 self.start(m);
                 self.life.joint_backward(index as u16, m == 0);
@@ -271,7 +271,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    /// Starts work on a micro-batch.
+    /// Starts a micro-batch.
     fn start(&mut self, m: u16) {
         self.out.b.micro_batch(m);
         self.micro = usize::from(m);
@@ -289,7 +289,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         self.inputs(0, false);
     }
 
-    /// Allocates or frees the inputs of a micro-batch, which the loader writes when they are
+    /// Allocates or frees the inputs of a micro-batch. The loader writes them when they are
     /// allocated, at the start of the step.
     fn inputs(&mut self, m: u16, alloc: bool) {
         for (c, ids) in self.out.inputs.tape.consts.iter().zip(&self.buffers.consts) {
@@ -417,7 +417,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    /// Adds work of the framework on the host.
+    /// Adds host work of the framework.
     fn host(&mut self, kind: HostWorkKind, count: u16) {
         if self.framework {
             let rule = match kind {
@@ -430,7 +430,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    /// Lets the host wait for a value that the framework's code reads.
+    /// Makes the host wait for a value that the framework's code reads.
     fn host_read(&mut self) {
         if self.framework {
             let done = self.out.b.record(Rule::Model, COMPUTE);
@@ -438,7 +438,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    /// Lets the host wait for the sizes of a collective.
+    /// Makes the host wait for the sizes of a collective.
     fn host_sizes(&mut self, operand: u32) {
         let sizes = self.out.inputs.tape.operands[operand as usize];
         let sizes = self.resolve(&sizes);
@@ -448,7 +448,7 @@ impl<'c, 'a> Walk<'c, 'a> {
     }
 
     fn grad_ready(&mut self, p: ParamId) {
-        // Autograd visits every parameter's accumulation node, compiled or not.
+        // Autograd visits the accumulation node of each parameter, compiled or not.
         if self.framework && self.compiled {
             let (kind, calls) = (HostWorkKind::AutogradDispatch, 2);
             self.out.b.host(Rule::Compile, kind, calls);
@@ -460,8 +460,8 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    /// Returns the memory that torch's caching allocator gives to cuDNN's (or flash) attention
-    /// during a backward.
+    /// Returns the scratch memory that torch's caching allocator provides to attention (cuDNN or
+    /// flash) during a backward.
     fn scratch(&mut self, kernel: KernelId) -> Option<BufferId> {
         let (scenario, engine) = (self.out.inputs.scenario, self.out.inputs.engine);
         if !engine.allocates_workspaces(&scenario.mesh.hardware) {
@@ -479,14 +479,14 @@ impl<'c, 'a> Walk<'c, 'a> {
         Some(self.out.scratch("attention workspace", bytes))
     }
 
-    /// Allocates the library workspace of a thread, which appears with its first GEMM, after that
-    /// GEMM's result, and stays.
+    /// Allocates the library workspace of a thread. It is allocated with the thread's first GEMM,
+    /// after the result of that GEMM, and is never freed.
     fn workspace(&mut self, kernel: KernelId) {
         let gemm = matches!(
             self.out.b.program().kernels[kernel.index()].class,
             KernelClass::Gemm { .. }
         );
-        // Validation comes after the first step, which has made it.
+        // Validation comes after the first step, which has allocated the workspace.
         let thread = match self.out.b.phase() {
             Phase::Forward => 0,
             Phase::Validation => return,
@@ -529,7 +529,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    /// Starts a scope, unless one is open that contains it.
+    /// Starts a scope, unless an open one contains it.
     fn open_scope(&mut self, pass: Pass, of: Captured, name: &str, phase: Phase) {
         if pass == Pass::Eval || self.scope.is_some() {
             return;
@@ -579,14 +579,14 @@ impl<'c, 'a> Walk<'c, 'a> {
         self.out.b.at(self.units[parent.index()], phase);
     }
 
-    /// Returns whether a module is a loss over the outputs of the model.
+    /// Returns whether a module is a loss on the outputs of the model.
     fn is_apart(&self, m: ModuleId) -> bool {
         self.out.inputs.module_kind(m) == ModuleKind::Loss
             && self.out.inputs.scenario.train.loss == Loss::Materialized
     }
 
-    /// Emits a graph break: with `regions` every hook is opaque to the compiler, so compiled code
-    /// is left before it and entered again after it.
+    /// Emits a graph break. With `regions`, every hook is opaque to the compiler, so compiled code
+    /// ends before it and starts again after it.
     fn graph_break(&mut self) {
         let regions = self.out.inputs.scenario.compile.mode == CompileMode::Regions;
         if self.framework && self.compiled && regions {
@@ -598,7 +598,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         let operands = &self.out.inputs.tape.operands;
         let mut split = (writes - reads) as usize;
         let sum = self.sum_of(writes);
-        // Gradients allocate on first touch, so resolve them before the launch is emitted.
+        // Gradients are allocated on first use, so they are resolved before the launch is emitted.
         let own = if sum.is_some() { writes } else { end };
         let mut resolved: smallvec::SmallVec<[Access; 12]> = operands[reads as usize..own as usize]
             .iter()
@@ -632,7 +632,8 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    /// Returns the sum of earlier micro-batches that a launch adds a weight gradient to, if any.
+    /// Returns the sum of earlier micro-batches into which a launch accumulates a weight gradient,
+    /// if any.
     fn sum_of(&mut self, writes: u32) -> Option<Access> {
         if self.out.b.phase() == Phase::Validation || !self.weight_gradients.may_add(writes) {
             return None;
@@ -642,7 +643,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         self.life.add_gradient(self.out, g, range)
     }
 
-    /// Makes activations in host memory available to an op of backward.
+    /// Makes offloaded activations available to an op of backward.
     fn require(&mut self, pass: Pass, operands: std::ops::Range<u32>) {
         if let (Some(offload), Pass::Backward) = (&mut self.offload, pass) {
             let operands = operands.start as usize..operands.end as usize;
@@ -650,7 +651,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    /// Moves the activations to host memory that forward has used for the last time.
+    /// Offloads the activations that forward has used for the last time.
     fn leave(&mut self, pass: Pass, position: u32) {
         let (Some(offload), Pass::Forward) = (&mut self.offload, pass) else {
             return;
@@ -662,7 +663,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         }
     }
 
-    /// Returns the buffer that a storage has now.
+    /// Returns the current buffer of a storage.
     fn buffer_of(&self, s: StorageId) -> BufferId {
         let moved = self.offload.as_ref().and_then(|o| o.buffer(s));
         moved.unwrap_or_else(|| self.buffers.storage_of(self.micro, s))
@@ -721,8 +722,8 @@ impl<'c, 'a> Walk<'c, 'a> {
     }
 }
 
-/// Returns whether a compiler compiles any of the model's code: not where Dynamo skips all frames
-/// in mode `regions`. What it skips runs as if it were not there.
+/// Returns whether a compiler compiles any of the model's code. It does not in mode `regions` if
+/// Dynamo skips all frames; skipped code runs eagerly.
 fn is_compiled(inputs: &LoweringInputs<'_>) -> bool {
     let guard = |op: &TapeOp| {
         let kind = HostWorkKind::Guard;

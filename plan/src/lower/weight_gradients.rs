@@ -1,8 +1,8 @@
-//! Weight gradients that a GEMM adds to the sum of earlier micro-batches (`beta` = 1).
+//! Weight gradients that a GEMM accumulates into the sum of earlier micro-batches (`beta` = 1).
 //!
-//! Of the launches of a backward, those that may do so are the GEMMs that alone write a range of
-//! the gradients. A gradient of several uses, or one that another kernel completes, is added up as
-//! a whole.
+//! A launch of a backward may do so if it is a GEMM and the only one that writes its range of the
+//! gradients. A gradient with several uses, or one that another kernel completes, is added as a
+//! whole.
 
 use super::inputs::LoweringInputs;
 use crate::compile::tape::TapeOp;
@@ -10,15 +10,15 @@ use crate::ir::{GroupId, Kernel, KernelId, OpKind, Operand, Place, Slot, Source}
 use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-/// Launches that may add to a sum.
+/// Launches that may accumulate into a sum.
 pub(crate) struct WeightGradients {
-    /// Their index of the operand that they write.
+    /// Launches, by the index of the operand that they write.
     launches: HashSet<u32>,
-    /// Kernels that add, by the one that overwrites.
+    /// Accumulating kernels, by the kernel that overwrites.
     kernels: HashMap<KernelId, KernelId>,
 }
 
-/// Returns the group and the elements of a gradient that an operand names.
+/// Returns the group and the elements of the gradient that an operand refers to.
 pub(crate) fn elements(inputs: &LoweringInputs<'_>, o: &Operand) -> Option<(GroupId, Range<u64>)> {
     let Source::Grad(p) = o.source else {
         return None;
@@ -30,7 +30,7 @@ pub(crate) fn elements(inputs: &LoweringInputs<'_>, o: &Operand) -> Option<(Grou
 }
 
 impl WeightGradients {
-    /// Finds the launches of a backward, if compiled code accumulates in GEMMs.
+    /// Finds these launches in a backward, if compiled code accumulates in GEMMs.
     pub(crate) fn new(inputs: &LoweringInputs<'_>) -> Self {
         let mut new = Self {
             launches: HashSet::new(),
@@ -49,13 +49,13 @@ impl WeightGradients {
         new
     }
 
-    /// Returns whether the launch that writes an operand may add to it.
+    /// Returns whether the launch that writes an operand may accumulate into it.
     pub(crate) fn may_add(&self, writes: u32) -> bool {
         self.launches.contains(&writes)
     }
 
-    /// Returns the kernel that adds, which `make` adds to the program if it is new. It reads what
-    /// it adds to after the `reads` operands of the other.
+    /// Returns the accumulating kernel, which `make` adds to the program if it is new. It reads its
+    /// target after the `reads` operands of the overwriting kernel.
     pub(crate) fn adding(
         &mut self,
         kernel: KernelId,
@@ -81,8 +81,8 @@ impl WeightGradients {
     }
 }
 
-/// Returns the written operands of the GEMMs that alone write a range of the gradients in these
-/// passes of a micro-batch. A chunked loss has gradients in forward.
+/// Returns the written operands of GEMMs that are the only ones to write their range of the
+/// gradients in these passes of a micro-batch. A chunked loss has gradients in forward.
 fn alone(inputs: &LoweringInputs<'_>, passes: [&[TapeOp]; 2]) -> Vec<u32> {
     let tape = inputs.tape;
     let mut named: Vec<(GroupId, Range<u64>)> = Vec::new();

@@ -1,11 +1,11 @@
-//! Softmax attention, plain and with changed scores.
+//! Softmax attention, plain and with modified scores.
 
 use super::signature::{Operand, Signature, any};
 use super::{Contributions, OpDef, Operands, Vjp};
 use crate::ir::{AttentionShape, DType, KernelClass, OpKind, ScoreMod, op};
 use smallvec::{SmallVec, smallvec};
 
-/// FLOPs of a change of one score, as elementwise functions count them.
+/// FLOPs to modify one score, counted as for elementwise functions.
 const SOFTCAP_FLOPS: u64 = 8;
 const SLOPE_FLOPS: u64 = 2;
 
@@ -17,10 +17,10 @@ struct Attention {
 }
 
 impl Attention {
-    /// Returns the sizes from queries and keys, which start at input `q`.
+    /// Returns the sizes of attention, from queries and keys, which start at input `q`.
     ///
     /// # Panics
-    /// If they do not belong together; the model's code makes both.
+    /// Panics if their shapes do not match. The model's code creates both.
     fn shape(self, at: &Operands<'_>, q: usize) -> AttentionShape {
         let shape =
             AttentionShape::between(&at.input(q).shape, &at.input(q + 1).shape, self.causal);
@@ -35,7 +35,7 @@ impl Attention {
         let capped = self.score_mod.softcap.0 != 0.0;
         let each =
             SOFTCAP_FLOPS * u64::from(capped) + SLOPE_FLOPS * u64::from(self.score_mod.alibi);
-        // Two matmuls make 4 FLOPs per score and component.
+        // Two matmuls need 4 FLOPs per score and head dimension.
         let scores = shape.flops(false) / (4 * shape.head_dim.max(1));
         shape.flops(backward) + each * scores
     }
@@ -48,7 +48,7 @@ impl Attention {
     }
 }
 
-/// A fourth input.
+/// An optional fourth input.
 #[derive(Clone, Copy)]
 enum Extra {
     None,
@@ -103,7 +103,7 @@ fn result_type(n: usize, inputs: &[DType]) -> DType {
     }
 }
 
-/// Emits the gradients of the first `n` inputs by one kernel.
+/// Emits the gradients of the first `n` inputs as one kernel.
 fn gradients(at: Vjp<'_>, kind: OpKind, n: usize) -> Contributions {
     let Vjp { g, op, dy, needs } = at;
     let mut inputs: SmallVec<[_; 8]> = smallvec![dy];

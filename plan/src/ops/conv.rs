@@ -1,13 +1,13 @@
-//! Convolutions: two-dimensional ones, and one-dimensional ones, which are planned and priced;
-//! `exec` does not run the latter.
+//! Convolutions. Two-dimensional ones run in `exec`; one-dimensional ones are only planned and
+//! priced.
 
 use super::signature::{Signature, any};
 use super::{Contributions, OpDef, Operands, Vjp};
 use crate::graph::Value;
 use crate::ir::{KernelClass, OpKind, op};
 
-/// Returns output positions, output channels and inner size of a convolution as an implicit matmul,
-/// from an operand shaped like the images and one shaped like the weight.
+/// Returns output positions, output channels and inner size of a convolution as an implicit GEMM,
+/// given an operand with the shape of the images and one with the shape of the weight.
 fn mnk(images: &Value, weight: &Value) -> (u64, u64, u64) {
     let (x, w) = (&images.shape, &weight.shape);
     (x[0] * x[2] * x[3], w[0], w[1] * w[2] * w[3])
@@ -107,8 +107,8 @@ impl OpDef for op::ConvGradWeight {
     }
 }
 
-/// Returns the sizes of a one-dimensional convolution like [`mnk`], from an operand shaped like the
-/// result and one shaped like the weight.
+/// Returns the sizes of a one-dimensional convolution like [`mnk`], given an operand with the shape
+/// of the result and one with the shape of the weight.
 fn mnk_1d(result: &Value, weight: &Value) -> (u64, u64, u64) {
     let (y, w) = (&result.shape, &weight.shape);
     (y[0] * y[2], w[0], w[1] * w[2])
@@ -156,8 +156,8 @@ impl OpDef for op::Conv1d {
     }
 }
 
-/// Defines a gradient of a one-dimensional convolution; `$weight` returns its operand that is
-/// shaped like the weight.
+/// Defines a gradient of a one-dimensional convolution. `$weight` returns the operand with the
+/// shape of the weight.
 macro_rules! conv1d_gradient {
     ($Op:ident $name:literal, $other:literal -> $made:literal, $at:ident => $weight:expr) => {
         impl OpDef for op::$Op {

@@ -1,4 +1,4 @@
-//! Packed weights, as matmuls read them.
+//! Dequantization of packed weights for matmuls.
 
 use super::signature::{Signature, any};
 use super::{OpDef, Operands};
@@ -17,7 +17,7 @@ impl OpDef for op::Dequantize {
         Signature::new(&[any("the stored weight")], &[any("the weight")])
     }
 
-    /// A multiplication per element.
+    /// Counts one multiplication per element.
     fn flops(&self, at: &Operands<'_>) -> u64 {
         at.output_numel()
     }
@@ -26,7 +26,7 @@ impl OpDef for op::Dequantize {
         KernelClass::Copy
     }
 
-    /// Scales that are not among the stored bytes are read, too.
+    /// Counts scales, too, if they are not stored with the weight.
     fn bytes_read(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
         let packed = Packed {
             shape: at.output(0).shape.clone(),
@@ -41,15 +41,15 @@ impl OpDef for op::Dequantize {
         false
     }
 
-    /// Scales that are no parameters have no values in `exec`.
+    /// Scales that are not parameters have no values in `exec`.
     fn is_priced_only(&self) -> bool {
         self.scales == PackedScales::Replicated
     }
 }
 
-/// Returns the factor that a backward operation multiplies by, given that of the forward operation:
-/// a packed weight is dequantized again (`MatMul4Bit.backward` and `MatMul8bitLt.backward` of
-/// bitsandbytes, and `LinearNF4.backward` of torchao, which save the stored weight).
+/// Returns the weight that a backward operation multiplies by, given that of the forward operation.
+/// A packed weight is dequantized again (`MatMul4Bit.backward` and `MatMul8bitLt.backward` of
+/// bitsandbytes, and `LinearNF4.backward` of torchao, which save the packed weight).
 pub(super) fn again(g: &mut Graph, w: ValueId) -> ValueId {
     let Some((kind @ OpKind::Dequantize(_), op)) = g.computed_by(w) else {
         return w;

@@ -1,5 +1,5 @@
-//! What eager PyTorch code launches where fused attention has one kernel, and dropout: planned and
-//! priced, not run.
+//! Kernels of eager PyTorch code in place of fused attention, and dropout. They are planned and
+//! priced, but `exec` does not run them.
 
 use super::pointwise::elementwise;
 use super::signature::{Operand, Signature, any, full};
@@ -19,7 +19,7 @@ pub(crate) fn batched(g: &mut Graph, a: ValueId, b: ValueId) -> ValueId {
 }
 
 impl op::BatchedGemm {
-    /// Returns matmuls, rows, columns and inner dimension.
+    /// Returns the number of matmuls, rows, columns and the inner dimension.
     fn sizes(at: &Operands<'_>) -> [u64; 4] {
         let (a, b) = (at.input(0), at.input(1));
         [a.shape[0], a.shape[1], b.shape[2], a.shape[2]]

@@ -5,7 +5,7 @@ use super::{Contributions, OpDef, Operands, Vjp};
 use crate::graph::Value;
 use crate::ir::{DType, KernelClass, OpKind, op};
 
-/// Returns the bytes of the table's rows that the ids touch.
+/// Returns the size in bytes of the table rows that the ids select.
 fn touched(ids: &Value, table: &Value) -> u64 {
     ids.numel() * table.cols() * table.dtype.size()
 }
@@ -43,7 +43,7 @@ impl OpDef for op::Embedding {
     fn vjp(&self, at: Vjp<'_>) -> Contributions {
         let Vjp { g, op, dy, .. } = at;
         let (ids, table) = (op.inputs[0], op.inputs[1]);
-        // The ids are kept as they were and made contiguous again.
+        // The original ids are saved, and made contiguous again.
         let ids = match g.computed_by(ids) {
             Some((OpKind::Copy, copy)) => {
                 let source = copy.inputs[0];
@@ -83,7 +83,8 @@ impl OpDef for op::EmbeddingGrad {
         (n == 2).then(|| touched(at.input(1), at.input(2)))
     }
 
-    /// Returns a table of zeros is written completely.
+    /// Counts only the selected rows of an existing table. Without one, a zero-filled table is
+    /// written completely.
     fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
         (at.inputs() > 2).then(|| touched(at.input(1), at.output(0)))
     }

@@ -1,4 +1,4 @@
-//! Experts: tokens in the order of their experts, one matmul per expert, weighted sums of results.
+//! Experts: permutation of tokens by expert, one matmul per expert, and weighted sums of results.
 
 use super::pointwise::Elementwise;
 use super::signature::{Extent, Operand, Reduced, Signature, any, full, operand};
@@ -6,17 +6,17 @@ use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::graph::Value;
 use crate::ir::{DType, Indexing, KernelClass, OpKind, op};
 
-/// Framework calls of `index_put_(accumulate=True)`, including itself: zeros, and a sort of the
-/// indices of many small kernels (0.3 ms per call on the host of two H200 under a profiler).
+/// Framework calls of `index_put_(accumulate=True)`, including itself: zero-filling, and a sort of
+/// the indices with many small kernels (0.3 ms per call on the host of two H200 under a profiler).
 const INDEX_PUT_CALLS: u8 = 20;
 
 const POSITION: Operand = any("the positions");
-/// Where the rows of each expert start, `[experts + 1]`. Operations that read it work on rows
-/// before the last offset only.
+/// Offsets of the first row of each expert, `[experts + 1]`. Operations that read them only work on
+/// rows before the last offset.
 pub(super) const OFFSETS: Operand = any("the offsets");
 
-/// Defines what operations have in common that make indices of the choices of tokens. Selective
-/// recompute saves them, so that every choice keeps its place.
+/// Defines the common parts of operations that turn choices of tokens into indices. Selective
+/// recompute saves their results, so that every choice keeps its place.
 macro_rules! indices_of_choices {
     () => {
         fn result(&self, _: usize, _: &[DType]) -> DType {
@@ -52,7 +52,7 @@ impl OpDef for op::LocalExperts {
 
     indices_of_choices!();
 
-    /// Choices of other ranks' experts reach no row here.
+    /// Choices of other ranks' experts have no row here.
     fn leaves_rows(&self, _: bool) -> bool {
         self.ranks > 1
     }
@@ -69,7 +69,7 @@ impl OpDef for op::PushedRows {
 
     indices_of_choices!();
 
-    /// Tokens of other ranks' experts have a position, too.
+    /// Choices of other ranks' experts have a position, too.
     fn leaves_rows(&self, _: bool) -> bool {
         false
     }
@@ -90,7 +90,7 @@ impl OpDef for op::DispatchExperts {
 
     indices_of_choices!();
 
-    /// Places that no choice takes are left as they are.
+    /// Places that no choice takes stay uninitialized.
     fn leaves_rows(&self, _: bool) -> bool {
         true
     }
@@ -119,7 +119,7 @@ impl OpDef for op::SortExperts {
     indices_of_choices!();
 }
 
-/// Returns the class of a kernel that moves rows.
+/// Returns the cost class of a kernel that moves rows.
 const fn moved(by: Indexing) -> KernelClass {
     match by {
         Indexing::IndexAdd => KernelClass::EmbeddingGrad,
@@ -127,7 +127,8 @@ const fn moved(by: Indexing) -> KernelClass {
     }
 }
 
-/// Returns the bytes that moving rows writes: zeros, if it starts with these, and the rows.
+/// Returns the number of bytes that moving rows writes: the rows, and zeros if the kernel fills its
+/// output first.
 fn moved_bytes(by: Indexing, out: &Value, rows: u64) -> u64 {
     let zeros = if by.fills() {
         out.numel() * out.dtype.size()
@@ -138,7 +139,7 @@ fn moved_bytes(by: Indexing, out: &Value, rows: u64) -> u64 {
 }
 
 /// Emits the transpose of moving rows. Eager autograd saves the source if PyTorch's derivative of
-/// the call refers to it.
+/// the call uses it.
 fn moved_back(mut at: Vjp<'_>, kind: OpKind, by: Indexing) -> Contributions {
     let (source, position) = (at.x(0), at.x(1));
     let dy = at.g.make_contiguous(at.dy);
@@ -219,7 +220,7 @@ impl OpDef for op::Unpermute {
         Some(moved_bytes(self.by, out, rows))
     }
 
-    /// Tokens add up only the rows that their choices name.
+    /// The sum of a token only reads the rows that its choices select.
     fn leaves_rows(&self, _: bool) -> bool {
         false
     }
@@ -298,18 +299,18 @@ impl OpDef for op::RowDot {
     }
 }
 
-/// Returns the rows that experts compute: `routed` of them on average, or all.
+/// Returns the number of rows that experts compute: `routed` of them on average, or all.
 fn computed(rows: &Value, routed: Option<u64>) -> u64 {
     routed.unwrap_or_else(|| rows.rows())
 }
 
-/// Returns the bytes of the rows that experts compute, if these are not all.
+/// Returns the size in bytes of the rows that experts compute, if these are not all rows.
 fn computed_bytes(rows: &Value, routed: Option<u64>) -> Option<u64> {
     routed.map(|n| n * rows.cols() * rows.dtype.size())
 }
 
-/// Returns the cost class of one matmul per expert; `[rows, n, inner]` are the rows of all experts
-/// and the sizes of one matrix.
+/// Returns the cost class of one matmul per expert. `[rows, n, inner]` are the total number of rows
+/// of all experts and the sizes of one matrix.
 fn grouped(experts: u64, [rows, n, k]: [u64; 3], weight_gradient: bool) -> KernelClass {
     KernelClass::GroupedGemm {
         rows,
@@ -320,8 +321,8 @@ fn grouped(experts: u64, [rows, n, k]: [u64; 3], weight_gradient: bool) -> Kerne
     }
 }
 
-/// Defines what a matmul of experts with results in rows computes and moves: `a, b, .. -> c`, of
-/// the rows that are `routed`.
+/// Defines the arithmetic and the bytes of a grouped matmul whose results are rows:
+/// `a, b, .. -> c`, for the `routed` rows.
 macro_rules! rows_of_experts {
     () => {
         fn flops(&self, at: &Operands<'_>) -> u64 {
@@ -545,7 +546,7 @@ impl OpDef for op::ScaledGroupedGemmWeightGrad {
         grouped(at.output(0).shape[0], [rows, a.rows(), b.rows()], true)
     }
 
-    /// Rows of experts are columns of both factors.
+    /// The rows of experts are the inner dimension of both operands.
     fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
         let columns = |rows| at.input(n).rows() * rows * at.input(n).dtype.size();
         (n < 2).then(|| self.routed.map(columns))?

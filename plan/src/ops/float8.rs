@@ -32,7 +32,7 @@ impl OpDef for op::RowAmax {
         at.input_numel()
     }
 
-    /// A maximum of many numbers runs as fast as a sum of them.
+    /// A maximum of many numbers is as fast as their sum.
     fn class(&self, _: &Operands<'_>) -> KernelClass {
         KernelClass::FullReduce
     }
@@ -70,7 +70,7 @@ impl OpDef for op::Float8Scale {
         KernelClass::FullReduce
     }
 
-    /// With offsets, maxima of rows that no expert reads do not count.
+    /// With offsets, rows that no expert reads do not count for the maximum.
     fn leaves_rows(&self, input: bool) -> bool {
         input && !self.routed
     }
@@ -191,7 +191,7 @@ impl OpDef for op::ScaledGemm {
         s
     }
 
-    /// Returns the type of a bias, if there is one, or else bfloat16.
+    /// Returns the dtype of the bias, or bfloat16 without a bias.
     fn result(&self, _: usize, inputs: &[DType]) -> DType {
         inputs.get(4).copied().unwrap_or(DType::Bf16)
     }

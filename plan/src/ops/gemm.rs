@@ -11,7 +11,7 @@ const BIAS: Operand = any("the bias");
 const C: Operand = any("c");
 
 impl op::Gemm {
-    /// Returns rows, columns and inner dimension.
+    /// Returns the number of rows and columns, and the inner dimension.
     fn mnk(self, at: &Operands<'_>) -> (u64, u64, u64) {
         let (a, b) = (at.input(0), at.input(1));
         let (m, k) = if self.ta {
@@ -49,9 +49,9 @@ impl OpDef for op::Gemm {
         KernelClass::Gemm { m, n, k, batch: 1 }
     }
 
-    /// `y = x w^T + b`. PyTorch computes gradients in the alphabetical order of its arguments'
-    /// names: `mm(self, mat2)` the weight's first, `addmm(self, mat1, mat2)` the input's, the
-    /// weight's, then the bias'.
+    /// `y = x w^T + b`. PyTorch computes gradients in alphabetical order of argument names: for
+    /// `mm(self, mat2)`, that of the weight first; for `addmm(self, mat1, mat2)`, those of the
+    /// input, of the weight, and then of the bias.
     fn vjp(&self, at: Vjp<'_>) -> Contributions {
         let Vjp { g, op, dy, needs } = at;
         let (x, w) = (op.inputs[0], op.inputs[1]);

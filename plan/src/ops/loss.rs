@@ -73,7 +73,7 @@ impl OpDef for op::NllLossGrad {
         KernelClass::Strided
     }
 
-    /// Returns counts nothing for the filled buffer, which is overwritten, not read.
+    /// Counts nothing for the filled buffer, which is overwritten, not read.
     fn bytes_read(&self, _: &Operands<'_>, n: usize) -> Option<u64> {
         (n == 3).then_some(0)
     }

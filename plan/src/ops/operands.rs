@@ -1,4 +1,4 @@
-//! The values of one call of an operation.
+//! The operands of one call of an operation.
 
 use crate::graph::{Graph, Op, Value};
 use crate::ir::strides;
@@ -11,7 +11,7 @@ pub struct Operands<'g> {
 }
 
 impl<'g> Operands<'g> {
-    /// Names one op of a graph.
+    /// Creates the operands of an op in a graph.
     #[must_use]
     pub fn new(graph: &'g Graph, op: &'g Op) -> Self {
         Self { graph, op }
@@ -26,7 +26,7 @@ impl<'g> Operands<'g> {
     /// Returns the `n`-th input.
     ///
     /// # Panics
-    /// If there is no such input.
+    /// Panics if there is no such input.
     #[must_use]
     pub fn input(&self, n: usize) -> &'g Value {
         self.graph.value(self.op.inputs[n])
@@ -35,7 +35,7 @@ impl<'g> Operands<'g> {
     /// Returns the `n`-th output.
     ///
     /// # Panics
-    /// If there is no such output.
+    /// Panics if there is no such output.
     #[must_use]
     pub fn output(&self, n: usize) -> &'g Value {
         self.graph.value(self.op.outputs[n])
@@ -55,8 +55,8 @@ impl<'g> Operands<'g> {
         first.map_or(0, |&v| self.graph.value(v).numel())
     }
 
-    /// Returns whether all operands are dense and in the same order, so that a kernel can run over
-    /// flat memory.
+    /// Returns whether all operands are dense and have the same memory order, so that a kernel can
+    /// work on flat memory.
     #[must_use]
     pub fn dense(&self) -> bool {
         let Some(&out) = self.op.outputs.first() else {

@@ -17,12 +17,12 @@ pub(super) fn elementwise(at: &Operands<'_>) -> KernelClass {
     }
 }
 
-/// A function that makes each element from the elements of its inputs at the same position; inputs
-/// are broadcast.
+/// A function that computes each element from the elements of its inputs at the same position.
+/// Inputs are broadcast.
 pub(super) trait Elementwise {
     /// Name of the kernel that does only this.
     const NAME: &'static str;
-    /// Whether it belongs to backward passes.
+    /// Whether the function only occurs in backward passes.
     const BACKWARD: bool = false;
     /// Number of inputs.
     const INPUTS: usize;
@@ -35,7 +35,7 @@ pub(super) trait Elementwise {
         Contributions::new()
     }
 
-    /// Returns whether input `n` gets a gradient, like [`OpDef::differentiable`].
+    /// Returns whether input `n` can have a gradient, like [`OpDef::differentiable`].
     fn has_gradient(&self, n: usize) -> bool {
         let _ = n;
         true
@@ -122,7 +122,7 @@ impl Elementwise for op::Mul {
             let of = at.g.value(at.x(i));
             let (shape, dtype) = (of.shape.clone(), of.dtype);
             let d = sum_to(at.g, d, &shape);
-            // The engine converts gradients of operands that were promoted.
+            // Autograd casts gradients of operands that were promoted.
             out.push((i, at.g.cast(d, dtype)));
         }
         out

@@ -1,10 +1,10 @@
-//! Sums over rows, and over many rows.
+//! Sums over each row, and over many rows.
 
 use super::signature::{Extent, Reduced, Signature, any, full, operand};
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
 use crate::ir::{KernelClass, OpKind, op};
 
-/// Emits the gradient of a sum: repeated for every element that was added up.
+/// Emits the gradient of a sum: broadcast to all summed elements.
 fn expand(at: Vjp<'_>) -> Contributions {
     let shape = at.g.value(at.x(0)).shape.clone();
     Vjp::first(at.g.expand(at.dy, &shape))
@@ -32,7 +32,7 @@ impl OpDef for op::RowSum {
         KernelClass::Norm { backward: false }
     }
 
-    /// Emits the gradient of a row for each of its elements, times the factor unless it is 1.
+    /// Emits the gradient of a row for each of its elements, scaled unless the factor is 1.
     fn vjp(&self, at: Vjp<'_>) -> Contributions {
         let x = at.g.value(at.x(0));
         let (shape, dtype) = (x.shape.clone(), x.dtype);

@@ -1,4 +1,4 @@
-//! Routers: which experts take a token, with which weights, and the losses that keep them balanced.
+//! Routers: the choice of experts for each token, their weights, and load-balancing losses.
 
 use super::signature::{Signature, any};
 use super::{Contributions, OpDef, Operands, Vjp};
@@ -53,7 +53,7 @@ impl OpDef for op::Route {
         gradients
     }
 
-    /// The choice of experts is not made twice.
+    /// The choice of experts is not recomputed.
     fn saved_by_selective_recompute(&self) -> bool {
         true
     }

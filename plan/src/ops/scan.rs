@@ -1,16 +1,16 @@
-//! State-space models and linear attention: scans over the positions of a sequence, and
-//! convolutions of single channels. They are planned and priced; `exec` does not run them.
+//! State-space models and linear attention: scans over the positions of a sequence, and depthwise
+//! convolutions. They are planned and priced, but `exec` does not run them.
 
 use super::signature::{Operand, Signature, any};
 use super::{Contributions, OpDef, Operands, Vjp};
 use crate::ir::{DType, KernelClass, OpKind, op};
 
-/// FLOPs of a decay or a gate of one number, as elementwise functions count them.
+/// FLOPs of a decay or a gate per element, counted as for elementwise functions.
 const GATE_FLOPS: u64 = 8;
 /// Arithmetic of backward, relative to that of forward.
 const BACKWARD: u64 = 2;
 
-/// Emits the gradients of all inputs by one kernel, from these inputs and the saved results.
+/// Emits the gradients of all inputs as one kernel, from the inputs and the saved results.
 fn gradients(at: Vjp<'_>, kind: OpKind) -> Contributions {
     let Vjp { g, op, dy, needs } = at;
     let saved = op.outputs.iter().skip(1);
@@ -25,9 +25,9 @@ fn gradients(at: Vjp<'_>, kind: OpKind) -> Contributions {
     all.filter(|(n, _)| needs[*n]).collect()
 }
 
-/// Sizes of a scan whose heads have matrices as states.
+/// Sizes of a chunked scan whose heads have matrix-valued states.
 struct Chunked {
-    /// Positions of all sequences.
+    /// Number of positions of all sequences.
     tokens: u64,
     heads: u64,
     chunk: u64,
@@ -36,8 +36,8 @@ struct Chunked {
 }
 
 impl Chunked {
-    /// Reads the sizes from the operand with a row per position and head, `[batch, seq, heads,
-    /// width]`, and that with the other size of the state.
+    /// Reads the sizes from two operands: one with a row per position and head,
+    /// `[batch, seq, heads, width]`, and one with the other dimension of the state.
     fn new(chunk: u64, rows: &[u64], other: &[u64]) -> Self {
         Self {
             tokens: rows[0] * rows[1],
@@ -47,15 +47,16 @@ impl Chunked {
         }
     }
 
-    /// Counts the matmuls over chunks: `pairs` per pair of positions of a chunk and head, in
-    /// multiples of the two sizes of the state, and `states` matmuls with the whole state.
+    /// Counts the FLOPs of the matmuls over chunks: `pairs` per pair of positions in a chunk and
+    /// head, in multiples of the two dimensions of the state, and `states` matmuls with the whole
+    /// state.
     fn flops(&self, pairs: [u64; 2], states: u64) -> u64 {
         let [width, other] = self.state;
         let of_pairs = self.chunk * (pairs[0] * width + pairs[1] * other);
         2 * self.tokens * self.heads * (of_pairs + states * width * other)
     }
 
-    /// Returns the class: matmuls of one chunk and head each, as many as there are.
+    /// Returns the cost class: one batched matmul per chunk and head.
     fn class(&self, flops: u64) -> KernelClass {
         let [n, _] = self.state;
         let batch = (self.tokens / self.chunk).max(1) * self.heads;
@@ -69,21 +70,21 @@ impl Chunked {
     }
 }
 
-/// What a forward operation and its backward have in common.
+/// The common parts of a forward operation and its backward.
 trait Scan {
     /// Names the inputs.
     fn inputs(&self) -> &'static [Operand];
 
-    /// Names the results, the saved ones after the first.
+    /// Names the results. Saved results follow the first one.
     fn outputs(&self) -> &'static [Operand] {
         RESULT
     }
 
-    /// Counts the arithmetic of forward, over inputs that start at input `first`.
+    /// Counts the FLOPs of forward, for inputs that start at input `first`.
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64;
 
-    /// Returns the class of a kernel with this arithmetic. Memory bounds most of them: states never
-    /// leave the chip.
+    /// Returns the cost class of a kernel with these FLOPs. Most scans are memory-bound, because
+    /// states stay on the chip.
     fn class_of(&self, at: &Operands<'_>, first: usize, flops: u64) -> KernelClass {
         let _ = (at, first, flops);
         KernelClass::Strided
@@ -105,7 +106,7 @@ impl Scan for op::CausalConv1d {
     }
 }
 
-/// A convolution over two dimensions, which is bound by memory as that over positions is.
+/// A two-dimensional depthwise convolution. It is memory-bound, like the one over positions.
 impl Scan for op::DepthwiseConv {
     fn inputs(&self) -> &'static [Operand] {
         const { &[any("the input"), any("the weight"), any("the bias")] }
@@ -143,7 +144,7 @@ impl Scan for op::SelectiveScan {
         RESULT_AND_STATES
     }
 
-    /// A decay, an update and a multiplication per number of the state, and two gates per result.
+    /// Counts a decay, an update and a multiplication per state element, and two gates per result.
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         let state = at.input(first + 2).cols();
         (state * (GATE_FLOPS + 5) + 2 * GATE_FLOPS) * at.input(first).numel()
@@ -175,7 +176,7 @@ impl Scan for op::ChunkScan {
         RESULT_AND_STATES
     }
 
-    /// Scores and results of each chunk, and the states into and out of it.
+    /// Counts scores and results of each chunk, and the states into and out of it.
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         self.sizes(at, first).flops([1, 1], 2)
     }
@@ -210,8 +211,8 @@ impl Scan for op::GatedDelta {
         const { &[any("the result"), any("the inverses")] }
     }
 
-    /// In each chunk: keys by keys, queries by keys, the inverse applied to keys and values, and
-    /// the result; three matmuls with the state.
+    /// Counts, per chunk: keys by keys, queries by keys, the inverse applied to keys and values,
+    /// the result, and three matmuls with the state.
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         self.sizes(at, first).flops([2, 3], 3)
     }
@@ -250,7 +251,8 @@ impl Scan for op::Wkv {
         }
     }
 
-    /// Four exponentials per number, for the result and for the state, and sums of three terms.
+    /// Counts four exponentials per element, for the result and for the state, and sums of three
+    /// terms.
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         (4 * GATE_FLOPS + 16) * at.input(first).numel()
     }
@@ -268,7 +270,7 @@ impl Scan for op::RgLru {
         }
     }
 
-    /// Two gates, two exponentials and a root per number, and the update.
+    /// Counts two gates, two exponentials, a square root and the update per element.
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         (5 * GATE_FLOPS + 6) * at.input(first).numel()
     }
@@ -313,7 +315,7 @@ impl Scan for op::WkvHeads {
         }
     }
 
-    /// Scores and results of each chunk, and the states into and out of it.
+    /// Counts scores and results of each chunk, and the states into and out of it.
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         self.sizes(at, first).flops([1, 1], 2)
     }
@@ -343,8 +345,8 @@ impl Scan for op::DiagonalDelta {
         }
     }
 
-    /// In each chunk: `r` and `a` by `k` and `b`, the inverse applied to `a` and values, and the
-    /// result of both; three matmuls with the state.
+    /// Counts, per chunk: `r` and `a` by `k` and `b`, the inverse applied to `a` and values, the
+    /// result of both, and three matmuls with the state.
     fn arithmetic(&self, at: &Operands<'_>, first: usize) -> u64 {
         self.sizes(at, first).flops([3, 5], 3)
     }
@@ -376,7 +378,7 @@ macro_rules! scan {
                 Signature::new(self.inputs(), self.outputs())
             }
 
-            /// What is saved is float32.
+            /// Saved results are float32.
             fn result(&self, n: usize, inputs: &[DType]) -> DType {
                 if n == 0 { inputs[0] } else { DType::F32 }
             }

@@ -1,12 +1,13 @@
-//! Operands of an operation: how many there are, and how each relates to the rows it works on.
+//! Operands of an operation: their number, and how each relates to the rows that the operation
+//! works on.
 
 use smallvec::SmallVec;
 
 /// How much of an operand one row of the operation needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// As many elements as the operation works on, row by row. Elementwise operations broadcast
-    /// inputs that have fewer.
+    /// The same number of elements as the operation works on, row by row. Elementwise operations
+    /// broadcast inputs with fewer elements.
     Full,
     /// The same as [`Extent::Full`], but never broadcast.
     Exact,
@@ -16,9 +17,9 @@ pub enum Extent {
     PerColumn,
     /// One element for all rows.
     Scalar,
-    /// Part of the result: of any size that is a multiple of the rows.
+    /// A part of the result: any size that is a multiple of the rows.
     Part,
-    /// Not read: it only names memory that is overwritten.
+    /// Not read: only refers to memory that is overwritten.
     Ignored,
     /// Any tensor: library kernels and reductions check their operands themselves.
     Any,
@@ -27,7 +28,7 @@ pub enum Extent {
 /// One operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Operand {
-    /// Name, as messages use it.
+    /// Name in messages.
     pub name: &'static str,
     /// How much of it a row needs.
     pub extent: Extent,
@@ -60,7 +61,7 @@ pub struct Signature {
 }
 
 impl Signature {
-    /// Makes a signature without optional operands.
+    /// Creates a signature without optional operands.
     #[must_use]
     pub fn new(inputs: &[Operand], outputs: &[Operand]) -> Self {
         Self {
@@ -73,35 +74,35 @@ impl Signature {
         }
     }
 
-    /// Lets the last `n` inputs be missing.
+    /// Makes the last `n` inputs optional.
     #[must_use]
     pub fn optional_inputs(mut self, n: usize) -> Self {
         self.optional_inputs = n;
         self
     }
 
-    /// Lets the last `n` outputs be missing.
+    /// Makes the last `n` outputs optional.
     #[must_use]
     pub fn optional_outputs(mut self, n: usize) -> Self {
         self.optional_outputs = n;
         self
     }
 
-    /// Lets the last input be repeated.
+    /// Allows the last input to be repeated.
     #[must_use]
     pub fn variadic(mut self) -> Self {
         self.variadic = true;
         self
     }
 
-    /// Names the operand whose rows are reduced.
+    /// Sets the operand whose rows are reduced.
     #[must_use]
     pub fn reduces(mut self, operand: Reduced) -> Self {
         self.reduced = Some(operand);
         self
     }
 
-    /// Returns the `n`-th input; repeated ones are all the last.
+    /// Returns the `n`-th input. All repeated inputs are the last one.
     #[must_use]
     pub fn input(&self, n: usize) -> Option<&Operand> {
         match self.inputs.get(n) {
@@ -125,7 +126,8 @@ impl Signature {
         (all - self.optional_outputs, all)
     }
 
-    /// Returns how many inputs the arithmetic reads: those that are not [`Extent::Ignored`].
+    /// Returns the number of inputs that the arithmetic reads: those that are not
+    /// [`Extent::Ignored`].
     #[must_use]
     pub fn used_inputs(&self) -> usize {
         let used = |o: &&Operand| o.extent != Extent::Ignored;
@@ -133,17 +135,17 @@ impl Signature {
     }
 }
 
-/// Makes an operand.
+/// Creates an operand.
 pub(super) const fn operand(name: &'static str, extent: Extent) -> Operand {
     Operand { name, extent }
 }
 
-/// Names a tensor of [`Extent::Any`].
+/// Creates an operand of [`Extent::Any`].
 pub(super) const fn any(name: &'static str) -> Operand {
     operand(name, Extent::Any)
 }
 
-/// Names a tensor of [`Extent::Full`].
+/// Creates an operand of [`Extent::Full`].
 pub(super) const fn full(name: &'static str) -> Operand {
     operand(name, Extent::Full)
 }

@@ -14,15 +14,15 @@ fn from_result(mut at: Vjp<'_>, kind: OpKind) -> Contributions {
     Vjp::first(at.like(kind, &[dy, y], x))
 }
 
-/// Emits the gradient of a softmax, from its result and the result's product with `d_y`, which
-/// PyTorch holds in memory (`softmax_backward_cuda_out`).
+/// Emits the gradient of a softmax from its result and the elementwise product of result and `d_y`,
+/// which PyTorch materializes (`softmax_backward_cuda_out`).
 fn from_product(mut at: Vjp<'_>, kind: OpKind) -> Contributions {
     let (x, y, dy) = (at.x(0), at.y(0), at.dy);
     let product = at.like(OpKind::Mul, &[dy, y], x);
     Vjp::first(at.like(kind, &[product, y], x))
 }
 
-/// Defines a function of rows and its backward, from the result.
+/// Defines a function over rows and its backward, which uses the result.
 macro_rules! softmax {
     ($Forward:ident $name:literal, $Grad:ident $grad_name:literal by $vjp:ident, priced_only $priced_only:literal) => {
         impl OpDef for op::$Forward {

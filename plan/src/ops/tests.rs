@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 mod examples;
 mod gradients;
 
-/// Names for `examples`.
+/// Names that `examples` uses.
 mod terms {
     pub(super) use crate::ir::OpKind;
     pub(super) use crate::ops::{Extent, Operand};

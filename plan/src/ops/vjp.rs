@@ -35,14 +35,14 @@ impl Vjp<'_> {
         self.g.compute_like(kind, inputs, &[like])[0]
     }
 
-    /// Emits the only input's gradient: `kind` of the output's gradient and `saved`.
+    /// Emits the gradient of the only input: `kind` applied to the output's gradient and `saved`.
     pub(super) fn unary(mut self, kind: OpKind, saved: ValueId) -> Contributions {
         let x = self.x(0);
         let dx = self.like(kind, &[self.dy, saved], x);
         Contributions::from_slice(&[(0, dx)])
     }
 
-    /// Gives `gradient` to input 0.
+    /// Returns `gradient` as the gradient of input 0.
     pub(super) fn first(gradient: ValueId) -> Contributions {
         Contributions::from_slice(&[(0, gradient)])
     }

@@ -49,37 +49,37 @@ struct Gather {
 /// Buffers of one group.
 #[derive(Clone, Debug, Default)]
 struct GroupState {
-    /// Sharded parameters (rank 0's padded shards).
+    /// Sharded parameters (padded shards of rank 0).
     shards: Vec<BufferId>,
     /// Unsharded parameters.
     full: Vec<BufferId>,
-    /// Layout of what is reduced: the trained parameters, packed.
+    /// Layout of the reduced gradients: the trained parameters, packed.
     grads: PerParamLayout,
-    /// Indices of these in the group.
+    /// Indices of the trained parameters in the group.
     trained: Vec<usize>,
-    /// Optimizer items' state, by trained parameter.
+    /// State of the optimizer's items, by trained parameter.
     moments: Vec<Option<crate::lower::optimizer::Moments>>,
-    /// Reduced gradients of the step (the output of the first reduction whose result is complete).
+    /// Reduced gradients of the step: the output of the first reduction that completes them.
     reduced: Option<BufferId>,
-    /// Sum over the shard axis of the micro-batches so far, if the last one's is reduced over the
-    /// replicas.
+    /// Sum over the shard axis of the micro-batches so far, if only the last micro-batch is reduced
+    /// over the replicas.
     partial: Option<BufferId>,
-    /// Its buffer, once made.
+    /// Buffer of `partial`, once allocated.
     partial_made: Option<BufferId>,
-    /// Result of the replicas' reduction, if the gradient is a cast of it: kept until the end of
-    /// backward.
+    /// Result of the all-reduce over replicas, if the gradient is a cast of it. It is kept until
+    /// the end of backward.
     all_reduced: Option<BufferId>,
-    /// End of the group's last reduction, including cast and accumulation.
+    /// End of the group's last reduction, including its cast and accumulation.
     post_reduce: Option<EventId>,
-    /// Host offload: what is copied to the device before a gather, and gradients in host memory.
+    /// Host offload: device copies of the shards before a gather, and gradients in host memory.
     host: Option<offload::HostState>,
-    /// The buffer of a gather while that of the unit's use before is kept.
+    /// Buffer of a unit's next gather while the buffer of its previous use is still held.
     gathered_again: Option<BufferId>,
-    /// By parameter, what casts it before an 8-bit gather.
+    /// By parameter: the cast before an 8-bit gather.
     casts: Vec<Option<float8::Cast>>,
-    /// Slices kept by integer reshard, until the backward's copy-out.
+    /// Slices kept by integer reshard, until the copy-out in backward.
     kept: Vec<BufferId>,
-    /// Event after these slices were made (`_reshard_after_forward_event`).
+    /// Event after these slices were copied (`_reshard_after_forward_event`).
     resharded: Option<EventId>,
 }
 
@@ -92,24 +92,24 @@ pub(crate) struct Fsdp2 {
     issued: Vec<Option<Gather>>,
     /// Whether a unit's parameters are full.
     full: Vec<bool>,
-    /// Full parameters that have the storage that they keep.
+    /// Full parameters that already have the storage that they keep.
     stored: HashSet<BufferId>,
-    /// Gather buffer kept by forward, with the event of its copy-out.
+    /// Gather buffer that forward holds, with the event of its copy-out.
     held: Option<(BufferId, EventId)>,
     /// Inputs of the reduce-scatters in flight, with their events.
     pending: VecDeque<(BufferId, EventId)>,
-    /// Unsharded gradients, and their sums in micro-batches without a reduction.
+    /// Unsharded gradients, and their sums over micro-batches without a reduction.
     grads: AutogradGrads,
     /// Whether one backward covers all micro-batches; see Note [Joint backward].
     joint: bool,
-    /// Units that have a hook after their backward, by unit.
+    /// Whether each unit has a hook after its backward.
     hooked: Vec<bool>,
     backward: bool,
     micro_batch: u16,
     last: bool,
     in_flight: usize,
-    /// Stream of operators on the CPU, if parameters, gradients and optimizer state are in host
-    /// memory (`CPUOffloadPolicy`).
+    /// CPU stream for operators, if parameters, gradients and optimizer state are in host memory
+    /// (`CPUOffloadPolicy`).
     cpu: Option<StreamId>,
     /// Scales of weights that are gathered in 8 bits.
     scales: Option<Scales>,
@@ -136,7 +136,7 @@ impl Fsdp2 {
             .map(|g| Self::group_state(out, g, copy_in, cpu))
             .collect();
         let joint = out.inputs.scenario.train.joint_backward;
-        // Autograd adds up what arrives within a backward.
+        // Autograd adds up gradients that arrive within one backward.
         let sums = if joint {
             out.inputs.types.compute
         } else {
@@ -226,7 +226,7 @@ impl Lifecycle for Fsdp2 {
 
     fn before_inputs(&mut self, out: &mut Emitter<'_>) {
         if self.scales.is_some() {
-            // Later steps find the scales that the step before has made.
+            // Later steps use the scales that the previous step has computed.
             let from = out.b.next_instr();
             self.refresh_float8(out);
             let to = out.b.next_instr();
@@ -252,7 +252,7 @@ impl Lifecycle for Fsdp2 {
             return;
         }
         match out.inputs.scenario.fsdp.reshard_after_forward {
-            // Slices would outlive a validation forward, which no backward follows.
+            // After a validation forward, there is no backward that would free the slices.
             Reshard::Group(n) if out.b.phase() != Phase::Validation => {
                 self.keep_slices(out, unit, n)
             }
@@ -261,14 +261,14 @@ impl Lifecycle for Fsdp2 {
     }
 
     fn outputs(&mut self, out: &mut Emitter<'_>) {
-        // The root's post-forward (`iter_forward_root`).
+        // Post-forward of the root (`iter_forward_root`).
         self.drop_held(out);
     }
 
     fn forward_end(&mut self, out: &mut Emitter<'_>) {
         self.drop_held(out);
-        // torch keeps units that do not reshard for the next forward; here a step always starts in
-        // the same state.
+        // torch keeps units that do not reshard for the next forward. Here, each step starts in the
+        // same state.
         if out.b.phase() == Phase::Validation {
             for unit in out.inputs.forward_order.clone() {
                 self.reshard(out, unit);
@@ -314,7 +314,7 @@ impl Lifecycle for Fsdp2 {
                     let params = out.inputs.group(g).params.len();
                     out.b.hook(Rule::Accumulate, params as u16);
                 }
-                // Once the parameters are freed: a cast needs memory
+                // The parameters are freed first because the cast allocates memory
                 // (`to_accumulated_grad_if_needed`).
                 for p in out.inputs.group(g).params.clone() {
                     self.grads.keep(out, p);
@@ -323,9 +323,10 @@ impl Lifecycle for Fsdp2 {
         }
     }
 
-    /// The hook after each use reshards. It finds no gradients: autograd accumulates those of a
-    /// parameter once it has all of them. (torch reduces the parameters that no other use reads at
-    /// this point, by a collective of their own; here they wait for the others.)
+    /// Runs the hook after a use, which reshards the unit. The hook finds no gradients, because
+    /// autograd accumulates a parameter's gradient only once it has all contributions. (torch
+    /// reduces parameters that no other use reads at this point, in a separate collective; here
+    /// they wait for the others.)
     fn between_backwards(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         if self.last || !self.joint || self.hooked[unit.index()] {
             self.reshard_after_backward(out, unit);
@@ -345,7 +346,7 @@ impl Lifecycle for Fsdp2 {
             self.end_unused(out, unit);
         }
         self.drop_untouched(out);
-        // `finalize_backward` of every group, then the last inputs of the root's.
+        // `finalize_backward` of every group, then the last inputs of the root group.
         let offloads = self.cpu.is_some();
         for state in &mut self.groups {
             if let Some(event) = state.post_reduce.take() {
@@ -447,9 +448,9 @@ impl Lifecycle for Fsdp2 {
 
     fn step_end(&mut self, out: &mut Emitter<'_>) {
         self.after_host_step(out);
-        // `zero_grad(set_to_none=True)`. The gradients came from the reduce stream, which learns of
-        // the optimizer's reads only through the next step's first reduction: that one waits for
-        // compute before it writes.
+        // `zero_grad(set_to_none=True)`. The gradients were allocated on the reduce stream. That
+        // stream waits for the optimizer's reads only at the next step's first reduction, which
+        // waits for compute before it writes.
         for g in out.inputs.group_ids() {
             let state = &mut self.groups[g.index()];
             let offloaded = state.host.as_mut().map(|h| h.take_gradients());
@@ -463,9 +464,9 @@ impl Lifecycle for Fsdp2 {
     }
 }
 
-/// Refuses strategies that this policy does not have: it can only replicate over the outer axis. A
-/// sum over the inner axis that only the last micro-batch reduces over replicas needs a gradient
-/// there; see Note [Skipped blocks].
+/// Rejects strategies that this policy does not support: it can only replicate over the outer axis.
+/// If only the last micro-batch reduces the sum over replicas, it needs a gradient in that
+/// micro-batch; see Note [Skipped blocks].
 pub(crate) fn supports(inputs: &LoweringInputs<'_>) -> Result<(), PlanError> {
     let fsdp = &inputs.scenario.fsdp;
     if inputs.outer > 1 && fsdp.outer_strategy == OuterStrategy::Optim {

@@ -1,20 +1,21 @@
 //! `compile.mode = "full"`: collectives are nodes of the compiled graph (SimpleFSDP and Inductor's
 //! passes over it).
 //!
-//! There are no units and no hooks: every parameter's gather is a functional collective before its
-//! first use, every gradient's reduce-scatter one after its last contribution. The passes, in the
-//! order they run here:
-//! - bucketing: parameters adjacent in use order are merged up to `bucket_bytes` (`bucketing.py`);
-//! - reordering: gathers start ahead of their use while the bytes in flight stay under
-//!   `max_inflight_bytes` and under the memory that the budget allows, at least one bucket ahead
+//! There are no units and no hooks. A parameter is gathered by a functional collective before its
+//! first use; a gradient is reduce-scattered after its last contribution. The passes, in the order
+//! in which they run here:
+//! - bucketing: parameters that are adjacent in order of use are merged up to `bucket_bytes`
+//!   (`bucketing.py`);
+//! - reordering: gathers start before their use while the bytes in flight stay below
+//!   `max_inflight_bytes` and within the memory budget, at least one bucket ahead
 //!   (`overlap_scheduling.py`);
 //! - wait sinking: computation waits for a gather at its first use, and for a reduction when the
 //!   next one has started;
-//! - re-inplacing: a gather's input is the rank's slice of its output, and the first reduction's
-//!   output is the gradient.
+//! - re-inplacing: the input of a gather is the rank's slice of its output, and the output of the
+//!   first reduction is the gradient.
 //!
 //! Bucket copies run on the compute stream, as in the published implementation. All decisions
-//! depend on the graph alone, so every rank issues the same order.
+//! depend on the graph alone, so all ranks issue collectives in the same order.
 
 mod buckets;
 mod gather;
@@ -57,7 +58,7 @@ struct InFlight {
     bytes: u64,
 }
 
-/// Reductions of a bucket, and the buffers they need until they are done.
+/// Reductions of a bucket, and the buffers that they need until they finish.
 #[derive(Clone, Debug)]
 struct Reducing {
     buffers: SmallVec<[BufferId; 3]>,
@@ -73,7 +74,7 @@ pub(crate) struct Full {
     directions: [Direction; 3],
     reductions: Vec<Bucket>,
     reduction_of: Vec<Option<u32>>,
-    /// Buffers of gather buckets and reduction buckets, made on first use.
+    /// Buffers of gather buckets and reduction buckets, allocated on first use.
     gather_buffers: Vec<Vec<Option<BufferId>>>,
     reduce_buffers: Vec<Option<ReduceBuffers>>,
     pass: Pass,
@@ -82,7 +83,7 @@ pub(crate) struct Full {
     issued: Vec<Option<InFlight>>,
     full: Vec<bool>,
     grad_live: Vec<bool>,
-    /// Number of gradients still missing in each reduction bucket.
+    /// Number of gradients that each reduction bucket still lacks.
     missing: Vec<usize>,
     reducing: VecDeque<Reducing>,
     uses: usize,

@@ -1,14 +1,14 @@
 //! The `megatron` policy: megatron-fsdp 0.6.1, the production engine (`megatron_fsdp.py`,
 //! `param_and_grad_buffer.py`).
 //!
-//! - One flat bucket per unit and one for the root's own parameters, which stays gathered once it
-//!   has been.
+//! - Each unit has one flat bucket, and the root's own parameters have one, which stays gathered
+//!   after its first gather.
 //! - Gathers are prefetched in bucket order until half of the suggested communication size is in
 //!   flight.
-//! - Each of autograd's gradients is copied, as soon as it is complete, into its group's full
-//!   bucket, which exists from the first gradient on. After the last one the bucket is reduced in
-//!   place into the rank's slice and then added to the persistent shard. A queue limited in
-//!   elements decides when buckets are released.
+//! - Each of autograd's gradients is copied, as soon as it is complete, into the full bucket of its
+//!   group, which is allocated for the first gradient. After the last gradient, the bucket is
+//!   reduced in place into the rank's slice, and the slice is added to the persistent shard. A
+//!   queue with a limit in elements decides when buckets are released.
 
 mod spec;
 
@@ -36,7 +36,7 @@ use std::collections::VecDeque;
 struct Queued {
     unit: UnitId,
     done: EventId,
-    /// Buffers that are freed after it: the bucket, if gradients are sharded, and copies in the
+    /// Buffers that are freed afterwards: the bucket, if gradients are sharded, and copies in the
     /// communication dtype.
     buffers: SmallVec<[BufferId; 3]>,
     elements: u64,
@@ -44,11 +44,11 @@ struct Queued {
 
 pub(crate) struct Megatron {
     flat: Flat,
-    /// Units in bucket order: registration order of their first parameter.
+    /// Units in bucket order, which is the registration order of their first parameter.
     buckets: Vec<UnitId>,
     gathered: Vec<Option<EventId>>,
     full: Vec<bool>,
-    /// Root buckets keep their storage between steps once they have one.
+    /// Root buckets keep their storage between steps once it is allocated.
     preserved: Vec<bool>,
     grads: AutogradGrads,
     /// Full buckets that collect gradients, by group.
@@ -66,13 +66,13 @@ pub(crate) struct Megatron {
     first: bool,
     /// Groups whose G has gradients of this step, if it is not sharded.
     written: Vec<bool>,
-    /// Whether backward has gathered nothing yet.
+    /// Whether backward has not gathered any unit yet.
     recycles: bool,
     micro_batch: u16,
-    /// Whether no forward of this step has begun.
+    /// Whether no forward of this step has started.
     step_begins: bool,
     last: bool,
-    /// Elements that may wait in the reduce queue, which is also the target of prefetch.
+    /// Maximum number of elements in the reduce queue, which is also the target of prefetch.
     capacity: u64,
     double_buffer: bool,
 }
@@ -86,15 +86,17 @@ impl Megatron {
         let streams = CommStreams::new(out, multi, 0, 0);
         let comms = out.communicators(separate);
         if multi {
-            // The device mesh broadcasts initial parameters over a separate group, which stays: 384
-            // MiB of device memory in addition to the sharding group's, measured on 4 H200.
+            // The device mesh broadcasts initial parameters over a separate process group, which
+            // stays alive: 384 MiB of device memory in addition to the sharding group's, measured
+            // on 4 H200.
             out.communicator("mesh", AxisSet::DATA, false);
         }
         let flat = Flat::new(out, comms, streams, true);
         let mut buckets = out.inputs.forward_order.clone();
         buckets.sort_by_key(|u| {
             let groups = &out.inputs.unit(*u).groups;
-            // The root's own parameters form the last bucket: units are matched before the rest.
+            // The root's own parameters form the last bucket, because units are matched before the
+            // rest.
             (
                 out.inputs.unit(*u).spec.is_root,
                 groups
@@ -132,8 +134,8 @@ impl Megatron {
     }
 
     fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, rule: Rule) {
-        // Replicated weights stay full until the next step, so that their first gather is the only
-        // one.
+        // Replicated weights stay full until the next step, so they are gathered only once per
+        // step.
         let first = self.first || out.inputs.skips_units();
         if std::mem::replace(&mut self.full[unit.index()], true)
             || !self.flat.gathers(out.inputs, first)
@@ -161,11 +163,11 @@ impl Megatron {
                 }
             }
         }
-        // Every gather waits for the work already enqueued on the compute stream; see
-        // Note [Unshard gate].
+        // Each gather waits for the work already enqueued on the compute stream; see Note [Unshard
+        // gate].
         out.b
             .join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
-        // Codes are cast after the optimizer.
+        // Codes are cast after the optimizer step.
         let stale = self.first && !self.flat.gathers_float8();
         for g in out.inputs.groups_of(unit) {
             self.flat.gather(out, rule, g, stale, None);
@@ -183,8 +185,8 @@ impl Megatron {
         }
     }
 
-    /// `AllGatherPipeline`: walks the bucket order from `unit` until the prefetched elements reach
-    /// the budget.
+    /// `AllGatherPipeline`: walks the buckets in order from `unit` until the prefetched elements
+    /// reach the budget.
     fn prefetch(&mut self, out: &mut Emitter<'_>, unit: UnitId, backward: bool) {
         let rule = if backward {
             out.inputs.scenario.fsdp.prefetch_backward
@@ -206,8 +208,8 @@ impl Megatron {
                 Prefetch::Elements(n) => elements < n,
                 Prefetch::Depth(d) => count < d,
             };
-            // With the double buffer a third unit is never in flight, and non-unit parameters are
-            // not prefetched.
+            // With the double buffer, there are never three units in flight, and parameters outside
+            // units are not prefetched.
             if !go
                 || (self.double_buffer
                     && (self.live_units(out.inputs) >= 2 || is_resident(out.inputs, next)))
@@ -216,7 +218,7 @@ impl Megatron {
             }
             elements += out.inputs.unit(next).numel;
             count += 1;
-            // A unit that backward does not reach (frozen before anything trained, or skipped)
+            // A unit that backward does not reach (frozen before the first trained one, or skipped)
             // would never be released.
             let lost = !self.reached[next.index()] || !out.inputs.uses(self.micro_batch, next);
             let useless = backward && (self.done[next.index()] || lost);
@@ -247,7 +249,7 @@ impl Megatron {
         }
     }
 
-    /// Releases a unit that nothing has used since its gather (`wait_bucket_ready`).
+    /// Releases a unit that has not been used since its gather (`wait_bucket_ready`).
     fn recycle(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         if let Some(event) = self.gathered[unit.index()].filter(|_| self.full[unit.index()])
             && self.flat.streams.gather != COMPUTE
@@ -268,7 +270,7 @@ impl Megatron {
         }
     }
 
-    /// Pops reductions above the queue's capacity: `wait_for_previous_grad_reduce`. See
+    /// Pops reductions that exceed the capacity of the queue (`wait_for_previous_grad_reduce`). See
     /// Note [Reductions in flight].
     fn gate(&mut self, out: &mut Emitter<'_>) {
         while self.queue.iter().map(|q| q.elements).sum::<u64>() > self.capacity {
@@ -276,11 +278,11 @@ impl Megatron {
         }
     }
 
-    /// Limits the units in reduction to two with the double buffer; the unit whose gradients are
-    /// collected counts if it is double-buffered. (`_enforce_double_buffer_limit`, which runs
-    /// before a bucket is taken. Its waits are on the reduce stream, so that nothing orders the
-    /// copies into the bucket after its last reduction; here computation waits.) See
-    /// Note [Double buffer].
+    /// Limits the number of units in reduction to two with the double buffer. The unit whose
+    /// gradients are being collected counts if it is double-buffered. See Note [Double buffer]. (In
+    /// the source, `_enforce_double_buffer_limit` runs before a bucket is taken. It waits on the
+    /// reduce stream, so nothing orders the copies into the bucket after its last reduction. Here,
+    /// computation waits.)
     fn limit_double_buffer(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         if !self.double_buffer {
             return;
@@ -303,9 +305,9 @@ impl Megatron {
         }
     }
 
-    /// Enqueues a reduction. The source keeps the bucket until the reduction over the outer axis is
-    /// done too, although that reads only main gradients: it records one event after both
-    /// (`_bucket_group_gradient_reduce`).
+    /// Enqueues a reduction. The source keeps the bucket until the reduction over the outer axis
+    /// has finished, too, although that one reads only main gradients: it records one event after
+    /// both (`_bucket_group_gradient_reduce`).
     fn enqueue(
         &mut self,
         out: &mut Emitter<'_>,
@@ -327,8 +329,9 @@ impl Megatron {
         }
     }
 
-    /// Returns where a group's gradients are collected: its bucket, taken at the first gradient of
-    /// a backward (`get_main_grad`), or all of G, to which later micro-batches add.
+    /// Returns the range that collects a group's gradients. This is its bucket, allocated for the
+    /// first gradient of a backward (`get_main_grad`), or the full gradient buffer, to which later
+    /// micro-batches add.
     fn bucket(&mut self, out: &mut Emitter<'_>, g: GroupId) -> (Access, DType) {
         if !self.flat.grad_sharded(g) {
             let grad = self.flat.state(g).grad;
@@ -360,7 +363,8 @@ impl Megatron {
         (whole, c)
     }
 
-    /// Moves one of autograd's gradients to where its group's are collected: `_grad_acc`.
+    /// Moves one of autograd's gradients to the range that collects those of its group
+    /// (`_grad_acc`).
     fn handle_grad(&mut self, out: &mut Emitter<'_>, g: GroupId, p: ParamId) {
         let Some(grad) = self.grads.take(p) else {
             return;
@@ -392,9 +396,9 @@ impl Megatron {
         out.b.free(Rule::Grad, grad);
     }
 
-    /// Fills the buckets of units that the micro-batch has not used with zeros, all of them before
-    /// the first one is reduced; see Note [Skipped blocks]. G that is not sharded is zero if
-    /// nothing has added to it.
+    /// Fills the buckets of units that the micro-batch has not used with zeros. All are filled
+    /// before the first one is reduced; see Note [Skipped blocks]. A gradient buffer that is not
+    /// sharded is zeroed if nothing has been added to it.
     fn end_unused(&mut self, out: &mut Emitter<'_>) {
         let unused = out.inputs.unused(self.micro_batch);
         if unused.is_empty() {
@@ -437,15 +441,15 @@ impl Megatron {
         out.b.at(UnitId(0), out.b.phase());
     }
 
-    /// Makes scales and codes of the weights that are gathered in 8 bits (`--fp8-param-gather`):
-    /// `quantize_master_weights`.
+    /// Computes the scales and codes of weights that are gathered in 8 bits (`--fp8-param-gather`,
+    /// `quantize_master_weights`).
     fn quantize_weights(&self, out: &mut Emitter<'_>) {
         self.flat.refresh_float8(out, true);
         self.flat.cast_shards_float8(out);
     }
 
-    /// Reduces a group whose gradients are all complete: in every backward if gradients are
-    /// sharded, or else in the last one.
+    /// Reduces a group whose gradients are complete: in each backward if gradients are sharded,
+    /// otherwise only in the last one.
     fn reduce(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         out.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
         let bucket = self.filling[g.index()].take();
@@ -479,17 +483,17 @@ fn zero(out: &mut Emitter<'_>, range: Access, dtype: DType) {
     });
 }
 
-/// Returns whether a unit stays gathered, as parameters outside every unit do: their bucket keeps
-/// its storage for the whole run.
+/// Returns whether a unit stays gathered. Parameters outside all units do: their bucket keeps its
+/// storage for the whole run.
 fn is_resident(inputs: &LoweringInputs<'_>, unit: UnitId) -> bool {
     let spec = &inputs.unit(unit).spec;
     spec.is_root || spec.keep
 }
 
-/// Returns `suggested_communication_unit_size` if it is not set, in elements (`megatron_fsdp.py`,
+/// Returns the default of `suggested_communication_unit_size` in elements (`megatron_fsdp.py`,
 /// `_init_fsdp_param_and_grad_buffer`): twice the mean unit under ZeRO-3, otherwise the bucket
-/// size, which is 1e9 by default (`bucket_size` has no key here). The result is at least 1e9 (the
-/// source's comment says "cap", its code is a floor).
+/// size, which is 1e9 by default (`bucket_size` has no key here). The result is at least 1e9: the
+/// comment in the source says "cap", but the code is a floor.
 fn suggested_size(inputs: &LoweringInputs<'_>) -> u64 {
     const DEFAULT: u64 = 1_000_000_000;
     if inputs.scenario.fsdp.strategy != Strategy::OptimGradsParams {
@@ -499,7 +503,7 @@ fn suggested_size(inputs: &LoweringInputs<'_>) -> u64 {
         .forward_order
         .iter()
         .filter(|u| !is_resident(inputs, **u));
-    // Of parameters, without padding.
+    // Counts parameters, without padding.
     let numel = |u: &UnitId| -> u64 {
         let params = inputs
             .unit(*u)
@@ -519,7 +523,7 @@ impl Lifecycle for Megatron {
     }
 
     fn micro_batch(&mut self, index: u16, last: bool) {
-        // It counts backwards, of which a joint one is the first.
+        // The source counts backwards; a joint backward is the first one.
         self.first = index == 0 || self.joint;
         self.step_begins = index == 0;
         if index == 0 {
@@ -532,13 +536,14 @@ impl Lifecycle for Megatron {
     fn forward_start(&mut self, out: &mut Emitter<'_>) {
         if std::mem::take(&mut self.step_begins) {
             if out.b.phase() != Phase::Validation && self.flat.gathers_float8() {
-                // Later steps find the codes that the step before has made.
+                // Later steps use the codes that the previous step has computed.
                 let from = out.b.next_instr();
                 self.quantize_weights(out);
                 let to = out.b.next_instr();
                 out.b.withhold_from_later(from..to);
             }
-            // The pipeline is reset: resident buckets keep their storage, their content is stale.
+            // The pipeline is reset: resident buckets keep their storage, but their content is
+            // stale.
             self.full.fill(false);
             self.gathered.fill(None);
         }
@@ -584,7 +589,8 @@ impl Lifecycle for Megatron {
         self.release(out, unit);
     }
 
-    /// `_process_post_backward_gradients`, the hook after a parameter's accumulation.
+    /// `_process_post_backward_gradients`: the hook after the accumulation of a parameter's
+    /// gradient.
     fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         let (g, _) = out.inputs.home[p.index()];
         if !out.inputs.group(g).requires_grad {
@@ -619,7 +625,7 @@ impl Lifecycle for Megatron {
         while !self.queue.is_empty() {
             self.pop(out, Rule::FinalFence);
         }
-        // Frozen units before the first trained one have no backward to be released in.
+        // Frozen units before the first trained one have no backward that releases them.
         for unit in out.inputs.forward_order.clone() {
             self.release(out, unit);
         }
@@ -660,7 +666,7 @@ impl Lifecycle for Megatron {
         self.flat.refresh(out, COMPUTE);
         self.quantize_weights(out);
         self.casts.free(out);
-        // `zero_grad_buffer`: all persistent gradients are zeroed in one go.
+        // `zero_grad_buffer` zeroes all persistent gradients at once.
         let grads: Vec<Access> = out
             .inputs
             .group_ids()

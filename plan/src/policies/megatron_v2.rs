@@ -2,16 +2,16 @@
 //! (`experimental/module.py`, `parameter_group.py`, `dbuffer.py`, `optimizer.py`), which shards one
 //! module per `fully_shard`.
 //!
-//! - Every unit is gathered into a storage of its own, which is resized to nothing after forward
-//!   and after backward, the root's too. Allocation and release are on the gather stream, after a
+//! - Every unit, including the root, is gathered into separate storage, which is resized to zero
+//!   after forward and after backward. Allocation and release happen on the gather stream, after a
 //!   wait for computation.
-//! - A unit's hooks gather the next unit of a fixed order: registration order in forward, the root
-//!   and then children in reverse in backward.
-//! - A unit is reduced when all of its trained parameters have their gradients. They are packed
-//!   into a buffer of the reduction stream, for which computation first waits for that stream, and
-//!   reduced from there into the persistent shard. The unit is released after that.
-//! - The optimizer sees gradients in the type of main weights, and casts compute weights group by
-//!   group after its step.
+//! - A unit's hooks gather the next unit in a fixed order: registration order in forward; the root
+//!   and then its children in reverse order in backward.
+//! - A unit is reduced when all of its trained parameters have gradients. Computation waits for the
+//!   reduction stream, the gradients are packed into a buffer of that stream, and they are reduced
+//!   from there into the persistent shard. The unit is then released.
+//! - The optimizer uses gradients in the dtype of the main weights. After its step, it casts the
+//!   compute weights group by group.
 
 mod build;
 mod order;
@@ -34,30 +34,30 @@ use order::Orders;
 
 // Note [Host work of the experimental engine]
 //
-// Counts of per-parameter work, in units of a parameter's bookkeeping in a hook of FSDP2, which
-// hardware profiles measure (`hook_param_us`). The experimental engine does more in Python per
-// parameter than the others:
+// The constants below count per-parameter work, in units of a parameter's bookkeeping in an FSDP2
+// hook, which hardware profiles measure (`hook_param_us`). The experimental engine does more work
+// in Python per parameter than the others:
 //
-// - gathering and releasing install parameters on modules, as in FSDP2: 1 per gather;
-// - a gradient runs a hook of its own (1), is found in the layout and packed by a copy of its own
-//   (1), and its reduced shard is made a DTensor twice, after the reduction and after a reduction
-//   over the outer axis that plain data parallelism does not have (2);
-// - the optimizer's hooks cast it through DTensor's dispatch (1), install the cast (1), and
-//   install the original again (1).
+// - gathering and releasing a unit installs parameters on modules, as in FSDP2: 1 per gather;
+// - a gradient runs a separate hook (1), is looked up in the layout and packed by a separate copy
+//   (1), and its reduced shard is wrapped as a DTensor twice: after the reduction, and after the
+//   reduction over the outer axis, which plain data parallelism does not have (2);
+// - the optimizer's hooks cast it through DTensor's dispatch (1), install the cast (1), and restore
+//   the original (1).
 
 /// Per-parameter work of a reduction.
 const REDUCED: u16 = 4;
 /// Per-parameter work of the optimizer's hooks.
 const CAST: u16 = 3;
 
-/// Parameters of a unit that backward still needs.
+/// Number of parameters of a unit that backward still needs.
 #[derive(Clone, Copy, Debug, Default)]
 struct Pending {
-    /// Trained parameters.
+    /// Number of trained parameters.
     trained: usize,
-    /// Those without a gradient in this backward.
+    /// Number of these without a gradient in this backward.
     missing: usize,
-    /// Position on the tape of the last kernel that reads a parameter in backward.
+    /// Tape position of the last kernel that reads a parameter in backward.
     last_read: Option<u32>,
 }
 
@@ -69,18 +69,18 @@ pub(crate) struct MegatronV2 {
     grads: AutogradGrads,
     /// Inputs of reductions, by group.
     packed: Vec<Option<BufferId>>,
-    /// Copies of shards that replicas average, by group.
+    /// Copies of shards for the average over replicas, by group.
     copies: Vec<Option<BufferId>>,
     pending: Vec<Pending>,
-    /// Position on the tape up to which kernels of this backward have been issued.
+    /// Tape position up to which the kernels of this backward have been issued.
     issued: Option<u32>,
     casts: GradCasts,
     first: bool,
-    /// Whether no forward of this step has begun.
+    /// Whether no forward of this step has started.
     step_begins: bool,
     last: bool,
-    /// Whether the loss is computed from outputs of the root, so that hooks of the root run before
-    /// it in forward and after it in backward.
+    /// Whether the loss is computed outside the root, from its outputs. Hooks of the root then run
+    /// before the loss in forward and after it in backward.
     loss_apart: bool,
 }
 
@@ -162,9 +162,9 @@ impl MegatronV2 {
         }
     }
 
-    /// Reduces and releases a unit once its gradients are complete and nothing reads it any longer.
-    /// (The source acts on the last gradient alone: of a layer, autograd computes the gradients of
-    /// weight and input in one node, before it accumulates.)
+    /// Reduces and releases a unit once its gradients are complete and no kernel reads it any
+    /// longer. (The source only waits for the last gradient: autograd computes the gradients of a
+    /// layer's weight and input in one node, before it accumulates them.)
     fn complete(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         let pending = self.pending[unit.index()];
         if pending.trained == 0 || pending.missing > 0 || pending.last_read > self.issued {
@@ -178,14 +178,14 @@ impl MegatronV2 {
         out.b.at(at, phase);
     }
 
-    /// Returns whether a unit's backward starts with the gradients of the model's outputs.
+    /// Returns whether the backward of a unit starts with the gradients of the model's outputs.
     fn starts_at_outputs(&self, inputs: &LoweringInputs<'_>, unit: UnitId) -> bool {
         self.loss_apart && inputs.unit(unit).spec.is_root
     }
 }
 
-/// Returns the streams of `FsdpContext`: one for gathers, one for reductions over both axes, both
-/// of the default priority.
+/// Returns the streams of `FsdpContext`, both with default priority: one for gathers, and one for
+/// reductions over both axes.
 fn streams(out: &mut Emitter<'_>) -> CommStreams {
     let several = out.inputs.data_ranks() > 1;
     let mut stream = |kind| {
@@ -215,7 +215,7 @@ impl Lifecycle for MegatronV2 {
         self.last = last;
     }
 
-    /// The root's `pre_forward`, as far as it does not depend on the root's parameters.
+    /// The part of the root's `pre_forward` that does not depend on the root's parameters.
     fn forward_start(&mut self, out: &mut Emitter<'_>) {
         if std::mem::take(&mut self.step_begins) {
             // Replicated weights are gathered in the first micro-batch.
@@ -281,7 +281,7 @@ impl Lifecycle for MegatronV2 {
         }
     }
 
-    /// The hook after a parameter's accumulation.
+    /// The hook after the accumulation of a parameter's gradient.
     fn grad_ready(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         let (g, _) = out.inputs.home[p.index()];
         if out.inputs.group(g).requires_grad {
@@ -292,7 +292,7 @@ impl Lifecycle for MegatronV2 {
     }
 
     fn post_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
-        // Others are released with their last gradient.
+        // Units with trained parameters are released with their last gradient.
         if self.pending[unit.index()].trained == 0 {
             self.reshard(out, unit);
         }
@@ -318,8 +318,8 @@ impl Lifecycle for MegatronV2 {
         self.grads.location(out, p)
     }
 
-    /// Casts gradients for the optimizer (`step_pre_hook`). Clipping comes before that in the
-    /// source; here it works on the casts, whose norm is the same.
+    /// Casts gradients for the optimizer (`step_pre_hook`). The source clips before the cast; here,
+    /// clipping works on the casts, which have the same norm.
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<ShardState> {
         let groups = out.inputs.groups_by_param();
         let mut states = self.flat.optimizer_state(out, groups.iter().copied());
@@ -336,7 +336,7 @@ impl Lifecycle for MegatronV2 {
 
     fn step_end(&mut self, out: &mut Emitter<'_>) {
         self.casts.free(out);
-        // `step_post_hook`, for the groups that the optimizer has parameters of.
+        // `step_post_hook`, for groups with parameters in the optimizer.
         for g in out.inputs.group_ids() {
             if out.inputs.group(g).requires_grad {
                 self.flat.refresh_group(out, g, COMPUTE);

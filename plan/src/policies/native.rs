@@ -1,20 +1,20 @@
 //! The policy `native`: the per-module lifecycle of the `fully_shard` rewrite (Megatron-LM #4435),
-//! with the discipline of the clean one on its main branch: every buffer is freed on the stream
-//! that used it last, after a wait edge.
+//! with the stream discipline of the version on Megatron-LM's main branch: each buffer is freed on
+//! the stream that used it last, after a wait edge.
 //!
-//! - `unshard.rs`: a gather writes the flat buffer that parameters view. Gathers run ahead up to
-//!   the prefetch depth or element budget, never in recompute. Backward gathers only the units of
-//!   which one of its kernels reads a weight. Under HFSDP a unit's shards are gathered over the
-//!   outer axis once per step, before its first gather. The end of a step may gather the units that
-//!   the next one starts with, as soon as they are updated.
+//! - `unshard.rs`: a gather writes the flat buffer that parameters view. Gathers are prefetched up
+//!   to the prefetch depth or element budget, but never in recompute. Backward gathers only units
+//!   with a weight that a backward kernel reads. Under HFSDP, a unit's shards are gathered over the
+//!   outer axis once per step, before its first gather. The end of a step may gather the first
+//!   units of the next step as soon as they are updated.
 //! - `gradients.rs`: kernels of weight gradients write the flat gradient buffer.
 //! - `reduction.rs`: at most `reduce_in_flight` full gradient buffers are live, including the one
-//!   being written; an outer axis reduces shards and holds none. With `optimizer_in_backward` a
-//!   group is updated after its reduction, and its shard of the gradient is freed with its full
-//!   one.
+//!   being written. An outer axis reduces shards and holds no full buffer. With
+//!   `optimizer_in_backward`, a group is updated after its reduction, and its gradient shard is
+//!   freed together with its full gradient.
 //! - `optimizer.rs`: groups are updated in the order of their reductions. The final callback of a
-//!   backward pass fences and does no hidden work; in a step's last backward there is one fence per
-//!   group, before the optimizer's launch on it.
+//!   backward pass only waits and does no hidden work. In a step's last backward, there is one wait
+//!   per group, before the optimizer's launch for that group.
 
 mod gradients;
 mod optimizer;
@@ -121,8 +121,8 @@ impl Native {
         }
     }
 
-    /// Makes scales and codes of the weights that the first step starts with. Later steps find
-    /// those that the end of the step before has made.
+    /// Computes the scales and codes of the weights that the first step starts with. Later steps
+    /// use those computed at the end of the previous step.
     fn cast_first_step(&mut self, out: &mut Emitter<'_>) {
         if !self.flat.gathers_float8() {
             return;
@@ -134,8 +134,8 @@ impl Native {
         out.b.withhold_from_later(from..to);
     }
 
-    /// Gathers a unit for the next step once its last group, the optimizer's state `index`, has
-    /// been updated.
+    /// Gathers a unit for the next step once its last group, with optimizer state `index`, has been
+    /// updated.
     fn gather_for_next_step(&mut self, out: &mut Emitter<'_>, index: usize) {
         let Some(group) = self.reductions.group(index) else {
             return;
@@ -237,7 +237,7 @@ impl Lifecycle for Native {
         if !micro.last {
             self.reductions.drain(out, flat, 0, Rule::FinalFence);
         }
-        // Frozen units before the first trained one have no backward to reshard in.
+        // Frozen units before the first trained one have no backward that reshards them.
         for unit in out.inputs.forward_order.clone() {
             self.unshard.reshard_after_backward(out, flat, micro, unit);
         }
@@ -299,7 +299,7 @@ impl Lifecycle for Native {
         if !norm && !late_norm(out.inputs) && !self.is_updated(index) {
             self.reductions.free_gradient(out, &self.flat, index);
         }
-        // Scales follow from the weights of all groups.
+        // Scales depend on the weights of all groups.
         if !norm && !self.flat.gathers_float8() {
             self.gather_for_next_step(out, index);
         }

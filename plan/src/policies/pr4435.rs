@@ -1,23 +1,23 @@
 //! Variant `pr4435` of policy `megatron_v2`: the `fully_shard` prototype of Megatron-LM #4435
 //! (`v2/fsdp_module.py`, `hooks.py`, `param_group.py`, `dp_buffer.py`, `allocator.py` at 694c09df).
 //!
-//! - `unshard` of a unit gathers it and the next one of a fixed order, registration order or its
-//!   reverse, on the gather stream, which waits for computation once before both. A unit stays full
-//!   until `reshard`, which waits for nothing.
+//! - `unshard` gathers a unit and the next one in a fixed order (registration order or its reverse)
+//!   on the gather stream, which waits for computation once before both. A unit stays full until
+//!   `reshard`, which waits for nothing.
 //! - A unit whose inputs need gradients is resharded and reduced at the end of its backward; the
-//!   others, and the root, by the final callback.
+//!   final callback handles the others and the root.
 //! - The sliding drain: before a unit stages its gradients, computation waits for the reductions of
-//!   all units before the previous one in reverse order, and their buffers are released. At most
-//!   two units' gradients are in flight.
+//!   all units before the previous one in reverse order, and frees their buffers. The gradients of
+//!   at most two units are in flight.
 //! - A reduction writes a separate tensor, which is added to the shard.
 //!
 //! Deviations from the source:
 //!
-//! - Recomputation gathers no unit ahead. There, `unshard` gathers the next unit in forward order,
-//!   whose backward is done, and nothing reshards it: the next step's forward reads weights of the
-//!   step before. Rules INV-13 and INV-61 reject that schedule.
-//! - Gradients are cast to the type of main weights in the last micro-batch only. The source casts
-//!   in each; nothing reads the casts before the last.
+//! - Recomputation does not prefetch units. In the source, `unshard` gathers the next unit in
+//!   forward order, whose backward has finished, and nothing reshards it: the next step's forward
+//!   then reads weights of the previous step. Rules INV-13 and INV-61 reject that schedule.
+//! - Gradients are cast to the dtype of the main weights in the last micro-batch only. The source
+//!   casts in each micro-batch, but nothing reads the earlier casts.
 
 mod spec;
 
@@ -51,23 +51,23 @@ pub(crate) struct Pr4435 {
     order: Vec<UnitId>,
     /// Whether a unit is full, by unit.
     full: Vec<bool>,
-    /// Ends of full units' gathers (`unshard_done_events`), by unit.
+    /// Events of full units' gathers (`unshard_done_events`), by unit.
     gathered: Vec<Option<EventId>>,
     grads: AutogradGrads,
     /// Reductions by unit (`reduce_grad_buckets`).
     reducing: Vec<Vec<Reducing>>,
-    /// Units whose backward is done (`backward_done_modules`).
+    /// Units whose backward has finished (`backward_done_modules`).
     done: Vec<bool>,
     /// Units that have been resharded and reduced in this backward (`post_backward_issued`).
     issued: Vec<bool>,
-    /// Units that have a hook after their backward: one of their inputs needs a gradient.
+    /// Units that have a hook after their backward because one of their inputs needs a gradient.
     hooked: Vec<bool>,
     /// Full gradients, by group.
     buckets: Vec<Option<BufferId>>,
-    /// Copies of them in the communication dtype, by group.
+    /// Copies of the full gradients in the communication dtype, by group.
     comm_copies: Vec<Option<BufferId>>,
     casts: GradCasts,
-    /// What the optimizer reads of groups whose gradients are cast.
+    /// Inputs of the optimizer for groups whose gradients are cast.
     states: Vec<Option<ShardState>>,
     first: bool,
     last: bool,
@@ -104,12 +104,12 @@ impl Pr4435 {
         }
     }
 
-    /// Returns whether `enable_unshard_prefetch` is set: gathers are on a stream of their own.
+    /// Returns whether `enable_unshard_prefetch` is set, so that gathers run on a separate stream.
     fn asynchronous(&self) -> bool {
         self.flat.streams.gather != COMPUTE
     }
 
-    /// Returns a direction's order.
+    /// Returns the order of a direction.
     fn ordered(&self, backward: bool) -> Vec<UnitId> {
         let mut order = self.order.clone();
         if backward {
@@ -118,7 +118,7 @@ impl Pr4435 {
         order
     }
 
-    /// `unshard`: gathers a unit and, if `ahead` says so, the next one, then waits for the unit's
+    /// `unshard`: gathers a unit and, if `ahead` is set, the next one, then waits for the unit's
     /// own gather.
     fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, backward: bool, ahead: bool) {
         let mut list = vec![(unit, Rule::Unshard)];
@@ -131,7 +131,7 @@ impl Pr4435 {
         list.retain(|(u, _)| !(self.full[u.index()] || backward && self.done[u.index()]));
         let gather = self.flat.streams.gather;
         if !list.is_empty() {
-            // Once, before anything is launched. See Note [Unshard gate].
+            // The stream waits once, before the gathers are launched. See Note [Unshard gate].
             out.b.join(Rule::GatherGate, COMPUTE, gather);
         }
         for (unit, rule) in list {
@@ -159,7 +159,7 @@ impl Pr4435 {
         out.b.at(at, phase);
     }
 
-    /// `reshard`: waits for nothing. A later gather into the same memory is behind all computation
+    /// `reshard`: waits for nothing. A later gather into the same memory waits for all computation
     /// that has been issued.
     fn reshard(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         if !std::mem::replace(&mut self.full[unit.index()], false) {
@@ -183,8 +183,8 @@ impl Pr4435 {
         }
     }
 
-    /// `reduce_grad`: the sliding drain, then staging and reduction group by group. See
-    /// Note [Reductions in flight].
+    /// `reduce_grad`: runs the sliding drain, then stages and reduces group by group. See Note
+    /// [Reductions in flight].
     fn reduce_grad(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         out.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
         let order = self.ordered(true);
@@ -214,8 +214,8 @@ impl Pr4435 {
         }
     }
 
-    /// Copies a group's gradients to their places in the bucket, which is allocated at this first
-    /// touch (`get_main_grad`), and frees them.
+    /// Copies a group's gradients to their places in the bucket and frees them. The bucket is
+    /// allocated on this first use (`get_main_grad`).
     fn stage(&mut self, out: &mut Emitter<'_>, g: GroupId) -> BufferId {
         let dtype = out.inputs.types.grads;
         let bytes = self.flat.state(g).numel * dtype.size();
@@ -253,8 +253,8 @@ impl Pr4435 {
         bucket
     }
 
-    /// Returns what is reduced of a bucket: a full copy, if the communication dtype is another
-    /// one.
+    /// Returns the input of a bucket's reduction. This is a full copy if the communication dtype
+    /// differs.
     fn in_comm_dtype(
         &mut self,
         out: &mut Emitter<'_>,
@@ -275,8 +275,8 @@ impl Pr4435 {
         (whole, Some(copy))
     }
 
-    /// Casts a group's shard of the gradient to the type of its main weights, on the stream that
-    /// reduced it.
+    /// Casts a group's gradient shard to the dtype of its main weights, on the stream that reduced
+    /// it.
     fn bind(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         let stored = out.inputs.types.stored();
         let decoupled = out.inputs.scenario.fsdp.decoupled_gradients;
@@ -288,7 +288,7 @@ impl Pr4435 {
         self.states[g.index()] = states.pop();
     }
 
-    /// Reshards and reduces a unit: the hook after its backward.
+    /// Reshards and reduces a unit. This is the hook after its backward.
     fn post(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         self.issued[unit.index()] = true;
         let (phase, at) = (out.b.phase(), out.b.unit());
@@ -298,14 +298,14 @@ impl Pr4435 {
         out.b.at(at, phase);
     }
 
-    /// Returns whether a unit's backward starts with the gradients of the model's outputs.
+    /// Returns whether the backward of a unit starts with the gradients of the model's outputs.
     fn starts_at_outputs(&self, inputs: &LoweringInputs<'_>, unit: UnitId) -> bool {
         self.loss_apart && inputs.unit(unit).spec.is_root
     }
 }
 
-/// Returns the streams of `_FSDPRootContext`: each of its own if its feature is on, otherwise the
-/// current one.
+/// Returns the streams of `_FSDPRootContext`: a separate stream for each feature that is on,
+/// otherwise the current stream.
 fn streams(out: &mut Emitter<'_>) -> CommStreams {
     let fsdp = &out.inputs.scenario.fsdp;
     let several = out.inputs.data_ranks() > 1;
@@ -432,7 +432,7 @@ impl Lifecycle for Pr4435 {
         groups.into_iter().flat_map(state).collect()
     }
 
-    /// Copies main weights to the model's, and zeroes the shards of gradients.
+    /// Copies main weights to the model's weights, and zeroes the gradient shards.
     fn step_end(&mut self, out: &mut Emitter<'_>) {
         for g in out.inputs.group_ids() {
             if out.inputs.group(g).requires_grad {

@@ -1,4 +1,4 @@
-//! Facts about a policy that need no lowering.
+//! Facts about a policy that do not need lowering.
 
 use crate::config::{
     AllocatorKind, CompileMode, Dispatcher, FrozenType, GradientSync, PolicyKind, Prefetch,
@@ -12,17 +12,18 @@ use crate::lower::engine::Engine;
 pub(crate) struct PolicySpec {
     /// The policy.
     pub(crate) kind: PolicyKind,
-    /// Which of the policy's engines it is.
+    /// Variant: which of the policy's engines this is.
     pub(crate) variant: Variant,
     /// Defaults of keys.
     pub(crate) defaults: Defaults,
-    /// Rules for the scenario's other keys.
+    /// Rules for the other keys of a scenario.
     pub(crate) rules: Rules,
-    /// What to change so that buffers keep their addresses, as captured scopes need.
+    /// Help text: what to change so that buffers keep their addresses, which captured scopes
+    /// require.
     pub(crate) fixed_addresses: &'static str,
-    /// Properties of its engine, in compile mode full too.
+    /// Properties of the engine that also hold in compile mode full.
     pub(crate) engine: Engine,
-    /// Its schedule, outside compile mode full.
+    /// The schedule outside compile mode full.
     pub(crate) lowering: Lowering,
 }
 
@@ -34,15 +35,15 @@ pub(crate) struct Defaults {
     pub(crate) reduce_in_flight: u32,
     /// `gradient_sync`.
     pub(crate) gradient_sync: GradientSync,
-    /// `reshard_after_forward`, from the strategy.
+    /// `reshard_after_forward`, based on the strategy.
     pub(crate) reshard: fn(Strategy) -> Reshard,
     /// `separate_communicators`.
     pub(crate) separate_communicators: bool,
     /// `allocator`.
     pub(crate) allocator: AllocatorKind,
-    /// `main_grads`, from the compute dtype.
+    /// `main_grads`, based on the compute dtype.
     pub(crate) main_grads: fn(DType) -> DType,
-    /// `comm_grads`, from the compute dtype and `main_grads`.
+    /// `comm_grads`, based on the compute dtype and `main_grads`.
     pub(crate) comm_grads: fn(DType, DType) -> DType,
     /// `moe.dispatcher`.
     pub(crate) dispatcher: Dispatcher,
@@ -50,36 +51,36 @@ pub(crate) struct Defaults {
     pub(crate) capacity_factor: Option<f64>,
     /// `moe.shared_expert_overlap`.
     pub(crate) shared_expert_overlap: bool,
-    /// Whether compiled code merges and fuses all that this project's compiler can. Other engines
-    /// keep the code that their own compiler generates.
+    /// Whether compiled code merges and fuses everything that this project's compiler can. Other
+    /// engines keep the code that their own compiler generates.
     pub(crate) optimizes_code: bool,
 }
 
 /// Rules of a schedule for the keys of a scenario.
 pub(crate) struct Rules {
-    /// Options of `[fsdp]` that this schedule has, of those that not every schedule has.
+    /// Options of `[fsdp]` that this schedule supports, among those that some schedules lack.
     pub(crate) options: &'static [&'static str],
-    /// Values that the schedule refuses.
+    /// Values that the schedule rejects.
     pub(crate) refuses: &'static [Refusal],
-    /// Keys without effect.
+    /// Keys that have no effect.
     pub(crate) without_effect: &'static [WithoutEffect],
 }
 
 impl Rules {
-    /// Returns whether the schedule has an option of `[fsdp]`.
+    /// Returns whether the schedule supports an option of `[fsdp]`.
     pub(crate) fn has(&self, option: &str) -> bool {
         self.options.contains(&option)
     }
 }
 
-/// Returns whether a pattern of `fsdp.units` passes a test.
+/// Returns whether a pattern of `fsdp.units` satisfies a predicate.
 pub(crate) fn some_unit(s: &Scenario, of: fn(&UnitPattern) -> bool) -> bool {
     matches!(&s.fsdp.units, Units::Patterns(all) if all.iter().any(of))
 }
 
-/// A value that a schedule refuses.
+/// A value that a schedule rejects.
 pub(crate) struct Refusal {
-    /// Paths of the keys, the refused one first.
+    /// Paths of the keys, starting with the rejected one.
     pub(crate) keys: &'static [&'static str],
     /// Whether the scenario has the value.
     pub(crate) when: fn(&Scenario) -> bool,
@@ -89,20 +90,20 @@ pub(crate) struct Refusal {
     pub(crate) help: &'static str,
 }
 
-/// A key that changes nothing, for any value other than its default.
+/// A key that has no effect, for any value other than its default.
 pub(crate) struct WithoutEffect {
     /// Path of the key.
     pub(crate) key: &'static str,
     /// Path of the key that is the reason.
     pub(crate) because_of: &'static str,
-    /// The values that change nothing; `None` for all.
+    /// Predicate for the values that have no effect; `None` for all values.
     pub(crate) only: Option<fn(&Scenario) -> bool>,
     /// Why it has no effect.
     pub(crate) why: &'static str,
 }
 
-/// Returns whether parameters that are not trained are kept in the type of computation, whatever
-/// `precision.frozen_params` says.
+/// Returns whether frozen parameters are kept in the compute dtype, regardless of
+/// `precision.frozen_params`.
 pub(crate) fn keeps_frozen_as_gathered(s: &Scenario) -> bool {
     let packed = s.precision.frozen_params.and_then(FrozenType::packed);
     !fully_compiled(s) && packed.is_none()

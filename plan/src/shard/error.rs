@@ -5,8 +5,8 @@
 #[non_exhaustive]
 pub enum LayoutError {
     /// Shards must hold whole rows of every parameter, so the shard grid is the least common
-    /// multiple of all rows; rows with few common factors make it, and the padding to
-    /// `grid * shards`, absurdly large.
+    /// multiple of all row sizes. If these have few common factors, the grid, and the padding to
+    /// `grid * shards`, is extremely large.
     #[error(
         "too much padding: over {shards} shards, a unit with rows of {} elements needs {padded} for {payload} elements; \
          put parameters with different rows into separate units",
@@ -19,16 +19,16 @@ pub enum LayoutError {
         payload: u64,
         /// Number of shards.
         shards: u32,
-        /// Number of padded elements, or that they do not fit 64 bits.
+        /// Number of elements with padding, or a note that it exceeds 64 bits.
         padded: String,
     },
-    /// A parameter with an empty inner dimension has no rows to cut at.
+    /// A parameter with an empty inner dimension has no rows to split at.
     #[error("a parameter has an empty row: every dimension after the first must be positive")]
     EmptyRow,
     /// More elements than a buffer can address.
     #[error("a parameter group has more than 2^59 elements")]
     TooLarge,
-    /// A layout over no ranks.
+    /// A layout without ranks.
     #[error("a layout needs at least one shard")]
     NoShards,
 }
@@ -50,7 +50,7 @@ pub enum ShardError {
         what: &'static str,
         /// Pattern.
         pattern: String,
-        /// The module that may be meant, as a question, or a list of existing ones.
+        /// The module that may be meant, as a question, or a list of existing modules.
         hint: String,
     },
     /// A pattern of `train.recompute_layers` matches no block.
@@ -61,14 +61,14 @@ pub enum ShardError {
         /// The blocks that may be meant.
         hint: String,
     },
-    /// A module that two patterns want to wrap.
+    /// Two patterns select the same module for a unit.
     #[error("module `{module}` is in two units: `{first}` and `{second}`")]
     TwoUnits {
         /// Path.
         module: String,
-        /// Unit that has it.
+        /// Unit that has the module.
         first: String,
-        /// Unit that wants it too.
+        /// Unit that also selects the module.
         second: String,
     },
     /// More units than a program can name.

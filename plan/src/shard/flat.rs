@@ -1,12 +1,12 @@
-//! Flat layout: all parameters of a group in one buffer that is cut into equal shards, at row
+//! Flat layout: all parameters of a group in one buffer, which is split into equal shards at row
 //! boundaries only.
 //!
-//! A shard boundary is a multiple of the chunk factor, the least common multiple of the rows of all
-//! parameters, so a parameter that starts on a multiple of its own row is never cut inside one.
-//! Parameters smaller than the chunk factor ("fragments") fill the holes that the others leave.
-//! Remaining fragments are packed into grids of one chunk factor each, so that no fragment meets a
-//! boundary. (Megatron-FSDP `dbuffer.py`/`dp_buffer.py`; the production engine appends remaining
-//! fragments without gaps instead, which can cut a row.)
+//! A shard boundary is a multiple of the chunk factor, which is the least common multiple of the
+//! row sizes of all parameters. So a parameter that starts at a multiple of its row size is never
+//! split within a row. Parameters smaller than the chunk factor ("fragments") fill the gaps between
+//! the others. The remaining fragments are packed into grids of one chunk factor each, so that no
+//! fragment crosses a boundary. (Megatron-FSDP `dbuffer.py`/`dp_buffer.py`. The production engine
+//! appends remaining fragments without gaps instead, which can split a row.)
 
 use super::LayoutError;
 use crate::config::Atomic;
@@ -29,15 +29,15 @@ pub struct FlatItem {
 /// Flat layout of a group over `shards` ranks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct FlatLayout {
-    /// Number of elements of the full buffer, including padding: a multiple of `chunk_factor *
-    /// shards` if padded.
+    /// Number of elements of the full buffer, including padding. A multiple of
+    /// `chunk_factor * shards` if padded.
     pub numel: u64,
-    /// Least common multiple of what shards do not divide: of the parameters' rows, or blocks of
-    /// rows; a shard, if those are whole parameters.
+    /// Least common multiple of the units that shards do not split: rows of parameters, or blocks
+    /// of rows. For whole parameters, the size of a shard.
     pub chunk_factor: u64,
     /// Number of shards.
     pub shards: u32,
-    /// What shards do not divide.
+    /// The unit that shards do not split.
     #[serde(skip_serializing_if = "Atomic::is_row")]
     pub atomic: Atomic,
     /// Parameters in the group's order.
@@ -65,11 +65,12 @@ impl FlatLayout {
         u64::from(rank) * n..(u64::from(rank) + 1) * n
     }
 
-    /// Returns the part of the `index`-th parameter in `rank`'s shard, in elements from the shard's
-    /// start. Empty (and `0..0`) if it holds none of it.
+    /// Returns the part of the `index`-th parameter in `rank`'s shard, in elements from the start
+    /// of the shard. The range is `0..0` if the shard has no part of it.
     ///
     /// # Panics
-    /// If `index` is not below the number of parameters or `rank` not below the number of shards.
+    /// Panics if `index` is not below the number of parameters or `rank` not below the number of
+    /// shards.
     #[must_use]
     pub fn local(&self, index: usize, rank: u32) -> Range<u64> {
         let (item, shard) = (self.items[index], self.shard(rank));
@@ -82,8 +83,8 @@ impl FlatLayout {
         }
     }
 
-    /// Cuts a range of the full buffer where parameters begin. Padding belongs to the parameter
-    /// before it, that at the start of the range to the first one.
+    /// Splits a range of the full buffer where parameters start. Padding belongs to the parameter
+    /// before it; padding at the start of the range belongs to the first parameter.
     #[must_use]
     pub fn cut(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let begins = self.items.iter().filter(|i| i.numel > 0).map(|i| i.offset);
@@ -102,22 +103,23 @@ impl FlatLayout {
     }
 }
 
-/// Maximum size of a layout, so that no sum below can overflow.
+/// Maximum number of elements of a layout, so that no sum below can overflow.
 const MAX_NUMEL: u64 = 1 << 59;
-/// Padding that is always accepted, in elements, in addition to as much padding as payload.
+/// Padding in elements that is always accepted, in addition to as much padding as payload.
 const PADDING_SLACK: u64 = 1 << 30;
 
-/// Lays `items` (parameter, elements, elements that shards do not divide) out over `shards` ranks.
-/// `atomic` says what the last are; whole parameters are packed instead (see `whole_tensors`).
+/// Lays out `items` (parameter, elements, elements of the unit that shards do not split) over
+/// `shards` ranks. `atomic` is the kind of this unit; whole parameters are packed instead (see
+/// `whole_tensors`).
 ///
-/// With `pad` the buffer is padded to a multiple of chunk factor times shards. Without it
-/// (`no_shard`) nothing is cut: the layout ends with its last parameter and has one shard for any
-/// `shards`.
+/// With `pad`, the buffer is padded to a multiple of the chunk factor times shards. Without it
+/// (`no_shard`), nothing is split: the layout ends with its last parameter and has one shard,
+/// regardless of `shards`.
 ///
 /// # Errors
-/// [`LayoutError::Padding`] when rows without common factors need more than twice the payload plus
-/// 2^30 elements (or more than 64 bits), [`LayoutError::EmptyRow`], [`LayoutError::TooLarge`],
-/// [`LayoutError::NoShards`].
+/// Fails with [`LayoutError::Padding`] if rows without common factors need more than twice the
+/// payload plus 2^30 elements (or more than 64 bits), and with [`LayoutError::EmptyRow`],
+/// [`LayoutError::TooLarge`] or [`LayoutError::NoShards`].
 pub fn flat_layout(
     items: &[(ParamId, u64, u64)],
     shards: u32,
@@ -172,7 +174,7 @@ pub fn flat_layout(
     }
 
     let (offsets, used) = Packer::new(items, factor).pack();
-    // Below 2^64: `used` is at most 2^62 (see `Packer`) and `grid` at most `limit`.
+    // This is below 2^64: `used` is at most 2^62 (see `Packer`) and `grid` at most `limit`.
     let numel = if pad {
         u128::from(used).next_multiple_of(grid)
     } else {
@@ -199,12 +201,12 @@ pub fn flat_layout(
     })
 }
 
-/// Elements to which shards of whole parameters are padded, so that collectives of any type start
-/// and end on 16 bytes.
+/// Multiple to which shards of whole parameters are padded, in elements, so that collectives of any
+/// dtype are aligned to 16 bytes.
 const SHARD_STEP: u64 = 128;
 
-/// Gives each parameter to the shard with the fewest elements, the largest first; shards are padded
-/// to the largest one. Parameters of a shard follow each other in their order.
+/// Gives each parameter to the shard with the fewest elements, starting with the largest parameter.
+/// Shards are padded to the size of the largest one. The parameters of a shard keep their order.
 fn whole_tensors(items: &[(ParamId, u64, u64)], shards: u32) -> FlatLayout {
     let mut order: Vec<usize> = (0..items.len()).collect();
     order.sort_by_key(|&i| std::cmp::Reverse(items[i].1));
@@ -236,13 +238,13 @@ fn whole_tensors(items: &[(ParamId, u64, u64)], shards: u32) -> FlatLayout {
     }
 }
 
-/// Places parameters. Offsets stay below 2^62: regular items occupy less than twice their size, and
-/// of two adjacent bins of fragments at least one is half full.
+/// Places parameters. Offsets stay below 2^62: regular items take less than twice their size, and
+/// of two adjacent bins of fragments, at least one is half full.
 struct Packer<'a> {
     items: &'a [(ParamId, u64, u64)],
     factor: u64,
     offsets: Vec<u64>,
-    /// Indices of fragments without a place, largest first.
+    /// Indices of fragments that have not been placed, largest first.
     fragments: Vec<usize>,
     end: u64,
 }
@@ -277,8 +279,9 @@ impl<'a> Packer<'a> {
                 continue;
             }
             // A later parameter whose remainder fits next to this one's shares the last grid: it
-            // starts that much before the grid's end and fills whole grids from there. One that
-            // ends with a part of a block would be cut within its first block there.
+            // starts as much before the end of the grid as its remainder needs, and fills whole
+            // grids from there. A parameter that ends with a partial block would be split within
+            // its first block there.
             let gap = at;
             at = at.next_multiple_of(f);
             let conjugate = (next..regular.len()).find(|&k| {
@@ -296,7 +299,7 @@ impl<'a> Packer<'a> {
             }
             self.fill(gap, gap_end);
         }
-        // First-fit decreasing into separate grids.
+        // First-fit decreasing bin packing into separate grids.
         let mut bins: Vec<u64> = Vec::new();
         for i in std::mem::take(&mut self.fragments) {
             let (_, numel, row) = self.items[i];
@@ -317,7 +320,7 @@ impl<'a> Packer<'a> {
         self.end = self.end.max(offset + self.items[item].1);
     }
 
-    /// Puts every fragment that fits, largest first and row-aligned, into `from..to`.
+    /// Puts each fragment that fits into `from..to`, largest first and row-aligned.
     fn fill(&mut self, mut from: u64, to: u64) {
         let mut k = 0;
         while k < self.fragments.len() && from < to {
@@ -351,8 +354,8 @@ mod tests {
         l.items.iter().map(|i| i.offset).collect()
     }
 
-    /// Blocks of 8 rows of 32: the second matrix of 97 rows ends within a block, so that it starts
-    /// at a grid's start.
+    /// Blocks of 8 rows of 32: the second matrix, with 97 rows, ends within a block, so it starts
+    /// at the start of a grid.
     #[test]
     fn a_matrix_that_ends_within_a_block_starts_at_a_grid() {
         let item = |n, numel, row| (ParamId(n), numel, row);
@@ -375,8 +378,8 @@ mod tests {
         }
     }
 
-    /// The worked example of Megatron-FSDP's layout documentation, shapes (2,6) (4,4) (4,4) (1,2)
-    /// (1,6) on 5 ranks.
+    /// The example in Megatron-FSDP's layout documentation: shapes (2,6) (4,4) (4,4) (1,2) (1,6) on
+    /// 5 ranks.
     #[test]
     fn megatron_worked_example() {
         let l = flat_layout(
@@ -388,7 +391,7 @@ mod tests {
         .unwrap();
         assert_eq!((l.chunk_factor, l.numel, l.shard_numel()), (12, 60, 12));
         assert_eq!(offsets(&l), [0, 12, 32, 28, 48]);
-        // The third tensor is elements 32..48 of the buffer: rank 2 holds 24..36, rank 3 holds
+        // The third tensor is at elements 32..48 of the buffer. Rank 2 holds 24..36, rank 3 holds
         // 36..48.
         assert_eq!(l.local(2, 2), 8..12);
         assert_eq!(l.local(2, 3), 0..12);
@@ -396,8 +399,8 @@ mod tests {
         assert_eq!(l.local(4, 4), 0..6);
     }
 
-    /// The case in which appending remaining fragments without gaps cuts a row: (1,3) and (2,2) on
-    /// 2 ranks.
+    /// A case in which appending remaining fragments without gaps would split a row: (1,3) and
+    /// (2,2) on 2 ranks.
     #[test]
     fn left_over_fragments_stay_within_a_grid() {
         let l = flat_layout(&items(&[(1, 3), (2, 2)]), 2, true, Atomic::Row).unwrap();
@@ -429,7 +432,8 @@ mod tests {
         assert_eq!(l.shard_numel() * 2, 30_425_088);
     }
 
-    /// Cuts are where parameters begin, in the order of their places; padding never stands alone.
+    /// Splits are where parameters start, in the order of their offsets. Padding never stands
+    /// alone.
     #[test]
     fn ranges_are_cut_where_parameters_begin() {
         let l = flat_layout(
@@ -443,19 +447,19 @@ mod tests {
         assert_eq!(l.cut(0..60), [0..12, 12..28, 28..32, 32..48, 48..60]);
         assert_eq!(l.cut(0..12), vec![0..12]);
         assert_eq!(l.cut(24..36), [24..28, 28..32, 32..36]);
-        // Begins with padding.
+        // The range starts with padding.
         assert_eq!(l.cut(30..40), vec![30..40]);
         assert_eq!(l.cut(30..60), [30..48, 48..60]);
         assert_eq!(l.cut(6..6), []);
     }
 
-    /// Whole parameters: the largest first to the emptiest shard; nothing is cut, and the largest
-    /// shard is that of longest-processing-time-first scheduling.
+    /// Whole parameters are assigned to the emptiest shard, largest first. None is split, and the
+    /// size of the largest shard is that of longest-processing-time-first scheduling.
     #[test]
     fn whole_parameters_stay_on_one_rank() {
         let shapes = [(64, 8), (64, 7), (64, 6), (64, 5), (64, 5)];
         let l = flat_layout(&items(&shapes), 2, true, Atomic::Tensor).unwrap();
-        // 8 + 5 + 5 and 7 + 6 times 64, rounded up to 128.
+        // 8 + 5 + 5 and 7 + 6, times 64, rounded up to 128.
         assert_eq!((l.shard_numel(), l.numel), (1152, 2304));
         assert_eq!(offsets(&l), [0, 1152, 1152 + 448, 512, 832]);
         for i in 0..shapes.len() {
@@ -495,7 +499,7 @@ mod tests {
             ([7_169, 16_384, 18_432].as_slice(), 512)
         );
         assert!(e.to_string().contains("7169, 16384, 18432"), "{e}");
-        // Three coprime rows near 2^22, whose multiple is beyond 64 bits.
+        // Three coprime row sizes near 2^22, whose least common multiple exceeds 64 bits.
         let e = flat_layout(
             &items(&[(1, 4_194_301), (1, 4_194_303), (1, 4_194_305)]),
             2,

@@ -13,9 +13,9 @@ pub struct UnitSpec {
     pub name: String,
     /// Modules, in forward order.
     pub modules: Vec<ModuleId>,
-    /// Whether it is the root unit, which owns what no other unit does.
+    /// Whether it is the root unit, which owns all parameters that no other unit owns.
     pub is_root: bool,
-    /// Whether it is never resharded after forward.
+    /// Whether it stays full after forward.
     pub keep: bool,
     /// Whether it wraps a repeated block.
     pub is_block: bool,
@@ -30,10 +30,10 @@ pub enum LayoutKind {
         shards: u32,
         /// Whether it is padded to equal shards; `false` if nothing is sharded.
         pad: bool,
-        /// What shards do not divide.
+        /// The unit that shards do not split.
         atomic: Atomic,
     },
-    /// Every parameter is cut separately.
+    /// Each parameter is split separately.
     PerParam {
         /// Number of ranks that share it.
         shards: u32,
@@ -41,8 +41,8 @@ pub enum LayoutKind {
 }
 
 impl LayoutKind {
-    /// Returns the layout in which ranks have whole parameters; that of single parameters stays as
-    /// it is.
+    /// Returns the layout in which ranks hold whole parameters. A per-parameter layout stays as it
+    /// is.
     const fn of_whole_parameters(self) -> Self {
         match self {
             Self::Flat { shards, pad, .. } => Self::Flat {
@@ -87,7 +87,8 @@ impl LayoutKind {
                 pad,
                 atomic,
             } => {
-                // Runs of parameters are laid out as if each were one parameter, and then split.
+                // A run of adjacent parameters is laid out as one parameter, and then split into
+                // its members.
                 let mut runs: Vec<(ParamId, u64, u64)> = Vec::new();
                 let mut members: Vec<Vec<FlatItem>> = Vec::new();
                 for id in params {
@@ -115,7 +116,7 @@ impl LayoutKind {
                         }
                     }
                 }
-                // A run whose members begin within blocks stays whole.
+                // A run whose members start within blocks is not split by shards.
                 for (run, of) in runs.iter_mut().zip(&members) {
                     if of.iter().any(|member| !member.offset.is_multiple_of(run.2)) {
                         run.2 = run.1;
@@ -139,23 +140,24 @@ impl LayoutKind {
     }
 }
 
-/// Returns the number of elements of a parameter that shards do not divide.
+/// Returns the number of elements of a parameter that shards do not split.
 fn grain(param: &Param, atomic: Atomic) -> u64 {
     let row = param.flat_row();
     match atomic {
         Atomic::Row | Atomic::Tensor => row,
-        // Blocks are of matrices; one that has fewer rows is a block.
+        // Blocks only apply to matrices. A matrix with fewer rows is one block.
         Atomic::Block(_) if row == 1 => row,
         Atomic::Block(n) => row * u64::from(n).min(param.numel() / row.max(1)).max(1),
     }
 }
 
-/// Returns the units that `units` asks for: the root first, then the others in forward order (the
-/// order of their first module).
+/// Returns the units that `units` describes: the root first, then the others in forward order (the
+/// order of their first modules).
 ///
 /// # Errors
-/// [`ShardError::NoSuchModule`] for a pattern without a match, [`ShardError::TwoUnits`] for a
-/// module that two patterns match, [`ShardError::TooManyUnits`].
+/// Fails with [`ShardError::NoSuchModule`] for a pattern without a match, with
+/// [`ShardError::TwoUnits`] for a module that two patterns match, and with
+/// [`ShardError::TooManyUnits`].
 pub fn assign_units(units: &Units, modules: &[Module]) -> Result<Vec<UnitSpec>, ShardError> {
     let mut specs = match units {
         Units::Root => Vec::new(),
@@ -196,7 +198,7 @@ pub fn assign_units(units: &Units, modules: &[Module]) -> Result<Vec<UnitSpec>, 
     Ok(specs)
 }
 
-/// Makes a unit over modules in forward order; there is at least one.
+/// Creates a unit of modules in forward order. There is at least one module.
 fn unit(ids: Vec<ModuleId>, keep: bool, modules: &[Module]) -> UnitSpec {
     let paths: Vec<&str> = ids
         .iter()
@@ -214,10 +216,10 @@ fn unit(ids: Vec<ModuleId>, keep: bool, modules: &[Module]) -> UnitSpec {
     }
 }
 
-/// Refuses a glob of `fsdp.frozen` that matches no module.
+/// Rejects a glob of `fsdp.frozen` that matches no module.
 ///
 /// # Errors
-/// [`ShardError::NoSuchModule`].
+/// Fails with [`ShardError::NoSuchModule`].
 pub fn check_frozen(globs: &[String], modules: &[Module]) -> Result<(), ShardError> {
     let known = |glob: &str| {
         modules
@@ -230,10 +232,10 @@ pub fn check_frozen(globs: &[String], modules: &[Module]) -> Result<(), ShardErr
     }
 }
 
-/// Refuses a glob of `train.recompute_layers` that covers no block.
+/// Rejects a glob of `train.recompute_layers` that covers no block.
 ///
 /// # Errors
-/// [`ShardError::NoSuchBlock`].
+/// Fails with [`ShardError::NoSuchBlock`].
 pub fn check_recomputed(glob: &str, modules: &[Module]) -> Result<(), ShardError> {
     let block = |m: &&Module| m.kind == ModuleKind::Block;
     if modules.iter().filter(block).any(|m| covers(glob, &m.path)) {
@@ -246,10 +248,10 @@ pub fn check_recomputed(glob: &str, modules: &[Module]) -> Result<(), ShardError
     })
 }
 
-/// Refuses a glob of `compile.exclude` that covers no module.
+/// Rejects a glob of `compile.exclude` that covers no module.
 ///
 /// # Errors
-/// [`ShardError::NoSuchModule`].
+/// Fails with [`ShardError::NoSuchModule`].
 pub fn check_excluded(glob: &str, modules: &[Module]) -> Result<(), ShardError> {
     match modules.iter().any(|m| covers(glob, &m.path)) {
         true => Ok(()),
@@ -257,16 +259,16 @@ pub fn check_excluded(glob: &str, modules: &[Module]) -> Result<(), ShardError> 
     }
 }
 
-/// Refuses an entry of `fsdp.units` with a glob that matches no module.
+/// Rejects an entry of `fsdp.units` with a glob that matches no module.
 ///
 /// # Errors
-/// [`ShardError::NoSuchModule`].
+/// Fails with [`ShardError::NoSuchModule`].
 pub fn check_unit(pattern: &UnitPattern, modules: &[Module]) -> Result<(), ShardError> {
     let mut globs = pattern.modules.iter();
     globs.try_for_each(|glob| wrapped(glob, modules).map(drop))
 }
 
-/// Returns the modules that a glob of `fsdp.units` wraps, at least one.
+/// Returns the modules that a glob of `fsdp.units` wraps. There is at least one.
 fn wrapped(glob: &str, modules: &[Module]) -> Result<Vec<ModuleId>, ShardError> {
     // The root module is always a unit already.
     let inner = (1..).zip(modules.get(1..).unwrap_or_default());
@@ -324,8 +326,9 @@ fn from_patterns(
     Ok(specs)
 }
 
-/// Returns the unit that owns each parameter: the innermost one around its module, and for a tied
-/// parameter the innermost one around all its modules (it must be full for every use).
+/// Returns the unit that owns each parameter: the innermost one that contains its module. For a
+/// tied parameter, this is the innermost one that contains all of its modules, because the
+/// parameter must be full for every use.
 #[must_use]
 pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<UnitId> {
     let mut own: Vec<Option<u16>> = vec![None; modules.len()];
@@ -334,7 +337,8 @@ pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<U
             own[m.index()] = Some(u);
         }
     }
-    // Pre-order: a parent comes before its children, so each row can inherit from an earlier one.
+    // Modules are in pre-order: a parent comes before its children, so each row can inherit from an
+    // earlier one.
     let mut inner = vec![0u16; modules.len()];
     for (m, module) in modules.iter().enumerate() {
         inner[m] = own[m]
@@ -376,16 +380,16 @@ pub fn owners(specs: &[UnitSpec], modules: &[Module], params: &[Param]) -> Vec<U
         .collect()
 }
 
-/// Which parameters of a unit have groups of their own.
+/// Parameters of a unit that have separate groups.
 #[derive(Clone, Copy, Debug)]
 pub struct Apart<'a> {
-    /// Frozen ones.
+    /// Whether frozen parameters do.
     pub frozen: bool,
-    /// By parameter, those that ranks gather in 8 bits. Empty for none.
+    /// By parameter: whether ranks gather it in 8 bits. Empty if none is.
     pub float8: &'a [bool],
-    /// Whether these share groups with others, as in torch, which gathers bytes then.
+    /// Whether 8-bit parameters share groups with others, as in torch, which then gathers bytes.
     pub float8_mixed: bool,
-    /// By parameter, those that Muon updates. Empty for none.
+    /// By parameter: whether Muon updates it. Empty if none is.
     pub muon: &'a [bool],
 }
 
@@ -400,7 +404,7 @@ pub struct Apart<'a> {
 /// of one length.
 ///
 /// # Errors
-/// [`ShardError::Layout`] with the unit's name.
+/// Fails with [`ShardError::Layout`], which names the unit.
 pub fn build_groups(
     specs: &[UnitSpec],
     modules: &[Module],

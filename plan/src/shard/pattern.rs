@@ -1,23 +1,23 @@
-//! Suggests what a module pattern without a match may have meant.
+//! Suggestions for a module pattern without a match.
 
 use crate::ir::{Module, ModuleKind};
 use crate::names::nearest;
 
-/// Returns the end of a sentence about a pattern that matches no module: the nearest one, or what
-/// exists in its place.
+/// Returns the end of a message about a pattern that matches no module: the nearest module, or the
+/// modules that exist instead.
 ///
-/// Modules are named as patterns name them, all blocks at once (`layers.*.mlp`), and compared with
-/// those of the pattern's shape: the same number of components, with numbers and stars in the same
-/// places.
+/// Modules are written as in patterns, for all blocks at once (`layers.*.mlp`). They are compared
+/// with the pattern if they have the same shape: the same number of components, with numbers and
+/// stars in the same places.
 pub(super) fn hint(pattern: &str, modules: &[Module]) -> String {
     let all = families(modules);
     let alike: Vec<&Vec<&str>> = all.iter().filter(|m| same_shape(m, pattern)).collect();
     let numbered = pattern.split('.').any(is_index);
     let meant = match alike.as_slice() {
-        // Nothing else could be meant, whatever the words are.
+        // There is only one candidate, whatever its name.
         [only] if numbered => Some(*only),
         several => {
-            // Common components would only hide how different the rest is.
+            // Common components would hide how much the others differ.
             let wanted: Vec<&str> = pattern.split('.').collect();
             let common = several
                 .iter()
@@ -35,7 +35,7 @@ pub(super) fn hint(pattern: &str, modules: &[Module]) -> String {
     if let Some(meant) = meant {
         let wanted: Vec<&str> = pattern.split('.').collect();
         let kept = filled(meant, &wanted);
-        // The numbers of the pattern itself may be wrong.
+        // The numbers in the pattern may be wrong.
         let meant = if kept == pattern {
             meant.join(".")
         } else {
@@ -52,13 +52,13 @@ pub(super) fn hint(pattern: &str, modules: &[Module]) -> String {
     format!("modules: {}", listed.join(", "))
 }
 
-/// Returns the components of the paths of all modules to which patterns can apply, numbers as `*`,
-/// each once.
+/// Returns the path components of all modules to which patterns can apply, with numbers as `*`,
+/// without duplicates.
 fn families(modules: &[Module]) -> Vec<Vec<&str>> {
     let mut all: Vec<Vec<&str>> = Vec::new();
     let mut seen = std::collections::BTreeSet::new();
     for module in modules {
-        // The root is a unit anyway.
+        // The root is always a unit.
         if module.path.is_empty() || !has_place_for_parameters(module) {
             continue;
         }
@@ -74,7 +74,7 @@ fn families(modules: &[Module]) -> Vec<Vec<&str>> {
     all
 }
 
-/// Returns whether a module has parameters to shard or to freeze: a loss has none.
+/// Returns whether a module can have parameters to shard or freeze. A loss has none.
 pub(super) fn has_place_for_parameters(module: &Module) -> bool {
     module.kind != ModuleKind::Loss
 }
@@ -90,7 +90,7 @@ fn same_shape(module: &[&str], pattern: &str) -> bool {
     module.len() == components.len() && pairs.into_iter().all(|(m, c)| is_index(m) == is_index(c))
 }
 
-/// Returns the module with the pattern's own numbers.
+/// Returns the module with the numbers of the pattern.
 fn filled(module: &[&str], wanted: &[&str]) -> String {
     let pairs = module.iter().zip(wanted);
     let parts: Vec<&str> = pairs
@@ -130,7 +130,7 @@ mod tests {
     fn a_pattern_is_compared_with_what_has_its_shape() {
         let top = "modules: tok_embeddings, layers.*, norm, output";
         for (pattern, expected) in [
-            // The only modules with a number behind a name, however they are called elsewhere.
+            // These are the only modules with a name followed by a number, whatever their name.
             ("blocks.*", "did you mean `layers.*`?"),
             ("h.0", "did you mean `layers.0`?"),
             ("layer.1*", "did you mean `layers.1*`?"),

@@ -1,5 +1,5 @@
-//! Per-parameter layout: every parameter cut on dimension 0 by ceiling division, as torch
-//! `fully_shard` does.
+//! Per-parameter layout: each parameter is split along dimension 0 by ceiling division, as in
+//! torch's `fully_shard`.
 
 use super::LayoutError;
 use crate::ir::ParamId;
@@ -11,17 +11,17 @@ use std::ops::Range;
 pub struct PerParamItem {
     /// Parameter.
     pub param: ParamId,
-    /// Elements of the whole parameter.
+    /// Number of elements of the whole parameter.
     pub numel: u64,
-    /// Elements of one padded shard: `ceil(dim0 / shards) * row`.
+    /// Number of elements of one padded shard: `ceil(dim0 / shards) * row`.
     pub shard_numel: u64,
-    /// First element of this parameter's padded shard within a rank's packed shard.
+    /// Offset of this parameter's padded shard in a rank's packed shard, in elements.
     pub shard_offset: u64,
 }
 
 impl PerParamItem {
-    /// Returns the elements of the whole parameter that `rank` holds; empty if the ranks before it
-    /// hold everything.
+    /// Returns the elements of the whole parameter that `rank` holds; empty if earlier ranks hold
+    /// all of them.
     #[must_use]
     pub fn local(&self, rank: u32) -> Range<u64> {
         let start = u64::from(rank)
@@ -31,7 +31,7 @@ impl PerParamItem {
     }
 }
 
-/// Per-parameter dim-0 layout of a group over `shards` ranks.
+/// Per-parameter layout of a group over `shards` ranks, split along dimension 0.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct PerParamLayout {
     /// Number of shards.
@@ -41,7 +41,7 @@ pub struct PerParamLayout {
 }
 
 impl PerParamLayout {
-    /// Returns the same layout of some of the parameters, as packed by a collective of these alone.
+    /// Returns the layout of a subset of the parameters, for a collective that packs only these.
     #[must_use]
     pub fn only(&self, keep: impl Fn(ParamId) -> bool) -> Self {
         let mut shard_offset = 0;
@@ -81,10 +81,11 @@ impl PerParamLayout {
     }
 
     /// Returns the number of elements of the `index`-th parameter that `rank` holds, without
-    /// padding: uneven, possibly 0.
+    /// padding. It can differ between ranks and can be 0.
     ///
     /// # Panics
-    /// If `index` is not below the number of parameters or `rank` not below the number of shards.
+    /// Panics if `index` is not below the number of parameters or `rank` not below the number of
+    /// shards.
     #[must_use]
     pub fn local_numel(&self, index: usize, rank: u32) -> u64 {
         assert!(rank < self.shards, "rank {rank} of {} shards", self.shards);
@@ -96,13 +97,13 @@ impl PerParamLayout {
 /// Maximum number of elements of a layout, so that no sum overflows.
 const MAX_NUMEL: u64 = 1 << 59;
 
-/// Lays `params` (parameter, dimension 0, elements per row) out over `shards` ranks.
+/// Lays out `params` (parameter, dimension 0, elements per row) over `shards` ranks.
 ///
-/// Rank `r` holds rows `r*c .. (r+1)*c` with `c = ceil(dim0 / shards)`, fewer at the end and none
-/// beyond it; every rank stores `c` rows.
+/// Rank `r` holds rows `r*c .. (r+1)*c` with `c = ceil(dim0 / shards)`, or fewer at the end of the
+/// parameter. Every rank allocates `c` rows.
 ///
 /// # Errors
-/// [`LayoutError::EmptyRow`], [`LayoutError::TooLarge`], [`LayoutError::NoShards`].
+/// Fails with [`LayoutError::EmptyRow`], [`LayoutError::TooLarge`] or [`LayoutError::NoShards`].
 pub fn per_param_layout(
     params: &[(ParamId, u64, u64)],
     shards: u32,
@@ -152,7 +153,7 @@ mod tests {
         assert_eq!(all.only(|_| true), all);
     }
 
-    /// torch.chunk of 5 rows over 4 ranks: 2, 2, 1, 0.
+    /// Same as `torch.chunk` of 5 rows over 4 ranks: 2, 2, 1, 0.
     #[test]
     fn uneven_and_empty_shards() {
         let l = per_param_layout(&[(ParamId(0), 5, 3), (ParamId(1), 2, 1)], 4).unwrap();
@@ -172,7 +173,7 @@ mod tests {
         assert_eq!((held(0), held(3)), (7, 0));
     }
 
-    /// Llama-3.2-1B's block over 4 ranks divides evenly: no padding at all.
+    /// A block of Llama-3.2-1B divides evenly over 4 ranks, without padding.
     #[test]
     fn divisible_block_has_no_padding() {
         let block = [

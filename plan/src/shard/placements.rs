@@ -23,8 +23,9 @@ pub struct StatePlacements {
     pub optimizer: Placements,
 }
 
-/// Returns the inner axis over which parameters with these placements are sharded: ranks along an
-/// axis that divides them have others.
+/// Returns the inner axis over which parameters with these placements are sharded. Along an axis
+/// that divides them (expert parallelism), ranks hold different parameters, so they are sharded
+/// over the other ranks.
 #[must_use]
 pub fn shard_axis(of: Placements) -> AxisId {
     if of.on(AxisId::EP) == Placement::Replicate {
@@ -52,8 +53,8 @@ pub const fn optim_sharded(strategy: Strategy) -> bool {
     !matches!(strategy, Strategy::NoShard)
 }
 
-/// Returns the placements of a combination of strategies (Megatron-FSDP's names; with `outer` Optim
-/// it is HFSDP, otherwise HSDP).
+/// Returns the placements of a combination of strategies, in Megatron-FSDP's names. It is HFSDP if
+/// `outer` is Optim, otherwise HSDP.
 #[must_use]
 pub const fn placements(strategy: Strategy, outer: OuterStrategy) -> StatePlacements {
     use Placement::{Flat, Partial, Replicate};
@@ -74,9 +75,8 @@ pub const fn placements(strategy: Strategy, outer: OuterStrategy) -> StatePlacem
     }
 }
 
-/// Returns the part of a flat buffer of `numel` elements that a rank holds: axes cut in the order
-/// of their ids, the inner one before the outer one. Placements other than [`Placement::Flat`] do
-/// not cut.
+/// Returns the part of a flat buffer of `numel` elements that a rank holds. Axes split the buffer
+/// in the order of their ids, the inner one before the outer one. Only [`Placement::Flat`] splits.
 #[must_use]
 pub fn interval(mesh: &DeviceMesh, placed: Placements, rank: u32, numel: u64) -> Range<u64> {
     let flat = placed.axes(|p| p == Placement::Flat);
@@ -111,8 +111,8 @@ impl Persistent {
 }
 
 /// Returns the bytes that a trained group of `padded` elements (`payload` of them parameters) keeps
-/// on every rank, by the closed forms for flat buffers: with S padded, P payload, I inner, O outer
-/// ranks and w, m, g, o bytes per element
+/// on every rank, by the closed forms for flat buffers. S is the number of padded elements, P the
+/// payload, I and O the number of inner and outer ranks, and w, m, g, o are bytes per element:
 ///
 /// | strategy | bytes |
 /// |---|---|
@@ -122,8 +122,8 @@ impl Persistent {
 /// | `optim_grads_params` | S/I (w + m + g + o) |
 /// | HFSDP (`outer` Optim) | S/I (w + g) + S/(I O) (m + o) |
 ///
-/// `moments` is the number of optimizer moments. Without main weights the optimizer updates the
-/// compute weights and m is 0; they are then replicated or sharded as `w` says.
+/// `moments` is the number of optimizer moments. Without main weights, the optimizer updates the
+/// compute weights and m is 0. They are then replicated or sharded like `w`.
 #[cfg(test)]
 pub(crate) fn persistent_bytes(
     padded: u64,
@@ -139,8 +139,8 @@ pub(crate) fn persistent_bytes(
         let r = interval(mesh, placed, 0, padded);
         r.end - r.start
     };
-    // The outer axis scatters gradients only at the step boundary: between steps per rank keeps the
-    // inner shard.
+    // The outer axis scatters gradients only at the end of a step: between micro-batches, each rank
+    // keeps the inner shard.
     let grad = held(at_rest.accumulating);
     let optim = held(at_rest.optimizer);
     let weight = if strategy == Strategy::NoShard {
@@ -180,8 +180,8 @@ mod tests {
         assert_eq!(sharded(Strategy::OptimGradsParams), (true, true, true));
     }
 
-    /// Bytes per element before division, bf16 parameters, from the published ZeRO tables (Adam: 8
-    /// more).
+    /// Bytes per element before division for bf16 parameters, from the published ZeRO tables (Adam
+    /// adds 8).
     #[test]
     fn closed_forms() {
         let p = |main, grads| Precision {
@@ -229,7 +229,8 @@ mod tests {
             total(&m, Strategy::NoShard, hsdp, &bf16_fp32_bf16),
             1600 * (4 + 2 + 8) + 1500 * 2
         );
-        // HSDP: as ZeRO-3 over the inner axis; HFSDP: the optimizer is cut over both.
+        // HSDP is like ZeRO-3 over the inner axis. Under HFSDP, the optimizer is also split over
+        // the outer axis.
         let m = DeviceMesh::data_parallel(4, 2);
         assert_eq!(
             total(&m, Strategy::OptimGradsParams, hsdp, &bf16_fp32_bf16),

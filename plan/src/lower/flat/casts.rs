@@ -1,4 +1,4 @@
-//! Gradients cast for an optimizer whose weights have another type.
+//! Casts of gradients for an optimizer whose weights have another dtype.
 
 use crate::ir::{BufferId, COMPUTE, DType, GroupId, Role, ShardOp, StreamId};
 use crate::lower::emitter::Emitter;
@@ -6,21 +6,21 @@ use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::ShardState;
 use crate::program::{Phase, Rule};
 
-/// Casts of gradients, a buffer for each tensor of the optimizer. They live from the cast, usually
-/// at the start of the optimizer's step, to the end of that step.
+/// Casts of gradients, with a buffer for each of the optimizer's tensors. They live from the cast,
+/// usually at the start of the optimizer step, until the end of that step.
 pub(crate) struct GradCasts {
     stream: StreamId,
-    /// By group, once made.
+    /// Buffers by group, once allocated.
     made: Vec<Vec<BufferId>>,
 }
 
 impl GradCasts {
-    /// Casts on the compute stream.
+    /// Creates casts on the compute stream.
     pub(crate) fn new(groups: usize) -> Self {
         Self::on(groups, COMPUTE)
     }
 
-    /// Casts on a stream.
+    /// Creates casts on a stream.
     pub(crate) fn on(groups: usize, stream: StreamId) -> Self {
         Self {
             stream,
@@ -28,8 +28,8 @@ impl GradCasts {
         }
     }
 
-    /// Casts the gradients of `states`, one of each trained group in this order, to `dtype`, and
-    /// lets the states refer to the casts.
+    /// Casts the gradients of `states`, which are one per trained group in this order, to `dtype`,
+    /// and makes the states refer to the casts.
     pub(crate) fn cast(
         &mut self,
         out: &mut Emitter<'_>,

@@ -1,8 +1,8 @@
 //! Weights that ranks gather in 8 bits: scales over all ranks, and casts of shards.
 //!
-//! The optimizer's launches find the largest absolute values of a rank's shards, by tensor; one
-//! all-reduce makes them those of whole tensors; a kernel makes the scales, and each rank casts
-//! its shards. Main weights are rounded to bfloat16 before, so that codes equal those of a bfloat16
+//! The optimizer's launches compute the amax of a rank's shards per tensor. One all-reduce turns
+//! these into the amax of whole tensors, and a kernel computes the scales. Each rank then casts its
+//! shards. Main weights are first rounded to bfloat16, so that the codes equal those of a bfloat16
 //! weight that is cast after its gather.
 
 use super::Flat;
@@ -13,7 +13,7 @@ use crate::lower::kernels::KernelLaunch;
 use crate::lower::walk::Location;
 use crate::program::{Phase, Rule};
 
-/// Type to which main weights are rounded before maximum and cast.
+/// Dtype to which main weights are rounded before the amax and the cast.
 const ROUNDED: DType = DType::Bf16;
 
 impl Flat {
@@ -25,15 +25,16 @@ impl Flat {
     /// Returns the reciprocal of a parameter's scale.
     ///
     /// # Panics
-    /// If its group is not gathered in 8 bits.
+    /// Panics if its group is not gathered in 8 bits.
     pub(crate) fn reciprocal(&self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
         let scales = self.scales.expect("an 8-bit group has scales");
         scales.reciprocal(inputs, p)
     }
 
-    /// Returns the maxima of a group, if the optimizer's launch finds them: in the native engine,
-    /// unless moments have blocks, which would end where tensors do, and unless it is Muon's, which
-    /// knows new weights only after the matmuls of a whole matrix.
+    /// Returns the amax buffers of a group if the optimizer's launch computes them. This only
+    /// happens in the native engine. It does not happen for block-quantized moments, whose blocks
+    /// would end where tensors do, or for Muon, which knows new weights only after the matmuls of a
+    /// whole matrix.
     pub(super) fn maxima_with_main(&self, out: &Emitter<'_>, g: GroupId) -> Option<Access> {
         let (scales, state) = (self.scales?, self.state(g));
         let group = out.inputs.group(g);
@@ -43,9 +44,9 @@ impl Flat {
         found.then(|| scales.maxima(out, group.scale_range()))
     }
 
-    /// Makes the scales of the weights as the optimizer has left them; `updated` says that it has
-    /// run, and may have found the maxima. The first gather of a step casts shards, on its stream,
-    /// where casts overlap with computation.
+    /// Computes the scales of the weights after the optimizer step. `updated` means that the
+    /// optimizer has run, and may have computed the amax. The first gather of a step casts shards
+    /// on its stream, so that the casts overlap with computation.
     pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>, updated: bool) {
         let Some(scales) = self.scales else { return };
         let (unit, phase) = (out.b.unit(), out.b.phase());
@@ -70,13 +71,13 @@ impl Flat {
                 writes: &[slots],
             });
         }
-        // 8-bit weights are those of all ranks of this axis.
+        // 8-bit weights belong to all ranks of this axis.
         scales.make(out, self.comms.along(AxisId::DP_SHARD).reduce);
         out.b.at(unit, phase);
     }
 
-    /// Casts all shards of 8-bit weights on the compute stream, for engines that cast once,
-    /// after the optimizer.
+    /// Casts all shards of 8-bit weights on the compute stream, for engines that cast once, after
+    /// the optimizer step.
     pub(crate) fn cast_shards_float8(&self, out: &mut Emitter<'_>) {
         let (unit, phase) = (out.b.unit(), out.b.phase());
         for g in out.inputs.group_ids() {
@@ -90,7 +91,7 @@ impl Flat {
         out.b.at(unit, phase);
     }
 
-    /// Casts a group's M to codes.
+    /// Casts M of a group to 8-bit codes.
     pub(super) fn cast_float8(
         &self,
         out: &mut Emitter<'_>,
@@ -113,10 +114,10 @@ impl Flat {
         });
     }
 
-    /// Returns a group's M, and the number of its elements.
+    /// Returns M of a group and its number of elements.
     ///
     /// # Panics
-    /// If it has none: scenarios refuse 8-bit gathers without main weights.
+    /// Panics if the group has no M: scenarios reject 8-bit gathers without main weights.
     fn main_weights(&self, out: &Emitter<'_>, g: GroupId) -> (Access, u64) {
         let state = self.state(g);
         let main = state.main.expect("an 8-bit group has main weights");

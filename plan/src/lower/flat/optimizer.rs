@@ -1,4 +1,5 @@
-//! What the optimizer of the flat policies updates, and the refresh of compute weights after it.
+//! The tensors that the optimizer of the flat policies updates, and the refresh of compute weights
+//! afterwards.
 
 use super::{Flat, GroupState, Sharded, Tensor};
 use crate::config::Strategy;
@@ -28,8 +29,8 @@ fn items(state: &GroupState, weight: Access, grad: Access, numel: u64) -> Vec<Op
 }
 
 impl Flat {
-    /// Returns how the optimizer's part of a buffer moves from rank to rank; `sharded` says that
-    /// the buffer already holds only the inner shard.
+    /// Returns how the optimizer's part of a buffer differs between ranks. `sharded` returns
+    /// whether the buffer already holds only the inner shard.
     fn optimizer_slice(&self, of: Sharded, sharded: fn(Strategy) -> bool) -> Option<PerRank> {
         if of.outer_optim {
             Some(AxisId::DP_OUTER.into())
@@ -55,8 +56,8 @@ impl Flat {
         })
     }
 
-    /// Returns the part of W that this rank's optimizer owns, as ranges (several if parameters have
-    /// separate buffers).
+    /// Returns the part of W that this rank's optimizer owns, as ranges. There are several if
+    /// parameters have separate buffers.
     fn own_weights(&self, out: &Emitter<'_>, state: &GroupState) -> Vec<Access> {
         match state.weight {
             Some(rest) => {
@@ -72,7 +73,7 @@ impl Flat {
         }
     }
 
-    /// Returns one optimizer launch per trained group, in the order given.
+    /// Returns one optimizer launch per trained group, in the given order.
     pub(crate) fn optimizer_state(
         &self,
         out: &Emitter<'_>,
@@ -100,9 +101,9 @@ impl Flat {
             .collect()
     }
 
-    /// Returns W, if the optimizer's launch writes it together with M: in the native engine, unless
-    /// the layout of M has holes that separate buffers of parameters do not have. Empty if there is
-    /// no M, or if [`Flat::refresh`] casts it.
+    /// Returns W if the optimizer's launch writes it together with M. This is the case in the
+    /// native engine, unless the layout of M has gaps that separate parameter buffers do not have.
+    /// Empty if there is no M, or if [`Flat::refresh`] casts it.
     fn written_with_main(&self, out: &Emitter<'_>, g: GroupId) -> Vec<Access> {
         let state = self.state(g);
         if state.main.is_none() || state.w.is_float8() || !out.inputs.engine.fused_optimizer {
@@ -115,7 +116,7 @@ impl Flat {
         if state.weight.is_some() {
             return weights;
         }
-        // Parameters end within blocks of states.
+        // Parameters end inside blocks of quantized states.
         if state.moments().any(|m| m.scales[0].is_some()) {
             return Vec::new();
         }
@@ -138,8 +139,8 @@ impl Flat {
         placed.into_iter().map(|p| p.2).collect()
     }
 
-    /// Returns the items of an optimizer that updates W itself, because there is no M. Separate
-    /// parameters are buffers over one flat gradient.
+    /// Returns the items of an optimizer that updates W itself because there is no M. If parameters
+    /// are separate, they are buffers over one flat gradient.
     fn items_of_weights(
         &self,
         out: &Emitter<'_>,
@@ -175,13 +176,13 @@ impl Flat {
                     ..grad
                 },
                 numel: item.numel,
-                // A launch names the moments of a whole group once.
+                // A launch lists the moments of a whole group once.
                 state: moments(if single { 0 } else { item.offset }).filter(|_| !single || i == 0),
             })
             .collect()
     }
 
-    /// Casts compute weights from main weights, group by group, if the optimizer has not written
+    /// Casts compute weights from main weights, group by group, unless the optimizer has written
     /// both.
     pub(crate) fn refresh(&self, out: &mut Emitter<'_>, stream: StreamId) {
         out.b.join(Rule::Refresh, COMPUTE, stream);
@@ -196,11 +197,11 @@ impl Flat {
             let state = self.state(g).clone();
             let Some(main) = state.main else { return };
             if state.weight.is_none() && state.params.is_empty() {
-                // Gathers cast M.
+                // Gathers cast M instead.
                 return;
             }
             if state.w.is_float8() {
-                // Casts need scales.
+                // These casts need scales.
                 return;
             }
             if !self.written_with_main(out, g).is_empty() {
@@ -226,8 +227,8 @@ impl Flat {
                 });
                 return;
             }
-            // Separate buffers of parameters: the layout's order may differ from theirs, and it may
-            // have holes.
+            // Parameters have separate buffers. The order of the layout may differ from theirs, and
+            // it may have gaps.
             let element = whole.bytes / state.numel.max(1);
             let from: Vec<Access> = layout
                 .items

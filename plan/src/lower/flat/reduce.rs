@@ -1,4 +1,4 @@
-//! Reductions of the flat policies, of gradients that are kept sharded or in full.
+//! Reductions of the flat policies, for gradients that are kept sharded or in full.
 
 use super::Flat;
 use crate::ir::{
@@ -13,32 +13,32 @@ use crate::program::Rule;
 use crate::shard::placements;
 use smallvec::smallvec;
 
-/// Events at the ends of a group's reduction. Computation waits for each only when it needs what
-/// the event guarantees.
+/// Events at the end of a group's reduction. Computation waits for each of them only when it needs
+/// what the event guarantees.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
-    /// Nothing reads the full gradient any longer: its buffer may be released.
+    /// The full gradient is no longer read, so its buffer may be released.
     pub(crate) input_free: EventId,
-    /// G holds the sum over both axes: the optimizer may read it.
+    /// G holds the sum over both axes, so the optimizer may read it.
     pub(crate) complete: EventId,
-    /// Buffers in the communication dtype to be freed after `complete` (policy megatron only, whose
-    /// queue frees them).
+    /// Buffers in the communication dtype that are freed after `complete` (only policy megatron,
+    /// whose queue frees them).
     pub(crate) held: [Option<BufferId>; 2],
 }
 
 // Note [Factor of gradients]
 //
-// A gradient is averaged over all P ranks that take different samples, whatever it is reduced over:
-// the loss of a step is the mean over P. That of an expert arrives as the sum over the ranks that
-// send it tokens (`summed_by_model`), is reduced over those that have the same expert, and still
-// multiplied by 1/P, not by one over the ranks of its reduction. An average in a collective
-// therefore comes after a factor for the ranks that the model has added up. An expert that no other
-// rank has needs no collective, but the same factor.
+// A gradient is averaged over all P ranks that process different samples, regardless of the ranks
+// it is reduced over: the loss of a step is the mean over P. The gradient of an expert arrives as a
+// sum over the ranks that send it tokens (`summed_by_model`) and is reduced over the ranks that
+// have the same expert. It is still multiplied by 1/P, not by one over the number of ranks that
+// reduce it. So an average in a collective needs an additional factor for the ranks that the model
+// has summed over. An expert that no other rank has needs no collective, but the same factor.
 
 /// How the inner reduction of a group scales.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scaling {
-    /// Reduction of the collective.
+    /// Operator of the collective.
     pub(crate) op: ReduceOp,
     /// Factor by which a kernel multiplies the input first.
     pub(crate) before: Option<Real>,
@@ -47,11 +47,11 @@ pub(crate) struct Scaling {
 /// Where a reduction writes this rank's part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ReduceTo {
-    /// The rank's slice of the input.
+    /// To the rank's slice of the input.
     Slice,
-    /// G itself where its type and the micro-batch allow that, otherwise a separate buffer.
+    /// To G itself if its dtype and the micro-batch allow that, otherwise to a separate buffer.
     Grad,
-    /// A separate buffer.
+    /// To a separate buffer.
     Apart,
 }
 
@@ -88,7 +88,7 @@ impl Flat {
         }
     }
 
-    /// Multiplies a gradient in the communication dtype, if its reduction asks for that.
+    /// Multiplies a gradient in the communication dtype, if its reduction requires that.
     fn scale(&self, out: &mut Emitter<'_>, by: Option<Real>, what: Access, dtype: DType) {
         let Some(factor) = by else { return };
         out.run(KernelLaunch {
@@ -102,8 +102,8 @@ impl Flat {
         });
     }
 
-    /// Reduces a full gradient into its shard. `input` holds S elements in the communication dtype.
-    /// `into` says where the result is written first.
+    /// Reduces a full gradient to its shard. `input` holds S elements in the communication dtype;
+    /// `into` is where the result is written first.
     pub(crate) fn reduce_sharded(
         &self,
         out: &mut Emitter<'_>,
@@ -128,7 +128,7 @@ impl Flat {
         let shard_bytes = input.bytes / sharded.ranks;
         self.fetch_to_device(out, grad.buffer, !first, rs);
         let direct = first && self.c == self.g && into == ReduceTo::Grad;
-        // Without a collective, the part already is there.
+        // Without a collective, the part is already in place.
         let in_place = into == ReduceTo::Slice || sharded.comms.reduce.is_none();
         let (output, temp) = if direct {
             (grad, None)
@@ -174,9 +174,9 @@ impl Flat {
         self.reduced_shard(out, g, grad, last)
     }
 
-    /// Reduces a full gradient into its shard without a reducing collective: every rank sends each
-    /// of the others its piece, which copy engines can do, and adds up what it received. Arguments
-    /// and result are those of [`Flat::reduce_sharded`].
+    /// Reduces a full gradient to its shard without a reducing collective. Each rank sends every
+    /// other rank its piece, which copy engines can do, and sums the pieces that it receives.
+    /// Arguments and result are those of [`Flat::reduce_sharded`].
     fn exchange_and_sum(
         &self,
         out: &mut Emitter<'_>,
@@ -237,7 +237,8 @@ impl Flat {
         self.reduced_shard(out, g, grad, last)
     }
 
-    /// Returns what the optimizer gets instead of sums, if it adds up the pieces of an exchange.
+    /// Returns the pieces that the optimizer gets instead of sums, if it sums the pieces of an
+    /// exchange.
     pub(crate) fn pieces(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> Option<Pieces> {
         inputs.sums_in_optimizer(g).then(|| Pieces {
             ranks: inputs.inner(g),
@@ -245,7 +246,7 @@ impl Flat {
         })
     }
 
-    /// Returns the factor by which exchanged pieces are multiplied before they are added.
+    /// Returns the factor of exchanged pieces before they are summed.
     fn factor(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> Real {
         let Scaling { op, before } = self.scaling(inputs, g);
         let of_op = match op {
@@ -256,8 +257,8 @@ impl Flat {
         Real(of_op * before.map_or(1.0, |by| by.0))
     }
 
-    /// Emits what follows the reduction of a shard on its stream: checks, and the outer axis, which
-    /// works on G alone.
+    /// Emits the work after the reduction of a shard on its stream: checks, and the reduction over
+    /// the outer axis, which works on G alone.
     fn reduced_shard(
         &self,
         out: &mut Emitter<'_>,
@@ -292,8 +293,8 @@ impl Flat {
         let (numel, shards) = (self.state(g).numel, self.state(g).sharded);
         let queued = out.inputs.engine.copies_for_comm;
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
-        // Without an inner reduction there is no reason to cast: the outer one casts what it needs
-        // itself.
+        // Without an inner reduction, no cast is needed here: the outer reduction casts its own
+        // input.
         let cast = (self.c != self.g && shards.comms.reduce.is_some()).then(|| {
             let id = out.transient_on(Role::ReduceInput, numel * self.c.size(), self.c, rs, g);
             out.b.alloc(Rule::ReduceCopyIn, id);
@@ -302,7 +303,7 @@ impl Flat {
             id
         });
         let input = cast.map_or(grad, |id| out.b.whole(id));
-        // One rank on the inner axis: the outer reduction averages.
+        // The inner axis has one rank, so the outer reduction averages.
         let Scaling { op, before } = self.scaling(out.inputs, g);
         let dtype = if cast.is_some() { self.c } else { self.g };
         self.scale(out, before, input, dtype);
@@ -314,7 +315,7 @@ impl Flat {
             } else {
                 CollectiveKind::AllReduce
             };
-            // ZeRO-1 reduces into the rank's own slice of its input: the in-place form NCCL
+            // ZeRO-1 reduces to the rank's own slice of its input, the in-place form that NCCL
             // documents.
             let parts = smallvec![Part {
                 input,
@@ -339,9 +340,9 @@ impl Flat {
             }
         }
         let input_free = out.b.record(Rule::Reduce, rs);
-        // Megatron-FSDP reduces all of a ZeRO-1 gradient here, including what its rank has not
-        // reduced before and nothing reads (a TODO of `_bucket_group_gradient_reduce`): the only
-        // deviation from the source.
+        // Megatron-FSDP reduces all of a ZeRO-1 gradient here, including parts that its rank has
+        // not reduced before and that nothing reads (a TODO in `_bucket_group_gradient_reduce`).
+        // This is the only deviation from the source.
         let outer = self.reduce_outer(out, g, mine, rs);
         Reduction {
             input_free,
@@ -353,8 +354,8 @@ impl Flat {
         }
     }
 
-    /// Reduces the result of the inner axis over the outer one: in place, or (policy megatron) in a
-    /// copy of the communication dtype that is copied back.
+    /// Reduces the result of the inner axis over the outer one: in place or, for policy megatron,
+    /// in a copy in the communication dtype that is copied back.
     fn reduce_outer(
         &self,
         out: &mut Emitter<'_>,

@@ -5,7 +5,7 @@ use crate::check::check;
 use crate::ir::{BufferId, CollectiveKind, DType, EventId, OpKind, ReduceOp, ShardOp, StreamId};
 use crate::program::{Instr, Op, Phase, Program, StreamKind};
 
-/// Returns a program of the small llama that the checker accepts.
+/// Returns a program of the small llama that passes the checker.
 pub(super) fn checked(sets: &[&str]) -> Program {
     let p = program(LLAMA, sets);
     let report = check(&p);
@@ -18,15 +18,15 @@ pub(super) fn stream(p: &Program, kind: StreamKind) -> StreamId {
     StreamId(at.expect("the policy has such a stream") as u8)
 }
 
-/// Returns the position in the steady step of the only record of an event.
+/// Returns the position of the only record of an event in the steady step.
 pub(super) fn recorded(p: &Program, event: EventId) -> usize {
     let at = |i: &Instr| matches!(i.op, Op::Record { event: e, .. } if e == event);
     let at = steady(p).iter().position(at);
     at.expect("what is waited for is recorded in the same step")
 }
 
-/// Returns the waits of a stream in the steady step: position, and the stream that recorded the
-/// event.
+/// Returns the waits of a stream in the steady step: position, event, and the stream that recorded
+/// the event.
 pub(super) fn waits(p: &Program, on: StreamId) -> Vec<(usize, EventId, StreamId)> {
     let list = steady(p).iter().enumerate();
     list.filter_map(|(at, i)| match i.op {
@@ -41,7 +41,7 @@ pub(super) fn waits(p: &Program, on: StreamId) -> Vec<(usize, EventId, StreamId)
     .collect()
 }
 
-/// Returns the positions of a kind of collectives in the steady step.
+/// Returns the positions of collectives of a kind in the steady step.
 pub(super) fn collectives(p: &Program, kind: CollectiveKind) -> Vec<usize> {
     let list = steady(p).iter().enumerate();
     list.filter(|(_, i)| i.phase == Phase::Backward && collective(p, i) == Some(kind))
@@ -76,7 +76,7 @@ pub(super) fn frees(p: &Program, buffer: BufferId) -> Vec<usize> {
         .collect()
 }
 
-/// Returns what a collective of the steady step writes, with its dtype and reduction.
+/// Returns the buffer that a collective of the steady step writes, with its dtype and reduction.
 pub(super) fn output(p: &Program, at: usize) -> (BufferId, DType, ReduceOp) {
     let Op::Collective { id, .. } = steady(p)[at].op else {
         panic!("no collective")

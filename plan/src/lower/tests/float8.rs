@@ -1,4 +1,4 @@
-//! 8-bit matmuls within programs, and scenarios that ask for what there is not.
+//! 8-bit matmuls in programs, and scenarios with unsupported options.
 
 use super::{LLAMA, program};
 use crate::check::check;
@@ -39,7 +39,7 @@ fn every_policy_and_mode_has_them() {
     }
 }
 
-/// Weights, gradients and optimizer state are those without 8-bit matmuls.
+/// 8-bit matmuls do not change weights, gradients and optimizer state.
 #[test]
 fn state_between_steps_stays_the_same() {
     let of = |set: &[&str]| super::at_rest(&program(LLAMA, set));
@@ -49,8 +49,8 @@ fn state_between_steps_stays_the_same() {
     }
 }
 
-/// Gathers of codes have one byte per element, and so have the shards between steps. Nothing casts
-/// a weight after its gather.
+/// Gathers of 8-bit codes have one byte per element, and so do the shards between steps. No kernel
+/// casts a weight after its gather.
 #[test]
 fn gathers_of_codes_have_a_byte_per_element() {
     let gathered = [TENSORWISE, "precision.float8_all_gather=true"];
@@ -72,7 +72,7 @@ fn gathers_of_codes_have_a_byte_per_element() {
     assert_eq!(bytes(&codes, Role::FullWeight, true), full);
     assert_eq!(bytes(&codes, Role::ModelWeight, true), full / ranks);
     let [before, rest] = [&base, &codes].map(|p| bytes(p, Role::FullWeight, false));
-    // Padding aside, the rest is gathered as before.
+    // Apart from padding, the other weights are gathered as before.
     assert!(before - rest > 2 * full * 9 / 10, "{before} {rest}");
     let casts_of_weights = |p: &Program| {
         let reads = |i: &&Instr| {
@@ -92,8 +92,8 @@ fn gathers_of_codes_have_a_byte_per_element() {
     assert_eq!(bytes(&program(LLAMA, &before), Role::ModelWeight, true), 0);
 }
 
-/// torch has one gather per unit, whose buffer has bytes: one per weight in 8 bits, two per weight
-/// in bfloat16. torchao casts float32 shards before each gather, and keeps no codes.
+/// torch has one gather per unit, whose buffer is counted in bytes: one byte per 8-bit weight, two
+/// per bfloat16 weight. torchao casts float32 shards before each gather, and keeps no codes.
 #[test]
 fn torch_gathers_codes_and_other_weights_at_once() {
     let p = program(
@@ -140,10 +140,10 @@ fn torch_gathers_codes_and_other_weights_at_once() {
         .iter()
         .map(|g| g.scales.iter().flatten().count())
         .sum();
-    // Forward and backward.
+    // In forward and in backward.
     let casts = named("shard_float8_cast");
     assert_eq!(casts.len(), 2 * scales);
-    // Multiplied, limited and cast in a kernel each: 21 bytes per weight.
+    // Multiplication, clamp and cast are separate kernels: 21 bytes per weight.
     let Op::Launch { kernel, .. } = casts[0].op else {
         panic!("not a launch")
     };
@@ -162,7 +162,7 @@ fn torch_gathers_codes_and_other_weights_at_once() {
     );
 }
 
-/// Megatron-FSDP casts once, after the optimizer, and gathers what it has cast.
+/// Megatron-FSDP casts once, after the optimizer, and gathers the cast weights.
 #[test]
 fn megatron_casts_once_per_step() {
     let p = program(
@@ -185,7 +185,7 @@ fn megatron_casts_once_per_step() {
     assert_eq!(phases, vec![Phase::Refresh; groups]);
 }
 
-/// Parameters that one matmul reads have one scale, other parameters one each.
+/// Parameters that one matmul reads share a scale; all others have separate scales.
 #[test]
 fn merged_projections_share_a_scale() {
     let set = [
@@ -373,8 +373,8 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
     }
 }
 
-/// Transposed copies of all 8-bit weights are allocated once and never freed: a byte per
-/// parameter. Everything else is as without, and `check` proves both.
+/// Transposed copies of all 8-bit weights are allocated once and never freed: one byte per
+/// parameter. Everything else stays the same, and `check` verifies both programs.
 #[test]
 fn kept_transposes_take_a_byte_per_parameter() {
     let lower = |keep: bool| {
@@ -416,7 +416,7 @@ fn kept_transposes_take_a_byte_per_parameter() {
     let first = |p| count(p, SectionKind::First, alloc) - count(p, SectionKind::First, free);
     assert_eq!(first(&kept), first(&made) + params);
     let steady = |p, f| count(p, SectionKind::Steady, f);
-    // Two micro-batches made and dropped them.
+    // Otherwise, each of the two micro-batches allocates and frees them.
     assert_eq!(steady(&made, alloc), steady(&kept, alloc) + 2 * params);
     assert_eq!(steady(&made, free), steady(&kept, free) + 2 * params);
     let launches = |p: &Program| {

@@ -1,4 +1,4 @@
-//! Order, events and lifetimes of policy `fsdp2`, each as `torch.distributed.fsdp` 2.11 has them.
+//! Order, events and lifetimes of policy `fsdp2`, as in `torch.distributed.fsdp` 2.11.
 
 use super::find::{checked, collectives, frees, kernels, output, recorded, stream, waits};
 use super::steady;
@@ -8,12 +8,12 @@ use crate::ir::{
 };
 use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind, StreamKind};
 
-/// Returns a program of this policy that the checker accepts.
+/// Returns a program of this policy that passes the checker.
 fn fsdp2(sets: &[&str]) -> Program {
     checked(&[&["fsdp.policy=fsdp2"], sets].concat())
 }
 
-/// Only `finalize_backward` waits for what the all-reduce stream records.
+/// Only `finalize_backward` waits for events of the all-reduce stream.
 #[test]
 fn only_the_end_of_backward_waits_for_all_reduces() {
     for sets in [
@@ -46,8 +46,8 @@ fn only_the_end_of_backward_waits_for_all_reduces() {
     }
 }
 
-/// Work that follows a reduce-scatter, on its own stream or another, does not delay the next
-/// copy-in: `reduce_scatter_event` is recorded directly after the reduce-scatter.
+/// Work after a reduce-scatter, on its own stream or another one, does not delay the next copy-in:
+/// `reduce_scatter_event` is recorded directly after the reduce-scatter.
 #[test]
 fn the_gate_waits_for_reduce_scatters_alone() {
     for sets in [
@@ -68,7 +68,7 @@ fn the_gate_waits_for_reduce_scatters_alone() {
             .map(|w| w.1)
             .collect();
         let scatters = collectives(&p, CollectiveKind::ReduceScatter);
-        // The last one of a micro-batch is waited for at its end.
+        // The end of a micro-batch waits for its last one.
         let micro_batches = usize::from(p.meta.micro_batches);
         assert_eq!(gates.len(), scatters.len() - micro_batches, "{sets:?}");
         for event in gates {
@@ -77,8 +77,8 @@ fn the_gate_waits_for_reduce_scatters_alone() {
     }
 }
 
-/// `AllReduceState` holds what the replicas reduce until `finalize_backward`, if that is not the
-/// gradient itself.
+/// `AllReduceState` holds the buffer that the replicas reduce until `finalize_backward`, unless it
+/// is the gradient itself.
 #[test]
 fn inputs_of_all_reduces_live_until_the_end_of_backward() {
     for (dtype, role, phase, rule) in [
@@ -101,7 +101,7 @@ fn inputs_of_all_reduces_live_until_the_end_of_backward() {
             };
             let free = steady(&p)[freed];
             assert_eq!((free.phase, free.rule), (phase, rule));
-            // After a wait for its own stream.
+            // It is freed after a wait for its own stream.
             let waited = |w: &(usize, EventId, StreamId)| {
                 w.2 == outer && recorded(&p, w.1) > at && w.0 < freed
             };
@@ -110,8 +110,8 @@ fn inputs_of_all_reduces_live_until_the_end_of_backward() {
     }
 }
 
-/// `partial_reduce_output` has the reduction's dtype and lives on its stream; the last micro-batch
-/// adds it to its own sum, and that is all-reduced before the one cast.
+/// `partial_reduce_output` has the dtype of the reduction and lives on its stream. The last
+/// micro-batch adds it to its own sum, which is all-reduced and then cast once.
 #[test]
 fn partial_sums_have_the_dtype_of_the_reduction() {
     let p = fsdp2(&[
@@ -148,7 +148,7 @@ fn partial_sums_have_the_dtype_of_the_reduction() {
 }
 
 /// `_get_gradient_divide_factors`: for N ranks, sums in f16 are divided by a power of two near √N
-/// before the reduce-scatter, and by the rest after the last reduction; other dtypes are averaged.
+/// before the reduce-scatter, and by the rest after the last reduction. Other dtypes are averaged.
 #[test]
 fn f16_divides_on_both_sides_of_the_reductions() {
     for (shard, outer, before, after) in [
@@ -198,13 +198,13 @@ fn f16_divides_on_both_sides_of_the_reductions() {
         assert!(ops(&bf16).iter().all(|op| *op == ReduceOp::Avg));
         assert!(kernels(&bf16, |op| matches!(op, ShardOp::Scale { .. })).is_empty());
     }
-    // Not averaged at all: a divisor of 1.
+    // Without an average, the divisor is 1.
     let p = fsdp2(&["precision.comm_grads=f16", "fsdp.per_token_loss=true"]);
     assert!(kernels(&p, |op| matches!(op, ShardOp::Scale { .. })).is_empty());
 }
 
-/// `reshard` records an event after the slices it keeps. Only the same group's next `unshard` waits
-/// for it, on both gather streams, and `to_unsharded` frees the slices directly after the copy-out,
+/// `reshard` records an event after the slices that it keeps. Only the group's next `unshard` waits
+/// for it, on both gather streams. `to_unsharded` frees the slices directly after the copy-out,
 /// before the backward that uses it.
 #[test]
 fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
@@ -229,7 +229,7 @@ fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
             .collect();
         assert_eq!(waits.len(), blocks);
         for (at, event, _) in waits {
-            // In backward, for what was recorded in the same unit's forward.
+            // In backward, the wait is for the event recorded in the same unit's forward.
             let made = list[recorded(&p, event)];
             assert_eq!(
                 (list[at].phase, made.phase),
@@ -238,7 +238,7 @@ fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
             assert_eq!(list[at].unit, made.unit);
         }
     }
-    // No gather of forward waits for computation except through a copy-out or at the start.
+    // In forward, gathers wait for computation only through a copy-out or at the start.
     for on in [copy_in, gather] {
         for (at, ..) in waits(&p, on) {
             let i = list[at];
@@ -256,7 +256,7 @@ fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
         assert_eq!(list[before].rule, Rule::CopyOut);
         assert_eq!(list[before].unit, list[at].unit);
     }
-    // Parameter by parameter: a clone is freed before the next slice is made.
+    // For each parameter, the clone is freed before the next slice is copied.
     for pair in slices.windows(2) {
         if list[pair[0]].unit == list[pair[1]].unit {
             let between = &list[pair[0]..pair[1]];
@@ -266,8 +266,8 @@ fn slices_of_an_integer_reshard_hold_up_their_own_gather_alone() {
     }
 }
 
-/// `reshard` returns at once in a forward, with or without autograd, if a group does not reshard:
-/// what is kept is full until the whole validation ends.
+/// If a group does not reshard, `reshard` returns at once in a forward, with or without autograd:
+/// its parameters stay full until the whole validation ends.
 #[test]
 fn validation_keeps_what_forward_keeps() {
     let units = "fsdp.units=[\"tok_embeddings=keep\", \"layers.*\"]";
@@ -293,12 +293,12 @@ fn validation_keeps_what_forward_keeps() {
             kept += usize::from(!resharded);
         }
     }
-    // The embedding, and the root's norm and head.
+    // The embedding, and the norm and head of the root.
     assert_eq!(kept, 3);
 }
 
-/// `fully_shard` makes one `FSDPParamGroup` per unit, even with frozen parameters: one all-gather
-/// of all its parameters, one reduce-scatter of those with gradients.
+/// `fully_shard` creates one `FSDPParamGroup` per unit, even with frozen parameters: one all-gather
+/// of all of its parameters, and one reduce-scatter of those with gradients.
 #[test]
 fn frozen_parameters_are_gathered_with_the_others() {
     let p = fsdp2(&[
@@ -335,13 +335,13 @@ fn frozen_parameters_are_gathered_with_the_others() {
             assert!(p.params[x.index()].requires_grad);
         }
     }
-    // The native policy keeps them separate.
+    // The native policy has separate groups for them.
     let native = checked(&["fsdp.frozen=[\"layers.*.attention\"]"]);
     assert_eq!(native.groups.len(), p.groups.len() + blocks.len());
 }
 
-/// The workspace of attention's backward kernel comes from the caching allocator while it runs;
-/// that of this project's engine is not part of the program.
+/// The workspace of attention's backward kernel comes from the caching allocator while the kernel
+/// runs. In this project's engine, the workspace is not part of the program.
 #[test]
 fn attention_has_its_workspace_while_it_runs() {
     let named = |p: &Program| {
@@ -357,8 +357,9 @@ fn attention_has_its_workspace_while_it_runs() {
     let &[(id, bytes)] = &named(&p)[..] else {
         panic!("one size, one buffer")
     };
-    // Two sequences of 32, four heads of 16 over two: dot products and queries' gradients in
-    // float32, keys' and values' by query head in bf16, in parts of 256 bytes.
+    // Two sequences of 32; four heads of 16 over two ranks. Dot products and gradients of queries
+    // are in float32, gradients of keys and values by query head in bf16, each rounded up to 256
+    // bytes.
     let rows = 2 * 4 * 32;
     assert_eq!(bytes, rows * 4 + rows * 16 * 4 + 2 * rows * 16 * 2);
     let allocated = steady(&p)
@@ -371,7 +372,8 @@ fn attention_has_its_workspace_while_it_runs() {
 }
 
 /// `FSDPState._post_forward` reshards the root before the loss sees its output. The root's
-/// pre-backward hook is on that output, so its gather follows the loss's backward and is the first.
+/// pre-backward hook is on that output, so its gather follows the backward of the loss and is the
+/// first gather.
 #[test]
 fn a_root_that_reshards_is_gathered_again_behind_the_loss() {
     let of = |sets: &[&str]| {
@@ -405,8 +407,8 @@ fn a_root_that_reshards_is_gathered_again_behind_the_loss() {
     assert!(behind && root);
 }
 
-/// `set_keep_unsharded_storage`: parameters get their storage once, and every gather and copy-out
-/// stays.
+/// `set_keep_unsharded_storage`: the storage of parameters is allocated once; all gathers and
+/// copy-outs stay.
 #[test]
 fn kept_storage_saves_no_gather() {
     let keep = "fsdp.keep_unsharded_storage=true";
@@ -425,7 +427,7 @@ fn kept_storage_saves_no_gather() {
                 _ => {}
             }
         }
-        // The steady step has none of its own.
+        // The steady step allocates none.
         assert_eq!((made, freed), (p.params.len(), 0), "{sets:?}");
         let work = |p: &Program| -> Vec<(Rule, Phase)> {
             let launched = |i: &&Instr| matches!(i.op, Op::Launch { .. } | Op::Collective { .. });
@@ -436,8 +438,8 @@ fn kept_storage_saves_no_gather() {
     }
 }
 
-/// `CPUOffloadPolicy`: shards, gradients and optimizer state are in host memory for good; what the
-/// device keeps between steps is nothing.
+/// `CPUOffloadPolicy`: shards, gradients and optimizer state always stay in host memory. The device
+/// keeps nothing between steps.
 #[test]
 fn offloaded_state_is_in_host_memory() {
     let offload = "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]";
@@ -472,7 +474,7 @@ fn offloaded_state_is_in_host_memory() {
         }
     }
     let params = p.params.len();
-    // Every parameter once in forward, and once more in backward if it is in a block.
+    // Each parameter is copied once in forward, and again in backward if it is in a block.
     let blocks = p
         .params
         .iter()

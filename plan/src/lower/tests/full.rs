@@ -14,8 +14,8 @@ fn full(sets: &[&str]) -> Program {
     checked(&[&small, sets].concat())
 }
 
-/// HSDP as in SimpleFSDP: every communicator has a separate stream, and both reductions have the
-/// type `backward_dtype`. The next reduce-scatter does not wait for an all-reduce.
+/// HSDP as in SimpleFSDP: each communicator has a separate stream, and both reductions have the
+/// dtype `backward_dtype`. The next reduce-scatter does not wait for an all-reduce.
 #[test]
 fn all_reduces_run_beside_reduce_scatters_in_their_dtype() {
     for accum in [1u16, 3] {
@@ -37,8 +37,8 @@ fn all_reduces_run_beside_reduce_scatters_in_their_dtype() {
         }
         let from = |on: StreamId| waits(&p, on).into_iter().map(|w| w.2);
         assert!(from(rs).all(|s| s == COMPUTE));
-        // Micro-batches are added up in the dtype of the result; the resident gradients are written
-        // once.
+        // Micro-batches are summed in the dtype of the result, and the resident gradients are
+        // written once.
         let sums = kernels(&p, |op| op == ShardOp::Accumulate);
         assert_eq!(
             sums.len(),

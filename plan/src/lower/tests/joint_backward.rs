@@ -15,7 +15,7 @@ fn joint(policy: &str, sets: &[&str]) -> Program {
     checked(&[&[policy.as_str(), JOINT], sets].concat())
 }
 
-/// Returns phases and micro-batches in order, without repetitions.
+/// Returns the phases and micro-batches in order, without repetitions.
 fn parts(p: &Program) -> Vec<(Phase, u16)> {
     let model = steady(p).iter().filter(|i| i.rule == Rule::Model);
     let mut parts: Vec<(Phase, u16)> = model.map(|i| (i.phase, i.micro_batch)).collect();
@@ -30,7 +30,7 @@ fn forwards_come_first_and_backward_runs_from_the_last() {
         let (f, b) = (Phase::Forward, Phase::Backward);
         let wanted = [(f, 0), (f, 1), (f, 2), (b, 2), (b, 1), (b, 0)];
         assert_eq!(parts(&p), wanted, "{policy}");
-        // All units are reduced once, in the last part.
+        // Each unit is reduced once, in the last part.
         let reduced = collectives(&p, CollectiveKind::ReduceScatter);
         assert_eq!(reduced.len(), p.groups.len(), "{policy}");
         assert!(
@@ -49,9 +49,9 @@ fn gathers(p: &Program, phase: Phase, micro: u16) -> Vec<&str> {
     of.map(|i| p.units[i.unit.index()].name.as_str()).collect()
 }
 
-/// The root stays full from its first forward to the final callback, and so does the embedding
-/// from its first backward on: none of its inputs needs a gradient, so that it has no hook. Blocks
-/// are gathered and freed in every part.
+/// The root stays full from its first forward to the final callback. The embedding stays full from
+/// its first backward on: none of its inputs needs a gradient, so it has no hook. Blocks are
+/// gathered and freed in every part.
 #[test]
 fn fsdp2_leaves_units_without_hooks_to_the_final_callback() {
     let p = joint("fsdp2", &["model.layers=3", "train.grad_accum=2", UNITS]);
@@ -83,7 +83,7 @@ fn fsdp2_leaves_units_without_hooks_to_the_final_callback() {
     assert_eq!(freed("layers.1").len(), 4);
 }
 
-/// Gradients of all units stay in the type in which autograd adds them up, until the last part.
+/// Gradients of all units stay in the dtype in which autograd sums them, until the last part.
 #[test]
 fn fsdp2_keeps_full_gradients_in_the_type_of_computation() {
     let sets = ["train.grad_accum=2", "precision.compute=bf16"];
@@ -93,7 +93,7 @@ fn fsdp2_keeps_full_gradients_in_the_type_of_computation() {
     assert!(grads.into_iter().all(|b| b.dtype == crate::ir::DType::Bf16));
 }
 
-/// Activations of all micro-batches are live when backward begins, and none after it.
+/// Activations of all micro-batches are live when backward starts, and none after it.
 #[test]
 fn every_micro_batch_has_activations_of_its_own() {
     for policy in ["native", "fsdp2", "megatron"] {

@@ -1,4 +1,4 @@
-//! Adapters: what is trained, kept, gathered and reduced.
+//! Tests which parameters are trained, kept, gathered and reduced with adapters.
 
 use super::{LLAMA, at_rest, matmuls, program, steady};
 use crate::check::check;
@@ -7,7 +7,7 @@ use crate::program::{Op, Program};
 use crate::scenario::parse;
 use crate::units::Bytes;
 
-/// Returns the numbers of all and of trained elements.
+/// Returns the number of all elements and the number of trained elements.
 fn counts(params: &[Param]) -> (u64, u64) {
     let sum = |trained: bool| {
         let of = params.iter().filter(|p| p.requires_grad || !trained);
@@ -16,7 +16,7 @@ fn counts(params: &[Param]) -> (u64, u64) {
     (sum(false), sum(true))
 }
 
-/// What `print_trainable_parameters` of PEFT prints for Llama 3 8B and rank 16: 6,815,744 of
+/// Counts match `print_trainable_parameters` of PEFT for Llama 3 8B and rank 16: 6,815,744 of
 /// 8,037,076,992 with queries and values, 41,943,040 of 8,072,204,288 with all linear layers.
 #[test]
 fn trained_parameters_are_as_many_as_pefts() {
@@ -29,12 +29,12 @@ fn trained_parameters_are_as_many_as_pefts() {
     assert_eq!(of(&[]), (8_072_204_288, 41_943_040));
     let qv = "lora.target_modules=[\"q_proj\", \"v_proj\"]";
     assert_eq!(of(&[qv]), (8_037_076_992, 6_815_744));
-    // DoRA adds a length for each row: 43,008 per block.
+    // DoRA adds a magnitude for each row: 43,008 per block.
     let dora = of(&["lora.use_dora=true"]);
     assert_eq!(dora, (8_073_580_544, 43_319_296));
 }
 
-/// In transformers 5, routers and experts are no linear layers: adapters are those of attention, of
+/// In transformers 5, routers and experts are not linear layers. Only attention has adapters, with
 /// shapes `[4096, 2048]`, twice `[512, 2048]`, and `[2048, 4096]` in six layers.
 #[test]
 fn routers_have_no_adapters() {
@@ -49,8 +49,8 @@ fn routers_have_no_adapters() {
     assert_eq!(total - trained, 2_548_329_984);
 }
 
-/// The last op of an adapted layer multiplies by lengths of rows. Compiled backward does not repeat
-/// it in the next unit, which runs before the lengths are gathered.
+/// The last op of an adapted layer multiplies by the magnitudes of rows. Compiled backward does not
+/// recompute it in the next unit, which runs before the magnitudes are gathered.
 #[test]
 fn lengths_of_rows_are_read_where_they_are_gathered() {
     for mode in ["off", "blocks", "regions", "full"] {
@@ -65,7 +65,7 @@ fn lengths_of_rows_are_read_where_they_are_gathered() {
                 .chain(set.iter().map(String::as_str))
                 .collect();
             let set: Vec<String> = set.into_iter().map(ToOwned::to_owned).collect();
-            // Some policies have no such mode.
+            // Some policies do not support this mode.
             let Ok(s) = parse("test", LLAMA, &set) else {
                 continue;
             };
@@ -75,8 +75,8 @@ fn lengths_of_rows_are_read_where_they_are_gathered() {
     }
 }
 
-/// A frozen table that the chosen experts index, such as their biases in gpt-oss, has no gradient:
-/// the choice follows from activations that have one, but is not differentiable itself.
+/// A frozen table that the chosen experts index, such as their biases in gpt-oss, has no gradient.
+/// The choice depends on activations that have one, but is not differentiable itself.
 #[test]
 fn biases_of_experts_have_no_gradient_where_they_are_frozen() {
     const EXPERTS: &str = "[model]\nfamily = \"moe\"\nlayers = 2\nhidden = 64\nheads = 4\nvocab = 128\nffn = 96\n\
@@ -99,7 +99,7 @@ fn biases_of_experts_have_no_gradient_where_they_are_frozen() {
     }
 }
 
-/// Gradients and moments are those of adapters alone, under every policy.
+/// Under every policy, only adapters have gradients and moments.
 #[test]
 fn state_is_kept_for_adapters_alone() {
     for policy in ["native", "megatron", "fsdp2"] {
@@ -123,7 +123,8 @@ fn state_is_kept_for_adapters_alone() {
     }
 }
 
-/// Returns the shards of parameters and what the copies in of a section's gathers read and write.
+/// Returns the shards of parameters, and the buffers that the copy-ins of a section's gathers read
+/// and write.
 fn copies(p: &Program) -> Vec<[Vec<(DType, u64)>; 2]> {
     let of = |accesses: &[crate::ir::Access]| {
         let dtype = |b: crate::ir::BufferId| p.buffers[b.index()].dtype;
@@ -144,8 +145,8 @@ fn copies(p: &Program) -> Vec<[Vec<(DType, u64)>; 2]> {
     out
 }
 
-/// fully_shard keeps frozen shards in their own type and casts the others only
-/// (`use_foreach_copy`); both are copied into one gather, in the order of parameters.
+/// fully_shard keeps frozen shards in their own dtype and only casts the others
+/// (`use_foreach_copy`). Both are copied into one gather, in the order of parameters.
 #[test]
 fn fsdp2_casts_the_shards_of_adapters_only() {
     let set = [
@@ -171,7 +172,7 @@ fn fsdp2_casts_the_shards_of_adapters_only() {
         .unwrap();
     assert_eq!(cast[0], [(DType::F32, 64 * 4); 2]);
     assert_eq!(cast[1], [(DType::Bf16, 2 * 64 * 2)]);
-    // The block's norm, queries (64 x 64), their adapter, then the rest.
+    // The norm of the block, queries (64 x 64), their adapter, then the rest.
     let packed = copies(&p)
         .into_iter()
         .find(|[reads, _]| reads.len() > 4)
@@ -179,7 +180,7 @@ fn fsdp2_casts_the_shards_of_adapters_only() {
     let bytes: Vec<u64> = packed[0].iter().map(|r| r.1).collect();
     assert_eq!(bytes[..5], [32, 32, 2048, 128, 128]);
     assert!(packed[0].iter().all(|r| r.0 == DType::Bf16));
-    // With a float32 model, all shards are cast, into one buffer.
+    // With a float32 model, all shards are cast to one buffer.
     let wide = program(
         LLAMA,
         &[&set[..], &["precision.frozen_params=f32"]].concat(),
@@ -191,8 +192,8 @@ fn fsdp2_casts_the_shards_of_adapters_only() {
     );
 }
 
-/// fully_shard reduces the gradients of adapters alone: a rank's shard of `B` (176 x 4 for `w1`)
-/// and `A` (4 x 64).
+/// fully_shard only reduces the gradients of adapters: a rank's shard of `B` (176 x 4 for `w1`) and
+/// `A` (4 x 64).
 #[test]
 fn fsdp2_reduces_adapters_only() {
     let p = program(
@@ -209,20 +210,21 @@ fn fsdp2_reduces_adapters_only() {
         .filter(|b| b.role == Role::ReduceInput)
         .map(|b| b.bytes.0)
         .collect();
-    // The root has no trained parameters, and reduces nothing.
+    // The root has no trained parameters, so it reduces nothing.
     assert_eq!(inputs, [4 * (176 * 4 + 4 * 64); 2]);
 }
 
 /// Frozen weights have no gradient, and backward ends at the first adapter: the inputs of the first
-/// block's queries, keys and values need none (`requires_grad` of the embedded tokens is false).
+/// block's queries, keys and values need none (`requires_grad` of the token embeddings is false).
 #[test]
 fn backward_computes_what_adapters_need() {
-    // Two blocks of seven linear layers, and the head.
+    // Two blocks with seven linear layers each, and the head.
     assert_eq!(matmuls(&[]), [15, 30]);
-    // Each adapter: two more in forward. In backward B, A's result, A, and two inputs; the first
-    // three adapters have no gradient of their input, twice each.
+    // Each adapter adds two matmuls in forward. In backward, there are five: the gradients of B, of
+    // A's result and of A, and two gradients of the input. The first three adapters lack the two
+    // gradients of the input.
     assert_eq!(matmuls(&["lora.r=4"]), [15 + 28, 1 + 14 * 5 - 3 * 2]);
-    // Only the second block's down projection: the head, then B, A's result and A.
+    // Only the down projection of the second block: the head, then B, the result of A, and A.
     let last = "lora.target_modules=[\"layers.1.mlp.w2\"]";
     assert_eq!(matmuls(&["lora.r=4", last]), [15 + 2, 1 + 3]);
 }

@@ -1,17 +1,17 @@
-//! Order and lifetimes of policy `megatron_v2`, each as the experimental engine of megatron-fsdp
-//! 0.6.1 has them.
+//! Order and lifetimes of policy `megatron_v2`, as in the experimental engine of megatron-fsdp
+//! 0.6.1.
 
 use super::find::{checked, collectives, stream, waits};
 use super::{collective, steady};
 use crate::ir::{BufferId, COMPUTE, CollectiveKind, DType, Holds, ReduceOp, Role};
 use crate::program::{Instr, Op, Phase, Program, Rule, StreamKind};
 
-/// Returns a program of this policy that the checker accepts.
+/// Returns a program of this policy that passes the checker.
 fn v2(sets: &[&str]) -> Program {
     checked(&[&["fsdp.policy=megatron_v2"], sets].concat())
 }
 
-/// Returns names of the units that gather in a phase, in order of issue.
+/// Returns the names of the units that gather in a phase, in the order of issue.
 fn gathered(p: &Program, phase: Phase) -> Vec<String> {
     let gathers = steady(p)
         .iter()
@@ -21,7 +21,7 @@ fn gathered(p: &Program, phase: Phase) -> Vec<String> {
         .collect()
 }
 
-/// Returns for each buffer of a role the positions in the steady step between which it is live.
+/// Returns, for each buffer of a role, the positions in the steady step between which it is live.
 fn lives(p: &Program, role: Role) -> Vec<(BufferId, usize, usize)> {
     let mut open: Vec<(BufferId, usize)> = Vec::new();
     let mut lives = Vec::new();
@@ -40,8 +40,8 @@ fn lives(p: &Program, role: Role) -> Vec<(BufferId, usize, usize)> {
     lives
 }
 
-/// `named_modules` in forward, the root and then children in reverse in backward; every module
-/// twice per micro-batch.
+/// Forward follows `named_modules`; backward starts with the root, followed by its children in
+/// reverse order. Each module occurs twice per micro-batch.
 #[test]
 fn units_are_gathered_in_fixed_orders() {
     let units = "fsdp.units=[\"tok_embeddings\", \"layers.*\", \"layers.*.mlp\"]";
@@ -67,8 +67,8 @@ fn units_are_gathered_in_fixed_orders() {
     assert_eq!(collectives(&p, CollectiveKind::ReduceScatter).len(), 12);
 }
 
-/// The root's parameters are those of norm and head: released before the loss, and gathered when it
-/// has its gradient. At most two other units are full at once.
+/// The root's parameters are those of the norm and the head. They are released before the loss, and
+/// gathered when the gradient of the loss is available. At most two other units are full at once.
 #[test]
 fn the_root_is_sharded_during_the_loss() {
     let p = v2(&[
@@ -101,8 +101,8 @@ fn the_root_is_sharded_during_the_loss() {
     }
 }
 
-/// Computation waits for the reduction stream before it packs; the buffer is freed once the
-/// reduction is issued, and the unit is released after that.
+/// Computation waits for the reduction stream before it packs. The buffer is freed once the
+/// reduction has been issued, and the unit is released after that.
 #[test]
 fn one_buffer_of_packed_gradients_is_live() {
     let p = v2(&["model.layers=4"]);
@@ -130,8 +130,8 @@ fn one_buffer_of_packed_gradients_is_live() {
     }
 }
 
-/// A unit is reduced with its last gradient, not at the end of its module: the root long before
-/// the blocks.
+/// A unit is reduced with its last gradient, not at the end of its module; the root is reduced long
+/// before the blocks.
 #[test]
 fn units_are_reduced_with_their_last_gradient() {
     let p = v2(&["model.layers=3"]);
@@ -139,7 +139,7 @@ fn units_are_reduced_with_their_last_gradient() {
         .into_iter()
         .map(|at| p.units[steady(&p)[at].unit.index()].name.as_str())
         .collect();
-    // With blocks as units the root owns the embedding, whose gradient comes last.
+    // With blocks as units, the root owns the embedding, whose gradient comes last.
     assert_eq!(names, ["layers.2", "layers.1", "layers.0", "root"]);
     let p = v2(&[
         "model.layers=3",
@@ -149,8 +149,8 @@ fn units_are_reduced_with_their_last_gradient() {
     assert!(p.units[steady(&p)[first].unit.index()].is_root);
 }
 
-/// Averages in collectives of the computation's type; with replicas, a copy of the shard is
-/// averaged once per step on the same stream.
+/// Collectives average in the compute dtype. With replicas, a copy of the shard is averaged once
+/// per step on the same stream.
 #[test]
 fn gradients_are_averaged_by_collectives() {
     for (sets, all_reduces) in [
@@ -178,7 +178,7 @@ fn gradients_are_averaged_by_collectives() {
     }
 }
 
-/// Frozen parameters have main weights too, which nothing refreshes; units that backward does not
+/// Frozen parameters also have main weights, which are never updated. Units that backward does not
 /// reach are not gathered for it.
 #[test]
 fn frozen_units_keep_main_weights() {

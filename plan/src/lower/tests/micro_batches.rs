@@ -1,5 +1,5 @@
-//! What a step's micro-batches leave to the last one: reductions (`gradient_sync`) and resharding
-//! (`reshard_after_backward`).
+//! Work that is only done in the last micro-batch of a step: reductions (`gradient_sync`) and
+//! resharding (`reshard_after_backward`).
 
 use super::find::{checked, collectives, frees, kernels};
 use super::{collective, steady};
@@ -11,7 +11,7 @@ fn three(sets: &[&str]) -> Program {
     checked(&[&["train.grad_accum=3"], sets].concat())
 }
 
-/// Returns the micro-batches of the reductions of a kind, in order.
+/// Returns the micro-batches of reductions of a kind, in order.
 fn of(p: &Program, kind: CollectiveKind) -> Vec<u16> {
     let at = collectives(p, kind);
     at.into_iter().map(|at| steady(p)[at].micro_batch).collect()
@@ -67,8 +67,8 @@ fn the_last_micro_batch_reduces_for_all() {
     }
 }
 
-/// torch all-reduces in every micro-batch, unless `set_requires_all_reduce(False)` leaves it to the
-/// last.
+/// torch all-reduces in every micro-batch, unless `set_requires_all_reduce(False)` defers it to the
+/// last one.
 #[test]
 fn replicas_reduce_every_micro_batch_or_the_last() {
     for mode in ["off", "full"] {
@@ -84,9 +84,9 @@ fn replicas_reduce_every_micro_batch_or_the_last() {
     }
 }
 
-/// `unsharded_accumulated_grad`: one per parameter in the dtype that is reduced. It is cast from
-/// the first micro-batch's gradient, and the others are added to it; if dtypes agree, the first
-/// gradient itself is kept.
+/// `unsharded_accumulated_grad`: one sum per parameter in the dtype that is reduced. It is cast
+/// from the gradient of the first micro-batch, and the others are added to it. If the dtypes agree,
+/// the first gradient itself is kept.
 #[test]
 fn torch_keeps_full_gradients_in_the_dtype_of_the_reduction() {
     for (dtype, bytes, casts) in [(DType::F32, 4, true), (DType::Bf16, 2, false)] {
@@ -118,8 +118,8 @@ fn torch_keeps_full_gradients_in_the_dtype_of_the_reduction() {
     }
 }
 
-/// The native engine writes the first micro-batch's gradients into the accumulation buffer, in the
-/// dtype of gradients between micro-batches.
+/// The native engine writes the gradients of the first micro-batch to the accumulation buffer, in
+/// the dtype of gradients between micro-batches.
 #[test]
 fn native_keeps_full_gradients_in_their_own_dtype() {
     let p = three(&["fsdp.gradient_sync=last", "precision.comm_grads=bf16"]);
@@ -134,13 +134,13 @@ fn native_keeps_full_gradients_in_their_own_dtype() {
     let sums = kernels(&p, |op| op == ShardOp::Accumulate);
     let of_batches: Vec<u16> = sums.iter().map(|s| steady(&p)[s.0].micro_batch).collect();
     assert_eq!(of_batches, [vec![1; groups], vec![2; groups]].concat());
-    // A single micro-batch waits for nothing: the program is the same as without.
+    // With a single micro-batch, the program does not change.
     let one = checked(&["precision.comm_grads=bf16"]);
     assert!(full_gradients(&one, DType::F32).is_empty());
 }
 
-/// A micro-batch finds the parameters that the one before it has left gathered; the last one leaves
-/// none.
+/// Each micro-batch reuses the parameters that the previous one has left gathered; the last one
+/// frees them.
 #[test]
 fn the_next_micro_batch_finds_the_parameters() {
     let gathers = |sets: &[&str]| {
@@ -153,7 +153,7 @@ fn the_next_micro_batch_finds_the_parameters() {
     };
     let keep = "fsdp.reshard_after_backward=false";
     let (each, n) = gathers(&[]);
-    // The root does not reshard after forward unless it is asked to.
+    // The root does not reshard after forward by default.
     assert_eq!(each, [2 * n - 1; 3]);
     let root = "fsdp.reshard_root=true";
     assert_eq!(gathers(&[root]).0, [2 * n; 3]);
@@ -162,7 +162,7 @@ fn the_next_micro_batch_finds_the_parameters() {
     let whole = "fsdp.reshard_after_forward=false";
     assert_eq!(gathers(&[whole]).0, [n; 3]);
     assert_eq!(gathers(&[whole, keep]).0, [n, 0, 0]);
-    // Slices of two ranks: forward leaves them, after any gather.
+    // Forward keeps slices of two ranks, after any gather.
     let slices = "fsdp.reshard_after_forward=2";
     assert_eq!(gathers(&[slices, keep]).0, [2 * n - 1, n - 1, n - 1]);
 }

@@ -1,4 +1,4 @@
-//! Bytes of optimizer states by optimizer and type.
+//! Bytes of optimizer state, by optimizer and dtype.
 
 use super::{LLAMA, at_rest, program};
 use crate::check::{RuleId, check};
@@ -15,8 +15,8 @@ fn tables(p: &Program) -> u64 {
     tables.map(|b| b.bytes.0).sum()
 }
 
-/// `OptimState8bit` of torchao: a byte per element, a float32 per 256 elements and a table of
-/// 1 KiB, for tensors of 4096 elements or more in whole blocks. The others stay float32.
+/// `OptimState8bit` of torchao: a byte per element, a float32 per 256 elements and a table of 1
+/// KiB, for tensors with at least 4096 elements in whole blocks. Other tensors stay in float32.
 #[test]
 fn fsdp2_keeps_what_torchao_keeps() {
     for (optimizer, states) in [("adamw", 2), ("lion", 1)] {
@@ -50,7 +50,7 @@ fn fsdp2_keeps_what_torchao_keeps() {
     }
 }
 
-/// Shards of flat buffers may end inside a block.
+/// Shards of flat buffers may end within a block.
 #[test]
 fn shards_of_flat_buffers_have_blocks_of_their_own() {
     for (optimizer, states) in [("adamw", 2), ("lion", 1)] {
@@ -79,8 +79,8 @@ fn shards_of_flat_buffers_have_blocks_of_their_own() {
     }
 }
 
-/// torch's optimizers keep a state per parameter, of the rank's part of it: on rank 0, the part of
-/// the parameter in the first shard, with the padding behind it.
+/// torch's optimizers keep state per parameter, for the rank's part of it. On rank 0, this is the
+/// part of the parameter in the first shard, and the padding after it.
 #[test]
 fn engines_of_frameworks_keep_a_state_per_parameter() {
     for policy in ["megatron", "megatron_v2"] {
@@ -88,7 +88,7 @@ fn engines_of_frameworks_keep_a_state_per_parameter() {
             let set = [
                 format!("fsdp.policy={policy}"),
                 format!("mesh.dp_shard={ranks}"),
-                // Gradients are cast for the optimizer, each for itself.
+                // Each gradient is cast separately for the optimizer.
                 "precision.main_grads=bf16".to_owned(),
                 "precision.compute=bf16".to_owned(),
             ];
@@ -101,7 +101,7 @@ fn engines_of_frameworks_keep_a_state_per_parameter() {
                     panic!()
                 };
                 let shard = layout.numel / u64::from(ranks);
-                // By element: the parameter that covers it, or the last one before it.
+                // For each element: the parameter that covers it, or the last one before it.
                 let mut owners: Vec<(u64, u64)> = Vec::new();
                 for item in &layout.items {
                     if item.offset < shard {
@@ -135,7 +135,7 @@ fn engines_of_frameworks_keep_a_state_per_parameter() {
     }
 }
 
-/// Lion keeps half of AdamW's states, and the types of states scale them.
+/// Lion keeps half of AdamW's state, and the dtype of the state scales its size.
 #[test]
 fn plain_states_scale_with_their_type() {
     let bytes = |set: &[&str]| at_rest(&program(LLAMA, set))[&Role::OptimizerState].0;
@@ -149,7 +149,7 @@ fn plain_states_scale_with_their_type() {
     }
 }
 
-/// A scale that is missing is found.
+/// The checker reports a missing scale.
 #[test]
 fn states_without_a_scale_per_block_are_reported() {
     let mut p = program(LLAMA, &["fsdp.policy=megatron", "precision.moments=8bit"]);
@@ -171,8 +171,8 @@ fn states_without_a_scale_per_block_are_reported() {
     assert!(message.contains("a scale per 256"), "{message}");
 }
 
-/// With decoupled gradients the optimizer reads those that are kept: nothing is cast, and
-/// FusedAdam counts steps on the host.
+/// With decoupled gradients, the optimizer reads the gradients that are kept: there are no casts,
+/// and FusedAdam counts steps on the host.
 #[test]
 fn decoupled_gradients_are_not_cast() {
     for policy in ["megatron", "megatron_v2"] {
@@ -204,7 +204,7 @@ fn decoupled_gradients_are_not_cast() {
     }
 }
 
-/// FusedAdam skips a parameter without a gradient; a program in which one is missing is wrong.
+/// FusedAdam skips a parameter without a gradient; the checker rejects a program that lacks one.
 #[test]
 fn a_missing_decoupled_gradient_is_reported() {
     let set = ["fsdp.policy=megatron_v2", "fsdp.decoupled_gradients=true"];
@@ -219,7 +219,7 @@ fn a_missing_decoupled_gradient_is_reported() {
     assert!(check(&q).of(RuleId::ReduceMissing).next().is_some());
 }
 
-/// Where Muon cannot be, with what would have to change.
+/// Scenarios in which Muon is not possible, with the change that each error suggests.
 #[test]
 fn muon_is_refused_where_it_has_no_form() {
     let refused = |set: &[&str], message: &str, help: &str| {

@@ -18,8 +18,9 @@ const LINEARS: [[u64; 2]; 7] = [
     [64, 176],
 ];
 
-/// Returns the bytes of a weight: 4 bits per element, and scales of 8 bits with a float32 mean and
-/// a float32 factor per 256, or float32 scales; or 8 bits per element, and a float32 scale per row.
+/// Returns the bytes of a weight. This is 4 bits per element, with 8-bit scales and a float32 mean
+/// and factor per 256 of them, or with float32 scales; or 8 bits per element, with a float32 scale
+/// per row.
 fn stored(word: &str, numel: u64, rows: u64) -> u64 {
     let scales = numel / 64;
     match word {
@@ -29,7 +30,7 @@ fn stored(word: &str, numel: u64, rows: u64) -> u64 {
     }
 }
 
-/// Counts the launches of a program's steady step that dequantize.
+/// Counts the dequantizing launches in a program's steady step.
 fn dequantized(p: &Program) -> usize {
     let steady = super::steady(p).iter();
     let is = |k: &crate::ir::Kernel| matches!(k.body[..], [ref b] if matches!(b.op, OpKind::Dequantize(_)));
@@ -39,8 +40,8 @@ fn dequantized(p: &Program) -> usize {
 }
 
 /// Every policy keeps and gathers the stored bytes, and dequantizes a weight for each matmul that
-/// reads it: twice, but once where backward needs no gradient of the input (the first block's
-/// queries, keys and values).
+/// reads it. This is twice, or once if backward needs no gradient of the input (queries, keys and
+/// values of the first block).
 #[test]
 fn packed_weights_are_gathered_as_they_are_stored() {
     for set in [
@@ -71,7 +72,8 @@ fn packed_weights_are_gathered_as_they_are_stored() {
     }
 }
 
-/// The block's gather under fully_shard: its shards are copied without a cast, adapters are cast.
+/// In the gather of a block under fully_shard, its shards are copied without a cast, and adapters
+/// are cast.
 #[test]
 fn a_gather_has_a_quarter_of_the_bytes() {
     let gathered = |more: &[&str]| -> u64 {
@@ -82,12 +84,12 @@ fn a_gather_has_a_quarter_of_the_bytes() {
     };
     let full: u64 = LINEARS.iter().map(|[r, c]| 2 * r * c).sum();
     let four: u64 = LINEARS.iter().map(|[r, c]| stored("nf4", r * c, *r)).sum();
-    // Shards are whole elements of two bytes, so up to three are added.
+    // Shards are whole elements of two bytes, so each weight has at most three elements of padding.
     let less = gathered(&[]) - gathered(&["precision.frozen_params=nf4"]);
     assert!((full - four - less) <= 7 * 6, "{full} {four} {less}");
 }
 
-/// transformers has the scales of bitsandbytes, which are on every rank and in no gather.
+/// transformers uses the scales of bitsandbytes, which are on every rank and are not gathered.
 #[test]
 fn scales_of_bitsandbytes_are_replicated() {
     let set = [
@@ -100,7 +102,8 @@ fn scales_of_bitsandbytes_are_replicated() {
     assert!(check(&p).is_ok());
     let state = |b: &&crate::ir::Buffer| b.holds == Holds::Named("quantization state");
     let state = p.buffers.iter().find(state).unwrap();
-    // In steps of 512 bytes: scales, factors, and tables and a mean of 2,048 bytes.
+    // Sizes are rounded up to 512 bytes: the scales, the factors, and 2,048 bytes for the tables
+    // and the mean.
     let each = |[r, c]: &[u64; 2]| (r * c / 64).next_multiple_of(512) + 512 + 2048;
     let all: u64 = LINEARS.iter().map(each).sum();
     assert_eq!(state.bytes, Bytes(2 * all));
@@ -111,7 +114,7 @@ fn scales_of_bitsandbytes_are_replicated() {
     }
 }
 
-/// The weights count as they are: parameters, and model FLOPs.
+/// Parameter counts and model FLOPs count the unpacked weights.
 #[test]
 fn figures_are_those_of_the_model() {
     let of = |more: &[&str]| {

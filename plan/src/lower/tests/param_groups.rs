@@ -17,7 +17,7 @@ fn updated(p: &Program) -> Vec<u64> {
     numel
 }
 
-/// Every element of a group is updated once, with the settings of its group, wherever shards end.
+/// Each element of a group is updated once, with the settings of its group, wherever shards end.
 #[test]
 fn shards_know_the_groups_of_their_parameters() {
     let groups = "train.param_groups=[{ params = [\"*norm*\"], weight_decay = 0.0 }, \
@@ -42,6 +42,6 @@ fn shards_know_the_groups_of_their_parameters() {
             assert!(got[0] >= sum(0), "{set:?}");
         }
     }
-    // Without groups there is nothing to know.
+    // Without parameter groups, the table is empty.
     assert!(program(LLAMA, &[]).group_runs(0).unwrap().is_empty());
 }

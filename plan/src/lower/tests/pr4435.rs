@@ -1,5 +1,4 @@
-//! Order and lifetimes of variant `pr4435` of policy `megatron_v2`, each as Megatron-LM #4435 has
-//! them.
+//! Order and lifetimes of variant `pr4435` of policy `megatron_v2`, as in Megatron-LM #4435.
 
 use super::find::{checked, collectives, stream, waits};
 use super::{collective, steady};
@@ -8,7 +7,7 @@ use crate::memory::{Memory, replay_on};
 use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind, StreamKind};
 use std::collections::BTreeSet;
 
-/// Returns a program of this variant that the checker accepts.
+/// Returns a program of this variant that passes the checker.
 fn pr4435(sets: &[&str]) -> Program {
     checked(&[&["fsdp.policy=megatron_v2", "fsdp.variant=pr4435"], sets].concat())
 }
@@ -17,7 +16,7 @@ fn unit<'p>(p: &'p Program, i: &Instr) -> &'p str {
     &p.units[i.unit.index()].name
 }
 
-/// Returns the steps of a list with the names of their units.
+/// Returns the names of the units of the instructions that `keep` selects.
 fn named(p: &Program, keep: impl Fn(&Instr) -> bool) -> Vec<&str> {
     let kept = steady(p).iter().filter(|i| keep(i));
     kept.map(|i| unit(p, i)).collect()
@@ -31,8 +30,8 @@ fn gathers(p: &Program, phase: Phase) -> Vec<&str> {
 
 const UNITS: &str = "fsdp.units=[\"tok_embeddings\", \"layers.*\"]";
 
-/// Registration order, and its reverse: the root is last there, so that its gradient's unit
-/// prefetches nothing, and the last layer's gather is exposed.
+/// Units are in registration order, or its reverse. The root is last in reverse order, so the unit
+/// of its gradient prefetches nothing, and the gather of the last layer is exposed.
 #[test]
 fn backward_is_in_the_reverse_of_the_forward_order() {
     let p = pr4435(&["model.layers=3", UNITS]);
@@ -47,8 +46,8 @@ fn backward_is_in_the_reverse_of_the_forward_order() {
     assert_eq!(ahead, [&forward[1..], &behind[..]].concat());
 }
 
-/// The root and the embedding have no input that needs a gradient: the final callback reduces them,
-/// the root last.
+/// No input of the root and the embedding needs a gradient, so the final callback reduces them, the
+/// root last.
 #[test]
 fn units_without_gradients_of_inputs_are_reduced_at_the_end() {
     let p = pr4435(&["model.layers=3", UNITS]);
@@ -62,14 +61,14 @@ fn units_without_gradients_of_inputs_are_reduced_at_the_end() {
         ["layers.2", "layers.1", "layers.0"]
     );
     assert_eq!(reduced(Phase::Final), ["tok_embeddings", "root"]);
-    // Under the released engine the root comes with its last gradient.
+    // In the released engine, the root is reduced with its last gradient.
     let released = checked(&["fsdp.policy=megatron_v2", "model.layers=3", UNITS]);
     let first = collectives(&released, CollectiveKind::ReduceScatter)[0];
     assert!(released.units[steady(&released)[first].unit.index()].is_root);
 }
 
 /// The sliding drain: when a unit stages its gradients, computation has waited for all reductions
-/// but that of the unit before, and full gradients of at most two units are live.
+/// except that of the previous unit, and full gradients of at most two units are live.
 #[test]
 fn gradients_of_two_units_are_live() {
     let p = pr4435(&["model.layers=5", "train.grad_accum=2"]);
@@ -91,7 +90,7 @@ fn gradients_of_two_units_are_live() {
                 let unit = p.buffers[id.index()].unit;
                 let n = live.iter().position(|u| *u == unit).unwrap();
                 live.remove(n);
-                // Behind a wait for its reduction.
+                // It follows a wait for its reduction.
                 assert!(gates.iter().any(|w| w.0 < at && w.2 == rs), "{at}");
             }
             _ => {}
@@ -99,14 +98,14 @@ fn gradients_of_two_units_are_live() {
     }
     assert_eq!(most, 2);
     assert!(live.is_empty());
-    // Gates are events of the unit two before.
+    // Computation waits for the event of the unit two before.
     let gated = named(&p, |i| i.rule == Rule::ReduceGate);
     let each = ["layers.2", "layers.1", "layers.0", "root"];
     assert_eq!(gated, each.repeat(2));
 }
 
-/// Without the flags, both kinds of collectives are on the compute stream, nothing is gathered
-/// ahead, and a bucket is released with its reduction.
+/// Without the flags, both kinds of collectives are on the compute stream, no unit is prefetched,
+/// and a bucket is released with its reduction.
 #[test]
 fn without_its_flags_everything_is_on_one_stream() {
     let p = pr4435(&[
@@ -120,7 +119,7 @@ fn without_its_flags_everything_is_on_one_stream() {
     assert!(waits(&p, COMPUTE).is_empty());
 }
 
-/// 16-bit gradients are multiplied before they are added, others by NCCL; never averaged.
+/// 16-bit gradients are multiplied before the sum, others by NCCL. They are never averaged.
 #[test]
 fn gradients_are_scaled_by_their_type() {
     let ops = |sets: &[&str]| -> Vec<ReduceOp> {
@@ -139,7 +138,7 @@ fn gradients_are_scaled_by_their_type() {
     assert!(ops(&wide).iter().all(premul));
 }
 
-/// A reduction writes a tensor apart from its input and from the shard.
+/// A reduction writes a tensor that is separate from its input and from the shard.
 #[test]
 fn reductions_write_a_separate_tensor() {
     let p = pr4435(&["train.grad_accum=2"]);
@@ -155,7 +154,7 @@ fn reductions_write_a_separate_tensor() {
 }
 
 /// From the second micro-batch on, full buffers come from the pool, at the addresses of the
-/// micro-batch before: the same whether a step has one or two.
+/// previous micro-batch, whether a step has one or two micro-batches.
 #[test]
 fn full_buffers_repeat_their_addresses() {
     for accum in ["train.grad_accum=1", "train.grad_accum=2"] {
@@ -168,7 +167,7 @@ fn full_buffers_repeat_their_addresses() {
             assert_eq!(pass.peak_allocated, steady[0].peak_allocated);
             assert_eq!(pass.end, steady[0].end);
         }
-        // All slots are idle between steps.
+        // All slots are unused between steps.
         let plan: u64 = memory.idle_slots().0;
         assert!(plan > 0);
         let section = p.section(SectionKind::Steady).unwrap();
@@ -176,7 +175,7 @@ fn full_buffers_repeat_their_addresses() {
     }
 }
 
-/// The pool needs no more slots than full buffers are live at once.
+/// The pool has no more slots than the maximum number of live full buffers.
 #[test]
 fn the_pool_has_as_many_slots_as_buffers_are_live() {
     let p = pr4435(&["model.layers=4", "fsdp.allocator=trace_pool"]);

@@ -1,4 +1,4 @@
-//! Operations that selective recompute runs again.
+//! Operations that selective recompute reruns.
 
 use super::{LLAMA, TapeOp, matmuls, scenario};
 use crate::ir::{CopyKind, ModuleKind, Pool, StorageRole};
@@ -7,7 +7,8 @@ use crate::scenario::parse;
 
 const SELECTIVE: &str = "train.recompute=selective";
 
-/// Two blocks of seven matmuls (queries, keys, values, output, gate, up, down) and the head; each
+/// Two blocks of seven matmuls (queries, keys, values, output, gate, up, down) and the head. Each
+/// has two matmuls in backward.
 /// has two in backward.
 const BACKWARD: usize = 30;
 
@@ -16,16 +17,16 @@ fn matmuls_are_kept_by_default() {
     assert_eq!(matmuls(&[SELECTIVE]), [15, BACKWARD]);
 }
 
-/// torchtitan's per-op policy: the second, fourth and sixth matmul of a block run again, which are
-/// keys, output and up projection.
+/// torchtitan's per-op policy: the second, fourth and sixth matmul of a block are rerun: keys,
+/// output and up projection.
 #[test]
 fn every_second_matmul_runs_again() {
     let nth = |n: u32| matmuls(&[SELECTIVE, &format!("train.recompute_nth_matmul={n}")])[1];
     assert_eq!(nth(2), BACKWARD + 2 * 3);
     assert_eq!(nth(3), BACKWARD + 2 * 2);
-    // The seventh is the down projection, whose result no gradient needs.
+    // The seventh matmul is the down projection, whose result no gradient needs.
     assert_eq!(nth(7), BACKWARD);
-    // All others do.
+    // Gradients need the results of all others.
     assert_eq!(nth(1), BACKWARD + 2 * 6);
     let layers = "train.recompute_layers=1";
     let first = matmuls(&[SELECTIVE, "train.recompute_nth_matmul=2", layers])[1];
@@ -47,7 +48,7 @@ fn listed_operations_are_kept() {
     };
     assert_eq!(save("[\"mm\", \"attention\"]"), (BACKWARD, 0));
     assert_eq!(save("[\"mm\"]"), (BACKWARD, 2));
-    // Without matmuls only the six that gradients need run again.
+    // Without saved matmuls, only the six that gradients need are rerun.
     assert_eq!(save("[\"attention\"]"), (BACKWARD + 2 * 6, 0));
 }
 
@@ -75,7 +76,7 @@ fn names_and_keys_that_choose_nothing_are_refused() {
     );
 }
 
-/// The last matmul of a block and the sum after it run again, too, although backward needs neither.
+/// The last matmul of a block and the sum after it are rerun, too, although backward needs neither.
 #[test]
 fn reentrant_recompute_runs_whole_blocks() {
     let full = "train.recompute=full";
@@ -84,13 +85,13 @@ fn reentrant_recompute_runs_whole_blocks() {
     assert_eq!(matmuls(&[full, reentrant])[1], BACKWARD + 2 * 7);
 }
 
-/// The results of a block that ran again, and their gradient, live to the end of its backward, as
-/// the local variables of `CheckpointFunction.backward` do.
+/// The results of a rerun block, and their gradient, live until the end of its backward, like the
+/// local variables of `CheckpointFunction.backward`.
 #[test]
 fn reentrant_backward_keeps_results_and_gradients() {
     let most = |set: &[&str]| {
         let tape = crate::tape_of(&scenario(LLAMA, set)).unwrap();
-        // Bytes of storages alive, whenever a gradient of queries is computed in the last block.
+        // Live bytes whenever a gradient of queries is computed in the last block.
         let (mut alive, mut found) = (0i64, Vec::new());
         for op in tape.forward.iter().chain(&tape.backward) {
             match op {
@@ -108,16 +109,16 @@ fn reentrant_backward_keeps_results_and_gradients() {
     };
     let full = most(&["train.recompute=full"]);
     let reentrant = most(&["train.recompute=full", "train.use_reentrant=true"]);
-    // The first norm in backward is the one before the head, outside of the blocks.
+    // The first norm in backward is the one before the head, outside the blocks.
     assert_eq!(full[0], reentrant[0]);
-    // 2 samples of 32 tokens of 64 channels in bfloat16. The gradient of the result is also needed
-    // by the sum before the second norm, but not by the first one.
+    // 2 samples of 32 tokens with 64 channels in bfloat16. The sum before the second norm also
+    // needs the gradient of the result; the first norm does not.
     let row = 2 * 32 * 64 * 2;
     assert_eq!(reentrant[1] - full[1], row, "{full:?} {reentrant:?}");
     assert_eq!(reentrant[2] - full[2], 2 * row, "{full:?} {reentrant:?}");
 }
 
-/// Activations of 1 KiB and more leave the device after forward, except the last few.
+/// Activations of at least 1 KiB leave the device after forward, except the last few.
 #[test]
 fn offloaded_activations_are_copied_to_the_host_and_back() {
     let offload = "train.activation_offload=true";
@@ -136,7 +137,7 @@ fn offloaded_activations_are_copied_to_the_host_and_back() {
             }
         }
         assert!(there.len() > 20, "{policy}: {there:?}");
-        // Those that wait for their copy when backward starts are still on the device.
+        // Activations whose copy is in flight when backward starts are still on the device.
         assert_eq!(back.len(), there.len() - 5, "{policy}");
         assert!(there.iter().all(|bytes| *bytes >= 1024), "{policy}");
         let on_host = p.buffers.iter().filter(|b| b.pool == Pool::Host).count();
@@ -144,15 +145,15 @@ fn offloaded_activations_are_copied_to_the_host_and_back() {
     }
 }
 
-/// Each chunk's head runs again in backward, and nothing keeps its logits until then, whether or
-/// not blocks are recomputed.
+/// The head of each chunk is rerun in backward, and no logits are kept until then, whether or not
+/// blocks are recomputed.
 #[test]
 fn checkpointed_chunks_of_the_loss_run_again() {
     let loss = [
         "train.loss=checkpointed_chunks",
         "train.loss_chunk_tokens=20",
     ];
-    // 64 tokens are four chunks, each with a matmul that backward has three times.
+    // 64 tokens are four chunks, each with a matmul that occurs three times in backward.
     let [forward, backward] = [14 + 4, BACKWARD - 2 + 4 * 3];
     assert_eq!(matmuls(&loss), [forward, backward]);
     let with = |more: &'static str| [&loss[..], &[more]].concat();
@@ -169,8 +170,8 @@ fn checkpointed_chunks_of_the_loss_run_again() {
     assert_eq!(logits(&loss), 20 * 250 * 4);
 }
 
-/// Under FSDP2, the next unit is prefetched by the hook before a block's backward, which comes
-/// after recompute if that is reentrant.
+/// Under FSDP2, the hook before a block's backward prefetches the next unit. With reentrant
+/// recompute, this hook runs after recompute.
 #[test]
 fn reentrant_recompute_comes_before_the_backward_hook() {
     let order = |set: &[&str]| {

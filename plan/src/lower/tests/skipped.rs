@@ -10,9 +10,9 @@ use std::collections::BTreeSet;
 
 const POLICIES: [&str; 3] = ["native", "fsdp2", "megatron"];
 const UNITS: &str = "fsdp.units=[\"tok_embeddings\", \"layers.*\"]";
-/// The second of two micro-batches leaves out the middle block of three.
+/// The second of two micro-batches skips the middle block of three.
 const SECOND: &str = "train.skipped_blocks=[{ blocks = [\"layers.1\"], micro_batches = [1] }]";
-/// Every micro-batch leaves it out.
+/// Every micro-batch skips the block.
 const ALL: &str = "train.skipped_blocks=[{ blocks = [\"layers.1\"] }]";
 
 fn skipping(policy: &str, sets: &[&str]) -> Program {
@@ -24,7 +24,7 @@ fn two(policy: &str, sets: &[&str]) -> Program {
     skipping(policy, &[&[SECOND, "train.grad_accum=2"], sets].concat())
 }
 
-/// Returns the names of the units of a kind of collectives in the steady step, with their phases.
+/// Returns the names of the units of collectives of a kind in the steady step, with their phases.
 fn units(p: &Program, kind: CollectiveKind, micro: u16) -> Vec<(&str, Phase)> {
     let of = steady(p)
         .iter()
@@ -38,8 +38,9 @@ fn names(p: &Program, kind: CollectiveKind, micro: u16, phase: Phase) -> Vec<&st
     all.filter(|u| u.1 == phase).map(|u| u.0).collect()
 }
 
-/// Torch 2.15 logs the same on two CPU ranks: a unit whose forward does not run has no hooks, and
-/// what runs before it in backward gathers the unit that ran before.
+/// The order is the same as in a log of torch 2.15 on two CPU ranks: a unit whose forward does not
+/// run has no hooks, and the unit before it in backward prefetches the next unit that ran in
+/// forward.
 #[test]
 fn fsdp2_gathers_and_reduces_what_ran() {
     let p = two("fsdp2", &[]);
@@ -62,7 +63,7 @@ fn fsdp2_gathers_and_reduces_what_ran() {
     assert!(!reduced(1).contains(&"layers.1"));
 }
 
-/// The root's final callback reduces what an earlier micro-batch has left.
+/// The root's final callback reduces the gradients of an earlier micro-batch.
 #[test]
 fn fsdp2_reduces_sums_of_unused_units_in_the_final_callback() {
     let p = two("fsdp2", &["fsdp.gradient_sync=last"]);
@@ -73,7 +74,7 @@ fn fsdp2_reduces_sums_of_unused_units_in_the_final_callback() {
     assert_eq!(reduced.last(), at);
 }
 
-/// A list gathers a unit that does not run; the end of backward drops it.
+/// A prefetch list gathers a unit that does not run; the end of backward frees it.
 #[test]
 fn fsdp2_drops_what_a_list_gathered_for_nothing() {
     let list = "fsdp.prefetch_lists=[{ unit = \"layers.0\", forward = [\"layers.1\"] }]";
@@ -92,7 +93,7 @@ fn fsdp2_drops_what_a_list_gathered_for_nothing() {
         assert_eq!((last.micro_batch, last.phase), (1, Phase::Final), "{set}");
         assert_eq!(last.rule, Rule::FinalFence);
     }
-    // The native schedule knows better.
+    // The native schedule does not gather it.
     let p = two("native", &[list]);
     for micro in [0, 1] {
         let gathered = names(&p, CollectiveKind::AllGather, micro, Phase::Forward);
@@ -100,7 +101,8 @@ fn fsdp2_drops_what_a_list_gathered_for_nothing() {
     }
 }
 
-/// Zeros are reduced in the micro-batch that skips the unit, but not for a unit that none uses.
+/// Zero gradients are reduced in the micro-batch that skips the unit, but not for a unit that no
+/// micro-batch uses.
 #[test]
 fn fsdp2_may_reduce_zeros() {
     let p = two("fsdp2", &["fsdp.reduce_unused=true"]);
@@ -127,7 +129,7 @@ fn updated(p: &Program) -> BTreeSet<String> {
 }
 
 /// Parameters without a gradient have no update, no state and no part in the norm. Megatron-FSDP
-/// updates them by gradients of zero.
+/// updates them with zero gradients.
 #[test]
 fn a_unit_that_no_micro_batch_uses_is_not_updated() {
     for policy in POLICIES {
@@ -160,8 +162,8 @@ fn a_unit_that_no_micro_batch_uses_is_not_updated() {
     }
 }
 
-/// Megatron-FSDP reduces units that a micro-batch skips in every backward, and what its prefetch
-/// has gathered for them is released.
+/// Megatron-FSDP reduces units that a micro-batch skips in every backward, and releases units that
+/// were prefetched but not used.
 #[test]
 fn megatron_reduces_zeros_of_unused_units() {
     let p = two("megatron", &[]);
@@ -220,7 +222,7 @@ fn every_family_skips_blocks() {
     }
 }
 
-/// Ranks with different programs hang where one gathers a unit that the other skips.
+/// Ranks with different programs hang if one gathers a unit that the other skips.
 #[test]
 fn ranks_that_disagree_are_found() {
     for policy in POLICIES {

@@ -6,8 +6,8 @@ use crate::ir::CollectiveKind;
 use crate::plan;
 use crate::program::{Op, Phase, Program, Rule};
 
-/// Llama 3.2 Vision, whose tables of tiles are read before the tower's blocks, between their two
-/// stages, and after them.
+/// Llama 3.2 Vision reads the tile tables before the tower's blocks, between their two stages, and
+/// after them.
 const TILES: &str = concat!(
     "[model]\npreset = \"",
     env!("CARGO_MANIFEST_DIR"),
@@ -26,13 +26,13 @@ fn tiles(policy: &str, sets: &[&str]) -> Program {
     p
 }
 
-/// Counts instructions of the unit of tiles in the steady step.
+/// Counts instructions of the unit with the tile tables in the steady step.
 fn count(p: &Program, is: impl Fn(&crate::program::Instr) -> bool) -> usize {
     let of = |i: &&crate::program::Instr| p.units[i.unit.index()].name == "vision.tiles";
     steady(p).iter().filter(of).filter(|i| is(i)).count()
 }
 
-/// Every use in forward and in backward finds the weights, and one reduction has all gradients.
+/// Weights are gathered for every use in forward and backward; one reduction has all gradients.
 #[test]
 fn a_unit_is_gathered_for_each_use_and_reduced_once() {
     for policy in ["native", "fsdp2"] {
@@ -55,7 +55,7 @@ fn a_unit_is_gathered_for_each_use_and_reduced_once() {
     }
 }
 
-/// The unit after a use is gathered ahead, not the one after the first use.
+/// The unit after the current use is prefetched, not the one after the first use.
 #[test]
 fn what_follows_a_use_is_gathered_ahead() {
     let p = tiles("native", &["fsdp.prefetch_forward=1"]);
@@ -95,7 +95,7 @@ fn programs_that_use_a_unit_several_times_are_proven() {
     }
 }
 
-/// The class is a parameter of the tower's code, not a module with a forward.
+/// The class token is a parameter of the tower's code, not a module with a forward.
 #[test]
 fn a_unit_that_no_forward_enters_is_refused() {
     for policy in POLICIES {

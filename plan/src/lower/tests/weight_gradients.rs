@@ -1,4 +1,4 @@
-//! Weight gradients that GEMMs add to the sums of earlier micro-batches.
+//! Weight gradients that GEMMs accumulate into the sums of earlier micro-batches.
 
 use super::find::checked;
 use super::steady;
@@ -22,13 +22,13 @@ fn native(sets: &[&str]) -> Program {
     checked(&[&base, sets].concat())
 }
 
-/// Returns whether a buffer holds full gradients, or gradients at rest.
+/// Returns whether a buffer holds full gradients, or gradients kept between uses.
 fn is_gradient(p: &Program, id: BufferId) -> bool {
     let role = p.buffers[id.index()].role;
     matches!(role, Role::FullGrad | Role::MainGrad)
 }
 
-/// Returns GEMMs that write gradients, with what they read and write of them.
+/// Returns the GEMMs that write gradients, with the gradient ranges that they read and write.
 fn gemms(p: &Program) -> Vec<(Instr, Vec<Access>, Access)> {
     let of = |i: &Instr| {
         let Op::Launch { kernel, .. } = i.op else {
@@ -46,7 +46,7 @@ fn gemms(p: &Program) -> Vec<(Instr, Vec<Access>, Access)> {
     steady(p).iter().filter_map(of).collect()
 }
 
-/// Returns the elements that separate kernels add.
+/// Returns the number of elements that separate kernels add.
 fn added_apart(p: &Program) -> u64 {
     let launches = steady(p).iter().filter(|i| i.rule == Rule::Accumulate);
     launches
@@ -54,8 +54,8 @@ fn added_apart(p: &Program) -> u64 {
         .sum()
 }
 
-/// In the first micro-batch GEMMs write sums, later ones add to them in place; what they add, no
-/// other kernel adds.
+/// In the first micro-batch, GEMMs write sums; later ones accumulate into them in place. No other
+/// kernel adds these elements.
 #[test]
 fn gemms_add_to_the_sums_of_earlier_micro_batches() {
     for sets in SUMS {
@@ -78,12 +78,12 @@ fn gemms_add_to_the_sums_of_earlier_micro_batches() {
         assert!(gemms(&apart).iter().all(|g| g.1.is_empty()), "{sets:?}");
         let within: u64 = adding.iter().map(|g| g.2.bytes).sum();
         assert_eq!(added_apart(&p) + within, added_apart(&apart), "{sets:?}");
-        // The embedding remains, whose gradient no GEMM computes.
+        // The embedding remains: no GEMM computes its gradient.
         assert!(within > added_apart(&p), "{sets:?}");
     }
 }
 
-/// Nothing is added where every micro-batch is reduced, and a gradient of two uses is added up as a
+/// Nothing is accumulated if every micro-batch is reduced. A gradient with two uses is added as a
 /// whole.
 #[test]
 fn other_gradients_are_added_apart() {

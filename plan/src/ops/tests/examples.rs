@@ -1,19 +1,19 @@
-//! Operands that fit each operation, for tests that walk [`OpKind::ALL`].
+//! Valid operands for each operation, for tests that iterate over [`OpKind::ALL`].
 //!
-//! Shapes follow from the signature; only operands of any shape are written down. The tests of the
-//! other crates use this file too; `terms` contains the names that differ.
+//! Shapes are derived from signatures; only operands of [`Extent::Any`] are listed here. Tests of
+//! other crates also use this file; `terms` contains the names that differ there.
 
 use super::terms::{Extent, OpKind, Operand};
 
 const ROWS: u64 = 6;
 const COLS: u64 = 8;
 
-/// An operand: its shape, and the number of different ids or labels if it holds such.
+/// An operand: its shape, and the number of distinct ids or labels if it holds these.
 #[derive(Clone, Debug)]
 pub(super) struct Example {
     pub(super) shape: Vec<u64>,
     pub(super) ids: Option<u64>,
-    /// Its values, if others would make no sense.
+    /// Its values, if random values would be invalid.
     #[allow(dead_code, reason = "some tests look at shapes and types only")]
     pub(super) values: Option<Vec<f64>>,
 }
@@ -33,7 +33,7 @@ fn ids(shape: &[u64], below: u64) -> Example {
     }
 }
 
-/// Integers of these values.
+/// Returns integers with these values.
 fn fixed(shape: &[u64], values: &[i32]) -> Example {
     Example {
         values: Some(values.iter().map(|&v| f64::from(v)).collect()),
@@ -41,7 +41,7 @@ fn fixed(shape: &[u64], values: &[i32]) -> Example {
     }
 }
 
-/// Numbers above 0.
+/// Returns positive numbers.
 fn positive(shape: &[u64]) -> Example {
     let n = shape.iter().product::<u64>() as u32;
     Example {
@@ -50,17 +50,17 @@ fn positive(shape: &[u64]) -> Example {
     }
 }
 
-/// Rows of three experts, of which one has none.
+/// Returns row offsets of three experts, one of which has no rows.
 fn offsets() -> Example {
     fixed(&[4], &[0, 4, 4, 10])
 }
 
-/// Rows of two choices per token; two choices belong to experts of other ranks.
+/// Returns positions for two choices per token. Two choices belong to experts of other ranks.
 fn positions() -> Example {
     fixed(&[ROWS, 2], &[4, 0, 5, 6, -1, 7, 1, 8, 2, -1, 9, 3])
 }
 
-/// Returns inputs and outputs of an operation.
+/// Returns the inputs and outputs of an operation.
 pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
     let rows = numbers(&[ROWS, COLS]);
     let (stat, column) = (numbers(&[ROWS]), numbers(&[COLS]));
@@ -95,12 +95,12 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
         }
         OpKind::LocalExperts(_) => (vec![ids(&[ROWS, 2], 6)], vec![ids(&[2 * ROWS, 2], 1)]),
         OpKind::PushedRows(_) => {
-            // Rank 1 gets no choice of the second token, and none gets one of the third.
+            // Rank 1 has no choice of the second token, and no rank has one of the third.
             let chosen = fixed(&[ROWS, 2], &[0, -1, 2, 1, 5, 3, -1, 2, -3, 4, 3, 7]);
             (vec![chosen], vec![ids(&[ROWS / 2, 2], 1)])
         }
         OpKind::DispatchExperts(_) => {
-            // Rank 0 has a place less than choices.
+            // Rank 0 has one place fewer than it has choices.
             let chosen = fixed(&[ROWS, 2], &[0, 2, 3, 1, 2, 5, 0, 3, 4, 5, 5, 3]);
             let counts = ids(&[2, 3], 1);
             (
@@ -308,7 +308,7 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
     }
 }
 
-/// Operands of scans over the positions of two sequences.
+/// Returns operands of scans over the positions of two sequences.
 fn scans(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
     let (row, heads, per_head) = (numbers(&[2, 8, 6]), numbers(&[2, 8, 4]), numbers(&[4]));
     let wide = |n: u64, width: u64| numbers(&[2, 8, n, width]);

@@ -1,4 +1,4 @@
-//! The derivative of each operation against finite differences, in float64.
+//! Compares the derivative of each operation with finite differences in float64.
 
 use super::examples::{Example, operands};
 use crate::compile::tests::semantics;
@@ -75,7 +75,7 @@ struct Case {
 }
 
 impl Case {
-    /// Returns output `n` with one element of an input moved.
+    /// Returns output `n` after a change of one input element.
     fn moved(&self, n: usize, input: ValueId, element: usize, by: f64) -> Vec<f64> {
         let mut memory = self.memory.clone();
         let mut values = read(&self.g, &memory, input);
@@ -126,7 +126,8 @@ impl Case {
         self.g.ops.last().unwrap()
     }
 
-    /// Gives memory to buffers that have none: NaN, so that a read before a write shows.
+    /// Allocates buffers that have no memory yet. They are filled with NaN, so that a read before a
+    /// write is visible.
     fn allocate(&mut self) {
         for (b, buffer) in self.g.buffers.iter().enumerate() {
             let n = (buffer.bytes / buffer.dtype.size()) as usize;
@@ -135,7 +136,7 @@ impl Case {
         }
     }
 
-    /// Returns the first output, weighted and summed, with one element of an input moved.
+    /// Returns the weighted sum of the first output after a change of one input element.
     fn weighted(&self, weights: &[f64], input: ValueId, element: usize, by: f64) -> f64 {
         let y = self.moved(0, input, element, by);
         y.iter().zip(weights).map(|(y, w)| y * w).sum()
@@ -164,8 +165,8 @@ impl Case {
     }
 }
 
-/// Returns the forms of an operation that forward graphs have: for matmuls, `x w^T` and `x w^T +
-/// b`.
+/// Returns the forms of an operation that occur in forward graphs: for matmuls, `x w^T` and
+/// `x w^T + b`.
 fn forms(kind: &OpKind) -> Vec<OpKind> {
     let OpKind::Gemm(gemm) = *kind else {
         return vec![*kind];
@@ -192,8 +193,8 @@ fn derivatives_equal_finite_differences() {
         };
         let name = kind.name();
         let case = Case::new(kind, &inputs, &outputs);
-        // Backward graphs are not differentiated again; a chunk's cross entropy makes its gradient
-        // itself (below), and a log-sum-exp is only saved for backward.
+        // Backward graphs are not differentiated again. The cross entropy of a chunk computes its
+        // gradient itself (below), and a log-sum-exp is only saved for backward.
         let never = matches!(kind, OpKind::CrossEntropy(_) | OpKind::LogSumExp);
         if kind.def().is_backward() || never || inputs.is_empty() {
             continue;
@@ -236,7 +237,7 @@ fn the_gradient_that_a_chunked_cross_entropy_makes_equals_finite_differences() {
     for (i, &exact) in made.iter().enumerate() {
         let h = 1e-5;
         let at = |by| case.moved(1, logits, i, by)[0];
-        // The loss is scaled by one factor, its gradient by the other.
+        // One factor scales the loss, the other one its gradient.
         let numeric = (at(h) - at(-h)) / (2.0 * h) / scale.0 * gradient.0;
         assert!(
             (numeric - exact).abs() < 1e-6,

@@ -1,14 +1,15 @@
-//! Weights that ranks gather in 8 bits, as by torchao's `WeightWithDynamicFloat8CastTensor` with
-//! scales computed ahead (`precompute_float8_dynamic_scale_for_fsdp`).
+//! 8-bit all-gathers of weights, as torchao's `WeightWithDynamicFloat8CastTensor` does with
+//! precomputed scales (`precompute_float8_dynamic_scale_for_fsdp`).
 //!
-//! After the optimizer, one call finds the largest absolute values of all shards, one all-reduce
-//! makes them those of whole weights, and scales follow. Each gather casts the float32 shards
-//! again, weight by weight on the copy-in stream (`fsdp_pre_all_gather`): eager code multiplies by
-//! the scale and limits in float32, and casts. Weights of a unit that stay in bfloat16 are in the
-//! same gather, whose buffer then has bytes (`torch.uint8`). Nothing is kept between gathers.
+//! After the optimizer step, one call computes the amax of all shards, one all-reduce turns them
+//! into the amax of whole weights, and the scales follow from these. Each gather casts the float32
+//! shards again, one weight after another on the copy-in stream (`fsdp_pre_all_gather`): eager code
+//! multiplies by the scale, clamps in float32, and casts. Weights of the unit that stay in bfloat16
+//! are part of the same gather, whose buffer then consists of bytes (`torch.uint8`). Nothing is
+//! kept between gathers.
 //!
-//! Before the first step torchao has no scales, so that step reduces a maximum per weight and
-//! gather. Here it starts with scales, too.
+//! Before the first step, torchao has no scales, so the first step all-reduces an amax per weight
+//! and gather. Here, the first step starts with scales, too.
 
 use super::Fsdp2;
 use crate::ir::{
@@ -20,20 +21,21 @@ use crate::lower::emitter::Emitter;
 use crate::lower::kernels::KernelLaunch;
 use crate::program::{Phase, Rule};
 
-/// Type of the main weights that are multiplied by scales: they are not rounded first.
+/// Dtype of the main weights that are multiplied by scales. They are not rounded first.
 const MAIN: DType = DType::F32;
 
-/// What makes the codes of a parameter's shard.
+/// The cast of a parameter's shard to 8 bits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cast {
-    /// Number of the scale.
+    /// Index of the scale.
     scale: u32,
-    /// The shard times the scale, and that within the limits of the format, in float32.
+    /// The shard times the scale, and the same clamped to the range of the format, both in float32.
     between: [BufferId; 2],
     codes: BufferId,
 }
 
-/// Makes the buffers of casts by parameter of a group; `None` for those in other types.
+/// Creates the buffers of the casts, by parameter of a group; `None` for parameters in other
+/// dtypes.
 pub(super) fn casts(out: &mut Emitter<'_>, g: GroupId, copy_in: StreamId) -> Vec<Option<Cast>> {
     let group = out.inputs.group(g).clone();
     let pool = out.inputs.persistent_pool;
@@ -63,8 +65,8 @@ pub(super) fn casts(out: &mut Emitter<'_>, g: GroupId, copy_in: StreamId) -> Vec
 }
 
 impl Fsdp2 {
-    /// Casts the shards of a group that are gathered in 8 bits, one after another, and puts their
-    /// codes in their places; returns what to free after the gather.
+    /// Casts the shards of a group that are gathered in 8 bits, one after another, and replaces
+    /// them by their codes. Returns the buffers to free after the gather.
     pub(super) fn cast_float8(
         &self,
         out: &mut Emitter<'_>,
@@ -105,7 +107,7 @@ impl Fsdp2 {
         held
     }
 
-    /// Makes the scales of the weights as the optimizer has left them.
+    /// Computes the scales of the weights after the optimizer step.
     pub(super) fn refresh_float8(&self, out: &mut Emitter<'_>) {
         let Some(scales) = self.scales else { return };
         let (unit, phase) = (out.b.unit(), out.b.phase());

@@ -1,4 +1,4 @@
-//! Gathers, copy-outs, and what resharding keeps or frees.
+//! Gathers, copy-outs, and the buffers that resharding keeps or frees.
 
 use super::{Fsdp2, Gather, tables};
 use crate::config::{Prefetch, Reshard};
@@ -15,12 +15,12 @@ use crate::shard::Layout;
 use smallvec::smallvec;
 
 impl Fsdp2 {
-    /// Issues a group's gather: cast and copy-in, all-gather.
+    /// Issues a group's gather: cast, copy-in and all-gather.
     pub(super) fn issue(&mut self, out: &mut Emitter<'_>, g: GroupId, rule: Rule) {
         let w = gather_type(out, g);
         let (full, shard) = gathered_bytes(out, g);
         out.b.hook(rule, self.groups[g.index()].shards.len() as u16);
-        // The slices come from the compute stream; only their own gather waits for it.
+        // The slices were written on the compute stream; only their own gather waits for it.
         if let Some(event) = self.groups[g.index()].resharded.take() {
             for stream in [self.copy_in, self.streams.gather] {
                 out.b.wait(Rule::ReshardGroup, event, stream);
@@ -51,7 +51,7 @@ impl Fsdp2 {
         };
         let mut buffer = out.transient_on(Role::GatherBuffer, full, w, self.copy_in, g);
         if self.held.is_some_and(|(held, _)| held == buffer) {
-            // The unit's last use was the latest one, and its buffer is kept until the copy-out.
+            // The unit was also the last one used, and its buffer is held until the next copy-out.
             let again = &mut self.groups[g.index()].gathered_again;
             buffer = *again.get_or_insert_with(|| out.b.twin(buffer));
         }
@@ -89,7 +89,7 @@ impl Fsdp2 {
             });
         }
         let done = out.b.record(rule, self.streams.gather);
-        // What was cast lives until the host call that made it returns.
+        // Results of casts live until the host call that allocated them returns.
         for id in held {
             out.b.free(Rule::CopyIn, id);
         }
@@ -100,9 +100,9 @@ impl Fsdp2 {
         });
     }
 
-    /// Casts the shards that the model reads in another type: those in 8 bits into buffers of their
-    /// own, all others into one. Returns what is copied in instead, and the buffers that live until
-    /// then. Shards of the model's type stay where they are (`use_foreach_copy`).
+    /// Casts the shards that the model reads in another dtype: 8-bit shards into separate buffers,
+    /// all others into one buffer. Returns the inputs of the copy-in, and the buffers that live
+    /// until then. Shards in the model's dtype are not cast (`use_foreach_copy`).
     fn cast(
         &self,
         out: &mut Emitter<'_>,
@@ -169,8 +169,8 @@ impl Fsdp2 {
         out.b.at(at, phase);
     }
 
-    /// Gates the gather streams on an earlier copy-out and drops its gather buffer; see
-    /// Note [Unshard gate].
+    /// Makes the gather streams wait for an earlier copy-out and drops its gather buffer; see Note
+    /// [Unshard gate].
     pub(super) fn drop_held(&mut self, out: &mut Emitter<'_>) {
         if let Some((buffer, event)) = self.held.take() {
             out.b.wait(Rule::GatherGate, event, self.copy_in);
@@ -205,7 +205,7 @@ impl Fsdp2 {
         let shards: Vec<u64> = to.iter().map(|a| a.bytes / u64::from(ranks)).collect();
         let op = ShardOp::CopyOut { ranks };
         tables::run(out, Rule::CopyOut, op, w, &[from], &to, &shards);
-        // Copied out, so copied in (`to_unsharded`).
+        // The slices were copied in and gathered, so they are freed (`to_unsharded`).
         self.drop_slices(out, g);
         let copied = out.b.record(Rule::CopyOut, COMPUTE);
         self.held = Some((gather.buffer, copied));
@@ -214,8 +214,8 @@ impl Fsdp2 {
         }
     }
 
-    /// Copies the parameters of a group that one rank has alone, each in the type of its gather.
-    /// The result of a cast lives until that of the next parameter exists (`all_gather_input` in
+    /// Copies the parameters of a group that has one rank, each in the dtype of its gather. The
+    /// result of a cast lives until the next parameter's cast exists (`all_gather_input` in
     /// `wait_for_unshard`).
     fn copy_alone(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         let group = &self.groups[g.index()];
@@ -246,8 +246,8 @@ impl Fsdp2 {
         }
     }
 
-    /// Returns the range of a full parameter, which gets its storage here (`alloc_storage`): once,
-    /// if it keeps it.
+    /// Returns the range of a full parameter and allocates its storage (`alloc_storage`), only once
+    /// if the storage is kept.
     fn storage(&mut self, out: &mut Emitter<'_>, id: BufferId) -> Access {
         let rule = Rule::CopyOut;
         if !out.inputs.scenario.fsdp.keep_unsharded_storage {
@@ -275,8 +275,8 @@ impl Fsdp2 {
         }
     }
 
-    /// Frees what a unit holds beyond its shards, including the slices of an integer reshard that
-    /// no backward gathered.
+    /// Frees the buffers that a unit holds in addition to its shards, including slices of an
+    /// integer reshard that no backward has gathered.
     pub(super) fn release(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         self.reshard(out, unit);
         for g in out.inputs.groups_of(unit) {
@@ -285,16 +285,16 @@ impl Fsdp2 {
         }
     }
 
-    /// Frees what a unit's post-backward frees: the same as [`Self::release`], unless the next
-    /// micro-batch is to find the parameters.
+    /// Frees the buffers of a unit after its backward, as [`Self::release`] does, unless the
+    /// parameters stay full for the next micro-batch.
     pub(super) fn reshard_after_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         if self.last || out.inputs.scenario.fsdp.reshard_after_backward {
             self.release(out, unit);
         }
     }
 
-    /// Integer reshard: clones this rank's slice of each parameter for the smaller group and frees
-    /// the full parameter, one after another (`to_sharded_post_forward`).
+    /// Applies integer reshard: for one parameter after another, clones this rank's slice for the
+    /// smaller group and frees the full parameter (`to_sharded_post_forward`).
     pub(super) fn keep_slices(&mut self, out: &mut Emitter<'_>, unit: UnitId, ranks: u32) {
         if !std::mem::replace(&mut self.full[unit.index()], false) {
             return;
@@ -337,8 +337,7 @@ impl Fsdp2 {
         }
     }
 
-    /// Drops what was gathered ahead for units that nothing has used (`finalize_backward`); see
-    /// Note [Skipped blocks].
+    /// Frees prefetched units that were not used (`finalize_backward`); see Note [Skipped blocks].
     pub(super) fn drop_untouched(&mut self, out: &mut Emitter<'_>) {
         for g in out.inputs.group_ids() {
             if let Some(gather) = self.issued[g.index()].take() {
@@ -366,8 +365,7 @@ impl Fsdp2 {
     }
 }
 
-/// Returns the element type of a group's gather: that of its parameters, or bytes if they have
-/// several.
+/// Returns the dtype of a group's gather: that of its parameters, or bytes if their dtypes differ.
 fn gather_type(out: &Emitter<'_>, g: GroupId) -> DType {
     let params = out.inputs.group(g).params.iter();
     let mut types = params.map(|p| out.inputs.gathered_type_of(*p));

@@ -1,11 +1,11 @@
 //! `CPUOffloadPolicy`: parameters, gradients and optimizer state are in pinned host memory, and the
 //! optimizer runs on the CPU.
 //!
-//! - A gather copies each shard to the device, on the copy-in stream, and casts it there
+//! - A gather copies each shard to the device on the copy-in stream, and casts it there
 //!   (`all_gather_inputs`).
-//! - Reduced gradients are copied to the host on the stream of the last reduction. The host adds
-//!   them to earlier ones, for which it waits (`foreach_reduce`).
-//! - The end of backward waits on the host for the copies, then comes the optimizer.
+//! - Reduced gradients are copied to the host on the stream of the last reduction. The host waits
+//!   for the copies and adds them to earlier gradients (`foreach_reduce`).
+//! - At the end of backward, the host waits for the copies. Then the optimizer runs.
 
 use super::{Fsdp2, GroupState};
 use crate::ir::{Access, BufferId, COMPUTE, CopyKind, GroupId, Holds, Pool, Role, StreamId};
@@ -17,18 +17,19 @@ use crate::program::Rule;
 /// Buffers of a group whose state is in host memory.
 #[derive(Clone, Debug)]
 pub(super) struct HostState {
-    /// Each shard on the device, before its gather: as it is kept, and cast, if it is.
+    /// Each shard on the device before its gather: in its own dtype, and after the cast if there is
+    /// one.
     staged: Vec<(BufferId, Option<BufferId>)>,
     /// Gradients in host memory, by trained parameter.
     grads: Vec<BufferId>,
-    /// Copies of later micro-batches' gradients, which are added to these.
+    /// Copies of the gradients of later micro-batches, which are added to `grads`.
     added: Vec<BufferId>,
-    /// Whether the gradients hold those of earlier micro-batches.
+    /// Whether `grads` holds gradients of earlier micro-batches.
     filled: bool,
 }
 
 impl HostState {
-    /// Moves a group's state to host memory.
+    /// Moves the state of a group to host memory.
     pub(super) fn new(
         out: &mut Emitter<'_>,
         g: GroupId,
@@ -80,7 +81,7 @@ impl HostState {
         }
     }
 
-    /// Returns the gradients of the step, if there are any.
+    /// Returns the gradients of the step, if it has any.
     pub(super) fn gradients(&self) -> Option<&[BufferId]> {
         (self.filled && !self.grads.is_empty()).then_some(&self.grads)
     }
@@ -95,8 +96,8 @@ impl HostState {
 }
 
 impl Fsdp2 {
-    /// Copies a group's shards to the device and casts them; returns what is copied in, and the
-    /// buffers to free afterwards. `None` if they are there already.
+    /// Copies the shards of a group to the device and casts them. Returns the inputs of the
+    /// copy-in, and the buffers to free afterwards; `None` if the shards are on the device already.
     pub(super) fn stage(
         &self,
         out: &mut Emitter<'_>,
@@ -124,8 +125,8 @@ impl Fsdp2 {
         Some((ready, held))
     }
 
-    /// Copies a reduced gradient to host memory, and adds it to what earlier micro-batches left
-    /// there.
+    /// Copies a reduced gradient to host memory and adds it to the gradients of earlier
+    /// micro-batches.
     pub(super) fn offload_gradient(
         &mut self,
         out: &mut Emitter<'_>,
@@ -163,7 +164,7 @@ impl Fsdp2 {
                 .copy_range(Rule::Offload, CopyKind::D2h, from, target, stream);
         }
         if host.filled {
-            // The CPU adds them in backward, so the copies block.
+            // The CPU adds the gradients during backward, so the copies block the host.
             let done = out.b.record(Rule::Offload, stream);
             out.host_sync(Rule::Offload, done);
             out.b.wait(Rule::Offload, done, cpu);
@@ -184,8 +185,8 @@ impl Fsdp2 {
         }
     }
 
-    /// Waits for the optimizer on the CPU: on the host, which runs it, and on the device, whose
-    /// next copies read what it has written.
+    /// Waits for the CPU optimizer: on the host, which runs it, and on the device, whose next
+    /// copies read the updated parameters.
     pub(super) fn after_host_step(&self, out: &mut Emitter<'_>) {
         if let Some(cpu) = self.cpu {
             let done = out.b.record(Rule::Offload, cpu);

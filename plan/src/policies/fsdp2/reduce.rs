@@ -12,7 +12,7 @@ use crate::lower::reduction;
 use crate::program::Rule;
 use smallvec::SmallVec;
 
-/// How gradients become an average.
+/// How a sum of gradients is divided to become an average.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Division {
     /// Divisor of the reduce-scatter's input.
@@ -24,12 +24,12 @@ struct Division {
 }
 
 impl Division {
-    /// Returns the division of a group's gradient. bf16 and float32 are averaged in the
-    /// collectives. Other dtypes might overflow there, so their sums are divided by about the root
-    /// of the number of ranks on either side (`_get_gradient_divide_factors`). Experts of
-    /// expert-parallel ranks have gradients that are sums over these already: all ranks divide
-    /// them, not only those that reduce (`set_gradient_divide_factor` of torchtitan, which
-    /// multiplies before the sum).
+    /// Returns the division of a group's gradient. bf16 and float32 gradients are averaged in the
+    /// collectives. Other dtypes might overflow there, so they are divided by about the square root
+    /// of the number of ranks both before and after the sum (`_get_gradient_divide_factors`). Under
+    /// expert parallelism, gradients of experts are already sums over the expert-parallel ranks:
+    /// the divisor is the number of all ranks, not only of those that reduce
+    /// (`set_gradient_divide_factor` of torchtitan, which multiplies before the sum).
     fn new(inputs: &LoweringInputs<'_>, g: GroupId, comm: DType) -> Self {
         let fsdp = &inputs.scenario.fsdp;
         let sums = fsdp.per_token_loss;
@@ -73,7 +73,7 @@ impl Division {
         }
     }
 
-    /// Returns the division by `set_gradient_divide_factor`: an average if the divisor is the
+    /// Returns the division for a `set_gradient_divide_factor`: an average if the divisor is the
     /// number of ranks that shard, otherwise a multiplication before the sum.
     fn by(factor: f64, inner: u32, of: impl Fn(ReduceOp) -> Self) -> Self {
         let op = match inner {
@@ -113,8 +113,8 @@ fn divide(out: &mut Emitter<'_>, what: Access, by: f64, dtype: DType, stream: St
 }
 
 impl Fsdp2 {
-    /// Makes compute wait for the oldest reduce-scatters and drops their inputs until `limit` of
-    /// these are left; see Note [Reductions in flight].
+    /// Makes compute wait for the oldest reduce-scatters, and frees their inputs until `limit` of
+    /// them are left; see Note [Reductions in flight].
     pub(super) fn recycle(&mut self, out: &mut Emitter<'_>, limit: usize, rule: Rule) {
         while self.pending.len() > limit {
             let Some((buffer, event)) = self.pending.pop_front() else {
@@ -161,14 +161,15 @@ impl Fsdp2 {
         let (input, held) = self.pack(out, g, c);
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
         let replicas = self.comms.outer;
-        // A sum that is not all-reduced yet is kept as it is (`_partial_reduce_output`).
+        // A sum that is not all-reduced yet stays as it is (`_partial_reduce_output`).
         let partial = replicas.is_some() && !out.inputs.reduces(g, true, self.last);
         let offloads = self.cpu.is_some();
         let first = self.groups[g.index()].reduced.is_none();
         let output = if partial && self.groups[g.index()].partial.is_none() {
             self.partial(out, g, c)
         } else {
-            // The output of the first reduction becomes the gradient; later ones are added to it.
+            // The output of the first reduction becomes the gradient; later outputs are added to
+            // it.
             let role = if !partial && first && c == stored && !offloads {
                 Role::MainGrad
             } else {
@@ -194,7 +195,7 @@ impl Fsdp2 {
         if let Some(id) = quotient {
             out.b.free(Rule::Scale, id);
         }
-        // The next group's post-backward waits only for the reduce-scatter: work after it on any
+        // The next group's post-backward waits only for the reduce-scatter. Later work on any
         // stream is waited for at the end of backward.
         let scattered = out.b.record(Rule::Reduce, rs);
         self.pending.push_back((input, scattered));
@@ -215,8 +216,8 @@ impl Fsdp2 {
             } else {
                 held.extend(self.accumulate(out, g, output, tail));
                 if replicas.is_some() {
-                    // The reduce stream does not wait for the all-reduce: if it were freed now, the
-                    // next group's output could take its memory (`AllReduceState`).
+                    // The reduce stream does not wait for the all-reduce. If the buffer were freed
+                    // now, the next group's output could reuse its memory (`AllReduceState`).
                     self.groups[g.index()].all_reduced = Some(output);
                 } else {
                     out.b.free(Rule::Reduce, output);
@@ -226,7 +227,7 @@ impl Fsdp2 {
         if tail != COMPUTE {
             self.groups[g.index()].post_reduce = Some(out.b.record(Rule::Reduce, tail));
         }
-        // Buffers that the call itself refers to.
+        // The call itself holds references to these buffers.
         for buffer in held {
             out.b.free(Rule::Reduce, buffer);
         }
@@ -235,9 +236,10 @@ impl Fsdp2 {
         }
     }
 
-    /// Divides the gradients of a group that one rank has alone, and that no collective divides:
-    /// into a buffer of its own, which is copied then (`reduce_output.copy_(reduce_scatter_input /
-    /// gradient_divide_factor)`). Returns the buffer, unless the divisor is 1.
+    /// Divides the gradients of a group with one rank, which no collective divides, into a separate
+    /// buffer that is copied afterwards
+    /// (`reduce_output.copy_(reduce_scatter_input / gradient_divide_factor)`). Returns the buffer,
+    /// or `None` if the divisor is 1.
     fn quotient(
         &self,
         out: &mut Emitter<'_>,
@@ -268,14 +270,14 @@ impl Fsdp2 {
         Some(id)
     }
 
-    /// Returns the number of elements of a rank's shard of what a group reduces.
+    /// Returns the number of elements of a rank's shard of a group's reduced gradients.
     fn shard_numel(&self, g: GroupId) -> u64 {
         self.groups[g.index()].grads.shard_numel()
     }
 
-    /// Packs a group's gradients into the input of its reduce-scatter, and frees all but the last
-    /// one, which is held until the reduction is issued if there are several ranks. (The variable
-    /// of a loop over the gradients in `foreach_reduce` refers to it.)
+    /// Packs the gradients of a group into the input of its reduce-scatter, and frees all but the
+    /// last one. With several ranks, the last gradient is held until the reduction is issued,
+    /// because the loop variable in `foreach_reduce` refers to it.
     fn pack(
         &mut self,
         out: &mut Emitter<'_>,
@@ -312,7 +314,7 @@ impl Fsdp2 {
         (input, held)
     }
 
-    /// Returns the buffer of a group's sums between micro-batches.
+    /// Returns the buffer for a group's sum between micro-batches.
     fn partial(&mut self, out: &mut Emitter<'_>, g: GroupId, dtype: DType) -> BufferId {
         let rs = self.streams.reduce;
         let bytes = self.shard_numel(g) * dtype.size();
@@ -320,7 +322,8 @@ impl Fsdp2 {
         *made.get_or_insert_with(|| out.of_group(Role::ReduceOutput, bytes, dtype, rs, g))
     }
 
-    /// Keeps a micro-batch's sum over the shard axis, added to those before it.
+    /// Keeps the sum of a micro-batch over the shard axis, added to the sums of earlier
+    /// micro-batches.
     fn keep_partial(&mut self, out: &mut Emitter<'_>, g: GroupId, output: BufferId) {
         match self.groups[g.index()].partial {
             Some(sum) => {
@@ -331,8 +334,8 @@ impl Fsdp2 {
         }
     }
 
-    /// Adds what earlier micro-batches left, and returns it: the group refers to it until it gets
-    /// the call's result.
+    /// Adds the sum of earlier micro-batches and returns its buffer. The group refers to that
+    /// buffer until the call returns its result.
     fn add_partial(
         &mut self,
         out: &mut Emitter<'_>,
@@ -344,7 +347,7 @@ impl Fsdp2 {
         Some(sum)
     }
 
-    /// Adds one sum over the shard axis to another, on their stream.
+    /// Adds one sum over the shard axis to another, on the stream that produced them.
     fn add(&self, out: &mut Emitter<'_>, from: BufferId, to: BufferId) {
         let (from, to) = (out.b.whole(from), out.b.whole(to));
         reduction::accumulate(
@@ -356,8 +359,8 @@ impl Fsdp2 {
         );
     }
 
-    /// Casts a reduced shard to the sharded gradient, or adds it there. Returns the buffer that a
-    /// sum was added from, if that is not `output`.
+    /// Casts a reduced shard to the sharded gradient, or adds it there. Returns the buffer that was
+    /// added, if it is not `output`.
     fn accumulate(
         &mut self,
         out: &mut Emitter<'_>,
@@ -369,8 +372,8 @@ impl Fsdp2 {
         let n = self.shard_numel(g);
         let rule = Rule::ReduceAccumulate;
         let at_rest = self.groups[g.index()].reduced;
-        // `_to_dtype_if_needed`: a separate gradient, which becomes the sharded one or is added to
-        // it.
+        // `_to_dtype_if_needed` creates a separate gradient. It becomes the sharded gradient or is
+        // added to it.
         let role = match at_rest {
             None if self.cpu.is_none() => Role::MainGrad,
             _ => Role::Temporary,

@@ -17,7 +17,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     defaults: Defaults {
         prefetch: Prefetch::Implicit,
         reduce_in_flight: 1,
-        // Without `set_requires_gradient_sync(False)`, torch reduces over all axes every time.
+        // Without `set_requires_gradient_sync(False)`, torch reduces over all axes in every
+        // micro-batch.
         gradient_sync: GradientSync::Every,
         reshard: |strategy| match strategy {
             Strategy::OptimGrads => Reshard::Never,
@@ -28,7 +29,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         main_grads: |_| DType::F32,
         comm_grads: |_, _| DType::F32,
         dispatcher: Dispatcher::AllToAll,
-        // Their buffers have as many rows as the counts say.
+        // Buffers have exactly as many rows as the token counts require.
         capacity_factor: Some(1.0),
         shared_expert_overlap: false,
         optimizes_code: false,
@@ -62,7 +63,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     },
     lowering: Lowering {
         layout: per_param_layout,
-        // torch has one `FSDPParamGroup` per `fully_shard` call: it gathers all of its parameters
+        // torch has one `FSDPParamGroup` per `fully_shard` call. It gathers all of its parameters,
         // and reduces those that have gradients.
         frozen_apart: false,
         float8_apart: false,

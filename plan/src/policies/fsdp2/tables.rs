@@ -1,57 +1,58 @@
-//! Tables that torch's copies into and out of collective buffers take from the caching allocator
-//! while they are launched.
+//! Temporary tables in the caching allocator for torch's copies into and out of collective buffers.
+//! They exist while the host launches a copy.
 //!
 //! `split_with_sizes_copy` (copy-out) and `_chunk_cat` (copy-in of reductions) run one kernel over
-//! many tensors. The work of every block is sent to it as one tensor of 64-bit integers, which is
-//! freed when the host has launched the kernel (`pack_vecs` in torch 2.11
-//! `ATen/native/cuda/TensorShape.cu`). It grows with the largest unit: 1 MiB for a root of 525 M
-//! parameters over 8 ranks. The host fills it entry by entry, in a few nanoseconds each.
+//! many tensors. The kernel gets a tensor of 64-bit integers that describes the work of every
+//! block. The tensor is freed when the host has launched the kernel (`pack_vecs` in torch 2.11
+//! `ATen/native/cuda/TensorShape.cu`). Its size grows with the largest unit: 1 MiB for a root of
+//! 525 M parameters over 8 ranks. The host fills it entry by entry, in a few nanoseconds each.
 
 use crate::ir::{Access, COMPUTE, DType, HostWorkKind, ShardOp};
 use crate::lower::emitter::Emitter;
 use crate::lower::kernels::KernelLaunch;
 use crate::program::Rule;
 
-/// Bytes that a block copies in one round: 16 for each of its 128 threads.
+/// Bytes that a block copies in one iteration: 16 for each of its 128 threads.
 const TILE: u64 = 128 * 16;
-/// Target number of blocks of a copy-out: twice those that run at once on the 132 multiprocessors
-/// of 2,048 threads of an H100 or H200. Other GPUs have other numbers, and slightly different
-/// tables.
+/// Target number of blocks of a copy-out: twice the number that runs at once on the 132 SMs of an
+/// H100 or H200, with 2,048 threads each. On other GPUs, this number and the tables differ
+/// slightly.
 const TARGET_BLOCKS: u64 = 132 * 2048 / 128 * 2;
 
-/// Unit of host work on tables, in bytes.
+/// Unit of the host work for tables, in bytes.
 const KIB: u64 = 1024;
 
-/// Returns the bytes of a number of entries.
+/// Returns the size of a number of entries in bytes.
 const fn bytes(entries: u64) -> u64 {
     entries * 8
 }
 
-/// Returns the bytes of `_chunk_cat`'s table, from the bytes of each gradient's padded shard in the
-/// result's dtype.
+/// Returns the size of `_chunk_cat`'s table in bytes, given the bytes of each gradient's padded
+/// shard in the dtype of the result.
 fn chunk_cat(shards: &[u64]) -> u64 {
     let (tensors, blocks) = (shards.len() as u64, shards.iter().map(|b| b.div_ceil(TILE)));
-    // Sources, sizes, padded shards and numbers of blocks; starts in bytes and blocks, one more; a
-    // tensor for every block.
+    // Per tensor: source, size, padded shard and number of blocks. Per tensor and one more: start
+    // in bytes and start in blocks. Per block: a tensor index.
     bytes(4 * tensors + 2 * (tensors + 1) + blocks.sum::<u64>())
 }
 
-/// Returns the bytes of `split_with_sizes_copy`'s table, from the bytes of each parameter's padded
-/// shard on each of `ranks`.
+/// Returns the size of `split_with_sizes_copy`'s table in bytes, given the bytes of each
+/// parameter's padded shard on each of `ranks`.
 fn copy_out(shards: &[u64], ranks: u64) -> u64 {
     let tensors = shards.len() as u64;
     let blocks = |tile: u64| shards.iter().map(|b| b.div_ceil(tile)).sum::<u64>();
-    // If a block has more work than a tile, it goes to ranks and to rounds alike.
+    // Work beyond one tile per block is split over both ranks and iterations.
     let rounds = (blocks(TILE) * ranks).div_ceil(TARGET_BLOCKS);
     let root = rounds.isqrt();
     let ranks_a_block = (root + u64::from(root * root < rounds)).clamp(1, ranks);
     let tile = TILE * rounds.div_ceil(ranks_a_block).max(1);
-    // Destinations, sources, shards; first blocks, one more; a tensor for every block.
+    // Per tensor: destination, source and shard. Per tensor and one more: first block. Per block: a
+    // tensor index.
     bytes(3 * tensors + (tensors + 1) + blocks(tile))
 }
 
-/// Returns the bytes of an operation's table, if torch makes one: not for dtypes that its kernel
-/// does not convert.
+/// Returns the size of an operation's table in bytes. torch makes no table for dtypes that the
+/// kernel does not convert.
 fn size(
     out: &Emitter<'_>,
     op: ShardOp,
@@ -73,7 +74,7 @@ fn size(
 }
 
 /// Launches a copy into or out of a collective's buffer on the compute stream, with its table.
-/// `shards` are the bytes of each parameter's padded shard there.
+/// `shards` are the sizes of each parameter's padded shard in that buffer, in bytes.
 pub(super) fn run(
     out: &mut Emitter<'_>,
     rule: Rule,
@@ -123,8 +124,8 @@ pub(super) fn run(
 mod tests {
     use super::*;
 
-    /// Elements of the parameters of a root (embedding, norm, head) and of a block of 2,048
-    /// columns.
+    /// Numbers of elements of the parameters of a root (embedding, norm, head) and of a block with
+    /// hidden size 2,048.
     const ROOT: [u64; 3] = [128_256 * 2048, 2048, 128_256 * 2048];
     const BLOCK: [u64; 9] = [
         2048,
@@ -142,9 +143,9 @@ mod tests {
         params.iter().map(|n| n / ranks * size).collect()
     }
 
-    /// Sizes that torch 2.11 asked its allocator for on an H200 (`torch.cuda.memory._snapshot`), as
-    /// rank 0 of 8 and of 64; copies out of two ranks are those of slices that an integer reshard
-    /// kept.
+    /// Sizes that torch 2.11 requested from its allocator on an H200
+    /// (`torch.cuda.memory._snapshot`), as rank 0 of 8 and of 64. Copies out of two ranks belong to
+    /// slices that an integer reshard kept.
     #[test]
     fn tables_are_as_large_as_those_that_torch_makes() {
         for (params, ranks, size) in [

@@ -1,4 +1,4 @@
-//! Contents of each collective, decided from the graph alone.
+//! Contents of each collective. They depend on the graph alone.
 
 use crate::compile::tape::TapeOp;
 use crate::ir::{AxisId, ParamId, Source};
@@ -8,15 +8,15 @@ use crate::shard::Layout;
 /// Parameters gathered, or gradients reduced, by one collective.
 #[derive(Clone, Debug)]
 pub(super) struct Bucket {
-    /// Axis over which all of them are sharded.
+    /// Axis over which all of these parameters are sharded.
     pub(super) axis: AxisId,
     pub(super) params: Vec<ParamId>,
     /// Bytes of the full parameters in the compute dtype.
     pub(super) bytes: u64,
 }
 
-/// Adds a parameter to the last bucket, or to a new one if that is full or of another axis; returns
-/// the number of buckets.
+/// Adds a parameter to the last bucket, or to a new one if that bucket is full or of another axis.
+/// Returns the number of buckets.
 fn push(buckets: &mut Vec<Bucket>, inputs: &LoweringInputs<'_>, p: ParamId, cap: u64) -> u32 {
     let bytes = padded_bytes(inputs, p);
     let axis = inputs.shard_axis(inputs.home[p.index()].0);
@@ -40,7 +40,7 @@ fn push(buckets: &mut Vec<Bucket>, inputs: &LoweringInputs<'_>, p: ParamId, cap:
 #[derive(Clone, Debug, Default)]
 pub(super) struct Direction {
     pub(super) buckets: Vec<Bucket>,
-    /// Bucket of each parameter.
+    /// Bucket index of each parameter.
     pub(super) of: Vec<Option<u32>>,
     /// Parameters with the position of their last use on the tape, ascending by position.
     pub(super) last_uses: Vec<(u32, ParamId)>,
@@ -96,8 +96,8 @@ pub(super) fn reductions(inputs: &LoweringInputs<'_>, cap: u64) -> (Vec<Bucket>,
     (buckets, of)
 }
 
-/// Returns the bytes that may be gathered ahead: the in-flight limit, and at most `max(1 GB, budget
-/// x peak of the tape)` of extra memory (defaults of `overlap_scheduling.py`).
+/// Returns the number of bytes that may be gathered ahead: the in-flight limit, and at most
+/// `max(1 GB, budget x peak of the tape)` of extra memory (defaults of `overlap_scheduling.py`).
 pub(super) fn window(inputs: &LoweringInputs<'_>) -> u64 {
     let (mut live, mut peak) = (0u64, 0u64);
     for op in inputs.tape.forward.iter().chain(&inputs.tape.backward) {

@@ -1,4 +1,4 @@
-//! Gathers: issued ahead of their use within the window, waited for at the first use.
+//! Gathers are issued before their use, within the window, and waited for at the first use.
 
 use super::{Full, InFlight};
 use crate::ir::{Access, COMPUTE, CollectiveKind, Holds, ParamId, Part, ReduceOp, Role, ShardOp};
@@ -9,7 +9,7 @@ use crate::program::Rule;
 use smallvec::smallvec;
 
 impl Full {
-    /// Issues copy-in and all-gather of a bucket.
+    /// Issues the copy-in and the all-gather of a bucket.
     pub(super) fn issue(&mut self, out: &mut Emitter<'_>, index: usize, rule: Rule) {
         let bucket = self.direction().buckets[index].clone();
         let todo: Vec<ParamId> = bucket
@@ -74,7 +74,7 @@ impl Full {
         });
     }
 
-    /// Starts buckets ahead of their use: at least one, more while the window has room.
+    /// Issues buckets before their use: at least one, and more while the window has room.
     pub(super) fn run_ahead(&mut self, out: &mut Emitter<'_>, used: usize) {
         while self.next < self.direction().buckets.len() {
             let bytes = self.direction().buckets[self.next].bytes;
@@ -93,7 +93,7 @@ impl Full {
         }
     }
 
-    /// Makes a parameter full: waits for its bucket and copies the bucket out.
+    /// Makes a parameter full: waits for its bucket and copies it out.
     pub(super) fn require(&mut self, out: &mut Emitter<'_>, p: ParamId) {
         if self.full[p.index()] {
             return;

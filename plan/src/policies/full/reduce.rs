@@ -14,8 +14,8 @@ use smallvec::{SmallVec, smallvec};
 pub(super) struct ReduceBuffers {
     input: BufferId,
     output: BufferId,
-    /// Sum over the shard axis of the micro-batches so far, if the last one's is reduced over the
-    /// replicas.
+    /// Sum over the shard axis of the micro-batches so far, if only the last micro-batch is reduced
+    /// over the replicas.
     partial: Option<BufferId>,
 }
 
@@ -34,7 +34,7 @@ impl Full {
         }
     }
 
-    /// Issues copy-in and reductions of a bucket whose gradients are complete.
+    /// Issues the copy-in and the reductions of a bucket whose gradients are complete.
     pub(super) fn reduce(&mut self, out: &mut Emitter<'_>, index: usize) {
         let bucket = self.reductions[index].clone();
         let ReduceBuffers {
@@ -45,11 +45,11 @@ impl Full {
         let packed = self.pack(out, &bucket, input);
         let streams = self.streams;
         let replicas = self.comms.outer;
-        // A sum that is not all-reduced yet is kept as it is.
+        // A sum that is not all-reduced yet stays as it is.
         let keeps = replicas.is_some() && !out.inputs.scenario.fsdp.reduces(true, self.last);
         let target = partial.filter(|_| keeps && self.first).unwrap_or(output);
         out.b.alloc(Rule::Reduce, target);
-        // The first complete result of the gradients.
+        // This is the first complete result of the gradients.
         let fresh = self.first || partial.is_some();
         if fresh && !keeps {
             for p in &bucket.params {
@@ -79,7 +79,7 @@ impl Full {
             }
             if let Some(comm) = replicas {
                 tail = streams.outer;
-                // Every communicator has a separate stream, and both reductions have one dtype
+                // Each communicator has a separate stream, and both reductions have the same dtype
                 // (`redistribute(backward_dtype)` of SimpleFSDP).
                 reduction::all_reduce(out, comm, (streams.reduce, tail), op, reduced);
             }
@@ -91,7 +91,7 @@ impl Full {
         self.release_reductions(out, usize::from(done.is_some()), Rule::ReduceGate);
     }
 
-    /// Returns the buffers of a bucket, made on first use.
+    /// Returns the buffers of a bucket, allocated on first use.
     fn buffers(&mut self, out: &mut Emitter<'_>, index: usize) -> ReduceBuffers {
         let bucket = &self.reductions[index];
         let c = out.inputs.types.comm;
@@ -140,12 +140,13 @@ impl Full {
         whole
     }
 
-    /// Returns how gradients are reduced. Scales them first if NCCL does not average them.
+    /// Returns the reduction operator of the gradients. Scales them first if NCCL does not average
+    /// them.
     fn scale(&self, out: &mut Emitter<'_>, bucket: &Bucket, packed: Access) -> ReduceOp {
         let fsdp = &out.inputs.scenario.fsdp;
         let group = out.inputs.home[bucket.params[0].index()].0;
-        // All ranks divide gradients that are sums over expert-parallel ranks (`_ScaledPartial` of
-        // SimpleFSDP).
+        // Gradients that are sums over expert-parallel ranks are divided by the number of all
+        // data-parallel ranks (`_ScaledPartial` of SimpleFSDP).
         let mean = 1.0 / f64::from(out.inputs.data_ranks());
         let summed = out.inputs.summed_by_model(group) > 1;
         let given = fsdp.gradient_scaling_factor;

@@ -9,7 +9,7 @@ use crate::lower::{Lowering, per_param_layout};
 use crate::policies::fsdp2;
 use crate::policies::spec::{Refusal, Rules, WithoutEffect};
 
-/// The schedule, whose graph replaces the policy's hooks.
+/// The schedule. The compiled graph replaces the policy's hooks.
 pub(crate) const LOWERING: Lowering = Lowering {
     layout: per_param_layout,
     frozen_apart: true,
@@ -29,7 +29,7 @@ pub(crate) const RULES: Rules = Rules {
     without_effect: WITHOUT_EFFECT,
 };
 
-/// Returns whether a strategy shards something, but not parameters.
+/// Returns whether a strategy shards gradients or optimizer state, but not parameters.
 fn partly_sharded(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::Optim | Strategy::OptimGrads)
 }
@@ -37,7 +37,7 @@ fn partly_sharded(strategy: Strategy) -> bool {
 const REFUSES: &[Refusal] = &[
     Refusal {
         keys: &["fsdp.strategy", "fsdp.placements", "compile.mode"],
-        // Each strategy of policy fsdp2 keeps parameters sharded.
+        // All strategies of policy fsdp2 shard parameters.
         when: |s| s.fsdp.policy == PolicyKind::Native && partly_sharded(s.fsdp.strategy),
         message: "compile mode full shards parameters, gradients and optimizer state: SimpleFSDP, \
                   which it follows, has modes replicate, fully_shard and hybrid_shard, and none \

@@ -30,7 +30,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         },
         comm_grads: |_, main_grads| main_grads,
         dispatcher: Dispatcher::AllToAll,
-        // Their buffers have as many rows as the counts say.
+        // Buffers have exactly as many rows as the token counts require.
         capacity_factor: Some(1.0),
         shared_expert_overlap: false,
         optimizes_code: false,
@@ -92,7 +92,7 @@ const REFUSES: &[Refusal] = &[
     Refusal {
         keys: &["fsdp.offload", "fsdp.policy"],
         when: |s| s.fsdp.offload.any(),
-        // `HybridDeviceOptimizer` calls `pin_memory` on each DTensor when it is made.
+        // `HybridDeviceOptimizer` calls `pin_memory` on each DTensor in its constructor.
         message: "policy megatron has no host offload: Megatron-LM's optimizer on the CPU pins \
                   parameters, and PyTorch cannot pin the DTensors of Megatron-FSDP \
                   (Megatron-LM #1986)",

@@ -1,8 +1,8 @@
-//! What building and sharding the model leaves in the allocator, before the first step.
+//! Allocations left over from building and sharding the model, before the first step.
 //!
-//! `fully_shard` takes a model whose parameters exist: it copies each group into its shards, and
-//! makes parameters views of the gathered storage. The blocks that this needs stay in PyTorch's
-//! allocator, and later allocations are placed between them.
+//! `fully_shard` takes a model whose parameters are already allocated. It copies each group into
+//! its shards, and makes the parameters views of the gathered storage. The blocks allocated for
+//! this stay in PyTorch's caching allocator, and later allocations are placed between them.
 
 use super::MegatronV2;
 use crate::config::Units;
@@ -12,8 +12,8 @@ use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
 use crate::program::{Phase, Rule};
 
-/// Bytes of float32 parameters up to which a model is built on the device. Larger ones do not fit
-/// next to their casts, so that users build them in host memory.
+/// Maximum size of the float32 parameters, in bytes, for a model built on the device. Larger models
+/// do not fit next to their casts, so users build them in host memory.
 const ON_DEVICE: u64 = 40 << 30;
 
 /// Returns whether the model is built on the device.
@@ -23,7 +23,7 @@ fn is_built_there(inputs: &LoweringInputs<'_>) -> bool {
     inputs.engine.allocates_workspaces(hardware) && numel * DType::F32.size() <= ON_DEVICE
 }
 
-/// Returns the units in the order of `fully_shard` calls: that of `units`, and the root last.
+/// Returns the units in the order of the `fully_shard` calls: the order of `units`, then the root.
 fn call_order(inputs: &LoweringInputs<'_>) -> Vec<UnitId> {
     let units = (0..inputs.units.len() as u16).map(UnitId);
     let place = |u: &UnitId| {
@@ -42,7 +42,7 @@ fn call_order(inputs: &LoweringInputs<'_>) -> Vec<UnitId> {
 }
 
 impl MegatronV2 {
-    /// Emits section `Init`: the model in float32, its cast, and the buffers of every group.
+    /// Emits section `Init`: the model in float32, its cast, and the buffers of each group.
     pub(super) fn build(&self, out: &mut Emitter<'_>) {
         if !is_built_there(out.inputs) {
             self.flat.init(out);
@@ -94,7 +94,7 @@ impl MegatronV2 {
         for copy in copies {
             out.b.free(Rule::State, copy);
         }
-        // The gathered storage belongs to the stream that constructs it, until it is released.
+        // The gathered storage belongs to the stream that allocates it until it is released.
         let bytes = state.numel * types.compute.size();
         let unit = out.inputs.group(g).unit;
         let holds = Holds::Group(g);
@@ -113,7 +113,7 @@ impl MegatronV2 {
     }
 }
 
-/// Allocates a parameter of the model that is built.
+/// Allocates a parameter of the model.
 fn alloc_param(out: &mut Emitter<'_>, p: ParamId, dtype: DType) -> BufferId {
     let (g, _) = out.inputs.home[p.index()];
     let unit = out.inputs.group(g).unit;

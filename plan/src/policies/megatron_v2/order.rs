@@ -1,5 +1,5 @@
-//! What is known from the model alone: the order in which units are gathered, and what backward
-//! needs of them.
+//! Facts that depend on the model alone: the order in which units are gathered, and what backward
+//! needs from them.
 
 use super::Pending;
 use crate::compile::tape::TapeOp;
@@ -10,7 +10,8 @@ use crate::lower::inputs::LoweringInputs;
 pub(super) struct Orders {
     /// Registration order (`named_modules`).
     forward: Vec<UnitId>,
-    /// Every module before its children, and these in reverse (`_collect_backward_order`).
+    /// Each module before its children, and the children in reverse order
+    /// (`_collect_backward_order`).
     backward: Vec<UnitId>,
 }
 
@@ -30,7 +31,7 @@ impl Orders {
         // Depth first, the last child first.
         let (mut backward, mut stack) = (Vec::new(), vec![0]);
         while let Some(m) = stack.pop() {
-            // A unit that backward does not reach (frozen, before anything trained) would stay
+            // A unit that backward does not reach (frozen, before the first trained one) would stay
             // gathered until the next forward.
             let unit: Option<UnitId> = unit_at[m];
             backward.extend(unit.filter(|u| inputs.backward_order.contains(u)));
@@ -54,7 +55,7 @@ impl Orders {
     }
 }
 
-/// Returns what every unit needs in a backward, by unit.
+/// Returns what each unit needs in a backward, by unit.
 pub(super) fn pending(inputs: &LoweringInputs<'_>) -> Vec<Pending> {
     let mut pending = vec![Pending::default(); inputs.units.len()];
     for group in inputs.groups.iter().filter(|g| g.requires_grad) {

@@ -34,7 +34,7 @@ impl MegatronV2 {
         let packed = *self.packed[g.index()]
             .get_or_insert_with(|| out.transient(Role::ReduceInput, bytes, c, rs, g));
         out.b.alloc(Rule::ReduceCopyIn, packed);
-        // The block may be that of the reduction before, which runs on the same stream.
+        // The block may have belonged to the previous reduction, which runs on the same stream.
         out.b.join(Rule::ReduceGate, rs, COMPUTE);
         let whole = out.b.whole(packed);
         fill_padding(out, g, whole, c);
@@ -47,7 +47,7 @@ impl MegatronV2 {
         out.b.free(Rule::ReduceRelease, packed);
     }
 
-    /// Reduces a gradient that no inner axis shards: it is kept in full, and replicas average it
+    /// Reduces a gradient that no inner axis shards. It is kept in full, and replicas average it
     /// once per step.
     fn reduce_full(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         let grad = self.flat.state(g).grad;
@@ -94,9 +94,9 @@ impl MegatronV2 {
         }
     }
 
-    /// Averages a group's shard over replicas, in the last micro-batch. The source copies it into a
-    /// new buffer and reduces that, which replaces the shard; here the result is written to the
-    /// shard.
+    /// Averages a group's shard over replicas in the last micro-batch. The source copies the shard
+    /// to a new buffer, reduces it, and replaces the shard with it. Here, the result is written to
+    /// the shard.
     fn reduce_outer(&mut self, out: &mut Emitter<'_>, g: GroupId) {
         let (Some(comm), Some(grad)) = (self.flat.comms.outer, self.flat.state(g).grad) else {
             return;

@@ -21,9 +21,9 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         reshard: |_| Reshard::Always,
         separate_communicators: false,
         allocator: AllocatorKind::Caching,
-        // `main_grads_dtype` is that of the parameters if it is not given.
+        // `main_grads_dtype` defaults to the dtype of the parameters.
         main_grads: |compute| compute,
-        // What is reduced is what autograd produces.
+        // Gradients are reduced in the dtype in which autograd produces them.
         comm_grads: |compute, _| compute,
         dispatcher: Dispatcher::Gather,
         capacity_factor: None,
@@ -82,7 +82,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     },
 };
 
-/// Returns whether a prefetch rule is not the engine's own: one unit.
+/// Returns whether the prefetch depth differs from the engine's fixed depth of one unit.
 fn is_other_depth(rule: Prefetch) -> bool {
     !matches!(rule, Prefetch::Implicit | Prefetch::Depth(1))
 }

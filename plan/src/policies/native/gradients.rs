@@ -1,4 +1,4 @@
-//! Where backward writes gradients, and their sums over micro-batches.
+//! The buffers that backward writes gradients to, and their sums over micro-batches.
 
 use super::MicroBatch;
 use super::reduction::Reductions;
@@ -13,16 +13,16 @@ use std::ops::Range;
 
 /// Full gradient buffers, by group.
 pub(super) struct Gradients {
-    /// The buffers of this micro-batch, while live.
+    /// Full buffers of this micro-batch, while live.
     full: Vec<Option<BufferId>>,
     /// Sums that the last micro-batch will reduce, while live.
     sums: Vec<Option<BufferId>>,
-    /// The buffers of such sums, once made.
+    /// Buffers of these sums, once allocated.
     accum_buffers: Vec<Option<BufferId>>,
-    /// Elements that GEMMs of this micro-batch have added to the sum, by group.
+    /// Elements that GEMMs of this micro-batch have accumulated into the sum, by group.
     added: Vec<Vec<Range<u64>>>,
-    /// Whether backward has begun to write G, by group, where it is not sharded and only lives for
-    /// a step.
+    /// Whether backward has started to write the full gradient, by group. Only used if the gradient
+    /// is not sharded and lives for one step.
     begun: Vec<bool>,
 }
 
@@ -37,7 +37,8 @@ impl Gradients {
         }
     }
 
-    /// Returns where backward writes the gradient of a parameter; allocates on first touch.
+    /// Returns where backward writes the gradient of a parameter. Allocates the buffer on first
+    /// use.
     pub(super) fn locate(
         &mut self,
         out: &mut Emitter<'_>,
@@ -74,8 +75,8 @@ impl Gradients {
         }
     }
 
-    /// Returns where a GEMM adds these elements of a group's gradients to the sum of earlier
-    /// micro-batches; `None` if there is no such sum.
+    /// Returns where a GEMM accumulates these elements of a group's gradients into the sum of
+    /// earlier micro-batches; `None` if there is no such sum.
     pub(super) fn add(
         &mut self,
         out: &Emitter<'_>,
@@ -95,8 +96,8 @@ impl Gradients {
         Some(part)
     }
 
-    /// Returns G of a group that does not shard it. One that only lives for a step is allocated on
-    /// first touch.
+    /// Returns the full gradient of a group that does not shard it. Allocates it on first use if it
+    /// only lives for one step.
     fn begin_whole(
         &mut self,
         out: &mut Emitter<'_>,
@@ -171,8 +172,8 @@ impl Gradients {
         out.b.free(Rule::Accumulate, buffer);
     }
 
-    /// Takes the full gradient of a group for its reduction, in the dtype of communication; `None`
-    /// in a micro-batch that reduces nothing.
+    /// Takes the full gradient of a group for its reduction, in the communication dtype; `None` in
+    /// a micro-batch that does not reduce.
     pub(super) fn take_full(
         &mut self,
         out: &mut Emitter<'_>,
@@ -242,7 +243,7 @@ fn part(of: Access, elements: &Range<u64>, dtype: DType) -> Access {
     }
 }
 
-/// Returns what ranges leave of this number of elements.
+/// Returns the gaps between ranges, up to this number of elements.
 fn between(mut ranges: Vec<Range<u64>>, elements: u64) -> Vec<Range<u64>> {
     ranges.sort_unstable_by_key(|r| r.start);
     let mut at = 0;

@@ -1,4 +1,4 @@
-//! Order of the updates, and offloaded state on its way to the device and back.
+//! Order of the updates, and transfers of offloaded state to the device and back.
 
 use super::reduction::Reductions;
 use super::unshard::Unshard;
@@ -10,16 +10,16 @@ use crate::lower::optimizer::Moments;
 use crate::program::Rule;
 use std::collections::VecDeque;
 
-/// Offloaded state that is fetched to the device for its update.
+/// Transfers of offloaded state to the device for its update.
 #[derive(Default)]
 pub(super) struct OffloadedState {
-    /// Events of fetches in flight, in the order of use.
+    /// Events of the transfers in flight, in order of use.
     h2d_in_flight: VecDeque<EventId>,
 }
 
 impl OffloadedState {
-    /// Makes the state `index` available to computation, and starts to fetch the next one, which
-    /// arrives while this one is updated. `norm` says that the launch only sums squares of
+    /// Waits for the transfer of state `index` and starts that of the next state, which overlaps
+    /// with the update of this one. `norm` means that the launch only sums the squares of
     /// gradients.
     pub(super) fn before(
         &mut self,
@@ -47,7 +47,7 @@ impl OffloadedState {
     }
 }
 
-/// Fetches a group's offloaded state to the device; only its gradient for the norm.
+/// Fetches a group's offloaded state to the device. For the norm, fetches only its gradient.
 fn fetch(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) -> Option<EventId> {
     let state = flat.state(g).clone();
     if let Some(grad) = state.grad {
@@ -55,7 +55,7 @@ fn fetch(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) -> Option<E
     }
     if !norm {
         let moments = state.moments().flat_map(Moments::buffers);
-        // Without main weights the optimizer updates the compute weights themselves.
+        // Without main weights, the optimizer updates the compute weights.
         let weights = state.main.or(state.weight);
         for id in weights.into_iter().chain(moments) {
             flat.start_fetch(out, id, true);
@@ -67,7 +67,7 @@ fn fetch(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) -> Option<E
     flat.fetch_issued(out)
 }
 
-/// Evicts a group's offloaded state to the host, after its update or (`norm`) after its norm.
+/// Evicts a group's offloaded state to the host, after its update or, for `norm`, after its norm.
 pub(super) fn evict(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) {
     if !flat.offloads() {
         return;
@@ -88,9 +88,9 @@ pub(super) fn evict(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) 
     }
 }
 
-/// Returns the order of the updates of `states` states. Units gathered for the next step are
-/// updated halfway: their reduction, one of the last, overlaps with the updates before them,
-/// and their gather with those after them.
+/// Returns the order in which `states` optimizer states are updated. Units gathered for the next
+/// step are updated halfway through: their reductions are among the last and overlap with the
+/// updates before them; their gathers overlap with the updates after them.
 pub(super) fn update_order(
     inputs: &LoweringInputs<'_>,
     unshard: &Unshard,

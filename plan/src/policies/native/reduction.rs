@@ -1,4 +1,4 @@
-//! Reductions in flight, and the order in which groups are reduced: the optimizer's.
+//! Reductions in flight, and the order in which groups are reduced, which is also the optimizer's.
 
 use super::MicroBatch;
 use crate::ir::{BufferId, COMPUTE, EventId, GroupId, StreamId};
@@ -10,26 +10,26 @@ use std::collections::VecDeque;
 
 // Note [Reductions in flight]
 //
-// A full gradient buffer is live from its first kernel until its reduction has read it. At most K
-// of them (`fsdp.reduce_in_flight`) are live at once, so that memory does not grow with the depth
-// of the model. Before another one is allocated, computation waits for the oldest reduction, whose
-// buffer is then free:
+// A full gradient buffer is live from the first kernel that writes it until its reduction has read
+// it. At most K buffers (`fsdp.reduce_in_flight`) are live at once, so memory does not grow with
+// the depth of the model. Before another one is allocated, computation waits for the oldest
+// reduction, which frees its buffer:
 //
-// - native counts buffers, including the one being written, so K = 1 reduces without overlap. An
-//   outer axis reduces shards, and the wait is for the inner reduction alone (`input_free`);
-// - fsdp2 counts reduce-scatter inputs that are packed, and waits before it packs (`recycle`);
-// - megatron counts the elements that wait in its queue (`gate`).
+// - native counts buffers including the one being written, so K = 1 reduces without overlap. An
+//   outer axis reduces shards, so the wait is for the inner reduction only (`input_free`);
+// - fsdp2 counts packed reduce-scatter inputs, and waits before it packs (`recycle`);
+// - megatron counts the elements in its queue (`gate`).
 //
-// The wait comes before the allocation, never directly after its own reduction, which would expose
-// the whole of it. Reductions end in the order of their issue, so waiting for one frees all earlier
-// buffers. `check` counts the units in flight (`in_flight`).
+// The wait comes before the allocation. A wait directly after the buffer's own reduction would
+// expose all of its time. Reductions finish in the order of their issue, so waiting for one frees
+// all earlier buffers. `check` counts the units in flight (`in_flight`).
 
 /// A gradient buffer whose reduction is in flight.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     reduction: Reduction,
     /// Buffer that only the reduction reads. `None` for a gradient that is kept in full, which is
-    /// freed with its group's update.
+    /// freed when its group is updated.
     buffer: Option<BufferId>,
 }
 
@@ -45,8 +45,8 @@ impl Pending {
 #[derive(Clone, Copy, Debug)]
 struct Reduced {
     group: GroupId,
-    /// End of its last reduction (and of its update, if `updated`), until computation has waited
-    /// for it.
+    /// End of its last reduction (and of its update if `updated`), until computation has waited for
+    /// it.
     done: Option<EventId>,
     /// Whether backward has already issued its update.
     updated: bool,
@@ -75,7 +75,7 @@ impl Reductions {
         self.reduced.clear();
     }
 
-    /// Makes room for one more full gradient; see Note [Reductions in flight].
+    /// Makes room for another full gradient; see Note [Reductions in flight].
     pub(super) fn make_room(&mut self, out: &mut Emitter<'_>, flat: &Flat) {
         self.drain(out, flat, self.max_in_flight - 1, Rule::ReduceGate);
     }
@@ -87,8 +87,8 @@ impl Reductions {
             let Some(p) = self.pending.pop_front() else {
                 break;
             };
-            // On the compute stream itself the buffer is free at once; a reduction that continues
-            // on another stream is not complete.
+            // On the compute stream, the buffer is free at once. A reduction that continues on
+            // another stream is not complete.
             if flat.streams.reduce != COMPUTE || p.buffer.is_none() {
                 let event = p.reduction.input_free;
                 out.b.wait(rule, event, COMPUTE);
@@ -111,8 +111,8 @@ impl Reductions {
         }
     }
 
-    /// Reduces the full gradient of a group, which ends up sharded. `first` says that nothing has
-    /// been reduced into the shard yet.
+    /// Reduces the full gradient of a group to its shard. `first` means that the shard holds no
+    /// reduced gradients yet.
     pub(super) fn reduce_sharded(
         &mut self,
         out: &mut Emitter<'_>,
@@ -121,7 +121,8 @@ impl Reductions {
         g: GroupId,
         buffer: BufferId,
     ) {
-        // The root's buffer lives through all of backward and joins the others in flight here.
+        // The root's buffer lives through all of backward and joins the other buffers in flight
+        // here.
         self.make_room(out, flat);
         let first = micro.first || !out.inputs.reduces(g, false, false);
         if let (true, true, Some(grad)) = (
@@ -154,7 +155,7 @@ impl Reductions {
             make_moments(out, flat, micro, g);
             let reduction = flat.reduce_full(out, g);
             let reduction = self.note_reduced(out, flat, micro, g, reduction);
-            // Only an update in backward ends the life of a gradient that is kept in full.
+            // Only an update in backward ends the lifetime of a gradient that is kept in full.
             if flat.grads_of_a_step(out.inputs, g) && last_stage(flat) != COMPUTE {
                 let buffer = None;
                 self.pending.push_back(Pending { reduction, buffer });
@@ -162,9 +163,9 @@ impl Reductions {
         }
     }
 
-    /// Notes a group that was reduced in the last micro-batch, and updates it if backward does
-    /// that. Returns the reduction, which then ends with the update: what the update reads is freed
-    /// after it.
+    /// Records a group that was reduced in the last micro-batch, and updates it if updates run in
+    /// backward. Returns the reduction. It then ends with the update, so buffers that the update
+    /// reads are freed after it.
     fn note_reduced(
         &mut self,
         out: &mut Emitter<'_>,
@@ -194,14 +195,14 @@ impl Reductions {
         })
     }
 
-    /// Makes computation wait for the reduction of the optimizer's state `index`, and frees the
-    /// gradient buffers that are unused after it.
+    /// Makes computation wait for the reduction of optimizer state `index`, and frees the gradient
+    /// buffers that are unused afterwards.
     pub(super) fn await_reduction(&mut self, out: &mut Emitter<'_>, flat: &Flat, index: usize) {
         let Some(done) = self.reduced.get(index).and_then(|r| r.done) else {
             return;
         };
         out.b.wait(Rule::FinalFence, done, COMPUTE);
-        // Reductions end in the order of their issue.
+        // Reductions finish in the order of their issue.
         while self.pending.iter().any(|p| p.reduction.complete == done) {
             let Some(p) = self.pending.pop_front() else {
                 break;
@@ -212,8 +213,8 @@ impl Reductions {
         self.retire_reduction(out, flat, done);
     }
 
-    /// Returns what the optimizer works on: groups in the order of their reductions, then trained
-    /// groups that were not reduced.
+    /// Returns the optimizer's states: groups in the order of their reductions, then trained groups
+    /// that were not reduced.
     pub(super) fn optimizer_state(&mut self, out: &Emitter<'_>, flat: &Flat) -> Vec<ShardState> {
         let known: Vec<GroupId> = self.groups().collect();
         let used = |g: GroupId| {
@@ -238,17 +239,17 @@ impl Reductions {
         self.reduced.iter().map(|r| r.group)
     }
 
-    /// Returns the group of the optimizer's state `index`.
+    /// Returns the group of optimizer state `index`.
     pub(super) fn group(&self, index: usize) -> Option<GroupId> {
         self.reduced.get(index).map(|r| r.group)
     }
 
-    /// Returns whether backward has updated the optimizer's state `index`.
+    /// Returns whether backward has updated optimizer state `index`.
     pub(super) fn is_updated(&self, index: usize) -> bool {
         self.reduced.get(index).is_some_and(|r| r.updated)
     }
 
-    /// Frees the gradient of the optimizer's state `index`, if it only lives for a step.
+    /// Frees the gradient of optimizer state `index` if it only lives for one step.
     pub(super) fn free_gradient(&self, out: &mut Emitter<'_>, flat: &Flat, index: usize) {
         let Some(group) = self.group(index) else {
             return;
@@ -262,7 +263,7 @@ impl Reductions {
         }
     }
 
-    /// Frees the gradients of all groups that only live for a step.
+    /// Frees the gradients of all groups that only live for one step.
     pub(super) fn free_gradients(&self, out: &mut Emitter<'_>, flat: &Flat) {
         for index in 0..self.reduced.len() {
             self.free_gradient(out, flat, index);
@@ -278,7 +279,7 @@ fn last_stage(flat: &Flat) -> StreamId {
     }
 }
 
-/// Issues a group's update after its reduction; returns its end.
+/// Issues a group's update after its reduction. Returns the event of its end.
 fn update(out: &mut Emitter<'_>, flat: &Flat, group: GroupId) -> EventId {
     let (phase, unit) = (out.b.phase(), out.b.unit());
     let stream = last_stage(flat);
@@ -291,7 +292,7 @@ fn update(out: &mut Emitter<'_>, flat: &Flat, group: GroupId) -> EventId {
     end
 }
 
-/// Allocates, in the first step, the optimizer's state of a group that backward updates.
+/// Allocates, in the first step, the optimizer state of a group that backward updates.
 fn make_moments(out: &mut Emitter<'_>, flat: &Flat, micro: MicroBatch, group: GroupId) {
     if micro.last && out.inputs.scenario.fsdp.optimizer_in_backward {
         for state in flat.optimizer_state(out, std::iter::once(group)) {

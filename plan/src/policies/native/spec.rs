@@ -67,8 +67,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         own_workspaces: Some("policy native plans the workspace of its matmuls with its kernels"),
         plans_persistent: true,
         shards_params: false,
-        // Compute weights are the optimizer's buffer if dtypes agree, as in the rewrite on
-        // Megatron-LM's main branch.
+        // If the dtypes agree, the optimizer updates the compute weights in place, as in the
+        // rewrite on Megatron-LM's main branch.
         separate_main_params: false,
         copies_for_comm: false,
         premultiplies: |dtype| dtype == DType::F32,

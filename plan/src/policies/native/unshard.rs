@@ -11,39 +11,40 @@ use crate::program::Rule;
 
 // Note [Unshard gate]
 //
-// A gather writes memory that computation may still read: the caching allocator hands a freed block
+// A gather writes memory that computation may still read. The caching allocator hands a freed block
 // to the next request of the block's stream as soon as the host has freed it, long before the
-// kernels that read it have run. So whatever frees a buffer of the gather stream first makes that
+// kernels that read it have run. So code that frees a buffer of the gather stream first makes that
 // stream wait for the last reader:
 //
-// - native waits in `reshard`, which frees on the gather stream after a join with computation, and
-//   at the start of a forward for the weights that the optimizer writes (`wait_for_weights`);
-// - fsdp2 keeps one gather buffer until the next copy-out, and gates both gather streams on it
-//   (`drop_held`);
-// - megatron makes every gather wait for all work enqueued on the compute stream.
+// - native waits in `reshard`, which frees on the gather stream after a join with computation. It
+//   also waits at the start of a forward, for the weights that the optimizer writes
+//   (`wait_for_weights`);
+// - fsdp2 keeps one gather buffer until the next copy-out, and makes both gather streams wait for
+//   that copy-out (`drop_held`);
+// - megatron makes each gather wait for all work enqueued on the compute stream.
 //
-// The wait also orders gathers: without prefetch, a gather starts when its unit's turn has come.
+// The wait also orders gathers: without prefetch, a gather does not start before its unit's turn.
 // `check` proves the rule for any program, from addresses and vector clocks (`check/step.rs`).
 
 /// State of every unit's full weights.
 pub(super) struct Unshard {
-    /// Event of each unit's gather while it is unsharded.
+    /// Event of each unit's gather, while the unit is unsharded.
     gathered: Vec<Option<EventId>>,
     /// Whether the unit is full (or needs no gather in this pass).
     full: Vec<bool>,
-    /// Whether the outer axis, or a cast to 8 bits, has refreshed a group's shard since the
-    /// optimizer.
+    /// Whether a group's shard has been refreshed since the optimizer step, by the gather over the
+    /// outer axis or the cast to 8 bits.
     shard_fresh: Vec<bool>,
-    /// Whether a unit's backward is done in this pass.
+    /// Whether each unit's backward has finished in this pass.
     backward_done: Vec<bool>,
     /// Slices that integer reshard keeps, by group.
     resharded_slices: Vec<Option<BufferId>>,
     /// Whether a kernel of backward (including recompute) reads a weight of the unit, by
-    /// micro-batch; one for all if no micro-batch skips units.
+    /// micro-batch. Has one entry for all micro-batches if none of them skips units.
     read_in_backward: Vec<Vec<bool>>,
     /// Units that the end of a step gathers for the next one, in forward order.
     next_step_prefetch: Vec<UnitId>,
-    /// Whether the gathers of the next forward pass already wait for what they read.
+    /// Whether the next forward pass's gathers already wait for the buffers that they read.
     gather_waits_issued: bool,
 }
 
@@ -73,7 +74,7 @@ impl Unshard {
         }
     }
 
-    /// Starts a step: the optimizer has updated what shards were made of.
+    /// Starts a step. The shards are stale because the optimizer has updated the main weights.
     pub(super) fn start_step(&mut self) {
         self.shard_fresh.fill(false);
     }
@@ -89,14 +90,15 @@ impl Unshard {
         }
     }
 
-    /// Makes the gathers of the next forward pass wait for what they read, ahead of its start.
+    /// Makes the gathers of the next forward pass wait for the buffers that they read, before the
+    /// pass starts.
     pub(super) fn issue_gather_waits(&mut self, out: &mut Emitter<'_>, flat: &Flat) {
         wait_for_weights(out, flat);
         self.gather_waits_issued = true;
     }
 
-    /// Starts a backward pass, and gathers its first unit: a root without parameters has no hook to
-    /// prefetch it from.
+    /// Starts a backward pass and gathers its first unit, because a root without parameters has no
+    /// hook that would prefetch it.
     pub(super) fn start_backward(&mut self, out: &mut Emitter<'_>, flat: &Flat, micro: MicroBatch) {
         self.backward_done.fill(false);
         let order = micro.used(out, &out.inputs.backward_order);
@@ -152,7 +154,7 @@ impl Unshard {
         out.b.at(at, phase);
     }
 
-    /// Gathers a unit that is needed now and makes computation wait for it.
+    /// Gathers a unit that is needed now, and makes computation wait for it.
     fn require(
         &mut self,
         out: &mut Emitter<'_>,
@@ -186,8 +188,8 @@ impl Unshard {
         self.require(out, flat, micro, unit, direction);
     }
 
-    /// Makes a unit full for its backward, if that reads one of its weights: an embedding's
-    /// gradient needs none.
+    /// Makes a unit full for its backward if backward reads one of its weights. The gradient of an
+    /// embedding, for example, needs none.
     pub(super) fn require_backward(
         &mut self,
         out: &mut Emitter<'_>,
@@ -235,8 +237,8 @@ impl Unshard {
         }
     }
 
-    /// Reshards a unit after validation, which no backward follows. The next step starts with the
-    /// units that stay full.
+    /// Reshards a unit after a validation forward, which has no backward. Units that the next step
+    /// starts with stay full.
     pub(super) fn reshard_after_validation(
         &mut self,
         out: &mut Emitter<'_>,
@@ -248,8 +250,8 @@ impl Unshard {
         }
     }
 
-    /// Frees a unit's full weights on the gather stream, once computation is done with them; see
-    /// Note [Unshard gate].
+    /// Frees a unit's full weights on the gather stream, after computation has finished with them;
+    /// see Note [Unshard gate].
     pub(super) fn reshard(&mut self, out: &mut Emitter<'_>, flat: &Flat, unit: UnitId) {
         if !std::mem::replace(&mut self.full[unit.index()], false) {
             return;
@@ -266,13 +268,13 @@ impl Unshard {
         }
     }
 
-    /// Notes the end of a unit's backward.
+    /// Records the end of a unit's backward.
     pub(super) fn end_backward(&mut self, unit: UnitId) {
         self.backward_done[unit.index()] = true;
     }
 
-    /// Frees what a unit holds beyond its shards, including the slice of an integer reshard; full
-    /// weights stay if the next micro-batch is to find them.
+    /// Frees the buffers that a unit holds in addition to its shards, including the slice of an
+    /// integer reshard. Keeps full weights if the next micro-batch reuses them.
     pub(super) fn reshard_after_backward(
         &mut self,
         out: &mut Emitter<'_>,
@@ -304,7 +306,8 @@ impl Unshard {
             let Some(full) = flat.state(g).full else {
                 continue;
             };
-            // With a joint backward, later forwards gather the slice that the first one has left.
+            // With a joint backward, later forwards gather the slice that the first forward has
+            // kept.
             if self.resharded_slices[g.index()].is_some() {
                 continue;
             }
@@ -331,8 +334,8 @@ impl Unshard {
         self.next_step_prefetch.contains(&inputs.group(g).unit)
     }
 
-    /// First step only: all-gathers the units that later steps prefetch at the end of the previous
-    /// step.
+    /// Gathers, in the first step only, the units that later steps prefetch at the end of the
+    /// previous step.
     pub(super) fn gather_first_step(
         &mut self,
         out: &mut Emitter<'_>,
@@ -364,7 +367,7 @@ impl Unshard {
             return;
         }
         out.b.join(Rule::Prefetch, COMPUTE, flat.streams.gather);
-        // An outer axis gathers what its ranks have updated.
+        // The gather over an outer axis reads the shards that its ranks have updated.
         for g in out.inputs.groups_of(unit) {
             self.shard_fresh[g.index()] = false;
         }
@@ -372,7 +375,7 @@ impl Unshard {
         self.gathered[unit.index()] = None;
     }
 
-    /// Gathers the rest of the units that the next step starts with: frozen ones, which are never
+    /// Gathers the other units that the next step starts with: frozen units, which are never
     /// updated.
     pub(super) fn end_step(&mut self, out: &mut Emitter<'_>, flat: &Flat, micro: MicroBatch) {
         for unit in self.next_step_prefetch.clone() {

@@ -16,15 +16,15 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     variant: Variant::Pr4435,
     defaults: Defaults {
         prefetch: Prefetch::Implicit,
-        // The sliding drain: those of a unit and of the one before.
+        // The sliding drain allows the gradients of a unit and of the previous one.
         reduce_in_flight: 2,
         gradient_sync: GradientSync::OuterLast,
         reshard: |_| Reshard::Always,
         separate_communicators: false,
         allocator: AllocatorKind::Caching,
-        // `main_grads_dtype` is that of the parameters if it is not given.
+        // `main_grads_dtype` defaults to the dtype of the parameters.
         main_grads: |compute| compute,
-        // `grad_comm_dtype` is that of the bucket if it is not given.
+        // `grad_comm_dtype` defaults to the dtype of the bucket.
         comm_grads: |_, main_grads| main_grads,
         dispatcher: Dispatcher::Gather,
         capacity_factor: None,
@@ -77,12 +77,12 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
     },
 };
 
-/// Returns whether a prefetch rule is neither on nor off: one unit, or none.
+/// Returns whether the prefetch depth is neither zero nor one unit.
 fn is_other_depth(rule: Prefetch) -> bool {
     !matches!(rule, Prefetch::Implicit | Prefetch::Depth(0 | 1))
 }
 
-/// Returns whether `enable_unshard_prefetch` is set by a rule.
+/// Returns whether the prefetch depth turns on `enable_unshard_prefetch`.
 fn is_on(rule: Prefetch) -> bool {
     rule != Prefetch::Depth(0)
 }

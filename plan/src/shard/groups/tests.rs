@@ -129,8 +129,8 @@ fn root_alone_owns_everything() {
     );
 }
 
-/// torchtitan's wrap: embedding, blocks, and `[norm, output]` kept after forward; the root has no
-/// parameters left.
+/// torchtitan's units: the embedding, the blocks, and `[norm, output]`, which stays full after
+/// forward. The root has no parameters left.
 #[test]
 fn torchtitan_patterns() {
     let units = Units::Patterns(vec![
@@ -156,7 +156,7 @@ fn torchtitan_patterns() {
             (4, true, vec![5, 6])
         ]
     );
-    // Tied: the shared weight is used by two units, so the root keeps it.
+    // With tied embeddings, two units use the shared weight, so the root owns it.
     assert_eq!(
         grouped(&specs, &params(true)),
         [
@@ -166,7 +166,7 @@ fn torchtitan_patterns() {
             (4, true, vec![5])
         ]
     );
-    // torchtitan's answer to tying: one unit around all users.
+    // torchtitan's solution for tied embeddings: one unit around all modules that use the weight.
     let units = Units::Patterns(vec![pattern(&["embedding", "norm", "output"], true)]);
     let specs = assign_units(&units, &llama()).unwrap();
     assert_eq!(names(&specs), ["root", "embedding+norm+output"]);
@@ -194,7 +194,7 @@ fn inner_units_own_their_part() {
         ]
     );
     let mut p = params(false);
-    // A weight shared between a block and the unit inside it belongs to the block.
+    // A weight shared by a block and a unit inside it belongs to the block.
     p[1].modules = smallvec![ModuleId(3), ModuleId(4)];
     assert_eq!(
         owners(&specs, &llama(), &p)
@@ -219,7 +219,7 @@ fn frozen_parameters_form_their_own_group() {
             (2, true, vec![3, 4])
         ]
     );
-    // Or one with the others, which is trained if any of them is.
+    // Or all are in one group, which is trained if any parameter is.
     p[3].requires_grad = false;
     p[4].requires_grad = false;
     assert_eq!(
