@@ -223,6 +223,7 @@ fn biases_are_float32_whatever_the_rest_is() {
         &["train.optimizer=sgd"],
         &["train.optimizer=muon"],
         &["train.validate_every=1"],
+        &["precision.main_grads=bf16", "train.grad_accum=2"],
         &["fsdp.offload=[\"params\", \"grads\", \"optimizer\"]"],
         &[
             "fsdp.optimizer_in_backward=true",

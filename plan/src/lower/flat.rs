@@ -69,8 +69,12 @@ pub(crate) struct Tensor {
 #[derive(Clone, Debug)]
 pub(crate) struct GroupState {
     pub(super) sharded: Sharded,
-    /// Dtype of W: 8 bits if ranks gather codes.
+    /// Element type of W: 8 bits if ranks gather codes.
     pub(crate) w: DType,
+    /// Element type of G.
+    pub(super) g: DType,
+    /// Element type of gradients in reductions over the inner axis.
+    pub(super) c: DType,
     /// Persistent W: the shard, or all of it. `None` if each parameter has a separate buffer, or if
     /// gathers cast M.
     pub(crate) weight: Option<BufferId>,
@@ -203,11 +207,15 @@ impl Flat {
             && group.requires_grad
             && main.is_some();
         let w = out.inputs.gathered_type(id);
-        // Steps move biases of routers in the type that routers read.
+        // Steps move biases of routers in the type that routers read, by whole numbers, which fewer
+        // bits than those of float32 would round.
         let main = main.filter(|_| !group.router_biases);
+        let of_counts = group.router_biases.then_some(DType::F32);
         let mut state = GroupState {
             sharded,
             w,
+            g: of_counts.unwrap_or(self.g),
+            c: of_counts.unwrap_or(self.c),
             weight: None,
             params: Vec::new(),
             main: None,
@@ -251,21 +259,21 @@ impl Flat {
             };
             // The pieces of all ranks, until the optimizer sums them.
             let (role, n, dtype) = if out.inputs.sums_in_optimizer(id) {
-                (Role::ReduceOutput, numel, self.c)
+                (Role::ReduceOutput, numel, state.c)
             } else {
-                (Role::MainGrad, kept, self.g)
+                (Role::MainGrad, kept, state.g)
             };
             let grad = out.persistent(role, n * dtype.size(), dtype, group.unit, holds);
             state.grad = Some(out.b.whole(grad));
-            let casts = out.inputs.engine.copies_for_comm && self.c != self.g;
+            let casts = out.inputs.engine.copies_for_comm && state.c != state.g;
             state.outer_comm = (casts && self.comms.outer.is_some()).then(|| {
                 let reduced = if placements::optim_sharded(sharded.strategy) {
                     shard
                 } else {
                     numel
                 };
-                let (bytes, stream) = (reduced * self.c.size(), self.streams.outer);
-                out.transient(Role::ReduceOutput, bytes, self.c, stream, id)
+                let (bytes, stream) = (reduced * state.c.size(), self.streams.outer);
+                out.transient(Role::ReduceOutput, bytes, state.c, stream, id)
             });
             let apart = !state.params.is_empty() && state.main.is_none();
             state.tensors = tensors(out, id, own, apart);
@@ -407,8 +415,14 @@ impl Flat {
         placements::grad_sharded(self.state(g).sharded.strategy)
     }
 
-    pub(crate) fn comm_dtype(&self) -> DType {
-        self.c
+    /// Returns the element type of a group's G.
+    pub(crate) fn grad_dtype(&self, g: GroupId) -> DType {
+        self.state(g).g
+    }
+
+    /// Returns the element type of a group's gradients in reductions.
+    pub(crate) fn comm_dtype(&self, g: GroupId) -> DType {
+        self.state(g).c
     }
 
     /// Returns the full weight of a parameter.

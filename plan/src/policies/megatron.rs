@@ -342,7 +342,7 @@ impl Megatron {
             }
             return (grad, dtype);
         }
-        let c = self.flat.comm_dtype();
+        let c = self.flat.comm_dtype(g);
         if let Some(bucket) = self.filling[g.index()] {
             return (out.b.whole(bucket), c);
         }

@@ -261,7 +261,7 @@ impl Pr4435 {
         g: GroupId,
         bucket: Access,
     ) -> (Access, Option<BufferId>) {
-        let (c, rs) = (self.flat.comm_dtype(), self.flat.streams.reduce);
+        let (c, rs) = (self.flat.comm_dtype(g), self.flat.streams.reduce);
         if c == out.inputs.types.grads {
             return (bucket, None);
         }

@@ -91,7 +91,7 @@ fn experts_have_a_section() {
             reserved: 262_144,
             layers: 2,
             factor: 1.15,
-            share: 0.0625,
+            share: 0.07,
             drop: true,
         }),
         dispatch_ms: 1.25,
@@ -108,7 +108,7 @@ fn experts_have_a_section() {
         "seeded",
         "262144",
         "49152",
-        "6.3 %",
+        "7.0 %",
         "1.250",
         "40.000",
     ] {

@@ -86,7 +86,14 @@ fn most_rules_have_facts_to_look_at() {
     ];
     let expected = [
         &["INV-28", "MOE-NORM"][..],
-        &["MOE-AUX", "MOE-BIAS", "MOE-TAIL", "MOE-EMPTY", "MOE-WINDOW"],
+        &[
+            "MOE-AUX",
+            "MOE-BIAS",
+            "MOE-TAIL",
+            "MOE-EMPTY",
+            "MOE-ROWS",
+            "MOE-WINDOW",
+        ],
         &float8,
         &["MUON-MATRIX", "SKIP-UNIT", "NAN-CHECK"],
     ];

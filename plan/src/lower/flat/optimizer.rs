@@ -50,7 +50,7 @@ impl Flat {
         }
         let numel = self.optimizer_numel(state);
         Some(Access {
-            bytes: numel * self.g.size(),
+            bytes: numel * state.g.size(),
             per_rank: self.optimizer_slice(state.sharded, placements::grad_sharded),
             ..grad
         })
@@ -171,8 +171,8 @@ impl Flat {
             .map(|(i, (item, weight))| OptimizerItem {
                 weight,
                 grad: Access {
-                    offset: grad.offset + item.offset * self.g.size(),
-                    bytes: item.numel * self.g.size(),
+                    offset: grad.offset + item.offset * state.g.size(),
+                    bytes: item.numel * state.g.size(),
                     ..grad
                 },
                 numel: item.numel,

@@ -1,6 +1,6 @@
 //! Reductions of the flat policies, for gradients that are kept sharded or in full.
 
-use super::Flat;
+use super::{Flat, GroupState};
 use crate::ir::{
     Access, AxisId, BufferId, COMPUTE, CollectiveKind, CommId, DType, EventId, GroupId, Part,
     Pieces, Real, ReduceOp, Role, ShardOp, StreamId,
@@ -68,9 +68,10 @@ impl Flat {
         let summed = inputs.summed_by_model(g);
         let over_summed = (summed > 1).then(|| Real(1.0 / f64::from(summed)));
         let scaling = |op, before| Scaling { op, before };
-        let reduces = self.state(g).sharded.comms.reduce.is_some();
+        let &GroupState { c, sharded, .. } = self.state(g);
+        let reduces = sharded.comms.reduce.is_some();
         if let Some(factor) = fsdp.gradient_scaling_factor {
-            if reduces && (inputs.engine.premultiplies)(self.c) {
+            if reduces && (inputs.engine.premultiplies)(c) {
                 scaling(ReduceOp::PremulSum(factor), None)
             } else {
                 scaling(ReduceOp::Sum, Some(Real(factor)))
@@ -79,7 +80,7 @@ impl Flat {
             scaling(ReduceOp::Sum, None)
         } else if fsdp.average_in_collective || !reduces {
             scaling(ReduceOp::Avg, over_summed)
-        } else if (inputs.engine.premultiplies)(self.c) {
+        } else if (inputs.engine.premultiplies)(c) {
             scaling(ReduceOp::PremulSum(over_all.0), None)
         } else if (inputs.engine.averages)(inputs.outer) {
             scaling(ReduceOp::Avg, over_summed)
@@ -123,11 +124,12 @@ impl Flat {
             return self.exchange_and_sum(out, g, input, comm, first, last);
         }
         let Scaling { op, before } = self.scaling(out.inputs, g);
-        self.scale(out, before, input, self.c);
+        let &GroupState { g: kept, c, .. } = self.state(g);
+        self.scale(out, before, input, c);
         let grad = self.state(g).grad.expect("only trained groups are reduced");
         let shard_bytes = input.bytes / sharded.ranks;
         self.fetch_to_device(out, grad.buffer, !first, rs);
-        let direct = first && self.c == self.g && into == ReduceTo::Grad;
+        let direct = first && c == kept && into == ReduceTo::Grad;
         // Without a collective, the part is already in place.
         let in_place = into == ReduceTo::Slice || sharded.comms.reduce.is_none();
         let (output, temp) = if direct {
@@ -135,7 +137,7 @@ impl Flat {
         } else if in_place {
             (sharded.part(input), None)
         } else {
-            let id = out.transient_on(Role::ReduceOutput, shard_bytes, self.c, rs, g);
+            let id = out.transient_on(Role::ReduceOutput, shard_bytes, c, rs, g);
             out.b.alloc(Rule::Reduce, id);
             (out.b.whole(id), Some(id))
         };
@@ -147,7 +149,7 @@ impl Flat {
                 kind: CollectiveKind::ReduceScatter,
                 comm,
                 reduce: op,
-                dtype: self.c,
+                dtype: c,
                 parts,
                 sent: None,
             });
@@ -161,8 +163,8 @@ impl Flat {
             out.run(KernelLaunch {
                 rule: Rule::ReduceAccumulate,
                 op: kind,
-                elements: grad.bytes / self.g.size(),
-                dtype: self.g,
+                elements: grad.bytes / kept.size(),
+                dtype: kept,
                 stream: rs,
                 reads: &reads,
                 writes: &[grad],
@@ -187,11 +189,12 @@ impl Flat {
         last: bool,
     ) -> Reduction {
         let rs = self.streams.reduce;
+        let &GroupState { g: kept, c, .. } = self.state(g);
         let grad = self.state(g).grad.expect("only trained groups are reduced");
         self.fetch_to_device(out, grad.buffer, !first, rs);
         let apart = !out.inputs.sums_in_optimizer(g);
         let whole = if apart {
-            let pieces = out.transient_on(Role::ReduceOutput, input.bytes, self.c, rs, g);
+            let pieces = out.transient_on(Role::ReduceOutput, input.bytes, c, rs, g);
             out.b.alloc(Rule::Reduce, pieces);
             out.b.whole(pieces)
         } else {
@@ -207,7 +210,7 @@ impl Flat {
             kind: CollectiveKind::AllToAll,
             comm,
             reduce: ReduceOp::None,
-            dtype: self.c,
+            dtype: c,
             parts,
             sent: None,
         });
@@ -222,12 +225,12 @@ impl Flat {
             } else {
                 vec![whole, grad]
             };
-            let n = grad.bytes / self.g.size();
+            let n = grad.bytes / kept.size();
             out.run(KernelLaunch {
                 rule: Rule::ReduceAccumulate,
                 op,
                 elements: n,
-                dtype: self.g,
+                dtype: kept,
                 stream: rs,
                 reads: &reads,
                 writes: &[grad],
@@ -291,12 +294,13 @@ impl Flat {
         let rs = self.streams.reduce;
         let grad = self.state(g).grad.expect("only trained groups are reduced");
         let (numel, shards) = (self.state(g).numel, self.state(g).sharded);
+        let &GroupState { g: kept, c, .. } = self.state(g);
         let queued = out.inputs.engine.copies_for_comm;
         out.b.join(Rule::ReduceFork, COMPUTE, rs);
         // Without an inner reduction, no cast is needed here: the outer reduction casts its own
         // input.
-        let cast = (self.c != self.g && shards.comms.reduce.is_some()).then(|| {
-            let id = out.transient_on(Role::ReduceInput, numel * self.c.size(), self.c, rs, g);
+        let cast = (c != kept && shards.comms.reduce.is_some()).then(|| {
+            let id = out.transient_on(Role::ReduceInput, numel * c.size(), c, rs, g);
             out.b.alloc(Rule::ReduceCopyIn, id);
             let whole = out.b.whole(id);
             out.copy(Rule::ReduceCopyIn, rs, grad, whole);
@@ -305,7 +309,7 @@ impl Flat {
         let input = cast.map_or(grad, |id| out.b.whole(id));
         // The inner axis has one rank, so the outer reduction averages.
         let Scaling { op, before } = self.scaling(out.inputs, g);
-        let dtype = if cast.is_some() { self.c } else { self.g };
+        let dtype = if cast.is_some() { c } else { kept };
         self.scale(out, before, input, dtype);
         let sharded = placements::optim_sharded(shards.strategy);
         let part = |a: Access| if sharded { shards.part(a) } else { a };
@@ -327,7 +331,7 @@ impl Flat {
                 kind,
                 comm,
                 reduce: op,
-                dtype: self.c,
+                dtype: c,
                 parts,
                 sent: None,
             });
@@ -365,6 +369,7 @@ impl Flat {
     ) -> Option<EventId> {
         let comm = self.comms.outer?;
         let stream = self.streams.outer;
+        let &GroupState { g: kept, c, .. } = self.state(g);
         out.b.join(Rule::OuterReduce, after, stream);
         let cast = |out: &mut Emitter<'_>, from: Access, to: Access, dtype: DType| {
             let n = to.bytes / dtype.size();
@@ -383,10 +388,10 @@ impl Flat {
             Some(id) => {
                 out.b.alloc(Rule::OuterReduce, id);
                 let whole = out.b.whole(id);
-                cast(out, reduced, whole, self.c);
-                (whole, self.c)
+                cast(out, reduced, whole, c);
+                (whole, c)
             }
-            None => (reduced, self.g),
+            None => (reduced, kept),
         };
         let fsdp = &out.inputs.scenario.fsdp;
         let sums = fsdp.per_token_loss || fsdp.gradient_scaling_factor.is_some();
@@ -426,7 +431,7 @@ impl Flat {
             sent: None,
         });
         if self.state(g).outer_comm.is_some() {
-            cast(out, output, part(reduced), self.g);
+            cast(out, output, part(reduced), kept);
         }
         Some(out.b.record(Rule::OuterReduce, stream))
     }

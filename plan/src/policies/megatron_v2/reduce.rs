@@ -29,7 +29,7 @@ impl MegatronV2 {
     }
 
     fn reduce_sharded(&mut self, out: &mut Emitter<'_>, g: GroupId) {
-        let (c, rs) = (self.flat.comm_dtype(), self.flat.streams.reduce);
+        let (c, rs) = (self.flat.comm_dtype(g), self.flat.streams.reduce);
         let bytes = self.flat.state(g).numel * c.size();
         let packed = *self.packed[g.index()]
             .get_or_insert_with(|| out.transient(Role::ReduceInput, bytes, c, rs, g));

@@ -48,7 +48,7 @@ impl Gradients {
         p: ParamId,
     ) -> Location {
         let (g, _) = out.inputs.home[p.index()];
-        let (main, sharded) = (out.inputs.types.grads, flat.grad_sharded(g));
+        let (main, sharded) = (flat.grad_dtype(g), flat.grad_sharded(g));
         let once = !out.inputs.reduces(g, false, false);
         let (base, dtype) = if !sharded && micro.first {
             (self.begin_whole(out, flat, reductions, g), main)
@@ -58,7 +58,7 @@ impl Gradients {
         } else {
             // A value that is added to a sum has the sum's dtype.
             let dtype = if sharded && self.sums[g.index()].is_none() {
-                flat.comm_dtype()
+                flat.comm_dtype(g)
             } else {
                 main
             };
@@ -91,7 +91,7 @@ impl Gradients {
             None if flat.grad_sharded(g) => None,
             None => flat.state(g).grad,
         };
-        let part = part(sum?, &elements, out.inputs.types.grads);
+        let part = part(sum?, &elements, flat.grad_dtype(g));
         self.added[g.index()].push(elements);
         Some(part)
     }
@@ -113,7 +113,7 @@ impl Gradients {
                 reductions.make_room(out, flat);
             }
             out.b.alloc(Rule::Grad, grad.buffer);
-            fill_padding(out, g, grad, out.inputs.types.grads);
+            fill_padding(out, g, grad, flat.grad_dtype(g));
         }
         grad
     }
@@ -191,8 +191,8 @@ impl Gradients {
             return None;
         }
         self.sums[g.index()] = None;
-        let dtype = flat.comm_dtype();
-        if dtype == out.inputs.types.grads {
+        let dtype = flat.comm_dtype(g);
+        if dtype == flat.grad_dtype(g) {
             return Some(sum);
         }
         reductions.make_room(out, flat);
@@ -220,7 +220,7 @@ impl Gradients {
         if let Some(sum) = self.sums[g.index()] {
             return sum;
         }
-        let dtype = out.inputs.types.grads;
+        let dtype = flat.grad_dtype(g);
         let id = *self.accum_buffers[g.index()].get_or_insert_with(|| {
             let bytes = flat.state(g).numel * dtype.size();
             let unit = out.inputs.group(g).unit;

@@ -2,7 +2,6 @@
 
 use super::{Checked, cannot};
 use crate::config::{PolicyKind, Scenario};
-use crate::ir::DType;
 use crate::models;
 use crate::policies::spec::fully_compiled;
 use crate::scenario::keys::Key;
@@ -18,16 +17,6 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
                    update biases outside the optimizer, which the other policies do not predict";
         let error = refuse(&[Key::Policy, Key::Mode], why);
         return Err(error.with_help("set fsdp.policy = \"native\""));
-    }
-    let gradients = [
-        (Key::MainGrads, s.precision.main_grads),
-        (Key::CommGrads, s.precision.comm_grads),
-    ];
-    if let Some((key, _)) = gradients.iter().find(|(_, dtype)| *dtype != DType::F32) {
-        let why = "needs gradients in float32, in which numbers of tokens are added up: fewer bits \
-                   round those above 256";
-        let name = key.path();
-        return Err(refuse(&[*key], why).with_help(format!("set {name} = \"f32\"")));
     }
     let tree = models::declare(s, s.model.layers).tree;
     let mut moved = tree

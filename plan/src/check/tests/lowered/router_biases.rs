@@ -143,10 +143,25 @@ fn biases_that_stay_have_no_counts() {
     assert_eq!(row.checked, 0);
 }
 
-/// All ranks keep biases in float32, add their counts, and gather nothing.
+/// All ranks keep biases in float32, add their counts, and gather nothing, whatever the types of
+/// other weights and gradients are.
 #[test]
 fn biases_are_whole_and_in_float32() {
-    let p = program(&["train.grad_accum=2"]);
+    for types in [
+        &[][..],
+        &["precision.main_grads=bf16"],
+        &["precision.main_grads=bf16", "mesh.dp_outer=2"],
+        &["precision.reduce_dtype=bf16", "fsdp.strategy=optim"],
+        &["precision.reduce_dtype=bf16", "fsdp.strategy=no_shard"],
+        &["precision.main_params=bf16", "fsdp.gradient_sync=last"],
+    ] {
+        whole_in_float32(&[&["train.grad_accum=2"], types].concat());
+    }
+}
+
+fn whole_in_float32(set: &[&str]) {
+    let p = program(set);
+    passes(&check(&p), &format!("{set:?}"));
     let of_bias = |b: BufferId| match p.buffers[b.index()].holds {
         Holds::Group(g) => p.groups[g.index()].router_biases,
         _ => false,
@@ -161,8 +176,9 @@ fn biases_are_whole_and_in_float32() {
         assert_eq!(b.dtype, DType::F32, "{n}");
         bytes += u64::from(b.role == Role::ModelWeight) * b.bytes.0;
     }
-    // Eight experts.
-    assert_eq!(bytes, LAYERS as u64 * 8 * 4);
+    // Eight experts; without shards, parameters have buffers of their own.
+    let apart = set.contains(&"fsdp.strategy=no_shard");
+    assert_eq!(bytes, if apart { 0 } else { LAYERS as u64 * 8 * 4 });
     let kinds: Vec<_> = p
         .collectives
         .iter()
@@ -175,7 +191,11 @@ fn biases_are_whole_and_in_float32() {
             (CollectiveKind::AllReduce, ReduceOp::Sum)
         );
     }
-    // One count per layer and micro-batch, also where forward runs twice.
+}
+
+/// One count per layer and micro-batch, also where forward runs twice.
+#[test]
+fn choices_are_counted_once() {
     for recompute in ["none", "selective", "full"] {
         let set = format!("train.recompute={recompute}");
         let p = program(&["train.grad_accum=2", &set]);
@@ -334,14 +354,6 @@ fn what_cannot_move_is_refused() {
         "moves biases that the routers do not have",
         "set router_bias = true",
     );
-    for key in ["precision.main_grads", "precision.reduce_dtype"] {
-        let set = format!("{key}=bf16");
-        refused(
-            &[&set],
-            "needs gradients in float32",
-            &format!("set {key} = \"f32\""),
-        );
-    }
     refused(
         &["fsdp.frozen=[\"layers.*.mlp\"]"],
         "all of them are frozen",
