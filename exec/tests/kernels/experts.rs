@@ -1,5 +1,5 @@
-//! Routers and experts against float64: kinds of scores, groups, biases, experts without rows, rows
-//! without an expert.
+//! Routers and experts compared with float64: scoring functions, groups, biases, experts without
+//! rows, and rows without an expert.
 
 use super::case::{Arg, Case, arg};
 use super::memory::{Buffer, HYPER, Rng, kernel, launch};
@@ -62,7 +62,7 @@ fn routers_of_every_kind() {
     }
 }
 
-/// Forced choices know neither scores nor groups; weights are scores.
+/// Forced choices ignore scores and groups; weights are scores.
 #[test]
 fn forced_choices_are_weighted_by_scores() {
     let mut rng = Rng(8);
@@ -83,7 +83,7 @@ fn forced_choices_are_weighted_by_scores() {
             Case::new(OpKind::Route(of), &inputs, &outputs, &mut rng).check();
         }
     }
-    // Of another number of experts.
+    // Choices for another number of experts.
     let of = op::Route {
         forced: Some(ForcedChoice::new(&[1.0; 8], 3, 0)),
         ..route(false, true, 1, 1, false)
@@ -94,8 +94,8 @@ fn forced_choices_are_weighted_by_scores() {
     assert!(failed.is_err());
 }
 
-/// Groups that are not kept lose even if the scores of all others are negative (a mask of zeros
-/// would let them win).
+/// Groups that are not selected lose even if the scores of all others are negative. (With a mask of
+/// zeros, they would win.)
 #[test]
 fn negative_scores_do_not_let_other_groups_win() {
     let of = op::Route {
@@ -103,7 +103,7 @@ fn negative_scores_do_not_let_other_groups_win() {
         ..route(true, true, 2, 1, true)
     };
     let logits = arg(&[1, 4], DType::F32).values(&[0.0, 0.1, 3.0, -9.0]);
-    // The first group has the larger sum of two.
+    // The first group has the larger sum of its top two scores.
     let bias = arg(&[4], DType::F32).values(&[-2.0, -2.0, -4.5, -2.0]);
     let outputs = [arg(&[1, 2], DType::F32), arg(&[1, 2], DType::I64)];
     let mut rng = Rng(4);
@@ -147,7 +147,7 @@ fn losses_of_sequences_and_of_sigmoids() {
     }
 }
 
-/// Offsets of four experts over at most 9 rows: the first and the last have none.
+/// Offsets of four experts over at most 9 rows. The first and the last expert have none.
 const OFFSETS: [i64; 5] = [0, 0, 5, 7, 7];
 
 #[test]
@@ -157,10 +157,10 @@ fn experts_without_rows_and_rows_without_an_expert() {
         for tb in [false, true] {
             let b = if tb { [4, 6, 3] } else { [4, 3, 6] };
             let product = OpKind::GroupedGemm(op::GroupedGemm { tb, routed: None });
-            // All rows have an expert.
+            // Every row has an expert.
             let whole = [arg(&[7, 3], dtype), arg(&b, dtype), ids(&[5], &OFFSETS)];
             Case::new(product, &whole, &[arg(&[7, 6], dtype)], &mut rng).check();
-            // Two do not: what they hold is neither read nor overwritten.
+            // Two rows do not: their content is neither read nor overwritten.
             let mut tail = vec![1.0; 27];
             tail[21..].fill(f64::NAN);
             let more = [
@@ -268,7 +268,7 @@ fn offsets_and_positions_outside_of_the_rows_are_errors() {
     }
 }
 
-/// A kernel that computes the rows of experts leaves the others as they were.
+/// A kernel that computes the rows of experts does not write other rows.
 #[test]
 fn rows_without_an_expert_stay_as_they_were() {
     let slot = |place, shape: &[u64], dtype| Slot {
