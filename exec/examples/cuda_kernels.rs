@@ -578,7 +578,7 @@ mod bench {
                     self.time(id)?;
                 }
             }
-            if let Some(fault) = self.kernels.fault()? {
+            if let Some((_, fault)) = self.kernels.fault()? {
                 println!("FAULT {fault}");
                 good = false;
             }

@@ -30,7 +30,7 @@ def golden_scenario(folder, theirs):
     adapter = folder / "adapter_config.json"
     if adapter.exists():
         c = json.loads(adapter.read_text())
-        lines.append("lora = " + "{ " + ", ".join(f"{k} = {json.dumps(c[k])}" for k in ("r", "lora_alpha", "use_rslora", "use_dora", "target_modules")) + " }")
+        lines.append("lora = " + "{ " + ", ".join(f"{k} = {json.dumps(c[k])}" for k in ("r", "lora_alpha", "use_rslora", "use_dora", "target_modules", "modules_to_save") if c[k] is not None) + " }")
     job = OUT / "jobs" / f"{folder.name}.toml"
     job.parent.mkdir(parents=True, exist_ok=True)
     job.write_text("\n".join(lines) + "\n")
@@ -61,7 +61,7 @@ def goldens():
         return job
     # The load-balancing loss depends on how tokens are distributed over ranks.
     alone = {"mixtral-tiny-aux"}
-    names = sorted(f.parent.name for f in (ROOT / "tests/goldens").glob("*/reference.json"))
+    names = chosen(sorted(f.parent.name for f in (ROOT / "tests/goldens").glob("*/reference.json")))
     worlds = sorted({1, min(2, gpus()), min(4, gpus())})
     together([case(n, w) for n in names for w in worlds if w == 1 or n not in alone], 1 if CPU else AT_ONCE)
 
@@ -198,6 +198,8 @@ def sharding():
 # Policies with an allocator whose addresses repeat in every step, as captured scopes need.
 ADDRESSES = {"native": ["fsdp.policy=native"],
              "megatron": ["fsdp.policy=megatron", "fsdp.allocator=double_buffer", "fsdp.persist_on_alloc_fail=true"]}
+# Steps move the biases of routers by the load of experts.
+MOVED = ["model.router=sigmoid", "model.router_bias=true", "model.router_bias_update_speed=0.01"]
 # Scopes of layers with experts, without and with the exchange of tokens, for which `all_to_all` blocks the host.
 BEFORE_EXCHANGE = [["attn"], ["moe_router"], ["moe_preprocess"], ["attn", "moe_router"], ["attn", "moe_router", "moe_preprocess"]]
 WITH_EXCHANGE = [["moe"], ["attn", "moe"], ["block"]]
@@ -219,6 +221,9 @@ def moe():
         "captured blocks": ([*f32, *captured], 1e-3),
         "captured iteration": ([*f32, 'compile.cuda_graph="full_iteration"'], 1e-3),
         "sigmoid in groups": ([*f32, "model.router=sigmoid", "model.router_groups=4", "model.router_group_top_k=2"], 1e-3),
+        "router biases": ([*f32, *MOVED], 1e-3), "router biases, two micro-batches": ([*f32, *MOVED, "train.grad_accum=2"], 1e-3),
+        "router biases, recompute": ([*f32, *MOVED, "train.recompute=full"], 1e-3),
+        "router biases, captured iteration": ([*f32, *MOVED, 'compile.cuda_graph="full_iteration"'], 1e-3),
     }
     # With forced routing, all devices choose the same experts, however they round sums.
     force, seeded = "moe.force_routing=true", ["moe.force_routing=true", "moe.routing=seeded", "moe.imbalance=2"]
@@ -229,7 +234,7 @@ def moe():
     }
     alike = ("forced, seeded", "forced, 128 experts, top 8", "f32", "bf16", "bf16, rows of 96 bytes", "fused gates", "regions", "blocks, bf16", "full", "recompute", "selective", "fsdp2", "megatron", "captured blocks", "captured iteration")
     sizes = [ep for ep in (2, 4) if ep <= every]
-    # These policies reserve rows for balanced experts, and a kernel on the GPU cannot raise an error if an expert gets more.
+    # These policies reserve rows for equally popular experts.
     room = {way: ["moe.capacity_factor=4"] for way in ("fsdp2", "megatron")}
     ways |= {f"{way}, ep {ep}": ([*ways[way][0], *room.get(way, []), f"mesh.ep={ep}"], ways[way][1]) for ep in sizes for way in alike if ep == 2 or way in ("f32", "bf16")}
     sent = {
@@ -238,13 +243,37 @@ def moe():
         "peer": ["moe.dispatcher=peer"], "peer, recompute": ["moe.dispatcher=peer", "train.recompute=full"],
         "peer, captured iteration": ["moe.dispatcher=peer", 'compile.cuda_graph="full_iteration"'],
         "peer, forced, seeded": ["moe.dispatcher=peer", *seeded], "all_to_all, forced, balanced": ["moe.dispatcher=all_to_all", force],
-        "padded, dropped": ["moe.dispatcher=padded", "moe.capacity_factor=0.75"],
+        "padded, dropped": ["moe.dispatcher=padded", "moe.capacity_factor=0.75"], "router biases": MOVED,
+        "gather, forced, no spare row": ["moe.dispatcher=gather", force, "moe.capacity_factor=1"],
     }
+    # A shared expert computes while tokens travel, eager and captured.
+    shared = "model.shared_expert_ffn=32"
+    sent |= {
+        "shared expert, all_to_all": [shared, "moe.dispatcher=all_to_all"], "shared expert, padded": [shared, "moe.dispatcher=padded"],
+        "shared expert, peer": [shared, "moe.dispatcher=peer"], "shared expert, gather, regions": [shared, "compile.mode=regions"],
+        "shared expert, captured parts of blocks": [shared, 'compile.cuda_graph=["attn", "moe_router", "moe_preprocess"]'],
+        "shared expert, peer, captured iteration": [shared, "moe.dispatcher=peer", 'compile.cuda_graph="full_iteration"'],
+    }
+    few = ["moe.on_overflow=drop", "moe.capacity_factor=0.75"]
+    sent |= {f"{dispatcher}, dropped": [f"moe.dispatcher={dispatcher}", *few] for dispatcher in ("gather", "peer", "all_to_all")}
+    sent |= {f"{dispatcher}, dropped, captured iteration": [*sent[f"{dispatcher}, dropped"], 'compile.cuda_graph="full_iteration"'] for dispatcher in ("gather", "peer")}
     ways |= {f"{way}, ep {ep}": ([*f32, *sets, f"mesh.ep={ep}"], 1e-3) for ep in sizes for way, sets in sent.items()}
 
     def case(title, sets, limit):
         def job():
             against_cpu("moe", title, name, [*fit(every), *sets], limit)
+        return job
+
+    def beyond(ep, dispatcher, more):
+        title = ", ".join(["too few rows", dispatcher, f"ep {ep}", *more])
+
+        def job():
+            sets = [*fit(every), *f32, f"mesh.ep={ep}", f"moe.dispatcher={dispatcher}", "moe.capacity_factor=0.5", "moe.on_overflow=error", *more]
+            # Of choices that do not depend on rounding, both devices find the same ones without a row.
+            words = [" ".join(run(name, sets=[*sets, force], timeout=60)[2].split()) for run in (train, reference)]
+            said = [re.search(r"layers\.\d+: kernel .*?(\d+) choices .*? reserves (\d+) rows .*?factor = [\d.]+", text) for text in words]
+            same = all(said) and said[0][0] == said[1][0]
+            row("moe", title, same, said[0][0] if same else f"{words[0][:300]} / {words[1][:300]}")
         return job
 
     def recorded(ep):
@@ -262,6 +291,20 @@ def moe():
             same = counts[0] == counts[1]
             most = max(max(of) * len(of) / sum(of) for of in counts[0].values())
             row("moe", title, same, f"counts are {'equal' if same else 'NOT equal'} to those of the CPU device, the largest is {most:.2f} times the mean")
+        return job
+
+    def moved(ep, more):
+        title = ", ".join(["moved biases", *([f"ep {ep}"] if ep > 1 else []), *more])
+
+        def job():
+            # Choices that depend on no score are the same on every device, and so are the steps of biases.
+            sets = [*fit(every), *seeded, f"mesh.ep={ep}", "model.router_bias=true", "model.router_bias_update_speed=0.01", "train.steps=5", *more]
+            runs = [run(name, sets=sets, timeout=90) for run in (train, reference)]
+            if any(run[0] for run in runs):
+                return row("moe", title, False, last_line(next(run[2] for run in runs if run[0])))
+            one, other = ([norm for of, norm in run[1]["final_norms"].items() if "router_bias" in of] for run in runs)
+            same = one == other and len(one) == 2 and min(one) > 0.01
+            row("moe", title, same, f"norms of biases are {'equal' if same else 'NOT equal'} to those of the CPU device to the last bit: {one}")
         return job
 
     def replayed(ep, policy, dispatcher, scopes):
@@ -320,9 +363,13 @@ def moe():
     all_scopes = [*BEFORE_EXCHANGE, *WITH_EXCHANGE]
     captures = [(ep, policy, dispatcher, scopes) for policy in ADDRESSES for ep in (1, *sizes) for dispatcher, scopes in (
         [("all_to_all", BEFORE_EXCHANGE), *((d, all_scopes) for d in ("gather", "padded", "peer"))] if ep > 1 else [("", all_scopes)])]
-    together([*(case(t, *w) for t, w in ways.items()), *(recorded(ep) for ep in (1, *sizes)), *(replayed(*way) for way in captures),
+    lacking = [("all_to_all", []), *((d, more) for d in ("gather", "padded", "peer") for more in ([], ['compile.cuda_graph="full_iteration"']))]
+    cases = [case(t, *ways[t]) for t in chosen(ways)]
+    others = [*(recorded(ep) for ep in (1, *sizes)), *(beyond(ep, *way) for ep in sizes for way in lacking), *(replayed(*way) for way in captures),
+              *(moved(ep, more) for ep in (1, *sizes) for more in ([], ['compile.cuda_graph="full_iteration"'], ["train.micro_batch=1", "train.grad_accum=2"])),
               *(fused(ep, more) for ep in (1, *sizes) for more in ([], ["train.recompute=full"])),
-              *(pushed(ep, t, *w) for ep in sizes for t, w in pushes.items())], 1 if CPU else AT_ONCE)
+              *(pushed(ep, t, *w) for ep in sizes for t, w in pushes.items())]
+    together(cases if os.environ.get("RUNS") else [*cases, *others], 1 if CPU else AT_ONCE)
 
 
 def float8():

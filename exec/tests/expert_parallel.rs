@@ -206,10 +206,7 @@ fn every_dispatcher_reaches_the_losses_of_ranks_with_all_experts() {
                 &["train.recompute=full"],
                 &["train.recompute=selective", "compile.mode=regions"],
             ] {
-                let mut set = [&[dispatcher.as_str()], set].concat();
-                if dispatcher != "moe.dispatcher=gather" {
-                    set.push(ROOM);
-                }
+                let set = [&[dispatcher.as_str(), ROOM], set].concat();
                 let what = format!("{set:?} ep = {ep}");
                 assert_close(&trained(4, ep, &set), &all, &what);
             }
@@ -355,17 +352,102 @@ fn choices_without_a_row_are_left_out_or_an_error() {
         let program = common::plan(&scenario);
         let failed = train::train(&scenario, &program, options(), &mut NoObserver);
         let text = failed.err().unwrap().to_string();
-        let found =
-            text.contains("op `dispatch_experts`") && text.contains("moe.capacity_factor =");
+        let found = text.contains("layers.1: kernel `dispatch_experts`")
+            && text.contains("moe.capacity_factor =");
         assert!(found, "{text}");
     }
-    let mesh = mesh(4, 4);
-    let set = ["moe.dispatcher=peer", "moe.capacity_factor=0.5"];
-    let scenario = load("small-moe", &settings(&mesh, &set));
-    let program = common::plan(&scenario);
-    let failed = train::train(&scenario, &program, options(), &mut NoObserver);
-    let text = failed.err().unwrap().to_string();
-    assert!(text.contains("multiply moe.capacity_factor by"), "{text}");
+    // Four ranks with 48 tokens of two choices share 48 rows of a rank.
+    for dispatcher in ["moe.dispatcher=peer", "moe.dispatcher=gather"] {
+        let mesh = mesh(4, 4);
+        let set = [dispatcher, "moe.capacity_factor=0.5"];
+        let scenario = load("small-moe", &settings(&mesh, &set));
+        let program = common::plan(&scenario);
+        let failed = train::train(&scenario, &program, options(), &mut NoObserver);
+        let text = failed.err().unwrap().to_string();
+        for part in [
+            "rank ",
+            "layers.1: ",
+            "op `sort_experts`",
+            "reserves 48 rows",
+            "moe.capacity_factor = ",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}
+
+/// Losses and norms to the last bit.
+fn all_bits(o: &Outcome) -> Vec<u64> {
+    assert!(!o.run.losses.is_empty());
+    let all = o.run.losses.iter().chain(&o.run.grad_norms);
+    all.chain(&o.weight_norms).map(|v| v.to_bits()).collect()
+}
+
+/// If all choices find rows, their number changes nothing but memory.
+#[test]
+fn rows_that_suffice_give_the_bits_of_the_worst_case() {
+    for (dispatcher, set) in [
+        ("gather", &[][..]),
+        ("gather", &["compile.mode=regions", "train.recompute=full"]),
+        (
+            "gather",
+            &["fsdp.policy=fsdp2", "train.recompute=selective"],
+        ),
+        ("gather", &["compile.cuda_graph=full_iteration"]),
+        ("peer", &["compile.mode=full"]),
+        ("peer", &["fsdp.policy=megatron"]),
+    ] {
+        let dispatcher = format!("moe.dispatcher={dispatcher}");
+        // Forced choices are balanced: a factor of 1 has no spare row.
+        for (ep, factor, forced) in [(4, "1", &FORCED[..]), (2, "1.95", &[])] {
+            let run = |factor: &str| {
+                let factor = format!("moe.capacity_factor={factor}");
+                let own = [dispatcher.as_str(), factor.as_str()];
+                trained(4, ep, &[forced, set, &own].concat())
+            };
+            let [some, worst] = [factor, "worst"].map(run);
+            assert_eq!(all_bits(&some), all_bits(&worst), "{dispatcher} {set:?}");
+            let peak = |o: &Outcome| o.run.memory.peak_allocated;
+            assert!(peak(&some) < peak(&worst), "{dispatcher} {set:?}");
+        }
+    }
+}
+
+/// Gathered and pushed tokens find rows in the same order, whatever computes them; a rank's
+/// choices of its own do where each rank has rows of its own.
+#[test]
+fn dropped_choices_are_those_of_later_tokens() {
+    let run = |dispatcher: &str, more: &[&str]| {
+        let dispatcher = format!("moe.dispatcher={dispatcher}");
+        let own = [dispatcher.as_str(), "moe.on_overflow=drop"];
+        trained(4, 4, &[&own, more].concat())
+    };
+    let few = ["moe.capacity_factor=0.5"];
+    let gathered = run("gather", &few);
+    assert_eq!(all_bits(&gathered), all_bits(&run("gather", &few)));
+    assert!(gathered.run.losses.iter().all(|l| l.is_finite()));
+    let all = trained(4, 4, &[]);
+    assert_ne!(all_bits(&gathered), all_bits(&all));
+    for more in [
+        &[][..],
+        &["compile.mode=regions"],
+        &["train.recompute=full"],
+        &["compile.cuda_graph=full_iteration"],
+    ] {
+        let set = [&few[..], more].concat();
+        for dispatcher in ["gather", "peer"] {
+            let what = format!("{dispatcher} {more:?}");
+            assert_close(&run(dispatcher, &set), &gathered, &what);
+        }
+    }
+    let padded = run("padded", &few);
+    assert_close(&run("all_to_all", &few), &padded, "all_to_all");
+    assert_ne!(all_bits(&padded), all_bits(&gathered));
+    // Rows for every choice.
+    let enough = ["moe.capacity_factor=4"];
+    for dispatcher in ["gather", "peer"] {
+        assert_close(&run(dispatcher, &enough), &all, dispatcher);
+    }
 }
 
 #[test]
@@ -395,8 +477,7 @@ fn shared_experts_that_overlap_have_the_bits_of_others() {
             let set = [&[dispatcher.as_str()], set].concat();
             let [with, without] = [true, false].map(|overlap| {
                 let overlap = format!("moe.shared_expert_overlap={overlap}");
-                let room = (dispatcher != "moe.dispatcher=gather").then_some(ROOM);
-                let all = set.iter().copied().chain(room).chain([overlap.as_str()]);
+                let all = set.iter().copied().chain([ROOM, overlap.as_str()]);
                 trained(4, 2, &all.collect::<Vec<&str>>())
             });
             assert!(!with.run.losses.is_empty());

@@ -8,8 +8,8 @@ mod common;
 
 use common::{
     BIOGPT, BITNET, DEEPSEEK_V3, DORA, FLINT, GEMMA2, GEMMA3, GPT_NEOX, GPT_OSS, GPT2, GRANITE,
-    GRANITE_SWA, Golden, LLAMA, LLAMA3_ROPE, LONGROPE, LORA, LORA_QV, LORA_SAVED, MISTRAL, MIXTRAL,
-    MIXTRAL_AUX, OLMO2, OLMO3, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
+    GRANITE_SWA, Golden, LLAMA, LLAMA3_ROPE, LLAMA4, LONGROPE, LORA, LORA_QV, LORA_SAVED, MISTRAL,
+    MIXTRAL, MIXTRAL_AUX, OLMO2, OLMO3, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
 };
 
 use safetensors::SafeTensors;
@@ -118,11 +118,12 @@ fn norms_of_queries_and_keys() {
 }
 
 /// Packed sequences, compared with documents that go through the model one by one: learned
-/// positions, which restart with each document, and windows.
+/// positions, which restart with each document, and windows. Chunks of Llama 4 restart, too, but
+/// the positions that scale its queries do not: its sequences went through the model as a whole.
 #[test]
 fn packed_sequences() {
     const LENGTHS: &str = "train.document_lengths=[10, 23, 5]";
-    for golden in [&GPT2, &GEMMA3] {
+    for golden in [&GPT2, &GEMMA3, &LLAMA4] {
         let packed = golden.recorded("packed.json");
         assert_eq!(packed["lengths"].to_string(), "[10,23,5]");
         let alone = ["mesh.dp_shard=1", "train.micro_batch="];
@@ -407,6 +408,26 @@ fn flint_of_transformers() {
     family(&FLINT);
 }
 
+/// Chunks, layers without a rotary embedding whose queries are scaled by their positions, norms of
+/// rotated queries and keys without weights, scores that multiply what experts read, and a shared
+/// expert in every second layer.
+#[test]
+fn llama4_of_transformers() {
+    family_with_chunks(&LLAMA4);
+    for set in [
+        &[
+            "mesh.dp_shard=2",
+            "train.micro_batch=1",
+            "train.grad_accum=2",
+        ][..],
+        &["mesh.dp_shard=2", "mesh.dp_outer=2", "train.micro_batch=1"],
+        &["compile.cuda_graph=full_iteration"],
+        &["compile.mode=blocks", "compile.merge_projections=all"],
+    ] {
+        LLAMA4.matches(set, FEW);
+    }
+}
+
 /// Latent attention, and sigmoid scores in groups.
 #[test]
 fn deepseek_v3_of_transformers() {
@@ -514,7 +535,7 @@ fn biases_of_scores_without_a_place_are_refused() {
 /// Experts are divided among ranks and sharded over the others, on parts of the batch.
 #[test]
 fn expert_parallel_runs_of_transformers() {
-    for golden in [&MIXTRAL, &QWEN3_MOE, &QWEN2_MOE, &DEEPSEEK_V3] {
+    for golden in [&MIXTRAL, &QWEN3_MOE, &QWEN2_MOE, &DEEPSEEK_V3, &LLAMA4] {
         expert_parallel(golden, &[2, 4]);
     }
 }

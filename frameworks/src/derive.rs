@@ -381,7 +381,11 @@ fn find_model(reader: &mut Reader, options: &Options) -> Result<(), ConfigError>
         if let Some(family) = draft.family.clone() {
             draft.set(family.row, "model.preset", quoted(preset))?;
         }
-        return draft.set(flavor.row, "model.preset", quoted(preset));
+        draft.set(flavor.row, "model.preset", quoted(preset))?;
+        if experts::has_experts(draft) {
+            draft.approximates(flavor.row, experts::UPDATED);
+        }
+        return Ok(());
     }
     if draft.value("model.layers").is_some() {
         return Ok(());

@@ -702,6 +702,17 @@ fn updates_of_router_biases_are_named() {
     assert_eq!(lack(&job, bias).1, None);
     assert_eq!(lack(&job, rate).0, Lack::Nothing);
 
+    // torchtitan's experts have biases that move, with any optimizer.
+    let text = std::fs::read_to_string(format!("{DATA}/torchtitan/llama3-8b.toml")).unwrap();
+    let named = "name = \"llama3\"\nflavor = \"8B\"";
+    for (flavor, moves) in [("30B-A3B", true), ("8B", false)] {
+        let other = format!("name = \"qwen3\"\nflavor = \"{flavor}\"");
+        let job = try_text("titan.toml", &text.replace(named, &other), &eight()).unwrap();
+        let why = lack(&job, "model.flavor").1;
+        let said = why.is_some_and(|why| why.contains("not predicted"));
+        assert_eq!(said, moves, "{flavor}");
+    }
+
     // Without biases, or without experts, the rate has no effect.
     for job in [
         of(&format!("{experts} {rate} 1e-3")),

@@ -1,9 +1,9 @@
-//! Reverse-mode transformation of the forward graph: backward ops, saved tensors, recompute.
+//! Reverse-mode differentiation of the forward graph: backward ops, saved tensors, recompute.
 //!
-//! Visits forward ops in reverse issue order, which is the order in which PyTorch's engine runs
-//! their nodes (it prefers the most recently created node). Each op kind has one rule (`rules`);
-//! there is no code per model. A forward value that a rule uses is saved automatically: lifetimes
-//! follow from uses, so there is no separate list of saved tensors.
+//! Forward ops are visited in reverse issue order, which is the order in which PyTorch's engine
+//! runs their nodes (it prefers the node created last). Each kind of op has one rule (`rules`), and
+//! there are no rules for specific models. A forward value is saved if a rule refers to it:
+//! lifetimes follow from uses, so there is no separate list of saved tensors.
 
 pub(crate) mod recompute;
 mod rules;
@@ -43,10 +43,10 @@ pub struct Ready {
     pub after: u32,
 }
 
-/// The results of `differentiate`, which it appends to a graph.
+/// The result of `differentiate`, which appends ops to a graph.
 #[derive(Clone, Debug, Default)]
 pub struct Backward {
-    /// First backward op; all ops before it are forward ops.
+    /// First backward op. The forward ops come before it.
     pub first: u32,
     /// Parameters in the order in which their gradients become complete.
     pub ready: Vec<Ready>,
@@ -59,12 +59,12 @@ pub struct Backward {
 /// How the gradients of a value with several uses are summed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sums {
-    /// In place into the first one, if its node creates it for this use alone.
+    /// Into the first one, if its node creates it only for this use.
     InPlace,
-    /// As in PyTorch's engine (`can_accumulate_inplace` of torch 2.11): in place into the first one
-    /// if nothing else refers to its memory at that time, otherwise into a new tensor. A view
-    /// refers to its base: the weight gradient of a linear layer is a transposed view, and the
-    /// gradient of its input has been folded to a matrix.
+    /// As PyTorch's engine does (`can_accumulate_inplace` of torch 2.11): into the first one if
+    /// nothing else refers to its memory at that time, or else into a new tensor. A view refers to
+    /// its base: the weight gradient of a linear layer is a transposed view, and the gradient of
+    /// its input has been folded into a matrix.
     Autograd,
 }
 
@@ -82,7 +82,7 @@ struct Engine<'m> {
     pending: Vec<Option<Pending>>,
     /// Number of gradient contributions that each parameter still lacks.
     uses: Vec<u32>,
-    /// The result so far.
+    /// For each buffer, the first value that it was created for.
     out: Backward,
     recompute: recompute::State,
     sums: Sums,
@@ -94,8 +94,9 @@ struct Engine<'m> {
     seed: f64,
 }
 
-/// Appends the backward ops of `m.objective` to `m.graph`, starting with the gradient `seed`. (With
-/// 1 over the number of micro-batches, the gradients of a step sum to that of its mean loss.)
+/// Appends the backward ops of `m.objective` to `m.graph`, starting from a gradient of `seed`.
+/// (With a seed of 1 over the number of micro-batches, their gradients add up to that of the step's
+/// mean loss.)
 pub(crate) fn differentiate(
     m: &mut ModelGraph,
     recompute: &Recomputed,
@@ -129,7 +130,7 @@ pub(crate) fn differentiate(
     e.out
 }
 
-/// Counts the gradient contributions that each parameter gets.
+/// Counts the gradient contributions to each parameter.
 fn contributions(m: &ModelGraph) -> Vec<u32> {
     let mut uses = vec![0; m.params.len()];
     for op in &m.graph.ops {
@@ -148,8 +149,8 @@ fn contributions(m: &ModelGraph) -> Vec<u32> {
     uses
 }
 
-/// Returns the parameter that a value covers as a whole; `None` for views, which have gradients
-/// like activations.
+/// Returns the parameter that a value covers completely; `None` for views, whose gradients are
+/// those of activations.
 fn parameter(g: &Graph, v: ValueId) -> Option<ParamId> {
     match g.value(v).root {
         Root::Param(p) if g.is_leaf(v) => Some(p),
@@ -212,7 +213,7 @@ impl Engine<'_> {
             self.g().pass();
         }
         self.m.graph.node = None;
-        // No other op reads the values that forward has computed for this node.
+        // Nothing else reads what forward has computed only for this node.
         let own = op.act == Act::View(View::Precomputed);
         for &(i, value) in &contributions {
             let exclusive = own || self.exclusive(value, &contributions, &grads, mark_buffers);
@@ -262,7 +263,7 @@ impl Engine<'_> {
         self.put(v, sum);
     }
 
-    /// Keeps the gradient of an activation until its node runs.
+    /// Stores the gradient of an activation until its node runs.
     fn put(&mut self, v: ValueId, gradient: Pending) {
         if let Some(buffer) = self.m.graph.buffer_of(gradient.value) {
             *self.held.entry(buffer).or_insert(0) += 1;
@@ -270,7 +271,7 @@ impl Engine<'_> {
         self.pending[v.index()] = Some(gradient);
     }
 
-    /// Takes the gradient that waits for a node.
+    /// Takes the gradient that was stored for a node.
     fn take(&mut self, v: ValueId) -> Option<Pending> {
         let gradient = self.pending[v.index()].take()?;
         if let Some(buffer) = self.m.graph.buffer_of(gradient.value)
@@ -281,8 +282,8 @@ impl Engine<'_> {
         Some(gradient)
     }
 
-    /// Adds in place if only this node's input buffer holds the old gradient, otherwise into a new
-    /// tensor.
+    /// Adds in place if only this node's input buffer refers to the old gradient, or else into a
+    /// new tensor.
     fn add(&mut self, old: Pending, new: ValueId) -> ValueId {
         let alone = match self.sums {
             Sums::InPlace => old.exclusive,
@@ -295,8 +296,8 @@ impl Engine<'_> {
         }
     }
 
-    /// Returns whether a single waiting gradient holds the only reference to its memory, by
-    /// PyTorch's reference counts.
+    /// Returns whether a single waiting gradient is the only reference to its memory, as PyTorch
+    /// counts references.
     fn stands_alone(&self, old: Pending, new: ValueId) -> bool {
         let g = &self.m.graph;
         if g.functional() {
@@ -322,7 +323,7 @@ impl Engine<'_> {
         })
     }
 
-    /// Computes the first contribution directly into the gradient. Adds later ones (tied
+    /// Computes the first contribution directly into the gradient, and adds later ones (of tied
     /// parameters) according to [`Sums`].
     fn accumulate_param(&mut self, v: ValueId, p: ParamId, new: Pending) {
         let sum = match self.pending[v.index()] {
@@ -331,8 +332,8 @@ impl Engine<'_> {
                 exclusive: false,
             },
             None => {
-                // The result of a collective has the dtype of the activation, which may differ from
-                // the gradient's.
+                // A collective's result has the activation's type, which may differ from that of a
+                // gradient.
                 let fits = self.covers(new.value) && !self.is_received(new.value);
                 let value = if new.exclusive && fits {
                     new.value
@@ -409,7 +410,7 @@ impl Engine<'_> {
         })
     }
 
-    /// Returns whether a collective has produced the buffer of a value.
+    /// Returns whether a collective created the buffer of a value.
     fn is_received(&self, v: ValueId) -> bool {
         let g = &self.m.graph;
         let Some(buffer) = g.buffer_of(v) else {

@@ -1,15 +1,15 @@
-//! Proofs over a program.
+//! Proofs about a program.
 //!
 //! [`check`] walks `Init`, `First`, `Steady`, `Steady`, `Validation`, `Steady` as one trace.
 //! Happens-before comes from stream order, events and host waits (vector clocks, `clock`).
-//! Addresses come from replaying the program's own allocators, so that a recycled block is seen by
-//! its next user. The state that a step carries is followed through every instruction (`state`,
-//! `norm`): which optimizer step weights hold, and over which axes a gradient and the norm have
-//! been reduced. [`RULES`] lists what is proven and the historical bug behind each rule. A
-//! [`Violation`] names the instruction, the buffer and what was expected.
+//! Addresses come from a replay of the program's own allocators, so that the next user of a
+//! recycled block is known. The state that a step carries is followed through every instruction
+//! (`state`, `norm`): which optimizer step weights belong to, and over which axes a gradient and
+//! the norm have been reduced. [`RULES`] lists what is proven and the historical bug behind each
+//! rule. A [`Violation`] names the instruction, the buffer and what was expected.
 //!
-//! What a program cannot show is not checked: numbers (scaling, accumulation order), attributes of
-//! parameters, and the state of an engine between programs.
+//! Properties that a program does not show are not checked: numbers (scaling, accumulation order),
+//! attributes of parameters, and the state of an engine between programs.
 
 mod access;
 mod capture;
@@ -28,6 +28,8 @@ mod norm;
 mod operands;
 mod page;
 mod report;
+mod reserved_rows;
+mod router_biases;
 mod router_losses;
 mod rules;
 mod shadow;
@@ -50,7 +52,7 @@ use report::Sink;
 
 /// Checks every rule of [`RULES`] for a program.
 ///
-/// The other rules are skipped for a program whose form is broken ([`RuleId::Form`]).
+/// If a program's form is invalid ([`RuleId::Form`]), the other rules are skipped.
 #[must_use]
 pub fn check(program: &Program) -> Report {
     let mut sink = Sink::new();
@@ -62,7 +64,9 @@ pub fn check(program: &Program) -> Report {
     collectives::check(program, &mut sink);
     experts::check(program, &mut sink);
     expert_rows::check(program, &mut sink);
+    reserved_rows::check(program, &mut sink);
     router_losses::check(program, &mut sink);
+    router_biases::check(program, &mut sink);
     float8::check(program, &mut sink);
     muon::check(program, &mut sink);
     nan::check(program, &mut sink);

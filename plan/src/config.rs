@@ -28,12 +28,13 @@ pub(crate) mod reach;
 mod reconstruction;
 mod rope;
 mod routing;
+mod row_shortage;
 mod sound;
 mod stages;
 mod train;
 mod vision;
 
-use crate::ir::{AxisId, DeviceMesh, PackedScales};
+use crate::ir::{AxisId, DeviceMesh, Documents, PackedScales};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
 pub use decoder::{
     Activation, AttnImplementation, ExpertCode, Head, ImagePooling, Implementation, LayerType,
@@ -62,7 +63,8 @@ pub use reach::Reach;
 pub use reconstruction::Reconstruction;
 pub use rope::{RopeScaling, RopeType};
 pub use routing::{ForcedRouting, Histogram, Routing};
-pub(crate) use routing::{busiest_ranks, seeded};
+pub(crate) use routing::{busiest_ranks, loads, seeded};
+pub use row_shortage::RowShortage;
 use serde::Serialize;
 pub use sound::Sound;
 pub use stages::{Stage, Stages};
@@ -118,7 +120,21 @@ impl Scenario {
         self.model.options.implementation.unwrap_or(default)
     }
 
-    /// Returns the implementation of experts. Megatron-LM has separate kernels, which weight rows
+    /// Returns the documents of a sequence as a layer's attention sees them: cut into chunks, if it
+    /// stays within these.
+    ///
+    /// # Panics
+    /// Never: scenarios whose documents and chunks no pattern describes are refused.
+    #[must_use]
+    pub fn documents(&self, layer: usize) -> Documents {
+        let whole = self.train.documents();
+        match self.model.chunk(layer, self.train.seq_len) {
+            None => whole,
+            Some(chunk) => (whole.cut(chunk)).expect("scenarios without a pattern are refused"),
+        }
+    }
+
+    /// Returns whose code computes experts. Megatron-LM has kernels of its own, which weight rows
     /// between the matmuls.
     #[must_use]
     pub fn expert_code(&self) -> ExpertCode {

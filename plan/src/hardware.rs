@@ -1,7 +1,7 @@
 //! The format of hardware profiles: one table of their keys.
 //!
-//! `sim` checks and completes profiles by it, `exec` writes those that it measures by it, and it is
-//! printed as the page `docs/reference/hardware-keys.md`.
+//! `sim` uses the table to check and complete profiles, `exec` uses it to write measured profiles,
+//! and it is printed as the page `docs/reference/hardware-keys.md`.
 
 mod check;
 mod format;

@@ -1,7 +1,7 @@
-//! Data types that everything else is written in: ids, shapes, element types, modules, operations,
-//! kernels, buffers and collectives.
+//! Data types of everything else: ids, shapes, element types, modules, operations, kernels, buffers
+//! and collectives.
 //!
-//! Invariant: nothing here imports another folder of the crate (units of measure apart) or takes a
+//! Invariant: nothing here imports another folder of the crate (except units of measure) or makes a
 //! decision.
 
 mod attention;
@@ -20,6 +20,7 @@ mod module;
 pub mod op;
 mod packed;
 mod real;
+mod row_limit;
 mod scale_block;
 mod shape;
 mod shard_op;
@@ -49,6 +50,7 @@ pub(crate) use module::{MAGNITUDE, ORIGINAL};
 pub use op::OpKind;
 pub use packed::{NF4_BLOCK, NF4_SCALES, Packed, PackedFormat, PackedScales};
 pub use real::Real;
+pub use row_limit::RowLimit;
 pub use scale_block::ScaleBlock;
 pub use shape::Shape;
 pub use shard_op::{

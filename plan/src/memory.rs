@@ -1,11 +1,11 @@
 //! Allocators as pure state machines over allocations and frees in host order.
 //!
-//! The same state machines serve `sim` (prediction) and `exec` (real memory): equal calls give
-//! equal addresses and equal counters, whatever the clock says.
+//! `sim` (prediction) and `exec` (real memory) use the same state machines: equal calls give equal
+//! addresses and equal counters, independent of time.
 //!
-//! [`Memory`] holds all memory of a program: each buffer from the allocator its [`crate::ir::Pool`]
-//! names. Storage that is allocated and freed for every use ("temporary" in a scenario) is the
-//! caching allocator as well: that is where torch takes it from.
+//! [`Memory`] holds all memory of a program: each buffer comes from the allocator that its
+//! [`crate::ir::Pool`] names. Storage that is allocated and freed for every use ("temporary" in a
+//! scenario) also comes from the caching allocator, because PyTorch allocates it there.
 
 mod arena;
 pub mod caching;
@@ -46,7 +46,7 @@ pub struct Request {
 pub struct Block {
     /// Address in the allocator's own address space.
     pub address: u64,
-    /// Bytes counted as allocated (rounded, including a rest that is not split off).
+    /// Bytes counted as allocated: the rounded size, including a remainder that is not split off.
     pub bytes: Bytes,
 }
 
@@ -57,25 +57,25 @@ pub struct Counters {
     pub requested: Bytes,
     /// Sum of the live blocks.
     pub allocated: Bytes,
-    /// Memory taken from the device.
+    /// Memory allocated on the device.
     pub reserved: Bytes,
     /// Number of times that all cached segments had to be released before a request could be
     /// served.
     pub retries: u32,
 }
 
-/// Why an allocation was refused.
+/// Reason why an allocation failed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AllocError {
-    /// The device is full even after returning every cached segment.
+    /// The device is full even after all cached segments were released.
     #[error("{requested} requested, {reserved} of {limit} reserved, {allocated} allocated")]
     OutOfMemory {
         /// Requested bytes.
         requested: Bytes,
         /// Allocated bytes.
         allocated: Bytes,
-        /// Bytes taken from the device.
+        /// Bytes allocated on the device.
         reserved: Bytes,
         /// Limit.
         limit: Bytes,
@@ -98,7 +98,7 @@ pub enum AllocError {
         /// Key.
         key: u32,
     },
-    /// Two keys that share a slot in the plan are live at once, or one key twice.
+    /// Two keys that share a slot in the plan are live at the same time, or one key is live twice.
     #[error("pool slot of key {key} is in use by key {holder}")]
     SlotInUse {
         /// Requested key.
@@ -130,10 +130,10 @@ pub trait Allocator {
     /// See [`AllocError`].
     fn alloc(&mut self, request: Request) -> Result<Block, AllocError>;
 
-    /// Takes a block back.
+    /// Frees a block.
     ///
     /// # Panics
-    /// If no block at this address is live.
+    /// Panics if no block at this address is live.
     fn free(&mut self, address: u64);
 
     /// Returns the current counters.

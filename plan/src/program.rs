@@ -1,9 +1,9 @@
-//! The program: every decision of a training step, written down as instructions.
+//! The program: every decision of a training step, as instructions.
 //!
 //! A program has one instruction list for all ranks, in host issue order. Ranks differ in offsets,
 //! not in shape (SPMD): the ranges of a sharded buffer are those of rank 0's shard, and an
 //! interpreter shifts them by the rank's position in the communicator. `sim` prices the list,
-//! `exec` runs it, `check` proves properties of it.
+//! `exec` runs it, and `check` proves its properties.
 //!
 //! Sections run as follows: `Init` once, `First` once, then `Steady` for every further step;
 //! `Validation`, if present, runs between steps. Every event that a section waits for is recorded
@@ -45,11 +45,11 @@ pub use updates::{GroupRun, MatrixRun, ScaleRun, Updated};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Op {
-    /// Allocate memory for a buffer, now in host order.
+    /// Allocate memory for a buffer at this point in host order.
     Alloc(BufferId),
-    /// Free it, now in host order.
+    /// Free it at this point in host order.
     Free(BufferId),
-    /// Launch a kernel. Its operands are ranges of [`Program::accesses`]; see [`Program::reads`].
+    /// Launch a kernel. Its operands are ranges in [`Program::accesses`]; see [`Program::reads`].
     Launch {
         /// Kernel.
         kernel: KernelId,
@@ -76,14 +76,15 @@ pub enum Op {
         /// Stream.
         stream: StreamId,
     },
-    /// Record an event on a stream: it completes when everything issued there before has.
+    /// Record an event on a stream. It completes when everything issued on the stream before it has
+    /// completed.
     Record {
         /// Event.
         event: EventId,
         /// Stream.
         stream: StreamId,
     },
-    /// Make a stream wait for an event before anything issued there later.
+    /// Make a stream wait for an event before work that is issued on it later.
     Wait {
         /// Event.
         event: EventId,
@@ -99,7 +100,7 @@ pub enum Op {
         /// Number of repetitions.
         count: u16,
     },
-    /// Start a captured scope: what follows is one graph launch from the second pass on.
+    /// Start a captured scope. Its contents are one graph launch from the second pass on.
     GraphBegin(ScopeId),
     /// End it.
     GraphEnd(ScopeId),
@@ -115,7 +116,7 @@ pub enum Phase {
     Start,
     /// Forward.
     Forward,
-    /// Forward run again inside backward.
+    /// Forward that runs again within backward.
     Recompute,
     /// Backward.
     Backward,
@@ -188,10 +189,10 @@ pub struct Section {
     pub instrs: Range<u32>,
 }
 
-/// A unit: what one `fully_shard` call owns.
+/// A unit: the parameters that one `fully_shard` call owns.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Unit {
-    /// Path of its module (the root's is `root`), or the joined paths of several.
+    /// Path of its module (`root` for the root), or the joined paths of several modules.
     pub name: String,
     /// Modules.
     pub modules: Vec<ModuleId>,
@@ -218,7 +219,7 @@ pub struct CaptureScope {
     pub launches: u32,
 }
 
-/// What the program was made for: enough to label a run without the scenario.
+/// What the program was made for. This is enough to label a run without the scenario.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ProgramMeta {
     /// Scenario name.
@@ -237,16 +238,17 @@ pub struct ProgramMeta {
     pub tokens: u64,
     /// Model FLOPs per rank and step.
     pub model_flops: Flops,
-    /// Numbers of the model's parameters.
+    /// Parameter counts of the model.
     #[serde(skip)]
     pub parameters: ParameterCount,
     /// Whether every sum has a fixed order.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub deterministic: bool,
-    /// What the sum of gradients over ranks is multiplied by, if that is not their mean or sum.
+    /// Factor by which the sum of gradients over ranks is multiplied, if it is neither their mean
+    /// nor their sum.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gradient_factor: Option<f64>,
-    /// Library of the attention kernels; `None`: the one that PyTorch picks.
+    /// Library of the attention kernels; `None` is the one that PyTorch picks.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub attention_backend: Option<AttentionBackend>,
     /// `expandable_segments` of the caching allocator.
@@ -257,12 +259,12 @@ pub struct ProgramMeta {
     pub validate_every: u32,
     /// Steps per run.
     pub steps: u32,
-    /// Compute dtype, whose peak rate MFU refers to.
+    /// Compute dtype. MFU is relative to its peak rate.
     pub compute: DType,
 }
 
 impl ProgramMeta {
-    /// Returns the number of nodes that the ranks fill, the last one perhaps in part.
+    /// Returns the number of nodes that the ranks occupy. The last one may be partly used.
     #[must_use]
     pub fn nodes(&self) -> u32 {
         self.mesh.world().div_ceil(self.gpus_per_node.max(1))
@@ -278,7 +280,7 @@ pub struct Program {
     pub modules: Vec<Module>,
     /// Parameters, for names and layouts.
     pub params: Vec<Param>,
-    /// Units in forward order; the root unit, where it owns parameters, is among them.
+    /// Units in forward order, including the root unit if it owns parameters.
     pub units: Vec<Unit>,
     /// Parameter groups with their layouts.
     pub groups: Vec<Group>,
@@ -298,8 +300,8 @@ pub struct Program {
     pub copies: Vec<CopyDesc>,
     /// Captured scopes.
     pub scopes: Vec<CaptureScope>,
-    /// The loss of a training micro-batch: a float32 scalar, readable from the end of its forward
-    /// until its backward is done.
+    /// The loss of a training micro-batch: a float32 scalar that can be read from the end of its
+    /// forward until its backward is done.
     pub loss: Option<BufferId>,
     /// The loss of a validation forward.
     pub eval_loss: Option<BufferId>,
@@ -311,9 +313,9 @@ pub struct Program {
     pub instrs: Vec<Instr>,
     /// Number of full copies of unit buffers in a double-buffer pool (0: no such pool).
     pub double_buffer_copies: u32,
-    /// Double buffer: keys that do not fit get a separate persistent buffer.
+    /// Whether keys that do not fit in a double buffer get a separate persistent buffer.
     pub persist_on_alloc_fail: bool,
-    /// Placement of planned buffers; follows from the rest.
+    /// Placement of planned buffers, which follows from the rest.
     #[serde(skip)]
     pub placement: crate::memory::Placement,
 }
@@ -326,15 +328,15 @@ impl Program {
         ops.any(|op| op.op.float8_fast_accum().is_some())
     }
 
-    /// Returns the section of a kind, if the program has it.
+    /// Returns the section of a kind, if the program has one.
     #[must_use]
     pub fn section(&self, kind: SectionKind) -> Option<&Section> {
         self.sections.iter().find(|s| s.kind == kind)
     }
 
-    /// Returns the communicators that some collective uses, and whether each needs only the device
-    /// memory of copy-engine collectives. A reduction needs that of collectives on SMs, except for
-    /// a single number, which needs nothing (measured on 2 H200, NCCL 2.28.9:
+    /// Returns the communicators that some collective uses, and whether each one needs only the
+    /// device memory of copy-engine collectives. A reduction needs that of collectives on SMs,
+    /// except for a single number, which needs nothing (measured on 2 H200, NCCL 2.28.9:
     /// benchmarks/options.md).
     #[must_use]
     pub fn used_communicators(&self) -> BTreeMap<CommId, bool> {
@@ -353,9 +355,9 @@ impl Program {
         &self.instrs[section.instrs.start as usize..section.instrs.end as usize]
     }
 
-    /// Returns the buffer into which an instruction copies data from the host: an input that
-    /// changes in every micro-batch, where its memory is allocated, on the buffer's stream. Inputs
-    /// that do not change are allocated in [`SectionKind::Init`].
+    /// Returns the buffer that an instruction uploads data from the host to, if it does: an input
+    /// that changes in every micro-batch. It is uploaded where its memory is allocated, on the
+    /// buffer's stream. Inputs that do not change are allocated in [`SectionKind::Init`].
     #[must_use]
     pub fn upload(&self, instr: InstrId) -> Option<BufferId> {
         let Op::Alloc(id) = self.instrs[instr.index()].op else {
@@ -392,11 +394,20 @@ impl Program {
     }
 
     /// Describes one instruction, without its tag. Empty if there is no such instruction, as for
-    /// errors outside of all of them.
+    /// errors outside of all instructions.
     #[must_use]
     pub fn op_text(&self, id: InstrId) -> String {
         let instr = self.instrs.get(id.index());
         instr.map_or_else(String::new, |i| text::op(self, i))
+    }
+
+    /// Returns a message about an instruction behind the name of its unit, which says in which
+    /// layer it is.
+    #[must_use]
+    pub fn in_unit(&self, id: InstrId, message: &str) -> String {
+        let unit = self.instrs.get(id.index());
+        let unit = unit.and_then(|i| self.units.get(i.unit.index()));
+        unit.map_or_else(|| message.to_owned(), |u| format!("{}: {message}", u.name))
     }
 
     /// Returns the content digest: 16 hexadecimal digits, equal exactly for equal programs. It does
@@ -406,14 +417,14 @@ impl Program {
         digest::digest(self)
     }
 
-    /// Returns the lines that introduce the program's text: streams, communicators, and the
+    /// Returns the lines at the start of the program's text: streams, communicators, and the
     /// parameter groups of these units (`None`: of all).
     #[must_use]
     pub fn header_text(&self, units: Option<&[UnitId]>) -> String {
         text::header(self, units)
     }
 
-    /// Returns the line that introduces a section in the program's text.
+    /// Returns the line at the start of a section in the program's text.
     #[must_use]
     pub fn section_text(&self, section: &Section) -> String {
         text::section_title(section)

@@ -1,14 +1,15 @@
-//! Precision recipes: which element types a model computes in, and which ones are kept and sent for
-//! its parameters.
+//! Precision recipes: the element types in which a model computes, and those in which the state of
+//! its parameters is stored and communicated.
 //!
-//! Families trace their operations without naming element types. A recipe types parameters and
-//! inputs, and results follow from operands ([`OpDef::result`](crate::ops::OpDef::result)), as in
-//! PyTorch. Between `models` and `autodiff`, [`convert`] visits the graph and converts operands
-//! that an operation should read in another type, as torchtitan's model converters do for linear
-//! layers. Everything after that reads types from the graph and from [`ParamTypes`].
+//! Families trace their operations without naming element types. A recipe assigns types to
+//! parameters and inputs, and the types of results follow from operands
+//! ([`OpDef::result`](crate::ops::OpDef::result)), as in PyTorch. Between `models` and `autodiff`,
+//! [`convert`] visits the graph and converts operands that an operation should read in another
+//! type, as torchtitan's model converters do for linear layers. All later stages read types from
+//! the graph and from [`ParamTypes`].
 //!
 //! Casts to 8 bits depend on which matmuls share an operand, so `compile::float8` adds them to the
-//! differentiated graph; [`Recipe::float8`] says for which layers.
+//! differentiated graph. [`Recipe::float8`] determines for which layers.
 
 mod float8;
 mod mixed;
@@ -26,32 +27,32 @@ pub(crate) trait Recipe {
     /// Returns the type in which the model reads a parameter.
     fn param(&self, p: &Param) -> DType;
 
-    /// Returns the type of the model's floating-point inputs, and of tables that it multiplies
-    /// activations by.
+    /// Returns the type of the model's floating-point inputs, and of tables that activations are
+    /// multiplied by.
     fn activation(&self) -> DType;
 
-    /// Returns the type in which an operation reads input `n`; `None` to read it as it is.
+    /// Returns the type in which an operation reads input `n`; `None` to read it in its own type.
     fn operand(&self, op: &OpKind, n: usize) -> Option<DType>;
 
-    /// Returns how the linear layer with this weight runs in 8 bits; `None` if it does not.
-    /// `block` is the place of the block that the layer is in.
+    /// Returns how the linear layer with this weight runs in 8 bits; `None` if it does not. `block`
+    /// is the place of the layer's block.
     fn float8(&self, weight: &Param, block: Option<BlockPlace>) -> Option<Float8Linear> {
         let _ = (weight, block);
         None
     }
 
-    /// Returns the types in which parameters' state is kept and sent.
+    /// Returns the types in which the state of parameters is stored and communicated.
     fn param_types(&self) -> ParamTypes;
 }
 
-/// Element types in which parameters' state is kept and sent.
+/// Element types in which the state of parameters is stored and communicated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ParamTypes {
     /// The weight as the model reads it, which is gathered.
     pub(crate) compute: DType,
     /// The optimizer's weight; `None` if the optimizer updates the compute weight.
     pub(crate) main: Option<DType>,
-    /// The shard of a weight that is not trained, where a policy keeps it in a type of its own.
+    /// The shard of a frozen weight, if a policy stores it in a separate type.
     pub(crate) frozen: Option<DType>,
     /// The gradient between micro-batches.
     pub(crate) grads: DType,
@@ -62,12 +63,12 @@ pub(crate) struct ParamTypes {
 }
 
 impl ParamTypes {
-    /// Returns the type of torch's sharded parameters and of their gradients.
+    /// Returns the type of PyTorch's sharded parameters and of their gradients.
     pub(crate) fn stored(self) -> DType {
         self.main.unwrap_or(self.compute)
     }
 
-    /// Returns the type of the shard of torch's sharded parameter. Bytes of a packed weight
+    /// Returns the type of the shard of PyTorch's sharded parameter. The bytes of a packed weight
     /// are never converted.
     pub(crate) fn shard(self, p: &Param) -> DType {
         if p.packed.is_some() {
@@ -83,7 +84,7 @@ pub(crate) fn of(precision: &Precision) -> Box<dyn Recipe> {
     Box::new(Mixed::new(precision.clone()))
 }
 
-/// Lets every operation of a forward graph read its operands in the types that a recipe says.
+/// Makes every operation of a forward graph read its operands in the types of a recipe.
 pub(crate) fn convert(g: &mut Graph, recipe: &dyn Recipe) {
     g.convert_operands(|op, n| recipe.operand(op, n));
 }

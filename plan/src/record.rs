@@ -1,7 +1,7 @@
 //! Result of interpreting a program: steps, spans, memory, collectives, exposed time.
 //!
-//! `sim` and `exec` both produce a [`Run`]; all later stages read only this. [`Run::summary`] is
-//! the JSON contract.
+//! `sim` and `exec` both produce a [`Run`], and all later stages read only this. [`Run::summary`]
+//! is the JSON contract.
 
 mod awaited;
 pub mod basis;
@@ -40,7 +40,7 @@ pub enum RunKind {
     Sim,
     /// Measured by this engine.
     Exec,
-    /// Measured by another one: read from a profiler's trace.
+    /// Measured by another program, and read from a profiler's trace.
     Import,
 }
 
@@ -79,11 +79,11 @@ pub struct StepRecord {
     pub step: u32,
     /// Section.
     pub section: SectionKind,
-    /// When the host started to issue it.
+    /// Time at which the host started to issue it.
     pub start: Picos,
-    /// When its last device work ended (and the host was done).
+    /// Time at which its last device work had ended and the host was done.
     pub end: Picos,
-    /// Time the host spent issuing.
+    /// Time that the host spent issuing work.
     pub host: Picos,
     /// Peak of allocated bytes within the step.
     pub peak_allocated: Bytes,
@@ -98,9 +98,9 @@ pub struct Span {
     pub instr: InstrId,
     /// Stream.
     pub stream: StreamId,
-    /// When the host issued it.
+    /// Time at which the host issued it.
     pub issued: Picos,
-    /// When its stream predecessors and waits were done.
+    /// Time at which its predecessors on the stream and its waits were done.
     pub ready: Picos,
     /// When it started.
     pub start: Picos,
@@ -108,27 +108,28 @@ pub struct Span {
     pub end: Picos,
     /// Isolated duration.
     pub alone: Picos,
-    /// What its start waited for last: another span (index into [`Run::spans`]), or the host.
+    /// The last thing that its start waited for: another span (index into [`Run::spans`]), or the
+    /// host.
     pub blocker: Blocker,
 }
 
-/// What a span's start waited for last.
+/// The last thing that a span's start waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Blocker {
-    /// The host had not issued it yet.
+    /// The host, which had not issued it yet.
     Host,
-    /// The span before it on its stream.
+    /// The previous span on its stream.
     Stream(u32),
     /// A span before an event that its stream waited for.
     Event(u32),
-    /// The collective before it on its communicator.
+    /// The previous collective on its communicator.
     Communicator(u32),
     /// A rank that arrived later (stragglers).
     Rank,
     /// A kernel that held all SMs when the collective was ready.
     Sms,
-    /// Nothing: it started the step.
+    /// Nothing, because it started the step.
     None,
 }
 
@@ -172,7 +173,7 @@ pub struct MemoryReport {
     /// Peak of the whole device: reserved plus context, communicators and libraries. 0 if it was
     /// not measured: see [`Self::device`].
     pub peak_device: Bytes,
-    /// Bytes that stay allocated between steps.
+    /// Bytes that remain allocated between steps.
     pub persistent: Bytes,
     /// Device capacity, if known.
     pub capacity: Option<Bytes>,
@@ -190,7 +191,7 @@ pub struct MemoryReport {
 
 impl MemoryReport {
     /// Returns the peak of the whole device; `None` if it was not measured. A profiler's trace
-    /// records what the allocator does, not what else uses the device.
+    /// records the allocator, but not other uses of the device.
     #[must_use]
     pub fn device(&self) -> Option<Bytes> {
         (self.peak_device > Bytes::ZERO).then_some(self.peak_device)
@@ -204,30 +205,30 @@ pub struct CollectiveStats {
     pub count: u32,
     /// Payload bytes (full side).
     pub bytes: Bytes,
-    /// Time in which at least one was running.
+    /// Time during which at least one was running.
     pub busy: Picos,
-    /// Part of it in which the compute stream ran nothing.
+    /// Part of this time during which the compute stream ran nothing.
     pub exposed: Picos,
     /// Number of launches during which a GEMM or attention kernel ran on the compute stream.
     pub overlapped_with_gemm: u32,
 }
 
-/// Why the compute stream had nothing to run.
+/// Reason why the compute stream had nothing to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Cause {
     /// The host had not issued the next kernel.
     Host,
-    /// The collective was issued or allowed to start late (a prefetch or reduce gate).
+    /// The collective was issued late, or a prefetch or reduce gate allowed it to start only late.
     Gate,
-    /// The collective was issued and ready, and waited for its turn after a collective of another
+    /// The collective was issued and ready, but waited for its turn after a collective of another
     /// kind, see [`Queues`].
     Queue,
-    /// The collective ran as early as its input allowed; the link is the limit.
+    /// The collective ran as early as its input allowed, so the link is the limit.
     Wire,
     /// The collective was slowed by other work, or waited for SMs that other kernels held.
     Contention,
-    /// End of the step: nothing left to compute.
+    /// End of the step, with nothing left to compute.
     Tail,
     /// Another rank was late.
     Straggler,
@@ -260,7 +261,7 @@ impl Cause {
     }
 }
 
-/// An interval in which the compute stream had nothing to run.
+/// An interval during which the compute stream had nothing to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExposedGap {
     /// Start.
@@ -276,9 +277,9 @@ pub struct ExposedGap {
 /// Busy time with measured and with modelled costs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct CostSources {
-    /// Busy time from measured tables.
+    /// Busy time priced from measured tables.
     pub measured: Picos,
-    /// Busy time from roofline or formulas.
+    /// Busy time priced from rooflines or formulas.
     pub modelled: Picos,
     /// Names of kernels and collectives with modelled costs, with their time, largest first.
     pub modelled_by_name: Vec<(String, Picos)>,
@@ -301,7 +302,7 @@ pub struct Run {
     pub hardware: String,
     /// Steps in order.
     pub steps: Vec<StepRecord>,
-    /// Step times of the steady state (with jitter: one per sample).
+    /// Step times of the steady state. With jitter, there is one per sample.
     pub step_samples: Vec<Picos>,
     /// Spans of the recorded steady step, in issue order.
     pub spans: Vec<Span>,
@@ -321,8 +322,8 @@ pub struct Run {
     pub host: Picos,
     /// Tokens per rank and step.
     pub tokens: u64,
-    /// Model FLOPs utilisation relative to the device's dense peak, 0 to 1; 0 if that peak is not
-    /// known.
+    /// Model FLOPs utilisation relative to the device's dense peak, 0 to 1; 0 if that peak is
+    /// unknown.
     #[serde(with = "float")]
     pub mfu: f64,
     /// Cost sources.
@@ -335,12 +336,12 @@ pub struct Run {
     pub grad_norms: Vec<f64>,
     /// Environment: versions, devices, seeds.
     pub environment: BTreeMap<String, String>,
-    /// Basis of a prediction; `None` for measured runs, and for predictions saved before this was
-    /// recorded.
+    /// Basis of a prediction; `None` for measured runs, and for predictions saved before the basis
+    /// was recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub basis: Option<Basis>,
-    /// The recorded step on a rank that differs from rank 0 (`sim` with stragglers, recorded): for
-    /// timelines, not stored.
+    /// The recorded step on a rank that differs from rank 0 (for recorded `sim` runs with
+    /// stragglers). It is used for timelines and not stored.
     #[serde(skip)]
     pub other: Option<OtherRank>,
 }
@@ -350,7 +351,7 @@ pub struct Run {
 pub struct OtherRank {
     /// Rank.
     pub rank: u32,
-    /// Its spans, in issue order, on the same clock as [`Run::spans`]; their blockers are indices
-    /// into these.
+    /// Its spans, in issue order, on the same clock as [`Run::spans`]. Their blockers are indices
+    /// into these spans.
     pub spans: Vec<Span>,
 }

@@ -45,6 +45,9 @@ pub struct Group {
     /// Whether Muon updates its parameters, which are matrices.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub muon: bool,
+    /// Whether its parameters are biases of routers that steps move. All ranks have all of them.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub router_biases: bool,
 }
 
 impl Group {

@@ -1,7 +1,7 @@
 //! Quantities with units: bytes, time, floating-point operations.
 //!
-//! Time is an integer number of picoseconds, so that sums never drift: 64 bits hold 213 days. Every
-//! conversion to a floating-point number happens at the edge (tables, JSON).
+//! Time is an integer number of picoseconds, so that sums never drift. 64 bits cover 213 days.
+//! Conversions to floating-point numbers happen only in tables and JSON.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -100,7 +100,7 @@ impl Picos {
         self.0 as f64 / 1e12
     }
 
-    /// Returns the difference, or zero when `other` is later.
+    /// Returns the difference, or zero if `other` is later.
     #[must_use]
     pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -184,15 +184,15 @@ impl ByteUnit {
     /// Every unit, the largest first.
     const ALL: [Self; 4] = [Self::Gib, Self::Mib, Self::Kib, Self::B];
 
-    /// Returns the largest unit of which these bytes are at least one.
+    /// Returns the largest unit that these bytes contain at least once.
     #[must_use]
     pub fn of(bytes: Bytes) -> Self {
         let fits = |unit: &Self| bytes.0 >= unit.size();
         Self::ALL.into_iter().find(fits).unwrap_or(Self::B)
     }
 
-    /// Returns one unit for numbers that are compared: that of the largest, or a smaller one if the
-    /// smallest would show as zero.
+    /// Returns a common unit for numbers that are compared: that of the largest number, or a
+    /// smaller one if the smallest number would be shown as zero.
     #[must_use]
     pub fn common(all: impl IntoIterator<Item = Bytes>) -> Self {
         let some = all.into_iter().filter(|b| b.0 > 0);
@@ -261,7 +261,7 @@ pub fn commas(number: &str) -> String {
     out + fraction
 }
 
-/// Shows a number with these decimals and a comma between thousands; `-` if it is not finite.
+/// Formats a number with these decimals and a comma between thousands; `-` if it is not finite.
 #[must_use]
 pub fn thousands(x: f64, decimals: usize) -> String {
     if x.is_finite() {
@@ -271,7 +271,7 @@ pub fn thousands(x: f64, decimals: usize) -> String {
     }
 }
 
-/// Shows a count with a comma between thousands.
+/// Formats a count with a comma between thousands.
 #[must_use]
 pub fn count(n: u64) -> String {
     commas(&n.to_string())
@@ -325,7 +325,7 @@ mod tests {
         ] {
             assert_eq!(Bytes(bytes).to_string(), text);
         }
-        // A column shows its smallest entry too.
+        // A column must show its smallest entry, too.
         for (column, unit) in [
             (&[3 << 30, 1 << 30][..], ByteUnit::Gib),
             (&[3 << 30, 0], ByteUnit::Gib),

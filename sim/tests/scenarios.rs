@@ -485,8 +485,6 @@ fn shared_experts_hide_the_dispatch() {
                 &format!("moe.dispatcher={dispatcher}"),
                 &format!("moe.shared_expert_overlap={overlap}"),
             ];
-            let gathers = |s: &&str| dispatcher != "gather" || !s.contains("capacity");
-            let set: Vec<&str> = set.into_iter().filter(gathers).collect();
             let program = planned("qwen3-30b-a3b-8xh100-ep8", &set);
             let r = run(&program, &Options::default());
             let exposed = exposed_exchanges(&program, &r);

@@ -87,16 +87,9 @@ fn changes(base: &Scenario) -> Vec<(About, Change)> {
         ];
         add(About::Imbalance, &sets);
     }
-    // Gathered tokens reserve rows for every case.
-    let gathers = base
-        .moe
-        .as_ref()
-        .is_none_or(|moe| moe.dispatcher == Dispatcher::Gather);
-    let padded = gathers.then(|| "moe.dispatcher=padded".to_owned());
     for factor in CAPACITIES {
         let factor = format!("moe.capacity_factor={factor}");
-        let sets: Vec<String> = padded.iter().cloned().chain([factor]).collect();
-        add(About::Capacity, &sets);
+        add(About::Capacity, &[factor]);
     }
     all
 }

@@ -27,6 +27,8 @@ pub enum Kind {
     FullIterationGraph,
     /// The engine that divides experts does not send tokens in the predicted way.
     ExpertDispatch,
+    /// Ranks reserve too few rows for the choices of experts.
+    ExpertRows,
     /// The model's `config.json` contains something that no key expresses.
     ModelFile,
 }
@@ -81,6 +83,7 @@ pub fn of(p: &Prediction) -> Vec<Warning> {
     all.extend(nvlink_domain(p));
     all.extend(full_iteration(p));
     all.extend(expert_dispatch(p));
+    all.extend(expert_rows(p));
     all
 }
 
@@ -196,6 +199,32 @@ fn expert_dispatch(p: &Prediction) -> Option<Warning> {
     })
 }
 
+/// Warns if choices of `moe.routing` find no row: they are not part of the prediction.
+fn expert_rows(p: &Prediction) -> Option<Warning> {
+    let short = p.scenario.row_shortage()?;
+    let layers = match short.layers {
+        1 => format!("layer {}", short.layer),
+        n => format!(
+            "layer {}, the busiest of {n} with too few rows",
+            short.layer
+        ),
+    };
+    Some(Warning {
+        kind: Kind::ExpertRows,
+        message: format!(
+            "{}: in {layers}, experts of one rank need {} rows, and {} are reserved. The prediction prices the \
+             reserved ones; {} holds all",
+            short.words(),
+            short.wanted,
+            short.reserved,
+            short.factor
+        ),
+        key: Some("moe.capacity_factor"),
+        place: None,
+        set: vec![format!("moe.capacity_factor={}", short.factor)],
+    })
+}
+
 fn misaligned(p: &Prediction) -> Option<Warning> {
     let found = Misaligned::of(p);
     let step = p.run.recorded_to.saturating_sub(p.run.recorded_from);
@@ -251,6 +280,36 @@ mod tests {
         ] {
             assert_eq!(of(set), None, "{set:?}");
         }
+    }
+
+    #[test]
+    fn choices_without_a_row_are_named() {
+        let of = |set: &[&str]| {
+            let set = ["mesh.ep=2"].iter().chain(set).map(|s| (*s).to_owned());
+            let scenario = scenario::load(Path::new("small-moe"), &set.collect::<Vec<_>>());
+            let options = shardlab_sim::Options::default();
+            let p = predict(&scenario.unwrap(), &Profiles::default(), &options).unwrap();
+            let mut all = super::of(&p).into_iter();
+            all.find(|w| w.kind == Kind::ExpertRows)
+        };
+        // Half of the 96 choices that fall on a rank.
+        let few = ["moe.capacity_factor=0.5"];
+        let warning = of(&few).unwrap();
+        assert_eq!(
+            warning.message,
+            "50.0 % of choices find no row, so a run fails: in layer 1, the busiest of 2 with too few rows, experts \
+             of one rank need 96 rows, and 48 are reserved. The prediction prices the reserved ones; 1 holds all"
+        );
+        assert_eq!(warning.set, ["moe.capacity_factor=1"]);
+        let dropped = of(&[few[0], "moe.on_overflow=drop"]).unwrap();
+        let words = "50.0 % of choices are dropped: ";
+        assert!(dropped.message.starts_with(words), "{dropped}");
+        for set in [&[][..], &["moe.capacity_factor=1"]] {
+            assert_eq!(of(set), None, "{set:?}");
+        }
+        let seeded = ["moe.routing=seeded", "moe.imbalance=2"];
+        assert_eq!(of(&seeded), None);
+        assert!(of(&[&seeded[..], &["moe.capacity_factor=1"]].concat()).is_some());
     }
 
     #[test]

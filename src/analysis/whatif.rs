@@ -6,7 +6,7 @@ use crate::predict::{Fit, PredictError, Prediction, Profiles, predict_light};
 use rayon::prelude::*;
 use shardlab_plan::Scenario;
 use shardlab_plan::config::{
-    Dispatcher, Float8Recipe, OuterStrategy, PolicyKind, Recompute, RecomputeLayers,
+    Dispatcher, Float8Recipe, OuterStrategy, PolicyKind, Recompute, RecomputeLayers, RowShortage,
 };
 use shardlab_plan::scenario::{BatchUnit, ScenarioError, keys};
 use shardlab_plan::units::Bytes;
@@ -69,6 +69,8 @@ pub struct Effect {
     pub has_headroom: bool,
     /// Whether it fits.
     pub fit: Fit,
+    /// Choices of experts that find no row, if there are any.
+    pub shortage: Option<RowShortage>,
 }
 
 impl Effect {
@@ -85,7 +87,13 @@ impl Effect {
             free_bytes: p.free_bytes(),
             has_headroom: p.leaves(HEADROOM),
             fit: p.fit.clone(),
+            shortage: p.scenario.row_shortage(),
         }
+    }
+
+    /// Returns the share of choices of experts that find no row.
+    fn without_row(&self) -> f64 {
+        self.shortage.as_ref().map_or(0.0, |short| short.share)
     }
 
     /// Returns the relative gain in throughput over another effect: 0.05 means 5 % more.
@@ -122,7 +130,7 @@ impl Effect {
         let worse = matches!(
             (&self.fit, &base.fit),
             (Fit::Exceeds { .. }, _) | (Fit::Tight { .. }, Fit::Fits | Fit::Unknown)
-        );
+        ) || self.without_row() > base.without_row();
         // A faster step is not an improvement if it leaves too little memory.
         let room = self.has_headroom || !base.has_headroom || self.peak_device <= base.peak_device;
         let faster = self.is_faster_than(base) && room;

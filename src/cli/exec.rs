@@ -188,6 +188,10 @@ impl Args {
             return Ok(());
         }
         let sorts = |op: &BodyOp| matches!(op.op, OpKind::SortExperts(_));
+        let drops = |op: &BodyOp| match op.op {
+            OpKind::SortExperts(of) => of.limit.is_some_and(|limit| limit.drop),
+            _ => false,
+        };
         let experts = program.kernels.iter().any(|k| k.body.iter().any(sorts));
         let why = if !experts {
             format!(
@@ -196,6 +200,10 @@ impl Args {
             )
         } else if scenario.compile.cuda_graph != CudaGraph::Off {
             "--record-routing: counts cannot be read from captured scopes: set compile.cuda_graph = \"off\"".to_owned()
+        } else if program.kernels.iter().any(|k| k.body.iter().any(drops)) {
+            "--record-routing: choices that moe.on_overflow = \"drop\" leaves out are not counted: set \
+             moe.capacity_factor = \"worst\""
+                .to_owned()
         } else if !scenario.train.skipped_blocks.is_empty() {
             "--record-routing: micro-batches that skip blocks have no counts of these: leave train.skipped_blocks out"
                 .to_owned()

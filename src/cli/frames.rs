@@ -106,12 +106,12 @@ pub(super) fn needed(_: &str) -> Result<(), Failure> {
 
 #[cfg(not(feature = "frames"))]
 impl Points {
-    /// Refuses to write Parquet.
+    /// Rejects Parquet output.
     pub(super) fn parquet(&self, _: &Path) -> Result<(), Failure> {
         needed("--parquet")
     }
 
-    /// Refuses to summarize.
+    /// Rejects a request for a summary.
     pub(super) fn summarized(&self, _: &Summary<'_>) -> Result<Summarized, Failure> {
         needed("--by").map(|()| Summarized {
             titles: Vec::new(),

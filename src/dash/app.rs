@@ -136,7 +136,7 @@ pub enum Purpose {
     Explain,
     /// Judging whether a scenario fits.
     Fit,
-    /// Searching the best settings.
+    /// Searching for the best settings.
     Tune,
 }
 

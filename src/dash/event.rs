@@ -251,7 +251,7 @@ pub enum Task {
         /// How the keys of its configuration were read, if it is the job of a framework.
         keys: Option<Arc<super::tables::Table>>,
     },
-    /// Search the best settings.
+    /// Search for the best settings.
     Tune(Setup),
 }
 

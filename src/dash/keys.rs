@@ -7,7 +7,7 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 pub enum Command {
     /// Quit; asks first if a training is running.
     Quit,
-    /// Quit at once.
+    /// Quit immediately.
     Leave,
     /// Suspend the process until the shell resumes it.
     Suspend,
@@ -133,7 +133,7 @@ pub enum Command {
     WhatIf,
     /// Show whether the scenario fits.
     Fit,
-    /// Search the best settings.
+    /// Search for the best settings.
     Tune,
     /// Show all changes, or only those that help.
     All,

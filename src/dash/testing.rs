@@ -349,6 +349,7 @@ pub(crate) fn explained(stage: &Stage) -> Explained {
         free_bytes: Some(gib(139.0 - reserved).0.cast_signed()),
         has_headroom: true,
         fit,
+        shortage: None,
     };
     let proposal = |group, set: &str, outcome| Proposal {
         group,

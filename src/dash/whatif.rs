@@ -1,6 +1,6 @@
 //! Changes to the selected scenario. One view shows the effects of single changes and the uses of
-//! time and memory, as `shardlab explain` does; the other shows the best settings, as `shardlab
-//! tune` does. One key applies a change to the options.
+//! time and memory, as `shardlab explain` does; the other shows the best settings, as
+//! `shardlab tune` does. One key applies a change to the options.
 
 use super::app::{App, Purpose, Tone, View};
 use super::cursor::Cursor;
@@ -139,7 +139,7 @@ pub struct Explained {
     pub warnings: Vec<String>,
     /// Numbers of the unchanged scenario.
     pub base: Outcome,
-    /// What they rest on.
+    /// Basis of the numbers.
     pub basis: Option<Basis>,
     /// Changes by group; within a group, best first.
     pub proposals: Vec<Proposal>,

@@ -49,7 +49,7 @@ pub fn import(
     let trained: Vec<&str> = params
         .iter()
         .zip(&program.params)
-        .filter(|(_, p)| p.requires_grad)
+        .filter(|(_, p)| p.requires_grad && !p.router_bias)
         .flat_map(|(tensors, _)| tensors.iter().map(|t| t.name.as_str()))
         .collect();
     let states = prefix(&metadata, &trained, &format!(".{}", Kind::First.name()));

@@ -20,7 +20,7 @@ pub struct Proposal {
 /// What a search found.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Answer {
-    /// Today's settings.
+    /// The current settings.
     pub today: Proposal,
     /// The best settings, or those that are closest to fitting.
     pub best: Proposal,

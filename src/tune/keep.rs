@@ -114,7 +114,7 @@ pub fn freed(texts: &[String], kept: &Kept) -> Result<Vec<(String, Vec<String>)>
 /// accumulation change together, and so do the sizes of the mesh.
 ///
 /// # Errors
-/// An unknown key.
+/// Fails if a key is unknown.
 pub fn all_but(texts: &[String]) -> Result<Vec<String>, String> {
     let mut only = Vec::new();
     for text in texts {

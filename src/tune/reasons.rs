@@ -12,7 +12,7 @@ use shardlab_plan::units::Bytes;
 pub struct Changed {
     /// Key.
     pub key: String,
-    /// Today's value.
+    /// The current value.
     pub from: String,
     /// Value in the best settings.
     pub to: String,

@@ -535,6 +535,21 @@ fn experts_are_compared_from_any_size() {
     ] {
         assert!(text.contains(part), "{text}");
     }
+    let set = [
+        "--set",
+        "moe.capacity_factor=1",
+        "--set",
+        "moe.on_overflow=drop",
+    ];
+    let few = stdout(&[&["explain", "small-moe-ep"][..], &set].concat());
+    let short = few
+        .split("Too few rows: ")
+        .nth(1)
+        .unwrap_or_else(|| panic!("{few}"));
+    assert!(
+        short.contains("moe.imbalance=2") && short.contains("% of choices are"),
+        "{few}"
+    );
     let dense = stdout(&["explain", "small-native"]);
     assert!(!dense.contains("Experts:"), "{dense}");
 }

@@ -55,8 +55,10 @@ fn routers_find_rows_for_every_choice() {
     let (code, said) = train(&["moe.capacity_factor=0.5"]);
     assert_eq!(code, 3, "{said}");
     let words: Vec<&str> = said.split_whitespace().collect();
-    let advice = "or more (dispatcher \"padded\" can also drop choices:";
+    let advice = "or more, or moe.on_overflow = \"drop\"";
     assert!(words.join(" ").contains(advice), "{said}");
+    let (code, said) = train(&["moe.capacity_factor=0.5", "moe.on_overflow=drop"]);
+    assert_eq!(code, 0, "{said}");
 }
 
 /// A run counts the tokens of each expert with every dispatcher, and predictions read the file.

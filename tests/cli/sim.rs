@@ -162,6 +162,15 @@ fn experts_are_in_json_and_reports() {
     let imbalance = ms(&seeded["experts"], "imbalance");
     assert!(imbalance > 1.0 && imbalance < 2.0, "{imbalance}");
     assert!(seeded["experts"]["rows_expected"].as_u64() > Some(96));
+    assert_eq!(e.get("row_shortage"), None);
+    let few = of(&["moe.capacity_factor=0.75"]);
+    let short = &few["experts"]["row_shortage"];
+    assert_eq!(
+        (&short["wanted"], &short["reserved"], &short["factor"]),
+        (&96.into(), &72.into(), &1.0.into())
+    );
+    assert_eq!(few["experts"]["rows_reserved"], 72);
+    assert_eq!(few["warnings"][0]["kind"], "expert_rows");
     assert!(
         json(&["sim", "small-native", "--json"])[0]
             .get("experts")

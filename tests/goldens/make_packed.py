@@ -3,7 +3,9 @@
 
 Writes FOLDER/packed.json. LENGTHS (such as 10,23,5) repeat until a sequence is full. Runs the model of FOLDER on each document
 separately, which is equivalent to a document mask with positions that restart, but needs no code for masks. Compares the logits with
-those of transformers for whole sequences with `position_ids`, from which it derives the mask (GPT-2 is given the mask)."""
+those of transformers for whole sequences with `position_ids`, from which it derives the mask (GPT-2 is given the mask). Llama 4 counts the
+positions that scale queries from the start of the sequence, so its sequences go through the model as a whole, without a cache:
+transformers makes no such mask with one."""
 import json, sys
 from pathlib import Path
 
@@ -26,15 +28,16 @@ positions = torch.cat([torch.arange(b - a) for a, b in spans])
 ids = torch.cat([torch.full((b - a,), n) for n, (a, b) in enumerate(spans)])
 allowed = (ids[:, None] == ids[None]) & torch.ones(T, T, dtype=torch.bool).tril()
 mask = torch.zeros(T, T).masked_fill(~allowed, torch.finfo(torch.float32).min)[None, None] if model.config.model_type == "gpt2" else None
+whole = model.config.model_type == "llama4_text"
+packed_logits = lambda rows: torch.cat([model(input_ids=row[None, :-1], position_ids=positions[None], attention_mask=mask, use_cache=False).logits for row in rows])
 losses, norms = [], []
 for step in range(STEPS):
     starts = [(step * B + i) * T % (len(text) - T - 1) for i in range(B)]
     rows = torch.stack([text[s:s + T + 1] for s in starts])
-    logits = torch.cat([model(input_ids=rows[:, a:b]).logits for a, b in spans], 1)
-    if step == 0:
+    logits = packed_logits(rows) if whole else torch.cat([model(input_ids=rows[:, a:b]).logits for a, b in spans], 1)
+    if step == 0 and not whole:
         with torch.no_grad():
-            packed = torch.cat([model(input_ids=row[None, :-1], position_ids=positions[None], attention_mask=mask).logits for row in rows])
-        off = (packed - logits).abs().max().item()
+            off = (packed_logits(rows) - logits).abs().max().item()
         print("largest difference from packed sequences of transformers:", off)
         assert off < 1e-4
     loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), rows[:, 1:].reshape(-1))

@@ -25,6 +25,13 @@ TYPES = {
     "granite_swa": dict(vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
                         max_position_embeddings=64, sliding_window=20, embedding_multiplier=6.0, logits_scaling=4.0, residual_multiplier=0.3,
                         attention_multiplier=0.1, bos_token_id=None, eos_token_id=None),
+    # A chunk ends within the sequence, as do steps of the temperature of attention. Frequencies of one wavelength and more are divided.
+    "llama4_text": dict(vocab_size=256, hidden_size=48, intermediate_size=32, intermediate_size_mlp=64, num_hidden_layers=4, num_attention_heads=4,
+                        num_key_value_heads=2, head_dim=16, max_position_embeddings=256, num_local_experts=4, num_experts_per_tok=1,
+                        interleave_moe_layer_step=2, no_rope_layers=[1, 0, 1, 1], attention_chunk_size=20, floor_scale=10, attn_scale=0.3,
+                        initializer_range=0.1, bos_token_id=None, eos_token_id=None, pad_token_id=None, rope_parameters=dict(
+                            rope_type="llama3", rope_theta=500000.0, factor=16.0, low_freq_factor=1.0, high_freq_factor=1.0,
+                            original_max_position_embeddings=32)),
     "xglm": dict(vocab_size=256, d_model=64, ffn_dim=96, num_layers=3, attention_heads=4, max_position_embeddings=64, dropout=0.0,
                  attention_dropout=0.0, **DROPOUT),
     # Sequences of 48 are longer than the original context of these models.

@@ -15,8 +15,8 @@ pub(crate) fn quantize(packed: &Packed, weight: &[f32]) -> Vec<u8> {
     }
 }
 
-/// Unpacks the elements of a weight from its bytes, in parts: calls `write(first element,
-/// elements)`.
+/// Unpacks the elements of a weight from its bytes, in parts: calls
+/// `write(first element, elements)`.
 pub(crate) fn dequantize(packed: &Packed, stored: &[u8], write: impl FnMut(usize, &[f32])) {
     match packed.format {
         PackedFormat::Nf4 | PackedFormat::Nf4F32 => nf4::dequantize(packed, stored, write),

@@ -34,7 +34,7 @@ pub(crate) struct IdleTime {
 }
 
 impl IdleTime {
-    /// Starts to measure.
+    /// Starts measuring.
     pub(crate) fn new(now: Instant) -> Self {
         Self {
             since: now,

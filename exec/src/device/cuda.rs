@@ -265,8 +265,8 @@ impl CudaDevice {
 
     /// Checks what kernels report in the scratch memory: invalid inputs and NaN.
     fn check_kernel_errors(&mut self) -> Result<(), Stop> {
-        if let Some(what) = self.kernels.input_error() {
-            return Err(self.fail(FailureKind::Kernel, None, InstrId(u32::MAX), what));
+        if let Some((instr, what)) = self.kernels.input_error() {
+            return Err(self.fail(FailureKind::Kernel, None, instr, what));
         }
         if self.diagnostics.nan_check.is_some() {
             let mut found = [0u64; 2];

@@ -232,7 +232,7 @@ fn gradients(program: &Program, op: &Op) -> Vec<u32> {
     let Op::Launch { reads, .. } = *op else {
         return Vec::new();
     };
-    if program.sums_pieces(op) {
+    if program.sums_pieces(op) || program.moves_router_biases(op) {
         return Vec::new();
     }
     let tensors = program.updates(op).into_iter();

@@ -347,11 +347,12 @@ impl Kernels {
         unsafe { perform::launch(self, instr, reads, writes, hyper, stream) }
     }
 
-    /// Describes an id outside its range that a kernel has found. The device is idle.
+    /// Returns the launch that has found an id outside its range, or more choices than rows for
+    /// them, and describes that. The device is idle.
     ///
     /// # Errors
     /// [`Error`], if the driver refuses to read it.
-    pub fn fault(&mut self) -> Result<Option<String>, Error> {
+    pub fn fault(&mut self) -> Result<Option<(InstrId, String)>, Error> {
         perform::fault(self)
     }
 

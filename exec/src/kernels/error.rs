@@ -1,6 +1,6 @@
 //! Errors of launches.
 
-use shardlab_plan::ir::{DType, Place};
+use shardlab_plan::ir::{DType, Place, RowLimit};
 
 /// A launch that could not be performed. None or part of its results have been written.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -61,30 +61,16 @@ pub enum OperandError {
     },
     /// More choices fall on the experts of a rank than it has rows for.
     #[error(
-        "{rows} choices fall on the experts of one rank, which has rows for {slots}: set \
-         moe.capacity_factor = {:.2} or more (dispatcher \"padded\" can also drop choices: moe.on_overflow = \
-         \"drop\")",
-        (*rows as f64 / *balanced as f64 * 100.0).ceil() / 100.0
+        "{wanted} choices fall on the experts of one rank, which reserves {} rows for them: set \
+         moe.capacity_factor = {:.2} or more, or moe.on_overflow = \"drop\"",
+        limit.rows,
+        limit.factor(*wanted)
     )]
     Overflow {
-        /// Choices of one rank's tokens.
-        rows: usize,
-        /// Rows for them.
-        slots: usize,
-        /// Choices, if experts are equally popular.
-        balanced: usize,
-    },
-    /// More choices fall on the experts of a rank than it has rows for.
-    #[error(
-        "{used} choices fall on the experts of this rank, which has {rows} rows for them: multiply \
-         moe.capacity_factor by {:.2} or more",
-        (*used as f64 / *rows as f64 * 100.0).ceil() / 100.0
-    )]
-    Rows {
-        /// Choices.
-        used: usize,
-        /// Rows.
-        rows: usize,
+        /// These choices.
+        wanted: u64,
+        /// Their rows.
+        limit: RowLimit,
     },
     /// Elements of this type cannot be computed with.
     #[error("cannot compute with elements of type {0}")]

@@ -6,7 +6,7 @@ use super::operands::{Operands, dims, same};
 use super::scratch::Scratch;
 use super::strides;
 use super::view::View;
-use shardlab_plan::ir::op;
+use shardlab_plan::ir::{RowLimit, op};
 use std::ops::Range;
 
 /// Loads all integers of a view.
@@ -57,6 +57,24 @@ pub(super) fn pushed(o: &Operands<'_>, of: &op::PushedRows) -> Result<(), Operan
     Ok(())
 }
 
+/// Returns the limit of the choices of a rank on each other one, of `choices` of its own.
+pub(crate) const fn dispatch_limit(of: &op::DispatchExperts, choices: usize) -> RowLimit {
+    RowLimit {
+        rows: of.slots,
+        balanced: choices as u64 / of.ranks,
+        drop: of.drop,
+    }
+}
+
+/// Checks that as many choices find rows, unless those without are left out.
+fn find_rows(wanted: usize, limit: RowLimit) -> Result<(), OperandError> {
+    let wanted = wanted as u64;
+    match wanted > limit.rows && !limit.drop {
+        true => Err(OperandError::Overflow { wanted, limit }),
+        false => Ok(()),
+    }
+}
+
 /// Computes `ids -> local, position, counts`.
 pub(super) fn dispatch(o: &Operands<'_>, of: &op::DispatchExperts) -> Result<(), OperandError> {
     o.expect(1, 3)?;
@@ -88,29 +106,40 @@ pub(super) fn dispatch(o: &Operands<'_>, of: &op::DispatchExperts) -> Result<(),
         places.push(if free { place as i64 } else { -1 });
     }
     let most = taken.iter().copied().max().unwrap_or(0);
-    if most > slots && !of.drop {
-        return Err(OperandError::Overflow {
-            rows: most,
-            slots,
-            balanced: ids.len() / ranks,
-        });
-    }
+    find_rows(most, dispatch_limit(of, ids.len()))?;
     local.store_ids(0, &expert_at);
     position.store_ids(0, &places);
     counts.store_ids(0, &count);
     Ok(())
 }
 
+/// Returns the expert of each choice that falls on one of these and finds a row.
+fn with_rows(
+    ids: &[i64],
+    experts: usize,
+    limit: Option<RowLimit>,
+) -> Result<Vec<Option<usize>>, OperandError> {
+    let local = |&id: &i64| usize::try_from(id).ok().filter(|e| *e < experts);
+    let mut all: Vec<Option<usize>> = ids.iter().map(local).collect();
+    let Some(limit) = limit else {
+        return Ok(all);
+    };
+    find_rows(all.iter().flatten().count(), limit)?;
+    let here = all.iter_mut().filter(|e| e.is_some());
+    here.skip(limit.rows as usize).for_each(|e| *e = None);
+    Ok(all)
+}
+
 /// Computes `ids -> offsets, position`.
-pub(super) fn sort(o: &Operands<'_>, experts: usize) -> Result<(), OperandError> {
+pub(super) fn sort(o: &Operands<'_>, of: &op::SortExperts) -> Result<(), OperandError> {
+    let experts = of.experts as usize;
     o.expect(1, 2)?;
     let (ids, offsets, position) = (o.input(0)?, o.output(0)?, o.output(1)?);
     same("the offsets", experts + 1, offsets.numel)?;
     same("the positions", ids.numel, position.numel)?;
-    let ids = integers(&ids)?;
-    let local = |id: i64| usize::try_from(id).ok().filter(|e| *e < experts);
+    let kept = with_rows(&integers(&ids)?, experts, of.limit)?;
     let mut ends = vec![0i64; experts + 1];
-    for e in ids.iter().filter_map(|&id| local(id)) {
+    for e in kept.iter().flatten() {
         ends[e + 1] += 1;
     }
     for e in 0..experts {
@@ -118,10 +147,10 @@ pub(super) fn sort(o: &Operands<'_>, experts: usize) -> Result<(), OperandError>
     }
     offsets.store_ids(0, &ends);
     let mut next = ends;
-    let rows: Vec<i64> = ids
+    let rows: Vec<i64> = kept
         .iter()
-        .map(|&id| {
-            local(id).map_or(-1, |e| {
+        .map(|e| {
+            e.map_or(-1, |e| {
                 next[e] += 1;
                 next[e] - 1
             })
@@ -153,13 +182,7 @@ pub(super) fn permute(o: &Operands<'_>) -> Result<(), OperandError> {
     let (tokens, d) = strides::matrix(o.slot(false, 0)?);
     let (rows, width) = strides::matrix(o.slot(true, 0)?);
     same("a row", d, width)?;
-    let position = integers(&o.input(1)?)?;
-    let used = position.iter().map(|p| p + 1).max().unwrap_or(0);
-    let used = usize::try_from(used).unwrap_or(0);
-    if used > rows {
-        return Err(OperandError::Rows { used, rows });
-    }
-    let position: Vec<Option<usize>> = position.iter().map(|&p| usize::try_from(p).ok()).collect();
+    let position = positions(&o.input(1)?, rows)?;
     let k = position.len() / tokens.max(1);
     same("the positions", tokens * k, position.len())?;
     let mut row = Scratch::take(d);

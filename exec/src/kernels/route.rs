@@ -213,6 +213,29 @@ pub(super) fn route_grad(o: &Operands<'_>, of: &op::RouteGrad) -> Result<(), Ope
     Ok(())
 }
 
+/// Computes `ids -> counts`.
+pub(super) fn count_experts(o: &Operands<'_>) -> Result<(), OperandError> {
+    o.expect(1, 1)?;
+    let (rows, k) = strides::matrix(o.slot(false, 0)?);
+    let (ids, out) = (o.input(0)?, o.output(0)?);
+    let mut counts = vec![0u32; out.numel];
+    let mut columns = vec![0i64; k];
+    for row in 0..rows {
+        ids.load_ids(row * k, &mut columns)?;
+        for &value in &columns {
+            let count = usize::try_from(value).ok().and_then(|c| counts.get_mut(c));
+            *count.ok_or(OperandError::Label {
+                row,
+                value,
+                limit: out.numel,
+            })? += 1;
+        }
+    }
+    let counts: Vec<f32> = counts.into_iter().map(|n| n as f32).collect();
+    out.store(0, &counts);
+    Ok(())
+}
+
 /// Computes `logits -> loss, counts`.
 pub(super) fn load_balance(o: &Operands<'_>, of: &op::LoadBalance) -> Result<(), OperandError> {
     o.expect(1, 2)?;

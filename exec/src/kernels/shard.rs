@@ -4,6 +4,7 @@ mod float8;
 mod layout;
 mod muon;
 mod optimizer;
+mod router_bias;
 
 use super::error::OperandError;
 use super::math::LANES;
@@ -231,6 +232,7 @@ pub(super) fn run(
             let mut update = op.update().into_iter();
             update.try_for_each(|u| muon::update(ctx, u, reads, writes))
         }
+        ShardOp::RouterBias { speed } => router_bias::update(speed.0 as f32, reads, writes),
     }
 }
 

@@ -332,6 +332,12 @@ impl Feed {
                 let n = known.bytes.0 / known.dtype.size();
                 (0..n).for_each(|_| push(&mut out, known.dtype, 1.0));
             }
+            "attention_temperature" => {
+                // Also in packed sequences, these are the positions in the whole.
+                for position in 0..self.seq_len {
+                    push(&mut out, known.dtype, temperature(m, position));
+                }
+            }
             "positions" | "positions_with_offset" => {
                 let first = match known.name {
                     "positions" => 0,
@@ -373,6 +379,13 @@ impl Feed {
             Samples::Random { seed } => format!("random {seed}"),
         }
     }
+}
+
+/// Returns the factor of the query at a position, in float32 as in the code of Llama 4.
+fn temperature(m: &Model, position: u64) -> f32 {
+    let floor = m.options.attention_temperature_floor as f32;
+    let whole = ((position as f32 + 1.0) / floor).floor();
+    whole.ln_1p() * m.options.attention_temperature as f32 + 1.0
 }
 
 /// Returns the sines and then the cosines of a position, whose frequencies fall from 1 to 1/10,000

@@ -23,13 +23,15 @@ use std::path::{Path, PathBuf};
 /// lists.
 struct Folder {
     path: PathBuf,
+    /// What the names of the model's tensors begin with, if there are others.
+    prefix: &'static str,
     files: Vec<TensorFile>,
     /// By tensor: index of its file.
     of: BTreeMap<String, usize>,
 }
 
 impl Folder {
-    fn open(dir: &Path) -> Result<Self, TrainError> {
+    fn open(dir: &Path, prefix: &'static str) -> Result<Self, TrainError> {
         let index = dir.join("model.safetensors.index.json");
         let names: BTreeSet<String> = if index.exists() {
             let value = read_json(&index)?;
@@ -57,6 +59,7 @@ impl Folder {
             .collect();
         Ok(Self {
             path: dir.to_owned(),
+            prefix,
             files,
             of,
         })
@@ -65,7 +68,11 @@ impl Folder {
     /// Finds a tensor by name, also without the model's prefix (gpt2 was published without it).
     fn find(&self, name: &str) -> Option<(usize, String, Entry)> {
         let short = name.split_once('.').map_or(name, |(_, rest)| rest);
-        [name, short].into_iter().find_map(|n| {
+        let names = match self.prefix {
+            "" => [name.to_owned(), short.to_owned()],
+            prefix => [[prefix, name].concat(), name.to_owned()],
+        };
+        names.iter().find_map(|n| {
             let file = *self.of.get(n)?;
             Some((file, n.to_owned(), self.files[file].entries[n].clone()))
         })
@@ -94,8 +101,8 @@ pub fn has_form(program: &Program, model: &Model) -> Result<(), TrainError> {
     names_of(program).map(|_| ())
 }
 
-/// Writes the weights of a Hugging Face folder to all ranks. Adapters keep theirs: [`adapter`]
-/// reads them.
+/// Writes the weights of a Hugging Face folder to all ranks. Of a folder with a Llama 4 and its
+/// vision tower, it takes the language model. Adapters keep theirs: [`adapter`] reads them.
 ///
 /// [`adapter`]: super::adapter
 ///
@@ -112,8 +119,9 @@ pub fn load(
 ) -> Result<(), TrainError> {
     let names = names_of(program)?;
     let path = dir.join("config.json");
-    config::check(&path, &read_json(&path)?, model, seq_len)?;
-    let mut folder = Folder::open(dir)?;
+    let (config, prefix) = config::of_language_model(read_json(&path)?);
+    config::check(&path, &config, model, seq_len)?;
+    let mut folder = Folder::open(dir, prefix)?;
     let mut missing = Vec::new();
     let mut found = Vec::new();
     let params = (0u32..).map(ParamId).zip(&program.params);
@@ -148,7 +156,8 @@ pub fn load(
         .of
         .keys()
         .map(String::as_str)
-        .filter(|n| !used.contains(n) && !names::ignorable(n, model.tie_embeddings))
+        .filter(|n| !used.contains(n) && n.starts_with(prefix))
+        .filter(|n| !names::ignorable(n, model.tie_embeddings))
         .partition(|n| CORRECTION_BIASES.iter().any(|end| n.ends_with(end)));
     if !left.is_empty() {
         let what = format!(

@@ -147,11 +147,15 @@ impl StateLayout {
         once(&self.ranks, |r| r.of(kind))
     }
 
-    /// Returns of each rank whether the parameters that its optimizer updates are no copies of
-    /// another rank's; `None` if some are and others are not.
+    /// Returns of each rank whether the parameters that its optimizer updates by gradients are no
+    /// copies of another rank's; `None` if some are and others are not.
     #[must_use]
     pub fn distinct_ranks(&self, program: &Program) -> Option<Vec<bool>> {
-        let trained = |s: &&Span| program.params[s.param.index()].requires_grad;
+        let trained = |s: &&Span| {
+            let param = &program.params[s.param.index()];
+            // All ranks have biases of routers, which have no gradients.
+            param.requires_grad && !param.router_bias
+        };
         let mut own = vec![0; self.ranks.len()];
         for (rank, span) in self.primaries(Kind::Master) {
             own[rank as usize] += u64::from(trained(&span)) * span.numel();
@@ -294,7 +298,7 @@ impl<'a> Map<'a> {
                         ..with_buffer(moment, t.base * size(moment))
                     });
                 }
-                if self.persistent.contains(&t.grad.buffer) {
+                if self.persistent.contains(&t.grad.buffer) && !self.is_counted(span.param) {
                     state.grads.push(with_buffer(t.grad.buffer, grad.start));
                 }
                 state.master.push(span);
@@ -356,6 +360,9 @@ impl<'a> Map<'a> {
                     continue;
                 }
                 let local = held.elements.start + first - held.at;
+                if self.is_counted(held.param) {
+                    continue;
+                }
                 let param = &self.program.params[held.param.index()];
                 let runs = param.full_ranges(mesh, rank, local..local + last - first);
                 let place = runs.first().map_or(0, |(_, elements)| elements.start);
@@ -370,6 +377,11 @@ impl<'a> Map<'a> {
             }
         }
         Ok(parts)
+    }
+
+    /// Returns whether a parameter has counts in place of a gradient.
+    fn is_counted(&self, param: ParamId) -> bool {
+        self.program.params[param.index()].router_bias
     }
 
     /// Returns the spans inside an access, with their distance in elements from its start.

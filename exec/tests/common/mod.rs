@@ -39,6 +39,9 @@ pub(crate) static DEEPSEEK_V3: Golden = Golden {
 pub(crate) static GPT_OSS: Golden = Golden {
     name: "gpt-oss-tiny",
 };
+pub(crate) static LLAMA4: Golden = Golden {
+    name: "llama4-tiny",
+};
 pub(crate) static QWEN2_MOE: Golden = Golden {
     name: "qwen2-moe-tiny",
 };

@@ -6,7 +6,7 @@ use super::memory::{Buffer, HYPER, Rng, kernel, launch};
 use shardlab_exec::RawRange;
 use shardlab_exec::kernels::{KernelError, OperandError};
 use shardlab_plan::ir::{
-    BodyOp, DType, ForcedChoice, Indexing, OpKind, Place, Real, Slot, UsedRows, op,
+    BodyOp, DType, ForcedChoice, Indexing, OpKind, Place, Real, RowLimit, Slot, UsedRows, op,
 };
 
 const WEIGHT_GRAD: OpKind =
@@ -92,6 +92,27 @@ fn forced_choices_are_weighted_by_scores() {
     let logits = arg(&[4, 12], DType::F32);
     let failed = Case::new(OpKind::Route(of), &[logits], &outputs, &mut rng).run();
     assert!(failed.is_err());
+}
+
+#[test]
+fn choices_of_each_expert_are_counted() {
+    let chosen = [0, 3, 3, 11, 11, 11];
+    let out = [arg(&[12], DType::F32)];
+    let mut case = Case::new(
+        OpKind::CountExperts,
+        &[ids(&[3, 2], &chosen)],
+        &out,
+        &mut Rng(7),
+    );
+    case.run().unwrap();
+    let mut wanted = [0.0; 12];
+    (wanted[0], wanted[3], wanted[11]) = (1.0, 2.0, 3.0);
+    assert_eq!(case.buffers()[0].values(), wanted);
+    for bad in [-1, 12] {
+        let inputs = [ids(&[1, 2], &[0, bad])];
+        let failed = Case::new(OpKind::CountExperts, &inputs, &out, &mut Rng(7)).run();
+        assert!(failed.is_err(), "{bad}");
+    }
 }
 
 /// Groups that are not selected lose even if the scores of all others are negative. (With a mask of
@@ -205,13 +226,19 @@ fn bits(values: &[f64]) -> Vec<u64> {
 fn a_rank_without_any_row() {
     let mut rng = Rng(8);
     let none = ids(&[3, 2], &[-1, 7, 4, 9, -3, 8]);
-    let sort = OpKind::SortExperts(op::SortExperts { experts: 4 });
+    let sort = OpKind::SortExperts(op::SortExperts {
+        experts: 4,
+        limit: None,
+    });
     let outputs = [arg(&[5], DType::I64), arg(&[3, 2], DType::I64)];
     Case::new(sort, &[none], &outputs, &mut rng).check();
     let nowhere = ids(&[3, 2], &[-1; 6]);
     let rows = arg(&[4, 5], DType::F32);
     Case::new(
-        OpKind::Unpermute(op::Unpermute { by: Indexing::Own }),
+        OpKind::Unpermute(op::Unpermute {
+            by: Indexing::Own,
+            routed: None,
+        }),
         &[rows, nowhere],
         &[arg(&[3, 5], DType::F32)],
         &mut rng,
@@ -323,4 +350,115 @@ fn rows_without_an_expert_stay_as_they_were() {
         let text = launched(Some(rows + 1)).unwrap_err().to_string();
         assert!(text.contains("of 700"), "{text}");
     }
+}
+
+/// Choices of six tokens, of which nine fall on the three experts of this rank.
+const CHOICES: [i64; 12] = [0, 2, -1, 1, 2, 0, 5, 2, 1, 0, -2, 1];
+
+/// Sorts these choices into six rows; five would be those of equally popular experts.
+fn sort_into_six(drop: bool) -> Case {
+    let limit = Some(RowLimit {
+        rows: 6,
+        balanced: 5,
+        drop,
+    });
+    let sort = OpKind::SortExperts(op::SortExperts { experts: 3, limit });
+    let outputs = [arg(&[4], DType::I64), arg(&[6, 2], DType::I64)];
+    Case::new(sort, &[ids(&[6, 2], &CHOICES)], &outputs, &mut Rng(2))
+}
+
+/// Returns what an operation makes of these values.
+fn made(op: OpKind, inputs: &[Arg], shape: &[u64]) -> Vec<f64> {
+    let mut case = Case::new(op, inputs, &[arg(shape, DType::F32)], &mut Rng(1));
+    case.run().unwrap();
+    case.buffers()[0].values()
+}
+
+/// Small integers, whose sums are exact.
+fn numbers(shape: &[u64], seed: u64) -> (Arg, Vec<f64>) {
+    let n: u64 = shape.iter().product();
+    let all: Vec<f64> = (0..n).map(|i| ((i * 7 + seed) % 11) as f64 - 5.0).collect();
+    (arg(shape, DType::F32).values(&all), all)
+}
+
+/// Choices take rows in the order of tokens. One without a row adds nothing to its token, and
+/// nothing to gradients: a loop over tokens says the same.
+#[test]
+fn choices_beyond_the_limit_add_nothing() {
+    sort_into_six(true).check();
+    let mut sort = sort_into_six(true);
+    sort.run().unwrap();
+    let [offsets, position] = [0, 1].map(|n| sort.buffers()[n].values());
+    // The first six choices of this rank are of experts 0, 2, 1, 2, 0, 2.
+    assert_eq!(offsets, [0.0, 2.0, 3.0, 6.0]);
+    let wanted = [0, 3, -1, 2, 4, 1, -1, 5, -1, -1, -1, -1].map(f64::from);
+    assert_eq!(position, wanted);
+
+    let as_ids = |shape: &[u64], values: &[f64]| {
+        let values: Vec<i64> = values.iter().map(|v| *v as i64).collect();
+        ids(shape, &values)
+    };
+    let at = || as_ids(&[6, 2], &position);
+    let rows_of = || as_ids(&[4], &offsets);
+    let (own, product) = (Indexing::Own, |tb| {
+        OpKind::GroupedGemm(op::GroupedGemm { tb, routed: None })
+    });
+    let permute = OpKind::Permute(op::Permute {
+        by: own,
+        routed: None,
+    });
+    let unpermute = OpKind::Unpermute(op::Unpermute {
+        by: own,
+        routed: None,
+    });
+    let ((x, x_is), (w, w_is), (dy, dy_is)) = (
+        numbers(&[6, 3], 1),
+        numbers(&[3, 4, 3], 2),
+        numbers(&[6, 4], 3),
+    );
+    let of = |shape: &[u64], values: &[f64]| arg(shape, DType::F32).values(values);
+    let rows = made(permute, &[x, at()], &[6, 3]);
+    let out = made(
+        product(true),
+        &[of(&[6, 3], &rows), w.clone(), rows_of()],
+        &[6, 4],
+    );
+    let y = made(unpermute, &[of(&[6, 4], &out), at()], &[6, 4]);
+    let d_out = made(permute, &[dy, at()], &[6, 4]);
+    let d_rows = made(
+        product(false),
+        &[of(&[6, 4], &d_out), w, rows_of()],
+        &[6, 3],
+    );
+    let dx = made(unpermute, &[of(&[6, 3], &d_rows), at()], &[6, 3]);
+    let factors = [of(&[6, 4], &d_out), of(&[6, 3], &rows), rows_of()];
+    let dw = made(WEIGHT_GRAD, &factors, &[3, 4, 3]);
+
+    let (mut wanted_y, mut wanted_dx, mut wanted_dw) =
+        (vec![0.0; 24], vec![0.0; 18], vec![0.0; 36]);
+    let mut taken = 0;
+    for (i, id) in CHOICES.into_iter().enumerate() {
+        let Some(e) = usize::try_from(id).ok().filter(|e| *e < 3 && taken < 6) else {
+            continue;
+        };
+        taken += 1;
+        let t = i / 2;
+        for r in 0..4 {
+            for c in 0..3 {
+                let at = e * 12 + r * 3 + c;
+                wanted_y[t * 4 + r] += w_is[at] * x_is[t * 3 + c];
+                wanted_dx[t * 3 + c] += w_is[at] * dy_is[t * 4 + r];
+                wanted_dw[at] += dy_is[t * 4 + r] * x_is[t * 3 + c];
+            }
+        }
+    }
+    assert_eq!((y, dx, dw), (wanted_y, wanted_dx, wanted_dw));
+}
+
+#[test]
+fn more_choices_than_rows_are_an_error() {
+    let text = sort_into_six(false).run().unwrap_err().to_string();
+    let wanted = "9 choices fall on the experts of one rank, which reserves 6 rows for them: set \
+                  moe.capacity_factor = 1.80 or more, or moe.on_overflow = \"drop\"";
+    assert!(text.contains(wanted), "{text}");
 }

@@ -511,6 +511,59 @@ fn lion_steps_by_the_sign_of_its_blend() {
     }
 }
 
+/// Experts with fewer choices than the mean go up, those with more go down, and then all by as much
+/// that their sum stays. One with as many as the mean moves by this only. Two routers of a launch
+/// have means of their own.
+#[test]
+fn biases_of_routers_move_by_the_sign_of_what_is_missing() {
+    let counts = [[4.0, 0.0, 2.0, 2.0], [9.0, 1.0, 1.0, 1.0]];
+    let before = [[0.5, -0.25, 0.0, 0.125], [1.0, 1.0, 1.0, 1.0]];
+    let mut bias = Buffer::of(F32, &before.concat());
+    let mut counted = Buffer::of(F32, &counts.concat());
+    let reads = [
+        bias.part(0, 4),
+        counted.part(0, 4),
+        bias.part(4, 4),
+        counted.part(4, 4),
+    ];
+    let op = ShardOp::RouterBias { speed: Real(0.25) };
+    // Neither the learning rate nor the limit of the norm counts.
+    let hyper = Hyper {
+        lr: 100.0,
+        clip_norm: 1e-3,
+        ..HYPER
+    };
+    run(op, hyper, &[], &reads, &[reads[0], reads[2]]).unwrap();
+    // The second router's steps are -0.25 and three times 0.25, of which the mean is 0.125.
+    let wanted = [0.25, 0.0, 0.0, 0.125, 0.625, 1.125, 1.125, 1.125];
+    assert_eq!(bias.values(), wanted);
+    // Counts that do not divide evenly: 7 of 3 experts, none of which has the mean.
+    let mut bias = Buffer::of(F32, &[0.0; 3]);
+    let mut counted = Buffer::of(F32, &[2.0, 2.0, 3.0]);
+    let reads = [bias.range(), counted.range()];
+    run(op, HYPER, &[], &reads, &reads[..1]).unwrap();
+    let third = 0.25 / 3.0;
+    near(
+        &bias.values(),
+        &[0.25 - third, 0.25 - third, -0.25 - third],
+        1e-6,
+    );
+    // Operands of other types and lengths.
+    let mut short = Buffer::of(BF16, &[0.0; 3]);
+    assert!(run(op, HYPER, &[], &[bias.range(), short.range()], &reads[..1]).is_err());
+    assert!(
+        run(
+            op,
+            HYPER,
+            &[],
+            &[bias.range(), counted.part(0, 2)],
+            &reads[..1]
+        )
+        .is_err()
+    );
+    assert!(run(op, HYPER, &[], &reads, &[counted.range()]).is_err());
+}
+
 /// A weight just above the midpoint of two codes is rounded to the upper one, unless it is first
 /// rounded to bfloat16, which makes it a tie. The amax of several shards is also tested with and
 /// without rounding.

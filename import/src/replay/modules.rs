@@ -138,6 +138,7 @@ fn parameters(unit: &UnitFacts, module: ModuleId, units: &mut Units) {
             shape: shape.into_iter().collect(),
             placements: Placements::REPLICATED,
             requires_grad: true,
+            router_bias: false,
             group: 0,
             packed: None,
             init: Init::Zeros,

@@ -1,5 +1,5 @@
-//! Recompute: reruns a block's forward at the start of its backward. The rules then use the
-//! recomputed values.
+//! Recompute: the forward of a block runs again at the start of its backward, and the rules refer
+//! to its new values.
 
 use super::{Engine, Section};
 use crate::config::{Recompute, RecomputeLayers, Train};
@@ -14,19 +14,20 @@ use std::ops::Range;
 pub(crate) struct Recomputed {
     /// Mode.
     pub(crate) mode: Recompute,
-    /// Names of operations whose results selective recompute saves, if they are not the default.
+    /// Names of operations whose results selective recompute keeps, if they are not the default
+    /// ones.
     save: Option<Vec<String>>,
-    /// Selective recompute reruns every n-th matmul of a block; 0: none.
+    /// Selective recompute runs every n-th matmul of a block again; 0 means none.
     nth_matmul: u32,
-    /// Eager code keeps all results that selective recompute saves, including those that backward
+    /// Eager code keeps all results that selective recompute keeps, including those that backward
     /// does not need (see `Train::caches_unneeded`).
     caches_unneeded: bool,
     /// Blocks are recomputed by `CheckpointFunction` (see `Train::use_reentrant`).
     pub(crate) reentrant: bool,
     /// Block that each module belongs to.
     block_of: Vec<Option<ModuleId>>,
-    /// Whether the mode applies to each module: to the selected blocks and the modules inside them,
-    /// or to all.
+    /// For each module, whether the mode applies to it: to the chosen blocks and their contents, or
+    /// to all modules.
     chosen: Vec<bool>,
 }
 
@@ -63,7 +64,7 @@ impl Recomputed {
 
     /// Returns, for each op of a forward graph, whether selective recompute saves its results.
     /// Matmuls are counted from the start of their block (`_get_custom_policy` of torchtitan, which
-    /// only counts `mm`).
+    /// counts only `mm`).
     fn kept(&self, ops: &[Op]) -> Vec<bool> {
         let (mut block, mut matmuls) = (None, 0);
         let mut keeps = |op: &Op| {
@@ -109,11 +110,11 @@ impl Recomputed {
 
 /// Consecutive forward ops that backward reruns together.
 struct Region {
-    /// The block, or the module whose code checkpoints the ops.
+    /// The block that they form, or the module whose code checkpoints them.
     module: ModuleId,
     ops: Range<usize>,
-    /// Whether they have a nested backward, which keeps their inputs, results and the results'
-    /// gradients until its end.
+    /// Whether they have a separate backward, which keeps their inputs, their results and the
+    /// results' gradients until it ends.
     reentrant: bool,
 }
 
@@ -125,7 +126,7 @@ pub(super) struct State {
     region_of: Vec<Option<u32>>,
     /// Whether the results of each forward op are saved.
     kept: Vec<bool>,
-    /// Whether eager code keeps saved results that backward does not need.
+    /// Whether eager code keeps them even if backward does not need them.
     caches_unneeded: bool,
     /// Recomputed values by forward value.
     stands_for: Vec<Option<ValueId>>,
@@ -134,8 +135,8 @@ pub(super) struct State {
     held: Vec<u32>,
 }
 
-/// Returns whether forward ops of a block are rerun before its backward. For
-/// [`Recompute::Pointwise`], kernel fusion decides which results are dropped.
+/// Returns whether forward ops of a block run again before its backward. For
+/// [`Recompute::Pointwise`], kernel fusion decides what is dropped.
 const fn reruns(mode: Recompute) -> bool {
     matches!(mode, Recompute::Full | Recompute::Selective)
 }
@@ -171,7 +172,7 @@ impl State {
         out
     }
 
-    /// Adds a region for each block that the mode applies to.
+    /// Turns each block that the mode applies to into a region.
     fn add_blocks(&mut self, m: &ModelGraph, what: &Recomputed) {
         let mut region_of: Vec<Option<u32>> = vec![None; m.modules().len()];
         for (i, op) in m.graph.ops.iter().enumerate() {
@@ -221,7 +222,7 @@ fn is_dropped(op: &Op) -> bool {
 }
 
 impl Engine<'_> {
-    /// Recomputes the region of op `at`, unless this has happened or the op has no region.
+    /// Recomputes the region of op `at`, unless it has been recomputed or the op has none.
     /// `gradients` are those of the op's results, with which the region's backward starts.
     pub(super) fn enter_section(&mut self, at: usize, gradients: &[ValueId]) {
         let region = self.recompute.region_of.get(at).copied().flatten();
@@ -239,7 +240,7 @@ impl Engine<'_> {
         let (ops, start) = (ops.clone(), self.m.graph.ops.len() as u32);
         let forward = ops.start as u32..ops.end as u32;
         let (current, stage) = (self.m.graph.module, self.m.graph.stage);
-        // For each op of the region: the last op of the section after it has been rerun.
+        // Last op of the section after each op of the region has run again.
         let mut after = Vec::with_capacity(ops.len());
         for i in ops.clone() {
             self.recompute_op(i);
@@ -261,8 +262,8 @@ impl Engine<'_> {
     }
 
     /// Makes the local variables of a region's code hold recomputed buffers where they hold those
-    /// of forward. The section starts at `start`; `after` has the last op of the section after each
-    /// op of the region has been rerun.
+    /// of forward. `after` has the last op of the section, which starts at `start`, after each op
+    /// of the region has run again.
     fn repeat_holds(&mut self, region: &Range<usize>, start: u32, after: &[Option<u32>]) {
         let g = &self.m.graph;
         let ops = &g.ops[region.clone()];
@@ -303,9 +304,9 @@ impl Engine<'_> {
         inputs.filter_map(|v| g.buffer_of(v))
     }
 
-    /// Ends the lifetimes of the buffers that a recomputed region keeps: at the end of its backward
-    /// if it is reentrant. Otherwise, the inputs of the region belong to its saved tensors, and
-    /// live until the last of these is freed.
+    /// Ends the lifetimes of what a recomputed region has kept. If the region's backward is
+    /// reentrant, they end with it. Otherwise the region's inputs belong to its saved tensors, and
+    /// their lifetimes end with the last of these.
     pub(super) fn leave_section(&mut self) {
         let held = std::mem::take(&mut self.recompute.held);
         if held.is_empty() {
@@ -322,7 +323,7 @@ impl Engine<'_> {
         self.g().holds.extend(ends);
     }
 
-    /// Returns the last op after a section that reads a recomputed value.
+    /// Returns the last op after a section that reads a recomputed value of the section.
     fn last_use(&self, section: Range<u32>) -> Option<usize> {
         let g = &self.m.graph;
         let recomputed = |v: &ValueId| section.contains(&g.producer[v.index()]);
@@ -395,7 +396,7 @@ impl Engine<'_> {
         Root::Buffer(self.m.graph.buffers.len() as u32 - 1)
     }
 
-    /// Drops recomputed ops that nothing uses. Recomputation stops once all saved tensors are
+    /// Drops recomputed ops that nothing uses. Recomputation stops when every saved tensor is
     /// available, unless it is reentrant.
     pub(super) fn finish_sections(&mut self) {
         self.leave_section();
@@ -424,7 +425,7 @@ impl Engine<'_> {
                 used[v.index()] = true;
             }
         }
-        // The lifetimes of the code's local variables end where recomputation stops.
+        // Where recomputation stops, the lifetimes of the code's local variables end.
         let first = self.out.first;
         for (op, _) in g.holds.iter_mut().filter(|(op, _)| *op >= first) {
             while *op > first && is_dropped(&g.ops[*op as usize]) {

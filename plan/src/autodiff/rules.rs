@@ -1,11 +1,11 @@
-//! Vector-Jacobian products of views and collectives. Those of kernels are in `ops`.
+//! Vector-Jacobian products. Those of views are here, those of kernels in `ops`.
 
 use crate::graph::{Act, Graph, Op, Peers, ValueId, View};
 use crate::ir::{CollectiveKind, ModelCollective, OpKind, Real, op};
 use crate::ops::{Contributions, Vjp, sum_to};
 use smallvec::{SmallVec, smallvec};
 
-/// Returns whether an input can have a gradient (ids, labels and statistics cannot).
+/// Returns whether an input gets a gradient at all. Ids, labels and statistics do not.
 pub(super) fn differentiable(op: &Op, input: usize) -> bool {
     match op.act {
         Act::Compute(kind) => kind.def().differentiable(input),
@@ -81,9 +81,9 @@ fn view_rule(g: &mut Graph, op: &Op, view: View, dy: ValueId) -> ValueId {
     }
 }
 
-/// Emits the transpose of a collective. After a gather or a scatter, each rank uses the result
-/// differently, so gradients are partial sums. After an all-reduce, all ranks use the result in the
-/// same way, so each has the full gradient ([`View::SumGradient`] turns it into partial sums).
+/// Emits the transpose of a collective. Each rank uses the result of a gather or a scatter
+/// differently, so gradients are partial sums. All ranks use the result of an all-reduce in the
+/// same way, so each has the whole gradient ([`View::SumGradient`] turns it into partial sums).
 fn collective_rule(g: &mut Graph, op: &Op, c: ModelCollective, dy: ValueId) -> ValueId {
     let kind = match c.kind {
         CollectiveKind::AllReduce | CollectiveKind::PeerReturn | CollectiveKind::Barrier => {
@@ -100,7 +100,7 @@ fn collective_rule(g: &mut Graph, op: &Op, c: ModelCollective, dy: ValueId) -> V
     g.collective(ModelCollective { kind, ..c }, dy, &shape)
 }
 
-/// Returns how rows were pushed, given the sent choices, the received choices, and the positions of
+/// Returns how rows were pushed, from the sent choices, the received choices, and the places of the
 /// results.
 fn peers(c: ModelCollective, [sent, got, position]: [ValueId; 3]) -> Peers {
     let pushed = c.pushed.expect("collectives that push rows say which");

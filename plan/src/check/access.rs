@@ -14,7 +14,7 @@ use crate::ir::{
 };
 use crate::program::{Op, Phase, Rule};
 
-/// Two accesses that nothing orders.
+/// Two accesses without an order between them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Conflict {
     work: Work,
@@ -26,7 +26,7 @@ pub(super) struct Conflict {
     tenant: Option<crate::ir::BufferId>,
 }
 
-/// What an instruction's reads determine for its writes.
+/// Properties of an instruction's reads that determine those of its writes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Inputs {
     /// Oldest optimizer step among the weights that were read.
@@ -42,15 +42,15 @@ impl Inputs {
     };
 }
 
-/// Returns the pieces that a kernel sums, and which of its reads they are, if it is the second half
-/// of a reduction, alone or in an optimizer.
+/// Returns the pieces that a kernel sums and the index of the read that contains them, if the
+/// kernel is the second half of a reduction, alone or in an optimizer.
 fn pieces(kernel: &Kernel) -> Option<(Pieces, usize)> {
     let op = shard_op(kernel)?;
     if let ShardOp::SumPieces { ranks, factor, .. } = op {
-        // One piece is a range that is multiplied.
+        // A single piece is a range that is multiplied.
         return (ranks > 1).then_some((Pieces { ranks, factor }, 0));
     }
-    // They come after the weight.
+    // The pieces come after the weight.
     op.update()?.fused.pieces.map(|p| (p, 1))
 }
 
@@ -67,7 +67,7 @@ fn shard_op(kernel: &Kernel) -> Option<ShardOp> {
     }
 }
 
-/// Returns what a kernel multiplies gradients by.
+/// Returns the factor by which a kernel multiplies gradients.
 fn multiplier(kernel: &Kernel) -> Option<Factor> {
     match shard_op(kernel)? {
         ShardOp::Scale { factor }
@@ -80,7 +80,7 @@ fn multiplier(kernel: &Kernel) -> Option<Factor> {
     }
 }
 
-/// Returns whether a kernel sums squares: a part of the gradient norm.
+/// Returns whether a kernel sums squares, for a part of the gradient norm.
 fn squares(kernel: &Kernel) -> bool {
     let op = kernel.body.first().map(|b| b.op);
     op == Some(OpKind::Shard(ShardOp::SumSquares))
@@ -163,7 +163,7 @@ impl Walk<'_> {
             self.read(work, sent.choices, &mut unused);
             self.windows(work, c);
         }
-        // Parts run as one launch: all inputs are read before any output may be reused.
+        // Parts run as a single launch, so all inputs are read before any output may be reused.
         let mut inputs: smallvec::SmallVec<[Inputs; 4]> = smallvec::SmallVec::new();
         for part in &c.parts {
             let mut i = Inputs::NONE;
@@ -190,7 +190,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Checks that all ranks have passed a barrier since this one last used what others write to.
+    /// Checks that all ranks have passed a barrier since this rank last used the memory that others
+    /// write to.
     fn windows(&mut self, work: &Work, c: &Collective) {
         let passed = self.barriers[c.comm.index()];
         for window in c.parts.iter().map(|part| part.output) {
@@ -324,8 +325,8 @@ impl Walk<'_> {
         self.cells[a.buffer.index()].overwrite(range, work.me, version, reduced, zeros);
     }
 
-    /// Checks lifetime, empty ranges, and earlier tenants of the address. Returns whether the
-    /// access makes sense.
+    /// Checks the lifetime, empty ranges, and earlier tenants of the address. Returns whether the
+    /// access is valid.
     fn enter(&mut self, work: &mut Work, a: Access, writes: bool) -> bool {
         let p = self.p;
         let verb = if writes { "writes" } else { "reads" };
@@ -395,7 +396,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns the rule that a read breaks if it is not ordered after the write.
+    /// Returns the rule that a read violates if it is not ordered after the write.
     fn read_rule(&self, work: &Work, b: &Buffer) -> RuleId {
         let collective = self.collective_of(work.instr.op);
         match collective.map(|c| c.kind) {

@@ -7,10 +7,10 @@ use crate::ir::{Access, InstrId};
 use crate::program::{Op, Program, SectionKind};
 use std::collections::HashMap;
 
-/// Addresses that a captured scope saw.
+/// Addresses that a captured scope has seen.
 pub(super) struct Captured {
-    /// Addresses by operand of a launch. 0 means not seen, and other addresses are stored plus 1
-    /// (no allocator gives address 0 to two buffers).
+    /// Addresses by operand of a launch. 0 means not seen. Other addresses are stored plus 1,
+    /// because allocators do not give address 0 to two buffers.
     operands: Vec<u64>,
     /// Addresses of all other accesses, by instruction and operand.
     others: HashMap<(InstrId, u32), u64>,
@@ -45,7 +45,7 @@ impl Walk<'_> {
         }
         self.captured.open = Some(id);
         self.sink.fact(RuleId::CaptureHost, 1);
-        // The first step runs eagerly; from the second on a scope is one graph launch.
+        // The first step runs eagerly. From the second step on, a scope is one graph launch.
         self.captured.replayed = self.pass_now().kind != SectionKind::First;
         if self.captured.replayed {
             self.order.begin_scope();
@@ -74,7 +74,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Ends a pass, in which no scope may stay open.
+    /// Ends a pass. No scope may still be open.
     pub(super) fn close_scope(&mut self) {
         if let Some(id) = self.captured.open.take() {
             self.violate(RuleId::CaptureJoin, id, None, || {
@@ -86,7 +86,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Checks that a wait of the host is outside captured scopes.
+    /// Checks that a wait of the host is outside of captured scopes.
     pub(super) fn no_host_wait_in_scope(&mut self, id: InstrId) {
         if let Some(scope) = self.captured.open {
             self.violate(RuleId::CaptureHost, id, Some(scope), || {
@@ -95,7 +95,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Checks an access within a captured scope: its address must be that of the pass before; see
+    /// Checks an access within a captured scope: its address must be that of the previous pass; see
     /// Note [Captured addresses].
     pub(super) fn scope_address(&mut self, work: &mut Work, a: Access) {
         if !self.captured.replayed {

@@ -1,12 +1,12 @@
 //! Happens-before as vector clocks.
 //!
-//! Positions in the walked trace (from 1) serve as times. A *lane* is a sequence of device work in
-//! which each item comes after the one before: a stream, or a stream's part inside a captured
-//! scope. (A replayed graph keeps only the edges that were captured, so the stream's own order does
-//! not reach into it.) A clock holds, for every lane, the last position known to be done.
+//! Positions in the walked trace (starting at 1) serve as times. A *lane* is a sequence of device
+//! work in which each item comes after the previous one: a stream, or a stream's part inside a
+//! captured scope. (A replayed graph keeps only the captured edges, so the stream's own order does
+//! not extend into it.) For every lane, a clock holds the last position that is known to be done.
 //!
-//! Each clock is kept twice: `edges` includes stream order, events and host waits; `comms` includes
-//! the order of each communicator's collectives as well. An order that only `comms` shows is real
+//! Each clock is kept twice: `edges` includes stream order, events and host waits; `comms` also
+//! includes the order of each communicator's collectives. An order that only `comms` shows is real
 //! but fragile.
 
 use crate::ir::{COMPUTE, CommId, EventId, StreamId};
@@ -36,7 +36,7 @@ pub(super) struct Clock {
     comms: Times,
 }
 
-/// How an order is established.
+/// How an order is known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Known {
     /// By streams, events and host waits.
@@ -83,7 +83,7 @@ impl Clock {
         })
     }
 
-    /// Merges what another clock knows; returns whether that added something.
+    /// Merges another clock into this one. Returns whether that added something.
     fn join(&mut self, other: &Self) -> bool {
         join(&mut self.comms, &other.comms);
         join(&mut self.edges, &other.edges)
@@ -185,14 +185,15 @@ impl Order {
         lane
     }
 
-    /// Orders the collective just issued on `lane` after the last one of its communicator.
+    /// Orders the collective that was just issued on `lane` after the previous one of its
+    /// communicator.
     pub(super) fn serialise(&mut self, lane: usize, comm: CommId) {
         let last = &mut self.comms[comm.index()];
         join(&mut self.lanes[lane].comms, last);
         *last = self.lanes[lane].comms;
     }
 
-    /// Returns what is done when the next work of a lane starts.
+    /// Returns the work that is done when the next work of a lane starts.
     #[inline]
     pub(super) fn clock(&self, lane: usize) -> &Clock {
         &self.lanes[lane]
@@ -210,7 +211,7 @@ impl Order {
             })
     }
 
-    /// Records an event; returns the position of its earlier record in this pass, if any.
+    /// Records an event. Returns the position of its earlier record in this pass, if any.
     pub(super) fn record(&mut self, event: EventId, stream: StreamId, at: u32) -> Option<u32> {
         let lane = self.lane(stream);
         let scope = if self.captured & (1 << stream.index()) != 0 {
@@ -238,8 +239,8 @@ impl Order {
         }
         let bit = 1 << stream.index();
         if self.scope != 0 && e.scope == self.scope && self.captured & bit == 0 {
-            // The stream enters the capture: it knows what the event knows, and nothing of its own
-            // past.
+            // The stream enters the capture. From then on it knows what the event knows, and
+            // nothing of its own past.
             self.captured |= bit;
             let lane = self.lane(stream);
             self.lanes[lane] = e.clock;
@@ -276,12 +277,13 @@ impl Order {
         self.captured = 1 << COMPUTE.index();
     }
 
-    /// Returns whether a stream's work is captured now (always, outside of scopes).
+    /// Returns whether a stream's work is captured at this point. Outside of scopes this is always
+    /// true.
     pub(super) fn in_capture(&self, stream: StreamId) -> bool {
         self.scope == 0 || self.captured & (1 << stream.index()) != 0
     }
 
-    /// Ends a captured scope; returns the last use of every side stream that the compute stream
+    /// Ends a captured scope. Returns the last use of every side stream that the compute stream
     /// does not wait for.
     pub(super) fn end_scope(&mut self) -> Vec<Use> {
         let open = (self.streams..2 * self.streams)

@@ -94,7 +94,7 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
             format!("reduction {:?}", c.reduce)
         });
     }
-    // Elements of another type add up to nothing that means anything.
+    // A sum of elements of another type would be meaningless.
     for a in c.parts.iter().flat_map(|part| [part.input, part.output]) {
         let of = p.buffers[a.buffer.index()].dtype;
         if c.kind.reduces() && of != c.dtype {
@@ -107,7 +107,7 @@ fn sizes(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
             });
         }
     }
-    // Parts of one launch write disjoint ranges, in one deterministic order.
+    // Parts of a launch write disjoint ranges, in one deterministic order.
     for w in c.parts.windows(2) {
         let (a, b) = (w[0], w[1]);
         sink.fact(RuleId::Collective, 1);
@@ -148,8 +148,8 @@ fn apart(a: Access, b: Access) -> bool {
     a.buffer != b.buffer || a.offset + a.bytes <= b.offset || b.offset + b.bytes <= a.offset
 }
 
-/// Checks aliasing: a shard may overlap the full range of its own launch only at its rank's slice,
-/// which for rank 0 is at the start.
+/// Checks aliasing. A shard may overlap the full range of its own launch only at its rank's slice,
+/// which is at the start for rank 0.
 fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
     let (rule, reduces) = match c.kind {
         CollectiveKind::ReduceScatter => (RuleId::ReduceAlias, true),
@@ -190,8 +190,9 @@ fn aliasing(p: &Program, c: &Collective, instr: InstrId, sink: &mut Sink) {
 
 /// Checks that all ranks launch the same collectives in the same order on every communicator.
 ///
-/// Takes one program per rank, in rank order. A program made for all ranks at once (one list serves
-/// all) is symmetric by construction; this is for ranks that were planned separately.
+/// Takes one program per rank, in rank order. A program that was made for all ranks at once (with
+/// one list for all) is symmetric by construction. This check is for ranks that were planned
+/// separately.
 #[must_use]
 pub fn check_symmetry(programs: &[Program]) -> Report {
     let mut sink = Sink::new();

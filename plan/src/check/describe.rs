@@ -4,16 +4,16 @@ use crate::ir::{Access, BufferId, InstrId};
 use crate::program::{Op, Phase, Program};
 use std::fmt::Write;
 
-/// Where the walk met an instruction.
+/// The place where the walk encountered an instruction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     /// Name of the section.
     pub(super) section: &'static str,
-    /// Number of the pass over that section, from 1.
+    /// Number of the pass over that section, starting at 1.
     pub(super) pass: u32,
 }
 
-/// Describes an instruction with stream, unit, phase, micro-batch and rule.
+/// Describes an instruction with its stream, unit, phase, micro-batch and rule.
 pub(super) fn instr(p: &Program, id: InstrId, place: Option<Place>) -> String {
     let i = &p.instrs[id.index()];
     let mut out = format!("#{} ", id.0);

@@ -1,5 +1,5 @@
-//! Rows of experts: kernels that add up rows leave out those that no choice fills, and gradients of
-//! weights are written for every expert, also for one without rows.
+//! Rows of experts: kernels that sum over rows leave out those that no choice fills, and gradients
+//! of weights are written for every expert, even for one without rows.
 
 use super::describe;
 use super::operands::{self, Ranges};
@@ -14,15 +14,15 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Sort {
     by: InstrId,
-    /// Experts that it sorts by.
+    /// Number of experts that it sorts by.
     experts: u64,
 }
 
 #[derive(Default)]
 struct State {
-    /// The sort that wrote offsets or positions, or in whose order rows are.
+    /// The sort that wrote offsets or positions, or whose order the rows have.
     sorts: Ranges<Sort>,
-    /// Instructions that left rows of what they wrote as they were in memory.
+    /// Instructions that left some rows of their output unchanged in memory.
     unfilled: Ranges<InstrId>,
 }
 
@@ -92,7 +92,7 @@ fn leaves_out_others(op: &OpKind) -> bool {
             | OpKind::SortExperts(_)
             | OpKind::PushedRows(_)
     );
-    // Scales have a rule of their own.
+    // Scales have a separate rule.
     let scales = matches!(op, OpKind::RowAmax | OpKind::Float8Scale(_));
     by_index || scales || is_row_by_row(op) || op.stops_at_offsets()
 }
@@ -103,7 +103,7 @@ fn is_row_by_row(op: &OpKind) -> bool {
         || matches!(op, OpKind::Float8CastBlocks(_))
 }
 
-/// Returns the number of factors of a matmul of experts that have rows in the order of experts; 0
+/// Returns the number of factors in a matmul of experts whose rows are in the order of experts; 0
 /// for other operations.
 const fn factors(op: &OpKind) -> usize {
     match op {
@@ -161,8 +161,8 @@ impl Launch<'_> {
         inside.get(&slot.place).or_else(memory).copied()
     }
 
-    /// Returns the sort in whose order the results of an operation are, and checks that factors of
-    /// matmuls are in the order of their offsets.
+    /// Returns the sort whose order the results of an operation have, and checks that the factors
+    /// of matmuls are in the order of their offsets.
     fn order(
         &self,
         op: &BodyOp,
@@ -230,7 +230,8 @@ impl Launch<'_> {
         });
     }
 
-    /// Checks that an operation that adds up rows reads none that hold what was in memory before.
+    /// Checks that an operation that sums over rows reads no rows that still contain what was in
+    /// memory before.
     fn tail(&self, op: &BodyOp, state: &State, sink: &mut Sink) {
         if leaves_out_others(&op.op) {
             return;
@@ -240,7 +241,7 @@ impl Launch<'_> {
             .inputs
             .iter()
             .filter_map(|s| operands::range(self.p, self.op, s));
-        // Empty places have a number in indices of choices.
+        // In indices of choices, empty places have a number.
         let numbers = |at: &Access| p.buffers[at.buffer.index()].dtype != DType::I64;
         for range in ranges.filter(numbers) {
             let Some(&by) = state.unfilled.get(range) else {
@@ -258,8 +259,8 @@ impl Launch<'_> {
         }
     }
 
-    /// Checks that the gradient of a weight has a matrix for every expert that has an offset,
-    /// and that the kernel writes all of it.
+    /// Checks that the gradient of a weight has a matrix for every expert that has an offset, and
+    /// that the kernel writes all of it.
     fn every_expert(&self, op: &BodyOp, state: &State, sink: &mut Sink) {
         let (p, out) = (self.p, &op.outputs[0]);
         let matrices = out.shape.first().copied().unwrap_or(0);

@@ -1,5 +1,5 @@
-//! Experts that ranks divide among themselves: they are sharded over the ranks that have the same
-//! ones, everything else over all.
+//! Experts that are divided among ranks. They are sharded over the ranks that have the same
+//! experts; everything else is sharded over all ranks.
 
 use super::describe;
 use super::report::Sink;
@@ -34,7 +34,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
     }
 }
 
-/// Checks that a rank has the same share of experts as of everything else.
+/// Checks that a rank has the same share of the experts as of everything else.
 fn shards(p: &Program, sink: &mut Sink) {
     let mesh = &p.meta.mesh;
     let shards = |g: &Group| match &g.layout {
@@ -51,7 +51,7 @@ fn shards(p: &Program, sink: &mut Sink) {
             continue;
         }
         sink.fact(RuleId::ExpertShard, 1);
-        // Without shards of the rest there are none of experts either.
+        // If the rest is not sharded, experts are not sharded either.
         let expected = (of_dense / mesh.size(AxisId::EP)).max(1);
         if shards(g) != expected {
             let unit = &p.units[g.unit.index()].name;
@@ -68,15 +68,15 @@ fn shards(p: &Program, sink: &mut Sink) {
     }
 }
 
-/// Checks that ranks gather and reduce a group only with ranks that have the same parameters of it,
-/// and with all of those.
+/// Checks that ranks gather and reduce a group only with ranks that have the same parameters of the
+/// group, and with all of them.
 fn members(p: &Program, instr: InstrId, b: BufferId, axes: AxisSet, sink: &mut Sink) {
     let axis = match p.buffers[b.index()].holds {
         Holds::Group(g) => shard_axis_of(p, &p.groups[g.index()]),
         Holds::Param(x) => of_param(p, x),
         _ => return,
     };
-    // Other parts of the inner axis than the one that shards the group.
+    // Parts of the inner axis other than the one that shards the group.
     let parts = [AxisId::DP_SHARD, AxisId::EP, AxisId::EDP];
     let mut others = parts.into_iter().filter(|other| *other != axis);
     sink.fact(RuleId::ExpertShard, 1);

@@ -1,5 +1,5 @@
 //! Factors of gradients: the optimizer reads means over all ranks that take different samples, or
-//! sums, but the same of all parameters.
+//! sums, but the same for all parameters.
 
 use super::describe;
 use super::rules::RuleId;
@@ -7,7 +7,7 @@ use super::state::Reduced;
 use super::walk::{Walk, Work};
 use crate::ir::{Access, RankGroup, ReduceOp};
 
-/// What gradients are multiplied by on their way to the optimizer.
+/// The factor by which gradients are multiplied on their way to the optimizer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Factor(pub(super) f64);
 
@@ -30,12 +30,12 @@ impl Factor {
         })
     }
 
-    /// Returns the factor after another one; `None` is 1.
+    /// Returns the factor after another one; `None` means 1.
     pub(super) fn product(first: Option<Self>, next: Option<Self>) -> Self {
         Self(first.map_or(1.0, |f| f.0) * next.map_or(1.0, |f| f.0))
     }
 
-    /// Returns the factor of a sum: not a number if the summands have different ones.
+    /// Returns the factor of a sum: NaN if the summands have different factors.
     pub(super) fn of_sum(a: Option<Self>, b: Option<Self>) -> Option<Self> {
         match (a, b) {
             (Some(a), Some(b)) if a != b => Some(Self(f64::NAN)),
@@ -45,9 +45,9 @@ impl Factor {
 }
 
 impl Walk<'_> {
-    /// Checks the factor of a gradient that the optimizer reads: one over all ranks that take
-    /// different samples, or 1 if the loss is divided by all tokens before, or what the scenario
-    /// gives, and that of all others.
+    /// Checks the factor of a gradient that the optimizer reads. It must be 1 over the number of
+    /// ranks that take different samples, or 1 if the loss was already divided by all tokens, or
+    /// the factor that the scenario sets. It must also be equal for all gradients.
     pub(super) fn scaled(&mut self, work: &Work, a: Access, read: Reduced) {
         let p = self.p;
         let factor = read.factor.unwrap_or(Factor(1.0));

@@ -1,7 +1,7 @@
 //! 8-bit matmuls: their factors are read with the scales that they were cast with.
 //!
-//! The pass follows the instructions in the order of issue. That kernels also run in this order is
-//! proven by the rules about races.
+//! The pass follows the instructions in issue order. The rules about races prove that kernels also
+//! run in this order.
 
 use super::describe;
 use super::operands;
@@ -24,7 +24,7 @@ struct Codes {
     scale: InstrId,
     /// Instruction that cast them.
     cast: InstrId,
-    /// Whether they are those of a gathered weight.
+    /// Whether they are the codes of a gathered weight.
     of_weight: bool,
 }
 
@@ -34,11 +34,11 @@ struct State {
     /// Instruction that wrote a scale or its reciprocal.
     scales: BTreeMap<Start, InstrId>,
     codes: BTreeMap<Start, Codes>,
-    /// Codes of shards of weights, and of what ranks have gathered of them.
+    /// Codes of weight shards, and of the results of gathering them.
     gathered: BTreeMap<BufferId, Codes>,
-    /// Maxima of a rank's shards that no other rank has added its own to.
+    /// Maxima of a rank's shards that have not been reduced over the other ranks.
     partial: BTreeMap<Start, InstrId>,
-    /// Maxima of rows of which some hold what was in memory before.
+    /// Maxima of rows, some of which contain what was in memory before.
     unfilled: BTreeMap<Start, InstrId>,
 }
 
@@ -93,7 +93,7 @@ impl State {
         }
     }
 
-    /// Returns the codes that start here.
+    /// Returns the codes that start at a position.
     fn codes_at(&self, at: Start) -> Option<Codes> {
         let gathered = || self.gathered.get(&at.0);
         self.codes.get(&at).or_else(gathered).copied()
@@ -108,8 +108,9 @@ impl State {
     }
 }
 
-/// Returns what may share a scale of a factor, from the shape of their reciprocals: a tensor, a
-/// row, a block of 128 or one of 32 elements. Small factors have the same shape for several.
+/// Returns what may share a scale of a factor, according to the shape of their reciprocals: a
+/// tensor, a row, a block of 128 elements or a block of 32. For small factors, several of these
+/// have the same shape.
 fn granularity(factor: &Slot, inverse: &Slot) -> [bool; 4] {
     let [matrix, grid] = [factor, inverse].map(|slot| {
         let cols = slot.shape.last().copied().unwrap_or(1);
@@ -147,8 +148,8 @@ impl Launch<'_> {
         Some((at.buffer, at.offset + slot.offset * slot.dtype.size()))
     }
 
-    /// Follows the maxima, scales and codes of sharded weights, and checks that scales follow from
-    /// maxima over all ranks, and that as many codes are written as there are weights.
+    /// Follows the maxima, scales and codes of sharded weights. Checks that scales follow from
+    /// maxima over all ranks, and that the number of written codes equals the number of weights.
     fn shards(&self, state: &mut State, sink: &mut Sink) {
         let p = self.p;
         let launch = &p.instrs[self.id.index()].op;
@@ -208,7 +209,7 @@ impl Launch<'_> {
                 };
             }
             (ShardOp::Copy | ShardOp::MultiCopy | ShardOp::CopyOut { .. }, from, to) => {
-                // Torch packs codes and other weights into one buffer.
+                // PyTorch packs codes and other weights into one buffer.
                 let mut packed = from.iter().map(|a| state.gathered.get(&a.buffer));
                 let codes = packed.find_map(|codes| codes.copied());
                 for a in to {
@@ -224,7 +225,7 @@ impl Launch<'_> {
         }
     }
 
-    /// Follows maxima of rows, and checks that scales leave out those of rows that no expert reads.
+    /// Follows maxima of rows, and checks that scales exclude rows that no expert reads.
     fn rows(&self, unfilled: &UnfilledWrites, state: &mut State, sink: &mut Sink) {
         let (op, p) = (self.op, self.p);
         match op.op {
@@ -308,8 +309,8 @@ impl Launch<'_> {
         }
     }
 
-    /// Checks that a factor and its scale belong together, and that a weight's codes are those of
-    /// this pass over its unit.
+    /// Checks that a factor and its scale belong together, and that the codes of a weight are those
+    /// of this pass over its unit.
     fn factor(&self, factor: &Slot, inverse: &Slot, state: &State, sink: &mut Sink) {
         let (Some(at), Some(by)) = (self.access(factor), self.start(inverse)) else {
             return;
@@ -356,7 +357,7 @@ impl Launch<'_> {
         }
     }
 
-    /// Checks that tensor cores can read the factors, and that gradients add up in float32.
+    /// Checks that tensor cores can read the factors, and that gradients accumulate in float32.
     fn formats(&self, sink: &mut Sink) {
         let Some(fast) = self.op.op.float8_fast_accum() else {
             return;

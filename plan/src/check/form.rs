@@ -1,4 +1,4 @@
-//! Form: everything an instruction refers to exists. The other rules rely on it.
+//! Form: everything that an instruction refers to exists. The other rules rely on this.
 
 use super::clock::MAX_STREAMS;
 use super::report::Sink;
@@ -8,7 +8,7 @@ use crate::ir::{
 };
 use crate::program::{Op, Program, StreamKind};
 
-/// Checks the form of a program. If it is broken, no other rule can be checked.
+/// Checks the form of a program. If the form is invalid, no other rule can be checked.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
     tables(p, sink);
     if sink.any(RuleId::Form) {
@@ -211,7 +211,7 @@ fn access(p: &Program, a: Access) -> Option<String> {
     }
 }
 
-/// How far a kernel's body reaches into each of a launch's operands.
+/// How far the body of a kernel extends into each operand of a launch.
 #[derive(Default)]
 struct Operands {
     reads: Vec<Reach>,
@@ -257,8 +257,8 @@ impl Reach {
         self.bytes = self.bytes.max(elements * slot.dtype.size());
     }
 
-    /// Returns its bytes in a buffer. The type of a gradient is the buffer's; see
-    /// Note [Stored gradients].
+    /// Returns the size in bytes in a buffer. A gradient has the type of its buffer; see Note
+    /// [Stored gradients].
     fn bytes(self, of: &Buffer) -> u64 {
         match of.role {
             Role::FullGrad | Role::MainGrad => self.elements * of.dtype.size(),

@@ -27,8 +27,8 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
     scales(p, sink);
 }
 
-/// Returns whether a byte range of a group's full flat buffer holds no parameter, so that nothing
-/// has to read it.
+/// Returns whether a byte range of a group's full flat buffer contains no parameter, so that
+/// nothing has to read it.
 pub(super) fn is_padding(p: &Program, buffer: BufferId, range: Range<u64>) -> bool {
     let b = &p.buffers[buffer.index()];
     let Holds::Group(g) = b.holds else {
@@ -63,7 +63,7 @@ fn group(p: &Program, id: GroupId, g: &Group, sink: &mut Sink) {
     if !p.units[g.unit.index()].groups.contains(&id) {
         bad("its unit does not list it".into());
     }
-    // torch's groups are whole units: trained if any parameter is.
+    // PyTorch's groups are whole units, which are trained if any of their parameters is.
     let whole = p.meta.policy == "fsdp2";
     let trained = |x: &ParamId| p.params[x.index()].requires_grad;
     if whole && g.requires_grad != g.params.iter().any(trained) {
@@ -146,7 +146,7 @@ fn flat(p: &Program, id: GroupId, g: &Group, l: &FlatLayout, sink: &mut Sink) {
         if shard == 0 || shards == 1 {
             continue;
         }
-        // Every boundary within the parameter is a whole number of these after its start.
+        // Every boundary within the parameter must be at a multiple of this number from its start.
         let mut boundary = (i.offset / shard + 1) * shard;
         while boundary < end {
             if !(boundary - i.offset).is_multiple_of(whole) {
@@ -175,7 +175,7 @@ fn flat(p: &Program, id: GroupId, g: &Group, l: &FlatLayout, sink: &mut Sink) {
     }
 }
 
-/// Returns the number of elements of a parameter that shards may not divide, and what they are.
+/// Returns the number of elements of a parameter that shards must not divide, and what they are.
 fn indivisible(param: &Param, atomic: Atomic) -> (u64, &'static str) {
     let row = param.flat_row().max(1);
     match atomic {
@@ -251,7 +251,7 @@ fn owners(p: &Program, sink: &mut Sink) {
             });
         }
     }
-    // One set of optimizer weights for each parameter or group.
+    // One set of optimizer weights per parameter or group.
     let mut main: HashMap<Holds, BufferId> = HashMap::new();
     for b in persistent(p) {
         let d = &p.buffers[b.index()];
@@ -272,8 +272,8 @@ fn owners(p: &Program, sink: &mut Sink) {
     }
 }
 
-/// Checks that a buffer of optimizer state has no more elements than the weights it belongs to
-/// (fewer where those are padded).
+/// Checks that a buffer of optimizer state has no more elements than the weights it belongs to, or
+/// fewer if those are padded.
 fn state(p: &Program, sink: &mut Sink) {
     let numel = |b: BufferId| {
         let d = &p.buffers[b.index()];

@@ -6,14 +6,14 @@ use super::rules::RuleId;
 use crate::ir::{InstrId, ShardOp};
 use crate::program::Program;
 
-/// Checks on every rank that launches of Muon have all elements of each of their matrices.
+/// Checks on every rank that launches of Muon contain all elements of each of their matrices.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
     let muon = |op| matches!(p.shard_op(op), Some(ShardOp::Muon { .. }));
     if !p.instrs.iter().any(|i| muon(&i.op)) {
         return;
     }
     for rank in 0..p.meta.mesh.world() {
-        // Buffers of a wrong size are another rule's.
+        // Another rule checks the sizes of buffers.
         let Ok(launches) = p.matrix_runs(rank) else {
             return;
         };

@@ -1,5 +1,5 @@
-//! Checks for NaN around collectives: if one collective of a program has such checks, all
-//! collectives do.
+//! NaN checks around collectives: if one collective of a program has such checks, all collectives
+//! must have them.
 
 use super::describe;
 use super::report::Sink;
@@ -7,13 +7,13 @@ use super::rules::RuleId;
 use crate::ir::{Access, InstrId, OpKind, ShardOp, StreamId};
 use crate::program::{Op, Program};
 
-/// Checks that operands of collectives are checked before, and results after them.
+/// Checks that operands of collectives are checked before them, and results after them.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
     if !p.instrs.iter().any(|i| checked(p, &i.op).is_some()) {
         return;
     }
     for section in &p.sections {
-        // Work by stream: a collective's checks are next to it on its stream.
+        // Work by stream. The checks of a collective are next to it on its stream.
         let ids: Vec<InstrId> = section.instrs.clone().map(InstrId).collect();
         for (at, id) in ids.iter().enumerate() {
             let Op::Collective { id: c, stream } = p.instrs[id.index()].op else {
@@ -27,7 +27,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
                     (part.input, &before, "before"),
                     (part.output, &after, "after"),
                 ] {
-                    // Rows that were not pushed hold what was in memory before.
+                    // Rows that were not pushed contain what was in memory before.
                     let unfilled = c.kind.pushes() && when == "after";
                     if unfilled || !p.has_numbers(range.buffer) {
                         continue;
@@ -59,7 +59,7 @@ fn checked(p: &Program, op: &Op) -> Option<(Access, StreamId)> {
     Some((*what, stream))
 }
 
-/// Returns the ranges checked on a stream until other work on it.
+/// Returns the ranges that are checked on a stream until other work on it.
 fn neighbours<'a>(
     p: &Program,
     ids: impl Iterator<Item = &'a InstrId>,

@@ -1,10 +1,10 @@
-//! Ranges of memory that hold the operands of a kernel's body.
+//! Memory ranges of the operands of a kernel's body.
 
 use crate::ir::{Access, BufferId, Place, Slot};
 use crate::program::{Op, Program};
 use std::collections::BTreeMap;
 
-/// Returns the range of a launch that holds a slot; `None` for a register.
+/// Returns the range of a launch that contains a slot; `None` for a register.
 pub(super) fn range(p: &Program, launch: &Op, slot: &Slot) -> Option<Access> {
     let (ranges, n) = match slot.place {
         Place::Read(n) => (p.reads(launch), n),
@@ -14,7 +14,7 @@ pub(super) fn range(p: &Program, launch: &Op, slot: &Slot) -> Option<Access> {
     ranges.get(usize::from(n)).copied()
 }
 
-/// Facts about ranges of memory, each until the range is written again or freed.
+/// Facts about ranges of memory. Each is valid until the range is written again or freed.
 #[derive(Clone, Debug)]
 pub(super) struct Ranges<T>(BTreeMap<BufferId, Vec<(Access, T)>>);
 
@@ -25,14 +25,14 @@ impl<T> Default for Ranges<T> {
 }
 
 impl<T> Ranges<T> {
-    /// Returns what is known of the first range that shares bytes with this one.
+    /// Returns the fact about the first range that shares bytes with this one.
     pub(super) fn get(&self, at: Access) -> Option<&T> {
         let of_buffer = self.0.get(&at.buffer)?;
         let found = of_buffer.iter().find(|(known, _)| overlap(*known, at));
         found.map(|(_, fact)| fact)
     }
 
-    /// Replaces what is known of all ranges within this one.
+    /// Replaces the facts about all ranges within this one.
     pub(super) fn set(&mut self, at: Access, fact: Option<T>) {
         let end = |a: Access| a.offset + a.bytes;
         let within = |known: Access| known.offset >= at.offset && end(known) <= end(at);

@@ -25,7 +25,7 @@ const KINDS: [Kind; 6] = [
     Kind::Memory,
 ];
 
-/// What a kind of rule is about.
+/// Returns what a kind of rule is about.
 fn about(kind: Kind) -> &'static str {
     match kind {
         Kind::Order => "Order of instructions, by streams, events and waits of the host.",
@@ -63,7 +63,7 @@ pub fn reference() -> String {
     page
 }
 
-/// The source of a rule, without the name of the rule itself.
+/// Returns the source of a rule, without the name of the rule itself.
 fn source(rule: &RuleInfo) -> &str {
     let rest = rule.source.strip_prefix(rule.id).unwrap_or(rule.source);
     rest.trim_start_matches([':', ',', ';', ' '])

@@ -7,15 +7,15 @@ use serde::Serialize;
 use std::collections::HashSet;
 use std::fmt;
 
-/// Maximum number of violations per rule that are kept with their text; all are counted.
+/// Maximum number of violations per rule that are kept with their text. All violations are counted.
 const KEPT: usize = 32;
 
-/// A broken rule.
+/// A violated rule.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Violation {
     /// Rule.
     pub rule: RuleId,
-    /// The instruction that breaks it; `None` if the program's tables do (layouts, groups,
+    /// The instruction that breaks the rule; `None` if the program's tables do (layouts, groups,
     /// descriptors).
     pub instr: Option<InstrId>,
     /// The instruction it conflicts with.
@@ -31,7 +31,7 @@ pub struct RuleResult {
     pub id: RuleId,
     /// What the rule says.
     pub title: &'static str,
-    /// Where the rule comes from.
+    /// The origin of the rule.
     pub source: &'static str,
     /// How it is checked.
     pub kind: Kind,
@@ -39,18 +39,18 @@ pub struct RuleResult {
     pub severity: Severity,
     /// Number of facts checked.
     pub checked: u64,
-    /// Number of violations (an instruction that breaks a rule in several passes counts once).
+    /// Number of violations. An instruction that breaks a rule in several passes counts once.
     pub violations: u64,
 }
 
-/// Number of event waits in one pass over a section.
+/// Number of event waits per pass over a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct WaitCount {
     /// Section.
     pub section: SectionKind,
     /// Waits issued, including host waits.
     pub total: u32,
-    /// Waits that other edges already imply.
+    /// Number of waits that other edges already imply.
     pub implied: u32,
 }
 
@@ -61,7 +61,7 @@ pub struct Report {
     pub rules: Vec<RuleResult>,
     /// Violations by rule and instruction; at most 32 per rule are listed.
     pub violations: Vec<Violation>,
-    /// Waits of every simulated pass.
+    /// Waits of every pass that was walked.
     pub waits: Vec<WaitCount>,
     /// Instructions walked over all passes.
     pub instructions: u64,
@@ -163,7 +163,7 @@ impl Sink {
         self.checked[rule as usize] += count;
     }
 
-    /// Notes a violation; the message is built only when it will be kept.
+    /// Records a violation. The message is built only if it will be kept.
     pub(super) fn violation(
         &mut self,
         rule: RuleId,
@@ -171,7 +171,8 @@ impl Sink {
         other: Option<InstrId>,
         message: impl FnOnce() -> String,
     ) {
-        // Violations in tables have no instruction to distinguish them; each is found once.
+        // Violations in tables have no instruction that distinguishes them, but each is found only
+        // once.
         if instr.is_some() && !self.seen.insert((rule, instr, other)) {
             return;
         }

@@ -1,5 +1,5 @@
-//! Losses of routers: the gradient of each joins that of its router's logits once per micro-batch,
-//! with the coefficient of the loss and the factor of the other losses.
+//! Losses of routers: once per micro-batch, the gradient of each loss is added to that of its
+//! router's logits, with the coefficient of the loss and the factor of the other losses.
 
 use super::describe;
 use super::operands::{self, Ranges};
@@ -10,10 +10,10 @@ use crate::ops::Fusion;
 use crate::program::{Instr, Op, Phase, Program};
 use std::collections::BTreeMap;
 
-/// Where logits start, and the name of their loss.
+/// Start of the logits, and the name of their loss.
 type Loss = (BufferId, u64, &'static str);
 
-/// A loss of forward that backward has to differentiate.
+/// A loss in forward that backward has to differentiate.
 #[derive(Clone, Copy)]
 struct Forward {
     by: InstrId,
@@ -26,7 +26,7 @@ struct Forward {
 #[derive(Clone, Copy)]
 struct Gradient {
     by: InstrId,
-    /// Whether something other than a sum has read it.
+    /// Whether an operation other than a sum has read it.
     used: bool,
 }
 
@@ -36,9 +36,9 @@ struct State {
     /// Constants in memory.
     filled: Ranges<f64>,
     gradients: Vec<Gradient>,
-    /// Gradients that memory is a sum of, as indices of `gradients`.
+    /// Gradients whose sum the memory contains, as indices of `gradients`.
     sums: Ranges<Vec<usize>>,
-    /// What the first gradient started from, and where.
+    /// Seed of the first gradient, and its instruction.
     seed: Option<(f64, InstrId)>,
 }
 
@@ -70,7 +70,8 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
     }
 }
 
-/// Returns the name and coefficient of a router's loss, and whether the operation is its gradient.
+/// Returns the name and the coefficient of a router's loss, and whether the operation is its
+/// gradient.
 fn loss(op: &OpKind) -> Option<(&'static str, Real, bool)> {
     Some(match op {
         OpKind::LoadBalance(of) => ("load_balance", of.scale, false),
@@ -89,7 +90,7 @@ impl State {
 
     /// Checks at the end of a section that all losses have a gradient, and that routers use it.
     fn finish(&mut self, p: &Program, sink: &mut Sink) {
-        // Those of frozen routers have none.
+        // The losses of frozen routers have no gradient.
         let trained = p.params.iter().all(|x| x.requires_grad);
         for ((.., name), loss) in std::mem::take(&mut self.losses) {
             missing(p, name, loss, trained, sink);
@@ -128,7 +129,7 @@ struct Launch<'p> {
     instr: &'p Instr,
 }
 
-/// What the registers of a kernel hold, and what it writes.
+/// Contents of a kernel's registers, and its writes.
 #[derive(Default)]
 struct Inside {
     filled: BTreeMap<Place, f64>,
@@ -136,7 +137,7 @@ struct Inside {
 }
 
 impl Launch<'_> {
-    /// Follows the operations of a kernel. All reads are taken before its writes.
+    /// Follows the operations of a kernel. All reads happen before its writes.
     fn follow(&self, body: &[BodyOp], state: &mut State, sink: &mut Sink) {
         let mut inside = Inside::default();
         for op in body {
@@ -168,7 +169,7 @@ impl Launch<'_> {
         operands::range(self.p, &self.instr.op, &op.inputs[input])
     }
 
-    /// Notes a loss of forward.
+    /// Records a loss of forward.
     fn forward(&self, op: &BodyOp, of: (&'static str, Real), state: &mut State, sink: &mut Sink) {
         let (Some(logits), true) = (self.range(op, 0), self.instr.phase == Phase::Forward) else {
             return;
@@ -188,8 +189,7 @@ impl Launch<'_> {
         }
     }
 
-    /// Checks the gradient of a loss: its coefficient, what it starts from, and that it is the only
-    /// one.
+    /// Checks the gradient of a loss: its coefficient, its seed, and that it is the only one.
     fn backward(
         &self,
         op: &BodyOp,
@@ -237,8 +237,8 @@ impl Launch<'_> {
         });
     }
 
-    /// Checks that backward of a loss starts from the gradient of the step's mean loss, or of its
-    /// sum over tokens, like that of all others.
+    /// Checks that the backward of a loss starts from the gradient of the step's mean loss, or of
+    /// its sum over tokens, as for all other losses.
     fn seed(&self, op: &BodyOp, inside: &Inside, state: &mut State, sink: &mut Sink) {
         let p = self.p;
         let local = inside.filled.get(&op.inputs[0].place);
@@ -265,8 +265,8 @@ impl Launch<'_> {
         });
     }
 
-    /// Follows sums of gradients to the first operation other than a sum or a copy, which must read
-    /// each of them once.
+    /// Follows sums of gradients to the first operation that is neither a sum nor a copy. That
+    /// operation must read each of them once.
     fn other(&self, op: &BodyOp, inside: &mut Inside, state: &mut State, sink: &mut Sink) {
         let mut all = Vec::new();
         for (n, slot) in op.inputs.iter().enumerate() {

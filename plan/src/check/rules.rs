@@ -1,4 +1,4 @@
-//! The rules: what is proven, what goes wrong without it, and the source of the rule.
+//! The rules: what is proven, what fails without it, and the source of the rule.
 
 use serde::{Serialize, Serializer};
 use std::fmt;
@@ -11,13 +11,13 @@ pub enum Kind {
     Order,
     /// Address intervals and lifetimes.
     Alias,
-    /// State a step carries: what was gathered, reduced, updated.
+    /// State that a step carries: what has been gathered, reduced and updated.
     State,
     /// Layout of parameter groups.
     Layout,
     /// Agreement of ranks about a collective.
     Collective,
-    /// How much is live at once.
+    /// Amount of memory that is live at the same time.
     Memory,
 }
 
@@ -36,13 +36,13 @@ impl Kind {
     }
 }
 
-/// How bad a violation is.
+/// Severity of a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
     /// The program can compute something wrong, or fail.
     Error,
-    /// The program is right, but slow, wasteful or fragile.
+    /// The program is correct, but slow, wasteful or fragile.
     Warning,
 }
 
@@ -213,12 +213,18 @@ rules! {
     RouterLoss = "MOE-AUX", State, Error,
         "router losses count once per micro-batch, with own coefficient",
         "Megatron-LM #2217, #3672, #5047: auxiliary losses whose gradients missed a factor, or had it twice";
+    RouterBias = "MOE-BIAS", State, Error,
+        "steps move biases of routers once, by all choices of the step",
+        "Megatron-LM #4433, torchtitan #1593, #1324: choices counted in graph warm-up, or again in recompute";
     ExpertTail = "MOE-TAIL", State, Error,
         "sums over rows of experts leave out rows that no choice fills",
         "pytorch #154557, torchtitan #1237, transformers #48205: rows past the last offset are uninitialized, and 0 times NaN is NaN";
     ExpertEmpty = "MOE-EMPTY", State, Error,
         "gradients of weights are written for experts without rows, too",
         "TransformerEngine #2765, pytorch #172439: weight gradients of empty groups kept what was in memory";
+    ExpertRows = "MOE-ROWS", Alias, Error,
+        "every row that a choice can take is among the reserved ones",
+        "Megatron-LM #5231: results were combined as if choices beyond the capacity had rows, too";
     Window = "MOE-WINDOW", Order, Error,
         "windows are written only behind a barrier after their last use",
         "DeepEP #621, mori #80 and #93: symmetric buffers written again before peers had read them";

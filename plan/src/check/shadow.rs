@@ -1,5 +1,5 @@
-//! Shadow memory of the walk: the last write and the reads since of every range of every buffer,
-//! and the earlier users of an address.
+//! Shadow memory of the walk: for every range of every buffer, the last write and the reads since
+//! then, and the earlier users of an address.
 
 use super::clock::{LANES, Times, Use};
 use super::state::Reduced;
@@ -14,17 +14,17 @@ pub(super) struct Segment {
     pub(super) start: u64,
     /// One past the last.
     pub(super) end: u64,
-    /// Last write in this lifetime; position 0 is none.
+    /// Last write in this lifetime. Position 0 means none.
     pub(super) writer: Use,
-    /// Whether it held something before any write (inputs, state from `Init`).
+    /// Whether it had content before any write (inputs, state from `Init`).
     pub(super) filled: bool,
-    /// Reads since the last write: the last of each lane.
+    /// Reads since the last write: the last one on each lane.
     pub(super) reads: SmallVec<[Use; 2]>,
     /// Number of optimizer steps that these weights carry; `u32::MAX` for buffers without weights.
     pub(super) version: u32,
     /// Axes over which this gradient has been reduced.
     pub(super) reduced: Reduced,
-    /// Whether the write made zeros, which need no reader.
+    /// Whether the write wrote zeros, which need no reader.
     pub(super) zeros: bool,
 }
 
@@ -42,7 +42,7 @@ impl Segment {
         }
     }
 
-    /// Notes a read.
+    /// Records a read.
     #[inline]
     pub(super) fn read_by(&mut self, u: Use) {
         match self.reads.iter_mut().find(|r| r.lane == u.lane) {
@@ -51,7 +51,7 @@ impl Segment {
         }
     }
 
-    /// Returns whether a written value waits for its first reader.
+    /// Returns whether a written value has not been read yet.
     pub(super) fn unread(&self) -> bool {
         self.writer.at != 0 && self.reads.is_empty() && !self.zeros
     }
@@ -62,7 +62,7 @@ impl Segment {
 pub(super) enum Zeros {
     /// Writes only zeros.
     Made,
-    /// Leaves them where they were: scaling and summing in place.
+    /// Leaves them as they are: scaling and summing in place.
     Kept,
     /// Overwrites them.
     Gone,
@@ -98,7 +98,7 @@ pub(super) struct Cell {
     pub(super) last: Times,
     /// Earlier tenants of its addresses.
     pub(super) before: SmallVec<[Tenant; 1]>,
-    /// Lanes (bits) that are known to run after all earlier tenants.
+    /// Lanes (as bits) that are known to run after all earlier tenants.
     pub(super) cleared: u32,
     /// Last reduction that read it in this lifetime.
     pub(super) reduction: Use,
@@ -127,8 +127,8 @@ impl Cell {
         self.reduction = Use::default();
     }
 
-    /// Cuts the segments at `start` and `end` (`start < end <= bytes`); returns the indices of
-    /// those between.
+    /// Splits the segments at `start` and `end` (`start < end <= bytes`). Returns the indices of
+    /// the segments between them.
     pub(super) fn split(&mut self, start: u64, end: u64) -> std::ops::Range<usize> {
         let s = &mut self.segments;
         let mut i = if s.len() > 8 {
@@ -156,8 +156,8 @@ impl Cell {
         i..j + 1
     }
 
-    /// Replaces segments by what was just written: one segment, except that zeros that stay zeros
-    /// keep theirs.
+    /// Replaces segments by a new write: a single segment, except that zeros that remain zeros keep
+    /// their segments.
     pub(super) fn overwrite(
         &mut self,
         range: std::ops::Range<usize>,
@@ -201,8 +201,8 @@ pub(super) struct Space {
 }
 
 impl Space {
-    /// Registers a buffer at its addresses: pushes their earlier tenants, and returns a tenant that
-    /// is still live there.
+    /// Registers a buffer at its addresses. Appends their earlier tenants, and returns a tenant
+    /// that is still live at these addresses.
     pub(super) fn enter(
         &mut self,
         buffer: BufferId,
@@ -226,8 +226,8 @@ impl Space {
         holder
     }
 
-    /// Removes a buffer and leaves its last uses. A buffer that was never touched leaves those that
-    /// it found.
+    /// Removes a buffer and stores its last uses. A buffer that was never touched restores the uses
+    /// that it found.
     pub(super) fn leave(
         &mut self,
         buffer: BufferId,
@@ -262,14 +262,14 @@ impl Space {
         }
     }
 
-    /// Replaces what is known of a span's addresses, keeping the parts outside. Calls `removed`
-    /// with what was there, clipped.
+    /// Replaces the known users of a span's addresses, and keeps the parts outside. Calls `removed`
+    /// with the replaced parts, clipped to the span.
     fn replace(&mut self, span: Span, mut removed: impl FnMut(&Span)) {
         let (start, end) = (span.tenant.start, span.tenant.end);
         if start >= end {
             return;
         }
-        // Most buffers take the place of one of equal size.
+        // Most buffers replace one of equal size.
         if let Some(there) = self.spans.get_mut(&start)
             && there.tenant.end == end
         {
@@ -281,8 +281,8 @@ impl Space {
         self.spans.insert(start, span);
     }
 
-    /// Removes what is known of `[start, end)`, keeping the parts outside; calls `removed` with the
-    /// removed parts, clipped.
+    /// Removes the known users of `[start, end)`, and keeps the parts outside. Calls `removed` with
+    /// the removed parts, clipped to the range.
     fn carve(&mut self, start: u64, end: u64, mut removed: impl FnMut(&Span)) {
         let first = self
             .spans

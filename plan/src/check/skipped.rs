@@ -1,5 +1,5 @@
-//! Units that some micro-batches skip. All ranks have one program, so they agree about them; this
-//! proves that the program runs what its units say.
+//! Units that some micro-batches skip. All ranks have the same program, so they agree about these
+//! units. This check proves that the program runs what its units describe.
 
 use super::describe;
 use super::report::Sink;
@@ -7,7 +7,7 @@ use super::rules::RuleId;
 use crate::ir::{Holds, InstrId, ParamId, Role};
 use crate::program::{Phase, Program, Rule, SectionKind};
 
-/// Checks that kernels of a micro-batch read weights of the units that it uses, in forward, and of
+/// Checks that, in forward, kernels of a micro-batch read weights of all units that it uses, and of
 /// no others.
 pub(super) fn check(p: &Program, sink: &mut Sink) {
     if p.units.iter().all(|u| u.skipped_in.is_empty()) {
@@ -47,7 +47,8 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
                 }
             }
         }
-        // Of a unit that no micro-batch skips, kernels may read nothing, such as a bias alone.
+        // If no micro-batch skips a unit, kernels may read nothing of it, for example if it is only
+        // a bias.
         let units = p.units.iter().zip(run);
         for (unit, run) in units.filter(|(unit, _)| !unit.skipped_in.is_empty()) {
             let used = |m: &usize| !unit.skipped_in.contains(&(*m as u16));
@@ -64,7 +65,7 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
     }
 }
 
-/// Returns the unit whose weights each buffer holds, by buffer.
+/// Returns for each buffer the unit whose weights it contains.
 fn units(p: &Program) -> Vec<Option<usize>> {
     let mut owner = vec![None; p.params.len()];
     for group in &p.groups {

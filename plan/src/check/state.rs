@@ -1,5 +1,5 @@
-//! State that a step carries: which optimizer step weights hold, and over which axes gradients are
-//! reduced.
+//! State that a step carries: which optimizer step weights belong to, and over which axes gradients
+//! have been reduced.
 
 use super::access::{Inputs, is_full_grad, is_grad};
 use super::describe;
@@ -21,11 +21,11 @@ use std::ops::Range;
 /// Reductions that a gradient has been through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reduced {
-    /// Axes that it is summed over.
+    /// Axes that it has been summed over.
     pub(super) over: AxisSet,
     /// Axis whose ranks have exchanged pieces that are not summed yet.
     exchanged: AxisSet,
-    /// Factor by which it is multiplied; `None` before it is a gradient.
+    /// Factor by which it has been multiplied; `None` before it is a gradient.
     pub(super) factor: Option<Factor>,
 }
 
@@ -37,7 +37,7 @@ impl Reduced {
         factor: None,
     };
 
-    /// Returns the reductions that either of two operands has been through.
+    /// Returns the union of the reductions of two operands.
     pub(super) fn union(self, other: Self) -> Self {
         Self {
             over: self.over.union(other.over),
@@ -46,7 +46,7 @@ impl Reduced {
         }
     }
 
-    /// Returns the reductions after another one.
+    /// Returns these reductions followed by others.
     pub(super) fn then(self, next: Self) -> Self {
         Self {
             factor: Some(Factor::product(self.factor, next.factor)),
@@ -54,12 +54,12 @@ impl Reduced {
         }
     }
 
-    /// Returns whether it was reduced at all.
+    /// Returns whether it has been reduced at all.
     pub(super) fn any(self) -> bool {
         !self.axes().is_empty()
     }
 
-    /// Returns the axes that it is summed over, or will be once its pieces are summed.
+    /// Returns the axes that it has been summed over, or will have been once its pieces are summed.
     fn axes(self) -> AxisSet {
         self.over.union(self.exchanged)
     }
@@ -69,11 +69,11 @@ const OUTER: AxisSet = AxisSet::of(AxisId::DP_OUTER);
 
 /// See the module documentation.
 pub(super) struct Facts {
-    /// Group of every buffer, where it has one.
+    /// Group of every buffer, if it has one.
     group_of: Vec<Option<GroupId>>,
     /// Gathered parameters of every group.
     full_of: Vec<Vec<BufferId>>,
-    /// Number of optimizer steps that a group has had.
+    /// Number of optimizer steps of each group.
     steps: Vec<u32>,
     /// Pass of a group's last optimizer step.
     stepped: Vec<usize>,
@@ -87,7 +87,7 @@ pub(super) struct Facts {
     need: Vec<AxisSet>,
     /// Factor of the first gradient that the optimizer read.
     pub(super) factor: Option<(Factor, InstrId)>,
-    /// Reductions of this pass by what they reduce: contents, first byte, axes, micro-batch.
+    /// Reductions in this pass, by what they reduce: contents, first byte, axes, micro-batch.
     reductions: HashMap<(Holds, u64, AxisSet, u16), InstrId>,
 }
 
@@ -102,7 +102,7 @@ fn is_weight(role: Role) -> bool {
     )
 }
 
-/// Returns whether a role is weights that outlive the step.
+/// Returns whether a role stands for weights that outlive the step.
 pub(super) fn at_rest(role: Role) -> bool {
     matches!(role, Role::MainWeight | Role::ModelWeight)
 }
@@ -132,7 +132,7 @@ pub(super) fn axes(over: AxisSet) -> String {
 }
 
 impl Facts {
-    /// Creates the state in which nothing is gathered, reduced or updated yet.
+    /// Creates the initial state, in which nothing has been gathered, reduced or updated.
     pub(super) fn new(p: &Program) -> Self {
         let mut owner = vec![None; p.params.len()];
         for (i, g) in p.groups.iter().enumerate() {
@@ -176,16 +176,21 @@ impl Facts {
         }
     }
 
-    /// Returns the axes that a gradient has to be reduced over: those of its group. The optimizer
-    /// says which one that is where all groups share a buffer.
+    /// Returns the axes that a gradient has to be reduced over, which are those of its group.
     fn need_of(&self, grad: Access) -> AxisSet {
-        let group = self.group_of[grad.buffer.index()];
-        let group = group.or_else(|| self.of_grad.get(&(grad.buffer, grad.offset)).copied());
+        let group = self.group(grad);
         group.map_or(AxisSet::EMPTY, |g| self.need[g.index()])
     }
 
-    /// Returns whether a group's full weights, filled at `written`, have not been read since;
-    /// reports it once.
+    /// Returns the group of a gradient. The optimizer says which one that is where all groups share
+    /// a buffer.
+    fn group(&self, grad: Access) -> Option<GroupId> {
+        let group = self.group_of[grad.buffer.index()];
+        group.or_else(|| self.of_grad.get(&(grad.buffer, grad.offset)).copied())
+    }
+
+    /// Returns whether a group's full weights, filled at `written`, have not been read since then.
+    /// Reports each case only once.
     pub(super) fn first_unread(&mut self, b: BufferId, written: u32) -> bool {
         let Some(g) = self.group_of[b.index()] else {
             return false;
@@ -202,7 +207,8 @@ impl Facts {
     }
 }
 
-/// Returns the group of each gradient that the optimizer reads: that of the weight before it.
+/// Returns the group of each gradient that the optimizer reads, which is that of the weight before
+/// it.
 fn of_grad(p: &Program, group_of: &[Option<GroupId>]) -> HashMap<(BufferId, u64), GroupId> {
     let mut all = HashMap::new();
     for instr in &p.instrs {
@@ -237,7 +243,7 @@ impl Walk<'_> {
     }
 
     /// Returns the group of a buffer, and whether it is trained: the parameter in the buffer, or
-    /// any of the group's.
+    /// any parameter of the group.
     fn kind(&self, b: BufferId) -> Option<(GroupId, bool)> {
         let g = self.facts.group_of[b.index()]?;
         let trained = match self.p.buffers[b.index()].holds {
@@ -274,7 +280,7 @@ impl Walk<'_> {
     }
 
     /// Returns the axes after the second half of a reduction: pieces of `from` become `to`
-    /// elements, and `read` is what the pieces have been through.
+    /// elements. `read` are the reductions of the pieces.
     pub(super) fn summed(
         &mut self,
         work: &Work,
@@ -308,8 +314,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Reports that the optimizer reads pieces, given all that has been `read`: they would have to
-    /// be summed first.
+    /// Reports that the optimizer reads pieces that should have been summed first. `read` are the
+    /// reductions of everything that was read.
     pub(super) fn unsummed(&mut self, work: &Work, read: Reduced, a: Access) {
         let p = self.p;
         if is_grad(p.buffers[a.buffer.index()].role) && !read.exchanged.is_empty() {
@@ -375,7 +381,7 @@ impl Walk<'_> {
                         describe::range(p, a)
                     )
                 });
-                // Report it once; what is computed from it is not reported again.
+                // The error is reported once; results computed from it are not reported again.
                 return;
             }
         }
@@ -425,7 +431,10 @@ impl Walk<'_> {
                 }
             });
         }
-        if at_end && stale.is_none() && unreduced.is_none() {
+        // Counts of choices have no factor.
+        let group = self.facts.group(a);
+        let counts = group.is_some_and(|g| p.groups[g.index()].router_biases);
+        if at_end && stale.is_none() && unreduced.is_none() && !counts {
             self.scaled(work, a, inputs.reduced);
         }
         if let Some((at, reduced)) = unreduced {
@@ -442,7 +451,8 @@ impl Walk<'_> {
         }
     }
 
-    /// Sets the state of a range after a write: optimizer step of weights, axes of gradients.
+    /// Sets the state of a range after a write: the optimizer step of weights, and the axes of
+    /// gradients.
     pub(super) fn write_state(
         &mut self,
         work: &Work,
@@ -491,7 +501,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Reports a gradient that is overwritten before anything has read it.
+    /// Reports a gradient that is overwritten before it has been read.
     fn lost(&mut self, work: &Work, a: Access, range: Range<usize>) {
         self.sink.fact(RuleId::ReduceMissing, 1);
         let Some(at) = self.cells[a.buffer.index()].segments[range]
@@ -520,8 +530,8 @@ impl Walk<'_> {
         }
         self.sink.fact(RuleId::RecomputePrefetch, 1);
         let out = c.parts[0].output;
-        // Buckets are placed by passes over the whole backward graph, including recompute: each is
-        // read in it.
+        // Buckets are assigned by passes over the whole backward graph, including recompute. Each
+        // is read in that graph.
         let bucket = matches!(p.buffers[out.buffer.index()].holds, Holds::Named(_));
         if work.instr.phase == Phase::Recompute && work.instr.rule == Rule::Prefetch && !bucket {
             self.violate(RuleId::RecomputePrefetch, work.id, None, || {
@@ -537,12 +547,13 @@ impl Walk<'_> {
                 continue;
             };
             self.sink.fact(RuleId::DoubleGather, 1);
-            // A gather of an earlier pass may be repeated: the pipeline is reset between steps.
+            // A gather of an earlier pass may be repeated, because the pipeline is reset between
+            // steps.
             let updated = self.facts.updated[g].max(self.pass_now().base);
             let again = match p.buffers[part.output.buffer.index()].role {
                 // The buffer itself, or the parameters that were copied out of it.
                 Role::FullWeight | Role::ModelWeight => self.gathered(part.output, updated),
-                // Storage that outlives a reshard does not show that the unit is full.
+                // Storage that outlives a reshard does not show whether the unit is full.
                 Role::GatherBuffer => self.facts.full_of[g]
                     .iter()
                     .filter(|b| !p.units[p.buffers[b.index()].unit.index()].keeps_storage)
@@ -562,10 +573,11 @@ impl Walk<'_> {
         }
     }
 
-    /// Checks a gather of shards over the outer axis before it is issued: one between two updates,
-    /// and again after a pass.
+    /// Checks a gather of shards over the outer axis before it is issued. There must be one between
+    /// two updates, and another after a pass.
     fn before_refresh(&mut self, work: &Work, c: &Collective) {
-        // The production engine's flag of a step's first micro-batch holds through its backward.
+        // The production engine's flag for a step's first micro-batch remains set during its
+        // backward.
         if self.p.meta.policy == "megatron" {
             return;
         }
@@ -612,7 +624,7 @@ impl Walk<'_> {
     pub(super) fn before_reduce(&mut self, work: &Work, c: &Collective) {
         let p = self.p;
         let (now, base) = (self.reduction_of(c), self.pass_now().base);
-        // An exchange and a reduction over an axis are the same reduction.
+        // An exchange over an axis and a reduction over it are the same reduction.
         let same = now.axes();
         for part in &c.parts {
             let a = part.input;
@@ -653,7 +665,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Notes a reduction that was issued: its inputs are in flight until they are freed.
+    /// Records an issued reduction. Its inputs are in flight until they are freed.
     pub(super) fn after_reduce(&mut self, work: &Work, c: &Collective) {
         for part in &c.parts {
             if is_full_grad(self.p.buffers[part.input.buffer.index()].role) {
@@ -666,7 +678,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Checks the 16-byte alignment of the operands of NCCL.
+    /// Checks the 16-byte alignment of NCCL operands.
     pub(super) fn alignment(&mut self, work: &Work, c: &Collective, a: Access) {
         if !matches!(
             c.kind,
@@ -688,8 +700,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Returns the groups that the optimizer left out of this pass, of those that some micro-batch
-    /// uses.
+    /// Returns the groups that some micro-batch uses, but that the optimizer left out of this pass.
     pub(super) fn not_stepped(&self) -> Vec<GroupId> {
         let now = self.passes.len();
         let used = |g: usize| {

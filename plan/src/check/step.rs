@@ -10,7 +10,7 @@ use super::walk::{Walk, Work};
 use crate::ir::{Buffer, BufferId, COMPUTE, EventId, Holds, InstrId, Pool, Role, StreamId, UnitId};
 use crate::program::{Instr, Phase, Program, Rule, Section, SectionKind};
 
-/// A reduction as seen by an event.
+/// A reduction, as recorded by an event.
 #[derive(Clone, Copy)]
 struct Reduction {
     id: InstrId,
@@ -30,7 +30,7 @@ struct Returned {
 
 /// Open state within a pass.
 pub(super) struct Step {
-    /// Units with gradient buffers in flight, oldest first, with the number of buffers and the
+    /// Units with gradient buffers in flight, oldest first. Each has the number of buffers and the
     /// first of them.
     in_flight: Vec<(UnitId, u32, BufferId)>,
     kernels: u32,
@@ -40,7 +40,7 @@ pub(super) struct Step {
     before: Vec<Option<Reduction>>,
     /// A wait directly after its reduction, which is a mistake if backward continues.
     suspect: Option<(InstrId, Instr, Reduction)>,
-    /// Blocks freed too early, by stream, until that stream's next work.
+    /// Blocks that were freed too early, by stream. They are kept until that stream's next work.
     returned: [Vec<Returned>; MAX_STREAMS],
     live: Vec<bool>,
 }
@@ -58,12 +58,12 @@ impl Step {
         }
     }
 
-    /// Notes an event recorded on a lane.
+    /// Records an event on a lane.
     pub(super) fn recorded(&mut self, event: EventId, lane: usize) {
         self.before[event.index()] = self.last[lane];
     }
 
-    /// Notes a reduction that was issued.
+    /// Records an issued reduction.
     pub(super) fn reduced(&mut self, work: &Work) {
         if work.instr.phase == Phase::Backward {
             self.last[work.me.lane as usize] = Some(Reduction {
@@ -114,7 +114,7 @@ impl Walk<'_> {
                 self.violate(RuleId::Alloc, id, None, || {
                     format!("{}: {e}", describe::buffer(p, b))
                 });
-                // An address outside, so that the walk can continue.
+                // An address outside of all memory, so that the walk can continue.
                 (1 << 62) + (u64::from(b.0) << 40)
             }
         };
@@ -183,7 +183,7 @@ impl Walk<'_> {
         self.memory.free(p, b);
     }
 
-    /// Reports gradients that are freed before anything has read them.
+    /// Reports gradients that are freed before they have been read.
     fn dropped(&mut self, id: InstrId, b: BufferId) {
         self.sink.fact(RuleId::ReduceMissing, 1);
         let Some(at) = self.cells[b.index()]
@@ -204,8 +204,8 @@ impl Walk<'_> {
         });
     }
 
-    /// Reports full weights of which nothing was read. A bias or a norm alone may stay unread: the
-    /// unit is gathered as a whole.
+    /// Reports full weights of which no part was read. A bias or a norm alone may remain unread,
+    /// because the unit is gathered as a whole.
     fn unused(&mut self, id: InstrId, b: BufferId) {
         self.sink.fact(RuleId::UnusedGather, 1);
         let written = self.cells[b.index()]
@@ -261,7 +261,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Checks blocks that were freed too early, for the stream that now gets work.
+    /// Checks blocks that were freed too early, for the stream that gets work now.
     pub(super) fn check_returned(&mut self, id: InstrId, stream: StreamId, lane: usize) {
         for r in std::mem::take(&mut self.step.returned[stream.index()]) {
             let Some(u) = self.order.clock(lane).missing(&r.last) else {
@@ -279,16 +279,16 @@ impl Walk<'_> {
         }
     }
 
-    /// Notes that a gradient buffer's reduction was issued; see Note [Reductions in flight].
+    /// Records that a gradient buffer's reduction was issued; see Note [Reductions in flight].
     pub(super) fn in_flight(&mut self, work: &Work, b: BufferId) {
         let p = self.p;
         let first = self.cells[b.index()].reduction.at == 0;
         self.cells[b.index()].reduction = Use { ..work.me };
         let unit = p.buffers[b.index()].unit;
-        // Buckets are limited in bytes, by the pass that made them.
+        // Buckets are limited in bytes, by the pass that created them.
         let bucket = matches!(p.buffers[b.index()].holds, Holds::Named(_));
-        // Megatron-FSDP limits the units of its double buffer, to which the root and units that
-        // keep their parameters do not belong.
+        // Megatron-FSDP limits the units of its double buffer. The root and units that keep their
+        // parameters do not belong to it.
         let outside = p.meta.policy == "megatron" && !p.units[unit.index()].reshards;
         if !first || bucket || outside {
             return;
@@ -324,7 +324,7 @@ impl Walk<'_> {
         if self.p.meta.reduce_in_flight == 0 || instr.phase != Phase::Backward {
             return;
         }
-        // The host looks at the result of a check, which the user asked for.
+        // The host reads the result of a check that the user asked for.
         if instr.rule == Rule::NanCheck {
             return;
         }
@@ -382,8 +382,8 @@ impl Walk<'_> {
                 },
                 1,
             );
-            // A gather after the optimizer's update, for the next step; another rule checks that
-            // the weights are fresh.
+            // A gather after the optimizer's update, for the next step. Another rule checks that
+            // the weights are up to date.
             let ahead = |a: InstrId| p.instrs[a.index()].phase == Phase::Optimizer;
             let stays =
                 may_persist(p, d) || gathers(d.role) && self.cells[i].allocated.is_some_and(ahead);
@@ -463,14 +463,14 @@ impl Walk<'_> {
 
 fn space(pool: Pool) -> usize {
     match pool {
-        // The copies of a double buffer, and slots of a trace pool, are in its blocks.
+        // The copies of a double buffer and the slots of a trace pool are in its blocks.
         Pool::Caching | Pool::DoubleBuffer | Pool::Traced => 0,
         Pool::Planned => 1,
         Pool::Host => 2,
     }
 }
 
-/// Returns the maximum number of units with gradient buffers in flight; 0 is unlimited. The
+/// Returns the maximum number of units with gradient buffers in flight; 0 means unlimited. The
 /// production engine's queue is limited in elements, or by its double buffer.
 fn in_flight_limit(p: &Program) -> usize {
     match p.meta.policy {
@@ -479,8 +479,8 @@ fn in_flight_limit(p: &Program) -> usize {
     }
 }
 
-/// Returns whether the first step may leave a buffer behind: state, and the full weights of units
-/// that never reshard or keep their storage.
+/// Returns whether the first step may leave a buffer allocated: state, and the full weights of
+/// units that never reshard or that keep their storage.
 fn may_persist(p: &Program, b: &Buffer) -> bool {
     let unit = &p.units[b.unit.index()];
     let resident = b.role == Role::FullWeight && (!unit.reshards || unit.keeps_storage);

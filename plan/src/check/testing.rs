@@ -1,9 +1,9 @@
 //! A small, correct fully sharded program, and ways to break it.
 //!
-//! It has three units of one flat group each over four ranks. Gathers run on their own stream after
-//! a gate, prefetched by one; weights are freed after a wait. Gradients are written directly into
-//! flat buffers, reduced with K in flight, and accumulated into a shard. A step ends with fence,
-//! clipping, optimizer, zeroing and refresh.
+//! It has three units with one flat group each, over four ranks. Gathers run on a separate stream
+//! after a gate, prefetched by one unit; weights are freed after a wait. Gradients are written
+//! directly into flat buffers, reduced with K in flight, and accumulated into a shard. A step ends
+//! with a fence, clipping, the optimizer, zeroing and a refresh.
 
 mod observed;
 mod tables;
@@ -154,7 +154,7 @@ impl Toy {
         std::mem::replace(&mut self.b.program.instrs[id.index()].op, nothing)
     }
 
-    /// Inserts an operation before an instruction, with the tag of that instruction.
+    /// Inserts an operation before an instruction. It gets the tag of that instruction.
     pub(crate) fn insert(&mut self, before: InstrId, op: Op) -> InstrId {
         let instr = Instr {
             op,
@@ -172,7 +172,7 @@ impl Toy {
         before
     }
 
-    /// Moves an instruction before a later one; returns its new position.
+    /// Moves an instruction before a later one. Returns its new position.
     pub(crate) fn delay(&mut self, from: InstrId, before: InstrId) -> InstrId {
         assert!(from < before);
         let i = self.b.program.instrs.remove(from.index());
@@ -180,8 +180,8 @@ impl Toy {
         InstrId(before.0 - 1)
     }
 
-    /// Moves an instruction before an earlier one, so that the instructions between move back by
-    /// one.
+    /// Moves an instruction before an earlier one, so that the instructions between them move back
+    /// by one.
     pub(crate) fn hoist(&mut self, from: InstrId, before: InstrId) {
         assert!(from > before);
         let i = self.b.program.instrs.remove(from.index());
@@ -236,7 +236,7 @@ impl Toy {
         self.b.emit(op);
     }
 
-    /// Returns a launch of the n-th kernel of the table over these ranges.
+    /// Returns a launch of the n-th kernel of the table on these ranges.
     pub(crate) fn operands(
         &mut self,
         kernel: u32,

@@ -1,4 +1,4 @@
-//! Tests of every rule: a good program passes, and a planted bug is named.
+//! Tests of every rule: a correct program passes, and the report names a planted bug.
 
 mod capture;
 mod collectives;
@@ -22,7 +22,7 @@ fn caught(r: &Report, rule: RuleId, at: InstrId) -> &Violation {
         .unwrap_or_else(|| panic!("{rule} at #{} is not reported\n{r}", at.0))
 }
 
-/// Checks a broken program: the rule names the instruction, and its message the buffer.
+/// Checks an incorrect program: the rule must name the instruction, and its message the buffer.
 fn expect(t: &Toy, rule: RuleId, at: InstrId, buffer: BufferId) -> Violation {
     let r = check(&t.b.program);
     caught(&r, rule, at);

@@ -1,6 +1,6 @@
-//! The walk: instructions of `Init`, `First`, `Steady`, `Steady`, `Validation`, `Steady` as one
-//! trace, with happens-before and shadow memory carried from pass to pass, so that hazards between
-//! steps show.
+//! The walk over the instructions of `Init`, `First`, `Steady`, `Steady`, `Validation`, `Steady` as
+//! one trace. Happens-before and shadow memory are carried from pass to pass, so that hazards
+//! between steps are found.
 
 use super::access::Conflict;
 use super::capture::Captured;
@@ -21,7 +21,7 @@ use crate::program::{Instr, Op, Program, Section, SectionKind};
 pub(super) struct Pass {
     /// Section.
     pub(super) kind: SectionKind,
-    /// Number of the pass over this section, from 1.
+    /// Number of the pass over this section, starting at 1.
     pub(super) number: u32,
     /// Positions up to this one belong to earlier passes.
     pub(super) base: u32,
@@ -44,7 +44,7 @@ impl Pass {
     }
 }
 
-/// The device work that an instruction stands for.
+/// The device work of an instruction.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Work {
     /// Position and lane.
@@ -72,16 +72,16 @@ pub(super) struct Walk<'a> {
     pub(super) passes: Vec<Pass>,
     pub(super) conflicts: Vec<Conflict>,
     pub(super) at: u32,
-    /// By communicator: what each rank is known to have done when all have passed its last
-    /// collective.
+    /// By communicator: the work of each rank that is known to be done when all ranks have passed
+    /// its last collective.
     pub(super) barriers: Vec<Clock>,
     waits: Vec<WaitCount>,
     observer: &'a mut dyn Observe,
 }
 
-/// Observes a walk. Proofs only need the walk's result; tests look closer.
+/// Observes a walk. Proofs need only the result of the walk; tests need more details.
 pub(super) trait Observe {
-    /// Called when a piece of work is issued, with the clock of what is done when it starts.
+    /// Called when a piece of work is issued, with the clock of what is done at its start.
     fn issued(&mut self, _over: &Clock) {}
 
     /// Called with the effect of a wait in this pass.
@@ -99,7 +99,7 @@ pub(super) struct Walked {
     pub(super) instructions: u64,
 }
 
-/// Walks a program whose form is right.
+/// Walks a program with a valid form.
 pub(super) fn walk(p: &Program, sink: &mut Sink, observer: &mut dyn Observe) -> Walked {
     let facts = Facts::new(p);
     let norms = Norms::new(p, &facts);
@@ -192,7 +192,7 @@ impl Walk<'_> {
                 let c = &p.collectives[c.index()];
                 self.sink.fact(RuleId::CommOrder, 1);
                 self.order.serialise(work.me.lane as usize, c.comm);
-                // No rank gets anything before all have started.
+                // No rank receives anything before all have started.
                 let started = *self.order.clock(work.me.lane as usize);
                 self.collective(&mut work, c);
                 self.barriers[c.comm.index()] = started;
@@ -290,7 +290,7 @@ impl Walk<'_> {
         describe::instr(self.p, self.id_at(at), Some(self.pass_at(at).place()))
     }
 
-    /// Notes a violation by an instruction of the current pass.
+    /// Records a violation by an instruction of the current pass.
     pub(super) fn violate(
         &mut self,
         rule: RuleId,

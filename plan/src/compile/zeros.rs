@@ -45,7 +45,7 @@ pub(super) fn save(g: &mut Graph, o: &mut Orders) {
 fn moves(g: &Graph, o: &Orders, order: &[u32], call: Indexing) -> Vec<u32> {
     let moves = |&&i: &&u32| {
         let act = g.ops[i as usize].act;
-        let by = matches!(act, Act::Compute(OpKind::Permute(op::Permute { by })) if by == call);
+        let by = matches!(act, Act::Compute(OpKind::Permute(op::Permute { by, .. })) if by == call);
         by && o.region[i as usize] != 0
     };
     order.iter().filter(moves).copied().collect()

@@ -214,6 +214,8 @@ pub enum LayerType {
     Sliding,
     /// All earlier positions, without a rotary embedding (SmolLM3).
     FullNoRope,
+    /// The earlier positions of its chunk of the sequence (Llama 4).
+    Chunked,
     /// The gated delta rule in place of attention (Qwen3-Next).
     Linear,
     /// A selective scan in place of attention (Mamba).
@@ -244,6 +246,7 @@ words!(LayerType {
     Full = "full_attention",
     Sliding = "sliding_attention",
     FullNoRope = "full_attention_no_rope",
+    Chunked = "chunked_attention",
     Linear = "linear_attention",
     Mamba = "mamba",
     Mamba2 = "mamba2",
@@ -266,6 +269,7 @@ impl LayerType {
             Self::Full
                 | Self::Sliding
                 | Self::FullNoRope
+                | Self::Chunked
                 | Self::Hybrid
                 | Self::Shared
                 | Self::Cross
@@ -352,11 +356,14 @@ pub enum QkNorm {
     EachHead,
     /// On each head, after the rotation (Hunyuan).
     AfterRope,
+    /// The same without a weight, in layers with a rotary embedding only (Llama 4).
+    AfterRopeNoWeight,
 }
 
 impl QkNorm {
-    /// Names of the values other than `true` and `false`.
-    pub const WORDS: &'static [&'static str] = &["full", "each_head", "after_rope"];
+    /// Words for the values that are not `true` or `false`.
+    pub const WORDS: &'static [&'static str] =
+        &["full", "each_head", "after_rope", "after_rope_no_weight"];
 
     /// Returns the value with a name.
     #[must_use]
@@ -365,8 +372,15 @@ impl QkNorm {
             "full" => Self::Full,
             "each_head" => Self::EachHead,
             "after_rope" => Self::AfterRope,
+            "after_rope_no_weight" => Self::AfterRopeNoWeight,
             _ => return None,
         })
+    }
+
+    /// Returns whether rotated queries and keys are normalized.
+    #[must_use]
+    pub fn follows_rope(self) -> bool {
+        matches!(self, Self::AfterRope | Self::AfterRopeNoWeight)
     }
 }
 
@@ -385,6 +399,7 @@ impl Serialize for QkNorm {
             Self::Full => to.serialize_str("full"),
             Self::EachHead => to.serialize_str("each_head"),
             Self::AfterRope => to.serialize_str("after_rope"),
+            Self::AfterRopeNoWeight => to.serialize_str("after_rope_no_weight"),
         }
     }
 }
@@ -490,7 +505,7 @@ impl Model {
         let has_mlp = self.mlp_type(layer) != MlpType::None;
         let full = matches!(
             self.layer_type(layer),
-            LayerType::Full | LayerType::FullNoRope
+            LayerType::Full | LayerType::FullNoRope | LayerType::Chunked
         );
         let head_dim = self.options.full_head_dim.filter(|_| full);
         let mut options = self.options.clone();
@@ -498,6 +513,10 @@ impl Model {
         let recurs = self.layer_type(layer) == LayerType::Linear;
         if recurs && options.norm_position == NormPosition::After {
             options.norm_position = NormPosition::Before;
+        }
+        let rotates = self.layer_type(layer) != LayerType::FullNoRope;
+        if options.qk_norm == QkNorm::AfterRopeNoWeight && !rotates {
+            options.qk_norm = QkNorm::None;
         }
         Self {
             head_dim: head_dim.unwrap_or(self.head_dim),
@@ -521,6 +540,22 @@ impl Model {
     #[must_use]
     pub fn slides(&self, layer: usize) -> bool {
         self.layer_type(layer) == LayerType::Sliding
+    }
+
+    /// Returns the positions of a chunk that a layer's attention stays in, if `seq` positions are
+    /// more than one.
+    #[must_use]
+    pub fn chunk(&self, layer: usize, seq: u64) -> Option<u64> {
+        let chunked = self.layer_type(layer) == LayerType::Chunked;
+        self.options.attention_chunk.filter(|&n| chunked && n < seq)
+    }
+
+    /// Returns whether some layer multiplies queries by factors of their positions.
+    #[must_use]
+    pub fn has_temperature(&self) -> bool {
+        let mut layers = 0..self.layers as usize;
+        self.options.attention_temperature > 0.0
+            && layers.any(|layer| self.layer_type(layer) == LayerType::FullNoRope)
     }
 
     /// Returns the window of a layer's attention over `seq` positions; `None` if it sees all of

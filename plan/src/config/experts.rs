@@ -22,7 +22,10 @@ pub struct Experts {
     pub glu_limit: f64,
     /// Experts are chosen by score plus a bias that is not trained by gradients.
     pub router_bias: bool,
-    /// Width of the shared expert, which takes every token; 0 for none.
+    /// How far a step moves the biases of routers, up for experts with less than the mean load and
+    /// down for those with more; 0: not at all.
+    pub router_bias_update_speed: f64,
+    /// Width of the expert that takes every token; 0 for none.
     pub shared_expert_ffn: u64,
     /// The shared expert's result is multiplied by the sigmoid of a projection of its input.
     pub shared_expert_gate: bool,
@@ -49,7 +52,9 @@ pub struct Experts {
     pub normalize_top_k: bool,
     /// Factor of the weights.
     pub route_scale: f64,
-    /// Number of groups of adjacent experts that limit a token's choices; 1 for none.
+    /// The weights multiply what experts read, not what they make.
+    pub score_before_experts: bool,
+    /// Groups of adjacent experts, of which a token uses some; 1 for none.
     pub router_groups: u64,
     /// Number of groups that a token uses.
     pub router_group_top_k: u64,
@@ -73,6 +78,7 @@ impl Default for Experts {
             glu: Glu::Activated,
             glu_limit: 7.0,
             router_bias: false,
+            router_bias_update_speed: 0.0,
             shared_expert_ffn: 0,
             shared_expert_gate: false,
             expert_norm: false,
@@ -85,6 +91,7 @@ impl Default for Experts {
             router: Router::SoftmaxTopK,
             normalize_top_k: true,
             route_scale: 1.0,
+            score_before_experts: false,
             router_groups: 1,
             router_group_top_k: 1,
             aux_loss: 0.0,

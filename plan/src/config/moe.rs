@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 pub struct Moe {
     /// How tokens are sent to the ranks of their experts.
     pub dispatcher: Dispatcher,
-    /// Rows that a rank reserves for the choices of each rank, relative to their number with a
-    /// balanced load; `None`: the largest possible number.
+    /// Rows that a rank reserves for choices, relative to the number of them if experts are equally
+    /// popular; `None`: as many as there can be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
-    /// The number of reserved rows is a multiple of this, because 8-bit matmuls sum over as many
-    /// elements as their tensor cores read at once.
+    /// The rows that a rank reserves are a multiple of this: 8-bit matmuls sum over as many numbers
+    /// as their tensor cores read at once.
     #[serde(skip)]
     pub row_multiple: u64,
     /// Compiled kernels between the matmuls of experts only compute reserved rows that are in use.
@@ -35,6 +35,9 @@ pub struct Moe {
     /// balanced.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub busiest: BTreeMap<u32, f64>,
+    /// By layer: rows of each rank, of which [`busiest`](Self::busiest) has the maximum.
+    #[serde(skip)]
+    pub loads: BTreeMap<u32, Vec<f64>>,
 }
 
 impl Moe {
@@ -43,8 +46,21 @@ impl Moe {
     #[must_use]
     pub fn slots(&self, [tokens, k]: [u64; 2], [ranks, experts]: [u64; 2]) -> u64 {
         let most = Self::most_slots([tokens, k], experts);
+        self.reserved((tokens * k) as f64 / ranks as f64, most)
+    }
+
+    /// Returns the rows that a rank reserves for the choices of all `ranks` ranks, where these
+    /// share its rows.
+    #[must_use]
+    pub fn rows(&self, [tokens, k]: [u64; 2], [ranks, experts]: [u64; 2]) -> u64 {
+        let most = Self::most_slots([ranks * tokens, k], experts);
+        self.reserved((tokens * k) as f64, most)
+    }
+
+    /// Returns the factor times the rows of equally popular experts, at most as many as there can
+    /// be.
+    fn reserved(&self, balanced: f64, most: u64) -> u64 {
         self.capacity_factor.map_or(most, |factor| {
-            let balanced = (tokens * k) as f64 / ranks as f64;
             let rows = ((factor * balanced).ceil() as u64).max(1);
             rows.next_multiple_of(self.row_multiple).min(most)
         })
@@ -87,6 +103,15 @@ words!(Dispatcher {
     Peer = "peer",
 });
 
+impl Dispatcher {
+    /// Returns whether choices of all ranks share the rows of a rank. Otherwise, each rank has a
+    /// number of them.
+    #[must_use]
+    pub const fn shares_rows(self) -> bool {
+        matches!(self, Self::Gather | Self::Peer)
+    }
+}
+
 /// `moe.on_overflow`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overflow {
@@ -116,6 +141,7 @@ mod tests {
             routing: Routing::Balanced,
             reach: None,
             busiest: [(1, 1.25)].into(),
+            loads: BTreeMap::new(),
         }
     }
 
@@ -145,5 +171,25 @@ mod tests {
         assert_eq!(in_8_bits(1.0).slots([96, 4], [4, 8]), 96);
         assert_eq!(in_8_bits(1.01).slots([96, 4], [4, 8]), 112);
         assert_eq!(in_8_bits(9.0).slots([96, 4], [4, 8]), 384);
+    }
+
+    /// Four ranks with 100 tokens and four choices each share the 400 rows of an equal
+    /// distribution, and 1,600 at most.
+    #[test]
+    fn ranks_share_rows() {
+        let rows = |factor| moe(factor).rows([100, 4], [4, 8]);
+        assert_eq!(rows(Some(1.0)), 400);
+        assert_eq!(rows(Some(1.251)), 501);
+        assert_eq!(rows(Some(0.001)), 1);
+        assert_eq!(rows(Some(4.0)), 1600);
+        assert_eq!(rows(Some(9.0)), 1600);
+        assert_eq!(rows(None), 1600);
+        // With two experts, a rank gets at most two of a token's choices.
+        assert_eq!(moe(None).rows([100, 4], [4, 2]), 800);
+        let in_8_bits = Moe {
+            row_multiple: 16,
+            ..moe(Some(1.01))
+        };
+        assert_eq!(in_8_bits.rows([100, 4], [4, 8]), 416);
     }
 }

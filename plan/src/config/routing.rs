@@ -128,32 +128,32 @@ impl Histogram {
     }
 }
 
-/// Returns, by layer, the number of choices of the busiest of `ranks` ranks that divide the
-/// experts, relative to a balanced load. A layer without choices has 1.
-pub(crate) fn busiest_ranks(
-    popularity: &BTreeMap<u32, Vec<f64>>,
-    ranks: u32,
-) -> BTreeMap<u32, f64> {
+/// Returns by layer the choices of each of `ranks` ranks that divide the experts in order, relative
+/// to those of equally popular experts. Ranks of a layer without choices have 1.
+pub(crate) fn loads(popularity: &BTreeMap<u32, Vec<f64>>, ranks: u32) -> BTreeMap<u32, Vec<f64>> {
     popularity
         .iter()
-        .map(|(l, each)| (*l, busiest(each, ranks)))
+        .map(|(l, each)| (*l, load(each, ranks)))
         .collect()
 }
 
-/// Returns the share of the busiest of `ranks` ranks, which divide the experts in order, relative
-/// to an equal share.
-fn busiest(popularity: &[f64], ranks: u32) -> f64 {
+fn load(popularity: &[f64], ranks: u32) -> Vec<f64> {
     let each = popularity.len() / ranks as usize;
     let all: f64 = popularity.iter().sum();
     let sums = popularity
         .chunks(each.max(1))
         .map(|of| of.iter().sum::<f64>());
-    let most = sums.fold(0.0, f64::max);
-    if all > 0.0 {
-        most / all * f64::from(ranks)
-    } else {
-        1.0
-    }
+    let relative = |sum: f64| match all > 0.0 {
+        true => sum / all * f64::from(ranks),
+        false => 1.0,
+    };
+    sums.map(relative).collect()
+}
+
+/// Returns by layer the choices of the busiest rank, from those of all.
+pub(crate) fn busiest_ranks(loads: &BTreeMap<u32, Vec<f64>>) -> BTreeMap<u32, f64> {
+    let most = |each: &Vec<f64>| each.iter().copied().fold(0.0, f64::max);
+    loads.iter().map(|(l, each)| (*l, most(each))).collect()
 }
 
 /// Returns popularities of experts that fall geometrically. The largest is `imbalance` times their
@@ -219,8 +219,9 @@ mod tests {
             top_k: 1,
             layers: [(1, vec![1, 2, 3, 4]), (3, vec![0; 4])].into(),
         };
-        // 7 of 10 choices, relative to the balanced 5 of 10.
-        let busiest = |ranks| busiest_ranks(&h.popularity(), ranks);
+        // 7 of 10 choices, twice as many as 5 of 10 would be 1.
+        let busiest = |ranks| busiest_ranks(&loads(&h.popularity(), ranks));
+        assert_eq!(loads(&h.popularity(), 2)[&1], [0.6, 1.4]);
         assert_eq!(busiest(2), [(1, 1.4), (3, 1.0)].into());
         assert_eq!(busiest(4)[&1], 1.6);
         assert_eq!(busiest(1)[&1], 1.0);
@@ -228,7 +229,7 @@ mod tests {
 
     #[test]
     fn equal_seeds_give_equal_orders_and_layers_differ() {
-        let of = |seed| busiest_ranks(&seeded(0..4, 16, 3.0, seed), 4);
+        let of = |seed| busiest_ranks(&loads(&seeded(0..4, 16, 3.0, seed), 4));
         assert_eq!(of(1), of(1));
         assert_ne!(of(1), of(2));
         let layers: Vec<f64> = of(1).into_values().collect();
@@ -237,7 +238,7 @@ mod tests {
         // expert.
         assert!(layers.iter().all(|x| (1.0..3.0).contains(x)), "{layers:?}");
         assert!(
-            busiest_ranks(&seeded(0..4, 16, 1.0, 1), 4)
+            busiest_ranks(&loads(&seeded(0..4, 16, 1.0, 1), 4))
                 .values()
                 .all(|x| (x - 1.0).abs() < 1e-9)
         );

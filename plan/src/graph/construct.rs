@@ -386,7 +386,10 @@ impl Graph {
         self.values[back.index()].requires_grad = false;
         let tokens = self.value(by.position).shape[0];
         let sum = self.compute(
-            OpKind::Unpermute(op::Unpermute { by: Indexing::Own }),
+            OpKind::Unpermute(op::Unpermute {
+                by: Indexing::Own,
+                routed: Some(by.pushed.expected),
+            }),
             &[back, by.position],
             &[(&[tokens, shape[1]], dtype)],
         )[0];

@@ -1,4 +1,4 @@
-//! Checks the text of a profile against the table, and fills in what it leaves out.
+//! Checks the text of a profile against the table, and fills in missing keys.
 
 use super::format::{Field, IfAbsent, Kind, SECTIONS, Section};
 use crate::ir::DType;
@@ -9,10 +9,10 @@ use std::fmt;
 use toml::de::DeTable;
 use toml::{Table, Value as Toml};
 
-/// Why a text is not a valid profile.
+/// Reason why a text is not a valid profile.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FormatError {
-    /// Where; `None` if it is about the text as a whole.
+    /// Position of the error; `None` if it is about the text as a whole.
     pub position: Option<Position>,
     /// What is wrong, what was expected, and the nearest valid name.
     pub message: String,
@@ -29,11 +29,11 @@ impl fmt::Display for FormatError {
 
 impl std::error::Error for FormatError {}
 
-/// Checks names, types and ranges of everything that a text says. What it leaves out is checked by
-/// [`complete`].
+/// Checks the names, types and ranges of everything in a text. [`complete`] checks for missing
+/// keys.
 ///
 /// # Errors
-/// The first fault, with its position.
+/// Returns the first error, with its position.
 pub fn check(text: &str) -> Result<(), FormatError> {
     let entries = entries(text)?;
     let root = Checker { text };
@@ -80,7 +80,7 @@ impl Checker<'_> {
     fn section(&self, section: &Section, entries: &[Entry]) -> Result<(), FormatError> {
         for entry in entries {
             if let Some(field) = section.field(&entry.key) {
-                // `gemm` of the whole profile is an array, that of `[efficiency]` a field.
+                // In the whole profile, `gemm` is an array; in `[efficiency]`, it is a field.
                 self.field(section, field, &entry.value)?;
                 continue;
             }
@@ -248,7 +248,7 @@ pub(super) fn integers(low: u64, high: u64) -> String {
     }
 }
 
-/// A value as an error shows it.
+/// Formats a value for an error.
 fn shown(value: &Value) -> String {
     match &value.datum {
         Datum::Float(x) => x.to_string(),
@@ -261,11 +261,11 @@ fn shown(value: &Value) -> String {
     }
 }
 
-/// Fills in the defaults of the table. `text` is where positions are looked for; what it extends is
-/// part of `profile` already.
+/// Fills in the defaults of the table. `text` is used to find positions. The keys of profiles that
+/// it extends are already part of `profile`.
 ///
 /// # Errors
-/// When a section or a key without a default is missing.
+/// Fails if a section or a key without a default is missing.
 pub fn complete(profile: &mut Table, text: &str) -> Result<(), FormatError> {
     let missing = |section: &Section, message| FormatError {
         position: position(text, section.path),
@@ -392,7 +392,7 @@ mod tests {
         assert_eq!(complete_(&device), "6:2: [device] needs `source`");
     }
 
-    /// Every default is a value that the key takes.
+    /// Every default is a valid value of its key.
     #[test]
     fn defaults_are_valid() {
         for section in SECTIONS {

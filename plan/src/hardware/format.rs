@@ -1,4 +1,4 @@
-//! The table.
+//! The table of sections and keys.
 
 use crate::config::AttentionBackend;
 use crate::ir::ScaleMode;
@@ -6,14 +6,14 @@ use IfAbsent::{Is, Required, Unknown};
 use Kind::{ByDtype, Dtype, Flag, Integer, Number, Rows, Text, Word};
 use Range::{AtLeastOne, NotNegative, Positive, Rate, Scale, Share};
 
-/// A section of a profile, or a table of an array.
+/// A section of a profile, or a table in an array.
 #[derive(Clone, Copy, Debug)]
 pub struct Section {
-    /// Path without brackets: `host.work`. Empty for the keys of the whole profile.
+    /// Path without brackets: `host.work`. Empty for the top-level keys of the profile.
     pub path: &'static str,
-    /// `[[gemm]]`: any number of tables.
+    /// Whether there may be any number of tables: `[[gemm]]`.
     pub is_array: bool,
-    /// Whether a profile has to have it. Arrays may be empty.
+    /// Whether a profile must contain it. Arrays may be empty.
     pub is_required: bool,
     /// One line.
     pub doc: &'static str,
@@ -28,9 +28,9 @@ pub struct Field {
     pub key: &'static str,
     /// What it holds.
     pub kind: Kind,
-    /// Unit; empty for what has none.
+    /// Unit; empty for values without one.
     pub unit: &'static str,
-    /// Its value in a profile that does not give it.
+    /// Its value in a profile that does not set it.
     pub default: IfAbsent,
     /// One line.
     pub doc: &'static str,
@@ -55,7 +55,7 @@ pub enum Kind {
     ByDtype(Range),
     /// A list of rows.
     Rows {
-        /// The columns before the last one, positive integers.
+        /// The columns before the last one. They are positive integers.
         sizes: &'static [&'static str],
         /// The last column.
         last: (&'static str, Range),
@@ -81,10 +81,10 @@ pub enum Range {
     Scale,
 }
 
-/// The value of a key that is not given.
+/// The value of a key that is not set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IfAbsent {
-    /// It has to be given.
+    /// The key must be set.
     Required,
     /// Its value is unknown, or it does not apply.
     Unknown,
@@ -93,7 +93,7 @@ pub enum IfAbsent {
 }
 
 impl Range {
-    /// Returns whether a number is in it. NaN and infinities never are.
+    /// Returns whether a number is in the range. NaN and infinities never are.
     #[must_use]
     pub fn contains(self, x: f64) -> bool {
         x.is_finite()
@@ -107,7 +107,7 @@ impl Range {
             }
     }
 
-    /// Returns what a number must be, for an error.
+    /// Returns what a number must be, as text for an error.
     #[must_use]
     pub const fn words(self) -> &'static str {
         match self {
@@ -122,7 +122,7 @@ impl Range {
 }
 
 impl Section {
-    /// Returns the section of a path.
+    /// Returns the section for a path.
     #[must_use]
     pub fn of(path: &str) -> Option<&'static Self> {
         SECTIONS.iter().find(|section| section.path == path)
@@ -134,7 +134,7 @@ impl Section {
         self.fields.iter().find(|field| field.key == key)
     }
 
-    /// Returns the name in brackets, as a file has it.
+    /// Returns the name in brackets, as in a file.
     #[must_use]
     pub fn heading(&self) -> String {
         match (self.path, self.is_array) {

@@ -3,7 +3,7 @@
 use super::format::{IfAbsent, Section};
 use std::fmt::{Display, Write};
 
-/// A section that is being written: its keys come in the order of the table.
+/// A section that is being written. Its keys are written in the order of the table.
 #[derive(Debug)]
 pub struct SectionText {
     section: &'static Section,
@@ -11,10 +11,10 @@ pub struct SectionText {
 }
 
 impl SectionText {
-    /// Begins a section.
+    /// Starts a section.
     ///
     /// # Panics
-    /// If the format has no such section.
+    /// Panics if the format has no such section.
     #[must_use]
     pub fn new(path: &'static str) -> Self {
         let section = Section::of(path);
@@ -24,30 +24,30 @@ impl SectionText {
         }
     }
 
-    /// Gives a key a value, as TOML.
+    /// Sets a key to a TOML value.
     ///
     /// # Panics
-    /// If the section has no such key.
+    /// Panics if the section has no such key.
     #[must_use]
     pub fn set(self, key: &'static str, value: impl Display) -> Self {
         self.explained(key, value, "")
     }
 
-    /// Gives a key a string.
+    /// Sets a key to a string.
     ///
     /// # Panics
-    /// If the section has no such key.
+    /// Panics if the section has no such key.
     #[must_use]
     pub fn text(self, key: &'static str, value: impl Display) -> Self {
-        // The text of a profile's strings is words and numbers; quotes would end them.
+        // The strings of profiles consist of words and numbers. Quotes would end them.
         let value = value.to_string().replace(['"', '\\'], "'");
         self.set(key, format_args!("\"{value}\""))
     }
 
-    /// Gives a key a value, with a comment in the line above.
+    /// Sets a key to a value, with a comment on the line before it.
     ///
     /// # Panics
-    /// If the section has no such key.
+    /// Panics if the section has no such key.
     #[must_use]
     pub fn explained(mut self, key: &'static str, value: impl Display, comment: &str) -> Self {
         let heading = self.section.heading();
@@ -63,7 +63,7 @@ impl SectionText {
     /// Appends the section to a profile.
     ///
     /// # Panics
-    /// If a key has neither a value nor a default.
+    /// Panics if a key has neither a value nor a default.
     pub fn write(&self, out: &mut String) {
         if !self.section.path.is_empty() {
             let _ = writeln!(out, "\n{}", self.section.heading());

@@ -4,18 +4,18 @@ use super::{Documents, Real};
 use serde::Serialize;
 use std::ops::Range;
 
-/// Changes of attention scores before the softmax, in this order: the soft cap, the slopes, the
-/// window, the documents.
+/// Modifications of attention scores before the softmax, in this order: the soft cap, the slopes,
+/// the window, the documents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ScoreMod {
-    /// Soft limit of the scaled scores: `cap * tanh(score / cap)`; 0: none.
+    /// Soft limit of the scaled scores, `cap * tanh(score / cap)`; 0 means none.
     pub softcap: Real,
     /// Adds `slope * (key - query)` with the slopes of ALiBi.
     pub alibi: bool,
-    /// Number of positions that a query sees, its own included; without a causal mask as many on
-    /// both sides. 0: all.
+    /// Number of positions that a query attends to, including its own. Without a causal mask, it
+    /// attends to this many on both sides. 0 means all.
     pub window: u64,
-    /// Documents of a sequence: a query sees keys of its own only.
+    /// Documents of a sequence. A query attends only to keys of its own document.
     pub documents: Documents,
 }
 
@@ -29,8 +29,8 @@ impl ScoreMod {
     };
 }
 
-/// Returns the slope of a head in ALiBi. If the number of heads is not a power of two, the heads
-/// after the largest power have every second slope of twice as many.
+/// Returns the ALiBi slope of a head. If the number of heads is not a power of two, the heads after
+/// the largest power of two have every second slope of twice as many heads.
 #[must_use]
 pub fn alibi_slope(head: u64, heads: u64) -> f64 {
     let power = 1 << heads.max(1).ilog2();
@@ -42,7 +42,7 @@ pub fn alibi_slope(head: u64, heads: u64) -> f64 {
     (-8.0 * exponent).exp2()
 }
 
-/// Sizes of one softmax attention, on which its cost, kernels and workspace depend.
+/// Sizes of a softmax attention. Its cost, kernels and workspace depend on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct AttentionShape {
     /// Samples.
@@ -53,12 +53,12 @@ pub struct AttentionShape {
     pub kv_heads: u64,
     /// Sequence length, of queries and of keys.
     pub seq: u64,
-    /// Number of keys, if it is not that of queries (cross attention).
+    /// Number of keys, if it differs from that of queries (cross attention).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<u64>,
     /// Head size.
     pub head_dim: u64,
-    /// Causal mask (half the FLOPs): position `i` sees positions up to `i`.
+    /// Causal mask (half the FLOPs): position `i` attends to positions up to `i`.
     pub causal: bool,
     /// Window ([`ScoreMod::window`]).
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -69,8 +69,8 @@ pub struct AttentionShape {
 }
 
 impl AttentionShape {
-    /// Returns the sizes `[batch, heads, kv_heads, seq, head_dim]`, of as many keys as queries,
-    /// without window and documents.
+    /// Returns the sizes `[batch, heads, kv_heads, seq, head_dim]` with equally many keys and
+    /// queries, without window and documents.
     #[must_use]
     pub const fn new([batch, heads, kv_heads, seq, head_dim]: [u64; 5], causal: bool) -> Self {
         Self {
@@ -86,8 +86,8 @@ impl AttentionShape {
         }
     }
 
-    /// Returns the sizes of attention over queries and keys of these shapes, `[batch, heads, seq,
-    /// head_dim]` each; `None` if they do not belong together.
+    /// Returns the sizes of attention for queries and keys of these shapes,
+    /// `[batch, heads, seq, head_dim]` each; `None` if the shapes do not match.
     #[must_use]
     pub fn of(q: &[u64], k: &[u64], causal: bool) -> Option<Self> {
         let (&[batch, heads, seq, head_dim], &[_, kv_heads, ..]) = (q, k) else {
@@ -97,8 +97,8 @@ impl AttentionShape {
         (shape.keys() == *k && kv_heads > 0 && heads.is_multiple_of(kv_heads)).then_some(shape)
     }
 
-    /// Returns the sizes of attention like [`AttentionShape::of`], also of queries that see another
-    /// number of keys; no mask excludes any of these.
+    /// Returns the sizes of attention like [`AttentionShape::of`], but also for queries that attend
+    /// to a different number of keys. No mask excludes any of these keys.
     #[must_use]
     pub fn between(q: &[u64], k: &[u64], causal: bool) -> Option<Self> {
         let (&[batch, _, seq, width], &[_, kv_heads, keys, _]) = (q, k) else {
@@ -127,13 +127,13 @@ impl AttentionShape {
         [self.batch, self.kv_heads, self.seen(), self.head_dim]
     }
 
-    /// Returns the number of keys of a head.
+    /// Returns the number of keys per head.
     #[must_use]
     pub fn seen(&self) -> u64 {
         self.memory.unwrap_or(self.seq)
     }
 
-    /// Returns the number of rows of scores, each with a log-sum-exp.
+    /// Returns the number of rows of scores, each of which has a log-sum-exp.
     #[must_use]
     pub fn rows(&self) -> u64 {
         self.batch * self.heads * self.seq
@@ -154,8 +154,9 @@ impl AttentionShape {
         Self { documents, ..self }
     }
 
-    /// Returns the sizes of an attention without documents that costs about the same: with as many
-    /// positions, in sequences of the length that a position's document has on average.
+    /// Returns the sizes of an attention without documents that costs about the same: it has the
+    /// same number of positions, in sequences whose length is the average document length of a
+    /// position.
     #[must_use]
     pub fn unpacked(&self) -> Self {
         if self.documents.is_none() {
@@ -171,9 +172,9 @@ impl AttentionShape {
         }
     }
 
-    /// Counts the FLOPs: two matmuls of `seq x seq x head_dim` per query head and document, half of
-    /// each under a causal mask, those of the pairs in the window if there is one; backward five.
-    /// Cross attention has matrices of `seq x memory`.
+    /// Returns the number of FLOPs. Forward has two matmuls of `seq x seq x head_dim` per query
+    /// head and document, and backward has five. A causal mask halves them, and a window limits
+    /// them to its pairs. The matrices of cross attention are `seq x memory`.
     #[must_use]
     pub fn flops(&self, backward: bool) -> u64 {
         let each = 4 * self.batch * self.heads * self.head_dim;
@@ -208,7 +209,7 @@ impl AttentionShape {
 mod tests {
     use super::*;
 
-    /// The slopes that BLOOM's and MPT's code compute.
+    /// The slopes that the code of BLOOM and MPT computes.
     #[test]
     fn slopes_are_powers_of_two() {
         let of = |heads| {
@@ -229,7 +230,8 @@ mod tests {
         assert_eq!(s.flops(true) * 2, s.flops(false) * 5);
         let full = AttentionShape { causal: false, ..s };
         assert_eq!(full.flops(false), 2 * s.flops(false));
-        // Five queries see 1, 2, 3, 3 and 3 keys; without a mask the keys behind them as well.
+        // Five queries attend to 1, 2, 3, 3 and 3 keys. Without a mask, they also attend to the
+        // keys after them.
         let five = AttentionShape::of(&[1, 1, 5, 2], &[1, 1, 5, 2], true).unwrap();
         assert_eq!(five.windowed(3).flops(false), 4 * 2 * 12);
         let both = AttentionShape {
@@ -259,7 +261,8 @@ mod tests {
         assert_eq!(AttentionShape::between(&q, &[2, 2, 16, 4], true), same);
     }
 
-    /// Positions see those of their document only: as attention over each document.
+    /// Positions attend only to those of their document, as in a separate attention over each
+    /// document.
     #[test]
     fn documents_are_sequences_of_their_own() {
         let shape = |seq, causal| {

@@ -9,11 +9,12 @@ use std::fmt;
 use std::num::NonZeroU64;
 use std::ops::Range;
 
-/// What a buffer is for. Peaks are broken down by role.
+/// Purpose of a buffer. Peaks are broken down by role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// Resident compute-dtype weights (a shard, or full where parameters are not sharded).
+    /// Resident weights in the compute dtype: a shard, or full weights if parameters are not
+    /// sharded.
     ModelWeight,
     /// Resident weights of the optimizer.
     MainWeight,
@@ -27,7 +28,7 @@ pub enum Role {
     GatherBuffer,
     /// Cast or packed input of an all-gather.
     GatherInput,
-    /// Full gradients as autograd or a wgrad GEMM produces them.
+    /// Full gradients, as autograd or a wgrad GEMM produces them.
     FullGrad,
     /// Packed full gradients, input of a reduce-scatter.
     ReduceInput,
@@ -88,7 +89,7 @@ impl Role {
     }
 }
 
-/// Allocator a buffer comes from.
+/// Allocator that a buffer comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Pool {
@@ -98,9 +99,9 @@ pub enum Pool {
     Planned,
     /// Double buffer: `size` copies of the largest unit's buffers.
     DoubleBuffer,
-    /// Host memory: no device bytes.
+    /// Host memory, which takes no device bytes.
     Host,
-    /// Trace pool: slots from the lifetimes of the first micro-batch.
+    /// Trace pool: slots that follow from the lifetimes in the first micro-batch.
     Traced,
 }
 
@@ -120,12 +121,13 @@ pub enum Holds {
     Named(&'static str),
 }
 
-/// A buffer: one allocation (possibly repeated every step, never live twice at once).
+/// A buffer: one allocation, which may be repeated every step but is never live twice at the same
+/// time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Buffer {
     /// Role.
     pub role: Role,
-    /// Requested bytes (rank 0's; other ranks' shards of a padded layout are equal).
+    /// Requested bytes on rank 0. The shards of other ranks in a padded layout are equal.
     pub bytes: Bytes,
     /// Element type.
     pub dtype: DType,
@@ -133,17 +135,18 @@ pub struct Buffer {
     pub align: u32,
     /// Allocator.
     pub pool: Pool,
-    /// Stream whose free list it comes from: the stream that uses it last.
+    /// Stream whose free list it comes from, which is the stream that uses it last.
     pub stream: StreamId,
     /// Unit that owns it.
     pub unit: UnitId,
     /// Contents.
     pub holds: Holds,
-    /// Identity for pools: buffers of different micro-batches and steps with one key share a slot.
+    /// Identity for pools. Buffers of different micro-batches and steps with the same key share a
+    /// slot.
     pub key: u32,
 }
 
-/// A byte range of a buffer, as rank 0 sees it.
+/// A byte range of a buffer, as rank 0 has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Access {
     /// Buffer.
@@ -158,18 +161,19 @@ pub struct Access {
     pub per_rank: Option<PerRank>,
 }
 
-/// How a range moves from rank to rank: its offset grows with a rank's coordinate on an axis.
+/// How a range moves from rank to rank: its offset grows with the rank's coordinate on an axis.
 ///
-/// A program has hundreds of thousands of accesses, and filling fresh memory takes longer than
-/// anything else when it is planned. So the axis and the gap share one number.
+/// A program has hundreds of thousands of accesses, and writing them to fresh memory takes longer
+/// than any other part of planning. The axis and the gap therefore share one number.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct PerRank(NonZeroU64);
 
 impl PerRank {
-    /// Ranges on `axis` with `gap` bytes between a rank's range and the next one's.
+    /// Describes ranges on `axis` with `gap` bytes between the range of a rank and that of the next
+    /// one.
     ///
     /// # Panics
-    /// If the gap is 2^56 bytes or longer.
+    /// Panics if the gap is 2^56 bytes or longer.
     #[must_use]
     pub fn new(axis: AxisId, gap: u64) -> Self {
         assert!(gap >> 56 == 0, "no buffer has {gap} bytes");
@@ -182,7 +186,7 @@ impl PerRank {
         AxisId((self.0.get() & 0xff) as u8 - 1)
     }
 
-    /// Returns the bytes between a rank's range and the next one's.
+    /// Returns the bytes between the range of a rank and that of the next one.
     #[must_use]
     pub fn gap(self) -> u64 {
         self.0.get() >> 8
@@ -213,17 +217,17 @@ impl Access {
         self.offset + u64::from(steps) * self.step()
     }
 
-    /// Returns the bytes from the start of a rank's range to that of the next one's; 0 if all ranks
-    /// have the same range.
+    /// Returns the bytes from the start of a rank's range to the start of the next rank's range; 0
+    /// if all ranks have the same range.
     #[must_use]
     pub fn step(&self) -> u64 {
         self.per_rank.map_or(0, |p| self.bytes + p.gap())
     }
 
-    /// Returns a part of the range, which every rank has at the same place of its own range.
+    /// Returns a part of the range. Every rank has it at the same place within its own range.
     ///
     /// # Panics
-    /// If the part is not within the range.
+    /// Panics if the part is not within the range.
     #[must_use]
     pub fn part(&self, bytes: Range<u64>) -> Self {
         assert!(bytes.start <= bytes.end && bytes.end <= self.bytes);
@@ -239,7 +243,7 @@ impl Access {
     }
 }
 
-/// Writes the number of the axis, 0 for none, and the gap if there is one, to a digest.
+/// Writes the number of the axis (0 for none), and the gap if there is one, to a digest.
 #[allow(
     clippy::trivially_copy_pass_by_ref,
     reason = "serde asks for a reference"

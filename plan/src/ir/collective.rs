@@ -18,13 +18,14 @@ pub enum CollectiveKind {
     /// Exchanges equal parts.
     AllToAll,
     // Last, because digests of programs depend on the order.
-    /// Sends each row of a matrix to the ranks that [`SentRows`] names. The result has the rows of
-    /// all ranks, in the order of ranks; a row that was not sent here is left as it is.
+    /// Sends each row of a matrix to the ranks that [`SentRows`] selects. The result has the rows
+    /// of all ranks, in the order of ranks. A row that was not sent to a rank is left unchanged
+    /// there.
     PeerPush,
-    /// Sends rows back: as an all-to-all, but only the rows that [`SentRows`] names. Others are
-    /// left as they are.
+    /// Sends rows back like an all-to-all, but only the rows that [`SentRows`] selects. The others
+    /// are left unchanged.
     PeerReturn,
-    /// Moves nothing: work behind it starts when the work before it is done on all ranks.
+    /// Moves nothing. Work after it starts when the work before it is done on all ranks.
     Barrier,
 }
 
@@ -43,33 +44,33 @@ impl CollectiveKind {
         }
     }
 
-    /// Returns whether ranks write into windows on the memory of others, row by row.
+    /// Returns whether ranks write row by row into windows in the memory of other ranks.
     #[must_use]
     pub const fn pushes(self) -> bool {
         matches!(self, Self::PeerPush | Self::PeerReturn)
     }
 
-    /// Returns whether it adds up what ranks send, which copy engines cannot do.
+    /// Returns whether it adds up the data that ranks send, which copy engines cannot do.
     #[must_use]
     pub const fn reduces(self) -> bool {
         matches!(self, Self::ReduceScatter | Self::AllReduce)
     }
 }
 
-/// A collective of the model's graph, which communicates activations along an axis. Its operands
-/// are contiguous; gathers and scatters change dimension 0 by the axis's size.
+/// A collective in the model's graph, which communicates activations along an axis. Its operands
+/// are contiguous. Gathers and scatters change dimension 0 by the size of the axis.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ModelCollective {
-    /// Kind. Those that reduce add up.
+    /// Kind. Collectives that reduce compute sums.
     pub kind: CollectiveKind,
     /// Axis.
     pub axis: AxisId,
-    /// Rows that it pushes, if it does not move everything.
+    /// Rows that it pushes, if it does not move all data.
     pub pushed: Option<PushedRows>,
 }
 
 impl ModelCollective {
-    /// Returns a collective that moves everything.
+    /// Returns a collective that moves all data.
     #[must_use]
     pub const fn new(kind: CollectiveKind, axis: AxisId) -> Self {
         Self {
@@ -79,14 +80,14 @@ impl ModelCollective {
         }
     }
 
-    /// Returns how many operands of the tape it has: what is sent, what is received, and the
-    /// choices that say which rows are.
+    /// Returns the number of operands on the tape: what is sent, what is received, and the choices
+    /// that select rows.
     #[must_use]
     pub const fn operands(self) -> u32 {
         if self.pushed.is_some() { 3 } else { 2 }
     }
 
-    /// Whether selective recompute saves the result instead of communicating again, as torch's
+    /// Whether selective recompute saves the result instead of communicating again, as PyTorch's
     /// policy for selective activation checkpointing does. Full recompute communicates again.
     pub const SAVED_BY_SELECTIVE_RECOMPUTE: bool = true;
 
@@ -118,7 +119,7 @@ pub enum ReduceOp {
     Max,
 }
 
-/// One input/output pair of a collective; coalesced launches have several.
+/// One input/output pair of a collective. Coalesced launches have several.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Part {
     /// Input range (rank 0's).
@@ -127,21 +128,21 @@ pub struct Part {
     pub output: Access,
 }
 
-/// Which rows a collective pushes: those for which one of the experts of a rank was chosen.
+/// The rows that a collective pushes: those for which an expert of a rank was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct PushedRows {
-    /// Experts of a rank. A choice is the number of one of them, below this.
+    /// Number of experts per rank. A choice is a number of an expert, which is smaller than this.
     pub experts: u64,
     /// Rows of all ranks.
     pub rows: u64,
-    /// Rows that the busiest rank is expected to receive, of these.
+    /// Number of these rows that the busiest rank is expected to receive.
     pub expected: u64,
 }
 
-/// Rows that a collective pushes, and the choices that say which.
+/// Rows that a collective pushes, and the choices that select them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct SentRows {
-    /// `[rows, k]` 64-bit integers, the rows of each other rank one after the other.
+    /// `[rows, k]` 64-bit integers: a block of rows for each rank, in the order of ranks.
     pub choices: Access,
     /// Rows.
     pub of: PushedRows,
@@ -168,7 +169,7 @@ pub struct Collective {
 }
 
 impl Collective {
-    /// Returns the bytes that the busiest rank is expected to receive, its own among them.
+    /// Returns the number of bytes that the busiest rank is expected to receive, including its own.
     #[must_use]
     pub fn expected_bytes(&self) -> u64 {
         self.sent.map_or(self.bytes.0, |s| {
@@ -177,8 +178,8 @@ impl Collective {
         })
     }
 
-    /// Returns whether all parts leave each rank's own payload where it is, so that nothing is
-    /// copied within a rank. Rank 0's payload then starts where that of all ranks does.
+    /// Returns whether all parts leave each rank's own payload in place, so that nothing is copied
+    /// within a rank. Rank 0's payload then starts where the payload of all ranks does.
     #[must_use]
     pub fn in_place(&self) -> bool {
         let same =
@@ -186,12 +187,12 @@ impl Collective {
         !self.parts.is_empty() && self.parts.iter().all(same)
     }
 
-    /// Alignment in bytes of each rank's payload that NCCL's kernels need to move it by whole
+    /// Alignment of each rank's payload, in bytes, with which NCCL's kernels can move it as whole
     /// vectors.
     pub const ALIGNMENT: u64 = 16;
 
-    /// Returns whether ranks gather or scatter payloads that are not a multiple of
-    /// [`Self::ALIGNMENT`] in a group of `ranks`: NCCL then moves them element by element.
+    /// Returns whether ranks in a group of `ranks` gather or scatter payloads that are not a
+    /// multiple of [`Self::ALIGNMENT`]. NCCL moves such payloads element by element.
     #[must_use]
     pub fn misaligned(&self, ranks: u32) -> bool {
         let ranks = u64::from(ranks.max(1));
@@ -211,8 +212,8 @@ pub enum CopyKind {
     H2d,
     /// Device to host.
     D2h,
-    /// Device to device by copy engine. No policy uses it: kernels make copies on the device, and
-    /// collectives on copy engines are collectives. Devices and the simulator support it.
+    /// Device to device by a copy engine. No policy uses it: on the device, kernels make copies,
+    /// and transfers on copy engines are collectives. Devices and the simulator support it.
     D2d,
 }
 

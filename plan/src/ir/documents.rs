@@ -3,11 +3,11 @@
 use serde::Serialize;
 use std::ops::Range;
 
-/// Most lengths that a pattern of documents has.
+/// Maximum number of lengths in a pattern of documents.
 pub const MAX_DOCUMENTS: usize = 16;
 
-/// Lengths of the documents of a sequence, in order, repeated until the sequence is full. The last
-/// document is cut off there.
+/// Lengths of the documents of a sequence, in order. They repeat until the sequence is full, and
+/// the last document is truncated there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Documents {
     /// The lengths, then zeros.
@@ -29,8 +29,8 @@ impl Documents {
         Self { lengths }
     }
 
-    /// Creates a pattern; `None` if there are more than [`MAX_DOCUMENTS`] lengths or one is 0 or
-    /// above 32 bits.
+    /// Creates a pattern; `None` if there are more than [`MAX_DOCUMENTS`] lengths, or if one is 0
+    /// or does not fit in 32 bits.
     #[must_use]
     pub fn new(given: &[u64]) -> Option<Self> {
         let mut lengths = [0; MAX_DOCUMENTS];
@@ -40,7 +40,7 @@ impl Documents {
         (given.len() <= MAX_DOCUMENTS).then_some(Self { lengths })
     }
 
-    /// Returns the lengths of one repetition; none if a sequence is one document.
+    /// Returns the lengths of one repetition. There are none if a sequence is a single document.
     pub fn lengths(&self) -> impl Iterator<Item = u64> {
         let known = self.lengths.iter().take_while(|&&n| n > 0);
         known.map(|&n| u64::from(n))
@@ -52,14 +52,34 @@ impl Documents {
         self.lengths[0] == 0
     }
 
-    /// Returns the documents of sequences of `seq` positions: [`Documents::NONE`] if the first one
-    /// fills them.
+    /// Returns the documents of sequences with `seq` positions: [`Documents::NONE`] if the first
+    /// one fills them.
     #[must_use]
     pub fn in_sequence(self, seq: u64) -> Self {
         match u64::from(self.lengths[0]) >= seq {
             true => Self::NONE,
             false => self,
         }
+    }
+
+    /// Returns the parts of documents that are cut after every `every` of their positions; `None`
+    /// if no pattern of [`MAX_DOCUMENTS`] lengths describes them.
+    #[must_use]
+    pub fn cut(self, every: u64) -> Option<Self> {
+        if self.is_none() {
+            return Self::new(&[every]);
+        }
+        let parts = |length: u64| {
+            let starts = (0..length).step_by(usize::try_from(every).unwrap_or(usize::MAX));
+            starts.map(move |start| every.min(length - start))
+        };
+        let all: Vec<u64> = self.lengths().flat_map(parts).collect();
+        let repeats = |&n: &usize| {
+            let again = all.iter().zip(&all[n..]).all(|(a, b)| a == b);
+            again && all.len().is_multiple_of(n)
+        };
+        let period = (1..=MAX_DOCUMENTS.min(all.len())).find(repeats)?;
+        Self::new(&all[..period])
     }
 
     /// Returns the positions of each document in a sequence of `seq` positions.
@@ -72,7 +92,8 @@ impl Documents {
         })
     }
 
-    /// Returns the positions of the document that has `position`, in a sequence of `seq` positions.
+    /// Returns the positions of the document that contains `position`, in a sequence of `seq`
+    /// positions.
     #[must_use]
     pub fn span(&self, position: u64, seq: u64) -> Range<u64> {
         let period: u64 = self.lengths().sum();
@@ -132,6 +153,30 @@ mod tests {
         assert_eq!(documents.longest(24), 3);
         assert_eq!(Documents::new(&[4, 9]).unwrap().longest(6), 4);
         assert_eq!(Documents::NONE.longest(6), 6);
+    }
+
+    #[test]
+    fn parts_of_documents_start_with_them() {
+        let cut = |lengths: &[u64], every| {
+            let documents = Documents::new(lengths).unwrap();
+            Some(documents.cut(every)?.lengths().collect::<Vec<_>>())
+        };
+        assert_eq!(cut(&[], 4), Some(vec![4]));
+        assert_eq!(cut(&[3, 2], 4), Some(vec![3, 2]));
+        assert_eq!(cut(&[10, 4, 5], 4), Some(vec![4, 4, 2, 4, 4, 1]));
+        assert_eq!(cut(&[64], 4), Some(vec![4]));
+        assert_eq!(cut(&[68, 64], 4), Some(vec![4]));
+        assert_eq!(cut(&[65], 4), None);
+        let whole = Documents::new(&[10, 4, 5]).unwrap();
+        let both = whole.cut(4).unwrap();
+        let part = |i| {
+            let document = whole.span(i, 61);
+            (document.start, (i - document.start) / 4)
+        };
+        for (i, j) in (0..61).flat_map(|i| (0..61).map(move |j| (i, j))) {
+            let same = both.span(i, 61) == both.span(j, 61);
+            assert_eq!(same, part(i) == part(j), "{i} {j}");
+        }
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Element types; the facts of each are one row of [`DType::numeric`].
+//! Element types. The facts about each are one row of [`DType::numeric`].
 //!
 //! `exec/src/base/element.rs` is the counterpart for devices: conversions, and the names of the
 //! types in CUDA, NCCL and the libraries.
@@ -33,16 +33,16 @@ pub enum Values {
     Float,
     /// Integers, which are moved but not computed with.
     Integer,
-    /// Floating-point numbers of 8 bits: factors of scaled GEMMs and nothing else.
+    /// 8-bit floating-point numbers, which are only used as factors of scaled GEMMs.
     Float8,
 }
 
-/// Facts of an element type that hold on every device.
+/// Facts about an element type that hold on every device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Numeric {
     /// Name in scenario files and program text.
     pub name: &'static str,
-    /// Other spellings that scenario files accept; those of PyTorch.
+    /// Other spellings that scenario files accept, which are those of PyTorch.
     pub aliases: &'static [&'static str],
     /// Bytes of one element.
     pub size: u64,
@@ -50,7 +50,7 @@ pub struct Numeric {
     pub values: Values,
     /// Name in `safetensors` files.
     pub safetensors: &'static str,
-    /// Names in PyTorch's traces: of the scalar type, and in C++.
+    /// Names in PyTorch's traces: that of the scalar type, and that in C++.
     pub torch: &'static [&'static str],
 }
 
@@ -129,7 +129,7 @@ impl DType {
         }
     }
 
-    /// Returns bytes of one element.
+    /// Returns the size of an element in bytes.
     #[must_use]
     pub const fn size(self) -> u64 {
         self.numeric().size
@@ -147,13 +147,13 @@ impl DType {
         matches!(self.numeric().values, Values::Float)
     }
 
-    /// Returns whether the elements are floating-point numbers of 8 bits.
+    /// Returns whether the elements are 8-bit floating-point numbers.
     #[must_use]
     pub const fn is_float8(self) -> bool {
         matches!(self.numeric().values, Values::Float8)
     }
 
-    /// Returns the largest finite number of a type of 8 bits; `None` for other types.
+    /// Returns the largest finite number of an 8-bit type; `None` for other types.
     #[must_use]
     pub const fn float8_max(self) -> Option<f32> {
         match self {
@@ -163,13 +163,13 @@ impl DType {
         }
     }
 
-    /// Returns the element type of a fact, for example of a name.
+    /// Returns the element type that a fact, such as a name, belongs to.
     #[must_use]
     pub fn find(fits: impl Fn(&Numeric) -> bool) -> Option<Self> {
         Self::ALL.into_iter().find(|d| fits(d.numeric()))
     }
 
-    /// Returns the floating-point type of a name in scenario files.
+    /// Returns the floating-point type for a name in scenario files.
     #[must_use]
     pub fn float_named(name: &str) -> Option<Self> {
         Self::find(|n| n.name == name).filter(|d| d.is_float())

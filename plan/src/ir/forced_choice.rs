@@ -1,4 +1,4 @@
-//! Choices of a router that follow from the number of a row instead of its scores.
+//! Choices of a router that depend on the number of a row instead of its scores.
 
 use crate::divisors::gcd;
 use crate::random::SplitMix64;
@@ -6,48 +6,48 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
-/// The rows of a group are a multiple of this, so that blocks of threads on GPUs, which have this
-/// many rows, never have rows of two groups.
+/// The rows of a group are a multiple of this number. Thread blocks on GPUs have this many rows, so
+/// they never have rows of two groups.
 const ROWS: u64 = 4;
 
 /// `k` different columns for each row, such that every column gets its share of the rows.
 ///
 /// This is systematic sampling in random order (Hartley and Rao, "Sampling with unequal
-/// probabilities and without replacement", 1962). The columns lie one after another, in an order
-/// drawn per group of rows, each with the length of its share. A row takes the columns that lie at
-/// its start and at whole units after it: exactly `k`, all different, because shares add up to `k`
-/// units and none is longer than one. The starts of a group's rows are equally far apart, so a
-/// group takes each column as often as its share says, rounded up or down. All arithmetic is in
-/// integers: every device makes the same choices.
+/// probabilities and without replacement", 1962). The columns are placed one after another, in an
+/// order drawn per group of rows, each with the length of its share. A row takes the columns at its
+/// start and at whole units after it. These are exactly `k` different columns, because shares add
+/// up to `k` units and none is longer than one unit. The starts of a group's rows are equally
+/// spaced, so a group takes each column as often as its share says, rounded up or down. All
+/// arithmetic is in integers, so every device makes the same choices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct ForcedChoice {
-    /// Share of each column in a row. They add up to `k` units.
+    /// Share of each column in a row. The shares add up to `k` units.
     pub shares: &'static [u32],
-    /// The length of which a row has one point.
+    /// Length for which a row has one point.
     pub unit: u32,
-    /// Rows that share an order.
+    /// Number of rows that share an order.
     pub group: u32,
-    /// Adjacent rows that take equally popular columns equally often: the smallest number of which
-    /// that is possible. It divides `group`.
+    /// Number of adjacent rows that take equally popular columns equally often: the smallest number
+    /// for which that is possible. It divides `group`.
     pub period: u32,
     /// Seed of orders and starts.
     pub seed: u64,
 }
 
 impl ForcedChoice {
-    /// Creates choices of `k` columns with these relative popularities. A column gets a row once:
-    /// what its popularity has beyond that is divided among the others.
+    /// Creates choices of `k` columns with these relative popularities. A column is chosen at most
+    /// once per row, so popularity beyond that is divided among the other columns.
     ///
     /// # Panics
-    /// If there are fewer than `k` columns.
+    /// Panics if there are fewer than `k` columns.
     #[must_use]
     pub fn new(popularity: &[f64], k: u64, seed: u64) -> Self {
         let columns = popularity.len() as u64;
         assert!((1..=columns).contains(&k), "{k} of {columns} columns");
         let period = columns / gcd(columns, k);
         let group = period / gcd(period, ROWS) * ROWS;
-        // Shares of equally popular columns are multiples of the distance of two starts, and points
-        // and ends fit into 32 bits.
+        // Shares of equally popular columns are multiples of the distance between two starts, and
+        // points and ends fit in 32 bits.
         let bits = (u64::from(u32::MAX) / (group * (k + 1))).ilog2();
         let unit = group << bits;
         let shares = shares(popularity, k, unit);
@@ -60,14 +60,14 @@ impl ForcedChoice {
         }
     }
 
-    /// Returns the distance of two starts.
+    /// Returns the distance between two starts.
     #[must_use]
     pub const fn step(&self) -> u32 {
         self.unit / self.group
     }
 
-    /// Returns where the columns of a group of rows lie, on the rank with this number among those
-    /// with rows of their own.
+    /// Returns the positions of the columns for a group of rows, on the rank with this index among
+    /// those with separate rows.
     #[must_use]
     pub fn columns(&self, rank: u32, group: u64) -> ForcedColumns {
         let own = SplitMix64(self.seed ^ u64::from(rank)).draw();
@@ -93,7 +93,7 @@ impl ForcedChoice {
     }
 }
 
-/// Columns of a group of rows in their order.
+/// Columns for a group of rows, in their order.
 #[derive(Clone, Debug)]
 pub struct ForcedColumns {
     of: ForcedChoice,
@@ -112,7 +112,7 @@ impl ForcedColumns {
             period,
             ..
         } = self.of;
-        // Starts of adjacent rows are as far apart as those of a period.
+        // The starts of adjacent rows have the same spacing as those of a period.
         let place = row % period * (group / period) + row / period;
         let start = self.start + place * self.of.step();
         // Points below an end.
@@ -123,7 +123,7 @@ impl ForcedColumns {
     }
 }
 
-/// Returns shares that add up to `k` units, none longer than one.
+/// Returns shares that add up to `k` units, none of which is longer than one unit.
 fn shares(popularity: &[f64], k: u64, unit: u64) -> Vec<u32> {
     let mut whole = vec![false; popularity.len()];
     let mut of = vec![0.0; popularity.len()];
@@ -148,8 +148,8 @@ fn shares(popularity: &[f64], k: u64, unit: u64) -> Vec<u32> {
     }
 }
 
-/// Returns a unit for each whole column, and the shares `of` the others, whose rounded ends make
-/// them add up to `all`.
+/// Returns one unit for each whole column, and the shares `of` the others. The ends are rounded so
+/// that the shares add up to `all`.
 fn rounded(of: &[f64], whole: &[bool], all: u64, unit: u64) -> Vec<u32> {
     let last = whole.iter().rposition(|w| !w);
     let (mut sum, mut before) = (0.0, 0);
@@ -170,7 +170,7 @@ fn rounded(of: &[f64], whole: &[bool], all: u64, unit: u64) -> Vec<u32> {
     .collect()
 }
 
-/// Returns a copy that is never freed. Plans of the same scenario share theirs.
+/// Returns a copy that is never freed. Plans of the same scenario share the copy.
 fn interned(shares: Vec<u32>) -> &'static [u32] {
     static KNOWN: Mutex<BTreeSet<&'static [u32]>> = Mutex::new(BTreeSet::new());
     let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
@@ -186,7 +186,8 @@ fn interned(shares: Vec<u32>) -> &'static [u32] {
 mod tests {
     use super::*;
 
-    /// Numbers of columns and choices of mixtures: small ones, Mixtral, Qwen, DeepSeek, odd ones.
+    /// Numbers of columns and choices in mixtures of experts: small ones, Mixtral, Qwen, DeepSeek,
+    /// odd ones.
     const SIZES: [(usize, u64); 9] = [
         (2, 1),
         (8, 2),
@@ -199,12 +200,12 @@ mod tests {
         (13, 5),
     ];
 
-    /// Popularities that fall by a constant factor.
+    /// Popularities that decrease by a constant factor.
     fn falling(columns: usize, ratio: f64) -> Vec<f64> {
         (0..columns).map(|i| ratio.powi(i as i32)).collect()
     }
 
-    /// Choices of the first `rows` rows of a rank.
+    /// Choices for the first `rows` rows of a rank.
     fn rows(of: &ForcedChoice, rank: u32, rows: u32) -> Vec<Vec<usize>> {
         let group = |row: u32| of.columns(rank, u64::from(row / of.group));
         (0..rows)
@@ -236,7 +237,7 @@ mod tests {
         }
     }
 
-    /// What a walk along the columns of a group finds at the points of a row.
+    /// Walks along the columns of a group and compares the columns at the points of a row.
     #[test]
     fn columns_lie_at_the_points_of_a_row() {
         let of = ForcedChoice::new(&falling(12, 0.8), 3, 5);
@@ -270,7 +271,7 @@ mod tests {
     fn equally_popular_columns_are_chosen_equally_often() {
         for (columns, k) in SIZES {
             let of = ForcedChoice::new(&vec![3.0; columns], k, 1);
-            // What a period takes each column for: once, if `k` divides their number.
+            // How often a period takes each column: once, if `k` divides the number of columns.
             let most_apart = k as u32 * of.period / columns as u32;
             for n in [1, 5, of.period, of.group, 3 * of.group + of.period, 333] {
                 let counts = counts(&rows(&of, 0, n), columns);
@@ -315,9 +316,9 @@ mod tests {
             assert!(a.iter().zip(b).all(|(a, b)| (a - b).abs() < 1e-6), "{a:?}");
         };
         close(&parts(&[1.0, 2.0, 1.0], 1), &[0.25, 0.5, 0.25]);
-        // 8 of 10 of two choices are more than one of each row.
+        // 8 of 10 for two choices is more than one per row.
         close(&parts(&[1.0, 8.0, 1.0], 2), &[0.5, 1.0, 0.5]);
-        // What is left makes the second column a choice of each row, too.
+        // With the rest, the second column is also chosen by each row.
         close(&parts(&[50.0, 9.0, 1.0, 1.0], 3), &[1.0, 1.0, 0.5, 0.5]);
         close(&parts(&[7.0, 0.0, 0.0], 2), &[1.0, 0.5, 0.5]);
         close(&parts(&[0.0; 4], 2), &[0.5; 4]);

@@ -1,4 +1,4 @@
-//! What the rate of a matmul depends on besides its shape.
+//! Properties that the rate of a matmul depends on, other than its shape.
 
 use super::{BodyOp, DType, Kernel, OpKind, Slot};
 use serde::{Deserialize, Serialize};
@@ -46,23 +46,25 @@ impl ScaleMode {
     }
 }
 
-/// How an 8-bit matmul scales its factors and adds up.
+/// How an 8-bit matmul scales its factors and accumulates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Float8Gemm {
     /// What shares a scale.
     pub scaling: ScaleMode,
-    /// Sums have the precision of tensor cores (`use_fast_accum`), not float32.
+    /// Whether it accumulates with the precision of tensor cores (`use_fast_accum`) instead of
+    /// float32.
     pub fast_accum: bool,
 }
 
 impl Float8Gemm {
-    /// One scale per factor, and sums with the precision of tensor cores: the fastest.
+    /// One scale per factor, and accumulation with the precision of tensor cores, which is the
+    /// fastest kind.
     pub const FASTEST: Self = Self {
         scaling: ScaleMode::Tensorwise,
         fast_accum: true,
     };
 
-    /// Returns how an operation scales and adds up; `None` if it is no 8-bit matmul.
+    /// Returns how an operation scales and accumulates; `None` if it is not an 8-bit matmul.
     fn of(op: &BodyOp) -> Option<Self> {
         let fast_accum = op.op.float8_fast_accum()?;
         let [a, b, of_a, of_b, ..] = &op.inputs[..] else {
@@ -75,7 +77,8 @@ impl Float8Gemm {
     }
 }
 
-/// What the rate of a matmul depends on besides its shape: profiles have a table for each.
+/// Properties that the rate of a matmul depends on, other than its shape. Profiles have a table for
+/// each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GemmKind {
     /// Element type of the factors.
@@ -85,7 +88,8 @@ pub struct GemmKind {
 }
 
 impl GemmKind {
-    /// Returns the kind of a matmul of factors of one type; of 8-bit types the fastest.
+    /// Returns the kind of a matmul whose factors have the same type. For 8-bit types, returns the
+    /// fastest kind.
     #[must_use]
     pub fn of(dtype: DType) -> Self {
         let dtype = dtype.rated();
@@ -95,7 +99,7 @@ impl GemmKind {
         }
     }
 
-    /// Returns the kind with what is known of its 8-bit matmuls; other kinds do not change.
+    /// Returns the kind with additional properties of its 8-bit matmuls. Other kinds do not change.
     #[must_use]
     pub fn refined(self, scaling: Option<ScaleMode>, fast_accum: Option<bool>) -> Self {
         let float8 = self.float8.map(|of| Float8Gemm {
@@ -113,8 +117,8 @@ impl From<DType> for GemmKind {
 }
 
 impl DType {
-    /// Returns the type by which profiles rate kernels on this one: devices move and multiply both
-    /// 8-bit floating-point types at one rate.
+    /// Returns the type whose rates in profiles apply to kernels on this type. Devices move and
+    /// multiply both 8-bit floating-point types at the same rate.
     #[must_use]
     pub fn rated(self) -> Self {
         match self {
@@ -125,14 +129,14 @@ impl DType {
 }
 
 impl OpKind {
-    /// Returns whether elementwise code may be fused into it, as an epilogue.
+    /// Returns whether elementwise code may be fused into it as an epilogue.
     #[must_use]
     pub const fn takes_epilogue(&self) -> bool {
         matches!(self, Self::Gemm(_) | Self::GroupedGemm(_))
     }
 
-    /// Returns whether an 8-bit matmul adds up with the precision of tensor cores; `None` for other
-    /// operations. Its inputs are two factors, the reciprocals of their scales, and others.
+    /// Returns whether an 8-bit matmul accumulates with the precision of tensor cores; `None` for
+    /// other operations. Its inputs are two factors, the reciprocals of their scales, and others.
     #[must_use]
     pub fn float8_fast_accum(&self) -> Option<bool> {
         match self {
@@ -145,7 +149,7 @@ impl OpKind {
 }
 
 impl Kernel {
-    /// Returns how the kernel's 8-bit matmuls scale and add up; `None` if it has none.
+    /// Returns how the kernel's 8-bit matmuls scale and accumulate; `None` if it has none.
     #[must_use]
     pub fn float8_gemm(&self) -> Option<Float8Gemm> {
         self.body.iter().find_map(Float8Gemm::of)
@@ -183,8 +187,8 @@ mod tests {
         assert_eq!(all.map(ScaleMode::name), ScaleMode::WORDS);
     }
 
-    /// Every recipe's programs have matmuls of its own mode, with both kinds of sums where it
-    /// allows them.
+    /// Programs of every recipe have matmuls of its own mode, with both kinds of accumulation if
+    /// the recipe allows both.
     #[test]
     fn a_program_s_matmuls_have_the_mode_of_its_recipe() {
         for (mode, both) in [

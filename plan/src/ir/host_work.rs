@@ -5,7 +5,7 @@ use serde::Serialize;
 /// Defines [`HostWorkKind`], with every kind and its name.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal,)*) => {
-        /// Why the host spends time outside a launch.
+        /// Reason why the host spends time outside of a launch.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
         #[serde(rename_all = "snake_case")]
         pub enum HostWorkKind {
@@ -28,13 +28,13 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// Framework dispatch of one forward op run eagerly.
+    /// Framework dispatch of one forward op that runs eagerly.
     Dispatch = "dispatch",
     /// Framework dispatch of one op by the autograd engine.
     AutogradDispatch = "autograd_dispatch",
     /// Guards and entry of a compiled region.
     Guard = "guard",
-    /// A graph break: leaving compiled code for an opaque hook and coming back.
+    /// A graph break: leaving compiled code for an opaque hook, and returning.
     GraphBreak = "graph_break",
     /// Body of a sharding hook.
     Hook = "hook",
@@ -44,15 +44,15 @@ kinds! {
     OptimizerStep = "optimizer_step",
     /// Fixed work of a training step (data loader, zero_grad, scalar reads).
     Step = "step",
-    /// Python of a module: its call and its own code, without the operators in it.
+    /// Python code of a module: its call and its own code, without the operators in it.
     Module = "module",
-    /// Per-parameter work of an optimizer call, or of clipping.
+    /// Per-parameter work of an optimizer call or of clipping.
     OptimizerParam = "optimizer_param",
-    /// Python of a tensor subclass around one weight and gather (torchao).
+    /// Python code of a tensor subclass around one weight and gather (torchao).
     Subclass = "subclass",
-    /// Filling a KiB of the table of a copy between many tensors and a collective's buffer.
+    /// Filling one KiB of the table for a copy between many tensors and a collective's buffer.
     CopyTable = "copy_table",
-    /// Inductor's Python around one kernel of a compiled region: its output, its arguments.
+    /// Inductor's Python code around one kernel of a compiled region: its output and its arguments.
     CompiledKernel = "compiled_kernel",
 }
 

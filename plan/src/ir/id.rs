@@ -11,7 +11,7 @@ macro_rules! id {
         #[serde(transparent)]
         pub struct $name(pub $t);
         impl $name {
-            /// Returns the index into the table it belongs to.
+            /// Returns the index into the table that it belongs to.
             #[must_use]
             pub const fn index(self) -> usize {
                 self.0 as usize
@@ -44,7 +44,7 @@ id!(
     BufferId(u32)
 );
 id!(
-    /// An event; recorded at most once per pass over its section.
+    /// An event. It is recorded at most once per pass over its section.
     EventId(u32)
 );
 id!(
@@ -80,7 +80,7 @@ id!(
     ScopeId(u16)
 );
 id!(
-    /// Position in [`crate::Program::instrs`]: stable for one scenario, and used by spans.
+    /// Position in [`crate::Program::instrs`]. It is stable for a scenario, and spans refer to it.
     InstrId(u32)
 );
 

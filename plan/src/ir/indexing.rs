@@ -3,17 +3,17 @@
 use serde::Serialize;
 
 /// How rows are moved: by one kernel of this engine, or by a call of PyTorch. The results are the
-/// same; kernels, saved tensors and the calls of backward differ.
+/// same, but the kernels, saved tensors and calls of backward differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Indexing {
-    /// One kernel that knows the positions.
+    /// One kernel that receives the positions.
     #[default]
     Own,
     /// `x[index]`, or `index_select`: a gather of rows.
     Index,
-    /// `index_put_(accumulate=True)` into zeros, the backward of [`Self::Index`]: indices are
-    /// sorted, and the rows of an index added up.
+    /// `index_put_(accumulate=True)` into zeros, the backward of [`Self::Index`]. Indices are
+    /// sorted, and the rows of equal indices are summed.
     IndexPut,
     /// `index_copy` into zeros.
     IndexCopy,
@@ -34,7 +34,7 @@ impl Indexing {
         }
     }
 
-    /// Returns the call of backward.
+    /// Returns the call in backward.
     #[must_use]
     pub const fn backward(self) -> Self {
         match self {
@@ -44,9 +44,9 @@ impl Indexing {
         }
     }
 
-    /// Returns whether autograd saves the source although it needs only its shape: the derivatives
-    /// of `index_copy` and `index_add` expand their result as the source
-    /// (`derivatives.yaml` of PyTorch 2.11).
+    /// Returns whether autograd saves the source although it needs only its shape. The derivatives
+    /// of `index_copy` and `index_add` expand their result like the source (`derivatives.yaml` of
+    /// PyTorch 2.11).
     #[must_use]
     pub const fn saves_source(self) -> bool {
         matches!(self, Self::IndexCopy | Self::IndexAdd)

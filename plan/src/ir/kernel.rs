@@ -5,7 +5,7 @@ use crate::units::{Bytes, Flops};
 use serde::Serialize;
 use smallvec::SmallVec;
 
-/// Shape class of a kernel: what its cost depends on in addition to bytes and FLOPs.
+/// Cost class of a kernel: what its cost depends on in addition to bytes and FLOPs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KernelClass {
@@ -17,7 +17,8 @@ pub enum KernelClass {
         n: u64,
         /// Inner dimension.
         k: u64,
-        /// Independent GEMMs. No model has more than one today; digests of programs contain it.
+        /// Number of independent GEMMs. It is always 1 for current models, but digests of programs
+        /// contain it.
         batch: u64,
     },
     /// Fused attention.
@@ -40,9 +41,10 @@ pub enum KernelClass {
     Pointwise,
     /// Elementwise over strided or broadcast operands.
     Strided,
-    /// Row reduction with its elementwise neighbours: norms and their backward.
+    /// Row reduction with adjacent elementwise operations: norms and their backward.
     Norm {
-        /// Backward kernel. It is not part of digests, which contain what the kernel computes.
+        /// Whether it is a backward kernel. It is not part of digests, which contain what the
+        /// kernel computes.
         #[serde(skip)]
         backward: bool,
     },
@@ -72,22 +74,22 @@ pub enum KernelClass {
     Fused,
     /// One GEMM per expert, over its rows.
     GroupedGemm {
-        /// Upper bound of the rows of all experts.
+        /// Upper bound of the number of rows of all experts.
         rows: u64,
         /// Columns of the result.
         n: u64,
-        /// Inner dimension; of weight gradients, the other dimension of the result.
+        /// Inner dimension. For weight gradients, the other dimension of the result.
         k: u64,
         /// Experts.
         experts: u64,
-        /// Rows are the inner dimension: the result is a matrix per expert.
+        /// Whether rows are the inner dimension, so that the result is one matrix per expert.
         weight_gradient: bool,
     },
 }
 
 impl KernelClass {
-    /// Returns whether arithmetic bounds it, as with GEMMs, convolutions and attention; memory
-    /// bounds all others.
+    /// Returns whether arithmetic limits its speed, as for GEMMs, convolutions and attention. All
+    /// others are limited by memory.
     #[must_use]
     pub fn is_arithmetic(&self) -> bool {
         matches!(
@@ -99,7 +101,7 @@ impl KernelClass {
         )
     }
 
-    /// Returns the sizes of matmuls and convolutions for texts, such as ` 4096x1024x512`; empty for
+    /// Returns the sizes of matmuls and convolutions as text, such as ` 4096x1024x512`; empty for
     /// other kernels.
     #[must_use]
     pub fn sizes(&self) -> String {
@@ -117,7 +119,7 @@ impl KernelClass {
         }
     }
 
-    /// Returns the class of a row kernel that does part of a backward pass.
+    /// Returns the class of a row kernel that does a part of a backward pass.
     #[must_use]
     pub fn of_backward(self) -> Self {
         match self {
@@ -154,7 +156,7 @@ impl KernelClass {
     }
 }
 
-/// One operation inside a kernel. Plain kernels have one, fused kernels several.
+/// One operation in a kernel. Plain kernels have one operation, fused kernels several.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct BodyOp {
     /// What it computes.
@@ -167,7 +169,7 @@ pub struct BodyOp {
 
 impl BodyOp {
     /// Splits a fused body into its leading GEMMs, or its leading matmul of experts, and its
-    /// elementwise epilogue; `None` if either is empty.
+    /// elementwise epilogue; `None` if either part is empty.
     #[must_use]
     pub fn split_gemm_epilogue(body: &[Self]) -> Option<(&[Self], &[Self])> {
         let is_gemm = |op: &&Self| op.op.takes_epilogue();
@@ -176,8 +178,8 @@ impl BodyOp {
     }
 }
 
-/// A value inside a kernel's body. All reads of a launch are taken before its writes (an operand
-/// may be both).
+/// A value in a kernel's body. All reads of a launch happen before its writes, so an operand may be
+/// both.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Slot {
     /// Place.
@@ -221,21 +223,21 @@ pub struct Kernel {
     pub dtype: DType,
     /// What it computes, in execution order.
     pub body: Vec<BodyOp>,
-    /// The rows that it computes, if these are not all.
+    /// The rows that it computes, if not all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub used_rows: Option<UsedRows>,
 }
 
-/// The rows that a kernel of elementwise and row operations computes: those that some expert has.
-/// It leaves the other rows of what it writes as they were in memory.
+/// The rows that a kernel of elementwise and row operations computes: those that belong to an
+/// expert. It leaves the other rows of its outputs unchanged in memory.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct UsedRows {
-    /// First row of each expert, and the end of the last, `[experts + 1]`, as
+    /// First row of each expert, and the end of the last one, `[experts + 1]`, as
     /// [`SortExperts`](super::op::SortExperts) writes them.
     pub offsets: Slot,
     /// Rows that there are.
     pub reserved: u64,
-    /// Rows that are expected to be used: the kernel's FLOPs and bytes are those of these.
+    /// Expected number of used rows. The kernel's FLOPs and bytes are for this number.
     pub expected: u64,
 }
 
@@ -249,9 +251,9 @@ impl Kernel {
         }
     }
 
-    /// Returns whether every element of the `n`th range that a launch writes is written. It is not
-    /// if the body makes only some columns of each row; another launch writes the others, possibly
-    /// later.
+    /// Returns whether a launch writes every element of the `n`th range in its writes. It does not
+    /// if the body computes only some columns of each row; another launch writes the others,
+    /// possibly later.
     #[must_use]
     pub fn fills(&self, n: usize) -> bool {
         let made = self.body.iter().flat_map(|op| &op.outputs);

@@ -1,7 +1,7 @@
 //! The device mesh: ranks as points on named axes, and the placement of data on them.
 //!
 //! An axis has a size and a stride: rank `r` has coordinate `r / stride % size` on it. All axes are
-//! rows of one table ([`AxisId::ALL`] lists their ids); accesses, communicators, placements and
+//! rows of one table ([`AxisId::ALL`] lists their ids). Accesses, communicators, placements and
 //! collectives of the model refer to an axis by its id.
 
 use super::AxisId;
@@ -11,14 +11,14 @@ use serde::{Serialize, Serializer};
 /// What the ranks along an axis have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum AxisRole {
-    /// Each takes different samples: gradients and losses are averaged over the axis.
+    /// Each takes different samples, so gradients and losses are averaged over the axis.
     Data,
-    /// All take the same samples, and each does a part of the work on them.
+    /// All take the same samples, and each does a part of the work for them.
     Model,
-    /// They are adjacent ranks of another axis, of which this one is a part.
+    /// They are adjacent ranks of another axis, and this axis is a part of that one.
     PartOf(AxisId),
-    /// They are those ranks of another axis, one from each such part of it, that have the same
-    /// coordinate on the part.
+    /// They are ranks of another axis, one from each such part of it, with the same coordinate on
+    /// the part.
     Across(AxisId),
 }
 
@@ -32,7 +32,7 @@ struct AxisSpec {
 }
 
 /// All axes, in the order of their ids. Axes of role `Model` are nested within those of role
-/// `Data`, so that ranks which exchange activations are adjacent. Within one role, earlier axes are
+/// `Data`, so that ranks that exchange activations are adjacent. Within a role, earlier axes are
 /// nested within later ones.
 const AXES: [AxisSpec; 6] = [
     AxisSpec {
@@ -73,16 +73,16 @@ impl AxisId {
     /// Outer data-parallel axis, which replicates or shards the optimizer.
     pub const DP_OUTER: Self = Self(1);
     /// Part of [`AxisId::DP_SHARD`] that keeps a whole copy between forward and backward (integer
-    /// reshard).
+    /// `reshard_after_forward`).
     pub const SUB_SHARD: Self = Self(2);
-    /// Tensor parallelism: layers are divided, and activations exchanged by collectives of the
-    /// model graph.
+    /// Tensor parallelism: layers are divided, and collectives of the model graph exchange
+    /// activations.
     pub const TP: Self = Self(3);
-    /// Expert parallelism: adjacent ranks of [`AxisId::DP_SHARD`] that divide the experts of a
-    /// layer and exchange tokens by collectives of the model graph.
+    /// Expert parallelism: adjacent ranks of [`AxisId::DP_SHARD`] divide the experts of a layer,
+    /// and collectives of the model graph exchange tokens.
     pub const EP: Self = Self(4);
-    /// Ranks of [`AxisId::DP_SHARD`] that have the same experts, over which these are sharded. Its
-    /// size follows from the two.
+    /// Ranks of [`AxisId::DP_SHARD`] that have the same experts, which are sharded over them. Its
+    /// size follows from the other two axes.
     pub const EDP: Self = Self(5);
     /// All axes.
     pub const ALL: [Self; AXES.len()] = {
@@ -203,21 +203,21 @@ impl AxisSet {
             .filter(move |a| self.intersects(Self::of(*a)))
     }
 
-    /// Returns the one axis of the set, if it is one.
+    /// Returns the single axis of the set; `None` if there is not exactly one.
     #[must_use]
     pub fn single(self) -> Option<AxisId> {
         let mut axes = self.iter();
         axes.next().filter(|_| axes.next().is_none())
     }
 
-    /// Returns the axes that these are, or are parts of.
+    /// Returns the whole axes that these axes are, or are parts of.
     #[must_use]
     pub fn whole(self) -> Self {
         self.iter()
             .fold(Self::EMPTY, |set, axis| set.with(axis.whole()))
     }
 
-    /// Returns the set's name in program text and messages: an axis's, or `world`.
+    /// Returns the set's name in program text and messages: the name of an axis, or `world`.
     #[must_use]
     pub fn label(self) -> String {
         match self.single() {
@@ -231,8 +231,8 @@ impl AxisSet {
     }
 }
 
-/// Writes a digest's number of the set. Programs keep the digests from before other sets than these
-/// four were possible.
+/// Writes the number that stands for the set in a digest. Programs keep their digests from before
+/// other sets than these four were possible.
 impl Serialize for AxisSet {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u16(match self.single() {
@@ -264,7 +264,7 @@ pub struct DeviceMesh {
 }
 
 impl DeviceMesh {
-    /// Makes a mesh from the sizes of its axes; other axes have one rank.
+    /// Creates a mesh from the sizes of its axes. Other axes have one rank.
     #[must_use]
     pub fn new(sizes: &[(AxisId, u32)]) -> Self {
         let mut axes = AxisId::ALL.map(|axis| MeshAxis {
@@ -295,7 +295,7 @@ impl DeviceMesh {
         Self { axes }
     }
 
-    /// Returns this mesh with another size of an axis.
+    /// Returns this mesh with a different size of an axis.
     #[must_use]
     pub fn with(&self, axis: AxisId, size: u32) -> Self {
         let mut sizes = AxisId::ALL.map(|a| (a, self.size(a)));
@@ -303,7 +303,7 @@ impl DeviceMesh {
         Self::new(&sizes)
     }
 
-    /// Makes a mesh of the two data-parallel axes.
+    /// Creates a mesh with the two data-parallel axes.
     #[must_use]
     pub fn data_parallel(dp_shard: u32, dp_outer: u32) -> Self {
         Self::new(&[(AxisId::DP_SHARD, dp_shard), (AxisId::DP_OUTER, dp_outer)])
@@ -327,7 +327,7 @@ impl DeviceMesh {
         self.product(|role| matches!(role, AxisRole::Data | AxisRole::Model))
     }
 
-    /// Returns how many ranks take different samples.
+    /// Returns the number of ranks that take different samples.
     #[must_use]
     pub fn data_ranks(&self) -> u32 {
         self.product(|role| role == AxisRole::Data)
@@ -345,8 +345,8 @@ impl DeviceMesh {
         RankGroup { size, stride }.position(rank)
     }
 
-    /// Returns a rank's number among those that take different samples; ranks that differ only on
-    /// axes of role `Model` have the same number.
+    /// Returns a rank's index among those that take different samples. Ranks that differ only on
+    /// axes of role `Model` have the same index.
     #[must_use]
     pub fn data_rank(&self, rank: u32) -> u32 {
         let (mut number, mut stride) = (0, 1);
@@ -364,7 +364,7 @@ impl DeviceMesh {
         axes.all(|a| self.coordinate(a, rank) == 0)
     }
 
-    /// Returns the sizes of axes that divide the model, as ` x 2 tp`; nothing where none does.
+    /// Returns the sizes of axes that divide the model, such as ` x 2 tp`; empty if there are none.
     #[must_use]
     pub fn model_axes_text(&self) -> String {
         let axes = AxisSet::MODEL.iter().filter(|a| self.size(*a) > 1);
@@ -390,9 +390,9 @@ impl DeviceMesh {
     }
 }
 
-/// Writes what a digest contains of a mesh: its ranks and its data-parallel axes, and other axes
-/// only if they have more than one rank. Programs keep the digests from before there were other
-/// axes. A part of an axis is in the communicators that use it.
+/// Writes the part of a mesh that digests contain: its ranks and its data-parallel axes, and other
+/// axes only if they have more than one rank. Programs keep their digests from before there were
+/// other axes. Parts of an axis are in the communicators that use them.
 impl Serialize for DeviceMesh {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let mut out = to.serialize_struct("DeviceMesh", AXES.len() + 1)?;
@@ -409,8 +409,8 @@ impl Serialize for DeviceMesh {
     }
 }
 
-/// Ranks that communicate: every `stride`-th, `size` of them. The ranks of a mesh form groups of
-/// one kind.
+/// Ranks that communicate: every `stride`-th, `size` of them. All groups of a mesh have the same
+/// form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct RankGroup {
     /// Ranks in a group.
@@ -433,7 +433,7 @@ impl RankGroup {
         rank / self.stride.max(1) % self.size.max(1)
     }
 
-    /// Returns the maximum number of nodes of `gpus_per_node` ranks that one group spans.
+    /// Returns the maximum number of nodes with `gpus_per_node` ranks that one group spans.
     #[must_use]
     pub fn nodes(self, world: u32, gpus_per_node: u32) -> u32 {
         let (size, stride) = (self.size.max(1), self.stride.max(1));
@@ -468,12 +468,12 @@ pub enum Placement {
     Shard(u8),
 }
 
-/// Placements by axis; the default is replicated.
+/// Placements by axis. The default is replicated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Placements([Placement; AXES.len()]);
 
-/// Writes the placements on the first four axes, and on later ones up to the last that places
-/// anything. Programs keep the digests from before there were more axes.
+/// Writes the placements on the first four axes, and on later axes up to the last one with a
+/// placement. Programs keep their digests from before there were more axes.
 impl Serialize for Placements {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         let placed = self.0.iter().rposition(|p| *p != Placement::Replicate);
@@ -501,14 +501,14 @@ impl Placements {
         self.0[axis.index()]
     }
 
-    /// Returns the axes with a placement.
+    /// Returns the axes whose placement satisfies a condition.
     #[must_use]
     pub fn axes(self, placed: impl Fn(Placement) -> bool) -> AxisSet {
         let axes = AxisId::ALL.into_iter().filter(|a| placed(self.on(*a)));
         axes.fold(AxisSet::EMPTY, AxisSet::with)
     }
 
-    /// Returns the axes along which every rank has a slice of its own.
+    /// Returns the axes along which every rank has a separate slice.
     #[must_use]
     pub fn divided(self) -> AxisSet {
         self.axes(|p| matches!(p, Placement::Flat | Placement::Shard(_)))
@@ -560,7 +560,7 @@ mod tests {
         let mesh = DeviceMesh::data_parallel(1, 3);
         let both = mesh.group(AxisSet::DATA).unwrap();
         assert_eq!(both, RankGroup { size: 3, stride: 1 });
-        // Adjacent ranks on the part, then every fourth rank: the ranks between are in other
+        // Adjacent ranks on the part, then every fourth rank. The ranks between them are in other
         // groups.
         let mesh = DeviceMesh::new(&[
             (AxisId::DP_SHARD, 4),
@@ -571,7 +571,7 @@ mod tests {
         assert_eq!(mesh.group(apart), None);
     }
 
-    /// Two parts of four ranks: experts are divided within a part and sharded across the parts.
+    /// Two parts of four ranks. Experts are divided within a part and sharded across the parts.
     #[test]
     fn expert_parallel_ranks_are_adjacent() {
         let mesh = DeviceMesh::new(&[

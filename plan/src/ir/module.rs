@@ -15,9 +15,9 @@ pub enum ModuleKind {
     Embedding,
     /// A repeated block: transformer block, linear layer, convolution.
     Block,
-    /// The attention half of a block (norm and residual included).
+    /// The attention half of a block, including its norm and residual.
     Attention,
-    /// The feed-forward half of a block (norm and residual included).
+    /// The feed-forward half of a block, including its norm and residual.
     Mlp,
     /// A norm.
     Norm,
@@ -29,7 +29,7 @@ pub enum ModuleKind {
     Layer,
 }
 
-/// A part of a layer of experts that may be captured on its own.
+/// A part of an expert layer that may be captured on its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum MoeStage {
@@ -37,12 +37,12 @@ pub enum MoeStage {
     Router,
     /// The shared expert, if it does not overlap with an exchange of tokens.
     SharedExpert,
-    /// Places of tokens, and their rows in the order of places.
+    /// The places of tokens, and their rows in the order of these places.
     Preprocess,
 }
 
 impl MoeStage {
-    /// Returns its name in messages and names of graphs.
+    /// Returns its name in messages and in names of graphs.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -53,10 +53,10 @@ impl MoeStage {
     }
 }
 
-/// A node of the module tree, in pre-order; index 0 is the root.
+/// A node of the module tree, in pre-order. Index 0 is the root.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Module {
-    /// Dotted path from the root, for example `layers.3.attention`; the root's is empty.
+    /// Dotted path from the root, for example `layers.3.attention`. The path of the root is empty.
     pub path: String,
     /// Parent; `None` for the root.
     pub parent: Option<ModuleId>,
@@ -64,34 +64,38 @@ pub struct Module {
     pub kind: ModuleKind,
 }
 
-/// A unique parameter (a tied one appears once), in registration order.
+/// A unique parameter, in registration order. A tied parameter appears once.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Param {
     /// Fully qualified name, for example `layers.3.attention.q.weight`.
     pub name: String,
-    /// Every module that owns it; more than one when tied. The first is the registering module.
+    /// All modules that own it; more than one if it is tied. The first is the registering module.
     pub modules: SmallVec<[ModuleId; 2]>,
     /// Shape of one rank's part, dimension 0 first.
     pub shape: Shape,
-    /// Placement on the axes that divide the model. (Data parallelism divides it by the layout of
-    /// its group.)
+    /// Placement on the axes that divide the model. (Data parallelism divides it according to the
+    /// layout of its group.)
     #[serde(skip_serializing_if = "Placements::replicated")]
     pub placements: Placements,
     /// Whether it is trained.
     pub requires_grad: bool,
-    /// The optimizer's parameter group: its place in
+    /// Whether it is the bias of a router, which is trained by counts of choices
+    /// ([`UpdateRule::RouterBias`](super::UpdateRule::RouterBias)), not by a gradient.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub router_bias: bool,
+    /// The optimizer's parameter group: its index in
     /// [`Train::group_settings`](crate::config::Train::group_settings).
     #[serde(skip_serializing_if = "is_zero")]
     pub group: u8,
-    /// The weight that its bytes hold in fewer bits per element; `None` if its elements are those
-    /// of the weight.
+    /// The weight that its bytes store with fewer bits per element; `None` if its elements are
+    /// those of the weight.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub packed: Option<Packed>,
-    /// Values before the first step. They are not part of the program: digests do not depend on
+    /// Values before the first step. They are not part of the program, so digests do not depend on
     /// them.
     #[serde(skip)]
     pub init: Init,
-    /// Name in Hugging Face's code; `None` for families without such a form. It is not part of the
+    /// Name in Hugging Face's code; `None` for families without such code. It is not part of the
     /// program either.
     #[serde(skip)]
     pub hf: Option<HfName>,
@@ -111,7 +115,7 @@ pub enum Init {
     Ones,
     /// Normally distributed around zero.
     Normal,
-    /// Uniform between plus and minus `1 / sqrt(fan_in)`, as `nn.Linear` starts.
+    /// Uniform between plus and minus `1 / sqrt(fan_in)`, like the initial values of `nn.Linear`.
     Uniform {
         /// Inputs of one output.
         fan_in: u64,
@@ -123,32 +127,32 @@ pub enum Init {
 pub struct HfName {
     /// Path of the module, for example `model.layers.3.self_attn.q_proj`.
     pub module: String,
-    /// How files have the parameter.
+    /// Form of the parameter in files.
     pub form: HfForm,
 }
 
-/// How files of Hugging Face's code have a parameter.
+/// Form of a parameter in files for Hugging Face's code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HfForm {
     /// As `<module>.weight` or `<module>.bias`.
     Layer,
     /// As `<module>.weight`, of shape `[in, out]` (GPT-2's `Conv1D`).
     Transposed,
-    /// As `<module>.<tensor>`, a tensor of this other name.
+    /// As `<module>.<tensor>`, for a tensor with this name.
     Tensor(&'static str),
-    /// Entry by entry (experts, norms of heads): each entry's rows are those of these layers, one
-    /// after another, each stored as `<module>.<entry>.<layer>`. An entry without layers of its own
-    /// has one without a name.
+    /// In entries (experts, norms of heads). The rows of each entry are those of these layers, one
+    /// after another, and each layer is stored as `<module>.<entry>.<layer>`. An entry that is not
+    /// divided into layers has a single layer with an empty name.
     Entries(&'static [&'static str]),
     /// As `<module>`, an `nn.Parameter`. A stack of experts is `[experts, in, out]`.
     Parameter {
-        /// Columns alternate between those of the first half of the parameter's rows and those of
-        /// the second half (gates and other factors of gpt-oss).
+        /// Whether columns alternate between those of the first half of the parameter's rows and
+        /// those of the second half (gates and other factors of gpt-oss).
         interleaved: bool,
     },
 }
 
-/// PEFT's name of the learned lengths of rows (DoRA).
+/// PEFT's name of the learned magnitudes of rows (DoRA).
 pub(crate) const MAGNITUDE: &str = "lora_magnitude_vector";
 
 /// PEFT's name of the module that keeps the parameters of another one, which is trained in full.
@@ -162,8 +166,8 @@ impl Param {
         self.name.rsplit('.').nth(1) == Some(ORIGINAL)
     }
 
-    /// Returns whether it belongs to an adapter (`[lora]`), by the names that PEFT gives to the
-    /// modules of adapters.
+    /// Returns whether it belongs to an adapter (`[lora]`), according to the names that PEFT gives
+    /// to the modules of adapters.
     #[must_use]
     pub fn is_adapter(&self) -> bool {
         let mut components = self.name.rsplit('.');
@@ -179,7 +183,8 @@ impl Param {
         self.is_adapter() || self.requires_grad
     }
 
-    /// Returns the name of the weight whose rows have these learned lengths (DoRA), if it has them.
+    /// Returns the name of the weight whose rows have these learned magnitudes (DoRA), if it
+    /// contains them.
     #[must_use]
     pub fn magnitude_of(&self) -> Option<String> {
         let layer = self.name.strip_suffix(".weight")?;
@@ -187,8 +192,8 @@ impl Param {
         Some(format!("{layer}weight"))
     }
 
-    /// Returns the name in Hugging Face's code, if there is one; of a stack of experts that are
-    /// modules, that of the list of experts.
+    /// Returns the name in Hugging Face's code, if there is one. For a stack of experts that are
+    /// modules there, returns the name of the list of experts.
     #[must_use]
     pub fn hf_name(&self) -> Option<String> {
         let hf = self.hf.as_ref()?;
@@ -208,7 +213,7 @@ impl Param {
         }
     }
 
-    /// Returns the dimensions of which ranks have slices, with the axes that divide them.
+    /// Returns the dimensions that are divided among ranks, with the axes that divide them.
     fn slices(&self) -> impl Iterator<Item = (AxisId, usize)> {
         let placements = self.placements;
         AxisId::ALL
@@ -235,7 +240,8 @@ impl Param {
         self.full_shape(mesh).iter().product()
     }
 
-    /// Returns the shape of the whole weight, also of a packed one.
+    /// Returns the shape of the whole weight. For a packed weight, this is the shape before
+    /// packing.
     #[must_use]
     pub fn weight_shape(&self, mesh: &DeviceMesh) -> Shape {
         match &self.packed {
@@ -244,14 +250,15 @@ impl Param {
         }
     }
 
-    /// Returns the number of elements of the whole weight, also of a packed one.
+    /// Returns the number of elements of the whole weight. For a packed weight, this is the number
+    /// before packing.
     #[must_use]
     pub fn weight_numel(&self, mesh: &DeviceMesh) -> u64 {
         self.weight_shape(mesh).iter().product()
     }
 
-    /// Returns the position of a rank's elements in the whole parameter: contiguous runs, each with
-    /// its first element in the rank's part.
+    /// Returns the positions of a rank's elements in the whole parameter, as contiguous runs, each
+    /// with its first element in the rank's part.
     #[must_use]
     pub fn full_ranges(
         &self,
@@ -268,7 +275,7 @@ impl Param {
         for (axis, dim) in self.slices() {
             first[dim] += u64::from(mesh.coordinate(axis, rank)) * self.shape[dim];
         }
-        // Runs end where the last divided dimension does.
+        // Runs end with the last divided dimension.
         let run: u64 = self.shape[dim..].iter().product();
         let full_index = |element: u64| {
             let (mut rest, mut stride, mut index) = (element, 1, 0);
@@ -302,14 +309,14 @@ impl Param {
         self.shape.len() == 3
     }
 
-    /// Returns the number of elements of one row: the product of all dimensions but the first (1
+    /// Returns the number of elements of one row: the size of all dimensions except the first (1
     /// for a vector).
     #[must_use]
     pub fn row(&self) -> u64 {
         self.shape.iter().skip(1).product()
     }
 
-    /// Returns the number of elements that a flat layout does not divide: a row, and of a stack a
+    /// Returns the number of elements that a flat layout does not divide: a row or, for a stack, a
     /// row of one of its matrices, so that more ranks than experts can share it.
     #[must_use]
     pub fn flat_row(&self) -> u64 {
@@ -318,12 +325,13 @@ impl Param {
     }
 }
 
-/// Numbers of parameters of a model, whole ones.
+/// Numbers of parameters of a model, over all ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ParameterCount {
     /// All.
     pub total: u64,
-    /// Those that one token uses: of a stack of experts, those of the experts that take it.
+    /// Number of parameters that one token uses. For a stack of experts, these are the parameters
+    /// of the experts that process the token.
     pub active: u64,
     /// Those that are trained.
     pub trainable: u64,
@@ -341,6 +349,7 @@ mod tests {
             shape: shape.iter().copied().collect(),
             placements,
             requires_grad: true,
+            router_bias: false,
             group: 0,
             packed: None,
             init: Init::Zeros,

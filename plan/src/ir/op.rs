@@ -1,23 +1,23 @@
 //! The list of operations, with their operand order.
 //!
-//! An operation reads its inputs and writes its outputs. Slots describe both: they carry shape,
-//! strides and dtype, so that one operation serves contiguous, strided and broadcast operands.
-//! Arithmetic is done in float32 (or wider) and rounded to the output's dtype. "Rows" of a tensor
-//! are all its dimensions but the last, flattened.
+//! An operation reads its inputs and writes its outputs. Slots describe both: they have a shape,
+//! strides and a dtype, so that one operation covers contiguous, strided and broadcast operands.
+//! Arithmetic is done in float32 (or wider) and rounded to the output's dtype. The "rows" of a
+//! tensor are all its dimensions except the last, flattened.
 //!
 //! This is the only list of operations. The planner's definition of an operation is its
 //! [`OpDef`](crate::ops::OpDef) in `ops/<family>.rs`; the code that computes it is in the `exec`
-//! crate, in `kernels/ops/<family>.rs`. Both dispatch through [`match_op!`](crate::match_op): an
+//! crate, in `kernels/ops/<family>.rs`. Both dispatch through [`match_op!`](crate::match_op), so an
 //! operation that lacks a part does not compile.
 
 use super::{
-    DType, Documents, ForcedChoice, Indexing, PackedFormat, PackedScales, Real, ScaleBlock,
-    ScoreMod, ShardOp,
+    DType, Documents, ForcedChoice, Indexing, PackedFormat, PackedScales, Real, RowLimit,
+    ScaleBlock, ScoreMod, ShardOp,
 };
 use serde::Serialize;
 
 /// Generates a struct per operation, [`OpKind`] and `match_op!` from the list of operations. The
-/// values of attributes are those that [`OpKind::ALL`] has.
+/// given values of attributes are those in [`OpKind::ALL`].
 macro_rules! ops {
     (@struct [$($meta:tt)*] $Name:ident) => {
         $($meta)*
@@ -73,7 +73,7 @@ macro_rules! ops {
             ];
         }
 
-        /// Evaluates an expression with `op` bound to a reference to the struct of the operation of
+        /// Evaluates an expression with `op` bound to a reference to the operation's struct in
         /// `kind`, an `&OpKind`: `match_op!(kind, op => op.name())`.
         #[macro_export]
         macro_rules! match_op {
@@ -99,7 +99,7 @@ macro_rules! ops {
     };
 }
 
-/// Binds the attributes of an operation, in a pattern of [`match_op!`].
+/// Binds the attributes of an operation in a pattern of [`match_op!`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! op_payload {
@@ -108,7 +108,7 @@ macro_rules! op_payload {
     };
 }
 
-/// Makes the struct of an operation, in [`match_op!`].
+/// Creates the struct of an operation in [`match_op!`].
 #[doc(hidden)]
 #[macro_export]
 macro_rules! op_value {
@@ -134,12 +134,12 @@ ops! {
         /// Adds to the last input, which has the shape and type of `c` and may be `c`.
         accumulate: bool = false,
     };
-    /// `q, k, v -> out, lse[, seed, offset]`: softmax attention over `[batch, heads, seq,
-    /// head_dim]` tensors of any strides; query head `i` uses key head `i / (heads / kv_heads)`.
-    /// `lse` is the float32 log-sum-exp `[batch, heads, seq]`; seed and offset are the (unused)
-    /// random state of dropout.
+    /// `q, k, v -> out, lse[, seed, offset]`: softmax attention over
+    /// `[batch, heads, seq, head_dim]` tensors with any strides. Query head `i` uses key head
+    /// `i / (heads / kv_heads)`. `lse` is the float32 log-sum-exp `[batch, heads, seq]`. `seed` and
+    /// `offset` are the (unused) random state of dropout.
     Attention {
-        /// Position `i` sees positions up to `i`.
+        /// Position `i` attends to positions up to `i`.
         causal: bool = true,
         /// Factor of the scores.
         scale: Real = Real(1.0),
@@ -190,7 +190,8 @@ ops! {
     LayerNormGrad;
     /// `d_y, x, mean, rstd -> d_w, d_b` of [`LayerNorm`]: sums over rows.
     LayerNormParamGrad;
-    /// `a, b -> a + b`, broadcasting by zero strides. With an output that is `a` itself: in place.
+    /// `a, b -> a + b`, with zero strides for broadcasting. If the output is `a` itself, it works
+    /// in place.
     Add;
     /// `a, b -> a - b`.
     Sub;
@@ -210,8 +211,8 @@ ops! {
     Relu;
     /// `d_y, y -> d_x` of [`Relu`], from its result.
     ReluGrad;
-    /// `a -> a`: copy in logical order, into the output's strides and dtype. The shapes may differ;
-    /// the numbers of elements do not.
+    /// `a -> a`: copy in logical order, into the output's strides and dtype. The shapes may differ,
+    /// but not the numbers of elements.
     Copy;
     /// `a, b, .. -> [a, b, ..]` along an axis.
     Cat {
@@ -223,8 +224,8 @@ ops! {
         /// Value.
         value: Real = Real(0.0),
     };
-    /// `a -> sum of a over its leading elements`: the output has the last dimensions of `a`;
-    /// everything before is summed.
+    /// `a -> sum of a over its leading elements`: the output has the last dimensions of `a`, and
+    /// all dimensions before them are summed.
     SumLeading;
     /// `a -> sum` over images and positions: `[n, c, h, w] -> [c]`.
     SumChannels;
@@ -249,7 +250,7 @@ ops! {
         /// Factor (1 / number of elements for a mean).
         scale: Real = Real(1.0),
     };
-    /// `d_y, x, target, d_x -> d_x` of [`SquaredError`], over a buffer filled before.
+    /// `d_y, x, target, d_x -> d_x` of [`SquaredError`], for a buffer that was filled before.
     SquaredErrorGrad {
         /// As in the forward op.
         scale: Real = Real(1.0),
@@ -258,7 +259,7 @@ ops! {
     /// entropies to the scalar `loss`, and replaces the logits by `gradient` times the gradient of
     /// that sum, in place (chunked cross entropy).
     CrossEntropy {
-        /// 1 / number of rows of all chunks.
+        /// 1 / number of rows in all chunks.
         scale: Real = Real(1.0),
         /// `scale` times the gradient that backward starts from.
         gradient: Real = Real(1.0),
@@ -294,14 +295,15 @@ ops! {
     RowDot;
     /// `logits[, bias] -> weights, ids`: chooses `k` of the columns of each row of the float32
     /// logits. Scores are a softmax or sigmoids of the row. The columns with the largest sums of
-    /// score and bias are chosen, the lower one of equal ones; of `groups` adjacent groups of
-    /// columns, only those `kept` count whose two largest sums add up to most. `weights` and `ids`
-    /// are `[rows, k]`, in descending order of those sums; weights are scores without bias. Forced
-    /// choices depend on no score, and are in ascending order of columns.
+    /// score and bias are chosen; of equal sums, the lower column is chosen. If there are `groups`
+    /// adjacent groups of columns, only the `kept` groups count whose two largest sums have the
+    /// highest total. `weights` and `ids` are `[rows, k]`, in descending order of those sums.
+    /// Weights are scores without bias. Forced choices do not depend on scores, and are in
+    /// ascending order of columns.
     Route {
         /// Columns that are chosen.
         k: u64 = 2,
-        /// Scores are sigmoids, not a softmax.
+        /// Scores are sigmoids instead of a softmax.
         sigmoid: bool = false,
         /// Weights are divided by their sum.
         normalize: bool = true,
@@ -313,7 +315,7 @@ ops! {
         kept: u64 = 1,
         /// Has the second input.
         bias: bool = false,
-        /// What chooses columns instead of scores and bias.
+        /// What chooses columns, if not scores and bias.
         #[serde(skip_serializing_if = "Option::is_none")]
         forced: Option<ForcedChoice> = None,
     };
@@ -327,38 +329,48 @@ ops! {
         scale: Real = Real(1.0),
     };
     /// `ids -> offsets, position`: a stable sort of the choices `[tokens, k]` by expert. The rows
-    /// of expert `e` are `offsets[e]..offsets[e + 1]`; `position`, `[tokens, k]`, is the row of
-    /// each choice. Choices outside `0..experts` belong to other ranks: their position is -1.
+    /// of expert `e` are `offsets[e]..offsets[e + 1]`. `position`, `[tokens, k]`, is the row of
+    /// each choice. Choices outside of `0..experts` belong to other ranks, and their position is
+    /// -1. So is that of choices beyond a limit, which count for no expert.
     SortExperts {
         /// Experts of this rank.
         experts: u64 = 3,
+        /// Rows, if there may be more choices.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        limit: Option<RowLimit> = Some(RowLimit { rows: 8, balanced: 6, drop: true }),
     };
-    /// `x, position -> rows`: copies row `t` of `x` to the rows `position[t, ..]`; negative
-    /// positions are skipped, and rows without a position are left as they are.
+    /// `x, position -> rows`: copies row `t` of `x` to the rows `position[t, ..]`. Negative
+    /// positions are skipped, and rows without a position are left unchanged.
     Permute {
-        /// How PyTorch's code does it.
+        /// How PyTorch code does this.
         #[serde(skip_serializing_if = "Indexing::is_own")]
         by: Indexing = Indexing::Own,
+        /// Rows that positions name on average; `None`: as many as there are of both.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        routed: Option<u64> = None,
     };
     /// `rows, position -> y`: row `t` of `y` is the sum of the rows `position[t, ..]`, in this
-    /// order, in float32; negative positions are skipped.
+    /// order, in float32. Negative positions are skipped.
     Unpermute {
-        /// How PyTorch's code does it.
+        /// How PyTorch code does this.
         #[serde(skip_serializing_if = "Indexing::is_own")]
         by: Indexing = Indexing::Own,
+        /// As in [`Permute`].
+        #[serde(skip_serializing_if = "Option::is_none")]
+        routed: Option<u64> = None,
     };
     /// `a, b, offsets -> c`: one matmul per expert. Rows `offsets[e]..offsets[e + 1]` of `a` are
-    /// multiplied by matrix `e` of `b`, `[experts, inner, n]`, or `[experts, n, inner]` with `tb`.
-    /// Rows after the last offset are not written.
+    /// multiplied by matrix `e` of `b`, which is `[experts, inner, n]`, or `[experts, n, inner]`
+    /// with `tb`. Rows after the last offset are not written.
     GroupedGemm {
         /// Matrices of `b` are stored as n x inner.
         tb: bool = true,
-        /// Rows before the last offset on average; `None`: all.
+        /// Average number of rows before the last offset; `None` means all.
         #[serde(skip_serializing_if = "Option::is_none")]
         routed: Option<u64> = None,
     };
     /// `a, b, offsets -> d_w` of [`GroupedGemm`]: matrix `e` of the result is `a^T b` over the rows
-    /// `offsets[e]..offsets[e + 1]`; zero for an expert without rows.
+    /// `offsets[e]..offsets[e + 1]`. It is zero for an expert without rows.
     GroupedGemmWeightGrad {
         /// As in the forward op.
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -370,7 +382,7 @@ ops! {
     /// equal groups of `n` adjacent rows of `columns / n^2 * sum_i(c[i] * sum_rows p[i])`. `counts`
     /// is `[sequences, columns]`, in float32.
     LoadBalance {
-        /// Columns that a row chooses.
+        /// Number of columns that a row chooses.
         k: u64 = 2,
         /// Groups of rows.
         sequences: u64 = 2,
@@ -379,7 +391,7 @@ ops! {
         /// Factor of the loss.
         scale: Real = Real(0.5),
     };
-    /// `d_loss, logits, counts -> d_logits` of [`LoadBalance`]; counts are constants.
+    /// `d_loss, logits, counts -> d_logits` of [`LoadBalance`]. Counts are constants.
     LoadBalanceGrad {
         /// As in the forward op.
         sigmoid: bool = false,
@@ -398,16 +410,16 @@ ops! {
     };
     /// `x -> x + by`.
     Shift {
-        /// Summand.
+        /// Addend.
         by: Real = Real(1.0),
     };
-    /// Like [`Attention`], with changed scores (PyTorch's `flex_attention`).
+    /// Like [`Attention`], with modified scores (PyTorch's `flex_attention`).
     FlexAttention {
-        /// Position `i` sees positions up to `i`.
+        /// Position `i` attends to positions up to `i`.
         causal: bool = true,
         /// Factor of the scores.
         scale: Real = Real(1.0),
-        /// Changes of the scaled scores.
+        /// Modifications of the scaled scores.
         score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
     };
     /// `d_out, q, k, v, out, lse, seed, offset -> d_q, d_k, d_v` of [`FlexAttention`].
@@ -419,19 +431,19 @@ ops! {
         /// As in the forward op.
         score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
     };
-    /// `ids -> local`: the experts `[tokens, k]` as each of `ranks` ranks numbers its own,
-    /// `[ranks * tokens, k]`. Block `r` is `ids - r * experts`, so that numbers outside
+    /// `ids -> local`: the experts `[tokens, k]`, numbered as on each of `ranks` ranks, with the
+    /// result `[ranks * tokens, k]`. Block `r` is `ids - r * experts`, so numbers outside of
     /// `0..experts` are experts of other ranks.
     LocalExperts {
-        /// Ranks that divide the experts.
+        /// Number of ranks that divide the experts.
         ranks: u64 = 2,
         /// Experts of one rank.
         experts: u64 = 3,
     };
-    /// `x, w[, bias] -> y`: causal depthwise convolution over positions, then SiLU if asked for.
-    /// `x` is `[batch, seq, channels]`, `w` is `[channels, 1, kernel]`.
+    /// `x, w[, bias] -> y`: causal depthwise convolution over positions, optionally followed by
+    /// SiLU. `x` is `[batch, seq, channels]`, `w` is `[channels, 1, kernel]`.
     CausalConv1d {
-        /// Positions that a result sees: its own and those before.
+        /// Number of positions that a result depends on: its own and those before it.
         kernel: u64 = 3,
         /// Has the third input.
         bias: bool = true,
@@ -450,14 +462,15 @@ ops! {
     /// `x, dt, a_log, b, c, d, z -> y, states`: the selective scan of Mamba. `x`, `dt` and `z` are
     /// `[batch, seq, inner]`, `a_log` is `[inner, state]`, `b` and `c` are `[batch, seq, state]`.
     /// Each channel has a state `h = exp(softplus(dt) * -exp(a_log)) * h + softplus(dt) * b * x`;
-    /// `y = (c . h + d * x) * silu(z)`. `states` are those that backward starts from.
+    /// `y = (c . h + d * x) * silu(z)`. `states` are the states that backward starts from.
     SelectiveScan;
     /// `d_y, x, dt, a_log, b, c, d, z, states -> d_x, d_dt, d_a_log, d_b, d_c, d_d, d_z` of
     /// [`SelectiveScan`].
     SelectiveScanGrad;
     /// `x, dt, a_log, b, c, d, dt_bias -> y, states`: the scan of Mamba-2, chunk by chunk. `x` is
-    /// `[batch, seq, heads, head_dim]`, `dt` is `[batch, seq, heads]`, `b` and `c` are `[batch,
-    /// seq, groups, state]`, the others are `[heads]`. All channels of a head share its decay.
+    /// `[batch, seq, heads, head_dim]`, `dt` is `[batch, seq, heads]`, `b` and `c` are
+    /// `[batch, seq, groups, state]`, and the others are `[heads]`. All channels of a head share
+    /// its decay.
     ChunkScan {
         /// Positions of a chunk.
         chunk: u64 = 4,
@@ -487,13 +500,13 @@ ops! {
         chunk: u64 = 4,
     };
     /// `q, k, v, bias -> out, lse`: attention like [`Attention`], whose scores have a learned
-    /// summand, `[heads, seq, seq]` (T5), or one more column, `[heads]` (DeepSeek-V4).
+    /// addend, `[heads, seq, seq]` (T5), or one more column, `[heads]` (DeepSeek-V4).
     BiasedAttention {
-        /// Position `i` sees positions up to `i`.
+        /// Position `i` attends to positions up to `i`.
         causal: bool = true,
         /// Factor of the scores.
         scale: Real = Real(1.0),
-        /// Positions that a sliding window has; 0 for none.
+        /// Number of positions in a sliding window; 0 for none.
         window: u64 = 0,
     };
     /// `d_out, q, k, v, bias, out, lse -> d_q, d_k, d_v, d_bias` of [`BiasedAttention`].
@@ -505,9 +518,9 @@ ops! {
         /// As in the forward op.
         window: u64 = 0,
     };
-    /// `q, k, w -> ids`: the positions that sparse attention sees (DeepSeek-V3.2). `q` is `[batch,
-    /// seq, heads, width]`, `k` is `[batch, seq, width]` and `w` is `[batch, seq, heads]`; scores
-    /// are the sums over heads of `w * relu(q . k)`, of earlier positions.
+    /// `q, k, w -> ids`: the positions that sparse attention attends to (DeepSeek-V3.2). `q` is
+    /// `[batch, seq, heads, width]`, `k` is `[batch, seq, width]` and `w` is `[batch, seq, heads]`.
+    /// Scores are sums over heads of `w * relu(q . k)`, for earlier positions.
     Indexer {
         /// Positions that are chosen.
         top_k: u64 = 4,
@@ -519,81 +532,83 @@ ops! {
     };
     /// `x -> 1 / sqrt(x)`, of positive numbers.
     Rsqrt;
-    /// `x -> scale * sum(x)` of each row, `[rows, 1]`: with 1 / columns, the mean.
+    /// `x -> scale * sum(x)` of each row, `[rows, 1]`. With a scale of 1 / columns, this is the
+    /// mean.
     RowSum {
         /// Factor of the sum.
         scale: Real = Real(0.5),
     };
     /// `stored -> weight`: a [packed](super::Packed) weight, from the bytes of a parameter.
     Dequantize {
-        /// Place of the scales: only sharded ones are among the bytes.
+        /// Place of the scales. Only sharded scales are among the bytes.
         scales: PackedScales = PackedScales::Replicated,
         /// Format.
         format: PackedFormat = PackedFormat::Nf4,
     };
     /// `x -> amax`: the largest absolute value of each row, `[rows, 1]`. NaN does not count.
     RowAmax;
-    /// `amax[, offsets] -> scale, inverse`: the factor that turns the largest of all numbers into
-    /// the largest one of the element type `to`, and its reciprocal. It is 1 if that number is zero
-    /// or infinite, and the largest float32 if it would be infinite.
+    /// `amax[, offsets] -> scale, inverse`: the factor that scales the largest of all numbers to
+    /// the largest number of the element type `to`, and its reciprocal. The factor is 1 if the
+    /// largest number is zero or infinite, and the largest float32 if it would be infinite.
     Float8Scale {
         /// 8-bit type.
         to: DType = DType::F8E4m3,
-        /// Has the second input, the offsets of [`SortExperts`]: only numbers of rows that some
-        /// expert reads count, which are those before the last offset.
+        /// Whether it has the second input, the offsets of [`SortExperts`]. Then only rows before
+        /// the last offset count, which are the rows that some expert reads.
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         routed: bool = true,
     };
-    /// `x, scale -> y`: `x * scale` in float32, which the output's type rounds to nearest, ties to
-    /// even. Types of 8 bits saturate. Infinities become NaN, so that they do not go unnoticed.
+    /// `x, scale -> y`: `x * scale` in float32, rounded to the output's type (to nearest, ties to
+    /// even). 8-bit types saturate. Infinities become NaN, so that they are noticed.
     Float8Cast;
-    /// `x -> y, inverse`: like [`Float8Cast`], with a scale of its own for each row: the largest
-    /// power of two at most as large as the one of [`Float8Scale`]. `inverse` is `[rows, 1]`.
+    /// `x -> y, inverse`: like [`Float8Cast`], with a separate scale for each row: the largest
+    /// power of two that is at most the scale of [`Float8Scale`]. `inverse` is `[rows, 1]`.
     Float8CastRows {
         /// 8-bit type.
         to: DType = DType::F8E4m3,
     };
-    /// `a, b, inverse_a, inverse_b[, bias][, c] -> c`: matmul of `a`, `[m, inner]`, and `b`, `[n,
-    /// inner]`, times the reciprocals of the scales that both were cast with. These are scalars,
-    /// one per row of `a` and of `b`, or one per [`ScaleBlock`] of both. Sums and factors are
-    /// float32.
+    /// `a, b, inverse_a, inverse_b[, bias][, c] -> c`: matmul of `a`, `[m, inner]`, and `b`,
+    /// `[n, inner]`, times the reciprocals of the scales that both were cast with. The reciprocals
+    /// are scalars, or there is one per row of `a` and of `b`, or one per [`ScaleBlock`] of both.
+    /// Sums and factors are float32.
     ScaledGemm {
-        /// Tensor cores add up the whole inner dimension with their own, lower precision (cuBLASLt:
-        /// fast accumulation).
+        /// Tensor cores accumulate over the whole inner dimension with their own, lower precision
+        /// (cuBLASLt: fast accumulation).
         fast: bool = false,
-        /// Has a bias, which is added to every row of `c`.
+        /// Whether there is a bias, which is added to every row of `c`.
         bias: bool = false,
         /// Adds to the last input, which has the shape and type of `c` and may be `c`.
         accumulate: bool = false,
     };
-    /// `x -> y, inverse`: like [`Float8CastRows`], with a scale for each block. `inverse` has one
-    /// element per block: the reciprocal of the scale, or for [`ScaleBlock::MX`] the exponent of
-    /// the smallest power of two with which no element is too large, plus 127.
+    /// `x -> y, inverse`: like [`Float8CastRows`], with a separate scale for each block. `inverse`
+    /// has one element per block: the reciprocal of the scale or, for [`ScaleBlock::MX`], the
+    /// exponent plus 127 of the smallest power of two with which no element is too large.
     Float8CastBlocks {
         /// 8-bit type.
         to: DType = DType::F8E4m3,
-        /// Blocks of what is written.
+        /// Blocks of the output.
         block: ScaleBlock = ScaleBlock::ROW,
-        /// Writes the codes of the transpose.
+        /// Whether the codes of the transpose are written.
         transposed: bool = false,
     };
     /// `ids -> local, position, counts`: places for the choices of this rank's tokens, `slots` on
-    /// each of `ranks` ranks, which have `experts` experts each. `position`, `[tokens, k]` as the
+    /// each of `ranks` ranks, which have `experts` experts each. `position`, `[tokens, k]` like the
     /// ids, is the place of each choice among those of all ranks. The places of a rank follow those
-    /// of the rank before, and are taken in the order of choices; a choice without one has -1, or
-    /// is an error. `local`, `[ranks * slots, 1]`, is the number of the expert on its rank, or -1
-    /// in an empty place. `counts`, `[ranks, experts]`, are the choices of each expert.
+    /// of the previous rank, and are taken in the order of choices. A choice without a place has
+    /// position -1, or is an error. `local`, `[ranks * slots, 1]`, is the number of the expert on
+    /// its rank, or -1 in an empty place. `counts`, `[ranks, experts]`, are the numbers of choices
+    /// per expert.
     DispatchExperts {
-        /// Ranks that divide the experts.
+        /// Number of ranks that divide the experts.
         ranks: u64 = 2,
         /// Experts of one rank.
         experts: u64 = 3,
         /// Places on one rank.
         slots: u64 = 4,
-        /// Choices without a place are left out.
+        /// Choices without a place are dropped.
         drop: bool = true,
     };
-    /// `a, b, inverse_a, inverse_b, offsets -> c`: like [`GroupedGemm`], of 8-bit factors whose
+    /// `a, b, inverse_a, inverse_b, offsets -> c`: like [`GroupedGemm`], for 8-bit factors whose
     /// scales have these reciprocals. `b` is `[experts, n, inner]`.
     ScaledGroupedGemm {
         /// As in [`ScaledGemm`].
@@ -602,7 +617,7 @@ ops! {
         #[serde(skip_serializing_if = "Option::is_none")]
         routed: Option<u64> = None,
     };
-    /// `a, b, inverse_a, inverse_b, offsets -> d_w`: like [`GroupedGemmWeightGrad`], of transposed
+    /// `a, b, inverse_a, inverse_b, offsets -> d_w`: like [`GroupedGemmWeightGrad`], for transposed
     /// 8-bit factors: matrix `e` of the result is `a b^T` over the columns
     /// `offsets[e]..offsets[e + 1]`.
     ScaledGroupedGemmWeightGrad {
@@ -610,25 +625,23 @@ ops! {
         #[serde(skip_serializing_if = "Option::is_none")]
         routed: Option<u64> = None,
     };
-    /// `local -> position`: where ranks that have pushed rows find their results: `local`,
-    /// `[ranks * tokens, k]`, are the choices of [`LocalExperts`], `position`, `[tokens, ranks]`,
-    /// has the row of each token in the block of each rank, `r * tokens + token`, or -1 if the
-    /// token has chosen none of its experts.
+    /// `local -> position`: where ranks that have pushed rows find their results. The input
+    /// `local`, `[ranks * tokens, k]`, are the choices of [`LocalExperts`]. `position`,
+    /// `[tokens, ranks]`, is the row of each token in the block of each rank, `r * tokens + token`,
+    /// or -1 if the token has chosen none of that rank's experts.
     PushedRows {
-        /// Ranks that divide the experts.
+        /// Number of ranks that divide the experts.
         ranks: u64 = 2,
         /// Experts of one rank.
         experts: u64 = 3,
-        /// Rows that a rank reserves for choices. More of them are an error, which kernels on GPUs
-        /// cannot report.
-        reserved: u64 = 12,
     };
-    /// `x, w -> y`: one-dimensional convolution, with as many zeros on both sides as the positions
-    /// of the result need. `x` is `[samples, in, positions]`, `w` is `[out, in / groups, kernel]`.
+    /// `x, w -> y`: one-dimensional convolution, with zero padding on both sides as the positions
+    /// of the result require. `x` is `[samples, in, positions]`, `w` is
+    /// `[out, in / groups, kernel]`.
     Conv1d {
-        /// Positions that a result sees.
+        /// Number of positions that a result depends on.
         kernel: u64 = 3,
-        /// Positions from one result to the next.
+        /// Number of positions from one result to the next.
         stride: u64 = 2,
     };
     /// `d_y, w -> d_x` of [`Conv1d`].
@@ -645,15 +658,15 @@ ops! {
         /// As in the forward op.
         stride: u64 = 2,
     };
-    /// `x, w, bias -> y`: one linear layer per head: `x` is `[batch, seq, heads, in]`, `w` is
+    /// `x, w, bias -> y`: one linear layer per head. `x` is `[batch, seq, heads, in]`, `w` is
     /// `[heads, in, out]`, `bias` is `[heads, out]`.
     HeadLinear;
     /// `d_y, x, w, bias -> d_x, d_w, d_bias` of [`HeadLinear`].
     HeadLinearGrad;
     /// `k, v, decay, first -> y`: the recurrence of RWKV-4. `k` and `v` are `[batch, seq, inner]`,
-    /// the others `[inner]`. Each result is the mean of the values so far, weighted by `exp(k)`,
-    /// with weights that decay by `exp(-exp(decay))` per position, and by `exp(first + k)` for its
-    /// own.
+    /// the others `[inner]`. Each result is the weighted mean of the values so far. The weights are
+    /// `exp(k)`, which decay by `exp(-exp(decay))` per position, and `exp(first + k)` for the
+    /// position itself.
     Wkv;
     /// `d_y, k, v, decay, first -> d_k, d_v, d_decay, d_first` of [`Wkv`].
     WkvGrad;
@@ -664,7 +677,7 @@ ops! {
     /// `d_y, x, i, r, a -> d_x, d_i, d_r, d_a` of [`RgLru`].
     RgLruGrad;
     /// `q, k, v, mask -> out, lse[, seed, offset]`: attention like [`Attention`], whose scores have
-    /// a summand that is not trained, `[batch, 1, seq, seq]`: 0 or minus infinity. The kernel
+    /// an addend that is not trained, `[batch, 1, seq, seq]`: 0 or minus infinity. The kernel
     /// computes all scores.
     MaskedAttention {
         /// Factor of the scores.
@@ -675,14 +688,15 @@ ops! {
         /// As in the forward op.
         scale: Real = Real(1.0),
     };
-    /// `a, b -> c`: one matmul per leading index. `a` is `[n, rows, inner]`, `b` is `[n, inner,
-    /// columns]`, of any strides.
+    /// `a, b -> c`: one matmul per leading index. `a` is `[n, rows, inner]`, `b` is
+    /// `[n, inner, columns]`, both with any strides.
     BatchedGemm;
     /// `x -> softmax(x)` over the last dimension.
     Softmax;
     /// `d_y * y, y -> d_x` of [`Softmax`], from its result.
     SoftmaxGrad;
-    /// `x -> y, kept`: zeroes elements by chance and scales the others; `kept` has a byte for each.
+    /// `x -> y, kept`: randomly zeroes elements and scales the others. `kept` has one byte per
+    /// element.
     Dropout {
         /// Probability of zeroing an element.
         p: Real = Real(0.1),
@@ -692,12 +706,12 @@ ops! {
         /// As in the forward op.
         p: Real = Real(0.1),
     };
-    /// `x, w -> y`: sums of residual streams: `x` is `[streams, batch, seq, hidden]`, `w` is
+    /// `x, w -> y`: sums of residual streams. `x` is `[streams, batch, seq, hidden]`, `w` is
     /// `[batch, seq, streams * streams]`, `y` is `[batch, seq, hidden, streams]`.
     MixStreams;
     /// `d_y, x, w -> d_x, d_w` of [`MixStreams`].
     MixStreamsGrad;
-    /// `x, delta, shares -> y`: mixtures of each position and the one before: `x` and `delta`,
+    /// `x, delta, shares -> y`: mixtures of each position and the previous one. `x` and `delta`,
     /// their difference, are `[batch, seq, hidden]`, `shares` is `[mixtures, hidden]`, `y` is
     /// `[mixtures, batch, seq, hidden]`.
     MixPositions;
@@ -715,8 +729,8 @@ ops! {
         /// As in the forward op.
         chunk: u64 = 64,
     };
-    /// `r, w, k, v, a, b -> y`: the recurrence of RWKV-7, chunk by chunk: states decay by `w`, and
-    /// lose what they have along `a` for `b`. All are `[batch, seq, heads, dim]`.
+    /// `r, w, k, v, a, b -> y`: the recurrence of RWKV-7, chunk by chunk. States decay by `w`, and
+    /// their component along `a` is replaced by one along `b`. All are `[batch, seq, heads, dim]`.
     DiagonalDelta {
         /// Positions of a chunk.
         chunk: u64 = 64,
@@ -754,14 +768,14 @@ ops! {
         max: Real = Real(0.75),
     };
     /// `q, k, v, sinks -> out, lse`: attention like [`FlexAttention`], whose softmax has one more
-    /// score in each row, the learned one of its head, which no value belongs to (gpt-oss). `sinks`
-    /// is `[heads]`; `lse` counts them.
+    /// score in each row: the learned score of the head, which has no value (gpt-oss). `sinks` is
+    /// `[heads]`; `lse` includes them.
     SinkAttention {
-        /// Position `i` sees positions up to `i`.
+        /// Position `i` attends to positions up to `i`.
         causal: bool = true,
         /// Factor of the scores.
         scale: Real = Real(1.0),
-        /// Changes of the scaled scores, not of the sinks.
+        /// Modifications of the scaled scores, but not of the sinks.
         score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
     };
     /// `d_out, q, k, v, sinks, out, lse -> d_q, d_k, d_v, d_sinks` of [`SinkAttention`].
@@ -773,9 +787,9 @@ ops! {
         /// As in the forward op.
         score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
     };
-    /// `table, offsets -> rows`: row `e` of the table, `[experts, columns]`, in each of the rows of
-    /// expert `e`, `offsets[e]..offsets[e + 1]` ([`SortExperts`]). Rows of no expert are left as
-    /// they are.
+    /// `table, offsets -> rows`: copies row `e` of the table, `[experts, columns]`, to each of the
+    /// rows of expert `e`, `offsets[e]..offsets[e + 1]` ([`SortExperts`]). Rows without an expert
+    /// are left unchanged.
     RepeatRows {
         /// As in [`GroupedGemm`].
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -787,4 +801,7 @@ ops! {
         #[serde(skip_serializing_if = "Option::is_none")]
         routed: Option<u64> = None,
     };
+    /// `ids -> counts`: the number of choices of each expert among the ids of a [`Route`], in
+    /// float32.
+    CountExperts;
 }

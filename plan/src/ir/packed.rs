@@ -1,19 +1,19 @@
-//! Frozen weights in fewer bits than a type of computation has: NF4 (QLoRA) and int8 (`LLM.int8`).
+//! Frozen weights with fewer bits than the compute type: NF4 (QLoRA) and int8 (`LLM.int8`).
 //!
-//! NF4 has a code of four bits per element and a scale per block. Scales are float32, or numbers of
-//! eight bits with a float32 factor per block of scales ("double quantization"). int8 has a code of
-//! eight bits per element and a float32 scale per row.
+//! NF4 has a four-bit code per element and a scale per block. Scales are float32, or eight-bit
+//! numbers with a float32 factor per block of scales ("double quantization"). int8 has an eight-bit
+//! code per element and a float32 scale per row.
 
 use super::{DType, Shape};
 use serde::Serialize;
 
-/// Elements of NF4 that share a scale (`bnb_4bit_blocksize`; `block_size` of torchao).
+/// Number of NF4 elements that share a scale (`bnb_4bit_blocksize`; `block_size` of torchao).
 pub const NF4_BLOCK: u64 = 64;
-/// Scales that share a factor (`scaler_block_size` of torchao).
+/// Number of scales that share a factor (`scaler_block_size` of torchao).
 pub const NF4_SCALES: u64 = 256;
 /// Bytes of a weight's table of codes, as bitsandbytes allocates it.
 const NF4_TABLE: u64 = 512;
-/// Bytes of its table of codes of scales, and of the mean of its scales.
+/// Bytes of a weight's table of codes for scales, and of the mean of its scales.
 const NF4_SCALE_TABLE: u64 = 1024 + 512;
 
 /// Format of a packed weight.
@@ -32,16 +32,16 @@ pub enum PackedFormat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PackedScales {
-    /// In the parameter, behind the codes: they are sharded and gathered with them, as those of
+    /// In the parameter, after the codes. They are sharded and gathered with the codes, as in
     /// torchao's `NF4Tensor`.
     Sharded,
-    /// In tensors of their own, whole on every rank, as those of bitsandbytes: `fully_shard` does
-    /// not see them.
+    /// In separate tensors, which are whole on every rank, as in bitsandbytes. `fully_shard` does
+    /// not manage them.
     Replicated,
 }
 
-/// A weight in fewer bits. The parameter that holds it has elements of another type, of which only
-/// the bytes count (`bnb_4bit_quant_storage`).
+/// A weight with fewer bits. The parameter that stores it has elements of another type, whose
+/// values have no meaning (`bnb_4bit_quant_storage`).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Packed {
     /// Shape of the weight.
@@ -59,7 +59,7 @@ impl Packed {
         self.shape.iter().product()
     }
 
-    /// Returns the bytes of the codes, rounded up to whole float32.
+    /// Returns the bytes of the codes, rounded up to whole float32 elements.
     #[must_use]
     pub fn code_bytes(&self) -> u64 {
         let bytes = match self.format {
@@ -87,14 +87,14 @@ impl Packed {
         }
     }
 
-    /// Returns the number of factors of scales, if these have eight bits.
+    /// Returns the number of factors of scales, if scales have eight bits.
     #[must_use]
     pub fn factor_count(&self) -> u64 {
         self.scale_count().div_ceil(NF4_SCALES)
     }
 
-    /// Returns the bytes of the scales; with double quantization of their factors, mean and codes,
-    /// which follow each other in this order.
+    /// Returns the bytes of the scales. With double quantization, these are the bytes of their
+    /// factors, mean and codes, in this order.
     #[must_use]
     pub fn scale_bytes(&self) -> u64 {
         match self.format {
@@ -118,7 +118,7 @@ impl Packed {
         self.stored_bytes().div_ceil(dtype.size())
     }
 
-    /// Returns the bytes that every rank allocates for tensors which are not in the parameter, in
+    /// Returns the bytes that every rank allocates for tensors that are not in the parameter, in
     /// the caching allocator's steps of 512.
     #[must_use]
     pub fn replicated_bytes(&self) -> u64 {
@@ -178,7 +178,7 @@ mod tests {
         assert_eq!(odd.stored_numel(DType::F32), 20);
     }
 
-    /// `CB` and `SCB` of a layer of bitsandbytes.
+    /// `CB` and `SCB` of a bitsandbytes layer.
     #[test]
     fn int8_has_a_scale_per_row() {
         let of = |scales| Packed {

@@ -1,9 +1,10 @@
 //! Real-valued attributes of operations.
 
 use serde::Serialize;
+use std::cmp::Ordering;
 use std::hash::{Hash, Hasher};
 
-/// A real attribute, compared and hashed by its bits.
+/// A real attribute, compared by its bits.
 #[derive(Clone, Copy, Debug, Serialize)]
 #[serde(transparent)]
 pub struct Real(pub f64);
@@ -15,6 +16,18 @@ impl PartialEq for Real {
 }
 
 impl Eq for Real {}
+
+impl PartialOrd for Real {
+    fn partial_cmp(&self, o: &Self) -> Option<Ordering> {
+        Some(self.cmp(o))
+    }
+}
+
+impl Ord for Real {
+    fn cmp(&self, o: &Self) -> Ordering {
+        self.0.total_cmp(&o.0)
+    }
+}
 
 impl Hash for Real {
     fn hash<H: Hasher>(&self, h: &mut H) {

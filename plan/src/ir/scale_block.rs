@@ -23,8 +23,8 @@ impl ScaleBlock {
         rows: 128,
         cols: 128,
     };
-    /// That of the microscaling formats of the Open Compute Project (MX). Its scale is a power of
-    /// two, of which a byte holds the exponent (E8M0).
+    /// The block of the microscaling formats of the Open Compute Project (MX). Its scale is a power
+    /// of two, whose exponent is stored in a byte (E8M0).
     pub const MX: Self = Self { rows: 1, cols: 32 };
 
     /// Returns the type of reciprocals of scales.
@@ -43,7 +43,8 @@ impl ScaleBlock {
     }
 
     /// Returns the strides with which the grid of a matrix's reciprocals is stored, as cuBLASLt
-    /// reads them: those of rows column by column, those of squares in rows of a multiple of four.
+    /// reads them: for row blocks, column by column; for square blocks, in rows whose length is a
+    /// multiple of four.
     pub(crate) fn strides(self, matrix: [u64; 2]) -> Strides {
         let [down, across] = self.grid(matrix);
         match self {

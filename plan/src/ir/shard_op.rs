@@ -3,8 +3,8 @@
 use super::{DType, Real};
 use serde::Serialize;
 
-/// A gradient that ranks have exchanged but not yet summed, laid out `[rank][element]`. The pieces
-/// of an element are multiplied by the factor and added in rank order in float32, as
+/// A gradient that ranks have exchanged but not yet summed, with layout `[rank][element]`. The
+/// pieces of an element are multiplied by the factor and added in rank order in float32, as
 /// [`ShardOp::SumPieces`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Pieces {
@@ -14,11 +14,11 @@ pub struct Pieces {
     pub factor: Real,
 }
 
-/// Elements of an optimizer state in 8 bits that share a scale.
+/// Number of elements of an 8-bit optimizer state that share a scale.
 pub const STATE_BLOCK: u64 = 256;
 
-/// Elements from one scale's reciprocal to the next: cuBLASLt refuses a reciprocal that does not
-/// start at a multiple of 16 bytes.
+/// Number of elements from one scale's reciprocal to the next: cuBLASLt rejects a reciprocal that
+/// does not start at a multiple of 16 bytes.
 pub const RECIPROCAL_STRIDE: u64 = 4;
 
 /// How an optimizer computes new weights.
@@ -33,27 +33,32 @@ pub enum UpdateRule {
     Sgd,
     /// `torch.optim.Muon` with Nesterov momentum.
     Muon(NewtonSchulz),
+    /// Moves the biases of a router by this much, down if its expert has more than the mean of the
+    /// counted choices and up if it has less, and then all of them by as much that their sum stays
+    /// (`load_balance_coeff` of torchtitan). What it reads as gradients are the counts.
+    RouterBias(Real),
 }
 
-/// Orthogonalization of the matrices of a launch (Newton-Schulz). Ranks have different matrices:
-/// these are the largest numbers of any rank.
+/// Orthogonalization of the matrices of a launch (Newton-Schulz). Ranks have different matrices;
+/// these are the maximum numbers over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct NewtonSchulz {
     /// FLOPs of the matmuls of all matrices of a rank.
     pub flops: u64,
-    /// Shape of the matrix that needs the most memory: the shorter and the longer side.
+    /// Shape of the matrix that needs the most memory: the shorter side, then the longer side.
     pub largest: [u64; 2],
 }
 
 impl NewtonSchulz {
-    /// Iterations, each with three matmuls in bfloat16 (`ns_steps` of `torch.optim.Muon`).
+    /// Number of iterations, each with three matmuls in bfloat16 (`ns_steps` of
+    /// `torch.optim.Muon`).
     pub const STEPS: u64 = 5;
 
-    /// Coefficients `a`, `b` and `c` of an iteration, `x` to `a x + (b g + c g g) x` with
-    /// `g = x x^T` (`ns_coefficients`).
+    /// Coefficients `a`, `b` and `c` of an iteration, which maps `x` to `a x + (b g + c g g) x`
+    /// with `g = x x^T` (`ns_coefficients`).
     pub const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
 
-    /// Returns the shapes `[m, n, k]` of the matmuls of an iteration over a matrix of these sides.
+    /// Returns the shapes `[m, n, k]` of the matmuls in an iteration for a matrix with these sides.
     #[must_use]
     pub const fn matmuls([short, long]: [u64; 2]) -> [[u64; 3]; 3] {
         [
@@ -63,15 +68,16 @@ impl NewtonSchulz {
         ]
     }
 
-    /// Returns the FLOPs of the matmuls of all iterations over a matrix.
+    /// Returns the FLOPs of the matmuls in all iterations for a matrix.
     #[must_use]
     pub fn matrix_flops(sides: [u64; 2]) -> u64 {
         let all = Self::matmuls(sides).map(|[m, n, k]| 2 * m * n * k);
         Self::STEPS * all.iter().sum::<u64>()
     }
 
-    /// Returns the bytes of what a rank needs at a time for a matrix of these sides: the matrix
-    /// before and after an iteration, and two square matrices of its shorter side, in bfloat16.
+    /// Returns the sizes in bytes of what a rank needs at a time for a matrix with these sides: the
+    /// matrix before and after an iteration, and two square matrices with its shorter side, all in
+    /// bfloat16.
     #[must_use]
     pub const fn matrices([short, long]: [u64; 2]) -> [u64; 4] {
         let (whole, square) = (2 * short * long, 2 * short * short);
@@ -86,8 +92,14 @@ impl UpdateRule {
         match self {
             Self::AdamW => 2,
             Self::Lion | Self::Muon(_) => 1,
-            Self::Sgd => 0,
+            Self::Sgd | Self::RouterBias(_) => 0,
         }
+    }
+
+    /// Returns whether it reads gradients, which a norm is taken of and which are clipped.
+    #[must_use]
+    pub const fn has_gradients(self) -> bool {
+        !matches!(self, Self::RouterBias(_))
     }
 
     /// Returns the FLOPs per weight, without those of matmuls.
@@ -98,21 +110,22 @@ impl UpdateRule {
             Self::Lion => 10,
             Self::Sgd => 2,
             Self::Muon(_) => 12,
+            Self::RouterBias(_) => 6,
         }
     }
 }
 
-/// What the kernel of an update does besides the update.
+/// What the kernel of an update does in addition to the update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 pub struct Fused {
-    /// If set, additional output ranges follow a tensor's other writes and receive its new weight,
-    /// converted.
+    /// If set, additional output ranges follow the other writes of a tensor and receive its new
+    /// weight, converted.
     pub cast: bool,
     /// Set if every gradient is in unreduced pieces.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pieces: Option<Pieces>,
     /// If set, the last write receives the largest absolute values of the new weights, as
-    /// [`ShardOp::ShardAmax`] would find them.
+    /// [`ShardOp::ShardAmax`] would compute them.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub maxima: bool,
 }
@@ -122,7 +135,7 @@ pub struct Fused {
 pub struct Update {
     /// Rule.
     pub rule: UpdateRule,
-    /// What its kernel does besides. Muon finds no maxima.
+    /// What its kernel does in addition. Muon computes no maxima.
     pub fused: Fused,
 }
 
@@ -138,13 +151,14 @@ impl From<Update> for ShardOp {
                 pieces: fused.pieces,
                 newton_schulz,
             },
+            UpdateRule::RouterBias(speed) => Self::RouterBias { speed },
         }
     }
 }
 
-/// Operation of a sharding kernel. It works on the launch's byte ranges as they are, with the
-/// dtypes of their buffers; reads and writes pair up in order unless stated otherwise. The kernel's
-/// body names no slots.
+/// Operation of a sharding kernel. It works directly on the byte ranges of the launch, with the
+/// dtypes of their buffers. Reads and writes form pairs in order unless stated otherwise. The
+/// kernel's body names no slots.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ShardOp {
@@ -152,13 +166,13 @@ pub enum ShardOp {
     Copy,
     /// The same for many small ranges in one kernel.
     MultiCopy,
-    /// One read, laid out `[rank][parameter]` in padded shards, to one write per parameter.
+    /// One read with layout `[rank][parameter]` in padded shards, to one write per parameter.
     CopyOut {
         /// Ranks.
         ranks: u32,
     },
-    /// One read per gradient (unpadded), to one write laid out `[rank][parameter]` in shards padded
-    /// with zeros; casts.
+    /// One read per gradient (unpadded), to one write with layout `[rank][parameter]` in shards
+    /// padded with zeros. Also casts.
     ChunkCat {
         /// Ranks.
         ranks: u32,
@@ -172,57 +186,57 @@ pub enum ShardOp {
     },
     /// Zeroes the writes.
     Zero,
-    /// Sum of squares of the reads, written to a float32 scalar; a last read that is the scalar
-    /// itself is added.
+    /// Sum of squares of the reads, written to a float32 scalar. If the last read is the scalar
+    /// itself, it is added.
     SumSquares,
-    /// Multiplies the writes in place by `min(1, clip_norm / (sqrt(scalar) + 1e-6))`; the last read
+    /// Multiplies the writes in place by `min(1, clip_norm / (sqrt(scalar) + 1e-6))`. The last read
     /// is the scalar.
     ClipScale,
-    /// Writes 1 to a scalar if a read holds a NaN, else 0.
+    /// Writes 1 to a scalar if a read contains a NaN, or else 0.
     NanCheck,
     /// AdamW on weight, gradient, first and second moment, tensor by tensor (reads), writing weight
-    /// and moments. Moments of bytes are codes of blocks, and are followed by as many buffers of
-    /// scales ([`STATE_BLOCK`]). A tensor without state continues that of the previous tensor (a
-    /// parameter split over several ranges). A last read that is a scalar is the sum of squares of
-    /// the global gradient norm: clipping is fused in.
+    /// and moments. Byte moments are codes of blocks, and are followed by an equal number of
+    /// buffers with scales ([`STATE_BLOCK`]). A tensor without state continues that of the previous
+    /// tensor (a parameter split over several ranges). If the last read is a scalar, it is the sum
+    /// of squares of the global gradient norm, and clipping is fused in.
     AdamW(Fused),
     /// SGD on weight and gradient, as [`ShardOp::AdamW`].
     Sgd(Fused),
-    /// A read laid out `[rank][element]` to one sum per element: pieces are multiplied by the
-    /// factor and added in rank order in float32, as a reduction with that factor would do. This is
-    /// the second half of a reduction whose first half is an all-to-all.
+    /// A read with layout `[rank][element]` to one sum per element. Pieces are multiplied by the
+    /// factor and added in rank order in float32, as a reduction with that factor does. This is the
+    /// second half of a reduction whose first half is an all-to-all.
     SumPieces {
         /// Number of pieces.
         ranks: u32,
         /// Factor of every piece.
         factor: Real,
-        /// Whether the sum is added to the writes, which are reads too.
+        /// Whether the sum is added to the writes, which are also reads.
         accumulate: bool,
     },
     // Last, because digests of programs depend on the order.
     /// Lion on weight, gradient and momentum, as [`ShardOp::AdamW`].
     Lion(Fused),
     /// Shards of main weights, rounded first, to the largest absolute value of each tensor that has
-    /// a scale, in the order of [`Group::scales`](crate::shard::Group::scales). A tensor without
-    /// elements on this rank has 0.
+    /// a scale, in the order of [`Group::scales`](crate::shard::Group::scales). For a tensor
+    /// without elements on this rank, the value is 0.
     ShardAmax {
         /// Type to which weights are rounded.
         through: DType,
     },
-    /// Largest absolute values to as many scales (first write) and their reciprocals (second one),
-    /// which are [`RECIPROCAL_STRIDE`] apart.
+    /// Largest absolute values to one scale each (first write) and their reciprocals (second
+    /// write), which are [`RECIPROCAL_STRIDE`] apart.
     ShardScales {
         /// Type of the codes.
         to: DType,
     },
     /// A shard of main weights (first read), rounded first, times the scales of their tensors
     /// (second read), to codes (first write). Further writes are intermediate results: eager code
-    /// multiplies, limits and casts in a kernel each.
+    /// multiplies, clamps and casts in a separate kernel each.
     ShardCast {
         /// Type to which weights are rounded.
         through: DType,
     },
-    /// Muon on weight, gradient and momentum, as [`ShardOp::AdamW`]. Ranges hold whole matrices.
+    /// Muon on weight, gradient and momentum, as [`ShardOp::AdamW`]. Ranges contain whole matrices.
     Muon {
         /// As in [`Fused`].
         cast: bool,
@@ -232,10 +246,16 @@ pub enum ShardOp {
         /// Orthogonalization of the matrices.
         newton_schulz: NewtonSchulz,
     },
+    /// [`UpdateRule::RouterBias`] on biases and counts, a router's after another's: each pair of
+    /// reads is a whole router. Biases are written.
+    RouterBias {
+        /// How far a bias moves.
+        speed: Real,
+    },
 }
 
 impl ShardOp {
-    /// Returns the optimizer's operation that this is, if it is one.
+    /// Returns the optimizer's operation; `None` if this is not one.
     #[must_use]
     pub const fn update(self) -> Option<Update> {
         let (rule, fused) = match self {
@@ -253,6 +273,14 @@ impl ShardOp {
                     maxima: false,
                 };
                 (UpdateRule::Muon(newton_schulz), fused)
+            }
+            Self::RouterBias { speed } => {
+                let fused = Fused {
+                    cast: false,
+                    pieces: None,
+                    maxima: false,
+                };
+                (UpdateRule::RouterBias(speed), fused)
             }
             _ => return None,
         };
@@ -278,6 +306,7 @@ impl ShardOp {
             Self::Lion { .. } => "lion",
             Self::Sgd { .. } => "sgd",
             Self::Muon { .. } => "muon",
+            Self::RouterBias { .. } => "router_bias_update",
             Self::ShardAmax { .. } => "shard_amax",
             Self::ShardScales { .. } => "shard_scales",
             Self::ShardCast { .. } => "shard_float8_cast",

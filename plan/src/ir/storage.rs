@@ -31,7 +31,7 @@ pub struct Storage {
     pub module: ModuleId,
 }
 
-/// A tensor that exists for the whole run or is an input of the step.
+/// A tensor that exists for the whole run, or is an input of the step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Const {
     /// Name, for example `tokens`, `rope_cos`.
@@ -40,7 +40,7 @@ pub struct Const {
     pub bytes: Bytes,
     /// Element type.
     pub dtype: DType,
-    /// Whether every micro-batch has a fresh buffer (tokens, labels) instead of one for the whole
+    /// Whether every micro-batch has a fresh buffer (tokens, labels), rather than one for the whole
     /// run (tables).
     pub per_micro_batch: bool,
 }
@@ -57,7 +57,7 @@ pub enum Source {
     Grad(ParamId),
     /// An input or table.
     Const(ConstId),
-    /// The reciprocal of the scale of a parameter that is gathered in 8 bits, a float32 scalar.
+    /// The reciprocal of the scale of a parameter that is gathered in 8 bits, as a float32 scalar.
     Scale(ParamId),
 }
 

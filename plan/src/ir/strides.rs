@@ -1,4 +1,4 @@
-//! Strides: which reshapes are views, which layouts ops produce.
+//! Strides: which reshapes are views, and which layouts ops produce.
 
 use super::Shape;
 use smallvec::SmallVec;
@@ -31,8 +31,8 @@ pub(crate) fn is_contiguous(shape: &[u64], strides: &[u64]) -> bool {
 }
 
 /// Returns dense strides whose order of dimensions is that of `strides`, as PyTorch's
-/// TensorIterator sorts them: broadcast dimensions keep their place and are skipped; of equal
-/// strides the longer dimension is the outer one.
+/// TensorIterator sorts them: broadcast dimensions keep their place and are skipped; of dimensions
+/// with equal strides, the longer one is the outer one.
 pub(crate) fn dense_like(shape: &[u64], strides: &[u64]) -> Strides {
     // Innermost first; an insertion sort that continues past dimensions that it cannot compare.
     let mut order: SmallVec<[usize; 4]> = (0..shape.len()).rev().collect();
@@ -61,7 +61,8 @@ pub(crate) fn dense_like(shape: &[u64], strides: &[u64]) -> Strides {
     out
 }
 
-/// Returns the strides of the same memory seen with another shape, or `None` if that needs a copy.
+/// Returns the strides of the same memory viewed with another shape, or `None` if that needs a
+/// copy.
 pub(crate) fn view(shape: &[u64], strides: &[u64], to: &[u64]) -> Option<Strides> {
     if is_contiguous(shape, strides) {
         return Some(contiguous(to));
@@ -95,8 +96,8 @@ pub(crate) fn view(shape: &[u64], strides: &[u64], to: &[u64]) -> Option<Strides
     (t == 0).then_some(out)
 }
 
-/// Returns strides that broadcast `shape` to `to` (right-aligned), zero where a dimension is
-/// repeated.
+/// Returns strides that broadcast `shape` to `to` (right-aligned). They are zero for repeated
+/// dimensions.
 pub(crate) fn broadcast(shape: &[u64], strides: &[u64], to: &[u64]) -> Strides {
     let lead = to.len() - shape.len();
     let mut out: Strides = SmallVec::from_elem(0, to.len());
@@ -110,7 +111,7 @@ pub(crate) fn broadcast(shape: &[u64], strides: &[u64], to: &[u64]) -> Strides {
     out
 }
 
-/// Returns the number of elements from the first to the last one touched, inclusive.
+/// Returns the number of elements from the first to the last one accessed, inclusive.
 pub(crate) fn extent(shape: &[u64], strides: &[u64]) -> u64 {
     shape
         .iter()
@@ -129,7 +130,7 @@ pub(crate) fn distinct(shape: &[u64], strides: &[u64]) -> u64 {
         .product()
 }
 
-/// Makes a shape from a slice.
+/// Creates a shape from a slice.
 pub(crate) fn shape(dims: &[u64]) -> Shape {
     SmallVec::from_slice(dims)
 }
@@ -140,7 +141,7 @@ mod tests {
 
     #[test]
     fn views_and_copies() {
-        // [2, 3, 4, 5] seen as its transpose of dimensions 1 and 2.
+        // [2, 3, 4, 5] viewed with dimensions 1 and 2 transposed.
         let (sh, st) = ([2, 4, 3, 5], [60, 5, 20, 1]);
         assert!(!is_contiguous(&sh, &st));
         assert_eq!(
@@ -170,8 +171,8 @@ mod tests {
 
     #[test]
     fn dense_layout_follows_the_order_of_strides() {
-        // The first half of the last dimension of a transposed view: not dense, order batch,
-        // sequence, head, element.
+        // The first half of the last dimension of a transposed view. It is not dense, and the order
+        // is batch, sequence, head, element.
         assert_eq!(
             dense_like(&[2, 4, 3, 5], &[120, 10, 40, 1]).as_slice(),
             &[60, 5, 20, 1]
@@ -182,14 +183,14 @@ mod tests {
         );
     }
 
-    /// Dimensions of size 1 and broadcast ones do not separate those next to them; expected strides
-    /// derived from `reorder_dimensions` by hand.
+    /// Dimensions of size 1 and broadcast dimensions do not separate those next to them. The
+    /// expected strides were derived by hand from `reorder_dimensions`.
     #[test]
     fn dense_layout_looks_past_dimensions_that_say_nothing() {
         // A transposed [5, 3] with a dimension of size 1 between; its stride is that of the
         // outermost.
         assert_eq!(dense_like(&[3, 1, 5], &[1, 15, 3]).as_slice(), &[1, 15, 3]);
-        // A broadcast one keeps its place between the two that change theirs.
+        // A broadcast dimension keeps its place between the two that change theirs.
         assert_eq!(dense_like(&[3, 2, 5], &[1, 0, 3]).as_slice(), &[1, 3, 6]);
         // Equal strides: one head of a [batch, sequence, head, element] tensor, seen with heads
         // first.

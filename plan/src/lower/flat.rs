@@ -42,6 +42,8 @@ pub(crate) struct Sharded {
     pub(super) ranks: u64,
     /// Strategy in effect.
     pub(super) strategy: Strategy,
+    /// Whether ranks of the outer axis update different parts.
+    pub(super) outer_optim: bool,
     pub(super) comms: ShardComms,
 }
 
@@ -104,14 +106,16 @@ impl GroupState {
 // buffers, with the sizes of rank 0. Other ranks keep the same number of elements and split them at
 // the same places. The sum is the same, and updates are elementwise.
 
-/// Creates the optimizer state of a group, of which this rank updates `own` elements: per parameter
-/// for the engines of frameworks, otherwise as one tensor. `apart` means that the optimizer updates
-/// parameters in separate buffers without padding. See Note [State of single parameters].
+/// Makes the optimizer's states of a group, of which this rank updates `own` elements: by parameter
+/// in the engines of frameworks and for biases of routers, otherwise as one tensor. `apart` says
+/// that the optimizer updates parameters in buffers of their own, without padding. See Note [State
+/// of single parameters].
 fn tensors(out: &mut Emitter<'_>, g: GroupId, own: u64, apart: bool) -> Vec<Tensor> {
     let unit = out.inputs.group(g).unit;
     let (framework, rule) = (out.inputs.engine.framework, rule(out.inputs, g));
-    let parts = match &out.inputs.group(g).layout {
-        Layout::Flat(layout) if framework && apart => {
+    let group = out.inputs.group(g);
+    let parts = match &group.layout {
+        Layout::Flat(layout) if framework && apart || group.router_biases => {
             let items = layout.items.iter().filter(|i| i.numel > 0);
             let mut parts: Vec<Range<u64>> = items.map(|i| i.offset..i.offset + i.numel).collect();
             parts.sort_unstable_by_key(|part| part.start);
@@ -149,7 +153,6 @@ pub(crate) struct Flat {
     g: DType,
     c: DType,
     weight_sharded: bool,
-    outer_optim: bool,
     outer: u64,
 }
 
@@ -172,7 +175,6 @@ impl Flat {
             g: types.grads,
             c: types.comm,
             weight_sharded: placements::weight_sharded(out.inputs.strategy),
-            outer_optim: outer_optim(out.inputs.scenario),
             outer: u64::from(out.inputs.outer),
         };
         let main = types
@@ -192,13 +194,7 @@ impl Flat {
         let group = out.inputs.group(id).clone();
         let holds = Holds::Group(id);
         let numel = group.layout.full_numel();
-        let over = out.inputs.shard_axis(id);
-        let sharded = Sharded {
-            over,
-            ranks: u64::from(out.inputs.inner(id)),
-            strategy: out.inputs.strategy_of(id),
-            comms: self.comms.along(over),
-        };
+        let sharded = self.sharded(out.inputs, id);
         let shard = numel / sharded.ranks;
         let weight_sharded = placements::weight_sharded(sharded.strategy);
         // Gathers cast M, so no shard in the compute dtype is kept.
@@ -207,6 +203,8 @@ impl Flat {
             && group.requires_grad
             && main.is_some();
         let w = out.inputs.gathered_type(id);
+        // Steps move biases of routers in the type that routers read.
+        let main = main.filter(|_| !group.router_biases);
         let mut state = GroupState {
             sharded,
             w,
@@ -279,6 +277,23 @@ impl Flat {
         state
     }
 
+    /// Returns how a group is sharded.
+    fn sharded(&self, inputs: &LoweringInputs<'_>, id: GroupId) -> Sharded {
+        let over = inputs.shard_axis(id);
+        let everywhere = inputs.group(id).router_biases;
+        let comms = self.comms.along(over);
+        Sharded {
+            over,
+            ranks: u64::from(inputs.inner(id)),
+            strategy: inputs.strategy_of(id),
+            outer_optim: outer_optim(inputs.scenario) && !everywhere,
+            comms: ShardComms {
+                gather: comms.gather.filter(|_| !everywhere),
+                ..comms
+            },
+        }
+    }
+
     /// Returns the number of elements of M and of each moment.
     fn optimizer_numel(&self, state: &GroupState) -> u64 {
         let GroupState { sharded, numel, .. } = *state;
@@ -287,7 +302,7 @@ impl Flat {
         } else {
             numel
         };
-        if self.outer_optim {
+        if sharded.outer_optim {
             inner / self.outer
         } else {
             inner
@@ -485,7 +500,7 @@ impl Flat {
         from: Option<Access>,
     ) {
         let state = self.state(g);
-        if self.outer_optim && stale {
+        if state.sharded.outer_optim && stale {
             self.gather_outer(out, g);
         }
         let stream = self.streams.gather;

@@ -257,8 +257,18 @@ impl<'a> LoweringInputs<'a> {
 
     /// Returns the dtype in which a group's weights are gathered.
     pub(crate) fn gathered_type(&self, g: GroupId) -> DType {
-        match self.group(g).is_float8() {
+        let group = self.group(g);
+        match group.is_float8() {
             true => DType::F8E4m3,
+            false => self.graph_type_of(group.params[0]),
+        }
+    }
+
+    /// Returns the element type in which the model reads a parameter, and backward writes its
+    /// gradient.
+    pub(crate) fn graph_type_of(&self, p: ParamId) -> DType {
+        match self.tape.params[p.index()].router_bias {
+            true => DType::F32,
             false => self.types.compute,
         }
     }
@@ -268,7 +278,7 @@ impl<'a> LoweringInputs<'a> {
         let (g, i) = self.home[p.index()];
         match self.group(g).scale(i as usize) {
             Some(_) => DType::F8E4m3,
-            None => self.types.compute,
+            None => self.graph_type_of(p),
         }
     }
 
@@ -307,12 +317,13 @@ impl<'a> LoweringInputs<'a> {
     /// Returns whether the optimizer's kernel sums the pieces of a group's gradient that ranks
     /// exchange.
     pub(crate) fn sums_in_optimizer(&self, g: GroupId) -> bool {
-        self.scenario.sums_in_optimizer() && self.inner(g) > 1
+        self.scenario.sums_in_optimizer() && self.inner(g) > 1 && !self.group(g).router_biases
     }
 
-    /// Returns the strategy in effect for a group. An axis with one rank shards nothing.
+    /// Returns the strategy in effect for a group: an axis of one rank shards nothing, and all
+    /// ranks keep biases of routers.
     pub(crate) fn strategy_of(&self, g: GroupId) -> Strategy {
-        if self.inner(g) == 1 {
+        if self.inner(g) == 1 || self.group(g).router_biases {
             Strategy::NoShard
         } else {
             self.strategy

@@ -41,7 +41,8 @@ const fn class(op: ShardOp) -> KernelClass {
         ShardOp::AdamW { .. }
         | ShardOp::Lion { .. }
         | ShardOp::Sgd { .. }
-        | ShardOp::Muon { .. } => KernelClass::Optimizer,
+        | ShardOp::Muon { .. }
+        | ShardOp::RouterBias { .. } => KernelClass::Optimizer,
     }
 }
 

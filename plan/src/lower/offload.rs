@@ -21,7 +21,11 @@ impl Flat {
         let h2d = out.b.add_stream(StreamKind::H2d, 0);
         let d2h = out.b.add_stream(StreamKind::D2h, 0);
         self.host = Some((h2d, d2h));
-        for state in &mut self.groups {
+        for (state, group) in self.groups.iter_mut().zip(&out.inputs.groups) {
+            if group.router_biases {
+                // No gather fetches what all ranks have, and the host would win nothing.
+                continue;
+            }
             let mut offloaded = Vec::new();
             if what.params {
                 offloaded.extend(state.weight);

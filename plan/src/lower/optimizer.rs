@@ -8,7 +8,7 @@ use super::walk::Lifecycle;
 use crate::config::{Implementation, MomentType, Optimizer, Scenario};
 use crate::ir::{
     Access, AxisId, AxisSet, BufferId, COMPUTE, CollectiveKind, CommId, DType, Fused, GroupId,
-    Holds, HostWorkKind, NewtonSchulz, Param, ParamId, Part, Pieces, Pool, ReduceOp, Role,
+    Holds, HostWorkKind, NewtonSchulz, Param, ParamId, Part, Pieces, Pool, Real, ReduceOp, Role,
     STATE_BLOCK, ShardOp, StreamId, UnitId, Update, UpdateRule,
 };
 use crate::models::declare::Tree;
@@ -29,6 +29,15 @@ pub(crate) fn muon_params(scenario: &Scenario, tree: &Tree) -> Vec<bool> {
 /// Returns the update rule of a group's weights.
 pub(crate) fn rule(inputs: &LoweringInputs<'_>, g: GroupId) -> UpdateRule {
     let group = inputs.group(g);
+    if group.router_biases {
+        let speed = inputs
+            .scenario
+            .model
+            .options
+            .experts
+            .router_bias_update_speed;
+        return UpdateRule::RouterBias(Real(speed));
+    }
     if !group.muon {
         return inputs.scenario.train.optimizer.rule();
     }
@@ -263,6 +272,7 @@ pub(crate) fn update(
             }
         }
     }
+    let scale = scale.filter(|_| state.rule.has_gradients());
     reads.extend(scale.map(|n| out.b.whole(n)));
     writes.extend(&state.compute);
     writes.extend(state.maxima);
@@ -322,12 +332,19 @@ fn norm(
     let mut order: Vec<usize> = (0..states.len()).collect();
     order.sort_by_key(|&n| std::cmp::Reverse(apart(&states[n])));
     let mut divided = order.first().map_or(AxisSet::EMPTY, |&n| apart(&states[n]));
-    for (position, n) in order.into_iter().enumerate() {
+    let mut first = true;
+    for n in order {
         let state = &states[n];
+        if !state.rule.has_gradients() {
+            // The policy expects to be asked for every state.
+            life.before_state(out, n, true);
+            life.after_state(out, n, true);
+            continue;
+        }
         sum_over(out, scalar, divided.without(apart(state)), stream);
         divided = apart(state);
         let mut grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
-        if position > 0 {
+        if !std::mem::take(&mut first) {
             grads.push(scalar);
         }
         let elements = state.items.iter().map(|i| i.numel).sum();
@@ -346,7 +363,7 @@ fn norm(
     sum_over(out, scalar, divided, stream);
     sum_over(out, scalar, shards, stream);
     if clips && !out.inputs.engine.fused_optimizer {
-        for state in states {
+        for state in states.iter().filter(|s| s.rule.has_gradients()) {
             let grads: Vec<Access> = state.items.iter().map(|i| i.grad).collect();
             let reads: Vec<Access> = grads.iter().copied().chain([scalar]).collect();
             let elements = state.items.iter().map(|i| i.numel).sum();

@@ -692,7 +692,6 @@ impl<'c, 'a> Walk<'c, 'a> {
             bytes: o.bytes / size * l.element,
             per_rank: None,
         };
-        let size = self.out.inputs.types.compute.size();
         match o.source {
             Source::Storage(s) => Access {
                 buffer: self.buffer_of(s),
@@ -716,8 +715,8 @@ impl<'c, 'a> Walk<'c, 'a> {
             }
             Source::Scale(p) => at(self.life.scale(self.out, p), DType::F32.size()),
             Source::Grad(p) => {
-                let l = self.life.grad(self.out, p);
-                at(l, size)
+                let size = self.out.inputs.graph_type_of(p).size();
+                at(self.life.grad(self.out, p), size)
             }
         }
     }

@@ -24,7 +24,7 @@ pub(crate) fn elements(inputs: &LoweringInputs<'_>, o: &Operand) -> Option<(Grou
         return None;
     };
     let (g, _) = inputs.home[p.index()];
-    let size = inputs.types.compute.size();
+    let size = inputs.graph_type_of(p).size();
     let start = inputs.flat_offset(p) + o.offset / size;
     Some((g, start..start + o.bytes / size))
 }

@@ -1,4 +1,4 @@
-//! All memory of a program: each buffer from the allocator that it names.
+//! All memory of a program. Each buffer comes from the allocator that it names.
 
 use super::caching::{BlockId, CachingAllocator, Layout};
 use super::double_buffer::DoubleBuffer;
@@ -11,31 +11,31 @@ use crate::program::Program;
 use crate::units::Bytes;
 use std::sync::Arc;
 
-/// Where a live buffer is held.
+/// The memory of a live buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Held {
     Nothing,
-    /// It is live and has no bytes: torch does not ask its allocator for empty tensors.
+    /// The buffer is live and has no bytes. PyTorch does not ask its allocator for empty tensors.
     Empty,
     Block(BlockId),
     Slot(u32),
     Copy(u32),
     /// In a slot of the trace pool.
     Traced(u32),
-    /// In host memory: no device bytes.
+    /// In host memory, without device bytes.
     Host,
 }
 
-/// Highest counters so far. The two peaks need not coincide.
+/// Highest counters so far. The two peaks may occur at different times.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Peak {
     /// Maximum bytes in live blocks.
     pub allocated: Bytes,
-    /// Maximum bytes taken from the device.
+    /// Maximum bytes allocated on the device.
     pub reserved: Bytes,
 }
 
-/// State of a [`Memory`]: the same allocations and frees have the same effect from equal states.
+/// State of a [`Memory`]. From equal states, the same allocations and frees have the same effect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemoryState {
     caching: Layout,
@@ -43,12 +43,12 @@ pub struct MemoryState {
     blocks: Vec<(BufferId, u64)>,
 }
 
-/// Memory of one rank running one program: the caching allocator, and a planned pool, a double
+/// Memory of one rank that runs one program: the caching allocator, and a planned pool, a double
 /// buffer and a trace pool if the program uses them.
 ///
-/// Every method takes the program that it was made for. Counters sum over the allocators; a planned
-/// pool is reserved from the start, a double buffer's copies stay allocated once used, and a trace
-/// pool's tensors once planned.
+/// Every method takes the program for which the memory was created. Counters are sums over the
+/// allocators. A planned pool is reserved from the start, the copies of a double buffer stay
+/// allocated after their first use, and the tensors of a trace pool after they have been planned.
 #[derive(Clone, Debug)]
 pub struct Memory {
     caching: CachingAllocator,
@@ -93,15 +93,15 @@ fn host_addresses(program: &Program) -> Vec<u64> {
 }
 
 impl Memory {
-    /// Creates empty memory of a device that gives at most `capacity` bytes; plans the pool from
-    /// the program's sections.
+    /// Creates empty memory of a device with at most `capacity` bytes. Plans the pool from the
+    /// program's sections.
     #[must_use]
     pub fn new(program: &Program, capacity: Option<Bytes>) -> Self {
         Self::with(program, capacity, PoolAllocator::new)
     }
 
-    /// Creates [`Memory::new`] for a caller that only performs whole sections in the program's
-    /// order: the planned pool then need not look for conflicts, which its plan rules out.
+    /// Like [`Memory::new`], for a caller that only runs whole sections in the program's order. The
+    /// planned pool then need not check for conflicts, because its plan rules them out.
     #[must_use]
     pub fn of_whole_sections(program: &Program, capacity: Option<Bytes>) -> Self {
         Self::with(program, capacity, PoolAllocator::unguarded)
@@ -155,10 +155,10 @@ impl Memory {
         }
     }
 
-    /// Takes memory for a buffer and returns its address. Empty buffers get address 0.
+    /// Allocates a buffer and returns its address. Empty buffers get address 0.
     ///
     /// # Errors
-    /// [`AllocError`], among them [`AllocError::AlreadyLive`] for a buffer that is live.
+    /// Returns [`AllocError`], which is [`AllocError::AlreadyLive`] for a buffer that is live.
     pub fn alloc(&mut self, program: &Program, id: BufferId) -> Result<u64, AllocError> {
         let buffer = &program.buffers[id.index()];
         if self.held[id.index()] != Held::Nothing {
@@ -191,7 +191,7 @@ impl Memory {
         Ok(address)
     }
 
-    /// Frees a buffer's memory. Returns `false`, and changes nothing, if it is not live.
+    /// Frees a buffer's memory. If the buffer is not live, returns `false` and changes nothing.
     pub fn free(&mut self, program: &Program, id: BufferId) -> bool {
         match std::mem::replace(&mut self.held[id.index()], Held::Nothing) {
             Held::Nothing => return false,
@@ -235,7 +235,7 @@ impl Memory {
         sum
     }
 
-    /// Returns the state; `None` with a double buffer or a trace pool, which have more of it.
+    /// Returns the state; `None` with a double buffer or a trace pool, which have additional state.
     #[must_use]
     pub fn state(&self) -> Option<MemoryState> {
         if self.double.is_some() || self.traced.is_some() {
@@ -258,8 +258,8 @@ impl Memory {
         self.held[id.index()] != Held::Nothing
     }
 
-    /// Returns the live buffers, ascending. Idle copies of a double buffer are allocated but belong
-    /// to no buffer.
+    /// Returns the live buffers, ascending. Idle copies of a double buffer are allocated but do not
+    /// belong to a buffer.
     #[must_use]
     pub fn live_buffers(&self) -> Vec<BufferId> {
         (0..)
@@ -295,7 +295,7 @@ impl Memory {
         }
     }
 
-    /// Returns the bytes of double-buffer copies that no buffer uses at the moment: they stay
+    /// Returns the bytes of double-buffer copies that no buffer currently uses. They stay
     /// allocated.
     #[must_use]
     pub fn idle_copies(&self) -> Bytes {
@@ -341,14 +341,14 @@ impl Memory {
         &self.caching
     }
 
-    /// Returns the plan of the trace pool, once the program has one.
+    /// Returns the plan of the trace pool, if there is one yet.
     #[must_use]
     pub fn trace_plan(&self) -> Option<&TracePlan> {
         self.traced.as_ref().and_then(TracePool::plan)
     }
 
-    /// Returns the bytes of the trace pool's slots that no buffer uses at the moment: its tensors
-    /// stay allocated.
+    /// Returns the bytes of the trace pool's slots that no buffer currently uses. Its tensors stay
+    /// allocated.
     #[must_use]
     pub fn idle_slots(&self) -> Bytes {
         let pool = self.traced.iter();

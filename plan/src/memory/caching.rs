@@ -1,25 +1,26 @@
 //! PyTorch's caching allocator as a state machine.
 //!
-//! Constants and rules are those of c10 `CUDACachingAllocator.cpp` (torch 2.11), without
+//! Constants and rules are those of c10 `CUDACachingAllocator.cpp` (PyTorch 2.11), without
 //! power-of-two rounding.
 //!
-//! * A request is rounded to 512 bytes; up to 1 MiB it comes from the small pool, otherwise from
-//!   the large one.
-//! * Each (stream, pool) has its own free blocks. The smallest that suffices is taken, and among
-//!   equal ones that with the lowest address. No block ever serves another stream.
-//! * A miss takes a new segment: 2 MiB for small requests, 20 MiB below 10 MiB, otherwise the
-//!   request rounded to 2 MiB. Its address is below earlier segments: `cudaMalloc` takes addresses
-//!   from Linux' `mmap`, which goes from high to low, as snapshots of jobs show.
-//! * The low end of a block is handed out; the rest becomes a free block if it is at least 512
-//!   bytes (small pool) or more than 1 MiB (large pool). A smaller rest stays with the block and
-//!   counts as allocated.
+//! * A request is rounded up to a multiple of 512 bytes. Up to 1 MiB it comes from the small pool,
+//!   otherwise from the large one.
+//! * Each (stream, pool) has its own free blocks. The smallest block that suffices is taken and,
+//!   among equal ones, the one with the lowest address. Blocks never move to another stream.
+//! * A miss allocates a new segment: 2 MiB for small requests, 20 MiB for requests below 10 MiB,
+//!   otherwise the request rounded up to 2 MiB. Its address is below those of earlier segments:
+//!   `cudaMalloc` gets addresses from Linux's `mmap`, which assigns them from high to low, as
+//!   snapshots of jobs show.
+//! * The low end of a block is handed out. The remainder becomes a free block if it is at least 512
+//!   bytes (small pool) or more than 1 MiB (large pool). A smaller remainder stays with the block
+//!   and counts as allocated.
 //! * A freed block merges with free neighbours in its segment. The segment stays reserved.
-//! * When the device is full, every segment without a live block is returned, of all streams, and
+//! * When the device is full, every segment without a live block is released, for all streams, and
 //!   the request is retried once (a retry synchronises the device).
 //!
-//! With `expandable_segments` a (stream, pool) has one growable range instead; see `expandable`.
-//! `reclaim` has the rules of `max_split_size` and `garbage_collection_threshold`, `restore` builds
-//! an allocator that is in use.
+//! With `expandable_segments`, a (stream, pool) has one growable range instead; see `expandable`.
+//! `reclaim` contains the rules of `max_split_size` and `garbage_collection_threshold`, and
+//! `restore` builds an allocator that is already in use.
 
 mod expandable;
 mod inspect;
@@ -41,11 +42,11 @@ use std::hash::{BuildHasherDefault, Hasher};
 const MIB: u64 = 1 << 20;
 /// Granularity of block sizes.
 pub const GRANULE: u64 = 512;
-/// Largest request of the small pool, and largest rest that stays with a large block.
+/// Largest request of the small pool, and largest remainder that stays with a large block.
 const SMALL: u64 = MIB;
 /// Segment (and page) size of the small pool.
 const SMALL_SEGMENT: u64 = 2 * MIB;
-/// Smallest large request that has a segment of its own size.
+/// Smallest large request that gets a segment of its own size.
 const OWN_SEGMENT: u64 = 10 * MIB;
 /// Segment (and page) size of the large pool.
 const LARGE_SEGMENT: u64 = 20 * MIB;
@@ -54,7 +55,7 @@ const SEGMENT_STEP: u64 = 2 * MIB;
 /// Start (so that no address is 0) and end of the address space.
 const FIRST_ADDRESS: u64 = LARGE_SEGMENT;
 const LAST_ADDRESS: u64 = 1 << 62;
-/// No request is as large. Longer free blocks count as this long.
+/// Upper bound of the size of requests. Longer free blocks count as this long.
 const LONGEST: u64 = 1 << 50;
 
 /// No neighbour.
@@ -84,19 +85,19 @@ struct Node {
     next: u32,
     list: u32,
     state: State,
-    /// Searches of its pool before it became free, for garbage collection.
+    /// Number of searches of its pool before it became free, for garbage collection.
     free_since: u64,
 }
 
 /// A free block of one (stream, pool), ordered by size, then address.
 ///
-/// Size and address in granules, and the node, share one number: allocators compare keys more often
-/// than they do anything else.
+/// Size and address in granules, and the node, share one number, because comparing keys is the most
+/// frequent operation of allocators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct FreeKey(u128);
 
 impl FreeKey {
-    /// Above the keys of all blocks.
+    /// A key above those of all blocks.
     const LAST: Self = Self(u128::MAX);
     const NODE_BITS: u32 = 32;
     /// A granule is 2^9 bytes.
@@ -133,25 +134,24 @@ struct List {
 #[derive(Clone, Debug)]
 pub struct CachingAllocator {
     settings: AllocatorSettings,
-    /// Searches of the large pool, which count as its blocks' age.
+    /// Number of searches of the large pool. The age of its blocks is measured in searches.
     searches: u64,
     capacity: Option<Bytes>,
     nodes: Vec<Node>,
     vacant: Vec<u32>,
     /// Index: stream * 2 + (1 for the small pool).
     lists: Vec<List>,
-    /// Where the next segment ends, or the next expandable range begins.
+    /// Address at which the next segment ends, or at which the next expandable range starts.
     next_address: u64,
-    /// Where a device has placed the next segment.
+    /// Address at which a device has placed the next segment.
     placed: Option<u64>,
     counters: Counters,
-    /// Blocks handed out through [`Allocator::alloc`], by address.
+    /// Blocks allocated through [`Allocator::alloc`], by address.
     by_address: HashMap<u64, u32, BuildHasherDefault<AddressHasher>>,
 }
 
 impl CachingAllocator {
-    /// Creates an empty allocator over a device that gives at most `capacity` bytes (`None`:
-    /// unlimited).
+    /// Creates an empty allocator on a device with at most `capacity` bytes (`None`: unlimited).
     #[must_use]
     pub fn new(expandable_segments: bool, capacity: Option<Bytes>) -> Self {
         let settings = AllocatorSettings {
@@ -161,8 +161,8 @@ impl CachingAllocator {
         Self::with_settings(settings, capacity)
     }
 
-    /// Creates [`CachingAllocator::new`] with other settings. Garbage collection needs a capacity,
-    /// as it does in torch.
+    /// Like [`CachingAllocator::new`], with other settings. Garbage collection needs a capacity, as
+    /// in PyTorch.
     #[must_use]
     pub fn with_settings(settings: AllocatorSettings, capacity: Option<Bytes>) -> Self {
         let next_address = match settings.expandable_segments {
@@ -183,10 +183,10 @@ impl CachingAllocator {
         }
     }
 
-    /// Takes a block for `bytes` on `stream`'s lists.
+    /// Allocates a block of `bytes` from the lists of `stream`.
     ///
     /// # Errors
-    /// [`AllocError::OutOfMemory`] when the device is full even after returning every segment
+    /// Returns [`AllocError::OutOfMemory`] if the device is full even after releasing every segment
     /// without a live block.
     pub fn take(&mut self, bytes: Bytes, stream: StreamId) -> Result<BlockId, AllocError> {
         let size = bytes
@@ -224,10 +224,10 @@ impl CachingAllocator {
         Ok(BlockId(id))
     }
 
-    /// Gives a block back.
+    /// Frees a block.
     ///
     /// # Panics
-    /// If it is not live: a block is released twice.
+    /// Panics if the block is not live, because it is released twice.
     pub fn release(&mut self, block: BlockId) {
         let id = block.0;
         let node = self.nodes[id as usize];
@@ -259,8 +259,8 @@ impl CachingAllocator {
         self.counters
     }
 
-    /// Returns every segment without a live block (every free page of expandable segments) to the
-    /// device, as `torch.cuda.empty_cache` does.
+    /// Releases every segment without a live block (for expandable segments, every free page) to
+    /// the device, as `torch.cuda.empty_cache` does.
     pub fn release_cached(&mut self) {
         for list in 0..self.lists.len() {
             let free: Vec<FreeKey> = self.lists[list].free.iter().collect();
@@ -284,7 +284,7 @@ impl CachingAllocator {
         self.node(id).prev == NONE && self.node(id).next == NONE
     }
 
-    /// Returns a free segment to the device.
+    /// Releases a free segment to the device.
     fn drop_segment(&mut self, list: usize, key: FreeKey) {
         self.lists[list].free.remove(&key);
         self.counters.reserved -= Bytes(key.size());
@@ -301,7 +301,7 @@ impl CachingAllocator {
         }
     }
 
-    /// Takes new memory that holds `size`; if the device is full, after returning memory to it.
+    /// Allocates new memory with room for `size`. If the device is full, releases memory first.
     fn take_new(&mut self, list: usize, size: u64) -> Option<u32> {
         self.collect_garbage();
         if let Some(id) = self.grow(list, size) {
@@ -325,7 +325,7 @@ impl CachingAllocator {
         let free = &self.lists[list].free;
         let mut at = free.lower_bound(&FreeKey::of_size(size))?;
         if self.settings.expandable_segments {
-            // A block that can still grow counts with the size it can grow to.
+            // A block that can still grow counts with the size that it can grow to.
             while let Some(next) = free.next(at) {
                 if self.reach(free.get(next).node()) >= self.reach(free.get(at).node()) {
                     break;
@@ -339,8 +339,8 @@ impl CachingAllocator {
         Some(self.lists[list].free.remove_at(at).node())
     }
 
-    /// Takes new memory that holds `size`, as a block outside the free list; `None` if the device
-    /// is full.
+    /// Allocates new memory with room for `size`, as a block outside of the free list; `None` if
+    /// the device is full.
     fn grow(&mut self, list: usize, size: u64) -> Option<u32> {
         if self.settings.expandable_segments {
             return self.grow_range(list, size);
@@ -366,13 +366,13 @@ impl CachingAllocator {
         Some(self.next_address)
     }
 
-    /// Checks that the device can give `size` more bytes.
+    /// Checks that the device has room for `size` more bytes.
     fn room(&self, size: u64) -> Option<()> {
         let after = self.counters.reserved.0.checked_add(size)?;
         (after <= self.capacity.map_or(LAST_ADDRESS, |c| c.0)).then_some(())
     }
 
-    /// Cuts a block at `size`; the upper part becomes a free block.
+    /// Splits a block at `size`. The upper part becomes a free block.
     fn split(&mut self, id: u32, size: u64) {
         let low = *self.node(id);
         let rest = self.new_node(
@@ -386,8 +386,8 @@ impl CachingAllocator {
         self.insert_free(rest);
     }
 
-    /// Merges a block that is not in a list with its neighbours of the same state, and takes those
-    /// out of theirs.
+    /// Merges a block that is not in a list with its neighbours of the same state, and removes
+    /// those from their lists.
     fn merge(&mut self, id: u32) -> u32 {
         let Node {
             prev, next, state, ..
@@ -440,7 +440,7 @@ impl CachingAllocator {
             .insert(FreeKey::new(size, address, id));
     }
 
-    /// Takes a free or unmapped block out of its list.
+    /// Removes a free or unmapped block from its list.
     fn unlist(&mut self, id: u32) {
         let Node {
             size,
@@ -515,7 +515,7 @@ impl Allocator for CachingAllocator {
     }
 }
 
-/// Multiplicative hash: addresses are multiples of 512, and no input is chosen to collide.
+/// Multiplicative hash. Addresses are multiples of 512, and no input is chosen to cause collisions.
 #[derive(Clone, Copy, Debug, Default)]
 struct AddressHasher(u64);
 

@@ -1,5 +1,5 @@
-//! The double buffer: a few copies of one unit's buffers, used in turn by all units with equal
-//! buffers.
+//! The double buffer: a few copies of one unit's buffers, which all units with equal buffers use in
+//! turn.
 //!
 //! See Note [Double buffer].
 
@@ -11,22 +11,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 // Note [Double buffer]
 //
-// Blocks of a transformer have equal buffers, and a schedule keeps few of them full at once. A
-// double buffer holds `double_buffer_copies` (two) copies of one block's buffers, which all blocks
-// take in turn: memory is fixed, and addresses repeat, so that scopes can be captured and memory
-// registered.
+// Blocks of a transformer have equal buffers, and a schedule keeps few of them full at the same
+// time. A double buffer holds `double_buffer_copies` (two) copies of one block's buffers, which all
+// blocks take in turn. Memory is therefore fixed and addresses repeat, so that scopes can be
+// captured and memory registered.
 //
-// - The largest set of units with identical buffers (role, element type, bytes) shares the copies;
-//   among equal sets the first in unit order wins.
-// - Other units' buffers get a persistent buffer each (`persist_on_alloc_fail`), or a temporary one
-//   from the caching allocator.
-// - A copy is taken from the caching allocator at its first use and kept forever, as
-//   Megatron-FSDP's global memory buffers are. It counts as allocated while it is idle.
+// - The largest set of units with identical buffers (role, element type, bytes) shares the copies.
+//   Among equal sets, the first one in unit order is used.
+// - Buffers of other units are either persistent (`persist_on_alloc_fail`) or temporary ones from
+//   the caching allocator.
+// - A copy is allocated from the caching allocator at its first use and kept forever, like
+//   Megatron-FSDP's global memory buffers. It counts as allocated while it is idle.
 //
 // A third unit can never be full. Megatron limits its prefetch and its reduce queue accordingly
-// (`limit_double_buffer`); other schedules are refused if they need more (`check_double_buffer`).
+// (`limit_double_buffer`). Other schedules are rejected if they need more (`check_double_buffer`).
 
-/// What makes two buffers interchangeable.
+/// Properties that make two buffers interchangeable.
 type Class = (Role, DType, Bytes);
 
 /// Where a buffer is placed.
@@ -34,7 +34,7 @@ type Class = (Role, DType, Bytes);
 pub enum Place {
     /// In a copy of this class.
     Class(u32),
-    /// In a separate buffer, kept forever.
+    /// In a separate buffer that is kept forever.
     Persistent,
     /// In memory that is allocated and freed each time.
     Temporary,
@@ -45,7 +45,7 @@ pub enum Place {
 pub struct Taken {
     /// Slot.
     pub slot: u32,
-    /// Whether it is used for the first time and needs memory of [`DoubleBuffer::slot_bytes`].
+    /// Whether this is its first use, for which it needs memory of [`DoubleBuffer::slot_bytes`].
     pub fresh: bool,
 }
 
@@ -70,11 +70,11 @@ pub struct DoubleBuffer {
 }
 
 impl DoubleBuffer {
-    /// Creates slots for the program's buffers of [`Pool::DoubleBuffer`]: `double_buffer_copies`
+    /// Creates slots for the program's buffers with [`Pool::DoubleBuffer`]: `double_buffer_copies`
     /// (at least 1) of each buffer of the shared unit pattern.
     #[must_use]
     pub fn new(program: &Program) -> Self {
-        // Buffers with one key are one bucket of the unit, in forward and in backward.
+        // Buffers with the same key are one bucket of the unit, in forward and in backward.
         let mut buckets: BTreeMap<UnitId, BTreeMap<u32, Class>> = BTreeMap::new();
         for b in program
             .buffers
@@ -138,12 +138,12 @@ impl DoubleBuffer {
         }
     }
 
-    /// Takes an idle copy of the buffer's class, the lowest first, or the buffer's own persistent
-    /// slot. `None` for a buffer that is [`Place::Temporary`].
+    /// Takes an idle copy of the buffer's class, lowest first, or the buffer's own persistent slot.
+    /// Returns `None` for a buffer that is [`Place::Temporary`].
     ///
     /// # Errors
-    /// [`AllocError::DoubleBufferExhausted`] if all copies are in use, [`AllocError::SlotInUse`] if
-    /// the key's own slot is.
+    /// Returns [`AllocError::DoubleBufferExhausted`] if all copies are in use, or
+    /// [`AllocError::SlotInUse`] if the key's own slot is in use.
     pub fn take(&mut self, buffer: &Buffer) -> Result<Option<Taken>, AllocError> {
         let slot = match self.place(buffer) {
             Place::Temporary => return Ok(None),
@@ -196,7 +196,8 @@ impl DoubleBuffer {
         self.slots[slot as usize].user.take().is_some()
     }
 
-    /// Undoes taking a slot whose memory could not be allocated: it is idle and fresh again.
+    /// Undoes taking a slot whose memory could not be allocated, so that it is idle and fresh
+    /// again.
     pub(super) fn undo(&mut self, slot: u32) {
         let s = &mut self.slots[slot as usize];
         s.user = None;
@@ -220,7 +221,8 @@ mod tests {
     use crate::memory::fixture::{buffer, builder};
     use crate::program::ProgramBuilder;
 
-    /// Returns a root (one odd bucket) and three equal layers with weight and gradient.
+    /// Returns a root (with different buckets) and three equal layers, each with a weight and a
+    /// gradient.
     fn program(persist: bool) -> ProgramBuilder {
         let mut f = builder();
         f.program.double_buffer_copies = 2;
@@ -255,7 +257,7 @@ mod tests {
                 live: 2
             })
         );
-        // Gradients have copies of their own.
+        // Gradients have separate copies.
         assert!(db.take(b(7)).unwrap().unwrap().fresh);
         assert!(db.release(first.slot));
         assert!(!db.release(first.slot));

@@ -1,4 +1,4 @@
-//! What is allocated over the passes of a run, by role and by unit.
+//! Allocated memory over the passes of a run, by role and by unit.
 //!
 //! `sim` and `exec` use the same ledger, so predicted and executed peaks agree by construction.
 
@@ -51,10 +51,10 @@ impl Live {
     }
 }
 
-/// A rank's [`Memory`], with live bytes by role and by unit, the peaks of each pass, and what was
-/// live at the peak of the run.
+/// A rank's [`Memory`], with live bytes by role and by unit, the peaks of each pass, and the live
+/// bytes at the peak of the run.
 ///
-/// Every method takes the program that the ledger was made for.
+/// Every method takes the program for which the ledger was created.
 #[derive(Clone, Debug)]
 pub struct Ledger {
     memory: Memory,
@@ -70,7 +70,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Creates the ledger of `memory`, in which nothing is live.
+    /// Creates a ledger for `memory`, in which nothing is live.
     #[must_use]
     pub fn new(program: &Program, memory: Memory) -> Self {
         let live = Live {
@@ -90,7 +90,7 @@ impl Ledger {
         }
     }
 
-    /// Begins a pass.
+    /// Starts a pass.
     pub fn begin_pass(&mut self) {
         self.pass = PassPeaks {
             peak_allocated: self.counters.allocated,
@@ -114,7 +114,7 @@ impl Ledger {
         self.memory.state()
     }
 
-    /// Counts one more pass that had exactly the effect of pass `before`.
+    /// Counts one more pass, with exactly the effect of pass `before`.
     pub fn repeat_pass(&mut self, before: usize) {
         if self.peak.pass == before {
             self.peak.pass = self.passes;
@@ -135,7 +135,7 @@ impl Ledger {
         let address = self.memory.alloc(program, id)?;
         let now = self.memory.counters();
         let (role, unit) = self.owner(program, id);
-        // The copies of a double buffer stay allocated while they are unused: they are attributed
+        // The copies of a double buffer stay allocated while they are unused. They are attributed
         // to their first user.
         let bytes = now.allocated.0.saturating_sub(self.counters.allocated.0);
         self.live.by_role[role] += bytes;
@@ -144,7 +144,7 @@ impl Ledger {
         Ok(address)
     }
 
-    /// Frees a buffer. Returns `false`, and changes nothing, if it is not live.
+    /// Frees a buffer. If the buffer is not live, returns `false` and changes nothing.
     pub fn free(&mut self, program: &Program, id: BufferId, instr: InstrId) -> bool {
         self.keep_peak();
         if !self.memory.free(program, id) {
@@ -168,7 +168,8 @@ impl Ledger {
 
     fn update(&mut self, now: Counters, instr: InstrId) {
         self.counters = now;
-        // An equal peak of a later pass replaces an earlier one, since repeated peaks matter more.
+        // An equal peak in a later pass replaces an earlier one, because repeated peaks are more
+        // relevant.
         let again = now.allocated == self.peak.allocated && self.passes > self.peak.pass;
         if now.allocated > self.peak.allocated || again {
             self.peak = RunPeak {
@@ -201,13 +202,13 @@ impl Ledger {
         self.peak
     }
 
-    /// Returns the highest reserved bytes of the passes that ended.
+    /// Returns the highest reserved bytes of the passes that have ended.
     #[must_use]
     pub fn peak_reserved(&self) -> Bytes {
         self.peak_reserved
     }
 
-    /// Returns the number of passes that ended.
+    /// Returns the number of passes that have ended.
     #[must_use]
     pub fn passes(&self) -> usize {
         self.passes
@@ -219,14 +220,14 @@ impl Ledger {
         self.live.by_role()
     }
 
-    /// Returns what was live at the peak by role, largest first. The peak of a pass is complete
-    /// when the pass has ended.
+    /// Returns the live bytes at the peak by role, largest first. The peak of a pass is complete
+    /// after the pass has ended.
     #[must_use]
     pub fn peak_by_role(&self) -> Vec<(Role, Bytes)> {
         self.at_peak.by_role()
     }
 
-    /// Returns what was live at the peak by unit, largest first, with the unit's name.
+    /// Returns the live bytes at the peak by unit, largest first, with the unit's name.
     #[must_use]
     pub fn peak_by_unit(&self, program: &Program) -> Vec<(String, Bytes)> {
         let mut units: Vec<(usize, u64)> =

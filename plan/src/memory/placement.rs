@@ -1,13 +1,13 @@
-//! The planned pool of a program, planned once.
+//! The planned pool of a program, which is planned only once.
 
 use super::pool::{PoolPlan, trace};
 use crate::ir::Pool;
 use crate::program::{Op, Program};
 use std::sync::{Arc, OnceLock};
 
-/// Placement of a program's planned buffers: computed on first use and kept with the program.
+/// Placement of a program's planned buffers. It is computed on first use and kept with the program.
 ///
-/// It follows from the program, so it takes part in neither comparisons nor digests.
+/// It follows from the program, so it is part of neither comparisons nor digests.
 #[derive(Clone, Debug, Default)]
 pub struct Placement(OnceLock<(u64, Arc<PoolPlan>)>);
 
@@ -18,8 +18,8 @@ impl PartialEq for Placement {
 }
 
 impl Placement {
-    /// Returns the plan for `program`, or `None` if it has no planned buffers. A program that was
-    /// edited since is planned again.
+    /// Returns the plan for `program`, or `None` if it has no planned buffers. If the program was
+    /// edited after planning, it is planned again.
     pub(super) fn of(program: &Program) -> Option<Arc<PoolPlan>> {
         if program.buffers.iter().all(|b| b.pool != Pool::Planned) {
             return None;
@@ -31,7 +31,7 @@ impl Placement {
     }
 }
 
-/// Returns a hash of everything that lifetimes and sizes of planned buffers depend on.
+/// Returns a hash of everything that the lifetimes and sizes of planned buffers depend on.
 fn fingerprint(program: &Program) -> u64 {
     let mut hash = 0u64;
     let mut add = |word: u64| {
@@ -61,7 +61,7 @@ mod tests {
     use super::*;
     use crate::scenario;
 
-    /// An edited program does not get the plan of its former version.
+    /// An edited program does not get the plan of its previous version.
     #[test]
     fn edits_are_noticed() {
         let path = std::path::Path::new("small-native");

@@ -1,7 +1,7 @@
 //! The planned pool: one fixed slot per key, from the lifetimes of one traced step.
 //!
-//! A plan that gives every key one address forever cannot break when a validation forward runs
-//! between two steps, and captured graphs may rely on it; see Note [Captured addresses].
+//! A plan that gives every key a single address forever remains valid when a validation forward
+//! runs between two steps, and captured graphs may rely on it; see Note [Captured addresses].
 //! (Megatron-FSDP's first trace pool gave a key several slots in allocation order with a cursor;
 //! forward-only passes ran the cursor out of step.)
 
@@ -23,14 +23,14 @@ pub const POOL_BASE: u64 = 1 << 62;
 
 /// Serves requests from the slots of a [`PoolPlan`].
 ///
-/// A slot's bytes count as allocated while its key is live; the whole pool is reserved from the
-/// start.
+/// The bytes of a slot count as allocated while its key is live. The whole pool is reserved from
+/// the start.
 #[derive(Clone, Debug)]
 pub struct PoolAllocator {
     plan: Arc<PoolPlan>,
-    /// Live slots: offset, end, index into the plan.
+    /// Live slots: offset, end, and index into the plan.
     live: SortedSet<(u64, u64, u32)>,
-    /// Bytes requested of each live slot.
+    /// Requested bytes of each live slot.
     requested: Vec<Option<Bytes>>,
     counters: Counters,
     /// Whether calls may come in an order other than the trace's, so that slots have to be
@@ -56,9 +56,9 @@ impl PoolAllocator {
         }
     }
 
-    /// Creates an empty pool for callers that do exactly what the plan's trace did. The plan then
-    /// guarantees that no two live slots overlap, and only sizes and keys are checked.
-    /// [`Allocator::free`] finds nothing in it.
+    /// Creates an empty pool for callers that repeat exactly the trace of the plan. The plan then
+    /// guarantees that no two live slots overlap, so only sizes and keys are checked.
+    /// [`Allocator::free`] does not find anything in it.
     #[must_use]
     pub(super) fn unguarded(plan: Arc<PoolPlan>) -> Self {
         Self {
@@ -76,8 +76,8 @@ impl PoolAllocator {
     /// Takes the slot at `index` of the plan.
     ///
     /// # Errors
-    /// [`AllocError::SizeChanged`] if it is smaller than `bytes`, [`AllocError::SlotInUse`] if it
-    /// or a slot that shares addresses with it is live.
+    /// Returns [`AllocError::SizeChanged`] if the slot is smaller than `bytes`, or
+    /// [`AllocError::SlotInUse`] if it or a slot that shares addresses with it is live.
     pub fn take(&mut self, index: usize, bytes: Bytes) -> Result<Block, AllocError> {
         let slot = self.plan.slots()[index];
         if bytes > slot.bytes {
@@ -88,7 +88,7 @@ impl PoolAllocator {
             });
         }
         let entry = (slot.offset, slot.offset + slot.bytes.0, index as u32);
-        // An empty slot shares addresses with no other, but its key may still be live.
+        // An empty slot shares no addresses with others, but its key may still be live.
         let conflict = if self.requested[index].is_some() {
             Some(entry)
         } else if slot.bytes == Bytes::ZERO || !self.guarded {
@@ -121,9 +121,9 @@ impl PoolAllocator {
         })
     }
 
-    /// Frees the slot at `index`. Returns `false`, and changes nothing, if its key is not live: a
+    /// Frees the slot at `index`. If its key is not live, returns `false` and changes nothing: a
     /// key that does not hold its slot must never release it, because the addresses may belong to
-    /// another key by now.
+    /// another key by then.
     pub fn release(&mut self, index: usize) -> bool {
         let Some(bytes) = self.requested[index].take() else {
             return false;

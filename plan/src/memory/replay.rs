@@ -1,4 +1,4 @@
-//! A program's memory without a clock, on which all interpreters must agree.
+//! A program's memory without a clock. All interpreters must agree with it.
 //!
 //! Allocations and frees happen in host order, so their addresses, counters and peaks do not depend
 //! on time.
@@ -14,14 +14,14 @@ use crate::units::Bytes;
 pub struct PassMemory {
     /// Section.
     pub section: SectionKind,
-    /// Number of steps finished before it.
+    /// Number of steps that have finished before it.
     pub step: u32,
     /// Peak of allocated bytes within the pass.
     pub peak_allocated: Bytes,
     /// Peak of reserved bytes within the pass.
     pub peak_reserved: Bytes,
-    /// The allocation that made the allocated peak; `None` if no allocation rose above what was
-    /// live at the start.
+    /// The allocation that caused the allocated peak; `None` if no allocation exceeded the bytes
+    /// that were live at the start.
     pub peak_at: Option<InstrId>,
     /// Counters at its end.
     pub end: Counters,
@@ -66,7 +66,7 @@ impl MemoryTrace {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplayError {
-    /// An allocation was refused.
+    /// An allocation failed.
     #[error("instruction {}: {source}", instr.0)]
     Alloc {
         /// Instruction.
@@ -84,21 +84,22 @@ pub enum ReplayError {
     },
 }
 
-/// Replays `Init`, the first step and `steps - 1` steady ones on an unlimited device. `Validation`,
-/// if the program has it, runs before the last step, and after every `validate_every`-th one.
+/// Replays `Init`, the first step and `steps - 1` steady steps on an unlimited device.
+/// `Validation`, if the program has it, runs before the last step, and after every
+/// `validate_every`-th one.
 ///
 /// # Errors
-/// [`ReplayError`].
+/// Returns [`ReplayError`].
 pub fn replay(program: &Program, steps: u32) -> Result<MemoryTrace, ReplayError> {
     let mut memory = Memory::new(program, None);
     replay_on(program, steps, &mut memory, |_, _, _| {})
 }
 
-/// Runs [`replay`] on given memory; `sample` sees every allocation and free, with the state after
-/// it.
+/// Runs [`replay`] on given memory. `sample` is called for every allocation and free, with the
+/// state after it.
 ///
 /// # Errors
-/// [`ReplayError`].
+/// Returns [`ReplayError`].
 pub fn replay_on(
     program: &Program,
     steps: u32,

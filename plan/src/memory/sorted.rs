@@ -1,8 +1,8 @@
 //! A sorted set of small `Copy` items in chunks.
 //!
-//! Free lists hold tens to hundreds of entries and change with every call; contiguous chunks of 64
-//! are faster than a B-tree there and stay logarithmic when a list grows to thousands. A set keeps
-//! its chunks, so a steady state allocates nothing.
+//! Free lists have tens to hundreds of entries and change with every call. For these sizes,
+//! contiguous chunks of 64 are faster than a B-tree, and they remain logarithmic when a list grows
+//! to thousands of entries. A set keeps its chunks, so it allocates nothing in a steady state.
 
 /// Number of entries of a full chunk.
 const CHUNK: usize = 64;
@@ -16,9 +16,9 @@ pub(super) struct Pos {
 
 #[derive(Clone, Debug)]
 pub(super) struct SortedSet<T> {
-    /// Chunks, each sorted and below the next. None is empty, except a single one.
+    /// Chunks. Each is sorted, and below the next one. None is empty, unless it is the only one.
     chunks: Vec<Vec<T>>,
-    /// An emptied chunk, kept for the next split.
+    /// An empty chunk, kept for the next split.
     spare: Option<Vec<T>>,
 }
 
@@ -91,7 +91,7 @@ impl<T: Ord + Copy> SortedSet<T> {
         item
     }
 
-    /// Removes `item`; returns whether it was there.
+    /// Removes `item`. Returns whether it was present.
     pub(super) fn remove(&mut self, item: &T) -> bool {
         match self.lower_bound(item) {
             Some(at) if self.get(at) == *item => {
@@ -106,8 +106,8 @@ impl<T: Ord + Copy> SortedSet<T> {
         self.chunks.iter().flatten().copied()
     }
 
-    /// Returns the only chunk that may hold `key`: the first that ends at or after it, or else the
-    /// last.
+    /// Returns the only chunk that may contain `key`: the first one that ends at or after it, or
+    /// else the last one.
     fn chunk_of(&self, key: &T) -> usize {
         if self.chunks.len() == 1 {
             return 0;

@@ -1,4 +1,4 @@
-//! The pool of Megatron-LM #4435 (`TracePoolAllocator`), which plans itself from what it sees.
+//! The pool of Megatron-LM #4435 (`TracePoolAllocator`), which plans itself from a trace.
 //!
 //! See Note [Trace pool].
 
@@ -11,26 +11,27 @@ use crate::units::Bytes;
 //
 // The pool has three phases:
 //
-// - *Trace*: the first micro-batch of the run takes memory from PyTorch's allocator. The pool notes
+// - *Trace*: the first micro-batch of the run allocates from PyTorch's allocator. The pool records
 //   the order of allocations and frees.
-// - *Plan*: each buffer's lifetimes become intervals of that order. In the order of their starts,
-//   each takes the first slot of its element type that is free by then (left-edge coloring), which
-//   grows to the largest of its intervals. One tensor per element type holds the slots.
-// - *Optimized*: a buffer takes the slots of its lifetimes in turn. A cursor per buffer says which
-//   is next.
+// - *Plan*: the lifetimes of each buffer become intervals of that order. In the order of their
+//   starts, each takes the first slot of its element type that is free by then (left-edge
+//   coloring). The slot grows to the largest of its intervals. One tensor per element type contains
+//   the slots.
+// - *Optimized*: a buffer takes the slots of its lifetimes in turn. A cursor per buffer points at
+//   the next one.
 //
-// The number of slots is the smallest possible, their bytes need not be. What the trace took from
-// PyTorch's allocator stays reserved there.
+// The number of slots is the smallest possible, but their total size may not be. Memory that the
+// trace allocated from PyTorch's allocator stays reserved there.
 //
-// A slot serves weights that are gathered on one stream and gradients that another one reduces:
-// nothing in the pool orders them. `check` proves that the schedule does.
+// A slot is used for weights that are gathered on one stream and for gradients that another stream
+// reduces. Nothing in the pool orders these uses; `check` proves that the schedule does.
 //
 // Deviations: the source plans at the end of the first backward and moves cursors back at the end
-// of every backward. Here the pool plans when the second micro-batch takes its first buffer, and a
-// cursor moves back after a buffer's last slot. Both are the same for micro-batches that do what
-// the traced one did. Others are refused (`scenario/validate`): a forward without backward leaves
-// cursors behind, and the next backward takes slots that are in use. Slots start at multiples of
-// 512 bytes.
+// of every backward. Here, the pool plans when the second micro-batch takes its first buffer, and a
+// cursor moves back after a buffer's last slot. Both have the same effect for micro-batches that
+// repeat the traced one. Others are rejected (`scenario/validate`): a forward without a backward
+// leaves cursors advanced, so the next backward takes slots that are in use. Slots start at
+// multiples of 512 bytes.
 
 /// Alignment of slots.
 const ALIGN: u64 = 512;
@@ -38,7 +39,7 @@ const ALIGN: u64 = 512;
 /// A slot of the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// Element type, whose tensor holds it.
+    /// Element type. The tensor of this type contains the slot.
     pub dtype: DType,
     /// First byte in that tensor.
     pub offset: u64,
@@ -46,7 +47,7 @@ pub struct Slot {
     pub bytes: Bytes,
 }
 
-/// Slots from lifetimes, and which buffer takes them in which order.
+/// Slots from lifetimes, and the order in which each buffer takes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TracePlan {
     slots: Vec<Slot>,
@@ -132,9 +133,9 @@ impl TracePlan {
 /// What the pool does with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Grant {
-    /// It is traced; the caller takes memory from the caching allocator.
+    /// The request is traced. The caller allocates from the caching allocator.
     Traced,
-    /// The trace has ended: the caller allocates the tensors of the plan, then asks again.
+    /// The trace has ended. The caller allocates the tensors of the plan, then asks again.
     Plan,
     /// A slot.
     Slot(u32),
@@ -143,20 +144,20 @@ pub enum Grant {
 /// State of the pool.
 #[derive(Clone, Debug)]
 pub struct TracePool {
-    /// Allocations and frees that the trace has yet to see.
+    /// Number of allocations and frees that have yet to be traced.
     untraced: u32,
     now: u32,
     trace: Vec<Interval>,
     plan: Option<TracePlan>,
-    /// Next of a buffer's slots.
+    /// Next slot of each buffer.
     cursor: Vec<u32>,
     /// Buffer in each slot.
     user: Vec<Option<BufferId>>,
 }
 
 impl TracePool {
-    /// Creates the pool of a program, which traces the first micro-batch of the first step. `None`
-    /// if no buffer is of [`Pool::Traced`].
+    /// Creates the pool of a program. It traces the first micro-batch of the first step. Returns
+    /// `None` if no buffer is in [`Pool::Traced`].
     #[must_use]
     pub fn new(program: &Program) -> Option<Self> {
         let traced = |id: BufferId| program.buffers[id.index()].pool == Pool::Traced;
@@ -179,17 +180,17 @@ impl TracePool {
         })
     }
 
-    /// Returns the plan, once there is one.
+    /// Returns the plan, if there is one yet.
     #[must_use]
     pub fn plan(&self) -> Option<&TracePlan> {
         self.plan.as_ref()
     }
 
-    /// Asks for memory of a buffer.
+    /// Asks for the memory of a buffer.
     ///
     /// # Errors
-    /// [`AllocError::UnknownKey`] for a buffer that the trace has not seen,
-    /// [`AllocError::SlotInUse`] if the slot of its turn is.
+    /// Returns [`AllocError::UnknownKey`] for a buffer that was not traced, or
+    /// [`AllocError::SlotInUse`] if its next slot is in use.
     pub fn take(&mut self, program: &Program, id: BufferId) -> Result<Grant, AllocError> {
         if self.untraced > 0 {
             self.untraced -= 1;
@@ -223,7 +224,7 @@ impl TracePool {
         Ok(Grant::Slot(slot))
     }
 
-    /// Notes in the trace that a buffer is freed.
+    /// Records in the trace that a buffer is freed.
     pub fn traced_free(&mut self, id: BufferId) {
         if self.untraced == 0 {
             return;
@@ -241,7 +242,7 @@ impl TracePool {
         self.user[slot as usize] = None;
     }
 
-    /// Returns the slots that no buffer is in.
+    /// Returns the slots that no buffer uses.
     pub fn idle(&self) -> impl Iterator<Item = &Slot> {
         let slots = self.plan.iter().flat_map(|p| &p.slots);
         let idle = slots.zip(&self.user).filter(|(_, user)| user.is_none());

@@ -163,9 +163,8 @@ impl<'s> Builder<'s> {
         [x, position]: [ValueId; 2],
         rows: u64,
     ) -> ValueId {
-        let cols = self.g.value(x).cols();
-        let kind = OpKind::Permute(op::Permute { by });
-        self.compute(kind, &[x, position], &[&[rows, cols]])[0]
+        let kind = OpKind::Permute(op::Permute { by, routed: None });
+        self.moved(kind, [x, position], rows)
     }
 
     /// Adds up the rows at the positions of each of `rows`.
@@ -175,8 +174,18 @@ impl<'s> Builder<'s> {
         [x, position]: [ValueId; 2],
         rows: u64,
     ) -> ValueId {
+        let kind = OpKind::Unpermute(op::Unpermute { by, routed: None });
+        self.moved(kind, [x, position], rows)
+    }
+
+    /// Copies rows to their positions, or adds up those there; the result has `rows` of them.
+    pub(crate) fn moved(
+        &mut self,
+        kind: OpKind,
+        [x, position]: [ValueId; 2],
+        rows: u64,
+    ) -> ValueId {
         let cols = self.g.value(x).cols();
-        let kind = OpKind::Unpermute(op::Unpermute { by });
         self.compute(kind, &[x, position], &[&[rows, cols]])[0]
     }
 
@@ -462,10 +471,7 @@ impl<'s> Builder<'s> {
         score_mod: ScoreMod,
     ) -> ValueId {
         let scale = Real(scale);
-        let score_mod = ScoreMod {
-            documents: self.s.train.documents(),
-            ..score_mod
-        };
+        let score_mod = self.within_documents(score_mod);
         let kind = if score_mod == ScoreMod::NONE {
             OpKind::Attention(op::Attention { causal, scale })
         } else {
@@ -482,6 +488,17 @@ impl<'s> Builder<'s> {
         self.g.attention(kind, &qkv, by_rows)
     }
 
+    /// Adds the documents of sequences to scores that say nothing of them.
+    fn within_documents(&self, score_mod: ScoreMod) -> ScoreMod {
+        match score_mod.documents.is_none() {
+            true => ScoreMod {
+                documents: self.s.train.documents(),
+                ..score_mod
+            },
+            false => score_mod,
+        }
+    }
+
     /// Applies [`Builder::flex_attention`] with one more, learned score for each head, `[heads]`.
     pub(crate) fn sink_attention(
         &mut self,
@@ -490,10 +507,7 @@ impl<'s> Builder<'s> {
         kind: op::SinkAttention,
     ) -> ValueId {
         let shape = self.g.value(q).shape.clone();
-        let score_mod = ScoreMod {
-            documents: self.s.train.documents(),
-            ..kind.score_mod
-        };
+        let score_mod = self.within_documents(kind.score_mod);
         let kind = OpKind::SinkAttention(op::SinkAttention { score_mod, ..kind });
         self.compute(kind, &[q, k, v, sinks], &[&shape, &shape[..3]])[0]
     }

@@ -357,6 +357,8 @@ pub(crate) struct Declare {
     untrained: Vec<ModuleId>,
     /// Modules that adapters train in full keep their original parameters, which nothing reads.
     keeps_originals: bool,
+    /// Modules whose weight is a router's bias that steps move.
+    balanced: Vec<ModuleId>,
     /// Rows per sample that modules declared from here on work on, if they are not the tokens.
     rows: Option<u64>,
 }
@@ -389,6 +391,7 @@ impl Declare {
             hf_prefix: String::new(),
             untrained: Vec::new(),
             keeps_originals: false,
+            balanced: Vec::new(),
             rows: None,
         }
     }
@@ -663,19 +666,33 @@ impl Declare {
         self.divided_experts(module, (hf, form), shape, Some(init))
     }
 
-    /// Gives a declared module a vector of zeros that is not trained. Hugging Face's code has it as
-    /// the tensor of this name in the module `hf`; it has none if `hf` is empty.
-    pub(crate) fn untrained_zeros(
+    /// Gives a declared module the bias of a router, zeros at first. Hugging Face's code has it as
+    /// the tensor of this name in the module `hf`; it has none if `hf` is empty. `balances` says
+    /// that steps move it by the load of experts; no gradient trains it.
+    pub(crate) fn router_bias(
         &mut self,
         module: ModuleId,
         (hf, tensor): (&str, &'static str),
-        width: u64,
+        experts: u64,
+        balances: bool,
     ) -> Layer {
         let hf = self.hf_name_as(hf, HfForm::Tensor(tensor));
         let zeros = Some(Init::Zeros);
-        let layer = self.add(Order::Declared, module, hf, &[width], false, zeros);
-        self.untrained(layer);
+        let layer = self.add(Order::Declared, module, hf, &[experts], false, zeros);
+        if balances {
+            self.balanced(layer);
+        } else {
+            self.untrained(layer);
+        }
         layer
+    }
+
+    /// Lets steps move a router's bias.
+    fn balanced(&mut self, layer: Layer) {
+        self.balanced.push(layer.0);
+        for p in self.tree.own[layer.0.index()].into_iter().flatten() {
+            self.tree.params[p.index()].router_bias = true;
+        }
     }
 
     /// Gives a declared module a stack of experts, of shape `[experts, rows, columns]`, which
@@ -876,6 +893,7 @@ impl Declare {
             shape: new.shape,
             placements: new.placements,
             requires_grad: !self.untrained.contains(&module),
+            router_bias: self.balanced.contains(&module),
             group: 0,
             packed: None,
             init: new.init,

@@ -541,7 +541,9 @@ impl Block {
         };
         let kind = b.s.model.layer_type(self.layer);
         let rope = match kind {
-            LayerType::Full | LayerType::FullGated | LayerType::Hybrid => ropes.map(|r| r.full),
+            LayerType::Full | LayerType::Chunked | LayerType::FullGated | LayerType::Hybrid => {
+                ropes.map(|r| r.full)
+            }
             LayerType::Sliding => ropes.map(|r| r.sliding),
             LayerType::FullNoRope
             | LayerType::Linear
@@ -559,8 +561,16 @@ impl Block {
         let around = Around {
             bias: own.or(from.bias),
             memory: from.memory.filter(|_| kind == LayerType::Cross),
-            mask: from.masks.of_layer(kind == LayerType::Sliding),
+            mask: from
+                .masks
+                .of_layer(matches!(kind, LayerType::Sliding | LayerType::Chunked)),
             keys: carried.keys_for(&b.s.model, self.layer),
+            documents: b
+                .s
+                .model
+                .chunk(self.layer, b.seq())
+                .map(|_| b.s.documents(self.layer)),
+            temperature: from.temperature.filter(|_| kind == LayerType::FullNoRope),
             ..from
         };
         let (mut out, locals) = attention.forward(b, y, rope, window, around);
@@ -815,6 +825,10 @@ impl Forward for Decoder {
             };
             encoder.forward(b, x)
         });
+        let temperature = (b.s.model.has_temperature()).then(|| {
+            let shape = [b.seq(), 1];
+            b.constant("attention_temperature", &shape, DType::F32, false)
+        });
         let by = Surroundings {
             ropes: ropes.map(|r| r.cast(b)),
             around: Around {
@@ -822,6 +836,7 @@ impl Forward for Decoder {
                 relative: self.relative.as_ref().map(|table| table.forward(b)),
                 memory: seen.or(encoded),
                 masks,
+                temperature,
                 ..Around::default()
             },
             tokens: shares.then_some(h),

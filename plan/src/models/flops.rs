@@ -159,7 +159,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             },
             causal: mask == Mask::Causal && !crosses,
             window: m.window(layer, t),
-            documents: s.train.documents(),
+            documents: s.documents(layer),
         };
         let state = match m.layer_type(layer) {
             kind if kind.attends_with_state() => state_flops(m, layer) * tokens,

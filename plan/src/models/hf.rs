@@ -213,7 +213,10 @@ impl From<Given> for Value {
 /// Returns whether a key changes how a model is trained, but not its outputs.
 #[must_use]
 pub fn changes_training(key: &str) -> bool {
-    matches!(key, "aux_loss" | "aux_loss_kind" | "z_loss")
+    matches!(
+        key,
+        "aux_loss" | "aux_loss_kind" | "z_loss" | "router_bias_update_speed"
+    )
 }
 
 /// Returns a field with one name.

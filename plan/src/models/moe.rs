@@ -31,7 +31,7 @@ pub(super) const SPEC: FamilySpec = FamilySpec {
 };
 
 /// Keys of experts, which follow those of decoders.
-const OF_EXPERTS: [&str; 25] = [
+const OF_EXPERTS: [&str; 27] = [
     "experts",
     "top_k",
     "expert_ffn",
@@ -40,6 +40,7 @@ const OF_EXPERTS: [&str; 25] = [
     "glu",
     "glu_limit",
     "router_bias",
+    "router_bias_update_speed",
     "shared_expert_ffn",
     "shared_expert_gate",
     "expert_norm",
@@ -52,6 +53,7 @@ const OF_EXPERTS: [&str; 25] = [
     "router",
     "normalize_top_k",
     "route_scale",
+    "score_before_experts",
     "router_groups",
     "router_group_top_k",
     "aux_loss",
@@ -94,6 +96,14 @@ fn check(m: &Model) -> Result<(), Conflict> {
                 &["bias", "family"],
                 "experts and routers have no bias".to_owned(),
             )
+        });
+    }
+    if e.router_bias_update_speed > 0.0 && !e.router_bias {
+        let message = "`router_bias_update_speed` moves biases that the routers do not have";
+        let keys = &["router_bias_update_speed", "router_bias"];
+        return Err(Conflict {
+            help: Some("set router_bias = true"),
+            ..Conflict::new(keys, message.to_owned())
         });
     }
     check_choices(e)?;

@@ -110,28 +110,56 @@ pub(super) const ROPE_LAYERS: Field = layer_types(|file| {
     })
 });
 
-/// As [`ROPE_LAYERS`], where lists call the layers with a rotary embedding `chunked_attention`.
-/// Chunks are not planned: they are longer than most sequences.
-pub(super) const CHUNKED_LAYERS: Field = layer_types(|file| {
+/// Layer types of Llama 4: layers that `no_rope_layers` marks with 1 have a rotary embedding, and
+/// see one chunk unless the file lists another type.
+pub(super) const CHUNKED_LAYERS: Field = layer_types(chunked_layers);
+
+/// The marks of [`CHUNKED_LAYERS`].
+pub(super) const CHUNKED_MARKS: Field = field(
+    &["no_rope_layers"],
+    Meaning::Computed(
+        "layer_types",
+        Computed {
+            also: &["no_rope_layer_interval"],
+            read: chunked_layers,
+            write: |model| {
+                let types = written_types(model)?;
+                let mark = |kind: &Value| json!(u64::from(kind != NO_ROPE));
+                Some(types.iter().map(mark).collect())
+            },
+        },
+    ),
+);
+
+fn chunked_layers(file: Fields<'_>) -> Result<Option<Value>, String> {
     let interval = file("no_rope_layer_interval").and_then(|n| n.as_u64());
     let interval = interval.unwrap_or(4).max(1);
     let (marks, listed) = (file("no_rope_layers"), file("layer_types"));
     let word = |layer: u64| {
         let of = |list: &Option<Value>| list.as_ref()?.get(layer as usize).cloned();
-        let chunked = of(&listed).map(|word| u64::from(word == "chunked_attention"));
-        let mark = chunked.or_else(|| of(&marks)?.as_u64());
-        match mark.unwrap_or((layer + 1) % interval) {
-            0 => NO_ROPE,
-            _ => FULL,
+        let mark = of(&marks).and_then(|mark| mark.as_u64());
+        let rotates = mark.unwrap_or((layer + 1) % interval) != 0;
+        let kind = of(&listed);
+        let kind = kind.as_ref().and_then(Value::as_str);
+        match kind.unwrap_or(if rotates { CHUNKED } else { FULL }) {
+            FULL => Ok(if rotates { FULL } else { NO_ROPE }),
+            CHUNKED if rotates => Ok(CHUNKED),
+            CHUNKED => Err(format!(
+                "layer {layer} sees one chunk without a rotary embedding (`no_rope_layers`), which is not planned"
+            )),
+            other => Err(format!(
+                "layer {layer} is of type \"{other}\"; known are {FULL} and {CHUNKED}"
+            )),
         }
     };
-    let all: Vec<&str> = (0..layers(file)).map(word).collect();
+    let all: Vec<&str> = (0..layers(file)).map(word).collect::<Result<_, _>>()?;
     Ok(Some(repeated(&all)))
-});
+}
 
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 const NO_ROPE: &str = "full_attention_no_rope";
+const CHUNKED: &str = "chunked_attention";
 
 const fn layer_types(read: fn(Fields<'_>) -> Result<Option<Value>, String>) -> Field {
     field(
@@ -147,18 +175,23 @@ const fn layer_types(read: fn(Fields<'_>) -> Result<Option<Value>, String>) -> F
                 ],
                 read,
                 write: |model| {
-                    let types = model["layer_types"].as_array().filter(|t| !t.is_empty())?;
-                    let layers = model["layers"].as_u64()? as usize;
-                    let types = types.iter().cycle().take(layers);
-                    Some(
-                        types
-                            .map(|t| if t == NO_ROPE { json!(FULL) } else { t.clone() })
-                            .collect(),
-                    )
+                    let types = written_types(model)?;
+                    // Classes with chunks need a size.
+                    let unchunked = model["attention_chunk"].is_null();
+                    let full = |t: &Value| t == NO_ROPE || unchunked && t == CHUNKED;
+                    let of_file = |t: &Value| if full(t) { json!(FULL) } else { t.clone() };
+                    Some(types.iter().map(of_file).collect())
                 },
             },
         ),
     )
+}
+
+/// Returns the types of all layers of a model, by key; `None` if it lists none.
+fn written_types(model: &Value) -> Option<Vec<Value>> {
+    let types = model["layer_types"].as_array().filter(|t| !t.is_empty())?;
+    let layers = model["layers"].as_u64()? as usize;
+    Some(types.iter().cycle().take(layers).cloned().collect())
 }
 
 /// Layers of a model at most, as in its key.
@@ -235,6 +268,34 @@ mod tests {
         (computed.read)(&get).unwrap().unwrap_or_default()
     }
 
+    /// Chunks without a rotary embedding have no layer type.
+    #[test]
+    fn chunks_are_rotated() {
+        let file = json!({"num_hidden_layers": 2, "no_rope_layers": [1, 0], "layer_types": [CHUNKED, CHUNKED]});
+        let get = |name: &str| file.get(name).cloned();
+        let e = chunked_layers(&get).unwrap_err();
+        assert!(e.contains("layer 1 sees one chunk without"), "{e}");
+    }
+
+    /// Files name the mask of each layer, and mark those with a rotary embedding.
+    #[test]
+    fn chunks_are_written_as_masks_and_marks() {
+        let mut model =
+            json!({"layers": 4, "attention_chunk": 64, "layer_types": [CHUNKED, NO_ROPE]});
+        let write = |field: &Field, model: &Value| match field.meaning {
+            Meaning::Computed(_, computed) => (computed.write)(model).unwrap(),
+            _ => panic!("the field is computed"),
+        };
+        let masks = json!([CHUNKED, FULL, CHUNKED, FULL]);
+        assert_eq!(write(&CHUNKED_LAYERS, &model), masks);
+        assert_eq!(write(&CHUNKED_MARKS, &model), json!([1, 0, 1, 0]));
+        model["attention_chunk"] = Value::Null;
+        assert_eq!(
+            write(&CHUNKED_LAYERS, &model),
+            json!([FULL, FULL, FULL, FULL])
+        );
+    }
+
     #[test]
     fn patterns_are_the_shortest_lists() {
         let gemma3 = json!({"num_hidden_layers": 26, "sliding_window": 512});
@@ -251,6 +312,13 @@ mod tests {
             json!([FULL, FULL, FULL, NO_ROPE])
         );
         let cohere = json!({"num_hidden_layers": 8, "sliding_window": 8});
+        let llama4 = json!({"num_hidden_layers": 8});
+        let expected = json!([CHUNKED, CHUNKED, CHUNKED, NO_ROPE]);
+        assert_eq!(read(&CHUNKED_LAYERS, &llama4), expected);
+        let marked = json!({"num_hidden_layers": 3, "no_rope_layers": [1, 0, 1], "layer_types": [FULL, FULL, CHUNKED]});
+        let found = read(&CHUNKED_LAYERS, &marked);
+        assert_eq!(found, json!([FULL, NO_ROPE, CHUNKED]));
+        assert_eq!(read(&CHUNKED_MARKS, &marked), found);
         let found = read(&every_without_rope::<4>(), &cohere);
         assert_eq!(found, json!([SLIDING, SLIDING, SLIDING, NO_ROPE]));
         let qwen = json!({"num_hidden_layers": 4, "sliding_window": 8, "use_sliding_window": true, "max_window_layers": 3});

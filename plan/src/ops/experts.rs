@@ -96,9 +96,15 @@ impl OpDef for op::DispatchExperts {
     }
 }
 
-/// Returns the size in bytes of the rows that `position` selects, at most all rows.
-fn rows_used(rows: &Value, position: &Value) -> u64 {
-    rows.rows().min(position.numel()) * rows.cols() * rows.dtype.size()
+/// Returns the number of rows that `position` names: at most as many as there are.
+fn named(rows: &Value, position: &Value, routed: Option<u64>) -> u64 {
+    let most = rows.rows().min(position.numel());
+    routed.map_or(most, |n| n.min(most))
+}
+
+/// Returns the bytes of these rows.
+fn rows_used(rows: &Value, position: &Value, routed: Option<u64>) -> u64 {
+    named(rows, position, routed) * rows.cols() * rows.dtype.size()
 }
 
 impl OpDef for op::SortExperts {
@@ -166,7 +172,8 @@ impl OpDef for op::Permute {
 
     fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
         let out = at.output(0);
-        Some(moved_bytes(self.by, out, rows_used(out, at.input(1))))
+        let rows = rows_used(out, at.input(1), self.routed);
+        Some(moved_bytes(self.by, out, rows))
     }
 
     fn differentiable(&self, n: usize) -> bool {
@@ -174,8 +181,9 @@ impl OpDef for op::Permute {
     }
 
     fn vjp(&self, at: Vjp<'_>) -> Contributions {
-        let by = self.by.backward();
-        moved_back(at, OpKind::Unpermute(op::Unpermute { by }), self.by)
+        let (by, routed) = (self.by.backward(), self.routed);
+        let kind = OpKind::Unpermute(op::Unpermute { by, routed });
+        moved_back(at, kind, self.by)
     }
 }
 
@@ -189,7 +197,8 @@ impl OpDef for op::Unpermute {
     }
 
     fn flops(&self, at: &Operands<'_>) -> u64 {
-        at.input(1).numel() * at.input(0).cols()
+        let positions = at.input(1).numel();
+        self.routed.map_or(positions, |n| n.min(positions)) * at.input(0).cols()
     }
 
     fn class(&self, _: &Operands<'_>) -> KernelClass {
@@ -197,14 +206,14 @@ impl OpDef for op::Unpermute {
     }
 
     fn bytes_read(&self, at: &Operands<'_>, n: usize) -> Option<u64> {
-        (n == 0).then(|| rows_used(at.input(0), at.input(1)))
+        (n == 0).then(|| rows_used(at.input(0), at.input(1), self.routed))
     }
 
     fn bytes_written(&self, at: &Operands<'_>, _: usize) -> Option<u64> {
         let out = at.output(0);
         let rows = if self.by.adds() {
             // Each row is read and written where it is added.
-            2 * rows_used(at.input(0), at.input(1))
+            2 * rows_used(at.input(0), at.input(1), self.routed)
         } else {
             out.numel() * out.dtype.size()
         };
@@ -221,8 +230,9 @@ impl OpDef for op::Unpermute {
     }
 
     fn vjp(&self, at: Vjp<'_>) -> Contributions {
-        let by = self.by.backward();
-        moved_back(at, OpKind::Permute(op::Permute { by }), self.by)
+        let (by, routed) = (self.by.backward(), self.routed);
+        let kind = OpKind::Permute(op::Permute { by, routed });
+        moved_back(at, kind, self.by)
     }
 }
 

@@ -31,18 +31,26 @@ impl OpDef for op::Route {
         ROUTER
     }
 
-    fn differentiable(&self, n: usize) -> bool {
-        n == 0
-    }
-
+    /// No weight depends on the bias. Where steps move it, they get the number of choices of each
+    /// expert in place of a gradient ([`UpdateRule::RouterBias`]).
+    ///
+    /// [`UpdateRule::RouterBias`]: crate::ir::UpdateRule::RouterBias
     fn vjp(&self, mut at: Vjp<'_>) -> Contributions {
         let (logits, ids, dy) = (at.x(0), at.y(1), at.dy);
-        let kind = OpKind::RouteGrad(op::RouteGrad {
-            sigmoid: self.sigmoid,
-            normalize: self.normalize,
-            scale: self.scale,
-        });
-        Vjp::first(at.like(kind, &[dy, logits, ids], logits))
+        let mut gradients = Contributions::new();
+        if at.needs[0] {
+            let kind = OpKind::RouteGrad(op::RouteGrad {
+                sigmoid: self.sigmoid,
+                normalize: self.normalize,
+                scale: self.scale,
+            });
+            gradients.push((0, at.like(kind, &[dy, logits, ids], logits)));
+        }
+        if at.needs.get(1) == Some(&true) {
+            let bias = at.x(1);
+            gradients.push((1, at.like(OpKind::CountExperts, &[ids], bias)));
+        }
+        gradients
     }
 
     /// The choice of experts is not recomputed.
@@ -75,6 +83,32 @@ impl OpDef for op::RouteGrad {
 
     fn is_backward(&self) -> bool {
         true
+    }
+}
+
+impl OpDef for op::CountExperts {
+    fn name(&self) -> &'static str {
+        "count_experts"
+    }
+
+    fn signature(&self) -> Signature {
+        Signature::new(&[any("the ids")], &[any("the counts")])
+    }
+
+    fn result(&self, _: usize, _: &[DType]) -> DType {
+        DType::F32
+    }
+
+    fn flops(&self, at: &Operands<'_>) -> u64 {
+        at.input_numel()
+    }
+
+    fn class(&self, _: &Operands<'_>) -> KernelClass {
+        ROUTER
+    }
+
+    fn differentiable(&self, _: usize) -> bool {
+        false
     }
 }
 

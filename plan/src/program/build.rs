@@ -1,7 +1,7 @@
 //! Builds a program: appends to its tables and hands out ids.
 //!
 //! The lowering emits every schedule through [`ProgramBuilder`]. Tests and benchmarks use it to
-//! spell out small programs by hand.
+//! write small programs by hand.
 
 use super::{
     CaptureScope, Communicator, Instr, Op, Phase, Program, ProgramMeta, Rule, Section, SectionKind,
@@ -62,8 +62,8 @@ pub struct ProgramBuilder {
 }
 
 impl ProgramMeta {
-    /// Labels a program that no scenario stands behind: one node, one micro-batch of one token,
-    /// one step, in bfloat16.
+    /// Labels a program without a scenario: one node, one micro-batch of one token, one step, in
+    /// bfloat16.
     #[must_use]
     pub fn synthetic(name: &str, mesh: DeviceMesh) -> Self {
         Self {
@@ -89,7 +89,7 @@ impl ProgramMeta {
 }
 
 impl ProgramBuilder {
-    /// Starts a program that has nothing but the compute stream.
+    /// Starts a program with only the compute stream.
     #[must_use]
     pub fn new(meta: ProgramMeta) -> Self {
         let program = Program {
@@ -130,7 +130,7 @@ impl ProgramBuilder {
     /// Adds a stream.
     ///
     /// # Panics
-    /// Panics where ids run out, at 256 streams.
+    /// Panics if ids run out, at 256 streams.
     pub fn add_stream(&mut self, kind: StreamKind, priority: i8) -> StreamId {
         let streams = &mut self.program.streams;
         let id = u8::try_from(streams.len()).expect("a program has few streams");
@@ -141,7 +141,7 @@ impl ProgramBuilder {
     /// Adds a communicator.
     ///
     /// # Panics
-    /// Panics where ids run out, at 256 communicators.
+    /// Panics if ids run out, at 256 communicators.
     pub fn add_communicator(&mut self, comm: Communicator) -> CommId {
         let comms = &mut self.program.communicators;
         let id = u8::try_from(comms.len()).expect("a program has few communicators");
@@ -152,7 +152,7 @@ impl ProgramBuilder {
     /// Adds a unit.
     ///
     /// # Panics
-    /// Panics where ids run out, at 65,536 units.
+    /// Panics if ids run out, at 65,536 units.
     pub fn add_unit(&mut self, unit: Unit) -> UnitId {
         let units = &mut self.program.units;
         let id = u16::try_from(units.len()).expect("a model has a unit per block");
@@ -177,7 +177,7 @@ impl ProgramBuilder {
         id
     }
 
-    /// Adds a collective over these parts; its size is the sum of their larger sides.
+    /// Adds a collective with these parts. Its size is the sum of their larger sides.
     pub fn add_collective(
         &mut self,
         kind: CollectiveKind,
@@ -213,7 +213,7 @@ impl ProgramBuilder {
     /// Adds a captured scope.
     ///
     /// # Panics
-    /// Panics where ids run out, at 65,536 scopes.
+    /// Panics if ids run out, at 65,536 scopes.
     pub fn add_scope(&mut self, name: String) -> ScopeId {
         let scopes = &mut self.program.scopes;
         let id = u16::try_from(scopes.len()).expect("the model's depth bounds the scopes per step");
@@ -287,13 +287,13 @@ impl ProgramBuilder {
         self.emit(Op::Wait { event, stream })
     }
 
-    /// Makes one stream wait for everything issued on another so far; returns the wait.
+    /// Makes one stream wait for all work issued on another stream so far. Returns the wait.
     pub fn join(&mut self, from: StreamId, to: StreamId) -> InstrId {
         let event = self.record(from);
         self.wait(event, to)
     }
 
-    /// Adds operands and returns the launch of a kernel over them, without appending it.
+    /// Adds operands and returns the launch of a kernel on them, without appending it.
     pub fn launch_op(
         &mut self,
         kernel: KernelId,
@@ -315,7 +315,7 @@ impl ProgramBuilder {
         }
     }
 
-    /// Launches a kernel over these ranges.
+    /// Launches a kernel on these ranges.
     pub fn launch(
         &mut self,
         kernel: KernelId,
@@ -327,7 +327,7 @@ impl ProgramBuilder {
         self.emit(op)
     }
 
-    /// Ends a section that began where the previous one ended.
+    /// Ends a section that started where the previous one ended.
     pub fn end_section(&mut self, kind: SectionKind) -> &Section {
         let start = self.program.sections.last().map_or(0, |s| s.instrs.end);
         let instrs = start..self.program.instrs.len() as u32;

@@ -1,7 +1,7 @@
-//! Which elements of parameters the persistent buffers of a rank hold.
+//! Which elements of parameters the persistent buffers of a rank contain.
 //!
 //! The buffer of a flat group is the inner slice of the group's layout, and within it the outer
-//! slice, according to its size; the buffer of one parameter is that parameter's dim-0 shard.
+//! slice, according to its size. The buffer of a single parameter is that parameter's dim-0 shard.
 
 use super::Program;
 use crate::ir::{AxisId, BufferId, Holds, ParamId};
@@ -17,11 +17,11 @@ pub struct Content {
     pub at: u64,
     /// Parameter.
     pub param: ParamId,
-    /// Range of elements of what the rank has of the parameter, row-major.
+    /// Range of elements within the rank's part of the parameter, row-major.
     pub elements: Range<u64>,
 }
 
-/// A buffer's size is not that of a slice of its group.
+/// The size of a buffer is not that of a slice of its group.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("buffer `{buffer}` has {elements} elements, which is not a slice of its group's {full}")]
 pub struct NoSlice {
@@ -37,7 +37,7 @@ pub struct NoSlice {
 #[derive(Debug)]
 pub struct Contents<'a> {
     program: &'a Program,
-    /// By parameter: its group and its index there.
+    /// By parameter: its group, and its index in the group.
     home: BTreeMap<ParamId, (usize, usize)>,
 }
 
@@ -56,11 +56,11 @@ impl<'a> Contents<'a> {
         }
     }
 
-    /// Returns the contents of a buffer on a rank, in ascending order; none if it holds no
+    /// Returns the contents of a buffer on a rank, in ascending order. Empty if it contains no
     /// parameters.
     ///
     /// # Errors
-    /// [`NoSlice`].
+    /// Returns [`NoSlice`].
     pub fn of(&self, rank: u32, id: BufferId) -> Result<Vec<Content>, NoSlice> {
         let buffer = &self.program.buffers[id.index()];
         let mesh = &self.program.meta.mesh;
@@ -112,8 +112,8 @@ impl<'a> Contents<'a> {
         shard_axis(self.program.params[p.index()].placements)
     }
 
-    /// Returns the slice of `full` elements that is in a buffer of `numel` elements: the inner axis
-    /// divides first, then the outer one.
+    /// Returns the slice of `full` elements that is in a buffer of `numel` elements. The inner axis
+    /// divides first, then the outer axis.
     fn interval(
         &self,
         (rank, inner): (u32, AxisId),

@@ -6,7 +6,7 @@ use super::Program;
 use serde::Serialize;
 
 pub(super) fn digest(program: &Program) -> String {
-    // Labels that do not change what is executed stay out: the scenario's name and the hardware
+    // Labels that do not affect execution are excluded: the scenario's name and the hardware
     // profile.
     let mut meta = program.meta.clone();
     meta.scenario.clear();

@@ -53,7 +53,7 @@ impl StreamKind {
 pub struct Stream {
     /// Kind.
     pub kind: StreamKind,
-    /// CUDA convention: lower is more urgent; 0 is the default, -1 high.
+    /// Priority in CUDA's convention: lower is more urgent; 0 is the default, -1 is high.
     pub priority: i8,
 }
 
@@ -72,10 +72,10 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Checks that instances of the communicator divide `world` ranks.
+    /// Checks that instances of the communicator divide `world` ranks evenly.
     ///
     /// # Errors
-    /// Fails, with a sentence that names the communicator, if they do not.
+    /// Returns an error that names the communicator if they do not.
     pub fn divides(&self, world: u32) -> Result<(), String> {
         let RankGroup { size, stride } = self.ranks;
         let span = u64::from(size) * u64::from(stride);
@@ -89,7 +89,7 @@ impl Communicator {
     }
 }
 
-/// False is not written: a program keeps the digest that it had before the choice existed.
+/// False is not written, so that a program keeps its digest from before the choice existed.
 #[allow(
     clippy::trivially_copy_pass_by_ref,
     reason = "serde asks for a reference"

@@ -23,7 +23,7 @@ macro_rules! rules {
                 match self { $(Self::$name => $text,)* }
             }
 
-            /// Returns what the rule says and its source.
+            /// Returns the meaning of the rule and its source.
             #[must_use]
             pub const fn why(self) -> &'static str {
                 match self { $(Self::$name => $why,)* }

@@ -153,7 +153,7 @@ pub(super) fn op(program: &Program, instr: &Instr) -> String {
     }
 }
 
-/// Returns the comment lines at the top, with the groups of these units (`None`: of all); equal
+/// Returns the comment lines at the start, with the groups of these units (`None`: of all). Equal
 /// adjacent units share a line.
 pub(super) fn header(program: &Program, units: Option<&[UnitId]>) -> String {
     let mut out = String::new();

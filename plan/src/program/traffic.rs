@@ -1,4 +1,4 @@
-//! Bytes that a launch really moves.
+//! The bytes that a launch actually moves.
 
 use super::{Op, Program};
 use crate::ir::Place;
@@ -26,12 +26,12 @@ impl Traffic {
 // `compile` describes kernels before `lower` decides how gradients are stored. A descriptor
 // therefore counts a gradient in the type that the kernel computes in, while the buffer may be
 // wider (`precision.main_grads`) or narrower (`precision.comm_grads`). The launch's byte ranges
-// show the real width. Code that needs bytes corrects for it: the price of a launch
+// show the actual width. Code that needs bytes corrects for this: the price of a launch
 // (`Program::traffic`), the bounds of an operand (`check/form.rs`), and kernels, which take the
 // element type from the buffer.
 
 impl Program {
-    /// Returns the traffic of a launch; zero for instructions that launch no kernel.
+    /// Returns the traffic of a launch; zero for instructions that do not launch a kernel.
     ///
     /// See Note [Stored gradients].
     #[must_use]
@@ -44,7 +44,7 @@ impl Program {
         for (w, to) in self.writes(op).iter().enumerate() {
             let place = Place::Write(w as u8);
             let mut outputs = kernel.body.iter().flat_map(|b| &b.outputs);
-            // Gradients are stored without gaps; elsewhere the descriptor is right.
+            // Gradients are stored without gaps; for other operands, the descriptor is correct.
             let Some(slot) = outputs.find(|s| s.place == place && s.strides.is_empty()) else {
                 continue;
             };
@@ -56,7 +56,7 @@ impl Program {
             let touched = kernel.written.0.min(counted);
             let real = (u128::from(touched) * u128::from(to.bytes) / u128::from(counted)) as u64;
             written = written - touched + real;
-            // An operand that it adds to is read as well.
+            // An operand that the kernel adds to is also read.
             if self.reads(op).contains(to) {
                 read = read - touched.min(read) + real;
             }

@@ -1,5 +1,5 @@
-//! Outputs that hold more than numbers: those of which a kernel leaves elements as they were, and
-//! packed weights.
+//! Outputs that do not consist only of new numbers: those of which a kernel leaves elements
+//! unchanged, and packed weights.
 
 use super::{InstrId, Op, Program};
 use crate::ir::{Access, BodyOp, BufferId, Holds, Kernel, Param, ParamId, Place};
@@ -7,17 +7,17 @@ use crate::shard::Group;
 use std::collections::BTreeSet;
 
 /// Outputs of launches and collectives that may keep elements of what was in memory before, or that
-/// hold packed weights, whose bytes are no numbers. A check for NaN skips them: a NaN among
-/// the elements that were written shows in the results that use them.
+/// contain packed weights, whose bytes are not numbers. A NaN check skips them. A NaN among the
+/// written elements appears in the results that use them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UnfilledWrites {
     all: BTreeSet<(InstrId, u8)>,
-    /// Those of which whole rows are left.
+    /// Outputs of which whole rows are left unchanged.
     rows: BTreeSet<(InstrId, u8)>,
 }
 
 impl UnfilledWrites {
-    /// Returns whether the `n`th range that a launch or collective writes is among them.
+    /// Returns whether the `n`th range that a launch or collective writes is one of them.
     #[must_use]
     pub fn contains(&self, instr: InstrId, n: usize) -> bool {
         u8::try_from(n).is_ok_and(|n| self.all.contains(&(instr, n)))
@@ -45,7 +45,7 @@ impl UnfilledWrites {
     }
 }
 
-/// Ranges that have unwritten rows, by where they start.
+/// Ranges that have unwritten rows, by their start.
 type Ragged = BTreeSet<(BufferId, u64)>;
 
 const fn start(access: &Access) -> (BufferId, u64) {
@@ -62,7 +62,7 @@ fn set(ragged: &mut Ragged, access: &Access, is: bool) {
 
 impl Program {
     /// Returns the outputs that launches do not fill: columns of a wider buffer, and rows that no
-    /// token has reached, with everything computed from these (see
+    /// token has reached, with everything computed from them (see
     /// [`OpDef::leaves_rows`](crate::ops::OpDef::leaves_rows)).
     #[must_use]
     pub fn unfilled_writes(&self) -> UnfilledWrites {
@@ -105,12 +105,12 @@ impl Program {
         found
     }
 
-    /// Returns whether a buffer holds numbers of at least 16 bits, which a check for NaN can read.
+    /// Returns whether a buffer contains numbers of at least 16 bits, which a NaN check can read.
     pub(crate) fn has_numbers(&self, buffer: BufferId) -> bool {
         self.buffers[buffer.index()].dtype.is_float() && !self.is_packed(buffer)
     }
 
-    /// Returns whether a buffer holds packed weights.
+    /// Returns whether a buffer contains packed weights.
     fn is_packed(&self, buffer: BufferId) -> bool {
         is_packed(
             self.buffers[buffer.index()].holds,
@@ -120,7 +120,7 @@ impl Program {
     }
 }
 
-/// Returns whether a buffer with these contents holds packed weights.
+/// Returns whether a buffer with these contents contains packed weights.
 pub(crate) fn is_packed(holds: Holds, params: &[Param], groups: &[Group]) -> bool {
     let packed = |p: &ParamId| params[p.index()].packed.is_some();
     match holds {
@@ -130,8 +130,8 @@ pub(crate) fn is_packed(holds: Holds, params: &[Param], groups: &[Group]) -> boo
     }
 }
 
-/// Returns for each output of a kernel whether rows of it stay unwritten, given the same of its
-/// inputs.
+/// Returns for each output of a kernel whether some of its rows stay unwritten, given the same for
+/// its inputs.
 fn ragged_writes(kernel: &Kernel, read: &[bool], writes: usize) -> Vec<bool> {
     let mut write = vec![false; writes];
     let mut registers = BTreeSet::new();
@@ -200,7 +200,7 @@ mod tests {
         for name in ["local_experts", "permute", "grouped_mm", "scale_rows"] {
             assert!(names.iter().any(|n| n == name), "{name} of {names:?}");
         }
-        // The results of tokens and the gradients of weights are whole.
+        // The results of tokens and the gradients of weights are complete.
         for name in ["unpermute", "grouped_mm_weight_backward", "mm"] {
             assert!(!names.iter().any(|n| n == name), "{name} of {names:?}");
         }

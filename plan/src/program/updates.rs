@@ -1,4 +1,4 @@
-//! What the launches of the optimizer update.
+//! What the optimizer's launches update.
 
 use super::contents::{Contents, NoSlice};
 use super::{Op, Program};
@@ -8,13 +8,13 @@ use std::collections::BTreeMap;
 /// A tensor of an optimizer launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Updated<'a> {
-    /// Position of the weight among the launch's reads; the gradient follows it.
+    /// Position of the weight among the launch's reads. The gradient follows it.
     pub read: usize,
     /// Weights.
     pub weight: Access,
     /// Gradients.
     pub grad: Access,
-    /// State. A tensor without state continues that of the tensor before it.
+    /// State. A tensor without state continues that of the previous tensor.
     pub state: &'a [Access],
 }
 
@@ -30,7 +30,7 @@ pub struct GroupRun {
 /// Adjacent weights of a rank's shard that are cast with the same scale.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScaleRun {
-    /// Number of the scale among those that the launch reads, or of the maximum among those that it
+    /// Index of the scale among those that the launch reads, or of the maximum among those that it
     /// writes; `None` for padding.
     pub scale: Option<u32>,
     /// Elements.
@@ -47,7 +47,7 @@ pub struct MatrixRun {
 }
 
 impl Program {
-    /// Returns the tensors that an instruction updates, or none unless it launches an optimizer.
+    /// Returns the tensors that an instruction updates. Empty unless it launches an optimizer.
     #[must_use]
     pub fn updates(&self, op: &Op) -> Vec<Updated<'_>> {
         let Op::Launch { kernel, .. } = *op else {
@@ -60,7 +60,7 @@ impl Program {
         let is_state = |a: &&Access| self.buffers[a.buffer.index()].role == Role::OptimizerState;
         let mut found = Vec::new();
         let mut at = 0;
-        // The last read may be a scalar: it clips all gradients and has no partner.
+        // The last read may be a scalar, which clips all gradients and has no partner.
         while let [weight, grad, rest @ ..] = &reads[at..] {
             let state = &rest[..rest.iter().take_while(is_state).count()];
             found.push(Updated {
@@ -74,19 +74,27 @@ impl Program {
         found
     }
 
-    /// Returns whether an instruction launches an optimizer that adds up pieces of gradients, which
-    /// exist nowhere else as sums.
+    /// Returns whether an instruction launches an optimizer that sums pieces of gradients, whose
+    /// sums do not exist elsewhere.
     #[must_use]
     pub fn sums_pieces(&self, op: &Op) -> bool {
         let update = self.shard_op(op).and_then(ShardOp::update);
         update.is_some_and(|u| u.fused.pieces.is_some())
     }
 
-    /// Returns, by launch of an optimizer, the parameter groups of its weights on a rank, tensor by
-    /// tensor. Padding is in group 0. Empty if there is one group only.
+    /// Returns whether an instruction moves biases of routers, and so reads counts in place of
+    /// gradients.
+    #[must_use]
+    pub fn moves_router_biases(&self, op: &Op) -> bool {
+        let update = self.shard_op(op).and_then(ShardOp::update);
+        update.is_some_and(|u| !u.rule.has_gradients())
+    }
+
+    /// Returns, by optimizer launch, the parameter groups of its weights on a rank, tensor by
+    /// tensor. Padding is in group 0. Empty if there is only one group.
     ///
     /// # Errors
-    /// [`NoSlice`].
+    /// Returns [`NoSlice`].
     pub fn group_runs(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<GroupRun>>, NoSlice> {
         let mut all = BTreeMap::new();
         if self.params.iter().all(|p| p.group == 0) {
@@ -110,11 +118,11 @@ impl Program {
         Ok(all)
     }
 
-    /// Returns, by launch that finds maxima ([`ShardOp::ShardAmax`], or an optimizer) or casts a
+    /// Returns, by launch that computes maxima ([`ShardOp::ShardAmax`], or an optimizer) or casts a
     /// shard ([`ShardOp::ShardCast`]), the scales of its weights on a rank.
     ///
     /// # Errors
-    /// [`NoSlice`].
+    /// Returns [`NoSlice`].
     pub fn scale_runs(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<ScaleRun>>, NoSlice> {
         let mut all = BTreeMap::new();
         let params = self
@@ -157,7 +165,7 @@ impl Program {
     /// tensor.
     ///
     /// # Errors
-    /// [`NoSlice`].
+    /// Returns [`NoSlice`].
     pub fn matrix_runs(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<MatrixRun>>, NoSlice> {
         let mut all = BTreeMap::new();
         let contents = Contents::new(self);
@@ -177,10 +185,10 @@ impl Program {
     }
 
     /// Returns, by launch of [`ShardOp::Muon`], the shapes of the matrices on a rank in the order
-    /// of its weights; padding counts as a vector.
+    /// of its weights. Padding counts as a vector.
     ///
     /// # Errors
-    /// [`NoSlice`].
+    /// Returns [`NoSlice`].
     pub fn matrix_shapes(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<Shape>>, NoSlice> {
         let shape = |run: &MatrixRun| match run.param.map(|p| &self.params[p.index()]) {
             Some(param) => param.shape.clone(),
@@ -203,8 +211,8 @@ impl Program {
         }
     }
 
-    /// Appends what `of` says of the parameters in a range of weights, with the number of elements;
-    /// `None` is padding.
+    /// Appends what `of` returns for the parameters in a range of weights, with the number of
+    /// elements; `None` is padding.
     fn runs_of<K: Copy + PartialEq>(
         &self,
         contents: &Contents<'_>,

@@ -1,28 +1,28 @@
-//! Memory that kernels of a GPU take in addition to the program's buffers: a device allocates it
+//! Memory that kernels of a GPU need in addition to the program's buffers. A device allocates it
 //! once, before the first step.
 //!
-//! It is part of the plan because it follows from the program alone, so that a prediction of the
-//! whole device's memory needs no device. The sizes are those of the libraries that `exec` uses
+//! It is part of the plan because it follows from the program alone, so that predicting the memory
+//! of the whole device needs no device. The sizes are those of the libraries that `exec` uses
 //! (cuBLASLt, cuDNN 9.19).
 
 use super::{Op, Program};
 use crate::ir::{Kernel, KernelClass, NewtonSchulz, OpKind, Slot};
 use crate::units::Bytes;
 
-/// Maximum workspace of a GEMM, and of a convolution in addition to copies of its operands, in
-/// bytes.
+/// Maximum workspace of a GEMM in bytes, and of a convolution in addition to copies of its
+/// operands.
 pub const GEMM: u64 = 32 << 20;
 /// Alignment of the workspace's parts.
 pub const ALIGN: u64 = 256;
-/// Maximum workspace of the column sums that a row kernel makes, in bytes.
+/// Maximum workspace for the column sums of a row kernel, in bytes.
 pub const ROW_SUMS: u64 = 8 << 20;
-/// Columns of a tile of a grouped matmul with a fused epilogue.
+/// Number of columns of a tile in a grouped matmul with a fused epilogue.
 pub const GROUPED_COLUMNS: u64 = 256;
-/// Minimum workspace of the sums of norms and clipping on the compute stream, in bytes.
+/// Minimum workspace for the sums of norms and clipping on the compute stream, in bytes.
 const SUMS: u64 = 1 << 20;
 
-/// Returns the workspace of all streams: kernels of one stream share theirs, since they run one
-/// after another.
+/// Returns the workspace of all streams. Kernels on the same stream share theirs, because they run
+/// one after another.
 #[must_use]
 pub fn of(program: &Program) -> Bytes {
     let mut streams = vec![0; program.streams.len()];
@@ -41,15 +41,15 @@ pub fn of(program: &Program) -> Bytes {
         .iter()
         .map(|b| b.next_multiple_of(ALIGN))
         .sum::<u64>();
-    // A word for faults that kernels find in their inputs, and counters of finished blocks.
+    // A word for errors that kernels find in their inputs, and counters of finished blocks.
     Bytes(all + ALIGN)
 }
 
-/// Elements of a matrix whose squares a block adds up in Muon's kernel.
+/// Number of elements of a matrix whose squares one block sums in Muon's kernel.
 pub const MUON_CHUNK: u64 = 8192;
 
-/// Returns the workspace of Muon for a matrix of these sides: that of its matmuls, the matrices of
-/// an iteration, a sum of squares per block in float64, and their sum.
+/// Returns the workspace of Muon for a matrix with these sides: that of its matmuls, the matrices
+/// of an iteration, one sum of squares per block in float64, and their total.
 #[must_use]
 pub fn muon(sides: [u64; 2]) -> u64 {
     let matrices = NewtonSchulz::matrices(sides);
@@ -63,7 +63,7 @@ pub fn muon(sides: [u64; 2]) -> u64 {
 pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
     match kernel.class {
         KernelClass::Gemm { m, n, k, .. } if m * n * k > 0 => GEMM,
-        // Tensor cores need channels last: cuDNN's kernels for 16-bit types work on copies of
+        // Tensor cores need channels last, so cuDNN's kernels for 16-bit types work on copies of
         // images, weights and results in that order.
         KernelClass::Conv { .. } if kernel.dtype.size() == 2 => {
             let bytes = |slot: &Slot| slot.shape.iter().product::<u64>() * 2;
@@ -71,7 +71,7 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
                 .body
                 .iter()
                 .flat_map(|op| op.inputs.iter().chain(&op.outputs));
-            // One more for gradients of weights that are converted from such a copy.
+            // One more copy for gradients of weights, which are converted from such a copy.
             let gradients = kernel
                 .body
                 .iter()
@@ -101,14 +101,14 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             if !fused {
                 return delta;
             }
-            // The gradient of the queries is added up in float32, tile by tile; in a fixed order
-            // only from all of the scores' gradients.
+            // The gradient of the queries is accumulated in float32, tile by tile. In a fixed
+            // order, it is computed only from all gradients of the scores.
             let queries = if deterministic {
                 rows * shape.seen() * 2
             } else {
                 (rows * head_dim * 4).next_multiple_of(ALIGN)
             };
-            // Gradients of keys and values by query head, before those of a group are added up.
+            // Gradients of keys and values per query head, before those of a group are summed.
             let grouped = if shape.kv_heads == shape.heads {
                 0
             } else {
@@ -117,7 +117,7 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             delta + queries + grouped
         }
         KernelClass::GroupedGemm { n, .. } => {
-            // Of each dot product of rows, the sum over the columns of a tile.
+            // For each dot product of rows, the sum over the columns of a tile.
             let dots = kernel.body.iter().filter(|op| op.op == OpKind::RowDot);
             let rows = |slot: &Slot| slot.shape.iter().product::<u64>();
             let rows = dots.flat_map(|op| &op.outputs).map(rows);
@@ -151,7 +151,7 @@ mod tests {
         }
     }
 
-    /// Workspace that cuDNN 9.19 asked for on an H200, in tenths of MiB.
+    /// Workspace that cuDNN 9.19 requested on an H200, in tenths of MiB.
     #[test]
     fn attention_takes_what_the_library_asked_for() {
         for (kernel, any_order, fixed_order) in [
@@ -170,8 +170,8 @@ mod tests {
         assert_eq!(kernel_bytes(&own, true), 4 * 256 * 4);
     }
 
-    /// cuDNN 9.19 asked for 65.125 MiB on an H200 for 16 images of 256 channels of 64 x 64 and as
-    /// many channels of 3 x 3 weights, for each of the three results: a copy of each.
+    /// cuDNN 9.19 requested 65.125 MiB on an H200 for 16 images of 256 channels of 64 x 64 and the
+    /// same number of channels of 3 x 3 weights, for each of the three results: one copy of each.
     #[test]
     fn convolutions_have_room_for_copies_in_the_order_of_tensor_cores() {
         let scenario = |compute| {
@@ -192,7 +192,7 @@ mod tests {
         let (image, weights) = (16 * 256 * 64 * 64 * 2, 256 * 256 * 9 * 2);
         let copies = 2 * image + weights;
         assert_eq!(copies, 65 * (1 << 20) + (1 << 17));
-        // And of weights' gradients once more, which are converted.
+        // The gradients of weights need one more copy, which is converted.
         assert_eq!(beside(&scenario("bf16")), [copies, copies + weights]);
         assert_eq!(beside(&scenario("f32")), [0]);
     }

@@ -11,11 +11,11 @@ pub(crate) struct Float8Linear {
     pub(crate) scaling: Scaling,
     /// Type of the gradient of the layer's output; its input and weight are e4m3.
     pub(crate) grad: DType,
-    /// Forward writes the transposed codes that the gradient of the weight reads.
+    /// Whether forward writes the transposed codes that the gradient of the weight reads.
     pub(crate) saves_codes: bool,
-    /// Forward adds up with the precision of tensor cores.
+    /// Whether forward accumulates with the precision of tensor cores.
     pub(crate) fast_accum: bool,
-    /// Ranks gather its codes, so matmuls read them as they are.
+    /// Whether ranks gather its codes, so that matmuls read them directly.
     pub(crate) gathered: bool,
 }
 
@@ -26,7 +26,7 @@ pub(crate) enum Scaling {
     Tensor,
     /// A row.
     Row,
-    /// A block: one size for weights, and one for what they are multiplied by.
+    /// A block, with one size for weights and one for what they are multiplied by.
     Block {
         /// Blocks of weights.
         weights: ScaleBlock,
@@ -52,8 +52,8 @@ impl Scaling {
         })
     }
 
-    /// Returns whether tensor cores can add up the whole inner dimension: scales of blocks are
-    /// multiplied in between.
+    /// Returns whether tensor cores can accumulate over the whole inner dimension. With scales of
+    /// blocks they cannot, because these are multiplied in between.
     const fn spans_inner_dimension(self) -> bool {
         matches!(self, Self::Tensor | Self::Row)
     }
@@ -68,12 +68,13 @@ pub(crate) struct BlockPlace {
     pub(crate) count: u32,
 }
 
-/// Dimensions of factors are multiples of this: rows of 8-bit matrices start at 16 bytes.
+/// Dimensions of factors are multiples of this number, because rows of 8-bit matrices start at
+/// multiples of 16 bytes.
 pub(crate) const FLOAT8_ALIGNMENT: u64 = 16;
 
 /// Returns whether a glob of `float8_exclude` matches a linear layer, or a module that contains it,
 /// by its name here, in torchtitan or in Hugging Face's code. Only matrices are weights of linear
-/// layers, and those of experts.
+/// layers and of experts.
 pub(crate) fn names_layer(glob: &str, weight: &Param) -> bool {
     let Some(module) = weight.name.strip_suffix(".weight") else {
         return false;
@@ -85,7 +86,7 @@ pub(crate) fn names_layer(glob: &str, weight: &Param) -> bool {
             || weight.hf.as_ref().is_some_and(|hf| matches(&hf.module)))
 }
 
-/// Returns whether a weight is a matrix for each expert of a layer.
+/// Returns whether a weight contains a matrix for each expert of a layer.
 pub(crate) fn are_experts(weight: &Param) -> bool {
     let mut parts = weight.name.rsplit('.').skip(2);
     weight.shape.len() == 3 && parts.next() == Some("experts")

@@ -1,4 +1,4 @@
-//! Mixed precision: one type for parameters, activations and GEMMs, float32 for losses.
+//! Mixed precision: one type for parameters, activations and GEMMs, and float32 for losses.
 
 use super::{BlockPlace, Float8Linear, ParamTypes, Recipe, float8};
 use crate::config::Precision;
@@ -16,15 +16,20 @@ impl Mixed {
 }
 
 impl Recipe for Mixed {
-    fn param(&self, _: &Param) -> DType {
-        self.precision.compute
+    /// Returns the compute type, but float32 for biases that steps move: steps are too small for
+    /// fewer bits.
+    fn param(&self, p: &Param) -> DType {
+        match p.router_bias {
+            true => DType::F32,
+            false => self.precision.compute,
+        }
     }
 
     fn activation(&self) -> DType {
         self.precision.compute
     }
 
-    /// GEMMs read factors in the compute type; losses read what the model makes in float32
+    /// GEMMs read factors in the compute type. Losses read the model's results in float32
     /// (`F.cross_entropy(logits.float(), …)`, `F.mse_loss(out.float(), …)`), and so do routers.
     fn operand(&self, op: &OpKind, n: usize) -> Option<DType> {
         match (op, n) {

@@ -29,7 +29,7 @@ fn results_of_every_family_have_the_types_that_operations_say() {
                 let Act::Compute(kind) = op.act else { continue };
                 let dtype = |v: &crate::graph::ValueId| m.graph.value(*v).dtype;
                 let inputs: Vec<DType> = op.inputs.iter().map(dtype).collect();
-                // Casts state their type themselves.
+                // Casts define their own type.
                 if kind == OpKind::Copy {
                     continue;
                 }
@@ -98,7 +98,7 @@ fn operands_are_converted_in_front_of_the_operations_that_ask_for_it() {
         .count();
     assert!(gemms > 20, "{gemms}");
     assert_eq!(m.graph.ops.len(), before.graph.ops.len() + gemms);
-    // Every value is still computed by the op that writes it, and before it is read.
+    // Every value is still computed by the op that writes it, before it is read.
     for (at, op) in m.graph.ops.iter().enumerate() {
         for v in &op.outputs {
             assert_eq!(m.graph.producer[v.index()], at as u32);

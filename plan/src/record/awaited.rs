@@ -8,7 +8,7 @@ impl Run {
     /// Returns the spans that ran in a gap and whose end it waited for, in order: the one that the
     /// run names, and earlier ones of the same gather or reduction (a sum after a reduce-scatter, a
     /// gather after a copy). If none of them ran in the gap, returns only the one that the run
-    /// names; empty if nothing on the device was waited for.
+    /// names; empty if the gap did not wait for work on the device.
     ///
     /// `place` returns the unit, phase and micro-batch of an instruction, which are equal for one
     /// unit's gather or reduction.
@@ -31,13 +31,13 @@ impl Run {
         let mut at = last;
         loop {
             let before = match spans[at as usize].blocker {
-                // Blockers precede what they block; a file may be damaged.
+                // Blockers precede what they block, but a file may be damaged.
                 Blocker::Stream(y) | Blocker::Event(y) | Blocker::Communicator(y) if y >= at => {
                     break;
                 }
                 Blocker::Stream(y) | Blocker::Event(y) if together(at, y) => y,
-                // Time on the wire, or lost to others on it, belongs to the collective that had the
-                // communicator.
+                // Time on the wire, or lost to other users of the wire, belongs to the collective
+                // that had the communicator.
                 Blocker::Communicator(y)
                     if matches!(gap.cause, Cause::Wire | Cause::Contention) =>
                 {
@@ -65,7 +65,7 @@ impl Run {
     }
 }
 
-/// Returns the names of what was waited for, each once: `reduce_scatter + multi_copy`.
+/// Returns the names of the awaited spans without duplicates: `reduce_scatter + multi_copy`.
 #[must_use]
 pub fn awaited_names<'a>(all: impl IntoIterator<Item = &'a str>) -> String {
     let mut names: Vec<&str> = Vec::new();
@@ -77,7 +77,7 @@ pub fn awaited_names<'a>(all: impl IntoIterator<Item = &'a str>) -> String {
     names.join(" + ")
 }
 
-/// Returns the names of units in order, with consecutive numbers as `layers.3 to layers.7`.
+/// Returns the names of units in order, with consecutive numbers combined: `layers.3 to layers.7`.
 #[must_use]
 pub fn awaited_units(names: &[&str]) -> String {
     let number = |name: &str| {

@@ -1,15 +1,16 @@
-//! Basis of a prediction, and the error to expect.
+//! Basis of a prediction, and the expected error.
 
 use crate::units::thousands;
 use serde::{Deserialize, Serialize};
 
-/// Whether a prediction rests on measurements.
+/// Whether a prediction is based on measurements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BasisKind {
-    /// The hardware profile was measured on machines like the mesh's.
+    /// The hardware profile was measured on machines like that of the mesh.
     Measured,
-    /// The hardware profile comes from data sheets, or the mesh goes beyond what was measured.
+    /// The hardware profile comes from data sheets, or the mesh is outside the range of the
+    /// measurements.
     Estimated,
 }
 
@@ -27,11 +28,11 @@ impl BasisKind {
 /// Basis of a prediction's times.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Basis {
-    /// Whether that is a measurement.
+    /// Whether the basis is a measurement.
     pub kind: BasisKind,
-    /// The machine that was measured, or why the prediction is an estimate.
+    /// The measured machine, or the reason why the prediction is an estimate.
     pub on: String,
-    /// Errors of similar predictions; `None` if nothing similar was ever measured.
+    /// Errors of similar predictions; `None` if nothing similar was measured.
     pub band: Option<ErrorBand>,
 }
 
@@ -40,11 +41,12 @@ pub struct Basis {
 /// Each bound is the 90th percentile (nearest rank) of the absolute errors of those rows.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ErrorBand {
-    /// Bound of the step time's error, in percent; `None` if no such row has a measured time.
+    /// Bound on the error of the step time, in percent; `None` if no such row has a measured time.
     pub step_percent: Option<f64>,
-    /// Bound of the reserved memory's error, in percent; `None` if no such row has a measured peak.
+    /// Bound on the error of reserved memory, in percent; `None` if no such row has a measured
+    /// peak.
     pub reserved_percent: Option<f64>,
-    /// Number of rows behind it.
+    /// Number of these rows.
     pub rows: u32,
     /// What the rows have in common with the prediction.
     pub like: String,
@@ -57,13 +59,13 @@ impl Basis {
         self.kind == BasisKind::Estimated
     }
 
-    /// Returns the bound of the step time's error in percent, if it is known.
+    /// Returns the bound on the error of the step time in percent, if known.
     #[must_use]
     pub fn step_percent(&self) -> Option<f64> {
         self.band.as_ref()?.step_percent
     }
 
-    /// Returns the bound of the reserved memory's error in percent, if it is known.
+    /// Returns the bound on the error of reserved memory in percent, if known.
     #[must_use]
     pub fn reserved_percent(&self) -> Option<f64> {
         self.band.as_ref()?.reserved_percent
@@ -89,10 +91,10 @@ impl Basis {
     }
 }
 
-/// Formats a bound in percent: one decimal below 10, none above.
+/// Formats a bound in percent, with one decimal below 10 and none above.
 #[must_use]
 pub fn bounded(percent: f64) -> String {
-    // A bound is rounded up: it has to hold.
+    // A bound is rounded up, because it must hold.
     let tenths = (percent * 10.0 - 1e-6).ceil() / 10.0;
     if tenths < 10.0 {
         format!("{tenths:.1} %")
@@ -101,7 +103,7 @@ pub fn bounded(percent: f64) -> String {
     }
 }
 
-/// Significant digits of an estimate.
+/// Number of significant digits of an estimate.
 const ESTIMATE_DIGITS: u32 = 3;
 
 /// Formats a predicted number: with `decimals`, or as `~` and three significant digits if it is an

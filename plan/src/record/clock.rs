@@ -1,4 +1,4 @@
-//! Effect of a device's power limit on its clock, as a run reports it in its environment.
+//! Effect of a device's power limit on its clock, as reported in the environment of a run.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,17 @@ const FLOAT8_FACTOR: &str = "power.float8_factor";
 /// The clock of a run's steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Clock {
-    /// Share of a step's time (0 to 1) that GEMMs, convolutions and attention take, alone.
+    /// Share of a step's time (0 to 1) that GEMMs, convolutions and attention take when they run
+    /// alone.
     pub arithmetic_share: f64,
-    /// Their time relative to that at full clock.
+    /// Their time relative to the time at full clock.
     pub arithmetic_factor: f64,
-    /// That of 8-bit matmuls; `None` if there are none.
+    /// The same for 8-bit matmuls; `None` if there are none.
     pub float8_factor: Option<f64>,
 }
 
 impl Clock {
-    /// Adds it to a run's environment, with four digits.
+    /// Adds the clock to a run's environment, with four digits.
     pub fn tell(&self, environment: &mut BTreeMap<String, String>) {
         let mut fact = |key: &str, value: f64| {
             environment.insert(key.to_owned(), format!("{value:.4}"));
@@ -30,7 +31,7 @@ impl Clock {
         }
     }
 
-    /// Reads the clock from the environment of a run; `None` if it has none.
+    /// Reads the clock from a run's environment; `None` if it has none.
     #[must_use]
     pub fn from_environment(environment: &BTreeMap<String, String>) -> Option<Self> {
         let fact = |key: &str| environment.get(key)?.parse().ok();

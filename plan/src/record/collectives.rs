@@ -1,4 +1,5 @@
-//! Cost of a step's collectives, from its spans: the same for predicted and measured ones.
+//! Cost of a step's collectives, computed from its spans in the same way for predicted and measured
+//! steps.
 
 use super::intervals::{length, overlap, touches, union};
 use super::{CollectiveStats, Span};
@@ -7,9 +8,9 @@ use crate::program::{Op, Program};
 use crate::units::Picos;
 use std::collections::BTreeMap;
 
-/// Returns totals by kind. Time of a kind of collective is counted once if several run at the same
-/// time; time in which the compute stream runs nothing is exposed. A collective overlaps a GEMM if
-/// any GEMM, attention or convolution shares time with it.
+/// Returns totals by kind. If several collectives of a kind run at the same time, their time counts
+/// once. Time during which the compute stream runs nothing is exposed. A collective overlaps a GEMM
+/// if any GEMM, attention or convolution shares time with it.
 #[must_use]
 pub fn collective_stats(
     program: &Program,

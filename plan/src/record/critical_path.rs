@@ -1,4 +1,4 @@
-//! The chain of spans that decided when a recorded step ended.
+//! The chain of spans that determines when a recorded step ends.
 
 use super::{Blocker, Run};
 
@@ -21,7 +21,7 @@ impl Run {
                 Blocker::Stream(x) | Blocker::Event(x) | Blocker::Communicator(x) => {
                     Some(x as usize)
                 }
-                // The kernel whose end let it start.
+                // The kernel whose end allowed it to start.
                 Blocker::Sms => {
                     (0..spans.len()).find(|&x| x != i && spans[x].end == spans[i].start)
                 }

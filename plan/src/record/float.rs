@@ -1,7 +1,7 @@
 //! Floating-point numbers in JSON, including those that JSON cannot represent: `"NaN"`, `"inf"`,
 //! `"-inf"`.
 //!
-//! For `#[serde(with = "…")]`; a diverged loss has to survive being stored.
+//! For use with `#[serde(with = "…")]`. A diverged loss must survive being stored.
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -39,7 +39,7 @@ impl Number {
 /// Writes one number.
 ///
 /// # Errors
-/// When the serializer fails.
+/// Fails if the serializer fails.
 pub fn serialize<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
     Number::from(*x).serialize(to)
 }
@@ -47,7 +47,7 @@ pub fn serialize<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
 /// Reads one number.
 ///
 /// # Errors
-/// If the value is not a number.
+/// Fails if the value is not a number.
 pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Number::deserialize(from)?.value()
 }
@@ -59,7 +59,7 @@ pub mod list {
     /// Writes the numbers.
     ///
     /// # Errors
-    /// When the serializer fails.
+    /// Fails if the serializer fails.
     pub fn serialize<S: Serializer>(all: &[f64], to: S) -> Result<S::Ok, S::Error> {
         to.collect_seq(all.iter().map(|x| Number::from(*x)))
     }
@@ -67,7 +67,7 @@ pub mod list {
     /// Reads the numbers.
     ///
     /// # Errors
-    /// If a value is not a number.
+    /// Fails if a value is not a number.
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<f64>, D::Error> {
         let all = Vec::<Number>::deserialize(from)?;
         all.into_iter().map(Number::value).collect()

@@ -3,11 +3,12 @@
 use super::{Cause, ExposedGap, Span};
 use crate::units::Picos;
 
-/// Shorter gaps, in picoseconds, are the queue's own cost.
+/// Gaps shorter than this, in picoseconds, are the cost of the queue itself.
 pub const MIN_GAP: u64 = 5_000_000;
 
-/// Returns the gaps between `from` and `to` of the compute stream, whose spans are given in order.
-/// `explain` says why a span did not start when the stream was free, and which span it waited for.
+/// Returns the gaps of the compute stream between `from` and `to`. The spans of the stream are
+/// given in order. `explain` returns why a span did not start when the stream was free, and which
+/// span it waited for.
 #[must_use]
 pub fn exposed_gaps<'s>(
     compute: impl IntoIterator<Item = &'s Span>,

@@ -1,4 +1,4 @@
-//! When a span's input was ready.
+//! Computes when the input of a span was ready.
 
 use super::Span;
 use crate::ir::{BufferId, InstrId, KernelClass};
@@ -16,7 +16,7 @@ pub struct Inputs<'a> {
 }
 
 impl<'a> Inputs<'a> {
-    /// Creates the inputs of these spans, in issue order, of a step that starts at `begin`.
+    /// Creates the inputs for these spans, in issue order, of a step that starts at `begin`.
     #[must_use]
     pub const fn new(program: &'a Program, spans: &'a [Span], begin: Picos) -> Self {
         Self {
@@ -28,12 +28,12 @@ impl<'a> Inputs<'a> {
     }
 
     /// Returns the earliest time at which the input of span `x` could be ready. Data that this step
-    /// computes is ready when the kernel that computed it has ended, and all other data from the
-    /// step's start on. Copies into a bucket count as part of the transfer: they could have run as
-    /// soon as their source was ready.
+    /// computes are ready when the kernel that computed them has ended, and all other data are
+    /// ready from the start of the step. Copies into a bucket count as part of the transfer,
+    /// because they could have run as soon as their source was ready.
     ///
     /// # Panics
-    /// If there is no such span.
+    /// Panics if there is no such span.
     #[must_use]
     pub fn ready(&self, x: u32) -> Picos {
         let Some(fed) = self.fed_by(x) else {
@@ -41,14 +41,14 @@ impl<'a> Inputs<'a> {
         };
         let span = &self.spans[fed as usize];
         if moves(self.program, span.instr) {
-            // Feeders precede what they feed, so this ends.
+            // Feeders precede what they feed, so the recursion ends.
             self.ready(fed) + (span.end - span.start)
         } else {
             span.end
         }
     }
 
-    /// Returns the last span before this one that wrote a buffer it reads.
+    /// Returns the last span before this one that wrote a buffer that it reads.
     fn fed_by(&self, x: u32) -> Option<u32> {
         let writers = self.writers.get_or_init(|| self.writers());
         let read = buffers(self.program, self.spans[x as usize].instr, Side::Read);
@@ -73,7 +73,7 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Returns whether an instruction only moves what others have computed.
+/// Returns whether an instruction only moves data that others have computed.
 fn moves(program: &Program, instr: InstrId) -> bool {
     match program.instrs[instr.index()].op {
         Op::Launch { kernel, .. } => matches!(
@@ -158,7 +158,7 @@ mod tests {
             alone: Picos(end - start),
             blocker: Blocker::None,
         };
-        // It takes 15, at any position.
+        // It takes 15 at any position.
         let spans = [span(sent, 30, 45), span(reader.unwrap(), 60, 70)];
         assert_eq!(Inputs::new(&program, &spans, Picos(10)).ready(1), Picos(25));
     }

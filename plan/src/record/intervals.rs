@@ -1,4 +1,4 @@
-//! Sets of time as sorted, disjoint intervals.
+//! Sets of times as sorted, disjoint intervals.
 
 /// Sorts and merges intervals.
 #[must_use]
@@ -20,7 +20,7 @@ pub fn length(set: &[(u64, u64)]) -> u64 {
     set.iter().map(|i| i.1 - i.0).sum()
 }
 
-/// Returns the length common to two sets.
+/// Returns the total length of the intersection of two sets.
 #[must_use]
 pub fn overlap(a: &[(u64, u64)], b: &[(u64, u64)]) -> u64 {
     let (mut i, mut j, mut total) = (0, 0, 0);

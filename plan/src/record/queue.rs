@@ -1,10 +1,10 @@
-//! Collectives that were issued and ready, and waited for their turn after collectives of another
+//! Collectives that were issued and ready, but waited for their turn after collectives of another
 //! kind.
 //!
 //! Collectives of one communicator run in the order in which they are issued, and so do those of
-//! one stream. A collective after others of its own kind waits in their line: gathers are issued in
-//! the order in which their results are needed, so the time of such a line is the wire's. After
-//! another kind (a gather after a reduction), it waits for something that computation does not need
+//! one stream. Consecutive collectives of the same kind form a line. Gathers are issued in the
+//! order in which their results are needed, so the time of such a line is the wire's. A collective
+//! after another kind (a gather after a reduction) waits for data that computation does not need
 //! first.
 
 use super::{Blocker, ExposedGap, Span};
@@ -14,7 +14,7 @@ use crate::units::Picos;
 use std::cell::OnceCell;
 use std::collections::BTreeMap;
 
-/// Resource for which two collectives take turns.
+/// Resource that two collectives use in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shared {
     /// The communicator.
@@ -39,13 +39,13 @@ impl Shared {
 pub struct Queued {
     /// The span of the collective that waited.
     pub waited: u32,
-    /// The span of the collective that it waited behind.
+    /// The span of the collective that it waited for.
     pub behind: u32,
     /// Resource that both need.
     pub shared: Shared,
-    /// When the waiting collective was issued and ready.
+    /// Time at which the waiting collective was issued and ready.
     pub since: Picos,
-    /// When the other one had ended.
+    /// Time at which the other collective ended.
     pub until: Picos,
 }
 
@@ -57,7 +57,7 @@ impl Queued {
     }
 }
 
-/// The waits of a step's collectives for one another.
+/// The waits of a step's collectives for each other.
 pub struct Queues<'a> {
     program: &'a Program,
     spans: &'a [Span],
@@ -66,7 +66,7 @@ pub struct Queues<'a> {
 }
 
 impl<'a> Queues<'a> {
-    /// Creates the waits of these spans, in issue order, of one step.
+    /// Creates the waits for these spans, in issue order, of one step.
     #[must_use]
     pub const fn new(program: &'a Program, spans: &'a [Span]) -> Self {
         Self {
@@ -83,8 +83,8 @@ impl<'a> Queues<'a> {
         let kind = self.collective(x)?.kind;
         let span = self.spans.get(x as usize)?;
         let (behind, shared, ready) = match span.blocker {
-            // Its stream was free only when the previous collective had ended, which hides when it
-            // was ready otherwise.
+            // Its stream became free only when the previous collective ended, which hides when it
+            // would have been ready otherwise.
             Blocker::Stream(y) if y < x && self.collective(y).is_some() => {
                 let ready = self.spans[y as usize].start.max(self.let_go(y, x));
                 (y, Shared::Stream, ready)
@@ -103,7 +103,7 @@ impl<'a> Queues<'a> {
         })
     }
 
-    /// Returns the wait that made span `x` late, and by how much: its own, or that of the first
+    /// Returns the wait that delayed span `x`, and the delay: its own wait, or that of the first
     /// collective in the line of its kind directly before it.
     #[must_use]
     pub fn late(&self, x: u32) -> Option<(Queued, Picos)> {
@@ -115,7 +115,7 @@ impl<'a> Queues<'a> {
                 let late = queued.time();
                 return Some((queued, most.map_or(late, |most| late.min(most))));
             }
-            // Nothing is earlier than its issue.
+            // A span cannot start before its issue.
             let could = span.start.saturating_sub(span.issued);
             most = Some(most.map_or(could, |most: Picos| most.min(could)));
             let (Blocker::Stream(y) | Blocker::Communicator(y)) = span.blocker else {
@@ -129,8 +129,8 @@ impl<'a> Queues<'a> {
         }
     }
 
-    /// Returns the wait that caused a gap of cause [`super::Cause::Queue`]: that of the span that
-    /// the gap waited for, or of the line directly before that.
+    /// Returns the wait that caused a gap with cause [`super::Cause::Queue`]: that of the span that
+    /// the gap waited for, or of the line directly before that span.
     #[must_use]
     pub fn of_gap(&self, gap: &ExposedGap) -> Option<Queued> {
         let mut x = gap.waited_for?;
@@ -166,8 +166,7 @@ impl<'a> Queues<'a> {
         })
     }
 
-    /// Returns when the last of the events had happened that the stream waits for between spans `y`
-    /// and `x`.
+    /// Returns the time of the last event that the stream waits for between spans `y` and `x`.
     fn let_go(&self, y: u32, x: u32) -> Picos {
         let [from, to] = [y, x].map(|i| self.spans[i as usize].instr.index());
         let on = self.spans[x as usize].stream;

@@ -6,8 +6,8 @@ use crate::units::Picos;
 use serde::Serialize;
 use std::collections::BTreeMap;
 
-/// Version of [`Summary`]'s JSON; raised when a field changes meaning. Fields are added, never
-/// renamed.
+/// Version of [`Summary`]'s JSON. It increases when the meaning of a field changes. Fields are
+/// added, but never renamed.
 pub const SUMMARY_FORMAT: u32 = 1;
 
 /// Step times in milliseconds.
@@ -32,7 +32,7 @@ pub struct MemorySummary {
     pub peak_reserved_bytes: u64,
     /// Peak of device bytes; `None` if it was not measured.
     pub peak_device_bytes: Option<u64>,
-    /// Bytes at rest between steps.
+    /// Bytes that remain allocated between steps.
     pub persistent_bytes: u64,
     /// Device capacity.
     pub capacity_bytes: Option<u64>,
@@ -63,12 +63,12 @@ pub struct Summary {
     pub hardware: String,
     /// Step times.
     pub step_ms: StepSummary,
-    /// Time of the first step in seconds, which allocates optimizer states; `null` if the run does
-    /// not have it.
+    /// Time in seconds of the first step, which allocates optimizer states; `null` if the run does
+    /// not contain it.
     pub first_step_s: Option<f64>,
     /// Tokens per second and GPU.
     pub tokens_per_s_per_gpu: f64,
-    /// Model FLOPs utilisation, 0 to 1; `null` if the device's peak is not known.
+    /// Model FLOPs utilisation, 0 to 1; `null` if the device's peak is unknown.
     pub mfu: Option<f64>,
     /// Host time of a step, in milliseconds.
     pub host_ms: f64,
@@ -99,7 +99,7 @@ pub struct Summary {
 pub struct BasisSummary {
     /// `measured` or `estimated`.
     pub kind: BasisKind,
-    /// The machine that was measured, or why the prediction is an estimate.
+    /// The measured machine, or the reason why the prediction is an estimate.
     pub on: String,
 }
 
@@ -120,15 +120,15 @@ fn reported(norms: &[f64]) -> &[f64] {
 }
 
 impl Run {
-    /// Returns the exposed time of a step, of all causes.
+    /// Returns the exposed time of a step over all causes.
     #[must_use]
     pub fn exposed_total(&self) -> Picos {
         self.exposed.values().copied().sum()
     }
 
     /// Returns the gradient norms that the run reports. Empty if no step has one, as with
-    /// `fsdp.sum_in_optimizer`, whose runs never sum a gradient. (If a norm becomes infinite or NaN
-    /// during a run, earlier ones are finite.)
+    /// `fsdp.sum_in_optimizer`, with which gradients are never summed. (If a norm becomes infinite
+    /// or NaN during a run, earlier norms are finite.)
     #[must_use]
     pub fn reported_grad_norms(&self) -> &[f64] {
         reported(&self.grad_norms)
@@ -146,7 +146,7 @@ impl Run {
         }
     }
 
-    /// Returns the time of the first step; `None` if the run does not have it.
+    /// Returns the time of the first step; `None` if the run does not contain it.
     #[must_use]
     pub fn first_step(&self) -> Option<Picos> {
         let mut steps = self.steps.iter();

@@ -4,7 +4,7 @@ use crate::ir::{CollectiveKind, InstrId, KernelClass};
 use crate::program::{Op, Program};
 use serde::{Deserialize, Serialize};
 
-/// Kind of device work, as breakdowns group it.
+/// Kind of device work, for breakdowns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Work {
@@ -12,7 +12,7 @@ pub enum Work {
     Gemm,
     /// Fused attention.
     Attention,
-    /// Norms, pointwise, softmax, embeddings: bound by memory bandwidth.
+    /// Norms, pointwise operations, softmax, embeddings: bound by memory bandwidth.
     Memory,
     /// Copies into and out of communication buffers, inputs from the host, casts, fills.
     Copy,
@@ -29,7 +29,7 @@ pub enum Work {
 }
 
 impl Work {
-    /// Returns the kind of an instruction; `None` if it runs on no device stream.
+    /// Returns the kind of an instruction; `None` if it does not run on a device stream.
     #[must_use]
     pub fn of(program: &Program, instr: InstrId) -> Option<Self> {
         Some(match program.instrs[instr.index()].op {

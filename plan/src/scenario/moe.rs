@@ -55,7 +55,8 @@ pub(super) fn moe(
         Dispatcher::Gather | Dispatcher::AllToAll | Dispatcher::Peer => Overflow::Error,
     };
     let (routing, popularity) = routing(d, model)?;
-    let busiest = busiest_ranks(&popularity, mesh.ep);
+    let loads = loads(&popularity, mesh.ep);
+    let busiest = busiest_ranks(&loads);
     // As many rows as the busiest rank of any layer needs.
     let most = busiest.values().copied().fold(1.0, f64::max);
     let needed = defaults.capacity_factor.map(|f| f * most);
@@ -65,10 +66,12 @@ pub(super) fn moe(
     });
     Ok(Some(Moe {
         dispatcher,
-        capacity_factor: d.given(Key::CapacityFactor).or(match dispatcher {
-            Dispatcher::Gather => None,
-            Dispatcher::AllToAll | Dispatcher::Padded | Dispatcher::Peer => needed,
-        }),
+        capacity_factor: match d.value(Key::CapacityFactor) {
+            // A number, or the word for as many rows as there can be.
+            Some(given) => given.number(),
+            None if dispatcher == Dispatcher::Gather => None,
+            None => needed,
+        },
         row_multiple: match precision.float8.experts {
             true => FLOAT8_ALIGNMENT,
             false => 1,
@@ -81,6 +84,7 @@ pub(super) fn moe(
         routing,
         reach,
         busiest,
+        loads,
     }))
 }
 

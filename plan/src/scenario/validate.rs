@@ -10,6 +10,7 @@ mod moments;
 mod muon;
 mod param_groups;
 mod prefetch;
+mod router_bias;
 mod skipped;
 mod train;
 mod without_effect;
@@ -37,6 +38,7 @@ pub(crate) fn check(s: &Scenario, d: &Document, is_default: &dyn Fn(Key) -> bool
     param_groups::check(s, d)?;
     moments::check(s, d)?;
     muon::check(s, d)?;
+    router_bias::check(s, d)?;
     float8::check(s, d)?;
     mesh::check(s, d)?;
     fsdp::check(s, d, is_default)?;

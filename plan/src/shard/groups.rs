@@ -54,6 +54,18 @@ impl LayoutKind {
         }
     }
 
+    /// Returns the layout in which all ranks have all parameters.
+    const fn replicated(self) -> Self {
+        match self {
+            Self::Flat { atomic, .. } => Self::Flat {
+                shards: 1,
+                pad: false,
+                atomic,
+            },
+            Self::PerParam { .. } => Self::PerParam { shards: 1 },
+        }
+    }
+
     fn layout(
         self,
         params: &[ParamId],
@@ -381,14 +393,15 @@ pub struct Apart<'a> {
     pub muon: &'a [bool],
 }
 
-/// Returns the laid-out parameter groups of all units, in the order of units. Within a unit, groups
-/// differ by `requires_grad` (if [`Apart::frozen`]), by placements along model-parallel axes, by
-/// whether ranks gather them in 8 bits (unless [`Apart::float8_mixed`]), and by optimizer; they are
-/// in the order of their first parameters, with parameters in registration order. Units without
-/// parameters have no group. Each 8-bit parameter has a scale; ranks hold whole parameters of those
-/// that Muon updates. `kind` returns the layout of parameters with given placements. A flat layout
-/// leaves no gap between a parameter and the next one if `contiguous_with_next` (by parameter) is
-/// set and both have rows of the same length.
+/// Returns the parameter groups of all units, laid out: units in their order, within a unit (if
+/// [`Apart::frozen`]) by first occurrence of `requires_grad`, of placements along the axes that
+/// divide the model, of whether ranks gather them in 8 bits (unless [`Apart::float8_mixed`]), and
+/// of how the optimizer updates them; parameters in registration order. Units without parameters
+/// have no group. Parameters in 8 bits have a scale each; ranks have whole parameters of those that
+/// Muon updates, and all biases of routers that steps move.
+/// `kind` is the layout of parameters with these placements. A flat layout leaves no gap between a
+/// parameter and the next one if `contiguous_with_next` (by parameter) says so and both have rows
+/// of one length.
 ///
 /// # Errors
 /// Fails with [`ShardError::Layout`], which names the unit.
@@ -400,13 +413,14 @@ pub fn build_groups(
     contiguous_with_next: &[bool],
     apart: Apart<'_>,
 ) -> Result<Vec<Group>, ShardError> {
-    type Alike = (bool, (Placements, bool, bool), Vec<ParamId>);
+    type Alike = (bool, (Placements, bool, [bool; 2]), Vec<ParamId>);
     let mut members: Vec<Vec<Alike>> = vec![Vec::new(); specs.len()];
     for ((i, param), unit) in (0..).zip(params).zip(owners(specs, modules, params)) {
         let of_unit = &mut members[unit.index()];
         let is = |of: &[bool]| of.get(i as usize) == Some(&true);
         let codes = is(apart.float8) && !apart.float8_mixed;
-        let like = (param.placements, codes, is(apart.muon));
+        let rule = [is(apart.muon), param.router_bias];
+        let like = (param.placements, codes, rule);
         match of_unit.iter_mut().find(|(grad, known, _)| {
             let alike = !apart.frozen || *grad == param.requires_grad;
             alike && *known == like
@@ -420,12 +434,11 @@ pub fn build_groups(
     }
     let (mut groups, mut scales) = (Vec::new(), 0u32..);
     for ((unit, of_unit), spec) in (0u16..).zip(members).zip(specs) {
-        for (requires_grad, (placements, _, muon), ids) in of_unit {
-            let kind = kind(placements);
-            let kind = if muon {
-                kind.of_whole_parameters()
-            } else {
-                kind
+        for (requires_grad, (placements, _, [muon, router_biases]), ids) in of_unit {
+            let kind = match kind(placements) {
+                kind if router_biases => kind.replicated(),
+                kind if muon => kind.of_whole_parameters(),
+                kind => kind,
             };
             let layout = kind
                 .layout(&ids, params, contiguous_with_next)
@@ -445,6 +458,7 @@ pub fn build_groups(
                 requires_grad,
                 layout,
                 muon,
+                router_biases,
             });
         }
     }

@@ -4,6 +4,7 @@ use super::*;
 use crate::compare::Side;
 use crate::stats::Options;
 use crate::testing;
+use shardlab_plan::config::RowShortage;
 use shardlab_plan::record::RunKind;
 use shardlab_plan::units::{Bytes, Picos};
 
@@ -84,6 +85,15 @@ fn experts_have_a_section() {
         imbalance: 1.5,
         rows_reserved: 262_144,
         rows_expected: 49_152,
+        row_shortage: Some(RowShortage {
+            layer: 3,
+            wanted: 300_000,
+            reserved: 262_144,
+            layers: 2,
+            factor: 1.15,
+            share: 0.0625,
+            drop: true,
+        }),
         dispatch_ms: 1.25,
         combine_ms: 2.5,
         matmul_ms: 40.0,
@@ -98,6 +108,7 @@ fn experts_have_a_section() {
         "seeded",
         "262144",
         "49152",
+        "6.3 %",
         "1.250",
         "40.000",
     ] {

@@ -18,8 +18,8 @@ pub(crate) fn deltas<K: Ord + Clone>(
     out
 }
 
-/// Describes how the instruction counts by section and kind changed: `steady: +1 alloc, +1 free
-/// (771 to 773 instructions)`. Empty if they did not change.
+/// Describes how the instruction counts by section and kind changed:
+/// `steady: +1 alloc, +1 free (771 to 773 instructions)`. Empty if they did not change.
 pub(crate) fn changed_counts<S: Ord>(
     old: &BTreeMap<S, BTreeMap<String, u32>>,
     new: &BTreeMap<S, BTreeMap<String, u32>>,

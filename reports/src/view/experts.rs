@@ -2,6 +2,7 @@
 //! exchange of tokens takes.
 
 use serde::{Deserialize, Serialize};
+use shardlab_plan::config::RowShortage;
 use shardlab_plan::ir::{
     AxisId, AxisSet, BodyOp, COMPUTE, Collective, CollectiveKind, InstrId, OpKind, UnitId,
 };
@@ -33,6 +34,9 @@ pub struct ExpertsView {
     pub rows_reserved: u64,
     /// Expected number of used rows in the busiest layer.
     pub rows_expected: u64,
+    /// Choices of `routing` that find no row, if there are any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub row_shortage: Option<RowShortage>,
     /// Time of the collectives that bring tokens (in backward, gradients) to experts, milliseconds
     /// of the recorded step.
     pub dispatch_ms: f64,
@@ -77,6 +81,7 @@ impl ExpertsView {
             imbalance: moe.map_or(1.0, |moe| moe.busiest.values().copied().fold(1.0, f64::max)),
             rows_reserved,
             rows_expected,
+            row_shortage: shortage(run, scenario),
             dispatch_ms: 0.0,
             combine_ms: 0.0,
             matmul_ms: 0.0,
@@ -96,8 +101,10 @@ impl ExpertsView {
             "{} of {} on each rank, top {}; ep {}{sent}; routing {}, imbalance {:.2}",
             self.experts_per_rank, self.experts, self.top_k, self.ep, self.routing, self.imbalance
         );
+        let short = self.row_shortage.as_ref();
+        let short = short.map_or_else(String::new, |short| format!(", {}", short.words()));
         let rows = format!(
-            "{} rows, {} expected",
+            "{} rows, {} expected{short}",
             self.rows_reserved, self.rows_expected
         );
         let times = format!(
@@ -155,6 +162,12 @@ fn routing(run: &Run, s: &Scenario) -> String {
     let text = known.and_then(|routing| serde_json::to_value(routing).ok());
     let text = text.as_ref().and_then(|value| value.as_str());
     text.unwrap_or("model").to_owned()
+}
+
+/// Returns the choices that find no row, where something else than a router chooses.
+fn shortage(run: &Run, s: &Scenario) -> Option<RowShortage> {
+    let known = run.kind == RunKind::Sim || s.forced_routing.is_some();
+    s.row_shortage().filter(|_| known)
 }
 
 /// For a matmul of experts, returns the number of rows of its factor, and how many of them are

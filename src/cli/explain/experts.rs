@@ -4,6 +4,19 @@ use super::super::output::{Failure, Out};
 use super::{Explanation, whatif};
 use std::collections::BTreeMap;
 
+/// Returns the changes with which choices find no row, by what happens to these.
+fn short(e: &Explanation) -> BTreeMap<String, Vec<&str>> {
+    let mut all: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for (_, tried) in &e.tried.experts {
+        let effect = tried.effect.as_ref().ok();
+        if let Some(short) = effect.and_then(|effect| effect.shortage.as_ref()) {
+            let label = tried.change.label.as_str();
+            all.entry(short.words()).or_default().push(label);
+        }
+    }
+    all
+}
+
 /// Prints a table of the changes to experts, if the model has any.
 pub(super) fn print(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     if e.tried.experts.is_empty() {
@@ -28,6 +41,10 @@ pub(super) fn print(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
         }
     }
     out.text(table)?;
+    for (words, labels) in short(e) {
+        let text = format!("Too few rows: {} ({words}).", labels.join(", "));
+        out.paragraph(2, &text)?;
+    }
     for (reason, labels) in impossible {
         let text = format!("Not possible: {} ({reason}).", labels.join(", "));
         out.paragraph(2, &text)?;

@@ -110,5 +110,6 @@ fn effect(e: &Effect) -> Value {
         "peak_reserved_bytes": e.peak_reserved,
         "free_bytes": e.free_bytes,
         "fits": e.fit.word(),
+        "row_shortage": e.shortage,
     })
 }

@@ -5,7 +5,7 @@ use super::super::table::Table;
 use crate::analysis::warnings::Warning;
 use serde::Serialize;
 use shardlab_plan::config::Atomic;
-use shardlab_plan::ir::{AxisId, ParameterCount, UnitId};
+use shardlab_plan::ir::{AxisId, DType, ParameterCount, UnitId};
 use shardlab_plan::shard::{Group, Layout};
 use shardlab_plan::units::{Bytes, count};
 use shardlab_plan::{Program, Scenario};
@@ -78,9 +78,18 @@ pub(super) fn report(
     }
 }
 
+/// Returns the type of a group's parameters as the model reads them.
+fn element(program: &Program, group: &Group) -> DType {
+    match group.router_biases {
+        true => DType::F32,
+        false => program.meta.compute,
+    }
+}
+
 fn group_report(program: &Program, index: usize, group: &Group) -> GroupReport {
     let layout = &group.layout;
     let (name, chunk_factor, shards) = match layout {
+        Layout::Flat(l) if group.router_biases => ("flat, on all ranks", None, l.shards),
         Layout::Flat(l) if l.atomic == Atomic::Tensor => ("flat, whole parameters", None, l.shards),
         Layout::Flat(l) => ("flat", Some(l.chunk_factor), l.shards),
         Layout::PerParam(l) => ("per_param", None, l.shards),
@@ -117,7 +126,7 @@ fn group_report(program: &Program, index: usize, group: &Group) -> GroupReport {
         payload_numel: layout.payload_numel(),
         full_numel: layout.full_numel(),
         shard_numel: layout.shard_numel(),
-        full_bytes: layout.full_numel() * program.meta.compute.size(),
+        full_bytes: layout.full_numel() * element(program, group).size(),
         params: params.collect(),
     }
 }

@@ -83,8 +83,8 @@ pub(super) fn print(p: &Prediction, answer: &Answer, out: &mut Out) -> Result<()
     Ok(())
 }
 
-/// Describes the predicted scenario and the basis of the prediction: `…, 4 x h200-nvlink (measured,
-/// ± 5.8 %)`.
+/// Describes the predicted scenario and the basis of the prediction:
+/// `…, 4 x h200-nvlink (measured, ± 5.8 %)`.
 pub(in crate::cli) fn predicted_heading(p: &Prediction) -> String {
     let heading = heading(&p.scenario, &p.program, &p.run.hardware);
     let Some(basis) = &p.run.basis else {

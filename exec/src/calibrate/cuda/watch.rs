@@ -53,7 +53,7 @@ pub(super) enum Doing {
     Mapping,
     /// Fills memory.
     Filling,
-    /// Begins a pass.
+    /// Starts a pass.
     Beginning,
     /// Waits for the other ranks.
     Rendezvous,
@@ -205,7 +205,7 @@ impl Watch {
         ));
     }
 
-    /// Notes progress.
+    /// Records progress.
     pub(super) fn beat(&self) {
         self.0.beats.fetch_add(1, Ordering::Relaxed);
     }

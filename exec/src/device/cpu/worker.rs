@@ -192,8 +192,9 @@ impl Worker {
         let context = shared.contexts.of(instr, kernel, hyper);
         let running = shared.abort.running();
         // SAFETY: the interpreter's contract for ranges that it submits.
-        unsafe { (self.launcher)(&context, reads, writes) }
-            .map_err(|e| CommandError::Failed(FailureKind::Kernel, e))?;
+        unsafe { (self.launcher)(&context, reads, writes) }.map_err(|e| {
+            CommandError::Failed(FailureKind::Kernel, shared.program.in_unit(instr, &e))
+        })?;
         drop(running);
         self.check_nan(instr, writes.iter())
     }

@@ -41,7 +41,7 @@ pub enum GpuError {
         /// Its compute capability.
         capability: (u32, u32),
     },
-    /// The driver refuses.
+    /// The driver returned an error.
     #[error("no usable GPU: {0}")]
     Driver(#[from] CudaError),
 }
@@ -85,7 +85,7 @@ impl fmt::Debug for Context {
 /// Loads NVIDIA's libraries and counts the GPUs.
 ///
 /// # Errors
-/// [`GpuError`].
+/// Returns [`GpuError`].
 pub fn gpus(library_path: &[PathBuf]) -> Result<u32, GpuError> {
     Libraries::load(library_path)?;
     let mut version = 0;
@@ -172,7 +172,7 @@ impl Context {
     /// Creates the context of a GPU, and makes it current on this thread.
     ///
     /// # Errors
-    /// [`GpuError`].
+    /// Returns [`GpuError`].
     pub fn new(ordinal: u32, library_path: &[PathBuf]) -> Result<Arc<Self>, GpuError> {
         let count = gpus(library_path)?;
         if ordinal >= count {
@@ -213,7 +213,7 @@ impl Context {
     /// Makes the context current on this thread.
     ///
     /// # Errors
-    /// [`CudaError`].
+    /// Returns [`CudaError`].
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained.
         check("cuCtxSetCurrent", unsafe {
@@ -236,7 +236,7 @@ impl Context {
     /// Returns free and total bytes of the GPU.
     ///
     /// # Errors
-    /// [`CudaError`].
+    /// Returns [`CudaError`].
     pub fn memory(&self) -> Result<(u64, u64), CudaError> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);

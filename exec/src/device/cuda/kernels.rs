@@ -156,10 +156,13 @@ impl KernelLauncher {
             .map_err(|e| e.to_string())
     }
 
-    /// Returns what kernels report about invalid inputs (indices out of range). The device must be
-    /// idle.
-    pub(super) fn input_error(&mut self) -> Option<String> {
-        self.kernels.fault().unwrap_or_else(|e| Some(e.to_string()))
+    /// Returns what a kernel reports about invalid inputs (indices out of range, more choices than
+    /// rows of experts), with its launch. The device must
+    /// be idle.
+    pub(super) fn input_error(&mut self) -> Option<(InstrId, String)> {
+        let nowhere = InstrId(u32::MAX);
+        let found = self.kernels.fault();
+        found.unwrap_or_else(|e| Some((nowhere, e.to_string())))
     }
 
     /// Returns the operations that cuDNN does not support, with the reasons.

@@ -26,7 +26,7 @@ pub enum NoGpu {
     /// The driver shows none.
     #[error("the NVIDIA driver shows no GPU{}", visible())]
     None,
-    /// The driver refuses.
+    /// The driver returned an error.
     #[error("the NVIDIA driver fails: {0}")]
     Driver(#[from] CudaError),
 }

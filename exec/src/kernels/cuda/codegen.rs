@@ -100,10 +100,11 @@ pub(crate) enum Param {
     /// Address of [`TICKETS`] words by which the blocks of a launch determine which is the last.
     /// They are zero before and after it.
     Tickets,
-    /// Address of the word that receives ids outside their range.
+    /// Address of the word that receives what is wrong with inputs: an id outside its range, or
+    /// the rows of choices that find none.
     Fault,
-    /// The kernel's number, for that word.
-    Kernel,
+    /// The number of the launch's instruction, for that word.
+    Launch,
     /// Number of the rank among those that have samples of their own.
     DataRank,
     /// Tensor map of an operand: 128 bytes by value.

@@ -12,11 +12,13 @@ use super::ranges::{self, Batch, Fold, Work};
 use super::start::{start, words};
 use super::tensor;
 use super::variant::Variant;
+use crate::kernels::error::{KernelError, OperandError};
+use crate::kernels::experts;
 use crate::operand::RawRange;
 use cudarc::driver::result;
 use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
-use shardlab_plan::ir::{DType, InstrId, KernelId, Place, StreamId};
-use shardlab_plan::program::Op;
+use shardlab_plan::ir::{BodyOp, DType, InstrId, KernelId, OpKind, Place, RowLimit, StreamId};
+use shardlab_plan::program::{Op, Program};
 use std::ffi::c_void;
 
 fn address(r: &RawRange) -> CUdeviceptr {
@@ -87,7 +89,7 @@ pub(super) unsafe fn launch(
     match k.plans.plan(id) {
         Plan::Generated(entries, _) => {
             // SAFETY: the caller's contract.
-            unsafe { each(k, entries, kernel, (reads, writes), scratch, stream) }.map_err(named)
+            unsafe { each(k, entries, instr, (reads, writes), scratch, stream) }.map_err(named)
         }
         Plan::Gemm(plan, o) => {
             let at = |(place, first): (Place, u64)| {
@@ -130,7 +132,7 @@ pub(super) unsafe fn launch(
             // the memory.
             unsafe {
                 dnn.launch(a, at, scratch, stream)
-                    .and_then(|()| each(k, then, kernel, (reads, writes), scratch, stream))
+                    .and_then(|()| each(k, then, instr, (reads, writes), scratch, stream))
             }
             .map_err(named)
         }
@@ -161,7 +163,7 @@ impl Argument {
 unsafe fn each(
     k: &Kernels,
     entries: &[(Entry, CUfunction)],
-    kernel: KernelId,
+    instr: InstrId,
     (reads, writes): (&[RawRange], &[RawRange]),
     scratch: CUdeviceptr,
     stream: CUstream,
@@ -178,7 +180,7 @@ unsafe fn each(
                 Param::Scratch(at) => scratch + at,
                 Param::Tickets => k.fault + 8,
                 Param::Fault => k.fault,
-                Param::Kernel => u64::from(kernel.0),
+                Param::Launch => u64::from(instr.0),
                 Param::DataRank => u64::from(k.data_rank),
                 Param::Map(map) => return Ok(Argument::Matrix(tensor::map(&map, &at(map.place))?)),
             }))
@@ -310,8 +312,42 @@ fn table(
     Ok((out, total))
 }
 
-/// Describes an id outside its range, if a kernel has found one.
-pub(super) fn fault(k: &mut Kernels) -> Result<Option<String>, Error> {
+/// Returns the limit of the rows that an operation gives to choices, if it has one.
+fn row_limit(op: &BodyOp) -> Option<RowLimit> {
+    match &op.op {
+        OpKind::SortExperts(of) => of.limit,
+        OpKind::DispatchExperts(of) => Some(experts::dispatch_limit(
+            of,
+            op.inputs[0].shape.iter().product::<u64>() as usize,
+        )),
+        _ => None,
+    }
+}
+
+/// Describes what a launch has found in its inputs.
+fn described(program: &Program, instr: InstrId, what: i64) -> String {
+    let Some(Op::Launch { kernel, .. }) = program.instrs.get(instr.index()).map(|i| i.op) else {
+        return format!("id {what} is outside its table");
+    };
+    let kernel = &program.kernels[kernel.index()];
+    let limits = kernel.body.iter().map(|op| (op, row_limit(op)));
+    let limited = limits.filter_map(|(op, limit)| Some((op, limit?))).next();
+    let Some((op, limit)) = limited else {
+        let name = &kernel.name;
+        return format!("kernel `{name}` met the id {what}, outside its table");
+    };
+    let wanted = what as u64;
+    let error = KernelError {
+        kernel: kernel.name.clone(),
+        op: op.op.name(),
+        fault: OperandError::Overflow { wanted, limit },
+    };
+    program.in_unit(instr, &error.to_string())
+}
+
+/// Returns the launch that has found an id outside its range, or choices without a row, and what
+/// that is.
+pub(super) fn fault(k: &mut Kernels) -> Result<Option<(InstrId, String)>, Error> {
     let named = |t: ErrorKind| Error::new("faults", t);
     if k.fault == 0 {
         return Ok(None);
@@ -327,11 +363,50 @@ pub(super) fn fault(k: &mut Kernels) -> Result<Option<String>, Error> {
         result::memset_d8_sync(k.fault, 0, 8)
             .map_err(|e| named(ErrorKind::driver("cuMemsetD8")(e)))?;
     }
-    let kernel = (word[0] >> 40) as usize - 1;
+    let instr = InstrId((word[0] >> 40) as u32 - 1);
     // The low 40 bits, with their sign.
-    let id = ((word[0] << 24) as i64) >> 24;
-    let name = k.program.kernels.get(kernel).map_or("?", |k| &k.name);
-    Ok(Some(format!(
-        "kernel `{name}` met the id {id}, outside its table"
-    )))
+    let what = ((word[0] << 24) as i64) >> 24;
+    Ok(Some((instr, described(&k.program, instr, what))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shardlab_plan::{plan, scenario};
+
+    /// Descriptions of the first launch of an operation that notes `what`.
+    fn noted(set: &[&str], op: &str, what: i64) -> String {
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        let s = scenario::load("small-moe-ep".as_ref(), &set).unwrap();
+        let program = plan(&s).unwrap();
+        let starts = |op: &str, i: &Op| match i {
+            Op::Launch { kernel, .. } => {
+                let first = program.kernels[kernel.index()].body.first();
+                first.is_some_and(|b| b.op.name() == op)
+            }
+            _ => false,
+        };
+        let at = program.instrs.iter().position(|i| starts(op, &i.op));
+        described(&program, InstrId(at.unwrap() as u32), what)
+    }
+
+    /// Two ranks with 96 choices each: those of both share 120 rows of a rank, or take 60 each.
+    #[test]
+    fn choices_without_a_row_are_described() {
+        for (dispatcher, op, rows, factor) in [
+            ("gather", "sort_experts", 120, "1.27"),
+            ("peer", "sort_experts", 120, "1.27"),
+            ("all_to_all", "dispatch_experts", 60, "2.53"),
+        ] {
+            let dispatcher = format!("moe.dispatcher={dispatcher}");
+            let text = noted(&[&dispatcher, "moe.capacity_factor=1.25"], op, 121);
+            let wanted = format!(
+                "layers.1: kernel `{op}`, op `{op}`: 121 choices fall on the experts of one rank, which reserves \
+                 {rows} rows for them: set moe.capacity_factor = {factor} or more, or moe.on_overflow = \"drop\""
+            );
+            assert_eq!(text, wanted);
+        }
+        let text = noted(&[], "embedding", -7);
+        assert!(text.contains("met the id -7, outside its table"), "{text}");
+    }
 }

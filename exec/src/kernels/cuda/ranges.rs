@@ -152,6 +152,7 @@ fn sizes(kind: Ranges) -> [u64; OPERANDS] {
             operands([1, RECIPROCAL_STRIDE, 1].map(|stride| stride * DType::F32.size()))
         }
         Ranges::Codes { from, to, .. } => operands([to.size(), from.size()]),
+        Ranges::RouterBias => operands([DType::F32.size(); 2]),
         Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => operands([of.size()]),
         Ranges::Update(u) => {
             let states = std::iter::repeat_n(u.states.size(), u.rule.states());
@@ -176,6 +177,10 @@ fn operands(all: impl IntoIterator<Item = u64>) -> [u64; OPERANDS] {
 }
 
 fn follows(kind: Ranges, a: &Piece, b: &Piece) -> bool {
+    // A range is all of a router.
+    if kind == Ranges::RouterBias {
+        return false;
+    }
     // Blocks of states start with their range.
     if matches!(kind, Ranges::Update(u) if u.states == DType::U8) {
         return false;
@@ -387,8 +392,36 @@ pub(super) fn work(
                 update(&mut w, rule, (groups, scales, shapes), reads, writes)?;
             }
         }
+        ShardOp::RouterBias { speed } => routers(&mut w, speed.0 as f32, reads, writes)?,
     }
     Ok(w)
+}
+
+/// Plans updates of routers, given the biases and counts of each.
+fn routers(
+    w: &mut Work,
+    speed: f32,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    w.factor = speed;
+    if reads.len() != 2 * writes.len() {
+        return Err(count("biases and counts", 2 * writes.len(), reads.len()));
+    }
+    for (pair, written) in reads.chunks_exact(2).zip(writes) {
+        let [bias, counts] = [&pair[0], &pair[1]];
+        if let Some(of) = [bias, counts].into_iter().find(|of| of.dtype != DType::F32) {
+            return Err(OperandError::Type(of.dtype));
+        }
+        updates(bias, (counts, 1), Some(written))?;
+        let n = numel(bias);
+        if n > Ranges::RouterBias.chunk() {
+            return Err(OperandError::Shape(format!("a router of {n} experts")));
+        }
+        let at = operands([at(bias), at(counts)]);
+        w.add(Ranges::RouterBias, Piece { at, n });
+    }
+    Ok(())
 }
 
 /// A parameter's part in one rank's shard.

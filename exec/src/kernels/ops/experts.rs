@@ -61,14 +61,14 @@ impl CudaKernel for op::DispatchExperts {
 
 impl CpuKernel for op::SortExperts {
     fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
-        experts::sort(call.whole()?, self.experts as usize)
+        experts::sort(call.whole()?, self)
     }
 }
 
 #[cfg(feature = "cuda")]
 impl CudaKernel for op::SortExperts {
     fn code(&self) -> CudaCode<'_> {
-        CudaCode::kernel(|req, op| codegen::permute::sort(req, op, self.experts as usize))
+        CudaCode::kernel(|req, op| codegen::permute::sort(req, op, self))
     }
 }
 

@@ -78,7 +78,7 @@ impl LossCode for op::NllLoss {
         let label = g.label(i, 1)?;
         let d = g.domain.unwrap_or(Domain { rows: 1, cols: 1 });
         g.line(format!(
-            "const bool bad = bad_id({label}, {}, fault, kernel);\nconst u32 pick = bad ? 0u : (u32){label};",
+            "const bool bad = bad_id({label}, {}, fault, launch);\nconst u32 pick = bad ? 0u : (u32){label};",
             d.cols
         ));
         let shape = g.req.body[i].inputs[0].shape.clone();

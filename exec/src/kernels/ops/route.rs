@@ -35,6 +35,19 @@ impl CudaKernel for op::RouteGrad {
     }
 }
 
+impl CpuKernel for op::CountExperts {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        route::count_experts(call.whole()?)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::CountExperts {
+    fn code(&self) -> CudaCode<'_> {
+        CudaCode::kernel(codegen::route::count_experts)
+    }
+}
+
 impl CpuKernel for op::LoadBalance {
     fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
         route::load_balance(call.whole()?, self)

@@ -336,8 +336,8 @@ impl Tensor {
                 UpdateRule::AdamW => adamw_block(w, g, m, v, f),
                 UpdateRule::Lion => lion_block(w, g, m, f),
                 UpdateRule::Sgd => sgd_block(w, g, f),
-                // Its matrices are updated as a whole.
-                UpdateRule::Muon(_) => return,
+                // Matrices and routers are updated as a whole.
+                UpdateRule::Muon(_) | UpdateRule::RouterBias(_) => return,
             }
             self.store(start, w);
             for (state, values) in self.states.iter().zip(&states) {

@@ -38,6 +38,34 @@ fn global(feed: &Feed, step: u64) -> Vec<Vec<i64>> {
     out
 }
 
+/// Factors that the code of Llama 4 in transformers 5.24 computes for queries at some positions.
+#[test]
+fn factors_of_queries_are_those_of_llama4() {
+    let published = [
+        (0, 1.0),
+        (8190, 1.0),
+        (8191, 1.069_314_7),
+        (16383, 1.109_861_3),
+        (24575, 1.138_629_4),
+    ];
+    let golden = [
+        (8, 1.0),
+        (9, 1.207_944_2),
+        (18, 1.207_944_2),
+        (19, 1.329_583_6),
+        (47, 1.482_831_4),
+    ];
+    let mut model = scenario_of(BASE[0], &[]).model;
+    for (scale, floor, factors) in [(0.1, 8192, published), (0.3, 10, golden)] {
+        model.options.attention_temperature = scale;
+        model.options.attention_temperature_floor = floor;
+        for (position, expected) in factors {
+            let found = temperature(&model, position);
+            assert!((found - expected).abs() < 1e-6, "{floor}: {position}");
+        }
+    }
+}
+
 #[test]
 fn the_global_batch_does_not_depend_on_its_split() {
     let splits: [&[&str]; 5] = [

@@ -3,7 +3,9 @@
 use crate::train::TrainError;
 use serde_json::{Map, Value, json};
 use shardlab_plan::config::{Model, ModelOptions, RopeScaling};
-use shardlab_plan::models::{HfType, Meaning, changes_training, name_in_files, rope_scaling};
+use shardlab_plan::models::{
+    CLASS_DEFAULTS, HfType, Meaning, changes_training, name_in_files, rope_scaling,
+};
 use std::path::Path;
 
 /// Returns the type of transformers that describes a model; `None` if there is none.
@@ -110,6 +112,32 @@ pub(crate) fn of(m: &Model) -> Result<Value, TrainError> {
     }
     config.insert("torch_dtype".to_owned(), "float32".into());
     Ok(config.into())
+}
+
+/// Types whose files have a language model and more, and what the names of its tensors begin with.
+const WHOLES: [(&str, &str); 1] = [("llama4", "language_model.")];
+
+/// Returns the configuration of the language model, and what the names of its tensors begin with:
+/// if a file is of a known whole, that in `text_config`, with what the class has where it says
+/// nothing.
+pub(crate) fn of_language_model(mut config: Value) -> (Value, &'static str) {
+    let whole = WHOLES
+        .iter()
+        .find(|(name, _)| config["model_type"] == *name);
+    let Some((_, prefix)) = whole else {
+        return (config, "");
+    };
+    let Some(Value::Object(mut text)) = config.get_mut("text_config").map(Value::take) else {
+        return (config, "");
+    };
+    let own = CLASS_DEFAULTS
+        .iter()
+        .find(|(name, _)| text.get("model_type").is_some_and(|given| given == name));
+    let own = own.and_then(|(_, json)| serde_json::from_str(json).ok());
+    for (name, value) in own.unwrap_or_else(Map::new) {
+        text.entry(name).or_insert(value);
+    }
+    (text.into(), prefix)
 }
 
 /// Collects differences.

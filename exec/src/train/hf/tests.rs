@@ -1,6 +1,7 @@
 use super::*;
 use crate::train::init;
 use crate::train::testing::{BASE, Memory, scenario_of};
+use serde_json::json;
 use shardlab_plan::Scenario;
 use shardlab_plan::config::QkNorm;
 
@@ -107,21 +108,31 @@ fn conv1d_weights_are_transposed() {
     assert_eq!(ours[3 * 64 + 5], theirs[5 * 256 + 3]);
 }
 
+/// Without a number of ranks.
+const SCENARIO: &str =
+    "[train]\nseq_len = 48\n[mesh]\nhardware = \"cpu\"\n[precision]\ncompute = \"f32\"\n";
+const ALONE: &str = "mesh.dp_shard=1";
+
+/// Returns the weights of a parameter.
+fn weights(l: &mut Loaded, name: &str) -> Vec<f32> {
+    let at = l.program.params.iter().position(|p| p.name == name);
+    let id = ParamId(at.unwrap() as u32);
+    l.layout.weights(&mut l.memory, id).unwrap()
+}
+
 /// Stacks of gpt-oss are `[experts, in, out]`, with a column of the other factor behind each of the
 /// gate; ours are `[experts, out, in]`, with all gates before all other factors.
 #[test]
 fn stacks_of_gpt_oss_survive_loading_and_export() {
     let dir = golden("gpt-oss-tiny");
     let preset = format!("model.preset={}", dir.join("config.json").display());
-    let text =
-        "[train]\nseq_len = 48\n[mesh]\nhardware = \"cpu\"\n[precision]\ncompute = \"f32\"\n";
     let original = tensors(&dir);
     for set in [
         &["mesh.dp_shard=1"][..],
         &["mesh.dp_shard=3", "mesh.gpus_per_node=3"],
         &["mesh.dp_shard=4", "mesh.ep=2"],
     ] {
-        let mut l = Loaded::new(text, &[&[preset.as_str()], set].concat());
+        let mut l = Loaded::new(SCENARIO, &[&[preset.as_str()], set].concat());
         l.load(&dir).unwrap();
         let to = tempfile::tempdir().unwrap();
         let model = l.scenario.model.clone();
@@ -129,34 +140,170 @@ fn stacks_of_gpt_oss_survive_loading_and_export() {
         assert_eq!(tensors(to.path()), original, "{set:?}");
         // The export says which model it is.
         l.load(to.path()).unwrap();
-        let mut weights = |name: &str| {
-            let at = l.program.params.iter().position(|p| p.name == name);
-            let id = ParamId(at.unwrap() as u32);
-            l.layout.weights(&mut l.memory, id).unwrap()
-        };
         let file = |name: &str| crate::train::data::floats(&original[name].1, DType::F32);
         // Six experts of width 32, of inputs of 48.
         let (expert, column, input) = (4, 7, 11);
-        let ours = weights("layers.1.mlp.experts.gate_up.weight");
+        let ours = weights(&mut l, "layers.1.mlp.experts.gate_up.weight");
         let theirs = file("model.layers.1.mlp.experts.gate_up_proj");
         for half in 0..2 {
             let row = expert * 64 + half * 32 + column;
             let at = (expert * 48 + input) * 64 + 2 * column + half;
             assert_eq!(ours[row * 48 + input], theirs[at], "half {half}");
         }
-        let ours = weights("layers.1.mlp.experts.gate_up_bias.weight");
+        let ours = weights(&mut l, "layers.1.mlp.experts.gate_up_bias.weight");
         let theirs = file("model.layers.1.mlp.experts.gate_up_proj_bias");
         assert_eq!(
             ours[expert * 64 + 32 + column],
             theirs[expert * 64 + 2 * column + 1]
         );
-        let ours = weights("layers.1.mlp.experts.down.weight");
+        let ours = weights(&mut l, "layers.1.mlp.experts.down.weight");
         let theirs = file("model.layers.1.mlp.experts.down_proj");
         assert_eq!(
             ours[(expert * 48 + input) * 32 + column],
             theirs[(expert * 32 + column) * 48 + input]
         );
     }
+}
+
+/// Stacks of Llama 4 are `[experts, in, out]`, with the columns of all gates before those of all
+/// other factors.
+#[test]
+fn stacks_of_llama4_survive_loading_and_export() {
+    let dir = golden("llama4-tiny");
+    let preset = format!("model.preset={}", dir.join("config.json").display());
+    let original = tensors(&dir);
+    for set in [
+        &["mesh.dp_shard=1"][..],
+        &["mesh.dp_shard=3", "mesh.gpus_per_node=3"],
+        &["mesh.dp_shard=4", "mesh.ep=2"],
+    ] {
+        let mut l = Loaded::new(SCENARIO, &[&[preset.as_str()], set].concat());
+        l.load(&dir).unwrap();
+        let to = tempfile::tempdir().unwrap();
+        let model = l.scenario.model.clone();
+        export(to.path(), &l.program, &model, &l.layout, &mut l.memory).unwrap();
+        assert_eq!(tensors(to.path()), original, "{set:?}");
+        // The export says which model it is.
+        l.load(to.path()).unwrap();
+        let file = |name: &str| crate::train::data::floats(&original[name].1, DType::F32);
+        // Four experts of width 32, of inputs of 48.
+        let (expert, column, input) = (2, 7, 11);
+        let ours = weights(&mut l, "layers.3.mlp.experts.gate_up.weight");
+        let theirs = file("model.layers.3.feed_forward.experts.gate_up_proj");
+        for half in 0..2 {
+            let row = half * 32 + column;
+            let at = (expert * 48 + input) * 64 + row;
+            assert_eq!(ours[(expert * 64 + row) * 48 + input], theirs[at]);
+        }
+        let ours = weights(&mut l, "layers.3.mlp.experts.down.weight");
+        let theirs = file("model.layers.3.feed_forward.experts.down_proj");
+        assert_eq!(
+            ours[(expert * 48 + input) * 32 + column],
+            theirs[(expert * 32 + column) * 48 + input]
+        );
+    }
+}
+
+/// The exported `config.json` of a Llama 4 says what the golden's does: masks, marks of layers with
+/// a rotary embedding, layers with experts, norms and the factors of queries.
+#[test]
+fn exports_of_llama4_say_what_its_layers_do() {
+    let dir = golden("llama4-tiny");
+    let preset = format!("model.preset={}", dir.join("config.json").display());
+    let theirs = read_json(&dir.join("config.json")).unwrap();
+    for (set, changed) in [
+        (&[][..], &[][..]),
+        (
+            &[
+                "model.attention_temperature=0.0",
+                "model.qk_norm=false",
+                "model.layer_types=[\"full_attention\", \"full_attention_no_rope\"]",
+                "model.mlp_layer_types=[]",
+            ],
+            &[
+                ("attn_temperature_tuning", Value::from(false)),
+                ("attn_scale", Value::Null),
+                ("use_qk_norm", false.into()),
+                ("layer_types", vec!["full_attention"; 4].into()),
+                ("no_rope_layers", vec![1, 0, 1, 0].into()),
+                ("moe_layers", vec![0, 1, 2, 3].into()),
+            ],
+        ),
+    ] {
+        let l = Loaded::new(SCENARIO, &[&[preset.as_str(), ALONE], set].concat());
+        let ours = config::of(&l.scenario.model).unwrap();
+        for name in [
+            "architectures",
+            "model_type",
+            "layer_types",
+            "no_rope_layers",
+            "attention_chunk_size",
+            "use_qk_norm",
+            "attn_temperature_tuning",
+            "attn_scale",
+            "floor_scale",
+            "moe_layers",
+            "intermediate_size",
+            "intermediate_size_mlp",
+            "num_local_experts",
+            "num_experts_per_tok",
+            "head_dim",
+        ] {
+            let other = changed.iter().find(|(of, _)| *of == name);
+            let expected = other.map_or(&theirs[name], |(_, value)| value);
+            assert_eq!(&ours[name], expected, "{name} {set:?}");
+        }
+    }
+}
+
+/// Fields of a language model may be missing from the file of the whole, if they are as in its
+/// class. Other files are those of a model.
+#[test]
+fn a_whole_has_the_fields_of_its_language_model() {
+    let text = json!({"model_type": "llama4_text", "num_hidden_layers": 2});
+    let whole = json!({"model_type": "llama4", "text_config": text, "vocab_size": 3});
+    let (found, prefix) = config::of_language_model(whole);
+    assert_eq!(prefix, "language_model.");
+    assert_eq!(found["model_type"], "llama4_text");
+    assert_eq!(
+        (&found["num_hidden_layers"], &found["vocab_size"]),
+        (&json!(2), &json!(202_048))
+    );
+    let same = json!({"model_type": "llama4_text", "text_config": text});
+    assert_eq!(config::of_language_model(same.clone()), (same, ""));
+}
+
+/// A folder with a Llama 4 and its vision tower has the language model under a prefix, and its
+/// fields in `text_config`.
+#[test]
+fn llama4_is_loaded_from_the_folder_of_the_whole() {
+    let alone = golden("llama4-tiny");
+    let preset = format!("model.preset={}", alone.join("config.json").display());
+    let mut l = Loaded::new(SCENARIO, &[&preset, ALONE]);
+    l.load(&alone).unwrap();
+    let name = "layers.3.mlp.experts.gate_up.weight";
+    let expected = weights(&mut l, name);
+    let whole = tempfile::tempdir().unwrap();
+    let text = read_json(&alone.join("config.json")).unwrap();
+    let config = json!({"model_type": "llama4", "text_config": text});
+    std::fs::write(whole.path().join("config.json"), config.to_string()).unwrap();
+    let bytes = std::fs::read(alone.join("model.safetensors")).unwrap();
+    let file = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let own = file.tensor("model.norm.weight").unwrap();
+    let mut all: Vec<_> = (file.iter())
+        .map(|(name, tensor)| (format!("language_model.{name}"), tensor))
+        .collect();
+    all.push(("vision_model.layernorm_pre.weight".to_owned(), own));
+    let path = whole.path().join("model.safetensors");
+    safetensors::serialize_to_file(all, None, &path).unwrap();
+    let mut l = Loaded::new(SCENARIO, &[&preset, ALONE]);
+    l.load(whole.path()).unwrap();
+    assert_eq!(weights(&mut l, name), expected);
+    let error = {
+        let mut l = Loaded::new(SCENARIO, &[&preset, ALONE, "model.attention_chunk=21"]);
+        l.load(whole.path()).unwrap_err().to_string()
+    };
+    assert!(error.contains("`attention_chunk_size` is 20"), "{error}");
 }
 
 /// Biases of queries, keys and values change the name of the model, and can be read back.

@@ -1,4 +1,4 @@
-//! Records what a walk shows to an observer.
+//! Records what an observer sees during a walk.
 
 use crate::check::clock::{Clock, Waited};
 use crate::check::report::Sink;
@@ -11,9 +11,9 @@ use std::collections::BTreeMap;
 /// Observations of a walk.
 #[derive(Default)]
 struct Observed {
-    /// Clock of every piece of work when it starts.
+    /// Clock at the start of each piece of work.
     clocks: Vec<Clock>,
-    /// Whether a wait was implied in every pass, by wait.
+    /// For each wait, whether it was implied in every pass.
     implied: BTreeMap<InstrId, bool>,
 }
 
@@ -33,14 +33,15 @@ fn observed(program: &Program, sink: &mut Sink) -> Observed {
     observed
 }
 
-/// Returns the clock of every piece of work when it starts.
+/// Returns the clock at the start of each piece of work.
 pub(crate) fn clocks(program: &Program) -> Vec<Clock> {
     observed(program, &mut Sink::new()).clocks
 }
 
-/// Returns the waits that order nothing: in every pass, other edges imply what they would add.
+/// Returns the waits that have no effect on the order, because other edges imply them in every
+/// pass.
 ///
-/// Empty for a program whose form is broken.
+/// Empty if the form of the program is invalid.
 pub(crate) fn implied_waits(program: &Program) -> Vec<InstrId> {
     let mut sink = Sink::new();
     form::check(program, &mut sink);

@@ -103,6 +103,7 @@ pub(super) fn program(shape: Shape) -> ProgramBuilder {
     };
     let group = |u: usize| Group {
         muon: false,
+        router_biases: false,
         unit: UnitId(u as u16),
         params: vec![ParamId(2 * u as u32), ParamId(2 * u as u32 + 1)],
         requires_grad: true,
@@ -132,6 +133,7 @@ pub(super) fn program(shape: Shape) -> ProgramBuilder {
         shape: dims.into(),
         placements: Default::default(),
         requires_grad: true,
+        router_bias: false,
         group: 0,
         packed: None,
         init: Init::Zeros,

@@ -83,7 +83,7 @@ fn a_forked_stream_that_is_not_joined() {
         "{}",
         v.message
     );
-    // With the join it is right.
+    // With the join, the program is correct.
     let e = t.event();
     t.insert(
         end,
@@ -106,7 +106,7 @@ fn a_forked_stream_that_is_not_joined() {
 fn work_on_a_stream_outside_of_the_capture() {
     let mut t = Toy::new(scope());
     let kernel = fork(&mut t);
-    // Without the wait that brought the stream into the capture.
+    // Without the wait that brings the stream into the capture.
     let wait = InstrId(kernel.0 - 1);
     t.drop(wait);
     let r = check(&t.b.program);
@@ -119,7 +119,7 @@ fn work_on_a_stream_outside_of_the_capture() {
 
 #[test]
 fn a_replay_does_not_follow_work_issued_before_on_a_side_stream() {
-    // A fork that does not know of the gather: the stream's own order is not captured.
+    // The fork does not depend on the gather, because the stream's own order is not captured.
     let mut t = Toy::new(scope());
     let (begin, end) = bounds(&t);
     let done = t.find(SectionKind::Steady, |i| {
@@ -156,13 +156,13 @@ fn a_replay_does_not_follow_work_issued_before_on_a_side_stream() {
     let kernel = InstrId(begin.0 + 4);
     assert!(end > begin && check(&t.b.program).is_ok());
     t.drop(done);
-    // Outside of a capture the gather stream itself would order the two.
+    // Outside of a capture, the gather stream itself would order the two.
     expect(&t, RuleId::GatherDone, kernel, t.full[1]);
 }
 
 #[test]
 fn a_buffer_that_moves_between_replays() {
-    // Validation takes the block of an activation and keeps it; the next step finds another one.
+    // Validation takes the block of an activation and keeps it, so the next step gets another one.
     let mut t = Toy::new(scope());
     let r =
         t.b.program

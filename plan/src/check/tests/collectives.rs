@@ -74,7 +74,7 @@ fn a_communicator_of_one_rank_or_of_another_mesh() {
 
 #[test]
 fn parts_out_of_order() {
-    // Iteration over a set: the parts of a coalesced launch come in a different order each time.
+    // Iteration over a set: the parts of a coalesced launch have a different order each time.
     let mut t = Toy::new(Shape::default());
     let other = t.b.program.collectives[4].parts[0];
     t.b.program.collectives[2].parts.push(other);
@@ -138,8 +138,8 @@ fn two_collectives_in_another_order_on_one_rank() {
     let op = b.b.program.instrs[x.index()].op;
     b.b.program.instrs[x.index()].op = b.b.program.instrs[y.index()].op;
     b.b.program.instrs[y.index()].op = op;
-    // Equal units: the order differs in what is moved but not in sizes, and only the shape can show
-    // it.
+    // For equal units, the order differs in what is moved but not in sizes, so only the shape can
+    // show it.
     b.b.program.collectives[2].bytes = Bytes(4352);
     let mut a = a;
     a.b.program.collectives[2].bytes = Bytes(4352);
@@ -192,7 +192,7 @@ fn unequal_sizes_on_one_rank() {
 
 #[test]
 fn an_in_place_gather_from_the_wrong_part() {
-    // A replicated weight of which each rank refreshed its own slice.
+    // A replicated weight of which each rank has refreshed only its own slice.
     let mut t = Toy::new(Shape::default());
     let full = t.all(t.full[1]);
     let mut gather = |offset, axis: Option<AxisId>| {

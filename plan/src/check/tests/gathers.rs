@@ -25,7 +25,7 @@ fn the_gather_stream_does_not_wait_for_the_optimizer() {
         gather(&t, 0, Phase::Forward),
         t.model[0],
     );
-    // Not ordered after the refresh of the step before.
+    // It is not ordered after the refresh of the previous step.
     let refresh = v.other.expect("the write");
     assert_eq!(t.b.program.instrs[refresh.index()].phase, Phase::Refresh);
 }

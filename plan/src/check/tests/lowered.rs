@@ -7,6 +7,7 @@ mod float8;
 mod model_collectives;
 mod muon;
 mod mutations;
+mod router_biases;
 mod router_losses;
 mod waits;
 
@@ -18,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 const POLICIES: [&str; 5] = ["native", "fsdp2", "megatron", "megatron_v2", "pr4435"];
 
-/// Those that replicate over an outer axis.
+/// Policies that replicate over an outer axis.
 const RELEASED: [&str; 4] = ["native", "fsdp2", "megatron", "megatron_v2"];
 
 /// Returns the file of a shipped scenario.
@@ -28,10 +29,10 @@ fn file(name: &str) -> PathBuf {
         .join(format!("{name}.toml"))
 }
 
-/// Lowers a shipped scenario with overrides; `None` if the policy refuses them.
+/// Lowers a shipped scenario with overrides; `None` if the policy rejects them.
 fn try_lower(name: &str, set: &[&str]) -> Option<Program> {
     let mut set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
-    // A variant, written as a policy.
+    // A variant that is given as a policy.
     if let Some(policy) = set.iter_mut().find(|s| *s == "fsdp.policy=pr4435") {
         "fsdp.policy=megatron_v2".clone_into(policy);
         set.push("fsdp.variant=pr4435".to_owned());
@@ -75,8 +76,8 @@ fn find(p: &Program, f: impl Fn(&Instr) -> bool) -> Vec<InstrId> {
 
 fn passes(r: &Report, what: &str) {
     assert!(r.is_ok(), "{what}\n{r}");
-    // Gathers that nothing reads, small payloads and waits that the options ask for are the only
-    // things to warn about.
+    // The only acceptable warnings are about gathers that nothing reads, small payloads, and waits
+    // that the options ask for.
     for v in &r.violations {
         assert!(
             ["CHK-UNUSED-GATHER", "CHK-ALIGN", "INV-06"].contains(&v.rule.id()),
@@ -85,7 +86,7 @@ fn passes(r: &Report, what: &str) {
     }
 }
 
-/// The factor of gradients is that of the scenario, and no other.
+/// Gradients have exactly the factor that the scenario sets.
 #[test]
 fn gradients_have_the_factor_of_the_scenario() {
     for policy in ["native", "fsdp2", "megatron"] {
@@ -111,7 +112,7 @@ fn every_shipped_scenario_passes() {
     }
 }
 
-/// A captured iteration allocates at fixed addresses, even under allocators that have no plan.
+/// A captured iteration allocates at fixed addresses, even with allocators that have no plan.
 #[test]
 fn captured_iterations_pass_with_any_allocator() {
     let full = "compile.cuda_graph=full_iteration";
@@ -125,8 +126,8 @@ fn captured_iterations_pass_with_any_allocator() {
             passes(&check(&p), policy);
         }
     }
-    // Found by fuzzing: two blocks with unequal neighbours, whose activations changed places every
-    // other step.
+    // Found by fuzzing: two blocks with unequal neighbours, whose activations exchanged places
+    // every other step.
     let set = [
         full,
         "fsdp.allocator=caching",
@@ -137,8 +138,8 @@ fn captured_iterations_pass_with_any_allocator() {
     passes(&check(&p), "cuda-graph-full");
 }
 
-/// Found by random scenarios: with as many keys as queries, in one unit for the whole model, two
-/// in-place rotations stay separate, and the second one was assumed to read the result of the
+/// Found by random scenarios. With equally many keys and queries, in one unit for the whole model,
+/// two in-place rotations remain separate. The second one was assumed to read the result of the
 /// first.
 #[test]
 fn rotations_of_two_parts_of_a_buffer_in_one_kernel() {
@@ -165,8 +166,8 @@ fn rotations_of_two_parts_of_a_buffer_in_one_kernel() {
     passes(&check(&p), "kv_heads=4");
 }
 
-/// A result in an order other than that of the operand that dies in its kernel has memory of its
-/// own; one in the same order takes the operand's.
+/// If the operand that dies in a kernel has another order than the result, the result gets its own
+/// memory; otherwise it takes over the operand's.
 #[test]
 fn results_in_another_order_take_over_nothing() {
     let p = try_lower("toy-transformer", &["compile.mode=blocks"]).expect("accepted");
@@ -184,7 +185,7 @@ fn results_in_another_order_take_over_nothing() {
     assert!(named("fused_add_layer_norm").any(|op| in_place(&op)));
 }
 
-/// Found by fuzzing: units below the first trained one stay full until backward ends, but no
+/// Found by fuzzing: units below the first trained one stay full until backward ends, but not
 /// longer.
 #[test]
 fn frozen_units_without_a_backward_are_released() {
@@ -210,7 +211,7 @@ fn frozen_units_without_a_backward_are_released() {
     }
 }
 
-/// Gaps between the parameters of a buffer that all groups share are reduced with them, and nothing
+/// Gaps between the parameters of a buffer that all groups share are reduced with them, but nothing
 /// reads them.
 #[test]
 fn padding_of_shared_gradients_needs_no_reader() {
@@ -228,9 +229,9 @@ fn padding_of_shared_gradients_needs_no_reader() {
     passes(&check(&p), "megatron no_shard");
 }
 
-/// Found by fuzzing: kernels are described before the storage of gradients is decided, and count
-/// gradients in the type they compute in. A tied weight's second gradient is added to the first
-/// one, which is therefore read, too.
+/// Found by fuzzing: kernels are described before the storage of gradients is decided, so they
+/// count gradients in the compute type. The second gradient of a tied weight is added to the first
+/// one, which is therefore also read.
 #[test]
 fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
     for policy in POLICIES {
@@ -253,7 +254,7 @@ fn gradients_of_any_type_are_as_long_as_kernels_take_them_to_be() {
 
 /// One backward over the forwards of all micro-batches.
 const JOINT: &str = "train.joint_backward=true";
-/// The second micro-batch leaves out a block that the first uses, and the other way round.
+/// The second micro-batch skips a block that the first one uses, and the reverse.
 const SKIP_SOME: &str = "train.skipped_blocks=[{ blocks = [\"layers.1\"], micro_batches = [1] }, \
                          { blocks = [\"layers.0\"], micro_batches = [0] }]";
 /// No micro-batch uses a block.

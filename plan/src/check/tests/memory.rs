@@ -193,7 +193,7 @@ fn a_range_that_leaves_its_buffer_on_the_last_rank() {
         unreachable!()
     };
     let part = &mut t.b.program.collectives[id.index()].parts[0];
-    // Rank 0's half fits; the second of four ranks has no space left.
+    // Rank 0's half fits. The second of four ranks has no space left.
     part.output = Access {
         bytes: part.input.bytes / 2,
         per_rank: Some(AxisId::DP_SHARD.into()),

@@ -35,14 +35,14 @@ fn a_wait_for_an_event_that_was_not_recorded() {
             .message
             .contains("nothing is waited for")
     );
-    // It recorded the end of a gather: the reader is named too.
+    // It recorded the end of a gather, so the reader is also named.
     let kernel = t.at(1, Phase::Forward, 0, is_launch);
     caught(&r, RuleId::GatherDone, kernel);
 }
 
 #[test]
 fn an_event_of_the_step_before_is_no_event() {
-    // Recorded at the end of the section, waited for at its start: true in no pass.
+    // Recorded at the end of the section and waited for at its start, which is correct in no pass.
     let mut t = Toy::new(Shape::default());
     let record = t.at(0, Phase::Forward, 0, |o| {
         matches!(o, Op::Record { stream: AG, .. })
@@ -95,8 +95,8 @@ fn half_a_write_leaves_the_other_half_unwritten() {
 
 #[test]
 fn padding_of_a_flat_buffer_need_not_be_written() {
-    // Parameters end at element 1056 of 1088; backward does not write beyond, and the reduction
-    // reads everything.
+    // Parameters end at element 1056 of 1088. Backward does not write beyond them, and the
+    // reduction reads everything.
     let t = Toy::new(Shape::default());
     assert_eq!(t.b.program.buffers[t.grad[0].index()].bytes.0, 2176);
     assert!(check(&t.b.program).is_ok());
@@ -148,7 +148,7 @@ fn a_write_behind_a_read_on_another_stream() {
 
 #[test]
 fn a_gather_into_memory_that_the_unit_before_still_reads() {
-    // Unit 2 gets the block of unit 0; neither the release nor the gate makes the gather stream
+    // Unit 2 gets the block of unit 0. Neither the release nor the gate makes the gather stream
     // wait.
     let mut t = Toy::new(Shape::default());
     let release = t.at(0, Phase::Forward, 0, |o| matches!(o, Op::Free(_)));
@@ -179,7 +179,7 @@ fn a_gather_into_memory_that_the_unit_before_still_reads() {
 
 #[test]
 fn the_next_step_reuses_memory_of_this_one() {
-    // The first gather of a step recycles a block that the backward of the step before read last.
+    // The first gather of a step recycles a block that the previous step's backward read last.
     let mut t = Toy::new(Shape {
         prefetch: false,
         ..Shape::default()
@@ -200,7 +200,7 @@ fn the_next_step_reuses_memory_of_this_one() {
 
 #[test]
 fn host_waits_order_what_is_issued_later() {
-    // The fence as a host wait instead of a stream wait.
+    // The fence is a host wait instead of a stream wait.
     let mut t = Toy::new(Shape::default());
     let fences = t.find(SectionKind::Steady, |i| {
         i.phase == Phase::Final && is_wait(&i.op)
@@ -223,7 +223,7 @@ fn order_by_a_communicator_alone_is_a_warning() {
         unreachable!()
     };
     let again = t.insert(InstrId(gather.0 + 1), Op::Collective { id, stream: RS });
-    // The reduce stream knows what the gate knows, but not the gather before.
+    // The reduce stream depends on the gate's dependencies, but not on the previous gather.
     let e = t.event();
     t.insert(
         gather,
@@ -251,7 +251,7 @@ fn order_by_a_communicator_alone_is_a_warning() {
     expect(&t, RuleId::CommOrder, again, t.full[1]);
     let r = check(&t.b.program);
     assert!(r.of(RuleId::Race).next().is_none(), "{r}");
-    // With a communicator of its own it is a race.
+    // With a separate communicator, it is a race.
     t.b.program
         .collectives
         .push(t.b.program.collectives[id.index()].clone());

@@ -1,4 +1,4 @@
-//! Reductions, gradient buffers and the optimizer's view of gradients.
+//! Reductions, gradient buffers, and gradients as the optimizer reads them.
 
 use super::{caught, expect};
 use crate::check::testing::{RS, Shape, Toy};
@@ -69,8 +69,8 @@ fn an_output_over_another_ranks_part_of_the_input() {
             .find(|v| v.instr == Some(first))
             .map(|v| v.message.clone())
     };
-    // NCCL documents the form in which each rank's input is its slice of the output; rank 0's is at
-    // the start.
+    // NCCL documents the form in which each rank's input is its slice of the output. Rank 0's slice
+    // is at the start.
     assert_eq!(output(0, Some(AxisId::DP_SHARD)), None);
     for bad in [output(shard, None), output(16, None), output(0, None)] {
         let m = bad.expect("reported");
@@ -88,7 +88,7 @@ fn an_inverted_drain_frees_a_buffer_in_flight() {
         v.other
             .is_some_and(|o| t.b.program.instrs[o.index()].unit.0 == 2)
     );
-    // Its successor at that address writes during the reduction.
+    // The next buffer at that address writes during the reduction.
     let kernel = t.at(0, Phase::Backward, 0, |o| {
         matches!(
             o,
@@ -105,8 +105,8 @@ fn an_inverted_drain_frees_a_buffer_in_flight() {
 
 #[test]
 fn weight_gradients_written_under_the_reduction_before() {
-    // Units 1 and 2 share one slot of a planned pool: unit 2's reduction is waited for before unit
-    // 1 takes it.
+    // Units 1 and 2 share a slot of a planned pool. Unit 1 takes it only after a wait for unit 2's
+    // reduction.
     let mut t = Toy::new(Shape {
         in_flight: 1,
         pool: Pool::Planned,
@@ -268,7 +268,7 @@ fn the_optimizer_does_not_wait_for_the_reductions() {
 
 #[test]
 fn the_optimizer_before_the_fence() {
-    // Moved in front of the last accumulation's fence.
+    // Moved before the fence of the last accumulation.
     let mut t = Toy::new(Shape::default());
     let fence = t.find(SectionKind::Steady, |i| {
         i.rule == Rule::FinalFence && matches!(i.op, Op::Wait { .. })
@@ -287,7 +287,7 @@ fn the_optimizer_before_the_fence() {
 
 #[test]
 fn a_micro_batch_that_overwrites_the_one_before() {
-    // The prototype's replicated gradients: written, not added.
+    // The prototype's replicated gradients are written instead of added.
     let mut t = Toy::new(Shape {
         micro_batches: 2,
         ..Shape::default()
@@ -342,7 +342,7 @@ fn a_tied_parameter_reduced_once_for_each_of_its_modules() {
 
 #[test]
 fn hybrid_sharding_needs_both_axes() {
-    // The same program on a mesh of 2 x 4: nothing reduces over the outer axis.
+    // The same program on a mesh of 2 x 4. Nothing reduces over the outer axis.
     let mut t = Toy::new(Shape::default());
     t.b.program.meta.mesh = t.b.program.meta.mesh.with(AxisId::DP_OUTER, 2);
     let norm = t.find(SectionKind::First, |i| {

@@ -24,8 +24,8 @@ fn message(t: &Toy, rule: RuleId) -> String {
 
 #[test]
 fn a_shard_boundary_within_a_row() {
-    // The row that was cut in the production engine: shapes (1, 3) and (2, 2) over two ranks,
-    // without a gap.
+    // The row that the production engine divided: shapes (1, 3) and (2, 2) over two ranks, without
+    // a gap.
     let mut t = Toy::new(Shape::default());
     t.b.program.params[0].shape = [1, 3].as_slice().into();
     t.b.program.params[1].shape = [2, 2].as_slice().into();
@@ -52,12 +52,12 @@ fn a_shard_boundary_within_a_row() {
         m.contains("shard boundary 6 cuts row 1 of `layers.0.bias`"),
         "{m}"
     );
-    // With its start on the boundary no row is cut.
+    // If it starts at the boundary, no row is divided.
     flat(&mut t, 0).items[1].offset = 6;
     assert!(check(&t.b.program).of(RuleId::Layout).next().is_none());
 }
 
-/// Blocks of rows and whole parameters that a boundary cuts.
+/// Blocks of rows, and whole parameters, that a boundary divides.
 #[test]
 fn a_shard_boundary_within_a_block_or_a_parameter() {
     // 64 rows of 16 over four ranks of 272 elements: 17 rows each.
@@ -183,7 +183,7 @@ fn a_tied_parameter_with_two_owners_or_storages() {
 
 #[test]
 fn optimizer_state_of_full_size() {
-    // A fused optimizer that kept the state of all ranks.
+    // A fused optimizer that keeps the state of all ranks.
     let mut t = Toy::new(Shape::default());
     let b = t.moments[1];
     t.b.program.buffers[b.index()].bytes = crate::units::Bytes(4 * 1088);

@@ -431,7 +431,7 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
         OpKind::LocalExperts(of) => vec![experts::local(&of, &x[0])],
         OpKind::PushedRows(of) => vec![experts::pushed(&of, &x[0], dims(&ins[0]).1)],
         OpKind::DispatchExperts(of) => experts::dispatch(&of, &x[0]),
-        OpKind::SortExperts(op::SortExperts { experts }) => experts::sort(experts, &x[0]),
+        OpKind::SortExperts(of) => experts::sort(&of, &x[0]),
         OpKind::Permute(_) => vec![experts::permute(op, x)],
         OpKind::Unpermute(_) => vec![experts::unpermute(op, x)],
         OpKind::GroupedGemm(op::GroupedGemm { tb, .. }) => vec![experts::grouped(op, x, tb)],
@@ -454,6 +454,7 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             let x = [vec![turned(0), turned(1)], x[2..].to_vec()].concat();
             scaled_experts(&rows, &x, experts::grouped_weight_grad)
         }
+        OpKind::CountExperts => vec![experts::counts(&x[0], dims(&op.outputs[0]).1)],
         OpKind::LoadBalance(of) => experts::load_balance(&of, &x[0], dims(&ins[0]).1),
         OpKind::LoadBalanceGrad(of) => {
             let columns = dims(&ins[1]).1;

@@ -96,3 +96,59 @@ fn casts_of_experts_compute_used_rows() {
     // Two layers, two matmuls each: of inputs and gradients; codes, and transposed ones.
     assert_eq!(found, [8, 16]);
 }
+
+/// Two ranks with 96 choices each share the rows of a rank: 192 of them in the worst case, and a
+/// factor of 96 otherwise. Two matmuls of a layer have them, and both kinds of gradients.
+#[test]
+fn experts_have_the_rows_of_the_factor() {
+    let rows = |set: &[&str]| {
+        let s = load(set);
+        assert_eq!(s.train.micro_batch * s.train.seq_len, 48);
+        let t = build(&s);
+        let matmuls = |op: &BodyOp| match op.op {
+            OpKind::GroupedGemm(_) | OpKind::GroupedGemmWeightGrad(_) => {
+                Some(op.inputs[0].shape[0])
+            }
+            _ => None,
+        };
+        let mut all: Vec<u64> = (t.kernels.iter().flat_map(|k| &k.body))
+            .filter_map(matmuls)
+            .collect();
+        all.dedup();
+        all
+    };
+    for dispatcher in ["moe.dispatcher=gather", "moe.dispatcher=peer"] {
+        let of = |factor: &str| rows(&[dispatcher, &format!("moe.capacity_factor={factor}")]);
+        assert_eq!(rows(&[dispatcher]), [192]);
+        assert_eq!(of("worst"), [192]);
+        assert_eq!(of("2"), [192]);
+        assert_eq!(of("1.25"), [120]);
+        assert_eq!(of("1.001"), [97]);
+        assert_eq!(of("0.5"), [48]);
+    }
+}
+
+/// Copies of tokens to rows of experts write as many on average, and sums of rows read as many, as
+/// those of ranks with all experts, however many rows are reserved.
+#[test]
+fn tokens_are_moved_to_used_rows() {
+    let moved = |set: &[&str]| -> Vec<u64> {
+        let t = build(&load(set));
+        let all = performed(&t, &t.forward).chain(performed(&t, &t.backward));
+        let bytes = all.filter_map(|(k, ..)| match k.body.first()?.op {
+            OpKind::Permute(_) => Some(k.written.0),
+            OpKind::Unpermute(_) => {
+                let positions = k.body[0].inputs[1].shape.iter().product::<u64>();
+                Some(k.read.0 - 8 * positions)
+            }
+            _ => None,
+        });
+        bytes.collect()
+    };
+    let all = moved(&["mesh.ep=1"]);
+    assert!(all.len() >= 8, "{all:?}");
+    for factor in ["worst", "1.25", "1"] {
+        let factor = format!("moe.capacity_factor={factor}");
+        assert_eq!(moved(&[&factor]), all, "{factor}");
+    }
+}

@@ -32,7 +32,7 @@ impl Flat {
     /// Returns how the optimizer's part of a buffer differs between ranks. `sharded` returns
     /// whether the buffer already holds only the inner shard.
     fn optimizer_slice(&self, of: Sharded, sharded: fn(Strategy) -> bool) -> Option<PerRank> {
-        if self.outer_optim {
+        if of.outer_optim {
             Some(AxisId::DP_OUTER.into())
         } else if placements::optim_sharded(of.strategy) && !sharded(of.strategy) {
             Some(of.over.into())

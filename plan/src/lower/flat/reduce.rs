@@ -56,8 +56,13 @@ pub(crate) enum ReduceTo {
 }
 
 impl Flat {
-    /// Returns how the inner reduction of a group scales; see Note [Factor of gradients].
+    /// Returns how the inner reduction of a group scales; see Note [Factor of gradients]. Counts of
+    /// choices are added up.
     pub(crate) fn scaling(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> Scaling {
+        if inputs.group(g).router_biases {
+            let (op, before) = (ReduceOp::Sum, None);
+            return Scaling { op, before };
+        }
         let fsdp = &inputs.scenario.fsdp;
         let over_all = Real(1.0 / f64::from(inputs.data_ranks()));
         let summed = inputs.summed_by_model(g);
@@ -385,13 +390,15 @@ impl Flat {
         };
         let fsdp = &out.inputs.scenario.fsdp;
         let sums = fsdp.per_token_loss || fsdp.gradient_scaling_factor.is_some();
-        let op = if fsdp.average_in_collective || self.state(g).sharded.ranks == 1 && !sums {
+        let averages = fsdp.average_in_collective || self.state(g).sharded.ranks == 1 && !sums;
+        let op = if averages && !out.inputs.group(g).router_biases {
             ReduceOp::Avg
         } else {
             ReduceOp::Sum
         };
+        let outer_optim = self.state(g).sharded.outer_optim;
         let part = |a: Access| {
-            if self.outer_optim {
+            if outer_optim {
                 Access {
                     bytes: a.bytes / self.outer,
                     per_rank: Some(AxisId::DP_OUTER.into()),
@@ -401,7 +408,7 @@ impl Flat {
                 a
             }
         };
-        let kind = if self.outer_optim {
+        let kind = if outer_optim {
             CollectiveKind::ReduceScatter
         } else {
             CollectiveKind::AllReduce

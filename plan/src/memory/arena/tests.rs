@@ -6,8 +6,8 @@ use crate::program::{ProgramBuilder, SectionKind};
 
 const MIB: u64 = 1 << 20;
 
-/// Returns a step with a weight (persistent), a moment (from the first step on), two activations
-/// that overlap, and one validation activation.
+/// Returns a step with a weight (persistent), a moment (allocated in the first step), two
+/// activations that overlap, and one validation activation.
 fn step(pool: Pool) -> ProgramBuilder {
     let mut f = builder();
     for mib in [30, 60, 12, 14, 40] {
@@ -40,7 +40,7 @@ fn passes_of_a_replay() {
             (SectionKind::Steady, 3, 116),
         ]
     );
-    // Segments: 30, 12, 14, 60, and 40 for the validation; nothing is ever returned.
+    // Segments: 30, 12, 14, 60, and 40 for the validation. Nothing is ever released.
     let reserved: Vec<_> = t.passes.iter().map(|p| p.peak_reserved.0 / MIB).collect();
     assert_eq!(reserved, [30, 116, 116, 116, 156, 156]);
     assert_eq!(
@@ -71,7 +71,7 @@ fn validation_runs_every_so_many_steps() {
     assert_eq!(at, [2, 4, 5]);
 }
 
-/// The same step from a planned pool: 90 MiB persistent, and one region that the step (26) and the
+/// The same step with a planned pool: 90 MiB persistent, and one region that the step (26) and the
 /// validation (40) share.
 #[test]
 fn the_pool_survives_a_validation() {
@@ -93,8 +93,8 @@ fn the_pool_survives_a_validation() {
     );
 }
 
-/// Three buffers one after another: the two of one stream share a slot, while the other stream's
-/// and the one with a key on both streams have separate ones.
+/// Three buffers, one after another. The two on one stream share a slot, while the one on the other
+/// stream and the one whose key is on both streams have separate slots.
 #[test]
 fn the_pool_keeps_streams_apart() {
     let mut f = builder();
@@ -116,8 +116,8 @@ fn the_pool_keeps_streams_apart() {
         at.push(memory.alloc(&f.program, id).unwrap() - crate::memory::pool::POOL_BASE);
         memory.free(&f.program, id);
     }
-    // Key 3 is below the changing buffers in the first stream's region (4 + 8 MiB), then comes the
-    // second region.
+    // Key 3 is below the changing buffers in the first stream's region (4 + 8 MiB). Then the second
+    // region follows.
     assert_eq!(at, [4, 4, 12, 0, 0].map(|m| m * MIB));
 }
 
@@ -191,7 +191,7 @@ fn capacity_covers_pool_and_cache() {
     ));
 }
 
-/// Two copies of a layer's weight serve three layers; they stay allocated, while the odd root is
+/// Two copies of a layer's weight serve three layers. They stay allocated, while the odd root is
 /// allocated and freed each time.
 #[test]
 fn double_buffer_copies_stay() {
@@ -225,7 +225,7 @@ fn double_buffer_copies_stay() {
     assert_eq!(memory.idle_copies(), Bytes::ZERO);
 }
 
-/// A copy that the device refuses can be requested again.
+/// A copy that the device could not allocate can be requested again.
 #[test]
 fn a_refused_copy_stays_fresh() {
     let mut f = builder();

@@ -1,15 +1,15 @@
 //! Expandable segments: one growable range of addresses per (stream, pool).
 //!
 //! Memory is mapped into the range in pages of 2 MiB (small pool) or 20 MiB (large pool). A request
-//! without a free block maps the missing bytes: after the last block of the range, extending it if
-//! it is free, or into a hole that an earlier release left. Blocks are split whenever 512 bytes
-//! remain. When the device is full, whole pages of free blocks are unmapped. (c10
-//! `try_allocate_expandable_block`, `map_block`, `unmap_block`.)
+//! without a suitable free block maps the missing bytes: after the last block of the range, which
+//! is extended if it is free, or into a hole that an earlier release left. Blocks are split
+//! whenever at least 512 bytes remain. When the device is full, whole pages of free blocks are
+//! unmapped. (c10 `try_allocate_expandable_block`, `map_block`, `unmap_block`.)
 
 use super::{Bytes, CachingAllocator, LARGE_SEGMENT, NONE, Node, SMALL_SEGMENT, State};
 
-/// Length of a range when the device's size is unknown: more than a scenario's tensors can take
-/// together.
+/// Length of a range if the device's size is unknown. It is more than all tensors of a scenario can
+/// take.
 const RANGE: u64 = 1 << 56;
 
 impl CachingAllocator {
@@ -23,8 +23,8 @@ impl CachingAllocator {
         }
     }
 
-    /// Maps memory until some free block holds `size`, and takes it out of the free list. `None` if
-    /// the device is full; pages mapped until then stay, as free blocks.
+    /// Maps memory until some free block has room for `size`, and removes that block from the free
+    /// list. Returns `None` if the device is full; pages mapped until then remain as free blocks.
     pub(super) fn grow_range(&mut self, list: usize, size: u64) -> Option<u32> {
         let mut at = self.room_in_range(list, size)?;
         if self.node(at).state == State::Unmapped {
@@ -38,8 +38,8 @@ impl CachingAllocator {
         Some(at)
     }
 
-    /// Returns the first run of free and unmapped blocks, in address order, with room for `size`; a
-    /// new range if there is none.
+    /// Returns the first run of free and unmapped blocks, in address order, with room for `size`,
+    /// or a new range if there is none.
     fn room_in_range(&mut self, list: usize, size: u64) -> Option<u32> {
         for &hole in &self.lists[list].unmapped {
             let prev = self.node(hole).prev;
@@ -73,8 +73,8 @@ impl CachingAllocator {
         Some(id)
     }
 
-    /// Maps whole pages for `size` bytes (at most all) of an unmapped block and merges them with
-    /// their free neighbours.
+    /// Maps whole pages for `size` bytes (but at most all) of an unmapped block, and merges them
+    /// with their free neighbours.
     fn map(&mut self, id: u32, size: u64) -> Option<u32> {
         let Node {
             address,
@@ -103,7 +103,7 @@ impl CachingAllocator {
         Some(id)
     }
 
-    /// Returns the whole pages of a free block to the device.
+    /// Releases the whole pages of a free block to the device.
     pub(super) fn unmap(&mut self, id: u32) {
         let Node {
             address,
@@ -146,7 +146,7 @@ impl CachingAllocator {
     }
 }
 
-/// Returns the page size of a list: the small pools have odd indices.
+/// Returns the page size of a list. Small pools have odd indices.
 fn page(list: u32) -> u64 {
     if list % 2 == 1 {
         SMALL_SEGMENT

@@ -1,12 +1,12 @@
-//! The replay of FSDP2's schedule through the allocator: the published figures of its memory, by
-//! stream.
+//! A replay of FSDP2's schedule through the allocator, compared with published figures of its
+//! memory by stream.
 
 use super::*;
 use crate::ir::COMPUTE;
 
 const SIDE: StreamId = StreamId(1);
 
-/// FSDP2's allocations in CPU order (torch 2.11 `_fsdp_param_group.py`) for one block of
+/// FSDP2's allocations in CPU order (PyTorch 2.11 `_fsdp_param_group.py`) for one block of
 /// Llama-3-8B: bf16 gathers and gradients, float32 reduction input. Activations and reduced
 /// gradients are left out.
 struct Fsdp {
@@ -83,7 +83,7 @@ impl Fsdp {
         }
     }
 
-    /// Runs forward; `ahead` is the depth of explicit prefetch (0: implicit).
+    /// Runs forward. `ahead` is the depth of explicit prefetch (0: implicit).
     fn forward(&mut self, ahead: usize) {
         let n = self.groups.len();
         for g in 0..n {
@@ -137,8 +137,8 @@ fn close(found: f64, expected: f64) {
     );
 }
 
-/// Forward of 32 equal blocks: allocated, and reserved of the copy-in and the compute stream, in
-/// blocks of bf16 weights.
+/// Forward of 32 equal blocks: allocated bytes, and reserved bytes of the copy-in and compute
+/// streams, in blocks of bf16 weights.
 #[test]
 fn fsdp2_forward_peaks() {
     for (ranks, ahead, allocated, copy_in) in [
@@ -173,13 +173,13 @@ fn fsdp2_backward_peaks() {
         f.backward(ahead, inputs);
         close(f.peak as f64 / params, allocated);
         close(f.a.reserved_of(COMPUTE).0 as f64 / params, reserved);
-        // Forward left two gather buffers, so the second prefetched unit costs nothing more.
+        // Forward left two gather buffers, so the second prefetched unit costs nothing extra.
         close(f.a.reserved_of(SIDE).0 as f64 / (2.0 * params), 2.06);
     }
 }
 
-/// The head's group is 8 KiB larger than the embedding's 1002 MiB, so its gather does not fit the
-/// embedding's segment: segments of 126, 1002, 418 and 1004 MiB for 1544 MiB alive.
+/// The head's group is 8 KiB larger than the embedding's 1002 MiB, so its gather does not fit in
+/// the embedding's segment: segments of 126, 1002, 418 and 1004 MiB for 1544 MiB of live memory.
 #[test]
 fn eight_kib_cliff() {
     let vocab = 128_256 * 4096;
@@ -196,14 +196,14 @@ fn eight_kib_cliff() {
         gathered(32, &[4096, vocab], false),
         (126 + 1002 + 418 + 1004) * MIB
     );
-    // Layers alternate between the 418 and the 1002 MiB segment. With an odd number the last one
-    // leaves the latter free, and a head without its norm fits there.
+    // Layers alternate between the 418 MiB and the 1002 MiB segment. With an odd number, the last
+    // layer leaves the latter free, and a head without its norm fits there.
     assert_eq!(
         gathered(31, &[4096, vocab], false),
         (126 + 1002 + 418 + 1004) * MIB
     );
     assert_eq!(gathered(31, &[vocab], false), (126 + 1002 + 418) * MIB);
-    // With expandable segments the range ends where the live spans end, for any groups.
+    // With expandable segments, the range ends where the live spans end, for any groups.
     assert_eq!(
         gathered(31, &[4096, vocab], true),
         gathered(31, &[vocab], true)

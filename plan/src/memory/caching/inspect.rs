@@ -1,4 +1,4 @@
-//! What an allocator holds.
+//! The contents of an allocator.
 
 use super::{Bytes, CachingAllocator, FreeKey, NONE, Node, SMALL, State};
 use crate::ir::StreamId;
@@ -12,16 +12,17 @@ pub(in crate::memory) struct Extent {
     state: State,
 }
 
-/// What decides how an allocator answers further requests.
+/// The state that determines how an allocator serves further requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::memory) struct Layout {
-    /// In the order of their addresses.
+    /// Extents, in the order of their addresses.
     extents: Vec<Extent>,
     next_address: u64,
 }
 
 impl CachingAllocator {
-    /// Returns the layout, if nothing else decides: garbage collection goes by the age of blocks.
+    /// Returns the layout, if nothing else affects further requests. Garbage collection also
+    /// depends on the age of blocks.
     pub(in crate::memory) fn layout(&self) -> Option<Layout> {
         if self.collects() {
             return None;
@@ -50,8 +51,8 @@ impl CachingAllocator {
         self.nodes.iter().filter(mine).map(|n| Bytes(n.size)).sum()
     }
 
-    /// Returns the address and size of every segment, ascending. Of expandable segments, each run
-    /// of mapped memory counts.
+    /// Returns the address and size of every segment, ascending. For expandable segments, each run
+    /// of mapped memory counts as one.
     #[must_use]
     pub fn segments(&self) -> Vec<(u64, Bytes)> {
         let mapped = |id: u32| matches!(self.node(id).state, State::Live | State::Free);
@@ -71,8 +72,8 @@ impl CachingAllocator {
         all
     }
 
-    /// Returns the number and the largest of the free blocks that could serve requests like one for
-    /// `bytes` on `stream`, whatever their size.
+    /// Returns the number of free blocks that could serve requests like one for `bytes` on
+    /// `stream`, apart from their size, and the size of the largest.
     #[must_use]
     pub fn holes(&self, bytes: Bytes, stream: StreamId) -> (usize, Bytes) {
         let list = usize::from(stream.0) * 2 + usize::from(bytes.0 <= SMALL);

@@ -1,5 +1,5 @@
-//! What is returned to the device before every cached segment is: old segments
-//! (`garbage_collection_threshold`) and oversize ones (`max_split_size`).
+//! What is released to the device before all cached segments are: old segments
+//! (`garbage_collection_threshold`) and oversize segments (`max_split_size`).
 
 use super::{Bytes, CachingAllocator, FreeKey};
 
@@ -9,8 +9,9 @@ impl CachingAllocator {
         self.capacity.is_some() && self.settings.garbage_collection_threshold.is_some()
     }
 
-    /// Returns unused large segments of at least average age to the device until reserved memory is
-    /// below the threshold. Age counts searches of the pool. (c10 `garbage_collect_cached_blocks`.)
+    /// Releases unused large segments of at least average age to the device until reserved memory
+    /// is below the threshold. Age is measured in searches of the pool. (c10
+    /// `garbage_collect_cached_blocks`.)
     pub(super) fn collect_garbage(&mut self) {
         let (Some(share), Some(capacity)) =
             (self.settings.garbage_collection_threshold, self.capacity)
@@ -38,9 +39,9 @@ impl CachingAllocator {
         }
     }
 
-    /// Returns oversize segments of a list to the device: the smallest that makes room for `size`,
-    /// otherwise the largest ones until they suffice together. Returns whether they suffice. (c10
-    /// `release_available_cached_blocks`.)
+    /// Releases oversize segments of a list to the device: the smallest one that makes room for
+    /// `size`, or else the largest ones until they suffice together. Returns whether they suffice.
+    /// (c10 `release_available_cached_blocks`.)
     pub(super) fn release_oversize(&mut self, list: usize, size: u64) -> bool {
         let Some(Bytes(limit)) = self.settings.max_split_size else {
             return false;

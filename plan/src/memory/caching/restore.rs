@@ -1,4 +1,4 @@
-//! An allocator that is in use, from its segments and live blocks.
+//! Builds an allocator that is in use, from its segments and live blocks.
 
 use super::{BlockId, Bytes, CachingAllocator, GRANULE, SMALL, State};
 use crate::ir::StreamId;
@@ -19,9 +19,9 @@ pub struct SegmentState {
 }
 
 impl CachingAllocator {
-    /// Adds a segment and returns its live blocks in order. Later segments lie below it.
+    /// Adds a segment and returns its live blocks in order. Later segments have lower addresses.
     ///
-    /// What is between live blocks becomes free, except rests that the allocator would not have
+    /// Space between live blocks becomes free, except remainders that the allocator would not have
     /// split off.
     pub fn restore(&mut self, segment: &SegmentState) -> Vec<BlockId> {
         let list = usize::from(segment.stream.0) * 2 + usize::from(segment.small);
@@ -59,8 +59,8 @@ impl CachingAllocator {
         live
     }
 
-    /// Lets the next segment begin at `address`, where a device has placed it. Addresses decide
-    /// between free blocks of one size.
+    /// Makes the next segment start at `address`, where a device has placed it. Addresses determine
+    /// the choice between free blocks of equal size.
     pub fn place_next_segment(&mut self, address: u64) {
         self.placed = Some(address);
     }

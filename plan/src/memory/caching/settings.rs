@@ -5,16 +5,16 @@ use crate::units::Bytes;
 use std::fmt;
 use std::str::FromStr;
 
-/// Settings that decide which blocks are reused, split and returned.
+/// Settings that determine which blocks are reused, split and released.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AllocatorSettings {
     /// Whether segments can grow (`expandable_segments`).
     pub expandable_segments: bool,
-    /// Size from which blocks are neither split nor given to smaller requests
+    /// Size from which blocks are neither split nor used for smaller requests
     /// (`max_split_size_mb`).
     pub max_split_size: Option<Bytes>,
-    /// Share of the device, 0 to 1, from which unused segments are returned before new ones are
-    /// taken (`garbage_collection_threshold`). torch ignores it unless
+    /// Share of the device's memory, 0 to 1, from which unused segments are released before new
+    /// ones are allocated (`garbage_collection_threshold`). PyTorch ignores it unless
     /// `set_per_process_memory_fraction` was called.
     pub garbage_collection_threshold: Option<f64>,
 }
@@ -26,7 +26,7 @@ impl AllocatorSettings {
 
     /// Returns whether a free block of `block` bytes may serve a request for `size`.
     ///
-    /// Oversize blocks serve only requests of their kind, up to 20 MiB smaller
+    /// Oversize blocks serve only oversize requests, which may be up to 20 MiB smaller
     /// (`max_non_split_rounding_size`).
     pub(super) fn may_serve(&self, block: u64, size: u64) -> bool {
         let limit = self.max_split();
@@ -57,7 +57,7 @@ impl fmt::Display for AllocatorSettings {
     }
 }
 
-/// Why settings cannot be read.
+/// Reason why settings cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct SettingsError(String);
@@ -85,7 +85,7 @@ impl FromStr for AllocatorSettings {
                         _ => return Err(bad("True or False")),
                     }
                 }
-                // torch accepts no smaller limit than its largest shared segment.
+                // PyTorch accepts no limit below its largest shared segment.
                 "max_split_size_mb" => {
                     let mb = value.parse().ok().filter(|mb| *mb > LARGE_SEGMENT / MIB);
                     let bytes = mb.and_then(|mb: u64| mb.checked_mul(MIB));

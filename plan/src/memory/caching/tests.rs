@@ -60,7 +60,8 @@ fn small_and_large_pools_do_not_mix() {
     assert_eq!(counters(&a).2, 22 * MIB);
 }
 
-/// 9 MiB of a 20 MiB segment leave 11; 10 MiB of those leave 1 MiB, which is not more than 1 MiB.
+/// 9 MiB of a 20 MiB segment leave 11 MiB. 10 MiB of those leave 1 MiB, which is not more than 1
+/// MiB.
 #[test]
 fn a_rest_up_to_1_mib_stays_with_a_large_block() {
     let mut a = native();
@@ -149,7 +150,7 @@ fn a_full_device_returns_whole_segments_of_every_stream_once() {
     a.release(side);
     a.release(high);
     take(&mut a, 40 * MIB);
-    // The side segment went; the one with a live block stayed.
+    // The side stream's segment was released; the one with a live block remained.
     assert_eq!(
         (counters(&a), a.counters().retries),
         ((44 * MIB, 44 * MIB, 60 * MIB), 1)
@@ -166,7 +167,7 @@ fn a_full_device_returns_whole_segments_of_every_stream_once() {
     );
     assert_eq!(a.counters().retries, 2);
     a.release(low);
-    // 20 MiB are whole again and serve the request without a retry.
+    // The 20 MiB are whole again and serve the request without a retry.
     take(&mut a, 20 * MIB);
     assert_eq!(a.counters().retries, 2);
 }
@@ -197,10 +198,10 @@ fn a_range_grows_by_the_missing_pages() {
     let c = take(&mut a, 25 * MIB);
     assert_eq!(address(&a, c), address(&a, b) + 30 * MIB);
     assert_eq!(counters(&a), (55 * MIB, 55 * MIB, 60 * MIB));
-    // The small pool has a range of its own, in pages of 2 MiB.
+    // The small pool has a separate range, in pages of 2 MiB.
     take(&mut a, 512);
     assert_eq!(counters(&a).2, 62 * MIB);
-    // And so has every stream.
+    // The same holds for every stream.
     a.take(Bytes(2 * MIB), SIDE).unwrap();
     assert_eq!(a.reserved_of(SIDE), Bytes(20 * MIB));
 }
@@ -213,14 +214,14 @@ fn expandable_blocks_keep_no_slack() {
     assert_eq!(counters(&a).1, 20 * MIB - 1024 + 1025 * KIB);
     a.release(b);
     let c = take(&mut a, 15 * MIB);
-    // 1024 bytes of the first page and all of the second one are free: 15 MiB fit without another
-    // page.
+    // 1024 bytes of the first page and all of the second page are free, so 15 MiB fit without
+    // another page.
     assert_eq!(counters(&a).2, 40 * MIB);
     assert_eq!(a.block(c).bytes, Bytes(15 * MIB));
 }
 
-/// A block at the end of the range counts with the size it can grow to, so an inner one that
-/// suffices is better.
+/// A block at the end of the range counts with the size that it can grow to, so an inner block that
+/// suffices is preferred.
 #[test]
 fn the_end_of_a_range_is_the_last_choice() {
     let mut a = expandable();
@@ -243,14 +244,14 @@ fn holes_are_unmapped_and_mapped_again() {
     let low_at = address(&a, low);
     a.release(low);
     a.release_cached();
-    // Pages 0 and 1 go (0 to 40), 40 to 50 shares a page with the live block.
+    // Pages 0 and 1 (0 to 40) are released; 40 to 50 shares a page with the live block.
     assert_eq!(counters(&a).2, 20 * MIB);
-    // 45 MiB fit into the hole and the free piece behind it: 35 MiB are missing, two pages come
-    // back.
+    // 45 MiB fit in the hole and the free piece after it: 35 MiB are missing, so two pages are
+    // mapped again.
     let again = take(&mut a, 45 * MIB);
     assert_eq!((address(&a, again), counters(&a).2), (low_at, 60 * MIB));
-    // 60 MiB do not: beyond the wall, after 5 free MiB, 55 are missing, and 40 are left of the
-    // device.
+    // 60 MiB do not fit: after the live block come 5 free MiB, so 55 MiB are missing, and the
+    // device has 40 left.
     assert!(a.take(Bytes(60 * MIB), COMPUTE).is_err());
     a.release(again);
     a.release(wall);
@@ -374,7 +375,7 @@ proptest! {
     }
 }
 
-/// Allocations, frees and mappings of torch 2.11 on an H200 in four steps of FSDP2: after every
+/// Allocations, frees and mappings of PyTorch 2.11 on an H200 in four steps of FSDP2. After every
 /// allocation, the same bytes are reserved for each stream (`tests/data/README.md`).
 #[test]
 fn a_recorded_run_of_torch_reserves_what_it_did() {

@@ -5,11 +5,11 @@ use crate::program::{Op, Program};
 use crate::units::Bytes;
 use std::collections::BTreeMap;
 
-/// One lifetime of a key. Times are positions in host order; a slot that is freed at a time can be
-/// taken again at that time.
+/// One lifetime of a key. Times are positions in host order. A slot that is freed at a time can be
+/// taken again at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
-    /// Key; a key may live several times.
+    /// Key. A key may have several lifetimes.
     pub key: u32,
     /// Size.
     pub bytes: Bytes,
@@ -22,15 +22,15 @@ pub struct Lifetime {
 }
 
 impl Lifetime {
-    /// End of a lifetime without a free: the key shares its slot with no other.
+    /// End of a lifetime without a free. The key shares its slot with no other key.
     pub const FOREVER: u32 = u32::MAX;
 }
 
-/// Returns the lifetimes of all planned buffers over one pass of every section, each section in a
-/// separate time range: one list per stream, in order of their starts.
+/// Returns the lifetimes of all planned buffers over one pass of every section. Each section has a
+/// separate time range. There is one list per stream, in order of their starts.
 ///
 /// A buffer that is live at the end of a section lives forever, because the program does not fix
-/// the order of sections. So does a key whose buffers belong to several streams: it shares its slot
+/// the order of sections. So does a key whose buffers belong to several streams; it shares its slot
 /// with no other key.
 pub(in crate::memory) fn trace(program: &Program) -> Vec<Vec<Lifetime>> {
     let streams = program
@@ -75,7 +75,8 @@ pub(in crate::memory) fn trace(program: &Program) -> Vec<Vec<Lifetime>> {
                     }
                     *life = None;
                 }
-                // Allocated twice or freed while not live: the replay will report it.
+                // The buffer is allocated twice, or freed while it is not live. The replay will
+                // report this.
                 _ => {}
             }
             now += 1;

@@ -1,18 +1,18 @@
-//! Index of taken addresses over time, for the pool's plan.
+//! Index of occupied addresses over time, for planning the pool.
 //!
-//! Time is cut into columns (one per lifetime), and the columns form a tree: a leaf covers [`LEAF`]
-//! columns, every other node [`FAN`] nodes of the level below. A lifetime is stored at the largest
-//! nodes that it covers completely. Each node knows the addresses that lifetimes stored at it take
-//! during *all* of its time, and those that they take during *any* of it, both as merged ranges; a
-//! leaf knows the same of its parts. A query then visits a few nodes per level, whatever its
-//! length: `any` of the largest nodes that it covers, `all` of those that it covers in part, and
-//! the parts of its first and last leaf.
+//! Time is divided into columns (one per lifetime), and the columns form a tree: a leaf covers
+//! [`LEAF`] columns, and every other node covers [`FAN`] nodes of the level below. A lifetime is
+//! stored at the largest nodes that it covers completely. Each node knows the addresses that
+//! lifetimes stored at it occupy during *all* of its time, and those that they occupy during *any*
+//! of it, both as merged ranges. A leaf knows the same for its parts. A query then visits a few
+//! nodes per level, for any length: `any` of the largest nodes that it covers, `all` of those that
+//! it covers in part, and the parts of its first and last leaf.
 
 use smallvec::{SmallVec, smallvec};
 use std::ops::Range;
 
-/// Counts steps of work, in tests only, so that a test can check without a clock that planning
-/// stays near linear.
+/// Counts steps of work, only in tests, so that a test can check without a clock that planning
+/// remains nearly linear.
 pub(super) mod work {
     #[cfg(test)]
     thread_local!(static STEPS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
@@ -24,7 +24,7 @@ pub(super) mod work {
         STEPS.set(STEPS.get() + _steps as u64);
     }
 
-    /// Returns the steps of this thread since the last call.
+    /// Returns the number of steps of this thread since the last call.
     #[cfg(test)]
     pub(in crate::memory) fn take() -> u64 {
         STEPS.take()
@@ -55,8 +55,9 @@ impl Ranges {
     }
 }
 
-/// A part of a leaf, and the addresses taken there by lifetimes that cover it and no more of the
-/// leaf. Many lifetimes may end at once, such as gradients after the optimizer.
+/// A part of a leaf, and the addresses that are occupied there by lifetimes that cover it and no
+/// more of the leaf. Many lifetimes may end at the same time, such as those of gradients after the
+/// optimizer.
 #[derive(Clone, Debug)]
 struct Part {
     start: u32,
@@ -70,7 +71,7 @@ struct Node {
     any: Ranges,
 }
 
-/// Taken addresses over time.
+/// Occupied addresses over time.
 #[derive(Clone, Debug)]
 pub(super) struct Occupancy {
     /// Nodes of each level, leaves first. The last level has at most [`FAN`] nodes.
@@ -102,7 +103,7 @@ impl Occupancy {
             visit(self.levels.len(), columns, |level, at, covered| {
                 let node = &self.levels[level][at];
                 let ranges = if covered { &node.any.0 } else { &node.all.0 };
-                // Most nodes hold nothing yet when the largest keys are placed.
+                // Most nodes are still empty when the largest keys are placed.
                 if !ranges.is_empty() {
                     taken.push(ranges);
                 }
@@ -118,7 +119,7 @@ impl Occupancy {
         lowest_gap(&mut taken, size, align)
     }
 
-    /// Takes addresses `lo..hi` during `columns`.
+    /// Occupies addresses `lo..hi` during `columns`.
     pub(super) fn take(&mut self, columns: Range<u32>, lo: u64, hi: u64) {
         visit(self.levels.len(), &columns, |level, at, covered| {
             let node = &mut self.levels[level][at];
@@ -144,12 +145,12 @@ impl Occupancy {
     }
 }
 
-/// Calls `node` with level, index and `true` for each of the largest nodes that `columns` cover
-/// completely, and with `false` for each node that they cover in part. Larger nodes come first,
+/// Calls `node` with a level, an index, and `true` for each of the largest nodes that `columns`
+/// cover completely, or `false` for each node that they cover in part. Larger nodes come first,
 /// because long lifetimes have low addresses.
 fn visit(levels: usize, columns: &Range<u32>, mut node: impl FnMut(usize, usize, bool)) {
     let (start, end) = (columns.start as usize, columns.end as usize);
-    // Skip nodes whose parent is covered completely.
+    // Nodes whose parent is covered completely are skipped.
     let mut above = 0..0;
     for level in (0..levels).rev() {
         let width = LEAF * FAN.pow(level as u32);
@@ -174,15 +175,16 @@ fn visit(levels: usize, columns: &Range<u32>, mut node: impl FnMut(usize, usize,
     }
 }
 
-/// Returns the lowest multiple of `align` at which `size` addresses are in none of the lists, each
-/// ascending and disjoint.
+/// Returns the lowest multiple of `align` at which `size` addresses are in none of the lists. Each
+/// list is ascending and disjoint.
 fn lowest_gap(taken: &mut [&[(u64, u64)]], size: u64, align: u64) -> u64 {
     let mut at: u64 = 0;
     loop {
         let before = at;
         work::add(taken.len());
         for list in &mut *taken {
-            // Ranges below stay below. Most lists have none, and need no search.
+            // Ranges below this address do not matter any more. Most lists have none, and need no
+            // search.
             if list.first().is_some_and(|r| r.1 <= at) {
                 *list = &list[list.partition_point(|r| r.1 <= at)..];
             }
@@ -235,7 +237,7 @@ mod tests {
     }
 
     proptest! {
-        /// The index finds the gap that a plain list of lives has.
+        /// The index finds the same gap as a plain list of lifetimes.
         #[test]
         fn agrees_with_a_list(
             lives in prop::collection::vec((0u32..30_000, 1u32..30_000, 0u64..50, 1u64..5), 1..60),

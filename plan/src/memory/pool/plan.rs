@@ -1,8 +1,8 @@
 //! Slots for keys: offline dynamic storage allocation.
 //!
-//! Largest first, each key at the lowest address that is free during all its lifetimes. No plan can
-//! need less than the maximum of bytes live at once; on traces of training steps the result is a
-//! few percent above that.
+//! The largest key comes first, and each key gets the lowest address that is free during all its
+//! lifetimes. No plan can need less than the maximum number of bytes that are live at the same
+//! time. For traces of training steps, the result is a few percent above that.
 
 use super::lifetimes::Lifetime;
 use super::occupancy::Occupancy;
@@ -10,7 +10,7 @@ use crate::units::Bytes;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// Minimum alignment of a slot: the alignment that devices give and kernels expect.
+/// Minimum alignment of a slot, which is the alignment that devices provide and kernels expect.
 const ALIGN: u64 = 512;
 
 /// Slot of a key in the pool.
@@ -18,9 +18,9 @@ const ALIGN: u64 = 512;
 pub struct Slot {
     /// Key.
     pub key: u32,
-    /// First byte, from the pool's start.
+    /// First byte, relative to the start of the pool.
     pub offset: u64,
-    /// Size: the largest request that the trace saw.
+    /// Size: the largest request in the trace.
     pub bytes: Bytes,
 }
 
@@ -34,10 +34,10 @@ pub struct PoolPlan {
 }
 
 impl PoolPlan {
-    /// Plans slots for all keys of `lifetimes`: two keys that are live at once never share an
-    /// address.
+    /// Plans slots for all keys in `lifetimes`. Two keys that are live at the same time never share
+    /// an address.
     ///
-    /// Deterministic: equal lifetimes give equal plans.
+    /// The result is deterministic: equal lifetimes give equal plans.
     #[must_use]
     pub fn plan(lifetimes: &[Lifetime]) -> Self {
         let mut keys = Keys::collect(lifetimes);
@@ -90,8 +90,8 @@ impl PoolPlan {
     }
 
     /// Plans one region per stream and stacks the regions. Keys of different streams never share an
-    /// address: a free in host order does not show when another stream's kernels have run. Every
-    /// key belongs to one region.
+    /// address, because a free in host order does not show when another stream's kernels have run.
+    /// Every key belongs to one region.
     #[must_use]
     pub fn by_stream(lifetimes: impl IntoIterator<Item = Vec<Lifetime>>) -> Self {
         let mut all = Self::default();
@@ -128,8 +128,8 @@ impl PoolPlan {
         self.total
     }
 
-    /// Returns the maximum bytes of slots live at once, summed over the regions: no plan needs
-    /// fewer.
+    /// Returns the maximum number of bytes in slots that are live at the same time, summed over the
+    /// regions. No plan needs fewer.
     #[must_use]
     pub fn most_live(&self) -> Bytes {
         self.most_live
@@ -161,8 +161,8 @@ impl Keys {
         let index = Self::index(lifetimes);
         let mut table: Vec<Key> = Vec::new();
         let mut of_life = Vec::with_capacity(lifetimes.len());
-        // Keeps every sum below 2^62. No scenario's buffers reach that; buffers of 16 TiB fit no
-        // device either.
+        // Keeps every sum below 2^62. No scenario's buffers reach that, and buffers of 16 TiB do
+        // not fit on any device either.
         let sum: u128 = lifetimes.iter().map(|l| u128::from(l.bytes.0)).sum();
         let most = if sum < 1 << 61 { 1 << 61 } else { 1 << 44 };
         for life in lifetimes {
@@ -191,12 +191,12 @@ impl Keys {
         Self { table, of_life }
     }
 
-    /// Returns a function that gives the rank of a key among all keys.
+    /// Returns a function that computes the rank of a key among all keys.
     fn index(lifetimes: &[Lifetime]) -> impl Fn(u32) -> u32 + use<> {
         let mut distinct: Vec<u32> = lifetimes.iter().map(|l| l.key).collect();
         distinct.sort_unstable();
         distinct.dedup();
-        // Keys usually are small numbers: a table then replaces the search.
+        // Keys are usually small numbers, so a table replaces the search.
         let dense = distinct
             .last()
             .is_some_and(|&max| (max as usize) < 8 * lifetimes.len() + 1024);
@@ -217,16 +217,16 @@ impl Keys {
     }
 }
 
-/// Lifetimes on a time axis with one column for each: a lifetime spans the columns of all lifetimes
+/// Lifetimes on a time axis with one column for each. A lifetime spans the columns of all lifetimes
 /// that start within it.
 ///
-/// Keys that live forever are left out. So are stretches of time that repeat an earlier one (every
-/// micro-batch, the second step): they add no conflict.
+/// Keys that live forever are left out. So are periods of time that repeat an earlier one (every
+/// micro-batch, the second step), because they add no conflict.
 struct Columns {
     count: usize,
     /// Spans grouped by key.
     spans: Vec<Range<u32>>,
-    /// Start of each key's spans in `spans`, with one more entry than there are keys.
+    /// Start of each key's spans in `spans`. There is one more entry than there are keys.
     first: Vec<u32>,
 }
 
@@ -274,7 +274,7 @@ impl Columns {
         self.of_key(key).iter().map(|c| c.end - c.start).sum()
     }
 
-    /// Returns the maximum bytes live in one column.
+    /// Returns the maximum number of bytes that are live in one column.
     fn most_live(&self, keys: &Keys) -> u64 {
         let mut change = vec![(0u64, 0u64); self.count + 1];
         for (i, key) in (0..).zip(&keys.table) {
@@ -291,7 +291,7 @@ impl Columns {
     }
 }
 
-/// Keeps one of all equal stretches of time between moments in which nothing is live.
+/// Of equal periods of time between moments in which nothing is live, keeps only one.
 fn drop_repetitions(lives: &mut Vec<(u32, u32, u32)>) {
     let mut seen: BTreeMap<u64, Vec<Range<usize>>> = BTreeMap::new();
     let mut keep = vec![true; lives.len()];

@@ -25,7 +25,8 @@ fn offsets(plan: &PoolPlan) -> Vec<u64> {
     plan.slots().iter().map(|s| s.offset / MIB).collect()
 }
 
-/// Two gathered units in flight, three units in total: two slots, the third unit reuses the first.
+/// Two gathered units in flight and three units in total: there are two slots, and the third unit
+/// reuses the first.
 #[test]
 fn keys_apart_in_time_share_a_slot() {
     let plan = PoolPlan::plan(&[life(0, 4, 0, 4), life(1, 4, 2, 6), life(2, 4, 4, 8)]);
@@ -36,7 +37,7 @@ fn keys_apart_in_time_share_a_slot() {
     );
 }
 
-/// A key that lives in forward and again in backward keeps one slot and respects what is live in
+/// A key that lives in forward and again in backward keeps one slot, and avoids what is live in
 /// both.
 #[test]
 fn one_slot_for_several_lives() {
@@ -63,8 +64,8 @@ fn what_is_never_freed_shares_with_nobody() {
     assert_eq!(plan.total(), Bytes(5 * MIB));
 }
 
-/// First fit in time order would grow the first slot to 8 and open a second of 8 for a step that
-/// never has more than 9 live; largest first does not.
+/// First fit in time order would grow the first slot to 8 and open a second one of 8 for a step
+/// that never has more than 9 live. Largest first does not.
 #[test]
 fn bytes_matter_not_slots() {
     let plan = PoolPlan::plan(&[
@@ -90,7 +91,7 @@ fn repeated_micro_batches_change_nothing() {
     assert_eq!(PoolPlan::plan(&one), PoolPlan::plan(&many));
 }
 
-/// Lifetimes on two streams: the regions are stacked, at the alignment that the second one needs.
+/// Lifetimes on two streams. The regions are stacked, with the alignment that the second one needs.
 #[test]
 fn streams_share_no_address() {
     let wide = Lifetime {
@@ -137,7 +138,7 @@ fn allocator_refuses_what_the_plan_does_not_allow() {
         (Bytes(7 * MIB), Bytes(8 * MIB), Bytes(8 * MIB))
     );
     pool.free(first.address);
-    // Freeing by a key that does not hold its slot must not release the slot of another.
+    // A free by a key that does not hold its slot must not release the slot of another key.
     assert_eq!(pool.alloc(request(2, MIB)).unwrap().address, first.address);
     assert!(!pool.release(0));
     assert_eq!(
@@ -155,9 +156,9 @@ fn double_free_panics() {
     pool.free(a);
 }
 
-/// Returns the lifetimes of one step as FSDP makes them: `layers` units are gathered two at a time
-/// in both directions, each saves some activations and uses some scratch, and gradients live until
-/// their reduction one unit later.
+/// Returns the lifetimes of one step as FSDP creates them: `layers` units are gathered two at a
+/// time in both directions, each saves some activations and uses some scratch memory, and gradients
+/// live until their reduction one unit later.
 fn training_step(layers: u32, sizes: &[u64], micro_batches: u32) -> Vec<Lifetime> {
     let mut lives = Vec::new();
     let mut open = std::collections::BTreeMap::new();
@@ -239,7 +240,7 @@ fn check_plan(lives: &[Lifetime]) -> f64 {
         assert_eq!(slot(l).offset % u64::from(l.align.max(1)), 0);
         assert!(slot(l).offset + slot(l).bytes.0 <= plan.total().0);
     }
-    // A sweep: sort events by time (frees first), keep live slots by offset.
+    // A sweep: sorts events by time (frees first), and keeps live slots by offset.
     let mut events: Vec<(u32, bool, usize)> = Vec::new();
     for (i, l) in lives.iter().enumerate() {
         events.push((l.start, true, i));
@@ -286,8 +287,8 @@ fn a_llama_like_step_is_packed_tightly() {
     assert!(ratio <= 1.1, "{ratio}");
 }
 
-/// Twice the layers take twice the work, apart from a logarithm: of an eager step, and of a fully
-/// compiled one, where all gradients end at once.
+/// Twice the number of layers takes twice the work, apart from a logarithm, both for an eager step
+/// and for a fully compiled one, in which all gradients end at the same time.
 #[test]
 fn planning_scales_with_depth() {
     let work = |layers: u32, mode: &str| {

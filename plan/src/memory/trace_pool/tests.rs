@@ -5,8 +5,8 @@ use crate::memory::{AllocError, Memory};
 
 const MIB: u64 = 1 << 20;
 
-/// Returns a program whose first step has one micro-batch of these operations (`+id` allocates,
-/// `-id` frees), and the steady step others.
+/// Returns a program whose first step has one micro-batch with these operations (`+id` allocates,
+/// `-id` frees), and whose steady step has others.
 fn program(buffers: &[Buffer], first: &[i64], steady: &[i64]) -> Program {
     let mut b = builder();
     for x in buffers {
@@ -17,7 +17,7 @@ fn program(buffers: &[Buffer], first: &[i64], steady: &[i64]) -> Program {
     b.program
 }
 
-/// Returns a buffer of another stream than the pool's tensors.
+/// Returns a buffer on a different stream from the pool's tensors.
 fn traced(mib: u64) -> Buffer {
     Buffer {
         stream: StreamId(1),
@@ -25,7 +25,7 @@ fn traced(mib: u64) -> Buffer {
     }
 }
 
-/// Performs operations and returns the addresses of what is allocated.
+/// Runs operations and returns the addresses of the allocated buffers.
 fn perform(memory: &mut Memory, p: &Program, ops: &[i64]) -> Result<Vec<u64>, AllocError> {
     let mut addresses = Vec::new();
     for &op in ops {
@@ -39,8 +39,8 @@ fn perform(memory: &mut Memory, p: &Program, ops: &[i64]) -> Result<Vec<u64>, Al
     Ok(addresses)
 }
 
-/// The example of a unit's weights in forward and in backward: the second lifetime gets a slot of
-/// its own turn. Slots grow to the largest interval they serve.
+/// The example of a unit's weights in forward and in backward. The second lifetime gets another
+/// slot. Slots grow to the largest interval that they are used for.
 #[test]
 fn lifetimes_are_colored_from_the_left() {
     let buffers = [traced(2), traced(3), traced(1)];
@@ -60,7 +60,7 @@ fn lifetimes_are_colored_from_the_left() {
     // The memory of the trace stays with the caching allocator.
     assert!(memory.counters().reserved > Bytes(5 * MIB));
     assert!(trace.iter().all(|a| !one.contains(a)));
-    // Every later micro-batch finds the same addresses.
+    // Every later micro-batch gets the same addresses.
     for _ in 0..3 {
         assert_eq!(perform(&mut memory, &p, &ops).unwrap(), one);
     }
@@ -88,8 +88,8 @@ fn slots_belong_to_element_types() {
     assert_eq!(memory.idle_slots(), Bytes(2 * MIB));
 }
 
-/// How the pool fails: an order that the trace did not have, and buffers that it did not see or
-/// that were not freed in it.
+/// How the pool fails: with an order that differs from the trace, with buffers that were not
+/// traced, and with buffers that were not freed in the trace.
 #[test]
 fn what_was_not_traced_is_refused() {
     let buffers = [traced(1), traced(1)];
@@ -97,7 +97,7 @@ fn what_was_not_traced_is_refused() {
     let p = program(&buffers, &ops, &ops);
     let mut memory = Memory::new(&p, None);
     perform(&mut memory, &p, &ops).unwrap();
-    // Both were planned into one slot.
+    // Both were planned into the same slot.
     let error = perform(&mut memory, &p, &[1, 2]).unwrap_err();
     assert_eq!(error, AllocError::SlotInUse { key: 1, holder: 0 });
     for first in [&[1, -1][..], &[1, -1, 2]] {
@@ -112,11 +112,12 @@ fn what_was_not_traced_is_refused() {
     }
 }
 
-/// A forward without backward leaves the cursor behind: the next step takes the slot of the second
-/// lifetime for the first.
+/// A forward without a backward leaves the cursor advanced, so the next step takes the slot of the
+/// second lifetime for the first.
 #[test]
 fn forwards_alone_leave_cursors_behind() {
-    // Buffer 1 in forward and in backward, where 2 is still live; 3 keeps their slots apart.
+    // Buffer 1 in forward and in backward, where 2 is still live. Buffer 3 keeps their slots
+    // separate.
     let ops = [1, 3, -1, -3, 2, 1, -2, -1];
     let p = program(&[traced(1), traced(1), traced(1)], &ops, &ops);
     let mut memory = Memory::new(&p, None);
@@ -124,7 +125,7 @@ fn forwards_alone_leave_cursors_behind() {
     let trained = perform(&mut memory, &p, &ops).unwrap();
     perform(&mut memory, &p, &ops[..4]).unwrap();
     let next = perform(&mut memory, &p, &ops[..2]);
-    // The slot of its backward is that of 3.
+    // The slot of its backward is the slot of buffer 3.
     assert_eq!(trained[1], trained[3]);
     assert_eq!(
         next.unwrap_err(),
@@ -142,7 +143,7 @@ fn a_pool_that_does_not_fit() {
         perform(&mut memory, &p, &ops),
         Err(AllocError::OutOfMemory { .. })
     ));
-    // The cached blocks of the trace are given back for it.
+    // The cached blocks of the trace are released to make room for it.
     let mut memory = Memory::new(&p, Some(Bytes(90 * MIB)));
     perform(&mut memory, &p, &ops).unwrap();
     perform(&mut memory, &p, &ops).unwrap();

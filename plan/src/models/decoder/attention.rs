@@ -12,7 +12,7 @@ use crate::config::{
     Residual, Vision,
 };
 use crate::graph::ValueId;
-use crate::ir::{Init, ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
+use crate::ir::{Documents, Init, ModuleId, ModuleKind, OpKind, Real, ScoreMod, op};
 use crate::models::build::Builder;
 use crate::models::declare::{Declare, Layer, Order};
 use crate::models::implementation::{self, Masks, Scores};
@@ -112,6 +112,10 @@ pub(super) struct Around {
     pub(super) mask: Option<ValueId>,
     /// Rotated keys, and values, of an earlier layer.
     pub(super) keys: Option<[ValueId; 2]>,
+    /// Documents as the layer sees them, if these are not those of sequences.
+    pub(super) documents: Option<Documents>,
+    /// Factors of queries, `[seq, 1]`.
+    pub(super) temperature: Option<ValueId>,
 }
 
 impl Attention {
@@ -198,7 +202,10 @@ impl Attention {
         let head_gate = (gates == AttentionGate::Head)
             .then(|| d.linear(at, ("gate", "self_attn.g_proj"), [m.heads, h], false));
         let output = d.linear(at, ("o", names.o), [h, width], m.bias.attention_output());
-        let inner = m.with_inner_norm();
+        let mut inner = m.with_inner_norm();
+        if m.options.qk_norm == QkNorm::AfterRopeNoWeight {
+            inner.options.norm = NormKind::RmsNoWeight;
+        }
         let mut head_norm = |ours, theirs, heads: u64| {
             let names = (ours, theirs);
             match m.options.qk_norm {
@@ -290,7 +297,7 @@ impl Attention {
                     b.g.release(k);
                 }
             }
-            if b.s.model.options.qk_norm == QkNorm::AfterRope {
+            if b.s.model.options.qk_norm.follows_rope() {
                 let norms = self.qk_norms;
                 let [q, k, v] = qkv;
                 qkv = [
@@ -299,6 +306,9 @@ impl Attention {
                     v,
                 ];
             }
+            if let Some(factors) = around.temperature {
+                qkv[0] = tempered(b, qkv[0], factors);
+            }
             let options = &b.s.model.options;
             let scale = options.attention_multiplier;
             let scale = scale.unwrap_or(1.0 / (hd as f64).sqrt());
@@ -306,7 +316,7 @@ impl Attention {
                 softcap: Real(options.attention_softcap.unwrap_or(0.0)),
                 alibi: options.position_embedding == PositionEmbedding::Alibi,
                 window: window.unwrap_or(0),
-                ..ScoreMod::NONE
+                documents: around.documents.unwrap_or(Documents::NONE),
             };
             let causal = b.s.model.family.spec().attention == Some(Mask::Causal);
             let causal = causal && around.memory.is_none();
@@ -418,7 +428,7 @@ impl Attention {
         let m = &b.s.model;
         let (heads, kv, hd) = (m.heads, self.kv_heads, self.head_dim);
         let before = match m.options.qk_norm {
-            QkNorm::AfterRope => [None; 2],
+            QkNorm::AfterRope | QkNorm::AfterRopeNoWeight => [None; 2],
             _ => self.qk_norms,
         };
         let whole = m.options.qk_norm == QkNorm::Full;
@@ -549,6 +559,23 @@ fn unpack(b: &mut Builder<'_>, p: ValueId, packed: PackedQkv, kv: u64, hd: u64) 
             [of(b, 0, heads), of(b, heads, kv), of(b, heads + kv, kv)]
         }
     }
+}
+
+/// Framework calls that make the factors of one layer's queries in the code of Llama 4: `arange`,
+/// six operations on its positions, and views.
+const TEMPERATURE_CALLS: u8 = 11;
+
+/// Multiplies queries, `[batch, heads, seq, head_dim]`, by the factors of their positions, in the
+/// type of the factors.
+fn tempered(b: &mut Builder<'_>, q: ValueId, factors: ValueId) -> ValueId {
+    let dtype = b.g.value(q).dtype;
+    let scaled = b.g.promoted(OpKind::Mul, q, factors);
+    if b.is_transformers() {
+        b.g.dispatches(TEMPERATURE_CALLS);
+    }
+    let scaled = b.g.cast(scaled, dtype);
+    b.g.release(q);
+    scaled
 }
 
 /// Returns whether the attention that is declared takes keys for values.

@@ -2,8 +2,9 @@
 //!
 //! - `gather`: expert-parallel ranks gather the tokens of all, with their weights and choices. Each
 //!   computes the choices that fall on its experts, and adds up the results of a token; a
-//!   reduce-scatter adds these partial sums and returns them to the token's rank. Rows are as many
-//!   as there would be if all tokens chose experts of one rank.
+//!   reduce-scatter adds these partial sums and returns them to the token's rank. Choices of all
+//!   ranks share the rows of a rank: as many as there would be if all tokens chose its experts, or
+//!   a factor of those of equally popular ones.
 //! - `peer`: a rank writes each of its tokens to the ranks that have one of its experts, once per
 //!   rank, into windows on their memory. These compute as above, and write the sum of a token's
 //!   results back, which the token's rank adds up. Rows have fixed places: no count is needed.
@@ -19,7 +20,7 @@ use crate::config::{Dispatcher, Moe, Overflow};
 use crate::graph::{Peers, ValueId};
 use crate::ir::{
     AxisId, CollectiveKind, DeviceMesh, Indexing, ModelCollective, ModuleId, MoeStage, OpKind,
-    PushedRows, op,
+    PushedRows, RowLimit, op,
 };
 use crate::models::build::Builder;
 
@@ -55,6 +56,8 @@ pub(super) struct Sent {
     pub(super) rows: u64,
     /// How many of them the busiest rank is expected to use, if not all.
     pub(super) used: Option<u64>,
+    /// Rows that choices take, if there may be more of these.
+    pub(super) limit: Option<RowLimit>,
     /// Framework calls that sort received rows by expert.
     pub(super) calls: u8,
     back: Back,
@@ -151,6 +154,7 @@ impl Dispatch {
                 routed: of,
                 rows: tokens * k,
                 used: None,
+                limit: None,
                 calls: 1,
                 back: Back::None,
             };
@@ -158,7 +162,7 @@ impl Dispatch {
         let number = layer_number(b, layer);
         let used = moe.used(number, tokens * k);
         match moe.dispatcher {
-            Dispatcher::Gather => self.gather(b, of, [tokens, k], used),
+            Dispatcher::Gather => self.gather(b, of, moe, [tokens, k], used),
             Dispatcher::Peer => {
                 let reach = moe.reach.as_ref().map_or(1.0, |r| r.of(number));
                 self.push(b, of, moe, [tokens, k], (used, reach))
@@ -194,12 +198,8 @@ impl Dispatch {
         let all = ranks * tokens;
         let [sent, got] = self.exchange_ids(b, of.ids, [all, k]);
         let weights = self.exchange(b, CollectiveKind::AllGather, of.weights);
-        let rows = ranks * moe.slots([tokens, k], [ranks, experts]);
-        let kind = OpKind::PushedRows(op::PushedRows {
-            ranks,
-            experts,
-            reserved: rows,
-        });
+        let (rows, limit) = self.shared_rows(moe, [tokens, k]);
+        let kind = OpKind::PushedRows(op::PushedRows { ranks, experts });
         let position = b.in_stage(MoeStage::Preprocess, |b| {
             b.compute(kind, &[sent], &[&[tokens, ranks]])[0]
         });
@@ -226,14 +226,35 @@ impl Dispatch {
             },
             rows,
             used: Some(rows.min(used)),
+            limit,
             calls: 1,
             back: Back::Peers(peers),
         }
     }
 
+    /// Returns the rows that choices of all ranks share, and the limit if there may be more of
+    /// them.
+    fn shared_rows(&self, moe: &Moe, [tokens, k]: [u64; 2]) -> (u64, Option<RowLimit>) {
+        let rows = moe.rows([tokens, k], [self.ranks, self.experts]);
+        let limited = rows < Moe::most_slots([self.ranks * tokens, k], self.experts);
+        let limit = limited.then_some(RowLimit {
+            rows,
+            balanced: tokens * k,
+            drop: moe.on_overflow == Overflow::Drop,
+        });
+        (rows, limit)
+    }
+
     /// Gathers the tokens of all ranks, with their weights and the numbers that this rank's experts
     /// have here.
-    fn gather(&self, b: &mut Builder<'_>, of: Routed, [tokens, k]: [u64; 2], used: u64) -> Sent {
+    fn gather(
+        &self,
+        b: &mut Builder<'_>,
+        of: Routed,
+        moe: &Moe,
+        [tokens, k]: [u64; 2],
+        used: u64,
+    ) -> Sent {
         let all = self.ranks * tokens;
         let [sent, ids] = self.exchange_ids(b, of.ids, [all, k]);
         let weights = self.exchange(b, CollectiveKind::AllGather, of.weights);
@@ -241,10 +262,12 @@ impl Dispatch {
         for v in [of.ids, of.weights, sent] {
             b.g.release(v);
         }
+        let (rows, limit) = self.shared_rows(moe, [tokens, k]);
         Sent {
             routed: Routed { x, weights, ids },
-            rows: Moe::most_slots([all, k], self.experts),
-            used: Some(used),
+            rows,
+            used: Some(rows.min(used)),
+            limit,
             calls: 1,
             back: Back::Sums,
         }
@@ -253,9 +276,21 @@ impl Dispatch {
     /// Sorts choices by expert; returns where the rows of each expert start, `[experts + 1]`, and
     /// the row of each choice.
     pub(super) fn sort(&self, b: &mut Builder<'_>, ids: ValueId, calls: u8) -> [ValueId; 2] {
+        self.sort_within(b, ids, calls, None)
+    }
+
+    /// Does the same with the choices that find a row.
+    pub(super) fn sort_within(
+        &self,
+        b: &mut Builder<'_>,
+        ids: ValueId,
+        calls: u8,
+        limit: Option<RowLimit>,
+    ) -> [ValueId; 2] {
         let shape = b.g.value(ids).shape.clone();
         let kind = OpKind::SortExperts(op::SortExperts {
             experts: self.experts,
+            limit,
         });
         let sorted = b.compute(kind, &[ids], &[&[self.experts + 1], &shape]);
         b.g.dispatches(calls);
@@ -365,6 +400,7 @@ impl Dispatch {
             },
             rows,
             used: Some(placed.used),
+            limit: None,
             calls: placed.calls,
             back: Back::Places { position },
         }

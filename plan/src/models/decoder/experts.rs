@@ -3,8 +3,8 @@
 //! Every token goes to `top_k` experts. The rows of these choices are sorted by expert; each expert
 //! multiplies its own rows. Weights are applied between the two matmuls of an expert, so that their
 //! gradient is a dot product per row and no result of an expert has to be kept; the code of
-//! torchtitan and transformers does that after the matmuls (`indexed.rs`). Expert-parallel ranks
-//! have some of the experts each, and exchange tokens (`dispatch.rs`).
+//! torchtitan and transformers does that after the matmuls (`indexed.rs`). Llama 4 does it before
+//! them. Expert-parallel ranks have some of the experts each, and exchange tokens (`dispatch.rs`).
 
 use super::attention::mlp_reads_norm;
 use super::dispatch::{Dispatch, Routed, layer_number};
@@ -62,9 +62,12 @@ fn stored(names: &Names) -> [(&'static str, HfForm); 2] {
             [names.expert_gate_up, names.expert_down].map(entries)
         }
         Stacks::Layers(names) => names.map(|name| (name, HfForm::Layer)),
-        Stacks::Parameters([gate_up, down]) => {
+        Stacks::Parameters {
+            names: [gate_up, down],
+            interleaved,
+        } => {
             let parameter = |interleaved| HfForm::Parameter { interleaved };
-            [(gate_up, parameter(true)), (down, parameter(false))]
+            [(gate_up, parameter(interleaved)), (down, parameter(false))]
         }
     }
 }
@@ -123,7 +126,7 @@ impl Experts {
         let router_bias = of.router_bias.then(|| {
             let module = d.module(at, "router_bias", ModuleKind::Layer);
             let name = (names.router_bias, names::ROUTER_BIAS);
-            d.untrained_zeros(module, name, scored)
+            d.router_bias(module, name, scored, of.router_bias_update_speed > 0.0)
         });
         let routed = d.module(at, "experts", ModuleKind::Layer);
         let mut stack = |name, stored, shape: [u64; 3]| {
@@ -137,8 +140,10 @@ impl Experts {
         let gate_up = stack("gate_up", stored[0], [scored, first, inner]);
         let down = stack("down", stored[1], [all, inner, ffn]);
         let biases = of.expert_bias.then(|| {
-            let [gate_up, down] = match names.expert_stacks {
-                Stacks::Parameters(names) => names.map(|name| [name, "_bias"].concat()),
+            let ([gate_up, down], interleaved) = match names.expert_stacks {
+                Stacks::Parameters { names, interleaved } => {
+                    (names.map(|name| [name, "_bias"].concat()), interleaved)
+                }
                 _ => Default::default(),
             };
             let mut bias = |name, stored: (&str, bool), width| {
@@ -146,7 +151,7 @@ impl Experts {
                 d.expert_parameter(module, stored, &[all, width], Init::Zeros)
             };
             [
-                bias("gate_up_bias", (&gate_up, true), first),
+                bias("gate_up_bias", (&gate_up, interleaved), first),
                 bias("down_bias", (&down, false), inner),
             ]
         });
@@ -328,21 +333,30 @@ impl Experts {
             unreachable!("tokens have k choices each");
         };
         let ([offsets, position], x) = self.dispatch.locally(b, |b| {
-            let [offsets, position] = self.dispatch.sort(b, ids, sent.calls);
-            let x = b.permute(Indexing::Own, [x, position], sent.rows);
+            let [offsets, position] = self.dispatch.sort_within(b, ids, sent.calls, sent.limit);
+            let x = b.moved(to_experts(sent.used), [x, position], sent.rows);
             ([offsets, position], x)
         });
         // Each number in the place of its row.
         let place = b.g.reshape(position, &[tokens * k, 1]);
+        let each = b.g.reshape(weights, &[tokens * k, 1]);
+        let before = scores_before(b);
         let at = Rows {
-            x,
+            x: if before {
+                weighted(b, Indexing::Own, x, [each, place])
+            } else {
+                x
+            },
             place,
             offsets,
             used: sent.used,
         };
-        let each = b.g.reshape(weights, &[tokens * k, 1]);
-        let out = self.matmuls(b, &at, Some(each));
-        let y = b.unpermute(Indexing::Own, [out, position], tokens);
+        let out = self.matmuls(b, &at, (!before).then_some(each));
+        let from = OpKind::Unpermute(op::Unpermute {
+            by: Indexing::Own,
+            routed: sent.used,
+        });
+        let y = b.moved(from, [out, position], tokens);
         for v in [weights, ids, offsets, position, x] {
             b.g.release(v);
         }
@@ -385,7 +399,7 @@ impl Experts {
         } else {
             gated(b, both)
         };
-        let weight = weights.map(|each| b.permute(Indexing::Own, [each, of.place], rows));
+        let weight = weights.map(|each| b.moved(to_experts(of.used), [each, of.place], rows));
         if let Some(weight) = weight {
             act = b.g.binary(OpKind::ScaleRows, act, weight);
         }
@@ -409,6 +423,12 @@ impl Experts {
     }
 }
 
+/// Returns the op that copies tokens, or their weights, to rows of experts.
+const fn to_experts(routed: Option<u64>) -> OpKind {
+    let by = Indexing::Own;
+    OpKind::Permute(op::Permute { by, routed })
+}
+
 /// Rows in the order of their experts.
 pub(super) struct Rows {
     /// The rows, `[rows, hidden]`.
@@ -419,6 +439,24 @@ pub(super) struct Rows {
     pub(super) offsets: ValueId,
     /// How many of the rows are used, if not all.
     pub(super) used: Option<u64>,
+}
+
+/// Returns whether weights of choices multiply what experts read.
+pub(super) fn scores_before(b: &Builder<'_>) -> bool {
+    b.s.model.options.experts.score_before_experts
+}
+
+/// Multiplies rows by the weights of their choices, `[choices, 1]`, which have their rows at these
+/// places.
+pub(super) fn weighted(
+    b: &mut Builder<'_>,
+    by: Indexing,
+    x: ValueId,
+    [each, place]: [ValueId; 2],
+) -> ValueId {
+    let rows = b.g.value(x).rows();
+    let weight = b.permute(by, [each, place], rows);
+    b.g.binary(OpKind::ScaleRows, x, weight)
 }
 
 /// Returns the bias of each row's expert, of `rows`, of which `routed` are computed, if not all.

@@ -2,9 +2,9 @@
 //! and results of experts are kept for the gradients of their weights.
 
 use super::dispatch::Routed;
-use super::experts::{Experts, Rows};
+use super::experts::{Experts, Rows, scores_before, weighted};
 use crate::graph::ValueId;
-use crate::ir::{Indexing, MoeStage, OpKind};
+use crate::ir::{Indexing, MoeStage};
 use crate::models::build::Builder;
 
 /// The number of rows of an expert is rounded up to a multiple of this for `torch._grouped_mm`
@@ -30,16 +30,21 @@ impl Experts {
             let x = b.permute(Indexing::Index, [x, sorted[1]], tokens * k);
             (sorted, place, x)
         });
+        let weigh = |b: &mut Builder<'_>, rows| {
+            let each = b.g.reshape(weights, &[tokens * k, 1]);
+            weighted(b, Indexing::Index, rows, [each, place])
+        };
+        let before = scores_before(b);
         let at = Rows {
-            x,
+            x: if before { weigh(b, x) } else { x },
             place,
             offsets,
             used: None,
         };
-        let out = self.matmuls(b, &at, None);
-        let each = b.g.reshape(weights, &[tokens * k, 1]);
-        let weight = b.permute(Indexing::Index, [each, place], tokens * k);
-        let out = b.g.binary(OpKind::ScaleRows, out, weight);
+        let mut out = self.matmuls(b, &at, None);
+        if !before {
+            out = weigh(b, out);
+        }
         let y = b.unpermute(Indexing::Own, [out, position], tokens);
         for v in [weights, ids, offsets, position, x] {
             b.g.release(v);
@@ -47,18 +52,27 @@ impl Experts {
         y
     }
 
-    /// Does so as `MoE.forward` of torchtitan where scores do not weight what experts read: each
-    /// token is copied once per choice, the copies are exchanged and sorted by expert, with room
-    /// for the alignment of [`ALIGN`] rows; results take the same way back, are multiplied by their
-    /// weights and added up.
+    /// Does so as `MoE.forward` of torchtitan: each token is copied once per choice, the copies are
+    /// exchanged and sorted by expert, with room for the alignment of [`ALIGN`] rows; results take
+    /// the same way back and are added up. Either the copies or what comes back is multiplied by
+    /// weights (`score_before_experts`).
     pub(super) fn of_torchtitan(&self, b: &mut Builder<'_>, of: Routed) -> ValueId {
         let (tokens, choices) = (b.g.value(of.ids).shape[0], b.g.value(of.ids).numel());
-        let (placed, each) = b.in_stage(MoeStage::Preprocess, |b| {
+        let (placed, mut each) = b.in_stage(MoeStage::Preprocess, |b| {
             let placed = self.dispatch().place(b, self.module, of.ids);
             let each = b.permute(Indexing::Index, [of.x, placed.position], placed.rows);
             (placed, each)
         });
         let (rows, position) = (placed.rows, placed.position);
+        let weigh = |b: &mut Builder<'_>, rows| {
+            let each = b.g.reshape(of.weights, &[choices, 1]);
+            let to = b.g.reshape(position, &[choices, 1]);
+            weighted(b, Indexing::Index, rows, [each, to])
+        };
+        let before = scores_before(b);
+        if before {
+            each = weigh(b, each);
+        }
         let got = self.dispatch().exchange_rows(b, &placed, each, None);
         let [offsets, place] = self.dispatch().sort(b, got.ids, placed.calls);
         let padded = rows + self.dispatch().experts() * ALIGN;
@@ -74,11 +88,8 @@ impl Experts {
         let y = b.unpermute(Indexing::Index, [out, place], rows);
         b.g.release(out);
         let back = self.dispatch().return_rows(b, y);
-        let each = b.g.reshape(of.weights, &[choices, 1]);
-        let to = b.g.reshape(position, &[choices, 1]);
-        let weight = b.permute(Indexing::Index, [each, to], rows);
-        let weighted = b.g.binary(OpKind::ScaleRows, back, weight);
-        let y = b.unpermute(Indexing::IndexAdd, [weighted, position], tokens);
+        let made = if before { back } else { weigh(b, back) };
+        let y = b.unpermute(Indexing::IndexAdd, [made, position], tokens);
         for v in [
             of.weights, of.ids, got.ids, offsets, place, position, x, back,
         ] {

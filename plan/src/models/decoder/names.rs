@@ -73,9 +73,12 @@ pub(super) enum Stacks {
     None,
     /// Layers, whose weights lie as those of the model.
     Layers([&'static str; 2]),
-    /// Parameters, `[experts, in, out]`, in which the columns of gates and of other factors
-    /// alternate. Biases have these names with `_bias`.
-    Parameters([&'static str; 2]),
+    /// Parameters, `[experts, in, out]`. Biases have these names with `_bias`.
+    Parameters {
+        names: [&'static str; 2],
+        /// Columns of gates and of other factors alternate; otherwise, those of gates come first.
+        interleaved: bool,
+    },
 }
 
 /// Name of the tensor that a router adds to its scores before it chooses experts.
@@ -288,10 +291,25 @@ fn experts(model_type: &str) -> Option<Names> {
         },
         "gpt_oss" => Names {
             router: "mlp.router",
-            expert_stacks: Stacks::Parameters([
-                "mlp.experts.gate_up_proj",
-                "mlp.experts.down_proj",
-            ]),
+            expert_stacks: Stacks::Parameters {
+                names: ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"],
+                interleaved: true,
+            },
+            ..LLAMA
+        },
+        "llama4_text" => Names {
+            gate: "feed_forward.gate_proj",
+            up: "feed_forward.up_proj",
+            down: "feed_forward.down_proj",
+            router: "feed_forward.router",
+            expert_stacks: Stacks::Parameters {
+                names: [
+                    "feed_forward.experts.gate_up_proj",
+                    "feed_forward.experts.down_proj",
+                ],
+                interleaved: false,
+            },
+            shared_expert: "feed_forward.shared_expert",
             ..LLAMA
         },
         "granitemoe" | "granitemoeshared" => Names {

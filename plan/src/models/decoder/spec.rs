@@ -43,6 +43,9 @@ pub(in crate::models) const KEYS: &[&str] = &[
     "rope_scaling",
     "sliding_window",
     "window_from",
+    "attention_chunk",
+    "attention_temperature",
+    "attention_temperature_floor",
     "layer_types",
     "mlp_layer_types",
     "differential",
@@ -363,6 +366,28 @@ fn check_latent(m: &Model) -> Result<(), Conflict> {
             "latent attention needs a rotary embedding, or `position_embedding` = \"none\""
                 .to_owned();
         return conflict(&["position_embedding", "kv_lora_rank"], message);
+    }
+    Ok(())
+}
+
+/// Refuses chunks in attention that has no form for them.
+fn check_chunks(m: &Model) -> Result<(), Conflict> {
+    let o = &m.options;
+    if !o.layer_types.contains(&LayerType::Chunked) {
+        return Ok(());
+    }
+    let biased = o.relative_buckets > 0 || o.disentangled_rows > 0;
+    if biased || o.output_groups > 0 || o.encoder_layers > 0 {
+        let message =
+            "layers of type chunked_attention have no biases of scores, compressed keys or encoder";
+        let keys = &[
+            "layer_types",
+            "relative_buckets",
+            "disentangled_rows",
+            "output_groups",
+            "encoder_layers",
+        ];
+        return Err(Conflict::new(keys, message.to_owned()));
     }
     Ok(())
 }
@@ -789,8 +814,8 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
     let o = &m.options;
     if o.position_embedding.rotates() {
         check_rotary(m)?;
-    } else if o.qk_norm == QkNorm::AfterRope {
-        let message = "`qk_norm` = \"after_rope\" needs a rotary embedding".to_owned();
+    } else if o.qk_norm.follows_rope() {
+        let message = "`qk_norm` after the rotation needs a rotary embedding".to_owned();
         return Err(Conflict::new(&["qk_norm", "position_embedding"], message));
     }
     if o.norm_position == NormPosition::After && o.residual == Residual::ParallelOneNorm {
@@ -810,6 +835,7 @@ pub(in crate::models) fn check(m: &Model) -> Result<(), Conflict> {
         let message = "`layer_types` has hybrid layers, whose sizes `ssm` gives".to_owned();
         return Err(Conflict::new(&["layer_types", "ssm"], message));
     }
+    check_chunks(m)?;
     check_memory(m)?;
     check_rwkv(m)?;
     check_shared_block(m)?;

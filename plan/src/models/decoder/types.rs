@@ -153,10 +153,6 @@ pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     ),
     ("gemma4_text", SIZES_ALONE),
     (
-        "llama4_text",
-        "unlike its plan, it scales the inputs of experts, and normalizes queries and keys without weights",
-    ),
-    (
         "minimax",
         "unlike its plan, it adds to normalized values, and its factors are not 1",
     ),

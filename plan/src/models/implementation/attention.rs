@@ -1,7 +1,7 @@
 //! Attention as transformers calls it, and its masks.
 
 use super::Builder;
-use crate::config::AttnImplementation;
+use crate::config::{AttnImplementation, LayerType};
 use crate::graph::ValueId;
 use crate::ir::{DType, OpKind, Real, ScoreMod, op};
 use crate::models::declare::ROOT;
@@ -36,11 +36,15 @@ impl Masks {
         b.within(ROOT, |b| b.g.host_read(MASK_CALLS));
         let (seq, options) = (b.seq(), &b.s.model.options);
         let causal = b.s.model.family.spec().attention == Some(Mask::Causal);
-        let layers = 0..b.s.model.layers as usize;
-        let slides = layers.into_iter().any(|layer| b.s.model.slides(layer));
-        // Shorter sequences do not reach the end of the window.
-        let reaches = seq > options.window_from;
-        let reaches = reaches && options.sliding_window.is_some_and(|window| window <= seq);
+        let kinds = (0..b.s.model.layers as usize).map(|layer| b.s.model.layer_type(layer));
+        let [slides, chunked] = [LayerType::Sliding, LayerType::Chunked]
+            .map(|kind| kinds.clone().any(|other| other == kind));
+        // Shorter sequences do not reach the end of the window, or of the first chunk.
+        let slides_far = slides && seq > options.window_from;
+        let reaches = |size: Option<u64>| size.is_some_and(|size| size <= seq);
+        let reaches = slides_far && reaches(options.sliding_window)
+            || chunked && reaches(options.attention_chunk);
+        let slides = slides || chunked;
         let (full, sliding) = match options.attn_implementation {
             AttnImplementation::Sdpa => (false, slides && reaches),
             AttnImplementation::Eager => (causal, slides),
@@ -55,7 +59,7 @@ impl Masks {
         }
     }
 
-    /// Returns the mask of a layer with a window or without.
+    /// Returns the mask of a layer with a window or chunks, or without.
     pub(in crate::models) fn of_layer(self, slides: bool) -> Option<ValueId> {
         match slides {
             true => self.sliding.or(self.full),

@@ -89,7 +89,7 @@ impl Code {
             "helium" => with(Converted, Activations, true, false),
             "ernie4_5" => with(InType, RotaryType::ConvertedTwice, true, false),
             "glm" | "glm4" => with(InType, Activations, true, true),
-            "biogpt" => Self {
+            "biogpt" | "llama4_text" => Self {
                 float_softmax: false,
                 ..Self::LLAMA
             },

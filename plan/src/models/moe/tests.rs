@@ -1,6 +1,6 @@
-use crate::config::PolicyKind;
-use crate::graph::Act;
-use crate::ir::OpKind;
+use crate::config::{Implementation, PolicyKind};
+use crate::graph::{Act, Root};
+use crate::ir::{ConstId, OpKind};
 use crate::models::{declare, flops, graph, parameter_count};
 use crate::scenario;
 
@@ -277,6 +277,150 @@ fn programs_with_divided_biases_are_sound() {
              [moe]\ndispatcher = {dispatcher:?}\n"
         );
         let program = crate::plan(&scenario::parse("test", &text, &[]).unwrap()).unwrap();
+        let report = crate::check::check(&program);
+        assert!(report.is_ok(), "{dispatcher}: {report}");
+    }
+}
+
+const SCOUT: &str = "preset = \"llama4-scout\"\nlayers = 4";
+
+/// Returns a Llama 4 of four layers, with more lines of other sections.
+fn scout(more: &str) -> crate::config::Scenario {
+    let text = format!("[model]\n{SCOUT}\n[mesh]\nhardware = \"h100-80\"\ndp_shard = 8\n{more}");
+    scenario::parse("test", &text, &[]).unwrap()
+}
+
+/// Weights multiply rows before the matmuls of Llama 4's experts; in other models between them, or
+/// after them in the code of torchtitan and transformers.
+#[test]
+fn scores_of_llama4_multiply_what_experts_read() {
+    let (scale, matmul) = ("scale_rows", "grouped_mm");
+    for (implementation, after) in [
+        (Implementation::Native, [matmul, scale, matmul]),
+        (Implementation::Torchtitan, [matmul, matmul, scale]),
+        (Implementation::Transformers, [matmul, matmul, scale]),
+    ] {
+        let mut s = scout("[train]\nseq_len = 64\n");
+        s.model.options.implementation = Some(implementation);
+        for (before, expected) in [(true, [scale, matmul, matmul]), (false, after)] {
+            s.model.options.experts.score_before_experts = before;
+            let m = graph(&s);
+            let modules = m.modules();
+            let of_layer = |op: &&crate::graph::Op| {
+                let path = &modules[op.module.index()].path;
+                path.starts_with("layers.0.mlp.experts")
+            };
+            let name = |op: &crate::graph::Op| match op.act {
+                Act::Compute(kind) => Some(kind.name()),
+                _ => None,
+            };
+            let names = m.graph.ops.iter().filter(of_layer).filter_map(name);
+            let names: Vec<&str> = names.filter(|n| [scale, matmul].contains(n)).collect();
+            assert_eq!(names, expected, "{implementation:?} {before}");
+        }
+    }
+}
+
+/// Two chunks have half of the pairs of a sequence, in three of four layers. Forward and backward
+/// have three times the FLOPs of forward: two matmuls of which the mask leaves half.
+#[test]
+fn chunks_save_the_attention_between_them() {
+    let train = "[train]\nseq_len = 16384\nmicro_batch = 1\n";
+    let flops = |s: &crate::config::Scenario| {
+        let tree = declare(s, 4).tree;
+        flops::model_flops(s, &tree, &flops::Backward::whole(&tree))
+            .0
+            .0
+    };
+    let chunked = scout(train);
+    let mut whole = chunked.clone();
+    whole.model.options.attention_chunk = None;
+    let layer = 2 * 40 * 128 * 16384_u64.pow(2);
+    assert_eq!(flops(&whole) - flops(&chunked), 3 * 3 * layer / 2);
+    // The kernels, too: three of four see documents of 8192 positions.
+    let m = graph(&chunked);
+    let seen = m.graph.ops.iter().filter_map(|op| match op.act {
+        Act::Compute(OpKind::FlexAttention(of)) => Some(of.score_mod.documents),
+        _ => None,
+    });
+    let chunk = crate::ir::Documents::new(&[8192]).unwrap();
+    assert_eq!(seen.collect::<Vec<_>>(), [chunk; 3]);
+}
+
+/// Layers without a rotary embedding scale queries by their positions, and have no norms of them.
+#[test]
+fn layers_without_rope_have_no_norms_of_queries() {
+    let m = graph(&scout("[train]\nseq_len = 64\n"));
+    for layer in 0..4 {
+        let path = format!("layers.{layer}.attention.q_norm");
+        let normalizes = m.modules().iter().any(|module| module.path == path);
+        assert_eq!(normalizes, layer != 3, "{path}");
+    }
+    let factors = m
+        .graph
+        .consts
+        .iter()
+        .position(|c| c.name == "attention_temperature");
+    let factors = factors.unwrap() as u32;
+    let reads = |op: &&crate::graph::Op| {
+        let root = |v| m.graph.value(v).root;
+        let is_factors = |v: &crate::graph::ValueId| root(*v) == Root::Const(ConstId(factors));
+        op.inputs.iter().any(is_factors)
+    };
+    let scaled: Vec<&str> = (m.graph.ops.iter().filter(reads))
+        .map(|op| m.modules()[op.module.index()].path.as_str())
+        .collect();
+    assert_eq!(scaled, ["layers.3.attention"]);
+}
+
+/// Chunks cut documents where a pattern describes it.
+#[test]
+fn chunks_cut_packed_sequences() {
+    let with = |lengths: &str| {
+        let train = format!("[train]\nseq_len = 32768\ndocument_lengths = {lengths}\n");
+        let text =
+            format!("[model]\n{SCOUT}\n{train}[mesh]\nhardware = \"h100-80\"\ndp_shard = 8\n");
+        scenario::parse("test", &text, &[])
+    };
+    let s = with("[12288, 4096]").unwrap();
+    let lengths = |layer| s.documents(layer).lengths().collect::<Vec<_>>();
+    assert_eq!(lengths(0), [8192, 4096, 4096]);
+    assert_eq!(lengths(3), [12288, 4096]);
+    let e = with("[12288, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24]");
+    let e = e.map(|_| ()).unwrap_err().to_string();
+    let why =
+        "chunks of 8192 positions (`attention_chunk`) cut documents into more than 16 lengths";
+    assert!(e.contains(why), "{e}");
+}
+
+#[test]
+fn keys_of_llama4_need_its_layers() {
+    for (key, why) in [
+        ("attention_chunk = 64", "no layer has chunks"),
+        (
+            "attention_temperature = 0.1",
+            "all layers have a rotary embedding",
+        ),
+    ] {
+        let e = fault(&format!("preset = \"mixtral-8x7b\"\n{key}"));
+        assert!(e.contains(why), "{e}");
+    }
+    let e = fault(&format!(
+        "{SCOUT}\nattention_temperature = 0.0\nattention_temperature_floor = 64"
+    ));
+    assert!(e.contains("no layer scales queries"), "{e}");
+    let e = fault(&format!(
+        "{SCOUT}\nrelative_buckets = 32\nposition_embedding = \"none\"\nqk_norm = false"
+    ));
+    assert!(e.contains("have no biases of scores"), "{e}");
+}
+
+/// Every dispatcher sends rows that are scaled before the matmuls of experts.
+#[test]
+fn programs_that_scale_what_experts_read_are_sound() {
+    for dispatcher in ["gather", "padded", "peer", "all_to_all"] {
+        let more = format!("ep = 4\n[train]\nseq_len = 256\n[moe]\ndispatcher = {dispatcher:?}\n");
+        let program = crate::plan(&scout(&more)).unwrap();
         let report = crate::check::check(&program);
         assert!(report.is_ok(), "{dispatcher}: {report}");
     }

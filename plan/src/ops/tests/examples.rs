@@ -88,6 +88,7 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             ];
             (inputs, vec![rows])
         }
+        OpKind::CountExperts => (vec![ids(&[ROWS, 2], COLS)], vec![column]),
         OpKind::SortExperts(_) => {
             let chosen = fixed(&[ROWS, 2], &[0, 2, -1, 1, 2, 5, 0, 2, 1, 0, 2, 2]);
             (vec![chosen], vec![ids(&[4], 1), ids(&[ROWS, 2], 1)])

@@ -1,18 +1,18 @@
-//! A serde serializer that hashes: values go in as bytes of a fixed size, lengths and variants
-//! before what they govern.
+//! A serde serializer that hashes. Values are written as bytes of a fixed size, and lengths and
+//! variants before what they apply to.
 //!
-//! The encoding is injective for values of one type, which is all that a digest needs: nothing
-//! reads it back. Field and variant names are left out, so the text form of a program may be
-//! renamed without changing its digest.
+//! The encoding is injective for values of one type, which is sufficient for a digest, because it
+//! is never decoded. Field and variant names are left out, so they may be renamed without changing
+//! digests.
 
 use serde::Serialize;
 use serde::ser;
 use std::fmt;
 
-/// Bytes collected before they are hashed: enough for the hash to work on many chunks at once.
+/// Bytes collected before they are hashed, enough for the hash to process many chunks at once.
 const BLOCK: usize = 1 << 16;
 
-/// Hash of everything serialised into it.
+/// Hash of everything that is serialised into it.
 pub(super) struct Hash {
     hasher: blake3::Hasher,
     pending: Vec<u8>,

@@ -6,7 +6,7 @@
 
 use super::{Key, KeyInfo};
 use crate::config::{
-    CompileMode, Dispatcher, Family, Glu, Implementation, Optimizer, Recompute, Routing, Scenario,
+    CompileMode, Family, Glu, Implementation, LayerType, Optimizer, Recompute, Routing, Scenario,
 };
 use crate::policies;
 
@@ -63,6 +63,30 @@ pub(super) const CLAMPED_GLU: Need = Need {
     holds: |s| s.model.options.experts.glu == Glu::GptOss,
     words: "glu gpt_oss",
     otherwise: "experts clamp nothing",
+};
+
+pub(super) const CHUNKED_LAYERS: Need = Need {
+    by: Key::LayerTypes,
+    holds: |s| s.model.options.layer_types.contains(&LayerType::Chunked),
+    words: "layers of type chunked_attention",
+    otherwise: "no layer has chunks",
+};
+
+pub(super) const NO_ROPE_LAYERS: Need = Need {
+    by: Key::LayerTypes,
+    holds: |s| {
+        let types = &s.model.options.layer_types;
+        types.contains(&LayerType::FullNoRope)
+    },
+    words: "layers of type full_attention_no_rope",
+    otherwise: "all layers have a rotary embedding",
+};
+
+pub(super) const TEMPERATURE: Need = Need {
+    by: Key::AttentionTemperature,
+    holds: |s| s.model.has_temperature(),
+    words: "`attention_temperature` above 0",
+    otherwise: "no layer scales queries by their positions",
 };
 
 pub(super) const TRANSFORMERS: Need = Need {
@@ -170,15 +194,14 @@ pub(super) const DRAWN_ROUTING: Need = Need {
     otherwise: "only routing seeded and forced choices are drawn",
 };
 
-pub(super) const SLOTS: Need = Need {
-    by: Key::Dispatcher,
+pub(super) const ROW_FACTOR: Need = Need {
+    by: Key::CapacityFactor,
     holds: |s| {
-        s.moe
-            .as_ref()
-            .is_some_and(|moe| moe.dispatcher != Dispatcher::Gather)
+        let moe = s.moe.as_ref();
+        moe.is_some_and(|moe| moe.capacity_factor.is_some())
     },
-    words: "dispatcher `all_to_all`, `padded` or `peer`",
-    otherwise: "gathered tokens reserve rows for every case",
+    words: "a number as `capacity_factor`",
+    otherwise: "rows are reserved for every case",
 };
 
 pub(super) const SHARED_EXPERT: Need = Need {

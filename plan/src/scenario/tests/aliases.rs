@@ -96,6 +96,7 @@ fn former_names_of_keys_stay() {
         "float8_experts",
         "exclude",
         "shared_expert_overlap",
+        "modules_to_save",
     ];
     for info in KEYS.iter().filter(|info| !left_out.contains(&info.key)) {
         assert!(

@@ -442,6 +442,7 @@ fn the_table_tells_the_true_defaults() {
                     "float8_experts",
                     "force_routing",
                     "exclude",
+                    "modules_to_save",
                 ]
                 .contains(&info.key) =>
             {

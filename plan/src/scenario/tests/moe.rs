@@ -41,6 +41,8 @@ fn defaults_are_those_of_the_jobs_of_a_policy() {
         assert_eq!(of(&[policy]), (Dispatcher::AllToAll, Some(1.0), error));
         let gathered = of(&[policy, "moe.dispatcher=gather"]);
         assert_eq!(gathered, (Dispatcher::Gather, None, error));
+        let worst = of(&[policy, "moe.capacity_factor=worst"]);
+        assert_eq!(worst, (Dispatcher::AllToAll, None, error));
     }
     let compiled = of(&["fsdp.policy=fsdp2", "compile.mode=full"]);
     assert_eq!(compiled.0, Dispatcher::Gather);
@@ -65,6 +67,14 @@ fn defaults_are_those_of_the_jobs_of_a_policy() {
         of(&["moe.dispatcher=peer"]),
         (Dispatcher::Peer, None, error)
     );
+    for dispatcher in ["gather", "peer", "all_to_all"] {
+        let dispatcher = format!("moe.dispatcher={dispatcher}");
+        let set = [&dispatcher, "moe.capacity_factor=0.75"];
+        let (_, factor, overflow) = of(&set);
+        assert_eq!((factor, overflow), (Some(0.75), error));
+        let set = [&set[..], &["moe.on_overflow=drop"]].concat();
+        assert_eq!(of(&set).2, drop);
+    }
     let set = ["moe.dispatcher=peer", "fsdp.policy=fsdp2"];
     assert_eq!(of(&set), (Dispatcher::Peer, Some(1.0), error));
     assert_eq!(experts(&["mesh.ep=1"]).unwrap().moe, None);
@@ -74,8 +84,17 @@ fn defaults_are_those_of_the_jobs_of_a_policy() {
 fn impossible_dispatchers_are_refused() {
     for (set, what) in [
         (
-            &["moe.capacity_factor=2"][..],
-            "`capacity_factor` has no effect here",
+            &["moe.on_overflow=drop"][..],
+            "`on_overflow` has no effect here: rows are reserved for every case",
+        ),
+        (
+            &["moe.capacity_factor=worst", "moe.on_overflow=drop"],
+            "leave it out, or change moe.capacity_factor",
+        ),
+        (&["moe.capacity_factor=worse"], "worst"),
+        (
+            &["moe.capacity_factor=0.001"],
+            "the nearest legal value is capacity_factor = 0.010416666666666666",
         ),
         (
             &["mesh.ep=1", "moe.dispatcher=padded"],
@@ -84,10 +103,6 @@ fn impossible_dispatchers_are_refused() {
         (
             &["moe.dispatcher=padded", "moe.capacity_factor=0.001"],
             "nothing reaches an expert",
-        ),
-        (
-            &["moe.dispatcher=all_to_all", "moe.on_overflow=drop"],
-            "it has nothing to drop",
         ),
         (
             &["moe.dispatcher=all_to_all", "compile.mode=full"],
@@ -131,10 +146,6 @@ fn impossible_dispatchers_are_refused() {
         (
             &["moe.dispatcher=peer", "mesh.gpus_per_node=2"],
             "the nearest legal value is ep = 2",
-        ),
-        (
-            &["moe.dispatcher=peer", "moe.on_overflow=drop"],
-            "\"peer\" sends every choice",
         ),
         (
             &["moe.imbalance=2"],
@@ -189,6 +200,22 @@ fn rows_follow_the_busiest_rank() {
     assert_eq!(sent.busiest, seeded.busiest);
 }
 
+/// Equally popular experts need a factor of 1.
+#[test]
+fn balanced_choices_find_rows_from_a_factor_of_one_on() {
+    let short = |factor: &str| {
+        let factor = format!("moe.capacity_factor={factor}");
+        experts(&[&factor]).unwrap().row_shortage()
+    };
+    assert_eq!(short("1"), None);
+    let half = short("0.5").unwrap();
+    assert_eq!((half.layer, half.layers, half.factor), (1, 2, 1.0));
+    assert!((half.share - 0.5).abs() < 1e-12 && !half.drop);
+    assert_eq!(half.wanted, 2 * half.reserved);
+    assert_eq!(experts(&[]).unwrap().row_shortage(), None);
+    assert_eq!(experts(&["mesh.ep=1"]).unwrap().row_shortage(), None);
+}
+
 #[test]
 fn a_histogram_belongs_to_its_model() {
     let name = format!("shardlab-{}-routing.json", std::process::id());
@@ -212,6 +239,29 @@ fn a_histogram_belongs_to_its_model() {
     // Experts 6 and 7 of 28 choices, on one of four ranks.
     let busiest = 13.0 / 28.0 * 4.0;
     assert_eq!(moe.busiest, [(1, busiest), (2, busiest)].into());
+    // The last rank alone has more than 3/2 of an equal share: 13/7 instead of 21/14.
+    for dispatcher in ["gather", "peer", "padded", "all_to_all"] {
+        let dispatcher = format!("moe.dispatcher={dispatcher}");
+        let short = |factor: &str| {
+            let factor = format!("moe.capacity_factor={factor}");
+            let s = experts(&[&set, &dispatcher, &factor]).unwrap();
+            (s.row_shortage(), s.train.micro_batch * s.train.seq_len * 2)
+        };
+        let (found, choices) = short("1.5");
+        let found = found.unwrap();
+        let balanced = match dispatcher.as_str() {
+            "moe.dispatcher=gather" | "moe.dispatcher=peer" => choices,
+            _ => choices / 4,
+        };
+        assert_eq!((found.layers, found.reserved), (2, balanced * 3 / 2));
+        assert_eq!(found.wanted, (balanced * 13).div_ceil(7), "{dispatcher}");
+        assert!((found.share - (13.0 / 7.0 - 1.5) / 4.0).abs() < 1e-9);
+        assert!((1.857..1.89).contains(&found.factor), "{}", found.factor);
+        assert_eq!(found.drop, dispatcher == "moe.dispatcher=padded");
+        let enough = found.factor.to_string();
+        assert_eq!(short(&enough).0, None);
+        assert_eq!(short("worst").0, None);
+    }
     for (experts, layers) in [(8, &[0, 1, 2][..]), (16, &[1, 2])] {
         recorded(experts, layers);
         let text = fault(&[&set]);

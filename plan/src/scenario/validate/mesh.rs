@@ -1,7 +1,7 @@
 //! Rules for `[mesh]`.
 
 use super::{Checked, refuse};
-use crate::config::{Dispatcher, Family, Moe, OuterStrategy, Overflow, Reshard, Scenario};
+use crate::config::{Dispatcher, Family, Moe, OuterStrategy, Reshard, Scenario};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 
@@ -112,21 +112,15 @@ fn peers(s: &Scenario, d: &Document) -> Checked {
         .with_help(help))
 }
 
-/// Refuses a capacity without a row, and to drop choices whose numbers ranks exchange.
+/// Refuses a capacity without a row.
 fn capacity(s: &Scenario, d: &Document) -> Checked {
     let Some(moe) = &s.moe else { return Ok(()) };
-    let all = matches!(moe.dispatcher, Dispatcher::AllToAll | Dispatcher::Peer);
-    if all && moe.on_overflow == Overflow::Drop {
-        let name = moe.dispatcher.name();
-        let message = format!("dispatcher \"{name}\" sends every choice: it has nothing to drop");
-        let keys = [Key::OnOverflow, Key::Dispatcher];
-        return Err(d
-            .conflict(&keys, message)
-            .with_help("use on_overflow = \"error\", or dispatcher \"padded\""));
-    }
     let of = &s.model.options.experts;
     let choices = s.train.micro_batch * s.train.seq_len * of.top_k;
-    let balanced = choices as f64 / f64::from(s.mesh.ep);
+    let balanced = match moe.dispatcher.shares_rows() {
+        true => choices as f64,
+        false => choices as f64 / f64::from(s.mesh.ep),
+    };
     let Some(factor) = moe.capacity_factor.filter(|f| f * balanced < 1.0) else {
         return Ok(());
     };

@@ -5,6 +5,7 @@ use crate::config::{
     CompileMode, CudaGraph, DocumentLengths, Family, LayerType, LrSchedule, Recompute,
     RecomputeLayers, Scenario,
 };
+use crate::ir::MAX_DOCUMENTS;
 use crate::models::Inputs;
 use crate::names::nearest;
 use crate::ops::forward_names;
@@ -161,12 +162,23 @@ fn documents(s: &Scenario, d: &Document) -> Checked {
         "relative biases and cross attention are not planned with documents".to_owned()
     } else if m.options.output_groups > 0 {
         "compressed keys are not planned with documents".to_owned()
+    } else if let Some(chunk) = uneven_chunk(s) {
+        format!(
+            "chunks of {chunk} positions (`attention_chunk`) cut documents into more than {MAX_DOCUMENTS} lengths that do not repeat"
+        )
     } else {
         return Ok(());
     };
     let message = format!("sequences of this model cannot be packed: {why}");
     let error = d.conflict(&[Key::DocumentLengths], message);
     Err(error.with_help("leave out `document_lengths`: a sequence is one document"))
+}
+
+/// Returns the positions of a chunk, if no pattern describes how chunks cut documents.
+fn uneven_chunk(s: &Scenario) -> Option<u64> {
+    let seq = s.train.seq_len;
+    let mut chunks = (0..s.model.layers as usize).filter_map(|layer| s.model.chunk(layer, seq));
+    chunks.find(|&chunk| s.train.documents().cut(chunk).is_none())
 }
 
 /// Refuses names in `recompute_save` that no operation has whose results can be kept.

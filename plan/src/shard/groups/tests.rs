@@ -31,6 +31,7 @@ fn param(name: &str, modules: &[u32], shape: &[u64]) -> Param {
         shape: shape.iter().copied().collect(),
         placements: Default::default(),
         requires_grad: true,
+        router_bias: false,
         group: 0,
         packed: None,
         init: crate::ir::Init::Zeros,

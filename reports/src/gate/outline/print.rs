@@ -82,8 +82,8 @@ struct Statement {
     goes_on: bool,
 }
 
-/// Returns the label of a statement, which is its purpose: `copy-out` in `copy-out: free
-/// temporary`.
+/// Returns the label of a statement, which is its purpose: `copy-out` in
+/// `copy-out: free temporary`.
 pub(super) fn label(statement: &str) -> Option<&str> {
     let (label, _) = statement.split_once(": ")?;
     (!label.contains(' ')).then_some(label)

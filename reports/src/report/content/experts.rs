@@ -33,6 +33,7 @@ fn division(runs: &[(&str, &ExpertsView)]) -> Table {
             number(e.imbalance, 2),
             e.rows_reserved.to_string(),
             e.rows_expected.to_string(),
+            format!("{} %", number(100.0 * without_row(e), 1)),
         ]
     };
     let head = [
@@ -45,6 +46,7 @@ fn division(runs: &[(&str, &ExpertsView)]) -> Table {
         ">imbalance",
         ">rows reserved",
         ">rows expected",
+        ">choices without a row",
     ];
     Table {
         caption: "Experts of a layer; imbalance is the busiest rank's share relative to the mean, rows are those of \
@@ -53,6 +55,11 @@ fn division(runs: &[(&str, &ExpertsView)]) -> Table {
         head: head.map(str::to_owned).into(),
         rows: runs.iter().map(row).collect(),
     }
+}
+
+/// Returns the share of choices that find no row.
+fn without_row(e: &ExpertsView) -> f64 {
+    e.row_shortage.as_ref().map_or(0.0, |short| short.share)
 }
 
 /// Returns a table of the time for exchanging tokens, next to the time for computing experts.

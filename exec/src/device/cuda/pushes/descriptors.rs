@@ -64,7 +64,7 @@ impl Inbox {
         while received.len() < peers {
             match self.listener.accept() {
                 Ok((stream, _)) if is_ours(&stream) => received.push(take(&stream, count)?),
-                // Someone else's.
+                // Another process connected.
                 Ok(_) => {}
                 Err(e) if e.kind() == ErrorKind::WouldBlock => {
                     if begin.elapsed() >= TIMEOUT {

@@ -154,10 +154,10 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Cod
         Param::Scratch(0),
         Param::Tickets,
         Param::Fault,
-        Param::Kernel,
+        Param::Launch,
     ]);
     declared
-        .extend(["double* part", "u32* tickets", "u64* fault", "u32 kernel"].map(str::to_owned));
+        .extend(["double* part", "u32* tickets", "u64* fault", "u32 launch"].map(str::to_owned));
     let source = format!(
         "extern \"C\" __global__ void __cluster_dims__({cluster}, 1, 1) __launch_bounds__({threads}, {resident}) k0({args}) {{
   extern __shared__ uint4 shared[];
@@ -171,7 +171,7 @@ fn kept(req: &Request<'_>, p: &Pieces<'_>, cluster: usize) -> Result<Module, Cod
   const {lt}* x = {x} + (u64)r * {d}u + first * {l}u;
   {gt}* y = {y} + (u64)r * {d}u + first * {l}u;
 {copies}  const i64 label = {id};
-  const bool bad = bad_id(label, {d}, fault, kernel);
+  const bool bad = bad_id(label, {d}, fault, launch);
   // Beyond every part if it is in another block's.
   const u32 hit = bad || (u32)label < first * {l}u ? 0xffffffffu : (u32)label - first * {l}u;
   float m = -INF, s = 0.0f;
@@ -239,8 +239,8 @@ fn twice(req: &Request<'_>, p: &Pieces<'_>) -> Result<Module, CodegenError> {
     let steps = (d / l).div_ceil(threads);
     let (lt, gt) = (req.memory(p.logits)?, req.memory(p.grad)?);
     let (mut params, mut declared) = req.operands();
-    params.extend([Param::Scratch(0), Param::Fault, Param::Kernel]);
-    declared.extend(["double* part", "u64* fault", "u32 kernel"].map(str::to_owned));
+    params.extend([Param::Scratch(0), Param::Fault, Param::Launch]);
+    declared.extend(["double* part", "u64* fault", "u32 launch"].map(str::to_owned));
     let walk = format!(
         "#pragma unroll 4\n  for (int k = 0; k < {steps}; k++) {{\n    const u32 c = (k * {threads}u + threadIdx.x) * {l}u;\n    if (c >= {d}u) break;\n    float a[{l}];\n    load<{lt}, {l}>(x + c, a);"
     );
@@ -252,7 +252,7 @@ fn twice(req: &Request<'_>, p: &Pieces<'_>) -> Result<Module, CodegenError> {
   const {lt}* x = {x} + (u64)r * {d}u;
   {gt}* y = {y} + (u64)r * {d}u;
   const i64 label = {id};
-  const bool bad = bad_id(label, {d}, fault, kernel);
+  const bool bad = bad_id(label, {d}, fault, launch);
   const float target = bad ? 0.0f : up(x[label]);
   float m = -INF, s = 0.0f;
 {walk}

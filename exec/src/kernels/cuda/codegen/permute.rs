@@ -3,8 +3,7 @@
 use super::tables::{contiguous, entry, integers, lanes, slots};
 use super::{CodegenError, Module, Param, Request, blocks, numel};
 use crate::kernels::strides;
-use shardlab_plan::config::Moe;
-use shardlab_plan::ir::{BodyOp, Slot, op};
+use shardlab_plan::ir::{BodyOp, RowLimit, Slot, op};
 
 /// Choices of a block that sorts.
 const CHUNK: usize = 256;
@@ -45,6 +44,12 @@ pub(in crate::kernels) fn local(
     })
 }
 
+/// Declares what a kernel notes choices without a row with, behind its other parameters.
+fn notes(params: &mut Vec<Param>, declared: &mut Vec<String>) {
+    params.extend([Param::Fault, Param::Launch]);
+    declared.extend(["u64* fault", "u32 launch"].map(str::to_owned));
+}
+
 /// Generates `local -> position`: one thread per row of a rank.
 pub(in crate::kernels) fn pushed(
     req: &Request<'_>,
@@ -56,14 +61,6 @@ pub(in crate::kernels) fn pushed(
     let ((rows, k), ranks) = (strides::matrix(local), of.ranks as usize);
     if numel(position) != rows || !rows.is_multiple_of(ranks) {
         return Err(CodegenError::new("the rows of all ranks"));
-    }
-    let most = Moe::most_slots([rows, k].map(|n| n as u64), of.experts);
-    if of.reserved < most {
-        return Err(CodegenError::new(format!(
-            "dispatcher \"peer\" with {} of {most} rows: kernels on GPUs cannot fail; set a larger \
-             moe.capacity_factor",
-            of.reserved
-        )));
     }
     let (params, declared) = req.operands();
     let source = format!(
@@ -109,21 +106,25 @@ pub(in crate::kernels) fn dispatch(
             "{ranks} expert-parallel ranks; at most {EXPERTS}"
         )));
     }
-    let (tokens, k) = strides::matrix(ids);
-    let most = Moe::most_slots([tokens, k].map(|n| n as u64), of.experts);
-    if !of.drop && of.slots < most {
-        return Err(CodegenError::new(format!(
-            "moe.on_overflow = \"error\" with {places} of {most} rows: kernels on GPUs cannot fail; \
-             set a larger moe.capacity_factor, or, with dispatcher \"padded\", moe.on_overflow = \"drop\""
-        )));
-    }
     let chunks = blocks(n, CHUNK)?;
     let (mut params, mut declared) = req.operands();
     params.push(Param::Scratch(0));
     declared.push("u32* here".to_owned());
+    let mut noted = "";
+    if !of.drop {
+        notes(&mut params, &mut declared);
+        noted = "  __shared__ u32 most;
+  if (r == 0) most = 0;
+  __syncthreads();
+  atomicMax(&most, next);
+  __syncthreads();
+  if (r == 0 && most > PLACES) note(most, fault, launch);
+";
+    }
     let args = declared.join(", ");
     let source = format!(
         "#define R {ranks}u
+#define PLACES {places}u
 DEV int rank_of(i64 id) {{ return id >= 0 && id < {all}ll ? (int)(id / {experts}ll) : -1; }}
 KERNEL({CHUNK}) k0({args}) {{
   const u32 i = blockIdx.x * {CHUNK}u + threadIdx.x;
@@ -145,14 +146,13 @@ KERNEL({CHUNK}) k1({args}) {{
 }}
 KERNEL(1024) k2({args}) {{
   const u32 r = threadIdx.x;
-  if (r >= R) return;
   u32 next = 0;
-  for (u32 b = 0; b < {chunks}u; b++) {{
+  for (u32 b = 0; r < R && b < {chunks}u; b++) {{
     const u32 count = here[b * R + r];
     here[b * R + r] = next;
     next += count;
   }}
-}}
+{noted}}}
 KERNEL({CHUNK}) k3({args}) {{
   __shared__ int all[{CHUNK}];
   const u32 i = blockIdx.x * {CHUNK}u + threadIdx.x;
@@ -162,10 +162,10 @@ KERNEL({CHUNK}) k3({args}) {{
   if (i >= {n}u) return;
   u32 before = 0;
   for (u32 j = 0; j < threadIdx.x; j++) before += all[j] == r;
-  const u32 place = r < 0 ? {places}u : here[blockIdx.x * R + r] + before;
-  const bool free = place < {places}u;
-  if (free) {to}[(u64)r * {places}u + place] = {ids}[i] - (i64)r * {experts}ll;
-  {position}[i] = free ? (i64)r * {places}ll + place : -1ll;
+  const u32 place = r < 0 ? PLACES : here[blockIdx.x * R + r] + before;
+  const bool free = place < PLACES;
+  if (free) {to}[(u64)r * PLACES + place] = {ids}[i] - (i64)r * {experts}ll;
+  {position}[i] = free ? (i64)r * PLACES + place : -1ll;
 }}
 ",
         all = ranks * experts,
@@ -189,13 +189,56 @@ KERNEL({CHUNK}) k3({args}) {{
     })
 }
 
+/// Returns the function that finds the expert of a block's choice, or -1 if there is none on this
+/// rank, or no row. Choices take rows in their order: with a limit, kernel `choices` writes those
+/// of each block to `totals`.
+fn own_expert(n: usize, limit: Option<RowLimit>, (args, ids): (&str, &str)) -> String {
+    let found = format!(
+        "DEV int local(const i64* ids, u32 i) {{
+  return i < {n}u && ids[i] >= 0 && ids[i] < E ? (int)ids[i] : -1;
+}}
+"
+    );
+    let Some(limit) = limit else {
+        return found
+            + "DEV int own(const i64* ids, const u32*, u32 i) { return local(ids, i); }\n";
+    };
+    let rows = limit.rows;
+    found
+        + &format!(
+            "DEV int own(const i64* ids, const u32* totals, u32 i) {{
+  __shared__ bool here[{CHUNK}];
+  __shared__ u32 before;
+  const int e = local(ids, i);
+  here[threadIdx.x] = e >= 0;
+  if (threadIdx.x == 0) before = 0;
+  __syncthreads();
+  u32 row = 0;
+  for (u32 b = threadIdx.x; b < blockIdx.x; b += {CHUNK}) row += totals[b];
+  if (row > 0) atomicAdd(&before, row);
+  __syncthreads();
+  row = before;
+  for (u32 j = 0; j < threadIdx.x; j++) row += here[j];
+  return row < {rows}u ? e : -1;
+}}
+KERNEL({CHUNK}) choices({args}) {{
+  const u32 i = blockIdx.x * {CHUNK}u + threadIdx.x;
+  const u32 all = __syncthreads_count(local({ids}, i) >= 0);
+  if (threadIdx.x == 0) totals[blockIdx.x] = all;
+}}
+"
+        )
+}
+
 /// Generates `ids -> offsets, position`: the counts of each block's experts, their prefix sums over
-/// blocks and experts, and the rank of each choice within its block.
+/// blocks and experts, and the rank of each choice within its block. With a limit, the choices of
+/// each block are counted before.
 pub(in crate::kernels) fn sort(
     req: &Request<'_>,
     op: &BodyOp,
-    experts: usize,
+    of: &op::SortExperts,
 ) -> Result<Module, CodegenError> {
+    let experts = of.experts as usize;
     let ([ids], [offsets, position]) = slots::<1, 2>(op)?;
     integers(req, "positions", &[ids, offsets, position])?;
     let n = numel(ids);
@@ -206,19 +249,34 @@ pub(in crate::kernels) fn sort(
     }
     let chunks = blocks(n, CHUNK)?;
     let (mut params, mut declared) = req.operands();
-    params.push(Param::Scratch(0));
-    declared.push("u32* counts".to_owned());
+    let counted = u64::from(chunks) * experts as u64 * 4;
+    params.extend([Param::Scratch(0), Param::Scratch(counted)]);
+    declared.extend(["u32* counts", "u32* totals"].map(str::to_owned));
+    let mut noted = String::new();
+    if let Some(RowLimit {
+        rows, drop: false, ..
+    }) = of.limit
+    {
+        notes(&mut params, &mut declared);
+        noted = format!(
+            "  if (e == 0) {{
+    u64 wanted = 0;
+    for (u32 b = 0; b < {chunks}u; b++) wanted += totals[b];
+    if (wanted > {rows}u) note((i64)wanted, fault, launch);
+  }}
+"
+        );
+    }
     let args = declared.join(", ");
     let (ids, to) = (contiguous(req, ids)?, contiguous(req, position)?);
     let source = format!(
         "#define E {experts}u
-DEV i64 local(i64 id) {{ return id >= 0 && id < E ? id : -1; }}
-KERNEL({CHUNK}) k0({args}) {{
+{own}KERNEL({CHUNK}) k0({args}) {{
   __shared__ u32 here[E];
   const u32 i = blockIdx.x * {CHUNK}u + threadIdx.x;
   for (u32 e = threadIdx.x; e < E; e += {CHUNK}) here[e] = 0;
   __syncthreads();
-  const i64 e = i < {n}u ? local({ids}[i]) : -1;
+  const int e = own({ids}, totals, i);
   if (e >= 0) atomicAdd(here + e, 1u);
   __syncthreads();
   for (u32 e = threadIdx.x; e < E; e += {CHUNK}) counts[blockIdx.x * E + e] = here[e];
@@ -227,7 +285,7 @@ KERNEL(1024) k1({args}) {{
   __shared__ u32 start[E + 1];
   const u32 e = threadIdx.x;
   u32 count = 0;
-  if (e < E)
+{noted}  if (e < E)
     for (u32 b = 0; b < {chunks}u; b++) count += counts[b * E + e];
   if (e < E) start[e + 1] = count;
   if (e == 0) start[0] = 0;
@@ -247,7 +305,7 @@ KERNEL(1024) k1({args}) {{
 KERNEL({CHUNK}) k2({args}) {{
   __shared__ int all[{CHUNK}];
   const u32 i = blockIdx.x * {CHUNK}u + threadIdx.x;
-  const int e = i < {n}u ? (int)local({ids}[i]) : -1;
+  const int e = own({ids}, totals, i);
   all[threadIdx.x] = e;
   __syncthreads();
   if (i >= {n}u) return;
@@ -256,16 +314,20 @@ KERNEL({CHUNK}) k2({args}) {{
   {to}[i] = e < 0 ? -1ll : (i64)(counts[blockIdx.x * E + e] + rank);
 }}
 ",
+        own = own_expert(n, of.limit, (&args, &ids)),
         offsets = contiguous(req, offsets)?,
     );
+    let over_blocks = |name| entry(name, [chunks, 1, 1], CHUNK as u32, &params);
+    let first = of.limit.map(|_| over_blocks("choices"));
+    let all = [
+        over_blocks("k0"),
+        entry("k1", [1, 1, 1], 1024, &params),
+        over_blocks("k2"),
+    ];
     Ok(Module {
         source,
-        entries: vec![
-            entry("k0", [chunks, 1, 1], CHUNK as u32, &params),
-            entry("k1", [1, 1, 1], 1024, &params),
-            entry("k2", [chunks, 1, 1], CHUNK as u32, &params),
-        ],
-        scratch: u64::from(chunks) * experts as u64 * 4,
+        entries: first.into_iter().chain(all).collect(),
+        scratch: counted + u64::from(chunks) * 4,
     })
 }
 

@@ -212,10 +212,14 @@ template <int T> DEV double block_sum(double x) {
   if (threadIdx.x < 32) x = warp_sum(x);
   return x;
 }
-// Notes an id outside its range, once, for the host to find.
-DEV bool bad_id(i64 id, i64 limit, u64* fault, u32 kernel) {
+// Notes what is wrong with the inputs of a launch, once, for the host to find.
+DEV void note(i64 what, u64* fault, u32 launch) {
+  atomicCAS(fault, 0ull, ((u64)(launch + 1) << 40) | ((u64)what & 0xffffffffffull));
+}
+// Notes an id outside its range.
+DEV bool bad_id(i64 id, i64 limit, u64* fault, u32 launch) {
   if (id >= 0 && id < limit) return false;
-  atomicCAS(fault, 0ull, ((u64)(kernel + 1) << 40) | ((u64)id & 0xffffffffffull));
+  note(id, fault, launch);
   return true;
 }
 

@@ -193,6 +193,61 @@ pub(in crate::kernels) fn route(
     })
 }
 
+/// Ids that a block counts.
+const COUNTED: usize = 8192;
+
+/// Generates `ids -> counts`: counts of blocks, then their sums.
+pub(in crate::kernels) fn count_experts(
+    req: &Request<'_>,
+    op: &BodyOp,
+) -> Result<Module, CodegenError> {
+    let ([ids], [out]) = slots::<1, 1>(op)?;
+    let (n, d) = (numel(ids), numel(out));
+    integers(req, "ids", &[ids])?;
+    if d > COLUMNS {
+        let what = format!("{d} experts; at most {COLUMNS} fit into shared memory");
+        return Err(CodegenError::new(what));
+    }
+    let per = n.div_ceil(COUNTED);
+    let (mut params, mut declared) = req.operands();
+    params.extend([Param::Scratch(0), Param::Fault, Param::Launch]);
+    declared.extend(["u32* parts", "u64* fault", "u32 launch"].map(str::to_owned));
+    let source = format!(
+        "KERNEL(1024) k0({args}) {{
+  __shared__ u32 counts[{d}];
+  for (u32 c = threadIdx.x; c < {d}u; c += 1024) counts[c] = 0;
+  __syncthreads();
+  for (u32 i = threadIdx.x; i < {COUNTED}u; i += 1024) {{
+    const u64 at = (u64)blockIdx.x * {COUNTED}u + i;
+    if (at >= {n}u) break;
+    const i64 c = {ids}[at];
+    if (!bad_id(c, {d}, fault, launch)) atomicAdd(&counts[c], 1u);
+  }}
+  __syncthreads();
+  for (u32 c = threadIdx.x; c < {d}u; c += 1024) parts[blockIdx.x * {d}u + c] = counts[c];
+}}
+KERNEL(256) k1({args}) {{
+  const u32 c = blockIdx.x * 256u + threadIdx.x;
+  if (c >= {d}u) return;
+  u32 count = 0;
+  for (u32 p = 0; p < {per}u; p++) count += parts[p * {d}u + c];
+  down((float)count, {out}[c]);
+}}
+",
+        args = declared.join(", "),
+        ids = contiguous(req, ids)?,
+        out = contiguous(req, out)?,
+    );
+    Ok(Module {
+        source,
+        entries: vec![
+            entry("k0", [per as u32, 1, 1], 1024, &params),
+            entry("k1", [blocks(d, 256)?, 1, 1], 256, &params),
+        ],
+        scratch: (per * d * 4) as u64,
+    })
+}
+
 /// Generates `d_weights, logits, ids -> d_logits`.
 pub(in crate::kernels) fn route_grad(
     req: &Request<'_>,
@@ -217,8 +272,8 @@ pub(in crate::kernels) fn route_grad(
         "s[c] * (ds[c] - all)"
     };
     let (mut params, mut declared) = req.operands();
-    params.extend([Param::Fault, Param::Kernel]);
-    declared.extend(["u64* fault".to_owned(), "u32 kernel".to_owned()]);
+    params.extend([Param::Fault, Param::Launch]);
+    declared.extend(["u64* fault".to_owned(), "u32 launch".to_owned()]);
     let source = format!(
         "{common}KERNEL(128) k0({args}) {{
   __shared__ float row[WARPS][2][D];
@@ -232,7 +287,7 @@ pub(in crate::kernels) fn route_grad(
     float sum = {TINY}, mean = 0.0f, all = 0.0f;
     for (u32 n = 0; n < {k}u; n++) {{
       const i64 c = {ids}[(u64)r * {k}u + n];
-      if (bad_id(c, D, fault, kernel)) continue;
+      if (bad_id(c, D, fault, launch)) continue;
       sum += s[c];
       mean += up({dy}[(u64)r * {k}u + n]) * s[c];
     }}

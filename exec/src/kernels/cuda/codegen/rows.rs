@@ -234,10 +234,10 @@ fn build(
     }
     outputs(&mut g, shape, mixed.as_ref())?;
     if !finish.is_empty() {
-        params.0.extend([Param::Fault, Param::Kernel]);
+        params.0.extend([Param::Fault, Param::Launch]);
         params
             .1
-            .extend(["u64* fault".to_owned(), "u32 kernel".to_owned()]);
+            .extend(["u64* fault".to_owned(), "u32 launch".to_owned()]);
     }
     if let Some(m) = &mixed {
         let (param, declared) = m.param();

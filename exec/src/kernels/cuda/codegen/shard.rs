@@ -85,6 +85,8 @@ pub(crate) enum Ranges {
     /// pieces make up a gradient, `distance` is the number of bytes between them; `maximum` is as
     /// in `Amax`, or null; `group` is a parameter group.
     Update(RangeUpdate),
+    /// `biases, counts` of a router, in float32, which one block moves by a factor.
+    RouterBias,
 }
 
 /// How an optimizer updates a range.
@@ -112,7 +114,11 @@ impl Ranges {
     /// Returns the number of operands per range.
     pub(crate) const fn width(self) -> usize {
         match self {
-            Self::Raw | Self::Cast { .. } | Self::Accumulate { .. } | Self::Amax { .. } => 2,
+            Self::Raw
+            | Self::Cast { .. }
+            | Self::Accumulate { .. }
+            | Self::Amax { .. }
+            | Self::RouterBias => 2,
             Self::Sum { .. } | Self::Scales { .. } | Self::Codes { .. } => 3,
             Self::Scale { .. } | Self::Squares { .. } | Self::Nan { .. } => 1,
             Self::Update(u) => {
@@ -149,7 +155,7 @@ impl Ranges {
             | Self::Amax { .. }
             | Self::Scales { .. }
             | Self::Codes { .. } => &[],
-            Self::Sum { .. } => &[Extra::Factor],
+            Self::Sum { .. } | Self::RouterBias => &[Extra::Factor],
             Self::Scale { .. } => &[Extra::Factor, Extra::Hyper, Extra::Square],
             Self::Squares { .. } | Self::Nan { .. } => &[Extra::Part],
             Self::Update(u) if u.pieces > 1 => &[Extra::Factor, Extra::Hyper, Extra::Square],
@@ -222,6 +228,7 @@ impl Ranges {
             Self::Scales { to } => (vec![], float8::scales(to)),
             Self::Codes { from, through, to } => (vec![], float8::codes(from, through, to)),
             Self::Update(u) => (self.settings(), u.body()),
+            Self::RouterBias => (self.settings(), ROUTER_BIAS.to_owned()),
         }
     }
 
@@ -289,6 +296,29 @@ fn reduce(of: DType, step: &str, result: &str) -> String {
 "
     )
 }
+
+/// The statements of a router's update. Whole numbers are added and multiplied in float64, without
+/// rounding.
+const ROUTER_BIAS: &str = "  float* w = operand<float>(t, p, 0);
+  const float* c = operand<const float>(t, p, 1);
+  __shared__ double all[2];
+  const double n = (double)p.n;
+  double total = 0.0, directions = 0.0;
+  for (u64 k = threadIdx.x; k < p.n; k += 256) total += (double)c[k];
+  total = block_sum<256>(total);
+  if (threadIdx.x == 0) all[0] = total;
+  __syncthreads();
+  const auto direction = [&](u64 k) {
+    const double missing = all[0] - n * (double)c[k];
+    return (float)(missing > 0.0) - (float)(missing < 0.0);
+  };
+  for (u64 k = threadIdx.x; k < p.n; k += 256) directions += (double)direction(k);
+  directions = block_sum<256>(directions);
+  if (threadIdx.x == 0) all[1] = directions;
+  __syncthreads();
+  const float mean = factor * (float)all[1] / (float)p.n;
+  for (u64 k = threadIdx.x; k < p.n; k += 256) w[k] += factor * direction(k) - mean;
+";
 
 /// How an update uses an operand.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -378,7 +408,7 @@ impl RangeUpdate {
         let names: &[&str] = match self.rule {
             UpdateRule::AdamW => &["m", "s"],
             UpdateRule::Lion | UpdateRule::Muon(_) => &["m"],
-            UpdateRule::Sgd => &[],
+            UpdateRule::Sgd | UpdateRule::RouterBias(_) => &[],
         };
         let mut types = vec![
             ("w", ctype(self.weight), Use::Both),
@@ -393,8 +423,8 @@ impl RangeUpdate {
                 "const float g_ = g[v] * clip; const float blend = m[v] + f.blend * (g_ - m[v]); const float sign = (float)(blend > 0.0f) - (float)(blend < 0.0f); m[v] = m[v] * f.beta2 + f.rest2 * g_; w[v] = w[v] * f.decay - f.lr * sign;"
             }
             UpdateRule::Sgd => "w[v] -= f.lr * (g[v] * clip + f.weight_decay * w[v]);",
-            // Not a kernel over elements: see `muon`.
-            UpdateRule::Muon(_) => "",
+            // Not kernels over elements: see `muon` and `Ranges::RouterBias`.
+            UpdateRule::Muon(_) | UpdateRule::RouterBias(_) => "",
         }
         .to_owned();
         if let Some(copy) = self.copy {

@@ -99,8 +99,8 @@ pub(in crate::kernels) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Modul
     let many = ROWS.min(n.max(1));
     let step = n.div_ceil(many);
     let (mut params, mut declared) = req.operands();
-    params.extend([Param::Fault, Param::Kernel]);
-    declared.extend(["u64* fault".to_owned(), "u32 kernel".to_owned()]);
+    params.extend([Param::Fault, Param::Launch]);
+    declared.extend(["u64* fault".to_owned(), "u32 launch".to_owned()]);
     let source = format!(
         "KERNEL(256) k0({args}) {{
   const u64 t = blockIdx.x * 256ull + threadIdx.x;
@@ -118,7 +118,7 @@ pub(in crate::kernels) fn gather(req: &Request<'_>, op: &BodyOp) -> Result<Modul
     if (ids[k] >= 0 && ids[k] < {vocab}) {{
       load<{tt}, {l}>({table} + ids[k] * {d}u + c, x[k]);
     }} else {{
-      bad_id(ids[k], {vocab}, fault, kernel);
+      bad_id(ids[k], {vocab}, fault, launch);
 #pragma unroll
       for (int v = 0; v < {l}; v++) x[k][v] = {NAN};
     }}
@@ -164,9 +164,9 @@ pub(in crate::kernels) fn scatter(req: &Request<'_>, op: &BodyOp) -> Result<Modu
         false => ("u64", 8),
     };
     let (mut params, mut declared) = req.operands();
-    params.extend([Param::Scratch(0), Param::Fault, Param::Kernel]);
+    params.extend([Param::Scratch(0), Param::Fault, Param::Launch]);
     let sorted = format!("{key}* sorted");
-    declared.extend([&sorted, "u64* fault", "u32 kernel"].map(str::to_owned));
+    declared.extend([&sorted, "u64* fault", "u32 launch"].map(str::to_owned));
     let args = declared.join(", ");
     let tt = contiguous(req, table)?;
     let ot = req.memory(table)?;
@@ -209,7 +209,7 @@ KERNEL(512) k0({args}) {{
   for (u32 k = 0; k < 4; k++) {{
     const u32 i = first + k;
     i64 id = i < {n}u ? {mine} : 0;
-    if (bad_id(id, {vocab}, fault, kernel)) id = {vocab};
+    if (bad_id(id, {vocab}, fault, launch)) id = {vocab};
     mine[k] = (Key)id * {n}u + i;
   }}
   for (u32 from = 0; from < {n}u; from += {KEYS}) {{
@@ -330,10 +330,10 @@ pub(in crate::kernels) fn nll_labels(
         return Err(CodegenError::new("one label a row"));
     }
     let (mut params, mut declared) = req.operands();
-    params.extend([Param::Fault, Param::Kernel]);
-    declared.extend(["u64* fault".to_owned(), "u32 kernel".to_owned()]);
+    params.extend([Param::Fault, Param::Launch]);
+    declared.extend(["u64* fault".to_owned(), "u32 launch".to_owned()]);
     let source = format!(
-        "KERNEL(256) k0({}) {{\n  const u32 r = blockIdx.x * 256 + threadIdx.x;\n  if (r >= {rows}u) return;\n  const i64 label = {};\n  if (bad_id(label, {d}, fault, kernel)) return;\n  down(-up({}[0]) / up({}[0]), {}[(u64)r * {d}u + label]);\n}}\n",
+        "KERNEL(256) k0({}) {{\n  const u32 r = blockIdx.x * 256 + threadIdx.x;\n  if (r >= {rows}u) return;\n  const i64 label = {};\n  if (bad_id(label, {d}, fault, launch)) return;\n  down(-up({}[0]) / up({}[0]), {}[(u64)r * {d}u + label]);\n}}\n",
         declared.join(", "),
         id(req, labels, "r")?,
         req.address(loss)?,

@@ -10,7 +10,7 @@ use crate::kernels::cuda::target::Target;
 use crate::kernels::cuda::{prepare, ranges, variant};
 use crate::kernels::ops::{self, CudaCode, Library};
 use shardlab_plan::ir::{
-    BodyOp, COMPUTE, DType, InstrId, Kernel, OpKind, Place, Shape, Slot, UpdateRule, op,
+    BodyOp, COMPUTE, DType, InstrId, Kernel, OpKind, Place, RowLimit, Shape, Slot, UpdateRule, op,
 };
 use shardlab_plan::program::{Op, Program, workspace};
 use shardlab_plan::{plan, scenario};
@@ -47,6 +47,29 @@ fn programs() -> impl Iterator<Item = (String, Program)> {
             let s = scenario::load(Path::new(name), &set).ok()?;
             Some((format!("{name} {set:?}"), plan(&s).ok()?))
         })
+    })
+}
+
+/// Returns programs of a golden Llama 4, whose layers no shipped scenario has.
+fn golden_programs() -> impl Iterator<Item = (String, Program)> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/goldens/llama4-tiny");
+    let text = format!(
+        "[model]\npreset = {:?}\n[train]\nseq_len = 48\n[mesh]\nhardware = \"cpu\"\ndp_shard = 4\n",
+        folder.join("config.json")
+    );
+    let sets: [&[&str]; 7] = [
+        &[],
+        &["compile.mode=blocks"],
+        &["compile.mode=full"],
+        &["precision.compute=f32", "fsdp.policy=fsdp2"],
+        &["mesh.ep=2", "compile.mode=regions"],
+        &["mesh.ep=2", "moe.dispatcher=padded"],
+        &["mesh.ep=2", "moe.dispatcher=peer", "compile.mode=blocks"],
+    ];
+    sets.into_iter().map(move |set| {
+        let set: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        let s = scenario::parse("llama4-tiny", &text, &set).unwrap();
+        (format!("llama4-tiny {set:?}"), plan(&s).unwrap())
     })
 }
 
@@ -213,7 +236,7 @@ fn every_kernel_of_every_shipped_scenario_compiles() {
 
 fn shipped_kernels(nvrtc: Option<&Compiler>) {
     let mut all = BTreeMap::new();
-    for (who, program) in programs() {
+    for (who, program) in programs().chain(golden_programs()) {
         sources(&who, &program, Target::HOPPER, &mut all);
     }
     for kind in [true, false] {
@@ -240,11 +263,36 @@ fn every_operation_compiles() {
     operations(Some(&compiler()));
 }
 
+/// Returns operations that give choices rows: enough for all of them, or not; then choices without
+/// one are dropped, or an error.
+fn rows_of_experts(drop: Option<bool>) -> [OpKind; 2] {
+    let limit = |drop| RowLimit {
+        rows: 7,
+        balanced: 6,
+        drop,
+    };
+    let sort = op::SortExperts {
+        experts: 3,
+        limit: drop.map(limit),
+    };
+    let dispatch = op::DispatchExperts {
+        ranks: 2,
+        experts: 3,
+        slots: 4,
+        drop: drop == Some(true),
+    };
+    [OpKind::SortExperts(sort), OpKind::DispatchExperts(dispatch)]
+}
+
 /// Every operation as a kernel of its own, over float32 and bfloat16.
 fn operations(nvrtc: Option<&Compiler>) {
     let mut all = BTreeMap::new();
     let absent = |k: &OpKind| matches!(ops::cuda(k), CudaCode::Absent(_));
-    let runs = || OpKind::ALL.iter().filter(|k| !absent(k));
+    let limits = [None, Some(false), Some(true)].map(rows_of_experts);
+    let runs = || {
+        let all = OpKind::ALL.iter().chain(limits.iter().flatten());
+        all.filter(|k| !absent(k))
+    };
     for &kind in runs() {
         let (inputs, outputs) = examples::operands(&kind);
         for dtype in DType::ALL.into_iter().filter(|d| d.is_float()) {
@@ -312,7 +360,7 @@ fn operations(nvrtc: Option<&Compiler>) {
             all.entry(module.source).or_insert(who);
         }
     }
-    assert!(all.len() >= runs().count(), "{}", all.len());
+    assert!(all.len() >= OpKind::ALL.len(), "{}", all.len());
     compile(all, Target::HOPPER, nvrtc);
 }
 
@@ -486,6 +534,45 @@ fn kernels_of_muon_compile() {
         }
     }
     compile(all, Target::HOPPER, Some(&compiler()));
+}
+
+#[test]
+fn updates_of_router_biases_are_generated() {
+    router_biases(None);
+}
+
+#[test]
+#[ignore = "needs NVRTC"]
+fn updates_of_router_biases_compile() {
+    router_biases(Some(&compiler()));
+}
+
+/// Counts of choices, up to the most experts that fit into shared memory, and updates.
+fn router_biases(nvrtc: Option<&Compiler>) {
+    let mut all = BTreeMap::new();
+    for experts in [8, 60, 1024] {
+        let set = [
+            "model.router_bias=true".to_owned(),
+            "model.router_bias_update_speed=0.001".to_owned(),
+            format!("model.experts={experts}"),
+        ];
+        let s = scenario::load(Path::new("small-moe"), &set).unwrap();
+        sources(
+            &format!("{set:?}"),
+            &plan(&s).unwrap(),
+            Target::HOPPER,
+            &mut all,
+        );
+    }
+    all.retain(|source, _| source.contains("atomicAdd(&counts"));
+    assert_eq!(all.len(), 3);
+    for capacity in Ranges::RouterBias.capacities() {
+        all.insert(
+            Ranges::RouterBias.source(capacity),
+            format!("update of {capacity} routers"),
+        );
+    }
+    compile(all, Target::HOPPER, nvrtc);
 }
 
 /// Microscaling formats have no kernels on GPUs, which is said by name.

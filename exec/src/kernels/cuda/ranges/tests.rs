@@ -189,6 +189,11 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
                 &[flat(p.at[0], p.n, to)],
             );
         }
+        Ranges::RouterBias => {
+            let [bias, counts] = [0, 1].map(|i| flat(p.at[i], p.n, DType::F32));
+            let speed = Real(f64::from(w.factor));
+            run(ShardOp::RouterBias { speed }, &[bias, counts], &[bias]);
+        }
         other => panic!("{other:?} is not compared here"),
     }
 }
@@ -434,6 +439,21 @@ fn neighbours_become_one_piece() {
         agree(ShardOp::Zero, &[], &[(8, f), (4, f)], &[], &[0, 1]),
         1
     );
+}
+
+/// Neighbouring routers do not share a mean, and a block has all experts of one.
+#[test]
+fn routers_stay_apart() {
+    let f = DType::F32;
+    let op = ShardOp::RouterBias { speed: Real(0.25) };
+    let parts = [(6, f), (6, f), (6, f), (6, f)];
+    assert_eq!(agree(op, &[], &parts, &[0, 2, 1, 3], &[0, 1]), 2);
+    let most = Ranges::RouterBias.chunk();
+    for (experts, fits) in [(most, true), (most + 1, false)] {
+        let [bias, counts] = [1 << 20, 1 << 24].map(|at| flat(at, experts, f));
+        let made = work(op, Parameters::default(), &[bias, counts], &[bias]);
+        assert_eq!(made.is_ok(), fits, "{experts}");
+    }
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Rows of experts: faults planted in what reads them and in gradients of weights are found.
+//! Rows of experts: faults planted in their readers and in gradients of weights are found.
 
 use super::experts::{POLICIES, experts, only};
 use super::find;
@@ -18,7 +18,7 @@ fn launches(p: &Program, is: impl Fn(&OpKind) -> bool) -> Vec<(InstrId, KernelId
     found.into_iter().map(with).collect()
 }
 
-/// Returns the place of a launch's `n`th read in the table of accesses.
+/// Returns the position of a launch's `n`th read in the table of accesses.
 fn read(p: &Program, at: InstrId, n: usize) -> usize {
     match p.instrs[at.index()].op {
         Op::Launch { reads, .. } => reads as usize + n,
@@ -26,7 +26,8 @@ fn read(p: &Program, at: InstrId, n: usize) -> usize {
     }
 }
 
-/// Offsets of another layer: rows beyond the valid ones are multiplied, others are left out.
+/// Offsets of another layer: rows beyond the valid ones are multiplied, and valid ones are left
+/// out.
 #[test]
 fn matmuls_with_the_offsets_of_another_layer() {
     for policy in POLICIES {
@@ -47,8 +48,8 @@ fn matmuls_with_the_offsets_of_another_layer() {
     }
 }
 
-/// The mistake of padded layouts: a dense product adds up rows that nothing has written, and 0
-/// times NaN is NaN.
+/// The mistake of padded layouts: a dense GEMM sums over rows that nothing has written, and 0 times
+/// NaN is NaN.
 #[test]
 fn sums_over_rows_that_no_choice_fills() {
     for dispatcher in ["gather", "padded", "peer", "all_to_all"] {
@@ -65,7 +66,7 @@ fn sums_over_rows_that_no_choice_fills() {
     }
 }
 
-/// Generated kernels stop at the last offset; here at that of another layer.
+/// Generated kernels stop at the last offset, which is that of another layer here.
 #[test]
 fn generated_kernels_with_the_offsets_of_another_layer() {
     let p = experts("native", &["compile.mode=regions"]);
@@ -99,7 +100,7 @@ fn generated_kernels_with_the_offsets_of_another_layer() {
     assert!(planted > 0);
 }
 
-/// An expert whose matrix no kernel writes: its gradient is what was in memory.
+/// No kernel writes the matrix of an expert, so its gradient contains what was in memory before.
 #[test]
 fn gradients_without_the_last_expert() {
     for policy in POLICIES {
@@ -117,7 +118,7 @@ fn gradients_without_the_last_expert() {
     }
 }
 
-/// Offsets that leave out an expert: its rows count for none, its gradient has no end.
+/// The offsets leave out an expert: no rows count for it, and its gradient has no end.
 #[test]
 fn offsets_without_the_last_expert() {
     let mut q = experts("native", &[]);
@@ -129,4 +130,46 @@ fn offsets_without_the_last_expert() {
     let r = check(&q);
     let v = r.of(RuleId::ExpertEmpty).next().expect("found");
     assert!(v.message.contains("those of 3 experts"), "{v:?}");
+}
+
+/// Buffers with as many rows as a limit says, and choices that take more: of a larger limit, of
+/// none, or of more places on a rank.
+#[test]
+fn rows_beyond_the_reserve() {
+    type Plant = fn(&mut OpKind);
+    let larger: Plant = |op| {
+        if let OpKind::SortExperts(op::SortExperts {
+            limit: Some(limit), ..
+        }) = op
+        {
+            limit.rows += 1;
+        }
+    };
+    let none: Plant = |op| {
+        if let OpKind::SortExperts(sort) = op {
+            sort.limit = None;
+        }
+    };
+    let places: Plant = |op| {
+        if let OpKind::DispatchExperts(of) = op {
+            of.slots += 1;
+        }
+    };
+    for (dispatcher, plants) in [
+        ("gather", &[larger, none][..]),
+        ("peer", &[larger, none]),
+        ("padded", &[places]),
+        ("all_to_all", &[places]),
+    ] {
+        let dispatcher = format!("moe.dispatcher={dispatcher}");
+        let p = experts("native", &[&dispatcher, "moe.capacity_factor=1.25"]);
+        for plant in plants {
+            let mut q = p.clone();
+            for op in q.kernels.iter_mut().flat_map(|k| &mut k.body) {
+                plant(&mut op.op);
+            }
+            let v = only(&q, RuleId::ExpertRows, &dispatcher);
+            assert!(v.message.contains("gives choices rows up to"), "{v:?}");
+        }
+    }
 }

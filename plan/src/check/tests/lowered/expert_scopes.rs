@@ -1,5 +1,5 @@
-//! Captured parts of layers of experts: which kernels graphs contain, that programs with them pass,
-//! and that a host wait in one is found.
+//! Captured parts of expert layers: tests which kernels the graphs contain, that programs with them
+//! pass, and that a host wait within one is found.
 
 use super::{file, find, passes, try_lower};
 use crate::check::{RuleId, check};
@@ -18,7 +18,8 @@ const MEGATRON: &[&str] = &[
 
 const PARTS: &str = "[\"attn\", \"moe_router\", \"moe_preprocess\"]";
 
-/// Lowers the shipped mixture with captured scopes; `None` if the policy refuses an option.
+/// Lowers the shipped mixture of experts with captured scopes; `None` if the policy rejects an
+/// option.
 fn try_scopes(scopes: &str, policy: &[&str], set: &[&str]) -> Option<Program> {
     let scopes = format!("compile.cuda_graph={scopes}");
     let all = [&["train.sync=false", &scopes], policy, set].concat();
@@ -48,7 +49,7 @@ fn graphs(p: &Program) -> Vec<(&str, Phase, Vec<KernelId>)> {
     out
 }
 
-/// Returns the names of the kernels in graphs of a part of the second layer, graph by graph.
+/// Returns the names of the kernels in the graphs of a part of the second layer, graph by graph.
 fn kernels(p: &Program, graph: &str) -> Vec<String> {
     let graph = format!("layers.1.mlp {graph}");
     let of = graphs(p).into_iter().filter(|(name, ..)| *name == graph);
@@ -59,8 +60,8 @@ fn kernels(p: &Program, graph: &str) -> Vec<String> {
     .collect()
 }
 
-/// A norm, the router's matmul, its result in float32, and the choice; then what each dispatcher
-/// prepares. The last addition of backward is that of the residual stream.
+/// The graph contains a norm, the router's matmul, its result in float32, and the choice; then what
+/// each dispatcher prepares. The last addition in backward is that of the residual stream.
 #[test]
 fn graphs_contain_the_parts_that_scopes_name() {
     for policy in [NATIVE, MEGATRON] {
@@ -109,7 +110,7 @@ fn graphs_contain_the_parts_that_scopes_name() {
                 (NATIVE, [_, _]) => assert_eq!(shared, [""; 0], "{what}"),
                 _ => assert_eq!(shared, ["mm silu mm mul mm"], "{what}"),
             }
-            // The first layer is dense, and no scope of it was named.
+            // The first layer is dense, and none of its scopes is captured.
             let dense = |(name, ..): &(&str, Phase, Vec<KernelId>)| name.contains("layers.0.mlp");
             assert!(!graphs(&p).iter().any(dense), "{what}");
         }
@@ -129,7 +130,7 @@ fn dense_layers_and_layers_of_experts_are_scopes_of_their_own() {
     assert_eq!(layers("[\"mlp\", \"moe\"]"), [dense, first, second]);
 }
 
-/// Options that change what is launched in a layer of experts.
+/// Options that change which kernels are launched in an expert layer.
 const OTHERS: [&[&str]; 6] = [
     &[],
     &["train.recompute=full"],
@@ -139,7 +140,7 @@ const OTHERS: [&[&str]; 6] = [
     &["mesh.ep=4", "mesh.dp_outer=2"],
 ];
 
-/// Whatever else is fused or run again, routers are captured, and experts' matmuls are not.
+/// Whatever else is fused or recomputed, routers are captured, and matmuls of experts are not.
 #[test]
 fn programs_with_captured_parts_of_experts_pass() {
     let dispatchers = ["gather", "all_to_all", "padded", "peer"];
@@ -172,7 +173,7 @@ fn programs_with_captured_parts_of_experts_pass() {
     }
 }
 
-/// The graph of a dispatcher's preparation that ends behind the wait for its counts.
+/// The graph of a dispatcher's preparation, which ends after the wait for its counts.
 #[test]
 fn a_graph_that_contains_the_wait_for_counts() {
     for policy in [NATIVE, MEGATRON] {
@@ -210,8 +211,9 @@ fn host_waits(p: &Program, rule: Rule) -> [usize; 2] {
     counts
 }
 
-/// The host waits for the results of checks for NaN, around each collective, except where a graph
-/// contains them: those of the tokens that layers of experts exchange, if layers are captured.
+/// The host waits for the results of NaN checks around each collective, except for those that a
+/// graph contains. If layers are captured, these are the checks of the tokens that expert layers
+/// exchange.
 #[test]
 fn the_host_waits_for_what_is_not_captured() {
     let set = ["mesh.ep=2", "moe.dispatcher=gather", "fsdp.nan_check=true"];
@@ -225,13 +227,13 @@ fn the_host_waits_for_what_is_not_captured() {
         passes(&check(&p), captured);
     }
     let p = scopes("[\"moe\"]", NATIVE, &set);
-    // Two layers. Forward gathers tokens and weights and adds up results, three collectives of
-    // floats with an operand and a result each, and backward does the reverse.
+    // Two layers. Forward gathers tokens and weights and sums results, which are three collectives
+    // of floats with one operand and one result each. Backward does the reverse.
     assert_eq!(host_waits(&p, Rule::NanCheck), [all - 2 * 2 * 3 * 2, 0]);
     passes(&check(&p), "layers");
 }
 
-/// The code of transformers reads a mask on the host once a forward pass, unless the iteration is
+/// The code of Transformers reads a mask on the host once per forward pass, unless the iteration is
 /// captured.
 #[test]
 fn the_host_waits_for_nothing_in_a_captured_iteration() {
@@ -249,7 +251,7 @@ fn the_host_waits_for_nothing_in_a_captured_iteration() {
     assert_eq!(waits("compile.cuda_graph=full_iteration"), [0, 0]);
 }
 
-/// Units within a captured part have hooks there; experts as a unit start between the parts.
+/// Units within a captured part have hooks in it. A unit of experts starts between the parts.
 #[test]
 fn units_inside_of_captured_parts_are_refused() {
     let lower = |scopes: &str, unit: &str| {

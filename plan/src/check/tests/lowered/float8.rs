@@ -1,5 +1,5 @@
-//! 8-bit matmuls: programs with them pass, and faults planted in their scales, formats and
-//! weights are found.
+//! 8-bit matmuls: programs with them pass, and faults planted in their scales, formats and weights
+//! are found.
 
 use super::{POLICIES, try_lower};
 use crate::check::{Report, RuleId, Violation, check};
@@ -31,7 +31,7 @@ fn programs_with_8_bit_matmuls_pass() {
             &["precision.float8_saved=float8"],
             &["fsdp.reshard_after_forward=false"],
         ] {
-            // These engines run eagerly only, and the scenario has compiled blocks.
+            // These engines only run eagerly, and the scenario has compiled blocks.
             let eager = ["megatron_v2", "pr4435"].contains(&policy);
             if eager && set[0] != "compile.mode=off" {
                 continue;
@@ -74,7 +74,7 @@ fn found(r: &Report, rule: RuleId, at: InstrId) -> Violation {
         .clone()
 }
 
-/// Returns the place of the `n`th read of a launch in the table of accesses.
+/// Returns the position of the `n`th read of a launch in the table of accesses.
 fn read(p: &Program, at: InstrId, n: usize) -> usize {
     match p.instrs[at.index()].op {
         Op::Launch { reads, .. } => reads as usize + n,
@@ -82,8 +82,8 @@ fn read(p: &Program, at: InstrId, n: usize) -> usize {
     }
 }
 
-/// The matmul of the second micro-batch's weight gradient reads the scale of another tensor, as
-/// with a scale that the next forward overwrites.
+/// The matmul for the second micro-batch's weight gradient reads the scale of another tensor, as it
+/// would with a scale that the next forward overwrites.
 #[test]
 fn a_scale_of_another_tensor_is_found() {
     let mut p = program(&["train.grad_accum=2"]);
@@ -100,11 +100,11 @@ fn a_scale_of_another_tensor_is_found() {
     );
 }
 
-/// The scale is made again after its codes: a cast skipped where its maximum was not.
+/// The scale is computed again after its codes: a cast is skipped, but its maximum is not.
 #[test]
 fn a_scale_without_new_codes_is_found() {
     let mut p = program(&["compile.mode=off"]);
-    // Maximum, scale and cast of the input, the same of the weight, and the matmul.
+    // Maximum, scale and cast of the input, the same for the weight, and the matmul.
     let (scale, _) = launches(&p, "float8_scale")[0];
     let (amax, _) = launches(&p, "row_amax")[1];
     let (gemm, _) = launches(&p, "scaled_mm")[0];
@@ -113,7 +113,7 @@ fn a_scale_without_new_codes_is_found() {
     found(&check(&p), RuleId::Float8Scale, gemm);
 }
 
-/// A weight that is cast in forward for the matmul of backward stays for the whole step.
+/// A weight that is cast in forward for a matmul of backward is kept for the whole step.
 #[test]
 fn codes_of_a_weight_that_stay_for_backward_are_found() {
     let mut p = program(&["compile.mode=off"]);
@@ -192,7 +192,8 @@ fn programs_of_torchao_and_megatron_that_gather_codes_pass() {
     }
 }
 
-/// torchao's scales do not follow from the weights after the optimizer, or from one rank's.
+/// torchao's scales do not follow from the weights after the optimizer step, or follow from only
+/// one rank's weights.
 #[test]
 fn stale_scales_of_torchao_are_found() {
     let set = [GATHERED, "fsdp.policy=fsdp2", "mesh.dp_shard=2"];
@@ -205,7 +206,7 @@ fn stale_scales_of_torchao_are_found() {
     let mut sum = p.clone();
     sum.collectives[at.expect("an all-reduce")].reduce = ReduceOp::Sum;
     found(&check(&sum), RuleId::Float8Amax, scales);
-    // The maxima are not found again after the update.
+    // The maxima are not computed again after the update.
     let (amax, _) = launches(&p, "shard_amax")[0];
     let mut stale = p.clone();
     stale.instrs[amax.index()].op = p.instrs[scales.index()].op;
@@ -213,7 +214,7 @@ fn stale_scales_of_torchao_are_found() {
     assert!(r.of(RuleId::StaleWeight).next().is_some(), "{r}");
 }
 
-/// Scales of the maxima of one rank's shards: the all-reduce adds up instead, or is that of another
+/// Scales from the maxima of only some shards: the all-reduce sums instead, or runs over another
 /// axis.
 #[test]
 fn maxima_of_some_of_the_ranks_are_found() {
@@ -241,8 +242,8 @@ fn maxima_of_some_of_the_ranks_are_found() {
     }
 }
 
-/// Replaces the last launch with an operation of this name in later steps by the one before it,
-/// which is of another unit.
+/// In later steps, replaces the last launch of an operation with this name by the previous one,
+/// which belongs to another unit.
 fn skipped(name: &str, set: &[&str]) -> Program {
     let mut p = program(&[&[GATHERED], set].concat());
     let steps = p.section(SectionKind::Steady).expect("later steps").clone();
@@ -258,7 +259,7 @@ fn skipped(name: &str, set: &[&str]) -> Program {
     p
 }
 
-/// The scales are made again, but the codes of a shard are those of the step before.
+/// The scales are computed again, but the codes of a shard are those of the previous step.
 #[test]
 fn codes_of_older_scales_are_found() {
     let r = check(&skipped("shard_float8_cast", &[]));
@@ -267,7 +268,7 @@ fn codes_of_older_scales_are_found() {
 }
 
 /// The maxima are those of the weights before the update. (Optimizers with 8-bit moments do not
-/// find them.)
+/// compute them.)
 #[test]
 fn maxima_of_older_weights_are_found() {
     let moments = ["precision.moments=8bit", "mesh.dp_shard=2"];
@@ -314,7 +315,7 @@ fn casts_beyond_their_shard_are_found() {
     );
 }
 
-/// The transposed copy for backward is made in forward, of a gather that reshard frees.
+/// The transposed copy for backward is created in forward, from a gather that reshard frees.
 #[test]
 fn transposed_codes_that_stay_for_backward_are_found() {
     let mut p = program(&[GATHERED, "compile.mode=off"]);
@@ -333,7 +334,7 @@ fn transposed_codes_that_stay_for_backward_are_found() {
     assert_eq!(v.other, Some(copy));
 }
 
-/// Changes the kernel of the last matmul, which is one of backward.
+/// Changes the kernel of the last matmul, which belongs to backward.
 fn change(f: impl FnOnce(&mut BodyOp)) -> (Report, InstrId) {
     let mut p = program(&[]);
     let (at, kernel) = *launches(&p, "scaled_mm").last().expect("a matmul");
@@ -353,8 +354,8 @@ fn factors_that_tensor_cores_cannot_read_are_found() {
     assert!(v.message.contains("at most one of e5m2"), "{}", v.message);
 }
 
-/// One factor has a scale per row, or more scales than blocks: other stacks read scales of blocks
-/// in a layout that they did not have.
+/// A factor has one scale per row, or more scales than blocks. Other library versions read the
+/// scales of blocks in a layout that they did not have.
 #[test]
 fn scales_that_are_none_of_their_factors_blocks_are_found() {
     let planted = |recipe: &str, f: fn(&mut Slot)| {
@@ -377,11 +378,11 @@ fn scales_that_are_none_of_their_factors_blocks_are_found() {
     };
     planted("blockwise", |inverse| inverse.shape[0] -= 1);
     planted("mxfp8", |inverse| inverse.shape[0] -= 1);
-    // A byte for what is a number.
+    // A byte in place of a number.
     planted("blockwise", |inverse| inverse.dtype = DType::U8);
 }
 
-/// cuBLASLt refuses such a scale when the matmul runs.
+/// cuBLASLt rejects such a scale when the matmul runs.
 #[test]
 fn reciprocals_between_multiples_of_16_bytes_are_found() {
     let mut p = program(&[GATHERED]);
@@ -427,8 +428,8 @@ fn experts(set: &[&str]) -> Option<Program> {
     try_lower("small-moe", &[&sizes[..], set].concat())
 }
 
-/// With every dispatcher, inputs of experts have rows that no choice fills. Their scales leave
-/// these out; a scale of all rows is found.
+/// With every dispatcher, inputs of experts have rows that no choice fills. Their scales must
+/// exclude these rows; a scale over all rows is found.
 #[test]
 fn scales_of_rows_that_no_expert_reads_are_found() {
     let mesh = ["mesh.dp_shard=4", "mesh.ep=2"];
@@ -447,10 +448,6 @@ fn scales_of_rows_that_no_expert_reads_are_found() {
             &["fsdp.policy=megatron", GATHERED],
         ] {
             let set = [&mesh[..], &[&dispatcher], set].concat();
-            // An all-gather has room for all choices.
-            if set.contains(&"moe.capacity_factor=1.1") && dispatcher == "moe.dispatcher=gather" {
-                continue;
-            }
             let p = experts(&set).unwrap_or_else(|| panic!("{set:?}"));
             let r = check(&p);
             assert!(r.is_ok(), "{set:?}\n{r}");
@@ -488,8 +485,7 @@ fn scales_of_rows_that_no_expert_reads_are_found() {
     assert!(v.message.contains("no choice fills"), "{}", v.message);
 }
 
-/// Matmuls of experts pass under every policy, and faults in them are found like those of other
-/// layers.
+/// Matmuls of experts pass with every policy, and faults in them are found as in other layers.
 #[test]
 fn experts_are_checked_like_other_layers() {
     let lower = experts;
@@ -529,7 +525,7 @@ fn experts_are_checked_like_other_layers() {
     found(&check(&fast), RuleId::Float8Sum, at);
 }
 
-/// Returns a launch that casts in one phase with a scale of another one, and the read that is the
+/// Returns a launch that casts in one phase with a scale from another phase, and the read of the
 /// scale.
 fn cast_by(p: &Program, phase: Phase, made_in: Phase) -> Option<(InstrId, usize)> {
     let makes = launches(p, "float8_scale").into_iter();
@@ -551,8 +547,8 @@ fn cast_by(p: &Program, phase: Phase, made_in: Phase) -> Option<(InstrId, usize)
     })
 }
 
-/// Backward casts what it recomputes with a scale that was made after forward's: numbers are those
-/// of forward, but codes are not.
+/// Backward casts what it recomputes with a scale that was computed after that of forward: the
+/// numbers are those of forward, but the codes are not.
 #[test]
 fn recomputed_tensors_with_another_scale_are_found() {
     for set in ["train.recompute=none", "train.recompute=selective"] {
@@ -584,8 +580,8 @@ fn transposes(p: &Program) -> Vec<InstrId> {
         .collect()
 }
 
-/// Backward reads a transposed copy that was dropped with the weights of forward, or that is made
-/// before its gather is done.
+/// Backward reads a transposed copy that was dropped with the weights of forward, or that is
+/// created before its gather is done.
 #[test]
 fn transposed_codes_that_are_not_those_of_their_gather_are_found() {
     let p = program(&[GATHERED, "compile.mode=off"]);
@@ -605,7 +601,7 @@ fn transposed_codes_that_are_not_those_of_their_gather_are_found() {
     let gemm = gemms.find(reader).expect("a matmul");
     found(&r, RuleId::Uninit, gemm);
     found(&r, RuleId::Float8Scale, gemm);
-    // In front of the event that says that the gather is done.
+    // Before the event that marks the end of the gather.
     let waits = super::find(&p, |i| {
         i.rule == Rule::GatherDone && i.phase == Phase::Backward
     });
@@ -617,8 +613,8 @@ fn transposed_codes_that_are_not_those_of_their_gather_are_found() {
     found(&r, RuleId::GatherDone, wait);
 }
 
-/// A rank whose shard is empty reduces numbers of another type: so does every rank of a program
-/// whose collective does not have the type of its buffers.
+/// A rank whose shard is empty reduces numbers of another type. In a program, every rank does this
+/// if a collective does not have the type of its buffers.
 #[test]
 fn maxima_that_are_reduced_as_another_type_are_found() {
     let mut p = program(&[GATHERED]);
@@ -632,8 +628,8 @@ fn maxima_that_are_reduced_as_another_type_are_found() {
     assert!(v.message.contains("f32 elements, as bf16"), "{}", v.message);
 }
 
-/// Weights are gathered into a gradient's memory, as with a buffer that both share. (They are in
-/// bfloat16, since gradients have no 8-bit type.)
+/// Weights are gathered into the memory of a gradient, as with a buffer that both share. (They are
+/// in bfloat16, because gradients have no 8-bit type.)
 #[test]
 fn weights_in_the_memory_of_gradients_are_found() {
     let bf16 = ["precision.main_grads=bf16", "precision.comm_grads=bf16"];

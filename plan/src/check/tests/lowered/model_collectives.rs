@@ -5,8 +5,8 @@ use crate::check::{RuleId, check, check_symmetry};
 use crate::ir::*;
 use crate::program::*;
 
-/// Lowers eight layers divided among two ranks, with a gradient norm; `None` if the policy refuses
-/// an option.
+/// Lowers eight layers that are divided among two ranks, with a gradient norm; `None` if the policy
+/// rejects an option.
 fn try_divided(policy: &str, set: &[&str]) -> Option<Program> {
     let policy = format!("fsdp.policy={policy}");
     let mut all = vec!["model.layers=8", "train.sync=false", policy.as_str()];
@@ -24,7 +24,7 @@ fn model_collectives(p: &Program) -> Vec<InstrId> {
     })
 }
 
-/// Every way to compile, recompute and capture, on meshes of one to three axes.
+/// All ways to compile, recompute and capture, on meshes with one to three axes.
 const WAYS: [&[&str]; 9] = [
     &[],
     &["mesh.dp_shard=1"],
@@ -45,7 +45,7 @@ fn programs_that_communicate_along_a_third_axis_pass() {
     for policy in POLICIES {
         let ways = WAYS.map(|set| (set, try_divided(policy, set)));
         let accepted = ways.iter().filter(|(_, p)| p.is_some()).count();
-        // The experimental engines compile nothing, and the variant has no outer axis.
+        // The experimental engines do not compile, and the variant has no outer axis.
         let refused = match policy {
             "megatron_v2" => 4,
             "pr4435" => 5,
@@ -56,7 +56,8 @@ fn programs_that_communicate_along_a_third_axis_pass() {
             let Some(p) = p else { continue };
             passes(&check(&p), &format!("{policy} {set:?}"));
             let steady = model_collectives(&p);
-            // Eight layers are four pairs: one sum each, in backward for all but the first.
+            // Eight layers are four pairs, with one sum each: in backward for all pairs except the
+            // first.
             assert!(steady.len() >= 7, "{policy} {set:?}");
             for &i in &steady {
                 let Op::Collective { id, stream } = p.instrs[i.index()].op else {
@@ -86,8 +87,8 @@ fn a_missing_collective() {
     }
 }
 
-/// Without the wait before it, a collective sends what is not ready yet; without the wait after it,
-/// computation reads what has not arrived.
+/// Without the wait before it, a collective sends data that are not ready yet. Without the wait
+/// after it, computation reads data that have not arrived.
 #[test]
 fn a_missing_wait_on_either_side() {
     let wait = |i: &Instr| i.rule == Rule::ModelCollective && matches!(i.op, Op::Wait { .. });
@@ -144,7 +145,7 @@ fn a_communicator_of_another_axis() {
     );
 }
 
-/// Biases that all ranks hold, counted once per rank, and slices that are not added up.
+/// Biases that all ranks hold are counted once per rank, and slices are not summed.
 #[test]
 fn a_norm_that_counts_what_ranks_have_alike_twice() {
     for policy in POLICIES {

@@ -1,4 +1,4 @@
-//! Muon: programs with whole matrices pass, and matrices that a shard cuts are found.
+//! Muon: programs with whole matrices pass, and matrices that a shard boundary divides are found.
 
 use super::try_lower;
 use crate::check::{RuleId, check};
@@ -39,7 +39,7 @@ fn programs_with_muon_pass() {
     }
 }
 
-/// One momentum of each shard of matrices, two moments of everything else.
+/// One momentum for each shard of matrices, two moments for everything else.
 #[test]
 fn matrices_of_blocks_have_one_state() {
     let p = program(&[]);
@@ -61,7 +61,7 @@ fn matrices_of_blocks_have_one_state() {
 }
 
 /// Three matmuls of `short x short` and `short x long` in each of five iterations, for the rank
-/// with the most.
+/// with the most of them.
 #[test]
 fn newton_schulz_has_the_flops_of_its_matmuls() {
     let p = program(&["mesh.dp_shard=1"]);
@@ -100,15 +100,15 @@ fn newton_schulz_has_the_flops_of_its_matmuls() {
         assert_eq!(of.largest, [64, 176]);
         assert_eq!(kernel.flops.0, block + 12 * elements);
         let workspace = crate::program::workspace::kernel_bytes(kernel, false);
-        // Two whole matrices and two squares in two bytes, all multiples of 256; sums of two
-        // blocks, and their sum.
+        // Two whole matrices and two square matrices with two bytes per element, all multiples of
+        // 256; sums of two blocks, and their total.
         let matrices = 2 * (2 * 64 * 176 + 2 * 64 * 64);
         assert_eq!(workspace, (32 << 20) + matrices + 256 + 256);
     }
     assert_eq!(seen, 1);
 }
 
-/// A parameter that crosses the boundary between two ranks' shards.
+/// A parameter that crosses the boundary between the shards of two ranks.
 #[test]
 fn a_matrix_on_two_ranks_is_found() {
     let mut p = program(&[]);
@@ -133,7 +133,7 @@ fn a_matrix_on_two_ranks_is_found() {
     );
 }
 
-/// A parameter of one dimension cannot be orthogonalized.
+/// A one-dimensional parameter cannot be orthogonalized.
 #[test]
 fn a_vector_is_found() {
     let mut p = program(&[]);

@@ -13,7 +13,7 @@ fn good(policy: &str, set: &[&str]) -> Program {
     p
 }
 
-/// Returns the first violation of a rule, which names its instruction and a buffer.
+/// Returns the first violation of a rule. It must name its instruction and a buffer.
 fn first<'r>(p: &Program, r: &'r Report, rule: RuleId, what: &str) -> &'r Violation {
     let v = r
         .of(rule)
@@ -81,7 +81,7 @@ fn operands_shorter_than_what_a_kernel_takes_of_them() {
         let r = check(&q);
         let v = r.of(RuleId::Form).next();
         let v = v.unwrap_or_else(|| panic!("{short} bytes\n{r}"));
-        // Operands are made once: the first step launches the same ones.
+        // Operands are created once, so the first step launches the same ones.
         let op = v.instr.map(|i| q.instrs[i.index()].op);
         assert_eq!(op, Some(q.instrs[i.index()].op), "{}", v.message);
         assert!(
@@ -92,8 +92,8 @@ fn operands_shorter_than_what_a_kernel_takes_of_them() {
     }
 }
 
-/// A gradient's range must not be short by one element of its storage type, which is not the
-/// kernel's.
+/// The range of a gradient must not be short by one element of its storage type, which differs from
+/// the kernel's type.
 #[test]
 fn gradients_shorter_than_what_a_kernel_makes_of_them() {
     for (compute, grads) in [("f32", "bf16"), ("bf16", "f32")] {
@@ -135,7 +135,7 @@ fn computation_before_its_gather() {
         drop(&mut q, wait);
         let r = check(&q);
         let v = first(&q, &r, RuleId::GatherDone, policy);
-        // The first kernel after the dropped wait that reads what was gathered.
+        // The first kernel after the dropped wait that reads gathered data.
         let gathered = |a: &Access| {
             matches!(
                 q.buffers[a.buffer.index()].role,
@@ -210,8 +210,8 @@ fn a_skipped_reduction() {
                 Op::Collective { id, .. } => p.collectives[id.index()].parts[0].input.buffer,
                 _ => unreachable!(),
             };
-            // The input is freed unread, or the optimizer gets a gradient that is not this step's
-            // sum.
+            // The input is freed without having been read, or the optimizer gets a gradient that is
+            // not this step's sum.
             let v = first(&q, &r, RuleId::ReduceMissing, policy);
             assert!(
                 v.message.contains(&p.buffer_name(input)) || v.message.contains("main_grad"),
@@ -254,7 +254,7 @@ fn half_a_reduction() {
     first(&q, &check(&q), RuleId::ReduceMissing, "native");
 }
 
-/// The same if the optimizer adds up the pieces.
+/// The same, if the optimizer sums the pieces.
 #[test]
 fn half_a_reduction_before_the_optimizer() {
     let set = [
@@ -305,7 +305,7 @@ fn an_output_over_the_wrong_part_of_the_input() {
         };
         let r = check(&q);
         let v = first(&q, &r, RuleId::ReduceAlias, policy);
-        // Descriptors are made once: the first step launches another one with the same shape.
+        // Descriptors are created once, so the first step launches another one with the same shape.
         assert_eq!(
             v.instr.map(|i| q.instrs[i.index()].op),
             Some(q.instrs[reduce.index()].op),
@@ -342,7 +342,7 @@ fn buffers_freed_under_their_reduction() {
     }
 }
 
-/// Slots of a trace pool go from stream to stream, and only the schedule orders them: the drain
+/// Slots of a trace pool move from stream to stream, and only the schedule orders them: the drain
 /// before a bucket is released, and the gather stream's wait before it takes a slot.
 #[test]
 fn slots_of_a_trace_pool_without_their_waits() {
@@ -363,7 +363,7 @@ fn slots_of_a_trace_pool_without_their_waits() {
         });
         assert!(caught.count() > 0, "{rule:?} {phase:?}");
     }
-    // A buffer that is not freed is asked for again.
+    // A buffer that is not freed is requested again.
     let full = |i: &Instr| matches!(i.op, Op::Free(b) if p.buffers[b.index()].pool == Pool::Traced);
     let free = find(&p, full)[0];
     let mut q = p.clone();
@@ -378,7 +378,7 @@ fn a_unit_gathered_twice() {
         let p = good(policy, &[]);
         let gather = gathers(&p, Phase::Forward)[2];
         let mut q = p.clone();
-        // It replaces the event recorded after it, which the first gather no longer needs.
+        // It replaces the event that is recorded after it, which the first gather no longer needs.
         let op = q.instrs[gather.index()].op;
         let at = gather.index() + 1;
         assert!(matches!(q.instrs[at].op, Op::Record { .. }), "{policy}");
@@ -398,8 +398,8 @@ fn a_unit_gathered_twice() {
         }
         let r = check(&q);
         if policy == "fsdp2" {
-            // The gather writes a buffer of its own; it counts as a second gather only when the
-            // unit is already full.
+            // The gather writes a separate buffer. It counts as a second gather only if the unit is
+            // already full.
             assert!(r.of(RuleId::DoubleGather).next().is_none() || r.errors() > 0);
             continue;
         }
@@ -479,8 +479,8 @@ fn weights_that_were_not_refreshed() {
         );
         let mut q = p.clone();
         if policy == "native" {
-            // The optimizer's launch writes both: take the compute weights from what the second one
-            // writes.
+            // The optimizer's launch writes both. The compute weights are removed from the second
+            // one's writes.
             let update = find(&p, |i| i.rule == Rule::Optimizer && is_launch(i))[1];
             let Op::Launch { end, .. } = &mut q.instrs[update.index()].op else {
                 panic!("a launch");
@@ -500,7 +500,7 @@ fn weights_that_were_not_refreshed() {
     }
 }
 
-/// Storage that is kept has the weights of the last step, until they are copied there again.
+/// Storage that is kept contains the weights of the last step until new ones are copied there.
 #[test]
 fn kept_storage_that_is_not_gathered_again() {
     let p = good("fsdp2", &["fsdp.keep_unsharded_storage=true"]);
@@ -515,7 +515,7 @@ fn kept_storage_that_is_not_gathered_again() {
     assert_eq!(unit(v.instr.expect("a kernel")), unit(copies[1]));
 }
 
-/// Only units that keep their storage may leave it behind.
+/// Only units that keep their storage may leave it allocated.
 #[test]
 fn storage_that_is_kept_without_saying_so() {
     let mut p = good("fsdp2", &["fsdp.keep_unsharded_storage=true"]);
@@ -604,7 +604,8 @@ fn activations_that_stay() {
 fn a_kernel_that_did_not_run() {
     for policy in POLICIES {
         let p = good(policy, &[]);
-        // One that does not work in place: its output then is what was never written.
+        // An accumulation that does not work in place. Its output is then memory that was never
+        // written.
         let apart = |i: &Instr| {
             let reads = p.reads(&i.op);
             p.writes(&i.op)
@@ -658,7 +659,7 @@ fn a_micro_batch_that_is_not_added() {
     }
 }
 
-/// A GEMM that overwrites the sum which it should add to.
+/// A GEMM that overwrites the sum that it should add to.
 #[test]
 fn a_weight_gradient_that_is_not_added_to_its_sum() {
     let set = [
@@ -680,7 +681,7 @@ fn a_weight_gradient_that_is_not_added_to_its_sum() {
     let Op::Launch { reads, .. } = q.instrs[adds[0].index()].op else {
         unreachable!()
     };
-    // It reads the sum's place as a factor once more, but not the sum.
+    // It reads the place of the sum once more as a factor, but does not read the sum.
     let n = p.reads(&p.instrs[adds[0].index()].op).len();
     q.accesses[reads as usize + n - 1] = q.accesses[reads as usize];
     let r = check(&q);
@@ -689,8 +690,8 @@ fn a_weight_gradient_that_is_not_added_to_its_sum() {
     assert!(v.message.contains("nothing has read"), "{}", v.message);
 }
 
-/// A joint backward that forgets the gradients of one of its parts, and a unit that stays as one
-/// part left it.
+/// A joint backward that omits the gradients of one of its parts, and a unit that remains in the
+/// state in which one part left it.
 #[test]
 fn a_part_of_a_joint_backward() {
     for policy in ["native", "fsdp2", "megatron"] {
@@ -699,7 +700,7 @@ fn a_part_of_a_joint_backward() {
         let mut q = p.clone();
         drop(&mut q, added[added.len() / 2]);
         first(&q, &check(&q), RuleId::ReduceMissing, policy);
-        // The gather of a unit's second part: the unit was released after the first.
+        // The gather for a unit's second part. The unit was released after the first part.
         let parts = find(&p, |i| {
             let gather = collective(&p, i) == Some(CollectiveKind::AllGather);
             gather && i.phase == Phase::Backward && i.micro_batch == 0
@@ -712,7 +713,7 @@ fn a_part_of_a_joint_backward() {
 }
 
 /// A unit that stays full although its micro-batch skips it, gradients of its earlier micro-batch
-/// that nothing reduces, and kernels of a block that should not run, or that are missing.
+/// that nothing reduces, and kernels of a block that should not run or that are missing.
 #[test]
 fn a_skipped_unit() {
     const SECOND: &str = "train.skipped_blocks=[{ blocks = [\"layers.1\"], micro_batches = [1] }]";
@@ -731,7 +732,7 @@ fn a_skipped_unit() {
         let missing = |v: &Violation| v.message.contains("micro-batch 1, which uses it");
         assert!(r.of(RuleId::Skipped).any(missing), "{policy}\n{r}");
     }
-    // The gather that a list asks for is never dropped.
+    // The gather that a prefetch list requests is never dropped.
     let p = good("fsdp2", &[&base[..], &["fsdp.prefetch_forward=1"]].concat());
     let dropped = find(&p, |i| match i.op {
         Op::Free(id) => i.phase == Phase::Final && p.buffers[id.index()].role == Role::GatherBuffer,
@@ -742,7 +743,7 @@ fn a_skipped_unit() {
     drop(&mut q, dropped[0]);
     let r = check(&q);
     assert!(r.of(RuleId::Unsharded).next().is_some(), "{r}");
-    // What an earlier micro-batch has left is never reduced.
+    // The gradients of an earlier micro-batch are never reduced.
     let p = good("fsdp2", &[&base[..], &["fsdp.gradient_sync=last"]].concat());
     let late = find(&p, |i| {
         i.phase == Phase::Final && collective(&p, i) == Some(CollectiveKind::ReduceScatter)
@@ -788,7 +789,7 @@ fn a_reduction_over_one_axis_of_two() {
     }
 }
 
-/// A norm of this rank's part alone, or of the same gradients counted once per rank.
+/// A norm over only this rank's part, or over the same gradients counted once per rank.
 #[test]
 fn a_norm_over_the_wrong_ranks() {
     let sum = |p: &Program| {

@@ -7,7 +7,7 @@ use crate::check::{RuleId, check};
 use crate::ir::*;
 use crate::program::*;
 
-/// Two layers of experts, two losses each, two micro-batches.
+/// Two expert layers with two losses each, in two micro-batches.
 const LOSSES: u64 = 2 * 2 * 2;
 
 const TWICE: &str = "train.grad_accum=2";
@@ -47,8 +47,8 @@ fn every_kind_of_loss_passes() {
         (&[TWICE, "model.z_loss=0"], LOSSES / 2),
         (&[TWICE, "train.recompute=full"], LOSSES),
     ] {
-        // Once when a loss is differentiated, once when routers have used its gradient, in the
-        // first step and the steady one.
+        // Once when a loss is differentiated, and once when routers have used its gradient, in the
+        // first step and in the steady one.
         assert_eq!(facts(&experts("native", set)), 4 * per_step, "{set:?}");
     }
     let none = ["model.z_loss=0", "model.aux_loss=0"];
@@ -73,7 +73,8 @@ fn a_gradient_that_forgets_the_micro_batches() {
     assert!(v.message.contains("starts from 1; expected 0.5"), "{v:?}");
 }
 
-/// Megatron-LM #5047: a coefficient that is divided by ranks once more on its way to the gradient.
+/// Megatron-LM #5047: a coefficient is divided by the number of ranks once more on its way to the
+/// gradient.
 #[test]
 fn a_coefficient_that_is_divided_by_ranks() {
     for policy in POLICIES {
@@ -89,7 +90,7 @@ fn a_coefficient_that_is_divided_by_ranks() {
     }
 }
 
-/// A loss that only the log shows: nothing adds its gradient to that of the logits.
+/// A loss that is only logged: nothing adds its gradient to that of the logits.
 #[test]
 fn a_gradient_that_reaches_no_router() {
     for policy in POLICIES {
@@ -122,8 +123,8 @@ fn a_gradient_that_reaches_no_router() {
     }
 }
 
-/// A loss of one layer that is differentiated twice, and another layer's not at all: as under
-/// recomputation that runs the side effects of forward again.
+/// The loss of one layer is differentiated twice, and that of another layer not at all, as with
+/// recomputation that repeats the side effects of forward.
 #[test]
 fn a_loss_that_is_differentiated_twice() {
     let p = experts("native", &[]);

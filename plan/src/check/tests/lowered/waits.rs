@@ -1,4 +1,4 @@
-//! Without any one of its waits a program is reported, or its effect has not changed.
+//! Removing any single wait from a program either is reported or has no effect.
 
 use super::{POLICIES, drop, small};
 use crate::check::check;
@@ -13,9 +13,10 @@ fn waits(p: &Program) -> Vec<InstrId> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
-    /// Reported: an error, or a warning that was not there before.
+    /// Reported: an error, or a warning that did not occur before.
     Reported,
-    /// Every piece of work starts after exactly the same other work: other edges imply the wait.
+    /// Every piece of work starts after exactly the same other work, because other edges imply the
+    /// wait.
     Redundant,
     /// Some work may start earlier, and `check` proves that this is harmless.
     Unneeded,
@@ -48,8 +49,9 @@ fn every_wait_of_a_step_is_needed_or_implied() {
             count(Outcome::Reported),
             count(Outcome::Redundant)
         );
-        // The prototype's gather stream waits for computation before each list of gathers. The
-        // first after the root's in backward takes memory that the root's wait has covered.
+        // The prototype's gather stream waits for computation before each list of gathers. In
+        // backward, the first wait after the root's is for memory that the root's wait has already
+        // covered.
         let spare = usize::from(policy == "pr4435");
         assert_eq!(
             count(Outcome::Unneeded),
@@ -57,7 +59,7 @@ fn every_wait_of_a_step_is_needed_or_implied() {
             "{policy}: {all:?} {outcomes:?}"
         );
         assert!(count(Outcome::Reported) > all.len() / 3, "{policy}");
-        // Waits that `implied_waits` lists are redundant; a wait may also be overtaken by a later
+        // Waits that `implied_waits` lists are redundant. A wait may also be superseded by a later
         // one before any work.
         for w in implied_waits(&p) {
             if let Some(n) = all.iter().position(|x| *x == w) {
@@ -70,11 +72,11 @@ fn every_wait_of_a_step_is_needed_or_implied() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Three kinds of waits over micro-batches and hybrid meshes are not needed although they order
-    /// something: the gate at the start of a later micro-batch (weights have not changed), the fork
-    /// of the root's reduction (it follows the fork before), and the fence after a micro-batch that
-    /// is not the last (FSDP2 waits there for its all-reduces, which nothing reads before the last
-    /// fence).
+    /// With several micro-batches and hybrid meshes, three kinds of waits are not needed although
+    /// they order something: the gate at the start of a later micro-batch (weights have not
+    /// changed), the fork of the root's reduction (it follows the previous fork), and the fence
+    /// after a micro-batch that is not the last one (FSDP2 waits there for its all-reduces, which
+    /// nothing reads before the last fence).
     #[test]
     fn no_wait_is_dropped_unseen(
         policy in 0..3usize,

@@ -125,11 +125,15 @@ pub(super) fn dispatch(of: &op::DispatchExperts, ids: &[f64]) -> Vec<Vec<f64>> {
     vec![local, positions, counts]
 }
 
-pub(super) fn sort(experts: u64, ids: &[f64]) -> Vec<Vec<f64>> {
+pub(super) fn sort(of: &op::SortExperts, ids: &[f64]) -> Vec<Vec<f64>> {
     let (mut offsets, mut positions) = (vec![0.0], vec![-1.0; ids.len()]);
+    let rows = of.limit.map_or(ids.len(), |limit| limit.rows as usize);
+    let here = |id: &f64| (0.0..of.experts as f64).contains(id);
+    let choices = ids.iter().enumerate().filter(|(_, id)| here(id));
+    let kept: Vec<(usize, f64)> = choices.map(|(i, id)| (i, *id)).take(rows).collect();
     let mut row = 0.0;
-    for e in 0..experts {
-        for (i, _) in ids.iter().enumerate().filter(|(_, id)| **id == e as f64) {
+    for e in 0..of.experts {
+        for &(i, _) in kept.iter().filter(|(_, id)| *id == e as f64) {
             positions[i] = row;
             row += 1.0;
         }
@@ -201,6 +205,12 @@ fn probabilities(row: &[f64], sigmoids: bool) -> Vec<f64> {
     let sum: f64 = p.iter().sum();
     p.iter_mut().for_each(|p| *p /= sum);
     p
+}
+
+/// Returns how often each column is chosen.
+pub(super) fn counts(ids: &[f64], columns: usize) -> Vec<f64> {
+    let of = |c: usize| ids.iter().filter(|id| **id == c as f64).count() as f64;
+    (0..columns).map(of).collect()
 }
 
 pub(super) fn load_balance(of: &op::LoadBalance, x: &[f64], columns: usize) -> Vec<Vec<f64>> {

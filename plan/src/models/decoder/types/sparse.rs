@@ -8,11 +8,11 @@ use super::routed::mlp_types;
 use super::{HIDDEN_ACT, RMS_EPS_5, derived, number};
 use crate::models::activation::ALPHA;
 use crate::models::hf::{
-    BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
-    ROPE_THETA, TIED, VOCAB, field,
+    BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
+    POSITIONS, ROPE_THETA, TIED, VOCAB, field,
 };
 use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM, KV_HEADS, NORM_EPS};
-use crate::models::windows::{CHUNKED_LAYERS, WINDOW, every, layers, repeated};
+use crate::models::windows::{CHUNKED_LAYERS, CHUNKED_MARKS, WINDOW, every, layers, repeated};
 use serde_json::Value;
 
 /// Returns what layers have after attention: as listed, marked with 1 for experts, or experts after
@@ -39,6 +39,92 @@ pub(super) const fn mlp_marks<const DENSE: u64>() -> Field {
     )
 }
 
+/// Layers of Llama 4 with experts: all of them unless the file says otherwise.
+const SPARSE_LAYERS: Field = field(
+    &["moe_layers"],
+    Meaning::Computed(
+        "mlp_layer_types",
+        Computed {
+            also: &["interleave_moe_layer_step"],
+            read: |file| {
+                let listed = file("moe_layers");
+                let listed = listed.as_ref().and_then(Value::as_array);
+                let step = file("interleave_moe_layer_step").and_then(|n| n.as_u64());
+                let step = step.unwrap_or(1).max(1);
+                let is_sparse = |layer: u64| match listed {
+                    Some(list) => list.contains(&layer.into()),
+                    None => (layer + 1).is_multiple_of(step),
+                };
+                let word = |layer| if is_sparse(layer) { "sparse" } else { "dense" };
+                let all: Vec<&str> = (0..layers(file)).map(word).collect();
+                let dense = all.contains(&"dense");
+                Ok(dense.then(|| repeated(&all)))
+            },
+            write: |model| {
+                let types = model["mlp_layer_types"].as_array()?;
+                let layers = model["layers"].as_u64()?;
+                let is_sparse = |layer: &u64| {
+                    let n = types.len() as u64;
+                    n == 0 || types[(layer % n) as usize] == "sparse"
+                };
+                Some((0..layers).filter(is_sparse).collect::<Vec<_>>().into())
+            },
+        },
+    ),
+);
+
+/// Norms of Llama 4's rotated queries and keys.
+const ROTATED_NORMS: Field = field(
+    &["use_qk_norm"],
+    Meaning::Computed(
+        "qk_norm",
+        Computed {
+            also: &[],
+            read: |file| {
+                let off = file("use_qk_norm") == Some(false.into());
+                Ok((!off).then(|| AFTER_ROPE_NO_WEIGHT.into()))
+            },
+            write: |model| Some((model["qk_norm"] == AFTER_ROPE_NO_WEIGHT).into()),
+        },
+    ),
+);
+const AFTER_ROPE_NO_WEIGHT: &str = "after_rope_no_weight";
+
+/// Whether Llama 4 scales queries by their positions. Published files have a number, which counts
+/// as true.
+const HAS_TEMPERATURE: Field = field(
+    &["attn_temperature_tuning"],
+    Meaning::Computed(
+        "attention_temperature",
+        Computed {
+            also: &["attn_scale"],
+            read: temperature,
+            write: |model| Some((model["attention_temperature"].as_f64() > Some(0.0)).into()),
+        },
+    ),
+);
+const TEMPERATURE: Field = field(
+    &["attn_scale"],
+    Meaning::Computed(
+        "attention_temperature",
+        Computed {
+            also: &["attn_temperature_tuning"],
+            read: temperature,
+            write: |model| {
+                let scale = &model["attention_temperature"];
+                (scale.as_f64() > Some(0.0)).then(|| scale.clone())
+            },
+        },
+    ),
+);
+
+/// Returns how far Llama 4 scales queries, 0.1 unless the file says otherwise.
+fn temperature(file: Fields<'_>) -> Result<Option<Value>, String> {
+    let off = matches!(file("attn_temperature_tuning"), Some(flag) if flag == false || flag == 0);
+    let scale = file("attn_scale").and_then(|scale| scale.as_f64());
+    Ok(Some(if off { 0.0 } else { scale.unwrap_or(0.1) }.into()))
+}
+
 pub(super) const TYPES: &[HfType] = &[
     // Experts have the width of `intermediate_size`, dense layers that of `intermediate_size_mlp`.
     HfType {
@@ -47,20 +133,11 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: &[
             ("router", Given::Str("sigmoid")),
             ("normalize_top_k", Given::Bool(false)),
-            ("aux_loss_kind", Given::Str("hf")),
+            ("score_before_experts", Given::Bool(true)),
+            ("position_embedding", Given::Str("rotary_interleaved")),
         ],
         common: &[
-            VOCAB,
-            HIDDEN,
-            LAYERS,
-            HEADS,
-            HEAD_DIM,
-            HIDDEN_ACT,
-            POSITIONS,
-            NORM_EPS,
-            ROPE_THETA,
-            HAS_AUX_LOSS,
-            AUX_LOSS,
+            VOCAB, HIDDEN, LAYERS, HEADS, HEAD_DIM, HIDDEN_ACT, POSITIONS, NORM_EPS, ROPE_THETA,
             TIED,
         ],
         fields: &[
@@ -87,27 +164,31 @@ pub(super) const TYPES: &[HfType] = &[
                 &["num_experts_per_tok"],
                 Meaning::Default("top_k", Given::Int(1)),
             ),
+            SPARSE_LAYERS,
+            // The class has these fields, and neither a loss of routers nor noise.
             derived(
-                "mlp_layer_types",
-                &["moe_layers", "interleave_moe_layer_step"],
-                |file| {
-                    let listed = file("moe_layers");
-                    let listed = listed.as_ref().and_then(Value::as_array);
-                    let step = file("interleave_moe_layer_step").and_then(|n| n.as_u64());
-                    let step = step.unwrap_or(1).max(1);
-                    let of = |layer: u64| {
-                        let sparse = match listed {
-                            Some(list) => list.contains(&layer.into()),
-                            None => (layer + 1).is_multiple_of(step),
-                        };
-                        if sparse { "sparse" } else { "dense" }
-                    };
-                    let all: Vec<&str> = (0..layers(file)).map(of).collect();
-                    Ok(Some(repeated(&all)))
-                },
+                "aux_loss",
+                &[
+                    "output_router_logits",
+                    "router_aux_loss_coef",
+                    "router_jitter_noise",
+                ],
+                |_| Ok(None),
             ),
             ATTENTION_BIAS,
+            ROTATED_NORMS,
+            CHUNKED_MARKS,
             CHUNKED_LAYERS,
+            field(
+                &["attention_chunk_size"],
+                Meaning::Nullable("attention_chunk", Given::Int(8192)),
+            ),
+            HAS_TEMPERATURE,
+            TEMPERATURE,
+            field(
+                &["floor_scale"],
+                Meaning::Default("attention_temperature_floor", Given::Int(8192)),
+            ),
         ],
     },
     HfType {

@@ -1,0 +1,96 @@
+//! Choices of tokens that find no row, as `moe.routing` has them.
+
+use super::{Overflow, Scenario};
+use serde::{Deserialize, Serialize};
+
+/// What a scenario reserves too few rows for.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct RowShortage {
+    /// The layer with the busiest rank, among those without enough rows.
+    pub layer: u32,
+    /// Rows that this rank needs.
+    pub wanted: u64,
+    /// Rows that a rank reserves, in every layer.
+    pub reserved: u64,
+    /// Layers without enough rows.
+    pub layers: usize,
+    /// The smallest `moe.capacity_factor`, in hundredths, that has rows for all choices.
+    pub factor: f64,
+    /// Share of the choices of all layers that find no row.
+    pub share: f64,
+    /// These choices are left out; if false, a run fails.
+    pub drop: bool,
+}
+
+impl RowShortage {
+    /// Returns the share of choices without a row, and what happens to them: `8.9 % of choices are
+    /// dropped`.
+    #[must_use]
+    pub fn words(&self) -> String {
+        let share = match 100.0 * self.share {
+            few if few < 0.1 => "less than 0.1".to_owned(),
+            share => format!("{share:.1}"),
+        };
+        match self.drop {
+            true => format!("{share} % of choices are dropped"),
+            false => format!("{share} % of choices find no row, so a run fails"),
+        }
+    }
+}
+
+/// Rows of a layer.
+struct Layer {
+    number: u32,
+    /// Those that the busiest rank needs.
+    wanted: u64,
+    /// Share of the choices that find none.
+    share: f64,
+}
+
+/// Returns a number rounded up, unless only an error of rounding is beyond an integer.
+fn up(x: f64) -> f64 {
+    (x - 1e-6).ceil()
+}
+
+impl Scenario {
+    /// Returns what `moe.capacity_factor` reserves too few rows for; `None` if all choices of
+    /// `moe.routing` find one.
+    #[must_use]
+    pub fn row_shortage(&self) -> Option<RowShortage> {
+        let moe = self.moe.as_ref()?;
+        moe.capacity_factor?;
+        let (of, ranks) = (&self.model.options.experts, u64::from(self.mesh.ep));
+        let choices = [self.train.micro_batch * self.train.seq_len, of.top_k];
+        let sizes = [ranks, of.experts / ranks];
+        let all = choices[0] as f64 * choices[1] as f64;
+        let (balanced, reserved) = match moe.dispatcher.shares_rows() {
+            true => (all, moe.rows(choices, sizes)),
+            false => (all / ranks as f64, moe.slots(choices, sizes)),
+        };
+        let layers = (0..self.model.layers).filter(|l| of.has(u64::from(*l)));
+        let layers = layers.map(|number| {
+            let loads = moe.loads.get(&number).map_or(&[1.0][..], Vec::as_slice);
+            let wanted = |load: &f64| load * balanced;
+            let beyond = |load: &f64| (wanted(load) - reserved as f64).max(0.0);
+            Layer {
+                number,
+                wanted: up(loads.iter().map(wanted).fold(0.0, f64::max)) as u64,
+                share: loads.iter().map(beyond).sum::<f64>()
+                    / loads.iter().map(wanted).sum::<f64>(),
+            }
+        });
+        let layers: Vec<Layer> = layers.collect();
+        let lacks = |l: &&Layer| l.wanted > reserved;
+        let busiest = layers.iter().filter(lacks);
+        let busiest = busiest.reduce(|a, b| if b.wanted > a.wanted { b } else { a })?;
+        Some(RowShortage {
+            layer: busiest.number,
+            wanted: busiest.wanted,
+            reserved,
+            layers: layers.iter().filter(lacks).count(),
+            factor: up(busiest.wanted as f64 / balanced * 100.0) / 100.0,
+            share: layers.iter().map(|l| l.share).sum::<f64>() / layers.len() as f64,
+            drop: moe.on_overflow == Overflow::Drop,
+        })
+    }
+}

@@ -1,0 +1,42 @@
+//! Rules for steps that move the biases of routers.
+
+use super::{Checked, cannot};
+use crate::config::{PolicyKind, Scenario};
+use crate::ir::DType;
+use crate::models;
+use crate::policies::spec::fully_compiled;
+use crate::scenario::keys::Key;
+use crate::scenario::merge::Document;
+
+pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
+    if !s.model.has_experts() || s.model.options.experts.router_bias_update_speed == 0.0 {
+        return Ok(());
+    }
+    let refuse = |keys: &[Key], why| cannot(d, Key::RouterBiasUpdateSpeed, keys, why, "0.0");
+    if s.fsdp.policy != PolicyKind::Native || fully_compiled(s) {
+        let why = "is built for policy native outside compile mode full: torchtitan and Megatron-LM \
+                   update biases outside the optimizer, which the other policies do not predict";
+        let error = refuse(&[Key::Policy, Key::Mode], why);
+        return Err(error.with_help("set fsdp.policy = \"native\""));
+    }
+    let gradients = [
+        (Key::MainGrads, s.precision.main_grads),
+        (Key::CommGrads, s.precision.comm_grads),
+    ];
+    if let Some((key, _)) = gradients.iter().find(|(_, dtype)| *dtype != DType::F32) {
+        let why = "needs gradients in float32, in which numbers of tokens are added up: fewer bits \
+                   round those above 256";
+        let name = key.path();
+        return Err(refuse(&[*key], why).with_help(format!("set {name} = \"f32\"")));
+    }
+    let tree = models::declare(s, s.model.layers).tree;
+    let mut moved = tree
+        .params
+        .iter()
+        .filter(|p| p.router_bias && p.requires_grad);
+    if moved.next().is_none() {
+        let why = "moves the biases of routers, and all of them are frozen";
+        return Err(refuse(&[Key::Frozen, Key::LoraR], why));
+    }
+    Ok(())
+}
