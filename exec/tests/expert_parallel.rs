@@ -356,7 +356,7 @@ fn choices_without_a_row_are_left_out_or_an_error() {
             && text.contains("moe.capacity_factor =");
         assert!(found, "{text}");
     }
-    // Four ranks with 48 tokens of two choices share 48 rows of a rank.
+    // Four ranks with 48 tokens and two choices each share the 48 rows of a rank.
     for dispatcher in ["moe.dispatcher=peer", "moe.dispatcher=gather"] {
         let mesh = mesh(4, 4);
         let set = [dispatcher, "moe.capacity_factor=0.5"];
@@ -376,14 +376,14 @@ fn choices_without_a_row_are_left_out_or_an_error() {
     }
 }
 
-/// Losses and norms to the last bit.
+/// Returns all losses and norms as bits.
 fn all_bits(o: &Outcome) -> Vec<u64> {
     assert!(!o.run.losses.is_empty());
     let all = o.run.losses.iter().chain(&o.run.grad_norms);
     all.chain(&o.weight_norms).map(|v| v.to_bits()).collect()
 }
 
-/// If all choices find rows, their number changes nothing but memory.
+/// If all choices find rows, the number of rows only affects memory.
 #[test]
 fn rows_that_suffice_give_the_bits_of_the_worst_case() {
     for (dispatcher, set) in [
@@ -398,7 +398,7 @@ fn rows_that_suffice_give_the_bits_of_the_worst_case() {
         ("peer", &["fsdp.policy=megatron"]),
     ] {
         let dispatcher = format!("moe.dispatcher={dispatcher}");
-        // Forced choices are balanced: a factor of 1 has no spare row.
+        // Forced choices are balanced, so a factor of 1 has no spare row.
         for (ep, factor, forced) in [(4, "1", &FORCED[..]), (2, "1.95", &[])] {
             let run = |factor: &str| {
                 let factor = format!("moe.capacity_factor={factor}");
@@ -413,8 +413,8 @@ fn rows_that_suffice_give_the_bits_of_the_worst_case() {
     }
 }
 
-/// Gathered and pushed tokens find rows in the same order, whatever computes them; a rank's
-/// choices of its own do where each rank has rows of its own.
+/// Gathered and pushed tokens find rows in the same order, regardless of the kernels. If each rank
+/// has separate rows, only the choices of one rank compete for them.
 #[test]
 fn dropped_choices_are_those_of_later_tokens() {
     let run = |dispatcher: &str, more: &[&str]| {
@@ -443,7 +443,7 @@ fn dropped_choices_are_those_of_later_tokens() {
     let padded = run("padded", &few);
     assert_close(&run("all_to_all", &few), &padded, "all_to_all");
     assert_ne!(all_bits(&padded), all_bits(&gathered));
-    // Rows for every choice.
+    // With rows for every choice, nothing is dropped.
     let enough = ["moe.capacity_factor=4"];
     for dispatcher in ["gather", "peer"] {
         assert_close(&run(dispatcher, &enough), &all, dispatcher);

@@ -408,9 +408,9 @@ fn flint_of_transformers() {
     family(&FLINT);
 }
 
-/// Chunks, layers without a rotary embedding whose queries are scaled by their positions, norms of
-/// rotated queries and keys without weights, scores that multiply what experts read, and a shared
-/// expert in every second layer.
+/// Chunked attention, layers without rotary embeddings whose queries are scaled by position, norms
+/// of rotated queries and keys without weights, scores that multiply the inputs of experts, and a
+/// shared expert in every second layer.
 #[test]
 fn llama4_of_transformers() {
     family_with_chunks(&LLAMA4);

@@ -352,10 +352,10 @@ fn rows_without_an_expert_stay_as_they_were() {
     }
 }
 
-/// Choices of six tokens, of which nine fall on the three experts of this rank.
+/// Choices of six tokens. Nine of them fall on the three experts of this rank.
 const CHOICES: [i64; 12] = [0, 2, -1, 1, 2, 0, 5, 2, 1, 0, -2, 1];
 
-/// Sorts these choices into six rows; five would be those of equally popular experts.
+/// Sorts these choices into six rows. A balanced load would need five.
 fn sort_into_six(drop: bool) -> Case {
     let limit = Some(RowLimit {
         rows: 6,
@@ -367,29 +367,29 @@ fn sort_into_six(drop: bool) -> Case {
     Case::new(sort, &[ids(&[6, 2], &CHOICES)], &outputs, &mut Rng(2))
 }
 
-/// Returns what an operation makes of these values.
+/// Returns the result of an operation on these values.
 fn made(op: OpKind, inputs: &[Arg], shape: &[u64]) -> Vec<f64> {
     let mut case = Case::new(op, inputs, &[arg(shape, DType::F32)], &mut Rng(1));
     case.run().unwrap();
     case.buffers()[0].values()
 }
 
-/// Small integers, whose sums are exact.
+/// Returns small integers, whose sums are exact.
 fn numbers(shape: &[u64], seed: u64) -> (Arg, Vec<f64>) {
     let n: u64 = shape.iter().product();
     let all: Vec<f64> = (0..n).map(|i| ((i * 7 + seed) % 11) as f64 - 5.0).collect();
     (arg(shape, DType::F32).values(&all), all)
 }
 
-/// Choices take rows in the order of tokens. One without a row adds nothing to its token, and
-/// nothing to gradients: a loop over tokens says the same.
+/// Choices take rows in the order of tokens. A choice without a row adds nothing to its token or to
+/// gradients, as in a loop over tokens.
 #[test]
 fn choices_beyond_the_limit_add_nothing() {
     sort_into_six(true).check();
     let mut sort = sort_into_six(true);
     sort.run().unwrap();
     let [offsets, position] = [0, 1].map(|n| sort.buffers()[n].values());
-    // The first six choices of this rank are of experts 0, 2, 1, 2, 0, 2.
+    // The first six choices on this rank are of experts 0, 2, 1, 2, 0, 2.
     assert_eq!(offsets, [0.0, 2.0, 3.0, 6.0]);
     let wanted = [0, 3, -1, 2, 4, 1, -1, 5, -1, -1, -1, -1].map(f64::from);
     assert_eq!(position, wanted);

@@ -511,9 +511,9 @@ fn lion_steps_by_the_sign_of_its_blend() {
     }
 }
 
-/// Experts with fewer choices than the mean go up, those with more go down, and then all by as much
-/// that their sum stays. One with as many as the mean moves by this only. Two routers of a launch
-/// have means of their own.
+/// Biases of experts with fewer choices than the mean increase, and those with more decrease. All
+/// are then shifted so that their sum stays the same, which is the only change for an expert with
+/// the mean number of choices. Two routers of a launch have separate means.
 #[test]
 fn biases_of_routers_move_by_the_sign_of_what_is_missing() {
     let counts = [[4.0, 0.0, 2.0, 2.0], [9.0, 1.0, 1.0, 1.0]];
@@ -527,17 +527,17 @@ fn biases_of_routers_move_by_the_sign_of_what_is_missing() {
         counted.part(4, 4),
     ];
     let op = ShardOp::RouterBias { speed: Real(0.25) };
-    // Neither the learning rate nor the limit of the norm counts.
+    // The learning rate and the clipping norm have no effect.
     let hyper = Hyper {
         lr: 100.0,
         clip_norm: 1e-3,
         ..HYPER
     };
     run(op, hyper, &[], &reads, &[reads[0], reads[2]]).unwrap();
-    // The second router's steps are -0.25 and three times 0.25, of which the mean is 0.125.
+    // The second router's steps are -0.25 and three times 0.25, with mean 0.125.
     let wanted = [0.25, 0.0, 0.0, 0.125, 0.625, 1.125, 1.125, 1.125];
     assert_eq!(bias.values(), wanted);
-    // Counts that do not divide evenly: 7 of 3 experts, none of which has the mean.
+    // Counts that do not divide evenly: 7 choices of 3 experts, none of which has the mean.
     let mut bias = Buffer::of(F32, &[0.0; 3]);
     let mut counted = Buffer::of(F32, &[2.0, 2.0, 3.0]);
     let reads = [bias.range(), counted.range()];
@@ -548,7 +548,7 @@ fn biases_of_routers_move_by_the_sign_of_what_is_missing() {
         &[0.25 - third, 0.25 - third, -0.25 - third],
         1e-6,
     );
-    // Operands of other types and lengths.
+    // Operands with other dtypes and lengths are rejected.
     let mut short = Buffer::of(BF16, &[0.0; 3]);
     assert!(run(op, HYPER, &[], &[bias.range(), short.range()], &reads[..1]).is_err());
     assert!(
