@@ -321,7 +321,7 @@ fn a_script_around_it_is_suspended_too() {
     assert_eq!(tmux.settings("after"), before);
 }
 
-/// The smallest terminal, without colours: the mouse, a live training run that is stopped, and a
+/// The smallest terminal, without colors: the mouse, a live training run that is stopped, and a
 /// gate with its baseline.
 #[test]
 #[ignore = "needs tmux"]
@@ -373,7 +373,7 @@ fn a_small_terminal_without_colours() {
     tmux.type_text("y");
     tmux.wait_for("✓ passes against");
     assert!(folder.join("small-linear.toml").is_file());
-    // The screen has no colours.
+    // The screen has no colors.
     let coloured = tmux.call(&["capture-pane", "-t", "main", "-p", "-e"]);
     let coloured = String::from_utf8_lossy(&coloured.stdout).into_owned();
     for code in coloured.split('\u{1b}').skip(1) {

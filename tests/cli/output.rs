@@ -1,4 +1,4 @@
-//! Behaviour that all commands share: schema, completions, pipes, colour.
+//! Behavior that all commands share: schema, completions, pipes, color.
 
 use crate::{json, shardlab, stdout};
 use serde_json::Value;

@@ -26,7 +26,7 @@ fn a_unit_and_a_section_are_parts_of_the_whole() {
     let part = stdout(&[&unit[..], &["--section", "steady"]].concat());
     let lines: Vec<&str> = part.lines().filter(|l| !l.is_empty()).collect();
     assert!(lines.len() > 100);
-    // Groups are listed alone or with their neighbours.
+    // Groups are listed alone or with their neighbors.
     let own = |l: &&&str| !l.starts_with("# group");
     assert!(lines.iter().filter(own).all(|l| whole.contains(l)));
     let titles: Vec<&&str> = lines.iter().filter(|l| l.starts_with('[')).collect();

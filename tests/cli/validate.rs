@@ -529,7 +529,7 @@ fn published_steps_are_predicted_better_than_by_null_models() {
     assert_eq!(nulls.len(), 4);
     for null in nulls {
         let name = null["name"].as_str().unwrap();
-        // A neighbour in the same table differs from the row by one setting.
+        // A neighbor in the same table differs from the row by one setting.
         if name != "nearest neighbor" {
             assert!(step < null["mean_abs_percent"].as_f64().unwrap(), "{null}");
         }
