@@ -134,7 +134,7 @@ impl Scenario {
         }
     }
 
-    /// Returns whose code computes experts. Megatron-LM has kernels of its own, which weight rows
+    /// Returns the implementation of experts. Megatron-LM has separate kernels, which weight rows
     /// between the matmuls.
     #[must_use]
     pub fn expert_code(&self) -> ExpertCode {

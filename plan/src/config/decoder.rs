@@ -362,7 +362,7 @@ pub enum QkNorm {
 }
 
 impl QkNorm {
-    /// Words for the values that are not `true` or `false`.
+    /// Names of the values other than `true` and `false`.
     pub const WORDS: &'static [&'static str] =
         &["full", "each_head", "after_rope", "after_rope_no_weight"];
 

@@ -155,9 +155,9 @@ pub struct ModelOptions {
     /// Queries of layers without rotary embeddings are multiplied by
     /// `1 + this * ln(1 + floor((position + 1) / attention_temperature_floor))`.
     pub attention_temperature: f64,
-    /// Number of positions per increment of `n` in that factor.
+    /// Number of positions after which that factor grows.
     pub attention_temperature_floor: u64,
-    /// What each layer's attention sees, repeated; none: the window, if there is one.
+    /// Layer types, repeated; empty: the sliding window, if there is one.
     pub layer_types: Vec<LayerType>,
     /// Key and value heads of each layer, if they differ; 0: a layer without attention.
     pub layer_kv_heads: Vec<u64>,
