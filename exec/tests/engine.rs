@@ -1,5 +1,5 @@
-//! The engine on real programs: every small scenario runs with poisoned memory, uses the planned
-//! memory, and gives the same bits whatever the timing and schedule.
+//! The engine on real programs: each small scenario runs with poisoned memory, stays within the
+//! planned memory, and gives the same bits regardless of timing and schedule.
 
 mod common;
 
@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Shipped scenarios for small machines.
+/// Returns the shipped scenarios for small machines.
 fn small() -> impl Iterator<Item = &'static str> {
     let names = shipped().iter().map(|s| s.0);
     names.filter(|n| n.starts_with("small-") || ["llama-tiny", "gpt2-tiny"].contains(n))
@@ -34,7 +34,7 @@ fn train_small(name: &str, set: &[&str], steps: u64, exec: ExecOptions) -> Outco
     run(&load(name, set), options)
 }
 
-/// All results of training, as bits.
+/// Returns all results of training, as bits.
 fn bits(o: &Outcome) -> Vec<u64> {
     let all = o.run.losses.iter().chain(&o.run.grad_norms);
     all.chain(&o.weight_norms).map(|x| x.to_bits()).collect()
@@ -57,7 +57,7 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
             "{name}: {:?}",
             o.run.losses
         );
-        // The gradient is unavailable if only the optimizer's kernel sums it.
+        // The gradient is not available if only the optimizer's kernel sums it.
         let tells = |l: &f64| match scenario.sums_in_optimizer() {
             false => l.is_finite() && *l > 0.0,
             true => l.is_nan(),
@@ -80,7 +80,7 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
             .map(|s| (s.step, s.peak_allocated, s.peak_reserved))
             .collect();
         assert_eq!(got, wanted, "{name}");
-        // The recorded step is the most typical one, and a trace pool's first steps differ.
+        // The recorded step is the most typical one, and the first steps of a trace pool differ.
         let mut timelines: BTreeMap<u32, Vec<_>> = BTreeMap::new();
         let mut memory = Memory::new(&program, None);
         replay_on(&program, steps as u32, &mut memory, |pass, instr, m| {
@@ -90,8 +90,8 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
             }
         })
         .unwrap();
-        // Without poison, which a gathered parameter may keep in its padding, nothing writes NaN,
-        // except where rows of experts that no token fills hold what was in memory before.
+        // Without poison, which a gathered parameter may keep in its padding, nothing writes NaN.
+        // The exception is rows of experts without a token, which hold stale memory.
         let checked = ExecOptions {
             nan_check: scenario.mesh.ep == 1,
             poison: false,
@@ -112,7 +112,7 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
         assert_eq!(m.peak_allocated, trace.peak_allocated(), "{name}");
         assert_eq!(m.peak_reserved, trace.peak_reserved(), "{name}");
 
-        // One span per task of the recorded step, in order on each stream.
+        // Each task of the recorded step has one span, in order on each stream.
         let section = program.section(SectionKind::Steady).unwrap();
         let runs = |i: &u32| match program.instrs[*i as usize].op {
             Op::Launch { .. } | Op::Collective { .. } | Op::Copy { .. } => true,
@@ -132,7 +132,7 @@ fn every_small_scenario_runs_without_nan_in_the_planned_memory() {
     }
 }
 
-/// Hundreds of seeds, divided among the scenarios.
+/// Runs hundreds of seeds, divided among the scenarios.
 #[test]
 fn delays_change_no_bit() {
     let delayed = |seed| ExecOptions {
@@ -155,7 +155,7 @@ fn delays_change_no_bit() {
     }
 }
 
-/// The time at which a group is updated does not matter either, if nothing is clipped.
+/// The time of a group's update does not matter either, unless gradients are clipped.
 #[test]
 fn updates_during_backward_do_not_change_results() {
     let of = |set: &[&str]| bits(&train_small("small-in-backward", set, 4, poisoned()));
@@ -177,7 +177,8 @@ fn updates_during_backward_do_not_change_results() {
     }
 }
 
-/// Options that only schedule or move data change no bit of losses, gradient norms and weights.
+/// Options that only schedule or move data do not change losses, gradient norms and weights, bit
+/// for bit.
 #[test]
 fn schedules_do_not_change_results() {
     let of = |set: &[&str]| bits(&train_small("small-native", set, 4, poisoned()));
@@ -251,9 +252,9 @@ fn schedules_do_not_change_results() {
     }
 }
 
-/// Sharding changes no bit either: losses (and therefore weights) of all policies and strategies
-/// agree in float32. Norms are summed shard by shard, so with clipping they may differ in the last
-/// bit.
+/// Sharding does not change bits either: in float32, the losses (and therefore the weights) of all
+/// policies and strategies agree. Norms are summed shard by shard, so with clipping, they may
+/// differ in the last bit.
 #[test]
 fn policies_and_strategies_do_not_change_losses() {
     let base: &[&str] = &["precision.compute=f32", "train.clip_norm=0"];
@@ -283,8 +284,8 @@ fn policies_and_strategies_do_not_change_losses() {
     }
 }
 
-/// `check` detects a wait that is removed from a real program. The stress that the complete program
-/// passes exposes most of them, or the watchdog and the engine's own checks do.
+/// `check` detects if a wait is removed from a real program. Most removed waits also fail in the
+/// stress test that the complete program passes, or in the watchdog and the engine's own checks.
 #[test]
 fn removed_waits_are_caught() {
     use shardlab_plan::program::{Phase, Rule};
@@ -292,7 +293,7 @@ fn removed_waits_are_caught() {
     let whole = plan(&scenario);
     let calm = bits(&train_small("small-native", &[], 3, poisoned()));
     let steady = whole.section(SectionKind::Steady).unwrap().instrs.clone();
-    // Waits of compute for a gather in forward and for a reduction of gradients.
+    // Compute waits for a gather in forward, and for a reduction of gradients.
     let find = |rule, phase| {
         steady
             .clone()
@@ -342,7 +343,7 @@ fn removed_waits_are_caught() {
     }
 }
 
-/// Faults in the middle of a real step: every rank stops within seconds and names the cause.
+/// After a fault within a real step, every rank stops within seconds and reports the cause.
 #[test]
 fn a_fault_in_a_real_step_ends_every_rank() {
     let scenario = load("small-native", &[]);
@@ -383,8 +384,8 @@ fn a_fault_in_a_real_step_ends_every_rank() {
     }
 }
 
-/// With `fsdp.nan_check` a NaN in one rank's shard is found before its gather, and the parameter is
-/// named.
+/// With `fsdp.nan_check`, a NaN in one rank's shard is found before its gather, and the error names
+/// the parameter.
 #[test]
 fn a_nan_in_a_shard_is_found_with_the_parameters_name() {
     let set = ["fsdp.nan_check=true", "precision.compute=f32"];
@@ -418,8 +419,8 @@ fn a_nan_in_a_shard_is_found_with_the_parameters_name() {
     assert!(named.len() > 3, "{named:?}");
 }
 
-/// Every policy checks all operands and results of its collectives, and finds a NaN on the rank
-/// that has it, before ranks that receive it.
+/// Every policy checks all operands and results of its collectives. It finds a NaN on the rank that
+/// has it, before other ranks receive it.
 #[test]
 fn every_policy_checks_its_collectives_for_nan() {
     let sets: [&[&str]; 12] = [
@@ -504,8 +505,8 @@ fn hyper(step: u64) -> Hyper {
     }
 }
 
-/// Norms of single parameters: their squares sum up to that of the global norm, under every policy
-/// and strategy, before clipping, and each is that of the gradient without sharding.
+/// Norms of single parameters are measured before clipping. Their squares sum to that of the global
+/// norm, under every policy and strategy, and each is that of the gradient without sharding.
 #[test]
 fn norms_of_single_parameters_are_those_without_sharding() {
     let run_with = |set: &[&str]| {
@@ -583,8 +584,8 @@ fn norms_of_single_parameters_are_those_without_sharding() {
     }
 }
 
-/// Gradients that only the optimizer's kernel adds up, or that a captured step computes, have no
-/// norms of their own.
+/// Gradients that only the optimizer's kernel sums, or that a captured step computes, have no
+/// individual norms.
 #[test]
 fn gradients_that_cannot_be_read_have_no_norms() {
     for set in [
@@ -610,7 +611,7 @@ fn gradients_that_cannot_be_read_have_no_norms() {
     }
 }
 
-/// Returns zeros for every input.
+/// Returns zeros for all inputs.
 fn zero_inputs(program: &Program) -> StepInputs {
     let mut rank = RankInputs::default();
     let first = program.section(SectionKind::First).unwrap();
@@ -628,7 +629,7 @@ fn zero_inputs(program: &Program) -> StepInputs {
     }
 }
 
-/// A block of 8-bit states has one scale, so it belongs to one tensor in one parameter group.
+/// A block of an 8-bit state has one scale, so it belongs to one tensor in one parameter group.
 #[test]
 fn states_in_8_bits_of_several_groups_are_refused() {
     let fault = |set: &[&str]| {

@@ -1,5 +1,5 @@
-//! Experts divided among ranks: tokens go to the ranks of their experts and come back, with the
-//! losses, gradients and weights of ranks that have all experts each.
+//! Expert parallelism: tokens are sent to the ranks of their experts and back. Losses, gradients
+//! and weights are those of ranks that have all experts.
 
 mod common;
 
@@ -13,7 +13,7 @@ const STEPS: u64 = 4;
 fn options() -> RunOptions {
     RunOptions {
         steps: Some(STEPS),
-        // Rows without a token are never read: they stay poisoned, and do not count as NaN.
+        // Rows without a token are never read: they stay poisoned and do not count as NaN.
         exec: ExecOptions {
             nan_check: true,
             ..poisoned()
@@ -22,10 +22,10 @@ fn options() -> RunOptions {
     }
 }
 
-/// Rows for every case: these policies reserve those of equally popular experts.
+/// Capacity for every case: by default, these policies reserve rows for a balanced load.
 const ROOM: &str = "moe.capacity_factor=4";
 
-/// Returns the settings of a mesh, with rows for every case.
+/// Returns the settings of a mesh, with capacity for every case.
 fn settings<'a>(mesh: &'a [String; 2], set: &[&'a str]) -> Vec<&'a str> {
     let sends = ["fsdp.policy=fsdp2", "fsdp.policy=megatron"];
     let sends = mesh[1] != "mesh.ep=1" && set.iter().any(|s| sends.contains(s));
@@ -42,13 +42,13 @@ fn mesh(dp_shard: u32, ep: u32) -> [String; 2] {
     [format!("mesh.dp_shard={dp_shard}"), format!("mesh.ep={ep}")]
 }
 
-/// Trains the shipped mixture in float32 on a mesh.
+/// Trains the shipped MoE model in float32 on a mesh.
 fn trained(dp_shard: u32, ep: u32, set: &[&str]) -> Outcome {
     let mesh = mesh(dp_shard, ep);
     run(&load("small-moe", &settings(&mesh, set)), options())
 }
 
-/// Sums of float32 in another order differ in their last bits only.
+/// Asserts that results are close: float32 sums in another order differ in their last bits only.
 fn assert_close(a: &Outcome, b: &Outcome, what: &str) {
     assert!(!a.run.losses.is_empty() && !a.weight_norms.is_empty());
     for (kind, x, y, tolerance) in [
@@ -58,7 +58,7 @@ fn assert_close(a: &Outcome, b: &Outcome, what: &str) {
     ] {
         assert_eq!(x.len(), y.len(), "{what}: {kind}");
         for (x, y) in x.iter().zip(y) {
-            // A run whose optimizer adds up gradients has no norms.
+            // A run whose optimizer sums gradients has no norms.
             let close = (x - y).abs() <= tolerance * y.abs() || x.is_nan() && y.is_nan();
             assert!(close, "{what}: {kind} {x} instead of {y}");
         }
@@ -102,7 +102,7 @@ fn ranks_with_some_experts_reach_the_losses_of_ranks_with_all() {
     }
 }
 
-/// Gate and down projections of experts are gathered and reduced one after the other.
+/// Gate and down projections of experts are gathered and reduced separately, one after the other.
 #[test]
 fn projections_of_experts_may_be_units() {
     let units = "fsdp.units=[\"layers.*\", \"layers.*.mlp.experts.gate_up\", \"layers.*.mlp.experts.down\", \
@@ -122,7 +122,7 @@ fn projections_of_experts_may_be_units() {
     }
 }
 
-/// AdamW forgets a wrong factor of gradients; SGD does not.
+/// AdamW hides a wrong factor of gradients; SGD does not.
 #[test]
 fn gradients_of_experts_are_means_over_all_ranks() {
     let sgd = ["train.optimizer=sgd", "train.lr=0.5", "train.clip_norm=0.0"];
@@ -142,7 +142,7 @@ fn gradients_of_experts_are_means_over_all_ranks() {
             assert_close(&o, &all, &format!("{set:?} ep = {ep}"));
         }
     }
-    // No norm is available where the optimizer adds up the pieces.
+    // There is no norm if the optimizer sums the pieces.
     let pieces = ["fsdp.copy_engine_reduce=true", "fsdp.sum_in_optimizer=true"];
     let pieces = [&sgd[..], &pieces, &["train.grad_norm=false"]].concat();
     let without = trained(4, 1, &pieces);
@@ -224,14 +224,14 @@ fn every_dispatcher_reaches_the_losses_of_ranks_with_all_experts() {
     }
 }
 
-/// Forced choices of sequences that are longer than those of the shipped mixture.
+/// Forced choices, with longer sequences than those of the shipped MoE model.
 const FORCED: [&str; 3] = [
     "moe.force_routing=true",
     "train.seq_len=64",
     "model.max_seq_len=64",
 ];
 
-/// Counts of a run whose routing is forced, by layer.
+/// Returns the counts of a run with forced routing, by layer.
 fn forced_counts(dp_shard: u32, ep: u32, set: &[&str]) -> (Outcome, Vec<Vec<u64>>) {
     let mesh = mesh(dp_shard, ep);
     let forced = [&FORCED[..], set].concat();
@@ -254,8 +254,8 @@ fn forced_routing_chooses_as_the_scenario_says() {
         for layer in &counts {
             let mean = layer.iter().sum::<u64>() as f64 / 8.0;
             let most = layer.iter().copied().max().unwrap() as f64 / mean;
-            // All steps have the same choices, which rounding moves by at most one per group of
-            // four tokens and rank.
+            // All steps have the same choices. Rounding moves at most one of them per group of four
+            // tokens and rank.
             if set.is_empty() {
                 assert!(layer.iter().all(|n| *n as f64 == mean), "{layer:?}");
             } else {
@@ -282,7 +282,7 @@ fn forced_routing_chooses_as_the_scenario_says() {
         }
     }
     let all = forced_counts(4, 1, &[]).0;
-    // Ranks send one another equal numbers of rows.
+    // Ranks send each other equal numbers of rows.
     let exact = ["fsdp.policy=fsdp2", "moe.capacity_factor=1"];
     assert_close(&forced_counts(4, 4, &exact).0, &all, "no spare row");
     for set in [
@@ -300,7 +300,7 @@ fn forced_routing_chooses_as_the_scenario_says() {
     }
 }
 
-/// Shares of tokens that choose each expert are those of the recorded choices.
+/// The fraction of tokens that choose each expert is that of the recorded choices.
 #[test]
 fn forced_routing_follows_a_histogram() {
     let dir = tempfile::tempdir().unwrap();
@@ -336,7 +336,7 @@ fn choices_without_a_row_are_left_out_or_an_error() {
     assert_eq!(bits(&a), bits(&b));
     assert!(a.run.losses.iter().all(|l| l.is_finite()));
     assert_ne!(bits(&a), bits(&whole));
-    // A row more than there are choices changes nothing.
+    // An additional row beyond the number of choices has no effect.
     assert_eq!(bits(&padded("moe.capacity_factor=100")), bits(&whole));
 
     for set in [
@@ -356,7 +356,7 @@ fn choices_without_a_row_are_left_out_or_an_error() {
             && text.contains("moe.capacity_factor =");
         assert!(found, "{text}");
     }
-    // Four ranks with 48 tokens of two choices share 48 rows of a rank.
+    // Four ranks with 48 tokens and two choices each share the 48 rows of a rank.
     for dispatcher in ["moe.dispatcher=peer", "moe.dispatcher=gather"] {
         let mesh = mesh(4, 4);
         let set = [dispatcher, "moe.capacity_factor=0.5"];
@@ -376,14 +376,14 @@ fn choices_without_a_row_are_left_out_or_an_error() {
     }
 }
 
-/// Losses and norms to the last bit.
+/// Returns all losses and norms as bits.
 fn all_bits(o: &Outcome) -> Vec<u64> {
     assert!(!o.run.losses.is_empty());
     let all = o.run.losses.iter().chain(&o.run.grad_norms);
     all.chain(&o.weight_norms).map(|v| v.to_bits()).collect()
 }
 
-/// If all choices find rows, their number changes nothing but memory.
+/// If all choices find rows, the number of rows only affects memory.
 #[test]
 fn rows_that_suffice_give_the_bits_of_the_worst_case() {
     for (dispatcher, set) in [
@@ -398,7 +398,7 @@ fn rows_that_suffice_give_the_bits_of_the_worst_case() {
         ("peer", &["fsdp.policy=megatron"]),
     ] {
         let dispatcher = format!("moe.dispatcher={dispatcher}");
-        // Forced choices are balanced: a factor of 1 has no spare row.
+        // Forced choices are balanced, so a factor of 1 has no spare row.
         for (ep, factor, forced) in [(4, "1", &FORCED[..]), (2, "1.95", &[])] {
             let run = |factor: &str| {
                 let factor = format!("moe.capacity_factor={factor}");
@@ -413,8 +413,8 @@ fn rows_that_suffice_give_the_bits_of_the_worst_case() {
     }
 }
 
-/// Gathered and pushed tokens find rows in the same order, whatever computes them; a rank's
-/// choices of its own do where each rank has rows of its own.
+/// Gathered and pushed tokens find rows in the same order, regardless of the kernels. If each rank
+/// has separate rows, only the choices of one rank compete for them.
 #[test]
 fn dropped_choices_are_those_of_later_tokens() {
     let run = |dispatcher: &str, more: &[&str]| {
@@ -443,7 +443,7 @@ fn dropped_choices_are_those_of_later_tokens() {
     let padded = run("padded", &few);
     assert_close(&run("all_to_all", &few), &padded, "all_to_all");
     assert_ne!(all_bits(&padded), all_bits(&gathered));
-    // Rows for every choice.
+    // With rows for every choice, nothing is dropped.
     let enough = ["moe.capacity_factor=4"];
     for dispatcher in ["gather", "peer"] {
         assert_close(&run(dispatcher, &enough), &all, dispatcher);
@@ -486,7 +486,7 @@ fn shared_experts_that_overlap_have_the_bits_of_others() {
     }
 }
 
-/// Scopes that end before tokens are exchanged, which every dispatcher allows.
+/// Scopes that end before the token exchange, which every dispatcher allows.
 const BEFORE_EXCHANGE: [&str; 5] = [
     "[\"attn\"]",
     "[\"moe_router\"]",
@@ -494,10 +494,10 @@ const BEFORE_EXCHANGE: [&str; 5] = [
     "[\"attn\", \"moe_router\"]",
     "[\"attn\", \"moe_router\", \"moe_preprocess\"]",
 ];
-/// Scopes that contain the exchange.
+/// Scopes that contain the token exchange.
 const WITH_EXCHANGE: [&str; 2] = ["[\"moe\"]", "[\"attn\", \"moe\"]"];
 
-/// Losses, norms of gradients and norms of weights of 20 steps, with the counts of the eager run.
+/// Returns losses, gradient norms and weight norms of 20 steps, and the counts of the eager run.
 fn captured_or_not(ep: u32, set: &[&str], scopes: Option<&str>) -> (Vec<u64>, Option<Vec<u64>>) {
     let scopes = scopes.map(|s| format!("compile.cuda_graph={s}"));
     let mesh = mesh(2, ep);
@@ -517,8 +517,8 @@ fn captured_or_not(ep: u32, set: &[&str], scopes: Option<&str>) -> (Vec<u64>, Op
     (numbers.map(|v| v.to_bits()).collect(), counts)
 }
 
-/// A captured graph replays what it has seen: choices of experts that change from step to step must
-/// not be part of that.
+/// A captured graph replays what it recorded, so choices of experts, which change from step to
+/// step, must not be part of it.
 #[test]
 fn captured_parts_of_experts_have_the_bits_of_eager_ones() {
     let double_buffer = [
@@ -544,7 +544,7 @@ fn captured_parts_of_experts_have_the_bits_of_eager_ones() {
                 .collect();
             let (eager, counts) = captured_or_not(ep, &set, None);
             let counts = counts.expect("recorded");
-            // Equal choices in all steps would be a multiple of 20.
+            // If all steps had the same choices, this would be a multiple of 20.
             assert!(counts.iter().any(|n| n % 20 != 0), "{counts:?}");
             for scopes in scopes {
                 let (captured, _) = captured_or_not(ep, &set, Some(scopes));
@@ -554,8 +554,8 @@ fn captured_parts_of_experts_have_the_bits_of_eager_ones() {
     }
 }
 
-/// Experts are initialized and saved by their place among all: a run continues with another number
-/// of ranks that divide them.
+/// Experts are initialized and saved by their index among all experts, so a run can continue with
+/// another expert-parallel size.
 #[test]
 fn a_checkpoint_is_that_of_all_experts() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,7 +6,7 @@ use common::{load, poisoned, run};
 use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::train::RunOptions;
 
-/// Losses of 30 steps, and of the weights after them all bytes.
+/// Returns the losses of 30 steps, and all bytes of the weights after them.
 fn train(set: &[&str]) -> (Vec<f64>, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let options = RunOptions {
@@ -19,8 +19,8 @@ fn train(set: &[&str]) -> (Vec<f64>, Vec<u8>) {
     (outcome.run.losses, weights)
 }
 
-/// Learning continues as in bf16: after 30 steps at a large rate, the mean of the last ten losses
-/// is within the band of docs/explanation/fp8.md. The losses differ, so casts do happen.
+/// The model learns as in bf16: after 30 steps with a large learning rate, the mean of the last ten
+/// losses is within the band of docs/explanation/fp8.md. The losses differ, so casts do happen.
 #[test]
 fn losses_stay_near_those_of_bf16() {
     let rate = "train.lr=1e-2";
@@ -39,8 +39,8 @@ fn losses_stay_near_those_of_bf16() {
     }
 }
 
-/// At a smaller rate, every recipe is nearer: those with more scales per tensor are within the band
-/// that their authors report for long runs (DeepSeek-V3: 0.25 %).
+/// With a smaller learning rate, every recipe is closer. Recipes with more scales per tensor are
+/// within the band that their authors report for long runs (DeepSeek-V3: 0.25 %).
 #[test]
 fn losses_of_fine_scales_stay_nearer() {
     let rate = "train.lr=3e-3";
@@ -56,9 +56,9 @@ fn losses_of_fine_scales_stay_nearer() {
     }
 }
 
-/// Codes and scales follow from the tensors alone: what forward saves, what backward recomputes and
-/// which state is sharded change no bit. (Bugs in other stacks: recomputed tensors
-/// with other scales.)
+/// Codes and scales depend on the tensors alone, so no bit changes with what forward saves, what
+/// backward recomputes and which state is sharded. (Other stacks had bugs in which recomputed
+/// tensors had other scales.)
 #[test]
 fn schedules_end_with_the_same_weights() {
     for recipe in ["tensorwise", "blockwise", "mxfp8"] {
@@ -77,7 +77,8 @@ fn schedules_end_with_the_same_weights() {
     }
 }
 
-/// Two ranks with half of the samples each have other activations per scale, but learn the same.
+/// Two ranks with half of the samples each have other activations per scale, but learn equally
+/// well.
 #[test]
 fn one_rank_learns_what_several_learn() {
     let several = train(&["mesh.dp_shard=2", "train.micro_batch=4"]).0;
@@ -87,9 +88,9 @@ fn one_rank_learns_what_several_learn() {
     }
 }
 
-/// Gathers of codes change no bit of losses and weights: scales follow from maxima over all ranks,
-/// and codes from the weights in bfloat16, as after a gather of those. (Sums of squares for
-/// clipping have another order, since 8-bit weights have groups of their own.)
+/// Gathers of 8-bit codes do not change losses and weights, bit for bit: scales follow from the
+/// amax over all ranks, and codes from the weights in bfloat16, as after a bfloat16 gather. (With
+/// clipping, sums of squares have another order, because 8-bit weights have separate groups.)
 #[test]
 fn gathers_in_8_bits_end_with_the_same_weights() {
     let both = ["train.clip_norm=0", "train.lr=1e-2"];
@@ -119,8 +120,8 @@ fn gathers_in_8_bits_end_with_the_same_weights() {
     }
 }
 
-/// Megatron-FSDP casts weights that are rounded to bfloat16, once per step, so gathers of codes
-/// change no bit there either.
+/// Megatron-FSDP casts weights that are rounded to bfloat16, once per step, so gathers of codes do
+/// not change any bit there either.
 #[test]
 fn gathers_of_megatron_end_with_the_same_weights() {
     let both = [
@@ -140,8 +141,8 @@ fn gathers_of_megatron_end_with_the_same_weights() {
     }
 }
 
-/// torchao casts main weights without rounding them to bfloat16 first, so losses differ from those
-/// of casts after a gather, but little. What is recomputed or validated in between changes no bit.
+/// torchao casts main weights without rounding them to bfloat16 first, so losses differ slightly
+/// from those of casts after a gather. Recompute and validation in between do not change any bit.
 #[test]
 fn gathers_of_torchao_learn_the_same() {
     let both = [
@@ -164,7 +165,8 @@ fn gathers_of_torchao_learn_the_same() {
     }
 }
 
-/// Losses of 30 steps of a mixture of experts. (It has no Hugging Face form to compare weights in.)
+/// Returns the losses of 30 steps of an MoE model. (It has no Hugging Face format in which to
+/// compare weights.)
 fn train_experts(set: &[&str]) -> Vec<f64> {
     train_experts_with(set, ExecOptions::default())
 }
@@ -189,8 +191,8 @@ fn train_experts_with(set: &[&str], exec: ExecOptions) -> Vec<f64> {
     run(&scenario, options).run.losses
 }
 
-/// Experts learn in 8 bits what they learn in bf16. Whatever eager code recomputes, saves, shards
-/// or gathers as codes, losses are the same: scales follow from the tensors alone.
+/// Experts learn in 8 bits as in bf16. Losses do not depend on what eager code recomputes, saves,
+/// shards or gathers as codes: scales follow from the tensors alone.
 #[test]
 fn experts_learn_in_8_bits() {
     let experts = "precision.float8_experts=true";
@@ -216,9 +218,9 @@ fn experts_learn_in_8_bits() {
     }
 }
 
-/// Ranks that divide experts have rows that no choice fills. What these held before changes no bit:
-/// their numbers count in no maximum, and no matmul reads their codes. Learning is that of ranks
-/// that have all experts, whose scales are those of other rows.
+/// Under expert parallelism, ranks have rows that no choice fills. The stale content of these rows
+/// does not change any bit: it is not part of any amax, and no matmul reads its codes. Ranks that
+/// have all experts have scales over other rows, but learn equally well.
 #[test]
 fn divided_experts_learn_in_8_bits() {
     let base = ["precision.float8_experts=true", "mesh.dp_shard=4"];

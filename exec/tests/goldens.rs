@@ -1,8 +1,8 @@
-//! Training runs of torch (see `tests/goldens/README.md`), compared over ranks, strategies and
+//! Compares with training runs of torch (see `tests/goldens/README.md`), over ranks, strategies and
 //! policies.
 //!
-//! Forty steps if the whole run counts, and six if only the combination does: a wrong reduction,
-//! scale or layout shows in the first or second step.
+//! Tests use forty steps if the whole run matters, and six if only the combination does: a wrong
+//! reduction, scale or layout shows in the first two steps.
 
 mod common;
 
@@ -16,7 +16,7 @@ use safetensors::SafeTensors;
 use shardlab_exec::train::{self, NoObserver, RunOptions};
 use std::path::Path;
 
-/// Steps of a run that tests a combination only.
+/// Number of steps of a run that only tests a combination.
 const FEW: Option<u64> = Some(6);
 
 /// Splits of the batch of 8 over ranks and micro-batches.
@@ -61,8 +61,8 @@ const SHARDING: [&[&str]; 11] = [
     &["compile.mode=full", "compile.bucket_bytes=64KiB"],
 ];
 
-/// Blocks that are captured and replayed, which needs the fixed addresses of policy native; other
-/// steps are captured as a whole.
+/// Blocks are captured and replayed, which needs the fixed addresses of policy native. Other
+/// policies capture whole steps.
 const CAPTURED: &[&str] = &["compile.cuda_graph=[\"block\"]"];
 const CAPTURED_WHOLE: &[&str] = &["compile.cuda_graph=full_iteration"];
 
@@ -100,7 +100,7 @@ fn whole_runs() {
     run(&GPT2, &[SPLITS[6], SHARDING[9]]);
 }
 
-/// Norms of queries and keys, alone, fused and recomputed; the run is from `transformers`.
+/// Norms of queries and keys: eager, fused and recomputed. The run is from `transformers`.
 #[test]
 fn norms_of_queries_and_keys() {
     QWEN3.matches(&[], None);
@@ -117,9 +117,9 @@ fn norms_of_queries_and_keys() {
     }
 }
 
-/// Packed sequences, against documents that went through the model one by one: learned positions,
-/// which start again with each document, and windows. So do chunks of Llama 4, but not the
-/// positions that scale its queries: its sequences went through the model as a whole.
+/// Packed sequences, compared with documents that go through the model one by one: learned
+/// positions, which restart with each document, and windows. Chunks of Llama 4 restart, too, but
+/// the positions that scale its queries do not: its sequences went through the model as a whole.
 #[test]
 fn packed_sequences() {
     const LENGTHS: &str = "train.document_lengths=[10, 23, 5]";
@@ -146,9 +146,9 @@ fn packed_sequences() {
     }
 }
 
-/// Matrices of blocks by `torch.optim.Muon`, everything else by AdamW: on one rank as torch ran
-/// them, and with whole matrices on several. Newton-Schulz computes in bfloat16, which makes
-/// differences of the last bit of gradients larger with every step.
+/// Matrices of blocks are updated by `torch.optim.Muon`, all other parameters by AdamW: on one
+/// rank, as torch ran them, and with whole matrices on several ranks. Newton-Schulz computes in
+/// bfloat16, which amplifies differences in the last bit of gradients with every step.
 #[test]
 fn muon() {
     let run = LLAMA.recorded("muon.json");
@@ -172,7 +172,8 @@ fn muon() {
     matches(&[&ranks[..], &accumulated, &strategy].concat(), FEW);
 }
 
-/// Families of transformers: on one rank as torch ran them, then sharded, compiled and recomputed.
+/// Tests families of transformers: on one rank, as torch ran them, then sharded, compiled and
+/// recomputed.
 fn family(golden: &Golden) {
     golden.matches(&[], None);
     for set in [
@@ -198,25 +199,25 @@ fn family(golden: &Golden) {
     }
 }
 
-/// As [`family`], and with a chunked loss, which has no soft limit of logits.
+/// Like [`family`], and with a chunked loss, which does not support a soft cap on logits.
 fn family_with_chunks(golden: &Golden) {
     family(golden);
     golden.matches(&["train.loss=chunked", "compile.mode=regions"], FEW);
 }
 
-/// Tokens that are scaled before positions are added: rows of a table.
+/// Token embeddings are scaled before positions, which are rows of a table, are added.
 #[test]
 fn biogpt_of_transformers() {
     family_with_chunks(&BIOGPT);
 }
 
-/// Norms of what the last layers of attention and of the feed-forward layer read.
+/// Norms on the inputs of the last layers of attention and of the feed-forward layer.
 #[test]
 fn bitnet_of_transformers() {
     family_with_chunks(&BITNET);
 }
 
-/// As BioGPT, with sines and cosines.
+/// Like BioGPT, with sines and cosines.
 #[test]
 fn xglm_of_transformers() {
     family_with_chunks(&XGLM);
@@ -232,37 +233,38 @@ fn granite_of_transformers() {
     family_with_chunks(&GRANITE);
 }
 
-/// Soft limits, a window in every second layer, norms before and after, factors of 1 + weight.
+/// Soft caps, a window in every second layer, norms before and after, and norm weights stored minus
+/// 1.
 #[test]
 fn gemma2_of_transformers() {
     family(&GEMMA2);
 }
 
-/// Windows with a rotary base of their own, and norms of queries and keys.
+/// Windows with a separate rotary base, and norms of queries and keys.
 #[test]
 fn gemma3_of_transformers() {
     family_with_chunks(&GEMMA3);
 }
 
-/// Norms of what is added, and of all queries or keys together.
+/// Norms on the layer outputs, and over all queries or keys together.
 #[test]
 fn olmo2_of_transformers() {
     family_with_chunks(&OLMO2);
 }
 
-/// Frequencies that are scaled by their wavelength, as in Llama 3.1.
+/// Frequencies scaled by wavelength, as in Llama 3.1.
 #[test]
 fn llama3_scaling_of_transformers() {
     family_with_chunks(&LLAMA3_ROPE);
 }
 
-/// A divisor per frequency (Phi-3), on sequences that are longer than before scaling.
+/// A divisor per frequency (Phi-3), on sequences longer than the original length.
 #[test]
 fn longrope_of_transformers() {
     family_with_chunks(&LONGROPE);
 }
 
-/// YaRN in layers that see all positions; those with a window have another base and no scaling.
+/// YaRN in layers that see all positions. Layers with a window have another base and no scaling.
 #[test]
 fn olmo3_of_transformers() {
     family_with_chunks(&OLMO3);
@@ -280,7 +282,7 @@ fn mistral_of_transformers() {
     family_with_chunks(&MISTRAL);
 }
 
-/// A run of PEFT with learned lengths of rows.
+/// A PEFT run with learned magnitudes of rows (DoRA).
 #[test]
 fn decomposed_adapters_of_peft() {
     DORA.matches(&[], None);
@@ -308,7 +310,7 @@ fn decomposed_adapters_of_peft() {
     }
 }
 
-/// Runs of PEFT: adapters have gradients, everything else stays as it is.
+/// PEFT runs: adapters have gradients, and all other parameters stay the same.
 #[test]
 fn adapters_of_peft() {
     family(&LORA);
@@ -376,7 +378,7 @@ fn qwen2_moe_of_transformers() {
     family(&QWEN2_MOE);
 }
 
-/// Sinks of attention, windows in every second layer, clamped gates, and biases of experts.
+/// Attention sinks, windows in every second layer, clamped gates, and biases of experts.
 #[test]
 fn gpt_oss_of_transformers() {
     family(&GPT_OSS);
@@ -394,8 +396,8 @@ fn gpt_oss_of_transformers() {
     }
 }
 
-/// Sinks of attention in types whose code multiplies results by a sigmoid, or has them in the
-/// softmax, with dense layers, and with experts.
+/// Attention sinks in model types whose code multiplies results by a sigmoid or includes sinks in
+/// the softmax, with dense layers and with experts.
 #[test]
 fn granite_swa_of_transformers() {
     family_with_chunks(&GRANITE_SWA);
@@ -406,9 +408,9 @@ fn flint_of_transformers() {
     family(&FLINT);
 }
 
-/// Chunks, layers without a rotary embedding whose queries are scaled by their positions, norms of
-/// rotated queries and keys without weights, scores that multiply what experts read, and a shared
-/// expert in every second layer.
+/// Chunked attention, layers without rotary embeddings whose queries are scaled by position, norms
+/// of rotated queries and keys without weights, scores that multiply the inputs of experts, and a
+/// shared expert in every second layer.
 #[test]
 fn llama4_of_transformers() {
     family_with_chunks(&LLAMA4);
@@ -426,16 +428,16 @@ fn llama4_of_transformers() {
     }
 }
 
-/// Latent attention; sigmoid scores in groups.
+/// Latent attention, and sigmoid scores in groups.
 #[test]
 fn deepseek_v3_of_transformers() {
     family(&DEEPSEEK_V3);
 }
 
-/// Biases of scores, which files of DeepSeek-V3 have as a buffer.
+/// Score biases, which files of DeepSeek-V3 store as a buffer.
 const BIASES: [f32; 8] = [0.25, -0.5, 0.125, 0.0, -0.25, 0.375, 0.0625, -0.125];
 
-/// The only layer of experts of the golden model has them.
+/// Only this MoE layer of the golden model has them.
 const BIASED: &str = "model.layers.1.mlp.gate.e_score_correction_bias";
 
 /// Writes the golden model with [`BIASES`] to a folder.
@@ -451,10 +453,10 @@ fn write_biased(dir: &Path) {
     std::fs::write(dir.join("model.safetensors"), bytes).unwrap();
 }
 
-/// Biases move the choice of experts and not the weights of the chosen ones. They come from files
-/// and go to files as they are. Losses and norms are those of transformers, with the golden
-/// weights, these biases and the golden run's settings (`tests/goldens/record.py`); without biases,
-/// losses are up to 4e-4 off.
+/// Biases change the choice of experts, but not the weights of the chosen ones. They are read from
+/// files and written to files unchanged. Losses and norms are those of transformers, with the
+/// golden weights, these biases and the golden run's settings (`tests/goldens/record.py`). Without
+/// biases, losses are off by up to 4e-4.
 #[test]
 fn biases_of_scores_choose_experts() {
     const LOSSES: [f64; 6] = [
@@ -506,7 +508,7 @@ fn biases_of_scores_choose_experts() {
     }
 }
 
-/// Without the key, a model has no place for biases.
+/// Without the key, a model has no parameter for the biases.
 #[test]
 fn biases_of_scores_without_a_place_are_refused() {
     let model = tempfile::tempdir().unwrap();
@@ -530,7 +532,7 @@ fn biases_of_scores_without_a_place_are_refused() {
     );
 }
 
-/// Experts divided among ranks, sharded over the others, on parts of the batch.
+/// Experts are divided among ranks and sharded over the others, on parts of the batch.
 #[test]
 fn expert_parallel_runs_of_transformers() {
     for golden in [&MIXTRAL, &QWEN3_MOE, &QWEN2_MOE, &DEEPSEEK_V3, &LLAMA4] {
@@ -538,13 +540,13 @@ fn expert_parallel_runs_of_transformers() {
     }
 }
 
-/// As above, with biases of experts, which are divided, too. There are six experts.
+/// The same with biases of experts, which are also divided. There are six experts.
 #[test]
 fn expert_parallel_runs_of_gpt_oss() {
     expert_parallel(&GPT_OSS, &[2]);
 }
 
-/// Repeats a run with as many expert-parallel ranks, by all dispatchers.
+/// Repeats a run with these expert-parallel sizes and all dispatchers.
 fn expert_parallel(golden: &Golden, sizes: &[u64]) {
     let mesh = |dp, ep| {
         let [batch, dp, ep] = [
@@ -576,7 +578,7 @@ fn expert_parallel(golden: &Golden, sizes: &[u64]) {
         ),
         (4, 4, &["compile.mode=full", "train.recompute=selective"]),
     ] {
-        // The nearest size that divides the experts.
+        // Take the nearest size that divides the number of experts.
         let ep = if sizes.contains(&ep) { ep } else { sizes[0] };
         let mesh = mesh(dp, ep);
         let mesh: Vec<&str> = mesh.iter().map(String::as_str).collect();
@@ -584,8 +586,8 @@ fn expert_parallel(golden: &Golden, sizes: &[u64]) {
     }
 }
 
-/// The load-balancing loss depends on the tokens of a micro-batch, so that only one rank without
-/// accumulation repeats the run.
+/// The load-balancing loss depends on the tokens of a micro-batch, so only one rank without
+/// accumulation reproduces the run.
 #[test]
 fn load_balancing_of_transformers() {
     MIXTRAL_AUX.matches(&[], None);
@@ -599,8 +601,8 @@ fn load_balancing_of_transformers() {
     }
 }
 
-/// Every split with every sharding; models and extras alternate, so that over the splits each extra
-/// is combined with each sharding.
+/// Tests every split with every sharding. Models and extras alternate, so that over all splits,
+/// each extra is combined with each sharding.
 #[test]
 fn every_split_of_every_sharding() {
     let mut failed = Vec::new();
@@ -695,7 +697,7 @@ fn compiled_and_captured() {
     }
 }
 
-/// Three ranks share a batch of six, which one rank can also run: the same run within float32
+/// Three ranks share a batch of six that one rank can also run. The runs agree within float32
 /// rounding.
 #[test]
 fn three_ranks() {

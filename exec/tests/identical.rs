@@ -1,4 +1,4 @@
-//! Final weights are equal bit for bit over policies, strategies and schedules, and after an
+//! Final weights are bitwise equal over policies, strategies and schedules, and after an
 //! interruption with a checkpoint.
 
 mod common;
@@ -8,7 +8,7 @@ use safetensors::SafeTensors;
 use shardlab_exec::train::{CheckpointOptions, Outcome, Resume, RunOptions};
 use shardlab_plan::scenario::shipped;
 
-/// Losses as bits, and the exported weights as bytes.
+/// Returns the losses as bits, and the exported weights as bytes.
 fn results(name: &str, set: &[&str]) -> (Vec<u64>, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let options = RunOptions {
@@ -34,7 +34,7 @@ fn same(name: &str, base: &[&str], sets: &[&[&str]]) {
     }
 }
 
-/// Reduce every micro-batch.
+/// Reduce in every micro-batch.
 const EACH: [&[&str]; 7] = [
     &[],
     &["fsdp.strategy=optim_grads"],
@@ -44,7 +44,7 @@ const EACH: [&[&str]; 7] = [
     &["fsdp.policy=megatron_v2", "fsdp.variant=pr4435"],
     &["compile.mode=full", "compile.epilogues=false"],
 ];
-/// Accumulates micro-batches and reduces once per step.
+/// Accumulate micro-batches and reduce once per step.
 const ONCE: [&[&str]; 4] = [
     &["fsdp.strategy=no_shard"],
     &["fsdp.strategy=optim"],
@@ -52,7 +52,7 @@ const ONCE: [&[&str]; 4] = [
     &["fsdp.policy=megatron", "fsdp.strategy=no_shard"],
 ];
 
-/// The same with gradients that are sharded between steps, which is only an option for steps of
+/// The same with gradients that are sharded between steps. This option is only for steps with
 /// several micro-batches.
 const ONCE_SHARDED: [&[&str]; 4] = [
     &["fsdp.gradient_sync=last"],
@@ -65,9 +65,9 @@ const ONCE_SHARDED: [&[&str]; 4] = [
     ],
 ];
 
-/// Sharding changes nothing in float32: reductions add ranks in one order everywhere. With several
-/// micro-batches, the two ways to accumulate add the same numbers in a different order, which the
-/// golden runs bound.
+/// Sharding does not change results in float32, because all reductions sum ranks in the same order.
+/// With several micro-batches, the two ways to accumulate add the same numbers in a different
+/// order; the golden runs bound this difference.
 #[test]
 fn policies_and_strategies_end_with_the_same_weights() {
     let four = &["mesh.dp_shard=4", "train.micro_batch=1"];
@@ -101,7 +101,7 @@ fn policies_and_strategies_end_with_the_same_weights() {
             &["fsdp.atomic=tensor", "fsdp.strategy=optim"],
         ],
     );
-    // Passes without gradients leave nothing behind: no unit stays full, and none is stale.
+    // Forwards without gradients have no side effects: no unit stays full, and none is stale.
     let zero2 = |set: &&&[&str]| set.contains(&"fsdp.strategy=optim_grads");
     for base in EACH.iter().filter(|set| !zero2(set)) {
         let first = [two, base].concat();
@@ -119,7 +119,7 @@ fn policies_and_strategies_end_with_the_same_weights() {
             "{set:?}"
         );
     }
-    // One backward over both forwards adds the same two gradients, the other way round.
+    // One backward over both forwards adds the same two gradients in reverse order.
     let joint = [two, &["train.joint_backward=true"]].concat();
     for set in EACH.iter().chain(&ONCE) {
         if released(set) {
@@ -131,13 +131,14 @@ fn policies_and_strategies_end_with_the_same_weights() {
     }
     let more = ["train.no_grad_forwards=1", "train.recompute=full"];
     assert!(results("gpt2-tiny", &[&joint[..], &more].concat()) == wanted);
-    // Some units reduce every micro-batch, others the last.
+    // Some units reduce in every micro-batch, others in the last one.
     let some = [two, &["fsdp.no_sync_units=[\"*.1\"]"]].concat();
     same("gpt2-tiny", &some, &[&["fsdp.policy=fsdp2"]]);
     assert!(results("gpt2-tiny", &some) != wanted);
 }
 
-/// Micro-batches that skip blocks. Gradients of zero, which some engines reduce, change no sum.
+/// Micro-batches that skip blocks. Zero gradients, which some engines reduce, do not change any
+/// sum.
 #[test]
 fn skipped_blocks_end_with_the_same_weights() {
     let some = [
@@ -165,7 +166,8 @@ fn skipped_blocks_end_with_the_same_weights() {
             "{set:?}"
         );
     }
-    // A block that never runs keeps its weights, unless zeros update it with weight decay.
+    // A block that never runs keeps its weights, unless it is updated with zero gradients and
+    // weight decay.
     let never = ["train.skipped_blocks=[{ blocks = [\"layers.1\"] }]"];
     let fsdp2 = [&never[..], &["fsdp.policy=fsdp2"]].concat();
     assert!(results("gpt2-tiny", &fsdp2) == results("gpt2-tiny", &never));
@@ -178,13 +180,13 @@ fn skipped_blocks_end_with_the_same_weights() {
     }
 }
 
-/// Returns whether a schedule is one of the released engines, layer by layer.
+/// Returns whether a schedule is that of a released engine, which works layer by layer.
 fn released(set: &[&str]) -> bool {
     let refused = |s: &&str| s.ends_with("megatron_v2") || *s == "compile.mode=full";
     !set.iter().any(refused)
 }
 
-/// The optimizer works on host memory, and gradients of later micro-batches are added there.
+/// The optimizer works on host memory, where gradients of later micro-batches are added.
 #[test]
 fn offloaded_state_ends_with_the_same_weights() {
     const OFFLOAD: &str = "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]";
@@ -223,7 +225,7 @@ fn offloaded_state_ends_with_the_same_weights() {
     ] {
         let base = [base, &[policy]].concat();
         same("llama-tiny", &base, &[&[OFFLOAD]]);
-        // Groups of two ranks keep slices of their own on the device.
+        // Groups of two ranks keep separate slices on the device.
         if base.contains(&"mesh.dp_shard=4") {
             let groups = "fsdp.reshard_after_forward=2";
             same("llama-tiny", &base, &[&[OFFLOAD, groups]]);
@@ -231,7 +233,7 @@ fn offloaded_state_ends_with_the_same_weights() {
     }
 }
 
-/// What forward saves returns from host memory as it was.
+/// Activations return from host memory unchanged.
 #[test]
 fn activations_from_host_memory_are_the_same() {
     const OFFLOAD: &str = "train.activation_offload=true";
@@ -268,15 +270,16 @@ fn activations_from_host_memory_are_the_same() {
     }
 }
 
-/// Biases of queries, keys and values alone are sharded, reduced and updated like other parameters.
+/// If only queries, keys and values have biases, these are sharded, reduced and updated like other
+/// parameters.
 #[test]
 fn biases_of_some_layers_end_with_the_same_values() {
     let base = &["model.bias=qkv", "mesh.dp_shard=4", "train.micro_batch=1"];
     same("llama-tiny", base, &EACH);
 }
 
-/// A shard of a flat buffer has parameters of several groups, and parameters end in its middle; the
-/// tensors of fsdp2 are in one group each.
+/// A shard of a flat buffer has parameters of several parameter groups, and parameters end within
+/// it. Each tensor of fsdp2 is in one group.
 #[test]
 fn parameter_groups_end_with_the_same_weights() {
     let four = &["mesh.dp_shard=4", "train.micro_batch=1"];
@@ -290,7 +293,7 @@ fn parameter_groups_end_with_the_same_weights() {
     same("llama-tiny", &base, &[&EACH[..], &ONCE].concat());
     let grouped = results("llama-tiny", &base);
     assert_ne!(grouped.0, plain.0);
-    // Parameters of a group without a learning rate end as they start.
+    // Parameters of a group with learning rate 0 do not change.
     let start = results("llama-tiny", &[&four[..], &["train.lr=0.0"]].concat());
     let [grouped, start] = [&grouped.1, &start.1].map(|b| SafeTensors::deserialize(b).unwrap());
     let mut still = 0;
@@ -303,7 +306,7 @@ fn parameter_groups_end_with_the_same_weights() {
     assert_eq!(still, 10);
 }
 
-/// Lion's momentum is sharded as AdamW's moments are.
+/// Lion's momentum is sharded like AdamW's moments.
 #[test]
 fn lion_ends_with_the_same_weights() {
     let base = &[
@@ -316,7 +319,7 @@ fn lion_ends_with_the_same_weights() {
     same("llama-tiny", base, &[&EACH[..], &ONCE].concat());
 }
 
-/// Muon's matrices are whole, however many ranks share the model.
+/// Muon's matrices are whole, regardless of the number of ranks that share the model.
 #[test]
 fn muon_ends_with_the_same_weights() {
     let muon = "train.optimizer=muon";
@@ -340,8 +343,8 @@ fn muon_ends_with_the_same_weights() {
     );
 }
 
-/// Returns the losses, as bits, of two steps of the second scenario, which continue two of the
-/// first from a checkpoint.
+/// Returns the losses, as bits, of two steps of the second scenario, which continue two steps of
+/// the first one from a checkpoint.
 fn resumed(first: &[&str], second: &[&str]) -> Vec<u64> {
     let dir = tempfile::tempdir().unwrap();
     let train = |set: &[&str], steps: u64| {
@@ -363,8 +366,8 @@ fn resumed(first: &[&str], second: &[&str]) -> Vec<u64> {
     last.map(|l| l.to_bits()).collect()
 }
 
-/// Parameters that Muon updates have one state, the others two; another strategy has them in other
-/// places.
+/// Parameters that Muon updates have one state, the others have two; another strategy places them
+/// differently.
 #[test]
 fn muon_continues_from_a_checkpoint() {
     let set = [
@@ -378,8 +381,8 @@ fn muon_continues_from_a_checkpoint() {
     assert_eq!(resumed(&set, &elsewhere), whole.0[2..]);
 }
 
-/// 8-bit states are those of shards, so results depend on where shards end. With one rank they
-/// are the same under every policy that keeps them alike, and after a checkpoint.
+/// 8-bit states are those of shards, so results depend on where shards end. With one rank, they are
+/// the same under every policy that places them in the same way, and after a checkpoint.
 #[test]
 fn states_in_8_bits_continue_from_a_checkpoint() {
     for policy in ["native", "fsdp2", "megatron", "megatron_v2"] {
@@ -393,7 +396,7 @@ fn states_in_8_bits_continue_from_a_checkpoint() {
         let whole = results("llama-tiny", &set);
         let rest = resumed(&set, &set);
         assert_eq!(rest, whole.0[2..], "{policy}");
-        // It trains about as float32 states do, not equally.
+        // The run learns about as well as with float32 states, but results are not equal.
         let plain = results("llama-tiny", &[&policy, set[2], set[3]]);
         assert_ne!(plain.1, whole.1);
         for (a, b) in plain.0.iter().zip(&whole.0) {
@@ -403,7 +406,7 @@ fn states_in_8_bits_continue_from_a_checkpoint() {
     }
 }
 
-/// Which operations selective recompute keeps changes nothing.
+/// The choice of operations that selective recompute saves does not change results.
 #[test]
 fn recompute_of_some_operations_ends_with_the_same_weights() {
     let selective = "train.recompute=selective";
@@ -420,7 +423,7 @@ fn recompute_of_some_operations_ends_with_the_same_weights() {
     }
 }
 
-/// Recomputing some blocks changes nothing, under every policy and mode.
+/// Recomputing some blocks does not change results, under every policy and mode.
 #[test]
 fn recompute_of_some_blocks_ends_with_the_same_weights() {
     let first = ["train.recompute=full", "train.recompute_layers=1"];
@@ -441,8 +444,8 @@ fn recompute_of_some_blocks_ends_with_the_same_weights() {
     }
 }
 
-/// Unreduced shards that the optimizer sums give the same result as a kernel after the exchange,
-/// which sums them in the same order.
+/// Unreduced shards that the optimizer sums give the same result as a separate kernel after the
+/// exchange, which sums them in the same order.
 #[test]
 fn sums_in_the_optimizer_end_with_the_same_weights() {
     for base in [
@@ -480,7 +483,7 @@ fn sums_in_the_optimizer_end_with_the_same_weights() {
     assert!(results("small-summed", &one[..1]) == results("small-native", &one));
 }
 
-/// A shard that is cast before each gather has the bits of one that the optimizer keeps.
+/// A shard that is cast before each gather has the same bits as one that the optimizer keeps.
 #[test]
 fn casts_before_gathers_end_with_the_same_weights() {
     let cast = "fsdp.cast_before_all_gather=true";
@@ -511,8 +514,8 @@ fn casts_before_gathers_end_with_the_same_weights() {
     );
 }
 
-/// Elementwise code can be the epilogue of preceding GEMMs, whatever else is compiled, recomputed
-/// or captured.
+/// Elementwise code can be the epilogue of preceding GEMMs, regardless of what else is compiled,
+/// recomputed or captured.
 #[test]
 fn fused_products_end_with_the_same_weights() {
     for mode in ["compile.mode=regions", "compile.mode=full"] {
@@ -530,8 +533,8 @@ fn fused_products_end_with_the_same_weights() {
     }
 }
 
-/// So can the gate of experts, of all rows or of those that some expert has. No file format has
-/// these experts: losses and norms of gradients are compared.
+/// The gate of experts can be one, too, over all rows or over those that some expert has. No file
+/// format supports these experts, so losses and gradient norms are compared.
 #[test]
 fn fused_gates_of_experts_have_the_same_losses() {
     let numbers = |set: &[&str]| {
@@ -562,7 +565,7 @@ fn fused_gates_of_experts_have_the_same_losses() {
     }
 }
 
-/// Streams, communicators and units, and options that the other tests of schedules do not cover.
+/// Streams, communicators, units and other options that the other tests of schedules do not cover.
 #[test]
 fn schedules_end_with_the_same_weights() {
     same(
@@ -616,7 +619,7 @@ fn schedules_end_with_the_same_weights() {
             &["compile.mode=regions"],
         ],
     );
-    // Gradients of 16 bits have the same values after a cast. (Clipping would round them again.)
+    // 16-bit gradients have the same values after a cast. (Clipping would round them again.)
     for name in [
         "small-megatron",
         "small-megatron-v2",
@@ -653,7 +656,7 @@ fn schedules_end_with_the_same_weights() {
             &[caching, "fsdp.variant=released"],
         ],
     );
-    // Without clipping no norm is computed, whose summation order would depend on the units.
+    // Without clipping, no norm is computed. Its summation order would depend on the units.
     same(
         "small-native",
         &["train.clip_norm=0"],
@@ -665,8 +668,8 @@ fn schedules_end_with_the_same_weights() {
     );
 }
 
-/// Two in-place rotations in one kernel, which read and write neighboring columns: equal except for
-/// the order of additions.
+/// Two in-place rotations in one kernel that read and write neighboring columns. Results are equal
+/// except for the order of additions.
 #[test]
 fn merged_projections_of_a_whole_model_in_one_unit_have_the_same_losses() {
     let base = [
@@ -692,8 +695,8 @@ fn steps(name: &str, steps: u64, checkpoints: Option<CheckpointOptions>) -> Outc
     run(&load(name, &[]), options)
 }
 
-/// Every small scenario that is stopped after its third step and resumed gives the same result as
-/// without the interruption.
+/// Each small scenario, stopped after its third step and resumed, gives the same result as without
+/// the interruption.
 #[test]
 fn a_resumed_run_ends_with_the_same_bits() {
     let bits = |o: &Outcome| -> Vec<u64> {
@@ -718,8 +721,8 @@ fn a_resumed_run_ends_with_the_same_bits() {
     }
 }
 
-/// A factor of gradients twice as large as that of their mean, with half of the learning rate: SGD
-/// makes the same updates.
+/// With gradients scaled to twice their mean and half of the learning rate, SGD makes the same
+/// updates.
 #[test]
 fn a_gradient_factor_scales_updates() {
     let mean = [
@@ -749,7 +752,7 @@ fn a_gradient_factor_scales_updates() {
     }
 }
 
-/// Lengths of rows start as the norms of the model's rows, so that DoRA's first loss is LoRA's.
+/// DoRA's magnitudes start as the norms of the model's rows, so its first loss is that of LoRA.
 #[test]
 fn decomposed_adapters_start_as_plain_ones() {
     let losses = |set: &[&str]| -> Vec<f64> {
@@ -783,8 +786,8 @@ fn decomposed_adapters_start_as_plain_ones() {
     }
 }
 
-/// Packed frozen weights: the same bits for every sharding, and losses near those of the
-/// weights they stand for.
+/// Packed frozen weights: the same bits for every sharding, and losses close to those of the
+/// original weights.
 #[test]
 fn packed_weights_train_alike_everywhere() {
     let losses = |name: &str, set: &[&str]| -> Vec<f64> {
@@ -793,7 +796,7 @@ fn packed_weights_train_alike_everywhere() {
             steps,
             ..RunOptions::default()
         };
-        // Policies sum 16-bit gradients in different types.
+        // Policies sum 16-bit gradients in different dtypes.
         let set = [&["precision.param_dtype=f32"], set].concat();
         run(&load(name, &set), options).run.losses
     };
@@ -820,7 +823,7 @@ fn packed_weights_train_alike_everywhere() {
         "{sharded:?} {float:?}"
     );
     let plain = losses("small-lora", &[]);
-    // Codes of eight bits are nearer to the weights, and the same bits for every sharding.
+    // 8-bit codes are closer to the weights, with the same bits for every sharding.
     let int8 = ["precision.frozen_params=int8"];
     let eight = losses("small-qlora", &int8);
     assert!(
@@ -835,6 +838,6 @@ fn packed_weights_train_alike_everywhere() {
         near(&sharded, &plain, 1e-2) && sharded != plain,
         "{sharded:?} {plain:?}"
     );
-    // They learn.
+    // The loss decreases.
     assert!(sharded[5] < sharded[0], "{sharded:?}");
 }

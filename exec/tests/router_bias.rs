@@ -1,5 +1,5 @@
-//! Steps that move the biases of routers: a run of torch, the same biases on every split of the
-//! batch, and after a resumption.
+//! Steps that update router biases: compared with a torch run, on every split of the batch, and
+//! after resuming.
 
 mod common;
 
@@ -9,10 +9,10 @@ use shardlab_exec::engine::ExecOptions;
 use shardlab_exec::train::{CheckpointOptions, Outcome, Resume, RunOptions};
 use shardlab_plan::Scenario;
 
-/// The router of the golden model's only layer of experts.
+/// The router of the golden model's only MoE layer.
 const ROUTER: &str = "model.layers.1.mlp.gate";
 
-/// Steps of a run that tests a combination only.
+/// Number of steps of a run that only tests a combination.
 const FEW: u64 = 6;
 
 /// Splits of the batch of four over ranks and micro-batches, with one rank and micro-batch first.
@@ -71,7 +71,7 @@ const WAYS: [&[&str]; 12] = [
     ],
 ];
 
-/// Returns the biases of a run, as the files that it exports have them.
+/// Returns the biases of a run as exported to files.
 fn biases(scenario: &Scenario, mut options: RunOptions) -> (Outcome, Vec<f32>) {
     let saved = tempfile::tempdir().unwrap();
     options.export = Some(saved.path().to_owned());
@@ -104,7 +104,7 @@ fn options(steps: u64) -> RunOptions {
     }
 }
 
-/// Returns the numbers of each step that torch recorded of the router.
+/// Returns the numbers that torch recorded for the router in each step.
 fn recorded(what: &str) -> Vec<Vec<f64>> {
     let run = DEEPSEEK_V3.recorded("router_bias.json");
     let steps = run["routers"][ROUTER][what].as_array().unwrap().iter();
@@ -115,7 +115,8 @@ fn recorded(what: &str) -> Vec<Vec<f64>> {
     steps.map(numbers).collect()
 }
 
-/// Losses, norms and the norm of the biases; without updates, losses are up to 4e-3 off.
+/// Compares losses, norms and the norm of the biases. Without updates, losses are off by up to
+/// 4e-3.
 #[test]
 fn a_run_of_torch_that_balances_experts() {
     let run = DEEPSEEK_V3.recorded("router_bias.json");
@@ -124,8 +125,8 @@ fn a_run_of_torch_that_balances_experts() {
     DEEPSEEK_V3.matches_run(&run, &set, None);
 }
 
-/// Choices and biases after each number of steps are those of torch. Its mean of the steps of all
-/// experts rounds in another order.
+/// Choices and biases after each number of steps are those of torch, whose mean over the steps of
+/// all experts rounds in another order.
 #[test]
 fn biases_follow_the_choices() {
     let (counts, wanted) = (recorded("counts"), recorded("biases"));
@@ -141,7 +142,7 @@ fn biases_follow_the_choices() {
             let off = (f64::from(*ours) - theirs).abs();
             assert!(off < 1e-7, "{steps} steps: {biases:?}");
         }
-        // Biases move, and their sum does not.
+        // Biases change, but their sum does not.
         assert!(biases.iter().zip(&before).any(|(new, old)| new != old));
         assert!(biases.iter().sum::<f32>().abs() < 1e-6);
         before = biases;
@@ -159,7 +160,7 @@ fn every_split_of_a_batch_moves_biases_alike() {
     }
 }
 
-/// Biases are part of checkpoints, which other meshes read.
+/// Biases are part of checkpoints, which other meshes can load.
 #[test]
 fn resumed_runs_continue_with_their_biases() {
     let all = biases(&scenario(WAYS[0]), options(FEW)).1;
@@ -185,8 +186,8 @@ fn resumed_runs_continue_with_their_biases() {
     }
 }
 
-/// Norms of gradients leave out the counts, whether the program, the engine or a caller asks for
-/// them.
+/// Gradient norms leave out the counts of choices, whether the program, the engine or a caller
+/// requests the norms.
 #[test]
 fn counts_are_in_no_norm() {
     let split = ["mesh.dp_shard=2", "train.micro_batch=2"];
@@ -205,7 +206,7 @@ fn counts_are_in_no_norm() {
     for (a, b) in of_program.iter().zip(&of_engine) {
         assert!((a - b).abs() < 1e-5 * a, "{of_program:?} {of_engine:?}");
     }
-    // Of all parameters without the biases.
+    // The norm over all parameters without the biases.
     let whole = [&split[..], &["fsdp.strategy=no_shard"]].concat();
     let whole = common::run(&scenario(&whole), options(1));
     let all = whole.grad_norms.expect("gradients that persist");
@@ -214,8 +215,8 @@ fn counts_are_in_no_norm() {
     assert!((sum - norm).abs() < 1e-4, "{sum} {norm}");
 }
 
-/// Biases keep small steps next to weights in bfloat16, whatever the optimizer; evaluation moves
-/// none.
+/// Biases keep small steps next to bfloat16 weights, with every optimizer. Evaluation does not
+/// change them.
 #[test]
 fn biases_are_float32_whatever_the_rest_is() {
     for more in [
@@ -254,7 +255,7 @@ fn biases_are_float32_whatever_the_rest_is() {
             .zip(&norms)
             .filter(|(p, _)| p.router_bias);
         let moved: Vec<f64> = of_bias.map(|(_, norm)| *norm).collect();
-        // Eight experts after three steps of at most twice the speed.
+        // Eight experts, after three steps of at most twice the speed.
         assert_eq!(moved.len(), 2, "{more:?}");
         assert!(
             moved.iter().all(|n| (1e-5..1.7e-3).contains(n)),

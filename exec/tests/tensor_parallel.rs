@@ -1,5 +1,5 @@
-//! Layers divided along a third axis of the mesh: real collectives between rank threads reach the
-//! losses and weights of one rank that has whole layers.
+//! Tensor parallelism along a third axis of the mesh: with real collectives between rank threads,
+//! losses and weights are those of one rank with whole layers.
 
 mod common;
 
@@ -24,7 +24,7 @@ fn train(tp: u32, dp_shard: u32, set: &[&str]) -> Outcome {
     run(&load("small-tensor-parallel", &set), options())
 }
 
-/// Sums of float32 in another order differ in their last bits only.
+/// Asserts that results are close: float32 sums in another order differ in their last bits only.
 fn assert_close(a: &Outcome, b: &Outcome, what: &str) {
     let close = |x: &f64, y: &f64| (x - y).abs() <= 2e-6 * y.abs();
     for (kind, x, y) in [
@@ -59,7 +59,7 @@ fn two_ranks_reach_the_losses_of_one() {
     }
 }
 
-/// Samples are divided among data-parallel ranks only, and losses averaged over them.
+/// Samples are divided among data-parallel ranks only, and losses are averaged over these.
 #[test]
 fn three_axes_reach_the_losses_of_the_data_parallel_ones() {
     let wanted = train(1, 4, &[]);
@@ -76,8 +76,8 @@ fn three_axes_reach_the_losses_of_the_data_parallel_ones() {
     assert_close(&train(2, 2, &clip), &train(1, 2, &clip), "clipping");
 }
 
-/// Weights are initialized and saved by their place in the whole parameter: a run continues
-/// with another number of ranks on any axis.
+/// Weights are initialized and saved by their position in the whole parameter, so a run can
+/// continue with another number of ranks on any axis.
 #[test]
 fn a_checkpoint_is_that_of_whole_parameters() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! Weight gradients that GEMMs add to the sums of earlier micro-batches are those that another
-//! kernel adds.
+//! Weight gradients that GEMMs accumulate into the sums of earlier micro-batches equal those that a
+//! separate kernel adds.
 
 mod common;
 

@@ -702,7 +702,7 @@ fn updates_of_router_biases_are_named() {
     assert_eq!(lack(&job, bias).1, None);
     assert_eq!(lack(&job, rate).0, Lack::Nothing);
 
-    // torchtitan's experts have biases that move, with any optimizer.
+    // torchtitan's experts have biases that steps update, with any optimizer.
     let text = std::fs::read_to_string(format!("{DATA}/torchtitan/llama3-8b.toml")).unwrap();
     let named = "name = \"llama3\"\nflavor = \"8B\"";
     for (flavor, moves) in [("30B-A3B", true), ("8B", false)] {

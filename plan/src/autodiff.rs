@@ -82,7 +82,7 @@ struct Engine<'m> {
     pending: Vec<Option<Pending>>,
     /// Number of gradient contributions that each parameter still lacks.
     uses: Vec<u32>,
-    /// For each buffer, the first value that it was created for.
+    /// The result so far.
     out: Backward,
     recompute: recompute::State,
     sums: Sums,

@@ -120,11 +120,11 @@ impl Scenario {
         self.model.options.implementation.unwrap_or(default)
     }
 
-    /// Returns the documents of a sequence as a layer's attention sees them: cut into chunks, if it
-    /// stays within these.
+    /// Returns the documents of a sequence as a layer's attention sees them: cut into chunks, if
+    /// attention stays within chunks.
     ///
     /// # Panics
-    /// Never: scenarios whose documents and chunks no pattern describes are refused.
+    /// Never panics: scenarios with documents and chunks that no pattern describes are rejected.
     #[must_use]
     pub fn documents(&self, layer: usize) -> Documents {
         let whole = self.train.documents();
@@ -134,7 +134,7 @@ impl Scenario {
         }
     }
 
-    /// Returns whose code computes experts. Megatron-LM has kernels of its own, which weight rows
+    /// Returns the implementation of experts. Megatron-LM has separate kernels, which weight rows
     /// between the matmuls.
     #[must_use]
     pub fn expert_code(&self) -> ExpertCode {

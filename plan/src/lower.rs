@@ -242,8 +242,8 @@ fn lower(
     Ok(program)
 }
 
-/// Rejects a schedule that keeps more units full at once than a double buffer has copies; see Note
-/// [Double buffer].
+/// Rejects a schedule that keeps more units full at once than a double buffer has copies; see
+/// Note [Double buffer].
 fn check_double_buffer(program: &Program) -> Result<(), PlanError> {
     if program.double_buffer_copies == 0 {
         return Ok(());

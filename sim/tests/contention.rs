@@ -1,10 +1,10 @@
-//! The contention model against measured pairs: kernels back to back on one stream, twenty
-//! collectives back to back on another, both streams of default priority, on 4 H200 (torch 2.11,
-//! NCCL 2.28.9, NVLS off).
+//! The contention model compared with measured pairs on 4 H200 (torch 2.11, NCCL 2.28.9, NVLS off):
+//! kernels back to back on one stream, and twenty collectives back to back on another. Both streams
+//! have default priority.
 //!
-//! Each pair was issued like this: the host enqueues all collectives, then all kernels; times are
-//! from the first issue to the end of each stream's work, divided by the number of its launches.
-//! They therefore contain what either stream does after the other has finished.
+//! The host enqueues all collectives of a pair, then all kernels. Times are from the first launch
+//! to the end of each stream's work, divided by the number of its launches. They therefore include
+//! the work of a stream after the other one has finished.
 
 mod common;
 
@@ -16,9 +16,9 @@ use shardlab_sim::hardware::{
 use shardlab_sim::synthetic::Builder;
 use shardlab_sim::{Options, Profile, simulate};
 
-/// Collectives of a pair.
+/// Number of collectives in a pair.
 const COLLECTIVES: usize = 20;
-/// Host time of one `torch.distributed` call and of one `torch.mm(out=...)`, microseconds.
+/// Host time in microseconds of one `torch.distributed` call and of one `torch.mm(out=...)`.
 const HOST_US: (f64, f64) = (18.0, 7.0);
 
 /// One measured pair; `product` is all zero for `torch.mul` over 512 MiB.
@@ -51,8 +51,8 @@ const fn row(
     }
 }
 
-/// m, n, k, MiB, kernel alone, collective alone, kernels, kernel overlapped, collective overlapped
-/// (microseconds). All-gather and reduce-scatter alternate.
+/// m, n, k, MiB, kernel alone, collective alone, number of kernels, kernel overlapped, collective
+/// overlapped (times in microseconds). All-gathers and reduce-scatters alternate.
 const ROWS: &[Row] = &[
     row(8192, 8192, 2048, 64, 364.0, 201.2, 11, 432.1, 311.2),
     row(8192, 8192, 2048, 64, 369.9, 189.1, 10, 443.8, 295.2),
@@ -74,7 +74,7 @@ const ROWS: &[Row] = &[
     row(0, 0, 0, 256, 252.7, 672.1, 53, 296.9, 1096.3),
 ];
 
-/// Simulates a pair on a profile whose tables hold the pair's times alone.
+/// Simulates a pair with a profile whose tables hold only the times of this pair.
 fn pair(row: &Row, mut profile: Profile) -> (f64, f64) {
     let (m, n, k) = row.product;
     profile.gemm = vec![GemmTable {
@@ -148,7 +148,7 @@ fn pair(row: &Row, mut profile: Profile) -> (f64, f64) {
     )
 }
 
-/// Mean absolute relative error of kernels and of collectives, and the worst one.
+/// Returns the mean absolute relative error of kernels and of collectives, and the largest error.
 fn errors(profile: &Profile, print: bool) -> (f64, f64, f64) {
     let (mut kernels, mut collectives, mut worst) = (0.0, 0.0, 0.0f64);
     for row in ROWS {

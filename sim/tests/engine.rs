@@ -1,4 +1,4 @@
-//! Programs small enough to schedule by hand.
+//! Programs that are small enough to schedule by hand.
 
 mod common;
 
@@ -21,8 +21,8 @@ fn one_stream_is_a_sum() {
     assert!(run.gaps.is_empty(), "{:?}", run.gaps);
 }
 
-/// A host of 3 us a launch, a kernel of 100 us behind a gather of 40: what the profile's `[scale]`
-/// says, and with `slower` the GEMM.
+/// A launch takes 3 us on the host; a kernel of 100 us follows a gather of 40 us. The profile's
+/// `[scale]` applies, and with `slower`, the GEMM also takes longer.
 #[test]
 fn a_profiles_scale_lengthens_what_the_parts_do() {
     let mut m = Machine::new(4);
@@ -61,7 +61,7 @@ fn a_profiles_scale_lengthens_what_the_parts_do() {
 
 #[test]
 fn an_event_joins_two_streams() {
-    // compute: A(10) . . . B(7) after the side stream's C(30), which starts after A.
+    // Compute: A(10) ... B(7) after the side stream's C(30), which starts after A.
     let mut m = Machine::new(1);
     let side = m.b.add_stream(StreamKind::CopyIn, 0);
     m.run(10, COMPUTE);
@@ -80,7 +80,7 @@ fn an_event_joins_two_streams() {
 
 #[test]
 fn slower_parts_lengthen_what_they_do() {
-    // Compute: A(10), then B(7) behind a gather of 30 that A precedes.
+    // Compute: A(10), then B(7), which waits for a gather of 30 that starts after A.
     let mut m = Machine::new(4);
     let side = m.b.add_stream(StreamKind::AllGather, 0);
     let comm = m.b.communicator("shard", 4, 1);
@@ -132,7 +132,7 @@ fn a_slow_host_sets_the_pace() {
     assert_eq!(step_us(&run), 20.0);
     assert_eq!(run.host.us(), 20.0);
     assert!(run.spans.iter().all(|s| s.blocker == Blocker::Host));
-    // 8 us of kernels in 20 us; the rest is the host's.
+    // 8 us of kernels in 20 us; the host takes the rest.
     assert_eq!(run.exposed[&Cause::Host].us(), 12.0);
     let slower = Options {
         slower: vec![(Part::Host, 1.5)],
@@ -172,10 +172,10 @@ fn what_is_saved_beside_arithmetic_is_paid_back_in_part_at_the_power_limit() {
     assert!((step_us(&gaps) - (80.0 * factor + 20.0)).abs() < 1e-4);
     let told = &gaps.environment["power.arithmetic_factor"];
     assert_eq!(*told, format!("{factor:.4}"));
-    // Without gaps arithmetic is all there is: 8 % slower. Of 20 us 17.2 are saved.
+    // Without gaps, only arithmetic is slower, by 8 %. Of 20 us, 17.2 are saved.
     profile.device.kernel_gap_us = 0.0;
     assert!((step_us(&m.simulate(&profile)) - 86.4).abs() < 1e-4);
-    // Light runs and those of every rank say the same.
+    // Light simulations, and those of all ranks, give the same result.
     let light = shardlab_sim::simulate_light(&m.program(), &profile, &quiet()).unwrap();
     assert!((step_us(&light) - 86.4).abs() < 1e-4);
     let slow = Options {
@@ -188,7 +188,7 @@ fn what_is_saved_beside_arithmetic_is_paid_back_in_part_at_the_power_limit() {
         "{}",
         step_us(&slow)
     );
-    // Below the share nothing is faster than the tables.
+    // Below the share, nothing is faster than in the tables.
     profile.device.kernel_gap_us = 30.0;
     assert_eq!(step_us(&m.simulate(&profile)), 200.0);
 }
@@ -201,7 +201,8 @@ fn a_communicator_serialises_streams_in_launch_order() {
         m.b.add_stream(StreamKind::ReduceScatter, -1),
     );
     let comm = m.b.communicator("shard", 4, 1);
-    // Stream b's collective is second in launch order, so it waits although its stream is free.
+    // The collective of stream b is second in launch order, so it waits although its stream is
+    // free.
     m.run(10, COMPUTE);
     m.b.join(COMPUTE, a);
     m.collect(20, comm, a);
@@ -256,7 +257,7 @@ fn the_host_waits_for_an_event() {
     m.run(5, COMPUTE);
     let mut profile = m.profile();
     profile.host.launch_us = 1.0;
-    // 1 launch, 10 kernel, 1 launch, 5 kernel; the next step's first launch overlaps with the last
+    // 1 launch, 10 kernel, 1 launch, 5 kernel. The next step's first launch overlaps with the last
     // kernel.
     let run = m.simulate(&profile);
     assert_eq!(times(&run).iter().map(|t| t.1 - t.0).sum::<f64>(), 15.0);
@@ -267,8 +268,8 @@ fn the_host_waits_for_an_event() {
 
 #[test]
 fn a_full_queue_holds_the_host_up() {
-    // Side work is issued after 8 long kernels. With 2 places the host has to see 6 of them start
-    // first.
+    // Side work is issued after 8 long kernels. With 2 places in the queue, the host waits until 6
+    // of them have started.
     let build = || {
         let mut m = Machine::new(1);
         let side = m.b.add_stream(StreamKind::CopyIn, 0);
@@ -288,7 +289,7 @@ fn a_full_queue_holds_the_host_up() {
     assert_eq!(issued(&deep), 0);
     profile.host.queue_depth = 2;
     let shallow = m.simulate(&profile);
-    // The eighth launch enters the queue when the sixth kernel starts, 500 us in.
+    // The eighth launch enters the queue when the sixth kernel starts, after 500 us.
     assert_eq!(issued(&shallow), 500);
     assert_eq!(step_us(&shallow), 800.0);
 }
@@ -326,8 +327,8 @@ fn a_replayed_scope_costs_one_launch() {
 
 #[test]
 fn the_urgent_stream_goes_first() {
-    // Two collectives are issued while a kernel holds all SMs: one waits for its end, the other for
-    // a part of it.
+    // Two collectives are issued while a kernel uses all SMs: one waits for the end of the kernel,
+    // the other for a part of it.
     let mut m = Machine::new(4);
     let (low, high) = (
         m.b.add_stream(StreamKind::AllGather, 0),
@@ -394,7 +395,8 @@ fn bandwidth_of_a_link_is_divided() {
 
 #[test]
 fn exposed_time_is_attributed() {
-    // A gather behind the kernel before it (a gate) is exposed in full; ungated it hides.
+    // A gather that waits for the previous kernel (a gate) is fully exposed; without the gate, it
+    // is hidden.
     let build = |gated: bool| {
         let mut m = Machine::new(4);
         let side = m.b.add_stream(StreamKind::AllGather, -1);
@@ -435,8 +437,8 @@ fn exposed_time_is_attributed() {
 
 #[test]
 fn waiting_for_its_own_input_is_no_gate() {
-    // A(100), perhaps B(20), a collective of 60 us that reads buffer 0, and C behind it: the host
-    // has issued all of it at 0.
+    // A(100), optionally B(20), a collective of 60 us that reads buffer 0, and C, which waits for
+    // it. The host has issued everything at time 0.
     let input = BufferId(0);
     let exposed = |before: &dyn Fn(&mut Machine)| {
         let mut m = Machine::new(4);
@@ -463,13 +465,14 @@ fn waiting_for_its_own_input_is_no_gate() {
     };
     let computed = exposed(&|m| gemm(m, 100, &[], &[input]));
     assert_eq!(computed, [0.0, 60.0]);
-    // Held back behind another kernel: that kernel's time is the gate's.
+    // The collective also waits for another kernel: the time of that kernel counts as the gate's.
     let held = exposed(&|m| {
         gemm(m, 100, &[], &[input]);
         gemm(m, 20, &[], &[BufferId(1)]);
     });
     assert_eq!(held, [20.0, 40.0]);
-    // Packed from what has just been computed, or from what was there all the time.
+    // The input is packed from a result that was just computed, or from one that was always
+    // available.
     let packed = exposed(&|m| {
         gemm(m, 100, &[], &[BufferId(1)]);
         pack(m, BufferId(1));
@@ -493,12 +496,13 @@ fn a_long_gather_is_bound_by_the_wire() {
         m.run(10, COMPUTE);
     }
     let run = m.isolated(&m.profile());
-    // Three gathers back to back and the last kernel; the first two kernels hide behind gathers.
+    // Three gathers back to back, and the last kernel. The first two kernels are hidden behind
+    // gathers.
     assert_eq!(step_us(&run), 160.0);
     assert_eq!(run.exposed[&Cause::Wire].us(), 130.0);
 }
 
-/// A(20), a reduction of 100 of what it computed, and B(70). A gather of 30 for C comes behind the
+/// A(20), a reduction of 100 that reads its result, and B(70). A gather of 30 for C follows the
 /// reduction.
 #[test]
 fn a_gather_behind_a_reduction_is_in_a_queue() {
@@ -529,25 +533,25 @@ fn a_gather_behind_a_reduction_is_in_a_queue() {
             .map(|c| run.exposed.get(&c).map_or(0.0, |t| t.us()));
         (by, queued)
     };
-    // The gather could have run from 0 to 30 and runs from 120 to 150, where B ends at 90: all of
-    // it is the queue's.
+    // The gather could have run from 0 to 30, but runs from 120 to 150, and B ends at 90. All of
+    // this is the queue's.
     let waited = Some((2, 1, Shared::Communicator, 120.0));
     assert_eq!(exposed(70, false, false), ([60.0, 0.0, 0.0], waited));
-    // B ends within the gather.
+    // B ends during the gather.
     assert_eq!(exposed(120, false, false), ([10.0, 0.0, 0.0], waited));
-    // Without B's work nothing hides the gather, and the gap has its length: 100 of 130 are the
+    // Without B, nothing hides the gather, so the gap has its full length: 100 of 130 are the
     // queue's.
     let (by, _) = exposed(0, false, false);
     assert_eq!(by, [120.0, 10.0, 0.0]);
-    // On one stream only the reduction shows since when it was ready, and the reduction's own wait
-    // is not counted.
+    // On a single stream, only the reduction determines when the gather was ready, and the
+    // reduction's own wait does not count.
     let waited = Some((2, 1, Shared::Stream, 100.0));
     assert_eq!(exposed(70, true, true), ([60.0, 0.0, 0.0], waited));
-    // A communicator and a stream of its own.
+    // A separate communicator and a separate stream.
     assert_eq!(exposed(70, true, false), ([0.0; 3], None));
 }
 
-/// Behind a reduction of 100 come gathers of 50 and 50, whose results are needed one after the
+/// A reduction of 100 is followed by gathers of 50 and 50, whose results are needed one after the
 /// other.
 #[test]
 fn a_line_of_gathers_waits_as_its_first_one_does() {
@@ -564,8 +568,9 @@ fn a_line_of_gathers_waits_as_its_first_one_does() {
     m.run(10, COMPUTE);
     let run = m.isolated(&m.profile());
     assert_eq!(step_us(&run), 210.0);
-    // 0 to 150 for the first: 100 behind the reduction, 50 of its own; 160 to 200 for the second,
-    // which without the reduction would have ended 100 earlier, as would the kernel before it.
+    // 0 to 150 for the first gather: 100 behind the reduction, and 50 of its own. 160 to 200 for
+    // the second: without the reduction, it would have ended 100 earlier, and so would the kernel
+    // before it.
     let by = [Cause::Queue, Cause::Wire].map(|c| run.exposed[&c].us());
     assert_eq!(by, [140.0, 50.0]);
 }
@@ -587,7 +592,8 @@ fn the_end_of_a_step_is_its_tail() {
 
 #[test]
 fn a_pipelined_host_hides_its_own_step() {
-    // 30 us of host work and 40 us of kernels a step: successive ends are 40 us apart, not 70.
+    // With 30 us of host work and 40 us of kernels per step, successive ends are 40 us apart, not
+    // 70.
     let mut m = Machine::new(1);
     m.b.op(Op::HostWork {
         kind: HostWorkKind::Step,

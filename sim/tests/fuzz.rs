@@ -1,5 +1,5 @@
-//! The fuzz target's inputs from a seed, so that every run of the tests tries the same few
-//! thousand; `fuzz/` searches further, guided by coverage.
+//! Inputs of the fuzz target, generated from a seed, so that every test run uses the same few
+//! thousand. `fuzz/` searches further, guided by coverage.
 
 #[path = "fuzz/pipeline.rs"]
 mod pipeline;
@@ -11,8 +11,8 @@ use std::collections::BTreeMap;
 
 const INPUTS: u64 = 3_000;
 
-/// `SHARDLAB_FUZZ_INPUTS` tries more, `SHARDLAB_FUZZ_FROM` others; `SHARDLAB_FUZZ_SHOW` prints each
-/// before it runs, to find one that does not end.
+/// `SHARDLAB_FUZZ_INPUTS` sets the number of inputs, and `SHARDLAB_FUZZ_FROM` the first seed.
+/// `SHARDLAB_FUZZ_SHOW` prints each input before it runs, to find one that does not terminate.
 fn setting(name: &str, default: u64) -> u64 {
     std::env::var(name)
         .ok()
@@ -45,7 +45,7 @@ fn seeded_inputs() {
     }
     println!("{reached:?}");
     assert!(failed.is_empty(), "{} inputs: {failed:?}", failed.len());
-    // The inputs are of use only while enough of them go all the way.
+    // The inputs are only useful while enough of them reach the simulator.
     let all_the_way = reached.get(&Reached::Simulated).copied().unwrap_or(0);
     assert!(all_the_way * 8 > n, "{reached:?}");
 }

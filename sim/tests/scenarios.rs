@@ -1,4 +1,4 @@
-//! Shipped scenarios through plan and simulator.
+//! Shipped scenarios through planner and simulator.
 
 use shardlab_plan::ir::{COMPUTE, CollectiveKind};
 use shardlab_plan::program::{Op, Program, Rule};
@@ -27,7 +27,7 @@ fn every_shipped_scenario_runs_and_adds_up() {
         let program = planned(name, &[]);
         let r = run(&program, &Options::default());
         let step = r.step_samples[0];
-        // Models of a few thousand parameters leave no device busy.
+        // Models with a few thousand parameters do not keep a device busy.
         let least = if program.meta.hardware == "cpu" {
             0.0
         } else {
@@ -35,8 +35,9 @@ fn every_shipped_scenario_runs_and_adds_up() {
         };
         assert!(r.mfu > least && r.mfu < 0.9, "{name}: mfu {}", r.mfu);
         assert_eq!(r.recorded_to - r.recorded_from, step, "{name}");
-        // Compute and exposed time fill the step, up to launch gaps. Offloaded state is on its way
-        // to the host while the next step computes already: only the part within the step counts.
+        // Compute and exposed time fill the step, except for launch gaps. Offloaded state is copied
+        // to the host while the next step already computes, so only the part within the step
+        // counts.
         let within = |t: Picos| t.clamp(r.recorded_from, r.recorded_to);
         let compute: u64 = r
             .spans
@@ -81,10 +82,10 @@ fn symmetric_ranks_of_a_real_step() {
     assert!(one.spans == all.spans && one.exposed == all.exposed);
 }
 
-/// The 1.5 B model of the measured peers under FSDP2, eager, micro-batch 2: 178.0 ms on one
+/// The 1.5 B model of the measured peers under FSDP2, eager, with micro-batch 2: 178.0 ms on one
 /// machine, 172.6 ms on another; peak allocated 28,990.89 MiB, reserved 33,376 MiB, device 34,990.9
-/// MiB. In the profile of its step all-gathers ran for 19.9 ms and reduce-scatters for 19.3 ms,
-/// GEMMs for 89.4 ms.
+/// MiB. In the profile of its step, all-gathers take 19.9 ms, reduce-scatters 19.3 ms, and GEMMs
+/// 89.4 ms.
 #[test]
 fn a_measured_step_is_predicted() {
     let program = planned("peers-1b", &[]);
@@ -123,7 +124,7 @@ fn a_measured_step_is_predicted() {
     near(gemms, 89.4, 0.10, "GEMMs ms");
 }
 
-/// An activation of 2,048 tokens times 256 elements in bf16 has 1 MiB. Between two H200s, NCCL's
+/// An activation of 2,048 tokens with 256 bf16 elements has 1 MiB. Between two H200s, NCCL's
 /// all-reduce of that size takes 19.62 us (`all_reduce` of two ranks in `h200-nvlink-exec`).
 #[test]
 fn tensor_parallel_all_reduces_cost_what_was_measured() {
@@ -148,16 +149,17 @@ fn tensor_parallel_all_reduces_cost_what_was_measured() {
         })
         .map(|s| s.alone.us())
         .collect();
-    // Two pairs of layers: each adds up its outputs in the forward pass. In the backward pass,
-    // the second pair adds up the gradients of its inputs. Those of the first are not needed.
+    // There are two pairs of layers. In forward, each pair all-reduces its outputs. In backward,
+    // the second pair all-reduces the gradients of its inputs; those of the first pair are not
+    // needed.
     assert_eq!(of_the_model.len(), 3);
     for us in of_the_model {
         assert!((us - 19.62).abs() < 0.01, "{us} us");
     }
 }
 
-/// 8,192 rows of 1,024 numbers in bf16, and what they should become in float32, at 55 GB/s behind 5
-/// us, as copies take on pinned memory.
+/// 8,192 rows of 1,024 bf16 numbers, and their targets in float32, at 55 GB/s after 5 us, the rate
+/// of copies from pinned memory.
 #[test]
 fn inputs_take_the_time_of_copies_from_the_host() {
     let text = "[model]\nfamily = \"linear\"\nlayers = 4\nhidden = 1024\n\
@@ -171,7 +173,7 @@ fn inputs_take_the_time_of_copies_from_the_host() {
         let r = simulate(&program, profile, &Options::default()).unwrap();
         let sent = r.spans.iter();
         let sent: Vec<_> = sent.filter(|s| program.upload(s.instr).is_some()).collect();
-        // All of them before the first kernel, one behind the other.
+        // All copies come before the first kernel, one after another.
         let first = r.spans.iter().find(|s| {
             let op = program.instrs[s.instr.index()].op;
             matches!(op, Op::Launch { stream, .. } if stream == COMPUTE)
@@ -188,7 +190,8 @@ fn inputs_take_the_time_of_copies_from_the_host() {
         assert!((got - wanted).abs() < 1e-3, "{alone:?}");
     }
     assert_eq!(alone.len(), 4);
-    // Twice the rate saves half of what the bytes take: nothing else fills the compute stream then.
+    // Twice the rate saves half of the copy time, because nothing else runs on the compute stream
+    // then.
     profile.device.h2d_gbps = 110.0;
     let saved = before - step(&profile).1;
     let half = alone.iter().map(|us| us - 5.0).sum::<f64>() / 2.0;
@@ -202,8 +205,8 @@ fn prefetch_pays_where_gathers_would_be_exposed() {
     assert!(without.step_samples[0].0 > with.step_samples[0].0 * 11 / 10);
 }
 
-/// Where kernels' workspaces lie outside the allocator, the whole device holds them as well; a
-/// fixed order of sums makes attention's larger and slower.
+/// If the workspaces of kernels are outside the allocator, they count for the whole device. A fixed
+/// order of sums makes the workspace of attention larger, and attention slower.
 #[test]
 fn the_device_holds_what_kernels_take_beside_the_program_s_buffers() {
     let measured = hardware::load("h200-nvlink").unwrap();
@@ -220,8 +223,8 @@ fn the_device_holds_what_kernels_take_beside_the_program_s_buffers() {
         &["fsdp.policy=\"native\"", "precision.deterministic=true"],
     );
     assert_ne!(any.digest(), fixed.digest());
-    // By hand: 129 MiB for 2 x 32 heads of 4,096 tokens of 64 numbers, and a word; 2,113 MiB in a
-    // fixed order.
+    // By hand: 129 MiB for 2 x 32 heads with 4,096 tokens of 64 numbers, and a word; 2,113 MiB with
+    // a fixed order of sums.
     let more = device(&any, &ours).0 - device(&any, &measured).0;
     assert_eq!(more >> 20, 129);
     let more = device(&fixed, &ours).0 - device(&fixed, &measured).0;
@@ -229,8 +232,8 @@ fn the_device_holds_what_kernels_take_beside_the_program_s_buffers() {
     assert!(device(&fixed, &ours).1 > device(&any, &ours).1);
 }
 
-/// Where a profile does not know what a fixed order costs, it is priced as any order, and costs say
-/// so: no measurement covers it.
+/// If a profile has no rows for a fixed order of sums, it is priced like any order, and the costs
+/// report that no measurement covers it.
 #[test]
 fn a_fixed_order_that_nothing_says_the_price_of_is_told() {
     let profile = hardware::load("h200-nvlink").unwrap();
@@ -263,8 +266,8 @@ fn a_fixed_order_that_nothing_says_the_price_of_is_told() {
     assert_eq!(told(fixed, &knows), told(any, &profile));
 }
 
-/// Frameworks make every communicator, `exec` those that a collective uses: policy `megatron` keeps
-/// one of its two for clipping, which this scenario does not do.
+/// Frameworks create all communicators; `exec` only those that a collective uses. Policy `megatron`
+/// needs one of its two only for clipping, which this scenario does not do.
 #[test]
 fn communicators_that_nothing_uses_take_memory_in_frameworks_alone() {
     let mut profile = hardware::load("h200-nvlink").unwrap();
@@ -277,7 +280,7 @@ fn communicators_that_nothing_uses_take_memory_in_frameworks_alone() {
     assert_eq!(made(&profile), each);
 }
 
-/// A communicator that gathers on copy engines has another size where the profile says so.
+/// A communicator that gathers on copy engines has a different size if the profile gives one.
 #[test]
 fn communicators_on_copy_engines_have_a_size_of_their_own() {
     let mut profile = hardware::load("h200-nvlink").unwrap();
@@ -288,7 +291,7 @@ fn communicators_on_copy_engines_have_a_size_of_their_own() {
     assert_eq!(made(&profile), 2 * each);
     profile.footprint.copy_engine_communicator_mib = Some(100);
     assert_eq!(made(&profile), each + 100);
-    // What kernels of collectives take, they take once, and not where there are none.
+    // Kernels of collectives take their memory once, and none if there are no collectives.
     profile.footprint.collective_kernels_mib = 7;
     assert_eq!(made(&profile), each + 107);
     let set = [
@@ -301,8 +304,8 @@ fn communicators_on_copy_engines_have_a_size_of_their_own() {
         profile.outside_allocator(&program).communicators.0 >> 20,
         200
     );
-    // The norm's sum is no work for copy engines, but one number takes nothing. Gradients take what
-    // others take.
+    // The sum for the norm does not run on copy engines, but a single number takes no memory.
+    // Gradients take the same as others.
     let program = planned("peers-1b", &[&set[..], &["train.grad_norm=true"]].concat());
     assert_eq!(
         profile.outside_allocator(&program).communicators.0 >> 20,
@@ -319,9 +322,9 @@ fn communicators_on_copy_engines_have_a_size_of_their_own() {
     );
 }
 
-/// Steps of PyTorch's FSDP2 as rank 0 of four on one H200, with collectives that take no time
+/// Step times of PyTorch's FSDP2 as rank 0 of four on one H200, with collectives that take no time
 /// (`scenarios/hardware/measure/steps.py`, torch 2.11, 2026-11-23; medians of 16): scenario,
-/// overrides, compile mode, milliseconds. Left out are the smallest steps, which hosts pace.
+/// overrides, compile mode, milliseconds. The smallest steps, which are host-bound, are left out.
 const ALONE: &[(&str, &[&str], &str, f64)] = &[
     ("peers-1b", &[], "off", 157.29),
     ("peers-1b", &[], "blocks", 144.72),
@@ -349,9 +352,9 @@ const CUSTOM: &[&str] = &[
     "model.vocab=50304",
 ];
 
-/// What computes and copies, without the wire: each step within 2.5 %, one in the mean. GEMMs
-/// and attention have rows of these very steps; kernels bound by memory, gaps and the host's work
-/// are priced by tables and costs that were measured elsewhere.
+/// Compute and copies without communication: each step is within 2.5 %, and the mean error is
+/// within 1 %. GEMMs and attention have rows from these steps; memory-bound kernels, gaps and host
+/// work are priced by tables and costs that were measured elsewhere.
 #[test]
 fn steps_without_a_wire_take_what_one_rank_took() {
     let mut profile = hardware::load("h200-nvlink").unwrap();
@@ -375,8 +378,8 @@ fn steps_without_a_wire_take_what_one_rank_took() {
     assert!(mean < 0.01, "{mean:.4}");
 }
 
-/// 8-bit matmuls have rates of their own, and those of backward, which add up in float32, take
-/// longer. A GPU whose profile knows no rate is refused.
+/// 8-bit matmuls have separate rates. Those of backward, which accumulate in float32, take longer.
+/// A GPU whose profile has no rate is rejected.
 #[test]
 fn matmuls_in_8_bits_have_rates_of_their_own() {
     let cast = ["precision.float8_recipe=\"tensorwise\""];
@@ -406,8 +409,8 @@ fn matmuls_in_8_bits_have_rates_of_their_own() {
     assert!(step(&bf16, &unknown).is_ok());
 }
 
-/// Blocks of scales are estimated: by the rate of 8-bit matmuls that add up in float32, with casts
-/// of transposed copies. So they cost more than one scale per tensor, and less than bfloat16.
+/// Block scaling is estimated from the rate of 8-bit matmuls that accumulate in float32, with casts
+/// of transposed copies. It therefore costs more than tensorwise scaling, and less than bfloat16.
 #[test]
 fn matmuls_with_scales_of_blocks_are_estimated() {
     let step = |hardware: &str, recipe: &str| {
@@ -431,7 +434,7 @@ fn matmuls_with_scales_of_blocks_are_estimated() {
 }
 
 /// Under FSDP2, the optimizer of offloaded state takes the time in which the CPU moves its bytes,
-/// and nothing overlaps with it.
+/// and does not overlap with anything.
 #[test]
 fn an_optimizer_on_the_cpu_has_the_rate_of_the_cpu() {
     let offload = "fsdp.offload=[\"params\", \"grads\", \"optimizer\"]";
@@ -444,7 +447,7 @@ fn an_optimizer_on_the_cpu_has_the_rate_of_the_cpu() {
         r.step_samples[0].0 as f64 / 1e12
     };
     let parameters: u64 = program.params.iter().map(|p| p.numel()).sum();
-    // Weight, gradient and two moments are read, and all but the gradient written.
+    // Weight, gradient and two moments are read; all but the gradient are written.
     let bytes = 28.0 * parameters as f64 / 8.0;
     let longer = step(20.0) - step(50.0);
     let expected = bytes / 1e9 * (1.0 / 20.0 - 1.0 / 50.0);
@@ -454,7 +457,7 @@ fn an_optimizer_on_the_cpu_has_the_rate_of_the_cpu() {
     );
 }
 
-/// What leaves the device after forward is not there at the peak.
+/// Activations that leave the device after forward do not count at the peak.
 #[test]
 fn offloaded_activations_lower_the_peak() {
     let peak = |set: &[&str]| {
@@ -469,7 +472,7 @@ fn offloaded_activations_lower_the_peak() {
     assert!(moved < kept / 2, "{moved} of {kept}");
 }
 
-/// With a shared expert next to them, exchanges of tokens leave less of the step without a kernel,
+/// If a shared expert overlaps with the token exchange, less of the step has no running kernel, in
 /// forward and backward, and the step is shorter.
 #[test]
 fn shared_experts_hide_the_dispatch() {
@@ -496,7 +499,7 @@ fn shared_experts_hide_the_dispatch() {
     }
 }
 
-/// Returns the time in which tokens are exchanged and no kernel computes.
+/// Returns the time in which tokens are exchanged while no kernel computes.
 fn exposed_exchanges(program: &Program, r: &Run) -> Picos {
     let compute: Vec<(u64, u64)> = (r.spans.iter())
         .filter(|s| s.stream == COMPUTE)

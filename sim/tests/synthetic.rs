@@ -1,4 +1,4 @@
-//! Whole synthetic steps: symmetry, stragglers, jitter, invariants over random programs.
+//! Whole synthetic steps: symmetry, stragglers, jitter, and invariants over random programs.
 
 mod common;
 
@@ -62,7 +62,7 @@ fn a_straggler_slows_everyone() {
         steps: 4,
         ..Options::default()
     };
-    // The device, not the host, sets the pace of this small program.
+    // The device, not the host, is the bottleneck of this small program.
     let mut profile = h200();
     profile.host.work.hook_us = 50.0;
     let even = simulate(&program, &profile, &base).unwrap();
@@ -77,9 +77,10 @@ fn a_straggler_slows_everyone() {
         step_us(&run),
         step_us(&even)
     );
-    // Rank 0 is no straggler: it waits in collectives.
+    // Rank 0 is not a straggler: it waits in collectives.
     assert!(run.spans.iter().any(|s| s.blocker == Blocker::Rank));
-    // Collectives that start late because of it are not slowed by more than before.
+    // Contention does not slow down collectives that start late because of the straggler any
+    // further.
     let contention = |run: &Run| run.exposed.get(&Cause::Contention).map_or(0.0, |t| t.us());
     assert!(
         run.exposed.contains_key(&Cause::Straggler) && contention(&run) <= contention(&even) + 1.0,
@@ -87,7 +88,7 @@ fn a_straggler_slows_everyone() {
         run.exposed,
         even.exposed
     );
-    // Nor is what the end of backward waits longer the tail of a step.
+    // A longer wait at the end of backward does not count as the tail of a step.
     let tail = |run: &Run| run.exposed.get(&Cause::Tail).map_or(0.0, |t| t.us());
     assert!(
         tail(&run) <= tail(&even) + 1.0,
@@ -117,7 +118,7 @@ fn jitter_repeats_with_its_seed_and_costs_time() {
     let still = simulate(&program, &h200(), &options(1, 0.0)).unwrap();
     let mean =
         |r: &Run| r.step_samples.iter().map(|t| t.us()).sum::<f64>() / r.step_samples.len() as f64;
-    // The slowest of four ranks sets the pace of every collective.
+    // The slowest of four ranks determines the time of every collective.
     assert!(mean(&a) > mean(&still), "{} {}", mean(&a), mean(&still));
 }
 
@@ -207,8 +208,7 @@ fn memory_of_a_synthetic_step_is_the_sum_of_what_is_alive() {
     assert!(run.memory.peak_device > run.memory.capacity.unwrap());
 }
 
-/// A random program without contradictions: kernels and gathers on four streams, joined by events
-/// in issue order.
+/// A random valid program: kernels and gathers on four streams, joined by events in issue order.
 #[derive(Clone, Debug)]
 enum Step {
     Kernel(u8, u64),
@@ -270,7 +270,7 @@ fn machine(steps: &[Step]) -> Machine {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// The engine's own invariants hold (it returns an error otherwise), spans of a stream do not
+    /// The engine's invariants hold (otherwise it returns an error), spans on a stream do not
     /// overlap, nothing runs before it was issued, and the recorded step is within its bounds.
     #[test]
     fn random_programs_run(steps in steps(), host in 0.0f64..20.0, contention: bool, full_ranks: bool) {
@@ -291,8 +291,8 @@ proptest! {
         prop_assert!(run == again);
     }
 
-    /// Every moment in which the compute stream has nothing to run has one cause, what waited in a
-    /// queue waited as long as is said, and where nothing is slowed there is no contention.
+    /// Every moment in which the compute stream is idle has one cause, waits in a queue are as long
+    /// as reported, and there is no contention if nothing is slowed down.
     #[test]
     fn exposed_time_has_one_cause(steps in steps(), host in 0.0f64..20.0, contention: bool, full_ranks: bool) {
         let m = machine(&steps);
@@ -312,7 +312,7 @@ proptest! {
         }
         let mut pieces: Vec<_> = run.gaps.iter().map(|g| (g.start, g.end)).collect();
         pieces.dedup_by(|next, last| last.1 == next.0 && { last.1 = next.1; true });
-        // Neighbouring gaps of different kernels touch where a kernel takes no time; none does
+        // Adjacent gaps of different kernels touch if a kernel takes no time, which does not happen
         // here.
         prop_assert_eq!(pieces, idle);
         let of = |cause| run.gaps.iter().filter(move |g| g.cause == cause);
@@ -332,7 +332,7 @@ proptest! {
         }
     }
 
-    /// Without contention a faster memory system never makes a fixed program slower.
+    /// Without contention, a faster memory system never makes a fixed program slower.
     #[test]
     fn faster_is_never_slower(steps in steps(), speedup in 1.0f64..4.0) {
         let m = machine(&steps);

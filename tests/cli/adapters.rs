@@ -1,4 +1,4 @@
-//! Adapters through the command line: PEFT's run, folders, checkpoints, bad input.
+//! Adapters through the command line: a PEFT run, output folders, checkpoints, and bad input.
 
 use crate::{json, shardlab, stdout};
 use serde_json::Value;
@@ -10,7 +10,7 @@ fn exec(args: &[&str]) -> Value {
     json(&all).remove(0)
 }
 
-/// Returns the message of a failed call, and its exit status.
+/// Returns the exit status and the message of a failed call.
 fn failure(args: &[&str]) -> (i32, String) {
     let output = shardlab(args).output().unwrap();
     let code = output.status.code().unwrap();
@@ -52,7 +52,7 @@ fn a_run_of_peft() {
     }
 }
 
-/// The counts are those of PEFT.
+/// The parameter counts are those of PEFT.
 #[test]
 fn trained_parameters_are_counted() {
     let report = json(&["plan", "lora-tiny", "--groups", "--json"]).remove(0);
@@ -92,7 +92,7 @@ fn exported_adapters_begin_another_run() {
     ];
     let second = exec(&[&["small-lora", "--adapter", &out][..], &still].concat());
     assert_eq!(first["final_norms"], second["final_norms"]);
-    // Without them, adapters start again from zero.
+    // Without the saved adapters, they start again from zero.
     let other = exec(&[&["small-lora"][..], &still].concat());
     let b = "model.layers.0.self_attn.q_proj.lora_B.weight";
     assert_eq!(other["final_norms"][b], 0.0);
@@ -101,7 +101,7 @@ fn exported_adapters_begin_another_run() {
     assert_eq!(other["final_norms"][base], first["final_norms"][base]);
 }
 
-/// Checkpoints hold adapters only; a resumed run is the uninterrupted one.
+/// Checkpoints contain only adapters, and a resumed run continues like an uninterrupted one.
 #[test]
 fn checkpoints_hold_adapters_only() {
     let dir = tempfile::tempdir().unwrap();
@@ -120,7 +120,7 @@ fn checkpoints_hold_adapters_only() {
     let rest = exec(&[&["small-lora"][..], &at].concat());
     assert_eq!(rest["losses"], whole["losses"]);
     assert_eq!(rest["final_norms"], whole["final_norms"]);
-    // Another seed means another model.
+    // Another seed results in another model.
     let (code, words) = failure(&[&["exec", "small-lora", "--seed", "7"][..], &at].concat());
     assert_eq!(code, 2, "{words}");
     assert!(

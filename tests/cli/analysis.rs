@@ -103,7 +103,8 @@ fn what_ifs_say_what_sim_says() {
         .find(|s| s["part"] == "host_copies" && s["factor"] == 2.0)
         .unwrap();
     assert!(copies["step_ms"].as_f64() > offload["step_ms"].as_f64());
-    // An option that the scenario already has is no change, and an impossible one has a reason.
+    // An option that the scenario already has is not a change, and an impossible one is listed with
+    // the reason.
     assert!(
         !changes
             .iter()
@@ -183,7 +184,7 @@ fn the_text_leads_with_the_answer() {
     assert!(short.contains("--all") && short.lines().count() < all.lines().count() / 2);
 }
 
-/// `regions` gains nothing on the small toys, whose layers run in the library, but gains on large
+/// `regions` does not help the toy models, whose layers run in library kernels, but helps large
 /// blocks. `explain` says why.
 #[test]
 fn compiled_regions_gain_on_large_blocks_and_not_on_toys() {
@@ -206,7 +207,7 @@ fn compiled_regions_gain_on_large_blocks_and_not_on_toys() {
     assert!(text.contains("regions gains"), "{text}");
 }
 
-/// States in host memory use no device memory, and copies are not communication.
+/// State in host memory uses no device memory, and copies do not count as communication.
 #[test]
 fn offloaded_states_are_not_alive_on_the_device_and_copies_are_named() {
     let e = explain(&["offload", "--no-what-if"]);
@@ -228,7 +229,7 @@ fn offloaded_states_are_not_alive_on_the_device_and_copies_are_named() {
 }
 
 /// If the step is compiled as a whole, it waits for a reduction and for the kernel that stores its
-/// result, and its collectives carry the parameters of several units. Both are named.
+/// result, and its collectives carry parameters of several units. The output names both.
 #[test]
 fn waits_of_whole_steps_name_all_that_was_waited_for() {
     let e = explain(&["small-full", "--no-what-if"]);
@@ -236,7 +237,7 @@ fn waits_of_whole_steps_name_all_that_was_waited_for() {
     let last = gaps.iter().find(|g| g["cause"] == "tail").unwrap();
     assert_eq!(last["waited_for"], "reduce_scatter + multi_copy");
     // The first wait: buckets of 16 KiB have room for the embedding (97 x 32 in bf16, 6.1 KiB) and
-    // for what layers.0 reads first.
+    // for the first parameters that layers.0 reads.
     let first = gaps
         .iter()
         .filter(|g| g["waited_for"] == "all_gather")
@@ -251,9 +252,9 @@ fn waits_of_whole_steps_name_all_that_was_waited_for() {
     assert!(why.contains("Bound by communication:"), "{why}");
 }
 
-/// Across nodes, the mesh and the groups for `reshard_after_forward` are tried, with the same
-/// predictions as `sim`. Within a node neither helps. States in host memory are tried if the policy
-/// supports them.
+/// Across nodes, `explain` tries the mesh and the groups for `reshard_after_forward`, with the same
+/// predictions as `sim`. Within a node, neither helps. It tries state in host memory if the policy
+/// supports it.
 #[test]
 fn changes_across_nodes_are_tried() {
     let two = [
@@ -292,8 +293,8 @@ fn changes_across_nodes_are_tried() {
     assert!(about("fsdp.reshard_after_forward=false"));
 }
 
-/// If the scenario does not fit, the text starts with the smallest change that fits, and `sim`
-/// agrees.
+/// If the scenario does not fit, the text starts with the smallest change that makes it fit, and
+/// `sim` agrees.
 #[test]
 fn what_makes_it_fit_comes_first() {
     let base = [
@@ -340,7 +341,7 @@ fn what_makes_it_fit_comes_first() {
     let free = 1.0 - bytes("peak_device_bytes") / bytes("capacity_bytes");
     assert!(free >= 0.05, "{free}");
 
-    // The full table lists those that fit before those that do not.
+    // The full table lists changes that fit before changes that do not.
     let all = explained(&["--all"]);
     let table = all.split_once("Effect of each option").unwrap().1;
     let (before, behind) = table.split_once("do not fit:").unwrap();
@@ -351,8 +352,8 @@ fn what_makes_it_fit_comes_first() {
     );
 }
 
-/// One option is not enough with headroom, but two are. A change that only just fits is mentioned
-/// as well.
+/// With headroom, one option is not enough, but two are. The text also mentions a change that only
+/// just fits.
 #[test]
 fn two_options_are_proposed_where_one_is_not_enough() {
     let args = [
@@ -371,7 +372,7 @@ fn two_options_are_proposed_where_one_is_not_enough() {
     assert!(text.contains("with 5 % free:"), "{text}");
 }
 
-/// Only changes of more than 0.5 % are listed, and none that a user of the policy cannot make.
+/// Only changes of more than 0.5 % are listed, and only those that a user of the policy can make.
 #[test]
 fn changes_that_do_not_matter_are_hidden() {
     let text = stdout(&["explain", "llama3-70b-64xh100"]);
@@ -388,7 +389,7 @@ fn changes_that_do_not_matter_are_hidden() {
     assert!(all.contains("fsdp.policy=native"), "{all}");
 }
 
-/// A vocabulary off the fast path causes a warning, and padding it is proposed.
+/// A vocabulary size that is not a multiple of 8 causes a warning and a suggestion to pad it.
 #[test]
 fn an_odd_vocabulary_is_a_warning() {
     let set = ["llama3-8b-4xh200", "--set", "model.vocab=128257"];
@@ -406,8 +407,8 @@ fn an_odd_vocabulary_is_a_warning() {
     assert_eq!(aligned["warnings"].as_array().unwrap().len(), 0);
 }
 
-/// If all blocks are recomputed, the fewest that leave 5 % of the device free are found: one fewer
-/// leaves less.
+/// If all blocks are recomputed, `explain` finds the smallest number of blocks that leaves 5 % of
+/// the device free; one fewer leaves less.
 #[test]
 fn the_fewest_recomputed_blocks_are_found() {
     let on = ["llama3-70b-64xh100"];
@@ -430,9 +431,9 @@ fn the_fewest_recomputed_blocks_are_found() {
     let (enough, step_ms) = free(layers);
     assert_eq!(effect["step_ms"], step_ms);
     assert!(enough >= 0.05 && free(layers - 1).0 < 0.05, "{layers}");
-    // Fewer layers are computed twice.
+    // Fewer layers are recomputed.
     assert!(step_ms.as_f64() < e["step_ms"].as_f64());
-    // If only some blocks are recomputed, only recompute of all blocks is tried.
+    // If only some blocks are recomputed, `explain` only tries to recompute all blocks.
     let some = explain(&["llama3-70b-64xh100", "--set", "train.recompute_layers=70"]);
     let about = |w: &Value| set(w).starts_with("train.recompute_layers=");
     let tried = some["what_if"].as_array().unwrap().iter();
@@ -508,8 +509,8 @@ fn a_gather_behind_a_reduction_is_named_with_it() {
     );
 }
 
-/// Every size of expert parallelism is compared with any other, with what tokens and rows would
-/// take.
+/// Each expert-parallel size is compared with all others, with the time and memory of tokens and
+/// rows.
 #[test]
 fn experts_are_compared_from_any_size() {
     for (set, others) in [("mesh.ep=1", ["2", "4"]), ("mesh.ep=2", ["1", "4"])] {

@@ -1,4 +1,4 @@
-//! Bad input ends with status 2, and the message says what is wrong, where, and what was expected.
+//! Bad input ends with status 2. The message says what is wrong, where, and what was expected.
 
 use crate::shardlab;
 use std::fmt::Write;
@@ -70,7 +70,7 @@ fn files() -> Vec<(&'static str, String)> {
     ]
 }
 
-/// Returns the standard error of a call that ends with status 2, without the name of the folder.
+/// Returns the standard error of a call that ends with status 2, without the folder name.
 fn fault(args: &[&str], folder: &Path) -> String {
     let assert = shardlab(args).assert().code(2);
     let output = assert.get_output();
@@ -153,8 +153,8 @@ fn faulty_options_are_refused_by_name() {
     insta::assert_snapshot!(all);
 }
 
-/// Verbs read a scenario from standard input like a file; its relative paths start at the current
-/// folder.
+/// Commands read a scenario from standard input like a file. Its relative paths are relative to the
+/// working directory.
 #[test]
 fn standard_input_is_a_scenario() {
     let folder = tempfile::tempdir().unwrap();

@@ -2,7 +2,7 @@
 
 use super::{json, shardlab, stdout};
 
-/// A short measurement yields a usable profile: the scenario of the CPU device is priced from
+/// A short measurement results in a usable profile: the scenario of the CPU device is priced from
 /// measured tables.
 #[test]
 fn a_measured_profile_predicts() {
@@ -24,11 +24,11 @@ fn a_measured_profile_predicts() {
     assert!(run["measured_cost_share"].as_f64().unwrap() > 0.5);
 }
 
-/// Table of the profile to which kernels are added.
+/// Table of the base profile, to which kernels are added.
 const TABLE: &str = "[[gemm]]\nsource = \"test\"\ndtype = \"f32\"\nrows = [[8, 8, 8, 1.0]]\n";
 
-/// Writes a profile for the number of cores of this machine, in which only a small matmul was
-/// measured.
+/// Writes a profile for the number of cores of this machine, with a single small matmul as
+/// measurement.
 fn write_base(path: &str) {
     let cores = std::thread::available_parallelism().unwrap();
     let shipped = include_str!("../../scenarios/hardware/cpu.toml");
@@ -43,7 +43,7 @@ fn write_base(path: &str) {
     std::fs::write(path, format!("{}\n\n{TABLE}", head.join("\n"))).unwrap();
 }
 
-/// Kernels of the user's scenario come before the tables of a profile, and are exact rows of it.
+/// Kernels of the user's scenario come before the tables of the base profile, and are exact rows.
 #[test]
 fn kernels_of_a_scenario_are_added_to_a_profile() {
     let dir = tempfile::tempdir().unwrap();
@@ -65,7 +65,7 @@ fn kernels_of_a_scenario_are_added_to_a_profile() {
         text.contains("name = \"mine\"") && text.contains(TABLE),
         "{text}"
     );
-    // 48 tokens of 32 numbers times a vocabulary of 131: forward, and both gradients.
+    // 48 tokens of 32 numbers times a vocabulary of 131: forward and both gradients.
     for row in ["[48, 131, 32, ", "[48, 32, 131, ", "[131, 32, 48, "] {
         assert!(text.contains(row), "no {row} in {text}");
     }
@@ -79,8 +79,8 @@ fn kernels_of_a_scenario_are_added_to_a_profile() {
     assert!(before < 0.5 && after > 0.95, "{before} {after}");
 }
 
-/// Grouped matmuls of experts have rows of their own for each element type and kind of sums, which
-/// then price the scenario.
+/// Grouped matmuls of experts have separate rows for each dtype and kind of sum, which then price
+/// the scenario.
 #[test]
 fn grouped_matmuls_in_8_bits_are_added_to_a_profile() {
     let dir = tempfile::tempdir().unwrap();
@@ -111,7 +111,7 @@ fn grouped_matmuls_in_8_bits_are_added_to_a_profile() {
             (says("fast_accum = true"), says("weight_gradient = true"))
         })
         .collect();
-    // Forward, and both gradients.
+    // Forward and both gradients.
     assert_eq!(kinds, [(false, false), (false, true), (true, false)]);
     // Whether the scenario's grouped matmuls are estimated.
     let estimated = |hardware: &str| {
@@ -180,7 +180,7 @@ fn bad_arguments_are_refused() {
     ] {
         shardlab(args).assert().code(2);
     }
-    // Before anything is measured.
+    // The call fails before any measurement.
     let text = shardlab(&["calibrate", "--out", "/nowhere/cpu.toml"])
         .assert()
         .code(2);
@@ -189,7 +189,7 @@ fn bad_arguments_are_refused() {
     assert!(!stderr.contains("calibrate: "), "{stderr}");
 }
 
-/// Costs of a trace come before the tables of a profile, and say where they are from.
+/// Costs from a trace come before the tables of the base profile and name their source.
 #[test]
 fn a_profile_is_made_from_traces() {
     let dir = tempfile::tempdir().unwrap();
@@ -224,18 +224,18 @@ fn a_profile_is_made_from_traces() {
         "{}",
         share(&own)
     );
-    // The host is as slow as the launches of the trace say.
+    // The host is as slow as the launches in the trace.
     let section = &profile[profile.find("[scale]").unwrap()..];
     let host = section.lines().find_map(|l| l.strip_prefix("host = "));
     let scale: f64 = host.unwrap().parse().unwrap();
     let ms = |run: &serde_json::Value| run["host_ms"].as_f64().unwrap();
-    // The shipped profile has 1.15 itself.
+    // The shipped profile itself has a factor of 1.15.
     let factor = ms(&own) / ms(&shipped);
     assert!(
         factor > 1.1 && (factor * 1.15 / scale - 1.0).abs() < 0.01,
         "{factor} {scale}"
     );
-    // Another tool's database and a trace of another device are refused.
+    // The database of another tool and a trace of another device are rejected.
     let snapshot = format!("{traces}/oom.snapshot.pickle.gz");
     shardlab(&["calibrate", "--from-trace", &snapshot])
         .assert()
@@ -248,8 +248,8 @@ fn a_profile_is_made_from_traces() {
     assert!(error.contains("a profile describes one device"), "{error}");
 }
 
-/// The profile predicts the step that it was made of. Steps that say nothing about the host are
-/// refused.
+/// The profile predicts the step that it was derived from. Steps that say nothing about the host
+/// are rejected.
 #[test]
 fn a_measured_step_tells_how_slow_the_host_is() {
     let dir = tempfile::tempdir().unwrap();

@@ -11,7 +11,7 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// A run resumed from a folder that was written for PyTorch continues bitwise identically, also on
+/// A run that resumes from a folder written for PyTorch continues bitwise identically, also on
 /// another mesh.
 #[test]
 fn a_run_continues_from_what_it_wrote_for_pytorch() {
@@ -50,7 +50,7 @@ fn a_run_continues_from_what_it_wrote_for_pytorch() {
     }
 }
 
-/// Muon and AdamW share a model, which no optimizer of PyTorch reads from one checkpoint.
+/// Muon and AdamW share a model, but no PyTorch optimizer reads both from one checkpoint.
 #[test]
 fn states_of_muon_are_not_written_for_pytorch() {
     let dir = tempfile::tempdir().unwrap();
@@ -97,7 +97,7 @@ fn other_folders_are_refused() {
         &["import", "small-qwen3", &empty, &to],
         "would import `os.system`",
     );
-    // A shape that is not the model's.
+    // This shape differs from that of the model.
     let scenario = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/dcp/linear.toml");
     let wider = ["import", scenario, fixture, &to, "--set", "model.hidden=6"];
     refused(&wider, "has shape [5, 5], the model's is [6, 6]");

@@ -14,7 +14,7 @@ fn metric(pair: &Value, name: &str) -> [f64; 2] {
     [0, 1].map(|i| found["values"][i].as_f64().unwrap())
 }
 
-/// Acceptance of the run comparison: the gain of forward prefetch, and the reason.
+/// Acceptance: a comparison of runs shows the gain of forward prefetch, and its reason.
 #[test]
 fn the_gain_of_prefetch_and_its_cause() {
     let path = "scenarios/llama3-8b-4xh200.toml";
@@ -62,7 +62,7 @@ fn the_gain_of_prefetch_and_its_cause() {
         "--json",
     ])[0];
     let [with, without] = metric(pair, "step_ms");
-    // The numbers are those of `sim`.
+    // The numbers equal those of `sim`.
     for (expected, set) in [(with, "1"), (without, "0")] {
         let set = format!("fsdp.prefetch_forward={set}");
         let sim = &json(&["sim", path, "--set", &set, "--json"])[0];
@@ -75,7 +75,7 @@ fn the_gain_of_prefetch_and_its_cause() {
     assert_eq!(pair["waits"][0]["cause"][1], "gate");
 }
 
-/// The waiting time changes the clock under the power limit; the text says so with the numbers of
+/// Waiting times change the clock under the power limit. The text says so, with the numbers of
 /// `sim`.
 #[test]
 fn a_differing_clock_is_reported() {
@@ -104,7 +104,7 @@ fn a_differing_clock_is_reported() {
         a.0, a.1, b.0, b.1
     );
     assert!(prose.contains(&sentence), "{sentence}\n{text}");
-    // Equal clocks, and profiles without a power limit, are not worth a sentence.
+    // Equal clocks, and profiles without a power limit, are not mentioned.
     let equal = [&["compare", "peers-1b", "peers-1b"][..], &base].concat();
     let unknown = ["compare", "peers-1b", "--set-b", "fsdp.prefetch_backward=0"];
     for args in [&equal[..], &unknown] {
@@ -131,7 +131,7 @@ fn predicted_against_measured() {
     assert!(text.contains("worst predictions"), "{text}");
     let words = text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words.contains("the prediction is "), "{text}");
-    // A setting that only one of the runs has is not a difference.
+    // A setting that only one of the runs has does not count as a difference.
     assert!(!text.contains("seconds.devices"), "{text}");
     // Neither run is an improvement on the other.
     let tests = text.lines().find(|l| l.starts_with("tests ")).unwrap();
@@ -146,7 +146,7 @@ fn losses_are_overlaid_and_equal_for_schedules_that_do_not_matter() {
     assert_eq!(same["losses"]["diverges"], Value::Null);
     assert_eq!(same["losses"]["steps"], serde_json::json!([4, 4]));
     let other = &json(&[&args[..], &["train.lr=0.01", "--json"]].concat())[0];
-    // The first loss precedes any update.
+    // The first loss is computed before any update.
     assert_eq!(other["losses"]["diverges"]["step"], 2);
     let text = stdout(&[&args[..], &["train.lr=0.01"]].concat());
     assert!(text.contains("The loss differs from step 2 on"), "{text}");
@@ -177,12 +177,12 @@ fn kept_runs_folders_and_names_are_compared() {
     assert_eq!(step(&["baseline", "last"]), expected);
     assert_eq!(step(&[&folder, &id(1)[19..]]), expected);
     assert_eq!(step(&["peers-tiny", "last"]), expected);
-    // A saved run has the same content as a fresh one.
+    // A saved run has the same content as a new one.
     let whole = |run: &str| {
         let args = ["compare", run, "prefetch-0", "--store", path, "--json"];
         let mut pair = json(&args).remove(0);
         let fields = pair.as_object_mut().unwrap();
-        // Only saved runs have the facts of the machine.
+        // Only saved runs have facts about the machine.
         fields.remove("environment");
         pair
     };
@@ -213,7 +213,7 @@ fn many_runs_make_a_table() {
     );
 }
 
-/// Training on this machine is unrelated to a simulated job of another model: no view compares
+/// Training on this machine is unrelated to a simulated job of another model, so no view compares
 /// their times.
 #[test]
 fn unrelated_runs_are_not_judged() {
@@ -243,7 +243,7 @@ fn unrelated_runs_are_not_judged() {
     for field in ["step", "prediction"] {
         assert_eq!(pair[field], Value::Null, "{field}");
     }
-    // Neither is called the best.
+    // Neither is marked as the best.
     let args = [
         "compare",
         "last",
@@ -297,20 +297,20 @@ fn ties_are_not_stars() {
     assert_eq!(front(&usual), [true, true, false]);
     assert_eq!(stars(&usual)[2], 0);
     assert!(stars(&usual)[1] > 0);
-    // The hardware is an estimate, so its error is the default tolerance.
+    // The hardware is an estimate, so its error is used as the default tolerance.
     let text = stdout(&base);
     let (_, within) = text.split_once("Values within ").unwrap();
     let (percent, rest) = within.split_once(" %").unwrap();
     assert!(percent.parse::<f64>().unwrap() > 0.5, "{text}");
     assert!(rest.starts_with(" are equal"), "{text}");
-    // With an exact tolerance it is faster.
+    // With an exact tolerance, it is faster.
     let exact = ["--tolerance", "0%"];
     assert_eq!(front(&exact), [true, true, true]);
     assert!(stars(&exact)[2] > 0);
-    // Within 40 %, only memory differs.
+    // With a tolerance of 40 %, only memory differs.
     let wide = ["--tolerance", "40%"];
     assert_eq!(front(&wide), [true, false, false]);
-    // Of identical runs none is the best.
+    // Among identical runs, none is the best.
     let same = ["compare", "prefetch-1", "prefetch-1", "prefetch-1"];
     let text = stdout(&[&same[..], &usual].concat());
     assert!(
@@ -321,7 +321,7 @@ fn ties_are_not_stars() {
     assert!(error.contains("for example 0.5%"), "{error}");
 }
 
-/// Scenarios that differ in dozens of options: columns are dropped, but no word or number is
+/// Scenarios that differ in dozens of options: columns are dropped, but words and numbers are never
 /// broken.
 #[test]
 fn a_table_of_unlike_runs_can_be_read() {
@@ -334,9 +334,9 @@ fn a_table_of_unlike_runs_can_be_read() {
     let steps = metrics.iter().find(|m| m["name"] == "step_ms").unwrap();
     for (name, step) in names.iter().zip(steps["values"].as_array().unwrap()) {
         let step = format!("{:.2} ", step.as_f64().unwrap());
-        // The first lines name the runs, too.
+        // The first lines also contain the names of runs.
         let row = text.lines().rfind(|l| l.contains(name)).unwrap();
-        // Thousands are separated.
+        // Numbers have thousands separators.
         assert!(row.replace(',', "").contains(&step), "{step} in {row}");
     }
     assert!(text.contains("Also different: "), "{text}");
@@ -372,8 +372,8 @@ fn what_cannot_be_compared_is_said() {
     assert!(error.contains("prefetch_forward"), "{error}");
 }
 
-/// A baseline of the gate is compared with runs: its prediction with predictions, its training with
-/// trainings.
+/// A gate baseline is compared with runs: its prediction with predictions, its training run with
+/// training runs.
 #[test]
 fn baselines_are_compared() {
     let dir = tempfile::tempdir().unwrap();
@@ -387,7 +387,7 @@ fn baselines_are_compared() {
         .concat(),
     );
     let name = "baseline:small-native";
-    // A single baseline is compared with its scenario in its present state, with the same options.
+    // A single baseline is compared with the current state of its scenario, with the same options.
     let args = ["compare", name, "--baseline", &at];
     let text = stdout(&args);
     assert_narrow(&text);
@@ -403,10 +403,11 @@ fn baselines_are_compared() {
     assert_eq!((a, pair["step"]["verdict"].as_str()), (b, Some("equal")));
     assert_eq!(pair["options"].as_array().unwrap().len(), 0);
     assert_eq!(pair["breakdown"]["by_phase"].as_array().unwrap().len(), 0);
-    // An option changed since the baseline.
+    // An option has changed since the baseline.
     let changed = stdout(&[&args[..], &["--set-b", "fsdp.prefetch_forward=0"]].concat());
     assert!(changed.contains("The programs differ: "), "{changed}");
-    // The baseline file against a training: losses are bitwise equal, and no stored time is used.
+    // The baseline file is compared with a training run: losses are bitwise equal, and no stored
+    // time is used.
     let file = format!("{at}/small-native.toml");
     let args = [&["compare", &file, "small-native", "--exec-b"], &set[..]].concat();
     let pair = &json(&[&args[..], &["--json"]].concat())[0];
@@ -418,7 +419,7 @@ fn baselines_are_compared() {
     assert_eq!(a, b);
     let text = stdout(&args);
     assert!(text.contains("Memory is the same"), "{text}");
-    // Several runs: a table.
+    // For several runs, a table is printed.
     let text = stdout(&["compare", &file, "small-native", "small-fsdp2"]);
     assert!(text.contains("front"), "{text}");
     for (args, words) in [
@@ -436,7 +437,7 @@ fn baselines_are_compared() {
     }
 }
 
-/// The options of `exec` are passed on to another binary.
+/// Options of `exec` are passed on to another binary.
 #[test]
 fn another_binary_gets_the_device() {
     use std::os::unix::fs::PermissionsExt;

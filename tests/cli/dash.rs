@@ -1,4 +1,4 @@
-//! The dashboard in a real terminal, driven through tmux: keys in, screen out.
+//! The dashboard in a real terminal, driven through tmux: sends keys and reads the screen.
 
 use crate::processes::{all_end, children, signal};
 use crate::shardlab;
@@ -27,7 +27,7 @@ impl Tmux {
             folder: tempfile::tempdir().unwrap(),
         };
         let (columns, rows) = (columns.to_string(), rows.to_string());
-        // A bare shell, without the user's prompt or history.
+        // A bare shell without the user's prompt and history.
         tmux.call(&[
             "-f",
             "/dev/null",
@@ -73,8 +73,8 @@ impl Tmux {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// Waits until the screen satisfies `done` twice in a row, since a frame may be half drawn the
-    /// first time. The limit is for machines that hang, not for slow ones.
+    /// Waits until the screen satisfies `done` twice in a row, because the first frame may be
+    /// incomplete. The time limit is for machines that hang, not for slow ones.
     #[track_caller]
     fn wait(&self, what: &str, done: impl Fn(&str) -> bool) -> String {
         let begin = Instant::now();
@@ -177,7 +177,7 @@ fn a_session_from_a_changed_option_to_a_comparison() {
     });
     tmux.wait("the end of the training", |s| s.contains("✓ done"));
     tmux.wait_for("saved as");
-    // Both runs are shown above each other.
+    // Both runs are shown, one above the other.
     tmux.type_text("2");
     let screen = tmux.wait("both runs", |s| {
         s.contains("llama-tiny: #1 predicted") && s.contains("│ #2 measured")
@@ -199,7 +199,7 @@ fn a_session_from_a_changed_option_to_a_comparison() {
         "the screen is the shell's again:\n{screen}"
     );
     assert_eq!(tmux.settings("after"), before);
-    // The change is still there.
+    // The change is still present.
     tmux.dash("");
     tmux.wait_for("●2 changed");
     tmux.press(&["C-c"]);
@@ -207,8 +207,8 @@ fn a_session_from_a_changed_option_to_a_comparison() {
     assert_eq!(tmux.settings("last"), before);
 }
 
-/// The first session starts on the example of the documentation; scenarios for tests are listed on
-/// request. The view of changes applies one with one key and undoes it with another.
+/// The first session starts with the example of the documentation. Scenarios for tests are listed
+/// on request. The view of changes applies a change with one key and undoes it with another.
 #[test]
 #[ignore = "needs tmux"]
 fn a_first_session_finds_and_applies_a_change() {
@@ -219,7 +219,7 @@ fn a_first_session_finds_and_applies_a_change() {
     });
     assert!(screen.contains(" tests "), "{screen}");
     assert!(!screen.contains("small-native"), "{screen}");
-    // A name that matches exactly comes first.
+    // An exact match of the name comes first.
     tmux.type_text("/small-native");
     tmux.wait_for("▸ small-native");
     tmux.press(&["Enter"]);
@@ -247,7 +247,7 @@ fn a_first_session_finds_and_applies_a_change() {
 }
 
 /// The dashboard follows a resize, handles a terminal that is too small, and restores the terminal
-/// on a signal.
+/// after a signal.
 #[test]
 #[ignore = "needs tmux"]
 fn it_follows_the_terminals_size_and_gives_it_back_on_a_signal() {
@@ -267,8 +267,8 @@ fn it_follows_the_terminals_size_and_gives_it_back_on_a_signal() {
     assert_eq!(rest(tmux.settings("after")), rest(before));
 }
 
-/// Ctrl-Z returns the terminal to the shell, also while text is typed; `fg` resumes in the same
-/// state.
+/// Ctrl-Z returns the terminal to the shell, also while text is being typed. `fg` resumes in the
+/// same state.
 #[test]
 #[ignore = "needs tmux"]
 fn it_can_be_suspended() {
@@ -295,7 +295,7 @@ fn it_can_be_suspended() {
     assert_eq!(tmux.settings("after"), before);
 }
 
-/// Ctrl-Z stops the whole process group, as a terminal does by itself. Otherwise a script that
+/// Ctrl-Z stops the whole process group, as a terminal does by default. Otherwise, a script that
 /// waits for the dashboard would keep the terminal.
 #[test]
 #[ignore = "needs tmux"]
@@ -321,8 +321,8 @@ fn a_script_around_it_is_suspended_too() {
     assert_eq!(tmux.settings("after"), before);
 }
 
-/// The smallest terminal, without colours: the mouse, a live training that is stopped, a gate and
-/// its baseline.
+/// The smallest terminal, without colors: the mouse, a live training run that is stopped, and a
+/// gate with its baseline.
 #[test]
 #[ignore = "needs tmux"]
 fn a_small_terminal_without_colours() {
@@ -334,7 +334,7 @@ fn a_small_terminal_without_colours() {
     tmux.wait("the prediction", |s| {
         s.contains("▸ small-linear") && step(s).is_some()
     });
-    // A click on the second tab, one on the first, and the wheel in the list.
+    // Clicks on the second tab and on the first, and the mouse wheel in the list.
     let mouse = |code: u32, column: u32, row: u32| {
         tmux.type_text(&format!(
             "\u{1b}[<{code};{column};{row}M\u{1b}[<{code};{column};{row}m"
@@ -348,7 +348,7 @@ fn a_small_terminal_without_colours() {
     tmux.wait("another scenario", |s| !s.contains("▸ small-linear"));
     mouse(64, 6, 8);
     tmux.wait_for("▸ small-linear");
-    // A long training is stopped, and its steps are kept.
+    // A long training run is stopped; its steps are kept.
     tmux.press(&["Tab"]);
     tmux.type_text("/train.steps");
     tmux.press(&["Enter", "Enter", "C-u"]);
@@ -362,7 +362,7 @@ fn a_small_terminal_without_colours() {
         s.contains("stopped") && s.contains("saved as")
     });
     assert!(!screen.contains("done"), "{screen}");
-    // Undo the change, and bless the present state.
+    // Undo the change, and bless the current state.
     tmux.type_text("1");
     tmux.type_text("D");
     tmux.wait("no change", |s| !s.contains("changed"));
@@ -373,7 +373,7 @@ fn a_small_terminal_without_colours() {
     tmux.type_text("y");
     tmux.wait_for("✓ passes against");
     assert!(folder.join("small-linear.toml").is_file());
-    // Nothing on the screen is coloured.
+    // The screen has no colors.
     let coloured = tmux.call(&["capture-pane", "-t", "main", "-p", "-e"]);
     let coloured = String::from_utf8_lossy(&coloured.stdout).into_owned();
     for code in coloured.split('\u{1b}').skip(1) {
@@ -422,7 +422,7 @@ impl Tmux {
         one
     }
 
-    /// Returns the process ids of a training's launcher and its ranks.
+    /// Returns the process ids of a training run's launcher and of its ranks.
     fn training(&self) -> (u32, Vec<u32>) {
         let all = children(self.dashboard());
         let [launcher] = all[..] else {
@@ -442,8 +442,8 @@ impl Tmux {
     }
 }
 
-/// A training in separate processes, as on GPUs: its end, stopping it, the death of a rank, and
-/// quitting while it trains.
+/// A training run in separate processes, as on GPUs: its end, stopping it, the death of a rank, and
+/// quitting during training.
 #[test]
 #[ignore = "needs tmux"]
 fn a_training_in_processes_of_its_own() {
@@ -470,7 +470,7 @@ fn a_training_in_processes_of_its_own() {
         "four ranks and the peak of one:\n{screen}"
     );
     assert_eq!(tmux.runs(), 1);
-    // It can be compared like a training in this process.
+    // The run can be compared like a training run in this process.
     tmux.type_text("2");
     tmux.wait("its timeline", |s| {
         s.contains("small-native: #1 measured") && s.contains("all_gather")
@@ -502,7 +502,7 @@ fn a_training_in_processes_of_its_own() {
     let screen = tmux.wait_for("✗ failed");
     assert!(screen.contains("was killed (signal 9"), "{screen}");
     all_end(&all);
-    // Quitting ends the training, cleanly or not.
+    // Quitting ends the training run, cleanly or not.
     let all = train(&tmux);
     tmux.type_text("q");
     tmux.wait_for("is still training");
@@ -518,7 +518,7 @@ fn a_training_in_processes_of_its_own() {
     assert_eq!(tmux.runs(), 2);
 }
 
-/// Without a store, the run is still available, and its temporary folder is removed.
+/// Without a store, the run is still available; its temporary folder is removed.
 #[test]
 #[ignore = "needs tmux"]
 fn a_training_in_processes_that_is_not_kept() {
@@ -538,7 +538,7 @@ fn a_training_in_processes_that_is_not_kept() {
     tmux.wait_for("small-native: #1 measured");
     assert_eq!(std::fs::read_dir(&passing).unwrap().count(), 0);
     assert_eq!(tmux.runs(), 0);
-    // Ctrl-C is an ordinary key to the dashboard.
+    // To the dashboard, Ctrl-C is an ordinary key.
     tmux.type_text("3x");
     tmux.wait("the end of the training", |s| {
         s.contains("✓ done   step 6 of 6") && s.contains("#2 exec")

@@ -1,5 +1,5 @@
-//! Files that cannot be written. A full disk ends with status 3, leaves no partial files and loses
-//! no results. A wrong path is bad input, found before anything is computed.
+//! Files that cannot be written. With a full disk, a call ends with status 3, leaves no partial
+//! files and loses no results. A wrong path is bad input, reported before anything is computed.
 
 use crate::shardlab;
 use std::fs;
@@ -34,7 +34,7 @@ impl Small {
         self.0.path().join(name)
     }
 
-    /// Returns the names of its files.
+    /// Returns the names of the files in it.
     fn listed(&self) -> Vec<PathBuf> {
         let entries = fs::read_dir(self.0.path()).unwrap();
         entries.map(|e| e.unwrap().path()).collect()
@@ -47,7 +47,7 @@ impl Drop for Small {
     }
 }
 
-/// Returns status, standard output and standard error.
+/// Returns the exit status, standard output and standard error.
 fn call(args: &[&str]) -> (Option<i32>, String, String) {
     let output = shardlab(args).output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
@@ -129,7 +129,7 @@ fn standard_output_that_is_full_is_a_failure() {
         assert_eq!(output.status.code(), Some(3), "{args:?}: {err}");
         assert!(err.contains("cannot write"), "{args:?}: {err}");
     }
-    // A device is written directly, for every option.
+    // Devices are written directly, for every option.
     let (code, out, err) = call(&["sim", "llama-tiny", "--trace", "/dev/full"]);
     assert_eq!(code, Some(3), "{err}");
     assert!(out.contains("step "), "{out}");

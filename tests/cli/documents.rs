@@ -1,5 +1,5 @@
-//! The documents: their commands run and print what they show, their numbers match the tables, and
-//! their links are valid.
+//! The documentation: commands run and print what the pages show, numbers match the tables, and
+//! links are valid.
 
 mod accuracy;
 mod book;

@@ -1,5 +1,5 @@
-//! Published configurations through the binary: every key has a row, and what is emitted is read
-//! again as the same job.
+//! Published configurations through the binary: every key has a row, and emitted files are read
+//! back as the same job.
 
 use crate::shardlab;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/frameworks");
 const MODEL: &str = "trainer/mistralai/Mistral-7B-v0.1";
 
-/// A model of two layers is planned at once.
+/// A model with two layers is planned quickly.
 const SMALL: [&str; 2] = ["--set", "model.layers=2"];
 
 /// Copies a folder.
@@ -51,7 +51,7 @@ fn configurations(folder: &Path) -> Vec<PathBuf> {
 /// A call of `fit` on a configuration.
 struct Job<'a> {
     path: &'a Path,
-    /// Further arguments that it needs.
+    /// Additional arguments that it needs.
     more: Vec<String>,
 }
 
@@ -77,7 +77,7 @@ impl<'a> Job<'a> {
         command
     }
 
-    /// Returns the JSON of the answer, or the message about bad input.
+    /// Returns the JSON output, or the message for bad input.
     fn run(&self, args: &[&str]) -> Result<Value, String> {
         let output = self
             .command(&[args, &["--json"]].concat())
@@ -89,8 +89,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    /// Writes changes into the file itself. Returns what cannot be expressed; `None` if several
-    /// files change.
+    /// Writes changes into the file. Returns the changes that cannot be expressed; `None` if
+    /// several files change.
     fn emit(&self, args: &[&str]) -> Option<String> {
         let own = self.path.to_str().unwrap();
         let args = [args, &["--emit", "job", "-o", own]].concat();
@@ -111,8 +111,8 @@ fn numbers(answer: &Value) -> [&Value; 3] {
     [&answer["fits"], &verdict["step_ms"], &verdict["free_bytes"]]
 }
 
-/// Returns the paths of the keys of a file: those of the sections of TOML, those that
-/// are not indented of YAML, and the options of a shell script outside of conditions.
+/// Returns the key paths of a file: keys with their sections in TOML, keys that are not indented in
+/// YAML, and the options of a shell script outside conditions.
 fn keys(path: &Path) -> BTreeSet<String> {
     let text = std::fs::read_to_string(path).unwrap();
     let lines = text.lines().filter(|l| !l.trim_start().starts_with('#'));
@@ -141,7 +141,7 @@ fn keys(path: &Path) -> BTreeSet<String> {
                 match line.split_whitespace().next() {
                     Some("if") => depth += 1,
                     Some("fi") => depth -= 1,
-                    // Which branch is taken depends on variables.
+                    // Variables decide which branch is taken.
                     _ if depth > 0 => {}
                     _ => {
                         let apart = |c: char| c.is_whitespace() || "\"'()".contains(c);
@@ -181,7 +181,7 @@ fn what_is_emitted_predicts_the_same() {
         assert_ne!(numbers(&before), numbers(&expected), "{shown}");
         match job.emit(&change) {
             Some(said) if said.is_empty() || said.starts_with("wrote ") => {}
-            // A form that cannot express the change says so, and the file stays as it is.
+            // A format that cannot express the change reports it, and the file stays the same.
             Some(said) => {
                 assert!(said.contains("not expressed"), "{shown}: {said}");
                 continue;
@@ -190,7 +190,7 @@ fn what_is_emitted_predicts_the_same() {
         }
         let after = job.run(&SMALL).unwrap();
         assert_eq!(numbers(&after), numbers(&expected), "{shown}");
-        // No other key is another one.
+        // No other key has changed.
         let names = |answer: &Value| -> BTreeSet<String> {
             let rows = answer["keys"].as_array().unwrap().iter();
             let own = rows.filter(|r| !r["file"].is_null());

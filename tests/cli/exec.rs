@@ -19,15 +19,15 @@ fn numbers(v: &Value) -> Vec<f64> {
         .collect()
 }
 
-/// Returns the message of a failed call, and its exit status.
+/// Returns the exit status and the message of a failed call.
 fn failure(args: &[&str]) -> (i32, String) {
     let output = shardlab(args).output().unwrap();
     let code = output.status.code().unwrap();
     (code, String::from_utf8(output.stderr).unwrap())
 }
 
-/// Predictions of `fsdp2` reserve rows for equally popular experts; a run, whose router has other
-/// preferences, for every case. A factor that is given stays.
+/// Predictions of `fsdp2` reserve rows for a balanced load. Runs reserve rows for every case,
+/// because the load depends on the router. An explicit factor is kept.
 #[test]
 fn routers_find_rows_for_every_choice() {
     let train = |set: &[&str]| {
@@ -42,7 +42,7 @@ fn routers_find_rows_for_every_choice() {
     };
     let (code, said) = train(&[]);
     assert_eq!(code, 0, "{said}");
-    // All choices of two ranks, of which each expects one rank's.
+    // Rows for the choices of both ranks; each rank expects those of one rank.
     assert!(
         said.contains("note: moe.capacity_factor = 2: rows for every choice"),
         "{said}"
@@ -61,7 +61,7 @@ fn routers_find_rows_for_every_choice() {
     assert_eq!(code, 0, "{said}");
 }
 
-/// A run counts the tokens of each expert, whatever carries them; predictions read the file.
+/// A run counts the tokens of each expert with every dispatcher, and predictions read the file.
 #[test]
 fn recorded_routing_is_that_of_predictions() {
     let dir = tempfile::tempdir().unwrap();
@@ -88,8 +88,8 @@ fn recorded_routing_is_that_of_predictions() {
         assert_eq!(record(set), whole, "{set:?}");
     }
 
-    // Forced choices are those that the scenario says: 8 experts, of which the most popular one
-    // has twice the mean.
+    // Forced choices are those of the scenario: 8 experts, the most popular of which has twice the
+    // mean.
     let forced = [
         "moe.force_routing=true",
         "moe.routing=seeded",
@@ -167,7 +167,7 @@ fn a_fresh_machine_trains_and_shows_it() {
     assert_eq!(run["step_ms"]["samples"].as_array().unwrap().len(), 39);
 }
 
-/// Acceptance: a golden run through the command line. Its scenario does not compute gradient norms,
+/// Acceptance: a golden run through the command line. Its scenario does not require gradient norms,
 /// but they are reported anyway.
 #[test]
 fn a_golden_run() {
@@ -215,7 +215,7 @@ fn a_golden_run() {
     }
 }
 
-/// Starting a finished job again does nothing, says so, and does not fail.
+/// Starting a finished job again does nothing and says so, without an error.
 #[test]
 fn nothing_is_left_to_train() {
     let dir = tempfile::tempdir().unwrap();
@@ -255,8 +255,8 @@ fn nothing_is_left_to_train() {
     }
 }
 
-/// Progress and summary count the tokens of one rank. The two clocks differ, but counting four
-/// ranks would give a factor of four.
+/// Progress and summary count the tokens of one rank. Their clocks differ, but counting four ranks
+/// would result in a factor of four.
 #[test]
 fn progress_and_summary_count_alike() {
     let output = shardlab(&[
@@ -284,7 +284,7 @@ fn progress_and_summary_count_alike() {
     assert!((0.5..2.0).contains(&(shown / summary)), "{shown} {summary}");
 }
 
-/// Progress omits what a run does not compute.
+/// Progress leaves out values that a run does not compute.
 #[test]
 fn progress_without_gradient_norms() {
     for (without, shown) in [(&[][..], true), (&["--no-grad-norms"], false)] {
@@ -336,7 +336,7 @@ fn sim_and_exec_agree_on_program_and_memory() {
     assert!(compared >= 25, "{compared}");
 }
 
-/// Norms that are not computed are not NaN, and two runs do not have them in common.
+/// Norms that are not computed are not NaN, and comparisons of two runs leave them out.
 #[test]
 fn norms_that_no_run_tells_are_left_out() {
     let text = stdout(&["exec", "small-summed", "--steps", "2", "--no-store"]);
@@ -376,8 +376,8 @@ fn sim_and_exec_agree_on_every_instant_of_memory() {
         if !name.starts_with("small-") && !["llama-tiny", "gpt2-tiny"].contains(name) {
             continue;
         }
-        // The pool of this variant takes its memory in the second micro-batch: here in the first
-        // step, so that steady steps are alike, whichever is the most typical one.
+        // The pool of this variant allocates its memory in the second micro-batch. Here, this is in
+        // the first step, so that all steady steps are alike, whichever is the most typical one.
         let sets: &[String] = match *name {
             "small-megatron-pr4435" => &["train.grad_accum=2".to_owned()],
             _ => &[],
@@ -408,7 +408,7 @@ fn sim_and_exec_agree_on_every_instant_of_memory() {
 }
 
 /// A run is killed without warning, at least once while the second checkpoint exists or is being
-/// written. The resumed run has the losses and the final weights of an undisturbed one.
+/// written. The resumed run has the losses and the final weights of an uninterrupted one.
 #[test]
 fn a_killed_run_goes_on_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
@@ -460,7 +460,7 @@ fn a_killed_run_goes_on_bit_for_bit() {
     assert_eq!(resumed["losses"], whole["losses"]);
     assert_eq!(resumed["grad_norms"], whole["grad_norms"]);
     assert_eq!(resumed["final_norms"], whole["final_norms"]);
-    // Another world size and policy can also resume from there.
+    // A run with another world size and policy can also resume from there.
     let other = exec(
         &[
             &[
@@ -501,7 +501,7 @@ fn exported_weights_begin_another_run() {
     assert_eq!(first["final_norms"], second["final_norms"]);
     // The other seed starts with other weights.
     let other = exec(&["small-native", "--steps", "1", "--seed", "1"]);
-    // The first step is not a sample.
+    // The first step is not part of the statistics.
     assert!(other["step_ms"]["median"].is_null() && other["step_ms"]["mean"].is_null());
     assert_ne!(other["losses"][0], first["losses"][0]);
 }
@@ -535,8 +535,8 @@ fn text_and_wide_tokens() {
     );
 }
 
-/// A tokenizer is found next to the text or named. The same tokens from a file give the same run.
-/// Reading bytes does not use it.
+/// A tokenizer is found next to the text or given by name. The same tokens from a file give the
+/// same run. Reading bytes does not use a tokenizer.
 #[cfg(feature = "tokenizers")]
 #[test]
 fn text_through_a_tokenizer() {
@@ -627,7 +627,8 @@ fn bad_input_is_distinguished_from_failed_runs() {
     }
 }
 
-/// A damaged checkpoint is named. `auto` uses the previous one, and fails if none is complete.
+/// The error names a damaged checkpoint. `auto` uses the previous one, and fails if none is
+/// complete.
 #[test]
 fn damaged_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
@@ -672,8 +673,8 @@ fn damaged_checkpoints() {
     );
 }
 
-/// A run that starts before the newest checkpoint writes its own checkpoints, and a later run
-/// resumes from those.
+/// A run that starts from an older checkpoint than the newest writes its own checkpoints, and a
+/// later run resumes from those.
 #[test]
 fn a_new_beginning_among_checkpoints() {
     let dir = tempfile::tempdir().unwrap();
@@ -719,8 +720,8 @@ fn a_full_disk_while_saving() {
     shardlab(&[&base[..], &["--steps", "2"]].concat())
         .assert()
         .success();
-    // No file may grow beyond 32 blocks of 1024 bytes. The signal for that is ignored, since a full
-    // disk sends none.
+    // No file may grow beyond 32 blocks of 1024 bytes. The signal for this limit is ignored,
+    // because a full disk sends none.
     let script = format!(
         "trap '' XFSZ; ulimit -f 32; exec {} {}",
         env!("CARGO_BIN_EXE_shardlab"),
@@ -740,8 +741,8 @@ fn a_full_disk_while_saving() {
     assert_eq!(on["resumed_from"], 2);
 }
 
-/// Ctrl-C, or the signal that a batch scheduler sends first: the step is finished, and the results
-/// so far are printed and saved.
+/// After Ctrl-C, or the first signal of a batch scheduler, the step is finished, and the results so
+/// far are printed and saved.
 #[test]
 fn an_interruption() {
     for signal in ["INT", "TERM"] {
@@ -807,8 +808,9 @@ fn a_trace_of_a_measured_step() {
     );
 }
 
-/// Acceptance: without a GPU, the same binary says what is missing and where it searched.
-/// Unwritable outputs are detected before training if possible; otherwise the result is not lost.
+/// Acceptance: without a GPU, the same binary says what is missing and where it searched. Output
+/// paths that cannot be written are detected before training if possible; otherwise, the result is
+/// not lost.
 #[test]
 fn outputs_that_cannot_be_written() {
     let dir = tempfile::tempdir().unwrap();
@@ -852,7 +854,7 @@ fn outputs_that_cannot_be_written() {
 
 #[test]
 fn a_gpu_that_is_not_there_is_explained() {
-    // On a machine with a GPU the run succeeds, which another test covers.
+    // On a machine with a GPU, the run succeeds, which another test covers.
     if Path::new("/dev/nvidia0").exists() {
         return;
     }
@@ -889,7 +891,7 @@ fn a_mistyped_choice_of_products_is_refused() {
     assert!(text.contains("did you mean `sustained`?"), "{text}");
 }
 
-/// More threads per kernel change no bit.
+/// The number of threads per kernel does not change any bit.
 #[test]
 fn threads_change_nothing() {
     let losses = |threads: &str| {
@@ -916,7 +918,7 @@ fn threads_change_nothing() {
     assert_eq!(losses("1"), losses("0"));
 }
 
-/// Norms of single parameters are in the text, in the object and in the events.
+/// Norms of single parameters are part of the text, the object and the events.
 #[test]
 fn norms_of_parameters_are_reported() {
     let args = [

@@ -1,5 +1,5 @@
-//! Faults end a run within seconds, name their cause on every rank, and leave the last checkpoint
-//! usable.
+//! Faults end a run within seconds, are reported with their cause on every rank, and leave the last
+//! checkpoint usable.
 
 use crate::{json, shardlab};
 use serde_json::Value;
@@ -14,8 +14,8 @@ fn exec(args: &[&str]) -> Value {
     json(&all).remove(0)
 }
 
-/// Returns the message of a run that fails with status 3. A run that gives up after its timeout of
-/// 60 s would name another cause.
+/// Returns the message of a run that fails with status 3. A run that only ends after its timeout of
+/// 60 s would report another cause.
 fn failing(args: &[&str]) -> String {
     let mut all = vec!["exec", "--no-store"];
     all.extend_from_slice(args);
@@ -25,7 +25,7 @@ fn failing(args: &[&str]) -> String {
     words
 }
 
-/// Checks that every rank is listed by number, and that the cause is named.
+/// Checks that every rank is listed by number, and that the cause is reported.
 fn assert_reported(words: &str, ranks: u32, cause: &str) {
     assert!(words.contains(cause), "{cause}: {words}");
     for rank in 0..ranks {
@@ -36,13 +36,14 @@ fn assert_reported(words: &str, ranks: u32, cause: &str) {
     }
 }
 
-/// A panic on the host, an error, a rank that goes missing or never arrives, and one that dies
-/// inside a collective.
+/// Faults: a panic on the host, an error, a rank that disappears or never arrives, and one that
+/// dies inside a collective.
 #[test]
 fn a_rank_that_fails() {
     let whole = exec(&["small-native", "--steps", "5"]);
     for mode in MODES {
-        // Threads know which rank is missing; processes know what they wait for.
+        // With threads, the message names the missing rank; with processes, it names what they wait
+        // for.
         let missing = match mode.is_empty() {
             true => "rank 2 missing",
             false => "by rank 2` within 3",
@@ -69,14 +70,14 @@ fn a_rank_that_fails() {
             let fail = ["5", "--timeout", "3", "--fault", &fault];
             let words = failing(&[&base[..], &fail, mode].concat());
             assert_reported(&words, 4, cause);
-            // The message names the waiting ranks and the awaited rank, with the position of its
-            // host.
+            // The message names the waiting ranks and the rank that they wait for, with the
+            // position of its host.
             let stands = "host positions, slowest first: rank 2 at instruction ";
             let error = words.lines().find(|l| l.contains("small-native: rank "));
             let says = error.is_some_and(|l| l.contains(stands));
             assert_eq!(says, cause == missing, "{words}");
-            // The third step was done except for a rank that never arrived, so its checkpoint may
-            // have been in progress.
+            // The third step was complete except for a rank that never arrived, so its checkpoint
+            // may have been in progress.
             let resumed = exec(&[&base[..], &["5"]].concat());
             let from = resumed["resumed_from"].as_u64().unwrap();
             let at_most = if kind == "absent" { 2 } else { 3 };
@@ -86,8 +87,8 @@ fn a_rank_that_fails() {
     }
 }
 
-/// A rank runs out of memory: the live buffers are listed, and the checkpoint of a run with more
-/// memory can be loaded.
+/// If a rank runs out of memory, the message lists live buffers, and a run with more memory can
+/// load the checkpoint.
 #[test]
 fn out_of_memory() {
     let dir = tempfile::tempdir().unwrap();
@@ -107,8 +108,8 @@ fn out_of_memory() {
     assert_eq!(on["resumed_from"], 2);
 }
 
-/// A NaN weight reaches the loss, and the parameters are named; with `--check-nan`, the first
-/// kernel with a NaN output is named.
+/// If a NaN weight reaches the loss, the message names the parameters. With `--check-nan`, it names
+/// the first kernel with a NaN output.
 #[test]
 fn a_number_that_is_none() {
     let dir = tempfile::tempdir().unwrap();
@@ -128,7 +129,7 @@ fn a_number_that_is_none() {
     assert_eq!(on["resumed_from"], 1);
 }
 
-/// Replaces the last weight in a file by NaN.
+/// Replaces the last weight in a file with NaN.
 fn poison(file: &Path) {
     let mut bytes = std::fs::read(file).unwrap();
     let end = bytes.len();

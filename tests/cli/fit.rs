@@ -6,7 +6,7 @@ use std::path::Path;
 
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/frameworks");
 
-/// Returns a call without the caller's cache of downloaded models.
+/// Returns a call that ignores the user's cache of downloaded models.
 fn fit(args: &[&str]) -> assert_cmd::Command {
     let mut command = shardlab(&[&["fit"], args].concat());
     command
@@ -19,7 +19,7 @@ fn at(name: &str) -> String {
     format!("{DATA}/{name}")
 }
 
-/// Returns the standard output of a call that ends with this status.
+/// Returns the standard output of a call that ends with this exit status.
 fn ends(code: i32, args: &[&str]) -> String {
     let output = fit(args).assert().code(code);
     String::from_utf8(output.get_output().stdout.clone()).unwrap()
@@ -42,7 +42,7 @@ fn a_job_that_fits_exits_with_0_and_one_that_does_not_with_1() {
     assert!(text.contains("verdict   fits"), "{text}");
     assert!(text.contains("training.local_batch_size"), "{text}");
     assert!(text.contains("train.micro_batch = 1"), "{text}");
-    // Everything else is listed by its reason.
+    // All other keys are listed with the reason.
     assert!(text.contains("metrics.log_freq"), "{text}");
 
     let text = ends(1, &[&titan, "--gpus", "1xa100"]);
@@ -171,7 +171,7 @@ fn scenarios_and_models_are_jobs_too() {
     );
 }
 
-/// A published job of QLoRA, of another model.
+/// A published QLoRA job with another model.
 #[test]
 fn frozen_weights_in_four_bits_are_predicted() {
     let job = at("axolotl/llama3-70b-qlora-fsdp.yaml");
@@ -238,7 +238,7 @@ fn bad_input_says_what_to_write() {
     assert!(Path::new(&other).exists());
 }
 
-/// A script's variables are resolved if it sets them, and named if it does not.
+/// Variables of a script are resolved if the script sets them; otherwise, the message names them.
 #[test]
 fn variables_of_scripts_are_resolved_or_named() {
     let folder = tempfile::tempdir().unwrap();
@@ -387,7 +387,7 @@ fn published_configurations_get_an_answer_or_a_reason() {
 fn what_a_model_s_file_says_and_no_key_expresses_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("config.json");
-    // As json of Python writes it.
+    // In the format of Python's `json`.
     let config = r#"{"model_type": "llama", "hidden_size": 64, "intermediate_size": 160,
         "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512, "time_step_limit": [0, Infinity],
         "quantization_config": {"quant_method": "fp8"}}"#;
@@ -408,8 +408,8 @@ fn what_a_model_s_file_says_and_no_key_expresses_is_reported() {
         let line = format!("warning   {path}:1:1: {quantized}");
         assert!(text.replace("\n          ", " ").contains(&line), "{text}");
         let found = object(0, &[&args[..], &["--json"]].concat());
-        // Embedding and output, two layers of four projections of attention and three others,
-        // norms.
+        // Embedding and output; two layers with four projections in attention and three in the
+        // feed-forward layer; norms.
         let total = 2 * 512 * 64 + 2 * (4 * 64 * 64 + 3 * 64 * 160 + 2 * 64) + 64;
         assert_eq!(found["parameters"]["total"], total);
         let expected = [
@@ -439,7 +439,7 @@ fn what_a_model_s_file_says_and_no_key_expresses_is_reported() {
             "{verb}: {text}"
         );
     }
-    // The listing on standard output stays as it is.
+    // The listing on standard output does not change.
     let output = shardlab(&[&["plan"], &scenario[..]].concat())
         .assert()
         .success();

@@ -4,7 +4,8 @@ use crate::{assert_narrow, shardlab};
 use serde_json::Value;
 use std::path::Path;
 
-/// Returns exit status, output and errors of a call, without the environment of a CI system.
+/// Returns the exit status, standard output and standard error of a call without the environment of
+/// a CI system.
 fn call(args: &[&str]) -> (i32, String, String) {
     let output = shardlab(args)
         .env_remove("GITHUB_ACTIONS")
@@ -23,7 +24,7 @@ fn gate(baseline: &Path, args: &[&str]) -> (i32, String, String) {
     call(&[&["gate", "--baseline", &at], args].concat())
 }
 
-/// The same with the preset `strict`, which gates shardlab's own scenarios.
+/// Calls the gate with the preset `strict`, which shardlab's own scenarios use.
 fn strict(baseline: &Path, args: &[&str]) -> (i32, String, String) {
     gate(baseline, &[args, &["--preset", "strict"]].concat())
 }
@@ -37,7 +38,7 @@ fn blessed(scenarios: &[&str]) -> tempfile::TempDir {
     dir
 }
 
-/// Acceptance: the unchanged tree always passes.
+/// Acceptance: an unchanged tree always passes.
 #[test]
 fn the_unchanged_tree_passes_twenty_times() {
     let dir = blessed(&["small-native", "small-fsdp2"]);
@@ -46,13 +47,13 @@ fn the_unchanged_tree_passes_twenty_times() {
         assert_eq!(code, 0, "call {i}: {out}{err}");
         assert!(out.contains("2 scenarios passed"), "{out}");
     }
-    // Blessing again changes nothing.
+    // Blessing again does not change anything.
     let (_, out, _) = strict(dir.path(), &["--bless", "small-native", "small-fsdp2"]);
     assert_eq!(out.matches(": unchanged").count(), 2, "{out}");
 }
 
-/// Acceptance: each injected fault fails the gate, and the message says what changed and by how
-/// much.
+/// Acceptance: each injected fault fails the gate, and the message says what has changed, and by
+/// how much.
 #[test]
 fn planted_faults_fail_and_are_named() {
     let dir = blessed(&["small-native"]);
@@ -99,11 +100,11 @@ fn planted_faults_fail_and_are_named() {
     }
 }
 
-/// The unchanged tree passes, with and without measured runs.
+/// An unchanged tree passes, with and without measured runs.
 #[test]
 fn old_against_new_in_one_call() {
     let me = env!("CARGO_BIN_EXE_shardlab");
-    // The program may change here, so only time matters.
+    // The program may change here; only time matters.
     let base = [
         "gate",
         "--preset",
@@ -137,8 +138,8 @@ fn old_against_new_in_one_call() {
     assert!(flat.contains("over 3 interleaved pairs"), "{out}");
 }
 
-/// A budget fails even if the baseline has the same numbers, and the finding points at the line
-/// that sets it.
+/// An exceeded budget fails even if the baseline has the same numbers. The finding points to the
+/// line that sets the budget.
 #[test]
 fn budgets_point_at_their_line() {
     let dir = tempfile::tempdir().unwrap();
@@ -185,7 +186,7 @@ fn improvements_ask_for_a_new_baseline() {
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("IMPROVED"), "{out}");
     assert!(out.contains("-5.3 KiB (-18.1 %)"), "{out}");
-    // For a team that trains, it is not a failure.
+    // With the default preset, this is not a failure.
     assert_eq!(gate(dir.path(), &["small-linear"]).0, 0);
     let (code, out, _) = gate(dir.path(), &["--bless", "small-linear"]);
     assert_eq!(code, 0);
@@ -232,7 +233,7 @@ fn every_output_is_written() {
         .unwrap();
     assert_eq!(allocated["status"], "regression");
     assert_eq!(allocated["class"], "memory");
-    // Findings with one cause are one failure.
+    // Findings with the same cause count as one failure.
     let failures = verdict["failures"].as_array().unwrap();
     assert_eq!(failures.len(), 1, "{verdict}");
     assert!(
@@ -242,7 +243,7 @@ fn every_output_is_written() {
             .starts_with("program changed: ")
     );
     assert_eq!(failures[0]["metrics"][0], "allocated");
-    // The finding points at the value in the baseline.
+    // The finding points to the value in the baseline.
     let line = allocated["place"]["line"].as_u64().unwrap() as usize;
     let baseline = std::fs::read_to_string(dir.path().join("small-linear.toml")).unwrap();
     assert!(
@@ -326,7 +327,7 @@ fn measured_runs_can_be_given() {
     let (code, out, _) = strict(dir.path(), &["small-linear", "--run", &path]);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("loss curve"), "{out}");
-    // A saved run by its name.
+    // A saved run is given by name.
     let store = dir.path().join("kept").display().to_string();
     let (code, _, err) = call(&["exec", "small-linear", "--store", &store]);
     assert_eq!(code, 0, "{err}");
@@ -337,7 +338,7 @@ fn measured_runs_can_be_given() {
         &["small-linear", "--run", id, "--store", &store],
     );
     assert_eq!(code, 0, "{out}{err}");
-    // Runs of scenarios that are not gated, and two runs with the same seed.
+    // These runs are of scenarios that are not gated, or have the same seed.
     let (code, _, err) = strict(
         dir.path(),
         &["small-linear", "--run", &path, "--run", &path],
@@ -350,7 +351,7 @@ fn measured_runs_can_be_given() {
     let (code, _, err) = strict(dir.path(), &["small-native", "--run", &path]);
     assert_eq!(code, 2);
     assert!(err.contains("is a run of `small-linear`"), "{err}");
-    // Runs of another program and of another seed.
+    // These runs are of another program or have another seed.
     for (change, expected, words) in [
         (
             ["--set", "model.hidden=32"],
@@ -377,7 +378,7 @@ fn several_seeds_are_run_and_tested() {
     assert_eq!(code, 0, "{out}");
     assert!(out.contains("final loss over seeds"), "{out}");
     assert!(out.contains("gradient norm, seed 2"), "{out}");
-    // With a learning rate of almost zero, every seed ends worse.
+    // With a learning rate of almost zero, the final loss is worse for every seed.
     let idle = ["--set", "train.lr=1e-9"];
     let (code, out, _) = strict(dir.path(), &[&seeds[..], &idle].concat());
     assert_eq!(code, 1, "{out}");
@@ -395,7 +396,7 @@ fn the_gate_tests_itself() {
     assert!(!out.contains("MISSED") && !out.contains("FALSE"), "{out}");
 }
 
-/// A scenario without a baseline does not affect the others: they are judged, and the reports say
+/// A scenario without a baseline does not affect the others: they are checked, and the reports say
 /// what is missing.
 #[test]
 fn a_missing_baseline_is_a_finding_beside_the_others() {
@@ -433,7 +434,7 @@ fn a_missing_baseline_is_a_finding_beside_the_others() {
         (&verdicts[2], "has format 7"),
     ] {
         let findings = verdict["findings"].as_array().unwrap();
-        // In addition to the findings that need no baseline.
+        // These come in addition to the findings that need no baseline.
         let of = |i: usize| (&findings[i]["metric"], &findings[i]["status"]);
         assert_eq!(findings.len(), 3, "{verdict}");
         assert_eq!(of(0), (&"check".into(), &"pass".into()));
@@ -452,7 +453,7 @@ fn a_missing_baseline_is_a_finding_beside_the_others() {
         xml.contains("message=\"no baseline to compare with") && xml.contains("small-native.toml"),
         "{xml}"
     );
-    // A regression elsewhere does not change the status, but is reported.
+    // A regression in another scenario does not change the status, but is reported.
     let planted = ["small-native", "small-linear", "--inject-fault", "memory"];
     let (code, out, _) = strict(dir.path(), &planted);
     assert_eq!(code, 2, "{out}");
@@ -520,7 +521,7 @@ fn bad_input_is_named() {
         assert_eq!(code, expected, "{args:?}: {err}");
         assert!(err.contains(words), "{args:?}: {err}");
     }
-    // A binary other than shardlab.
+    // This binary is not shardlab.
     let (code, _, err) = call(&["gate", "small-linear", "--against", "false"]);
     assert_eq!(code, 3, "{err}");
     assert!(err.contains("false gate --help"), "{err}");
@@ -535,7 +536,7 @@ fn script(dir: &Path, name: &str, text: &str) -> String {
     path.display().to_string()
 }
 
-/// A scenario that the old side does not know is skipped, but its own violations fail.
+/// A scenario that the old version does not know is skipped, but violations of its own limits fail.
 #[test]
 fn what_the_old_side_does_not_know_is_skipped() {
     let dir = tempfile::tempdir().unwrap();
@@ -577,14 +578,14 @@ fn what_the_old_side_does_not_know_is_skipped() {
     let (code, out, _) = call(&args);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("[CHK-UNINIT]"), "{out}");
-    // A call that compares nothing has not passed.
+    // A call that compares nothing does not pass.
     let (code, out, err) = call(&["gate", "--against", &old, "--pairs", "0", "small-native"]);
     assert_eq!(code, 3, "{out}{err}");
     assert!(out.contains("small-native: pass"), "{out}");
     assert!(err.contains("for any scenario of this call"), "{err}");
 }
 
-/// To the new side, exit status 2 of the old one means that it does not know a scenario yet.
+/// For the new version, exit status 2 of the old one means that it does not know a scenario yet.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_baseline_that_cannot_be_written_is_no_bad_input() {
@@ -593,7 +594,7 @@ fn a_baseline_that_cannot_be_written_is_no_bad_input() {
     assert!(err.contains("/proc/small-linear.toml: "), "{err}");
 }
 
-/// A measured slow-down fails only because of the ratio of interleaved runs. A fake old side
+/// A measured slow-down fails only because of the ratio of interleaved runs. A fake old version
 /// reports its times.
 #[test]
 fn a_measured_slow_down_fails() {
@@ -624,8 +625,8 @@ fn a_measured_slow_down_fails() {
     }
 }
 
-/// A revision is checked out separately, built, called, and removed. Here a copy replaces the
-/// build, since cargo itself is not under test.
+/// A revision is checked out separately, built, called, and removed. Here, a copy replaces the
+/// build, because cargo itself is not under test.
 #[test]
 fn old_against_new_by_revision() {
     let dir = tempfile::tempdir().unwrap();
@@ -684,7 +685,7 @@ fn old_against_new_by_revision() {
     let (code, out) = gate(&[&base[..], &["HEAD~1"]].concat());
     assert_eq!(code, 0, "{out}");
     assert!(out.contains("step, measured"), "{out}");
-    // No work tree is left, and the next call works again.
+    // No work tree is left, and the next call works.
     assert_eq!(git(&["worktree", "list"]).lines().count(), 1);
     let (code, out) = gate(&[&base[..], &["HEAD~1", "--inject-fault", "memory"]].concat());
     assert_eq!(code, 1, "{out}");
@@ -694,7 +695,7 @@ fn old_against_new_by_revision() {
     let (code, out) = gate(&[&base[..], &["no-such"]].concat());
     assert_eq!(code, 2, "{out}");
     assert!(out.contains("git knows no revision `no-such`"), "{out}");
-    // The same for a comparison.
+    // The same for `compare`.
     let (code, out) = gate(&["compare", "small-linear", "--rev-a", "HEAD~1"]);
     assert_eq!(code, 0, "{out}");
     assert!(out.contains("predicted by revision HEAD~1"), "{out}");
@@ -762,7 +763,7 @@ impl Team {
     }
 }
 
-/// Replaces runs of blanks by single ones.
+/// Replaces runs of blanks with single blanks.
 fn flat(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
@@ -777,7 +778,8 @@ fn budgets_need_no_baseline() {
         out.contains("budget, reserved") && out.contains("fits"),
         "{out}"
     );
-    // A folder without a baseline behaves the same, and the message says where it searched.
+    // A folder without a baseline behaves in the same way, and the message says where the gate
+    // searched.
     let (code, out) = team.call(&["gate", "jobs/job.toml", "--baseline", "baselines"]);
     assert_eq!(code, 0, "{out}");
     assert!(
@@ -788,7 +790,7 @@ fn budgets_need_no_baseline() {
     let (code, out) = team.call(&over);
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("over the memory budget: "), "{out}");
-    // A job that does not fit fails by itself.
+    // A job that does not fit fails without a baseline.
     let large = [
         "--set",
         "train.micro_batch=512",
@@ -798,7 +800,7 @@ fn budgets_need_no_baseline() {
     let (code, out) = team.call(&[&["gate", "jobs/job.toml"], &large[..]].concat());
     assert_eq!(code, 1, "{out}");
     assert!(out.contains("the step does not fit the device"), "{out}");
-    // Without a budget, or if every change counts, a baseline is needed.
+    // Without a budget, or with the preset `strict`, a baseline is required.
     for (args, words) in [
         (
             vec!["jobs/base.toml"],
@@ -829,7 +831,7 @@ fn budgets_need_no_baseline() {
     }
 }
 
-/// Growth fails, and its cause comes first. An improvement needs no new baseline.
+/// An increase fails, and its cause comes first. An improvement needs no new baseline.
 #[test]
 fn the_budget_preset_fails_on_growth_and_names_its_cause() {
     let team = Team::new();
@@ -850,7 +852,7 @@ fn the_budget_preset_fails_on_growth_and_names_its_cause() {
     );
     assert!(out.contains("GiB") && !out.contains(" B "), "{out}");
     assert!(!out.contains("digest"), "{out}");
-    // The reverse change passes, and the output says what changed.
+    // The reverse change passes, and the output says what has changed.
     let (code, out) = team.call(&[&at[..], &["--bless"]].concat());
     assert_eq!(code, 0, "{out}");
     team.write("jobs/base.toml", Team::BASE);
@@ -863,14 +865,14 @@ fn the_budget_preset_fails_on_growth_and_names_its_cause() {
     );
 }
 
-/// The revisions of a repository that contains only scenarios are read by this binary.
+/// This binary reads the revisions of a repository that contains only scenarios.
 #[test]
 fn revisions_of_a_repository_of_scenarios_are_compared() {
     let team = Team::new();
     let at = ["gate", "jobs/job.toml", "--against-rev"];
     let (code, out) = team.call(&[&at[..], &["HEAD"]].concat());
     assert_eq!(code, 0, "{out}");
-    // An uncommitted change of a file that the scenario extends.
+    // This is an uncommitted change of a file that the scenario extends.
     team.write("jobs/base.toml", &Team::BASE.replace("full", "none"));
     let (code, out) = team.call(&[&at[..], &["HEAD"]].concat());
     assert_eq!(code, 1, "{out}");
@@ -883,14 +885,14 @@ fn revisions_of_a_repository_of_scenarios_are_compared() {
     assert_eq!(code, 0);
     let (code, out) = team.call(&[&at[..], &["HEAD~1"]].concat());
     assert_eq!(code, 1, "{out}");
-    // Nothing is left: no work tree, and no changed index.
+    // Nothing is left behind: no work tree, and no changed index.
     let status = std::process::Command::new("git")
         .current_dir(team.path())
         .args(["status", "--porcelain"])
         .output()
         .unwrap();
     assert!(status.stdout.is_empty(), "{status:?}");
-    // A new scenario is judged by its budget alone.
+    // A new scenario is only checked against its budget.
     team.write("jobs/new.toml", Team::JOB);
     let new = ["gate", "jobs/new.toml", "--against-rev", "HEAD"];
     let (code, out) = team.call(&new);
@@ -901,7 +903,7 @@ fn revisions_of_a_repository_of_scenarios_are_compared() {
     );
     let (code, out) = team.call(&[&new[..], &["--set", "gate.max_memory=1GiB"]].concat());
     assert_eq!(code, 1, "{out}");
-    // Errors in the old version are named, and a call that compares nothing has not passed.
+    // Errors in the old version are reported, and a call that compares nothing does not pass.
     team.write("jobs/broken.toml", "[model]\nlayer = 4\n");
     team.commit();
     team.write("jobs/broken.toml", Team::JOB);
@@ -928,7 +930,7 @@ fn revisions_of_a_repository_of_scenarios_are_compared() {
     assert!(flat(&out).contains("is not in a git repository"), "{out}");
 }
 
-/// A baseline stays readable at any depth, for every policy.
+/// Baselines stay readable at any depth, for every policy.
 #[test]
 fn baselines_stay_short_at_any_depth() {
     let dir = tempfile::tempdir().unwrap();
@@ -974,7 +976,7 @@ fn own_baselines_are_short() {
     assert!(seen >= 20, "{seen}");
 }
 
-/// The composite action, parsed as GitHub does.
+/// The composite action, parsed as GitHub parses it.
 mod action {
     use std::collections::BTreeMap;
 
@@ -1058,7 +1060,7 @@ mod action {
 }
 
 /// Runs the steps of the action in a clean repository with a scenario and a baseline, without
-/// shardlab's sources and without shardlab on the path.
+/// shardlab's sources and without shardlab in `PATH`.
 #[test]
 fn the_action_gates_a_repository_of_scenarios() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -1168,7 +1170,7 @@ fn the_action_gates_a_repository_of_scenarios() {
         ("binary", me),
     ]);
     assert_eq!(code, 1, "{log}");
-    // Only budgets, a preset, and additional arguments.
+    // With budgets only, a preset, and additional arguments.
     let (code, log, _) = act(&[
         ("scenarios", "jobs/job.toml"),
         ("binary", me),
@@ -1183,7 +1185,7 @@ fn the_action_gates_a_repository_of_scenarios() {
     assert_ne!(code, 0, "{log}");
 }
 
-/// The example workflow uses only inputs of the action.
+/// The example workflow only uses inputs that the action has.
 #[test]
 fn the_example_workflow_fits_the_action() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -1212,7 +1214,7 @@ fn the_example_workflow_fits_the_action() {
     }
 }
 
-/// On a full disk, the exit status says that the run failed, and no partial baseline is left.
+/// On a full disk, the exit status says that the run has failed, and no partial baseline is left.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_full_disk_leaves_nothing() {
@@ -1224,7 +1226,7 @@ fn a_full_disk_leaves_nothing() {
         output.is_ok_and(|o| o.status.success())
     };
     let at = dir.path().display().to_string();
-    // Only root may mount. Otherwise only the unit test of the writer covers this.
+    // Only root may mount. For other users, only the writer's unit test covers this.
     if !mount(&["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", &at]) {
         return;
     }

@@ -1,4 +1,4 @@
-//! `import` and `infer` on recorded traces, and on truncated and damaged ones.
+//! `import` and `infer` on recorded traces, including truncated and damaged ones.
 
 use crate::{json, shardlab, stdout};
 use serde_json::{Value, json};
@@ -59,12 +59,12 @@ fn ranks_make_one_run_with_everything_placed() {
     ] {
         assert_eq!(run[key], expected, "{key}");
     }
-    // The profiler itself slows steps down: 44 ms without it, 116 ms with it.
+    // The profiler slows steps down: 44 ms without it, 116 ms with it.
     let step = run["step_ms"].as_f64().unwrap();
     assert!((100.0..130.0).contains(&step), "{step}");
     let gathers = &run["summary"]["collectives"]["all_gather"];
     // Once for the root, and twice for each of four blocks; 65,537,024 and 11,798,528 elements of
-    // two bytes.
+    // two bytes each.
     assert_eq!(gathers["count"], 9.0);
     assert_eq!(gathers["bytes"], 2.0 * (65_537_024.0 + 8.0 * 11_798_528.0));
     let late: Vec<f64> = run["ranks"]
@@ -77,7 +77,7 @@ fn ranks_make_one_run_with_everything_placed() {
         late.len() == 2 && late.iter().all(|ms| *ms > 0.0),
         "{late:?}"
     );
-    // The same peak as reported by `torch.cuda.max_memory_allocated`.
+    // The peak equals that of `torch.cuda.max_memory_allocated`.
     let peak = run["summary"]["memory"]["peak_allocated_bytes"]
         .as_f64()
         .unwrap()
@@ -108,7 +108,7 @@ fn engines_and_options_are_distinguished() {
             .unwrap()
             .contains("record_shapes")
     );
-    // Without names of units, order and sizes identify them.
+    // Without unit names, units are identified by order and size.
     let flat = imported(&["fsdp1.json.gz"]);
     assert_eq!(flat["units"].as_array().unwrap().len(), 6);
     assert_eq!(flat["reshard"], true);
@@ -118,7 +118,7 @@ fn engines_and_options_are_distinguished() {
     }
 }
 
-/// Jobs of four H100 that differ in one option.
+/// Jobs on four H100 that differ in one option.
 #[test]
 fn every_option_is_found() {
     let expected = |name: &str| -> Vec<(&str, Value)> {
@@ -202,7 +202,7 @@ fn a_cuda_graph_hides_clipping() {
     assert!(run["attributed_share"].as_f64().unwrap() >= 0.99);
 }
 
-/// The database was made from the trace, so both show the same run.
+/// The database was created from the trace, so both show the same run.
 #[test]
 fn exports_of_nsight_systems_are_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -220,7 +220,7 @@ fn exports_of_nsight_systems_are_read() {
     assert!(export["notes"].to_string().contains("unverified"));
     let count = |run: &Value| run["summary"]["collectives"]["all_gather"]["count"].clone();
     assert_eq!(count(&export), count(&trace));
-    // A database that was cut off, and one of another tool.
+    // A truncated database, and one of another tool.
     let whole = unpacked("nsys.sqlite.gz");
     let cut = dir.path().join("cut.sqlite");
     std::fs::write(&cut, &whole[..whole.len() / 2]).unwrap();
@@ -300,7 +300,7 @@ fn a_measured_run_is_explained_and_gated() {
         text.contains("Stragglers") && text.contains("Critical path"),
         "{text}"
     );
-    // A run judged by itself passes.
+    // A run that is compared with itself passes.
     let mut args = vec![
         "gate",
         "--measured",
@@ -311,7 +311,7 @@ fn a_measured_run_is_explained_and_gated() {
     ];
     args.extend(["--store", store]);
     shardlab(&args).assert().success();
-    // Another job has other collectives and takes more memory.
+    // Another job has other collectives and uses more memory.
     let base = at("base.json.gz");
     let output = shardlab(&[
         "gate",
@@ -359,7 +359,7 @@ fn prediction_and_measurement_are_compared_by_unit() {
     for unit in ["root", "layers.0", "layers.5"] {
         assert!(names.contains(&unit), "{names:?}");
     }
-    // Times of units add up to the steps.
+    // The times of units sum to those of the steps.
     let sum = |key: &str| units.iter().map(|u| u[key].as_f64().unwrap()).sum::<f64>();
     let measured = pair["metrics"]
         .as_array()
@@ -375,7 +375,7 @@ fn prediction_and_measurement_are_compared_by_unit() {
         text.contains("wall time by unit") && text.contains("mostly"),
         "{text}"
     );
-    // Kernels that clear the output of a matmul are not taken for it.
+    // Kernels that clear the output of a matmul are not counted as matmuls.
     let kinds = pair["prediction"]["by_kind"].as_array().unwrap();
     let gemm = kinds.iter().find(|k| k["work"] == "gemm").unwrap();
     assert!(gemm["error"].as_f64().unwrap().abs() < 0.3, "{gemm}");
@@ -404,7 +404,7 @@ fn a_saved_run_is_one_like_any_other() {
     assert!(row.contains(" import "), "{shown}");
     let of_kind = |kind: &str| json(&["runs", "--kind", kind, "--json", "--store", store]).len();
     assert_eq!((of_kind("import"), of_kind("exec")), (1, 0));
-    // A trace records what the allocator does, if asked to, and never what else uses the device.
+    // A trace can record the allocator, but not the device memory outside it.
     let memory = |run: &str| {
         let text = stdout(&["runs", "show", run, "--store", store]);
         let line = text.lines().find(|l| l.starts_with("memory"));
@@ -463,7 +463,7 @@ fn the_inferred_scenario_is_the_one_that_was_run() {
         "mode = \"off\"",
     ] {
         let found = text.lines().find(|l| l.starts_with(line));
-        // Each line says how it was determined.
+        // Each line says how its value was determined.
         assert!(
             found.is_some_and(|l| l.contains(" # ")),
             "{line} in\n{text}"
@@ -655,12 +655,12 @@ fn a_trace_that_was_cut_off_is_read_up_to_there() {
     let note = run["notes"][0].as_str().unwrap();
     assert!(note.contains("it was cut off"), "{note}");
     assert!(run["events"].as_u64().unwrap() > 1000);
-    // A compressed file is cut off within the compressed data.
+    // The file ends within the compressed data.
     let packed = std::fs::read(at("fsdp2-units-rank0.json.gz")).unwrap();
     std::fs::write(&path, &packed[..packed.len() * 9 / 10]).unwrap();
     let run = json(&["import", "--json", path.to_str().unwrap()]).remove(0);
     assert!(run["notes"][0].as_str().unwrap().contains("it was cut off"));
-    // One event with unescaped quotes is counted, and the others are read.
+    // One event with unescaped quotes is counted as damaged; all others are read.
     let text = String::from_utf8(text).unwrap();
     let broken = text.replacen("\"name\":\"aten::mm\"", "\"name\":\"a \"b\" c\"", 1);
     assert_ne!(broken, text);

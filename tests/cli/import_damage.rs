@@ -1,5 +1,5 @@
-//! Files that are damaged, of another kind, or absurdly large, given to every verb that reads
-//! recordings. Each is refused with its name and the reason, and exit status 2.
+//! Damaged files, files of another kind and extremely large files, for all commands that read
+//! recordings. Each is rejected with its name, the reason, and exit status 2.
 
 use crate::shardlab;
 use flate2::Compression;
@@ -87,7 +87,7 @@ fn files_that_were_cut_off_say_so() {
             import_refused(&path, expected);
         }
     }
-    // Within the compressed data, before the first event.
+    // The file ends within the compressed data, before the first event.
     let trace = std::fs::read(format!("{TRACES}/graph.json.gz")).unwrap();
     let path = dir.path().join("cut.json.gz");
     std::fs::write(&path, &trace[..20]).unwrap();
@@ -111,7 +111,7 @@ fn absurd_numbers_and_nesting_are_refused() {
         "{{\"traceEvents\": [{{\"ph\": \"X\", \"args\": {}1",
         "{\"a\": ".repeat(100_000)
     );
-    // A record of 2^62 bytes that continues on a page which continues on itself.
+    // A record of 2^62 bytes that continues on a page that refers to itself.
     let mut circle = unpacked("nsys.sqlite.gz");
     let size = usize::from(u16::from_be_bytes([circle[16], circle[17]]));
     let at = usize::from(u16::from_be_bytes([circle[108], circle[109]]));
@@ -135,7 +135,7 @@ fn absurd_numbers_and_nesting_are_refused() {
     }
 }
 
-/// Verbs that read one kind of recording say which kind they expect.
+/// Commands that read one kind of recording say which kind they expect.
 #[test]
 fn every_verb_refuses_what_it_cannot_read() {
     let dir = tempfile::tempdir().unwrap();
@@ -167,7 +167,7 @@ fn every_verb_refuses_what_it_cannot_read() {
             assert!(error.contains(name), "{args:?}: {error}");
         }
     }
-    // Memory settings belong to snapshots, a scenario to flight records.
+    // Memory options are for snapshots, and a scenario is for flight recorder dumps.
     let error = refused(&["import", &trace, "--device-memory", "lots"]);
     assert!(error.contains("lots"), "{error}");
     let record = format!("{TRACES}/fsdp2-compiled-rank0.flight.pickle.gz");

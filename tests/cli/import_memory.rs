@@ -1,6 +1,6 @@
-//! Memory snapshots: replays through the model of the allocator, failed allocations, and exports.
+//! Memory snapshots: replays with the allocator model, failed allocations, and exports.
 //!
-//! Numbers of the recorded runs are those of `torch.cuda.memory_stats` in the same process.
+//! Numbers of recorded runs are those of `torch.cuda.memory_stats` in the same process.
 
 use crate::{json, shardlab, stdout};
 use serde_json::Value;
@@ -15,7 +15,8 @@ fn device(name: &str, options: &[&str]) -> Value {
     found["snapshots"][0]["devices"][0].take()
 }
 
-/// Checks that a replay reserves the recorded bytes at all times, in the recorded segments.
+/// Checks that a replay reserves the recorded number of bytes at all times, in the recorded
+/// segments.
 fn exact(device: &Value) {
     let agreement = &device["replays"][0]["agreement"];
     let allocations = &agreement["allocations"];
@@ -43,7 +44,7 @@ fn a_run_from_its_start_is_replayed_to_the_byte() {
     assert_eq!(device["replays"][0]["segments"], 69);
 }
 
-/// One program was recorded under both settings.
+/// The same program was recorded with both settings.
 #[test]
 fn other_settings_are_predicted_to_the_byte() {
     let other = |name, settings| {
@@ -93,7 +94,7 @@ fn a_history_may_start_in_the_middle_of_a_run() {
 
 #[test]
 fn a_failed_allocation_says_what_was_missing_and_what_helps() {
-    // The process had a limit of 3 GiB by set_per_process_memory_fraction.
+    // `set_per_process_memory_fraction` limited the process to 3 GiB.
     let device = device("oom", &["--device-memory", "3GiB"]);
     exact(&device);
     assert_eq!(device["replays"][0]["retries"], 13);

@@ -37,10 +37,10 @@ mod validate;
 use assert_cmd::Command;
 use serde_json::Value;
 
-/// Returns a command that runs the binary, without the caller's colour settings.
+/// Returns a command that runs the binary, without the caller's color settings.
 fn shardlab(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_shardlab"));
-    // Only the tests of the store save runs.
+    // Only tests of the store save runs.
     command
         .args(args)
         .env_remove("NO_COLOR")

@@ -1,11 +1,11 @@
-//! Models by their `config.json`: types that are not known, and those that `exec` does not run.
+//! Models given by `config.json`: unknown types, and types that `exec` does not run.
 
 use crate::{json, shardlab, stdout};
 use std::path::{Path, PathBuf};
 
 const CONFIGS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/configs");
 
-/// Writes a scenario of a public `config.json`; returns its path.
+/// Writes a scenario for a public `config.json` and returns its path.
 fn scenario(folder: &Path, config: &str, rest: &str) -> PathBuf {
     let path = folder.join(format!("{config}.toml"));
     let text = format!(
@@ -24,8 +24,8 @@ fn refusal(args: &[&str]) -> String {
     String::from_utf8(output.stderr.clone()).unwrap()
 }
 
-/// The language model of Qwen3-VL-2B has the shapes of Qwen3-1.7B. The whole model has a tower for
-/// images, too.
+/// The language model of Qwen3-VL-2B has the shapes of Qwen3-1.7B. The whole model also has an
+/// image tower.
 #[test]
 fn a_type_that_wraps_a_language_model_is_read_as_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -35,7 +35,7 @@ fn a_type_that_wraps_a_language_model_is_read_as_it() {
     assert_eq!(whole["parameters"]["total"], 2_127_532_032_u64);
     let sim = &json(&["sim", path, "--as", "qwen3", "--json"])[0];
     assert_eq!(sim["parameters"]["total"], 1_720_574_976_u64);
-    // It is an alias: an override of the same key counts as well, the last one most.
+    // This is an alias: overrides of the same key apply as well, and the last one wins.
     let set = ["--set", "model.model_type=qwen3"];
     let same = &json(&[&["sim", path, "--json"][..], &set].concat())[0];
     assert_eq!(same["parameters"], sim["parameters"]);
@@ -44,7 +44,7 @@ fn a_type_that_wraps_a_language_model_is_read_as_it() {
     assert!(message.contains("did you mean `qwen3`?"), "{message}");
 }
 
-/// Encoders are predicted, but samples hold nothing that they learn from.
+/// Encoders are predicted, but the samples of `exec` hold no targets for them.
 #[test]
 fn exec_names_the_input_that_it_lacks() {
     let folder = tempfile::tempdir().unwrap();
@@ -72,7 +72,7 @@ fn exec_names_the_input_that_it_lacks() {
     }
 }
 
-/// The language model of a whole with a tower of images trains alone.
+/// The language model of a multimodal model with an image tower trains alone.
 #[test]
 fn exec_trains_the_language_model_of_llama4() {
     let folder = tempfile::tempdir().unwrap();
@@ -84,7 +84,7 @@ fn exec_trains_the_language_model_of_llama4() {
     shardlab(&args).assert().success();
 }
 
-/// Sizes and kernels of these types are planned, but not all of their mathematics.
+/// Sizes and kernels of these types are planned, but not all of their math is implemented.
 #[test]
 fn exec_refuses_types_whose_plans_compute_something_else() {
     let folder = tempfile::tempdir().unwrap();
@@ -107,7 +107,7 @@ fn exec_refuses_types_whose_plans_compute_something_else() {
     }
 }
 
-/// One token uses 8 of 128 experts; the heading says so too.
+/// Each token uses 8 of 128 experts, and the heading says so.
 #[test]
 fn parameters_that_a_token_uses_are_counted() {
     let args = ["sim", "qwen3-30b-a3b-8xh100", "--json"];

@@ -1,4 +1,4 @@
-//! Behaviour that all verbs share: schema, completions, pipes, colour.
+//! Behavior that all commands share: schema, completions, pipes, color.
 
 use crate::{json, shardlab, stdout};
 use serde_json::Value;
@@ -18,7 +18,7 @@ fn completions_name_verbs_and_options() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         let script = stdout(&["completions", shell]);
         for word in ["sweep", "validate", "--straggler"] {
-            // Fish writes long options without dashes.
+            // Fish completions list long options without dashes.
             let word = word.trim_start_matches("--");
             assert!(script.contains(word), "{word} in {shell}");
         }
@@ -56,7 +56,8 @@ fn every_shipped_scenario_is_listed_with_what_it_shows_and_can_be_printed() {
     assert_eq!(digest(path.to_str().unwrap()), digest("peers-tiny"));
 }
 
-/// The table contains the numbers of `sim`, and only examples unless all scenarios are requested.
+/// The table contains the numbers of `sim`. It only has examples unless all scenarios are
+/// requested.
 #[test]
 fn scenarios_are_a_table_of_examples() {
     let text = stdout(&["scenarios"]);
@@ -95,8 +96,8 @@ fn scenarios_are_a_table_of_examples() {
     );
 }
 
-/// Returns lines longer than `width`, except usage lines of clap and lines with a word that does
-/// not fit, such as a path.
+/// Returns lines longer than `width`, except clap's usage lines and lines with a word that does not
+/// fit, such as a path.
 fn too_long(text: &str, width: usize) -> Vec<&str> {
     let word = |line: &str| line.split(' ').map(|w| w.chars().count()).max();
     let whole = |line: &str| word(line) > Some(width * 2 / 3) || line.starts_with("Usage: ");
@@ -140,7 +141,7 @@ fn help_fits_the_terminal() {
             let long = too_long(&text, width.min(100));
             assert!(long.is_empty(), "{args:?} at {width}: {long:#?}");
             orphans(&text, width.min(100), &format!("{args:?} at {width}"));
-            // A command that does not fit continues after a backslash.
+            // A command that does not fit continues on the next line, after a backslash.
             for line in text.lines().filter(|l| l.starts_with("  shardlab ")) {
                 assert!(!line.contains(" # "), "{args:?}: {line}");
             }
@@ -148,7 +149,7 @@ fn help_fits_the_terminal() {
     }
 }
 
-/// Fails if a sentence is broken although its next word would fit, which means that the text was
+/// Fails if a line is broken although the next word would fit, which means that the text was
 /// wrapped twice.
 fn orphans(text: &str, width: usize, which: &str) {
     let indent = |l: &str| l.len() - l.trim_start().len();
@@ -160,7 +161,7 @@ fn orphans(text: &str, width: usize, which: &str) {
             && word != "shardlab"
             && indent(first) == indent(second)
             && !first.trim().is_empty();
-        // Rows of a table and items of a list are not continued.
+        // Rows of tables and items of lists are not continued.
         let is_row = first.trim().contains("  ") || second.trim().contains("  ");
         let is_item = first.trim_start().starts_with(['-', '#', '[']);
         let room = first.chars().count() + 1 + word.chars().count() <= width;
@@ -181,7 +182,7 @@ fn output_fits_the_terminal() {
         let long = too_long(&text, width);
         assert!(long.is_empty(), "{args:?} at {width}: {long:#?}");
     };
-    // These take longer.
+    // These commands take longer.
     fits(&["sim", "llama3-8b-4xh200"], 60);
     fits(&["scenarios"], 40);
     fits(&["scenarios", "--long"], 60);
@@ -213,7 +214,7 @@ fn output_fits_the_terminal() {
     }
 }
 
-/// The first line names the sharding strategy in common terms and in those of the policy.
+/// The first line names the sharding strategy in common terms and in the policy's terms.
 #[test]
 fn the_first_line_names_the_strategy() {
     for (args, words) in [
@@ -255,7 +256,7 @@ fn every_shipped_scenario_is_proven() {
 fn a_reader_that_leaves_early_is_no_failure() {
     use std::io::Read;
     use std::process::{Command, Stdio};
-    // The exit status of a gate does not depend on the reader of its output.
+    // The exit status of a gate does not depend on whether its output is read.
     let other = "train.micro_batch=2";
     let failing = &[
         "gate",
@@ -290,7 +291,7 @@ fn a_reader_that_leaves_early_is_no_failure() {
     }
 }
 
-/// docs/reference/json.md names every key that `--json` prints, in the section of its verb.
+/// docs/reference/json.md describes every key that `--json` prints, in the section of its command.
 #[test]
 fn every_json_key_is_documented() {
     let docs = include_str!("../../docs/reference/json.md");
@@ -344,7 +345,7 @@ fn every_json_key_is_documented() {
         ("## `check`", &["check", "small-linear"]),
         ("## `plan`", &["plan", "small-linear"]),
         ("## `scenarios`", &["scenarios"]),
-        // The run that the first case has saved.
+        // This is the run that the first case has saved.
         ("## `runs`", &["runs", "--store", &store]),
         ("## `validate`", &["validate", table]),
         ("## `validate`", &["validate", "h100-80-exec"]),
@@ -399,7 +400,7 @@ fn small_numbers_are_shown() {
                 && pair[0][1..].chars().all(|c| matches!(c, '0' | '.'));
             assert!(!zero, "{args:?}: {} in {text}", pair[0]);
         }
-        // A unit without a number belongs to a column.
+        // Every unit follows a number.
         for pair in words.windows(2).filter(|p| p[1] == "GiB") {
             assert!(pair[0].parse::<f64>().is_ok(), "{args:?}: {text}");
         }

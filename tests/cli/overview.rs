@@ -1,9 +1,9 @@
-//! `shardlab` without a command: the GPUs of this machine, and what fits on some.
+//! `shardlab` without a command: lists the GPUs of this machine, and models that fit on some.
 
 use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
 
-/// With or without GPUs, it says what it sees and what to run next.
+/// With or without GPUs, it prints what it finds and suggests the next command.
 #[test]
 fn without_arguments_it_says_what_it_sees() {
     let text = stdout(&[]);
@@ -51,7 +51,7 @@ fn what_fits_on_named_gpus_is_what_sim_predicts() {
         run["memory"]["peak_reserved_bytes"],
         fits["peak_reserved_bytes"]
     );
-    // States of 8.03 billion parameters at 16 bytes do not fit in 80 GB.
+    // The state of 8.03 billion parameters at 16 bytes does not fit in 80 GB.
     let large = of("llama3-8b", "full");
     assert_eq!(large["fits"], false);
     assert!(large["fits_on_gpus"].as_u64().unwrap() > 2, "{large}");

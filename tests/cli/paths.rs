@@ -1,4 +1,4 @@
-//! A scenario file and the profile that it names are found from any working folder.
+//! A scenario file and its profile are found from any working directory.
 
 use crate::shardlab;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::Path;
 
 const SCENARIO: &str = "extends = \"small-fsdp2\"\n[mesh]\nhardware = \"hw/mine.toml\"\n";
 
-/// Creates a folder with a scenario `there/mine.toml` and the profile that it names.
+/// Creates a folder with a scenario `there/mine.toml` and the profile that it refers to.
 fn folder() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let there = dir.path().join("there");
@@ -22,7 +22,7 @@ fn folder() -> tempfile::TempDir {
     dir
 }
 
-/// Returns exit status, standard output and error of a call in a folder.
+/// Returns the exit status, standard output and standard error of a call in a folder.
 fn call(folder: &Path, args: &[&str]) -> (i32, String, String) {
     let output = shardlab(args).current_dir(folder).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -88,7 +88,7 @@ fn a_profile_is_found_from_the_scenario_that_names_it() {
             assert!(out.contains(says), "{args:?}: {out}");
         }
     }
-    // The baselines of a gate do not depend on the working folder.
+    // The baselines of a gate do not depend on the working directory.
     let baseline = |at: &Path| fs::read_to_string(at.join("b/mine.toml")).unwrap();
     assert_eq!(baseline(above), baseline(&there));
 }

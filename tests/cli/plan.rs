@@ -2,7 +2,7 @@
 
 use crate::{json, shardlab, stdout};
 
-/// A program small enough to be read completely.
+/// A program that is small enough to read completely.
 const SMALL: [&str; 8] = [
     "plan",
     "toy-linear",
@@ -26,7 +26,7 @@ fn a_unit_and_a_section_are_parts_of_the_whole() {
     let part = stdout(&[&unit[..], &["--section", "steady"]].concat());
     let lines: Vec<&str> = part.lines().filter(|l| !l.is_empty()).collect();
     assert!(lines.len() > 100);
-    // Groups are listed alone or with their neighbours.
+    // Groups are listed alone or with their neighbors.
     let own = |l: &&&str| !l.starts_with("# group");
     assert!(lines.iter().filter(own).all(|l| whole.contains(l)));
     let titles: Vec<&&str> = lines.iter().filter(|l| l.starts_with('[')).collect();
@@ -34,7 +34,7 @@ fn a_unit_and_a_section_are_parts_of_the_whole() {
     assert!(titles[0].starts_with("[steady step]"), "{titles:?}");
     let instructions = lines.iter().filter(|l| !l.starts_with(['#', '[']));
     assert!(instructions.clone().all(|l| l.contains(" layers.3 ")));
-    // The list contains both directions of the unit, its gathers and its reduction.
+    // The list contains the unit in both directions, its gathers and its reduction.
     for word in [
         "all_gather bf16",
         "reduce_scatter f32",
@@ -74,7 +74,7 @@ fn groups_that_are_alike_share_a_line() {
     );
 }
 
-/// On a terminal, an instruction longer than a line continues below its text, and no word is
+/// On a terminal, an instruction longer than a line continues below its text, and words are not
 /// broken.
 #[test]
 fn instructions_fit_the_terminal() {
@@ -87,7 +87,7 @@ fn instructions_fit_the_terminal() {
             .map(str::to_owned)
             .collect::<Vec<_>>()
     };
-    // The column of the micro-batch is omitted, since there is only one.
+    // With a single micro-batch, its column is left out.
     assert!(words(&narrow).len() < words(&stdout(args)).len());
     let last = |text: &str| {
         text.lines()

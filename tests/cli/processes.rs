@@ -1,5 +1,5 @@
-//! Ranks as processes: bitwise equal to ranks as threads, and no process is left when one of them
-//! ends.
+//! Ranks as processes: results are bitwise equal to those of ranks as threads, and no process is
+//! left when one of them ends.
 
 use crate::{json, shardlab};
 use serde_json::Value;
@@ -22,7 +22,7 @@ fn same(a: &Value, b: &Value) {
 
 #[test]
 fn processes_and_threads_have_the_same_bits() {
-    // Each process needs the weights of all to start DoRA's lengths of rows.
+    // Each process needs all weights to initialize DoRA's magnitudes.
     let dora = ["--set", "lora.use_dora=true", "--set", "mesh.dp_shard=2"];
     let cases: [(&str, &[&str]); 3] = [
         ("small-native", &[]),
@@ -35,7 +35,7 @@ fn processes_and_threads_have_the_same_bits() {
     }
 }
 
-/// With inputs of 6 MiB per rank, ranks wait before each step, including validations.
+/// With inputs of 6 MiB per rank, ranks wait before each step, including validation steps.
 #[test]
 fn ranks_wait_for_large_inputs_of_others() {
     let large = [
@@ -82,7 +82,7 @@ fn traces_and_kept_runs_are_those_of_rank_0() {
     assert_eq!(Some(gathers.count() as f64), counted);
 }
 
-/// Many processes write one checkpoint, from which threads can resume, and the reverse.
+/// Many processes write one checkpoint, from which threads can resume, and vice versa.
 #[test]
 fn checkpoints_and_exports_are_whole() {
     let dir = tempfile::tempdir().unwrap();
@@ -180,12 +180,12 @@ fn torchrun_and_mpirun_start_ranks_too() {
     }
 }
 
-/// Two runs of torchrun on one host may use the same ports for their stores. Each rank finds the
-/// store of its own run, even if it searches while only the other one exists.
+/// Two torchrun runs on one host may use the same ports for their stores. Each rank finds the store
+/// of its own run, even if it searches while only the other one exists.
 #[test]
 fn runs_that_share_a_host_do_not_mix() {
-    // The agents' own stores would listen at `port` and `port + 1`; those of the runs are at the
-    // next ports.
+    // The agents' own stores would listen on `port` and `port + 1`; those of the runs use the next
+    // ports.
     let port = free_port();
     let base = ["small-native", "--set", "mesh.dp_shard=2", "--steps"];
     let start = |rank: u32, steps: &str, port: u16| {
@@ -232,7 +232,7 @@ fn ranks_wait_for_the_weights_of_others() {
         let file = file.unwrap();
         std::fs::copy(file.path(), slow.join(file.file_name())).unwrap();
     }
-    // A pipe, which returns nothing until something is written to it.
+    // A pipe, which blocks readers until something is written to it.
     let config = slow.join("config.json");
     std::fs::remove_file(&config).unwrap();
     let made = Command::new("mkfifo").arg(&config).status().unwrap();
@@ -252,8 +252,8 @@ fn ranks_wait_for_the_weights_of_others() {
         ranks(1, &[&base[..], &args].concat(), vars).remove(0)
     };
     let children = [start(0, &whole), start(1, &slow)];
-    // Wait until the other ranks are at the first step, and then longer than the timeout of the
-    // watchdog. A run that has failed by then reads nothing.
+    // Wait until the other ranks have reached the first step, and then longer than the timeout of
+    // the watchdog. A run that has failed by then does not read anything.
     std::thread::sleep(Duration::from_secs(7));
     let words = std::fs::read(whole.join("config.json")).unwrap();
     std::thread::spawn(move || std::fs::write(config, words).unwrap());
@@ -313,7 +313,8 @@ fn an_environment_that_makes_no_sense() {
     }
 }
 
-/// Starts a long run of several processes. Returns its launcher, and the process ids of its ranks.
+/// Starts a long run with several processes. Returns its launcher, and the process ids of its
+/// ranks.
 fn long_run(more: &[&str]) -> (Child, BufReader<std::process::ChildStderr>, Vec<u32>) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
         .args([
@@ -338,9 +339,9 @@ fn long_run(more: &[&str]) -> (Child, BufReader<std::process::ChildStderr>, Vec<
     (child, errors, ranks)
 }
 
-/// Returns the processes that a process has started.
+/// Returns the child processes of a process.
 pub(crate) fn children(id: u32) -> Vec<u32> {
-    // Each thread has a list of the processes that it has started.
+    // Each thread has a list of the child processes that it has started.
     let threads = std::fs::read_dir(format!("/proc/{id}/task"));
     let lists = threads.into_iter().flatten().flatten();
     lists
@@ -381,8 +382,8 @@ pub(crate) fn all_end(ranks: &[u32]) {
     }
 }
 
-/// Ctrl-Z, and `fg` after longer than the timeout of the watchdog: neither the store nor the waits
-/// of ranks count the suspended time.
+/// Ctrl-Z, and `fg` after more than the timeout of the watchdog: neither the store nor waiting
+/// ranks count the suspended time.
 #[test]
 fn a_run_that_was_stopped_goes_on() {
     let (mut child, mut errors, ranks) = long_run(&["--timeout", "3"]);
@@ -392,7 +393,7 @@ fn a_run_that_was_stopped_goes_on() {
     all.iter().for_each(|p| signal("STOP", *p));
     std::thread::sleep(Duration::from_secs(5));
     all.iter().for_each(|p| signal("CONT", *p));
-    // A failing run would fail at once.
+    // If the run fails, it does so at once.
     std::thread::sleep(Duration::from_secs(2));
     let go_on = all.iter().all(|p| runs(*p));
     let _ = child.kill();
@@ -442,9 +443,9 @@ fn a_rank_that_dies_ends_all() {
     }
 }
 
-/// Two processes that save every five steps are killed without warning, first one of them and then
+/// Two processes that save every five steps are killed without warning: first one of them, then
 /// both. The last checkpoint is complete, a resumed run has the losses and weights of an
-/// undisturbed one, and other world sizes can load it.
+/// uninterrupted one, and runs with other world sizes can load it.
 #[test]
 fn killed_processes_go_on_bit_for_bit() {
     let dir = tempfile::tempdir().unwrap();
@@ -544,14 +545,14 @@ fn the_end_of_a_job() {
     });
 }
 
-/// If only one host of a job is signalled, one rank receives the signal, and it is not the one that
+/// If only one host of a job receives the signal, only one rank does, and it is not the one that
 /// prints.
 #[test]
 fn the_end_of_one_rank() {
     interrupted(|_, ranks| signal("TERM", ranks[2]));
 }
 
-/// The same for ranks that were started by another launcher.
+/// The same for ranks that another launcher has started.
 #[test]
 fn the_end_of_one_rank_that_another_launcher_started() {
     let dir = tempfile::tempdir().unwrap();
@@ -598,7 +599,7 @@ fn the_end_of_one_rank_that_another_launcher_started() {
 fn interrupted(tell: impl FnOnce(u32, &[u32])) {
     let (child, mut errors, ranks) = long_run(&[]);
     tell(child.id(), &ranks);
-    // The pipe must not fill up while the last step is done.
+    // The pipe must not fill up during the last step.
     let words = std::thread::spawn(move || {
         let mut words = String::new();
         errors.read_to_string(&mut words).unwrap();

@@ -1,4 +1,4 @@
-//! `exec --progress`: the output of a training on stderr while it runs.
+//! `exec --progress`: output on stderr during training.
 
 use crate::processes::{all_end, children, signal};
 use crate::shardlab;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 
-/// Returns exit status, stdout and stderr of `exec`.
+/// Returns the exit status, stdout and stderr of `exec`.
 fn exec(args: &[&str]) -> (Option<i32>, String, String) {
     let mut command = shardlab(&[&["exec"], args].concat());
     let output = command.output().unwrap();
@@ -102,7 +102,7 @@ fn events_tell_of_the_run_as_it_happens() {
     }
 }
 
-/// Notes are events too. A run that is not saved has no id.
+/// Notes are events, too. A run that is not saved has no id.
 #[test]
 fn a_finished_run_that_is_started_once_more() {
     let dir = tempfile::tempdir().unwrap();
@@ -129,7 +129,8 @@ fn a_finished_run_that_is_started_once_more() {
     assert_eq!(again[2]["run_id"], Value::Null);
 }
 
-/// There is one error event, whether the command line, rank 0 or the launcher detects the error.
+/// There is a single error event, whether the command line, rank 0 or the launcher detects the
+/// error.
 #[test]
 fn errors_are_events_too() {
     let json = ["--progress", "json", "--no-store"];
@@ -155,7 +156,7 @@ fn errors_are_events_too() {
     assert_eq!(names(&events(&stderr)), ["error"]);
 }
 
-/// Starts a long run and waits until some steps are done.
+/// Starts a long run and waits until some steps have finished.
 fn long_run() -> (Child, BufReader<std::process::ChildStderr>) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_shardlab"))
         .args(["exec", "small-native", "--processes", "--no-store"])
@@ -202,7 +203,7 @@ fn the_launcher_tells_of_a_rank_that_dies() {
     errors.read_to_string(&mut rest).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(3));
     all_end(&ranks);
-    // A line that rank 0 was writing may be cut off.
+    // A line that rank 0 was writing may be truncated.
     let lines = rest.lines().filter_map(|l| serde_json::from_str(l).ok());
     let errors: Vec<Value> = lines.filter(|e: &Value| e["event"] == "error").collect();
     let text = errors[0]["text"].as_str().unwrap();

@@ -1,4 +1,4 @@
-//! `replay`: the model of a trace, sharded again. Pairs of traces differ in one option.
+//! `replay`: the model of a trace with another sharding. Pairs of traces differ in one option.
 
 use crate::{json, shardlab, stdout};
 use serde_json::Value;
@@ -22,8 +22,8 @@ fn a_recorded_run_is_replayed() {
     assert_eq!(found["replayed"], Value::Null);
 }
 
-/// Allocations of the model are those of the trace, at their places between its kernels; those of
-/// the engine are planned again.
+/// Allocations of the model are those of the trace, at their positions between its kernels; those
+/// of the engine are planned again.
 #[test]
 fn memory_of_replays_is_close_to_the_recorded_one() {
     for name in [
@@ -46,8 +46,8 @@ fn memory_of_replays_is_close_to_the_recorded_one() {
     }
 }
 
-/// A trace without memory events takes them from a snapshot of the same steps. Its sizes leave out
-/// what a block has beyond its tensor.
+/// For a trace without memory events, `replay` takes them from a snapshot of the same steps. The
+/// snapshot's sizes leave out the unused part of a block beyond its tensor.
 #[test]
 fn a_snapshot_gives_a_trace_its_memory() {
     let path = format!("{TRACES}/fsdp2-compiled-rank0.json.gz");
@@ -78,13 +78,13 @@ fn a_snapshot_gives_a_trace_its_memory() {
         assert!(error.abs() < 0.002, "{run} {key}: {error}");
     }
     assert_eq!(bytes(&without, "measured", "peak_allocated_bytes"), 0.0);
-    // The snapshot of another job is not of the trace's time.
+    // The snapshot of another job does not match the time of the trace.
     let other = format!("{TRACES}/start-default.snapshot.pickle.gz");
     assert_eq!(run(&[bare, &other])["recorded"], without["recorded"]);
 }
 
-/// Steps without the profiler, from the table in `tests/data/traces/README.md` and from that of
-/// `fsdp2-compiled`. Most wait for the host. The trace is up to four times as long.
+/// Steps without the profiler, from the tables in `tests/data/traces/README.md` and of
+/// `fsdp2-compiled`. Most of them wait for the host. Traced steps are up to four times as long.
 #[test]
 fn replays_are_close_to_steps_without_the_profiler() {
     const STEPS: [(&str, f64); 10] = [
@@ -110,7 +110,7 @@ fn replays_are_close_to_steps_without_the_profiler() {
         assert!((1.05..1.6).contains(&factor), "{name}: {factor}");
     }
     assert!(replayed < 0.11 && recorded > 0.5, "{replayed} {recorded}");
-    // The host of a named profile is that of the profile.
+    // If a profile is named, its host is used.
     let named = replay("base", &["mesh.hardware=h100-80"]);
     assert_eq!(named["host_factor"], Value::Null);
     let host = |found: &Value| found["recorded"]["host_ms"].as_f64().unwrap();
@@ -130,7 +130,7 @@ fn waits_for_the_host_are_named() {
     assert!((waited - 35.13).abs() < 0.01, "{found}");
     let without = ms(&found, "measured", "step_ms") - waited;
     let recorded = ms(&found, "recorded", "step_ms");
-    // The host of the profile is slow enough to cause a part of the waits.
+    // The profile's host is slow enough to cause a part of the waits.
     let measured = ms(&found, "measured", "step_ms");
     assert!(recorded > 0.9 * without && recorded < measured, "{found}");
     let notes = found["notes"].to_string();
@@ -144,7 +144,7 @@ fn waits_for_the_host_are_named() {
 fn options_of_any_model_can_be_changed() {
     let found = replay("base", &["mesh.dp_shard=64", "fsdp.prefetch_forward=2"]);
     assert_eq!(found["replayed"]["world_size"], 64);
-    // Shards of 64 ranks are smaller than those of 4.
+    // Shards for 64 ranks are smaller than those for 4.
     let peak = |key: &str| found[key]["peak_allocated_bytes"].as_u64().unwrap();
     assert!(peak("replayed") < peak("recorded"), "{found}");
     let root = replay("base", &["fsdp.units=root"]);

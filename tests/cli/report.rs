@@ -4,7 +4,7 @@ use crate::{json, shardlab, stdout};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Writes a page on a prediction and a measurement of one program, and a third run.
+/// Writes a page with a prediction and a measurement of one program, and a third run.
 fn page(dir: &Path) -> PathBuf {
     let store = dir.join("store").display().to_string();
     shardlab(&["exec", "llama-tiny", "--steps", "12", "--store", &store])
@@ -45,7 +45,7 @@ fn chromium() -> &'static str {
     found.expect("Chromium is not installed")
 }
 
-/// Returns the page's elements after its scripts have run, and the browser's complaints.
+/// Returns the page's elements after its scripts have run, and the errors that the browser reports.
 fn open(browser: &str, page: &Path, profile: &Path) -> (String, Vec<String>) {
     open_at(browser, page, profile, None)
 }
@@ -144,7 +144,7 @@ fn a_page_works_in_a_browser() {
              hover=true memory-hover=true key=true theme=true wide=true"
         )
     );
-    // Also on a phone, nothing but the plots scrolls sideways.
+    // On a phone as well, only the plots scroll sideways.
     let (dom, _) = open_at(browser, &probed, &profile, Some("390,844"));
     assert!(dom.contains("wide=true"), "too wide for a phone");
 }
@@ -162,7 +162,7 @@ zoom();
 document.documentElement.setAttribute("data-seen", together + " " + (axis(g) !== axis(f)));
 </script></body>"#;
 
-/// The timelines of two runs move together, until the reader separates them.
+/// The timelines of two runs move together until the reader separates them.
 #[test]
 #[ignore = "needs Chromium"]
 fn timelines_move_together() {
@@ -207,13 +207,13 @@ fn an_option_against_itself_as_markdown_with_pictures() {
         );
         let png = std::fs::read(dir.path().join(format!("both-plots/{name}.png"))).unwrap();
         assert!(png.starts_with(b"\x89PNG\r\n\x1a\n"), "{name}");
-        // Width and height; the width is that of every drawing.
+        // Width and height. All drawings have this width.
         assert_eq!(png[16..20], 1520u32.to_be_bytes(), "{name}");
     }
 }
 
-/// The header says what the numbers rest on, when and how the page was made; of two runs, the
-/// second card says how it differs.
+/// The header says what the numbers are based on, and when and how the page was created. For two
+/// runs, the second card says how its run differs.
 #[test]
 fn a_page_says_what_it_rests_on_and_what_differs() {
     let dir = tempfile::tempdir().unwrap();
@@ -234,7 +234,7 @@ fn a_page_says_what_it_rests_on_and_what_differs() {
     let cards: Vec<&str> = text.split("class=\"card\"").skip(1).collect();
     assert!(!cards[0].contains("class=\"change"), "{}", cards[0]);
     assert!(cards[1].contains("class=\"change bad\">"), "{}", cards[1]);
-    // One dot per prediction would repeat the cards.
+    // A plot with one dot per prediction would repeat the cards.
     assert!(!text.contains("id=\"steps-t\""));
     assert_eq!(text.matches("class=\"mem\"").count(), 2);
     assert!(
@@ -295,7 +295,7 @@ fn kept_runs_are_labelled_by_what_differs() {
     let runs = ids.iter().map(String::as_str);
     stdout(&args.into_iter().chain(runs).collect::<Vec<_>>());
     let text = std::fs::read_to_string(&out).unwrap();
-    // Common options of runs of one scenario do not distinguish them, and a single run needs no
+    // Options that all runs of a scenario share do not distinguish them, and a single run needs no
     // distinction.
     for label in [
         format!("small-native prefetch_forward=0 ({})", ids[0]),
@@ -337,6 +337,6 @@ fn bad_input_is_named() {
         assert_eq!(output.status.code(), Some(2), "{args:?}: {err}");
         assert!(err.contains(words), "{args:?}: {err}");
     }
-    // A failed call leaves no file.
+    // A failed call does not leave a file.
     assert!(!Path::new(&out).exists());
 }

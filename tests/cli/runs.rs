@@ -8,7 +8,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 use tempfile::TempDir;
 
-/// Returns a store with a predicted run, one with another prefetch, a measured one and a named one.
+/// Returns a store with a predicted run, one with another prefetch depth, a measured one and a
+/// named one.
 fn filled() -> (TempDir, String) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("runs").to_str().unwrap().to_owned();
@@ -205,7 +206,7 @@ fn predictions_are_saved_on_request_and_measurements_unless_not() {
         let path = dir.path().join(name);
         assert_eq!(ids(path.to_str().unwrap(), &[]).len(), 1, "{name}");
     }
-    // A file is in the way: a warning, or an error if saving was requested.
+    // A file is in the way. This is a warning, or an error if saving was requested.
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
     let path = file.to_str().unwrap();
@@ -258,7 +259,7 @@ fn a_prediction_is_stored_once_and_named() {
     }
 }
 
-/// Runs with other options of the simulator are distinguished in lists, comparisons and by their
+/// Runs with other options of the simulator are distinguished in lists, in comparisons and by their
 /// names.
 #[test]
 fn what_was_changed_is_shown() {
@@ -294,7 +295,7 @@ fn what_was_changed_is_shown() {
     assert_eq!(ids(path, &slower).len(), 1);
 }
 
-/// The oldest runs make room: predictions first, named ones never.
+/// The oldest runs are deleted to make room: predictions first, named runs never.
 #[test]
 fn a_store_has_a_cap() {
     let dir = tempfile::tempdir().unwrap();
@@ -336,13 +337,13 @@ fn a_store_has_a_cap() {
     let left = ids(path, &[]);
     assert_eq!(left.len(), 3);
     assert_eq!(left[..2], all[..2]);
-    // The size counts, too: only named or new runs are left.
+    // The size limit applies, too: only named or new runs are left.
     let (code, err) = make("sim", &["--save", "--jitter", "0.1", "--seed", "4"], "1KiB");
     assert_eq!(code, 0);
     assert!(err.contains("removed the 2 oldest runs"), "{err}");
     assert_eq!(ids(path, &[])[0], all[0]);
     assert_eq!(ids(path, &[]).len(), 2);
-    // A folder given by the user has no cap.
+    // A folder given by the user has no limit.
     let (code, err) = make(
         "sim",
         &["--store", path, "--jitter", "0.1", "--seed", "5"],
@@ -394,12 +395,13 @@ fn a_sweep_keeps_its_points_where_asked() {
     );
 }
 
-/// Processes that write at the same time save all their runs completely.
+/// Processes that write at the same time save all of their runs completely.
 #[test]
 fn writers_do_not_meet() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().to_str().unwrap();
-    // Equal predictions are saved once, so each writer has its own seed, and all scenarios differ.
+    // Equal predictions are saved once, so each writer has a separate seed, and all scenarios
+    // differ.
     let all = shardlab_plan::scenario::shipped();
     let names: Vec<&str> = all.iter().map(|(n, _)| *n).collect();
     let names: Vec<&str> = names
@@ -594,7 +596,8 @@ fn points_of_sweeps_are_written_queried_and_summarized() {
     };
     let [from_parquet, from_csv] = [by(&parquet), by(&csv)];
     assert_eq!(from_parquet, from_csv);
-    // Values of options may be numbers or flags: one row each, with both depths of prefetch.
+    // Values of options may be numbers or flags: there is one row for each, with both prefetch
+    // depths.
     assert_eq!(from_parquet.len(), 2);
     assert_eq!(from_parquet[0]["fsdp.reshard_after_forward"], "true");
     assert_eq!(from_parquet[0]["step_ms count"], 2.0);

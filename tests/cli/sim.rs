@@ -4,7 +4,7 @@ use crate::{assert_narrow, json, shardlab, stdout};
 use serde_json::Value;
 use std::path::Path;
 
-/// Fields that scripts rely on, as paths; docs/reference/json.md describes them.
+/// Paths of fields that scripts rely on; docs/reference/json.md describes them.
 const FIELDS: [&str; 24] = [
     "scenario",
     "program_digest",
@@ -119,7 +119,7 @@ fn json_is_one_object_a_run_with_every_promised_field() {
     assert_eq!(runs[1]["scenario"], "toy-linear");
 }
 
-/// A prediction of a mixture says how experts are divided, and which collectives carry tokens.
+/// The prediction of an MoE model says how experts are divided, and which collectives carry tokens.
 #[test]
 fn experts_are_in_json_and_reports() {
     let of = |set: &[&str]| {
@@ -141,7 +141,8 @@ fn experts_are_in_json_and_reports() {
         (&e["dispatcher"], &e["routing"]),
         (&"gather".into(), &"balanced".into())
     );
-    // Both ranks' 48 tokens with two choices, of which a rank expects as many as it has tokens.
+    // Two ranks have 48 tokens with two choices each. A rank reserves rows for all of these, and
+    // expects half of them.
     assert_eq!(
         (&e["rows_reserved"], &e["rows_expected"]),
         (&192.into(), &96.into())
@@ -208,7 +209,7 @@ fn the_report_fits_its_width_and_says_what_json_says() {
     ] {
         assert!(text.contains(word), "{word} in {text}");
     }
-    // Both scenarios are in the comparison.
+    // The comparison contains both scenarios.
     let comparison: Vec<&str> = text.lines().rev().take(2).collect();
     assert!(comparison[1].starts_with("peers-tiny"), "{text}");
     assert!(comparison[0].starts_with("toy-cnn"), "{text}");
@@ -371,7 +372,7 @@ fn scenarios_can_be_files_and_profiles_too() {
     .success();
 }
 
-/// A profile in a file describes no known GPU, so the scenario sets the size of the cuBLAS
+/// A profile in a file describes an unknown GPU, so the scenario sets the size of the cuBLAS
 /// workspace. Each of two threads has one.
 #[test]
 fn cublas_workspaces_are_what_the_scenario_says() {
@@ -394,7 +395,7 @@ fn cublas_workspaces_are_what_the_scenario_says() {
     assert_eq!(named - none, 2 * ampere);
 }
 
-/// Using only the binary, a profile is printed, extended, changed, and scaled for every command.
+/// Only with the binary: a profile is printed, extended, changed, and scaled for every command.
 #[test]
 fn a_profile_extends_a_shipped_one_and_scales_it() {
     let folder = tempfile::tempdir().unwrap();
@@ -433,8 +434,8 @@ fn a_profile_extends_a_shipped_one_and_scales_it() {
     assert!(found, "{scaled} in {swept:?}");
 }
 
-/// Verdicts for scripts: a prediction that does not fit or exceeds a budget exits with 1, after the
-/// output.
+/// Exit statuses for scripts: a prediction that does not fit or exceeds a budget ends with status
+/// 1, after the output.
 #[test]
 fn predictions_are_checked_without_a_baseline() {
     let large = ["llama3-70b-64xh100", "--set", "train.recompute=none"];
@@ -490,7 +491,7 @@ fn predictions_are_checked_without_a_baseline() {
     );
 }
 
-/// Unusual options are a warning on stderr and in the object, not a failure.
+/// Unusual options cause a warning on stderr and in the object, not a failure.
 #[test]
 fn warnings_name_the_option_and_where_it_is_written() {
     let args = [
@@ -526,7 +527,7 @@ fn warnings_name_the_option_and_where_it_is_written() {
     assert!(words.contains(warning), "{text}");
 }
 
-/// A size from the environment counts before `--set`, and after the file.
+/// A size from the environment overrides the file, and `--set` overrides both.
 #[test]
 fn sizes_of_the_mesh_from_the_environment() {
     let world = |variables: &[(&str, &str)], more: &[&str]| {
@@ -559,10 +560,10 @@ fn sizes_of_the_mesh_from_the_environment() {
     assert!(said.contains("SHARDLAB_CP must be 1, not 2"), "{said}");
 }
 
-/// No step with 8-bit matmuls was measured, on any machine.
+/// No step with 8-bit matmuls was measured on any machine.
 #[test]
 fn matmuls_in_8_bits_are_estimates() {
-    // Lines end where the terminal does.
+    // Lines are wrapped at the width of the terminal.
     let joined = |text: String| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let text = joined(stdout(&["sim", "llama3-8b-4xh200-fp8"]));
     assert!(text.contains("(estimated, ±"), "{text}");

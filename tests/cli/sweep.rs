@@ -188,8 +188,7 @@ fn progress_stays_off_where_nobody_looks() {
     assert!(assert.get_output().stderr.is_empty());
 }
 
-/// Five axes and all numbers would break words: numbers are dropped, and the text says where they
-/// are.
+/// Five axes and all numbers do not fit: numbers are dropped, and the text says where to find them.
 #[test]
 fn a_table_of_many_axes_can_be_read() {
     let axes = [
@@ -208,16 +207,16 @@ fn a_table_of_many_axes_can_be_read() {
     let row = text.lines().find(|l| l.starts_with("megatron")).unwrap();
     assert!(row.starts_with("megatron   selective   true "), "{text}");
     assert!(row.contains("implicit"), "{text}");
-    // In a narrow terminal, fewer axes do not fit either: the message is about the width.
+    // In a narrow terminal, fewer axes do not fit either, so the message is about the width.
     let why = "do not fit this width; --csv and --json contain them";
     assert!(text.replace('\n', " ").contains(why), "{text}");
-    // With fewer axes all columns fit.
+    // With fewer axes, all columns fit.
     let text = stdout(&args[..6]);
     assert!(text.contains("alloc"), "{text}");
     assert!(!text.contains("--csv"), "{text}");
 }
 
-/// Throughput is counted in the model's batch unit: images and rows here, without mentioning
+/// Throughput is counted in the model's unit of a batch: images and rows here, without mentioning
 /// tokens.
 #[test]
 fn throughput_uses_the_models_own_unit() {
@@ -229,14 +228,14 @@ fn throughput_uses_the_models_own_unit() {
     };
     unit("small-cnn", "img/s");
     unit("small-linear", "rows/s");
-    // A table of both models needs a common unit; a table of one model names its own.
+    // A table with both models needs a common unit; a table with one model uses that of the model.
     let both = stdout(&["sim", "small-cnn", "small-native"]);
     assert!(both.contains("items/s"), "{both}");
     let [cnn, native] = ["small-cnn", "small-native"].map(|s| stdout(&["sim", s]));
     assert!(cnn.contains("images/s/GPU") && native.contains("tokens/s/GPU"));
 }
 
-/// A sweep in which some points do not fit, including the fastest.
+/// A sweep in which some points do not fit, including the fastest one.
 const TOO_LARGE: [&str; 10] = [
     "sweep",
     "llama3-8b-4xh200",
@@ -254,8 +253,8 @@ fn too_large<'a>(more: &[&'a str]) -> Vec<&'a str> {
     [&TOO_LARGE[..], more].concat()
 }
 
-/// Checks the points shown under a limit, their order, and the point named in the last line,
-/// against a manual selection from all points.
+/// Checks the points shown under a limit, their order, and the point in the last line, against a
+/// manual selection from all points.
 #[test]
 fn the_fastest_under_a_limit() {
     const LIMIT: u64 = 60 << 30;
@@ -331,7 +330,7 @@ fn the_fastest_under_a_limit() {
     }
 }
 
-/// The first points are taken from those that fit, unless that is turned off or none does.
+/// The first points are taken from those that fit, unless that is turned off or none fits.
 #[test]
 fn the_first_points_fit() {
     let words = |more: &[&str]| -> Vec<String> {
@@ -401,8 +400,8 @@ fn one_axis_for_a_key_and_short_places() {
     assert!(err.len() < 500, "{err}");
 }
 
-/// With a headroom, only points that leave it count as fitting. If the fastest of them is tight,
-/// the fastest that is not tight is named too.
+/// With headroom, only points that leave it count as fitting. If the fastest point is tight, the
+/// text also names the fastest one that is not tight.
 #[test]
 fn the_fastest_with_room_to_spare() {
     let of = |more: &[&'static str]| {
@@ -456,8 +455,8 @@ fn the_fastest_with_room_to_spare() {
     }
 }
 
-/// Keys that are varied together give meshes of one number of GPUs. The column of GPUs appears only
-/// if their number varies.
+/// Keys that vary together result in meshes with the same number of GPUs. The column of GPUs
+/// appears only if their number varies.
 #[test]
 fn linked_axes_keep_the_number_of_gpus() {
     let mesh = ["sweep", "small-native", "--axis"];

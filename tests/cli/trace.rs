@@ -51,8 +51,8 @@ fn a_trace_has_streams_slices_counters_and_arrows() {
     );
 }
 
-/// A gap listed by `explain` ends where a slice of the compute stream begins, at the same time in
-/// the trace, even if the host issued most of the step before it began.
+/// A gap listed by `explain` ends where a slice of the compute stream starts, at the same time in
+/// the trace, even if the host issued most of the step before it started.
 #[test]
 fn a_trace_counts_time_from_the_step_s_begin_as_explain_does() {
     let name = "peers-1b";
@@ -71,7 +71,7 @@ fn a_trace_counts_time_from_the_step_s_begin_as_explain_does() {
         .map(|g| number(&g["at_ms"]) + number(&g["ms"]))
         .collect();
     let found = |end: f64| starts.iter().any(|s| (s - end).abs() < 2e-6);
-    // Parts of one gap with different causes end where the next one begins.
+    // Parts of one gap with different causes end where the next part starts.
     let next = |end: f64| {
         gaps.iter()
             .any(|g| (number(&g["at_ms"]) - end).abs() < 2e-6)
@@ -101,8 +101,8 @@ fn a_trace_counts_time_from_the_step_s_begin_as_explain_does() {
 fn slices_of_a_stream_follow_one_another() {
     let trace = trace("peers-tiny");
     let mut threads: BTreeMap<u64, Vec<(i64, i64)>> = BTreeMap::new();
-    // Perfetto keeps whole nanoseconds and drops a slice that begins before the previous one has
-    // ended.
+    // Perfetto has a resolution of nanoseconds, and drops a slice that starts before the previous
+    // one has ended.
     let nanos = |v: &Value| {
         let exact = v.as_f64().unwrap() * 1e3;
         assert!((exact - exact.round()).abs() < 1e-3, "{v}");
@@ -140,8 +140,8 @@ fn an_arrow_leads_from_every_collective_to_what_waited_for_it() {
         assert_eq!(start["id"], end["id"]);
         assert!(start["ts"].as_f64() <= end["ts"].as_f64(), "{start} {end}");
         assert_ne!(start["tid"], end["tid"]);
-        // Arrows are attached to slices: the start is within a collective, and the end at the start
-        // of a slice.
+        // Arrows are attached to slices: they start within a collective and end at the start of a
+        // slice.
         let inside = slices.iter().filter(is_collective).any(|s| {
             let (from, at) = (s["ts"].as_f64().unwrap(), start["ts"].as_f64().unwrap());
             s["tid"] == start["tid"] && from <= at && at <= from + s["dur"].as_f64().unwrap()

@@ -1,11 +1,11 @@
-//! `tune` on scenarios and configurations of frameworks, and bad input.
+//! `tune` on scenarios and framework configurations, and bad input.
 
 use crate::{assert_narrow, shardlab};
 use serde_json::Value;
 
 const DATA: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/frameworks");
 
-/// Keys that change in the tests, so that few points are left.
+/// Keys that vary in the tests, so that there are few points.
 const ONLY: [&str; 6] = [
     "train.micro_batch",
     "train.recompute",
@@ -15,7 +15,7 @@ const ONLY: [&str; 6] = [
     "fsdp.strategy",
 ];
 
-/// Returns a call in a small space.
+/// Returns a call with a small search space.
 fn tune(args: &[&str]) -> assert_cmd::Command {
     let only = ONLY.iter().flat_map(|key| ["--only", key]);
     let all: Vec<&str> = ["tune"].into_iter().chain(only).collect();
@@ -79,7 +79,7 @@ fn json_is_what_sim_predicts() {
     assert!(best <= answer["today"]["step_ms"].as_f64().unwrap());
     let front = answer["front"].as_array().unwrap();
     assert!(front.iter().all(|p| p["fits"] == true));
-    // The same call, the same answer.
+    // The same call gives the same answer.
     assert_eq!(object(0, &["small-fsdp2", "--gpus", "4xh100"]), answer);
 }
 
@@ -217,7 +217,7 @@ fn the_largest_micro_batch_fits_and_a_larger_one_does_not() {
         reserved(samples, set) <= limit && reserved(samples + 1, set) > limit,
         "{answer}"
     );
-    // It does not go with another question.
+    // The option cannot be combined with another question.
     let both = error(&[&args[..], &["--largest-micro-batch", "--longest-sequence"]].concat());
     assert!(both.contains("cannot be used with"), "{both}");
 }
@@ -269,7 +269,7 @@ fn the_answer_is_written_in_the_format_of_the_job() {
     let to = folder.path().join("tuned.toml");
     call(&["--emit", "job", "-o", to.to_str().unwrap()]);
     let tuned = std::fs::read_to_string(&to).unwrap();
-    // All of the file is there, and the rest of it as it was.
+    // The whole file is there, and all other lines are unchanged.
     let kept = text.lines().filter(|l| l.starts_with('#'));
     assert!(kept.into_iter().all(|line| tuned.contains(line)), "{tuned}");
     let fit = shardlab(&["fit", to.to_str().unwrap(), "--gpus", "8xh100", "--json"])
@@ -283,7 +283,7 @@ fn the_answer_is_written_in_the_format_of_the_job() {
             .contains("reduce_dtype = \"bf16\""),
         "{fit}"
     );
-    // Another form is a new file.
+    // Another format is written to a new file.
     let output = call(&["--emit", "python"]);
     let code = String::from_utf8(output.get_output().stdout.clone()).unwrap();
     assert!(code.contains("fully_shard(blocks[i]"), "{code}");
@@ -307,7 +307,7 @@ fn a_report_draws_the_front() {
     }
     let file = folder.path().join("front.md");
     let path = file.to_str().unwrap();
-    // Also next to another form of the answer.
+    // The report can be combined with another output format.
     let args = ["small-fsdp2", "--gpus", "4xh100", "--report", path];
     ends(0, &[&args[..], &["--emit", "scenario"]].concat());
     let page = std::fs::read_to_string(&file).unwrap();
@@ -316,7 +316,7 @@ fn a_report_draws_the_front() {
     assert!(wrong.contains("ends in .html or .md"), "{wrong}");
 }
 
-/// The file that is emitted trains on the longer sequences that were asked for.
+/// The emitted file trains on the longer sequences that were requested.
 #[test]
 fn a_trainer_configuration_gets_longer_sequences() {
     let folder = tempfile::tempdir().unwrap();
@@ -386,7 +386,7 @@ fn an_interrupt_shows_the_best_so_far() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // The whole search takes far longer, except on a fast machine, where it just ends.
+    // The whole search takes far longer, except on a fast machine, where it simply finishes.
     std::thread::sleep(std::time::Duration::from_secs(2));
     Command::new("kill")
         .args(["-INT", &child.id().to_string()])

@@ -6,40 +6,40 @@ use serde_json::Value;
 const TABLE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200x4.csv");
 const HELD_OUT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/h200x4_heldout.csv");
 
-/// Steps of `exec` on 1, 2 and 4 H200; the profile was calibrated on none of them.
+/// Steps of `exec` on 1, 2 and 4 H200. The profile was not calibrated on any of them.
 const EXEC: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/exec_h200.csv");
 
-/// The same on two H200, one option after another.
+/// Steps of `exec` on two H200, with one option after another.
 const EXEC_OPTIONS: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/tests/data/exec_h200_options.csv"
 );
 
-/// The same on one and two H100.
+/// Steps of `exec` on one and two H100.
 const EXEC_H100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/exec_h100.csv");
 
-/// Steps of the engine with 8-bit matmuls, next to bf16.
+/// Steps of the engine with 8-bit matmuls, and with bf16.
 const EXEC_FLOAT8: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/tests/data/exec_float8_h100.csv"
 );
 
-/// Memory of FSDP2 and Megatron-FSDP as one rank of up to 1,024, on one GPU.
+/// Memory of FSDP2 and Megatron-FSDP on one GPU, as one rank of up to 1,024.
 const ENGINE_MEMORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/engine_memory.csv");
 
 /// Published steps of torchtitan on H100 with 96 GB.
 const PUBLISHED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/published_h100.csv");
 
-/// The same on A100.
+/// Published steps of torchtitan on A100.
 const PUBLISHED_A100: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/published_a100.csv");
 
-/// Published steps of a mixture of experts with expert parallelism.
+/// Published steps of an MoE model with expert parallelism.
 const PUBLISHED_EXPERTS: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/tests/data/published_experts.csv"
 );
 
-/// Published steps of llm-foundry on H100 and A100, without those that profiles are fitted to.
+/// Published steps of llm-foundry on H100 and A100, without those that profiles were fitted to.
 const LLM_FOUNDRY: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/tests/data/published_llm_foundry.csv"
@@ -51,13 +51,13 @@ const TRANSFORMERS: &str = concat!(
     "/tests/data/transformers_h100.csv"
 );
 
-/// The same on two H200, of models of 20 types.
+/// Steps of transformers on two H200, for models of 20 types.
 const TRANSFORMERS_H200: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/tests/data/transformers_h200.csv"
 );
 
-/// Steps on two other H200, with the profile that `calibrate --step-ms` made of the first one.
+/// Steps on two other H200, with the profile that `calibrate --step-ms` created from the first row.
 const TRANSFORMERS_HOST: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
     "/tests/data/transformers_host.csv"
@@ -72,8 +72,8 @@ const TOYS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/toys_h200x4.
 /// Steps of the CPU device.
 const CPU: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/cpu_small.csv");
 
-/// The error bands in predictions come from a table in the binary, which is made by the command in
-/// this test. After a change of predictions or measurements, run it again and write
+/// The error bands of predictions come from a table in the binary, which the command in this test
+/// creates. After a change of predictions or measurements, run it again and write
 /// `src/predict/residuals.csv`.
 #[test]
 fn error_bands_rest_on_todays_predictions() {
@@ -111,8 +111,8 @@ fn error(totals: &Value, metric: &str, field: &str) -> f64 {
     found.unwrap()[field].as_f64().unwrap()
 }
 
-/// One measured step shows how slow a host is: with the shipped profile, these steps are predicted
-/// 35 to 51 % too fast.
+/// One measured step determines how slow a host is. With the shipped profile, these steps are
+/// predicted 35 to 51 % too fast.
 #[test]
 fn a_host_known_from_one_step_predicts_other_jobs() {
     let mut lines = json(&["validate", TRANSFORMERS_HOST, "--json"]);
@@ -128,9 +128,9 @@ fn a_host_known_from_one_step_predicts_other_jobs() {
 
 /// Steps of PyTorch FSDP2 and Megatron-FSDP are within 6 % each, 2.2 % on average. Those of the
 /// smallest model, which is host-bound (28.5 to 32.9 ms in three runs of one setting), are within
-/// 27 %. If two steps of one machine and model differ by more than 2 %, their order is right,
-/// except for the smallest model and for Megatron-FSDP without sharded parameters, whose steps are
-/// longer than those with.
+/// 27 %. If two steps of one machine and model differ by more than 2 %, their order is right.
+/// Exceptions are the smallest model, and Megatron-FSDP without sharded parameters, whose steps are
+/// longer than those with sharded parameters.
 #[test]
 fn predictions_agree_with_what_was_measured() {
     for (table, misplaced) in [(TABLE, 9), (HELD_OUT, 0)] {
@@ -157,7 +157,7 @@ fn predictions_agree_with_what_was_measured() {
         assert!(others.iter().all(|&(_, e)| e < 6.0), "{others:?}");
         let all: f64 = others.iter().map(|&(_, e)| e).sum();
         assert!(all / (others.len() as f64) < 2.2, "{others:?}");
-        // Rows of the first table end with the name of their machine; the second table is of one
+        // Rows of the first table end with the name of their machine; the second table is from one
         // machine.
         let machine = |name: &str| {
             name.rsplit(' ')
@@ -182,8 +182,8 @@ fn predictions_agree_with_what_was_measured() {
 
 /// Memory of transformers' models agrees within 0.05 % (allocated) and 0.5 % (reserved). The
 /// exception is the shortest sequence, whose peak is where PyTorch adds the gradients of a tied
-/// table. Steps are within 20 %; the host, which most of them wait for, varies by 10 % between
-/// runs.
+/// embedding. Steps are within 20 %; most of them are host-bound, and the host varies by 10 %
+/// between runs.
 #[test]
 fn jobs_of_transformers_are_predicted() {
     let mut lines = json(&["validate", TRANSFORMERS, "--json"]);
@@ -203,10 +203,11 @@ fn jobs_of_transformers_are_predicted() {
     );
 }
 
-/// Models of 20 types that nothing was fitted to: allocated memory within 0.5 %, reserved within
-/// 3 %. Exceptions: Falcon 7B, whose attention no fused kernel computes; reserved memory of a step
-/// without moments, and with logits in a vocabulary of 256,000. Steps within 10 % where the device
-/// is the bottleneck: hosts of these machines are two to three times slower than the profile's.
+/// Models of 20 types that nothing was fitted to: allocated memory is within 0.5 %, reserved memory
+/// within 3 %. Exceptions are Falcon 7B, whose attention has no fused kernel, and reserved memory
+/// of a step without moments and of one with logits over a vocabulary of 256,000. Steps are within
+/// 10 % if they are device-bound: hosts of these machines are two to three times slower than the
+/// profile's.
 #[test]
 fn jobs_of_many_types_of_transformers_are_predicted() {
     let mut lines = json(&["validate", TRANSFORMERS_H200, "--json"]);
@@ -241,9 +242,9 @@ fn jobs_of_many_types_of_transformers_are_predicted() {
     assert!(mean < 0.25, "{totals}");
 }
 
-/// Allocated memory agrees within 0.02 %, the step within 3 % (6 % where the host is the
-/// bottleneck), reserved memory within 0.02 % with expandable segments. Without, segments depend on
-/// the sizes of single parameters' moments, which one buffer per group has here.
+/// Allocated memory agrees within 0.02 %, the step within 3 % (6 % if it is host-bound), and
+/// reserved memory within 0.02 % with expandable segments. Without these, segments depend on the
+/// sizes of single parameters' moments; here, each group has one buffer.
 #[test]
 fn predictions_agree_with_the_experimental_engine() {
     let mut lines = json(&["validate", MEGATRON_V2, "--json"]);
@@ -261,8 +262,8 @@ fn predictions_agree_with_the_experimental_engine() {
     assert_eq!(lines.len(), 4, "{totals}");
 }
 
-/// Compiling changes the toys' steps by less than measured steps vary, except that of the CNN under
-/// FSDP2, whose slowest half is slower; predictions say that it changes nothing.
+/// Compiling changes the steps of toy models by less than the measurements vary, except for the CNN
+/// under FSDP2, whose slowest half is slower. Predictions do not change.
 #[test]
 fn compiling_the_toys_changes_nothing() {
     let mut lines = json(&["validate", TOYS, "--json"]);
@@ -313,8 +314,8 @@ fn predictions_agree_with_steps_of_exec() {
     agree(EXEC_H100, 60, 2.0, 5.0, (8, 0.045), 3);
 }
 
-/// Mixtures of experts, whole and divided, by every dispatcher, with balanced and skewed choices:
-/// 40 runs of four machines, of which one also timed their kernels.
+/// MoE models with and without expert parallelism, with every dispatcher, and with balanced and
+/// skewed choices: 40 runs on four machines, one of which also timed their kernels.
 #[test]
 fn predictions_agree_with_steps_of_experts() {
     let table = concat!(
@@ -341,8 +342,8 @@ fn predictions_agree_with_steps_of_experts() {
     );
 }
 
-/// Steps with 8-bit matmuls are predicted as well, by an estimated rate on H100 and by tables of
-/// another GPU on H200. Allocated memory is known to 0.1 MiB, where it is.
+/// Steps with 8-bit matmuls are predicted equally well, with an estimated rate on H100 and with
+/// tables of another GPU on H200. Allocated memory, if it was recorded, agrees to 0.1 MiB.
 #[test]
 fn predictions_agree_with_steps_in_8_bits() {
     let h200 = concat!(
@@ -373,11 +374,11 @@ fn predictions_agree_with_steps_in_8_bits() {
     assert!(errors[22] < 2.0 && errors[43] < 5.0, "{errors:?}");
 }
 
-/// Checks errors of step times against `median` and `worst`, in percent. The
-/// engine's memory must agree to the printed precision, the device's within 1 %. Variants of a
-/// scenario that differ by more than 2 % must be in the right order, except for `misplaced` pairs,
-/// whose measured times are close: rows come from several machines, whose times differ by 3 %
-/// themselves. At most `near` of these pairs are from one machine, or one number of GPUs.
+/// Checks errors of step times against `median` and `worst`, in percent. The engine's memory must
+/// agree to the printed precision, the device's within 1 %. Variants of a scenario that differ by
+/// more than 2 % must be in the right order, except for `misplaced` pairs with close measured
+/// times: rows come from several machines, whose times differ by 3 % among themselves. At most
+/// `near` of these pairs are from one machine, or from one number of GPUs.
 #[track_caller]
 fn agree(
     table: &str,
@@ -402,7 +403,7 @@ fn agree(
             }
             let off = cell(row, engine, "predicted") - cell(row, engine, "measured");
             // Policy megatron was measured when it kept the moments of a group in one buffer, whose
-            // bytes and segments differ a little from those of several.
+            // bytes and segments differ slightly from those of several buffers.
             let most = match row["name"].as_str().unwrap().contains("megatron") {
                 true if engine == "peak_reserved_mib" => 20.5,
                 true => 0.1,
@@ -436,8 +437,9 @@ fn agree(
     assert!(pairs > 180 && wrong.len() <= near, "of {pairs}: {wrong:#?}");
 }
 
-/// Counts pairs of rows of one scenario that differ by more than 2 % and may be compared. Returns
-/// the number, and the pairs predicted in the wrong order, with the ratio of their measured times.
+/// Counts pairs of rows of one scenario that differ by more than 2 % and are comparable. Returns
+/// the number, and the pairs that are predicted in the wrong order, with the ratio of their
+/// measured times.
 fn out_of_order(
     lines: &[Value],
     comparable: impl Fn(&str, &str) -> bool,
@@ -514,7 +516,8 @@ fn tables_are_readable_and_markdown_is_markdown() {
     assert!(!markdown.contains("fsdp2"), "--rows lets others through");
 }
 
-/// Published runs that nothing was fitted to are predicted better than by what needs no simulator.
+/// Published runs that nothing was fitted to are predicted better than by methods without a
+/// simulator.
 #[test]
 fn published_steps_are_predicted_better_than_by_null_models() {
     let tables = [LLM_FOUNDRY, PUBLISHED, PUBLISHED_A100];
@@ -526,7 +529,7 @@ fn published_steps_are_predicted_better_than_by_null_models() {
     assert_eq!(nulls.len(), 4);
     for null in nulls {
         let name = null["name"].as_str().unwrap();
-        // A neighbor within the same table differs from the row by one setting.
+        // A neighbor in the same table differs from the row by one setting.
         if name != "nearest neighbor" {
             assert!(step < null["mean_abs_percent"].as_f64().unwrap(), "{null}");
         }
@@ -538,8 +541,8 @@ fn published_steps_are_predicted_better_than_by_null_models() {
     );
 }
 
-/// Only the run whose dispatcher is modeled across nodes is predicted well; the page of published
-/// runs says so.
+/// Only the run with a dispatcher that is modeled across nodes is predicted well; the page on
+/// published runs says so.
 #[test]
 fn published_steps_of_experts_are_extrapolated() {
     let mut lines = json(&["validate", PUBLISHED_EXPERTS, "--json"]);
@@ -558,7 +561,8 @@ fn published_steps_of_experts_are_extrapolated() {
     assert!(text.contains("-4.11"), "{text}");
 }
 
-/// Two published runs ran out of memory. They are predicted not to fit, and the others to fit.
+/// Two published runs ran out of memory. The prediction is that these do not fit, and that the
+/// others do.
 #[test]
 fn runs_out_of_memory_are_predicted() {
     let mut lines = json(&["validate", PUBLISHED_A100, PUBLISHED, "--json"]);
@@ -580,7 +584,7 @@ fn runs_out_of_memory_are_predicted() {
     assert_narrow(&text);
     assert!(text.contains("out of memory   does not fit"), "{text}");
     assert!(text.contains("Ran out of memory: 2, of which 2"), "{text}");
-    // A prediction that it fits is an error beyond any limit.
+    // If such a run is predicted to fit, this is an error beyond any limit.
     let folder = tempfile::tempdir().unwrap();
     let table = folder.path().join("table.csv");
     let path = table.to_str().unwrap();
@@ -609,7 +613,7 @@ fn runs_out_of_memory_are_predicted() {
     );
 }
 
-/// A limit on errors makes the command a check, whether or not its output is read.
+/// A limit on errors turns the command into a check, whether or not its output is read.
 #[test]
 fn errors_beyond_a_limit_fail() {
     let only = |limit| {
@@ -623,7 +627,7 @@ fn errors_beyond_a_limit_fail() {
         ];
         shardlab(&args).output().unwrap()
     };
-    // Off by 3 % in time and by nothing in the engine's memory.
+    // The error is 3 % in time and zero in the engine's memory.
     assert_eq!(only("5").status.code(), Some(0));
     let strict = only("1");
     assert_eq!(strict.status.code(), Some(1));
@@ -637,8 +641,8 @@ fn errors_beyond_a_limit_fail() {
     assert_eq!(only("much").status.code(), Some(2));
 }
 
-/// A hardware profile: compares its measured collectives with the simulator's predictions without
-/// them, and with NCCL's estimates.
+/// For a hardware profile, compares its measured collectives with the simulator's predictions
+/// without them, and with NCCL's estimates.
 #[test]
 fn a_profile_s_collectives_are_compared_with_predictions() {
     let name = "h100-80-exec";
@@ -655,7 +659,7 @@ fn a_profile_s_collectives_are_compared_with_predictions() {
         rows.iter().find(of).unwrap()
     };
     let two = find("all_gather", 2);
-    // As in the shipped profile.
+    // The value of the shipped profile.
     assert_eq!(
         (two["measured_us"].as_f64(), two["nccl_us"].as_f64()),
         (Some(2013.0), Some(1503.0))
@@ -677,7 +681,7 @@ fn a_profile_s_collectives_are_compared_with_predictions() {
     let scaled = four["measured_us"].as_f64().unwrap() * (1.4 / 2.0) / (3.4 / 4.0);
     let others = two["others_us"].as_f64().unwrap();
     assert!((others / scaled - 1.0).abs() < 0.01, "{others} {scaled}");
-    // Errors of each predictor, recomputed.
+    // The errors of each predictor are recomputed.
     let errors = totals["errors"].as_array().unwrap();
     assert_eq!(errors.len(), 6);
     let nccl = errors
@@ -720,7 +724,7 @@ fn a_profile_s_collectives_are_compared_with_predictions() {
     );
 }
 
-/// Arguments that are not a profile, or rows that a profile does not have.
+/// These arguments are not a profile, or select rows that a profile does not have.
 #[test]
 fn a_profile_that_cannot_be_checked_says_why() {
     let fails = |args: &[&str], words: &str| {
@@ -739,6 +743,6 @@ fn a_profile_that_cannot_be_checked_says_why() {
         "--max-error works on tables of runs",
     );
     fails(&["nowhere.toml"], "no hardware profile `nowhere.toml`");
-    // Neither a name nor a TOML file is a table.
+    // An argument that is neither the name of a profile nor a TOML file is read as a table.
     fails(&["h100-80-exek"], "h100-80-exek");
 }

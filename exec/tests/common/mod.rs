@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A golden model with the scenario that repeats its run.
+/// A golden model, with the scenario that reproduces its run.
 pub(crate) struct Golden {
     pub(crate) name: &'static str,
 }
@@ -45,10 +45,11 @@ pub(crate) static LLAMA4: Golden = Golden {
 pub(crate) static QWEN2_MOE: Golden = Golden {
     name: "qwen2-moe-tiny",
 };
-/// Adapters on every linear layer, and on queries and values only (with rank-stabilized scaling).
+/// LoRA adapters on all linear layers, and on queries and values only (with rank-stabilized
+/// scaling).
 pub(crate) static LORA: Golden = Golden { name: "lora-tiny" };
 pub(crate) static DORA: Golden = Golden { name: "dora-tiny" };
-/// Adapters on queries and values, and tables and norms that are trained in full.
+/// LoRA adapters on queries and values; tables and norms are trained in full.
 pub(crate) static LORA_SAVED: Golden = Golden {
     name: "lora-saved-tiny",
 };
@@ -85,7 +86,7 @@ pub(crate) static MISTRAL: Golden = Golden {
     name: "mistral-sliding",
 };
 
-/// Largest relative difference of losses and gradient norms.
+/// Maximum relative difference of losses and gradient norms.
 pub(crate) const TOLERANCE: f64 = 1e-4;
 
 impl Golden {
@@ -99,7 +100,7 @@ impl Golden {
         self.recorded("reference.json")
     }
 
-    /// Reads a run of torch.
+    /// Reads a recorded torch run.
     pub(crate) fn recorded(&self, file: &str) -> serde_json::Value {
         serde_json::from_slice(&std::fs::read(self.dir().join(file)).unwrap()).unwrap()
     }
@@ -108,8 +109,8 @@ impl Golden {
         Tokens::read(&self.dir().join("tokens.bin"), TokenWidth::U16).unwrap()
     }
 
-    /// The shipped scenario of this name, or one of the folder's `config.json` and the settings of
-    /// its reference.
+    /// Returns the shipped scenario with this name, or one built from the folder's `config.json`
+    /// and the settings of its reference.
     pub(crate) fn scenario(&self, set: &[&str]) -> Scenario {
         if scenario::shipped()
             .iter()
@@ -140,7 +141,7 @@ impl Golden {
         self.dir().join("adapter_config.json")
     }
 
-    /// Returns the section of the adapters that PEFT's configuration describes, if there is one.
+    /// Returns the section for the adapters that PEFT's configuration describes, if there is one.
     fn lora(&self) -> String {
         let Ok(text) = std::fs::read(self.adapter_config()) else {
             return String::new();
@@ -157,7 +158,7 @@ impl Golden {
         )
     }
 
-    /// Trains from the golden weights.
+    /// Trains, starting with the golden weights.
     pub(crate) fn train(&self, set: &[&str], steps: Option<u64>, exec: ExecOptions) -> Outcome {
         let scenario = self.scenario(set);
         let options = RunOptions {
@@ -175,15 +176,15 @@ impl Golden {
     /// norms.
     ///
     /// # Panics
-    /// If something differs.
+    /// Panics on a difference.
     pub(crate) fn matches(&self, set: &[&str], steps: Option<u64>) {
         self.matches_run(&self.reference(), set, steps);
     }
 
-    /// Trains and compares with a run of torch from the same weights.
+    /// Trains and compares with a torch run that starts with the same weights.
     ///
     /// # Panics
-    /// If something differs.
+    /// Panics on a difference.
     pub(crate) fn matches_run(
         &self,
         reference: &serde_json::Value,
@@ -223,7 +224,7 @@ impl Golden {
             let program = shardlab_plan::plan(&scenario).unwrap();
             let names = train::hf::published_names(&program).unwrap();
             for (name, ours) in names.iter().zip(&outcome.weight_norms) {
-                // In memory, transformers 5 names GPT-NeoX's head otherwise than in files.
+                // In memory, transformers 5 uses another name for GPT-NeoX's head than in files.
                 let loaded = in_memory(&name.replace("embed_out", "lm_head"));
                 let norms = ["final_norms", "final_param_norms"];
                 let theirs = norms
@@ -235,11 +236,11 @@ impl Golden {
     }
 }
 
-/// Returns the name that transformers 5 gives a stack of experts in memory; files have a tensor for
-/// each expert, and another name of Mixtral's layers.
+/// Returns the name that transformers 5 uses in memory for stacked experts. Files have a tensor per
+/// expert, and other names for Mixtral's layers.
 fn in_memory(name: &str) -> String {
     let name = name.replace("block_sparse_moe", "mlp");
-    // Flint's sinks.
+    // The attention sinks of Flint.
     let name = name.replace("softmax_offset", "sinks");
     let stacks = [
         (".*.w1+w3.weight", ".gate_up_proj"),
@@ -254,7 +255,7 @@ fn in_memory(name: &str) -> String {
     stacks.iter().find_map(renamed).unwrap_or(name)
 }
 
-/// Returns options that expose reads of memory that nothing has written.
+/// Returns options that detect reads of uninitialized memory.
 pub(crate) fn poisoned() -> ExecOptions {
     ExecOptions {
         timeout: Duration::from_secs(120),

@@ -1,4 +1,4 @@
-//! Operations on buffers of random shapes, strides and types, compared with float64.
+//! Operations on buffers with random shapes, strides and dtypes, compared with float64.
 
 use super::memory::{Buffer, HYPER, Rng, kernel, launch, positions};
 use super::semantics;
@@ -10,9 +10,9 @@ use smallvec::SmallVec;
 /// Layout of an operand in its buffer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Lay {
-    /// Without gaps, from the first element.
+    /// No gaps, starting with the first element.
     Dense,
-    /// Dimensions in another order, with an offset and gaps between rows.
+    /// Permuted dimensions, with an offset and gaps between rows.
     Scattered,
     /// One element, broadcast to all positions.
     Repeated,
@@ -24,7 +24,7 @@ pub(super) struct Arg {
     shape: Vec<u64>,
     dtype: DType,
     lay: Lay,
-    /// Indices below this bound instead of floats.
+    /// If set, indices below this bound instead of floats.
     ids: Option<u64>,
     /// Values that replace random ones.
     values: Option<Vec<f64>>,
@@ -64,7 +64,7 @@ impl Arg {
         self
     }
 
-    /// Returns strides and offset of an operand, and the number of elements of its buffer.
+    /// Returns the strides and the offset of an operand, and the number of elements of its buffer.
     fn place(&self, rng: &mut Rng) -> (SmallVec<[u64; 4]>, u64, usize) {
         let n: u64 = self.shape.iter().product();
         match self.lay {
@@ -171,7 +171,7 @@ impl Case {
         launch(&kernel(vec![self.op.clone()]), HYPER, &[], &reads, &writes)
     }
 
-    /// Runs the operation and compares every element of every output's buffer, including gaps.
+    /// Runs the operation and compares all elements of each output's buffer, including gaps.
     pub(super) fn check(mut self) {
         let label = format!("{:?}", self.op);
         let ins: Vec<Vec<f64>> = self
@@ -214,7 +214,7 @@ impl Case {
 const TYPES: [DType; 2] = [DType::F32, DType::Bf16];
 const LAYS: [Lay; 2] = [Lay::Dense, Lay::Scattered];
 
-/// Runs every combination of types and layouts of inputs and outputs, with a few random shapes
+/// Runs all combinations of dtypes and layouts of inputs and outputs, with a few random shapes
 /// each.
 pub(super) fn each(mut f: impl FnMut(DType, Lay, Lay, &mut Rng)) {
     let mut rng = Rng(11);

@@ -27,7 +27,7 @@ fn slot(e: &Example) -> Slot {
     }
 }
 
-/// Returns the forward operation of attention's backward.
+/// Returns the forward operation of an attention backward.
 fn forward_of(kind: &OpKind) -> Option<OpKind> {
     match *kind {
         OpKind::AttentionGrad(op::AttentionGrad { causal, scale }) => {
@@ -55,7 +55,7 @@ fn forward_of(kind: &OpKind) -> Option<OpKind> {
     }
 }
 
-/// Values of the inputs of attention's backward: its result and log-sum-exp are the forward's.
+/// Returns inputs of an attention backward: its result and log-sum-exp are those of forward.
 fn forward(op: OpKind, inputs: &[Example], rng: &mut Rng) -> Vec<Vec<f64>> {
     let mut values: Vec<Vec<f64>> = inputs
         .iter()
@@ -64,7 +64,7 @@ fn forward(op: OpKind, inputs: &[Example], rng: &mut Rng) -> Vec<Vec<f64>> {
             (0..n).map(|_| f64::from(rng.next() as f32)).collect()
         })
         .collect();
-    // The gradient comes first, then the forward's inputs and outputs.
+    // The gradient comes first, then the inputs and outputs of forward.
     let end = 1 + op.def().signature().inputs.len();
     let body = BodyOp {
         op,

@@ -1,5 +1,5 @@
-//! Routers and experts against float64: kinds of scores, groups, biases, experts without rows, rows
-//! without an expert.
+//! Routers and experts compared with float64: scoring functions, groups, biases, experts without
+//! rows, and rows without an expert.
 
 use super::case::{Arg, Case, arg};
 use super::memory::{Buffer, HYPER, Rng, kernel, launch};
@@ -62,7 +62,7 @@ fn routers_of_every_kind() {
     }
 }
 
-/// Forced choices know neither scores nor groups; weights are scores.
+/// Forced choices ignore scores and groups; weights are scores.
 #[test]
 fn forced_choices_are_weighted_by_scores() {
     let mut rng = Rng(8);
@@ -83,7 +83,7 @@ fn forced_choices_are_weighted_by_scores() {
             Case::new(OpKind::Route(of), &inputs, &outputs, &mut rng).check();
         }
     }
-    // Of another number of experts.
+    // Choices for another number of experts.
     let of = op::Route {
         forced: Some(ForcedChoice::new(&[1.0; 8], 3, 0)),
         ..route(false, true, 1, 1, false)
@@ -115,8 +115,8 @@ fn choices_of_each_expert_are_counted() {
     }
 }
 
-/// Groups that are not kept lose even if the scores of all others are negative (a mask of zeros
-/// would let them win).
+/// Groups that are not selected lose even if the scores of all others are negative. (With a mask of
+/// zeros, they would win.)
 #[test]
 fn negative_scores_do_not_let_other_groups_win() {
     let of = op::Route {
@@ -124,7 +124,7 @@ fn negative_scores_do_not_let_other_groups_win() {
         ..route(true, true, 2, 1, true)
     };
     let logits = arg(&[1, 4], DType::F32).values(&[0.0, 0.1, 3.0, -9.0]);
-    // The first group has the larger sum of two.
+    // The first group has the larger sum of its top two scores.
     let bias = arg(&[4], DType::F32).values(&[-2.0, -2.0, -4.5, -2.0]);
     let outputs = [arg(&[1, 2], DType::F32), arg(&[1, 2], DType::I64)];
     let mut rng = Rng(4);
@@ -168,7 +168,7 @@ fn losses_of_sequences_and_of_sigmoids() {
     }
 }
 
-/// Offsets of four experts over at most 9 rows: the first and the last have none.
+/// Offsets of four experts over at most 9 rows. The first and the last expert have none.
 const OFFSETS: [i64; 5] = [0, 0, 5, 7, 7];
 
 #[test]
@@ -178,10 +178,10 @@ fn experts_without_rows_and_rows_without_an_expert() {
         for tb in [false, true] {
             let b = if tb { [4, 6, 3] } else { [4, 3, 6] };
             let product = OpKind::GroupedGemm(op::GroupedGemm { tb, routed: None });
-            // All rows have an expert.
+            // Every row has an expert.
             let whole = [arg(&[7, 3], dtype), arg(&b, dtype), ids(&[5], &OFFSETS)];
             Case::new(product, &whole, &[arg(&[7, 6], dtype)], &mut rng).check();
-            // Two do not: what they hold is neither read nor overwritten.
+            // Two rows do not: their content is neither read nor overwritten.
             let mut tail = vec![1.0; 27];
             tail[21..].fill(f64::NAN);
             let more = [
@@ -295,7 +295,7 @@ fn offsets_and_positions_outside_of_the_rows_are_errors() {
     }
 }
 
-/// A kernel that computes the rows of experts leaves the others as they were.
+/// A kernel that computes the rows of experts does not write other rows.
 #[test]
 fn rows_without_an_expert_stay_as_they_were() {
     let slot = |place, shape: &[u64], dtype| Slot {
@@ -352,10 +352,10 @@ fn rows_without_an_expert_stay_as_they_were() {
     }
 }
 
-/// Choices of six tokens, of which nine fall on the three experts of this rank.
+/// Choices of six tokens. Nine of them fall on the three experts of this rank.
 const CHOICES: [i64; 12] = [0, 2, -1, 1, 2, 0, 5, 2, 1, 0, -2, 1];
 
-/// Sorts these choices into six rows; five would be those of equally popular experts.
+/// Sorts these choices into six rows. A balanced load would need five.
 fn sort_into_six(drop: bool) -> Case {
     let limit = Some(RowLimit {
         rows: 6,
@@ -367,29 +367,29 @@ fn sort_into_six(drop: bool) -> Case {
     Case::new(sort, &[ids(&[6, 2], &CHOICES)], &outputs, &mut Rng(2))
 }
 
-/// Returns what an operation makes of these values.
+/// Returns the result of an operation on these values.
 fn made(op: OpKind, inputs: &[Arg], shape: &[u64]) -> Vec<f64> {
     let mut case = Case::new(op, inputs, &[arg(shape, DType::F32)], &mut Rng(1));
     case.run().unwrap();
     case.buffers()[0].values()
 }
 
-/// Small integers, whose sums are exact.
+/// Returns small integers, whose sums are exact.
 fn numbers(shape: &[u64], seed: u64) -> (Arg, Vec<f64>) {
     let n: u64 = shape.iter().product();
     let all: Vec<f64> = (0..n).map(|i| ((i * 7 + seed) % 11) as f64 - 5.0).collect();
     (arg(shape, DType::F32).values(&all), all)
 }
 
-/// Choices take rows in the order of tokens. One without a row adds nothing to its token, and
-/// nothing to gradients: a loop over tokens says the same.
+/// Choices take rows in the order of tokens. A choice without a row adds nothing to its token or to
+/// gradients, as in a loop over tokens.
 #[test]
 fn choices_beyond_the_limit_add_nothing() {
     sort_into_six(true).check();
     let mut sort = sort_into_six(true);
     sort.run().unwrap();
     let [offsets, position] = [0, 1].map(|n| sort.buffers()[n].values());
-    // The first six choices of this rank are of experts 0, 2, 1, 2, 0, 2.
+    // The first six choices on this rank are of experts 0, 2, 1, 2, 0, 2.
     assert_eq!(offsets, [0.0, 2.0, 3.0, 6.0]);
     let wanted = [0, 3, -1, 2, 4, 1, -1, 5, -1, -1, -1, -1].map(f64::from);
     assert_eq!(position, wanted);

@@ -1,4 +1,4 @@
-//! Kernels against float64 references: op by op, on shards, and over whole tapes.
+//! Kernels compared with float64 references: op by op, on shards, and over whole tapes.
 
 mod case;
 mod every;
@@ -14,12 +14,12 @@ mod semantics;
 mod shard;
 mod tapes;
 
-/// Names for `examples` and `semantics`, which the planner's tests use as well.
+/// Names that `examples` and `semantics` use. The planner's tests include these files as well.
 mod terms {
     pub(super) use shardlab_plan::ir::{
         BodyOp, DType, Documents, ForcedChoice, OpKind, ScaleBlock, ScoreMod, Slot, op,
     };
     pub(super) use shardlab_plan::ops::{Extent, Operand};
-    /// Tolerance of a log-sum-exp that forward saved in float32.
+    /// Tolerance for a log-sum-exp that forward has saved in float32.
     pub(super) const SAVED: f64 = 1e-4;
 }

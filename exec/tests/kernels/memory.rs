@@ -1,4 +1,4 @@
-//! Memory of launches, and numbers to fill it.
+//! Memory for launches, and numbers to fill it.
 
 use half::{bf16, f16};
 use shardlab_exec::kernels::{self, KernelError};
@@ -25,7 +25,7 @@ impl Rng {
     }
 }
 
-/// A buffer. Fresh ones hold NaN (all bits set), so that reads before writes are detected.
+/// A buffer. New buffers hold NaN (all bits set), so that reads before writes are detected.
 #[derive(Clone)]
 pub(super) struct Buffer {
     words: Vec<u64>,
@@ -74,7 +74,7 @@ impl Buffer {
         &bytemuck::cast_slice(&self.words)[..self.numel * self.dtype.size() as usize]
     }
 
-    /// Returns the bits, for comparisons.
+    /// Returns the bytes, for bitwise comparisons.
     pub(super) fn bits(&self) -> Vec<u8> {
         self.bytes().to_vec()
     }
@@ -157,7 +157,7 @@ pub(super) fn kernel(body: Vec<BodyOp>) -> Kernel {
     }
 }
 
-/// Launches on buffers that live across the call.
+/// Launches a kernel on buffers that outlive the call.
 pub(super) fn launch(
     kernel: &Kernel,
     hyper: Hyper,

@@ -1,4 +1,4 @@
-//! Steps of `torch.optim.Muon` that PyTorch computed (`muon.py`).
+//! Compares with steps of `torch.optim.Muon` computed by PyTorch (`muon.py`).
 
 use super::memory::{Buffer, HYPER, kernel, launch};
 use serde_json::Value;
@@ -22,8 +22,8 @@ fn muon() -> ShardOp {
     }
 }
 
-/// Runs the reference's steps on matrices of these shapes in one range; returns new weights and
-/// momenta.
+/// Runs the reference's steps on matrices with these shapes in one range. Returns the new weights
+/// and momenta.
 fn steps(all: &Value, shapes: &[Shape], adjust_lr: MuonAdjustLr) -> [Vec<f64>; 2] {
     let kernel = kernel(vec![BodyOp {
         op: OpKind::Shard(muon()),
@@ -59,8 +59,8 @@ fn reference() -> (Value, Vec<Shape>) {
     (all, shapes)
 }
 
-/// Matrices that are wide, tall and square, under both adjustments. Newton-Schulz computes in
-/// bfloat16, whose rounding depends on the order of sums.
+/// Wide, tall and square matrices, with both adjustments. Newton-Schulz computes in bfloat16, whose
+/// rounding depends on the order of sums.
 #[test]
 fn matrices_follow_torch() {
     let (all, shapes) = reference();
@@ -76,7 +76,7 @@ fn matrices_follow_torch() {
             let apart: f64 = a.iter().zip(b).map(|(a, b)| squares(*a, *b)).sum();
             apart.sqrt()
         };
-        // Of how far the weights have moved.
+        // The error is relative to the distance that the weights have moved.
         let moved = far(&start, &numbers(&want[0]));
         let error = far(&weights, &numbers(&want[0])) / moved;
         assert!(error < 2e-3, "{name}: {error}");
@@ -86,7 +86,7 @@ fn matrices_follow_torch() {
     }
 }
 
-/// A range that does not end with a matrix is refused, as is one whose shapes are not known.
+/// A range that does not end with a matrix is rejected, and so is one without known shapes.
 #[test]
 fn parts_of_matrices_are_refused() {
     let (all, shapes) = reference();

@@ -1,4 +1,5 @@
-//! Single operations against float64: all operands, types and layouts, edge values, errors.
+//! Single operations compared with float64: all operands, dtypes and layouts, edge values, and
+//! errors.
 
 #![expect(
     clippy::cloned_ref_to_slice_refs,
@@ -46,7 +47,7 @@ fn elementwise() {
             .chain([OpKind::SquaredError(op::SquaredError { scale: Real(0.3) })])
         {
             Case::new(op, &[x(rng), x(rng)], &[y.clone()], rng).check();
-            // In place of the first or of the second operand.
+            // The result replaces the first or the second operand.
             if a == b {
                 Case::new(
                     op,
@@ -109,7 +110,7 @@ fn broadcasts_and_casts() {
             .check();
             Case::new(OpKind::Mul, &[y, x], &[arg(&s, other).lay(b)], rng).check();
         }
-        // A copy to another shape and type.
+        // A copy to another shape and dtype.
         let flat = [s[0] * s[2], s[1]];
         Case::new(
             OpKind::Copy,
@@ -204,7 +205,7 @@ fn norms() {
         Case::new(params, &ins(&[&stat, &stat]), &[w.clone(), w.clone()], rng).check();
         Case::new(params, &ins(&[&stat, &stat]), &[w.clone()], rng).check();
         if a == b {
-            // In place of the gradient.
+            // The result replaces the gradient.
             Case::new(
                 OpKind::RmsNormGrad,
                 &ins(&[&w, &stat]),
@@ -410,7 +411,7 @@ fn attentions() {
             let inputs: Vec<Vec<f64>> = forward.ins.iter().map(Buffer::values).collect();
             let slots = forward.op.clone();
             forward.check();
-            // Backward of exactly these values: the reference uses the saved statistics.
+            // The backward of exactly these values: the reference uses the saved statistics.
             let mut ins = vec![arg(&[batch, heads, seq, d], t).lay(b)];
             ins.extend([&q, &k, &k].map(Clone::clone));
             ins.extend([out, lse, state.clone(), state.clone()]);
@@ -442,8 +443,8 @@ fn attentions() {
     });
 }
 
-/// Sinks from where they take nearly everything to where they are as good as absent, and their
-/// gradients.
+/// Attention sinks, from values that take nearly all weight to values with almost no effect, and
+/// their gradients.
 #[test]
 fn sinks_of_attention() {
     each(|t, a, b, rng| {
@@ -484,7 +485,7 @@ fn sinks_of_attention() {
             score_mod,
         });
         let mut case = Case::new(op, &ins, &grads, rng);
-        // Backward of exactly these values: the reference uses the saved statistics.
+        // The backward of exactly these values: the reference uses the saved statistics.
         let results = made.iter().zip([t, DType::F32]);
         let results = results.map(|(values, dtype)| Buffer::of(dtype, values));
         let all = given.into_iter().chain(results);
@@ -563,7 +564,7 @@ fn a_buffer_of_another_type_wins() {
     for (g, w) in case.buffers()[0].values().iter().zip(&exact[0]) {
         assert!((g - w).abs() < 1e-5, "{g} {w}");
     }
-    // And one in between.
+    // The same for an elementwise operation.
     let mut case = Case::new(
         OpKind::Mul,
         &[x.clone(), x.clone()],
@@ -598,7 +599,7 @@ fn extreme_values() {
             "{op:?} {y:?}"
         );
     }
-    // A dominant logit gets all probability; equal ones share it, whatever their size.
+    // A dominant logit gets all probability. Equal logits share it, regardless of their size.
     let y = run(OpKind::LogSoftmax, &[1e4, 0.0, -1e4]);
     assert_eq!(y, [0.0, -1e4, -2e4]);
     let y = run(OpKind::LogSoftmax, &[-1e3; 4]);
@@ -698,7 +699,7 @@ fn errors_say_what_is_wrong() {
         fault(OpKind::Add, &[arg(&[5], f)], &[arg(&[5], f)]),
         OperandError::Count { .. }
     ));
-    // Operands outside of those that the launch passes.
+    // Operand indices beyond those that the launch passes.
     let mut case = Case::new(OpKind::Neg, &[arg(&[5], f)], &[arg(&[5], f)], &mut Rng(1));
     case.op.inputs[0].place = Place::Read(3);
     let unknown = OperandError::UnknownSlot {
@@ -719,8 +720,8 @@ fn errors_say_what_is_wrong() {
     );
 }
 
-/// Casts by block, bit by bit, and the matmul of what they write. Blocks end beyond the matrices,
-/// and one of each is of zeros.
+/// Casts per block, compared bit for bit, and the matmul of their results. Blocks extend beyond the
+/// matrices, and one of each consists of zeros.
 #[test]
 fn blocks_have_scales_of_their_own() {
     let mut rng = Rng(17);
@@ -805,7 +806,7 @@ fn blocks_have_scales_of_their_own() {
             error += (g - product).powi(2);
             all += product.powi(2);
         }
-        // Codes of 3 bits of mantissa: about 28 dB.
+        // Codes with 3 mantissa bits: about 28 dB.
         assert!(error < all / 300.0, "{a:?} {b:?}: {error} of {all}");
     }
 }

@@ -1,4 +1,4 @@
-//! Steps of optimizers that PyTorch computed (`optimizers.py`).
+//! Compares with steps of optimizers computed by PyTorch (`optimizers.py`).
 
 use super::memory::{Buffer, HYPER, kernel, launch_in};
 use serde_json::Value;
@@ -56,7 +56,7 @@ fn differ(a: &[f64], b: &[f64]) -> usize {
     a.iter().zip(b).filter(far).count()
 }
 
-/// `torch.optim.AdamW` with two parameter groups, whose border is within one launch's range.
+/// `torch.optim.AdamW` with two parameter groups whose boundary is within one launch's range.
 #[test]
 fn parameter_groups_follow_torch() {
     let all = reference();
@@ -79,8 +79,8 @@ fn parameter_groups_follow_torch() {
     assert_eq!(differ(&weights.values(), &numbers(&all["groups"])), 0);
 }
 
-/// 8-bit states, and what their codes stand for. A number halfway between two codes may
-/// get either, which a few weights show.
+/// 8-bit states, and the values of their codes. A number halfway between two codes may be rounded
+/// to either, which affects a few weights.
 #[test]
 fn states_in_8_bits_follow_torchao() {
     let all = reference();

@@ -14,7 +14,7 @@ use shardlab_plan::scenario;
 const F32: DType = DType::F32;
 const BF16: DType = DType::Bf16;
 
-/// Returns a kernel of one sharding operation.
+/// Returns a kernel with a single sharding operation.
 fn shard_kernel(op: ShardOp) -> Kernel {
     kernel(vec![BodyOp {
         op: OpKind::Shard(op),
@@ -38,7 +38,7 @@ fn random(rng: &mut Rng, dtype: DType, n: usize) -> Buffer {
     Buffer::of(dtype, &values)
 }
 
-/// Rounds a float to the type of a buffer.
+/// Rounds a float to the dtype of a buffer.
 fn rounded(dtype: DType, v: f64) -> f64 {
     Buffer::of(dtype, &[v]).get(0)
 }
@@ -76,7 +76,7 @@ fn copies_cut_ranges_differently() {
     }
 }
 
-/// Parameters whose rows are not divisible, and one with fewer rows than ranks.
+/// Returns parameters whose rows do not divide evenly, and one with fewer rows than ranks.
 fn shapes() -> Vec<Shape> {
     [&[5u64, 3][..], &[7], &[2, 2, 2], &[8, 1]]
         .iter()
@@ -120,7 +120,7 @@ fn packed_shards_hold_whole_rows() {
                 offset += shard[p];
             }
         }
-        // The inverse.
+        // The inverse operation.
         let mut full: Vec<Buffer> = numel.iter().map(|&n| Buffer::new(to, n)).collect();
         let writes: Vec<RawRange> = full.iter_mut().map(Buffer::range).collect();
         let op = ShardOp::CopyOut { ranks: 3 };
@@ -129,7 +129,7 @@ fn packed_shards_hold_whole_rows() {
             let want: Vec<f64> = g.values().into_iter().map(|v| rounded(to, v)).collect();
             assert_eq!(f.values(), want);
         }
-        // A full parameter including its padding.
+        // A full parameter, including its padding.
         let mut padded = Buffer::new(to, shard[0] * ranks);
         let with = [&[padded.range()], &writes[1..]].concat();
         run(op, HYPER, &shapes, &[packed.range()], &with).unwrap();
@@ -177,8 +177,7 @@ fn sums_scale_and_zero() {
     }
 }
 
-/// Unreduced shards are summed in rank order, each multiplied by the factor first, and rounded
-/// once.
+/// Unreduced shards are each multiplied by the factor, summed in rank order, and rounded once.
 #[test]
 fn pieces_are_summed() {
     let mut rng = Rng(7);
@@ -224,7 +223,7 @@ fn pieces_are_summed() {
     }
 }
 
-/// An update from unreduced shards equals the update from their sum, bit for bit.
+/// An update from unreduced shards is bitwise equal to the update from their sum.
 #[test]
 fn updates_add_up_pieces() {
     const N: usize = 5001;
@@ -275,7 +274,7 @@ fn updates_add_up_pieces() {
             assert_eq!(update(within, pieces.range()).unwrap(), want);
             assert_ne!(want.0[0], start[0]);
         }
-        // Unreduced shards of another number of ranks than there are.
+        // The number of unreduced shards differs from the number of ranks.
         for op in both(Some(Pieces { ranks: 2, factor })) {
             let e = update(op, pieces.range()).unwrap_err();
             assert!(matches!(e.fault, OperandError::Size { .. }), "{e}");
@@ -292,11 +291,11 @@ fn norms_and_clipping() {
     let [a, b] = &mut grads;
     let (a, b, s) = (a.range(), b.range(), scalar.range());
     run(ShardOp::SumSquares, HYPER, &[], &[a], &[s]).unwrap();
-    // The second launch continues.
+    // The second launch adds to the result of the first.
     run(ShardOp::SumSquares, HYPER, &[], &[b, s], &[s]).unwrap();
     let square: f64 = before.iter().map(|v| v * v).sum();
     assert!((scalar.get(0) / square - 1.0).abs() < 1e-6);
-    // A limit above the norm changes nothing; one below scales to it.
+    // A limit above the norm has no effect. A limit below it scales the gradients.
     let loose = Hyper {
         clip_norm: 1e3,
         ..HYPER
@@ -476,7 +475,7 @@ fn lion_steps_by_the_sign_of_its_blend() {
     for moments in [F32, BF16] {
         let n = 3000;
         let mut w = random(&mut rng, F32, n);
-        // The blend of a gradient of 0 without momentum has no sign: the weight only decays.
+        // The blend of a zero gradient without momentum has no sign, so the weight only decays.
         let mut g = Buffer::of(
             F32,
             &[&[0.0][..], &random(&mut rng, F32, n - 1).values()].concat(),
@@ -501,7 +500,7 @@ fn lion_steps_by_the_sign_of_its_blend() {
         near(&w.values(), &want_w, 1e-5);
         near(&m.values(), &want_m, 1e-5);
         assert!((w.get(0) - before * 0.999f64.powi(3)).abs() < 1e-6);
-        // A momentum of another length than its weights.
+        // The momentum has another length than the weights.
         let op = ShardOp::Lion(Fused {
             cast: false,
             pieces: None,
@@ -512,9 +511,9 @@ fn lion_steps_by_the_sign_of_its_blend() {
     }
 }
 
-/// Experts with fewer choices than the mean go up, those with more go down, and then all by as much
-/// that their sum stays. One with as many as the mean moves by this only. Two routers of a launch
-/// have means of their own.
+/// Biases of experts with fewer choices than the mean increase, and those with more decrease. All
+/// are then shifted so that their sum stays the same, which is the only change for an expert with
+/// the mean number of choices. Two routers of a launch have separate means.
 #[test]
 fn biases_of_routers_move_by_the_sign_of_what_is_missing() {
     let counts = [[4.0, 0.0, 2.0, 2.0], [9.0, 1.0, 1.0, 1.0]];
@@ -528,17 +527,17 @@ fn biases_of_routers_move_by_the_sign_of_what_is_missing() {
         counted.part(4, 4),
     ];
     let op = ShardOp::RouterBias { speed: Real(0.25) };
-    // Neither the learning rate nor the limit of the norm counts.
+    // The learning rate and the clipping norm have no effect.
     let hyper = Hyper {
         lr: 100.0,
         clip_norm: 1e-3,
         ..HYPER
     };
     run(op, hyper, &[], &reads, &[reads[0], reads[2]]).unwrap();
-    // The second router's steps are -0.25 and three times 0.25, of which the mean is 0.125.
+    // The second router's steps are -0.25 and three times 0.25, with mean 0.125.
     let wanted = [0.25, 0.0, 0.0, 0.125, 0.625, 1.125, 1.125, 1.125];
     assert_eq!(bias.values(), wanted);
-    // Counts that do not divide evenly: 7 of 3 experts, none of which has the mean.
+    // Counts that do not divide evenly: 7 choices of 3 experts, none of which has the mean.
     let mut bias = Buffer::of(F32, &[0.0; 3]);
     let mut counted = Buffer::of(F32, &[2.0, 2.0, 3.0]);
     let reads = [bias.range(), counted.range()];
@@ -549,7 +548,7 @@ fn biases_of_routers_move_by_the_sign_of_what_is_missing() {
         &[0.25 - third, 0.25 - third, -0.25 - third],
         1e-6,
     );
-    // Operands of other types and lengths.
+    // Operands with other dtypes and lengths are rejected.
     let mut short = Buffer::of(BF16, &[0.0; 3]);
     assert!(run(op, HYPER, &[], &[bias.range(), short.range()], &reads[..1]).is_err());
     assert!(
@@ -565,8 +564,9 @@ fn biases_of_routers_move_by_the_sign_of_what_is_missing() {
     assert!(run(op, HYPER, &[], &reads, &[counted.range()]).is_err());
 }
 
-/// A weight just above the middle of two codes becomes the upper one, unless it is rounded to
-/// bfloat16 before, which makes it a tie. Maxima of several shards, too, are rounded or not.
+/// A weight just above the midpoint of two codes is rounded to the upper one, unless it is first
+/// rounded to bfloat16, which makes it a tie. The amax of several shards is also tested with and
+/// without rounding.
 #[test]
 fn casts_of_shards_round_once_or_twice() {
     let above = 1.0625 + f64::powi(2.0, -12);
@@ -603,8 +603,8 @@ fn casts_of_shards_round_once_or_twice() {
     }
 }
 
-/// A gather of weights of several types has bytes: shards go in one after another, and come out
-/// by parameter.
+/// A gather of weights with several dtypes has a buffer of bytes: shards are copied in one after
+/// another, and copied out by parameter.
 #[test]
 fn weights_of_several_types_are_packed_as_bytes() {
     let shapes = [[4, 2].as_slice(), &[2]].map(Shape::from_slice);
@@ -627,11 +627,11 @@ fn weights_of_several_types_are_packed_as_bytes() {
     assert_eq!(norm.values(), [7.0, -7.0]);
 }
 
-/// An update also finds the largest absolute values of its new weights, by tensor, in bfloat16.
+/// An update also computes the amax of its new weights in bfloat16, per tensor.
 #[test]
 fn updates_find_maxima_of_new_weights() {
-    // Tensors end within both ranges of weights. The second has no elements here, and there is
-    // padding before the third.
+    // Tensors end within both ranges of weights. The second tensor has no elements here, and there
+    // is padding before the third.
     let scales = [(Some(0), 2500), (None, 3), (Some(2), 997)]
         .map(|(scale, numel)| ScaleRun { scale, numel });
     let mut rng = Rng(41);
@@ -674,7 +674,8 @@ fn updates_find_maxima_of_new_weights() {
     );
 }
 
-/// One launch over weights of several groups equals launches of each group with its settings.
+/// One launch for the weights of several groups equals one launch per group with the settings of
+/// that group.
 #[test]
 fn parameter_groups_have_their_own_settings() {
     let settings = [
@@ -698,7 +699,7 @@ fn parameter_groups_have_their_own_settings() {
             ..HYPER
         },
     };
-    // Groups change within both tensors, and one run covers the end of the first.
+    // Groups change within both tensors, and one run of a group covers the end of the first.
     let runs = [(1, 7), (0, 2500), (2, 900), (1, 1), (0, 92)]
         .map(|(group, numel)| GroupRun { group, numel });
     let sizes = [3000usize, 500];
@@ -763,7 +764,7 @@ fn parameter_groups_have_their_own_settings() {
     }
 }
 
-/// Nearest of the 256 factors of bitsandbytes' dynamic map, in float64.
+/// Rounds to the nearest of the 256 values of bitsandbytes' dynamic map, in float64.
 fn coded(signed: bool, x: f64) -> f64 {
     let mut map = vec![0.0, 1.0];
     for decade in 0..7 {
@@ -780,7 +781,7 @@ fn coded(signed: bool, x: f64) -> f64 {
         .unwrap()
 }
 
-/// Rounds to codes of blocks of 256.
+/// Rounds values to codes in blocks of 256.
 fn blockwise(signed: bool, values: &mut [f64]) {
     for block in values.chunks_mut(256) {
         let scale = block.iter().fold(1e-12f64, |a, x| a.max(x.abs()));
@@ -790,7 +791,7 @@ fn blockwise(signed: bool, values: &mut [f64]) {
     }
 }
 
-/// The states of an 8-bit optimizer are rounded to the nearest code after each step; the last block
+/// The states of an 8-bit optimizer are rounded to the nearest code after each step. The last block
 /// has fewer elements.
 #[test]
 fn states_in_8_bits_follow_bitsandbytes() {
@@ -836,7 +837,7 @@ fn states_in_8_bits_follow_bitsandbytes() {
             let reads = [&[w, g][..], &c, &s].concat();
             let writes = [&[w][..], &c, &s].concat();
             run(op, h, &[], &reads, &writes).unwrap();
-            // A scale too few.
+            // There is one scale too few.
             let short = RawRange {
                 bytes: s[0].bytes - 4,
                 ..s[0]
@@ -845,7 +846,7 @@ fn states_in_8_bits_follow_bitsandbytes() {
             let bad_writes = [&[w][..], &c, &vec![short; states]].concat();
             assert!(run(op, h, &[], &bad, &bad_writes).is_err());
         }
-        // A number half-way between two codes may be rounded differently in float32.
+        // A number halfway between two codes may be rounded differently in float32.
         let updated = w.values();
         let pairs = updated.iter().zip(&want);
         let differ = pairs.filter(|(a, b)| (*a - *b).abs() > 1e-5);
@@ -895,7 +896,7 @@ fn flat_moments_continue_from_tensor_to_tensor() {
     }
     let second: Vec<f64> = g[1].values().iter().map(|g| 0.1 * g).collect();
     near(&m.values()[40..], &second, 1e-5);
-    // More weights than moments.
+    // There are more weights than moments.
     let e = run(
         ShardOp::AdamW(Fused {
             cast: false,
@@ -970,8 +971,8 @@ fn sgd_follows_torch() {
     near(&w.values(), &want, 1e-5);
 }
 
-/// The new weight is cast to its copies from the stored value: rounded twice if the weight itself
-/// is narrow.
+/// Copies of the new weight are cast from the stored value, so they are rounded twice if the weight
+/// itself is narrow.
 #[test]
 fn updates_leave_a_second_copy_of_the_weight() {
     let sizes = [5000usize, 70];
@@ -988,7 +989,7 @@ fn updates_leave_a_second_copy_of_the_weight() {
                 let [w0, w1] = [0, 1].map(|i| w[i].range());
                 let [g0, g1] = [0, 1].map(|i| g[i].range());
                 let (mr, vr) = (m.range(), v.range());
-                // The first weight has a copy in three places.
+                // The first weight has copies in three places.
                 let first = [
                     c.part(70, 2049),
                     c.part(70 + 2049, 1),
@@ -1044,7 +1045,7 @@ const F32_COMPUTE: &str = "compute = \"f32\"\n";
 const BF16_COMPUTE: &str = "compute = \"bf16\"\n";
 const BF16_ONLY: &str = "compute = \"bf16\"\nmain_params = \"none\"\n";
 
-/// Launches every kernel of a program on rank 0's ranges, on zeros.
+/// Launches every kernel of a program on the ranges of rank 0, filled with zeros.
 fn rehearse(p: &Program) -> usize {
     let mut buffers: Vec<Buffer> = p
         .buffers
@@ -1089,12 +1090,12 @@ fn rehearse(p: &Program) -> usize {
     count
 }
 
-/// Precision, mesh, and further options of `[fsdp]`.
+/// Precision, mesh, and other options of `[fsdp]`.
 type Variant = (&'static str, &'static str, &'static str);
 const THREE: &str = "dp_shard = 3\n";
 const GRID: &str = "dp_shard = 2\ndp_outer = 2\n";
 
-/// Rehearses all existing combinations of policies, strategies and other options. Returns their
+/// Rehearses all supported combinations of policies, strategies and other options. Returns their
 /// number.
 fn rehearse_all(mode: &str, train: &str, variants: &[Variant]) -> usize {
     let model = "[model]\nfamily = \"llama\"\nlayers = 2\nhidden = 12\nheads = 6\nkv_heads = 2\nhead_dim = 4\nffn = 20\nvocab = 13\n";
@@ -1108,7 +1109,7 @@ fn rehearse_all(mode: &str, train: &str, variants: &[Variant]) -> usize {
                      [fsdp]\npolicy = \"{policy}\"\nstrategy = \"{strategy}\"\n{more}\
                      [compile]\nmode = \"{mode}\"\n[precision]\n{precision}"
                 );
-                // Not every combination exists.
+                // Some combinations are not supported.
                 let Ok(s) = scenario::parse("test", &text, &[]) else {
                     continue;
                 };

@@ -1,4 +1,4 @@
-//! Complete forward and backward passes: float kernels on real memory against a float64
+//! Complete forward and backward passes: float kernels on real memory, compared with a float64
 //! interpreter.
 
 use super::memory::{Buffer, HYPER, Rng, launch, positions};
@@ -43,7 +43,7 @@ fn scenario(model: &str, train: &str, overrides: &[&str]) -> Scenario {
     scenario::parse("test", &text, &overrides).unwrap()
 }
 
-/// Parameters and inputs, exactly representable in bfloat16.
+/// Parameters and inputs that are exactly representable in bfloat16.
 #[derive(Clone)]
 struct Inputs {
     params: Vec<Vec<f64>>,
@@ -78,7 +78,7 @@ impl Inputs {
     }
 }
 
-/// How launches are performed.
+/// How launches are executed.
 trait Device {
     fn alloc(&mut self, storage: usize, dtype: DType, numel: usize);
     fn free(&mut self, storage: usize);
@@ -108,7 +108,7 @@ fn walk(t: &Tape, ops: &[TapeOp], d: &mut impl Device) {
     }
 }
 
-/// Performs launches in float64, op by op, on whole operands.
+/// Executes launches in float64, op by op, on whole operands.
 struct Exact {
     inputs: Inputs,
     storages: Vec<Vec<f64>>,
@@ -129,7 +129,7 @@ impl Exact {
     }
 
     /// Returns the memory from the start of a source. Parameters are consecutive, and so are
-    /// gradients: an operand may extend into the following ones.
+    /// gradients, so an operand may extend into the next ones.
     fn memory(&mut self, s: Source) -> &mut [Vec<f64>] {
         match s {
             Source::Storage(id) => &mut self.storages[id.index()..=id.index()],
@@ -173,7 +173,7 @@ impl Device for Exact {
             .zip(writes)
             .map(|(i, o)| self.read(o.source, window(Place::Write(i), o)))
             .collect();
-        // Operands may interleave: only the launch's output is written.
+        // Operands may interleave: a launch only writes its own output.
         let mut made: Vec<Vec<bool>> = written.iter().map(|w| vec![false; w.len()]).collect();
         let mut registers: Vec<Vec<f64>> = vec![];
         for op in &k.body {
@@ -228,7 +228,7 @@ impl Device for Exact {
 /// Consecutive parameters, or their gradients.
 struct Flat {
     buffer: Buffer,
-    /// First element of each.
+    /// Offset of each parameter.
     starts: Vec<usize>,
 }
 
@@ -324,7 +324,7 @@ impl Device for Real {
     }
 }
 
-/// Returns the loss, and gradients of all parameters.
+/// The loss, and the gradients of all parameters.
 struct Outcome {
     loss: f64,
     grads: Vec<Vec<f64>>,
@@ -421,7 +421,7 @@ fn variants() -> impl Iterator<Item = (String, Scenario)> {
     MODELS.into_iter().flat_map(|(name, model, train)| {
         VARIANTS.into_iter().filter_map(move |v| {
             let tokens = matches!(name, "llama" | "gpt2");
-            // Chunked losses need logits, selective recompute attention.
+            // Chunked losses need logits, and selective recompute needs attention.
             let blocks = tokens || name == "encoder";
             let has = |o| v.contains(&o);
             if !tokens && has_chunks(v) || !blocks && has("train.recompute=\"selective\"") {
@@ -445,7 +445,7 @@ fn float32_tapes_agree_with_float64() {
         let want = exact(&t, &inputs);
         let got = real(&t, &inputs, DType::F32, DType::F32);
         assert_close(&name, &t, &got, &want, 2e-5);
-        // The validation forward computes the same loss, bit for bit.
+        // The validation forward computes the same loss, bitwise.
         let mut d = Real::new(&t, &inputs, DType::F32, DType::F32);
         let at = t.eval_loss.unwrap();
         let freed = t.eval.iter().position(|op| *op == TapeOp::Free(at));
@@ -455,7 +455,7 @@ fn float32_tapes_agree_with_float64() {
     }
 }
 
-/// Returns the number of launches of all phases, and of those that are fused.
+/// Returns the number of launches of all phases, and the number of fused ones.
 fn launches(t: &Tape) -> (usize, usize) {
     let all = || {
         t.forward
@@ -469,7 +469,7 @@ fn launches(t: &Tape) -> (usize, usize) {
     (all().count(), all().filter(|&n| n > 1).count())
 }
 
-/// A model whose GEMMs are split into several blocks, with sizes that are not divisible.
+/// A model whose GEMMs are split into several blocks, with sizes that do not divide evenly.
 const LARGER: (&str, &str, &str) = (
     "llama",
     "family = \"llama\"\nlayers = 1\nhidden = 84\nheads = 6\nkv_heads = 3\nhead_dim = 14\nffn = 611\nvocab = 701\n",
@@ -480,13 +480,13 @@ const LARGER: (&str, &str, &str) = (
 fn compiling_and_recomputing_change_no_bit() {
     for (name, model, train) in MODELS.into_iter().chain([LARGER]) {
         for compute in [DType::F32, DType::Bf16] {
-            // Gradients may be stored in a wider type than they are computed in.
+            // Gradients may be stored in a wider dtype than the one they are computed in.
             for grads in [compute, DType::F32] {
                 let build = |o: &[&str]| {
                     let c = format!("precision.compute=\"{}\"", compute.name());
                     let o: Vec<&str> = o.iter().copied().chain([&c[..]]).collect();
                     let mut s = scenario(model, train, &o);
-                    // PyTorch's engine adds those of tied weights before they are stored.
+                    // PyTorch's engine adds the gradients of tied weights before they are stored.
                     if s.model.tie_embeddings && grads != compute {
                         s.model.options.implementation = Some(Implementation::Native);
                     }
@@ -501,7 +501,7 @@ fn compiling_and_recomputing_change_no_bit() {
                 for v in VARIANTS {
                     let selective = v.contains(&"train.recompute=\"selective\"");
                     let skipped = selective && matches!(name, "linear" | "cnn");
-                    // A loss in chunks is a different sum.
+                    // A chunked loss is a different sum.
                     if skipped || has_chunks(v) {
                         continue;
                     }
@@ -529,9 +529,9 @@ fn compiling_and_recomputing_change_no_bit() {
 /// Sizes whose weights are adjacent in a flat buffer over two ranks under any policy.
 const ALIGNED: &str = "family = \"llama\"\nlayers = 2\nhidden = 16\nheads = 4\nkv_heads = 2\nhead_dim = 4\nffn = 32\nvocab = 13\n";
 
-/// GEMMs with a fused epilogue give the same bits as separate GEMMs and elementwise code: forward,
-/// where both GEMMs of the gate are one kernel with it, and backward, if the result is used nowhere
-/// else.
+/// GEMMs with a fused epilogue give the same bits as separate GEMMs and elementwise code. In
+/// forward, one kernel contains both GEMMs of the gate and the epilogue; in backward, it is fused
+/// if the result is used nowhere else.
 #[test]
 fn fused_products_change_no_bit() {
     let train = "seq_len = 7\nmicro_batch = 2\n";
@@ -552,7 +552,7 @@ fn fused_products_change_no_bit() {
                     format!("compile.mode=\"{mode}\""),
                     format!("train.recompute=\"{recompute}\""),
                     format!("compile.fused_products={fused}"),
-                    // GEMMs that accumulate are separate.
+                    // GEMMs that accumulate stay separate.
                     "compile.epilogues=true".to_owned(),
                 ];
                 let o: Vec<&str> = o.iter().map(String::as_str).collect();
@@ -565,7 +565,7 @@ fn fused_products_change_no_bit() {
             assert!(gemms(&t, &t.forward).is_empty());
             let t = tape_of(&fused).unwrap();
             let again = usize::from(recompute == "full");
-            // `silu` and `mul` after two GEMMs; their backward after one.
+            // Forward has `silu` and `mul` after two GEMMs, backward has theirs after one.
             let forward = gemms(&t, &t.forward);
             assert_eq!(forward, [(2, 2); 2], "{mode} {recompute}");
             assert_eq!(gemms(&t, &t.eval), forward);
@@ -579,7 +579,7 @@ fn fused_products_change_no_bit() {
 }
 
 /// Layers that are merged into one GEMM give, up to rounding, the same loss and gradients as
-/// separate layers, and the kernels agree with the float64 interpreter as closely as on others.
+/// separate layers. The kernels agree with the float64 interpreter as closely as for other models.
 #[test]
 fn merged_projections_change_no_value() {
     let train = "seq_len = 7\nmicro_batch = 2\n";
@@ -655,7 +655,7 @@ fn bfloat16_tapes_stay_near_float64() {
             exact(&t, &inputs),
             real(&t, &inputs, DType::Bf16, DType::Bf16),
         );
-        // Eight bits of mantissa through two blocks and back.
+        // The error of eight mantissa bits through two blocks and back.
         assert_close(name, &t, &got, &want, 5e-2);
     }
 }
@@ -668,7 +668,7 @@ fn gradients_equal_finite_differences() {
         let inputs = Inputs::new(&t, s.model.vocab.max(1));
         let out = real(&t, &inputs, DType::F32, DType::F32);
         for (p, param) in t.params.iter().enumerate() {
-            // Along the gradient itself, in float32: the loss changes by the square of its norm.
+            // In float32, along the gradient itself, the loss changes by the square of its norm.
             let norm = out.grads[p].iter().map(|g| g * g).sum::<f64>().sqrt();
             if norm < 1e-4 {
                 continue;
@@ -685,7 +685,7 @@ fn gradients_equal_finite_differences() {
             };
             let slope = (at(1.0) - at(-1.0)) / (2.0 * h);
             // Float32 losses near 1 resolve the slope to about 1e-5; curvature and the kinks of
-            // ReLU add the rest. The comparison with float64 is more precise; this one needs no
+            // ReLU add the rest. The comparison with float64 is more precise, but this one needs no
             // second implementation.
             assert!(
                 (slope - norm).abs() < 3e-4 + 1e-2 * norm,

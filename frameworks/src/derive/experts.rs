@@ -67,9 +67,9 @@ fn router_bias(draft: &mut Draft) {
     }
 }
 
-/// What predictions leave out if steps update the biases of routers, as those of Megatron-LM may,
-/// and those of torchtitan's flavors do (`load_balance_coeff` of `MoEArgs` is 0.001).
-/// `model.router_bias_update_speed` is for policy native.
+/// What predictions leave out if steps update the router biases. Megatron-LM's steps may, and those
+/// of torchtitan's flavors do (`load_balance_coeff` of `MoEArgs` is 0.001).
+/// `model.router_bias_update_speed` only applies to policy native.
 pub(super) const UPDATED: &str = "the all-reduce and the kernels that update biases of routers after each step are not predicted";
 
 /// Builds the MoE model, without considering updates of biases.

@@ -257,8 +257,8 @@ impl Reach {
         self.bytes = self.bytes.max(elements * slot.dtype.size());
     }
 
-    /// Returns the size in bytes in a buffer. A gradient has the type of its buffer; see Note
-    /// [Stored gradients].
+    /// Returns the size in bytes in a buffer. A gradient has the type of its buffer; see
+    /// Note [Stored gradients].
     fn bytes(self, of: &Buffer) -> u64 {
         match of.role {
             Role::FullGrad | Role::MainGrad => self.elements * of.dtype.size(),

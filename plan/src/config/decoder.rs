@@ -214,7 +214,7 @@ pub enum LayerType {
     Sliding,
     /// All earlier positions, without a rotary embedding (SmolLM3).
     FullNoRope,
-    /// The earlier positions of its chunk of the sequence (Llama 4).
+    /// The earlier positions in the same chunk of the sequence (Llama 4).
     Chunked,
     /// The gated delta rule in place of attention (Qwen3-Next).
     Linear,
@@ -356,12 +356,13 @@ pub enum QkNorm {
     EachHead,
     /// On each head, after the rotation (Hunyuan).
     AfterRope,
-    /// The same without a weight, in layers with a rotary embedding only (Llama 4).
+    /// On each head, after the rotation, without a weight, and only in layers with rotary
+    /// embeddings (Llama 4).
     AfterRopeNoWeight,
 }
 
 impl QkNorm {
-    /// Words for the values that are not `true` or `false`.
+    /// Names of the values other than `true` and `false`.
     pub const WORDS: &'static [&'static str] =
         &["full", "each_head", "after_rope", "after_rope_no_weight"];
 
@@ -377,7 +378,7 @@ impl QkNorm {
         })
     }
 
-    /// Returns whether rotated queries and keys are normalized.
+    /// Returns whether queries and keys are normalized after the rotation.
     #[must_use]
     pub fn follows_rope(self) -> bool {
         matches!(self, Self::AfterRope | Self::AfterRopeNoWeight)
@@ -542,15 +543,15 @@ impl Model {
         self.layer_type(layer) == LayerType::Sliding
     }
 
-    /// Returns the positions of a chunk that a layer's attention stays in, if `seq` positions are
-    /// more than one.
+    /// Returns the chunk size of a layer's attention in positions, if `seq` positions are more than
+    /// one chunk.
     #[must_use]
     pub fn chunk(&self, layer: usize, seq: u64) -> Option<u64> {
         let chunked = self.layer_type(layer) == LayerType::Chunked;
         self.options.attention_chunk.filter(|&n| chunked && n < seq)
     }
 
-    /// Returns whether some layer multiplies queries by factors of their positions.
+    /// Returns whether any layer scales queries by a factor that depends on their position.
     #[must_use]
     pub fn has_temperature(&self) -> bool {
         let mut layers = 0..self.layers as usize;

@@ -22,10 +22,10 @@ pub struct Experts {
     pub glu_limit: f64,
     /// Experts are chosen by score plus a bias that is not trained by gradients.
     pub router_bias: bool,
-    /// How far a step moves the biases of routers, up for experts with less than the mean load and
-    /// down for those with more; 0: not at all.
+    /// Step size of router biases, which increase for experts below the mean load and decrease for
+    /// those above; 0: no updates.
     pub router_bias_update_speed: f64,
-    /// Width of the expert that takes every token; 0 for none.
+    /// Width of the shared expert, which takes every token; 0 for none.
     pub shared_expert_ffn: u64,
     /// The shared expert's result is multiplied by the sigmoid of a projection of its input.
     pub shared_expert_gate: bool,
@@ -52,9 +52,9 @@ pub struct Experts {
     pub normalize_top_k: bool,
     /// Factor of the weights.
     pub route_scale: f64,
-    /// The weights multiply what experts read, not what they make.
+    /// The weights multiply the inputs of experts, not their outputs.
     pub score_before_experts: bool,
-    /// Groups of adjacent experts, of which a token uses some; 1 for none.
+    /// Number of groups of adjacent experts that limit a token's choices; 1 for none.
     pub router_groups: u64,
     /// Number of groups that a token uses.
     pub router_group_top_k: u64,

@@ -150,15 +150,14 @@ pub struct ModelOptions {
     pub sliding_window: Option<u64>,
     /// Maximum sequence length that windowed attention sees as a whole.
     pub window_from: u64,
-    /// Positions of a chunk of a sequence, in layers that see one chunk.
+    /// Chunk size in positions, in layers whose attention stays within a chunk.
     pub attention_chunk: Option<u64>,
-    /// Queries of layers without a rotary embedding are multiplied by `1 + this * ln(1 + n)`, of
-    /// which `n` is the number of whole [`ModelOptions::attention_temperature_floor`] in the
-    /// positions up to their own.
+    /// Queries of layers without rotary embeddings are multiplied by
+    /// `1 + this * ln(1 + floor((position + 1) / attention_temperature_floor))`.
     pub attention_temperature: f64,
-    /// Positions after which that factor grows.
+    /// Number of positions after which that factor grows.
     pub attention_temperature_floor: u64,
-    /// What each layer's attention sees, repeated; none: the window, if there is one.
+    /// Layer types, repeated; empty: the sliding window, if there is one.
     pub layer_types: Vec<LayerType>,
     /// Key and value heads of each layer, if they differ; 0: a layer without attention.
     pub layer_kv_heads: Vec<u64>,

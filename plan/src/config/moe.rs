@@ -9,12 +9,12 @@ use std::collections::BTreeMap;
 pub struct Moe {
     /// How tokens are sent to the ranks of their experts.
     pub dispatcher: Dispatcher,
-    /// Rows that a rank reserves for choices, relative to the number of them if experts are equally
-    /// popular; `None`: as many as there can be.
+    /// Rows that a rank reserves for choices, relative to their number with a balanced load;
+    /// `None`: the largest possible number.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub capacity_factor: Option<f64>,
-    /// The rows that a rank reserves are a multiple of this: 8-bit matmuls sum over as many numbers
-    /// as their tensor cores read at once.
+    /// The number of reserved rows is a multiple of this, because 8-bit matmuls sum over as many
+    /// elements as their tensor cores read at once.
     #[serde(skip)]
     pub row_multiple: u64,
     /// Compiled kernels between the matmuls of experts only compute reserved rows that are in use.
@@ -35,7 +35,7 @@ pub struct Moe {
     /// balanced.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub busiest: BTreeMap<u32, f64>,
-    /// By layer: rows of each rank, of which [`busiest`](Self::busiest) has the maximum.
+    /// By layer: rows of each rank. [`busiest`](Self::busiest) has their maximum.
     #[serde(skip)]
     pub loads: BTreeMap<u32, Vec<f64>>,
 }
@@ -49,16 +49,16 @@ impl Moe {
         self.reserved((tokens * k) as f64 / ranks as f64, most)
     }
 
-    /// Returns the rows that a rank reserves for the choices of all `ranks` ranks, where these
-    /// share its rows.
+    /// Returns the number of rows that a rank reserves for the choices of all `ranks` ranks, if
+    /// these share its rows.
     #[must_use]
     pub fn rows(&self, [tokens, k]: [u64; 2], [ranks, experts]: [u64; 2]) -> u64 {
         let most = Self::most_slots([ranks * tokens, k], experts);
         self.reserved((tokens * k) as f64, most)
     }
 
-    /// Returns the factor times the rows of equally popular experts, at most as many as there can
-    /// be.
+    /// Returns the capacity factor times the number of rows with a balanced load, at most the
+    /// largest possible number.
     fn reserved(&self, balanced: f64, most: u64) -> u64 {
         self.capacity_factor.map_or(most, |factor| {
             let rows = ((factor * balanced).ceil() as u64).max(1);
@@ -104,8 +104,8 @@ words!(Dispatcher {
 });
 
 impl Dispatcher {
-    /// Returns whether choices of all ranks share the rows of a rank. Otherwise, each rank has a
-    /// number of them.
+    /// Returns whether the choices of all ranks share the rows of a rank. Otherwise, each rank has
+    /// a fixed number of them.
     #[must_use]
     pub const fn shares_rows(self) -> bool {
         matches!(self, Self::Gather | Self::Peer)
@@ -173,8 +173,8 @@ mod tests {
         assert_eq!(in_8_bits(9.0).slots([96, 4], [4, 8]), 384);
     }
 
-    /// Four ranks with 100 tokens and four choices each share the 400 rows of an equal
-    /// distribution, and 1,600 at most.
+    /// Four ranks with 100 tokens and four choices each share 400 rows with a balanced load, and at
+    /// most 1,600.
     #[test]
     fn ranks_share_rows() {
         let rows = |factor| moe(factor).rows([100, 4], [4, 8]);

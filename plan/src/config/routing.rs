@@ -128,8 +128,8 @@ impl Histogram {
     }
 }
 
-/// Returns by layer the choices of each of `ranks` ranks that divide the experts in order, relative
-/// to those of equally popular experts. Ranks of a layer without choices have 1.
+/// Returns, by layer, the number of choices of each of `ranks` ranks that divide the experts in
+/// order, relative to a balanced load. The ranks of a layer without choices have 1.
 pub(crate) fn loads(popularity: &BTreeMap<u32, Vec<f64>>, ranks: u32) -> BTreeMap<u32, Vec<f64>> {
     popularity
         .iter()
@@ -150,7 +150,7 @@ fn load(popularity: &[f64], ranks: u32) -> Vec<f64> {
     sums.map(relative).collect()
 }
 
-/// Returns by layer the choices of the busiest rank, from those of all.
+/// Returns, by layer, the number of choices of the busiest rank, given those of all ranks.
 pub(crate) fn busiest_ranks(loads: &BTreeMap<u32, Vec<f64>>) -> BTreeMap<u32, f64> {
     let most = |each: &Vec<f64>| each.iter().copied().fold(0.0, f64::max);
     loads.iter().map(|(l, each)| (*l, most(each))).collect()

@@ -1,30 +1,30 @@
-//! Choices of tokens that find no row, as `moe.routing` has them.
+//! Choices of tokens that find no reserved row, with the choices of `moe.routing`.
 
 use super::{Overflow, Scenario};
 use serde::{Deserialize, Serialize};
 
-/// What a scenario reserves too few rows for.
+/// The shortage of rows in a scenario.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct RowShortage {
     /// The layer with the busiest rank, among those without enough rows.
     pub layer: u32,
-    /// Rows that this rank needs.
+    /// Number of rows that this rank needs.
     pub wanted: u64,
-    /// Rows that a rank reserves, in every layer.
+    /// Number of rows that a rank reserves in every layer.
     pub reserved: u64,
-    /// Layers without enough rows.
+    /// Number of layers without enough rows.
     pub layers: usize,
-    /// The smallest `moe.capacity_factor`, in hundredths, that has rows for all choices.
+    /// The smallest `moe.capacity_factor`, in hundredths, with rows for all choices.
     pub factor: f64,
-    /// Share of the choices of all layers that find no row.
+    /// Fraction of the choices of all layers that find no row.
     pub share: f64,
-    /// These choices are left out; if false, a run fails.
+    /// Whether these choices are dropped. If false, the run fails.
     pub drop: bool,
 }
 
 impl RowShortage {
-    /// Returns the share of choices without a row, and what happens to them: `8.9 % of choices are
-    /// dropped`.
+    /// Returns a description of the fraction of choices without a row, and of what happens to them:
+    /// `8.9 % of choices are dropped`.
     #[must_use]
     pub fn words(&self) -> String {
         let share = match 100.0 * self.share {
@@ -38,23 +38,23 @@ impl RowShortage {
     }
 }
 
-/// Rows of a layer.
+/// The rows of a layer.
 struct Layer {
     number: u32,
-    /// Those that the busiest rank needs.
+    /// Number of rows that the busiest rank needs.
     wanted: u64,
-    /// Share of the choices that find none.
+    /// Fraction of the choices that find no row.
     share: f64,
 }
 
-/// Returns a number rounded up, unless only an error of rounding is beyond an integer.
+/// Rounds a number up, unless it exceeds an integer only by a rounding error.
 fn up(x: f64) -> f64 {
     (x - 1e-6).ceil()
 }
 
 impl Scenario {
-    /// Returns what `moe.capacity_factor` reserves too few rows for; `None` if all choices of
-    /// `moe.routing` find one.
+    /// Returns the shortage of rows with `moe.capacity_factor`; `None` if all choices of
+    /// `moe.routing` find a row.
     #[must_use]
     pub fn row_shortage(&self) -> Option<RowShortage> {
         let moe = self.moe.as_ref()?;

@@ -42,7 +42,7 @@ pub(crate) struct Sharded {
     pub(super) ranks: u64,
     /// Strategy in effect.
     pub(super) strategy: Strategy,
-    /// Whether ranks of the outer axis update different parts.
+    /// Whether the ranks of the outer axis update different parts.
     pub(super) outer_optim: bool,
     pub(super) comms: ShardComms,
 }
@@ -110,10 +110,10 @@ impl GroupState {
 // buffers, with the sizes of rank 0. Other ranks keep the same number of elements and split them at
 // the same places. The sum is the same, and updates are elementwise.
 
-/// Makes the optimizer's states of a group, of which this rank updates `own` elements: by parameter
-/// in the engines of frameworks and for biases of routers, otherwise as one tensor. `apart` says
-/// that the optimizer updates parameters in buffers of their own, without padding. See Note [State
-/// of single parameters].
+/// Creates the optimizer state of a group, of which this rank updates `own` elements: per parameter
+/// for the engines of frameworks and for router biases, otherwise as one tensor. `apart` means that
+/// the optimizer updates parameters in separate buffers without padding. See
+/// Note [State of single parameters].
 fn tensors(out: &mut Emitter<'_>, g: GroupId, own: u64, apart: bool) -> Vec<Tensor> {
     let unit = out.inputs.group(g).unit;
     let (framework, rule) = (out.inputs.engine.framework, rule(out.inputs, g));

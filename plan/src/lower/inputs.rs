@@ -264,8 +264,7 @@ impl<'a> LoweringInputs<'a> {
         }
     }
 
-    /// Returns the element type in which the model reads a parameter, and backward writes its
-    /// gradient.
+    /// Returns the dtype in which the model reads a parameter and backward writes its gradient.
     pub(crate) fn graph_type_of(&self, p: ParamId) -> DType {
         match self.tape.params[p.index()].router_bias {
             true => DType::F32,
@@ -320,8 +319,8 @@ impl<'a> LoweringInputs<'a> {
         self.scenario.sums_in_optimizer() && self.inner(g) > 1 && !self.group(g).router_biases
     }
 
-    /// Returns the strategy in effect for a group: an axis of one rank shards nothing, and all
-    /// ranks keep biases of routers.
+    /// Returns the strategy in effect for a group. An axis with one rank shards nothing, and router
+    /// biases are replicated on all ranks.
     pub(crate) fn strategy_of(&self, g: GroupId) -> Strategy {
         if self.inner(g) == 1 || self.group(g).router_biases {
             Strategy::NoShard

@@ -23,7 +23,8 @@ impl Flat {
         self.host = Some((h2d, d2h));
         for (state, group) in self.groups.iter_mut().zip(&out.inputs.groups) {
             if group.router_biases {
-                // No gather fetches what all ranks have, and the host would win nothing.
+                // All ranks have router biases, so no gather would fetch them, and offloading them
+                // would save almost nothing.
                 continue;
             }
             let mut offloaded = Vec::new();

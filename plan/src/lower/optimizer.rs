@@ -336,7 +336,7 @@ fn norm(
     for n in order {
         let state = &states[n];
         if !state.rule.has_gradients() {
-            // The policy expects to be asked for every state.
+            // The policy expects these calls for every state.
             life.before_state(out, n, true);
             life.after_state(out, n, true);
             continue;

@@ -96,13 +96,13 @@ impl OpDef for op::DispatchExperts {
     }
 }
 
-/// Returns the number of rows that `position` names: at most as many as there are.
+/// Returns the number of rows that `position` selects, at most all rows.
 fn named(rows: &Value, position: &Value, routed: Option<u64>) -> u64 {
     let most = rows.rows().min(position.numel());
     routed.map_or(most, |n| n.min(most))
 }
 
-/// Returns the bytes of these rows.
+/// Returns the size in bytes of the rows that `position` selects, at most all rows.
 fn rows_used(rows: &Value, position: &Value, routed: Option<u64>) -> u64 {
     named(rows, position, routed) * rows.cols() * rows.dtype.size()
 }

@@ -31,8 +31,8 @@ impl OpDef for op::Route {
         ROUTER
     }
 
-    /// No weight depends on the bias. Where steps move it, they get the number of choices of each
-    /// expert in place of a gradient ([`UpdateRule::RouterBias`]).
+    /// The weights do not depend on the bias. If steps update the biases, their gradient is
+    /// replaced by the number of choices of each expert ([`UpdateRule::RouterBias`]).
     ///
     /// [`UpdateRule::RouterBias`]: crate::ir::UpdateRule::RouterBias
     fn vjp(&self, mut at: Vjp<'_>) -> Contributions {

@@ -163,8 +163,8 @@ impl Megatron {
                 }
             }
         }
-        // Each gather waits for the work already enqueued on the compute stream; see Note [Unshard
-        // gate].
+        // Each gather waits for the work already enqueued on the compute stream; see
+        // Note [Unshard gate].
         out.b
             .join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
         // Codes are cast after the optimizer step.

@@ -183,8 +183,8 @@ impl Pr4435 {
         }
     }
 
-    /// `reduce_grad`: runs the sliding drain, then stages and reduces group by group. See Note
-    /// [Reductions in flight].
+    /// `reduce_grad`: runs the sliding drain, then stages and reduces group by group. See
+    /// Note [Reductions in flight].
     fn reduce_grad(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         out.b.host(Rule::Reduce, HostWorkKind::Hook, 1);
         let order = self.ordered(true);

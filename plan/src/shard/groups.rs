@@ -54,7 +54,7 @@ impl LayoutKind {
         }
     }
 
-    /// Returns the layout in which all ranks have all parameters.
+    /// Returns the layout in which every rank has all parameters.
     const fn replicated(self) -> Self {
         match self {
             Self::Flat { atomic, .. } => Self::Flat {
@@ -393,15 +393,15 @@ pub struct Apart<'a> {
     pub muon: &'a [bool],
 }
 
-/// Returns the parameter groups of all units, laid out: units in their order, within a unit (if
-/// [`Apart::frozen`]) by first occurrence of `requires_grad`, of placements along the axes that
-/// divide the model, of whether ranks gather them in 8 bits (unless [`Apart::float8_mixed`]), and
-/// of how the optimizer updates them; parameters in registration order. Units without parameters
-/// have no group. Parameters in 8 bits have a scale each; ranks have whole parameters of those that
-/// Muon updates, and all biases of routers that steps move.
-/// `kind` is the layout of parameters with these placements. A flat layout leaves no gap between a
-/// parameter and the next one if `contiguous_with_next` (by parameter) says so and both have rows
-/// of one length.
+/// Returns the laid-out parameter groups of all units, in the order of units. Within a unit, groups
+/// differ by `requires_grad` (if [`Apart::frozen`]), by placements along model-parallel axes, by
+/// whether ranks gather them in 8 bits (unless [`Apart::float8_mixed`]), and by update rule of the
+/// optimizer; they are in the order of their first parameters, with parameters in registration
+/// order. Units without parameters have no group. Each 8-bit parameter has a scale. Ranks hold
+/// whole parameters of those that Muon updates, and all router biases that steps update. `kind`
+/// returns the layout of parameters with given placements. A flat layout leaves no gap between a
+/// parameter and the next one if `contiguous_with_next` (by parameter) is set and both have rows of
+/// the same length.
 ///
 /// # Errors
 /// Fails with [`ShardError::Layout`], which names the unit.

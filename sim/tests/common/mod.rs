@@ -1,4 +1,4 @@
-//! A machine on which every duration is chosen by the test.
+//! A machine for which tests choose all durations.
 
 #![allow(unreachable_pub, dead_code)]
 
@@ -11,7 +11,7 @@ use shardlab_sim::hardware::{self, CollectiveName, CollectiveTable, GemmRow, Gem
 use shardlab_sim::synthetic::Builder;
 use shardlab_sim::{Options, Profile, simulate};
 
-/// A builder whose kernels and collectives take whole microseconds on [`Machine::profile`].
+/// A builder whose kernels and collectives take whole microseconds with [`Machine::profile`].
 pub struct Machine {
     pub b: Builder,
     kernels: Vec<u64>,
@@ -31,7 +31,7 @@ impl Machine {
         }
     }
 
-    /// A kernel of `us` microseconds (a GEMM that the profile has a row for).
+    /// Adds a kernel of `us` microseconds (a GEMM that the profile has a row for).
     pub fn kernel(&mut self, us: u64) -> KernelId {
         self.kernels.push(us);
         let class = KernelClass::Gemm {
@@ -49,7 +49,7 @@ impl Machine {
         self
     }
 
-    /// An all-gather of `us` microseconds.
+    /// Adds an all-gather of `us` microseconds.
     pub fn gather(&mut self, us: u64, comm: CommId) -> CollectiveId {
         self.gathers.push(us);
         self.b
@@ -62,7 +62,7 @@ impl Machine {
         self
     }
 
-    /// A reduce-scatter of `us` microseconds.
+    /// Adds a reduce-scatter of `us` microseconds.
     pub fn reduce(&mut self, us: u64, comm: CommId, stream: StreamId) -> &mut Self {
         self.reductions.push(us);
         let kind = CollectiveKind::ReduceScatter;
@@ -71,7 +71,7 @@ impl Machine {
         self
     }
 
-    /// A profile without latencies, gaps or host costs, on which the durations hold.
+    /// Returns a profile without latencies, gaps or host costs, for which the durations are exact.
     pub fn profile(&self) -> Profile {
         let mut p = hardware::load("h200-nvlink").unwrap();
         p.device.kernel_gap_us = 0.0;
@@ -131,8 +131,8 @@ impl Machine {
         self.b.clone().finish()
     }
 
-    /// Runs without contention, each step on an idle device: at its end the host waits for every
-    /// stream.
+    /// Simulates without contention. Each step starts on an idle device: at its end, the host waits
+    /// for every stream.
     pub fn isolated(&self, profile: &Profile) -> Run {
         let mut b = self.b.clone();
         let streams = b.clone().finish().streams.len() as u8;
@@ -147,13 +147,13 @@ impl Machine {
         simulate(&b.finish(), profile, &quiet()).unwrap()
     }
 
-    /// Runs without contention.
+    /// Simulates without contention.
     pub fn simulate(&self, profile: &Profile) -> Run {
         simulate(&self.program(), profile, &quiet()).unwrap()
     }
 }
 
-/// Two steady passes, no contention.
+/// Returns options for two steady passes without contention.
 pub fn quiet() -> Options {
     Options {
         steps: 2,
@@ -162,7 +162,8 @@ pub fn quiet() -> Options {
     }
 }
 
-/// Start and end of every span relative to the recorded step's first host moment, in microseconds.
+/// Returns the start and end of each span in microseconds, relative to the start of the recorded
+/// step on the host.
 pub fn times(run: &Run) -> Vec<(f64, f64)> {
     let zero = run.recorded_from.us();
     run.spans

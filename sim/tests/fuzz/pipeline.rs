@@ -1,5 +1,6 @@
-//! One fuzz input: bytes choose a scenario, which is read, planned, checked and simulated. Errors
-//! are answers; panics, programs that break a rule and simulations that break an invariant are not.
+//! Runs one fuzz input: its bytes choose a scenario, which is read, planned, checked and simulated.
+//! Errors are valid results; panics, programs that break a rule and simulations that break an
+//! invariant are bugs.
 //!
 //! Shared by the libFuzzer target (`fuzz/`) and the test next to this folder.
 
@@ -10,27 +11,27 @@ use shardlab_plan::scenario::{Accept, ScenarioError};
 use shardlab_sim::{Options, Profile, SimError, simulate_light};
 use std::fmt::Write as _;
 
-/// Block executions a step up to which a scenario is planned: keeps an input within a few
-/// milliseconds.
+/// Maximum number of block executions per step for a scenario to be planned. Keeps the time of an
+/// input within a few milliseconds.
 const BLOCK_RUNS: u64 = 12;
 
-/// How far an input came.
+/// The last stage that an input reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Reached {
-    /// The scenario was refused.
+    /// The scenario was rejected.
     Refused,
-    /// It was accepted, but is larger than what is planned here.
+    /// The scenario is valid, but too large to plan here.
     Large,
-    /// It has no plan.
+    /// Planning failed.
     Unplanned,
-    /// Planned and checked, but a task is longer than the simulator counts, or the profile is not a
-    /// shipped one.
+    /// Planned and checked, but a task is longer than the simulator can represent, or the profile
+    /// is not a shipped one.
     Unpriced,
     /// Planned, checked and simulated.
     Simulated,
 }
 
-/// Reads decisions from bytes; when they run out, everything is zero.
+/// Reads decisions from bytes. Once these run out, all decisions are zero.
 struct Choices<'a>(&'a [u8]);
 
 impl<'a> Choices<'a> {
@@ -59,7 +60,7 @@ impl<'a> Choices<'a> {
     }
 }
 
-/// Module patterns that match something in some family, and some that do not.
+/// Module patterns that match in some family, and some that never match.
 const PATTERNS: &[&str] = &[
     "layers.*",
     "layers.0",
@@ -86,7 +87,7 @@ const PATTERNS: &[&str] = &[
     "layers.[",
 ];
 
-/// A value of one accepted form, mostly within its limits and mostly small.
+/// Writes a value of an accepted form, mostly within its limits and mostly small.
 fn value(accept: &Accept, c: &mut Choices<'_>, out: &mut String) {
     match *accept {
         Accept::Bool => out.push_str(c.pick(&["true", "false"])),
@@ -159,7 +160,7 @@ fn value(accept: &Accept, c: &mut Choices<'_>, out: &mut String) {
     }
 }
 
-/// One `section.key=VALUE`.
+/// Returns one `section.key=VALUE`.
 fn setting(c: &mut Choices<'_>) -> String {
     let key = c.pick(scenario::keys());
     let mut out = format!("{}.{}=", key.section, key.key);
@@ -172,7 +173,8 @@ fn setting(c: &mut Choices<'_>) -> String {
     out
 }
 
-/// Sizes at which a plan takes well under a millisecond, for scenarios whose own are larger.
+/// Adds sizes for which planning takes well under a millisecond, for scenarios that are larger by
+/// default.
 fn small(c: &mut Choices<'_>, sets: &mut Vec<String>) {
     let [layers, accum, shape] = [c.byte(), c.byte(), c.byte()];
     sets.push(format!("model.layers={}", 1 + layers % 3));
@@ -199,7 +201,7 @@ const MINIMAL: [&str; 7] = [
     "[model]\nfamily = 'cnn'\nlayers = 3\nchannels = 3\nheight = 7\nwidth = 6\n",
 ];
 
-/// The scenario that an input stands for.
+/// Returns the scenario that an input describes.
 pub(crate) fn choose(data: &[u8]) -> Result<Scenario, ScenarioError> {
     let mut c = Choices(data);
     let kind = c.byte() % 16;
@@ -209,7 +211,7 @@ pub(crate) fn choose(data: &[u8]) -> Result<Scenario, ScenarioError> {
         return scenario::parse("fuzz", &text, &[]);
     }
     if kind < 3 {
-        // A shipped file with pieces overwritten, inserted and removed.
+        // A shipped file with parts overwritten, inserted and removed.
         let mut bytes = text.as_bytes().to_vec();
         for _ in 0..=c.below(4) {
             let at = (usize::from(c.byte()) << 8 | usize::from(c.byte())) % bytes.len().max(1);
@@ -235,7 +237,7 @@ pub(crate) fn choose(data: &[u8]) -> Result<Scenario, ScenarioError> {
 /// Runs one input.
 ///
 /// # Panics
-/// When the input shows a bug.
+/// Panics if the input reveals a bug.
 pub(crate) fn run(data: &[u8], profiles: &[(&str, Profile)]) -> Reached {
     let scenario = match choose(data) {
         Ok(s) => s,
@@ -269,15 +271,15 @@ pub(crate) fn run(data: &[u8], profiles: &[(&str, Profile)]) -> Reached {
             assert!(run.memory.peak_allocated <= run.memory.peak_reserved);
             Reached::Simulated
         }
-        // Slow hardware and a large layer: a refusal with its reason, not a bug.
+        // Slow hardware and a large layer are rejected with a reason, which is not a bug.
         Err(SimError::Program(why)) if why.contains("beyond 1000 s") => Reached::Unpriced,
-        // A library of attention that the hardware profile has no rates of.
+        // The hardware profile has no rates for this attention library.
         Err(e) if e.to_string().contains("does not know its rates") => Reached::Unpriced,
         Err(e) => panic!("{e}\n{scenario:#?}"),
     }
 }
 
-/// Every shipped profile, read once.
+/// Returns all shipped profiles.
 pub(crate) fn profiles() -> Vec<(&'static str, Profile)> {
     scenario::HARDWARE
         .iter()

@@ -1,23 +1,23 @@
-//! The numbers of README.md and BENCHMARKS.md are those of the measured tables.
+//! Checks that the numbers in README.md and BENCHMARKS.md are those of the measured tables.
 
 use super::{ROOT, read};
 use crate::json;
 use serde_json::Value;
 
-/// Returns rows of measured tables with their predictions.
+/// Returns the rows of measured tables, with their predictions.
 fn measured(tables: &[&str], wanted: fn(&Value) -> bool) -> Vec<Value> {
     let mut rows = Vec::new();
     for table in tables {
         let path = format!("{ROOT}/tests/data/{table}.csv");
         let mut lines = json(&["validate", &path, "--json"]);
-        // The last object summarises all rows.
+        // The last object summarizes all rows.
         lines.pop();
         rows.extend(lines.into_iter().filter(wanted));
     }
     rows
 }
 
-/// Returns the absolute errors in percent of the rows that have the metric, in ascending order.
+/// Returns the absolute errors in percent, in ascending order, for rows that have the metric.
 fn errors(rows: &[Value], metric: &str) -> Vec<f64> {
     let of = |row: &Value| row[metric]["error_percent"].as_f64();
     let mut errors: Vec<f64> = rows.iter().filter_map(of).map(f64::abs).collect();
@@ -34,7 +34,7 @@ fn worst(rows: &[Value], metric: &str) -> f64 {
     *errors(rows, metric).last().unwrap()
 }
 
-/// Formats an error with two decimals below 1, otherwise with one.
+/// Formats an error: with two decimals if it is below 1, otherwise with one.
 fn percent(error: f64) -> String {
     if error < 0.995 {
         format!("{error:.2}")

@@ -1,4 +1,4 @@
-//! The book: its contents list every page, and links lead somewhere.
+//! The book: its table of contents lists every page, and links have a target.
 
 use super::{ROOT, read};
 use crate::stdout;
@@ -22,7 +22,7 @@ fn generated_pages_are_current() {
     }
 }
 
-/// The page of exit statuses has those of `--help`.
+/// The page on exit statuses has the same ones as `--help`.
 #[test]
 fn the_page_of_exit_statuses_is_that_of_the_help() {
     let page = read("docs/reference/exit-status.md");
@@ -52,7 +52,7 @@ fn markdown_in(folder: &Path, pages: &mut Vec<PathBuf>) {
     }
 }
 
-/// Targets of the links of a page, except those to other sites. Code has no links.
+/// Returns the targets of links on a page, except those to other sites. Code has no links.
 fn links(text: &str) -> Vec<&str> {
     let outside = text.split("```").step_by(2);
     let targets = outside.flat_map(|part| part.split("](").skip(1));
@@ -62,7 +62,8 @@ fn links(text: &str) -> Vec<&str> {
         .collect()
 }
 
-/// mdBook leaves out pages that the contents do not list, and those that do not exist are empty.
+/// mdBook leaves out pages that the table of contents does not list, and creates empty pages for
+/// those that do not exist.
 #[test]
 fn the_contents_list_every_page_once() {
     let docs = Path::new(ROOT).join("docs");
@@ -84,7 +85,7 @@ fn the_contents_list_every_page_once() {
     }
 }
 
-/// Returns the anchor that GitHub gives a heading.
+/// Returns the anchor that GitHub creates for a heading.
 fn anchor(heading: &str) -> String {
     heading
         .trim_start_matches('#')
@@ -96,7 +97,7 @@ fn anchor(heading: &str) -> String {
         .collect()
 }
 
-/// Links within the repository name an existing file and one of its headings.
+/// Links within the repository point to an existing file and one of its headings.
 #[test]
 fn links_of_the_documents_lead_somewhere() {
     let mut pages = Vec::new();

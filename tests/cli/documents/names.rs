@@ -1,4 +1,4 @@
-//! The table of PyTorch's, Megatron's and Hugging Face's names.
+//! The table with the names that PyTorch, Megatron and Hugging Face use.
 
 use super::read;
 use crate::shardlab;
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 
 const PAGE: &str = "docs/reference/pytorch-names.md";
 
-/// The cells of the tables of the page, row by row.
+/// Returns the cells of the page's tables, row by row.
 fn rows() -> Vec<Vec<String>> {
     read(PAGE)
         .lines()
@@ -19,12 +19,12 @@ fn rows() -> Vec<Vec<String>> {
         .collect()
 }
 
-/// What is between backticks.
+/// Returns the texts between backticks.
 fn code(cell: &str) -> impl Iterator<Item = &str> {
     cell.split('`').skip(1).step_by(2)
 }
 
-/// The sections and keys of the schema.
+/// Returns the sections and keys of the schema.
 fn keys() -> BTreeSet<String> {
     let page = read("docs/reference/scenario-keys.md");
     let mut keys = BTreeSet::new();
@@ -39,7 +39,7 @@ fn keys() -> BTreeSet<String> {
     keys
 }
 
-/// Returns `section.key` and the value of `section.key = value`, or of `section.key`.
+/// Returns `section.key` and the value in `section.key = value` or `section.key`.
 fn setting(code: &str) -> Option<(&str, Option<&str>)> {
     const SECTIONS: [&str; 6] = ["model", "train", "mesh", "fsdp", "precision", "compile"];
     let (key, value) = match code.split_once(" = ") {
@@ -64,7 +64,7 @@ fn every_key_of_the_table_exists() {
     assert!(seen.len() > 40, "{seen:?}");
 }
 
-/// Each setting of the table is accepted, under one of the policies.
+/// Each setting in the table is accepted under one of the policies.
 #[test]
 fn every_setting_of_the_table_is_accepted() {
     let mut settings = BTreeSet::new();
@@ -75,7 +75,8 @@ fn every_setting_of_the_table_is_accepted() {
         }
     }
     assert!(settings.len() > 40, "{settings:?}");
-    // Gradient accumulation, both axes of the mesh, and compiled blocks: what some keys need.
+    // Settings that some keys need: gradient accumulation, both axes of the mesh, and compiled
+    // blocks.
     let base = [
         "train.grad_accum=2",
         "mesh.dp_shard=4",
@@ -87,9 +88,9 @@ fn every_setting_of_the_table_is_accepted() {
     let variants: [&[&str]; 7] = [
         &[],
         &["train.recompute=selective", "lora.r=4"],
-        // Of options that exclude one another, the last one counts.
+        // If options are mutually exclusive, the last one wins.
         &["compile.mode=regions", "fsdp.allocator=double_buffer"],
-        // Some formats are those of one GPU.
+        // Some formats are for a single GPU.
         &[
             "train.grad_accum=1",
             "mesh.dp_replicate=1",
@@ -120,7 +121,7 @@ fn every_setting_of_the_table_is_accepted() {
     }
 }
 
-/// The setters of `FSDPModule` in torch 2.15.0, by their definitions in `_fully_shard.py`.
+/// Setters of `FSDPModule` in torch 2.15.0, in the order of `_fully_shard.py`.
 const SETTERS: [&str; 23] = [
     "set_keep_unsharded_storage",
     "set_is_last_backward",

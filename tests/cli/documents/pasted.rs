@@ -1,14 +1,15 @@
-//! Runs the commands of a page in order and in one folder, as if a person pasted them.
+//! Runs the commands of a page in order and in one folder, as if the reader pasted them.
 //!
-//! A comment before a fenced block says what the block is:
+//! A comment before a fenced block gives its kind:
 //!
-//! - `<!-- tested -->`: commands; `<!-- tested, exits 1 -->`: commands that end with this status
+//! - `<!-- tested -->`: commands; `<!-- tested, exits 1 -->`: commands that end with this exit
+//!   status
 //! - `<!-- tested: FILE -->`: the content of a file
-//! - `<!-- prints -->`: lines that the commands before it print, on either stream. A line `...`
-//!   stands for any lines, `[..]` within a line for any text.
-//! - `<!-- not tested: REASON -->`: commands that need what a test does not have
+//! - `<!-- prints -->`: lines that the previous commands print, on either stream. A line `...`
+//!   matches any number of lines, and `[..]` within a line matches any text.
+//! - `<!-- not tested: REASON -->`: commands that need something that tests do not have
 //!
-//! In tutorials and how-to guides every block of commands has to be one of these.
+//! In tutorials and how-to guides, each block of commands must have one of these comments.
 
 use super::{ROOT, read};
 use std::path::Path;
@@ -26,7 +27,7 @@ struct Block {
     text: String,
 }
 
-/// Returns what a comment says of the block after it; `None` for other comments.
+/// Returns the kind of block that a comment announces; `None` for other comments.
 fn kind(comment: &str) -> Option<Kind> {
     if let Some(file) = comment.strip_prefix("tested: ") {
         return Some(Kind::File(file.to_owned()));
@@ -63,7 +64,7 @@ fn blocks(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// Returns whether a line is a pattern, in which `[..]` stands for any text.
+/// Returns whether a line matches a pattern in which `[..]` matches any text.
 fn is_like(line: &str, pattern: &str) -> bool {
     let (line, pattern) = (line.trim_end(), pattern.trim_end());
     let mut parts = pattern.split("[..]");
@@ -83,7 +84,7 @@ fn is_like(line: &str, pattern: &str) -> bool {
     rest.ends_with(last)
 }
 
-/// Returns the first expected line that the output does not have in its place.
+/// Returns the first expected line that is missing from its place in the output.
 fn missing<'a>(expected: &'a str, output: &str) -> Option<&'a str> {
     let lines: Vec<&str> = output.lines().collect();
     let mut from = 0;
@@ -102,7 +103,8 @@ fn missing<'a>(expected: &'a str, output: &str) -> Option<&'a str> {
     None
 }
 
-/// Runs the blocks of a page, which has at least some number of commands and of outputs.
+/// Runs the blocks of a page. The page must have at least the given numbers of commands and
+/// outputs.
 #[track_caller]
 fn paste(page: &str, least: usize, prints: usize) {
     paste_in(&tempfile::tempdir().unwrap(), page, least, prints);
@@ -128,7 +130,7 @@ fn paste_in(folder: &tempfile::TempDir, page: &str, least: usize, prints: usize)
                     .env("COLUMNS", "100")
                     .env("NO_COLOR", "1")
                     .env("LC_ALL", "C.UTF-8")
-                    // Commits of a page have an author on every machine.
+                    // Commits in a page need an author on every machine.
                     .envs(["GIT_AUTHOR_NAME", "GIT_COMMITTER_NAME"].map(|n| (n, "you")))
                     .envs(["GIT_AUTHOR_EMAIL", "GIT_COMMITTER_EMAIL"].map(|n| (n, "you@localhost")))
                     .env_remove("SHARDLAB_STORE")
@@ -299,7 +301,7 @@ fn exit_status() {
     paste("docs/reference/exit-status.md", 4, 1);
 }
 
-/// A block of commands that no test runs says why.
+/// A block of commands that no test runs gives the reason.
 #[test]
 fn every_command_of_a_guide_is_tested() {
     let (mut seen, mut unmarked) = (0, Vec::new());

@@ -57,7 +57,7 @@ pub(crate) enum ReduceTo {
 
 impl Flat {
     /// Returns how the inner reduction of a group scales; see Note [Factor of gradients]. Counts of
-    /// choices are added up.
+    /// choices are summed.
     pub(crate) fn scaling(&self, inputs: &LoweringInputs<'_>, g: GroupId) -> Scaling {
         if inputs.group(g).router_biases {
             let (op, before) = (ReduceOp::Sum, None);

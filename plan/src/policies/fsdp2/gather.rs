@@ -169,8 +169,8 @@ impl Fsdp2 {
         out.b.at(at, phase);
     }
 
-    /// Makes the gather streams wait for an earlier copy-out and drops its gather buffer; see Note
-    /// [Unshard gate].
+    /// Makes the gather streams wait for an earlier copy-out and drops its gather buffer; see
+    /// Note [Unshard gate].
     pub(super) fn drop_held(&mut self, out: &mut Emitter<'_>) {
         if let Some((buffer, event)) = self.held.take() {
             out.b.wait(Rule::GatherGate, event, self.copy_in);

@@ -127,8 +127,8 @@ impl Fsdp2 {
         }
     }
 
-    /// Runs the post-backward of a unit that the micro-batch has not used; see Note [Skipped
-    /// blocks].
+    /// Runs the post-backward of a unit that the micro-batch has not used; see
+    /// Note [Skipped blocks].
     pub(super) fn end_unused(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
         let (phase, at) = (out.b.phase(), out.b.unit());
         out.b.at(unit, phase);
