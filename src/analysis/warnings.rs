@@ -212,8 +212,8 @@ fn expert_rows(p: &Prediction) -> Option<Warning> {
     Some(Warning {
         kind: Kind::ExpertRows,
         message: format!(
-            "{}: in {layers}, experts of one rank need {} rows, and {} are reserved. The prediction prices the \
-             reserved ones; {} holds all",
+            "{}: in {layers}, experts of one rank need {} rows, and {} are reserved. The prediction prices only \
+             these; a factor of {} is enough for all choices",
             short.words(),
             short.wanted,
             short.reserved,
@@ -298,7 +298,8 @@ mod tests {
         assert_eq!(
             warning.message,
             "50.0 % of choices find no row, so a run fails: in layer 1, the busiest of 2 with too few rows, experts \
-             of one rank need 96 rows, and 48 are reserved. The prediction prices the reserved ones; 1 holds all"
+             of one rank need 96 rows, and 48 are reserved. The prediction prices only these; a factor of 1 is enough \
+             for all choices"
         );
         assert_eq!(warning.set, ["moe.capacity_factor=1"]);
         let dropped = of(&[few[0], "moe.on_overflow=drop"]).unwrap();
