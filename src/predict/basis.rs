@@ -97,12 +97,9 @@ fn kind(program: &Program, profile: &Profile) -> (BasisKind, String) {
             BasisKind::Estimated,
             format!("measured on {}, extrapolated to {world} GPUs", m.on),
         ),
-        Some(m) if program.has_scaled_gemms() => (
+        Some(m) if program.has_scaled_gemms() && !profile.measures_float8_of(program) => (
             BasisKind::Estimated,
-            match profile.measures_float8_of(program) {
-                true => format!("measured on {}, but no step with 8-bit matmuls", m.on),
-                false => format!("measured on {}, but no 8-bit matmuls", m.on),
-            },
+            format!("measured on {}, but no 8-bit matmuls", m.on),
         ),
         Some(m) => (BasisKind::Measured, m.on.clone()),
     }

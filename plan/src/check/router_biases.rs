@@ -113,11 +113,7 @@ impl Step<'_> {
     /// Notes counted choices.
     fn count(&mut self, (id, instr): (InstrId, &Instr), op: &BodyOp, sink: &mut Sink) {
         sink.fact(RuleId::RouterBias, 1);
-        if !matches!(self.kind, SectionKind::First | SectionKind::Steady) {
-            violation(self.p, sink, id, None, |launch| {
-                format!("{launch} counts choices outside training; expected none")
-            });
-        }
+        self.in_training(id, "counts choices", sink);
         let to = super::operands::range(self.p, &instr.op, &op.outputs[0]);
         let biases: Vec<ParamId> = to
             .map(|to| counts::biases(self.p, to).collect())
@@ -168,6 +164,15 @@ impl Step<'_> {
         }
     }
 
+    /// Checks that a launch that `does` something for the balance of experts is part of training.
+    fn in_training(&self, id: InstrId, does: &str, sink: &mut Sink) {
+        if !matches!(self.kind, SectionKind::First | SectionKind::Steady) {
+            violation(self.p, sink, id, None, |launch| {
+                format!("{launch} {does} outside training; expected nothing")
+            });
+        }
+    }
+
     /// Notes updates of biases. `moves` says that the update is one by counts.
     fn update(&mut self, (id, instr): (InstrId, &Instr), moves: bool, sink: &mut Sink) {
         let p = self.p;
@@ -178,6 +183,7 @@ impl Step<'_> {
             let biases: Vec<ParamId> = counts::biases(p, weight).collect();
             for x in biases {
                 let name = &p.params[x.index()].name;
+                self.in_training(id, "moves biases", sink);
                 if !moves || clips {
                     let wrong = if moves {
                         "clips the counts of"

@@ -312,11 +312,41 @@ fn biases_that_an_optimizer_trains() {
     found(&q, "trains by gradients `layers.");
 }
 
+/// The norm as a third operand of an update, as that of other optimizers.
+#[test]
+fn counts_that_are_clipped() {
+    let mut q = program(&["train.clip_norm=1"]);
+    let is_norm = |i: &Instr| q.shard_op(&i.op) == Some(ShardOp::SumSquares);
+    let norm = q.writes(&q.instrs[find(&q, is_norm)[0].index()].op)[0];
+    let update = updates(&q)[0].index();
+    let op = q.instrs[update].op;
+    let (read, written) = (q.reads(&op).to_vec(), q.writes(&op).to_vec());
+    let first = q.accesses.len() as u32;
+    q.accesses.extend([&read[..], &[norm], &written].concat());
+    let Op::Launch { kernel, stream, .. } = op else {
+        unreachable!("a launch")
+    };
+    q.instrs[update].op = Op::Launch {
+        kernel,
+        stream,
+        reads: first,
+        writes: first + 3,
+        end: first + 4,
+    };
+    found(&q, "clips the counts of `layers.");
+}
+
 /// Megatron-LM #4433: graph warm-up moved biases. Evaluation that counts would, too.
 #[test]
 fn choices_that_evaluation_counts() {
     let p = program(&["train.validate_every=2"]);
-    let count = p.instrs[launches(&p, "count_experts")[0].index()];
+    in_validation(&p, launches(&p, "count_experts")[0], "counts choices");
+    in_validation(&p, updates(&p)[0], "moves biases");
+}
+
+/// Checks that a launch is found in the place of one of evaluation.
+fn in_validation(p: &Program, launch: InstrId, does: &str) {
+    let moved = p.instrs[launch.index()];
     let mut q = p.clone();
     let validation = p
         .section(SectionKind::Validation)
@@ -326,8 +356,8 @@ fn choices_that_evaluation_counts() {
     let launch = validation
         .map(InstrId)
         .find(|i| matches!(p.instrs[i.index()].op, Op::Launch { .. }));
-    q.instrs[launch.expect("a launch").index()] = count;
-    found(&q, "counts choices outside training");
+    q.instrs[launch.expect("a launch").index()] = moved;
+    found(&q, &format!("{does} outside training"));
 }
 
 /// Where steps cannot move biases, with what would have to change.
