@@ -57,6 +57,12 @@ const TRANSFORMERS_H200: &str = concat!(
     "/tests/data/transformers_h200.csv"
 );
 
+/// Memory of LoRA on one H200, also with modules that are trained in full.
+const TRANSFORMERS_ADAPTERS: &str = concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/tests/data/transformers_adapters_h200.csv"
+);
+
 /// Steps on two other H200, with the profile that `calibrate --step-ms` created from the first row.
 const TRANSFORMERS_HOST: &str = concat!(
     env!("CARGO_MANIFEST_DIR"),
@@ -201,6 +207,19 @@ fn jobs_of_transformers_are_predicted() {
         error(&totals, "step_ms", "mean_abs_percent") < 8.0,
         "{totals}"
     );
+}
+
+/// Adapters, and modules that are trained in full next to them with the copies that PEFT keeps:
+/// nothing was fitted to them.
+#[test]
+fn memory_of_adapters_of_peft_is_predicted() {
+    let mut lines = json(&["validate", TRANSFORMERS_ADAPTERS, "--json"]);
+    lines.pop();
+    assert_eq!(lines.len(), 6);
+    for row in &lines {
+        let error = row["peak_allocated_mib"]["error_percent"].as_f64().unwrap();
+        assert!(error.abs() < 0.02, "{row}");
+    }
 }
 
 /// Models of 20 types that nothing was fitted to: allocated memory is within 0.5 %, reserved memory

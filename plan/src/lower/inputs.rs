@@ -104,7 +104,8 @@ impl<'a> LoweringInputs<'a> {
                     .map(|(g, _)| GroupId(g as u16))
                     .collect();
                 let root = scenario.fsdp.reshard_root || engine.reshards_root;
-                let reshards = placements::weight_sharded(strategy)
+                let sharded = placements::weight_sharded(strategy) || engine.shards_params;
+                let reshards = sharded
                     && (!spec.is_root || root)
                     && !spec.keep
                     && match scenario.fsdp.reshard_after_forward {
