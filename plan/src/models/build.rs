@@ -220,6 +220,9 @@ impl<'s> Builder<'s> {
         let adapter = self.tree.adapter(layer);
         let magnitude = adapter.and_then(|a| Some((a, a.magnitude?)));
         if let Some((adapter, magnitude)) = magnitude {
+            if self.is_transformers() {
+                return self.decomposed_in_parts(layer, adapter, magnitude, x);
+            }
             let y = self.product(layer, x, None);
             let y = self.adapted(layer, adapter, x, y);
             let y = self.decomposed(layer, adapter, magnitude, y);
@@ -250,7 +253,7 @@ impl<'s> Builder<'s> {
     }
 
     /// Gives the rows of `W + scaling * B A`, which made `y`, their learned lengths: multiplies `y`
-    /// by length over norm. The norm has no gradient (`DoraLinearLayer` of PEFT).
+    /// by length over norm (`DoraLinearLayer` of PEFT).
     fn decomposed(
         &mut self,
         layer: Layer,
@@ -258,9 +261,55 @@ impl<'s> Builder<'s> {
         lengths: Layer,
         y: ValueId,
     ) -> ValueId {
+        let inverse = self.inverse_norms(layer, adapter);
+        let lengths = self.weight(lengths);
+        self.within(layer.module(), |s| {
+            let y = s.g.binary(OpKind::Mul, y, inverse);
+            s.g.binary(OpKind::Mul, y, lengths)
+        })
+    }
+
+    /// Applies a linear layer and its adapter in the operations of PEFT: `y + (m - 1) * y + m *
+    /// lora_B(lora_A(x)) * scaling`, where `m` is length over norm. So backward reads the results
+    /// of both matmuls.
+    fn decomposed_in_parts(
+        &mut self,
+        layer: Layer,
+        adapter: Adapter,
+        lengths: Layer,
+        x: ValueId,
+    ) -> ValueId {
+        let scaling = self.s.lora.as_ref().map_or(1.0, Lora::scaling);
+        let bias = self.bias(layer);
+        let y = self.product(layer, x, bias);
+        let low = self.product(adapter.a, x, None);
+        let delta = self.product(adapter.b, low, None);
+        let inverse = self.inverse_norms(layer, adapter);
+        let lengths = self.weight(lengths);
+        self.within(layer.module(), |s| {
+            let rows = s.g.value(lengths).shape[0];
+            let ones = s.constant("ones", &[rows], DType::F32, false);
+            let ones = s.as_activation(ones);
+            let m = s.g.binary(OpKind::Mul, inverse, lengths);
+            let less = s.g.binary(OpKind::Sub, m, ones);
+            let own = match bias {
+                Some(bias) => s.g.binary(OpKind::Sub, y, bias),
+                None => y,
+            };
+            let own = s.g.binary(OpKind::Mul, own, less);
+            let delta = s.g.binary(OpKind::Mul, delta, m);
+            let delta = s.scale(delta, scaling);
+            let added = s.g.binary(OpKind::Add, own, delta);
+            s.g.binary(OpKind::Add, y, added)
+        })
+    }
+
+    /// Returns the reciprocal norms of the rows of `W + scaling * B A`, `[out]`, which have no
+    /// gradient.
+    fn inverse_norms(&mut self, layer: Layer, adapter: Adapter) -> ValueId {
         let scaling = self.s.lora.as_ref().map_or(1.0, Lora::scaling);
         let w = self.matrix(layer);
-        let [a, b, lengths] = [adapter.a, adapter.b, lengths].map(|part| self.weight(part));
+        let [a, b] = [adapter.a, adapter.b].map(|part| self.weight(part));
         self.within(layer.module(), |s| {
             let [w, a, b] = [w, a, b].map(|v| s.g.detach(v));
             let shape = s.g.value(w).shape.clone();
@@ -281,9 +330,7 @@ impl<'s> Builder<'s> {
             let inverse = s.compute(kind, &[sum, ones], &[&shape, &[rows, 1]])[1];
             let inverse = s.g.reshape(inverse, &[rows]);
             let inverse = s.as_activation(inverse);
-            let inverse = s.scale(inverse, (cols as f64).powf(-0.5));
-            let y = s.g.binary(OpKind::Mul, y, inverse);
-            s.g.binary(OpKind::Mul, y, lengths)
+            s.scale(inverse, (cols as f64).powf(-0.5))
         })
     }
 
