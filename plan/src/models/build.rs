@@ -241,15 +241,25 @@ impl<'s> Builder<'s> {
     /// Adds an adapter's result, `result + lora_B(lora_A(x)) * scaling` (`LoraLayer.forward` of
     /// PEFT).
     fn adapted(&mut self, layer: Layer, adapter: Adapter, x: ValueId, y: ValueId) -> ValueId {
-        let lora = self.s.lora.as_ref();
-        let (scaling, p) = lora.map_or((1.0, 0.0), |l| (l.scaling(), l.dropout));
-        let x = self.within(layer.module(), |s| s.dropout(x, p));
-        let low = self.product(adapter.a, x, None);
-        let delta = self.product(adapter.b, low, None);
+        let delta = self.low_rank(layer, adapter, x);
+        let scaling = self.adapter_scaling();
         self.within(layer.module(), |s| {
             let delta = s.scale(delta, scaling);
             s.g.binary(OpKind::Add, y, delta)
         })
+    }
+
+    /// Returns an adapter's result before its scaling, `lora_B(lora_A(x))`.
+    fn low_rank(&mut self, layer: Layer, adapter: Adapter, x: ValueId) -> ValueId {
+        let p = self.s.lora.as_ref().map_or(0.0, |l| l.dropout);
+        let x = self.within(layer.module(), |s| s.dropout(x, p));
+        let low = self.product(adapter.a, x, None);
+        self.product(adapter.b, low, None)
+    }
+
+    /// Returns the factor of the results of adapters.
+    fn adapter_scaling(&self) -> f64 {
+        self.s.lora.as_ref().map_or(1.0, Lora::scaling)
     }
 
     /// Gives the rows of `W + scaling * B A`, which made `y`, their learned lengths: multiplies `y`
@@ -279,11 +289,10 @@ impl<'s> Builder<'s> {
         lengths: Layer,
         x: ValueId,
     ) -> ValueId {
-        let scaling = self.s.lora.as_ref().map_or(1.0, Lora::scaling);
+        let scaling = self.adapter_scaling();
         let bias = self.bias(layer);
         let y = self.product(layer, x, bias);
-        let low = self.product(adapter.a, x, None);
-        let delta = self.product(adapter.b, low, None);
+        let delta = self.low_rank(layer, adapter, x);
         let inverse = self.inverse_norms(layer, adapter);
         let lengths = self.weight(lengths);
         self.within(layer.module(), |s| {
@@ -307,7 +316,7 @@ impl<'s> Builder<'s> {
     /// Returns the reciprocal norms of the rows of `W + scaling * B A`, `[out]`, which have no
     /// gradient.
     fn inverse_norms(&mut self, layer: Layer, adapter: Adapter) -> ValueId {
-        let scaling = self.s.lora.as_ref().map_or(1.0, Lora::scaling);
+        let scaling = self.adapter_scaling();
         let w = self.matrix(layer);
         let [a, b] = [adapter.a, adapter.b].map(|part| self.weight(part));
         self.within(layer.module(), |s| {

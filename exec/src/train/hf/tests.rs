@@ -120,18 +120,18 @@ fn weights(l: &mut Loaded, name: &str) -> Vec<f32> {
     l.layout.weights(&mut l.memory, id).unwrap()
 }
 
-/// Stacks of gpt-oss are `[experts, in, out]`, with a column of the other factor behind each of the
-/// gate; ours are `[experts, out, in]`, with all gates before all other factors.
-#[test]
-fn stacks_of_gpt_oss_survive_loading_and_export() {
-    let dir = golden("gpt-oss-tiny");
+/// Loads a golden mixture on several meshes, and checks that an export of each has the same tensors
+/// and can be loaded.
+fn exported(name: &str) -> Vec<Loaded> {
+    let dir = golden(name);
     let preset = format!("model.preset={}", dir.join("config.json").display());
     let original = tensors(&dir);
-    for set in [
+    let meshes = [
         &["mesh.dp_shard=1"][..],
         &["mesh.dp_shard=3", "mesh.gpus_per_node=3"],
         &["mesh.dp_shard=4", "mesh.ep=2"],
-    ] {
+    ];
+    let on = |set: &[&str]| {
         let mut l = Loaded::new(SCENARIO, &[&[preset.as_str()], set].concat());
         l.load(&dir).unwrap();
         let to = tempfile::tempdir().unwrap();
@@ -140,7 +140,18 @@ fn stacks_of_gpt_oss_survive_loading_and_export() {
         assert_eq!(tensors(to.path()), original, "{set:?}");
         // The export says which model it is.
         l.load(to.path()).unwrap();
-        let file = |name: &str| crate::train::data::floats(&original[name].1, DType::F32);
+        l
+    };
+    meshes.map(on).into()
+}
+
+/// Stacks of gpt-oss are `[experts, in, out]`, with a column of the other factor behind each of the
+/// gate; ours are `[experts, out, in]`, with all gates before all other factors.
+#[test]
+fn stacks_of_gpt_oss_survive_loading_and_export() {
+    let original = tensors(&golden("gpt-oss-tiny"));
+    let file = |name: &str| crate::train::data::floats(&original[name].1, DType::F32);
+    for mut l in exported("gpt-oss-tiny") {
         // Six experts of width 32, of inputs of 48.
         let (expert, column, input) = (4, 7, 11);
         let ours = weights(&mut l, "layers.1.mlp.experts.gate_up.weight");
@@ -169,23 +180,9 @@ fn stacks_of_gpt_oss_survive_loading_and_export() {
 /// other factors.
 #[test]
 fn stacks_of_llama4_survive_loading_and_export() {
-    let dir = golden("llama4-tiny");
-    let preset = format!("model.preset={}", dir.join("config.json").display());
-    let original = tensors(&dir);
-    for set in [
-        &["mesh.dp_shard=1"][..],
-        &["mesh.dp_shard=3", "mesh.gpus_per_node=3"],
-        &["mesh.dp_shard=4", "mesh.ep=2"],
-    ] {
-        let mut l = Loaded::new(SCENARIO, &[&[preset.as_str()], set].concat());
-        l.load(&dir).unwrap();
-        let to = tempfile::tempdir().unwrap();
-        let model = l.scenario.model.clone();
-        export(to.path(), &l.program, &model, &l.layout, &mut l.memory).unwrap();
-        assert_eq!(tensors(to.path()), original, "{set:?}");
-        // The export says which model it is.
-        l.load(to.path()).unwrap();
-        let file = |name: &str| crate::train::data::floats(&original[name].1, DType::F32);
+    let original = tensors(&golden("llama4-tiny"));
+    let file = |name: &str| crate::train::data::floats(&original[name].1, DType::F32);
+    for mut l in exported("llama4-tiny") {
         // Four experts of width 32, of inputs of 48.
         let (expert, column, input) = (2, 7, 11);
         let ours = weights(&mut l, "layers.3.mlp.experts.gate_up.weight");
