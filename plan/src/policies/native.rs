@@ -135,12 +135,17 @@ impl Native {
     }
 
     /// Gathers a unit for the next step once its last group, with optimizer state `index`, has been
-    /// updated.
+    /// updated. Units that are gathered in 8 bits wait for the end of the step, because their
+    /// scales depend on the weights of all groups.
     fn gather_for_next_step(&mut self, out: &mut Emitter<'_>, index: usize) {
         let Some(group) = self.reductions.group(index) else {
             return;
         };
         let unit = out.inputs.group(group).unit;
+        let mut groups = out.inputs.groups_of(unit).into_iter();
+        if groups.any(|g| out.inputs.group(g).has_float8()) {
+            return;
+        }
         let mut later = self.reductions.groups().skip(index + 1);
         if later.all(|g| out.inputs.group(g).unit != unit)
             && self.unshard.prefetches_for_next_step(out.inputs, group)
@@ -299,8 +304,7 @@ impl Lifecycle for Native {
         if !norm && !late_norm(out.inputs) && !self.is_updated(index) {
             self.reductions.free_gradient(out, &self.flat, index);
         }
-        // Scales depend on the weights of all groups.
-        if !norm && !self.flat.gathers_float8() {
+        if !norm {
             self.gather_for_next_step(out, index);
         }
         if let Some(g) = self.reductions.group(index) {

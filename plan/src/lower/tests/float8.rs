@@ -3,7 +3,7 @@
 use super::{LLAMA, program};
 use crate::check::check;
 use crate::ir::{Access, AxisId, Buffer, BufferId, DType, Holds, OpKind, Role};
-use crate::program::{Instr, Op, Phase, Program, SectionKind};
+use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind};
 use crate::scenario::parse;
 
 const TENSORWISE: &str = "precision.float8_recipe=tensorwise";
@@ -47,6 +47,43 @@ fn state_between_steps_stays_the_same() {
     for role in Role::ALL {
         assert_eq!(base.get(&role), cast.get(&role), "{role:?}");
     }
+}
+
+/// The root, whose embedding is in bf16, is gathered during updates of other units. Blocks are
+/// gathered in 8 bits, after the scales of all weights.
+#[test]
+fn units_in_bf16_are_gathered_beside_updates() {
+    let p = program(
+        LLAMA,
+        &[
+            TENSORWISE,
+            "precision.float8_all_gather=true",
+            "fsdp.prefetch_next_step=2",
+        ],
+    );
+    assert!(check(&p).is_ok());
+    let steady = p.section_instrs(p.section(SectionKind::Steady).unwrap());
+    let at = |wanted: &dyn Fn(&Instr) -> bool| -> Vec<usize> {
+        (0..steady.len()).filter(|&i| wanted(&steady[i])).collect()
+    };
+    let scales = at(&|i| match i.op {
+        Op::Launch { kernel, .. } => p.kernels[kernel.index()].name == "shard_scales",
+        _ => false,
+    });
+    let updates = at(&|i| i.rule == Rule::Optimizer && matches!(i.op, Op::Launch { .. }));
+    let gathers = at(&|i| i.rule == Rule::Prefetch && matches!(i.op, Op::Collective { .. }));
+    let late: Vec<usize> = gathers.into_iter().filter(|&g| g > updates[0]).collect();
+    let [root, codes @ ..] = &late[..] else {
+        panic!("no gather for the next step");
+    };
+    let in_8_bits = |at: usize| match steady[at].op {
+        Op::Collective { id, .. } => p.collectives[id.index()].dtype.is_float8(),
+        _ => false,
+    };
+    assert!(!in_8_bits(*root) && codes.iter().any(|&g| in_8_bits(g)));
+    assert!(updates.iter().any(|u| u > root));
+    assert_eq!(scales.len(), 1);
+    assert!(!codes.is_empty() && codes.iter().all(|&g| g > scales[0]));
 }
 
 /// Gathers of 8-bit codes have one byte per element, and so do the shards between steps. No kernel
