@@ -184,8 +184,7 @@ pub(super) fn plan(
         for step in forward.iter_mut().chain(&mut backward).chain(&mut eval) {
             // What is fused into a matmul of experts computes the rows that this has.
             let stops = used_rows || gemm_fusion::factors(g, step).is_some();
-            let used = sorted.of_step(g, step);
-            step.used = used.filter(|_| step.region != 0 && stops);
+            step.used = sorted.of_step(g, step).filter(|_| stops);
         }
     }
     Plan {

@@ -17,7 +17,7 @@ pub struct Moe {
     /// elements as their tensor cores read at once.
     #[serde(skip)]
     pub row_multiple: u64,
-    /// Compiled kernels between the matmuls of experts only compute reserved rows that are in use.
+    /// Kernels between the matmuls of experts only compute reserved rows that are in use.
     #[serde(skip)]
     pub stops_at_used_rows: bool,
     /// What happens to choices without a row.

@@ -76,7 +76,7 @@ pub(super) fn moe(
             true => FLOAT8_ALIGNMENT,
             false => 1,
         },
-        stops_at_used_rows: defaults.optimizes_code && compile.mode != CompileMode::Off,
+        stops_at_used_rows: defaults.optimizes_code,
         on_overflow: d.given(Key::OnOverflow).unwrap_or(overflow),
         shared_expert_overlap: model.options.experts.shared_expert_ffn > 0
             && d.given(Key::SharedExpertOverlap)
