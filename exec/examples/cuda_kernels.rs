@@ -434,6 +434,9 @@ mod bench {
             OpKind::EmbeddingGrad => op.outputs[0].shape.first().copied(),
             OpKind::NllLoss | OpKind::CrossEntropy { .. } => op.inputs[0].shape.last().copied(),
             OpKind::NllLossGrad => op.outputs[0].shape.last().copied(),
+            OpKind::RouteGrad(_) => op.inputs[1].shape.last().copied(),
+            OpKind::SortExperts(of) => Some(of.experts),
+            OpKind::CountExperts => Some(op.outputs[0].shape.iter().product()),
             _ => None,
         };
         kernel.body.iter().filter_map(of).min().unwrap_or(1 << 20) as i64
@@ -458,6 +461,34 @@ mod bench {
         };
         let all = first.inputs[0].shape[0];
         Some((usize::from(n), routed.unwrap_or(all)))
+    }
+
+    /// Returns the read of a kernel that has the row of each choice, and the number of rows.
+    fn positions(kernel: &Kernel) -> Option<(usize, u64)> {
+        let first = kernel.body.first()?;
+        let sorted = match first.op {
+            OpKind::Permute(_) => &first.outputs[0],
+            OpKind::Unpermute(_) => &first.inputs[0],
+            _ => return None,
+        };
+        match first.inputs[1].place {
+            Place::Read(n) => Some((usize::from(n), sorted.shape[0])),
+            _ => None,
+        }
+    }
+
+    /// Gives choices different rows in random order. Choices without a row have -1.
+    fn shuffle(rows: u64, bytes: &mut [u8], random: &mut Random) {
+        let choices = bytes.len() as u64 / 8;
+        let mut order: Vec<i64> = (0..rows.max(choices))
+            .map(|row| if row < rows { row as i64 } else { -1 })
+            .collect();
+        for i in (1..order.len()).rev() {
+            order.swap(i, (random.next() % (i as u64 + 1)) as usize);
+        }
+        for (to, row) in bytes.chunks_exact_mut(8).zip(order) {
+            to.copy_from_slice(&row.to_le_bytes());
+        }
     }
 
     /// Divides rows among experts: as even as possible, or at random.
@@ -699,6 +730,12 @@ mod bench {
                     let bytes = &mut bytes[a.offset as usize..][..a.bytes as usize];
                     starts(rows, bytes, Some(&mut random));
                 }
+                if let Some((n, rows)) = positions(kernel)
+                    && i == n
+                {
+                    let bytes = &mut bytes[a.offset as usize..][..a.bytes as usize];
+                    shuffle(rows, bytes, &mut random);
+                }
                 host.insert(a.buffer.0, words);
                 device.insert(a.buffer.0, Memory::new(buffer.bytes.0)?);
             }
@@ -897,6 +934,12 @@ mod bench {
                         &mut bytes[a.offset as usize..][..a.bytes as usize],
                         None,
                     );
+                }
+                if let Some((n, rows)) = positions(kernel)
+                    && i == n
+                {
+                    let bytes = &mut bytes[a.offset as usize..][..a.bytes as usize];
+                    shuffle(rows, bytes, &mut random);
                 }
                 // Random numbers consume as much power as real data; they repeat every 32 MiB.
                 let mut done = 0;

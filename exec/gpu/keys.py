@@ -14,6 +14,8 @@ SUMMED = "fsdp.fuse_reduce_into_optimizer=true"
 # Stores no 16-bit copy of the shards (CAST), and frees gradients after the update of their unit (IN_BACKWARD).
 CAST = "fsdp.cast_before_all_gather=true"
 IN_BACKWARD = "fsdp.optimizer_in_backward=true"
+# Gathers the first unit of the next step while the optimizer updates other units.
+NEXT_STEP = "fsdp.prefetch_next_step=1"
 FUSED = "compile.gemm_epilogue_fusion=true"
 POINTWISE = 'train.recompute="pointwise"'
 SELECTIVE = 'train.recompute="selective"'
@@ -23,3 +25,5 @@ BEST = [*FLOATS, AS_THEY_COME]
 FASTEST = [*BEST, FUSED, SUMMED]
 # Gathers and reduces the two projections of a layer's experts as separate units.
 PROJECTIONS = 'fsdp.units=["layers.*", "layers.*.mlp.experts.gate_up", "layers.*.mlp.experts.down", "tok_embeddings", "norm+output=keep"]'
+# Gathers more than one unit ahead, because units of projections are small.
+AHEAD = ["fsdp.prefetch_forward=3", "fsdp.prefetch_backward=2"]

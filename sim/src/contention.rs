@@ -2,11 +2,11 @@
 //!
 //! - A running collective holds a fixed number of SMs; kernels share the rest. A kernel bound by
 //!   arithmetic uses all SMs; a kernel bound by memory bandwidth is equally fast on half of them.
-//!   While an arithmetic-bound kernel runs, a memory-bound kernel takes as many SMs as it can get:
-//!   blocks of a GEMM need the whole shared memory of an SM, so an SM runs one kernel or the other,
-//!   and what one kernel gains, the other loses. On an H200, the rates of a cast of 2 GiB and of a
-//!   concurrent kernel, each relative to running alone, sum to 0.96 to 1.0 for cuBLAS and grouped
-//!   GEMMs, 1.0 for the forward of attention and 1.1 for its backward, at any stream priority.
+//!   Two kernels that fill the device take turns if at least one of them is bound by arithmetic:
+//!   blocks of a GEMM need the whole shared memory of an SM. On an H200, the rates of a cast of 2
+//!   GiB and of a concurrent kernel, each relative to running alone, sum to 0.96 to 1.0 for cuBLAS
+//!   and grouped GEMMs, 1.0 for the forward of attention and 1.1 for its backward, at any stream
+//!   priority. In traces of steps on two H200, one starts as the other ends.
 //! - Kernels whose joint demand exceeds the memory bandwidth slow down in proportion to how much
 //!   they depend on it.
 //! - A collective loses a fixed share of its rate while any kernel runs, and a further share that
@@ -97,6 +97,15 @@ impl Rules {
     /// Returns whether ranks slow each other down, so that no task runs alone.
     pub(crate) fn shares(&self) -> bool {
         self.cores > 0 && self.ranks > 1
+    }
+
+    /// Returns whether a task cannot start before a running one has ended: blocks of a GEMM need
+    /// the whole shared memory or all registers of an SM, and the GPU starts the blocks of a kernel
+    /// only after all blocks of earlier kernels have started.
+    pub(crate) fn excludes(&self, running: &Cost, task: &Cost) -> bool {
+        let kernel = |of: &Cost| of.fills && matches!(of.load, Load::Compute | Load::Memory);
+        let arithmetic = running.load == Load::Compute || task.load == Load::Compute;
+        self.on && self.cores == 0 && arithmetic && kernel(running) && kernel(task)
     }
 
     /// Returns the rate of a task under a pressure that includes it.

@@ -293,14 +293,14 @@ fn price(kernel: &Kernel, traffic: Traffic, profile: &Profile, grouped: &Grouped
             n,
             k,
             experts,
-            weight_gradient,
+            ..
         } => {
             let shape = grouped::Shape {
                 rows,
                 n,
                 k,
                 experts,
-                weight_gradient,
+                gradient: kernel.weight_gradient_of_experts(traffic.written),
             };
             let (kind, moved) = (kernel.gemm_kind(), traffic.moved());
             match BodyOp::split_gemm_epilogue(&kernel.body) {

@@ -353,6 +353,21 @@ impl<'a> Rank<'a> {
         wait
     }
 
+    /// Returns whether a kernel on stream `s` has to wait until a running one ends, because both
+    /// fill the device and at least one is bound by arithmetic.
+    fn waits_for_kernel(&self, s: usize, cost: &Cost) -> bool {
+        let mut others = self.running & !(1 << s);
+        while others != 0 {
+            let o = others.trailing_zeros() as usize;
+            others &= others - 1;
+            let running = &self.tables.costs[self.streams[o].task.arg as usize];
+            if self.tables.rules.excludes(running, cost) {
+                return true;
+            }
+        }
+        false
+    }
+
     fn try_start<P: Peers>(&mut self, s: usize, peers: &mut P) {
         let bit = 1u8 << s;
         let entry = *self.streams[s].ring.front();
@@ -376,6 +391,12 @@ impl<'a> Rank<'a> {
                 }
                 return;
             }
+        }
+        if self.waits_for_kernel(s, &cost) {
+            self.streams[s].state = State::OnSms;
+            self.on_sms |= bit;
+            self.keys[s] = NEVER;
+            return;
         }
         self.on_sms &= !bit;
         self.running |= bit;

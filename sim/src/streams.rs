@@ -103,8 +103,7 @@ pub(crate) enum State {
     OnComm,
     /// Its head starts at the time in the stream's key.
     Pending,
-    /// Its head is a collective that waits for SMs. At the time in the stream's key it gets them in
-    /// any case.
+    /// Its head waits for SMs. At the time in the stream's key it gets them in any case.
     OnSms,
     /// A collective holds its SMs and waits for the other ranks to arrive.
     OnRanks,

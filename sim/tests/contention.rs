@@ -10,6 +10,7 @@ mod common;
 
 use shardlab_plan::ir::{COMPUTE, CollectiveKind, DType, KernelClass};
 use shardlab_plan::program::{Op, StreamKind};
+use shardlab_plan::record::Blocker;
 use shardlab_sim::hardware::{
     self, CollectiveName, CollectiveTable, GemmRow, GemmTable, MemoryClass, MemoryTable,
 };
@@ -189,4 +190,63 @@ fn measured_pairs_are_reproduced() {
         kernels < 0.05 && collectives < 0.08 && worst < 0.20,
         "{kernels} {collectives} {worst}"
     );
+}
+
+/// Simulates a GEMM of 400 us and a memory-bound kernel on another stream, the second one issued
+/// while the first one runs. Returns start and end of the kernels in microseconds, and whether the
+/// second one waited for SMs.
+fn turns(gemm_first: bool, memory_us: f64) -> ([(f64, f64); 2], bool) {
+    let mut profile = hardware::load("h200-nvlink").unwrap();
+    profile.gemm[0].rows = vec![GemmRow(8192, 8192, 2048, 400.0)];
+    profile.gemm.truncate(1);
+    let moved = 1 << 30;
+    profile.memory = vec![MemoryTable {
+        source: "test".into(),
+        class: MemoryClass::Pointwise,
+        op: None,
+        dtype: None,
+        in_step: false,
+        bytes: None,
+        rows: vec![(moved, memory_us)],
+    }];
+    profile.host.launch_us = 5.0;
+    let mut b = Builder::new("turns", 1);
+    let side = b.add_stream(StreamKind::AllGather, 0);
+    let gemm = (b.gemm(8192, 8192, 2048), COMPUTE);
+    let memory = b.kernel("mul", KernelClass::Pointwise, 0, moved / 2, moved / 2);
+    let mut order = [gemm, (memory, side)];
+    if !gemm_first {
+        order.reverse();
+    }
+    for (kernel, stream) in order {
+        b.launch(kernel, stream);
+    }
+    let options = Options {
+        steps: 1,
+        ..Options::default()
+    };
+    let run = simulate(&b.finish(), &profile, &options).unwrap();
+    let [first, second] = [0, 1].map(|i| &run.spans[i]);
+    let times = [first, second].map(|s| (s.start.us(), s.end.us()));
+    (times, second.blocker == Blocker::Sms)
+}
+
+/// A kernel that fills the device starts when the one that is running ends, if either is bound by
+/// arithmetic. In a step on two H200, updates of experts on the stream of reductions wait for
+/// matmuls, and matmuls wait for updates.
+#[test]
+fn a_gemm_and_an_update_take_turns() {
+    for gemm_first in [true, false] {
+        let ([first, second], waited) = turns(gemm_first, 300.0);
+        assert!(waited && second.0 >= first.1, "{first:?} {second:?}");
+        let total = second.1 - first.0;
+        assert!((total - 700.0).abs() < 15.0, "{total}");
+    }
+}
+
+/// A short kernel finds room next to the blocks of a GEMM.
+#[test]
+fn a_short_kernel_runs_next_to_a_gemm() {
+    let ([gemm, short], waited) = turns(true, 10.0);
+    assert!(!waited && short.1 < gemm.1, "{gemm:?} {short:?}");
 }

@@ -101,9 +101,9 @@ pub(super) struct GroupedRows {
     pub(super) rows: Vec<(GroupedSizes, f64)>,
 }
 
-/// Kind of grouped GEMMs that has a separate table: element type and accumulation, and whether they
-/// are weight gradients.
-pub(super) type GroupedKind = (GemmKind, bool);
+/// Kind of grouped GEMMs that has a separate table: element type and accumulation, and the element
+/// type of weight gradients (`None` for rows times matrices).
+pub(super) type GroupedKind = (GemmKind, Option<DType>);
 
 /// Sizes of a grouped GEMM: number of experts, rows per expert, and n and k of its matrix.
 pub(super) type GroupedSizes = [u64; 4];

@@ -422,17 +422,18 @@ fn products(out: &mut String, m: &Tables<'_>) {
         let list = list.iter().map(|(s, us)| shape(*s, *us)).collect();
         table("gemm", "alone, mean over operand layouts", *kind, list);
     }
-    let mut grouped = |what: &str, (kind, weight_gradient): GroupedKind, list: Vec<String>| {
+    let mut grouped = |what: &str, (kind, gradient): GroupedKind, list: Vec<String>| {
         let mut section = SectionText::new("grouped_gemm")
             .text("source", (m.source)(what))
             .text("dtype", kind.dtype);
         if let Some(float8) = kind.float8 {
             section = section.set("fast_accum", float8.fast_accum);
         }
-        section
-            .set("weight_gradient", weight_gradient)
-            .set("rows", rows(list))
-            .write(out);
+        section = section.set("weight_gradient", gradient.is_some());
+        if let Some(result) = gradient {
+            section = section.text("result", result);
+        }
+        section.set("rows", rows(list)).write(out);
     };
     let row = |[e, r, n, k]: GroupedSizes, us: f64| format!("{e}, {r}, {n}, {k}, {}", num(us));
     for (kind, list) in &m.steps.grouped {

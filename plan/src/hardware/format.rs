@@ -378,6 +378,7 @@ pub const SECTIONS: &[Section] = &[
         "dtype" Dtype, "", Required, "element type";
         "fast_accum" Flag, "", Unknown, "as in `[[gemm]]`, of 8-bit matmuls. Those without a table are estimated from `[[gemm]]`, as are those of other element types";
         "weight_gradient" Flag, "", Required, "matmuls over the rows of an expert; otherwise rows times matrices";
+        "result" Dtype, "", Unknown, "element type of weight gradients; default: `dtype`, in 8 bits `bf16`";
         "rows" GROUPED_ROWS, "", Required, "measured shapes: experts, rows of an expert, and the sizes of its matrix";
     }),
     section!(array "conv" "Measured convolutions, as the equivalent matmuls." {

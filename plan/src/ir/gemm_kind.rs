@@ -1,6 +1,7 @@
 //! Properties that the rate of a matmul depends on, other than its shape.
 
-use super::{BodyOp, DType, Kernel, OpKind, Slot};
+use super::{BodyOp, DType, Kernel, KernelClass, OpKind, Slot};
+use crate::units::Bytes;
 use serde::{Deserialize, Serialize};
 
 /// What shares a scale in an 8-bit matmul (`precision.float8_recipe`).
@@ -165,6 +166,28 @@ impl Kernel {
                 float8,
             },
         }
+    }
+
+    /// Returns the element type of weight gradients of experts, of which a launch writes this many
+    /// bytes; `None` if the kernel computes none. See Note [Stored gradients].
+    #[must_use]
+    pub fn weight_gradient_of_experts(&self, written: Bytes) -> Option<DType> {
+        let KernelClass::GroupedGemm {
+            n,
+            k,
+            experts,
+            weight_gradient: true,
+            ..
+        } = self.class
+        else {
+            return None;
+        };
+        let wide = written.0 >= DType::F32.size() * experts * n * k;
+        Some(match self.dtype.size() {
+            _ if wide => DType::F32,
+            1 => DType::Bf16,
+            _ => self.dtype,
+        })
     }
 }
 

@@ -5,9 +5,10 @@
 //! The matrices of all experts have to be moved, which is a lower bound for experts with few rows.
 //! Measured rows (`[[grouped_gemm]]`) correct the estimate: near their sizes, a price is the
 //! estimate times the ratio of their measured times to their estimated times. Each row has an
-//! element type and, in 8 bits, a kind of accumulation. Without rows for its own accumulation, an
-//! 8-bit price follows the rows for the other one. Without a row nearby, the price is marked as
-//! modelled.
+//! element type and, in 8 bits, a kind of accumulation; a weight gradient also has an element type
+//! of the result, because float32 results take 1.5 to 1.75 times as long as bf16 ones on an H200. A
+//! price without rows of its own follows the rows for the other accumulation or result. Without a
+//! row nearby, the price is marked as modelled.
 
 use super::Price;
 use super::gemm;
@@ -25,19 +26,20 @@ pub(super) struct Shape {
     pub(super) n: u64,
     pub(super) k: u64,
     pub(super) experts: u64,
-    pub(super) weight_gradient: bool,
+    /// Element type of a weight gradient; `None` for rows times matrices.
+    pub(super) gradient: Option<DType>,
 }
 
 impl Shape {
     /// Returns the sizes of a measured row.
-    fn of(row: &GroupedGemmRow, weight_gradient: bool) -> Self {
+    fn of(row: &GroupedGemmRow, gradient: Option<DType>) -> Self {
         let &GroupedGemmRow(experts, each, n, k, _) = row;
         Self {
             rows: experts * each,
             n,
             k,
             experts,
-            weight_gradient,
+            gradient,
         }
     }
 
@@ -50,7 +52,8 @@ impl Shape {
     /// Returns the bytes of both factors and the result.
     fn bytes(&self, dtype: DType) -> Bytes {
         let matrices = self.experts * self.n * self.k;
-        Bytes((self.rows * (self.n + self.k) + matrices) * dtype.size())
+        let rows = self.rows * (self.n + self.k);
+        Bytes(rows * dtype.size() + matrices * self.gradient.unwrap_or(dtype).size())
     }
 }
 
@@ -71,10 +74,10 @@ fn padded(rows: u64, experts: u64, tile: u64) -> u64 {
 
 /// Returns the estimated time in microseconds, without measured rows.
 fn estimate(kind: GemmKind, s: Shape, moved: Bytes, profile: &Profile) -> f64 {
-    let size = kind.dtype.size() as f64;
+    let size = s.gradient.unwrap_or(kind.dtype).size() as f64;
     // The rate of one GEMM over all rows. For weight gradients, it is the rate of a GEMM with the
     // result of one expert, once per expert.
-    let one = if s.weight_gradient {
+    let one = if s.gradient.is_some() {
         let rows = padded(s.rows, s.experts, STEP).div_ceil(s.experts).max(1);
         let (shape, batch) = ([s.n, s.k, rows], s.experts);
         gemm::price(&profile.gemm, profile, kind, size, shape, batch, 1.0)
@@ -95,8 +98,11 @@ struct Row {
     estimated: f64,
 }
 
-/// Rows by the kind of GEMMs that they price, and by whether those are weight gradients.
-type Estimated = BTreeMap<(GemmKind, bool), Rc<[Row]>>;
+/// What the GEMMs of a table have in common: their kind and the element type of weight gradients.
+type Kind = (GemmKind, Option<DType>);
+
+/// Rows by what the GEMMs that they price have in common.
+type Estimated = BTreeMap<Kind, Rc<[Row]>>;
 
 /// Prices the grouped GEMMs of a profile. The estimates of its measured rows are computed once for
 /// all prices.
@@ -113,13 +119,13 @@ impl<'p> Grouped<'p> {
         }
     }
 
-    /// Returns the measured rows of a kind and direction.
-    fn rows(&self, kind: GemmKind, weight_gradient: bool) -> Rc<[Row]> {
+    /// Returns the measured rows of a kind.
+    fn rows(&self, (kind, gradient): Kind) -> Rc<[Row]> {
         let profile = self.profile;
         let estimated = || {
-            let alike = tables(kind, weight_gradient, profile);
+            let alike = tables((kind, gradient), profile);
             let rows = alike.flat_map(|t| &t.rows).map(|row| {
-                let of = Shape::of(row, weight_gradient);
+                let of = Shape::of(row, gradient);
                 Row {
                     logs: of.logs(),
                     us: row.4,
@@ -129,22 +135,22 @@ impl<'p> Grouped<'p> {
             rows.collect()
         };
         let mut rows = self.rows.borrow_mut();
-        let of = rows.entry((kind, weight_gradient));
-        Rc::clone(of.or_insert_with(estimated))
+        Rc::clone(rows.entry((kind, gradient)).or_insert_with(estimated))
     }
 
     /// Prices a grouped GEMM that moves `moved` bytes.
     pub(super) fn price(&self, kind: impl Into<GemmKind>, s: Shape, moved: Bytes) -> Price {
         let (kind, profile) = (kind.into(), self.profile);
-        let by = priced_by(kind, s.weight_gradient, profile);
+        let own = (kind, s.gradient);
+        let by = priced_by(own, profile);
         let (mut weight, mut ratio) = (1.0 / (DEFAULT * DEFAULT), 1.0 / (DEFAULT * DEFAULT));
         let mut nearest = f64::INFINITY;
         let logs = s.logs();
-        for row in self.rows(by, s.weight_gradient).iter() {
+        for row in self.rows(by).iter() {
             let apart = row.logs.iter().zip(&logs).map(|(a, b)| (a - b).abs());
             let distance: f64 = apart.sum();
             nearest = nearest.min(distance);
-            if distance == 0.0 && by == kind {
+            if distance == 0.0 && by == own {
                 return Price {
                     us: row.us,
                     measured: true,
@@ -161,7 +167,7 @@ impl<'p> Grouped<'p> {
             .max(moved.0 as f64 / profile.device.memory_gbps / 1e3);
         Price {
             us: (estimate(kind, s, moved, profile) * ratio / weight).max(floor),
-            measured: nearest <= NEAR && by == kind,
+            measured: nearest <= NEAR && by == own,
         }
     }
 
@@ -178,27 +184,28 @@ impl<'p> Grouped<'p> {
     }
 }
 
-/// Returns the tables for a kind and direction of matmul.
-fn tables(
-    kind: GemmKind,
-    weight_gradient: bool,
-    profile: &Profile,
-) -> impl Iterator<Item = &GroupedGemmTable> {
+/// Returns the tables of a kind.
+fn tables(kind: Kind, profile: &Profile) -> impl Iterator<Item = &GroupedGemmTable> {
     let tables = profile.grouped_gemm.iter();
-    tables.filter(move |t| t.kind() == kind && t.weight_gradient == weight_gradient)
+    tables.filter(move |t| (t.kind(), t.gradient()) == kind)
 }
 
-/// Returns the kind whose rows correct the estimate: its own or, if that has no rows, the 8-bit
-/// kind with the other accumulation.
-fn priced_by(kind: GemmKind, weight_gradient: bool, profile: &Profile) -> GemmKind {
+/// Returns the kind whose rows correct the estimate. This is its own kind or, if that has no rows,
+/// one with another result or with the other accumulation in 8 bits.
+fn priced_by(own: Kind, profile: &Profile) -> Kind {
+    let (kind, gradient) = own;
     let fast = kind.float8.map(|of| !of.fast_accum);
-    let others = kind.refined(None, fast);
-    let has = |kind| tables(kind, weight_gradient, profile).next().is_some();
-    if !has(kind) && has(others) {
-        others
-    } else {
-        kind
-    }
+    let results = [
+        gradient,
+        gradient.and(Some(DType::Bf16)),
+        gradient.and(Some(DType::F32)),
+    ];
+    let kinds = [kind, kind.refined(None, fast)];
+    let mut all = kinds
+        .iter()
+        .flat_map(|&kind| results.map(|result| (kind, result)));
+    all.find(|&kind| tables(kind, profile).next().is_some())
+        .unwrap_or(own)
 }
 
 #[cfg(test)]
@@ -219,7 +226,7 @@ mod tests {
         n: 1536,
         k: 2048,
         experts: 128,
-        weight_gradient: false,
+        gradient: None,
     };
 
     #[test]
@@ -230,7 +237,7 @@ mod tests {
         };
         assert!(us(QWEN3, 0) > us(few, 0));
         let gradient = |s| Shape {
-            weight_gradient: true,
+            gradient: Some(DType::Bf16),
             ..s
         };
         assert!(us(gradient(QWEN3), 0) > us(gradient(few), 0));
@@ -248,15 +255,44 @@ mod tests {
     #[test]
     fn no_price_is_below_the_peak() {
         let profile = hardware::load("h100-80").unwrap();
-        for weight_gradient in [false, true] {
-            let s = Shape {
-                weight_gradient,
-                ..QWEN3
-            };
+        for gradient in [None, Some(DType::Bf16), Some(DType::F32)] {
+            let s = Shape { gradient, ..QWEN3 };
             let flops = 2.0 * (s.rows * s.n * s.k) as f64;
             let peak = flops / profile.peak_flops(DType::Bf16) * 1e6;
             assert!(us(s, 0) > peak);
         }
+    }
+
+    /// Rows of one result type correct weight gradients of the other, but do not measure them.
+    #[test]
+    fn results_of_weight_gradients_have_separate_rows() {
+        let mut profile = hardware::load("h100-80").unwrap();
+        let of = |gradient, profile: &Profile| {
+            let s = Shape {
+                gradient: Some(gradient),
+                ..QWEN3
+            };
+            let found = Grouped::new(profile).price(DType::Bf16, s, s.bytes(DType::Bf16));
+            (found.us, found.measured)
+        };
+        let [(bf16, _), (f32, _)] = [DType::Bf16, DType::F32].map(|d| of(d, &profile));
+        assert!(f32 >= bf16);
+        let mut add = |result, us| {
+            profile.grouped_gemm.push(GroupedGemmTable {
+                source: "test".into(),
+                dtype: DType::Bf16,
+                fast_accum: None,
+                weight_gradient: true,
+                result,
+                rows: vec![GroupedGemmRow(128, 512, 1536, 2048, us)],
+            });
+            [DType::Bf16, DType::F32].map(|d| of(d, &profile))
+        };
+        let [(follows, known), exact] = add(Some(DType::F32), 2.0 * f32);
+        assert_eq!(exact, (2.0 * f32, true));
+        assert!(!known && (1.9 * bf16..2.0 * bf16).contains(&follows));
+        // A table without the key has results of the type of the factors.
+        assert_eq!(add(None, bf16), [(bf16, true), exact]);
     }
 
     /// The prices of measured rows are exact. The rows correct their neighbours, and leave other
@@ -275,6 +311,7 @@ mod tests {
             dtype: DType::Bf16,
             fast_accum: None,
             weight_gradient: false,
+            result: None,
             rows: vec![GroupedGemmRow(128, 512, 1536, 2048, slow)],
         });
         let exact = of(QWEN3, &profile);
@@ -297,7 +334,7 @@ mod tests {
         let price = of(far, &profile);
         assert!(!price.measured && price.us < 1.01 * estimated);
         let gradient = Shape {
-            weight_gradient: true,
+            gradient: Some(DType::Bf16),
             ..QWEN3
         };
         assert!(!of(gradient, &profile).measured);
@@ -324,6 +361,7 @@ mod tests {
             dtype,
             fast_accum,
             weight_gradient: false,
+            result: None,
             rows: vec![GroupedGemmRow(128, 512, 1536, 2048, us)],
         };
         let [(fast, fast_known), (full, full_known)] = [true, false].map(|f| of(f, &profile));

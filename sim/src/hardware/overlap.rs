@@ -19,7 +19,7 @@ pub(super) fn reconcile(p: &mut Profile) {
     }
     agree(
         &mut p.grouped_gemm,
-        |t| ((t.kind(), t.weight_gradient), &mut t.rows),
+        |t| ((t.kind(), t.gradient()), &mut t.rows),
         |r: &mut GroupedGemmRow| ([r.0, r.1, r.2, r.3], r.4),
         |r, us| r.4 = us,
     );

@@ -559,6 +559,8 @@ pub struct GroupedGemmTable {
     /// Whether the matmuls are over the rows of an expert, `[n, rows] x [rows, k]`. Otherwise rows
     /// are multiplied by matrices.
     pub weight_gradient: bool,
+    /// Element type of weight gradients. The default is `dtype`; in 8 bits, it is bf16.
+    pub result: Option<DType>,
     /// Rows.
     pub rows: Vec<GroupedGemmRow>,
 }
@@ -568,6 +570,17 @@ impl GroupedGemmTable {
     #[must_use]
     pub fn kind(&self) -> GemmKind {
         GemmKind::of(self.dtype).refined(None, self.fast_accum)
+    }
+
+    /// Returns the element type of weight gradients; `None` if the matmuls compute none.
+    #[must_use]
+    pub fn gradient(&self) -> Option<DType> {
+        let default = match self.dtype.size() {
+            1 => DType::Bf16,
+            _ => self.dtype,
+        };
+        let result = self.result.unwrap_or(default);
+        self.weight_gradient.then_some(result)
     }
 }
 

@@ -98,16 +98,16 @@ fn sizes(rows: &[u64]) -> impl Iterator<Item = GroupedSizes> {
 fn cells(recipe: &mut Recipe) -> Vec<Cell> {
     let mut cells = Vec::new();
     for sizes in sizes(&ROWS) {
-        let mut add = |weight_gradient, single| {
+        let mut add = |gradient, single| {
             cells.push(Cell {
-                kind: (GemmKind::of(BF16), weight_gradient),
+                kind: (GemmKind::of(BF16), gradient),
                 sizes,
                 single,
             });
         };
-        add(false, grouped(recipe, sizes, true));
-        add(false, grouped(recipe, sizes, false));
-        add(true, weight_gradient(recipe, sizes));
+        add(None, grouped(recipe, sizes, true));
+        add(None, grouped(recipe, sizes, false));
+        add(Some(BF16), weight_gradient(recipe, sizes));
     }
     cells
 }
@@ -118,7 +118,7 @@ fn scaled_cells(recipe: &mut Recipe) -> Vec<Cell> {
     let mut cells = Vec::new();
     for sizes in sizes(&FLOAT8_ROWS) {
         for fast_accum in [true, false] {
-            let kind = (float8(fast_accum), false);
+            let kind = (float8(fast_accum), None);
             let single = scaled(recipe, sizes, fast_accum);
             cells.push(Cell {
                 kind,
@@ -127,7 +127,7 @@ fn scaled_cells(recipe: &mut Recipe) -> Vec<Cell> {
             });
         }
         cells.push(Cell {
-            kind: (float8(false), true),
+            kind: (float8(false), Some(BF16)),
             sizes,
             single: scaled_weight_gradient(recipe, sizes),
         });
@@ -271,7 +271,7 @@ mod tests {
             assert_eq!(dtype, DType::I64);
             assert_eq!(bytes, offsets(cell.sizes).len());
         }
-        let gradients = cells.iter().filter(|c| c.kind.1).count();
+        let gradients = cells.iter().filter(|c| c.kind.1.is_some()).count();
         assert_eq!(3 * gradients, cells.len());
         let kinds: std::collections::BTreeSet<GroupedKind> = cells.iter().map(|c| c.kind).collect();
         assert_eq!(kinds.len(), 5);
@@ -289,13 +289,13 @@ mod tests {
     #[test]
     fn layouts_are_averaged_and_directions_apart() {
         let sizes = [8, 64, 1536, 2048];
-        let bf16 = |weight_gradient| (GemmKind::of(BF16), weight_gradient);
+        let bf16 = |gradient| (GemmKind::of(BF16), gradient);
         let found = tables(vec![
-            (bf16(false), sizes, 10.0),
-            (bf16(false), sizes, 20.0),
-            (bf16(true), sizes, 30.0),
-            (bf16(true), [8, 128, 1536, 2048], f64::NAN),
-            ((float8(true), false), sizes, 7.0),
+            (bf16(None), sizes, 10.0),
+            (bf16(None), sizes, 20.0),
+            (bf16(Some(BF16)), sizes, 30.0),
+            (bf16(Some(BF16)), [8, 128, 1536, 2048], f64::NAN),
+            ((float8(true), None), sizes, 7.0),
         ]);
         let rows = |kind| {
             let of: Vec<_> = found.iter().filter(|t| t.kind == kind).collect();
@@ -303,8 +303,8 @@ mod tests {
             of[0].rows.clone()
         };
         assert_eq!(found.len(), 3);
-        assert_eq!(rows(bf16(false)), [(sizes, 15.0)]);
-        assert_eq!(rows(bf16(true)), [(sizes, 30.0)]);
-        assert_eq!(rows((float8(true), false)), [(sizes, 7.0)]);
+        assert_eq!(rows(bf16(None)), [(sizes, 15.0)]);
+        assert_eq!(rows(bf16(Some(BF16))), [(sizes, 30.0)]);
+        assert_eq!(rows((float8(true), None)), [(sizes, 7.0)]);
     }
 }

@@ -180,10 +180,12 @@ impl Row {
                 n,
                 k,
                 experts,
-                weight_gradient,
+                ..
             } => {
                 let each = (rows + experts / 2) / experts.max(1);
-                let kind = (kernel.gemm_kind(), weight_gradient);
+                let written = Bytes(moved.0.saturating_sub(kernel.read.0));
+                let gradient = kernel.weight_gradient_of_experts(written);
+                let kind = (kernel.gemm_kind(), gradient);
                 Self::Grouped(kind, [experts, each.max(1), n, k])
             }
             KernelClass::Conv { m, n, k } => Self::Conv(dtype, [m, n, k]),
