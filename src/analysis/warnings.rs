@@ -187,9 +187,9 @@ fn full_iteration(p: &Prediction) -> Option<Warning> {
 fn expert_dispatch(p: &Prediction) -> Option<Warning> {
     let s = &p.scenario;
     let dispatcher = s.moe.as_ref()?.dispatcher;
-    (dispatcher == Dispatcher::AllToAll && s.fsdp.policy != PolicyKind::Native).then(|| Warning {
+    (dispatcher.host_reads() && s.fsdp.policy != PolicyKind::Native).then(|| Warning {
         kind: Kind::ExpertDispatch,
-        message: "in every layer of experts, the host waits for the row counts of the all-to-all, so host time limits \
+        message: "in every layer of experts, the host waits for the row counts of the dispatcher, so host time limits \
                   the step: measured steps of `fully_shard` on a host slower than that of the profile took up to \
                   1.4 times as long as predicted"
             .to_owned(),
