@@ -840,7 +840,8 @@ fn dispatchers_of_megatron_are_read() {
         gpus: Some("3x4xh100".parse().unwrap()),
         ..Options::default()
     };
-    let job = try_text("train.sh", &experts_of_megatron(uneven), &twelve).unwrap();
+    let uneven = experts_of_megatron(uneven).replace("batch-size 32", "batch-size 48");
+    let job = try_text("train.sh", &uneven, &twelve).unwrap();
     assert_eq!(
         setting(&job, "moe.dispatcher").as_deref(),
         Some("\"all_to_all\"")
