@@ -451,6 +451,27 @@ fn dropped_choices_are_those_of_later_tokens() {
     }
 }
 
+/// Rows that cross the network once per node reach the same ranks as those of `peer`, and results
+/// are added up in the same order.
+#[test]
+fn rows_across_nodes_have_the_bits_of_one_node() {
+    for set in [
+        &[ROOM][..],
+        &["fsdp.policy=fsdp2", "moe.capacity_factor=worst"],
+        &[ROOM, "train.recompute=full"],
+    ] {
+        let run = |own: &[&str]| all_bits(&trained(4, 4, &[set, own].concat()));
+        let one = run(&["moe.dispatcher=peer"]);
+        for nodes in ["mesh.gpus_per_node=2", "mesh.gpus_per_node=1"] {
+            assert_eq!(
+                run(&["moe.dispatcher=deepep", nodes]),
+                one,
+                "{set:?} {nodes}"
+            );
+        }
+    }
+}
+
 #[test]
 fn equal_runs_are_equal_to_the_last_bit() {
     let [a, b] = [0, 1].map(|_| trained(4, 2, &["compile.mode=regions"]));

@@ -5,7 +5,7 @@ use super::misaligned::{Misaligned, aligned_mesh};
 use super::shapes;
 use crate::predict::Prediction;
 use serde::{Serialize, Serializer};
-use shardlab_plan::config::{CudaGraph, Dispatcher, PolicyKind};
+use shardlab_plan::config::{CudaGraph, PolicyKind};
 use shardlab_plan::scenario::{self, Position};
 use std::fmt;
 use std::path::Path;
