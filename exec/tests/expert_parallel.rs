@@ -196,7 +196,7 @@ fn replicas_and_outer_shards_of_experts() {
 #[test]
 fn every_dispatcher_reaches_the_losses_of_ranks_with_all_experts() {
     let all = trained(4, 1, &[]);
-    for dispatcher in ["gather", "all_to_all", "padded", "peer"] {
+    for dispatcher in ["gather", "all_to_all", "padded", "peer", "deepep"] {
         let dispatcher = format!("moe.dispatcher={dispatcher}");
         for ep in [2, 4] {
             for set in [
@@ -269,6 +269,7 @@ fn forced_routing_chooses_as_the_scenario_says() {
                 &["moe.dispatcher=padded"],
                 &["moe.dispatcher=all_to_all"],
                 &["moe.dispatcher=peer"],
+                &["moe.dispatcher=deepep"],
                 &["fsdp.policy=fsdp2", ROOM],
                 &["fsdp.policy=megatron", ROOM, "compile.mode=regions"],
                 &["train.recompute=full"],
@@ -450,6 +451,27 @@ fn dropped_choices_are_those_of_later_tokens() {
     }
 }
 
+/// Rows that cross the network once per node reach the same ranks as those of `peer`, and results
+/// are added up in the same order.
+#[test]
+fn rows_across_nodes_have_the_bits_of_one_node() {
+    for set in [
+        &[ROOM][..],
+        &["fsdp.policy=fsdp2", "moe.capacity_factor=worst"],
+        &[ROOM, "train.recompute=full"],
+    ] {
+        let run = |own: &[&str]| all_bits(&trained(4, 4, &[set, own].concat()));
+        let one = run(&["moe.dispatcher=peer"]);
+        for nodes in ["mesh.gpus_per_node=2", "mesh.gpus_per_node=1"] {
+            assert_eq!(
+                run(&["moe.dispatcher=deepep", nodes]),
+                one,
+                "{set:?} {nodes}"
+            );
+        }
+    }
+}
+
 #[test]
 fn equal_runs_are_equal_to_the_last_bit() {
     let [a, b] = [0, 1].map(|_| trained(4, 2, &["compile.mode=regions"]));
@@ -467,7 +489,7 @@ fn shared_experts_that_overlap_have_the_bits_of_others() {
         let all = o.run.losses.iter().chain(&o.run.grad_norms);
         all.chain(&o.weight_norms).map(|v| v.to_bits()).collect()
     };
-    for dispatcher in ["all_to_all", "gather", "padded", "peer"] {
+    for dispatcher in ["all_to_all", "gather", "padded", "peer", "deepep"] {
         let dispatcher = format!("moe.dispatcher={dispatcher}");
         for set in [
             &[][..],

@@ -153,7 +153,8 @@ pub(crate) enum Fact {
     RouterBias,
     /// 1: each step updates the router biases; 0: the biases stay the same.
     RouterBiasUpdate,
-    /// Megatron-LM's dispatcher: 0 allgather, 1 alltoall, 2 flex.
+    /// Dispatcher, in Megatron-LM's words: 0 allgather, 1 alltoall, 2 flex. DeepEP and HybridEP of
+    /// other frameworks are 2.
     TokenDispatcher,
     /// Backend of `flex`: 0 DeepEP, 1 HybridEP.
     FlexBackend,

@@ -805,15 +805,15 @@ fn dispatchers_of_megatron_are_read() {
             "all_to_all",
             None,
         ),
-        ("--moe-token-dispatcher-type flex", "peer", None),
+        ("--moe-token-dispatcher-type flex", "deepep", None),
         (
             "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepep",
-            "peer",
+            "deepep",
             None,
         ),
         (
             "--moe-token-dispatcher-type flex --moe-enable-deepep",
-            "peer",
+            "deepep",
             None,
         ),
     ] {
@@ -825,9 +825,23 @@ fn dispatchers_of_megatron_are_read() {
         assert_eq!(of(more, &sixteen), (name.to_owned(), capacity), "{more}");
     }
     // The experts are divided among ranks on two nodes.
-    let across =
-        "--num-experts 16 --expert-model-parallel-size 16 --moe-token-dispatcher-type flex";
-    let job = try_text("train.sh", &experts_of_megatron(across), &sixteen).unwrap();
+    let across = "--num-experts 16 --expert-model-parallel-size 16 --moe-token-dispatcher-type flex \
+         --moe-flex-dispatcher-backend hybridep";
+    let mut job = try_text("train.sh", &experts_of_megatron(across), &sixteen).unwrap();
+    assert_eq!(
+        setting(&job, "moe.dispatcher").as_deref(),
+        Some("\"deepep\"")
+    );
+    let moe = job.scenario(&[]).unwrap().moe.unwrap();
+    assert_eq!(moe.node_reach.unwrap().nodes, 2);
+    // Groups of six ranks on nodes of four do not fill them.
+    let uneven = "--num-experts 18 --expert-model-parallel-size 6 --moe-token-dispatcher-type flex";
+    let twelve = Options {
+        gpus: Some("3x4xh100".parse().unwrap()),
+        ..Options::default()
+    };
+    let uneven = experts_of_megatron(uneven).replace("batch-size 32", "batch-size 48");
+    let job = try_text("train.sh", &uneven, &twelve).unwrap();
     assert_eq!(
         setting(&job, "moe.dispatcher").as_deref(),
         Some("\"all_to_all\"")
@@ -838,6 +852,45 @@ fn dispatchers_of_megatron_are_read() {
     let mut job = try_text("train.sh", &experts_of_megatron(whole), &eight()).unwrap();
     assert_eq!(setting(&job, "moe.dispatcher"), None);
     assert!(job.scenario(&[]).unwrap().moe.is_none());
+}
+
+/// Only the words of torchtitan and Axolotl for DeepEP and HybridEP set a dispatcher; the others
+/// are the all-to-all of `fsdp2`.
+#[test]
+fn backends_of_expert_parallelism_are_read() {
+    let titan = |backend: &str| {
+        format!(
+            "[model]\nname = \"qwen3\"\nflavor = \"30B-A3B\"\n[training]\nseq_len = 4096\n\
+             [parallelism]\nexpert_parallel_degree = 8\nexpert_parallel_comm_backend = \"{backend}\"\n"
+        )
+    };
+    let axolotl = |backend: &str| {
+        format!(
+            "base_model: Qwen/Qwen3-30B-A3B\nsequence_len: 2048\nfsdp_version: 2\n\
+             expert_parallel_size: 8\nexpert_parallel_backend: {backend}\n"
+        )
+    };
+    for (name, text, dispatcher) in [
+        ("job.toml", titan("standard"), "all_to_all"),
+        ("job.toml", titan("deepep"), "deepep"),
+        ("job.toml", titan("hybridep"), "deepep"),
+        ("job.yaml", axolotl("torch"), "all_to_all"),
+        ("job.yaml", axolotl("auto"), "all_to_all"),
+        ("job.yaml", axolotl("deep_ep"), "deepep"),
+    ] {
+        let mut job = try_text(name, &text, &eight()).unwrap();
+        let set = setting(&job, "moe.dispatcher");
+        assert_eq!(set.is_some(), dispatcher == "deepep", "{text}");
+        let moe = job.scenario(&[]).unwrap().moe.expect("divided experts");
+        assert_eq!(moe.dispatcher.name(), dispatcher, "{text}");
+    }
+    let error = try_text("job.toml", &titan("deep_ep"), &eight()).unwrap_err();
+    let error = error.to_string();
+    assert!(error.contains("standard, deepep or hybridep"), "{error}");
+    // Ranks that hold all experts send no tokens.
+    let text = titan("deepep").replace("degree = 8", "degree = 1");
+    let job = try_text("job.toml", &text, &eight()).unwrap();
+    assert_eq!(setting(&job, "moe.dispatcher"), None);
 }
 
 #[test]

@@ -59,7 +59,7 @@ pub use moe::{Dispatcher, Moe, Overflow};
 pub use param_groups::{GroupSettings, MAX_PARAM_GROUPS, ParamGroup};
 pub use per_layer::{AltUp, PerLayer};
 pub use precision::{FrozenType, MomentType, Precision};
-pub use reach::Reach;
+pub use reach::{NodeReach, Reach};
 pub use reconstruction::Reconstruction;
 pub use rope::{RopeScaling, RopeType};
 pub use routing::{ForcedRouting, Histogram, Routing};
@@ -142,7 +142,7 @@ impl Scenario {
         let moves_rows = self
             .moe
             .as_ref()
-            .is_some_and(|moe| matches!(moe.dispatcher, Dispatcher::Gather | Dispatcher::Peer));
+            .is_some_and(|moe| moe.dispatcher.shares_rows());
         match self.implementation() {
             _ if moves_rows => ExpertCode::Rows,
             Implementation::Native => ExpertCode::Rows,

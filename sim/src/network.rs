@@ -10,7 +10,7 @@ pub use without::{CollectiveCheck, check_collectives};
 use crate::clock::ONE;
 use crate::hardware::Profile;
 use crate::price::{Cost, Load, Price, copy_gbps, fixed_share};
-use formula::Group;
+use formula::{Group, Pushed};
 use place::place;
 use shardlab_plan::ir::{Collective, CollectiveKind};
 use shardlab_plan::program::Program;
@@ -53,15 +53,27 @@ impl<'a> Network<'a> {
         let seconds = price.us * 1e-6;
         // The load of the links: bus bytes over their time, as a share of what the links can reach.
         let sent = collective.expected_bytes();
-        let bus =
-            formula::bus_factor(collective.kind, group.size) * sent as f64 / seconds.max(1e-12);
-        let load = (bus / (group.bandwidth_gbps * 1e9)).min(1.0);
+        let per_second = |bytes: f64| bytes / seconds.max(1e-12);
+        // Rows that nodes pass on use both kinds of links.
+        let relays = collective.network_bytes() > 0 && group.nodes > 1;
+        let bus = per_second(match relays {
+            true => pushed(collective).nvlink_bytes(&group),
+            false => formula::bus_factor(collective.kind, group.size) * sent as f64,
+        });
+        let load = match relays {
+            true => per_second(collective.network_bytes() as f64) / (group.network_gbps * 1e9),
+            false => bus / (group.bandwidth_gbps * 1e9),
+        };
+        let load = load.min(1.0);
         // Contention was fitted to collectives that run at NVLink's rate. Kernels of collectives
         // across nodes wait for the network cards most of the time, so they take less from compute
         // kernels and have more spare rate.
         let fitted = self.profile.network.nvlink_gbps * self.profile.network.nvlink_efficiency;
         let moved = (bus / (fitted * 1e9)).min(1.0);
-        let link = formula::rate_gbps(collective.kind, &group) / fitted;
+        let link = match relays {
+            true => moved,
+            false => formula::rate_gbps(collective.kind, &group) / fitted,
+        };
         let on_engines = self.engines[collective.comm.index()] && !collective.kind.reduces();
         let local_copy_share = if on_engines && !collective.in_place() {
             let own = 2.0 * collective.bytes.0 as f64 / f64::from(group.size.max(1));
@@ -106,12 +118,12 @@ impl<'a> Network<'a> {
                 measured: false,
             };
         }
-        // Rows are pushed within a node. If ranks share cores, all of this consists of copies.
+        // If ranks share cores, all of this consists of copies.
         let pushes = kind.pushes() || kind == CollectiveKind::Barrier;
         if pushes && group.reached_by.is_some() {
             let launch_us = self.profile.device.min_kernel_us;
             return Price {
-                us: formula::pushed_us(bytes as f64, &group, launch_us),
+                us: formula::pushed_us(pushed(collective), &group, launch_us),
                 measured: false,
             };
         }
@@ -181,6 +193,14 @@ impl<'a> Network<'a> {
         let moved = reached.min(n.nvlink_gbps * n.nvlink_efficiency / factor);
         let bytes = formula::bus_factor(collective.kind, group.size) * collective.bytes.0 as f64;
         bytes * (1.0 / moved - 1.0 / reached) / 1e3
+    }
+}
+
+/// Returns the bytes of pushed rows.
+fn pushed(collective: &Collective) -> Pushed {
+    Pushed {
+        bytes: collective.expected_bytes() as f64,
+        network_bytes: collective.network_bytes() as f64,
     }
 }
 
@@ -321,6 +341,7 @@ mod tests {
                 experts: 2,
                 rows: 1000,
                 expected,
+                over_network: 0,
             };
             let choices = c.parts[0].input;
             c.sent = kind.pushes().then_some(SentRows { choices, of });
@@ -343,6 +364,104 @@ mod tests {
         assert!((0.8..1.2).contains(&(rate / nvlink)), "{rate} {nvlink}");
         let barrier = us(CollectiveKind::Barrier, 0, 0);
         assert!((barrier - launch - flag).abs() < 1e-9, "{barrier}");
+    }
+
+    /// Rates that DeepEP and HybridEP publish for 4,096 tokens per rank, `top_k` = 8 and rows of
+    /// 7,168 elements in bf16: the bytes that a rank sends to all nodes, its own included, in GB/s;
+    /// within one node, those that it receives. Nothing was fitted to them. The shares of tokens
+    /// that reach a node and a rank are hypergeometric (`reach::balanced`).
+    ///
+    /// - `Hybrid-EP_Implementation.md` of deepseek-ai/DeepEP at 07eea0c: eight experts per rank on
+    ///   H100, the range of dispatch and combination by kernels with 8 and 16 SMs.
+    /// - `docs/legacy.md` at dd758ca: combination of 256 experts on H800, whose NVLink has 200
+    ///   GB/s. On eight nodes, a token chooses among the experts of four.
+    #[test]
+    fn published_rates_of_deepep_and_hybridep() {
+        let (h100, h800) = (450.0, 200.0);
+        for (nvlink, nodes, [node, rank], published, error) in [
+            (h100, 2, [0.996_904, 0.412_282], 62.95..76.80, 0.11),
+            (h100, 4, [0.903_554, 0.227_087], 54.50..57.69, 0.01),
+            (h100, 8, [0.659_093, 0.119_146], 49.77..51.03, 0.04),
+            (h800, 1, [1.0, 0.661_832], 158.0..158.0, 0.16),
+            (h800, 2, [0.996_510, 0.407_705], 43.0..43.0, 0.31),
+            (h800, 4, [0.903_554, 0.227_087], 57.0..57.0, 0.02),
+            (h800, 8, [0.453_626, 0.114_990], 50.0..50.0, 0.04),
+        ] {
+            let (tokens, row, ranks) = (4096.0, 14_336.0, 8 * nodes);
+            let mut profile = hardware::load("h100-80").unwrap();
+            profile.network.nvlink_gbps = nvlink;
+            let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
+            program.meta.mesh = DeviceMesh::data_parallel(ranks, 1);
+            program.meta.gpus_per_node = 8;
+            program.communicators[0].ranks = RankGroup {
+                size: ranks,
+                stride: 1,
+            };
+            let mut c = program.collectives[0].clone();
+            let all = f64::from(ranks) * tokens;
+            (c.kind, c.bytes.0) = (CollectiveKind::PeerPush, (all * row) as u64);
+            let others = f64::from(nodes - 1) * tokens;
+            let of = PushedRows {
+                experts: 8,
+                rows: all as u64,
+                expected: (rank * all) as u64,
+                over_network: (node * others) as u64,
+            };
+            let choices = c.parts[0].input;
+            c.sent = Some(SentRows { choices, of });
+            let us = Network::new(&program, &profile).price(&c).us;
+            let rows = match nodes {
+                1 => rank * all,
+                _ => node * f64::from(nodes) * tokens,
+            };
+            let is = rows * row / us / 1e3;
+            let within = published.start * (1.0 - error)..published.end * (1.0 + error);
+            assert!(
+                within.contains(&is),
+                "{nodes} nodes, {nvlink}: {is} instead of {published:?}"
+            );
+        }
+    }
+
+    /// What crosses the network loads the cards, what nodes pass on loads NVLink, and the slower of
+    /// both decides.
+    #[test]
+    fn rows_that_nodes_pass_on_use_both_kinds_of_links() {
+        let cost = |over_network: u64| {
+            let mut profile = hardware::load("h100-80").unwrap();
+            profile.network.nic_gbps = 25.0;
+            let mut program = synthetic::fsdp(&synthetic::Shape::tiny());
+            program.meta.mesh = DeviceMesh::data_parallel(16, 1);
+            program.meta.gpus_per_node = 8;
+            program.communicators[0].ranks = RankGroup {
+                size: 16,
+                stride: 1,
+            };
+            let mut c = program.collectives[0].clone();
+            (c.kind, c.bytes.0) = (CollectiveKind::PeerReturn, 16 << 26);
+            let of = PushedRows {
+                experts: 8,
+                rows: 16_000,
+                expected: 6_400,
+                over_network,
+            };
+            let choices = c.parts[0].input;
+            c.sent = Some(SentRows { choices, of });
+            assert_eq!(c.network_bytes(), (over_network << 26) / 1_000);
+            Network::new(&program, &profile).cost(&c)
+        };
+        let us = |c: Cost| c.work as f64 / 1e6;
+        let share = |x: u32| f64::from(x) / f64::from(ONE);
+        // 64 MiB over one card of 25 GB/s at 85 %.
+        let slow = cost(1_000);
+        let wire = f64::from(1 << 26) / (25.0 * 0.85) / 1e3;
+        assert!(us(slow) > wire && us(slow) < wire + 15.0, "{}", us(slow));
+        assert!(share(slow.nic) > 0.99 && slow.nvlink == 0);
+        // Seven eighths of 0.4 GiB over NVLink, at 450 GB/s and 82 %.
+        let fast = cost(100);
+        let wire = 0.875 * 0.4 * f64::from(1 << 30) / (450.0 * 0.82) / 1e3;
+        assert!((1.0..1.15).contains(&(us(fast) / wire)), "{}", us(fast));
+        assert!(fast.bandwidth > slow.bandwidth && fast.headroom < slow.headroom);
     }
 
     /// Copy engines cannot add, so a reduction on their communicator runs on SMs.

@@ -476,7 +476,7 @@ fn offloaded_activations_lower_the_peak() {
 /// forward and backward, and the step is shorter.
 #[test]
 fn shared_experts_hide_the_dispatch() {
-    for dispatcher in ["gather", "padded", "peer"] {
+    for dispatcher in ["gather", "padded", "peer", "deepep"] {
         let of = |overlap: bool| {
             let set = [
                 "model.layers=4",

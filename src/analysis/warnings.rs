@@ -5,7 +5,7 @@ use super::misaligned::{Misaligned, aligned_mesh};
 use super::shapes;
 use crate::predict::Prediction;
 use serde::{Serialize, Serializer};
-use shardlab_plan::config::{CudaGraph, Dispatcher, PolicyKind};
+use shardlab_plan::config::{CudaGraph, PolicyKind};
 use shardlab_plan::scenario::{self, Position};
 use std::fmt;
 use std::path::Path;
@@ -187,9 +187,9 @@ fn full_iteration(p: &Prediction) -> Option<Warning> {
 fn expert_dispatch(p: &Prediction) -> Option<Warning> {
     let s = &p.scenario;
     let dispatcher = s.moe.as_ref()?.dispatcher;
-    (dispatcher == Dispatcher::AllToAll && s.fsdp.policy != PolicyKind::Native).then(|| Warning {
+    (dispatcher.host_reads() && s.fsdp.policy != PolicyKind::Native).then(|| Warning {
         kind: Kind::ExpertDispatch,
-        message: "in every layer of experts, the host waits for the row counts of the all-to-all, so host time limits \
+        message: "in every layer of experts, the host waits for the row counts of the dispatcher, so host time limits \
                   the step: measured steps of `fully_shard` on a host slower than that of the profile took up to \
                   1.4 times as long as predicted"
             .to_owned(),

@@ -573,7 +573,7 @@ mod tests {
                 .map(|c| c.label)
                 .collect::<Vec<_>>()
         };
-        let all = ["gather", "all_to_all", "padded", "peer"];
+        let all = ["gather", "all_to_all", "padded", "peer", "deepep"];
         assert_eq!(
             of("small-moe-ep"),
             all.map(|d| format!("moe.dispatcher={d}"))

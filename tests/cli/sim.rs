@@ -176,6 +176,18 @@ fn experts_are_in_json_and_reports() {
             .get("experts")
             .is_none()
     );
+    // Two layers with two pushes and two returns each, of rows of 32 elements in bf16. Of 192
+    // tokens, 13 of 28 reach a rank; of 48, 22 of 28 come from the other node.
+    assert_eq!(e.get("network_bytes"), None);
+    let nodes = ["mesh.ep=4", "mesh.gpus_per_node=2", "moe.dispatcher=deepep"];
+    let across = of(&nodes);
+    let (e, row) = (&across["experts"], 2 * 32);
+    assert_eq!(e["network_bytes"], 8 * 38 * row);
+    for kind in ["peer_push", "peer_return"] {
+        assert_eq!(e["exchanges"][kind]["bytes"], 4 * 89 * row, "{e}");
+        let all = across["collectives"][kind]["bytes"].as_f64();
+        assert_eq!(all, Some(f64::from(4 * 89 * row)));
+    }
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("report.md");
     let file = path.to_str().unwrap();

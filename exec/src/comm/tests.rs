@@ -223,6 +223,7 @@ fn rows_are_pushed_to_the_members_that_choices_name_and_return() {
                                 experts: 1,
                                 rows: 4,
                                 expected: 4,
+                                over_network: 0,
                             }),
                             crash: false,
                         };

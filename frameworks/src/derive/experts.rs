@@ -131,8 +131,7 @@ pub(super) fn has_experts(draft: &Draft) -> bool {
         || draft.value("model.preset").is_some_and(of_preset)
 }
 
-/// Sets how tokens choose experts, and how they are dispatched under expert parallelism, from
-/// Megatron-LM's arguments.
+/// Sets how tokens choose experts, and how they are dispatched under expert parallelism.
 ///
 /// # Errors
 /// Fails if another key gives a different value.
@@ -164,22 +163,21 @@ pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
     };
     let padded = draft.value(CAPACITY).is_some() && draft.fact(Fact::PadToCapacity).is_some();
     let per_node = number(draft, "mesh.gpus_per_node").unwrap_or(PER_NODE);
-    let near = number(draft, "mesh.dp_shard").is_some_and(|n| n <= per_node)
-        || per_node.is_multiple_of(ep);
+    let whole_nodes = number(draft, "mesh.dp_shard").is_some_and(|n| n <= per_node)
+        || per_node.is_multiple_of(ep)
+        || ep.is_multiple_of(per_node);
     let name = match kind.value {
         0 => "gather",
         1 if padded => "padded",
-        2 if near => "peer",
+        2 if whole_nodes => "deepep",
         _ => "all_to_all",
     };
     draft.set(kind.row, "moe.dispatcher", quoted(name))?;
-    if kind.value == 2 {
-        let why = match (near, backend.map_or(0, |b| b.value)) {
-            (false, _) => "across nodes, predicted as an all-to-all of every choice",
-            (true, 0) => "DeepEP reads numbers of tokens on the host: predicted without that",
-            (true, _) => "HybridEP, predicted as a push of each token once per rank",
-        };
-        draft.approximates(kind.row, why);
+    if kind.value == 2 && !whole_nodes {
+        draft.approximates(
+            kind.row,
+            "groups that do not fill their nodes are predicted as an all-to-all of every choice",
+        );
     }
     // Other arguments that set the same dispatcher.
     let also = match name {

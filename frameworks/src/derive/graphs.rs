@@ -48,7 +48,9 @@ pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
         return Ok(());
     }
     let iteration = kind.is_some_and(|kind| kind.value == 2) || given.contains(&"full_iteration");
-    let waits = draft.value("moe.dispatcher") == Some(&quoted("all_to_all"));
+    let waits = ["all_to_all", "deepep"]
+        .iter()
+        .any(|name| draft.value("moe.dispatcher") == Some(&quoted(name)));
     let scopes = match given.is_empty() || given.contains(&"full") {
         true => vec!["block"],
         false => scopes(draft, &given),

@@ -193,10 +193,13 @@ const KEYS: &[Key] = &[
     lost("use_sonicmoe", EXPERT_KERNELS),
     lost("use_kernels", "kernels are predicted as PyTorch's"),
     lost("llama4_linearized_experts", EXPERT_KERNELS),
-    lost(
-        "expert_parallel_backend",
-        "tokens are predicted to reach their experts by all-to-all",
-    ),
+    with("expert_parallel_backend", |node| {
+        Ok(match node.text() {
+            Some("deep_ep") => Effect::Fact(Fact::TokenDispatcher, 2),
+            Some("torch") => Effect::Aside("as predicted"),
+            _ => Effect::Lost("tokens are predicted to reach their experts by all-to-all"),
+        })
+    }),
     with("selective_checkpointing", |_| {
         Ok(Effect::Assume(
             "train.recompute",

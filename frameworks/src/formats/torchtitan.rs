@@ -117,6 +117,14 @@ const KEYS: &[Key] = &[
     fact("parallelism.context_parallel_degree", Fact::Context),
     fact("experimental.context_parallel_degree", Fact::Context),
     fact("parallelism.expert_parallel_degree", Fact::Expert),
+    with(
+        "parallelism.expert_parallel_comm_backend",
+        |node| match node.text() {
+            Some("standard") => Ok(Effect::Aside("as predicted")),
+            Some("deepep" | "hybridep") => Ok(Effect::Fact(Fact::TokenDispatcher, 2)),
+            _ => Err(node.expected("standard, deepep or hybridep")),
+        },
+    ),
     with("parallelism.fsdp_reshard_after_forward", |node| {
         Ok(match node.text() {
             Some("never") => Effect::Fact(Fact::Reshard, 0),
@@ -310,7 +318,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "parallelism.context_parallel_rotate_method",
             "parallelism.context_parallel_load_balancer",
             "parallelism.context_parallel_ptrr_mask_key",
-            "parallelism.expert_parallel_comm_backend",
             "activation_checkpoint.selective_ac_option",
             "activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
             "activation_checkpoint.early_stop",

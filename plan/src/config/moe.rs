@@ -1,6 +1,6 @@
 //! `[moe]`: how tokens reach experts under expert parallelism.
 
-use super::{Reach, Routing};
+use super::{NodeReach, Reach, Routing};
 use serde::Serialize;
 use std::collections::BTreeMap;
 
@@ -31,6 +31,10 @@ pub struct Moe {
     /// Number of tokens that reach a rank, if they are sent once per rank.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reach: Option<Reach>,
+    /// Number of tokens that reach a node, if ranks of several nodes divide the experts and tokens
+    /// are sent over the network once per node.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node_reach: Option<NodeReach>,
     /// By layer: rows of the busiest rank, relative to a balanced load. Layers without an entry are
     /// balanced.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
@@ -94,6 +98,10 @@ pub enum Dispatcher {
     Padded,
     /// Each token is written to the memory of the ranks that have its experts, once per rank.
     Peer,
+    /// Each token is sent once to every node that has one of its experts, and from there once to
+    /// every rank of the node that has one, as by DeepEP and HybridEP. The host reads how many rows
+    /// arrive.
+    Deepep,
 }
 
 words!(Dispatcher {
@@ -101,6 +109,7 @@ words!(Dispatcher {
     AllToAll = "all_to_all",
     Padded = "padded",
     Peer = "peer",
+    Deepep = "deepep",
 });
 
 impl Dispatcher {
@@ -108,7 +117,19 @@ impl Dispatcher {
     /// a fixed number of them.
     #[must_use]
     pub const fn shares_rows(self) -> bool {
-        matches!(self, Self::Gather | Self::Peer)
+        matches!(self, Self::Gather | Self::Peer | Self::Deepep)
+    }
+
+    /// Returns whether a token is sent once to every rank that has one of its experts.
+    #[must_use]
+    pub const fn pushes_rows(self) -> bool {
+        matches!(self, Self::Peer | Self::Deepep)
+    }
+
+    /// Returns whether the host waits until it has read how many rows arrive.
+    #[must_use]
+    pub const fn host_reads(self) -> bool {
+        matches!(self, Self::AllToAll | Self::Deepep)
     }
 }
 
@@ -140,6 +161,7 @@ mod tests {
             shared_expert_overlap: false,
             routing: Routing::Balanced,
             reach: None,
+            node_reach: None,
             busiest: [(1, 1.25)].into(),
             loads: BTreeMap::new(),
         }

@@ -24,6 +24,28 @@ impl Reach {
     }
 }
 
+/// Tokens that reach the nodes of a group of expert-parallel ranks, if each token is sent over the
+/// network once to every other node that has one of its experts: to the rank with the same position
+/// within its node.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct NodeReach {
+    /// Number of nodes that the group spans, at least two.
+    pub nodes: u64,
+    /// Fraction of all tokens that choose an expert of the busiest node.
+    #[serde(flatten)]
+    pub reach: Reach,
+}
+
+impl NodeReach {
+    /// Returns the number of tokens that a rank of the busiest node receives over the network if
+    /// each rank has `tokens` tokens: it gets those of one rank on each other node.
+    #[must_use]
+    pub fn rows(&self, layer: Option<u32>, tokens: u64) -> u64 {
+        let sent = (self.nodes - 1) * tokens;
+        (self.reach.of(layer) * sent as f64).round() as u64
+    }
+}
+
 /// Returns the hypergeometric probability of drawing `n` marked items: `drawn` items are drawn at
 /// once from `all` items, `marked` of which are marked.
 fn hypergeometric([all, marked, drawn]: [u64; 3], n: u64) -> f64 {

@@ -20,10 +20,10 @@ pub enum CollectiveKind {
     // Last, because digests of programs depend on the order.
     /// Sends each row of a matrix to the ranks that [`SentRows`] selects. The result has the rows
     /// of all ranks, in the order of ranks. A row that was not sent to a rank is left unchanged
-    /// there.
+    /// there. Between nodes, a row is sent once per node, and from there to the ranks of that node.
     PeerPush,
     /// Sends rows back like an all-to-all, but only the rows that [`SentRows`] selects. The others
-    /// are left unchanged.
+    /// are left unchanged. Between nodes, the rows of a token are added up on each node first.
     PeerReturn,
     /// Moves nothing. Work after it starts when the work before it is done on all ranks.
     Barrier,
@@ -137,6 +137,16 @@ pub struct PushedRows {
     pub rows: u64,
     /// Number of these rows that the busiest rank is expected to receive.
     pub expected: u64,
+    /// Number of rows that a rank is expected to receive from other nodes, for itself and for other
+    /// ranks of its node. Zero if all ranks are on one node.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub over_network: u64,
+}
+
+/// Returns whether no row crosses the network.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+const fn is_zero(rows: &u64) -> bool {
+    *rows == 0
 }
 
 /// Rows that a collective pushes, and the choices that select them.
@@ -172,10 +182,22 @@ impl Collective {
     /// Returns the number of bytes that the busiest rank is expected to receive, including its own.
     #[must_use]
     pub fn expected_bytes(&self) -> u64 {
-        self.sent.map_or(self.bytes.0, |s| {
-            let share = u128::from(self.bytes.0) * u128::from(s.of.expected);
-            (share / u128::from(s.of.rows.max(1))) as u64
-        })
+        self.sent
+            .map_or(self.bytes.0, |s| self.bytes_of(&s.of, s.of.expected))
+    }
+
+    /// Returns the number of bytes of pushed rows that a rank is expected to receive from other
+    /// nodes, for itself and for other ranks of its node.
+    #[must_use]
+    pub fn network_bytes(&self) -> u64 {
+        self.sent
+            .map_or(0, |s| self.bytes_of(&s.of, s.of.over_network))
+    }
+
+    /// Returns the number of bytes of `rows` of all rows.
+    fn bytes_of(&self, of: &PushedRows, rows: u64) -> u64 {
+        let share = u128::from(self.bytes.0) * u128::from(rows);
+        (share / u128::from(of.rows.max(1))) as u64
     }
 
     /// Returns whether all parts leave each rank's own payload in place, so that nothing is copied

@@ -119,7 +119,14 @@ pub(super) fn op(program: &Program, instr: &Instr) -> String {
                 .collect();
             let sent = c.sent.map_or_else(String::new, |s| {
                 let choices = access(program, &s.choices);
-                format!(", rows by {choices}, {} of {}", s.of.expected, s.of.rows)
+                let network = match s.of.over_network {
+                    0 => String::new(),
+                    rows => format!(", {rows} over the network"),
+                };
+                format!(
+                    ", rows by {choices}, {} of {}{network}",
+                    s.of.expected, s.of.rows
+                )
             });
             format!(
                 "{} {}{reduce} {} {} on {}: {}{sent}",

@@ -5,7 +5,7 @@ use super::intervals::{length, overlap, touches, union};
 use super::{CollectiveStats, Span};
 use crate::ir::{COMPUTE, CollectiveKind, InstrId};
 use crate::program::{Op, Program};
-use crate::units::Picos;
+use crate::units::{Bytes, Picos};
 use std::collections::BTreeMap;
 
 /// Returns totals by kind. If several collectives of a kind run at the same time, their time counts
@@ -38,7 +38,7 @@ pub fn collective_stats(
         let collective = &program.collectives[id.index()];
         let entry = stats.entry(collective.kind).or_default();
         entry.count += 1;
-        entry.bytes += collective.bytes;
+        entry.bytes += Bytes(collective.expected_bytes());
         entry.overlapped_with_gemm += u32::from(touches(&gemms, interval(span)));
         running
             .entry(collective.kind)

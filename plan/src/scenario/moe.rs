@@ -52,7 +52,9 @@ pub(super) fn moe(
     });
     let overflow = match dispatcher {
         Dispatcher::Padded => Overflow::Drop,
-        Dispatcher::Gather | Dispatcher::AllToAll | Dispatcher::Peer => Overflow::Error,
+        Dispatcher::Gather | Dispatcher::AllToAll | Dispatcher::Peer | Dispatcher::Deepep => {
+            Overflow::Error
+        }
     };
     let (routing, popularity) = routing(d, model)?;
     let loads = loads(&popularity, mesh.ep);
@@ -60,10 +62,14 @@ pub(super) fn moe(
     // As many rows as the busiest rank of any layer needs.
     let most = busiest.values().copied().fold(1.0, f64::max);
     let needed = defaults.capacity_factor.map(|f| f * most);
-    let reach = (dispatcher == Dispatcher::Peer).then(|| Reach {
-        balanced: reach::balanced(&chosen_among(model, forced), u64::from(mesh.ep)),
-        layers: reach::busiest(&popularity, model.options.experts.top_k, mesh.ep),
-    });
+    let reach = |parts: u32| Reach {
+        balanced: reach::balanced(&chosen_among(model, forced), u64::from(parts)),
+        layers: reach::busiest(&popularity, model.options.experts.top_k, parts),
+    };
+    let nodes = match dispatcher {
+        Dispatcher::Deepep => nodes(mesh, mesh.ep).unwrap_or(1),
+        _ => 1,
+    };
     Ok(Some(Moe {
         dispatcher,
         capacity_factor: match d.value(Key::CapacityFactor) {
@@ -82,10 +88,24 @@ pub(super) fn moe(
             && d.given(Key::SharedExpertOverlap)
                 .unwrap_or(defaults.shared_expert_overlap),
         routing,
-        reach,
+        reach: dispatcher.pushes_rows().then(|| reach(mesh.ep)),
+        node_reach: (nodes > 1).then(|| NodeReach {
+            nodes: nodes.into(),
+            reach: reach(nodes),
+        }),
         busiest,
         loads,
     }))
+}
+
+/// Returns the number of nodes that groups of `ep` ranks span; `None` if a group is neither on one
+/// node nor on all ranks of several.
+pub(super) fn nodes(mesh: &Mesh, ep: u32) -> Option<u32> {
+    let node = mesh.gpus_per_node.max(1);
+    if mesh.world() <= node || node.is_multiple_of(ep) {
+        return Some(1);
+    }
+    ep.is_multiple_of(node).then(|| ep / node)
 }
 
 /// Returns the experts that a token chooses among. Forced choices know no groups.

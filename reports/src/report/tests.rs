@@ -97,6 +97,7 @@ fn experts_have_a_section() {
         dispatch_ms: 1.25,
         combine_ms: 2.5,
         matmul_ms: 40.0,
+        network_bytes: 0,
         exchanges: [(CollectiveKind::AllGather, exchange)].into(),
     });
     let report = Report::new(None, &[with, item("dense", 400)]);

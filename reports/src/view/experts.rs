@@ -8,7 +8,7 @@ use shardlab_plan::ir::{
 };
 use shardlab_plan::program::{Op, Phase};
 use shardlab_plan::record::{Run, RunKind, Span, intervals};
-use shardlab_plan::units::Picos;
+use shardlab_plan::units::{Bytes, Picos};
 use shardlab_plan::{Program, Scenario};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -44,6 +44,10 @@ pub struct ExpertsView {
     pub combine_ms: f64,
     /// Time of the experts' matmuls.
     pub matmul_ms: f64,
+    /// Bytes of pushed rows that a rank receives from other nodes per step, for itself and for
+    /// other ranks of its node.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub network_bytes: u64,
     /// These collectives by kind. Other collectives of the same kind carry weights and gradients.
     pub exchanges: BTreeMap<CollectiveKind, Exchange>,
 }
@@ -53,7 +57,7 @@ pub struct ExpertsView {
 pub struct Exchange {
     /// Number per step.
     pub count: u32,
-    /// Payload per step.
+    /// Payload per step, with only those pushed rows that are expected to travel.
     pub bytes: u64,
     /// Time, milliseconds.
     pub busy_ms: f64,
@@ -85,6 +89,7 @@ impl ExpertsView {
             dispatch_ms: 0.0,
             combine_ms: 0.0,
             matmul_ms: 0.0,
+            network_bytes: 0,
             exchanges: BTreeMap::new(),
         };
         view.add_times(run, program);
@@ -107,8 +112,12 @@ impl ExpertsView {
             "{} rows, {} expected{short}",
             self.rows_reserved, self.rows_expected
         );
+        let network = match self.network_bytes {
+            0 => String::new(),
+            bytes => format!(", {} over the network", Bytes(bytes)),
+        };
         let times = format!(
-            "dispatch {:.2} ms, combine {:.2} ms, matmuls {:.2} ms",
+            "dispatch {:.2} ms, combine {:.2} ms, matmuls {:.2} ms{network}",
             self.dispatch_ms, self.combine_ms, self.matmul_ms
         );
         [division, format!("{rows}; {times}")]
@@ -143,12 +152,19 @@ impl ExpertsView {
                 *part += took.ms();
                 let of = self.exchanges.entry(c.kind).or_default();
                 of.count += 1;
-                of.bytes += c.bytes.0;
+                of.bytes += c.expected_bytes();
+                self.network_bytes += c.network_bytes();
                 of.busy_ms += took.ms();
                 of.exposed_ms += took.saturating_sub(overlap(&busy, span)).ms();
             }
         }
     }
+}
+
+/// Returns whether nothing crosses the network.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+const fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// Returns what chooses experts.

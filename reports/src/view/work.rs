@@ -16,12 +16,13 @@ pub fn name(program: &Program, instr: InstrId) -> &str {
     }
 }
 
-/// Returns the bytes that an instruction moves: payload of a collective, traffic of a kernel.
+/// Returns the bytes that an instruction moves: payload of a collective, which counts only those
+/// pushed rows that are expected to travel, or traffic of a kernel.
 #[must_use]
 pub fn bytes(program: &Program, instr: InstrId) -> u64 {
     match program.instrs[instr.index()].op {
         op @ Op::Launch { .. } => program.traffic(&op).moved().0,
-        Op::Collective { id, .. } => program.collectives[id.index()].bytes.0,
+        Op::Collective { id, .. } => program.collectives[id.index()].expected_bytes(),
         Op::Copy { id, .. } => program.copies[id.index()].from.bytes,
         _ => {
             let upload = program.upload(instr);

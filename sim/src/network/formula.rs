@@ -22,6 +22,11 @@ pub(super) struct Group {
     pub(super) nodes: u32,
     /// Bus bandwidth that large collectives reach, in GB/s.
     pub(super) bandwidth_gbps: f64,
+    /// The part of it within a node: NVLink's rate, in GB/s.
+    pub(super) nvlink_gbps: f64,
+    /// Rate at which one rank sends over the network while the others of its node do so, in GB/s;
+    /// infinite within a node.
+    pub(super) network_gbps: f64,
     /// Size of the groups within a node that reach this bandwidth. `None` if ranks share the cores
     /// of a processor, for which the rules of GPUs do not hold.
     pub(super) reached_by: Option<u32>,
@@ -125,15 +130,47 @@ pub(super) fn rate_gbps(kind: CollectiveKind, group: &Group) -> f64 {
     }
 }
 
-/// Returns the microseconds in which each rank of a node writes `bytes` into the memory of other
+/// Bytes that a rank receives of pushed rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pushed {
+    /// All rows for its experts, its own included.
+    pub(super) bytes: f64,
+    /// Rows from other nodes for the experts of its node, which it passes on.
+    pub(super) network_bytes: f64,
+}
+
+impl Pushed {
+    /// Returns the bytes that a rank receives over NVLink. Of the rows for its experts, its share
+    /// of the node's ranks is its own or reaches it from the network directly.
+    pub(super) fn nvlink_bytes(&self, group: &Group) -> f64 {
+        bus_factor(CollectiveKind::AllToAll, group.per_node) * self.bytes
+    }
+}
+
+/// Returns the microseconds in which each rank of a group writes rows into the memory of other
 /// ranks and observes that all ranks have done so. Stores have the rate of an all-to-all, and a
 /// flag takes the time of an LL step, which also waits for a flag. A kernel takes at least
 /// `launch_us`.
-pub(super) fn pushed_us(bytes: f64, group: &Group, launch_us: f64) -> f64 {
+///
+/// Rows of other nodes are passed on over NVLink while others arrive from the network, in many
+/// small chunks, so the slower of both decides. This repeats the rates that DeepEP and HybridEP
+/// publish for two to eight nodes (`published_rates_of_deepep_and_hybridep`).
+pub(super) fn pushed_us(of: Pushed, group: &Group, launch_us: f64) -> f64 {
     let kind = CollectiveKind::AllToAll;
-    let ranks = group.reached_by.unwrap_or(group.size);
-    let (wire, ramp) = within(kind, bytes, group, ranks);
-    launch_us + PROTOCOLS[0].nvlink[RING] + wire + ramp
+    let node = Group {
+        size: group.per_node,
+        nodes: 1,
+        bandwidth_gbps: group.nvlink_gbps,
+        ..*group
+    };
+    let ranks = node.reached_by.unwrap_or(node.size);
+    let (wire, ramp) = within(kind, of.bytes, &node, ranks);
+    let start = launch_us + PROTOCOLS[0].nvlink[RING];
+    if group.nodes == 1 {
+        return start + wire + ramp;
+    }
+    let network = of.network_bytes / group.network_gbps / 1e3;
+    start + group.nic_latency_us + network.max(wire + ramp)
 }
 
 /// Returns the isolated duration in microseconds.

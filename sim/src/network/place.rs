@@ -18,21 +18,22 @@ pub(super) fn place(
     let per_node = comm.ranks.size.div_ceil(nodes).max(1);
     let n = &profile.network;
     let nvlink = n.nvlink_gbps * n.nvlink_efficiency;
-    let bandwidth_gbps = if nodes == 1 {
-        nvlink
+    let network = match nodes {
+        1 => f64::INFINITY,
+        _ => network_gbps(comm, world, gpus_per_node, profile),
+    };
+    let bandwidth_gbps = if nodes == 1 || per_node > 1 {
+        nvlink.min(network)
     } else {
-        let network = network_gbps(comm, world, gpus_per_node, profile);
-        if per_node > 1 {
-            nvlink.min(network)
-        } else {
-            network
-        }
+        network
     };
     Group {
         size: comm.ranks.size,
         per_node,
         nodes,
         bandwidth_gbps,
+        nvlink_gbps: nvlink,
+        network_gbps: network / f64::from(per_node),
         reached_by: match profile.device.shared_cores {
             None => Some(n.nvlink_ranks),
             Some(_) => None,

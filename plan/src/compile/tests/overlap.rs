@@ -71,7 +71,7 @@ fn hidden(tape: &Tape, ops: &[TapeOp]) -> Vec<usize> {
 /// combination; in backward, two matmuls of the last layer come first, then the other four.
 #[test]
 fn shared_experts_compute_while_tokens_travel() {
-    for dispatcher in ["gather", "padded", "all_to_all", "peer"] {
+    for dispatcher in ["gather", "padded", "all_to_all", "peer", "deepep"] {
         let dispatcher = format!("moe.dispatcher={dispatcher}");
         for mode in ["off", "regions", "blocks"] {
             let mode = format!("compile.mode={mode}");

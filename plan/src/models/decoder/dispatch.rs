@@ -8,6 +8,9 @@
 //! - `peer`: a rank writes each of its tokens to the ranks that have one of its experts, once per
 //!   rank, into windows on their memory. These compute as above, and write the sum of a token's
 //!   results back, which the token's rank adds up. Rows have fixed places: no count is needed.
+//! - `deepep`: the same, also between nodes. A token crosses the network once per node, to the rank
+//!   with the same position within its node, which passes it on to the ranks of its experts. The
+//!   host waits for the choices of other ranks, from which it counts the rows that will arrive.
 //! - `padded`: a rank has a fixed number of places on each rank. An all-to-all carries one row per
 //!   choice there, with its weight and the number of its expert; another one brings results back to
 //!   the same places, where each token adds up those of its choices.
@@ -163,9 +166,16 @@ impl Dispatch {
         let used = moe.used(number, tokens * k);
         match moe.dispatcher {
             Dispatcher::Gather => self.gather(b, of, moe, [tokens, k], used),
-            Dispatcher::Peer => {
+            Dispatcher::Peer | Dispatcher::Deepep => {
+                let all = self.ranks * tokens;
                 let reach = moe.reach.as_ref().map_or(1.0, |r| r.of(number));
-                self.push(b, of, moe, [tokens, k], (used, reach))
+                let pushed = PushedRows {
+                    experts: self.experts,
+                    rows: all,
+                    expected: (reach * all as f64).round() as u64,
+                    over_network: (moe.node_reach.as_ref()).map_or(0, |r| r.rows(number, tokens)),
+                };
+                self.push(b, of, moe, [tokens, k], (used, pushed))
             }
             Dispatcher::AllToAll | Dispatcher::Padded => self.send_choices(b, layer, of),
         }
@@ -184,19 +194,17 @@ impl Dispatch {
         [sent, self.exchange(b, CollectiveKind::AllToAll, sent)]
     }
 
-    /// Pushes each token to the ranks of its experts, of which `reach` is the share that the
-    /// busiest one gets.
+    /// Pushes each token to the ranks of its experts.
     fn push(
         &self,
         b: &mut Builder<'_>,
         of: Routed,
         moe: &Moe,
         [tokens, k]: [u64; 2],
-        (used, reach): (u64, f64),
+        (used, pushed): (u64, PushedRows),
     ) -> Sent {
         let (ranks, experts) = (self.ranks, self.experts);
-        let all = ranks * tokens;
-        let [sent, got] = self.exchange_ids(b, of.ids, [all, k]);
+        let [sent, got] = self.exchange_ids(b, of.ids, [pushed.rows, k]);
         let weights = self.exchange(b, CollectiveKind::AllGather, of.weights);
         let (rows, limit) = self.shared_rows(moe, [tokens, k]);
         let kind = OpKind::PushedRows(op::PushedRows { ranks, experts });
@@ -205,16 +213,16 @@ impl Dispatch {
         });
         let peers = Peers {
             axis: AxisId::EP,
-            pushed: PushedRows {
-                experts,
-                rows: all,
-                expected: (reach * all as f64).round() as u64,
-            },
+            pushed,
             sent,
             got,
             position,
         };
-        let x = b.g.peer_push(peers, of.x);
+        let x = match moe.dispatcher.host_reads() {
+            true => b.g.host_sizes(of.x, got),
+            false => of.x,
+        };
+        let x = b.g.peer_push(peers, x);
         for v in [of.ids, of.weights] {
             b.g.release(v);
         }

@@ -271,7 +271,7 @@ fn expert_parallel_ranks_divide_biases() {
 /// Every dispatcher sends rows whose experts have biases of their own rank.
 #[test]
 fn programs_with_divided_biases_are_sound() {
-    for dispatcher in ["gather", "padded", "peer", "all_to_all"] {
+    for dispatcher in ["gather", "padded", "peer", "deepep", "all_to_all"] {
         let text = format!(
             "[model]\n{GPT_OSS}\n[train]\nseq_len = 256\n[mesh]\nhardware = \"h100-80\"\ndp_shard = 8\nep = 4\n\
              [moe]\ndispatcher = {dispatcher:?}\n"
@@ -418,7 +418,7 @@ fn keys_of_llama4_need_its_layers() {
 /// Every dispatcher sends rows that are scaled before the matmuls of experts.
 #[test]
 fn programs_that_scale_what_experts_read_are_sound() {
-    for dispatcher in ["gather", "padded", "peer", "all_to_all"] {
+    for dispatcher in ["gather", "padded", "peer", "deepep", "all_to_all"] {
         let more = format!("ep = 4\n[train]\nseq_len = 256\n[moe]\ndispatcher = {dispatcher:?}\n");
         let program = crate::plan(&scout(&more)).unwrap();
         let report = crate::check::check(&program);

@@ -67,7 +67,7 @@ fn defaults_are_those_of_the_jobs_of_a_policy() {
         of(&["moe.dispatcher=peer"]),
         (Dispatcher::Peer, None, error)
     );
-    for dispatcher in ["gather", "peer", "all_to_all"] {
+    for dispatcher in ["gather", "peer", "deepep", "all_to_all"] {
         let dispatcher = format!("moe.dispatcher={dispatcher}");
         let set = [&dispatcher, "moe.capacity_factor=0.75"];
         let (_, factor, overflow) = of(&set);
@@ -77,6 +77,8 @@ fn defaults_are_those_of_the_jobs_of_a_policy() {
     }
     let set = ["moe.dispatcher=peer", "fsdp.policy=fsdp2"];
     assert_eq!(of(&set), (Dispatcher::Peer, Some(1.0), error));
+    let set = ["moe.dispatcher=deepep", "fsdp.policy=megatron"];
+    assert_eq!(of(&set), (Dispatcher::Deepep, Some(1.0), error));
     assert_eq!(experts(&["mesh.ep=1"]).unwrap().moe, None);
 }
 
@@ -142,7 +144,32 @@ fn impossible_dispatchers_are_refused() {
             &["model.dense_layers=0", "compile.cuda_graph=[\"mlp\"]"],
             "scope mlp has no effect here: every layer of the model has experts",
         ),
+        (
+            &["moe.dispatcher=deepep", "compile.mode=full"],
+            "dispatcher \"deepep\" reads the numbers of rows on the host, which a step compiled as one graph cannot",
+        ),
+        (
+            &["moe.dispatcher=deepep", "compile.cuda_graph=[\"moe\"]"],
+            "use dispatcher \"gather\", \"padded\" or \"peer\", or capture",
+        ),
+        (
+            &[
+                "moe.dispatcher=deepep",
+                "mesh.dp_shard=12",
+                "mesh.gpus_per_node=6",
+            ],
+            "groups of `ep` = 4 ranks do not fill nodes of 6 GPUs",
+        ),
+        (
+            &[
+                "moe.dispatcher=deepep",
+                "mesh.dp_shard=12",
+                "mesh.gpus_per_node=6",
+            ],
+            "the nearest legal value is ep = 2; all_to_all does not need whole nodes",
+        ),
         (&["moe.dispatcher=alltoall"], "all_to_all"),
+        (&["moe.dispatcher=deep_ep"], "did you mean `deepep`"),
         (
             &["moe.dispatcher=peer", "mesh.gpus_per_node=2"],
             "the nearest legal value is ep = 2",
@@ -183,6 +210,33 @@ fn tokens_are_sent_once_per_rank() {
     assert_eq!(seeded.balanced, balanced.balanced);
     assert!(seeded.of(Some(1)) > balanced.balanced && seeded.of(Some(1)) < 1.0);
     assert_eq!(moe(&[]).reach, None);
+}
+
+/// The same choices on two nodes with two ranks each: a token is on 1 - C(4, 2) / C(8, 2) of the
+/// nodes. A rank gets the tokens of one rank of the other node over the network.
+#[test]
+fn tokens_cross_the_network_once_per_node() {
+    let of = |set: &[&str]| moe(&[&["moe.dispatcher=deepep"], set].concat());
+    let nodes = ["mesh.gpus_per_node=2"];
+    let two = of(&nodes);
+    assert!((two.reach.unwrap().balanced - 13.0 / 28.0).abs() < 1e-12);
+    let node = two.node_reach.unwrap();
+    assert_eq!(node.nodes, 2);
+    assert!((node.reach.balanced - 11.0 / 14.0).abs() < 1e-12);
+    assert_eq!(node.rows(Some(1), 1400), 1100);
+    // Four nodes with one rank each: three other ranks, and every row crosses the network.
+    let four = of(&["mesh.gpus_per_node=1"]).node_reach.unwrap();
+    assert_eq!(four.nodes, 4);
+    assert_eq!(four.rows(None, 2800), 3 * 1300);
+    let seeded = of(&[&nodes[..], &["moe.routing=seeded", "moe.imbalance=3"]].concat());
+    let seeded = seeded.node_reach.unwrap();
+    let [rows, balanced] = [Some(1), None].map(|layer| seeded.rows(layer, 1400));
+    assert!(rows > balanced && balanced == 1100, "{rows}");
+    assert_eq!(of(&[]).node_reach, None);
+    assert_eq!(
+        moe(&["moe.dispatcher=all_to_all", nodes[0]]).node_reach,
+        None
+    );
 }
 
 #[test]
@@ -240,7 +294,7 @@ fn a_histogram_belongs_to_its_model() {
     let busiest = 13.0 / 28.0 * 4.0;
     assert_eq!(moe.busiest, [(1, busiest), (2, busiest)].into());
     // The last rank alone has more than 3/2 of an equal share: 13/7 instead of 21/14.
-    for dispatcher in ["gather", "peer", "padded", "all_to_all"] {
+    for dispatcher in ["gather", "peer", "deepep", "padded", "all_to_all"] {
         let dispatcher = format!("moe.dispatcher={dispatcher}");
         let short = |factor: &str| {
             let factor = format!("moe.capacity_factor={factor}");
@@ -250,7 +304,7 @@ fn a_histogram_belongs_to_its_model() {
         let (found, choices) = short("1.5");
         let found = found.unwrap();
         let balanced = match dispatcher.as_str() {
-            "moe.dispatcher=gather" | "moe.dispatcher=peer" => choices,
+            "moe.dispatcher=gather" | "moe.dispatcher=peer" | "moe.dispatcher=deepep" => choices,
             _ => choices / 4,
         };
         assert_eq!((found.layers, found.reserved), (2, balanced * 3 / 2));

@@ -2,8 +2,7 @@
 
 use super::{Checked, refuse};
 use crate::config::{
-    AllocatorKind, CompileMode, CudaGraph, Dispatcher, Family, MergeProjections, MlpType, Scenario,
-    Scope,
+    AllocatorKind, CompileMode, CudaGraph, Family, MergeProjections, MlpType, Scenario, Scope,
 };
 use crate::scenario::ScenarioErrorKind;
 use crate::scenario::keys::Key;
@@ -37,12 +36,10 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
 /// Refuses to capture the exchange of a dispatcher that waits for the host, or to compile it as one
 /// graph.
 fn host_reads(s: &Scenario, d: &Document) -> Checked {
-    if s.moe
-        .as_ref()
-        .is_none_or(|moe| moe.dispatcher != Dispatcher::AllToAll)
-    {
+    let reads = s.moe.as_ref().map(|moe| moe.dispatcher);
+    let Some(dispatcher) = reads.filter(|d| d.host_reads()) else {
         return Ok(());
-    }
+    };
     let (key, what) = if s.compile.cuda_graph.exchanges_tokens() {
         (Key::CudaGraph, "a CUDA graph")
     } else if s.compile.mode == CompileMode::Full {
@@ -51,7 +48,8 @@ fn host_reads(s: &Scenario, d: &Document) -> Checked {
         return Ok(());
     };
     let message = format!(
-        "dispatcher \"all_to_all\" reads the numbers of rows on the host, which {what} cannot contain"
+        "dispatcher \"{}\" reads the numbers of rows on the host, which {what} cannot contain",
+        dispatcher.name()
     );
     let dispatchers = "use dispatcher \"gather\", \"padded\" or \"peer\"";
     let help = match key {

@@ -1,9 +1,10 @@
 //! Rules for `[mesh]`.
 
 use super::{Checked, refuse};
-use crate::config::{Dispatcher, Family, Moe, OuterStrategy, Reshard, Scenario};
+use crate::config::{Dispatcher, Family, OuterStrategy, Reshard, Scenario};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
+use crate::scenario::moe;
 
 /// Most ranks of a mesh.
 pub(crate) const MAX_RANKS: u64 = 1 << 20;
@@ -87,26 +88,43 @@ fn expert_parallel(s: &Scenario, d: &Document) -> Checked {
     Err(d.conflict(&keys, message).with_help(help))
 }
 
-/// Refuses to write to memory of GPUs of other nodes.
+/// Refuses to write to memory of GPUs of other nodes, and groups that have different numbers of
+/// ranks on their nodes where ranks send to those with the same position on other nodes.
 fn peers(s: &Scenario, d: &Document) -> Checked {
-    let peer = |moe: &Moe| moe.dispatcher == Dispatcher::Peer;
-    if !s.moe.as_ref().is_some_and(peer) {
+    let Some(dispatcher) = s.moe.as_ref().map(|moe| moe.dispatcher) else {
         return Ok(());
-    }
+    };
     let (ep, node) = (s.mesh.ep, s.mesh.gpus_per_node);
-    let near = |ep: &u32| s.mesh.world() <= node || node.is_multiple_of(*ep);
-    if near(&ep) {
+    let nodes = |ep: u32| moe::nodes(&s.mesh, ep);
+    let able = |ep: &u32| match dispatcher {
+        Dispatcher::Peer => nodes(*ep) == Some(1),
+        Dispatcher::Deepep => nodes(*ep).is_some(),
+        Dispatcher::Gather | Dispatcher::AllToAll | Dispatcher::Padded => true,
+    };
+    if able(&ep) {
         return Ok(());
     }
     let experts = s.model.options.experts.experts;
     let divides =
         |n: &u32| s.mesh.dp_shard.is_multiple_of(*n) && experts.is_multiple_of((*n).into());
-    let legal = (1..ep).rev().filter(divides).find(near).unwrap_or(1);
-    let message = format!(
-        "dispatcher \"peer\" writes to memory of other GPUs of a node, but groups of `ep` = {ep} ranks \
-         span nodes of {node} GPUs"
-    );
-    let help = format!("the nearest legal value is ep = {legal}; other dispatchers cross nodes");
+    let legal = (1..ep).rev().filter(divides).find(able).unwrap_or(1);
+    let (message, others) = match dispatcher {
+        Dispatcher::Deepep => (
+            format!(
+                "dispatcher \"deepep\" sends tokens to the rank with the same position on each node, but \
+                 groups of `ep` = {ep} ranks do not fill nodes of {node} GPUs"
+            ),
+            "all_to_all does not need whole nodes",
+        ),
+        _ => (
+            format!(
+                "dispatcher \"peer\" writes to memory of other GPUs of a node, but groups of `ep` = {ep} \
+                 ranks span nodes of {node} GPUs"
+            ),
+            "other dispatchers cross nodes",
+        ),
+    };
+    let help = format!("the nearest legal value is ep = {legal}; {others}");
     Err(d
         .conflict(&[Key::Dispatcher, Key::Ep, Key::GpusPerNode], message)
         .with_help(help))

@@ -52,7 +52,7 @@ fn matmuls_with_the_offsets_of_another_layer() {
 /// NaN is NaN.
 #[test]
 fn sums_over_rows_that_no_choice_fills() {
-    for dispatcher in ["gather", "padded", "peer", "all_to_all"] {
+    for dispatcher in ["gather", "padded", "peer", "deepep", "all_to_all"] {
         let mut q = experts("native", &[&format!("moe.dispatcher={dispatcher}")]);
         for kernel in &mut q.kernels {
             for op in &mut kernel.body {
@@ -158,6 +158,7 @@ fn rows_beyond_the_reserve() {
     for (dispatcher, plants) in [
         ("gather", &[larger, none][..]),
         ("peer", &[larger, none]),
+        ("deepep", &[larger, none]),
         ("padded", &[places]),
         ("all_to_all", &[places]),
     ] {

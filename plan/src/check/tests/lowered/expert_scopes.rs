@@ -91,6 +91,11 @@ fn graphs_contain_the_parts_that_scopes_name() {
                 &["local_experts", "pushed_rows"],
                 &[],
             ),
+            (
+                &["mesh.ep=2", "moe.dispatcher=deepep"],
+                &["local_experts", "pushed_rows"],
+                &[],
+            ),
         ] {
             let what = format!("{policy:?} {set:?}");
             let p = scopes(PARTS, policy, set);
@@ -143,7 +148,7 @@ const OTHERS: [&[&str]; 6] = [
 /// Whatever else is fused or recomputed, routers are captured, and matmuls of experts are not.
 #[test]
 fn programs_with_captured_parts_of_experts_pass() {
-    let dispatchers = ["gather", "all_to_all", "padded", "peer"];
+    let dispatchers = ["gather", "all_to_all", "padded", "peer", "deepep"];
     for policy in [NATIVE, MEGATRON] {
         let mut accepted = 0;
         for (set, dispatcher) in (OTHERS.iter()).flat_map(|set| dispatchers.map(|d| (set, d))) {
@@ -176,8 +181,10 @@ fn programs_with_captured_parts_of_experts_pass() {
 /// The graph of a dispatcher's preparation, which ends after the wait for its counts.
 #[test]
 fn a_graph_that_contains_the_wait_for_counts() {
-    for policy in [NATIVE, MEGATRON] {
-        let p = scopes(PARTS, policy, &["mesh.ep=2", "moe.dispatcher=all_to_all"]);
+    let both = [NATIVE, MEGATRON].map(|policy| ["all_to_all", "deepep"].map(|d| (policy, d)));
+    for (policy, dispatcher) in both.into_iter().flatten() {
+        let dispatcher = format!("moe.dispatcher={dispatcher}");
+        let p = scopes(PARTS, policy, &["mesh.ep=2", &dispatcher]);
         passes(&check(&p), "unchanged");
         let waits = find(&p, |i| {
             i.rule == Rule::Model && matches!(i.op, Op::HostWait(_))

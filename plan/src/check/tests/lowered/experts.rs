@@ -49,7 +49,7 @@ fn of_experts(p: &Program, b: BufferId) -> bool {
 const PROJECTIONS: &str = "fsdp.units=[\"layers.*\", \"layers.*.mlp.experts.gate_up\", \
                            \"layers.*.mlp.experts.down\", \"tok_embeddings\", \"norm+output=keep\"]";
 
-const WAYS: [&[&str]; 28] = [
+const WAYS: [&[&str]; 31] = [
     &[PROJECTIONS],
     &[],
     &["mesh.ep=4"],
@@ -71,6 +71,20 @@ const WAYS: [&[&str]; 28] = [
         "fsdp.allocator=caching",
     ],
     &["moe.dispatcher=peer", "train.recompute=full"],
+    &["moe.dispatcher=deepep"],
+    &[
+        "moe.dispatcher=deepep",
+        "mesh.ep=4",
+        "mesh.gpus_per_node=2",
+        "train.recompute=full",
+        "compile.mode=regions",
+    ],
+    &[
+        "moe.dispatcher=deepep",
+        "moe.capacity_factor=0.7",
+        "moe.on_overflow=drop",
+        "train.recompute=selective",
+    ],
     &[
         "moe.dispatcher=peer",
         "mesh.ep=4",
@@ -164,6 +178,42 @@ fn rows_are_pushed_behind_barriers() {
     }
 }
 
+/// Two nodes with two ranks each, eight experts and `top_k` = 2. Of all pairs of experts, 13 of 28
+/// have one on a rank, and 22 of 28 have one on a node. A rank gets the tokens of one rank of the
+/// other node over the network.
+#[test]
+fn rows_cross_the_network_once_per_node() {
+    let nodes = ["mesh.ep=4", "mesh.gpus_per_node=2"];
+    let p = experts("native", &[&["moe.dispatcher=deepep"], &nodes[..]].concat());
+    let pushes = |p: &Program| -> Vec<Collective> {
+        let all = p.collectives.iter().filter(|c| c.kind.pushes());
+        all.cloned().collect()
+    };
+    let pushed = pushes(&p);
+    assert_eq!(pushed.len(), 2 * 2 * 2);
+    for c in &pushed {
+        let sent = c.sent.expect("rows");
+        let (all, width) = (sent.of.rows, c.bytes.0 / sent.of.rows);
+        let of = |share: f64, rows: u64| (share * rows as f64).round() as u64;
+        let (ranks, network) = (of(13.0 / 28.0, all), of(22.0 / 28.0, all / 4));
+        assert_eq!((sent.of.expected, sent.of.over_network), (ranks, network));
+        assert_eq!(c.expected_bytes(), ranks * width);
+        assert_eq!(c.network_bytes(), network * width);
+    }
+    // On one node, rows and memory are those of `peer`.
+    let [deepep, peer] = ["deepep", "peer"]
+        .map(|d| experts("native", &["mesh.ep=4", &format!("moe.dispatcher={d}")]));
+    let shapes = |p: &Program| -> Vec<_> {
+        let all = pushes(p).into_iter();
+        all.map(|c| (c.kind, c.bytes, c.sent.map(|s| s.of)))
+            .collect()
+    };
+    assert_eq!(shapes(&deepep), shapes(&peer));
+    assert!(pushes(&deepep).iter().all(|c| c.network_bytes() == 0));
+    let bytes = |p: &Program| p.buffers.iter().map(|b| b.bytes.0).sum::<u64>();
+    assert_eq!(bytes(&deepep), bytes(&peer));
+}
+
 /// Without a barrier, a fast rank writes to memory that another rank still uses: the gathered rows
 /// or results of the previous layer, or the previous content of that address. A barrier that starts
 /// before the last use does not help.
@@ -173,6 +223,7 @@ fn windows_are_written_before_their_last_use() {
         &["moe.dispatcher=peer"][..],
         &["moe.dispatcher=peer", "train.recompute=full"],
         &["moe.dispatcher=peer", "fsdp.allocator=caching"],
+        &["moe.dispatcher=deepep", "mesh.ep=4", "mesh.gpus_per_node=2"],
     ] {
         let p = experts("native", set);
         let mut found = 0;
@@ -231,6 +282,18 @@ fn only_exchanged_counts_stop_the_host() {
         );
         let (_, again) = waits(&["moe.dispatcher=all_to_all", "train.recompute=full"]);
         assert_eq!(again.len(), 2 * layers, "{policy}");
+        // The choices of other ranks say how many rows will be pushed.
+        let (pushed, counted) = waits(&["moe.dispatcher=deepep"]);
+        assert_eq!(counted.len(), layers, "{policy}");
+        for wait in &counted {
+            let next = pushed.instrs[wait.index()..]
+                .iter()
+                .find_map(|i| match i.op {
+                    Op::Collective { id, .. } => Some(pushed.collectives[id.index()].kind),
+                    _ => None,
+                });
+            assert_eq!(next, Some(CollectiveKind::Barrier), "{policy}");
+        }
         // Otherwise, the programs differ only by the exchange of counts.
         let exchanges = |p: &Program| {
             find(p, |i| {
@@ -252,9 +315,9 @@ fn programs_with_divided_experts_pass() {
             let Some(p) = p else { continue };
             let r = check(&p);
             passes(&r, &format!("{policy} {set:?}"));
-            let window = set
-                .contains(&"moe.dispatcher=peer")
-                .then_some(RuleId::Window);
+            let pushes = ["moe.dispatcher=peer", "moe.dispatcher=deepep"];
+            let window = set.iter().any(|option| pushes.contains(option));
+            let window = window.then_some(RuleId::Window);
             let rules = [
                 RuleId::Scale,
                 RuleId::Norm,

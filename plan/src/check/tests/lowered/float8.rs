@@ -433,7 +433,7 @@ fn experts(set: &[&str]) -> Option<Program> {
 #[test]
 fn scales_of_rows_that_no_expert_reads_are_found() {
     let mesh = ["mesh.dp_shard=4", "mesh.ep=2"];
-    for dispatcher in ["gather", "all_to_all", "padded", "peer"] {
+    for dispatcher in ["gather", "all_to_all", "padded", "peer", "deepep"] {
         let dispatcher = format!("moe.dispatcher={dispatcher}");
         for set in [
             &["fsdp.policy=native", "compile.mode=off"][..],

@@ -117,6 +117,7 @@ fn steps_that_move_biases_pass() {
         ],
         &["moe.dispatcher=all_to_all"],
         &["moe.dispatcher=peer"],
+        &["moe.dispatcher=deepep"],
     ] {
         let p = program(set);
         let r = check(&p);
