@@ -30,7 +30,10 @@ def golden_scenario(folder, theirs):
     adapter = folder / "adapter_config.json"
     if adapter.exists():
         c = json.loads(adapter.read_text())
-        lines.append("lora = " + "{ " + ", ".join(f"{k} = {json.dumps(c[k])}" for k in ("r", "lora_alpha", "use_rslora", "use_dora", "target_modules", "modules_to_save") if c[k] is not None) + " }")
+        keys = ("r", "lora_alpha", "use_rslora", "use_dora", "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern",
+                "rank_pattern", "alpha_pattern", "modules_to_save")
+        toml = lambda v: "{ " + ", ".join(f"{json.dumps(k)} = {n}" for k, n in v.items()) + " }" if isinstance(v, dict) else json.dumps(v)
+        lines.append("lora = { " + ", ".join(f"{k} = {toml(c[k])}" for k in keys if c[k] is not None) + " }")
     job = OUT / "jobs" / f"{folder.name}.toml"
     job.parent.mkdir(parents=True, exist_ok=True)
     job.write_text("\n".join(lines) + "\n")

@@ -8,8 +8,9 @@ mod common;
 
 use common::{
     BIOGPT, BITNET, DEEPSEEK_V3, DORA, FLINT, GEMMA2, GEMMA3, GPT_NEOX, GPT_OSS, GPT2, GRANITE,
-    GRANITE_SWA, Golden, LLAMA, LLAMA3_ROPE, LLAMA4, LONGROPE, LORA, LORA_QV, LORA_SAVED, MISTRAL,
-    MIXTRAL, MIXTRAL_AUX, OLMO2, OLMO3, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE, XGLM,
+    GRANITE_SWA, Golden, LLAMA, LLAMA3_ROPE, LLAMA4, LONGROPE, LORA, LORA_PATTERNS, LORA_QV,
+    LORA_SAVED, MISTRAL, MIXTRAL, MIXTRAL_AUX, OLMO2, OLMO3, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE,
+    XGLM,
 };
 
 use safetensors::SafeTensors;
@@ -316,6 +317,7 @@ fn adapters_of_peft() {
     family(&LORA);
     family(&LORA_QV);
     family(&LORA_SAVED);
+    family(&LORA_PATTERNS);
     for set in [
         &[
             "fsdp.strategy=no_shard",

@@ -3,7 +3,7 @@
 use crate::adapters::Targets;
 use crate::reader::float;
 use crate::table::{Dtype, Effect, FORCED, Fact, Float8Scaling, list, quoted};
-use crate::tree::{Node, Value};
+use crate::tree::{Name, Node, Value};
 
 type Converted = Result<Effect, String>;
 
@@ -20,6 +20,7 @@ pub(crate) const VALUES: &str = "changes numbers, not time or memory";
 pub(crate) const KERNELS: &str = "attention is predicted as a fused kernel";
 const ATTENTION: &str = "model.attn_implementation";
 pub(crate) const ADAPTER: &str = "other adapters than LoRA are not modeled";
+pub(crate) const LAYER_COPIES: &str = "layers are predicted once";
 pub(crate) const DROPOUT: &str = "adapters are predicted without dropout";
 pub(crate) const QUANTIZED: &str =
     "quantized weights are modeled only in NF4 and in bitsandbytes' int8";
@@ -391,6 +392,82 @@ pub(crate) fn saved_modules(node: &Node) -> Converted {
     Ok(match names.as_slice() {
         [] => Effect::Aside("as predicted"),
         names => Effect::Set("lora.modules_to_save", list(names)),
+    })
+}
+
+/// Reads the layers that get no adapter: names, or one regular expression.
+pub(crate) fn excluded_modules(node: &Node) -> Converted {
+    const KEY: &str = "lora.exclude_modules";
+    if let Some(expression) = node.text() {
+        return Ok(Effect::Set(KEY, quoted(expression)));
+    }
+    Ok(match names(node)?.as_slice() {
+        [] => Effect::Aside("as predicted"),
+        names => Effect::Set(KEY, list(names)),
+    })
+}
+
+/// Reads the numbers of the blocks that get adapters.
+pub(crate) fn transformed_layers(node: &Node) -> Converted {
+    let numbers: Vec<String> = match &node.value {
+        Value::List(items) => {
+            let items = items.iter().map(|n| Ok(n.count()?.to_string()));
+            items.collect::<Result<_, String>>()?
+        }
+        _ => vec![node.count()?.to_string()],
+    };
+    Ok(match numbers.as_slice() {
+        [] => Effect::Aside("adapters in all blocks"),
+        some => Effect::Set("lora.layers_to_transform", format!("[{}]", some.join(", "))),
+    })
+}
+
+/// Reads the names of the lists of blocks that `transformed_layers` counts.
+pub(crate) fn layers_pattern(node: &Node) -> Converted {
+    Ok(match names(node)?.as_slice() {
+        [] => Effect::Aside("any list of blocks"),
+        names => Effect::Set("lora.layers_pattern", list(names)),
+    })
+}
+
+/// Returns a name, or the names of a list.
+fn names(node: &Node) -> Result<Vec<String>, String> {
+    let names = match &node.value {
+        Value::List(items) => items.iter().map(Node::text).collect(),
+        _ => node.text().map(|name| vec![name]),
+    };
+    let names: Vec<&str> = names.ok_or_else(|| node.expected("a list of names"))?;
+    Ok(names.into_iter().map(str::to_owned).collect())
+}
+
+/// Reads the ranks of layers that differ from the rank of all.
+pub(crate) fn adapter_ranks(node: &Node) -> Converted {
+    patterns(node, "lora.rank_pattern", |n| Ok(n.count()?.to_string()))
+}
+
+/// Reads the numerators of the scalings of layers that differ from that of all.
+pub(crate) fn adapter_alphas(node: &Node) -> Converted {
+    patterns(node, "lora.alpha_pattern", |n| Ok(float(n.number()?)))
+}
+
+/// Reads a table from patterns of layers to numbers.
+fn patterns(
+    node: &Node,
+    key: &'static str,
+    number: fn(&Node) -> Result<String, String>,
+) -> Converted {
+    if !matches!(node.value, Value::Map(_)) {
+        return Err(node.expected("a table from patterns of layers to numbers"));
+    }
+    let entry = |(name, of): &(Name, Node)| Ok(format!("{} = {}", quoted(&name.text), number(of)?));
+    let entries: Vec<String> = node
+        .entries()
+        .iter()
+        .map(entry)
+        .collect::<Result<_, String>>()?;
+    Ok(match entries.as_slice() {
+        [] => Effect::Aside("as predicted"),
+        some => Effect::Set(key, format!("{{ {} }}", some.join(", "))),
     })
 }
 

@@ -171,7 +171,19 @@ fn adapters(draft: &mut Draft, is_open: bool) -> Result<(), ConfigError> {
     for row in rows {
         draft.none(row, lack, why);
     }
-    for key in ["r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora"] {
+    for key in [
+        "r",
+        "lora_alpha",
+        "lora_dropout",
+        "use_rslora",
+        "use_dora",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "rank_pattern",
+        "alpha_pattern",
+        "modules_to_save",
+    ] {
         draft.unset(&format!("lora.{key}"), lack, why);
     }
     Ok(())

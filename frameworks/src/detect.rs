@@ -2,7 +2,7 @@
 
 use crate::error::ConfigError;
 use crate::formats::{
-    ACCELERATE, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, MEGATRON, MEGATRON_YAML, NEMO, TORCHTITAN,
+    ACCELERATE, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, MEGATRON, MEGATRON_YAML, NEMO, PEFT, TORCHTITAN,
     TORCHTUNE, TRAINER, TRAINER_SCRIPT, arguments,
 };
 use crate::table::Format;
@@ -17,7 +17,8 @@ const MOST_BYTES: u64 = 64 << 20;
 const LOGGED: [&str; 2] = ["Running with configs: ", "Running with args: "];
 
 /// Paths that occur in one framework only, the most distinctive first. Any one of them is enough.
-const SIGNS: [(&Format, &[&str]); 9] = [
+const SIGNS: [(&Format, &[&str]); 10] = [
+    (&PEFT, &["peft_type"]),
     (
         &NEMO,
         &["step_scheduler", "model._target_", "distributed.strategy"],
@@ -115,7 +116,7 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
             message:
                 "the format is not known: expected a configuration of Accelerate, the Hugging \
                       Face Trainer, Axolotl, LLaMA-Factory, torchtune, torchtitan, DeepSpeed, \
-                      Megatron-LM or NeMo Automodel"
+                      Megatron-LM, NeMo Automodel or PEFT"
                     .to_owned(),
         }),
     }

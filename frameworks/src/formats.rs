@@ -7,6 +7,7 @@ mod fsdp;
 mod llama_factory;
 mod megatron;
 mod nemo;
+mod peft;
 mod script;
 mod torchtitan;
 mod torchtune;
@@ -18,6 +19,7 @@ pub(crate) use deepspeed::DEEPSPEED;
 pub(crate) use llama_factory::LLAMA_FACTORY;
 pub(crate) use megatron::{MEGATRON, MEGATRON_YAML};
 pub(crate) use nemo::NEMO;
+pub(crate) use peft::PEFT;
 pub(crate) use script::{TRAINER_SCRIPT, arguments};
 pub(crate) use torchtitan::TORCHTITAN;
 pub(crate) use torchtune::TORCHTUNE;
@@ -25,13 +27,14 @@ pub(crate) use trainer::TRAINER;
 
 /// All formats.
 #[cfg(test)]
-pub(crate) const ALL: [&crate::table::Format; 10] = [
+pub(crate) const ALL: [&crate::table::Format; 11] = [
     &ACCELERATE,
     &AXOLOTL,
     &DEEPSPEED,
     &LLAMA_FACTORY,
     &MEGATRON,
     &NEMO,
+    &PEFT,
     &TORCHTITAN,
     &TORCHTUNE,
     &TRAINER,

@@ -284,6 +284,76 @@ fn modules_that_adapters_save_are_read() {
     }
 }
 
+/// Ranks of single layers, some blocks, and layers without adapters.
+#[test]
+fn patterns_of_adapters_are_read() {
+    let axolotl = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nadapter: lora\nlora_r: 16\n\
+                   lora_target_modules: [q_proj, v_proj]\npeft_layers_to_transform: [0, 35]\npeft_layers_pattern: [layers]\n\
+                   lora_rank_pattern: {v_proj: 8}\nlora_alpha_pattern: {'layers\\.0\\..*': 32}\n";
+    let job = try_text("job.yaml", axolotl, &eight()).unwrap();
+    for (key, value) in [
+        ("lora.layers_to_transform", "[0, 35]"),
+        ("lora.layers_pattern", "[\"layers\"]"),
+        ("lora.rank_pattern", "{ \"v_proj\" = 8 }"),
+        ("lora.alpha_pattern", r#"{ "layers\\.0\\..*" = 32.0 }"#),
+    ] {
+        assert_eq!(setting(&job, key).as_deref(), Some(value), "{key}");
+    }
+    // Without adapters, they have no effect.
+    let full = axolotl.replace("adapter: lora\n", "");
+    let job = try_text("job.yaml", &full, &eight()).unwrap();
+    assert_eq!(setting(&job, "lora.rank_pattern"), None);
+    let wrong = axolotl.replace("{v_proj: 8}", "8");
+    let error = try_text("job.yaml", &wrong, &eight()).map(|j| table(&j));
+    let error = error.unwrap_err();
+    assert!(
+        error.contains("a table from patterns of layers to numbers"),
+        "{error}"
+    );
+    let nemo = "step_scheduler: {local_batch_size: 1}\nmodel:\n  pretrained_model_name_or_path: Qwen/Qwen3-8B\n\
+                peft:\n  _target_: nemo_automodel.components._peft.lora.PeftConfig\n  dim: 8\n  match_all_linear: true\n  \
+                exclude_modules: [lm_head, down_proj]\n";
+    let job = try_text("job.yaml", nemo, &eight()).unwrap();
+    let excluded = setting(&job, "lora.exclude_modules");
+    assert_eq!(excluded.as_deref(), Some("[\"lm_head\", \"down_proj\"]"));
+}
+
+/// PEFT's own file adds the adapter to a job.
+#[test]
+fn configurations_of_peft_are_read() {
+    let config = include_str!("../../tests/goldens/lora-patterns-tiny/adapter_config.json");
+    let named = config.replace(
+        "\"base_model_name_or_path\": null",
+        "\"base_model_name_or_path\": \"Qwen/Qwen3-8B\"",
+    );
+    let job = try_text("adapter_config.json", &named, &eight()).unwrap();
+    assert_eq!(job.decisive().count(), 0);
+    for (key, value) in [
+        ("lora.r", "4"),
+        ("lora.exclude_modules", "[\"layers.2.self_attn.v_proj\"]"),
+        ("lora.layers_to_transform", "[1, 2]"),
+        ("lora.layers_pattern", "[\"layers\"]"),
+        (
+            "lora.rank_pattern",
+            r#"{ "down_proj" = 2, "layers.1.self_attn.q_proj" = 6, "layers\\.\\d+\\.mlp\\..*" = 8 }"#,
+        ),
+        (
+            "lora.alpha_pattern",
+            r#"{ "layers.2.*" = 2.0, "v_proj" = 16.0 }"#,
+        ),
+    ] {
+        assert_eq!(setting(&job, key).as_deref(), Some(value), "{key}");
+    }
+    let unknown = job.rows().iter().filter(|r| {
+        let why = r.why.as_deref().unwrap_or_default();
+        why.contains("not a key of")
+    });
+    assert_eq!(unknown.count(), 0);
+    let other = named.replace("\"LORA\"", "\"LOHA\"");
+    let job = try_text("adapter_config.json", &other, &eight()).unwrap();
+    assert_eq!(job.decisive().count(), 1);
+}
+
 #[test]
 fn decomposed_adapters_are_read() {
     let text = "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nadapter: lora\nlora_r: 16\nlora_target_linear: true\npeft_use_dora: true\n";

@@ -11,6 +11,7 @@ mod decoder;
 mod documents;
 mod encoder;
 mod experts;
+mod expression;
 mod float8;
 mod fsdp;
 mod gate;
@@ -43,6 +44,7 @@ pub use decoder::{
 pub use documents::{DocumentLengths, LengthDistribution};
 pub use encoder::TextEncoder;
 pub use experts::{AuxLoss, Experts, Glu, Router};
+pub use expression::{Expression, Patterns};
 pub use float8::{Float8, Float8Format, Float8Recipe, Float8Saved};
 pub use fsdp::{
     AllocatorKind, Atomic, Fsdp, GradientSync, Offload, OuterStrategy, PolicyKind, Prefetch,
@@ -51,7 +53,7 @@ pub use fsdp::{
 pub use gate::{Gate, GatePreset, GateProgram};
 pub use hybrid::{AttentionGate, AttentionSinks, LinearAttention, MlpType, Rwkv, SharedBlock, Ssm};
 pub use latent::{IndexerType, Latent};
-pub use lora::{Lora, LoraTargets};
+pub use lora::{Excluded, LayerAdapter, Lora, LoraTargets};
 pub(crate) use lora::{saves, targets};
 pub use mesh::Mesh;
 pub use model::{Bias, Family, Model, ModelOptions};

@@ -31,6 +31,7 @@ JOB is recognized by its content and its name:
   deepspeed      JSON
   megatron       shell script that starts Megatron-LM, or the YAML of --yaml-cfg
   nemo           YAML of NeMo Automodel
+  peft           adapter_config.json of PEFT
   model          config.json or its folder
   scenario       file or name of a shipped one
 

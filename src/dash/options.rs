@@ -69,6 +69,10 @@ fn text(info: &KeyInfo, value: &Value) -> Option<String> {
             let on = pieces.iter().filter(|(_, v)| **v == Value::Bool(true));
             list(on.map(|(k, _)| quoted(k)))
         }
+        ("rank_pattern" | "alpha_pattern", Value::Object(patterns)) => {
+            let each = patterns.iter().map(|(k, v)| format!("{} = {v}", quoted(k)));
+            format!("{{ {} }}", each.collect::<Vec<_>>().join(", "))
+        }
         (_, Value::Object(variant)) => {
             let (name, inner) = variant.iter().next()?;
             match (name.as_str(), inner) {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes golden runs of LoRA with PEFT: make_lora.py FOLDER TOKENS [--targets NAME,...] [--rslora] [--dora] [--save NAME,...] [--lr LR]
+"""Makes golden runs of LoRA with PEFT: make_lora.py FOLDER TOKENS [--targets NAME,...] [--rslora] [--dora] [--save NAME,...] [--more JSON] [--lr LR]
 
 Writes the model (`config.json`, `model.safetensors`), its initial adapters (`adapter_config.json`, `adapter_model.safetensors`) and
 `reference.json` to FOLDER, with torch, transformers and peft in float32 on a CPU. TOKENS are the tokens of another golden run (see
@@ -19,6 +19,7 @@ arguments.add_argument("--targets", default="all-linear")
 arguments.add_argument("--rslora", action="store_true")
 arguments.add_argument("--dora", action="store_true")
 arguments.add_argument("--save", help="modules that are trained in full next to the adapters")
+arguments.add_argument("--more", type=json.loads, default={}, help="more arguments of LoraConfig, as JSON")
 arguments.add_argument("--lr", type=float, default=LR)
 given = arguments.parse_args()
 folder = given.folder
@@ -42,7 +43,7 @@ folder.mkdir(parents=True, exist_ok=True)
 model.save_pretrained(folder)
 (folder / "generation_config.json").unlink(missing_ok=True)
 # `init_lora_weights=False` makes B random: with zeros, A would have no gradient in the first step.
-lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, lora_dropout=0.0, use_rslora=given.rslora, use_dora=given.dora, modules_to_save=given.save and given.save.split(","), init_lora_weights=False, task_type="CAUSAL_LM")
+lora = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, lora_dropout=0.0, use_rslora=given.rslora, use_dora=given.dora, modules_to_save=given.save and given.save.split(","), init_lora_weights=False, task_type="CAUSAL_LM", **given.more)
 model = peft.get_peft_model(model, lora).train()
 with torch.no_grad():
     for name, p in model.named_parameters():

@@ -1,16 +1,17 @@
 //! Adapters in PEFT's format: `adapter_config.json` and `adapter_model.safetensors`.
 
+mod config;
+
 use super::TrainError;
 use super::data::encode;
 use super::hf::read_json;
 use super::layout::StateLayout;
 use super::state::{StateIo, With};
 use super::tensor_file::{self, Entry, TensorFile};
-use serde_json::{Value, json};
 use shardlab_plan::Program;
 use shardlab_plan::config::Lora;
-use shardlab_plan::ir::{DType, HfForm, Param, ParamId};
-use std::collections::{BTreeMap, BTreeSet};
+use shardlab_plan::ir::{DType, Param, ParamId};
+use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Prefix of names in PEFT's files: that of a model within `PeftModel` and `LoraModel`.
@@ -46,7 +47,7 @@ pub fn load(
     io: &mut dyn StateIo,
 ) -> Result<(), TrainError> {
     let path = dir.join(CONFIG);
-    check(&path, &read_json(&path)?, lora)?;
+    config::check(&path, &read_json(&path)?, program, lora)?;
     let mut file = TensorFile::open(&dir.join(TENSORS))?;
     let found = find(&file, program)?;
     for (id, entry) in found {
@@ -127,97 +128,6 @@ fn find(file: &TensorFile, program: &Program) -> Result<Vec<(ParamId, Entry)>, T
     Ok(found)
 }
 
-/// Compares a configuration with the scenario's: what PEFT would compute must be what a run
-/// computes. The names of tensors show which modules have adapters or are trained in full.
-fn check(path: &Path, config: &Value, lora: &Lora) -> Result<(), TrainError> {
-    let mut differences = Vec::new();
-    let mut same = |key: &str, ours: Value, default: Value| {
-        let theirs = config.get(key).filter(|v| !v.is_null()).unwrap_or(&default);
-        let equal = match (theirs.as_f64(), ours.as_f64()) {
-            (Some(a), Some(b)) => a == b,
-            _ => *theirs == ours,
-        };
-        if !equal {
-            differences.push(format!("`{key}` is {theirs}, not {ours}"));
-        }
-    };
-    same("peft_type", "LORA".into(), Value::Null);
-    same("r", lora.r.into(), 8.into());
-    same("lora_alpha", lora.alpha.into(), 8.into());
-    same("use_rslora", lora.use_rslora.into(), false.into());
-    same("use_dora", lora.use_dora.into(), false.into());
-    same("lora_bias", false.into(), false.into());
-    same("bias", "none".into(), "none".into());
-    for key in ["rank_pattern", "alpha_pattern"] {
-        same(key, json!({}), json!({}));
-    }
-    for key in ["trainable_token_indices", "target_parameters"] {
-        same(key, Value::Null, Value::Null);
-    }
-    if differences.is_empty() {
-        return Ok(());
-    }
-    Err(TrainError::OtherModel {
-        path: path.to_owned(),
-        differences,
-    })
-}
-
-/// Returns PEFT's configuration of a program's adapters.
-fn config(program: &Program, lora: &Lora) -> Value {
-    let hf = |p: &'_ Param| p.hf.as_ref().map(|hf| hf.module.clone());
-    let adapters = program.params.iter().filter(|p| p.is_adapter());
-    let targets: BTreeSet<String> = adapters
-        .filter_map(|p| Some(hf(p)?.strip_suffix(".lora_A")?.to_owned()))
-        .collect();
-    // A name's last component stands for all layers that it ends, so all have to have adapters.
-    let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
-    let mut all: BTreeMap<String, bool> = BTreeMap::new();
-    for p in program.params.iter().filter(|p| !p.is_adapter()) {
-        if let Some(path) = hf(p) {
-            *all.entry(last(&path)).or_insert(true) &= targets.contains(&path);
-        }
-    }
-    let short = |path: &String| {
-        let end = last(path);
-        if all.get(&end) == Some(&true) {
-            end
-        } else {
-            path.clone()
-        }
-    };
-    let names: BTreeSet<String> = targets.iter().map(short).collect();
-    let saved: BTreeSet<String> = program
-        .params
-        .iter()
-        .filter(|p| p.requires_grad && !p.is_adapter())
-        .filter_map(hf)
-        .collect();
-    let saved = (!saved.is_empty()).then_some(saved);
-    let shared = |p: &Param| p.requires_grad && !p.is_adapter() && p.modules.len() > 1;
-    let transposed = |p: &Param| {
-        let form = p.hf.as_ref().map(|hf| hf.form);
-        form == Some(HfForm::Transposed)
-    };
-    json!({
-        "peft_type": "LORA",
-        "task_type": "CAUSAL_LM",
-        "base_model_name_or_path": null,
-        "r": lora.r,
-        "lora_alpha": lora.alpha,
-        "lora_dropout": 0.0,
-        "target_modules": names,
-        "use_rslora": lora.use_rslora,
-        "use_dora": lora.use_dora,
-        "bias": "none",
-        "modules_to_save": saved,
-        "ensure_weight_tying": program.params.iter().any(shared),
-        "fan_in_fan_out": program.params.iter().any(transposed),
-        "init_lora_weights": true,
-        "inference_mode": true,
-    })
-}
-
 /// Writes the adapters as a PEFT folder, in float32. All processes call it; process 0 writes.
 ///
 /// # Errors
@@ -239,7 +149,7 @@ pub fn export(
     std::fs::create_dir_all(dir).map_err(TrainError::io(dir))?;
     let path = dir.join(CONFIG);
     tensor_file::replace(&path, |out| {
-        serde_json::to_writer_pretty(out, &config(program, lora))
+        serde_json::to_writer_pretty(out, &config::of(program, lora))
             .map_err(|e| TrainError::format(&path, e.to_string()))
     })?;
     let shape = |id: &ParamId| program.params[id.index()].shape.to_vec();

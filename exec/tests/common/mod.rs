@@ -53,6 +53,10 @@ pub(crate) static DORA: Golden = Golden { name: "dora-tiny" };
 pub(crate) static LORA_SAVED: Golden = Golden {
     name: "lora-saved-tiny",
 };
+/// LoRA adapters on some layers of two of three blocks, with ranks and scalings of their own.
+pub(crate) static LORA_PATTERNS: Golden = Golden {
+    name: "lora-patterns-tiny",
+};
 pub(crate) static LORA_QV: Golden = Golden {
     name: "lora-qv-tiny",
 };
@@ -147,15 +151,22 @@ impl Golden {
             return String::new();
         };
         let c: serde_json::Value = serde_json::from_slice(&text).unwrap();
-        let saved = match &c["modules_to_save"] {
-            serde_json::Value::Null => "[]".to_owned(),
-            names => names.to_string(),
-        };
-        format!(
-            "lora = {{ r = {}, lora_alpha = {}, use_rslora = {}, use_dora = {}, target_modules = {}, \
-             modules_to_save = {saved} }}\n",
-            c["r"], c["lora_alpha"], c["use_rslora"], c["use_dora"], c["target_modules"]
-        )
+        let keys = [
+            "r",
+            "lora_alpha",
+            "use_rslora",
+            "use_dora",
+            "target_modules",
+            "exclude_modules",
+            "layers_to_transform",
+            "layers_pattern",
+            "rank_pattern",
+            "alpha_pattern",
+            "modules_to_save",
+        ];
+        let given = keys.iter().filter(|key| !c[key].is_null());
+        let lines = given.map(|key| format!("{key} = {}", in_toml(&c[key])));
+        format!("lora = {{ {} }}\n", lines.collect::<Vec<_>>().join(", "))
     }
 
     /// Trains, starting with the golden weights.
@@ -234,6 +245,15 @@ impl Golden {
             }
         }
     }
+}
+
+/// Returns a value of JSON as one of TOML.
+fn in_toml(value: &serde_json::Value) -> String {
+    let Some(entries) = value.as_object() else {
+        return value.to_string();
+    };
+    let entries = entries.iter().map(|(key, v)| format!("{key:?} = {v}"));
+    format!("{{ {} }}", entries.collect::<Vec<_>>().join(", "))
 }
 
 /// Returns the name that transformers 5 uses in memory for stacked experts. Files have a tensor per

@@ -3,12 +3,13 @@
 use super::deepspeed::DEEPSPEED;
 use super::fsdp;
 use crate::convert::{
-    ADAPTER, CONTEXT, DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, NF4, PACKED, PREFERENCES,
-    QUANTIZED, REFERENCE, SAVING, STORAGE, TENSOR, VALUES, all_linear, attention, chunked_loss,
-    clip, compiled_regions, decay_of_matrices, decomposed, double_quantization, eager_attention,
-    eight_bits, flash_attention, float8, float8_gather, four_bits_twice, full_recompute, if_true,
-    liger_norms, mixed_bf16, mixed_f16, offloaded_activations, optimizer, rank_stabilized,
-    reentrant, replicas, saved_modules, schedule, sdp_attention, shard_ranks, targets, warmup,
+    ADAPTER, CONTEXT, DATA, EVALUATION, KERNELS, LAUNCH, LAYER_COPIES, LOGGING, NF4, PACKED,
+    PREFERENCES, QUANTIZED, REFERENCE, SAVING, STORAGE, TENSOR, VALUES, adapter_alphas,
+    adapter_ranks, all_linear, attention, chunked_loss, clip, compiled_regions, decay_of_matrices,
+    decomposed, double_quantization, eager_attention, eight_bits, flash_attention, float8,
+    float8_gather, four_bits_twice, full_recompute, if_true, layers_pattern, liger_norms,
+    mixed_bf16, mixed_f16, offloaded_activations, optimizer, rank_stabilized, reentrant, replicas,
+    saved_modules, schedule, sdp_attention, shard_ranks, targets, transformed_layers, warmup,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, decisive, fact, integer, key,
@@ -177,12 +178,11 @@ const KEYS: &[Key] = &[
         "a classification head: --model names a folder whose config.json has it",
     ),
     lost("lora_target_parameters", EXPERT_ADAPTERS),
-    lost(
-        "peft_layers_to_transform",
-        "adapters are predicted in all blocks",
-    ),
-    lost("lora_rank_pattern", ONE_RANK),
-    lost("peft_layer_replication", "layers are predicted once"),
+    with("peft_layers_to_transform", transformed_layers),
+    with("peft_layers_pattern", layers_pattern),
+    with("lora_rank_pattern", adapter_ranks),
+    with("lora_alpha_pattern", adapter_alphas),
+    lost("peft_layer_replication", LAYER_COPIES),
     lost(
         "quantize_moe_experts",
         "experts are quantized like linear layers in predictions of 4-bit models",
@@ -237,7 +237,6 @@ const KEYS: &[Key] = &[
 /// Why distillation is not predicted.
 const DISTILLATION: &str = "distillation, with a second model, is not modeled";
 const EXPERT_ADAPTERS: &str = "adapters of the experts' parameters are not predicted";
-const ONE_RANK: &str = "adapters are predicted with one rank";
 const EXPERT_KERNELS: &str = "experts are predicted as grouped matmuls";
 const LOADED: &str = "weights are predicted as the keys of the adapter say";
 
@@ -543,7 +542,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "dpo_label_smoothing",
             "dpo_use_weighting",
             "model_config",
-            "lora_alpha_pattern",
             "eaft_alpha",
             "eaft_k",
             "embedding_lr",

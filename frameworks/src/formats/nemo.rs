@@ -2,15 +2,15 @@
 
 use crate::convert::{
     CONTEXT, DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, NF4, SAVING, STORAGE, VALUES, all_linear,
-    betas, clip, compiled_blocks, double_quantization, eight_bits, float8, float8_ahead,
-    float8_gather, float8_recipe, four_bits, full_recompute, if_true, replicas, schedule, set,
-    shard_ranks, targets, weights,
+    betas, clip, compiled_blocks, double_quantization, eight_bits, excluded_modules, float8,
+    float8_ahead, float8_gather, float8_recipe, four_bits, full_recompute, if_true, replicas,
+    schedule, set, shard_ranks, targets, weights,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Format, Key, Table, To, decisive, fact, integer, key, lost,
     number, quoted, with,
 };
-use crate::tree::Node;
+use crate::tree::{Node, Value};
 
 pub(crate) static NEMO: Format = Format {
     name: "NeMo Automodel",
@@ -56,10 +56,10 @@ const KEYS: &[Key] = &[
     with("model.dtype", weights),
     with("fp8.filter_fqns", super::torchtitan::float8_filters),
     lost("fp8.emulate", "8-bit matmuls are predicted on tensor cores"),
-    lost(
-        "peft.exclude_modules",
-        "adapters are predicted on these layers, too",
-    ),
+    with("peft.exclude_modules", |node| match &node.value {
+        Value::List(_) => excluded_modules(node),
+        _ => Err(node.expected("a list of names")),
+    }),
     lost(
         "peft.moe_rank_scaling",
         "adapters are predicted with one rank",

@@ -4,7 +4,7 @@ use super::ModelGraph;
 use super::declare::{Adapter, Layer, Tree};
 use super::flops::{self, Backward};
 use super::spec::Inputs;
-use crate::config::{CompileMode, Implementation, Lora, Scenario};
+use crate::config::{CompileMode, Implementation, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{
     AxisId, CollectiveKind, Const, DType, Indexing, ModelCollective, ModuleId, ModuleKind,
@@ -241,25 +241,29 @@ impl<'s> Builder<'s> {
     /// Adds an adapter's result, `result + lora_B(lora_A(x)) * scaling` (`LoraLayer.forward` of
     /// PEFT).
     fn adapted(&mut self, layer: Layer, adapter: Adapter, x: ValueId, y: ValueId) -> ValueId {
-        let delta = self.low_rank(layer, adapter, x);
-        let scaling = self.adapter_scaling();
+        let x = self.adapter_input(layer, x);
+        let delta = self.low_rank(adapter, x);
+        let scaling = adapter.scaling;
         self.within(layer.module(), |s| {
             let delta = s.scale(delta, scaling);
             s.g.binary(OpKind::Add, y, delta)
         })
     }
 
-    /// Returns an adapter's result before its scaling, `lora_B(lora_A(x))`.
-    fn low_rank(&mut self, layer: Layer, adapter: Adapter, x: ValueId) -> ValueId {
-        let p = self.s.lora.as_ref().map_or(0.0, |l| l.dropout);
-        let x = self.within(layer.module(), |s| s.dropout(x, p));
-        let low = self.product(adapter.a, x, None);
-        self.product(adapter.b, low, None)
+    /// Returns an adapter's input: that of its layer, with dropout.
+    fn adapter_input(&mut self, layer: Layer, x: ValueId) -> ValueId {
+        let p = self.adapter_dropout();
+        self.within(layer.module(), |s| s.dropout(x, p))
     }
 
-    /// Returns the factor of the results of adapters.
-    fn adapter_scaling(&self) -> f64 {
-        self.s.lora.as_ref().map_or(1.0, Lora::scaling)
+    fn adapter_dropout(&self) -> f64 {
+        self.s.lora.as_ref().map_or(0.0, |l| l.dropout)
+    }
+
+    /// Returns an adapter's result before its scaling, `lora_B(lora_A(x))`.
+    fn low_rank(&mut self, adapter: Adapter, x: ValueId) -> ValueId {
+        let low = self.product(adapter.a, x, None);
+        self.product(adapter.b, low, None)
     }
 
     /// Gives the rows of `W + scaling * B A`, which made `y`, their learned lengths: multiplies `y`
@@ -281,7 +285,8 @@ impl<'s> Builder<'s> {
 
     /// Applies a linear layer and its adapter in the operations of PEFT: `y + (m - 1) * y + m *
     /// lora_B(lora_A(x)) * scaling`, where `m` is length over norm. So backward reads the results
-    /// of both matmuls.
+    /// of both matmuls. With dropout, the second `y` is the layer's result for the dropped input,
+    /// by a matmul of its own (`DoraLinearVariant.forward`).
     fn decomposed_in_parts(
         &mut self,
         layer: Layer,
@@ -289,11 +294,13 @@ impl<'s> Builder<'s> {
         lengths: Layer,
         x: ValueId,
     ) -> ValueId {
-        let scaling = self.adapter_scaling();
+        let scaling = adapter.scaling;
         let bias = self.bias(layer);
         let y = self.product(layer, x, bias);
-        let delta = self.low_rank(layer, adapter, x);
+        let dropped = self.adapter_input(layer, x);
+        let delta = self.low_rank(adapter, dropped);
         let inverse = self.inverse_norms(layer, adapter);
+        let again = (self.adapter_dropout() > 0.0).then(|| self.product(layer, dropped, None));
         let lengths = self.weight(lengths);
         self.within(layer.module(), |s| {
             let rows = s.g.value(lengths).shape[0];
@@ -301,9 +308,10 @@ impl<'s> Builder<'s> {
             let ones = s.as_activation(ones);
             let m = s.g.binary(OpKind::Mul, inverse, lengths);
             let less = s.g.binary(OpKind::Sub, m, ones);
-            let own = match bias {
-                Some(bias) => s.g.binary(OpKind::Sub, y, bias),
-                None => y,
+            let own = match (again, bias) {
+                (Some(again), _) => again,
+                (None, Some(bias)) => s.g.binary(OpKind::Sub, y, bias),
+                (None, None) => y,
             };
             let own = s.g.binary(OpKind::Mul, own, less);
             let delta = s.g.binary(OpKind::Mul, delta, m);
@@ -316,7 +324,7 @@ impl<'s> Builder<'s> {
     /// Returns the reciprocal norms of the rows of `W + scaling * B A`, `[out]`, which have no
     /// gradient.
     fn inverse_norms(&mut self, layer: Layer, adapter: Adapter) -> ValueId {
-        let scaling = self.adapter_scaling();
+        let scaling = adapter.scaling;
         let w = self.matrix(layer);
         let [a, b] = [adapter.a, adapter.b].map(|part| self.weight(part));
         self.within(layer.module(), |s| {

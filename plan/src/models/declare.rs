@@ -2,7 +2,7 @@
 
 mod tree;
 
-use crate::config::{Lora, Model};
+use crate::config::{LayerAdapter, Lora, Model};
 use crate::ir::{
     AxisId, DeviceMesh, HfForm, HfName, Init, MAGNITUDE, Module, ModuleId, ModuleKind, ORIGINAL,
     Param, ParamId, Placement, Placements, Shape,
@@ -251,9 +251,9 @@ impl Declare {
             return;
         };
         let path = &self.tree.modules[layer.0.index()].path;
-        let wanted = |l: &&Lora| l.targets.has([path, &hf]);
-        let of = self.lora.as_ref().filter(wanted).map(|l| (l.r, l.use_dora));
-        let adapter = of.map(|(r, decomposed)| {
+        let lora = self.lora.as_ref();
+        let of = lora.and_then(|l| Some((l.adapter([path, &hf])?, l.use_dora)));
+        let adapter = of.map(|(LayerAdapter { r, scaling, .. }, decomposed)| {
             let mut part = |name: &str, shape: &[u64], init| {
                 let module = self.module(layer.0, name, ModuleKind::Layer);
                 let hf = HfName {
@@ -269,6 +269,7 @@ impl Declare {
                 b: part("lora_B", &[out, r], Init::Zeros),
                 // Runs write the lengths of the base's rows.
                 magnitude: decomposed.then(|| part(MAGNITUDE, &[out], Init::Ones)),
+                scaling,
             }
         });
         self.tree.linears.push(Linear {

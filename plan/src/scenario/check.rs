@@ -50,6 +50,7 @@ fn accepted(accept: &Accept, value: &Value) -> bool {
                     .iter()
                     .all(|e| known(&e.key).is_some_and(|(_, a)| accepted(a, &e.value)))
         }
+        (Accept::Map(of), Datum::Table(entries)) => entries.iter().all(|e| accepted(of, &e.value)),
         _ => false,
     }
 }
@@ -91,6 +92,12 @@ fn refuse(document: &Document, path: &str, accepts: &[Accept], value: &Value) ->
         }
         Datum::Table(entries) => {
             for accept in accepts {
+                if let Accept::Map(of) = accept
+                    && let Some(e) = entries.iter().find(|e| !accepted(of, &e.value))
+                {
+                    let path = format!("{path}.{:?}", e.key);
+                    return refuse(document, &path, std::slice::from_ref(*of), &e.value);
+                }
                 let Accept::Table(fields) = accept else {
                     continue;
                 };

@@ -23,7 +23,8 @@ use applies::{
     ADAPTERS, ATTENTION, CHUNKED_LAYERS, CHUNKED_LOSS, CLAMPED_GLU, COMPILED, DIVIDED_EXPERTS,
     DRAWN_ROUTING, EXPERTS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON, NO_ROPE_LAYERS, RECOMPUTE,
     ROUTED, ROW_FACTOR, SEEDED_ROUTING, SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES,
-    SEVERAL_RANKS, SHARED_EXPERT, SOME_FROZEN, SOME_SKIPPED, TEMPERATURE, TRANSFORMERS,
+    SEVERAL_RANKS, SHARED_EXPERT, SOME_FROZEN, SOME_SKIPPED, TEMPERATURE, TRANSFORMED_LAYERS,
+    TRANSFORMERS,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -86,6 +87,8 @@ pub enum Accept {
     Empty,
     /// An inline table with any of these keys, at least one.
     Table(&'static [(&'static str, Accept)]),
+    /// A table from regular expressions to values of this form.
+    Map(&'static Accept),
 }
 
 /// What a scenario file may say under one key.
@@ -191,6 +194,7 @@ impl Accept {
                     .collect();
                 format!("a table {{ {} }}", f.join(", "))
             }
+            Self::Map(of) => format!("a table from patterns to {}", of.describe_many()),
         }
     }
 
@@ -311,7 +315,7 @@ pub fn keys() -> &'static [KeyInfo] {
 }
 
 use Accept::{
-    Bool, Bytes, Choice, Empty, Integer, List, Number, Path, Short, Size, Table, Text, Tuple,
+    Bool, Bytes, Choice, Empty, Integer, List, Map, Number, Path, Short, Size, Table, Text, Tuple,
 };
 
 const ABOVE_0: f64 = f64::MIN_POSITIVE;
@@ -672,6 +676,11 @@ keys! {
     LoraR: "lora" "r" also ["rank"] [Integer(1, 65536)] "(none: no adapters)" "Rank of low-rank adapters, which are trained instead of the model's own parameters (PEFT: LoraConfig)";
     LoraAlpha: "lora" "lora_alpha" also ["alpha"] [Number(ABOVE_0, 1e6)] "8.0" "An adapter's result is scaled by lora_alpha / r" needs [ADAPTERS];
     LoraTargets: "lora" "target_modules" [Choice(&["all-linear"]), List(&Text)] "\"all-linear\"" "Linear layers that get an adapter: all-linear (all linear layers of the blocks), or those whose path ends in a match of a list of globs, with names as in `shardlab plan` or Hugging Face, for example [\"q_proj\", \"v_proj\"]" needs [ADAPTERS];
+    ExcludeModules: "lora" "exclude_modules" [Text, List(&Text), Empty] "[]" "Layers without an adapter among the targets: globs as in `target_modules`, or one regular expression for the whole path, as in PEFT" needs [ADAPTERS];
+    LayersToTransform: "lora" "layers_to_transform" [Integer(0, 4095), List(&Integer(0, 4095)), Empty] "[]" "Numbers of the blocks that have adapters; empty: all. A layer whose full path is in `target_modules` has one in any block" needs [ADAPTERS];
+    LayersPattern: "lora" "layers_pattern" [Text, List(&Text), Empty] "[]" "Names of the lists of blocks, in Hugging Face's code, that layers_to_transform counts; empty: the first numbered list of a path" needs [TRANSFORMED_LAYERS];
+    RankPattern: "lora" "rank_pattern" [Map(&Integer(1, 65536))] "{}" "Ranks of layers that differ from `r`: a table from regular expressions, which match the last components of a path, to ranks. The first one that matches counts, as in PEFT, for example { \"down_proj\" = 32 }" needs [ADAPTERS];
+    AlphaPattern: "lora" "alpha_pattern" [Map(&Number(ABOVE_0, 1e6))] "{}" "The same for lora_alpha" needs [ADAPTERS];
     LoraDropout: "lora" "lora_dropout" [Number(0.0, 1.0)] "0.0" "Dropout probability of adapter inputs, for predictions. Above 0 only with implementation transformers" needs [ADAPTERS];
     UseDora: "lora" "use_dora" [Bool] "false" "Weight-decomposed adapters (DoRA): each row of the adapted weight has a learned magnitude, which is initialized with the norm of the row" needs [ADAPTERS];
     ModulesToSave: "lora" "modules_to_save" [List(&Text), Empty] "[]" "Modules that are trained in full next to the adapters: globs that the end of a module's path matches, with names as in `shardlab plan` or Hugging Face, for example [\"embed_tokens\", \"lm_head\"]" needs [ADAPTERS];

@@ -164,12 +164,21 @@ fn options(d: &Document) -> ModelOptions {
     options
 }
 
-/// Returns the adapters, if there is a rank.
+/// Returns the adapters, if there is a rank. Validation refuses texts that are no expressions.
 fn lora(d: &Document) -> Option<Lora> {
+    let lists: Vec<String> = d.items(Key::LayersPattern);
+    let lists = lists
+        .iter()
+        .filter_map(|list| Expression::of_list(list).ok());
     Some(Lora {
         r: d.given(Key::LoraR)?,
         alpha: d.setting(Key::LoraAlpha),
         targets: d.setting(Key::LoraTargets),
+        exclude: d.setting(Key::ExcludeModules),
+        layers: d.items(Key::LayersToTransform),
+        layers_pattern: lists.collect(),
+        rank_pattern: d.setting(Key::RankPattern),
+        alpha_pattern: d.setting(Key::AlphaPattern),
         dropout: d.setting(Key::LoraDropout),
         use_rslora: d.setting(Key::UseRslora),
         use_dora: d.setting(Key::UseDora),

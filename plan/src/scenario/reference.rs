@@ -103,6 +103,7 @@ fn accepts(forms: &[Accept]) -> String {
                     .collect();
                 format!("table: {}", all.join("; "))
             }
+            Accept::Map(of) => format!("table from patterns to {}", accepts(&[**of])),
         })
         .collect();
     text(&each.join(" or "))

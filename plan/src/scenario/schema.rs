@@ -135,5 +135,6 @@ fn form(accept: &Accept) -> Value {
             schema["minProperties"] = 1.into();
             schema
         }
+        Accept::Map(of) => json!({ "type": "object", "additionalProperties": form(of) }),
     }
 }

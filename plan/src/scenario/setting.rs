@@ -4,8 +4,9 @@ use super::keys::{KEYS, Key};
 use super::merge::Document;
 use super::value::{Datum, Value, convert};
 use crate::config::{
-    Atomic, Bias, CudaGraph, DocumentLengths, Family, LengthDistribution, LoraTargets, Offload,
-    ParamGroup, Prefetch, PrefetchList, RecomputeLayers, Reshard, Scope, SkippedBlocks, Words,
+    Atomic, Bias, CudaGraph, DocumentLengths, Excluded, Expression, Family, LengthDistribution,
+    LoraTargets, Offload, ParamGroup, Patterns, Prefetch, PrefetchList, RecomputeLayers, Reshard,
+    Scope, SkippedBlocks, Words,
 };
 use crate::ir::Documents;
 use crate::units::Bytes;
@@ -36,6 +37,15 @@ impl Document {
     /// Returns the value of a key, if it has one.
     pub(crate) fn given<T: Setting>(&self, key: Key) -> Option<T> {
         self.value(key).and_then(T::of)
+    }
+
+    /// Returns the items of a key's list, or its value as the only one; none if it has no value.
+    pub(crate) fn items<T: Setting>(&self, key: Key) -> Vec<T> {
+        let Some(value) = self.value(key) else {
+            return Vec::new();
+        };
+        let items = value.array().unwrap_or(std::slice::from_ref(value));
+        items.iter().filter_map(T::of).collect()
     }
 
     /// Returns the value of a key with a literal default.
@@ -231,6 +241,23 @@ impl Setting for LoraTargets {
     fn of(value: &Value) -> Option<Self> {
         let some = Vec::of(value).map(Self::Patterns);
         some.or_else(|| value.str().map(|_| Self::AllLinear))
+    }
+}
+
+/// Texts that are no expressions do not count: validation refuses them.
+impl<T: Setting + Copy> Setting for Patterns<T> {
+    fn of(value: &Value) -> Option<Self> {
+        let entries = value.table()?.iter();
+        let valid = entries.filter(|e| Expression::of_ending(&e.key).is_ok());
+        let read = valid.map(|e| Some((e.key.as_str(), T::of(&e.value)?)));
+        Self::new(read.collect::<Option<Vec<_>>>()?).ok()
+    }
+}
+
+impl Setting for Excluded {
+    fn of(value: &Value) -> Option<Self> {
+        let some = Vec::of(value).map(Self::Patterns);
+        some.or_else(|| Expression::of_path(value.str()?).ok().map(Self::Expression))
     }
 }
 

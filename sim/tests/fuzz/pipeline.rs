@@ -157,6 +157,11 @@ fn value(accept: &Accept, c: &mut Choices<'_>, out: &mut String) {
             }
             out.push_str(" }");
         }
+        Accept::Map(of) => {
+            write!(out, "{{ {:?} = ", c.pick(PATTERNS)).expect("writing to a string");
+            value(of, c, out);
+            out.push_str(" }");
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 use super::*;
 use crate::train::testing::{Memory, scenario_of};
 use crate::train::{hf, init};
+use serde_json::json;
 use shardlab_plan::Scenario;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 const LLAMA: &str = "[model]\nfamily = \"llama\"\nlayers = 3\nhidden = 64\nheads = 4\nkv_heads = 2\nffn = 112\nvocab = 256\nmax_seq_len = 64\n\
@@ -115,7 +117,7 @@ fn saved_modules_of_peft_survive_loading_and_export() {
 fn the_configuration_names_the_targets() {
     let names = |set: &[&str]| {
         let l = Loaded::new(set);
-        let config = config(&l.program, &l.lora());
+        let config = config::of(&l.program, &l.lora());
         let names = config["target_modules"].as_array().unwrap();
         let names = names.iter().map(|n| n.as_str().unwrap().to_owned());
         (names.collect::<Vec<_>>(), config)
@@ -159,7 +161,7 @@ fn folders_that_do_not_fit_are_refused() {
     let other = Loaded::new(&["lora.r=8", "lora.lora_alpha=4", "lora.use_rslora=true"]).fault(&dir);
     assert!(
         other.ends_with(
-            "`r` is 4, not 8; `lora_alpha` is 8, not 4.0; `use_rslora` is false, not true"
+            "`r` is 4, not 8; `lora_alpha` is 8, not 4; `use_rslora` is false, not true"
         ),
         "{other}"
     );
@@ -180,6 +182,72 @@ fn folders_that_do_not_fit_are_refused() {
             || wider.contains("has shape [112, 4], the adapter's is [176, 4]"),
         "{wider}"
     );
+}
+
+const PATTERNS: [&str; 5] = [
+    "lora.target_modules=[\"q_proj\", \"v_proj\", \"w1\", \"w2\", \"model.layers.0.self_attn.o_proj\"]",
+    "lora.layers_to_transform=[1, 2]",
+    "lora.exclude_modules=[\"layers.2.self_attn.v_proj\"]",
+    "lora.rank_pattern={ 'layers.1.attention.q' = 6, down_proj = 2, 'layers\\.\\d+\\.mlp\\..*' = 8 }",
+    "lora.alpha_pattern={ v_proj = 16, 'layers.2.*' = 2 }",
+];
+
+/// Ranks and scalings of single layers, some blocks, and layers that are left out.
+#[test]
+fn patterns_of_peft_survive_loading_and_export() {
+    let original = tensors(&golden("lora-patterns-tiny"));
+    assert_eq!(original.len(), 2 * 8);
+    let mut l = Loaded::new(&PATTERNS);
+    l.load(&golden("lora-patterns-tiny")).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    l.export(dir.path());
+    assert_eq!(tensors(dir.path()), original);
+    l.load(dir.path()).unwrap();
+    let config = read_json(&dir.path().join(CONFIG)).unwrap();
+    let layer = |n: u32, name: &str| format!("model.layers.{n}.{name}");
+    for (key, want) in [
+        (
+            "target_modules",
+            json!([
+                "down_proj",
+                "gate_proj",
+                layer(0, "self_attn.o_proj"),
+                "q_proj",
+                "v_proj"
+            ]),
+        ),
+        ("exclude_modules", json!([layer(2, "self_attn.v_proj")])),
+        ("layers_to_transform", json!([1, 2])),
+        ("layers_pattern", json!(null)),
+        (
+            "rank_pattern",
+            json!({ "down_proj": 2, "gate_proj": 8, (layer(1, "self_attn.q_proj")): 6 }),
+        ),
+        (
+            "alpha_pattern",
+            json!({
+                (layer(2, "mlp.down_proj")): 2.0,
+                (layer(2, "mlp.gate_proj")): 2.0,
+                (layer(2, "self_attn.q_proj")): 2.0,
+                "v_proj": 16.0,
+            }),
+        ),
+    ] {
+        assert_eq!(config[key], want, "{key}");
+    }
+}
+
+#[test]
+fn patterns_that_differ_are_refused() {
+    let dir = golden("lora-patterns-tiny");
+    let mut set = PATTERNS;
+    set[4] = "lora.alpha_pattern={ v_proj = 16 }";
+    let fault = Loaded::new(&set).fault(&dir);
+    let what = "`lora_alpha` of `model.layers.2.self_attn.q_proj` is 2, not 8";
+    assert!(fault.ends_with(what), "{fault}");
+    let fault = Loaded::new(&[]).fault(&dir);
+    let what = "`r` of `model.layers.0.mlp.gate_proj` is 8, not 4";
+    assert!(fault.contains(what), "{fault}");
 }
 
 /// A folder with the model and its adapters holds both; each loader takes its own.

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::compile::full;
-use crate::config::{Lora, LoraTargets, RecomputeLayers};
+use crate::config::{Lora, LoraTargets, Patterns, RecomputeLayers};
 use crate::models::declare;
 
 /// Compares the tape of a model with these units made from a shallow one with that built whole.
@@ -94,15 +94,29 @@ fn repeating_a_block_with_adapters_equals_building_it() {
         s.train.recompute = recompute;
         s.model.layers = 8;
         s.lora = Some(Lora {
-            modules_to_save: Vec::new(),
-            r: 4,
-            alpha: 8.0,
             targets,
-            dropout: 0.0,
-            use_rslora: false,
-            use_dora: false,
+            ..Lora::of_rank(4)
         });
         let name = format!("{:?} {recompute:?}", s.lora);
         assert_repeats(&s, &|m| m.0 == 0, &name);
+    }
+}
+
+/// Blocks whose adapters have other scalings are not alike.
+#[test]
+fn blocks_with_other_scalings_are_built() {
+    let mut s = tiny(Family::Llama);
+    s.model.layers = 8;
+    let repeats = |s: &Scenario| {
+        let tree = declare(s, s.model.layers).tree;
+        crate::compile::repeat(s, &tree, side_by_side(&|m| m.0 == 0)).is_some()
+    };
+    for (pattern, alike) in [("attention.v", true), ("layers.5.attention.v", false)] {
+        let alpha_pattern = Patterns::new([(pattern, 2.0)]).unwrap();
+        s.lora = Some(Lora {
+            alpha_pattern,
+            ..Lora::of_rank(4)
+        });
+        assert_eq!(repeats(&s), alike, "{pattern}");
     }
 }

@@ -1,6 +1,6 @@
 //! Tests which parameters are trained, kept, gathered and reduced with adapters.
 
-use super::{LLAMA, at_rest, matmuls, program, steady};
+use super::{LLAMA, TapeOp, at_rest, matmuls, program, steady};
 use crate::check::check;
 use crate::ir::{DType, Holds, OpKind, Param, Role, ShardOp};
 use crate::program::{Op, Program};
@@ -32,6 +32,72 @@ fn trained_parameters_are_as_many_as_pefts() {
     // DoRA adds a magnitude for each row: 43,008 per block.
     let dora = of(&["lora.use_dora=true"]);
     assert_eq!(dora, (8_073_580_544, 43_319_296));
+}
+
+/// Counts are those of PEFT 0.21 for Llama 3 8B, on torch's meta device.
+#[test]
+fn patterns_pick_as_many_parameters_as_in_peft() {
+    let of = |set: &[&str]| {
+        let text = "[model]\npreset = \"llama3-8b\"\n[lora]\nr = 16\n[mesh]\nhardware = \"cpu\"\ndp_shard = 8\n";
+        let set: Vec<String> = set.iter().map(|s| format!("lora.{s}")).collect();
+        let s = parse("test", text, &set).unwrap();
+        counts(&crate::models::testing::modules_and_params(&s).1).1
+    };
+    let qv = "target_modules=['q_proj', 'v_proj']";
+    let ends = r"'layers\.(0|31)\..*' = 2";
+    for (set, trained) in [
+        // The first pattern that matches counts.
+        (
+            &[&*format!("rank_pattern={{ down_proj = 64, {ends} }}")][..],
+            68_476_928,
+        ),
+        (
+            &[&*format!("rank_pattern={{ {ends}, down_proj = 64 }}")],
+            66_191_360,
+        ),
+        (
+            &[
+                qv,
+                "rank_pattern={ '^model.layers.0.self_attn.q_proj' = 32 }",
+            ],
+            6_946_816,
+        ),
+        (&[qv, "layers_to_transform=[0, 1, 30, 31]"], 851_968),
+        (
+            &[qv, "layers_to_transform=7", "layers_pattern='layers'"],
+            212_992,
+        ),
+        (
+            &[
+                "target_modules=['q_proj', 'model.layers.0.mlp.up_proj']",
+                "layers_to_transform=[1, 2]",
+            ],
+            557_056,
+        ),
+        (
+            &["exclude_modules=['down_proj', 'layers.3.self_attn.q_proj']"],
+            32_374_784,
+        ),
+        (
+            &[r"exclude_modules='.*\.layers\.(1\d|2\d)\..*'"],
+            15_728_640,
+        ),
+        // The scaling is no parameter.
+        (&["alpha_pattern={ q_proj = 32 }"], 41_943_040),
+    ] {
+        assert_eq!(of(set), trained, "{set:?}");
+    }
+}
+
+/// The same for GPT-2, whose blocks are in a list with another name.
+#[test]
+fn lists_of_blocks_have_the_names_of_the_code() {
+    let text = "[model]\npreset = \"gpt2\"\n[mesh]\nhardware = \"cpu\"\ndp_shard = 8\n[lora]\nr = 8\n\
+        target_modules = [\"c_attn\", \"mlp.c_proj\"]\nlayers_to_transform = [0, 11]\nlayers_pattern = \"h\"\n\
+        rank_pattern = { c_proj = 4 }\n";
+    let s = parse("test", text, &[]).unwrap();
+    let of = counts(&crate::models::testing::modules_and_params(&s).1);
+    assert_eq!(of, (124_519_680, 79_872));
 }
 
 /// In transformers 5, routers and experts are not linear layers. Only attention has adapters, with
@@ -227,4 +293,39 @@ fn backward_computes_what_adapters_need() {
     // Only the down projection of the second block: the head, then B, the result of A, and A.
     let last = "lora.target_modules=[\"layers.1.mlp.w2\"]";
     assert_eq!(matmuls(&["lora.r=4", last]), [15 + 2, 1 + 3]);
+}
+
+/// With dropout, DoRA in PEFT's code has no result of the layer for the adapter's input, and
+/// multiplies by the frozen weight again. Under `TorchDispatchMode`, PEFT 0.21 runs 14 more matmuls
+/// in forward (one per layer), and 11 more in backward: the first block's queries, keys and values
+/// need no gradient of their input. Without dropout, backward has 65 in both.
+#[test]
+fn dropout_of_decomposed_adapters_repeats_the_layer() {
+    let peft = [
+        "model.implementation=transformers",
+        "fsdp.policy=fsdp2",
+        "lora.r=4",
+    ];
+    let of = |more: &[&'static str]| [&peft[..], more].concat();
+    let dora = "lora.use_dora=true";
+    let dropout = "lora.lora_dropout=0.1";
+    assert_eq!(matmuls(&of(&[dropout])), [15 + 28, 65]);
+    // `B A`, one matmul per layer.
+    assert_eq!(matmuls(&of(&[dora])), [15 + 28 + 14, 65]);
+    assert_eq!(matmuls(&of(&[dora, dropout])), [15 + 28 + 14 + 14, 65 + 11]);
+    let one = "lora.target_modules=[\"q_proj\"]";
+    assert_eq!(matmuls(&of(&[dora, one]))[1], 19);
+    assert_eq!(matmuls(&of(&[dora, one, dropout]))[1], 20);
+    let tape = crate::tape_of(&super::scenario(LLAMA, &of(&[dora, dropout]))).unwrap();
+    let dropouts = |ops: &[TapeOp]| {
+        let named = |op: &&TapeOp| {
+            matches!(op, TapeOp::Launch { kernel, .. }
+                if tape.kernels[kernel.index()].name.starts_with("dropout"))
+        };
+        ops.iter().filter(named).count()
+    };
+    assert_eq!(
+        [dropouts(&tape.forward), dropouts(&tape.backward)],
+        [14, 11]
+    );
 }

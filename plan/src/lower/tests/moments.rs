@@ -234,6 +234,11 @@ fn muon_is_refused_where_it_has_no_form() {
     };
     refused(
         &["fsdp.policy=fsdp2"],
+        "under fsdp2, ranks have rows of matrices, and DTensor chooses the collectives",
+        "set fsdp.policy = \"native\"",
+    );
+    refused(
+        &["fsdp.policy=megatron"],
         "muon is built for policy native outside compile mode full",
         "set fsdp.policy = \"native\"",
     );

@@ -72,6 +72,8 @@ pub(crate) struct Adapter {
     pub(crate) a: Layer,
     pub(crate) b: Layer,
     pub(crate) magnitude: Option<Layer>,
+    /// Factor of the result.
+    pub(crate) scaling: f64,
 }
 
 impl Tree {
@@ -124,7 +126,16 @@ impl Tree {
             let params = self.params[start..start + params].iter();
             params.map(|p| (&p.shape, p.placements, p.is_adapter()))
         };
-        let same = |n| kinds(n).eq(kinds(0)) && shapes(n).eq(shapes(0));
+        let scalings = |n: usize| {
+            let [first, after] = [self.starts[n].0, self.starts[n + 1].0];
+            let inside = self
+                .linears
+                .iter()
+                .filter(move |l| (first..after).contains(&l.layer));
+            inside.map(|l| l.adapter.map(|a| a.scaling))
+        };
+        let same =
+            |n| kinds(n).eq(kinds(0)) && shapes(n).eq(shapes(0)) && scalings(n).eq(scalings(0));
         (alike && (1..blocks.count as usize).all(same)).then_some(blocks)
     }
 

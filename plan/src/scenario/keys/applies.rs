@@ -58,6 +58,13 @@ pub(super) const ADAPTERS: Need = Need {
     otherwise: "without a rank (lora.r) there are no adapters",
 };
 
+pub(super) const TRANSFORMED_LAYERS: Need = Need {
+    by: Key::LayersToTransform,
+    holds: |s| s.lora.as_ref().is_some_and(|lora| !lora.layers.is_empty()),
+    words: "`layers_to_transform`",
+    otherwise: "all blocks have adapters",
+};
+
 pub(super) const CLAMPED_GLU: Need = Need {
     by: Key::Glu,
     holds: |s| s.model.options.experts.glu == Glu::GptOss,

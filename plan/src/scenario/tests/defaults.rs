@@ -443,6 +443,11 @@ fn the_table_tells_the_true_defaults() {
                     "force_routing",
                     "exclude",
                     "modules_to_save",
+                    "exclude_modules",
+                    "layers_to_transform",
+                    "layers_pattern",
+                    "rank_pattern",
+                    "alpha_pattern",
                 ]
                 .contains(&info.key) =>
             {

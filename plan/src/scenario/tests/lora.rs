@@ -18,7 +18,8 @@ fn defaults_are_those_of_peft() {
     // The model is kept in the type that it computes in.
     assert_eq!(s.precision.frozen_params, Some(FrozenType::Bf16));
     let s = minimal(&["lora.rank=16", "lora.alpha=32"]).unwrap();
-    assert_eq!(s.lora.unwrap().scaling(), 2.0);
+    let lora = s.lora.unwrap();
+    assert_eq!((lora.r, lora.alpha), (16, 32.0));
     assert_eq!(minimal(&[]).unwrap().lora, None);
 }
 
@@ -123,6 +124,107 @@ fn modules_to_save_are_refused_where_they_cannot_be() {
     let preset = "model.preset=\"qwen3-30b-a3b\"";
     let stack = fault(&[preset, "lora.modules_to_save=[\"experts.down\"]"]);
     assert!(stack.contains("stored in another form"), "{stack}");
+}
+
+/// Patterns that match nothing are errors at their place.
+#[test]
+fn patterns_that_match_nothing_name_the_nearest_module() {
+    let qv = "lora.target_modules=[\"q_proj\", \"v_proj\"]";
+    for (set, message, help) in [
+        (
+            &["lora.rank_pattern={ q_porj = 4 }"][..],
+            "rank_pattern pattern `q_porj` matches no layer with an adapter",
+            "did you mean `q_proj`?",
+        ),
+        // The layer exists, but has no adapter.
+        (
+            &[qv, "lora.alpha_pattern={ '.*down_proj' = 4 }"],
+            "alpha_pattern pattern `.*down_proj` matches no layer with an adapter",
+            "layers with an adapter: q (q_proj), v (v_proj)",
+        ),
+        (
+            &["lora.rank_pattern={ '(?=q)' = 4 }"],
+            "`(?=q)` is not a regular expression (without references and look-around)",
+            "",
+        ),
+        (
+            &["lora.exclude_modules=[\"up_prjo\"]"],
+            "exclude_modules pattern `up_prjo` matches no module",
+            "did you mean `up_proj`?",
+        ),
+        (
+            &["lora.exclude_modules=\"up_proj\""],
+            "exclude_modules expression `up_proj` matches no module",
+            "did you mean `up_proj`?",
+        ),
+        (
+            &["lora.exclude_modules=[\"q*(\"]"],
+            "`(` in a module pattern",
+            "",
+        ),
+        (
+            &["lora.layers_to_transform=[0, 40]"],
+            "layers_to_transform has block 40, which has no linear layer",
+            "blocks of linear layers: 0 to 31",
+        ),
+        (
+            &[
+                "lora.layers_to_transform=0",
+                "lora.layers_pattern=\"layer\"",
+            ],
+            "layers_pattern `layer` is followed by a number in no layer's path",
+            "did you mean `layers`?",
+        ),
+        (
+            &["lora.layers_pattern=[\"layers\"]"],
+            "`layers_pattern` has no effect here: all blocks have adapters",
+            "",
+        ),
+        (
+            &[qv, "lora.exclude_modules=[\"self_attn.*\"]"],
+            "no layer is left that has an adapter",
+            "",
+        ),
+        (
+            &["lora.rank_pattern={ q_proj = 0 }"],
+            "`lora.rank_pattern.\"q_proj\"` must be an integer from 1 to 65536, not 0",
+            "",
+        ),
+        (
+            &["lora.alpha_pattern={ q_proj = 0.0 }"],
+            "`lora.alpha_pattern.\"q_proj\"` must be a number above 0",
+            "",
+        ),
+        (&["lora.rank_pattern=[4]"], "a table from patterns to", ""),
+    ] {
+        let e = fault(set);
+        assert!(e.contains(message) && e.contains(help), "{set:?}: {e}");
+    }
+}
+
+/// Errors are at the pattern, not at the key.
+#[test]
+fn patterns_have_positions() {
+    let text = "[model]\npreset = \"llama3-8b\"\n[mesh]\nhardware = \"cpu\"\ndp_shard = 2\n\
+        [lora]\nr = 8\n[lora.rank_pattern]\nq_proj = 4\nk_porj = 2\n";
+    let e = crate::scenario::parse("job.toml", text, &[]).unwrap_err();
+    assert!(e.to_string().contains("job.toml:10:1"), "{e}");
+}
+
+/// The resolved section has the patterns in their order.
+#[test]
+fn patterns_are_resolved_as_written() {
+    let s = minimal(&[
+        "lora.r=4",
+        "lora.rank_pattern={ v_proj = 2, k_proj = 8 }",
+        "lora.layers_to_transform=3",
+        "lora.layers_pattern=\"layers\"",
+        "lora.exclude_modules=\".*up_proj\"",
+    ])
+    .unwrap();
+    let json = serde_json::to_string(&s.lora).unwrap();
+    let want = r#""exclude_modules":".*up_proj","layers_to_transform":[3],"layers_pattern":["layers"],"rank_pattern":{"v_proj":2,"k_proj":8}"#;
+    assert!(json.contains(want), "{json}");
 }
 
 #[test]

@@ -1,8 +1,12 @@
 //! Rules for `[lora]` and frozen parameters.
 
+mod patterns;
+
 use super::Checked;
 use crate::config::pattern::glob;
-use crate::config::{Family, FrozenType, Implementation, LoraTargets, Scenario, saves, targets};
+use crate::config::{
+    Family, FrozenType, Implementation, Lora, LoraTargets, Scenario, saves, targets,
+};
 use crate::ir::{HfForm, Param};
 use crate::models;
 use crate::models::declare::Tree;
@@ -51,6 +55,12 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Err(error.with_help(format!("families with adapters: {}", names.join(", "))));
     }
     modules_to_save(d, &tree)?;
+    target_modules(d, lora, &linears)?;
+    patterns::check(d, lora, &tree)
+}
+
+/// Refuses globs that match no linear layer.
+fn target_modules(d: &Document, lora: &Lora, linears: &[[&str; 2]]) -> Checked {
     if let LoraTargets::AllLinear = lora.targets {
         return Ok(());
     }
@@ -63,7 +73,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
             let error = d.error(pattern.origin, message);
             return Err(error
                 .of(ScenarioErrorKind::NoMatch)
-                .with_help(hint(text, ("linear layers", &linears))));
+                .with_help(hint(text, ("linear layers", linears))));
         }
     }
     Ok(())

@@ -14,10 +14,21 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     }
     let (key, refuse) = (Key::Optimizer, "\"adamw\"");
     if s.fsdp.policy != PolicyKind::Native || fully_compiled(s) {
-        let why = "muon is built for policy native outside compile mode full: the other engines shard \
-                   the rows of a matrix, and Muon needs all of them on one rank";
+        let why = match s.fsdp.policy {
+            // Observed with `CommDebugMode`: see docs/explanation/optimizers.md.
+            PolicyKind::Fsdp2 => {
+                "muon is built for policy native outside compile mode full: under fsdp2, ranks have rows of \
+                 matrices, and DTensor chooses the collectives of each matmul of torch.optim.Muon from \
+                 shapes and ranks, in a way that changes with PyTorch"
+            }
+            _ => {
+                "muon is built for policy native outside compile mode full: the other engines shard \
+                 the rows of a matrix, and Muon needs all of them on one rank"
+            }
+        };
         let error = cannot(d, key, &[Key::Policy, Key::Mode], why, refuse);
-        return Err(error.with_help("set fsdp.policy = \"native\""));
+        let help = "set fsdp.policy = \"native\", which gives each rank whole matrices, and compile.mode other than \"full\"";
+        return Err(error.with_help(help));
     }
     if s.mesh.tp > 1 {
         let why = "muon does not support tensor parallelism: ranks have parts of matrices";

@@ -1,0 +1,160 @@
+//! Rules for the keys of `[lora]` that pick layers among the targets, or change their adapters.
+
+use super::{Checked, hint};
+use crate::config::pattern::glob;
+use crate::config::{Expression, Lora, targets};
+use crate::models::declare::Tree;
+use crate::names::nearest;
+use crate::scenario::keys::Key;
+use crate::scenario::merge::Document;
+use crate::scenario::value::{Origin, Value};
+use crate::scenario::{ScenarioError, ScenarioErrorKind};
+use std::collections::BTreeSet;
+
+/// Paths of modules: in this project, and in Hugging Face's code.
+type Paths<'t> = [[&'t str; 2]];
+
+pub(super) fn check(d: &Document, lora: &Lora, tree: &Tree) -> Checked {
+    let linears: Vec<[&str; 2]> = tree.linears().collect();
+    exclude_modules(d, tree)?;
+    layers_pattern(d, &linears)?;
+    layers_to_transform(d, lora, &linears)?;
+    let adapted: Vec<[&str; 2]> = linears
+        .into_iter()
+        .filter(|p| lora.adapter(*p).is_some())
+        .collect();
+    if adapted.is_empty() {
+        return Err(no_adapter(d));
+    }
+    for key in [Key::RankPattern, Key::AlphaPattern] {
+        changed(d, key, &adapted)?;
+    }
+    Ok(())
+}
+
+/// Returns the error for a pattern that matches nothing.
+fn no_match(d: &Document, at: Origin, message: String) -> ScenarioError {
+    d.error(at, message).of(ScenarioErrorKind::NoMatch)
+}
+
+/// Returns the texts of a key whose value is one text or a list.
+fn texts(d: &Document, key: Key) -> impl Iterator<Item = (Origin, &str)> {
+    let value = d.value(key).into_iter();
+    let items = value.flat_map(|v| v.array().unwrap_or(std::slice::from_ref(v)));
+    items.filter_map(|item| Some((item.origin, item.str()?)))
+}
+
+/// Refuses globs and expressions that match no module. Modules that are no targets, such as the
+/// output projection, may be named.
+fn exclude_modules(d: &Document, tree: &Tree) -> Checked {
+    let base = tree.params.iter().filter(|p| !p.is_adapter());
+    let modules: Vec<[&str; 2]> = base.flat_map(|p| tree.paths(p)).collect();
+    let is_list = d
+        .value(Key::ExcludeModules)
+        .and_then(Value::array)
+        .is_some();
+    for (at, text) in texts(d, Key::ExcludeModules) {
+        let matches = if is_list {
+            glob(text).map_err(|message| d.error(at, message))?;
+            modules.iter().any(|paths| targets(text, *paths))
+        } else {
+            let expression = Expression::of_path(text).map_err(|message| d.error(at, message))?;
+            modules
+                .iter()
+                .flatten()
+                .any(|path| expression.matches(path))
+        };
+        if !matches {
+            let what = if is_list { "pattern" } else { "expression" };
+            let message = format!("exclude_modules {what} `{text}` matches no module");
+            let error = no_match(d, at, message);
+            return Err(error.with_help(hint(text, ("modules", &modules))));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses names that are no list of blocks.
+fn layers_pattern(d: &Document, linears: &Paths<'_>) -> Checked {
+    for (at, text) in texts(d, Key::LayersPattern) {
+        let list = Expression::of_list(text).map_err(|message| d.error(at, message))?;
+        if linears.iter().any(|[_, hf]| list.number_in(hf).is_some()) {
+            continue;
+        }
+        let message = format!("layers_pattern `{text}` is followed by a number in no layer's path");
+        let lists = lists(linears);
+        let help = match nearest(text, lists.iter().copied()) {
+            Some(near) => format!("did you mean `{near}`?"),
+            None => format!("lists: {}", Vec::from_iter(lists).join(", ")),
+        };
+        return Err(no_match(d, at, message).with_help(help));
+    }
+    Ok(())
+}
+
+/// Returns the components that numbers follow in Hugging Face's paths.
+fn lists<'t>(linears: &Paths<'t>) -> BTreeSet<&'t str> {
+    let is_number = |part: &str| part.bytes().all(|b| b.is_ascii_digit());
+    let of = |path: &'t str| {
+        let parts: Vec<&str> = path.split('.').collect();
+        let at = parts.iter().position(|part| is_number(part));
+        at.and_then(|at| parts.get(at.checked_sub(1)?).copied())
+    };
+    linears.iter().filter_map(|[_, hf]| of(hf)).collect()
+}
+
+/// Refuses numbers of blocks that the model does not have.
+fn layers_to_transform(d: &Document, lora: &Lora, linears: &Paths<'_>) -> Checked {
+    let Some(value) = d.value(Key::LayersToTransform) else {
+        return Ok(());
+    };
+    let blocks: BTreeSet<u64> = linears
+        .iter()
+        .filter_map(|[_, hf]| lora.block_of(hf))
+        .collect();
+    for item in value.array().unwrap_or(std::slice::from_ref(value)) {
+        let Some(number) = item.integer().filter(|n| !blocks.contains(n)) else {
+            continue;
+        };
+        let message = format!("layers_to_transform has block {number}, which has no linear layer");
+        let help = match (blocks.first(), blocks.last()) {
+            (Some(first), Some(last)) => format!("blocks of linear layers: {first} to {last}"),
+            _ => "name the list of blocks: lora.layers_pattern = [\"layers\"]".to_owned(),
+        };
+        return Err(no_match(d, item.origin, message).with_help(help));
+    }
+    Ok(())
+}
+
+/// Returns the error for targets that other keys all leave out.
+fn no_adapter(d: &Document) -> ScenarioError {
+    let keys = [
+        Key::ExcludeModules,
+        Key::LayersToTransform,
+        Key::LoraTargets,
+    ];
+    let error = d.conflict(&keys, "no layer is left that has an adapter");
+    error
+        .of(ScenarioErrorKind::NoMatch)
+        .with_help("exclude fewer layers")
+}
+
+/// Refuses patterns that match no layer with an adapter.
+fn changed(d: &Document, key: Key, adapted: &Paths<'_>) -> Checked {
+    for entry in d.value(key).and_then(Value::table).unwrap_or_default() {
+        let (at, text) = (entry.key_origin, &*entry.key);
+        let expression = Expression::of_ending(text).map_err(|message| d.error(at, message))?;
+        if adapted
+            .iter()
+            .flatten()
+            .any(|path| expression.matches(path))
+        {
+            continue;
+        }
+        let name = key.info().key;
+        let message = format!("{name} pattern `{text}` matches no layer with an adapter");
+        let help = hint(text, ("layers with an adapter", adapted));
+        return Err(no_match(d, at, message).with_help(help));
+    }
+    Ok(())
+}
