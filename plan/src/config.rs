@@ -31,6 +31,7 @@ mod routing;
 mod row_shortage;
 mod sound;
 mod stages;
+mod tokens;
 mod train;
 mod vision;
 
@@ -40,7 +41,7 @@ pub use decoder::{
     Activation, AttnImplementation, ExpertCode, Head, ImagePooling, Implementation, LayerType,
     Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
-pub use documents::{DocumentLengths, LengthDistribution};
+pub use documents::{DataDocuments, DocumentLengths, LengthDistribution, MeasuredLengths};
 pub use encoder::TextEncoder;
 pub use experts::{AuxLoss, Experts, Glu, Router};
 pub use float8::{Float8, Float8Format, Float8Recipe, Float8Saved};
@@ -68,6 +69,7 @@ pub use row_shortage::RowShortage;
 use serde::Serialize;
 pub use sound::Sound;
 pub use stages::{Stage, Stages};
+pub use tokens::TokenWidth;
 pub use train::{
     AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers,
     SkippedBlocks, Train,

@@ -19,8 +19,8 @@ use crate::base::element::{Element, match_dtype, push};
 use crate::base::random::Sequence;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
-use shardlab_plan::config::{Family, Model, Scenario};
-use shardlab_plan::ir::{BufferId, Const, ConstId, DType, DeviceMesh, Documents, Holds};
+use shardlab_plan::config::{DocumentLengths, Family, Model, Scenario};
+use shardlab_plan::ir::{BufferId, Const, ConstId, DType, DeviceMesh, Documents, Holds, OpKind};
 use shardlab_plan::models::{Inputs, approximation};
 use shardlab_plan::program::Program;
 use std::ops::Range;
@@ -54,6 +54,24 @@ pub struct Feed {
     base: (u64, u64),
     /// Ranks whose inputs are produced; those of other ranks stay empty.
     only: Range<u32>,
+}
+
+/// Refuses attention without the documents of each sequence, if these come from a file.
+fn reads_documents(scenario: &Scenario, program: &Program) -> Result<(), DataError> {
+    let DocumentLengths::OfData(_) = scenario.train.document_lengths else {
+        return Ok(());
+    };
+    let mut ops = program.kernels.iter().flat_map(|k| &k.body);
+    let without = |op: &OpKind| {
+        matches!(
+            op,
+            OpKind::Attention(_) | OpKind::FlexAttention(_) | OpKind::SinkAttention(_)
+        )
+    };
+    match ops.find(|body| without(&body.op)) {
+        Some(body) => Err(DataError::DocumentsOfData(body.op.name())),
+        None => Ok(()),
+    }
 }
 
 fn model_type_is(model: &Model, name: &str) -> bool {
@@ -103,6 +121,7 @@ impl Feed {
     ) -> Result<Self, DataError> {
         let model = scenario.model.clone();
         runs(&model, program)?;
+        reads_documents(scenario, program)?;
         let seq_len = scenario.train.seq_len;
         let samples = if model.vocab > 0 {
             let tokens = match tokens {

@@ -116,7 +116,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
 /// Refuses a distribution of lengths without a mean, or with a deviation that the documents of a
 /// sequence cannot have.
 fn length_distribution(s: &Scenario, d: &Document) -> Checked {
-    let DocumentLengths::Distributed(lengths) = s.train.document_lengths else {
+    let DocumentLengths::Distributed(lengths) = &s.train.document_lengths else {
         return Ok(());
     };
     let refused = |message: String| d.conflict(&[Key::DocumentLengths], message);
