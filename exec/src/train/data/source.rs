@@ -97,7 +97,7 @@ pub enum DataError {
     PricedOnly(&'static str),
     /// Sequences have documents of their own, which the attention does not read.
     #[error(
-        "`exec` cannot run `{0}` with the documents of a file: it has the same documents in every sequence; plan, check, sim and explain take the model, and train.document_lengths = {{ mean = N, std = N }} trains with lengths like these"
+        "`exec` cannot run `{0}` with the documents of a file: it reads no documents of each sequence; plan, check, sim and explain take the model, and train.document_lengths = {{ mean = N, std = N }} trains with lengths like these"
     )]
     DocumentsOfData(&'static str),
     /// The plan has the sizes of the model, but not all of its mathematics.
