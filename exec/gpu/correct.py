@@ -126,12 +126,17 @@ def small():
 LISTS = '[{unit="layers.0", forward=["layers.1", "layers.2"]}, {unit="layers.2", backward=["layers.1", "layers.0"]}]'
 SKIPPED = '[{ blocks = ["layers.0"], micro_batches = [0] }, { blocks = ["layers.1"], micro_batches = [1] }]'
 OFFLOADED = 'fsdp.offload=["params", "grads", "optimizer"]'
+# Each sequence has documents of its own, which end with the letter n.
+DOCUMENTS = ["model.vocab=256", f'train.document_lengths={{ data = "{ROOT}/tests/goldens/llama-tiny/tokens.bin", eos_token_id = 110 }}']
 MOMENTS_8BIT = ["precision.moments=8bit"]
 PARAM_GROUPS = ['train.param_groups=[{params=["*norm*"], weight_decay=0.0}, {params=["output"], lr_scale=0.5}]', "train.weight_decay=0.1"]
 SHARDING = {
     "packed sequences": ("small-native", ["train.document_lengths=[7, 5, 12]"]),
     "packed sequences, regions": ("small-native", ["train.document_lengths=[7, 5, 12]", "compile.mode=regions"]),
     "packed sequences, fsdp2": ("small-native", ["train.document_lengths=[7, 5, 12]", "fsdp.policy=fsdp2"]),
+    "documents of a file": ("small-native", DOCUMENTS),
+    "documents of a file, regions": ("small-native", [*DOCUMENTS, "compile.mode=regions"]),
+    "documents of a file, fsdp2": ("small-native", [*DOCUMENTS, "fsdp.policy=fsdp2", "train.grad_accum=2"]),
     "reentrant checkpointing": ("small-native", ["train.recompute=full", "train.use_reentrant=true"]),
     "reentrant checkpointing, fsdp2": ("small-native", ["train.recompute=full", "train.use_reentrant=true", "fsdp.policy=fsdp2"]),
     "activation offload": ("small-native", ["train.activation_offload=true"]),

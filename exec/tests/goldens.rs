@@ -10,11 +10,11 @@ use common::{
     BIOGPT, BITNET, DEEPSEEK_V3, DORA, FLINT, GEMMA2, GEMMA3, GPT_NEOX, GPT_OSS, GPT2, GRANITE,
     GRANITE_SWA, Golden, LLAMA, LLAMA3_ROPE, LLAMA4, LONGROPE, LORA, LORA_PATTERNS, LORA_QV,
     LORA_SAVED, MISTRAL, MIXTRAL, MIXTRAL_AUX, OLMO2, OLMO3, PHI3, QWEN2_MOE, QWEN3, QWEN3_MOE,
-    XGLM,
+    XGLM, run,
 };
 
 use safetensors::SafeTensors;
-use shardlab_exec::train::{self, NoObserver, RunOptions};
+use shardlab_exec::train::{self, NoObserver, RunOptions, TokenWidth, Tokens};
 use std::path::Path;
 
 /// Number of steps of a run that only tests a combination.
@@ -145,6 +145,89 @@ fn packed_sequences() {
             golden.matches_run(&packed, &set, FEW);
         }
     }
+}
+
+/// Sequences whose documents end with a token of the data, so that each has documents of its own:
+/// rotary and learned positions. Torch ran them with the block-causal mask of torchtitan.
+#[test]
+fn documents_of_the_data() {
+    for golden in [&LLAMA, &GPT2] {
+        let recorded = golden.recorded("documents.json");
+        let tokens = golden.dir().join("tokens.bin");
+        let lengths = format!(
+            "train.document_lengths={{ data = {tokens:?}, eos_token_id = {} }}",
+            recorded["eos"]
+        );
+        let alone = ["mesh.dp_shard=1", "train.micro_batch=8"];
+        golden.matches_run(&recorded, &[&lengths, alone[0], alone[1]], None);
+        for set in [
+            &["fsdp.policy=fsdp2", "train.recompute=full"][..],
+            &["compile.mode=full"],
+            &["fsdp.policy=megatron", "fsdp.strategy=optim_grads"],
+            &["compile.mode=blocks", "train.recompute=selective"],
+            &["compile.mode=regions", "train.loss=chunked"],
+        ] {
+            let split = [
+                "mesh.dp_shard=2",
+                "train.micro_batch=2",
+                "train.grad_accum=2",
+            ];
+            let set = [&[&lengths[..], split[0], split[1], split[2]][..], set].concat();
+            golden.matches_run(&recorded, &set, FEW);
+        }
+    }
+}
+
+/// Attention with sinks reads the same documents in every sequence.
+#[test]
+fn documents_of_the_data_need_attention_that_reads_them() {
+    let tokens = GPT_OSS.dir().join("tokens.bin");
+    let lengths = format!("train.document_lengths={{ data = {tokens:?}, eos_token_id = 110 }}");
+    let scenario = GPT_OSS.scenario(&[&lengths]);
+    let program = std::sync::Arc::new(shardlab_plan::plan(&scenario).unwrap());
+    let refused = train::train(&scenario, &program, RunOptions::default(), &mut NoObserver);
+    let message = refused.map(|_| ()).unwrap_err().to_string();
+    let what = "`exec` cannot run `sink_attention` with the documents of a file";
+    assert!(message.contains(what), "{message}");
+}
+
+/// If every sequence has the same documents, losses are those of lengths in a list.
+#[test]
+fn documents_of_the_data_that_are_all_equal() {
+    let (seq, eos) = (64, 0u16);
+    let lengths = [10, 23, 5];
+    let mut tokens = Vec::new();
+    // A stream whose samples repeat after whole sequences.
+    while tokens.len() < 20 * seq + seq + 1 {
+        let at = tokens.len() % seq;
+        let mut document = 0;
+        let ends = (lengths.iter().cycle()).map(|length| {
+            document += length;
+            document - 1
+        });
+        let ends: Vec<usize> = ends.take_while(|end| *end < seq - 1).collect();
+        let word = 1 + (tokens.len() * tokens.len() / 7 % 250) as u16;
+        tokens.push(if ends.contains(&at) { eos } else { word });
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokens.bin");
+    let bytes: Vec<u8> = tokens.iter().flat_map(|t| t.to_le_bytes()).collect();
+    std::fs::write(&path, bytes).unwrap();
+    let losses = |lengths: &str| {
+        let set = [lengths, "mesh.dp_shard=2", "train.micro_batch=2"];
+        let options = RunOptions {
+            steps: FEW,
+            init: Some(LLAMA.dir()),
+            tokens: Some(Tokens::read(&path, TokenWidth::U16).unwrap()),
+            ..RunOptions::default()
+        };
+        run(&LLAMA.scenario(&set), options).run.losses
+    };
+    let listed = losses("train.document_lengths=[10, 23, 5]");
+    let found = losses(&format!(
+        "train.document_lengths={{ data = {path:?}, eos_token_id = {eos} }}"
+    ));
+    assert_eq!(found, listed);
 }
 
 /// Matrices of blocks are updated by `torch.optim.Muon`, all other parameters by AdamW: on one

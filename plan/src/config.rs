@@ -32,6 +32,7 @@ mod routing;
 mod row_shortage;
 mod sound;
 mod stages;
+mod tokens;
 mod train;
 mod vision;
 
@@ -41,7 +42,7 @@ pub use decoder::{
     Activation, AttnImplementation, ExpertCode, Head, ImagePooling, Implementation, LayerType,
     Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
-pub use documents::{DocumentLengths, LengthDistribution};
+pub use documents::{DataDocuments, DocumentLengths, LengthDistribution, MeasuredLengths};
 pub use encoder::TextEncoder;
 pub use experts::{AuxLoss, Experts, Glu, Router};
 pub use expression::{Expression, Patterns};
@@ -70,6 +71,7 @@ pub use row_shortage::RowShortage;
 use serde::Serialize;
 pub use sound::Sound;
 pub use stages::{Stage, Stages};
+pub use tokens::TokenWidth;
 pub use train::{
     AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers,
     SkippedBlocks, Train,

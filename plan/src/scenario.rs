@@ -7,6 +7,7 @@
 
 mod batch;
 mod check;
+mod documents;
 mod error;
 mod huggingface;
 mod keys;

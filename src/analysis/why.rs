@@ -5,10 +5,11 @@ use super::phrases::frees;
 use super::spans::Work;
 use super::{peak, warnings};
 use crate::predict::{Fit, Prediction};
+use shardlab_plan::config::DocumentLengths;
 use shardlab_plan::ir::{COMPUTE, Role};
 use shardlab_plan::program::Phase;
 use shardlab_plan::record::Cause;
-use shardlab_plan::units::{Bytes, Picos};
+use shardlab_plan::units::{Bytes, Picos, count};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
@@ -27,6 +28,7 @@ pub fn sentences(p: &Prediction) -> Vec<String> {
     all.extend(warnings::of(p).into_iter().map(|w| w.message));
     all.push(memory(p));
     all.extend(fit(p));
+    all.extend(documents(p));
     all
 }
 
@@ -41,7 +43,23 @@ pub fn details(p: &Prediction) -> Vec<String> {
     all.extend(exposed_time(p, &groups));
     all.push(memory(p));
     all.extend(fit(p).filter(|_| fits));
+    all.extend(documents(p));
     all
+}
+
+/// Describes the documents that were measured in a file of tokens.
+fn documents(p: &Prediction) -> Option<String> {
+    let DocumentLengths::OfData(of) = &p.scenario.train.document_lengths else {
+        return None;
+    };
+    let sequences = match of.lengths.sequences {
+        1 => "1 sequence".to_owned(),
+        n => format!("{} sequences", count(n)),
+    };
+    Some(format!(
+        "Documents in {sequences} of {}: {:.1} tokens on average; the average token is in one of {:.1}.",
+        of.data, of.lengths.mean, of.lengths.token_mean
+    ))
 }
 
 /// Returns what limits the step time.

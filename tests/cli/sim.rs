@@ -598,3 +598,18 @@ fn matmuls_in_8_bits_without_a_table_are_estimates() {
     ]);
     assert!(bf16.contains("(measured, ±"), "{bf16}");
 }
+
+/// What a dozen lines of Python find in the file, sequence by sequence.
+#[test]
+fn documents_of_a_file_are_described() {
+    let tokens = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/goldens/llama-tiny/tokens.bin"
+    );
+    let lengths = format!("train.document_lengths={{ data = {tokens:?}, eos_token_id = 110 }}");
+    let run = json(&["sim", "llama-tiny", "--json", "--set", &lengths]);
+    let why = at(&run[0], "why").unwrap().to_string();
+    assert!(why.contains("Documents in 549 sequences of"), "{why}");
+    let measured = "15.1 tokens on average; the average token is in one of 26.2.";
+    assert!(why.contains(measured), "{why}");
+}

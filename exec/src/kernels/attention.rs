@@ -156,13 +156,16 @@ impl Heads {
 
 /// Sizes of one attention, as indices.
 #[derive(Clone, Copy)]
-struct Geometry {
+struct Geometry<'d> {
     batch: usize,
     heads: usize,
     kv: usize,
     seq: usize,
     d: usize,
     kind: Kind,
+    /// First positions of the documents of all positions of all samples, ascending in each; empty
+    /// if the documents are those of `kind`.
+    starts: &'d [usize],
 }
 
 /// What attention computes.
@@ -197,7 +200,7 @@ impl Kind {
         self,
         row: &mut [f32],
         factor: &mut [f32],
-        g: Geometry,
+        g: Geometry<'_>,
         h: usize,
         query: usize,
         start: usize,
@@ -221,7 +224,7 @@ impl Kind {
     }
 }
 
-impl Geometry {
+impl Geometry<'_> {
     fn of(s: AttentionShape, kind: Kind) -> Self {
         let [batch, heads, seq, d] = s.queries().map(|n| n as usize);
         Self {
@@ -231,6 +234,7 @@ impl Geometry {
             seq,
             d,
             kind,
+            starts: &[],
         }
     }
 }
@@ -238,7 +242,7 @@ impl Geometry {
 /// Multiplications below which more threads do not pay off.
 const PARALLEL: usize = 1 << 20;
 
-impl Geometry {
+impl<'d> Geometry<'d> {
     /// Returns the minimum number of groups of heads per thread.
     fn step(self) -> usize {
         let groups = (self.batch * self.kv).max(1);
@@ -246,36 +250,53 @@ impl Geometry {
         if all < PARALLEL { groups } else { 1 }
     }
 
-    fn new(q: &Heads, k: &Heads, v: &Heads, kind: Kind) -> Result<Self, OperandError> {
+    fn new([q, k, v]: [&Heads; 3], kind: Kind, starts: &'d [usize]) -> Result<Self, OperandError> {
         v.like(k)?;
         let [of_q, of_k] = [q, k].map(|x| x.shape.map(|n| n as u64));
         let shape = AttentionShape::of(&of_q, &of_k, kind.causal).ok_or_else(|| {
             OperandError::Shape(format!("queries {:?} with keys {:?}", q.shape, k.shape))
         })?;
-        Ok(Self::of(shape, kind))
+        let g = Self {
+            starts,
+            ..Self::of(shape, kind)
+        };
+        if !starts.is_empty() {
+            same("the starts of documents", g.batch * g.seq, starts.len())?;
+        }
+        Ok(g)
     }
 
-    /// Returns the blocks of query rows: first row, number of rows, and the keys that these rows
-    /// see.
-    fn blocks(self) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
+    /// Returns the blocks of query rows of sample `b`: first row, number of rows, and the keys that
+    /// these rows see.
+    fn blocks(self, b: usize) -> impl Iterator<Item = (usize, usize, Range<usize>)> {
         (0..self.seq).step_by(ROWS).map(move |from| {
             let n = ROWS.min(self.seq - from);
-            (from, n, self.seen(from).start..self.seen(from + n - 1).end)
+            let (first, last) = (self.seen(b, from), self.seen(b, from + n - 1));
+            (from, n, first.start..last.end)
         })
     }
 
-    /// Returns the keys that a row sees.
-    fn seen(self, row: usize) -> Range<usize> {
+    /// Returns the keys that a row of sample `b` sees.
+    fn seen(self, b: usize, row: usize) -> Range<usize> {
         let window = self.kind.window();
-        let document = self.kind.score_mod.documents;
-        let document = document.span(row as u64, self.seq as u64);
+        let document = self.document(b, row);
         let end = match self.kind.causal {
             true => row + 1,
-            false => row.saturating_add(window).min(document.end as usize),
+            false => row.saturating_add(window).min(document.end),
         };
-        (row + 1)
-            .saturating_sub(window)
-            .max(document.start as usize)..end
+        (row + 1).saturating_sub(window).max(document.start)..end
+    }
+
+    /// Returns the positions of the document of a row of sample `b`.
+    fn document(self, b: usize, row: usize) -> Range<usize> {
+        if self.starts.is_empty() {
+            let documents = self.kind.score_mod.documents;
+            let of = documents.span(row as u64, self.seq as u64);
+            return of.start as usize..of.end as usize;
+        }
+        let starts = &self.starts[b * self.seq..][..self.seq];
+        let start = starts[row];
+        start..starts.partition_point(|other| *other <= start)
     }
 }
 
@@ -288,7 +309,7 @@ fn from_row(m: &Mat, start: usize) -> Mat {
 }
 
 /// Returns the log-sum-exp, whose rows may be padded.
-fn statistics(view: &View, shape: [usize; 3], g: Geometry) -> Result<usize, OperandError> {
+fn statistics(view: &View, shape: [usize; 3], g: Geometry<'_>) -> Result<usize, OperandError> {
     let [batch, heads, rows] = shape;
     same("the log-sum-exp", g.batch * g.heads, batch * heads)?;
     if rows < g.seq {
@@ -305,23 +326,51 @@ fn statistics(view: &View, shape: [usize; 3], g: Geometry) -> Result<usize, Oper
 /// Computes `q, k, v -> out, lse[, seed, offset]`.
 pub(super) fn forward(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> {
     o.expect(3, 2)?;
-    run_forward(o, kind, None)
+    run_forward(o, kind, None, &[])
 }
 
 /// Computes `q, k, v, sinks -> out, lse`.
 pub(super) fn forward_with_sinks(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> {
     o.expect(4, 2)?;
-    run_forward(o, kind, Some(o.input(3)?))
+    run_forward(o, kind, Some(o.input(3)?), &[])
 }
 
-fn run_forward(o: &Operands<'_>, kind: Kind, sinks: Option<View>) -> Result<(), OperandError> {
+/// Computes `q, k, v, starts -> out, lse[, seed, offset]`.
+pub(super) fn forward_within_documents(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> {
+    o.expect(4, 2)?;
+    run_forward(o, kind, None, &starts(o, 3)?)
+}
+
+/// Reads the first positions of the documents of all positions, `[batch, seq]`, from an input.
+fn starts(o: &Operands<'_>, input: usize) -> Result<Vec<usize>, OperandError> {
+    let [batch, seq] = dims::<2>(o.slot(false, input)?)?;
+    let mut ids = vec![0; batch * seq];
+    o.input(input)?.load_ids(0, &mut ids)?;
+    let starts: Vec<usize> = ids.iter().map(|&id| id as usize).collect();
+    for sample in starts.chunks_exact(seq.max(1)) {
+        let before = sample.iter().enumerate().all(|(i, start)| *start <= i);
+        if !before || !sample.is_sorted() {
+            return Err(OperandError::Shape(
+                "documents do not start in order, before their positions".to_owned(),
+            ));
+        }
+    }
+    Ok(starts)
+}
+
+fn run_forward(
+    o: &Operands<'_>,
+    kind: Kind,
+    sinks: Option<View>,
+    starts: &[usize],
+) -> Result<(), OperandError> {
     let [q, k, v] = [
         Heads::new(o, false, 0)?,
         Heads::new(o, false, 1)?,
         Heads::new(o, false, 2)?,
     ];
     let out = Heads::new(o, true, 0)?;
-    let g = Geometry::new(&q, &k, &v, kind)?;
+    let g = Geometry::new([&q, &k, &v], kind, starts)?;
     out.like(&q)?;
     let lse = o.output(1)?;
     let rows = statistics(&lse, dims::<3>(o.slot(true, 1)?)?, g)?;
@@ -344,7 +393,7 @@ fn run_forward(o: &Operands<'_>, kind: Kind, sinks: Option<View>) -> Result<(), 
 }
 
 /// Reads one number for each head.
-fn of_heads(sinks: &View, g: Geometry) -> Result<Vec<f32>, OperandError> {
+fn of_heads(sinks: &View, g: Geometry<'_>) -> Result<Vec<f32>, OperandError> {
     same("the sinks", g.heads, sinks.numel)?;
     let mut all = vec![0.0; g.heads];
     sinks.load(0, &mut all);
@@ -360,7 +409,7 @@ fn with_sink(total: f32, z: f32, sink: f32) -> (f32, f32) {
 
 /// Computes forward of some pairs of sample and key head.
 fn forward_heads(
-    g: Geometry,
+    g: Geometry<'_>,
     part: Range<usize>,
     [q, k, v]: [&Heads; 3],
     sinks: Option<&[f32]>,
@@ -379,7 +428,7 @@ fn forward_heads(
         let km = k.matrix(b, kh, 0, seq, &mut keys);
         let vm = v.matrix(b, kh, 0, seq, &mut values);
         for h in kh * (g.heads / g.kv)..(kh + 1) * (g.heads / g.kv) {
-            for (from, n, seen) in g.blocks() {
+            for (from, n, seen) in g.blocks(b) {
                 let (start, keys) = (seen.start, seen.len());
                 let pitch = keys.next_multiple_of(LANES);
                 let qm = q.matrix(b, h, from, n, &mut queries);
@@ -397,7 +446,7 @@ fn forward_heads(
                     )
                 };
                 for (i, row) in scores[..n * pitch].chunks_exact_mut(pitch).enumerate() {
-                    let seen = g.seen(from + i);
+                    let seen = g.seen(b, from + i);
                     g.kind
                         .modify(&mut row[..keys], &mut slopes, g, h, from + i, start);
                     row[..seen.start - start].fill(f32::NEG_INFINITY);
@@ -433,14 +482,21 @@ fn forward_heads(
 /// Computes `d_out, q, k, v, out, lse, .. -> d_q, d_k, d_v`.
 pub(super) fn backward(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> {
     o.expect(6, 3)?;
-    run_backward(o, kind, 4)?;
+    run_backward(o, kind, 4, &[])?;
+    Ok(())
+}
+
+/// Computes `d_out, q, k, v, starts, out, lse, .. -> d_q, d_k, d_v`.
+pub(super) fn backward_within_documents(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> {
+    o.expect(7, 3)?;
+    run_backward(o, kind, 5, &starts(o, 4)?)?;
     Ok(())
 }
 
 /// Computes `d_out, q, k, v, sinks, out, lse -> d_q, d_k, d_v, d_sinks`.
 pub(super) fn backward_with_sinks(o: &Operands<'_>, kind: Kind) -> Result<(), OperandError> {
     o.expect(7, 4)?;
-    let g = run_backward(o, kind, 5)?;
+    let g = run_backward(o, kind, 5, &[])?;
     let (dy, y) = (Heads::new(o, false, 0)?, Heads::new(o, false, 5)?);
     let sinks = of_heads(&o.input(4)?, g)?;
     let (lse, to) = (o.input(6)?, o.output(3)?);
@@ -454,7 +510,7 @@ pub(super) fn backward_with_sinks(o: &Operands<'_>, kind: Kind) -> Result<(), Op
 /// Computes the gradients of sinks: the negative sums over rows of a sink's probability times the
 /// dot product of the result and its gradient, in the order of samples and rows.
 fn sink_gradients(
-    g: Geometry,
+    g: Geometry<'_>,
     sinks: &[f32],
     [dy, y]: [&Heads; 2],
     (lse, rows): (&View, usize),
@@ -478,7 +534,12 @@ fn sink_gradients(
 
 /// Computes the gradients of queries, keys and values; the forward's result and log-sum-exp are
 /// inputs `result` and the next one.
-fn run_backward(o: &Operands<'_>, kind: Kind, result: usize) -> Result<Geometry, OperandError> {
+fn run_backward<'d>(
+    o: &Operands<'_>,
+    kind: Kind,
+    result: usize,
+    starts: &'d [usize],
+) -> Result<Geometry<'d>, OperandError> {
     let heads = |i| Heads::new(o, false, i);
     let [dy, q, k, v, y] = [heads(0)?, heads(1)?, heads(2)?, heads(3)?, heads(result)?];
     let [dq, dk, dv] = [
@@ -486,7 +547,7 @@ fn run_backward(o: &Operands<'_>, kind: Kind, result: usize) -> Result<Geometry,
         Heads::new(o, true, 1)?,
         Heads::new(o, true, 2)?,
     ];
-    let g = Geometry::new(&q, &k, &v, kind)?;
+    let g = Geometry::new([&q, &k, &v], kind, starts)?;
     for (a, b) in [(&dy, &q), (&y, &q), (&dq, &q), (&dk, &k), (&dv, &k)] {
         a.like(b)?;
     }
@@ -514,7 +575,7 @@ fn run_backward(o: &Operands<'_>, kind: Kind, result: usize) -> Result<Geometry,
 
 /// Computes backward of some pairs of sample and key head.
 fn backward_heads(
-    g: Geometry,
+    g: Geometry<'_>,
     part: Range<usize>,
     [dy, q, k, v, y]: [&Heads; 5],
     [dq, dk, dv]: [&Heads; 3],
@@ -535,7 +596,7 @@ fn backward_heads(
         dks.fill(0.0);
         dvs.fill(0.0);
         for h in kh * (g.heads / g.kv)..(kh + 1) * (g.heads / g.kv) {
-            for (from, n, seen) in g.blocks() {
+            for (from, n, seen) in g.blocks(b) {
                 let (start, keys) = (seen.start, seen.len());
                 let pitch = keys.next_multiple_of(LANES);
                 let qm = q.matrix(b, h, from, n, &mut queries);
@@ -556,7 +617,7 @@ fn backward_heads(
                     .zip(dp.chunks_exact_mut(pitch))
                     .take(n);
                 for (i, (p, dp)) in rows.enumerate() {
-                    let seen = g.seen(from + i);
+                    let seen = g.seen(b, from + i);
                     let before = seen.start - start;
                     g.kind
                         .modify(&mut p[..keys], &mut slopes, g, h, from + i, start);

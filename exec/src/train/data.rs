@@ -5,6 +5,9 @@
 //! 1)`. Data-parallel ranks and micro-batches only divide it, in the order micro-batch, rank,
 //! sample; ranks that differ on other axes have the same samples.
 //!
+//! Documents of a file of tokens end with its separator. The first position of each position's
+//! document, and tables of positions in documents, are inputs of every sample then.
+//!
 //! Families without tokens get normal inputs that depend on the seed and the sample's index, and a
 //! fixed function of the inputs as target.
 
@@ -19,14 +22,25 @@ use crate::base::element::{Element, match_dtype, push};
 use crate::base::random::Sequence;
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
-use shardlab_plan::config::{Family, Model, Scenario};
-use shardlab_plan::ir::{BufferId, Const, ConstId, DType, DeviceMesh, Documents, Holds};
+use shardlab_plan::config::{DocumentLengths, Family, Model, Scenario};
+use shardlab_plan::ir::{BufferId, Const, ConstId, DType, DeviceMesh, Documents, Holds, OpKind};
 use shardlab_plan::models::{Inputs, approximation};
 use shardlab_plan::program::Program;
 use std::ops::Range;
 
 /// Inputs of one rank: by micro-batch, the bytes of every constant that is new in each.
 pub type RankFeed = Vec<Vec<(ConstId, Vec<u8>)>>;
+
+/// Tables with a row for each position of a document.
+const POSITIONAL: [&str; 7] = [
+    "rope_cos",
+    "rope_sin",
+    "rope_local_cos",
+    "rope_local_sin",
+    "positions",
+    "positions_with_offset",
+    "sinusoids",
+];
 
 /// Source of samples.
 #[derive(Clone, Debug)]
@@ -45,6 +59,8 @@ pub struct Feed {
     micro_batch: u64,
     seq_len: u64,
     documents: Documents,
+    /// Last token of each document, if documents are those of the tokens.
+    eos: Option<u32>,
     /// Constants that are new in every micro-batch.
     inputs: Vec<(ConstId, Const)>,
     /// Contents of the tables that are constant during the run.
@@ -54,6 +70,24 @@ pub struct Feed {
     base: (u64, u64),
     /// Ranks whose inputs are produced; those of other ranks stay empty.
     only: Range<u32>,
+}
+
+/// Refuses attention without the documents of each sequence, if these come from a file.
+fn reads_documents(scenario: &Scenario, program: &Program) -> Result<(), DataError> {
+    let DocumentLengths::OfData(_) = scenario.train.document_lengths else {
+        return Ok(());
+    };
+    let mut ops = program.kernels.iter().flat_map(|k| &k.body);
+    let without = |op: &OpKind| {
+        matches!(
+            op,
+            OpKind::Attention(_) | OpKind::FlexAttention(_) | OpKind::SinkAttention(_)
+        )
+    };
+    match ops.find(|body| without(&body.op)) {
+        Some(body) => Err(DataError::DocumentsOfData(body.op.name())),
+        None => Ok(()),
+    }
 }
 
 fn model_type_is(model: &Model, name: &str) -> bool {
@@ -103,11 +137,17 @@ impl Feed {
     ) -> Result<Self, DataError> {
         let model = scenario.model.clone();
         runs(&model, program)?;
+        reads_documents(scenario, program)?;
         let seq_len = scenario.train.seq_len;
+        let of_data = match &scenario.train.document_lengths {
+            DocumentLengths::OfData(of) => Some(of),
+            DocumentLengths::Listed(_) | DocumentLengths::Distributed(_) => None,
+        };
         let samples = if model.vocab > 0 {
-            let tokens = match tokens {
-                Some(t) => t,
-                None => Tokens::synthetic(model.vocab, seq_len, seed),
+            let tokens = match (tokens, of_data) {
+                (Some(t), _) => t,
+                (None, Some(of)) => Tokens::read(&of.path, of.dtype)?,
+                (None, None) => Tokens::synthetic(model.vocab, seq_len, seed),
             };
             tokens.suits(model.vocab, seq_len)?;
             Samples::Tokens(tokens)
@@ -123,6 +163,7 @@ impl Feed {
             micro_batch: scenario.train.micro_batch,
             seq_len,
             documents: scenario.train.documents(),
+            eos: of_data.map(|of| of.eos_token_id),
             inputs: Vec::new(),
             tables: Vec::new(),
             samples,
@@ -154,7 +195,8 @@ impl Feed {
             Samples::Tokens(_) => &["tokens"],
             Samples::Random { .. } => &["input", "target"],
         };
-        if held.contains(&name) {
+        let of_documents = name == "document_starts" || POSITIONAL.contains(&name);
+        if held.contains(&name) || self.eos.is_some() && of_documents {
             return Ok(());
         }
         Err(DataError::NoInput {
@@ -256,9 +298,20 @@ impl Feed {
     fn write(&self, known: &Const, sample: u64, out: &mut Vec<u8>) {
         let per_sample = known.bytes.0 / known.dtype.size() / self.micro_batch;
         match &self.samples {
-            Samples::Tokens(tokens) => {
+            Samples::Tokens(tokens) if known.name == "tokens" => {
                 for t in tokens.window(sample, self.seq_len) {
                     out.extend_from_slice(&i64::from(t).to_le_bytes());
+                }
+            }
+            Samples::Tokens(tokens) => {
+                let starts = self.document_starts(tokens, sample);
+                if known.name == "document_starts" {
+                    let bytes = starts.iter().flat_map(|start| start.to_le_bytes());
+                    out.extend(bytes);
+                } else {
+                    let positions: Vec<u64> =
+                        (0u64..).zip(starts).map(|(i, start)| i - start).collect();
+                    self.positional(known, per_sample / self.seq_len, &positions, out);
                 }
             }
             Samples::Random { seed } => {
@@ -300,10 +353,60 @@ impl Feed {
             .collect()
     }
 
-    /// Returns the position of each token in its document.
-    fn positions(&self) -> impl Iterator<Item = u64> {
-        let documents = self.documents.spans(self.seq_len);
-        documents.flat_map(|d| 0..d.end - d.start)
+    /// Returns the first position of the document of each input token of the sample that starts
+    /// with token `sample`. The separator belongs to the document that it ends, and the sample
+    /// starts with a document.
+    fn document_starts(&self, tokens: &Tokens, sample: u64) -> Vec<u64> {
+        let inputs = tokens.window(sample, self.seq_len);
+        let mut start = 0;
+        let of = |(i, token): (u64, u32)| {
+            let of = start;
+            if Some(token) == self.eos {
+                start = i + 1;
+            }
+            of
+        };
+        (0..self.seq_len).zip(inputs).map(of).collect()
+    }
+
+    /// Appends the rows of a table for these positions in documents, `width` numbers each.
+    fn positional(&self, known: &Const, width: u64, positions: &[u64], out: &mut Vec<u8>) {
+        let m = &self.model;
+        match known.name {
+            "positions" | "positions_with_offset" => {
+                let first = match known.name {
+                    "positions" => 0,
+                    _ => m.options.position_offset,
+                };
+                for position in positions {
+                    out.extend_from_slice(&(first + position).to_le_bytes());
+                }
+            }
+            "sinusoids" => {
+                for position in positions {
+                    let position = (position + m.options.position_offset) as f32;
+                    for v in sinusoid(position, width as usize) {
+                        push(out, known.dtype, v);
+                    }
+                }
+            }
+            _ => {
+                let longest = positions.iter().max().map_or(0, |last| last + 1);
+                let local = known.name.starts_with("rope_local");
+                let rope = rope::Frequencies::new(m, width, longest, local);
+                let of = if known.name.ends_with("cos") {
+                    f32::cos
+                } else {
+                    f32::sin
+                };
+                for position in positions {
+                    for frequency in &rope.each {
+                        let v = of(*position as f32 * frequency) * rope.factor;
+                        push(out, known.dtype, v);
+                    }
+                }
+            }
+        }
     }
 
     /// Computes the contents of a table.
@@ -311,22 +414,11 @@ impl Feed {
         let m = &self.model;
         let mut out = Vec::with_capacity(known.bytes.0 as usize);
         match known.name {
-            "rope_cos" | "rope_sin" | "rope_local_cos" | "rope_local_sin" => {
-                let pairs = known.bytes.0 / known.dtype.size() / self.seq_len;
-                let longest = self.documents.longest(self.seq_len);
-                let local = known.name.starts_with("rope_local");
-                let rope = rope::Frequencies::new(m, pairs, longest, local);
-                let of = if known.name.ends_with("cos") {
-                    f32::cos
-                } else {
-                    f32::sin
-                };
-                for position in self.positions() {
-                    for frequency in &rope.each {
-                        let v = of(position as f32 * frequency) * rope.factor;
-                        push(&mut out, known.dtype, v);
-                    }
-                }
+            name if POSITIONAL.contains(&name) => {
+                let width = known.bytes.0 / known.dtype.size() / self.seq_len;
+                let documents = self.documents.spans(self.seq_len);
+                let positions: Vec<u64> = documents.flat_map(|d| 0..d.end - d.start).collect();
+                self.positional(known, width, &positions, &mut out);
             }
             "ones" => {
                 let n = known.bytes.0 / known.dtype.size();
@@ -336,24 +428,6 @@ impl Feed {
                 // Also in packed sequences, these are the positions in the whole.
                 for position in 0..self.seq_len {
                     push(&mut out, known.dtype, temperature(m, position));
-                }
-            }
-            "positions" | "positions_with_offset" => {
-                let first = match known.name {
-                    "positions" => 0,
-                    _ => m.options.position_offset as i64,
-                };
-                for position in self.positions() {
-                    out.extend_from_slice(&(first + position as i64).to_le_bytes());
-                }
-            }
-            "sinusoids" => {
-                let width = known.bytes.0 / known.dtype.size() / self.seq_len;
-                for position in self.positions() {
-                    let position = (position + m.options.position_offset) as f32;
-                    for v in sinusoid(position, width as usize) {
-                        push(&mut out, known.dtype, v);
-                    }
                 }
             }
             other => return Err(DataError::UnknownConst(other.to_owned())),

@@ -42,6 +42,15 @@ fn forward_of(kind: &OpKind) -> Option<OpKind> {
             scale,
             score_mod,
         })),
+        OpKind::DocumentAttentionGrad(op::DocumentAttentionGrad {
+            causal,
+            scale,
+            score_mod,
+        }) => Some(OpKind::DocumentAttention(op::DocumentAttention {
+            causal,
+            scale,
+            score_mod,
+        })),
         OpKind::SinkAttentionGrad(op::SinkAttentionGrad {
             causal,
             scale,
@@ -61,7 +70,10 @@ fn forward(op: OpKind, inputs: &[Example], rng: &mut Rng) -> Vec<Vec<f64>> {
         .iter()
         .map(|e| {
             let n = e.shape.iter().product::<u64>();
-            (0..n).map(|_| f64::from(rng.next() as f32)).collect()
+            let random = |_| f64::from(rng.next() as f32);
+            e.values
+                .clone()
+                .unwrap_or_else(|| (0..n).map(random).collect())
         })
         .collect();
     // The gradient comes first, then the inputs and outputs of forward.

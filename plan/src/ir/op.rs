@@ -804,4 +804,25 @@ ops! {
     /// `ids -> counts`: the number of choices of each expert among the ids of a [`Route`], in
     /// float32.
     CountExperts;
+    /// `q, k, v, starts -> out, lse, seed, offset`: attention like [`FlexAttention`], within
+    /// documents that are data. `starts`, `[batch, seq]`, has the first position of each position's
+    /// document; a sequence starts with a document. The documents of `score_mod` only determine the
+    /// cost.
+    DocumentAttention {
+        /// Position `i` attends to positions up to `i`.
+        causal: bool = true,
+        /// Factor of the scores.
+        scale: Real = Real(1.0),
+        /// Modifications of the scaled scores.
+        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
+    };
+    /// `d_out, q, k, v, starts, out, lse, seed, offset -> d_q, d_k, d_v` of [`DocumentAttention`].
+    DocumentAttentionGrad {
+        /// As in the forward op.
+        causal: bool = true,
+        /// As in the forward op.
+        scale: Real = Real(1.0),
+        /// As in the forward op.
+        score_mod: ScoreMod = ScoreMod { softcap: Real(2.0), alibi: true, window: 3, documents: Documents::of(&[4, 1]) },
+    };
 }

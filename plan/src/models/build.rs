@@ -4,7 +4,7 @@ use super::ModelGraph;
 use super::declare::{Adapter, Layer, Tree};
 use super::flops::{self, Backward};
 use super::spec::Inputs;
-use crate::config::{CompileMode, Implementation, Scenario};
+use crate::config::{CompileMode, DocumentLengths, Implementation, Scenario};
 use crate::graph::{Graph, Root, ValueId};
 use crate::ir::{
     AxisId, CollectiveKind, Const, DType, Indexing, ModelCollective, ModuleId, ModuleKind,
@@ -25,6 +25,8 @@ pub(crate) struct Builder<'s> {
     recipe: Box<dyn Recipe>,
     loss: Option<ValueId>,
     objective: Option<ValueId>,
+    /// First position of the document of each position, if every sequence has documents of its own.
+    starts: Option<ValueId>,
 }
 
 impl<'s> Builder<'s> {
@@ -58,6 +60,7 @@ impl<'s> Builder<'s> {
             recipe,
             loss: None,
             objective: None,
+            starts: None,
         }
     }
 
@@ -535,8 +538,15 @@ impl<'s> Builder<'s> {
         score_mod: ScoreMod,
     ) -> ValueId {
         let scale = Real(scale);
+        let starts = self.document_starts(qkv, score_mod);
         let score_mod = self.within_documents(score_mod);
-        let kind = if score_mod == ScoreMod::NONE {
+        let kind = if starts.is_some() {
+            OpKind::DocumentAttention(op::DocumentAttention {
+                causal,
+                scale,
+                score_mod,
+            })
+        } else if score_mod == ScoreMod::NONE {
             OpKind::Attention(op::Attention { causal, scale })
         } else {
             OpKind::FlexAttention(op::FlexAttention {
@@ -549,7 +559,53 @@ impl<'s> Builder<'s> {
         // reads.
         let native = self.s.implementation() == Implementation::Native;
         let by_rows = native && self.g.functional();
-        self.g.attention(kind, &qkv, by_rows)
+        let inputs: SmallVec<[ValueId; 4]> = qkv.into_iter().chain(starts).collect();
+        self.g.attention(kind, &inputs, by_rows)
+    }
+
+    /// Returns whether every sequence has documents of its own, which the model reads.
+    fn reads_documents(&self) -> bool {
+        let of_data = matches!(self.s.train.document_lengths, DocumentLengths::OfData(_));
+        of_data && !self.is_transformers()
+    }
+
+    /// Returns the first position of the document of each position, `[batch, seq]`, if attention
+    /// over the positions of sequences reads it: not within parts of documents.
+    fn document_starts(&mut self, [q, k, _]: [ValueId; 3], score_mod: ScoreMod) -> Option<ValueId> {
+        let (batch, seq) = (self.batch(), self.seq());
+        let whole = |v: ValueId| {
+            let shape = &self.g.value(v).shape;
+            (shape[0], shape[2]) == (batch, seq)
+        };
+        if !self.reads_documents() || !score_mod.documents.is_none() || !whole(q) || !whole(k) {
+            return None;
+        }
+        if self.starts.is_none() {
+            let shape = [batch, seq];
+            self.starts = Some(self.constant("document_starts", &shape, DType::I64, true));
+        }
+        self.starts
+    }
+
+    /// Declares a table with a row for each position of a document: `[seq, ..]`, and
+    /// `[batch, .., seq, ..]` if every sequence has documents of its own. Before its positions, it
+    /// has as many dimensions of size 1 as `heads` says.
+    pub(crate) fn positional(
+        &mut self,
+        name: &'static str,
+        heads: usize,
+        row: &[u64],
+        dtype: DType,
+    ) -> ValueId {
+        let mut shape: SmallVec<[u64; 4]> = SmallVec::new();
+        let of_data = self.reads_documents();
+        if of_data {
+            shape.push(self.batch());
+            shape.extend(std::iter::repeat_n(1, heads));
+        }
+        shape.push(self.seq());
+        shape.extend_from_slice(row);
+        self.constant(name, &shape, dtype, of_data)
     }
 
     /// Adds the documents of sequences to scores that say nothing of them.

@@ -42,7 +42,10 @@ impl Backward {
             let (input, weight) = match (op.act, op.inputs.as_slice()) {
                 (
                     Act::Compute(
-                        OpKind::Attention(_) | OpKind::FlexAttention(_) | OpKind::SinkAttention(_),
+                        OpKind::Attention(_)
+                        | OpKind::FlexAttention(_)
+                        | OpKind::SinkAttention(_)
+                        | OpKind::DocumentAttention(_),
                     ),
                     operands,
                 ) => {

@@ -221,7 +221,7 @@ impl Block {
 impl Forward for Gpt2 {
     fn forward(&self, b: &mut Builder<'_>) {
         let (ids, labels) = loss::tokens(b);
-        let positions = b.constant("positions", &[b.seq()], DType::I64, false);
+        let positions = b.positional("positions", 0, &[], DType::I64);
         let mut h = b.within(self.embedding, |b| {
             let tokens = b.embedding(self.wte, ids);
             let places = b.embedding(self.wpe, positions);

@@ -16,8 +16,9 @@ pub(super) enum Pairs {
     Adjacent,
 }
 
-/// Tables of the rotary embedding, `[seq, dims / 2]` each; `[seq, dims]` in the code of
-/// transformers, once they are cast.
+/// Tables of the rotary embedding, `[seq, dims / 2]` each, or `[batch, 1, seq, dims / 2]` if every
+/// sequence has documents of its own; `[seq, dims]` in the code of transformers, once they are
+/// cast.
 #[derive(Clone, Copy)]
 pub(super) struct Rope {
     cos: ValueId,
@@ -40,10 +41,10 @@ impl Rope {
         dims: u64,
         pairs: Pairs,
     ) -> Self {
-        let shape = [b.seq(), dims / 2];
+        let row = [dims / 2];
         Self {
-            cos: b.constant(cos, &shape, DType::F32, false),
-            sin: b.constant(sin, &shape, DType::F32, false),
+            cos: b.positional(cos, 1, &row, DType::F32),
+            sin: b.positional(sin, 1, &row, DType::F32),
             dims,
             pairs,
         }

@@ -53,6 +53,8 @@ impl Attention {
 enum Extra {
     None,
     Mask,
+    /// First positions of documents.
+    Documents,
     /// Learned scores and their gradient.
     Learned(&'static str, &'static str),
 }
@@ -85,6 +87,7 @@ impl Extra {
         match self {
             Self::None => None,
             Self::Mask => Some(any("the mask")),
+            Self::Documents => Some(any("the starts")),
             Self::Learned(input, _) => Some(any(input)),
         }
     }
@@ -210,6 +213,10 @@ const fn plain(causal: bool) -> Attention {
 
 attention!(Attention "attention", AttentionGrad "attention_backward", causal scale, Extra::None, priced_only false, |op| plain(op.causal));
 attention!(FlexAttention "flex_attention", FlexAttentionGrad "flex_attention_backward", causal scale score_mod, Extra::None, priced_only false, |op| Self {
+    causal: op.causal,
+    score_mod: op.score_mod,
+});
+attention!(DocumentAttention "document_attention", DocumentAttentionGrad "document_attention_backward", causal scale score_mod, Extra::Documents, priced_only false, |op| Self {
     causal: op.causal,
     score_mod: op.score_mod,
 });

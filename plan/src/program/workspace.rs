@@ -95,7 +95,11 @@ pub fn kernel_bytes(kernel: &Kernel, deterministic: bool) -> u64 {
             let delta = (rows * 4).next_multiple_of(ALIGN);
             let library = !matches!(
                 kernel.body.first().map(|op| op.op),
-                Some(OpKind::FlexAttentionGrad(_) | OpKind::SinkAttentionGrad(_))
+                Some(
+                    OpKind::FlexAttentionGrad(_)
+                        | OpKind::SinkAttentionGrad(_)
+                        | OpKind::DocumentAttentionGrad(_)
+                )
             );
             let fused = library && kernel.dtype.size() == 2 && head_dim <= 128 && head_dim % 8 == 0;
             if !fused {

@@ -15,7 +15,7 @@ use crate::config::{
     LayerType, Loss, LrSchedule, MergeProjections, MlpType, MomentType, MuonAdjustLr, Norm,
     NormPosition, Optimizer, OuterStrategy, Overflow, PackedQkv, PolicyKind, PositionEmbedding,
     ProjectorNorm, QkNorm, Recompute, Residual, RopeType, Router, Routing, Scope, Strategy,
-    Variant,
+    TokenWidth, Variant,
 };
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
@@ -503,9 +503,12 @@ const PARAM_GROUP: &[(&str, Accept)] = &[
     ("weight_decay", Number(0.0, 1e3)),
     ("lr_scale", Number(0.0, 1e6)),
 ];
-const LENGTH_DISTRIBUTION: &[(&str, Accept)] = &[
+const LENGTHS: &[(&str, Accept)] = &[
     ("mean", Integer(1, 4 * MIB)),
     ("std", Number(ABOVE_0, 4.0 * MIB as f64)),
+    ("data", Text),
+    ("eos_token_id", Integer(0, u32::MAX as u64)),
+    ("dtype", Choice(TokenWidth::WORDS)),
 ];
 const PREFETCH_LIST: &[(&str, Accept)] = &[
     ("unit", Text),
@@ -687,7 +690,7 @@ keys! {
     UseRslora: "lora" "use_rslora" [Bool] "false" "Scale by lora_alpha / sqrt(r) instead of lora_alpha / r" needs [ADAPTERS];
 
     SeqLen: "train" "seq_len" [Integer(1, 4 * MIB)] "(max_seq_len up to 8192; encoder: 512; linear, cnn: 1)" "Tokens per sequence";
-    DocumentLengths: "train" "document_lengths" also ["document_length"] [Integer(1, 4 * MIB), Short(&Integer(1, 4 * MIB), MAX_DOCUMENTS), Table(LENGTH_DISTRIBUTION), Empty] "[]" "Packed sequences: lengths of the documents in a sequence, repeated until it is full, or the mean and the standard deviation (std) of a log-normal distribution of lengths. A query attends to its own document only, and positions restart with each document; empty: a sequence is one document" needs [ATTENTION];
+    DocumentLengths: "train" "document_lengths" also ["document_length"] [Integer(1, 4 * MIB), Short(&Integer(1, 4 * MIB), MAX_DOCUMENTS), Table(LENGTHS), Empty] "[]" "Packed sequences: lengths of the documents in a sequence, repeated until it is full, or the mean and the standard deviation (std) of a log-normal distribution of lengths, or a file of tokens (data, from the folder of the scenario) in which each document ends with eos_token_id (dtype: how it stores tokens; default: uint16 for .bin and .u16, uint32 for .u32). A query attends to its own document only, and positions restart with each document; empty: a sequence is one document" needs [ATTENTION];
     MicroBatch: "train" "micro_batch" also ["micro_batch_size", "local_batch_size", "per_device_train_batch_size"] [Integer(1, MIB)] "1" "Sequences per rank and micro-batch";
     GradAccum: "train" "grad_accum" also ["gradient_accumulation_steps", "grad_accum_steps"] [Integer(1, 4096)] "1" "Micro-batches per step (gradient accumulation)";
     Recompute: "train" "recompute" also ["activation_checkpoint"] [Choice(Recompute::WORDS)] "\"none\"" "Activation checkpointing: none (keep all activations), full (recompute whole blocks in backward), selective (keep the results of matmuls and attention, recompute the rest), pointwise (compiled code only: recompute elementwise results inside backward kernels that read their operands anyway)";

@@ -1,5 +1,6 @@
 //! From the merged document to typed values, with the derived defaults.
 
+use super::documents;
 use super::error::ScenarioError;
 use super::keys::{HARDWARE, Key};
 use super::merge::Document;
@@ -152,7 +153,8 @@ fn model_and_train(d: &Document, preset: Option<&Filled>) -> Result<(Model, Trai
         bias: d.given(Key::Bias).unwrap_or(spec.defaults.bias),
         options: options(d),
     };
-    Ok((model, train(d, seq_len)))
+    let lengths = documents::lengths(d, seq_len, model.vocab)?;
+    Ok((model, train(d, seq_len, lengths)))
 }
 
 /// Returns the other keys of the model, where `vision_patches` replaces the number of `vision`.
@@ -186,10 +188,10 @@ fn lora(d: &Document) -> Option<Lora> {
     })
 }
 
-fn train(d: &Document, seq_len: u64) -> Train {
+fn train(d: &Document, seq_len: u64, document_lengths: DocumentLengths) -> Train {
     Train {
         seq_len,
-        document_lengths: d.setting(Key::DocumentLengths),
+        document_lengths,
         micro_batch: d.setting(Key::MicroBatch),
         grad_accum: d.setting(Key::GradAccum),
         recompute: d.setting(Key::Recompute),

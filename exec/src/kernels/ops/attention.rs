@@ -7,7 +7,7 @@ use crate::kernels::attention::{self, Kind};
 #[cfg(feature = "cuda")]
 use crate::kernels::cuda::{codegen, dnn};
 use crate::kernels::error::OperandError;
-use shardlab_plan::ir::{Real, ScoreMod, op};
+use shardlab_plan::ir::{Documents, Real, ScoreMod, op};
 
 fn kind(causal: bool, scale: Real, score_mod: ScoreMod) -> Kind {
     Kind {
@@ -114,5 +114,50 @@ impl CudaKernel for op::SinkAttentionGrad {
     fn code(&self) -> CudaCode<'_> {
         let kind = kind(self.causal, self.scale, self.score_mod);
         CudaCode::kernel(move |req, op| codegen::attention::backward_with_sinks(req, op, kind))
+    }
+}
+
+/// Returns what attention computes within documents that are data.
+fn within_data(causal: bool, scale: Real, score_mod: ScoreMod) -> Kind {
+    let documents = Documents::NONE;
+    kind(
+        causal,
+        scale,
+        ScoreMod {
+            documents,
+            ..score_mod
+        },
+    )
+}
+
+impl CpuKernel for op::DocumentAttention {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        let kind = within_data(self.causal, self.scale, self.score_mod);
+        attention::forward_within_documents(call.whole()?, kind)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::DocumentAttention {
+    fn code(&self) -> CudaCode<'_> {
+        let kind = within_data(self.causal, self.scale, self.score_mod);
+        CudaCode::kernel(move |req, op| codegen::attention::forward_within_documents(req, op, kind))
+    }
+}
+
+impl CpuKernel for op::DocumentAttentionGrad {
+    fn run(&self, call: Call<'_, '_>) -> Result<(), OperandError> {
+        let kind = within_data(self.causal, self.scale, self.score_mod);
+        attention::backward_within_documents(call.whole()?, kind)
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl CudaKernel for op::DocumentAttentionGrad {
+    fn code(&self) -> CudaCode<'_> {
+        let kind = within_data(self.causal, self.scale, self.score_mod);
+        CudaCode::kernel(move |req, op| {
+            codegen::attention::backward_within_documents(req, op, kind)
+        })
     }
 }

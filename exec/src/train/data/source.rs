@@ -1,6 +1,7 @@
 //! Token streams.
 
 use super::Sequence;
+pub use shardlab_plan::config::TokenWidth;
 use std::path::{Path, PathBuf};
 
 /// Minimum length of a synthetic stream, in tokens.
@@ -94,6 +95,11 @@ pub enum DataError {
         "`exec` cannot run `{0}`: it has no kernel for it; plan, check, sim and explain take the model"
     )]
     PricedOnly(&'static str),
+    /// Sequences have documents of their own, which the attention does not read.
+    #[error(
+        "`exec` cannot run `{0}` with the documents of a file: it reads no documents of each sequence; plan, check, sim and explain take the model, and train.document_lengths = {{ mean = N, std = N }} trains with lengths like these"
+    )]
+    DocumentsOfData(&'static str),
     /// The plan has the sizes of the model, but not all of its mathematics.
     #[error(
         "`exec` cannot run `{model_type}`: {what}; plan, check, sim and explain take the model"
@@ -107,38 +113,6 @@ pub enum DataError {
     /// The model has an unknown constant.
     #[error("the model has an unknown constant `{0}`")]
     UnknownConst(String),
-}
-
-/// Storage of tokens in a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TokenWidth {
-    /// Every byte is a token (a text file).
-    U8,
-    /// 16-bit little endian.
-    U16,
-    /// 32-bit little endian.
-    U32,
-}
-
-impl TokenWidth {
-    const fn bytes(self) -> usize {
-        match self {
-            Self::U8 => 1,
-            Self::U16 => 2,
-            Self::U32 => 4,
-        }
-    }
-
-    /// Returns the default for a file name: 16-bit tokens for `.bin` and `.u16`, text for other
-    /// names.
-    #[must_use]
-    pub fn of_file(path: &Path) -> Self {
-        match path.extension().and_then(|e| e.to_str()) {
-            Some("bin" | "u16") => Self::U16,
-            Some("u32") => Self::U32,
-            _ => Self::U8,
-        }
-    }
 }
 
 /// A stream of tokens, as stored.

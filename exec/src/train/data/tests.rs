@@ -104,6 +104,37 @@ fn windows_follow_the_sampling_rule() {
     assert_eq!(global(&f, 0)[1], [17, 18, 19, 20, 21, 22, 23, 24]);
 }
 
+/// Separators are tokens 2, 3 and 9: the first sample has tokens 0 to 6, the second 7 to 13.
+/// A separator belongs to the document that it ends, and every sample starts with a document.
+#[test]
+fn documents_start_after_separators() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("tokens.bin");
+    let separators = [2, 3, 9];
+    let token = |i: u16| if separators.contains(&i) { 5 } else { 10 + i };
+    let bytes: Vec<u8> = (0..20).map(token).flat_map(u16::to_le_bytes).collect();
+    std::fs::write(&path, bytes).unwrap();
+    let lengths = format!("train.document_lengths={{ data = {path:?}, eos_token_id = 5 }}");
+    let f = feed(BASE[0], &["mesh.dp_shard=2", &lengths], None);
+    let input = |name: &str| {
+        let n = f.inputs.iter().position(|(_, c)| c.name == name).unwrap();
+        let ranks = f.step(0);
+        ranks.into_iter().map(move |rank| rank[0][n].1.clone())
+    };
+    let starts: Vec<Vec<i64>> = input("document_starts").map(|bytes| ids(&bytes)).collect();
+    assert_eq!(starts, [[0, 0, 0, 3, 4, 4, 4], [0, 0, 0, 3, 3, 3, 3]]);
+    // The rows of positions in documents: 0, 1, 2, 0, 0, 1, 2 and 0, 1, 2, 0, 1, 2, 3.
+    for (table, positions) in input("rope_sin").zip([[0, 1, 2, 0, 0, 1, 2], [0, 1, 2, 0, 1, 2, 3]])
+    {
+        let rows: Vec<&[u8]> = table.chunks(table.len() / 7).collect();
+        for (i, a) in positions.iter().enumerate() {
+            for (j, b) in positions.iter().enumerate() {
+                assert_eq!(rows[i] == rows[j], a == b, "{i} {j}");
+            }
+        }
+    }
+}
+
 /// Also for a stream that ends with a window, where training's last start would be its first one
 /// again.
 #[test]

@@ -121,6 +121,16 @@ pub(crate) fn apply(op: &BodyOp, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
             scale,
             score_mod,
         }) => attention_grad(op, x, &Scores::changed(causal, scale.0, score_mod)),
+        OpKind::DocumentAttention(op::DocumentAttention {
+            causal,
+            scale,
+            score_mod,
+        }) => attention(op, x, &Scores::of_data(causal, scale.0, score_mod, &x[3])),
+        OpKind::DocumentAttentionGrad(op::DocumentAttentionGrad {
+            causal,
+            scale,
+            score_mod,
+        }) => attention_grad(op, x, &Scores::of_data(causal, scale.0, score_mod, &x[4])),
         OpKind::SinkAttention(op::SinkAttention {
             causal,
             scale,
@@ -530,6 +540,8 @@ struct Scores {
     documents: Documents,
     /// Each row has one more score.
     sinks: bool,
+    /// First positions of the documents of all positions, if these are data.
+    starts: Option<Vec<f64>>,
 }
 
 impl Scores {
@@ -546,7 +558,28 @@ impl Scores {
             window: by.window as usize,
             documents: by.documents,
             sinks: false,
+            starts: None,
         }
+    }
+
+    fn of_data(causal: bool, scale: f64, by: ScoreMod, starts: &[f64]) -> Self {
+        Self {
+            documents: Documents::NONE,
+            starts: Some(starts.to_vec()),
+            ..Self::changed(causal, scale, by)
+        }
+    }
+
+    /// Returns whether two positions of the sequence that starts at position `first` of all are of
+    /// one document, as far as data say.
+    fn same_document(&self, first: usize, [i, j]: [usize; 2]) -> bool {
+        let starts = self.starts.as_ref();
+        starts.is_none_or(|starts| starts[first + i] == starts[first + j])
+    }
+
+    /// Returns the number of operands between the values and the result of forward.
+    fn between(&self) -> usize {
+        usize::from(self.sinks || self.starts.is_some())
     }
 
     fn with_sinks(causal: bool, scale: f64, by: ScoreMod) -> Self {
@@ -601,7 +634,10 @@ fn probabilities(
                     let dot = (0..d)
                         .map(|c| xq[(bh * t + i) * d + c] * xk[(kh * t + j) * d + c])
                         .sum::<f64>();
-                    let (score, slope) = scores.of(dot, [bh % h, h, i, j]);
+                    let (score, slope) = match scores.same_document(bh / h * t, [i, j]) {
+                        true => scores.of(dot, [bh % h, h, i, j]),
+                        false => (f64::NEG_INFINITY, 0.0),
+                    };
                     slopes[(bh * t + i) * t + j] = slope;
                     score
                 })
@@ -651,7 +687,7 @@ fn attention_grad(op: &BodyOp, x: &[Vec<f64>], scores: &Scores) -> Vec<Vec<f64>>
     let sinks = scores.sinks.then(|| &x[4][..]);
     let [p, slopes, z] = probabilities([q, k], [&x[1], &x[2]], sinks, scores);
     // The result and the log-sum-exp of the forward.
-    let [y, stat] = [4, 5].map(|n| n + usize::from(scores.sinks));
+    let [y, stat] = [4, 5].map(|n| n + scores.between());
     let rows = op.inputs[stat].shape[2] as usize;
     for (i, v) in z.iter().enumerate() {
         assert!(

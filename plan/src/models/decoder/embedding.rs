@@ -207,8 +207,8 @@ fn sinusoids(b: &mut Builder<'_>, tokens: ValueId) -> ValueId {
     if b.s.model.options.position_embedding != PositionEmbedding::Sinusoidal {
         return tokens;
     }
-    let shape = [b.seq(), b.s.model.hidden];
-    let waves = b.constant("sinusoids", &shape, DType::F32, false);
+    let row = [b.s.model.hidden];
+    let waves = b.positional("sinusoids", 0, &row, DType::F32);
     let waves = b.as_activation(waves);
     b.g.binary(OpKind::Add, tokens, waves)
 }
@@ -221,7 +221,7 @@ impl Tables {
             _ => "positions_with_offset",
         };
         let positions = self.positions.map(|table| {
-            let places = b.constant(name, &[b.seq()], DType::I64, false);
+            let places = b.positional(name, 0, &[], DType::I64);
             (table, places)
         });
         b.within(self.module, |b| {

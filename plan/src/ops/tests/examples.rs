@@ -60,6 +60,11 @@ fn positions() -> Example {
     fixed(&[ROWS, 2], &[4, 0, 5, 6, -1, 7, 1, 8, 2, -1, 9, 3])
 }
 
+/// Returns the first positions of documents in two sequences of 6 positions.
+fn starts() -> Example {
+    fixed(&[2, 6], &[0, 0, 0, 3, 3, 5, 0, 1, 1, 1, 1, 1])
+}
+
 /// Returns the inputs and outputs of an operation.
 pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
     let rows = numbers(&[ROWS, COLS]);
@@ -206,6 +211,17 @@ pub(super) fn operands(op: &OpKind) -> (Vec<Example>, Vec<Example>) {
             let [seed, offset] = random();
             let mask = numbers(&[2, 1, 6, 6]);
             let of = [q.clone(), q.clone(), kv.clone(), kv.clone(), mask];
+            let more = [q.clone(), lse, seed, offset];
+            ([&of[..], &more].concat(), vec![q, kv.clone(), kv])
+        }
+        OpKind::DocumentAttention(_) => {
+            let [seed, offset] = random();
+            let inputs = vec![q.clone(), kv.clone(), kv, starts()];
+            (inputs, vec![q, lse, seed, offset])
+        }
+        OpKind::DocumentAttentionGrad(_) => {
+            let [seed, offset] = random();
+            let of = [q.clone(), q.clone(), kv.clone(), kv.clone(), starts()];
             let more = [q.clone(), lse, seed, offset];
             ([&of[..], &more].concat(), vec![q, kv.clone(), kv])
         }

@@ -116,7 +116,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
 /// Refuses a distribution of lengths without a mean, or with a deviation that the documents of a
 /// sequence cannot have.
 fn length_distribution(s: &Scenario, d: &Document) -> Checked {
-    let DocumentLengths::Distributed(lengths) = s.train.document_lengths else {
+    let DocumentLengths::Distributed(lengths) = &s.train.document_lengths else {
         return Ok(());
     };
     let refused = |message: String| d.conflict(&[Key::DocumentLengths], message);
@@ -146,7 +146,15 @@ fn documents(s: &Scenario, d: &Document) -> Checked {
         LayerType::None => false,
         _ => kind.attends_with_state() || !kind.is_attention(),
     };
-    let why = if s.train.documents().is_none() {
+    let of_data = matches!(s.train.document_lengths, DocumentLengths::OfData(_));
+    if of_data && matches!(s.compile.cuda_graph, CudaGraph::Scopes(_)) {
+        let message = "captured scopes replay the addresses of one micro-batch, but each micro-batch has documents of its own";
+        let error = d.conflict(&[Key::DocumentLengths, Key::CudaGraph], message);
+        return Err(error.with_help(
+            "set compile.cuda_graph = \"off\", or the `mean` and `std` of the lengths instead of `data`",
+        ));
+    }
+    let why = if s.train.documents().is_none() && !of_data {
         return Ok(());
     } else if let Some(kind) = of_layers().find(recurrent) {
         format!(

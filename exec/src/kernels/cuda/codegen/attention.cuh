@@ -2,7 +2,7 @@
 // between tiles of rows in shared memory. Thread (ty, tx) has the scores of rows ty + 16 r and columns tx + 16 c, and of what is
 // summed up over the columns, rows ty + 16 r and components 4 tx + 64 w and the three behind. Sums run in a fixed order.
 // The generator defines BATCH, HEADS, KV, SEQ, D, STAT (row pitch of the log-sum-exp), CAUSAL, SCALE, TILE, what changes scores
-// (WINDOW, CAPPED, CAP, ALIBI, SLOPES, DOCUMENTS, LENGTHS, PERIOD) and the readers q_, k_, v_, dy_, y_ (address of a row's first element) and their element
+// (WINDOW, CAPPED, CAP, ALIBI, SLOPES, DOCUMENTS, LENGTHS, PERIOD, DOCUMENTS_OF_DATA) and the readers q_, k_, v_, dy_, y_ (address of a row's first element) and their element
 // strides.
 #define GROUP (HEADS / KV)
 #define TILES ((SEQ + TILE - 1) / TILE)
@@ -104,9 +104,26 @@ template <class T> DEV void put(const float (&acc)[W][4], float factor, T* to, u
       if (d < D) down(acc[w][v] * factor, to[d * step]);
     }
 }
+#if DOCUMENTS_OF_DATA
+// The first positions of the documents of all positions of a sample, in ascending order.
+typedef const i64* Starts;
+DEV u32 document_start(Starts starts, u32 i) { return (u32)starts[i]; }
+DEV u32 document_end(Starts starts, u32 i) {
+  const i64 start = starts[i];
+  u32 low = i + 1, high = SEQ;
+  while (low < high) {
+    const u32 middle = (low + high) / 2;
+    if (starts[middle] <= start) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}
+DEV bool same_document(Starts starts, u32 query, u32 key) { return starts[query] == starts[key]; }
+#else
+struct Starts {};
 #if DOCUMENTS
 // The first position of the document of a position, and the position behind its last one. Documents have LENGTHS, again and again.
-DEV u32 document_start(u32 i) {
+DEV u32 document_start(Starts, u32 i) {
   u32 start = i / PERIOD * PERIOD, next = start;
 #pragma unroll
   for (int n = 0; n < DOCUMENTS; n++) {
@@ -115,7 +132,7 @@ DEV u32 document_start(u32 i) {
   }
   return start;
 }
-DEV u32 document_end(u32 i) {
+DEV u32 document_end(Starts, u32 i) {
   u32 end = i / PERIOD * PERIOD;
 #pragma unroll
   for (int n = 0; n < DOCUMENTS; n++)
@@ -123,25 +140,29 @@ DEV u32 document_end(u32 i) {
   return min(end, SEQ);
 }
 #else
-DEV u32 document_start(u32) { return 0; }
-DEV u32 document_end(u32) { return SEQ; }
+DEV u32 document_start(Starts, u32) { return 0; }
+DEV u32 document_end(Starts, u32) { return SEQ; }
+#endif
+DEV bool same_document(Starts starts, u32 query, u32 key) {
+  return key >= document_start(starts, query) && (CAUSAL || key < document_end(starts, query));
+}
 #endif
 // Whether the query sees the key, of the same document. With a window, that is fewer than WINDOW positions away.
-DEV bool sees(u32 query, u32 key) {
+DEV bool sees(Starts starts, u32 query, u32 key) {
+  if (query >= SEQ || key >= SEQ) return false;
   const bool near = WINDOW == 0 || ((key > query || query - key < WINDOW) && (key <= query || key - query < WINDOW));
-  const bool same = key >= document_start(query) && (CAUSAL || key < document_end(query));
-  return query < SEQ && key < SEQ && (!CAUSAL || key <= query) && near && same;
+  return (!CAUSAL || key <= query) && near && same_document(starts, query, key);
 }
 // The first and the last tile of keys that a tile of queries sees, and the last tile of queries that sees a tile of keys.
 DEV u32 first_near(u32 tile) { return WINDOW == 0 || tile * TILE < WINDOW ? 0 : (tile * TILE + 1 - WINDOW) / TILE; }
-DEV u32 first_tile(u32 tile) { return max(first_near(tile), document_start(tile * TILE) / TILE); }
-DEV u32 reach(u32 tile) {
+DEV u32 first_tile(Starts starts, u32 tile) { return max(first_near(tile), document_start(starts, tile * TILE) / TILE); }
+DEV u32 reach(Starts starts, u32 tile) {
   const u32 last = min(tile * TILE + TILE, SEQ) - 1;
   const u32 near = WINDOW == 0 ? TILES - 1 : min((tile * TILE + TILE - 1 + WINDOW - 1) / TILE, TILES - 1);
-  return min(near, (document_end(last) - 1) / TILE);
+  return min(near, (document_end(starts, last) - 1) / TILE);
 }
-DEV u32 last_tile(u32 tile) { return CAUSAL ? tile : reach(tile); }
-DEV u32 last_query(u32 tile) { return reach(tile); }
+DEV u32 last_tile(Starts starts, u32 tile) { return CAUSAL ? tile : reach(starts, tile); }
+DEV u32 last_query(Starts starts, u32 tile) { return reach(starts, tile); }
 // The score of a query and a key from their dot product: scaled, softly limited, and with the slope of the head.
 DEV float score(float dot, u32 head, u32 query, u32 key) {
   float s = SCALE * dot;

@@ -8,6 +8,8 @@ use crate::kernels::strides;
 use shardlab_plan::ir::{AttentionShape, BodyOp, Slot, alibi_slope};
 
 const COMMON: &str = include_str!("attention.cuh");
+/// The maximum of a row's scores and the sum of exponentials, before the first tile.
+const EMPTY: [&str; 2] = ["-INF", "0.0f"];
 /// Threads of a block.
 const THREADS: u32 = 256;
 
@@ -19,6 +21,8 @@ struct Geometry {
     /// Number of rows and columns of the scores that a block works on at a time.
     tile: u64,
     kind: Kind,
+    /// C expression of the first positions of the documents of sample `b`, if these are data.
+    starts: Option<String>,
 }
 
 fn slots(slots: &[Slot], n: usize) -> Result<&[Slot], CodegenError> {
@@ -28,7 +32,12 @@ fn slots(slots: &[Slot], n: usize) -> Result<&[Slot], CodegenError> {
 }
 
 impl Geometry {
-    fn new(target: Target, [q, k, lse]: [&Slot; 3], kind: Kind) -> Result<Self, CodegenError> {
+    fn new(
+        req: &Request<'_>,
+        [q, k, lse]: [&Slot; 3],
+        kind: Kind,
+        starts: Option<&Slot>,
+    ) -> Result<Self, CodegenError> {
         let misfit = || CodegenError::new(format!("queries {:?} with keys {:?}", q.shape, k.shape));
         let shape = AttentionShape::of(&q.shape, &k.shape, kind.causal).ok_or_else(misfit)?;
         let &[batch, heads, stat] = &lse.shape[..] else {
@@ -38,11 +47,15 @@ impl Geometry {
         {
             return Err(misfit());
         }
+        let starts = starts
+            .map(|slot| starts_of(req, slot, &shape))
+            .transpose()?;
         Ok(Self {
             shape,
             stat,
-            tile: tile(target, shape.head_dim),
+            tile: tile(req.target, shape.head_dim),
             kind,
+            starts,
         })
     }
 
@@ -75,7 +88,8 @@ impl Geometry {
             ),
         };
         format!(
-            "{alibi}{documents}#define WINDOW {}u\n#define CAPPED {}\n#define CAP {}\n#define BATCH {}u\n#define HEADS {}u\n#define KV {}u\n#define SEQ {}u\n#define D {}u\n#define STAT {}u\n#define CAUSAL {}\n#define SCALE {}\n#define TILE {}u\n{COMMON}",
+            "{alibi}{documents}#define DOCUMENTS_OF_DATA {}\n#define WINDOW {}u\n#define CAPPED {}\n#define CAP {}\n#define BATCH {}u\n#define HEADS {}u\n#define KV {}u\n#define SEQ {}u\n#define D {}u\n#define STAT {}u\n#define CAUSAL {}\n#define SCALE {}\n#define TILE {}u\n{COMMON}",
+            u8::from(self.starts.is_some()),
             score_mod.window,
             u8::from(score_mod.softcap.0 != 0.0),
             float(score_mod.softcap.0 as f32),
@@ -89,6 +103,12 @@ impl Geometry {
             float(scale),
             self.tile
         )
+    }
+
+    /// Declares the first positions of the documents of sample `b` in a kernel.
+    fn declare_starts(&self) -> String {
+        let starts = self.starts.as_deref().unwrap_or("{}");
+        format!("const Starts starts = {starts};")
     }
 
     /// Returns how many blocks cover all tiles of rows of `heads` heads.
@@ -155,6 +175,19 @@ fn rows(
     ))
 }
 
+/// Returns the C expression of the first positions of the documents of sample `b`.
+fn starts_of(
+    req: &Request<'_>,
+    slot: &Slot,
+    shape: &AttentionShape,
+) -> Result<String, CodegenError> {
+    let contiguous = super::index::is_contiguous(&super::index::dims(slot));
+    if !contiguous || slot.shape[..] != [shape.batch, shape.seq] {
+        return Err(CodegenError::new("every position has a document"));
+    }
+    Ok(format!("{} + (u64)b * SEQ", req.address(slot)?))
+}
+
 fn name(slot: &Slot) -> String {
     super::pointer(slot.place)
 }
@@ -172,8 +205,19 @@ pub(in crate::kernels) fn forward(
     op: &BodyOp,
     kind: Kind,
 ) -> Result<Module, CodegenError> {
-    // The maximum of a row's scores and the sum of exponentials, before the first tile.
-    generate_forward(req, op, kind, ["-INF", "0.0f"])
+    generate_forward(req, op, kind, EMPTY, None)
+}
+
+/// Generates `q, k, v, starts -> out, lse[, seed, offset]`.
+pub(in crate::kernels) fn forward_within_documents(
+    req: &Request<'_>,
+    op: &BodyOp,
+    kind: Kind,
+) -> Result<Module, CodegenError> {
+    let [.., starts] = slots(&op.inputs, 4)? else {
+        return Err(CodegenError::new("attention lacks its documents"));
+    };
+    generate_forward(req, op, kind, EMPTY, Some(starts))
 }
 
 /// Generates `q, k, v, sinks -> out, lse`.
@@ -187,7 +231,7 @@ pub(in crate::kernels) fn forward_with_sinks(
     };
     // A row starts as if it had seen a score, the sink.
     let sink = sink(req, sinks)?;
-    generate_forward(req, op, kind, [&sink, "1.0f"])
+    generate_forward(req, op, kind, [&sink, "1.0f"], None)
 }
 
 /// Returns the C expression of the sink of head `h`.
@@ -203,6 +247,7 @@ fn generate_forward(
     op: &BodyOp,
     kind: Kind,
     [score, sum]: [&str; 2],
+    starts: Option<&Slot>,
 ) -> Result<Module, CodegenError> {
     let [q, k, v] = slots(&op.inputs, 3)? else {
         return Err(CodegenError::new("attention lacks operands"));
@@ -210,7 +255,7 @@ fn generate_forward(
     let [out, lse] = slots(&op.outputs, 2)? else {
         return Err(CodegenError::new("attention lacks operands"));
     };
-    let g = Geometry::new(req.target, [q, k, lse], kind)?;
+    let g = Geometry::new(req, [q, k, lse], kind, starts)?;
     lse_type(req, lse)?;
     let mut zero = String::new();
     for s in op.outputs.iter().skip(2) {
@@ -226,12 +271,13 @@ fn generate_forward(
   // Those with the most keys first.
   const u32 tile = TILES - 1 - blockIdx.x % TILES, h = blockIdx.x / TILES % HEADS, b = blockIdx.x / TILES / HEADS, g = h / GROUP;
   const u32 first = tile * TILE;
+  {starts}
   fill(query, first, q_STEP, [&](u32 i) {{ return q_at({q}, b, h, i); }});
   float m[N], l[N];
   Sums acc = {{}};
 #pragma unroll
   for (int r = 0; r < N; r++) m[r] = {score}, l[r] = {sum};
-  for (u32 k = first_tile(tile); k <= last_tile(tile); k++) {{
+  for (u32 k = first_tile(starts, tile); k <= last_tile(starts, tile); k++) {{
     __syncthreads();
     fill(other, k * TILE, k_STEP, [&](u32 j) {{ return k_at({k}, b, g, j); }});
     __syncthreads();
@@ -243,7 +289,7 @@ fn generate_forward(
 #pragma unroll
       for (int c = 0; c < N; c++) {{
         const u32 i = first + ty + 16 * r, j = k * TILE + tx + 16 * c;
-        s[r][c] = sees(i, j) ? score(s[r][c], h, i, j) : -INF;
+        s[r][c] = sees(starts, i, j) ? score(s[r][c], h, i, j) : -INF;
         n = max_(n, s[r][c]);
       }}
       n = max_(m[r], row16<Max>(n));
@@ -278,6 +324,7 @@ fn generate_forward(
 }}
 ",
         defs = g.defines(),
+        starts = g.declare_starts(),
         rq = rows(req, q, "q", true)?,
         rk = rows(req, k, "k", true)?,
         rv = rows(req, v, "v", true)?,
@@ -305,7 +352,19 @@ pub(in crate::kernels) fn backward(
     let [dy, q, k, v, y, lse] = slots(&op.inputs, 6)? else {
         return Err(CodegenError::new("attention lacks operands"));
     };
-    generate_backward(req, op, kind, [dy, q, k, v, y, lse])
+    generate_backward(req, op, kind, [dy, q, k, v, y, lse], None)
+}
+
+/// Generates `d_out, q, k, v, starts, out, lse, .. -> d_q, d_k, d_v`.
+pub(in crate::kernels) fn backward_within_documents(
+    req: &Request<'_>,
+    op: &BodyOp,
+    kind: Kind,
+) -> Result<Module, CodegenError> {
+    let [dy, q, k, v, starts, y, lse] = slots(&op.inputs, 7)? else {
+        return Err(CodegenError::new("attention lacks operands"));
+    };
+    generate_backward(req, op, kind, [dy, q, k, v, y, lse], Some(starts))
 }
 
 /// Generates `d_out, q, k, v, sinks, out, lse -> d_q, d_k, d_v, d_sinks`.
@@ -320,7 +379,7 @@ pub(in crate::kernels) fn backward_with_sinks(
     let [.., to] = slots(&op.outputs, 4)? else {
         return Err(CodegenError::new("attention lacks operands"));
     };
-    let mut module = generate_backward(req, op, kind, [dy, q, k, v, y, lse])?;
+    let mut module = generate_backward(req, op, kind, [dy, q, k, v, y, lse], None)?;
     let heads = module.entries.len();
     let params = module.entries[0].params.clone();
     let (_, mut declared) = req.operands();
@@ -368,11 +427,12 @@ fn generate_backward(
     op: &BodyOp,
     kind: Kind,
     [dy, q, k, v, y, lse]: [&Slot; 6],
+    starts: Option<&Slot>,
 ) -> Result<Module, CodegenError> {
     let [dq, dk, dv] = slots(&op.outputs, 3)? else {
         return Err(CodegenError::new("attention lacks operands"));
     };
-    let g = Geometry::new(req.target, [q, k, lse], kind)?;
+    let g = Geometry::new(req, [q, k, lse], kind, starts)?;
     lse_type(req, lse)?;
     let (mut params, mut declared) = req.operands();
     params.push(Param::Scratch(0));
@@ -398,6 +458,7 @@ KERNEL({THREADS}) k0({args}) {{
   const u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const u32 tile = TILES - 1 - blockIdx.x % TILES, h = blockIdx.x / TILES % HEADS, b = blockIdx.x / TILES / HEADS, g = h / GROUP;
   const u32 first = tile * TILE;
+  {starts}
   fill(query, first, q_STEP, [&](u32 i) {{ return q_at({q}, b, h, i); }});
   fill(out, first, g_STEP, [&](u32 i) {{ return g_at({dy}, b, h, i); }});
   __syncthreads();
@@ -413,7 +474,7 @@ KERNEL({THREADS}) k0({args}) {{
     if (i < SEQ && tx == 0) delta[((u64)b * HEADS + h) * SEQ + i] = e[r];
   }}
   Sums acc = {{}};
-  for (u32 k = first_tile(tile); k <= last_tile(tile); k++) {{
+  for (u32 k = first_tile(starts, tile); k <= last_tile(starts, tile); k++) {{
     __syncthreads();
     fill(key, k * TILE, k_STEP, [&](u32 j) {{ return k_at({k}, b, g, j); }});
     fill(value, k * TILE, v_STEP, [&](u32 j) {{ return v_at({v}, b, g, j); }});
@@ -426,7 +487,7 @@ KERNEL({THREADS}) k0({args}) {{
 #pragma unroll
       for (int c = 0; c < N; c++) {{
         const u32 i = first + ty + 16 * r, j = k * TILE + tx + 16 * c;
-        s[r][c] = sees(i, j) ? expf(score(s[r][c], h, i, j) - z[r]) * (d[r][c] - e[r]) * slope(s[r][c]) : 0.0f;
+        s[r][c] = sees(starts, i, j) ? expf(score(s[r][c], h, i, j) - z[r]) * (d[r][c] - e[r]) * slope(s[r][c]) : 0.0f;
       }}
     leave(part, s);
     __syncthreads();
@@ -445,11 +506,12 @@ KERNEL({THREADS}) k1({args}) {{
   const u32 tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const u32 tile = blockIdx.x % TILES, g = blockIdx.x / TILES % KV, b = blockIdx.x / TILES / KV;
   const u32 first = tile * TILE;
+  {starts}
   fill(key, first, k_STEP, [&](u32 j) {{ return k_at({k}, b, g, j); }});
   fill(value, first, v_STEP, [&](u32 j) {{ return v_at({v}, b, g, j); }});
   Sums ak = {{}}, av = {{}};
   for (u32 h = g * GROUP; h < (g + 1) * GROUP; h++)
-    for (u32 q = CAUSAL ? tile : first_tile(tile); q <= last_query(tile); q++) {{
+    for (u32 q = CAUSAL ? tile : first_tile(starts, tile); q <= last_query(starts, tile); q++) {{
       __syncthreads();
       fill(query, q * TILE, q_STEP, [&](u32 i) {{ return q_at({q}, b, h, i); }});
       fill(out, q * TILE, g_STEP, [&](u32 i) {{ return g_at({dy}, b, h, i); }});
@@ -466,7 +528,7 @@ KERNEL({THREADS}) k1({args}) {{
         for (int r = 0; r < N; r++) {{
           const u32 j = first + ty + 16 * r;
           const float by = slope(s[r][c]);
-          s[r][c] = sees(i, j) ? expf(score(s[r][c], h, i, j) - z) : 0.0f;
+          s[r][c] = sees(starts, i, j) ? expf(score(s[r][c], h, i, j) - z) : 0.0f;
           d[r][c] = s[r][c] * (d[r][c] - e) * by;
         }}
       }}
@@ -487,6 +549,7 @@ KERNEL({THREADS}) k1({args}) {{
   }}
 }}
 ",
+        starts = g.declare_starts(),
         args = declared.join(", "),
         q = name(q),
         k = name(k),

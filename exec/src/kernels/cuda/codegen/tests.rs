@@ -308,10 +308,15 @@ fn operations(nvrtc: Option<&Compiler>) {
             let mut reads: Vec<Arg> = inputs.iter().map(arg).collect();
             let mut writes: Vec<Arg> = outputs.iter().map(arg).collect();
             match kind {
-                OpKind::Attention(_) | OpKind::FlexAttention(_) | OpKind::SinkAttention(_) => {
+                OpKind::Attention(_)
+                | OpKind::FlexAttention(_)
+                | OpKind::SinkAttention(_)
+                | OpKind::DocumentAttention(_) => {
                     writes = stats(writes, 1);
                 }
-                OpKind::SinkAttentionGrad(_) => reads = stats(reads, 6),
+                OpKind::SinkAttentionGrad(_) | OpKind::DocumentAttentionGrad(_) => {
+                    reads = stats(reads, 6);
+                }
                 OpKind::AttentionGrad(_) | OpKind::FlexAttentionGrad(_) => reads = stats(reads, 5),
                 OpKind::Float8CastBlocks(of) => writes[0].dtype = of.to,
                 // Two factors, and the reciprocals of their scales.
