@@ -124,7 +124,7 @@ impl Native {
     /// Computes the scales and codes of the weights that the first step starts with. Later steps
     /// use those computed at the end of the previous step.
     fn cast_first_step(&mut self, out: &mut Emitter<'_>) {
-        if !self.flat.gathers_float8() {
+        if !self.flat.reduces_scales() {
             return;
         }
         let from = out.b.next_instr();
@@ -300,7 +300,7 @@ impl Lifecycle for Native {
             self.reductions.free_gradient(out, &self.flat, index);
         }
         // Scales depend on the weights of all groups.
-        if !norm && !self.flat.gathers_float8() {
+        if !norm && !self.flat.reduces_scales() {
             self.gather_for_next_step(out, index);
         }
         if let Some(g) = self.reductions.group(index) {
