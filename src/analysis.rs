@@ -9,6 +9,7 @@ pub mod basis;
 pub mod compile;
 pub mod experts;
 pub mod exposed;
+pub mod float8;
 mod misaligned;
 pub mod pareto;
 pub mod path;

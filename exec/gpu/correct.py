@@ -387,6 +387,8 @@ def float8():
     eager, saved = "compile.mode=off", "precision.float8_saved=float8"
     # Sizes with a partial last block along rows, columns and tokens.
     blockwise, several = "precision.float8_recipe=blockwise", ["model.hidden=320", "model.ffn=432", "train.micro_batch=12"]
+    # Gathers need whole blocks.
+    blocks = [blockwise, "model.hidden=256", "model.kv_heads=4", "model.ffn=640"]
     # Sums in another order differ in the last bit, their 8-bit codes by up to 1/16, and the router then chooses other experts: after more
     # steps, gradient norms differ by as much as the limit allows, while losses are within 0.2 %.
     few = "train.steps=4"
@@ -415,6 +417,8 @@ def float8():
             "8-bit gathers": [gathered], "8-bit gathers, eager": [gathered, eager], "8-bit gathers, codes saved": [gathered, saved],
             "8-bit gathers, cast before each": [gathered, CAST], "8-bit gathers, captured": [gathered, CAPTURED],
             "8-bit gathers, fsdp2": [gathered, "fsdp.policy=fsdp2"], "8-bit gathers, megatron": [gathered, "fsdp.policy=megatron"],
+            "8-bit gathers, blockwise": [*blocks, gathered, few], "8-bit gathers, blockwise, eager": [*blocks, gathered, eager, few],
+            "8-bit gathers, blockwise, captured": [*blocks, gathered, CAPTURED, few],
         }
         experts |= {"experts, 8-bit gathers": [gathered]}
         divided = f"mesh.ep={every}"
@@ -464,6 +468,8 @@ def float8():
                 ", no reshard": ["fsdp.reshard_after_forward=false"], ", accumulated": ["train.grad_accum=2"],
                 ", megatron": ["fsdp.policy=megatron"]}
         pairs |= {f"gathers of codes and of bf16{t}": ([unclipped, *sets], [gathered]) for t, sets in more.items()}
+        ways_of_blocks = {"": [], ", eager": [eager], ", cast before each": [CAST], ", captured": [CAPTURED]}
+        pairs |= {f"gathers of blocks and of bf16{t}": ([unclipped, *blocks, *sets], [gathered]) for t, sets in ways_of_blocks.items()}
     pairs_of_experts = {"experts, eager, codes saved or made again": ([eager], [saved]), "experts, eager, recompute": ([eager, *larger], ["train.recompute=full"]),
                         "experts, captured and not": ([], [CAPTURED])}
     together([*(case(t, w) for t, w in ways.items()), *(case(t, [*moe, *w], "small-moe") for t, w in experts.items()),

@@ -72,6 +72,7 @@ use serde::Serialize;
 pub use sound::Sound;
 pub use stages::{Stage, Stages};
 pub use tokens::TokenWidth;
+pub(crate) use train::chunk_by_size;
 pub use train::{
     AttentionBackend, Loss, LrSchedule, MuonAdjustLr, Optimizer, Recompute, RecomputeLayers,
     SkippedBlocks, Train,

@@ -396,6 +396,8 @@ fn units(
             frozen: lowering.frozen_apart,
             float8,
             float8_mixed: !lowering.float8_apart,
+            float8_rows: recipes::gathered_block(&scenario.precision.float8)
+                .map(|block| block.rows as u32),
             muon,
         },
     )?;

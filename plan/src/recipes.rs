@@ -18,7 +18,7 @@ use crate::config::{MomentType, Precision};
 use crate::graph::Graph;
 use crate::ir::{DType, OpKind, Param};
 pub(crate) use float8::{
-    BlockPlace, FLOAT8_ALIGNMENT, Float8Linear, Scaling, are_experts, names_layer,
+    BlockPlace, FLOAT8_ALIGNMENT, Float8Linear, Scaling, are_experts, gathered_block, names_layer,
 };
 use mixed::Mixed;
 

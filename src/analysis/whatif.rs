@@ -41,7 +41,9 @@ impl Change {
     pub fn keeps_training(&self) -> bool {
         let other = ["train.micro_batch=", "precision.", "model."];
         let is_other = |set: &String| {
-            other.iter().any(|key| set.starts_with(key)) && !set.starts_with(GATHERS_OF_CODES)
+            let codes = [GATHERS_OF_CODES, SAVED_CODES];
+            let same = codes.iter().any(|key| set.starts_with(key));
+            other.iter().any(|key| set.starts_with(key)) && !same
         };
         !self.overrides.iter().any(is_other)
     }
@@ -149,8 +151,10 @@ pub struct WhatIf {
     pub effect: Result<Effect, PredictError>,
 }
 
-/// Key that moves the same codes in another way. The results of layers do not change.
+/// Key that gathers the same codes in another way. The results of layers do not change.
 const GATHERS_OF_CODES: &str = "precision.float8_all_gather";
+/// Key that saves the same codes for backward. The results of layers do not change.
+const SAVED_CODES: &str = "precision.float8_saved";
 
 /// Keys for which every value is tried.
 const ALL_VALUES: [&str; 23] = [
@@ -187,7 +191,10 @@ const SOME_VALUES: [(&str, &[&str]); 11] = [
     ("fsdp.prefetch_backward", &["0", "1", "2", "4"]),
     ("fsdp.prefetch_next_step", &["0", "1", "2"]),
     ("fsdp.reduce_in_flight", &["1", "2", "4"]),
-    ("train.loss_chunk_tokens", &["1024", "4096", "16384"]),
+    (
+        "train.loss_chunk_tokens",
+        &["auto", "1024", "4096", "16384"],
+    ),
     ("precision.reduce_dtype", &["f32", "bf16"]),
     (
         "precision.float8_recipe",
@@ -205,6 +212,32 @@ const SOME_VALUES: [(&str, &[&str]); 11] = [
     ),
 ];
 
+/// Returns 8-bit recipes with gathers of codes, and with codes saved for backward. Without a
+/// recipe, these keys have no effect, so they are not tried alone.
+fn codes(base: &Scenario) -> Vec<Change> {
+    let recipes = [Float8Recipe::Tensorwise, Float8Recipe::Blockwise];
+    let others = recipes
+        .into_iter()
+        .filter(|recipe| *recipe != base.precision.float8.recipe);
+    let with = |recipe: Float8Recipe| {
+        let recipe = format!("precision.float8_recipe={}", recipe.name());
+        let [gathers, saved] = [
+            format!("{GATHERS_OF_CODES}=true"),
+            format!("{SAVED_CODES}=float8"),
+        ];
+        [
+            vec![recipe.clone(), gathers.clone()],
+            vec![recipe, gathers, saved],
+        ]
+    };
+    let all = others.flat_map(with);
+    all.map(|overrides| Change {
+        label: overrides.join(" "),
+        overrides,
+    })
+    .collect()
+}
+
 /// Returns whether a user of this policy can set an option. Policies other than the native engine
 /// fix most options, and some keys select another engine. `shardlab explain` proposes the other
 /// options only on request.
@@ -212,7 +245,9 @@ const SOME_VALUES: [(&str, &[&str]); 11] = [
 pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
     let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
     /// Options that are fixed in the code of PyTorch and Megatron-FSDP.
-    const ENGINE: [&str; 14] = [
+    const ENGINE: [&str; 15] = [
+        // torchao saves inputs in the compute type, and Transformer Engine in 8 bits.
+        "precision.float8_saved",
         "fsdp.async_reduce",
         "fsdp.copy_engine_all_gather",
         "fsdp.copy_engine_reduce_scatter",
@@ -335,16 +370,7 @@ pub fn candidates(base: &Scenario, profile: &Profile) -> Vec<Change> {
             "fsdp.copy_engine_reduce_scatter=true".to_owned(),
         ],
     });
-    if base.precision.float8.recipe != Float8Recipe::Tensorwise {
-        let overrides = vec![
-            "precision.float8_recipe=tensorwise".to_owned(),
-            format!("{GATHERS_OF_CODES}=true"),
-        ];
-        all.push(Change {
-            label: overrides.join(" "),
-            overrides,
-        });
-    }
+    all.extend(codes(base));
     all.extend(mesh(base));
     all.extend(expert_parallel(base));
     all.extend(dispatchers(base));
@@ -604,7 +630,8 @@ mod tests {
         let keeps = |key: &str, value: &str| Change::one(key, value).keeps_training();
         assert!(keeps("train.recompute", "full") && keeps("compile.mode", "blocks"));
         assert!(!keeps("train.micro_batch", "4") && !keeps("precision.reduce_dtype", "bf16"));
-        assert!(keeps(GATHERS_OF_CODES, "true") && !keeps("precision.float8_recipe", "rowwise"));
+        assert!(keeps(GATHERS_OF_CODES, "true") && keeps(SAVED_CODES, "float8"));
+        assert!(!keeps("precision.float8_recipe", "rowwise"));
     }
 
     #[test]

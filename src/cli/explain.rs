@@ -2,6 +2,7 @@
 //! saved and imported runs.
 
 mod experts;
+mod float8;
 mod json;
 mod measured;
 mod whatif;
@@ -14,6 +15,7 @@ use super::table::Table;
 use super::verdict::{self, command};
 use crate::analysis::experts::{self as of_experts, About};
 use crate::analysis::exposed::{self, Gap};
+use crate::analysis::float8::Float8;
 use crate::analysis::path::{self, CriticalPath};
 use crate::analysis::slower::{self, Slower};
 use crate::analysis::smallest_fit::{self, Search};
@@ -72,6 +74,7 @@ struct Tried {
     smallest_fit: Option<Search>,
     what_ifs: Vec<WhatIf>,
     experts: Vec<(About, WhatIf)>,
+    float8: Option<Float8>,
     compile: Vec<(CompileMode, Result<compile::Mode, PredictError>)>,
     slower: Vec<Slower>,
 }
@@ -97,6 +100,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
             tried.what_ifs = try_all(&prediction, &profiles, &load);
         }
         tried.experts = of_experts::try_all(&prediction, &profiles, &load);
+        tried.float8 = Float8::of(&prediction, &profiles)?;
         if args.json || args.all {
             let with_mode = |mode: &str| load(&[mode.to_owned()]);
             tried.compile = compile::modes(&prediction, &profiles, &with_mode);
@@ -156,6 +160,7 @@ fn print(e: &Explanation, all: bool, out: &mut Out) -> Result<(), Failure> {
         whatif::worthwhile(e, out)?;
     }
     experts::print(e, out)?;
+    float8::print(e, out)?;
     let listed = if all { MAX_LISTED_ALL } else { MAX_LISTED };
     exposed_time(&p.run, &e.gaps, listed, out)?;
     memory(p, listed, out)?;

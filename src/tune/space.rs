@@ -8,7 +8,7 @@ use super::Request;
 use crate::analysis::whatif::{is_settable, mesh};
 use crate::predict::Prediction;
 use shardlab_plan::Scenario;
-use shardlab_plan::config::{RecomputeLayers, Units};
+use shardlab_plan::config::{Float8Saved, RecomputeLayers, Units};
 use shardlab_plan::scenario::{ScenarioErrorKind, keys};
 
 /// Overrides, in the syntax of `--set`, that belong together. Empty for the current settings.
@@ -36,6 +36,11 @@ const fn row(keys: &'static [&'static str], values: Values) -> Row {
 }
 
 use Values::{Every, From, Of, Sets};
+
+/// Keys of 8-bit matmuls. Those of codes have no effect without a recipe.
+const FLOAT8_RECIPE: &str = "precision.float8_recipe";
+const GATHERS_OF_CODES: &str = "precision.float8_all_gather";
+const CODES: [&str; 2] = [GATHERS_OF_CODES, "precision.float8_saved"];
 
 /// Key of the axis of recomputed blocks.
 pub(super) const LAYERS: &str = "train.recompute_layers";
@@ -76,6 +81,7 @@ const ROWS: &[Row] = &[
         Sets(&[
             &["train.loss=materialized"],
             &["train.loss=chunked"],
+            &["train.loss=chunked", "train.loss_chunk_tokens=auto"],
             &["train.loss=chunked", "train.loss_chunk_tokens=1024"],
             &["train.loss=chunked", "train.loss_chunk_tokens=16384"],
         ]),
@@ -115,7 +121,10 @@ const ROWS: &[Row] = &[
         ]),
     ),
     row(&["fsdp.cast_before_all_gather"], Every),
-    row(&["precision.float8_all_gather"], Every),
+    row(
+        &["precision.float8_all_gather", "precision.float8_saved"],
+        From(codes),
+    ),
     row(&["fsdp.separate_communicators"], Every),
     row(&["fsdp.allocator"], Every),
     row(&["fsdp.expandable_segments"], Every),
@@ -190,7 +199,11 @@ impl Space {
             base: today.scenario.clone(),
         };
         for row in ROWS {
-            let is_freed = |(key, _): &(String, _)| row.keys.contains(&key.as_str());
+            // Choices of the recipe come with those of its gathers and saved tensors.
+            let is_freed = |(key, _): &(String, _)| {
+                let codes = key == FLOAT8_RECIPE && row.keys.contains(&GATHERS_OF_CODES);
+                codes || row.keys.contains(&key.as_str())
+            };
             if !request.free.iter().any(is_freed) {
                 let keys = row.keys.iter().map(|k| (*k).to_owned()).collect();
                 space.add(keys, row.choices(today), request, false);
@@ -198,7 +211,15 @@ impl Space {
         }
         for (key, values) in request.free {
             let choices = values.iter().map(|v| vec![format!("{key}={v}")]);
-            space.add(vec![key.clone()], choices.collect(), request, true);
+            let is_freed = |other: &str| request.free.iter().any(|(key, _)| key == other);
+            if key == FLOAT8_RECIPE && !CODES.into_iter().any(is_freed) {
+                let keys = [FLOAT8_RECIPE].into_iter().chain(CODES);
+                let choices = choices.flat_map(|recipe| with_codes(today, recipe));
+                let keys = keys.map(str::to_owned).collect();
+                space.add(keys, choices.collect(), request, true);
+            } else {
+                space.add(vec![key.clone()], choices.collect(), request, true);
+            }
         }
         space
     }
@@ -360,6 +381,45 @@ fn units(today: &Prediction) -> Vec<Choice> {
     let ends = (!today.scenario.model.tie_embeddings)
         .then(|| vec!["fsdp.units=block_and_ends".to_owned()]);
     sizes.map(joined).chain(ends).collect()
+}
+
+/// Returns the other ways to gather and to save the codes of 8-bit matmuls, which do not change
+/// results: each alone, and both. torchao saves inputs of layers in the compute type only.
+fn codes(today: &Prediction) -> Vec<Choice> {
+    let of = &today.scenario.precision.float8;
+    let saved = match of.saved {
+        Float8Saved::Compute => "float8",
+        Float8Saved::Float8 => "compute",
+    };
+    let [gathers, saves] = CODES;
+    let (gathers, saves) = (
+        format!("{gathers}={}", !of.all_gather),
+        format!("{saves}={saved}"),
+    );
+    let all = vec![
+        vec![gathers.clone()],
+        vec![saves.clone()],
+        vec![gathers, saves],
+    ];
+    let policy = today.scenario.fsdp.policy;
+    let settable = |c: &Choice| c.iter().all(|set| is_settable(policy, set));
+    all.into_iter().filter(settable).collect()
+}
+
+/// Returns the choices of another recipe of 8-bit matmuls: alone, and with each way to gather and
+/// to save codes. Without a recipe, these keys have no effect, so their values become the defaults.
+fn with_codes(today: &Prediction, recipe: Choice) -> Vec<Choice> {
+    let of = &today.scenario.precision.float8;
+    if recipe[0].ends_with("=none") {
+        let [gathers, saves] = CODES;
+        let gathers = of.all_gather.then(|| format!("{gathers}=false"));
+        let is_saved = of.saved == Float8Saved::Float8;
+        let saves = is_saved.then(|| format!("{saves}=compute"));
+        return vec![recipe.into_iter().chain(gathers).chain(saves).collect()];
+    }
+    let more = codes(today).into_iter();
+    let more = more.map(|codes| [&recipe[..], &codes].concat());
+    [recipe.clone()].into_iter().chain(more).collect()
 }
 
 /// Returns the state that can be kept in host memory.

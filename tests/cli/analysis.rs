@@ -553,3 +553,74 @@ fn experts_are_compared_from_any_size() {
     let dense = stdout(&["explain", "small-native"]);
     assert!(!dense.contains("Experts:"), "{dense}");
 }
+
+/// Both steps are those of `sim`, with and without 8 bits. Times of layers are those of matmuls
+/// with the sizes of their weights: queries, keys and values have 2048 + 2 * 512 outputs.
+#[test]
+fn layers_in_8_bits_are_compared_with_16_bits() {
+    let native = [
+        "--set",
+        "fsdp.policy=native",
+        "--set",
+        "compile.mode=regions",
+    ];
+    let with = ["--set", "precision.float8_recipe=tensorwise"];
+    let e = explain(&[&["peers-1b"], &native[..], &with].concat());
+    let float8 = &e["float8"];
+    let step = |set: &[&str]| {
+        let run = json(&[&["sim", "peers-1b", "--json"], &native[..], set].concat());
+        run[0]["step_ms"]["median"].as_f64().unwrap()
+    };
+    assert_eq!(float8["step_ms"], step(&with));
+    assert_eq!(float8["without_ms"], step(&[]));
+    let layers = float8["layers"].as_array().unwrap();
+    let names: Vec<&str> = layers
+        .iter()
+        .flat_map(|l| l["names"].as_array().unwrap())
+        .map(|name| name.as_str().unwrap())
+        .collect();
+    for name in [
+        "attention.q+attention.k+attention.v",
+        "attention.o",
+        "mlp.w2",
+    ] {
+        assert!(names.contains(&name), "{name}: {names:?}");
+    }
+    let ms = |l: &Value, key: &str| l[key].as_f64().unwrap();
+    for l in layers {
+        let (matmuls, without) = (ms(l, "matmuls_ms"), ms(l, "without_ms"));
+        assert!(0.0 < matmuls && matmuls < without, "{l}");
+        let saved = without - matmuls - ms(l, "casts_ms");
+        assert!((saved - ms(l, "saved_ms")).abs() < 1e-9, "{l}");
+    }
+    // Computation hides gathers, so those of codes save little else than casts.
+    let said = float8["sentences"].to_string();
+    assert!(
+        said.contains("Computation hides the all-gathers of blocks"),
+        "{said}"
+    );
+    assert!(explain(&[&["peers-1b"], &native[..]].concat())["float8"].is_null());
+}
+
+/// Casts of small operands take longer than their matmuls save. Under FSDP2, the step also waits
+/// for Python, which launches a kernel per cast.
+#[test]
+fn eight_bit_matmuls_of_a_host_bound_step_do_not_pay() {
+    let set = [
+        "small-fp8",
+        "--set",
+        "mesh.hardware=h200-nvlink",
+        "--set",
+        "fsdp.policy=fsdp2",
+    ];
+    let e = explain(&set);
+    let said = e["float8"]["sentences"].to_string();
+    assert!(said.contains("because it is host-bound"), "{said}");
+    assert!(
+        said.contains("do not pay: their casts take longer"),
+        "{said}"
+    );
+    let text = stdout(&[&["explain"], &set[..]].concat());
+    assert!(text.contains("8-bit matmuls: a step of"), "{text}");
+    assert_narrow(&text);
+}

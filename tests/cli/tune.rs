@@ -400,3 +400,49 @@ fn an_interrupt_shows_the_best_so_far() {
     assert!(step(&answer["best"]) <= step(&answer["today"]));
     assert!(!interrupted || answer["gap"].is_null());
 }
+
+/// Gathers of codes and saved codes have no effect without an 8-bit recipe, so they are tried
+/// together with it.
+#[test]
+fn recipes_of_8_bits_come_with_their_codes() {
+    let native = [
+        "peers-1b",
+        "--set",
+        "fsdp.policy=native",
+        "--set",
+        "compile.mode=blocks",
+    ];
+    let free = ["--free", "precision.float8_recipe=tensorwise"];
+    let call = |only: &[&str]| -> Value {
+        let only = only.iter().flat_map(|key| ["--only", key]);
+        let all: Vec<&str> = ["tune", "--json"]
+            .into_iter()
+            .chain(native)
+            .chain(free)
+            .collect();
+        let all: Vec<&str> = all.into_iter().chain(only).collect();
+        let output = shardlab(&all).assert().code(0);
+        serde_json::from_slice(&output.get_output().stdout).unwrap()
+    };
+    let set = |answer: &Value| {
+        let all = answer["best"]["set"].as_array().unwrap().iter();
+        all.map(|s| s.as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let codes = ["precision.float8_all_gather", "precision.float8_saved"];
+    let found = set(&call(&codes));
+    for wanted in [
+        "precision.float8_recipe=tensorwise",
+        "precision.float8_all_gather=true",
+    ] {
+        assert!(found.iter().any(|s| s == wanted), "{wanted}: {found:?}");
+    }
+    // Kept keys are not changed by a recipe either.
+    let alone = set(&call(&["precision.float8_saved"]));
+    assert!(
+        alone
+            .iter()
+            .any(|s| s == "precision.float8_recipe=tensorwise")
+    );
+    assert!(!alone.iter().any(|s| s.contains("all_gather")), "{alone:?}");
+}

@@ -224,6 +224,9 @@ pub(super) fn run(
         ShardOp::ShardAmax { through } => float8::amax(through, ctx.scales, reads, writes),
         ShardOp::ShardScales { to } => float8::scales(to, reads, writes),
         ShardOp::ShardCast { through } => float8::cast(through, ctx.scales, reads, writes),
+        ShardOp::ShardCastBlocks { through, block } => {
+            float8::cast_blocks((through, block), ctx.shapes, reads, writes)
+        }
         ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
             let mut update = op.update().into_iter();
             update.try_for_each(|u| optimizer::update(ctx, u, reads, writes))

@@ -8,10 +8,11 @@ use super::operands;
 use super::report::Sink;
 use super::rules::RuleId;
 use crate::ir::{
-    Access, AxisId, AxisSet, BodyOp, BufferId, Collective, CollectiveKind, DType, InstrId, OpKind,
-    Place, RECIPROCAL_STRIDE, ReduceOp, Role, ScaleBlock, ShardOp, Slot,
+    Access, AxisId, AxisSet, BodyOp, BufferId, Collective, CollectiveKind, DType, Holds, InstrId,
+    OpKind, Place, RECIPROCAL_STRIDE, ReduceOp, Role, ScaleBlock, ShardOp, Slot,
 };
 use crate::program::{Op, Phase, Program, UnfilledWrites};
+use crate::shard::Layout;
 use std::collections::BTreeMap;
 
 /// First byte of a tensor.
@@ -26,16 +27,36 @@ struct Codes {
     cast: InstrId,
     /// Whether they are the codes of a gathered weight.
     of_weight: bool,
+    /// Position among the blocks of a gathered buffer, if a scale belongs to a block.
+    block: Option<u64>,
+}
+
+/// A scale, or its reciprocal, in memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Scale {
+    /// Instruction that wrote it.
+    by: InstrId,
+    /// As in [`Codes`].
+    block: Option<u64>,
+}
+
+/// Codes of weight shards, or scales of their blocks, and the results of gathering them.
+#[derive(Clone, Copy)]
+struct Gathered {
+    /// Instruction that wrote the scales.
+    scale: InstrId,
+    /// Instruction that cast the codes.
+    cast: InstrId,
+    /// Blocks, if each has a scale.
+    block: Option<ScaleBlock>,
 }
 
 /// What memory holds.
 #[derive(Default)]
 struct State {
-    /// Instruction that wrote a scale or its reciprocal.
-    scales: BTreeMap<Start, InstrId>,
+    scales: BTreeMap<Start, Scale>,
     codes: BTreeMap<Start, Codes>,
-    /// Codes of weight shards, and of the results of gathering them.
-    gathered: BTreeMap<BufferId, Codes>,
+    gathered: BTreeMap<BufferId, Gathered>,
     /// Maxima of a rank's shards that have not been reduced over the other ranks.
     partial: BTreeMap<Start, InstrId>,
     /// Maxima of rows, some of which contain what was in memory before.
@@ -95,8 +116,29 @@ impl State {
 
     /// Returns the codes that start at a position.
     fn codes_at(&self, at: Start) -> Option<Codes> {
-        let gathered = || self.gathered.get(&at.0);
-        self.codes.get(&at).or_else(gathered).copied()
+        let gathered = || {
+            let of = self.gathered.get(&at.0)?;
+            Some(Codes {
+                scale: of.scale,
+                cast: of.cast,
+                of_weight: false,
+                block: of.block.map(|block| at.1 / block.numel()),
+            })
+        };
+        self.codes.get(&at).copied().or_else(gathered)
+    }
+
+    /// Returns the scale that starts at a position.
+    fn scale_at(&self, at: Start) -> Option<Scale> {
+        let gathered = || {
+            let of = self.gathered.get(&at.0)?;
+            let size = of.block?.inverse_type().size();
+            Some(Scale {
+                by: of.scale,
+                block: Some(at.1 / size),
+            })
+        };
+        self.scales.get(&at).copied().or_else(gathered)
     }
 
     fn forget(&mut self, b: BufferId) {
@@ -180,7 +222,11 @@ impl Launch<'_> {
                 for range in scales {
                     let starts = range.offset..range.offset + range.bytes;
                     let each = starts.step_by(DType::F32.size() as usize);
-                    let written = each.map(|at| ((range.buffer, at), self.id));
+                    let scale = Scale {
+                        by: self.id,
+                        block: None,
+                    };
+                    let written = each.map(|at| ((range.buffer, at), scale));
                     state.scales.extend(written);
                 }
             }
@@ -197,16 +243,27 @@ impl Launch<'_> {
                     });
                 }
                 match state.scales.get(&(by.buffer, by.offset)) {
-                    Some(&scale) => state.gathered.insert(
+                    Some(&Scale { by: scale, .. }) => state.gathered.insert(
                         codes.buffer,
-                        Codes {
+                        Gathered {
                             scale,
                             cast: self.id,
-                            of_weight: false,
+                            block: None,
                         },
                     ),
                     None => state.gathered.remove(&codes.buffer),
                 };
+            }
+            (ShardOp::ShardCastBlocks { block, .. }, [main], [codes, scales]) => {
+                self.whole_blocks(block, [*main, *codes, *scales], sink);
+                let written = Gathered {
+                    scale: self.id,
+                    cast: self.id,
+                    block: Some(block),
+                };
+                for range in [codes, scales] {
+                    state.gathered.insert(range.buffer, written);
+                }
             }
             (ShardOp::Copy | ShardOp::MultiCopy | ShardOp::CopyOut { .. }, from, to) => {
                 // PyTorch packs codes and other weights into one buffer.
@@ -222,6 +279,53 @@ impl Launch<'_> {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Checks a cast of a shard with a scale per block: it writes a code per weight and a scale per
+    /// block, and no block belongs to several ranks, because its scale would be that of a part.
+    fn whole_blocks(&self, block: ScaleBlock, [main, codes, scales]: [Access; 3], sink: &mut Sink) {
+        let p = self.p;
+        let numel = |a: Access| a.bytes / p.buffers[a.buffer.index()].dtype.size();
+        let counts = [main, codes, scales].map(numel);
+        sink.fact(RuleId::Float8Format, 1);
+        if counts[0] != counts[1] || counts[1] != counts[2] * block.numel() {
+            sink.violation(RuleId::Float8Format, Some(self.id), None, || {
+                format!(
+                    "casts {} to {} with the scales {}; expected as many codes as weights, and a scale for each {} \
+                     of them",
+                    describe::range(p, main),
+                    describe::range(p, codes),
+                    describe::range(p, scales),
+                    block.numel()
+                )
+            });
+        }
+        let Holds::Group(g) = p.buffers[codes.buffer.index()].holds else {
+            return;
+        };
+        let Layout::Flat(layout) = &p.groups[g.index()].layout else {
+            return;
+        };
+        sink.fact(RuleId::Float8Amax, 1);
+        let shard = layout.shard_numel().max(1);
+        let split = layout.items.iter().find(|item| {
+            let cols = p.params[item.param.index()].shape.last();
+            let rows = block.rows * cols.copied().unwrap_or(1);
+            let end = item.offset + item.numel;
+            let mut boundaries = (item.offset / shard + 1..end.div_ceil(shard)).map(|n| n * shard);
+            !item.offset.is_multiple_of(block.numel())
+                || boundaries.any(|at| !(at - item.offset).is_multiple_of(rows))
+        });
+        if let Some(item) = split {
+            sink.violation(RuleId::Float8Amax, Some(self.id), None, || {
+                format!(
+                    "makes scales of blocks of {}, which shards of {shard} elements split; expected shards of whole \
+                     blocks of {} rows",
+                    p.params[item.param.index()].name,
+                    block.rows
+                )
+            });
         }
     }
 
@@ -266,28 +370,41 @@ impl Launch<'_> {
         match self.op.op {
             OpKind::Float8Scale(_) => {
                 for at in outputs.iter().filter_map(|slot| self.start(slot)) {
-                    state.scales.insert(at, self.id);
+                    state.scales.insert(at, self.written());
                 }
             }
             OpKind::Float8Cast => {
-                let scale = self.start(&inputs[1]).and_then(|at| state.scales.get(&at));
-                if let (Some(&scale), Some(at)) = (scale, self.start(&outputs[0])) {
+                let scale = self.start(&inputs[1]).and_then(|at| state.scale_at(at));
+                if let (Some(scale), Some(at)) = (scale, self.start(&outputs[0])) {
                     state.codes.insert(at, self.codes(scale));
                 }
             }
             OpKind::Copy => {
-                // A transposed copy of a gathered weight.
-                let from = self.start(&inputs[0]).and_then(|at| state.codes_at(at));
-                if let (Some(from), Some(at)) = (from, self.start(&outputs[0])) {
-                    state.codes.insert(at, self.codes(from.scale));
+                let (Some(from), Some(at)) = (self.start(&inputs[0]), self.start(&outputs[0]))
+                else {
+                    return;
+                };
+                // A copy of the scales of blocks of a gathered weight, or a transposed copy of its
+                // codes.
+                if inputs[0].dtype.is_float8() {
+                    let codes = state.codes_at(from).map(|codes| Scale {
+                        by: codes.scale,
+                        block: codes.block,
+                    });
+                    state
+                        .codes
+                        .extend(codes.map(|scale| (at, self.codes(scale))));
+                } else {
+                    let scale = state.scale_at(from);
+                    state.scales.extend(scale.map(|scale| (at, scale)));
                 }
             }
             OpKind::Float8CastRows(_) | OpKind::Float8CastBlocks(_) => {
                 if let Some(at) = self.start(&outputs[0]) {
-                    state.codes.insert(at, self.codes(self.id));
+                    state.codes.insert(at, self.codes(self.written()));
                 }
                 if let Some(at) = self.start(&outputs[1]) {
-                    state.scales.insert(at, self.id);
+                    state.scales.insert(at, self.written());
                 }
             }
             op if op.float8_fast_accum().is_some() => {
@@ -299,14 +416,43 @@ impl Launch<'_> {
         }
     }
 
-    fn codes(&self, scale: InstrId) -> Codes {
+    /// Returns the scale that this launch writes.
+    fn written(&self) -> Scale {
+        Scale {
+            by: self.id,
+            block: None,
+        }
+    }
+
+    /// Returns the codes that this launch writes with a scale.
+    fn codes(&self, Scale { by: scale, block }: Scale) -> Codes {
         let from = self.access(&self.op.inputs[0]);
         let role = from.map(|at| self.p.buffers[at.buffer.index()].role);
         Codes {
             scale,
             cast: self.id,
             of_weight: role == Some(Role::FullWeight),
+            block,
         }
+    }
+
+    /// Checks that the first code and the first scale that a matmul reads belong to the same block
+    /// of a gathered buffer.
+    fn blocks_match(&self, codes: Access, blocks: [Option<u64>; 2], sink: &mut Sink) {
+        if blocks[0] == blocks[1] {
+            return;
+        }
+        let p = self.p;
+        sink.violation(RuleId::Float8Scale, Some(self.id), None, || {
+            let [of_codes, of_scales] =
+                blocks.map(|n| n.map_or("no block".to_owned(), |n| format!("block {n}")));
+            format!(
+                "{} reads {}, which starts with {of_codes} of its group, and scales from {of_scales} on; expected the \
+                 scales of the same blocks",
+                describe::instr(p, self.id, None),
+                describe::range(p, codes)
+            )
+        });
     }
 
     /// Checks that a factor and its scale belong together, and that the codes of a weight are those
@@ -316,24 +462,27 @@ impl Launch<'_> {
             return;
         };
         let codes = self.start(factor).and_then(|at| state.codes_at(at));
-        let scale = state.scales.get(&by);
+        let scale = state.scale_at(by);
         sink.fact(RuleId::Float8Scale, 1);
         let p = self.p;
         match (codes, scale) {
-            (Some(codes), Some(&scale)) if codes.scale == scale => {}
+            (Some(codes), Some(scale)) if codes.scale == scale.by => {
+                self.blocks_match(at, [codes.block, scale.block], sink);
+            }
             (codes, scale) => {
+                let scale = scale.map(|scale| scale.by);
                 let shown = |i: Option<InstrId>| match i {
                     Some(i) => format!("of #{}", i.0),
                     None => "that nothing wrote".to_owned(),
                 };
-                let other = scale.copied().or(codes.map(|c| c.cast));
+                let other = scale.or(codes.map(|c| c.cast));
                 sink.violation(RuleId::Float8Scale, Some(self.id), other, || {
                     format!(
                         "{} reads {}, cast with the scale {}, and the reciprocal of the scale {}; expected the same one",
                         describe::instr(p, self.id, None),
                         describe::range(p, at),
                         shown(codes.map(|c| c.scale)),
-                        shown(scale.copied())
+                        shown(scale)
                     )
                 });
             }

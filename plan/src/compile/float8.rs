@@ -24,7 +24,8 @@
 //! Their codes are not read.
 //!
 //! Weights that ranks gather in 8 bits (`precision.float8_all_gather`) arrive as codes, so nothing
-//! casts them. The matmul of `d_x` reads a transposed copy.
+//! casts them. The matmul of `d_x` reads a transposed copy. With a scale per block, it also reads a
+//! transposed copy of the grid of scales: blocks of the transpose are the transposed square blocks.
 //!
 //! Nothing here decides what is saved: that follows from the uses in backward, as for every tensor.
 
@@ -102,7 +103,9 @@ pub(super) fn quantize(m: &mut ModelGraph, o: &mut Orders, recipe: &dyn Recipe) 
             readings.insert((tensor(&m.graph, v), reading, o.region[i as usize]));
         }
     }
+    let scales_in_place = scales_in_place(&m.tree.params, &linears);
     let mut casts = Casts {
+        scales_in_place,
         g: &mut m.graph,
         o: &mut *o,
         readings,
@@ -221,8 +224,26 @@ fn transposed(value: &Value) -> (Strides, Shape) {
     (all, strides::shape(&[cols, rows]))
 }
 
+/// Returns whether all gathered weights have scales per block that matmuls can read where a gather
+/// writes them. cuBLASLt reads grids whose rows have a multiple of four scales and start at a
+/// multiple of 16 bytes. In a flat buffer, this holds for each grid if it does for all.
+fn scales_in_place(params: &[Param], linears: &[Option<Float8Linear>]) -> bool {
+    params.iter().zip(linears).all(|(p, linear)| {
+        let Some(linear) = linear.filter(|linear| linear.gathered) else {
+            return true;
+        };
+        let cols = p.shape.last().copied().unwrap_or(0);
+        match linear.scaling {
+            Scaling::Block { weights, .. } => cols.is_multiple_of(4 * weights.cols),
+            _ => false,
+        }
+    })
+}
+
 /// Casts under construction.
 struct Casts<'g> {
+    /// Whether matmuls read the scales of gathered weights where a gather writes them.
+    scales_in_place: bool,
     g: &'g mut Graph,
     o: &'g mut Orders,
     /// Tensors that matmuls read, by region.
@@ -250,7 +271,7 @@ impl Casts<'_> {
             let reading = readings[n];
             match linear.scaling {
                 Scaling::Tensor => self.whole(i, factors[n], reading, product),
-                scaling => self.parts(i, factors[n], reading, scaling),
+                _ => self.parts(i, factors[n], reading, linear),
             }
         });
         let fast = linear.fast_accum && role == Role::Forward;
@@ -347,6 +368,52 @@ impl Casts<'_> {
         }
     }
 
+    /// Returns the codes of a weight that ranks gather in 8 bits with a scale per block, or a
+    /// transposed copy of them, and its scales in the layout that matmuls read.
+    fn gathered_blocks(
+        &mut self,
+        i: u32,
+        v: ValueId,
+        p: ParamId,
+        reading: Reading,
+        block: ScaleBlock,
+    ) -> Codes {
+        let value = self.g.value(v).clone();
+        let mut matrix = [value.rows(), value.cols()];
+        let mut grid = block.grid(matrix);
+        let mut steps = [grid[1], 1];
+        let as_gathered = Value {
+            dtype: reading.to,
+            ..value.clone()
+        };
+        let mut codes = self.g.push_value(as_gathered, u32::MAX);
+        if reading.transposed {
+            codes = self.transpose(i, codes);
+            matrix.reverse();
+            grid.reverse();
+            steps.reverse();
+        }
+        let scales = Value {
+            shape: strides::shape(&grid),
+            strides: steps.into_iter().collect(),
+            offset: value.offset / block.numel(),
+            dtype: block.inverse_type(),
+            root: Root::Scale(p),
+            requires_grad: false,
+        };
+        let scales = self.g.push_value(scales, u32::MAX);
+        if self.scales_in_place && !reading.transposed {
+            return Codes {
+                codes,
+                inverse: scales,
+            };
+        }
+        let layout = Some(block.strides(matrix));
+        let inverse = self.fresh(i, v, &grid, layout, block.inverse_type());
+        self.push(i, OpKind::Copy, &[scales], &[inverse]);
+        Codes { codes, inverse }
+    }
+
     /// Returns codes that have been made and may still be read.
     fn made(&self, i: u32, tensor: &Tensor, reading: Reading) -> Option<Codes> {
         let region = self.o.region[i as usize];
@@ -405,15 +472,19 @@ impl Casts<'_> {
     }
 
     /// Returns the codes of a tensor, or of its transpose, with one scale per row or block.
-    fn parts(&mut self, i: u32, v: ValueId, reading: Reading, scaling: Scaling) -> Codes {
+    fn parts(&mut self, i: u32, v: ValueId, reading: Reading, linear: Float8Linear) -> Codes {
+        let Float8Linear {
+            scaling, gathered, ..
+        } = linear;
         let (tensor, region) = (tensor(self.g, v), self.o.region[i as usize]);
         if let Some(codes) = self.made(i, &tensor, reading) {
             return codes;
         }
         let made = match (scaling, &tensor) {
-            (Scaling::Block { weights, .. }, Tensor::Weight(..)) => {
-                self.blocks(i, v, reading, weights)
-            }
+            (Scaling::Block { weights, .. }, Tensor::Weight(p, ..)) => match gathered {
+                true => self.gathered_blocks(i, v, *p, reading, weights),
+                false => self.blocks(i, v, reading, weights),
+            },
             (Scaling::Block { others, .. }, Tensor::Value(_)) => self.blocks(i, v, reading, others),
             _ => self.rows(i, v, reading),
         };

@@ -81,6 +81,24 @@ impl Loss {
     }
 }
 
+/// Largest size of the logits of a loss chunk that is chosen by size. With 128,256 tokens in the
+/// vocabulary, chunks of 2,048 tokens in bfloat16 are below it.
+const CHUNK_LOGITS: u64 = 512 << 20;
+/// Smallest chunk that is chosen by size. Below it, matmuls of the head do not fill a GPU, and the
+/// gradient of its weight is read and written too often.
+const SMALLEST_CHUNK: u64 = 1024;
+/// Number of tokens of which chunks are multiples, so that matmuls have whole tiles.
+const CHUNK_STEP: u64 = 256;
+
+/// Returns the tokens per chunk of a chunked loss, chosen by size: as few chunks as possible, of
+/// about equal numbers of tokens, whose logits take up to 512 MiB. `rows` is the number of tokens
+/// of a micro-batch, and `row_bytes` the size of the logits of one of them.
+pub(crate) fn chunk_by_size(rows: u64, row_bytes: u64) -> u64 {
+    let chunks = rows.saturating_mul(row_bytes).div_ceil(CHUNK_LOGITS).max(1);
+    let tokens = rows.div_ceil(chunks).next_multiple_of(CHUNK_STEP);
+    tokens.max(SMALLEST_CHUNK).min(rows.max(1))
+}
+
 words!(Loss {
     Materialized = "materialized",
     Chunked = "chunked",
@@ -212,7 +230,7 @@ pub struct Train {
     pub caches_unneeded: bool,
     /// Loss.
     pub loss: Loss,
-    /// Rows per chunk of the chunked loss.
+    /// Rows per chunk of a chunked loss.
     pub loss_chunk_rows: u64,
     /// Attention backend; `None`: the one that PyTorch picks.
     pub attention_backend: Option<AttentionBackend>,

@@ -27,6 +27,12 @@ impl ScaleBlock {
     /// of two, whose exponent is stored in a byte (E8M0).
     pub const MX: Self = Self { rows: 1, cols: 32 };
 
+    /// Returns the number of elements.
+    #[must_use]
+    pub const fn numel(self) -> u64 {
+        self.rows * self.cols
+    }
+
     /// Returns the type of reciprocals of scales.
     #[must_use]
     pub fn inverse_type(self) -> DType {

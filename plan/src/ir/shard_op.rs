@@ -1,6 +1,6 @@
 //! Operations of the kernels that sharding adds.
 
-use super::{DType, Real};
+use super::{DType, Real, ScaleBlock};
 use serde::Serialize;
 
 /// A gradient that ranks have exchanged but not yet summed, with layout `[rank][element]`. The
@@ -252,6 +252,16 @@ pub enum ShardOp {
         /// How far a bias moves.
         speed: Real,
     },
+    /// A shard of main weights (read), rounded first, to codes (first write) and the reciprocals of
+    /// their scales (second write), one per block of a matrix. Matrices and padding start at
+    /// multiples of a block's elements, and shards do not split the rows of a block, so the
+    /// reciprocals are in the order of the codes: those of a row of blocks are adjacent.
+    ShardCastBlocks {
+        /// Type to which weights are rounded.
+        through: DType,
+        /// Blocks that share a scale.
+        block: ScaleBlock,
+    },
 }
 
 impl ShardOp {
@@ -310,6 +320,7 @@ impl ShardOp {
             Self::ShardAmax { .. } => "shard_amax",
             Self::ShardScales { .. } => "shard_scales",
             Self::ShardCast { .. } => "shard_float8_cast",
+            Self::ShardCastBlocks { .. } => "shard_float8_cast_blocks",
         }
     }
 }

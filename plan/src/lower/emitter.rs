@@ -48,8 +48,20 @@ impl<'a> Emitter<'a> {
         stream: StreamId,
         g: GroupId,
     ) -> BufferId {
+        self.transient_of(role, bytes, dtype, stream, (g, Holds::Group(g)))
+    }
+
+    /// Creates the same for something other than the parameters of the group.
+    pub(crate) fn transient_of(
+        &mut self,
+        role: Role,
+        bytes: u64,
+        dtype: DType,
+        stream: StreamId,
+        (g, holds): (GroupId, Holds),
+    ) -> BufferId {
         let (unit, pool) = (self.inputs.group(g).unit, self.inputs.transient_pool);
-        self.made_in((pool, stream), role, bytes, dtype, unit, Holds::Group(g))
+        self.made_in((pool, stream), role, bytes, dtype, unit, holds)
     }
 
     /// Creates a buffer of a group outside the double-buffer pattern, once per role and stream.

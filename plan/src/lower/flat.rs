@@ -6,11 +6,13 @@
 //! main weights and gradients that are kept between uses (Megatron-FSDP `param_and_grad_buffer.py`,
 //! DDP configuration tables).
 
+mod block_scales;
 mod casts;
 mod float8;
 mod optimizer;
 mod reduce;
 
+use block_scales::BlockScales;
 pub(crate) use casts::GradCasts;
 pub(crate) use reduce::{ReduceTo, Reduction};
 
@@ -88,6 +90,8 @@ pub(crate) struct GroupState {
     pub(crate) tensors: Vec<Tensor>,
     /// Gathered weights.
     pub(crate) full: Option<BufferId>,
+    /// Scales of W, if ranks gather codes with a scale per block.
+    pub(super) scales: Option<BlockScales>,
     /// Result of the inner reduction in the communication dtype, while the outer axis reduces it.
     /// Only used by policy megatron if this dtype differs from that of G (`hsdp_comm_gbuf`). Other
     /// policies reduce G itself.
@@ -222,6 +226,7 @@ impl Flat {
             grad: None,
             tensors: Vec::new(),
             full: None,
+            scales: None,
             outer_comm: None,
             numel,
         };
@@ -281,6 +286,11 @@ impl Flat {
         if weight_sharded {
             let stream = self.streams.gather;
             state.full = Some(out.transient(Role::FullWeight, numel * w.size(), w, stream, id));
+            let block = out.inputs.scale_block().filter(|_| w.is_float8());
+            state.scales = block.map(|block| {
+                let kept = state.weight.is_some();
+                BlockScales::new(out, id, block, (kept, stream))
+            });
         }
         state
     }
@@ -367,7 +377,9 @@ impl Flat {
                 .at(out.inputs.groups[i].unit, crate::program::Phase::Init);
             let moments = state.moments().filter(|m| m.offloaded);
             let moments = moments.flat_map(Moments::buffers);
-            let persistent = state.weight.iter().chain(&state.params).chain(&state.main);
+            let scales = state.scales.and_then(|scales| scales.shard);
+            let persistent = state.weight.iter().chain(&scales);
+            let persistent = persistent.chain(&state.params).chain(&state.main);
             for id in persistent.copied().chain(moments) {
                 out.b.alloc(
                     Rule::State,
@@ -396,6 +408,12 @@ impl Flat {
 
     pub(crate) fn state(&self, g: GroupId) -> &GroupState {
         &self.groups[g.index()]
+    }
+
+    /// Returns the buffers that gathers of a group write: its full weights, and their scales.
+    pub(crate) fn gathered(&self, g: GroupId) -> impl Iterator<Item = BufferId> + use<> {
+        let state = self.state(g);
+        state.full.into_iter().chain(state.scales.map(|s| s.full))
     }
 
     /// Returns whether the weights of a unit must be gathered in this pass: always if they are
@@ -540,15 +558,18 @@ impl Flat {
             state.sharded.comms.gather
         };
         let Some(comm) = comm else { return };
-        let part = Part { input, output };
+        let mut parts = smallvec![Part { input, output }];
+        let scales = state.scales.map(|scales| scales.part(out, state.sharded));
+        parts.extend(scales);
         out.collective(CollectiveLaunch {
             rule,
             stream,
             kind: CollectiveKind::AllGather,
             comm,
             reduce: ReduceOp::None,
-            dtype: state.w,
-            parts: smallvec![part],
+            // Codes and scales are of several types.
+            dtype: scales.map_or(state.w, |_| DType::U8),
+            parts,
             sent: None,
         });
     }

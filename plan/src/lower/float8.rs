@@ -28,8 +28,12 @@ pub(crate) struct Scales {
 }
 
 impl Scales {
-    /// Creates the buffers; `None` if no parameter is gathered in 8 bits.
+    /// Creates the buffers; `None` if no parameter is gathered in 8 bits, or if scales belong to
+    /// blocks of a parameter, which ranks compute alone.
     pub(crate) fn new(out: &mut Emitter<'_>) -> Option<Self> {
+        if out.inputs.scale_block().is_some() {
+            return None;
+        }
         let ends = out.inputs.groups.iter().map(|g| g.scale_range().end);
         let count = u64::from(ends.max().unwrap_or(0));
         let mut buffer = |name, stride| {

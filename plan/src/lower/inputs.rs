@@ -6,7 +6,7 @@ use crate::config::pattern::matches;
 use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
 use crate::ir::{
     AxisId, AxisSet, DType, DeviceMesh, GroupId, ModuleId, ModuleKind, OpKind, ParamId, Place,
-    Placements, Pool, Source, StorageId, UnitId,
+    Placements, Pool, ScaleBlock, Source, StorageId, UnitId,
 };
 use crate::models::parameter_count;
 use crate::program::ProgramMeta;
@@ -263,6 +263,12 @@ impl<'a> LoweringInputs<'a> {
             true => DType::F8E4m3,
             false => self.graph_type_of(group.params[0]),
         }
+    }
+
+    /// Returns the blocks of weights that ranks gather with a scale per block; `None` if gathers
+    /// have one scale per tensor, or no codes.
+    pub(crate) fn scale_block(&self) -> Option<ScaleBlock> {
+        recipes::gathered_block(&self.scenario.precision.float8)
     }
 
     /// Returns the dtype in which the model reads a parameter and backward writes its gradient.

@@ -32,7 +32,8 @@ const fn class(op: ShardOp) -> KernelClass {
         | ShardOp::SumPieces { .. }
         | ShardOp::Scale { .. }
         | ShardOp::ClipScale
-        | ShardOp::ShardCast { .. } => KernelClass::Pointwise,
+        | ShardOp::ShardCast { .. }
+        | ShardOp::ShardCastBlocks { .. } => KernelClass::Pointwise,
         ShardOp::Zero => KernelClass::Fill,
         ShardOp::SumSquares
         | ShardOp::NanCheck
@@ -58,6 +59,8 @@ const fn flops(op: ShardOp) -> u64 {
         | ShardOp::ShardAmax { .. }
         | ShardOp::ShardScales { .. }
         | ShardOp::ShardCast { .. } => 1,
+        // The maximum and the cast.
+        ShardOp::ShardCastBlocks { .. } => 2,
         ShardOp::SumSquares => 2,
         ShardOp::SumPieces { ranks, .. } => 2 * ranks as u64,
         _ => 0,

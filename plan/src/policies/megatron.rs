@@ -168,7 +168,7 @@ impl Megatron {
         out.b
             .join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
         // Codes are cast after the optimizer step.
-        let stale = self.first && !self.flat.gathers_float8();
+        let stale = self.first && !self.flat.reduces_scales();
         for g in out.inputs.groups_of(unit) {
             self.flat.gather(out, rule, g, stale, None);
         }
@@ -535,7 +535,7 @@ impl Lifecycle for Megatron {
 
     fn forward_start(&mut self, out: &mut Emitter<'_>) {
         if std::mem::take(&mut self.step_begins) {
-            if out.b.phase() != Phase::Validation && self.flat.gathers_float8() {
+            if out.b.phase() != Phase::Validation && self.flat.reduces_scales() {
                 // Later steps use the codes that the previous step has computed.
                 let from = out.b.next_instr();
                 self.quantize_weights(out);

@@ -124,7 +124,7 @@ impl Native {
     /// Computes the scales and codes of the weights that the first step starts with. Later steps
     /// use those computed at the end of the previous step.
     fn cast_first_step(&mut self, out: &mut Emitter<'_>) {
-        if !self.flat.gathers_float8() {
+        if !self.flat.reduces_scales() {
             return;
         }
         let from = out.b.next_instr();
@@ -135,15 +135,15 @@ impl Native {
     }
 
     /// Gathers a unit for the next step once its last group, with optimizer state `index`, has been
-    /// updated. Units that are gathered in 8 bits wait for the end of the step, because their
-    /// scales depend on the weights of all groups.
+    /// updated. Units that are gathered in 8 bits wait for the end of the step if their scales depend
+    /// on the weights of all groups.
     fn gather_for_next_step(&mut self, out: &mut Emitter<'_>, index: usize) {
         let Some(group) = self.reductions.group(index) else {
             return;
         };
         let unit = out.inputs.group(group).unit;
         let mut groups = out.inputs.groups_of(unit).into_iter();
-        if groups.any(|g| out.inputs.group(g).has_float8()) {
+        if self.flat.reduces_scales() && groups.any(|g| out.inputs.group(g).has_float8()) {
             return;
         }
         let mut later = self.reductions.groups().skip(index + 1);

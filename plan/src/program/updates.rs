@@ -37,7 +37,7 @@ pub struct ScaleRun {
     pub numel: u64,
 }
 
-/// Adjacent weights of a launch of Muon that belong to one matrix.
+/// Adjacent weights of a launch that belong to one matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MatrixRun {
     /// The matrix; `None` for padding.
@@ -161,8 +161,9 @@ impl Program {
         Ok(all)
     }
 
-    /// Returns, by launch of [`ShardOp::Muon`], the matrices of its weights on a rank, tensor by
-    /// tensor.
+    /// Returns, by launch of [`ShardOp::Muon`] or [`ShardOp::ShardCastBlocks`], the matrices of its
+    /// weights on a rank, tensor by tensor. Muon has whole matrices, casts may have some of their
+    /// rows.
     ///
     /// # Errors
     /// Returns [`NoSlice`].
@@ -170,12 +171,17 @@ impl Program {
         let mut all = BTreeMap::new();
         let contents = Contents::new(self);
         for (i, instr) in self.instrs.iter().enumerate() {
-            let Some(ShardOp::Muon { .. }) = self.shard_op(&instr.op) else {
-                continue;
+            let weights: Vec<Access> = match self.shard_op(&instr.op) {
+                Some(ShardOp::Muon { .. }) => {
+                    let updates = self.updates(&instr.op);
+                    updates.iter().map(|u| u.weight).collect()
+                }
+                Some(ShardOp::ShardCastBlocks { .. }) => self.reads(&instr.op)[..1].to_vec(),
+                _ => continue,
             };
             let mut runs = Vec::new();
-            for tensor in self.updates(&instr.op) {
-                self.runs_of(&contents, rank, &tensor.weight, |p| p, &mut runs)?;
+            for weight in &weights {
+                self.runs_of(&contents, rank, weight, |p| p, &mut runs)?;
             }
             let runs = runs.into_iter();
             let runs = runs.map(|(param, numel)| MatrixRun { param, numel });
@@ -184,14 +190,19 @@ impl Program {
         Ok(all)
     }
 
-    /// Returns, by launch of [`ShardOp::Muon`], the shapes of the matrices on a rank in the order
-    /// of its weights. Padding counts as a vector.
+    /// Returns, by launch of [`ShardOp::Muon`] or [`ShardOp::ShardCastBlocks`], the shapes of the
+    /// matrices, or of their rows, on a rank in the order of its weights. Padding counts as a
+    /// vector.
     ///
     /// # Errors
     /// Returns [`NoSlice`].
     pub fn matrix_shapes(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<Shape>>, NoSlice> {
         let shape = |run: &MatrixRun| match run.param.map(|p| &self.params[p.index()]) {
-            Some(param) => param.shape.clone(),
+            Some(param) if param.numel() == run.numel => param.shape.clone(),
+            Some(param) => {
+                let cols = param.shape.last().copied().unwrap_or(1).max(1);
+                Shape::from_slice(&[run.numel / cols, cols])
+            }
             None => Shape::from_slice(&[run.numel]),
         };
         let all = self.matrix_runs(rank)?.into_iter();

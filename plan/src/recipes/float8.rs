@@ -59,6 +59,15 @@ impl Scaling {
     }
 }
 
+/// Returns the blocks of weights whose codes ranks gather with a scale per block; `None` if gathers
+/// have one scale per tensor, or no codes.
+pub(crate) fn gathered_block(of: &Float8) -> Option<ScaleBlock> {
+    match Scaling::of(of.recipe) {
+        Some(Scaling::Block { weights, .. }) if of.all_gather => Some(weights),
+        _ => None,
+    }
+}
+
 /// Place of a block in its stack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockPlace {

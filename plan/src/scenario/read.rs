@@ -154,7 +154,8 @@ fn model_and_train(d: &Document, preset: Option<&Filled>) -> Result<(Model, Trai
         options: options(d),
     };
     let lengths = documents::lengths(d, seq_len, model.vocab)?;
-    Ok((model, train(d, seq_len, lengths)))
+    let train = train(d, seq_len, model.vocab, lengths);
+    Ok((model, train))
 }
 
 /// Returns the other keys of the model, where `vision_patches` replaces the number of `vision`.
@@ -188,7 +189,18 @@ fn lora(d: &Document) -> Option<Lora> {
     })
 }
 
-fn train(d: &Document, seq_len: u64, document_lengths: DocumentLengths) -> Train {
+/// Returns the tokens per chunk of a chunked loss: a number, or `auto`.
+fn loss_chunk(d: &Document, seq_len: u64, vocab: u64) -> u64 {
+    let word: Option<String> = d.given(Key::LossChunkRows);
+    if word.is_none() {
+        return d.setting(Key::LossChunkRows);
+    }
+    let rows = seq_len.saturating_mul(d.setting(Key::MicroBatch));
+    let compute: DType = d.setting(Key::Compute);
+    chunk_by_size(rows, vocab.saturating_mul(compute.size()))
+}
+
+fn train(d: &Document, seq_len: u64, vocab: u64, document_lengths: DocumentLengths) -> Train {
     Train {
         seq_len,
         document_lengths,
@@ -205,7 +217,7 @@ fn train(d: &Document, seq_len: u64, document_lengths: DocumentLengths) -> Train
         activation_offload: d.setting(Key::ActivationOffload),
         caches_unneeded: !spec(d).defaults.optimizes_code,
         loss: d.setting(Key::Loss),
-        loss_chunk_rows: d.setting(Key::LossChunkRows),
+        loss_chunk_rows: loss_chunk(d, seq_len, vocab),
         attention_backend: d.given(Key::AttentionBackend),
         optimizer: d.setting(Key::Optimizer),
         lr: d.setting(Key::Lr),

@@ -58,6 +58,7 @@ shipped![
     "small-encoder",
     "small-engines",
     "small-fp8",
+    "small-fp8-blocks",
     "small-fp8-gather",
     "small-frozen",
     "small-fsdp2",

@@ -54,6 +54,23 @@ impl LayoutKind {
         }
     }
 
+    /// Returns the layout whose shards do not split blocks of this many rows. Larger blocks, and
+    /// whole parameters, stay whole.
+    const fn of_blocks(self, rows: u32) -> Self {
+        match self {
+            Self::Flat {
+                shards,
+                pad,
+                atomic: Atomic::Row,
+            } => Self::Flat {
+                shards,
+                pad,
+                atomic: Atomic::Block(rows),
+            },
+            _ => self,
+        }
+    }
+
     /// Returns the layout in which every rank has all parameters.
     const fn replicated(self) -> Self {
         match self {
@@ -389,6 +406,9 @@ pub struct Apart<'a> {
     pub float8: &'a [bool],
     /// Whether 8-bit parameters share groups with others, as in torch, which then gathers bytes.
     pub float8_mixed: bool,
+    /// Rows of an 8-bit parameter that share scales, so that shards do not split them; `None` if
+    /// there is one scale per tensor.
+    pub float8_rows: Option<u32>,
     /// By parameter: whether Muon updates it. Empty if none is.
     pub muon: &'a [bool],
 }
@@ -398,8 +418,9 @@ pub struct Apart<'a> {
 /// whether ranks gather them in 8 bits (unless [`Apart::float8_mixed`]), and by update rule of the
 /// optimizer; they are in the order of their first parameters, with parameters in registration
 /// order. Units without parameters have no group. Each 8-bit parameter has a scale. Ranks hold
-/// whole parameters of those that Muon updates, and all router biases that steps update. `kind`
-/// returns the layout of parameters with given placements. A flat layout leaves no gap between a
+/// whole parameters of those that Muon updates, whole blocks of rows of 8-bit ones with a scale per
+/// block ([`Apart::float8_rows`]), and all router biases that steps update. `kind` returns the
+/// layout of parameters with given placements. A flat layout leaves no gap between a
 /// parameter and the next one if `contiguous_with_next` (by parameter) is set and both have rows of
 /// the same length.
 ///
@@ -434,11 +455,14 @@ pub fn build_groups(
     }
     let (mut groups, mut scales) = (Vec::new(), 0u32..);
     for ((unit, of_unit), spec) in (0u16..).zip(members).zip(specs) {
-        for (requires_grad, (placements, _, [muon, router_biases]), ids) in of_unit {
+        for (requires_grad, (placements, codes, [muon, router_biases]), ids) in of_unit {
             let kind = match kind(placements) {
                 kind if router_biases => kind.replicated(),
                 kind if muon => kind.of_whole_parameters(),
-                kind => kind,
+                kind => match apart.float8_rows.filter(|_| codes) {
+                    Some(rows) => kind.of_blocks(rows),
+                    None => kind,
+                },
             };
             let layout = kind
                 .layout(&ids, params, contiguous_with_next)

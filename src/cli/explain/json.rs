@@ -55,6 +55,7 @@ pub(super) fn object(e: &Explanation) -> Value {
             Ok(x) => json!({ "set": w.change.overrides, "effect": effect(x) }),
             Err(error) => json!({ "set": w.change.overrides, "impossible": error.reason() }),
         }).collect::<Vec<_>>(),
+        "float8": super::float8::object(&e.tried.float8),
         "experts": e.tried.experts.iter().map(|(about, w)| match &w.effect {
             Ok(x) => json!({ "about": about, "set": w.change.overrides, "effect": effect(x) }),
             Err(error) => json!({ "about": about, "set": w.change.overrides, "impossible": error.reason() }),

@@ -25,7 +25,8 @@ pub(super) const OPERANDS: usize = 10;
 /// What a launch knows of its operands besides their addresses.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Parameters<'a> {
-    /// Shapes of the parameters behind the operands of `CopyOut` and `ChunkCat`.
+    /// Shapes of the parameters behind the operands of `CopyOut` and `ChunkCat`, and of the
+    /// matrices of `Muon` and `ShardCastBlocks`.
     pub(super) shapes: &'a [Shape],
     /// Parameter groups of the weights of an optimizer; empty if there is only one.
     pub(super) groups: &'a [GroupRun],
@@ -152,6 +153,8 @@ fn sizes(kind: Ranges) -> [u64; OPERANDS] {
             operands([1, RECIPROCAL_STRIDE, 1].map(|stride| stride * DType::F32.size()))
         }
         Ranges::Codes { from, to, .. } => operands([to.size(), from.size()]),
+        // Pieces are rows of blocks, which a block of threads finds by their number.
+        Ranges::BlockCodes { .. } => operands([]),
         Ranges::RouterBias => operands([DType::F32.size(); 2]),
         Ranges::Scale { of } | Ranges::Squares { of } | Ranges::Nan { of } => operands([of.size()]),
         Ranges::Update(u) => {
@@ -177,8 +180,8 @@ fn operands(all: impl IntoIterator<Item = u64>) -> [u64; OPERANDS] {
 }
 
 fn follows(kind: Ranges, a: &Piece, b: &Piece) -> bool {
-    // A range is all of a router.
-    if kind == Ranges::RouterBias {
+    // A range is all of a router, or of a matrix.
+    if matches!(kind, Ranges::RouterBias | Ranges::BlockCodes { .. }) {
         return false;
     }
     // Blocks of states start with their range.
@@ -383,6 +386,9 @@ pub(super) fn work(
         ShardOp::ShardScales { to } => float8::scales(&mut w, to, reads, writes)?,
         ShardOp::ShardCast { through } => {
             float8::codes(&mut w, through, scales, reads, writes)?;
+        }
+        ShardOp::ShardCastBlocks { through, block } => {
+            float8::block_codes(&mut w, (through, block), shapes, reads, writes)?;
         }
         ShardOp::AdamW { .. }
         | ShardOp::Lion { .. }

@@ -1,6 +1,6 @@
 //! Casts to 8-bit floating point, and the matmuls that read them.
 
-mod blocks;
+pub(in crate::kernels) mod blocks;
 
 use super::{Call, CpuKernel, Elementwise, Rows};
 #[cfg(feature = "cuda")]

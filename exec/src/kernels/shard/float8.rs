@@ -3,16 +3,16 @@
 //! The arithmetic is that of a weight whose maximum, scale and codes follow from the whole tensor:
 //! of one in bfloat16, to which weights are rounded first, or of the main weight itself.
 
-use super::{BLOCK, Sequence, exactly};
+use super::{BLOCK, Sequence, exactly, zero};
 use crate::base::float8::scale;
 use crate::kernels::convert;
 use crate::kernels::error::OperandError;
 use crate::kernels::operands::same;
-use crate::kernels::ops::float8::{amax as largest, cast_row, most};
+use crate::kernels::ops::float8::{amax as largest, blocks as by_block, cast_row, most};
 use crate::kernels::scratch::Scratch;
 use crate::kernels::view::View;
 use crate::operand::RawRange;
-use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE};
+use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE, ScaleBlock, Shape, op};
 use shardlab_plan::program::ScaleRun;
 
 /// Calls `f(scale, first element, block)` for blocks of rounded weights that share a scale.
@@ -135,4 +135,81 @@ pub(super) fn cast(
             codes.store(at, y);
         },
     )
+}
+
+/// Casts a shard to codes with a scale per block, row of blocks by row of blocks.
+pub(super) fn cast_blocks(
+    (through, block): (DType, ScaleBlock),
+    shapes: &[Shape],
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    let [main] = exactly(reads, "reads")?;
+    let [codes, inverses] = exactly(writes, "writes")?;
+    let each = block.numel() as usize;
+    same("the codes", main.numel, codes.numel)?;
+    same("the scales", main.numel, inverses.numel * each)?;
+    let all: u64 = shapes.iter().flat_map(whole_bands(block)).sum();
+    same("the weights with scales", main.numel, all as usize)?;
+    let cast = op::Float8CastBlocks {
+        to: codes.dtype,
+        block,
+        transposed: false,
+    };
+    let mut at = 0;
+    for shape in shapes {
+        let (rows, cols) = matrix(shape);
+        let Some(cols) = cols else {
+            // Nothing reads padding.
+            zero(&[part(&writes[0], at, rows)])?;
+            zero(&[part(&writes[1], at / each, rows / each)])?;
+            at += rows;
+            continue;
+        };
+        let band = block.rows as usize * cols;
+        let mut x = Scratch::take(band);
+        for _ in 0..rows * cols / band {
+            main.load(at, &mut x);
+            convert::round(through, &mut x);
+            let to = [
+                part(&writes[0], at, band),
+                part(&writes[1], at / each, band / each),
+            ];
+            let [codes, inverses] = exactly(&to, "writes")?;
+            by_block::cast(cast, &x, cols, [codes, inverses])?;
+            at += band;
+        }
+    }
+    Ok(())
+}
+
+/// Returns rows and columns of a matrix; for padding, its elements.
+fn matrix(shape: &Shape) -> (usize, Option<usize>) {
+    match shape[..] {
+        [rows, cols] => (rows as usize, Some(cols as usize)),
+        _ => (shape.iter().product::<u64>() as usize, None),
+    }
+}
+
+/// Returns a function that returns the elements of a matrix or of padding if they make up whole
+/// blocks.
+fn whole_bands(block: ScaleBlock) -> impl Fn(&Shape) -> Option<u64> {
+    move |shape| {
+        let numel = shape.iter().product::<u64>();
+        let whole = match shape[..] {
+            [rows, cols] => rows.is_multiple_of(block.rows) && cols.is_multiple_of(block.cols),
+            _ => numel.is_multiple_of(block.numel()),
+        };
+        whole.then_some(numel)
+    }
+}
+
+/// Returns `n` elements of a range from element `first` on.
+fn part(of: &RawRange, first: usize, n: usize) -> RawRange {
+    let size = of.dtype.size() as usize;
+    RawRange {
+        ptr: of.ptr.wrapping_add(first * size),
+        bytes: n * size,
+        dtype: of.dtype,
+    }
 }

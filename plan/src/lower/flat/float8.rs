@@ -4,6 +4,9 @@
 //! these into the amax of whole tensors, and a kernel computes the scales. Each rank then casts its
 //! shards. Main weights are first rounded to bfloat16, so that the codes equal those of a bfloat16
 //! weight that is cast after its gather.
+//!
+//! With a scale per block, ranks have whole blocks, so the cast itself computes the scales
+//! (`block_scales.rs`).
 
 use super::Flat;
 use crate::ir::{Access, AxisId, COMPUTE, DType, GroupId, ParamId, ShardOp, StreamId};
@@ -17,16 +20,25 @@ use crate::program::{Phase, Rule};
 const ROUNDED: DType = DType::Bf16;
 
 impl Flat {
-    /// Returns whether ranks gather any group in 8 bits.
-    pub(crate) fn gathers_float8(&self) -> bool {
+    /// Returns whether ranks gather any group in 8 bits with scales that depend on all ranks.
+    pub(crate) fn reduces_scales(&self) -> bool {
         self.scales.is_some()
     }
 
-    /// Returns the reciprocal of a parameter's scale.
+    /// Returns the reciprocal of a parameter's scale, or of that of its first block.
     ///
     /// # Panics
     /// Panics if its group is not gathered in 8 bits.
     pub(crate) fn reciprocal(&self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
+        let (g, _) = inputs.home[p.index()];
+        if let Some(scales) = self.state(g).scales {
+            let element = DType::F32.size();
+            return Location {
+                buffer: scales.full,
+                offset: inputs.flat_offset(p) / scales.block.numel() * element,
+                element,
+            };
+        }
         let scales = self.scales.expect("an 8-bit group has scales");
         scales.reciprocal(inputs, p)
     }
@@ -91,7 +103,7 @@ impl Flat {
         out.b.at(unit, phase);
     }
 
-    /// Casts M of a group to 8-bit codes.
+    /// Casts M of a group to 8-bit codes, with their scales if these belong to blocks.
     pub(super) fn cast_float8(
         &self,
         out: &mut Emitter<'_>,
@@ -100,6 +112,22 @@ impl Flat {
         rule: Rule,
         stream: StreamId,
     ) {
+        if let Some(scales) = self.state(g).scales {
+            let (main, elements) = self.main_weights(out, g);
+            let inverses = scales.own(out, self.state(g).sharded);
+            return out.run(KernelLaunch {
+                rule,
+                op: ShardOp::ShardCastBlocks {
+                    through: ROUNDED,
+                    block: scales.block,
+                },
+                elements,
+                dtype: self.state(g).w,
+                stream,
+                reads: &[main],
+                writes: &[to, inverses],
+            });
+        }
         let Some(scales) = self.scales else { return };
         let by = scales.scales(out, out.inputs.group(g).scale_range());
         let (main, elements) = self.main_weights(out, g);

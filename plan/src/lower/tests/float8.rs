@@ -129,6 +129,99 @@ fn gathers_of_codes_have_a_byte_per_element() {
     assert_eq!(bytes(&program(LLAMA, &before), Role::ModelWeight, true), 0);
 }
 
+/// A Llama whose weights have 128x128 blocks, gathered with a scale for each.
+fn blocks(set: &[&str]) -> Program {
+    let all = [
+        "model.hidden=256",
+        "model.kv_heads=4",
+        "model.ffn=512",
+        "precision.float8_recipe=blockwise",
+        "precision.float8_all_gather=true",
+    ];
+    program(LLAMA, &[&all[..], set].concat())
+}
+
+/// With a scale per block, each gather sends codes of one byte per weight and four bytes per
+/// 128x128 weights. The scales of a shard are kept if its codes are; nothing reduces maxima.
+#[test]
+fn gathers_of_blocks_have_a_scale_per_16384_weights() {
+    let named = Holds::Named("scales of weights");
+    let bytes = |p: &Program, role: Role, of: fn(&Buffer) -> bool| -> u64 {
+        let buffers = p.buffers.iter().filter(|b| b.role == role && of(b));
+        buffers.map(|b| b.bytes.0).sum()
+    };
+    let codes: fn(&Buffer) -> bool = |b| b.dtype.is_float8();
+    let scales: fn(&Buffer) -> bool = |b| b.holds == Holds::Named("scales of weights");
+    for ranks in [2, 3, 4] {
+        let ranks_set = format!("mesh.dp_shard={ranks}");
+        let p = blocks(&[&ranks_set]);
+        // Projections of attention have 256x256 weights, those of the feed-forward 512x256 and
+        // 256x512. A grid of the layout is 128 rows of 512 elements per rank.
+        let payload: u64 = 4 * 256 * 256 + 3 * 512 * 256;
+        let full = payload.next_multiple_of(128 * 512 * ranks);
+        let of_block: Vec<u64> = p
+            .groups
+            .iter()
+            .filter(|g| g.is_float8())
+            .map(|g| g.layout.full_numel())
+            .collect();
+        assert_eq!(of_block, [full; 2], "{ranks} ranks");
+        assert_eq!(bytes(&p, Role::FullWeight, codes), 2 * full);
+        assert_eq!(bytes(&p, Role::ModelWeight, codes), 2 * full / ranks);
+        assert_eq!(bytes(&p, Role::FullWeight, scales), 2 * full / 16384 * 4);
+        let shard = 2 * full / 16384 * 4 / ranks;
+        assert_eq!(bytes(&p, Role::ModelWeight, scales), shard);
+        let gathers = p.collectives.iter().filter(|c| {
+            let out = |n: usize| p.buffers[c.parts[n].output.buffer.index()];
+            c.parts.len() == 2 && codes(&out(0)) && out(1).holds == named
+        });
+        let sent: Vec<u64> = gathers.map(|c| c.bytes.0).collect();
+        assert!(!sent.is_empty());
+        assert!(sent.iter().all(|n| *n == full + full / 16384 * 4));
+        let maxima = |c: &&crate::ir::Collective| c.reduce == crate::ir::ReduceOp::Max;
+        assert_eq!(p.collectives.iter().filter(maxima).count(), 0);
+        // A cast before each gather keeps neither.
+        let cast = blocks(&[&ranks_set, "fsdp.cast_before_all_gather=true"]);
+        for of in [codes, scales] {
+            assert_eq!(bytes(&cast, Role::ModelWeight, of), 0);
+        }
+        assert_eq!(
+            bytes(&cast, Role::FullWeight, scales),
+            bytes(&p, Role::FullWeight, scales)
+        );
+    }
+}
+
+/// Forward reads the scales of weights with a multiple of 512 columns where they are; others are
+/// copied to a grid that cuBLASLt can read. Backward always reads a transposed copy.
+#[test]
+fn scales_of_blocks_are_copied_where_matmuls_cannot_read_them() {
+    let copies = |set: &[&str]| {
+        let p = blocks(set);
+        let steady = p.section(SectionKind::Steady).expect("steady");
+        let mut count = [0, 0];
+        for i in p.section_instrs(steady) {
+            let Op::Launch { kernel, .. } = i.op else {
+                continue;
+            };
+            let of_scales = |a: &Access| {
+                let b = &p.buffers[a.buffer.index()];
+                (b.role, b.holds) == (Role::FullWeight, Holds::Named("scales of weights"))
+            };
+            let copied = p.kernels[kernel.index()].body.iter();
+            let copied = copied.filter(|op| op.op == OpKind::Copy).count();
+            if copied > 0 && p.reads(&i.op).iter().any(of_scales) {
+                count[usize::from(i.phase == Phase::Backward)] += copied;
+            }
+        }
+        count
+    };
+    // Two blocks of seven matrices each.
+    assert_eq!(copies(&["compile.mode=off"]), [14, 14]);
+    let wide = ["model.hidden=512", "model.ffn=1024", "compile.mode=off"];
+    assert_eq!(copies(&wide), [0, 14]);
+}
+
 /// torch has one gather per unit, whose buffer is counted in bytes: one byte per 8-bit weight, two
 /// per bfloat16 weight. torchao casts float32 shards before each gather, and keeps no codes.
 #[test]
@@ -296,7 +389,48 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
                 "precision.float8_recipe=blockwise",
                 "precision.float8_all_gather=true",
             ],
-            "`float8_all_gather` gathers codes with one scale per tensor",
+            "gathers of blocks need dimensions that are multiples of 128, but the weight of \
+             `layers.0.attention.q` has one of 64",
+        ),
+        (
+            &[
+                "precision.float8_recipe=blockwise",
+                "precision.float8_all_gather=true",
+                "fsdp.policy=megatron",
+            ],
+            "gathers blocks with policy native only",
+        ),
+        (
+            &[
+                "precision.float8_recipe=blockwise",
+                "precision.float8_all_gather=true",
+                "fsdp.policy=fsdp2",
+            ],
+            "gathers blocks with policy native only",
+        ),
+        (
+            &[
+                "precision.float8_recipe=blockwise",
+                "precision.float8_all_gather=true",
+                "fsdp.reshard_after_forward=2",
+            ],
+            "gathers scales of blocks from shards only",
+        ),
+        (
+            &[
+                "precision.float8_recipe=blockwise",
+                "precision.float8_all_gather=true",
+                "fsdp.atomic=64",
+            ],
+            "gathers blocks of 128 rows, but `fsdp.atomic` lets shards split them",
+        ),
+        (
+            &[
+                "precision.float8_recipe=mxfp8",
+                "precision.float8_all_gather=true",
+                "mesh.hardware=b200",
+            ],
+            "`float8_all_gather` gathers codes with one scale per tensor or per square block",
         ),
         (
             &[TENSORWISE, "precision.float8_exclude=[\"layer.*\"]"],
@@ -330,7 +464,7 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
                 "precision.float8_recipe=rowwise",
                 "precision.float8_all_gather=true",
             ],
-            "`float8_all_gather` gathers codes with one scale per tensor",
+            "`float8_all_gather` gathers codes with one scale per tensor or per square block",
         ),
         (
             &[

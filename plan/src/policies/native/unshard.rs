@@ -134,7 +134,7 @@ impl Unshard {
         let (phase, at) = (out.b.phase(), out.b.unit());
         out.b.at(unit, phase);
         for g in out.inputs.groups_of(unit) {
-            if let Some(full) = flat.state(g).full {
+            for full in flat.gathered(g) {
                 out.b.alloc(rule, full);
             }
             let slice = self.resharded_slices[g.index()].map(|id| out.b.whole(id));
@@ -262,7 +262,7 @@ impl Unshard {
         }
         out.b.join(Rule::Reshard, COMPUTE, flat.streams.gather);
         for g in out.inputs.groups_of(unit) {
-            if let Some(full) = flat.state(g).full {
+            for full in flat.gathered(g) {
                 out.b.free(Rule::Reshard, full);
             }
         }

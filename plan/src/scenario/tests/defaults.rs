@@ -623,3 +623,34 @@ fn learning_rate_schedule_and_gradient_norm() {
         (5, LrSchedule::Cosine, 1e-5, true)
     );
 }
+
+/// Chunks of about equal numbers of tokens, in multiples of 256, whose logits take up to 512 MiB:
+/// 8,192 tokens of a vocabulary of 128,256 have 2,004 MiB of logits in bfloat16.
+#[test]
+fn loss_chunks_are_chosen_by_size() {
+    let chunk = |set: &[&str]| {
+        let all = [
+            "train.micro_batch=2",
+            "train.seq_len=4096",
+            "model.max_seq_len=4096",
+            "train.loss=chunked",
+            "train.loss_chunk_tokens=auto",
+        ];
+        let set: Vec<String> = all.iter().chain(set).map(|s| (*s).to_owned()).collect();
+        let text =
+            "[model]\npreset = \"llama3-8b\"\n[mesh]\nhardware = \"h200-nvlink\"\ndp_shard = 4\n";
+        let s = parse("test", text, &set).unwrap_or_else(|e| panic!("{e}"));
+        s.train.loss_chunk_rows
+    };
+    assert_eq!(chunk(&[]), 2048);
+    // Eight chunks of 501 MiB.
+    assert_eq!(chunk(&["precision.param_dtype=f32"]), 1024);
+    // Five chunks of 475 MiB, in multiples of 256 tokens.
+    assert_eq!(chunk(&["model.vocab=151936"]), 1792);
+    // 500 MiB: all tokens at once.
+    assert_eq!(chunk(&["model.vocab=32000"]), 8192);
+    // 128 chunks of 512 MiB would be too small for matmuls.
+    assert_eq!(chunk(&["model.vocab=4194304"]), 1024);
+    assert_eq!(chunk(&["train.seq_len=32", "train.micro_batch=1"]), 32);
+    assert_eq!(chunk(&["train.loss=checkpointed_chunks"]), 2048);
+}

@@ -3,11 +3,12 @@
 use super::param_groups::hint;
 use super::{Checked, cannot, fsdp};
 use crate::config::pattern::glob;
-use crate::config::{Float8Format, Float8Recipe, PolicyKind, Reshard, Scenario};
+use crate::config::{Atomic, Float8Format, Float8Recipe, PolicyKind, Reshard, Scenario};
 use crate::ir::{DType, Param};
 use crate::models;
 use crate::policies::spec::fully_compiled;
-use crate::recipes::{self, FLOAT8_ALIGNMENT};
+use crate::recipes::{self, FLOAT8_ALIGNMENT, Float8Linear};
+use crate::scenario::error::ScenarioError;
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 use crate::scenario::value::Value;
@@ -96,7 +97,8 @@ fn experts(s: &Scenario, d: &Document) -> Checked {
     ))
 }
 
-/// Refuses 8-bit gathers without sharded main weights, or without one scale per tensor.
+/// Refuses 8-bit gathers without sharded main weights, or whose scales belong to parts of a weight
+/// that ranks do not hold as a whole.
 fn all_gather(s: &Scenario, d: &Document) -> Checked {
     let (p, f) = (&s.precision, &s.fsdp);
     if !p.float8.all_gather {
@@ -119,18 +121,46 @@ fn all_gather(s: &Scenario, d: &Document) -> Checked {
             &[Key::DpShard],
             "gathers shards of weights, but `mesh.dp_shard` is 1",
         )
-    } else if p.float8.recipe != Float8Recipe::Tensorwise {
+    } else if matches!(p.float8.recipe, Float8Recipe::Rowwise | Float8Recipe::Mxfp8) {
         (
             &[Key::Float8Recipe],
-            "gathers codes with one scale per tensor; rows and blocks of a weight have others than \
-             those of its transpose, or belong to several ranks",
+            "gathers codes with one scale per tensor or per square block; rows of a weight have other scales than \
+             those of its transpose",
         )
+    } else if let Some(refused) = blocks(s) {
+        refused
     } else if let Some(refused) = fsdp::no_shards_to_cast(s) {
         refused
     } else {
         return Ok(());
     };
     Err(cannot(d, Key::Float8AllGather, keys, why, "false"))
+}
+
+/// Returns why gathers cannot have a scale per block, with the keys that decide; `None` if they
+/// can, or have one scale per tensor.
+fn blocks(s: &Scenario) -> Option<(&'static [Key], &'static str)> {
+    let f = &s.fsdp;
+    let block = recipes::gathered_block(&s.precision.float8)?;
+    Some(if f.policy != PolicyKind::Native {
+        (
+            &[Key::Float8Recipe, Key::Policy],
+            "gathers blocks with policy native only: shards of other engines split blocks, whose scales would need \
+             the maxima of several ranks",
+        )
+    } else if matches!(f.reshard_after_forward, Reshard::Group(_)) {
+        (
+            &[Key::Float8Recipe, Key::Reshard],
+            "gathers scales of blocks from shards only, but `reshard_after_forward` keeps slices",
+        )
+    } else if matches!(f.atomic, Atomic::Block(n) if !u64::from(n).is_multiple_of(block.rows)) {
+        (
+            &[Key::Float8Recipe, Key::Atomic],
+            "gathers blocks of 128 rows, but `fsdp.atomic` lets shards split them",
+        )
+    } else {
+        return None;
+    })
 }
 
 /// Refuses globs of `float8_exclude` that are none, or match no linear layer: a stale name would
@@ -151,6 +181,29 @@ fn excluded(d: &Document, params: &[Param]) -> Checked {
         }
     }
     Ok(())
+}
+
+/// Returns the error for a weight that is gathered with a scale per block and has blocks of
+/// different sizes: in a flat buffer, these would have no place of their own, and blocks of the
+/// transpose would be others.
+fn split_blocks(
+    s: &Scenario,
+    d: &Document,
+    p: &Param,
+    linear: &Float8Linear,
+) -> Option<ScenarioError> {
+    let block = recipes::gathered_block(&s.precision.float8).filter(|_| linear.gathered)?;
+    let sides = [block.rows, block.cols];
+    let odd = p.shape.iter().zip(sides);
+    let (odd, side) = odd.into_iter().find(|(n, side)| !n.is_multiple_of(*side))?;
+    let module = p.name.strip_suffix(".weight").unwrap_or(&p.name);
+    let message = format!(
+        "gathers of blocks need dimensions that are multiples of {side}, but the weight of `{module}` has one of {odd}"
+    );
+    let error = d.conflict(&[Key::Float8AllGather, Key::Float8Recipe], message);
+    Some(error.with_help(format!(
+        "add \"{module}\" to float8_exclude, or set float8_all_gather = false"
+    )))
 }
 
 /// Refuses dimensions that 8-bit matmuls cannot have, and scenarios without such a matmul.
@@ -182,6 +235,9 @@ fn dimensions(s: &Scenario, d: &Document) -> Checked {
                 p.name
             );
             return Err(d.conflict(&[Key::Float8AllGather, Key::DpShard], message));
+        }
+        if let Some(error) = split_blocks(s, d, p, &linear) {
+            return Err(error);
         }
         let odd = |n: &&u64| !n.is_multiple_of(FLOAT8_ALIGNMENT);
         // Of experts, those of a matrix.

@@ -90,6 +90,7 @@ fn grouped_as(
             frozen: frozen_apart,
             float8: &[],
             float8_mixed: false,
+            float8_rows: None,
             muon: &[],
         },
     )
@@ -269,6 +270,7 @@ fn errors_name_the_nearest() {
             frozen: true,
             float8: &[],
             float8_mixed: false,
+            float8_rows: None,
             muon: &[],
         },
     )
@@ -285,6 +287,7 @@ fn errors_name_the_nearest() {
             frozen: true,
             float8: &[],
             float8_mixed: false,
+            float8_rows: None,
             muon: &[],
         },
     )

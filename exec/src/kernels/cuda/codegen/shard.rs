@@ -6,7 +6,7 @@ pub(in crate::kernels::cuda) mod muon;
 
 use super::{PREAMBLE, ctype};
 use crate::base::blockwise;
-use shardlab_plan::ir::{DType, UpdateRule};
+use shardlab_plan::ir::{DType, ScaleBlock, UpdateRule};
 
 const COMMON: &str = include_str!("shard.cuh");
 
@@ -81,6 +81,16 @@ pub(crate) enum Ranges {
         /// Type of the codes.
         to: DType,
     },
+    /// `codes, weights, reciprocals, columns` of a matrix: rounded, times the scale of each block
+    /// of 128x128 elements. A block of threads works on one of them.
+    BlockCodes {
+        /// Type of the weights.
+        from: DType,
+        /// Type to which they are rounded first.
+        through: DType,
+        /// Type of the codes.
+        to: DType,
+    },
     /// `weight, gradient[, states[, scales]][, copy][, distance][, maximum][, group]`: if several
     /// pieces make up a gradient, `distance` is the number of bytes between them; `maximum` is as
     /// in `Amax`, or null; `group` is a parameter group.
@@ -120,6 +130,7 @@ impl Ranges {
             | Self::Amax { .. }
             | Self::RouterBias => 2,
             Self::Sum { .. } | Self::Scales { .. } | Self::Codes { .. } => 3,
+            Self::BlockCodes { .. } => 4,
             Self::Scale { .. } | Self::Squares { .. } | Self::Nan { .. } => 1,
             Self::Update(u) => {
                 let more = [u.copy.is_some(), u.pieces > 1, u.maxima, u.grouped];
@@ -142,6 +153,7 @@ impl Ranges {
     pub(crate) const fn chunk(self) -> u64 {
         match self {
             Self::Raw => 65536,
+            Self::BlockCodes { .. } => ScaleBlock::SQUARE.numel(),
             _ => 8192,
         }
     }
@@ -154,7 +166,8 @@ impl Ranges {
             | Self::Accumulate { .. }
             | Self::Amax { .. }
             | Self::Scales { .. }
-            | Self::Codes { .. } => &[],
+            | Self::Codes { .. }
+            | Self::BlockCodes { .. } => &[],
             Self::Sum { .. } | Self::RouterBias => &[Extra::Factor],
             Self::Scale { .. } => &[Extra::Factor, Extra::Hyper, Extra::Square],
             Self::Squares { .. } | Self::Nan { .. } => &[Extra::Part],
@@ -227,6 +240,9 @@ impl Ranges {
             Self::Amax { of, through } => (vec![], float8::amax(of, through)),
             Self::Scales { to } => (vec![], float8::scales(to)),
             Self::Codes { from, through, to } => (vec![], float8::codes(from, through, to)),
+            Self::BlockCodes { from, through, to } => {
+                (vec![], float8::block_codes(from, through, to))
+            }
             Self::Update(u) => (self.settings(), u.body()),
             Self::RouterBias => (self.settings(), ROUTER_BIAS.to_owned()),
         }

@@ -655,6 +655,15 @@ fn gathers_in_8_bits(all: &mut BTreeMap<String, String>) {
         .filter(|source| source.contains("Coded<float> f;"));
     assert_eq!(unrounded.count(), 2);
     all.extend(here);
+    // With a scale per block, for short lists and for long ones.
+    let s = scenario::load(Path::new("small-fp8-blocks"), &[]).unwrap();
+    let mut here = BTreeMap::new();
+    sources("blocks", &plan(&s).unwrap(), Target::HOPPER, &mut here);
+    let casts = here
+        .keys()
+        .filter(|source| source.contains("across = cols / 128"));
+    assert_eq!(casts.count(), 2);
+    all.extend(here);
     for mode in ["off", "regions", "blocks"] {
         let set = [format!("compile.mode={mode}")];
         let s = scenario::load(Path::new("small-fp8-gather"), &set).unwrap();

@@ -4,7 +4,7 @@ use super::{Piece, Work, at, count, in_runs, numel, operands, size};
 use crate::kernels::cuda::codegen::shard::Ranges;
 use crate::kernels::error::OperandError;
 use crate::operand::RawRange;
-use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE};
+use shardlab_plan::ir::{DType, RECIPROCAL_STRIDE, ScaleBlock, Shape};
 use shardlab_plan::program::ScaleRun;
 
 /// Returns all of a launch's ranges, of which there are `N`.
@@ -139,5 +139,53 @@ pub(super) fn codes(
         let kind = Ranges::Codes { from, through, to };
         w.add(kind, Piece { at, n });
     });
+    Ok(())
+}
+
+/// Plans the codes of a shard and the reciprocals of the scales of its square blocks, matrix by
+/// matrix. Nothing reads the codes and scales of padding, which become zeros.
+pub(super) fn block_codes(
+    w: &mut Work,
+    (through, block): (DType, ScaleBlock),
+    shapes: &[Shape],
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    let [main] = exactly(reads, "reads")?;
+    let [codes, inverses] = exactly(writes, "writes")?;
+    if block != ScaleBlock::SQUARE {
+        return Err(OperandError::Shape("blocks of 128x128 weights".to_owned()));
+    }
+    let each = block.numel();
+    size("the codes", numel(main), numel(codes))?;
+    size("the scales", numel(main), numel(floats(inverses)?) * each)?;
+    let all = shapes.iter().map(|shape| shape.iter().product::<u64>());
+    size("the weights with scales", numel(main), all.sum())?;
+    let kind = Ranges::BlockCodes {
+        from: main.dtype,
+        through,
+        to: codes.dtype,
+    };
+    let mut done = 0;
+    for shape in shapes {
+        let n = shape.iter().product::<u64>();
+        let place = |r: &RawRange, first: u64| at(r) + first * r.dtype.size();
+        let [to, scales] = [place(codes, done), place(inverses, done / each)];
+        match shape[..] {
+            [rows, cols] if rows.is_multiple_of(block.rows) && cols.is_multiple_of(block.cols) => {
+                let at = operands([to, place(main, done), scales, cols]);
+                w.add(kind, Piece { at, n });
+            }
+            [n] if n.is_multiple_of(each) => {
+                w.copy((to, codes.dtype), None, n);
+                w.copy((scales, inverses.dtype), None, n / each);
+            }
+            _ => {
+                let found = format!("{:?}, which blocks do not cover", shape.as_slice());
+                return Err(OperandError::Shape(found));
+            }
+        }
+        done += n;
+    }
     Ok(())
 }

@@ -7,8 +7,8 @@ use crate::kernels::cuda::codegen::shard::Ranges;
 use crate::operand::{LaunchContext, RawRange};
 use proptest::prelude::*;
 use shardlab_plan::ir::{
-    BodyOp, DType, Fused, Kernel, KernelClass, OpKind, Pieces, RECIPROCAL_STRIDE, Real, Shape,
-    ShardOp,
+    BodyOp, DType, Fused, Kernel, KernelClass, OpKind, Pieces, RECIPROCAL_STRIDE, Real, ScaleBlock,
+    Shape, ShardOp,
 };
 use shardlab_plan::program::{GroupRun, ScaleRun};
 use shardlab_plan::units::{Bytes, Flops};
@@ -188,6 +188,26 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
                 &reads,
                 &[flat(p.at[0], p.n, to)],
             );
+        }
+        Ranges::BlockCodes { from, through, to } => {
+            let shapes = [Shape::from_slice(&[p.n / p.at[3], p.at[3]])];
+            let block = ScaleBlock::SQUARE;
+            let op = ShardOp::ShardCastBlocks { through, block };
+            let kernel = kernel(op);
+            let context = LaunchContext {
+                kernel: &kernel,
+                data_rank: 0,
+                hyper: NO_HYPER,
+                shapes: &shapes,
+                groups: &[],
+                scales: &[],
+            };
+            let writes = [
+                flat(p.at[0], p.n, to),
+                flat(p.at[2], p.n / block.numel(), DType::F32),
+            ];
+            // SAFETY: the pieces are in the test's memory.
+            unsafe { kernels::launch(&context, &[flat(p.at[1], p.n, from)], &writes) }.unwrap();
         }
         Ranges::RouterBias => {
             let [bias, counts] = [0, 1].map(|i| flat(p.at[i], p.n, DType::F32));
@@ -374,6 +394,48 @@ fn updates_are_cut_where_scales_are() {
         ..known
     };
     assert!(work(op, short, &[weight, grad], &[weight, maxima]).is_err());
+}
+
+/// A shard with the last rows of a matrix, padding, and the first rows of another matrix: each
+/// block has a scale, in the order of the codes.
+#[test]
+fn blocks_of_shards_in_8_bits() {
+    let shapes = [&[128, 256][..], &[16384], &[256, 128]].map(Shape::from_slice);
+    let op = ShardOp::ShardCastBlocks {
+        through: DType::Bf16,
+        block: ScaleBlock::SQUARE,
+    };
+    let n = 128 * 256 + 16384 + 256 * 128;
+    let parts = |main| [(n, main), (n, DType::F8E4m3), (n / 16384, DType::F32)];
+    for main in [DType::F32, DType::Bf16] {
+        assert_eq!(agree(op, &shapes, &parts(main), &[0], &[1, 2]), 4);
+    }
+    let mut m = Memory::new(&parts(DType::F32), 3);
+    let [main, codes, scales] = [0, 1, 2].map(|i| m.range(i));
+    for shapes in [
+        &[&[64, 256][..], &[n as u64 - 64 * 256]],
+        &[&[128, 192][..], &[n as u64 - 128 * 192]],
+        &[&[128, 256][..], &[n as u64 - 128 * 256 - 1]],
+    ] {
+        let shapes = shapes.map(Shape::from_slice);
+        let known = Parameters {
+            shapes: &shapes,
+            ..Parameters::default()
+        };
+        assert!(work(op, known, &[main], &[codes, scales]).is_err());
+        let kernel = kernel(op);
+        let context = LaunchContext {
+            kernel: &kernel,
+            data_rank: 0,
+            hyper: NO_HYPER,
+            shapes: &shapes,
+            groups: &[],
+            scales: &[],
+        };
+        // SAFETY: the ranges are in the test's memory.
+        let run = unsafe { kernels::launch(&context, &[main], &[codes, scales]) };
+        assert!(run.is_err(), "{shapes:?}");
+    }
 }
 
 #[test]

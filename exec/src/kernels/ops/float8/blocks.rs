@@ -10,7 +10,7 @@ use shardlab_plan::ir::{ScaleBlock, op};
 
 /// Casts a matrix with `cols` columns; writes codes, and the reciprocals of scales or their
 /// exponents.
-pub(super) fn cast(
+pub(in crate::kernels) fn cast(
     of: op::Float8CastBlocks,
     x: &[f32],
     cols: usize,

@@ -242,10 +242,150 @@ fn maxima_of_some_of_the_ranks_are_found() {
     }
 }
 
+/// Lowers a model whose codes are gathered with a scale per block.
+fn blocks(set: &[&str]) -> Program {
+    try_lower("small-fp8-blocks", set).unwrap_or_else(|| panic!("{set:?}"))
+}
+
+#[test]
+fn programs_that_gather_blocks_pass() {
+    for set in [
+        &["compile.mode=off"][..],
+        &["compile.mode=blocks"],
+        &["compile.fuse_projections=all"],
+        &["compile.fuse_projections=none"],
+        &["train.recompute=full"],
+        &["train.grad_accum=3"],
+        &["train.validate_every=2"],
+        &["fsdp.reshard_after_forward=false"],
+        &["fsdp.cast_before_all_gather=true"],
+        &["fsdp.prefetch_next_step=2"],
+        &["fsdp.optimizer_in_backward=true", "train.clip_norm=0"],
+        &["fsdp.atomic=256"],
+        &["fsdp.atomic=tensor"],
+        &["fsdp.units=root"],
+        &["fsdp.copy_engine_all_gather=true"],
+        &["model.hidden=512"],
+        &["mesh.dp_shard=3"],
+        &["mesh.dp_replicate=2"],
+        &["compile.cuda_graph=full_iteration"],
+    ] {
+        let p = blocks(set);
+        let r = check(&p);
+        assert!(r.is_ok(), "{set:?}\n{r}");
+        for rule in RULES.into_iter().chain([RuleId::Float8Amax]) {
+            // Gathered codes are not cast after the gather. Backward copies them transposed.
+            let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
+            assert!(row.checked > 0, "{set:?}: {rule}");
+        }
+    }
+}
+
+/// A shard ends within a row of blocks, so the scales of these blocks are those of a part.
+#[test]
+fn blocks_that_belong_to_several_ranks_are_found() {
+    let mut p = blocks(&[]);
+    let (cast, _) = launches(&p, "shard_float8_cast_blocks")[0];
+    let codes = p.writes(&p.instrs[cast.index()].op)[0].buffer;
+    let Holds::Group(g) = p.buffers[codes.index()].holds else {
+        panic!("not of a group")
+    };
+    let crate::shard::Layout::Flat(layout) = &mut p.groups[g.index()].layout else {
+        panic!("not flat")
+    };
+    // Half a row of blocks later.
+    let item = layout.items.iter_mut().max_by_key(|item| item.numel);
+    item.expect("a weight").offset += 64 * 128;
+    let v = found(&check(&p), RuleId::Float8Amax, cast);
+    assert!(
+        v.message.contains("whole blocks of 128 rows"),
+        "{}",
+        v.message
+    );
+}
+
+/// A cast of a shard writes fewer scales than it has blocks.
+#[test]
+fn casts_without_a_scale_per_block_are_found() {
+    let mut p = blocks(&[]);
+    let (cast, _) = launches(&p, "shard_float8_cast_blocks")[0];
+    let Op::Launch { writes, .. } = p.instrs[cast.index()].op else {
+        panic!("not a launch")
+    };
+    p.accesses[writes as usize + 1].bytes -= 4;
+    let v = found(&check(&p), RuleId::Float8Format, cast);
+    assert!(
+        v.message.contains("a scale for each 16384 of them"),
+        "{}",
+        v.message
+    );
+}
+
+/// A matmul reads the scales of the next row of blocks, as with another layout.
+#[test]
+fn scales_of_other_blocks_are_found() {
+    let p = blocks(&["compile.mode=off"]);
+    let of_scales = |a: &Access| {
+        let b = &p.buffers[a.buffer.index()];
+        (b.role, b.holds) == (Role::FullWeight, Holds::Named("scales of weights"))
+    };
+    // The copy of the scales in front of a matmul of forward, and the one for its backward.
+    let copies = launches(&p, "copy").into_iter().map(|c| c.0);
+    let copies: Vec<InstrId> = copies
+        .filter(|at| of_scales(&p.reads(&p.instrs[at.index()].op)[0]))
+        .collect();
+    for copy in [copies[0], copies[copies.len() - 1]] {
+        let written = p.writes(&p.instrs[copy.index()].op)[0].buffer;
+        let reader = |at: &InstrId| {
+            let reads = p.reads(&p.instrs[at.index()].op);
+            reads.iter().any(|a| a.buffer == written)
+        };
+        let mut gemms = launches(&p, "scaled_mm").into_iter().map(|g| g.0);
+        let gemm = gemms.find(|at| *at > copy && reader(at)).expect("a matmul");
+        let mut other = p.clone();
+        let at = read(&p, copy, 0);
+        other.accesses[at].offset = match p.accesses[at].offset {
+            0 => 4,
+            first => first - 4,
+        };
+        let v = found(&check(&other), RuleId::Float8Scale, gemm);
+        assert!(
+            v.message.contains("scales of the same blocks"),
+            "{}",
+            v.message
+        );
+    }
+}
+
+/// A gather sends the codes, but not the scales: those in memory are of another gather.
+#[test]
+fn scales_that_are_not_gathered_with_their_codes_are_found() {
+    let mut p = blocks(&["compile.mode=off"]);
+    let gather = p.collectives.iter().rposition(|c| c.parts.len() == 2);
+    let gather = gather.expect("a gather of codes and scales");
+    let scales = p.collectives[gather].parts.pop().expect("two parts");
+    p.collectives[gather].bytes.0 -= scales.output.bytes;
+    let r = check(&p);
+    assert!(r.of(RuleId::Float8Scale).next().is_some(), "{r}");
+    assert!(r.of(RuleId::Uninit).next().is_some(), "{r}");
+}
+
+/// The codes and scales of a shard are those of the previous step.
+#[test]
+fn blocks_of_older_weights_are_found() {
+    let p = repeated("shard_float8_cast_blocks", blocks(&[]));
+    let r = check(&p);
+    assert!(r.of(RuleId::StaleWeight).next().is_some(), "{r}");
+}
+
 /// In later steps, replaces the last launch of an operation with this name by the previous one,
 /// which belongs to another unit.
 fn skipped(name: &str, set: &[&str]) -> Program {
-    let mut p = program(&[&[GATHERED], set].concat());
+    repeated(name, program(&[&[GATHERED], set].concat()))
+}
+
+/// Does the same in a given program.
+fn repeated(name: &str, mut p: Program) -> Program {
     let steps = p.section(SectionKind::Steady).expect("later steps").clone();
     let named = |i: &u32| match p.instrs[*i as usize].op {
         Op::Launch { kernel, .. } => p.kernels[kernel.index()].name == name,

@@ -76,3 +76,39 @@ pub(super) fn codes(from: DType, through: DType, to: DType) -> String {
 "
     )
 }
+
+/// Casts a block of 128x128 weights of a matrix, with its own scale, a power of two. The number of
+/// a block of threads within its range is that of the block, row of blocks by row of blocks. Each
+/// warp has every eighth row, and a lane four adjacent weights of each.
+pub(super) fn block_codes(from: DType, through: DType, to: DType) -> String {
+    let most = float(to.float8_max().unwrap_or(f32::INFINITY));
+    let [from, through, to] = [from, through, to].map(ctype);
+    format!(
+        "  __shared__ float most_of_warp[32];
+  const u64 cols = t.at[p.e][3], across = cols / 128, block = p.from / CHUNK;
+  const u32 warp = threadIdx.x / 32;
+  const u64 first = (block / across * 128 + warp) * cols + block % across * 128 + threadIdx.x % 32 * 4;
+  const {from}* s = reinterpret_cast<const {from}*>(t.at[p.e][1]) + first;
+  {to}* d = reinterpret_cast<{to}*>(t.at[p.e][0]) + first;
+  float v[16][4], most = 0.0f;
+#pragma unroll
+  for (int j = 0; j < 16; j++) {{
+    load<{from}, 4>(s + j * 8 * cols, v[j]);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {{
+      v[j][i] = rounded<{through}>(v[j][i]);
+      most = fmaxf(most, fabsf(v[j][i]));
+    }}
+  }}
+  most = row_all<Amax, 256>(most, most_of_warp);
+  const float scale = power_of_two(scale_({most}, most));
+  if (threadIdx.x == 0) reinterpret_cast<float*>(t.at[p.e][2])[block] = 1.0f / scale;
+#pragma unroll
+  for (int j = 0; j < 16; j++) {{
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[j][i] = scaled_(v[j][i], scale);
+    store<{to}, 4>(d + j * 8 * cols, v[j]);
+  }}
+"
+    )
+}

@@ -1,0 +1,63 @@
+//! Scales of weights that ranks gather in 8 bits with a scale per block.
+//!
+//! Shards contain whole blocks, so each rank computes the scales of its blocks alone, in the kernel
+//! that casts its shard. A gather sends them together with the codes. All matrices start at
+//! multiples of a block's elements, so a scale has the position of its block: element
+//! `n / block.numel()` belongs to the row of blocks around code `n`.
+
+use super::Sharded;
+use crate::ir::{Access, BufferId, DType, GroupId, Holds, Part, Role, ScaleBlock, StreamId};
+use crate::lower::emitter::Emitter;
+
+/// Size of the reciprocal of a scale in bytes.
+const SCALE: u64 = DType::F32.size();
+
+/// Buffers of reciprocals of the scales of a group.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BlockScales {
+    /// Blocks.
+    pub(super) block: ScaleBlock,
+    /// Those of this rank's shard; `None` if each gather casts it again.
+    pub(super) shard: Option<BufferId>,
+    /// Gathered ones.
+    pub(super) full: BufferId,
+}
+
+impl BlockScales {
+    /// Creates the buffers of a group. `kept` means that the codes of the shard are kept between
+    /// gathers, which run on `stream`.
+    pub(super) fn new(
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        block: ScaleBlock,
+        (kept, stream): (bool, StreamId),
+    ) -> Self {
+        let layout = &out.inputs.group(g).layout;
+        let bytes = |numel: u64| numel / block.numel() * SCALE;
+        let [full, shard] = [layout.full_numel(), layout.shard_numel()].map(bytes);
+        let unit = out.inputs.group(g).unit;
+        let holds = Holds::Named("scales of weights");
+        let (weight, gathered) = (Role::ModelWeight, Role::FullWeight);
+        Self {
+            block,
+            shard: kept.then(|| out.persistent(weight, shard, DType::F32, unit, holds)),
+            full: out.transient_of(gathered, full, DType::F32, stream, (g, holds)),
+        }
+    }
+
+    /// Returns the range that this rank computes.
+    pub(super) fn own(self, out: &Emitter<'_>, sharded: Sharded) -> Access {
+        match self.shard {
+            Some(shard) => out.b.whole(shard),
+            None => sharded.part(out.b.whole(self.full)),
+        }
+    }
+
+    /// Returns the part of a gather that sends them.
+    pub(super) fn part(self, out: &Emitter<'_>, sharded: Sharded) -> Part {
+        Part {
+            input: self.own(out, sharded),
+            output: out.b.whole(self.full),
+        }
+    }
+}
