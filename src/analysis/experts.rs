@@ -136,7 +136,7 @@ mod tests {
         let whole = labels("small-moe", &[]);
         let others = || whole.iter().filter(|(about, _)| *about != About::Ep);
         assert!(others().all(|(_, label)| label.starts_with("mesh.ep=4 ")));
-        assert_eq!(others().count(), 4 + 2 + 3);
+        assert_eq!(others().count(), 5 + 2 + 3);
         let divided = labels("small-moe", &["mesh.ep=2", "moe.dispatcher=peer"]);
         let capacity = (About::Capacity, "moe.capacity_factor=1.25".to_owned());
         assert!(divided.contains(&capacity), "{divided:?}");
