@@ -62,7 +62,8 @@ pub(super) struct Args {
     #[arg(long, value_name = "DIR")]
     export: Option<PathBuf>,
     /// Train on a file of tokens (.bin: uint16) or a text file, whose tokens come from the
-    /// tokenizer.json next to it, else are its bytes [default: a synthetic language]
+    /// tokenizer.json next to it, else are its bytes [default: the file of
+    /// train.document_lengths, else a synthetic language]
     #[arg(long, value_name = "FILE")]
     data: Option<PathBuf>,
     /// Type of the tokens in --data

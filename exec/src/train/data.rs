@@ -122,8 +122,8 @@ fn runs(model: &Model, program: &Program) -> Result<(), DataError> {
 }
 
 impl Feed {
-    /// Creates a feed for a program and its scenario. Without `tokens`, a synthetic language is
-    /// generated from the seed.
+    /// Creates a feed for a program and its scenario. Without `tokens`, those of the file that
+    /// `train.document_lengths` names are read, or a synthetic language is generated from the seed.
     ///
     /// # Errors
     /// [`DataError`] if the tokens do not fit the model, samples do not hold one of its inputs, or

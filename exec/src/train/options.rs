@@ -45,7 +45,8 @@ pub struct RunOptions {
     /// Folder for the final weights in Hugging Face format; for the adapters in PEFT's format if
     /// there are any.
     pub export: Option<PathBuf>,
-    /// Tokens; by default a synthetic language.
+    /// Tokens; by default those of the file that `train.document_lengths` names, or a synthetic
+    /// language.
     pub tokens: Option<Tokens>,
     /// Checkpoints.
     pub checkpoints: Option<CheckpointOptions>,

@@ -92,7 +92,11 @@ fn attention_costs_the_mean_of_a_files_sequences() {
         .map(|i| {
             // Half of the file has documents of about 600 tokens, half of about 60.
             let often = if i < 100 * 1024 { 600 } else { 60 };
-            if random.draw() % often == 0 { 2 } else { 5 }
+            if random.draw().is_multiple_of(often) {
+                2
+            } else {
+                5
+            }
         })
         .collect();
     write(&folder, "tokens.bin", tokens.iter().copied());
@@ -175,4 +179,36 @@ fn faults_of_a_file_are_named_where_they_are() {
         let place = format!("mine.toml:8:{column}:");
         assert!(message.contains(&place), "{place} {message}");
     }
+}
+
+/// Every sequence has documents of its own: their first positions and the tables of positions are
+/// inputs of each micro-batch. Captured blocks, which replay fixed addresses, do not read them.
+#[test]
+fn documents_of_a_file_are_inputs() {
+    let folder = Folder::new("documents-inputs", &[]);
+    write(&folder, "tokens.bin", (0..3000u32).map(|i| (i % 50) as u16));
+    let lengths = "{ data = \"tokens.bin\", eos_token_id = 7 }";
+    let inputs = |lengths: &str| {
+        let s = beside(&folder, lengths, &["model.layers=2", "train.micro_batch=3"]).unwrap();
+        let consts = crate::tape_of(&s).unwrap().consts;
+        let of = consts.into_iter().filter(|c| c.per_micro_batch);
+        of.map(|c| (c.name, c.bytes.0)).collect::<Vec<_>>()
+    };
+    let tokens = ("tokens", 3 * 1025 * 8);
+    assert_eq!(inputs("[50]"), [tokens]);
+    // Three sequences of 1024 positions, and 64 pairs of dimensions of a head in float32.
+    let table = 3 * 1024 * 64 * 4;
+    let expected = [
+        tokens,
+        ("rope_cos", table),
+        ("rope_sin", table),
+        ("document_starts", 3 * 1024 * 8),
+    ];
+    assert_eq!(inputs(lengths), expected);
+    let captured = beside(&folder, lengths, &["compile.cuda_graph=[\"block\"]"]);
+    let message = captured.unwrap_err().to_string();
+    assert!(
+        message.contains("each micro-batch has documents of its own"),
+        "{message}"
+    );
 }
