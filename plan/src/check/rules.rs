@@ -241,7 +241,7 @@ rules! {
         "gradients of 8-bit matmuls accumulate in float32",
         "sums of one sign in the precision of tensor cores are 7 to 21 % too small";
     Float8Amax = "FP8-AMAX", State, Error,
-        "scales of sharded weights follow from maxima over all ranks, or from whole blocks",
+        "scales of shards follow from all ranks' maxima or whole blocks",
         "Megatron-LM #442, torchtitan #3109: maxima over some of the ranks, diverged after 1,000 steps, NaN at step 3";
     Float8Rows = "FP8-ROWS", State, Error,
         "scales leave out rows that no expert reads",

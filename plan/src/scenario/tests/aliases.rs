@@ -97,6 +97,11 @@ fn former_names_of_keys_stay() {
         "exclude",
         "shared_expert_overlap",
         "modules_to_save",
+        "exclude_modules",
+        "layers_to_transform",
+        "layers_pattern",
+        "rank_pattern",
+        "alpha_pattern",
     ];
     for info in KEYS.iter().filter(|info| !left_out.contains(&info.key)) {
         assert!(
