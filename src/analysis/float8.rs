@@ -320,8 +320,8 @@ fn casts(p: &Prediction, tokens: u64, layers: &mut [Layers]) -> Picos {
     weights
 }
 
-/// Returns the number of elements that a kernel casts to 8 bits, transposes or finds the maximum of;
-/// `None` if it does anything else.
+/// Returns the number of elements that a kernel casts to 8 bits, transposes or finds the maximum
+/// of; `None` if it does anything else.
 fn cast(body: &[BodyOp]) -> Option<u64> {
     let is_cast = |op: &BodyOp| match op.op {
         OpKind::RowAmax

@@ -244,6 +244,34 @@ mod tests {
         }
     }
 
+    /// Patterns of adapters have keys with any characters.
+    #[test]
+    fn patterns_are_shown_as_they_are_set() {
+        let name = Path::new("lora-tiny");
+        let set = [
+            r"lora.rank_pattern={ 'layers\.0\..*' = 2, down_proj = 8 }".to_owned(),
+            "lora.alpha_pattern={ q_proj = 2.5 }".to_owned(),
+            "lora.exclude_modules=.*layers.1.*up_proj".to_owned(),
+            "lora.layers_to_transform=[0, 1]".to_owned(),
+        ];
+        let scenario = load(name, &set).unwrap();
+        let shown = all().iter().zip(values(&scenario));
+        let of = |key: &str| {
+            let found = shown.clone().find(|(info, _)| path(info) == key);
+            found.and_then(|(_, value)| value).unwrap()
+        };
+        assert_eq!(
+            of("lora.rank_pattern"),
+            r#"{ "layers\\.0\\..*" = 2, "down_proj" = 8 }"#
+        );
+        let again: Vec<String> = set
+            .iter()
+            .map(|s| s.split_once('=').unwrap().0)
+            .map(|key| format!("{key}={}", of(key)))
+            .collect();
+        assert_eq!(load(name, &again).unwrap(), scenario);
+    }
+
     #[test]
     fn candidates_are_valid_values() {
         let name = Path::new("llama3-8b-4xh200");

@@ -568,7 +568,7 @@ fn published_steps_of_experts_are_extrapolated() {
     let totals = lines.pop().unwrap();
     assert_eq!(lines.len(), 12);
     let mean = error(&totals, "step_ms", "mean_abs_percent");
-    assert!((22.0..29.0).contains(&mean), "{mean}");
+    assert!((16.0..22.0).contains(&mean), "{mean}");
     let markdown = stdout(&["validate", "--markdown", PUBLISHED_EXPERTS]);
     let page = std::fs::read_to_string("benchmarks/public.md").unwrap();
     let rows: Vec<&str> = markdown.lines().filter(|l| l.contains(" x")).collect();
@@ -577,13 +577,13 @@ fn published_steps_of_experts_are_extrapolated() {
         "{markdown}"
     );
     let text = stdout(&["validate", PUBLISHED_EXPERTS, "--rows", "all-to-all"]);
-    assert!(text.contains("-4.11"), "{text}");
+    assert!(text.contains("-15.02"), "{text}");
     // Without overlap and with the same kernels, the dispatcher is what differs.
     let without = |rows: &str| {
         let mut lines = json(&["validate", PUBLISHED_EXPERTS, "--rows", rows, "--json"]);
         error(&lines.pop().unwrap(), "step_ms", "worst_percent").abs()
     };
-    assert!(without("without overlap") < 16.0 && without("x16 FP8") < 5.0);
+    assert!(without("without overlap") < 5.0 && without("x16 FP8") < 20.0);
 }
 
 /// Two published runs ran out of memory. The prediction is that these do not fit, and that the

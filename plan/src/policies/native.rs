@@ -135,8 +135,8 @@ impl Native {
     }
 
     /// Gathers a unit for the next step once its last group, with optimizer state `index`, has been
-    /// updated. Units that are gathered in 8 bits wait for the end of the step if their scales depend
-    /// on the weights of all groups.
+    /// updated. Units that are gathered in 8 bits wait for the end of the step if their scales
+    /// depend on the weights of all groups.
     fn gather_for_next_step(&mut self, out: &mut Emitter<'_>, index: usize) {
         let Some(group) = self.reductions.group(index) else {
             return;
