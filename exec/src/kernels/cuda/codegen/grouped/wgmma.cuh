@@ -7,7 +7,7 @@
 // the rows are sent. The first warp loads, a step of KSTEP ahead of another as long as there is room. Two groups of four warps multiply,
 // each 64 rows; when a tile is done they round it into shared memory and go on with the next one. Other warps of the first group write it:
 // the rows up to the expert's end, or the whole by a tensor copy, which ends at the matrix's edges. A weight gradient in float32 (FLOAT_GRAD)
-// has no room there: the groups that multiply store it. Which tile is next is asked of a counter, since a multiprocessor may be busy with
+// is not rounded: there is room for half of its tile, and a step less to load ahead. Which tile is next is asked of a counter, since a multiprocessor may be busy with
 // something else at first. Sums have the order of the inner dimension. Tensor cores add up products of 8-bit numbers with fewer bits than float32 has:
 // with PROMOTE, only those of a step, which are then added up in float32.
 //
@@ -15,13 +15,15 @@
 // whole rounded tile, and a step less to load ahead. With PAIRED, it combines the two halves of the result's columns: of each, a tile
 // has the same 128, in parts that alternate.
 #define KSTEP (CODES ? 128 : 64)
-#define STAGES (EPILOGUE ? 3 : 4)
+#define STAGES (EPILOGUE || FLOAT_GRAD ? 3 : 4)
 // Both factors come in parts of 64 rows or columns of a result: 128 bytes of each.
 #define PART (64 * 128)
 #define A_BYTES (2 * PART)
 #define B_BYTES (4 * PART)
-// A tile is rounded in two rounds, each of half of the columns, or in one: vectors of a row in shared memory.
-#define UNITS (EPILOGUE ? 32 : 16)
+// A tile is rounded in two rounds, each of half of the columns, or in one: vectors of a row in shared memory. In float32, it is stored in two.
+#define UNITS (EPILOGUE || FLOAT_GRAD ? 32 : 16)
+// Numbers of a vector.
+#define VECTOR (FLOAT_GRAD ? 4 : 8)
 #define C_BYTES (128 * UNITS * 16)
 // Tiles of a block's loader are never as many ahead of its writers.
 #define RING 8
@@ -183,7 +185,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
         }
       }
     }
-#if !FLOAT_GRAD
     else if (threadIdx.x < 32 + WRITERS * 32) {
       const int warp = threadIdx.x / 32 - 1;
       u32 expert = 0;
@@ -196,11 +197,11 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
         const Tile p = place(t, expert);
         expert = p.expert;
 #if WEIGHT_GRAD
-        for (int unit = 0; unit < 32; unit += UNITS) {
+        for (int unit = 0; unit < 256 / VECTOR; unit += UNITS) {
           for (int half = 0; half < 2; ++half) {
             named_wait<MULTIPLIERS_AND_WRITERS>(1 + half);
             if (lane > 0) continue;
-            for (int i = 0; i < UNITS; i += 8) tile_store(&c, unit_at(half, 0, i), p.column + (unit + i) * 8, p.row + half * 64, p.expert);
+            for (int i = 0; i < UNITS; i += 8) tile_store(&c, unit_at(half, 0, i), p.column + (unit + i) * VECTOR, p.row + half * 64, p.expert);
             asm volatile("cp.async.bulk.commit_group;" ::: "memory");
           }
           // Both groups have been read: the one before the last, and the last.
@@ -260,7 +261,6 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
       if (lane == 0) asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
 #endif
     }
-#endif
   } else {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIERS_REGISTERS));
     const int half = group - 1, warp = threadIdx.x / 32 % 4;
@@ -345,15 +345,20 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
       for (int i = 0; i < 128; ++i) d[i] *= inverse;
 #endif
 #if FLOAT_GRAD
-      // Of each eight columns, four neighboring threads have a row: a sector of 32 bytes.
-      const u32 row = p.row + half * 64 + warp * 16 + lane / 4;
-      float* to = RESULT + ((u64)p.expert * M + row) * N;
+      // Of each eight columns, four neighboring threads have a row: half a vector each.
+      const int line = warp * 16 + lane / 4;
 #pragma unroll
-      for (int j = 0; j < 32; ++j) {
-        const u32 column = p.column + j * 8 + lane % 4 * 2;
-        const float* v = d + 4 * j;
-        if (column < N && row < M) *reinterpret_cast<float2*>(to + column) = make_float2(v[0], v[1]);
-        if (column < N && row + 8 < M) *reinterpret_cast<float2*>(to + 8ull * N + column) = make_float2(v[2], v[3]);
+      for (int round = 0; round < 2; ++round) {
+        named_wait<MULTIPLIERS_AND_WRITERS>(3 + half);
+#pragma unroll
+        for (int j = 0; j < UNITS / 2; ++j) {
+          const float* v = d + 4 * (round * (UNITS / 2) + j);
+#pragma unroll
+          for (int down = 0; down < 2; ++down)
+            asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(unit_at(half, line + 8 * down, j * 2 + lane % 4 / 2) + lane % 2 * 8), "f"(v[2 * down]), "f"(v[2 * down + 1]) : "memory");
+        }
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        named_arrive<MULTIPLIERS_AND_WRITERS>(1 + half);
       }
 #else
       const int line = warp * 16 + lane / 8 % 2 * 8 + lane % 8;

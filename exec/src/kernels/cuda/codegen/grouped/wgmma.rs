@@ -13,12 +13,12 @@ const KERNEL: &str = include_str!("wgmma.cuh");
 const PART: [u64; 2] = [128, 64];
 
 /// Returns the shared memory of a block: four stages of both factors' tiles and half of a rounded
-/// tile, or three and a whole one with an epilogue; barriers and the ring of tile numbers, and the
-/// first tile of each expert.
-fn shared(of: &Grouped<'_>) -> u64 {
-    let (stages, rounded) = match of.epilogue {
-        Some(_) => (3, 64 << 10),
-        None => (4, 32 << 10),
+/// tile, or three and a whole one with an epilogue, or half of a tile in float32; barriers and the
+/// ring of tile numbers, and the first tile of each expert.
+fn shared(of: &Grouped<'_>, result: DType) -> u64 {
+    let (stages, rounded) = match of.epilogue.is_some() || has_float_result(of, result) {
+        true => (3, 64 << 10),
+        false => (4, 32 << 10),
     };
     stages * ((16 << 10) + (32 << 10)) + rounded + 256 + 4 * (of.experts as u64 + 1)
 }
@@ -57,7 +57,7 @@ pub(super) fn fits(req: &Request<'_>, of: &Grouped<'_>) -> Result<bool, CodegenE
     let sizes = [of.experts, of.rows, of.n, m, k];
     // Places in a matrix are counted in 32 bits.
     let counted = sizes.iter().all(|&x| (1..1 << 31).contains(&x));
-    let room = shared(of) <= u64::from(req.target.shared());
+    let room = shared(of, c.dtype) <= u64::from(req.target.shared());
     Ok(req.target.has_wgmma() && typed && result && aligned && apart && counted && room)
 }
 
@@ -97,13 +97,11 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
         }
         Over::Rows { m } => {
             let size = |outer| if codes { [rows, outer] } else { [outer, rows] };
-            let mut maps = vec![
+            let maps = vec![
                 ("a", map(of.a, types[0], size(m), None)),
                 ("b", map(of.b, types[1], size(n), None)),
+                ("c", map(of.c, c_type, [n, m], stack)),
             ];
-            if !float_result {
-                maps.push(("c", map(of.c, c_type, [n, m], stack)));
-            }
             (maps, [m, 0, 0, 1], [!codes; 2])
         }
     };
@@ -165,8 +163,8 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
     }
     source += &kernel;
     match of.epilogue.as_ref().and_then(|e| e.code.dot.as_ref()) {
-        Some(dot) => with_dots(req, of, dot, (source, params)),
-        None => Ok(hopper::module(source, shared(of) as u32, params)),
+        Some(dot) => with_dots(req, of, dot, (source, params), shared(of, c_type) as u32),
+        None => Ok(hopper::module(source, shared(of, c_type) as u32, params)),
     }
 }
 
@@ -176,6 +174,7 @@ fn with_dots(
     of: &Grouped<'_>,
     dot: &Slot,
     (mut source, params): (String, Vec<Param>),
+    shared: u32,
 ) -> Result<Module, CodegenError> {
     if numel(dot) != of.rows {
         return Err(CodegenError::new("a dot product for each row"));
@@ -198,7 +197,7 @@ KERNEL(256) k1({}) {{
         of.rows,
         contiguous(req, dot)?,
     );
-    let mut module = hopper::module(source, shared(of) as u32, params);
+    let mut module = hopper::module(source, shared, params);
     let blocks = of.rows.div_ceil(256) as u32;
     module.entries.push(entry("k1", [blocks, 1, 1], 256, &own));
     module.scratch = of.rows as u64 * (of.n as u64).div_ceil(workspace::GROUPED_COLUMNS) * 4;
