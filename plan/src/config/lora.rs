@@ -98,7 +98,7 @@ impl Lora {
     /// is listed in full has one in any block.
     fn adapts(&self, paths: [&str; 2]) -> bool {
         let listed = match &self.targets {
-            LoraTargets::AllLinear => false,
+            LoraTargets::AllLinear | LoraTargets::Expression(_) => false,
             LoraTargets::Patterns(globs) => paths.iter().any(|p| globs.iter().any(|g| g == p)),
         };
         !self.exclude.has(paths)
@@ -181,12 +181,14 @@ impl Excluded {
 }
 
 /// `lora.target_modules`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum LoraTargets {
     /// All linear layers of the blocks, without the output projection.
     AllLinear,
     /// Layers that a glob matches.
     Patterns(Vec<String>),
+    /// Layers whose path an expression matches.
+    Expression(Expression),
 }
 
 /// Writes the value in the form of scenario files.
@@ -195,6 +197,7 @@ impl Serialize for LoraTargets {
         match self {
             Self::AllLinear => to.serialize_str("all-linear"),
             Self::Patterns(globs) => globs.serialize(to),
+            Self::Expression(expression) => expression.serialize(to),
         }
     }
 }
@@ -207,6 +210,7 @@ impl LoraTargets {
         match self {
             Self::AllLinear => true,
             Self::Patterns(globs) => globs.iter().any(|glob| targets(glob, paths)),
+            Self::Expression(expression) => paths.iter().any(|path| expression.matches(path)),
         }
     }
 }

@@ -240,7 +240,10 @@ impl Setting for SkippedBlocks {
 impl Setting for LoraTargets {
     fn of(value: &Value) -> Option<Self> {
         let some = Vec::of(value).map(Self::Patterns);
-        some.or_else(|| value.str().map(|_| Self::AllLinear))
+        some.or_else(|| match value.str()? {
+            "all-linear" => Some(Self::AllLinear),
+            text => Expression::of_path(text).ok().map(Self::Expression),
+        })
     }
 }
 

@@ -29,6 +29,11 @@ fn trained_parameters_are_as_many_as_pefts() {
     assert_eq!(of(&[]), (8_072_204_288, 41_943_040));
     let qv = "lora.target_modules=[\"q_proj\", \"v_proj\"]";
     assert_eq!(of(&[qv]), (8_037_076_992, 6_815_744));
+    // An expression may use either name of a layer.
+    for expression in [r"'.*\.(q|v)_proj'", r"'layers\..*\.(q|v)'"] {
+        let found = of(&[&format!("lora.target_modules={expression}")]);
+        assert_eq!(found, of(&[qv]), "{expression}");
+    }
     // DoRA adds a magnitude for each row: 43,008 per block.
     let dora = of(&["lora.use_dora=true"]);
     assert_eq!(dora, (8_073_580_544, 43_319_296));

@@ -50,6 +50,34 @@ fn targets_that_match_nothing_list_the_linear_layers() {
     assert!(form.contains("` ` in a module pattern"), "{form}");
 }
 
+/// An expression is written as it was given, and matches whole paths (`re.fullmatch` in PEFT).
+#[test]
+fn targets_may_be_an_expression() {
+    let s = minimal(&["lora.r=8", r"lora.target_modules=.*\.q_proj"]).unwrap();
+    let json = serde_json::to_value(s.lora).unwrap();
+    assert_eq!(json["target_modules"], r".*\.q_proj");
+
+    // Names of layers alone match no whole path, and neither does a mistyped word.
+    for text in ["q_proj", "all-liner"] {
+        let none = fault(&[&format!("lora.target_modules={text}")]);
+        let what = format!("target_modules expression `{text}` matches no linear layer");
+        assert!(
+            none.contains(&what) && none.contains("all-linear"),
+            "{none}"
+        );
+    }
+    let open = fault(&["lora.target_modules=(q_proj"]);
+    assert!(open.contains("(q_proj"), "{open}");
+    let blocks = fault(&[
+        r"lora.target_modules=.*\.q_proj",
+        "lora.layers_to_transform=[0]",
+    ]);
+    assert!(
+        blocks.contains("for an expression in target_modules"),
+        "{blocks}"
+    );
+}
+
 /// The counts are those of PEFT (`tests/goldens/lora-saved-tiny`), whose code keeps the original
 /// parameters of what is trained in full.
 #[test]

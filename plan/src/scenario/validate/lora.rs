@@ -4,9 +4,7 @@ mod patterns;
 
 use super::Checked;
 use crate::config::pattern::glob;
-use crate::config::{
-    Family, FrozenType, Implementation, Lora, LoraTargets, Scenario, saves, targets,
-};
+use crate::config::{Expression, Family, FrozenType, Implementation, Scenario, saves, targets};
 use crate::ir::{HfForm, Param};
 use crate::models;
 use crate::models::declare::Tree;
@@ -55,25 +53,37 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Err(error.with_help(format!("families with adapters: {}", names.join(", "))));
     }
     modules_to_save(d, &tree)?;
-    target_modules(d, lora, &linears)?;
+    target_modules(d, &linears)?;
     patterns::check(d, lora, &tree)
 }
 
-/// Refuses globs that match no linear layer.
-fn target_modules(d: &Document, lora: &Lora, linears: &[[&str; 2]]) -> Checked {
-    if let LoraTargets::AllLinear = lora.targets {
+/// Refuses globs and expressions that match no linear layer.
+fn target_modules(d: &Document, linears: &[[&str; 2]]) -> Checked {
+    let Some(given) = d.value(Key::LoraTargets) else {
         return Ok(());
+    };
+    let no_match = |at, what: &str, text: &str| {
+        let message = format!("target_modules {what} `{text}` matches no linear layer");
+        d.error(at, message).of(ScenarioErrorKind::NoMatch)
+    };
+    if let Some(text) = given.str().filter(|text| *text != "all-linear") {
+        let expression = Expression::of_path(text);
+        let expression = expression.map_err(|message| d.error(given.origin, message))?;
+        if !linears
+            .iter()
+            .flatten()
+            .any(|path| expression.matches(path))
+        {
+            let help = r"an expression matches whole paths, for example '.*\.(q_proj|v_proj)'; all-linear stands for all linear layers, and lists have names";
+            return Err(no_match(given.origin, "expression", text).with_help(help));
+        }
     }
-    let given = d.value(Key::LoraTargets).and_then(Value::array);
-    for pattern in given.unwrap_or_default() {
+    for pattern in given.array().unwrap_or_default() {
         let text = pattern.str().unwrap_or_default();
         glob(text).map_err(|message| d.error(pattern.origin, message))?;
         if !linears.iter().any(|paths| targets(text, *paths)) {
-            let message = format!("target_modules pattern `{text}` matches no linear layer");
-            let error = d.error(pattern.origin, message);
-            return Err(error
-                .of(ScenarioErrorKind::NoMatch)
-                .with_help(hint(text, ("linear layers", linears))));
+            let help = hint(text, ("linear layers", linears));
+            return Err(no_match(pattern.origin, "pattern", text).with_help(help));
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use super::{Checked, hint};
 use crate::config::pattern::glob;
-use crate::config::{Expression, Lora, targets};
+use crate::config::{Expression, Lora, LoraTargets, targets};
 use crate::models::declare::Tree;
 use crate::names::nearest;
 use crate::scenario::keys::Key;
@@ -108,6 +108,11 @@ fn layers_to_transform(d: &Document, lora: &Lora, linears: &Paths<'_>) -> Checke
     let Some(value) = d.value(Key::LayersToTransform) else {
         return Ok(());
     };
+    if let (LoraTargets::Expression(_), false) = (&lora.targets, lora.layers.is_empty()) {
+        let message = "PEFT has no layers_to_transform for an expression in target_modules";
+        let error = d.conflict(&[Key::LayersToTransform, Key::LoraTargets], message);
+        return Err(error.with_help("name the blocks in the expression, or list the layers"));
+    }
     let blocks: BTreeSet<u64> = linears
         .iter()
         .filter_map(|[_, hf]| lora.block_of(hf))
