@@ -463,6 +463,29 @@ mod bench {
         Some((usize::from(n), routed.unwrap_or(all)))
     }
 
+    /// Writes valid choices of experts into an operand that says where their rows are: `even`ly or
+    /// randomly divided rows of experts, or a row for each choice.
+    fn choose(
+        kernel: &Kernel,
+        (operand, a): (usize, &Access),
+        bytes: &mut [u8],
+        even: bool,
+        random: &mut Random,
+    ) {
+        let of = |found: Option<(usize, u64)>| found.filter(|(n, _)| *n == operand);
+        let range = a.offset as usize..(a.offset + a.bytes) as usize;
+        if let Some((_, rows)) = of(expert_starts(kernel)) {
+            starts(
+                rows,
+                &mut bytes[range.clone()],
+                (!even).then_some(&mut *random),
+            );
+        }
+        if let Some((_, rows)) = of(positions(kernel)) {
+            shuffle(rows, &mut bytes[range], random);
+        }
+    }
+
     /// Returns the read of a kernel that has the row of each choice, and the number of rows.
     fn positions(kernel: &Kernel) -> Option<(usize, u64)> {
         let first = kernel.body.first()?;
@@ -694,7 +717,7 @@ mod bench {
             let (reads, writes) = (program.reads(&op), program.writes(&op));
             let mut random = Random(u64::from(id.0) + 1);
             let exact = casts_only(kernel);
-            let (limit, experts) = (id_limit(kernel), expert_starts(kernel));
+            let limit = id_limit(kernel);
             let runs = match kernel.class {
                 KernelClass::Optimizer => program.group_runs(0)?,
                 _ => BTreeMap::new(),
@@ -724,18 +747,8 @@ mod bench {
                 if exact && i < reads.len() && !scalar {
                     add_special(buffer.dtype, bytes, &mut random);
                 }
-                if let Some((n, rows)) = experts
-                    && i == n
-                {
-                    let bytes = &mut bytes[a.offset as usize..][..a.bytes as usize];
-                    starts(rows, bytes, Some(&mut random));
-                }
-                if let Some((n, rows)) = positions(kernel)
-                    && i == n
-                {
-                    let bytes = &mut bytes[a.offset as usize..][..a.bytes as usize];
-                    shuffle(rows, bytes, &mut random);
-                }
+                let even = false;
+                choose(kernel, (i, a), bytes, even, &mut random);
                 host.insert(a.buffer.0, words);
                 device.insert(a.buffer.0, Memory::new(buffer.bytes.0)?);
             }
@@ -926,21 +939,8 @@ mod bench {
                     false,
                     &mut random,
                 );
-                if let Some((n, rows)) = expert_starts(kernel)
-                    && i == n
-                {
-                    starts(
-                        rows,
-                        &mut bytes[a.offset as usize..][..a.bytes as usize],
-                        None,
-                    );
-                }
-                if let Some((n, rows)) = positions(kernel)
-                    && i == n
-                {
-                    let bytes = &mut bytes[a.offset as usize..][..a.bytes as usize];
-                    shuffle(rows, bytes, &mut random);
-                }
+                let even = true;
+                choose(kernel, (i, a), &mut bytes, even, &mut random);
                 // Random numbers consume as much power as real data; they repeat every 32 MiB.
                 let mut done = 0;
                 while done < buffer.bytes.0 {

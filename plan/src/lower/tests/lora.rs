@@ -87,7 +87,7 @@ fn patterns_pick_as_many_parameters_as_in_peft() {
             &[r"exclude_modules='.*\.layers\.(1\d|2\d)\..*'"],
             15_728_640,
         ),
-        // The scaling is no parameter.
+        // The scaling adds no parameters.
         (&["alpha_pattern={ q_proj = 32 }"], 41_943_040),
     ] {
         assert_eq!(of(set), trained, "{set:?}");

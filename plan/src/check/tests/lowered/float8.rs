@@ -139,6 +139,17 @@ fn codes_of_a_weight_that_stay_for_backward_are_found() {
 
 const GATHERED: &str = "precision.float8_all_gather=true";
 
+/// Checks a program that gathers codes. The rules of 8-bit matmuls and of maxima find something to
+/// check.
+fn prove(p: &Program, set: &[&str]) {
+    let r = check(p);
+    assert!(r.is_ok(), "{set:?}\n{r}");
+    for rule in RULES.into_iter().chain([RuleId::Float8Amax]) {
+        let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
+        assert!(row.checked > 0, "{set:?}: {rule}");
+    }
+}
+
 #[test]
 fn programs_that_gather_codes_pass() {
     for set in [
@@ -157,13 +168,7 @@ fn programs_that_gather_codes_pass() {
         &["mesh.dp_replicate=2"],
         &["compile.cuda_graph=full_iteration"],
     ] {
-        let p = program(&[&[GATHERED], set].concat());
-        let r = check(&p);
-        assert!(r.is_ok(), "{set:?}\n{r}");
-        for rule in RULES.into_iter().chain([RuleId::Float8Amax]) {
-            let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
-            assert!(row.checked > 0, "{set:?}: {rule}");
-        }
+        prove(&program(&[&[GATHERED], set].concat()), set);
     }
 }
 
@@ -183,12 +188,7 @@ fn programs_of_torchao_and_megatron_that_gather_codes_pass() {
         &["fsdp.policy=megatron", "fsdp.allocator=double_buffer"],
         &["fsdp.policy=megatron", "mesh.dp_replicate=2"],
     ] {
-        let r = check(&program(&[&[GATHERED], set].concat()));
-        assert!(r.is_ok(), "{set:?}\n{r}");
-        for rule in RULES.into_iter().chain([RuleId::Float8Amax]) {
-            let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
-            assert!(row.checked > 0, "{set:?}: {rule}");
-        }
+        prove(&program(&[&[GATHERED], set].concat()), set);
     }
 }
 
@@ -270,14 +270,8 @@ fn programs_that_gather_blocks_pass() {
         &["mesh.dp_replicate=2"],
         &["compile.cuda_graph=full_iteration"],
     ] {
-        let p = blocks(set);
-        let r = check(&p);
-        assert!(r.is_ok(), "{set:?}\n{r}");
-        for rule in RULES.into_iter().chain([RuleId::Float8Amax]) {
-            // Gathered codes are not cast after the gather. Backward copies them transposed.
-            let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
-            assert!(row.checked > 0, "{set:?}: {rule}");
-        }
+        // Gathered codes are not cast after the gather. Backward copies them transposed.
+        prove(&blocks(set), set);
     }
 }
 
