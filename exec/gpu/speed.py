@@ -140,7 +140,8 @@ FLOAT8_PEERS = {
 # because Megatron-FSDP does not free its memory.
 PASSES = [
     ([["fsdp2 compiled", "fsdp2 compiled, liger, bf16 sent"], ["megatron-fsdp compiled"]],
-     ["ours compiled, fused epilogues, summed in the optimizer", "ours compiled, fused epilogues, summed in the optimizer, pointwise",
+     ["ours compiled, fused epilogues, summed in the optimizer", "ours compiled, fused epilogues, summed in the optimizer, next step",
+      "ours compiled, fused epilogues, summed in the optimizer, pointwise",
       "ours compiled, fused epilogues, summed in the optimizer, selective, small chunks"]),
     ([["fsdp2 compiled, chunked, bf16 sent"]],
      ["ours compiled", "ours compiled, fused epilogues", "ours captured, fused epilogues, summed in the optimizer",
