@@ -250,6 +250,8 @@ def moe():
         "padded, captured iteration": ["moe.dispatcher=padded", 'compile.cuda_graph="full_iteration"'],
         "peer": ["moe.dispatcher=peer"], "peer, recompute": ["moe.dispatcher=peer", "train.recompute=full"],
         "peer, captured iteration": ["moe.dispatcher=peer", 'compile.cuda_graph="full_iteration"'],
+        "deepep": ["moe.dispatcher=deepep"], "deepep, recompute": ["moe.dispatcher=deepep", "train.recompute=full"],
+        "deepep, forced, seeded": ["moe.dispatcher=deepep", *seeded],
         "peer, forced, seeded": ["moe.dispatcher=peer", *seeded], "all_to_all, forced, balanced": ["moe.dispatcher=all_to_all", force],
         "padded, dropped": ["moe.dispatcher=padded", "moe.capacity_factor=0.75"], "router biases": MOVED,
         "gather, forced, no spare row": ["moe.dispatcher=gather", force, "moe.capacity_factor=1"],
@@ -258,7 +260,7 @@ def moe():
     shared = "model.shared_expert_ffn=32"
     sent |= {
         "shared expert, all_to_all": [shared, "moe.dispatcher=all_to_all"], "shared expert, padded": [shared, "moe.dispatcher=padded"],
-        "shared expert, peer": [shared, "moe.dispatcher=peer"], "shared expert, gather, regions": [shared, "compile.mode=regions"],
+        "shared expert, peer": [shared, "moe.dispatcher=peer"], "shared expert, deepep": [shared, "moe.dispatcher=deepep"], "shared expert, gather, regions": [shared, "compile.mode=regions"],
         "shared expert, captured parts of blocks": [shared, 'compile.cuda_graph=["attn", "moe_router", "moe_preprocess"]'],
         "shared expert, peer, captured iteration": [shared, "moe.dispatcher=peer", 'compile.cuda_graph="full_iteration"'],
     }

@@ -297,7 +297,7 @@ pub struct Fsdp {
     pub prefetch_next_step: u32,
     /// The optimizer updates a unit after its reduction, during backward.
     pub optimizer_in_backward: bool,
-    /// Maximum number of gradient buffers in flight (at least 1).
+    /// Maximum number of gradient buffers in flight (at least 1); policy native counts units.
     pub reduce_in_flight: u32,
     /// Reduce on a side stream.
     pub async_reduce: bool,

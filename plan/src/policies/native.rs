@@ -8,10 +8,10 @@
 //!   outer axis once per step, before its first gather. The end of a step may gather the first
 //!   units of the next step as soon as they are updated.
 //! - `gradients.rs`: kernels of weight gradients write the flat gradient buffer.
-//! - `reduction.rs`: at most `reduce_in_flight` full gradient buffers are live, including the one
-//!   being written. An outer axis reduces shards and holds no full buffer. With
-//!   `optimizer_in_backward`, a group is updated after its reduction, and its gradient shard is
-//!   freed together with its full gradient.
+//! - `reduction.rs`: the full gradient buffers of at most `reduce_in_flight` units are live,
+//!   including the unit that writes its gradients. An outer axis reduces shards and holds no full
+//!   buffer. With `optimizer_in_backward`, a group is updated after its reduction, and its gradient
+//!   shard is freed together with its full gradient.
 //! - `optimizer.rs`: groups are updated in the order of their reductions. The final callback of a
 //!   backward pass only waits and does no hidden work. In a step's last backward, there is one wait
 //!   per group, before the optimizer's launch for that group.
@@ -240,7 +240,7 @@ impl Lifecycle for Native {
     fn backward_end(&mut self, out: &mut Emitter<'_>) {
         let (flat, micro) = (&self.flat, self.micro);
         if !micro.last {
-            self.reductions.drain(out, flat, 0, Rule::FinalFence);
+            self.reductions.drain(out, flat, Rule::FinalFence);
         }
         // Frozen units before the first trained one have no backward that reshards them.
         for unit in out.inputs.forward_order.clone() {
