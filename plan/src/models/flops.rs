@@ -1,5 +1,5 @@
-//! Model FLOPs: the arithmetic that a step needs, however it is computed. FLOPs that recompute adds
-//! do not count.
+//! Model FLOPs: the arithmetic that a step needs, independent of how it is computed. FLOPs of
+//! recompute do not count.
 
 use super::declare::Tree;
 use super::spec::{Inputs, Mask};

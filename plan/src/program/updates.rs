@@ -1,4 +1,4 @@
-//! What the optimizer's launches update.
+//! The elements that the optimizer's launches update.
 
 use super::contents::{Contents, NoSlice};
 use super::{Op, Program};

@@ -1,9 +1,10 @@
-//! Models by their Hugging Face `config.json`: its fields as values of `[model]`, each at its place
-//! in that file.
+//! Models by their Hugging Face `config.json`: its fields as values of `[model]`, each with its
+//! position in that file.
 //!
-//! Each family lists its fields ([`crate::models::HfType`]). A file must give the shapes; the rest
-//! has the defaults of transformers' configuration classes. `architectures` names the class, which
-//! determines the output layer. What a file says that no key expresses is in [`Document::notes`].
+//! Each family lists its fields ([`crate::models::HfType`]). A file must have the shapes; other
+//! fields have the defaults of transformers' configuration classes. `architectures` names the
+//! class, which determines the output layer. [`Document::notes`] has the fields that no key
+//! expresses.
 
 mod dropout;
 mod head;

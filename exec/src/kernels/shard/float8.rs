@@ -1,7 +1,7 @@
 //! Shards of main weights in 8 bits: maxima, scales and codes.
 //!
-//! The arithmetic is that of a weight whose maximum, scale and codes follow from the whole tensor:
-//! of one in bfloat16, to which weights are rounded first, or of the main weight itself.
+//! Results equal those of the whole tensor: of a bfloat16 weight, to which main weights are rounded
+//! first, or of the main weight itself.
 
 use super::{BLOCK, Sequence, exactly, zero};
 use crate::base::float8::scale;

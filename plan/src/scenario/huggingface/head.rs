@@ -1,4 +1,4 @@
-//! The class of a model: what its output layer is.
+//! The class of a model, which determines its output layer.
 
 use super::super::error::ScenarioError;
 use super::super::keys::Key;

@@ -1,4 +1,4 @@
-//! JSON as files of transformers have it.
+//! JSON as transformers writes it.
 
 use super::super::value::{Datum, Entry, Origin, Value};
 use std::borrow::Cow;

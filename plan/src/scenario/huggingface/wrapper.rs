@@ -1,4 +1,4 @@
-//! Files that wrap a vision tower and a language model.
+//! Files that contain a vision tower and a language model.
 
 use super::super::error::ScenarioError;
 use super::super::keys::Key;

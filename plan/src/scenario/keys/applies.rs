@@ -1,8 +1,8 @@
 //! Where a key has an effect: in which models, under which policies, with which other options.
 //!
-//! Families list their keys in `models/<family>.rs`, policies their options and the keys that they
-//! ignore in `policies/<policy>/spec.rs`; what holds for all of them is a [`Need`] of the key's
-//! row.
+//! Families list their keys in `models/<family>.rs`. Policies list their options and the keys that
+//! they ignore in `policies/<policy>/spec.rs`. Conditions for all of them are a [`Need`] in the
+//! key's row.
 
 use super::{Key, KeyInfo};
 use crate::config::{
