@@ -1,7 +1,7 @@
 """Stages that check correctness: each prints one line per case."""
 import json, os, re, shutil, signal, subprocess, sys, tempfile, time
 from pathlib import Path
-from keys import CAPTURED, CAST, FASTEST, IN_BACKWARD
+from keys import CAPTURED, CAST, COPY_IN, FASTEST, IN_BACKWARD
 from tools import CPU, OUT, ROOT, SHARED, call, chosen, end, fit, gpus, last_line, on_device, reference, row, shardlab, together, train, worst
 import tools
 
@@ -174,6 +174,7 @@ SHARDING = {
     "gradient scaling factor, megatron": ("small-megatron", ["fsdp.gradient_scaling_factor=0.3"]),
     "decoupled gradients": ("small-megatron", ["fsdp.decoupled_gradients=true"]),
     "shards cast per gather": ("small-native", ["fsdp.cast_before_all_gather=true"]),
+    "shards cast on a stream": ("small-native", ["fsdp.cast_before_all_gather=true", COPY_IN]),
     "DoRA": ("small-lora", ["lora.use_dora=true"]),
     "DoRA, regions": ("small-lora", ["lora.use_dora=true", "compile.mode=regions"]),
     "DoRA, blocks, fsdp2": ("small-lora", ["lora.use_dora=true", "compile.mode=blocks", "fsdp.policy=fsdp2"]),
@@ -417,7 +418,7 @@ def float8():
     if every > 1:
         ways |= {
             "8-bit gathers": [gathered], "8-bit gathers, eager": [gathered, eager], "8-bit gathers, codes saved": [gathered, saved],
-            "8-bit gathers, cast before each": [gathered, CAST], "8-bit gathers, captured": [gathered, CAPTURED],
+            "8-bit gathers, cast before each": [gathered, CAST], "8-bit gathers, cast on a stream": [gathered, CAST, COPY_IN], "8-bit gathers, captured": [gathered, CAPTURED],
             "8-bit gathers, fsdp2": [gathered, "fsdp.policy=fsdp2"], "8-bit gathers, megatron": [gathered, "fsdp.policy=megatron"],
             "8-bit gathers, blockwise": [*blocks, gathered, few], "8-bit gathers, blockwise, eager": [*blocks, gathered, eager, few],
             "8-bit gathers, blockwise, captured": [*blocks, gathered, CAPTURED, few],
@@ -562,7 +563,8 @@ def bits():
     same = {k: (v, []) for k, v in SAME.items() if gpus() > 1 or k != "gathers for the next step"}
     same_as("bits", {"again": ([], []), **same, **more}, PLAIN)
     if gpus() > 1:
-        same["cast before all-gathers"] = (["fsdp.cast_before_all_gather=true"], [])
+        same["cast before all-gathers"] = ([CAST], [])
+        same["cast on a stream"] = ([CAST, COPY_IN], [])
     same_as("bits", {"again": ([], []), **same, **more}, ENGINES)
     same_as("bits", {"again": ([], []), **{k: same[k] for k in ("prefetch 0", "captured scopes", "captured iteration")}}, FUSED)
     if gpus() > 1:

@@ -104,6 +104,10 @@ fn gathers_in_8_bits_end_with_the_same_weights() {
             &["compile.mode=blocks"],
             &["compile.mode=blocks", "compile.merge_projections=all"],
             &["fsdp.cast_before_all_gather=true"],
+            &[
+                "fsdp.cast_before_all_gather=true",
+                "fsdp.copy_in_stream=true",
+            ],
             &["fsdp.reshard_after_forward=false"],
             &["fsdp.prefetch_next_step=2"],
             &["fsdp.optimizer_in_backward=true"],
@@ -135,6 +139,10 @@ fn gathers_of_blocks_end_with_the_same_weights() {
         // A matrix of 640 columns has five blocks per row, which matmuls cannot read in place.
         &["mesh.dp_shard=3", "model.ffn=640"],
         &["fsdp.cast_before_all_gather=true", "train.recompute=full"],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "fsdp.copy_in_stream=true",
+        ],
         &["fsdp.reshard_after_forward=false", "train.grad_accum=2"],
         &["fsdp.prefetch_next_step=2", "train.validate_every=2"],
         &["fsdp.optimizer_in_backward=true"],

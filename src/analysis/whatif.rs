@@ -245,13 +245,14 @@ fn codes(base: &Scenario) -> Vec<Change> {
 pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
     let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
     /// Options that are fixed in the code of PyTorch and Megatron-FSDP.
-    const ENGINE: [&str; 15] = [
+    const ENGINE: [&str; 16] = [
         // torchao saves inputs in the compute type, and Transformer Engine in 8 bits.
         "precision.float8_saved",
         "fsdp.async_reduce",
         "fsdp.copy_engine_all_gather",
         "fsdp.copy_engine_reduce_scatter",
         "fsdp.cast_before_all_gather",
+        "fsdp.copy_in_stream",
         "fsdp.optimizer_in_backward",
         "fsdp.prefetch_next_step",
         "fsdp.reduce_in_flight",

@@ -311,6 +311,8 @@ pub struct Fsdp {
     pub sum_in_optimizer: bool,
     /// Shards are cast to the compute dtype right before a gather; the cast is not kept.
     pub cast_before_all_gather: bool,
+    /// Shards are cast for gathers on a separate stream.
+    pub copy_in_stream: bool,
     /// All-gather and reduce-scatter share one side stream.
     pub unify_comm_stream: bool,
     /// Allocator of the transient buffers.

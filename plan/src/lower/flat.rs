@@ -284,7 +284,7 @@ impl Flat {
             state.tensors = tensors(out, id, own, apart);
         }
         if weight_sharded {
-            let stream = self.streams.gather;
+            let stream = self.streams.copy_in;
             state.full = Some(out.transient(Role::FullWeight, numel * w.size(), w, stream, id));
             let block = out.inputs.scale_block().filter(|_| w.is_float8());
             state.scales = block.map(|block| {
@@ -504,7 +504,7 @@ impl Flat {
         let state = self.state(g);
         let slice = state.sharded.part(full);
         if state.w.is_float8() {
-            self.cast_float8(out, g, slice, Rule::CopyIn, self.streams.gather);
+            self.cast_float8(out, g, slice, Rule::CopyIn, self.streams.copy_in);
             return slice;
         }
         let main = state.main.map(|id| out.b.whole(id));
@@ -513,14 +513,15 @@ impl Flat {
             op: ShardOp::Copy,
             elements: slice.bytes / state.w.size(),
             dtype: state.w,
-            stream: self.streams.gather,
+            stream: self.streams.copy_in,
             reads: main.as_slice(),
             writes: &[slice],
         });
         slice
     }
 
-    /// Issues the gather of a group on the gather stream. The caller has allocated `full` and
+    /// Issues the gather of a group on the gather stream, after its casts on the copy-in stream,
+    /// which owns `full`. The caller has allocated `full` and
     /// emitted the required waits. `stale` means that this is the first gather since ranks updated
     /// their parts, so the outer axis refreshes the shard, or a cast refreshes its codes.
     pub(crate) fn gather(
@@ -535,7 +536,11 @@ impl Flat {
         if state.sharded.outer_optim && stale {
             self.gather_outer(out, g);
         }
-        let stream = self.streams.gather;
+        let CommStreams {
+            copy_in,
+            gather: stream,
+            ..
+        } = self.streams;
         let Some(output) = state.full.or(state.weight).map(|id| out.b.whole(id)) else {
             return;
         };
@@ -544,7 +549,7 @@ impl Flat {
             (None, Some(_), Some(rest)) => {
                 let shard = out.b.whole(rest);
                 if stale && state.w.is_float8() {
-                    self.cast_float8(out, g, shard, Rule::CopyIn, stream);
+                    self.cast_float8(out, g, shard, Rule::CopyIn, copy_in);
                 }
                 shard
             }
@@ -558,6 +563,7 @@ impl Flat {
             state.sharded.comms.gather
         };
         let Some(comm) = comm else { return };
+        out.b.join(Rule::CopyIn, copy_in, stream);
         let mut parts = smallvec![Part { input, output }];
         let scales = state.scales.map(|scales| scales.part(out, state.sharded));
         parts.extend(scales);

@@ -129,7 +129,8 @@ impl Native {
         }
         let from = out.b.next_instr();
         self.flat.refresh_float8(out, false);
-        out.b.join(Rule::Refresh, COMPUTE, self.flat.streams.gather);
+        out.b
+            .join(Rule::Refresh, COMPUTE, self.flat.streams.copy_in);
         let to = out.b.next_instr();
         out.b.withhold_from_later(from..to);
     }

@@ -20,11 +20,11 @@ use crate::config::{
 use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
-    ADAPTERS, ATTENTION, CHUNKED_LAYERS, CHUNKED_LOSS, CLAMPED_GLU, COMPILED, DIVIDED_EXPERTS,
-    DRAWN_ROUTING, EXPERTS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON, NO_ROPE_LAYERS, RECOMPUTE,
-    ROUTED, ROW_FACTOR, SEEDED_ROUTING, SELECTIVE, SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES,
-    SEVERAL_RANKS, SHARED_EXPERT, SOME_FROZEN, SOME_SKIPPED, TEMPERATURE, TRANSFORMED_LAYERS,
-    TRANSFORMERS,
+    ADAPTERS, ATTENTION, CASTS_FOR_GATHERS, CHUNKED_LAYERS, CHUNKED_LOSS, CLAMPED_GLU, COMPILED,
+    DIVIDED_EXPERTS, DRAWN_ROUTING, EXPERTS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON,
+    NO_ROPE_LAYERS, RECOMPUTE, ROUTED, ROW_FACTOR, SEEDED_ROUTING, SELECTIVE, SEVERAL_DATA_RANKS,
+    SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SHARED_EXPERT, SOME_FROZEN, SOME_SKIPPED, TEMPERATURE,
+    TRANSFORMED_LAYERS, TRANSFORMERS,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -766,6 +766,7 @@ keys! {
     CopyEngineReduce: "fsdp" "copy_engine_reduce_scatter" as "copy_engine_reduce" also ["copy_engine_reduce"] [Bool] "false" "Exchange gradients with an all-to-all on copy engines and sum them in a float32 kernel, instead of a reduce-scatter on SMs" needs [SEVERAL_RANKS];
     SumInOptimizer: "fsdp" "fuse_reduce_into_optimizer" as "sum_in_optimizer" also ["sum_in_optimizer"] [Bool] "false" "The optimizer kernel sums the gradients that `copy_engine_reduce_scatter` exchanged, instead of a separate kernel after each exchange: saves a write and a read of every gradient, but keeps the gradients of all ranks until the update" needs [SEVERAL_RANKS];
     CastBeforeAllGather: "fsdp" "cast_before_all_gather" [Bool] "false" "Cast each unit's shard of the main weights to the compute dtype right before its all-gather, as fsdp2 does, instead of keeping a shard in the compute dtype: saves its memory at the cost of another kernel per gather" needs [SEVERAL_RANKS];
+    CopyInStream: "fsdp" "copy_in_stream" [Bool] "false" "Cast shards for all-gathers on a separate stream, as fsdp2 does (`all_gather_copy_in_stream`), instead of on the stream of all-gathers: a cast then waits neither for the previous all-gather nor, behind it, for a matmul that fills the GPU" needs [CASTS_FOR_GATHERS];
     UnifyCommStream: "fsdp" "unify_comm_stream" [Bool] "false" "All-gather and reduce-scatter share one side stream";
     Allocator: "fsdp" "allocator" [Choice(AllocatorKind::WORDS)] "(native: \"pool\", others: \"caching\")" "Allocator of full-size buffers: caching (PyTorch's caching allocator), pool (fixed addresses, planned from one step), double_buffer (two persistent buffers of the largest unit's size), temporary (allocated and freed on every use, by the caching allocator), trace_pool (slots planned from the first micro-batch while it runs: TracePoolAllocator of Megatron-LM #4435; variant pr4435 of policy megatron_v2 only)";
     ExpandableSegments: "fsdp" "expandable_segments" [Bool] "(model.implementation transformers: false, others: true)" "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True for the caching allocator, as torchtitan's launcher sets it; the default of torch, which Accelerate and the Trainer keep, is off";

@@ -16,7 +16,8 @@ use crate::program::Rule;
 // kernels that read it have run. So code that frees a buffer of the gather stream first makes that
 // stream wait for the last reader:
 //
-// - native waits in `reshard`, which frees on the gather stream after a join with computation. It
+// - native waits in `reshard`, which frees on the copy-in stream (the gather stream unless
+//   `fsdp.copy_in_stream` is set) after a join with computation. Each gather waits for it. It
 //   also waits at the start of a forward, for the weights that the optimizer writes
 //   (`wait_for_weights`);
 // - fsdp2 keeps one gather buffer until the next copy-out, and makes both gather streams wait for
@@ -166,7 +167,7 @@ impl Unshard {
         if !self.full[unit.index()] && direction == Prefetch::Depth(0) {
             // Without prefetch, a gather runs when its unit's turn has come, not while the previous
             // unit computes.
-            out.b.join(Rule::GatherGate, COMPUTE, flat.streams.gather);
+            out.b.join(Rule::GatherGate, COMPUTE, flat.streams.copy_in);
         }
         self.unshard(out, flat, micro, unit, Rule::Unshard);
         if let Some(event) = self.gathered[unit.index()]
@@ -250,7 +251,7 @@ impl Unshard {
         }
     }
 
-    /// Frees a unit's full weights on the gather stream, after computation has finished with them;
+    /// Frees a unit's full weights on the copy-in stream, after computation has finished with them;
     /// see Note [Unshard gate].
     pub(super) fn reshard(&mut self, out: &mut Emitter<'_>, flat: &Flat, unit: UnitId) {
         if !std::mem::replace(&mut self.full[unit.index()], false) {
@@ -260,7 +261,7 @@ impl Unshard {
         if !flat.weight_sharded() {
             return;
         }
-        out.b.join(Rule::Reshard, COMPUTE, flat.streams.gather);
+        out.b.join(Rule::Reshard, COMPUTE, flat.streams.copy_in);
         for g in out.inputs.groups_of(unit) {
             for full in flat.gathered(g) {
                 out.b.free(Rule::Reshard, full);
@@ -326,7 +327,8 @@ impl Unshard {
             self.resharded_slices[g.index()] = Some(slice);
         }
         // The backward gather reads the slice on another stream.
-        out.b.join(Rule::ReshardGroup, COMPUTE, flat.streams.gather);
+        out.b
+            .join(Rule::ReshardGroup, COMPUTE, flat.streams.copy_in);
     }
 
     /// Returns whether the end of a step gathers a group's unit for the next one.
@@ -366,7 +368,7 @@ impl Unshard {
         if self.full[unit.index()] {
             return;
         }
-        out.b.join(Rule::Prefetch, COMPUTE, flat.streams.gather);
+        out.b.join(Rule::Prefetch, COMPUTE, flat.streams.copy_in);
         // The gather over an outer axis reads the shards that its ranks have updated.
         for g in out.inputs.groups_of(unit) {
             self.shard_fresh[g.index()] = false;
@@ -391,7 +393,7 @@ impl Unshard {
 /// Note [Unshard gate].
 fn wait_for_weights(out: &mut Emitter<'_>, flat: &Flat) {
     if flat.streams.gather != COMPUTE {
-        out.b.join(Rule::StepStart, COMPUTE, flat.streams.gather);
+        out.b.join(Rule::StepStart, COMPUTE, flat.streams.copy_in);
     }
 }
 

@@ -30,6 +30,15 @@ pub(super) const SEVERAL_RANKS: Need = Need {
     otherwise: "with dp_shard = 1, nothing is gathered or reduced",
 };
 
+pub(super) const CASTS_FOR_GATHERS: Need = Need {
+    by: Key::CastBeforeAllGather,
+    holds: |s| {
+        s.mesh.dp_shard > 1 && (s.fsdp.cast_before_all_gather || s.precision.float8.all_gather)
+    },
+    words: "`cast_before_all_gather` or `float8_all_gather`",
+    otherwise: "gathers send shards as they are stored, so nothing is cast",
+};
+
 pub(super) const SEVERAL_DATA_RANKS: Need = Need {
     by: Key::DpShard,
     holds: |s| s.mesh.dp_shard > 1 || s.mesh.dp_outer > 1,
