@@ -187,7 +187,7 @@ SHARDING = {
     "parameter groups, fsdp2": ("small-native", [*PARAM_GROUPS, "fsdp.policy=fsdp2"]),
 }
 # These need parameters and main weights of different types.
-BF16_ALONE = ["decoupled gradients", "shards cast per gather"]
+BF16_ALONE = ["decoupled gradients", "shards cast per gather", "shards cast on a stream"]
 
 
 def sharding():
@@ -380,7 +380,7 @@ def moe():
               *(moved(ep, more) for ep in (1, *sizes) for more in ([], ['compile.cuda_graph="full_iteration"'], ["train.micro_batch=1", "train.grad_accum=2"])),
               *(fused(ep, more) for ep in (1, *sizes) for more in ([], ["train.recompute=full"])),
               *(pushed(ep, t, *w) for ep in sizes for t, w in pushes.items())]
-    together(cases if os.environ.get("RUNS") else [*cases, *others], 1 if CPU else AT_ONCE)
+    together([*cases, *(others if chosen(["others"]) else [])], 1 if CPU else AT_ONCE)
 
 
 def float8():
