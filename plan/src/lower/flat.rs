@@ -521,9 +521,9 @@ impl Flat {
     }
 
     /// Issues the gather of a group on the gather stream, after its casts on the copy-in stream,
-    /// which owns `full`. The caller has allocated `full` and
-    /// emitted the required waits. `stale` means that this is the first gather since ranks updated
-    /// their parts, so the outer axis refreshes the shard, or a cast refreshes its codes.
+    /// which owns `full`. The caller has allocated `full` and emitted the required waits. `stale`
+    /// means that this is the first gather since ranks updated their parts, so the outer axis
+    /// refreshes the shard, or a cast refreshes its codes.
     pub(crate) fn gather(
         &self,
         out: &mut Emitter<'_>,
