@@ -19,7 +19,7 @@ use super::load;
 use super::merge::{Document, Layer, Shape};
 use super::source::Source;
 use super::value::{Datum, Origin, Value};
-use crate::models::{self, BiasPart, FamilySpec, HfType, Meaning};
+use crate::models::{self, BiasPart, FamilySpec, HfType, HfWrapper, Meaning};
 use json::datum;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -35,6 +35,8 @@ struct Config<'t> {
     fields: BTreeMap<String, &'t RawValue>,
     /// Numbers that JSON does not have, in order.
     specials: Vec<json::Special>,
+    /// The class of the whole without an output layer, of a file that wraps several models.
+    whole_base: Option<String>,
 }
 
 /// Takes from a file, named at a place, the keys that no other text gives. Returns those that other
@@ -67,8 +69,11 @@ pub(crate) fn fill(
         text: &plain,
         fields,
         specials,
+        whole_base: None,
     };
+    config.name_text_config();
     let wrapper = config.wrapper(document);
+    config.whole_base = wrapper.and_then(HfWrapper::base_class);
     let vision = wrapper.map(|w| config.vision(document, w)).transpose()?;
     config.enter_text_config(document, wrapper);
     let kind = match wrapper {
@@ -163,24 +168,31 @@ impl<'t> Config<'t> {
         };
         // The scenario may say which type to take the file for.
         let asked = d.value(Key::ModelType).filter(|_| d.says(Key::ModelType));
+        let is_asked = asked.is_some();
         let Some(given) = asked.cloned().or_else(|| self.get("model_type")) else {
             let error = d.error(self.whole(), "no `config.json`: `model_type` is missing");
             return Err(error.with_expected(expected()));
         };
         let has = |field: &str| self.json(field).is_some_and(|value| value != false);
-        let name = given.str().map(|name| models::variant(name, has));
+        let named = |name| match is_asked {
+            true => name,
+            false => models::type_of_part(name),
+        };
+        let name = given.str().map(|name| models::variant(named(name), has));
         let found = all.find(|k| name == Some(k.hf.model_type));
         found.ok_or_else(|| self.unknown(d, &given).with_expected(expected()))
     }
 
-    /// Adds what the type's class of transformers has where the file says nothing. Shapes that the
+    /// Adds what the file's class of transformers has where the file says nothing. Shapes that the
     /// type requires are added to language models of wrappers only.
     fn add_class_defaults(&mut self, kind: Kind, wrapper: Option<&models::HfWrapper>) {
         let named = self.get("model_type");
         let named = named.as_ref().and_then(Value::str);
         let name = match wrapper {
             Some(wrapper) => named.unwrap_or(wrapper.text_name()),
-            None => kind.hf.model_type,
+            None => named
+                .filter(|name| models::type_of_part(name) == kind.hf.model_type)
+                .unwrap_or(kind.hf.model_type),
         };
         for (name, raw) in wrapper::class_defaults(name) {
             let mut own = kind.hf.all_fields().filter(|f| f.names.contains(&name));

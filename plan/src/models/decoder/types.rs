@@ -352,7 +352,7 @@ const ALWAYS_TIED: Field = field(
             read: |file| {
                 let classes = file("architectures");
                 let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
-                let ends = ["LM", "Generation", "MTModel", "PreTraining"];
+                let ends = ["LM", "Generation", "MTModel", "PreTraining", "LMHeadModel"];
                 let has_logits = first.is_none_or(|c| ends.iter().any(|end| c.ends_with(end)));
                 let untied = file("tie_word_embeddings") == Some(false.into());
                 if untied && has_logits {

@@ -111,6 +111,7 @@ impl Config<'_> {
             text: self.text,
             fields: serde_json::from_str(self.raw("text_config")?.get()).ok()?,
             specials: self.specials.clone(),
+            whole_base: None,
         })
     }
 

@@ -16,6 +16,14 @@ const TIES: &str = "tie_word_embeddings";
 /// Fields of the whole that say how many classes its output layer has.
 const LABELS: [&str; 2] = ["num_labels", "id2label"];
 
+/// Other places of the language model's fields, in files of classes that are not part of
+/// transformers and of models that speak.
+const TEXT_CONFIGS: [&str; 3] = [
+    "llm_config",
+    "language_config",
+    "thinker_config.text_config",
+];
+
 /// Returns the fields that a class of transformers has if a file does not give them.
 pub(super) fn class_defaults(model_type: &str) -> BTreeMap<&'static str, &'static RawValue> {
     let own = CLASS_DEFAULTS.iter().find(|(name, _)| *name == model_type);
@@ -24,6 +32,18 @@ pub(super) fn class_defaults(model_type: &str) -> BTreeMap<&'static str, &'stati
 }
 
 impl<'t> Config<'t> {
+    /// Gives the fields of the language model the name that they have in transformers.
+    pub(super) fn name_text_config(&mut self) {
+        if self.raw("text_config").is_some() {
+            return;
+        }
+        let found = TEXT_CONFIGS.iter().find_map(|n| Some((*n, self.raw(n)?)));
+        if let Some((name, raw)) = found {
+            self.fields.remove(name);
+            self.fields.insert("text_config".to_owned(), raw);
+        }
+    }
+
     /// Returns the wrapper that a file is of, unless the scenario takes it for another type.
     pub(super) fn wrapper(&self, d: &Document) -> Option<&'static HfWrapper> {
         let given = self.get("model_type").filter(|_| !d.says(Key::ModelType))?;

@@ -419,7 +419,7 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     (
         "qwen2_5_omni",
         "towers of images and of sounds at once, and a model that speaks",
-        None,
+        Some("qwen2"),
     ),
     (
         "qwen2_5_omni_thinker",
@@ -429,12 +429,12 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     (
         "qwen3_omni_moe",
         "towers of images and of sounds at once, and a model that speaks",
-        None,
+        Some("qwen3_moe"),
     ),
     (
         "qwen3_omni_moe_thinker",
         "towers of images and of sounds at once, and a model that speaks",
-        None,
+        Some("qwen3_moe"),
     ),
     (
         "qwen4_exp",
