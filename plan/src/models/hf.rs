@@ -36,7 +36,7 @@ pub struct HfWrapper {
     /// Types of its language model: as `text_config` names them, and the type that reads them. The
     /// first one is the default. Other known types stand for themselves.
     pub text: &'static [(&'static str, &'static str)],
-    /// Returns the key `vision` from a file.
+    /// Returns the key `vision` from a file, null without a tower.
     ///
     /// # Errors
     /// What the key cannot express.
@@ -457,6 +457,9 @@ impl HfType {
                 "ForQuestionAnswering",
                 "Model",
             ];
+            // Encoders alone are another model.
+            let encodes = |end: &str| self.has_encoder() && end == "ForTokenClassification";
+            let ends = ends.into_iter().filter(|end| !encodes(end));
             all.extend(ends.map(|end| format!("{stem}{end}")));
             if self.pretrains_with_pairs() {
                 all.push(format!("{stem}ForPreTraining"));

@@ -75,6 +75,7 @@ pub(crate) fn fill(
     let wrapper = config.wrapper(document);
     config.whole_base = wrapper.and_then(HfWrapper::base_class);
     let vision = wrapper.map(|w| config.vision(document, w)).transpose()?;
+    let vision = vision.flatten();
     config.enter_text_config(document, wrapper);
     let kind = match wrapper {
         Some(wrapper) => config.wrapped(document, wrapper)?,

@@ -5,6 +5,7 @@ use super::super::keys::Key;
 use super::super::merge::Document;
 use super::super::value::{Datum, Entry, Value};
 use super::json::datum;
+use super::unknown::takes;
 use super::{Config, Kind};
 use crate::models::{self, CLASS_DEFAULTS, HfWrapper, Ties, WRAPPERS};
 use serde_json::value::RawValue;
@@ -57,17 +58,31 @@ impl<'t> Config<'t> {
         })
     }
 
-    /// Returns the key `vision`.
-    pub(super) fn vision(&self, d: &Document, wrapper: &HfWrapper) -> Result<Value, ScenarioError> {
+    /// Returns the key `vision`; `None` without a tower.
+    pub(super) fn vision(
+        &self,
+        d: &Document,
+        wrapper: &HfWrapper,
+    ) -> Result<Option<Value>, ScenarioError> {
         let origin = self.get("vision_config").map_or(self.whole(), |v| v.origin);
         let text = self.text_config(wrapper);
         let found = (wrapper.vision)(&|name| match name {
             "text_config" => text.clone(),
             _ => self.json(name),
         });
-        let found = found.map_err(|what| d.error(origin, what))?;
-        let datum = datum(found);
-        Ok(Value { datum, origin })
+        let found = found.map_err(|what| {
+            let error = d.error(origin, what);
+            let named = text.as_ref().and_then(|t| t.get("model_type")?.as_str());
+            let alone = wrapper.text_type(named);
+            match alone.filter(|name| takes(d, origin, name)) {
+                Some(name) => {
+                    error.with_help(format!("--as {name} plans its language model alone"))
+                }
+                None => error,
+            }
+        })?;
+        let datum = (!found.is_null()).then(|| datum(found));
+        Ok(datum.map(|datum| Value { datum, origin }))
     }
 
     /// Returns the key `vision`, if the class of the file has a tower: that of the language model

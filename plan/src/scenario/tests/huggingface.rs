@@ -477,6 +477,34 @@ fn an_unknown_type_may_be_planned_as_a_known_one() {
     assert_eq!(parameters(&s), llama);
 }
 
+/// Parameters of transformers' class on torch's meta device.
+#[test]
+fn a_whole_may_lack_its_tower() {
+    const GEMMA4: &str = include_str!("../../../../tests/data/configs/tiny--gemma4-keys.json");
+    let mut file: serde_json::Value = serde_json::from_str(GEMMA4).unwrap();
+    file["vision_config"] = serde_json::Value::Null;
+    let alone = read("no-tower", &file.to_string(), &[]).unwrap();
+    assert!(alone.model.options.vision.is_none());
+    assert_eq!(parameters(&alone), 276_656);
+    // A tower of sounds is not planned, but the language model alone is.
+    file["audio_config"] = serde_json::json!({});
+    let e = read("sounds", &file.to_string(), &[]).unwrap_err();
+    assert_eq!(
+        e.message(),
+        "`audio_config` must be null: audio towers are not planned"
+    );
+    assert_eq!(
+        e.help(),
+        Some("--as gemma4_text plans its language model alone")
+    );
+    let asked = read(
+        "sounds",
+        &file.to_string(),
+        &["model.model_type=gemma4_text"],
+    );
+    assert_eq!(parameters(&asked.unwrap()), 276_656);
+}
+
 /// The file of a language model alone that was a part of another model names a type of its own.
 #[test]
 fn a_part_of_a_model_has_the_type_of_the_whole() {

@@ -186,6 +186,13 @@ fn types_that_are_not_planned_say_what_they_have() {
         message.contains("--as gemma3n_text plans it as one"),
         "{message}"
     );
+    let dream = named("\"model_type\": \"Dream\"");
+    let message = read("dream", &dream, &[]).unwrap_err().to_string();
+    assert!(
+        message.contains("it has attention to all positions of a sequence"),
+        "{message}"
+    );
+    assert!(message.contains("--as qwen2 plans it as one"), "{message}");
     let resnet = named("\"model_type\": \"resnet\"");
     let message = read("resnet", &resnet, &[]).unwrap_err().to_string();
     assert!(

@@ -80,6 +80,11 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         None,
     ),
     (
+        "Dream",
+        "attention to all positions of a sequence that it fills (diffusion)",
+        Some("qwen2"),
+    ),
+    (
         "dots3_note",
         "latent attention with windows in some layers, and n-grams",
         None,

@@ -585,7 +585,11 @@ fn gemma3(file: Fields<'_>) -> Result<Value, String> {
 /// Gemma 4's tower: rows of a patch in two tables of positions, which are one here.
 fn gemma4(file: Fields<'_>) -> Result<Value, String> {
     if file("audio_config").is_some() {
-        return Err("`audio_config` must be null: audio towers are not planned; `--as gemma4_text` plans the language model alone".to_owned());
+        return Err("`audio_config` must be null: audio towers are not planned".to_owned());
+    }
+    // The class has no tower then.
+    if file("vision_config").is_none() {
+        return Ok(Value::Null);
     }
     let t = Tower::new(file)?;
     let [layers, hidden, heads, ffn] =
