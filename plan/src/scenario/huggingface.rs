@@ -131,9 +131,10 @@ impl<'t> Config<'t> {
         let span = span.filter(|s| s.end <= self.text.len()).unwrap_or(0..0);
         let read = serde_json::from_str(raw.get()).unwrap_or(serde_json::Value::Null);
         let special = self.specials.iter().find(|s| span.contains(&s.at));
+        let origin = Origin::new(self.source, span.clone());
         Value {
-            origin: Origin::new(self.source, span),
-            datum: special.map_or_else(|| datum(read), |s| Datum::Float(s.value)),
+            origin,
+            datum: special.map_or_else(|| datum(read, origin), |s| Datum::Float(s.value)),
         }
     }
 
@@ -149,6 +150,12 @@ impl<'t> Config<'t> {
     /// Returns a field as it stands in the file.
     fn json(&self, name: &str) -> Option<serde_json::Value> {
         serde_json::from_str(self.raw(name)?.get()).ok()
+    }
+
+    /// Returns the place of the first field that a message names, if the file has it.
+    fn place(&self, message: &str, otherwise: Origin) -> Origin {
+        let named = message.split('`').nth(1).and_then(|name| self.get(name));
+        named.map_or(otherwise, |value| value.origin)
     }
 
     fn raw(&self, name: &str) -> Option<&'t RawValue> {
@@ -282,8 +289,9 @@ impl<'t> Config<'t> {
             let name = kind.hf.model_type.to_owned();
             out.push((Key::ModelType, own(Datum::Str(name))));
         }
+        let of_class = |given: models::Given| own(datum(given.into(), self.whole()));
         for &(name, given) in kind.hf.fixed {
-            out.push((key(name), own(datum(given.into()))));
+            out.push((key(name), of_class(given)));
         }
         let mut has_bias = Vec::new();
         for field in kind.hf.all_fields() {
@@ -300,12 +308,10 @@ impl<'t> Config<'t> {
                     (name, Some(value))
                 }
                 Meaning::Optional(name) => (name, found),
-                Meaning::Default(name, given) => {
-                    (name, found.or_else(|| Some(own(datum(given.into())))))
-                }
+                Meaning::Default(name, given) => (name, found.or_else(|| Some(of_class(given)))),
                 Meaning::Nullable(name, given) => {
                     let absent = !self.fields.contains_key(field.names[0]);
-                    let default = || absent.then(|| own(datum(given.into())));
+                    let default = || absent.then(|| of_class(given));
                     (name, found.or_else(default))
                 }
                 Meaning::Choice(name, words) => {
@@ -318,8 +324,8 @@ impl<'t> Config<'t> {
                 Meaning::Computed(name, computed) => {
                     let origin = found.map_or(self.whole(), |v| v.origin);
                     let read = (computed.read)(&|name| self.json(name));
-                    let read = read.map_err(|what| d.error(origin, what))?;
-                    let datum = read.map(datum);
+                    let read = read.map_err(|what| d.error(self.place(&what, origin), what))?;
+                    let datum = read.map(|value| datum(value, origin));
                     (name, datum.map(|datum| Value { origin, datum }))
                 }
                 Meaning::Positions => ("max_seq_len", found),
@@ -388,7 +394,7 @@ impl<'t> Config<'t> {
         let json = serde_json::to_value(bias).unwrap_or_default();
         Ok(Value {
             origin,
-            datum: datum(json),
+            datum: datum(json, origin),
         })
     }
 }

@@ -71,7 +71,7 @@ impl<'t> Config<'t> {
             _ => self.json(name),
         });
         let found = found.map_err(|what| {
-            let error = d.error(origin, what);
+            let error = d.error(self.place(&what, origin), what);
             let named = text.as_ref().and_then(|t| t.get("model_type")?.as_str());
             let alone = wrapper.text_type(named);
             match alone.filter(|name| takes(d, origin, name)) {
@@ -81,7 +81,7 @@ impl<'t> Config<'t> {
                 None => error,
             }
         })?;
-        let datum = (!found.is_null()).then(|| datum(found));
+        let datum = (!found.is_null()).then(|| datum(found, origin));
         Ok(datum.map(|datum| Value { datum, origin }))
     }
 
