@@ -15,6 +15,9 @@ pub(crate) const PACKED: &str =
 /// Why Muon is not predicted under engines that shard individual matrices.
 pub(crate) const MUON: &str = "Muon needs whole matrices: it is planned for fsdp.policy = \"native\" alone, and AdamW is predicted here";
 pub(crate) const EVALUATION: &str = "evaluation, not part of a training step";
+/// Why the number of SMs of an exchange of tokens is not used.
+pub(crate) const EXCHANGE_SMS: &str =
+    "the exchange of tokens is predicted with the SMs of the hardware profile";
 pub(crate) const LAUNCH: &str = "launching, not part of a step";
 pub(crate) const VALUES: &str = "changes numbers, not time or memory";
 pub(crate) const KERNELS: &str = "attention is predicted as a fused kernel";

@@ -242,6 +242,44 @@ impl Draft {
         self.facts.get(&fact).copied()
     }
 
+    /// Adds a row for the default of a framework's key, and returns its index.
+    pub(crate) fn suppose(&mut self, key: &str, value: &str, why: &str) -> usize {
+        self.rows.push(Row {
+            place: None,
+            key: key.to_owned(),
+            value: value.to_owned(),
+            status: Status::Assumed,
+            settings: Vec::new(),
+            why: Some(why.to_owned()),
+        });
+        self.rows.len() - 1
+    }
+
+    /// Gives a quantity by the default of a framework's key, unless it is given.
+    pub(crate) fn suppose_fact(
+        &mut self,
+        fact: Fact,
+        number: u64,
+        key: &str,
+        value: &str,
+        why: &str,
+    ) {
+        if !self.facts.contains_key(&fact) {
+            let row = self.suppose(key, value, why);
+            self.facts.insert(fact, Given { value: number, row });
+        }
+    }
+
+    /// Returns whether a key names layers that get adapters.
+    pub(crate) fn has_targets(&self) -> bool {
+        !self.targets.is_empty()
+    }
+
+    /// Removes a quantity that another one replaces.
+    pub(crate) fn forget(&mut self, fact: Fact) {
+        self.facts.remove(&fact);
+    }
+
     /// Copies what a row decides to the rows that repeat it.
     pub(crate) fn share(&mut self) {
         for (row, first) in std::mem::take(&mut self.agreeing) {

@@ -108,11 +108,15 @@ impl Reader {
             let to = exact.or(above);
             let inner = !node.entries().is_empty();
             match exact {
-                Some(To::File(format)) if inner => {
+                Some(To::File(format) | To::Preset(_, format)) if inner => {
                     self.map(file, format, node, &shown, "", None)?;
                 }
-                Some(To::With(_)) if inner => {
+                Some(To::With(_)) if inner && !format.flat => {
                     self.leaf(file, format, name, node, &shown, &path, to)?
+                }
+                // Sections of flat formats may have the name of a key, such as `optimizer`.
+                Some(To::With(_) | To::Choice(_)) if inner => {
+                    self.map(file, format, node, &shown, &path, above)?;
                 }
                 _ if inner => self.map(file, format, node, &shown, &path, to)?,
                 _ => self.leaf(file, format, name, node, &shown, &path, to)?,
@@ -162,7 +166,7 @@ impl Reader {
             return Ok(());
         }
         if node.text().is_some_and(|t| t.starts_with('$')) {
-            if matches!(to, To::File(_)) {
+            if matches!(to, To::File(_) | To::AnyFile | To::Preset(..)) {
                 self.draft.none(row, Lack::Everything, UNSET_FILE);
                 return Ok(());
             }
@@ -187,7 +191,12 @@ impl Reader {
                 }
                 Effect::Model(text.to_owned())
             }
-            To::File(format) => return self.follow(file, format, node, row, shown),
+            To::File(format) => return self.follow(file, Some(format), node, row, shown),
+            To::AnyFile => return self.follow(file, None, node, row, shown),
+            To::Preset(preset, format) => match preset(node) {
+                Some(effect) => effect,
+                None => return self.follow(file, Some(format), node, row, shown),
+            },
             To::With(convert) | To::Choice(convert) => convert(node).map_err(at)?,
             To::Aside(why) => Effect::Aside(why),
             To::Lost(_) | To::Decisive(_) if is_off(node) => Effect::Aside("off"),
@@ -232,7 +241,7 @@ impl Reader {
     fn follow(
         &mut self,
         file: &File<'_>,
-        format: &'static Format,
+        format: Option<&'static Format>,
         node: &Node,
         row: usize,
         shown: &str,
@@ -264,7 +273,7 @@ impl Reader {
             return Err(at(format!("`{text}` refers back to itself")));
         }
         self.draft.rows[row].why = Some("read as well".to_owned());
-        self.file(&path, Some(format))
+        self.file(&path, format)
     }
 }
 

@@ -886,6 +886,22 @@ fn dispatchers_of_megatron_are_read() {
             "deepep",
             None,
         ),
+        (
+            "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepepv2",
+            "deepep",
+            None,
+        ),
+        (
+            "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend ncclep",
+            "deepep",
+            None,
+        ),
+        // Without `flex`, the backend has no effect.
+        (
+            "--moe-token-dispatcher-type alltoall --moe-flex-dispatcher-backend hybridep --moe-hybridep-num-sms 16",
+            "all_to_all",
+            None,
+        ),
     ] {
         assert_eq!(
             of(more, &eight()),
@@ -1352,6 +1368,9 @@ fn recipes_with_scales_of_blocks_are_read() {
     }
 }
 
+mod automodel;
+mod bridge;
 mod megatron;
 mod recipes;
 mod scripts;
+mod swift;

@@ -30,6 +30,7 @@ pub(crate) static AXOLOTL: Format = Format {
     ],
     engine: Some(Engine::Ddp),
     accelerated: true,
+    reduces_in_f32: false,
     flat: false,
     open: false,
     defaults: &[

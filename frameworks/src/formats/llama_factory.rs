@@ -25,6 +25,7 @@ pub(crate) static LLAMA_FACTORY: Format = Format {
     ],
     engine: Some(Engine::Ddp),
     accelerated: true,
+    reduces_in_f32: false,
     flat: false,
     open: false,
     defaults: DEFAULTS,

@@ -10,6 +10,23 @@ use crate::tree::{Name, Node, Value};
 /// Arguments that only such scripts have; any one of them is enough.
 const SIGNS: [&str; 2] = ["--model-name-or-path", "--per-device-train-batch-size"];
 
+/// A command that only names configuration files, besides the options of its launcher.
+pub(crate) static LAUNCH_SCRIPT: Format = Format {
+    name: "a launch script",
+    tables: &[Table {
+        under: "",
+        prefix: "",
+        keys: LAUNCHERS,
+        asides: ASIDES,
+    }],
+    engine: None,
+    accelerated: false,
+    reduces_in_f32: false,
+    flat: false,
+    open: true,
+    defaults: &[],
+};
+
 pub(crate) static TRAINER_SCRIPT: Format = Format {
     name: trainer::NAME,
     tables: &[
@@ -31,6 +48,7 @@ pub(crate) static TRAINER_SCRIPT: Format = Format {
     ],
     engine: Some(Engine::Ddp),
     accelerated: true,
+    reduces_in_f32: false,
     flat: false,
     open: true,
     defaults: trainer::DEFAULTS,
@@ -38,6 +56,7 @@ pub(crate) static TRAINER_SCRIPT: Format = Format {
 
 const LAUNCHERS: &[Key] = &[
     key("config_file", To::File(&ACCELERATE)),
+    key("config", To::AnyFile),
     fact("nproc_per_node", Fact::GpusPerNode),
     fact("nnodes", Fact::Nodes),
     fact("num_gpus", Fact::GpusPerNode),
@@ -104,15 +123,14 @@ fn included(node: &Node) -> Result<Effect, String> {
     })
 }
 
-/// Returns the arguments of a command under the Trainer's names, or `None` if it has no such
-/// arguments.
-pub(crate) fn arguments(command: &Node) -> Option<Node> {
-    let entries = command.entries();
-    let is_sign = |(name, _): &(Name, Node)| SIGNS.contains(&name.text.as_str());
-    if !entries.iter().any(is_sign) {
-        return None;
-    }
-    let renamed = entries.iter().map(|(name, node)| {
+/// Returns whether the arguments of a command are those of the Trainer.
+pub(crate) fn has_arguments(command: &Node) -> bool {
+    SIGNS.iter().any(|sign| command.has(sign))
+}
+
+/// Returns arguments with the names that they have in Python.
+pub(crate) fn python_names(command: &Node) -> Node {
+    let renamed = command.entries().iter().map(|(name, node)| {
         let text = match name.text.strip_prefix("--") {
             Some(argument) => argument.replace('-', "_"),
             None => name.text.clone(),
@@ -120,5 +138,5 @@ pub(crate) fn arguments(command: &Node) -> Option<Node> {
         let name = Name { text, at: name.at };
         (name, node.clone())
     });
-    Some(Node::new(command.at, Value::Map(renamed.collect())))
+    Node::new(command.at, Value::Map(renamed.collect()))
 }

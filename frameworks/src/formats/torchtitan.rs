@@ -21,6 +21,7 @@ pub(crate) static TORCHTITAN: Format = Format {
     }],
     engine: Some(Engine::Fsdp),
     accelerated: false,
+    reduces_in_f32: true,
     flat: false,
     open: false,
     defaults: &[

@@ -22,6 +22,7 @@ pub(crate) static TORCHTUNE: Format = Format {
     }],
     engine: Some(Engine::Fsdp),
     accelerated: false,
+    reduces_in_f32: false,
     flat: false,
     open: false,
     defaults: &[Fallback {

@@ -37,6 +37,7 @@ pub(crate) static TRAINER: Format = Format {
     ],
     engine: Some(Engine::Ddp),
     accelerated: true,
+    reduces_in_f32: false,
     flat: false,
     open: false,
     defaults: DEFAULTS,

@@ -138,6 +138,78 @@ fn what_a_script_does_not_set_is_named() {
         assert_eq!(status, Status::NoCounterpart(Lack::Accuracy), "{key}");
         assert_eq!(why, "a variable that the file does not set");
     }
-    let none = try_text("train.sh", "swift sft --model x\n", &eight()).unwrap_err();
+    let none = try_text("train.sh", "srun ./train --model x\n", &eight()).unwrap_err();
     assert!(none.contains("starts Python"), "{none}");
+}
+
+/// Commands whose arguments are of no known framework are refused, instead of being read as
+/// Megatron-LM's.
+#[test]
+fn commands_of_other_programs_are_refused() {
+    for (script, wanted) in [
+        (
+            "python eval.py --save-dir x --eval-batch-size 20\n",
+            "no arguments of a framework",
+        ),
+        (
+            "deepspeed --module openrlhf.cli.train_sft --max_len 2048 --micro_train_batch_size 2\n",
+            "OpenRLHF",
+        ),
+        (
+            "python3 -m verl.trainer.main_ppo --config-path=config actor_rollout_ref.actor.strategy=megatron\n",
+            "verl",
+        ),
+    ] {
+        let error = try_text("train.sh", script, &eight()).unwrap_err();
+        assert!(
+            error.starts_with("train.sh:1:") && error.contains(wanted),
+            "{error}"
+        );
+        assert!(
+            error.contains("expected") || error.contains("--set"),
+            "{error}"
+        );
+    }
+}
+
+/// Configurations of other frameworks that share keys with known ones are refused by name.
+#[test]
+fn configurations_of_other_frameworks_are_refused() {
+    for (text, wanted) in [
+        (
+            "tokens: {micro_batch_size: 3}\nparallelism: {dp: 4, pp: 1, tp: 2}\n",
+            "nanotron",
+        ),
+        (
+            "device_train_microbatch_size: 8\nfsdp_config: {sharding_strategy: FULL_SHARD}\n",
+            "LLM Foundry",
+        ),
+        (
+            "checkpoint_dir: x\nprecision: bf16-true\ntrain: {save_interval: 200, micro_batch_size: 4}\n",
+            "LitGPT",
+        ),
+        ("actor_rollout_ref: {model: {path: x}}\n", "verl"),
+        (
+            "model: Qwen/Qwen3-4B\ncutoff_len: 2048\ndist_config: {name: fsdp2}\n",
+            "LLaMA-Factory 1",
+        ),
+    ] {
+        let error = try_text("job.yaml", text, &eight()).unwrap_err();
+        assert!(
+            error.starts_with("job.yaml:1:1: ")
+                && error.contains(wanted)
+                && error.contains("--set"),
+            "{error}"
+        );
+    }
+}
+
+/// Options of one dash and scripts end the values of an option; paths with a value, as in Hydra,
+/// are no values either.
+#[test]
+fn modules_and_overrides_end_the_values_of_options() {
+    let script = "torchrun --nnodes 1 --nproc_per_node 8 -m pretrain_gpt --num-layers 2 --hidden-size 64 \
+                  --num-attention-heads 4 --vocab-size 256 --seq-length 64 --bf16 --micro-batch-size 4 train.x=1\n";
+    let job = read(script);
+    has(&job, &[("mesh.dp_shard", "8"), ("train.micro_batch", "4")]);
 }
