@@ -6,7 +6,7 @@ mod script;
 use crate::error::ConfigError;
 use crate::formats::{
     ACCELERATE, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, MEGATRON_BRIDGE, MEGATRON_YAML, NEMO, PEFT,
-    TORCHTITAN, TORCHTUNE, TRAINER,
+    SWIFT, SWIFT_MEGATRON, TORCHTITAN, TORCHTUNE, TRAINER,
 };
 use crate::table::Format;
 use crate::tree::Node;
@@ -59,7 +59,15 @@ const SIGNS: [(&Format, &[&str]); 11] = [
         ],
     ),
     (&AXOLOTL, &["base_model", "sequence_len"]),
-    (&LLAMA_FACTORY, &["finetuning_type", "cutoff_len"]),
+    (
+        &LLAMA_FACTORY,
+        &[
+            "finetuning_type",
+            "cutoff_len",
+            "infer_backend",
+            "export_dir",
+        ],
+    ),
     (
         &ACCELERATE,
         &[
@@ -121,6 +129,14 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
     };
     if let Some(other) = others::name(&root) {
         return Err(ConfigError::at(file, root.at, others::message(other)));
+    }
+    if ["tuner_type", "train_type"]
+        .iter()
+        .any(|sign| root.has(sign))
+    {
+        let of_megatron = root.has("micro_batch_size") || root.has("global_batch_size");
+        let format = if of_megatron { &SWIFT_MEGATRON } else { &SWIFT };
+        return Ok((format, root));
     }
     let found = SIGNS
         .iter()

@@ -23,7 +23,9 @@ pub(crate) use llama_factory::LLAMA_FACTORY;
 pub(crate) use megatron::{MEGATRON, MEGATRON_YAML};
 pub(crate) use nemo::{NAME as NEMO_NAME, NEMO};
 pub(crate) use peft::PEFT;
-pub(crate) use script::{LAUNCH_SCRIPT, TRAINER_SCRIPT, has_arguments, python_names};
+pub(crate) use script::{
+    LAUNCH_SCRIPT, LLAMA_FACTORY_SCRIPT, TRAINER_SCRIPT, has_arguments, python_names,
+};
 pub(crate) use swift::{SWIFT, SWIFT_MEGATRON};
 pub(crate) use torchtitan::TORCHTITAN;
 pub(crate) use torchtune::TORCHTUNE;
@@ -31,12 +33,13 @@ pub(crate) use trainer::TRAINER;
 
 /// All formats.
 #[cfg(test)]
-pub(crate) const ALL: [&crate::table::Format; 15] = [
+pub(crate) const ALL: [&crate::table::Format; 16] = [
     &ACCELERATE,
     &AXOLOTL,
     &DEEPSPEED,
     &LAUNCH_SCRIPT,
     &LLAMA_FACTORY,
+    &LLAMA_FACTORY_SCRIPT,
     &MEGATRON,
     &MEGATRON_BRIDGE,
     &NEMO,

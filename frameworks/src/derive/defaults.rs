@@ -1,15 +1,24 @@
-//! Supplies the defaults of ms-swift and Megatron-Bridge that several keys depend on.
+//! Supplies the defaults of Axolotl, ms-swift and Megatron-Bridge that several keys depend on.
 //!
-//! Sources: `swift/arguments`, `swift/trainers/arguments.py` and `swift/cli/main.py` of ms-swift, and
+//! Sources: `utils/schemas/config.py` of Axolotl, `swift/arguments`, `swift/trainers/arguments.py` and `swift/cli/main.py` of ms-swift, and
 //! `recipes/common.py` of Megatron-Bridge.
 
 use crate::adapters::Targets;
 use crate::draft::Draft;
 use crate::error::ConfigError;
-use crate::formats::{MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON};
+use crate::formats::{AXOLOTL, MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON};
 use crate::table::{Dtype, Effect, Fact, Format, quoted};
 
 const BY_SWIFT: &str = "ms-swift's default";
+/// Axolotl's keys for the dtype.
+const DTYPES: [&str; 6] = [
+    "bf16",
+    "bfloat16",
+    "fp16",
+    "float16",
+    "float32",
+    "bf16_full_eval",
+];
 const BY_BRIDGE: &str = "the default of Megatron-Bridge's recipes";
 /// Sequences per step that ms-swift accumulates by default.
 const SEQUENCES: u64 = 16;
@@ -23,10 +32,15 @@ pub(super) fn decide(draft: &mut Draft, formats: &[&'static Format]) -> Result<(
     if is(&SWIFT) {
         draft.suppose_fact(Fact::Adapter, 1, "tuner_type", "lora", BY_SWIFT);
         let why = "ms-swift starts one process without NPROC_PER_NODE";
-        draft.suppose_fact(Fact::GpusPerNode, 1, "NPROC_PER_NODE", "1", why);
+        if draft.fact(Fact::Processes).is_none() {
+            draft.suppose_fact(Fact::GpusPerNode, 1, "NPROC_PER_NODE", "1", why);
+        }
         if draft.fact(Fact::Recompute).is_none() {
             draft.assume("train.recompute", quoted("full"), BY_SWIFT);
         }
+    }
+    if is(&AXOLOTL) && draft.rows.iter().all(|r| !DTYPES.contains(&r.key.as_str())) {
+        dtype(draft, "Axolotl's default (bf16: auto)")?;
     }
     if is(&SWIFT_MEGATRON) {
         draft.suppose_fact(Fact::Adapter, 0, "tuner_type", "full", BY_SWIFT);

@@ -62,7 +62,9 @@ pub(super) fn decide(
         // Without FSDP, or without mixed precision, parameters keep the dtype in which they are
         // loaded.
         Kind::Fsdp | Kind::Ddp => {
-            if let Some(weights) = low_weights {
+            // PEFT keeps adapters in float32 (`autocast_adapter_dtype`).
+            let adapters = accelerated && draft.value("lora.r").is_some();
+            if let Some(weights) = low_weights.filter(|_| !adapters) {
                 let f32 = kind == Kind::Fsdp && formats.iter().any(|f| f.reduces_in_f32);
                 in_low_precision(draft, weights, f32)?;
             }

@@ -3,8 +3,8 @@
 use super::others;
 use crate::error::ConfigError;
 use crate::formats::{
-    LAUNCH_SCRIPT, MEGATRON, MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON, TRAINER_SCRIPT, has_arguments,
-    python_names,
+    LAUNCH_SCRIPT, LLAMA_FACTORY_SCRIPT, MEGATRON, MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON,
+    TRAINER_SCRIPT, has_arguments, python_names,
 };
 use crate::shell::Command;
 use crate::table::Format;
@@ -27,6 +27,8 @@ const MEGATRON_SIGNS: [&str; 12] = [
 ];
 /// Sections of Megatron-Bridge that a command can override.
 const BRIDGE_SIGNS: [&str; 3] = ["train", "model", "ddp"];
+/// Arguments of ms-swift for what is trained, in its versions 4, 3 and 2.
+const SWIFT_SIGNS: [&str; 3] = ["--tuner-type", "--train-type", "--sft-type"];
 /// Subcommands of ms-swift that train.
 const TRAINING: [&str; 3] = ["sft", "pt", "rlhf"];
 
@@ -43,20 +45,33 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
         return Ok((&SWIFT_MEGATRON, with_environment(&command)));
     }
     let arguments = &command.arguments;
+    let has = |signs: &[&str]| signs.iter().any(|sign| arguments.has(sign));
+    if has(&SWIFT_SIGNS) && arguments.has("--model") {
+        let of_megatron = command.names("megatron") || has(&MEGATRON_SIGNS);
+        return Ok(if of_megatron {
+            (&SWIFT_MEGATRON, with_environment(&command))
+        } else {
+            (&SWIFT, python_names(&with_environment(&command)))
+        });
+    }
+    if command.runs("llamafactory-cli", &["train"]) && has(&["--model-name-or-path"])
+        || has(&["--finetuning-type"])
+    {
+        return Ok((&LLAMA_FACTORY_SCRIPT, python_names(arguments)));
+    }
     if let Some(other) = others::program(&command) {
         return Err(ConfigError::at(file, arguments.at, others::message(other)));
     }
     if has_arguments(arguments) {
         return Ok((&TRAINER_SCRIPT, python_names(arguments)));
     }
-    let has = |signs: &[&str]| signs.iter().any(|sign| arguments.has(sign));
     if has(&MEGATRON_SIGNS) {
         return Ok((&MEGATRON, command.arguments));
     }
     if has(&BRIDGE_SIGNS) {
         return Ok((&MEGATRON_BRIDGE, command.arguments));
     }
-    if has(&["--config", "--config-file"]) {
+    if has(&["--config", "--config-file", "--deepspeed-config"]) {
         return Ok((&LAUNCH_SCRIPT, python_names(arguments)));
     }
     let message = "the command has no arguments of a framework that is known here: expected those of \

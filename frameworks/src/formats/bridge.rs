@@ -8,7 +8,7 @@ use super::{fsdp, megatron};
 use crate::convert::{DATA, LAUNCH, LOGGING, SAVING, VALUES, if_true, set, targets};
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Float8Scaling, Format, Key, Table, To, fact, integer,
-    key, number, with,
+    key, lost, number, with,
 };
 use crate::tree::Node;
 
@@ -52,6 +52,8 @@ pub(crate) static MEGATRON_BRIDGE: Format = Format {
 
 const RECIPE: &str = "what the recipe sets and these overrides do not is not read: --set gives it";
 
+const FROZEN: &str = "what is frozen is predicted as trained: name it with --set fsdp.frozen";
+
 const KEYS: &[Key] = &[
     with("recipe", |_| Ok(Effect::Lost(RECIPE))),
     key("hf-path", To::Model),
@@ -69,6 +71,10 @@ const KEYS: &[Key] = &[
         })
     }),
     with("mixed-precision", precision),
+    with("fp8", megatron::float8_on),
+    lost("freeze-language-model", FROZEN),
+    lost("freeze-vision-model", FROZEN),
+    lost("freeze-vision-projection", FROZEN),
     with("grad-reduce-in-fp32", |node| {
         let dtype = if node.truth()? {
             Dtype::F32

@@ -1,14 +1,14 @@
 //! Megatron-LM's arguments, from a shell script or from the file that `--yaml-cfg` names.
 
 use crate::convert::{
-    DATA, EVALUATION, EXCHANGE_SMS, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, decay_of_matrices,
-    float8_format, float8_gather, float8_recipe, float8_transposes, forced_routing, if_true,
-    mixed_bf16, mixed_f16, set,
+    DATA, EVALUATION, EXCHANGE_SMS, KERNELS, LAUNCH, LOGGING, PREFERENCES, SAVING, VALUES,
+    decay_of_matrices, float8_format, float8_gather, float8_recipe, float8_transposes,
+    forced_routing, if_true, mixed_bf16, mixed_f16, set,
 };
 use crate::derive::{Activation, CAPTURED, FLEX_BACKENDS, Positions};
 use crate::table::{
     CAPACITY, Dtype, Effect, Engine, Fact, Fallback, Format, Key, SHARED_OVERLAP, Table, To,
-    choice, fact, integer, key, lost, number, with,
+    choice, decisive, fact, integer, key, lost, number, with,
 };
 use crate::tree::Node;
 
@@ -72,7 +72,7 @@ fn other_layers(node: &Node) -> Result<Effect, String> {
 }
 
 /// Reads Transformer Engine's formats, which turn on 8-bit matmuls.
-fn float8_on(node: &Node) -> Result<Effect, String> {
+pub(super) fn float8_on(node: &Node) -> Result<Effect, String> {
     let on = Effect::Fact(Fact::Float8, 1);
     Ok(match node.full().as_str() {
         "e4m3" => Effect::All(vec![on, float8_format(node)?]),
@@ -499,6 +499,12 @@ const KEYS: &[Key] = &[
             Effect::Lost("activations are predicted on the device"),
         )
     }),
+    // Options of slime, whose SFT has none of these.
+    decisive("advantage-estimator", PREFERENCES),
+    decisive("rm-type", PREFERENCES),
+    decisive("custom-rm-path", PREFERENCES),
+    lost("max-tokens-per-gpu", DYNAMIC),
+    lost("use-dynamic-batch-size", DYNAMIC),
     lost("window-size", "attention is predicted over all positions"),
     lost(
         "step-batch-size-schedule",
@@ -559,6 +565,8 @@ fn dropout(node: &Node) -> Result<Effect, String> {
         _ => Effect::Lost("kernels and masks of dropout are not predicted"),
     })
 }
+
+const DYNAMIC: &str = "micro-batches are predicted with a fixed number of sequences";
 
 const ASIDES: &[(&str, &[&str])] = &[
     (

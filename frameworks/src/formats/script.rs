@@ -2,7 +2,8 @@
 //! `torchrun`, `accelerate launch` or `deepspeed` may come before the name of the script.
 
 use super::accelerate::{self, ACCELERATE};
-use super::{fsdp, trainer};
+use super::deepspeed::DEEPSPEED;
+use super::{fsdp, llama_factory, trainer};
 use crate::convert::{LAUNCH, adapter, four_bits_twice, if_true};
 use crate::table::{Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, with};
 use crate::tree::{Name, Node, Value};
@@ -13,12 +14,7 @@ const SIGNS: [&str; 2] = ["--model-name-or-path", "--per-device-train-batch-size
 /// A command that only names configuration files, besides the options of its launcher.
 pub(crate) static LAUNCH_SCRIPT: Format = Format {
     name: "a launch script",
-    tables: &[Table {
-        under: "",
-        prefix: "",
-        keys: LAUNCHERS,
-        asides: ASIDES,
-    }],
+    tables: &[LAUNCHER],
     engine: None,
     accelerated: false,
     reduces_in_f32: false,
@@ -32,12 +28,7 @@ pub(crate) static TRAINER_SCRIPT: Format = Format {
     tables: &[
         trainer::TABLE,
         trainer::TRL_TABLE,
-        Table {
-            under: "",
-            prefix: "",
-            keys: LAUNCHERS,
-            asides: ASIDES,
-        },
+        LAUNCHER,
         Table {
             under: "",
             prefix: "",
@@ -52,6 +43,26 @@ pub(crate) static TRAINER_SCRIPT: Format = Format {
     flat: false,
     open: true,
     defaults: trainer::DEFAULTS,
+};
+
+/// LLaMA-Factory's arguments after `llamafactory-cli train`.
+pub(crate) static LLAMA_FACTORY_SCRIPT: Format = Format {
+    name: llama_factory::NAME,
+    tables: &[llama_factory::TABLE, trainer::TABLE, LAUNCHER],
+    engine: Some(Engine::Ddp),
+    accelerated: true,
+    reduces_in_f32: false,
+    flat: false,
+    open: true,
+    defaults: llama_factory::DEFAULTS,
+};
+
+/// Options of launchers.
+pub(super) const LAUNCHER: Table = Table {
+    under: "",
+    prefix: "",
+    keys: LAUNCHERS,
+    asides: ASIDES,
 };
 
 const LAUNCHERS: &[Key] = &[
@@ -71,8 +82,22 @@ const LAUNCHERS: &[Key] = &[
         if_true(node, Effect::Engine(Engine::DeepSpeed))
     }),
     with("include", included),
-    // Arguments that Alpaca-style scripts define themselves.
+    key("deepspeed_config", To::File(&DEEPSPEED)),
+    // Arguments that scripts in the style of Alpaca and DeepSpeed-Chat define themselves.
     integer("model_max_length", "train.seq_len"),
+    integer("max_seq_len", "train.seq_len"),
+    with("lora_dim", |node| {
+        Ok(match node.count()? {
+            0 => Effect::Aside("no adapters"),
+            n => Effect::All(vec![
+                Effect::Fact(Fact::Adapter, 1),
+                Effect::Set("lora.r", n.to_string()),
+            ]),
+        })
+    }),
+    with("offload", |node| {
+        if_true(node, Effect::Fact(Fact::OffloadOptimizer, 1))
+    }),
     with("lora_enable", adapter),
     with("q_lora", four_bits_twice),
 ];

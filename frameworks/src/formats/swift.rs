@@ -4,7 +4,7 @@
 //! Sources: `swift/arguments` and `swift/megatron/arguments` of ms-swift 4.
 
 use super::deepspeed::DEEPSPEED;
-use super::{fsdp, megatron, trainer};
+use super::{fsdp, megatron, script, trainer};
 use crate::convert::{
     ADAPTER, DATA, KERNELS, LAUNCH, LOGGING, PACKED, PREFERENCES, SAVING, VALUES, attention,
     double_quantization, rank_stabilized, saved_modules, set, targets,
@@ -33,6 +33,7 @@ pub(crate) static SWIFT: Format = Format {
         },
         trainer::TABLE,
         trainer::TRL_TABLE,
+        script::LAUNCHER,
     ],
     engine: Some(Engine::Ddp),
     accelerated: true,
@@ -168,6 +169,7 @@ const BY_TRAINER: &[Key] = &[
 /// Arguments of Megatron-SWIFT, with dashes.
 const BY_MEGATRON: &[Key] = &[
     key("model", To::Model),
+    key("config", To::AnyFile),
     with("tuner-type", tuner),
     with("train-type", tuner),
     with("torch-dtype", dtype),

@@ -192,6 +192,7 @@ fn set(entries: &mut Vec<(Name, Node)>, name: &str, at: Position, value: Node) {
 fn ends_values(text: &str) -> bool {
     text.starts_with("--")
         || text.ends_with(".py")
+        || matches!(text, "python" | "python3" | "torchrun")
         || is_short_option(text)
         || assigned_path(text).is_some()
 }

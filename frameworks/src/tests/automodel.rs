@@ -181,3 +181,14 @@ fn groups_of_experts_that_are_too_large_are_refused() {
         "{why}"
     );
 }
+
+/// Excluded layers that a model does not have are no error.
+#[test]
+fn excluded_layers_that_do_not_exist_are_skipped() {
+    let job = dense(
+        "peft:\n  _target_: nemo_automodel.components._peft.lora.PeftConfig\n  match_all_linear: true\n  dim: 8\n  \
+         exclude_modules: [\"*.out_proj\"]",
+    );
+    assert_eq!(setting(&job, "lora.exclude_modules"), None);
+    assert_eq!(setting(&job, "lora.r").as_deref(), Some("8"));
+}

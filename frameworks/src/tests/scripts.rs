@@ -213,3 +213,82 @@ fn modules_and_overrides_end_the_values_of_options() {
     let job = read(script);
     has(&job, &[("mesh.dp_shard", "8"), ("train.micro_batch", "4")]);
 }
+
+/// Scripts of open-instruct and slime that train on rewards are refused; slime's SFT is not.
+#[test]
+fn scripts_that_train_on_rewards_are_refused() {
+    let grpo = "python open_instruct/grpo_fast.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 \
+                --num_samples_per_prompt_rollout 16 --max_seq_length 2048\n";
+    let decisive: Vec<String> = read(grpo).decisive().map(|r| r.key.clone()).collect();
+    assert_eq!(decisive, ["num_samples_per_prompt_rollout"]);
+    let slime = |more: &str| {
+        read(&format!(
+            "python3 train.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --vocab-size 256 --seq-length 64 \
+             --bf16 --micro-batch-size 1 {more}\n"
+        ))
+    };
+    assert_eq!(slime("--advantage-estimator grpo").decisive().count(), 1);
+    assert_eq!(slime("--loss-type sft_loss").decisive().count(), 0);
+}
+
+/// Files that launchers name, and arguments of LLaMA-Factory and DeepSpeed-Chat.
+#[test]
+fn commands_with_arguments_of_other_trainers_are_read() {
+    let factory = "FORCE_TORCHRUN=1 llamafactory-cli train --stage sft --do_train true --model_name_or_path Qwen/Qwen3-8B \
+                   --finetuning_type lora --lora_target all --cutoff_len 1024 --per_device_train_batch_size 2 --bf16 true\n";
+    let job = read(factory);
+    assert_eq!(job.framework, "LLaMA-Factory");
+    has(
+        &job,
+        &[
+            ("train.seq_len", "1024"),
+            ("train.micro_batch", "2"),
+            ("train.recompute", "\"full\""),
+            ("lora.target_modules", "\"all-linear\""),
+        ],
+    );
+    let chat = "deepspeed main.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 2 --max_seq_len 512 \
+                --lora_dim 64 --zero_stage 3 --deepspeed --gradient_checkpointing\n";
+    has(
+        &read(chat),
+        &[
+            ("train.seq_len", "512"),
+            ("lora.r", "64"),
+            ("fsdp.strategy", "\"optim_grads_params\""),
+        ],
+    );
+    let missing = "axolotl train missing.yaml\n";
+    let error = try_text("train.sh", missing, &eight()).unwrap_err();
+    assert!(
+        error.starts_with("train.sh:1:15: config: file `missing.yaml` is not found"),
+        "{error}"
+    );
+}
+
+/// The configuration file of a command is read as the framework that its content shows.
+#[test]
+fn files_that_commands_name_are_read() {
+    let folder = std::env::temp_dir().join(format!("shardlab-launch-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let script = folder.join("train.sh");
+    let job = folder.join("sft.yaml");
+    let text = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\nmicro_batch_size: 3\nbf16: true\n";
+    std::fs::write(&job, text).unwrap();
+    for command in [
+        "axolotl train sft.yaml\n",
+        "accelerate launch --num_processes 8 -m axolotl.cli.train sft.yaml\n",
+        "torchrun --nproc_per_node 8 train.py --config sft.yaml\n",
+        "python train.py -c sft.yaml\n",
+    ] {
+        std::fs::write(&script, command).unwrap();
+        let mut job =
+            crate::read(&[script.clone()], &eight()).unwrap_or_else(|e| panic!("{e}: {command}"));
+        job.scenario(&[])
+            .unwrap_or_else(|e| panic!("{e}: {command}"));
+        has(
+            &job,
+            &[("train.micro_batch", "3"), ("model.preset", "\"qwen3-8b\"")],
+        );
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}

@@ -194,3 +194,25 @@ fn experts_of_megatron_swift_are_read() {
         &[("lora.r", "32"), ("lora.target_modules", "\"all-linear\"")],
     );
 }
+
+/// Files of `swift sft --config`, and scripts that start the module instead of the program.
+#[test]
+fn files_and_modules_of_swift_are_read() {
+    let text =
+        "model: Qwen/Qwen3-8B\ntuner_type: lora\nmax_length: 1024\nlora_rank: 4\ndataset: [a]\n";
+    let job = try_text("job.yaml", text, &eight()).unwrap();
+    assert_eq!(job.framework, "ms-swift");
+    has(&job, &[("lora.r", "4"), ("train.seq_len", "1024")]);
+    let text = "model: Qwen/Qwen3-8B\ntuner_type: full\nmax_length: 1024\nmicro_batch_size: 2\nglobal_batch_size: 16\n";
+    let job = try_text("job.yaml", text, &eight()).unwrap();
+    assert_eq!(job.framework, "Megatron-SWIFT");
+    has(
+        &job,
+        &[("train.micro_batch", "2"), ("train.grad_accum", "1")],
+    );
+    let script = "torchrun --nproc_per_node 8 --master_port 29500 swift/cli/sft.py --model Qwen/Qwen3-8B \
+                  --tuner_type lora --max_length 1024\n";
+    let job = read_on("h100", script);
+    assert_eq!(job.framework, "ms-swift");
+    has(&job, &[("mesh.dp_shard", "8"), ("train.grad_accum", "2")]);
+}
