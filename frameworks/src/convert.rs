@@ -74,6 +74,21 @@ pub(crate) fn forced_routing(node: &Node) -> Converted {
     if_true(node, Effect::Set(FORCED, "true".to_owned()))
 }
 
+/// Reads options of PyTorch's allocator: `expandable_segments:True`.
+pub(crate) fn allocator(node: &Node) -> Converted {
+    let text = node.full().to_ascii_lowercase();
+    let mut options = text.split(',');
+    Ok(
+        match options.find_map(|o| o.trim().strip_prefix("expandable_segments:")) {
+            Some(value) => Effect::Set(
+                "fsdp.expandable_segments",
+                (value.trim() == "true").to_string(),
+            ),
+            None => Effect::Lost("the allocator is predicted with PyTorch's other defaults"),
+        },
+    )
+}
+
 /// Runs the matmuls of linear layers in 8 bits.
 pub(crate) fn float8(node: &Node) -> Converted {
     if_true(node, Effect::Fact(Fact::Float8, 1))

@@ -24,7 +24,7 @@ pub(crate) use megatron::{MEGATRON, MEGATRON_YAML};
 pub(crate) use nemo::{NAME as NEMO_NAME, NEMO};
 pub(crate) use peft::PEFT;
 pub(crate) use script::{
-    LAUNCH_SCRIPT, LLAMA_FACTORY_SCRIPT, TRAINER_SCRIPT, has_arguments, python_names,
+    LAUNCH_SCRIPT, LLAMA_FACTORY_SCRIPT, TRAINER_SCRIPT, TRL_SCRIPT, has_arguments, python_names,
 };
 pub(crate) use swift::{SWIFT, SWIFT_MEGATRON};
 pub(crate) use torchtitan::TORCHTITAN;
@@ -33,7 +33,7 @@ pub(crate) use trainer::TRAINER;
 
 /// All formats.
 #[cfg(test)]
-pub(crate) const ALL: [&crate::table::Format; 16] = [
+pub(crate) const ALL: [&crate::table::Format; 17] = [
     &ACCELERATE,
     &AXOLOTL,
     &DEEPSPEED,
@@ -50,4 +50,5 @@ pub(crate) const ALL: [&crate::table::Format; 16] = [
     &TORCHTUNE,
     &TRAINER,
     &TRAINER_SCRIPT,
+    &TRL_SCRIPT,
 ];

@@ -24,7 +24,8 @@ const MOST_TEXT: usize = 100_000;
 const MOST_DEPTH: usize = 8;
 
 /// Programs that start training by themselves.
-const PROGRAMS: [&str; 6] = [
+const PROGRAMS: [&str; 7] = [
+    "trl",
     "axolotl",
     "llamafactory-cli",
     "tune",
@@ -189,7 +190,7 @@ impl Shell {
         }
     }
 
-    /// Returns the variables of the environment that say how many processes are started.
+    /// Returns the variables of the environment that programs read.
     fn environment(&self) -> Vec<(&'static str, Text)> {
         let value = |name: &&'static str| {
             let values = self.variables.get(*name)?;

@@ -1,12 +1,15 @@
-//! Supplies the defaults of Axolotl, ms-swift and Megatron-Bridge that several keys depend on.
+//! Supplies the defaults of Axolotl, TRL, ms-swift and Megatron-Bridge that several keys depend on.
 //!
-//! Sources: `utils/schemas/config.py` of Axolotl, `swift/arguments`, `swift/trainers/arguments.py` and `swift/cli/main.py` of ms-swift, and
+//! Sources: `utils/schemas/config.py` of Axolotl, `trl/trainer/{base,sft}_config.py` of TRL,
+//! `swift/arguments`, `swift/trainers/arguments.py` and `swift/cli/main.py` of ms-swift, and
 //! `recipes/common.py` of Megatron-Bridge.
 
 use crate::adapters::Targets;
 use crate::draft::Draft;
 use crate::error::ConfigError;
-use crate::formats::{AXOLOTL, MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON};
+use crate::formats::{
+    AXOLOTL, MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON, TRAINER, TRAINER_SCRIPT, TRL_SCRIPT,
+};
 use crate::table::{Dtype, Effect, Fact, Format, quoted};
 
 const BY_SWIFT: &str = "ms-swift's default";
@@ -39,8 +42,11 @@ pub(super) fn decide(draft: &mut Draft, formats: &[&'static Format]) -> Result<(
             draft.assume("train.recompute", quoted("full"), BY_SWIFT);
         }
     }
-    if is(&AXOLOTL) && draft.rows.iter().all(|r| !DTYPES.contains(&r.key.as_str())) {
+    if is(&AXOLOTL) && !has(draft, &DTYPES) {
         dtype(draft, "Axolotl's default (bf16: auto)")?;
+    }
+    if is(&TRL_SCRIPT) || (is(&TRAINER) || is(&TRAINER_SCRIPT)) && is_trl(draft) {
+        trl(draft)?;
     }
     if is(&SWIFT_MEGATRON) {
         draft.suppose_fact(Fact::Adapter, 0, "tuner_type", "full", BY_SWIFT);
@@ -66,6 +72,47 @@ pub(super) fn decide(draft: &mut Draft, formats: &[&'static Format]) -> Result<(
             let key = "use_distributed_optimizer";
             draft.suppose_fact(Fact::DistributedOptimizer, 1, key, "true", why);
         }
+    }
+    Ok(())
+}
+
+/// Returns whether a key of the files has one of some names.
+fn has(draft: &Draft, keys: &[&str]) -> bool {
+    draft.rows.iter().any(|r| keys.contains(&r.key.as_str()))
+}
+
+/// Returns whether arguments of the Trainer are those of TRL's `SFTConfig`, and not those of
+/// open-instruct, which has some of them.
+fn is_trl(draft: &Draft) -> bool {
+    has(draft, &OF_TRL) && !has(draft, &OF_OPEN_INSTRUCT)
+}
+
+const OF_TRL: [&str; 7] = [
+    "use_peft",
+    "packing",
+    "packing_strategy",
+    "completion_only_loss",
+    "assistant_only_loss",
+    "dataset_num_proc",
+    "dataset_text_field",
+];
+const OF_OPEN_INSTRUCT: [&str; 4] = [
+    "use_lora",
+    "use_flash_attn",
+    "dataset_mixer_list",
+    "use_slow_tokenizer",
+];
+
+/// Sets the defaults of TRL's `SFTConfig` that differ from the Trainer's.
+fn trl(draft: &mut Draft) -> Result<(), ConfigError> {
+    draft.assume("train.seq_len", "1024", "TRL's default (max_length)");
+    if !has(draft, &["gradient_checkpointing"]) {
+        let why = "the default of current versions of TRL";
+        draft.assume("train.recompute", quoted("full"), why);
+    }
+    if !has(draft, &["bf16", "fp16"]) {
+        let row = draft.suppose("bf16", "true", "the default of current versions of TRL");
+        draft.apply(row, Effect::Mixed(Dtype::Bf16))?;
     }
     Ok(())
 }

@@ -1,10 +1,11 @@
 //! Recognizes whose arguments a command has.
 
 use super::others;
+use crate::convert::PREFERENCES;
 use crate::error::ConfigError;
 use crate::formats::{
     LAUNCH_SCRIPT, LLAMA_FACTORY_SCRIPT, MEGATRON, MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON,
-    TRAINER_SCRIPT, has_arguments, python_names,
+    TRAINER_SCRIPT, TRL_SCRIPT, has_arguments, python_names,
 };
 use crate::shell::Command;
 use crate::table::Format;
@@ -40,6 +41,12 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
     if command.runs("swift", &TRAINING) {
         let arguments = with_environment(&command);
         return Ok((&SWIFT, python_names(&arguments)));
+    }
+    if command.runs("trl", &["sft"]) {
+        return Ok((&TRL_SCRIPT, python_names(&command.arguments)));
+    }
+    if command.runs("trl", &["dpo", "grpo", "kto", "reward", "rloo"]) {
+        return Err(ConfigError::at(file, command.arguments.at, PREFERENCES));
     }
     if command.runs("megatron", &TRAINING) {
         return Ok((&SWIFT_MEGATRON, with_environment(&command)));

@@ -1,8 +1,8 @@
 //! Megatron-Bridge (NVIDIA NeMo): YAML that overrides a recipe, and commands with overrides such as
 //! `model.moe_token_dispatcher_type=flex`. Sections hold options of Megatron-Core under its names.
 //!
-//! Sources: `src/megatron/bridge/training/{config,mixed_precision}.py`, `recipes/common.py`, and the
-//! options of `scripts/training/run_recipe.py`.
+//! Sources: `src/megatron/bridge/training/{config,mixed_precision}.py`, `recipes/common.py`, and
+//! the options of `scripts/training/run_recipe.py`.
 
 use super::{fsdp, megatron};
 use crate::convert::{DATA, LAUNCH, LOGGING, SAVING, VALUES, if_true, set, targets};

@@ -2,7 +2,7 @@
 
 use crate::convert::{
     DATA, EVALUATION, EXCHANGE_SMS, KERNELS, LAUNCH, LOGGING, PREFERENCES, SAVING, VALUES,
-    decay_of_matrices, float8_format, float8_gather, float8_recipe, float8_transposes,
+    allocator, decay_of_matrices, float8_format, float8_gather, float8_recipe, float8_transposes,
     forced_routing, if_true, mixed_bf16, mixed_f16, set,
 };
 use crate::derive::{Activation, CAPTURED, FLEX_BACKENDS, Positions};
@@ -113,6 +113,8 @@ const DEFAULTS: &[Fallback] = &[
 ];
 
 const KEYS: &[Key] = &[
+    with("PYTORCH-CUDA-ALLOC-CONF", allocator),
+    with("PYTORCH-ALLOC-CONF", allocator),
     integer("num-layers", "model.layers"),
     integer("hidden-size", "model.hidden"),
     integer("ffn-hidden-size", "model.ffn"),

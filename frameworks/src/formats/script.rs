@@ -4,8 +4,8 @@
 use super::accelerate::{self, ACCELERATE};
 use super::deepspeed::DEEPSPEED;
 use super::{fsdp, llama_factory, trainer};
-use crate::convert::{LAUNCH, adapter, four_bits_twice, if_true};
-use crate::table::{Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, with};
+use crate::convert::{LAUNCH, adapter, allocator, four_bits_twice, if_true};
+use crate::table::{Dtype, Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, with};
 use crate::tree::{Name, Node, Value};
 
 /// Arguments that only such scripts have; any one of them is enough.
@@ -45,6 +45,60 @@ pub(crate) static TRAINER_SCRIPT: Format = Format {
     defaults: trainer::DEFAULTS,
 };
 
+/// Arguments of `trl sft`.
+pub(crate) static TRL_SCRIPT: Format = Format {
+    name: "TRL",
+    tables: &[
+        Table {
+            under: "",
+            prefix: "",
+            keys: &[key(
+                "accelerate_config",
+                To::Preset(trl_launch, &ACCELERATE),
+            )],
+            asides: &[],
+        },
+        trainer::TABLE,
+        trainer::TRL_TABLE,
+        LAUNCHER,
+    ],
+    engine: Some(Engine::Ddp),
+    accelerated: true,
+    reduces_in_f32: false,
+    flat: false,
+    open: true,
+    defaults: trainer::DEFAULTS,
+};
+
+/// Reads the name of a configuration of Accelerate that TRL ships (`trl/accelerate_configs`). All
+/// of them compute in bfloat16.
+fn trl_launch(node: &Node) -> Option<Effect> {
+    let zero = |stage| {
+        vec![
+            Effect::Engine(Engine::DeepSpeed),
+            Effect::Fact(Fact::ZeroStage, stage),
+        ]
+    };
+    let fsdp = |version| {
+        vec![
+            Effect::Engine(Engine::Fsdp),
+            Effect::Fact(Fact::FsdpVersion, version),
+        ]
+    };
+    let mut effects = match node.text()? {
+        "zero1" => zero(1),
+        "zero2" => zero(2),
+        "zero3" => zero(3),
+        "fsdp1" => fsdp(1),
+        "fsdp2" => fsdp(2),
+        "multi_gpu" => vec![Effect::Engine(Engine::Ddp)],
+        "single_gpu" => vec![Effect::Fact(Fact::OneProcess, 1)],
+        _ => return None,
+    };
+    effects.push(Effect::Mixed(Dtype::Bf16));
+    Some(Effect::All(effects))
+}
+
 /// LLaMA-Factory's arguments after `llamafactory-cli train`.
 pub(crate) static LLAMA_FACTORY_SCRIPT: Format = Format {
     name: llama_factory::NAME,
@@ -66,6 +120,8 @@ pub(super) const LAUNCHER: Table = Table {
 };
 
 const LAUNCHERS: &[Key] = &[
+    with("PYTORCH_CUDA_ALLOC_CONF", allocator),
+    with("PYTORCH_ALLOC_CONF", allocator),
     key("config_file", To::File(&ACCELERATE)),
     key("config", To::AnyFile),
     fact("nproc_per_node", Fact::GpusPerNode),

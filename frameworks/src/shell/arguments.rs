@@ -5,8 +5,16 @@ use crate::tree::{Name, Node, Value, plain};
 use crate::yaml;
 use shardlab_plan::scenario::Position;
 
-/// Variables of the environment that say how many processes are started.
-pub(super) const ENVIRONMENT: [&str; 3] = ["NPROC_PER_NODE", "NNODES", "CUDA_VISIBLE_DEVICES"];
+/// Variables of the environment that programs read.
+pub(super) const ENVIRONMENT: [&str; 5] = [
+    "NPROC_PER_NODE",
+    "NNODES",
+    "CUDA_VISIBLE_DEVICES",
+    ALLOCATOR[0],
+    ALLOCATOR[1],
+];
+/// Variables with options of PyTorch's allocator, which every program reads.
+const ALLOCATOR: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
 /// Name of the entry for a configuration file that no option names.
 const CONFIG: &str = "--config";
 
@@ -15,7 +23,7 @@ const CONFIG: &str = "--config";
 pub(crate) struct Command {
     /// Options as a map of `--names`, and maps by the path of `a.b=value`, as in Hydra.
     pub(crate) arguments: Node,
-    /// Variables of the environment that say how many processes are started.
+    /// Variables of the environment that some programs read.
     pub(crate) environment: Vec<(Name, Node)>,
     /// Programs, modules and scripts of the command, without folders.
     words: Vec<String>,
@@ -35,6 +43,12 @@ impl Command {
             ..
         } = reader;
         name_unset(&mut entries, unset);
+        let (allocator, environment): (Vec<_>, Vec<_>) = environment
+            .iter()
+            .partition(|(name, _)| ALLOCATOR.contains(name));
+        for (name, value) in allocator {
+            set(&mut entries, name, value.at, scalar(value));
+        }
         let variable = |(name, value): &(&str, Text)| {
             let (text, at) = ((*name).to_owned(), value.at);
             (Name { text, at }, scalar(value))
@@ -44,7 +58,7 @@ impl Command {
             .map_or(Position { line: 1, column: 1 }, |(n, _)| n.at);
         Self {
             arguments: Node::new(at, Value::Map(entries)),
-            environment: environment.iter().map(variable).collect(),
+            environment: environment.into_iter().map(variable).collect(),
             words,
         }
     }

@@ -94,7 +94,7 @@ fn gradients_are_reduced_in_float32() {
     assert_eq!(setting(&master, "precision.main_params"), None);
 }
 
-/// Transformer Engine's `FusedAdam` has float32 moments unless it is told otherwise, and may keep
+/// Transformer Engine's `FusedAdam` has float32 moments unless a key says otherwise, and may keep
 /// float32 copies of weights.
 #[test]
 fn states_of_fused_adam_are_float32() {

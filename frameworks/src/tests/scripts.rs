@@ -292,3 +292,73 @@ fn files_that_commands_name_are_read() {
     }
     std::fs::remove_dir_all(&folder).unwrap();
 }
+
+/// `trl sft` recomputes blocks, computes in bfloat16 and truncates at 1024 tokens, unless its
+/// arguments say otherwise (`SFTConfig`).
+#[test]
+fn the_command_of_trl_is_read() {
+    let script = |more: &str| {
+        format!(
+            "trl sft --model_name_or_path Qwen/Qwen3-8B --dataset_name a/b {more} --output_dir x\n"
+        )
+    };
+    let job = read(&script("--accelerate_config zero3"));
+    assert_eq!(job.framework, "TRL");
+    has(
+        &job,
+        &[
+            ("train.seq_len", "1024"),
+            ("train.micro_batch", "8"),
+            ("train.recompute", "\"full\""),
+            ("precision.param_dtype", "\"bf16\""),
+            ("fsdp.strategy", "\"optim_grads_params\""),
+        ],
+    );
+    let job = read(&script(
+        "--accelerate_config fsdp2 --max_length 4096 --gradient_checkpointing false",
+    ));
+    has(
+        &job,
+        &[("train.seq_len", "4096"), ("fsdp.policy", "\"fsdp2\"")],
+    );
+    assert_eq!(setting(&job, "train.recompute"), None);
+    let grpo = script("").replace("trl sft", "trl grpo");
+    let error = try_text("train.sh", &grpo, &eight()).unwrap_err();
+    assert!(
+        error.starts_with("train.sh:1:") && error.contains("preferences or rewards"),
+        "{error}"
+    );
+    // A file has the same defaults if it has keys of TRL alone.
+    let text = "model_name_or_path: Qwen/Qwen3-8B\npacking: true\nbf16: true\n";
+    let job = try_text("job.yaml", text, &eight()).unwrap();
+    has(
+        &job,
+        &[("train.seq_len", "1024"), ("train.recompute", "\"full\"")],
+    );
+}
+
+/// Options of PyTorch's allocator in the environment, assigned before the command or exported.
+#[test]
+fn options_of_the_allocator_are_read() {
+    let key = "fsdp.expandable_segments";
+    let trainer =
+        "python train.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1";
+    let megatron = "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --vocab-size 256 \
+                    --seq-length 64 --micro-batch-size 1";
+    for command in [trainer, megatron] {
+        for (before, value) in [
+            ("", "false"),
+            ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ", "true"),
+            (
+                "export PYTORCH_ALLOC_CONF='expandable_segments:True,max_split_size_mb:512'\n",
+                "true",
+            ),
+            (
+                "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512\n",
+                "false",
+            ),
+        ] {
+            has(&read(&format!("{before}{command}\n")), &[(key, value)]);
+        }
+    }
+}
