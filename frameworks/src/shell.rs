@@ -400,6 +400,16 @@ mod tests {
     }
 
     #[test]
+    fn arithmetic_of_expr_is_evaluated() {
+        let script = "N=4\npython a.py --a $(expr 16 / $N) --b `expr $N \\* 2` --c $(expr 8 / $X) --d $(date)\n";
+        let shown: Vec<String> = shown(script)
+            .iter()
+            .map(|s| s.split_once(' ').unwrap().1.to_owned())
+            .collect();
+        assert_eq!(shown, ["--a=4", "--b=8", "--c=$((8/$X))", "--d=$(…)"]);
+    }
+
+    #[test]
     fn bad_scripts_say_where() {
         let error = |script: &str| parse("run.sh", script).unwrap_err().to_string();
         assert_eq!(error("A=1\nB=\"x\n"), "run.sh:2:3: this quote does not end");
