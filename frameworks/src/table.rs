@@ -158,7 +158,7 @@ pub(crate) enum Fact {
     /// 1: each step updates the router biases; 0: the biases stay the same.
     RouterBiasUpdate,
     /// Dispatcher, in Megatron-LM's words: 0 allgather, 1 alltoall, 2 flex. DeepEP and HybridEP of
-    /// other frameworks are 2.
+    /// other frameworks are 2; 3 writes tokens to the memory of other ranks.
     TokenDispatcher,
     /// Backend of `flex`, as its place in `derive::FLEX_BACKENDS`.
     FlexBackend,

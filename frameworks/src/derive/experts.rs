@@ -167,11 +167,14 @@ pub(super) fn dispatch(draft: &mut Draft, formats: &[&'static Format]) -> Result
         0 => "gather",
         1 if padded => "padded",
         2 if whole_nodes => "deepep",
+        3 if per_node.is_multiple_of(ep) => "peer",
         _ => "all_to_all",
     };
     draft.set(kind.row, DISPATCHER, quoted(name))?;
     if kind.value == 2 && !whole_nodes {
         draft.approximates(kind.row, PARTIAL_NODES);
+    } else if kind.value == 3 && name != "peer" {
+        draft.rows[kind.row].why = Some(ACROSS_NODES.to_owned());
     }
     // Other arguments that set the same dispatcher.
     let also = match name {
@@ -212,6 +215,8 @@ pub(super) const DISPATCHER: &str = "moe.dispatcher";
 /// Backends of Megatron-LM's `flex` dispatcher. `deepepv2` is that of Megatron-LM #4793.
 pub(crate) const FLEX_BACKENDS: [&str; 4] = ["deepep", "hybridep", "deepepv2", "ncclep"];
 const LIKE_DEEPEP: &str = "the exchange of this backend is predicted as that of DeepEP";
+const ACROSS_NODES: &str =
+    "writes to the memory of ranks on other nodes are predicted as an all-to-all of every choice";
 const PARTIAL_NODES: &str =
     "groups that do not fill their nodes are predicted as an all-to-all of every choice";
 const DROPPED: &str = "tokens above the capacity are predicted as kept";

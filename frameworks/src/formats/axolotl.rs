@@ -45,6 +45,11 @@ pub(crate) static AXOLOTL: Format = Format {
             why: "the Trainer's default",
         },
         Fallback {
+            key: "moe.dispatcher",
+            value: "\"deepep\"",
+            why: "Axolotl's default (expert_parallel_backend)",
+        },
+        Fallback {
             key: "fsdp.expandable_segments",
             value: "true",
             why: "Axolotl sets it",
@@ -197,8 +202,11 @@ const KEYS: &[Key] = &[
     with("expert_parallel_backend", |node| {
         Ok(match node.text() {
             Some("deep_ep") => Effect::Fact(Fact::TokenDispatcher, 2),
-            Some("torch") => Effect::Aside("as predicted"),
-            _ => Effect::Lost("tokens are predicted to reach their experts by all-to-all"),
+            Some("torch") => Effect::Fact(Fact::TokenDispatcher, 1),
+            _ => Effect::All(vec![
+                Effect::Fact(Fact::TokenDispatcher, 1),
+                Effect::Lost("tokens are predicted to reach their experts by all-to-all"),
+            ]),
         })
     }),
     with("selective_checkpointing", |_| {
