@@ -84,7 +84,20 @@ impl Reader {
             folder,
             root: &root,
         };
-        self.map(&file, format, &root, "", "", None)
+        if !detect::is_script(&shown, text) {
+            return self.map(&file, format, &root, "", "", None);
+        }
+        // Options of a command replace those of the files that it names.
+        let (files, options): (Vec<_>, Vec<_>) = root
+            .entries()
+            .iter()
+            .cloned()
+            .partition(|(name, _)| names_file(format, name));
+        let options = Node::new(root.at, Value::Map(options));
+        self.map(&file, format, &options, "", "", None)?;
+        self.draft.end_command();
+        let files = Node::new(root.at, Value::Map(files));
+        self.map(&file, format, &files, "", "", None)
     }
 
     /// Reads the entries of a map. `shown` is the path in the file, `path` the path in the format.
@@ -275,6 +288,19 @@ impl Reader {
         self.draft.rows[row].why = Some("read as well".to_owned());
         self.file(&path, format)
     }
+}
+
+/// Returns whether an option of a command names a configuration file.
+fn names_file(format: &Format, name: &Name) -> bool {
+    let path = if format.flat {
+        name.text.replace('_', "-")
+    } else {
+        name.text.clone()
+    };
+    matches!(
+        format.key(&path),
+        Some(To::File(_) | To::AnyFile | To::Preset(..))
+    )
 }
 
 fn is_off(node: &Node) -> bool {

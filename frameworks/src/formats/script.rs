@@ -11,10 +11,24 @@ use crate::tree::{Name, Node, Value};
 /// Arguments that only such scripts have; any one of them is enough.
 const SIGNS: [&str; 2] = ["--model-name-or-path", "--per-device-train-batch-size"];
 
-/// A command that only names configuration files, besides the options of its launcher.
+/// A command that names configuration files, with options of its launcher and options that replace
+/// those of the files, under the names of the Trainer or of Axolotl.
 pub(crate) static LAUNCH_SCRIPT: Format = Format {
     name: "a launch script",
-    tables: &[LAUNCHER],
+    tables: &[
+        LAUNCHER,
+        trainer::TABLE,
+        trainer::TRL_TABLE,
+        Table {
+            under: "",
+            prefix: "",
+            keys: &[
+                integer("micro_batch_size", "train.micro_batch"),
+                integer("sequence_len", "train.seq_len"),
+            ],
+            asides: &[],
+        },
+    ],
     engine: None,
     accelerated: false,
     reduces_in_f32: false,

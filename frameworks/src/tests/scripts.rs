@@ -362,3 +362,57 @@ fn options_of_the_allocator_are_read() {
         }
     }
 }
+
+/// Options of a command replace those of the files that it names; files contradict one another.
+#[test]
+fn options_of_commands_replace_those_of_files() {
+    let folder = std::env::temp_dir().join(format!("shardlab-override-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    write(
+        "zero3.yaml",
+        "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nmixed_precision: bf16\nnum_processes: 8\n",
+    );
+    write(
+        "sft.yaml",
+        "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 8\nmax_length: 2048\n",
+    );
+    let script = write(
+        "train.sh",
+        "accelerate launch --config_file zero3.yaml --num_processes 4 sft.py --config sft.yaml \
+         --gradient_accumulation_steps 3\n",
+    );
+    let options = crate::Options {
+        gpus: Some("h100".parse().unwrap()),
+        ..Default::default()
+    };
+    let mut job = crate::read(&[script], &options).unwrap();
+    job.scenario(&[]).unwrap();
+    has(
+        &job,
+        &[
+            ("mesh.dp_shard", "4"),
+            ("train.grad_accum", "3"),
+            ("train.micro_batch", "2"),
+            ("train.seq_len", "2048"),
+            ("fsdp.strategy", "\"optim_grads_params\""),
+        ],
+    );
+    let replaced: Vec<_> = job.rows().iter().filter_map(|r| r.why.as_deref()).collect();
+    assert!(
+        replaced.contains(&"replaced by num_processes = 4"),
+        "{replaced:?}"
+    );
+    write(
+        "zero3.yaml",
+        "distributed_type: DEEPSPEED\ngradient_accumulation_steps: 1\nnum_processes: 8\n",
+    );
+    let files = [folder.join("zero3.yaml"), folder.join("sft.yaml")];
+    let error = crate::read(&files, &options).unwrap_err().to_string();
+    assert!(error.contains("contradicts"), "{error}");
+    std::fs::remove_dir_all(&folder).unwrap();
+}
