@@ -281,8 +281,8 @@ fn files_that_commands_name_are_read() {
         "python train.py -c sft.yaml\n",
     ] {
         std::fs::write(&script, command).unwrap();
-        let mut job =
-            crate::read(&[script.clone()], &eight()).unwrap_or_else(|e| panic!("{e}: {command}"));
+        let mut job = crate::read(std::slice::from_ref(&script), &eight())
+            .unwrap_or_else(|e| panic!("{e}: {command}"));
         job.scenario(&[])
             .unwrap_or_else(|e| panic!("{e}: {command}"));
         has(
