@@ -162,7 +162,9 @@ fn packed_length(draft: &mut Draft) -> Result<(), ConfigError> {
 /// Fails if another key names other layers.
 fn adapters(draft: &mut Draft, is_open: bool) -> Result<(), ConfigError> {
     let (rows, targets) = draft.take_targets();
-    if draft.fact(Fact::Adapter).is_some_and(|a| a.value == 1) {
+    if let Some(given) = draft.fact(Fact::Adapter).filter(|a| a.value == 1) {
+        let why = &mut draft.rows[given.row].why;
+        why.get_or_insert_with(|| "adapters are trained".to_owned());
         draft.assume("lora.r", "8", "the default of PEFT");
         let value = targets.map(|targets| match targets {
             Targets::AllLinear => quoted("all-linear"),

@@ -148,7 +148,7 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
             message:
                 "the format is not known: expected a configuration of Accelerate, the Hugging \
                       Face Trainer, Axolotl, LLaMA-Factory, torchtune, torchtitan, DeepSpeed, \
-                      Megatron-LM, Megatron-Bridge, NeMo Automodel or PEFT"
+                      Megatron-LM, Megatron-Bridge, NeMo Automodel, ms-swift or PEFT"
                     .to_owned(),
         }),
     }
