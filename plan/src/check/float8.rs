@@ -29,6 +29,8 @@ struct Codes {
     of_weight: bool,
     /// Position among the blocks of a gathered buffer, if a scale belongs to a block.
     block: Option<u64>,
+    /// Blocks of gathered codes that a matmul reads where a gather has written them.
+    in_place: Option<ScaleBlock>,
 }
 
 /// A scale, or its reciprocal, in memory.
@@ -123,6 +125,7 @@ impl State {
                 cast: of.cast,
                 of_weight: false,
                 block: of.block.map(|block| at.1 / block.numel()),
+                in_place: of.block,
             })
         };
         self.codes.get(&at).copied().or_else(gathered)
@@ -166,6 +169,11 @@ fn granularity(factor: &Slot, inverse: &Slot) -> [bool; 4] {
         fits(ScaleBlock::ROW) || fits(ScaleBlock::SQUARE),
         fits(ScaleBlock::MX),
     ]
+}
+
+/// Returns whether a factor is a view of a matrix whose rows are its columns.
+fn is_transposed(factor: &Slot) -> bool {
+    matches!((&factor.shape[..], &factor.strides[..]), (&[rows, _], &[1, row]) if row >= rows)
 }
 
 /// Returns whether a range contains a byte.
@@ -433,6 +441,7 @@ impl Launch<'_> {
             cast: self.id,
             of_weight: role == Some(Role::FullWeight),
             block,
+            in_place: None,
         }
     }
 
@@ -455,6 +464,34 @@ impl Launch<'_> {
         });
     }
 
+    /// Checks that blocks of gathered codes lie along the inner dimension of a matmul. Codes by
+    /// rows are for matmuls with the weight, codes by columns for those with its transpose.
+    fn blocks_lie_along(
+        &self,
+        factor: &Slot,
+        codes: Access,
+        block: Option<ScaleBlock>,
+        sink: &mut Sink,
+    ) {
+        let Some(block) = block.filter(|block| *block != block.of_transpose()) else {
+            return;
+        };
+        let by_columns = block.rows > block.cols;
+        if by_columns == is_transposed(factor) {
+            return;
+        }
+        let p = self.p;
+        sink.violation(RuleId::Float8Scale, Some(self.id), None, || {
+            let names = ["by rows", "by columns"];
+            let [found, wanted] = [by_columns, !by_columns].map(|n| names[usize::from(n)]);
+            format!(
+                "{} reads {}, codes {found}; expected codes {wanted}, whose blocks lie along the inner dimension",
+                describe::instr(p, self.id, None),
+                describe::range(p, codes)
+            )
+        });
+    }
+
     /// Checks that a factor and its scale belong together, and that the codes of a weight are those
     /// of this pass over its unit.
     fn factor(&self, factor: &Slot, inverse: &Slot, state: &State, sink: &mut Sink) {
@@ -468,6 +505,7 @@ impl Launch<'_> {
         match (codes, scale) {
             (Some(codes), Some(scale)) if codes.scale == scale.by => {
                 self.blocks_match(at, [codes.block, scale.block], sink);
+                self.blocks_lie_along(factor, at, codes.in_place, sink);
             }
             (codes, scale) => {
                 let scale = scale.map(|scale| scale.by);
@@ -517,13 +555,18 @@ impl Launch<'_> {
         let gradients = factors.iter().filter(|f| f.dtype == DType::F8E5m2).count();
         let bytes = factors.iter().all(|f| f.dtype.is_float8());
         let inner = |f: &Slot| f.shape.last().is_some_and(|k| k.is_multiple_of(16));
-        let dense = |f: &Slot| f.strides.is_empty();
-        if gradients > 1 || !bytes || !factors.iter().all(|f| inner(f) && dense(f)) {
+        // Tensor cores with MXFP8 (compute capability 10) read both layouts.
+        let dense = |(f, inverse): (&Slot, &Slot)| {
+            f.strides.is_empty()
+                || inverse.dtype == DType::U8 && is_transposed(f) && f.shape[0].is_multiple_of(16)
+        };
+        let layouts = factors.iter().zip(&self.op.inputs[2..4]).all(dense);
+        if gradients > 1 || !bytes || !layouts || !factors.iter().all(inner) {
             sink.violation(RuleId::Float8Format, Some(self.id), None, || {
                 let shown = factors.iter().map(|f| format!("{} {:?}", f.dtype, f.shape.as_slice()));
                 format!(
                     "{} multiplies {}; expected 8-bit factors, at most one of e5m2, whose inner dimensions are \
-                     contiguous and multiples of 16",
+                     contiguous (or, with MXFP8, strided) and multiples of 16",
                     describe::instr(p, self.id, None),
                     shown.collect::<Vec<_>>().join(" and ")
                 )

@@ -255,7 +255,9 @@ pub enum ShardOp {
     /// A shard of main weights (read), rounded first, to codes (first write) and the reciprocals of
     /// their scales (second write), one per block of a matrix. Matrices and padding start at
     /// multiples of a block's elements, and shards do not split the rows of a block, so the
-    /// reciprocals are in the order of the codes: those of a row of blocks are adjacent.
+    /// reciprocals are in the order of the codes: those of a row of blocks are adjacent. For
+    /// [`ScaleBlock::MX`] and [`ScaleBlock::MX_COLUMN`], a reciprocal is stored as its exponent, in
+    /// a byte.
     ShardCastBlocks {
         /// Type to which weights are rounded.
         through: DType,

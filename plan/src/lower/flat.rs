@@ -8,12 +8,14 @@
 
 mod block_scales;
 mod casts;
+mod columns;
 mod float8;
 mod optimizer;
 mod reduce;
 
 use block_scales::BlockScales;
 pub(crate) use casts::GradCasts;
+use columns::Columns;
 pub(crate) use reduce::{ReduceTo, Reduction};
 
 use super::builder::CollectiveLaunch;
@@ -92,6 +94,8 @@ pub(crate) struct GroupState {
     pub(crate) full: Option<BufferId>,
     /// Scales of W, if ranks gather codes with a scale per block.
     pub(super) scales: Option<BlockScales>,
+    /// Codes by columns, if blocks of the transpose are others than those of `scales`.
+    pub(super) columns: Option<Columns>,
     /// Result of the inner reduction in the communication dtype, while the outer axis reduces it.
     /// Only used by policy megatron if this dtype differs from that of G (`hsdp_comm_gbuf`). Other
     /// policies reduce G itself.
@@ -227,6 +231,7 @@ impl Flat {
             tensors: Vec::new(),
             full: None,
             scales: None,
+            columns: None,
             outer_comm: None,
             numel,
         };
@@ -287,10 +292,10 @@ impl Flat {
             let stream = self.streams.gather;
             state.full = Some(out.transient(Role::FullWeight, numel * w.size(), w, stream, id));
             let block = out.inputs.scale_block().filter(|_| w.is_float8());
-            state.scales = block.map(|block| {
-                let kept = state.weight.is_some();
-                BlockScales::new(out, id, block, (kept, stream))
-            });
+            let kept = (state.weight.is_some(), stream);
+            state.scales = block.map(|block| BlockScales::new(out, id, block, kept));
+            let rows = state.scales;
+            state.columns = rows.and_then(|rows| Columns::new(out, id, rows, kept));
         }
         state
     }
@@ -378,9 +383,10 @@ impl Flat {
             let moments = state.moments().filter(|m| m.offloaded);
             let moments = moments.flat_map(Moments::buffers);
             let scales = state.scales.and_then(|scales| scales.shard);
+            let columns = state.columns.into_iter().flat_map(Columns::persistent);
             let persistent = state.weight.iter().chain(&scales);
             let persistent = persistent.chain(&state.params).chain(&state.main);
-            for id in persistent.copied().chain(moments) {
+            for id in persistent.copied().chain(columns).chain(moments) {
                 out.b.alloc(
                     Rule::State,
                     self.host_copies.get(&id).copied().unwrap_or(id),
@@ -410,7 +416,8 @@ impl Flat {
         &self.groups[g.index()]
     }
 
-    /// Returns the buffers that gathers of a group write: its full weights, and their scales.
+    /// Returns the buffers that gathers of a group write: its full weights, and their scales. Codes
+    /// by columns are gathered separately.
     pub(crate) fn gathered(&self, g: GroupId) -> impl Iterator<Item = BufferId> + use<> {
         let state = self.state(g);
         state.full.into_iter().chain(state.scales.map(|s| s.full))

@@ -3,14 +3,13 @@
 //! Shards contain whole blocks, so each rank computes the scales of its blocks alone, in the kernel
 //! that casts its shard. A gather sends them together with the codes. All matrices start at
 //! multiples of a block's elements, so a scale has the position of its block: element
-//! `n / block.numel()` belongs to the row of blocks around code `n`.
+//! `n / block.numel()` belongs to the row of blocks around code `n`. Scales are not padded.
 
 use super::Sharded;
-use crate::ir::{Access, BufferId, DType, GroupId, Holds, Part, Role, ScaleBlock, StreamId};
+use crate::ir::{Access, BufferId, GroupId, Holds, ParamId, Part, Role, ScaleBlock, StreamId};
 use crate::lower::emitter::Emitter;
-
-/// Size of the reciprocal of a scale in bytes.
-const SCALE: u64 = DType::F32.size();
+use crate::lower::inputs::LoweringInputs;
+use crate::lower::walk::Location;
 
 /// Buffers of reciprocals of the scales of a group.
 #[derive(Clone, Copy, Debug)]
@@ -33,15 +32,29 @@ impl BlockScales {
         (kept, stream): (bool, StreamId),
     ) -> Self {
         let layout = &out.inputs.group(g).layout;
-        let bytes = |numel: u64| numel / block.numel() * SCALE;
+        let dtype = block.inverse_type();
+        let bytes = |numel: u64| numel / block.numel() * dtype.size();
         let [full, shard] = [layout.full_numel(), layout.shard_numel()].map(bytes);
         let unit = out.inputs.group(g).unit;
-        let holds = Holds::Named("scales of weights");
+        let holds = Holds::Named(match block {
+            ScaleBlock::MX_COLUMN => "scales of columns of weights",
+            _ => "scales of weights",
+        });
         let (weight, gathered) = (Role::ModelWeight, Role::FullWeight);
         Self {
             block,
-            shard: kept.then(|| out.persistent(weight, shard, DType::F32, unit, holds)),
-            full: out.transient_of(gathered, full, DType::F32, stream, (g, holds)),
+            shard: kept.then(|| out.persistent(weight, shard, dtype, unit, holds)),
+            full: out.transient_of(gathered, full, dtype, stream, (g, holds)),
+        }
+    }
+
+    /// Returns the gathered reciprocal of the scale of a parameter's first block.
+    pub(super) fn first(self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
+        let element = self.block.inverse_type().size();
+        Location {
+            buffer: self.full,
+            offset: inputs.flat_offset(p) / self.block.numel() * element,
+            element,
         }
     }
 

@@ -6,9 +6,11 @@
 //! weight that is cast after its gather.
 //!
 //! With a scale per block, ranks have whole blocks, so the cast itself computes the scales
-//! (`block_scales.rs`).
+//! (`block_scales.rs`). If blocks of the transpose are others, ranks also have codes by columns
+//! (`columns.rs`).
 
 use super::Flat;
+use super::block_scales::BlockScales;
 use crate::ir::{Access, AxisId, COMPUTE, DType, GroupId, ParamId, ShardOp, StreamId};
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
@@ -32,12 +34,7 @@ impl Flat {
     pub(crate) fn reciprocal(&self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
         let (g, _) = inputs.home[p.index()];
         if let Some(scales) = self.state(g).scales {
-            let element = DType::F32.size();
-            return Location {
-                buffer: scales.full,
-                offset: inputs.flat_offset(p) / scales.block.numel() * element,
-                element,
-            };
+            return scales.first(inputs, p);
         }
         let scales = self.scales.expect("an 8-bit group has scales");
         scales.reciprocal(inputs, p)
@@ -113,20 +110,7 @@ impl Flat {
         stream: StreamId,
     ) {
         if let Some(scales) = self.state(g).scales {
-            let (main, elements) = self.main_weights(out, g);
-            let inverses = scales.own(out, self.state(g).sharded);
-            return out.run(KernelLaunch {
-                rule,
-                op: ShardOp::ShardCastBlocks {
-                    through: ROUNDED,
-                    block: scales.block,
-                },
-                elements,
-                dtype: self.state(g).w,
-                stream,
-                reads: &[main],
-                writes: &[to, inverses],
-            });
+            return self.cast_blocks(out, g, (to, scales), rule, stream);
         }
         let Some(scales) = self.scales else { return };
         let by = scales.scales(out, out.inputs.group(g).scale_range());
@@ -139,6 +123,31 @@ impl Flat {
             stream,
             reads: &[main, by],
             writes: &[to],
+        });
+    }
+
+    /// Casts M of a group to 8-bit codes with a scale per block.
+    pub(super) fn cast_blocks(
+        &self,
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        (to, scales): (Access, BlockScales),
+        rule: Rule,
+        stream: StreamId,
+    ) {
+        let (main, elements) = self.main_weights(out, g);
+        let inverses = scales.own(out, self.state(g).sharded);
+        out.run(KernelLaunch {
+            rule,
+            op: ShardOp::ShardCastBlocks {
+                through: ROUNDED,
+                block: scales.block,
+            },
+            elements,
+            dtype: self.state(g).w,
+            stream,
+            reads: &[main],
+            writes: &[to, inverses],
         });
     }
 

@@ -29,7 +29,7 @@ pub(in crate::kernels) fn cast(
             let part = |row: &[f32]| amax(&row[k * width..cols.min((k + 1) * width)]);
             let largest = band.chunks(cols).map(part).fold(0.0, f32::max);
             let (factor, inverse) = match block {
-                ScaleBlock::MX => {
+                ScaleBlock::MX | ScaleBlock::MX_COLUMN => {
                     let exponent = e8m0(largest, most);
                     (e8m0_scale(exponent), f32::from(exponent))
                 }
