@@ -183,6 +183,18 @@ fn gathers_of_mx_blocks_end_with_the_same_weights() {
         let found = train_for(6, "small-fp8", &gathered);
         assert!(found == wanted, "{set:?}: {:?} {:?}", found.0, wanted.0);
     }
+    // Megatron-FSDP reduces the maxima of blocks, and casts after the optimizer.
+    for set in [
+        &["mesh.dp_shard=2", "train.grad_accum=2"][..],
+        &["mesh.dp_shard=3", "train.validate_every=2"],
+        &["train.recompute=full"],
+    ] {
+        let set = [&both[..], &["fsdp.policy=megatron"], set].concat();
+        let wanted = train_for(6, "small-fp8", &set);
+        let gathered = [&set[..], &["precision.float8_all_gather=true"]].concat();
+        let found = train_for(6, "small-fp8", &gathered);
+        assert!(found == wanted, "{set:?}: {:?} {:?}", found.0, wanted.0);
+    }
 }
 
 /// Megatron-FSDP casts weights that are rounded to bfloat16, once per step, so gathers of codes do

@@ -61,6 +61,8 @@ struct State {
     gathered: BTreeMap<BufferId, Gathered>,
     /// Maxima of a rank's shards that have not been reduced over the other ranks.
     partial: BTreeMap<Start, InstrId>,
+    /// Bytes of maxima of blocks that this rank has written since scales were last made of them.
+    block_maxima: BTreeMap<Start, u64>,
     /// Maxima of rows, some of which contain what was in memory before.
     unfilled: BTreeMap<Start, InstrId>,
 }
@@ -214,19 +216,29 @@ impl Launch<'_> {
                 let at = (maxima.buffer, maxima.offset);
                 state.partial.extend(several.then_some((at, self.id)));
             }
-            (ShardOp::ShardScales { .. }, [maxima], scales) => {
-                sink.fact(RuleId::Float8Amax, 1);
-                let mut partial = state.partial.iter();
-                if let Some((_, &by)) = partial.find(|(at, _)| covers(*maxima, **at)) {
-                    sink.violation(RuleId::Float8Amax, Some(self.id), Some(by), || {
-                        format!(
-                            "makes scales of {}, where #{} wrote the maxima of this rank's shard; expected those of \
-                             all ranks of the dp_shard axis, by an all-reduce with max",
-                            describe::range(p, *maxima),
-                            by.0
-                        )
-                    });
+            (ShardOp::ShardBlockAmax { .. }, _, maxima) => {
+                let several = p.meta.mesh.size(AxisId::DP_SHARD) > 1;
+                for range in maxima {
+                    let at = (range.buffer, range.offset);
+                    state.partial.extend(several.then_some((at, self.id)));
+                    state.block_maxima.insert(at, range.bytes);
                 }
+            }
+            (ShardOp::ShardBlockScales { .. }, [maxima], scales) => {
+                self.of_all_ranks(*maxima, state, sink);
+                self.of_all_blocks(*maxima, state, sink);
+                let blocks = [ScaleBlock::MX, ScaleBlock::MX_COLUMN];
+                for (range, block) in scales.iter().zip(blocks.into_iter().cycle()) {
+                    let of_blocks = Gathered {
+                        scale: self.id,
+                        cast: self.id,
+                        block: Some(block),
+                    };
+                    state.gathered.insert(range.buffer, of_blocks);
+                }
+            }
+            (ShardOp::ShardScales { .. }, [maxima], scales) => {
+                self.of_all_ranks(*maxima, state, sink);
                 for range in scales {
                     let starts = range.offset..range.offset + range.bytes;
                     let each = starts.step_by(DType::F32.size() as usize);
@@ -264,14 +276,19 @@ impl Launch<'_> {
             }
             (ShardOp::ShardCastBlocks { block, .. }, [main], [codes, scales]) => {
                 self.whole_blocks(block, [*main, *codes, *scales], sink);
+                // Ranks that compute the scales of all blocks write their own once more.
+                let others = scales.per_rank.is_some().then_some(scales.buffer);
+                let known = others.and_then(|scales| state.gathered.get(&scales));
+                let known = known.filter(|of| of.scale == of.cast && of.block == Some(block));
                 let written = Gathered {
-                    scale: self.id,
+                    scale: known.map_or(self.id, |of| of.scale),
                     cast: self.id,
                     block: Some(block),
                 };
-                for range in [codes, scales] {
-                    state.gathered.insert(range.buffer, written);
+                if known.is_none() {
+                    state.gathered.insert(scales.buffer, written);
                 }
+                state.gathered.insert(codes.buffer, written);
             }
             (ShardOp::Copy | ShardOp::MultiCopy | ShardOp::CopyOut { .. }, from, to) => {
                 // PyTorch packs codes and other weights into one buffer.
@@ -287,6 +304,41 @@ impl Launch<'_> {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Checks that maxima from which scales follow are those of all ranks.
+    fn of_all_ranks(&self, maxima: Access, state: &State, sink: &mut Sink) {
+        let p = self.p;
+        sink.fact(RuleId::Float8Amax, 1);
+        let mut partial = state.partial.iter();
+        if let Some((_, &by)) = partial.find(|(at, _)| covers(maxima, **at)) {
+            sink.violation(RuleId::Float8Amax, Some(self.id), Some(by), || {
+                format!(
+                    "makes scales of {}, where #{} wrote the maxima of this rank's shard; expected those of all \
+                     ranks of the dp_shard axis, by an all-reduce with max",
+                    describe::range(p, maxima),
+                    by.0
+                )
+            });
+        }
+    }
+
+    /// Checks that every block has a maximum of this step: each rank has written those of its
+    /// blocks of all weights.
+    fn of_all_blocks(&self, maxima: Access, state: &mut State, sink: &mut Sink) {
+        let p = self.p;
+        let ranks = u64::from(p.meta.mesh.size(AxisId::DP_SHARD));
+        let written: u64 = std::mem::take(&mut state.block_maxima).values().sum();
+        sink.fact(RuleId::Float8Amax, 1);
+        if written * ranks != maxima.bytes {
+            sink.violation(RuleId::Float8Amax, Some(self.id), None, || {
+                format!(
+                    "makes scales of {}, of which {ranks} ranks have written {} bytes; expected the maxima of all blocks",
+                    describe::range(p, maxima),
+                    written * ranks
+                )
+            });
         }
     }
 

@@ -6,6 +6,7 @@
 //! main weights and gradients that are kept between uses (Megatron-FSDP `param_and_grad_buffer.py`,
 //! DDP configuration tables).
 
+mod block_maxima;
 mod block_scales;
 mod casts;
 mod columns;
@@ -162,6 +163,8 @@ pub(crate) struct Flat {
     grad_arena: Option<BufferId>,
     /// Scales of groups that are gathered in 8 bits.
     scales: Option<Scales>,
+    /// Largest absolute values of blocks, if ranks reduce them.
+    block_maxima: Option<BufferId>,
     g: DType,
     c: DType,
     weight_sharded: bool,
@@ -184,6 +187,7 @@ impl Flat {
             host: None,
             grad_arena: None,
             scales: Scales::new(out),
+            block_maxima: None,
             g: types.grads,
             c: types.comm,
             weight_sharded: placements::weight_sharded(out.inputs.strategy),
@@ -195,6 +199,7 @@ impl Flat {
         for g in out.inputs.group_ids() {
             flat.groups.push(flat.group_state(out, g, main));
         }
+        flat.block_maxima = flat.new_block_maxima(out);
         if one_grad_arena {
             flat.merge_grads(out);
         }
@@ -382,7 +387,7 @@ impl Flat {
                 .at(out.inputs.groups[i].unit, crate::program::Phase::Init);
             let moments = state.moments().filter(|m| m.offloaded);
             let moments = moments.flat_map(Moments::buffers);
-            let scales = state.scales.and_then(|scales| scales.shard);
+            let scales = state.scales.and_then(BlockScales::persistent);
             let columns = state.columns.into_iter().flat_map(Columns::persistent);
             let persistent = state.weight.iter().chain(&scales);
             let persistent = persistent.chain(&state.params).chain(&state.main);
@@ -420,7 +425,8 @@ impl Flat {
     /// by columns are gathered separately.
     pub(crate) fn gathered(&self, g: GroupId) -> impl Iterator<Item = BufferId> + use<> {
         let state = self.state(g);
-        state.full.into_iter().chain(state.scales.map(|s| s.full))
+        let scales = state.scales.and_then(BlockScales::gathered);
+        state.full.into_iter().chain(scales)
     }
 
     /// Returns whether the weights of a unit must be gathered in this pass: always if they are
@@ -566,7 +572,8 @@ impl Flat {
         };
         let Some(comm) = comm else { return };
         let mut parts = smallvec![Part { input, output }];
-        let scales = state.scales.map(|scales| scales.part(out, state.sharded));
+        let scales = state.scales;
+        let scales = scales.and_then(|scales| scales.part(out, state.sharded));
         parts.extend(scales);
         out.collective(CollectiveLaunch {
             rule,

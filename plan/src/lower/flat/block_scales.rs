@@ -4,6 +4,9 @@
 //! that casts its shard. A gather sends them together with the codes. All matrices start at
 //! multiples of a block's elements, so a scale has the position of its block: element
 //! `n / block.numel()` belongs to the row of blocks around code `n`. Scales are not padded.
+//!
+//! Engines of frameworks do not gather scales: all ranks compute those of all blocks
+//! (`block_maxima.rs`).
 
 use super::Sharded;
 use crate::ir::{Access, BufferId, GroupId, Holds, ParamId, Part, Role, ScaleBlock, StreamId};
@@ -16,10 +19,12 @@ use crate::lower::walk::Location;
 pub(crate) struct BlockScales {
     /// Blocks.
     pub(super) block: ScaleBlock,
-    /// Those of this rank's shard; `None` if each gather casts it again.
-    pub(super) shard: Option<BufferId>,
-    /// Gathered ones.
+    /// Those of this rank's shard; `None` if each gather casts it again, or if `everywhere`.
+    shard: Option<BufferId>,
+    /// Those of all shards.
     pub(super) full: BufferId,
+    /// Whether all ranks keep those of all shards, which are not gathered.
+    pub(super) everywhere: bool,
 }
 
 impl BlockScales {
@@ -41,11 +46,30 @@ impl BlockScales {
             _ => "scales of weights",
         });
         let (weight, gathered) = (Role::ModelWeight, Role::FullWeight);
+        let everywhere = out.inputs.engine.framework;
+        let sharded = kept && !everywhere;
         Self {
             block,
-            shard: kept.then(|| out.persistent(weight, shard, dtype, unit, holds)),
-            full: out.transient_of(gathered, full, dtype, stream, (g, holds)),
+            shard: sharded.then(|| out.persistent(weight, shard, dtype, unit, holds)),
+            full: match everywhere {
+                true => out.persistent(weight, full, dtype, unit, holds),
+                false => out.transient_of(gathered, full, dtype, stream, (g, holds)),
+            },
+            everywhere,
         }
+    }
+
+    /// Returns what lives for the whole run.
+    pub(super) fn persistent(self) -> Option<BufferId> {
+        match self.everywhere {
+            true => Some(self.full),
+            false => self.shard,
+        }
+    }
+
+    /// Returns what a gather writes.
+    pub(super) fn gathered(self) -> Option<BufferId> {
+        (!self.everywhere).then_some(self.full)
     }
 
     /// Returns the gathered reciprocal of the scale of a parameter's first block.
@@ -67,10 +91,11 @@ impl BlockScales {
     }
 
     /// Returns the part of a gather that sends them.
-    pub(super) fn part(self, out: &Emitter<'_>, sharded: Sharded) -> Part {
-        Part {
+    pub(super) fn part(self, out: &Emitter<'_>, sharded: Sharded) -> Option<Part> {
+        let output = out.b.whole(self.gathered()?);
+        Some(Part {
             input: self.own(out, sharded),
-            output: out.b.whole(self.full),
-        }
+            output,
+        })
     }
 }

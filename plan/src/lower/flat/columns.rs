@@ -27,7 +27,7 @@ pub(crate) struct Columns {
     /// Gathered codes.
     full: BufferId,
     /// Scales of both.
-    scales: BlockScales,
+    pub(super) scales: BlockScales,
 }
 
 impl Columns {
@@ -57,12 +57,12 @@ impl Columns {
 
     /// Returns what lives for the whole run.
     pub(super) fn persistent(self) -> impl Iterator<Item = BufferId> {
-        self.shard.into_iter().chain(self.scales.shard)
+        self.shard.into_iter().chain(self.scales.persistent())
     }
 
     /// Returns what a gather writes.
-    fn gathered(self) -> [BufferId; 2] {
-        [self.full, self.scales.full]
+    fn gathered(self) -> impl Iterator<Item = BufferId> {
+        [self.full].into_iter().chain(self.scales.gathered())
     }
 }
 
@@ -94,6 +94,15 @@ impl Flat {
         [codes, columns.scales.first(inputs, p)]
     }
 
+    /// Casts a group's shard to codes by columns, if they are kept.
+    pub(super) fn cast_columns(&self, out: &mut Emitter<'_>, g: GroupId, rule: Rule, on: StreamId) {
+        let columns = self.state(g).columns;
+        if let Some((columns, shard)) = columns.and_then(|c| Some((c, c.shard?))) {
+            let to = (out.b.whole(shard), columns.scales);
+            self.cast_blocks(out, g, to, rule, on);
+        }
+    }
+
     /// Issues the gather of a group's codes by columns on the gather stream, as `Flat::gather` does
     /// for the codes by rows.
     pub(crate) fn gather_columns(
@@ -116,16 +125,17 @@ impl Flat {
             let to = (input, columns.scales);
             self.cast_blocks(out, g, to, Rule::CopyIn, stream);
         }
-        let codes = Part { input, output };
         let scales = columns.scales.part(out, state.sharded);
+        let mut parts = smallvec![Part { input, output }];
+        parts.extend(scales);
         out.collective(CollectiveLaunch {
             rule,
             stream,
             kind: CollectiveKind::AllGather,
             comm,
             reduce: ReduceOp::None,
-            dtype: DType::U8,
-            parts: smallvec![codes, scales],
+            dtype: scales.map_or(state.w, |_| DType::U8),
+            parts,
             sent: None,
         });
     }

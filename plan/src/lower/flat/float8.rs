@@ -19,12 +19,12 @@ use crate::lower::walk::Location;
 use crate::program::{Phase, Rule};
 
 /// Dtype to which main weights are rounded before the amax and the cast.
-const ROUNDED: DType = DType::Bf16;
+pub(super) const ROUNDED: DType = DType::Bf16;
 
 impl Flat {
     /// Returns whether ranks gather any group in 8 bits with scales that depend on all ranks.
     pub(crate) fn reduces_scales(&self) -> bool {
-        self.scales.is_some()
+        self.scales.is_some() || self.block_maxima.is_some()
     }
 
     /// Returns the reciprocal of a parameter's scale, or of that of its first block.
@@ -57,6 +57,7 @@ impl Flat {
     /// optimizer has run, and may have computed the amax. The first gather of a step casts shards
     /// on its stream, so that the casts overlap with computation.
     pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>, updated: bool) {
+        self.refresh_block_scales(out);
         let Some(scales) = self.scales else { return };
         let (unit, phase) = (out.b.unit(), out.b.phase());
         for g in out.inputs.group_ids() {
@@ -95,6 +96,7 @@ impl Flat {
                 out.b.at(out.inputs.group(g).unit, Phase::Refresh);
                 let shard = out.b.whole(rest);
                 self.cast_float8(out, g, shard, Rule::Refresh, COMPUTE);
+                self.cast_columns(out, g, Rule::Refresh, COMPUTE);
             }
         }
         out.b.at(unit, phase);
@@ -155,7 +157,7 @@ impl Flat {
     ///
     /// # Panics
     /// Panics if the group has no M: scenarios reject 8-bit gathers without main weights.
-    fn main_weights(&self, out: &Emitter<'_>, g: GroupId) -> (Access, u64) {
+    pub(super) fn main_weights(&self, out: &Emitter<'_>, g: GroupId) -> (Access, u64) {
         let state = self.state(g);
         let main = state.main.expect("an 8-bit group has main weights");
         (out.b.whole(main), self.optimizer_numel(state))

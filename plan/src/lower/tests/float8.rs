@@ -298,6 +298,53 @@ fn mxfp8_gathers_rows_in_forward_and_columns_in_backward() {
     }
 }
 
+/// Megatron-FSDP reduces the largest absolute values of all blocks in bf16, by rows and by columns:
+/// four bytes per 32 weights of all ranks. All ranks compute and keep all scales, and gather codes
+/// alone.
+#[test]
+fn megatron_reduces_maxima_of_mx_blocks() {
+    let megatron = "fsdp.policy=megatron";
+    for (ranks, accum) in [(2, 1), (4, 2)] {
+        let sets = [
+            format!("mesh.dp_shard={ranks}"),
+            format!("train.grad_accum={accum}"),
+        ];
+        let p = mx(&[megatron, &sets[0], &sets[1]]);
+        assert!(check(&p).is_ok(), "{}", check(&p));
+        let full: u64 = (p.groups.iter().filter(|g| g.is_float8()))
+            .map(|g| g.layout.full_numel())
+            .sum();
+        let steady = p.section_instrs(p.section(SectionKind::Steady).expect("steady"));
+        let collectives: Vec<_> = (steady.iter())
+            .filter_map(|i| match i.op {
+                Op::Collective { id, .. } => Some((i.phase, &p.collectives[id.index()])),
+                _ => None,
+            })
+            .collect();
+        let maxima: Vec<u64> = (collectives.iter())
+            .filter(|(_, c)| c.reduce == crate::ir::ReduceOp::Max)
+            .map(|(_, c)| c.bytes.0)
+            .collect();
+        assert_eq!(maxima, [full / 32 * 2 * 2]);
+        let codes = |phase: Phase| -> u64 {
+            let gathers = collectives.iter().filter(|(at, c)| {
+                let out = &p.buffers[c.parts[0].output.buffer.index()];
+                *at == phase && out.dtype.is_float8()
+            });
+            gathers.map(|(_, c)| c.bytes.0).sum()
+        };
+        assert_eq!(codes(Phase::Forward), accum * full);
+        assert_eq!(codes(Phase::Backward), accum * full);
+        let kept = |of: &dyn Fn(&Buffer) -> bool| -> u64 {
+            let buffers = p.buffers.iter();
+            let kept = buffers.filter(|b| b.role == Role::ModelWeight && of(b));
+            kept.map(|b| b.bytes.0).sum()
+        };
+        assert_eq!(kept(&|b| b.dtype.is_float8()), 2 * full / ranks);
+        assert_eq!(kept(&|b| b.dtype == DType::U8), 2 * full / 32);
+    }
+}
+
 /// Matmuls of backward read codes by columns where gathers write them: no kernel transposes codes.
 /// Scales are copied once per matmul, in the order that tensor cores read.
 #[test]
@@ -533,8 +580,15 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
             "torchao's MX linear layers have no 8-bit gather",
         ),
         (
-            &[MXFP8, GATHERED, B200, "fsdp.policy=megatron"],
-            "gathers blocks with policy native only",
+            &[
+                MXFP8,
+                GATHERED,
+                B200,
+                "model.ffn=160",
+                "fsdp.policy=megatron",
+                "fsdp.keep_fp8_transpose_cache=true",
+            ],
+            "with recipe mxfp8 backward gathers codes by columns",
         ),
         (
             &[MXFP8, GATHERED, B200, "fsdp.reshard_after_forward=2"],

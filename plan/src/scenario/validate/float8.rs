@@ -76,6 +76,11 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         let keys = [Key::Float8AllGather];
         return Err(cannot(d, Key::KeepFp8TransposeCache, &keys, why, "false"));
     }
+    if s.fsdp.keep_fp8_transpose_cache && p.float8.recipe == Float8Recipe::Mxfp8 {
+        let why = "keeps transposed codes of gathered weights, but with recipe mxfp8 backward gathers codes by columns";
+        let keys = [Key::Float8Recipe];
+        return Err(cannot(d, Key::KeepFp8TransposeCache, &keys, why, "false"));
+    }
     experts(s, d)?;
     dimensions(s, d)
 }
@@ -142,42 +147,39 @@ fn all_gather(s: &Scenario, d: &Document) -> Checked {
 fn blocks(s: &Scenario) -> Option<(&'static [Key], &'static str)> {
     let f = &s.fsdp;
     let block = recipes::gathered_block(&s.precision.float8)?;
-    let atomic = match f.atomic {
+    let mx = block == ScaleBlock::MX;
+    let split = match f.atomic {
         Atomic::Block(rows) => !u64::from(rows).is_multiple_of(block.rows_of_both()),
         _ => false,
     };
-    Some(
-        if f.policy == PolicyKind::Fsdp2 && block == ScaleBlock::MX {
-            (
-                &[Key::Float8Recipe, Key::Policy],
-                "gathers MXFP8 codes with policy native only: torchao's MX linear layers have no 8-bit gather, and cast \
-             after a gather in bf16",
-            )
-        } else if f.policy != PolicyKind::Native {
-            (
-                &[Key::Float8Recipe, Key::Policy],
-                "gathers blocks with policy native only: shards of other engines split blocks, whose scales would need \
+    let of_policy: &[Key] = &[Key::Float8Recipe, Key::Policy];
+    let refused: (&[Key], _) = if f.policy == PolicyKind::Fsdp2 && mx {
+        (
+            of_policy,
+            "gathers MXFP8 codes with policies native and megatron only: torchao's MX linear layers have no 8-bit \
+             gather, and cast after a gather in bf16",
+        )
+    } else if f.policy != PolicyKind::Native && !mx {
+        (
+            of_policy,
+            "gathers blocks with policy native only: shards of other engines split blocks, whose scales would need \
              the maxima of several ranks",
-            )
-        } else if matches!(f.reshard_after_forward, Reshard::Group(_)) {
-            (
-                &[Key::Float8Recipe, Key::Reshard],
-                "gathers scales of blocks from shards only, but `reshard_after_forward` keeps slices",
-            )
-        } else if atomic {
-            (
-                &[Key::Float8Recipe, Key::Atomic],
-                match block {
-                    ScaleBlock::MX => {
-                        "gathers blocks of 32 rows, but `fsdp.atomic` lets shards split them"
-                    }
-                    _ => "gathers blocks of 128 rows, but `fsdp.atomic` lets shards split them",
-                },
-            )
-        } else {
-            return None;
-        },
-    )
+        )
+    } else if matches!(f.reshard_after_forward, Reshard::Group(_)) {
+        (
+            &[Key::Float8Recipe, Key::Reshard],
+            "gathers scales of blocks from shards only, but `reshard_after_forward` keeps slices",
+        )
+    } else if split {
+        let why = match mx {
+            true => "gathers blocks of 32 rows, but `fsdp.atomic` lets shards split them",
+            false => "gathers blocks of 128 rows, but `fsdp.atomic` lets shards split them",
+        };
+        (&[Key::Float8Recipe, Key::Atomic], why)
+    } else {
+        return None;
+    };
+    Some(refused)
 }
 
 /// Refuses globs of `float8_exclude` that are none, or match no linear layer: a stale name would

@@ -329,6 +329,50 @@ fn programs_that_gather_mx_blocks_pass() {
     }
 }
 
+#[test]
+fn programs_of_megatron_that_gather_mx_blocks_pass() {
+    for set in [
+        &["compile.mode=off"][..],
+        &["compile.mode=blocks"],
+        &["train.recompute=full"],
+        &["train.recompute=selective"],
+        &["train.grad_accum=3"],
+        &["train.validate_every=2"],
+        &["fsdp.reshard_after_forward=false"],
+        &["fsdp.units=root"],
+        &["fsdp.units=root", "train.grad_accum=2"],
+        &["mesh.dp_shard=3"],
+        &["mesh.dp_replicate=2"],
+        &["precision.float8_saved=float8"],
+    ] {
+        let set = [&["fsdp.policy=megatron"], set].concat();
+        prove_gathers(&mx(&set), &set);
+    }
+}
+
+/// Megatron-FSDP's scales of blocks follow from maxima that are not reduced, or not computed again.
+#[test]
+fn maxima_of_blocks_of_one_rank_are_found() {
+    let p = mx(&["fsdp.policy=megatron"]);
+    let (scales, _) = launches(&p, "shard_block_scales")[0];
+    let of_max = |c: &Collective| c.reduce == ReduceOp::Max;
+    let at = p.collectives.iter().rposition(of_max);
+    let mut sum = p.clone();
+    sum.collectives[at.expect("an all-reduce")].reduce = ReduceOp::Sum;
+    found(&check(&sum), RuleId::Float8Amax, scales);
+    let r = check(&repeated("shard_block_amax", p));
+    let v = found(&r, RuleId::Float8Amax, scales);
+    assert!(
+        v.message.contains("expected the maxima of all blocks"),
+        "{}",
+        v.message
+    );
+    // The codes of a shard are those of the previous step.
+    let p = mx(&["fsdp.policy=megatron"]);
+    let r = check(&repeated("shard_float8_cast_blocks", p));
+    assert!(r.of(RuleId::StaleWeight).next().is_some(), "{r}");
+}
+
 /// Backward reads the codes by rows, with their scales, although their blocks do not lie along its
 /// inner dimension.
 #[test]
