@@ -9,7 +9,7 @@
 mod block_maxima;
 mod block_scales;
 mod casts;
-mod columns;
+pub(crate) mod columns;
 mod float8;
 mod optimizer;
 mod reduce;

@@ -21,7 +21,7 @@ use crate::ir::{
 };
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::emitter::Emitter;
-use crate::lower::flat::{Flat, GradCasts, ReduceTo, Reduction, fill_padding};
+use crate::lower::flat::{Flat, GradCasts, ReduceTo, Reduction, columns, fill_padding};
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::ShardState;
@@ -48,6 +48,8 @@ pub(crate) struct Megatron {
     buckets: Vec<UnitId>,
     gathered: Vec<Option<EventId>>,
     full: Vec<bool>,
+    /// By group: whether recompute reads its weights, not only codes by columns.
+    recomputed: Vec<bool>,
     /// By group: whether its bucket and its bucket of codes by columns are gathered.
     held: Vec<[bool; 2]>,
     /// Root buckets keep their storage between steps once it is allocated.
@@ -113,6 +115,7 @@ impl Megatron {
             buckets,
             gathered: vec![None; units],
             full: vec![false; units],
+            recomputed: recomputed(out.inputs),
             held: vec![[false; 2]; out.inputs.groups.len()],
             preserved: vec![[false; 2]; out.inputs.groups.len()],
             grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.types.compute),
@@ -139,17 +142,19 @@ impl Megatron {
     /// Returns whether a pass has to gather a group. Groups with codes by columns (recipe mxfp8)
     /// have two buckets: forward and recompute read one, backward the other
     /// (`AllGatherPipeline.get_bucket_key`).
-    fn lacks(&self, g: GroupId, backward: bool, full: bool) -> bool {
+    fn lacks(&self, g: GroupId, (backward, recompute): (bool, bool), full: bool) -> bool {
+        let unread = recompute && !self.recomputed[g.index()];
         match self.flat.has_columns(g) {
-            true => !self.held[g.index()][usize::from(backward)],
+            true => !(self.held[g.index()][usize::from(backward)] || unread),
             false => !full,
         }
     }
 
     fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, backward: bool, rule: Rule) {
         let full = std::mem::replace(&mut self.full[unit.index()], true);
+        let pass = (backward, out.b.phase() == Phase::Recompute);
         let lacking: Vec<GroupId> = (out.inputs.groups_of(unit).into_iter())
-            .filter(|g| self.lacks(*g, backward, full))
+            .filter(|g| self.lacks(*g, pass, full))
             .collect();
         // Replicated weights stay full until the next step, so they are gathered only once per
         // step.
@@ -517,6 +522,17 @@ fn zero(out: &mut Emitter<'_>, range: Access, dtype: DType) {
         reads: &[],
         writes: &[range],
     });
+}
+
+/// Returns, by group, whether a kernel of any backward reads its weights other than by columns.
+fn recomputed(inputs: &LoweringInputs<'_>) -> Vec<bool> {
+    let mut read = vec![false; inputs.groups.len()];
+    for micro_batch in 0..inputs.tape.variant_of.len().max(1) {
+        columns::each_read_in_backward(inputs, micro_batch, |g, by_columns| {
+            read[g.index()] |= !by_columns;
+        });
+    }
+    read
 }
 
 /// Returns whether a unit stays gathered. Parameters outside all units do: their bucket keeps its

@@ -9,8 +9,10 @@
 
 use super::Flat;
 use super::block_scales::BlockScales;
+use crate::compile::tape::TapeOp;
 use crate::ir::{
-    Access, BufferId, CollectiveKind, DType, GroupId, ParamId, Part, ReduceOp, Role, StreamId,
+    Access, BufferId, CollectiveKind, DType, GroupId, ParamId, Part, ReduceOp, Role, Source,
+    StreamId,
 };
 use crate::lower::builder::CollectiveLaunch;
 use crate::lower::emitter::Emitter;
@@ -18,6 +20,28 @@ use crate::lower::inputs::LoweringInputs;
 use crate::lower::walk::Location;
 use crate::program::Rule;
 use smallvec::smallvec;
+
+/// Calls `f` with each weight that a kernel of a micro-batch's backward reads, including recomputed
+/// forwards, and whether it reads codes by columns.
+pub(crate) fn each_read_in_backward(
+    inputs: &LoweringInputs<'_>,
+    micro_batch: usize,
+    mut f: impl FnMut(GroupId, bool),
+) {
+    for op in inputs.tape.backward_of(micro_batch) {
+        let TapeOp::Launch { reads, writes, .. } = *op else {
+            continue;
+        };
+        for operand in &inputs.tape.operands[reads as usize..writes as usize] {
+            let (p, columns) = match operand.source {
+                Source::Param(p) => (p, false),
+                Source::ColumnCodes(p) => (p, true),
+                _ => continue,
+            };
+            f(inputs.home[p.index()].0, columns);
+        }
+    }
+}
 
 /// Buffers of a group's codes by columns.
 #[derive(Clone, Copy, Debug)]

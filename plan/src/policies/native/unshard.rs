@@ -1,11 +1,10 @@
 //! Unsharded units: gathers, prefetch, reshard.
 
 use super::MicroBatch;
-use crate::compile::tape::TapeOp;
 use crate::config::Prefetch;
-use crate::ir::{Access, AxisId, BufferId, COMPUTE, EventId, GroupId, Role, Source, UnitId};
+use crate::ir::{Access, AxisId, BufferId, COMPUTE, EventId, GroupId, Role, UnitId};
 use crate::lower::emitter::Emitter;
-use crate::lower::flat::Flat;
+use crate::lower::flat::{Flat, columns};
 use crate::lower::inputs::{LoweringInputs, prefetch_targets};
 use crate::program::{Phase, Rule};
 
@@ -542,32 +541,10 @@ fn micro_batches(inputs: &LoweringInputs<'_>) -> std::ops::Range<usize> {
     0..inputs.tape.variant_of.len().max(1)
 }
 
-/// Calls `f` with each weight that a kernel of a micro-batch's backward reads, including recomputed
-/// forwards, and whether it reads codes by columns.
-fn each_read_in_backward(
-    inputs: &LoweringInputs<'_>,
-    micro_batch: usize,
-    mut f: impl FnMut(GroupId, bool),
-) {
-    for op in inputs.tape.backward_of(micro_batch) {
-        let TapeOp::Launch { reads, writes, .. } = *op else {
-            continue;
-        };
-        for operand in &inputs.tape.operands[reads as usize..writes as usize] {
-            let (p, columns) = match operand.source {
-                Source::Param(p) => (p, false),
-                Source::ColumnCodes(p) => (p, true),
-                _ => continue,
-            };
-            f(inputs.home[p.index()].0, columns);
-        }
-    }
-}
-
 /// Returns the units whose weights a kernel of a micro-batch's backward reads.
 fn read_in_backward(inputs: &LoweringInputs<'_>, micro_batch: usize) -> Vec<bool> {
     let mut read = vec![false; inputs.units.len()];
-    each_read_in_backward(inputs, micro_batch, |g, _| {
+    columns::each_read_in_backward(inputs, micro_batch, |g, _| {
         read[inputs.group(g).unit.index()] = true;
     });
     read
@@ -576,7 +553,7 @@ fn read_in_backward(inputs: &LoweringInputs<'_>, micro_batch: usize) -> Vec<bool
 /// Returns what kernels of a micro-batch's backward read of each group.
 fn parts_in_backward(inputs: &LoweringInputs<'_>, micro_batch: usize) -> Vec<Gathered> {
     let mut read = vec![Gathered::default(); inputs.groups.len()];
-    each_read_in_backward(inputs, micro_batch, |g, columns| match columns {
+    columns::each_read_in_backward(inputs, micro_batch, |g, by_columns| match by_columns {
         true => read[g.index()].columns = true,
         false => read[g.index()].weights = true,
     });
