@@ -1361,14 +1361,17 @@ fn recipes_with_scales_of_blocks_are_read() {
     for (name, gpus, expected, gathers) in [
         ("tensorwise", "h100", "tensorwise", true),
         ("blockwise", "h100", "blockwise", false),
-        ("blockwise", "b200", "mxfp8", false),
-        ("mxfp8", "b200", "mxfp8", false),
+        ("blockwise", "b200", "mxfp8", true),
+        ("mxfp8", "b200", "mxfp8", true),
         ("mxfp8", "h200", "tensorwise", true),
     ] {
         let job = of(name, gpus);
         assert_eq!(recipe(&job), Some(format!("\"{expected}\"")), "{name}");
         assert_eq!(setting(&job, gather).is_some(), gathers, "{name}");
     }
+    let job = of("mxfp8 --keep-fp8-transpose-cache", "b200");
+    assert_eq!(setting(&job, "fsdp.keep_fp8_transpose_cache"), None);
+    assert_eq!(setting(&job, gather).as_deref(), Some("true"));
 }
 
 mod automodel;

@@ -215,7 +215,11 @@ const SOME_VALUES: [(&str, &[&str]); 11] = [
 /// Returns 8-bit recipes with gathers of codes, and with codes saved for backward. Without a
 /// recipe, these keys have no effect, so they are not tried alone.
 fn codes(base: &Scenario) -> Vec<Change> {
-    let recipes = [Float8Recipe::Tensorwise, Float8Recipe::Blockwise];
+    let recipes = [
+        Float8Recipe::Tensorwise,
+        Float8Recipe::Blockwise,
+        Float8Recipe::Mxfp8,
+    ];
     let others = recipes
         .into_iter()
         .filter(|recipe| *recipe != base.precision.float8.recipe);

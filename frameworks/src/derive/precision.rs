@@ -127,8 +127,13 @@ fn float8_gather(draft: &mut Draft, recipe: &str) -> Result<(), ConfigError> {
         found.is_some_and(|found| values.iter().any(|v| quoted(v) == found))
     };
     let whole = |key: &str, value: &str| draft.value(key).is_none() || is(key, &[value]);
-    let modeled = recipe == "tensorwise"
-        && is("fsdp.policy", &["fsdp2", "megatron"])
+    let policies: &[&str] = match recipe {
+        "tensorwise" => &["fsdp2", "megatron"],
+        // torchao's MX layers have no 8-bit gather.
+        "mxfp8" => &["megatron"],
+        _ => &[],
+    };
+    let modeled = is("fsdp.policy", policies)
         && whole("fsdp.strategy", "optim_grads_params")
         && draft.value("mesh.dp_shard") != Some("1")
         && draft.value("fsdp.offload").is_none()
@@ -151,7 +156,15 @@ fn float8_gather(draft: &mut Draft, recipe: &str) -> Result<(), ConfigError> {
             "scales are predicted as computed after the optimizer, all at once",
         );
     }
-    if let Some(kept) = kept {
+    if recipe == "mxfp8" {
+        let why =
+            "shards are predicted to hold whole groups of 32 rows; Megatron-FSDP splits these";
+        draft.approximates(given.row, why);
+        if let Some(kept) = kept {
+            let why = "backward gathers MXFP8 codes by columns, so no transposed codes are made";
+            draft.none(kept.row, Lack::Nothing, why);
+        }
+    } else if let Some(kept) = kept {
         let key = "fsdp.keep_fp8_transpose_cache";
         draft.set(kept.row, key, "true".to_owned())?;
     }

@@ -257,6 +257,8 @@ impl<'t> Expander<'t> {
                 Source::Storage(s) => Source::Storage(self.neighbour(s, at)?),
                 Source::Param(p) => Source::Param(self.param(p, at)?),
                 Source::Scale(p) => Source::Scale(self.param(p, at)?),
+                Source::ColumnCodes(p) => Source::ColumnCodes(self.param(p, at)?),
+                Source::ColumnScale(p) => Source::ColumnScale(self.param(p, at)?),
                 Source::Grad(p) => Source::Grad(self.param(p, at)?),
                 Source::Const(c) => Source::Const(c),
             };

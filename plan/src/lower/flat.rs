@@ -6,14 +6,17 @@
 //! main weights and gradients that are kept between uses (Megatron-FSDP `param_and_grad_buffer.py`,
 //! DDP configuration tables).
 
+mod block_maxima;
 mod block_scales;
 mod casts;
+pub(crate) mod columns;
 mod float8;
 mod optimizer;
 mod reduce;
 
 use block_scales::BlockScales;
 pub(crate) use casts::GradCasts;
+use columns::Columns;
 pub(crate) use reduce::{ReduceTo, Reduction};
 
 use super::builder::CollectiveLaunch;
@@ -92,6 +95,8 @@ pub(crate) struct GroupState {
     pub(crate) full: Option<BufferId>,
     /// Scales of W, if ranks gather codes with a scale per block.
     pub(super) scales: Option<BlockScales>,
+    /// Codes by columns, if blocks of the transpose are others than those of `scales`.
+    pub(super) columns: Option<Columns>,
     /// Result of the inner reduction in the communication dtype, while the outer axis reduces it.
     /// Only used by policy megatron if this dtype differs from that of G (`hsdp_comm_gbuf`). Other
     /// policies reduce G itself.
@@ -158,6 +163,8 @@ pub(crate) struct Flat {
     grad_arena: Option<BufferId>,
     /// Scales of groups that are gathered in 8 bits.
     scales: Option<Scales>,
+    /// Largest absolute values of blocks, if ranks reduce them.
+    block_maxima: Option<BufferId>,
     g: DType,
     c: DType,
     weight_sharded: bool,
@@ -180,6 +187,7 @@ impl Flat {
             host: None,
             grad_arena: None,
             scales: Scales::new(out),
+            block_maxima: None,
             g: types.grads,
             c: types.comm,
             weight_sharded: placements::weight_sharded(out.inputs.strategy),
@@ -191,6 +199,7 @@ impl Flat {
         for g in out.inputs.group_ids() {
             flat.groups.push(flat.group_state(out, g, main));
         }
+        flat.block_maxima = flat.new_block_maxima(out);
         if one_grad_arena {
             flat.merge_grads(out);
         }
@@ -227,6 +236,7 @@ impl Flat {
             tensors: Vec::new(),
             full: None,
             scales: None,
+            columns: None,
             outer_comm: None,
             numel,
         };
@@ -287,10 +297,10 @@ impl Flat {
             let stream = self.streams.copy_in;
             state.full = Some(out.transient(Role::FullWeight, numel * w.size(), w, stream, id));
             let block = out.inputs.scale_block().filter(|_| w.is_float8());
-            state.scales = block.map(|block| {
-                let kept = state.weight.is_some();
-                BlockScales::new(out, id, block, (kept, stream))
-            });
+            let kept = (state.weight.is_some(), stream);
+            state.scales = block.map(|block| BlockScales::new(out, id, block, kept));
+            let rows = state.scales;
+            state.columns = rows.and_then(|rows| Columns::new(out, id, rows, kept));
         }
         state
     }
@@ -377,10 +387,11 @@ impl Flat {
                 .at(out.inputs.groups[i].unit, crate::program::Phase::Init);
             let moments = state.moments().filter(|m| m.offloaded);
             let moments = moments.flat_map(Moments::buffers);
-            let scales = state.scales.and_then(|scales| scales.shard);
+            let scales = state.scales.and_then(BlockScales::persistent);
+            let columns = state.columns.into_iter().flat_map(Columns::persistent);
             let persistent = state.weight.iter().chain(&scales);
             let persistent = persistent.chain(&state.params).chain(&state.main);
-            for id in persistent.copied().chain(moments) {
+            for id in persistent.copied().chain(columns).chain(moments) {
                 out.b.alloc(
                     Rule::State,
                     self.host_copies.get(&id).copied().unwrap_or(id),
@@ -410,10 +421,12 @@ impl Flat {
         &self.groups[g.index()]
     }
 
-    /// Returns the buffers that gathers of a group write: its full weights, and their scales.
+    /// Returns the buffers that gathers of a group write: its full weights, and their scales. Codes
+    /// by columns are gathered separately.
     pub(crate) fn gathered(&self, g: GroupId) -> impl Iterator<Item = BufferId> + use<> {
         let state = self.state(g);
-        state.full.into_iter().chain(state.scales.map(|s| s.full))
+        let scales = state.scales.and_then(BlockScales::gathered);
+        state.full.into_iter().chain(scales)
     }
 
     /// Returns whether the weights of a unit must be gathered in this pass: always if they are
@@ -565,7 +578,8 @@ impl Flat {
         let Some(comm) = comm else { return };
         out.b.join(Rule::CopyIn, copy_in, stream);
         let mut parts = smallvec![Part { input, output }];
-        let scales = state.scales.map(|scales| scales.part(out, state.sharded));
+        let scales = state.scales;
+        let scales = scales.and_then(|scales| scales.part(out, state.sharded));
         parts.extend(scales);
         out.collective(CollectiveLaunch {
             rule,

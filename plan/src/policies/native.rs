@@ -4,7 +4,8 @@
 //!
 //! - `unshard.rs`: a gather writes the flat buffer that parameters view. Gathers are prefetched up
 //!   to the prefetch depth or element budget, but never in recompute. Backward gathers only units
-//!   with a weight that a backward kernel reads. Under HFSDP, a unit's shards are gathered over the
+//!   with a weight that a backward kernel reads, and of weights with codes by rows and by columns
+//!   only the codes that it reads. Under HFSDP, a unit's shards are gathered over the
 //!   outer axis once per step, before its first gather. The end of a step may gather the first
 //!   units of the next step as soon as they are updated.
 //! - `gradients.rs`: kernels of weight gradients write the flat gradient buffer.
@@ -259,6 +260,10 @@ impl Lifecycle for Native {
 
     fn scale(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
         self.flat.reciprocal(out.inputs, p)
+    }
+
+    fn columns(&mut self, out: &mut Emitter<'_>, p: ParamId) -> [Location; 2] {
+        self.flat.columns(out.inputs, p)
     }
 
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
