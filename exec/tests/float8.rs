@@ -176,6 +176,10 @@ fn gathers_of_mx_blocks_end_with_the_same_weights() {
         // Parts of weights and padding.
         &["mesh.dp_shard=3", "model.ffn=160"],
         &["fsdp.cast_before_all_gather=true", "train.recompute=full"],
+        &[
+            "fsdp.copy_in_stream=true",
+            "fsdp.cast_before_all_gather=true",
+        ],
         &["train.recompute=full", "train.grad_accum=2"],
         &["fsdp.reshard_after_forward=false", "train.grad_accum=2"],
         &["fsdp.reshard_after_backward=false", "train.grad_accum=2"],

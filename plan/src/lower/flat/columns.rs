@@ -17,6 +17,7 @@ use crate::ir::{
 use crate::lower::builder::CollectiveLaunch;
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
+use crate::lower::streams::CommStreams;
 use crate::lower::walk::Location;
 use crate::program::Rule;
 use smallvec::smallvec;
@@ -56,7 +57,7 @@ pub(crate) struct Columns {
 
 impl Columns {
     /// Creates the buffers of a group with these scales of rows; `None` if the transpose has the
-    /// same blocks. `kept` means that the codes of the shard are kept between gathers, which run on
+    /// same blocks. `kept` means that the codes of the shard are kept between gathers, which cast on
     /// `stream`.
     pub(super) fn new(
         out: &mut Emitter<'_>,
@@ -136,7 +137,12 @@ impl Flat {
         g: GroupId,
         stale: bool,
     ) {
-        let (state, stream) = (self.state(g), self.streams.gather);
+        let state = self.state(g);
+        let CommStreams {
+            copy_in,
+            gather: stream,
+            ..
+        } = self.streams;
         let (Some(columns), Some(comm)) = (state.columns, state.sharded.comms.gather) else {
             return;
         };
@@ -147,8 +153,9 @@ impl Flat {
         };
         if stale || columns.shard.is_none() {
             let to = (input, columns.scales);
-            self.cast_blocks(out, g, to, Rule::CopyIn, stream);
+            self.cast_blocks(out, g, to, Rule::CopyIn, copy_in);
         }
+        out.b.join(Rule::CopyIn, copy_in, stream);
         let scales = columns.scales.part(out, state.sharded);
         let mut parts = smallvec![Part { input, output }];
         parts.extend(scales);

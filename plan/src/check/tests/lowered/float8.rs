@@ -326,6 +326,12 @@ fn programs_that_gather_mx_blocks_pass() {
         &["fsdp.reshard_after_forward=false", "train.validate_every=2"],
         &["fsdp.reshard_after_forward=auto", "train.grad_accum=2"],
         &["fsdp.cast_before_all_gather=true"],
+        &["fsdp.copy_in_stream=true"],
+        &[
+            "fsdp.copy_in_stream=true",
+            "fsdp.cast_before_all_gather=true",
+            "train.recompute=full",
+        ],
         &["fsdp.prefetch_next_step=2"],
         &["fsdp.prefetch_next_step=2", "train.validate_every=2"],
         &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
