@@ -249,7 +249,7 @@ pub fn predict_peak(
 /// Simulates a program that was planned with the options of this scenario.
 ///
 /// # Errors
-/// See [`PredictError`].
+/// Returns [`PredictError`] if the simulation fails.
 pub fn predict_program(
     scenario: &Scenario,
     program: Program,
