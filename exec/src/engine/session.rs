@@ -209,12 +209,6 @@ impl<D: Device> Session<D> {
         &self.program
     }
 
-    /// Returns the number of training steps done in this session.
-    #[must_use]
-    pub fn steps_done(&self) -> u32 {
-        self.done
-    }
-
     /// Sets the index of the session's first step, for records of a resumed run.
     pub fn set_first_step(&mut self, step: u32) {
         self.first_step = step;
