@@ -1,4 +1,4 @@
-//! Rules for layers that share keys, embed tokens or have several residual streams (Gemma 3n and 4).
+//! Rules for layers that share keys, embed tokens or have several residual streams (Gemma 3n, 4).
 
 use crate::config::{AttentionGate, Family, Model, NormPosition, PackedQkv, Residual};
 use crate::models::spec::Conflict;
