@@ -1,7 +1,7 @@
 """Stages that check correctness: each prints one line per case."""
 import json, os, re, shutil, signal, subprocess, sys, tempfile, time
 from pathlib import Path
-from keys import CAPTURED, CAST, FASTEST, IN_BACKWARD
+from keys import CAPTURED, CAST, COPY_IN, FASTEST, IN_BACKWARD
 from tools import CPU, OUT, ROOT, SHARED, call, chosen, end, fit, gpus, last_line, on_device, reference, row, shardlab, together, train, worst
 import tools
 
@@ -174,6 +174,7 @@ SHARDING = {
     "gradient scaling factor, megatron": ("small-megatron", ["fsdp.gradient_scaling_factor=0.3"]),
     "decoupled gradients": ("small-megatron", ["fsdp.decoupled_gradients=true"]),
     "shards cast per gather": ("small-native", ["fsdp.cast_before_all_gather=true"]),
+    "shards cast on a stream": ("small-native", ["fsdp.cast_before_all_gather=true", COPY_IN]),
     "DoRA": ("small-lora", ["lora.use_dora=true"]),
     "DoRA, regions": ("small-lora", ["lora.use_dora=true", "compile.mode=regions"]),
     "DoRA, blocks, fsdp2": ("small-lora", ["lora.use_dora=true", "compile.mode=blocks", "fsdp.policy=fsdp2"]),
@@ -186,7 +187,7 @@ SHARDING = {
     "parameter groups, fsdp2": ("small-native", [*PARAM_GROUPS, "fsdp.policy=fsdp2"]),
 }
 # These need parameters and main weights of different types.
-BF16_ALONE = ["decoupled gradients", "shards cast per gather"]
+BF16_ALONE = ["decoupled gradients", "shards cast per gather", "shards cast on a stream"]
 
 
 def sharding():
@@ -250,6 +251,8 @@ def moe():
         "padded, captured iteration": ["moe.dispatcher=padded", 'compile.cuda_graph="full_iteration"'],
         "peer": ["moe.dispatcher=peer"], "peer, recompute": ["moe.dispatcher=peer", "train.recompute=full"],
         "peer, captured iteration": ["moe.dispatcher=peer", 'compile.cuda_graph="full_iteration"'],
+        "deepep": ["moe.dispatcher=deepep"], "deepep, recompute": ["moe.dispatcher=deepep", "train.recompute=full"],
+        "deepep, forced, seeded": ["moe.dispatcher=deepep", *seeded],
         "peer, forced, seeded": ["moe.dispatcher=peer", *seeded], "all_to_all, forced, balanced": ["moe.dispatcher=all_to_all", force],
         "padded, dropped": ["moe.dispatcher=padded", "moe.capacity_factor=0.75"], "router biases": MOVED,
         "gather, forced, no spare row": ["moe.dispatcher=gather", force, "moe.capacity_factor=1"],
@@ -258,7 +261,7 @@ def moe():
     shared = "model.shared_expert_ffn=32"
     sent |= {
         "shared expert, all_to_all": [shared, "moe.dispatcher=all_to_all"], "shared expert, padded": [shared, "moe.dispatcher=padded"],
-        "shared expert, peer": [shared, "moe.dispatcher=peer"], "shared expert, gather, regions": [shared, "compile.mode=regions"],
+        "shared expert, peer": [shared, "moe.dispatcher=peer"], "shared expert, deepep": [shared, "moe.dispatcher=deepep"], "shared expert, gather, regions": [shared, "compile.mode=regions"],
         "shared expert, captured parts of blocks": [shared, 'compile.cuda_graph=["attn", "moe_router", "moe_preprocess"]'],
         "shared expert, peer, captured iteration": [shared, "moe.dispatcher=peer", 'compile.cuda_graph="full_iteration"'],
     }
@@ -377,7 +380,7 @@ def moe():
               *(moved(ep, more) for ep in (1, *sizes) for more in ([], ['compile.cuda_graph="full_iteration"'], ["train.micro_batch=1", "train.grad_accum=2"])),
               *(fused(ep, more) for ep in (1, *sizes) for more in ([], ["train.recompute=full"])),
               *(pushed(ep, t, *w) for ep in sizes for t, w in pushes.items())]
-    together(cases if os.environ.get("RUNS") else [*cases, *others], 1 if CPU else AT_ONCE)
+    together([*cases, *(others if chosen(["others"]) else [])], 1 if CPU else AT_ONCE)
 
 
 def float8():
@@ -415,7 +418,7 @@ def float8():
     if every > 1:
         ways |= {
             "8-bit gathers": [gathered], "8-bit gathers, eager": [gathered, eager], "8-bit gathers, codes saved": [gathered, saved],
-            "8-bit gathers, cast before each": [gathered, CAST], "8-bit gathers, captured": [gathered, CAPTURED],
+            "8-bit gathers, cast before each": [gathered, CAST], "8-bit gathers, cast on a stream": [gathered, CAST, COPY_IN], "8-bit gathers, captured": [gathered, CAPTURED],
             "8-bit gathers, fsdp2": [gathered, "fsdp.policy=fsdp2"], "8-bit gathers, megatron": [gathered, "fsdp.policy=megatron"],
             "8-bit gathers, blockwise": [*blocks, gathered, few], "8-bit gathers, blockwise, eager": [*blocks, gathered, eager, few],
             "8-bit gathers, blockwise, captured": [*blocks, gathered, CAPTURED, few],
@@ -560,7 +563,8 @@ def bits():
     same = {k: (v, []) for k, v in SAME.items() if gpus() > 1 or k != "gathers for the next step"}
     same_as("bits", {"again": ([], []), **same, **more}, PLAIN)
     if gpus() > 1:
-        same["cast before all-gathers"] = (["fsdp.cast_before_all_gather=true"], [])
+        same["cast before all-gathers"] = ([CAST], [])
+        same["cast on a stream"] = ([CAST, COPY_IN], [])
     same_as("bits", {"again": ([], []), **same, **more}, ENGINES)
     same_as("bits", {"again": ([], []), **{k: same[k] for k in ("prefetch 0", "captured scopes", "captured iteration")}}, FUSED)
     if gpus() > 1:

@@ -14,6 +14,8 @@ SUMMED = "fsdp.fuse_reduce_into_optimizer=true"
 # Stores no 16-bit copy of the shards (CAST), and frees gradients after the update of their unit (IN_BACKWARD).
 CAST = "fsdp.cast_before_all_gather=true"
 IN_BACKWARD = "fsdp.optimizer_in_backward=true"
+# Casts shards on a stream of their own.
+COPY_IN = "fsdp.copy_in_stream=true"
 # Gathers the first unit of the next step while the optimizer updates other units.
 NEXT_STEP = "fsdp.prefetch_next_step=1"
 FUSED = "compile.gemm_epilogue_fusion=true"

@@ -1,7 +1,7 @@
 """Stages that measure: the profile of the machine, predictions against measurements, the acceptance run."""
-import json, os, queue, threading
+import csv, json, os, queue, threading
 from keys import AS_THEY_COME, BEST, CAPTURED, CAST, CHUNKED, FASTEST, FUSED, IN_BACKWARD, NATIVE, POINTWISE, PROJECTIONS, REGIONS, SUMMED
-from tools import CPU, OUT, call, chosen, fit, gpus, last_line, left, row, shardlab, train
+from tools import CPU, HERE, OUT, call, chosen, fit, gpus, last_line, left, row, shardlab, train
 import tools
 
 
@@ -235,6 +235,33 @@ def moe_fidelity():
                 yield f"{model} {name}", scenario, sets
     # The limit is high because billions of weights are initialized on the CPU.
     one_by_one("moe_fidelity", world, cases(), limit=100)
+
+
+def overrides(text):
+    """Returns the settings of a row of a table: they are separated by semicolons, except within lists."""
+    found, depth = [""], 0
+    for letter in text:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == ";" and depth == 0:
+            found.append("")
+        else:
+            found[-1] += letter
+    return found
+
+
+def table():
+    """Measures rows of a table of `shardlab exec` again (TABLE, a CSV file in tests/data); RUNS selects some of them by name."""
+    wanted = {r["name"]: r for r in csv.DictReader(open(HERE.parent.parent / "tests/data" / os.environ.get("TABLE", "exec_experts_h200.csv")))}
+
+    def cases(world):
+        for name in chosen(list(wanted)):
+            sets = overrides(wanted[name]["overrides"])
+            if f"mesh.dp_shard={world}" in sets:
+                kept = [s for s in sets if not s.startswith(("mesh.dp_", "mesh.hardware"))]
+                scenario = "small-moe" if CPU else wanted[name]["scenario"]
+                yield f"{name}, was {wanted[name]['step_ms']}", scenario, ["train.steps=12", *([] if CPU else kept)]
+    for world in (n for n in (1, 2, 4) if n <= gpus()):
+        one_by_one("table", world, cases(world), limit=120)
 
 
 def fidelity():

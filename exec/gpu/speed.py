@@ -1,7 +1,7 @@
 """Stages that compare our steps with those of the peers, and with the floor of the hardware."""
 import array, json, os, random, sys
 from collections import namedtuple
-from keys import AHEAD, AS_THEY_COME, BEST, CAPTURED, CAST, CHUNKED, FASTEST, FLOATS, FUSED, GATHERS, IN_BACKWARD, NATIVE, NEXT_STEP, ONE_CHUNK, POINTWISE, PROJECTIONS, REGIONS, SELECTIVE, SUMMED
+from keys import AHEAD, AS_THEY_COME, BEST, CAPTURED, CAST, CHUNKED, COPY_IN, FASTEST, FLOATS, FUSED, GATHERS, IN_BACKWARD, NATIVE, NEXT_STEP, ONE_CHUNK, POINTWISE, PROJECTIONS, REGIONS, SELECTIVE, SUMMED
 from tools import CPU, HERE, OUT, call, chosen, fit, gpus, last_line, left, row, train
 
 # Number of warm-up steps, as in peer.py: steps are slower until the GPUs have settled at their power limit.
@@ -82,6 +82,8 @@ EXPERT_OURS = {
     "ours compiled, fused epilogues, in backward, cast, selective, projections apart": [*BEST, FUSED, SELECTIVE, IN_BACKWARD, CAST, PROJECTIONS],
     "ours compiled, fused epilogues, summed in the optimizer, in backward, cast, projections apart": [*FASTEST, IN_BACKWARD, CAST, PROJECTIONS],
     "ours compiled, fused epilogues, summed in the optimizer, in backward, cast, projections apart, ahead": [*FASTEST, IN_BACKWARD, CAST, PROJECTIONS, *AHEAD],
+    "ours compiled, fused epilogues, summed in the optimizer, in backward, cast, projections apart, ahead, copy-in stream": [*FASTEST, IN_BACKWARD, CAST, PROJECTIONS, *AHEAD, COPY_IN],
+    "ours compiled, fused epilogues, summed in the optimizer, in backward, cast, selective, projections apart, ahead, copy-in stream": [*FASTEST, IN_BACKWARD, CAST, SELECTIVE, PROJECTIONS, *AHEAD, COPY_IN],
     "ours compiled, fused epilogues, summed in the optimizer, in backward, cast, projections apart, ahead in forward": [*FASTEST, IN_BACKWARD, CAST, PROJECTIONS, AHEAD[0]],
     "ours compiled, fused epilogues, summed in the optimizer, in backward, cast, selective, projections apart, ahead": [*FASTEST, IN_BACKWARD, CAST, SELECTIVE, PROJECTIONS, *AHEAD],
     "ours compiled, fused epilogues, summed in the optimizer, cast": [*FASTEST, CAST],
@@ -107,6 +109,7 @@ FLOAT8_OURS = {
     "ours tensorwise, codes saved, 8-bit gathers": [*FASTEST, TENSORWISE, CODES_SAVED, CODES_GATHERED],
     "ours tensorwise, codes saved, 8-bit gathers, cast": [*FASTEST, TENSORWISE, CODES_SAVED, CODES_GATHERED, CAST],
     "ours tensorwise, codes saved, 8-bit gathers, cast, next step": [*FASTEST, TENSORWISE, CODES_SAVED, CODES_GATHERED, CAST, NEXT_STEP],
+    "ours tensorwise, codes saved, 8-bit gathers, cast, next step, copy-in stream": [*FASTEST, TENSORWISE, CODES_SAVED, CODES_GATHERED, CAST, NEXT_STEP, COPY_IN],
     "ours tensorwise, codes saved, 8-bit gathers, cast, captured": [*FASTEST, TENSORWISE, CODES_SAVED, CODES_GATHERED, CAST, CAPTURED],
     "ours tensorwise, codes saved, 8-bit gathers, cast, pointwise": [*FASTEST, POINTWISE, TENSORWISE, CODES_SAVED, CODES_GATHERED, CAST],
     "ours tensorwise, codes saved, 8-bit gathers, cast, all merged": [*FASTEST, TENSORWISE, CODES_SAVED, CODES_GATHERED, CAST, 'compile.fuse_projections="all"'],

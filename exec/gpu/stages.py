@@ -6,7 +6,7 @@ from tools import left, row, rows
 import convergence, correct, measure, speed, varied
 
 STAGES = {f.__name__: f for f in (correct.modes, correct.hangs, correct.goldens, correct.small, correct.sharding, correct.moe, correct.float8, correct.tensor_parallel, speed.speed, speed.experts, speed.float8_speed, speed.floor, measure.calibrate, measure.fidelity, measure.moe_fidelity,
-                                  measure.acceptance, measure.options, correct.bits, correct.delays, correct.checkpoint, correct.band, correct.sanitize,
+                                  measure.acceptance, measure.options, measure.table, correct.bits, correct.delays, correct.checkpoint, correct.band, correct.sanitize,
                                   convergence.convergence, varied.varied)}
 SETS = {"first": ["modes", "goldens", "small", "speed"], "second": ["calibrate", "fidelity", "bits", "delays", "tensor_parallel"],
         "third": ["hangs", "checkpoint", "band", "sanitize"], "fp8": ["float8", "float8_speed"]}

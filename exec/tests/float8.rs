@@ -104,6 +104,10 @@ fn gathers_in_8_bits_end_with_the_same_weights() {
             &["compile.mode=blocks"],
             &["compile.mode=blocks", "compile.merge_projections=all"],
             &["fsdp.cast_before_all_gather=true"],
+            &[
+                "fsdp.cast_before_all_gather=true",
+                "fsdp.copy_in_stream=true",
+            ],
             &["fsdp.reshard_after_forward=false"],
             &["fsdp.prefetch_next_step=2"],
             &["fsdp.optimizer_in_backward=true"],
@@ -135,6 +139,10 @@ fn gathers_of_blocks_end_with_the_same_weights() {
         // A matrix of 640 columns has five blocks per row, which matmuls cannot read in place.
         &["mesh.dp_shard=3", "model.ffn=640"],
         &["fsdp.cast_before_all_gather=true", "train.recompute=full"],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "fsdp.copy_in_stream=true",
+        ],
         &["fsdp.reshard_after_forward=false", "train.grad_accum=2"],
         &["fsdp.prefetch_next_step=2", "train.validate_every=2"],
         &["fsdp.optimizer_in_backward=true"],
@@ -147,6 +155,52 @@ fn gathers_of_blocks_end_with_the_same_weights() {
         let after = [&set[..], &["precision.float8_all_gather=false"]].concat();
         let wanted = train_for(6, "small-fp8-blocks", &after);
         let found = train_for(6, "small-fp8-blocks", &set);
+        assert!(found == wanted, "{set:?}: {:?} {:?}", found.0, wanted.0);
+    }
+}
+
+/// With a scale per 32 elements of a row, and others of the transpose: forward gathers codes by
+/// rows, backward codes by columns. Both are those of casts after the gather, also where passes
+/// alternate: with several micro-batches, recompute and validation in between.
+#[test]
+fn gathers_of_mx_blocks_end_with_the_same_weights() {
+    let both = [
+        "precision.float8_recipe=mxfp8",
+        "model.kv_heads=4",
+        "train.clip_norm=0",
+        "train.lr=1e-2",
+    ];
+    for set in [
+        &["compile.mode=off"][..],
+        &["mesh.dp_shard=2", "compile.fuse_projections=all"],
+        // Parts of weights and padding.
+        &["mesh.dp_shard=3", "model.ffn=160"],
+        &["fsdp.cast_before_all_gather=true", "train.recompute=full"],
+        &["train.recompute=full", "train.grad_accum=2"],
+        &["fsdp.reshard_after_forward=false", "train.grad_accum=2"],
+        &["fsdp.reshard_after_backward=false", "train.grad_accum=2"],
+        &["fsdp.prefetch_next_step=2", "train.validate_every=2"],
+        &["fsdp.optimizer_in_backward=true"],
+        &["precision.float8_saved=float8", "fsdp.units=root"],
+        &["mesh.dp_shard=2", "mesh.dp_replicate=2"],
+        &["fsdp.atomic=tensor"],
+    ] {
+        let set = [&both[..], set].concat();
+        let wanted = train_for(6, "small-fp8", &set);
+        let gathered = [&set[..], &["precision.float8_all_gather=true"]].concat();
+        let found = train_for(6, "small-fp8", &gathered);
+        assert!(found == wanted, "{set:?}: {:?} {:?}", found.0, wanted.0);
+    }
+    // Megatron-FSDP reduces the maxima of blocks, and casts after the optimizer.
+    for set in [
+        &["mesh.dp_shard=2", "train.grad_accum=2"][..],
+        &["mesh.dp_shard=3", "train.validate_every=2"],
+        &["train.recompute=full"],
+    ] {
+        let set = [&both[..], &["fsdp.policy=megatron"], set].concat();
+        let wanted = train_for(6, "small-fp8", &set);
+        let gathered = [&set[..], &["precision.float8_all_gather=true"]].concat();
+        let found = train_for(6, "small-fp8", &gathered);
         assert!(found == wanted, "{set:?}: {:?} {:?}", found.0, wanted.0);
     }
 }

@@ -487,6 +487,7 @@ fn sums_in_the_optimizer_end_with_the_same_weights() {
 #[test]
 fn casts_before_gathers_end_with_the_same_weights() {
     let cast = "fsdp.cast_before_all_gather=true";
+    let apart = "fsdp.copy_in_stream=true";
     for base in [
         &["precision.compute=bf16"][..],
         &["precision.compute=bf16", "compile.mode=regions"],
@@ -504,13 +505,19 @@ fn casts_before_gathers_end_with_the_same_weights() {
                 &[cast, "fsdp.prefetch_forward=0", "fsdp.prefetch_backward=2"],
                 &[cast, "fsdp.copy_engine_gather=true"],
                 &[cast, "compile.cuda_graph=full_iteration"],
+                &[cast, apart],
+                &[cast, apart, "fsdp.prefetch_forward=3"],
+                &[cast, apart, "compile.cuda_graph=full_iteration"],
             ],
         );
     }
     same(
         "small-native",
         &["precision.compute=bf16", "train.clip_norm=0"],
-        &[&[cast, "fsdp.optimizer_in_backward=true"]],
+        &[
+            &[cast, "fsdp.optimizer_in_backward=true"],
+            &[cast, apart, "fsdp.optimizer_in_backward=true"],
+        ],
     );
 }
 

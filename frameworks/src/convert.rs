@@ -15,6 +15,9 @@ pub(crate) const PACKED: &str =
 /// Why Muon is not predicted under engines that shard individual matrices.
 pub(crate) const MUON: &str = "Muon needs whole matrices: it is planned for fsdp.policy = \"native\" alone, and AdamW is predicted here";
 pub(crate) const EVALUATION: &str = "evaluation, not part of a training step";
+/// Why the number of SMs of an exchange of tokens is not used.
+pub(crate) const EXCHANGE_SMS: &str =
+    "the exchange of tokens is predicted with the SMs of the hardware profile";
 pub(crate) const LAUNCH: &str = "launching, not part of a step";
 pub(crate) const VALUES: &str = "changes numbers, not time or memory";
 pub(crate) const KERNELS: &str = "attention is predicted as a fused kernel";
@@ -69,6 +72,21 @@ pub(crate) fn if_true(node: &Node, effect: Effect) -> Converted {
 /// Spreads tokens evenly over the experts, whatever the routers choose.
 pub(crate) fn forced_routing(node: &Node) -> Converted {
     if_true(node, Effect::Set(FORCED, "true".to_owned()))
+}
+
+/// Reads options of PyTorch's allocator: `expandable_segments:True`.
+pub(crate) fn allocator(node: &Node) -> Converted {
+    let text = node.full().to_ascii_lowercase();
+    let mut options = text.split(',');
+    Ok(
+        match options.find_map(|o| o.trim().strip_prefix("expandable_segments:")) {
+            Some(value) => Effect::Set(
+                "fsdp.expandable_segments",
+                (value.trim() == "true").to_string(),
+            ),
+            None => Effect::Lost("the allocator is predicted with PyTorch's other defaults"),
+        },
+    )
 }
 
 /// Runs the matmuls of linear layers in 8 bits.

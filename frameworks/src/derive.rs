@@ -1,6 +1,8 @@
 //! Derives what several keys decide together: mesh, batch, engine, precision and model.
 
 mod architecture;
+mod automodel;
+mod defaults;
 mod engine;
 mod experts;
 mod graphs;
@@ -9,6 +11,7 @@ mod precision;
 mod recompute;
 
 pub(crate) use architecture::{Activation, Positions};
+pub(crate) use experts::FLEX_BACKENDS;
 pub(crate) use graphs::CAPTURED;
 
 use crate::Options;
@@ -16,6 +19,7 @@ use crate::adapters::Targets;
 use crate::convert::REFERENCE;
 use crate::draft::{Draft, Given, NamedModel};
 use crate::error::ConfigError;
+use crate::formats::NEMO_NAME as NEMO;
 use crate::model::{self, Model};
 use crate::reader::Reader;
 use crate::row::{Lack, Row, Status};
@@ -42,6 +46,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     let accelerated = reader.formats.iter().any(|f| f.accelerated);
     find_model(reader, options)?;
     let draft = &mut reader.draft;
+    defaults::decide(draft, &reader.formats)?;
     for format in &reader.formats {
         // The fallbacks for other keys depend on the steps below.
         for default in format
@@ -64,7 +69,8 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     }
     experts::model(draft)?;
     let ranks = mesh::decide(draft, options)?;
-    experts::dispatch(draft)?;
+    experts::dispatch(draft, &reader.formats)?;
+    defaults::accumulation(draft, &reader.formats, ranks);
     batch(draft, ranks)?;
     pairs(draft)?;
     recompute::whole_blocks(draft)?;
@@ -73,12 +79,16 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     recompute::reentrant(draft)?;
     adapters(draft, reader.formats.iter().any(|f| f.open))?;
     packed_weights(draft)?;
+    if reader.formats.iter().any(|f| f.name == NEMO) {
+        automodel::decide(draft)?;
+    }
     let engine = engine::decide(draft, &reader.formats, accelerated)?;
     graphs::decide(draft)?;
-    precision::decide(draft, engine, accelerated)?;
+    precision::decide(draft, engine, &reader.formats)?;
     precision::float8(draft)?;
     for format in &reader.formats {
-        for default in format.defaults {
+        let defaults = format.defaults.iter();
+        for default in defaults.filter(|d| d.key != experts::DISPATCHER) {
             draft.assume(default.key, default.value, default.why);
         }
     }
@@ -152,7 +162,9 @@ fn packed_length(draft: &mut Draft) -> Result<(), ConfigError> {
 /// Fails if another key names other layers.
 fn adapters(draft: &mut Draft, is_open: bool) -> Result<(), ConfigError> {
     let (rows, targets) = draft.take_targets();
-    if draft.fact(Fact::Adapter).is_some_and(|a| a.value == 1) {
+    if let Some(given) = draft.fact(Fact::Adapter).filter(|a| a.value == 1) {
+        let why = &mut draft.rows[given.row].why;
+        why.get_or_insert_with(|| "adapters are trained".to_owned());
         draft.assume("lora.r", "8", "the default of PEFT");
         let value = targets.map(|targets| match targets {
             Targets::AllLinear => quoted("all-linear"),

@@ -1,9 +1,12 @@
 //! Recognizes the format of a file by its content and its name.
 
+mod others;
+mod script;
+
 use crate::error::ConfigError;
 use crate::formats::{
-    ACCELERATE, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, MEGATRON, MEGATRON_YAML, NEMO, PEFT, TORCHTITAN,
-    TORCHTUNE, TRAINER, TRAINER_SCRIPT, arguments,
+    ACCELERATE, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, MEGATRON_BRIDGE, MEGATRON_YAML, NEMO, PEFT,
+    SWIFT, SWIFT_MEGATRON, TORCHTITAN, TORCHTUNE, TRAINER,
 };
 use crate::table::Format;
 use crate::tree::Node;
@@ -17,8 +20,22 @@ const MOST_BYTES: u64 = 64 << 20;
 const LOGGED: [&str; 2] = ["Running with configs: ", "Running with args: "];
 
 /// Paths that occur in one framework only, the most distinctive first. Any one of them is enough.
-const SIGNS: [(&Format, &[&str]); 10] = [
+const SIGNS: [(&Format, &[&str]); 11] = [
     (&PEFT, &["peft_type"]),
+    (
+        &MEGATRON_BRIDGE,
+        &[
+            "train.train_iters",
+            "train.micro_batch_size",
+            "ddp.grad_reduce_in_fp32",
+            "ddp.use_distributed_optimizer",
+            "ddp.use_megatron_fsdp",
+            "dist.use_megatron_fsdp",
+            "scheduler.lr_warmup_iters",
+            "model.moe_token_dispatcher_type",
+            "model.tensor_model_parallel_size",
+        ],
+    ),
     (
         &NEMO,
         &["step_scheduler", "model._target_", "distributed.strategy"],
@@ -42,7 +59,15 @@ const SIGNS: [(&Format, &[&str]); 10] = [
         ],
     ),
     (&AXOLOTL, &["base_model", "sequence_len"]),
-    (&LLAMA_FACTORY, &["finetuning_type", "cutoff_len"]),
+    (
+        &LLAMA_FACTORY,
+        &[
+            "finetuning_type",
+            "cutoff_len",
+            "infer_backend",
+            "export_dir",
+        ],
+    ),
     (
         &ACCELERATE,
         &[
@@ -95,17 +120,24 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
         return Ok((&TORCHTITAN, yaml::parse(file, &logged)?));
     }
     if is_script(file, text) {
-        let command = shell::parse(file, text)?;
-        return Ok(match arguments(&command) {
-            Some(arguments) => (&TRAINER_SCRIPT, arguments),
-            None => (&MEGATRON, command),
-        });
+        return script::format(file, shell::parse(file, text)?);
     }
     let root = if ends(".toml") {
         toml_file::parse(file, text)?
     } else {
         yaml::parse(file, text)?
     };
+    if let Some(other) = others::name(&root) {
+        return Err(ConfigError::at(file, root.at, others::message(other)));
+    }
+    if ["tuner_type", "train_type"]
+        .iter()
+        .any(|sign| root.has(sign))
+    {
+        let of_megatron = root.has("micro_batch_size") || root.has("global_batch_size");
+        let format = if of_megatron { &SWIFT_MEGATRON } else { &SWIFT };
+        return Ok((format, root));
+    }
     let found = SIGNS
         .iter()
         .find(|(_, signs)| signs.iter().any(|path| root.has(path)));
@@ -116,7 +148,7 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
             message:
                 "the format is not known: expected a configuration of Accelerate, the Hugging \
                       Face Trainer, Axolotl, LLaMA-Factory, torchtune, torchtitan, DeepSpeed, \
-                      Megatron-LM, NeMo Automodel or PEFT"
+                      Megatron-LM, Megatron-Bridge, NeMo Automodel, ms-swift or PEFT"
                     .to_owned(),
         }),
     }

@@ -25,6 +25,8 @@ pub(crate) struct NamedModel {
 pub(crate) struct Draft {
     pub(crate) rows: Vec<Row>,
     facts: BTreeMap<Fact, Given<u64>>,
+    /// Number of rows of the command that is read. Its options replace those of files.
+    command: usize,
     /// Rows that repeat an earlier row, each with the earlier one.
     agreeing: Vec<(usize, usize)>,
     /// Layers that get adapters, with the rows that name them.
@@ -75,7 +77,7 @@ impl Draft {
             Effect::Engine(engine) => {
                 let first = *self.engine.get_or_insert(Given { value: engine, row });
                 if first.value != engine {
-                    return Err(self.contradiction(row, &self.rows[first.row]));
+                    return self.conflict(row, first.row);
                 }
             }
             Effect::Mixed(value) => {
@@ -113,12 +115,12 @@ impl Draft {
         key: &'static str,
         value: String,
     ) -> Result<(), ConfigError> {
-        let before = self.rows.iter().find_map(|r| {
-            let set = r.settings.iter().find(|s| s.key == key)?;
-            (set.value != value).then_some(r)
-        });
-        if let Some(before) = before {
-            return Err(self.contradiction(row, before));
+        let differs = |r: &Row| {
+            let mut set = r.settings.iter();
+            set.any(|s| s.key == key && s.value != value)
+        };
+        if let Some(before) = self.rows.iter().position(differs) {
+            return self.conflict(row, before);
         }
         self.rows[row].settings.push(Setting { key, value });
         Ok(())
@@ -159,8 +161,8 @@ impl Draft {
     fn give(&mut self, row: usize, fact: Fact, value: u64) -> Result<(), ConfigError> {
         match self.facts.get(&fact) {
             Some(before) if before.value != value => {
-                let before = &self.rows[before.row];
-                Err(self.contradiction(row, before))
+                let before = before.row;
+                self.conflict(row, before)
             }
             Some(before) => {
                 self.agreeing.push((row, before.row));
@@ -171,6 +173,25 @@ impl Draft {
                 Ok(())
             }
         }
+    }
+
+    /// Ends the options of a command. Those of files that follow do not contradict them.
+    pub(crate) fn end_command(&mut self) {
+        self.command = self.command.max(self.rows.len());
+    }
+
+    /// Handles a row that gives another value than an earlier row.
+    ///
+    /// # Errors
+    /// Fails unless the earlier row is an option of the command that names the file of this row.
+    fn conflict(&mut self, row: usize, before: usize) -> Result<(), ConfigError> {
+        if before >= self.command || row < self.command || self.rows[row].place.is_none() {
+            return Err(self.contradiction(row, &self.rows[before]));
+        }
+        let by = &self.rows[before];
+        let why = format!("replaced by {} = {}", by.key, by.value);
+        self.none(row, Lack::Nothing, why);
+        Ok(())
     }
 
     fn contradiction(&self, row: usize, before: &Row) -> ConfigError {
@@ -240,6 +261,44 @@ impl Draft {
     /// Returns a quantity.
     pub(crate) fn fact(&self, fact: Fact) -> Option<Given<u64>> {
         self.facts.get(&fact).copied()
+    }
+
+    /// Adds a row for the default of a framework's key, and returns its index.
+    pub(crate) fn suppose(&mut self, key: &str, value: &str, why: &str) -> usize {
+        self.rows.push(Row {
+            place: None,
+            key: key.to_owned(),
+            value: value.to_owned(),
+            status: Status::Assumed,
+            settings: Vec::new(),
+            why: Some(why.to_owned()),
+        });
+        self.rows.len() - 1
+    }
+
+    /// Gives a quantity by the default of a framework's key, unless it is given.
+    pub(crate) fn suppose_fact(
+        &mut self,
+        fact: Fact,
+        number: u64,
+        key: &str,
+        value: &str,
+        why: &str,
+    ) {
+        if !self.facts.contains_key(&fact) {
+            let row = self.suppose(key, value, why);
+            self.facts.insert(fact, Given { value: number, row });
+        }
+    }
+
+    /// Returns whether a key names layers that get adapters.
+    pub(crate) fn has_targets(&self) -> bool {
+        !self.targets.is_empty()
+    }
+
+    /// Removes a quantity that another one replaces.
+    pub(crate) fn forget(&mut self, fact: Fact) {
+        self.facts.remove(&fact);
     }
 
     /// Copies what a row decides to the rows that repeat it.

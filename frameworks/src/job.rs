@@ -13,6 +13,10 @@ use std::path::PathBuf;
 /// Note for a name in a list of layers that the model does not have. PEFT skips such names if at
 /// least one other name matches.
 const NO_SUCH_LAYER: &str = "skipped, as PEFT does where the model has no such layer";
+/// Scenario key of the layers that get no adapters.
+const EXCLUDED: &str = "lora.exclude_modules";
+/// Note for a list of excluded layers with a name that the model does not have.
+const NOTHING_EXCLUDED: &str = "the model has no such layer";
 /// Column where comments start.
 const COMMENT: usize = 40;
 
@@ -153,6 +157,9 @@ impl Job {
                 (ScenarioErrorKind::NoMatch, Some(_), Some(key))
                     if let Some(name) = quoted_at(&text, error.position())
                         && self.draft.drop_item(&key, name, NO_SUCH_LAYER) => {}
+                (ScenarioErrorKind::NoMatch, Some(_), Some(key)) if key == EXCLUDED => {
+                    self.draft.unset(&key, Lack::Nothing, NOTHING_EXCLUDED);
+                }
                 (_, row, _) => {
                     let row = row.map(|i| &self.rows()[i]);
                     let variables = if from_text && row.is_none() {

@@ -84,7 +84,20 @@ impl Reader {
             folder,
             root: &root,
         };
-        self.map(&file, format, &root, "", "", None)
+        if !detect::is_script(&shown, text) {
+            return self.map(&file, format, &root, "", "", None);
+        }
+        // Options of a command replace those of the files that it names.
+        let (files, options): (Vec<_>, Vec<_>) = root
+            .entries()
+            .iter()
+            .cloned()
+            .partition(|(name, _)| names_file(format, name));
+        let options = Node::new(root.at, Value::Map(options));
+        self.map(&file, format, &options, "", "", None)?;
+        self.draft.end_command();
+        let files = Node::new(root.at, Value::Map(files));
+        self.map(&file, format, &files, "", "", None)
     }
 
     /// Reads the entries of a map. `shown` is the path in the file, `path` the path in the format.
@@ -108,11 +121,15 @@ impl Reader {
             let to = exact.or(above);
             let inner = !node.entries().is_empty();
             match exact {
-                Some(To::File(format)) if inner => {
+                Some(To::File(format) | To::Preset(_, format)) if inner => {
                     self.map(file, format, node, &shown, "", None)?;
                 }
-                Some(To::With(_)) if inner => {
+                Some(To::With(_)) if inner && !format.flat => {
                     self.leaf(file, format, name, node, &shown, &path, to)?
+                }
+                // Sections of flat formats may have the name of a key, such as `optimizer`.
+                Some(To::With(_) | To::Choice(_)) if inner => {
+                    self.map(file, format, node, &shown, &path, above)?;
                 }
                 _ if inner => self.map(file, format, node, &shown, &path, to)?,
                 _ => self.leaf(file, format, name, node, &shown, &path, to)?,
@@ -162,7 +179,7 @@ impl Reader {
             return Ok(());
         }
         if node.text().is_some_and(|t| t.starts_with('$')) {
-            if matches!(to, To::File(_)) {
+            if matches!(to, To::File(_) | To::AnyFile | To::Preset(..)) {
                 self.draft.none(row, Lack::Everything, UNSET_FILE);
                 return Ok(());
             }
@@ -187,7 +204,12 @@ impl Reader {
                 }
                 Effect::Model(text.to_owned())
             }
-            To::File(format) => return self.follow(file, format, node, row, shown),
+            To::File(format) => return self.follow(file, Some(format), node, row, shown),
+            To::AnyFile => return self.follow(file, None, node, row, shown),
+            To::Preset(preset, format) => match preset(node) {
+                Some(effect) => effect,
+                None => return self.follow(file, Some(format), node, row, shown),
+            },
             To::With(convert) | To::Choice(convert) => convert(node).map_err(at)?,
             To::Aside(why) => Effect::Aside(why),
             To::Lost(_) | To::Decisive(_) if is_off(node) => Effect::Aside("off"),
@@ -232,7 +254,7 @@ impl Reader {
     fn follow(
         &mut self,
         file: &File<'_>,
-        format: &'static Format,
+        format: Option<&'static Format>,
         node: &Node,
         row: usize,
         shown: &str,
@@ -264,8 +286,21 @@ impl Reader {
             return Err(at(format!("`{text}` refers back to itself")));
         }
         self.draft.rows[row].why = Some("read as well".to_owned());
-        self.file(&path, Some(format))
+        self.file(&path, format)
     }
+}
+
+/// Returns whether an option of a command names a configuration file.
+fn names_file(format: &Format, name: &Name) -> bool {
+    let path = if format.flat {
+        name.text.replace('_', "-")
+    } else {
+        name.text.clone()
+    };
+    matches!(
+        format.key(&path),
+        Some(To::File(_) | To::AnyFile | To::Preset(..))
+    )
 }
 
 fn is_off(node: &Node) -> bool {

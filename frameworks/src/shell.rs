@@ -1,18 +1,19 @@
-//! Reads shell scripts that start Megatron-LM: the arguments of the last such command, with the
+//! Reads shell scripts that start training: the arguments of the last such command, with the
 //! variables that the script sets.
 //!
 //! Follows assignments, arrays, `${NAME:-default}`, arithmetic and string comparisons. Values from
 //! outside the script, such as `$1` or `$(hostname)`, stay variables.
 
+mod arguments;
 mod lex;
 mod word;
 
 use crate::error::ConfigError;
-use crate::tree::{Name, Node, Value, plain};
-use crate::yaml;
 
 use shardlab_plan::scenario::Position;
 use std::collections::HashMap;
+
+pub(crate) use arguments::Command;
 use word::{Line, Part, Word};
 
 /// Maximum number of words of a command: arrays can repeat one another.
@@ -22,8 +23,19 @@ const MOST_TEXT: usize = 100_000;
 /// Maximum nesting of commands that take a script as an argument.
 const MOST_DEPTH: usize = 8;
 
+/// Programs that start training by themselves.
+const PROGRAMS: [&str; 7] = [
+    "trl",
+    "axolotl",
+    "llamafactory-cli",
+    "tune",
+    "automodel",
+    "swift",
+    "megatron",
+];
+
 /// A word after expansion.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Text {
     text: String,
     at: Position,
@@ -34,35 +46,36 @@ struct Shell {
     variables: HashMap<String, Vec<Text>>,
     /// For each open `if`: whether its lines run, and whether a branch has run.
     branches: Vec<(bool, bool)>,
-    /// Arguments of the last command that starts Python.
-    arguments: Vec<Text>,
+    /// Words of the last command that starts training.
+    words: Vec<Text>,
     /// Number of nested scripts, passed as arguments of other commands, that are being read.
     depth: usize,
 }
 
-/// Reads the arguments that a script passes to Python, as a map of `--names`.
+/// Reads the command of a script that starts training.
 ///
 /// # Errors
 /// Fails if a quote is not closed or the script has no such command.
-pub(crate) fn parse(file: &str, text: &str) -> Result<Node, ConfigError> {
+pub(crate) fn parse(file: &str, text: &str) -> Result<Command, ConfigError> {
     let mut shell = Shell::default();
     for line in lex::lines(file, text)? {
         shell.line(&line);
-        if shell.arguments.len() > MOST_WORDS {
+        if shell.words.len() > MOST_WORDS {
             let message = format!("a command of more than {MOST_WORDS} words");
-            return Err(ConfigError::at(file, shell.arguments[0].at, message));
+            return Err(ConfigError::at(file, shell.words[0].at, message));
         }
     }
-    if shell.arguments.is_empty() {
+    if shell.words.is_empty() {
         return Err(ConfigError::File {
             file: file.to_owned(),
             message:
                 "this script has no command with --arguments that starts Python (python, torchrun, \
-                      accelerate launch, deepspeed)"
+                      accelerate launch, deepspeed), and none that names a configuration file (axolotl, \
+                      llamafactory-cli, tune, automodel, swift, megatron)"
                     .to_owned(),
         });
     }
-    Ok(map(&shell.arguments))
+    Ok(Command::new(&shell.words, &shell.environment()))
 }
 
 impl Shell {
@@ -108,8 +121,14 @@ impl Shell {
         let words = line.words.get(skip..).unwrap_or_default();
         let assigned = words.iter().take_while(|w| w.assignment.is_some()).count();
         if assigned < words.len() {
-            // Assignments before a command set its environment.
+            let before = self.words.clone();
             self.command(&words[assigned..]);
+            // Assignments before a command set its environment.
+            if self.words.len() != before.len() || !self.words.iter().eq(before.iter()) {
+                for word in &words[..assigned] {
+                    self.assign(word);
+                }
+            }
             return;
         }
         for word in words {
@@ -160,12 +179,24 @@ impl Shell {
                 name,
                 "torchrun" | "python" | "python3" | "accelerate" | "deepspeed"
             ) || name.ends_with(".py")
+                || PROGRAMS.contains(&name)
         };
-        let options = words.iter().filter(|w| w.text.starts_with("--")).count();
-        if options > 0 && words.iter().any(starts) && words.first().is_none_or(|w| w.text != "echo")
+        let says = |w: &Text| w.text.starts_with("--") || arguments::is_config(&w.text);
+        if words.iter().any(says)
+            && words.iter().any(starts)
+            && words.first().is_none_or(|w| w.text != "echo")
         {
-            self.arguments = words;
+            self.words = words;
         }
+    }
+
+    /// Returns the variables of the environment that programs read.
+    fn environment(&self) -> Vec<(&'static str, Text)> {
+        let value = |name: &&'static str| {
+            let values = self.variables.get(*name)?;
+            Some((*name, values.first()?.clone()))
+        };
+        arguments::ENVIRONMENT.iter().filter_map(value).collect()
     }
 
     /// Runs a script that is passed as an argument of another command.
@@ -338,106 +369,13 @@ fn test(words: &[String]) -> bool {
     }
 }
 
-/// Builds a map of arguments. A name takes the words up to the next name; the last of several equal
-/// names wins.
-fn map(words: &[Text]) -> Node {
-    let mut entries: Vec<(Name, Node)> = Vec::new();
-    let mut unset: Vec<Text> = Vec::new();
-    let mut words = words
-        .iter()
-        .skip_while(|w| !w.text.starts_with("--"))
-        .peekable();
-    while let Some(word) = words.next() {
-        let Some(name) = word.text.strip_prefix("--") else {
-            continue;
-        };
-        // `--` ends the launcher's arguments.
-        if name.is_empty() {
-            continue;
-        }
-        let (name, inline) = match name.split_once('=') {
-            Some((name, value)) => (name, Some(value)),
-            None => (name, None),
-        };
-        let mut values: Vec<Node> = inline
-            .map(|v| {
-                let text = v.to_owned();
-                scalar(&Text { text, at: word.at })
-            })
-            .into_iter()
-            .collect();
-        while inline.is_none()
-            && let Some(value) = words.next_if(|w| !w.text.starts_with("--"))
-        {
-            if value.text.ends_with(".py") {
-                break;
-            }
-            // These are further options that the script does not define.
-            if !values.is_empty() && is_variable(&value.text) {
-                unset.push(value.clone());
-                continue;
-            }
-            values.push(scalar(value));
-        }
-        let value = match values.len() {
-            0 => Node::new(word.at, Value::Bool(true)),
-            1 => values.remove(0),
-            _ => Node::new(values[0].at, Value::List(values)),
-        };
-        let name = Name {
-            text: format!("--{}", name.replace('_', "-")),
-            at: word.at,
-        };
-        entries.retain(|(n, _)| n.text != name.text);
-        entries.push((name, value));
-    }
-    name_unset(&mut entries, unset);
-    let at = entries
-        .first()
-        .map_or(Position { line: 1, column: 1 }, |(n, _)| n.at);
-    Node::new(at, Value::Map(entries))
-}
-
-/// Adds variables that the script does not set, under their own names.
-fn name_unset(entries: &mut Vec<(Name, Node)>, unset: Vec<Text>) {
-    for Text { text, at } in unset {
-        let name = Name {
-            text: text.clone(),
-            at,
-        };
-        if entries.iter().all(|(n, _)| n.text != name.text) {
-            entries.push((name, Node::new(at, Value::Text(text))));
-        }
-    }
-}
-
-/// Returns whether a word consists of exactly one variable that the script does not set.
-fn is_variable(text: &str) -> bool {
-    let name = text.strip_prefix('$');
-    name.is_some_and(|n| n.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_'))
-}
-
-/// Parses a value: a scalar, or a map written as JSON.
-fn scalar(word: &Text) -> Node {
-    let text = word.text.trim_matches('\'');
-    let map = text.trim_start().starts_with('{');
-    let parsed = map.then(|| yaml::parse("", text).ok()).flatten();
-    match parsed {
-        Some(mut node) => {
-            node.move_to(word.at);
-            node
-        }
-        None => Node::new(word.at, plain(text)),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     fn shown(script: &str) -> Vec<String> {
-        let root = parse("run.sh", script).unwrap();
-        let entries = root.entries().iter();
+        let command = parse("run.sh", script).unwrap();
+        let entries = command.arguments.entries().iter();
         entries
             .map(|(n, v)| format!("{}:{} {}={v}", n.at.line, n.at.column, n.text))
             .collect()
@@ -459,6 +397,16 @@ mod tests {
                 "20:30 --path=$1",
             ]
         );
+    }
+
+    #[test]
+    fn arithmetic_of_expr_is_evaluated() {
+        let script = "N=4\npython a.py --a $(expr 16 / $N) --b `expr $N \\* 2` --c $(expr 8 / $X) --d $(date)\n";
+        let shown: Vec<String> = shown(script)
+            .iter()
+            .map(|s| s.split_once(' ').unwrap().1.to_owned())
+            .collect();
+        assert_eq!(shown, ["--a=4", "--b=8", "--c=$((8/$X))", "--d=$(…)"]);
     }
 
     #[test]

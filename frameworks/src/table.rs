@@ -24,6 +24,10 @@ pub(crate) enum To {
     Model,
     /// Another configuration file, or its content inline. Its keys are those of this format.
     File(&'static Format),
+    /// A configuration file whose content says its format.
+    AnyFile,
+    /// A name that the framework knows, or another configuration file.
+    Preset(fn(&Node) -> Option<Effect>, &'static Format),
     /// A custom conversion.
     With(fn(&Node) -> Result<Effect, String>),
     /// A custom conversion of a choice for which the word `none` has a meaning.
@@ -154,10 +158,19 @@ pub(crate) enum Fact {
     /// 1: each step updates the router biases; 0: the biases stay the same.
     RouterBiasUpdate,
     /// Dispatcher, in Megatron-LM's words: 0 allgather, 1 alltoall, 2 flex. DeepEP and HybridEP of
-    /// other frameworks are 2.
+    /// other frameworks are 2; 3 writes tokens to the memory of other ranks.
     TokenDispatcher,
-    /// Backend of `flex`: 0 DeepEP, 1 HybridEP.
+    /// Backend of `flex`, as its place in `derive::FLEX_BACKENDS`.
     FlexBackend,
+    /// 1: full parameters are freed after forward in a job with expert parallelism (NeMo
+    /// AutoModel's `distributed.moe`); 0: they are kept.
+    ExpertReshard,
+    /// 1: NeMo AutoModel sets explicit prefetching; the depths count units.
+    ExplicitPrefetch,
+    ForwardPrefetchDepth,
+    BackwardPrefetchDepth,
+    /// 1: the optimizer is Transformer Engine's `FusedAdam`.
+    FusedAdam,
     /// 1: the tokens of experts are padded to their capacity.
     PadToCapacity,
     /// Sequences per step over all ranks.
@@ -186,6 +199,8 @@ pub(crate) enum Fact {
     DistributedOptimizer,
     /// 1: Megatron-LM's optimizer reads gradients in the dtype they are stored in.
     PrecisionAwareOptimizer,
+    /// 1: Megatron-LM accumulates and reduces gradients in float32.
+    Float32Gradients,
     /// 1: Megatron-LM's optimizer is on the CPU (`HybridDeviceOptimizer`).
     OptimizerOffload,
     /// CUDA graphs of Megatron-LM: 0 none, 1 parts of each layer, 2 the whole iteration.
@@ -210,7 +225,8 @@ pub(crate) enum Fact {
     EightBits,
     /// 1: the scales of 4-bit weights have 8 bits; 0: they are float32.
     DoubleQuantization,
-    /// 1: whole blocks are recomputed, unless another key says which operations.
+    /// 1: whole blocks are recomputed, unless another key says which operations; 0: no key of the
+    /// model's code asks for recomputation.
     Recompute,
     /// 1: the model's code calls `torch.utils.checkpoint` with `use_reentrant=True`.
     Reentrant,
@@ -305,6 +321,8 @@ pub(crate) struct Format {
     /// Whether the framework runs on Accelerate: FSDP1 unless a key says otherwise, float32 without
     /// mixed precision, gradients reduced in the compute dtype, accumulation under `no_sync`.
     pub(crate) accelerated: bool,
+    /// Whether FSDP2 reduces gradients in float32 by default, even if weights have 16 bits.
+    pub(crate) reduces_in_f32: bool,
     /// Whether names are unique at every level, and `_` is equivalent to `-`.
     pub(crate) flat: bool,
     /// Whether programs add their own keys. An unknown key may then be one of these, so it is not

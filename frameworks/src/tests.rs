@@ -886,6 +886,22 @@ fn dispatchers_of_megatron_are_read() {
             "deepep",
             None,
         ),
+        (
+            "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend deepepv2",
+            "deepep",
+            None,
+        ),
+        (
+            "--moe-token-dispatcher-type flex --moe-flex-dispatcher-backend ncclep",
+            "deepep",
+            None,
+        ),
+        // Without `flex`, the backend has no effect.
+        (
+            "--moe-token-dispatcher-type alltoall --moe-flex-dispatcher-backend hybridep --moe-hybridep-num-sms 16",
+            "all_to_all",
+            None,
+        ),
     ] {
         assert_eq!(
             of(more, &eight()),
@@ -924,8 +940,8 @@ fn dispatchers_of_megatron_are_read() {
     assert!(job.scenario(&[]).unwrap().moe.is_none());
 }
 
-/// Only the words of torchtitan and Axolotl for DeepEP and HybridEP set a dispatcher; the others
-/// are the all-to-all of `fsdp2`.
+/// The words of torchtitan and Axolotl for DeepEP, HybridEP and all-to-all; torchtitan's `standard`
+/// is the all-to-all of `fsdp2`.
 #[test]
 fn backends_of_expert_parallelism_are_read() {
     let titan = |backend: &str| {
@@ -944,19 +960,22 @@ fn backends_of_expert_parallelism_are_read() {
         ("job.toml", titan("standard"), "all_to_all"),
         ("job.toml", titan("deepep"), "deepep"),
         ("job.toml", titan("hybridep"), "deepep"),
+        ("job.toml", titan("minimal_async_ep"), "peer"),
         ("job.yaml", axolotl("torch"), "all_to_all"),
         ("job.yaml", axolotl("auto"), "all_to_all"),
         ("job.yaml", axolotl("deep_ep"), "deepep"),
+        // Axolotl's default.
+        ("job.yaml", axolotl("null"), "deepep"),
     ] {
         let mut job = try_text(name, &text, &eight()).unwrap();
         let set = setting(&job, "moe.dispatcher");
-        assert_eq!(set.is_some(), dispatcher == "deepep", "{text}");
+        assert_eq!(set.is_some(), !text.contains("standard"), "{text}");
         let moe = job.scenario(&[]).unwrap().moe.expect("divided experts");
         assert_eq!(moe.dispatcher.name(), dispatcher, "{text}");
     }
     let error = try_text("job.toml", &titan("deep_ep"), &eight()).unwrap_err();
     let error = error.to_string();
-    assert!(error.contains("standard, deepep or hybridep"), "{error}");
+    assert!(error.contains("standard, deepep, hybridep or"), "{error}");
     // Ranks that hold all experts send no tokens.
     let text = titan("deepep").replace("degree = 8", "degree = 1");
     let job = try_text("job.toml", &text, &eight()).unwrap();
@@ -1342,16 +1361,22 @@ fn recipes_with_scales_of_blocks_are_read() {
     for (name, gpus, expected, gathers) in [
         ("tensorwise", "h100", "tensorwise", true),
         ("blockwise", "h100", "blockwise", false),
-        ("blockwise", "b200", "mxfp8", false),
-        ("mxfp8", "b200", "mxfp8", false),
+        ("blockwise", "b200", "mxfp8", true),
+        ("mxfp8", "b200", "mxfp8", true),
         ("mxfp8", "h200", "tensorwise", true),
     ] {
         let job = of(name, gpus);
         assert_eq!(recipe(&job), Some(format!("\"{expected}\"")), "{name}");
         assert_eq!(setting(&job, gather).is_some(), gathers, "{name}");
     }
+    let job = of("mxfp8 --keep-fp8-transpose-cache", "b200");
+    assert_eq!(setting(&job, "fsdp.keep_fp8_transpose_cache"), None);
+    assert_eq!(setting(&job, gather).as_deref(), Some("true"));
 }
 
+mod automodel;
+mod bridge;
 mod megatron;
 mod recipes;
 mod scripts;
+mod swift;

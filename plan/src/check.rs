@@ -4,12 +4,12 @@
 //! Happens-before comes from stream order, events and host waits (vector clocks, `clock`).
 //! Addresses come from a replay of the program's own allocators, so that the next user of a
 //! recycled block is known. The state that a step carries is followed through every instruction
-//! (`state`, `norm`): which optimizer step weights belong to, and over which axes a gradient and
-//! the norm have been reduced. [`RULES`] lists what is proven and the historical bug behind each
-//! rule. A [`Violation`] names the instruction, the buffer and what was expected.
+//! (`state`, `norm`): the optimizer step that weights belong to, and the axes over which a gradient
+//! and the norm have been reduced. [`RULES`] lists the rules and the bug behind each of them. A
+//! [`Violation`] names the instruction, the buffer and what was expected.
 //!
-//! Properties that a program does not show are not checked: numbers (scaling, accumulation order),
-//! attributes of parameters, and the state of an engine between programs.
+//! Properties that a program does not contain are not checked: numbers (scaling, accumulation
+//! order), attributes of parameters, and the state of an engine between programs.
 
 mod access;
 mod capture;

@@ -5,7 +5,7 @@
 //! GEMMs accumulate, and gradients of embeddings fill their tables. `gemm_fusion` fuses elementwise
 //! code into GEMMs. `inplace` saves their readers memory. `kernel` describes a step's kernel,
 //! `emit` decides lifetimes and writes the tape, and `expand` repeats the steps of a middle block
-//! for all middle blocks. `overlap` places kernels of shared experts where tokens travel.
+//! for all middle blocks. `overlap` moves kernels of shared experts behind the exchanges of tokens.
 
 mod alike;
 mod emit;

@@ -31,8 +31,12 @@ pub enum Root {
     Buffer(u32),
     /// A parameter.
     Param(ParamId),
-    /// The reciprocal of the scale of a parameter that is gathered in 8 bits.
+    /// The reciprocals of the scales of a parameter that is gathered in 8 bits.
     Scale(ParamId),
+    /// Codes of a parameter that is gathered in 8 bits, with scales of parts of columns.
+    ColumnCodes(ParamId),
+    /// The reciprocals of these scales.
+    ColumnScale(ParamId),
     /// A parameter's gradient.
     Grad(ParamId),
     /// An input or table.

@@ -403,7 +403,7 @@ fn units(
             float8,
             float8_mixed: !lowering.float8_apart,
             float8_rows: recipes::gathered_block(&scenario.precision.float8)
-                .map(|block| block.rows as u32),
+                .map(|block| block.rows_of_both() as u32),
             muon,
         },
     )?;

@@ -108,6 +108,17 @@ pub(crate) fn variant(name: &str, has: impl Fn(&str) -> bool) -> &str {
     found.map_or(name, |(_, _, own)| own)
 }
 
+/// Returns the type that reads a language model that is a part of others: its own `model_type`
+/// (`qwen2_5_vl_text`) may name no type.
+pub(crate) fn type_of_part(name: &str) -> &str {
+    if hf_types().any(|(_, hf)| hf.model_type == name) {
+        return name;
+    }
+    let mut parts = WRAPPERS.iter().flat_map(|w| w.text);
+    let found = parts.find(|(theirs, _)| *theirs == name);
+    found.map_or(name, |(_, ours)| ours)
+}
+
 /// Returns the Hugging Face types of all families, each with its family.
 pub fn hf_types() -> impl Iterator<Item = (&'static FamilySpec, &'static HfType)> {
     SPECS.iter().flat_map(|s| s.hf.iter().map(|t| (*s, t)))

@@ -1,4 +1,4 @@
-//! Numbers that follow from a seed, the same on every machine.
+//! Random numbers from a seed, the same on every machine.
 
 /// The generator SplitMix64; any number is a seed.
 #[derive(Clone, Copy, Debug)]

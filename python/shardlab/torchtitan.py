@@ -32,6 +32,14 @@ _RECOMPUTE = {
     "MemoryBudgetAC": "memory_budget",
 }
 
+#: Backends of expert parallelism by the class of the token dispatcher.
+_DISPATCHERS = {
+    "AllToAllTokenDispatcher": "standard",
+    "DeepEPTokenDispatcher": "deepep",
+    "HybridEPTokenDispatcher": "hybridep",
+    "MinimalAsyncEPTokenDispatcher": "minimal_async_ep",
+}
+
 
 def export(config: Any) -> Dict[str, Any]:
     """Returns a configuration as a dictionary of JSON values.
@@ -39,7 +47,8 @@ def export(config: Any) -> Dict[str, Any]:
     ``config`` is a ``Trainer.Config``, or another dataclass with the same sections. Fields that
     start with an underscore are omitted, as in torchtitan's ``to_dict``. Functions and classes
     become their names. The layers of the model are omitted, because its name and flavor determine
-    them.
+    them; the token dispatcher of its experts becomes ``expert_parallel_comm_backend``, as in older
+    versions.
     """
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         raise TypeError(f"expected a Trainer.Config, not {type(config).__name__}")
@@ -47,6 +56,10 @@ def export(config: Any) -> Dict[str, Any]:
     spec = getattr(config, "model_spec", None)
     if dataclasses.is_dataclass(spec) and dataclasses.is_dataclass(getattr(spec, "model", None)):
         exported["model_spec"]["model"] = _owner(spec.model)
+        dispatcher = _dispatcher(spec.model)
+        if dispatcher is not None:
+            parallelism = exported.setdefault("parallelism", {})
+            parallelism.setdefault("expert_parallel_comm_backend", dispatcher)
     if "activation_checkpoint" in exported:
         chosen = config.activation_checkpoint
         if chosen is None:
@@ -85,6 +98,22 @@ def _plain(item: Any) -> Any:
     # For example torch.bfloat16.
     text = str(item)
     return text[len("torch.") :] if text.startswith("torch.") else text
+
+
+def _dispatcher(item: Any) -> Optional[str]:
+    """Returns the backend of the first token dispatcher in a configuration."""
+    if isinstance(item, (list, tuple)):
+        inner = list(item)
+    elif isinstance(item, Mapping):
+        inner = list(item.values())
+    elif dataclasses.is_dataclass(item) and not isinstance(item, type):
+        found = _DISPATCHERS.get(_owner(item))
+        if found is not None:
+            return found
+        inner = [getattr(item, field.name) for field in dataclasses.fields(item)]
+    else:
+        return None
+    return next((found for found in map(_dispatcher, inner) if found is not None), None)
 
 
 def _owner(config: Any) -> str:

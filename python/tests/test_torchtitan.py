@@ -78,6 +78,23 @@ class Llama3:
         layers: List[int] = field(default_factory=lambda: list(range(32)))
 
 
+class DeepEPTokenDispatcher:
+    @dataclass
+    class Config:
+        num_experts: int = 128
+
+
+@dataclass
+class Experts:
+    token_dispatcher: Any = field(default_factory=DeepEPTokenDispatcher.Config)
+
+
+class Qwen3:
+    @dataclass
+    class Config:
+        layers: List[Any] = field(default_factory=lambda: [1, Experts()])
+
+
 def parallelize():
     """Represents a function of a model."""
 
@@ -141,6 +158,14 @@ class Export(unittest.TestCase):
         self.assertEqual(mode(FullAC.Config()), "full")
         self.assertEqual(mode(OldAC()), "full")
         self.assertEqual(mode(None), "none")
+
+    def test_the_dispatcher_of_experts_is_exported(self):
+        key = "expert_parallel_comm_backend"
+        self.assertNotIn(key, export(Trainer.Config())["parallelism"])
+        spec = ModelSpec(name="qwen3", flavor="30B-A3B", model=Qwen3.Config())
+        exported = export(Trainer.Config(model_spec=spec))
+        self.assertEqual(exported["parallelism"][key], "deepep")
+        self.assertEqual(exported["model_spec"]["model"], "Qwen3")
 
     def test_anything_else_is_an_error(self):
         for wrong in ({}, Trainer.Config, 3):

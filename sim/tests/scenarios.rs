@@ -1,7 +1,7 @@
 //! Shipped scenarios through planner and simulator.
 
 use shardlab_plan::ir::{COMPUTE, CollectiveKind};
-use shardlab_plan::program::{Op, Program, Rule};
+use shardlab_plan::program::{Op, Program, Rule, SectionKind};
 use shardlab_plan::record::Run;
 use shardlab_plan::scenario;
 use shardlab_plan::units::Picos;
@@ -430,6 +430,47 @@ fn matmuls_with_scales_of_blocks_are_estimated() {
             tensor < block && block < bf16,
             "{hardware}: {bf16} {tensor} {block}"
         );
+    }
+}
+
+/// Gathers of codes by rows and by columns save the casts of gathered weights, and half of the
+/// bytes. Megatron-FSDP also reduces the maxima of blocks, four bytes per 32 weights.
+#[test]
+fn gathers_of_mx_blocks_are_priced_by_their_bytes() {
+    let run = |policy: &str, gathers: bool| {
+        let set = [
+            "mesh.hardware=b200".to_owned(),
+            "precision.float8_recipe=mxfp8".to_owned(),
+            format!("fsdp.policy={policy}"),
+            format!("precision.float8_all_gather={gathers}"),
+        ];
+        let program = planned("llama3-8b-8xh100", &set.each_ref().map(String::as_str));
+        let profile = hardware::load("b200").unwrap();
+        let run = simulate(&program, &profile, &Options::default()).unwrap();
+        let steady = program.section(SectionKind::Steady).expect("later steps");
+        let sent = |kind: CollectiveKind| -> u64 {
+            let ids = program.section_instrs(steady).iter();
+            let ids = ids.filter_map(|i| match i.op {
+                Op::Collective { id, .. } => Some(&program.collectives[id.index()]),
+                _ => None,
+            });
+            let bytes = ids.filter(|c| c.kind == kind).map(|c| c.bytes.0);
+            bytes.sum()
+        };
+        let sent = [CollectiveKind::AllGather, CollectiveKind::AllReduce].map(sent);
+        (run.step_samples[0].ms(), sent)
+    };
+    for policy in ["native", "megatron"] {
+        let ((bf16, [whole, norm]), (codes, [sent, maxima])) =
+            (run(policy, false), run(policy, true));
+        println!("{policy}: {bf16} {codes} ms, {whole} {sent} {maxima} bytes");
+        assert!(codes < bf16, "{policy}: {bf16} {codes}");
+        // Embedding and head stay in bf16: 1.05 of 8.03 billion weights.
+        let ratio = sent as f64 / whole as f64;
+        assert!((0.53..0.63).contains(&ratio), "{policy}: {ratio}");
+        let blocks = (maxima - norm) as f64 * 8.0 / 6.98e9;
+        let expected = if policy == "megatron" { 1.0 } else { 0.0 };
+        assert!((blocks - expected).abs() < 0.03, "{policy}: {blocks}");
     }
 }
 

@@ -215,7 +215,11 @@ const SOME_VALUES: [(&str, &[&str]); 11] = [
 /// Returns 8-bit recipes with gathers of codes, and with codes saved for backward. Without a
 /// recipe, these keys have no effect, so they are not tried alone.
 fn codes(base: &Scenario) -> Vec<Change> {
-    let recipes = [Float8Recipe::Tensorwise, Float8Recipe::Blockwise];
+    let recipes = [
+        Float8Recipe::Tensorwise,
+        Float8Recipe::Blockwise,
+        Float8Recipe::Mxfp8,
+    ];
     let others = recipes
         .into_iter()
         .filter(|recipe| *recipe != base.precision.float8.recipe);
@@ -245,13 +249,14 @@ fn codes(base: &Scenario) -> Vec<Change> {
 pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
     let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
     /// Options that are fixed in the code of PyTorch and Megatron-FSDP.
-    const ENGINE: [&str; 15] = [
+    const ENGINE: [&str; 16] = [
         // torchao saves inputs in the compute type, and Transformer Engine in 8 bits.
         "precision.float8_saved",
         "fsdp.async_reduce",
         "fsdp.copy_engine_all_gather",
         "fsdp.copy_engine_reduce_scatter",
         "fsdp.cast_before_all_gather",
+        "fsdp.copy_in_stream",
         "fsdp.optimizer_in_backward",
         "fsdp.prefetch_next_step",
         "fsdp.reduce_in_flight",

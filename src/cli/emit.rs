@@ -34,10 +34,10 @@ pub(super) enum Emit {
 /// `--emit` and where to.
 #[derive(clap::Args, Clone, Debug)]
 pub(super) struct EmitArgs {
-    /// Print the settings in another form instead of the answer
+    /// Print the settings in another format instead of the answer
     ///
-    /// In the format of the job, it is a diff of its files. What the form cannot express is named
-    /// on stderr.
+    /// In the format of the job, it is a diff of its files. Settings that a format cannot express
+    /// are listed on stderr.
     #[arg(long, value_name = "FORM")]
     pub(super) emit: Option<Emit>,
     /// With --emit: write the whole file here

@@ -31,6 +31,8 @@ JOB is recognized by its content and its name:
   deepspeed      JSON
   megatron       shell script that starts Megatron-LM, or the YAML of --yaml-cfg
   nemo           YAML of NeMo Automodel
+  bridge         overrides of Megatron-Bridge, YAML or a shell script
+  swift          shell script that starts ms-swift (swift or megatron)
   peft           adapter_config.json of PEFT
   model          config.json or its folder
   scenario       file or name of a shipped one

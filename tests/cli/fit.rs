@@ -347,9 +347,11 @@ fn published_configurations_get_an_answer_or_a_reason() {
     let mut seen = 0;
     for framework in [
         "axolotl",
+        "bridge",
         "llama-factory",
         "megatron",
         "nemo",
+        "swift",
         "torchtitan",
         "torchtune",
         "trainer",

@@ -93,7 +93,9 @@ impl Machine {
             Source::Param(i) => &mut self.params[i.index()],
             Source::Grad(i) => &mut self.grads[i.index()],
             Source::Const(i) => &mut self.consts[i.index()],
-            Source::Scale(_) => unreachable!("no weight of these models is gathered in 8 bits"),
+            Source::Scale(_) | Source::ColumnCodes(_) | Source::ColumnScale(_) => {
+                unreachable!("no weight of these models is gathered in 8 bits")
+            }
         };
         assert!(
             (o.offset + o.bytes) as usize <= b.2,

@@ -1,4 +1,4 @@
-//! Fault injection for tests.
+//! Fault injection, for tests.
 
 use shardlab_plan::ir::InstrId;
 

@@ -1,4 +1,4 @@
-//! Which programs have 8-bit states that kernels can update.
+//! Determines whether kernels can update the 8-bit optimizer states of a program.
 
 use shardlab_plan::ir::{DType, Holds};
 use shardlab_plan::program::Program;

@@ -227,6 +227,10 @@ pub(super) fn run(
         ShardOp::ShardCastBlocks { through, block } => {
             float8::cast_blocks((through, block), ctx.shapes, reads, writes)
         }
+        ShardOp::ShardBlockAmax { through, block } => {
+            float8::block_amax((through, block), ctx.shapes, reads, writes)
+        }
+        ShardOp::ShardBlockScales { to } => float8::block_scales(to, reads, writes),
         ShardOp::AdamW { .. } | ShardOp::Lion { .. } | ShardOp::Sgd { .. } => {
             let mut update = op.update().into_iter();
             update.try_for_each(|u| optimizer::update(ctx, u, reads, writes))

@@ -5,8 +5,9 @@
 //! 1)`. Data-parallel ranks and micro-batches only divide it, in the order micro-batch, rank,
 //! sample; ranks that differ on other axes have the same samples.
 //!
-//! Documents of a file of tokens end with its separator. The first position of each position's
-//! document, and tables of positions in documents, are inputs of every sample then.
+//! With `train.document_lengths` from a file, documents end with a separator token. Then every
+//! sample has further inputs: the first position of each position's document, and tables of
+//! positions in documents.
 //!
 //! Families without tokens get normal inputs that depend on the seed and the sample's index, and a
 //! fixed function of the inputs as target.

@@ -1,4 +1,4 @@
-//! How many tokens each expert gets, as a histogram that predictions read.
+//! Numbers of tokens of each expert, as a histogram that predictions read.
 
 use crate::engine::StepResult;
 use shardlab_plan::config::{Histogram, Scenario};

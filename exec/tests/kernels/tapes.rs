@@ -136,7 +136,9 @@ impl Exact {
             Source::Grad(p) => &mut self.grads[p.index()..],
             Source::Param(p) => &mut self.inputs.params[p.index()..],
             Source::Const(c) => &mut self.inputs.consts[c.index()..=c.index()],
-            Source::Scale(p) => panic!("no tape here gathers parameter {} in 8 bits", p.0),
+            Source::Scale(p) | Source::ColumnCodes(p) | Source::ColumnScale(p) => {
+                panic!("no tape here gathers parameter {} in 8 bits", p.0)
+            }
         }
     }
 
@@ -305,7 +307,9 @@ impl Device for Real {
                 Source::Grad(p) => (&mut self.grads.buffer, self.grads.starts[p.index()]),
                 Source::Param(p) => (&mut self.params.buffer, self.params.starts[p.index()]),
                 Source::Const(c) => (&mut self.consts[c.index()], 0),
-                Source::Scale(p) => panic!("no tape here gathers parameter {} in 8 bits", p.0),
+                Source::Scale(p) | Source::ColumnCodes(p) | Source::ColumnScale(p) => {
+                    panic!("no tape here gathers parameter {} in 8 bits", p.0)
+                }
             };
             buffer.part(
                 start + (o.offset / size) as usize,

@@ -11,6 +11,8 @@ pub(super) enum Kind {
     Fsdp,
     DeepSpeed,
     Megatron,
+    /// Megatron-LM without FSDP: its DDP, with or without the distributed optimizer.
+    MegatronOptimizer,
     Ddp,
 }
 
@@ -126,7 +128,7 @@ pub(super) fn decide(
                 }
                 None => draft.set(row, "fsdp.strategy", quoted("no_shard"))?,
             }
-            Ok(Kind::Megatron)
+            Ok(Kind::MegatronOptimizer)
         }
         Engine::Ddp => {
             own(draft, row, "no_shard", &[])?;

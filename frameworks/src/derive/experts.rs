@@ -5,7 +5,7 @@ use super::architecture::REPLACED;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::Lack;
-use crate::table::{CAPACITY, FORCED, Fact, SHARED_OVERLAP, quoted};
+use crate::table::{CAPACITY, FORCED, Fact, Format, SHARED_OVERLAP, quoted};
 use shardlab_plan::scenario;
 
 const FAMILY: &str = "model.family";
@@ -14,10 +14,11 @@ const ROUTER: &str = "model.router";
 const FAMILIES: [&str; 2] = ["llama", "decoder"];
 
 /// Keys of `[model]` that only MoE models have.
-const KEYS: [&str; 14] = [
+const KEYS: [&str; 15] = [
     "model.experts",
     "model.top_k",
     "model.expert_ffn",
+    "model.expert_latent",
     "model.shared_expert_ffn",
     "model.shared_expert_gate",
     "model.dense_layers",
@@ -135,7 +136,7 @@ pub(super) fn has_experts(draft: &Draft) -> bool {
 ///
 /// # Errors
 /// Fails if another key gives a different value.
-pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
+pub(super) fn dispatch(draft: &mut Draft, formats: &[&'static Format]) -> Result<(), ConfigError> {
     if draft.value(FORCED).is_some() && !has_experts(draft) {
         draft.unset(FORCED, Lack::Nothing, "the model has no experts");
     }
@@ -153,31 +154,27 @@ pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
         draft.fact(Fact::TokenDispatcher),
         draft.fact(Fact::FlexBackend),
     );
-    let Some(kind) = kind else {
-        // Only Megatron-LM's arguments give the number of experts.
-        if draft.fact(Fact::Experts).is_some() {
-            draft.assume("moe.dispatcher", quoted("gather"), "Megatron's default");
-            draft.unset(CAPACITY, Lack::Accuracy, DROPPED);
-        }
-        return Ok(());
-    };
-    let padded = draft.value(CAPACITY).is_some() && draft.fact(Fact::PadToCapacity).is_some();
     let per_node = number(draft, "mesh.gpus_per_node").unwrap_or(PER_NODE);
     let whole_nodes = number(draft, "mesh.dp_shard").is_some_and(|n| n <= per_node)
         || per_node.is_multiple_of(ep)
         || ep.is_multiple_of(per_node);
+    let Some(kind) = kind else {
+        undecided(draft, formats, whole_nodes);
+        return Ok(());
+    };
+    let padded = draft.value(CAPACITY).is_some() && draft.fact(Fact::PadToCapacity).is_some();
     let name = match kind.value {
         0 => "gather",
         1 if padded => "padded",
         2 if whole_nodes => "deepep",
+        3 if per_node.is_multiple_of(ep) => "peer",
         _ => "all_to_all",
     };
-    draft.set(kind.row, "moe.dispatcher", quoted(name))?;
+    draft.set(kind.row, DISPATCHER, quoted(name))?;
     if kind.value == 2 && !whole_nodes {
-        draft.approximates(
-            kind.row,
-            "groups that do not fill their nodes are predicted as an all-to-all of every choice",
-        );
+        draft.approximates(kind.row, PARTIAL_NODES);
+    } else if kind.value == 3 && name != "peer" {
+        draft.rows[kind.row].why = Some(ACROSS_NODES.to_owned());
     }
     // Other arguments that set the same dispatcher.
     let also = match name {
@@ -185,7 +182,11 @@ pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
         _ => backend.filter(|_| kind.value == 2),
     };
     if let Some(also) = also {
-        draft.set(also.row, "moe.dispatcher", quoted(name))?;
+        draft.set(also.row, DISPATCHER, quoted(name))?;
+        let backend = FLEX_BACKENDS.get(also.value as usize);
+        if name == "deepep" && matches!(backend, Some(&("deepepv2" | "ncclep"))) {
+            draft.approximates(also.row, LIKE_DEEPEP);
+        }
     }
     if name != "padded" {
         draft.unset(CAPACITY, Lack::Accuracy, DROPPED);
@@ -193,4 +194,29 @@ pub(super) fn dispatch(draft: &mut Draft) -> Result<(), ConfigError> {
     Ok(())
 }
 
+/// Sets the framework's default dispatcher.
+fn undecided(draft: &mut Draft, formats: &[&'static Format], whole_nodes: bool) {
+    let defaults = formats.iter().flat_map(|f| f.defaults);
+    let by_framework = defaults.into_iter().find(|d| d.key == DISPATCHER);
+    match by_framework {
+        Some(default) if whole_nodes => draft.assume(DISPATCHER, default.value, default.why),
+        Some(_) => draft.assume(DISPATCHER, quoted("all_to_all"), PARTIAL_NODES),
+        None => {}
+    }
+    // Only arguments of Megatron-LM give the number of experts.
+    if draft.fact(Fact::Experts).is_some() {
+        draft.assume(DISPATCHER, quoted("gather"), "Megatron's default");
+        draft.unset(CAPACITY, Lack::Accuracy, DROPPED);
+    }
+}
+
+/// Scenario key of the dispatcher.
+pub(super) const DISPATCHER: &str = "moe.dispatcher";
+/// Backends of Megatron-LM's `flex` dispatcher. `deepepv2` is that of Megatron-LM #4793.
+pub(crate) const FLEX_BACKENDS: [&str; 4] = ["deepep", "hybridep", "deepepv2", "ncclep"];
+const LIKE_DEEPEP: &str = "the exchange of this backend is predicted as that of DeepEP";
+const ACROSS_NODES: &str =
+    "writes to the memory of ranks on other nodes are predicted as an all-to-all of every choice";
+const PARTIAL_NODES: &str =
+    "groups that do not fill their nodes are predicted as an all-to-all of every choice";
 const DROPPED: &str = "tokens above the capacity are predicted as kept";

@@ -8,8 +8,6 @@ use crate::error::ConfigError;
 use crate::row::Lack;
 use crate::table::{Fact, quoted};
 
-const EXPERT: &str = "expert parallelism is modeled within the ranks that shard parameters only";
-
 /// Sets the keys of `[mesh]` and returns the number of data-parallel ranks.
 pub(super) fn decide(draft: &mut Draft, options: &Options) -> Result<u64, ConfigError> {
     hardware(draft, options)?;
@@ -66,7 +64,12 @@ fn expert_parallel(draft: &mut Draft, shards: u64) -> Result<(), ConfigError> {
     } else if shards.is_multiple_of(given.value) {
         draft.set(given.row, "mesh.ep", given.value.to_string())?;
     } else {
-        draft.none(given.row, Lack::Everything, EXPERT);
+        let why = format!(
+            "expert parallelism is modeled within the ranks that shard parameters only, and {shards} are not a \
+             multiple of {}: --gpus gives the number of GPUs",
+            given.value
+        );
+        draft.none(given.row, Lack::Everything, why);
     }
     Ok(())
 }

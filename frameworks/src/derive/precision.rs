@@ -1,13 +1,18 @@
 //! Decides the dtypes.
 
 use super::engine::Kind;
-use crate::draft::Draft;
+use crate::draft::{Draft, Given};
 use crate::error::ConfigError;
 use crate::row::Lack;
-use crate::table::{Dtype, Fact, Float8Scaling, quoted};
+use crate::table::{Dtype, Fact, Float8Scaling, Format, quoted};
 
 /// Sets the keys of `[precision]`.
-pub(super) fn decide(draft: &mut Draft, kind: Kind, accelerated: bool) -> Result<(), ConfigError> {
+pub(super) fn decide(
+    draft: &mut Draft,
+    kind: Kind,
+    formats: &[&'static Format],
+) -> Result<(), ConfigError> {
+    let accelerated = formats.iter().any(|f| f.accelerated);
     let mixed = draft.mixed.filter(|m| m.value != Dtype::F32);
     let weights = draft.weights;
     let low_weights = weights.filter(|w| w.value != Dtype::F32);
@@ -45,7 +50,7 @@ pub(super) fn decide(draft: &mut Draft, kind: Kind, accelerated: bool) -> Result
             draft.assume("precision.reduce_dtype", quoted(dtype.name()), why);
         }
         // Accelerate converts parameters to float32 under mixed precision.
-        Kind::Fsdp if mixed.is_some() => {
+        Kind::Fsdp if mixed.is_some() && (accelerated || low_weights.is_none()) => {
             if accelerated {
                 draft.assume(
                     "precision.reduce_dtype",
@@ -57,26 +62,54 @@ pub(super) fn decide(draft: &mut Draft, kind: Kind, accelerated: bool) -> Result
         // Without FSDP, or without mixed precision, parameters keep the dtype in which they are
         // loaded.
         Kind::Fsdp | Kind::Ddp => {
-            if let Some(weights) = low_weights {
-                let name = weights.value.name();
-                draft.set(weights.row, "precision.main_params", quoted("none"))?;
-                for key in [
-                    "precision.main_grads",
-                    "precision.reduce_dtype",
-                    "precision.moments",
-                ] {
-                    draft.assume(
-                        key,
-                        quoted(name),
-                        "gradients and moments have the type of the weights",
-                    );
-                }
+            // PEFT keeps adapters in float32 (`autocast_adapter_dtype`).
+            let adapters = accelerated && draft.value("lora.r").is_some();
+            if let Some(weights) = low_weights.filter(|_| !adapters) {
+                let f32 = kind == Kind::Fsdp && formats.iter().any(|f| f.reduces_in_f32);
+                in_low_precision(draft, weights, f32)?;
             }
         }
+        // `validate_args` turns on `accumulate_allreduce_grads_in_fp32` for bfloat16.
+        Kind::MegatronOptimizer => {
+            let in_f32 = draft.fact(Fact::Float32Gradients);
+            let (dtype, why) = match (dtype, in_f32) {
+                (Dtype::Bf16, _) => (Dtype::F32, "Megatron-LM's default with --bf16"),
+                (_, Some(_)) => (Dtype::F32, "--accumulate-allreduce-grads-in-fp32"),
+                (dtype, None) => (dtype, "Megatron-LM's default"),
+            };
+            draft.assume("precision.main_grads", quoted(dtype.name()), why);
+        }
+        // Megatron-FSDP has its own options.
         Kind::Megatron => {}
     }
     Ok(())
 }
+
+/// Keeps parameters, gradients and moments in the dtype of the weights, unless the optimizer has
+/// float32 copies of the weights. Gradients are reduced in that dtype, or in float32.
+fn in_low_precision(
+    draft: &mut Draft,
+    weights: Given<Dtype>,
+    reduces_in_f32: bool,
+) -> Result<(), ConfigError> {
+    const WHY: &str = "gradients and moments have the type of the weights";
+    let name = quoted(weights.value.name());
+    if reduces_in_f32 {
+        let why = "the framework's default";
+        draft.assume("precision.reduce_dtype", quoted("f32"), why);
+    }
+    for key in ["precision.main_grads", "precision.reduce_dtype"] {
+        draft.assume(key, name.clone(), WHY);
+    }
+    if draft.value(MAIN_PARAMS).is_some() {
+        return Ok(());
+    }
+    draft.set(weights.row, MAIN_PARAMS, quoted("none"))?;
+    draft.assume("precision.moments", name, WHY);
+    Ok(())
+}
+
+const MAIN_PARAMS: &str = "precision.main_params";
 
 /// Sets whether ranks gather weights in 8 bits, if this is modeled.
 fn float8_gather(draft: &mut Draft, recipe: &str) -> Result<(), ConfigError> {
@@ -94,8 +127,13 @@ fn float8_gather(draft: &mut Draft, recipe: &str) -> Result<(), ConfigError> {
         found.is_some_and(|found| values.iter().any(|v| quoted(v) == found))
     };
     let whole = |key: &str, value: &str| draft.value(key).is_none() || is(key, &[value]);
-    let modeled = recipe == "tensorwise"
-        && is("fsdp.policy", &["fsdp2", "megatron"])
+    let policies: &[&str] = match recipe {
+        "tensorwise" => &["fsdp2", "megatron"],
+        // torchao's MX layers have no 8-bit gather.
+        "mxfp8" => &["megatron"],
+        _ => &[],
+    };
+    let modeled = is("fsdp.policy", policies)
         && whole("fsdp.strategy", "optim_grads_params")
         && draft.value("mesh.dp_shard") != Some("1")
         && draft.value("fsdp.offload").is_none()
@@ -118,7 +156,15 @@ fn float8_gather(draft: &mut Draft, recipe: &str) -> Result<(), ConfigError> {
             "scales are predicted as computed after the optimizer, all at once",
         );
     }
-    if let Some(kept) = kept {
+    if recipe == "mxfp8" {
+        let why =
+            "shards are predicted to hold whole groups of 32 rows; Megatron-FSDP splits these";
+        draft.approximates(given.row, why);
+        if let Some(kept) = kept {
+            let why = "backward gathers MXFP8 codes by columns, so no transposed codes are made";
+            draft.none(kept.row, Lack::Nothing, why);
+        }
+    } else if let Some(kept) = kept {
         let key = "fsdp.keep_fp8_transpose_cache";
         draft.set(kept.row, key, "true".to_owned())?;
     }

@@ -10,7 +10,7 @@ use crate::table::{Fact, quoted};
 /// # Errors
 /// Fails if another key gives a different value.
 pub(super) fn whole_blocks(draft: &mut Draft) -> Result<(), ConfigError> {
-    if let Some(given) = draft.fact(Fact::Recompute)
+    if let Some(given) = draft.fact(Fact::Recompute).filter(|r| r.value == 1)
         && draft.value("train.recompute").is_none()
     {
         draft.set(given.row, "train.recompute", quoted("full"))?;

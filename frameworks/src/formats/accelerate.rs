@@ -107,6 +107,7 @@ pub(crate) static ACCELERATE: Format = Format {
     ],
     engine: Some(Engine::Ddp),
     accelerated: true,
+    reduces_in_f32: false,
     flat: false,
     open: false,
     defaults: &[fsdp::TORCH_SEGMENTS],

@@ -30,6 +30,7 @@ pub(crate) static AXOLOTL: Format = Format {
     ],
     engine: Some(Engine::Ddp),
     accelerated: true,
+    reduces_in_f32: false,
     flat: false,
     open: false,
     defaults: &[
@@ -42,6 +43,11 @@ pub(crate) static AXOLOTL: Format = Format {
             key: "train.clip_norm",
             value: "1.0",
             why: "the Trainer's default",
+        },
+        Fallback {
+            key: "moe.dispatcher",
+            value: "\"deepep\"",
+            why: "Axolotl's default (expert_parallel_backend)",
         },
         Fallback {
             key: "fsdp.expandable_segments",
@@ -64,11 +70,11 @@ const KEYS: &[Key] = &[
     with("max_grad_norm", clip),
     with("lr_scheduler", schedule),
     with("optimizer", optimizer),
-    with("bf16", mixed_bf16),
+    with("bf16", |node| Ok(loaded_too(mixed_bf16(node)?))),
     with("bfloat16", |node| {
         if_true(node, Effect::Weights(Dtype::Bf16))
     }),
-    with("fp16", mixed_f16),
+    with("fp16", |node| Ok(loaded_too(mixed_f16(node)?))),
     with("float16", |node| if_true(node, Effect::Weights(Dtype::F16))),
     with("gradient_checkpointing", full_recompute),
     with("gradient_checkpointing_kwargs.use_reentrant", reentrant),
@@ -196,8 +202,11 @@ const KEYS: &[Key] = &[
     with("expert_parallel_backend", |node| {
         Ok(match node.text() {
             Some("deep_ep") => Effect::Fact(Fact::TokenDispatcher, 2),
-            Some("torch") => Effect::Aside("as predicted"),
-            _ => Effect::Lost("tokens are predicted to reach their experts by all-to-all"),
+            Some("torch") => Effect::Fact(Fact::TokenDispatcher, 1),
+            _ => Effect::All(vec![
+                Effect::Fact(Fact::TokenDispatcher, 1),
+                Effect::Lost("tokens are predicted to reach their experts by all-to-all"),
+            ]),
         })
     }),
     with("selective_checkpointing", |_| {
@@ -239,6 +248,14 @@ const DISTILLATION: &str = "distillation, with a second model, is not modeled";
 const EXPERT_ADAPTERS: &str = "adapters of the experts' parameters are not predicted";
 const EXPERT_KERNELS: &str = "experts are predicted as grouped matmuls";
 const LOADED: &str = "weights are predicted as the keys of the adapter say";
+
+/// Loads the model in the dtype of mixed precision, too (`resolve_dtype`).
+fn loaded_too(effect: Effect) -> Effect {
+    match effect {
+        Effect::Mixed(dtype) => Effect::All(vec![Effect::Mixed(dtype), Effect::Weights(dtype)]),
+        other => other,
+    }
+}
 
 /// Reads the preference training method. Losses over pairs run both answers of a sample in one
 /// forward. DPO and IPO run a second forward without gradients for the reference, which is the

@@ -18,6 +18,7 @@ pub(crate) static DEEPSPEED: Format = Format {
     }],
     engine: Some(Engine::DeepSpeed),
     accelerated: false,
+    reduces_in_f32: false,
     flat: false,
     open: false,
     defaults: &[super::fsdp::TORCH_SEGMENTS],

@@ -103,6 +103,7 @@ pub(super) static FSDP: Format = Format {
     tables: &[table("")],
     engine: None,
     accelerated: true,
+    reduces_in_f32: false,
     flat: false,
     open: false,
     defaults: &[TORCH_SEGMENTS],

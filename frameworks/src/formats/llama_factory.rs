@@ -12,25 +12,29 @@ use crate::table::{
     number, with,
 };
 
+/// Name of the format.
+pub(super) const NAME: &str = "LLaMA-Factory";
+
+/// LLaMA-Factory's own arguments.
+pub(super) const TABLE: Table = Table {
+    under: "",
+    prefix: "",
+    keys: KEYS,
+    asides: ASIDES,
+};
+
 pub(crate) static LLAMA_FACTORY: Format = Format {
-    name: "LLaMA-Factory",
-    tables: &[
-        Table {
-            under: "",
-            prefix: "",
-            keys: KEYS,
-            asides: ASIDES,
-        },
-        trainer::TABLE,
-    ],
+    name: NAME,
+    tables: &[TABLE, trainer::TABLE],
     engine: Some(Engine::Ddp),
     accelerated: true,
+    reduces_in_f32: false,
     flat: false,
     open: false,
     defaults: DEFAULTS,
 };
 
-const DEFAULTS: &[Fallback] = &[
+pub(super) const DEFAULTS: &[Fallback] = &[
     Fallback {
         key: "train.recompute",
         value: "\"full\"",
@@ -119,6 +123,8 @@ const KEYS: &[Key] = &[
     decisive("ref_model", REFERENCE),
     decisive("reward_model", PREFERENCES),
     decisive("predict_with_generate", GENERATION),
+    decisive("infer_backend", GENERATION),
+    decisive("export_dir", "this job writes a model and trains nothing"),
     fact("tensor_model_parallel_size", Fact::Tensor),
     fact("pipeline_model_parallel_size", Fact::Pipeline),
     fact("context_parallel_size", Fact::Context),
@@ -226,7 +232,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "pissa_iter",
             "pissa_convert",
             "offload_folder",
-            "export_dir",
             "train_from_scratch",
         ],
     ),

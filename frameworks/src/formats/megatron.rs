@@ -1,14 +1,14 @@
 //! Megatron-LM's arguments, from a shell script or from the file that `--yaml-cfg` names.
 
 use crate::convert::{
-    DATA, EVALUATION, KERNELS, LAUNCH, LOGGING, SAVING, VALUES, decay_of_matrices, float8_format,
-    float8_gather, float8_recipe, float8_transposes, forced_routing, if_true, mixed_bf16,
-    mixed_f16, set,
+    DATA, EVALUATION, EXCHANGE_SMS, KERNELS, LAUNCH, LOGGING, PREFERENCES, SAVING, VALUES,
+    allocator, decay_of_matrices, float8_format, float8_gather, float8_recipe, float8_transposes,
+    forced_routing, if_true, mixed_bf16, mixed_f16, set,
 };
-use crate::derive::{Activation, CAPTURED, Positions};
+use crate::derive::{Activation, CAPTURED, FLEX_BACKENDS, Positions};
 use crate::table::{
     CAPACITY, Dtype, Effect, Engine, Fact, Fallback, Format, Key, SHARED_OVERLAP, Table, To,
-    choice, fact, integer, key, lost, number, with,
+    choice, decisive, fact, integer, key, lost, number, with,
 };
 use crate::tree::Node;
 
@@ -72,7 +72,7 @@ fn other_layers(node: &Node) -> Result<Effect, String> {
 }
 
 /// Reads Transformer Engine's formats, which turn on 8-bit matmuls.
-fn float8_on(node: &Node) -> Result<Effect, String> {
+pub(super) fn float8_on(node: &Node) -> Result<Effect, String> {
     let on = Effect::Fact(Fact::Float8, 1);
     Ok(match node.full().as_str() {
         "e4m3" => Effect::All(vec![on, float8_format(node)?]),
@@ -86,12 +86,13 @@ const FORMAT: Format = Format {
     tables: &[TABLE],
     engine: Some(Engine::MegatronOptimizer),
     accelerated: false,
+    reduces_in_f32: false,
     flat: true,
     open: false,
     defaults: DEFAULTS,
 };
 
-const TABLE: Table = Table {
+pub(super) const TABLE: Table = Table {
     under: "",
     prefix: "--",
     keys: KEYS,
@@ -112,6 +113,8 @@ const DEFAULTS: &[Fallback] = &[
 ];
 
 const KEYS: &[Key] = &[
+    with("PYTORCH-CUDA-ALLOC-CONF", allocator),
+    with("PYTORCH-ALLOC-CONF", allocator),
     integer("num-layers", "model.layers"),
     integer("hidden-size", "model.hidden"),
     integer("ffn-hidden-size", "model.ffn"),
@@ -305,16 +308,30 @@ const KEYS: &[Key] = &[
         Ok(Effect::Fact(Fact::TokenDispatcher, found))
     }),
     with("moe-flex-dispatcher-backend", |node| {
-        let names = ["deepep", "hybridep"];
-        let found = names.iter().position(|n| node.text() == Some(n));
-        match found {
+        match FLEX_BACKENDS.iter().position(|n| node.text() == Some(n)) {
             Some(n) => Ok(Effect::Fact(Fact::FlexBackend, n as u64)),
-            None => Err(node.expected("deepep or hybridep")),
+            None => Err(node.expected(&FLEX_BACKENDS.join(", "))),
         }
     }),
     with("moe-enable-deepep", |node| {
         if_true(node, Effect::Fact(Fact::FlexBackend, 0))
     }),
+    lost("moe-flex-dispatcher-num-sms", EXCHANGE_SMS),
+    lost("moe-deepep-num-sms", EXCHANGE_SMS),
+    lost("moe-hybridep-num-sms", EXCHANGE_SMS),
+    lost("moe-hybridep-num-blocks-permute", EXCHANGE_SMS),
+    lost("moe-hybridep-num-blocks-unpermute", EXCHANGE_SMS),
+    with("moe-dispatch-fwd-dtype", payload),
+    with("moe-combine-bwd-dtype", payload),
+    lost(
+        "moe-expert-rank-capacity-factor",
+        "tokens above the capacity of a rank are predicted as kept",
+    ),
+    lost(
+        "moe-layer-recompute",
+        "recomputation of parts of a block is not modeled",
+    ),
+    integer("moe-latent-size", "model.expert_latent"),
     number("moe-expert-capacity-factor", CAPACITY),
     with("moe-pad-expert-input-to-capacity", |node| {
         if_true(node, Effect::Fact(Fact::PadToCapacity, 1))
@@ -415,6 +432,9 @@ const KEYS: &[Key] = &[
             ]),
         )
     }),
+    with("accumulate-allreduce-grads-in-fp32", |node| {
+        if_true(node, Effect::Fact(Fact::Float32Gradients, 1))
+    }),
     with("main-params-dtype", |node| {
         Ok(set("precision.main_params", Dtype::of(node)?.name()))
     }),
@@ -481,6 +501,12 @@ const KEYS: &[Key] = &[
             Effect::Lost("activations are predicted on the device"),
         )
     }),
+    // Options of slime, whose SFT has none of these.
+    decisive("advantage-estimator", PREFERENCES),
+    decisive("rm-type", PREFERENCES),
+    decisive("custom-rm-path", PREFERENCES),
+    lost("max-tokens-per-gpu", DYNAMIC),
+    lost("use-dynamic-batch-size", DYNAMIC),
     lost("window-size", "attention is predicted over all positions"),
     lost(
         "step-batch-size-schedule",
@@ -526,6 +552,14 @@ fn captured_modules(node: &Node) -> Result<Effect, String> {
     Ok(Effect::Fact(Fact::CudaGraphModules, bits))
 }
 
+/// Reads the element type in which tokens travel to their experts, or gradients back.
+fn payload(node: &Node) -> Result<Effect, String> {
+    Ok(match node.text() {
+        Some("bf16") => Effect::Aside("as predicted"),
+        _ => Effect::Lost("tokens are predicted to travel in the type of computation"),
+    })
+}
+
 /// Reads a dropout probability.
 fn dropout(node: &Node) -> Result<Effect, String> {
     Ok(match node.number()? {
@@ -533,6 +567,8 @@ fn dropout(node: &Node) -> Result<Effect, String> {
         _ => Effect::Lost("kernels and masks of dropout are not predicted"),
     })
 }
+
+const DYNAMIC: &str = "micro-batches are predicted with a fixed number of sequences";
 
 const ASIDES: &[(&str, &[&str])] = &[
     (
@@ -812,13 +848,16 @@ const ASIDES: &[(&str, &[&str])] = &[
             "no-gradient-accumulation-fusion",
             "no-masked-softmax-fusion",
             "transformer-impl",
-            "accumulate-allreduce-grads-in-fp32",
             "no-persist-layer-norm",
             "no-async-tensor-model-parallel-allreduce",
             "no-rope-fusion",
             "no-bias-swiglu-fusion",
             "moe-grouped-gemm",
             "moe-permute-fusion",
+            "moe-permute-fusion-into-hybridep",
+            "moe-hybridep-pad-uneven-dispatch-inputs",
+            "moe-hybridep-num-sms-preprocessing",
+            "moe-ncclep-zero-copy",
             "moe-router-dtype",
             "moe-router-fusion",
             "moe-token-drop-policy",

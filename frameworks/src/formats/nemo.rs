@@ -1,30 +1,41 @@
 //! NeMo Automodel's YAML.
 
 use crate::convert::{
-    CONTEXT, DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, NF4, SAVING, STORAGE, VALUES, all_linear,
-    betas, clip, compiled_blocks, double_quantization, eight_bits, excluded_modules, float8,
-    float8_ahead, float8_gather, float8_recipe, four_bits, full_recompute, if_true, replicas,
-    schedule, set, shard_ranks, targets, weights,
+    CONTEXT, DATA, DROPOUT, EVALUATION, EXCHANGE_SMS, LAUNCH, LOGGING, NF4, SAVING, STORAGE,
+    VALUES, all_linear, betas, clip, compiled_blocks, double_quantization, eight_bits,
+    excluded_modules, float8, float8_ahead, float8_gather, float8_recipe, forced_routing,
+    four_bits, full_recompute, if_true, replicas, schedule, set, shard_ranks, targets, weights,
 };
 use crate::table::{
-    Dtype, Effect, Engine, Fact, Format, Key, Table, To, decisive, fact, integer, key, lost,
-    number, quoted, with,
+    Dtype, Effect, Engine, Fact, Fallback, Float8Scaling, Format, Key, Table, To, decisive, fact,
+    integer, key, lost, number, quoted, with,
 };
 use crate::tree::{Node, Value};
 
+/// Name of the format.
+pub(crate) const NAME: &str = "NeMo Automodel";
+
 pub(crate) static NEMO: Format = Format {
-    name: "NeMo Automodel",
+    name: NAME,
     tables: &[Table {
         under: "",
         prefix: "",
         keys: KEYS,
         asides: ASIDES,
     }],
-    engine: Some(Engine::Ddp),
+    engine: Some(Engine::Fsdp),
     accelerated: false,
+    reduces_in_f32: true,
     flat: false,
     open: false,
-    defaults: &[super::fsdp::TORCH_SEGMENTS],
+    defaults: &[
+        super::fsdp::TORCH_SEGMENTS,
+        Fallback {
+            key: "moe.dispatcher",
+            value: "\"deepep\"",
+            why: "AutoModel's default where DeepEP is installed",
+        },
+    ],
 };
 
 const KEYS: &[Key] = &[
@@ -70,13 +81,13 @@ const KEYS: &[Key] = &[
     lost("qat", "fake quantization is not modeled"),
     lost("model.num_nextn_predict_layers", MTP),
     lost("model.text_config.mtp_num_hidden_layers", MTP),
-    lost(
+    fact(
         "distributed.fsdp2_forward_prefetch_depth",
-        "a depth of one unit is predicted",
+        Fact::ForwardPrefetchDepth,
     ),
-    lost(
+    fact(
         "distributed.fsdp2_backward_prefetch_depth",
-        "a depth of one unit is predicted",
+        Fact::BackwardPrefetchDepth,
     ),
     lost("optimizer.store_param_remainders", MASTER),
     lost("optimizer.master_weight_bits", MASTER),
@@ -118,18 +129,60 @@ const KEYS: &[Key] = &[
     with("distributed.reshard_after_forward", |node| {
         Ok(Effect::Fact(Fact::Reshard, node.truth()?.into()))
     }),
+    with("distributed.moe.reshard_after_forward", |node| {
+        Ok(Effect::Fact(Fact::ExpertReshard, node.truth()?.into()))
+    }),
+    lost(
+        "distributed.moe.lm_head_precision",
+        "the head is predicted in the type of computation",
+    ),
+    lost(
+        "distributed.moe.mp_policy",
+        "the policy of distributed.mp_policy is predicted",
+    ),
+    with("distributed.activation_checkpointing_scope", |node| {
+        Ok(match node.text() {
+            Some("all" | "language") => Effect::Aside("as predicted"),
+            _ => Effect::Lost("blocks of the language model are predicted as recomputed"),
+        })
+    }),
+    with("parallelizer.activation_checkpointing", full_recompute),
+    with("model.backend.dispatcher", dispatcher),
+    with("model.backend.enable_deepep", |node| {
+        Ok(Effect::Lost(if node.truth()? {
+            "current versions ignore it, and dispatcher decides; earlier ones used DeepEP"
+        } else {
+            "current versions ignore it, and dispatcher decides; earlier ones gathered tokens"
+        }))
+    }),
+    lost("model.backend.dispatcher_num_sms", EXCHANGE_SMS),
+    with("model.backend.fake_balanced_gate", forced_routing),
+    lost(
+        "model.backend.fake_gate_noise",
+        "tokens are predicted as spread evenly over the experts",
+    ),
+    with("model.backend.experts", |node| {
+        Ok(match node.text() {
+            Some("gmm" | "te" | "torch_mm") => Effect::Aside("as predicted"),
+            Some("torch_mm_mxfp8") => Effect::Lost("experts are predicted in 16 bits"),
+            _ => Effect::Lost("experts are predicted as grouped matmuls"),
+        })
+    }),
+    with("model.backend.te_fp8", te_fp8),
+    lost(
+        "model.backend.compile_attn",
+        "attention is predicted as the rest of the block",
+    ),
+    lost(
+        "model.backend.cuda_graph",
+        "kernels are predicted as launched by the host",
+    ),
+    lost(
+        "model.transformer_engine_fp8",
+        "matmuls are predicted in 16 bits",
+    ),
     with("distributed.enable_fsdp2_prefetch", |node| {
-        if_true(
-            node,
-            Effect::All(vec![
-                Effect::Assume(
-                    "fsdp.prefetch_forward",
-                    "1".to_owned(),
-                    "a depth of one unit",
-                ),
-                Effect::Set("fsdp.prefetch_backward", "1".to_owned()),
-            ]),
-        )
+        Ok(Effect::Fact(Fact::ExplicitPrefetch, node.truth()?.into()))
     }),
     with("distributed.defer_fsdp_grad_sync", |node| {
         Ok(set(
@@ -159,7 +212,11 @@ const KEYS: &[Key] = &[
     with("optimizer._target_", |node| {
         let name = node.full();
         Ok(match name.rsplit('.').next().unwrap_or(&name) {
-            "Adam" | "AdamW" | "FusedAdam" => set("train.optimizer", "adamw"),
+            "Adam" | "AdamW" => set("train.optimizer", "adamw"),
+            "FusedAdam" => Effect::All(vec![
+                set("train.optimizer", "adamw"),
+                Effect::Fact(Fact::FusedAdam, 1),
+            ]),
             "SGD" => set("train.optimizer", "sgd"),
             _ => Effect::Lost("this optimizer is not modeled: AdamW is predicted"),
         })
@@ -168,6 +225,16 @@ const KEYS: &[Key] = &[
     number("optimizer.eps", "train.eps"),
     number("optimizer.weight_decay", "train.weight_decay"),
     with("optimizer.betas", betas),
+    with("optimizer.master_weights", |node| {
+        if_true(
+            node,
+            Effect::Assume(
+                "precision.main_params",
+                quoted("f32"),
+                "the optimizer's float32 copies are predicted as the only weights that a rank keeps",
+            ),
+        )
+    }),
     with("optimizer.exp_avg_dtype", |node| {
         Ok(set("precision.moments", Dtype::of(node)?.name()))
     }),
@@ -320,10 +387,10 @@ const ASIDES: &[(&str, &[&str])] = &[
     (
         "as predicted",
         &[
+            "distributed.moe",
             "model.attn_implementation",
             "model.backend",
             "model.use_liger_kernel",
-            "optimizer.master_weights",
             "model.use_sdpa_patching",
             "distributed.mp_policy",
             "distributed.autocast_dtype",
@@ -338,7 +405,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "distributed.enable_async_tensor_parallel",
             "distributed.tp_plan",
             "distributed.pipeline",
-            "distributed.moe",
             "distributed.multi_gpu",
             "distributed.multimodal",
             "parallelizer",
@@ -348,6 +414,38 @@ const ASIDES: &[(&str, &[&str])] = &[
     ),
     (CONTEXT, &["distributed.cp_rotate_method"]),
 ];
+
+/// Reads how tokens reach the ranks of their experts.
+fn dispatcher(node: &Node) -> Result<Effect, String> {
+    let deepep = Effect::Fact(Fact::TokenDispatcher, 2);
+    let like_deepep = |why| Ok(Effect::All(vec![deepep.clone(), Effect::Lost(why)]));
+    match node.text() {
+        // DTensors are gathered, and partial sums are reduced and scattered.
+        Some("torch") => Ok(Effect::Fact(Fact::TokenDispatcher, 0)),
+        Some("deepep" | "hybridep") => Ok(deepep),
+        Some("uccl_ep") => like_deepep("the exchange of UCCL-EP is predicted as that of DeepEP"),
+        Some("mok") => like_deepep(
+            "Mixture-of-Kittens, which fuses the exchange with the experts, is predicted as DeepEP and experts",
+        ),
+        _ => Err(node.expected("torch, deepep, hybridep, uccl_ep or mok")),
+    }
+}
+
+/// Reads the 8-bit recipe of Transformer Engine's layers: `{ recipe: mxfp8 }`.
+fn te_fp8(node: &Node) -> Result<Effect, String> {
+    let recipe = node.get("recipe").and_then(Node::text);
+    let scaling = match recipe {
+        Some("block") => Float8Scaling::Block,
+        Some("mxfp8") => Float8Scaling::Mx,
+        _ => Float8Scaling::Tensor,
+    };
+    let why = "all linear layers are predicted in 8 bits, not only those of Transformer Engine";
+    Ok(Effect::All(vec![
+        Effect::Fact(Fact::Float8, 1),
+        scaling.effect(),
+        Effect::Lost(why),
+    ]))
+}
 
 fn strategy(node: &Node) -> Result<Effect, String> {
     let name = node.full().to_ascii_lowercase();

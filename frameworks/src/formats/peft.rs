@@ -16,6 +16,7 @@ pub(crate) static PEFT: Format = Format {
     }],
     engine: None,
     accelerated: false,
+    reduces_in_f32: false,
     flat: false,
     open: false,
     defaults: &[],

@@ -2,25 +2,47 @@
 //! `torchrun`, `accelerate launch` or `deepspeed` may come before the name of the script.
 
 use super::accelerate::{self, ACCELERATE};
-use super::{fsdp, trainer};
-use crate::convert::{LAUNCH, adapter, four_bits_twice, if_true};
-use crate::table::{Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, with};
+use super::deepspeed::DEEPSPEED;
+use super::{fsdp, llama_factory, trainer};
+use crate::convert::{LAUNCH, adapter, allocator, four_bits_twice, if_true};
+use crate::table::{Dtype, Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, with};
 use crate::tree::{Name, Node, Value};
 
 /// Arguments that only such scripts have; any one of them is enough.
 const SIGNS: [&str; 2] = ["--model-name-or-path", "--per-device-train-batch-size"];
+
+/// A command that names configuration files, with options of its launcher and options that replace
+/// those of the files, under the names of the Trainer or of Axolotl.
+pub(crate) static LAUNCH_SCRIPT: Format = Format {
+    name: "a launch script",
+    tables: &[
+        LAUNCHER,
+        trainer::TABLE,
+        trainer::TRL_TABLE,
+        Table {
+            under: "",
+            prefix: "",
+            keys: &[
+                integer("micro_batch_size", "train.micro_batch"),
+                integer("sequence_len", "train.seq_len"),
+            ],
+            asides: &[],
+        },
+    ],
+    engine: None,
+    accelerated: false,
+    reduces_in_f32: false,
+    flat: false,
+    open: true,
+    defaults: &[],
+};
 
 pub(crate) static TRAINER_SCRIPT: Format = Format {
     name: trainer::NAME,
     tables: &[
         trainer::TABLE,
         trainer::TRL_TABLE,
-        Table {
-            under: "",
-            prefix: "",
-            keys: LAUNCHERS,
-            asides: ASIDES,
-        },
+        LAUNCHER,
         Table {
             under: "",
             prefix: "",
@@ -31,13 +53,91 @@ pub(crate) static TRAINER_SCRIPT: Format = Format {
     ],
     engine: Some(Engine::Ddp),
     accelerated: true,
+    reduces_in_f32: false,
     flat: false,
     open: true,
     defaults: trainer::DEFAULTS,
 };
 
+/// Arguments of `trl sft`.
+pub(crate) static TRL_SCRIPT: Format = Format {
+    name: "TRL",
+    tables: &[
+        Table {
+            under: "",
+            prefix: "",
+            keys: &[key(
+                "accelerate_config",
+                To::Preset(trl_launch, &ACCELERATE),
+            )],
+            asides: &[],
+        },
+        trainer::TABLE,
+        trainer::TRL_TABLE,
+        LAUNCHER,
+    ],
+    engine: Some(Engine::Ddp),
+    accelerated: true,
+    reduces_in_f32: false,
+    flat: false,
+    open: true,
+    defaults: trainer::DEFAULTS,
+};
+
+/// Reads the name of a configuration of Accelerate that TRL ships (`trl/accelerate_configs`). All
+/// of them compute in bfloat16.
+fn trl_launch(node: &Node) -> Option<Effect> {
+    let zero = |stage| {
+        vec![
+            Effect::Engine(Engine::DeepSpeed),
+            Effect::Fact(Fact::ZeroStage, stage),
+        ]
+    };
+    let fsdp = |version| {
+        vec![
+            Effect::Engine(Engine::Fsdp),
+            Effect::Fact(Fact::FsdpVersion, version),
+        ]
+    };
+    let mut effects = match node.text()? {
+        "zero1" => zero(1),
+        "zero2" => zero(2),
+        "zero3" => zero(3),
+        "fsdp1" => fsdp(1),
+        "fsdp2" => fsdp(2),
+        "multi_gpu" => vec![Effect::Engine(Engine::Ddp)],
+        "single_gpu" => vec![Effect::Fact(Fact::OneProcess, 1)],
+        _ => return None,
+    };
+    effects.push(Effect::Mixed(Dtype::Bf16));
+    Some(Effect::All(effects))
+}
+
+/// LLaMA-Factory's arguments after `llamafactory-cli train`.
+pub(crate) static LLAMA_FACTORY_SCRIPT: Format = Format {
+    name: llama_factory::NAME,
+    tables: &[llama_factory::TABLE, trainer::TABLE, LAUNCHER],
+    engine: Some(Engine::Ddp),
+    accelerated: true,
+    reduces_in_f32: false,
+    flat: false,
+    open: true,
+    defaults: llama_factory::DEFAULTS,
+};
+
+/// Options of launchers.
+pub(super) const LAUNCHER: Table = Table {
+    under: "",
+    prefix: "",
+    keys: LAUNCHERS,
+    asides: ASIDES,
+};
+
 const LAUNCHERS: &[Key] = &[
+    with("PYTORCH_CUDA_ALLOC_CONF", allocator),
+    with("PYTORCH_ALLOC_CONF", allocator),
     key("config_file", To::File(&ACCELERATE)),
+    key("config", To::AnyFile),
     fact("nproc_per_node", Fact::GpusPerNode),
     fact("nnodes", Fact::Nodes),
     fact("num_gpus", Fact::GpusPerNode),
@@ -52,8 +152,22 @@ const LAUNCHERS: &[Key] = &[
         if_true(node, Effect::Engine(Engine::DeepSpeed))
     }),
     with("include", included),
-    // Arguments that Alpaca-style scripts define themselves.
+    key("deepspeed_config", To::File(&DEEPSPEED)),
+    // Arguments that scripts in the style of Alpaca and DeepSpeed-Chat define themselves.
     integer("model_max_length", "train.seq_len"),
+    integer("max_seq_len", "train.seq_len"),
+    with("lora_dim", |node| {
+        Ok(match node.count()? {
+            0 => Effect::Aside("no adapters"),
+            n => Effect::All(vec![
+                Effect::Fact(Fact::Adapter, 1),
+                Effect::Set("lora.r", n.to_string()),
+            ]),
+        })
+    }),
+    with("offload", |node| {
+        if_true(node, Effect::Fact(Fact::OffloadOptimizer, 1))
+    }),
     with("lora_enable", adapter),
     with("q_lora", four_bits_twice),
 ];
@@ -104,15 +218,14 @@ fn included(node: &Node) -> Result<Effect, String> {
     })
 }
 
-/// Returns the arguments of a command under the Trainer's names, or `None` if it has no such
-/// arguments.
-pub(crate) fn arguments(command: &Node) -> Option<Node> {
-    let entries = command.entries();
-    let is_sign = |(name, _): &(Name, Node)| SIGNS.contains(&name.text.as_str());
-    if !entries.iter().any(is_sign) {
-        return None;
-    }
-    let renamed = entries.iter().map(|(name, node)| {
+/// Returns whether the arguments of a command are those of the Trainer.
+pub(crate) fn has_arguments(command: &Node) -> bool {
+    SIGNS.iter().any(|sign| command.has(sign))
+}
+
+/// Returns arguments with the names that they have in Python.
+pub(crate) fn python_names(command: &Node) -> Node {
+    let renamed = command.entries().iter().map(|(name, node)| {
         let text = match name.text.strip_prefix("--") {
             Some(argument) => argument.replace('-', "_"),
             None => name.text.clone(),
@@ -120,5 +233,5 @@ pub(crate) fn arguments(command: &Node) -> Option<Node> {
         let name = Name { text, at: name.at };
         (name, node.clone())
     });
-    Some(Node::new(command.at, Value::Map(renamed.collect())))
+    Node::new(command.at, Value::Map(renamed.collect()))
 }

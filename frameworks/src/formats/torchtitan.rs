@@ -21,6 +21,7 @@ pub(crate) static TORCHTITAN: Format = Format {
     }],
     engine: Some(Engine::Fsdp),
     accelerated: false,
+    reduces_in_f32: true,
     flat: false,
     open: false,
     defaults: &[
@@ -122,7 +123,13 @@ const KEYS: &[Key] = &[
         |node| match node.text() {
             Some("standard") => Ok(Effect::Aside("as predicted")),
             Some("deepep" | "hybridep") => Ok(Effect::Fact(Fact::TokenDispatcher, 2)),
-            _ => Err(node.expected("standard, deepep or hybridep")),
+            Some("minimal_async_ep") => Ok(Effect::All(vec![
+                Effect::Fact(Fact::TokenDispatcher, 3),
+                Effect::Lost(
+                    "each token is predicted to travel once per rank, not once per expert",
+                ),
+            ])),
+            _ => Err(node.expected("standard, deepep, hybridep or minimal_async_ep")),
         },
     ),
     with("parallelism.fsdp_reshard_after_forward", |node| {

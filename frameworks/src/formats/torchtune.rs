@@ -22,6 +22,7 @@ pub(crate) static TORCHTUNE: Format = Format {
     }],
     engine: Some(Engine::Fsdp),
     accelerated: false,
+    reduces_in_f32: false,
     flat: false,
     open: false,
     defaults: &[Fallback {
@@ -162,10 +163,6 @@ const KEYS: &[Key] = &[
     fact("expert_parallel_dim", Fact::Expert),
     with("data_parallel_replicate_dim", replicas),
     with("data_parallel_shard_dim", crate::convert::shard_ranks),
-    lost(
-        "lr_scheduler._component_",
-        "the learning rate changes numbers, not time or memory",
-    ),
     integer("lr_scheduler.num_warmup_steps", "train.warmup_steps"),
 ];
 
@@ -227,6 +224,7 @@ const ASIDES: &[(&str, &[&str])] = &[
         VALUES,
         &[
             "seed",
+            "lr_scheduler._component_",
             "cudnn_deterministic_mode",
             "loss",
             "kd_loss",

@@ -37,6 +37,7 @@ pub(crate) static TRAINER: Format = Format {
     ],
     engine: Some(Engine::Ddp),
     accelerated: true,
+    reduces_in_f32: false,
     flat: false,
     open: false,
     defaults: DEFAULTS,
@@ -296,6 +297,9 @@ const TRL: &[Key] = &[
     decisive("desirable_weight", PREFERENCES),
     decisive("precompute_ref_log_probs", PREFERENCES),
     decisive("max_completion_length", PREFERENCES),
+    decisive("num_samples_per_prompt_rollout", PREFERENCES),
+    decisive("total_episodes", PREFERENCES),
+    decisive("apply_verifiable_reward", PREFERENCES),
     lost(
         "lora_target_parameters",
         "adapters of the experts' parameters are not predicted",

@@ -7,6 +7,14 @@ use shardlab_plan::scenario::Position;
 /// Maximum nesting of defaults and arrays.
 const MOST_DEPTH: usize = 16;
 
+/// Returns the part for the text of a command: `expr` is arithmetic, others are not run.
+fn command(text: &str) -> Part {
+    match text.trim().strip_prefix("expr ") {
+        Some(expression) => Part::Arithmetic(expression.replace(['\\', '\''], "")),
+        None => Part::Command,
+    }
+}
+
 struct Lexer<'t> {
     file: &'t str,
     chars: std::iter::Peekable<std::str::Chars<'t>>,
@@ -340,10 +348,12 @@ impl Lexer<'_> {
     fn dollar(&mut self, quoted: bool) -> Result<Part, ConfigError> {
         let at = self.at;
         if self.next() == Some('`') {
+            let mut inner = String::new();
             while let Some(c) = self.next() {
                 if c == '`' {
-                    return Ok(Part::Command);
+                    return Ok(command(&inner));
                 }
+                inner.push(c);
             }
             return Err(self.error(at, "this quote does not end"));
         }
@@ -357,7 +367,8 @@ impl Lexer<'_> {
                 self.next();
                 let inner = self.until(at, '(', ')')?;
                 let arithmetic = inner.strip_prefix('(').and_then(|i| i.strip_suffix(')'));
-                Ok(arithmetic.map_or(Part::Command, |text| Part::Arithmetic(text.to_owned())))
+                Ok(arithmetic
+                    .map_or_else(|| command(&inner), |text| Part::Arithmetic(text.to_owned())))
             }
             _ => {
                 let mut name = String::new();

@@ -165,3 +165,57 @@ fn a_job_that_is_not_distributed_has_one_process() {
     let job = try_text("job.yaml", text, &options).unwrap();
     assert_eq!(setting(&job, "mesh.dp_shard").as_deref(), Some("1"));
 }
+
+/// Axolotl loads weights in the dtype of mixed precision (`resolve_dtype`, by default bfloat16).
+/// FSDP and DeepSpeed keep float32 copies of them; DDP does not.
+#[test]
+fn weights_of_axolotl_have_the_dtype_of_computation() {
+    let base = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\noptimizer: adamw_torch_fused\n";
+    let of = |more: &str| read("job.yaml", &format!("{base}{more}"));
+    let has = |job: &Job, wanted: [Option<&str>; 3]| {
+        let keys = ["main_params", "main_grads", "moments"];
+        for (key, value) in keys.into_iter().zip(wanted) {
+            let found = setting(job, &format!("precision.{key}"));
+            assert_eq!(found.as_deref(), value, "{key}");
+        }
+    };
+    let low = [Some("\"none\""), Some("\"bf16\""), Some("\"bf16\"")];
+    has(&of("bf16: true\n"), low);
+    has(&of("bf16: auto\n"), low);
+    has(&of(""), low);
+    has(&of("bf16: false\n"), [None, None, None]);
+    has(
+        &of("bf16: true\nfsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n"),
+        [None, None, None],
+    );
+    // PEFT keeps adapters in float32.
+    has(
+        &of("bf16: true\nadapter: lora\nlora_r: 8\nlora_target_linear: true\n"),
+        [None, None, None],
+    );
+}
+
+/// torchtitan's `training.dtype` keeps weights in 16 bits, whatever the mixed precision.
+#[test]
+fn weights_of_torchtitan_may_have_16_bits() {
+    let base = "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nlocal_batch_size = 1\nseq_len = 2048\n";
+    for more in [
+        "dtype = \"bfloat16\"\n",
+        "dtype = \"bfloat16\"\nmixed_precision_param = \"bfloat16\"\nmixed_precision_reduce = \"float32\"\n",
+    ] {
+        let job = read("job.toml", &format!("{base}{more}"));
+        let of = |key: &str| setting(&job, &format!("precision.{key}"));
+        assert_eq!(of("main_params").as_deref(), Some("\"none\""), "{more}");
+        assert_eq!(of("moments").as_deref(), Some("\"bf16\""), "{more}");
+        assert_eq!(of("reduce_dtype").as_deref(), Some("\"f32\""), "{more}");
+    }
+}
+
+/// Jobs that only generate texts or merge weights are refused.
+#[test]
+fn jobs_of_llama_factory_that_train_nothing_are_refused() {
+    for more in ["infer_backend: huggingface", "export_dir: out"] {
+        let text = format!("model_name_or_path: Qwen/Qwen3-8B\ntemplate: qwen3\n{more}\n");
+        assert_eq!(read("job.yaml", &text).decisive().count(), 1, "{more}");
+    }
+}

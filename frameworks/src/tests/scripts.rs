@@ -138,6 +138,281 @@ fn what_a_script_does_not_set_is_named() {
         assert_eq!(status, Status::NoCounterpart(Lack::Accuracy), "{key}");
         assert_eq!(why, "a variable that the file does not set");
     }
-    let none = try_text("train.sh", "swift sft --model x\n", &eight()).unwrap_err();
+    let none = try_text("train.sh", "srun ./train --model x\n", &eight()).unwrap_err();
     assert!(none.contains("starts Python"), "{none}");
+}
+
+/// Commands whose arguments are of no known framework are refused, instead of being read as
+/// Megatron-LM's.
+#[test]
+fn commands_of_other_programs_are_refused() {
+    for (script, wanted) in [
+        (
+            "python eval.py --save-dir x --eval-batch-size 20\n",
+            "no arguments of a framework",
+        ),
+        (
+            "deepspeed --module openrlhf.cli.train_sft --max_len 2048 --micro_train_batch_size 2\n",
+            "OpenRLHF",
+        ),
+        (
+            "python3 -m verl.trainer.main_ppo --config-path=config actor_rollout_ref.actor.strategy=megatron\n",
+            "verl",
+        ),
+    ] {
+        let error = try_text("train.sh", script, &eight()).unwrap_err();
+        assert!(
+            error.starts_with("train.sh:1:") && error.contains(wanted),
+            "{error}"
+        );
+        assert!(
+            error.contains("expected") || error.contains("--set"),
+            "{error}"
+        );
+    }
+}
+
+/// Configurations of other frameworks that share keys with known ones are refused by name.
+#[test]
+fn configurations_of_other_frameworks_are_refused() {
+    for (text, wanted) in [
+        (
+            "tokens: {micro_batch_size: 3}\nparallelism: {dp: 4, pp: 1, tp: 2}\n",
+            "nanotron",
+        ),
+        (
+            "device_train_microbatch_size: 8\nfsdp_config: {sharding_strategy: FULL_SHARD}\n",
+            "LLM Foundry",
+        ),
+        (
+            "checkpoint_dir: x\nprecision: bf16-true\ntrain: {save_interval: 200, micro_batch_size: 4}\n",
+            "LitGPT",
+        ),
+        ("actor_rollout_ref: {model: {path: x}}\n", "verl"),
+        (
+            "model: Qwen/Qwen3-4B\ncutoff_len: 2048\ndist_config: {name: fsdp2}\n",
+            "LLaMA-Factory 1",
+        ),
+    ] {
+        let error = try_text("job.yaml", text, &eight()).unwrap_err();
+        assert!(
+            error.starts_with("job.yaml:1:1: ")
+                && error.contains(wanted)
+                && error.contains("--set"),
+            "{error}"
+        );
+    }
+}
+
+/// Options of one dash and scripts end the values of an option; paths with a value, as in Hydra,
+/// are no values either.
+#[test]
+fn modules_and_overrides_end_the_values_of_options() {
+    let script = "torchrun --nnodes 1 --nproc_per_node 8 -m pretrain_gpt --num-layers 2 --hidden-size 64 \
+                  --num-attention-heads 4 --vocab-size 256 --seq-length 64 --bf16 --micro-batch-size 4 train.x=1\n";
+    let job = read(script);
+    has(&job, &[("mesh.dp_shard", "8"), ("train.micro_batch", "4")]);
+}
+
+/// Scripts of open-instruct and slime that train on rewards are refused; slime's SFT is not.
+#[test]
+fn scripts_that_train_on_rewards_are_refused() {
+    let grpo = "python open_instruct/grpo_fast.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 \
+                --num_samples_per_prompt_rollout 16 --max_seq_length 2048\n";
+    let decisive: Vec<String> = read(grpo).decisive().map(|r| r.key.clone()).collect();
+    assert_eq!(decisive, ["num_samples_per_prompt_rollout"]);
+    let slime = |more: &str| {
+        read(&format!(
+            "python3 train.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --vocab-size 256 --seq-length 64 \
+             --bf16 --micro-batch-size 1 {more}\n"
+        ))
+    };
+    assert_eq!(slime("--advantage-estimator grpo").decisive().count(), 1);
+    assert_eq!(slime("--loss-type sft_loss").decisive().count(), 0);
+}
+
+/// Files that launchers name, and arguments of LLaMA-Factory and DeepSpeed-Chat.
+#[test]
+fn commands_with_arguments_of_other_trainers_are_read() {
+    let factory = "FORCE_TORCHRUN=1 llamafactory-cli train --stage sft --do_train true --model_name_or_path Qwen/Qwen3-8B \
+                   --finetuning_type lora --lora_target all --cutoff_len 1024 --per_device_train_batch_size 2 --bf16 true\n";
+    let job = read(factory);
+    assert_eq!(job.framework, "LLaMA-Factory");
+    has(
+        &job,
+        &[
+            ("train.seq_len", "1024"),
+            ("train.micro_batch", "2"),
+            ("train.recompute", "\"full\""),
+            ("lora.target_modules", "\"all-linear\""),
+        ],
+    );
+    let chat = "deepspeed main.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 2 --max_seq_len 512 \
+                --lora_dim 64 --zero_stage 3 --deepspeed --gradient_checkpointing\n";
+    has(
+        &read(chat),
+        &[
+            ("train.seq_len", "512"),
+            ("lora.r", "64"),
+            ("fsdp.strategy", "\"optim_grads_params\""),
+        ],
+    );
+    let missing = "axolotl train missing.yaml\n";
+    let error = try_text("train.sh", missing, &eight()).unwrap_err();
+    assert!(
+        error.starts_with("train.sh:1:15: config: file `missing.yaml` is not found"),
+        "{error}"
+    );
+}
+
+/// The configuration file of a command is read as the framework that its content shows.
+#[test]
+fn files_that_commands_name_are_read() {
+    let folder = std::env::temp_dir().join(format!("shardlab-launch-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let script = folder.join("train.sh");
+    let job = folder.join("sft.yaml");
+    let text = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\nmicro_batch_size: 3\nbf16: true\n";
+    std::fs::write(&job, text).unwrap();
+    for command in [
+        "axolotl train sft.yaml\n",
+        "accelerate launch --num_processes 8 -m axolotl.cli.train sft.yaml\n",
+        "torchrun --nproc_per_node 8 train.py --config sft.yaml\n",
+        "python train.py -c sft.yaml\n",
+    ] {
+        std::fs::write(&script, command).unwrap();
+        let mut job = crate::read(std::slice::from_ref(&script), &eight())
+            .unwrap_or_else(|e| panic!("{e}: {command}"));
+        job.scenario(&[])
+            .unwrap_or_else(|e| panic!("{e}: {command}"));
+        has(
+            &job,
+            &[("train.micro_batch", "3"), ("model.preset", "\"qwen3-8b\"")],
+        );
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// `trl sft` recomputes blocks, computes in bfloat16 and truncates at 1024 tokens, unless its
+/// arguments say otherwise (`SFTConfig`).
+#[test]
+fn the_command_of_trl_is_read() {
+    let script = |more: &str| {
+        format!(
+            "trl sft --model_name_or_path Qwen/Qwen3-8B --dataset_name a/b {more} --output_dir x\n"
+        )
+    };
+    let job = read(&script("--accelerate_config zero3"));
+    assert_eq!(job.framework, "TRL");
+    has(
+        &job,
+        &[
+            ("train.seq_len", "1024"),
+            ("train.micro_batch", "8"),
+            ("train.recompute", "\"full\""),
+            ("precision.param_dtype", "\"bf16\""),
+            ("fsdp.strategy", "\"optim_grads_params\""),
+        ],
+    );
+    let job = read(&script(
+        "--accelerate_config fsdp2 --max_length 4096 --gradient_checkpointing false",
+    ));
+    has(
+        &job,
+        &[("train.seq_len", "4096"), ("fsdp.policy", "\"fsdp2\"")],
+    );
+    assert_eq!(setting(&job, "train.recompute"), None);
+    let grpo = script("").replace("trl sft", "trl grpo");
+    let error = try_text("train.sh", &grpo, &eight()).unwrap_err();
+    assert!(
+        error.starts_with("train.sh:1:") && error.contains("preferences or rewards"),
+        "{error}"
+    );
+    // A file has the same defaults if it has keys of TRL alone.
+    let text = "model_name_or_path: Qwen/Qwen3-8B\npacking: true\nbf16: true\n";
+    let job = try_text("job.yaml", text, &eight()).unwrap();
+    has(
+        &job,
+        &[("train.seq_len", "1024"), ("train.recompute", "\"full\"")],
+    );
+}
+
+/// Options of PyTorch's allocator in the environment, assigned before the command or exported.
+#[test]
+fn options_of_the_allocator_are_read() {
+    let key = "fsdp.expandable_segments";
+    let trainer =
+        "python train.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1";
+    let megatron = "python pretrain_gpt.py --num-layers 2 --hidden-size 64 --num-attention-heads 4 --vocab-size 256 \
+                    --seq-length 64 --micro-batch-size 1";
+    for command in [trainer, megatron] {
+        for (before, value) in [
+            ("", "false"),
+            ("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True ", "true"),
+            (
+                "export PYTORCH_ALLOC_CONF='expandable_segments:True,max_split_size_mb:512'\n",
+                "true",
+            ),
+            (
+                "export PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:512\n",
+                "false",
+            ),
+        ] {
+            has(&read(&format!("{before}{command}\n")), &[(key, value)]);
+        }
+    }
+}
+
+/// Options of a command replace those of the files that it names; files contradict one another.
+#[test]
+fn options_of_commands_replace_those_of_files() {
+    let folder = std::env::temp_dir().join(format!("shardlab-override-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).unwrap();
+        path
+    };
+    write(
+        "zero3.yaml",
+        "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nmixed_precision: bf16\nnum_processes: 8\n",
+    );
+    write(
+        "sft.yaml",
+        "model_name_or_path: Qwen/Qwen3-8B\nper_device_train_batch_size: 2\ngradient_accumulation_steps: 8\nmax_length: 2048\n",
+    );
+    let script = write(
+        "train.sh",
+        "accelerate launch --config_file zero3.yaml --num_processes 4 sft.py --config sft.yaml \
+         --gradient_accumulation_steps 3\n",
+    );
+    let options = crate::Options {
+        gpus: Some("h100".parse().unwrap()),
+        ..Default::default()
+    };
+    let mut job = crate::read(&[script], &options).unwrap();
+    job.scenario(&[]).unwrap();
+    has(
+        &job,
+        &[
+            ("mesh.dp_shard", "4"),
+            ("train.grad_accum", "3"),
+            ("train.micro_batch", "2"),
+            ("train.seq_len", "2048"),
+            ("fsdp.strategy", "\"optim_grads_params\""),
+        ],
+    );
+    let replaced: Vec<_> = job.rows().iter().filter_map(|r| r.why.as_deref()).collect();
+    assert!(
+        replaced.contains(&"replaced by num_processes = 4"),
+        "{replaced:?}"
+    );
+    write(
+        "zero3.yaml",
+        "distributed_type: DEEPSPEED\ngradient_accumulation_steps: 1\nnum_processes: 8\n",
+    );
+    let files = [folder.join("zero3.yaml"), folder.join("sft.yaml")];
+    let error = crate::read(&files, &options).unwrap_err().to_string();
+    assert!(error.contains("contradicts"), "{error}");
+    std::fs::remove_dir_all(&folder).unwrap();
 }

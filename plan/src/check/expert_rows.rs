@@ -1,5 +1,5 @@
-//! Rows of experts: kernels that sum over rows leave out those that no choice fills, and gradients
-//! of weights are written for every expert, even for one without rows.
+//! Rows of experts: kernels that sum over rows exclude unused rows, and gradients of weights are
+//! written for every expert, even for one without rows.
 
 use super::describe;
 use super::operands::{self, Ranges};

@@ -29,6 +29,8 @@ struct Codes {
     of_weight: bool,
     /// Position among the blocks of a gathered buffer, if a scale belongs to a block.
     block: Option<u64>,
+    /// Blocks of gathered codes that a matmul reads where a gather has written them.
+    in_place: Option<ScaleBlock>,
 }
 
 /// A scale, or its reciprocal, in memory.
@@ -59,6 +61,8 @@ struct State {
     gathered: BTreeMap<BufferId, Gathered>,
     /// Maxima of a rank's shards that have not been reduced over the other ranks.
     partial: BTreeMap<Start, InstrId>,
+    /// Bytes of maxima of blocks that this rank has written since scales were last made of them.
+    block_maxima: BTreeMap<Start, u64>,
     /// Maxima of rows, some of which contain what was in memory before.
     unfilled: BTreeMap<Start, InstrId>,
 }
@@ -123,6 +127,7 @@ impl State {
                 cast: of.cast,
                 of_weight: false,
                 block: of.block.map(|block| at.1 / block.numel()),
+                in_place: of.block,
             })
         };
         self.codes.get(&at).copied().or_else(gathered)
@@ -168,6 +173,11 @@ fn granularity(factor: &Slot, inverse: &Slot) -> [bool; 4] {
     ]
 }
 
+/// Returns whether a factor is a view of a matrix whose rows are its columns.
+fn is_transposed(factor: &Slot) -> bool {
+    matches!((&factor.shape[..], &factor.strides[..]), (&[rows, _], &[1, row]) if row >= rows)
+}
+
 /// Returns whether a range contains a byte.
 fn covers(range: Access, at: Start) -> bool {
     range.buffer == at.0 && (range.offset..range.offset + range.bytes).contains(&at.1)
@@ -206,19 +216,29 @@ impl Launch<'_> {
                 let at = (maxima.buffer, maxima.offset);
                 state.partial.extend(several.then_some((at, self.id)));
             }
-            (ShardOp::ShardScales { .. }, [maxima], scales) => {
-                sink.fact(RuleId::Float8Amax, 1);
-                let mut partial = state.partial.iter();
-                if let Some((_, &by)) = partial.find(|(at, _)| covers(*maxima, **at)) {
-                    sink.violation(RuleId::Float8Amax, Some(self.id), Some(by), || {
-                        format!(
-                            "makes scales of {}, where #{} wrote the maxima of this rank's shard; expected those of \
-                             all ranks of the dp_shard axis, by an all-reduce with max",
-                            describe::range(p, *maxima),
-                            by.0
-                        )
-                    });
+            (ShardOp::ShardBlockAmax { .. }, _, maxima) => {
+                let several = p.meta.mesh.size(AxisId::DP_SHARD) > 1;
+                for range in maxima {
+                    let at = (range.buffer, range.offset);
+                    state.partial.extend(several.then_some((at, self.id)));
+                    state.block_maxima.insert(at, range.bytes);
                 }
+            }
+            (ShardOp::ShardBlockScales { .. }, [maxima], scales) => {
+                self.of_all_ranks(*maxima, state, sink);
+                self.of_all_blocks(*maxima, state, sink);
+                let blocks = [ScaleBlock::MX, ScaleBlock::MX_COLUMN];
+                for (range, block) in scales.iter().zip(blocks.into_iter().cycle()) {
+                    let of_blocks = Gathered {
+                        scale: self.id,
+                        cast: self.id,
+                        block: Some(block),
+                    };
+                    state.gathered.insert(range.buffer, of_blocks);
+                }
+            }
+            (ShardOp::ShardScales { .. }, [maxima], scales) => {
+                self.of_all_ranks(*maxima, state, sink);
                 for range in scales {
                     let starts = range.offset..range.offset + range.bytes;
                     let each = starts.step_by(DType::F32.size() as usize);
@@ -256,14 +276,19 @@ impl Launch<'_> {
             }
             (ShardOp::ShardCastBlocks { block, .. }, [main], [codes, scales]) => {
                 self.whole_blocks(block, [*main, *codes, *scales], sink);
+                // Ranks that compute the scales of all blocks write their own once more.
+                let others = scales.per_rank.is_some().then_some(scales.buffer);
+                let known = others.and_then(|scales| state.gathered.get(&scales));
+                let known = known.filter(|of| of.scale == of.cast && of.block == Some(block));
                 let written = Gathered {
-                    scale: self.id,
+                    scale: known.map_or(self.id, |of| of.scale),
                     cast: self.id,
                     block: Some(block),
                 };
-                for range in [codes, scales] {
-                    state.gathered.insert(range.buffer, written);
+                if known.is_none() {
+                    state.gathered.insert(scales.buffer, written);
                 }
+                state.gathered.insert(codes.buffer, written);
             }
             (ShardOp::Copy | ShardOp::MultiCopy | ShardOp::CopyOut { .. }, from, to) => {
                 // PyTorch packs codes and other weights into one buffer.
@@ -279,6 +304,41 @@ impl Launch<'_> {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Checks that maxima from which scales follow are those of all ranks.
+    fn of_all_ranks(&self, maxima: Access, state: &State, sink: &mut Sink) {
+        let p = self.p;
+        sink.fact(RuleId::Float8Amax, 1);
+        let mut partial = state.partial.iter();
+        if let Some((_, &by)) = partial.find(|(at, _)| covers(maxima, **at)) {
+            sink.violation(RuleId::Float8Amax, Some(self.id), Some(by), || {
+                format!(
+                    "makes scales of {}, where #{} wrote the maxima of this rank's shard; expected those of all \
+                     ranks of the dp_shard axis, by an all-reduce with max",
+                    describe::range(p, maxima),
+                    by.0
+                )
+            });
+        }
+    }
+
+    /// Checks that every block has a maximum of this step: each rank has written those of its
+    /// blocks of all weights.
+    fn of_all_blocks(&self, maxima: Access, state: &mut State, sink: &mut Sink) {
+        let p = self.p;
+        let ranks = u64::from(p.meta.mesh.size(AxisId::DP_SHARD));
+        let written: u64 = std::mem::take(&mut state.block_maxima).values().sum();
+        sink.fact(RuleId::Float8Amax, 1);
+        if written * ranks != maxima.bytes {
+            sink.violation(RuleId::Float8Amax, Some(self.id), None, || {
+                format!(
+                    "makes scales of {}, of which {ranks} ranks have written {} bytes; expected the maxima of all blocks",
+                    describe::range(p, maxima),
+                    written * ranks
+                )
+            });
         }
     }
 
@@ -433,6 +493,7 @@ impl Launch<'_> {
             cast: self.id,
             of_weight: role == Some(Role::FullWeight),
             block,
+            in_place: None,
         }
     }
 
@@ -455,6 +516,34 @@ impl Launch<'_> {
         });
     }
 
+    /// Checks that blocks of gathered codes lie along the inner dimension of a matmul. Codes by
+    /// rows are for matmuls with the weight, codes by columns for those with its transpose.
+    fn blocks_lie_along(
+        &self,
+        factor: &Slot,
+        codes: Access,
+        block: Option<ScaleBlock>,
+        sink: &mut Sink,
+    ) {
+        let Some(block) = block.filter(|block| *block != block.of_transpose()) else {
+            return;
+        };
+        let by_columns = block.rows > block.cols;
+        if by_columns == is_transposed(factor) {
+            return;
+        }
+        let p = self.p;
+        sink.violation(RuleId::Float8Scale, Some(self.id), None, || {
+            let names = ["by rows", "by columns"];
+            let [found, wanted] = [by_columns, !by_columns].map(|n| names[usize::from(n)]);
+            format!(
+                "{} reads {}, codes {found}; expected codes {wanted}, whose blocks lie along the inner dimension",
+                describe::instr(p, self.id, None),
+                describe::range(p, codes)
+            )
+        });
+    }
+
     /// Checks that a factor and its scale belong together, and that the codes of a weight are those
     /// of this pass over its unit.
     fn factor(&self, factor: &Slot, inverse: &Slot, state: &State, sink: &mut Sink) {
@@ -468,6 +557,7 @@ impl Launch<'_> {
         match (codes, scale) {
             (Some(codes), Some(scale)) if codes.scale == scale.by => {
                 self.blocks_match(at, [codes.block, scale.block], sink);
+                self.blocks_lie_along(factor, at, codes.in_place, sink);
             }
             (codes, scale) => {
                 let scale = scale.map(|scale| scale.by);
@@ -517,13 +607,18 @@ impl Launch<'_> {
         let gradients = factors.iter().filter(|f| f.dtype == DType::F8E5m2).count();
         let bytes = factors.iter().all(|f| f.dtype.is_float8());
         let inner = |f: &Slot| f.shape.last().is_some_and(|k| k.is_multiple_of(16));
-        let dense = |f: &Slot| f.strides.is_empty();
-        if gradients > 1 || !bytes || !factors.iter().all(|f| inner(f) && dense(f)) {
+        // Tensor cores with MXFP8 (compute capability 10) read both layouts.
+        let dense = |(f, inverse): (&Slot, &Slot)| {
+            f.strides.is_empty()
+                || inverse.dtype == DType::U8 && is_transposed(f) && f.shape[0].is_multiple_of(16)
+        };
+        let layouts = factors.iter().zip(&self.op.inputs[2..4]).all(dense);
+        if gradients > 1 || !bytes || !layouts || !factors.iter().all(inner) {
             sink.violation(RuleId::Float8Format, Some(self.id), None, || {
                 let shown = factors.iter().map(|f| format!("{} {:?}", f.dtype, f.shape.as_slice()));
                 format!(
                     "{} multiplies {}; expected 8-bit factors, at most one of e5m2, whose inner dimensions are \
-                     contiguous and multiples of 16",
+                     contiguous (or, with MXFP8, strided) and multiples of 16",
                     describe::instr(p, self.id, None),
                     shown.collect::<Vec<_>>().join(" and ")
                 )

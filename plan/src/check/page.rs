@@ -6,9 +6,9 @@ use std::fmt::Write as _;
 const HEAD: &str = "\
 # Check rules
 
-`shardlab check` proves these rules for a program, by the kind of proof. An *error* means that the
-program can compute something wrong or fail; a *warning* that it is right, but slow, wasteful or
-fragile. The last column says what went wrong without the rule, or where it comes from. Names with INV
+`shardlab check` proves these rules for a program. They are grouped by the kind of proof. An *error* means that
+the program can compute a wrong result or fail; a *warning* means that it is correct, but slow, wasteful or
+fragile. The last column lists bugs that the rule finds, or the source of the rule. Names with INV
 are invariants collected from the history of Megatron-FSDP and FSDP2; other INV numbers in the last
 column are covered by the same rule.
 
@@ -30,10 +30,10 @@ fn about(kind: Kind) -> &'static str {
     match kind {
         Kind::Order => "Order of instructions, by streams, events and waits of the host.",
         Kind::Alias => "Addresses and lifetimes of memory.",
-        Kind::State => "What a step carries: what was gathered, reduced and updated.",
+        Kind::State => "State that a step gathers, reduces and updates.",
         Kind::Layout => "Layout of parameter groups.",
         Kind::Collective => "Agreement of ranks about collectives.",
-        Kind::Memory => "How much is alive at once.",
+        Kind::Memory => "Amount of memory that is alive at the same time.",
     }
 }
 

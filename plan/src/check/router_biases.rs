@@ -1,6 +1,6 @@
-//! Biases of routers that steps move: once, after the last router of the step has read them, by the
-//! choices of all micro-batches and ranks, each counted once. No norm has them, nothing clips them,
-//! and evaluation does not count.
+//! Biases of routers that steps update: each is updated once per step, after the last router has
+//! read it, by the choices of all micro-batches and ranks, each counted once. Biases are not part
+//! of the gradient norm and are not clipped, and evaluation does not count choices.
 
 mod counts;
 

@@ -1,5 +1,5 @@
-//! Shadow memory of the walk: for every range of every buffer, the last write and the reads since
-//! then, and the earlier users of an address.
+//! Shadow memory of the walk: the last write of every range of every buffer, the reads since then,
+//! and the earlier users of an address.
 
 use super::clock::{LANES, Times, Use};
 use super::state::Reduced;

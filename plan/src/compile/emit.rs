@@ -473,6 +473,8 @@ impl Emitter<'_> {
             Root::Buffer(b) => Source::Storage(StorageId(self.storage_of[b as usize])),
             Root::Param(p) => Source::Param(p),
             Root::Scale(p) => Source::Scale(p),
+            Root::ColumnCodes(p) => Source::ColumnCodes(p),
+            Root::ColumnScale(p) => Source::ColumnScale(p),
             Root::Grad(p) => Source::Grad(p),
             Root::Const(c) => Source::Const(c),
         };

@@ -1,11 +1,10 @@
-//! Fuses what comes before or after a library kernel into it.
+//! Fuses operations before or after a library kernel into it.
 //!
 //! A GEMM accumulates: its epilogue reads the other summand and writes the sum, which is rounded
-//! once. No separate kernel, nor the next one, reads the GEMM's result again. In a block these are
-//! the residual connections and, in backward, the gradients of an input that several layers read.
+//! once. No other kernel has to read the GEMM's result for the addition. In a block, this applies
+//! to residual connections and, in backward, to gradients of an input that several layers read.
 //!
-//! An embedding's gradient writes the zeros that it would be added to, for rows that no id refers
-//! to.
+//! The kernel of an embedding's gradient also writes the zeros of rows that no id refers to.
 
 use super::overlap;
 use super::schedule::Orders;

@@ -1,10 +1,10 @@
-//! Repeats a middle block: the tape of a deep model from that of a shallow one.
+//! Repeats a middle block: derives the tape of a deep model from that of a shallow one.
 //!
-//! Blocks of a run of alike ones, other than the first and last two, have the same code, so a tape
-//! with five of them contains everything: the third is written again for every block in between,
-//! with modules, parameters and storages renumbered. A model has one run, or two if its first
-//! blocks alone are recomputed. A repeated block refers only to its own storages and its
-//! neighbours'. Where that does not hold (or blocks differ), the caller builds the whole tape op by
+//! In a run of equal blocks, all blocks but the first two and the last two have the same code. So a
+//! tape with five blocks is sufficient: the third is repeated for every block in between, with
+//! renumbered modules, parameters and storages. A model has one run, or two if only its first
+//! blocks are recomputed. A repeated block may refer only to its own storages and to those of its
+//! neighbours. If that does not hold, or if blocks differ, the caller builds the whole tape op by
 //! op.
 
 use super::tape::{Tape, TapeOp};
@@ -257,6 +257,8 @@ impl<'t> Expander<'t> {
                 Source::Storage(s) => Source::Storage(self.neighbour(s, at)?),
                 Source::Param(p) => Source::Param(self.param(p, at)?),
                 Source::Scale(p) => Source::Scale(self.param(p, at)?),
+                Source::ColumnCodes(p) => Source::ColumnCodes(self.param(p, at)?),
+                Source::ColumnScale(p) => Source::ColumnScale(self.param(p, at)?),
                 Source::Grad(p) => Source::Grad(self.param(p, at)?),
                 Source::Const(c) => Source::Const(c),
             };

@@ -26,6 +26,9 @@
 //! Weights that ranks gather in 8 bits (`precision.float8_all_gather`) arrive as codes, so nothing
 //! casts them. The matmul of `d_x` reads a transposed copy. With a scale per block, it also reads a
 //! transposed copy of the grid of scales: blocks of the transpose are the transposed square blocks.
+//! Recipe mxfp8 has blocks of 32 elements of a row, so its transpose has other scales and codes.
+//! Ranks gather these, too, as codes of the matrix with scales of parts of columns. Tensor cores of
+//! compute capability 10 read them as they are.
 //!
 //! Nothing here decides what is saved: that follows from the uses in backward, as for every tensor.
 
@@ -225,8 +228,9 @@ fn transposed(value: &Value) -> (Strides, Shape) {
 }
 
 /// Returns whether all gathered weights have scales per block that matmuls can read where a gather
-/// writes them. cuBLASLt reads grids whose rows have a multiple of four scales and start at a
-/// multiple of 16 bytes. In a flat buffer, this holds for each grid if it does for all.
+/// writes them. cuBLASLt reads grids of square blocks whose rows have a multiple of four scales and
+/// start at a multiple of 16 bytes. In a flat buffer, this holds for each grid if it does for all.
+/// Scales of blocks of 32 elements are read in tiles of 128x4, to which they have to be copied.
 fn scales_in_place(params: &[Param], linears: &[Option<Float8Linear>]) -> bool {
     params.iter().zip(linears).all(|(p, linear)| {
         let Some(linear) = linear.filter(|linear| linear.gathered) else {
@@ -234,10 +238,18 @@ fn scales_in_place(params: &[Param], linears: &[Option<Float8Linear>]) -> bool {
         };
         let cols = p.shape.last().copied().unwrap_or(0);
         match linear.scaling {
-            Scaling::Block { weights, .. } => cols.is_multiple_of(4 * weights.cols),
+            Scaling::Block { weights, .. } => {
+                weights == ScaleBlock::SQUARE && cols.is_multiple_of(4 * weights.cols)
+            }
             _ => false,
         }
     })
+}
+
+/// Turns a view of a matrix into one of its transpose.
+fn turn(matrix: &mut Value) {
+    matrix.shape.reverse();
+    matrix.strides.reverse();
 }
 
 /// Casts under construction.
@@ -368,8 +380,8 @@ impl Casts<'_> {
         }
     }
 
-    /// Returns the codes of a weight that ranks gather in 8 bits with a scale per block, or a
-    /// transposed copy of them, and its scales in the layout that matmuls read.
+    /// Returns the codes of a weight that ranks gather in 8 bits with a scale per block, or of its
+    /// transpose, and the scales in the layout that matmuls read.
     fn gathered_blocks(
         &mut self,
         i: u32,
@@ -379,28 +391,41 @@ impl Casts<'_> {
         block: ScaleBlock,
     ) -> Codes {
         let value = self.g.value(v).clone();
-        let mut matrix = [value.rows(), value.cols()];
-        let mut grid = block.grid(matrix);
-        let mut steps = [grid[1], 1];
-        let as_gathered = Value {
-            dtype: reading.to,
-            ..value.clone()
+        let matrix = [value.rows(), value.cols()];
+        // Parts of columns of the matrix are parts of rows of its transpose.
+        let apart = reading.transposed && block != block.of_transpose();
+        let (stored, roots) = match apart {
+            true => (
+                block.of_transpose(),
+                [Root::ColumnCodes(p), Root::ColumnScale(p)],
+            ),
+            false => (block, [Root::Param(p), Root::Scale(p)]),
         };
-        let mut codes = self.g.push_value(as_gathered, u32::MAX);
-        if reading.transposed {
-            codes = self.transpose(i, codes);
-            matrix.reverse();
-            grid.reverse();
-            steps.reverse();
-        }
-        let scales = Value {
+        let grid = stored.grid(matrix);
+        let mut scales = Value {
             shape: strides::shape(&grid),
-            strides: steps.into_iter().collect(),
+            strides: strides::contiguous(&grid),
             offset: value.offset / block.numel(),
             dtype: block.inverse_type(),
-            root: Root::Scale(p),
+            root: roots[1],
             requires_grad: false,
         };
+        let mut codes = Value {
+            dtype: reading.to,
+            root: roots[0],
+            ..value
+        };
+        if apart {
+            turn(&mut codes);
+        }
+        if reading.transposed {
+            turn(&mut scales);
+        }
+        let mut codes = self.g.push_value(codes, u32::MAX);
+        if reading.transposed && !apart {
+            codes = self.transpose(i, codes);
+        }
+        let grid = [scales.shape[0], scales.shape[1]];
         let scales = self.g.push_value(scales, u32::MAX);
         if self.scales_in_place && !reading.transposed {
             return Codes {
@@ -408,8 +433,11 @@ impl Casts<'_> {
                 inverse: scales,
             };
         }
-        let layout = Some(block.strides(matrix));
-        let inverse = self.fresh(i, v, &grid, layout, block.inverse_type());
+        let read = match reading.transposed {
+            true => [matrix[1], matrix[0]],
+            false => matrix,
+        };
+        let inverse = self.fresh(i, v, &grid, Some(block.strides(read)), block.inverse_type());
         self.push(i, OpKind::Copy, &[scales], &[inverse]);
         Codes { codes, inverse }
     }

@@ -2,9 +2,10 @@
 //!
 //! Ops are taken in order. A fusible op joins the kernel of a producer, or of an op that reads the
 //! same large tensor, if both run over the same elements and no path leads from that kernel through
-//! another one back to the op. Library kernels and column reductions stay alone. With mixed-order
-//! reductions, the column sums that make the gradient of a norm's weight join the backward kernel
-//! of the norm, which reads the same tensors (Inductor has the same feature under this name).
+//! another one back to the op. Library kernels and column reductions are not fused. With
+//! mixed-order reductions, the column sums for the gradient of a norm's weight join the backward
+//! kernel of the norm, which reads the same tensors (Inductor has the same feature under this
+//! name).
 
 use crate::graph::{Act, Graph, Op, Root, Value};
 use crate::ir::{ModuleId, OpKind};

@@ -2,11 +2,11 @@
 //! it read.
 //!
 //! Queries, keys and values of a merged GEMM share a buffer that lives until the values die. The
-//! rotated queries and keys live as long, and the unrotated ones are not needed again, so they are
-//! overwritten: a block saves no more than with separate layers. In backward, attention writes the
-//! gradients of queries and keys to the columns of the buffer that the merged GEMMs read, next to
-//! that of the values, and they are rotated back there. They need no memory of their own, and no
-//! copy into another order. Elsewhere a result takes over all of a dying operand's memory
+//! rotated queries and keys live until then, too, and the unrotated ones are not needed again, so
+//! they are overwritten: a block saves no more memory than with separate layers. In backward,
+//! attention writes the gradients of queries and keys next to that of the values, into the columns
+//! of the buffer that the merged GEMMs read, and they are rotated back there. They need no separate
+//! memory and no copy. In other cases, a result takes over all of a dying operand's memory
 //! (`liveness`).
 
 use super::schedule::Orders;

@@ -1,11 +1,11 @@
-//! Shared experts that compute while tokens travel.
+//! Shared experts that overlap with the exchange of tokens.
 //!
-//! Backward computes a shared expert before it sends gradients to the routed experts, and forward
-//! when their results are on the way back: that order follows from the model's code. Here, the ops
-//! of a shared expert move behind the exchanges of their layer: all up to its last linear layer
-//! next to the first exchange, and the rest next to the second one, as Megatron-LM's
-//! `moe_shared_expert_overlap` does. In backward it is the other way around: the last linear layer
-//! comes first. Values stay the same, since sums keep the order of their terms.
+//! In the order of the model's code, forward computes a shared expert after the routed experts have
+//! sent their results, and backward before it sends gradients to them. Here, the ops of a shared
+//! expert are moved behind the exchanges of their layer, so that they overlap with them: all ops up
+//! to its last linear layer with the first exchange, and the rest with the second one, as with
+//! Megatron-LM's `moe_shared_expert_overlap`. In backward, the last linear layer overlaps with the
+//! first exchange. Values stay the same, because sums keep the order of their terms.
 
 use super::schedule::Orders;
 use crate::graph::{Act, Graph, Root, SharedOverlap};

@@ -1,4 +1,4 @@
-//! Steps: which ops one kernel executes, and in which order; which ops are compiled together.
+//! Steps: the ops that each kernel executes, their order, and the ops that are compiled together.
 
 use super::used_rows::{Sorted, Used};
 use super::{

@@ -1,4 +1,4 @@
-//! Which kernels of an order touch a root.
+//! The kernels that read or write a root value, in a given order of kernels.
 
 use crate::graph::{Graph, Op, Root, ValueId};
 use std::collections::HashMap;

@@ -1,9 +1,9 @@
 //! Zeros that compiled forward saves for backward.
 //!
-//! `index_copy`, which brings rows into the order of experts, and backward of `x[index]`, which
-//! brings results back, start from equal zeros. AOTAutograd (torch 2.11) traces forward and
-//! backward of a graph together, makes equal tensors once, and saves them: one as large as the rows
-//! of experts per layer. If the host reads counts, there is a graph break, and both graphs create
+//! `index_copy`, which sorts rows by expert, and the backward of `x[index]`, which sorts results
+//! back, start from equal zero tensors. AOTAutograd (torch 2.11) traces forward and backward of a
+//! graph together, creates equal tensors only once, and saves them: one as large as the rows of
+//! experts per layer. If the host reads counts, there is a graph break, and both graphs create
 //! their own zeros.
 
 use super::schedule::Orders;

@@ -297,7 +297,7 @@ pub struct Fsdp {
     pub prefetch_next_step: u32,
     /// The optimizer updates a unit after its reduction, during backward.
     pub optimizer_in_backward: bool,
-    /// Maximum number of gradient buffers in flight (at least 1).
+    /// Maximum number of gradient buffers in flight (at least 1); policy native counts units.
     pub reduce_in_flight: u32,
     /// Reduce on a side stream.
     pub async_reduce: bool,
@@ -311,6 +311,8 @@ pub struct Fsdp {
     pub sum_in_optimizer: bool,
     /// Shards are cast to the compute dtype right before a gather; the cast is not kept.
     pub cast_before_all_gather: bool,
+    /// Shards are cast for gathers on a separate stream.
+    pub copy_in_stream: bool,
     /// All-gather and reduce-scatter share one side stream.
     pub unify_comm_stream: bool,
     /// Allocator of the transient buffers.

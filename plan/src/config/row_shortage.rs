@@ -1,4 +1,4 @@
-//! Choices of tokens that find no reserved row, with the choices of `moe.routing`.
+//! Choices of `moe.routing` for which no row is reserved.
 
 use super::{Overflow, Scenario};
 use serde::{Deserialize, Serialize};

@@ -235,7 +235,7 @@ const MEMORY_FIELDS: &[Field; 15] = &[
 pub const SECTIONS: &[Section] = &[
     section!(required "" "The profile as a whole." {
         "name" Text, "", Required, "name; for shipped profiles the stem of the file";
-        "about" Text, "", Required, "what it describes, in a line";
+        "about" Text, "", Required, "description of the machine, in one line";
         "extends" Text, "", Unknown, "another profile that this file changes: its name, or its path relative to this file";
     }),
     section!(optional "measured" "Where the numbers were measured. Predictions with a profile without it say `estimated`." {
@@ -283,10 +283,10 @@ pub const SECTIONS: &[Section] = &[
         "cpu_gbps" Number(Positive), "GB/s", Unknown, "optimizer on the CPU (`fsdp.offload` under policy fsdp2): bytes that it reads and writes per second, of one rank; without it `device.h2d_gbps`";
         "graph_launch_us" Number(NotNegative), "us", Required, "launch of a CUDA graph";
         "queue_depth" Integer(1, MAX), "", Required, "launches that a stream can hold";
-        "steps_in_flight" Integer(1, 2), "", Is("2"), "steps that may be in flight; with 1 the host begins a step when the device has finished the one before";
+        "steps_in_flight" Integer(1, 2), "", Is("2"), "steps that may be in flight; with 1, the host starts a step when the device has finished the previous one";
     }),
     section!(required "host.work" "Host work of the framework. For `exec`, all keys but `step_us` are 0." {
-        "dispatch_us" Number(NotNegative), "us", Required, "per op run eagerly in forward, launch excluded";
+        "dispatch_us" Number(NotNegative), "us", Required, "per op of eager code in forward, launch excluded";
         "autograd_dispatch_us" Number(NotNegative), "us", Required, "per op run by the autograd engine, launch excluded";
         "guard_us" Number(NotNegative), "us", Required, "guards and entry of a compiled region";
         "compiled_kernel_us" Number(NotNegative), "us", Is("0.0"), "Python of compiled code per kernel, launch excluded";
@@ -304,7 +304,7 @@ pub const SECTIONS: &[Section] = &[
         "source" Text, "", Required, "where the numbers come from";
         "nvlink_gbps" Number(Positive), "GB/s", Required, "per GPU and direction, by data sheet (without NVLink: PCIe; on a CPU: memory)";
         "nvlink_efficiency" Number(Rate), "", Required, "share of it that large all-gathers reach";
-        "nvlink_ranks" Integer(2, MAX), "", Is("8"), "number of GPUs that reached it: fewer reach less, because each GPU also copies its own part";
+        "nvlink_ranks" Integer(2, MAX), "", Is("8"), "number of GPUs with which this share was reached; with fewer GPUs it is smaller, because each GPU also copies its own part";
         "copy_engine_gbps" Number(Positive), "GB/s", Unknown, "bus bandwidth of large collectives on copy engines within a node; without it that of kernels";
         "nvlink_domain" Integer(1, MAX), "", Unknown, "GPUs that NVLink connects; a larger `mesh.gpus_per_node` is a warning";
         "nics_per_node" Integer(1, MAX), "", Required, "network cards of a node";
@@ -405,7 +405,7 @@ pub const SECTIONS: &[Section] = &[
         "class" Word(&MEMORY_CLASSES), "", Required, "class, as in `[efficiency.memory]`";
         "op" Text, "", Unknown, "only kernels whose name contains this; the longest name is preferred";
         "dtype" Dtype, "", Unknown, "only kernels on this element type";
-        "in_step" Flag, "", Is("false"), "measured within steps, where operands are in the caches or not as they are there";
+        "in_step" Flag, "", Is("false"), "measured within training steps, with the caches in the state that they have there";
         "bytes" Word(&["moved", "described"]), "", Unknown, "how bytes were counted: moved (gradients in their stored type), described (all in the type that the kernel computes in); without it `described` for `in_step`";
         "rows" BYTES_ROWS, "", Required, "bytes read and written, and time";
     }),
@@ -416,6 +416,6 @@ pub const SECTIONS: &[Section] = &[
         "nodes" Integer(1, MAX), "", Is("1"), "nodes that the ranks are spread over evenly";
         "dtype" Dtype, "", Unknown, "only payloads of this element type";
         "rows" BYTES_ROWS, "", Required, "bytes of the full side, and time";
-        "nccl_rows" BYTES_ROWS, "", Is("[]"), "NCCL's own estimates in the same form; nothing is priced by them";
+        "nccl_rows" BYTES_ROWS, "", Is("[]"), "NCCL's own estimates in the same form, for comparison only";
     }),
 ];

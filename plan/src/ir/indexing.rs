@@ -1,4 +1,4 @@
-//! The calls with which PyTorch code moves rows to experts and back.
+//! Calls of PyTorch code that copy rows to experts and back.
 
 use serde::Serialize;
 

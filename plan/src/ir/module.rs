@@ -330,8 +330,8 @@ impl Param {
 pub struct ParameterCount {
     /// All.
     pub total: u64,
-    /// Number of parameters that one token uses. For a stack of experts, these are the parameters
-    /// of the experts that process the token.
+    /// Number of parameters that one token uses. For a stack of experts or of their biases, these
+    /// are the parameters of the experts that process the token.
     pub active: u64,
     /// Those that are trained.
     pub trainable: u64,

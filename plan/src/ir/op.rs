@@ -570,7 +570,8 @@ ops! {
     /// `a, b, inverse_a, inverse_b[, bias][, c] -> c`: matmul of `a`, `[m, inner]`, and `b`,
     /// `[n, inner]`, times the reciprocals of the scales that both were cast with. The reciprocals
     /// are scalars, or there is one per row of `a` and of `b`, or one per [`ScaleBlock`] of both.
-    /// Sums and factors are float32.
+    /// With [`ScaleBlock::MX`], `b` may be a view of a matrix `[inner, n]`. Sums and factors are
+    /// float32.
     ScaledGemm {
         /// Tensor cores accumulate over the whole inner dimension with their own, lower precision
         /// (cuBLASLt: fast accumulation).

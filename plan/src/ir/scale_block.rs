@@ -26,6 +26,8 @@ impl ScaleBlock {
     /// The block of the microscaling formats of the Open Compute Project (MX). Its scale is a power
     /// of two, whose exponent is stored in a byte (E8M0).
     pub const MX: Self = Self { rows: 1, cols: 32 };
+    /// The block of the microscaling formats along a column, for the product with the transpose.
+    pub const MX_COLUMN: Self = Self { rows: 32, cols: 1 };
 
     /// Returns the number of elements.
     #[must_use]
@@ -37,8 +39,29 @@ impl ScaleBlock {
     #[must_use]
     pub fn inverse_type(self) -> DType {
         match self {
-            Self::MX => DType::U8,
+            Self::MX | Self::MX_COLUMN => DType::U8,
             _ => DType::F32,
+        }
+    }
+
+    /// Returns the block that the transpose of a matrix has, in the layout of the matrix itself:
+    /// the same for squares, parts of columns for parts of rows.
+    #[must_use]
+    pub const fn of_transpose(self) -> Self {
+        Self {
+            rows: self.cols,
+            cols: self.rows,
+        }
+    }
+
+    /// Returns the number of rows that the scales of a matrix and of its transpose cover together.
+    /// A shard of this many rows contains whole blocks of both.
+    #[must_use]
+    pub const fn rows_of_both(self) -> u64 {
+        if self.rows > self.cols {
+            self.rows
+        } else {
+            self.cols
         }
     }
 
@@ -85,6 +108,11 @@ mod tests {
             );
         }
         assert_eq!(ScaleBlock::SQUARE.grid(matrix), [2, 3]);
+        assert_eq!(ScaleBlock::MX_COLUMN.grid(matrix), [8, 320]);
+        assert_eq!(ScaleBlock::MX.of_transpose(), ScaleBlock::MX_COLUMN);
+        assert_eq!(ScaleBlock::SQUARE.of_transpose(), ScaleBlock::SQUARE);
+        let rows = [ScaleBlock::MX, ScaleBlock::SQUARE].map(ScaleBlock::rows_of_both);
+        assert_eq!(rows, [32, 128]);
         assert_eq!(ScaleBlock::of(matrix, [256, 10], DType::F32), None);
         assert_eq!(ScaleBlock::of(matrix, [2, 3], DType::U8), None);
     }

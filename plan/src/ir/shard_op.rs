@@ -255,12 +255,29 @@ pub enum ShardOp {
     /// A shard of main weights (read), rounded first, to codes (first write) and the reciprocals of
     /// their scales (second write), one per block of a matrix. Matrices and padding start at
     /// multiples of a block's elements, and shards do not split the rows of a block, so the
-    /// reciprocals are in the order of the codes: those of a row of blocks are adjacent.
+    /// reciprocals are in the order of the codes: those of a row of blocks are adjacent. For
+    /// [`ScaleBlock::MX`] and [`ScaleBlock::MX_COLUMN`], a reciprocal is stored as its exponent, in
+    /// a byte.
     ShardCastBlocks {
         /// Type to which weights are rounded.
         through: DType,
         /// Blocks that share a scale.
         block: ScaleBlock,
+    },
+    /// A shard of main weights (read), rounded first, to the largest absolute value of each block
+    /// of a matrix (first write) and of its transpose (second write), in the order of the
+    /// reciprocals of [`ShardOp::ShardCastBlocks`].
+    ShardBlockAmax {
+        /// Type to which weights are rounded.
+        through: DType,
+        /// Blocks of the matrix.
+        block: ScaleBlock,
+    },
+    /// Largest absolute values of blocks (read) to the exponents of the reciprocals of their scales
+    /// (writes), in the same order.
+    ShardBlockScales {
+        /// Type of the codes.
+        to: DType,
     },
 }
 
@@ -321,6 +338,8 @@ impl ShardOp {
             Self::ShardScales { .. } => "shard_scales",
             Self::ShardCast { .. } => "shard_float8_cast",
             Self::ShardCastBlocks { .. } => "shard_float8_cast_blocks",
+            Self::ShardBlockAmax { .. } => "shard_block_amax",
+            Self::ShardBlockScales { .. } => "shard_block_scales",
         }
     }
 }

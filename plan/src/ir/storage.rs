@@ -57,8 +57,13 @@ pub enum Source {
     Grad(ParamId),
     /// An input or table.
     Const(ConstId),
-    /// The reciprocal of the scale of a parameter that is gathered in 8 bits, as a float32 scalar.
+    /// The reciprocal of the scale of a parameter that is gathered in 8 bits, as a float32 scalar,
+    /// or those of its blocks.
     Scale(ParamId),
+    /// The codes of a parameter that is gathered in 8 bits whose scales belong to parts of columns.
+    ColumnCodes(ParamId),
+    /// The reciprocals of these scales.
+    ColumnScale(ParamId),
 }
 
 /// A byte range that a kernel touches.

@@ -1,7 +1,7 @@
 //! Activations in host memory between forward and backward: `OffloadActivations` of torchtune and
 //! TRL, with a separate stream for the copies.
 //!
-//! - Each tensor saved by forward is copied after its last use there. The number of copies in
+//! - Each tensor saved by forward is copied after its last use in forward. The number of copies in
 //!   flight is limited: at the limit, computation waits for the oldest copy, and its tensor is
 //!   freed.
 //! - Backward copies a tensor back before its first use. The host issues the copy early, so that it

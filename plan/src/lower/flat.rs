@@ -6,14 +6,17 @@
 //! main weights and gradients that are kept between uses (Megatron-FSDP `param_and_grad_buffer.py`,
 //! DDP configuration tables).
 
+mod block_maxima;
 mod block_scales;
 mod casts;
+pub(crate) mod columns;
 mod float8;
 mod optimizer;
 mod reduce;
 
 use block_scales::BlockScales;
 pub(crate) use casts::GradCasts;
+use columns::Columns;
 pub(crate) use reduce::{ReduceTo, Reduction};
 
 use super::builder::CollectiveLaunch;
@@ -92,6 +95,8 @@ pub(crate) struct GroupState {
     pub(crate) full: Option<BufferId>,
     /// Scales of W, if ranks gather codes with a scale per block.
     pub(super) scales: Option<BlockScales>,
+    /// Codes by columns, if blocks of the transpose are others than those of `scales`.
+    pub(super) columns: Option<Columns>,
     /// Result of the inner reduction in the communication dtype, while the outer axis reduces it.
     /// Only used by policy megatron if this dtype differs from that of G (`hsdp_comm_gbuf`). Other
     /// policies reduce G itself.
@@ -158,6 +163,8 @@ pub(crate) struct Flat {
     grad_arena: Option<BufferId>,
     /// Scales of groups that are gathered in 8 bits.
     scales: Option<Scales>,
+    /// Largest absolute values of blocks, if ranks reduce them.
+    block_maxima: Option<BufferId>,
     g: DType,
     c: DType,
     weight_sharded: bool,
@@ -180,6 +187,7 @@ impl Flat {
             host: None,
             grad_arena: None,
             scales: Scales::new(out),
+            block_maxima: None,
             g: types.grads,
             c: types.comm,
             weight_sharded: placements::weight_sharded(out.inputs.strategy),
@@ -191,6 +199,7 @@ impl Flat {
         for g in out.inputs.group_ids() {
             flat.groups.push(flat.group_state(out, g, main));
         }
+        flat.block_maxima = flat.new_block_maxima(out);
         if one_grad_arena {
             flat.merge_grads(out);
         }
@@ -227,6 +236,7 @@ impl Flat {
             tensors: Vec::new(),
             full: None,
             scales: None,
+            columns: None,
             outer_comm: None,
             numel,
         };
@@ -284,13 +294,13 @@ impl Flat {
             state.tensors = tensors(out, id, own, apart);
         }
         if weight_sharded {
-            let stream = self.streams.gather;
+            let stream = self.streams.copy_in;
             state.full = Some(out.transient(Role::FullWeight, numel * w.size(), w, stream, id));
             let block = out.inputs.scale_block().filter(|_| w.is_float8());
-            state.scales = block.map(|block| {
-                let kept = state.weight.is_some();
-                BlockScales::new(out, id, block, (kept, stream))
-            });
+            let kept = (state.weight.is_some(), stream);
+            state.scales = block.map(|block| BlockScales::new(out, id, block, kept));
+            let rows = state.scales;
+            state.columns = rows.and_then(|rows| Columns::new(out, id, rows, kept));
         }
         state
     }
@@ -377,10 +387,11 @@ impl Flat {
                 .at(out.inputs.groups[i].unit, crate::program::Phase::Init);
             let moments = state.moments().filter(|m| m.offloaded);
             let moments = moments.flat_map(Moments::buffers);
-            let scales = state.scales.and_then(|scales| scales.shard);
+            let scales = state.scales.and_then(BlockScales::persistent);
+            let columns = state.columns.into_iter().flat_map(Columns::persistent);
             let persistent = state.weight.iter().chain(&scales);
             let persistent = persistent.chain(&state.params).chain(&state.main);
-            for id in persistent.copied().chain(moments) {
+            for id in persistent.copied().chain(columns).chain(moments) {
                 out.b.alloc(
                     Rule::State,
                     self.host_copies.get(&id).copied().unwrap_or(id),
@@ -410,10 +421,12 @@ impl Flat {
         &self.groups[g.index()]
     }
 
-    /// Returns the buffers that gathers of a group write: its full weights, and their scales.
+    /// Returns the buffers that gathers of a group write: its full weights, and their scales. Codes
+    /// by columns are gathered separately.
     pub(crate) fn gathered(&self, g: GroupId) -> impl Iterator<Item = BufferId> + use<> {
         let state = self.state(g);
-        state.full.into_iter().chain(state.scales.map(|s| s.full))
+        let scales = state.scales.and_then(BlockScales::gathered);
+        state.full.into_iter().chain(scales)
     }
 
     /// Returns whether the weights of a unit must be gathered in this pass: always if they are
@@ -504,7 +517,7 @@ impl Flat {
         let state = self.state(g);
         let slice = state.sharded.part(full);
         if state.w.is_float8() {
-            self.cast_float8(out, g, slice, Rule::CopyIn, self.streams.gather);
+            self.cast_float8(out, g, slice, Rule::CopyIn, self.streams.copy_in);
             return slice;
         }
         let main = state.main.map(|id| out.b.whole(id));
@@ -513,16 +526,17 @@ impl Flat {
             op: ShardOp::Copy,
             elements: slice.bytes / state.w.size(),
             dtype: state.w,
-            stream: self.streams.gather,
+            stream: self.streams.copy_in,
             reads: main.as_slice(),
             writes: &[slice],
         });
         slice
     }
 
-    /// Issues the gather of a group on the gather stream. The caller has allocated `full` and
-    /// emitted the required waits. `stale` means that this is the first gather since ranks updated
-    /// their parts, so the outer axis refreshes the shard, or a cast refreshes its codes.
+    /// Issues the gather of a group on the gather stream, after its casts on the copy-in stream,
+    /// which owns `full`. The caller has allocated `full` and emitted the required waits. `stale`
+    /// means that this is the first gather since ranks updated their parts, so the outer axis
+    /// refreshes the shard, or a cast refreshes its codes.
     pub(crate) fn gather(
         &self,
         out: &mut Emitter<'_>,
@@ -535,7 +549,11 @@ impl Flat {
         if state.sharded.outer_optim && stale {
             self.gather_outer(out, g);
         }
-        let stream = self.streams.gather;
+        let CommStreams {
+            copy_in,
+            gather: stream,
+            ..
+        } = self.streams;
         let Some(output) = state.full.or(state.weight).map(|id| out.b.whole(id)) else {
             return;
         };
@@ -544,7 +562,7 @@ impl Flat {
             (None, Some(_), Some(rest)) => {
                 let shard = out.b.whole(rest);
                 if stale && state.w.is_float8() {
-                    self.cast_float8(out, g, shard, Rule::CopyIn, stream);
+                    self.cast_float8(out, g, shard, Rule::CopyIn, copy_in);
                 }
                 shard
             }
@@ -558,8 +576,10 @@ impl Flat {
             state.sharded.comms.gather
         };
         let Some(comm) = comm else { return };
+        out.b.join(Rule::CopyIn, copy_in, stream);
         let mut parts = smallvec![Part { input, output }];
-        let scales = state.scales.map(|scales| scales.part(out, state.sharded));
+        let scales = state.scales;
+        let scales = scales.and_then(|scales| scales.part(out, state.sharded));
         parts.extend(scales);
         out.collective(CollectiveLaunch {
             rule,

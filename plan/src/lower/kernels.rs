@@ -33,12 +33,14 @@ const fn class(op: ShardOp) -> KernelClass {
         | ShardOp::Scale { .. }
         | ShardOp::ClipScale
         | ShardOp::ShardCast { .. }
-        | ShardOp::ShardCastBlocks { .. } => KernelClass::Pointwise,
+        | ShardOp::ShardCastBlocks { .. }
+        | ShardOp::ShardBlockScales { .. } => KernelClass::Pointwise,
         ShardOp::Zero => KernelClass::Fill,
         ShardOp::SumSquares
         | ShardOp::NanCheck
         | ShardOp::ShardAmax { .. }
-        | ShardOp::ShardScales { .. } => KernelClass::FullReduce,
+        | ShardOp::ShardScales { .. }
+        | ShardOp::ShardBlockAmax { .. } => KernelClass::FullReduce,
         ShardOp::AdamW { .. }
         | ShardOp::Lion { .. }
         | ShardOp::Sgd { .. }
@@ -58,9 +60,10 @@ const fn flops(op: ShardOp) -> u64 {
         | ShardOp::ClipScale
         | ShardOp::ShardAmax { .. }
         | ShardOp::ShardScales { .. }
+        | ShardOp::ShardBlockScales { .. }
         | ShardOp::ShardCast { .. } => 1,
-        // The maximum and the cast.
-        ShardOp::ShardCastBlocks { .. } => 2,
+        // The maximum and the cast, or two maxima.
+        ShardOp::ShardCastBlocks { .. } | ShardOp::ShardBlockAmax { .. } => 2,
         ShardOp::SumSquares => 2,
         ShardOp::SumPieces { ranks, .. } => 2 * ranks as u64,
         _ => 0,

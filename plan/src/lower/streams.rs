@@ -8,6 +8,8 @@ use crate::program::StreamKind;
 /// no separate stream is needed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CommStreams {
+    /// Casts of shards for gathers, which also owns the buffers that gathers write.
+    pub(crate) copy_in: StreamId,
     pub(crate) gather: StreamId,
     pub(crate) reduce: StreamId,
     pub(crate) outer: StreamId,
@@ -40,7 +42,13 @@ impl CommStreams {
         } else {
             COMPUTE
         };
+        let copy_in = if collective && fsdp.copy_in_stream {
+            out.b.add_stream(StreamKind::CopyIn, inner)
+        } else {
+            gather
+        };
         Self {
+            copy_in,
             gather,
             reduce,
             outer,

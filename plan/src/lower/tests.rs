@@ -13,6 +13,7 @@ mod packed;
 mod param_groups;
 mod pr4435;
 mod recompute;
+mod reductions;
 mod skipped;
 mod uses;
 mod weight_gradients;

@@ -72,7 +72,7 @@ pub(super) fn check(inputs: &LoweringInputs<'_>) -> Result<(), PlanError> {
     }
     let mut used = vec![false; inputs.units.len()];
     for operand in &tape.operands {
-        if let Source::Param(p) | Source::Grad(p) = operand.source {
+        if let Source::Param(p) | Source::ColumnCodes(p) | Source::Grad(p) = operand.source {
             let (g, _) = inputs.home[p.index()];
             used[inputs.group(g).unit.index()] = true;
         }

@@ -72,9 +72,15 @@ pub(crate) trait Lifecycle {
     }
     /// Returns the location of a parameter's full gradient. Allocates it on first use.
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location;
-    /// Returns the reciprocal of the scale of a parameter that ranks gather in 8 bits.
+    /// Returns the reciprocal of the scale of a parameter that ranks gather in 8 bits, or of the
+    /// scale of its first block.
     fn scale(&mut self, _out: &mut Emitter<'_>, _p: ParamId) -> Location {
         unreachable!("the scenario refuses 8-bit gathers under other policies")
+    }
+    /// Returns the codes of a parameter with scales of parts of columns, and the reciprocal of the
+    /// first scale.
+    fn columns(&mut self, _out: &mut Emitter<'_>, _p: ParamId) -> [Location; 2] {
+        unreachable!("the scenario refuses gathers of codes by columns under other policies")
     }
     /// Returns the states for the optimizer, after `backward_end` of the last micro-batch.
     fn optimizer_state(&mut self, out: &mut Emitter<'_>) -> Vec<optimizer::ShardState>;
@@ -713,7 +719,12 @@ impl<'c, 'a> Walk<'c, 'a> {
                 let size = self.out.inputs.gathered_type_of(p).size();
                 at(self.life.weight(self.out, p), size)
             }
-            Source::Scale(p) => at(self.life.scale(self.out, p), DType::F32.size()),
+            Source::Scale(p) => {
+                let location = self.life.scale(self.out, p);
+                at(location, location.element)
+            }
+            Source::ColumnCodes(p) => at(self.life.columns(self.out, p)[0], 1),
+            Source::ColumnScale(p) => at(self.life.columns(self.out, p)[1], 1),
             Source::Grad(p) => {
                 let size = self.out.inputs.graph_type_of(p).size();
                 at(self.life.grad(self.out, p), size)

@@ -1,4 +1,4 @@
-//! Values that a family has where a scenario gives none.
+//! Defaults of a family for values that a scenario does not set.
 
 use crate::config::{Activation, Family, Model};
 

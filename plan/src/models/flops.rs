@@ -1,5 +1,5 @@
-//! Model FLOPs: the arithmetic that a step needs, however it is computed. FLOPs that recompute adds
-//! do not count.
+//! Model FLOPs: the arithmetic that a step needs, independent of how it is computed. FLOPs of
+//! recompute do not count.
 
 use super::declare::Tree;
 use super::spec::{Inputs, Mask};
@@ -71,16 +71,22 @@ impl Backward {
     }
 }
 
-/// Returns how many of `numel` elements of a parameter one token is multiplied by: of a stack of
-/// experts, those of the experts that take it, wherever they are.
+/// Returns how many of `numel` elements of a parameter one token uses: of a stack of experts or of
+/// their biases, those of the experts that take it, wherever they are.
 pub(super) fn active(numel: u64, p: &Param, m: &Model) -> u64 {
     // Weights of convolutions have three dimensions, too.
-    if p.is_stack() && p.name.contains(".experts.") {
+    if p.is_stack() && p.name.contains(".experts.") || is_expert_bias(p) {
         let of = &m.options.experts;
         p.row() * of.top_k * of.experts / (of.experts + of.zero_experts)
     } else {
         numel
     }
+}
+
+/// Returns whether it is the biases of all experts, `[experts, columns]`.
+fn is_expert_bias(p: &Param) -> bool {
+    let names = [".experts.gate_up_bias.weight", ".experts.down_bias.weight"];
+    names.iter().any(|end| p.name.ends_with(end))
 }
 
 /// Returns the shape of a rank's part of a weight, also of a packed one.
@@ -121,7 +127,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
         .params
         .iter()
         .zip(&backward.inputs)
-        .filter(|(p, _)| !tree.skips_param(p) && !p.is_original())
+        .filter(|(p, _)| !tree.skips_param(p) && !p.is_original() && !is_expert_bias(p))
         .filter(|(p, _)| weight(p).len() > 1 && (!is_table(&p.name) || p.modules.len() > 1))
         .map(|(p, &input)| {
             let positions = if images { m.height * m.width } else { 1 };

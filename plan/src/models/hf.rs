@@ -36,7 +36,7 @@ pub struct HfWrapper {
     /// Types of its language model: as `text_config` names them, and the type that reads them. The
     /// first one is the default. Other known types stand for themselves.
     pub text: &'static [(&'static str, &'static str)],
-    /// Returns the key `vision` from a file.
+    /// Returns the key `vision` from a file, null without a tower.
     ///
     /// # Errors
     /// What the key cannot express.
@@ -57,6 +57,13 @@ pub enum Ties {
 }
 
 impl HfWrapper {
+    /// Returns the class of the whole without an output layer.
+    #[must_use]
+    pub fn base_class(&self) -> Option<String> {
+        let stem = self.architecture.strip_suffix("ForConditionalGeneration")?;
+        Some(format!("{stem}Model"))
+    }
+
     /// Returns the name of its language model's type in files that do not name it.
     #[must_use]
     pub fn text_name(&self) -> &'static str {
@@ -360,7 +367,9 @@ impl HfType {
     pub fn stem(&self) -> Option<&'static str> {
         let ends = [
             "ForCausalLM",
+            "WithLMHeadModel",
             "LMHeadModel",
+            "MTModel",
             "ForMaskedLM",
             "ForConditionalGeneration",
             "ForImageClassification",
@@ -374,6 +383,15 @@ impl HfType {
     #[must_use]
     pub fn base_class(&self) -> Option<String> {
         Some(format!("{}Model", self.stem()?))
+    }
+
+    /// Returns whether a class has no output layer. A language model that is a part of others has
+    /// a class of its own in transformers (`Gemma3TextModel`).
+    #[must_use]
+    pub fn is_base_class(&self, class: &str) -> bool {
+        let has_own_head = self.fixed.iter().any(|(key, _)| *key == "head");
+        let is_text = class.ends_with("TextModel") && !has_own_head;
+        is_text || self.base_class().as_deref() == Some(class)
     }
 
     /// Returns whether the language model has an encoder.
@@ -439,6 +457,9 @@ impl HfType {
                 "ForQuestionAnswering",
                 "Model",
             ];
+            // Encoders alone are another model.
+            let encodes = |end: &str| self.has_encoder() && end == "ForTokenClassification";
+            let ends = ends.into_iter().filter(|end| !encodes(end));
             all.extend(ends.map(|end| format!("{stem}{end}")));
             if self.pretrains_with_pairs() {
                 all.push(format!("{stem}ForPreTraining"));

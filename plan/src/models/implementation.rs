@@ -2,7 +2,8 @@
 //! consist of. Kernels, saved tensors and host time follow from them.
 //!
 //! [`Implementation::Transformers`] is the modeling code of transformers 5 with `sdpa` attention.
-//! What the other implementations do is where the layers are: `build.rs`, `rope.rs`, `loss.rs`.
+//! The code of the other implementations is in the files of the layers: `build.rs`, `rope.rs`,
+//! `loss.rs`.
 
 mod attention;
 mod code;

@@ -1,5 +1,5 @@
-//! Encoders of images in stages: each stage has half as many rows along an edge as the one before,
-//! and is wider (Swin, ConvNeXt). Squares of four rows become one before the first block of a
+//! Image encoders in stages: each stage has half as many rows along an edge as the previous one,
+//! and is wider (Swin, ConvNeXt). Squares of four rows are merged before the first block of a
 //! stage.
 
 mod convolution;

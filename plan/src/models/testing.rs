@@ -119,6 +119,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             copy_engine_reduce: false,
             sum_in_optimizer: false,
             cast_before_all_gather: false,
+            copy_in_stream: false,
             separate_communicators: false,
             unify_comm_stream: false,
             allocator: AllocatorKind::Caching,

@@ -1,4 +1,4 @@
-//! Fields of transformers that say which positions the attention of each layer sees.
+//! Fields of transformers that determine the positions that each layer attends to.
 
 use super::hf::{Computed, Field, Fields, Given, Meaning, field};
 use serde_json::{Value, json};

@@ -3,7 +3,7 @@
 use super::pointwise::Elementwise;
 use super::signature::{Extent, Operand, Reduced, Signature, any, full, operand};
 use super::{Contributions, Fusion, OpDef, Operands, Vjp};
-use crate::graph::Value;
+use crate::graph::{Root, Value};
 use crate::ir::{DType, Indexing, KernelClass, OpKind, op};
 
 /// Framework calls of `index_put_(accumulate=True)`, including itself: zero-filling, and a sort of
@@ -249,9 +249,11 @@ impl Elementwise for op::ScaleRows {
             out.push((0, g.compute_like(OpKind::ScaleRows, &[dy, w], &[x])[0]));
         }
         if needs[1] {
-            let shape = g.value(w).shape.clone();
-            let dot = g.compute(OpKind::RowDot, &[dy, x], &[(&shape, DType::F32)]);
-            out.push((1, dot[0]));
+            let (shape, dtype) = (g.value(w).shape.clone(), g.value(w).dtype);
+            let dot = g.compute(OpKind::RowDot, &[dy, x], &[(&shape, DType::F32)])[0];
+            // The gradient of a parameter has the parameter's type.
+            let is_param = matches!(g.value(w).root, Root::Param(_));
+            out.push((1, if is_param { g.cast(dot, dtype) } else { dot }));
         }
         out
     }

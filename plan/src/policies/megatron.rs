@@ -21,7 +21,7 @@ use crate::ir::{
 };
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::emitter::Emitter;
-use crate::lower::flat::{Flat, GradCasts, ReduceTo, Reduction, fill_padding};
+use crate::lower::flat::{Flat, GradCasts, ReduceTo, Reduction, columns, fill_padding};
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::optimizer::ShardState;
 use crate::lower::reduction;
@@ -48,8 +48,12 @@ pub(crate) struct Megatron {
     buckets: Vec<UnitId>,
     gathered: Vec<Option<EventId>>,
     full: Vec<bool>,
+    /// By group: whether recompute reads its weights, not only codes by columns.
+    recomputed: Vec<bool>,
+    /// By group: whether its bucket and its bucket of codes by columns are gathered.
+    held: Vec<[bool; 2]>,
     /// Root buckets keep their storage between steps once it is allocated.
-    preserved: Vec<bool>,
+    preserved: Vec<[bool; 2]>,
     grads: AutogradGrads,
     /// Full buckets that collect gradients, by group.
     filling: Vec<Option<BufferId>>,
@@ -111,7 +115,9 @@ impl Megatron {
             buckets,
             gathered: vec![None; units],
             full: vec![false; units],
-            preserved: vec![false; units],
+            recomputed: recomputed(out.inputs),
+            held: vec![[false; 2]; out.inputs.groups.len()],
+            preserved: vec![[false; 2]; out.inputs.groups.len()],
             grads: AutogradGrads::new(out.inputs.tape.params.len(), out.inputs.types.compute),
             filling: vec![None; out.inputs.groups.len()],
             ready: vec![0; out.inputs.groups.len()],
@@ -133,13 +139,27 @@ impl Megatron {
         }
     }
 
-    fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, rule: Rule) {
+    /// Returns whether a pass has to gather a group. Groups with codes by columns (recipe mxfp8)
+    /// have two buckets: forward and recompute read one, backward the other
+    /// (`AllGatherPipeline.get_bucket_key`).
+    fn lacks(&self, g: GroupId, (backward, recompute): (bool, bool), full: bool) -> bool {
+        let unread = recompute && !self.recomputed[g.index()];
+        match self.flat.has_columns(g) {
+            true => !(self.held[g.index()][usize::from(backward)] || unread),
+            false => !full,
+        }
+    }
+
+    fn unshard(&mut self, out: &mut Emitter<'_>, unit: UnitId, backward: bool, rule: Rule) {
+        let full = std::mem::replace(&mut self.full[unit.index()], true);
+        let pass = (backward, out.b.phase() == Phase::Recompute);
+        let lacking: Vec<GroupId> = (out.inputs.groups_of(unit).into_iter())
+            .filter(|g| self.lacks(*g, pass, full))
+            .collect();
         // Replicated weights stay full until the next step, so they are gathered only once per
         // step.
         let first = self.first || out.inputs.skips_units();
-        if std::mem::replace(&mut self.full[unit.index()], true)
-            || !self.flat.gathers(out.inputs, first)
-        {
+        if full && lacking.is_empty() || !self.flat.gathers(out.inputs, first) {
             return;
         }
         if std::mem::take(&mut self.recycles) {
@@ -150,18 +170,8 @@ impl Megatron {
         let (phase, at) = (out.b.phase(), out.b.unit());
         out.b.at(unit, phase);
         out.b.hook(rule, out.inputs.unit(unit).params);
-        let resident = is_resident(out.inputs, unit);
-        let kept = std::mem::replace(&mut self.preserved[unit.index()], resident);
-        for g in out.inputs.groups_of(unit) {
-            if let Some(full) = self.flat.state(g).full {
-                if resident {
-                    if !kept {
-                        out.b.first_only(|b| b.alloc(rule, full));
-                    }
-                } else {
-                    out.b.alloc(rule, full);
-                }
-            }
+        for g in &lacking {
+            self.allocate(out, *g, backward, rule);
         }
         // Each gather waits for the work already enqueued on the compute stream; see
         // Note [Unshard gate].
@@ -169,15 +179,41 @@ impl Megatron {
             .join(Rule::GatherGate, COMPUTE, self.flat.streams.gather);
         // Codes are cast after the optimizer step.
         let stale = self.first && !self.flat.reduces_scales();
-        for g in out.inputs.groups_of(unit) {
-            self.flat.gather(out, rule, g, stale, None);
+        for g in lacking {
+            match backward && self.flat.has_columns(g) {
+                true => self.flat.gather_columns(out, rule, g, false),
+                false => self.flat.gather(out, rule, g, stale, None),
+            }
         }
         self.gathered[unit.index()] = Some(out.b.record(rule, self.flat.streams.gather));
         out.b.at(at, phase);
     }
 
-    fn require(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
-        self.unshard(out, unit, Rule::Unshard);
+    /// Allocates what a gather of a group writes. Resident buckets keep their storage.
+    fn allocate(&mut self, out: &mut Emitter<'_>, g: GroupId, backward: bool, rule: Rule) {
+        let columns = usize::from(backward && self.flat.has_columns(g));
+        self.held[g.index()][columns] = true;
+        let resident = is_resident(out.inputs, out.inputs.group(g).unit);
+        let kept = std::mem::replace(&mut self.preserved[g.index()][columns], resident);
+        for full in self.buffers(g, columns == 1) {
+            if !resident {
+                out.b.alloc(rule, full);
+            } else if !kept {
+                out.b.first_only(|b| b.alloc(rule, full));
+            }
+        }
+    }
+
+    /// Returns the buffers of a bucket.
+    fn buffers(&self, g: GroupId, columns: bool) -> Vec<BufferId> {
+        match columns {
+            true => self.flat.gathered_columns(g).collect(),
+            false => self.flat.gathered(g).collect(),
+        }
+    }
+
+    fn require(&mut self, out: &mut Emitter<'_>, unit: UnitId, backward: bool) {
+        self.unshard(out, unit, backward, Rule::Unshard);
         if let Some(event) = self.gathered[unit.index()]
             && self.flat.streams.gather != COMPUTE
         {
@@ -223,7 +259,7 @@ impl Megatron {
             let lost = !self.reached[next.index()] || !out.inputs.uses(self.micro_batch, next);
             let useless = backward && (self.done[next.index()] || lost);
             if !useless {
-                self.unshard(out, next, Rule::Prefetch);
+                self.unshard(out, next, backward, Rule::Prefetch);
             }
         }
     }
@@ -243,8 +279,13 @@ impl Megatron {
         }
         self.gathered[unit.index()] = None;
         for g in out.inputs.groups_of(unit) {
-            if let Some(full) = self.flat.state(g).full {
-                out.b.free(Rule::Reshard, full);
+            for (columns, held) in std::mem::take(&mut self.held[g.index()])
+                .into_iter()
+                .enumerate()
+            {
+                for full in self.buffers(g, columns == 1).into_iter().filter(|_| held) {
+                    out.b.free(Rule::Reshard, full);
+                }
             }
         }
     }
@@ -451,6 +492,17 @@ impl Megatron {
     }
 }
 
+/// Returns, by group, whether a kernel of any backward reads its weights other than by columns.
+fn recomputed(inputs: &LoweringInputs<'_>) -> Vec<bool> {
+    let mut read = vec![false; inputs.groups.len()];
+    for micro_batch in 0..inputs.tape.variant_of.len().max(1) {
+        columns::each_read_in_backward(inputs, micro_batch, |g, by_columns| {
+            read[g.index()] |= !by_columns;
+        });
+    }
+    read
+}
+
 /// Returns whether a unit stays gathered. Parameters outside all units do: their bucket keeps its
 /// storage for the whole run.
 fn is_resident(inputs: &LoweringInputs<'_>, unit: UnitId) -> bool {
@@ -513,6 +565,7 @@ impl Lifecycle for Megatron {
             // The pipeline is reset: resident buckets keep their storage, but their content is
             // stale.
             self.full.fill(false);
+            self.held.fill([false; 2]);
             self.gathered.fill(None);
         }
         if self.flat.streams.gather != COMPUTE {
@@ -522,7 +575,7 @@ impl Lifecycle for Megatron {
     }
 
     fn pre_forward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
-        self.require(out, unit);
+        self.require(out, unit, false);
         self.prefetch(out, unit, false);
     }
 
@@ -540,11 +593,11 @@ impl Lifecycle for Megatron {
     }
 
     fn pre_recompute(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
-        self.require(out, unit);
+        self.require(out, unit, false);
     }
 
     fn pre_backward(&mut self, out: &mut Emitter<'_>, unit: UnitId) {
-        self.require(out, unit);
+        self.require(out, unit, true);
         self.prefetch(out, unit, true);
     }
 
@@ -611,6 +664,10 @@ impl Lifecycle for Megatron {
 
     fn scale(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
         self.flat.reciprocal(out.inputs, p)
+    }
+
+    fn columns(&mut self, out: &mut Emitter<'_>, p: ParamId) -> [Location; 2] {
+        self.flat.columns(out.inputs, p)
     }
 
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {

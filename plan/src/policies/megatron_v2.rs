@@ -198,6 +198,7 @@ fn streams(out: &mut Emitter<'_>) -> CommStreams {
     let gather = stream(StreamKind::AllGather);
     let reduce = stream(StreamKind::ReduceScatter);
     CommStreams {
+        copy_in: gather,
         gather,
         reduce,
         outer: reduce,

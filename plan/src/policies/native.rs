@@ -4,14 +4,15 @@
 //!
 //! - `unshard.rs`: a gather writes the flat buffer that parameters view. Gathers are prefetched up
 //!   to the prefetch depth or element budget, but never in recompute. Backward gathers only units
-//!   with a weight that a backward kernel reads. Under HFSDP, a unit's shards are gathered over the
+//!   with a weight that a backward kernel reads, and of weights with codes by rows and by columns
+//!   only the codes that it reads. Under HFSDP, a unit's shards are gathered over the
 //!   outer axis once per step, before its first gather. The end of a step may gather the first
 //!   units of the next step as soon as they are updated.
 //! - `gradients.rs`: kernels of weight gradients write the flat gradient buffer.
-//! - `reduction.rs`: at most `reduce_in_flight` full gradient buffers are live, including the one
-//!   being written. An outer axis reduces shards and holds no full buffer. With
-//!   `optimizer_in_backward`, a group is updated after its reduction, and its gradient shard is
-//!   freed together with its full gradient.
+//! - `reduction.rs`: the full gradient buffers of at most `reduce_in_flight` units are live,
+//!   including the unit that writes its gradients. An outer axis reduces shards and holds no full
+//!   buffer. With `optimizer_in_backward`, a group is updated after its reduction, and its gradient
+//!   shard is freed together with its full gradient.
 //! - `optimizer.rs`: groups are updated in the order of their reductions. The final callback of a
 //!   backward pass only waits and does no hidden work. In a step's last backward, there is one wait
 //!   per group, before the optimizer's launch for that group.
@@ -129,7 +130,8 @@ impl Native {
         }
         let from = out.b.next_instr();
         self.flat.refresh_float8(out, false);
-        out.b.join(Rule::Refresh, COMPUTE, self.flat.streams.gather);
+        out.b
+            .join(Rule::Refresh, COMPUTE, self.flat.streams.copy_in);
         let to = out.b.next_instr();
         out.b.withhold_from_later(from..to);
     }
@@ -240,7 +242,7 @@ impl Lifecycle for Native {
     fn backward_end(&mut self, out: &mut Emitter<'_>) {
         let (flat, micro) = (&self.flat, self.micro);
         if !micro.last {
-            self.reductions.drain(out, flat, 0, Rule::FinalFence);
+            self.reductions.drain(out, flat, Rule::FinalFence);
         }
         // Frozen units before the first trained one have no backward that reshards them.
         for unit in out.inputs.forward_order.clone() {
@@ -258,6 +260,10 @@ impl Lifecycle for Native {
 
     fn scale(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {
         self.flat.reciprocal(out.inputs, p)
+    }
+
+    fn columns(&mut self, out: &mut Emitter<'_>, p: ParamId) -> [Location; 2] {
+        self.flat.columns(out.inputs, p)
     }
 
     fn grad(&mut self, out: &mut Emitter<'_>, p: ParamId) -> Location {

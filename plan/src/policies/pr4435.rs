@@ -305,6 +305,7 @@ fn streams(out: &mut Emitter<'_>) -> CommStreams {
     let gather = stream(ahead, StreamKind::AllGather);
     let reduce = stream(apart, StreamKind::ReduceScatter);
     CommStreams {
+        copy_in: gather,
         gather,
         reduce,
         outer: reduce,

@@ -1,5 +1,5 @@
-//! Outputs that do not consist only of new numbers: those of which a kernel leaves elements
-//! unchanged, and packed weights.
+//! Outputs with other contents than newly computed numbers: outputs whose elements a kernel leaves
+//! partly unchanged, and packed weights.
 
 use super::{InstrId, Op, Program};
 use crate::ir::{Access, BodyOp, BufferId, Holds, Kernel, Param, ParamId, Place};

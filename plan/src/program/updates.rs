@@ -1,4 +1,4 @@
-//! What the optimizer's launches update.
+//! The elements that the optimizer's launches update.
 
 use super::contents::{Contents, NoSlice};
 use super::{Op, Program};
@@ -161,9 +161,9 @@ impl Program {
         Ok(all)
     }
 
-    /// Returns, by launch of [`ShardOp::Muon`] or [`ShardOp::ShardCastBlocks`], the matrices of its
-    /// weights on a rank, tensor by tensor. Muon has whole matrices, casts may have some of their
-    /// rows.
+    /// Returns, by launch of [`ShardOp::Muon`] or of an operation on blocks
+    /// ([`ShardOp::ShardCastBlocks`], [`ShardOp::ShardBlockAmax`]), the matrices of its weights on
+    /// a rank, tensor by tensor. Muon has whole matrices, the others may have some of their rows.
     ///
     /// # Errors
     /// Returns [`NoSlice`] if the size of a buffer is not that of a slice of its group.
@@ -176,7 +176,9 @@ impl Program {
                     let updates = self.updates(&instr.op);
                     updates.iter().map(|u| u.weight).collect()
                 }
-                Some(ShardOp::ShardCastBlocks { .. }) => self.reads(&instr.op)[..1].to_vec(),
+                Some(ShardOp::ShardCastBlocks { .. } | ShardOp::ShardBlockAmax { .. }) => {
+                    self.reads(&instr.op)[..1].to_vec()
+                }
                 _ => continue,
             };
             let mut runs = Vec::new();
@@ -190,9 +192,8 @@ impl Program {
         Ok(all)
     }
 
-    /// Returns, by launch of [`ShardOp::Muon`] or [`ShardOp::ShardCastBlocks`], the shapes of the
-    /// matrices, or of their rows, on a rank in the order of its weights. Padding counts as a
-    /// vector.
+    /// Returns, by the launches of [`Program::matrix_runs`], the shapes of the matrices, or of
+    /// their rows, on a rank in the order of its weights. Padding counts as a vector.
     ///
     /// # Errors
     /// Returns [`NoSlice`] if the size of a buffer is not that of a slice of its group.

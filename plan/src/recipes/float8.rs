@@ -60,7 +60,8 @@ impl Scaling {
 }
 
 /// Returns the blocks of weights whose codes ranks gather with a scale per block; `None` if gathers
-/// have one scale per tensor, or no codes.
+/// have one scale per tensor, or no codes. If the transpose has other blocks, ranks gather codes of
+/// both.
 pub(crate) fn gathered_block(of: &Float8) -> Option<ScaleBlock> {
     match Scaling::of(of.recipe) {
         Some(Scaling::Block { weights, .. }) if of.all_gather => Some(weights),

@@ -1,4 +1,4 @@
-//! What batches are counted in.
+//! Units in which batches are counted.
 
 use crate::config::Family;
 use crate::models::Inputs;

@@ -1,4 +1,4 @@
-//! Errors about a scenario, with the place they come from.
+//! Errors about a scenario, with their position.
 
 use super::source::Source;
 use std::fmt;

@@ -1,9 +1,10 @@
-//! Models by their Hugging Face `config.json`: its fields as values of `[model]`, each at its place
-//! in that file.
+//! Models by their Hugging Face `config.json`: its fields as values of `[model]`, each with its
+//! position in that file.
 //!
-//! Each family lists its fields ([`crate::models::HfType`]). A file must give the shapes; the rest
-//! has the defaults of transformers' configuration classes. `architectures` names the class, which
-//! determines the output layer. What a file says that no key expresses is in [`Document::notes`].
+//! Each family lists its fields ([`crate::models::HfType`]). A file must have the shapes; other
+//! fields have the defaults of transformers' configuration classes. `architectures` names the
+//! class, which determines the output layer. [`Document::notes`] has the fields that no key
+//! expresses.
 
 mod dropout;
 mod head;
@@ -19,7 +20,7 @@ use super::load;
 use super::merge::{Document, Layer, Shape};
 use super::source::Source;
 use super::value::{Datum, Origin, Value};
-use crate::models::{self, BiasPart, FamilySpec, HfType, Meaning};
+use crate::models::{self, BiasPart, FamilySpec, HfType, HfWrapper, Meaning};
 use json::datum;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
@@ -35,6 +36,8 @@ struct Config<'t> {
     fields: BTreeMap<String, &'t RawValue>,
     /// Numbers that JSON does not have, in order.
     specials: Vec<json::Special>,
+    /// The class of the whole without an output layer, of a file that wraps several models.
+    whole_base: Option<String>,
 }
 
 /// Takes from a file, named at a place, the keys that no other text gives. Returns those that other
@@ -67,9 +70,13 @@ pub(crate) fn fill(
         text: &plain,
         fields,
         specials,
+        whole_base: None,
     };
+    config.name_text_config();
     let wrapper = config.wrapper(document);
+    config.whole_base = wrapper.and_then(HfWrapper::base_class);
     let vision = wrapper.map(|w| config.vision(document, w)).transpose()?;
+    let vision = vision.flatten();
     config.enter_text_config(document, wrapper);
     let kind = match wrapper {
         Some(wrapper) => config.wrapped(document, wrapper)?,
@@ -125,9 +132,10 @@ impl<'t> Config<'t> {
         let span = span.filter(|s| s.end <= self.text.len()).unwrap_or(0..0);
         let read = serde_json::from_str(raw.get()).unwrap_or(serde_json::Value::Null);
         let special = self.specials.iter().find(|s| span.contains(&s.at));
+        let origin = Origin::new(self.source, span.clone());
         Value {
-            origin: Origin::new(self.source, span),
-            datum: special.map_or_else(|| datum(read), |s| Datum::Float(s.value)),
+            origin,
+            datum: special.map_or_else(|| datum(read, origin), |s| Datum::Float(s.value)),
         }
     }
 
@@ -143,6 +151,12 @@ impl<'t> Config<'t> {
     /// Returns a field as it stands in the file.
     fn json(&self, name: &str) -> Option<serde_json::Value> {
         serde_json::from_str(self.raw(name)?.get()).ok()
+    }
+
+    /// Returns the place of the first field that a message names, if the file has it.
+    fn place(&self, message: &str, otherwise: Origin) -> Origin {
+        let named = message.split('`').nth(1).and_then(|name| self.get(name));
+        named.map_or(otherwise, |value| value.origin)
     }
 
     fn raw(&self, name: &str) -> Option<&'t RawValue> {
@@ -163,24 +177,31 @@ impl<'t> Config<'t> {
         };
         // The scenario may say which type to take the file for.
         let asked = d.value(Key::ModelType).filter(|_| d.says(Key::ModelType));
+        let is_asked = asked.is_some();
         let Some(given) = asked.cloned().or_else(|| self.get("model_type")) else {
             let error = d.error(self.whole(), "no `config.json`: `model_type` is missing");
             return Err(error.with_expected(expected()));
         };
         let has = |field: &str| self.json(field).is_some_and(|value| value != false);
-        let name = given.str().map(|name| models::variant(name, has));
+        let named = |name| match is_asked {
+            true => name,
+            false => models::type_of_part(name),
+        };
+        let name = given.str().map(|name| models::variant(named(name), has));
         let found = all.find(|k| name == Some(k.hf.model_type));
         found.ok_or_else(|| self.unknown(d, &given).with_expected(expected()))
     }
 
-    /// Adds what the type's class of transformers has where the file says nothing. Shapes that the
+    /// Adds what the file's class of transformers has where the file says nothing. Shapes that the
     /// type requires are added to language models of wrappers only.
     fn add_class_defaults(&mut self, kind: Kind, wrapper: Option<&models::HfWrapper>) {
         let named = self.get("model_type");
         let named = named.as_ref().and_then(Value::str);
         let name = match wrapper {
             Some(wrapper) => named.unwrap_or(wrapper.text_name()),
-            None => kind.hf.model_type,
+            None => named
+                .filter(|name| models::type_of_part(name) == kind.hf.model_type)
+                .unwrap_or(kind.hf.model_type),
         };
         for (name, raw) in wrapper::class_defaults(name) {
             let mut own = kind.hf.all_fields().filter(|f| f.names.contains(&name));
@@ -269,8 +290,9 @@ impl<'t> Config<'t> {
             let name = kind.hf.model_type.to_owned();
             out.push((Key::ModelType, own(Datum::Str(name))));
         }
+        let of_class = |given: models::Given| own(datum(given.into(), self.whole()));
         for &(name, given) in kind.hf.fixed {
-            out.push((key(name), own(datum(given.into()))));
+            out.push((key(name), of_class(given)));
         }
         let mut has_bias = Vec::new();
         for field in kind.hf.all_fields() {
@@ -287,12 +309,10 @@ impl<'t> Config<'t> {
                     (name, Some(value))
                 }
                 Meaning::Optional(name) => (name, found),
-                Meaning::Default(name, given) => {
-                    (name, found.or_else(|| Some(own(datum(given.into())))))
-                }
+                Meaning::Default(name, given) => (name, found.or_else(|| Some(of_class(given)))),
                 Meaning::Nullable(name, given) => {
                     let absent = !self.fields.contains_key(field.names[0]);
-                    let default = || absent.then(|| own(datum(given.into())));
+                    let default = || absent.then(|| of_class(given));
                     (name, found.or_else(default))
                 }
                 Meaning::Choice(name, words) => {
@@ -305,8 +325,8 @@ impl<'t> Config<'t> {
                 Meaning::Computed(name, computed) => {
                     let origin = found.map_or(self.whole(), |v| v.origin);
                     let read = (computed.read)(&|name| self.json(name));
-                    let read = read.map_err(|what| d.error(origin, what))?;
-                    let datum = read.map(datum);
+                    let read = read.map_err(|what| d.error(self.place(&what, origin), what))?;
+                    let datum = read.map(|value| datum(value, origin));
                     (name, datum.map(|datum| Value { origin, datum }))
                 }
                 Meaning::Positions => ("max_seq_len", found),
@@ -375,7 +395,7 @@ impl<'t> Config<'t> {
         let json = serde_json::to_value(bias).unwrap_or_default();
         Ok(Value {
             origin,
-            datum: datum(json),
+            datum: datum(json, origin),
         })
     }
 }

@@ -1,5 +1,5 @@
 //! The merged document: files along `extends`, overrides and sweep points, key by key, each value
-//! with its place.
+//! with its position.
 
 use super::check;
 use super::error::{Position, ScenarioError, ScenarioErrorKind};

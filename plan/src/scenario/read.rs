@@ -381,6 +381,7 @@ fn fsdp(d: &Document, mesh: &Mesh, model: &Model) -> Result<Fsdp, ScenarioError>
         copy_engine_reduce: d.setting(Key::CopyEngineReduce),
         sum_in_optimizer: d.setting(Key::SumInOptimizer),
         cast_before_all_gather: d.setting(Key::CastBeforeAllGather),
+        copy_in_stream: d.setting(Key::CopyInStream),
         unify_comm_stream: d.setting(Key::UnifyCommStream),
         allocator: d.given(Key::Allocator).unwrap_or(defaults.allocator),
         // torchtitan's launcher sets it, Accelerate and the Trainer do not.

@@ -1,4 +1,4 @@
-//! Combinations that cannot be, each with its reason and the place that caused it.
+//! Impossible combinations of options, each with its reason and its position.
 
 mod compile;
 mod float8;

@@ -1,8 +1,8 @@
 //! Rows that experts reserve in a run whose routers choose the experts.
 //!
 //! Policies that reserve rows according to the numbers of tokens, like torchtitan and Megatron-LM,
-//! are predicted with the numbers of `moe.routing`. A program has fixed sizes, and a router may
-//! differ from the prediction. So unless a size is given, a run reserves rows for every case.
+//! are predicted with the numbers of `moe.routing`. But a program has fixed sizes, and a router may
+//! choose differently. So unless a size is given, a run reserves rows for the worst case.
 
 use super::super::args::One;
 use super::super::output::Failure;

@@ -306,6 +306,9 @@ XLSTM = dict(vocab_size=256, hidden_size=64, num_heads=4, num_hidden_layers=3, c
 HYBRIDS |= {"xlstm": dict(XLSTM), "xlstm-keys": dict(XLSTM, qk_dim_factor=1.0, v_dim_factor=2.0, ffn_proj_factor=2.0, ffn_round_up_to_multiple_of=24, tie_word_embeddings=True)}
 XLM = dict(vocab_size=256, emb_dim=64, n_layers=3, n_heads=4, max_position_embeddings=66)
 ENCODERS |= {name: dict(XLM) for name in ("xlm", "flaubert")} | {"xlm-keys": dict(XLM, n_langs=5, sinusoidal_embeddings=True, gelu_activation=False), "flaubert-keys": dict(XLM, n_langs=3, use_lang_emb=False)}
+HYBRIDS |= {"nemotron_h-keys": dict(NEMOTRON, layers_block_type=["mamba", "moe", "attention"], moe_shared_expert_intermediate_size=32, n_shared_experts=2, use_bias=True)}
+# Language models that are parts of others.
+DENSE |= {"qwen2_5_vl_text": dict(LLAMA), "qwen3_vl_text": dict(LLAMA, head_dim=16)}
 # Types whose class has the sizes of a published model by default: these, too.
 DEFAULTS = ["t5gemma", "longt5", "led", "mvp", "bigbird_pegasus", "vit_mae", "wav2vec2", "hubert", "unispeech", "unispeech-sat", "wavlm", "data2vec-audio", "longcat_flash", "jetmoe", "qianfan_ocr", "video_llama_3", "paddleocr_vl", "vipllava", "glmasr", "musicflamingo", "swinv2", "donut-swin", "dinov3_convnext", "roformer", "esmc", "xlstm", "xlm", "flaubert"]
 CASES = {
@@ -334,8 +337,9 @@ HEADS = {"layoutlm": "LayoutLMForSequenceClassification", "dinov2-classes": "Din
 
 
 CTC = {"wav2vec2": "Wav2Vec2", "hubert": "Hubert", "unispeech": "UniSpeech", "unispeech-sat": "UniSpeechSat", "wavlm": "WavLM", "data2vec-audio": "Data2VecAudio"}
+MORE_HEADS |= {"gemma3_text": "Gemma3TextModel", "t5gemma": "T5GemmaForSequenceClassification", "llava": "LlavaModel", "qwen2_5_vl": "Qwen2_5_VLModel", "qwen3_vl_moe": "Qwen3VLMoeModel", "marian": "MarianModel", "flaubert": "FlaubertModel", "gpt_oss": "GptOssForSequenceClassification"}
 HEADS |= MORE_HEADS | {"wav2vec2": "Wav2Vec2Model", "wavlm-keys": "WavLMModel"}
-KINDS = {"swinv2": "Swinv2ForImageClassification", "donut-swin": "DonutSwinForImageClassification", "dinov3_convnext": "DINOv3ConvNextModel", "glmasr": "GlmAsrForConditionalGeneration", "musicflamingo": "MusicFlamingoForConditionalGeneration", "vit_mae": "ViTMAEForPreTraining", **{name: f"{stem}ForCTC" for name, stem in CTC.items()}, **{name: f"{stem}ForImageClassification" for name, stem in {"dinov2_with_registers": "Dinov2WithRegisters", "vit_msn": "ViTMSN", "ijepa": "IJepa", "beit": "Beit", "data2vec-vision": "Data2VecVision", "swin": "Swin", "convnext": "ConvNext", "convnextv2": "ConvNextV2"}.items()},
+KINDS = {"qwen2_5_vl_text": "Qwen2_5_VLTextModel", "qwen3_vl_text": "Qwen3VLTextModel", "swinv2": "Swinv2ForImageClassification", "donut-swin": "DonutSwinForImageClassification", "dinov3_convnext": "DINOv3ConvNextModel", "glmasr": "GlmAsrForConditionalGeneration", "musicflamingo": "MusicFlamingoForConditionalGeneration", "vit_mae": "ViTMAEForPreTraining", **{name: f"{stem}ForCTC" for name, stem in CTC.items()}, **{name: f"{stem}ForImageClassification" for name, stem in {"dinov2_with_registers": "Dinov2WithRegisters", "vit_msn": "ViTMSN", "ijepa": "IJepa", "beit": "Beit", "data2vec-vision": "Data2VecVision", "swin": "Swin", "convnext": "ConvNext", "convnextv2": "ConvNextV2"}.items()},
          "instructblip": "InstructBlipForConditionalGeneration", "instructblipvideo": "InstructBlipVideoForConditionalGeneration", "blip-2": "Blip2ForConditionalGeneration", "audioflamingo3": "AudioFlamingo3ForConditionalGeneration", "siglip_text_model": "SiglipTextModel", "siglip2_text_model": "Siglip2TextModel", "clip": "CLIPModel", "siglip": "SiglipModel", "siglip2": "Siglip2Model", "dinov3_vit": "DINOv3ViTModel", "siglip_vision_model": "SiglipVisionModel", "whisper": "WhisperForConditionalGeneration", "qwen2_audio": "Qwen2AudioForConditionalGeneration", "voxtral": "VoxtralForConditionalGeneration", "clip_text_model": "CLIPTextModel", "clip_vision_model": "CLIPVisionModel", "dinov2": "Dinov2Model", "vit": "ViTForImageClassification", "deit": "DeiTForImageClassification", "shieldgemma2": "ShieldGemma2ForImageClassification"}
 
 

@@ -1,7 +1,7 @@
-//! Muon: kernels over elements around matmuls of cuBLASLt, matrix by matrix.
+//! Muon: elementwise kernels and matmuls of cuBLASLt, matrix by matrix.
 //!
-//! A matrix is orthogonalized as it is stored: where it has more rows than columns, its transpose
-//! is multiplied by it instead of it by its transpose, which makes the same square matrices.
+//! A matrix `X` is orthogonalized as it is stored, without a transposed copy: if it has more rows
+//! than columns, the iterations use `XᵀX` instead of `XXᵀ`.
 
 use super::Kernels;
 use super::blas::{self, Addresses};

@@ -1,5 +1,5 @@
-//! Operands with values as in training, for autotuning: the power of a kernel depends on how many
-//! bits change, and repeated numbers would let the clock stay higher than it will.
+//! Operands with realistic values, for autotuning: the power of a kernel depends on how many bits
+//! change, so with repeated numbers the clock would be higher than in training.
 
 use super::error::ErrorKind;
 use crate::base::element::push;

@@ -390,6 +390,10 @@ pub(super) fn work(
         ShardOp::ShardCastBlocks { through, block } => {
             float8::block_codes(&mut w, (through, block), shapes, reads, writes)?;
         }
+        // Casts of activations refuse recipe mxfp8 by name.
+        ShardOp::ShardBlockAmax { .. } | ShardOp::ShardBlockScales { .. } => {
+            return Err(OperandError::Unsupported);
+        }
         ShardOp::AdamW { .. }
         | ShardOp::Lion { .. }
         | ShardOp::Sgd { .. }

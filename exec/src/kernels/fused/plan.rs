@@ -1,4 +1,4 @@
-//! What a body of row-local operations touches, and which operations can share a loop.
+//! The operands of a body of row-local operations, and the operations that can share a loop.
 //!
 //! Every operation here can be cut into rows that do not depend on each other: elementwise ones
 //! anywhere, norms and softmaxes by their rows, concatenations by the dimensions before their axis.

@@ -1,10 +1,10 @@
 //! Shards of main weights in 8 bits: maxima, scales and codes.
 //!
-//! The arithmetic is that of a weight whose maximum, scale and codes follow from the whole tensor:
-//! of one in bfloat16, to which weights are rounded first, or of the main weight itself.
+//! Results equal those of the whole tensor: of a bfloat16 weight, to which main weights are rounded
+//! first, or of the main weight itself.
 
 use super::{BLOCK, Sequence, exactly, zero};
-use crate::base::float8::scale;
+use crate::base::float8::{e8m0, scale};
 use crate::kernels::convert;
 use crate::kernels::error::OperandError;
 use crate::kernels::operands::same;
@@ -180,6 +180,60 @@ pub(super) fn cast_blocks(
             at += band;
         }
     }
+    Ok(())
+}
+
+/// Finds the largest absolute values of the blocks of shards and of their transposes.
+pub(super) fn block_amax(
+    (through, block): (DType, ScaleBlock),
+    shapes: &[Shape],
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    let [main] = exactly(reads, "reads")?;
+    let both = [block, block.of_transpose()];
+    let each = block.numel() as usize;
+    for (out, block) in exactly::<2>(writes, "writes")?.iter().zip(both) {
+        same("the maxima", main.numel, out.numel * each)?;
+        let all: u64 = shapes.iter().flat_map(whole_bands(block)).sum();
+        same("the weights with scales", main.numel, all as usize)?;
+        let mut at = 0;
+        for shape in shapes {
+            let (rows, cols) = matrix(shape);
+            let band = block.rows as usize * cols.unwrap_or(each);
+            let numel = rows * cols.unwrap_or(1);
+            let mut x = Scratch::take(band);
+            for first in (at..at + numel).step_by(band) {
+                main.load(first, &mut x);
+                convert::round(through, &mut x);
+                // Nothing reads maxima of padding.
+                let found = match cols {
+                    Some(cols) => by_block::maxima(block, &x, cols),
+                    None => vec![0.0; band / each],
+                };
+                out.store(first / each, &found);
+            }
+            at += numel;
+        }
+    }
+    Ok(())
+}
+
+/// Makes the exponents of scales of blocks from their largest absolute values.
+pub(super) fn block_scales(
+    to: DType,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), OperandError> {
+    let (maxima, scales) = (Sequence::new(reads)?, Sequence::new(writes)?);
+    same("the scales", maxima.numel, scales.numel)?;
+    let most = most(to)?;
+    maxima.pieces(&scales, |from, first, to, start, n| {
+        for i in 0..n {
+            let exponent = e8m0(from.get(first + i), most);
+            to.store(start + i, &[f32::from(exponent)]);
+        }
+    });
     Ok(())
 }
 

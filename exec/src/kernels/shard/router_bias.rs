@@ -1,4 +1,5 @@
-//! Steps that balance the load of experts, as torchtitan's `load_balance_coeff`.
+//! Updates of router biases that balance the load of experts, as with torchtitan's
+//! `load_balance_coeff`.
 
 use super::super::error::OperandError;
 use super::super::operands::same;

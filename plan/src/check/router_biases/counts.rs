@@ -1,4 +1,4 @@
-//! What memory holds of the counts of choices.
+//! Contents of the buffers with counts of choices.
 
 use crate::ir::{Access, AxisSet, BufferId, Collective, CollectiveKind, Holds, ParamId};
 use crate::program::Program;

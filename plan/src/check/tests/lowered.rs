@@ -262,7 +262,7 @@ const SKIP_ALL: &str = "train.skipped_blocks=[{ blocks = [\"layers.1\"] }]";
 
 #[test]
 fn every_option_passes() {
-    const OPTIONS: [&[&str]; 106] = [
+    const OPTIONS: [&[&str]; 110] = [
         &[],
         &[
             "fsdp.copy_engine_reduce=true",
@@ -289,6 +289,33 @@ fn every_option_passes() {
         ],
         &[
             "fsdp.cast_before_all_gather=true",
+            "mesh.dp_outer=2",
+            "train.grad_accum=2",
+            "compile.cuda_graph=full_iteration",
+        ],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "fsdp.copy_in_stream=true",
+        ],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "fsdp.copy_in_stream=true",
+            "train.clip_norm=0",
+            "fsdp.optimizer_in_backward=true",
+            "fsdp.copy_engine_all_gather=true",
+            "fsdp.prefetch_next_step=2",
+            "fsdp.frozen=[\"layers.0\"]",
+        ],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "fsdp.copy_in_stream=true",
+            "fsdp.prefetch_forward=0",
+            "fsdp.reshard_after_forward=2",
+            "train.validate_every=2",
+        ],
+        &[
+            "fsdp.cast_before_all_gather=true",
+            "fsdp.copy_in_stream=true",
             "mesh.dp_outer=2",
             "train.grad_accum=2",
             "compile.cuda_graph=full_iteration",

@@ -262,7 +262,9 @@ impl<'t> Machine<'t> {
             Source::Grad(p) => across(&self.grads[p.index()..]),
             Source::Const(c) => self.inputs.consts[c.index()][range].to_vec(),
             Source::Storage(id) => self.storages[id.index()][range].to_vec(),
-            Source::Scale(p) => panic!("no tape here gathers parameter {} in 8 bits", p.0),
+            Source::Scale(p) | Source::ColumnCodes(p) | Source::ColumnScale(p) => {
+                panic!("no tape here gathers parameter {} in 8 bits", p.0)
+            }
         }
     }
 
@@ -273,7 +275,11 @@ impl<'t> Machine<'t> {
         let all = match o.source {
             Source::Storage(id) => &mut self.storages[id.index()..=id.index()],
             Source::Grad(p) => &mut self.grads[p.index()..],
-            Source::Param(_) | Source::Scale(_) | Source::Const(_) => unreachable!("never written"),
+            Source::Param(_)
+            | Source::Scale(_)
+            | Source::ColumnCodes(_)
+            | Source::ColumnScale(_)
+            | Source::Const(_) => unreachable!("never written"),
         };
         let places = all.iter_mut().flatten().skip(at);
         for ((to, value), made) in places.zip(values).zip(made) {

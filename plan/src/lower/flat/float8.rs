@@ -6,9 +6,11 @@
 //! weight that is cast after its gather.
 //!
 //! With a scale per block, ranks have whole blocks, so the cast itself computes the scales
-//! (`block_scales.rs`).
+//! (`block_scales.rs`). If blocks of the transpose are others, ranks also have codes by columns
+//! (`columns.rs`).
 
 use super::Flat;
+use super::block_scales::BlockScales;
 use crate::ir::{Access, AxisId, COMPUTE, DType, GroupId, ParamId, ShardOp, StreamId};
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
@@ -17,12 +19,12 @@ use crate::lower::walk::Location;
 use crate::program::{Phase, Rule};
 
 /// Dtype to which main weights are rounded before the amax and the cast.
-const ROUNDED: DType = DType::Bf16;
+pub(super) const ROUNDED: DType = DType::Bf16;
 
 impl Flat {
     /// Returns whether ranks gather any group in 8 bits with scales that depend on all ranks.
     pub(crate) fn reduces_scales(&self) -> bool {
-        self.scales.is_some()
+        self.scales.is_some() || self.block_maxima.is_some()
     }
 
     /// Returns the reciprocal of a parameter's scale, or of that of its first block.
@@ -32,12 +34,7 @@ impl Flat {
     pub(crate) fn reciprocal(&self, inputs: &LoweringInputs<'_>, p: ParamId) -> Location {
         let (g, _) = inputs.home[p.index()];
         if let Some(scales) = self.state(g).scales {
-            let element = DType::F32.size();
-            return Location {
-                buffer: scales.full,
-                offset: inputs.flat_offset(p) / scales.block.numel() * element,
-                element,
-            };
+            return scales.first(inputs, p);
         }
         let scales = self.scales.expect("an 8-bit group has scales");
         scales.reciprocal(inputs, p)
@@ -60,6 +57,7 @@ impl Flat {
     /// optimizer has run, and may have computed the amax. The first gather of a step casts shards
     /// on its stream, so that the casts overlap with computation.
     pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>, updated: bool) {
+        self.refresh_block_scales(out);
         let Some(scales) = self.scales else { return };
         let (unit, phase) = (out.b.unit(), out.b.phase());
         for g in out.inputs.group_ids() {
@@ -98,6 +96,7 @@ impl Flat {
                 out.b.at(out.inputs.group(g).unit, Phase::Refresh);
                 let shard = out.b.whole(rest);
                 self.cast_float8(out, g, shard, Rule::Refresh, COMPUTE);
+                self.cast_columns(out, g, Rule::Refresh, COMPUTE);
             }
         }
         out.b.at(unit, phase);
@@ -113,20 +112,7 @@ impl Flat {
         stream: StreamId,
     ) {
         if let Some(scales) = self.state(g).scales {
-            let (main, elements) = self.main_weights(out, g);
-            let inverses = scales.own(out, self.state(g).sharded);
-            return out.run(KernelLaunch {
-                rule,
-                op: ShardOp::ShardCastBlocks {
-                    through: ROUNDED,
-                    block: scales.block,
-                },
-                elements,
-                dtype: self.state(g).w,
-                stream,
-                reads: &[main],
-                writes: &[to, inverses],
-            });
+            return self.cast_blocks(out, g, (to, scales), rule, stream);
         }
         let Some(scales) = self.scales else { return };
         let by = scales.scales(out, out.inputs.group(g).scale_range());
@@ -142,11 +128,36 @@ impl Flat {
         });
     }
 
+    /// Casts M of a group to 8-bit codes with a scale per block.
+    pub(super) fn cast_blocks(
+        &self,
+        out: &mut Emitter<'_>,
+        g: GroupId,
+        (to, scales): (Access, BlockScales),
+        rule: Rule,
+        stream: StreamId,
+    ) {
+        let (main, elements) = self.main_weights(out, g);
+        let inverses = scales.own(out, self.state(g).sharded);
+        out.run(KernelLaunch {
+            rule,
+            op: ShardOp::ShardCastBlocks {
+                through: ROUNDED,
+                block: scales.block,
+            },
+            elements,
+            dtype: self.state(g).w,
+            stream,
+            reads: &[main],
+            writes: &[to, inverses],
+        });
+    }
+
     /// Returns M of a group and its number of elements.
     ///
     /// # Panics
     /// Panics if the group has no M: scenarios reject 8-bit gathers without main weights.
-    fn main_weights(&self, out: &Emitter<'_>, g: GroupId) -> (Access, u64) {
+    pub(super) fn main_weights(&self, out: &Emitter<'_>, g: GroupId) -> (Access, u64) {
         let state = self.state(g);
         let main = state.main.expect("an 8-bit group has main weights");
         (out.b.whole(main), self.optimizer_numel(state))

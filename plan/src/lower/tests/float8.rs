@@ -222,6 +222,159 @@ fn scales_of_blocks_are_copied_where_matmuls_cannot_read_them() {
     assert_eq!(copies(&wide), [0, 14]);
 }
 
+const MXFP8: &str = "precision.float8_recipe=mxfp8";
+const GATHERED: &str = "precision.float8_all_gather=true";
+const B200: &str = "mesh.hardware=b200";
+
+/// A Llama whose weights have blocks of 32 elements in both directions, gathered with a scale for
+/// each.
+fn mx(set: &[&str]) -> Program {
+    program(
+        LLAMA,
+        &[&[MXFP8, GATHERED, B200, "model.ffn=160"], set].concat(),
+    )
+}
+
+/// Returns the bytes of the steady gathers of 8-bit codes with scales, by phase: forward, recompute
+/// and backward.
+fn gathers_of_codes(p: &Program) -> [Vec<u64>; 3] {
+    let steady = p.section(SectionKind::Steady).expect("steady");
+    let phases = [Phase::Forward, Phase::Recompute, Phase::Backward];
+    phases.map(|phase| {
+        let of_phase = p.section_instrs(steady).iter().filter(|i| i.phase == phase);
+        let gathers = of_phase.filter_map(|i| match i.op {
+            Op::Collective { id, .. } => Some(&p.collectives[id.index()]),
+            _ => None,
+        });
+        gathers
+            .filter(|c| c.parts.len() == 2)
+            .map(|c| c.bytes.0)
+            .collect()
+    })
+}
+
+/// Recipe mxfp8 has a byte for the scale of each 32 elements. Forward gathers codes with scales of
+/// rows, backward codes with scales of columns: as many bytes. Ranks keep both in their shards.
+#[test]
+fn mxfp8_gathers_rows_in_forward_and_columns_in_backward() {
+    let bytes = |p: &Program, role: Role, of: &dyn Fn(&Buffer) -> bool| -> u64 {
+        let buffers = p.buffers.iter().filter(|b| b.role == role && of(b));
+        buffers.map(|b| b.bytes.0).sum()
+    };
+    let codes = |b: &Buffer| b.dtype.is_float8();
+    let scales = |b: &Buffer| {
+        let names = ["scales of weights", "scales of columns of weights"];
+        names.map(Holds::Named).contains(&b.holds)
+    };
+    for ranks in [2, 3, 4] {
+        let shards = format!("mesh.dp_shard={ranks}");
+        let mx = |set: &[&str]| mx(&[&[shards.as_str()], set].concat());
+        let p = mx(&[]);
+        // Two blocks with projections of 64x64 (q, o) and 32x64 (k, v), and a feed-forward of 160.
+        // Shards have whole blocks of 32 rows of 64 and of 160 columns.
+        let payload: u64 = 2 * 64 * 64 + 2 * 32 * 64 + 3 * 64 * 160;
+        let full = payload.next_multiple_of(32 * 320 * ranks);
+        let of_block = p.groups.iter().filter(|g| g.is_float8());
+        let of_block: Vec<u64> = of_block.map(|g| g.layout.full_numel()).collect();
+        assert_eq!(of_block, [full; 2], "{ranks} ranks");
+        let all = 2 * full;
+        assert_eq!(bytes(&p, Role::FullWeight, &codes), 2 * all);
+        assert_eq!(bytes(&p, Role::FullWeight, &scales), 2 * all / 32);
+        assert_eq!(bytes(&p, Role::ModelWeight, &codes), 2 * all / ranks);
+        assert_eq!(bytes(&p, Role::ModelWeight, &scales), 2 * all / 32 / ranks);
+        let sent = full + full / 32;
+        let once = || vec![sent; 2];
+        assert_eq!(gathers_of_codes(&p), [once(), vec![], once()]);
+        let cast = mx(&["fsdp.cast_before_all_gather=true"]);
+        assert_eq!(bytes(&cast, Role::ModelWeight, &codes), 0);
+        assert_eq!(bytes(&cast, Role::ModelWeight, &scales), 0);
+        // Forward gathers both if backward gathers nothing, as in Transformer Engine; recompute
+        // reads rows again.
+        let kept = mx(&["fsdp.reshard_after_forward=false"]);
+        assert_eq!(gathers_of_codes(&kept), [vec![sent; 4], vec![], vec![]]);
+        let [forward, recompute, backward] = gathers_of_codes(&mx(&["train.recompute=full"]));
+        assert_eq!(forward, once());
+        assert_eq!([recompute, backward].concat(), vec![sent; 4]);
+    }
+}
+
+/// Megatron-FSDP reduces the largest absolute values of all blocks in bf16, by rows and by columns:
+/// four bytes per 32 weights of all ranks. All ranks compute and keep all scales, and gather codes
+/// alone.
+#[test]
+fn megatron_reduces_maxima_of_mx_blocks() {
+    let megatron = "fsdp.policy=megatron";
+    for (ranks, accum) in [(2, 1), (4, 2)] {
+        let sets = [
+            format!("mesh.dp_shard={ranks}"),
+            format!("train.grad_accum={accum}"),
+        ];
+        // This recompute reads norms, but no codes by rows.
+        let p = mx(&[megatron, &sets[0], &sets[1], "train.recompute=selective"]);
+        assert!(check(&p).is_ok(), "{}", check(&p));
+        let full: u64 = (p.groups.iter().filter(|g| g.is_float8()))
+            .map(|g| g.layout.full_numel())
+            .sum();
+        let steady = p.section_instrs(p.section(SectionKind::Steady).expect("steady"));
+        let collectives: Vec<_> = (steady.iter())
+            .filter_map(|i| match i.op {
+                Op::Collective { id, .. } => Some((i.phase, &p.collectives[id.index()])),
+                _ => None,
+            })
+            .collect();
+        let maxima: Vec<u64> = (collectives.iter())
+            .filter(|(_, c)| c.reduce == crate::ir::ReduceOp::Max)
+            .map(|(_, c)| c.bytes.0)
+            .collect();
+        assert_eq!(maxima, [full / 32 * 2 * 2]);
+        let codes = |phase: Phase| -> u64 {
+            let gathers = collectives.iter().filter(|(at, c)| {
+                let out = &p.buffers[c.parts[0].output.buffer.index()];
+                *at == phase && out.dtype.is_float8()
+            });
+            gathers.map(|(_, c)| c.bytes.0).sum()
+        };
+        assert_eq!(codes(Phase::Forward), accum * full);
+        assert_eq!(codes(Phase::Backward), accum * full);
+        assert_eq!(codes(Phase::Recompute), 0);
+        let kept = |of: &dyn Fn(&Buffer) -> bool| -> u64 {
+            let buffers = p.buffers.iter();
+            let kept = buffers.filter(|b| b.role == Role::ModelWeight && of(b));
+            kept.map(|b| b.bytes.0).sum()
+        };
+        assert_eq!(kept(&|b| b.dtype.is_float8()), 2 * full / ranks);
+        assert_eq!(kept(&|b| b.dtype == DType::U8), 2 * full / 32);
+    }
+}
+
+/// Matmuls of backward read codes by columns where gathers write them: no kernel transposes codes.
+/// Scales are copied once per matmul, in the order that tensor cores read.
+#[test]
+fn mxfp8_copies_scales_but_no_codes() {
+    let p = mx(&["compile.mode=off"]);
+    let steady = p.section(SectionKind::Steady).expect("steady");
+    let (mut copied, mut columns) = ([0, 0], 0);
+    for i in p.section_instrs(steady) {
+        let Op::Launch { kernel, .. } = i.op else {
+            continue;
+        };
+        for op in &p.kernels[kernel.index()].body {
+            let backward = usize::from(i.phase == Phase::Backward);
+            match op.op {
+                OpKind::Copy if op.inputs[0].dtype.is_float8() => panic!("codes are copied"),
+                OpKind::Copy if op.inputs[0].dtype == DType::U8 => copied[backward] += 1,
+                OpKind::ScaledGemm(_) if !op.inputs[1].strides.is_empty() => {
+                    assert_eq!(i.phase, Phase::Backward);
+                    columns += 1;
+                }
+                _ => {}
+            }
+        }
+    }
+    // Two blocks of seven matrices each.
+    assert_eq!((copied, columns), ([14, 14], 14));
+}
+
 /// torch has one gather per unit, whose buffer is counted in bytes: one byte per 8-bit weight, two
 /// per bfloat16 weight. torchao casts float32 shards before each gather, and keeps no codes.
 #[test]
@@ -425,12 +578,32 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
             "gathers blocks of 128 rows, but `fsdp.atomic` lets shards split them",
         ),
         (
+            &[MXFP8, GATHERED, B200, "fsdp.policy=fsdp2"],
+            "torchao's MX linear layers have no 8-bit gather",
+        ),
+        (
             &[
-                "precision.float8_recipe=mxfp8",
-                "precision.float8_all_gather=true",
-                "mesh.hardware=b200",
+                MXFP8,
+                GATHERED,
+                B200,
+                "model.ffn=160",
+                "fsdp.policy=megatron",
+                "fsdp.keep_fp8_transpose_cache=true",
             ],
-            "`float8_all_gather` gathers codes with one scale per tensor or per square block",
+            "with recipe mxfp8 backward gathers codes by columns",
+        ),
+        (
+            &[MXFP8, GATHERED, B200, "fsdp.reshard_after_forward=2"],
+            "gathers scales of blocks from shards only",
+        ),
+        (
+            &[MXFP8, GATHERED, B200, "fsdp.atomic=48"],
+            "gathers blocks of 32 rows, but `fsdp.atomic` lets shards split them",
+        ),
+        (
+            &[MXFP8, GATHERED, B200],
+            "gathers of blocks need dimensions that are multiples of 32, but the weight of `layers.0.mlp.w1` has one \
+             of 176",
         ),
         (
             &[TENSORWISE, "precision.float8_exclude=[\"layer.*\"]"],
@@ -464,7 +637,7 @@ fn what_they_cannot_be_is_refused_with_its_reason() {
                 "precision.float8_recipe=rowwise",
                 "precision.float8_all_gather=true",
             ],
-            "`float8_all_gather` gathers codes with one scale per tensor or per square block",
+            "a column of a weight, which is a row of its transpose, belongs to all ranks",
         ),
         (
             &[

@@ -1,8 +1,8 @@
 //! Alternating updates of residual streams (Gemma 3n). Each block predicts all streams, computes
-//! one of them, and corrects the others by what it made.
+//! one of them, and corrects the others by the difference.
 //!
-//! The limit of the coefficients' weights (`altup_coef_clip`) is not planned: these have a few
-//! numbers each.
+//! Clipping of the coefficients' weights (`altup_coef_clip`) is not planned, because they have only
+//! a few elements each.
 
 use super::norm::Norm;
 use super::{Block, Carried, Surroundings};

@@ -1,4 +1,4 @@
-//! Gates of the biases of attention scores (WavLM). The plan has one for all samples.
+//! Gates of the biases of attention scores (WavLM). In the plan, all samples share a gate.
 
 use crate::config::Model;
 use crate::graph::ValueId;

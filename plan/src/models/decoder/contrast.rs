@@ -1,4 +1,4 @@
-//! Vectors of texts and images that are compared (CLIP, SigLIP).
+//! Contrastive losses: vectors of texts are compared with vectors of images (CLIP, SigLIP).
 
 use crate::config::Model;
 use crate::graph::ValueId;

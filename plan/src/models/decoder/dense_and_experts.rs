@@ -1,6 +1,6 @@
-//! Experts next to a dense feed-forward layer (Gemma 4).
+//! Experts in parallel with a dense feed-forward layer (Gemma 4).
 //!
-//! Both read the residual stream, each through a norm of its own, and their normalized results are
+//! Both read the residual stream, each through a separate norm, and their normalized results are
 //! added. The router reads it through a norm without a weight, times a learned vector.
 
 use super::experts::Experts;

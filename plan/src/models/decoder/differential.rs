@@ -1,7 +1,7 @@
 //! Differential attention (DiffLlama): differences of the results of two halves of the heads.
 //!
 //! The code of transformers computes attention twice, with each half of the values. The factor of
-//! the second half is made of four learned vectors.
+//! the second half is computed from four learned vectors.
 
 use crate::config::Model;
 use crate::graph::ValueId;

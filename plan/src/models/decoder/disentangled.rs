@@ -1,8 +1,9 @@
-//! Attention that knows positions by a table of relative ones (DeBERTa).
+//! Attention with a table of relative positions (DeBERTa).
 //!
-//! Each layer projects the table by its queries and keys, and adds what they make of each pair's
-//! distance to the scores. DeBERTa multiplies projected positions with the queries and keys of each
-//! sample; the plan adds biases that all samples share, which launches fewer kernels.
+//! Each layer projects the table with its query and key projections, and adds the entry for the
+//! distance of each pair of positions to its score. DeBERTa multiplies projected positions with the
+//! queries and keys of each sample; the plan adds biases that all samples share, which launches
+//! fewer kernels.
 
 use super::norm::Norm;
 use crate::config::Model;

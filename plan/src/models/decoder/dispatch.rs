@@ -1,21 +1,22 @@
 //! How tokens reach the ranks of their experts, and how results come back.
 //!
-//! - `gather`: expert-parallel ranks gather the tokens of all, with their weights and choices. Each
-//!   computes the choices that fall on its experts, and adds up the results of a token; a
+//! - `gather`: expert-parallel ranks gather the tokens of all ranks, with their weights and
+//!   choices. Each rank computes the choices of its experts and adds up the results of a token; a
 //!   reduce-scatter adds these partial sums and returns them to the token's rank. Choices of all
-//!   ranks share the rows of a rank: as many as there would be if all tokens chose its experts, or
-//!   a factor of those of equally popular ones.
+//!   ranks share the rows of a rank. There are enough rows for the case that all tokens choose its
+//!   experts, or a multiple of those of equally popular experts.
 //! - `peer`: a rank writes each of its tokens to the ranks that have one of its experts, once per
-//!   rank, into windows on their memory. These compute as above, and write the sum of a token's
-//!   results back, which the token's rank adds up. Rows have fixed places: no count is needed.
+//!   rank, into windows on their memory. These ranks compute as above, and write the sum of a
+//!   token's results back, which the token's rank adds up. Rows have fixed places, so no counts are
+//!   needed.
 //! - `deepep`: the same, also between nodes. A token crosses the network once per node, to the rank
 //!   with the same position within its node, which passes it on to the ranks of its experts. The
 //!   host waits for the choices of other ranks, from which it counts the rows that will arrive.
-//! - `padded`: a rank has a fixed number of places on each rank. An all-to-all carries one row per
-//!   choice there, with its weight and the number of its expert; another one brings results back to
-//!   the same places, where each token adds up those of its choices.
-//! - `all_to_all`: the same rows, but ranks exchange first how many of them are used, and the host
-//!   waits for that: jobs of PyTorch allocate and send as many as there are.
+//! - `padded`: a rank has a fixed number of places on each rank. An all-to-all sends one row per
+//!   choice there, with its weight and the number of its expert; another one returns results to the
+//!   same places, where each token adds up those of its choices.
+//! - `all_to_all`: the same rows, but ranks first exchange the numbers of used rows, and the host
+//!   waits for these numbers: jobs of PyTorch allocate and send only the used rows.
 //!
 //! All sizes are static, and collectives have the same size on all ranks.
 

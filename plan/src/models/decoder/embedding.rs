@@ -1,4 +1,4 @@
-//! What the first block reads: embedded tokens, or projected patches of images.
+//! Inputs of the first block: embedded tokens, or projected patches of images.
 
 use super::names::Names;
 use super::scaled;

@@ -1,10 +1,11 @@
 //! A layer of experts: router, routed experts, shared expert.
 //!
-//! Every token goes to `top_k` experts. The rows of these choices are sorted by expert; each expert
-//! multiplies its own rows. Weights are applied between the two matmuls of an expert, so that their
-//! gradient is a dot product per row and no result of an expert has to be kept; the code of
-//! torchtitan and transformers does that after the matmuls (`indexed.rs`). Llama 4 does it before
-//! them. Expert-parallel ranks have some of the experts each, and exchange tokens (`dispatch.rs`).
+//! Every token is sent to `top_k` experts. The rows of these choices are sorted by expert, and each
+//! expert multiplies its own rows. Weights of choices are applied between the two matmuls of an
+//! expert, so that their gradient is a dot product per row and no result of an expert has to be
+//! saved. The code of torchtitan and transformers applies them after the matmuls (`indexed.rs`),
+//! Llama 4 before them. Expert-parallel ranks have some of the experts each, and exchange tokens
+//! (`dispatch.rs`).
 
 use super::attention::mlp_reads_norm;
 use super::dispatch::{Dispatch, Routed, layer_number};

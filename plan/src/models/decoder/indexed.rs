@@ -1,5 +1,5 @@
-//! Experts in the calls of PyTorch that torchtitan and transformers use: rows are moved by indices,
-//! and results of experts are kept for the gradients of their weights.
+//! Experts with the calls of PyTorch that torchtitan and transformers use: rows are copied by
+//! indices, and results of experts are saved for the gradients of the weights of choices.
 
 use super::dispatch::Routed;
 use super::experts::{Experts, Rows, scores_before, weighted};

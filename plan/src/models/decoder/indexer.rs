@@ -1,5 +1,5 @@
-//! Chooses the positions that attention sees (DeepSeek-V3.2, MiniMax-M3). Its choice has no
-//! gradient.
+//! An indexer chooses the positions that a query attends to (DeepSeek-V3.2, MiniMax-M3). Its choice
+//! has no gradient.
 
 use super::norm::Norm;
 use crate::config::Model;

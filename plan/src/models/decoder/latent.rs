@@ -2,8 +2,8 @@
 //!
 //! Keys and values are compressed to `kv_lora_rank` numbers per token, and expanded again for each
 //! head. A part of each key, which all heads share, comes from the input directly and is rotated.
-//! Values are narrower than queries: they are filled up with zeros, as FlashAttention needs it, and
-//! the result is cut.
+//! Values are narrower than queries: they are padded with zeros, which FlashAttention requires, and
+//! the result is truncated.
 
 use super::indexer::Indexer;
 use super::names::Names;

@@ -1,4 +1,4 @@
-//! Embedded tokens that each layer has of its own (Gemma 3n, Gemma 4).
+//! Token embeddings of each layer (Gemma 3n, Gemma 4).
 
 use super::norm::Norm;
 use crate::config::Model;

@@ -1,5 +1,5 @@
-//! Lightning attention (MiniMax-Text-01): sums of the pairs of keys and values, which decay by a
-//! number of each head that is not trained.
+//! Lightning attention (MiniMax-Text-01): sums of keys times values, which decay with an untrained
+//! rate of each head.
 //!
 //! It is planned as one kernel that works chunk by chunk. The code of transformers runs a loop over
 //! the chunks.

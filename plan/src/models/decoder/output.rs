@@ -44,8 +44,9 @@ impl Output {
         let h = m.hidden;
         let images = m.family == Family::Vit;
         let encoder = m.family == Family::Bert || images;
-        // The head of T5 and BART has a layer of its own before the scores.
+        // The head of T5 and BART has a layer of its own before the scores, T5Gemma's has none.
         let pair = m.options.encoder_layers > 0;
+        let alone = m.options.encoder.is_some();
         let transforms = match kind {
             Head::LanguageModel | Head::SequenceClassification if m.options.output_transform => {
                 true
@@ -81,7 +82,9 @@ impl Output {
         });
         let pools = match kind {
             Head::None => encoder && m.options.pooler,
-            Head::SequenceClassification => pair || (encoder && !images && m.options.pooler),
+            Head::SequenceClassification => {
+                pair && !alone || (encoder && !images && m.options.pooler)
+            }
             Head::Pretraining => true,
             Head::LanguageModel | Head::TokenClassification | Head::Vector | Head::Contrastive => {
                 false

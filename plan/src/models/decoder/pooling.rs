@@ -1,4 +1,4 @@
-//! Attention with one learned query, which makes one vector of an image (SigLIP).
+//! Attention with one learned query, which pools an image into one vector (SigLIP).
 
 use super::norm::Norm;
 use crate::config::Model;

@@ -1,6 +1,5 @@
 //! A Q-Former: learned rows that attend to each other, and in some layers to those of an image
-//! (BLIP-2). Tokens of a text may follow them, with feed-forward layers of their own
-//! (InstructBLIP).
+//! (BLIP-2). Tokens of a text may follow them, with separate feed-forward layers (InstructBLIP).
 
 use super::norm::Norm;
 use crate::config::{Activation, Model, Norm as Kind, Vision};

@@ -1,7 +1,7 @@
-//! Decoders that make the pixels of all patches of an image (ViT-MAE).
+//! Decoders that reconstruct the pixels of all patches of an image (ViT-MAE).
 //!
-//! The plan does without the copies that choose the encoder's patches at random and put the
-//! decoder's in order.
+//! The plan does not contain the copies that choose the encoder's patches at random and that sort
+//! the decoder's patches.
 
 use super::norm::Norm;
 use super::{Block, Carried, Surroundings};

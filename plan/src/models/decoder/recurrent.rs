@@ -1,4 +1,4 @@
-//! Layers with a state that runs over the positions, in place of attention.
+//! Recurrent layers, which replace attention.
 
 use super::Carried;
 use super::lightning::Lightning;

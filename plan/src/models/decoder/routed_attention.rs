@@ -1,7 +1,7 @@
-//! Attention whose queries and results experts make (JetMoE).
+//! Attention whose query and output projections are experts (JetMoE).
 //!
-//! A token's queries come from the experts that it chooses, a set of heads from each; all attend to
-//! the same keys. The experts that made a set of queries project its results.
+//! A token's queries come from the experts that it chooses, a set of heads from each. All of them
+//! attend to the same keys. The expert that computed a set of queries also projects its results.
 
 use super::dispatch::Dispatch;
 use super::norm::Norm;

@@ -1,4 +1,4 @@
-//! Layers of RWKV: projections read a mixture of each position and the one before.
+//! Layers of RWKV: projections read a mixture of each position and the previous one.
 
 use super::norm::Norm;
 use crate::config::{Model, Ssm};

@@ -1,4 +1,4 @@
-//! Layers of RWKV-5 to 7 in place of attention: recurrences whose heads have matrices as states.
+//! Layers of RWKV-5 to 7, which replace attention: recurrences whose heads have matrices as states.
 //!
 //! Version 7 is planned as flash-linear-attention runs it, which fuses more elementwise operations
 //! than the plan does; its norms of heads are planned as norms and multiplications.

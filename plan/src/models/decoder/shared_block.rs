@@ -1,6 +1,6 @@
-//! Blocks of attention and a feed-forward layer that several layers share (Zamba 2). They read the
-//! residual stream next to the embedded tokens, through adapters of each layer's own; what they
-//! make is added to what the layer's state-space part reads.
+//! Blocks of attention and a feed-forward layer that several layers share (Zamba 2). Their input is
+//! the residual stream concatenated with the embedded tokens, and each layer has separate adapters
+//! for them. Their output is added to the input of the layer's state-space part.
 
 use super::norm::Norm;
 use crate::config::{Model, SharedBlock as Sizes};

@@ -1,8 +1,9 @@
 //! Attention with one head of keys that are also the values (DeepSeek-V4).
 //!
-//! Layers with a compressor see one more key for every few positions. The plan puts these in place
-//! of the first keys, prices attention by a window that has room for them, weights positions by a
-//! sigmoid where DeepSeek-V4 has a softmax over them, and does not rotate results back.
+//! Layers with a compressor have an additional key for every few positions. In the plan, these keys
+//! replace the first keys, attention is priced with a window that includes them, and a sigmoid
+//! weights positions, where DeepSeek-V4 has a softmax over them. The plan does not rotate results
+//! back.
 
 use super::norm::Norm;
 use super::{normalized, scaled};

@@ -1,4 +1,4 @@
-//! Experts next to a second layer of attention (LongCat-Flash).
+//! Experts in parallel with a second layer of attention (LongCat-Flash).
 
 use super::Block;
 use super::experts::Experts;

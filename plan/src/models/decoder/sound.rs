@@ -1,4 +1,4 @@
-//! What encoders of the samples of a sound read: rows that convolutions make (wav2vec 2.0).
+//! Inputs of encoders of sounds: rows that convolutions compute from the samples (wav2vec 2.0).
 
 use super::convolve::convolve;
 use crate::config::{Activation, Model};

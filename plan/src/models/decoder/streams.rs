@@ -1,8 +1,9 @@
-//! Residual streams next to each other (hyper-connections of DeepSeek-V4).
+//! Parallel residual streams (hyper-connections of DeepSeek-V4).
 //!
-//! A block reads a weighted sum of the streams, and adds what it makes to all of them, by weights
-//! that a projection of the streams makes. DeepSeek-V4 also mixes the streams with each other, by
-//! matrices that some iterations make doubly stochastic: the plan scales each stream instead.
+//! A block reads a weighted sum of the streams, and adds its output to all of them, with weights
+//! from a projection of the streams. DeepSeek-V4 also mixes the streams with each other, by
+//! matrices that become doubly stochastic after some iterations; the plan scales each stream
+//! instead.
 
 use crate::config::Model;
 use crate::graph::ValueId;

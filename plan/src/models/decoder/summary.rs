@@ -1,4 +1,4 @@
-//! Sums of positions that the attention of an encoder sees as more keys (LongT5).
+//! Sums of positions, which are additional keys for the attention of an encoder (LongT5).
 
 use super::norm::Norm;
 use crate::config::Model;

@@ -1,5 +1,5 @@
-//! Images in tiles (Llama 3.2 Vision): a class and positions for each tile, and what tables say of
-//! the places of tiles in an image.
+//! Images in tiles (Llama 3.2 Vision): a class token and positions for each tile, and tables of
+//! embeddings for the position of a tile in the image.
 
 use super::tanh_gate;
 use crate::config::Vision;

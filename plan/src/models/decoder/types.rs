@@ -1,5 +1,6 @@
 //! Types of transformers that are decoders.
 
+mod bailing;
 mod class_defaults;
 mod deepseek_v4;
 mod delta;
@@ -64,6 +65,8 @@ const SIZES_ALONE: &str = "only the sizes of its plan were compared with the cod
 pub(in crate::models) const APPROXIMATED: &[(&str, &str)] = &[
     ("afmoe", SIZES_ALONE),
     ("axk1", SIZES_ALONE),
+    ("bailing_moe", SIZES_ALONE),
+    ("bailing_moe_v2", SIZES_ALONE),
     ("cohere_compass_text", SIZES_ALONE),
     ("apertus", "unlike its plan, its activation is xIELU"),
     (
@@ -246,8 +249,8 @@ pub(in crate::models) const VARIANTS: &[(&str, &str, &str)] = &[
 ];
 
 /// Types that are mixtures of experts.
-pub(in crate::models) const EXPERTS: &[HfType] = &joined::<_, 11, { len(&SPARSE) }>(&SPARSE);
-const SPARSE: [&[HfType]; 11] = [
+pub(in crate::models) const EXPERTS: &[HfType] = &joined::<_, 12, { len(&SPARSE) }>(&SPARSE);
+const SPARSE: [&[HfType]; 12] = [
     experts::TYPES,
     sparse::TYPES,
     hybrid::EXPERTS,
@@ -259,6 +262,7 @@ const SPARSE: [&[HfType]; 11] = [
     deepseek_v4::TYPES,
     recent::EXPERTS,
     two_ways::TYPES,
+    bailing::TYPES,
 ];
 
 const fn len<T, const P: usize>(parts: &[&[T]; P]) -> usize {
@@ -352,7 +356,7 @@ const ALWAYS_TIED: Field = field(
             read: |file| {
                 let classes = file("architectures");
                 let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());
-                let ends = ["LM", "Generation", "MTModel", "PreTraining"];
+                let ends = ["LM", "Generation", "MTModel", "PreTraining", "LMHeadModel"];
                 let has_logits = first.is_none_or(|c| ends.iter().any(|end| c.ends_with(end)));
                 let untied = file("tie_word_embeddings") == Some(false.into());
                 if untied && has_logits {

@@ -1,5 +1,5 @@
-//! Towers and projectors: of images or sounds they make rows that the language model reads in place
-//! of embedded tokens, which come first in a sample, or that its blocks attend to.
+//! Towers and projectors: they turn images or sounds into rows. The rows replace the embeddings of
+//! the first tokens of a sample, or the blocks of the language model attend to them.
 
 use super::convolve::convolve;
 use super::norm::Norm;

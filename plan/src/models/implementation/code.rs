@@ -1,4 +1,4 @@
-//! What the modeling code of some types writes in its own way, by `model_type`.
+//! Differences in the modeling code of some types, by `model_type`.
 
 use crate::config::{Family, Model};
 

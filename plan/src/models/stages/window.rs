@@ -1,6 +1,7 @@
 //! Blocks with attention within windows, whose scores have a learned bias for each distance (Swin).
 //!
-//! Windows of shifted blocks are planned without the mask that separates what was not adjacent.
+//! Windows of shifted blocks are planned without the mask that separates patches that were not
+//! adjacent.
 
 use crate::config::{Model, Stage, Stages};
 use crate::graph::ValueId;

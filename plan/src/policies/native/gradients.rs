@@ -109,8 +109,9 @@ impl Gradients {
         let grad = grad.expect("only trained parameters have gradients");
         let of_a_step = flat.grads_of_a_step(out.inputs, g);
         if of_a_step && !std::mem::replace(&mut self.begun[g.index()], true) {
-            if !out.inputs.unit(out.inputs.group(g).unit).spec.is_root {
-                reductions.make_room(out, flat);
+            let unit = out.inputs.group(g).unit;
+            if !out.inputs.unit(unit).spec.is_root {
+                reductions.make_room(out, flat, unit);
             }
             out.b.alloc(Rule::Grad, grad.buffer);
             fill_padding(out, g, grad, flat.grad_dtype(g));
@@ -127,9 +128,9 @@ impl Gradients {
         g: GroupId,
         dtype: DType,
     ) -> BufferId {
-        let root = out.inputs.unit(out.inputs.group(g).unit).spec.is_root;
-        if flat.grad_sharded(g) && !root {
-            reductions.make_room(out, flat);
+        let unit = out.inputs.group(g).unit;
+        if flat.grad_sharded(g) && !out.inputs.unit(unit).spec.is_root {
+            reductions.make_room(out, flat, unit);
         }
         let buffer = match out.made.get(&(Role::FullGrad, g, COMPUTE)) {
             Some(id) => *id,
@@ -195,7 +196,7 @@ impl Gradients {
         if dtype == flat.grad_dtype(g) {
             return Some(sum);
         }
-        reductions.make_room(out, flat);
+        reductions.make_room(out, flat, out.inputs.group(g).unit);
         let n = flat.state(g).numel;
         let sent = out.transient_on(Role::ReduceInput, n * dtype.size(), dtype, COMPUTE, g);
         out.b.alloc(Rule::ReduceCopyIn, sent);

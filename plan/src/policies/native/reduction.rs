@@ -1,7 +1,7 @@
 //! Reductions in flight, and the order in which groups are reduced, which is also the optimizer's.
 
 use super::MicroBatch;
-use crate::ir::{BufferId, COMPUTE, EventId, GroupId, StreamId};
+use crate::ir::{BufferId, COMPUTE, EventId, GroupId, StreamId, UnitId};
 use crate::lower::emitter::Emitter;
 use crate::lower::flat::{Flat, ReduceTo, Reduction};
 use crate::lower::optimizer::{self, ShardState};
@@ -11,12 +11,15 @@ use std::collections::VecDeque;
 // Note [Reductions in flight]
 //
 // A full gradient buffer is live from the first kernel that writes it until its reduction has read
-// it. At most K buffers (`fsdp.reduce_in_flight`) are live at once, so memory does not grow with
-// the depth of the model. Before another one is allocated, computation waits for the oldest
-// reduction, which frees its buffer:
+// it. The buffers of at most K units (`fsdp.reduce_in_flight`) are live at once, so memory does not
+// grow with the depth of the model. Before another one is allocated, computation waits for the
+// oldest reduction, which frees its buffer:
 //
-// - native counts buffers including the one being written, so K = 1 reduces without overlap. An
-//   outer axis reduces shards, so the wait is for the inner reduction only (`input_free`);
+// - native counts units including the one being written, so K = 1 reduces without overlap. A unit
+//   can have several buffers: of weights gathered in 8 bits and of the others, or of experts and
+//   of the rest. If each counted, backward of a unit would wait for a reduction that the unit
+//   before has just issued, and with it for the slowest rank. An outer axis reduces shards, so the
+//   wait is for the inner reduction only (`input_free`);
 // - fsdp2 counts packed reduce-scatter inputs, and waits before it packs (`recycle`);
 // - megatron counts the elements in its queue (`gate`).
 //
@@ -27,6 +30,7 @@ use std::collections::VecDeque;
 /// A gradient buffer whose reduction is in flight.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
+    unit: UnitId,
     reduction: Reduction,
     /// Buffer that only the reduction reads. `None` for a gradient that is kept in full, which is
     /// freed when its group is updated.
@@ -57,7 +61,8 @@ pub(super) struct Reductions {
     pending: VecDeque<Pending>,
     /// Groups reduced in the last micro-batch that uses them, in the optimizer's order.
     reduced: Vec<Reduced>,
-    /// Maximum number of live full gradient buffers, including the one being written.
+    /// Maximum number of units with live full gradient buffers, including the one that writes its
+    /// gradients.
     max_in_flight: usize,
 }
 
@@ -75,18 +80,31 @@ impl Reductions {
         self.reduced.clear();
     }
 
-    /// Makes room for another full gradient; see Note [Reductions in flight].
-    pub(super) fn make_room(&mut self, out: &mut Emitter<'_>, flat: &Flat) {
-        self.drain(out, flat, self.max_in_flight - 1, Rule::ReduceGate);
+    /// Makes room for another full gradient of `unit`; see Note [Reductions in flight].
+    pub(super) fn make_room(&mut self, out: &mut Emitter<'_>, flat: &Flat, unit: UnitId) {
+        while self.other_units(unit) >= self.max_in_flight {
+            self.release_oldest(out, flat, Rule::ReduceGate);
+        }
     }
 
-    /// Waits for reductions until at most `limit` gradient buffers are in flight, and frees the
-    /// others.
-    pub(super) fn drain(&mut self, out: &mut Emitter<'_>, flat: &Flat, limit: usize, rule: Rule) {
-        while self.pending.len() > limit {
-            let Some(p) = self.pending.pop_front() else {
-                break;
-            };
+    /// Returns how many units other than `unit` have gradient buffers in flight. Buffers of a unit
+    /// are neighbors, because its groups are reduced together.
+    fn other_units(&self, unit: UnitId) -> usize {
+        let mut before = None;
+        let others = self.pending.iter().map(|p| p.unit).filter(|u| *u != unit);
+        others.filter(|u| before.replace(*u) != Some(*u)).count()
+    }
+
+    /// Waits for all reductions and frees their gradient buffers.
+    pub(super) fn drain(&mut self, out: &mut Emitter<'_>, flat: &Flat, rule: Rule) {
+        while !self.pending.is_empty() {
+            self.release_oldest(out, flat, rule);
+        }
+    }
+
+    /// Waits for the oldest reduction, if there is one, and frees its gradient buffer.
+    fn release_oldest(&mut self, out: &mut Emitter<'_>, flat: &Flat, rule: Rule) {
+        if let Some(p) = self.pending.pop_front() {
             // On the compute stream, the buffer is free at once. A reduction that continues on
             // another stream is not complete.
             if flat.streams.reduce != COMPUTE || p.buffer.is_none() {
@@ -123,7 +141,8 @@ impl Reductions {
     ) {
         // The root's buffer lives through all of backward and joins the other buffers in flight
         // here.
-        self.make_room(out, flat);
+        let unit = out.inputs.group(g).unit;
+        self.make_room(out, flat, unit);
         let first = micro.first || !out.inputs.reduces(g, false, false);
         if let (true, true, Some(grad)) = (
             first,
@@ -137,9 +156,13 @@ impl Reductions {
         let reduction = flat.reduce_sharded(out, g, input, first, micro.last, ReduceTo::Grad);
         let reduction = self.note_reduced(out, flat, micro, g, reduction);
         let buffer = Some(buffer);
-        self.pending.push_back(Pending { reduction, buffer });
+        self.pending.push_back(Pending {
+            unit,
+            reduction,
+            buffer,
+        });
         if flat.streams.reduce == COMPUTE {
-            self.drain(out, flat, 0, Rule::ReduceGate);
+            self.drain(out, flat, Rule::ReduceGate);
         }
     }
 
@@ -157,8 +180,11 @@ impl Reductions {
             let reduction = self.note_reduced(out, flat, micro, g, reduction);
             // Only an update in backward ends the lifetime of a gradient that is kept in full.
             if flat.grads_of_a_step(out.inputs, g) && last_stage(flat) != COMPUTE {
-                let buffer = None;
-                self.pending.push_back(Pending { reduction, buffer });
+                self.pending.push_back(Pending {
+                    unit: out.inputs.group(g).unit,
+                    reduction,
+                    buffer: None,
+                });
             }
         }
     }

@@ -36,6 +36,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
             "atomic",
             "cast_before_all_gather",
             "copy_engine_reduce_scatter",
+            "copy_in_stream",
             "no_sync_units",
             "optimizer_in_backward",
             "prefetch_lists",

@@ -1,13 +1,20 @@
 //! Unsharded units: gathers, prefetch, reshard.
 
 use super::MicroBatch;
-use crate::compile::tape::TapeOp;
 use crate::config::Prefetch;
-use crate::ir::{BufferId, COMPUTE, EventId, GroupId, Role, Source, UnitId};
+use crate::ir::{BufferId, COMPUTE, EventId, GroupId, Role, UnitId};
 use crate::lower::emitter::Emitter;
-use crate::lower::flat::Flat;
+use crate::lower::flat::{Flat, columns};
 use crate::lower::inputs::{LoweringInputs, prefetch_targets};
-use crate::program::Rule;
+use crate::program::{Phase, Rule};
+
+// Note [Codes by columns]
+//
+// If the transpose of a weight has other blocks of scales than the weight (recipe mxfp8), forward
+// reads codes by rows and backward reads codes by columns. Each pass gathers what it reads: with
+// full recompute, backward gathers both. A unit that is not resharded after forward has no gather
+// in backward, so forward gathers both. `full` says whether a unit is gathered, `held` which of
+// both, for groups that have both.
 
 // Note [Unshard gate]
 //
@@ -16,7 +23,8 @@ use crate::program::Rule;
 // kernels that read it have run. So code that frees a buffer of the gather stream first makes that
 // stream wait for the last reader:
 //
-// - native waits in `reshard`, which frees on the gather stream after a join with computation. It
+// - native waits in `reshard`, which frees on the copy-in stream (the gather stream unless
+//   `fsdp.copy_in_stream` is set) after a join with computation. Each gather waits for it. It
 //   also waits at the start of a forward, for the weights that the optimizer writes
 //   (`wait_for_weights`);
 // - fsdp2 keeps one gather buffer until the next copy-out, and makes both gather streams wait for
@@ -26,15 +34,54 @@ use crate::program::Rule;
 // The wait also orders gathers: without prefetch, a gather does not start before its unit's turn.
 // `check` proves the rule for any program, from addresses and vector clocks (`check/step.rs`).
 
+/// What a pass gathers of a group, or what is gathered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Gathered {
+    /// The weights, or their codes by rows.
+    weights: bool,
+    /// Codes by columns.
+    columns: bool,
+}
+
+impl Gathered {
+    const WEIGHTS: Self = Self {
+        weights: true,
+        columns: false,
+    };
+
+    /// Returns what is not in another one.
+    fn without(self, other: Self) -> Self {
+        Self {
+            weights: self.weights && !other.weights,
+            columns: self.columns && !other.columns,
+        }
+    }
+
+    fn any(self) -> bool {
+        self.weights || self.columns
+    }
+}
+
+/// Pass that reads a unit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pass {
+    Forward,
+    Backward,
+}
+
 /// State of every unit's full weights.
 pub(super) struct Unshard {
     /// Event of each unit's gather, while the unit is unsharded.
     gathered: Vec<Option<EventId>>,
     /// Whether the unit is full (or needs no gather in this pass).
     full: Vec<bool>,
+    /// What is gathered of each group that has codes by columns; see Note [Codes by columns].
+    held: Vec<Gathered>,
     /// Whether a group's shard has been refreshed since the optimizer step, by the gather over the
     /// outer axis or the cast to 8 bits.
     shard_fresh: Vec<bool>,
+    /// The same for its codes by columns.
+    columns_fresh: Vec<bool>,
     /// Whether each unit's backward has finished in this pass.
     backward_done: Vec<bool>,
     /// Slices that integer reshard keeps, by group.
@@ -42,6 +89,8 @@ pub(super) struct Unshard {
     /// Whether a kernel of backward (including recompute) reads a weight of the unit, by
     /// micro-batch. Has one entry for all micro-batches if none of them skips units.
     read_in_backward: Vec<Vec<bool>>,
+    /// What kernels of backward read of each group, by micro-batch, in the same way.
+    parts_in_backward: Vec<Vec<Gathered>>,
     /// Units that the end of a step gathers for the next one, in forward order.
     next_step_prefetch: Vec<UnitId>,
     /// Whether the next forward pass's gathers already wait for the buffers that they read.
@@ -63,11 +112,16 @@ impl Unshard {
         Self {
             gathered: vec![None; units],
             full: vec![false; units],
+            held: vec![Gathered::default(); groups],
             shard_fresh: vec![false; groups],
+            columns_fresh: vec![false; groups],
             backward_done: vec![false; units],
             resharded_slices: vec![None; groups],
-            read_in_backward: (0..inputs.tape.variant_of.len().max(1))
+            read_in_backward: micro_batches(inputs)
                 .map(|m| read_in_backward(inputs, m))
+                .collect(),
+            parts_in_backward: micro_batches(inputs)
+                .map(|m| parts_in_backward(inputs, m))
                 .collect(),
             next_step_prefetch: with_weights.take(count).copied().collect(),
             gather_waits_issued: false,
@@ -77,6 +131,7 @@ impl Unshard {
     /// Starts a step. The shards are stale because the optimizer has updated the main weights.
     pub(super) fn start_step(&mut self) {
         self.shard_fresh.fill(false);
+        self.columns_fresh.fill(false);
     }
 
     /// Starts a forward pass.
@@ -106,7 +161,8 @@ impl Unshard {
         if let Some(first) = first.filter(|u| !out.inputs.unit(*u).spec.is_root)
             && out.inputs.scenario.fsdp.prefetch_backward != Prefetch::Depth(0)
         {
-            self.unshard(out, flat, micro, first, Rule::Prefetch);
+            let backward = (first, Pass::Backward);
+            self.unshard(out, flat, micro, backward, Rule::Prefetch);
         }
     }
 
@@ -117,23 +173,92 @@ impl Unshard {
         read.unwrap_or(&passes[0])[unit.index()]
     }
 
-    /// Gathers a unit unless it is full already.
+    /// Returns what a pass reads of a group that has codes by columns; see Note [Codes by columns].
+    fn needs(&self, out: &Emitter<'_>, micro: MicroBatch, g: GroupId, pass: Pass) -> Gathered {
+        let passes = &self.parts_in_backward;
+        let read = passes.get(usize::from(micro.index));
+        let backward = read.unwrap_or(&passes[0])[g.index()];
+        let stays = !out.inputs.unit(out.inputs.group(g).unit).reshards;
+        match pass {
+            Pass::Backward => backward,
+            Pass::Forward => Gathered {
+                weights: true,
+                columns: stays && backward.columns && out.b.phase() != Phase::Validation,
+            },
+        }
+    }
+
+    /// Returns what a pass reads of a group and is not gathered. `full` says whether its unit is.
+    fn missing(
+        &self,
+        out: &Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        (g, pass): (GroupId, Pass),
+        full: bool,
+    ) -> Gathered {
+        if flat.has_columns(g) {
+            let needed = self.needs(out, micro, g, pass);
+            return needed.without(self.held[g.index()]);
+        }
+        match full {
+            true => Gathered::default(),
+            false => Gathered::WEIGHTS,
+        }
+    }
+
+    /// Returns whether a pass has to gather a unit, or some of it.
+    fn lacks(
+        &self,
+        out: &Emitter<'_>,
+        flat: &Flat,
+        micro: MicroBatch,
+        (unit, pass): (UnitId, Pass),
+    ) -> bool {
+        let full = self.full[unit.index()];
+        let mut groups = out.inputs.groups_of(unit).into_iter();
+        let missing = |g| self.missing(out, flat, micro, (g, pass), full).any();
+        !full || groups.any(missing)
+    }
+
+    /// Gathers what a pass reads of a unit, unless it is full already.
     fn unshard(
         &mut self,
         out: &mut Emitter<'_>,
         flat: &Flat,
         micro: MicroBatch,
-        unit: UnitId,
+        (unit, pass): (UnitId, Pass),
         rule: Rule,
     ) {
-        if std::mem::replace(&mut self.full[unit.index()], true)
-            || !flat.gathers(out.inputs, micro.of_unit(out, unit).first)
-        {
+        if !self.lacks(out, flat, micro, (unit, pass)) {
+            return;
+        }
+        let full = std::mem::replace(&mut self.full[unit.index()], true);
+        if !flat.gathers(out.inputs, micro.of_unit(out, unit).first) {
             return;
         }
         let (phase, at) = (out.b.phase(), out.b.unit());
         out.b.at(unit, phase);
         for g in out.inputs.groups_of(unit) {
+            let missing = self.missing(out, flat, micro, (g, pass), full);
+            self.gather(out, flat, g, missing, rule);
+        }
+        self.gathered[unit.index()] = Some(out.b.record(rule, flat.streams.gather));
+        out.b.at(at, phase);
+    }
+
+    /// Gathers a group, or some of it.
+    fn gather(
+        &mut self,
+        out: &mut Emitter<'_>,
+        flat: &Flat,
+        g: GroupId,
+        missing: Gathered,
+        rule: Rule,
+    ) {
+        // Frozen groups are never updated.
+        let trained = out.inputs.group(g).requires_grad;
+        if missing.weights {
             for full in flat.gathered(g) {
                 out.b.alloc(rule, full);
             }
@@ -142,16 +267,22 @@ impl Unshard {
             if let (None, Some(shard)) = (slice, flat.state(g).weight) {
                 flat.fetch_to_device(out, shard, true, gather);
             }
-            // Frozen groups are never updated.
-            let stale = out.inputs.group(g).requires_grad
-                && !std::mem::replace(&mut self.shard_fresh[g.index()], true);
+            let stale = trained && !std::mem::replace(&mut self.shard_fresh[g.index()], true);
             flat.gather(out, rule, g, stale, slice);
             if let (None, Some(shard)) = (slice, flat.state(g).weight) {
                 flat.evict_to_host(out, shard, false, gather);
             }
         }
-        self.gathered[unit.index()] = Some(out.b.record(rule, flat.streams.gather));
-        out.b.at(at, phase);
+        if missing.columns {
+            for full in flat.gathered_columns(g) {
+                out.b.alloc(rule, full);
+            }
+            let stale = trained && !std::mem::replace(&mut self.columns_fresh[g.index()], true);
+            flat.gather_columns(out, rule, g, stale);
+        }
+        let held = &mut self.held[g.index()];
+        held.weights |= missing.weights;
+        held.columns |= missing.columns;
     }
 
     /// Gathers a unit that is needed now, and makes computation wait for it.
@@ -160,15 +291,19 @@ impl Unshard {
         out: &mut Emitter<'_>,
         flat: &Flat,
         micro: MicroBatch,
-        unit: UnitId,
-        direction: Prefetch,
+        (unit, pass): (UnitId, Pass),
     ) {
-        if !self.full[unit.index()] && direction == Prefetch::Depth(0) {
+        let fsdp = &out.inputs.scenario.fsdp;
+        let direction = match pass {
+            Pass::Forward => fsdp.prefetch_forward,
+            Pass::Backward => fsdp.prefetch_backward,
+        };
+        if direction == Prefetch::Depth(0) && self.lacks(out, flat, micro, (unit, pass)) {
             // Without prefetch, a gather runs when its unit's turn has come, not while the previous
             // unit computes.
-            out.b.join(Rule::GatherGate, COMPUTE, flat.streams.gather);
+            out.b.join(Rule::GatherGate, COMPUTE, flat.streams.copy_in);
         }
-        self.unshard(out, flat, micro, unit, Rule::Unshard);
+        self.unshard(out, flat, micro, (unit, pass), Rule::Unshard);
         if let Some(event) = self.gathered[unit.index()]
             && flat.streams.gather != COMPUTE
         {
@@ -184,8 +319,7 @@ impl Unshard {
         micro: MicroBatch,
         unit: UnitId,
     ) {
-        let direction = out.inputs.scenario.fsdp.prefetch_forward;
-        self.require(out, flat, micro, unit, direction);
+        self.require(out, flat, micro, (unit, Pass::Forward));
     }
 
     /// Makes a unit full for its backward if backward reads one of its weights. The gradient of an
@@ -198,8 +332,7 @@ impl Unshard {
         unit: UnitId,
     ) {
         if self.reads(micro, unit) {
-            let direction = out.inputs.scenario.fsdp.prefetch_backward;
-            self.require(out, flat, micro, unit, direction);
+            self.require(out, flat, micro, (unit, Pass::Backward));
         }
     }
 
@@ -214,7 +347,7 @@ impl Unshard {
         let order = out.uses.rest_of(&out.inputs.forward_uses, unit);
         let order = micro.used(out, order);
         for next in prefetch_targets(out.inputs, &order, (micro.index, false), 1) {
-            self.unshard(out, flat, micro, next, Rule::Prefetch);
+            self.unshard(out, flat, micro, (next, Pass::Forward), Rule::Prefetch);
         }
     }
 
@@ -232,7 +365,7 @@ impl Unshard {
         let order: Vec<UnitId> = std::iter::once(unit).chain(read).collect();
         for next in prefetch_targets(out.inputs, &order, (micro.index, true), 1) {
             if !self.backward_done[next.index()] {
-                self.unshard(out, flat, micro, next, Rule::Prefetch);
+                self.unshard(out, flat, micro, (next, Pass::Backward), Rule::Prefetch);
             }
         }
     }
@@ -250,7 +383,7 @@ impl Unshard {
         }
     }
 
-    /// Frees a unit's full weights on the gather stream, after computation has finished with them;
+    /// Frees a unit's full weights on the copy-in stream, after computation has finished with them;
     /// see Note [Unshard gate].
     pub(super) fn reshard(&mut self, out: &mut Emitter<'_>, flat: &Flat, unit: UnitId) {
         if !std::mem::replace(&mut self.full[unit.index()], false) {
@@ -260,10 +393,18 @@ impl Unshard {
         if !flat.weight_sharded() {
             return;
         }
-        out.b.join(Rule::Reshard, COMPUTE, flat.streams.gather);
+        out.b.join(Rule::Reshard, COMPUTE, flat.streams.copy_in);
         for g in out.inputs.groups_of(unit) {
-            for full in flat.gathered(g) {
-                out.b.free(Rule::Reshard, full);
+            let held = std::mem::take(&mut self.held[g.index()]);
+            if held.weights {
+                for full in flat.gathered(g) {
+                    out.b.free(Rule::Reshard, full);
+                }
+            }
+            if held.columns {
+                for full in flat.gathered_columns(g) {
+                    out.b.free(Rule::Reshard, full);
+                }
             }
         }
     }
@@ -318,7 +459,8 @@ impl Unshard {
             self.resharded_slices[g.index()] = Some(slice);
         }
         // The backward gather reads the slice on another stream.
-        out.b.join(Rule::ReshardGroup, COMPUTE, flat.streams.gather);
+        out.b
+            .join(Rule::ReshardGroup, COMPUTE, flat.streams.copy_in);
     }
 
     /// Returns whether the end of a step gathers a group's unit for the next one.
@@ -339,7 +481,7 @@ impl Unshard {
         }
         let from = out.b.next_instr();
         for unit in self.next_step_prefetch.clone() {
-            self.unshard(out, flat, micro, unit, Rule::Prefetch);
+            self.unshard(out, flat, micro, (unit, Pass::Forward), Rule::Prefetch);
             self.gathered[unit.index()] = None;
         }
         out.b.join(Rule::Prefetch, flat.streams.gather, COMPUTE);
@@ -358,12 +500,13 @@ impl Unshard {
         if self.full[unit.index()] {
             return;
         }
-        out.b.join(Rule::Prefetch, COMPUTE, flat.streams.gather);
+        out.b.join(Rule::Prefetch, COMPUTE, flat.streams.copy_in);
         // The gather over an outer axis reads the shards that its ranks have updated.
         for g in out.inputs.groups_of(unit) {
             self.shard_fresh[g.index()] = false;
+            self.columns_fresh[g.index()] = false;
         }
-        self.unshard(out, flat, micro, unit, Rule::Prefetch);
+        self.unshard(out, flat, micro, (unit, Pass::Forward), Rule::Prefetch);
         self.gathered[unit.index()] = None;
     }
 
@@ -383,24 +526,30 @@ impl Unshard {
 /// Note [Unshard gate].
 fn wait_for_weights(out: &mut Emitter<'_>, flat: &Flat) {
     if flat.streams.gather != COMPUTE {
-        out.b.join(Rule::StepStart, COMPUTE, flat.streams.gather);
+        out.b.join(Rule::StepStart, COMPUTE, flat.streams.copy_in);
     }
 }
 
-/// Returns the units whose weights a kernel of a micro-batch's backward reads, including recomputed
-/// forwards.
+/// Returns the micro-batches whose passes differ, or the first one if all have the same passes.
+fn micro_batches(inputs: &LoweringInputs<'_>) -> std::ops::Range<usize> {
+    0..inputs.tape.variant_of.len().max(1)
+}
+
+/// Returns the units whose weights a kernel of a micro-batch's backward reads.
 fn read_in_backward(inputs: &LoweringInputs<'_>, micro_batch: usize) -> Vec<bool> {
     let mut read = vec![false; inputs.units.len()];
-    for op in inputs.tape.backward_of(micro_batch) {
-        let TapeOp::Launch { reads, writes, .. } = *op else {
-            continue;
-        };
-        for operand in &inputs.tape.operands[reads as usize..writes as usize] {
-            if let Source::Param(p) = operand.source {
-                let (group, _) = inputs.home[p.index()];
-                read[inputs.group(group).unit.index()] = true;
-            }
-        }
-    }
+    columns::each_read_in_backward(inputs, micro_batch, |g, _| {
+        read[inputs.group(g).unit.index()] = true;
+    });
+    read
+}
+
+/// Returns what kernels of a micro-batch's backward read of each group.
+fn parts_in_backward(inputs: &LoweringInputs<'_>, micro_batch: usize) -> Vec<Gathered> {
+    let mut read = vec![Gathered::default(); inputs.groups.len()];
+    columns::each_read_in_backward(inputs, micro_batch, |g, by_columns| match by_columns {
+        true => read[g.index()].columns = true,
+        false => read[g.index()].weights = true,
+    });
     read
 }

@@ -1,4 +1,4 @@
-//! The class of a model: what its output layer is.
+//! The class of a model, which determines its output layer.
 
 use super::super::error::ScenarioError;
 use super::super::keys::Key;
@@ -56,7 +56,7 @@ impl Config<'_> {
                 && !alone
                 && !chooses
                 && pairs
-                && (*head != Head::None || kind.hf.base_class().as_deref() == Some(class))
+                && (*head != Head::None || self.has_no_head(kind, class))
         });
         // Taken for another type, a file has the class of its own type.
         if head.is_none() && d.says(Key::ModelType) {
@@ -110,6 +110,11 @@ impl Config<'_> {
             out.push((Key::NumLabels, at(Datum::Int(labels.into()))));
         }
         Ok(out)
+    }
+
+    /// Returns whether a class has no output layer: one of the type, or that of the whole.
+    fn has_no_head(&self, kind: Kind, class: &str) -> bool {
+        kind.hf.is_base_class(class) || self.whole_base.as_deref() == Some(class)
     }
 
     /// Returns the number of classes, if the file gives it.

@@ -1,4 +1,4 @@
-//! JSON as files of transformers have it.
+//! JSON as transformers writes it.
 
 use super::super::value::{Datum, Entry, Origin, Value};
 use std::borrow::Cow;
@@ -50,11 +50,11 @@ pub(super) fn without_specials(text: &str) -> (Cow<'_, str>, Vec<Special>) {
     }
 }
 
-/// Returns a JSON value as TOML would have it. What lists and objects hold has no place of its own.
-pub(super) fn datum(value: serde_json::Value) -> Datum {
-    let nowhere = |datum| Value {
-        origin: Origin::new(u32::MAX, 0..0),
-        datum,
+/// Returns a JSON value as TOML would have it. What lists and objects hold stands where they do.
+pub(super) fn datum(value: serde_json::Value, origin: Origin) -> Datum {
+    let held = |value| Value {
+        origin,
+        datum: datum(value, origin),
     };
     match value {
         serde_json::Value::Bool(b) => Datum::Bool(b),
@@ -65,14 +65,12 @@ pub(super) fn datum(value: serde_json::Value) -> Datum {
             (None, None) => Datum::Float(n.as_f64().unwrap_or(f64::NAN)),
         },
         serde_json::Value::Null => Datum::Array(Vec::new()),
-        serde_json::Value::Array(values) => {
-            Datum::Array(values.into_iter().map(|v| nowhere(datum(v))).collect())
-        }
+        serde_json::Value::Array(values) => Datum::Array(values.into_iter().map(held).collect()),
         serde_json::Value::Object(fields) => {
             let entry = |(key, value)| Entry {
                 key,
-                key_origin: Origin::new(u32::MAX, 0..0),
-                value: nowhere(datum(value)),
+                key_origin: origin,
+                value: held(value),
             };
             Datum::Table(fields.into_iter().map(entry).collect())
         }

@@ -1,4 +1,4 @@
-//! What a file says that no key expresses.
+//! Notes on fields of a file that no key expresses.
 
 use super::{Config, Kind};
 use crate::models::{Meaning, ROPE_PLAIN, ROPE_SCALING_FIELDS, ROPE_SCALING_PLACES};

@@ -25,7 +25,7 @@ impl Config<'_> {
             let what = format!("family {} has no `rope_scaling`", kind.family.name);
             return Err(d.error(origin, what));
         }
-        let datum = datum(scaling);
+        let datum = datum(scaling, origin);
         Ok(Some((Key::RopeScaling, Value { datum, origin })))
     }
 }

@@ -3,7 +3,7 @@
 use super::super::error::ScenarioError;
 use super::super::keys::Key;
 use super::super::merge::{Document, Layer};
-use super::super::value::{Datum, Value};
+use super::super::value::{Datum, Origin, Value};
 use super::super::{presets, read};
 use super::{Config, Kind};
 use crate::models::{self, Meaning};
@@ -111,6 +111,7 @@ impl Config<'_> {
             text: self.text,
             fields: serde_json::from_str(self.raw("text_config")?.get()).ok()?,
             specials: self.specials.clone(),
+            whole_base: None,
         })
     }
 
@@ -214,6 +215,12 @@ fn accepts(
     };
     let set = with.set(Key::ModelType, value, Layer::Axis);
     set.is_ok() && read(with).is_ok()
+}
+
+/// Returns whether `--as` of a type takes the file of a scenario; something of it is at `origin`.
+pub(super) fn takes(d: &Document, origin: Origin, name: &str) -> bool {
+    let datum = Datum::Str(name.to_owned());
+    accepts(d, &Value { origin, datum }, name, read)
 }
 
 /// Returns how a class ends, if that says what its model is made for.

@@ -1,10 +1,11 @@
-//! Files that wrap a vision tower and a language model.
+//! Files that contain a vision tower and a language model.
 
 use super::super::error::ScenarioError;
 use super::super::keys::Key;
 use super::super::merge::Document;
 use super::super::value::{Datum, Entry, Value};
 use super::json::datum;
+use super::unknown::takes;
 use super::{Config, Kind};
 use crate::models::{self, CLASS_DEFAULTS, HfWrapper, Ties, WRAPPERS};
 use serde_json::value::RawValue;
@@ -16,6 +17,14 @@ const TIES: &str = "tie_word_embeddings";
 /// Fields of the whole that say how many classes its output layer has.
 const LABELS: [&str; 2] = ["num_labels", "id2label"];
 
+/// Other places of the language model's fields, in files of classes that are not part of
+/// transformers and of models that speak.
+const TEXT_CONFIGS: [&str; 3] = [
+    "llm_config",
+    "language_config",
+    "thinker_config.text_config",
+];
+
 /// Returns the fields that a class of transformers has if a file does not give them.
 pub(super) fn class_defaults(model_type: &str) -> BTreeMap<&'static str, &'static RawValue> {
     let own = CLASS_DEFAULTS.iter().find(|(name, _)| *name == model_type);
@@ -24,6 +33,18 @@ pub(super) fn class_defaults(model_type: &str) -> BTreeMap<&'static str, &'stati
 }
 
 impl<'t> Config<'t> {
+    /// Gives the fields of the language model the name that they have in transformers.
+    pub(super) fn name_text_config(&mut self) {
+        if self.raw("text_config").is_some() {
+            return;
+        }
+        let found = TEXT_CONFIGS.iter().find_map(|n| Some((*n, self.raw(n)?)));
+        if let Some((name, raw)) = found {
+            self.fields.remove(name);
+            self.fields.insert("text_config".to_owned(), raw);
+        }
+    }
+
     /// Returns the wrapper that a file is of, unless the scenario takes it for another type.
     pub(super) fn wrapper(&self, d: &Document) -> Option<&'static HfWrapper> {
         let given = self.get("model_type").filter(|_| !d.says(Key::ModelType))?;
@@ -37,17 +58,31 @@ impl<'t> Config<'t> {
         })
     }
 
-    /// Returns the key `vision`.
-    pub(super) fn vision(&self, d: &Document, wrapper: &HfWrapper) -> Result<Value, ScenarioError> {
+    /// Returns the key `vision`; `None` without a tower.
+    pub(super) fn vision(
+        &self,
+        d: &Document,
+        wrapper: &HfWrapper,
+    ) -> Result<Option<Value>, ScenarioError> {
         let origin = self.get("vision_config").map_or(self.whole(), |v| v.origin);
         let text = self.text_config(wrapper);
         let found = (wrapper.vision)(&|name| match name {
             "text_config" => text.clone(),
             _ => self.json(name),
         });
-        let found = found.map_err(|what| d.error(origin, what))?;
-        let datum = datum(found);
-        Ok(Value { datum, origin })
+        let found = found.map_err(|what| {
+            let error = d.error(self.place(&what, origin), what);
+            let named = text.as_ref().and_then(|t| t.get("model_type")?.as_str());
+            let alone = wrapper.text_type(named);
+            match alone.filter(|name| takes(d, origin, name)) {
+                Some(name) => {
+                    error.with_help(format!("--as {name} plans its language model alone"))
+                }
+                None => error,
+            }
+        })?;
+        let datum = (!found.is_null()).then(|| datum(found, origin));
+        Ok(datum.map(|datum| Value { datum, origin }))
     }
 
     /// Returns the key `vision`, if the class of the file has a tower: that of the language model

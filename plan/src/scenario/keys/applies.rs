@@ -1,8 +1,8 @@
 //! Where a key has an effect: in which models, under which policies, with which other options.
 //!
-//! Families list their keys in `models/<family>.rs`, policies their options and the keys that they
-//! ignore in `policies/<policy>/spec.rs`; what holds for all of them is a [`Need`] of the key's
-//! row.
+//! Families list their keys in `models/<family>.rs`. Policies list their options and the keys that
+//! they ignore in `policies/<policy>/spec.rs`. Conditions for all of them are a [`Need`] in the
+//! key's row.
 
 use super::{Key, KeyInfo};
 use crate::config::{
@@ -28,6 +28,15 @@ pub(super) const SEVERAL_RANKS: Need = Need {
     holds: |s| s.mesh.dp_shard > 1,
     words: "`dp_shard` above 1",
     otherwise: "with dp_shard = 1, nothing is gathered or reduced",
+};
+
+pub(super) const CASTS_FOR_GATHERS: Need = Need {
+    by: Key::CastBeforeAllGather,
+    holds: |s| {
+        s.mesh.dp_shard > 1 && (s.fsdp.cast_before_all_gather || s.precision.float8.all_gather)
+    },
+    words: "`cast_before_all_gather` or `float8_all_gather`",
+    otherwise: "gathers send shards as they are stored, so nothing is cast",
 };
 
 pub(super) const SEVERAL_DATA_RANKS: Need = Need {

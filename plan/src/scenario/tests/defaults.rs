@@ -73,6 +73,7 @@ fn defaults_of_the_native_policy() {
             copy_engine_reduce: false,
             sum_in_optimizer: false,
             cast_before_all_gather: false,
+            copy_in_stream: false,
             unify_comm_stream: false,
             allocator: AllocatorKind::Pool,
             expandable_segments: true,

@@ -451,6 +451,77 @@ fn an_unknown_type_may_be_planned_as_a_known_one() {
     );
     let s = read("wrapped", &wrapped, &["model.model_type=llama"]).unwrap();
     assert_eq!(parameters(&s), llama);
+    // It has other names in files of classes that are not part of transformers.
+    for (from, to) in [
+        ("\"text_config\": {", "\"llm_config\": {"),
+        ("\"text_config\": {", "\"language_config\": {"),
+    ] {
+        let config = wrapped.replace(from, to);
+        assert_ne!(config, wrapped);
+        let message = fault("named", &config);
+        assert!(
+            message.contains("--as llama plans its language model alone"),
+            "{message}"
+        );
+        let s = read("named", &config, &["model.model_type=llama"]).unwrap();
+        assert_eq!(parameters(&s), llama);
+    }
+    // A part of a part.
+    let omni = wrapped.replace("\"my_vl\"", "\"qwen2_5_omni\"").replace(
+        "\"text_config\": {",
+        "\"thinker_config\": {\"text_config\": {",
+    ) + "}";
+    let message = fault("omni", &omni);
+    assert!(message.contains("--as qwen2 plans it"), "{message}");
+    let s = read("omni", &omni, &["model.model_type=llama"]).unwrap();
+    assert_eq!(parameters(&s), llama);
+}
+
+/// Parameters of transformers' class on torch's meta device.
+#[test]
+fn a_whole_may_lack_its_tower() {
+    const GEMMA4: &str = include_str!("../../../../tests/data/configs/tiny--gemma4-keys.json");
+    let mut file: serde_json::Value = serde_json::from_str(GEMMA4).unwrap();
+    file["vision_config"] = serde_json::Value::Null;
+    let alone = read("no-tower", &file.to_string(), &[]).unwrap();
+    assert!(alone.model.options.vision.is_none());
+    assert_eq!(parameters(&alone), 276_656);
+    // A tower of sounds is not planned, but the language model alone is.
+    file["audio_config"] = serde_json::json!({});
+    let e = read("sounds", &file.to_string(), &[]).unwrap_err();
+    assert_eq!(
+        e.message(),
+        "`audio_config` must be null: audio towers are not planned"
+    );
+    assert_eq!(
+        e.help(),
+        Some("--as gemma4_text plans its language model alone")
+    );
+    let asked = read(
+        "sounds",
+        &file.to_string(),
+        &["model.model_type=gemma4_text"],
+    );
+    assert_eq!(parameters(&asked.unwrap()), 276_656);
+}
+
+/// The file of a language model alone that was a part of another model names a type of its own.
+#[test]
+fn a_part_of_a_model_has_the_type_of_the_whole() {
+    let config = QWEN
+        .replace("\"qwen2\"", "\"qwen2_5_vl_text\"")
+        .replace("Qwen2ForCausalLM", "Qwen2_5_VLTextModel");
+    let part = read("part", &config, &[]).unwrap();
+    let whole = read("part", QWEN, &[]).unwrap();
+    assert_eq!(part.model.options.head, Head::None);
+    // Without the output layer; biases of queries, keys and values are those of Qwen 2.
+    assert_eq!(
+        parameters(&part) + 152_064 * 3584,
+        parameters(&whole),
+        "{:?}",
+        part.model
+    );
+    assert_eq!(part.model.bias, Bias::Qkv);
 }
 
 #[test]
@@ -468,11 +539,41 @@ fn what_the_scenario_says_wins() {
 
 /// Values whose number of parameters, or whose loss, would be another one.
 #[test]
-fn what_encoders_cannot_express_is_refused() {
+fn what_types_cannot_express_is_refused() {
     const EUROBERT: &str = include_str!("../../../../tests/data/configs/tiny--eurobert-head.json");
     const DEIT: &str = include_str!("../../../../tests/data/configs/tiny--deit.json");
     const ALBERT: &str = include_str!("../../../../tests/data/configs/tiny--albert.json");
     for (config, from, to, why) in [
+        (
+            include_str!("../../../../tests/data/configs/tiny--nemotron_h.json"),
+            "\"tie_word_embeddings\": false",
+            "\"tie_word_embeddings\": true",
+            "`tie_word_embeddings` must be false",
+        ),
+        (
+            include_str!("../../../../tests/data/configs/tiny--bailing_hybrid.json"),
+            "\"tie_word_embeddings\": false",
+            "\"tie_word_embeddings\": true",
+            "`tie_word_embeddings` must be false",
+        ),
+        (
+            include_str!("../../../../tests/data/configs/tiny--xlm.json"),
+            "\"tie_word_embeddings\": true",
+            "\"tie_word_embeddings\": false",
+            "`tie_word_embeddings` must be true",
+        ),
+        (
+            include_str!("../../../../tests/data/configs/tiny--donut-swin.json"),
+            "\"use_absolute_embeddings\": false",
+            "\"use_absolute_embeddings\": true",
+            "`use_absolute_embeddings` must be false",
+        ),
+        (
+            include_str!("../../../../tests/data/configs/tiny--data2vec-vision.json"),
+            "Data2VecVisionForImageClassification",
+            "Data2VecVisionModel",
+            "it has no norm after its blocks",
+        ),
         (
             EUROBERT,
             "\"late\"",

@@ -112,6 +112,44 @@ fn what_towers_cannot_express_is_refused() {
     }
 }
 
+/// Values of tables that a file does not have as such, such as those of `vision`, are named with a
+/// place in the file.
+#[test]
+fn faults_of_computed_tables_have_a_place() {
+    let qianfan = config!("tiny--qianfan_ocr");
+    let pegasus = config!("tiny--bigbird_pegasus");
+    for (config, path, why) in [
+        (
+            qianfan,
+            "/vision_config/intermediate_size",
+            "`model.vision.ffn` must be an integer from 1",
+        ),
+        (
+            pegasus,
+            "/encoder_attention_heads",
+            "`model.encoder.heads` must be an integer from 1",
+        ),
+    ] {
+        let mut file: serde_json::Value = serde_json::from_str(config).unwrap();
+        *file.pointer_mut(path).unwrap() = 0.into();
+        let message = read("place", &file.to_string(), &[]).unwrap_err();
+        let message = message.to_string();
+        assert!(message.contains(why), "{message}");
+        assert!(message.contains("config.json:1:"), "{message}");
+    }
+    // A field that a message names is where the message points to.
+    let qwen = config!("tiny--qwen2_5_vl");
+    let changed = qwen.replace("\"out_hidden_size\": 64", "\"out_hidden_size\": 60");
+    let before = changed.split_once("\"out_hidden_size\": 60").unwrap().0;
+    let line = before.lines().count();
+    let message = read("named-field", &changed, &[]).unwrap_err().to_string();
+    assert!(message.contains(&format!(".json:{line}:")), "{message}");
+    assert!(
+        message.contains("`vision_config.out_hidden_size` (60)"),
+        "{message}"
+    );
+}
+
 /// Old files of CLIP repeat its fields under another name.
 #[test]
 fn old_fields_of_clip_may_repeat_the_others() {
@@ -186,6 +224,13 @@ fn types_that_are_not_planned_say_what_they_have() {
         message.contains("--as gemma3n_text plans it as one"),
         "{message}"
     );
+    let dream = named("\"model_type\": \"Dream\"");
+    let message = read("dream", &dream, &[]).unwrap_err().to_string();
+    assert!(
+        message.contains("it has attention to all positions of a sequence"),
+        "{message}"
+    );
+    assert!(message.contains("--as qwen2 plans it as one"), "{message}");
     let resnet = named("\"model_type\": \"resnet\"");
     let message = read("resnet", &resnet, &[]).unwrap_err().to_string();
     assert!(

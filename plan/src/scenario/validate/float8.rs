@@ -4,7 +4,7 @@ use super::param_groups::hint;
 use super::{Checked, cannot, fsdp};
 use crate::config::pattern::glob;
 use crate::config::{Atomic, Float8Format, Float8Recipe, PolicyKind, Reshard, Scenario};
-use crate::ir::{DType, Param};
+use crate::ir::{DType, Param, ScaleBlock};
 use crate::models;
 use crate::policies::spec::fully_compiled;
 use crate::recipes::{self, FLOAT8_ALIGNMENT, Float8Linear};
@@ -76,6 +76,11 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         let keys = [Key::Float8AllGather];
         return Err(cannot(d, Key::KeepFp8TransposeCache, &keys, why, "false"));
     }
+    if s.fsdp.keep_fp8_transpose_cache && p.float8.recipe == Float8Recipe::Mxfp8 {
+        let why = "keeps transposed codes of gathered weights, but with recipe mxfp8 backward gathers codes by columns";
+        let keys = [Key::Float8Recipe];
+        return Err(cannot(d, Key::KeepFp8TransposeCache, &keys, why, "false"));
+    }
     experts(s, d)?;
     dimensions(s, d)
 }
@@ -121,11 +126,11 @@ fn all_gather(s: &Scenario, d: &Document) -> Checked {
             &[Key::DpShard],
             "gathers shards of weights, but `mesh.dp_shard` is 1",
         )
-    } else if matches!(p.float8.recipe, Float8Recipe::Rowwise | Float8Recipe::Mxfp8) {
+    } else if p.float8.recipe == Float8Recipe::Rowwise {
         (
             &[Key::Float8Recipe],
-            "gathers codes with one scale per tensor or per square block; rows of a weight have other scales than \
-             those of its transpose",
+            "gathers codes with one scale per tensor or per block; a column of a weight, which is a row of its \
+             transpose, belongs to all ranks, so its scale would need their maxima",
         )
     } else if let Some(refused) = blocks(s) {
         refused
@@ -142,9 +147,21 @@ fn all_gather(s: &Scenario, d: &Document) -> Checked {
 fn blocks(s: &Scenario) -> Option<(&'static [Key], &'static str)> {
     let f = &s.fsdp;
     let block = recipes::gathered_block(&s.precision.float8)?;
-    Some(if f.policy != PolicyKind::Native {
+    let mx = block == ScaleBlock::MX;
+    let split = match f.atomic {
+        Atomic::Block(rows) => !u64::from(rows).is_multiple_of(block.rows_of_both()),
+        _ => false,
+    };
+    let of_policy: &[Key] = &[Key::Float8Recipe, Key::Policy];
+    let refused: (&[Key], _) = if f.policy == PolicyKind::Fsdp2 && mx {
         (
-            &[Key::Float8Recipe, Key::Policy],
+            of_policy,
+            "gathers MXFP8 codes with policies native and megatron only: torchao's MX linear layers have no 8-bit \
+             gather, and cast after a gather in bf16",
+        )
+    } else if f.policy != PolicyKind::Native && !mx {
+        (
+            of_policy,
             "gathers blocks with policy native only: shards of other engines split blocks, whose scales would need \
              the maxima of several ranks",
         )
@@ -153,14 +170,16 @@ fn blocks(s: &Scenario) -> Option<(&'static [Key], &'static str)> {
             &[Key::Float8Recipe, Key::Reshard],
             "gathers scales of blocks from shards only, but `reshard_after_forward` keeps slices",
         )
-    } else if matches!(f.atomic, Atomic::Block(n) if !u64::from(n).is_multiple_of(block.rows)) {
-        (
-            &[Key::Float8Recipe, Key::Atomic],
-            "gathers blocks of 128 rows, but `fsdp.atomic` lets shards split them",
-        )
+    } else if split {
+        let why = match mx {
+            true => "gathers blocks of 32 rows, but `fsdp.atomic` lets shards split them",
+            false => "gathers blocks of 128 rows, but `fsdp.atomic` lets shards split them",
+        };
+        (&[Key::Float8Recipe, Key::Atomic], why)
     } else {
         return None;
-    })
+    };
+    Some(refused)
 }
 
 /// Refuses globs of `float8_exclude` that are none, or match no linear layer: a stale name would
@@ -193,7 +212,7 @@ fn split_blocks(
     linear: &Float8Linear,
 ) -> Option<ScenarioError> {
     let block = recipes::gathered_block(&s.precision.float8).filter(|_| linear.gathered)?;
-    let sides = [block.rows, block.cols];
+    let sides = [block.rows_of_both(); 2];
     let odd = p.shape.iter().zip(sides);
     let (odd, side) = odd.into_iter().find(|(n, side)| !n.is_multiple_of(*side))?;
     let module = p.name.strip_suffix(".weight").unwrap_or(&p.name);

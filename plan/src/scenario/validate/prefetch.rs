@@ -1,4 +1,4 @@
-//! Rules for lists of units: those that others gather ahead, and those that reduce later.
+//! Rules for lists of units: units that other units prefetch, and units that reduce later.
 
 use super::Checked;
 use crate::config::Scenario;

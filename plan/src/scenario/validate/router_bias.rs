@@ -1,4 +1,4 @@
-//! Rules for steps that move the biases of routers.
+//! Rules for updates of the biases of routers.
 
 use super::{Checked, cannot};
 use crate::config::Scenario;

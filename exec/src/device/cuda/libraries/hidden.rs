@@ -1,4 +1,4 @@
-//! Detects loaded libraries that the bindings would not use.
+//! Detects libraries that are loaded but that the bindings would not use.
 //!
 //! The bindings try a library's shortest name first (`libcudnn.so` before `libcudnn.so.9`). pip's
 //! packages have no file of that name, so the bindings would use a system library with that name.

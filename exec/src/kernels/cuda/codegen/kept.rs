@@ -1,8 +1,8 @@
 //! Reads that a kernel would overwrite before it has used them.
 //!
-//! An operand that is updated in place is safe if each thread writes only what it alone has read.
-//! If a body reorders elements otherwise, or operands overlap in another way, the read is copied to
-//! scratch memory first.
+//! An in-place update is safe if each thread writes only elements that it alone has read. If a body
+//! reorders elements, or operands overlap in another way, the operand is copied to scratch memory
+//! first.
 
 use super::index::dims;
 use super::{CLASH, Entry, Module, Param, Request, blocks};

@@ -1,4 +1,4 @@
-//! Tokens in the order of their experts: positions, and copies and sums of rows.
+//! Tokens in the order of their experts: positions, copies and sums of rows.
 
 use super::tables::{contiguous, entry, integers, lanes, slots};
 use super::{CodegenError, Module, Param, Request, blocks, numel};

@@ -1,4 +1,4 @@
-//! Rows of a table for the rows of experts, whose numbers are only known on the device.
+//! Repeats rows of a table for the rows of experts, whose numbers are only known on the device.
 
 use super::tables::{contiguous, entry, integers, slots};
 use super::{CodegenError, Module, Request, blocks};

@@ -153,6 +153,7 @@ pub(super) fn block_codes(
 ) -> Result<(), OperandError> {
     let [main] = exactly(reads, "reads")?;
     let [codes, inverses] = exactly(writes, "writes")?;
+    // Casts of activations refuse recipe mxfp8 by name.
     if block != ScaleBlock::SQUARE {
         return Err(OperandError::Shape("blocks of 128x128 weights".to_owned()));
     }

@@ -29,7 +29,7 @@ pub(in crate::kernels) fn cast(
             let part = |row: &[f32]| amax(&row[k * width..cols.min((k + 1) * width)]);
             let largest = band.chunks(cols).map(part).fold(0.0, f32::max);
             let (factor, inverse) = match block {
-                ScaleBlock::MX => {
+                ScaleBlock::MX | ScaleBlock::MX_COLUMN => {
                     let exponent = e8m0(largest, most);
                     (e8m0_scale(exponent), f32::from(exponent))
                 }
@@ -50,4 +50,19 @@ pub(in crate::kernels) fn cast(
         }
     }
     Ok(())
+}
+
+/// Returns the largest absolute values of the blocks of a matrix with `cols` columns, in the order
+/// of the grid.
+pub(in crate::kernels) fn maxima(block: ScaleBlock, x: &[f32], cols: usize) -> Vec<f32> {
+    let (height, width) = (block.rows as usize, block.cols as usize);
+    let of_band = |band: &[f32]| {
+        let part = |k: usize| {
+            let rows = band.chunks(cols);
+            rows.map(|row| amax(&row[k..cols.min(k + width)]))
+                .fold(0.0, f32::max)
+        };
+        (0..cols).step_by(width).map(part).collect::<Vec<f32>>()
+    };
+    x.chunks(cols.max(1) * height).flat_map(of_band).collect()
 }

@@ -142,9 +142,23 @@ const GATHERED: &str = "precision.float8_all_gather=true";
 /// Checks a program that gathers codes. The rules of 8-bit matmuls and of maxima find something to
 /// check.
 fn prove(p: &Program, set: &[&str]) {
+    prove_gathers(p, set);
+    let r = check(p);
+    let row = r.rules.iter().find(|x| x.id == RuleId::Float8Weight);
+    assert!(row.is_some_and(|row| row.checked > 0), "{set:?}");
+}
+
+/// Checks such a program, which need not copy codes for backward.
+fn prove_gathers(p: &Program, set: &[&str]) {
     let r = check(p);
     assert!(r.is_ok(), "{set:?}\n{r}");
-    for rule in RULES.into_iter().chain([RuleId::Float8Amax]) {
+    let rules = [
+        RuleId::Float8Scale,
+        RuleId::Float8Format,
+        RuleId::Float8Sum,
+        RuleId::Float8Amax,
+    ];
+    for rule in rules {
         let row = r.rules.iter().find(|x| x.id == rule).expect("listed");
         assert!(row.checked > 0, "{set:?}: {rule}");
     }
@@ -161,6 +175,13 @@ fn programs_that_gather_codes_pass() {
         &["fsdp.reshard_after_forward=false"],
         &["fsdp.reshard_after_forward=2"],
         &["fsdp.cast_before_all_gather=true"],
+        &["fsdp.copy_in_stream=true"],
+        &["fsdp.copy_in_stream=true", "fsdp.prefetch_next_step=2"],
+        &[
+            "fsdp.copy_in_stream=true",
+            "fsdp.cast_before_all_gather=true",
+            "train.grad_accum=2",
+        ],
         &["fsdp.prefetch_next_step=2"],
         &["fsdp.optimizer_in_backward=true", "train.clip_norm=0"],
         &["fsdp.nan_check=true"],
@@ -259,6 +280,13 @@ fn programs_that_gather_blocks_pass() {
         &["train.validate_every=2"],
         &["fsdp.reshard_after_forward=false"],
         &["fsdp.cast_before_all_gather=true"],
+        &["fsdp.copy_in_stream=true"],
+        &["fsdp.copy_in_stream=true", "fsdp.prefetch_next_step=2"],
+        &[
+            "fsdp.copy_in_stream=true",
+            "fsdp.cast_before_all_gather=true",
+            "train.grad_accum=2",
+        ],
         &["fsdp.prefetch_next_step=2"],
         &["fsdp.optimizer_in_backward=true", "train.clip_norm=0"],
         &["fsdp.atomic=256"],
@@ -273,6 +301,200 @@ fn programs_that_gather_blocks_pass() {
         // Gathered codes are not cast after the gather. Backward copies them transposed.
         prove(&blocks(set), set);
     }
+}
+
+const MXFP8: &str = "precision.float8_recipe=mxfp8";
+
+/// Lowers a model whose codes are gathered with a scale per 32 elements.
+fn mx(set: &[&str]) -> Program {
+    program(&[&[MXFP8, GATHERED, "model.kv_heads=4"], set].concat())
+}
+
+#[test]
+fn programs_that_gather_mx_blocks_pass() {
+    for set in [
+        &["compile.mode=off"][..],
+        &["compile.mode=blocks"],
+        &["compile.fuse_projections=all"],
+        &["compile.fuse_projections=none"],
+        &["train.recompute=full"],
+        &["train.recompute=selective"],
+        &["train.grad_accum=3"],
+        &["train.grad_accum=2", "fsdp.reshard_after_backward=false"],
+        &["train.validate_every=2"],
+        &["fsdp.reshard_after_forward=false"],
+        &["fsdp.reshard_after_forward=false", "train.validate_every=2"],
+        &["fsdp.reshard_after_forward=auto", "train.grad_accum=2"],
+        &["fsdp.cast_before_all_gather=true"],
+        &["fsdp.prefetch_next_step=2"],
+        &["fsdp.prefetch_next_step=2", "train.validate_every=2"],
+        &["fsdp.prefetch_forward=0", "fsdp.prefetch_backward=0"],
+        &["fsdp.optimizer_in_backward=true", "train.clip_norm=0"],
+        &["fsdp.atomic=64"],
+        &["fsdp.atomic=tensor"],
+        &["fsdp.units=root"],
+        &["fsdp.allocator=double_buffer"],
+        &["precision.float8_saved=float8"],
+        &["mesh.dp_shard=3"],
+        &["mesh.dp_replicate=2"],
+        &["compile.cuda_graph=full_iteration"],
+    ] {
+        prove_gathers(&mx(set), set);
+    }
+}
+
+#[test]
+fn programs_of_megatron_that_gather_mx_blocks_pass() {
+    for set in [
+        &["compile.mode=off"][..],
+        &["compile.mode=blocks"],
+        &["train.recompute=full"],
+        &["train.recompute=selective"],
+        &["train.grad_accum=3"],
+        &["train.validate_every=2"],
+        &["fsdp.reshard_after_forward=false"],
+        &["fsdp.units=root"],
+        &["fsdp.units=root", "train.grad_accum=2"],
+        &["mesh.dp_shard=3"],
+        &["mesh.dp_replicate=2"],
+        &["precision.float8_saved=float8"],
+    ] {
+        let set = [&["fsdp.policy=megatron"], set].concat();
+        prove_gathers(&mx(&set), &set);
+    }
+}
+
+/// Megatron-FSDP's scales of blocks follow from maxima that are not reduced, or not computed again.
+#[test]
+fn maxima_of_blocks_of_one_rank_are_found() {
+    let p = mx(&["fsdp.policy=megatron"]);
+    let (scales, _) = launches(&p, "shard_block_scales")[0];
+    let of_max = |c: &Collective| c.reduce == ReduceOp::Max;
+    let at = p.collectives.iter().rposition(of_max);
+    let mut sum = p.clone();
+    sum.collectives[at.expect("an all-reduce")].reduce = ReduceOp::Sum;
+    found(&check(&sum), RuleId::Float8Amax, scales);
+    let r = check(&repeated("shard_block_amax", p));
+    let v = found(&r, RuleId::Float8Amax, scales);
+    assert!(
+        v.message.contains("expected the maxima of all blocks"),
+        "{}",
+        v.message
+    );
+    // The codes of a shard are those of the previous step.
+    let p = mx(&["fsdp.policy=megatron"]);
+    let r = check(&repeated("shard_float8_cast_blocks", p));
+    assert!(r.of(RuleId::StaleWeight).next().is_some(), "{r}");
+}
+
+/// Backward reads the codes by rows, with their scales, although their blocks do not lie along its
+/// inner dimension.
+#[test]
+fn codes_by_rows_in_backward_are_found() {
+    let mut p = mx(&["compile.mode=off", "fsdp.reshard_after_forward=false"]);
+    let (gemm, _) = *launches(&p, "scaled_mm")
+        .iter()
+        .find(|(at, k)| {
+            let strided = |op: &BodyOp| !op.inputs[1].strides.is_empty();
+            p.instrs[at.index()].phase == Phase::Backward
+                && p.kernels[k.index()].body.iter().any(strided)
+        })
+        .expect("a matmul with codes by columns");
+    let codes = read(&p, gemm, 1);
+    let columns = p.accesses[codes].buffer;
+    // The gather of codes by columns comes after the one of codes by rows.
+    let part = |c: &&Collective| c.parts.iter().any(|part| part.output.buffer == columns);
+    let at = p
+        .collectives
+        .iter()
+        .position(|c| part(&c))
+        .expect("a gather");
+    let by_columns: Vec<BufferId> = outputs(&p.collectives[at]);
+    let by_rows: Vec<BufferId> = outputs(&p.collectives[at - 1]);
+    for access in &mut p.accesses {
+        if let Some(n) = by_columns.iter().position(|b| *b == access.buffer) {
+            access.buffer = by_rows[n];
+        }
+    }
+    let v = found(&check(&p), RuleId::Float8Scale, gemm);
+    assert!(
+        v.message
+            .contains("codes by rows; expected codes by columns"),
+        "{}",
+        v.message
+    );
+}
+
+/// Returns what a gather writes.
+fn outputs(c: &Collective) -> Vec<BufferId> {
+    c.parts.iter().map(|part| part.output.buffer).collect()
+}
+
+/// A shard ends within 32 rows: the scales of rows are those of whole blocks, those of columns are
+/// not.
+#[test]
+fn columns_that_belong_to_several_ranks_are_found() {
+    let p = mx(&[]);
+    let casts = launches(&p, "shard_float8_cast_blocks");
+    let of_columns = |(at, _): &&(InstrId, KernelId)| {
+        let scales = p.writes(&p.instrs[at.index()].op)[1].buffer;
+        p.buffers[scales.index()].holds == Holds::Named("scales of columns of weights")
+    };
+    let (cast, _) = *casts.iter().find(of_columns).expect("a cast by columns");
+    let codes = p.writes(&p.instrs[cast.index()].op)[0].buffer;
+    let Holds::Group(g) = p.buffers[codes.index()].holds else {
+        panic!("not of a group")
+    };
+    let mut split = p.clone();
+    let crate::shard::Layout::Flat(layout) = &mut split.groups[g.index()].layout else {
+        panic!("not flat")
+    };
+    let item = layout.items.iter_mut().max_by_key(|item| item.numel);
+    let item = item.expect("a weight");
+    // 16 rows later.
+    item.offset += 16 * p.params[item.param.index()].shape[1];
+    let r = check(&split);
+    let v = found(&r, RuleId::Float8Amax, cast);
+    assert!(
+        v.message.contains("whole blocks of 32 rows"),
+        "{}",
+        v.message
+    );
+    let columns = |v: &Violation| casts.iter().any(|c| Some(c.0) == v.instr && of_columns(&c));
+    let steady = |v: &&Violation| casts.iter().any(|c| Some(c.0) == v.instr);
+    assert!(r.of(RuleId::Float8Amax).filter(steady).all(columns), "{r}");
+}
+
+/// The codes by columns of a shard are those of the previous step: only those by rows are cast
+/// again.
+#[test]
+fn columns_of_older_weights_are_found() {
+    let mut p = mx(&["fsdp.cast_before_all_gather=false"]);
+    let casts = launches(&p, "shard_float8_cast_blocks");
+    let backward = |(at, _): &&(InstrId, KernelId)| p.instrs[at.index()].phase == Phase::Backward;
+    let [.., first, last] = casts.iter().filter(backward).collect::<Vec<_>>()[..] else {
+        panic!("{casts:?}")
+    };
+    p.instrs[last.0.index()].op = p.instrs[first.0.index()].op;
+    let r = check(&p);
+    assert!(r.of(RuleId::StaleWeight).next().is_some(), "{r}");
+}
+
+/// A cast of columns writes fewer scales than it has blocks.
+#[test]
+fn casts_without_a_scale_per_mx_block_are_found() {
+    let mut p = mx(&[]);
+    let (cast, _) = launches(&p, "shard_float8_cast_blocks")[0];
+    let Op::Launch { writes, .. } = p.instrs[cast.index()].op else {
+        panic!("not a launch")
+    };
+    p.accesses[writes as usize + 1].bytes -= 1;
+    let v = found(&check(&p), RuleId::Float8Format, cast);
+    assert!(
+        v.message.contains("a scale for each 32 of them"),
+        "{}",
+        v.message
+    );
 }
 
 /// A shard ends within a row of blocks, so the scales of these blocks are those of a part.

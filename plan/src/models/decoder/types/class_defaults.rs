@@ -1,9 +1,8 @@
-//! Values that configuration classes of transformers 5 have where a file does not give a field, and
-//! that matter for shapes.
+//! Defaults of the configuration classes of transformers 5, for fields that affect shapes.
 //!
-//! A file of one model must give its shapes itself. The language model of a file that wraps several
-//! models may lack any of these fields, because transformers writes only what differs from the
-//! class.
+//! A file of a single model must have all of these fields. In a file that contains several models,
+//! the language model may lack any of them, because transformers only writes values that differ
+//! from the defaults of the class.
 
 /// Types, as files name them, with their fields as JSON.
 pub const CLASS_DEFAULTS: &[(&str, &str)] = &[

@@ -379,7 +379,8 @@ pub(super) const EXPERTS: &[HfType] = &[
         common: LATENT_AND_DELTA,
         fields: &[
             NORM_EPS,
-            TIED,
+            // The class has no weights to tie.
+            field(&["tie_word_embeddings"], Meaning::Off),
             Field {
                 meaning: Meaning::Default("rope_theta", Given::Float(6e6)),
                 ..ROPE_THETA

@@ -194,7 +194,7 @@ pub(super) fn attention_window(file: Fields<'_>) -> Result<u64, String> {
     })
 }
 
-/// Refuses a class of BigBird or Longformer whose output layer has parts of its own.
+/// Refuses a class that has parts of its own, or lacks one.
 pub(super) fn no_class(file: Fields<'_>, class: &str, why: &str) -> Result<Option<Value>, String> {
     let classes = file("architectures");
     let first = classes.as_ref().and_then(|list| list.get(0)?.as_str());

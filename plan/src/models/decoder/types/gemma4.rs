@@ -1,7 +1,7 @@
 //! Gemma 4.
 //!
-//! Layers that see all positions have wider heads than the others, and may take keys for values.
-//! Layers of E2B and E4B have embedded tokens of their own, and the last ones the keys of others.
+//! Layers with full attention have wider heads than the others, and may use keys as values. Layers
+//! of E2B and E4B have separate token embeddings, and the last layers use the keys of earlier ones.
 
 use super::gemma3n::LAYER_EMBEDDING;
 use super::read::{FULL, Listed, SLIDING};

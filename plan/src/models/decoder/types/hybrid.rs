@@ -517,18 +517,11 @@ pub(super) const EXPERTS: &[HfType] = &[
             ("gated_mlp", Given::Bool(false)),
             ("router", Given::Str("sigmoid")),
         ],
-        common: &[
-            VOCAB,
-            HIDDEN,
-            FFN,
-            HEADS,
-            KV_HEADS,
-            POSITIONS,
-            TIED,
-            ATTENTION_BIAS,
-            MLP_BIAS,
-        ],
+        common: &[VOCAB, HIDDEN, FFN, HEADS, KV_HEADS, POSITIONS, MLP_BIAS],
         fields: &[
+            // The class has no weights to tie, and no biases in attention.
+            field(&["tie_word_embeddings"], Meaning::Off),
+            field(&["attention_bias"], Meaning::Off),
             number(
                 &["num_hidden_layers"],
                 "layers",
@@ -579,7 +572,6 @@ pub(super) const EXPERTS: &[HfType] = &[
                     "chunk_size",
                     "use_conv_bias",
                     "use_bias",
-                    "mamba_proj_bias",
                     "expand",
                     "mamba_hidden_act",
                     "mamba_ssm_cache_dtype",
@@ -603,7 +595,7 @@ pub(super) const EXPERTS: &[HfType] = &[
                         "conv": integer(file, "conv_kernel", 4),
                         "chunk": integer(file, "chunk_size", 128),
                         "conv_bias": flag(file, "use_conv_bias", true),
-                        "bias": flag(file, "mamba_proj_bias", flag(file, "use_bias", false)),
+                        "bias": flag(file, "use_bias", false),
                     })))
                 },
             ),
@@ -611,14 +603,11 @@ pub(super) const EXPERTS: &[HfType] = &[
             field(&["num_experts_per_tok"], Meaning::Optional("top_k")),
             field(&["moe_intermediate_size"], Meaning::Optional("expert_ffn")),
             field(&["moe_latent_size"], Meaning::Optional("expert_latent")),
-            number(
-                &["moe_shared_expert_intermediate_size"],
+            // One expert, whatever their number is.
+            derived(
                 "shared_expert_ffn",
-                |file| {
-                    let each = integer(file, "moe_shared_expert_intermediate_size", 0);
-                    Ok(Some((each * integer(file, "n_shared_experts", 1)).into()))
-                },
-                |_| None,
+                &["moe_shared_expert_intermediate_size", "n_shared_experts"],
+                |file| Ok(file("moe_shared_expert_intermediate_size")),
             ),
             field(&["norm_topk_prob"], Meaning::Optional("normalize_top_k")),
             field(&["routed_scaling_factor"], Meaning::Optional("route_scale")),

@@ -1,4 +1,4 @@
-//! Types with a decoder behind an encoder whose layers do not see all positions.
+//! Types with an encoder with local attention, followed by a decoder.
 
 use super::encoders::{attention_window, seen};
 use super::read::size;

@@ -1,4 +1,4 @@
-//! MiniMax-M3: in most layers, an indexer chooses the blocks of keys that attention sees.
+//! MiniMax-M3: in most layers, an indexer chooses the blocks of keys that a query attends to.
 
 use super::experts::TOP_K;
 use super::sparse::mlp_marks;

@@ -80,6 +80,11 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
         None,
     ),
     (
+        "Dream",
+        "attention to all positions of a sequence that it fills (diffusion)",
+        Some("qwen2"),
+    ),
+    (
         "dots3_note",
         "latent attention with windows in some layers, and n-grams",
         None,
@@ -419,7 +424,7 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     (
         "qwen2_5_omni",
         "towers of images and of sounds at once, and a model that speaks",
-        None,
+        Some("qwen2"),
     ),
     (
         "qwen2_5_omni_thinker",
@@ -429,12 +434,12 @@ pub(in crate::models) const NOT_PLANNED: &[(&str, &str, Option<&str>)] = &[
     (
         "qwen3_omni_moe",
         "towers of images and of sounds at once, and a model that speaks",
-        None,
+        Some("qwen3_moe"),
     ),
     (
         "qwen3_omni_moe_thinker",
         "towers of images and of sounds at once, and a model that speaks",
-        None,
+        Some("qwen3_moe"),
     ),
     (
         "qwen4_exp",

@@ -1,4 +1,4 @@
-//! T5Gemma: an encoder and a decoder of Gemma 2's blocks, each with sizes of its own.
+//! T5Gemma: an encoder and a decoder of Gemma 2's blocks, with different sizes.
 
 use super::{TIED_BY_DEFAULT, derived};
 use crate::models::hf::{Field, Fields, Given, HfType, Meaning};

@@ -1,8 +1,8 @@
 //! More types that put a tower of images or sounds in front of a language model.
 
 use super::wrappers::{
-    DEPTH, HEADS, INNER, PATCHES, Tower, WIDTH, audioflamingo3, clip, internvl_of, merged,
-    qwen2_5_vl, siglip_of, with,
+    DEPTH, HEADS, INNER, INTERNVL, PATCHES, Tower, WIDTH, audioflamingo3, clip, internvl_of,
+    merged, qwen2_5_vl, siglip_of, with,
 };
 use crate::models::hf::{Fields, HfWrapper, Ties};
 use serde_json::{Value, json};
@@ -16,7 +16,12 @@ fn exaone4_5(file: Fields<'_>) -> Result<Value, String> {
 
 /// The tower of InternVL, whose attention has biases.
 fn qianfan_ocr(file: Fields<'_>) -> Result<Value, String> {
-    internvl_of(file, true)
+    internvl_of(file, INTERNVL, true)
+}
+
+/// The tower of InternVL in files of the class that comes with them.
+fn internvl_chat(file: Fields<'_>) -> Result<Value, String> {
+    internvl_of(file, ["qkv_bias", "qk_normalization"], false)
 }
 
 /// SigLIP's blocks over rotated patches, of which squares are averaged before the projector.
@@ -149,6 +154,13 @@ pub(super) const TYPES: &[HfWrapper] = &[
         ties: Ties::Whole,
         text: &[("qwen3", "qwen3")],
         vision: qianfan_ocr,
+    },
+    HfWrapper {
+        model_type: "internvl_chat",
+        architecture: "InternVLChatModel",
+        ties: Ties::Text,
+        text: &[("qwen2", "qwen2")],
+        vision: internvl_chat,
     },
     HfWrapper {
         model_type: "video_llama_3",

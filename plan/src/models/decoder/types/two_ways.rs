@@ -1,4 +1,4 @@
-//! Types whose experts take part in attention, or are next to it.
+//! Types whose experts are part of attention, or in parallel with it.
 
 use super::experts::{LATENT_HALVES, TOP_K};
 use super::read::integer;

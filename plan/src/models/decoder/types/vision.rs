@@ -1,5 +1,6 @@
 //! Types that encode images.
 
+use super::encoders::no_class;
 use super::read::{flag, integer, size};
 use super::{LAYER_EPS_5, QUICK_GELU, derived, number};
 use crate::models::hf::{
@@ -222,7 +223,11 @@ const BEIT: &[Field] = &[
 ];
 
 /// Returns the row of a type with BEiT's code.
-const fn beit(model_type: &'static str, architecture: &'static str) -> HfType {
+const fn beit(
+    model_type: &'static str,
+    architecture: &'static str,
+    fields: &'static [Field],
+) -> HfType {
     HfType {
         model_type,
         architecture,
@@ -235,7 +240,7 @@ const fn beit(model_type: &'static str, architecture: &'static str) -> HfType {
             ("pooler", Given::Bool(false)),
         ],
         common: BEIT,
-        fields: &[],
+        fields,
     }
 }
 
@@ -691,8 +696,15 @@ pub(super) const TYPES: &[HfType] = &[
         fields: &[EPS_12, rows::<224, 16, 0>()],
     },
     // The mean is normalized, not the rows.
-    beit("beit", "BeitForImageClassification"),
-    beit("data2vec-vision", "Data2VecVisionForImageClassification"),
+    beit("beit", "BeitForImageClassification", &[]),
+    beit(
+        "data2vec-vision",
+        "Data2VecVisionForImageClassification",
+        &[derived("image_pooling", &[], |file| {
+            let why = "it has no norm after its blocks; the class for images has one";
+            no_class(file, "Data2VecVisionModel", why)
+        })],
+    ),
     HfType {
         model_type: "swin",
         architecture: "SwinForImageClassification",
@@ -719,9 +731,13 @@ pub(super) const TYPES: &[HfType] = &[
         architecture: "DonutSwinForImageClassification",
         fixed: STAGED,
         common: SWIN,
-        fields: &[derived("stages", SWIN_FIELDS, |file| {
-            swin_with(file, "last_norm", false)
-        })],
+        fields: &[
+            // The table would have one row more than there are patches.
+            field(&["use_absolute_embeddings"], Meaning::Off),
+            derived("stages", SWIN_FIELDS, |file| {
+                swin_with(file, "last_norm", false)
+            }),
+        ],
     },
     HfType {
         model_type: "convnext",

@@ -585,7 +585,11 @@ fn gemma3(file: Fields<'_>) -> Result<Value, String> {
 /// Gemma 4's tower: rows of a patch in two tables of positions, which are one here.
 fn gemma4(file: Fields<'_>) -> Result<Value, String> {
     if file("audio_config").is_some() {
-        return Err("`audio_config` must be null: audio towers are not planned; `--as gemma4_text` plans the language model alone".to_owned());
+        return Err("`audio_config` must be null: audio towers are not planned".to_owned());
+    }
+    // The class has no tower then.
+    if file("vision_config").is_none() {
+        return Ok(Value::Null);
     }
     let t = Tower::new(file)?;
     let [layers, hidden, heads, ffn] =
@@ -865,25 +869,31 @@ fn minimax_m3_vl(file: Fields<'_>) -> Result<Value, String> {
     ))
 }
 
+/// Names of InternVL's flags: whether attention has biases, and norms of queries and keys.
+pub(super) const INTERNVL: [&str; 2] = ["attention_bias", "use_qk_norm"];
+
 fn internvl(file: Fields<'_>) -> Result<Value, String> {
-    internvl_of(file, false)
+    internvl_of(file, INTERNVL, false)
 }
 
 /// The tower of InternVL, in a class whose attention has biases by default or not.
-pub(super) fn internvl_of(file: Fields<'_>, biased: bool) -> Result<Value, String> {
+pub(super) fn internvl_of(
+    file: Fields<'_>,
+    [bias, qk_norm]: [&str; 2],
+    biased: bool,
+) -> Result<Value, String> {
     let t = Tower::new(file)?;
     let shape = t.shape([(DEPTH, 24), (WIDTH, 1024), (HEADS, 16), (INNER, 4096)]);
     let kind = t.get("norm_type").and_then(Value::as_str);
     let kind = kind.unwrap_or("layer_norm");
-    let normed = t.flag("use_qk_norm", false);
+    let normed = t.flag(qk_norm, false);
     let pooled = t.flag("use_mean_pooling", true);
     match (kind, normed, pooled) {
         ("layer_norm", false, _) | ("rms_norm", _, true) => {}
         ("layer_norm", true, _) => {
-            return Err(
-                "`vision_config.use_qk_norm` needs `norm_type` \"rms_norm\": norms of two kinds are not planned"
-                    .to_owned(),
-            );
+            return Err(format!(
+                "`vision_config.{qk_norm}` needs `norm_type` \"rms_norm\": norms of two kinds are not planned"
+            ));
         }
         ("rms_norm", _, false) => {
             return Err(
@@ -909,7 +919,7 @@ pub(super) fn internvl_of(file: Fields<'_>, biased: bool) -> Result<Value, Strin
             "activation": t.activation("gelu")?,
             "norm": kind,
             "whole_qk_norm": normed,
-            "qkv_bias": t.flag("attention_bias", biased),
+            "qkv_bias": t.flag(bias, biased),
             "layer_scale": true,
             "positions": if has_table { patches + 1 } else { 0 },
             "patch_dim": t.patch_dim(14, 1),

@@ -1,4 +1,4 @@
-//! Zamba 2: layers of Mamba-2, some of them behind blocks of attention that they share.
+//! Zamba 2: layers of Mamba-2, some of which follow shared blocks of attention.
 
 use super::read::{Listed, flag, size};
 use super::{HIDDEN_ACT, derived, number};

@@ -1,4 +1,4 @@
-//! Rules for the keys of `[lora]` that pick layers among the targets, or change their adapters.
+//! Rules for the keys of `[lora]` that select layers among the targets, or change their adapters.
 
 use super::{Checked, Paths, hint, no_match};
 use crate::config::{Expression, Lora, LoraTargets, ModuleSelector};

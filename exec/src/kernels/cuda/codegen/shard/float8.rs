@@ -1,5 +1,5 @@
-//! Maxima, scales and codes of sharded weights in 8 bits: the arithmetic of a weight, rounded
-//! first, whose maximum, scale and codes follow from the whole tensor.
+//! Maxima, scales and codes of sharded weights in 8 bits. Weights are rounded first, so results
+//! equal those of a whole rounded weight.
 
 use super::ctype;
 use crate::kernels::ops::float;

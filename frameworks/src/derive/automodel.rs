@@ -1,0 +1,99 @@
+//! Decides what NeMo AutoModel's defaults depend on.
+//!
+//! Sources: `FSDP2Config` and `MoEParallelizerConfig` of `components/distributed/config.py`,
+//! `apply_fsdp2_sharding_recursively`, and `apply_fsdp` of `components/moe/parallelizer.py`.
+
+use crate::draft::{Draft, Given};
+use crate::error::ConfigError;
+use crate::row::Lack;
+use crate::table::{Dtype, Engine, Fact, quoted};
+
+const RESHARD: &str = "fsdp.reshard_after_forward";
+const MOMENTS: &str = "precision.moments";
+/// Default of `fsdp2_backward_prefetch_depth`.
+const BACKWARD_DEPTH: u64 = 2;
+
+/// Sets keys that no key of the files sets.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
+    if draft.fact(Fact::FusedAdam).is_some() {
+        let why = "the default of Transformer Engine's FusedAdam";
+        draft.assume(MOMENTS, quoted("f32"), why);
+    }
+    if draft.engine.is_some_and(|e| e.value == Engine::Megatron) {
+        return Ok(());
+    }
+    let why = "AutoModel's default (defer_fsdp_grad_sync)";
+    draft.assume("fsdp.gradient_sync", quoted("last"), why);
+    weights(draft);
+    reshard(draft)?;
+    prefetch(draft)
+}
+
+/// Loads the model in the dtype of its checkpoint, if the files do not say another one.
+fn weights(draft: &mut Draft) {
+    if draft.weights.is_some() {
+        return;
+    }
+    let why = "AutoModel's default is the dtype of the checkpoint, taken as bfloat16";
+    let row = draft.suppose("model.torch_dtype", "auto", why);
+    let value = Dtype::Bf16;
+    draft.weights = Some(Given { value, row });
+}
+
+/// Decides which units free their parameters after forward: with expert parallelism none by
+/// default, otherwise all but the last block.
+fn reshard(draft: &mut Draft) -> Result<(), ConfigError> {
+    let of_all = draft.fact(Fact::Reshard);
+    let of_experts = draft.fact(Fact::ExpertReshard);
+    if draft.value("mesh.ep").is_none() {
+        if let Some(unused) = of_experts {
+            draft.none(unused.row, Lack::Nothing, "without expert parallelism");
+        }
+        if of_all.is_none() {
+            let why = "AutoModel's default without expert parallelism";
+            draft.assume(RESHARD, quoted("auto"), why);
+        }
+        return Ok(());
+    }
+    if let Some(unused) = of_all {
+        draft.forget(Fact::Reshard);
+        let why = "with expert parallelism, distributed.moe decides";
+        draft.none(unused.row, Lack::Nothing, why);
+    }
+    match of_experts {
+        Some(given) => draft.set(given.row, RESHARD, (given.value == 1).to_string()),
+        None => {
+            let why = "AutoModel's default with expert parallelism";
+            draft.assume(RESHARD, "false", why);
+            Ok(())
+        }
+    }
+}
+
+/// Sets the depths of explicit prefetching. The parallelizer of expert parallelism has none.
+fn prefetch(draft: &mut Draft) -> Result<(), ConfigError> {
+    let on = draft.fact(Fact::ExplicitPrefetch).filter(|p| p.value == 1);
+    let on = on.filter(|_| draft.value("mesh.ep").is_none());
+    for (fact, key, default) in [
+        (Fact::ForwardPrefetchDepth, "fsdp.prefetch_forward", 1),
+        (
+            Fact::BackwardPrefetchDepth,
+            "fsdp.prefetch_backward",
+            BACKWARD_DEPTH,
+        ),
+    ] {
+        match (on, draft.fact(fact)) {
+            (Some(_), Some(depth)) => draft.set(depth.row, key, depth.value.to_string())?,
+            (Some(on), None) => draft.set(on.row, key, default.to_string())?,
+            (None, Some(depth)) => {
+                let why = "explicit prefetching is off";
+                draft.none(depth.row, Lack::Nothing, why);
+            }
+            (None, None) => {}
+        }
+    }
+    Ok(())
+}

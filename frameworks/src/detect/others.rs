@@ -1,0 +1,81 @@
+//! Frameworks whose jobs are not read. Their keys resemble those of other frameworks, so that they
+//! are recognized and refused by name.
+
+use crate::shell::Command;
+use crate::tree::Node;
+
+/// A framework with the paths that occur in its configurations only.
+const FILES: [(&str, &[&str]); 7] = [
+    (
+        "nanotron",
+        &[
+            "data_stages",
+            "tokens.micro_batch_size",
+            "model.model_config",
+        ],
+    ),
+    (
+        "verl",
+        &[
+            "actor_rollout_ref",
+            "ppo_mini_batch_size",
+            "reward_fn_key",
+            "log_prob_micro_batch_size",
+            "log_prob_micro_batch_size_per_gpu",
+        ],
+    ),
+    (
+        "NeMo RL",
+        &[
+            "policy.train_global_batch_size",
+            "policy.megatron_cfg",
+            "policy.generation",
+        ],
+    ),
+    (
+        "LLM Foundry",
+        &[
+            "device_train_microbatch_size",
+            "variables.global_train_batch_size",
+            "global_train_batch_size",
+        ],
+    ),
+    (
+        "LitGPT",
+        &[
+            "train.save_interval",
+            "train.max_seq_length",
+            "train.lr_warmup_steps",
+            "train.lr_warmup_fraction",
+        ],
+    ),
+    ("picotron", &["distributed.pp_engine"]),
+    ("LLaMA-Factory 1", &["dist_config", "kernel_config"]),
+];
+
+/// Frameworks by the names of their programs and modules.
+const PROGRAMS: [(&str, &str); 3] = [
+    ("openrlhf", "OpenRLHF"),
+    ("verl.trainer", "verl"),
+    ("run_grpo", "NeMo RL"),
+];
+
+/// Returns the framework of a configuration, if it is one of these.
+pub(super) fn name(root: &Node) -> Option<&'static str> {
+    let is = |(_, signs): &&(&str, &[&str])| signs.iter().any(|path| root.has(path));
+    FILES.iter().find(is).map(|(name, _)| *name)
+}
+
+/// Returns the framework that a command starts, if it is one of these.
+pub(super) fn program(command: &Command) -> Option<&'static str> {
+    let is = |(text, _): &&(&str, &str)| command.names(text);
+    PROGRAMS.iter().find(is).map(|(_, name)| *name)
+}
+
+/// Returns why a job is refused, and what can be done.
+pub(super) fn message(framework: &str) -> String {
+    format!(
+        "configurations of {framework} are not read: name the folder of the model's config.json instead, and give the \
+         batch and the sharding with --set, such as --set train.micro_batch=1"
+    )
+}

@@ -1,0 +1,96 @@
+//! Recognizes whose arguments a command has.
+
+use super::others;
+use crate::convert::PREFERENCES;
+use crate::error::ConfigError;
+use crate::formats::{
+    LAUNCH_SCRIPT, LLAMA_FACTORY_SCRIPT, MEGATRON, MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON,
+    TRAINER_SCRIPT, TRL_SCRIPT, has_arguments, python_names,
+};
+use crate::shell::Command;
+use crate::table::Format;
+use crate::tree::{Node, Value};
+
+/// Arguments of Megatron-LM that other programs do not have; any one of them is enough.
+const MEGATRON_SIGNS: [&str; 12] = [
+    "--yaml-cfg",
+    "--num-layers",
+    "--hidden-size",
+    "--num-attention-heads",
+    "--micro-batch-size",
+    "--tensor-model-parallel-size",
+    "--pipeline-model-parallel-size",
+    "--expert-model-parallel-size",
+    "--use-mcore-models",
+    "--use-megatron-fsdp",
+    "--transformer-impl",
+    "--recompute-granularity",
+];
+/// Sections of Megatron-Bridge that a command can override.
+const BRIDGE_SIGNS: [&str; 3] = ["train", "model", "ddp"];
+/// Arguments of ms-swift for what is trained, in its versions 4, 3 and 2.
+const SWIFT_SIGNS: [&str; 3] = ["--tuner-type", "--train-type", "--sft-type"];
+/// Subcommands of ms-swift that train.
+const TRAINING: [&str; 3] = ["sft", "pt", "rlhf"];
+
+/// Returns the format of a command and its arguments.
+///
+/// # Errors
+/// Fails if the arguments are of no framework that is known here.
+pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, Node), ConfigError> {
+    if command.runs("swift", &TRAINING) {
+        let arguments = with_environment(&command);
+        return Ok((&SWIFT, python_names(&arguments)));
+    }
+    if command.runs("trl", &["sft"]) {
+        return Ok((&TRL_SCRIPT, python_names(&command.arguments)));
+    }
+    if command.runs("trl", &["dpo", "grpo", "kto", "reward", "rloo"]) {
+        return Err(ConfigError::at(file, command.arguments.at, PREFERENCES));
+    }
+    if command.runs("megatron", &TRAINING) {
+        return Ok((&SWIFT_MEGATRON, with_environment(&command)));
+    }
+    let arguments = &command.arguments;
+    let has = |signs: &[&str]| signs.iter().any(|sign| arguments.has(sign));
+    if has(&SWIFT_SIGNS) && arguments.has("--model") {
+        let of_megatron = command.names("megatron") || has(&MEGATRON_SIGNS);
+        return Ok(if of_megatron {
+            (&SWIFT_MEGATRON, with_environment(&command))
+        } else {
+            (&SWIFT, python_names(&with_environment(&command)))
+        });
+    }
+    if command.runs("llamafactory-cli", &["train"]) && has(&["--model-name-or-path"])
+        || has(&["--finetuning-type"])
+    {
+        return Ok((&LLAMA_FACTORY_SCRIPT, python_names(arguments)));
+    }
+    if let Some(other) = others::program(&command) {
+        return Err(ConfigError::at(file, arguments.at, others::message(other)));
+    }
+    if has_arguments(arguments) {
+        return Ok((&TRAINER_SCRIPT, python_names(arguments)));
+    }
+    if has(&MEGATRON_SIGNS) {
+        return Ok((&MEGATRON, command.arguments));
+    }
+    if has(&BRIDGE_SIGNS) {
+        return Ok((&MEGATRON_BRIDGE, command.arguments));
+    }
+    if has(&["--config", "--config-file", "--deepspeed-config"]) {
+        return Ok((&LAUNCH_SCRIPT, python_names(arguments)));
+    }
+    let message = "the command has no arguments of a framework that is known here: expected those of \
+                   Megatron-LM (--num-layers, --micro-batch-size), of the Hugging Face Trainer \
+                   (--model_name_or_path, --per_device_train_batch_size) or of ms-swift, or a configuration file"
+        .to_owned();
+    Err(ConfigError::at(file, arguments.at, message))
+}
+
+/// Returns the arguments with the variables of the environment.
+fn with_environment(command: &Command) -> Node {
+    let mut entries = command.arguments.entries().to_vec();
+    entries.extend(command.environment.iter().cloned());
+    Node::new(command.arguments.at, Value::Map(entries))
+}

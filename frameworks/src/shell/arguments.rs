@@ -1,0 +1,267 @@
+//! The arguments of a command that starts training.
+
+use super::Text;
+use crate::tree::{Name, Node, Value, plain};
+use crate::yaml;
+use shardlab_plan::scenario::Position;
+
+/// Variables of the environment that programs read.
+pub(super) const ENVIRONMENT: [&str; 5] = [
+    "NPROC_PER_NODE",
+    "NNODES",
+    "CUDA_VISIBLE_DEVICES",
+    ALLOCATOR[0],
+    ALLOCATOR[1],
+];
+/// Variables with options of PyTorch's allocator, which every program reads.
+const ALLOCATOR: [&str; 2] = ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"];
+/// Name of the entry for a configuration file that no option names.
+const CONFIG: &str = "--config";
+
+/// A command that starts training.
+#[derive(Debug)]
+pub(crate) struct Command {
+    /// Options as a map of `--names`, and maps by the path of `a.b=value`, as in Hydra.
+    pub(crate) arguments: Node,
+    /// Variables of the environment that some programs read.
+    pub(crate) environment: Vec<(Name, Node)>,
+    /// Programs, modules and scripts of the command, without folders.
+    words: Vec<String>,
+}
+
+impl Command {
+    pub(super) fn new(words: &[Text], environment: &[(&'static str, Text)]) -> Self {
+        let mut reader = Reader::default();
+        let mut rest = words;
+        while let Some((word, after)) = rest.split_first() {
+            rest = reader.word(word, after);
+        }
+        let Reader {
+            mut entries,
+            unset,
+            words,
+            ..
+        } = reader;
+        name_unset(&mut entries, unset);
+        let (allocator, environment): (Vec<_>, Vec<_>) = environment
+            .iter()
+            .partition(|(name, _)| ALLOCATOR.contains(name));
+        for (name, value) in allocator {
+            set(&mut entries, name, value.at, scalar(value));
+        }
+        let variable = |(name, value): &(&str, Text)| {
+            let (text, at) = ((*name).to_owned(), value.at);
+            (Name { text, at }, scalar(value))
+        };
+        let at = entries
+            .first()
+            .map_or(Position { line: 1, column: 1 }, |(n, _)| n.at);
+        Self {
+            arguments: Node::new(at, Value::Map(entries)),
+            environment: environment.into_iter().map(variable).collect(),
+            words,
+        }
+    }
+
+    /// Returns whether the command runs one of some subcommands of a program.
+    pub(crate) fn runs(&self, program: &str, subcommands: &[&str]) -> bool {
+        let is = |pair: &[String]| pair[0] == program && subcommands.contains(&pair[1].as_str());
+        self.words.windows(2).any(is)
+    }
+
+    /// Returns whether a program, module or script of the command has a text in its name.
+    pub(crate) fn names(&self, text: &str) -> bool {
+        self.words.iter().any(|word| word.contains(text))
+    }
+}
+
+/// Reads the words of a command, one after another.
+#[derive(Default)]
+struct Reader {
+    entries: Vec<(Name, Node)>,
+    /// Variables that the script does not set, among the values of options.
+    unset: Vec<Text>,
+    words: Vec<String>,
+    /// Whether a script or module was named, so that options of one dash are its options.
+    has_script: bool,
+}
+
+impl Reader {
+    /// Reads a word together with its values, and returns the words after them.
+    fn word<'w>(&mut self, word: &Text, after: &'w [Text]) -> &'w [Text] {
+        let text = word.text.as_str();
+        if let Some(name) = text.strip_prefix("--") {
+            // `--` ends the launcher's arguments.
+            return if name.is_empty() {
+                after
+            } else {
+                self.option(name, word.at, after)
+            };
+        }
+        if text == "-m"
+            && let Some((module, after)) = after.split_first()
+        {
+            self.words.push(module.text.clone());
+            self.has_script = true;
+            return after;
+        }
+        if is_short_option(text)
+            && self.has_script
+            && let Some((value, after)) = after.split_first()
+            && !ends_values(&value.text)
+        {
+            let name = if is_config(&value.text) { CONFIG } else { text };
+            set(&mut self.entries, name, word.at, scalar(value));
+            return after;
+        }
+        if let Some((path, value)) = assigned_path(text) {
+            let value = Text {
+                text: value.to_owned(),
+                at: word.at,
+            };
+            self.set_path(path, word.at, scalar(&value));
+        } else if is_config(text) && !self.words.is_empty() {
+            set(&mut self.entries, CONFIG, word.at, scalar(word));
+        } else {
+            let name = text.rsplit('/').next().unwrap_or(text);
+            self.has_script |= text.ends_with(".py");
+            self.words.push(name.to_owned());
+        }
+        after
+    }
+
+    /// Reads an option: it takes the words up to the next option, script or path with a value. The
+    /// last of several equal names wins.
+    fn option<'w>(&mut self, name: &str, at: Position, after: &'w [Text]) -> &'w [Text] {
+        let (name, inline) = match name.split_once('=') {
+            Some((name, value)) => (name, Some(value)),
+            None => (name, None),
+        };
+        let mut values: Vec<Node> = inline
+            .map(|v| {
+                let text = v.to_owned();
+                scalar(&Text { text, at })
+            })
+            .into_iter()
+            .collect();
+        let mut rest = after;
+        while inline.is_none()
+            && let Some((value, after)) = rest.split_first()
+            && !ends_values(&value.text)
+        {
+            rest = after;
+            // These are further options that the script does not define.
+            if !values.is_empty() && is_variable(&value.text) {
+                self.unset.push(value.clone());
+                continue;
+            }
+            values.push(scalar(value));
+        }
+        let value = match values.len() {
+            0 => Node::new(at, Value::Bool(true)),
+            1 => values.remove(0),
+            _ => Node::new(values[0].at, Value::List(values)),
+        };
+        if name == "module"
+            && let Some(module) = value.text()
+        {
+            self.words.push(module.to_owned());
+        }
+        let name = format!("--{}", name.replace('_', "-"));
+        set(&mut self.entries, &name, at, value);
+        rest
+    }
+
+    /// Sets the value at a path, as Hydra does.
+    fn set_path(&mut self, path: &str, at: Position, value: Node) {
+        let mut entries = &mut self.entries;
+        let names: Vec<&str> = path.split('.').collect();
+        let Some((last, above)) = names.split_last() else {
+            return;
+        };
+        for name in above {
+            let found = entries.iter().position(|(n, _)| n.text == *name);
+            let is_map = |i: &usize| matches!(entries[*i].1.value, Value::Map(_));
+            let index = found.filter(is_map).unwrap_or_else(|| {
+                set(entries, name, at, Node::new(at, Value::Map(Vec::new())));
+                entries.len() - 1
+            });
+            let Value::Map(inner) = &mut entries[index].1.value else {
+                return;
+            };
+            entries = inner;
+        }
+        set(entries, last, at, value);
+    }
+}
+
+/// Sets an entry in place of one of the same name.
+fn set(entries: &mut Vec<(Name, Node)>, name: &str, at: Position, value: Node) {
+    entries.retain(|(n, _)| n.text != name);
+    let text = name.to_owned();
+    entries.push((Name { text, at }, value));
+}
+
+/// Returns whether a word is no value of the option before it.
+fn ends_values(text: &str) -> bool {
+    text.starts_with("--")
+        || text.ends_with(".py")
+        || matches!(text, "python" | "python3" | "torchrun")
+        || is_short_option(text)
+        || assigned_path(text).is_some()
+}
+
+/// Returns whether a word is an option of one dash, and not a negative number.
+fn is_short_option(text: &str) -> bool {
+    let name = text.strip_prefix('-');
+    name.is_some_and(|n| n.starts_with(|c: char| c.is_ascii_alphabetic()))
+}
+
+/// Returns whether a word is the path of a configuration file.
+pub(super) fn is_config(text: &str) -> bool {
+    let ends = |ending: &&str| text.ends_with(ending);
+    !text.starts_with('-') && [".yaml", ".yml", ".toml"].iter().any(ends)
+}
+
+/// Splits `a.b=value`, which may start with `+` or `++`, into its path and its value.
+fn assigned_path(text: &str) -> Option<(&str, &str)> {
+    let (path, value) = text.trim_start_matches('+').split_once('=')?;
+    let is_name = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    (path.contains('.') && path.split('.').all(is_name)).then_some((path, value))
+}
+
+/// Adds variables that the script does not set, under their own names.
+fn name_unset(entries: &mut Vec<(Name, Node)>, unset: Vec<Text>) {
+    for Text { text, at } in unset {
+        let name = Name {
+            text: text.clone(),
+            at,
+        };
+        if entries.iter().all(|(n, _)| n.text != name.text) {
+            entries.push((name, Node::new(at, Value::Text(text))));
+        }
+    }
+}
+
+/// Returns whether a word consists of exactly one variable that the script does not set.
+fn is_variable(text: &str) -> bool {
+    let name = text.strip_prefix('$');
+    name.is_some_and(|n| n.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_'))
+}
+
+/// Parses a value: a scalar, or a map written as JSON.
+fn scalar(word: &Text) -> Node {
+    let text = word.text.trim_matches('\'');
+    let map = text.trim_start().starts_with('{');
+    let parsed = map.then(|| yaml::parse("", text).ok()).flatten();
+    match parsed {
+        Some(mut node) => {
+            node.move_to(word.at);
+            node
+        }
+        None => Node::new(word.at, plain(text)),
+    }
+}
