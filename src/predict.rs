@@ -114,6 +114,19 @@ impl Fit {
         !matches!(self, Self::Exceeds { .. })
     }
 
+    /// Compares the peak of a run with unlimited memory with the device's capacity.
+    fn of_peak(run: &Run) -> Self {
+        let needed = run.memory.peak_device;
+        match run.memory.capacity {
+            None => Self::Unknown,
+            Some(capacity) if needed <= capacity => Self::Fits,
+            Some(capacity) => Self::Exceeds {
+                over: Bytes(needed.0 - capacity.0),
+                out_of_memory: None,
+            },
+        }
+    }
+
     /// Returns one word for tables.
     #[must_use]
     pub fn word(&self) -> &'static str {
@@ -211,6 +224,19 @@ fn planned(
     Ok(prediction)
 }
 
+/// Simulates a program of a scenario.
+fn simulate(
+    scenario: &Scenario,
+    program: &Program,
+    profile: &Profile,
+    options: &Options,
+) -> Result<Run, PredictError> {
+    shardlab_sim::simulate(program, profile, options).map_err(|error| PredictError::Sim {
+        scenario: scenario.name.clone(),
+        error,
+    })
+}
+
 /// Like [`predict`], but uses only the peak, from a single simulation: a step that fits only after
 /// cached memory is freed counts as one that does not fit.
 ///
@@ -222,20 +248,8 @@ pub fn predict_peak(
     options: &Options,
 ) -> Result<Prediction, PredictError> {
     planned(scenario, profiles, |program, profile| {
-        let run = shardlab_sim::simulate(&program, &profile, options);
-        let run = run.map_err(|error| PredictError::Sim {
-            scenario: scenario.name.clone(),
-            error,
-        })?;
-        let needed = run.memory.peak_device;
-        let fit = match run.memory.capacity {
-            None => Fit::Unknown,
-            Some(capacity) if needed <= capacity => Fit::Fits,
-            Some(capacity) => Fit::Exceeds {
-                over: Bytes(needed.0 - capacity.0),
-                out_of_memory: None,
-            },
-        };
+        let run = simulate(scenario, &program, &profile, options)?;
+        let fit = Fit::of_peak(&run);
         Ok(Prediction {
             scenario: scenario.clone(),
             program,
@@ -249,47 +263,40 @@ pub fn predict_peak(
 /// Simulates a program that was planned with the options of this scenario.
 ///
 /// # Errors
-/// See [`PredictError`].
+/// Returns [`PredictError`] if the simulation fails.
 pub fn predict_program(
     scenario: &Scenario,
     program: Program,
     profile: Arc<Profile>,
     options: &Options,
 ) -> Result<Prediction, PredictError> {
-    let failed = |error| PredictError::Sim {
-        scenario: scenario.name.clone(),
-        error,
-    };
-    let mut run = shardlab_sim::simulate(&program, &profile, options).map_err(failed)?;
-    let fit = match run.memory.capacity {
-        None => Fit::Unknown,
-        Some(capacity) if run.memory.peak_device <= capacity => Fit::Fits,
-        Some(capacity) => {
-            let enforced = Options {
-                enforce_memory: true,
-                ..options.clone()
-            };
-            match shardlab_sim::simulate(&program, &profile, &enforced) {
-                Ok(limited) => {
-                    run = limited;
-                    Fit::Tight {
-                        retries: run.memory.retries,
-                    }
-                }
-                Err(SimError::OutOfMemory { phase, by_role, .. }) => Fit::Exceeds {
-                    over: Bytes(run.memory.peak_device.0 - capacity.0),
-                    out_of_memory: Some((phase, by_role)),
-                },
-                // A pool has no cached memory that could be freed. It needs all the memory that it
-                // plans.
-                Err(SimError::Alloc { .. }) => Fit::Exceeds {
-                    over: Bytes(run.memory.peak_device.0 - capacity.0),
-                    out_of_memory: None,
-                },
-                Err(error) => return Err(failed(error)),
+    let mut run = simulate(scenario, &program, &profile, options)?;
+    let mut fit = Fit::of_peak(&run);
+    if let Fit::Exceeds { out_of_memory, .. } = &mut fit {
+        let enforced = Options {
+            enforce_memory: true,
+            ..options.clone()
+        };
+        match simulate(scenario, &program, &profile, &enforced) {
+            Ok(limited) => {
+                run = limited;
+                fit = Fit::Tight {
+                    retries: run.memory.retries,
+                };
             }
+            Err(PredictError::Sim {
+                error: SimError::OutOfMemory { phase, by_role, .. },
+                ..
+            }) => *out_of_memory = Some((phase, by_role)),
+            // A pool has no cached memory that could be freed. It needs all the memory that it
+            // plans.
+            Err(PredictError::Sim {
+                error: SimError::Alloc { .. },
+                ..
+            }) => {}
+            Err(error) => return Err(error),
         }
-    };
+    }
     Ok(Prediction {
         scenario: scenario.clone(),
         program,

@@ -213,7 +213,7 @@ pub trait Device: Send {
     /// after `map` has returned on all ranks of this process. May wait for other ranks.
     ///
     /// # Errors
-    /// A message.
+    /// Returns a message if the memory cannot be registered on this rank or another one.
     fn register_memory(&mut self) -> Result<(), String> {
         Ok(())
     }
@@ -228,38 +228,38 @@ pub trait Device: Send {
     /// Starts a pass on an idle device: all events are incomplete and all slots are 0.
     ///
     /// # Errors
-    /// [`Stop`].
+    /// Returns [`Stop`] if the session is aborted.
     fn begin(&mut self, pass: Pass) -> Result<(), Stop>;
 
     /// Enqueues a command. Blocks while the stream's queue is full. `task` is the index of the task
     /// in issue order.
     ///
     /// # Errors
-    /// [`Stop`].
+    /// Returns [`Stop`] if the session is aborted, or if the command cannot be enqueued.
     fn submit(&mut self, stream: StreamId, command: Command, task: u32) -> Result<(), Stop>;
 
     /// Captures commands for [`Device::replay`].
     ///
     /// # Errors
-    /// [`Stop`].
+    /// Returns [`Stop`] if the session is aborted, or if a command cannot be captured.
     fn capture(&mut self, commands: Vec<(StreamId, Command)>) -> Result<GraphId, Stop>;
 
     /// Enqueues captured commands. `first` is the index of their first task.
     ///
     /// # Errors
-    /// [`Stop`].
+    /// Returns [`Stop`] if the session is aborted, or if the commands cannot be enqueued.
     fn replay(&mut self, graph: GraphId, first: u32) -> Result<(), Stop>;
 
     /// Blocks the host until the event has completed. `instr` is used in messages.
     ///
     /// # Errors
-    /// [`Stop`].
+    /// Returns [`Stop`] if the session is aborted before that, for example by the watchdog.
     fn host_wait(&mut self, instr: InstrId, event: EventId) -> Result<(), Stop>;
 
     /// Blocks the host until all enqueued work has completed.
     ///
     /// # Errors
-    /// [`Stop`].
+    /// Returns [`Stop`] if the session is aborted before that, for example by the watchdog.
     fn idle(&mut self) -> Result<(), Stop>;
 
     /// Returns whether work is enqueued or running.

@@ -144,84 +144,14 @@ pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
     let mut nodes = file.nodes;
     // Nodes are listed in the order of their ends; ids follow the order of their starts.
     nodes.sort_by_key(|n| n.id);
-    let mut trace = Trace::default();
-    let index: HashMap<u64, usize> = nodes.iter().enumerate().map(|(i, n)| (n.id, i)).collect();
-    // The last position within each node.
-    let mut last: Vec<usize> = (0..nodes.len()).collect();
-    for i in (0..nodes.len()).rev() {
-        if let Some(&parent) = index.get(&nodes[i].ctrl_deps).filter(|p| **p < i) {
-            last[parent] = last[parent].max(last[i]);
-        }
-    }
-    let mut threads: HashMap<i64, u32> = HashMap::new();
-    let mut descriptions: HashMap<Collective, u32> = HashMap::new();
+    let last = last_positions(&nodes);
+    let mut reader = Reader::default();
     for (i, node) in nodes.iter().enumerate() {
-        if node.name.starts_with("[pytorch|") || node.name.is_empty() {
-            continue;
-        }
-        let tid = node.integer("tid").unwrap_or(0);
-        let next = threads.len() as u32;
-        let thread = *threads.entry(tid).or_insert_with(|| {
-            trace.threads.push(("0".into(), tid.to_string()));
-            next
-        });
-        let at = i as i64 * STEP;
-        let external = u32::try_from(i).ok();
-        let sequence = node.integer("seq_id").and_then(|s| u32::try_from(s).ok());
-        let text = |v: &Value| {
-            if v.is_null() {
-                "[]".to_owned()
-            } else {
-                v.to_string()
-            }
-        };
-        let dims = tensors(&node.inputs.shapes);
-        let types = types(&node.inputs.types);
-        let inputs = Inputs {
-            dims: trace.names.id(&dims),
-            types: trace.names.id(&types),
-            concrete: trace.names.id(&concrete(&text(&node.inputs.values))),
-        };
-        trace.inputs.push(inputs);
-        let is_annotation = node.integer("scope") == Some(7);
-        trace.host.push(HostEvent {
-            start: at,
-            end: last[i] as i64 * STEP + STEP - 1,
-            name: trace.names.id(&node.name),
-            thread,
-            is_annotation,
-            external,
-            sequence,
-            forward_thread: node
-                .integer("fw_tid")
-                .and_then(|t| u32::try_from(t).ok())
-                .unwrap_or(0),
-            inputs: Some(trace.inputs.len() as u32 - 1),
-        });
-        trace.events += 1;
-        if node.name.starts_with("## process_group:init") {
-            groups(&mut trace, &node.inputs.values);
-        }
-        if let Some(collective) = collective(node) {
-            let next = trace.collectives.len() as u32;
-            let described = *descriptions.entry(collective).or_insert_with_key(|c| {
-                trace.collectives.push(c.clone());
-                next
-            });
-            trace.calls.push(CollectiveCall {
-                start: at,
-                thread,
-                external,
-                collective: described,
-            });
-            if trace.collectives[described as usize].name != "wait" {
-                let name = format!("nccl {}", trace.collectives[described as usize].name);
-                work(&mut trace, at, external, &name, Some(described));
-            }
-        } else if let Some(kernel) = kernel(&node.name, &node.outputs) {
-            work(&mut trace, at, external, kernel, None);
+        if !node.name.starts_with("[pytorch|") && !node.name.is_empty() {
+            reader.add(i, node, last[i]);
         }
     }
+    let mut trace = reader.trace;
     if trace.host.is_empty() {
         return Err(ImportError::invalid(
             path,
@@ -237,6 +167,101 @@ pub(crate) fn read(from: impl Read, path: &Path) -> Result<Trace, ImportError> {
         .notes
         .push("execution traces have no times: only structure is known".into());
     Ok(trace)
+}
+
+/// Returns the last position within each node.
+fn last_positions(nodes: &[Node]) -> Vec<usize> {
+    let index: HashMap<u64, usize> = nodes.iter().enumerate().map(|(i, n)| (n.id, i)).collect();
+    let mut last: Vec<usize> = (0..nodes.len()).collect();
+    for i in (0..nodes.len()).rev() {
+        if let Some(&parent) = index.get(&nodes[i].ctrl_deps).filter(|p| **p < i) {
+            last[parent] = last[parent].max(last[i]);
+        }
+    }
+    last
+}
+
+/// A trace while nodes are added to it.
+#[derive(Default)]
+struct Reader {
+    trace: Trace,
+    /// Threads by their ids in the file.
+    threads: HashMap<i64, u32>,
+    collectives: HashMap<Collective, u32>,
+}
+
+impl Reader {
+    /// Adds the node at a position. `last` is the last position within it.
+    fn add(&mut self, position: usize, node: &Node, last: usize) {
+        let tid = node.integer("tid").unwrap_or(0);
+        let next = self.threads.len() as u32;
+        let thread = *self.threads.entry(tid).or_insert_with(|| {
+            self.trace.threads.push(("0".into(), tid.to_string()));
+            next
+        });
+        let at = position as i64 * STEP;
+        let external = u32::try_from(position).ok();
+        self.add_inputs(node);
+        let trace = &mut self.trace;
+        trace.host.push(HostEvent {
+            start: at,
+            end: last as i64 * STEP + STEP - 1,
+            name: trace.names.id(&node.name),
+            thread,
+            is_annotation: node.integer("scope") == Some(7),
+            external,
+            sequence: node.integer("seq_id").and_then(|s| u32::try_from(s).ok()),
+            forward_thread: node
+                .integer("fw_tid")
+                .and_then(|t| u32::try_from(t).ok())
+                .unwrap_or(0),
+            inputs: Some(trace.inputs.len() as u32 - 1),
+        });
+        trace.events += 1;
+        if node.name.starts_with("## process_group:init") {
+            groups(trace, &node.inputs.values);
+        }
+        if let Some(collective) = collective(node) {
+            self.add_call(collective, at, thread, external);
+        } else if let Some(kernel) = kernel(&node.name, &node.outputs) {
+            work(trace, at, external, kernel, None);
+        }
+    }
+
+    fn add_inputs(&mut self, node: &Node) {
+        let values = &node.inputs.values;
+        let text = match values.is_null() {
+            true => "[]".to_owned(),
+            false => values.to_string(),
+        };
+        let names = &mut self.trace.names;
+        self.trace.inputs.push(Inputs {
+            dims: names.id(&tensors(&node.inputs.shapes)),
+            types: names.id(&types(&node.inputs.types)),
+            concrete: names.id(&concrete(&text)),
+        });
+    }
+
+    /// Adds the call of a collective and, unless it is a wait, its work on the device.
+    fn add_call(&mut self, of: Collective, at: i64, thread: u32, external: Option<u32>) {
+        let trace = &mut self.trace;
+        let next = trace.collectives.len() as u32;
+        let collective = *self.collectives.entry(of).or_insert_with_key(|c| {
+            trace.collectives.push(c.clone());
+            next
+        });
+        trace.calls.push(CollectiveCall {
+            start: at,
+            thread,
+            external,
+            collective,
+        });
+        let name = &trace.collectives[collective as usize].name;
+        if name != "wait" {
+            let name = format!("nccl {name}");
+            work(trace, at, external, &name, Some(collective));
+        }
+    }
 }
 
 fn work(trace: &mut Trace, at: i64, external: Option<u32>, name: &str, collective: Option<u32>) {

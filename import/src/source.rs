@@ -164,17 +164,10 @@ impl Read for Source {
 /// Reads until the buffer is full or the end is reached. Keeps the data before an error, so that
 /// the error for a truncated gzip file gives the position where its content ends.
 fn fill(from: &mut impl Read, to: &mut [u8]) -> io::Result<usize> {
-    let mut n = 0;
-    while n < to.len() {
-        match from.read(&mut to[n..]) {
-            Ok(0) => break,
-            Ok(more) => n += more,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) if n == 0 => return Err(e),
-            Err(_) => break,
-        }
+    match fill_or_fail(from, to) {
+        (0, Some(e)) => Err(e),
+        (n, _) => Ok(n),
     }
-    Ok(n)
 }
 
 fn format(head: &[u8]) -> Option<Format> {
@@ -238,6 +231,8 @@ impl Pieces {
     }
 }
 
+/// Reads until the buffer is full or the end is reached. Returns the number of bytes, and the error
+/// after them.
 fn fill_or_fail(from: &mut impl Read, to: &mut [u8]) -> (usize, Option<io::Error>) {
     let mut n = 0;
     while n < to.len() {

@@ -144,6 +144,10 @@ pub(crate) struct Lowering {
     pub(crate) places_merged_weights: bool,
     /// What is adjacent if two weights of a flat layout are: the weights, their gradients, or both.
     pub(crate) adjacency: WeightAdjacency,
+    /// Why Muon is impossible, if the schedule does not give each rank whole matrices.
+    pub(crate) refuses_muon: Option<&'static str>,
+    /// Whether steps can move the biases of routers.
+    pub(crate) moves_router_biases: bool,
     /// Creates the lifecycle with its buffers and streams.
     pub(crate) lifecycle: fn(&mut Emitter<'_>) -> Result<Box<dyn Lifecycle>, PlanError>,
 }
@@ -151,7 +155,8 @@ pub(crate) struct Lowering {
 /// Plans a scenario with a schedule.
 ///
 /// # Errors
-/// See [`PlanError`].
+/// Returns [`PlanError`] if the scenario's units, frozen modules, skipped blocks, captured scopes
+/// or allocator do not fit its model.
 pub(crate) fn plan(
     scenario: &Scenario,
     engine: &Engine,
@@ -192,7 +197,8 @@ fn float8_gathers(scenario: &Scenario, tree: &Tree) -> Vec<bool> {
 /// model.
 ///
 /// # Errors
-/// See [`PlanError`].
+/// Returns [`PlanError`] if the scenario's units, frozen modules, captured scopes or allocator do
+/// not fit the tape.
 pub(crate) fn plan_tape(
     scenario: &Scenario,
     engine: &Engine,

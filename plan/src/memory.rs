@@ -127,7 +127,8 @@ pub trait Allocator {
     /// Serves a request.
     ///
     /// # Errors
-    /// See [`AllocError`].
+    /// Returns [`AllocError`] if device memory does not suffice, or if the allocator's plan has no
+    /// free place for the request.
     fn alloc(&mut self, request: Request) -> Result<Block, AllocError>;
 
     /// Frees a block.

@@ -17,7 +17,7 @@ use crate::compile::tape::Tape;
 use crate::config::{Fsdp, GradientSync, PolicyKind, Scenario, Variant};
 use crate::lower::{self, Lowering, PlanError};
 use crate::program::Program;
-use spec::{PolicySpec, Refusal, Rules, fully_compiled};
+use spec::{PolicySpec, Refusal, Rules, fully_compiled, skips_blocks};
 
 /// Specs of all policies and their variants. The first spec of a policy is its released engine.
 const SPECS: [&PolicySpec; 5] = [
@@ -118,7 +118,21 @@ const GRADIENTS_ADDED_UP: Refusal = Refusal {
     help: "set gradient_sync = \"outer_last\"",
 };
 
-fn lowering(scenario: &Scenario) -> &'static Lowering {
+/// Rejects engines whose hooks need every unit in every micro-batch.
+const SKIPS_NO_BLOCKS: Refusal = Refusal {
+    keys: &["train.skipped_blocks", "fsdp.policy"],
+    when: skips_blocks,
+    message: "`skipped_blocks` is not modeled under policy megatron_v2; native, fsdp2 and megatron \
+              have it",
+    help: "set skipped_blocks = []",
+};
+
+/// Why engines that shard rows have no Muon.
+const SHARDS_ROWS: &str = "muon is built for policy native outside compile mode full: the other \
+                           engines shard the rows of a matrix, and Muon needs all of them on one rank";
+
+/// Returns the schedule of a scenario.
+pub(crate) fn lowering(scenario: &Scenario) -> &'static Lowering {
     if fully_compiled(scenario) {
         &full::LOWERING
     } else {
@@ -129,7 +143,8 @@ fn lowering(scenario: &Scenario) -> &'static Lowering {
 /// Plans a scenario: model, autodiff, compile, shard and lower.
 ///
 /// # Errors
-/// See [`PlanError`].
+/// Returns [`PlanError`] if the scenario's units, frozen modules, skipped blocks, captured scopes
+/// or allocator do not fit its model.
 pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
     lower::plan(scenario, &scenario.fsdp.spec().engine, lowering(scenario))
 }
@@ -138,7 +153,8 @@ pub fn plan(scenario: &Scenario) -> Result<Program, PlanError> {
 /// scenario. `[model]` of the scenario has no effect.
 ///
 /// # Errors
-/// See [`PlanError`].
+/// Returns [`PlanError`] if the scenario's units, frozen modules, captured scopes or allocator do
+/// not fit the tape.
 pub fn plan_tape(scenario: &Scenario, tape: &Tape) -> Result<Program, PlanError> {
     lower::plan_tape(
         scenario,

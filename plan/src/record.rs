@@ -19,7 +19,7 @@ mod work;
 pub use awaited::{awaited_names, awaited_units};
 pub use basis::{Basis, BasisKind, ErrorBand};
 pub use clock::Clock;
-pub use collectives::collective_stats;
+pub use collectives::{add_times, collective_stats};
 pub use gaps::{MIN_GAP, exposed_gaps};
 pub use inputs::Inputs;
 pub use queue::{Queued, Queues, Shared};

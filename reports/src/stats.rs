@@ -299,6 +299,16 @@ pub fn adjusted(p: &[f64]) -> Vec<f64> {
 }
 
 impl Comparison {
+    /// Returns the verdict as a word. A prediction is never an improvement over a measurement.
+    #[must_use]
+    pub const fn word(&self, is_prediction: bool) -> &'static str {
+        match self.verdict {
+            Verdict::Improved if is_prediction => "shorter",
+            Verdict::Regressed if is_prediction => "longer",
+            other => other.name(),
+        }
+    }
+
     /// Returns the relative change of the median, for example -0.03.
     #[must_use]
     pub fn change(&self) -> f64 {

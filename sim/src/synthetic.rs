@@ -3,8 +3,8 @@
 
 use shardlab_plan::ir::{
     Access, AxisId, AxisSet, Buffer, BufferId, COMPUTE, CollectiveId, CollectiveKind, CommId,
-    DType, DeviceMesh, Holds, HostWorkKind, Kernel, KernelClass, KernelId, Module, ModuleId,
-    ModuleKind, Part, Pool, RankGroup, ReduceOp, Role, StreamId, UnitId,
+    DType, DeviceMesh, EventId, Holds, HostWorkKind, Kernel, KernelClass, KernelId, Module,
+    ModuleId, ModuleKind, Part, Pool, RankGroup, ReduceOp, Role, StreamId, UnitId,
 };
 use shardlab_plan::program::{
     Communicator, Op, Phase, Program, ProgramBuilder, ProgramMeta, SectionKind, StreamKind, Unit,
@@ -250,166 +250,197 @@ impl Shape {
 #[must_use]
 pub fn fsdp(shape: &Shape) -> Program {
     let mut b = Builder::new("synthetic", shape.ranks);
-    let gather = b.add_stream(StreamKind::AllGather, -1);
-    let reduce = b.add_stream(StreamKind::ReduceScatter, -1);
-    let comm = b.communicator("shard", shape.ranks, 1);
-    let comm_reduce = b.communicator("shard_rs", shape.ranks, 1);
-    let (h, f, t) = (shape.hidden, shape.ffn, shape.tokens);
-    let params = 4 * h * h + 3 * h * f;
-    let ranks = u64::from(shape.ranks);
-    let gemms: Vec<KernelId> = [
-        (t, h, h),
-        (t, h, h),
-        (t, h, h),
-        (t, h, h),
-        (t, f, h),
-        (t, f, h),
-        (t, h, f),
-    ]
-    .map(|(m, n, k)| b.gemm(m, n, k))
-    .into();
-    let pointwise = b.kernel("mul", KernelClass::Pointwise, t * h, 4 * t * h, 2 * t * h);
-    let adam = b.kernel(
-        "adamw",
-        KernelClass::Optimizer,
-        0,
-        16 * params / ranks,
-        12 * params / ranks,
-    );
-    let all_gather = b.collective(CollectiveKind::AllGather, comm, 2 * params);
-    let reduce_scatter = b.collective(CollectiveKind::ReduceScatter, comm_reduce, 4 * params);
-    let units: Vec<UnitId> = (0..shape.layers)
-        .map(|i| b.unit(&format!("layers.{i}")))
-        .collect();
-    let shards: Vec<BufferId> = units
-        .iter()
-        .map(|&u| {
-            b.at(u, Phase::Init)
-                .buffer(Role::MainWeight, 12 * params / ranks, COMPUTE)
-        })
-        .collect();
-    let full: Vec<[BufferId; 2]> = units
-        .iter()
-        .map(|&u| {
-            [(); 2].map(|()| {
-                b.at(u, Phase::Forward)
-                    .buffer(Role::FullWeight, 2 * params, COMPUTE)
-            })
-        })
-        .collect();
-    let grads: Vec<BufferId> = units
-        .iter()
-        .map(|&u| {
-            b.at(u, Phase::Backward)
-                .buffer(Role::ReduceInput, 4 * params, reduce)
-        })
-        .collect();
-    let saved: Vec<BufferId> = units
-        .iter()
-        .map(|&u| {
-            b.at(u, Phase::Forward)
-                .buffer(Role::Activation, 24 * t * h, COMPUTE)
-        })
-        .collect();
-    let temporary = b.buffer(Role::Temporary, 2 * t * h, COMPUTE);
-    for (&u, &shard) in units.iter().zip(&shards) {
-        b.at(u, Phase::Init).op(Op::Alloc(shard));
-    }
-    b.end_section(SectionKind::Init);
-    let (passes, backward) = (
-        [SectionKind::First, SectionKind::Steady],
-        u64::from(shape.layers) * params * t,
-    );
-    b.program.meta.model_flops = Flops(6 * backward);
-    for kind in passes {
-        b.at(units[0], Phase::Start).op(Op::HostWork {
-            kind: HostWorkKind::Step,
-            count: 1,
-        });
-        b.join(COMPUTE, gather);
-        for forward in [true, false] {
-            let phase = if forward {
-                Phase::Forward
-            } else {
-                Phase::Backward
-            };
-            let order: Vec<usize> = if forward {
-                (0..units.len()).collect()
-            } else {
-                (0..units.len()).rev().collect()
-            };
-            let issue = |b: &mut Builder, i: usize| {
-                b.at(units[i], phase);
-                b.op(Op::HostWork {
-                    kind: HostWorkKind::Hook,
-                    count: 1,
-                });
-                b.op(Op::Alloc(full[i][usize::from(!forward)]));
-                b.op(Op::Collective {
-                    id: all_gather,
-                    stream: gather,
-                });
-                let event = b.add_event();
-                b.op(Op::Record {
-                    event,
-                    stream: gather,
-                });
-                event
-            };
-            let mut ready = issue(&mut b, order[0]);
-            for (n, &i) in order.iter().enumerate() {
-                let next = order.get(n + 1).map(|&j| issue(&mut b, j));
-                b.at(units[i], phase).op(Op::Wait {
-                    event: ready,
-                    stream: COMPUTE,
-                });
-                if forward {
-                    b.op(Op::Alloc(saved[i]));
-                } else {
-                    b.op(Op::Alloc(grads[i]));
-                }
-                let kind = if forward {
-                    HostWorkKind::Dispatch
-                } else {
-                    HostWorkKind::AutogradDispatch
-                };
-                let times = if forward { 1 } else { 2 };
-                for k in 0..gemms.len() * times {
-                    b.op(Op::HostWork { kind, count: 1 })
-                        .launch(gemms[k % gemms.len()], COMPUTE);
-                }
-                for _ in 0..usize::from(shape.pointwise) * times {
-                    b.op(Op::HostWork { kind, count: 1 });
-                    b.op(Op::Alloc(temporary))
-                        .launch(pointwise, COMPUTE)
-                        .op(Op::Free(temporary));
-                }
-                if forward {
-                    b.op(Op::Free(full[i][0]));
-                } else {
-                    b.op(Op::Free(full[i][1])).op(Op::Free(saved[i]));
-                    b.join(COMPUTE, reduce);
-                    b.op(Op::Collective {
-                        id: reduce_scatter,
-                        stream: reduce,
-                    })
-                    .op(Op::Free(grads[i]));
-                }
-                // Gathers wait for the compute issued so far, so that at most two units are full at
-                // once.
-                b.join(COMPUTE, gather);
-                ready = next.unwrap_or(ready);
-            }
-        }
-        b.at(units[0], Phase::Final).join(reduce, COMPUTE);
-        b.at(units[0], Phase::Optimizer).op(Op::HostWork {
-            kind: HostWorkKind::OptimizerStep,
-            count: 1,
-        });
-        for _ in &units {
-            b.launch(adam, COMPUTE);
-        }
+    let step = Step::new(&mut b, shape);
+    for kind in [SectionKind::First, SectionKind::Steady] {
+        step.emit(&mut b);
         b.end_section(kind);
     }
     b.finish()
+}
+
+/// What the instructions of a synthetic step refer to.
+struct Step {
+    gather: StreamId,
+    reduce: StreamId,
+    all_gather: CollectiveId,
+    reduce_scatter: CollectiveId,
+    gemms: [KernelId; 7],
+    pointwise: KernelId,
+    /// Number of pointwise kernels per block in forward.
+    pointwise_count: usize,
+    adam: KernelId,
+    temporary: BufferId,
+    blocks: Vec<Block>,
+}
+
+/// A block's unit and buffers.
+#[derive(Clone, Copy)]
+struct Block {
+    unit: UnitId,
+    /// Full weights, in forward and in backward.
+    full: [BufferId; 2],
+    grads: BufferId,
+    saved: BufferId,
+}
+
+impl Step {
+    /// Adds streams, kernels, collectives and buffers, and the section that initializes them.
+    fn new(b: &mut Builder, shape: &Shape) -> Self {
+        let gather = b.add_stream(StreamKind::AllGather, -1);
+        let reduce = b.add_stream(StreamKind::ReduceScatter, -1);
+        let comm = b.communicator("shard", shape.ranks, 1);
+        let comm_reduce = b.communicator("shard_rs", shape.ranks, 1);
+        let (h, f, t) = (shape.hidden, shape.ffn, shape.tokens);
+        let params = 4 * h * h + 3 * h * f;
+        let shard = |bytes: u64| bytes * params / u64::from(shape.ranks);
+        let gemms = [
+            (t, h, h),
+            (t, h, h),
+            (t, h, h),
+            (t, h, h),
+            (t, f, h),
+            (t, f, h),
+            (t, h, f),
+        ]
+        .map(|(m, n, k)| b.gemm(m, n, k));
+        let pointwise = b.kernel("mul", KernelClass::Pointwise, t * h, 4 * t * h, 2 * t * h);
+        let adam = b.kernel("adamw", KernelClass::Optimizer, 0, shard(16), shard(12));
+        let all_gather = b.collective(CollectiveKind::AllGather, comm, 2 * params);
+        let reduce_scatter = b.collective(CollectiveKind::ReduceScatter, comm_reduce, 4 * params);
+        b.program.meta.model_flops = Flops(6 * u64::from(shape.layers) * params * t);
+        let blocks = blocks(b, shape, (params, shard(12)), reduce);
+        let temporary = b.buffer(Role::Temporary, 2 * t * h, COMPUTE);
+        b.end_section(SectionKind::Init);
+        Self {
+            gather,
+            reduce,
+            all_gather,
+            reduce_scatter,
+            gemms,
+            pointwise,
+            pointwise_count: usize::from(shape.pointwise),
+            adam,
+            temporary,
+            blocks,
+        }
+    }
+
+    /// Emits the instructions of one step.
+    fn emit(&self, b: &mut Builder) {
+        let root = self.blocks[0].unit;
+        host(b.at(root, Phase::Start), HostWorkKind::Step);
+        b.join(COMPUTE, self.gather);
+        let forward: Vec<Block> = self.blocks.clone();
+        let backward: Vec<Block> = forward.iter().rev().copied().collect();
+        self.pass(b, Phase::Forward, &forward);
+        self.pass(b, Phase::Backward, &backward);
+        b.at(root, Phase::Final).join(self.reduce, COMPUTE);
+        host(b.at(root, Phase::Optimizer), HostWorkKind::OptimizerStep);
+        for _ in &self.blocks {
+            b.launch(self.adam, COMPUTE);
+        }
+    }
+
+    /// Emits a pass over blocks in this order.
+    fn pass(&self, b: &mut Builder, phase: Phase, order: &[Block]) {
+        let mut ready = self.issue(b, phase, &order[0]);
+        for (n, block) in order.iter().enumerate() {
+            let next = order.get(n + 1).map(|block| self.issue(b, phase, block));
+            b.at(block.unit, phase).op(Op::Wait {
+                event: ready,
+                stream: COMPUTE,
+            });
+            self.compute(b, phase, block);
+            // Gathers wait for the compute issued so far, so that at most two units are full at
+            // once.
+            b.join(COMPUTE, self.gather);
+            ready = next.unwrap_or(ready);
+        }
+    }
+
+    /// Gathers a block. Returns the event after it.
+    fn issue(&self, b: &mut Builder, phase: Phase, block: &Block) -> EventId {
+        host(b.at(block.unit, phase), HostWorkKind::Hook);
+        b.op(Op::Alloc(block.full[usize::from(phase == Phase::Backward)]));
+        b.op(Op::Collective {
+            id: self.all_gather,
+            stream: self.gather,
+        });
+        let event = b.add_event();
+        b.op(Op::Record {
+            event,
+            stream: self.gather,
+        });
+        event
+    }
+
+    /// Computes a block, releases its weights and, in backward, reduces its gradients.
+    fn compute(&self, b: &mut Builder, phase: Phase, block: &Block) {
+        let backward = phase == Phase::Backward;
+        let (made, kind, times) = match backward {
+            false => (block.saved, HostWorkKind::Dispatch, 1),
+            true => (block.grads, HostWorkKind::AutogradDispatch, 2),
+        };
+        b.op(Op::Alloc(made));
+        for k in 0..self.gemms.len() * times {
+            host(b, kind).launch(self.gemms[k % self.gemms.len()], COMPUTE);
+        }
+        for _ in 0..self.pointwise_count * times {
+            host(b, kind)
+                .op(Op::Alloc(self.temporary))
+                .launch(self.pointwise, COMPUTE)
+                .op(Op::Free(self.temporary));
+        }
+        b.op(Op::Free(block.full[usize::from(backward)]));
+        if backward {
+            b.op(Op::Free(block.saved)).join(COMPUTE, self.reduce);
+            b.op(Op::Collective {
+                id: self.reduce_scatter,
+                stream: self.reduce,
+            })
+            .op(Op::Free(block.grads));
+        }
+    }
+}
+
+/// Adds the units of blocks with `params` parameters each and their buffers. Allocates their
+/// shards, which have `shard` bytes.
+fn blocks(
+    b: &mut Builder,
+    shape: &Shape,
+    (params, shard): (u64, u64),
+    reduce: StreamId,
+) -> Vec<Block> {
+    let units = (0..shape.layers).map(|i| b.unit(&format!("layers.{i}")));
+    let units: Vec<UnitId> = units.collect();
+    let each = |b: &mut Builder, phase, role, bytes, stream| -> Vec<BufferId> {
+        let of = |unit: &UnitId| b.at(*unit, phase).buffer(role, bytes, stream);
+        units.iter().map(of).collect()
+    };
+    let shards = each(b, Phase::Init, Role::MainWeight, shard, COMPUTE);
+    let weights = |unit: &UnitId| {
+        [(); 2].map(|()| {
+            let at = b.at(*unit, Phase::Forward);
+            at.buffer(Role::FullWeight, 2 * params, COMPUTE)
+        })
+    };
+    let full: Vec<[BufferId; 2]> = units.iter().map(weights).collect();
+    let grads = each(b, Phase::Backward, Role::ReduceInput, 4 * params, reduce);
+    let activations = 24 * shape.tokens * shape.hidden;
+    let saved = each(b, Phase::Forward, Role::Activation, activations, COMPUTE);
+    for (&unit, &shard) in units.iter().zip(&shards) {
+        b.at(unit, Phase::Init).op(Op::Alloc(shard));
+    }
+    let block = |(i, &unit): (usize, &UnitId)| Block {
+        unit,
+        full: full[i],
+        grads: grads[i],
+        saved: saved[i],
+    };
+    units.iter().enumerate().map(block).collect()
+}
+
+/// Emits one piece of host work.
+fn host(b: &mut Builder, kind: HostWorkKind) -> &mut Builder {
+    b.op(Op::HostWork { kind, count: 1 })
 }

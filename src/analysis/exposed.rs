@@ -8,7 +8,8 @@ use super::{awaited, spans};
 use serde::Serialize;
 use shardlab_plan::Program;
 use shardlab_plan::program::{Op, Phase, Rule};
-use shardlab_plan::record::{Blocker, Cause, ExposedGap, Queued, Queues, Run, Span};
+use shardlab_plan::record::basis::number;
+use shardlab_plan::record::{Basis, Blocker, Cause, ExposedGap, Queued, Queues, Run, Span};
 use shardlab_plan::units::Picos;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -58,6 +59,40 @@ pub struct Group {
     pub count: u32,
     /// Sum of their lengths.
     pub total: Picos,
+}
+
+impl Gap {
+    /// Returns the cells of a table: what was waited for, unit, phase, cause, start and length in
+    /// milliseconds, and the reason.
+    #[must_use]
+    pub fn cells(self, basis: Option<&Basis>) -> [String; 7] {
+        [
+            self.awaited.name,
+            self.unit,
+            self.awaited.phase.to_owned(),
+            self.cause.name().to_owned(),
+            self.start.show_ms(2),
+            number(self.length.ms(), 3, basis),
+            self.why,
+        ]
+    }
+}
+
+impl Group {
+    /// Heads of the columns of [`Self::cells`].
+    pub const HEADS: [&str; 5] = ["cause", "waited for", "phase", ">gaps", ">ms"];
+
+    /// Returns the cells of a table.
+    #[must_use]
+    pub fn cells(&self, basis: Option<&Basis>) -> [String; 5] {
+        [
+            self.cause.name().to_owned(),
+            self.awaited.name.clone(),
+            self.awaited.phase.to_owned(),
+            self.count.to_string(),
+            number(self.total.ms(), 3, basis),
+        ]
+    }
 }
 
 /// Returns all gaps of a run, described in words and ordered by time. Adjacent gaps with the same

@@ -45,6 +45,31 @@ pub struct Piece {
     pub phase: &'static str,
 }
 
+impl Piece {
+    /// Heads of the columns of [`Self::cells`].
+    pub const HEADS: [&str; 6] = [
+        "longest pieces",
+        "unit",
+        "phase",
+        ">kernels",
+        ">at ms",
+        ">ms",
+    ];
+
+    /// Returns the cells of a table.
+    #[must_use]
+    pub fn cells(&self) -> [String; 6] {
+        [
+            self.work.name().to_owned(),
+            self.unit.clone(),
+            self.phase.to_owned(),
+            self.spans.to_string(),
+            self.start.show_ms(2),
+            self.length.show_ms(3),
+        ]
+    }
+}
+
 /// Returns the summary of the critical path of a program's run. It is empty without spans.
 #[must_use]
 pub fn critical_path(program: &Program, run: &Run) -> CriticalPath {

@@ -3,6 +3,8 @@
 
 use crate::predict::{Fit, Prediction};
 use rayon::prelude::*;
+use shardlab_plan::record::Basis;
+use shardlab_plan::record::basis::milliseconds;
 use shardlab_sim::{Options, Part, simulate_light};
 
 /// Slowdown factors: a small one, like the difference between two machines of the same kind, and
@@ -17,6 +19,27 @@ pub struct Slower {
     /// Step time for each factor, milliseconds; `None` beyond the simulator's range (tasks of 1000
     /// s).
     pub step_ms: [Option<f64>; 2],
+}
+
+impl Slower {
+    /// Returns the cells of a table for a step of `base` milliseconds: the component, and for each
+    /// of [`FACTORS`] the step time and its change.
+    #[must_use]
+    pub fn cells(&self, base: f64, basis: Option<&Basis>) -> [String; 5] {
+        let time = |ms: Option<f64>| ms.map_or_else(|| "-".into(), |ms| milliseconds(ms, basis));
+        let more = |ms: Option<f64>| {
+            let share = |ms: f64| format!("{:+.1} %", 100.0 * (ms / base - 1.0));
+            ms.map_or_else(String::new, share)
+        };
+        let [a, b] = self.step_ms;
+        [
+            self.part.name().to_owned(),
+            time(a),
+            more(a),
+            time(b),
+            more(b),
+        ]
+    }
 }
 
 /// Returns the step times with each component slowed down.

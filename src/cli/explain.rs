@@ -223,23 +223,9 @@ fn critical_path(path: &CriticalPath, listed: usize, out: &mut Out) -> Result<()
             ),
         )?;
     }
-    let mut table = Table::new([
-        "longest pieces",
-        "unit",
-        "phase",
-        ">kernels",
-        ">at ms",
-        ">ms",
-    ]);
+    let mut table = Table::new(path::Piece::HEADS);
     for piece in path.pieces.iter().take(listed) {
-        table.row([
-            piece.work.name().to_owned(),
-            piece.unit.clone(),
-            piece.phase.to_owned(),
-            piece.spans.to_string(),
-            piece.start.show_ms(2),
-            piece.length.show_ms(3),
-        ]);
+        table.row(piece.cells());
     }
     out.text(table)?;
     Ok(())
@@ -248,25 +234,19 @@ fn critical_path(path: &CriticalPath, listed: usize, out: &mut Out) -> Result<()
 fn exposed_time(run: &Run, gaps: &[Gap], listed: usize, out: &mut Out) -> Result<(), Failure> {
     let total = run.exposed_total();
     let step = run.recorded_to.saturating_sub(run.recorded_from);
-    let shown = |time: Picos| number(time.ms(), 3, run.basis.as_ref());
+    let basis = run.basis.as_ref();
     out.blank()?;
     out.heading(format_args!(
         "Exposed time: {} ({}) with the compute stream idle",
-        milliseconds(total.ms(), run.basis.as_ref()),
+        milliseconds(total.ms(), basis),
         percent(total, step)
     ))?;
     if gaps.is_empty() {
         return Ok(());
     }
-    let mut table = Table::new(["cause", "waited for", "phase", ">gaps", ">ms"]);
+    let mut table = Table::new(exposed::Group::HEADS);
     for g in exposed::groups(gaps).iter().take(listed) {
-        table.row([
-            g.cause.name().to_owned(),
-            g.awaited.name.clone(),
-            g.awaited.phase.to_owned(),
-            g.count.to_string(),
-            shown(g.total),
-        ]);
+        table.row(g.cells(basis));
     }
     out.text(table)?;
     out.blank()?;
@@ -280,15 +260,7 @@ fn exposed_time(run: &Run, gaps: &[Gap], listed: usize, out: &mut Out) -> Result
         "why",
     ]);
     for g in exposed::longest(gaps.to_vec(), listed) {
-        table.row([
-            g.awaited.name,
-            g.unit,
-            g.awaited.phase.to_owned(),
-            g.cause.name().to_owned(),
-            g.start.show_ms(2),
-            shown(g.length),
-            g.why,
-        ]);
+        table.row(g.cells(basis));
     }
     out.text(table)?;
     Ok(())
@@ -305,15 +277,7 @@ fn slower_parts(e: &Explanation, out: &mut Out) -> Result<(), Failure> {
     let base = e.prediction.step_ms();
     let basis = e.prediction.run.basis.as_ref();
     for s in &e.tried.slower {
-        let [a, b] = s
-            .step_ms
-            .map(|ms| ms.map_or("-".to_owned(), |ms| milliseconds(ms, basis)));
-        let [more, much] = s.step_ms.map(|ms| {
-            ms.map_or_else(String::new, |ms| {
-                format!("{:+.1} %", 100.0 * (ms / base - 1.0))
-            })
-        });
-        table.row([s.part.name().to_owned(), a, more, b, much]);
+        table.row(s.cells(base, basis));
     }
     out.text(table)?;
     Ok(())
@@ -346,15 +310,9 @@ fn memory(p: &Prediction, listed: usize, out: &mut Out) -> Result<(), Failure> {
     }
     out.text(table)?;
     out.blank()?;
-    let mut table = Table::new(["largest live buffers", "type", ">each", ">count", ">total"]);
+    let mut table = Table::new(peak::Alive::HEADS);
     for a in peak::largest(&p.program, at.instr, listed) {
-        table.row([
-            a.name.clone(),
-            a.dtype.to_string(),
-            a.bytes.to_string(),
-            a.count.to_string(),
-            a.total().to_string(),
-        ]);
+        table.row(a.cells());
     }
     out.text(table)?;
     Ok(())

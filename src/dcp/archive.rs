@@ -70,7 +70,7 @@ fn archive(value: &Value, data: Option<&[u8]>) -> std::io::Result<Vec<u8>> {
 /// Reads the archive of a tensor: its shape and its elements, row-major.
 ///
 /// # Errors
-/// Returns the fault in the archive as text.
+/// Returns a message if the archive is damaged or has another content.
 pub(super) fn read(bytes: &[u8]) -> Result<(Vec<u64>, Vec<f32>), String> {
     let mut zip = ZipArchive::new(Cursor::new(bytes)).map_err(|e| e.to_string())?;
     let entry = |zip: &mut ZipArchive<Cursor<&[u8]>>, name: &str| -> Result<Vec<u8>, String> {

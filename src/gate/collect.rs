@@ -77,7 +77,7 @@ impl Collect<'_> {
     /// Returns the program of a scenario, with the injected fault if there is one.
     ///
     /// # Errors
-    /// See [`GateError`].
+    /// Returns [`GateError`] if the scenario cannot be planned, or the fault cannot be injected.
     pub fn program(&self, scenario: &Scenario) -> Result<Program, GateError> {
         let program = shardlab_plan::plan(scenario).map_err(|error| PredictError::Plan {
             scenario: scenario.name.clone(),
@@ -96,7 +96,8 @@ impl Collect<'_> {
     /// Collects the facts of a scenario.
     ///
     /// # Errors
-    /// See [`GateError`].
+    /// Returns [`GateError`] if the scenario cannot be planned or predicted, the fault cannot be
+    /// injected, the training run fails, or the user stops the command.
     pub fn facts(&self, scenario: &Scenario, set: &[String]) -> Result<Facts, GateError> {
         let profile = self
             .profiles

@@ -126,7 +126,8 @@ impl Group {
     /// reuse its ranges.
     ///
     /// # Errors
-    /// Returns [`CommError`]. In case of a mismatch, every member does.
+    /// Returns [`CommError`] if the members' calls differ (then to every member), if a member does
+    /// not arrive in time, or if the session is aborted.
     ///
     /// # Safety
     /// The ranges of `call` are valid for reads and writes, aligned to their element, and used by

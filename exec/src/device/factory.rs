@@ -34,7 +34,8 @@ pub trait DeviceFactory {
     /// of the world at the same time, so devices may wait for each other.
     ///
     /// # Errors
-    /// Returns a message that describes what is missing, and where it was searched.
+    /// Returns a message if a device cannot be created. It says what is missing, and where it was
+    /// searched.
     fn devices(&self, setup: &Setup) -> Result<Vec<Self::Device>, String>;
 }
 

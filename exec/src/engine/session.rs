@@ -48,7 +48,7 @@ impl Session<CpuDevice> {
     /// zeroed.
     ///
     /// # Errors
-    /// [`ExecError`].
+    /// As [`Session::open`].
     pub fn new(program: Arc<Program>, options: ExecOptions) -> Result<Self, ExecError> {
         let world = World::single_process(&program);
         Self::open(program, options, world, &CpuFactory::default())
@@ -57,7 +57,7 @@ impl Session<CpuDevice> {
     /// Like [`Session::new`], with `launcher` instead of the crate's kernels.
     ///
     /// # Errors
-    /// [`ExecError`].
+    /// As [`Session::open`].
     pub fn with_launcher(
         program: Arc<Program>,
         options: ExecOptions,
@@ -78,7 +78,10 @@ impl<D: Device> Session<D> {
     /// Persistent buffers are zeroed.
     ///
     /// # Errors
-    /// [`ExecError`].
+    /// Returns [`ExecError::Program`] if the program has no streams or ranks, or groups of ranks
+    /// that do not divide them; [`ExecError::Device`] if the devices, their memory or their threads
+    /// cannot be created; [`ExecError::Peers`] if processes cannot communicate; and
+    /// [`ExecError::Failed`] if a rank fails in `Init`.
     pub fn open<F: DeviceFactory<Device = D>>(
         program: Arc<Program>,
         options: ExecOptions,
@@ -107,7 +110,7 @@ impl<D: Device> Session<D> {
     /// report failures to `abort`.
     ///
     /// # Errors
-    /// [`ExecError`].
+    /// As [`Session::open`], except that the devices exist.
     pub fn with_devices(
         program: Arc<Program>,
         options: ExecOptions,
@@ -204,12 +207,6 @@ impl<D: Device> Session<D> {
     #[must_use]
     pub fn program(&self) -> &Arc<Program> {
         &self.program
-    }
-
-    /// Returns the number of training steps done in this session.
-    #[must_use]
-    pub fn steps_done(&self) -> u32 {
-        self.done
     }
 
     /// Sets the index of the session's first step, for records of a resumed run.

@@ -81,7 +81,7 @@ impl Computed {
 /// Performs a body.
 ///
 /// # Errors
-/// With the index of the operation at fault.
+/// If an operation does not accept its operands. The error has the operation's index.
 pub(super) fn run(
     body: &[BodyOp],
     rows: Computed,

@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 /// Performs GEMMs and the elementwise operations of their epilogue, on the rows that are computed.
 ///
 /// # Errors
-/// Includes the index of the operation at fault.
+/// If an operation does not accept its operands. The error has the operation's index.
 pub(super) fn run(
     ctx: &LaunchContext<'_>,
     gemms: &[BodyOp],

@@ -122,7 +122,7 @@ impl ProcessGroup {
     /// Stores `data` under `key`. A key must be used only once per run.
     ///
     /// # Errors
-    /// Returns [`PeerError`].
+    /// Returns [`PeerError`] if the rendezvous store cannot be reached, or if a process has failed.
     pub fn put(&self, key: &str, data: Vec<u8>) -> Result<(), PeerError> {
         self.put_for(key, 0, data)
     }
@@ -141,7 +141,7 @@ impl ProcessGroup {
     /// Waits for the data that a process stores under `key`.
     ///
     /// # Errors
-    /// Returns [`PeerError`].
+    /// Returns [`PeerError`] if the data do not arrive in time, or if a process has failed.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, PeerError> {
         self.fetch(key, false)
     }
@@ -165,7 +165,7 @@ impl ProcessGroup {
     /// progress.
     ///
     /// # Errors
-    /// Returns [`PeerError`].
+    /// Returns [`PeerError`] if a process makes no progress or has failed.
     pub fn all_gather(&self, name: &str, data: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
         let mode = GatherMode {
             untimed: false,
@@ -178,7 +178,7 @@ impl ProcessGroup {
     /// because they may read or write files.
     ///
     /// # Errors
-    /// Returns [`PeerError::Failed`].
+    /// Returns [`PeerError::Failed`] if a process has failed or died.
     pub fn all_gather_untimed(&self, name: &str, data: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
         let mode = GatherMode {
             untimed: true,
@@ -191,7 +191,7 @@ impl ProcessGroup {
     /// Waits while all processes are alive.
     ///
     /// # Errors
-    /// Returns [`PeerError`].
+    /// Returns [`PeerError`] if a process has failed or died.
     pub fn gather(&self, name: &str, data: Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, PeerError> {
         let mode = GatherMode {
             untimed: true,
@@ -204,7 +204,7 @@ impl ProcessGroup {
     /// Sends the data of process 0 to all processes. Waits while all processes are alive.
     ///
     /// # Errors
-    /// Returns [`PeerError`].
+    /// Returns [`PeerError`] if a process has failed or died.
     pub fn broadcast(&self, name: &str, data: Vec<u8>) -> Result<Vec<u8>, PeerError> {
         if let Link::Local(_) = self.link {
             return Ok(data);
@@ -219,7 +219,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// Returns [`PeerError::Failed`] with the rank and the value that differ, or another
-    /// [`PeerError`].
+    /// [`PeerError`] if a process makes no progress or has failed.
     pub fn check_config(&self, mine: &[(&str, String)]) -> Result<(), PeerError> {
         let all = self.all_gather("configuration", config_check::encode(mine))?;
         let Some(difference) = config_check::first_difference(&all) else {

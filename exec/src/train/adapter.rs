@@ -60,7 +60,7 @@ pub fn load(
 /// that add nothing start. All processes call it.
 ///
 /// # Errors
-/// Errors of the memory.
+/// If a buffer of a weight cannot be read or written.
 pub fn start_magnitudes(
     program: &Program,
     layout: &StateLayout,
@@ -131,7 +131,7 @@ fn find(file: &TensorFile, program: &Program) -> Result<Vec<(ParamId, Entry)>, T
 /// Writes the adapters as a PEFT folder, in float32. All processes call it; process 0 writes.
 ///
 /// # Errors
-/// Errors of files and memory.
+/// If a weight cannot be read, or a file cannot be written.
 pub fn export(
     dir: &Path,
     program: &Program,

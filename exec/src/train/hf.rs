@@ -253,7 +253,7 @@ impl Source<'_> {
 /// processes call it; process 0 writes.
 ///
 /// # Errors
-/// For families without published names, and errors of files and memory.
+/// If the family has no published names, a weight cannot be read, or a file cannot be written.
 pub fn export(
     dir: &Path,
     program: &Program,

@@ -30,7 +30,7 @@ enum Start {
 /// Writes initial weights of all parameters on all ranks.
 ///
 /// # Errors
-/// Errors of the memory.
+/// If a buffer of a weight cannot be written.
 pub fn from_seed(
     program: &Program,
     layout: &StateLayout,
@@ -45,7 +45,7 @@ pub fn from_seed(
 /// Writes initial weights of adapters on all ranks.
 ///
 /// # Errors
-/// Errors of the memory.
+/// If a buffer of a weight cannot be written.
 pub(super) fn adapters_from_seed(
     program: &Program,
     layout: &StateLayout,
@@ -62,7 +62,7 @@ pub(super) fn adapters_from_seed(
 /// generating billions of values would take longer than the measurement.
 ///
 /// # Errors
-/// Errors of the memory.
+/// If a buffer of a weight cannot be written.
 pub(crate) fn repeating(
     program: &Program,
     layout: &StateLayout,

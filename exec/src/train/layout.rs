@@ -119,7 +119,8 @@ impl StateLayout {
     /// Maps the persistent buffers of a program.
     ///
     /// # Errors
-    /// See [`LayoutError`].
+    /// Returns [`LayoutError`] if a buffer's size is not that of a slice of its group, or if no
+    /// persistent buffer has a parameter's weights.
     pub fn new(program: &Program) -> Result<Self, LayoutError> {
         let map = Map::new(program);
         let ranks = (0..program.meta.mesh.world())
@@ -173,7 +174,7 @@ impl StateLayout {
     /// which then exists nowhere else.
     ///
     /// # Errors
-    /// See [`LayoutError`].
+    /// Returns [`LayoutError`] if a buffer's size is not that of a slice of its group.
     pub fn gradient_parts(program: &Program) -> Result<Option<Vec<GradientParts>>, LayoutError> {
         let map = Map::new(program);
         if map.tensors.iter().any(|t| t.sums) {

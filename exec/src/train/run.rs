@@ -84,7 +84,7 @@ impl<D: Device> StateIo for Session<D> {
 /// Trains the scenario of a program, with all ranks in this process on the CPU.
 ///
 /// # Errors
-/// [`TrainError`]. Checkpoints that were complete before remain usable.
+/// As [`train_on`].
 pub fn train(
     scenario: &Scenario,
     program: &Arc<Program>,
@@ -107,7 +107,9 @@ pub fn train(
 /// ends after the same step on all processes.
 ///
 /// # Errors
-/// [`TrainError`].
+/// Returns [`TrainError`] if the weights, the data or the checkpoint to start from are missing or
+/// do not fit the model, if a file cannot be written, if a loss is not a number, or if a process or
+/// a rank fails. Checkpoints that were complete before remain usable.
 pub fn train_on<F: DeviceFactory>(
     scenario: &Scenario,
     program: &Arc<Program>,

@@ -81,7 +81,7 @@ impl StateLayout {
     /// by a refresh.
     ///
     /// # Errors
-    /// Errors of `values` and of the memory.
+    /// If `values` fails, or a buffer cannot be written.
     pub fn set_weights(
         &self,
         io: &mut dyn StateIo,
@@ -117,7 +117,7 @@ impl StateLayout {
     /// Like [`StateLayout::set_weights`]; a packed weight is quantized first, as a whole.
     ///
     /// # Errors
-    /// Errors of `values` and of the memory.
+    /// If `values` fails, or a buffer cannot be written.
     pub fn set_param(
         &self,
         io: &mut dyn StateIo,
@@ -136,7 +136,7 @@ impl StateLayout {
     /// of a packed weight are its bytes.
     ///
     /// # Errors
-    /// Errors of the memory and of the processes.
+    /// If a buffer cannot be read, or a process is missing or has failed.
     pub fn weights(&self, io: &mut dyn StateIo, param: ParamId) -> Result<Vec<f32>, TrainError> {
         self.weights_with(io, param, With::Leader)
     }
@@ -144,7 +144,7 @@ impl StateLayout {
     /// Returns a parameter's whole optimizer weights on all processes, or on process 0.
     ///
     /// # Errors
-    /// Errors of the memory and of the processes.
+    /// If a buffer cannot be read, or a process is missing or has failed.
     pub(super) fn weights_with(
         &self,
         io: &mut dyn StateIo,
@@ -161,7 +161,7 @@ impl StateLayout {
     /// float64.
     ///
     /// # Errors
-    /// Errors of the memory.
+    /// If a buffer cannot be read, or a process is missing or has failed.
     pub fn weight_norms(
         &self,
         io: &mut dyn StateIo,
@@ -173,7 +173,7 @@ impl StateLayout {
     /// Returns the norms of persistent gradients; `None` if gradients do not persist.
     ///
     /// # Errors
-    /// Errors of the memory.
+    /// If a buffer cannot be read, or a process is missing or has failed.
     pub fn grad_norms(
         &self,
         io: &mut dyn StateIo,

@@ -40,7 +40,7 @@ pub(super) fn start(
 /// Returns the norm of all weights that files of adapters do not have.
 ///
 /// # Errors
-/// Errors of the memory.
+/// If a weight cannot be read.
 pub(super) fn base_norm(
     program: &Program,
     layout: &StateLayout,
@@ -58,7 +58,7 @@ pub(super) fn base_norm(
 /// of sums change the norm less than the tolerance.
 ///
 /// # Errors
-/// [`TrainError::OtherBase`].
+/// Returns [`TrainError::OtherBase`] if the norms differ by more than the tolerance.
 pub(super) fn check_base(ours: f64, theirs: Option<f64>) -> Result<(), TrainError> {
     const TOLERANCE: f64 = 2e-5;
     match theirs {

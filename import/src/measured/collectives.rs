@@ -3,9 +3,9 @@
 use crate::attribute::{Attributed, Work};
 use crate::kineto::{Collective, Trace};
 use shardlab_plan::ir::{COMPUTE, CollectiveKind, InstrId};
-use shardlab_plan::record::intervals::{length, overlap, union};
-use shardlab_plan::record::{CollectiveStats, Span};
-use shardlab_plan::units::{Bytes, Picos};
+use shardlab_plan::record::intervals::{overlap, union};
+use shardlab_plan::record::{CollectiveStats, Span, add_times};
+use shardlab_plan::units::Bytes;
 use std::collections::{BTreeMap, HashMap};
 
 /// Returns the size in bytes of an element type, by its name in PyTorch's profiler.
@@ -168,13 +168,7 @@ pub(super) fn stats(
             .or_default()
             .push((span.start.0, span.end.0));
     }
-    for (kind, mut list) in running {
-        let merged = union(&mut list);
-        let busy = length(&merged);
-        let entry = stats.entry(kind).or_default();
-        entry.busy = Picos(busy);
-        entry.exposed = Picos(busy - overlap(&merged, &compute));
-    }
+    add_times(&mut stats, running, &compute);
     stats
 }
 

@@ -1,7 +1,7 @@
 //! `[lora]`: low-rank adapters (LoRA), with the keys of PEFT's `LoraConfig`.
 
 use super::expression::{Expression, Patterns};
-use super::pattern::matches;
+use super::module_selector::{ModuleSelector, saves};
 use serde::{Serialize, Serializer};
 
 /// Low-rank adapters: a linear layer `W` of shape `[out, in]` also gets `A` of shape `[r, in]` and
@@ -17,8 +17,11 @@ pub struct Lora {
     #[serde(rename = "target_modules")]
     pub targets: LoraTargets,
     /// Layers among them that have none.
-    #[serde(rename = "exclude_modules", skip_serializing_if = "Excluded::is_empty")]
-    pub exclude: Excluded,
+    #[serde(
+        rename = "exclude_modules",
+        skip_serializing_if = "ModuleSelector::is_empty"
+    )]
+    pub exclude: ModuleSelector,
     /// Numbers of the blocks that have adapters; all blocks if it is empty.
     #[serde(rename = "layers_to_transform", skip_serializing_if = "Vec::is_empty")]
     pub layers: Vec<u64>,
@@ -63,7 +66,7 @@ impl Lora {
             r,
             alpha: 8.0,
             targets: LoraTargets::AllLinear,
-            exclude: Excluded::default(),
+            exclude: ModuleSelector::default(),
             layers: Vec::new(),
             layers_pattern: Vec::new(),
             rank_pattern: Patterns::default(),
@@ -98,8 +101,8 @@ impl Lora {
     /// is listed in full has one in any block.
     fn adapts(&self, paths: [&str; 2]) -> bool {
         let listed = match &self.targets {
-            LoraTargets::AllLinear | LoraTargets::Expression(_) => false,
-            LoraTargets::Patterns(globs) => paths.iter().any(|p| globs.iter().any(|g| g == p)),
+            LoraTargets::AllLinear => false,
+            LoraTargets::Selected(selector) => selector.lists(paths),
         };
         !self.exclude.has(paths)
             && (listed || self.targets.has(paths) && self.is_in_layers(paths[1]))
@@ -137,58 +140,13 @@ impl Lora {
     }
 }
 
-/// `lora.exclude_modules`.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Excluded {
-    /// Layers that a glob matches.
-    Patterns(Vec<String>),
-    /// Layers whose path an expression matches.
-    Expression(Expression),
-}
-
-impl Default for Excluded {
-    fn default() -> Self {
-        Self::Patterns(Vec::new())
-    }
-}
-
-/// Writes the value in the form of scenario files.
-impl Serialize for Excluded {
-    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Patterns(globs) => globs.serialize(to),
-            Self::Expression(expression) => expression.serialize(to),
-        }
-    }
-}
-
-impl Excluded {
-    /// Returns whether nothing is excluded.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        *self == Self::default()
-    }
-
-    /// Returns whether the layer with these paths (in this project and in Hugging Face's code) is
-    /// excluded.
-    #[must_use]
-    pub fn has(&self, paths: [&str; 2]) -> bool {
-        match self {
-            Self::Patterns(globs) => globs.iter().any(|glob| targets(glob, paths)),
-            Self::Expression(expression) => paths.iter().any(|path| expression.matches(path)),
-        }
-    }
-}
-
 /// `lora.target_modules`.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LoraTargets {
     /// All linear layers of the blocks, without the output projection.
     AllLinear,
-    /// Layers that a glob matches.
-    Patterns(Vec<String>),
-    /// Layers whose path an expression matches.
-    Expression(Expression),
+    /// Layers that are selected by their paths.
+    Selected(ModuleSelector),
 }
 
 /// Writes the value in the form of scenario files.
@@ -196,8 +154,7 @@ impl Serialize for LoraTargets {
     fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
         match self {
             Self::AllLinear => to.serialize_str("all-linear"),
-            Self::Patterns(globs) => globs.serialize(to),
-            Self::Expression(expression) => expression.serialize(to),
+            Self::Selected(selector) => selector.serialize(to),
         }
     }
 }
@@ -209,56 +166,14 @@ impl LoraTargets {
     pub fn has(&self, paths: [&str; 2]) -> bool {
         match self {
             Self::AllLinear => true,
-            Self::Patterns(globs) => globs.iter().any(|glob| targets(glob, paths)),
-            Self::Expression(expression) => paths.iter().any(|path| expression.matches(path)),
+            Self::Selected(selector) => selector.has(paths),
         }
     }
-}
-
-/// Returns whether a glob selects a layer: it matches the last components of either path, as PEFT
-/// compares names (`key == target or key.endswith("." + target)`).
-pub(crate) fn targets(glob: &str, paths: [&str; 2]) -> bool {
-    paths.iter().any(|path| {
-        let ends = path.match_indices('.').map(|(dot, _)| &path[dot + 1..]);
-        ends.chain([*path]).any(|end| matches(glob, end))
-    })
-}
-
-/// Returns whether a glob selects a module for `modules_to_save`: either path ends with it, as PEFT
-/// compares names (`key.endswith(name)`), so `norm` also matches `input_layernorm`.
-pub(crate) fn saves(glob: &str, paths: [&str; 2]) -> bool {
-    targets(&format!("*{glob}"), paths)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn globs_match_the_end_of_either_path() {
-        let q = ["layers.3.attention.q", "model.layers.3.self_attn.q_proj"];
-        for glob in [
-            "q",
-            "q_proj",
-            "*_proj",
-            "attention.q",
-            "self_attn.*",
-            "layers.*.attention.q",
-            "layers.3.attention.*",
-            "model.layers.*.self_attn.q_proj",
-        ] {
-            assert!(targets(glob, q), "{glob}");
-        }
-        for glob in [
-            "proj",
-            "attention",
-            "layers.4.attention.q",
-            "k_proj",
-            "layers.*",
-        ] {
-            assert!(!targets(glob, q), "{glob}");
-        }
-    }
 
     const Q: [&str; 2] = ["layers.3.attention.q", "model.layers.3.self_attn.q_proj"];
 
@@ -284,11 +199,11 @@ mod tests {
     /// The answers are those of `check_target_module_exists` of PEFT 0.21.
     #[test]
     fn adapters_are_where_peft_puts_them() {
-        let named =
-            |names: &[&str]| LoraTargets::Patterns(names.iter().map(|&n| n.into()).collect());
+        let pattern = |name: &str| ModuleSelector::Patterns(vec![name.to_owned()]);
+        let named = |name: &str| LoraTargets::Selected(pattern(name));
         let has = |lora: &Lora| lora.adapter(Q).is_some();
         let mut lora = Lora {
-            targets: named(&["q_proj"]),
+            targets: named("q_proj"),
             layers: vec![3],
             ..Lora::of_rank(8)
         };
@@ -296,20 +211,20 @@ mod tests {
         lora.layers = vec![2];
         assert!(!has(&lora));
         // A full path is a target in any block.
-        lora.targets = named(&[Q[1]]);
+        lora.targets = named(Q[1]);
         assert!(has(&lora));
-        lora.targets = named(&["q_proj"]);
+        lora.targets = named("q_proj");
         lora.layers = vec![3];
         lora.layers_pattern = vec![Expression::of_list("h").unwrap()];
         assert!(!has(&lora));
         lora.layers_pattern = vec![Expression::of_list("layers").unwrap()];
         assert!(has(&lora));
-        lora.exclude = Excluded::Patterns(vec!["self_attn.q_proj".to_owned()]);
+        lora.exclude = pattern("self_attn.q_proj");
         assert!(!has(&lora));
         // A containing module is not a layer.
-        lora.exclude = Excluded::Patterns(vec!["self_attn".to_owned()]);
+        lora.exclude = pattern("self_attn");
         assert!(has(&lora));
-        lora.exclude = Excluded::Expression(Expression::of_path(".*self_attn.*").unwrap());
+        lora.exclude = ModuleSelector::Expression(Expression::of_path(".*self_attn.*").unwrap());
         assert!(!has(&lora));
     }
 

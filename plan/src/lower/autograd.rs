@@ -74,16 +74,7 @@ impl AutogradGrads {
         }
         let at = self.location(out, p);
         let whole = out.b.whole(at.buffer);
-        let dtype = out.inputs.types.compute;
-        out.run(KernelLaunch {
-            rule: Rule::Grad,
-            op: ShardOp::Zero,
-            elements: whole.bytes / dtype.size(),
-            dtype,
-            stream: COMPUTE,
-            reads: &[],
-            writes: &[whole],
-        });
+        out.zero(Rule::Grad, &[whole]);
     }
 
     /// Completes a gradient in the dtype of sums: autograd adds it to the gradient of earlier

@@ -180,6 +180,33 @@ impl<'a> Emitter<'a> {
         });
     }
 
+    /// Fills ranges with zeros in one kernel on the compute stream, in the dtype of their buffers.
+    pub(crate) fn zero(&mut self, rule: Rule, ranges: &[Access]) {
+        let dtype = self.b.program().buffers[ranges[0].buffer.index()].dtype;
+        self.run(KernelLaunch {
+            rule,
+            op: ShardOp::Zero,
+            elements: ranges.iter().map(|a| a.bytes).sum::<u64>() / dtype.size(),
+            dtype,
+            stream: COMPUTE,
+            reads: &[],
+            writes: ranges,
+        });
+    }
+
+    /// Allocates a buffer for this rank's slice of a full buffer, and copies the slice: for gathers
+    /// among the ranks of a smaller group (integer reshard).
+    pub(crate) fn keep_slice(&mut self, full: BufferId, slice: BufferId) {
+        self.b.alloc(Rule::ReshardGroup, slice);
+        let to = self.b.whole(slice);
+        let from = Access {
+            bytes: to.bytes,
+            per_rank: Some(AxisId::SUB_SHARD.into()),
+            ..self.b.whole(full)
+        };
+        self.copy(Rule::ReshardGroup, COMPUTE, from, to);
+    }
+
     /// Launches a sharding kernel.
     pub(crate) fn run(&mut self, launch: KernelLaunch<'_>) {
         let kernel = self.kernels.get(&mut self.b, &launch);

@@ -621,15 +621,6 @@ pub(crate) fn fill_padding(out: &mut Emitter<'_>, g: GroupId, full: Access, dtyp
         at = at.max(end);
     }
     if !gaps.is_empty() {
-        let n = gaps.iter().map(|a| a.bytes / element).sum();
-        out.run(KernelLaunch {
-            rule: Rule::Grad,
-            op: ShardOp::Zero,
-            elements: n,
-            dtype,
-            stream: COMPUTE,
-            reads: &[],
-            writes: &gaps,
-        });
+        out.zero(Rule::Grad, &gaps);
     }
 }

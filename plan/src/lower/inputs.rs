@@ -5,8 +5,8 @@ use crate::compile::tape::{Tape, TapeOp};
 use crate::config::pattern::matches;
 use crate::config::{AllocatorKind, OuterStrategy, Prefetch, Reshard, Scenario, Strategy};
 use crate::ir::{
-    AxisId, AxisSet, DType, DeviceMesh, GroupId, ModuleId, ModuleKind, OpKind, ParamId, Place,
-    Placements, Pool, ScaleBlock, Source, StorageId, UnitId,
+    Access, AxisId, AxisSet, DType, DeviceMesh, GroupId, ModuleId, ModuleKind, OpKind, ParamId,
+    Place, Placements, Pool, ScaleBlock, Source, StorageId, UnitId,
 };
 use crate::models::parameter_count;
 use crate::program::ProgramMeta;
@@ -405,6 +405,15 @@ impl<'a> LoweringInputs<'a> {
         match &self.group(g).layout {
             Layout::Flat(l) => l.items[i as usize].offset,
             Layout::PerParam(_) => 0,
+        }
+    }
+
+    /// Returns the place of a parameter within a range that has its whole flat group in a dtype.
+    pub(crate) fn flat_place(&self, p: ParamId, group: Access, dtype: DType) -> Access {
+        Access {
+            offset: group.offset + self.flat_offset(p) * dtype.size(),
+            bytes: self.tape.params[p.index()].numel() * dtype.size(),
+            ..group
         }
     }
 

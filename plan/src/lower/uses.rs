@@ -58,7 +58,7 @@ impl Uses {
 /// they are read.
 ///
 /// # Errors
-/// Fails with [`PlanError::NoForward`].
+/// Returns [`PlanError::NoForward`] for the first such unit.
 pub(super) fn check(inputs: &LoweringInputs<'_>) -> Result<(), PlanError> {
     if inputs.scenario.compile.mode == CompileMode::Full {
         return Ok(());

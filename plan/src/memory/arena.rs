@@ -158,7 +158,8 @@ impl Memory {
     /// Allocates a buffer and returns its address. Empty buffers get address 0.
     ///
     /// # Errors
-    /// Returns [`AllocError`], which is [`AllocError::AlreadyLive`] for a buffer that is live.
+    /// Returns [`AllocError`] if the allocator cannot serve the request, and
+    /// [`AllocError::AlreadyLive`] for a buffer that is live.
     pub fn alloc(&mut self, program: &Program, id: BufferId) -> Result<u64, AllocError> {
         let buffer = &program.buffers[id.index()];
         if self.held[id.index()] != Held::Nothing {

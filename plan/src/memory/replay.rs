@@ -89,7 +89,7 @@ pub enum ReplayError {
 /// `validate_every`-th one.
 ///
 /// # Errors
-/// Returns [`ReplayError`].
+/// Returns [`ReplayError`] if an allocation fails, or if a buffer is freed that is not live.
 pub fn replay(program: &Program, steps: u32) -> Result<MemoryTrace, ReplayError> {
     let mut memory = Memory::new(program, None);
     replay_on(program, steps, &mut memory, |_, _, _| {})
@@ -99,7 +99,7 @@ pub fn replay(program: &Program, steps: u32) -> Result<MemoryTrace, ReplayError>
 /// state after it.
 ///
 /// # Errors
-/// Returns [`ReplayError`].
+/// As [`replay`].
 pub fn replay_on(
     program: &Program,
     steps: u32,

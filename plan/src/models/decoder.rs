@@ -32,6 +32,7 @@ mod recurrent;
 mod resampler;
 mod routed_attention;
 mod router_losses;
+pub(super) mod rules;
 mod rwkv;
 mod rwkv_heads;
 mod seq2seq;

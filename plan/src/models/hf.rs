@@ -136,7 +136,7 @@ pub struct Computed {
     /// Returns the key's value from a file; `None` for the key's default.
     ///
     /// # Errors
-    /// What no key can express.
+    /// If the file has a value that no key can express.
     pub read: fn(Fields<'_>) -> Result<Option<Value>, String>,
     /// Returns the field's value from the model, by key; `None` to leave it out.
     pub write: fn(&Value) -> Option<Value>,

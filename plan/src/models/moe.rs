@@ -87,7 +87,7 @@ fn dimensions(m: &Model) -> Vec<(&'static str, u64)> {
 }
 
 fn check(m: &Model) -> Result<(), Conflict> {
-    decoder::spec::check(m)?;
+    decoder::rules::check(m)?;
     let e = &m.options.experts;
     if m.bias.mlp() {
         return Err(Conflict {

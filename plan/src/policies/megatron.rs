@@ -17,14 +17,14 @@ pub(super) use spec::SPEC;
 use crate::config::{AllocatorKind, Prefetch, Strategy};
 use crate::ir::{
     Access, AxisSet, BufferId, COMPUTE, DType, EventId, GroupId, HostWorkKind, ParamId, Role,
-    ShardOp, UnitId,
+    UnitId,
 };
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::emitter::Emitter;
 use crate::lower::flat::{Flat, GradCasts, ReduceTo, Reduction, columns, fill_padding};
 use crate::lower::inputs::LoweringInputs;
-use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::ShardState;
+use crate::lower::reduction;
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
 use crate::program::{Phase, Rule};
@@ -411,29 +411,15 @@ impl Megatron {
             return;
         };
         let (to, dtype) = self.bucket(out, g);
-        let numel = out.inputs.tape.params[p.index()].numel();
-        let slot = Access {
-            offset: to.offset + out.inputs.flat_offset(p) * dtype.size(),
-            bytes: numel * dtype.size(),
-            ..to
-        };
+        let place = out.inputs.flat_place(p, to, dtype);
         let from = out.b.whole(grad);
-        let (rule, kind, reads) = if self.flat.grad_sharded(g) {
-            (Rule::ReduceCopyIn, ShardOp::Copy, vec![from])
+        if self.flat.grad_sharded(g) {
+            out.copy(Rule::ReduceCopyIn, COMPUTE, from, place);
         } else if !self.written[g.index()] {
-            (Rule::Accumulate, ShardOp::Copy, vec![from])
+            out.copy(Rule::Accumulate, COMPUTE, from, place);
         } else {
-            (Rule::Accumulate, ShardOp::Accumulate, vec![from, slot])
-        };
-        out.run(KernelLaunch {
-            rule,
-            op: kind,
-            elements: numel,
-            dtype,
-            stream: COMPUTE,
-            reads: &reads,
-            writes: &[slot],
-        });
+            reduction::accumulate(out, Rule::Accumulate, from, &[place], COMPUTE);
+        }
         out.b.free(Rule::Grad, grad);
     }
 
@@ -457,13 +443,8 @@ impl Megatron {
             out.b.at(out.inputs.group(g).unit, out.b.phase());
             out.b.host(Rule::Reduce, HostWorkKind::HookParam, 1);
             let (to, dtype) = self.bucket(out, g);
-            let elements = out.inputs.tape.params[p.index()].numel();
-            let slot = Access {
-                offset: to.offset + out.inputs.flat_offset(p) * dtype.size(),
-                bytes: elements * dtype.size(),
-                ..to
-            };
-            zero(out, slot, dtype);
+            let place = out.inputs.flat_place(p, to, dtype);
+            out.zero(Rule::Grad, &[place]);
         }
         let place = |g: &GroupId| {
             let unit = out.inputs.group(*g).unit;
@@ -475,7 +456,7 @@ impl Megatron {
             let grad = self.flat.state(g).grad;
             let empty = !self.flat.grad_sharded(g) && !self.written[g.index()];
             if let Some(grad) = grad.filter(|_| empty && self.last) {
-                zero(out, grad, out.inputs.types.grads);
+                out.zero(Rule::Grad, &[grad]);
             }
             self.reduce(out, g);
         }
@@ -509,19 +490,6 @@ impl Megatron {
         };
         self.enqueue(out, g, reduction, bucket);
     }
-}
-
-/// Fills a range of gradients with zeros.
-fn zero(out: &mut Emitter<'_>, range: Access, dtype: DType) {
-    out.run(KernelLaunch {
-        rule: Rule::Grad,
-        op: ShardOp::Zero,
-        elements: range.bytes / dtype.size(),
-        dtype,
-        stream: COMPUTE,
-        reads: &[],
-        writes: &[range],
-    });
 }
 
 /// Returns, by group, whether a kernel of any backward reads its weights other than by columns.
@@ -729,19 +697,9 @@ impl Lifecycle for Megatron {
             .group_ids()
             .filter_map(|g| self.flat.state(g).grad)
             .collect();
-        let bytes = grads.iter().map(|a| a.bytes).sum::<u64>();
-        if bytes > 0 {
-            let g = out.inputs.types.grads;
+        if grads.iter().any(|a| a.bytes > 0) {
             out.b.at(UnitId(0), Phase::Optimizer);
-            out.run(KernelLaunch {
-                rule: Rule::ZeroGrad,
-                op: ShardOp::Zero,
-                elements: bytes / g.size(),
-                dtype: g,
-                stream: COMPUTE,
-                reads: &[],
-                writes: &grads,
-            });
+            out.zero(Rule::ZeroGrad, &grads);
         }
     }
 }

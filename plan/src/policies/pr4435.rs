@@ -25,14 +25,13 @@ pub(super) use spec::SPEC;
 
 use crate::config::{Loss, Prefetch};
 use crate::ir::{
-    Access, BufferId, COMPUTE, EventId, GroupId, HostWorkKind, ModuleKind, ParamId, Role, ShardOp,
-    StreamId, UnitId,
+    Access, BufferId, COMPUTE, EventId, GroupId, HostWorkKind, ModuleKind, ParamId, Role, StreamId,
+    UnitId,
 };
 use crate::lower::autograd::AutogradGrads;
 use crate::lower::emitter::Emitter;
 use crate::lower::flat::{Flat, GradCasts, ReduceTo, fill_padding};
 use crate::lower::inputs::LoweringInputs;
-use crate::lower::kernels::KernelLaunch;
 use crate::lower::optimizer::ShardState;
 use crate::lower::streams::CommStreams;
 use crate::lower::walk::{Lifecycle, Location};
@@ -225,29 +224,14 @@ impl Pr4435 {
         let whole = out.b.whole(bucket);
         fill_padding(out, g, whole, dtype);
         for p in out.inputs.group(g).params.clone() {
-            let numel = out.inputs.tape.params[p.index()].numel();
-            let slot = Access {
-                offset: out.inputs.flat_offset(p) * dtype.size(),
-                bytes: numel * dtype.size(),
-                ..whole
-            };
-            let grad = self.grads.take(p);
-            let from: Vec<Access> = grad.iter().map(|id| out.b.whole(*id)).collect();
-            out.run(KernelLaunch {
-                rule: Rule::ReduceCopyIn,
-                op: if grad.is_some() {
-                    ShardOp::Copy
-                } else {
-                    ShardOp::Zero
-                },
-                elements: numel,
-                dtype,
-                stream: COMPUTE,
-                reads: &from,
-                writes: &[slot],
-            });
-            if let Some(grad) = grad {
-                out.b.free(Rule::Grad, grad);
+            let place = out.inputs.flat_place(p, whole, dtype);
+            match self.grads.take(p) {
+                Some(grad) => {
+                    let from = out.b.whole(grad);
+                    out.copy(Rule::ReduceCopyIn, COMPUTE, from, place);
+                    out.b.free(Rule::Grad, grad);
+                }
+                None => out.zero(Rule::ReduceCopyIn, &[place]),
             }
         }
         bucket
@@ -441,21 +425,12 @@ impl Lifecycle for Pr4435 {
             }
         }
         self.casts.free(out);
-        let dtype = out.inputs.types.grads;
         for g in out.inputs.group_ids() {
             let Some(grad) = self.flat.state(g).grad else {
                 continue;
             };
             out.b.at(out.inputs.group(g).unit, Phase::Optimizer);
-            out.run(KernelLaunch {
-                rule: Rule::ZeroGrad,
-                op: ShardOp::Zero,
-                elements: grad.bytes / dtype.size(),
-                dtype,
-                stream: COMPUTE,
-                reads: &[],
-                writes: &[grad],
-            });
+            out.zero(Rule::ZeroGrad, &[grad]);
         }
         out.b.at(UnitId(0), Phase::Optimizer);
     }

@@ -78,6 +78,16 @@ pub(crate) fn some_unit(s: &Scenario, of: fn(&UnitPattern) -> bool) -> bool {
     matches!(&s.fsdp.units, Units::Patterns(all) if all.iter().any(of))
 }
 
+/// Returns whether micro-batches share a backward.
+pub(crate) fn joins_backwards(s: &Scenario) -> bool {
+    s.train.joint_backward && s.train.grad_accum > 1
+}
+
+/// Returns whether micro-batches skip blocks.
+pub(crate) fn skips_blocks(s: &Scenario) -> bool {
+    !s.train.skipped_blocks.is_empty()
+}
+
 /// A value that a schedule rejects.
 pub(crate) struct Refusal {
     /// Paths of the keys, starting with the rejected one.

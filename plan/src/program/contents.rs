@@ -60,7 +60,7 @@ impl<'a> Contents<'a> {
     /// parameters.
     ///
     /// # Errors
-    /// Returns [`NoSlice`].
+    /// Returns [`NoSlice`] if the buffer's size is not that of a slice of its group.
     pub fn of(&self, rank: u32, id: BufferId) -> Result<Vec<Content>, NoSlice> {
         let buffer = &self.program.buffers[id.index()];
         let mesh = &self.program.meta.mesh;

@@ -94,7 +94,7 @@ impl Program {
     /// tensor. Padding is in group 0. Empty if there is only one group.
     ///
     /// # Errors
-    /// Returns [`NoSlice`].
+    /// Returns [`NoSlice`] if the size of a buffer is not that of a slice of its group.
     pub fn group_runs(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<GroupRun>>, NoSlice> {
         let mut all = BTreeMap::new();
         if self.params.iter().all(|p| p.group == 0) {
@@ -122,7 +122,7 @@ impl Program {
     /// shard ([`ShardOp::ShardCast`]), the scales of its weights on a rank.
     ///
     /// # Errors
-    /// Returns [`NoSlice`].
+    /// Returns [`NoSlice`] if the size of a buffer is not that of a slice of its group.
     pub fn scale_runs(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<ScaleRun>>, NoSlice> {
         let mut all = BTreeMap::new();
         let params = self
@@ -166,7 +166,7 @@ impl Program {
     /// a rank, tensor by tensor. Muon has whole matrices, the others may have some of their rows.
     ///
     /// # Errors
-    /// Returns [`NoSlice`].
+    /// Returns [`NoSlice`] if the size of a buffer is not that of a slice of its group.
     pub fn matrix_runs(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<MatrixRun>>, NoSlice> {
         let mut all = BTreeMap::new();
         let contents = Contents::new(self);
@@ -196,7 +196,7 @@ impl Program {
     /// their rows, on a rank in the order of its weights. Padding counts as a vector.
     ///
     /// # Errors
-    /// Returns [`NoSlice`].
+    /// Returns [`NoSlice`] if the size of a buffer is not that of a slice of its group.
     pub fn matrix_shapes(&self, rank: u32) -> Result<BTreeMap<InstrId, Vec<Shape>>, NoSlice> {
         let shape = |run: &MatrixRun| match run.param.map(|p| &self.params[p.index()]) {
             Some(param) if param.numel() == run.numel => param.shape.clone(),

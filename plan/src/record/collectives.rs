@@ -45,12 +45,22 @@ pub fn collective_stats(
             .or_default()
             .push(interval(span));
     }
+    add_times(&mut stats, running, &compute);
+    stats
+}
+
+/// Sets the busy and the exposed time of each kind from the intervals in which its collectives run,
+/// given the intervals in which the compute stream is busy, both in picoseconds.
+pub fn add_times(
+    stats: &mut BTreeMap<CollectiveKind, CollectiveStats>,
+    running: BTreeMap<CollectiveKind, Vec<(u64, u64)>>,
+    compute: &[(u64, u64)],
+) {
     for (kind, mut list) in running {
         let merged = union(&mut list);
         let busy = length(&merged);
         let entry = stats.entry(kind).or_default();
         entry.busy = Picos(busy);
-        entry.exposed = Picos(busy - overlap(&merged, &compute));
+        entry.exposed = Picos(busy - overlap(&merged, compute));
     }
-    stats
 }

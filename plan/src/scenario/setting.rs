@@ -4,9 +4,9 @@ use super::keys::{KEYS, Key};
 use super::merge::Document;
 use super::value::{Datum, Value, convert};
 use crate::config::{
-    Atomic, Bias, CudaGraph, DocumentLengths, Excluded, Expression, Family, LengthDistribution,
-    LoraTargets, Offload, ParamGroup, Patterns, Prefetch, PrefetchList, RecomputeLayers, Reshard,
-    Scope, SkippedBlocks, Words,
+    Atomic, Bias, CudaGraph, DocumentLengths, Expression, Family, LengthDistribution, LoraTargets,
+    ModuleSelector, Offload, ParamGroup, Patterns, Prefetch, PrefetchList, RecomputeLayers,
+    Reshard, Scope, SkippedBlocks, Words,
 };
 use crate::ir::Documents;
 use crate::units::Bytes;
@@ -239,11 +239,10 @@ impl Setting for SkippedBlocks {
 
 impl Setting for LoraTargets {
     fn of(value: &Value) -> Option<Self> {
-        let some = Vec::of(value).map(Self::Patterns);
-        some.or_else(|| match value.str()? {
-            "all-linear" => Some(Self::AllLinear),
-            text => Expression::of_path(text).ok().map(Self::Expression),
-        })
+        match value.str() {
+            Some("all-linear") => Some(Self::AllLinear),
+            _ => ModuleSelector::of(value).map(Self::Selected),
+        }
     }
 }
 
@@ -257,7 +256,7 @@ impl<T: Setting + Copy> Setting for Patterns<T> {
     }
 }
 
-impl Setting for Excluded {
+impl Setting for ModuleSelector {
     fn of(value: &Value) -> Option<Self> {
         let some = Vec::of(value).map(Self::Patterns);
         some.or_else(|| Expression::of_path(value.str()?).ok().map(Self::Expression))

@@ -236,7 +236,7 @@ fn unit(ids: Vec<ModuleId>, keep: bool, modules: &[Module]) -> UnitSpec {
 /// Rejects a glob of `fsdp.frozen` that matches no module.
 ///
 /// # Errors
-/// Fails with [`ShardError::NoSuchModule`].
+/// Returns [`ShardError::NoSuchModule`] if a glob does not.
 pub fn check_frozen(globs: &[String], modules: &[Module]) -> Result<(), ShardError> {
     let known = |glob: &str| {
         modules
@@ -252,7 +252,7 @@ pub fn check_frozen(globs: &[String], modules: &[Module]) -> Result<(), ShardErr
 /// Rejects a glob of `train.recompute_layers` that covers no block.
 ///
 /// # Errors
-/// Fails with [`ShardError::NoSuchBlock`].
+/// Returns [`ShardError::NoSuchBlock`] if it covers none.
 pub fn check_recomputed(glob: &str, modules: &[Module]) -> Result<(), ShardError> {
     let block = |m: &&Module| m.kind == ModuleKind::Block;
     if modules.iter().filter(block).any(|m| covers(glob, &m.path)) {
@@ -268,7 +268,7 @@ pub fn check_recomputed(glob: &str, modules: &[Module]) -> Result<(), ShardError
 /// Rejects a glob of `compile.exclude` that covers no module.
 ///
 /// # Errors
-/// Fails with [`ShardError::NoSuchModule`].
+/// Returns [`ShardError::NoSuchModule`] if a glob does not.
 pub fn check_excluded(glob: &str, modules: &[Module]) -> Result<(), ShardError> {
     match modules.iter().any(|m| covers(glob, &m.path)) {
         true => Ok(()),
@@ -279,7 +279,7 @@ pub fn check_excluded(glob: &str, modules: &[Module]) -> Result<(), ShardError> 
 /// Rejects an entry of `fsdp.units` with a glob that matches no module.
 ///
 /// # Errors
-/// Fails with [`ShardError::NoSuchModule`].
+/// Returns [`ShardError::NoSuchModule`] if a glob does not.
 pub fn check_unit(pattern: &UnitPattern, modules: &[Module]) -> Result<(), ShardError> {
     let mut globs = pattern.modules.iter();
     globs.try_for_each(|glob| wrapped(glob, modules).map(drop))

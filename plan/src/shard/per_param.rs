@@ -103,7 +103,9 @@ const MAX_NUMEL: u64 = 1 << 59;
 /// parameter. Every rank allocates `c` rows.
 ///
 /// # Errors
-/// Fails with [`LayoutError::EmptyRow`], [`LayoutError::TooLarge`] or [`LayoutError::NoShards`].
+/// Returns [`LayoutError::EmptyRow`] if a parameter's rows have no elements,
+/// [`LayoutError::TooLarge`] if a buffer cannot address the elements, and [`LayoutError::NoShards`]
+/// if there are no ranks.
 pub fn per_param_layout(
     params: &[(ParamId, u64, u64)],
     shards: u32,

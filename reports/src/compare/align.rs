@@ -6,7 +6,7 @@ use serde::Serialize;
 use shardlab_plan::ir::InstrId;
 use shardlab_plan::program::Phase;
 use shardlab_plan::record::Span;
-use shardlab_plan::units::Picos;
+use shardlab_plan::units::{Picos, signed};
 
 /// Maximum number of changes that are listed.
 const MAX_LISTED: usize = 10;
@@ -67,6 +67,24 @@ pub struct Change {
     pub time: [Picos; 2],
 }
 
+impl Change {
+    /// Returns the cells of a table: name, unit, phase, instruction in A, and durations and their
+    /// change in microseconds.
+    #[must_use]
+    pub fn cells(&self) -> [String; 7] {
+        let [a, b] = self.time.map(Picos::us);
+        [
+            self.name.clone(),
+            self.unit.clone(),
+            self.phase.to_owned(),
+            self.instr[0].0.to_string(),
+            format!("{a:.1}"),
+            format!("{b:.1}"),
+            signed(b - a, 1),
+        ]
+    }
+}
+
 /// Errors of a prediction, relative to a measurement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Prediction {
@@ -95,6 +113,31 @@ pub struct KindError {
     pub error: f64,
     /// Mean of the absolute relative errors, weighted by measured time.
     pub mean_error: f64,
+}
+
+impl KindError {
+    /// Heads of the columns of [`Self::cells`].
+    pub const HEADS: [&str; 6] = [
+        "kind",
+        ">count",
+        ">predicted ms",
+        ">measured ms",
+        ">error %",
+        ">mean |error| %",
+    ];
+
+    /// Returns the cells of a table.
+    #[must_use]
+    pub fn cells(&self) -> [String; 6] {
+        [
+            self.work.name().to_owned(),
+            self.count.to_string(),
+            self.predicted.show_ms(3),
+            self.measured.show_ms(3),
+            signed(100.0 * self.error, 1),
+            format!("{:.1}", 100.0 * self.mean_error),
+        ]
+    }
 }
 
 /// Identifies a span across different programs: name, unit, stream, phase and micro-batch. Spans

@@ -5,7 +5,7 @@ use crate::view::{InstrView, RunView};
 use serde::Serialize;
 use shardlab_plan::ir::COMPUTE;
 use shardlab_plan::record::Span;
-use shardlab_plan::units::Picos;
+use shardlab_plan::units::{Picos, signed};
 
 /// A part of the step in both runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -14,6 +14,20 @@ pub struct Part {
     pub name: String,
     /// Time in A and B.
     pub time: [Picos; 2],
+}
+
+impl Part {
+    /// Returns the cells of a table: the name, and times and their change in milliseconds.
+    #[must_use]
+    pub fn cells(&self) -> [String; 4] {
+        let [a, b] = self.time;
+        [
+            self.name.clone(),
+            a.show_ms(3),
+            b.show_ms(3),
+            signed(b.ms() - a.ms(), 3),
+        ]
+    }
 }
 
 /// The time of a step, broken down in several ways. Each list is sorted by change, largest first.

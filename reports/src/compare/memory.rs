@@ -4,7 +4,7 @@
 use super::places::{Common, Sums, change, unit_numbers};
 use crate::view::RunView;
 use serde::Serialize;
-use shardlab_plan::units::Bytes;
+use shardlab_plan::units::{Bytes, signed};
 
 /// Number of points of a curve.
 const POINTS: usize = 64;
@@ -18,6 +18,20 @@ pub struct Sized {
     pub name: String,
     /// Bytes in A and B.
     pub bytes: [Bytes; 2],
+}
+
+impl Sized {
+    /// Returns the cells of a table: the name, sizes, and their change in MiB.
+    #[must_use]
+    pub fn cells(&self) -> [String; 4] {
+        let [a, b] = self.bytes;
+        [
+            self.name.clone(),
+            a.to_string(),
+            b.to_string(),
+            signed(b.mib() - a.mib(), 1),
+        ]
+    }
 }
 
 /// Peak of allocated bytes while the host was at a place of the program.

@@ -73,6 +73,21 @@ pub struct Alive {
 }
 
 impl Alive {
+    /// Heads of the columns of [`Self::cells`].
+    pub const HEADS: [&str; 5] = ["largest live buffers", "type", ">each", ">count", ">total"];
+
+    /// Returns the cells of a table.
+    #[must_use]
+    pub fn cells(&self) -> [String; 5] {
+        [
+            self.name.clone(),
+            self.dtype.to_string(),
+            self.bytes.to_string(),
+            self.count.to_string(),
+            self.total().to_string(),
+        ]
+    }
+
     /// Returns the requested bytes of the whole group.
     #[must_use]
     pub fn total(&self) -> Bytes {

@@ -104,7 +104,8 @@ const OUT_OF_MEMORY: &str = "out_of_memory";
 /// Reads a table of measured runs.
 ///
 /// # Errors
-/// See [`TableError`].
+/// Returns [`TableError`] if the file cannot be read as CSV, a column is missing or unknown, or a
+/// cell has a value that it cannot have.
 pub fn read(path: &Path) -> Result<Vec<Row>, TableError> {
     let table = || path.display().to_string();
     let of_csv = |error| TableError::Csv {

@@ -5,8 +5,10 @@ use super::super::table::Table;
 use super::input::Made;
 use shardlab_plan::record::Cause;
 use shardlab_plan::units::{Bytes, Picos, signed};
-use shardlab_reports::compare::{Change, CurvePair, Pair, Part, Prediction, Sized, UnitTime};
-use shardlab_reports::stats::{Comparison, Verdict};
+use shardlab_reports::compare::{
+    Change, CurvePair, KindError, Pair, Part, Prediction, Sized, UnitTime,
+};
+use shardlab_reports::stats::Comparison;
 
 /// Maximum number of rows of a breakdown.
 const MAX_ROWS: usize = 8;
@@ -137,21 +139,15 @@ fn metrics(pair: &Pair, out: &mut Out) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Prints the tests behind the verdict if anything was measured. A prediction is never an
-/// improvement over a measurement.
+/// Prints the tests behind the verdict if anything was measured.
 fn statistics(c: &Comparison, is_prediction: bool, out: &mut Out) -> Result<(), Failure> {
     if c.n == [1, 1] {
         return Ok(());
     }
-    let verdict = match c.verdict {
-        Verdict::Improved if is_prediction => "shorter",
-        Verdict::Regressed if is_prediction => "longer",
-        other => other.name(),
-    };
     let mut parts = vec![
         format!(
             "{}: ratio {:.4}, {:.0} % interval {:.4} to {:.4}, threshold {:.1} %, {} and {} samples",
-            verdict,
+            c.word(is_prediction),
             c.ratio.estimate,
             100.0 * c.ratio.level,
             c.ratio.low,
@@ -253,17 +249,14 @@ fn breakdown(title: &str, parts: &[Part], shown: Shown, out: &mut Out) -> Result
     let (listed, rest) = parts.split_at(shown.most(parts.len()));
     let mut table = Table::new([title, ">A ms", ">B ms", ">change"]);
     for p in listed {
-        table.row([
-            p.name.clone(),
-            ms(p.time[0]),
-            ms(p.time[1]),
-            change_ms(p.time),
-        ]);
+        table.row(p.cells());
     }
     if !rest.is_empty() {
-        let sum = [0, 1].map(|i| rest.iter().map(|p| p.time[i]).sum());
-        let name = format!("{} more", rest.len());
-        table.row([name, ms(sum[0]), ms(sum[1]), change_ms(sum)]);
+        let rest = Part {
+            name: format!("{} more", rest.len()),
+            time: [0, 1].map(|i| rest.iter().map(|p| p.time[i]).sum()),
+        };
+        table.row(rest.cells());
     }
     print_table(table, out)
 }
@@ -294,23 +287,9 @@ fn units(all: &[UnitTime], shown: Shown, out: &mut Out) -> Result<(), Failure> {
 
 fn prediction(p: &Prediction, out: &mut Out) -> Result<(), Failure> {
     out.blank()?;
-    let mut table = Table::new([
-        "kind",
-        ">count",
-        ">predicted ms",
-        ">measured ms",
-        ">error %",
-        ">mean |error| %",
-    ]);
+    let mut table = Table::new(KindError::HEADS);
     for k in &p.by_kind {
-        table.row([
-            k.work.name().into(),
-            k.count.to_string(),
-            ms(k.predicted),
-            ms(k.measured),
-            signed(100.0 * k.error, 1),
-            format!("{:.1}", 100.0 * k.mean_error),
-        ]);
+        table.row(k.cells());
     }
     out.text(table)?;
     changes("worst predictions", &p.worst, out)
@@ -331,16 +310,7 @@ fn changes(title: &str, all: &[Change], out: &mut Out) -> Result<(), Failure> {
         ">change us",
     ]);
     for c in all {
-        let [a, b] = c.time.map(Picos::us);
-        table.row([
-            c.name.clone(),
-            c.unit.clone(),
-            c.phase.to_owned(),
-            c.instr[0].0.to_string(),
-            format!("{a:.1}"),
-            format!("{b:.1}"),
-            signed(b - a, 1),
-        ]);
+        table.row(c.cells());
     }
     out.text(table)?;
     Ok(())
@@ -354,12 +324,7 @@ fn memory(pair: &Pair, shown: Shown, out: &mut Out) -> Result<(), Failure> {
     let roles = shown.rows(&m.by_role, changed);
     let units = m.by_unit.iter().filter(|u| changed(u));
     for part in roles.into_iter().chain(units.take(UNITS)) {
-        table.row([
-            part.name.clone(),
-            part.bytes[0].to_string(),
-            part.bytes[1].to_string(),
-            mib(part.bytes),
-        ]);
+        table.row(part.cells());
     }
     print_table(table, out)?;
     let [a, b] = &m.at;

@@ -4,9 +4,9 @@ use crate::dash::app::Tone;
 use crate::dash::names::{apart, letter};
 use crate::dash::tables::{Page, Series, Table};
 use shardlab_plan::record::Cause;
-use shardlab_plan::units::{Bytes, Picos, signed};
+use shardlab_plan::units::{Picos, signed};
 use shardlab_reports::RunView;
-use shardlab_reports::compare::{Change, Matrix, Pair, Part, Side, Tolerance, pair};
+use shardlab_reports::compare::{Change, KindError, Matrix, Pair, Part, Side, Tolerance, pair};
 use shardlab_reports::stats::{Comparison, Options, Verdict};
 use std::sync::Arc;
 
@@ -104,27 +104,9 @@ fn details(p: &Pair) -> Vec<Table> {
     }
     match &p.prediction {
         Some(prediction) => {
-            let mut table = Table::new(
-                "Predicted against measured",
-                &[
-                    "kind",
-                    ">count",
-                    ">predicted ms",
-                    ">measured ms",
-                    ">error %",
-                    ">mean |error| %",
-                ],
-            );
+            let mut table = Table::new("Predicted against measured", &KindError::HEADS);
             for k in &prediction.by_kind {
-                let cells = [
-                    k.work.name().to_owned(),
-                    k.count.to_string(),
-                    ms(k.predicted),
-                    ms(k.measured),
-                    signed(100.0 * k.error, 1),
-                    format!("{:.1}", 100.0 * k.mean_error),
-                ];
-                table.row(Tone::Plain, cells);
+                table.row(Tone::Plain, k.cells());
             }
             tables.push(table);
             tables.push(changes("Worst predictions", &prediction.worst));
@@ -156,15 +138,10 @@ fn why(p: &Pair) -> Table {
 }
 
 fn tests(c: &Comparison, is_prediction: bool) -> Option<String> {
-    let verdict = match c.verdict {
-        Verdict::Improved if is_prediction => "shorter",
-        Verdict::Regressed if is_prediction => "longer",
-        other => other.name(),
-    };
     (c.n != [1, 1]).then(|| {
         format!(
             "Step time {}: ratio {:.4}, {:.0} % interval {:.4} to {:.4}, {} and {} samples, Cliff's delta {:+.2} ({}).",
-            verdict,
+            c.word(is_prediction),
             c.ratio.estimate,
             100.0 * c.ratio.level,
             c.ratio.low,
@@ -259,13 +236,7 @@ fn waits(p: &Pair) -> Table {
 fn breakdown(title: &str, parts: &[Part]) -> Table {
     let mut table = Table::new(title, &["of", ">A", ">B", ">change"]);
     for p in parts.iter().take(MAX_ROWS) {
-        let cells = [
-            p.name.clone(),
-            ms(p.time[0]),
-            ms(p.time[1]),
-            change_ms(p.time),
-        ];
-        table.row(Tone::Plain, cells);
+        table.row(Tone::Plain, p.cells());
     }
     table
 }
@@ -282,17 +253,7 @@ fn changes(title: &str, all: &[Change]) -> Table {
     ];
     let mut table = Table::new(title, &header);
     for c in all.iter().take(MAX_ROWS) {
-        let [a, b] = c.time.map(Picos::us);
-        let cells = [
-            c.name.clone(),
-            c.unit.clone(),
-            c.phase.to_owned(),
-            c.instr[0].0.to_string(),
-            format!("{a:.1}"),
-            format!("{b:.1}"),
-            signed(b - a, 1),
-        ];
-        table.row(Tone::Plain, cells);
+        table.row(Tone::Plain, c.cells());
     }
     table
 }
@@ -300,16 +261,8 @@ fn changes(title: &str, all: &[Change]) -> Table {
 fn memory(p: &Pair) -> Table {
     let m = &p.memory;
     let mut table = Table::new("At the memory peak", &["role", ">A", ">B", ">change MiB"]);
-    let mib = |b: [Bytes; 2]| signed(b[1].mib() - b[0].mib(), 1);
     for part in &m.by_role {
-        let [a, b] = part.bytes;
-        let cells = [
-            part.name.clone(),
-            a.to_string(),
-            b.to_string(),
-            mib(part.bytes),
-        ];
-        table.row(Tone::Plain, cells);
+        table.row(Tone::Plain, part.cells());
     }
     table
         .notes

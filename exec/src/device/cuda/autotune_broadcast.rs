@@ -38,7 +38,8 @@ impl AutotuneBroadcast {
     /// all have called it.
     ///
     /// # Errors
-    /// Returns a message, which is equal on all ranks.
+    /// Returns a message if they do not fit all ranks, or if a rank does not answer. It is equal on
+    /// all ranks that rank 0 reaches.
     pub(super) fn check_equal(&self, mine: &[(&str, String)]) -> Result<(), String> {
         let verdict = format!("verdict on kernels {}", self.session);
         let words = |e: PeerError| e.to_string();

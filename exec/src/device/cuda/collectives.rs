@@ -18,13 +18,14 @@ pub(crate) trait Collectives: Send {
     /// is dropped. Called once, before all other calls, on all ranks at the same time.
     ///
     /// # Errors
-    /// A message.
+    /// Returns a message if the library cannot register the memory.
     fn register(&mut self, memory: &[Piece]) -> Result<(), String>;
 
     /// Enqueues a collective. Can be captured.
     ///
     /// # Errors
-    /// A message.
+    /// Returns a message if the parts do not fit the collective, or if the library refuses the
+    /// call.
     fn launch(
         &mut self,
         id: CollectiveId,
@@ -36,7 +37,8 @@ pub(crate) trait Collectives: Send {
     /// if there is none. All ranks of the communicator must call it at the same time.
     ///
     /// # Errors
-    /// A message.
+    /// Returns a message if the parts do not fit the collective, or if the library refuses the
+    /// call.
     fn estimate(
         &mut self,
         _id: CollectiveId,
@@ -49,7 +51,7 @@ pub(crate) trait Collectives: Send {
     /// Checks whether an asynchronous error has occurred.
     ///
     /// # Errors
-    /// A message.
+    /// Returns a message if one has; it names the communicator.
     fn poll(&mut self) -> Result<(), String>;
 
     /// Aborts everything in flight, because peers no longer exist. Waits for a limited time, and

@@ -85,7 +85,8 @@ impl fmt::Debug for Context {
 /// Loads NVIDIA's libraries and counts the GPUs.
 ///
 /// # Errors
-/// Returns [`GpuError`].
+/// Returns [`GpuError`] if a library is missing, if the driver or all GPUs are too old, or if a
+/// call of the driver fails.
 pub fn gpus(library_path: &[PathBuf]) -> Result<u32, GpuError> {
     Libraries::load(library_path)?;
     let mut version = 0;
@@ -172,7 +173,7 @@ impl Context {
     /// Creates the context of a GPU, and makes it current on this thread.
     ///
     /// # Errors
-    /// Returns [`GpuError`].
+    /// Returns [`GpuError`] as [`gpus`] does, and if this GPU does not exist or is too old.
     pub fn new(ordinal: u32, library_path: &[PathBuf]) -> Result<Arc<Self>, GpuError> {
         let count = gpus(library_path)?;
         if ordinal >= count {
@@ -213,7 +214,7 @@ impl Context {
     /// Makes the context current on this thread.
     ///
     /// # Errors
-    /// Returns [`CudaError`].
+    /// Returns [`CudaError`] if the driver refuses.
     pub fn bind(&self) -> Result<(), CudaError> {
         // SAFETY: the context is retained.
         check("cuCtxSetCurrent", unsafe {
@@ -236,7 +237,7 @@ impl Context {
     /// Returns free and total bytes of the GPU.
     ///
     /// # Errors
-    /// Returns [`CudaError`].
+    /// Returns [`CudaError`] if a call of the driver fails.
     pub fn memory(&self) -> Result<(u64, u64), CudaError> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);

@@ -43,7 +43,7 @@ const POLL_PERIOD: Duration = Duration::from_millis(1);
 /// Finds and loads NCCL, once per process. `folders` may contain the library itself.
 ///
 /// # Errors
-/// Returns a message with everything that was tried.
+/// Returns a message with everything that was tried if no usable library is found.
 pub(super) fn library(folders: &[PathBuf]) -> Result<Nccl, String> {
     static LOADED: OnceLock<Nccl> = OnceLock::new();
     static LOADING: Mutex<()> = Mutex::new(());
@@ -118,7 +118,8 @@ impl NcclCollectives {
     /// call it at the same time, each on its own thread.
     ///
     /// # Errors
-    /// A message.
+    /// Returns a message if a communicator cannot be initialized in time on all of its ranks, or if
+    /// NCCL cannot create the scaled sums of its collectives.
     pub(super) fn join(nccl: &Nccl, join: &Join<'_>) -> Result<Self, String> {
         let program = join.program;
         let used: BTreeSet<usize> = program.collectives.iter().map(|c| c.comm.index()).collect();
@@ -381,7 +382,7 @@ impl NcclWatch {
     /// Checks whether NCCL has reported an asynchronous error.
     ///
     /// # Errors
-    /// Returns a message with the communicator's name.
+    /// Returns a message with the communicator's name if it has.
     pub(super) fn poll(&self) -> Result<(), String> {
         for (name, watch) in &self.comms {
             watch

@@ -89,7 +89,8 @@ impl Pushes {
     /// Wraps the collectives of a rank. Pushes only if this is `allowed` on all ranks.
     ///
     /// # Errors
-    /// A message.
+    /// Returns a message if there is no pinned memory, or if no collective of the program pushes
+    /// rows.
     pub(super) fn new(
         nccl: NcclCollectives,
         setup: &Setup,

@@ -35,7 +35,7 @@ pub enum NoGpu {
 /// only the driver, and creates no context. `library_path` are folders that are searched first.
 ///
 /// # Errors
-/// Returns [`NoGpu`]. On success, there is at least one GPU.
+/// Returns [`NoGpu`] if the driver is not installed, fails, or shows no GPU.
 pub fn visible_gpus(library_path: &[PathBuf]) -> Result<Vec<Gpu>, NoGpu> {
     Libraries::load_driver(library_path).map_err(NoGpu::NoDriver)?;
     // SAFETY: no conditions.

@@ -41,7 +41,7 @@ impl<'c, 'b> Call<'c, 'b> {
     /// Returns the block of rows.
     ///
     /// # Errors
-    /// [`OperandError::Unsupported`] for other calls.
+    /// Returns [`OperandError::Unsupported`] if this is another kind of call.
     pub(super) fn rows(self) -> Result<Rows<'c, 'b>, OperandError> {
         match self {
             Self::Rows(rows) => Ok(rows),
@@ -52,7 +52,7 @@ impl<'c, 'b> Call<'c, 'b> {
     /// Returns the operands of a kernel that does only this.
     ///
     /// # Errors
-    /// [`OperandError::Unsupported`] for other calls.
+    /// Returns [`OperandError::Unsupported`] if this is another kind of call.
     pub(super) fn whole(self) -> Result<&'c Operands<'c>, OperandError> {
         match self {
             Self::Whole(operands) => Ok(operands),

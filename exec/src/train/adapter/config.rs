@@ -47,7 +47,7 @@ fn adapted(program: &Program) -> impl Iterator<Item = [&str; 2]> {
 /// computes. The names of tensors show which modules have adapters or are trained in full.
 ///
 /// # Errors
-/// Lists the differences.
+/// Returns [`TrainError::OtherModel`] with the differences, if there are any.
 pub(super) fn check(
     path: &Path,
     config: &Value,

@@ -29,7 +29,7 @@ impl Checkpoint {
     /// Opens a checkpoint and verifies all of its files.
     ///
     /// # Errors
-    /// Names files that are missing, truncated or modified.
+    /// If files are missing, truncated or modified; the error names them.
     pub fn open(path: &Path) -> Result<Self, TrainError> {
         Self::read(path, true)
     }
@@ -165,7 +165,7 @@ impl Checkpoint {
     /// all.
     ///
     /// # Errors
-    /// Errors of files.
+    /// If a file cannot be read.
     pub fn whole(&mut self, param: usize, kind: Kind) -> Result<Option<Vec<f32>>, TrainError> {
         let numel: u64 = self.index.params[param].shape.iter().product();
         if !self.holds(param, kind, &(0..numel)) {

@@ -40,7 +40,7 @@ impl Snapshot {
     /// returns the elements of a parameter's state; `None` if it has none.
     ///
     /// # Errors
-    /// Those of `values`.
+    /// If `values` fails.
     pub fn whole(
         program: &Program,
         progress: Progress,
@@ -68,7 +68,7 @@ impl Snapshot {
     /// moments exist.
     ///
     /// # Errors
-    /// Errors of the memory.
+    /// If a buffer of the state cannot be read.
     pub fn take(
         program: &Program,
         layout: &StateLayout,
@@ -110,7 +110,7 @@ impl Snapshot {
     /// belong to another training and are renamed.
     ///
     /// # Errors
-    /// Errors of the file system, in this process or another. The folder is then unchanged.
+    /// If a file cannot be written, by this process or another one. The folder is then unchanged.
     pub fn write(self, store: &Store, after: u64, peers: &ProcessGroup) -> Result<(), TrainError> {
         let name = name_of(self.index.progress.step);
         let temporary = store.dir.join(format!(".tmp-{name}"));
@@ -326,7 +326,7 @@ impl Saver {
     /// Begins to write a snapshot, once the previous one is complete.
     ///
     /// # Errors
-    /// Errors of the previous save.
+    /// If the previous save failed, or if no thread can be started.
     pub fn save(&mut self, snapshot: Snapshot) -> Result<(), TrainError> {
         self.finish()?;
         let (store, peers) = (self.store.clone(), Arc::clone(&self.peers));
@@ -341,7 +341,7 @@ impl Saver {
     /// Waits for the current save.
     ///
     /// # Errors
-    /// Errors of the save.
+    /// If the save failed.
     pub fn finish(&mut self) -> Result<(), TrainError> {
         match self.running.take().map(JoinHandle::join) {
             None => Ok(()),

@@ -127,7 +127,8 @@ impl Tokens {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`DataError::Read`], [`DataError::Torn`].
+    /// Returns [`DataError::Read`] if the file cannot be read, and [`DataError::Torn`] if it ends
+    /// within a token.
     pub fn read(path: &Path, width: TokenWidth) -> Result<Self, DataError> {
         let bytes = std::fs::read(path).map_err(|error| DataError::Read {
             path: path.to_owned(),
@@ -228,7 +229,8 @@ impl Tokens {
     /// Checks the length and the vocabulary.
     ///
     /// # Errors
-    /// [`DataError::Short`], [`DataError::Vocabulary`].
+    /// Returns [`DataError::Short`] if there is not one whole sequence, and
+    /// [`DataError::Vocabulary`] for a token outside the vocabulary.
     pub fn suits(&self, vocab: u64, seq_len: u64) -> Result<(), DataError> {
         if self.len() < seq_len + 2 {
             return Err(DataError::Short {

@@ -17,8 +17,8 @@ impl Tokens {
     /// Tokenizes a whole UTF-8 text at once, without special tokens at its ends.
     ///
     /// # Errors
-    /// [`DataError::Read`], [`DataError::Tokenizer`]; [`DataError::NoTokenizers`] in a build
-    /// without them.
+    /// Returns [`DataError::Read`] if the text cannot be read, [`DataError::Tokenizer`] if the
+    /// tokenizer cannot be used, and [`DataError::NoTokenizers`] in a build without tokenizers.
     pub fn of_text(text: &Path, tokenizer: &Path) -> Result<Self, DataError> {
         let words = std::fs::read_to_string(text).map_err(|error| DataError::Read {
             path: text.to_owned(),

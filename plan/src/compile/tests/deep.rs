@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::compile::full;
-use crate::config::{Lora, LoraTargets, Patterns, RecomputeLayers};
+use crate::config::{Lora, LoraTargets, ModuleSelector, Patterns, RecomputeLayers};
 use crate::models::declare;
 
 /// Compares the tape of a model with these units made from a shallow one with that built whole.
@@ -78,17 +78,12 @@ fn repeating_blocks_of_two_kinds_equals_building_them() {
 /// With adapters, the first block's backward ends earlier than that of the others.
 #[test]
 fn repeating_a_block_with_adapters_equals_building_it() {
+    let named = |name: &str| LoraTargets::Selected(ModuleSelector::Patterns(vec![name.to_owned()]));
     for (targets, recompute) in [
         (LoraTargets::AllLinear, Recompute::None),
         (LoraTargets::AllLinear, Recompute::Full),
-        (
-            LoraTargets::Patterns(vec!["attention.v".to_owned()]),
-            Recompute::Selective,
-        ),
-        (
-            LoraTargets::Patterns(vec!["w2".to_owned()]),
-            Recompute::None,
-        ),
+        (named("attention.v"), Recompute::Selective),
+        (named("w2"), Recompute::None),
     ] {
         let mut s = tiny(Family::Llama);
         s.train.recompute = recompute;

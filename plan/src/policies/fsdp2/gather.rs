@@ -303,18 +303,10 @@ impl Fsdp2 {
         for g in out.inputs.groups_of(unit) {
             let full = self.groups[g.index()].full.clone();
             for (i, id) in full.iter().enumerate() {
-                let whole = out.b.whole(*id);
-                let bytes = whole.bytes / u64::from(ranks);
+                let bytes = out.b.whole(*id).bytes / u64::from(ranks);
                 let param = out.inputs.group(g).params[i];
                 let slice = out.of_param(Role::GatherInput, bytes, w, COMPUTE, param);
-                out.b.alloc(Rule::ReshardGroup, slice);
-                let from = Access {
-                    bytes,
-                    per_rank: Some(AxisId::SUB_SHARD.into()),
-                    ..whole
-                };
-                let to = out.b.whole(slice);
-                out.copy(Rule::ReshardGroup, COMPUTE, from, to);
+                out.keep_slice(*id, slice);
                 self.groups[g.index()].kept.push(slice);
                 free_storage(out, *id);
             }

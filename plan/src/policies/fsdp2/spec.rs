@@ -69,6 +69,13 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         float8_apart: false,
         places_merged_weights: false,
         adjacency: WeightAdjacency::None,
+        // Observed with `CommDebugMode`: see docs/explanation/optimizers.md.
+        refuses_muon: Some(
+            "muon is built for policy native outside compile mode full: under fsdp2, ranks have rows of \
+             matrices, and DTensor chooses the collectives of each matmul of torch.optim.Muon from \
+             shapes and ranks, in a way that changes with PyTorch",
+        ),
+        moves_router_biases: false,
         lifecycle: |out| {
             super::supports(out.inputs)?;
             Ok(Box::new(Fsdp2::new(out)))

@@ -6,8 +6,8 @@ use crate::config::{
     CudaGraph, GradientSync, MergeProjections, OuterStrategy, PolicyKind, Reshard, Strategy,
 };
 use crate::lower::{Lowering, per_param_layout};
-use crate::policies::fsdp2;
 use crate::policies::spec::{Refusal, Rules, WithoutEffect};
+use crate::policies::{SHARDS_ROWS, fsdp2};
 
 /// The schedule. The compiled graph replaces the policy's hooks.
 pub(crate) const LOWERING: Lowering = Lowering {
@@ -16,6 +16,8 @@ pub(crate) const LOWERING: Lowering = Lowering {
     float8_apart: true,
     places_merged_weights: false,
     adjacency: WeightAdjacency::None,
+    refuses_muon: Some(SHARDS_ROWS),
+    moves_router_biases: false,
     lifecycle: |out| {
         fsdp2::supports(out.inputs)?;
         Ok(Box::new(Full::new(out)))

@@ -3,15 +3,16 @@
 use super::Megatron;
 use crate::compile::WeightAdjacency;
 use crate::config::{
-    AllocatorKind, Dispatcher, GradientSync, PolicyKind, Prefetch, Reshard, Variant,
+    AllocatorKind, Dispatcher, GradientSync, OuterStrategy, PolicyKind, Prefetch, Reshard, Variant,
 };
 use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
-use crate::policies::GRADIENTS_ADDED_UP;
 use crate::policies::spec::{
     Defaults, PolicySpec, Refusal, Rules, WithoutEffect, fully_compiled, keeps_frozen_as_gathered,
+    skips_blocks,
 };
+use crate::policies::{GRADIENTS_ADDED_UP, SHARDS_ROWS};
 use crate::shard::placements;
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
@@ -78,6 +79,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         places_merged_weights: false,
         // Gradients belong to autograd until they are copied into the bucket.
         adjacency: WeightAdjacency::Weights,
+        refuses_muon: Some(SHARDS_ROWS),
+        moves_router_biases: false,
         lifecycle: |out| Ok(Box::new(Megatron::new(out))),
     },
 };
@@ -104,6 +107,21 @@ const REFUSES: &[Refusal] = &[
         message: "`reshard_after_backward` = false is an option of policies native and fsdp2: \
                   Megatron-FSDP releases every unit after its backward",
         help: "set reshard_after_backward = true",
+    },
+    Refusal {
+        keys: &["train.skipped_blocks", "fsdp.outer_strategy"],
+        when: |s| skips_blocks(s) && s.fsdp.outer_strategy == OuterStrategy::Optim,
+        message: "`skipped_blocks` is not modeled with outer_strategy = \"optim\" under policy \
+                  megatron: it gathers over the outer axis in a step's first micro-batch only, so \
+                  that a unit which another one uses first has old weights",
+        help: "set skipped_blocks = []",
+    },
+    Refusal {
+        keys: &["train.skipped_blocks", "fsdp.allocator"],
+        when: |s| skips_blocks(s) && s.fsdp.allocator == AllocatorKind::DoubleBuffer,
+        message: "`skipped_blocks` is not modeled with the double buffer of policy megatron: the \
+                  gradients of all unused units are in memory at once",
+        help: "set skipped_blocks = []",
     },
     GRADIENTS_ADDED_UP,
     Refusal {

@@ -2,12 +2,12 @@
 
 use super::{MegatronV2, REDUCED};
 use crate::ir::{
-    Access, COMPUTE, CollectiveKind, GroupId, HostWorkKind, Part, ReduceOp, Role, ShardOp, UnitId,
+    Access, COMPUTE, CollectiveKind, GroupId, HostWorkKind, Part, ReduceOp, Role, UnitId,
 };
 use crate::lower::builder::CollectiveLaunch;
 use crate::lower::emitter::Emitter;
 use crate::lower::flat::{ReduceTo, fill_padding};
-use crate::lower::kernels::KernelLaunch;
+use crate::lower::reduction;
 use crate::program::Rule;
 use smallvec::smallvec;
 
@@ -69,27 +69,13 @@ impl MegatronV2 {
             let Some(grad) = self.grads.take(p) else {
                 continue;
             };
-            let numel = out.inputs.tape.params[p.index()].numel();
-            let slot = Access {
-                offset: to.offset + out.inputs.flat_offset(p) * dtype.size(),
-                bytes: numel * dtype.size(),
-                ..to
-            };
+            let place = out.inputs.flat_place(p, to, dtype);
             let from = out.b.whole(grad);
-            let (op, reads) = if fresh {
-                (ShardOp::Copy, vec![from])
+            if fresh {
+                out.copy(Rule::ReduceCopyIn, COMPUTE, from, place);
             } else {
-                (ShardOp::Accumulate, vec![from, slot])
-            };
-            out.run(KernelLaunch {
-                rule: Rule::ReduceCopyIn,
-                op,
-                elements: numel,
-                dtype,
-                stream: COMPUTE,
-                reads: &reads,
-                writes: &[slot],
-            });
+                reduction::accumulate(out, Rule::ReduceCopyIn, from, &[place], COMPUTE);
+            }
             out.b.free(Rule::Grad, grad);
         }
     }

@@ -8,8 +8,10 @@ use crate::config::{
 };
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
-use crate::policies::GRADIENTS_ADDED_UP;
-use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, WithoutEffect, some_unit};
+use crate::policies::spec::{
+    Defaults, PolicySpec, Refusal, Rules, WithoutEffect, joins_backwards, some_unit,
+};
+use crate::policies::{GRADIENTS_ADDED_UP, SHARDS_ROWS, SKIPS_NO_BLOCKS};
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::MegatronV2,
@@ -78,6 +80,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         places_merged_weights: false,
         // Gradients belong to autograd until they are packed.
         adjacency: WeightAdjacency::Weights,
+        refuses_muon: Some(SHARDS_ROWS),
+        moves_router_biases: false,
         lifecycle: |out| Ok(Box::new(MegatronV2::new(out))),
     },
 };
@@ -152,6 +156,14 @@ const REFUSES: &[Refusal] = &[
         message: ONE_AHEAD,
         help: ONE_UNIT,
     },
+    Refusal {
+        keys: &["train.joint_backward", "fsdp.policy"],
+        when: joins_backwards,
+        message: "`joint_backward` is impossible under policy megatron_v2: a module whose backward \
+                  has begun refuses to begin another one before its parameters have their gradients",
+        help: "set joint_backward = false",
+    },
+    SKIPS_NO_BLOCKS,
     Refusal {
         keys: &["fsdp.async_reduce", "fsdp.policy"],
         when: |s| !s.fsdp.async_reduce,

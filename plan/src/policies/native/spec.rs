@@ -83,6 +83,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         float8_apart: true,
         places_merged_weights: true,
         adjacency: WeightAdjacency::WeightsAndGradients,
+        refuses_muon: None,
+        moves_router_biases: true,
         lifecycle: |out| Ok(Box::new(Native::new(out))),
     },
 };

@@ -2,7 +2,7 @@
 
 use super::MicroBatch;
 use crate::config::Prefetch;
-use crate::ir::{Access, AxisId, BufferId, COMPUTE, EventId, GroupId, Role, UnitId};
+use crate::ir::{BufferId, COMPUTE, EventId, GroupId, Role, UnitId};
 use crate::lower::emitter::Emitter;
 use crate::lower::flat::{Flat, columns};
 use crate::lower::inputs::{LoweringInputs, prefetch_targets};
@@ -452,18 +452,10 @@ impl Unshard {
             if self.resharded_slices[g.index()].is_some() {
                 continue;
             }
-            let whole = out.b.whole(full);
-            let bytes = whole.bytes / u64::from(ranks);
+            let bytes = out.b.whole(full).bytes / u64::from(ranks);
             let dtype = out.inputs.gathered_type(g);
             let slice = out.transient_on(Role::GatherInput, bytes, dtype, COMPUTE, g);
-            out.b.alloc(Rule::ReshardGroup, slice);
-            let from = Access {
-                bytes,
-                per_rank: Some(AxisId::SUB_SHARD.into()),
-                ..whole
-            };
-            let to = out.b.whole(slice);
-            out.copy(Rule::ReshardGroup, COMPUTE, from, to);
+            out.keep_slice(full, slice);
             self.resharded_slices[g.index()] = Some(slice);
         }
         // The backward gather reads the slice on another stream.

@@ -9,7 +9,10 @@ use crate::config::{
 use crate::ir::DType;
 use crate::lower::engine::Engine;
 use crate::lower::{Lowering, flat_layout};
-use crate::policies::spec::{Defaults, PolicySpec, Refusal, Rules, WithoutEffect, some_unit};
+use crate::policies::spec::{
+    Defaults, PolicySpec, Refusal, Rules, WithoutEffect, joins_backwards, some_unit,
+};
+use crate::policies::{SHARDS_ROWS, SKIPS_NO_BLOCKS};
 
 pub(crate) const SPEC: PolicySpec = PolicySpec {
     kind: PolicyKind::MegatronV2,
@@ -73,6 +76,8 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         places_merged_weights: false,
         // Gradients belong to autograd until they are staged.
         adjacency: WeightAdjacency::Weights,
+        refuses_muon: Some(SHARDS_ROWS),
+        moves_router_biases: false,
         lifecycle: |out| Ok(Box::new(Pr4435::new(out))),
     },
 };
@@ -124,6 +129,14 @@ const REFUSES: &[Refusal] = &[
         message: "variant pr4435 reshards every unit after its backward",
         help: "set reshard_after_backward = true, or use policy native or fsdp2",
     },
+    Refusal {
+        keys: &["train.joint_backward", "fsdp.variant"],
+        when: joins_backwards,
+        message: "`joint_backward` is not modeled with variant pr4435, which reduces a unit at the \
+                  end of each part",
+        help: "set joint_backward = false",
+    },
+    SKIPS_NO_BLOCKS,
     Refusal {
         keys: &["fsdp.units", "fsdp.variant"],
         when: |s| some_unit(s, |u| u.keep),

@@ -89,7 +89,7 @@ impl<'t> Config<'t> {
     /// takes the file of the whole, too, and has none.
     ///
     /// # Errors
-    /// Such a class whose blocks would attend to the tower: it skips them.
+    /// If the class has no tower, but blocks that would attend to it: the class skips them.
     pub(super) fn of_class(
         &self,
         d: &Document,

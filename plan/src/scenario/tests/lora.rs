@@ -183,7 +183,7 @@ fn patterns_that_match_nothing_name_the_nearest_module() {
         (
             &["lora.exclude_modules=\"up_proj\""],
             "exclude_modules expression `up_proj` matches no module",
-            "did you mean `up_proj`?",
+            "an expression matches whole paths",
         ),
         (
             &["lora.exclude_modules=[\"q*(\"]"],

@@ -7,7 +7,7 @@ use crate::config::{
 };
 use crate::ir::{AxisId, AxisSet};
 use crate::policies;
-use crate::policies::spec::{Rules, fully_compiled};
+use crate::policies::spec::{Rules, fully_compiled, joins_backwards};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 use crate::shard::placements;
@@ -327,26 +327,15 @@ fn no_grad_forwards(s: &Scenario, d: &Document) -> Checked {
 /// Refuses joint backwards that the engine or the schedule does not have.
 fn joint_backward(s: &Scenario, d: &Document) -> Checked {
     let (t, f) = (&s.train, &s.fsdp);
-    if !t.joint_backward || t.grad_accum == 1 {
+    if !joins_backwards(s) {
         return Ok(());
     }
-    let (keys, why): (&[Key], _) = if fully_compiled(s) {
-        (
-            &[Key::Mode],
-            "is not modeled with compile mode full, whose graphs have one forward each",
-        )
-    } else if f.variant == Variant::Pr4435 {
-        (
-            &[Key::Variant],
-            "is not modeled with variant pr4435, which reduces a unit at the end of each part",
-        )
-    } else if f.policy == PolicyKind::MegatronV2 {
-        (
-            &[Key::Policy],
-            "is impossible under policy megatron_v2: a module whose backward has begun refuses to \
-             begin another one before its parameters have their gradients",
-        )
-    } else if t.activation_offload {
+    if fully_compiled(s) {
+        let why = "is not modeled with compile mode full, whose graphs have one forward each";
+        return Err(cannot(d, Key::JointBackward, &[Key::Mode], why, "false"));
+    }
+    refuse(s, d, "train.joint_backward")?;
+    let (keys, why): (&[Key], _) = if t.activation_offload {
         (
             &[Key::ActivationOffload],
             "is not modeled with `activation_offload`, which moves the activations of one forward",

@@ -1,19 +1,23 @@
 //! Rules for `[lora]` and frozen parameters.
 
 mod patterns;
+mod selectors;
 
 use super::Checked;
 use crate::config::pattern::glob;
-use crate::config::{Expression, Family, FrozenType, Implementation, Scenario, saves, targets};
+use crate::config::{Family, FrozenType, Implementation, Scenario, saves};
 use crate::ir::{HfForm, Param};
 use crate::models;
 use crate::models::declare::Tree;
 use crate::names::nearest;
-use crate::scenario::ScenarioErrorKind;
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
-use crate::scenario::value::Value;
+use crate::scenario::value::{Origin, Value};
+use crate::scenario::{ScenarioError, ScenarioErrorKind};
 use std::collections::BTreeSet;
+
+/// Paths of modules: in this project, and in Hugging Face's code.
+type Paths<'t> = [[&'t str; 2]];
 
 pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
     frozen_params(s, d)?;
@@ -53,40 +57,9 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Err(error.with_help(format!("families with adapters: {}", names.join(", "))));
     }
     modules_to_save(d, &tree)?;
-    target_modules(d, &linears)?;
-    patterns::check(d, lora, &tree)
-}
-
-/// Refuses globs and expressions that match no linear layer.
-fn target_modules(d: &Document, linears: &[[&str; 2]]) -> Checked {
-    let Some(given) = d.value(Key::LoraTargets) else {
-        return Ok(());
-    };
-    let no_match = |at, what: &str, text: &str| {
-        let message = format!("target_modules {what} `{text}` matches no linear layer");
-        d.error(at, message).of(ScenarioErrorKind::NoMatch)
-    };
-    if let Some(text) = given.str().filter(|text| *text != "all-linear") {
-        let expression = Expression::of_path(text);
-        let expression = expression.map_err(|message| d.error(given.origin, message))?;
-        if !linears
-            .iter()
-            .flatten()
-            .any(|path| expression.matches(path))
-        {
-            let help = r"an expression matches whole paths, for example '.*\.(q_proj|v_proj)'; all-linear stands for all linear layers, and lists have names";
-            return Err(no_match(given.origin, "expression", text).with_help(help));
-        }
-    }
-    for pattern in given.array().unwrap_or_default() {
-        let text = pattern.str().unwrap_or_default();
-        glob(text).map_err(|message| d.error(pattern.origin, message))?;
-        if !linears.iter().any(|paths| targets(text, *paths)) {
-            let help = hint(text, ("linear layers", linears));
-            return Err(no_match(pattern.origin, "pattern", text).with_help(help));
-        }
-    }
-    Ok(())
+    selectors::target_modules(d, &linears)?;
+    selectors::exclude_modules(d, &tree)?;
+    patterns::check(d, lora, &linears)
 }
 
 /// Refuses modules to save that the model does not have, that have adapters, or whose parameters
@@ -102,10 +75,8 @@ fn modules_to_save(d: &Document, tree: &Tree) -> Checked {
         if some.peek().is_none() {
             let message =
                 format!("modules_to_save pattern `{text}` matches no module with parameters");
-            let error = d
-                .error(pattern.origin, message)
-                .of(ScenarioErrorKind::NoMatch);
             let names: Vec<[&str; 2]> = base.flat_map(|p| tree.paths(p)).collect();
+            let error = no_match(d, pattern.origin, message);
             return Err(error.with_help(hint(text, ("modules", &names))));
         }
         for p in some {
@@ -176,8 +147,13 @@ fn frozen_params(s: &Scenario, d: &Document) -> Checked {
     }
 }
 
+/// Returns the error for a pattern that matches nothing.
+fn no_match(d: &Document, at: Origin, message: String) -> ScenarioError {
+    d.error(at, message).of(ScenarioErrorKind::NoMatch)
+}
+
 /// Returns the name of the module that may be meant, or all of them; blocks are alike.
-fn hint(pattern: &str, (what, of): (&str, &[[&str; 2]])) -> String {
+fn hint(pattern: &str, (what, of): (&str, &Paths<'_>)) -> String {
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_owned();
     let wanted = last(pattern);
     let names: BTreeSet<String> = of.iter().flatten().map(|path| last(path)).collect();

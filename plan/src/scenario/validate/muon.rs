@@ -1,10 +1,10 @@
 //! Rules for Muon.
 
 use super::{Checked, cannot};
-use crate::config::{MomentType, Optimizer, PolicyKind, Scenario};
+use crate::config::{MomentType, Optimizer, Scenario};
 use crate::lower::optimizer::muon_params;
 use crate::models;
-use crate::policies::spec::fully_compiled;
+use crate::policies;
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 
@@ -13,19 +13,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Ok(());
     }
     let (key, refuse) = (Key::Optimizer, "\"adamw\"");
-    if s.fsdp.policy != PolicyKind::Native || fully_compiled(s) {
-        let why = match s.fsdp.policy {
-            // Observed with `CommDebugMode`: see docs/explanation/optimizers.md.
-            PolicyKind::Fsdp2 => {
-                "muon is built for policy native outside compile mode full: under fsdp2, ranks have rows of \
-                 matrices, and DTensor chooses the collectives of each matmul of torch.optim.Muon from \
-                 shapes and ranks, in a way that changes with PyTorch"
-            }
-            _ => {
-                "muon is built for policy native outside compile mode full: the other engines shard \
-                 the rows of a matrix, and Muon needs all of them on one rank"
-            }
-        };
+    if let Some(why) = policies::lowering(s).refuses_muon {
         let error = cannot(d, key, &[Key::Policy, Key::Mode], why, refuse);
         let help = "set fsdp.policy = \"native\", which gives each rank whole matrices, and compile.mode other than \"full\"";
         return Err(error.with_help(help));

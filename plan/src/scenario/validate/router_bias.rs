@@ -1,9 +1,9 @@
 //! Rules for updates of the biases of routers.
 
 use super::{Checked, cannot};
-use crate::config::{PolicyKind, Scenario};
+use crate::config::Scenario;
 use crate::models;
-use crate::policies::spec::fully_compiled;
+use crate::policies;
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 
@@ -12,7 +12,7 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
         return Ok(());
     }
     let refuse = |keys: &[Key], why| cannot(d, Key::RouterBiasUpdateSpeed, keys, why, "0.0");
-    if s.fsdp.policy != PolicyKind::Native || fully_compiled(s) {
+    if !policies::lowering(s).moves_router_biases {
         let why = "is built for policy native outside compile mode full: torchtitan and Megatron-LM \
                    update biases outside the optimizer, which the other policies do not predict";
         let error = refuse(&[Key::Policy, Key::Mode], why);

@@ -1,11 +1,11 @@
 //! Rules for blocks that some micro-batches skip.
 
-use super::{Checked, cannot};
+use super::{Checked, cannot, refuse};
 use crate::config::pattern::{glob, matches};
-use crate::config::{AllocatorKind, CudaGraph, OuterStrategy, PolicyKind, Scenario, Variant};
+use crate::config::{CudaGraph, Scenario};
 use crate::ir::{Module, ModuleKind};
 use crate::models;
-use crate::policies::spec::fully_compiled;
+use crate::policies::spec::{fully_compiled, skips_blocks};
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
 use crate::scenario::value::Value;
@@ -14,7 +14,7 @@ use crate::scenario::{ScenarioError, ScenarioErrorKind};
 /// Refuses schedules without conditional blocks, patterns that match no block, and micro-batches
 /// that a step does not have.
 pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
-    if s.train.skipped_blocks.is_empty() {
+    if !skips_blocks(s) {
         return Ok(());
     }
     schedule(s, d)?;
@@ -49,23 +49,18 @@ pub(super) fn check(s: &Scenario, d: &Document) -> Checked {
 /// Refuses schedules that always run every block.
 fn schedule(s: &Scenario, d: &Document) -> Checked {
     let (t, f) = (&s.train, &s.fsdp);
-    let megatron = f.policy == PolicyKind::Megatron;
-    let (key, why) = if fully_compiled(s) {
-        (
-            Key::Mode,
-            "is impossible with compile mode full: its graph has every block",
-        )
-    } else if s.compile.cuda_graph != CudaGraph::Off {
-        (
-            Key::CudaGraph,
-            "is impossible with `cuda_graph`, whose replays launch the same kernels every time",
-        )
-    } else if f.policy == PolicyKind::MegatronV2 || f.variant == Variant::Pr4435 {
-        (
-            Key::Policy,
-            "is not modeled under policy megatron_v2; native, fsdp2 and megatron have it",
-        )
-    } else if t.joint_backward {
+    let refused = |key, why| Err(cannot(d, Key::SkippedBlocks, &[key], why, "[]"));
+    if fully_compiled(s) {
+        let why = "is impossible with compile mode full: its graph has every block";
+        return refused(Key::Mode, why);
+    }
+    if s.compile.cuda_graph != CudaGraph::Off {
+        let why =
+            "is impossible with `cuda_graph`, whose replays launch the same kernels every time";
+        return refused(Key::CudaGraph, why);
+    }
+    refuse(s, d, "train.skipped_blocks")?;
+    let (key, why) = if t.joint_backward {
         (
             Key::JointBackward,
             "is not modeled with `joint_backward`, whose parts run the same blocks",
@@ -90,23 +85,10 @@ fn schedule(s: &Scenario, d: &Document) -> Checked {
             Key::Tp,
             "is not modeled with `tp`, which divides pairs of layers",
         )
-    } else if megatron && f.outer_strategy == OuterStrategy::Optim {
-        (
-            Key::OuterStrategy,
-            "is not modeled with outer_strategy = \"optim\" under policy megatron: it gathers over \
-             the outer axis in a step's first micro-batch only, so that a unit which another one \
-             uses first has old weights",
-        )
-    } else if megatron && f.allocator == AllocatorKind::DoubleBuffer {
-        (
-            Key::Allocator,
-            "is not modeled with the double buffer of policy megatron: the gradients of all unused \
-             units are in memory at once",
-        )
     } else {
         return Ok(());
     };
-    Err(cannot(d, Key::SkippedBlocks, &[key], why, "[]"))
+    refused(key, why)
 }
 
 /// Refuses a pattern that matches no block.

@@ -27,7 +27,7 @@ fn percent(part: u64, whole: u64) -> String {
 
 fn exposed_time(p: &Prediction) -> Vec<Table> {
     let run = &p.run;
-    let shown = |time: Picos| number(time.ms(), 3, run.basis.as_ref());
+    let basis = run.basis.as_ref();
     let gaps = exposed::gaps(&p.program, run);
     if gaps.is_empty() {
         return Vec::new();
@@ -36,19 +36,12 @@ fn exposed_time(p: &Prediction) -> Vec<Table> {
     let step = run.recorded_to.saturating_sub(run.recorded_from);
     let title = format!(
         "Exposed time: {} ({})",
-        milliseconds(total.ms(), run.basis.as_ref()),
+        milliseconds(total.ms(), basis),
         percent(total.0, step.0)
     );
-    let mut groups = Table::new(title, &["cause", "waited for", "phase", ">gaps", ">ms"]);
+    let mut groups = Table::new(title, &exposed::Group::HEADS);
     for g in exposed::groups(&gaps).iter().take(ROWS) {
-        let cells = [
-            g.cause.name().to_owned(),
-            g.awaited.name.clone(),
-            g.awaited.phase.to_owned(),
-            g.count.to_string(),
-            shown(g.total),
-        ];
-        groups.row(Tone::Plain, cells);
+        groups.row(Tone::Plain, g.cells(basis));
     }
     let head = [
         "waited for",
@@ -61,16 +54,7 @@ fn exposed_time(p: &Prediction) -> Vec<Table> {
     ];
     let mut longest = Table::new("Longest gaps", &head);
     for g in exposed::longest(gaps, ROWS) {
-        let cells = [
-            g.awaited.name,
-            g.unit,
-            g.awaited.phase.to_owned(),
-            g.cause.name().to_owned(),
-            g.start.show_ms(2),
-            shown(g.length),
-            g.why,
-        ];
-        longest.row(Tone::Plain, cells);
+        longest.row(Tone::Plain, g.cells(basis));
     }
     vec![groups, longest]
 }
@@ -89,17 +73,9 @@ fn memory(p: &Prediction) -> Vec<Table> {
         let cells = [role.name().to_owned(), bytes.to_string(), share];
         roles.row(Tone::Plain, cells);
     }
-    let head = ["largest live buffers", "type", ">each", ">count", ">total"];
-    let mut buffers = Table::new("Buffers at the peak", &head);
+    let mut buffers = Table::new("Buffers at the peak", &peak::Alive::HEADS);
     for a in peak::largest(&p.program, m.at.instr, ROWS) {
-        let cells = [
-            a.name.clone(),
-            a.dtype.to_string(),
-            a.bytes.to_string(),
-            a.count.to_string(),
-            a.total().to_string(),
-        ];
-        buffers.row(Tone::Plain, cells);
+        buffers.row(Tone::Plain, a.cells());
     }
     vec![roles, buffers]
 }
@@ -110,25 +86,9 @@ fn critical_path(p: &Prediction) -> Table {
         "Critical path: {} kernels and collectives, {}",
         path.spans, path.length
     );
-    let head = [
-        "longest pieces",
-        "unit",
-        "phase",
-        ">kernels",
-        ">at ms",
-        ">ms",
-    ];
-    let mut table = Table::new(title, &head);
+    let mut table = Table::new(title, &path::Piece::HEADS);
     for piece in path.pieces.iter().take(ROWS) {
-        let cells = [
-            piece.work.name().to_owned(),
-            piece.unit.clone(),
-            piece.phase.to_owned(),
-            piece.spans.to_string(),
-            piece.start.show_ms(2),
-            piece.length.show_ms(3),
-        ];
-        table.row(Tone::Plain, cells);
+        table.row(Tone::Plain, piece.cells());
     }
     let share = |t: Picos| percent(t.0, path.length.0);
     let kinds = path.by_work.iter();
@@ -187,14 +147,7 @@ pub(super) fn slower(p: &Prediction, parts: &[Slower]) -> Table {
     let head = ["component", little.as_str(), ">", twice.as_str(), ">"];
     let mut table = Table::new("If one component were slower", &head);
     for s in parts {
-        let time = |ms: Option<f64>| ms.map_or_else(|| "-".into(), |ms| milliseconds(ms, basis));
-        let more = |ms: Option<f64>| {
-            let share = |ms: f64| format!("{:+.1} %", 100.0 * (ms / p.step_ms() - 1.0));
-            ms.map_or_else(String::new, share)
-        };
-        let [a, b] = s.step_ms;
-        let cells = [s.part.name().to_owned(), time(a), more(a), time(b), more(b)];
-        table.row(Tone::Plain, cells);
+        table.row(Tone::Plain, s.cells(p.step_ms(), basis));
     }
     table
 }

@@ -36,7 +36,7 @@ struct Offered {
 /// address of a word that ends waits. `obstacle` is a reason not to map anything.
 ///
 /// # Errors
-/// Returns [`Refusal`], which is equal on all ranks.
+/// Returns [`Refusal`] if any rank cannot map the memory of another one; it is equal on all ranks.
 pub(super) fn connect(
     agreement: &Agreement<'_>,
     context: &Arc<Context>,

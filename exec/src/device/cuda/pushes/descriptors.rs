@@ -33,7 +33,7 @@ impl Inbox {
     /// Opens a socket with a unique name.
     ///
     /// # Errors
-    /// A message.
+    /// Returns a message if the socket cannot be created.
     pub(super) fn open() -> Result<Self, String> {
         let random = RandomState::new().hash_one(Instant::now());
         let name = format!("shardlab-{}-{random:016x}", std::process::id());
@@ -115,7 +115,8 @@ fn take(stream: &UnixStream, count: usize) -> Result<(usize, Vec<OwnedFd>), Stri
 /// Sends this rank's position and descriptors to the peer that listens at `name`.
 ///
 /// # Errors
-/// A message.
+/// Returns a message if there are more descriptors than a message can have, or if the peer cannot
+/// be reached.
 pub(super) fn send(name: &str, position: usize, descriptors: &[OwnedFd]) -> Result<(), String> {
     let words =
         |e: std::io::Error| format!("cannot send descriptors to the Unix socket {name}: {e}");

@@ -98,7 +98,7 @@ impl PushKernels {
     /// Compiles and loads the kernels.
     ///
     /// # Errors
-    /// A message.
+    /// Returns a message if a library is missing, or if a kernel cannot be compiled or loaded.
     pub(in crate::device::cuda) fn new(context: &Arc<Context>) -> Result<Self, String> {
         let libraries = Libraries::load(&[]).map_err(|e| e.to_string())?;
         let folders = libraries.folders().iter().map(|f| f.path.clone());

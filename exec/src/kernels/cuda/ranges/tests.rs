@@ -30,6 +30,26 @@ fn kernel(op: ShardOp) -> Kernel {
     }
 }
 
+/// Runs an operation with the CPU's kernels. The ranges must be in the test's memory.
+fn launch(
+    op: ShardOp,
+    known: Parameters<'_>,
+    reads: &[RawRange],
+    writes: &[RawRange],
+) -> Result<(), kernels::KernelError> {
+    let kernel = kernel(op);
+    let context = LaunchContext {
+        kernel: &kernel,
+        data_rank: 0,
+        hyper: NO_HYPER,
+        shapes: known.shapes,
+        groups: known.groups,
+        scales: known.scales,
+    };
+    // SAFETY: the caller's ranges are in the test's memory, which nothing else uses.
+    unsafe { kernels::launch(&context, reads, writes) }
+}
+
 /// Memory with ranges one after another.
 struct Memory {
     words: Vec<u64>,
@@ -85,17 +105,11 @@ fn flat(at: u64, n: u64, dtype: DType) -> RawRange {
 /// Runs a piece with the CPU's kernels, as the GPU's list kernel would.
 fn perform(kind: Ranges, p: &Piece, w: &Work) {
     let scaled = |op, run: Option<ScaleRun>, reads: &[RawRange], writes: &[RawRange]| {
-        let kernel = kernel(op);
-        let context = LaunchContext {
-            kernel: &kernel,
-            data_rank: 0,
-            hyper: NO_HYPER,
-            shapes: &[],
-            groups: &[],
+        let known = Parameters {
             scales: run.as_slice(),
+            ..Parameters::default()
         };
-        // SAFETY: the pieces are in the test's memory.
-        unsafe { kernels::launch(&context, reads, writes) }.unwrap();
+        launch(op, known, reads, writes).unwrap();
     };
     let run = |op, reads: &[RawRange], writes: &[RawRange]| scaled(op, None, reads, writes);
     match kind {
@@ -192,22 +206,16 @@ fn perform(kind: Ranges, p: &Piece, w: &Work) {
         Ranges::BlockCodes { from, through, to } => {
             let shapes = [Shape::from_slice(&[p.n / p.at[3], p.at[3]])];
             let block = ScaleBlock::SQUARE;
-            let op = ShardOp::ShardCastBlocks { through, block };
-            let kernel = kernel(op);
-            let context = LaunchContext {
-                kernel: &kernel,
-                data_rank: 0,
-                hyper: NO_HYPER,
+            let known = Parameters {
                 shapes: &shapes,
-                groups: &[],
-                scales: &[],
+                ..Parameters::default()
             };
             let writes = [
                 flat(p.at[0], p.n, to),
                 flat(p.at[2], p.n / block.numel(), DType::F32),
             ];
-            // SAFETY: the pieces are in the test's memory.
-            unsafe { kernels::launch(&context, &[flat(p.at[1], p.n, from)], &writes) }.unwrap();
+            let op = ShardOp::ShardCastBlocks { through, block };
+            launch(op, known, &[flat(p.at[1], p.n, from)], &writes).unwrap();
         }
         Ranges::RouterBias => {
             let [bias, counts] = [0, 1].map(|i| flat(p.at[i], p.n, DType::F32));
@@ -247,17 +255,7 @@ fn agree_knowing(
         which.iter().map(|&i| m.range(i)).collect()
     };
     let (r, w) = (of(&mut cpu, reads), of(&mut cpu, writes));
-    let kernel = kernel(op);
-    let context = LaunchContext {
-        kernel: &kernel,
-        data_rank: 0,
-        hyper: NO_HYPER,
-        shapes: known.shapes,
-        groups: known.groups,
-        scales: known.scales,
-    };
-    // SAFETY: the ranges are in the test's memory.
-    unsafe { kernels::launch(&context, &r, &w) }.unwrap();
+    launch(op, known, &r, &w).unwrap();
     let (r, w) = (of(&mut gpu, reads), of(&mut gpu, writes));
     let work = work(op, known, &r, &w).unwrap();
     let mut pieces = 0;
@@ -423,17 +421,7 @@ fn blocks_of_shards_in_8_bits() {
             ..Parameters::default()
         };
         assert!(work(op, known, &[main], &[codes, scales]).is_err());
-        let kernel = kernel(op);
-        let context = LaunchContext {
-            kernel: &kernel,
-            data_rank: 0,
-            hyper: NO_HYPER,
-            shapes: &shapes,
-            groups: &[],
-            scales: &[],
-        };
-        // SAFETY: the ranges are in the test's memory.
-        let run = unsafe { kernels::launch(&context, &[main], &[codes, scales]) };
+        let run = launch(op, known, &[main], &[codes, scales]);
         assert!(run.is_err(), "{shapes:?}");
     }
 }

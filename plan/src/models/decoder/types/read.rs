@@ -26,7 +26,7 @@ pub(super) fn flag(file: Fields<'_>, name: &str, default: bool) -> bool {
 /// Returns a positive number of the file.
 ///
 /// # Errors
-/// Any other value.
+/// If the field has any other value.
 pub(super) fn size(file: Fields<'_>, name: &str, default: u64) -> Result<u64, String> {
     let Some(given) = file(name) else {
         return Ok(default);

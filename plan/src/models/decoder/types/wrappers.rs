@@ -465,7 +465,7 @@ const OLD_FIELDS_OF_CLIP: [(&str, &[(&str, u64)]); 2] = [
 /// builds a configuration of the old ones alone, which replaces the other.
 ///
 /// # Errors
-/// A field that differs.
+/// If a field differs.
 fn old_fields(file: Fields<'_>, name: &str, defaults: &[(&str, u64)]) -> Result<(), String> {
     let Some(old) = file(name).filter(|given| *given != json!({})) else {
         return Ok(());

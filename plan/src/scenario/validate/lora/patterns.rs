@@ -1,9 +1,7 @@
 //! Rules for the keys of `[lora]` that select layers among the targets, or change their adapters.
 
-use super::{Checked, hint};
-use crate::config::pattern::glob;
-use crate::config::{Expression, Lora, LoraTargets, targets};
-use crate::models::declare::Tree;
+use super::{Checked, Paths, hint, no_match};
+use crate::config::{Expression, Lora, LoraTargets, ModuleSelector};
 use crate::names::nearest;
 use crate::scenario::keys::Key;
 use crate::scenario::merge::Document;
@@ -11,18 +9,11 @@ use crate::scenario::value::{Origin, Value};
 use crate::scenario::{ScenarioError, ScenarioErrorKind};
 use std::collections::BTreeSet;
 
-/// Paths of modules: in this project, and in Hugging Face's code.
-type Paths<'t> = [[&'t str; 2]];
-
-pub(super) fn check(d: &Document, lora: &Lora, tree: &Tree) -> Checked {
-    let linears: Vec<[&str; 2]> = tree.linears().collect();
-    exclude_modules(d, tree)?;
-    layers_pattern(d, &linears)?;
-    layers_to_transform(d, lora, &linears)?;
-    let adapted: Vec<[&str; 2]> = linears
-        .into_iter()
-        .filter(|p| lora.adapter(*p).is_some())
-        .collect();
+pub(super) fn check(d: &Document, lora: &Lora, linears: &Paths<'_>) -> Checked {
+    layers_pattern(d, linears)?;
+    layers_to_transform(d, lora, linears)?;
+    let has_adapter = |paths: &[&str; 2]| lora.adapter(*paths).is_some();
+    let adapted: Vec<[&str; 2]> = linears.iter().copied().filter(has_adapter).collect();
     if adapted.is_empty() {
         return Err(no_adapter(d));
     }
@@ -32,46 +23,11 @@ pub(super) fn check(d: &Document, lora: &Lora, tree: &Tree) -> Checked {
     Ok(())
 }
 
-/// Returns the error for a pattern that matches nothing.
-fn no_match(d: &Document, at: Origin, message: String) -> ScenarioError {
-    d.error(at, message).of(ScenarioErrorKind::NoMatch)
-}
-
 /// Returns the texts of a key whose value is one text or a list.
 fn texts(d: &Document, key: Key) -> impl Iterator<Item = (Origin, &str)> {
     let value = d.value(key).into_iter();
     let items = value.flat_map(|v| v.array().unwrap_or(std::slice::from_ref(v)));
     items.filter_map(|item| Some((item.origin, item.str()?)))
-}
-
-/// Refuses globs and expressions that match no module. Modules that are no targets, such as the
-/// output projection, may be named.
-fn exclude_modules(d: &Document, tree: &Tree) -> Checked {
-    let base = tree.params.iter().filter(|p| !p.is_adapter());
-    let modules: Vec<[&str; 2]> = base.flat_map(|p| tree.paths(p)).collect();
-    let is_list = d
-        .value(Key::ExcludeModules)
-        .and_then(Value::array)
-        .is_some();
-    for (at, text) in texts(d, Key::ExcludeModules) {
-        let matches = if is_list {
-            glob(text).map_err(|message| d.error(at, message))?;
-            modules.iter().any(|paths| targets(text, *paths))
-        } else {
-            let expression = Expression::of_path(text).map_err(|message| d.error(at, message))?;
-            modules
-                .iter()
-                .flatten()
-                .any(|path| expression.matches(path))
-        };
-        if !matches {
-            let what = if is_list { "pattern" } else { "expression" };
-            let message = format!("exclude_modules {what} `{text}` matches no module");
-            let error = no_match(d, at, message);
-            return Err(error.with_help(hint(text, ("modules", &modules))));
-        }
-    }
-    Ok(())
 }
 
 /// Refuses names that are no list of blocks.
@@ -108,7 +64,11 @@ fn layers_to_transform(d: &Document, lora: &Lora, linears: &Paths<'_>) -> Checke
     let Some(value) = d.value(Key::LayersToTransform) else {
         return Ok(());
     };
-    if let (LoraTargets::Expression(_), false) = (&lora.targets, lora.layers.is_empty()) {
+    let expression = matches!(
+        lora.targets,
+        LoraTargets::Selected(ModuleSelector::Expression(_))
+    );
+    if expression && !lora.layers.is_empty() {
         let message = "PEFT has no layers_to_transform for an expression in target_modules";
         let error = d.conflict(&[Key::LayersToTransform, Key::LoraTargets], message);
         return Err(error.with_help("name the blocks in the expression, or list the layers"));
