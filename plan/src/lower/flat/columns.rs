@@ -57,8 +57,8 @@ pub(crate) struct Columns {
 
 impl Columns {
     /// Creates the buffers of a group with these scales of rows; `None` if the transpose has the
-    /// same blocks. `kept` means that the codes of the shard are kept between gathers, which cast on
-    /// `stream`.
+    /// same blocks. `kept` means that the codes of the shard are kept between gathers, whose casts
+    /// run on `stream`.
     pub(super) fn new(
         out: &mut Emitter<'_>,
         g: GroupId,
