@@ -184,8 +184,8 @@ impl<'a, D: Device> Trainer<'a, D> {
         // Only the optimizer's kernel sums these gradients, or ranks hold some of them equally and
         // others not, which one sum per rank cannot distinguish.
         let distinct = layout.distinct_ranks(program);
-        let skip_grad_norms =
-            options.skip_grad_norms || scenario.sums_in_optimizer() || distinct.is_none();
+        let pieces = program.instrs.iter().any(|i| program.sums_pieces(&i.op));
+        let skip_grad_norms = options.skip_grad_norms || pieces || distinct.is_none();
         let counts = options.exec.routing;
         let exec = ExecOptions {
             grad_squares: !skip_grad_norms,
