@@ -261,14 +261,23 @@ pub fn commas(number: &str) -> String {
     out + fraction
 }
 
-/// Formats a number with these decimals and a comma between thousands; `-` if it is not finite.
+/// Formats a number with these decimals and a comma between thousands; `-` if it is not finite. A
+/// value that rounds to zero is not negative: a sum of no numbers is -0.
 #[must_use]
 pub fn thousands(x: f64, decimals: usize) -> String {
-    if x.is_finite() {
-        commas(&format!("{x:.decimals$}"))
-    } else {
-        "-".into()
+    if !x.is_finite() {
+        return "-".into();
     }
+    let text = format!("{x:.decimals$}");
+    match text.strip_prefix('-') {
+        Some(digits) if is_zero(digits) => digits.to_owned(),
+        _ => commas(&text),
+    }
+}
+
+/// Returns whether a number without a sign is written as zero.
+fn is_zero(digits: &str) -> bool {
+    digits.chars().all(|c| matches!(c, '0' | '.'))
 }
 
 /// Formats a count with a comma between thousands.
@@ -293,7 +302,7 @@ pub fn short_count(n: u64) -> String {
 pub fn signed(x: f64, decimals: usize) -> String {
     let text = format!("{x:+.decimals$}");
     match text.strip_prefix('-') {
-        Some(digits) if digits.chars().all(|c| matches!(c, '0' | '.')) => format!("+{digits}"),
+        Some(digits) if is_zero(digits) => format!("+{digits}"),
         _ => commas(&text),
     }
 }
@@ -367,6 +376,9 @@ mod tests {
         ] {
             assert_eq!(signed(x, 2), text);
         }
+        assert_eq!(thousands(-0.0, 3), "0.000");
+        assert_eq!(thousands(-0.04, 1), "0.0");
+        assert_eq!(thousands(-0.06, 1), "-0.1");
         assert_eq!(signed(-0.2, 0), "+0");
         assert_eq!(signed(f64::NAN, 1), "NaN");
         assert_eq!(signed(-2755.6, 0), "-2,756");

@@ -334,7 +334,7 @@ fn predictions_agree_with_steps_of_exec() {
 }
 
 /// MoE models with and without expert parallelism, with every dispatcher, and with balanced and
-/// skewed choices: 50 runs on five machines, one of which also timed their kernels.
+/// skewed choices: 57 runs on six machines, one of which also timed their kernels.
 #[test]
 fn predictions_agree_with_steps_of_experts() {
     let table = concat!(
@@ -343,7 +343,7 @@ fn predictions_agree_with_steps_of_experts() {
     );
     let mut lines = json(&["validate", table, "--json"]);
     lines.pop();
-    assert_eq!(lines.len(), 50);
+    assert_eq!(lines.len(), 57);
     for row in &lines {
         let of = &row["peak_allocated_mib"];
         let bytes = |field: &str| of[field].as_f64().unwrap();
@@ -356,7 +356,7 @@ fn predictions_agree_with_steps_of_experts() {
     let mut errors: Vec<f64> = lines.iter().map(step).collect();
     errors.sort_by(f64::total_cmp);
     assert!(
-        errors[25] < 2.0 && errors[44] < 6.1 && errors[49] < 8.0,
+        errors[28] < 2.0 && errors[51] < 6.1 && errors[56] < 8.0,
         "{errors:?}"
     );
 }

@@ -6,7 +6,7 @@
 //!   status
 //! - `<!-- tested: FILE -->`: the content of a file
 //! - `<!-- prints -->`: lines that the previous commands print, on either stream. A line `...`
-//!   matches any number of lines, and `[..]` within a line matches any text.
+//!   matches any number of lines, and `…` within a line matches any text.
 //! - `<!-- not tested: REASON -->`: commands that need something that tests do not have
 //!
 //! In tutorials and how-to guides, each block of commands must have one of these comments.
@@ -64,10 +64,10 @@ fn blocks(page: &str) -> Vec<Block> {
     blocks
 }
 
-/// Returns whether a line matches a pattern in which `[..]` matches any text.
+/// Returns whether a line matches a pattern in which `…` matches any text.
 fn is_like(line: &str, pattern: &str) -> bool {
     let (line, pattern) = (line.trim_end(), pattern.trim_end());
-    let mut parts = pattern.split("[..]");
+    let mut parts = pattern.split('…');
     let Some(mut rest) = line.strip_prefix(parts.next().unwrap()) else {
         return false;
     };
@@ -337,11 +337,11 @@ fn every_command_of_a_guide_is_tested() {
 #[test]
 fn missing_lines_are_noticed() {
     let output = "a 1\nb 2\nc 3\n";
-    assert_eq!(missing("a [..]\n...\nc 3\n", output), None);
+    assert_eq!(missing("a …\n...\nc 3\n", output), None);
     assert_eq!(missing("b 2\nc 3\n", output), None);
     assert_eq!(missing("a 1\nc 3\n", output), Some("a 1"));
     assert_eq!(missing("c 3\n...\na 1\n", output), Some("a 1"));
     assert_eq!(missing("a 2\n", output), Some("a 2"));
-    assert_eq!(missing("[..] 2\n", output), None);
+    assert_eq!(missing("… 2\n", output), None);
     assert!(!is_like("ab", "a"));
 }
