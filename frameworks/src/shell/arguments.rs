@@ -202,7 +202,7 @@ fn set(entries: &mut Vec<(Name, Node)>, name: &str, at: Position, value: Node) {
     entries.push((Name { text, at }, value));
 }
 
-/// Returns whether a word is no value of the option before it.
+/// Returns whether a word cannot be a value of the option before it.
 fn ends_values(text: &str) -> bool {
     text.starts_with("--")
         || text.ends_with(".py")

@@ -59,7 +59,7 @@ fn overrides_in_yaml_are_read() {
     has(&job, &[("fsdp.strategy", "\"optim_grads_params\"")]);
 }
 
-/// Overrides of `scripts/training/run_recipe.py`, and what is left to the recipe.
+/// Overrides of `scripts/training/run_recipe.py`, and the keys that only the recipe sets.
 #[test]
 fn overrides_of_commands_are_read() {
     let script = |more: &str| {

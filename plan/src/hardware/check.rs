@@ -33,7 +33,7 @@ impl std::error::Error for FormatError {}
 /// keys.
 ///
 /// # Errors
-/// Returns the first error, with its position, if the text is no profile.
+/// Returns the first error, with its position, if the text is not a valid profile.
 pub fn check(text: &str) -> Result<(), FormatError> {
     let entries = entries(text)?;
     let root = Checker { text };

@@ -29,8 +29,8 @@ use super::streams::CommStreams;
 use super::walk::Location;
 use crate::config::Strategy;
 use crate::ir::{
-    Access, AxisId, BufferId, COMPUTE, CollectiveKind, DType, GroupId, Holds, ParamId, Part,
-    ReduceOp, Role, ShardOp, StreamId,
+    Access, AxisId, BufferId, COMPUTE, CollectiveKind, CommId, DType, GroupId, Holds, ParamId,
+    Part, ReduceOp, Role, ShardOp, StreamId,
 };
 use crate::program::Rule;
 use crate::shard::{Layout, placements};
@@ -549,11 +549,7 @@ impl Flat {
         if state.sharded.outer_optim && stale {
             self.gather_outer(out, g);
         }
-        let CommStreams {
-            copy_in,
-            gather: stream,
-            ..
-        } = self.streams;
+        let copy_in = self.streams.copy_in;
         let Some(output) = state.full.or(state.weight).map(|id| out.b.whole(id)) else {
             return;
         };
@@ -575,11 +571,26 @@ impl Flat {
         } else {
             state.sharded.comms.gather
         };
-        let Some(comm) = comm else { return };
-        out.b.join(Rule::CopyIn, copy_in, stream);
-        let mut parts = smallvec![Part { input, output }];
-        let scales = state.scales;
+        if let Some(comm) = comm {
+            self.launch_gather(out, rule, (g, comm), Part { input, output }, state.scales);
+        }
+    }
+
+    /// Launches the all-gather of a group's weights (or of their codes, with the scales that ranks
+    /// do not have) on the gather stream, after the casts on the copy-in stream.
+    fn launch_gather(
+        &self,
+        out: &mut Emitter<'_>,
+        rule: Rule,
+        (g, comm): (GroupId, CommId),
+        weights: Part,
+        scales: Option<BlockScales>,
+    ) {
+        let state = self.state(g);
+        let stream = self.streams.gather;
+        out.b.join(Rule::CopyIn, self.streams.copy_in, stream);
         let scales = scales.and_then(|scales| scales.part(out, state.sharded));
+        let mut parts = smallvec![weights];
         parts.extend(scales);
         out.collective(CollectiveLaunch {
             rule,

@@ -10,17 +10,11 @@
 use super::Flat;
 use super::block_scales::BlockScales;
 use crate::compile::tape::TapeOp;
-use crate::ir::{
-    Access, BufferId, CollectiveKind, DType, GroupId, ParamId, Part, ReduceOp, Role, Source,
-    StreamId,
-};
-use crate::lower::builder::CollectiveLaunch;
+use crate::ir::{Access, BufferId, DType, GroupId, ParamId, Part, Role, Source, StreamId};
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
-use crate::lower::streams::CommStreams;
 use crate::lower::walk::Location;
 use crate::program::Rule;
-use smallvec::smallvec;
 
 /// Calls `f` with each weight that a kernel of a micro-batch's backward reads, including recomputed
 /// forwards, and whether it reads codes by columns.
@@ -138,11 +132,6 @@ impl Flat {
         stale: bool,
     ) {
         let state = self.state(g);
-        let CommStreams {
-            copy_in,
-            gather: stream,
-            ..
-        } = self.streams;
         let (Some(columns), Some(comm)) = (state.columns, state.sharded.comms.gather) else {
             return;
         };
@@ -153,21 +142,9 @@ impl Flat {
         };
         if stale || columns.shard.is_none() {
             let to = (input, columns.scales);
-            self.cast_blocks(out, g, to, Rule::CopyIn, copy_in);
+            self.cast_blocks(out, g, to, Rule::CopyIn, self.streams.copy_in);
         }
-        out.b.join(Rule::CopyIn, copy_in, stream);
-        let scales = columns.scales.part(out, state.sharded);
-        let mut parts = smallvec![Part { input, output }];
-        parts.extend(scales);
-        out.collective(CollectiveLaunch {
-            rule,
-            stream,
-            kind: CollectiveKind::AllGather,
-            comm,
-            reduce: ReduceOp::None,
-            dtype: scales.map_or(state.w, |_| DType::U8),
-            parts,
-            sent: None,
-        });
+        let codes = Part { input, output };
+        self.launch_gather(out, rule, (g, comm), codes, Some(columns.scales));
     }
 }

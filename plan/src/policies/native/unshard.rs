@@ -49,7 +49,7 @@ impl Gathered {
         columns: false,
     };
 
-    /// Returns what is not in another one.
+    /// Returns the parts that another one lacks.
     fn without(self, other: Self) -> Self {
         Self {
             weights: self.weights && !other.weights,

@@ -489,18 +489,7 @@ fn columns_of_older_weights_are_found() {
 /// A cast of columns writes fewer scales than it has blocks.
 #[test]
 fn casts_without_a_scale_per_mx_block_are_found() {
-    let mut p = mx(&[]);
-    let (cast, _) = launches(&p, "shard_float8_cast_blocks")[0];
-    let Op::Launch { writes, .. } = p.instrs[cast.index()].op else {
-        panic!("not a launch")
-    };
-    p.accesses[writes as usize + 1].bytes -= 1;
-    let v = found(&check(&p), RuleId::Float8Format, cast);
-    assert!(
-        v.message.contains("a scale for each 32 of them"),
-        "{}",
-        v.message
-    );
+    one_scale_less(mx(&[]), 1, "a scale for each 32 of them");
 }
 
 /// A shard ends within a row of blocks, so the scales of these blocks are those of a part.
@@ -529,18 +518,19 @@ fn blocks_that_belong_to_several_ranks_are_found() {
 /// A cast of a shard writes fewer scales than it has blocks.
 #[test]
 fn casts_without_a_scale_per_block_are_found() {
-    let mut p = blocks(&[]);
+    one_scale_less(blocks(&[]), 4, "a scale for each 16384 of them");
+}
+
+/// Makes the first cast of a shard write one scale of this size less, and finds the message.
+#[track_caller]
+fn one_scale_less(mut p: Program, bytes: u64, message: &str) {
     let (cast, _) = launches(&p, "shard_float8_cast_blocks")[0];
     let Op::Launch { writes, .. } = p.instrs[cast.index()].op else {
         panic!("not a launch")
     };
-    p.accesses[writes as usize + 1].bytes -= 4;
+    p.accesses[writes as usize + 1].bytes -= bytes;
     let v = found(&check(&p), RuleId::Float8Format, cast);
-    assert!(
-        v.message.contains("a scale for each 16384 of them"),
-        "{}",
-        v.message
-    );
+    assert!(v.message.contains(message), "{}", v.message);
 }
 
 /// A matmul reads the scales of the next row of blocks, as with another layout.
