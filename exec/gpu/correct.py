@@ -235,9 +235,10 @@ def moe():
         "router biases, captured iteration": ([*f32, *MOVED, 'compile.cuda_graph="full_iteration"'], 1e-3),
     }
     # With forced routing, all devices choose the same experts, however they round sums.
+    round_robin = ["moe.force_routing=true", "moe.routing=round_robin"]
     force, seeded = "moe.force_routing=true", ["moe.force_routing=true", "moe.routing=seeded", "moe.imbalance=2"]
     ways |= {
-        "forced, balanced": ([*f32, force], 1e-3), "forced, seeded": ([*f32, *seeded], 1e-3),
+        "forced, balanced": ([*f32, force], 1e-3), "forced, round robin": ([*f32, *round_robin], 1e-3), "forced, seeded": ([*f32, *seeded], 1e-3),
         "forced, seeded, captured blocks": ([*f32, *seeded, *captured], 1e-3),
         "forced, 128 experts, top 8": ([*f32, *seeded, "model.experts=128", "model.top_k=8"], 1e-3),
     }
@@ -253,6 +254,7 @@ def moe():
         "peer, captured iteration": ["moe.dispatcher=peer", 'compile.cuda_graph="full_iteration"'],
         "deepep": ["moe.dispatcher=deepep"], "deepep, recompute": ["moe.dispatcher=deepep", "train.recompute=full"],
         "deepep, forced, seeded": ["moe.dispatcher=deepep", *seeded],
+        "peer, forced, round robin": ["moe.dispatcher=peer", *round_robin], "deepep, forced, round robin": ["moe.dispatcher=deepep", *round_robin],
         "peer, forced, seeded": ["moe.dispatcher=peer", *seeded], "all_to_all, forced, balanced": ["moe.dispatcher=all_to_all", force],
         "padded, dropped": ["moe.dispatcher=padded", "moe.capacity_factor=0.75"], "router biases": MOVED,
         "gather, forced, no spare row": ["moe.dispatcher=gather", force, "moe.capacity_factor=1"],

@@ -118,6 +118,7 @@ ENCODER = ["train.steps=12", "model.layers=12", "model.hidden=1536", "model.head
 # come from predicted times and not from an assumption about the router.
 FORCED = "moe.force_routing=true"
 SKEWED = [FORCED, "moe.routing=seeded", "moe.imbalance=1.5"]
+ROUND_ROBIN = [FORCED, "moe.routing=round_robin"]
 TWO = [FORCED, "mesh.ep=2"]
 PEER, EXCHANGE, PADDED = "moe.dispatcher=peer", "moe.dispatcher=all_to_all", "moe.dispatcher=padded"
 MOE_VARIANTS = {
@@ -132,9 +133,11 @@ MOE_VARIANTS = {
     "ep 2, eager": [*NATIVE, *TWO],
     "ep 2, peer": [*FASTEST, *TWO, PEER],
     "ep 2, peer, skewed": [*FASTEST, *SKEWED, *TWO, PEER],
+    "ep 2, peer, round robin": [*FASTEST, *ROUND_ROBIN, *TWO, PEER],
     "ep 2, peer, captured": [*FASTEST, *TWO, PEER, CAPTURED],
     "ep 2, all_to_all": [*FASTEST, *TWO, EXCHANGE],
     "ep 2, all_to_all, skewed": [*FASTEST, *SKEWED, *TWO, EXCHANGE],
+    "ep 2, all_to_all, round robin": [*FASTEST, *ROUND_ROBIN, *TWO, EXCHANGE],
     "ep 2, padded": [*FASTEST, *TWO, PADDED],
 }
 # The same on one GPU, without collectives.

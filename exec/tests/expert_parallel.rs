@@ -246,8 +246,9 @@ fn forced_counts(dp_shard: u32, ep: u32, set: &[&str]) -> (Outcome, Vec<Vec<u64>
 #[test]
 fn forced_routing_chooses_as_the_scenario_says() {
     let seeded = ["moe.routing=seeded", "moe.imbalance=2"];
+    let round_robin = ["moe.routing=round_robin"];
     let (free, balanced) = (trained(4, 1, &FORCED[1..]), &[][..]);
-    for set in [balanced, &seeded] {
+    for set in [balanced, &round_robin, &seeded] {
         let (all, counts) = forced_counts(4, 1, set);
         assert_ne!(all.run.losses, free.run.losses);
         assert!(all.run.losses[0] > all.run.losses[STEPS as usize - 1]);
@@ -256,13 +257,13 @@ fn forced_routing_chooses_as_the_scenario_says() {
             let most = layer.iter().copied().max().unwrap() as f64 / mean;
             // All steps have the same choices. Rounding moves at most one of them per group of four
             // tokens and rank.
-            if set.is_empty() {
+            if set != seeded {
                 assert!(layer.iter().all(|n| *n as f64 == mean), "{layer:?}");
             } else {
                 assert!((most - 2.0).abs() < 0.1, "{most}: {layer:?}");
             }
         }
-        assert_eq!(counts[0] == counts[1], set.is_empty());
+        assert_eq!(counts[0] == counts[1], set != seeded);
         for ep in [2, 4] {
             for more in [
                 &[][..],
@@ -286,6 +287,14 @@ fn forced_routing_chooses_as_the_scenario_says() {
     // Ranks send each other equal numbers of rows.
     let exact = ["fsdp.policy=fsdp2", "moe.capacity_factor=1"];
     assert_close(&forced_counts(4, 4, &exact).0, &all, "no spare row");
+    // Each token goes to the one rank that has both of its experts.
+    let once = [&round_robin[..], &exact, &["moe.dispatcher=peer"]].concat();
+    let in_order = forced_counts(4, 1, &round_robin).0;
+    assert_close(
+        &forced_counts(4, 4, &once).0,
+        &in_order,
+        "one rank per token",
+    );
     for set in [
         &["compile.mode=full"][..],
         &["compile.cuda_graph=full_iteration"],

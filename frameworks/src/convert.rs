@@ -2,7 +2,7 @@
 
 use crate::adapters::Targets;
 use crate::reader::float;
-use crate::table::{Dtype, Effect, FORCED, Fact, Float8Scaling, list, quoted};
+use crate::table::{Dtype, Effect, FORCED, Fact, Float8Scaling, ROUTING, list, quoted};
 use crate::tree::{Name, Node, Value};
 
 type Converted = Result<Effect, String>;
@@ -69,9 +69,15 @@ pub(crate) fn if_true(node: &Node, effect: Effect) -> Converted {
     })
 }
 
-/// Spreads tokens evenly over the experts, whatever the routers choose.
+/// Spreads tokens evenly over the experts, in random combinations, whatever the routers choose.
 pub(crate) fn forced_routing(node: &Node) -> Converted {
     if_true(node, Effect::Set(FORCED, "true".to_owned()))
+}
+
+/// Gives tokens the experts in round-robin order, whatever the routers choose.
+pub(crate) fn round_robin_routing(node: &Node) -> Converted {
+    let forced = Effect::Set(FORCED, "true".to_owned());
+    if_true(node, Effect::All(vec![forced, set(ROUTING, "round_robin")]))
 }
 
 /// Reads options of PyTorch's allocator: `expandable_segments:True`.

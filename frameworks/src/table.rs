@@ -162,6 +162,8 @@ pub(crate) enum Fact {
     TokenDispatcher,
     /// Backend of `flex`, as its place in `derive::FLEX_BACKENDS`.
     FlexBackend,
+    /// Experts are chosen at random, without a router.
+    RandomChoices,
     /// 1: full parameters are freed after forward in a job with expert parallelism (NeMo
     /// AutoModel's `distributed.moe`); 0: they are kept.
     ExpertReshard,
@@ -447,6 +449,7 @@ pub(crate) const CAPACITY: &str = "moe.capacity_factor";
 /// Scenario key that overlaps shared experts with the token exchange.
 pub(crate) const SHARED_OVERLAP: &str = "moe.shared_expert_overlap";
 pub(crate) const FORCED: &str = "moe.force_routing";
+pub(crate) const ROUTING: &str = "moe.routing";
 
 /// Returns a key that gives a quantity.
 pub(crate) const fn fact(name: &'static str, fact: Fact) -> Key {

@@ -806,6 +806,7 @@ fn forced_load_balance_is_read() {
     let mut job = of(&format!("{all} {force}"));
     assert_eq!(setting(&job, key).as_deref(), Some("true"));
     assert!(job.scenario(&[]).unwrap().forced_routing.is_some());
+    assert_eq!(setting(&job, "moe.routing"), None);
     assert_eq!(setting(&of(all), key), None);
     // A dense model has no routing to force.
     assert_eq!(setting(&of(force), key), None);
@@ -820,16 +821,18 @@ fn forced_load_balance_is_read() {
             true => text.replace(&line, &format!("{line}{option} = true\n")),
             false => format!("{text}\n{line}{option} = true\n"),
         };
-        setting(&try_text("titan.toml", &text, &eight()).unwrap(), key)
+        try_text("titan.toml", &text, &eight()).unwrap()
     };
     let both = [
         ("debug", "moe_force_load_balance"),
         ("training", "debug_moe_force_load_balance"),
     ];
     for (section, option) in both {
-        let mixture = with(section, option, "30B-A3B");
-        assert_eq!(mixture.as_deref(), Some("true"), "{option}");
-        assert_eq!(with(section, option, "8B"), None, "{option}");
+        let [mixture, dense] = ["30B-A3B", "8B"].map(|flavor| with(section, option, flavor));
+        for (key, value) in [(key, "true"), ("moe.routing", "\"round_robin\"")] {
+            assert_eq!(setting(&mixture, key).as_deref(), Some(value), "{option}");
+            assert_eq!(setting(&dense, key), None, "{option}");
+        }
     }
 }
 

@@ -35,7 +35,7 @@ pub use collective::{
 };
 pub use documents::{Documents, MAX_DOCUMENTS};
 pub use dtype::{DType, Numeric, Values};
-pub use forced_choice::{ForcedChoice, ForcedColumns};
+pub use forced_choice::{DrawnColumns, ForcedChoice, ForcedColumns, round_robin};
 pub use gemm_kind::{Float8Gemm, GemmKind, ScaleMode};
 pub use host_work::HostWorkKind;
 pub use id::{

@@ -157,7 +157,7 @@ const GATHERS_OF_CODES: &str = "precision.float8_all_gather";
 const SAVED_CODES: &str = "precision.float8_saved";
 
 /// Keys for which every value is tried.
-const ALL_VALUES: [&str; 23] = [
+const ALL_VALUES: [&str; 24] = [
     "fsdp.policy",
     "fsdp.strategy",
     "fsdp.reshard_root",
@@ -169,6 +169,7 @@ const ALL_VALUES: [&str; 23] = [
     "fsdp.copy_engine_reduce_scatter",
     "fsdp.fuse_reduce_into_optimizer",
     "fsdp.cast_before_all_gather",
+    "fsdp.copy_in_stream",
     "fsdp.unify_comm_stream",
     "fsdp.optimizer_in_backward",
     "fsdp.allocator",

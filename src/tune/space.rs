@@ -120,7 +120,17 @@ const ROWS: &[Row] = &[
             ],
         ]),
     ),
-    row(&["fsdp.cast_before_all_gather"], Every),
+    row(
+        &["fsdp.cast_before_all_gather", "fsdp.copy_in_stream"],
+        Sets(&[
+            &["fsdp.cast_before_all_gather=false"],
+            &["fsdp.cast_before_all_gather=true"],
+            &[
+                "fsdp.cast_before_all_gather=true",
+                "fsdp.copy_in_stream=true",
+            ],
+        ]),
+    ),
     row(
         &["precision.float8_all_gather", "precision.float8_saved"],
         From(codes),

@@ -343,7 +343,7 @@ fn predictions_agree_with_steps_of_experts() {
     );
     let mut lines = json(&["validate", table, "--json"]);
     lines.pop();
-    assert_eq!(lines.len(), 57);
+    assert_eq!(lines.len(), 69);
     for row in &lines {
         let of = &row["peak_allocated_mib"];
         let bytes = |field: &str| of[field].as_f64().unwrap();
@@ -356,7 +356,7 @@ fn predictions_agree_with_steps_of_experts() {
     let mut errors: Vec<f64> = lines.iter().map(step).collect();
     errors.sort_by(f64::total_cmp);
     assert!(
-        errors[28] < 2.0 && errors[51] < 6.1 && errors[56] < 8.0,
+        errors[34] < 2.0 && errors[62] < 6.1 && errors[68] < 8.0,
         "{errors:?}"
     );
 }
@@ -568,7 +568,7 @@ fn published_steps_of_experts_are_extrapolated() {
     let totals = lines.pop().unwrap();
     assert_eq!(lines.len(), 12);
     let mean = error(&totals, "step_ms", "mean_abs_percent");
-    assert!((16.0..22.0).contains(&mean), "{mean}");
+    assert!((13.0..17.0).contains(&mean), "{mean}");
     let markdown = stdout(&["validate", "--markdown", PUBLISHED_EXPERTS]);
     let page = std::fs::read_to_string("benchmarks/public.md").unwrap();
     let rows: Vec<&str> = markdown.lines().filter(|l| l.contains(" x")).collect();
@@ -584,6 +584,8 @@ fn published_steps_of_experts_are_extrapolated() {
         error(&lines.pop().unwrap(), "step_ms", "worst_percent").abs()
     };
     assert!(without("without overlap") < 5.0 && without("x16 FP8") < 20.0);
+    // Routing in round-robin order.
+    assert!(without("DeepEP") < 12.0);
 }
 
 /// Two published runs ran out of memory. The prediction is that these do not fit, and that the

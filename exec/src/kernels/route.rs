@@ -5,7 +5,7 @@ use super::math::{exp, max, sigmoid};
 use super::operands::{Operands, same};
 use super::scratch::Scratch;
 use super::strides;
-use shardlab_plan::ir::{ForcedChoice, ForcedColumns, op};
+use shardlab_plan::ir::{DrawnColumns, ForcedChoice, ForcedColumns, op, round_robin};
 
 /// Replaces logits by their softmax, or by sigmoids. Returns the log-sum-exp (0 for sigmoids).
 fn scores(row: &mut [f32], sigmoids: bool) -> f32 {
@@ -71,15 +71,15 @@ fn keep_groups(row: &mut [f32], groups: usize, kept: usize) {
     }
 }
 
-/// Choices that depend on no score.
-struct Forced {
-    of: ForcedChoice,
+/// Drawn columns.
+struct Drawn {
+    of: DrawnColumns,
     data_rank: u32,
     /// Those of a group of rows, by its number.
     columns: Option<(usize, ForcedColumns)>,
 }
 
-impl Forced {
+impl Drawn {
     /// Writes the columns of a row.
     fn choose(&mut self, row: usize, columns: &mut [i64]) {
         let rows = self.of.group as usize;
@@ -100,6 +100,28 @@ impl Forced {
     }
 }
 
+/// Chooses columns that depend on no score.
+enum Forced {
+    Drawn(Drawn),
+    RoundRobin,
+}
+
+impl Forced {
+    /// Writes the columns of a row of `d` columns.
+    fn choose(&mut self, row: usize, d: usize, columns: &mut [i64]) {
+        match self {
+            Self::Drawn(drawn) => drawn.choose(row, columns),
+            Self::RoundRobin => {
+                let chosen = round_robin(row as u64, columns.len() as u64, d as u64);
+                columns
+                    .iter_mut()
+                    .zip(chosen)
+                    .for_each(|(c, n)| *c = n as i64);
+            }
+        }
+    }
+}
+
 /// Computes `logits[, bias] -> weights, ids`.
 pub(super) fn route(o: &Operands<'_>, of: &op::Route) -> Result<(), OperandError> {
     o.expect(1 + usize::from(of.bias), 2)?;
@@ -117,15 +139,15 @@ pub(super) fn route(o: &Operands<'_>, of: &op::Route) -> Result<(), OperandError
         same("the bias", d, bias.len())?;
     }
     let mut forced = match of.forced {
-        Some(forced) => {
-            same("the shares of columns", d, forced.shares.len())?;
-            let (data_rank, columns) = (o.ctx.data_rank, None);
-            Some(Forced {
-                of: forced,
-                data_rank,
-                columns,
-            })
+        Some(ForcedChoice::Drawn(of)) => {
+            same("the shares of columns", d, of.shares.len())?;
+            Some(Forced::Drawn(Drawn {
+                of,
+                data_rank: o.ctx.data_rank,
+                columns: None,
+            }))
         }
+        Some(ForcedChoice::RoundRobin) => Some(Forced::RoundRobin),
         None => None,
     };
     let [mut row, mut by, mut chosen] = [d, d, k].map(Scratch::take);
@@ -142,7 +164,7 @@ pub(super) fn route(o: &Operands<'_>, of: &op::Route) -> Result<(), OperandError
             by.iter_mut().zip(bias.iter()).for_each(|(s, b)| *s += b);
         }
         match &mut forced {
-            Some(forced) => forced.choose(r, &mut columns),
+            Some(forced) => forced.choose(r, d, &mut columns),
             None => {
                 keep_groups(&mut by, of.groups as usize, of.kept as usize);
                 for n in 0..k {

@@ -6,7 +6,8 @@ use super::memory::{Buffer, HYPER, Rng, kernel, launch};
 use shardlab_exec::RawRange;
 use shardlab_exec::kernels::{KernelError, OperandError};
 use shardlab_plan::ir::{
-    BodyOp, DType, ForcedChoice, Indexing, OpKind, Place, Real, RowLimit, Slot, UsedRows, op,
+    BodyOp, DType, DrawnColumns, ForcedChoice, Indexing, OpKind, Place, Real, RowLimit, Slot,
+    UsedRows, op,
 };
 
 const WEIGHT_GRAD: OpKind =
@@ -66,8 +67,10 @@ fn routers_of_every_kind() {
 #[test]
 fn forced_choices_are_weighted_by_scores() {
     let mut rng = Rng(8);
-    for popularity in [[1.0; 12], std::array::from_fn(|i| 0.8f64.powi(i as i32))] {
-        let forced = Some(ForcedChoice::new(&popularity, 3, 21));
+    let drawn = |popularity: &[f64]| ForcedChoice::Drawn(DrawnColumns::new(popularity, 3, 21));
+    let falling: [f64; 12] = std::array::from_fn(|i| 0.8f64.powi(i as i32));
+    for forced in [drawn(&[1.0; 12]), drawn(&falling), ForcedChoice::RoundRobin] {
+        let forced = Some(forced);
         for (sigmoid, normalize, groups, bias) in [
             (false, true, 1, false),
             (true, true, 4, true),
@@ -85,7 +88,7 @@ fn forced_choices_are_weighted_by_scores() {
     }
     // Choices for another number of experts.
     let of = op::Route {
-        forced: Some(ForcedChoice::new(&[1.0; 8], 3, 0)),
+        forced: Some(drawn(&[1.0; 8])),
         ..route(false, true, 1, 1, false)
     };
     let outputs = [arg(&[4, 3], DType::F32), arg(&[4, 3], DType::I64)];

@@ -17,7 +17,8 @@ mod tapes;
 /// Names that `examples` and `semantics` use. The planner's tests include these files as well.
 mod terms {
     pub(super) use shardlab_plan::ir::{
-        BodyOp, DType, Documents, ForcedChoice, OpKind, ScaleBlock, ScoreMod, Slot, op,
+        BodyOp, DType, Documents, DrawnColumns, ForcedChoice, OpKind, ScaleBlock, ScoreMod, Slot,
+        op,
     };
     pub(super) use shardlab_plan::ops::{Extent, Operand};
     /// Tolerance for a log-sum-exp that forward has saved in float32.

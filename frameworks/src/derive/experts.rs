@@ -5,7 +5,7 @@ use super::architecture::REPLACED;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::row::Lack;
-use crate::table::{CAPACITY, FORCED, Fact, Format, SHARED_OVERLAP, quoted};
+use crate::table::{CAPACITY, FORCED, Fact, Format, ROUTING, SHARED_OVERLAP, quoted};
 use shardlab_plan::scenario;
 
 const FAMILY: &str = "model.family";
@@ -138,7 +138,12 @@ pub(super) fn has_experts(draft: &Draft) -> bool {
 /// Fails if another key gives a different value.
 pub(super) fn dispatch(draft: &mut Draft, formats: &[&'static Format]) -> Result<(), ConfigError> {
     if draft.value(FORCED).is_some() && !has_experts(draft) {
-        draft.unset(FORCED, Lack::Nothing, "the model has no experts");
+        let why = "the model has no experts";
+        draft.unset(FORCED, Lack::Nothing, why);
+        draft.unset(ROUTING, Lack::Nothing, why);
+    }
+    if draft.fact(Fact::RandomChoices).is_some() {
+        draft.unset(ROUTING, Lack::Nothing, "choices are random");
     }
     let number = |draft: &Draft, key| draft.value(key).and_then(|v| v.parse::<u64>().ok());
     let shared = number(draft, "model.shared_expert_ffn").is_some_and(|width| width > 0);

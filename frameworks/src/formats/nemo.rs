@@ -3,8 +3,9 @@
 use crate::convert::{
     CONTEXT, DATA, DROPOUT, EVALUATION, EXCHANGE_SMS, LAUNCH, LOGGING, NF4, SAVING, STORAGE,
     VALUES, all_linear, betas, clip, compiled_blocks, double_quantization, eight_bits,
-    excluded_modules, float8, float8_ahead, float8_gather, float8_recipe, forced_routing,
-    four_bits, full_recompute, if_true, replicas, schedule, set, shard_ranks, targets, weights,
+    excluded_modules, float8, float8_ahead, float8_gather, float8_recipe, four_bits,
+    full_recompute, if_true, replicas, round_robin_routing, schedule, set, shard_ranks, targets,
+    weights,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Float8Scaling, Format, Key, Table, To, decisive, fact,
@@ -156,11 +157,16 @@ const KEYS: &[Key] = &[
         }))
     }),
     lost("model.backend.dispatcher_num_sms", EXCHANGE_SMS),
-    with("model.backend.fake_balanced_gate", forced_routing),
-    lost(
-        "model.backend.fake_gate_noise",
-        "tokens are predicted as spread evenly over the experts",
-    ),
+    with("model.backend.fake_balanced_gate", round_robin_routing),
+    with("model.backend.fake_gate_noise", |node| {
+        Ok(if node.number()? > 0.0 {
+            let random = Effect::Fact(Fact::RandomChoices, 1);
+            let popular = Effect::Lost("experts are predicted as equally popular");
+            Effect::All(vec![random, popular])
+        } else {
+            Effect::Aside("off")
+        })
+    }),
     with("model.backend.experts", |node| {
         Ok(match node.text() {
             Some("gmm" | "te" | "torch_mm") => Effect::Aside("as predicted"),

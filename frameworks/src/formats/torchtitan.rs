@@ -3,7 +3,7 @@
 
 use crate::convert::{
     CONTEXT, DATA, EVALUATION, LAUNCH, LOGGING, PIPELINE, SAVING, VALUES, clip, compiled_blocks,
-    float8_ahead, float8_gather, float8_recipe, forced_routing, replicas, set, shard_ranks,
+    float8_ahead, float8_gather, float8_recipe, replicas, round_robin_routing, set, shard_ranks,
 };
 use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Float8Scaling, Format, Key, Table, To, choice, decisive,
@@ -174,8 +174,8 @@ const KEYS: &[Key] = &[
         })
     }),
     with("compile.enable", compiled_blocks),
-    with("debug.moe_force_load_balance", forced_routing),
-    with("training.debug_moe_force_load_balance", forced_routing),
+    with("debug.moe_force_load_balance", round_robin_routing),
+    with("training.debug_moe_force_load_balance", round_robin_routing),
     with("debug.deterministic", |node| {
         Ok(if node.truth()? {
             Effect::Set("precision.deterministic", "true".to_owned())

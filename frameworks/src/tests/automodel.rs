@@ -161,7 +161,13 @@ fn depths_of_prefetching_are_read() {
 fn backends_decide_routing_and_8_bit_matmuls() {
     let job = experts("  backend: {fake_balanced_gate: true, te_fp8: {recipe: current}}");
     has(&job, "moe.force_routing", "true");
+    has(&job, "moe.routing", "\"round_robin\"");
     has(&job, "precision.float8_recipe", "\"tensorwise\"");
+    let job = experts("  backend: {fake_balanced_gate: true, fake_gate_noise: 0.5}");
+    has(&job, "moe.force_routing", "true");
+    assert_eq!(setting(&job, "moe.routing"), None);
+    let job = experts("  backend: {fake_balanced_gate: true, fake_gate_noise: 0.0}");
+    has(&job, "moe.routing", "\"round_robin\"");
     let job = experts("  backend: {fake_balanced_gate: false, te_fp8: null}");
     assert_eq!(setting(&job, "moe.force_routing"), None);
     assert_eq!(setting(&job, "precision.float8_recipe"), None);

@@ -27,7 +27,8 @@ mod zeros;
 /// Names for `semantics`.
 mod terms {
     pub(super) use crate::ir::{
-        BodyOp, DType, Documents, ForcedChoice, OpKind, ScaleBlock, ScoreMod, Slot, op,
+        BodyOp, DType, Documents, DrawnColumns, ForcedChoice, OpKind, ScaleBlock, ScoreMod, Slot,
+        op,
     };
     /// Tolerance of a log-sum-exp that forward saved.
     pub(super) const SAVED: f64 = 1e-9;

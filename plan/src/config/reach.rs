@@ -2,8 +2,10 @@
 //! its experts.
 
 use super::Experts;
+use crate::divisors::gcd;
+use crate::ir;
 use serde::Serialize;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Fraction of all ranks' tokens that choose an expert of the busiest rank.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -85,6 +87,24 @@ pub(crate) fn balanced(of: &Experts, ranks: u64) -> f64 {
         chosen * hypergeometric([among, n * there, k.min(among)], 0)
     };
     1.0 - (0..=of_rank.min(kept)).map(missed).sum::<f64>()
+}
+
+/// Returns the fraction of tokens that choose an expert of the busiest rank, if tokens take `top_k`
+/// experts in round-robin order. `ranks` ranks divide the experts in order.
+pub(crate) fn round_robin(of: &Experts, ranks: u64) -> f64 {
+    let own = of.experts / ranks;
+    let period = of.experts / gcd(of.experts, of.top_k);
+    let mut tokens = vec![0; ranks as usize];
+    for token in 0..period {
+        let reached: BTreeSet<u64> = ir::round_robin(token, of.top_k, of.experts)
+            .map(|expert| expert / own)
+            .collect();
+        reached
+            .into_iter()
+            .for_each(|rank| tokens[rank as usize] += 1);
+    }
+    let most = tokens.into_iter().max().unwrap_or(0);
+    f64::from(most) / period as f64
 }
 
 /// Returns the elementary symmetric polynomials of these numbers, of degree 0 to `k`.
@@ -235,6 +255,25 @@ mod tests {
                 "{ranks} {groups} {kept}: {is} {}",
                 hit / all
             );
+        }
+    }
+
+    /// Qwen3 on 8 ranks and gpt-oss-20b on 8 ranks have `top_k` neighbors on one rank. Of
+    /// gpt-oss-120b on 64 ranks, a token reaches two ranks, which are on one of eight nodes. With
+    /// three of eight experts, tokens 0 to 7 start at 0, 3, 6, 1, 4, 7, 2 and 5, and four of these
+    /// reach experts 0 and 1.
+    #[test]
+    fn tokens_in_round_robin_order_reach_few_ranks() {
+        for (all, k, ranks, fraction) in [
+            (128, 8, 8, 1.0 / 8.0),
+            (32, 4, 8, 1.0 / 8.0),
+            (128, 4, 64, 2.0 / 64.0),
+            (128, 4, 8, 1.0 / 8.0),
+            (8, 3, 4, 4.0 / 8.0),
+            (8, 8, 4, 1.0),
+        ] {
+            let is = round_robin(&experts(all, k), ranks);
+            assert!((is - fraction).abs() < 1e-12, "{all} {k} {ranks}: {is}");
         }
     }
 

@@ -1,7 +1,7 @@
 //! Popularity of experts in predictions. A router's actual choices are known only at run time.
 
 use super::Experts;
-use crate::ir::ForcedChoice;
+use crate::ir::{DrawnColumns, ForcedChoice};
 use crate::random::SplitMix64;
 use serde::{Deserialize, Serialize, Serializer};
 use std::collections::BTreeMap;
@@ -13,13 +13,15 @@ pub enum Routing {
     Balanced,
     /// Popularity falls geometrically from expert to expert, in an order drawn per layer.
     Seeded,
+    /// Tokens take `top_k` experts each, in round-robin order. Every rank starts at the first one.
+    RoundRobin,
     /// Choices recorded by a run, in a file.
     Recorded(String),
 }
 
 impl Routing {
     /// Names of the values that are not files.
-    pub const WORDS: &'static [&'static str] = &["balanced", "seeded"];
+    pub const WORDS: &'static [&'static str] = &["balanced", "seeded", "round_robin"];
 }
 
 /// Writes the value in the form of scenario files.
@@ -28,6 +30,7 @@ impl Serialize for Routing {
         to.serialize_str(match self {
             Self::Balanced => Self::WORDS[0],
             Self::Seeded => Self::WORDS[1],
+            Self::RoundRobin => Self::WORDS[2],
             Self::Recorded(path) => path,
         })
     }
@@ -50,14 +53,17 @@ impl ForcedRouting {
     /// choices, so they share a kernel and are planned once.
     #[must_use]
     pub fn choice(&self, of: &Experts, layer: Option<u32>) -> ForcedChoice {
+        if self.routing == Routing::RoundRobin {
+            return ForcedChoice::RoundRobin;
+        }
         // This must be a different stream of random numbers than the one for the order of
         // popularity.
         let seed = |layer: u32| SplitMix64(!self.seed ^ (u64::from(layer) << 32)).draw();
         let own = layer.and_then(|l| Some((l, self.popularity.get(&l)?)));
-        match own {
-            Some((layer, popularity)) => ForcedChoice::new(popularity, of.top_k, seed(layer)),
-            None => ForcedChoice::new(&vec![1.0; of.experts as usize], of.top_k, seed(0)),
-        }
+        ForcedChoice::Drawn(match own {
+            Some((layer, popularity)) => DrawnColumns::new(popularity, of.top_k, seed(layer)),
+            None => DrawnColumns::new(&vec![1.0; of.experts as usize], of.top_k, seed(0)),
+        })
     }
 
     /// Returns whether all layers make the same choices.

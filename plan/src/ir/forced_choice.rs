@@ -6,11 +6,28 @@ use serde::Serialize;
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
+/// What chooses `k` different columns for each row. Choices depend neither on scores nor on the
+/// device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ForcedChoice {
+    /// Columns are drawn.
+    Drawn(DrawnColumns),
+    /// Row `r` takes the columns `r * k`, …, `r * k + k - 1`, modulo the number of columns.
+    RoundRobin,
+}
+
+/// Returns the columns of a row in round-robin order: `k` of `columns`.
+pub fn round_robin(row: u64, k: u64, columns: u64) -> impl Iterator<Item = u64> {
+    let first = (row % columns) * k;
+    (first..first + k).map(move |n| n % columns)
+}
+
 /// The rows of a group are a multiple of this number. Thread blocks on GPUs have this many rows, so
 /// they never have rows of two groups.
 const ROWS: u64 = 4;
 
-/// `k` different columns for each row, such that every column gets its share of the rows.
+/// Draws `k` different columns for each row, such that every column gets its share of the rows.
 ///
 /// This is systematic sampling in random order (Hartley and Rao, "Sampling with unequal
 /// probabilities and without replacement", 1962). The columns are placed one after another, in an
@@ -20,7 +37,7 @@ const ROWS: u64 = 4;
 /// spaced, so a group takes each column as often as its share says, rounded up or down. All
 /// arithmetic is in integers, so every device makes the same choices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
-pub struct ForcedChoice {
+pub struct DrawnColumns {
     /// Share of each column in a row. The shares add up to `k` units.
     pub shares: &'static [u32],
     /// Length for which a row has one point.
@@ -34,7 +51,7 @@ pub struct ForcedChoice {
     pub seed: u64,
 }
 
-impl ForcedChoice {
+impl DrawnColumns {
     /// Creates choices of `k` columns with these relative popularities. A column is chosen at most
     /// once per row, so popularity beyond that is divided among the other columns.
     ///
@@ -96,7 +113,7 @@ impl ForcedChoice {
 /// Columns for a group of rows, in their order.
 #[derive(Clone, Debug)]
 pub struct ForcedColumns {
-    of: ForcedChoice,
+    of: DrawnColumns,
     /// Where each column starts.
     before: Vec<u32>,
     /// The smallest start of a row.
@@ -106,7 +123,7 @@ pub struct ForcedColumns {
 impl ForcedColumns {
     /// Returns the columns of a row of the group, in ascending order.
     pub fn of_row(&self, row: u32) -> impl Iterator<Item = usize> {
-        let ForcedChoice {
+        let DrawnColumns {
             unit,
             group,
             period,
@@ -206,7 +223,7 @@ mod tests {
     }
 
     /// Choices for the first `rows` rows of a rank.
-    fn rows(of: &ForcedChoice, rank: u32, rows: u32) -> Vec<Vec<usize>> {
+    fn rows(of: &DrawnColumns, rank: u32, rows: u32) -> Vec<Vec<usize>> {
         let group = |row: u32| of.columns(rank, u64::from(row / of.group));
         (0..rows)
             .map(|row| group(row).of_row(row % of.group).collect())
@@ -223,7 +240,7 @@ mod tests {
     fn a_row_has_different_columns_in_ascending_order() {
         for (columns, k) in SIZES {
             for popularity in [falling(columns, 1.0), falling(columns, 0.9)] {
-                let of = ForcedChoice::new(&popularity, k, 7);
+                let of = DrawnColumns::new(&popularity, k, 7);
                 let sum: u64 = of.shares.iter().map(|s| u64::from(*s)).sum();
                 assert_eq!(sum, k * u64::from(of.unit), "{columns} {k}");
                 assert!(of.shares.iter().all(|s| *s <= of.unit));
@@ -240,7 +257,7 @@ mod tests {
     /// Walks along the columns of a group and compares the columns at the points of a row.
     #[test]
     fn columns_lie_at_the_points_of_a_row() {
-        let of = ForcedChoice::new(&falling(12, 0.8), 3, 5);
+        let of = DrawnColumns::new(&falling(12, 0.8), 3, 5);
         let own = of.columns(2, 4);
         let mut order: Vec<usize> = (0..12).collect();
         order.sort_by_key(|c| own.before[*c]);
@@ -270,7 +287,7 @@ mod tests {
     #[test]
     fn equally_popular_columns_are_chosen_equally_often() {
         for (columns, k) in SIZES {
-            let of = ForcedChoice::new(&vec![3.0; columns], k, 1);
+            let of = DrawnColumns::new(&vec![3.0; columns], k, 1);
             // How often a period takes each column: once, if `k` divides the number of columns.
             let most_apart = k as u32 * of.period / columns as u32;
             for n in [1, 5, of.period, of.group, 3 * of.group + of.period, 333] {
@@ -286,7 +303,7 @@ mod tests {
     #[test]
     fn a_group_takes_each_column_as_often_as_its_share_says() {
         for (columns, k) in SIZES {
-            let of = ForcedChoice::new(&falling(columns, 0.93), k, 3);
+            let of = DrawnColumns::new(&falling(columns, 0.93), k, 3);
             let n = 40 * of.group;
             let chosen = rows(&of, 0, n);
             for group in chosen.chunks(of.group as usize) {
@@ -308,7 +325,7 @@ mod tests {
     #[test]
     fn what_no_row_can_take_goes_to_others() {
         let parts = |popularity: &[f64], k| {
-            let of = ForcedChoice::new(popularity, k, 0);
+            let of = DrawnColumns::new(popularity, k, 0);
             let part = |s: &u32| f64::from(*s) / f64::from(of.unit);
             of.shares.iter().map(part).collect::<Vec<_>>()
         };
@@ -329,7 +346,7 @@ mod tests {
     /// eight has one of the 16 of a rank with probability 1 - C(112, 8) / C(128, 8).
     #[test]
     fn columns_of_a_row_are_independent_but_for_their_number() {
-        let of = ForcedChoice::new(&[1.0; 128], 8, 9);
+        let of = DrawnColumns::new(&[1.0; 128], 8, 9);
         let chosen = rows(&of, 0, 8192);
         let missed: f64 = (0..8)
             .map(|i| f64::from(112 - i) / f64::from(128 - i))
@@ -341,13 +358,26 @@ mod tests {
         }
     }
 
+    /// Routers of torchtitan and NeMo Automodel take `arange(tokens * k).view(tokens, k) % columns`
+    /// for benchmarks.
+    #[test]
+    fn rows_take_columns_in_round_robin_order() {
+        let rows = |k, columns| -> Vec<Vec<u64>> {
+            (0..4)
+                .map(|row| round_robin(row, k, columns).collect())
+                .collect()
+        };
+        assert_eq!(rows(2, 6), [[0, 1], [2, 3], [4, 5], [0, 1]]);
+        assert_eq!(rows(3, 5), [[0, 1, 2], [3, 4, 0], [1, 2, 3], [4, 0, 1]]);
+    }
+
     #[test]
     fn ranks_and_seeds_choose_differently() {
-        let of = |seed, rank| rows(&ForcedChoice::new(&[1.0; 64], 6, seed), rank, 64);
+        let of = |seed, rank| rows(&DrawnColumns::new(&[1.0; 64], 6, seed), rank, 64);
         assert_eq!(of(1, 0), of(1, 0));
         assert_ne!(of(1, 0), of(1, 1));
         assert_ne!(of(1, 0), of(2, 0));
-        let [a, b] = [0, 1].map(|seed| ForcedChoice::new(&[1.0; 64], 6, seed));
+        let [a, b] = [0, 1].map(|seed| DrawnColumns::new(&[1.0; 64], 6, seed));
         assert!(std::ptr::eq(a.shares, b.shares));
     }
 }

@@ -62,8 +62,13 @@ pub(super) fn moe(
     // As many rows as the busiest rank of any layer needs.
     let most = busiest.values().copied().fold(1.0, f64::max);
     let needed = defaults.capacity_factor.map(|f| f * most);
+    let among = chosen_among(model, forced);
+    let balanced = match routing {
+        Routing::RoundRobin => reach::round_robin,
+        Routing::Balanced | Routing::Seeded | Routing::Recorded(_) => reach::balanced,
+    };
     let reach = |parts: u32| Reach {
-        balanced: reach::balanced(&chosen_among(model, forced), u64::from(parts)),
+        balanced: balanced(&among, u64::from(parts)),
         layers: reach::busiest(&popularity, model.options.experts.top_k, parts),
     };
     let nodes = match dispatcher {
@@ -144,6 +149,16 @@ fn routing(
             }
             let popularity = seeded(layers(), of.experts, imbalance, seed(d));
             Ok((Routing::Seeded, popularity))
+        }
+        Some("round_robin") => {
+            if !d.setting::<bool>(Key::ForceRouting) {
+                let message =
+                    "`routing` = \"round_robin\": no router chooses experts in round-robin order";
+                return Err(d
+                    .conflict(&[Key::Routing], message)
+                    .with_help("set moe.force_routing = true, or routing to balanced or seeded"));
+            }
+            Ok((Routing::RoundRobin, BTreeMap::new()))
         }
         Some(path) => {
             let histogram = recorded(d)?;

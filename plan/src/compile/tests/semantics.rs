@@ -5,7 +5,8 @@
 //! crates.
 
 use super::terms::{
-    BodyOp, DType, Documents, ForcedChoice, OpKind, SAVED, ScaleBlock, ScoreMod, Slot, op,
+    BodyOp, DType, Documents, DrawnColumns, ForcedChoice, OpKind, SAVED, ScaleBlock, ScoreMod,
+    Slot, op,
 };
 
 #[path = "semantics/experts.rs"]

@@ -205,9 +205,12 @@ pub(super) const SEEDED_ROUTING: Need = Need {
 
 pub(super) const DRAWN_ROUTING: Need = Need {
     by: Key::Routing,
-    holds: |s| is_seeded(s) || s.forced_routing.is_some(),
-    words: "routing `seeded` or `force_routing`",
-    otherwise: "only routing seeded and forced choices are drawn",
+    holds: |s| {
+        let forced = s.forced_routing.as_ref();
+        is_seeded(s) || forced.is_some_and(|f| f.routing != Routing::RoundRobin)
+    },
+    words: "routing `seeded`, or `force_routing` unless routing is `round_robin`",
+    otherwise: "only routing seeded and forced choices that are not round_robin are drawn",
 };
 
 pub(super) const ROW_FACTOR: Need = Need {

@@ -1,6 +1,7 @@
 //! `[moe]`: what it resolves to, and messages for bad input.
 
 use crate::config::{Dispatcher, Histogram, Moe, Overflow, Routing, Scenario};
+use crate::ir::ForcedChoice;
 use crate::scenario::{ScenarioError, load};
 use std::path::Path;
 
@@ -388,6 +389,14 @@ fn forced_routing_takes_the_popularity_of_predictions() {
             .forced_routing,
         None
     );
+    let (in_order, _) = forced(&["moe.routing=round_robin"]);
+    let of = experts(&[]).unwrap().model.options.experts;
+    assert_eq!(in_order.choice(&of, Some(1)), ForcedChoice::RoundRobin);
+    let text = fault(&["moe.routing=round_robin"]);
+    assert!(text.contains("set moe.force_routing = true"), "{text}");
+    let set = ["moe.force_routing=true", "moe.routing=round_robin"];
+    let text = fault(&[&set[..], &["moe.routing_seed=1"]].concat());
+    assert!(text.contains("`routing_seed` has no effect"), "{text}");
     let set = ["mesh.ep=1", "moe.force_routing=true"];
     let fails = |set: &str, what: &str| {
         let text = fault(&["mesh.ep=1", set]);
@@ -418,5 +427,10 @@ fn forced_choices_are_among_all_experts() {
     let reach = |set: &[&str]| moe(&[&groups[..], set].concat()).reach.unwrap().balanced;
     let all = 13.0 / 28.0;
     assert!((reach(&["moe.force_routing=true"]) - all).abs() < 1e-12);
+    // A token's two experts are on one of four ranks.
+    assert_eq!(
+        reach(&["moe.force_routing=true", "moe.routing=round_robin"]),
+        0.25
+    );
     assert!(reach(&[]) < all);
 }

@@ -1,4 +1,4 @@
-// Choices of columns that depend on no score; `ForcedChoice` of the plan says what they are. The rows of a block are of
+// Choices of columns that depend on no score; `DrawnColumns` of the plan says what they are. The rows of a block are of
 // one group.
 #define STEP (UNIT / GROUP)
 struct Columns { u32 keys[D], before[D]; };

@@ -3,7 +3,7 @@
 use super::tables::{contiguous, entry, integers, slots};
 use super::{CodegenError, Module, Param, Request, blocks, float, numel};
 use crate::kernels::strides;
-use shardlab_plan::ir::{BodyOp, ForcedChoice, op};
+use shardlab_plan::ir::{BodyOp, DrawnColumns, ForcedChoice, op};
 
 const COMMON: &str = include_str!("route.cuh");
 const FORCED: &str = include_str!("forced.cuh");
@@ -90,8 +90,25 @@ fn by_score(req: &Request<'_>, op: &BodyOp, of: &op::Route) -> Result<Choice, Co
     })
 }
 
-/// Returns the choice of columns whatever their scores are.
-fn forced(of: &ForcedChoice, k: u64, d: usize) -> Result<Choice, CodegenError> {
+/// Returns the choice of columns in round-robin order.
+fn round_robin(k: u64, d: usize) -> Choice {
+    Choice {
+        common: String::new(),
+        of_block: String::new(),
+        of_row: format!(
+            "    u32 chosen[{k}];
+    float sum = 0.0f;
+    for (u32 n = 0; n < {k}u; n++) {{
+      chosen[n] = (r % {d}u * {k}u + n) % {d}u;
+      sum += s[chosen[n]];
+    }}
+"
+        ),
+    }
+}
+
+/// Returns the choice of drawn columns.
+fn drawn(of: &DrawnColumns, k: u64, d: usize) -> Result<Choice, CodegenError> {
     if of.shares.len() != d || !(of.group as usize).is_multiple_of(ROWS) {
         let (columns, group) = (of.shares.len(), of.group);
         let what = format!("shares of {columns} of {d} columns, in groups of {group} rows");
@@ -99,7 +116,7 @@ fn forced(of: &ForcedChoice, k: u64, d: usize) -> Result<Choice, CodegenError> {
     }
     let shares: Vec<String> = of.shares.iter().map(|n| format!("{n}u")).collect();
     let shares = shares.join(", ");
-    let ForcedChoice {
+    let DrawnColumns {
         unit,
         group,
         period,
@@ -147,10 +164,11 @@ pub(in crate::kernels) fn route(
     let (mut params, mut declared) = req.operands();
     let choice = match &of.forced {
         None => by_score(req, op, of)?,
-        Some(choice) => {
+        Some(ForcedChoice::RoundRobin) => round_robin(of.k, d),
+        Some(ForcedChoice::Drawn(columns)) => {
             params.push(Param::DataRank);
             declared.push("u32 data_rank".to_owned());
-            forced(choice, of.k, d)?
+            drawn(columns, of.k, d)?
         }
     };
     let weight = if of.normalize {

@@ -1243,6 +1243,7 @@ fn forced_choices(nvrtc: Option<&Compiler>) {
     for (experts, k) in sizes {
         for more in [
             &["moe.routing=balanced"][..],
+            &["moe.routing=round_robin"],
             &["moe.routing=seeded", "model.normalize_top_k=false"],
             &["model.router=sigmoid", "model.router_groups=4"],
             &["model.router_bias=true", "precision.compute=f32"],
@@ -1258,9 +1259,10 @@ fn forced_choices(nvrtc: Option<&Compiler>) {
             sources(&format!("{set:?}"), &program, Target::HOPPER, &mut all);
         }
     }
-    all.retain(|source, _| source.contains("place_columns"));
+    let chosen = ["place_columns", "chosen[n] = (r %"];
+    all.retain(|source, _| chosen.iter().any(|c| source.contains(c)));
     // Two layers whose experts are not equally popular have a kernel each.
-    assert_eq!(all.len(), 5 * sizes.len());
+    assert_eq!(all.len(), 6 * sizes.len());
     compile(all, Target::HOPPER, nvrtc);
 }
 

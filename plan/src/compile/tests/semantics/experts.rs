@@ -1,6 +1,6 @@
 //! Routers and experts.
 
-use super::{BodyOp, ForcedChoice, contiguous, dims, dot, lse, op, sigmoid};
+use super::{BodyOp, DrawnColumns, ForcedChoice, contiguous, dims, dot, lse, op, sigmoid};
 
 /// Returns the columns in descending order of `by`; the lower one of equal ones first.
 fn descending(by: &[f64]) -> Vec<usize> {
@@ -39,7 +39,10 @@ pub(super) fn route(of: &op::Route, x: &[Vec<f64>], columns: usize) -> Vec<Vec<f
             by[lost * group..][..group].fill(f64::NEG_INFINITY);
         }
         let chosen = match of.forced {
-            Some(forced) => forced_columns(&forced, r as u32),
+            Some(ForcedChoice::Drawn(drawn)) => drawn_columns(&drawn, r as u32),
+            Some(ForcedChoice::RoundRobin) => (0..of.k as usize)
+                .map(|n| (r * of.k as usize + n) % scores.len())
+                .collect(),
             None => descending(&by)[..of.k as usize].to_vec(),
         };
         let sum: f64 = chosen.iter().map(|&c| scores[c]).sum();
@@ -50,10 +53,10 @@ pub(super) fn route(of: &op::Route, x: &[Vec<f64>], columns: usize) -> Vec<Vec<f
     vec![weights, ids]
 }
 
-/// Returns the columns that a row of the first rank takes whatever its scores are.
-fn forced_columns(forced: &ForcedChoice, row: u32) -> Vec<usize> {
-    let group = forced.columns(0, u64::from(row / forced.group));
-    group.of_row(row % forced.group).collect()
+/// Returns the columns that are drawn for a row of the first rank.
+fn drawn_columns(of: &DrawnColumns, row: u32) -> Vec<usize> {
+    let group = of.columns(0, u64::from(row / of.group));
+    group.of_row(row % of.group).collect()
 }
 
 pub(super) fn route_grad(of: &op::RouteGrad, x: &[Vec<f64>], columns: usize) -> Vec<f64> {
