@@ -191,7 +191,8 @@ fn expert_dispatch(p: &Prediction) -> Option<Warning> {
         kind: Kind::ExpertDispatch,
         message: "in every layer of experts, the host waits for the row counts of the dispatcher, so host time limits \
                   the step: measured steps of `fully_shard` on a host slower than that of the profile took up to \
-                  1.4 times as long as predicted"
+                  1.4 times as long as predicted. `shardlab calibrate --step-ms` derives the speed of a host from one \
+                  measured step"
             .to_owned(),
         key: Some("mesh.ep"),
         place: None,

@@ -69,6 +69,10 @@ const TRANSFORMERS_HOST: &str = concat!(
     "/tests/data/transformers_host.csv"
 );
 
+/// Steps of dense models and of experts on two H200, with the profile that `calibrate --step-ms`
+/// created from the first row. The last two rows repeat earlier ones.
+const PEERS_HOST: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/peers_host.csv");
+
 /// Steps of Megatron-FSDP's experimental engine on four H200 and two H100.
 const MEGATRON_V2: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/megatron_v2.csv");
 
@@ -130,6 +134,13 @@ fn a_host_known_from_one_step_predicts_other_jobs() {
     );
     let worst = |row: &Value| row["step_ms"]["error_percent"].as_f64().unwrap().abs();
     assert!(lines.iter().map(worst).all(|e| e < 20.0), "{lines:?}");
+
+    let mut lines = json(&["validate", PEERS_HOST, "--json"]);
+    lines.pop();
+    assert_eq!(lines.len(), 12);
+    let first = |row: &&Value| !row["name"].as_str().unwrap().ends_with("again");
+    let errors: Vec<f64> = lines.iter().filter(first).map(worst).collect();
+    assert!(errors.iter().all(|e| *e < 16.0), "{errors:?}");
 }
 
 /// Steps of PyTorch FSDP2 and Megatron-FSDP are within 6 % each, 2.2 % on average. Those of the

@@ -222,6 +222,7 @@ impl Fsdp2 {
         let pairs = (group.shards.iter().copied()).zip(group.full.iter().copied());
         let pairs: Vec<(BufferId, BufferId)> = pairs.collect();
         let params = out.inputs.group(g).params.clone();
+        out.b.hook(Rule::Unshard, params.len() as u16);
         let mut held = None;
         for (&param, (shard, full)) in params.iter().zip(pairs) {
             let program = out.b.program();
