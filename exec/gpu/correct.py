@@ -175,6 +175,7 @@ SHARDING = {
     "decoupled gradients": ("small-megatron", ["fsdp.decoupled_gradients=true"]),
     "shards cast per gather": ("small-native", ["fsdp.cast_before_all_gather=true"]),
     "shards cast on a stream": ("small-native", ["fsdp.cast_before_all_gather=true", COPY_IN]),
+    "losses of bf16 logits": ("small-native", ["precision.loss_fp32_upcast=false"]),
     "DoRA": ("small-lora", ["lora.use_dora=true"]),
     "DoRA, regions": ("small-lora", ["lora.use_dora=true", "compile.mode=regions"]),
     "DoRA, blocks, fsdp2": ("small-lora", ["lora.use_dora=true", "compile.mode=blocks", "fsdp.policy=fsdp2"]),
@@ -187,7 +188,7 @@ SHARDING = {
     "parameter groups, fsdp2": ("small-native", [*PARAM_GROUPS, "fsdp.policy=fsdp2"]),
 }
 # These need parameters and main weights of different types.
-BF16_ALONE = ["decoupled gradients", "shards cast per gather", "shards cast on a stream"]
+BF16_ALONE = ["decoupled gradients", "shards cast per gather", "shards cast on a stream", "losses of bf16 logits"]
 
 
 def sharding():

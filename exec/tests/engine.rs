@@ -284,6 +284,23 @@ fn policies_and_strategies_do_not_change_losses() {
     }
 }
 
+/// A cross entropy of logits in bf16 rounds each term, so losses differ a little, in every mode.
+#[test]
+fn losses_of_bf16_logits_are_close() {
+    let of = |mode: &str, upcast: bool| {
+        let upcast = format!("precision.loss_fp32_upcast={upcast}");
+        let set = ["precision.compute=bf16", mode, &upcast];
+        train_small("small-native", &set, 4, poisoned()).run.losses
+    };
+    for mode in ["compile.mode=off", "compile.mode=full"] {
+        let [float, half] = [true, false].map(|upcast| of(mode, upcast));
+        assert_ne!(float, half, "{mode}");
+        for (a, b) in float.iter().zip(&half) {
+            assert!((a / b - 1.0).abs() < 2e-3, "{mode}: {float:?} {half:?}");
+        }
+    }
+}
+
 /// `check` detects if a wait is removed from a real program. Most removed waits also fail in the
 /// stress test that the complete program passes, or in the watchdog and the engine's own checks.
 #[test]

@@ -171,6 +171,8 @@ pub(crate) enum Fact {
     ExplicitPrefetch,
     ForwardPrefetchDepth,
     BackwardPrefetchDepth,
+    /// 1: kernels between matmuls are those of Transformer Engine or QuACK.
+    FusedKernels,
     /// 1: the optimizer is Transformer Engine's `FusedAdam`.
     FusedAdam,
     /// 1: the tokens of experts are padded to their capacity.

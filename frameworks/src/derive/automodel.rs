@@ -22,6 +22,10 @@ pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
         let why = "the default of Transformer Engine's FusedAdam";
         draft.assume(MOMENTS, quoted("f32"), why);
     }
+    if draft.fact(Fact::FusedKernels).is_some() {
+        let why = "the fused kernels of the backend are predicted as those of torch.compile";
+        draft.assume("compile.mode", quoted("blocks"), why);
+    }
     if draft.engine.is_some_and(|e| e.value == Engine::Megatron) {
         return Ok(());
     }

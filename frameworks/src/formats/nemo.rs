@@ -174,6 +174,7 @@ const KEYS: &[Key] = &[
             _ => Effect::Lost("experts are predicted as grouped matmuls"),
         })
     }),
+    with("model.backend.rms_norm", fused_kernels),
     with("model.backend.te_fp8", te_fp8),
     lost(
         "model.backend.compile_attn",
@@ -263,6 +264,13 @@ const KEYS: &[Key] = &[
                 set("train.loss", "materialized")
             },
         )
+    }),
+    with("loss_fn.fp32_upcast", |node| {
+        Ok(if node.truth()? {
+            Effect::Aside("the default")
+        } else {
+            Effect::Set("precision.loss_fp32_upcast", "false".to_owned())
+        })
     }),
     fact("benchmark.num_nodes", Fact::Nodes),
     with("peft._target_", |_| Ok(Effect::Fact(Fact::Adapter, 1))),
@@ -420,6 +428,14 @@ const ASIDES: &[(&str, &[&str])] = &[
     ),
     (CONTEXT, &["distributed.cp_rotate_method"]),
 ];
+
+/// Reads whether norms, and with them rotations, activations and permutations, are fused kernels.
+fn fused_kernels(node: &Node) -> Result<Effect, String> {
+    Ok(match node.text() {
+        Some("te" | "quack") => Effect::Fact(Fact::FusedKernels, 1),
+        _ => Effect::Aside("as predicted"),
+    })
+}
 
 /// Reads how tokens reach the ranks of their experts.
 fn dispatcher(node: &Node) -> Result<Effect, String> {

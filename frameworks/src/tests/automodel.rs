@@ -156,9 +156,9 @@ fn depths_of_prefetching_are_read() {
     assert_eq!(setting(&off, backward), None);
 }
 
-/// Recipes of `TEFp8Config`, and gates that spread tokens evenly.
+/// Recipes of `TEFp8Config`, fused kernels, gates that spread tokens evenly, and losses.
 #[test]
-fn backends_decide_routing_and_8_bit_matmuls() {
+fn backends_decide_routing_kernels_and_8_bit_matmuls() {
     let job = experts("  backend: {fake_balanced_gate: true, te_fp8: {recipe: current}}");
     has(&job, "moe.force_routing", "true");
     has(&job, "moe.routing", "\"round_robin\"");
@@ -171,6 +171,16 @@ fn backends_decide_routing_and_8_bit_matmuls() {
     let job = experts("  backend: {fake_balanced_gate: false, te_fp8: null}");
     assert_eq!(setting(&job, "moe.force_routing"), None);
     assert_eq!(setting(&job, "precision.float8_recipe"), None);
+    let job = experts(
+        "  backend: {rms_norm: te}\nloss_fn: {_target_: MaskedCrossEntropy, fp32_upcast: false}",
+    );
+    has(&job, "compile.mode", "\"blocks\"");
+    has(&job, "precision.loss_fp32_upcast", "false");
+    let job = experts(
+        "  backend: {rms_norm: torch}\nloss_fn: {_target_: MaskedCrossEntropy, fp32_upcast: true}",
+    );
+    assert_eq!(setting(&job, "compile.mode"), None);
+    assert_eq!(setting(&job, "precision.loss_fp32_upcast"), None);
     let job = dense("  backend: {te_fp8: {recipe: block}}");
     has(&job, "precision.float8_recipe", "\"blockwise\"");
 }

@@ -108,6 +108,8 @@ pub struct Precision {
     pub comm_grads: DType,
     /// Type of the optimizer moments.
     pub moments: MomentType,
+    /// Cross entropies read logits in float32, not in the compute type.
+    pub loss_fp32_upcast: bool,
     /// All sums have a fixed order on every device.
     pub deterministic: bool,
     /// 8-bit matmuls.

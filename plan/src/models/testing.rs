@@ -142,6 +142,7 @@ pub(crate) fn tiny(family: Family) -> Scenario {
             main_grads: DType::F32,
             comm_grads: DType::F32,
             moments: crate::config::MomentType::F32,
+            loss_fp32_upcast: true,
             deterministic: false,
             float8: crate::config::Float8::off(),
         },

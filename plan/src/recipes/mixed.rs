@@ -31,13 +31,14 @@ impl Recipe for Mixed {
 
     /// GEMMs read factors in the compute type. Losses read the model's results in float32
     /// (`F.cross_entropy(logits.float(), …)`, `F.mse_loss(out.float(), …)`), and so do routers.
+    /// Cross entropies can read the compute type instead.
     fn operand(&self, op: &OpKind, n: usize) -> Option<DType> {
         match (op, n) {
             (OpKind::Gemm(_), 0 | 1) => Some(self.precision.compute),
-            (
-                OpKind::LogSoftmax | OpKind::LogSumExp | OpKind::SquaredError(_) | OpKind::Route(_),
-                0,
-            ) => Some(DType::F32),
+            (OpKind::LogSoftmax | OpKind::LogSumExp, 0) => {
+                self.precision.loss_fp32_upcast.then_some(DType::F32)
+            }
+            (OpKind::SquaredError(_) | OpKind::Route(_), 0) => Some(DType::F32),
             _ => None,
         }
     }

@@ -21,10 +21,10 @@ use crate::ir::MAX_DOCUMENTS;
 use crate::models;
 use applies::{
     ADAPTERS, ATTENTION, CASTS_FOR_GATHERS, CHUNKED_LAYERS, CHUNKED_LOSS, CLAMPED_GLU, COMPILED,
-    DIVIDED_EXPERTS, DRAWN_ROUTING, EXPERTS, FLOAT8, FULL_RECOMPUTE, MODE_FULL, MUON,
-    NO_ROPE_LAYERS, RECOMPUTE, ROUTED, ROW_FACTOR, SEEDED_ROUTING, SELECTIVE, SEVERAL_DATA_RANKS,
-    SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SHARED_EXPERT, SOME_FROZEN, SOME_SKIPPED, TEMPERATURE,
-    TRANSFORMED_LAYERS, TRANSFORMERS,
+    DIVIDED_EXPERTS, DRAWN_ROUTING, EXPERTS, FLOAT8, FULL_RECOMPUTE, HALF_PRECISION, MODE_FULL,
+    MUON, NO_ROPE_LAYERS, RECOMPUTE, ROUTED, ROW_FACTOR, SEEDED_ROUTING, SELECTIVE,
+    SEVERAL_DATA_RANKS, SEVERAL_MICRO_BATCHES, SEVERAL_RANKS, SHARED_EXPERT, SOME_FROZEN,
+    SOME_SKIPPED, TEMPERATURE, TRANSFORMED_LAYERS, TRANSFORMERS,
 };
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -787,6 +787,7 @@ keys! {
     MainGrads: "precision" "main_grads" also ["main_grads_dtype"] [Choice(DTYPES)] "(megatron: \"bf16\", megatron_v2: param_dtype, others: \"f32\"; f32 with f32 compute)" "Dtype in which gradients are accumulated and kept";
     CommGrads: "precision" "reduce_dtype" as "comm_grads" also ["comm_grads", "grad_comm_dtype"] [Choice(DTYPES)] "(fsdp2: \"f32\", megatron_v2: param_dtype, others: main_grads)" "Dtype of gradients in the reduction over dp_shard (MixedPrecisionPolicy: reduce_dtype); policy native reduces over dp_replicate in main_grads";
     Moments: "precision" "moments" also ["exp_avg_dtype"] [Choice(MomentType::WORDS)] "\"f32\"" "Dtype of the optimizer's moments; 8bit: a byte per element and a float32 scale per 256 elements, as in bitsandbytes and torchao (moments of fewer than 4096 elements stay f32)";
+    LossFp32Upcast: "precision" "loss_fp32_upcast" also ["fp32_upcast"] [Bool] "true" "Cast logits to float32 before the cross entropy (`logits.float()`); false: compute it on logits in param_dtype, which needs half the memory (`fp32_upcast` of NeMo AutoModel's MaskedCrossEntropy)" needs [HALF_PRECISION];
     Deterministic: "precision" "deterministic" [Bool] "false" "Fix the order of every sum, so that runs are bitwise reproducible; on GPUs, the backward of attention then is slower and needs a workspace as large as the scores (the CPU device is always deterministic)";
     Float8Recipe: "precision" "float8_recipe" also ["fp8_recipe"] [Choice(Float8Recipe::WORDS)] "\"none\"" "Run the matmuls of the linear layers of blocks in 8 bits. none: in param_dtype; tensorwise: one scale per tensor, from its own maximum (torchao: tensorwise, Transformer Engine: current scaling); rowwise: one per row, a power of two (torchao: rowwise); blockwise: one per 128 elements of a row, and per 128x128 of weights, a power of two (Transformer Engine: block scaling); mxfp8: one per 32 elements of a row, a power of two, on GPUs of compute capability 10.0. Activations and weights are e4m3. Embeddings, the head, norms and attention stay as they are, and so do experts without `float8_experts`";
     Float8Grad: "precision" "float8_grad" also ["fp8_grad"] [Choice(Float8Format::WORDS)] "(tensorwise: \"e5m2\", others: \"e4m3\")" "8-bit format of the gradients of layer outputs: e4m3 (3 bits of mantissa, up to 448) or e5m2 (2 bits, up to 57344)" needs [FLOAT8];

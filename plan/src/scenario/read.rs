@@ -459,6 +459,7 @@ fn precision(d: &Document, mesh: &Mesh) -> Precision {
             .given(Key::CommGrads)
             .unwrap_or_else(|| (defaults.comm_grads)(compute, main_grads)),
         moments: d.setting(Key::Moments),
+        loss_fp32_upcast: d.setting(Key::LossFp32Upcast),
         deterministic: d.setting(Key::Deterministic),
         float8: float8(d, mesh),
     }

@@ -191,6 +191,7 @@ mod tests {
             main_grads: grads,
             comm_grads: grads,
             moments: crate::config::MomentType::F32,
+            loss_fp32_upcast: true,
             deterministic: false,
             float8: crate::config::Float8::off(),
         };

@@ -136,6 +136,9 @@ fn the_loss_decides_how_many_logits_live() {
     let materialized = build(&measured_1b());
     assert_eq!(peak(&materialized, logits), 3 * rows_v * 4);
     let mut s = measured_1b();
+    s.precision.loss_fp32_upcast = false;
+    assert_eq!(peak(&build(&s), logits), 3 * rows_v * 2);
+    s.precision.loss_fp32_upcast = true;
     s.train.loss = Loss::Chunked;
     let chunked = build(&s);
     assert_eq!(

@@ -8,6 +8,7 @@ use super::{Key, KeyInfo};
 use crate::config::{
     CompileMode, Family, Glu, Implementation, LayerType, Optimizer, Recompute, Routing, Scenario,
 };
+use crate::ir::DType;
 use crate::policies;
 
 /// What has to hold for a key to have an effect, whatever the model and the policy.
@@ -28,6 +29,13 @@ pub(super) const SEVERAL_RANKS: Need = Need {
     holds: |s| s.mesh.dp_shard > 1,
     words: "`dp_shard` above 1",
     otherwise: "with dp_shard = 1, nothing is gathered or reduced",
+};
+
+pub(super) const HALF_PRECISION: Need = Need {
+    by: Key::Compute,
+    holds: |s| s.precision.compute != DType::F32,
+    words: "a `param_dtype` other than f32",
+    otherwise: "with param_dtype = f32, logits are float32 already",
 };
 
 pub(super) const CASTS_FOR_GATHERS: Need = Need {
