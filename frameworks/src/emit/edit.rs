@@ -211,7 +211,12 @@ impl Document {
             }
             _ => {
                 let mut at = offset(&self.text, node.at);
-                if self.text[at..].starts_with("--") {
+                let word = self.text[at..].split_whitespace().next();
+                let assigns = |word: &str| {
+                    let rest = word.trim_start_matches('+').strip_prefix(path);
+                    rest.is_some_and(|rest| rest.starts_with('='))
+                };
+                if word.is_some_and(|w| w.starts_with("--") || assigns(w)) {
                     let inline = self.text[at..]
                         .find('=')
                         .ok_or("the value is not in the file")?;
