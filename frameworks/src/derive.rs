@@ -16,6 +16,7 @@ mod verl;
 pub(crate) use architecture::{Activation, Positions};
 pub(crate) use experts::FLEX_BACKENDS;
 pub(crate) use graphs::CAPTURED;
+pub(crate) use llm_foundry::LIBRARIES;
 
 use crate::Options;
 use crate::adapters::Targets;
@@ -84,6 +85,7 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     experts::dispatch(draft, &reader.formats)?;
     defaults::accumulation(draft, &reader.formats, ranks);
     llm_foundry::micro_batch(draft, ranks)?;
+    llm_foundry::attention(draft)?;
     batch(draft, ranks)?;
     pairs(draft)?;
     if is(&reader.formats, &LITGPT) {

@@ -53,6 +53,18 @@ const NO_TRAINING: [&str; 9] = [
     "convert_pretrained_checkpoint",
 ];
 
+/// Parts of the names of scripts and modules that train nothing.
+const AFTER_TRAINING: [&str; 8] = [
+    "convert",
+    "download",
+    "eval",
+    "export",
+    "generate",
+    "infer",
+    "merge",
+    "preprocess",
+];
+
 /// A word after expansion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Text {
@@ -224,6 +236,7 @@ impl Shell {
         if words.iter().any(says)
             && words.iter().any(starts)
             && !words.windows(2).any(starts_none)
+            && (self.words.is_empty() || !trains_nothing(&words))
             && words.first().is_none_or(|w| w.text != "echo")
         {
             self.words = words;
@@ -376,6 +389,19 @@ impl Shell {
         }
         result.map_or_else(unknown, |n| n.to_string())
     }
+}
+
+/// Returns whether a command runs a script or module that evaluates, merges or converts weights, as
+/// scripts do after training.
+fn trains_nothing(words: &[Text]) -> bool {
+    let module = words.windows(2).find(|pair| pair[0].text == "-m");
+    let script = words.iter().find(|w| w.text.ends_with(".py"));
+    let Some(name) = module.map(|pair| &pair[1]).or(script) else {
+        return false;
+    };
+    let name = name.text.trim_end_matches(".py");
+    let name = name.rsplit(['/', '.']).next().unwrap_or(name);
+    !name.contains("train") && AFTER_TRAINING.iter().any(|part| name.contains(part))
 }
 
 /// Returns the script that a command runs: the arguments of `eval`, or of a shell's `-c`.

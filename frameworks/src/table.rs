@@ -182,6 +182,8 @@ pub(crate) enum Fact {
     MostTokens,
     /// 1: the sizes in the file are of LLM Foundry's MPT.
     Mpt,
+    /// Library of MPT's attention kernels, as its place in `derive::LIBRARIES`.
+    AttentionLibrary,
     /// Width of the feed-forward layer relative to that of the model, as the bits of a float.
     FfnRatio,
     /// 1: gradients are reduced in the type of computation; 0: in float32.

@@ -7,6 +7,7 @@ use super::architecture::Positions;
 use crate::draft::Draft;
 use crate::error::ConfigError;
 use crate::formats::BACKWARD_POST;
+use crate::row::Row;
 use crate::table::{Dtype, Effect, Engine, Fact, quoted};
 
 /// Section of FSDP's options. Without it, Composer wraps the model in DDP.
@@ -33,7 +34,8 @@ pub(super) fn decide(draft: &mut Draft) -> Result<(), ConfigError> {
 
 /// Turns on FSDP1 if the files have its section, with Composer's defaults.
 fn fsdp(draft: &mut Draft) -> Result<(), ConfigError> {
-    if !draft.rows.iter().any(|r| r.key.starts_with(SECTION)) {
+    let own = |r: &Row| r.key.starts_with(SECTION) || r.key == "fsdp_config" && r.value == "{}";
+    if !draft.rows.iter().any(own) {
         return Ok(());
     }
     let row = draft.suppose("fsdp_config", "FSDP1", "Composer wraps models in FSDP1");
@@ -51,6 +53,10 @@ fn fsdp(draft: &mut Draft) -> Result<(), ConfigError> {
             Dtype::F32
         };
         draft.set(given.row, "precision.reduce_dtype", quoted(dtype.name()))?;
+    }
+    if draft.fact(Fact::Adapter).is_some_and(|a| a.value == 1) {
+        let why = "LLM Foundry loads models in float32";
+        draft.assume("precision.frozen_params", quoted("f32"), why);
     }
     if draft.value("train.recompute").is_some() {
         let key = "fsdp_config.activation_checkpointing_reentrant";
@@ -75,9 +81,12 @@ fn mpt(draft: &mut Draft) -> Result<(), ConfigError> {
         ("model.layers", "24"),
         ("model.vocab", "50368"),
         ("model.max_seq_len", "2048"),
-        ("train.attention_backend", "\"flash\""),
     ] {
         draft.assume(key, value, BY_MPT);
+    }
+    let key = "model.attn_config.attn_impl";
+    if !draft.rows.iter().any(|r| r.key == key) {
+        draft.suppose_fact(Fact::AttentionLibrary, 0, key, "flash", BY_MPT);
     }
     ffn(draft)?;
     let (no_bias, rms) = (on(draft, Fact::NoBias), on(draft, Fact::RmsNorm));
@@ -156,6 +165,44 @@ fn hidden_width(hidden: u64) -> u32 {
 
 fn on(draft: &Draft, fact: Fact) -> bool {
     draft.fact(fact).is_some_and(|g| g.value == 1)
+}
+
+/// Libraries of attention kernels, and the shipped hardware profiles that have their rates.
+pub(crate) const LIBRARIES: [(&str, &[&str]); 2] = [
+    (
+        "flash",
+        &[
+            "h100-80",
+            "h100-80-nvlink",
+            "h100-96-500w",
+            "h200-nvlink",
+            "a100-80",
+            "a100-40",
+        ],
+    ),
+    (
+        "triton",
+        &["h100-80", "h100-80-nvlink", "a100-80", "a100-40"],
+    ),
+];
+
+/// Sets the library of MPT's attention kernels if the hardware profile has its rates.
+///
+/// # Errors
+/// Fails if another key gives a different value.
+pub(super) fn attention(draft: &mut Draft) -> Result<(), ConfigError> {
+    let Some(given) = draft.fact(Fact::AttentionLibrary) else {
+        return Ok(());
+    };
+    let place = usize::try_from(given.value).unwrap_or(usize::MAX);
+    let (name, profiles) = LIBRARIES.get(place).copied().unwrap_or_default();
+    let hardware = draft.value("mesh.hardware").unwrap_or_default();
+    if profiles.contains(&hardware.trim_matches('"')) {
+        return draft.set(given.row, "train.attention_backend", quoted(name));
+    }
+    let why = "this hardware profile has no rates of this library: the one that PyTorch picks is predicted";
+    draft.approximates(given.row, why);
+    Ok(())
 }
 
 /// Sets the micro-batch, at most the sequences that a rank has per step.

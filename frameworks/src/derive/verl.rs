@@ -1,7 +1,8 @@
 //! Supplies the defaults of verl's SFT trainers.
 //!
-//! Sources: `verl/trainer/config/sft_trainer.yaml`, `sft_trainer_engine.yaml` and `engine/fsdp.yaml`,
-//! `FSDPSFTTrainer._build_model_optimizer`, and `apply_fsdp2` of `verl/utils/fsdp_utils.py`.
+//! Sources: `verl/trainer/config/sft_trainer.yaml`, `sft_trainer_engine.yaml` and
+//! `engine/fsdp.yaml`, `FSDPSFTTrainer._build_model_optimizer`, and `apply_fsdp2` of
+//! `verl/utils/fsdp_utils.py`.
 
 use crate::adapters::Targets;
 use crate::draft::Draft;

@@ -1,7 +1,7 @@
 //! Training configurations of LLM Foundry, which trains with Composer.
 //!
-//! Sources: `TrainConfig` of `llmfoundry/utils/config_utils.py`, `MPTConfig`, `hf_causal_lm.py`, and
-//! `FSDPConfig` and `get_mixed_precision` of Composer.
+//! Sources: `TrainConfig` of `llmfoundry/utils/config_utils.py`, `MPTConfig`, `hf_causal_lm.py`,
+//! and `FSDPConfig` and `get_mixed_precision` of Composer.
 
 use super::{deepspeed::DEEPSPEED, fsdp, peft::PEFT, script::LAUNCHER};
 use crate::convert::{
@@ -29,7 +29,8 @@ pub(crate) static LLM_FOUNDRY: Format = Format {
     defaults: DEFAULTS,
 };
 
-/// A command that names the configuration, with overrides such as `fsdp_config.mixed_precision=PURE`.
+/// A command that names the configuration, with overrides such as
+/// `fsdp_config.mixed_precision=PURE`.
 pub(crate) static LLM_FOUNDRY_SCRIPT: Format = Format {
     name: NAME,
     tables: &[COMMAND, LAUNCHER, ROOT, FSDP],
@@ -85,6 +86,7 @@ const FSDP: Table = Table {
     asides: FSDP_ASIDES,
 };
 
+const UNFUSED: &str = "one kernel per parameter and operation is predicted as fused kernels";
 const CONFIG_JSON: &str = "the sizes of the model's own config.json are predicted";
 const DROPOUT: &str = "MPT models are predicted without dropout";
 const ENCODER_DECODER: &str =
@@ -187,8 +189,8 @@ const KEYS: &[Key] = &[
     lost("model.attn_config.attn_pdrop", DROPOUT),
     with("model.attn_config.attn_impl", |node| {
         Ok(match node.full().as_str() {
-            "flash" => set("train.attention_backend", "flash"),
-            "triton" => set("train.attention_backend", "triton"),
+            "flash" => Effect::Fact(Fact::AttentionLibrary, 0),
+            "triton" => Effect::Fact(Fact::AttentionLibrary, 1),
             "torch" => Effect::Lost("attention of separate kernels is predicted as a fused one"),
             "flex" => Effect::Aside(KERNELS),
             _ => return Err(node.expected("flash, triton, torch or flex")),
@@ -229,7 +231,7 @@ const KEYS: &[Key] = &[
     with("model.attn_config.sliding_window_size", |node| {
         Ok(match node.integer()? {
             -1 => Effect::Aside("the whole sequence"),
-            // The window holds the query and so many positions before it.
+            // The window of `flash_attn` does not count the query itself.
             _ => Effect::Set("model.sliding_window", (node.count()? + 1).to_string()),
         })
     }),
@@ -283,8 +285,11 @@ const KEYS: &[Key] = &[
     ),
     with("optimizer.name", |node| {
         Ok(match node.full().as_str() {
-            "decoupled_adamw" | "adamw" => set("train.optimizer", "adamw"),
-            "decoupled_lionw" | "adalr_lion" | "clip_lion" => set("train.optimizer", "lion"),
+            "decoupled_adamw" => Effect::Assume("train.optimizer", quoted("adamw"), UNFUSED),
+            "adamw" => set("train.optimizer", "adamw"),
+            "decoupled_lionw" | "adalr_lion" | "clip_lion" => {
+                Effect::Assume("train.optimizer", quoted("lion"), UNFUSED)
+            }
             "decoupled_lionw_8b" => in_8_bits("lion"),
             "decoupled_sgdw" => set("train.optimizer", "sgd"),
             _ => Effect::Lost("this optimizer is not modeled: AdamW is predicted"),

@@ -59,6 +59,39 @@ fn models_of_mpt_have_their_parameters() {
     assert_eq!(parameters(&mut job), 6_649_286_656);
 }
 
+/// The library of attention kernels is set on GPUs whose profiles have its rates.
+#[test]
+fn libraries_of_attention_depend_on_the_gpus() {
+    let key = "train.attention_backend";
+    let triton = MPT.replace("n_layers", "attn_config: {attn_impl: triton}, n_layers");
+    let on = |model: &str, gpus: &str| {
+        let options = Options {
+            gpus: Some(gpus.parse().unwrap()),
+            ..Options::default()
+        };
+        setting(
+            &try_text("job.yaml", &text(model, FSDP), &options).unwrap(),
+            key,
+        )
+    };
+    assert_eq!(on(MPT, "8xh200").as_deref(), Some("\"flash\""));
+    assert_eq!(on(MPT, "8xb200"), None);
+    assert_eq!(on(&triton, "8xa100").as_deref(), Some("\"triton\""));
+    assert_eq!(on(&triton, "8xh200"), None);
+    let folder = "../scenarios/hardware";
+    for (library, profiles) in crate::derive::LIBRARIES {
+        for profile in profiles {
+            let of = |name: &str| std::fs::read_to_string(format!("{folder}/{name}.toml")).unwrap();
+            let mut all = of(profile);
+            if all.contains("extends = \"h100-80\"") {
+                all += &of("h100-80");
+            }
+            let wanted = format!("backend = \"{library}\"");
+            assert!(all.contains(&wanted), "{profile}: {library}");
+        }
+    }
+}
+
 /// `int(d_model * expansion_ratio)`, grouped queries, rotary positions and a gate, as in DBRX's
 /// dense blocks.
 #[test]
@@ -110,7 +143,8 @@ fn fsdp_is_set_up_as_composer_does() {
     );
     let kept = read(MPT, "fsdp_config: {sharding_strategy: SHARD_GRAD_OP}\n");
     has(&kept, "fsdp.reshard_after_forward", "false");
-    let ddp = read(MPT, "");
+    has(&read(MPT, "fsdp_config: {}\n"), "fsdp.policy", "\"fsdp2\"");
+    let ddp = read(MPT, "fsdp_config: null\n");
     has(&ddp, "fsdp.strategy", "\"no_shard\"");
 }
 
@@ -172,6 +206,7 @@ fn models_of_transformers_are_read() {
         ("lora.r", "64"),
         ("lora.lora_alpha", "128.0"),
         ("lora.target_modules", "[\"q_proj\", \"v_proj\"]"),
+        ("precision.frozen_params", "\"f32\""),
     ] {
         has(&job, key, value);
     }

@@ -130,6 +130,21 @@ fn commands_with_overrides_are_read() {
     );
 }
 
+/// Scripts merge or evaluate weights after training, with commands that have options, too.
+#[test]
+fn commands_after_training_are_not_read() {
+    let train = "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer model.partial_pretrain=Qwen/Qwen3-8B\n";
+    for after in [
+        "python -m verl.model_merger merge --backend fsdp --local_dir x\n",
+        "python scripts/eval_math.py --model out --num_samples 4\n",
+    ] {
+        let job = try_text("run.sh", &format!("{train}{after}"), &eight()).unwrap();
+        assert_eq!(job.framework, "verl");
+        let error = try_text("run.sh", after, &eight()).unwrap_err();
+        assert!(error.contains("no arguments of a framework"), "{error}");
+    }
+}
+
 /// `sft_trainer` has engines and packs sequences.
 #[test]
 fn the_trainer_with_engines_is_read() {
