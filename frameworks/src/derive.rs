@@ -16,7 +16,6 @@ mod verl;
 pub(crate) use architecture::{Activation, Positions};
 pub(crate) use experts::FLEX_BACKENDS;
 pub(crate) use graphs::CAPTURED;
-pub(crate) use llm_foundry::LIBRARIES;
 
 use crate::Options;
 use crate::adapters::Targets;

@@ -182,7 +182,7 @@ pub(crate) enum Fact {
     MostTokens,
     /// 1: the sizes in the file are of LLM Foundry's MPT.
     Mpt,
-    /// Library of MPT's attention kernels, as its place in `derive::LIBRARIES`.
+    /// Library of MPT's attention kernels, as its place in `derive/llm_foundry.rs`.
     AttentionLibrary,
     /// Width of the feed-forward layer relative to that of the model, as the bits of a float.
     FfnRatio,

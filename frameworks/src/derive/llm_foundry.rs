@@ -168,7 +168,7 @@ fn on(draft: &Draft, fact: Fact) -> bool {
 }
 
 /// Libraries of attention kernels, and the shipped hardware profiles that have their rates.
-pub(crate) const LIBRARIES: [(&str, &[&str]); 2] = [
+const LIBRARIES: [(&str, &[&str]); 2] = [
     (
         "flash",
         &[
@@ -222,4 +222,27 @@ pub(super) fn micro_batch(draft: &mut Draft, ranks: u64) -> Result<(), ConfigErr
         draft.approximates(given.row, why);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn profiles_have_the_rates_of_their_libraries() {
+        let of = |name: &str| {
+            let file = format!("../scenarios/hardware/{name}.toml");
+            std::fs::read_to_string(file).unwrap()
+        };
+        for (library, profiles) in LIBRARIES {
+            for profile in profiles {
+                let mut all = of(profile);
+                if all.contains("extends = \"h100-80\"") {
+                    all += &of("h100-80");
+                }
+                let wanted = format!("backend = \"{library}\"");
+                assert!(all.contains(&wanted), "{profile}: {library}");
+            }
+        }
+    }
 }
