@@ -6,9 +6,12 @@ mod defaults;
 mod engine;
 mod experts;
 mod graphs;
+mod litgpt;
+mod llm_foundry;
 mod mesh;
 mod precision;
 mod recompute;
+mod verl;
 
 pub(crate) use architecture::{Activation, Positions};
 pub(crate) use experts::FLEX_BACKENDS;
@@ -19,11 +22,11 @@ use crate::adapters::Targets;
 use crate::convert::REFERENCE;
 use crate::draft::{Draft, Given, NamedModel};
 use crate::error::ConfigError;
-use crate::formats::NEMO_NAME as NEMO;
+use crate::formats::{LITGPT, LLM_FOUNDRY, NEMO_NAME as NEMO, VERL};
 use crate::model::{self, Model};
 use crate::reader::Reader;
 use crate::row::{Lack, Row, Status};
-use crate::table::{Engine, Fact, list, quoted};
+use crate::table::{Engine, Fact, Format, list, quoted};
 
 /// Why options of transformers' own code are not used.
 const FUSED: &str = "models with fused kernels are predicted without dropout, with fused attention";
@@ -47,6 +50,15 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     find_model(reader, options)?;
     let draft = &mut reader.draft;
     defaults::decide(draft, &reader.formats)?;
+    if is(&reader.formats, &LLM_FOUNDRY) {
+        llm_foundry::decide(draft)?;
+    }
+    if is(&reader.formats, &LITGPT) {
+        litgpt::defaults(draft)?;
+    }
+    if is(&reader.formats, &VERL) {
+        verl::decide(draft)?;
+    }
     for format in &reader.formats {
         // The fallbacks for other keys depend on the steps below.
         for default in format
@@ -71,12 +83,18 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     let ranks = mesh::decide(draft, options)?;
     experts::dispatch(draft, &reader.formats)?;
     defaults::accumulation(draft, &reader.formats, ranks);
+    llm_foundry::micro_batch(draft, ranks)?;
+    llm_foundry::attention(draft)?;
     batch(draft, ranks)?;
     pairs(draft)?;
+    if is(&reader.formats, &LITGPT) {
+        litgpt::sharding(draft, ranks)?;
+    }
     recompute::whole_blocks(draft)?;
     recompute::layers(draft)?;
     recompute::compilation(draft)?;
-    recompute::reentrant(draft)?;
+    let composer = is(&reader.formats, &LLM_FOUNDRY);
+    recompute::reentrant(draft, composer)?;
     adapters(draft, reader.formats.iter().any(|f| f.open))?;
     packed_weights(draft)?;
     if reader.formats.iter().any(|f| f.name == NEMO) {
@@ -124,6 +142,11 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
         }
     }
     Ok(())
+}
+
+/// Returns whether one of the files has a format.
+fn is(formats: &[&'static Format], format: &Format) -> bool {
+    formats.iter().any(|f| f.name == format.name)
 }
 
 const LENGTH: &str = "train.seq_len";
@@ -373,7 +396,8 @@ fn find_model(reader: &mut Reader, options: &Options) -> Result<(), ConfigError>
         return Ok(());
     }
     if let Some(named) = draft.model.clone() {
-        if draft.value("model.layers").is_some() {
+        let overrides = is(&reader.formats, &LLM_FOUNDRY);
+        if draft.value("model.layers").is_some() && !overrides {
             return sized(draft, &named);
         }
         let cache = options.cache.as_deref();
@@ -411,7 +435,7 @@ fn find_model(reader: &mut Reader, options: &Options) -> Result<(), ConfigError>
         }
         return Ok(());
     }
-    if draft.value("model.layers").is_some() {
+    if draft.value("model.layers").is_some() || draft.fact(Fact::Mpt).is_some() {
         return Ok(());
     }
     Err(ConfigError::Missing(

@@ -5,11 +5,11 @@ mod script;
 
 use crate::error::ConfigError;
 use crate::formats::{
-    ACCELERATE, AXOLOTL, DEEPSPEED, LLAMA_FACTORY, MEGATRON_BRIDGE, MEGATRON_YAML, NEMO, PEFT,
-    SWIFT, SWIFT_MEGATRON, TORCHTITAN, TORCHTUNE, TRAINER,
+    ACCELERATE, AXOLOTL, DEEPSPEED, LITGPT, LLAMA_FACTORY, LLM_FOUNDRY, MEGATRON_BRIDGE,
+    MEGATRON_YAML, NEMO, PEFT, SWIFT, SWIFT_MEGATRON, TORCHTITAN, TORCHTUNE, TRAINER, VERL,
 };
 use crate::table::Format;
-use crate::tree::Node;
+use crate::tree::{Node, Value};
 use crate::{shell, toml_file, yaml};
 use std::path::Path;
 
@@ -20,8 +20,35 @@ const MOST_BYTES: u64 = 64 << 20;
 const LOGGED: [&str; 2] = ["Running with configs: ", "Running with args: "];
 
 /// Paths that occur in one framework only, the most distinctive first. Any one of them is enough.
-const SIGNS: [(&Format, &[&str]); 11] = [
+const SIGNS: [(&Format, &[&str]); 14] = [
     (&PEFT, &["peft_type"]),
+    (
+        &LLM_FOUNDRY,
+        &[
+            "device_train_microbatch_size",
+            "global_train_batch_size",
+            "variables.global_train_batch_size",
+        ],
+    ),
+    (
+        &LITGPT,
+        &[
+            "train.save_interval",
+            "train.max_seq_length",
+            "train.lr_warmup_steps",
+            "train.lr_warmup_fraction",
+        ],
+    ),
+    (
+        &VERL,
+        &[
+            "model.partial_pretrain",
+            "data.micro_batch_size_per_gpu",
+            "data.max_token_len_per_gpu",
+            "ulysses_sequence_parallel_size",
+            "engine.ulysses_sequence_parallel_size",
+        ],
+    ),
     (
         &MEGATRON_BRIDGE,
         &[
@@ -125,7 +152,7 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
     let root = if ends(".toml") {
         toml_file::parse(file, text)?
     } else {
-        yaml::parse(file, text)?
+        lifted(yaml::parse(file, text)?)
     };
     if let Some(other) = others::name(&root) {
         return Err(ConfigError::at(file, root.at, others::message(other)));
@@ -148,11 +175,36 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
             message:
                 "the format is not known: expected a configuration of Accelerate, the Hugging \
                       Face Trainer, Axolotl, LLaMA-Factory, torchtune, torchtitan, DeepSpeed, \
-                      Megatron-LM, Megatron-Bridge, NeMo Automodel, ms-swift or PEFT"
+                      Megatron-LM, Megatron-Bridge, NeMo Automodel, ms-swift, LLM Foundry, LitGPT, verl or PEFT"
                     .to_owned(),
         }),
     }
 }
+
+/// Moves the configuration within a job of MosaicML's launcher (`mcli`), which is in `parameters`,
+/// to the top level.
+fn lifted(root: Node) -> Node {
+    let own = |parameters: &Node| {
+        let (_, signs) = SIGNS.iter().find(|(f, _)| f.name == LLM_FOUNDRY.name)?;
+        signs.iter().any(|path| parameters.has(path)).then_some(())
+    };
+    if root.get(PARAMETERS).and_then(own).is_none() {
+        return root;
+    }
+    let (inner, around): (Vec<_>, Vec<_>) = root
+        .entries()
+        .iter()
+        .cloned()
+        .partition(|(name, _)| name.text == PARAMETERS);
+    let inner = inner
+        .iter()
+        .flat_map(|(_, node)| node.entries().iter().cloned());
+    let entries = inner.chain(around).collect();
+    Node::new(root.at, Value::Map(entries))
+}
+
+/// Section of an `mcli` job with the configuration.
+const PARAMETERS: &str = "parameters";
 
 /// Returns whether a file is a shell script.
 pub(crate) fn is_script(file: &str, text: &str) -> bool {
@@ -269,6 +321,21 @@ mod tests {
                 "a.sh",
                 "torchrun train.py --model_name_or_path x",
                 "the Hugging Face Trainer",
+            ),
+            (
+                "a.yaml",
+                "global_train_batch_size: 8\nfsdp_config: {mixed_precision: PURE}",
+                "LLM Foundry",
+            ),
+            (
+                "a.yaml",
+                "checkpoint_dir: x\ntrain: {micro_batch_size: 1, max_seq_length: 512}",
+                "LitGPT",
+            ),
+            (
+                "a.yaml",
+                "data: {micro_batch_size_per_gpu: 4}\nmodel: {partial_pretrain: x}",
+                "verl",
             ),
             (
                 "a.log",

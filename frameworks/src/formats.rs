@@ -5,7 +5,9 @@ mod axolotl;
 mod bridge;
 mod deepspeed;
 mod fsdp;
+mod litgpt;
 mod llama_factory;
+mod llm_foundry;
 mod megatron;
 mod nemo;
 mod peft;
@@ -14,12 +16,16 @@ mod swift;
 mod torchtitan;
 mod torchtune;
 mod trainer;
+mod verl;
 
 pub(crate) use accelerate::ACCELERATE;
 pub(crate) use axolotl::AXOLOTL;
 pub(crate) use bridge::MEGATRON_BRIDGE;
 pub(crate) use deepspeed::DEEPSPEED;
+pub(crate) use fsdp::BACKWARD_POST;
+pub(crate) use litgpt::{Command as LitGptCommand, LITGPT, LITGPT_SCRIPT, litgpt_names};
 pub(crate) use llama_factory::LLAMA_FACTORY;
+pub(crate) use llm_foundry::{LLM_FOUNDRY, LLM_FOUNDRY_SCRIPT};
 pub(crate) use megatron::{MEGATRON, MEGATRON_YAML};
 pub(crate) use nemo::{NAME as NEMO_NAME, NEMO};
 pub(crate) use peft::PEFT;
@@ -30,16 +36,21 @@ pub(crate) use swift::{SWIFT, SWIFT_MEGATRON};
 pub(crate) use torchtitan::TORCHTITAN;
 pub(crate) use torchtune::TORCHTUNE;
 pub(crate) use trainer::TRAINER;
+pub(crate) use verl::{VERL, VERL_SCRIPT};
 
 /// All formats.
 #[cfg(test)]
-pub(crate) const ALL: [&crate::table::Format; 17] = [
+pub(crate) const ALL: [&crate::table::Format; 23] = [
     &ACCELERATE,
     &AXOLOTL,
     &DEEPSPEED,
     &LAUNCH_SCRIPT,
+    &LITGPT,
+    &LITGPT_SCRIPT,
     &LLAMA_FACTORY,
     &LLAMA_FACTORY_SCRIPT,
+    &LLM_FOUNDRY,
+    &LLM_FOUNDRY_SCRIPT,
     &MEGATRON,
     &MEGATRON_BRIDGE,
     &NEMO,
@@ -51,4 +62,6 @@ pub(crate) const ALL: [&crate::table::Format; 17] = [
     &TRAINER,
     &TRAINER_SCRIPT,
     &TRL_SCRIPT,
+    &VERL,
+    &VERL_SCRIPT,
 ];

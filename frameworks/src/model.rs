@@ -13,7 +13,8 @@ pub(crate) enum Model {
 
 /// Published models whose shapes are shipped, by the last part of their id without version
 /// suffixes.
-const PUBLISHED: [(&str, &str); 38] = [
+const PUBLISHED: [(&str, &str); 39] = [
+    ("gpt2", "gpt2"),
     ("meta-llama-3-8b", "llama3-8b"),
     ("meta-llama-3.1-8b", "llama3-8b"),
     ("llama-3-8b", "llama3-8b"),

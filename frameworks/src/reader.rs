@@ -5,6 +5,7 @@ use crate::draft::Draft;
 use crate::error::{ConfigError, Place};
 use crate::interpolation;
 use crate::row::{Lack, Status, UNSET_VARIABLE};
+use crate::shell::{SOURCE, source_note};
 use crate::table::{Effect, Format, To, is_typo};
 use crate::tree::{Name, Node, Value};
 use shardlab_plan::scenario::nearest;
@@ -163,6 +164,13 @@ impl Reader {
                 self.draft.none(row, Lack::Accuracy, UNSET_VARIABLE);
                 return Ok(());
             }
+            if name.text == SOURCE
+                && let Some(path) = node.text()
+            {
+                let (lack, why) = source_note(file.folder, path);
+                self.draft.none(row, lack, why);
+                return Ok(());
+            }
             if node.is_unset() {
                 self.draft.none(row, Lack::Nothing, "not set");
                 return Ok(());
@@ -178,7 +186,8 @@ impl Reader {
             self.draft.none(row, Lack::Nothing, "not set");
             return Ok(());
         }
-        if node.text().is_some_and(|t| t.starts_with('$')) {
+        let names_model = matches!(to, To::Model) && node.text().is_some_and(ends_in_name);
+        if node.text().is_some_and(|t| t.starts_with('$')) && !names_model {
             if matches!(to, To::File(_) | To::AnyFile | To::Preset(..)) {
                 self.draft.none(row, Lack::Everything, UNSET_FILE);
                 return Ok(());
@@ -301,6 +310,12 @@ fn names_file(format: &Format, name: &Name) -> bool {
         format.key(&path),
         Some(To::File(_) | To::AnyFile | To::Preset(..))
     )
+}
+
+/// Returns whether a path starts with a variable and ends in a name: `$HOME/models/Qwen3-8B`.
+fn ends_in_name(path: &str) -> bool {
+    path.rsplit_once('/')
+        .is_some_and(|(_, name)| !name.is_empty() && !name.contains('$'))
 }
 
 fn is_off(node: &Node) -> bool {

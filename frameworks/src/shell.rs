@@ -1,19 +1,22 @@
 //! Reads shell scripts that start training: the arguments of the last such command, with the
 //! variables that the script sets.
 //!
-//! Follows assignments, arrays, `${NAME:-default}`, arithmetic and string comparisons. Values from
-//! outside the script, such as `$1` or `$(hostname)`, stay variables.
+//! Follows assignments, arrays, `${NAME:-default}`, arithmetic, string comparisons and `source`.
+//! Values from outside the script, such as `$1` or `$(hostname)`, stay variables.
 
 mod arguments;
 mod lex;
+mod source;
 mod word;
 
 use crate::error::ConfigError;
 
 use shardlab_plan::scenario::Position;
 use std::collections::HashMap;
+use std::path::{Path, PathBuf};
 
 pub(crate) use arguments::Command;
+pub(crate) use source::{SOURCE, note as source_note};
 use word::{Line, Part, Word};
 
 /// Maximum number of words of a command: arrays can repeat one another.
@@ -24,7 +27,7 @@ const MOST_TEXT: usize = 100_000;
 const MOST_DEPTH: usize = 8;
 
 /// Programs that start training by themselves.
-const PROGRAMS: [&str; 7] = [
+const PROGRAMS: [&str; 10] = [
     "trl",
     "axolotl",
     "llamafactory-cli",
@@ -32,6 +35,34 @@ const PROGRAMS: [&str; 7] = [
     "automodel",
     "swift",
     "megatron",
+    "litgpt",
+    "composer",
+    "llmfoundry",
+];
+
+/// Commands of LitGPT that scripts run before or after training.
+const NO_TRAINING: [&str; 9] = [
+    "download",
+    "chat",
+    "generate",
+    "evaluate",
+    "serve",
+    "merge_lora",
+    "convert_to_litgpt",
+    "convert_from_litgpt",
+    "convert_pretrained_checkpoint",
+];
+
+/// Parts of the names of scripts and modules that train nothing.
+const AFTER_TRAINING: [&str; 8] = [
+    "convert",
+    "download",
+    "eval",
+    "export",
+    "generate",
+    "infer",
+    "merge",
+    "preprocess",
 ];
 
 /// A word after expansion.
@@ -48,8 +79,13 @@ struct Shell {
     branches: Vec<(bool, bool)>,
     /// Words of the last command that starts training.
     words: Vec<Text>,
-    /// Number of nested scripts, passed as arguments of other commands, that are being read.
+    /// Number of nested scripts, sourced or passed as arguments of other commands, that are being
+    /// read.
     depth: usize,
+    /// Folder of the script.
+    folder: PathBuf,
+    /// Paths of sourced files, as the script writes them.
+    sourced: Vec<Text>,
 }
 
 /// Reads the command of a script that starts training.
@@ -57,7 +93,10 @@ struct Shell {
 /// # Errors
 /// Fails if a quote is not closed or the script has no such command.
 pub(crate) fn parse(file: &str, text: &str) -> Result<Command, ConfigError> {
-    let mut shell = Shell::default();
+    let mut shell = Shell {
+        folder: Path::new(file).parent().unwrap_or(Path::new("")).to_owned(),
+        ..Shell::default()
+    };
     for line in lex::lines(file, text)? {
         shell.line(&line);
         if shell.words.len() > MOST_WORDS {
@@ -71,11 +110,12 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<Command, ConfigError> {
             message:
                 "this script has no command with --arguments that starts Python (python, torchrun, \
                       accelerate launch, deepspeed), and none that names a configuration file (axolotl, \
-                      llamafactory-cli, tune, automodel, swift, megatron)"
+                      llamafactory-cli, tune, automodel, swift, megatron, litgpt, composer, llmfoundry)"
                     .to_owned(),
         });
     }
-    Ok(Command::new(&shell.words, &shell.environment()))
+    let command = Command::new(&shell.words, &shell.environment());
+    Ok(command.with_sourced(&shell.sourced))
 }
 
 impl Shell {
@@ -112,6 +152,10 @@ impl Shell {
             _ => {}
         }
         if !self.runs() {
+            return;
+        }
+        if let (Some("source" | "."), Some(path)) = (first, line.words.get(1)) {
+            self.source(path);
             return;
         }
         let skip = usize::from(matches!(
@@ -181,9 +225,18 @@ impl Shell {
             ) || name.ends_with(".py")
                 || PROGRAMS.contains(&name)
         };
-        let says = |w: &Text| w.text.starts_with("--") || arguments::is_config(&w.text);
+        let says = |w: &Text| {
+            let text = &w.text;
+            text.starts_with("--") || arguments::is_config(text) || arguments::is_override(text)
+        };
+        let starts_none = |pair: &[Text]| {
+            let (program, command) = (&pair[0].text, pair[1].text.as_str());
+            program.rsplit('/').next() == Some("litgpt") && NO_TRAINING.contains(&command)
+        };
         if words.iter().any(says)
             && words.iter().any(starts)
+            && !words.windows(2).any(starts_none)
+            && (self.words.is_empty() || !trains_nothing(&words))
             && words.first().is_none_or(|w| w.text != "echo")
         {
             self.words = words;
@@ -199,7 +252,8 @@ impl Shell {
         arguments::ENVIRONMENT.iter().filter_map(value).collect()
     }
 
-    /// Runs a script that is passed as an argument of another command.
+    /// Runs a script that is sourced or passed as an argument of another command. All of its words
+    /// have the position of that command.
     fn inner(&mut self, script: &Text) {
         // A script that cannot be parsed starts no known command.
         let Ok(lines) = lex::lines("", &script.text) else {
@@ -211,11 +265,23 @@ impl Shell {
         self.depth += 1;
         for mut line in lines {
             for word in &mut line.words {
-                word.at = script.at;
+                word.move_to(script.at);
             }
             self.line(&line);
         }
         self.depth -= 1;
+    }
+
+    /// Runs the lines of a sourced file, if it is found.
+    fn source(&mut self, path: &Word) {
+        let (text, at) = (self.joined(&path.parts), path.at);
+        let script = source::text(&self.folder, &text);
+        self.sourced.push(Text { text, at });
+        if let Some(text) = script {
+            let open = self.branches.len();
+            self.inner(&Text { text, at });
+            self.branches.truncate(open);
+        }
     }
 
     /// Evaluates conditions such as `[[ "$A" == x ]] || [ -z "$B" ]`. Conditions that cannot be
@@ -323,6 +389,19 @@ impl Shell {
         }
         result.map_or_else(unknown, |n| n.to_string())
     }
+}
+
+/// Returns whether a command runs a script or module that evaluates, merges or converts weights, as
+/// scripts do after training.
+fn trains_nothing(words: &[Text]) -> bool {
+    let module = words.windows(2).find(|pair| pair[0].text == "-m");
+    let script = words.iter().find(|w| w.text.ends_with(".py"));
+    let Some(name) = module.map(|pair| &pair[1]).or(script) else {
+        return false;
+    };
+    let name = name.text.trim_end_matches(".py");
+    let name = name.rsplit(['/', '.']).next().unwrap_or(name);
+    !name.contains("train") && AFTER_TRAINING.iter().any(|part| name.contains(part))
 }
 
 /// Returns the script that a command runs: the arguments of `eval`, or of a shell's `-c`.

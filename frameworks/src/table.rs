@@ -179,6 +179,21 @@ pub(crate) enum Fact {
     PadToCapacity,
     /// Sequences per step over all ranks.
     GlobalBatch,
+    /// Largest micro-batch; smaller if a rank has fewer sequences per step (LLM Foundry).
+    RankMicroBatch,
+    /// 1: sequences of a micro-batch are packed up to [`Fact::MostTokens`] tokens per rank (verl).
+    DynamicBatch,
+    MostTokens,
+    /// 1: the sizes in the file are of LLM Foundry's MPT.
+    Mpt,
+    /// Library of MPT's attention kernels, as its place in `derive/llm_foundry.rs`.
+    AttentionLibrary,
+    /// Width of the feed-forward layer relative to that of the model, as the bits of a float.
+    FfnRatio,
+    /// 1: gradients are reduced in the type of computation; 0: in float32.
+    ComputeReduction,
+    /// What a configuration of LitGPT is for, as a `Command`.
+    LitGpt,
     /// Sequences per step and rank; accumulation follows from it.
     RankBatch,
     /// 1: every sample is a pair of sequences, a preferred answer and a rejected one.

@@ -1379,7 +1379,10 @@ fn recipes_with_scales_of_blocks_are_read() {
 
 mod automodel;
 mod bridge;
+mod foundry;
+mod litgpt;
 mod megatron;
 mod recipes;
 mod scripts;
 mod swift;
+mod verl;

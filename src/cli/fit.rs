@@ -33,6 +33,9 @@ JOB is recognized by its content and its name:
   nemo           YAML of NeMo Automodel
   bridge         overrides of Megatron-Bridge, YAML or a shell script
   swift          shell script that starts ms-swift (swift or megatron)
+  llm-foundry    training YAML, a job of mcli, or a shell script (composer)
+  litgpt         YAML, or a shell script (litgpt)
+  verl           YAML or shell script of an SFT trainer
   peft           adapter_config.json of PEFT
   model          config.json or its folder
   scenario       file or name of a shipped one

@@ -348,13 +348,16 @@ fn published_configurations_get_an_answer_or_a_reason() {
     for framework in [
         "axolotl",
         "bridge",
+        "litgpt",
         "llama-factory",
+        "llm-foundry",
         "megatron",
         "nemo",
         "swift",
         "torchtitan",
         "torchtune",
         "trainer",
+        "verl",
     ] {
         for entry in std::fs::read_dir(at(framework)).unwrap() {
             let path = entry.unwrap().path();

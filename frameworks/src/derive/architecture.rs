@@ -114,7 +114,7 @@ const LATENT: [&str; 4] = [
 ];
 
 /// Drops the arguments that describe the model because `--model` replaces them.
-fn replaced(draft: &mut Draft) {
+pub(super) fn replaced(draft: &mut Draft) {
     let code = ["model.preset", "model.implementation"];
     let mut keys = Vec::new();
     for setting in draft.rows.iter().flat_map(|r| &r.settings) {

@@ -4,8 +4,11 @@
 use crate::shell::Command;
 use crate::tree::Node;
 
+/// verl's training on rewards. Its supervised fine-tuning is read.
+const VERL: &str = "verl's training on rewards";
+
 /// A framework with the paths that occur in its configurations only.
-const FILES: [(&str, &[&str]); 7] = [
+const FILES: [(&str, &[&str]); 5] = [
     (
         "nanotron",
         &[
@@ -15,9 +18,10 @@ const FILES: [(&str, &[&str]); 7] = [
         ],
     ),
     (
-        "verl",
+        VERL,
         &[
             "actor_rollout_ref",
+            "algorithm.adv_estimator",
             "ppo_mini_batch_size",
             "reward_fn_key",
             "log_prob_micro_batch_size",
@@ -32,23 +36,6 @@ const FILES: [(&str, &[&str]); 7] = [
             "policy.generation",
         ],
     ),
-    (
-        "LLM Foundry",
-        &[
-            "device_train_microbatch_size",
-            "variables.global_train_batch_size",
-            "global_train_batch_size",
-        ],
-    ),
-    (
-        "LitGPT",
-        &[
-            "train.save_interval",
-            "train.max_seq_length",
-            "train.lr_warmup_steps",
-            "train.lr_warmup_fraction",
-        ],
-    ),
     ("picotron", &["distributed.pp_engine"]),
     ("LLaMA-Factory 1", &["dist_config", "kernel_config"]),
 ];
@@ -56,7 +43,7 @@ const FILES: [(&str, &[&str]); 7] = [
 /// Frameworks by the names of their programs and modules.
 const PROGRAMS: [(&str, &str); 3] = [
     ("openrlhf", "OpenRLHF"),
-    ("verl.trainer", "verl"),
+    ("verl.trainer", VERL),
     ("run_grpo", "NeMo RL"),
 ];
 
@@ -74,6 +61,13 @@ pub(super) fn program(command: &Command) -> Option<&'static str> {
 
 /// Returns why a job is refused, and what can be done.
 pub(super) fn message(framework: &str) -> String {
+    if framework == VERL {
+        return format!(
+            "{VERL} (PPO, GRPO) is not read: a step generates, scores and trains with several models; of verl, its \
+             SFT trainers are read. For the update of the policy alone, name the folder of the model's config.json \
+             instead, and give the batch and the sharding with --set, such as --set train.micro_batch=1"
+        );
+    }
     format!(
         "configurations of {framework} are not read: name the folder of the model's config.json instead, and give the \
          batch and the sharding with --set, such as --set train.micro_batch=1"

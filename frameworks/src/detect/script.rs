@@ -4,8 +4,9 @@ use super::others;
 use crate::convert::PREFERENCES;
 use crate::error::ConfigError;
 use crate::formats::{
-    LAUNCH_SCRIPT, LLAMA_FACTORY_SCRIPT, MEGATRON, MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON,
-    TRAINER_SCRIPT, TRL_SCRIPT, has_arguments, python_names,
+    LAUNCH_SCRIPT, LITGPT_SCRIPT, LLAMA_FACTORY_SCRIPT, LLM_FOUNDRY_SCRIPT, MEGATRON,
+    MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON, TRAINER_SCRIPT, TRL_SCRIPT, VERL_SCRIPT, has_arguments,
+    litgpt_names, python_names,
 };
 use crate::shell::Command;
 use crate::table::Format;
@@ -33,6 +34,18 @@ const SWIFT_SIGNS: [&str; 3] = ["--tuner-type", "--train-type", "--sft-type"];
 /// Subcommands of ms-swift that train.
 const TRAINING: [&str; 3] = ["sft", "pt", "rlhf"];
 
+/// Subcommands of LitGPT that train.
+const OF_LITGPT: [&str; 6] = [
+    "finetune",
+    "finetune_lora",
+    "finetune_full",
+    "finetune_adapter",
+    "finetune_adapter_v2",
+    "pretrain",
+];
+/// Launchers of LLM Foundry.
+const OF_FOUNDRY: [&str; 2] = ["composer", "llmfoundry"];
+
 /// Returns the format of a command and its arguments.
 ///
 /// # Errors
@@ -50,6 +63,19 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
     }
     if command.runs("megatron", &TRAINING) {
         return Ok((&SWIFT_MEGATRON, with_environment(&command)));
+    }
+    if command.runs("litgpt", &OF_LITGPT)
+        && let Some(subcommand) = command.after("litgpt", 1)
+    {
+        let model = command.after("litgpt", 2);
+        let arguments = python_names(&command.arguments);
+        return Ok((&LITGPT_SCRIPT, litgpt_names(&arguments, subcommand, model)));
+    }
+    if command.names("verl.trainer") && command.names("sft_trainer") {
+        return Ok((&VERL_SCRIPT, python_names(&command.arguments)));
+    }
+    if OF_FOUNDRY.iter().any(|name| command.starts(name)) {
+        return Ok((&LLM_FOUNDRY_SCRIPT, python_names(&command.arguments)));
     }
     let arguments = &command.arguments;
     let has = |signs: &[&str]| signs.iter().any(|sign| arguments.has(sign));

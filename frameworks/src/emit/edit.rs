@@ -211,7 +211,12 @@ impl Document {
             }
             _ => {
                 let mut at = offset(&self.text, node.at);
-                if self.text[at..].starts_with("--") {
+                let word = self.text[at..].split_whitespace().next();
+                let assigns = |word: &str| {
+                    let rest = word.trim_start_matches('+').strip_prefix(path);
+                    rest.is_some_and(|rest| rest.starts_with('='))
+                };
+                if word.is_some_and(|w| w.starts_with("--") || assigns(w)) {
                     let inline = self.text[at..]
                         .find('=')
                         .ok_or("the value is not in the file")?;
@@ -232,9 +237,7 @@ impl Document {
     fn add(&self, next: &mut String, path: &str, value: &str) -> Result<(), String> {
         let (folder, name) = path.rsplit_once('.').unwrap_or(("", path));
         match self.syntax {
-            Syntax::Shell if !folder.is_empty() => {
-                Err("an option of a nested key is not added to a command".to_owned())
-            }
+            Syntax::Shell if !folder.is_empty() => self.add_nested(next, path, value),
             Syntax::Shell => {
                 // The new argument must follow one of the trainer, not one of the launcher.
                 let near = NEAR.iter().find_map(|path| self.find(path));
@@ -268,6 +271,28 @@ impl Document {
             }
             Syntax::Yaml | Syntax::Json => self.add_entry(next, folder, name, value),
         }
+    }
+
+    /// Adds an option with a path next to another one, in the same form: `a.b=value`, as Hydra
+    /// reads it, or `--a.b value`.
+    fn add_nested(&self, next: &mut String, path: &str, value: &str) -> Result<(), String> {
+        let mut found = None;
+        self.visit(&self.root, "", &mut |own, at, node| {
+            let at = offset(&self.text, at);
+            let rest = &self.text[at..];
+            let starts = |start: String| rest.starts_with(&start);
+            if found.is_some() || !own.contains('.') || !node.entries().is_empty() {
+                return;
+            }
+            if starts(format!("{own}=")) {
+                found = Some((at, format!("{path}={value} ")));
+            } else if starts(format!("--{own} ")) {
+                found = Some((at, format!("--{path} {value} ")));
+            }
+        });
+        let (at, option) = found.ok_or("there is no option with a path to add it before")?;
+        next.insert_str(at, &option);
+        Ok(())
     }
 
     fn add_entry(

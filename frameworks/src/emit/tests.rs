@@ -218,6 +218,32 @@ fn json_and_scripts_are_edited_in_place() {
     assert!(lost.is_empty(), "{lost:?}");
 }
 
+/// Options with a path are replaced, and added next to others in their form.
+#[test]
+fn options_with_a_path_are_added_to_commands() {
+    let sets = ["train.micro_batch=2", "train.grad_accum=8"];
+    let hydra = "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer \\\n  \
+                 model.partial_pretrain=Qwen/Qwen3-8B \\\n  data.micro_batch_size_per_gpu=4 $@\n";
+    let more = [&sets[..], &["train.recompute=none"]].concat();
+    let (after, lost) = edited("run.sh", hydra, &more);
+    assert_eq!(
+        after,
+        "torchrun --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer \\\n  \
+         model.enable_gradient_checkpointing=false data.train_batch_size=128 model.partial_pretrain=Qwen/Qwen3-8B \\\n  \
+         data.micro_batch_size_per_gpu=2 $@\n"
+    );
+    assert!(lost.is_empty(), "{lost:?}");
+    let litgpt =
+        "litgpt finetune_full meta-llama/Llama-3.2-1B --devices 8 --train.max_seq_length 512\n";
+    let (after, lost) = edited("run.sh", litgpt, &sets);
+    assert_eq!(
+        after,
+        "litgpt finetune_full meta-llama/Llama-3.2-1B --devices 8 --train.global_batch_size 128 \
+         --train.micro_batch_size 2 --train.max_seq_length 512\n"
+    );
+    assert!(lost.is_empty(), "{lost:?}");
+}
+
 #[test]
 fn scenarios_keep_their_comments() {
     let text = "# About.\nmodel = { preset = \"llama3-8b\" }\n\n[train] # batch\nmicro_batch = 1 # small\nunits = 1\n";

@@ -37,18 +37,8 @@ pub(super) const KEYS: &[Key] = &[
         "activation_checkpointing_offload",
         "activations are predicted on the device",
     ),
-    with("forward_prefetch", |node| {
-        let one = Effect::Set("fsdp.prefetch_forward", "1".to_owned());
-        if_true(node, one)
-    }),
-    with("backward_prefetch", |node| {
-        let name = node.full().to_ascii_lowercase();
-        Ok(match name.rsplit('.').next().unwrap_or(&name) {
-            "backward_pre" => Effect::Aside("the default"),
-            "no_prefetch" | "none" => Effect::Set("fsdp.prefetch_backward", "0".to_owned()),
-            _ => Effect::Lost("gathers after the current unit's gradients are predicted as before"),
-        })
-    }),
+    with("forward_prefetch", forward_prefetch),
+    with("backward_prefetch", backward_prefetch),
 ];
 
 pub(super) const ASIDES: &[(&str, &[&str])] = &[
@@ -116,7 +106,8 @@ pub(super) const TORCH_SEGMENTS: Fallback = Fallback {
     why: "PyTorch's default",
 };
 
-fn strategy(node: &Node) -> Result<Effect, String> {
+/// Reads PyTorch's `ShardingStrategy`.
+pub(super) fn strategy(node: &Node) -> Result<Effect, String> {
     let name = node.full();
     let number = match name.rsplit('.').next().unwrap_or(&name) {
         "FULL_SHARD" | "full_shard" | "1" => 1,
@@ -132,8 +123,30 @@ fn strategy(node: &Node) -> Result<Effect, String> {
     Ok(Effect::Fact(Fact::Strategy, number))
 }
 
+/// Reads whether FSDP1 prefetches in forward.
+pub(super) fn forward_prefetch(node: &Node) -> Result<Effect, String> {
+    let one = Effect::Set("fsdp.prefetch_forward", "1".to_owned());
+    if_true(node, one)
+}
+
+/// Reads PyTorch's `BackwardPrefetch`.
 #[expect(clippy::unnecessary_wraps, reason = "the type of conversions")]
-fn blocks(node: &Node) -> Result<Effect, String> {
+pub(super) fn backward_prefetch(node: &Node) -> Result<Effect, String> {
+    let name = node.full().to_ascii_lowercase();
+    Ok(match name.rsplit('.').next().unwrap_or(&name) {
+        "backward_pre" => Effect::Aside("the default"),
+        "no_prefetch" | "none" => Effect::Set("fsdp.prefetch_backward", "0".to_owned()),
+        _ => Effect::Lost(BACKWARD_POST),
+    })
+}
+
+/// Why `BACKWARD_POST` is an approximation.
+pub(crate) const BACKWARD_POST: &str =
+    "gathers after the current unit's gradients are predicted as before";
+
+/// Reads the classes of blocks that are units.
+#[expect(clippy::unnecessary_wraps, reason = "the type of conversions")]
+pub(super) fn blocks(node: &Node) -> Result<Effect, String> {
     let several = node.words().is_some_and(|w| w.contains([',', ' ']));
     Ok(if several {
         Effect::Assume(

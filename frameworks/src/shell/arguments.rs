@@ -1,6 +1,6 @@
 //! The arguments of a command that starts training.
 
-use super::Text;
+use super::{SOURCE, Text};
 use crate::tree::{Name, Node, Value, plain};
 use crate::yaml;
 use shardlab_plan::scenario::Position;
@@ -25,8 +25,8 @@ pub(crate) struct Command {
     pub(crate) arguments: Node,
     /// Variables of the environment that some programs read.
     pub(crate) environment: Vec<(Name, Node)>,
-    /// Programs, modules and scripts of the command, without folders.
-    words: Vec<String>,
+    /// Programs, modules, scripts and positional arguments of the command.
+    words: Vec<Text>,
 }
 
 impl Command {
@@ -63,15 +63,41 @@ impl Command {
         }
     }
 
+    /// Adds an entry for each file that the script sources.
+    pub(super) fn with_sourced(mut self, files: &[Text]) -> Self {
+        if let Value::Map(entries) = &mut self.arguments.value {
+            for file in files {
+                let (text, at) = (SOURCE.to_owned(), file.at);
+                let node = Node::new(at, Value::Text(file.text.clone()));
+                entries.push((Name { text, at }, node));
+            }
+        }
+        self
+    }
+
     /// Returns whether the command runs one of some subcommands of a program.
     pub(crate) fn runs(&self, program: &str, subcommands: &[&str]) -> bool {
-        let is = |pair: &[String]| pair[0] == program && subcommands.contains(&pair[1].as_str());
+        let is = |pair: &[Text]| {
+            file_name(&pair[0]) == program && subcommands.contains(&file_name(&pair[1]))
+        };
         self.words.windows(2).any(is)
+    }
+
+    /// Returns whether the command starts with a program.
+    pub(crate) fn starts(&self, program: &str) -> bool {
+        self.words.first().is_some_and(|w| file_name(w) == program)
+    }
+
+    /// Returns the word that comes `n` words after a program, counted without options.
+    pub(crate) fn after(&self, program: &str, n: usize) -> Option<Node> {
+        let at = self.words.iter().position(|w| file_name(w) == program)?;
+        let word = self.words.get(at + n)?;
+        Some(Node::new(word.at, Value::Text(word.text.clone())))
     }
 
     /// Returns whether a program, module or script of the command has a text in its name.
     pub(crate) fn names(&self, text: &str) -> bool {
-        self.words.iter().any(|word| word.contains(text))
+        self.words.iter().any(|word| file_name(word).contains(text))
     }
 }
 
@@ -81,7 +107,7 @@ struct Reader {
     entries: Vec<(Name, Node)>,
     /// Variables that the script does not set, among the values of options.
     unset: Vec<Text>,
-    words: Vec<String>,
+    words: Vec<Text>,
     /// Whether a script or module was named, so that options of one dash are its options.
     has_script: bool,
 }
@@ -101,8 +127,20 @@ impl Reader {
         if text == "-m"
             && let Some((module, after)) = after.split_first()
         {
-            self.words.push(module.text.clone());
+            self.words.push(module.clone());
             self.has_script = true;
+            return after;
+        }
+        // Composer's launcher has a short option for the number of processes.
+        if text == "-n"
+            && self
+                .words
+                .first()
+                .is_some_and(|w| file_name(w) == "composer")
+            && !self.has_script
+            && let Some((number, after)) = after.split_first()
+        {
+            set(&mut self.entries, "--nproc", word.at, scalar(number));
             return after;
         }
         if is_short_option(text)
@@ -114,18 +152,19 @@ impl Reader {
             set(&mut self.entries, name, word.at, scalar(value));
             return after;
         }
-        if let Some((path, value)) = assigned_path(text) {
+        if let Some((path, value)) =
+            assigned_path(text).or_else(|| assigned_name(text).filter(|_| self.has_script))
+        {
             let value = Text {
                 text: value.to_owned(),
                 at: word.at,
             };
-            self.set_path(path, word.at, scalar(&value));
+            self.set_path(path, word.at, assigned(&value));
         } else if is_config(text) && !self.words.is_empty() {
             set(&mut self.entries, CONFIG, word.at, scalar(word));
         } else {
-            let name = text.rsplit('/').next().unwrap_or(text);
             self.has_script |= text.ends_with(".py");
-            self.words.push(name.to_owned());
+            self.words.push(word.clone());
         }
         after
     }
@@ -165,14 +204,16 @@ impl Reader {
         if name == "module"
             && let Some(module) = value.text()
         {
-            self.words.push(module.to_owned());
+            let text = module.to_owned();
+            self.words.push(Text { text, at });
         }
         let name = format!("--{}", name.replace('_', "-"));
         set(&mut self.entries, &name, at, value);
         rest
     }
 
-    /// Sets the value at a path, as Hydra does.
+    /// Sets the value at a path, as Hydra does. A word that chooses a file of defaults for a map
+    /// (`engine=fsdp`) becomes an entry of the map.
     fn set_path(&mut self, path: &str, at: Position, value: Node) {
         let mut entries = &mut self.entries;
         let names: Vec<&str> = path.split('.').collect();
@@ -183,7 +224,9 @@ impl Reader {
             let found = entries.iter().position(|(n, _)| n.text == *name);
             let is_map = |i: &usize| matches!(entries[*i].1.value, Value::Map(_));
             let index = found.filter(is_map).unwrap_or_else(|| {
-                set(entries, name, at, Node::new(at, Value::Map(Vec::new())));
+                let choice = found.map(|i| entries[i].1.clone());
+                let inner = choice.map(|c| (choice_name(c.at), c)).into_iter().collect();
+                set(entries, name, at, Node::new(at, Value::Map(inner)));
                 entries.len() - 1
             });
             let Value::Map(inner) = &mut entries[index].1.value else {
@@ -191,8 +234,33 @@ impl Reader {
             };
             entries = inner;
         }
+        let is_map =
+            |(n, v): &&mut (Name, Node)| n.text == *last && matches!(v.value, Value::Map(_));
+        if let Some((
+            _,
+            Node {
+                value: Value::Map(inner),
+                ..
+            },
+        )) = entries.iter_mut().find(is_map)
+        {
+            let name = choice_name(at);
+            set(inner, &name.text, at, value);
+            return;
+        }
         set(entries, last, at, value);
     }
+}
+
+/// Returns the name of the entry for the file of defaults that Hydra reads for a map.
+fn choice_name(at: Position) -> Name {
+    let text = "_choice_".to_owned();
+    Name { text, at }
+}
+
+/// Returns the last part of a path.
+fn file_name(word: &Text) -> &str {
+    word.text.rsplit('/').next().unwrap_or(&word.text)
 }
 
 /// Sets an entry in place of one of the same name.
@@ -223,14 +291,24 @@ pub(super) fn is_config(text: &str) -> bool {
     !text.starts_with('-') && [".yaml", ".yml", ".toml"].iter().any(ends)
 }
 
+/// Returns whether a word sets the value at a path.
+pub(super) fn is_override(text: &str) -> bool {
+    assigned_path(text).is_some()
+}
+
 /// Splits `a.b=value`, which may start with `+` or `++`, into its path and its value.
 fn assigned_path(text: &str) -> Option<(&str, &str)> {
+    assigned_name(text).filter(|(path, _)| path.contains('.'))
+}
+
+/// Splits `a.b=value` or `a=value` into its path and its value.
+fn assigned_name(text: &str) -> Option<(&str, &str)> {
     let (path, value) = text.trim_start_matches('+').split_once('=')?;
     let is_name = |name: &str| {
         name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
             && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
     };
-    (path.contains('.') && path.split('.').all(is_name)).then_some((path, value))
+    path.split('.').all(is_name).then_some((path, value))
 }
 
 /// Adds variables that the script does not set, under their own names.
@@ -250,6 +328,21 @@ fn name_unset(entries: &mut Vec<(Name, Node)>, unset: Vec<Text>) {
 fn is_variable(text: &str) -> bool {
     let name = text.strip_prefix('$');
     name.is_some_and(|n| n.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_'))
+}
+
+/// Parses the value of a path: a list, as Hydra writes it, or a value as in an option.
+fn assigned(word: &Text) -> Node {
+    let list = word
+        .text
+        .starts_with('[')
+        .then(|| yaml::parse("", &word.text).ok());
+    match list.flatten() {
+        Some(mut node) => {
+            node.move_to(word.at);
+            node
+        }
+        None => scalar(word),
+    }
 }
 
 /// Parses a value: a scalar, or a map written as JSON.

@@ -45,6 +45,16 @@ pub(super) enum Part {
 }
 
 impl Word {
+    /// Sets the position of a word and of all words in it.
+    pub(super) fn move_to(&mut self, at: Position) {
+        self.at = at;
+        let array = self.assignment.as_mut().and_then(|a| a.array.as_mut());
+        array
+            .into_iter()
+            .flatten()
+            .for_each(|word| word.move_to(at));
+    }
+
     /// Returns the text of a word if it has neither quotes nor variables.
     pub(super) fn literal(&self) -> Option<&str> {
         match self.parts.as_slice() {

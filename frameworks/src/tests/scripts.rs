@@ -181,15 +181,6 @@ fn configurations_of_other_frameworks_are_refused() {
             "nanotron",
         ),
         (
-            "device_train_microbatch_size: 8\nfsdp_config: {sharding_strategy: FULL_SHARD}\n",
-            "LLM Foundry",
-        ),
-        (
-            "checkpoint_dir: x\nprecision: bf16-true\ntrain: {save_interval: 200, micro_batch_size: 4}\n",
-            "LitGPT",
-        ),
-        ("actor_rollout_ref: {model: {path: x}}\n", "verl"),
-        (
             "model: Qwen/Qwen3-4B\ncutoff_len: 2048\ndist_config: {name: fsdp2}\n",
             "LLaMA-Factory 1",
         ),
@@ -415,4 +406,70 @@ fn options_of_commands_replace_those_of_files() {
     let error = crate::read(&files, &options).unwrap_err().to_string();
     assert!(error.contains("contradicts"), "{error}");
     std::fs::remove_dir_all(&folder).unwrap();
+}
+
+/// Files that a script sources give its variables, relative to the script or a folder above it.
+/// Missing files are named.
+#[test]
+fn sourced_files_are_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let scripts = folder.path().join("examples/sft");
+    std::fs::create_dir_all(&scripts).unwrap();
+    std::fs::write(
+        folder.path().join("common.sh"),
+        "source examples/sft/sizes.sh\nexport NPROC=8\nif [ -z \"$NPROC\" ]; then\n",
+    )
+    .unwrap();
+    std::fs::write(
+        scripts.join("sizes.sh"),
+        "ARGS=(--per_device_train_batch_size 2 --model-max-length $LENGTH)\n",
+    )
+    .unwrap();
+    let script = scripts.join("run.sh");
+    let command = "#!/bin/bash\nLENGTH=2048\nsource \"$(dirname \"$0\")/../../common.sh\"\n. ~/.bashrc\n\
+                   source venv/bin/activate\nsource ./secrets.sh\n\
+                   torchrun --nproc_per_node=$NPROC train.py --model_name_or_path Qwen/Qwen3-8B ${ARGS[@]}\n";
+    std::fs::write(&script, command).unwrap();
+    let options = crate::Options {
+        gpus: Some("h100".parse().unwrap()),
+        ..Default::default()
+    };
+    let mut job = crate::read(std::slice::from_ref(&script), &options).unwrap();
+    job.scenario(&[]).unwrap();
+    has(
+        &job,
+        &[
+            ("mesh.dp_shard", "8"),
+            ("train.micro_batch", "2"),
+            ("train.seq_len", "2048"),
+        ],
+    );
+    let sourced: Vec<(u32, String, Lack)> = job
+        .rows()
+        .iter()
+        .filter(|r| r.key == "source")
+        .map(|r| {
+            let line = r.place.as_ref().map_or(0, |p| p.at.line);
+            (line, r.value.clone(), r.status.lack())
+        })
+        .collect();
+    let of = |line, value: &str, lack| (line, value.to_owned(), lack);
+    assert_eq!(
+        sourced,
+        [
+            of(3, "$(…)/../../common.sh", Lack::Nothing),
+            of(3, "examples/sft/sizes.sh", Lack::Nothing),
+            of(4, "~/.bashrc", Lack::Nothing),
+            of(5, "venv/bin/activate", Lack::Nothing),
+            of(6, "./secrets.sh", Lack::Accuracy),
+        ]
+    );
+    let (_, why) = row(&job, "source");
+    assert_eq!(why, "read as well");
+    // The values of a sourced file have the place of the line that sources it.
+    let batch = job
+        .rows()
+        .iter()
+        .find(|r| r.key == "per_device_train_batch_size");
+    assert_eq!(batch.unwrap().place.as_ref().unwrap().at.line, 3);
 }
