@@ -218,7 +218,7 @@ pub(super) const DRAWN_ROUTING: Need = Need {
         is_seeded(s) || forced.is_some_and(|f| f.routing != Routing::RoundRobin)
     },
     words: "routing `seeded`, or `force_routing` unless routing is `round_robin`",
-    otherwise: "only routing seeded and forced choices that are not round_robin are drawn",
+    otherwise: "only routing seeded, and forced choices that are balanced or of a histogram, are drawn",
 };
 
 pub(super) const ROW_FACTOR: Need = Need {
