@@ -1,5 +1,5 @@
-//! What hooks on saved tensors see under FSDP2: `OffloadActivations` of TRL around forward, loss and
-//! backward, without the output layer.
+//! What hooks on saved tensors see under FSDP2: `OffloadActivations` of TRL around forward, loss
+//! and backward, without the output layer.
 //!
 //! - A linear layer saves its input and a transposed view of its weight. The hook takes the view
 //!   for an activation, because it is no `Parameter` and does not lie in the memory of a shard. It
@@ -9,8 +9,9 @@
 //!   The copy is copied back all the same, for the first one.
 //! - The loss saves the logarithms of its probabilities.
 //! - The output layer turns the hooks off. Blocks that are recomputed have hooks of their own.
-//! - The limit of copies in flight is one of tensors that have been saved since, which also counts
-//!   those that stay on the device: weights of norms, tensors that are saved again, and the targets.
+//! - The limit of copies in flight is one of tensors that have been saved since. It also counts
+//!   those that stay on the device: weights of norms, tensors that are saved again, and the
+//!   targets.
 
 use super::storages;
 use crate::compile::tape::{Tape, TapeOp};
