@@ -228,8 +228,32 @@ fn memory_of_adapters_of_peft_is_predicted() {
     lines.pop();
     assert_eq!(lines.len(), 9);
     for row in &lines {
-        let error = row["peak_allocated_mib"]["error_percent"].as_f64().unwrap();
-        assert!(error.abs() < 0.02, "{row}");
+        let error = |metric: &str| row[metric]["error_percent"].as_f64().unwrap().abs();
+        assert!(error("peak_allocated_mib") < 0.02, "{row}");
+        let dora = row["name"] == "1b dora bf16 weights seq 2048";
+        let reserved = if dora { 1.5 } else { 0.25 };
+        assert!(error("peak_reserved_mib") < reserved, "{row}");
+    }
+}
+
+/// What autograd saves in host memory, under FSDP2 on two H200. Hosts of these machines are slower
+/// than the profile's, which limits the steps of the smallest model and of recomputed blocks.
+#[test]
+fn activations_in_host_memory_are_predicted() {
+    let table = concat!(
+        env!("CARGO_MANIFEST_DIR"),
+        "/tests/data/peers_offload_h200x2.csv"
+    );
+    let mut lines = json(&["validate", table, "--json"]);
+    lines.pop();
+    assert_eq!(lines.len(), 8);
+    for row in &lines {
+        let error = |metric: &str| row[metric]["error_percent"].as_f64().unwrap().abs();
+        assert!(error("peak_allocated_mib") < 0.06, "{row}");
+        assert!(error("peak_reserved_mib") < 1.0, "{row}");
+        if row["name"].as_str().unwrap().ends_with("offload") {
+            assert!(error("step_ms") < 12.5, "{row}");
+        }
     }
 }
 

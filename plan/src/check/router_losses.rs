@@ -33,6 +33,8 @@ struct Gradient {
 #[derive(Default)]
 struct State {
     losses: BTreeMap<Loss, Forward>,
+    /// Buffers whose contents were copied from another one, in host memory and back.
+    origins: BTreeMap<BufferId, BufferId>,
     /// Constants in memory.
     filled: Ranges<f64>,
     gradients: Vec<Gradient>,
@@ -56,6 +58,14 @@ pub(super) fn check(p: &Program, sink: &mut Sink) {
                 Instr {
                     op: Op::Free(b), ..
                 } => state.forget(*b),
+                Instr {
+                    op: Op::Copy { id, .. },
+                    ..
+                } => {
+                    let copy = &p.copies[id.index()];
+                    let origin = state.origin(copy.from.buffer);
+                    state.origins.insert(copy.to.buffer, origin);
+                }
                 instr @ Instr {
                     op: Op::Launch { kernel, .. },
                     ..
@@ -83,6 +93,11 @@ fn loss(op: &OpKind) -> Option<(&'static str, Real, bool)> {
 }
 
 impl State {
+    /// Returns the buffer where forward wrote what a buffer contains.
+    fn origin(&self, b: BufferId) -> BufferId {
+        self.origins.get(&b).copied().unwrap_or(b)
+    }
+
     fn forget(&mut self, b: BufferId) {
         self.filled.forget(b);
         self.sums.forget(b);
@@ -203,7 +218,8 @@ impl Launch<'_> {
         let Some(logits) = self.range(op, 1) else {
             return;
         };
-        let found = state.losses.get_mut(&(logits.buffer, logits.offset, name));
+        let at = (state.origin(logits.buffer), logits.offset, name);
+        let found = state.losses.get_mut(&at);
         let (other, wrong) = match found {
             None => (
                 None,

@@ -360,6 +360,7 @@ impl<'c, 'a> Walk<'c, 'a> {
                 } => {
                     self.require(pass, reads..end);
                     self.launch(kernel, reads, writes, end);
+                    self.after_launch(pass, reads..end);
                     self.life.after_launch(self.out, pass, position);
                     self.leave(pass, position);
                 }
@@ -388,6 +389,9 @@ impl<'c, 'a> Walk<'c, 'a> {
             Pass::Backward => {
                 self.out.b.at(UnitId(0), Phase::Final);
                 self.life.backward_end(self.out);
+                if let Some(offload) = &self.offload {
+                    offload.exit(self.out);
+                }
             }
             _ => {
                 self.out.b.at(UnitId(0), phase);
@@ -662,10 +666,23 @@ impl<'c, 'a> Walk<'c, 'a> {
         let (Some(offload), Pass::Forward) = (&mut self.offload, pass) else {
             return;
         };
+        offload.count(position);
+        for p in offload.weights_after(position) {
+            let weight = self.life.weight(self.out, p);
+            offload.leave_weight(self.out, p, weight);
+        }
         for s in offload.leave_after(position) {
             let id = self.buffers.storage_of(self.micro, s);
             self.in_flight.arrive(self.out, |b| b == id);
-            offload.leave(self.out, self.buffers, s);
+            offload.leave(self.out, s);
+        }
+    }
+
+    /// Frees what only an op of backward has needed from host memory.
+    fn after_launch(&mut self, pass: Pass, operands: std::ops::Range<u32>) {
+        if let (Some(offload), Pass::Backward) = (&mut self.offload, pass) {
+            let operands = operands.start as usize..operands.end as usize;
+            offload.after(self.out, &self.out.inputs.tape.operands[operands]);
         }
     }
 
@@ -717,7 +734,16 @@ impl<'c, 'a> Walk<'c, 'a> {
             }
             Source::Param(p) => {
                 let size = self.out.inputs.gathered_type_of(p).size();
-                at(self.life.weight(self.out, p), size)
+                let copy = self.offload.as_ref().and_then(|o| o.weight(p));
+                let location = match copy {
+                    Some(buffer) => Location {
+                        buffer,
+                        offset: 0,
+                        element: size,
+                    },
+                    None => self.life.weight(self.out, p),
+                };
+                at(location, size)
             }
             Source::Scale(p) => {
                 let location = self.life.scale(self.out, p);

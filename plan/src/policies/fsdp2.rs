@@ -126,7 +126,11 @@ impl Fsdp2 {
         } else {
             COMPUTE
         };
-        let streams = CommStreams::new(out, sharded, -1, 0);
+        let mut streams = CommStreams::new(out, sharded, -1, 0);
+        if !sharded {
+            // `foreach_reduce` copies gradients on its stream, whose memory no other stream reuses.
+            streams.reduce = out.b.add_stream(StreamKind::ReduceScatter, -1);
+        }
         let offloads = out.inputs.scenario.fsdp.offload.any();
         let cpu = offloads.then(|| out.b.add_stream(StreamKind::Cpu, 0));
         let comms = out.communicators(separate);

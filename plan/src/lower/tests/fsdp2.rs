@@ -498,3 +498,18 @@ fn some_state_in_host_memory_is_refused() {
         "{message}"
     );
 }
+
+/// Also one rank copies its gradients on the stream of reductions, whose memory the compute stream
+/// does not reuse.
+#[test]
+fn one_rank_reduces_on_a_stream_of_its_own() {
+    let p = fsdp2(&["mesh.dp_shard=1"]);
+    let reduce = stream(&p, StreamKind::ReduceScatter);
+    assert_ne!(reduce, COMPUTE);
+    let gradients = p.buffers.iter().filter(|b| b.role == Role::MainGrad);
+    let streams: Vec<StreamId> = gradients.map(|b| b.stream).collect();
+    assert!(!streams.is_empty());
+    assert!(streams.iter().all(|s| *s == reduce), "{streams:?}");
+    // Weights are gathered by computation.
+    assert!(p.streams.iter().all(|s| s.kind != StreamKind::AllGather));
+}

@@ -207,7 +207,7 @@ fn llama_like(model_type: &str) -> Option<Names> {
             down: "mlp.fc2",
             ..LLAMA
         },
-        "glm4" | "glm4v_text" => Names {
+        "glm4" | "glm4v_text" | "glm_ocr_text" => Names {
             attention_post_norm: "post_self_attn_layernorm",
             mlp_post_norm: "post_mlp_layernorm",
             ..LLAMA

@@ -88,7 +88,7 @@ impl Code {
             "cohere" | "cohere2" => with(Converted, RotaryType::Converted, false, false),
             "helium" => with(Converted, Activations, true, false),
             "ernie4_5" => with(InType, RotaryType::ConvertedTwice, true, false),
-            "glm" | "glm4" => with(InType, Activations, true, true),
+            "glm" | "glm4" | "glm_ocr_text" => with(InType, Activations, true, true),
             "biogpt" | "llama4_text" => Self {
                 float_softmax: false,
                 ..Self::LLAMA

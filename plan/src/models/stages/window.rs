@@ -138,7 +138,8 @@ impl Windows {
         Self {
             stage,
             attention,
-            shifts,
+            // Half of a single patch is no shift.
+            shifts: shifts && stage.window > 1,
             norms: [first, second],
             qkv,
             output,

@@ -142,7 +142,7 @@ fn fault(test: &str, config: &str) -> String {
     e.replace(&folder, "FOLDER")
 }
 
-fn parameters(s: &Scenario) -> u64 {
+pub(super) fn parameters(s: &Scenario) -> u64 {
     let (_, params) = crate::models::testing::modules_and_params(s);
     params.iter().map(|p| p.numel()).sum()
 }
@@ -573,6 +573,18 @@ fn what_types_cannot_express_is_refused() {
             "Data2VecVisionForImageClassification",
             "Data2VecVisionModel",
             "it has no norm after its blocks",
+        ),
+        (
+            include_str!("../../../../tests/data/configs/tiny--deepseek_v2.json"),
+            "\"q_lora_rank\": 12",
+            "\"q_lora_rank\": 0",
+            "`q_lora_rank` must be above 0, or null if queries are not compressed",
+        ),
+        (
+            include_str!("../../../../tests/data/configs/tiny--falcon-groups.json"),
+            "\"parallel_attn\": true",
+            "\"parallel_attn\": false",
+            "`parallel_attn` is false for the old decoder architecture only",
         ),
         (
             EUROBERT,

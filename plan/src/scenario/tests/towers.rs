@@ -240,6 +240,38 @@ fn types_that_are_not_planned_say_what_they_have() {
     assert!(message.contains("set model.family"), "{message}");
 }
 
+/// Without `head_dim`, the width is divided among the heads. Counted on torch's meta device.
+#[test]
+fn heads_of_glm_ocr_divide_the_width() {
+    let config = config!("tiny--glm_ocr");
+    let width = "  \"head_dim\": 16,\n";
+    assert!(config.contains(width));
+    for (changed, wanted) in [
+        (config.replace(width, ""), 226_416),
+        (config.replace(width, "\"head_dim\": 24,"), 244_848),
+    ] {
+        let s = read("ocr", &changed, &[]).unwrap();
+        assert_eq!(super::huggingface::parameters(&s), wanted);
+        assert!((s.model.norm_eps - 1e-5).abs() < 1e-12);
+    }
+}
+
+/// Windows of one patch are not shifted. Counted on torch's meta device.
+#[test]
+fn windows_of_one_patch_are_not_shifted() {
+    for (config, wanted) in [
+        (config!("tiny--swin"), 208_078),
+        (config!("tiny--swinv2"), 225_470),
+    ] {
+        let changed = config.replace("\"window_size\": 4", "\"window_size\": 1");
+        assert_ne!(changed, config);
+        let s = read("window", &changed, &[]).unwrap();
+        assert_eq!(super::huggingface::parameters(&s), wanted);
+        let report = crate::check::check(&crate::plan(&s).unwrap());
+        assert!(report.violations.is_empty(), "{report:?}");
+    }
+}
+
 /// Each stage has a quarter of the rows of the one before, and attention sees windows of 16 rows.
 #[test]
 fn model_flops_of_stages_count_the_rows_of_each() {

@@ -46,6 +46,11 @@ fn every_kind_of_loss_passes() {
         (&[TWICE, "fsdp.per_token_loss=true"], LOSSES),
         (&[TWICE, "model.z_loss=0"], LOSSES / 2),
         (&[TWICE, "train.recompute=full"], LOSSES),
+        // Backward reads copies of logits that were in host memory. The first layer is dense.
+        (
+            &[TWICE, "train.activation_offload=true", "model.layers=8"],
+            7 * LOSSES / 2,
+        ),
     ] {
         // Once when a loss is differentiated, and once when routers have used its gradient, in the
         // first step and in the steady one.

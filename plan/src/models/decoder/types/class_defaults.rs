@@ -122,6 +122,13 @@ pub const CLASS_DEFAULTS: &[(&str, &str)] = &[
         "glm_moe_dsa",
         r#"{"n_shared_experts": 1, "q_lora_rank": 2048, "qk_nope_head_dim": 192}"#,
     ),
+    (
+        "glm_ocr_text",
+        r#"{
+            "hidden_size": 1024, "intermediate_size": 4096, "num_attention_heads": 16,
+            "num_hidden_layers": 16, "num_key_value_heads": 8, "vocab_size": 59392
+        }"#,
+    ),
     ("gpt_bigcode", r#"{"n_positions": 1024}"#),
     ("gpt_neo", r#"{"max_position_embeddings": 2048}"#),
     ("helium", r#"{"num_key_value_heads": 20}"#),

@@ -5,7 +5,7 @@ use crate::models::hf::{
     BiasPart, FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA,
     TIED, VOCAB, field,
 };
-use crate::models::llama::{HEAD_DIM_128, KV_HEADS, NORM_EPS};
+use crate::models::llama::{HEAD_DIM, HEAD_DIM_128, KV_HEADS, NORM_EPS};
 use crate::models::windows::WINDOW;
 
 const SHAPE: &[Field] = &[
@@ -62,8 +62,14 @@ const FALCON_RESIDUAL: Field = derived(
             on("new_decoder_architecture", false),
             on("parallel_attn", true),
         ) {
-            (true, _) if norms.unwrap_or(2) == 2 => "parallel",
-            (true, _) | (false, true) => "parallel_one_norm",
+            // The norms that forward reads do not exist.
+            (true, false) => {
+                return Err(
+                    "`parallel_attn` is false for the old decoder architecture only".to_owned(),
+                );
+            }
+            (true, true) if norms.unwrap_or(2) == 2 => "parallel",
+            (true, true) | (false, true) => "parallel_one_norm",
             (false, false) => "sequential",
         };
         Ok(Some(residual.into()))
@@ -159,6 +165,14 @@ pub(super) const TYPES: &[HfType] = &[
         ],
         common: SHAPE,
         fields: &[RMS_EPS_5, HIDDEN_ACT, PARTIAL_HALF, TIED],
+    },
+    // The language model of GLM-OCR.
+    HfType {
+        model_type: "glm_ocr_text",
+        architecture: "GlmOcrForConditionalGeneration",
+        fixed: &[GATE_UP, INTERLEAVED, ("norm_position", Given::Str("both"))],
+        common: SHAPE,
+        fields: &[HEAD_DIM, RMS_EPS_5, HIDDEN_ACT, PARTIAL, TIED],
     },
     HfType {
         model_type: "chatglm",

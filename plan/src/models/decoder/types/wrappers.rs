@@ -1274,7 +1274,7 @@ pub(super) const TYPES: &[HfWrapper] = &[
         model_type: "glm_ocr",
         architecture: "GlmOcrForConditionalGeneration",
         ties: Ties::Whole,
-        text: &[("glm_ocr_text", "glm4")],
+        text: &[("glm_ocr_text", "glm_ocr_text")],
         vision: glm_ocr,
     },
     HfWrapper {
