@@ -8,9 +8,11 @@ use super::routing::Recorder;
 use super::state::{StateIo, With};
 use super::{TrainError, adapter, hf, resume, schedule, weights};
 use crate::device::{CpuFactory, Device, DeviceFactory};
-use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
+use crate::engine::{
+    ExecOptions, RankInputs, Session, StepInputs, StepResult, reads_in_scope,
+};
 use crate::process::World;
-use shardlab_plan::config::{CudaGraph, Histogram};
+use shardlab_plan::config::Histogram;
 use shardlab_plan::ir::{BufferId, Param};
 use shardlab_plan::record::Run;
 use shardlab_plan::tape_of;
@@ -252,10 +254,9 @@ impl<'a, D: Device> Trainer<'a, D> {
             progress,
             distinct: distinct.unwrap_or_default(),
             validations: Vec::new(),
-            // A captured step computes the sums that it was captured with.
             parts: match scenario.train.param_norms_every {
                 0 => Vec::new(),
-                _ if scenario.compile.cuda_graph == CudaGraph::FullIteration => Vec::new(),
+                _ if reads_in_scope(program) => Vec::new(),
                 _ => StateLayout::gradient_parts(program)?.unwrap_or_default(),
             },
             param_norms: Vec::new(),
