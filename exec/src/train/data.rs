@@ -21,6 +21,7 @@ pub use text::tokenizer_next_to;
 
 use crate::base::element::{Element, match_dtype, push};
 use crate::base::random::Sequence;
+use crate::engine::{RankInputs, StepInputs};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
 use shardlab_plan::config::{DocumentLengths, Family, Model, Scenario};
@@ -31,6 +32,20 @@ use std::ops::Range;
 
 /// Inputs of one rank: by micro-batch, the bytes of every constant that is new in each.
 pub(crate) type RankFeed = Vec<Vec<(ConstId, Vec<u8>)>>;
+
+/// Returns a step's inputs, given those of every rank.
+pub(crate) fn step_inputs(ranks: Vec<RankFeed>) -> StepInputs {
+    let of = |feed: RankFeed| RankInputs {
+        micro_batches: feed
+            .into_iter()
+            .map(|m| m.into_iter().map(|(id, data)| (id, data.into())).collect())
+            .collect(),
+        ..RankInputs::default()
+    };
+    StepInputs {
+        ranks: ranks.into_iter().map(of).collect(),
+    }
+}
 
 /// Tables with a row for each position of a document.
 const POSITIONAL: [&str; 7] = [

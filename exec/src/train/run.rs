@@ -1,16 +1,14 @@
 //! Training runs: steps, validation and checkpoints, until the end or an interrupt.
 
 use super::checkpoint::{Progress, Saver, Snapshot};
-use super::data::{Feed, RankFeed};
+use super::data::{Feed, step_inputs};
 use super::layout::{GradientParts, StateLayout};
 use super::options::{Flow, Observer, ParamNorm, RunOptions, RunStart, StepReport};
 use super::routing::Recorder;
 use super::state::{StateIo, With};
 use super::{TrainError, adapter, hf, resume, schedule, weights};
 use crate::device::{CpuFactory, Device, DeviceFactory};
-use crate::engine::{
-    ExecOptions, RankInputs, Session, StepInputs, StepResult, reads_in_scope,
-};
+use crate::engine::{ExecOptions, Session, StepResult, reads_in_scope};
 use crate::process::World;
 use shardlab_plan::config::Histogram;
 use shardlab_plan::ir::{BufferId, Param};
@@ -293,7 +291,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             let step = self.progress.step;
             let every = u64::from(self.scenario.train.param_norms_every);
             let norms = every > 0 && (step + 1).is_multiple_of(every);
-            let mut inputs = self.inputs(self.feed.step(step));
+            let mut inputs = step_inputs(self.feed.step(step));
             if norms {
                 for (rank, parts) in inputs.ranks.iter_mut().zip(&self.parts) {
                     rank.gradient_parts = parts.iter().map(|(_, part)| part.clone()).collect();
@@ -331,7 +329,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 self.param_norms.push((step + 1, norms));
             }
             if validate > 0 && (step + 1).is_multiple_of(validate) {
-                let inputs = self.inputs(self.feed.validation((step + 1) / validate - 1));
+                let inputs = step_inputs(self.feed.validation((step + 1) / validate - 1));
                 let loss = self.session.validate(&inputs)?.loss;
                 self.validations.push((step + 1, loss));
                 observer.validation(step + 1, loss);
@@ -358,19 +356,6 @@ impl<'a, D: Device> Trainer<'a, D> {
         } else {
             Flow::Continue
         })
-    }
-
-    fn inputs(&self, ranks: Vec<RankFeed>) -> StepInputs {
-        let of = |feed: RankFeed| RankInputs {
-            micro_batches: feed
-                .into_iter()
-                .map(|m| m.into_iter().map(|(id, data)| (id, data.into())).collect())
-                .collect(),
-            ..RankInputs::default()
-        };
-        StepInputs {
-            ranks: ranks.into_iter().map(of).collect(),
-        }
     }
 
     /// Returns the program's gradient norm, or that of the gradients that the optimizer reads, if
