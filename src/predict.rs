@@ -140,7 +140,7 @@ impl Fit {
 }
 
 /// Explains [`Fit::Tight`] below a table.
-pub const TIGHT: &str = "tight: fits, but only after the caching allocator frees blocks mid-step (each cudaFree synchronizes the device).";
+pub(crate) const TIGHT: &str = "tight: fits, but only after the caching allocator frees blocks mid-step (each cudaFree synchronizes the device).";
 
 /// A scenario's program and predicted run.
 #[derive(Clone, Debug)]
@@ -242,7 +242,7 @@ fn simulate(
 ///
 /// # Errors
 /// See [`predict`].
-pub fn predict_peak(
+pub(crate) fn predict_peak(
     scenario: &Scenario,
     profiles: &Profiles,
     options: &Options,
@@ -264,7 +264,7 @@ pub fn predict_peak(
 ///
 /// # Errors
 /// Returns [`PredictError`] if the simulation fails.
-pub fn predict_program(
+pub(crate) fn predict_program(
     scenario: &Scenario,
     program: Program,
     profile: Arc<Profile>,
@@ -310,7 +310,10 @@ pub fn predict_program(
 ///
 /// # Errors
 /// See [`predict`].
-pub fn predict_light(scenario: &Scenario, profiles: &Profiles) -> Result<Prediction, PredictError> {
+pub(crate) fn predict_light(
+    scenario: &Scenario,
+    profiles: &Profiles,
+) -> Result<Prediction, PredictError> {
     let options = Options {
         record: false,
         ..Options::default()

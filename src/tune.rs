@@ -28,8 +28,10 @@ mod tests;
 
 pub use answer::{Answer, Proposal};
 pub use evaluate::Watch;
-pub use inverse::{Fewest, Largest, Size, fewest_gpus, largest};
-pub use keep::{Kept, all_but, freed, kept};
+pub(crate) use inverse::fewest_gpus;
+pub use inverse::{Largest, Size, largest};
+pub(crate) use keep::all_but;
+pub use keep::{Kept, freed, kept};
 pub use reasons::{Changed, Reason};
 pub use score::{Goal, Limits, Score};
 

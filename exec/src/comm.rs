@@ -40,7 +40,7 @@ use std::sync::{Arc, Weak};
 
 /// All communicator instances of a session.
 #[derive(Debug)]
-pub struct Communicators {
+pub(crate) struct Communicators {
     /// By communicator: instances by their first member.
     groups: Vec<BTreeMap<u32, Arc<Group>>>,
     /// By communicator and rank: first member of the instance, and position in it.
@@ -50,13 +50,13 @@ pub struct Communicators {
 impl Communicators {
     /// Creates the instances of every communicator of a program.
     #[must_use]
-    pub fn new(program: &Program, abort: &Arc<Abort>) -> Self {
+    pub(crate) fn new(program: &Program, abort: &Arc<Abort>) -> Self {
         Self::with(program, abort, None)
     }
 
     /// Creates the instances for a world in which every rank is a process.
     #[must_use]
-    pub fn between_processes(
+    pub(crate) fn between_processes(
         program: &Program,
         abort: &Arc<Abort>,
         peers: &Arc<ProcessGroup>,
@@ -97,7 +97,7 @@ impl Communicators {
 
     /// Returns the instance that a rank belongs to, and the rank's position in it.
     #[must_use]
-    pub fn group(&self, comm: CommId, rank: u32) -> Option<(&Arc<Group>, u32)> {
+    pub(crate) fn group(&self, comm: CommId, rank: u32) -> Option<(&Arc<Group>, u32)> {
         let &(first, position) = self.positions.get(comm.index())?.get(rank as usize)?;
         Some((self.groups[comm.index()].get(&first)?, position))
     }

@@ -136,7 +136,7 @@ impl Command {
 
     /// Returns whether the command is the device task of an instruction, which gets a span.
     #[must_use]
-    pub const fn is_task(&self) -> bool {
+    pub(crate) const fn is_task(&self) -> bool {
         matches!(
             self,
             Self::Launch { .. } | Self::Collective { .. } | Self::Copy { .. } | Self::Upload { .. }

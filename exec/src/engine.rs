@@ -29,6 +29,7 @@ pub use crate::base::progress::{Progress, RankSnapshot};
 pub use error::ExecError;
 pub use session::Session;
 pub use squares::GradientPart;
+pub(crate) use squares::reads_in_scope;
 pub use step::{RankInputs, RankTimes, StepInputs, StepResult};
 
 #[cfg(test)]

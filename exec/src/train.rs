@@ -18,7 +18,8 @@ mod tensor_file;
 mod testing;
 mod weights;
 
-pub use data::{DataError, Feed, TokenWidth, Tokens, tokenizer_next_to};
+pub use data::{DataError, TokenWidth, Tokens, tokenizer_next_to};
+pub(crate) use data::{Feed, step_inputs};
 pub use error::TrainError;
 pub use layout::{Kind, Span, StateLayout};
 pub use options::{

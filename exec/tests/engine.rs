@@ -538,7 +538,7 @@ fn norms_of_single_parameters_are_those_without_sharding() {
     let whole = run_with(&["mesh.dp_shard=1", "train.micro_batch=4"]);
     let steps: Vec<u64> = whole.param_norms.iter().map(|n| n.0).collect();
     assert_eq!(steps, [2, 4]);
-    let sets: [&[&str]; 10] = [
+    let sets: [&[&str]; 11] = [
         &["fsdp.policy=native", "mesh.dp_shard=4"],
         &[
             "fsdp.policy=native",
@@ -554,6 +554,12 @@ fn norms_of_single_parameters_are_those_without_sharding() {
         ],
         &["fsdp.policy=fsdp2", "mesh.dp_shard=4"],
         &["fsdp.policy=fsdp2", "mesh.dp_shard=4", "compile.mode=full"],
+        // The graph ends before the optimizer.
+        &[
+            "fsdp.policy=fsdp2",
+            "mesh.dp_shard=4",
+            "compile.cuda_graph=full_iteration",
+        ],
         &["fsdp.policy=megatron", "mesh.dp_shard=4"],
         &[
             "fsdp.policy=megatron",

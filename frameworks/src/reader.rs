@@ -252,8 +252,8 @@ impl Reader {
             );
             return Err(ConfigError::at(file, name.at, message));
         }
-        let near =
-            nearest(word, known).map_or_else(String::new, |n| format!("; the nearest is `{n}`"));
+        let near = nearest(word, known.iter().map(AsRef::as_ref))
+            .map_or_else(String::new, |n| format!("; the nearest is `{n}`"));
         let why = format!("not a key of {} that is known here{near}", format.name);
         self.draft.none(row, Lack::Accuracy, why);
         Ok(())

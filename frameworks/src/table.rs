@@ -2,6 +2,7 @@
 
 use crate::adapters::Targets;
 use crate::tree::Node;
+use std::borrow::Cow;
 
 /// A key of a framework.
 pub(crate) struct Key {
@@ -342,7 +343,8 @@ pub(crate) struct Format {
     pub(crate) accelerated: bool,
     /// Whether FSDP2 reduces gradients in float32 by default, even if weights have 16 bits.
     pub(crate) reduces_in_f32: bool,
-    /// Whether names are unique at every level, and `_` is equivalent to `-`.
+    /// Whether names are unique at every level, and `_` is equivalent to `-`. Tables may write
+    /// either; paths have `-`.
     pub(crate) flat: bool,
     /// Whether programs add their own keys. An unknown key may then be one of these, so it is not
     /// reported as misspelled.
@@ -363,7 +365,9 @@ pub(crate) struct Fallback {
 impl Format {
     /// Returns the meaning of the key at a path.
     pub(crate) fn key(&self, path: &str) -> Option<To> {
-        self.tables.iter().find_map(|table| table.key(path))
+        self.tables
+            .iter()
+            .find_map(|table| table.key(path, |name| self.spelled(name)))
     }
 
     /// Returns whether two paths name the same key, for example with and without a prefix.
@@ -374,8 +378,17 @@ impl Format {
         })
     }
 
+    /// Returns a table's name as paths have it.
+    pub(crate) fn spelled(&self, name: &'static str) -> Cow<'static, str> {
+        if self.flat {
+            name.replace('_', "-").into()
+        } else {
+            name.into()
+        }
+    }
+
     /// Returns the known sibling names of a path, without prefixes.
-    pub(crate) fn siblings(&self, path: &str) -> Vec<&'static str> {
+    pub(crate) fn siblings(&self, path: &str) -> Vec<Cow<'static, str>> {
         let mut names = Vec::new();
         for table in self.tables {
             let Some(inner) = table.name_of(path) else {
@@ -383,7 +396,8 @@ impl Format {
             };
             let folder = split(inner).0;
             let known = table.names().map(split);
-            names.extend(known.filter(|(f, _)| *f == folder).map(|(_, name)| name));
+            let of_folder = known.filter(|(f, _)| *f == folder);
+            names.extend(of_folder.map(|(_, name)| self.spelled(name)));
         }
         names
     }
@@ -401,11 +415,12 @@ fn split(path: &str) -> (&str, &str) {
 }
 
 impl Table {
-    fn key(&self, path: &str) -> Option<To> {
+    fn key(&self, path: &str, spelled: impl Fn(&'static str) -> Cow<'static, str>) -> Option<To> {
         let name = self.name_of(path)?;
-        let known = self.keys.iter().find(|k| k.name == name).map(|k| k.to);
+        let is = |known: &'static str| spelled(known) == name;
+        let known = self.keys.iter().find(|k| is(k.name)).map(|k| k.to);
         known.or_else(|| {
-            let has = |(_, names): &&(&str, &[&str])| names.contains(&name);
+            let has = |(_, names): &&(&str, &[&'static str])| names.iter().any(|n| is(n));
             let (why, _) = self.asides.iter().find(has)?;
             Some(To::Aside(why))
         })

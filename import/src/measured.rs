@@ -6,8 +6,9 @@ mod memory;
 mod names;
 mod spans;
 
-pub use collectives::{CollectiveSpan, Pure, bytes_of, of_rank, pure_times};
-pub use memory::{Activation, role_at};
+pub(crate) use collectives::pure_times;
+pub use collectives::{CollectiveSpan, Pure, bytes_of, of_rank};
+pub use memory::Activation;
 pub(crate) use names::{IMPORTED, shapes};
 
 use crate::attribute::{Attributed, Step, Work};

@@ -138,7 +138,7 @@ impl Value {
 
     /// Converts a JSON value.
     #[must_use]
-    pub fn from_json(value: &serde_json::Value) -> Self {
+    pub(crate) fn from_json(value: &serde_json::Value) -> Self {
         use serde_json::Value as Json;
         match value {
             Json::Null => Self::None,

@@ -44,7 +44,7 @@ use tape::Tape;
 
 /// What is contiguous in the full buffers of a parameter and of the one registered after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum WeightAdjacency {
+pub(crate) enum WeightAdjacency {
     /// Nothing: separate buffers, or a gap between them.
     None,
     /// The next weight starts where this one ends; gradients are separate.
@@ -55,7 +55,7 @@ pub enum WeightAdjacency {
 
 /// Facts about the sharding that compilation needs.
 #[derive(Clone, Copy)]
-pub struct Sharding<'a> {
+pub(crate) struct Sharding<'a> {
     /// Whether a module is a sharding unit.
     pub is_unit: &'a dyn Fn(ModuleId) -> bool,
     /// What is contiguous for a parameter and the next one; asked only for parameters that have a
@@ -67,7 +67,7 @@ pub struct Sharding<'a> {
 /// that `which` would merge if they were contiguous. Whether the layers really read one input
 /// depends on the graph.
 #[must_use]
-pub fn mergeable(a: &Param, b: &Param, which: MergeProjections) -> bool {
+pub(crate) fn mergeable(a: &Param, b: &Param, which: MergeProjections) -> bool {
     const ATTENTION: [(&str, &str); 2] = [
         ("attention.q", "attention.k"),
         ("attention.k", "attention.v"),

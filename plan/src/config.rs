@@ -39,9 +39,10 @@ mod vision;
 
 use crate::ir::{AxisId, DeviceMesh, Documents, PackedScales};
 pub use compile::{Compile, CompileMode, CudaGraph, MergeProjections, Scope};
+pub(crate) use decoder::ExpertCode;
 pub use decoder::{
-    Activation, AttnImplementation, ExpertCode, Head, ImagePooling, Implementation, LayerType,
-    Norm, NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
+    Activation, AttnImplementation, Head, ImagePooling, Implementation, LayerType, Norm,
+    NormPosition, PackedQkv, PositionEmbedding, QkNorm, Residual,
 };
 pub use documents::{DataDocuments, DocumentLengths, LengthDistribution, MeasuredLengths};
 pub use encoder::TextEncoder;
@@ -144,7 +145,7 @@ impl Scenario {
     /// Returns the implementation of experts. Megatron-LM has separate kernels, which weight rows
     /// between the matmuls.
     #[must_use]
-    pub fn expert_code(&self) -> ExpertCode {
+    pub(crate) fn expert_code(&self) -> ExpertCode {
         let chosen = self.model.options.implementation;
         let moves_rows = self
             .moe
@@ -162,7 +163,7 @@ impl Scenario {
     /// Returns the layout of the scales of packed weights: transformers uses that of bitsandbytes,
     /// torchtitan and torchtune use that of torchao.
     #[must_use]
-    pub fn packed_scales(&self) -> PackedScales {
+    pub(crate) fn packed_scales(&self) -> PackedScales {
         match self.implementation() {
             Implementation::Transformers => PackedScales::Replicated,
             Implementation::Torchtitan | Implementation::Native => PackedScales::Sharded,

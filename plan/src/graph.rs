@@ -166,13 +166,13 @@ pub struct Op {
 impl Op {
     /// Returns whether the host reads sizes on the device before it continues.
     #[must_use]
-    pub const fn is_host_sizes(&self) -> bool {
+    pub(crate) const fn is_host_sizes(&self) -> bool {
         matches!(self.act, Act::View(View::HostSizes))
     }
 
     /// Returns whether the op only creates views and launches nothing.
     #[must_use]
-    pub const fn is_view(&self) -> bool {
+    pub(crate) const fn is_view(&self) -> bool {
         matches!(self.act, Act::View(_))
     }
 }
@@ -254,7 +254,7 @@ impl Graph {
 
     /// Returns the buffer of a value, if the graph allocates it.
     #[must_use]
-    pub fn buffer_of(&self, v: ValueId) -> Option<u32> {
+    pub(crate) fn buffer_of(&self, v: ValueId) -> Option<u32> {
         match self.value(v).root {
             Root::Buffer(b) => Some(b),
             _ => None,

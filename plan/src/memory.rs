@@ -27,19 +27,7 @@ pub use placement::Placement;
 pub use pool::{Lifetime, PoolAllocator, PoolPlan};
 pub use replay::{MemoryTrace, PassMemory, ReplayError, replay, replay_on};
 
-use crate::ir::StreamId;
 use crate::units::Bytes;
-
-/// A request for memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Request {
-    /// Requested bytes.
-    pub bytes: Bytes,
-    /// Stream that will use it last.
-    pub stream: StreamId,
-    /// Identity for allocators with fixed slots.
-    pub key: u32,
-}
 
 /// Granted memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,23 +108,4 @@ pub enum AllocError {
         /// Buffer.
         buffer: u32,
     },
-}
-
-/// An allocator.
-pub trait Allocator {
-    /// Serves a request.
-    ///
-    /// # Errors
-    /// Returns [`AllocError`] if device memory does not suffice, or if the allocator's plan has no
-    /// free place for the request.
-    fn alloc(&mut self, request: Request) -> Result<Block, AllocError>;
-
-    /// Frees a block.
-    ///
-    /// # Panics
-    /// Panics if no block at this address is live.
-    fn free(&mut self, address: u64);
-
-    /// Returns the current counters.
-    fn counters(&self) -> Counters;
 }

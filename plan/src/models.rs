@@ -120,13 +120,17 @@ pub(crate) fn type_of_part(name: &str) -> &str {
 }
 
 /// Returns the Hugging Face types of all families, each with its family.
-pub fn hf_types() -> impl Iterator<Item = (&'static FamilySpec, &'static HfType)> {
+pub(crate) fn hf_types() -> impl Iterator<Item = (&'static FamilySpec, &'static HfType)> {
     SPECS.iter().flat_map(|s| s.hf.iter().map(|t| (*s, t)))
 }
 
 /// Counts a model's parameters.
 #[must_use]
-pub fn parameter_count(model: &Model, params: &[Param], mesh: &DeviceMesh) -> ParameterCount {
+pub(crate) fn parameter_count(
+    model: &Model,
+    params: &[Param],
+    mesh: &DeviceMesh,
+) -> ParameterCount {
     let mut count = ParameterCount::default();
     for p in params {
         let numel = p.weight_numel(mesh);

@@ -28,8 +28,9 @@ mod vjp;
 
 pub use operands::Operands;
 pub use signature::{Extent, Operand, Reduced, Signature};
+pub(crate) use vjp::Contributions;
+pub use vjp::Vjp;
 pub(crate) use vjp::sum_to;
-pub use vjp::{Contributions, Vjp};
 
 use crate::ir::op::match_op;
 use crate::ir::{DType, KernelClass, OpKind, op};

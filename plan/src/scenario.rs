@@ -14,6 +14,7 @@ mod keys;
 mod limits;
 mod load;
 mod merge;
+mod model_files;
 mod modules;
 mod moe;
 mod placements;

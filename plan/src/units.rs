@@ -47,7 +47,7 @@ impl Bytes {
 
     /// Rounds up to a multiple of `step` (which must not be zero).
     #[must_use]
-    pub fn round_up(self, step: u64) -> Self {
+    pub(crate) fn round_up(self, step: u64) -> Self {
         Self(self.0.next_multiple_of(step))
     }
 }
@@ -248,7 +248,7 @@ impl ByteUnit {
 
 /// Inserts a comma between the thousands of a formatted number, as in `8,192.50`.
 #[must_use]
-pub fn commas(number: &str) -> String {
+pub(crate) fn commas(number: &str) -> String {
     let (whole, fraction) = number.split_at(number.find('.').unwrap_or(number.len()));
     let (sign, digits) = whole.split_at(usize::from(whole.starts_with(['-', '+'])));
     let mut out = sign.to_owned();

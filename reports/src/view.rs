@@ -288,7 +288,7 @@ impl RunView {
 
     /// Returns steady step times in order, milliseconds.
     #[must_use]
-    pub fn samples_ms(&self) -> Vec<f64> {
+    pub(crate) fn samples_ms(&self) -> Vec<f64> {
         self.run.step_samples.iter().map(|t| t.ms()).collect()
     }
 

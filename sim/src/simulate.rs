@@ -117,7 +117,15 @@ pub fn simulate_counted(
         .map(|s| SectionCode::new(program, s, &costs, &host))
         .collect();
     let memory = run_memory(program, profile, options, &sections, &host)?;
-    let trial = trial(program, profile, options, &costs, &sections, &memory, &host)?;
+    let setup = Setup {
+        program,
+        profile,
+        options,
+        sections: &sections,
+        memory: &memory,
+        host: &host,
+    };
+    let trial = trial(&setup, &costs)?;
     if let Some(trial) = &trial {
         costs.at(&trial.clock);
         check_costs(&costs)?;
@@ -130,9 +138,7 @@ pub fn simulate_counted(
         (n, _) => n.max(2) as usize,
     };
     loop {
-        let tables = tables(
-            program, profile, options, &costs, &sections, &memory, &host, steady,
-        )?;
+        let tables = tables(&setup, &costs, steady)?;
         let mut ranks = make_ranks(&tables, program, options);
         match ranks.as_mut_slice() {
             [one] => engine::run_one(one)?,
@@ -166,6 +172,17 @@ pub fn simulate_counted(
     }
 }
 
+/// What all timed passes of a program have in common, except costs.
+#[derive(Clone, Copy)]
+struct Setup<'a> {
+    program: &'a Program,
+    profile: &'a Profile,
+    options: &'a Options,
+    sections: &'a [SectionCode],
+    memory: &'a MemoryRun<'a>,
+    host: &'a HostCosts,
+}
+
 /// Results of a trial at the rates of the profile's tables.
 struct Trial {
     /// The slowdown of arithmetic at the power limit.
@@ -175,32 +192,19 @@ struct Trial {
 }
 
 /// Simulates a few steps at the rates of the profile's tables, if it has a power limit.
-fn trial(
-    program: &Program,
-    profile: &Profile,
-    options: &Options,
-    costs: &Costs,
-    sections: &[SectionCode],
-    memory: &MemoryRun<'_>,
-    host: &HostCosts,
-) -> Result<Option<Trial>, SimError> {
-    let Some(power) = &profile.power else {
+fn trial(setup: &Setup<'_>, costs: &Costs) -> Result<Option<Trial>, SimError> {
+    let Some(power) = &setup.profile.power else {
         return Ok(None);
     };
     let light = Options {
         record: false,
-        ..options.clone()
+        ..setup.options.clone()
     };
-    let tables = tables(
-        program,
-        profile,
-        &light,
-        costs,
-        sections,
-        memory,
-        host,
-        STEADY_CLOCK,
-    )?;
+    let light = Setup {
+        options: &light,
+        ..*setup
+    };
+    let tables = tables(&light, costs, STEADY_CLOCK)?;
     let mut rank = Rank::new(&tables, 0, None);
     engine::run_one(&mut rank)?;
     let (step, repeats) = match rank.passes.as_slice() {
@@ -211,7 +215,7 @@ fn trial(
         passes => (passes.last().map_or(0, |p| p.end()), true),
     };
     Ok(Some(Trial {
-        clock: power::clock(power, power::busy(program, costs), step),
+        clock: power::clock(power, power::busy(setup.program, costs), step),
         repeats,
     }))
 }
@@ -285,17 +289,20 @@ fn run_memory<'a>(
     Ok(memory)
 }
 
-#[expect(clippy::too_many_arguments, reason = "one call, all parts of one run")]
-fn tables<'a>(
-    program: &Program,
-    profile: &Profile,
-    options: &Options,
-    costs: &'a Costs,
-    sections: &'a [SectionCode],
-    memory: &MemoryRun<'_>,
-    host: &HostCosts,
-    steady: usize,
-) -> Result<Tables<'a>, SimError> {
+/// Returns what the engine reads: the passes in order, of which `steady` are steady and the last
+/// one is recorded, with their costs, stalls of memory, and rates of the hardware.
+///
+/// # Errors
+/// Fails if the program has no pass to run.
+fn tables<'a>(setup: &Setup<'a>, costs: &'a Costs, steady: usize) -> Result<Tables<'a>, SimError> {
+    let &Setup {
+        program,
+        profile,
+        options,
+        sections,
+        memory,
+        host,
+    } = setup;
     let order = memory::order(program, steady);
     let skip = |kind: SectionKind| {
         !options.record && matches!(kind, SectionKind::Init | SectionKind::First)

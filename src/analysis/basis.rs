@@ -42,7 +42,7 @@ pub fn difference(x: f64, decimals: usize, basis: Option<&Basis>) -> String {
 /// Returns the share of busy time (0 to 1) whose price comes from measured tables; `None` if
 /// nothing was recorded.
 #[must_use]
-pub fn measured_share(p: &Prediction) -> Option<f64> {
+pub(crate) fn measured_share(p: &Prediction) -> Option<f64> {
     let costs = &p.run.costs;
     let all = (costs.measured + costs.modelled).ms();
     (all > 0.0).then(|| costs.measured.ms() / all)

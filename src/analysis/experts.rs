@@ -46,7 +46,11 @@ const CAPACITIES: [&str; 3] = ["1.0", "1.25", "2.0"];
 
 /// Predicts every change that a scenario with experts allows. Returns none without experts.
 #[must_use]
-pub fn try_all(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Vec<(About, WhatIf)> {
+pub(crate) fn try_all(
+    base: &Prediction,
+    profiles: &Profiles,
+    load: Load<'_>,
+) -> Vec<(About, WhatIf)> {
     changes(&base.scenario)
         .into_par_iter()
         .filter_map(|(about, change)| {

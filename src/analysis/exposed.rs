@@ -2,7 +2,7 @@
 
 mod view;
 
-pub use view::gaps_of;
+pub(crate) use view::gaps_of;
 
 use super::{awaited, spans};
 use serde::Serialize;

@@ -102,14 +102,14 @@ impl Float8 {
     }
 
     /// Returns the layers whose casts take longer than their matmuls save.
-    pub fn unprofitable(&self) -> impl Iterator<Item = &Layers> {
+    pub(crate) fn unprofitable(&self) -> impl Iterator<Item = &Layers> {
         self.layers.iter().filter(|l| l.saved_ms() < 0.0)
     }
 
     /// Returns the override that leaves these layers in 16 bits; `None` if there are none, or if no
     /// layer would remain.
     #[must_use]
-    pub fn exclusion(&self) -> Option<String> {
+    pub(crate) fn exclusion(&self) -> Option<String> {
         let globs: Vec<String> = self
             .unprofitable()
             .flat_map(Layers::globs)

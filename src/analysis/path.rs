@@ -84,7 +84,7 @@ pub fn critical_path(program: &Program, run: &Run) -> CriticalPath {
 
 /// Returns the summary of a saved or imported run's critical path. It is empty without spans.
 #[must_use]
-pub fn of_view(view: &RunView) -> CriticalPath {
+pub(crate) fn of_view(view: &RunView) -> CriticalPath {
     summary(&view.run, |span| {
         let instr = view.instr(span.instr)?;
         Some(About {

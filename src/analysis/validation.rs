@@ -134,7 +134,7 @@ pub struct Errors {
 impl Compared {
     /// Returns whether the run is predicted to run out of memory if and only if it did.
     #[must_use]
-    pub fn fits_as_measured(&self) -> bool {
+    pub(crate) fn fits_as_measured(&self) -> bool {
         self.fit.is_ok() != self.row.out_of_memory
     }
 }
@@ -239,7 +239,7 @@ fn path_of(table: &Path, scenario: &str) -> PathBuf {
 /// Returns the errors of the rows of each project, in the order of their first rows. Empty if all
 /// rows are from one project.
 #[must_use]
-pub fn errors_by_project(rows: &[Compared]) -> Vec<(&str, Vec<Errors>)> {
+pub(crate) fn errors_by_project(rows: &[Compared]) -> Vec<(&str, Vec<Errors>)> {
     let mut projects: Vec<&str> = Vec::new();
     for project in rows.iter().map(|r| r.row.project()) {
         if !projects.contains(&project) {

@@ -136,7 +136,7 @@ fn of_capacity(bytes: Bytes, capacity: Bytes) -> String {
 /// Formats free memory. Uses GiB down to 0.01 GiB, so that it is comparable with the device's
 /// capacity.
 #[must_use]
-pub fn free_memory(bytes: Bytes) -> String {
+pub(crate) fn free_memory(bytes: Bytes) -> String {
     let gib = ByteUnit::Gib;
     if gib.count(bytes) < 0.01 {
         return bytes.to_string();

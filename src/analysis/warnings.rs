@@ -102,7 +102,7 @@ pub fn located(p: &Prediction, path: &Path, overrides: &[String]) -> Vec<Warning
 /// Returns what the model's `config.json` contains that no key expresses, for the scenario at
 /// `path` with these overrides.
 #[must_use]
-pub fn of_model(path: &Path, overrides: &[String]) -> Vec<Warning> {
+pub(crate) fn of_model(path: &Path, overrides: &[String]) -> Vec<Warning> {
     let notes = scenario::model_notes(path, overrides).unwrap_or_default();
     let mut all: Vec<Warning> = notes.into_iter().map(model_file).collect();
     locate(&mut all, path, overrides);

@@ -69,7 +69,7 @@ pub enum Answer {
 ///
 /// # Errors
 /// Fails if the hardware profile is not valid.
-pub fn what_fits(
+pub(crate) fn what_fits(
     gpus: u64,
     mesh: &[String],
     profiles: &Profiles,

@@ -38,7 +38,7 @@ impl Change {
     /// Returns whether the samples per step, the precision and the model stay the same. (They do
     /// not if only the micro-batch becomes smaller.)
     #[must_use]
-    pub fn keeps_training(&self) -> bool {
+    pub(crate) fn keeps_training(&self) -> bool {
         let other = ["train.micro_batch=", "precision.", "model."];
         let is_other = |set: &String| {
             let codes = [GATHERS_OF_CODES, SAVED_CODES];
@@ -100,13 +100,13 @@ impl Effect {
 
     /// Returns the relative gain in throughput over another effect: 0.05 means 5 % more.
     #[must_use]
-    pub fn faster_than(&self, base: &Self) -> f64 {
+    pub(crate) fn faster_than(&self, base: &Self) -> f64 {
         self.tokens_per_s / base.tokens_per_s - 1.0
     }
 
     /// Returns whether it is faster than another effect by more than [`TOLERANCE`].
     #[must_use]
-    pub fn is_faster_than(&self, base: &Self) -> bool {
+    pub(crate) fn is_faster_than(&self, base: &Self) -> bool {
         self.faster_than(base) > TOLERANCE
     }
 
@@ -144,7 +144,7 @@ impl Effect {
 
 /// A change and its effect.
 #[derive(Debug)]
-pub struct WhatIf {
+pub(crate) struct WhatIf {
     /// Change.
     pub change: Change,
     /// Effect, or the reason why the change is impossible.
@@ -247,7 +247,7 @@ fn codes(base: &Scenario) -> Vec<Change> {
 /// fix most options, and some keys select another engine. `shardlab explain` proposes the other
 /// options only on request.
 #[must_use]
-pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
+pub(crate) fn is_settable(policy: PolicyKind, setting: &str) -> bool {
     let (key, value) = setting.split_once('=').unwrap_or((setting, ""));
     /// Options that are fixed in the code of PyTorch and Megatron-FSDP.
     const ENGINE: [&str; 16] = [
@@ -313,7 +313,7 @@ pub fn is_settable(policy: PolicyKind, setting: &str) -> bool {
 /// Returns the helpful changes that a user of this policy can make: fastest first, then those that
 /// save the most memory.
 #[must_use]
-pub fn improvements<'a>(
+pub(crate) fn improvements<'a>(
     base: &Effect,
     all: &'a [WhatIf],
     policy: PolicyKind,
@@ -470,7 +470,11 @@ pub type Load<'a> = &'a (dyn Fn(&[String]) -> Result<Scenario, ScenarioError> + 
 /// [`HEADROOM`]. Applies if all blocks are recomputed but need not be, or if no block is and the
 /// scenario does not fit.
 #[must_use]
-pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Option<WhatIf> {
+pub(crate) fn fewest_layers(
+    base: &Prediction,
+    profiles: &Profiles,
+    load: Load<'_>,
+) -> Option<WhatIf> {
     let train = &base.scenario.train;
     let full = match train.recompute {
         Recompute::Full if train.recompute_layers == RecomputeLayers::All => true,
@@ -532,7 +536,7 @@ pub fn fewest_layers(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> 
 
 /// Predicts every candidate on all cores, except those that do not change the scenario.
 #[must_use]
-pub fn try_all(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Vec<WhatIf> {
+pub(crate) fn try_all(base: &Prediction, profiles: &Profiles, load: Load<'_>) -> Vec<WhatIf> {
     let (fewest, mut all) = rayon::join(
         || fewest_layers(base, profiles, load),
         || try_each(base, profiles, load),

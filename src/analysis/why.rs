@@ -70,7 +70,7 @@ pub fn bound(p: &Prediction) -> String {
 
 /// Returns the time of the compute stream by kind of work, largest first.
 #[must_use]
-pub fn busy_by_work(p: &Prediction) -> Vec<(Work, Picos)> {
+pub(crate) fn busy_by_work(p: &Prediction) -> Vec<(Work, Picos)> {
     let mut sums: BTreeMap<Work, Picos> = BTreeMap::new();
     for span in p.run.spans.iter().filter(|s| s.stream == COMPUTE) {
         if let Some(work) = Work::of(&p.program, span.instr) {

@@ -13,7 +13,7 @@ use crate::analysis::pareto::Tolerance;
 use crate::analysis::verdict::HEADROOM;
 use crate::analysis::warnings::{self, Warning};
 use crate::predict::Prediction;
-use points::{Outcome, count_changes, evaluate};
+use points::{Outcome, Point, count_changes, evaluate};
 use select::{Selection, Sort};
 use shardlab_plan::scenario::{self, nearest, sweep_of};
 use shardlab_plan::units::Bytes;
@@ -218,26 +218,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
         let set = [&args.overrides.set[..], more].concat();
         scenario::load(&args.scenario, &set).ok()
     });
-    let missing = points
-        .iter()
-        .filter(|p| matches!(p.outcome, Outcome::Missing))
-        .count();
-    let selection = Selection {
-        sort: match (args.sort, args.top) {
-            (Some(sort), _) => sort,
-            (None, Some(_)) => Sort::Tokens,
-            (None, None) => Sort::Axes,
-        },
-        fits: args.fits,
-        max_memory: args.max_memory,
-        headroom: args.headroom,
-        tolerance: args.tolerance.unwrap_or_else(|| {
-            let done = points.iter().filter_map(|p| p.done());
-            Tolerance::of_bases(done.map(|n| n.basis.as_ref()))
-        }),
-        top: args.top.map(|n| n as usize),
-        all: args.all,
-    };
+    let selection = selection(args, &points);
     let table = write::Table::new(&keys, &points, &selection);
     // The points are printed first, so that they are not lost if a file cannot be written.
     let written = args.csv.as_ref().map_or(Ok(()), |path| {
@@ -257,6 +238,39 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     out.flush()?;
     written?;
     saver.end()?;
+    status(args, &points, &selection)
+}
+
+/// Returns the points that the options select, and their order.
+fn selection(args: &Args, points: &[Point]) -> Selection {
+    Selection {
+        sort: match (args.sort, args.top) {
+            (Some(sort), _) => sort,
+            (None, Some(_)) => Sort::Tokens,
+            (None, None) => Sort::Axes,
+        },
+        fits: args.fits,
+        max_memory: args.max_memory,
+        headroom: args.headroom,
+        tolerance: args.tolerance.unwrap_or_else(|| {
+            let done = points.iter().filter_map(|p| p.done());
+            Tolerance::of_bases(done.map(|n| n.basis.as_ref()))
+        }),
+        top: args.top.map(|n| n as usize),
+        all: args.all,
+    }
+}
+
+/// Returns the exit status of a sweep. An interrupted one has points that are missing.
+///
+/// # Errors
+/// If the prediction of a point failed for another reason than bad input.
+fn status(args: &Args, points: &[Point], selection: &Selection) -> Result<Status, Failure> {
+    let total = points.len();
+    let missing = points
+        .iter()
+        .filter(|p| matches!(p.outcome, Outcome::Missing))
+        .count();
     if missing > 0 {
         say(format_args!(
             "interrupted: {missing} of {total} points are missing"
@@ -269,7 +283,7 @@ pub(super) fn run(args: &Args, out: &mut Out) -> Result<Status, Failure> {
     });
     match failed {
         Some(e) => Err(Failure::run(e)),
-        None if args.check && !selection.any_fits(&points) => {
+        None if args.check && !selection.any_fits(points) => {
             say(format_args!("check failed: none of {total} points fits"));
             Ok(Status::CheckFailed)
         }

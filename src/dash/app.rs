@@ -179,7 +179,7 @@ pub struct Job {
 
 /// Meaning of a click at a place on the screen.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Hit {
+pub(crate) enum Hit {
     /// A tab.
     Tab(View),
     /// A row of the scenario list.
@@ -453,7 +453,7 @@ impl App {
     }
 
     /// Asks all jobs with this purpose to end.
-    pub fn cancel(&mut self, purpose: Purpose) -> Vec<Effect> {
+    pub(crate) fn cancel(&mut self, purpose: Purpose) -> Vec<Effect> {
         self.jobs
             .iter_mut()
             .filter(|(_, j)| j.purpose == purpose && !j.cancelled)

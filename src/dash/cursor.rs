@@ -50,7 +50,7 @@ impl Cursor {
     }
 
     /// Like [`Self::window`], for a selected row whose screen row `at` differs because of headings.
-    pub fn window_at(&self, at: usize, len: usize, height: usize) -> Range<usize> {
+    pub(crate) fn window_at(&self, at: usize, len: usize, height: usize) -> Range<usize> {
         self.page.set(height);
         if height == 0 {
             return 0..0;

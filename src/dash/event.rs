@@ -32,7 +32,7 @@ pub enum Event {
 }
 
 /// Number of a job. Numbers are never reused.
-pub type JobId = u32;
+pub(crate) type JobId = u32;
 
 /// A report from a background thread.
 #[derive(Clone, Debug)]

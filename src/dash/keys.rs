@@ -503,7 +503,7 @@ pub fn first(place: Place, command: Command) -> String {
 }
 
 /// Returns the bindings that the footer shows in a place.
-pub fn footer(place: Place) -> impl Iterator<Item = &'static Binding> {
+pub(crate) fn footer(place: Place) -> impl Iterator<Item = &'static Binding> {
     TABLE
         .iter()
         .filter(move |b| b.place == place && !b.short.is_empty())

@@ -267,7 +267,7 @@ impl Lanes {
 
     /// Returns the longest gap that a span caused on the compute stream.
     #[must_use]
-    pub fn exposes(&self, span: u32) -> Option<&Gap> {
+    pub(crate) fn exposes(&self, span: u32) -> Option<&Gap> {
         self.gaps
             .iter()
             .filter(|g| g.awaited.contains(&span))

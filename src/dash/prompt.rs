@@ -99,7 +99,7 @@ impl Prompt {
 
     /// Creates an empty line that replaces a text.
     #[must_use]
-    pub fn replacing(asks: Asks, before: impl Into<String>) -> Self {
+    pub(crate) fn replacing(asks: Asks, before: impl Into<String>) -> Self {
         Self {
             before: before.into(),
             ..Self::new(asks, "")

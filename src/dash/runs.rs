@@ -277,7 +277,7 @@ impl RunsView {
 
     /// Returns the runs to compare, base first: the marked ones, or the last two.
     #[must_use]
-    pub fn to_compare(&self) -> Vec<(String, Arc<RunView>)> {
+    pub(crate) fn to_compare(&self) -> Vec<(String, Arc<RunView>)> {
         let view = |k: &Kept| (k.called(), Arc::clone(&k.lanes.view));
         if self.marked.len() >= 2 {
             return self

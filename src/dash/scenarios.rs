@@ -65,7 +65,7 @@ impl Source {
 
     /// Marks it as being for tests and benchmarks.
     #[must_use]
-    pub fn for_tests(self, is_test: bool) -> Self {
+    pub(crate) fn for_tests(self, is_test: bool) -> Self {
         Self { is_test, ..self }
     }
 }
@@ -192,7 +192,7 @@ impl Scenarios {
 
     /// Returns the current numbers of a scenario, with its changes if these have been predicted.
     #[must_use]
-    pub fn brief<'a>(&'a self, source: &'a Source) -> Option<&'a Result<Brief, String>> {
+    pub(crate) fn brief<'a>(&'a self, source: &'a Source) -> Option<&'a Result<Brief, String>> {
         let changes = self.overrides.get(&source.key).filter(|c| !c.is_empty());
         let changed = changes.and_then(|_| self.changed.get(&source.key));
         changed.or(source.brief.as_ref())
@@ -314,7 +314,7 @@ impl Scenarios {
 
     /// Returns the options that match the search, as indices into [`options::all`].
     #[must_use]
-    pub fn option_rows(&self) -> Vec<usize> {
+    pub(crate) fn option_rows(&self) -> Vec<usize> {
         let words = self.option_filter.to_lowercase();
         let words: Vec<&str> = words.split_whitespace().collect();
         let changed = |path: &String| self.changes().is_some_and(|c| c.contains_key(path));
@@ -349,13 +349,13 @@ impl Scenarios {
 
     /// Returns the value of an option without changes.
     #[must_use]
-    pub fn base_value(&self, option: usize) -> Option<&str> {
+    pub(crate) fn base_value(&self, option: usize) -> Option<&str> {
         self.base.as_ref()?.values.get(option)?.as_deref()
     }
 
     /// Returns the rejected value of an option.
     #[must_use]
-    pub fn refused_value(&self, option: usize) -> Option<&str> {
+    pub(crate) fn refused_value(&self, option: usize) -> Option<&str> {
         let values = &self.refused.as_ref()?.values;
         let value = values.get(&options::path(options::all()[option]));
         value.map(String::as_str)

@@ -130,7 +130,7 @@ impl Theme {
 
     /// Returns whether kinds of work are drawn with textures as well.
     #[must_use]
-    pub fn textures(self) -> bool {
+    pub(crate) fn textures(self) -> bool {
         matches!(self.name, Name::Safe | Name::Mono)
     }
 
@@ -151,7 +151,7 @@ impl Theme {
 
     /// Returns the style of headings, focus and keys.
     #[must_use]
-    pub fn accent(self) -> Style {
+    pub(crate) fn accent(self) -> Style {
         self.fg(|p| p.accent).add_modifier(Modifier::BOLD)
     }
 
@@ -181,7 +181,7 @@ impl Theme {
 
     /// Returns the style of the selected row in the focused pane.
     #[must_use]
-    pub fn selected(self) -> Style {
+    pub(crate) fn selected(self) -> Style {
         match self.palette() {
             Some(p) if self.depth > Depth::Sixteen => Style::new()
                 .bg(self.colour(p.select))
@@ -192,13 +192,13 @@ impl Theme {
 
     /// Returns the style of the selected row in another pane.
     #[must_use]
-    pub fn selected_elsewhere(self) -> Style {
+    pub(crate) fn selected_elsewhere(self) -> Style {
         Style::new().add_modifier(Modifier::UNDERLINED)
     }
 
     /// Returns the style of a border, for the focused pane or another.
     #[must_use]
-    pub fn border(self, focused: bool) -> Style {
+    pub(crate) fn border(self, focused: bool) -> Style {
         if focused {
             self.fg(|p| p.accent)
         } else {
@@ -214,7 +214,7 @@ impl Theme {
 
     /// Returns the style of text on a bar of a kind of work.
     #[must_use]
-    pub fn on_work(self, work: Work) -> Style {
+    pub(crate) fn on_work(self, work: Work) -> Style {
         match self.palette() {
             Some(p) => {
                 let rgb = p.work[work_index(work)];
@@ -231,7 +231,7 @@ impl Theme {
 
     /// Returns the glyph that fills a bar.
     #[must_use]
-    pub fn texture(self, work: Work) -> char {
+    pub(crate) fn texture(self, work: Work) -> char {
         if self.textures() {
             texture(work)
         } else {
@@ -269,7 +269,7 @@ fn work_index(work: Work) -> usize {
 
 /// Returns the fill of a bar for themes in which colours are not enough.
 #[must_use]
-pub const fn texture(work: Work) -> char {
+pub(crate) const fn texture(work: Work) -> char {
     match work {
         Work::Gemm => '█',
         Work::Attention => '▓',

@@ -113,7 +113,7 @@ impl Timeline {
 
     /// Returns the visible window of a run, in its own time.
     #[must_use]
-    pub fn view_of(&self, run: usize) -> Window {
+    pub(crate) fn view_of(&self, run: usize) -> Window {
         let view = self.view();
         let scale = self.scale(run);
         Window {
@@ -216,7 +216,7 @@ impl Timeline {
 
     /// Returns the row of the selected span.
     #[must_use]
-    pub fn selected_row(&self) -> Option<usize> {
+    pub(crate) fn selected_row(&self) -> Option<usize> {
         let s = self.selected?;
         let (lane, _) = self.run(s.run)?.place(s.span)?;
         self.rows()
@@ -226,7 +226,7 @@ impl Timeline {
 
     /// Returns the start and end of the selected span on the screen's clock.
     #[must_use]
-    pub fn selected_time(&self) -> Option<Window> {
+    pub(crate) fn selected_time(&self) -> Option<Window> {
         let s = self.selected?;
         let item = self.run(s.run)?.item(s.span)?;
         Some(Window {
@@ -355,7 +355,7 @@ impl Timeline {
     }
 
     /// Selects the span of a lane that is closest to a time of the screen's clock.
-    pub fn select_at(&mut self, row: LaneRow, time: u64) {
+    pub(crate) fn select_at(&mut self, row: LaneRow, time: u64) {
         let scaled = (time as f64 * self.scale(row.run)) as u64;
         let Some(run) = self.run(row.run) else { return };
         let lane = &run.lanes[row.lane];

@@ -43,7 +43,7 @@ impl Ask {
 
     /// Returns the purpose of its jobs.
     #[must_use]
-    pub const fn purpose(self) -> Purpose {
+    pub(crate) const fn purpose(self) -> Purpose {
         match self {
             Self::Changes => Purpose::Explain,
             Self::Best => Purpose::Tune,
@@ -189,7 +189,7 @@ impl WhatIfView {
 
     /// Returns the selected change.
     #[must_use]
-    pub fn selected(&self) -> Option<&Proposal> {
+    pub(crate) fn selected(&self) -> Option<&Proposal> {
         self.rows().get(self.cursor.at).copied()
     }
 }

@@ -70,7 +70,7 @@ pub fn import(
     }
     let batch = scenario.train.micro_batch
         * u64::from(scenario.train.grad_accum)
-        * u64::from(scenario.mesh.dp_shard * scenario.mesh.dp_outer);
+        * u64::from(scenario.mesh.data_ranks());
     let progress = Progress {
         step,
         samples: step * batch,

@@ -64,7 +64,7 @@ pub struct Largest {
 
 /// The smallest number of ranks that fits.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Fewest {
+pub(crate) struct Fewest {
     /// Data-parallel ranks.
     pub ranks: u64,
     /// Overrides for this number of ranks, with the current samples per step.
@@ -106,7 +106,7 @@ pub fn largest(
 ///
 /// # Errors
 /// Fails if the job cannot be predicted.
-pub fn fewest_gpus(
+pub(crate) fn fewest_gpus(
     request: &Request<'_>,
     watch: &dyn Watch,
 ) -> Result<Option<Fewest>, PredictError> {

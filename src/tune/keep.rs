@@ -115,7 +115,7 @@ pub fn freed(texts: &[String], kept: &Kept) -> Result<Vec<(String, Vec<String>)>
 ///
 /// # Errors
 /// Fails if a key is unknown.
-pub fn all_but(texts: &[String]) -> Result<Vec<String>, String> {
+pub(crate) fn all_but(texts: &[String]) -> Result<Vec<String>, String> {
     let mut only = Vec::new();
     for text in texts {
         let key = named(text).map_err(|e| format!("--only {text}: {e}"))?;

@@ -120,7 +120,7 @@ fn shortened(value: &str) -> String {
 /// Describes what else is equally good, how good the best settings can be, and how many settings
 /// were predicted.
 #[must_use]
-pub fn conclusions(answer: &Answer) -> Vec<String> {
+pub(crate) fn conclusions(answer: &Answer) -> Vec<String> {
     let mut all = Vec::new();
     let best = &answer.best.score;
     if !answer.found && !best.fits() {

@@ -2,6 +2,7 @@
 //! between them.
 
 mod between;
+mod runner;
 mod totals;
 
 pub(super) use between::Between;
@@ -9,15 +10,14 @@ pub(super) use totals::Totals;
 
 use super::{Trial, USER_LAYERS, UserScenario, quantile};
 use crate::device::{CpuFactory, DeviceFactory};
-use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
-use crate::process::World;
-use crate::train::{Feed, StateLayout, TrainError, init, schedule};
+use crate::engine::{ExecOptions, StepResult};
+use crate::train::TrainError;
+use runner::Steps;
 use shardlab_plan::config::Scenario;
 use shardlab_plan::ir::{Kernel, KernelId};
 use shardlab_plan::program::{Op, Program};
 use shardlab_plan::record::Span;
 use shardlab_plan::scenario;
-use shardlab_plan::tape_of;
 use shardlab_plan::units::{Bytes, Picos};
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -420,103 +420,23 @@ pub(super) fn run_scenario<F: DeviceFactory>(
     scenario: &Scenario,
     time: Duration,
 ) -> Result<Observed, TrainError> {
-    let fault = |e: String| TrainError::Plan(e);
-    let program = Arc::new(shardlab_plan::plan(scenario).map_err(|e| fault(e.to_string()))?);
-    let tape = tape_of(scenario).map_err(|e| fault(e.to_string()))?;
-    let ranks = program.meta.mesh.world();
-    let layout = StateLayout::new(&program)?;
-    let feed = Feed::new(scenario, &program, &tape.consts, None, 1)?;
-    let options = ExecOptions {
-        record: on.recorded,
-        timeout: on.timeout,
-        ..ExecOptions::default()
-    };
-    let world = World::single_process(&program);
-    let mut session = Session::open(Arc::clone(&program), options, world, on.factory)?;
-    (on.beat)();
-    for rank in 0..ranks {
-        for (buffer, table) in feed.tables() {
-            session.write_buffer(rank, *buffer, 0, table)?;
-        }
-    }
-    init::repeating(&program, &layout, 1, &mut session)?;
-    let inputs = StepInputs {
-        ranks: feed
-            .step(0)
-            .into_iter()
-            .map(|rank| RankInputs {
-                micro_batches: rank
-                    .into_iter()
-                    .map(|m| m.into_iter().map(|(id, data)| (id, data.into())).collect())
-                    .collect(),
-                ..RankInputs::default()
-            })
-            .collect(),
-    };
+    let mut steps = Steps::open(on, scenario)?;
     // Memory that libraries allocate at their first launches must not be part of recorded steps.
-    session.set_recording(false);
-    (on.beat)();
-    session.step(&inputs, schedule::hyper(&scenario.train, 0))?;
-    (on.beat)();
-    let mut done = 1;
-    let mut plain = Vec::new();
-    let begin = Instant::now();
-    while plain.len() < on.plain || begin.elapsed() < on.warm {
-        let step = session.step(&inputs, schedule::hyper(&scenario.train, done))?;
-        (on.beat)();
-        done += 1;
-        let whole = step.record.end - step.record.start;
-        plain.push((us(whole.0), us(step.record.host.0)));
-    }
-    // The first steps after a pause are faster, because the GPU is cold and its clock is not
-    // limited yet.
-    plain.drain(..plain.len().saturating_sub(1).min(2));
-    session.set_recording(on.recorded);
-    let begin = Instant::now();
-    let mut times: Vec<Vec<f64>> = Vec::new();
-    let mut kernels: Vec<Option<Launched>> = Vec::new();
-    let mut results: Vec<StepResult> = Vec::new();
-    let (least, most) = on.steps;
-    for n in 0..most {
-        let step = session.step(&inputs, schedule::hyper(&scenario.train, done))?;
-        (on.beat)();
-        done += 1;
-        if times.is_empty() {
-            times = vec![Vec::new(); step.spans.len()];
-            let op = |s: &Span| &program.instrs[s.instr.index()].op;
-            kernels = step
-                .spans
-                .iter()
-                .map(|s| Launched::of(&program, op(s)))
-                .collect();
-        }
-        for (task, span) in times.iter_mut().zip(&step.spans) {
-            task.push(us(span.end.0 - span.start.0));
-        }
-        results.push(step);
-        if n >= least && begin.elapsed() >= time {
-            break;
-        }
-    }
-    results.sort_by_key(|s| s.record.end - s.record.start);
-    if results.is_empty() {
-        return Err(fault("no step was run".to_owned()));
-    }
-    let typical = results.swap_remove(results.len() / 2);
-    let run = session.into_run();
+    steps.session.set_recording(false);
+    steps.next()?;
+    let plain = steps.plain(on.plain, on.warm)?;
+    steps.session.set_recording(on.recorded);
+    let recorded = steps.recorded(on.steps, time)?;
+    let run = steps.session.into_run();
     // Workspaces of kernels are also planned.
     let workspaces = run.environment.get("kernels.workspace_bytes");
     let workspaces = workspaces.and_then(|b| b.parse().ok()).unwrap_or(0);
     let engine = run.memory.peak_reserved.0 + workspaces;
     let foreign = run.memory.peak_device.0.checked_sub(engine);
     Ok(Observed {
-        program,
-        tasks: kernels
-            .into_iter()
-            .zip(times)
-            .map(|(k, t)| (k, quantile(t, 0.5)))
-            .collect(),
-        typical,
+        program: steps.program,
+        tasks: recorded.tasks,
+        typical: recorded.typical,
         plain,
         foreign,
     })

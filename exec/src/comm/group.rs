@@ -109,7 +109,7 @@ impl Group {
 
     /// Makes each member a process of a group.
     #[must_use]
-    pub fn between_processes(self, peers: Arc<ProcessGroup>) -> Self {
+    pub(crate) fn between_processes(self, peers: Arc<ProcessGroup>) -> Self {
         Self {
             peers: Some(peers),
             ..self

@@ -60,7 +60,7 @@ pub unsafe fn launch(
 
 /// Options of a CPU device.
 #[derive(Clone, Debug)]
-pub struct CpuOptions {
+pub(crate) struct CpuOptions {
     /// Number of commands that a stream's queue holds before the host has to wait.
     pub queue_depth: usize,
     /// Random sleeps, if any.
@@ -137,7 +137,7 @@ impl Wake for Shared {
 }
 
 /// State that the devices of one process share.
-pub struct CpuWorld {
+pub(crate) struct CpuWorld {
     program: Arc<Program>,
     shapes: Arc<Shapes>,
     comms: Arc<Communicators>,
@@ -151,14 +151,18 @@ pub struct CpuWorld {
 impl CpuWorld {
     /// Creates the state for all ranks of a program.
     #[must_use]
-    pub fn new(program: Arc<Program>, abort: Arc<Abort>) -> Self {
+    pub(crate) fn new(program: Arc<Program>, abort: Arc<Abort>) -> Self {
         let comms = Communicators::new(&program, &abort);
         Self::with(program, abort, comms)
     }
 
     /// Creates the state of one of several processes, each of which runs one rank.
     #[must_use]
-    pub fn of_process(program: Arc<Program>, abort: Arc<Abort>, peers: &Arc<ProcessGroup>) -> Self {
+    pub(crate) fn of_process(
+        program: Arc<Program>,
+        abort: Arc<Abort>,
+        peers: &Arc<ProcessGroup>,
+    ) -> Self {
         let comms = Communicators::between_processes(&program, &abort, peers);
         Self::with(program, abort, comms)
     }
@@ -178,7 +182,7 @@ impl CpuWorld {
     ///
     /// # Errors
     /// Returns a message if a thread cannot be started.
-    pub fn device(
+    pub(crate) fn device(
         &self,
         rank: u32,
         options: &CpuOptions,

@@ -19,7 +19,6 @@ use crate::device::{
 };
 use crate::process::World;
 use shardlab_plan::ir::BufferId;
-use shardlab_plan::memory::Counters;
 use shardlab_plan::program::{Program, Section, SectionKind};
 use shardlab_plan::record::Run;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -210,18 +209,18 @@ impl<D: Device> Session<D> {
     }
 
     /// Sets the index of the session's first step, for records of a resumed run.
-    pub fn set_first_step(&mut self, step: u32) {
+    pub(crate) fn set_first_step(&mut self, step: u32) {
         self.first_step = step;
     }
 
     /// Returns whether recording is so cheap that every step may be recorded.
     #[must_use]
-    pub fn records_freely(&self) -> bool {
+    pub(crate) fn records_freely(&self) -> bool {
         self.ranks.iter().all(|r| r.device.records_freely())
     }
 
     /// Enables or disables recording, if the options request it at all.
-    pub fn set_recording(&mut self, on: bool) {
+    pub(crate) fn set_recording(&mut self, on: bool) {
         self.recording = on;
     }
 
@@ -330,13 +329,6 @@ impl<D: Device> Session<D> {
         self.ranks.get_mut(self.world.index(rank)?)
     }
 
-    /// Returns whether a buffer is allocated (between steps: whether it is persistent).
-    #[must_use]
-    pub fn is_live(&self, rank: u32, buffer: BufferId) -> bool {
-        self.rank(rank)
-            .is_some_and(|r| r.live_range(buffer, 0, 0).is_some())
-    }
-
     /// Reads bytes of a persistent buffer.
     ///
     /// # Errors
@@ -405,14 +397,14 @@ impl<D: Device> Session<D> {
     }
 
     /// Returns the current memory of a rank.
-    #[must_use]
-    pub fn rank_memory(&self, rank: u32) -> Option<Counters> {
+    #[cfg(test)]
+    pub(crate) fn rank_memory(&self, rank: u32) -> Option<shardlab_plan::memory::Counters> {
         self.rank(rank).map(|r| r.memory.ledger.counters())
     }
 
     /// Returns the device name of this process's first rank.
     #[must_use]
-    pub fn device_name(&self) -> String {
+    pub(crate) fn device_name(&self) -> String {
         let first = self.ranks.first();
         first.map_or_else(String::new, |r| r.device.name())
     }
@@ -420,7 +412,7 @@ impl<D: Device> Session<D> {
     /// Returns the record of the session. The caller adds the scenario and facts of the environment
     /// beyond the engine's.
     #[must_use]
-    pub fn into_run(mut self) -> Run {
+    pub(crate) fn into_run(mut self) -> Run {
         let device = self.device_name();
         let freely = self.records_freely();
         let log = std::mem::take(&mut self.log).timed(freely);

@@ -2,7 +2,7 @@
 
 use shardlab_plan::ir::{Access, InstrId, OpKind, ShardOp, StreamId};
 use shardlab_plan::program::{Op, Phase, Program, Section};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
 /// A part of a gradient that an optimizer launch reads.
@@ -34,4 +34,22 @@ pub(super) fn places(program: &Program, section: &Section) -> HashMap<Access, (I
         }
     }
     places
+}
+
+/// Returns whether gradients are read within a captured scope. A replay computes only the sums that
+/// the scope was captured with, so no step can request others.
+pub(crate) fn reads_in_scope(program: &Program) -> bool {
+    program.sections.iter().any(|section| {
+        let read = places(program, section).into_values();
+        let read: HashSet<InstrId> = read.map(|(id, _)| id).collect();
+        let mut open = false;
+        section.instrs.clone().map(InstrId).any(|id| {
+            match program.instrs[id.index()].op {
+                Op::GraphBegin(_) => open = true,
+                Op::GraphEnd(_) => open = false,
+                _ => {}
+            }
+            open && read.contains(&id)
+        })
+    })
 }

@@ -358,7 +358,7 @@ impl Kernels {
 
     /// Returns whether cuDNN is used where it fits.
     #[must_use]
-    pub fn has_cudnn(&self) -> bool {
+    pub(crate) fn has_cudnn(&self) -> bool {
         self.dnn.is_some()
     }
 

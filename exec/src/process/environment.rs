@@ -14,7 +14,7 @@ pub(super) const OWN_WORLD: &str = "SHARDLAB_WORLD_SIZE";
 pub(super) const OWN_STORE: &str = "SHARDLAB_MEETING";
 pub(super) const OWN_RUN: &str = "SHARDLAB_RUN";
 /// Environment variable with the port of the store, which overrides the launcher's port.
-pub const PORT: &str = "SHARDLAB_PORT";
+pub(crate) const PORT: &str = "SHARDLAB_PORT";
 /// Default port, which is the same as in PyTorch.
 const DEFAULT_PORT: u16 = 29500;
 /// Number of ports to try after the first one, which may be in use, for example by torchrun's

@@ -59,12 +59,6 @@ pub struct LaunchOutcome {
 }
 
 impl LaunchOutcome {
-    /// Returns whether all ranks succeeded.
-    #[must_use]
-    pub fn is_success(&self) -> bool {
-        self.status.iter().all(|s| *s == 0)
-    }
-
     /// Returns the ranks in `killed` that the first failure does not mention. Another rank may have
     /// reported a missing peer before the launcher saw how that peer ended.
     pub fn unreported_kills(&self) -> impl Iterator<Item = &(u32, String)> {

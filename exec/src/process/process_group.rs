@@ -179,7 +179,11 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// Returns [`PeerError::Failed`] if a process has failed or died.
-    pub fn all_gather_untimed(&self, name: &str, data: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
+    pub(crate) fn all_gather_untimed(
+        &self,
+        name: &str,
+        data: Vec<u8>,
+    ) -> Result<Vec<Vec<u8>>, PeerError> {
         let mode = GatherMode {
             untimed: true,
             to_all: true,
@@ -266,7 +270,7 @@ impl ProcessGroup {
 
     /// Reports to all processes that a wait of this one has timed out. Returns the host positions
     /// of all ranks as the end of the message; empty if they are equal.
-    pub fn fail_timed_out(&self, cause: &str) -> String {
+    pub(crate) fn fail_timed_out(&self, cause: &str) -> String {
         match &self.link {
             Link::Local(_) => String::new(),
             Link::Store(client, _) => client.fail_timed_out(cause),

@@ -61,7 +61,7 @@ pub fn load(
 ///
 /// # Errors
 /// If a buffer of a weight cannot be read or written.
-pub fn start_magnitudes(
+pub(crate) fn start_magnitudes(
     program: &Program,
     layout: &StateLayout,
     io: &mut dyn StateIo,

@@ -17,10 +17,11 @@ mod source;
 mod text;
 
 pub use source::{DataError, TokenWidth, Tokens};
-pub use text::{TOKENIZER, tokenizer_next_to};
+pub use text::tokenizer_next_to;
 
 use crate::base::element::{Element, match_dtype, push};
 use crate::base::random::Sequence;
+use crate::engine::{RankInputs, StepInputs};
 use rayon::iter::{IndexedParallelIterator, IntoParallelIterator, ParallelIterator};
 use rayon::slice::{ParallelSlice, ParallelSliceMut};
 use shardlab_plan::config::{DocumentLengths, Family, Model, Scenario};
@@ -30,7 +31,21 @@ use shardlab_plan::program::Program;
 use std::ops::Range;
 
 /// Inputs of one rank: by micro-batch, the bytes of every constant that is new in each.
-pub type RankFeed = Vec<Vec<(ConstId, Vec<u8>)>>;
+pub(crate) type RankFeed = Vec<Vec<(ConstId, Vec<u8>)>>;
+
+/// Returns a step's inputs, given those of every rank.
+pub(crate) fn step_inputs(ranks: Vec<RankFeed>) -> StepInputs {
+    let of = |feed: RankFeed| RankInputs {
+        micro_batches: feed
+            .into_iter()
+            .map(|m| m.into_iter().map(|(id, data)| (id, data.into())).collect())
+            .collect(),
+        ..RankInputs::default()
+    };
+    StepInputs {
+        ranks: ranks.into_iter().map(of).collect(),
+    }
+}
 
 /// Tables with a row for each position of a document.
 const POSITIONAL: [&str; 7] = [
@@ -52,7 +67,7 @@ enum Samples {
 
 /// Produces the inputs of a program's steps.
 #[derive(Clone, Debug)]
-pub struct Feed {
+pub(crate) struct Feed {
     family: Family,
     model: Model,
     mesh: DeviceMesh,
@@ -129,7 +144,7 @@ impl Feed {
     /// # Errors
     /// [`DataError`] if the tokens do not fit the model, samples do not hold one of its inputs, or
     /// a constant of the model is unknown.
-    pub fn new(
+    pub(crate) fn new(
         scenario: &Scenario,
         program: &Program,
         consts: &[Const],
@@ -208,13 +223,13 @@ impl Feed {
     }
 
     /// Restricts the feed to the inputs of some ranks; those of other ranks stay empty.
-    pub fn only(&mut self, ranks: Range<u32>) {
+    pub(crate) fn only(&mut self, ranks: Range<u32>) {
         self.only = ranks;
     }
 
     /// Returns the number of samples per step over all ranks and micro-batches.
     #[must_use]
-    pub fn global_batch(&self) -> u64 {
+    pub(crate) fn global_batch(&self) -> u64 {
         self.data_ranks() * self.micro_batches * self.micro_batch
     }
 
@@ -225,26 +240,26 @@ impl Feed {
 
     /// Returns buffers and contents of the constant tables, which are equal on all ranks.
     #[must_use]
-    pub fn tables(&self) -> &[(BufferId, Vec<u8>)] {
+    pub(crate) fn tables(&self) -> &[(BufferId, Vec<u8>)] {
         &self.tables
     }
 
     /// Counts samples from `samples` at step `step`: the run may have had another batch size
     /// before.
-    pub fn resume(&mut self, step: u64, samples: u64) {
+    pub(crate) fn resume(&mut self, step: u64, samples: u64) {
         self.base = (step, samples);
     }
 
     /// Returns the index of the first sample of a step.
     #[must_use]
-    pub fn position(&self, step: u64) -> u64 {
+    pub(crate) fn position(&self, step: u64) -> u64 {
         let (base, samples) = self.base;
         samples + step.saturating_sub(base) * self.global_batch()
     }
 
     /// Returns the inputs of step `step` (from 0), by rank.
     #[must_use]
-    pub fn step(&self, step: u64) -> Vec<RankFeed> {
+    pub(crate) fn step(&self, step: u64) -> Vec<RankFeed> {
         let first = self.position(step);
         self.ranks(self.micro_batches, |micro, rank, j| {
             let n = first + (micro * self.data_ranks() + rank) * self.micro_batch + j;
@@ -259,7 +274,7 @@ impl Feed {
     /// streams use windows counted from the end of the stream, which training reaches last; other
     /// data use the samples that training reaches last.
     #[must_use]
-    pub fn validation(&self, index: u64) -> Vec<RankFeed> {
+    pub(crate) fn validation(&self, index: u64) -> Vec<RankFeed> {
         self.ranks(1, |_, rank, j| {
             let n = (index * self.data_ranks() + rank) * self.micro_batch + j;
             match &self.samples {
@@ -439,7 +454,7 @@ impl Feed {
 
     /// Describes the data for the run's environment.
     #[must_use]
-    pub fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         match &self.samples {
             Samples::Tokens(t) => t.name().to_owned(),
             Samples::Random { .. } => "random".to_owned(),
@@ -448,7 +463,7 @@ impl Feed {
 
     /// Returns a fingerprint, which is equal for equal data.
     #[must_use]
-    pub fn fingerprint(&self) -> String {
+    pub(crate) fn fingerprint(&self) -> String {
         match &self.samples {
             Samples::Tokens(t) => t.fingerprint(),
             Samples::Random { seed } => format!("random {seed}"),

@@ -2,6 +2,7 @@
 //! transformers.
 
 mod config;
+mod folder;
 mod names;
 
 use super::TrainError;
@@ -9,75 +10,15 @@ use super::layout::StateLayout;
 use super::state::StateIo;
 use super::tensor_file::{self, Entry, TensorFile};
 use crate::train::data::encode;
+use folder::{Folder, Found};
 use names::Stored;
 pub use names::Tensor;
 use serde_json::Value;
 use shardlab_plan::Program;
 use shardlab_plan::config::Model;
 use shardlab_plan::ir::{DType, Param, ParamId};
-use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-
-/// Tensors of a folder: `model.safetensors`, or the files that `model.safetensors.index.json`
-/// lists.
-struct Folder {
-    path: PathBuf,
-    /// What the names of the model's tensors begin with, if there are others.
-    prefix: &'static str,
-    files: Vec<TensorFile>,
-    /// By tensor: index of its file.
-    of: BTreeMap<String, usize>,
-}
-
-impl Folder {
-    fn open(dir: &Path, prefix: &'static str) -> Result<Self, TrainError> {
-        let index = dir.join("model.safetensors.index.json");
-        let names: BTreeSet<String> = if index.exists() {
-            let value = read_json(&index)?;
-            value
-                .get("weight_map")
-                .and_then(Value::as_object)
-                .map(|m| {
-                    m.values()
-                        .filter_map(Value::as_str)
-                        .map(str::to_owned)
-                        .collect()
-                })
-                .ok_or_else(|| TrainError::format(&index, "no `weight_map`"))?
-        } else {
-            BTreeSet::from(["model.safetensors".to_owned()])
-        };
-        let files = names
-            .iter()
-            .map(|n| TensorFile::open(&dir.join(n)))
-            .collect::<Result<Vec<_>, _>>()?;
-        let of = files
-            .iter()
-            .enumerate()
-            .flat_map(|(i, f)| f.entries.keys().map(move |n| (n.clone(), i)))
-            .collect();
-        Ok(Self {
-            path: dir.to_owned(),
-            prefix,
-            files,
-            of,
-        })
-    }
-
-    /// Finds a tensor by name, also without the model's prefix (gpt2 was published without it).
-    fn find(&self, name: &str) -> Option<(usize, String, Entry)> {
-        let short = name.split_once('.').map_or(name, |(_, rest)| rest);
-        let names = match self.prefix {
-            "" => [name.to_owned(), short.to_owned()],
-            prefix => [[prefix, name].concat(), name.to_owned()],
-        };
-        names.iter().find_map(|n| {
-            let file = *self.of.get(n)?;
-            Some((file, n.to_owned(), self.files[file].entries[n].clone()))
-        })
-    }
-}
+use std::path::Path;
 
 pub(super) fn read_json(path: &Path) -> Result<Value, TrainError> {
     let text = std::fs::read(path).map_err(TrainError::io(path))?;
@@ -122,103 +63,47 @@ pub fn load(
     let (config, prefix) = config::of_language_model(read_json(&path)?);
     config::check(&path, &config, model, seq_len)?;
     let mut folder = Folder::open(dir, prefix)?;
-    let mut missing = Vec::new();
-    let mut found = Vec::new();
     let params = (0u32..).map(ParamId).zip(&program.params);
     let own: Vec<(ParamId, Stored)> = params
         .zip(names)
         .filter(|((_, param), _)| !param.is_adapter())
         .map(|((id, _), stored)| (id, stored))
         .collect();
-    for tensor in own.iter().flat_map(|(_, stored)| &stored.tensors) {
-        match folder.find(&tensor.name) {
-            None => missing.push(tensor.name.clone()),
-            Some((file, stored, entry)) => {
-                if entry.shape != tensor.shape {
-                    let what = format!(
-                        "tensor `{stored}` has shape {:?}, the model's is {:?}",
-                        entry.shape, tensor.shape
-                    );
-                    return Err(TrainError::format(folder.files[file].path(), what));
-                }
-                found.push((file, stored, entry));
-            }
-        }
-    }
-    if !missing.is_empty() {
-        return Err(TrainError::Missing {
-            path: folder.path,
-            names: missing,
-        });
-    }
-    let used: BTreeSet<&str> = found.iter().map(|(_, n, _)| n.as_str()).collect();
-    let (biases, left): (Vec<&str>, Vec<&str>) = folder
-        .of
-        .keys()
-        .map(String::as_str)
-        .filter(|n| !used.contains(n) && n.starts_with(prefix))
-        .filter(|n| !names::ignorable(n, model.tie_embeddings))
-        .partition(|n| CORRECTION_BIASES.iter().any(|end| n.ends_with(end)));
-    if !left.is_empty() {
-        let what = format!(
-            "has tensors that the model does not have: {}",
-            left.join(", ")
-        );
-        return Err(TrainError::format(dir, what));
-    }
-    let biases: Vec<String> = biases.into_iter().map(str::to_owned).collect();
-    for name in biases {
-        let file = &mut folder.files[folder.of[&name]];
-        let entry = file.entries[&name].clone();
-        if file
-            .read(&entry, 0..entry.numel())?
-            .iter()
-            .any(|x| *x != 0.0)
-        {
-            let what = match name.ends_with(CORRECTION_BIASES[0]) {
-                true => "but the model has no bias of scores: set model.router_bias = true",
-                false => "and `exec` has no routers with such a bias",
-            };
-            let what = format!("`{name}` is not 0, {what}");
-            return Err(TrainError::format(file.path(), what));
-        }
-    }
+    let found = folder.find_all(own.iter().flat_map(|(_, stored)| &stored.tensors))?;
+    folder.check_unused(&found, model.tie_embeddings)?;
     let mut found = found.into_iter();
     for (id, stored) in &own {
-        let entries = found.by_ref().take(stored.tensors.len());
-        let mut sources: Vec<_> = stored
-            .tensors
-            .iter()
-            .zip(entries)
-            .map(|(tensor, (file, _, entry))| Source {
-                tensor,
-                file,
-                entry,
-                whole: None,
-            })
-            .collect();
+        let of_param = found.by_ref().take(stored.tensors.len());
+        let sources = stored.tensors.iter().zip(of_param);
+        let mut sources: Vec<Source<'_>> =
+            sources.map(|(t, found)| Source::new(t, found)).collect();
         let param = &program.params[id.index()];
         layout.set_param(io, (*id, param), &mut |elements: Range<u64>| {
-            let mut out = Vec::with_capacity((elements.end - elements.start) as usize);
-            let first = sources.partition_point(|s| s.tensor.elements.end <= elements.start);
-            for source in &mut sources[first..] {
-                let of = &source.tensor.elements;
-                if of.start >= elements.end {
-                    break;
-                }
-                let part = elements.start.max(of.start)..elements.end.min(of.end);
-                let inside = part.start - of.start..part.end - of.start;
-                out.extend(source.read(&mut folder.files[source.file], inside)?);
-            }
-            Ok(out)
+            read_elements(&mut sources, &mut folder, elements)
         })?;
     }
     Ok(())
 }
 
-/// Buffers that balance the load of experts without a loss. A router adds one to its scores
-/// (`model.router_bias`).
-const CORRECTION_BIASES: [&str; 2] = [".e_score_correction_bias", ".expert_bias"];
+/// Reads elements of a parameter, given the tensors that hold it in the order of its elements.
+fn read_elements(
+    sources: &mut [Source<'_>],
+    folder: &mut Folder,
+    elements: Range<u64>,
+) -> Result<Vec<f32>, TrainError> {
+    let mut out = Vec::with_capacity((elements.end - elements.start) as usize);
+    let first = sources.partition_point(|s| s.tensor.elements.end <= elements.start);
+    for source in &mut sources[first..] {
+        let of = &source.tensor.elements;
+        if of.start >= elements.end {
+            break;
+        }
+        let part = elements.start.max(of.start)..elements.end.min(of.end);
+        let inside = part.start - of.start..part.end - of.start;
+        out.extend(source.read(&mut folder.files[source.file], inside)?);
+    }
+    Ok(out)
+}
 
 /// A tensor of a file, and the elements of a parameter that it holds.
 struct Source<'n> {
@@ -229,7 +114,16 @@ struct Source<'n> {
     whole: Option<Vec<f32>>,
 }
 
-impl Source<'_> {
+impl<'n> Source<'n> {
+    fn new(tensor: &'n Tensor, found: Found) -> Self {
+        Self {
+            tensor,
+            file: found.file,
+            entry: found.entry,
+            whole: None,
+        }
+    }
+
     /// Reads elements, counted from the tensor's first one in the parameter.
     fn read(
         &mut self,

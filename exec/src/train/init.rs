@@ -31,7 +31,7 @@ enum Start {
 ///
 /// # Errors
 /// If a buffer of a weight cannot be written.
-pub fn from_seed(
+pub(crate) fn from_seed(
     program: &Program,
     layout: &StateLayout,
     seed: u64,

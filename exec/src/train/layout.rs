@@ -144,14 +144,14 @@ impl StateLayout {
     /// Returns every element once: the spans of a kind on the lowest rank that has them, by
     /// parameter and element.
     #[must_use]
-    pub fn primaries(&self, kind: Kind) -> Vec<(u32, &Span)> {
+    pub(crate) fn primaries(&self, kind: Kind) -> Vec<(u32, &Span)> {
         once(&self.ranks, |r| r.of(kind))
     }
 
     /// Returns of each rank whether the parameters that its optimizer updates by gradients are no
     /// copies of another rank's; `None` if some are and others are not.
     #[must_use]
-    pub fn distinct_ranks(&self, program: &Program) -> Option<Vec<bool>> {
+    pub(crate) fn distinct_ranks(&self, program: &Program) -> Option<Vec<bool>> {
         let trained = |s: &&Span| {
             let param = &program.params[s.param.index()];
             // All ranks have biases of routers, which have no gradients.
@@ -175,7 +175,9 @@ impl StateLayout {
     ///
     /// # Errors
     /// Returns [`LayoutError`] if a buffer's size is not that of a slice of its group.
-    pub fn gradient_parts(program: &Program) -> Result<Option<Vec<GradientParts>>, LayoutError> {
+    pub(crate) fn gradient_parts(
+        program: &Program,
+    ) -> Result<Option<Vec<GradientParts>>, LayoutError> {
         let map = Map::new(program);
         if map.tensors.iter().any(|t| t.sums) {
             return Ok(None);
@@ -189,7 +191,7 @@ impl StateLayout {
     /// Like [`StateLayout::primaries`], for persistent gradients. Empty if gradients do not
     /// persist.
     #[must_use]
-    pub fn primary_grads(&self) -> Vec<(u32, &Span)> {
+    pub(crate) fn primary_grads(&self) -> Vec<(u32, &Span)> {
         once(&self.ranks, |r| &r.grads)
     }
 }
@@ -219,7 +221,7 @@ pub fn resolve(program: &Program, rank: u32, access: &Access) -> Range<u64> {
 }
 
 /// Parts of gradients with their parameters.
-pub type GradientParts = Vec<(ParamId, GradientPart)>;
+pub(crate) type GradientParts = Vec<(ParamId, GradientPart)>;
 
 /// A tensor of an optimizer launch.
 struct Tensor {

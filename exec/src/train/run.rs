@@ -1,16 +1,16 @@
 //! Training runs: steps, validation and checkpoints, until the end or an interrupt.
 
 use super::checkpoint::{Progress, Saver, Snapshot};
-use super::data::{Feed, RankFeed};
+use super::data::{Feed, step_inputs};
 use super::layout::{GradientParts, StateLayout};
 use super::options::{Flow, Observer, ParamNorm, RunOptions, RunStart, StepReport};
 use super::routing::Recorder;
 use super::state::{StateIo, With};
 use super::{TrainError, adapter, hf, resume, schedule, weights};
 use crate::device::{CpuFactory, Device, DeviceFactory};
-use crate::engine::{ExecOptions, RankInputs, Session, StepInputs, StepResult};
+use crate::engine::{ExecOptions, Session, StepResult, reads_in_scope};
 use crate::process::World;
-use shardlab_plan::config::{CudaGraph, Histogram};
+use shardlab_plan::config::Histogram;
 use shardlab_plan::ir::{BufferId, Param};
 use shardlab_plan::record::Run;
 use shardlab_plan::tape_of;
@@ -252,10 +252,9 @@ impl<'a, D: Device> Trainer<'a, D> {
             progress,
             distinct: distinct.unwrap_or_default(),
             validations: Vec::new(),
-            // A captured step computes the sums that it was captured with.
             parts: match scenario.train.param_norms_every {
                 0 => Vec::new(),
-                _ if scenario.compile.cuda_graph == CudaGraph::FullIteration => Vec::new(),
+                _ if reads_in_scope(program) => Vec::new(),
                 _ => StateLayout::gradient_parts(program)?.unwrap_or_default(),
             },
             param_norms: Vec::new(),
@@ -292,7 +291,7 @@ impl<'a, D: Device> Trainer<'a, D> {
             let step = self.progress.step;
             let every = u64::from(self.scenario.train.param_norms_every);
             let norms = every > 0 && (step + 1).is_multiple_of(every);
-            let mut inputs = self.inputs(self.feed.step(step));
+            let mut inputs = step_inputs(self.feed.step(step));
             if norms {
                 for (rank, parts) in inputs.ranks.iter_mut().zip(&self.parts) {
                     rank.gradient_parts = parts.iter().map(|(_, part)| part.clone()).collect();
@@ -330,7 +329,7 @@ impl<'a, D: Device> Trainer<'a, D> {
                 self.param_norms.push((step + 1, norms));
             }
             if validate > 0 && (step + 1).is_multiple_of(validate) {
-                let inputs = self.inputs(self.feed.validation((step + 1) / validate - 1));
+                let inputs = step_inputs(self.feed.validation((step + 1) / validate - 1));
                 let loss = self.session.validate(&inputs)?.loss;
                 self.validations.push((step + 1, loss));
                 observer.validation(step + 1, loss);
@@ -357,19 +356,6 @@ impl<'a, D: Device> Trainer<'a, D> {
         } else {
             Flow::Continue
         })
-    }
-
-    fn inputs(&self, ranks: Vec<RankFeed>) -> StepInputs {
-        let of = |feed: RankFeed| RankInputs {
-            micro_batches: feed
-                .into_iter()
-                .map(|m| m.into_iter().map(|(id, data)| (id, data.into())).collect())
-                .collect(),
-            ..RankInputs::default()
-        };
-        StepInputs {
-            ranks: ranks.into_iter().map(of).collect(),
-        }
     }
 
     /// Returns the program's gradient norm, or that of the gradients that the optimizer reads, if

@@ -82,7 +82,7 @@ impl StateLayout {
     ///
     /// # Errors
     /// If `values` fails, or a buffer cannot be written.
-    pub fn set_weights(
+    pub(crate) fn set_weights(
         &self,
         io: &mut dyn StateIo,
         param: ParamId,
@@ -118,7 +118,7 @@ impl StateLayout {
     ///
     /// # Errors
     /// If `values` fails, or a buffer cannot be written.
-    pub fn set_param(
+    pub(crate) fn set_param(
         &self,
         io: &mut dyn StateIo,
         (id, param): (ParamId, &Param),

@@ -210,7 +210,7 @@ pub(super) fn pairs(
         _ => false,
     })?;
     let path = match table.under {
-        "" => found.name.to_owned(),
+        "" => format.spelled(found.name).into_owned(),
         under => format!("{under}.{}{}", table.prefix, found.name),
     };
     Some(vec![(path, value.to_owned())])

@@ -29,7 +29,7 @@ pub(crate) static SWIFT: Format = Format {
             under: "",
             prefix: "",
             keys: BY_TRAINER,
-            asides: &[],
+            asides: TRAINER_ASIDES,
         },
         trainer::TABLE,
         trainer::TRL_TABLE,
@@ -55,6 +55,12 @@ pub(crate) static SWIFT: Format = Format {
 pub(crate) static SWIFT_MEGATRON: Format = Format {
     name: "Megatron-SWIFT",
     tables: &[
+        Table {
+            under: "",
+            prefix: "--",
+            keys: KEYS,
+            asides: ASIDES,
+        },
         Table {
             under: "",
             prefix: "--",
@@ -88,12 +94,11 @@ pub(crate) static SWIFT_MEGATRON: Format = Format {
     ],
 };
 
-/// Arguments with names of Python.
+/// Arguments of both engines.
 const KEYS: &[Key] = &[
     key("model", To::Model),
     with("tuner_type", tuner),
     with("train_type", tuner),
-    with("sft_type", tuner),
     with("torch_dtype", dtype),
     integer("lora_rank", "lora.r"),
     number("lora_alpha", "lora.lora_alpha"),
@@ -104,6 +109,23 @@ const KEYS: &[Key] = &[
     with("use_rslora", rank_stabilized),
     integer("max_length", "train.seq_len"),
     with("packing_length", packed),
+    fact("NPROC_PER_NODE", Fact::GpusPerNode),
+    fact("NNODES", Fact::Nodes),
+    lost("freeze_parameters", FROZEN),
+    lost("freeze_parameters_regex", FROZEN),
+    lost("freeze_parameters_ratio", FROZEN),
+    lost("trainable_parameters", FROZEN),
+    lost("trainable_parameters_regex", FROZEN),
+    lost("freeze_llm", FROZEN),
+    lost(
+        "padding_free",
+        "sequences are predicted as padded to the same length",
+    ),
+];
+
+/// Arguments of the Trainer's engine alone.
+const BY_TRAINER: &[Key] = &[
+    with("sft_type", tuner),
     with("gradient_checkpointing", |node| {
         Ok(if node.truth()? {
             set("train.recompute", "full")
@@ -120,27 +142,15 @@ const KEYS: &[Key] = &[
     }),
     with("bnb_4bit_use_double_quant", double_quantization),
     with("rlhf_type", preferences),
-    fact("NPROC_PER_NODE", Fact::GpusPerNode),
-    fact("NNODES", Fact::Nodes),
     decisive("reward_model", PREFERENCES),
     decisive(
         "teacher_model",
         "distillation, with a second model, is not modeled",
     ),
     decisive("ref_model", crate::convert::REFERENCE),
-    lost("freeze_parameters", FROZEN),
-    lost("freeze_parameters_regex", FROZEN),
-    lost("freeze_parameters_ratio", FROZEN),
-    lost("trainable_parameters", FROZEN),
-    lost("trainable_parameters_regex", FROZEN),
-    lost("freeze_llm", FROZEN),
     lost(
         "target_parameters",
         "adapters of the experts' parameters are not predicted",
-    ),
-    lost(
-        "padding_free",
-        "sequences are predicted as padded to the same length",
     ),
     with("task_type", |node| {
         Ok(match node.text() {
@@ -148,10 +158,6 @@ const KEYS: &[Key] = &[
             _ => Effect::Decisive("another head: --model names a folder whose config.json has it"),
         })
     }),
-];
-
-/// Arguments of the Trainer's engine alone.
-const BY_TRAINER: &[Key] = &[
     with("attn_impl", attention),
     key("deepspeed", To::Preset(zero, &DEEPSPEED)),
     key("fsdp", To::Preset(fsdp2, &fsdp::FSDP)),
@@ -166,36 +172,11 @@ const BY_TRAINER: &[Key] = &[
     fact("nnodes", Fact::Nodes),
 ];
 
-/// Arguments of Megatron-SWIFT, with dashes.
+/// Arguments of Megatron-SWIFT alone.
 const BY_MEGATRON: &[Key] = &[
-    key("model", To::Model),
     key("config", To::AnyFile),
-    with("tuner-type", tuner),
-    with("train-type", tuner),
-    with("torch-dtype", dtype),
-    integer("lora-rank", "lora.r"),
-    number("lora-alpha", "lora.lora_alpha"),
-    number("lora-dropout", "lora.lora_dropout"),
-    with("target-modules", targets),
-    with("target-regex", targets),
-    with("modules-to-save", saved_modules),
-    with("use-rslora", rank_stabilized),
-    integer("max-length", "train.seq_len"),
-    with("packing-length", packed),
-    with("rlhf-type", |_| Ok(Effect::Decisive(PREFERENCES))),
-    fact("NPROC-PER-NODE", Fact::GpusPerNode),
-    fact("NNODES", Fact::Nodes),
-    fact("virtual-pipeline-model-parallel-size", Fact::Pipeline),
-    lost("freeze-parameters", FROZEN),
-    lost("freeze-parameters-regex", FROZEN),
-    lost("freeze-parameters-ratio", FROZEN),
-    lost("trainable-parameters", FROZEN),
-    lost("trainable-parameters-regex", FROZEN),
-    lost("freeze-llm", FROZEN),
-    lost(
-        "padding-free",
-        "sequences are predicted as padded to the same length",
-    ),
+    with("rlhf_type", |_| Ok(Effect::Decisive(PREFERENCES))),
+    fact("virtual_pipeline_model_parallel_size", Fact::Pipeline),
 ];
 
 const FROZEN: &str = "what is frozen is predicted as trained: name it with --set fsdp.frozen";
@@ -238,7 +219,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "interleave_prob",
             "shuffle_buffer_size",
             "train_dataloader_shuffle",
-            "label_names",
         ],
     ),
     (
@@ -265,7 +245,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "tuner_backend",
             "freeze_vit",
             "freeze_aligner",
-            "vit_gradient_checkpointing",
         ],
     ),
     (
@@ -295,8 +274,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "vit_lr",
             "aligner_lr",
             "problem_type",
-            "beta",
-            "rpo_alpha",
             "quant_method",
         ],
     ),
@@ -310,129 +287,46 @@ const ASIDES: &[(&str, &[&str])] = &[
         ],
     ),
     (PACKED, &["packing"]),
+];
+
+const TRAINER_ASIDES: &[(&str, &[&str])] = &[
+    (DATA, &["label_names"]),
+    (SAVING, &["vit_gradient_checkpointing"]),
+    (VALUES, &["beta", "rpo_alpha"]),
     (KERNELS, &["use_flash_attn"]),
 ];
 
 const MEGATRON_ASIDES: &[(&str, &[&str])] = &[
     (
-        DATA,
-        &[
-            "dataset",
-            "val-dataset",
-            "cached-dataset",
-            "cached-val-dataset",
-            "split-dataset-ratio",
-            "load-from-cache-file",
-            "dataset-num-proc",
-            "dataset-shuffle",
-            "streaming",
-            "template",
-            "system",
-            "truncation-strategy",
-            "use-chat-template",
-            "max-pixels",
-            "loss-scale",
-            "lazy-tokenize",
-            "packing-num-proc",
-            "packing-strategy",
-            "strict",
-            "remove-unused-columns",
-            "custom-dataset-info",
-            "columns",
-            "new-special-tokens",
-            "enable-thinking",
-            "add-non-thinking-prefix",
-            "response-prefix",
-            "padding-side",
-            "agent-template",
-            "load-data-args",
-            "to-cached-dataset",
-            "interleave-prob",
-            "shuffle-buffer-size",
-            "train-dataloader-shuffle",
-        ],
-    ),
-    (
         SAVING,
         &[
-            "adapters",
-            "model-type",
-            "model-revision",
-            "model-author",
-            "model-name",
-            "save-safetensors",
-            "merge-lora",
-            "use-hf",
-            "create-checkpoint-symlink",
-            "add-version",
-            "resume-only-model",
-            "load-args",
-            "external-plugins",
-            "custom-register-path",
-            "local-repo-path",
-            "check-model",
-            "ignore-args-error",
-            "init-weights",
-            "tuner-backend",
-            "freeze-vit",
-            "freeze-aligner",
-            "mcore-model",
-            "mcore-adapter",
-            "output-dir",
-            "save-steps",
-            "save-total-limit",
-            "save-strategy",
+            "mcore_model",
+            "mcore_adapter",
+            "output_dir",
+            "save_steps",
+            "save_total_limit",
+            "save_strategy",
         ],
     ),
     (
         LOGGING,
         &[
-            "swanlab-project",
-            "swanlab-exp-name",
-            "swanlab-mode",
-            "eval-metric",
-            "logprobs",
-            "stream",
-            "temperature",
-            "max-new-tokens",
-            "predict-with-generate",
-            "loss-type",
-            "infer-backend",
-            "callbacks",
-            "logging-steps",
-            "report-to",
-            "eval-steps",
-            "num-train-epochs",
-            "max-epochs",
-        ],
-    ),
-    (
-        VALUES,
-        &[
-            "lora-bias",
-            "lora-dtype",
-            "lorap-lr-ratio",
-            "rope-scaling",
-            "vit-lr",
-            "aligner-lr",
-            "problem-type",
-            "quant-method",
+            "logging_steps",
+            "report_to",
+            "eval_steps",
+            "num_train_epochs",
+            "max_epochs",
         ],
     ),
     (
         LAUNCH,
         &[
-            "CUDA-VISIBLE-DEVICES",
-            "ddp-timeout",
-            "ddp-backend",
-            "local-rank",
-            "dataloader-num-workers",
-            "dataloader-pin-memory",
-            "dataloader-prefetch-factor",
-            "dataloader-persistent-workers",
+            "dataloader_num_workers",
+            "dataloader_pin_memory",
+            "dataloader_prefetch_factor",
+            "dataloader_persistent_workers",
         ],
     ),
-    (PACKED, &["packing"]),
 ];
 
 /// Reads what is trained.

@@ -183,11 +183,16 @@ fn experts_of_megatron_swift_are_read() {
         let job = read_on("h100", &script(more));
         has(&job, &[("moe.dispatcher", dispatcher)]);
     }
-    let job = read_on("h100", &script("--tuner_type lora --lora_rank 32"));
-    has(
-        &job,
-        &[("lora.r", "32"), ("lora.target_modules", "\"all-linear\"")],
-    );
+    for more in [
+        "--tuner_type lora --lora_rank 32",
+        "--tuner-type lora --lora-rank 32",
+    ] {
+        let job = read_on("h100", &script(more));
+        has(
+            &job,
+            &[("lora.r", "32"), ("lora.target_modules", "\"all-linear\"")],
+        );
+    }
 }
 
 /// Files of `swift sft --config`, and scripts that start the module instead of the program.

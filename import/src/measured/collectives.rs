@@ -71,7 +71,7 @@ pub struct Pure {
 /// the number of collectives without a counterpart on any rank; and for each rank the time that the
 /// others waited for it.
 #[must_use]
-pub fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, Vec<i64>) {
+pub(crate) fn pure_times(ranks: &[&[CollectiveSpan]]) -> (BTreeMap<u32, Pure>, usize, Vec<i64>) {
     let mut late = vec![0; ranks.len()];
     let mut found = BTreeMap::new();
     let Some((first, others)) = ranks.split_first() else {

@@ -16,7 +16,7 @@ const BEFORE: &str = "before the trace";
 /// Returns the role of memory from the place of its allocation: the operators around it (outermost
 /// last) and the phase.
 #[must_use]
-pub fn role_at<'a>(phase: Phase, mut around: impl Iterator<Item = &'a str>) -> Role {
+pub(crate) fn role_at<'a>(phase: Phase, mut around: impl Iterator<Item = &'a str>) -> Role {
     let found = around.find_map(|name| {
         Some(match name {
             n if n.starts_with("FSDP::all_gather_copy_out") => Role::FullWeight,

@@ -147,7 +147,7 @@ impl Tape {
 
     /// Returns the backward of a micro-batch.
     #[must_use]
-    pub fn backward_of(&self, micro_batch: usize) -> &[TapeOp] {
+    pub(crate) fn backward_of(&self, micro_batch: usize) -> &[TapeOp] {
         let variant = self.variant(micro_batch);
         variant.map_or(&self.backward, |v| &v.backward)
     }
@@ -161,7 +161,7 @@ impl Tape {
 
     /// Returns the model FLOPs of the micro-batches of a step.
     #[must_use]
-    pub fn step_flops(&self, micro_batches: u32) -> Flops {
+    pub(crate) fn step_flops(&self, micro_batches: u32) -> Flops {
         let of = |m| self.variant(m).map_or(self.model_flops, |v| v.model_flops);
         Flops((0..micro_batches as usize).map(|m| of(m).0).sum())
     }

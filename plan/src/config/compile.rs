@@ -53,13 +53,13 @@ words!(Scope {
 impl Scope {
     /// Returns whether the scope has work only in MoE layers.
     #[must_use]
-    pub const fn needs_experts(self) -> bool {
+    pub(crate) const fn needs_experts(self) -> bool {
         matches!(self, Self::MoeRouter | Self::MoePreprocess | Self::Moe)
     }
 
     /// Returns whether the scope contains the token exchange between ranks.
     #[must_use]
-    pub const fn exchanges_tokens(self) -> bool {
+    pub(crate) const fn exchanges_tokens(self) -> bool {
         matches!(self, Self::Moe | Self::Block)
     }
 }
@@ -81,7 +81,7 @@ impl CudaGraph {
     /// Returns whether a graph contains the token exchange between expert-parallel ranks, in which
     /// the host cannot wait.
     #[must_use]
-    pub fn exchanges_tokens(&self) -> bool {
+    pub(crate) fn exchanges_tokens(&self) -> bool {
         match self {
             Self::Off => false,
             Self::FullIteration => true,

@@ -39,7 +39,7 @@ words!(AttnImplementation {
 
 /// Implementation of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExpertCode {
+pub(crate) enum ExpertCode {
     /// Kernels that index the row of each choice; weights are applied between the matmuls.
     Rows,
     /// torchtitan's PyTorch code.
@@ -173,7 +173,7 @@ words!(PositionEmbedding {
 impl PositionEmbedding {
     /// Returns whether rows of a table are added to the token embeddings.
     #[must_use]
-    pub fn is_table(self) -> bool {
+    pub(crate) fn is_table(self) -> bool {
         matches!(self, Self::Learned | Self::SinusoidalTable)
     }
 
@@ -263,7 +263,7 @@ words!(LayerType {
 impl LayerType {
     /// Returns whether a layer has softmax attention.
     #[must_use]
-    pub fn is_attention(self) -> bool {
+    pub(crate) fn is_attention(self) -> bool {
         matches!(
             self,
             Self::Full
@@ -279,19 +279,19 @@ impl LayerType {
 
     /// Returns whether a layer has a recurrent state in addition to its attention.
     #[must_use]
-    pub fn attends_with_state(self) -> bool {
+    pub(crate) fn attends_with_state(self) -> bool {
         matches!(self, Self::Hybrid | Self::Shared)
     }
 
     /// Returns whether a block that several layers share comes before the layer.
     #[must_use]
-    pub fn has_shared_block(self) -> bool {
+    pub(crate) fn has_shared_block(self) -> bool {
         self == Self::Shared
     }
 
     /// Returns whether learned gates multiply the outputs of attention and the feed-forward layer.
     #[must_use]
-    pub fn is_gated(self) -> bool {
+    pub(crate) fn is_gated(self) -> bool {
         matches!(self, Self::Cross | Self::FullGated)
     }
 }
@@ -368,7 +368,7 @@ impl QkNorm {
 
     /// Returns the value with a name.
     #[must_use]
-    pub fn of_word(word: &str) -> Option<Self> {
+    pub(crate) fn of_word(word: &str) -> Option<Self> {
         Some(match word {
             "full" => Self::Full,
             "each_head" => Self::EachHead,
@@ -380,7 +380,7 @@ impl QkNorm {
 
     /// Returns whether queries and keys are normalized after the rotation.
     #[must_use]
-    pub fn follows_rope(self) -> bool {
+    pub(crate) fn follows_rope(self) -> bool {
         matches!(self, Self::AfterRope | Self::AfterRopeNoWeight)
     }
 }
@@ -430,7 +430,7 @@ impl Bias {
 
     /// Returns whether the output projection of attention has a bias.
     #[must_use]
-    pub fn attention_output(self) -> bool {
+    pub(crate) fn attention_output(self) -> bool {
         matches!(self, Self::Attention | Self::AllButQkv | Self::All)
     }
 
@@ -444,7 +444,7 @@ impl Bias {
 impl Model {
     /// Returns the type of a layer.
     #[must_use]
-    pub fn layer_type(&self, layer: usize) -> LayerType {
+    pub(crate) fn layer_type(&self, layer: usize) -> LayerType {
         let types = &self.options.layer_types;
         match (types.len(), self.options.sliding_window) {
             (0, None) => LayerType::Full,
@@ -455,7 +455,7 @@ impl Model {
 
     /// Returns the block whose weights a block shares, if it has no weights of its own.
     #[must_use]
-    pub fn weights_of(&self, layer: u32) -> Option<u32> {
+    pub(crate) fn weights_of(&self, layer: u32) -> Option<u32> {
         let (groups, own) = (self.options.layer_groups, self.options.group_layers);
         if groups == 0 {
             return None;
@@ -480,7 +480,7 @@ impl Model {
 
     /// Returns the kind of layer that follows attention in a block.
     #[must_use]
-    pub fn mlp_type(&self, layer: usize) -> MlpType {
+    pub(crate) fn mlp_type(&self, layer: usize) -> MlpType {
         let types = &self.options.mlp_layer_types;
         match types.len() {
             0 if self.family == Family::Moe && self.options.experts.has(layer as u64) => {
@@ -539,7 +539,7 @@ impl Model {
 
     /// Returns whether a layer has a sliding window.
     #[must_use]
-    pub fn slides(&self, layer: usize) -> bool {
+    pub(crate) fn slides(&self, layer: usize) -> bool {
         self.layer_type(layer) == LayerType::Sliding
     }
 
@@ -553,7 +553,7 @@ impl Model {
 
     /// Returns whether any layer scales queries by a factor that depends on their position.
     #[must_use]
-    pub fn has_temperature(&self) -> bool {
+    pub(crate) fn has_temperature(&self) -> bool {
         let mut layers = 0..self.layers as usize;
         self.options.attention_temperature > 0.0
             && layers.any(|layer| self.layer_type(layer) == LayerType::FullNoRope)

@@ -65,7 +65,7 @@ impl DocumentLengths {
     /// Returns the documents in sequences of `seq` positions. This is [`Documents::NONE`] if the
     /// first document fills a sequence, or if a distribution's mean is more than 2/3 of a sequence.
     #[must_use]
-    pub fn in_sequence(&self, seq: u64) -> Documents {
+    pub(crate) fn in_sequence(&self, seq: u64) -> Documents {
         match self {
             Self::Listed(documents) => documents.in_sequence(seq),
             Self::Distributed(lengths) => lengths.in_sequence(seq),
@@ -86,7 +86,7 @@ impl LengthDistribution {
     /// Returns the largest possible standard deviation of the lengths in one period, in which one
     /// document has all tokens.
     #[must_use]
-    pub fn largest_std(self, seq: u64) -> f64 {
+    pub(crate) fn largest_std(self, seq: u64) -> f64 {
         self.mean as f64 * (self.period(seq) as f64 - 1.0).sqrt()
     }
 

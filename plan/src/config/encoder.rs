@@ -37,7 +37,7 @@ impl Model {
     /// Returns the blocks of the encoder as a model without a causal mask; `None` if there is no
     /// encoder.
     #[must_use]
-    pub fn text_encoder(&self) -> Option<Self> {
+    pub(crate) fn text_encoder(&self) -> Option<Self> {
         let layers = self.options.encoder_layers;
         if layers == 0 {
             return None;
@@ -83,7 +83,7 @@ impl Model {
 
     /// Returns the width of the encoder or tower outputs that the decoder's blocks read.
     #[must_use]
-    pub fn memory_width(&self) -> u64 {
+    pub(crate) fn memory_width(&self) -> u64 {
         let encoder = self.options.encoder.as_ref();
         let own = encoder.and_then(|of| of.hidden);
         own.filter(|_| self.options.encoder_layers > 0)
@@ -93,7 +93,7 @@ impl Model {
     /// Returns the number of sums of positions that the encoder's attention sees as additional
     /// keys.
     #[must_use]
-    pub fn summaries(&self, seq: u64) -> u64 {
+    pub(crate) fn summaries(&self, seq: u64) -> u64 {
         let block = self.options.encoder.as_ref().map(|of| of.summary_block);
         let within = self.family == Family::Bert;
         let block = block.filter(|_| within).unwrap_or(0);

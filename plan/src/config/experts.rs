@@ -111,7 +111,7 @@ impl Experts {
 
     /// Returns whether the weights of a token's experts add up to `route_scale`.
     #[must_use]
-    pub fn normalizes(&self) -> bool {
+    pub(crate) fn normalizes(&self) -> bool {
         self.normalize_top_k || self.router == Router::TopKSoftmax
     }
 }

@@ -29,7 +29,7 @@ impl Expression {
     ///
     /// # Errors
     /// If the text is not a regular expression.
-    pub fn of_path(text: &str) -> Result<Self, String> {
+    pub(crate) fn of_path(text: &str) -> Result<Self, String> {
         Self::new(text, &format!("^(?:{text})$"))
     }
 
@@ -38,7 +38,7 @@ impl Expression {
     ///
     /// # Errors
     /// If the text is not a regular expression.
-    pub fn of_ending(text: &str) -> Result<Self, String> {
+    pub(crate) fn of_ending(text: &str) -> Result<Self, String> {
         Self::new(text, &format!(r"^(?:.*\.)?(?:{text})$"))
     }
 
@@ -47,7 +47,7 @@ impl Expression {
     ///
     /// # Errors
     /// If the text is not a regular expression.
-    pub fn of_list(text: &str) -> Result<Self, String> {
+    pub(crate) fn of_list(text: &str) -> Result<Self, String> {
         Self::new(
             text,
             &format!(r"^(?:|.*?\.)(?:{text})\.(?<number>[0-9]+)\."),
@@ -80,7 +80,7 @@ impl Expression {
 
     /// Returns the number after the list that it names in a path.
     #[must_use]
-    pub fn number_in(&self, path: &str) -> Option<u64> {
+    pub(crate) fn number_in(&self, path: &str) -> Option<u64> {
         let found = self.compiled.captures(path)?;
         found.name("number")?.as_str().parse().ok()
     }

@@ -40,7 +40,7 @@ words!(Variant {
 impl Variant {
     /// Returns whether it is the released engine.
     #[must_use]
-    pub fn is_released(&self) -> bool {
+    pub(crate) fn is_released(&self) -> bool {
         *self == Self::Released
     }
 }

@@ -63,19 +63,19 @@ impl Default for Latent {
 impl Latent {
     /// Returns whether attention is latent.
     #[must_use]
-    pub fn is_used(&self) -> bool {
+    pub(crate) fn is_used(&self) -> bool {
         self.kv_lora_rank > 0
     }
 
     /// Returns whether a layer has an indexer.
     #[must_use]
-    pub fn has_indexer(&self, layer: usize) -> bool {
+    pub(crate) fn has_indexer(&self, layer: usize) -> bool {
         self.indexer_type(layer) == IndexerType::Full
     }
 
     /// Returns the source of the positions that a layer sees.
     #[must_use]
-    pub fn indexer_type(&self, layer: usize) -> IndexerType {
+    pub(crate) fn indexer_type(&self, layer: usize) -> IndexerType {
         let kind = self.indexer_types.get(layer).copied();
         match self.index_n_heads {
             0 => IndexerType::None,

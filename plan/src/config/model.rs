@@ -302,14 +302,14 @@ impl ModelOptions {
     /// Returns whether every block attends to the result of an encoder or tower, in addition to its
     /// self-attention.
     #[must_use]
-    pub fn attends_to_memory(&self) -> bool {
+    pub(crate) fn attends_to_memory(&self) -> bool {
         let instead = self.layer_types.contains(&LayerType::Cross);
         self.encoder_layers > 0 || self.tower_memory().is_some() && !instead
     }
 
     /// Returns the tower whose rows the blocks attend to, if there is one.
     #[must_use]
-    pub fn tower_memory(&self) -> Option<&Vision> {
+    pub(crate) fn tower_memory(&self) -> Option<&Vision> {
         self.vision.as_ref().filter(|of| of.memory)
     }
 }

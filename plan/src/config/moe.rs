@@ -116,13 +116,13 @@ impl Dispatcher {
     /// Returns whether the choices of all ranks share the rows of a rank. Otherwise, each rank has
     /// a fixed number of them.
     #[must_use]
-    pub const fn shares_rows(self) -> bool {
+    pub(crate) const fn shares_rows(self) -> bool {
         matches!(self, Self::Gather | Self::Peer | Self::Deepep)
     }
 
     /// Returns whether a token is sent once to every rank that has one of its experts.
     #[must_use]
-    pub const fn pushes_rows(self) -> bool {
+    pub(crate) const fn pushes_rows(self) -> bool {
         matches!(self, Self::Peer | Self::Deepep)
     }
 

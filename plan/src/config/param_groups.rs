@@ -62,7 +62,7 @@ impl Train {
     /// Returns the index in [`Train::group_settings`] of a parameter with these names and number of
     /// dimensions. If several groups match it, the first one wins.
     #[must_use]
-    pub fn group_of<'n>(
+    pub(crate) fn group_of<'n>(
         &self,
         names: impl IntoIterator<Item = &'n str> + Clone,
         dimensions: usize,

@@ -49,7 +49,7 @@ impl Default for AltUp {
 impl Model {
     /// Returns the layers that have their own keys and values.
     #[must_use]
-    pub fn layers_with_keys(&self) -> usize {
+    pub(crate) fn layers_with_keys(&self) -> usize {
         let shared = self.options.per_layer.shared_kv_layers;
         u64::from(self.layers).saturating_sub(shared) as usize
     }

@@ -105,7 +105,7 @@ impl Stage {
 
     /// Returns the number of rows per window.
     #[must_use]
-    pub fn window_rows(&self) -> u64 {
+    pub(crate) fn window_rows(&self) -> u64 {
         self.window * self.window
     }
 

@@ -76,7 +76,7 @@ pub enum Loss {
 impl Loss {
     /// Returns whether the head and the loss work on chunks of rows.
     #[must_use]
-    pub const fn is_chunked(self) -> bool {
+    pub(crate) const fn is_chunked(self) -> bool {
         !matches!(self, Self::Materialized)
     }
 }
@@ -285,7 +285,7 @@ pub struct Train {
 impl Train {
     /// Returns whether a micro-batch skips the block at a path.
     #[must_use]
-    pub fn skips(&self, micro_batch: u32, path: &str) -> bool {
+    pub(crate) fn skips(&self, micro_batch: u32, path: &str) -> bool {
         self.skipped_blocks.iter().any(|s| {
             let now = s
                 .micro_batches

@@ -262,7 +262,7 @@ impl Vision {
     /// Returns the number of rows per sample that the layers of a Q-Former process: learned rows
     /// and tokens of a text.
     #[must_use]
-    pub fn latent_rows(&self) -> u64 {
+    pub(crate) fn latent_rows(&self) -> u64 {
         match self.latent_vocab {
             0 => self.latents,
             _ => self.latents + self.latent_tokens,
@@ -271,7 +271,7 @@ impl Vision {
 
     /// Returns the number of rows per sample that the projector outputs.
     #[must_use]
-    pub fn projected(&self) -> u64 {
+    pub(crate) fn projected(&self) -> u64 {
         match self.tile_rows {
             _ if self.latents > 0 => self.latents,
             0 => self.patches / self.merge.max(1) + self.separators,

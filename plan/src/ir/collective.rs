@@ -89,7 +89,7 @@ impl ModelCollective {
 
     /// Whether selective recompute saves the result instead of communicating again, as PyTorch's
     /// policy for selective activation checkpointing does. Full recompute communicates again.
-    pub const SAVED_BY_SELECTIVE_RECOMPUTE: bool = true;
+    pub(crate) const SAVED_BY_SELECTIVE_RECOMPUTE: bool = true;
 
     /// Returns the reduction of the launch.
     #[must_use]

@@ -55,7 +55,7 @@ impl Documents {
     /// Returns the documents of sequences with `seq` positions: [`Documents::NONE`] if the first
     /// one fills them.
     #[must_use]
-    pub fn in_sequence(self, seq: u64) -> Self {
+    pub(crate) fn in_sequence(self, seq: u64) -> Self {
         match u64::from(self.lengths[0]) >= seq {
             true => Self::NONE,
             false => self,

@@ -171,7 +171,7 @@ impl DType {
 
     /// Returns the floating-point type for a name in scenario files.
     #[must_use]
-    pub fn float_named(name: &str) -> Option<Self> {
+    pub(crate) fn float_named(name: &str) -> Option<Self> {
         Self::find(|n| n.name == name).filter(|d| d.is_float())
     }
 }

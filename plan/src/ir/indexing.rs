@@ -48,7 +48,7 @@ impl Indexing {
     /// of `index_copy` and `index_add` expand their result like the source (`derivatives.yaml` of
     /// PyTorch 2.11).
     #[must_use]
-    pub const fn saves_source(self) -> bool {
+    pub(crate) const fn saves_source(self) -> bool {
         matches!(self, Self::IndexCopy | Self::IndexAdd)
     }
 

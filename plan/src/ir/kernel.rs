@@ -121,7 +121,7 @@ impl KernelClass {
 
     /// Returns the class of a row kernel that does a part of a backward pass.
     #[must_use]
-    pub fn of_backward(self) -> Self {
+    pub(crate) fn of_backward(self) -> Self {
         match self {
             Self::Norm { .. } => Self::Norm { backward: true },
             Self::Softmax { .. } => Self::Softmax { backward: true },

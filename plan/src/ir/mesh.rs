@@ -186,7 +186,7 @@ impl AxisSet {
 
     /// Returns whether the sets share an axis.
     #[must_use]
-    pub const fn intersects(self, other: Self) -> bool {
+    pub(crate) const fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 
@@ -516,7 +516,7 @@ impl Placements {
 
     /// Returns whether every rank has all of it.
     #[must_use]
-    pub fn replicated(&self) -> bool {
+    pub(crate) fn replicated(&self) -> bool {
         *self == Self::REPLICATED
     }
 }

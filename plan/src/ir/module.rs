@@ -162,7 +162,7 @@ impl Param {
     /// Returns whether it is a copy that PEFT keeps of a parameter that is trained in full; nothing
     /// reads it.
     #[must_use]
-    pub fn is_original(&self) -> bool {
+    pub(crate) fn is_original(&self) -> bool {
         self.name.rsplit('.').nth(1) == Some(ORIGINAL)
     }
 
@@ -305,7 +305,7 @@ impl Param {
 
     /// Returns whether it is a stack of the matrices of experts, `[experts, rows, columns]`.
     #[must_use]
-    pub fn is_stack(&self) -> bool {
+    pub(crate) fn is_stack(&self) -> bool {
         self.shape.len() == 3
     }
 
@@ -319,7 +319,7 @@ impl Param {
     /// Returns the number of elements that a flat layout does not divide: a row or, for a stack, a
     /// row of one of its matrices, so that more ranks than experts can share it.
     #[must_use]
-    pub fn flat_row(&self) -> u64 {
+    pub(crate) fn flat_row(&self) -> u64 {
         let outer = 1 + usize::from(self.is_stack());
         self.shape.iter().skip(outer).product()
     }

@@ -96,7 +96,7 @@ impl Packed {
     /// Returns the bytes of the scales. With double quantization, these are the bytes of their
     /// factors, mean and codes, in this order.
     #[must_use]
-    pub fn scale_bytes(&self) -> u64 {
+    pub(crate) fn scale_bytes(&self) -> u64 {
         match self.format {
             PackedFormat::Nf4 => 4 * self.factor_count() + 4 + self.scale_count(),
             PackedFormat::Nf4F32 | PackedFormat::Int8 => 4 * self.scale_count(),
@@ -114,14 +114,14 @@ impl Packed {
 
     /// Returns the number of elements of a parameter of this type that holds the weight.
     #[must_use]
-    pub fn stored_numel(&self, dtype: DType) -> u64 {
+    pub(crate) fn stored_numel(&self, dtype: DType) -> u64 {
         self.stored_bytes().div_ceil(dtype.size())
     }
 
     /// Returns the bytes that every rank allocates for tensors that are not in the parameter, in
     /// the caching allocator's steps of 512.
     #[must_use]
-    pub fn replicated_bytes(&self) -> u64 {
+    pub(crate) fn replicated_bytes(&self) -> u64 {
         let step = |bytes: u64| bytes.next_multiple_of(512);
         match (self.scales, self.format) {
             (PackedScales::Sharded, _) => 0,

@@ -57,7 +57,7 @@ impl ScaleBlock {
     /// Returns the number of rows that the scales of a matrix and of its transpose cover together.
     /// A shard of this many rows contains whole blocks of both.
     #[must_use]
-    pub const fn rows_of_both(self) -> u64 {
+    pub(crate) const fn rows_of_both(self) -> u64 {
         if self.rows > self.cols {
             self.rows
         } else {

@@ -98,7 +98,7 @@ impl UpdateRule {
 
     /// Returns whether it reads gradients, which a norm is taken of and which are clipped.
     #[must_use]
-    pub const fn has_gradients(self) -> bool {
+    pub(crate) const fn has_gradients(self) -> bool {
         !matches!(self, Self::RouterBias(_))
     }
 

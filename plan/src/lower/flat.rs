@@ -29,8 +29,8 @@ use super::streams::CommStreams;
 use super::walk::Location;
 use crate::config::Strategy;
 use crate::ir::{
-    Access, AxisId, BufferId, COMPUTE, CollectiveKind, CommId, DType, GroupId, Holds, ParamId,
-    Part, ReduceOp, Role, ShardOp, StreamId,
+    Access, AxisId, BufferId, COMPUTE, CollectiveKind, CommId, DType, EventId, GroupId, Holds,
+    ParamId, Part, ReduceOp, Role, ShardOp, StreamId, UnitId,
 };
 use crate::program::Rule;
 use crate::shard::{Layout, placements};
@@ -531,6 +531,29 @@ impl Flat {
             writes: &[slice],
         });
         slice
+    }
+
+    /// Allocates the full weights of a unit's groups and gathers them on the gather stream. Returns
+    /// the event after the last gather. `stale` is that of [`Flat::gather`].
+    pub(crate) fn gather_unit(
+        &self,
+        out: &mut Emitter<'_>,
+        rule: Rule,
+        unit: UnitId,
+        stale: bool,
+    ) -> EventId {
+        let (phase, at) = (out.b.phase(), out.b.unit());
+        out.b.at(unit, phase);
+        out.b.hook(rule, out.inputs.unit(unit).params);
+        for g in out.inputs.groups_of(unit) {
+            if let Some(full) = self.state(g).full {
+                out.b.alloc(rule, full);
+            }
+            self.gather(out, rule, g, stale, None);
+        }
+        let done = out.b.record(rule, self.streams.gather);
+        out.b.at(at, phase);
+        done
     }
 
     /// Issues the gather of a group on the gather stream, after its casts on the copy-in stream,

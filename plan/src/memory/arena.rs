@@ -4,8 +4,8 @@ use super::caching::{BlockId, CachingAllocator, Layout};
 use super::double_buffer::DoubleBuffer;
 use super::placement::Placement;
 use super::pool::{PoolAllocator, PoolPlan};
-use super::trace_pool::{Grant, TracePlan, TracePool};
-use super::{AllocError, Allocator as _, Counters};
+use super::trace_pool::{Grant, TracePool};
+use super::{AllocError, Counters};
 use crate::ir::{BufferId, COMPUTE, Pool, StreamId};
 use crate::program::Program;
 use crate::units::Bytes;
@@ -66,7 +66,6 @@ pub struct Memory {
     /// Address of each host buffer.
     host: Vec<u64>,
     held: Vec<Held>,
-    live: u32,
     peak: Peak,
 }
 
@@ -147,7 +146,6 @@ impl Memory {
             tensors: Vec::new(),
             host: host_addresses(program),
             held: vec![Held::Nothing; program.buffers.len()],
-            live: 0,
             peak: Peak {
                 allocated: Bytes::ZERO,
                 reserved: pooled,
@@ -185,7 +183,6 @@ impl Memory {
             Pool::Host => (Held::Host, self.host[id.index()]),
         };
         self.held[id.index()] = held;
-        self.live += 1;
         let now = self.counters();
         self.peak.allocated = self.peak.allocated.max(now.allocated);
         self.peak.reserved = self.peak.reserved.max(now.reserved);
@@ -219,7 +216,6 @@ impl Memory {
                 }
             }
         }
-        self.live -= 1;
         true
     }
 
@@ -259,23 +255,6 @@ impl Memory {
         self.held[id.index()] != Held::Nothing
     }
 
-    /// Returns the live buffers, ascending. Idle copies of a double buffer are allocated but do not
-    /// belong to a buffer.
-    #[must_use]
-    pub fn live_buffers(&self) -> Vec<BufferId> {
-        (0..)
-            .zip(&self.held)
-            .filter(|(_, h)| **h != Held::Nothing)
-            .map(|(i, _)| BufferId(i))
-            .collect()
-    }
-
-    /// Returns the number of live buffers.
-    #[must_use]
-    pub fn live_count(&self) -> u32 {
-        self.live
-    }
-
     /// Returns the bytes that a buffer contributes to `allocated`; 0 if it is not live.
     #[must_use]
     pub fn block_bytes(&self, id: BufferId) -> Bytes {
@@ -294,25 +273,6 @@ impl Memory {
                 plan.map_or(Bytes::ZERO, |p| p.slots()[slot as usize].bytes)
             }
         }
-    }
-
-    /// Returns the bytes of double-buffer copies that no buffer currently uses. They stay
-    /// allocated.
-    #[must_use]
-    pub fn idle_copies(&self) -> Bytes {
-        let all: Bytes = self
-            .copies
-            .iter()
-            .flatten()
-            .map(|&b| self.caching.block(b).bytes)
-            .sum();
-        let used = |h: &Held| match h {
-            Held::Copy(slot) => {
-                self.copies[*slot as usize].map_or(Bytes::ZERO, |b| self.caching.block(b).bytes)
-            }
-            _ => Bytes::ZERO,
-        };
-        all - self.held.iter().map(used).sum()
     }
 
     /// Returns the highest counters since the start or the last [`Memory::reset_peak`].
@@ -340,20 +300,6 @@ impl Memory {
     #[must_use]
     pub fn caching(&self) -> &CachingAllocator {
         &self.caching
-    }
-
-    /// Returns the plan of the trace pool, if there is one yet.
-    #[must_use]
-    pub fn trace_plan(&self) -> Option<&TracePlan> {
-        self.traced.as_ref().and_then(TracePool::plan)
-    }
-
-    /// Returns the bytes of the trace pool's slots that no buffer currently uses. Its tensors stay
-    /// allocated.
-    #[must_use]
-    pub fn idle_slots(&self) -> Bytes {
-        let pool = self.traced.iter();
-        pool.flat_map(TracePool::idle).map(|s| s.bytes).sum()
     }
 
     fn take_block(&mut self, bytes: Bytes, stream: StreamId) -> Result<(Held, u64), AllocError> {
@@ -419,5 +365,7 @@ fn is_traced(program: &Program, id: BufferId) -> bool {
     program.buffers[id.index()].pool == Pool::Traced
 }
 
+#[cfg(test)]
+mod inspect;
 #[cfg(test)]
 mod tests;

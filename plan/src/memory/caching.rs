@@ -33,11 +33,9 @@ pub use restore::SegmentState;
 pub use settings::{AllocatorSettings, SettingsError};
 
 use super::sorted::SortedSet;
-use super::{AllocError, Allocator, Block, Counters, Request};
+use super::{AllocError, Block, Counters};
 use crate::ir::StreamId;
 use crate::units::Bytes;
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
 
 const MIB: u64 = 1 << 20;
 /// Granularity of block sizes.
@@ -146,8 +144,6 @@ pub struct CachingAllocator {
     /// Address at which a device has placed the next segment.
     placed: Option<u64>,
     counters: Counters,
-    /// Blocks allocated through [`Allocator::alloc`], by address.
-    by_address: HashMap<u64, u32, BuildHasherDefault<AddressHasher>>,
 }
 
 impl CachingAllocator {
@@ -179,7 +175,6 @@ impl CachingAllocator {
             next_address,
             placed: None,
             counters: Counters::default(),
-            by_address: HashMap::default(),
         }
     }
 
@@ -492,48 +487,6 @@ impl CachingAllocator {
             reserved: self.counters.reserved,
             limit: self.capacity.unwrap_or(Bytes(LAST_ADDRESS)),
         }
-    }
-}
-
-impl Allocator for CachingAllocator {
-    fn alloc(&mut self, request: Request) -> Result<Block, AllocError> {
-        let id = self.take(request.bytes, request.stream)?;
-        let block = self.block(id);
-        self.by_address.insert(block.address, id.0);
-        Ok(block)
-    }
-
-    fn free(&mut self, address: u64) {
-        match self.by_address.remove(&address) {
-            Some(id) => self.release(BlockId(id)),
-            None => panic!("block at {address:#x} is freed but not live"),
-        }
-    }
-
-    fn counters(&self) -> Counters {
-        self.counters
-    }
-}
-
-/// Multiplicative hash. Addresses are multiples of 512, and no input is chosen to cause collisions.
-#[derive(Clone, Copy, Debug, Default)]
-struct AddressHasher(u64);
-
-impl Hasher for AddressHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for &b in bytes {
-            self.write_u64(u64::from(b));
-        }
-    }
-
-    fn write_u64(&mut self, x: u64) {
-        self.0 = (self.0 ^ (x >> 9))
-            .wrapping_mul(0x9E37_79B9_7F4A_7C15)
-            .rotate_left(26);
     }
 }
 

@@ -14,7 +14,7 @@ pub(super) use lifetimes::trace;
 pub use plan::{PoolPlan, Slot};
 
 use super::sorted::SortedSet;
-use super::{AllocError, Allocator, Block, Counters, Request};
+use super::{AllocError, Block, Counters};
 use crate::units::Bytes;
 use std::sync::Arc;
 
@@ -58,7 +58,6 @@ impl PoolAllocator {
 
     /// Creates an empty pool for callers that repeat exactly the trace of the plan. The plan then
     /// guarantees that no two live slots overlap, so only sizes and keys are checked.
-    /// [`Allocator::free`] does not find anything in it.
     #[must_use]
     pub(super) fn unguarded(plan: Arc<PoolPlan>) -> Self {
         Self {
@@ -71,6 +70,12 @@ impl PoolAllocator {
     #[must_use]
     pub fn plan(&self) -> &PoolPlan {
         &self.plan
+    }
+
+    /// Returns the current counters.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.counters
     }
 
     /// Takes the slot at `index` of the plan.
@@ -136,34 +141,6 @@ impl PoolAllocator {
         self.counters.requested -= bytes;
         self.counters.allocated -= slot.bytes;
         true
-    }
-}
-
-impl Allocator for PoolAllocator {
-    fn alloc(&mut self, request: Request) -> Result<Block, AllocError> {
-        let index = self
-            .plan
-            .index(request.key)
-            .ok_or(AllocError::UnknownKey { key: request.key })?;
-        self.take(index, request.bytes)
-    }
-
-    fn free(&mut self, address: u64) {
-        let offset = address.wrapping_sub(POOL_BASE);
-        let found = self
-            .live
-            .lower_bound(&(offset, 0, 0))
-            .map(|at| self.live.get(at));
-        match found {
-            Some((start, _, index)) if start == offset => {
-                self.release(index as usize);
-            }
-            _ => panic!("slot at {address:#x} is freed but not live"),
-        }
-    }
-
-    fn counters(&self) -> Counters {
-        self.counters
     }
 }
 

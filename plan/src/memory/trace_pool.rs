@@ -49,7 +49,7 @@ pub struct Slot {
 
 /// Slots from lifetimes, and the order in which each buffer takes them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TracePlan {
+pub(crate) struct TracePlan {
     slots: Vec<Slot>,
     /// Slots of each buffer, in order of its lifetimes.
     of_buffer: Vec<Vec<u32>>,
@@ -119,20 +119,20 @@ impl TracePlan {
 
     /// Returns the slots.
     #[must_use]
-    pub fn slots(&self) -> &[Slot] {
+    pub(crate) fn slots(&self) -> &[Slot] {
         &self.slots
     }
 
     /// Returns the element types and the bytes of their tensors.
     #[must_use]
-    pub fn tensors(&self) -> &[(DType, Bytes)] {
+    pub(crate) fn tensors(&self) -> &[(DType, Bytes)] {
         &self.tensors
     }
 }
 
 /// What the pool does with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Grant {
+pub(crate) enum Grant {
     /// The request is traced. The caller allocates from the caching allocator.
     Traced,
     /// The trace has ended. The caller allocates the tensors of the plan, then asks again.
@@ -143,7 +143,7 @@ pub enum Grant {
 
 /// State of the pool.
 #[derive(Clone, Debug)]
-pub struct TracePool {
+pub(crate) struct TracePool {
     /// Number of allocations and frees that have yet to be traced.
     untraced: u32,
     now: u32,
@@ -159,7 +159,7 @@ impl TracePool {
     /// Creates the pool of a program. It traces the first micro-batch of the first step. Returns
     /// `None` if no buffer is in [`Pool::Traced`].
     #[must_use]
-    pub fn new(program: &Program) -> Option<Self> {
+    pub(crate) fn new(program: &Program) -> Option<Self> {
         let traced = |id: BufferId| program.buffers[id.index()].pool == Pool::Traced;
         if !program.buffers.iter().any(|b| b.pool == Pool::Traced) {
             return None;
@@ -182,7 +182,7 @@ impl TracePool {
 
     /// Returns the plan, if there is one yet.
     #[must_use]
-    pub fn plan(&self) -> Option<&TracePlan> {
+    pub(crate) fn plan(&self) -> Option<&TracePlan> {
         self.plan.as_ref()
     }
 
@@ -191,7 +191,7 @@ impl TracePool {
     /// # Errors
     /// Returns [`AllocError::UnknownKey`] for a buffer that was not traced, or
     /// [`AllocError::SlotInUse`] if its next slot is in use.
-    pub fn take(&mut self, program: &Program, id: BufferId) -> Result<Grant, AllocError> {
+    pub(crate) fn take(&mut self, program: &Program, id: BufferId) -> Result<Grant, AllocError> {
         if self.untraced > 0 {
             self.untraced -= 1;
             self.now += 1;
@@ -225,7 +225,7 @@ impl TracePool {
     }
 
     /// Records in the trace that a buffer is freed.
-    pub fn traced_free(&mut self, id: BufferId) {
+    pub(crate) fn traced_free(&mut self, id: BufferId) {
         if self.untraced == 0 {
             return;
         }
@@ -238,15 +238,8 @@ impl TracePool {
     }
 
     /// Makes a slot idle.
-    pub fn release(&mut self, slot: u32) {
+    pub(crate) fn release(&mut self, slot: u32) {
         self.user[slot as usize] = None;
-    }
-
-    /// Returns the slots that no buffer uses.
-    pub fn idle(&self) -> impl Iterator<Item = &Slot> {
-        let slots = self.plan.iter().flat_map(|p| &p.slots);
-        let idle = slots.zip(&self.user).filter(|(_, user)| user.is_none());
-        idle.map(|(slot, _)| slot)
     }
 }
 

@@ -59,20 +59,20 @@ pub enum Ties {
 impl HfWrapper {
     /// Returns the class of the whole without an output layer.
     #[must_use]
-    pub fn base_class(&self) -> Option<String> {
+    pub(crate) fn base_class(&self) -> Option<String> {
         let stem = self.architecture.strip_suffix("ForConditionalGeneration")?;
         Some(format!("{stem}Model"))
     }
 
     /// Returns the name of its language model's type in files that do not name it.
     #[must_use]
-    pub fn text_name(&self) -> &'static str {
+    pub(crate) fn text_name(&self) -> &'static str {
         self.text.first().map_or("", |(theirs, _)| theirs)
     }
 
     /// Returns the type that reads a language model of this `model_type`.
     #[must_use]
-    pub fn text_type(&self, given: Option<&str>) -> Option<&'static str> {
+    pub(crate) fn text_type(&self, given: Option<&str>) -> Option<&'static str> {
         let own = self
             .text
             .iter()
@@ -381,14 +381,14 @@ impl HfType {
 
     /// Returns the class without an output layer.
     #[must_use]
-    pub fn base_class(&self) -> Option<String> {
+    pub(crate) fn base_class(&self) -> Option<String> {
         Some(format!("{}Model", self.stem()?))
     }
 
     /// Returns whether a class has no output layer. A language model that is a part of others has
     /// a class of its own in transformers (`Gemma3TextModel`).
     #[must_use]
-    pub fn is_base_class(&self, class: &str) -> bool {
+    pub(crate) fn is_base_class(&self, class: &str) -> bool {
         let has_own_head = self.fixed.iter().any(|(key, _)| *key == "head");
         let is_text = class.ends_with("TextModel") && !has_own_head;
         is_text || self.base_class().as_deref() == Some(class)
@@ -396,14 +396,14 @@ impl HfType {
 
     /// Returns whether the language model has an encoder.
     #[must_use]
-    pub fn has_encoder(&self) -> bool {
+    pub(crate) fn has_encoder(&self) -> bool {
         let ends = ["ForConditionalGeneration", "MTModel"];
         ends.iter().any(|end| self.architecture.ends_with(end))
     }
 
     /// Returns whether the class for pretraining scores pairs of sentences, too.
     #[must_use]
-    pub fn pretrains_with_pairs(&self) -> bool {
+    pub(crate) fn pretrains_with_pairs(&self) -> bool {
         let types = ["albert", "bert", "big_bird", "ernie", "megatron-bert"];
         types.contains(&self.model_type)
     }
@@ -435,7 +435,7 @@ impl HfType {
 
     /// Returns how many scores such a class has of a pair, of a file with as many classes.
     #[must_use]
-    pub fn pair_scores(&self, classes: Option<u64>) -> Option<u64> {
+    pub(crate) fn pair_scores(&self, classes: Option<u64>) -> Option<u64> {
         if self.model_type == "albert" {
             classes
         } else {

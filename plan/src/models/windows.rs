@@ -156,9 +156,12 @@ fn chunked_layers(file: Fields<'_>) -> Result<Option<Value>, String> {
     Ok(Some(repeated(&all)))
 }
 
-const FULL: &str = "full_attention";
-const SLIDING: &str = "sliding_attention";
-const NO_ROPE: &str = "full_attention_no_rope";
+/// Layers with softmax attention that sees all positions.
+pub(crate) const FULL: &str = "full_attention";
+/// Layers with a sliding window.
+pub(crate) const SLIDING: &str = "sliding_attention";
+/// Layers that see all positions, without a rotary embedding.
+pub(crate) const NO_ROPE: &str = "full_attention_no_rope";
 const CHUNKED: &str = "chunked_attention";
 
 const fn layer_types(read: fn(Fields<'_>) -> Result<Option<Value>, String>) -> Field {

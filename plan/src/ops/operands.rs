@@ -43,14 +43,14 @@ impl<'g> Operands<'g> {
 
     /// Returns the number of elements of the first input; 0 without inputs.
     #[must_use]
-    pub fn input_numel(&self) -> u64 {
+    pub(crate) fn input_numel(&self) -> u64 {
         let first = self.op.inputs.first();
         first.map_or(0, |&v| self.graph.value(v).numel())
     }
 
     /// Returns the number of elements of the first output; 0 without outputs.
     #[must_use]
-    pub fn output_numel(&self) -> u64 {
+    pub(crate) fn output_numel(&self) -> u64 {
         let first = self.op.outputs.first();
         first.map_or(0, |&v| self.graph.value(v).numel())
     }

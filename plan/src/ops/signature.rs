@@ -76,21 +76,21 @@ impl Signature {
 
     /// Makes the last `n` inputs optional.
     #[must_use]
-    pub fn optional_inputs(mut self, n: usize) -> Self {
+    pub(crate) fn optional_inputs(mut self, n: usize) -> Self {
         self.optional_inputs = n;
         self
     }
 
     /// Makes the last `n` outputs optional.
     #[must_use]
-    pub fn optional_outputs(mut self, n: usize) -> Self {
+    pub(crate) fn optional_outputs(mut self, n: usize) -> Self {
         self.optional_outputs = n;
         self
     }
 
     /// Allows the last input to be repeated.
     #[must_use]
-    pub fn variadic(mut self) -> Self {
+    pub(crate) fn variadic(mut self) -> Self {
         self.variadic = true;
         self
     }

@@ -5,7 +5,7 @@ use crate::ir::{OpKind, Real, op};
 use smallvec::SmallVec;
 
 /// Gradients by input position, in the order in which PyTorch computes them.
-pub type Contributions = SmallVec<[(usize, ValueId); 4]>;
+pub(crate) type Contributions = SmallVec<[(usize, ValueId); 4]>;
 
 /// One op of a forward graph, and the gradient of its first output.
 pub struct Vjp<'g> {

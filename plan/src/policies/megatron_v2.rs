@@ -117,17 +117,8 @@ impl MegatronV2 {
         {
             return;
         }
-        let (phase, at) = (out.b.phase(), out.b.unit());
-        out.b.at(unit, phase);
-        out.b.hook(rule, out.inputs.unit(unit).params);
-        for g in out.inputs.groups_of(unit) {
-            if let Some(full) = self.flat.state(g).full {
-                out.b.alloc(rule, full);
-            }
-            self.flat.gather(out, rule, g, self.first, None);
-        }
-        self.gathered[unit.index()] = Some(out.b.record(rule, self.flat.streams.gather));
-        out.b.at(at, phase);
+        let done = self.flat.gather_unit(out, rule, unit, self.first);
+        self.gathered[unit.index()] = Some(done);
     }
 
     /// Makes a unit's parameters available to computation, then gathers the next one.

@@ -145,17 +145,8 @@ impl Pr4435 {
 
     fn gather(&mut self, out: &mut Emitter<'_>, unit: UnitId, rule: Rule) {
         self.full[unit.index()] = true;
-        let (phase, at) = (out.b.phase(), out.b.unit());
-        out.b.at(unit, phase);
-        out.b.hook(rule, out.inputs.unit(unit).params);
-        for g in out.inputs.groups_of(unit) {
-            if let Some(full) = self.flat.state(g).full {
-                out.b.alloc(rule, full);
-            }
-            self.flat.gather(out, rule, g, self.first, None);
-        }
-        self.gathered[unit.index()] = Some(out.b.record(rule, self.flat.streams.gather));
-        out.b.at(at, phase);
+        let done = self.flat.gather_unit(out, rule, unit, self.first);
+        self.gathered[unit.index()] = Some(done);
     }
 
     /// `reshard`: waits for nothing. A later gather into the same memory waits for all computation

@@ -294,7 +294,7 @@ impl ProgramBuilder {
     }
 
     /// Adds operands and returns the launch of a kernel on them, without appending it.
-    pub fn launch_op(
+    pub(crate) fn launch_op(
         &mut self,
         kernel: KernelId,
         stream: StreamId,

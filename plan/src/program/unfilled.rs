@@ -26,7 +26,7 @@ impl UnfilledWrites {
     /// Returns whether the `n`th range that a launch or collective writes keeps whole rows of what
     /// was in memory before: those that no token has reached.
     #[must_use]
-    pub fn leaves_rows(&self, instr: InstrId, n: usize) -> bool {
+    pub(crate) fn leaves_rows(&self, instr: InstrId, n: usize) -> bool {
         u8::try_from(n).is_ok_and(|n| self.rows.contains(&(instr, n)))
     }
 

@@ -16,7 +16,6 @@ mod wrapper;
 
 use super::error::ScenarioError;
 use super::keys::Key;
-use super::load;
 use super::merge::{Document, Layer, Shape};
 use super::source::Source;
 use super::value::{Datum, Origin, Value};
@@ -25,6 +24,7 @@ use json::datum;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 
 /// How file names of such models end.
 pub(crate) const ENDING: &str = ".json";
@@ -48,13 +48,13 @@ pub(crate) fn fill(
     named: Origin,
 ) -> Result<Shape, ScenarioError> {
     let shown = path.display().to_string();
-    let text = load::read_model(path).map_err(|why| {
+    let text = document.model_files.text(path).map_err(|why| {
         let error = document.error(named, format!("model file {shown} {why}"));
         error.with_help("paths in a file are relative to that file, paths on the command line to the working directory")
     })?;
     let source = Source {
         name: shown.into(),
-        text: text.as_str().into(),
+        text: Arc::clone(&text),
         folder: None,
     };
     let (plain, specials) = json::without_specials(&text);

@@ -4,6 +4,7 @@
 use super::check;
 use super::error::{Position, ScenarioError, ScenarioErrorKind};
 use super::keys::{KEYS, Key, SECTIONS};
+use super::model_files::ModelFiles;
 use super::source::Source;
 use super::spellings;
 use super::value::{Datum, Entry, Origin, Value, convert_table};
@@ -49,6 +50,7 @@ pub(crate) struct AxisValues {
 #[derive(Clone, Debug)]
 pub(crate) struct Document {
     sources: Vec<Source>,
+    pub(super) model_files: ModelFiles,
     given: Vec<Option<Given>>,
     sections: [Option<Origin>; SECTIONS.len()],
     layers: u32,
@@ -77,6 +79,7 @@ impl Document {
     pub(crate) fn new(name: String) -> Self {
         Self {
             sources: Vec::new(),
+            model_files: ModelFiles::default(),
             given: vec![None; KEYS.len()],
             sections: [None; SECTIONS.len()],
             layers: 0,

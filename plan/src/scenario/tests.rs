@@ -55,10 +55,10 @@ fn read_config(
 }
 
 /// A folder of its own for one test, removed at the end.
-struct Folder(PathBuf);
+pub(super) struct Folder(PathBuf);
 
 impl Folder {
-    fn new(test: &str, files: &[(&str, &str)]) -> Self {
+    pub(super) fn new(test: &str, files: &[(&str, &str)]) -> Self {
         let folder = Self::path(test);
         fs::create_dir_all(&folder).unwrap();
         for (name, text) in files {
@@ -73,7 +73,7 @@ impl Folder {
         std::env::temp_dir().join(format!("shardlab-{}-{test}", std::process::id()))
     }
 
-    fn file(&self, name: &str) -> PathBuf {
+    pub(super) fn file(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
 }

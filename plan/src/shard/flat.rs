@@ -104,7 +104,7 @@ impl FlatLayout {
 }
 
 /// Maximum number of elements of a layout, so that no sum below can overflow.
-const MAX_NUMEL: u64 = 1 << 59;
+pub(super) const MAX_NUMEL: u64 = 1 << 59;
 /// Padding in elements that is always accepted, in addition to as much padding as payload.
 const PADDING_SLACK: u64 = 1 << 30;
 

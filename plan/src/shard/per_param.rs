@@ -2,6 +2,7 @@
 //! torch's `fully_shard`.
 
 use super::LayoutError;
+use super::flat::MAX_NUMEL;
 use crate::ir::ParamId;
 use serde::Serialize;
 use std::ops::Range;
@@ -93,9 +94,6 @@ impl PerParamLayout {
         r.end - r.start
     }
 }
-
-/// Maximum number of elements of a layout, so that no sum overflows.
-const MAX_NUMEL: u64 = 1 << 59;
 
 /// Lays out `params` (parameter, dimension 0, elements per row) over `shards` ranks.
 ///

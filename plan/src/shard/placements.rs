@@ -37,19 +37,19 @@ pub fn shard_axis(of: Placements) -> AxisId {
 
 /// Returns whether compute weights are sharded over the inner axis.
 #[must_use]
-pub const fn weight_sharded(strategy: Strategy) -> bool {
+pub(crate) const fn weight_sharded(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::OptimGradsParams)
 }
 
 /// Returns whether resident gradients are sharded over the inner axis.
 #[must_use]
-pub const fn grad_sharded(strategy: Strategy) -> bool {
+pub(crate) const fn grad_sharded(strategy: Strategy) -> bool {
     matches!(strategy, Strategy::OptimGrads | Strategy::OptimGradsParams)
 }
 
 /// Returns whether main weights and optimizer state are sharded over the inner axis.
 #[must_use]
-pub const fn optim_sharded(strategy: Strategy) -> bool {
+pub(crate) const fn optim_sharded(strategy: Strategy) -> bool {
     !matches!(strategy, Strategy::NoShard)
 }
 

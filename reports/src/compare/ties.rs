@@ -35,7 +35,7 @@ impl Point {
     /// Returns whether this point makes another one unnecessary: it is no worse than a tie in both
     /// values, and better by more than the tolerance in at least one.
     #[must_use]
-    pub fn dominates(&self, other: &Self, tolerance: Tolerance) -> bool {
+    pub(crate) fn dominates(&self, other: &Self, tolerance: Tolerance) -> bool {
         let memory = tolerance.of_memory();
         let worse = tolerance.less(other.time, self.time) || memory.less(other.memory, self.memory);
         let better =

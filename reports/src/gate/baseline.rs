@@ -205,7 +205,7 @@ impl Baseline {
 
     /// Returns the line of an option, for example `train.lr`.
     #[must_use]
-    pub fn option_place(&self, option: &str) -> Option<Place> {
+    pub(crate) fn option_place(&self, option: &str) -> Option<Place> {
         let (section, key) = option.split_once('.')?;
         let mut place = self.place("options", section)?;
         let from = place.line as usize - 1;

@@ -174,7 +174,7 @@ impl Verdict {
 
     /// Adds the basis of the prediction.
     #[must_use]
-    pub fn resting_on(mut self, basis: Option<Basis>) -> Self {
+    pub(crate) fn resting_on(mut self, basis: Option<Basis>) -> Self {
         self.basis = basis;
         self
     }

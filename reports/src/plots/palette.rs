@@ -1,7 +1,7 @@
 //! Colours that are readable on their background and distinguishable for colour-blind readers.
 
 /// Number of series colours in each palette.
-pub const SERIES: usize = 8;
+pub(crate) const SERIES: usize = 8;
 
 /// The colours of one theme.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,7 +93,7 @@ impl Palette {
 
     /// Returns a drawing with every variable replaced by its value.
     #[must_use]
-    pub fn fill_in(&self, svg: &str) -> String {
+    pub(crate) fn fill_in(&self, svg: &str) -> String {
         self.variables()
             .fold(svg.to_owned(), |svg, (name, colour)| {
                 svg.replace(&format!("var(--{name})"), colour)

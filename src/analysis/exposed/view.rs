@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 
 /// Returns all gaps of a run, described in words and ordered by time.
 #[must_use]
-pub fn gaps_of(view: &RunView) -> Vec<Gap> {
+pub(crate) fn gaps_of(view: &RunView) -> Vec<Gap> {
     let next = NextCompute::new(&view.run);
     let gaps = view.run.gaps.iter();
     gaps.map(|gap| describe(view, gap, &next)).collect()

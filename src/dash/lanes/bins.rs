@@ -102,7 +102,7 @@ pub fn bins(lane: &Lane, critical: &[bool], window: Window, columns: u16) -> Vec
 
 /// Returns, for each column, the cause with the most exposed time and its share.
 #[must_use]
-pub fn gap_bins(gaps: &[Gap], window: Window, columns: u16) -> Vec<Option<(Cause, f32)>> {
+pub(crate) fn gap_bins(gaps: &[Gap], window: Window, columns: u16) -> Vec<Option<(Cause, f32)>> {
     let mut bins: Vec<Option<(Cause, f32)>> = vec![None; usize::from(columns)];
     let first = gaps.partition_point(|g| g.end <= window.from);
     for gap in gaps[first..].iter().take_while(|g| g.start < window.to) {

@@ -8,7 +8,7 @@ impl Lanes {
     /// Returns the units with their phases in order of time, for completing jumps: `layers.3
     /// backward`.
     #[must_use]
-    pub fn unit_names(&self) -> Vec<String> {
+    pub(crate) fn unit_names(&self) -> Vec<String> {
         let mut seen = BTreeSet::new();
         let mut all = Vec::new();
         for s in &self.segments {
@@ -23,7 +23,7 @@ impl Lanes {
     /// Returns the time of a unit on the compute stream and its first span. The unit is given as
     /// `UNIT` or `UNIT PHASE`; a prefix of the phase is enough.
     #[must_use]
-    pub fn find_unit(&self, text: &str) -> Option<(Window, u32)> {
+    pub(crate) fn find_unit(&self, text: &str) -> Option<(Window, u32)> {
         let mut words = text.split_whitespace();
         let unit = words.next()?;
         let phase = words.next().unwrap_or("");
@@ -73,7 +73,7 @@ impl Lanes {
     /// Returns the span of an instruction: the one with this number, or the next one after `after`
     /// whose name or unit contains the text.
     #[must_use]
-    pub fn find_instr(&self, text: &str, after: Option<u32>) -> Option<u32> {
+    pub(crate) fn find_instr(&self, text: &str, after: Option<u32>) -> Option<u32> {
         let spans = &self.view.run.spans;
         let text = text.trim();
         if let Ok(number) = text.trim_start_matches('#').parse::<u32>() {

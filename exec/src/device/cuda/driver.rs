@@ -21,7 +21,7 @@ pub struct CudaError {
 impl CudaError {
     /// Returns whether device memory was insufficient.
     #[must_use]
-    pub fn is_out_of_memory(&self) -> bool {
+    pub(crate) fn is_out_of_memory(&self) -> bool {
         self.code == CUresult::CUDA_ERROR_OUT_OF_MEMORY as u32
     }
 }

@@ -203,7 +203,7 @@ impl Libraries {
     ///
     /// # Errors
     /// [`MissingLibraries`] if it cannot be loaded.
-    pub fn load_driver(extra: &[PathBuf]) -> Result<(), MissingLibraries> {
+    pub(crate) fn load_driver(extra: &[PathBuf]) -> Result<(), MissingLibraries> {
         let searched = folders(&Surroundings::of_process(), extra);
         match open_known(Library::Driver, &searched) {
             Ok(_) => Ok(()),

@@ -38,7 +38,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If files are missing or cannot be read.
-    pub fn open_verified(path: &Path) -> Result<Self, TrainError> {
+    pub(crate) fn open_verified(path: &Path) -> Result<Self, TrainError> {
         Self::read(path, false)
     }
 

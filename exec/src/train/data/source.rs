@@ -231,7 +231,7 @@ impl Tokens {
     /// # Errors
     /// Returns [`DataError::Short`] if there is not one whole sequence, and
     /// [`DataError::Vocabulary`] for a token outside the vocabulary.
-    pub fn suits(&self, vocab: u64, seq_len: u64) -> Result<(), DataError> {
+    pub(crate) fn suits(&self, vocab: u64, seq_len: u64) -> Result<(), DataError> {
         if self.len() < seq_len + 2 {
             return Err(DataError::Short {
                 name: self.name.clone(),
@@ -266,7 +266,7 @@ impl Tokens {
     /// Returns the first token of a validation sample: windows are counted from the end of the
     /// stream, which training reaches last.
     #[must_use]
-    pub fn start_from_end(&self, sample: u64, seq_len: u64) -> u64 {
+    pub(crate) fn start_from_end(&self, sample: u64, seq_len: u64) -> u64 {
         let windows = self.windows(seq_len).max(1);
         (windows - 1 - sample % windows) * seq_len
     }

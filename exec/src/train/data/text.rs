@@ -4,7 +4,7 @@ use super::{DataError, Tokens};
 use std::path::{Path, PathBuf};
 
 /// Name of the tokenizer's file in folders of published models.
-pub const TOKENIZER: &str = "tokenizer.json";
+pub(crate) const TOKENIZER: &str = "tokenizer.json";
 
 /// Returns the tokenizer in the folder of a text, if there is one.
 #[must_use]

@@ -4,6 +4,8 @@ use crate::train::testing::{BASE, Memory, scenario_of};
 use serde_json::json;
 use shardlab_plan::Scenario;
 use shardlab_plan::config::QkNorm;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))

@@ -275,14 +275,9 @@ fn a_full_device_unmaps_free_pages_of_every_stream() {
 #[should_panic(expected = "freed but not live")]
 fn double_free_panics() {
     let mut a = native();
-    let request = Request {
-        bytes: Bytes(7),
-        stream: COMPUTE,
-        key: 0,
-    };
-    let at = a.alloc(request).unwrap().address;
-    a.free(at);
-    a.free(at);
+    let block = take(&mut a, 7);
+    a.release(block);
+    a.release(block);
 }
 
 #[derive(Clone, Debug)]

@@ -13,12 +13,9 @@ fn life(key: u32, mib: u64, start: u32, end: u32) -> Lifetime {
     }
 }
 
-fn request(key: u32, bytes: u64) -> Request {
-    Request {
-        bytes: Bytes(bytes),
-        stream: crate::ir::COMPUTE,
-        key,
-    }
+fn take(pool: &mut PoolAllocator, key: u32, bytes: u64) -> Result<Block, AllocError> {
+    let index = pool.plan().index(key).unwrap();
+    pool.take(index, Bytes(bytes))
 }
 
 fn offsets(plan: &PoolPlan) -> Vec<u64> {
@@ -110,13 +107,10 @@ fn streams_share_no_address() {
 fn allocator_refuses_what_the_plan_does_not_allow() {
     let plan = PoolPlan::plan(&[life(0, 4, 0, 4), life(1, 4, 2, 6), life(2, 4, 4, 8)]);
     let mut pool = PoolAllocator::new(plan);
-    let first = pool.alloc(request(0, 4 * MIB)).unwrap();
+    let first = take(&mut pool, 0, 4 * MIB).unwrap();
+    assert_eq!(pool.plan().index(9), None);
     assert_eq!(
-        pool.alloc(request(9, 1)),
-        Err(AllocError::UnknownKey { key: 9 })
-    );
-    assert_eq!(
-        pool.alloc(request(1, 5 * MIB)),
+        take(&mut pool, 1, 5 * MIB),
         Err(AllocError::SizeChanged {
             key: 1,
             slot: Bytes(4 * MIB),
@@ -124,36 +118,27 @@ fn allocator_refuses_what_the_plan_does_not_allow() {
         })
     );
     assert_eq!(
-        pool.alloc(request(2, MIB)),
+        take(&mut pool, 2, MIB),
         Err(AllocError::SlotInUse { key: 2, holder: 0 })
     );
     assert_eq!(
-        pool.alloc(request(0, MIB)),
+        take(&mut pool, 0, MIB),
         Err(AllocError::SlotInUse { key: 0, holder: 0 })
     );
-    pool.alloc(request(1, 3 * MIB)).unwrap();
+    take(&mut pool, 1, 3 * MIB).unwrap();
     let c = pool.counters();
     assert_eq!(
         (c.requested, c.allocated, c.reserved),
         (Bytes(7 * MIB), Bytes(8 * MIB), Bytes(8 * MIB))
     );
-    pool.free(first.address);
+    assert!(pool.release(0));
     // A free by a key that does not hold its slot must not release the slot of another key.
-    assert_eq!(pool.alloc(request(2, MIB)).unwrap().address, first.address);
+    assert_eq!(take(&mut pool, 2, MIB).unwrap().address, first.address);
     assert!(!pool.release(0));
     assert_eq!(
-        pool.alloc(request(0, MIB)),
+        take(&mut pool, 0, MIB),
         Err(AllocError::SlotInUse { key: 0, holder: 2 })
     );
-}
-
-#[test]
-#[should_panic(expected = "freed but not live")]
-fn double_free_panics() {
-    let mut pool = PoolAllocator::new(PoolPlan::plan(&[life(0, 4, 0, 4)]));
-    let a = pool.alloc(request(0, 1)).unwrap().address;
-    pool.free(a);
-    pool.free(a);
 }
 
 /// Returns the lifetimes of one step as FSDP creates them: `layers` units are gathered two at a

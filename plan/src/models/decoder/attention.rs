@@ -262,7 +262,8 @@ impl Attention {
         }
     }
 
-    /// Applies attention to `y`; returns what it adds to the residual stream.
+    /// Applies attention to `y`, `[batch, seq, hidden]`. Returns what it adds to the residual
+    /// stream, of the same shape, and values that live until the block's forward returns.
     pub(super) fn forward(
         &self,
         b: &mut Builder<'_>,
@@ -271,131 +272,14 @@ impl Attention {
         window: Option<u64>,
         around: Around,
     ) -> (ValueId, Locals) {
-        let (batch, seq) = (b.batch(), b.seq());
-        let (heads, hd) = (b.s.model.heads, self.head_dim);
         b.within(self.module, |b| {
             if let Some(indexer) = &self.indexer {
                 indexer.choose(b, y, y);
             }
-            let Projected {
-                mut qkv,
-                packed,
-                gate,
-            } = self.project(b, y, around, rope);
-            let latent = matches!(self.projections, Projections::Latent(_));
-            if let Some(rope) = rope.filter(|_| !latent) {
-                let [q, k, v] = qkv;
-                let rope = rope.of_layer(b);
-                let rotated = rope.rotate(b, q);
-                qkv = match around.keys {
-                    Some(keys) => [rotated, keys[0], keys[1]],
-                    None => [rotated, rope.rotate(b, k), v],
-                };
-                // `q, k = rope(q), rope(k)`: the unrotated ones live until both are done.
-                b.g.release(q);
-                if around.keys.is_none() {
-                    b.g.release(k);
-                }
-            }
-            if b.s.model.options.qk_norm.follows_rope() {
-                let norms = self.qk_norms;
-                let [q, k, v] = qkv;
-                qkv = [
-                    self.normalize(b, norms, 0, q),
-                    self.normalize(b, norms, 1, k),
-                    v,
-                ];
-            }
-            if let Some(factors) = around.temperature {
-                qkv[0] = tempered(b, qkv[0], factors);
-            }
-            let options = &b.s.model.options;
-            let scale = options.attention_multiplier;
-            let scale = scale.unwrap_or(1.0 / (hd as f64).sqrt());
-            let score_mod = ScoreMod {
-                softcap: Real(options.attention_softcap.unwrap_or(0.0)),
-                alibi: options.position_embedding == PositionEmbedding::Alibi,
-                window: window.unwrap_or(0),
-                documents: around.documents.unwrap_or(Documents::NONE),
-            };
-            let causal = b.s.model.family.spec().attention == Some(Mask::Causal);
-            let causal = causal && around.memory.is_none();
-            let of_table = match (around.relative, &self.projections) {
-                (Some(table), &Projections::Separate { q, k, .. }) => {
-                    Some(disentangled::biases(b, table, q, k))
-                }
-                _ => None,
-            };
-            let bias = around.bias.or(of_table);
-            let sinks = self.sinks.filter(|_| bias.is_none());
-            let sinks = sinks.map(|sinks| b.weight(sinks));
-            let bias = match (bias, &self.bias_gate) {
-                (Some(bias), Some(gate)) => Some(gate.apply(b, y, bias)),
-                (bias, _) => bias,
-            };
-            let attend = |b: &mut Builder<'_>, qkv| match (bias, sinks) {
-                (None, Some(sinks)) => {
-                    let scale = Real(scale);
-                    let kind = op::SinkAttention {
-                        causal,
-                        scale,
-                        score_mod,
-                    };
-                    b.sink_attention(qkv, sinks, kind)
-                }
-                (Some(bias), _) => {
-                    let (window, scale) = (score_mod.window, Real(scale));
-                    let kind = op::BiasedAttention {
-                        causal,
-                        scale,
-                        window,
-                    };
-                    b.biased_attention(qkv, bias, kind)
-                }
-                (None, None) if b.is_transformers() => {
-                    let mask = around.mask.filter(|_| around.memory.is_none());
-                    let scores = Scores {
-                        causal,
-                        scale,
-                        score_mod,
-                        mask,
-                    };
-                    implementation::attention(b, qkv, scores)
-                }
-                (None, None) => b.flex_attention(qkv, causal, scale, score_mod),
-            };
-            let a = match &self.differential {
-                Some(differential) => {
-                    let [q, k, v] = qkv;
-                    let halves = Differential::values(b, v);
-                    let made = halves.map(|half| attend(b, [q, k, half]));
-                    differential.combine(b, made)
-                }
-                None => attend(b, qkv),
-            };
-            let width = self.value_width;
-            let values = match hd > width {
-                true => b.g.slice(a, 3, 0, width),
-                false => a,
-            };
-            let mut t = b.g.transpose(values, 1, 2);
-            if let Some(layer) = self.head_gate {
-                let gate = b.linear(layer, y);
-                let gate = b.g.reshape(gate, &[batch * seq * heads, 1]);
-                let gate = b.g.unary(OpKind::Sigmoid, gate);
-                let rows = b.g.reshape(t, &[batch * seq * heads, width]);
-                t = b.g.binary(OpKind::ScaleRows, rows, gate);
-            }
-            let mut t = b.g.reshape(t, &[batch, seq, heads * width]);
-            let gate = gate.or_else(|| self.gate.map(|layer| b.linear(layer, y)));
-            if b.is_transformers() {
-                // `attn_output` is assigned again, with heads next to one another.
-                b.g.release(a);
-            }
-            if let Some(gate) = gate {
-                let gate = b.g.unary(OpKind::Sigmoid, gate);
-                t = b.g.binary(OpKind::Mul, t, gate);
-            }
+            let Projected { qkv, packed, gate } = self.project(b, y, around, rope);
+            let qkv = self.place(b, qkv, around, rope);
+            let a = self.attend(b, (y, qkv), window, around);
+            let mut t = self.join_heads(b, y, a, gate);
             if let Some(norm) = self.sub_norm {
                 t = norm.apply(b, t);
             }
@@ -413,6 +297,164 @@ impl Attention {
             let o = scaled(b, o, b.s.model.options.residual_multiplier);
             (o, qkv.into_iter().chain([a]).chain(packed).collect())
         })
+    }
+
+    /// Rotates queries and keys, unless the projections did, applies norms that follow the
+    /// rotation, and multiplies queries by their temperature.
+    fn place(&self, b: &mut Builder<'_>, mut qkv: Qkv, around: Around, rope: Option<Rope>) -> Qkv {
+        let latent = matches!(self.projections, Projections::Latent(_));
+        if let Some(rope) = rope.filter(|_| !latent) {
+            let [q, k, v] = qkv;
+            let rope = rope.of_layer(b);
+            let rotated = rope.rotate(b, q);
+            qkv = match around.keys {
+                Some(keys) => [rotated, keys[0], keys[1]],
+                None => [rotated, rope.rotate(b, k), v],
+            };
+            // `q, k = rope(q), rope(k)`: the unrotated ones live until both are done.
+            b.g.release(q);
+            if around.keys.is_none() {
+                b.g.release(k);
+            }
+        }
+        if b.s.model.options.qk_norm.follows_rope() {
+            let norms = self.qk_norms;
+            let [q, k, v] = qkv;
+            qkv = [
+                self.normalize(b, norms, 0, q),
+                self.normalize(b, norms, 1, k),
+                v,
+            ];
+        }
+        if let Some(factors) = around.temperature {
+            qkv[0] = tempered(b, qkv[0], factors);
+        }
+        qkv
+    }
+
+    /// Applies attention to queries, keys and values of the input `y`. Returns
+    /// `[batch, heads, seq, head_dim]`.
+    fn attend(
+        &self,
+        b: &mut Builder<'_>,
+        (y, qkv): (ValueId, Qkv),
+        window: Option<u64>,
+        around: Around,
+    ) -> ValueId {
+        let options = &b.s.model.options;
+        let scale = options.attention_multiplier;
+        let scale = scale.unwrap_or(1.0 / (self.head_dim as f64).sqrt());
+        let score_mod = ScoreMod {
+            softcap: Real(options.attention_softcap.unwrap_or(0.0)),
+            alibi: options.position_embedding == PositionEmbedding::Alibi,
+            window: window.unwrap_or(0),
+            documents: around.documents.unwrap_or(Documents::NONE),
+        };
+        let causal = b.s.model.family.spec().attention == Some(Mask::Causal);
+        let causal = causal && around.memory.is_none();
+        let (bias, sinks) = self.score_weights(b, y, around);
+        let attend = |b: &mut Builder<'_>, qkv| match (bias, sinks) {
+            (None, Some(sinks)) => {
+                let scale = Real(scale);
+                let kind = op::SinkAttention {
+                    causal,
+                    scale,
+                    score_mod,
+                };
+                b.sink_attention(qkv, sinks, kind)
+            }
+            (Some(bias), _) => {
+                let (window, scale) = (score_mod.window, Real(scale));
+                let kind = op::BiasedAttention {
+                    causal,
+                    scale,
+                    window,
+                };
+                b.biased_attention(qkv, bias, kind)
+            }
+            (None, None) if b.is_transformers() => {
+                let mask = around.mask.filter(|_| around.memory.is_none());
+                let scores = Scores {
+                    causal,
+                    scale,
+                    score_mod,
+                    mask,
+                };
+                implementation::attention(b, qkv, scores)
+            }
+            (None, None) => b.flex_attention(qkv, causal, scale, score_mod),
+        };
+        match &self.differential {
+            Some(differential) => {
+                let [q, k, v] = qkv;
+                let halves = Differential::values(b, v);
+                let made = halves.map(|half| attend(b, [q, k, half]));
+                differential.combine(b, made)
+            }
+            None => attend(b, qkv),
+        }
+    }
+
+    /// Returns the biases of scores, or else the sinks, `[heads]`, if there are
+    /// any.
+    fn score_weights(
+        &self,
+        b: &mut Builder<'_>,
+        y: ValueId,
+        around: Around,
+    ) -> (Option<ValueId>, Option<ValueId>) {
+        let of_table = match (around.relative, &self.projections) {
+            (Some(table), &Projections::Separate { q, k, .. }) => {
+                Some(disentangled::biases(b, table, q, k))
+            }
+            _ => None,
+        };
+        let bias = around.bias.or(of_table);
+        let sinks = self.sinks.filter(|_| bias.is_none());
+        let sinks = sinks.map(|sinks| b.weight(sinks));
+        let bias = match (bias, &self.bias_gate) {
+            (Some(bias), Some(gate)) => Some(gate.apply(b, y, bias)),
+            (bias, _) => bias,
+        };
+        (bias, sinks)
+    }
+
+    /// Puts the results `a` of heads next to one another, `[batch, seq, heads * value_width]`, and
+    /// applies the gates: those of heads, and `gate` or the layer's own.
+    fn join_heads(
+        &self,
+        b: &mut Builder<'_>,
+        y: ValueId,
+        a: ValueId,
+        gate: Option<ValueId>,
+    ) -> ValueId {
+        let (batch, seq, heads) = (b.batch(), b.seq(), b.s.model.heads);
+        let width = self.value_width;
+        let values = match self.head_dim > width {
+            true => b.g.slice(a, 3, 0, width),
+            false => a,
+        };
+        let mut t = b.g.transpose(values, 1, 2);
+        if let Some(layer) = self.head_gate {
+            let gate = b.linear(layer, y);
+            let gate = b.g.reshape(gate, &[batch * seq * heads, 1]);
+            let gate = b.g.unary(OpKind::Sigmoid, gate);
+            let rows = b.g.reshape(t, &[batch * seq * heads, width]);
+            t = b.g.binary(OpKind::ScaleRows, rows, gate);
+        }
+        let t = b.g.reshape(t, &[batch, seq, heads * width]);
+        let gate = gate.or_else(|| self.gate.map(|layer| b.linear(layer, y)));
+        if b.is_transformers() {
+            // `attn_output` is assigned again, with heads next to one another.
+            b.g.release(a);
+        }
+        match gate {
+            Some(gate) => {
+                let gate = b.g.unary(OpKind::Sigmoid, gate);
+                b.g.binary(OpKind::Mul, t, gate)
+            }
+            None => t,
+        }
     }
 
     /// Makes queries, keys and values, which only latent attention rotates here.

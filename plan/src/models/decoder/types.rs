@@ -328,14 +328,49 @@ const QUICK_GELU: Field = field(
         ],
     ),
 );
+const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
+const EMBEDDING_NORM: (&str, Given) = ("embedding_norm", Given::Bool(true));
+/// Norms of queries and keys, over each head.
+const HEAD_NORMS: (&str, Given) = ("qk_norm", Given::Bool(true));
+/// Norms follow the sum with the residual stream.
+const AFTER_SUM: (&str, Given) = ("norm_position", Given::Str("sum"));
+const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
+const BIASES: (&str, Given) = ("bias", Given::Bool(true));
+const HEAD_BIAS: (&str, Given) = ("head_bias", Given::Bool(true));
+const LEARNED: (&str, Given) = ("position_embedding", Given::Str("learned"));
+/// The first rows of the table of positions are those of padding.
+const OFFSET: (&str, Given) = ("position_offset", Given::Int(2));
+const HEAD_DIM_256: Field = field(&["head_dim"], Meaning::Default("head_dim", Given::Int(256)));
 const HIDDEN_ACT: Field = field(&["hidden_act"], Meaning::Choice("activation", SILU_FIRST));
 const LAYER_NORM_EPS: Field = field(&["layer_norm_eps"], Meaning::Optional("norm_eps"));
+const LAYER_NORM_EPSILON: Field = field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps"));
+/// Epsilon of layer norms, 1e-12 unless the file says otherwise.
+const EPS_12: Field = field(
+    &["layer_norm_eps"],
+    Meaning::Default("norm_eps", Given::Float(1e-12)),
+);
 /// Epsilon of layer norms, 1e-5 unless the file says otherwise.
 const LAYER_EPS_5: Field = field(
     &["layer_norm_eps"],
     Meaning::Default("norm_eps", Given::Float(1e-5)),
 );
 const RMS_EPS_5: Field = field(&["rms_norm_eps"], Meaning::Optional("norm_eps"));
+/// Base of the rotary embedding in ModernBERT's layers that see all positions.
+const GLOBAL_THETA: Field = Field {
+    names: &[
+        "global_rope_theta",
+        "rope_parameters.full_attention.rope_theta",
+    ],
+    meaning: Meaning::Default("rope_theta", Given::Float(160_000.0)),
+};
+/// That in its layers with a window.
+const WINDOW_THETA: Field = Field {
+    names: &[
+        "local_rope_theta",
+        "rope_parameters.sliding_attention.rope_theta",
+    ],
+    meaning: Meaning::Default("rope_local_theta", Given::Float(10_000.0)),
+};
 /// Classes that tie embedding and head unless the file says otherwise.
 const TIED_BY_DEFAULT: Field = field(
     &["tie_word_embeddings"],

@@ -83,7 +83,7 @@ const VARIABLES: [&str; 7] = [
 impl Surroundings {
     /// Reads the surroundings of this process.
     #[must_use]
-    pub fn of_process() -> Self {
+    pub(crate) fn of_process() -> Self {
         Self {
             variables: VARIABLES
                 .iter()

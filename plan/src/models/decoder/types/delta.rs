@@ -6,7 +6,7 @@ use super::experts::{
 use super::hybrid::NO_POSITIONS;
 use super::read::{FULL, LINEAR, Listed, NO_ROPE, SLIDING, by_layer, integer, words};
 use super::routed::mlp_types;
-use super::{HIDDEN_ACT, PARTIAL, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
+use super::{HEAD_DIM_256, HIDDEN_ACT, PARTIAL, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
     FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, TIED,
     VOCAB, field,
@@ -134,7 +134,6 @@ const PARTIAL_QUARTER: Field = Field {
     meaning: Meaning::Default("partial_rotary_factor", Given::Float(0.25)),
     ..PARTIAL
 };
-const HEAD_DIM_256: Field = field(&["head_dim"], Meaning::Default("head_dim", Given::Int(256)));
 const DELTA_FIXED: [(&str, Given); 3] = [
     ("norm", Given::Str("rms_norm_unit_offset")),
     ("qk_norm", Given::Bool(true)),

@@ -1,7 +1,11 @@
 //! Types that are encoders.
 
 use super::read::size;
-use super::{ALWAYS_TIED, HIDDEN_ACT, NEVER_TIED, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
+use super::{
+    AFTER_SUM, ALWAYS_TIED, BIASES, EMBEDDING_NORM, EPS_12, GLOBAL_THETA, HEAD_BIAS, HIDDEN_ACT,
+    LAYER_NORM, LEARNED, NEVER_TIED, NO_GATE, OFFSET, RMS_EPS_5, TIED_BY_DEFAULT, WINDOW_THETA,
+    derived, number,
+};
 use crate::models::hf::{
     BiasPart, Computed, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning,
     POSITIONS, ROPE_THETA, TIED, VOCAB, field,
@@ -11,20 +15,6 @@ use serde_json::{Value, json};
 
 const SHAPE: &[Field] = &[VOCAB, HIDDEN, FFN, LAYERS, HEADS, ALWAYS_TIED];
 
-const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
-const SUM: (&str, Given) = ("norm_position", Given::Str("sum"));
-const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
-const BIASES: (&str, Given) = ("bias", Given::Bool(true));
-const HEAD_BIAS: (&str, Given) = ("head_bias", Given::Bool(true));
-const LEARNED: (&str, Given) = ("position_embedding", Given::Str("learned"));
-const EMBEDDING_NORM: (&str, Given) = ("embedding_norm", Given::Bool(true));
-/// The rows before position 0 are those of padding.
-const OFFSET: (&str, Given) = ("position_offset", Given::Int(2));
-
-const EPS_12: Field = field(
-    &["layer_norm_eps"],
-    Meaning::Default("norm_eps", Given::Float(1e-12)),
-);
 const GELU: Field = field(
     &["hidden_act"],
     Meaning::Choice(
@@ -85,7 +75,7 @@ const fn roberta(model_type: &'static str, architecture: &'static str) -> HfType
 /// BERT's blocks and tables.
 const BERT: &[(&str, Given)] = &[
     LAYER_NORM,
-    SUM,
+    AFTER_SUM,
     NO_GATE,
     BIASES,
     HEAD_BIAS,
@@ -95,7 +85,7 @@ const BERT: &[(&str, Given)] = &[
 /// The same, with rows for padding.
 const ROBERTA: &[(&str, Given)] = &[
     LAYER_NORM,
-    SUM,
+    AFTER_SUM,
     NO_GATE,
     BIASES,
     HEAD_BIAS,
@@ -243,7 +233,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "big_bird",
         architecture: "BigBirdForMaskedLM",
-        fixed: &[LAYER_NORM, SUM, NO_GATE, HEAD_BIAS, LEARNED, EMBEDDING_NORM],
+        fixed: &[
+            LAYER_NORM,
+            AFTER_SUM,
+            NO_GATE,
+            HEAD_BIAS,
+            LEARNED,
+            EMBEDDING_NORM,
+        ],
         common: SHAPE,
         fields: &[
             EPS_12,
@@ -301,7 +298,7 @@ pub(super) const TYPES: &[HfType] = &[
         architecture: "RoFormerForMaskedLM",
         fixed: &[
             LAYER_NORM,
-            SUM,
+            AFTER_SUM,
             NO_GATE,
             BIASES,
             HEAD_BIAS,
@@ -569,20 +566,8 @@ pub(super) const TYPES: &[HfType] = &[
                 ..GELU
             },
             POSITIONS,
-            Field {
-                names: &[
-                    "global_rope_theta",
-                    "rope_parameters.full_attention.rope_theta",
-                ],
-                meaning: Meaning::Default("rope_theta", Given::Float(160_000.0)),
-            },
-            Field {
-                names: &[
-                    "local_rope_theta",
-                    "rope_parameters.sliding_attention.rope_theta",
-                ],
-                meaning: Meaning::Default("rope_local_theta", Given::Float(10_000.0)),
-            },
+            GLOBAL_THETA,
+            WINDOW_THETA,
             // Half of it to each side.
             number(
                 &["local_attention"],
@@ -733,7 +718,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "deberta-v2",
         architecture: "DebertaV2ForMaskedLM",
-        fixed: &[LAYER_NORM, SUM, NO_GATE, BIASES, HEAD_BIAS, EMBEDDING_NORM],
+        fixed: &[
+            LAYER_NORM,
+            AFTER_SUM,
+            NO_GATE,
+            BIASES,
+            HEAD_BIAS,
+            EMBEDDING_NORM,
+        ],
         common: SHAPE,
         fields: &[
             field(
@@ -785,7 +777,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "nomic_bert",
         architecture: "NomicBertForMaskedLM",
-        fixed: &[LAYER_NORM, SUM, HEAD_BIAS, EMBEDDING_NORM],
+        fixed: &[LAYER_NORM, AFTER_SUM, HEAD_BIAS, EMBEDDING_NORM],
         common: &[VOCAB, TOKEN_TYPES, ALWAYS_TIED],
         fields: &[
             Field {
@@ -844,7 +836,14 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "jina_embeddings_v3",
         architecture: "JinaEmbeddingsV3ForMaskedLM",
-        fixed: &[LAYER_NORM, SUM, NO_GATE, BIASES, HEAD_BIAS, EMBEDDING_NORM],
+        fixed: &[
+            LAYER_NORM,
+            AFTER_SUM,
+            NO_GATE,
+            BIASES,
+            HEAD_BIAS,
+            EMBEDDING_NORM,
+        ],
         common: SHAPE,
         fields: &[
             field(&["layer_norm_eps"], Meaning::Optional("norm_eps")),

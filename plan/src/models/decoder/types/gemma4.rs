@@ -5,8 +5,8 @@
 
 use super::gemma3n::LAYER_EMBEDDING;
 use super::read::{FULL, Listed, SLIDING};
-use super::windowed::{GELU_TANH, HEAD_DIM_256, LARGE_THETA, LOCAL_THETA, ROOT_OF_WIDTH};
-use super::{TIED_BY_DEFAULT, derived, number};
+use super::windowed::{GELU_TANH, LARGE_THETA, LOCAL_THETA, ROOT_OF_WIDTH};
+use super::{HEAD_DIM_256, TIED_BY_DEFAULT, derived, number};
 use crate::models::hf::{
     FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, VOCAB, field,
 };

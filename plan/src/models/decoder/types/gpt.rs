@@ -1,7 +1,8 @@
 //! Types with LayerNorm and a feed-forward layer without a gate.
 
 use super::{
-    LAYER_EPS_5, LAYER_NORM_EPS, PARTIAL_HALF, QUICK_GELU, TIED_BY_DEFAULT, derived, number,
+    BIASES, HEAD_BIAS, LAYER_EPS_5, LAYER_NORM, LAYER_NORM_EPS, LAYER_NORM_EPSILON, LEARNED,
+    NO_GATE, PARTIAL_HALF, QUICK_GELU, TIED_BY_DEFAULT, derived, number,
 };
 use crate::models::gpt2::ACTIVATIONS;
 use crate::models::hf::{
@@ -12,19 +13,13 @@ use crate::models::llama::KV_HEADS;
 use crate::models::windows::{MOST_LAYERS, WINDOW, repeated};
 use serde_json::Value;
 
-const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
-const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
 const ONE_NORM: (&str, Given) = ("residual", Given::Str("parallel_one_norm"));
-const LEARNED: (&str, Given) = ("position_embedding", Given::Str("learned"));
-const ALL_BIASES: (&str, Given) = ("bias", Given::Bool(true));
-const HEAD_BIAS: (&str, Given) = ("head_bias", Given::Bool(true));
 /// Shapes as GPT-2 names them.
 const N_EMBD: Field = field(&["n_embd"], Meaning::Required("hidden"));
 const N_LAYER: Field = field(&["n_layer"], Meaning::Required("layers"));
 const N_HEAD: Field = field(&["n_head"], Meaning::Required("heads"));
 const N_INNER: Field = field(&["n_inner"], Meaning::Optional("ffn"));
 const N_POSITIONS: Field = field(&["n_positions"], Meaning::Positions);
-const LAYER_NORM_EPSILON: Field = field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps"));
 const ACTIVATION_FUNCTION: Field = field(
     &["activation_function"],
     Meaning::Choice("activation", ACTIVATIONS),
@@ -94,7 +89,7 @@ pub(super) const TYPES: &[HfType] = &[
             LAYER_NORM,
             NO_GATE,
             LEARNED,
-            ALL_BIASES,
+            BIASES,
             ("norm_position", Given::Str("sum")),
             ("packed_qkv", Given::Str("concatenated")),
         ],
@@ -123,7 +118,7 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: &[
             LAYER_NORM,
             NO_GATE,
-            ALL_BIASES,
+            BIASES,
             HEAD_BIAS,
             ("activation", Given::Str("relu")),
             ("position_embedding", Given::Str("sinusoidal")),
@@ -144,7 +139,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "phi",
         architecture: "PhiForCausalLM",
-        fixed: &[LAYER_NORM, ONE_NORM, NO_GATE, ALL_BIASES, HEAD_BIAS],
+        fixed: &[LAYER_NORM, ONE_NORM, NO_GATE, BIASES, HEAD_BIAS],
         common: &[
             VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, POSITIONS, ROPE_THETA, TIED,
         ],
@@ -168,7 +163,7 @@ pub(super) const TYPES: &[HfType] = &[
             LAYER_NORM,
             ONE_NORM,
             NO_GATE,
-            ALL_BIASES,
+            BIASES,
             HEAD_BIAS,
             ("packed_qkv", Given::Str("concatenated")),
         ],
@@ -205,7 +200,7 @@ pub(super) const TYPES: &[HfType] = &[
     HfType {
         model_type: "gpt_bigcode",
         architecture: "GPTBigCodeForCausalLM",
-        fixed: &[LAYER_NORM, NO_GATE, ALL_BIASES, LEARNED],
+        fixed: &[LAYER_NORM, NO_GATE, BIASES, LEARNED],
         common: &[
             VOCAB,
             N_EMBD,
@@ -269,7 +264,7 @@ pub(super) const TYPES: &[HfType] = &[
             LAYER_NORM,
             NO_GATE,
             LEARNED,
-            ALL_BIASES,
+            BIASES,
             ("head", Given::Str("none")),
         ],
         common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS],
@@ -283,7 +278,7 @@ pub(super) const TYPES: &[HfType] = &[
             LAYER_NORM,
             NO_GATE,
             LEARNED,
-            ALL_BIASES,
+            BIASES,
             ("head", Given::Str("contrastive")),
         ],
         common: &[VOCAB, HIDDEN, FFN, LAYERS, HEADS],
@@ -380,7 +375,7 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: &[
             LAYER_NORM,
             NO_GATE,
-            ALL_BIASES,
+            BIASES,
             ("packed_qkv", Given::Str("per_head")),
         ],
         common: &[
@@ -415,7 +410,7 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: &[
             LAYER_NORM,
             NO_GATE,
-            ALL_BIASES,
+            BIASES,
             LEARNED,
             ("position_offset", Given::Int(2)),
         ],
@@ -448,7 +443,7 @@ pub(super) const TYPES: &[HfType] = &[
         fixed: &[
             LAYER_NORM,
             NO_GATE,
-            ALL_BIASES,
+            BIASES,
             ("position_embedding", Given::Str("sinusoidal")),
             // Rows are numbered from the padding's on.
             ("position_offset", Given::Int(2)),

@@ -1,7 +1,7 @@
 //! Types with state-space layers or linear recurrences.
 
 use super::read::{FULL, LINEAR, Listed, by_layer, flag, integer, words};
-use super::{HIDDEN_ACT, PARTIAL_HALF, derived, number};
+use super::{HIDDEN_ACT, LAYER_NORM_EPSILON, PARTIAL_HALF, derived, number};
 use crate::models::hf::{
     FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, TIED,
     VOCAB, field,
@@ -74,7 +74,6 @@ const MAMBA_LAYERS: (&str, Given) = ("layer_types", Given::Words(&["mamba"]));
 const NO_MLP: (&str, Given) = ("mlp_layer_types", Given::Words(&["none"]));
 pub(super) const NO_POSITIONS: (&str, Given) = ("position_embedding", Given::Str("none"));
 const ONE_HEAD: (&str, Given) = ("heads", Given::Int(1));
-const MAMBA_EPS: Field = field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps"));
 const TIED_BY_DEFAULT: Field = super::TIED_BY_DEFAULT;
 
 pub(super) const TYPES: &[HfType] = &[
@@ -83,14 +82,14 @@ pub(super) const TYPES: &[HfType] = &[
         architecture: "MambaForCausalLM",
         fixed: &[MAMBA_LAYERS, NO_MLP, NO_POSITIONS, ONE_HEAD],
         common: &[VOCAB, HIDDEN, LAYERS],
-        fields: &[MAMBA_EPS, MAMBA_SIZES, TIED_BY_DEFAULT],
+        fields: &[LAYER_NORM_EPSILON, MAMBA_SIZES, TIED_BY_DEFAULT],
     },
     HfType {
         model_type: "falcon_mamba",
         architecture: "FalconMambaForCausalLM",
         fixed: &[MAMBA_LAYERS, NO_MLP, NO_POSITIONS, ONE_HEAD],
         common: &[VOCAB, HIDDEN, LAYERS],
-        fields: &[MAMBA_EPS, MAMBA_SIZES, TIED_BY_DEFAULT],
+        fields: &[LAYER_NORM_EPSILON, MAMBA_SIZES, TIED_BY_DEFAULT],
     },
     HfType {
         model_type: "rwkv",
@@ -104,7 +103,7 @@ pub(super) const TYPES: &[HfType] = &[
         ],
         common: &[VOCAB, HIDDEN, LAYERS, TIED],
         fields: &[
-            MAMBA_EPS,
+            LAYER_NORM_EPSILON,
             derived("ffn", &["intermediate_size"], |file| {
                 let hidden = integer(file, "hidden_size", 4096);
                 Ok(Some(integer(file, "intermediate_size", 4 * hidden).into()))
@@ -240,7 +239,7 @@ pub(super) const TYPES: &[HfType] = &[
         ],
         common: &[VOCAB, HIDDEN, LAYERS],
         fields: &[
-            MAMBA_EPS,
+            LAYER_NORM_EPSILON,
             derived(
                 "ssm",
                 &[

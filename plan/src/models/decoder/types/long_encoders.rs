@@ -3,10 +3,10 @@
 use super::encoders::{attention_window, seen};
 use super::read::size;
 use super::seq2seq::{
-    D_MODEL, DECODER_FFN, DECODER_HEADS, DECODER_LAYERS, ENCODER_LAYERS, GELU_FIRST, LAYER_NORM,
-    LEARNED, NO_GATE, RELU, SUM_PLAIN, bart, sizes, t5,
+    D_MODEL, DECODER_FFN, DECODER_HEADS, DECODER_LAYERS, ENCODER_LAYERS, GELU_FIRST, RELU,
+    SUM_PLAIN, bart, sizes, t5,
 };
-use super::{ALWAYS_TIED, derived, number};
+use super::{ALWAYS_TIED, LAYER_NORM, LEARNED, NO_GATE, derived, number};
 use crate::models::hf::{Field, Fields, HfType, Meaning, VOCAB, field};
 use serde_json::{Value, json};
 

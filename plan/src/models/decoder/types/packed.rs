@@ -1,6 +1,9 @@
 //! Types with packed projections.
 
-use super::{HIDDEN_ACT, PARTIAL, PARTIAL_HALF, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
+use super::{
+    HIDDEN_ACT, LAYER_NORM, LAYER_NORM_EPSILON, PARTIAL, PARTIAL_HALF, RMS_EPS_5, TIED_BY_DEFAULT,
+    derived, number,
+};
 use crate::models::hf::{
     BiasPart, FFN, Field, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA,
     TIED, VOCAB, field,
@@ -14,8 +17,6 @@ const SHAPE: &[Field] = &[
 const CONCATENATED: (&str, Given) = ("packed_qkv", Given::Str("concatenated"));
 const GATE_UP: (&str, Given) = ("packed_gate_up", Given::Bool(true));
 const INTERLEAVED: (&str, Given) = ("position_embedding", Given::Str("rotary_interleaved"));
-const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
-const LAYER_NORM_EPSILON: Field = field(&["layer_norm_epsilon"], Meaning::Optional("norm_eps"));
 const QKV_BIAS: Meaning = Meaning::HasBias(BiasPart::Qkv, false);
 
 /// Falcon's older classes have one key for all queries (`multi_query`), or a key for each.

@@ -1,15 +1,10 @@
 //! Values of a file: integers, flags, and words of layers.
 
 use crate::models::hf::Fields;
+pub(super) use crate::models::windows::{FULL, NO_ROPE, SLIDING};
 use crate::models::windows::{layers, repeated};
 use serde_json::Value;
 
-/// Layers with softmax attention that sees all positions.
-pub(super) const FULL: &str = "full_attention";
-/// Such layers without a rotary embedding.
-pub(super) const NO_ROPE: &str = "full_attention_no_rope";
-/// Layers with a sliding window.
-pub(super) const SLIDING: &str = "sliding_attention";
 /// Layers with linear attention.
 pub(super) const LINEAR: &str = "linear_attention";
 

@@ -8,7 +8,10 @@ use super::llama_like::SWA_WINDOW;
 use super::read::{FULL, LINEAR, Listed, NO_ROPE, SLIDING, by_layer, integer, size};
 use super::routed::mlp_types;
 use super::windowed::{LARGE_THETA, LOCAL_THETA, LOGIT_SCALE};
-use super::{HIDDEN_ACT, LAYER_NORM_EPS, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
+use super::{
+    GLOBAL_THETA, HEAD_NORMS, HIDDEN_ACT, LAYER_NORM_EPS, RMS_EPS_5, TIED_BY_DEFAULT, WINDOW_THETA,
+    derived, number,
+};
 use crate::models::hf::{
     BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS,
     ROPE_THETA, TIED, VOCAB, field,
@@ -22,7 +25,6 @@ const SHAPE: &[Field] = &[
 ];
 const SIGMOID: (&str, Given) = ("router", Given::Str("sigmoid"));
 const SOFTMAX_OF_CHOSEN: (&str, Given) = ("router", Given::Str("topk_softmax"));
-const HEAD_NORMS: (&str, Given) = ("qk_norm", Given::Bool(true));
 
 fn text(file: Fields<'_>, name: &str) -> Option<String> {
     file(name)?.as_str().map(str::to_owned)
@@ -98,20 +100,8 @@ pub(super) const TYPES: &[HfType] = &[
                     ],
                 ),
             },
-            Field {
-                names: &[
-                    "global_rope_theta",
-                    "rope_parameters.full_attention.rope_theta",
-                ],
-                meaning: Meaning::Default("rope_theta", Given::Float(160_000.0)),
-            },
-            Field {
-                names: &[
-                    "local_rope_theta",
-                    "rope_parameters.sliding_attention.rope_theta",
-                ],
-                meaning: Meaning::Default("rope_local_theta", Given::Float(10_000.0)),
-            },
+            GLOBAL_THETA,
+            WINDOW_THETA,
             number(
                 &["local_attention"],
                 "sliding_window",

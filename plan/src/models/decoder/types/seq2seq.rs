@@ -1,7 +1,10 @@
 //! Types with an encoder and a decoder.
 
 use super::read::flag;
-use super::{ALWAYS_TIED, TIED_BY_DEFAULT, derived, number, wrappers};
+use super::{
+    AFTER_SUM, ALWAYS_TIED, BIASES, EMBEDDING_NORM, LAYER_NORM, LEARNED, NO_GATE, OFFSET,
+    TIED_BY_DEFAULT, derived, number, wrappers,
+};
 use crate::models::hf::{Field, Fields, Given, HfType, Meaning, POSITIONS, VOCAB, field};
 use serde_json::{Map, Value};
 
@@ -266,16 +269,8 @@ pub(super) const TYPES: &[HfType] = &[
     ),
 ];
 
-pub(super) const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
-const AFTER_SUM: (&str, Given) = ("norm_position", Given::Str("sum"));
-const BIASES: (&str, Given) = ("bias", Given::Bool(true));
-pub(super) const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
-pub(super) const LEARNED: (&str, Given) = ("position_embedding", Given::Str("learned"));
 const SINUSOIDAL: (&str, Given) = ("position_embedding", Given::Str("sinusoidal"));
 const SINUSOIDAL_TABLE: (&str, Given) = ("position_embedding", Given::Str("sinusoidal_table"));
-/// The first rows of the table are those of padding.
-const OFFSET: (&str, Given) = ("position_offset", Given::Int(2));
-const EMBEDDING_NORM: (&str, Given) = ("embedding_norm", Given::Bool(true));
 /// BART's without rows for padding.
 pub(super) const SUM_PLAIN: &[(&str, Given)] = &[
     LAYER_NORM,

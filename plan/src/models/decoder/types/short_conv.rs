@@ -4,7 +4,7 @@ use super::experts::{NORMALIZED, ROUTE_SCALE};
 use super::read::{FULL, Listed, SLIDING, by_layer, flag, integer};
 use super::routed::mlp_types;
 use super::windowed::{LARGE_THETA, LOCAL_THETA};
-use super::{TIED_BY_DEFAULT, derived};
+use super::{HEAD_NORMS, TIED_BY_DEFAULT, derived};
 use crate::models::hf::{
     FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA,
     VOCAB, field,
@@ -13,7 +13,6 @@ use crate::models::llama::{ATTENTION_BIAS, HEAD_DIM_128, KV_HEADS};
 use serde_json::{Value, json};
 
 const CONV: &str = "conv";
-const HEAD_NORMS: (&str, Given) = ("qk_norm", Given::Bool(true));
 const EPS: Field = field(&["norm_eps"], Meaning::Optional("norm_eps"));
 const TIED: Field = Field {
     names: &["tie_word_embeddings", "tie_embedding"],

@@ -4,6 +4,7 @@ use super::experts::{
     AUX_LOSS, DEEPSEEK_SIZES, EXPERT_FFN, FIRST_DENSE, GROUPS, HAS_AUX_LOSS, KEPT_GROUPS,
     NORMALIZED, ROUTE_SCALE, ROUTED, SIGMOID_LATENT, TOP_K, concat,
 };
+use super::read::FULL;
 use super::routed::mlp_types;
 use super::{HIDDEN_ACT, RMS_EPS_5, derived, number};
 use crate::models::activation::ALPHA;
@@ -415,8 +416,6 @@ pub(super) const TYPES: &[HfType] = &[
         ],
     },
 ];
-
-const FULL: &str = "full_attention";
 
 /// Returns what the layers of a MiMo-V2 see: listed, marked with 1 for a window, or all positions
 /// in the first one and every sixth.

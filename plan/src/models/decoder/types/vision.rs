@@ -2,7 +2,9 @@
 
 use super::encoders::no_class;
 use super::read::{flag, integer, size};
-use super::{LAYER_EPS_5, QUICK_GELU, derived, number};
+use super::{
+    BIASES, EPS_12, LAYER_EPS_5, LAYER_NORM, LEARNED, NO_GATE, QUICK_GELU, derived, number,
+};
 use crate::models::hf::{
     BiasPart, FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, field,
 };
@@ -43,16 +45,8 @@ const DEIT: &[(&str, Given)] = &[
     CLASSES,
     ("distillation_token", Given::Bool(true)),
 ];
-const LAYER_NORM: (&str, Given) = ("norm", Given::Str("layer_norm"));
-const NO_GATE: (&str, Given) = ("gated_mlp", Given::Bool(false));
-const BIASES: (&str, Given) = ("bias", Given::Bool(true));
-const LEARNED: (&str, Given) = ("position_embedding", Given::Str("learned"));
 const CLASSES: (&str, Given) = ("head", Given::Str("sequence_classification"));
 
-const EPS_12: Field = field(
-    &["layer_norm_eps"],
-    Meaning::Default("norm_eps", Given::Float(1e-12)),
-);
 const EPS_6: Field = field(
     &["layer_norm_eps"],
     Meaning::Default("norm_eps", Given::Float(1e-6)),

@@ -1,7 +1,9 @@
 //! Types with windows, norms in other places, or positions in some layers only.
 
 use super::read::{FULL, Listed, NO_ROPE, SLIDING, by_layer};
-use super::{HIDDEN_ACT, LAYER_NORM_EPS, RMS_EPS_5, TIED_BY_DEFAULT, derived, number};
+use super::{
+    HEAD_DIM_256, HIDDEN_ACT, LAYER_NORM_EPS, RMS_EPS_5, TIED_BY_DEFAULT, derived, number,
+};
 use crate::models::hf::{
     FFN, Field, Fields, Given, HEADS, HIDDEN, HfType, LAYERS, Meaning, POSITIONS, ROPE_THETA, TIED,
     VOCAB, field,
@@ -48,8 +50,6 @@ pub(super) const GELU_TANH: Field = Field {
         &[("gelu_pytorch_tanh", "gelu_tanh"), ("gelu", "gelu_tanh")],
     ),
 };
-pub(super) const HEAD_DIM_256: Field =
-    field(&["head_dim"], Meaning::Default("head_dim", Given::Int(256)));
 
 /// Gemma multiplies embedded tokens by the root of the width.
 pub(super) const ROOT_OF_WIDTH: Field = derived("embedding_multiplier", &["hidden_act"], |file| {

@@ -306,20 +306,23 @@ pub(super) fn qwen2_audio(file: Fields<'_>) -> Result<Value, String> {
     ))
 }
 
-/// As Qwen2-Audio, with a projector of two layers.
-pub(super) fn audioflamingo3(file: Fields<'_>) -> Result<Value, String> {
-    let width = Tower::of_sound(file).text("hidden_size", 4096);
+/// Checks that the activation between the layers of a projector is GELU.
+fn check_projector_gelu(file: Fields<'_>) -> Result<(), String> {
     match file("projector_hidden_act")
         .as_ref()
         .and_then(Value::as_str)
     {
-        None | Some("gelu") => {}
-        Some(other) => {
-            return Err(format!(
-                "`projector_hidden_act` must be gelu, not {other:?}"
-            ));
-        }
+        None | Some("gelu") => Ok(()),
+        Some(other) => Err(format!(
+            "`projector_hidden_act` must be gelu, not {other:?}"
+        )),
     }
+}
+
+/// As Qwen2-Audio, with a projector of two layers.
+pub(super) fn audioflamingo3(file: Fields<'_>) -> Result<Value, String> {
+    let width = Tower::of_sound(file).text("hidden_size", 4096);
+    check_projector_gelu(file)?;
     let bias = file("projector_bias") != Some(false.into());
     Ok(with(
         qwen2_audio(file)?,
@@ -338,17 +341,7 @@ fn voxtral(file: Fields<'_>) -> Result<Value, String> {
             "`audio_config.intermediate_size` ({merged}) must be divisible by `hidden_size` ({width})"
         ));
     }
-    match file("projector_hidden_act")
-        .as_ref()
-        .and_then(Value::as_str)
-    {
-        None | Some("gelu") => {}
-        Some(other) => {
-            return Err(format!(
-                "`projector_hidden_act` must be gelu, not {other:?}"
-            ));
-        }
-    }
+    check_projector_gelu(file)?;
     Ok(with(
         tower,
         json!({
