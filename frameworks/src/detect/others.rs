@@ -8,7 +8,7 @@ use crate::tree::Node;
 const VERL: &str = "verl's training on rewards";
 
 /// A framework with the paths that occur in its configurations only.
-const FILES: [(&str, &[&str]); 5] = [
+const FILES: [(&str, &[&str]); 6] = [
     (
         "nanotron",
         &[
@@ -34,6 +34,15 @@ const FILES: [(&str, &[&str]); 5] = [
             "policy.train_global_batch_size",
             "policy.megatron_cfg",
             "policy.generation",
+        ],
+    ),
+    (
+        "VeOmni",
+        &[
+            "train.accelerator",
+            "train.data_parallel_mode",
+            "train.ulysses_parallel_size",
+            "train.bsz_warmup_ratio",
         ],
     ),
     ("picotron", &["distributed.pp_engine"]),

@@ -19,7 +19,6 @@ use super::builder::NewBuffer;
 use super::emitter::Emitter;
 use super::walk::Location;
 use crate::compile::tape::TapeOp;
-use crate::config::PolicyKind;
 use crate::ir::{
     Access, BufferId, COMPUTE, CopyKind, EventId, Operand, ParamId, Pool, Role, Source, StorageId,
     StorageRole, StreamId,
@@ -90,7 +89,7 @@ impl ActivationOffload {
         if !out.inputs.scenario.train.activation_offload {
             return None;
         }
-        let has_hooks = out.inputs.scenario.fsdp.policy == PolicyKind::Fsdp2;
+        let has_hooks = out.inputs.engine.saved_tensor_hooks;
         let mut new = Self {
             stream: out.b.add_stream(StreamKind::Offload, 0),
             moved: HashMap::new(),

@@ -37,6 +37,8 @@ pub(crate) struct Engine {
     pub(crate) reshards_root: bool,
     /// Whether frozen parameters also have main weights.
     pub(crate) separate_frozen_main: bool,
+    /// Whether hooks on saved tensors decide which activations are offloaded, instead of the plan.
+    pub(crate) saved_tensor_hooks: bool,
 }
 
 impl Engine {

@@ -60,6 +60,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         averages: |_| false,
         reshards_root: false,
         separate_frozen_main: false,
+        saved_tensor_hooks: true,
     },
     lowering: Lowering {
         layout: per_param_layout,

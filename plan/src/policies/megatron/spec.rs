@@ -71,6 +71,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         averages: |_| false,
         reshards_root: false,
         separate_frozen_main: false,
+        saved_tensor_hooks: false,
     },
     lowering: Lowering {
         layout: flat_layout,

@@ -72,6 +72,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         averages: |_| true,
         reshards_root: true,
         separate_frozen_main: true,
+        saved_tensor_hooks: false,
     },
     lowering: Lowering {
         layout: flat_layout,

@@ -76,6 +76,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         averages: |outer| outer == 1,
         reshards_root: false,
         separate_frozen_main: false,
+        saved_tensor_hooks: false,
     },
     lowering: Lowering {
         layout: flat_layout,

@@ -68,6 +68,7 @@ pub(crate) const SPEC: PolicySpec = PolicySpec {
         averages: |_| false,
         reshards_root: true,
         separate_frozen_main: true,
+        saved_tensor_hooks: false,
     },
     lowering: Lowering {
         layout: flat_layout,
