@@ -216,7 +216,7 @@ fn jobs_that_are_not_predicted_are_refused() {
     assert_eq!(decisive(MPT, offload), ["fsdp_config.cpu_offload"]);
     let t5 = "model: {name: hf_t5, pretrained_model_name_or_path: Qwen/Qwen3-8B}\n";
     assert_eq!(decisive(t5, FSDP), ["model.name"]);
-    let typo = error(MPT, "fsdp_config: {sharding_stratgy: FULL_SHARD}\n");
+    let typo = error(MPT, "fsdp_config: {sharding_strateg: FULL_SHARD}\n");
     assert!(
         typo.starts_with("job.yaml:6:15: ") && typo.contains("did you mean `sharding_strategy`?"),
         "{typo}"

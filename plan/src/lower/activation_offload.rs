@@ -17,7 +17,6 @@ mod hooks;
 use super::buffers::TapeBuffers;
 use super::builder::NewBuffer;
 use super::emitter::Emitter;
-use super::walk::Location;
 use crate::compile::tape::TapeOp;
 use crate::ir::{
     Access, BufferId, COMPUTE, CopyKind, EventId, Operand, ParamId, Pool, Role, Source, StorageId,
@@ -240,15 +239,21 @@ impl ActivationOffload {
         }
     }
 
-    /// Makes a contiguous copy of a weight's view and copies it to the host.
-    pub(crate) fn leave_weight(&mut self, out: &mut Emitter<'_>, p: ParamId, from: Location) {
+    /// Makes a contiguous copy of a weight's view and copies it to the host. The weight's data start
+    /// at a byte of a buffer.
+    pub(crate) fn leave_weight(
+        &mut self,
+        out: &mut Emitter<'_>,
+        p: ParamId,
+        (buffer, offset): (BufferId, u64),
+    ) {
         let Some(moved) = self.moved.get(&Tensor::Weight(p)).copied() else {
             return;
         };
         let to = out.b.whole(moved.device);
         let from = Access {
-            buffer: from.buffer,
-            offset: from.offset,
+            buffer,
+            offset,
             bytes: to.bytes,
             per_rank: None,
         };

@@ -669,7 +669,7 @@ impl<'c, 'a> Walk<'c, 'a> {
         offload.count(position);
         for p in offload.weights_after(position) {
             let weight = self.life.weight(self.out, p);
-            offload.leave_weight(self.out, p, weight);
+            offload.leave_weight(self.out, p, (weight.buffer, weight.offset));
         }
         for s in offload.leave_after(position) {
             let id = self.buffers.storage_of(self.micro, s);
