@@ -239,8 +239,8 @@ impl ActivationOffload {
         }
     }
 
-    /// Makes a contiguous copy of a weight's view and copies it to the host. The weight's data start
-    /// at a byte of a buffer.
+    /// Makes a contiguous copy of a weight's view and copies it to the host. The weight's data
+    /// start at a byte of a buffer.
     pub(crate) fn leave_weight(
         &mut self,
         out: &mut Emitter<'_>,
