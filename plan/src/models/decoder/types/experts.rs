@@ -116,14 +116,14 @@ pub(super) fn shared(
 
 /// Refuses queries of width 0. transformers makes them from projections without elements, and only
 /// null stands for queries that are not compressed.
-const QUERIES_HAVE_A_WIDTH: Field = derived("q_lora_rank", &["q_lora_rank"], |file| {
+fn check_queries(file: Fields<'_>) -> Result<(), String> {
     match file("q_lora_rank").and_then(|n| n.as_u64()) {
         Some(0) => {
             Err("`q_lora_rank` must be above 0, or null if queries are not compressed".to_owned())
         }
-        _ => Ok(None),
+        _ => Ok(()),
     }
-});
+}
 
 /// Fields of latent attention that rotates halves.
 pub(super) const LATENT_HALVES: &[Field] = &[
@@ -132,13 +132,13 @@ pub(super) const LATENT_HALVES: &[Field] = &[
         &["q_lora_rank"],
         Meaning::Nullable("q_lora_rank", Given::Int(1536)),
     ),
-    QUERIES_HAVE_A_WIDTH,
     field(&["qk_rope_head_dim"], Meaning::Required("qk_rope_head_dim")),
     field(&["v_head_dim"], Meaning::Required("v_head_dim")),
     number(
         &["qk_nope_head_dim"],
         "head_dim",
         |file| {
+            check_queries(file)?;
             let number = |name: &str| file(name).and_then(|n| n.as_u64());
             let [plain, rotated] = ["qk_nope_head_dim", "qk_rope_head_dim"].map(number);
             Ok(plain
