@@ -175,6 +175,19 @@ fn setting(job: &Job, key: &str) -> Option<String> {
     all.find(|s| s.key == key).map(|s| s.value.clone())
 }
 
+/// Asserts that a job sets these keys to these values.
+fn has(job: &Job, wanted: &[(&str, &str)]) {
+    for (key, value) in wanted {
+        assert_eq!(setting(job, key).as_deref(), Some(*value), "{key}");
+    }
+}
+
+/// Returns the status of a key of the files, and why it has it.
+fn row(job: &Job, key: &str) -> (Status, String) {
+    let row = job.rows().iter().find(|r| r.key == key).unwrap();
+    (row.status, row.why.clone().unwrap_or_default())
+}
+
 #[test]
 fn bad_input_says_where_and_what_to_write() {
     let base = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\n";

@@ -290,7 +290,7 @@ impl Document {
                 found = Some((at, format!("--{path} {value} ")));
             }
         });
-        let (at, option) = found.ok_or("there is no option with a path to add it before")?;
+        let (at, option) = found.ok_or("the command has no option with a path, such as train.lr=1e-4, in front of which it could be added")?;
         next.insert_str(at, &option);
         Ok(())
     }

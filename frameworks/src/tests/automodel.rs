@@ -1,6 +1,6 @@
 //! Defaults and options of NeMo AutoModel.
 
-use super::{eight, setting, try_text};
+use super::{eight, row, setting, try_text};
 use crate::{Job, Lack, Status};
 
 /// Returns a job with experts that eight ranks divide, or with none for `ep` 1.
@@ -36,11 +36,6 @@ fn dense(more: &str) -> Job {
 
 fn has(job: &Job, key: &str, value: &str) {
     assert_eq!(setting(job, key).as_deref(), Some(value), "{key}");
-}
-
-fn row(job: &Job, key: &str) -> (Status, String) {
-    let row = job.rows().iter().find(|r| r.key == key).unwrap();
-    (row.status, row.why.clone().unwrap_or_default())
 }
 
 /// Dispatchers of `BackendConfig`. Without one, DeepEP is used where it is installed.

@@ -1,6 +1,6 @@
 //! Megatron-Bridge: overrides of recipes in YAML and on the command line.
 
-use super::{setting, try_text};
+use super::{has, setting, try_text};
 use crate::{Job, Options, Status};
 
 fn read(name: &str, text: &str, model: &str) -> Job {
@@ -13,12 +13,6 @@ fn read(name: &str, text: &str, model: &str) -> Job {
     assert_eq!(job.decisive().count(), 0, "{text}");
     job.scenario(&[]).unwrap_or_else(|e| panic!("{e}\n{text}"));
     job
-}
-
-fn has(job: &Job, wanted: &[(&str, &str)]) {
-    for (key, value) in wanted {
-        assert_eq!(setting(job, key).as_deref(), Some(*value), "{key}");
-    }
 }
 
 fn why(job: &Job, key: &str) -> (Status, String) {

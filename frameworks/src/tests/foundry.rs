@@ -1,6 +1,6 @@
 //! LLM Foundry: MPT models, FSDP as Composer sets it up, and batches.
 
-use super::{eight, setting, try_text};
+use super::{eight, row, setting, try_text};
 use crate::{Job, Lack, Options, Status};
 
 const MPT: &str = "model: {name: mpt_causal_lm, d_model: 4096, n_heads: 32, n_layers: 32, expansion_ratio: 4, \
@@ -24,11 +24,6 @@ fn error(model: &str, more: &str) -> String {
 
 fn has(job: &Job, key: &str, value: &str) {
     assert_eq!(setting(job, key).as_deref(), Some(value), "{key}");
-}
-
-fn row(job: &Job, key: &str) -> (Status, String) {
-    let row = job.rows().iter().find(|r| r.key == key).unwrap();
-    (row.status, row.why.clone().unwrap_or_default())
 }
 
 /// Returns the number of parameters of the model of a job.

@@ -1,6 +1,6 @@
 //! LitGPT: what its code fixes for each command, precision and adapters.
 
-use super::{eight, setting, try_text};
+use super::{eight, has, row, setting, try_text};
 use crate::{Job, Lack, Options, Status};
 
 const MODEL: &str = "checkpoint_dir: checkpoints/meta-llama/Meta-Llama-3-8B\n";
@@ -20,17 +20,6 @@ fn read(more: &str) -> Job {
 
 fn script(command: &str) -> Job {
     try_text("train.sh", command, &any()).unwrap_or_else(|e| panic!("{e}\n{command}"))
-}
-
-fn has(job: &Job, wanted: &[(&str, &str)]) {
-    for (key, value) in wanted {
-        assert_eq!(setting(job, key).as_deref(), Some(*value), "{key}");
-    }
-}
-
-fn row(job: &Job, key: &str) -> (Status, String) {
-    let row = job.rows().iter().find(|r| r.key == key).unwrap();
-    (row.status, row.why.clone().unwrap_or_default())
 }
 
 /// `FSDPStrategy` with checkpointed blocks on several GPUs, nothing of it on one.

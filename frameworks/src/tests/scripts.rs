@@ -1,6 +1,6 @@
 //! Shell scripts: which command starts a job, and with which arguments.
 
-use super::{eight, setting, try_text};
+use super::{eight, has, row, setting, try_text};
 use crate::{Job, Lack, Status};
 
 fn read(script: &str) -> Job {
@@ -8,17 +8,6 @@ fn read(script: &str) -> Job {
 }
 
 /// Returns the status of an argument and the reason.
-fn row(job: &Job, key: &str) -> (Status, String) {
-    let row = job.rows().iter().find(|r| r.key == key).unwrap();
-    (row.status, row.why.clone().unwrap_or_default())
-}
-
-fn has(job: &Job, wanted: &[(&str, &str)]) {
-    for (key, value) in wanted {
-        assert_eq!(setting(job, key).as_deref(), Some(*value), "{key}");
-    }
-}
-
 /// A script in the style of Stanford Alpaca and FastChat.
 #[test]
 fn scripts_with_arguments_of_the_trainer_are_read() {

@@ -1,6 +1,6 @@
 //! Commands of ms-swift.
 
-use super::{eight, setting, try_text};
+use super::{eight, has, setting, try_text};
 use crate::{Job, Options};
 
 fn read_on(gpus: &str, script: &str) -> Job {
@@ -15,12 +15,6 @@ fn read_on(gpus: &str, script: &str) -> Job {
             .unwrap_or_else(|e| panic!("{e}\n{script}"));
     }
     job
-}
-
-fn has(job: &Job, wanted: &[(&str, &str)]) {
-    for (key, value) in wanted {
-        assert_eq!(setting(job, key).as_deref(), Some(*value), "{key}");
-    }
 }
 
 /// In the style of `examples/train/multi-gpu/deepspeed/train_zero2.sh`.

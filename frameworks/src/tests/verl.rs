@@ -1,6 +1,6 @@
 //! verl's supervised fine-tuning, in files and in commands with overrides.
 
-use super::{eight, setting, try_text};
+use super::{eight, has, row, setting, try_text};
 use crate::{Job, Lack, Status};
 
 fn text(data: &str, model: &str, more: &str) -> String {
@@ -19,17 +19,6 @@ fn script(overrides: &str) -> Result<Job, String> {
         "torchrun --standalone --nnodes=1 --nproc_per_node=8 -m verl.trainer.fsdp_sft_trainer {overrides} $@\n"
     );
     try_text("run.sh", &command, &eight())
-}
-
-fn has(job: &Job, wanted: &[(&str, &str)]) {
-    for (key, value) in wanted {
-        assert_eq!(setting(job, key).as_deref(), Some(*value), "{key}");
-    }
-}
-
-fn row(job: &Job, key: &str) -> (Status, String) {
-    let row = job.rows().iter().find(|r| r.key == key).unwrap();
-    (row.status, row.why.clone().unwrap_or_default())
 }
 
 /// Defaults of `sft_trainer.yaml`, and what `_build_model_optimizer` sets.

@@ -138,7 +138,7 @@ impl Windows {
         Self {
             stage,
             attention,
-            // Half of a single patch is no shift.
+            // Windows shift by half their width, which rounds to 0 for one patch.
             shifts: shifts && stage.window > 1,
             norms: [first, second],
             qkv,
