@@ -7,8 +7,8 @@ use super::kernels::KernelLaunch;
 use super::walk::Location;
 use crate::compile::tape::Tape;
 use crate::ir::{
-    Access, BufferId, COMPUTE, CollectiveKind, CommId, DType, Holds, ParamId, Part,
-    RECIPROCAL_STRIDE, ReduceOp, Role, ShardOp, Source, UnitId,
+    Access, BufferId, CollectiveKind, CommId, DType, Holds, ParamId, Part, RECIPROCAL_STRIDE,
+    ReduceOp, Role, ShardOp, Source, StreamId, UnitId,
 };
 use crate::program::{Phase, Rule};
 use crate::shard::Group;
@@ -86,16 +86,15 @@ impl Scales {
     }
 
     /// Reduces the amax of ranks' shards to the amax of whole tensors over the ranks of a
-    /// communicator, and computes all scales. Communicates on the compute stream, like the gradient
-    /// norm.
-    pub(crate) fn make(self, out: &mut Emitter<'_>, comm: Option<CommId>) {
+    /// communicator, and computes all scales, on `stream`.
+    pub(crate) fn make(self, out: &mut Emitter<'_>, comm: Option<CommId>, stream: StreamId) {
         out.b.at(UnitId(0), Phase::Refresh);
         let [amax, made, inverses] =
             [self.amax, self.scales, self.inverses].map(|id| out.b.whole(id));
         if let Some(comm) = comm {
             out.collective(CollectiveLaunch {
                 rule: Rule::Refresh,
-                stream: COMPUTE,
+                stream,
                 kind: CollectiveKind::AllReduce,
                 comm,
                 reduce: ReduceOp::Max,
@@ -112,7 +111,7 @@ impl Scales {
             op: ShardOp::ShardScales { to: DType::F8E4m3 },
             elements: amax.bytes / SCALE,
             dtype: DType::F32,
-            stream: COMPUTE,
+            stream,
             reads: &[amax],
             writes: &[made, inverses],
         });

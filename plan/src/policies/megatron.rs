@@ -466,7 +466,7 @@ impl Megatron {
     /// Computes the scales and codes of weights that are gathered in 8 bits (`--fp8-param-gather`,
     /// `quantize_master_weights`).
     fn quantize_weights(&self, out: &mut Emitter<'_>) {
-        self.flat.refresh_float8(out, true);
+        self.flat.refresh_float8(out, true, COMPUTE);
         self.flat.cast_shards_float8(out);
     }
 

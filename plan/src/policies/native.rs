@@ -129,11 +129,44 @@ impl Native {
             return;
         }
         let from = out.b.next_instr();
-        self.flat.refresh_float8(out, false);
+        self.flat.refresh_float8(out, false, COMPUTE);
         out.b
             .join(Rule::Refresh, COMPUTE, self.flat.streams.copy_in);
         let to = out.b.next_instr();
         out.b.withhold_from_later(from..to);
+    }
+
+    /// Returns whether scales depend on the update of optimizer state `index`.
+    fn determines_scales(&self, inputs: &LoweringInputs<'_>, index: usize) -> bool {
+        let group = self.reductions.group(index);
+        let float8 = group.is_some_and(|g| inputs.group(g).has_float8());
+        float8 && self.flat.reduces_scales()
+    }
+
+    /// Returns the last optimizer state that scales depend on. They are updated in ascending order.
+    fn last_for_scales(&self, inputs: &LoweringInputs<'_>) -> Option<usize> {
+        let states = self.reductions.groups().count();
+        (0..states)
+            .rev()
+            .find(|&i| self.determines_scales(inputs, i))
+    }
+
+    /// Computes the scales of 8-bit weights once the last of these, with optimizer state `index`,
+    /// has been updated. The ranks wait for each other on the stream of reductions, while they
+    /// update other weights.
+    fn refresh_scales(&self, out: &mut Emitter<'_>, index: usize) {
+        if self.last_for_scales(out.inputs) == Some(index) {
+            let reduce = self.flat.streams.reduce;
+            self.flat.refresh_float8(out, true, reduce);
+        }
+    }
+
+    /// Makes the compute stream wait for the scales. Computes them if no 8-bit weight is trained.
+    fn await_scales(&self, out: &mut Emitter<'_>) {
+        match self.last_for_scales(out.inputs) {
+            Some(_) => out.b.join(Rule::Refresh, self.flat.streams.reduce, COMPUTE),
+            None => self.flat.refresh_float8(out, true, COMPUTE),
+        }
     }
 
     /// Gathers a unit for the next step once its last group, with optimizer state `index`, has been
@@ -288,7 +321,8 @@ impl Lifecycle for Native {
     }
 
     fn update_order(&self, inputs: &LoweringInputs<'_>, states: usize) -> Vec<usize> {
-        optimizer::update_order(inputs, &self.unshard, &self.reductions, states)
+        let float8 = |i: usize| self.determines_scales(inputs, i);
+        optimizer::update_order(inputs, &self.unshard, &self.reductions, float8, states)
     }
 
     fn is_updated(&self, index: usize) -> bool {
@@ -311,6 +345,7 @@ impl Lifecycle for Native {
             self.reductions.free_gradient(out, &self.flat, index);
         }
         if !norm {
+            self.refresh_scales(out, index);
             self.gather_for_next_step(out, index);
         }
         if let Some(g) = self.reductions.group(index) {
@@ -322,7 +357,7 @@ impl Lifecycle for Native {
         if !self.flat.offloads() {
             self.flat.refresh(out, COMPUTE);
         }
-        self.flat.refresh_float8(out, true);
+        self.await_scales(out);
         if late_norm(out.inputs) {
             self.reductions.free_gradients(out, &self.flat);
         }

@@ -11,7 +11,7 @@
 
 use super::Flat;
 use super::block_scales::BlockScales;
-use crate::ir::{Access, AxisId, COMPUTE, DType, GroupId, ParamId, ShardOp, StreamId};
+use crate::ir::{Access, AxisId, COMPUTE, DType, GroupId, ParamId, ShardOp, StreamId, UnitId};
 use crate::lower::emitter::Emitter;
 use crate::lower::inputs::LoweringInputs;
 use crate::lower::kernels::KernelLaunch;
@@ -53,10 +53,11 @@ impl Flat {
         found.then(|| scales.maxima(out, group.scale_range()))
     }
 
-    /// Computes the scales of the weights after the optimizer step. `updated` means that the
-    /// optimizer has run, and may have computed the amax. The first gather of a step casts shards
-    /// on its stream, so that the casts overlap with computation.
-    pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>, updated: bool) {
+    /// Computes the scales of the weights after their updates. `updated` means that the optimizer
+    /// has run, and may have computed the amax. The amax of whole tensors are reduced on `stream`,
+    /// which waits for the compute stream. The first gather of a step casts shards on its stream,
+    /// so that the casts overlap with computation.
+    pub(crate) fn refresh_float8(&self, out: &mut Emitter<'_>, updated: bool, stream: StreamId) {
         self.refresh_block_scales(out);
         let Some(scales) = self.scales else { return };
         let (unit, phase) = (out.b.unit(), out.b.phase());
@@ -81,8 +82,10 @@ impl Flat {
                 writes: &[slots],
             });
         }
+        out.b.at(UnitId(0), Phase::Refresh);
+        out.b.join(Rule::Refresh, COMPUTE, stream);
         // 8-bit weights belong to all ranks of this axis.
-        scales.make(out, self.comms.along(AxisId::DP_SHARD).reduce);
+        scales.make(out, self.comms.along(AxisId::DP_SHARD).reduce, stream);
         out.b.at(unit, phase);
     }
 

@@ -1,9 +1,10 @@
 //! 8-bit matmuls in programs, and scenarios with unsupported options.
 
+use super::find::{checked, stream as stream_of, waits};
 use super::{LLAMA, program};
 use crate::check::check;
-use crate::ir::{Access, AxisId, Buffer, BufferId, DType, Holds, OpKind, Role};
-use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind};
+use crate::ir::{Access, AxisId, Buffer, BufferId, COMPUTE, DType, Holds, OpKind, ReduceOp, Role};
+use crate::program::{Instr, Op, Phase, Program, Rule, SectionKind, StreamKind};
 use crate::scenario::parse;
 
 const TENSORWISE: &str = "precision.float8_recipe=tensorwise";
@@ -84,6 +85,38 @@ fn units_in_bf16_are_gathered_beside_updates() {
     assert!(updates.iter().any(|u| u > root));
     assert_eq!(scales.len(), 1);
     assert!(!codes.is_empty() && codes.iter().all(|&g| g > scales[0]));
+}
+
+/// Ranks wait for each other's maxima on the stream of reductions, while they update the weights
+/// that are not in 8 bits. The compute stream waits for the scales at the end of the step.
+#[test]
+fn maxima_are_reduced_beside_other_updates() {
+    let p = checked(&[TENSORWISE, "precision.float8_all_gather=true"]);
+    let steady = p.section_instrs(p.section(SectionKind::Steady).unwrap());
+    let reductions = stream_of(&p, StreamKind::ReduceScatter);
+    let maxima = |i: &Instr| match i.op {
+        Op::Collective { id, stream } => {
+            let c = &p.collectives[id.index()];
+            (c.reduce == ReduceOp::Max).then(|| (stream, c.parts[0].output.buffer))
+        }
+        _ => None,
+    };
+    let found = (0..)
+        .zip(steady)
+        .filter_map(|(at, i)| Some((at, maxima(i)?)));
+    let &[(at, (stream, buffer))] = &found.collect::<Vec<_>>()[..] else {
+        panic!("not one reduction of maxima");
+    };
+    assert_eq!(stream, reductions);
+    let is_update = |i: &Instr| i.rule == Rule::Optimizer && matches!(i.op, Op::Launch { .. });
+    let updates = (0usize..).zip(steady).filter(|(_, i)| is_update(i));
+    let (before, after): (Vec<_>, Vec<_>) = updates.partition(|(u, _)| *u < at);
+    let finds = |(_, i): &(usize, &Instr)| p.writes(&i.op).iter().any(|w| w.buffer == buffer);
+    assert!(!before.is_empty() && before.iter().all(finds));
+    assert!(!after.is_empty() && !after.iter().any(finds));
+    let waits = waits(&p, COMPUTE);
+    let last = waits.iter().rfind(|(_, _, from)| *from == reductions);
+    assert!(last.is_some_and(|(wait, ..)| wait > &after[after.len() - 1].0));
 }
 
 /// Gathers of 8-bit codes have one byte per element, and so do the shards between steps. No kernel

@@ -128,7 +128,7 @@ impl Fsdp2 {
             reads: &shards,
             writes: &[slots],
         });
-        scales.make(out, self.comms.along(AxisId::DP_SHARD).reduce);
+        scales.make(out, self.comms.along(AxisId::DP_SHARD).reduce, COMPUTE);
         out.b.at(unit, phase);
     }
 }

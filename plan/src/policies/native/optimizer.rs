@@ -88,21 +88,31 @@ pub(super) fn evict(out: &mut Emitter<'_>, flat: &Flat, g: GroupId, norm: bool) 
     }
 }
 
-/// Returns the order in which `states` optimizer states are updated. Units gathered for the next
-/// step are updated halfway through: their reductions are among the last and overlap with the
-/// updates before them; their gathers overlap with the updates after them.
+/// Returns the order in which `states` optimizer states are updated. States that determine scales
+/// of 8-bit weights come first, so that the all-reduce of maxima overlaps with the other updates.
+/// Units gathered for the next step are updated after these, or halfway through: their reductions
+/// are among the last and overlap with the updates before them; their gathers overlap with the
+/// updates after them.
 pub(super) fn update_order(
     inputs: &LoweringInputs<'_>,
     unshard: &Unshard,
     reductions: &Reductions,
+    determines_scales: impl Fn(usize) -> bool,
     states: usize,
 ) -> Vec<usize> {
     let next = |&i: &usize| {
         let group = reductions.group(i);
         group.is_some_and(|g| unshard.prefetches_for_next_step(inputs, g))
     };
-    let (next, mut order): (Vec<usize>, Vec<usize>) = (0..states).partition(next);
-    let middle = order.len().div_ceil(2);
-    order.splice(middle..middle, next);
+    let (mut order, others): (Vec<usize>, Vec<usize>) =
+        (0..states).partition(|&i| determines_scales(i));
+    let first = order.len();
+    let (next, others): (Vec<usize>, Vec<usize>) = others.into_iter().partition(next);
+    order.extend(others);
+    let at = match first {
+        0 => order.len().div_ceil(2),
+        _ => first,
+    };
+    order.splice(at..at, next);
     order
 }
