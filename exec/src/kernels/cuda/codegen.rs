@@ -27,6 +27,7 @@ pub(in crate::kernels) mod attention;
 pub(in crate::kernels) mod balance;
 pub(in crate::kernels) mod columns;
 pub(in crate::kernels) mod convolution;
+mod dependent;
 pub(in crate::kernels) mod dequantize;
 pub(in crate::kernels) mod entropy;
 mod epilogue;
@@ -48,6 +49,8 @@ pub(in crate::kernels) mod tables;
 #[cfg(test)]
 mod tests;
 mod tiles;
+
+pub(super) use dependent::waiting;
 
 use super::target::Target;
 use crate::base::element;

@@ -11,8 +11,8 @@ use super::codegen::shard::muon::{Types, source};
 use super::error::ErrorKind;
 use super::gemm::GemmProblem;
 use super::ranges::{Matrix, Work};
-use super::start::words;
-use cudarc::driver::sys::{CUdeviceptr, CUfunction, CUstream};
+use super::start::{Function, words};
+use cudarc::driver::sys::{CUdeviceptr, CUstream};
 use shardlab_plan::ir::{DType, NewtonSchulz};
 use shardlab_plan::program::{Program, workspace};
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,7 +21,7 @@ use std::collections::{BTreeMap, BTreeSet};
 #[derive(Default)]
 pub(super) struct Matmuls {
     of: BTreeMap<[u64; 2], [blas::Plan; 3]>,
-    kernels: BTreeMap<Types, [CUfunction; 4]>,
+    kernels: BTreeMap<Types, [Function; 4]>,
 }
 
 // SAFETY: functions and descriptors belong to the context, not to a thread.
@@ -121,9 +121,9 @@ pub(super) fn prepare(k: &mut Kernels, matrices: &[Matrix]) -> Result<u64, Error
         most = most.max(workspace::muon(of.short_and_long()));
         if !k.muon.kernels.contains_key(&of.types) {
             let source = source(of.types);
-            let mut function = |name| k.loader.function(&source, name, 0);
+            let mut function = |name| Function::load(k, &source, name, 0);
             let [momentum, scale, apply] = [function("k0")?, function("k1")?, function("k2")?];
-            let sum = k.loader.function(&fold(false), "k0", 0)?;
+            let sum = Function::load(k, &fold(false), "k0", 0)?;
             k.muon
                 .kernels
                 .insert(of.types, [momentum, sum, scale, apply]);

@@ -9,14 +9,14 @@ use super::muon;
 use super::plans::{Plan, PlanId};
 use super::prepare;
 use super::ranges::{self, Batch, Fold, Work};
-use super::start::{start, words};
+use super::start::{Function, start, words};
 use super::tensor;
 use super::variant::Variant;
 use crate::kernels::error::{KernelError, OperandError};
 use crate::kernels::experts;
 use crate::operand::RawRange;
 use cudarc::driver::result;
-use cudarc::driver::sys::{self, CUdeviceptr, CUfunction, CUstream};
+use cudarc::driver::sys::{self, CUdeviceptr, CUstream};
 use shardlab_plan::ir::{BodyOp, DType, InstrId, KernelId, OpKind, Place, RowLimit, StreamId};
 use shardlab_plan::program::{Op, Program};
 use std::ffi::c_void;
@@ -162,7 +162,7 @@ impl Argument {
 /// As [`Kernels::launch`]; the scratch memory has as many bytes as the entries' plan takes.
 unsafe fn each(
     k: &Kernels,
-    entries: &[(Entry, CUfunction)],
+    entries: &[(Entry, Function)],
     instr: InstrId,
     (reads, writes): (&[RawRange], &[RawRange]),
     scratch: CUdeviceptr,
@@ -264,16 +264,9 @@ unsafe fn batches(
             // SAFETY: the table has the layout of the kernel's first parameter; the caller's
             // contract covers the memory it names.
             unsafe {
-                result::launch_kernel(
-                    functions[usize::from(wide)],
-                    (blocks, 1, 1),
-                    (256, 1, 1),
-                    0,
-                    stream,
-                    &mut params,
-                )
-            }
-            .map_err(ErrorKind::driver("cuLaunchKernel"))?;
+                let f = functions[usize::from(wide)];
+                start(f, [blocks, 1, 1], 256, 0, &mut params, stream)
+            }?;
             parts += u64::from(blocks);
         }
     }

@@ -6,13 +6,13 @@ use super::code;
 use super::codegen::{Entry, Param};
 use super::dnn;
 use super::gemm::Operands;
+use super::start::Function;
 use super::variant::Variant;
-use cudarc::driver::sys::CUfunction;
 use indexmap::IndexMap;
 use shardlab_plan::ir::{InstrId, KernelId, ShardOp};
 
 /// Launches of generated code, one after another.
-pub(super) type Entries = Vec<(Entry, CUfunction)>;
+pub(super) type Entries = Vec<(Entry, Function)>;
 
 /// How a variant is launched.
 pub(super) enum Plan {
@@ -67,7 +67,7 @@ fn listed(entries: &Entries) -> String {
             e.name,
             u64::from(x) * u64::from(y) * u64::from(z),
             e.block,
-            code::resources(*f)
+            code::resources(f.raw)
         )
     });
     each.collect::<Vec<_>>().join("; ")

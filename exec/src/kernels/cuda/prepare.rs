@@ -9,12 +9,13 @@ use super::gemm;
 use super::muon;
 use super::plans::{Entries, Plan, PlanId};
 use super::ranges;
+use super::start::Function;
 use super::target::Target;
 use super::variant::{self, Variant};
 use crate::kernels::ops::{self, CudaCode, Library};
 use crate::operand::RawRange;
 use cudarc::driver::result;
-use cudarc::driver::sys::{CUdeviceptr, CUfunction};
+use cudarc::driver::sys::CUdeviceptr;
 use shardlab_plan::ir::{
     Access, BodyOp, COMPUTE, Holds, InstrId, Kernel, OpKind, Shape, ShardOp, StreamId,
 };
@@ -34,9 +35,9 @@ pub(crate) fn prepared() -> u64 {
 /// Functions over lists of ranges: for short lists and for long ones.
 #[derive(Default)]
 pub(super) struct RangeKernels {
-    pub(super) lists: BTreeMap<Ranges, [CUfunction; 2]>,
+    pub(super) lists: BTreeMap<Ranges, [Function; 2]>,
     /// For sums, and for whether any is not 0.
-    pub(super) folds: [Option<CUfunction>; 2],
+    pub(super) folds: [Option<Function>; 2],
 }
 
 // SAFETY: functions belong to the context, not to a thread.
@@ -250,31 +251,31 @@ fn by_library(
 fn loaded(k: &mut Kernels, module: codegen::Module) -> Result<Entries, ErrorKind> {
     let mut entries = Vec::new();
     for e in module.entries {
-        let f = k.loader.function(&module.source, &e.name, e.shared)?;
+        let f = Function::load(k, &module.source, &e.name, e.shared)?;
         entries.push((e, f));
     }
     Ok(entries)
 }
 
 /// Returns the functions of a kind of list.
-pub(super) fn list(k: &mut Kernels, kind: Ranges) -> Result<[CUfunction; 2], ErrorKind> {
+pub(super) fn list(k: &mut Kernels, kind: Ranges) -> Result<[Function; 2], ErrorKind> {
     if let Some(f) = k.ranges.lists.get(&kind) {
         return Ok(*f);
     }
     let [short, long] = kind.capacities();
     let f = [
-        k.loader.function(&kind.source(short), "k0", 0)?,
-        k.loader.function(&kind.source(long), "k0", 0)?,
+        Function::load(k, &kind.source(short), "k0", 0)?,
+        Function::load(k, &kind.source(long), "k0", 0)?,
     ];
     k.ranges.lists.insert(kind, f);
     Ok(f)
 }
 
-pub(super) fn fold_kernel(k: &mut Kernels, any: bool) -> Result<CUfunction, ErrorKind> {
+pub(super) fn fold_kernel(k: &mut Kernels, any: bool) -> Result<Function, ErrorKind> {
     if let Some(f) = k.ranges.folds[usize::from(any)] {
         return Ok(f);
     }
-    let f = k.loader.function(&fold(any), "k0", 0)?;
+    let f = Function::load(k, &fold(any), "k0", 0)?;
     k.ranges.folds[usize::from(any)] = Some(f);
     Ok(f)
 }

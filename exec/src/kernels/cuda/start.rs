@@ -1,34 +1,77 @@
 //! Launches of functions.
 
+use super::Kernels;
+use super::codegen::waiting;
 use super::error::ErrorKind;
-use cudarc::driver::result;
-use cudarc::driver::sys::{CUfunction, CUstream};
+
+use cudarc::driver::sys::{self, CUfunction, CUstream};
 use std::ffi::c_void;
+
+/// A function of a generated source.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Function {
+    pub(super) raw: CUfunction,
+    /// Whether it may start before the kernel before it on its stream ends, for which it waits.
+    is_dependent: bool,
+}
+
+impl Function {
+    /// Returns a function of a source with the preamble, which is compiled and loaded at its first
+    /// use.
+    ///
+    /// # Errors
+    /// If the source does not compile, or the driver refuses it.
+    pub(super) fn load(
+        k: &mut Kernels,
+        source: &str,
+        name: &str,
+        shared: u32,
+    ) -> Result<Self, ErrorKind> {
+        Ok(Self {
+            raw: k.loader.function(&waiting(source), name, shared)?,
+            is_dependent: k.target.has_dependent_launches(),
+        })
+    }
+}
 
 /// Launches a function with the arguments at these addresses.
 ///
 /// # Safety
 /// The function takes these arguments, and the memory they name is live.
 pub(super) unsafe fn start(
-    f: CUfunction,
+    f: Function,
     grid: [u32; 3],
     block: u32,
     shared: u32,
     params: &mut [*mut c_void],
     stream: CUstream,
 ) -> Result<(), ErrorKind> {
-    // SAFETY: the caller's contract; the arguments outlive the call, which copies them.
+    let mut dependent = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: Default::default(),
+        value: sys::CUlaunchAttributeValue {
+            programmaticStreamSerializationAllowed: 1,
+        },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: grid[0],
+        gridDimY: grid[1],
+        gridDimZ: grid[2],
+        blockDimX: block,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: shared,
+        hStream: stream,
+        attrs: &raw mut dependent,
+        numAttrs: u32::from(f.is_dependent),
+    };
+    // SAFETY: the caller's contract; arguments and attributes outlive the call, which copies them.
     unsafe {
-        result::launch_kernel(
-            f,
-            (grid[0], grid[1], grid[2]),
-            (block, 1, 1),
-            shared,
-            stream,
-            params,
-        )
+        let none = std::ptr::null_mut();
+        sys::cuLaunchKernelEx(&raw const config, f.raw, params.as_mut_ptr(), none)
     }
-    .map_err(ErrorKind::driver("cuLaunchKernel"))
+    .result()
+    .map_err(ErrorKind::driver("cuLaunchKernelEx"))
 }
 
 /// Launches `blocks` blocks of `threads` threads of a function whose arguments are words: 8 bytes,
@@ -37,7 +80,7 @@ pub(super) unsafe fn start(
 /// # Safety
 /// As [`start`].
 pub(super) unsafe fn words(
-    f: CUfunction,
+    f: Function,
     (blocks, threads): (u32, u32),
     values: &mut [u64],
     stream: CUstream,

@@ -33,6 +33,12 @@ impl Target {
         matches!(self.major, 9..=11)
     }
 
+    /// Returns whether a kernel can start before the previous one of its stream ends, and wait for
+    /// it.
+    pub(crate) const fn has_dependent_launches(self) -> bool {
+        self.major >= 9
+    }
+
     /// Returns whether groups of warps multiply tiles in shared memory: only Hopper's tensor cores
     /// do.
     pub(crate) const fn has_wgmma(self) -> bool {

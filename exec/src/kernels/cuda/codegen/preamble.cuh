@@ -15,6 +15,16 @@ struct e5m2 { u8 x; };
 #define KERNELS(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define INF __int_as_float(0x7f800000)
 
+// Waits for the results of the kernel before this one on its stream, and lets the next one start, which waits in turn.
+#if __CUDA_ARCH__ >= 900
+DEV void wait_for_previous() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+#else
+DEV void wait_for_previous() {}
+#endif
+
 DEV float up(float x) { return x; }
 DEV float up(bf16 x) { return __uint_as_float((u32)x.x << 16); }
 DEV float up(f16 x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.x)); return y; }

@@ -7,7 +7,7 @@
 // the rows are sent. The first warp loads, a step of KSTEP ahead of another as long as there is room. Two groups of four warps multiply,
 // each 64 rows; when a tile is done they round it into shared memory and go on with the next one. Other warps of the first group write it:
 // the rows up to the expert's end, or the whole by a tensor copy, which ends at the matrix's edges. A weight gradient in float32 (FLOAT_GRAD)
-// is not rounded: there is room for half of its tile, and a step less to load ahead. Which tile is next is asked of a counter, since a multiprocessor may be busy with
+// is not rounded: there is room for a quarter of its tile. Which tile is next is asked of a counter, since a multiprocessor may be busy with
 // something else at first. Sums have the order of the inner dimension. Tensor cores add up products of 8-bit numbers with fewer bits than float32 has:
 // with PROMOTE, only those of a step, which are then added up in float32.
 //
@@ -15,13 +15,14 @@
 // whole rounded tile, and a step less to load ahead. With PAIRED, it combines the two halves of the result's columns: of each, a tile
 // has the same 128, in parts that alternate.
 #define KSTEP (CODES ? 128 : 64)
-#define STAGES (EPILOGUE || FLOAT_GRAD ? 3 : 4)
+#define STAGES (EPILOGUE ? 3 : 4)
 // Both factors come in parts of 64 rows or columns of a result: 128 bytes of each.
 #define PART (64 * 128)
 #define A_BYTES (2 * PART)
 #define B_BYTES (4 * PART)
-// A tile is rounded in two rounds, each of half of the columns, or in one: vectors of a row in shared memory. In float32, it is stored in two.
-#define UNITS (EPILOGUE || FLOAT_GRAD ? 32 : 16)
+// A tile is rounded in two rounds, each of half of the columns, or in one: vectors of a row in shared memory. In float32, it is stored in four:
+// with fewer, larger rounds, there would be room for three stages only, which is slower.
+#define UNITS (EPILOGUE ? 32 : 16)
 // Numbers of a vector.
 #define VECTOR (FLOAT_GRAD ? 4 : 8)
 #define C_BYTES (128 * UNITS * 16)
@@ -348,7 +349,7 @@ extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1) k
       // Of each eight columns, four neighboring threads have a row: half a vector each.
       const int line = warp * 16 + lane / 4;
 #pragma unroll
-      for (int round = 0; round < 2; ++round) {
+      for (int round = 0; round < 64 / UNITS; ++round) {
         named_wait<MULTIPLIERS_AND_WRITERS>(3 + half);
 #pragma unroll
         for (int j = 0; j < UNITS / 2; ++j) {

@@ -13,10 +13,10 @@ const KERNEL: &str = include_str!("wgmma.cuh");
 const PART: [u64; 2] = [128, 64];
 
 /// Returns the shared memory of a block: four stages of both factors' tiles and half of a rounded
-/// tile, or three and a whole one with an epilogue, or half of a tile in float32; barriers and the
-/// ring of tile numbers, and the first tile of each expert.
-fn shared(of: &Grouped<'_>, result: DType) -> u64 {
-    let (stages, rounded) = match of.epilogue.is_some() || has_float_result(of, result) {
+/// tile (a quarter in float32), or three and a whole one with an epilogue; barriers and the ring of
+/// tile numbers, and the first tile of each expert.
+fn shared(of: &Grouped<'_>) -> u64 {
+    let (stages, rounded) = match of.epilogue.is_some() {
         true => (3, 64 << 10),
         false => (4, 32 << 10),
     };
@@ -57,7 +57,7 @@ pub(super) fn fits(req: &Request<'_>, of: &Grouped<'_>) -> Result<bool, CodegenE
     let sizes = [of.experts, of.rows, of.n, m, k];
     // Places in a matrix are counted in 32 bits.
     let counted = sizes.iter().all(|&x| (1..1 << 31).contains(&x));
-    let room = shared(of, c.dtype) <= u64::from(req.target.shared());
+    let room = shared(of) <= u64::from(req.target.shared());
     Ok(req.target.has_wgmma() && typed && result && aligned && apart && counted && room)
 }
 
@@ -163,8 +163,8 @@ pub(super) fn generate(req: &Request<'_>, of: &Grouped<'_>) -> Result<Module, Co
     }
     source += &kernel;
     match of.epilogue.as_ref().and_then(|e| e.code.dot.as_ref()) {
-        Some(dot) => with_dots(req, of, dot, (source, params), shared(of, c_type) as u32),
-        None => Ok(hopper::module(source, shared(of, c_type) as u32, params)),
+        Some(dot) => with_dots(req, of, dot, (source, params), shared(of) as u32),
+        None => Ok(hopper::module(source, shared(of) as u32, params)),
     }
 }
 
