@@ -47,7 +47,10 @@ const PER_NODE: u64 = 8;
 /// is needed.
 pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), ConfigError> {
     let accelerated = reader.formats.iter().any(|f| f.accelerated);
-    find_model(reader, options)?;
+    if let Err(error) = find_model(reader, options) {
+        // A job that cannot be predicted needs no model.
+        return Err(reader.draft.refusal().unwrap_or(error));
+    }
     let draft = &mut reader.draft;
     defaults::decide(draft, &reader.formats)?;
     if is(&reader.formats, &LLM_FOUNDRY) {

@@ -222,6 +222,14 @@ impl Draft {
         self.error_at(&self.rows[row], message)
     }
 
+    /// Returns an error about the first key that makes a prediction impossible.
+    pub(crate) fn refusal(&self) -> Option<ConfigError> {
+        let refused = |r: &&Row| r.status.lack() == Lack::Everything;
+        let row = self.rows.iter().find(refused)?;
+        let why = row.why.as_deref().unwrap_or("not modeled");
+        Some(self.error_at(row, format!("{} = {}: {why}", row.key, row.value)))
+    }
+
     /// Takes the rows that name layers with adapters, together with all of these layers.
     pub(crate) fn take_targets(&mut self) -> (Vec<usize>, Option<Targets>) {
         let given = std::mem::take(&mut self.targets);

@@ -132,7 +132,12 @@ impl Reader {
                 Some(To::With(_) | To::Choice(_)) if inner => {
                     self.map(file, format, node, &shown, &path, above)?;
                 }
-                _ if inner => self.map(file, format, node, &shown, &path, to)?,
+                _ if inner => {
+                    if to.is_none() {
+                        section(file, format, name, &path)?;
+                    }
+                    self.map(file, format, node, &shown, &path, to)?;
+                }
                 _ => self.leaf(file, format, name, node, &shown, &path, to)?,
             }
         }
@@ -252,6 +257,8 @@ impl Reader {
             );
             return Err(ConfigError::at(file, name.at, message));
         }
+        // Arguments of a command start with dashes, which the tables do not write.
+        let word = word.trim_start_matches("--");
         let near = nearest(word, known.iter().map(AsRef::as_ref))
             .map_or_else(String::new, |n| format!("; the nearest is `{n}`"));
         let why = format!("not a key of {} that is known here{near}", format.name);
@@ -297,6 +304,26 @@ impl Reader {
         self.draft.rows[row].why = Some("read as well".to_owned());
         self.file(&path, format)
     }
+}
+
+/// Rejects the misspelled name of a map.
+fn section(file: &File<'_>, format: &Format, name: &Name, path: &str) -> Result<(), ConfigError> {
+    if format.open || format.flat {
+        return Ok(());
+    }
+    let above = path.rsplit_once('.').map_or("", |(above, _)| above);
+    let known = format.sections(above);
+    if known.iter().any(|section| *section == name.text) {
+        return Ok(());
+    }
+    let Some(meant) = known.iter().find(|section| is_typo(&name.text, section)) else {
+        return Ok(());
+    };
+    let message = format!(
+        "`{}` is not a section of {}; did you mean `{meant}`?",
+        name.text, format.name
+    );
+    Err(ConfigError::at(file.shown, name.at, message))
 }
 
 /// Returns whether an option of a command names a configuration file.

@@ -3,6 +3,7 @@
 use crate::adapters::Targets;
 use crate::tree::Node;
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 /// A key of a framework.
 pub(crate) struct Key {
@@ -400,6 +401,27 @@ impl Format {
             names.extend(of_folder.map(|(_, name)| self.spelled(name)));
         }
         names
+    }
+
+    /// Returns the names of the maps with known keys that a map at a path can have.
+    pub(crate) fn sections(&self, path: &str) -> BTreeSet<String> {
+        let mut found = BTreeSet::new();
+        for table in self.tables {
+            for name in table.names() {
+                let whole = match table.under {
+                    "" => name.to_owned(),
+                    under => format!("{under}.{name}"),
+                };
+                let rest = match path {
+                    "" => Some(whole.as_str()),
+                    path => whole.strip_prefix(path).and_then(|r| r.strip_prefix('.')),
+                };
+                if let Some((section, _)) = rest.and_then(|r| r.split_once('.')) {
+                    found.insert(section.to_owned());
+                }
+            }
+        }
+        found
     }
 
     /// Returns the name of a path in the form that the tables use.
