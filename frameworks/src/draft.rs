@@ -34,6 +34,8 @@ pub(crate) struct Draft {
     pub(crate) engine: Option<Given<Engine>>,
     pub(crate) mixed: Option<Given<Dtype>>,
     pub(crate) weights: Option<Given<Dtype>>,
+    /// Its config.json, which decides its sizes if [`Draft::model`] names a folder, too.
+    pub(crate) config: Option<NamedModel>,
     pub(crate) model: Option<NamedModel>,
     pub(crate) family: Option<NamedModel>,
     pub(crate) flavor: Option<NamedModel>,
@@ -88,6 +90,9 @@ impl Draft {
             }
             Effect::Weights(value) => {
                 self.weights.get_or_insert(Given { value, row });
+            }
+            Effect::Config(name) => {
+                self.config.get_or_insert(NamedModel { name, row });
             }
             Effect::Model(name) => {
                 self.model.get_or_insert(NamedModel { name, row });

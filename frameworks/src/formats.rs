@@ -16,6 +16,7 @@ mod swift;
 mod torchtitan;
 mod torchtune;
 mod trainer;
+mod veomni;
 mod verl;
 
 pub(crate) use accelerate::ACCELERATE;
@@ -36,11 +37,12 @@ pub(crate) use swift::{SWIFT, SWIFT_MEGATRON};
 pub(crate) use torchtitan::TORCHTITAN;
 pub(crate) use torchtune::TORCHTUNE;
 pub(crate) use trainer::TRAINER;
+pub(crate) use veomni::{VEOMNI, VEOMNI_SCRIPT, veomni_flat, veomni_names, veomni_section};
 pub(crate) use verl::{VERL, VERL_SCRIPT};
 
 /// All formats.
 #[cfg(test)]
-pub(crate) const ALL: [&crate::table::Format; 23] = [
+pub(crate) const ALL: [&crate::table::Format; 25] = [
     &ACCELERATE,
     &AXOLOTL,
     &DEEPSPEED,
@@ -62,6 +64,8 @@ pub(crate) const ALL: [&crate::table::Format; 23] = [
     &TRAINER,
     &TRAINER_SCRIPT,
     &TRL_SCRIPT,
+    &VEOMNI,
+    &VEOMNI_SCRIPT,
     &VERL,
     &VERL_SCRIPT,
 ];

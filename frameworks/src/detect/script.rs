@@ -5,8 +5,8 @@ use crate::convert::PREFERENCES;
 use crate::error::ConfigError;
 use crate::formats::{
     LAUNCH_SCRIPT, LITGPT_SCRIPT, LLAMA_FACTORY_SCRIPT, LLM_FOUNDRY_SCRIPT, MEGATRON,
-    MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON, TRAINER_SCRIPT, TRL_SCRIPT, VERL_SCRIPT, has_arguments,
-    litgpt_names, python_names,
+    MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON, TRAINER_SCRIPT, TRL_SCRIPT, VEOMNI_SCRIPT, VERL_SCRIPT,
+    has_arguments, litgpt_names, python_names, veomni_names,
 };
 use crate::shell::Command;
 use crate::table::Format;
@@ -42,6 +42,13 @@ const OF_LITGPT: [&str; 6] = [
     "finetune_adapter",
     "finetune_adapter_v2",
     "pretrain",
+];
+/// Beginnings of VeOmni's arguments.
+const VEOMNI_SIGNS: [&str; 4] = [
+    "--train.",
+    "--data.train-path",
+    "--model.model-path",
+    "--model.config-path",
 ];
 /// Launchers of LLM Foundry.
 const OF_FOUNDRY: [&str; 2] = ["composer", "llmfoundry"];
@@ -92,6 +99,10 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
     {
         return Ok((&LLAMA_FACTORY_SCRIPT, python_names(arguments)));
     }
+    if has_section(arguments, &VEOMNI_SIGNS) {
+        let arguments = python_names(&with_environment(&command));
+        return Ok((&VEOMNI_SCRIPT, veomni_names(&arguments)));
+    }
     if let Some(other) = others::program(&command) {
         return Err(ConfigError::at(file, arguments.at, others::message(other)));
     }
@@ -112,6 +123,14 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
                    (--model_name_or_path, --per_device_train_batch_size) or of ms-swift, or a configuration file"
         .to_owned();
     Err(ConfigError::at(file, arguments.at, message))
+}
+
+/// Returns whether an argument starts with one of some texts.
+fn has_section(arguments: &Node, signs: &[&str]) -> bool {
+    let names = arguments.entries().iter().map(|(name, _)| &name.text);
+    names
+        .into_iter()
+        .any(|name| signs.iter().any(|sign| name.starts_with(sign)))
 }
 
 /// Returns the arguments with the variables of the environment.

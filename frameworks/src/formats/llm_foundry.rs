@@ -20,7 +20,7 @@ const NAME: &str = "LLM Foundry";
 
 pub(crate) static LLM_FOUNDRY: Format = Format {
     name: NAME,
-    tables: &[ROOT, FSDP],
+    tables: &[ROOT, SIZES, FSDP],
     engine: None,
     accelerated: false,
     reduces_in_f32: false,
@@ -33,7 +33,7 @@ pub(crate) static LLM_FOUNDRY: Format = Format {
 /// `fsdp_config.mixed_precision=PURE`.
 pub(crate) static LLM_FOUNDRY_SCRIPT: Format = Format {
     name: NAME,
-    tables: &[COMMAND, LAUNCHER, ROOT, FSDP],
+    tables: &[COMMAND, LAUNCHER, ROOT, SIZES, FSDP],
     engine: None,
     accelerated: false,
     reduces_in_f32: false,
@@ -79,6 +79,13 @@ const ROOT: Table = Table {
     asides: ASIDES,
 };
 
+const SIZES: Table = Table {
+    under: "model.config_overrides",
+    prefix: "",
+    keys: OVERRIDES,
+    asides: &[],
+};
+
 const FSDP: Table = Table {
     under: "fsdp_config",
     prefix: "",
@@ -86,11 +93,30 @@ const FSDP: Table = Table {
     asides: FSDP_ASIDES,
 };
 
+/// Scenario key of the type of logits in the loss.
+pub(crate) const UPCAST: &str = "precision.loss_fp32_upcast";
+/// Why the fused loss is an approximation.
+pub(crate) const FUSED_LOSS: &str = "the fused loss of flash-attn reads logits in 16 bits; it is predicted as PyTorch's on such logits";
 const UNFUSED: &str = "one kernel per parameter and operation is predicted as fused kernels";
-const CONFIG_JSON: &str = "the sizes of the model's own config.json are predicted";
+pub(super) const CONFIG_JSON: &str = "the sizes of the model's own config.json are predicted";
 const DROPOUT: &str = "MPT models are predicted without dropout";
 const ENCODER_DECODER: &str =
     "of LLM Foundry's models, mpt_causal_lm and hf_causal_lm alone are read";
+
+/// Fields of `config.json` that a configuration can replace.
+pub(super) const OVERRIDES: &[Key] = &[
+    integer("n_positions", "model.max_seq_len"),
+    integer("max_position_embeddings", "model.max_seq_len"),
+    integer("n_layer", "model.layers"),
+    integer("num_hidden_layers", "model.layers"),
+    integer("n_embd", "model.hidden"),
+    integer("hidden_size", "model.hidden"),
+    integer("n_head", "model.heads"),
+    integer("num_attention_heads", "model.heads"),
+    integer("num_key_value_heads", "model.kv_heads"),
+    integer("intermediate_size", "model.ffn"),
+    integer("vocab_size", "model.vocab"),
+];
 
 const KEYS: &[Key] = &[
     integer("max_seq_len", "train.seq_len"),
@@ -125,23 +151,6 @@ const KEYS: &[Key] = &[
     key("model.peft_config", To::File(&PEFT)),
     with("model.use_flash_attention_2", flash_attention),
     with("model.attn_implementation", attention),
-    integer("model.config_overrides.n_positions", "model.max_seq_len"),
-    integer(
-        "model.config_overrides.max_position_embeddings",
-        "model.max_seq_len",
-    ),
-    integer("model.config_overrides.n_layer", "model.layers"),
-    integer("model.config_overrides.num_hidden_layers", "model.layers"),
-    integer("model.config_overrides.n_embd", "model.hidden"),
-    integer("model.config_overrides.hidden_size", "model.hidden"),
-    integer("model.config_overrides.n_head", "model.heads"),
-    integer("model.config_overrides.num_attention_heads", "model.heads"),
-    integer(
-        "model.config_overrides.num_key_value_heads",
-        "model.kv_heads",
-    ),
-    integer("model.config_overrides.intermediate_size", "model.ffn"),
-    integer("model.config_overrides.vocab_size", "model.vocab"),
     lost("model.config_overrides", CONFIG_JSON),
     decisive(
         "model.load_in_8bit",

@@ -235,3 +235,31 @@ pub(crate) fn python_names(command: &Node) -> Node {
     });
     Node::new(command.at, Value::Map(renamed.collect()))
 }
+
+/// Adds an entry at a path with dots.
+pub(super) fn nest(entries: &mut Vec<(Name, Node)>, path: &str, name: &Name, node: &Node) {
+    let at = name.at;
+    let Some((first, rest)) = path.split_once('.') else {
+        let text = path.to_owned();
+        entries.push((Name { text, at }, node.clone()));
+        return;
+    };
+    let found = entries
+        .iter_mut()
+        .find(|(n, v)| n.text == first && matches!(v.value, Value::Map(_)));
+    if let Some((
+        _,
+        Node {
+            value: Value::Map(inner),
+            ..
+        },
+    )) = found
+    {
+        nest(inner, rest, name, node);
+        return;
+    }
+    let mut inner = Vec::new();
+    nest(&mut inner, rest, name, node);
+    let text = first.to_owned();
+    entries.push((Name { text, at }, Node::new(at, Value::Map(inner))));
+}

@@ -173,15 +173,6 @@ fn configurations_of_other_frameworks_are_refused() {
             "model: Qwen/Qwen3-4B\ncutoff_len: 2048\ndist_config: {name: fsdp2}\n",
             "LLaMA-Factory 1",
         ),
-        // The keys of both versions of VeOmni's arguments.
-        (
-            "model: {model_path: Qwen/Qwen3-4B}\ntrain: {data_parallel_mode: fsdp2, global_batch_size: 8}\n",
-            "VeOmni",
-        ),
-        (
-            "model: {model_path: Qwen/Qwen3-4B}\ntrain: {accelerator: {fsdp_config: {fsdp_mode: fsdp2}}}\n",
-            "VeOmni",
-        ),
     ] {
         let error = try_text("job.yaml", text, &eight()).unwrap_err();
         assert!(
