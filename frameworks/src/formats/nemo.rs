@@ -93,6 +93,15 @@ const KEYS: &[Key] = &[
     lost("optimizer.store_param_remainders", MASTER),
     lost("optimizer.master_weight_bits", MASTER),
     lost("optimizer.master_weight_dtype", MASTER),
+    with("recipe", recipe),
+    with("model._target_", class),
+    integer("model.n_layer", "model.layers"),
+    integer("model.n_embd", "model.hidden"),
+    integer("model.n_head", "model.heads"),
+    integer("model.n_positions", "model.max_seq_len"),
+    integer("model.vocab_size", "model.vocab"),
+    decisive("model.drafter_path", DRAFTER),
+    decisive("model.stage", IMAGES),
     decisive("teacher_model", DISTILLATION),
     decisive("recipe_args", SPECULATIVE),
     decisive("dflash", SPECULATIVE),
@@ -301,6 +310,9 @@ const FROZEN: &str = "what is frozen is predicted as trained: name it with --set
 const MTP: &str = "layers that predict later tokens are not predicted";
 const MASTER: &str = "weights are predicted with float32 copies of their shards";
 const DISTILLATION: &str = "distillation, with a second model, is not modeled";
+const CONTRASTIVE: &str = "contrastive training of encoders is not modeled";
+const DRAFTER: &str = "a draft model that is trained with the model is not modeled";
+const IMAGES: &str = "models that make images are not modeled";
 const SPECULATIVE: &str = "training of draft models for speculative decoding is not modeled";
 
 const ASIDES: &[(&str, &[&str])] = &[
@@ -319,7 +331,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "nemo_run",
             "prewarm",
             "step_scheduler.gc_every_steps",
-            "recipe",
             "dist_env",
             "ci",
             "distributed.backend",
@@ -353,7 +364,6 @@ const ASIDES: &[(&str, &[&str])] = &[
         &[
             "checkpoint",
             "step_scheduler.ckpt_every_steps",
-            "model._target_",
             "model.trust_remote_code",
             "model.force_hf",
             "model.cache_dir",
@@ -434,6 +444,38 @@ fn fused_kernels(node: &Node) -> Result<Effect, String> {
     Ok(match node.text() {
         Some("te" | "quack") => Effect::Fact(Fact::FusedKernels, 1),
         _ => Effect::Aside("as predicted"),
+    })
+}
+
+/// Reads what is trained.
+#[expect(clippy::unnecessary_wraps, reason = "the type of conversions")]
+fn recipe(node: &Node) -> Result<Effect, String> {
+    let name = node.full();
+    let has = |part: &str| name.contains(part);
+    Ok(if has("BiEncoder") || has("CrossEncoder") {
+        Effect::Decisive(CONTRASTIVE)
+    } else if has("ForMultimodal") {
+        Effect::Decisive(IMAGES)
+    } else {
+        Effect::Aside(LAUNCH)
+    })
+}
+
+/// Reads the class that builds the model.
+#[expect(clippy::unnecessary_wraps, reason = "the type of conversions")]
+fn class(node: &Node) -> Result<Effect, String> {
+    let name = node.full();
+    let has = |part: &str| name.contains(part);
+    Ok(if has("BiEncoder") || has("CrossEncoder") {
+        Effect::Decisive(CONTRASTIVE)
+    } else if has("WithDrafter") {
+        Effect::Decisive(DRAFTER)
+    } else if has("SequenceClassification") {
+        Effect::Lost("the head is predicted as config.json has it")
+    } else if has("build_gpt2_model") {
+        set("model.family", "gpt2")
+    } else {
+        Effect::Aside(SAVING)
     })
 }
 
