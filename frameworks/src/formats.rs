@@ -26,7 +26,7 @@ pub(crate) use deepspeed::DEEPSPEED;
 pub(crate) use fsdp::BACKWARD_POST;
 pub(crate) use litgpt::{Command as LitGptCommand, LITGPT, LITGPT_SCRIPT, litgpt_names};
 pub(crate) use llama_factory::LLAMA_FACTORY;
-pub(crate) use llm_foundry::{LLM_FOUNDRY, LLM_FOUNDRY_SCRIPT};
+pub(crate) use llm_foundry::{FUSED_LOSS, LLM_FOUNDRY, LLM_FOUNDRY_SCRIPT, UPCAST};
 pub(crate) use megatron::{MEGATRON, MEGATRON_YAML};
 pub(crate) use nemo::{NAME as NEMO_NAME, NEMO};
 pub(crate) use peft::PEFT;

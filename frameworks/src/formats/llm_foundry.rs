@@ -193,6 +193,13 @@ const KEYS: &[Key] = &[
             _ => return Err(node.expected("layernorm, rmsnorm, or their low_precision_ forms")),
         })
     }),
+    with("model.loss_fn", |node| {
+        Ok(match node.full().as_str() {
+            "fused_crossentropy" => Effect::Assume(UPCAST, "false".to_owned(), FUSED_LOSS),
+            "torch_crossentropy" => Effect::Set(UPCAST, "true".to_owned()),
+            _ => return Err(node.expected("fused_crossentropy or torch_crossentropy")),
+        })
+    }),
     lost("model.emb_pdrop", DROPOUT),
     lost("model.resid_pdrop", DROPOUT),
     lost("model.attn_config.attn_pdrop", DROPOUT),
@@ -351,6 +358,7 @@ const FSDP_KEYS: &[Key] = &[
     with("activation_cpu_offload", offloaded_activations),
     with("backward_prefetch", fsdp::backward_prefetch),
     with("forward_prefetch", fsdp::forward_prefetch),
+    with("limit_all_gathers", fsdp::limited_gathers),
     lost(
         "backward_prefetch_limit",
         "one unit is predicted as prefetched",
@@ -403,12 +411,7 @@ const FSDP_ASIDES: &[(&str, &[&str])] = &[
     ),
     (
         "FSDP1 only, without effect on a prediction",
-        &[
-            "use_orig_params",
-            "limit_all_gathers",
-            "auto_wrap",
-            "flatten_parameters",
-        ],
+        &["use_orig_params", "auto_wrap", "flatten_parameters"],
     ),
     (LOGGING, &["verbose"]),
     (VALUES, &["mixed_precision.buffer_dtype"]),
@@ -550,7 +553,6 @@ const ASIDES: &[(&str, &[&str])] = &[
     (
         "as predicted",
         &[
-            "model.loss_fn",
             "model.use_pad_tok_in_ffn",
             "model.config_overrides.max_seq_len",
             "model.config_overrides.attn_config",
