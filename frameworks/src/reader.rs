@@ -293,6 +293,10 @@ impl Reader {
             .map(|folder| folder.join(text))
             .find(|path| path.is_file());
         let Some(path) = found else {
+            if text.contains('$') {
+                self.draft.none(row, Lack::Everything, UNSET_FILE);
+                return Ok(());
+            }
             let message = format!(
                 "file `{text}` is not found, relative to this file or the working directory"
             );

@@ -43,6 +43,8 @@ const OF_LITGPT: [&str; 6] = [
     "finetune_adapter_v2",
     "pretrain",
 ];
+/// Words in names of scripts that train on preferences or rewards.
+const ON_PREFERENCES: [&str; 8] = ["dpo", "ipo", "kto", "orpo", "ppo", "grpo", "rloo", "reward"];
 /// Beginnings of VeOmni's arguments.
 const VEOMNI_SIGNS: [&str; 4] = [
     "--train.",
@@ -105,6 +107,9 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
     }
     if let Some(other) = others::program(&command) {
         return Err(ConfigError::at(file, arguments.at, others::message(other)));
+    }
+    if has_arguments(arguments) && command.names_word(&ON_PREFERENCES) {
+        return Err(ConfigError::at(file, arguments.at, PREFERENCES));
     }
     if has_arguments(arguments) {
         return Ok((&TRAINER_SCRIPT, python_names(arguments)));

@@ -4,8 +4,13 @@
 use super::accelerate::{self, ACCELERATE};
 use super::deepspeed::DEEPSPEED;
 use super::{fsdp, llama_factory, trainer};
-use crate::convert::{LAUNCH, adapter, allocator, four_bits_twice, if_true};
-use crate::table::{Dtype, Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, with};
+use crate::convert::{
+    DATA, LAUNCH, STORAGE, adapter, allocator, double_quantization, eight_bits, four_bits,
+    four_bits_twice, if_true, reentrant,
+};
+use crate::table::{
+    Dtype, Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, lost, with,
+};
 use crate::tree::{Name, Node, Value};
 
 /// Arguments that only such scripts have; any one of them is enough.
@@ -170,39 +175,62 @@ const LAUNCHERS: &[Key] = &[
     }),
     with("lora_enable", adapter),
     with("q_lora", four_bits_twice),
+    // Arguments of PEFT's example for fine-tuning, which many scripts copy.
+    with("use_peft_lora", adapter),
+    with("use_4bit_quantization", four_bits),
+    with("use_8bit_quantization", eight_bits),
+    with("use_nested_quant", double_quantization),
+    with("use_reentrant", reentrant),
+    lost("use_loftq", "initial values of adapters are not predicted"),
+    lost(
+        "use_unsloth",
+        "Unsloth's kernels are predicted as those of transformers",
+    ),
 ];
 
-const ASIDES: &[(&str, &[&str])] = &[(
-    LAUNCH,
-    &[
-        "node_rank",
-        "machine_rank",
-        "master_addr",
-        "master_port",
-        "main_process_ip",
-        "main_process_port",
-        "main_training_function",
-        "rdzv_id",
-        "rdzv_backend",
-        "rdzv_endpoint",
-        "rdzv_conf",
-        "hostfile",
-        "deepspeed_hostfile",
-        "deepspeed_multinode_launcher",
-        "launcher",
-        "standalone",
-        "max_restarts",
-        "multi_gpu",
-        "gpu_ids",
-        "module",
-        "same_network",
-        "tee",
-        "log_dir",
-        "role",
-        "enable_cpu_affinity",
-        "num_cpu_threads_per_process",
-    ],
-)];
+const ASIDES: &[(&str, &[&str])] = &[
+    (STORAGE, &["bnb_4bit_quant_storage_dtype"]),
+    (
+        DATA,
+        &[
+            "chat_template_format",
+            "add_special_tokens",
+            "append_concat_token",
+            "splits",
+        ],
+    ),
+    (
+        LAUNCH,
+        &[
+            "node_rank",
+            "machine_rank",
+            "master_addr",
+            "master_port",
+            "main_process_ip",
+            "main_process_port",
+            "main_training_function",
+            "rdzv_id",
+            "rdzv_backend",
+            "rdzv_endpoint",
+            "rdzv_conf",
+            "hostfile",
+            "deepspeed_hostfile",
+            "deepspeed_multinode_launcher",
+            "launcher",
+            "standalone",
+            "max_restarts",
+            "multi_gpu",
+            "gpu_ids",
+            "module",
+            "same_network",
+            "tee",
+            "log_dir",
+            "role",
+            "enable_cpu_affinity",
+            "num_cpu_threads_per_process",
+        ],
+    ),
+];
 
 /// Counts the GPUs in DeepSpeed's `--include localhost:0,1,2,3`. Several hosts are joined by `@`.
 fn included(node: &Node) -> Result<Effect, String> {

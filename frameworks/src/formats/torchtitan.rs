@@ -2,7 +2,7 @@
 //! version prints to its log.
 
 use crate::convert::{
-    CONTEXT, DATA, EVALUATION, LAUNCH, LOGGING, PIPELINE, SAVING, VALUES, clip, compiled_blocks,
+    CONTEXT, DATA, EVALUATION, LAUNCH, LOGGING, SAVING, TENSOR, VALUES, clip, compiled_blocks,
     float8_ahead, float8_gather, float8_recipe, replicas, round_robin_routing, set, shard_ranks,
 };
 use crate::table::{
@@ -46,7 +46,12 @@ pub(crate) static TORCHTITAN: Format = Format {
 const SELECTIVE: &str = "torchtitan's selective mode recomputes every second matmul, too; all matmuls are predicted as kept";
 
 const KEYS: &[Key] = &[
-    with("model.name", |node| Ok(Effect::Family(node.full()))),
+    with("model.name", |node| {
+        Ok(match node.full().as_str() {
+            "flux" => Effect::Decisive("diffusion models are not modeled"),
+            _ => Effect::Family(node.full()),
+        })
+    }),
     with("model.flavor", |node| Ok(Effect::Flavor(node.full()))),
     with("model_spec.name", |node| Ok(Effect::Family(node.full()))),
     with("model_spec.flavor", |node| Ok(Effect::Flavor(node.full()))),
@@ -143,7 +148,7 @@ const KEYS: &[Key] = &[
         "parallelism.enable_fsdp_symm_mem",
         "NCCL's kernels are predicted as without registered buffers",
     ),
-    decisive("parallelism.expert_tensor_parallel_degree", PIPELINE),
+    decisive("parallelism.expert_tensor_parallel_degree", TENSOR),
     choice("activation_checkpoint.mode", |node| {
         Ok(match node.text() {
             Some("none") => set("train.recompute", "none"),

@@ -101,6 +101,19 @@ impl Command {
     }
 }
 
+impl Command {
+    /// Returns whether the name of a script of the command has one of some words, as
+    /// `run_dpo.py` has `dpo`.
+    pub(crate) fn names_word(&self, words: &[&str]) -> bool {
+        let scripts = self
+            .words
+            .iter()
+            .filter_map(|w| file_name(w).strip_suffix(".py"));
+        let mut parts = scripts.flat_map(|name| name.split(['_', '-', '.']));
+        parts.any(|part| words.contains(&part))
+    }
+}
+
 /// Reads the words of a command, one after another.
 #[derive(Default)]
 struct Reader {

@@ -1,13 +1,12 @@
 //! Shell scripts: which command starts a job, and with which arguments.
 
 use super::{eight, has, row, setting, try_text};
-use crate::{Job, Lack, Status};
+use crate::{Job, Lack, Options, Status};
 
 fn read(script: &str) -> Job {
     try_text("train.sh", script, &eight()).unwrap_or_else(|e| panic!("{e}\n{script}"))
 }
 
-/// Returns the status of an argument and the reason.
 /// A script in the style of Stanford Alpaca and FastChat.
 #[test]
 fn scripts_with_arguments_of_the_trainer_are_read() {
@@ -197,7 +196,23 @@ fn modules_and_overrides_end_the_values_of_options() {
 /// Scripts of open-instruct and slime that train on rewards are refused; slime's SFT is not.
 #[test]
 fn scripts_that_train_on_rewards_are_refused() {
-    let grpo = "python open_instruct/grpo_fast.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 \
+    let options = "--model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1";
+    for script in ["open_instruct/grpo_fast.py", "run_dpo.py", "train-kto.py"] {
+        let error = try_text(
+            "train.sh",
+            &format!("python {script} {options}\n"),
+            &eight(),
+        );
+        let error = error.unwrap_err();
+        assert!(
+            error.starts_with("train.sh:1:") && error.contains("preferences"),
+            "{error}"
+        );
+    }
+    read(&format!(
+        "torchrun --nproc_per_node 8 support.py {options}\n"
+    ));
+    let grpo = "python open_instruct/fast.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 \
                 --num_samples_per_prompt_rollout 16 --max_seq_length 2048\n";
     let decisive: Vec<String> = read(grpo).decisive().map(|r| r.key.clone()).collect();
     assert_eq!(decisive, ["num_samples_per_prompt_rollout"]);
@@ -461,4 +476,43 @@ fn sourced_files_are_read() {
         .iter()
         .find(|r| r.key == "per_device_train_batch_size");
     assert_eq!(batch.unwrap().place.as_ref().unwrap().at.line, 3);
+}
+
+/// PEFT's example has its own flags for adapters and quantization; many scripts copy it.
+#[test]
+fn flags_of_the_example_of_peft_are_read() {
+    let job = read(
+        "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 2 \
+         --use_peft_lora True --lora_r 8 --lora_alpha 16 --lora_target_modules all-linear \
+         --use_4bit_quantization True --use_nested_quant True --bf16 True --splits train,test\n",
+    );
+    has(
+        &job,
+        &[
+            ("lora.r", "8"),
+            ("lora.target_modules", "\"all-linear\""),
+            ("precision.frozen_params", "\"nf4\""),
+        ],
+    );
+}
+
+/// Accelerate before `dynamo_config`, and a file whose name contains an argument of the script.
+#[test]
+fn old_files_of_accelerate_and_names_with_arguments_are_read() {
+    let text =
+        |backend: &str| format!("distributed_type: MULTI_GPU\ndynamo_backend: '{backend}'\n");
+    let options = || Options {
+        model: Some("../tests/data/frameworks/trainer/mistralai/Mistral-7B-v0.1".into()),
+        ..eight()
+    };
+    let mode = |backend: &str| {
+        let job = try_text("job.yaml", &text(backend), &options()).unwrap();
+        setting(&job, "compile.mode")
+    };
+    assert_eq!(mode("NO"), None);
+    assert_eq!(mode("INDUCTOR").as_deref(), Some("\"regions\""));
+    let script = "accelerate launch --config_file recipes/$2.yaml sft.py --model_name_or_path Qwen/Qwen3-8B\n";
+    let job = try_text("train.sh", script, &eight()).unwrap();
+    let refused: Vec<String> = job.decisive().map(|r| r.key.clone()).collect();
+    assert_eq!(refused, ["config_file"]);
 }
