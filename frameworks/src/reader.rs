@@ -30,6 +30,8 @@ pub(crate) struct Reader {
     pub(crate) model_folder: PathBuf,
     /// Files in the order in which they were read.
     pub(crate) files: Vec<PathBuf>,
+    /// Options that a command sets to null, which removes them from its files.
+    pub(crate) removed: Vec<String>,
     /// Texts that replace the contents of files.
     pub(crate) texts: BTreeMap<PathBuf, String>,
 }
@@ -97,6 +99,11 @@ impl Reader {
         let options = Node::new(root.at, Value::Map(options));
         self.map(&file, format, &options, "", "", None)?;
         self.draft.end_command();
+        let nulls = root
+            .entries()
+            .iter()
+            .filter(|(_, v)| v.value == Value::Null);
+        self.removed = nulls.map(|(name, _)| name.text.clone()).collect();
         let files = Node::new(root.at, Value::Map(files));
         self.map(&file, format, &files, "", "", None)
     }
@@ -160,6 +167,11 @@ impl Reader {
             at: name.at,
         };
         let row = self.draft.row(place, shown, node.to_string(), Status::Used);
+        if self.removed.iter().any(|name| name == shown) {
+            self.draft
+                .none(row, Lack::Nothing, "removed by the command");
+            return Ok(());
+        }
         let resolved = interpolation::resolve(file.root, shown, node);
         let node = resolved.as_ref();
         let at =

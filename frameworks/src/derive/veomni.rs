@@ -63,8 +63,8 @@ fn is_flat(draft: &Draft) -> Result<bool, ConfigError> {
     Err(draft.error(row, message))
 }
 
-/// Decides whether norms, rotary embeddings and gates run in fused kernels, as most of the keys
-/// say. Liger's kernels are the default.
+/// Decides whether norms, rotary embeddings and gates run in fused kernels, as the key of norms
+/// says. Liger's kernels are the default.
 fn kernels(draft: &mut Draft) -> Result<(), ConfigError> {
     const KEY: &str = "model.implementation";
     let facts = [Fact::FusedNorms, Fact::FusedRotary, Fact::FusedGates];

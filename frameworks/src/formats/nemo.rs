@@ -1,5 +1,6 @@
 //! NeMo Automodel's YAML.
 
+use super::script::LAUNCHER;
 use crate::convert::{
     CONTEXT, DATA, DROPOUT, EVALUATION, EXCHANGE_SMS, LAUNCH, LOGGING, NF4, SAVING, STORAGE,
     VALUES, all_linear, betas, clip, compiled_blocks, double_quantization, eight_bits,
@@ -18,26 +19,42 @@ pub(crate) const NAME: &str = "NeMo Automodel";
 
 pub(crate) static NEMO: Format = Format {
     name: NAME,
-    tables: &[Table {
-        under: "",
-        prefix: "",
-        keys: KEYS,
-        asides: ASIDES,
-    }],
+    tables: &[TABLE],
     engine: Some(Engine::Fsdp),
     accelerated: false,
     reduces_in_f32: true,
     flat: false,
     open: false,
-    defaults: &[
-        super::fsdp::TORCH_SEGMENTS,
-        Fallback {
-            key: "moe.dispatcher",
-            value: "\"deepep\"",
-            why: "AutoModel's default where DeepEP is installed",
-        },
-    ],
+    defaults: DEFAULTS,
 };
+
+/// A command of `automodel` with options such as `--step_scheduler.local_batch_size 2`.
+pub(crate) static NEMO_SCRIPT: Format = Format {
+    name: NAME,
+    tables: &[TABLE, LAUNCHER],
+    engine: Some(Engine::Fsdp),
+    accelerated: false,
+    reduces_in_f32: true,
+    flat: false,
+    open: false,
+    defaults: DEFAULTS,
+};
+
+const TABLE: Table = Table {
+    under: "",
+    prefix: "",
+    keys: KEYS,
+    asides: ASIDES,
+};
+
+const DEFAULTS: &[Fallback] = &[
+    super::fsdp::TORCH_SEGMENTS,
+    Fallback {
+        key: "moe.dispatcher",
+        value: "\"deepep\"",
+        why: "AutoModel's default where DeepEP is installed",
+    },
+];
 
 const KEYS: &[Key] = &[
     key("model.pretrained_model_name_or_path", To::Model),

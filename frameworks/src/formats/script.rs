@@ -118,10 +118,21 @@ fn trl_launch(node: &Node) -> Option<Effect> {
     Some(Effect::All(effects))
 }
 
+/// Variables of the environment from which launchers start processes.
+pub(super) const ENVIRONMENT: Table = Table {
+    under: "",
+    prefix: "",
+    keys: &[
+        fact("NPROC_PER_NODE", Fact::GpusPerNode),
+        fact("NNODES", Fact::Nodes),
+    ],
+    asides: &[(LAUNCH, &["CUDA_VISIBLE_DEVICES"])],
+};
+
 /// LLaMA-Factory's arguments after `llamafactory-cli train`.
 pub(crate) static LLAMA_FACTORY_SCRIPT: Format = Format {
     name: llama_factory::NAME,
-    tables: &[llama_factory::TABLE, trainer::TABLE, LAUNCHER],
+    tables: &[llama_factory::TABLE, trainer::TABLE, LAUNCHER, ENVIRONMENT],
     engine: Some(Engine::Ddp),
     accelerated: true,
     reduces_in_f32: false,
@@ -262,6 +273,16 @@ pub(crate) fn python_names(command: &Node) -> Node {
         (name, node.clone())
     });
     Node::new(command.at, Value::Map(renamed.collect()))
+}
+
+/// Returns the arguments of a command as a configuration has them: `--train.lr 1` in the map
+/// `train`.
+pub(crate) fn nested_names(arguments: &Node) -> Node {
+    let mut entries: Vec<(Name, Node)> = Vec::new();
+    for (name, node) in arguments.entries() {
+        nest(&mut entries, &name.text, name, node);
+    }
+    Node::new(arguments.at, Value::Map(entries))
 }
 
 /// Adds an entry at a path with dots.

@@ -14,7 +14,7 @@ use crate::table::{
     Dtype, Effect, Engine, Fact, Fallback, Format, Key, Table, To, choice, decisive, fact, integer,
     key, lost, number, quoted, with,
 };
-use crate::tree::{Name, Node, Value};
+use crate::tree::Node;
 
 const NAME: &str = "VeOmni";
 
@@ -53,7 +53,7 @@ pub(crate) static VEOMNI_SCRIPT: Format = Format {
         MODEL_SHARDING,
         MODEL_UPDATES,
         script::LAUNCHER,
-        COMMAND,
+        script::ENVIRONMENT,
     ],
     engine: Some(Engine::Fsdp),
     accelerated: false,
@@ -126,15 +126,6 @@ const fn table(
         asides,
     }
 }
-
-const COMMAND: Table = table(
-    "",
-    &[
-        fact("NPROC_PER_NODE", Fact::GpusPerNode),
-        fact("NNODES", Fact::Nodes),
-    ],
-    &[(LAUNCH, &["CUDA_VISIBLE_DEVICES"])],
-);
 
 const DIFFUSION: &str = "diffusion models are not modeled";
 const COMPOSED: &str = "models composed of encoders, a foundation and decoders are not modeled";
@@ -674,15 +665,6 @@ pub(crate) fn veomni_section(key: &str) -> bool {
 pub(crate) fn veomni_flat(key: &str) -> bool {
     let name = key.strip_prefix("train.");
     name.is_some_and(|name| FLAT.iter().any(|k| k.name == name))
-}
-
-/// Returns the arguments of a command as a configuration has them.
-pub(crate) fn veomni_names(arguments: &Node) -> Node {
-    let mut entries: Vec<(Name, Node)> = Vec::new();
-    for (name, node) in arguments.entries() {
-        script::nest(&mut entries, &name.text, name, node);
-    }
-    Node::new(arguments.at, Value::Map(entries))
 }
 
 /// Reads how the model is distributed.

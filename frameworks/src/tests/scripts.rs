@@ -516,3 +516,88 @@ fn old_files_of_accelerate_and_names_with_arguments_are_read() {
     let refused: Vec<String> = job.decisive().map(|r| r.key.clone()).collect();
     assert_eq!(refused, ["config_file"]);
 }
+
+/// Commands that override keys of the files that they name: `name=value` of LLaMA-Factory and
+/// torchtune, options of Axolotl, and options with a path of NeMo Automodel and torchtitan.
+#[test]
+fn commands_override_keys_of_their_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |name: &str, text: &str, command: &str| {
+        std::fs::write(folder.path().join(name), text).unwrap();
+        let script = folder.path().join("run.sh");
+        try_text(script.to_str().unwrap(), command, &eight()).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let factory = "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: full\ncutoff_len: 2048\n\
+                   per_device_train_batch_size: 1\ndeepspeed: missing.json\n";
+    let job = read(
+        "factory.yaml",
+        factory,
+        "FORCE_TORCHRUN=1 llamafactory-cli train factory.yaml model_name_or_path=Qwen/Qwen3-8B \\\n \
+         per_device_train_batch_size=4 cutoff_len=1024 deepspeed=null\n",
+    );
+    has(
+        &job,
+        &[
+            ("model.preset", "\"qwen3-8b\""),
+            ("train.micro_batch", "4"),
+            ("train.seq_len", "1024"),
+        ],
+    );
+    assert_eq!(row(&job, "cutoff_len").0, Status::Used);
+    let tune = std::fs::read_to_string("../tests/data/frameworks/torchtune/llama31-8b-full.yaml");
+    let job = read(
+        "tune.yaml",
+        &tune.unwrap(),
+        "tune run --nproc_per_node 8 full_finetune_distributed --config tune.yaml batch_size=7 tokenizer.max_seq_len=512\n",
+    );
+    has(
+        &job,
+        &[
+            ("mesh.dp_shard", "8"),
+            ("train.micro_batch", "7"),
+            ("train.seq_len", "512"),
+        ],
+    );
+    let axolotl = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\nmicro_batch_size: 1\n";
+    let job = read(
+        "sft.yaml",
+        axolotl,
+        "axolotl train sft.yaml --micro-batch-size 3 --sequence-len=1024\n",
+    );
+    has(
+        &job,
+        &[("train.micro_batch", "3"), ("train.seq_len", "1024")],
+    );
+    let nemo = "step_scheduler: {local_batch_size: 1, global_batch_size: 64}\ndataset: {seq_len: 2048}\n\
+                model: {pretrained_model_name_or_path: Qwen/Qwen3-4B}\ndistributed: {strategy: fsdp2}\n";
+    let job = read(
+        "nemo.yaml",
+        nemo,
+        "automodel finetune llm -c nemo.yaml --nproc-per-node 8 --step_scheduler.local_batch_size 2 \
+         --model.pretrained_model_name_or_path Qwen/Qwen3-8B\n",
+    );
+    has(
+        &job,
+        &[
+            ("model.preset", "\"qwen3-8b\""),
+            ("train.micro_batch", "2"),
+            ("train.grad_accum", "4"),
+        ],
+    );
+    let titan = "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n";
+    let job = read(
+        "titan.toml",
+        titan,
+        "torchrun --nproc_per_node=8 -m torchtitan.train --job.config_file titan.toml --training.local_batch_size 2\n",
+    );
+    assert_eq!(job.framework, "torchtitan");
+    has(
+        &job,
+        &[
+            ("model.preset", "\"llama3-8b\""),
+            ("mesh.dp_shard", "8"),
+            ("train.micro_batch", "2"),
+            ("train.seq_len", "8192"),
+        ],
+    );
+}
