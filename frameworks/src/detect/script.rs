@@ -103,7 +103,7 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
         let arguments = with_environment(&command);
         return Ok((&LLAMA_FACTORY_SCRIPT, python_names(&arguments)));
     }
-    if command.starts("axolotl") {
+    if command.names("axolotl") {
         return Ok((&LAUNCH_SCRIPT, python_names(arguments)));
     }
     if command.runs("tune", &["run"]) {

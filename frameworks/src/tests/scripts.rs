@@ -559,15 +559,14 @@ fn commands_override_keys_of_their_files() {
         ],
     );
     let axolotl = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\nmicro_batch_size: 1\n";
-    let job = read(
-        "sft.yaml",
-        axolotl,
-        "axolotl train sft.yaml --micro-batch-size 3 --sequence-len=1024\n",
-    );
-    has(
-        &job,
-        &[("train.micro_batch", "3"), ("train.seq_len", "1024")],
-    );
+    for program in ["axolotl train", "accelerate launch -m axolotl.cli.train"] {
+        let command = format!("{program} sft.yaml --micro-batch-size 3 --sequence-len=1024\n");
+        let job = read("sft.yaml", axolotl, &command);
+        has(
+            &job,
+            &[("train.micro_batch", "3"), ("train.seq_len", "1024")],
+        );
+    }
     let nemo = "step_scheduler: {local_batch_size: 1, global_batch_size: 64}\ndataset: {seq_len: 2048}\n\
                 model: {pretrained_model_name_or_path: Qwen/Qwen3-4B}\ndistributed: {strategy: fsdp2}\n";
     let job = read(
