@@ -32,6 +32,7 @@ pub(crate) const STORAGE: &str = "the storage type of 4-bit weights";
 pub(crate) const TENSOR: &str = "tensor parallelism is not modeled for transformers";
 pub(crate) const PIPELINE: &str = "pipeline parallelism is not modeled";
 pub(crate) const CONTEXT: &str = "context parallelism is not modeled";
+pub(crate) const ULYSSES: &str = "Ulysses sequence parallelism is not modeled";
 pub(crate) const REFERENCE: &str = "a reference model, a second one in memory, is not modeled";
 pub(crate) const PREFERENCES: &str = "training on preferences or rewards is not modeled";
 
@@ -202,7 +203,8 @@ pub(crate) fn chunked_loss(node: &Node) -> Converted {
     if_true(node, fused_loss())
 }
 
-fn fused_loss() -> Effect {
+/// Computes the loss in Liger's fused kernel.
+pub(crate) fn fused_loss() -> Effect {
     Effect::Assume(
         "train.loss",
         quoted("chunked"),

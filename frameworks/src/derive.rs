@@ -11,6 +11,7 @@ mod llm_foundry;
 mod mesh;
 mod precision;
 mod recompute;
+mod veomni;
 mod verl;
 
 pub(crate) use architecture::{Activation, Positions};
@@ -22,7 +23,7 @@ use crate::adapters::Targets;
 use crate::convert::REFERENCE;
 use crate::draft::{Draft, Given, NamedModel};
 use crate::error::ConfigError;
-use crate::formats::{LITGPT, LLM_FOUNDRY, NEMO_NAME as NEMO, VERL};
+use crate::formats::{LITGPT, LLM_FOUNDRY, NEMO_NAME as NEMO, VEOMNI, VERL};
 use crate::model::{self, Model};
 use crate::reader::Reader;
 use crate::row::{Lack, Row, Status};
@@ -47,7 +48,10 @@ const PER_NODE: u64 = 8;
 /// is needed.
 pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), ConfigError> {
     let accelerated = reader.formats.iter().any(|f| f.accelerated);
-    find_model(reader, options)?;
+    if let Err(error) = find_model(reader, options) {
+        // A job that cannot be predicted needs no model.
+        return Err(reader.draft.refusal().unwrap_or(error));
+    }
     let draft = &mut reader.draft;
     defaults::decide(draft, &reader.formats)?;
     if is(&reader.formats, &LLM_FOUNDRY) {
@@ -58,6 +62,9 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     }
     if is(&reader.formats, &VERL) {
         verl::decide(draft)?;
+    }
+    if is(&reader.formats, &VEOMNI) {
+        veomni::decide(draft)?;
     }
     for format in &reader.formats {
         // The fallbacks for other keys depend on the steps below.
@@ -89,6 +96,9 @@ pub(crate) fn finish(reader: &mut Reader, options: &Options) -> Result<(), Confi
     pairs(draft)?;
     if is(&reader.formats, &LITGPT) {
         litgpt::sharding(draft, ranks)?;
+    }
+    if is(&reader.formats, &VEOMNI) {
+        veomni::sharding(draft, ranks)?;
     }
     recompute::whole_blocks(draft)?;
     recompute::layers(draft)?;
@@ -379,7 +389,7 @@ fn find_model(reader: &mut Reader, options: &Options) -> Result<(), ConfigError>
                 "--model {name}: expected a folder with config.json, or such a file"
             )));
         };
-        let named = [&draft.model, &draft.family, &draft.flavor].map(Option::as_ref);
+        let named = [&draft.config, &draft.model, &draft.family, &draft.flavor].map(Option::as_ref);
         for row in named
             .into_iter()
             .flatten()
@@ -395,8 +405,8 @@ fn find_model(reader: &mut Reader, options: &Options) -> Result<(), ConfigError>
         );
         return Ok(());
     }
-    if let Some(named) = draft.model.clone() {
-        let overrides = is(&reader.formats, &LLM_FOUNDRY);
+    if let Some(named) = draft.config.clone().or(draft.model.clone()) {
+        let overrides = is(&reader.formats, &LLM_FOUNDRY) || is(&reader.formats, &VEOMNI);
         if draft.value("model.layers").is_some() && !overrides {
             return sized(draft, &named);
         }

@@ -6,7 +6,7 @@ mod script;
 use crate::error::ConfigError;
 use crate::formats::{
     ACCELERATE, AXOLOTL, DEEPSPEED, LITGPT, LLAMA_FACTORY, LLM_FOUNDRY, MEGATRON_BRIDGE,
-    MEGATRON_YAML, NEMO, PEFT, SWIFT, SWIFT_MEGATRON, TORCHTITAN, TORCHTUNE, TRAINER, VERL,
+    MEGATRON_YAML, NEMO, PEFT, SWIFT, SWIFT_MEGATRON, TORCHTITAN, TORCHTUNE, TRAINER, VEOMNI, VERL,
 };
 use crate::table::Format;
 use crate::tree::{Node, Value};
@@ -20,8 +20,22 @@ const MOST_BYTES: u64 = 64 << 20;
 const LOGGED: [&str; 2] = ["Running with configs: ", "Running with args: "];
 
 /// Paths that occur in one framework only, the most distinctive first. Any one of them is enough.
-const SIGNS: [(&Format, &[&str]); 14] = [
+const SIGNS: [(&Format, &[&str]); 15] = [
     (&PEFT, &["peft_type"]),
+    (
+        &VEOMNI,
+        &[
+            "train.accelerator",
+            "train.data_parallel_mode",
+            "train.ulysses_parallel_size",
+            "train.bsz_warmup_ratio",
+            "train.lr_warmup_ratio",
+            "train.dyn_bsz",
+            "model.ops_implementation",
+            "model.accelerator",
+            "data.train_path",
+        ],
+    ),
     (
         &LLM_FOUNDRY,
         &[
@@ -175,7 +189,7 @@ pub(crate) fn parse(file: &str, text: &str) -> Result<(&'static Format, Node), C
             message:
                 "the format is not known: expected a configuration of Accelerate, the Hugging \
                       Face Trainer, Axolotl, LLaMA-Factory, torchtune, torchtitan, DeepSpeed, \
-                      Megatron-LM, Megatron-Bridge, NeMo Automodel, ms-swift, LLM Foundry, LitGPT, verl or PEFT"
+                      Megatron-LM, Megatron-Bridge, NeMo Automodel, ms-swift, LLM Foundry, LitGPT, verl, VeOmni or PEFT"
                     .to_owned(),
         }),
     }
@@ -336,6 +350,11 @@ mod tests {
                 "a.yaml",
                 "data: {micro_batch_size_per_gpu: 4}\nmodel: {partial_pretrain: x}",
                 "verl",
+            ),
+            (
+                "a.yaml",
+                "model: {model_path: x}\ntrain: {micro_batch_size: 1, data_parallel_mode: fsdp2}",
+                "VeOmni",
             ),
             (
                 "a.log",

@@ -34,6 +34,8 @@ pub(crate) struct Draft {
     pub(crate) engine: Option<Given<Engine>>,
     pub(crate) mixed: Option<Given<Dtype>>,
     pub(crate) weights: Option<Given<Dtype>>,
+    /// Its config.json, which decides its sizes if [`Draft::model`] names a folder, too.
+    pub(crate) config: Option<NamedModel>,
     pub(crate) model: Option<NamedModel>,
     pub(crate) family: Option<NamedModel>,
     pub(crate) flavor: Option<NamedModel>,
@@ -88,6 +90,9 @@ impl Draft {
             }
             Effect::Weights(value) => {
                 self.weights.get_or_insert(Given { value, row });
+            }
+            Effect::Config(name) => {
+                self.config.get_or_insert(NamedModel { name, row });
             }
             Effect::Model(name) => {
                 self.model.get_or_insert(NamedModel { name, row });
@@ -220,6 +225,14 @@ impl Draft {
     /// Returns an error about a row.
     pub(crate) fn error(&self, row: usize, message: String) -> ConfigError {
         self.error_at(&self.rows[row], message)
+    }
+
+    /// Returns an error about the first key that makes a prediction impossible.
+    pub(crate) fn refusal(&self) -> Option<ConfigError> {
+        let refused = |r: &&Row| r.status.lack() == Lack::Everything;
+        let row = self.rows.iter().find(refused)?;
+        let why = row.why.as_deref().unwrap_or("not modeled");
+        Some(self.error_at(row, format!("{} = {}: {why}", row.key, row.value)))
     }
 
     /// Takes the rows that name layers with adapters, together with all of these layers.

@@ -16,6 +16,7 @@ mod swift;
 mod torchtitan;
 mod torchtune;
 mod trainer;
+mod veomni;
 mod verl;
 
 pub(crate) use accelerate::ACCELERATE;
@@ -25,22 +26,24 @@ pub(crate) use deepspeed::DEEPSPEED;
 pub(crate) use fsdp::BACKWARD_POST;
 pub(crate) use litgpt::{Command as LitGptCommand, LITGPT, LITGPT_SCRIPT, litgpt_names};
 pub(crate) use llama_factory::LLAMA_FACTORY;
-pub(crate) use llm_foundry::{LLM_FOUNDRY, LLM_FOUNDRY_SCRIPT};
+pub(crate) use llm_foundry::{FUSED_LOSS, LLM_FOUNDRY, LLM_FOUNDRY_SCRIPT, UPCAST};
 pub(crate) use megatron::{MEGATRON, MEGATRON_YAML};
-pub(crate) use nemo::{NAME as NEMO_NAME, NEMO};
+pub(crate) use nemo::{NAME as NEMO_NAME, NEMO, NEMO_SCRIPT};
 pub(crate) use peft::PEFT;
 pub(crate) use script::{
-    LAUNCH_SCRIPT, LLAMA_FACTORY_SCRIPT, TRAINER_SCRIPT, TRL_SCRIPT, has_arguments, python_names,
+    LAUNCH_SCRIPT, LLAMA_FACTORY_SCRIPT, TRAINER_SCRIPT, TRL_SCRIPT, has_arguments, nested_names,
+    python_names,
 };
 pub(crate) use swift::{SWIFT, SWIFT_MEGATRON};
-pub(crate) use torchtitan::TORCHTITAN;
-pub(crate) use torchtune::TORCHTUNE;
+pub(crate) use torchtitan::{TORCHTITAN, TORCHTITAN_SCRIPT};
+pub(crate) use torchtune::{TORCHTUNE, TORCHTUNE_SCRIPT};
 pub(crate) use trainer::TRAINER;
+pub(crate) use veomni::{VEOMNI, VEOMNI_SCRIPT, veomni_flat, veomni_section};
 pub(crate) use verl::{VERL, VERL_SCRIPT};
 
 /// All formats.
 #[cfg(test)]
-pub(crate) const ALL: [&crate::table::Format; 23] = [
+pub(crate) const ALL: [&crate::table::Format; 28] = [
     &ACCELERATE,
     &AXOLOTL,
     &DEEPSPEED,
@@ -54,14 +57,19 @@ pub(crate) const ALL: [&crate::table::Format; 23] = [
     &MEGATRON,
     &MEGATRON_BRIDGE,
     &NEMO,
+    &NEMO_SCRIPT,
     &PEFT,
     &SWIFT,
     &SWIFT_MEGATRON,
     &TORCHTITAN,
+    &TORCHTITAN_SCRIPT,
     &TORCHTUNE,
+    &TORCHTUNE_SCRIPT,
     &TRAINER,
     &TRAINER_SCRIPT,
     &TRL_SCRIPT,
+    &VEOMNI,
+    &VEOMNI_SCRIPT,
     &VERL,
     &VERL_SCRIPT,
 ];

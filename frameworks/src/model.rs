@@ -78,12 +78,14 @@ const FLAVORS: [(&str, &str, &str); 18] = [
 ];
 
 /// Suffixes of ids that do not change shapes.
-const VARIANTS: [&str; 10] = [
+const VARIANTS: [&str; 12] = [
     "",
     "-base",
     "-chat",
     "-hf",
     "-chat-hf",
+    "-bf16",
+    "-merge",
     "-instruct",
     "-instruct-2507",
     "-thinking-2507",

@@ -30,6 +30,8 @@ pub(crate) struct Reader {
     pub(crate) model_folder: PathBuf,
     /// Files in the order in which they were read.
     pub(crate) files: Vec<PathBuf>,
+    /// Options that a command sets to null, which removes them from its files.
+    pub(crate) removed: Vec<String>,
     /// Texts that replace the contents of files.
     pub(crate) texts: BTreeMap<PathBuf, String>,
 }
@@ -97,6 +99,11 @@ impl Reader {
         let options = Node::new(root.at, Value::Map(options));
         self.map(&file, format, &options, "", "", None)?;
         self.draft.end_command();
+        let nulls = root
+            .entries()
+            .iter()
+            .filter(|(_, v)| v.value == Value::Null);
+        self.removed = nulls.map(|(name, _)| name.text.clone()).collect();
         let files = Node::new(root.at, Value::Map(files));
         self.map(&file, format, &files, "", "", None)
     }
@@ -132,7 +139,12 @@ impl Reader {
                 Some(To::With(_) | To::Choice(_)) if inner => {
                     self.map(file, format, node, &shown, &path, above)?;
                 }
-                _ if inner => self.map(file, format, node, &shown, &path, to)?,
+                _ if inner => {
+                    if to.is_none() {
+                        section(file, format, name, &path)?;
+                    }
+                    self.map(file, format, node, &shown, &path, to)?;
+                }
                 _ => self.leaf(file, format, name, node, &shown, &path, to)?,
             }
         }
@@ -155,6 +167,11 @@ impl Reader {
             at: name.at,
         };
         let row = self.draft.row(place, shown, node.to_string(), Status::Used);
+        if self.removed.iter().any(|name| name == shown) {
+            self.draft
+                .none(row, Lack::Nothing, "removed by the command");
+            return Ok(());
+        }
         let resolved = interpolation::resolve(file.root, shown, node);
         let node = resolved.as_ref();
         let at =
@@ -252,6 +269,8 @@ impl Reader {
             );
             return Err(ConfigError::at(file, name.at, message));
         }
+        // Arguments of a command start with dashes, which the tables do not write.
+        let word = word.trim_start_matches("--");
         let near = nearest(word, known.iter().map(AsRef::as_ref))
             .map_or_else(String::new, |n| format!("; the nearest is `{n}`"));
         let why = format!("not a key of {} that is known here{near}", format.name);
@@ -286,6 +305,10 @@ impl Reader {
             .map(|folder| folder.join(text))
             .find(|path| path.is_file());
         let Some(path) = found else {
+            if text.contains('$') {
+                self.draft.none(row, Lack::Everything, UNSET_FILE);
+                return Ok(());
+            }
             let message = format!(
                 "file `{text}` is not found, relative to this file or the working directory"
             );
@@ -297,6 +320,26 @@ impl Reader {
         self.draft.rows[row].why = Some("read as well".to_owned());
         self.file(&path, format)
     }
+}
+
+/// Rejects the misspelled name of a map.
+fn section(file: &File<'_>, format: &Format, name: &Name, path: &str) -> Result<(), ConfigError> {
+    if format.open || format.flat {
+        return Ok(());
+    }
+    let above = path.rsplit_once('.').map_or("", |(above, _)| above);
+    let known = format.sections(above);
+    if known.iter().any(|section| *section == name.text) {
+        return Ok(());
+    }
+    let Some(meant) = known.iter().find(|section| is_typo(&name.text, section)) else {
+        return Ok(());
+    };
+    let message = format!(
+        "`{}` is not a section of {}; did you mean `{meant}`?",
+        name.text, format.name
+    );
+    Err(ConfigError::at(file.shown, name.at, message))
 }
 
 /// Returns whether an option of a command names a configuration file.

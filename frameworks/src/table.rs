@@ -3,6 +3,7 @@
 use crate::adapters::Targets;
 use crate::tree::Node;
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 
 /// A key of a framework.
 pub(crate) struct Key {
@@ -61,6 +62,8 @@ pub(crate) enum Effect {
     Weights(Dtype),
     /// Names the model.
     Model(String),
+    /// Names the model's config.json, which decides its sizes.
+    Config(String),
     /// Names the model's family in the framework.
     Family(String),
     /// Names the model's size in its family.
@@ -121,6 +124,8 @@ pub(crate) enum Fact {
     Tensor,
     Pipeline,
     Context,
+    /// Ranks that divide sequences, and heads in attention (DeepSpeed-Ulysses).
+    Ulysses,
     Expert,
     /// Activation of Megatron-LM's feed-forward layer, as an `Activation`.
     Activation,
@@ -168,7 +173,7 @@ pub(crate) enum Fact {
     /// 1: full parameters are freed after forward in a job with expert parallelism (NeMo
     /// AutoModel's `distributed.moe`); 0: they are kept.
     ExpertReshard,
-    /// 1: NeMo AutoModel sets explicit prefetching; the depths count units.
+    /// 1: NeMo AutoModel or VeOmni sets explicit prefetching; the depths count units.
     ExplicitPrefetch,
     ForwardPrefetchDepth,
     BackwardPrefetchDepth,
@@ -262,6 +267,16 @@ pub(crate) enum Fact {
     Float8Transposes,
     /// 1: the first and last blocks stay in 16 bits.
     Float8InnerBlocks,
+    /// 1: VeOmni computes in 16 bits with float32 weights; 0: all state has 16 bits.
+    MixedPrecision,
+    /// 1: FSDP1 shards parameters; 0: it shards nothing (VeOmni).
+    FullShard,
+    /// 1: the operation runs in a fused kernel; 0: in the kernels of transformers (VeOmni).
+    FusedNorms,
+    FusedRotary,
+    FusedGates,
+    /// 1: each block is compiled (VeOmni).
+    CompiledBlocks,
     /// 1: the model is compiled.
     Compiled,
     /// 1: blocks are compiled separately.
@@ -400,6 +415,27 @@ impl Format {
             names.extend(of_folder.map(|(_, name)| self.spelled(name)));
         }
         names
+    }
+
+    /// Returns the names of the maps with known keys that a map at a path can have.
+    pub(crate) fn sections(&self, path: &str) -> BTreeSet<String> {
+        let mut found = BTreeSet::new();
+        for table in self.tables {
+            for name in table.names() {
+                let whole = match table.under {
+                    "" => name.to_owned(),
+                    under => format!("{under}.{name}"),
+                };
+                let rest = match path {
+                    "" => Some(whole.as_str()),
+                    path => whole.strip_prefix(path).and_then(|r| r.strip_prefix('.')),
+                };
+                if let Some((section, _)) = rest.and_then(|r| r.split_once('.')) {
+                    found.insert(section.to_owned());
+                }
+            }
+        }
+        found
     }
 
     /// Returns the name of a path in the form that the tables use.

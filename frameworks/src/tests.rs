@@ -1398,4 +1398,5 @@ mod megatron;
 mod recipes;
 mod scripts;
 mod swift;
+mod veomni;
 mod verl;

@@ -6,7 +6,7 @@
 use super::architecture::Positions;
 use crate::draft::Draft;
 use crate::error::ConfigError;
-use crate::formats::BACKWARD_POST;
+use crate::formats::{BACKWARD_POST, FUSED_LOSS, UPCAST};
 use crate::row::Row;
 use crate::table::{Dtype, Effect, Engine, Fact, quoted};
 
@@ -88,6 +88,7 @@ fn mpt(draft: &mut Draft) -> Result<(), ConfigError> {
     if !draft.rows.iter().any(|r| r.key == key) {
         draft.suppose_fact(Fact::AttentionLibrary, 0, key, "flash", BY_MPT);
     }
+    draft.assume(UPCAST, "false", FUSED_LOSS);
     ffn(draft)?;
     let (no_bias, rms) = (on(draft, Fact::NoBias), on(draft, Fact::RmsNorm));
     let none = draft

@@ -2,7 +2,7 @@
 
 use super::PER_NODE;
 use crate::Options;
-use crate::convert::{CONTEXT, PIPELINE, TENSOR};
+use crate::convert::{CONTEXT, PIPELINE, TENSOR, ULYSSES};
 use crate::draft::{Draft, Given};
 use crate::error::ConfigError;
 use crate::row::Lack;
@@ -187,6 +187,7 @@ fn model_parallel(draft: &mut Draft) -> u64 {
         (Fact::Tensor, TENSOR),
         (Fact::Pipeline, PIPELINE),
         (Fact::Context, CONTEXT),
+        (Fact::Ulysses, ULYSSES),
     ];
     let mut product: u64 = 1;
     for (fact, why) in axes {
@@ -204,7 +205,7 @@ fn model_parallel(draft: &mut Draft) -> u64 {
 }
 
 fn model_parallel_row(draft: &Draft) -> Option<usize> {
-    let axes = [Fact::Tensor, Fact::Pipeline, Fact::Context];
+    let axes = [Fact::Tensor, Fact::Pipeline, Fact::Context, Fact::Ulysses];
     let facts = axes.iter().filter_map(|f| draft.fact(*f));
     facts.filter(|f| f.value > 1).map(|f| f.row).next()
 }

@@ -8,15 +8,8 @@ use crate::tree::Node;
 const VERL: &str = "verl's training on rewards";
 
 /// A framework with the paths that occur in its configurations only.
-const FILES: [(&str, &[&str]); 6] = [
-    (
-        "nanotron",
-        &[
-            "data_stages",
-            "tokens.micro_batch_size",
-            "model.model_config",
-        ],
-    ),
+const FILES: [(&str, &[&str]); 5] = [
+    ("nanotron", &["data_stages", "tokens.micro_batch_size"]),
     (
         VERL,
         &[
@@ -34,15 +27,6 @@ const FILES: [(&str, &[&str]); 6] = [
             "policy.train_global_batch_size",
             "policy.megatron_cfg",
             "policy.generation",
-        ],
-    ),
-    (
-        "VeOmni",
-        &[
-            "train.accelerator",
-            "train.data_parallel_mode",
-            "train.ulysses_parallel_size",
-            "train.bsz_warmup_ratio",
         ],
     ),
     ("picotron", &["distributed.pp_engine"]),

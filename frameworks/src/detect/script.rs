@@ -5,8 +5,9 @@ use crate::convert::PREFERENCES;
 use crate::error::ConfigError;
 use crate::formats::{
     LAUNCH_SCRIPT, LITGPT_SCRIPT, LLAMA_FACTORY_SCRIPT, LLM_FOUNDRY_SCRIPT, MEGATRON,
-    MEGATRON_BRIDGE, SWIFT, SWIFT_MEGATRON, TRAINER_SCRIPT, TRL_SCRIPT, VERL_SCRIPT, has_arguments,
-    litgpt_names, python_names,
+    MEGATRON_BRIDGE, NEMO_SCRIPT, SWIFT, SWIFT_MEGATRON, TORCHTITAN_SCRIPT, TORCHTUNE_SCRIPT,
+    TRAINER_SCRIPT, TRL_SCRIPT, VEOMNI_SCRIPT, VERL_SCRIPT, has_arguments, litgpt_names,
+    nested_names, python_names,
 };
 use crate::shell::Command;
 use crate::table::Format;
@@ -42,6 +43,17 @@ const OF_LITGPT: [&str; 6] = [
     "finetune_adapter",
     "finetune_adapter_v2",
     "pretrain",
+];
+/// Words in names of scripts that train on preferences or rewards.
+const ON_PREFERENCES: [&str; 8] = ["dpo", "ipo", "kto", "orpo", "ppo", "grpo", "rloo", "reward"];
+/// torchtitan's option for its configuration.
+const TITAN_CONFIG: &str = "--job.config-file";
+/// Beginnings of VeOmni's arguments.
+const VEOMNI_SIGNS: [&str; 4] = [
+    "--train.",
+    "--data.train-path",
+    "--model.model-path",
+    "--model.config-path",
 ];
 /// Launchers of LLM Foundry.
 const OF_FOUNDRY: [&str; 2] = ["composer", "llmfoundry"];
@@ -87,13 +99,32 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
             (&SWIFT, python_names(&with_environment(&command)))
         });
     }
-    if command.runs("llamafactory-cli", &["train"]) && has(&["--model-name-or-path"])
-        || has(&["--finetuning-type"])
-    {
-        return Ok((&LLAMA_FACTORY_SCRIPT, python_names(arguments)));
+    if command.runs("llamafactory-cli", &["train"]) || has(&["--finetuning-type"]) {
+        let arguments = with_environment(&command);
+        return Ok((&LLAMA_FACTORY_SCRIPT, python_names(&arguments)));
+    }
+    if command.names("axolotl") {
+        return Ok((&LAUNCH_SCRIPT, python_names(arguments)));
+    }
+    if command.runs("tune", &["run"]) {
+        return Ok((&TORCHTUNE_SCRIPT, python_names(arguments)));
+    }
+    if command.starts("automodel") {
+        return Ok((&NEMO_SCRIPT, nested_names(&python_names(arguments))));
+    }
+    if command.names("torchtitan") || has_section(arguments, &[TITAN_CONFIG]) {
+        let arguments = renamed(arguments, TITAN_CONFIG, "--config");
+        return Ok((&TORCHTITAN_SCRIPT, nested_names(&python_names(&arguments))));
+    }
+    if has_section(arguments, &VEOMNI_SIGNS) {
+        let arguments = python_names(&with_environment(&command));
+        return Ok((&VEOMNI_SCRIPT, nested_names(&arguments)));
     }
     if let Some(other) = others::program(&command) {
         return Err(ConfigError::at(file, arguments.at, others::message(other)));
+    }
+    if has_arguments(arguments) && command.names_word(&ON_PREFERENCES) {
+        return Err(ConfigError::at(file, arguments.at, PREFERENCES));
     }
     if has_arguments(arguments) {
         return Ok((&TRAINER_SCRIPT, python_names(arguments)));
@@ -112,6 +143,25 @@ pub(super) fn format(file: &str, command: Command) -> Result<(&'static Format, N
                    (--model_name_or_path, --per_device_train_batch_size) or of ms-swift, or a configuration file"
         .to_owned();
     Err(ConfigError::at(file, arguments.at, message))
+}
+
+/// Returns whether an argument starts with one of some texts.
+fn has_section(arguments: &Node, signs: &[&str]) -> bool {
+    let names = arguments.entries().iter().map(|(name, _)| &name.text);
+    names
+        .into_iter()
+        .any(|name| signs.iter().any(|sign| name.starts_with(sign)))
+}
+
+/// Returns the arguments with another name for one of them.
+fn renamed(arguments: &Node, from: &str, to: &str) -> Node {
+    let mut arguments = arguments.clone();
+    if let Value::Map(entries) = &mut arguments.value {
+        for (name, _) in entries.iter_mut().filter(|(name, _)| name.text == from) {
+            to.clone_into(&mut name.text);
+        }
+    }
+    arguments
 }
 
 /// Returns the arguments with the variables of the environment.

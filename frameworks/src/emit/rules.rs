@@ -34,6 +34,7 @@ const DEEPSPEED: &str = "DeepSpeed";
 const FOUNDRY: &str = "LLM Foundry";
 const LITGPT: &str = "LitGPT";
 const VERL: &str = "verl";
+const VEOMNI: &str = "VeOmni";
 const RESHARD: &str = "fsdp.reshard_after_forward";
 const RECOMPUTE: &str = "train.recompute";
 const MODE: &str = "compile.mode";
@@ -43,6 +44,8 @@ const LENGTH: &str = "train.seq_len";
 const REDUCE: &str = "precision.reduce_dtype";
 
 const SHARDING: &str = "fsdp_config.fsdp_sharding_strategy";
+/// Key of VeOmni's versions without sections.
+const MODE_FLAT: &str = "train.data_parallel_mode";
 
 /// Defines a table of rules, one per line: `FORMAT: KEY = VALUE => [PATH = VALUE, …];`, or
 /// `FORMAT if PATH: …` for files that have this path. The first rule that applies wins.
@@ -170,6 +173,28 @@ const RULES: &[Rule] = rules! {
     VERL: LOSS = "materialized" => ["model.use_liger" = "false"];
     VERL if "engine.strategy": RESHARD = "true" => ["engine.reshard_after_forward" = "true"];
     VERL if "engine.strategy": RESHARD = "false" => ["engine.reshard_after_forward" = "false"];
+    VEOMNI: ACCUM = ANY => ["train.global_batch_size" = GLOBAL];
+    VEOMNI: LENGTH = ANY => ["data.max_seq_len" = SAME];
+    VEOMNI if MODE_FLAT: RECOMPUTE = "full" => ["train.enable_gradient_checkpointing" = "true"];
+    VEOMNI if MODE_FLAT: RECOMPUTE = "none" => ["train.enable_gradient_checkpointing" = "false"];
+    VEOMNI if MODE_FLAT: RESHARD = "true" => ["train.enable_reshard_after_forward" = "true"];
+    VEOMNI if MODE_FLAT: RESHARD = "false" => ["train.enable_reshard_after_forward" = "false"];
+    VEOMNI if MODE_FLAT: "mesh.dp_shard" = ANY => ["train.data_parallel_shard_size" = SAME];
+    VEOMNI if MODE_FLAT: "mesh.dp_replicate" = ANY => ["train.data_parallel_replicate_size" = SAME];
+    VEOMNI if MODE_FLAT: "mesh.ep" = ANY => ["train.expert_parallel_size" = SAME];
+    VEOMNI: RECOMPUTE = "full" => ["train.gradient_checkpointing.enable" = "true"];
+    VEOMNI: RECOMPUTE = "none" => ["train.gradient_checkpointing.enable" = "false"];
+    VEOMNI: RESHARD = "true" => ["train.accelerator.fsdp_config.reshard_after_forward" = "true"];
+    VEOMNI: RESHARD = "false" => ["train.accelerator.fsdp_config.reshard_after_forward" = "false"];
+    VEOMNI: REDUCE = "f32" => ["train.accelerator.fsdp_config.mixed_precision.reduce_dtype" = "float32"];
+    VEOMNI: REDUCE = "bf16" => ["train.accelerator.fsdp_config.mixed_precision.reduce_dtype" = "bfloat16"];
+    VEOMNI: MODE = "blocks" => ["train.torch_compile.enable" = "true"];
+    VEOMNI: MODE = "off" => ["train.torch_compile.enable" = "false"];
+    VEOMNI: LOSS = "chunked" => ["model.ops_implementation.cross_entropy_loss_implementation" = "liger_kernel"];
+    VEOMNI: LOSS = "materialized" => ["model.ops_implementation.cross_entropy_loss_implementation" = "eager"];
+    VEOMNI: "mesh.dp_shard" = ANY => ["train.accelerator.dp_shard_size" = SAME];
+    VEOMNI: "mesh.dp_replicate" = ANY => ["train.accelerator.dp_replicate_size" = SAME];
+    VEOMNI: "mesh.ep" = ANY => ["train.accelerator.ep_size" = SAME];
     // Frameworks recompute all blocks by default.
     ANY: "train.recompute_layers" = "all" => [];
 };

@@ -80,12 +80,7 @@ pub(crate) static ACCELERATE: Format = Format {
             under: "dynamo_config",
             prefix: "dynamo_",
             keys: &[
-                with("backend", |node| {
-                    Ok(match node.full().to_ascii_lowercase().as_str() {
-                        "no" => Effect::Aside("off"),
-                        _ => Effect::Fact(Fact::Compiled, 1),
-                    })
-                }),
+                with("backend", compiled),
                 with("use_regional_compilation", |node| {
                     Ok(Effect::Fact(
                         Fact::RegionalCompilation,
@@ -130,6 +125,8 @@ const KEYS: &[Key] = &[
         })
     }),
     with("mixed_precision", mixed_precision),
+    // Versions before `dynamo_config`.
+    with("dynamo_backend", compiled),
     fact("num_processes", Fact::Processes),
     fact("num_machines", Fact::Nodes),
     integer("gradient_accumulation_steps", "train.grad_accum"),
@@ -210,3 +207,12 @@ const PARALLELISM: &[Key] = &[
     fact("cp_size", Fact::Context),
     fact("sp_size", Fact::Context),
 ];
+
+/// Reads the backend of torch.compile.
+#[expect(clippy::unnecessary_wraps, reason = "the type of conversions")]
+fn compiled(node: &Node) -> Result<Effect, String> {
+    Ok(match node.full().to_ascii_lowercase().as_str() {
+        "no" | "false" => Effect::Aside("off"),
+        _ => Effect::Fact(Fact::Compiled, 1),
+    })
+}

@@ -106,6 +106,7 @@ const ASIDES: &[(&str, &[&str])] = &[
         LAUNCH,
         &[
             "inprocess-restart",
+            "no-sync",
             "rerun-state-machine",
             "-etp",
             "-vp",

@@ -38,6 +38,7 @@ pub(super) const KEYS: &[Key] = &[
         "activations are predicted on the device",
     ),
     with("forward_prefetch", forward_prefetch),
+    with("limit_all_gathers", limited_gathers),
     with("backward_prefetch", backward_prefetch),
 ];
 
@@ -56,7 +57,7 @@ pub(super) const ASIDES: &[(&str, &[&str])] = &[
     ),
     (
         "FSDP1 only, without effect on a prediction",
-        &["use_orig_params", "limit_all_gathers"],
+        &["use_orig_params"],
     ),
     (
         "part of the precision that is given elsewhere",
@@ -127,6 +128,17 @@ pub(super) fn strategy(node: &Node) -> Result<Effect, String> {
 pub(super) fn forward_prefetch(node: &Node) -> Result<Effect, String> {
     let one = Effect::Set("fsdp.prefetch_forward", "1".to_owned());
     if_true(node, one)
+}
+
+/// Reads whether the host of FSDP1 waits before it issues more than two gathers ahead.
+pub(super) fn limited_gathers(node: &Node) -> Result<Effect, String> {
+    Ok(if node.truth()? {
+        Effect::Aside("the default")
+    } else {
+        Effect::Lost(
+            "gathers are predicted as limited: without the limit, more of them are in memory",
+        )
+    })
 }
 
 /// Reads PyTorch's `BackwardPrefetch`.

@@ -2,7 +2,7 @@
 //!
 //! Sources: `litgpt/finetune/{full,lora}.py`, `litgpt/pretrain.py` and `litgpt/args.py`.
 
-use super::script::LAUNCHER;
+use super::script::{self, LAUNCHER};
 use crate::adapters::Targets;
 use crate::convert::{
     ADAPTER, DATA, EVALUATION, LAUNCH, LOGGING, NF4, PAGED, SAVING, VALUES, betas, clip, if_true,
@@ -231,35 +231,7 @@ pub(crate) fn litgpt_names(arguments: &Node, subcommand: Node, model: Option<Nod
     let at = subcommand.at;
     entries.insert(0, (Name { text, at }, subcommand));
     for (name, node) in arguments.entries() {
-        nest(&mut entries, &name.text, name, node);
+        script::nest(&mut entries, &name.text, name, node);
     }
     Node::new(arguments.at, Value::Map(entries))
-}
-
-/// Adds an entry at a path with dots.
-fn nest(entries: &mut Vec<(Name, Node)>, path: &str, name: &Name, node: &Node) {
-    let at = name.at;
-    let Some((first, rest)) = path.split_once('.') else {
-        let text = path.to_owned();
-        entries.push((Name { text, at }, node.clone()));
-        return;
-    };
-    let found = entries
-        .iter_mut()
-        .find(|(n, v)| n.text == first && matches!(v.value, Value::Map(_)));
-    if let Some((
-        _,
-        Node {
-            value: Value::Map(inner),
-            ..
-        },
-    )) = found
-    {
-        nest(inner, rest, name, node);
-        return;
-    }
-    let mut inner = Vec::new();
-    nest(&mut inner, rest, name, node);
-    let text = first.to_owned();
-    entries.push((Name { text, at }, Node::new(at, Value::Map(inner))));
 }

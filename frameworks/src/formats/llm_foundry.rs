@@ -20,7 +20,7 @@ const NAME: &str = "LLM Foundry";
 
 pub(crate) static LLM_FOUNDRY: Format = Format {
     name: NAME,
-    tables: &[ROOT, FSDP],
+    tables: &[ROOT, SIZES, FSDP],
     engine: None,
     accelerated: false,
     reduces_in_f32: false,
@@ -33,7 +33,7 @@ pub(crate) static LLM_FOUNDRY: Format = Format {
 /// `fsdp_config.mixed_precision=PURE`.
 pub(crate) static LLM_FOUNDRY_SCRIPT: Format = Format {
     name: NAME,
-    tables: &[COMMAND, LAUNCHER, ROOT, FSDP],
+    tables: &[COMMAND, LAUNCHER, ROOT, SIZES, FSDP],
     engine: None,
     accelerated: false,
     reduces_in_f32: false,
@@ -79,6 +79,13 @@ const ROOT: Table = Table {
     asides: ASIDES,
 };
 
+const SIZES: Table = Table {
+    under: "model.config_overrides",
+    prefix: "",
+    keys: OVERRIDES,
+    asides: &[],
+};
+
 const FSDP: Table = Table {
     under: "fsdp_config",
     prefix: "",
@@ -86,11 +93,30 @@ const FSDP: Table = Table {
     asides: FSDP_ASIDES,
 };
 
+/// Scenario key of the type of logits in the loss.
+pub(crate) const UPCAST: &str = "precision.loss_fp32_upcast";
+/// Why the fused loss is an approximation.
+pub(crate) const FUSED_LOSS: &str = "the fused loss of flash-attn reads logits in 16 bits; it is predicted as PyTorch's on such logits";
 const UNFUSED: &str = "one kernel per parameter and operation is predicted as fused kernels";
-const CONFIG_JSON: &str = "the sizes of the model's own config.json are predicted";
+pub(super) const CONFIG_JSON: &str = "the sizes of the model's own config.json are predicted";
 const DROPOUT: &str = "MPT models are predicted without dropout";
 const ENCODER_DECODER: &str =
     "of LLM Foundry's models, mpt_causal_lm and hf_causal_lm alone are read";
+
+/// Fields of `config.json` that a configuration can replace.
+pub(super) const OVERRIDES: &[Key] = &[
+    integer("n_positions", "model.max_seq_len"),
+    integer("max_position_embeddings", "model.max_seq_len"),
+    integer("n_layer", "model.layers"),
+    integer("num_hidden_layers", "model.layers"),
+    integer("n_embd", "model.hidden"),
+    integer("hidden_size", "model.hidden"),
+    integer("n_head", "model.heads"),
+    integer("num_attention_heads", "model.heads"),
+    integer("num_key_value_heads", "model.kv_heads"),
+    integer("intermediate_size", "model.ffn"),
+    integer("vocab_size", "model.vocab"),
+];
 
 const KEYS: &[Key] = &[
     integer("max_seq_len", "train.seq_len"),
@@ -125,23 +151,6 @@ const KEYS: &[Key] = &[
     key("model.peft_config", To::File(&PEFT)),
     with("model.use_flash_attention_2", flash_attention),
     with("model.attn_implementation", attention),
-    integer("model.config_overrides.n_positions", "model.max_seq_len"),
-    integer(
-        "model.config_overrides.max_position_embeddings",
-        "model.max_seq_len",
-    ),
-    integer("model.config_overrides.n_layer", "model.layers"),
-    integer("model.config_overrides.num_hidden_layers", "model.layers"),
-    integer("model.config_overrides.n_embd", "model.hidden"),
-    integer("model.config_overrides.hidden_size", "model.hidden"),
-    integer("model.config_overrides.n_head", "model.heads"),
-    integer("model.config_overrides.num_attention_heads", "model.heads"),
-    integer(
-        "model.config_overrides.num_key_value_heads",
-        "model.kv_heads",
-    ),
-    integer("model.config_overrides.intermediate_size", "model.ffn"),
-    integer("model.config_overrides.vocab_size", "model.vocab"),
     lost("model.config_overrides", CONFIG_JSON),
     decisive(
         "model.load_in_8bit",
@@ -182,6 +191,13 @@ const KEYS: &[Key] = &[
                 Effect::Fact(Fact::RmsNorm, 1)
             }
             _ => return Err(node.expected("layernorm, rmsnorm, or their low_precision_ forms")),
+        })
+    }),
+    with("model.loss_fn", |node| {
+        Ok(match node.full().as_str() {
+            "fused_crossentropy" => Effect::Assume(UPCAST, "false".to_owned(), FUSED_LOSS),
+            "torch_crossentropy" => Effect::Set(UPCAST, "true".to_owned()),
+            _ => return Err(node.expected("fused_crossentropy or torch_crossentropy")),
         })
     }),
     lost("model.emb_pdrop", DROPOUT),
@@ -342,6 +358,7 @@ const FSDP_KEYS: &[Key] = &[
     with("activation_cpu_offload", offloaded_activations),
     with("backward_prefetch", fsdp::backward_prefetch),
     with("forward_prefetch", fsdp::forward_prefetch),
+    with("limit_all_gathers", fsdp::limited_gathers),
     lost(
         "backward_prefetch_limit",
         "one unit is predicted as prefetched",
@@ -394,12 +411,7 @@ const FSDP_ASIDES: &[(&str, &[&str])] = &[
     ),
     (
         "FSDP1 only, without effect on a prediction",
-        &[
-            "use_orig_params",
-            "limit_all_gathers",
-            "auto_wrap",
-            "flatten_parameters",
-        ],
+        &["use_orig_params", "auto_wrap", "flatten_parameters"],
     ),
     (LOGGING, &["verbose"]),
     (VALUES, &["mixed_precision.buffer_dtype"]),
@@ -541,7 +553,6 @@ const ASIDES: &[(&str, &[&str])] = &[
     (
         "as predicted",
         &[
-            "model.loss_fn",
             "model.use_pad_tok_in_ffn",
             "model.config_overrides.max_seq_len",
             "model.config_overrides.attn_config",

@@ -1,5 +1,6 @@
 //! NeMo Automodel's YAML.
 
+use super::script::LAUNCHER;
 use crate::convert::{
     CONTEXT, DATA, DROPOUT, EVALUATION, EXCHANGE_SMS, LAUNCH, LOGGING, NF4, SAVING, STORAGE,
     VALUES, all_linear, betas, clip, compiled_blocks, double_quantization, eight_bits,
@@ -18,26 +19,42 @@ pub(crate) const NAME: &str = "NeMo Automodel";
 
 pub(crate) static NEMO: Format = Format {
     name: NAME,
-    tables: &[Table {
-        under: "",
-        prefix: "",
-        keys: KEYS,
-        asides: ASIDES,
-    }],
+    tables: &[TABLE],
     engine: Some(Engine::Fsdp),
     accelerated: false,
     reduces_in_f32: true,
     flat: false,
     open: false,
-    defaults: &[
-        super::fsdp::TORCH_SEGMENTS,
-        Fallback {
-            key: "moe.dispatcher",
-            value: "\"deepep\"",
-            why: "AutoModel's default where DeepEP is installed",
-        },
-    ],
+    defaults: DEFAULTS,
 };
+
+/// A command of `automodel` with options such as `--step_scheduler.local_batch_size 2`.
+pub(crate) static NEMO_SCRIPT: Format = Format {
+    name: NAME,
+    tables: &[TABLE, LAUNCHER],
+    engine: Some(Engine::Fsdp),
+    accelerated: false,
+    reduces_in_f32: true,
+    flat: false,
+    open: false,
+    defaults: DEFAULTS,
+};
+
+const TABLE: Table = Table {
+    under: "",
+    prefix: "",
+    keys: KEYS,
+    asides: ASIDES,
+};
+
+const DEFAULTS: &[Fallback] = &[
+    super::fsdp::TORCH_SEGMENTS,
+    Fallback {
+        key: "moe.dispatcher",
+        value: "\"deepep\"",
+        why: "AutoModel's default where DeepEP is installed",
+    },
+];
 
 const KEYS: &[Key] = &[
     key("model.pretrained_model_name_or_path", To::Model),
@@ -93,6 +110,15 @@ const KEYS: &[Key] = &[
     lost("optimizer.store_param_remainders", MASTER),
     lost("optimizer.master_weight_bits", MASTER),
     lost("optimizer.master_weight_dtype", MASTER),
+    with("recipe", recipe),
+    with("model._target_", class),
+    integer("model.n_layer", "model.layers"),
+    integer("model.n_embd", "model.hidden"),
+    integer("model.n_head", "model.heads"),
+    integer("model.n_positions", "model.max_seq_len"),
+    integer("model.vocab_size", "model.vocab"),
+    decisive("model.drafter_path", DRAFTER),
+    decisive("model.stage", IMAGES),
     decisive("teacher_model", DISTILLATION),
     decisive("recipe_args", SPECULATIVE),
     decisive("dflash", SPECULATIVE),
@@ -301,6 +327,9 @@ const FROZEN: &str = "what is frozen is predicted as trained: name it with --set
 const MTP: &str = "layers that predict later tokens are not predicted";
 const MASTER: &str = "weights are predicted with float32 copies of their shards";
 const DISTILLATION: &str = "distillation, with a second model, is not modeled";
+const CONTRASTIVE: &str = "contrastive training of encoders is not modeled";
+const DRAFTER: &str = "a draft model that is trained with the model is not modeled";
+const IMAGES: &str = "models that make images are not modeled";
 const SPECULATIVE: &str = "training of draft models for speculative decoding is not modeled";
 
 const ASIDES: &[(&str, &[&str])] = &[
@@ -319,7 +348,6 @@ const ASIDES: &[(&str, &[&str])] = &[
             "nemo_run",
             "prewarm",
             "step_scheduler.gc_every_steps",
-            "recipe",
             "dist_env",
             "ci",
             "distributed.backend",
@@ -353,7 +381,6 @@ const ASIDES: &[(&str, &[&str])] = &[
         &[
             "checkpoint",
             "step_scheduler.ckpt_every_steps",
-            "model._target_",
             "model.trust_remote_code",
             "model.force_hf",
             "model.cache_dir",
@@ -434,6 +461,38 @@ fn fused_kernels(node: &Node) -> Result<Effect, String> {
     Ok(match node.text() {
         Some("te" | "quack") => Effect::Fact(Fact::FusedKernels, 1),
         _ => Effect::Aside("as predicted"),
+    })
+}
+
+/// Reads what is trained.
+#[expect(clippy::unnecessary_wraps, reason = "the type of conversions")]
+fn recipe(node: &Node) -> Result<Effect, String> {
+    let name = node.full();
+    let has = |part: &str| name.contains(part);
+    Ok(if has("BiEncoder") || has("CrossEncoder") {
+        Effect::Decisive(CONTRASTIVE)
+    } else if has("ForMultimodal") {
+        Effect::Decisive(IMAGES)
+    } else {
+        Effect::Aside(LAUNCH)
+    })
+}
+
+/// Reads the class that builds the model.
+#[expect(clippy::unnecessary_wraps, reason = "the type of conversions")]
+fn class(node: &Node) -> Result<Effect, String> {
+    let name = node.full();
+    let has = |part: &str| name.contains(part);
+    Ok(if has("BiEncoder") || has("CrossEncoder") {
+        Effect::Decisive(CONTRASTIVE)
+    } else if has("WithDrafter") {
+        Effect::Decisive(DRAFTER)
+    } else if has("SequenceClassification") {
+        Effect::Lost("the head is predicted as config.json has it")
+    } else if has("build_gpt2_model") {
+        set("model.family", "gpt2")
+    } else {
+        Effect::Aside(SAVING)
     })
 }
 

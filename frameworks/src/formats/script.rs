@@ -4,8 +4,13 @@
 use super::accelerate::{self, ACCELERATE};
 use super::deepspeed::DEEPSPEED;
 use super::{fsdp, llama_factory, trainer};
-use crate::convert::{LAUNCH, adapter, allocator, four_bits_twice, if_true};
-use crate::table::{Dtype, Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, with};
+use crate::convert::{
+    DATA, LAUNCH, STORAGE, adapter, allocator, double_quantization, eight_bits, four_bits,
+    four_bits_twice, if_true, reentrant,
+};
+use crate::table::{
+    Dtype, Effect, Engine, Fact, Format, Key, Table, To, fact, integer, key, lost, with,
+};
 use crate::tree::{Name, Node, Value};
 
 /// Arguments that only such scripts have; any one of them is enough.
@@ -113,10 +118,21 @@ fn trl_launch(node: &Node) -> Option<Effect> {
     Some(Effect::All(effects))
 }
 
+/// Variables of the environment from which launchers start processes.
+pub(super) const ENVIRONMENT: Table = Table {
+    under: "",
+    prefix: "",
+    keys: &[
+        fact("NPROC_PER_NODE", Fact::GpusPerNode),
+        fact("NNODES", Fact::Nodes),
+    ],
+    asides: &[(LAUNCH, &["CUDA_VISIBLE_DEVICES"])],
+};
+
 /// LLaMA-Factory's arguments after `llamafactory-cli train`.
 pub(crate) static LLAMA_FACTORY_SCRIPT: Format = Format {
     name: llama_factory::NAME,
-    tables: &[llama_factory::TABLE, trainer::TABLE, LAUNCHER],
+    tables: &[llama_factory::TABLE, trainer::TABLE, LAUNCHER, ENVIRONMENT],
     engine: Some(Engine::Ddp),
     accelerated: true,
     reduces_in_f32: false,
@@ -170,39 +186,62 @@ const LAUNCHERS: &[Key] = &[
     }),
     with("lora_enable", adapter),
     with("q_lora", four_bits_twice),
+    // Arguments of PEFT's example for fine-tuning, which many scripts copy.
+    with("use_peft_lora", adapter),
+    with("use_4bit_quantization", four_bits),
+    with("use_8bit_quantization", eight_bits),
+    with("use_nested_quant", double_quantization),
+    with("use_reentrant", reentrant),
+    lost("use_loftq", "initial values of adapters are not predicted"),
+    lost(
+        "use_unsloth",
+        "Unsloth's kernels are predicted as those of transformers",
+    ),
 ];
 
-const ASIDES: &[(&str, &[&str])] = &[(
-    LAUNCH,
-    &[
-        "node_rank",
-        "machine_rank",
-        "master_addr",
-        "master_port",
-        "main_process_ip",
-        "main_process_port",
-        "main_training_function",
-        "rdzv_id",
-        "rdzv_backend",
-        "rdzv_endpoint",
-        "rdzv_conf",
-        "hostfile",
-        "deepspeed_hostfile",
-        "deepspeed_multinode_launcher",
-        "launcher",
-        "standalone",
-        "max_restarts",
-        "multi_gpu",
-        "gpu_ids",
-        "module",
-        "same_network",
-        "tee",
-        "log_dir",
-        "role",
-        "enable_cpu_affinity",
-        "num_cpu_threads_per_process",
-    ],
-)];
+const ASIDES: &[(&str, &[&str])] = &[
+    (STORAGE, &["bnb_4bit_quant_storage_dtype"]),
+    (
+        DATA,
+        &[
+            "chat_template_format",
+            "add_special_tokens",
+            "append_concat_token",
+            "splits",
+        ],
+    ),
+    (
+        LAUNCH,
+        &[
+            "node_rank",
+            "machine_rank",
+            "master_addr",
+            "master_port",
+            "main_process_ip",
+            "main_process_port",
+            "main_training_function",
+            "rdzv_id",
+            "rdzv_backend",
+            "rdzv_endpoint",
+            "rdzv_conf",
+            "hostfile",
+            "deepspeed_hostfile",
+            "deepspeed_multinode_launcher",
+            "launcher",
+            "standalone",
+            "max_restarts",
+            "multi_gpu",
+            "gpu_ids",
+            "module",
+            "same_network",
+            "tee",
+            "log_dir",
+            "role",
+            "enable_cpu_affinity",
+            "num_cpu_threads_per_process",
+        ],
+    ),
+];
 
 /// Counts the GPUs in DeepSpeed's `--include localhost:0,1,2,3`. Several hosts are joined by `@`.
 fn included(node: &Node) -> Result<Effect, String> {
@@ -234,4 +273,42 @@ pub(crate) fn python_names(command: &Node) -> Node {
         (name, node.clone())
     });
     Node::new(command.at, Value::Map(renamed.collect()))
+}
+
+/// Returns the arguments of a command as a configuration has them: `--train.lr 1` in the map
+/// `train`.
+pub(crate) fn nested_names(arguments: &Node) -> Node {
+    let mut entries: Vec<(Name, Node)> = Vec::new();
+    for (name, node) in arguments.entries() {
+        nest(&mut entries, &name.text, name, node);
+    }
+    Node::new(arguments.at, Value::Map(entries))
+}
+
+/// Adds an entry at a path with dots.
+pub(super) fn nest(entries: &mut Vec<(Name, Node)>, path: &str, name: &Name, node: &Node) {
+    let at = name.at;
+    let Some((first, rest)) = path.split_once('.') else {
+        let text = path.to_owned();
+        entries.push((Name { text, at }, node.clone()));
+        return;
+    };
+    let found = entries
+        .iter_mut()
+        .find(|(n, v)| n.text == first && matches!(v.value, Value::Map(_)));
+    if let Some((
+        _,
+        Node {
+            value: Value::Map(inner),
+            ..
+        },
+    )) = found
+    {
+        nest(inner, rest, name, node);
+        return;
+    }
+    let mut inner = Vec::new();
+    nest(&mut inner, rest, name, node);
+    let text = first.to_owned();
+    entries.push((Name { text, at }, Node::new(at, Value::Map(inner))));
 }

@@ -1,8 +1,9 @@
 //! torchtitan: the TOML configurations used until 2025, and the job configuration that every
 //! version prints to its log.
 
+use super::script::LAUNCHER;
 use crate::convert::{
-    CONTEXT, DATA, EVALUATION, LAUNCH, LOGGING, PIPELINE, SAVING, VALUES, clip, compiled_blocks,
+    CONTEXT, DATA, EVALUATION, LAUNCH, LOGGING, SAVING, TENSOR, VALUES, clip, compiled_blocks,
     float8_ahead, float8_gather, float8_recipe, replicas, round_robin_routing, set, shard_ranks,
 };
 use crate::table::{
@@ -13,40 +14,61 @@ use crate::tree::Node;
 
 pub(crate) static TORCHTITAN: Format = Format {
     name: "torchtitan",
-    tables: &[Table {
-        under: "",
-        prefix: "",
-        keys: KEYS,
-        asides: ASIDES,
-    }],
+    tables: &[TABLE],
     engine: Some(Engine::Fsdp),
     accelerated: false,
     reduces_in_f32: true,
     flat: false,
     open: false,
-    defaults: &[
-        Fallback {
-            key: "train.clip_norm",
-            value: "1.0",
-            why: "torchtitan's default",
-        },
-        Fallback {
-            key: "train.recompute",
-            value: "\"selective\"",
-            why: "torchtitan's default",
-        },
-        Fallback {
-            key: "fsdp.expandable_segments",
-            value: "true",
-            why: "run_train.sh sets it",
-        },
-    ],
+    defaults: DEFAULTS,
 };
+
+/// A command with options such as `--training.local_batch_size 2`.
+pub(crate) static TORCHTITAN_SCRIPT: Format = Format {
+    name: "torchtitan",
+    tables: &[TABLE, LAUNCHER],
+    engine: Some(Engine::Fsdp),
+    accelerated: false,
+    reduces_in_f32: true,
+    flat: false,
+    open: false,
+    defaults: DEFAULTS,
+};
+
+const TABLE: Table = Table {
+    under: "",
+    prefix: "",
+    keys: KEYS,
+    asides: ASIDES,
+};
+
+const DEFAULTS: &[Fallback] = &[
+    Fallback {
+        key: "train.clip_norm",
+        value: "1.0",
+        why: "torchtitan's default",
+    },
+    Fallback {
+        key: "train.recompute",
+        value: "\"selective\"",
+        why: "torchtitan's default",
+    },
+    Fallback {
+        key: "fsdp.expandable_segments",
+        value: "true",
+        why: "run_train.sh sets it",
+    },
+];
 
 const SELECTIVE: &str = "torchtitan's selective mode recomputes every second matmul, too; all matmuls are predicted as kept";
 
 const KEYS: &[Key] = &[
-    with("model.name", |node| Ok(Effect::Family(node.full()))),
+    with("model.name", |node| {
+        Ok(match node.full().as_str() {
+            "flux" => Effect::Decisive("diffusion models are not modeled"),
+            _ => Effect::Family(node.full()),
+        })
+    }),
     with("model.flavor", |node| Ok(Effect::Flavor(node.full()))),
     with("model_spec.name", |node| Ok(Effect::Family(node.full()))),
     with("model_spec.flavor", |node| Ok(Effect::Flavor(node.full()))),
@@ -143,7 +165,7 @@ const KEYS: &[Key] = &[
         "parallelism.enable_fsdp_symm_mem",
         "NCCL's kernels are predicted as without registered buffers",
     ),
-    decisive("parallelism.expert_tensor_parallel_degree", PIPELINE),
+    decisive("parallelism.expert_tensor_parallel_degree", TENSOR),
     choice("activation_checkpoint.mode", |node| {
         Ok(match node.text() {
             Some("none") => set("train.recompute", "none"),

@@ -1,5 +1,6 @@
 //! torchtune's recipe configurations.
 
+use super::script::LAUNCHER;
 use crate::adapters::Targets;
 use crate::convert::{
     DATA, DROPOUT, EVALUATION, LAUNCH, LOGGING, PAGED, PREFERENCES, SAVING, VALUES, betas, clip,
@@ -14,23 +15,39 @@ use crate::tree::{Node, Value};
 
 pub(crate) static TORCHTUNE: Format = Format {
     name: "torchtune",
-    tables: &[Table {
-        under: "",
-        prefix: "",
-        keys: KEYS,
-        asides: ASIDES,
-    }],
+    tables: &[TABLE],
     engine: Some(Engine::Fsdp),
     accelerated: false,
     reduces_in_f32: false,
     flat: false,
     open: false,
-    defaults: &[Fallback {
-        key: "fsdp.expandable_segments",
-        value: "false",
-        why: "PyTorch's default",
-    }],
+    defaults: DEFAULTS,
 };
+
+/// `tune run` with overrides such as `batch_size=4`.
+pub(crate) static TORCHTUNE_SCRIPT: Format = Format {
+    name: "torchtune",
+    tables: &[TABLE, LAUNCHER],
+    engine: Some(Engine::Fsdp),
+    accelerated: false,
+    reduces_in_f32: false,
+    flat: false,
+    open: false,
+    defaults: DEFAULTS,
+};
+
+const TABLE: Table = Table {
+    under: "",
+    prefix: "",
+    keys: KEYS,
+    asides: ASIDES,
+};
+
+const DEFAULTS: &[Fallback] = &[Fallback {
+    key: "fsdp.expandable_segments",
+    value: "false",
+    why: "PyTorch's default",
+}];
 
 const KEYS: &[Key] = &[
     with("model._component_", model),

@@ -142,7 +142,7 @@ const KEYS: &[Key] = &[
         fsdp::blocks,
     ),
     lost("model.fsdp_config.wrap_policy.disable", BY_SIZE),
-    fact("ulysses_sequence_parallel_size", Fact::Context),
+    fact("ulysses_sequence_parallel_size", Fact::Ulysses),
     // Hydra's `engine=fsdp` and `optim=fsdp` choose files of defaults.
     choice("engine", engine),
     choice("optim", engine),
@@ -172,7 +172,7 @@ const KEYS: &[Key] = &[
         "engine.wrap_policy.transformer_layer_cls_to_wrap",
         fsdp::blocks,
     ),
-    fact("engine.ulysses_sequence_parallel_size", Fact::Context),
+    fact("engine.ulysses_sequence_parallel_size", Fact::Ulysses),
     decisive("engine.tensor_model_parallel_size", TENSOR),
     decisive("engine.pipeline_model_parallel_size", PIPELINE),
     decisive("engine.context_parallel_size", CONTEXT),

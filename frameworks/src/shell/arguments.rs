@@ -101,6 +101,36 @@ impl Command {
     }
 }
 
+impl Command {
+    /// Returns whether the name of a script of the command has one of some words, as
+    /// `run_dpo.py` has `dpo`.
+    pub(crate) fn names_word(&self, words: &[&str]) -> bool {
+        let scripts = self
+            .words
+            .iter()
+            .filter_map(|w| file_name(w).strip_suffix(".py"));
+        let mut parts = scripts.flat_map(|name| name.split(['_', '-', '.']));
+        parts.any(|part| words.contains(&part))
+    }
+}
+
+/// Options of launchers with one value. The name of a recipe may follow it.
+const WITH_ONE_VALUE: [&str; 11] = [
+    "config",
+    "nproc-per-node",
+    "nproc_per_node",
+    "nnodes",
+    "node-rank",
+    "node_rank",
+    "master-port",
+    "master_port",
+    "num-processes",
+    "num_processes",
+    "num_machines",
+];
+/// Programs that take `name=value` in place of `--name value`.
+const WITH_OVERRIDES: [&str; 2] = ["llamafactory-cli", "tune"];
+
 /// Reads the words of a command, one after another.
 #[derive(Default)]
 struct Reader {
@@ -163,7 +193,7 @@ impl Reader {
         } else if is_config(text) && !self.words.is_empty() {
             set(&mut self.entries, CONFIG, word.at, scalar(word));
         } else {
-            self.has_script |= text.ends_with(".py");
+            self.has_script |= text.ends_with(".py") || WITH_OVERRIDES.contains(&file_name(word));
             self.words.push(word.clone());
         }
         after
@@ -184,7 +214,13 @@ impl Reader {
             .into_iter()
             .collect();
         let mut rest = after;
+        let most = if WITH_ONE_VALUE.contains(&name) {
+            1
+        } else {
+            usize::MAX
+        };
         while inline.is_none()
+            && values.len() < most
             && let Some((value, after)) = rest.split_first()
             && !ends_values(&value.text)
         {

@@ -38,6 +38,40 @@ fn has(job: &Job, key: &str, value: &str) {
     assert_eq!(setting(job, key).as_deref(), Some(value), "{key}");
 }
 
+/// Recipes of retrieval have no language-modeling loss, and others train a second model.
+#[test]
+fn recipes_of_other_models_are_refused() {
+    for (more, wanted) in [
+        (
+            "  _target_: nemo_automodel.NeMoAutoModelBiEncoder.from_pretrained\n  pooling: avg",
+            "contrastive",
+        ),
+        ("recipe: TrainCrossEncoderRecipe", "contrastive"),
+        ("recipe: FinetuneRecipeForMultimodal", "images"),
+        ("  drafter_path: google/x", "draft model"),
+    ] {
+        let job = dense(more);
+        let why: Vec<String> = job.decisive().filter_map(|r| r.why.clone()).collect();
+        assert!(why.len() == 1 && why[0].contains(wanted), "{why:?}");
+    }
+}
+
+/// `build_gpt2_model` takes sizes. The count is that of its layers: tied embeddings, positions,
+/// and 12 blocks with biases.
+#[test]
+fn sizes_of_gpt2_are_read() {
+    let text = "step_scheduler: {local_batch_size: 2, global_batch_size: 32}\ndataset: {seq_len: 1024}\n\
+                distributed: {strategy: fsdp2}\nmodel:\n  _target_: nemo_automodel.components.models.gpt2.build_gpt2_model\n  \
+                vocab_size: 50258\n  n_positions: 2048\n  n_embd: 768\n  n_layer: 12\n  n_head: 12\n";
+    let mut job = try_text("job.yaml", text, &eight()).unwrap();
+    let scenario = job.scenario(&[]).unwrap();
+    let parameters = shardlab_plan::plan(&scenario).unwrap().meta.parameters;
+    assert_eq!(
+        parameters.total,
+        (50_258 + 2048) * 768 + 12 * 7_087_872 + 2 * 768
+    );
+}
+
 /// Dispatchers of `BackendConfig`. Without one, DeepEP is used where it is installed.
 #[test]
 fn dispatchers_of_the_backend_are_read() {

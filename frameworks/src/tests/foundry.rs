@@ -54,6 +54,25 @@ fn models_of_mpt_have_their_parameters() {
     assert_eq!(parameters(&mut job), 6_649_286_656);
 }
 
+/// MPT's default loss, flash-attn's, reads logits in 16 bits; PyTorch's casts them under autocast.
+#[test]
+fn the_loss_of_mpt_decides_the_type_of_logits() {
+    let key = "precision.loss_fp32_upcast";
+    has(&read(MPT, FSDP), key, "false");
+    let fused = MPT.replace("n_layers", "loss_fn: fused_crossentropy, n_layers");
+    has(&read(&fused, FSDP), key, "false");
+    let torch = MPT.replace("n_layers", "loss_fn: torch_crossentropy, n_layers");
+    has(&read(&torch, FSDP), key, "true");
+}
+
+#[test]
+fn gathers_without_a_limit_are_reported() {
+    let without = FSDP.replace("{", "{limit_all_gathers: false, ");
+    let (status, why) = row(&read(MPT, &without), "fsdp_config.limit_all_gathers");
+    assert_eq!(status, Status::NoCounterpart(Lack::Accuracy));
+    assert!(why.contains("limit"), "{why}");
+}
+
 /// The library of attention kernels is set on GPUs whose profiles have its rates.
 #[test]
 fn libraries_of_attention_depend_on_the_gpus() {

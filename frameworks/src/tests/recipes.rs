@@ -219,3 +219,17 @@ fn jobs_of_llama_factory_that_train_nothing_are_refused() {
         assert_eq!(read("job.yaml", &text).decisive().count(), 1, "{more}");
     }
 }
+
+/// torchtitan's Flux makes images. Its reason comes before a request for its shapes.
+#[test]
+fn diffusion_models_of_torchtitan_are_refused() {
+    let text =
+        "[model]\nname = \"flux\"\nflavor = \"flux-dev\"\n[training]\nlocal_batch_size = 4\n";
+    let error = try_text("flux.toml", text, &eight())
+        .map(|_| ())
+        .unwrap_err();
+    assert_eq!(
+        error,
+        "flux.toml:2:1: model.name = flux: diffusion models are not modeled"
+    );
+}

@@ -1,13 +1,12 @@
 //! Shell scripts: which command starts a job, and with which arguments.
 
 use super::{eight, has, row, setting, try_text};
-use crate::{Job, Lack, Status};
+use crate::{Job, Lack, Options, Status};
 
 fn read(script: &str) -> Job {
     try_text("train.sh", script, &eight()).unwrap_or_else(|e| panic!("{e}\n{script}"))
 }
 
-/// Returns the status of an argument and the reason.
 /// A script in the style of Stanford Alpaca and FastChat.
 #[test]
 fn scripts_with_arguments_of_the_trainer_are_read() {
@@ -173,15 +172,6 @@ fn configurations_of_other_frameworks_are_refused() {
             "model: Qwen/Qwen3-4B\ncutoff_len: 2048\ndist_config: {name: fsdp2}\n",
             "LLaMA-Factory 1",
         ),
-        // The keys of both versions of VeOmni's arguments.
-        (
-            "model: {model_path: Qwen/Qwen3-4B}\ntrain: {data_parallel_mode: fsdp2, global_batch_size: 8}\n",
-            "VeOmni",
-        ),
-        (
-            "model: {model_path: Qwen/Qwen3-4B}\ntrain: {accelerator: {fsdp_config: {fsdp_mode: fsdp2}}}\n",
-            "VeOmni",
-        ),
     ] {
         let error = try_text("job.yaml", text, &eight()).unwrap_err();
         assert!(
@@ -206,7 +196,23 @@ fn modules_and_overrides_end_the_values_of_options() {
 /// Scripts of open-instruct and slime that train on rewards are refused; slime's SFT is not.
 #[test]
 fn scripts_that_train_on_rewards_are_refused() {
-    let grpo = "python open_instruct/grpo_fast.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 \
+    let options = "--model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1";
+    for script in ["open_instruct/grpo_fast.py", "run_dpo.py", "train-kto.py"] {
+        let error = try_text(
+            "train.sh",
+            &format!("python {script} {options}\n"),
+            &eight(),
+        );
+        let error = error.unwrap_err();
+        assert!(
+            error.starts_with("train.sh:1:") && error.contains("preferences"),
+            "{error}"
+        );
+    }
+    read(&format!(
+        "torchrun --nproc_per_node 8 support.py {options}\n"
+    ));
+    let grpo = "python open_instruct/fast.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 1 \
                 --num_samples_per_prompt_rollout 16 --max_seq_length 2048\n";
     let decisive: Vec<String> = read(grpo).decisive().map(|r| r.key.clone()).collect();
     assert_eq!(decisive, ["num_samples_per_prompt_rollout"]);
@@ -470,4 +476,127 @@ fn sourced_files_are_read() {
         .iter()
         .find(|r| r.key == "per_device_train_batch_size");
     assert_eq!(batch.unwrap().place.as_ref().unwrap().at.line, 3);
+}
+
+/// PEFT's example has its own flags for adapters and quantization; many scripts copy it.
+#[test]
+fn flags_of_the_example_of_peft_are_read() {
+    let job = read(
+        "torchrun --nproc_per_node 8 train.py --model_name_or_path Qwen/Qwen3-8B --per_device_train_batch_size 2 \
+         --use_peft_lora True --lora_r 8 --lora_alpha 16 --lora_target_modules all-linear \
+         --use_4bit_quantization True --use_nested_quant True --bf16 True --splits train,test\n",
+    );
+    has(
+        &job,
+        &[
+            ("lora.r", "8"),
+            ("lora.target_modules", "\"all-linear\""),
+            ("precision.frozen_params", "\"nf4\""),
+        ],
+    );
+}
+
+/// Accelerate before `dynamo_config`, and a file whose name contains an argument of the script.
+#[test]
+fn old_files_of_accelerate_and_names_with_arguments_are_read() {
+    let text =
+        |backend: &str| format!("distributed_type: MULTI_GPU\ndynamo_backend: '{backend}'\n");
+    let options = || Options {
+        model: Some("../tests/data/frameworks/trainer/mistralai/Mistral-7B-v0.1".into()),
+        ..eight()
+    };
+    let mode = |backend: &str| {
+        let job = try_text("job.yaml", &text(backend), &options()).unwrap();
+        setting(&job, "compile.mode")
+    };
+    assert_eq!(mode("NO"), None);
+    assert_eq!(mode("INDUCTOR").as_deref(), Some("\"regions\""));
+    let script = "accelerate launch --config_file recipes/$2.yaml sft.py --model_name_or_path Qwen/Qwen3-8B\n";
+    let job = try_text("train.sh", script, &eight()).unwrap();
+    let refused: Vec<String> = job.decisive().map(|r| r.key.clone()).collect();
+    assert_eq!(refused, ["config_file"]);
+}
+
+/// Commands that override keys of the files that they name: `name=value` of LLaMA-Factory and
+/// torchtune, options of Axolotl, and options with a path of NeMo Automodel and torchtitan.
+#[test]
+fn commands_override_keys_of_their_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |name: &str, text: &str, command: &str| {
+        std::fs::write(folder.path().join(name), text).unwrap();
+        let script = folder.path().join("run.sh");
+        try_text(script.to_str().unwrap(), command, &eight()).unwrap_or_else(|e| panic!("{e}"))
+    };
+    let factory = "model_name_or_path: Qwen/Qwen3-4B\nfinetuning_type: full\ncutoff_len: 2048\n\
+                   per_device_train_batch_size: 1\ndeepspeed: missing.json\n";
+    let job = read(
+        "factory.yaml",
+        factory,
+        "FORCE_TORCHRUN=1 llamafactory-cli train factory.yaml model_name_or_path=Qwen/Qwen3-8B \\\n \
+         per_device_train_batch_size=4 cutoff_len=1024 deepspeed=null\n",
+    );
+    has(
+        &job,
+        &[
+            ("model.preset", "\"qwen3-8b\""),
+            ("train.micro_batch", "4"),
+            ("train.seq_len", "1024"),
+        ],
+    );
+    assert_eq!(row(&job, "cutoff_len").0, Status::Used);
+    let tune = std::fs::read_to_string("../tests/data/frameworks/torchtune/llama31-8b-full.yaml");
+    let job = read(
+        "tune.yaml",
+        &tune.unwrap(),
+        "tune run --nproc_per_node 8 full_finetune_distributed --config tune.yaml batch_size=7 tokenizer.max_seq_len=512\n",
+    );
+    has(
+        &job,
+        &[
+            ("mesh.dp_shard", "8"),
+            ("train.micro_batch", "7"),
+            ("train.seq_len", "512"),
+        ],
+    );
+    let axolotl = "base_model: Qwen/Qwen3-8B\nsequence_len: 2048\nmicro_batch_size: 1\n";
+    for program in ["axolotl train", "accelerate launch -m axolotl.cli.train"] {
+        let command = format!("{program} sft.yaml --micro-batch-size 3 --sequence-len=1024\n");
+        let job = read("sft.yaml", axolotl, &command);
+        has(
+            &job,
+            &[("train.micro_batch", "3"), ("train.seq_len", "1024")],
+        );
+    }
+    let nemo = "step_scheduler: {local_batch_size: 1, global_batch_size: 64}\ndataset: {seq_len: 2048}\n\
+                model: {pretrained_model_name_or_path: Qwen/Qwen3-4B}\ndistributed: {strategy: fsdp2}\n";
+    let job = read(
+        "nemo.yaml",
+        nemo,
+        "automodel finetune llm -c nemo.yaml --nproc-per-node 8 --step_scheduler.local_batch_size 2 \
+         --model.pretrained_model_name_or_path Qwen/Qwen3-8B\n",
+    );
+    has(
+        &job,
+        &[
+            ("model.preset", "\"qwen3-8b\""),
+            ("train.micro_batch", "2"),
+            ("train.grad_accum", "4"),
+        ],
+    );
+    let titan = "[model]\nname = \"llama3\"\nflavor = \"8B\"\n[training]\nlocal_batch_size = 1\nseq_len = 8192\n";
+    let job = read(
+        "titan.toml",
+        titan,
+        "torchrun --nproc_per_node=8 -m torchtitan.train --job.config_file titan.toml --training.local_batch_size 2\n",
+    );
+    assert_eq!(job.framework, "torchtitan");
+    has(
+        &job,
+        &[
+            ("model.preset", "\"llama3-8b\""),
+            ("mesh.dp_shard", "8"),
+            ("train.micro_batch", "2"),
+            ("train.seq_len", "8192"),
+        ],
+    );
 }

@@ -1,7 +1,7 @@
 //! Commands of ms-swift.
 
-use super::{eight, has, setting, try_text};
-use crate::{Job, Options};
+use super::{eight, has, row, setting, try_text};
+use crate::{Job, Lack, Options, Status};
 
 fn read_on(gpus: &str, script: &str) -> Job {
     let options = Options {
@@ -187,6 +187,15 @@ fn experts_of_megatron_swift_are_read() {
             &[("lora.r", "32"), ("lora.target_modules", "\"all-linear\"")],
         );
     }
+}
+
+/// Arguments have dashes in commands; the tables write underscores.
+#[test]
+fn hints_for_arguments_of_megatron_swift_ignore_dashes() {
+    let script = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --micro_batch_size 2 --max_lengths 1024\n";
+    let (status, why) = row(&read_on("h100", script), "--max-lengths");
+    assert_eq!(status, Status::NoCounterpart(Lack::Accuracy));
+    assert!(why.ends_with("the nearest is `max-length`"), "{why}");
 }
 
 /// Files of `swift sft --config`, and scripts that start the module instead of the program.
