@@ -44,6 +44,7 @@ impl Backward {
                     Act::Compute(
                         OpKind::Attention(_)
                         | OpKind::FlexAttention(_)
+                        | OpKind::BiasedAttention(_)
                         | OpKind::SinkAttention(_)
                         | OpKind::DocumentAttention(_),
                     ),
@@ -94,6 +95,14 @@ fn weight(p: &Param) -> &[u64] {
     p.packed.as_ref().map_or(&p.shape, |packed| &packed.shape)
 }
 
+/// Parameters of distances in attention, whose arithmetic is counted with that of attention, and
+/// biases that have two dimensions.
+const OF_DISTANCES: [&str; 3] = [
+    ".attention.distances.weight",
+    ".attention.bias_u.weight",
+    ".attention.bias_v.weight",
+];
+
 /// Returns the model FLOPs of forward and backward, and the tokens, of one micro-batch. Each matmul
 /// parameter takes 2 FLOPs per token in forward, 2 for the gradient of its input if that is needed,
 /// and 2 for its own if it is trained: 6 without frozen parameters. Attention takes `2 * heads *
@@ -120,7 +129,7 @@ pub(crate) fn model_flops(s: &Scenario, tree: &Tree, backward: &Backward) -> (Fl
             || name.starts_with("vision.qformer.positions.")
             || name == "layer_embeddings.table.weight"
             || name.ends_with(".attention.bias.weight")
-            || name.ends_with(".attention.distances.weight")
+            || OF_DISTANCES.iter().any(|end| name.ends_with(end))
             || of_tower(name)
     };
     // Blocks may share the weights of one.

@@ -90,7 +90,7 @@ impl Sound {
             d.parameters(at, "", &[m.hidden], false)
         });
         let shape = [m.hidden, m.hidden / of.position_groups, of.position_kernel];
-        let place = |n: u64| {
+        let place = |d: &mut Declare, n: u64| {
             let at = d.module(module, &format!("positions.{n}"), ModuleKind::Layer);
             let layer = d.parameters(at, "", &shape, true);
             let names = ("lengths", "");
@@ -106,7 +106,10 @@ impl Sound {
             });
             Places { layer, lengths }
         };
-        let mut places: Vec<Places> = (0..of.position_layers).map(place).collect();
+        // Nothing computes those that are not used.
+        let outer = d.rows((!of.positions_used).then_some(0));
+        let mut places: Vec<Places> = (0..of.position_layers).map(|n| place(d, n)).collect();
+        d.rows(outer);
         if !of.positions_used {
             for place in places.drain(..) {
                 d.untrained(place.layer);

@@ -117,11 +117,28 @@ fn flops_of_towers_of_sounds_are_those_of_transformers() {
         let mut without = s.clone();
         let options = &mut without.model.options;
         let tower = options.audio.take().or_else(|| options.vision.take());
-        assert_eq!(tower.unwrap().tokens(), tokens, "{name}");
+        let tower = tower.unwrap();
+        assert_eq!(tower.tokens(), tokens, "{name}");
+        // The class computes the first attention of learned rows, and the queries of the second,
+        // once for all windows: of 3 rows of width 32. The plan does for each window.
+        let again = match tower.latent_window {
+            0 => 0,
+            _ => (tower.windows() - 1) * (5 * 2 * 3 * 32 * 32 + 4 * 3 * 3 * 32),
+        };
+        let counted = counted + again;
         let more = forward_flops(&s) - forward_flops(&without);
         assert_eq!(more, counted, "{name}");
+        // With rows that are not trained, gradients of frames do not count: those of the first
+        // convolution, of 3 frames, 10 bands and 48 channels.
+        let of_frames = match tower.unused_rows {
+            0 => 0,
+            _ => 2 * 3000 * 3 * 10 * 48,
+        };
         let model = |s: &Scenario| crate::models::graph(s).model_flops.0;
-        assert_eq!(model(&s) - model(&without), 3 * counted, "{name}");
+        let more = model(&s) - model(&without);
+        // Learned rows count as if they were weights.
+        let learned = 6 * tower.latents * tower.latents * tower.latent_width;
+        assert_eq!(more, 3 * counted - of_frames + learned, "{name}");
     }
 }
 
